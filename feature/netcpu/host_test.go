@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -26,6 +27,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 func TestMain(m *testing.M) {
@@ -55,13 +57,24 @@ type host struct {
 // CPU may have no time for a thousand in a second.
 func (h *host) open(xdp ...string) {
 	h.t.Helper()
-	cfg := netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), XDP: xdp}
+	who, err := identity.Open("/proc")
+	if err != nil { // the agent goes on too
+		h.t.Log(err)
+		who = nil
+	}
+	cfg := netcpu.Config{
+		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), XDP: xdp,
+		Identity: who, Ends: hook.Open("/proc", h.journal),
+	}
 	if testing.Short() {
 		cfg.QueueMin, cfg.Ring = 50, 16
 	}
 	n, err := netcpu.New(cfg)
 	must(h.t, err)
-	h.t.Cleanup(func() { n.Close() })
+	h.t.Cleanup(func() {
+		n.Close()
+		who.Close()
+	})
 	h.netcpu = n
 }
 

@@ -61,8 +61,8 @@ type Config struct {
 	// Containers is who runs here. It may be nil where nobody asks for reports.
 	Containers feature.Containers
 
-	Identity *identity.Identity // nil: one of its own
-	Ends     *hook.Ends         // nil: those of its own
+	Identity *identity.Identity // nil: neither accounts nor early drop
+	Ends     *hook.Ends
 
 	// NetNS is a path to the host's network namespace, where its uplinks are;
 	// "" is the namespace of this process.
@@ -85,7 +85,6 @@ type Config struct {
 type Netcpu struct {
 	*Accounts
 	cfg      Config
-	own      *identity.Identity // nil where it is not its own
 	layout   cgroup.Layout
 	support  probe.Verdict
 	meter    *account.Meter  // nil where the kernel cannot keep accounts,
@@ -115,9 +114,6 @@ func New(cfg Config) (*Netcpu, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if cfg.Ends == nil {
-		cfg.Ends = hook.Open(cfg.Roots.Proc, cfg.Journal)
-	}
 	if cfg.NetNS == "" {
 		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
 	}
@@ -136,14 +132,8 @@ func New(cfg Config) (*Netcpu, error) {
 		throttled = true
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
-	if cfg.Identity == nil {
-		if n.own, err = identity.Open(cfg.Roots.Proc); err != nil {
-			n.own = nil // the accounts will say why
-		}
-		n.cfg.Identity = n.own
-	}
-	n.uplinks = uplink.NewFinder(cfg.NetNS, n.find, n.cfg.Identity)
-	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: n.cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}}
+	n.uplinks = uplink.NewFinder(cfg.NetNS, n.find, cfg.Identity)
+	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}}
 	noDrop := cfg.Ends.Err()
 	if noDrop != nil {
 		accounts.Ends = nil
@@ -153,12 +143,12 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
 	}
 	n.Accounts = &Accounts{Meter: n, Containers: cfg.Containers, Since: time.Now()}
-	if noDrop == nil && n.cfg.Identity == nil {
+	if noDrop == nil && cfg.Identity == nil {
 		noDrop = n.noMeter
 	}
 	if noDrop == nil {
 		n.dropper, noDrop = drop.Load(drop.Config{
-			Feature: name, Identity: n.cfg.Identity, Ends: cfg.Ends, Meter: n.meter, Uplinks: n.uplinks, Find: n.find, Log: cfg.Log, XDP: cfg.XDP,
+			Feature: name, Identity: cfg.Identity, Ends: cfg.Ends, Meter: n.meter, Uplinks: n.uplinks, Find: n.find, Log: cfg.Log, XDP: cfg.XDP,
 			Ring: cfg.Ring,
 		})
 	}
@@ -405,7 +395,7 @@ func (n *Netcpu) Close() error {
 	if n.meter != nil {
 		errs = append(errs, n.meter.Close())
 	}
-	return errors.Join(append(errs, n.uplinks.Close(), n.own.Close())...)
+	return errors.Join(append(errs, n.uplinks.Close())...)
 }
 
 // DropPoints returns the uplinks at which packets are dropped at present; see

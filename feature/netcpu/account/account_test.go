@@ -50,7 +50,15 @@ func config(t testing.TB) Config {
 	j := testkit.Journal(t, journal.Open)
 	e := hook.Open("/proc", j)
 	must(t, e.Err())
-	return Config{Ends: e}
+	return Config{Identity: newIdentity(t), Ends: e}
+}
+
+func newIdentity(t testing.TB) *identity.Identity {
+	t.Helper()
+	who, err := identity.Open("/proc")
+	must(t, err)
+	t.Cleanup(func() { who.Close() })
+	return who
 }
 
 func must(t testing.TB, err error) {

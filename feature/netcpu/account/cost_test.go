@@ -118,7 +118,7 @@ func lone(b *testing.B, rate uint64) {
 		must(b, l.m.Close())
 		off, _ := window()
 		var err error
-		l.m, err = Open(Config{})
+		l.m, err = Open(Config{Identity: newIdentity(b)})
 		must(b, err)
 		l.watch(box, devices...)
 		costs = append(costs, (off-on)/alone*1e9/packets)

@@ -24,6 +24,7 @@ import (
 // Errors of Open and Watch.
 var (
 	ErrRealtime = errors.New("softirqs of a PREEMPT_RT kernel can be preempted, and their time not told apart")
+	ErrIdentity = errors.New("packets have no identity here, for the reason that the agent has logged")
 	ErrSlots    = errors.New("as many containers are accounted for as there is room for")
 )
 
@@ -32,7 +33,7 @@ type Config struct {
 	Proc   string // the root of proc; "" is /proc
 	Cgroup string // the directory above all cgroup hierarchies; "" is the usual one
 
-	// Identity learns of the tenants. If nil, the Meter opens one of its own.
+	// Identity learns of the tenants. Without one, Open fails with ErrIdentity.
 	Identity *identity.Identity
 	// Ends attaches the programs that stamp each packet with its sender's slot, on
 	// behalf of Owner. If nil, packets are not stamped: packets that a queue of the
@@ -52,7 +53,6 @@ type Meter struct {
 	around     *ebpf.Variable // fl_around
 	aroundCall *ebpf.Variable // fl_around_call
 	links      bpf.Links
-	own        *identity.Identity // set if the Meter opened it, and so closes it
 
 	mu       sync.Mutex
 	accounts map[container.ID]*account
@@ -100,7 +100,8 @@ const (
 )
 
 // Open loads and attaches the programs. Until Watch they charge all packets to System.
-// The error says what the kernel lacks; it matches ErrRealtime on a PREEMPT_RT kernel.
+// The error says what the kernel lacks; it matches ErrRealtime on a PREEMPT_RT kernel, and
+// ErrIdentity without an Identity.
 func Open(cfg Config) (_ *Meter, err error) {
 	if cfg.Proc == "" {
 		cfg.Proc = "/proc"
@@ -123,10 +124,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 		return nil, ErrRealtime
 	}
 	if cfg.Identity == nil {
-		if m.own, err = identity.Open(cfg.Proc); err != nil {
-			return nil, err
-		}
-		m.cfg.Identity = m.own
+		return nil, ErrIdentity
 	}
 	if m.object, err = bpf.Open("account", loadAccount, bpf.Vars{accountVarFlExact: cfg.exact}, m.cfg.Identity.Maps()); err != nil {
 		return nil, err
@@ -365,5 +363,5 @@ func (m *Meter) Close() error {
 		acc.member = identity.Member{}
 		errs = append(errs, m.attach(acc), m.cfg.Identity.Forget(teller, id))
 	}
-	return errors.Join(append(errs, m.links.Close(), m.flush.Close(), m.object.Close(), m.own.Close())...)
+	return errors.Join(append(errs, m.links.Close(), m.flush.Close(), m.object.Close())...)
 }

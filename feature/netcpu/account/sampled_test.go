@@ -31,7 +31,7 @@ func sampledError(b *testing.B, big, small int) {
 	f := newFabric(b, newMeter(b))
 	exact := *f.lab
 	var err error
-	exact.m, err = Open(Config{exact: true})
+	exact.m, err = Open(Config{Identity: newIdentity(b), exact: true})
 	must(b, err)
 	b.Cleanup(func() { must(b, exact.m.Close()) })
 	var boxes []*sandbox.Box

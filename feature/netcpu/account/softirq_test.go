@@ -166,7 +166,7 @@ func TestCallsUnseen(t *testing.T) {
 // A virtual machine that has moved takes another time for its interrupts.
 func TestRecalibrate(t *testing.T) {
 	testkit.NeedRoot(t)
-	m, err := Open(Config{})
+	m, err := Open(Config{Identity: newIdentity(t)})
 	must(t, err)
 	t.Cleanup(func() { m.Close() })
 	var measured, again uint64

@@ -15,12 +15,14 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // TestPod lays out a pod as a kubelet does with systemd's cgroup driver: two
@@ -60,7 +62,7 @@ func TestPod(t *testing.T) {
 
 	t.Run("no cpu controller", func(t *testing.T) {
 		j := testkit.Journal(t, journal.Open)
-		n, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: hostEnd})
+		n, err := newNetcpu(t, j, hostEnd)
 		must(t, err)
 		defer n.Close()
 		c := found[0]
@@ -79,7 +81,7 @@ func TestPod(t *testing.T) {
 	for _, cri := range []string{"", "web"} { // without and with a word from the runtime
 		t.Run("pod="+cri, func(t *testing.T) {
 			j := testkit.Journal(t, journal.Open)
-			n, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: hostEnd})
+			n, err := newNetcpu(t, j, hostEnd)
 			must(t, err)
 			defer n.Close()
 			for _, c := range found {
@@ -131,7 +133,7 @@ func TestDelegation(t *testing.T) {
 	c := findIn(t, hostEnd, scope.V2, 1)[0]
 
 	j := testkit.Journal(t, journal.Open)
-	n, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: hostEnd})
+	n, err := newNetcpu(t, j, hostEnd)
 	must(t, err)
 	defer n.Close()
 	must(t, n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
@@ -208,6 +210,15 @@ func receivers(t *testing.T) map[int]string {
 		where[th.TID] = paths.V2
 	}
 	return where
+}
+
+// newNetcpu makes the feature as the agent does, for a host with its uplinks in netns.
+func newNetcpu(t *testing.T, j *journal.Journal, netns string) (*netcpu.Netcpu, error) {
+	t.Helper()
+	who, err := identity.Open("/proc")
+	must(t, err)
+	t.Cleanup(func() { who.Close() })
+	return netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, Identity: who, Ends: hook.Open("/proc", j), NetNS: netns})
 }
 
 func must(t *testing.T, err error) {
