@@ -25,7 +25,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,7 +35,6 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
-	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -46,6 +44,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
@@ -96,8 +95,8 @@ type Netcpu struct {
 	isolator *isolate.Isolator
 	places   places // of Apply and Remove
 
-	mu      sync.Mutex // also of uplinks, isolator and what drops
-	charged map[container.ID]container.Container
+	mu      sync.Mutex                     // also guards uplinks, isolator and dropper
+	tenants *tenant.Register               // of all containers
 	groups  map[container.ID][2]knownGroup // its groups of cpu and cpuset
 
 	closed     atomic.Bool
@@ -122,7 +121,7 @@ func New(cfg Config) (*Netcpu, error) {
 		layout:    layout,
 		find:      netdev.NewFinder(cfg.Roots.Proc, time.Now),
 		following: feature.Loop{Name: "isolation", Bound: feature.BehindCalls},
-		charged:   make(map[container.ID]container.Container),
+		tenants:   tenant.New(cfg.Roots.Proc, tenant.Network),
 		groups:    make(map[container.ID][2]knownGroup),
 		stop:      make(chan struct{}),
 		done:      make(chan struct{}),
@@ -157,8 +156,8 @@ func New(cfg Config) (*Netcpu, error) {
 	}
 	n.support = support(cfg.Roots, layout, throttled, noDrop)
 	n.isolator = isolate.New(isolate.Config{
-		Feature: name, Roots: cfg.Roots, Layout: layout, Journal: cfg.Journal, Find: n.find, Uplinks: n.uplinks, Throttled: throttled,
-		Drop: n.dropper, QueueMin: cfg.QueueMin,
+		Feature: name, Key: modeKey, Tenants: n.tenants, Roots: cfg.Roots, Layout: layout, Journal: cfg.Journal,
+		Find: n.find, Uplinks: n.uplinks, Throttled: throttled, Drop: n.dropper, QueueMin: cfg.QueueMin,
 	})
 	n.Threads = n.isolator.Ran
 	go n.loop()
@@ -192,36 +191,59 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	return errors.Join(observed, enforced)
 }
 
-// enforce does what a mode does beside observing.
+// enforce does what a mode does beside observing. It does not settle the tenant that the container is
+// in: Change goes on to list those that have left it and have not been released.
 func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCPU) error {
-	switch mode {
-	case policy.NetCPUObserve:
-		return n.release(ctx, t.Container.ID)
-	case policy.NetCPUAuto:
-		err := n.release(ctx, t.Container.ID)
-		if n.meter == nil {
-			err = errors.Join(err, fmt.Errorf("netcpu auto: %w: %w", ErrNoAccounts, n.noMeter))
-		}
-		return err
-	case policy.NetCPUCharge:
-		return n.charge(ctx, t.Container, t.Settings.NetCPUReserve, t.Until(modeKey))
-	case policy.NetCPUIsolate:
-	default:
-		return fmt.Errorf("netcpu %s: unknown mode", mode)
-	}
-	c := t.Container
-	if err := n.isolates(c); err != nil {
-		return err
-	}
-	if err := n.uncharge(ctx, c.ID); err != nil {
+	if err := n.refuses(t.Container, mode); err != nil {
 		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.isolator.Isolate(ctx, c, t.Until(modeKey)); err != nil {
+	c := t.Container
+	in, left, err := n.tenants.Apply(t)
+	switch {
+	case err == nil:
+	case mode == policy.NetCPUIsolate:
+		return fmt.Errorf("netcpu isolate: %w", err)
+	default: // charging and the end of isolation need no network
+		left = n.tenants.Remove(c.ID)
+	}
+	if err := n.leave(ctx, left); err != nil {
 		return err
 	}
-	return n.uncovered(ctx, c)
+	switch mode {
+	case policy.NetCPUCharge:
+		return n.charge(ctx, in, t)
+	case policy.NetCPUIsolate:
+		if err := n.uncharge(ctx, in, c.ID); err != nil {
+			return err
+		}
+		if err := n.isolator.Isolate(ctx, in, c); err != nil {
+			return err
+		}
+		return n.uncovered(ctx, c)
+	}
+	err = n.release(ctx, in, c.ID)
+	if mode == policy.NetCPUAuto && n.meter == nil {
+		err = errors.Join(err, fmt.Errorf("netcpu auto: %w: %w", ErrNoAccounts, n.noMeter))
+	}
+	return err
+}
+
+// refuses says why a mode cannot be in force for a container. What was in force stays.
+func (n *Netcpu) refuses(c container.Container, mode policy.NetCPU) error {
+	switch mode {
+	case policy.NetCPUObserve, policy.NetCPUAuto:
+		return nil
+	case policy.NetCPUCharge:
+		if n.charger == nil {
+			return fmt.Errorf("netcpu charge: %w: %w", ErrNoAccounts, n.noMeter)
+		}
+		return nil
+	case policy.NetCPUIsolate:
+		return n.isolates(c)
+	}
+	return fmt.Errorf("netcpu %s: unknown mode", mode)
 }
 
 // Plan implements feature.Planner: it is what isolate would change.
@@ -246,114 +268,60 @@ func (n *Netcpu) isolates(c container.Container) error {
 	return nil
 }
 
-// newCharger makes the charger, and what drops for it where that can be.
-func (n *Netcpu) newCharger() *charge.Charger {
-	credits, err := probe.SoftirqsChargeTasks(n.cfg.Roots)
-	if err != nil {
-		n.cfg.Log.Warn("giving nobody credit for others' packets", "feature", name, "err", err)
-	}
-	cfg := charge.Config{
-		Feature: name, Roots: n.cfg.Roots, Layout: n.layout, Journal: n.cfg.Journal, Log: n.cfg.Log,
-		Read: func() (map[container.ID]charge.Cost, error) {
-			r, err := n.meter.Accounts()
-			return charge.Costs(r, credits), err
-		},
-	}
-	if n.dropper != nil {
-		cfg.Allow = n.dropper.Allow
-	}
-	return charge.New(cfg)
-}
-
-// charge makes the quota or the weight of a container follow its account.
-// reserve is nil for the usual one. What that needs of the host lapses at expiry; zero is
-// never.
-func (n *Netcpu) charge(ctx context.Context, c container.Container, reserve *float64, expiry time.Time) error {
-	if n.charger == nil {
-		return fmt.Errorf("netcpu charge: %w: %w", ErrNoAccounts, n.noMeter)
-	}
-	if !n.charger.Has(c.ID) {
-		if err := n.release(ctx, c.ID); err != nil { // of isolation
-			return err
-		}
-	}
-	t := ledger.DefaultReserve
-	if reserve != nil {
-		t = *reserve
-	}
-	if err := n.charger.Add(c, t); err != nil {
-		return err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.charged[c.ID] = c
-	return errors.Join(n.isolator.Need(c.ID, expiry), n.bringBudget(ctx, c.NetNS))
-}
-
-// uncharge ends it, for a container that is not charged as well.
-func (n *Netcpu) uncharge(ctx context.Context, id container.ID) error {
-	if n.charger == nil {
-		return nil
-	}
-	if err := n.charger.Remove(id); err != nil {
-		return err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	c, ok := n.charged[id]
-	if !ok {
-		return nil
-	}
-	delete(n.charged, id)
-	return errors.Join(isolate.IgnoreGone(n.bringBudget(ctx, c.NetNS)), n.isolator.Spare(id))
-}
-
-// bringBudget brings the dropping in one network namespace to what it has to be: for
-// the container in it whose account its packets are in, if that one is charged;
-// and none while the namespace is isolated, whose packets one thread pays for.
-func (n *Netcpu) bringBudget(ctx context.Context, netns uint64) error {
-	if n.meter == nil || n.isolator.Isolates(netns) {
-		return nil
-	}
-	id, ok := n.meter.Holder(netns)
-	c, charged := n.charged[id]
-	if !ok || !charged || c.HostNetwork {
-		return errors.Join(n.dropper.End(netns), n.dropper.Rest())
-	}
-	ns, err := n.find.Open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), netns)
-	if err != nil {
-		return fmt.Errorf("netcpu charge: %w", err)
-	}
-	defer ns.Close()
-	if _, err := n.dropper.Begin(ns, c, true); err != nil {
-		return fmt.Errorf("netcpu charge: %w", err)
-	}
-	if err := errors.Join(n.dropper.Open(ctx, c), n.isolator.RenewUplinks()); err != nil {
-		return fmt.Errorf("netcpu charge: %w", err)
-	}
-	return nil
-}
-
 // Remove implements feature.Feature.
 func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
 	// First the account: what it had of a namespace is the next one's then.
-	err := errors.Join(n.forget(id), n.release(ctx, id))
+	err := n.forget(id)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.groups, id)
-	return err
+	return errors.Join(err, n.remove(ctx, id))
 }
 
-// release ends charging and isolation.
-func (n *Netcpu) release(ctx context.Context, id container.ID) error {
-	if err := n.uncharge(ctx, id); err != nil {
+func (n *Netcpu) remove(ctx context.Context, id container.ID) error {
+	left := n.tenants.Remove(id)
+	if len(left) == 0 {
+		return n.release(ctx, nil, id)
+	}
+	if err := n.uncharge(ctx, nil, id); err != nil {
 		return err
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	free, err := n.isolator.Release(ctx, id)
-	if free != 0 { // one in it may be charged
-		err = errors.Join(err, isolate.IgnoreGone(n.bringBudget(ctx, free)))
+	return n.leave(ctx, left)
+}
+
+// leave releases the containers that have left tenants, and settles these.
+func (n *Netcpu) leave(ctx context.Context, left []*tenant.Tenant) error {
+	var errs []error
+	for _, of := range left {
+		var failed []error
+		for _, id := range of.Change().Left {
+			failed = append(failed, n.unisolate(ctx, of, id))
+			if n.dropper.Pays(of, id) {
+				failed = append(failed, isolate.IgnoreGone(n.bringBudget(ctx, of)))
+			}
+		}
+		if err := errors.Join(failed...); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		n.tenants.Settle(of)
+	}
+	return errors.Join(errs...)
+}
+
+// release ends charging and isolation of a container in a tenant, or in none (nil).
+func (n *Netcpu) release(ctx context.Context, of *tenant.Tenant, id container.ID) error {
+	if err := n.uncharge(ctx, of, id); err != nil {
+		return err
+	}
+	return n.unisolate(ctx, of, id)
+}
+
+// unisolate ends isolation of a container.
+func (n *Netcpu) unisolate(ctx context.Context, of *tenant.Tenant, id container.ID) error {
+	ended, err := n.isolator.Release(ctx, of, id)
+	if ended { // a member may be charged
+		err = errors.Join(err, isolate.IgnoreGone(n.bringBudget(ctx, of)))
 	}
 	return errors.Join(err, n.dropper.Rest())
 }

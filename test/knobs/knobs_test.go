@@ -28,6 +28,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
 func TestMain(m *testing.M) {
@@ -97,7 +98,7 @@ func (h *host) open() (err error) {
 	if h.blockio, err = blockio.New(blockio.Config{Roots: h.roots, Journal: h.journal, Containers: h, Measures: func() error { return nil }}); err != nil {
 		return err
 	}
-	h.isolator = isolate.New(isolate.Config{Feature: "netcpu", Journal: h.journal, Roots: h.roots, Layout: h.layout})
+	h.isolator = isolate.New(isolate.Config{Feature: "netcpu", Tenants: tenant.New("/proc", tenant.Network), Journal: h.journal, Roots: h.roots, Layout: h.layout})
 	return nil
 }
 
@@ -126,7 +127,7 @@ func (h *host) apply(k key) error {
 func (h *host) netcpu(mode policy.NetCPU) error {
 	by := journal.Owner{Feature: "netcpu", Container: uint64(h.c.ID)}
 	if mode != policy.NetCPUIsolate {
-		if _, err := h.isolator.Release(context.Background(), h.c.ID); err != nil {
+		if _, err := h.isolator.Release(context.Background(), nil, h.c.ID); err != nil {
 			return err
 		}
 	}

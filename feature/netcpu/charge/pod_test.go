@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
 // One container of a pod is isolated, and another one charged, which is owed
@@ -20,7 +21,7 @@ func TestWeightInPod(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newChargeRig(t, false, "cpu.cfs_quota_us", tt.quota, "cpu.cfs_period_us", "100000", "cpu.shares", "500")
 			one, two := r.pod()
-			is := isolate.New(isolate.Config{Feature: "netcpu", Journal: r.cfg.Journal, Roots: r.cfg.Roots, Layout: r.cfg.Layout})
+			is := isolate.New(isolate.Config{Feature: "netcpu", Tenants: tenant.New("/proc", tenant.Network), Journal: r.cfg.Journal, Roots: r.cfg.Roots, Layout: r.cfg.Layout})
 			must(t, r.Add(one, 0))
 			p := r.payers[r.dir]
 			r.free = true
@@ -42,7 +43,7 @@ func TestWeightInPod(t *testing.T) {
 					}
 				}
 			}
-			_, err := is.Release(t.Context(), two.ID)
+			_, err := is.Release(t.Context(), nil, two.ID)
 			must(t, err)
 			r.rounds(30, 0, 20*ms)
 			if p.weight != 500 || p.weighs <= 500 {

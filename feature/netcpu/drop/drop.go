@@ -1,6 +1,6 @@
 // Package drop drops packets of a container that has no CPU time left for them, where they enter
 // the host: by tc or in the driver of an uplink, and at the host end of the container's veth.
-// drop.bpf.c explains how. Packages isolate and netcpu decide which container that is.
+// drop.bpf.c explains how. Packages isolate and netcpu decide which member of a tenant pays.
 //
 // Attached programs have no effect once this process has ended.
 package drop
@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/tenant"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
@@ -47,7 +48,7 @@ type Config struct {
 	Ring uint32
 }
 
-// Dropper drops packets of tenants (network namespaces) at points (uplinks). A nil *Dropper drops
+// Dropper drops packets of tenants at points (uplinks). A nil *Dropper drops
 // nothing. It is not safe for concurrent use, except for methods that say so.
 type Dropper struct {
 	cfg     Config
@@ -61,13 +62,13 @@ type Dropper struct {
 	points  map[container.Device]*point // by tc while there is a tenant, by XDP from the first one on
 
 	mu      sync.Mutex // of these alone: an Open may wait long for a driver
-	tenants map[uint64]*Tenant
+	tenants map[tenant.Key]*Drops
 	shown   []Point
 }
 
 // Load loads the programs. An error means that this kernel cannot run them.
 func Load(cfg Config) (_ *Dropper, err error) {
-	d := &Dropper{cfg: cfg, points: make(map[container.Device]*point), tenants: make(map[uint64]*Tenant)}
+	d := &Dropper{cfg: cfg, points: make(map[container.Device]*point), tenants: make(map[tenant.Key]*Drops)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("early drop: %w", err), d.tc.Close(), d.object.Close())
@@ -104,8 +105,8 @@ func (d *Dropper) Close() error {
 		return nil
 	}
 	var errs []error
-	for netns := range d.tenants {
-		errs = append(errs, d.End(netns))
+	for key := range d.tenants {
+		errs = append(errs, d.end(key))
 	}
 	errs = append(errs, d.close(func(*point) bool { return true }))
 	return errors.Join(append(errs, d.polled.Close(), d.tc.Close(), d.object.Close())...)
@@ -114,23 +115,24 @@ func (d *Dropper) Close() error {
 // Maps returns how full the maps are.
 func (d *Dropper) Maps() []bpf.Usage { return d.object.Usage() }
 
-// Begin counts what comes for c's network namespace, ns, and drops it at c's expense: for a charged
-// container, once that has cost what Allow says; for an isolated one, while the ring of a veth is
-// full or the quota is used up. It ends an earlier Begin for another container in the namespace. It
-// may be repeated at any time, and then follows c's veths. The tenant is nil with a nil *Dropper.
-func (d *Dropper) Begin(ns *netdev.NS, c container.Container, charged bool) (t *Tenant, err error) {
+// Begin counts what comes for a tenant in the network namespace ns, and drops it at the expense of
+// one member: if that is charged, once the packets have cost what Allow says; if it is isolated,
+// while the ring of a veth is full or the quota is used up. It ends an earlier Begin for another
+// member. It may be repeated at any time, and then follows the payer's veths. Drops is nil with a nil
+// *Dropper.
+func (d *Dropper) Begin(ns *netdev.NS, of *tenant.Tenant, payer container.Container, charged bool) (t *Drops, err error) {
 	if d == nil {
 		return nil, nil
 	}
-	t = d.tenant(c.NetNS)
-	if t != nil && (t.owner != c.ID || t.charged != charged) { // its changes on the host go with its owner
-		if err := d.End(c.NetNS); err != nil {
+	t = d.at(of.Key())
+	if t != nil && (t.payer != payer.ID || t.charged != charged) { // its changes on the host go with the payer
+		if err := d.End(of); err != nil {
 			return nil, err
 		}
 		t = nil
 	}
 	if t == nil {
-		if t, err = d.add(c); err != nil {
+		if t, err = d.add(of.Key(), payer.ID); err != nil {
 			return nil, err
 		}
 		if t.charged = charged; charged {
@@ -140,31 +142,39 @@ func (d *Dropper) Begin(ns *netdev.NS, c container.Container, charged bool) (t *
 			}
 		}
 		d.mu.Lock()
-		d.tenants[c.NetNS] = t
+		d.tenants[of.Key()] = t
 		d.mu.Unlock()
 	}
-	return t, t.countVeths(ns, c)
+	return t, t.countVeths(ns, payer)
 }
 
-// End undoes Begin for a network namespace.
-func (d *Dropper) End(netns uint64) error {
-	t := d.tenant(netns)
+// End undoes Begin.
+func (d *Dropper) End(of *tenant.Tenant) error { return d.end(of.Key()) }
+
+func (d *Dropper) end(key tenant.Key) error {
+	t := d.at(key)
 	if t == nil {
 		return nil
 	}
 	d.mu.Lock()
-	delete(d.tenants, netns)
+	delete(d.tenants, key)
 	d.mu.Unlock()
 	return t.close()
 }
 
-func (d *Dropper) tenant(netns uint64) *Tenant {
+// Pays reports whether a container is the payer of a tenant, which it may have left since Begin.
+func (d *Dropper) Pays(of *tenant.Tenant, id container.ID) bool {
+	t := d.at(of.Key())
+	return t != nil && t.payer == id
+}
+
+func (d *Dropper) at(key tenant.Key) *Drops {
 	if d == nil {
 		return nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.tenants[netns]
+	return d.tenants[key]
 }
 
 // Allow limits the time of others that a charged container's packets may take from now on, for so
@@ -173,7 +183,7 @@ func (d *Dropper) Allow(id container.ID, budget, lasts time.Duration) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, t := range d.tenants {
-		if t.owner != id || !t.charged {
+		if t.payer != id || !t.charged {
 			continue
 		}
 		slot, known := d.cfg.Meter.Slot(id)
@@ -190,7 +200,7 @@ func (d *Dropper) Allow(id container.ID, budget, lasts time.Duration) error {
 }
 
 // each calls do with the counters of each tenant.
-func (d *Dropper) each(do func(*Tenant, Counters)) {
+func (d *Dropper) each(do func(*Drops, Counters)) {
 	if d == nil {
 		return
 	}
@@ -207,9 +217,9 @@ func (d *Dropper) each(do func(*Tenant, Counters)) {
 // any time.
 func (d *Dropper) Counters() map[container.ID]Counters {
 	of := make(map[container.ID]Counters)
-	d.each(func(t *Tenant, c Counters) {
-		if c.Dropped >= of[t.owner].Dropped { // of what it pays for
-			of[t.owner] = c
+	d.each(func(t *Drops, c Counters) {
+		if c.Dropped >= of[t.payer].Dropped { // of what it pays for
+			of[t.payer] = c
 		}
 	})
 	return of
@@ -217,11 +227,11 @@ func (d *Dropper) Counters() map[container.ID]Counters {
 
 // Samples appends samples of tenants.
 func (d *Dropper) Samples(to []feature.Sample) []feature.Sample {
-	d.each(func(t *Tenant, c Counters) {
+	d.each(func(t *Drops, c Counters) {
 		if !t.charged {
-			to = append(to, feature.Sample{Container: t.owner, Name: "netcpu_early_dropped_packets_total", Value: float64(c.Dropped)})
+			to = append(to, feature.Sample{Container: t.payer, Name: "netcpu_early_dropped_packets_total", Value: float64(c.Dropped)})
 		}
-		to = append(to, feature.Sample{Container: t.owner, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)})
+		to = append(to, feature.Sample{Container: t.payer, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)})
 	})
 	return to
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/tenant"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
@@ -96,13 +96,13 @@ func load(t *testing.T) *Dropper {
 	return e
 }
 
-// another is a container of a tenant that does not exist yet.
-func another(e *Dropper) container.Container {
-	return container.Container{ID: 1, NetNS: uint64(1 + e.counted)}
+// another is a tenant that does not exist yet.
+func another(e *Dropper) tenant.Key {
+	return tenant.Key{NetNS: uint64(1 + e.counted)}
 }
 
 // count loads the program for a veth of a tenant with the address of frame's frames.
-func count(t *testing.T, e *Dropper, w *Tenant) *ebpf.Program {
+func count(t *testing.T, e *Dropper, w *Drops) *ebpf.Program {
 	t.Helper()
 	p, err := e.counter(w.slot, guestMAC())
 	if err != nil {
@@ -176,11 +176,11 @@ func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
 func TestEarlyDrop(t *testing.T) {
 	testkit.Smoke(t, "bpf:feature/netcpu/drop")
 	e := load(t)
-	one, err := e.add(another(e))
+	one, err := e.add(another(e), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := e.add(another(e))
+	two, err := e.add(another(e), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +239,7 @@ func TestEarlyDrop(t *testing.T) {
 	if err := one.close(); err != nil {
 		t.Fatal(err)
 	}
-	three, err := e.add(container.Container{ID: 1, NetNS: one.key.NetNS})
+	three, err := e.add(one.key, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestEarlyDrop(t *testing.T) {
 func TestEarlyDropBeyondQuota(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(another(e))
+	w, err := e.add(another(e), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +294,7 @@ func TestEarlyDropBeyondQuota(t *testing.T) {
 func TestEarlyDropBeyondLimit(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(another(e))
+	w, err := e.add(another(e), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -381,7 +381,7 @@ func seen(t *testing.T, e *Dropper) {
 func TestEarlyDropForgetsAddress(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	thief, err := e.add(another(e))
+	thief, err := e.add(another(e), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -410,8 +410,8 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 func TestEarlyDropManyAddresses(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	add := func() (*Tenant, *ebpf.Program) {
-		w, err := e.add(another(e))
+	add := func() (*Drops, *ebpf.Program) {
+		w, err := e.add(another(e), 1)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,14 +13,14 @@ import (
 func TestEarlyDropForged(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	add := func() *Tenant {
-		w, err := e.add(another(e))
+	add := func() *Drops {
+		w, err := e.add(another(e), 1)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return w
 	}
-	at := func(w *Tenant, mac string) *ebpf.Program {
+	at := func(w *Drops, mac string) *ebpf.Program {
 		p, err := e.counter(w.slot, hardware(t, mac))
 		if err != nil {
 			t.Fatal(err)

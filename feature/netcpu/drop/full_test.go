@@ -17,9 +17,9 @@ func TestEarlyDropFullMaps(t *testing.T) {
 	a, b := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, a, "h0", b, "eth0")
 	inside, host := openNS(t, b.Path), openNS(t, a.Path)
-	c := another(e)
+	c := container.Container{ID: 1, NetNS: another(e).NetNS}
 	c.Interfaces = []container.Interface{{Kind: "veth", Index: 2, Host: container.HostEnd{NetNS: host.Inode(), NSPath: a.Path, Index: 2}}}
-	w, err := e.add(c)
+	w, err := e.add(c.TenantKey(), c.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +28,7 @@ func TestEarlyDropFullMaps(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := e.add(another(e)); !errors.Is(err, errSlots) {
+	if _, err := e.add(another(e), 1); !errors.Is(err, errSlots) {
 		t.Errorf("add with no slot left: %v, want errSlots", err)
 	}
 	key := func(i uint32) []byte {

@@ -14,7 +14,7 @@ import (
 func TestEarlyDropWaits(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(another(e))
+	w, err := e.add(another(e), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ const (
 )
 
 // limited is limit for a tenant without room for waiting packets.
-func limited(t *testing.T, w *Tenant, account uint32, sum int64, lasts time.Duration) {
+func limited(t *testing.T, w *Drops, account uint32, sum int64, lasts time.Duration) {
 	t.Helper()
 	if err := w.limit(account, sum, lasts); err != nil {
 		t.Fatal(err)

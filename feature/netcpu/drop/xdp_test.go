@@ -50,7 +50,7 @@ func TestDriverDecides(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	const own, other, uplink = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:09"
-	w, err := e.add(another(e))
+	w, err := e.add(another(e), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func fates(t *testing.T, e *Dropper) []dropFlFate {
 func TestDriverAgrees(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(another(e))
+	w, err := e.add(another(e), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestDriverAgrees(t *testing.T) {
 func TestMappedTeachesNothing(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(another(e))
+	w, err := e.add(another(e), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +228,7 @@ func TestMappedTeachesNothing(t *testing.T) {
 func TestDriverIdles(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(another(e))
+	w, err := e.add(another(e), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,12 +36,12 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 	if err != nil {
 		return nil, err
 	}
-	s := single
-	t := is.tenants[c.NetNS]
-	if t != nil {
-		s = t.control.shape
+	packets := single
+	s := is.isolated[c.TenantKey()]
+	if s != nil {
+		packets = s.control.shape
 	}
-	at.nice = is.niceOf(t)
+	at.nice = is.niceOf(s)
 	for _, dev := range c.Interfaces {
 		if !dev.HasHostEnd() {
 			continue
@@ -50,7 +50,7 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", dev.Name, err)
 		}
-		of, err := is.planned(d, s, at)
+		of, err := is.planned(d, packets, at)
 		d.end.close()
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", dev.Name, err)

@@ -2,7 +2,8 @@
 // the CPU: by NAPI kernel threads in its cgroup, while threads in a group of their own poll what
 // comes before the container.
 //
-// Package netcpu decides which containers that are, and holds the lock that an Isolator needs.
+// It isolates the tenants with a member in the mode isolate. Package netcpu keeps the register of
+// tenants, and holds the lock that an Isolator needs.
 package isolate
 
 import (
@@ -10,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -23,11 +25,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/kernel/sched"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
 // Config is what New needs.
 type Config struct {
 	Feature string // owner of the journal entries
+	Key     string // the policy key of the mode: a change lapses with the decision about it
+	Tenants *tenant.Register
 	Roots   kernel.Roots
 	Layout  cgroup.Layout
 	Journal *journal.Journal
@@ -45,34 +51,41 @@ type Config struct {
 	QueueMin uint64
 }
 
-// Isolator isolates containers. It is not safe for concurrent use. Make it with New.
+// Isolator isolates tenants. It is not safe for concurrent use. Make it with New.
 type Isolator struct {
-	cfg     Config
-	tenants map[uint64]*tenant       // by network namespace
-	member  map[container.ID]*tenant // each container that is isolated
-	expiry  map[container.ID]time.Time
-	host    *uplinks                   // nil while nothing is isolated
-	needs   map[container.ID]time.Time // other containers that need the changes on the host, until when
-	looked  time.Time
-	windows uint64 // of reweigh
+	cfg      Config
+	isolated map[tenant.Key]*isolation
+	host     *uplinks // nil while nothing is isolated
+	looked   time.Time
+	windows  uint64 // of reweigh
 
 	ran atomic.Pointer[map[container.ID]time.Duration] // of takeTurns
 }
 
-// tenant is one network namespace, which may be shared. One cgroup is charged for its packets.
-type tenant struct {
-	netns   uint64
-	owner   container.ID // the owner of that cgroup
-	at      place        // of its threads
-	queues  bool         // it may have queues of uplinks
-	members map[container.ID]container.Container
+// isolation is what is in force for one tenant.
+type isolation struct {
+	of *tenant.Tenant
+	// payer is the member whose cgroup is charged for the tenant's packets, as Isolate last found
+	// it. It owns the journal entries. It is the first that asked for isolation; when it no longer
+	// does, the next of those that do takes over, in the order of the members.
+	payer   container.Container
+	at      place // of its threads
+	queues  bool  // it may have queues of uplinks
 	threads []thread
 	asking  asking
-	drops   *drop.Tenant // nil without early drop
+	drops   *drop.Drops // nil without early drop
 	control control
 	counted counted
 	turns   turnControl
 	taken   taken
+}
+
+// asks reports whether policy isolates a member of a tenant.
+func asks(m policy.Target) bool { return m.Settings.NetCPU == policy.NetCPUIsolate }
+
+// members returns the members of a tenant that are isolated.
+func (s *isolation) members() []policy.Target {
+	return slices.DeleteFunc(s.of.Members(), func(m policy.Target) bool { return !asks(m) })
 }
 
 // thread is a placed NAPI kernel thread.
@@ -86,39 +99,33 @@ func New(cfg Config) *Isolator {
 	if cfg.QueueMin == 0 {
 		cfg.QueueMin = queueMin
 	}
-	return &Isolator{
-		cfg: cfg, tenants: make(map[uint64]*tenant), member: make(map[container.ID]*tenant), expiry: make(map[container.ID]time.Time),
-		needs: make(map[container.ID]time.Time),
-	}
+	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation)}
 }
 
-// Isolate places one container's devices and threads. It may be repeated at any time and then only
-// repairs. Its changes lapse at expiry; zero is never.
-func (is *Isolator) Isolate(ctx context.Context, c container.Container, expiry time.Time) error {
-	is.expiry[c.ID] = expiry
-	if err := is.isolate(ctx, c); err != nil {
+// Isolate places the devices and threads of a tenant for c, a member that asks for it. It may be
+// repeated at any time and then only repairs. Its changes lapse with the last of the decisions that
+// isolate members.
+func (is *Isolator) Isolate(ctx context.Context, of *tenant.Tenant, c container.Container) error {
+	if err := is.isolate(ctx, of, c); err != nil {
 		return err
 	}
-	return is.settle(is.member[c.ID])
+	return is.extendAll(is.isolated[of.Key()])
 }
 
-// settle updates what depends on the containers of a namespace. The changes for a tenant, and for
-// the host, lapse with the last container that they are for, or never if one has no expiry.
-func (is *Isolator) settle(t *tenant) error {
-	return errors.Join(is.extend(t.owner), is.extend(0))
+// extendAll updates when the changes for a tenant and for the host lapse.
+func (is *Isolator) extendAll(s *isolation) error {
+	return errors.Join(is.extend(s.payer.ID), is.ExtendHost())
 }
 
-func (is *Isolator) isolate(ctx context.Context, c container.Container) (err error) {
+func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.Container) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("netcpu isolate: %w", err)
 		}
 	}()
-	t := is.tenants[c.NetNS]
-	if t != nil && t.owner != c.ID {
-		// The first container of the namespace is charged, as the kernel learns a packet's socket
-		// only after the work.
-		is.join(t, c)
+	s := is.isolated[of.Key()]
+	if s != nil && s.payer.ID != c.ID {
+		// One member is charged for all, as the kernel learns a packet's socket only after the work.
 		return nil
 	}
 	ns, err := is.open(c)
@@ -127,8 +134,8 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 	}
 	defer ns.Close() // an open namespace would outlive its container
 
-	if t == nil {
-		t = &tenant{netns: c.NetNS, owner: c.ID, members: make(map[container.ID]container.Container)}
+	if s == nil {
+		s = &isolation{of: of}
 	}
 	pays, err := c.TenantGroup()
 	if err != nil {
@@ -138,10 +145,10 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 	if err != nil {
 		return err
 	}
-	at.nice = is.niceOf(t)
-	if moved := t.at.group != "" && (t.at.group != at.group || t.at.cpuset != at.cpuset); moved {
+	at.nice = is.niceOf(s)
+	if moved := s.at.group != "" && (s.at.group != at.group || s.at.cpuset != at.cpuset); moved {
 		// Nothing may stay in the old place. It can earn its queues of the uplinks again.
-		if err := errors.Join(is.movedAlong(t.at.group, at.group), is.movedAlong(t.at.cpuset, at.cpuset), is.takeQueues(t)); err != nil {
+		if err := errors.Join(is.movedAlong(s.at.group, at.group), is.movedAlong(s.at.cpuset, at.cpuset), is.takeQueues(s)); err != nil {
 			return err
 		}
 	}
@@ -155,7 +162,7 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 			skipped = append(skipped, fmt.Errorf("%s: %w", dev.Name, errNoHostEnd))
 			continue
 		}
-		polling, err := is.bringVeth(ns, dev, t.control.shape, at, c.ID)
+		polling, err := is.bringVeth(ns, dev, s.control.shape, at, c.ID)
 		if err != nil {
 			return fmt.Errorf("%s: %w", dev.Name, err)
 		}
@@ -170,14 +177,13 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 	if err := is.Weigh(c); err != nil {
 		return err
 	}
-	if err := is.allowQueues(t, c); err != nil {
+	if err := is.allowQueues(s, c); err != nil {
 		return err
 	}
-	t.threads, t.at = threads, at
-	is.tenants[c.NetNS] = t
-	is.join(t, c)
-	// From now on it pays for the packets of a charged one in the same namespace.
-	if t.drops, err = is.cfg.Drop.Begin(ns, c, false); err != nil {
+	s.payer, s.threads, s.at = c, threads, at
+	is.isolated[of.Key()] = s
+	// From now on it pays for the packets of a charged member of the tenant.
+	if s.drops, err = is.cfg.Drop.Begin(ns, of, c, false); err != nil {
 		return err
 	}
 	// In this order: some drivers recreate their NAPIs, and so the threads, for XDP.
@@ -193,61 +199,54 @@ func (is *Isolator) open(c container.Container) (*netdev.NS, error) {
 // together with the packets of all others.
 var errNoHostEnd = errors.New("no veth with a host end that can be found: it has no polling of its own to move")
 
-// Release ends isolation, and undoes all changes for a container, also those of an earlier agent.
-// If the container paid for a namespace with other members, the next of them takes over. Otherwise
-// free is that namespace; 0: none is.
-func (is *Isolator) Release(ctx context.Context, id container.ID) (free uint64, err error) {
-	delete(is.expiry, id)
+// Release ends isolation of a container that has left a tenant, or no longer asks for isolation
+// there, and undoes all changes for it, also those of an earlier agent. of is nil for a container
+// that is in no tenant. If it was the payer, the next member that asks for isolation takes over;
+// ended reports that there is none.
+func (is *Isolator) Release(ctx context.Context, of *tenant.Tenant, id container.ID) (ended bool, err error) {
+	var s *isolation
+	if of != nil {
+		s = is.isolated[of.Key()]
+	}
+	pays := s != nil && s.payer.ID == id
 	// This comes first, as a thread that stays in the cgroup of an ended container keeps the
 	// runtime from removing it. It also undoes what an earlier agent, or a failed Isolate, left.
-	t := is.member[id]
-	if t != nil && t.owner == id {
-		if err := is.takeQueues(t); err != nil {
-			return 0, err
+	if pays {
+		if err := is.takeQueues(s); err != nil {
+			return false, err
 		}
 	}
 	if err := is.undo(id); err != nil {
-		return 0, err
+		return false, err
 	}
-	delete(is.member, id)
 	// The rest belongs to the accounts, which do not end with a decision.
-	if err := is.extend(id); err != nil || t == nil {
-		return 0, err
+	if err := is.extend(id); err != nil || s == nil {
+		return false, err
 	}
-	delete(t.members, id)
-	if t.owner != id {
-		return 0, is.settle(t)
+	if !pays {
+		return false, is.extendAll(s)
 	}
-	delete(is.tenants, t.netns)
-	err = is.cfg.Drop.End(t.netns)
-	for m, c := range t.members {
-		delete(is.member, m)
-		if next := is.tenants[t.netns]; next != nil {
-			is.join(next, c)
-			continue
+	delete(is.isolated, of.Key())
+	err = is.cfg.Drop.End(of)
+	for _, m := range s.members() {
+		if is.isolated[of.Key()] == nil {
+			err = errors.Join(err, IgnoreGone(is.isolate(ctx, of, m.Container)))
 		}
-		err = errors.Join(err, IgnoreGone(is.isolate(ctx, c)))
 	}
-	if len(is.tenants) == 0 {
+	if len(is.isolated) == 0 {
 		err = errors.Join(err, is.releaseUplinks())
 	}
-	if next := is.tenants[t.netns]; next != nil {
-		return 0, errors.Join(err, is.settle(next))
+	if next := is.isolated[of.Key()]; next != nil {
+		return false, errors.Join(err, is.extendAll(next))
 	}
-	return t.netns, errors.Join(err, is.extend(0))
+	return true, errors.Join(err, is.ExtendHost())
 }
 
-// Isolates reports whether any container of a network namespace is isolated.
-func (is *Isolator) Isolates(netns uint64) bool { return is.tenants[netns] != nil }
+// Isolates reports whether a tenant is isolated.
+func (is *Isolator) Isolates(of *tenant.Tenant) bool { return is.isolated[of.Key()] != nil }
 
-// Idle reports whether no container is isolated.
-func (is *Isolator) Idle() bool { return len(is.tenants) == 0 }
-
-// join adds c to the containers that a tenant's owner pays for.
-func (is *Isolator) join(t *tenant, c container.Container) {
-	t.members[c.ID] = c
-	is.member[c.ID] = t
-}
+// Idle reports whether no tenant is isolated.
+func (is *Isolator) Idle() bool { return len(is.isolated) == 0 }
 
 // threadPlace returns the place of a container's threads; dir is the group of its tenant. On v1 it
 // is dir.
@@ -271,18 +270,9 @@ func (is *Isolator) threadPlace(dir, cpuset string) (place, error) {
 
 func (is *Isolator) v2() bool { return is.cfg.Layout.CPU == is.cfg.Layout.V2 }
 
-// Need registers that a container which is not isolated needs the changes on the host, until a
-// time; zero is for ever.
-func (is *Isolator) Need(id container.ID, until time.Time) error {
-	is.needs[id] = until
-	return is.extend(0)
-}
-
-// Spare undoes Need.
-func (is *Isolator) Spare(id container.ID) error {
-	delete(is.needs, id)
-	return is.extend(0)
-}
+// ExtendHost updates when the changes on the host lapse: with the last of the decisions that isolate
+// or charge containers.
+func (is *Isolator) ExtendHost() error { return is.extend(0) }
 
 func (is *Isolator) extend(id container.ID) error {
 	return is.cfg.Journal.Extend(func(e journal.Entry) bool {
@@ -290,27 +280,11 @@ func (is *Isolator) extend(id container.ID) error {
 	}, is.lapse(id))
 }
 
-// lapse returns when the changes for a container lapse; 0 is the host.
+// lapse returns when the changes for a container lapse; 0 is the host. Zero is never: policy itself
+// asks for them, or no decision does.
 func (is *Isolator) lapse(id container.ID) (last time.Time) {
-	of := map[container.ID]bool{id: true}
-	if t := is.member[id]; t != nil {
-		for m := range t.members {
-			of[m] = true
-		}
-	}
-	for m, at := range is.expiry {
-		switch {
-		case id != 0 && !of[m]:
-		case at.IsZero():
-			return at
-		case at.After(last):
-			last = at
-		}
-	}
-	if id != 0 {
-		return last
-	}
-	for _, at := range is.needs {
+	for _, m := range is.neededBy(id) {
+		at := m.Until(is.cfg.Key)
 		if at.IsZero() {
 			return at
 		}
@@ -319,6 +293,36 @@ func (is *Isolator) lapse(id container.ID) (last time.Time) {
 		}
 	}
 	return last
+}
+
+// neededBy returns the containers that the changes for a container, or for the host, are for.
+func (is *Isolator) neededBy(id container.ID) (list []policy.Target) {
+	if id == 0 {
+		for _, t := range is.cfg.Tenants.Tenants() {
+			for _, m := range t.Members() {
+				if asks(m) || m.Settings.NetCPU == policy.NetCPUCharge {
+					list = append(list, m)
+				}
+			}
+		}
+		return list
+	}
+	of := is.cfg.Tenants.Of(id)
+	if of == nil {
+		return nil
+	}
+	s := is.isolated[of.Key()]
+	needed := s != nil && s.payer.ID == id // it pays until another takes over
+	for _, m := range of.Members() {
+		if asks(m) {
+			list = append(list, m)
+			needed = needed || m.Container.ID == id
+		}
+	}
+	if !needed {
+		return nil
+	}
+	return list
 }
 
 // undo restores all changes for one container.

@@ -106,9 +106,9 @@ func (is *Isolator) giveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 }
 
 func (is *Isolator) moveQueue(u *uplinkDevice, q *queue, slot uint32) error {
-	for _, t := range is.tenants {
-		if t.drops != nil && t.drops.Slot() == slot && t.queues {
-			at := t.at
+	for _, s := range is.isolated {
+		if s.drops != nil && s.drops.Slot() == slot && s.queues {
+			at := s.at
 			at.child = false // it exists, and its entry is the container's
 			at.nice = ""
 			return errors.Join(is.unsteer(q.thread), is.move(q.thread, at, 0))
@@ -144,27 +144,27 @@ func (is *Isolator) mayOwnQueues(c container.Container) (bool, error) {
 
 // allowQueues checks whether a tenant may own queues now: the quota and the CPUs of its container
 // can change at any time. If not, it loses its queues, and has to earn them again.
-func (is *Isolator) allowQueues(t *tenant, c container.Container) error {
+func (is *Isolator) allowQueues(s *isolation, c container.Container) error {
 	may, err := is.mayOwnQueues(c)
-	if err != nil || may == t.queues {
+	if err != nil || may == s.queues {
 		return err
 	}
-	if err := is.takeQueues(t); err != nil {
+	if err := is.takeQueues(s); err != nil {
 		return err
 	}
-	t.queues = may
+	s.queues = may
 	return nil
 }
 
 // takeQueues takes back the queues of a tenant, for example because its cgroup is about to go.
-func (is *Isolator) takeQueues(t *tenant) error {
-	if is.host == nil || t.drops == nil {
+func (is *Isolator) takeQueues(s *isolation) error {
+	if is.host == nil || s.drops == nil {
 		return nil
 	}
 	var errs []error
 	for _, u := range is.host.devices {
 		for _, q := range u.queues {
-			if q.control.owner != t.drops.Slot() {
+			if q.control.owner != s.drops.Slot() {
 				continue
 			}
 			if err := is.giveQueue(u, q, nobody); err != nil {

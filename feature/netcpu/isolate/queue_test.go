@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/sched"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -23,11 +24,12 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	group, shared := testkit.Cgroup(t).CPU, testkit.Cgroup(t).CPU
 	is, ns, index, _ := bare(t)
 	const slot = 0
-	is.tenants = map[uint64]*tenant{1: {
-		at: place{group: group, cpuset: filepath.Join(is.cfg.Layout.CPUSet, "fairlead-none")}, queues: true, drops: new(drop.Tenant),
-	}}
+	isolated := &isolation{
+		at: place{group: group, cpuset: filepath.Join(is.cfg.Layout.CPUSet, "fairlead-none")}, queues: true, drops: new(drop.Drops),
+	}
+	is.isolated[tenant.Key{NetNS: 1}] = isolated
 	if is.cfg.Layout.CPUSet == is.cfg.Layout.CPU { // one move, which fails
-		is.tenants[1].at.group = filepath.Join(group, "fairlead-none")
+		isolated.at.group = filepath.Join(group, "fairlead-none")
 	}
 	if err := ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()); err != nil {
 		t.Fatal(err)
@@ -78,7 +80,7 @@ func bare(t *testing.T) (is *Isolator, ns *netdev.NS, index int, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	is = New(Config{Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Find: netdev.NewFinder("/proc", time.Now)})
+	is = New(Config{Feature: "netcpu", Tenants: tenant.New("/proc", tenant.Network), Roots: kernel.Default(), Layout: layout, Journal: j, Find: netdev.NewFinder("/proc", time.Now)})
 	t.Cleanup(func() {
 		if _, err := j.Restore(kernel.Opener(is.cfg.Roots), nil); err != nil {
 			t.Error(err)

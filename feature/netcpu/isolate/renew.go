@@ -26,12 +26,12 @@ const (
 // end of the old thread; an added queue does not affect the others, and takes askEvery.
 func (is *Isolator) renew() error {
 	var errs []error
-	for _, t := range is.tenants {
-		if !t.asking.due(t.lives(is.cfg.Roots.Proc)) {
+	for _, s := range is.isolated {
+		if !s.asking.due(s.lives(is.cfg.Roots.Proc)) {
 			continue
 		}
-		if err := IgnoreGone(is.renewTenant(t)); err != nil {
-			errs = append(errs, fmt.Errorf("place the threads of container %v again: %w", t.owner, err))
+		if err := IgnoreGone(is.renewTenant(s)); err != nil {
+			errs = append(errs, fmt.Errorf("place the threads of container %v again: %w", s.payer.ID, err))
 		}
 	}
 	return errors.Join(append(errs, is.RenewUplinks())...)
@@ -53,8 +53,8 @@ func (is *Isolator) RenewUplinks() error {
 
 // lives reports whether all threads of a tenant still exist. It is far cheaper than listing the
 // NAPIs in the tenant's namespace.
-func (t *tenant) lives(proc string) bool {
-	return len(t.threads) > 0 && !slices.ContainsFunc(t.threads, func(th thread) bool {
+func (s *isolation) lives(proc string) bool {
+	return len(s.threads) > 0 && !slices.ContainsFunc(s.threads, func(th thread) bool {
 		// The number may be another thread's by now.
 		now, err := sched.Find(proc, th.TID)
 		return err != nil || now != th.Thread
@@ -81,8 +81,8 @@ func (a *asking) due(live bool) bool {
 // others records that a tenant had other NAPIs than known.
 func (a *asking) others() { a.often = askAgain }
 
-func (is *Isolator) renewTenant(t *tenant) error {
-	c := t.members[t.owner]
+func (is *Isolator) renewTenant(s *isolation) error {
+	c := s.payer
 	ns, err := is.open(c)
 	if err != nil {
 		return err
@@ -93,19 +93,19 @@ func (is *Isolator) renewTenant(t *tenant) error {
 		if !dev.HasHostEnd() {
 			continue
 		}
-		old := slices.DeleteFunc(slices.Clone(t.threads), func(th thread) bool { return th.device != dev.Name })
+		old := slices.DeleteFunc(slices.Clone(s.threads), func(th thread) bool { return th.device != dev.Name })
 		if same, err := is.stillPoll(ns, dev.Index, old); same || err != nil {
 			errs = append(errs, IgnoreGone(err))
 			continue
 		}
-		t.asking.others()
-		threads, err := is.bringVeth(ns, dev, t.control.shape, t.at, c.ID)
+		s.asking.others()
+		threads, err := is.bringVeth(ns, dev, s.control.shape, s.at, c.ID)
 		if err != nil {
 			errs = append(errs, IgnoreGone(err)) // the next window tries again
 			continue
 		}
-		t.threads = slices.DeleteFunc(t.threads, func(th thread) bool { return th.device == dev.Name })
-		t.threads = append(t.threads, threads...)
+		s.threads = slices.DeleteFunc(s.threads, func(th thread) bool { return th.device == dev.Name })
+		s.threads = append(s.threads, threads...)
 		errs = append(errs, is.forgetThreads(old, threads))
 	}
 	return errors.Join(errs...)

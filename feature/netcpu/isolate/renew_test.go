@@ -38,10 +38,10 @@ func TestAsking(t *testing.T) {
 }
 
 func TestLives(t *testing.T) {
-	if (&tenant{}).lives("/proc") {
+	if (&isolation{}).lives("/proc") {
 		t.Error("a tenant without threads has some that live")
 	}
-	ended := &tenant{threads: []thread{{Thread: sched.Thread{TID: os.Getpid(), Start: 1}}}}
+	ended := &isolation{threads: []thread{{Thread: sched.Thread{TID: os.Getpid(), Start: 1}}}}
 	if ended.lives("/proc") {
 		t.Error("a number that is another's by now lives")
 	}

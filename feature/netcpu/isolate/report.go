@@ -8,13 +8,13 @@ import (
 
 // Samples appends samples of isolated containers and of the uplinks.
 func (is *Isolator) Samples(to []feature.Sample) []feature.Sample {
-	for id := range is.member {
-		to = append(to, feature.Sample{Container: id, Name: "netcpu_isolated", Value: 1})
-	}
-	for _, t := range is.tenants {
-		to = is.kthreads(to, t.owner, t.threads)
-		if t.drops != nil {
-			to = append(to, feature.Sample{Container: t.owner, Name: "netcpu_super_packets", Value: float64(t.control.shape)})
+	for _, s := range is.isolated {
+		for _, m := range s.members() {
+			to = append(to, feature.Sample{Container: m.Container.ID, Name: "netcpu_isolated", Value: 1})
+		}
+		to = is.kthreads(to, s.payer.ID, s.threads)
+		if s.drops != nil {
+			to = append(to, feature.Sample{Container: s.payer.ID, Name: "netcpu_super_packets", Value: float64(s.control.shape)})
 		}
 	}
 	if is.host != nil {

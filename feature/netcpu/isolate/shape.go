@@ -27,35 +27,35 @@ func (is *Isolator) Follow(now time.Time) error {
 // reshape sets the shape of each tenant's packets by its traffic.
 func (is *Isolator) reshape(now time.Time) error {
 	var errs []error
-	for _, t := range is.tenants {
-		if t.drops == nil {
+	for _, s := range is.isolated {
+		if s.drops == nil {
 			continue
 		}
-		c, err := t.drops.Counters()
+		c, err := s.drops.Counters()
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		last := t.counted
-		t.counted = counted{now, c.Small, c.Super}
+		last := s.counted
+		s.counted = counted{now, c.Small, c.Super}
 		if last.at.IsZero() {
 			continue
 		}
-		before := t.control
-		want := t.control.next(window{now.Sub(last.at), c.Small - last.small, c.Super - last.super})
+		before := s.control
+		want := s.control.next(window{now.Sub(last.at), c.Small - last.small, c.Super - last.super})
 		if want == before.shape {
 			continue
 		}
 		if want == super {
-			off, err := is.switchedOff(t)
+			off, err := is.switchedOff(s)
 			if !off {
-				t.control = control{}
+				s.control = control{}
 				errs = append(errs, IgnoreGone(err))
 				continue
 			}
 		}
-		if err := is.setShape(t, want); err != nil && !errors.Is(err, journal.ErrGone) {
-			t.control = before // so that the next window tries again
+		if err := is.setShape(s, want); err != nil && !errors.Is(err, journal.ErrGone) {
+			s.control = before // so that the next window tries again
 			errs = append(errs, err)
 		}
 	}
@@ -63,27 +63,27 @@ func (is *Isolator) reshape(now time.Time) error {
 }
 
 // setShape switches TSO at the host ends of a tenant's devices.
-func (is *Isolator) setShape(t *tenant, s shape) error {
+func (is *Isolator) setShape(s *isolation, to shape) error {
 	// While the ring is not in use it must cause no drops: so the count ends first, or starts last.
-	if s == super {
-		if err := t.drops.UseRing(false); err != nil {
+	if to == super {
+		if err := s.drops.UseRing(false); err != nil {
 			return err
 		}
 	}
-	err := is.eachEnd(t, func(e *hostEnd) error { return is.turn(e.sending(s), t.owner) })
+	err := is.eachEnd(s, func(e *hostEnd) error { return is.turn(e.sending(to), s.payer.ID) })
 	if err != nil {
 		return err
 	}
-	if s == single {
-		return t.drops.UseRing(true)
+	if to == single {
+		return s.drops.UseRing(true)
 	}
 	return nil
 }
 
 // switchedOff reports whether TSO is off at any host end of a tenant because of us. If it was off
 // before, super-packets are not possible.
-func (is *Isolator) switchedOff(t *tenant) (off bool, err error) {
-	err = is.eachEnd(t, func(e *hostEnd) error {
+func (is *Isolator) switchedOff(s *isolation) (off bool, err error) {
+	err = is.eachEnd(s, func(e *hostEnd) error {
 		off = off || e.switchedOff
 		return nil
 	})
@@ -91,9 +91,9 @@ func (is *Isolator) switchedOff(t *tenant) (off bool, err error) {
 }
 
 // eachEnd calls do with the host end of each veth of a tenant. It goes on after an error.
-func (is *Isolator) eachEnd(t *tenant, do func(*hostEnd) error) error {
+func (is *Isolator) eachEnd(s *isolation, do func(*hostEnd) error) error {
 	var errs []error
-	for _, dev := range t.members[t.owner].Interfaces {
+	for _, dev := range s.payer.Interfaces {
 		if !dev.HasHostEnd() {
 			continue
 		}

@@ -20,9 +20,7 @@ func TestSuperIsWhatItWas(t *testing.T) {
 		if err := knob.Write(was); err != nil {
 			t.Fatal(err)
 		}
-		tenant := &tenant{owner: 1, members: map[container.ID]container.Container{
-			1: {ID: 1, Interfaces: []container.Interface{{Kind: "veth", Host: end}}},
-		}}
+		isolated := &isolation{payer: container.Container{ID: 1, Interfaces: []container.Interface{{Kind: "veth", Host: end}}}}
 		for _, step := range []struct {
 			shape shape
 			want  string
@@ -40,7 +38,7 @@ func TestSuperIsWhatItWas(t *testing.T) {
 				t.Errorf("tso was %s, shape %d: it is %s (%v), want %s", was, step.shape, got, err, step.want)
 			}
 		}
-		if off, err := is.switchedOff(tenant); err != nil || off != (was != netdev.Off) {
+		if off, err := is.switchedOff(isolated); err != nil || off != (was != netdev.Off) {
 			t.Errorf("tso was %s: switched off by us %v, %v", was, off, err)
 		}
 		if err := is.restore(func(e journal.Entry) bool { return true }); err != nil {

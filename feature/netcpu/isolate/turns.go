@@ -105,16 +105,16 @@ func (c *turnControl) giveUp() {
 	c.rest, c.patience = 0, min(max(patience, 2*c.patience), longest)
 }
 
-// niceOf returns the nice value for the threads of a tenant; nil is a tenant to come. It is "",
+// niceOf returns the nice value for the threads of a tenant; nil is one to come. It is "",
 // which leaves the value, if there are no counters to choose by.
-func (is *Isolator) niceOf(t *tenant) string {
+func (is *Isolator) niceOf(s *isolation) string {
 	switch {
 	case is.cfg.Drop == nil:
 		return ""
-	case t == nil:
+	case s == nil:
 		return turnControl{}.turn.nice()
 	}
-	return t.turns.turn.nice()
+	return s.turns.turn.nice()
 }
 
 // taken is takeTurns' last reading of one tenant.
@@ -128,14 +128,14 @@ func (is *Isolator) takeTurns() error {
 	var errs []error
 	ran := make(map[container.ID]time.Duration)
 	defer is.ran.Store(&ran)
-	for _, t := range is.tenants {
-		if t.drops == nil {
+	for _, s := range is.isolated {
+		if s.drops == nil {
 			continue // its packets are not counted
 		}
-		now, err := is.takenBy(t)
-		ran[t.owner] = now.Ran
-		last := t.taken
-		t.taken = now
+		now, err := is.takenBy(s)
+		ran[s.payer.ID] = now.Ran
+		last := s.taken
+		s.taken = now
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, journal.ErrGone) {
 			continue // the kernel does not count, or one has ended
 		}
@@ -146,15 +146,15 @@ func (is *Isolator) takeTurns() error {
 		if last.Turns == 0 || now.Turns < last.Turns || now.Waited < last.Waited || now.packets < last.packets {
 			continue // the first time, or other threads
 		}
-		before := t.turns
-		next := t.turns.next(turnWindow{now.Waited - last.Waited, now.Turns - last.Turns, now.packets - last.packets})
+		before := s.turns
+		next := s.turns.next(turnWindow{now.Waited - last.Waited, now.Turns - last.Turns, now.packets - last.packets})
 		if next == before.turn {
 			continue
 		}
-		t.at.nice = next.nice()
-		for _, th := range t.threads {
-			if err := is.turn(pacing(is.cfg.Roots.Proc, th.Thread, sched.NoSlice, t.at.nice), t.owner); IgnoreGone(err) != nil {
-				t.turns = before // so that the next window tries again
+		s.at.nice = next.nice()
+		for _, th := range s.threads {
+			if err := is.turn(pacing(is.cfg.Roots.Proc, th.Thread, sched.NoSlice, s.at.nice), s.payer.ID); IgnoreGone(err) != nil {
+				s.turns = before // so that the next window tries again
 				errs = append(errs, err)
 			}
 		}
@@ -172,13 +172,13 @@ func (is *Isolator) Ran() map[container.ID]time.Duration {
 }
 
 // takenBy returns what the threads of a tenant have done so far; zero with an error.
-func (is *Isolator) takenBy(t *tenant) (sum taken, err error) {
-	c, err := t.drops.Counters()
+func (is *Isolator) takenBy(s *isolation) (sum taken, err error) {
+	c, err := s.drops.Counters()
 	if err != nil {
 		return taken{}, err
 	}
 	sum.packets = c.Small
-	for _, th := range t.threads {
+	for _, th := range s.threads {
 		u, err := sched.UsageOf(is.cfg.Roots.Proc, th.Thread)
 		if err != nil {
 			return taken{}, err

@@ -65,20 +65,19 @@ func (is *Isolator) reweigh() error {
 	}
 	is.windows++
 	var errs []error
-	for _, t := range is.tenants {
-		if !is.turnOf(t) {
+	for _, s := range is.isolated {
+		if !is.turnOf(s) {
 			continue
 		}
-		c := t.members[t.owner]
-		errs = append(errs, IgnoreGone(is.Weigh(c)), IgnoreGone(is.allowQueues(t, c)))
+		errs = append(errs, IgnoreGone(is.Weigh(s.payer)), IgnoreGone(is.allowQueues(s, s.payer)))
 	}
 	return errors.Join(errs...)
 }
 
 // turnOf reports whether reweigh looks at a tenant in this window.
-func (is *Isolator) turnOf(t *tenant) bool {
-	turns := uint64(1 + len(is.tenants)/mostWeighed)
-	return (is.windows+t.netns)%turns == 0
+func (is *Isolator) turnOf(s *isolation) bool {
+	turns := uint64(1 + len(is.isolated)/mostWeighed)
+	return (is.windows+s.of.Key().NetNS)%turns == 0
 }
 
 // sharesFor returns the weight w with w / (w + usual) = cpus, at most the usual one.

@@ -10,6 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
 // Beside one busy neighbour of the usual weight, the weight's share of the CPU is at most the
@@ -45,9 +47,14 @@ func TestWeightFollowsQuota(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer j.Close()
-	c := container.Container{ID: 7, Cgroup: container.Cgroup{CPU: dir}}
-	is := New(Config{Feature: "netcpu", Journal: j, Layout: cgroup.Layout{CPU: filepath.Dir(dir)}})
-	is.tenants[1] = &tenant{owner: 7, members: map[container.ID]container.Container{7: c}}
+	c := container.Container{ID: 7, NetNS: 1, Cgroup: container.Cgroup{CPU: dir}}
+	tenants := tenant.New("/proc", tenant.Network)
+	of, _, err := tenants.Apply(policy.Target{Container: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	is := New(Config{Feature: "netcpu", Tenants: tenants, Journal: j, Layout: cgroup.Layout{CPU: filepath.Dir(dir)}})
+	is.isolated[of.Key()] = &isolation{of: of, payer: c}
 	set("cgroup.procs", "") // what every cgroup has
 	set("cpu.cfs_period_us", "100000")
 	set("cpu.shares", "900") // as wide as all others, since no kernel cuts the file
@@ -100,28 +107,32 @@ func TestWeightFollowsQuota(t *testing.T) {
 // Few tenants are all looked at in each window, many take turns.
 func TestTurns(t *testing.T) {
 	for n, most := range map[int]int{1: 1, 60: 60, 1000: 63} {
-		is := &Isolator{tenants: make(map[uint64]*tenant)}
+		tenants := tenant.New("/proc", tenant.Network)
+		is := New(Config{Tenants: tenants})
 		for i := range n {
-			netns := uint64(4026532000 + i)
-			is.tenants[netns] = &tenant{netns: netns}
+			of, _, err := tenants.Apply(policy.Target{Container: container.Container{ID: container.ID(i), NetNS: uint64(4026532000 + i)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			is.isolated[of.Key()] = &isolation{of: of}
 		}
-		looked := make(map[uint64]int)
+		looked := make(map[tenant.Key]int)
 		for range 1 + n/mostWeighed {
 			is.windows++
 			now := 0
-			for netns, x := range is.tenants {
+			for key, x := range is.isolated {
 				if is.turnOf(x) {
 					now++
-					looked[netns]++
+					looked[key]++
 				}
 			}
 			if now > most {
 				t.Errorf("%d of %d tenants are looked at in one window", now, n)
 			}
 		}
-		for netns := range is.tenants {
-			if looked[netns] != 1 {
-				t.Errorf("of %d tenants one is looked at %d times", n, looked[netns])
+		for key := range is.isolated {
+			if looked[key] != 1 {
+				t.Errorf("of %d tenants one is looked at %d times", n, looked[key])
 			}
 		}
 	}

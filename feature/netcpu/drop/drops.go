@@ -14,28 +14,27 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/tenant/identity"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// Tenant is one network namespace with counted packets, which are dropped while it has no time for
-// them.
-type Tenant struct {
+// Drops is the early drop of one tenant: its packets are counted, and dropped while the payer has no
+// time for them. It lasts until End, also when the payer has left the tenant.
+type Drops struct {
 	dropper *Dropper
-	key     identity.Tenant
+	key     tenant.Key
 	slot    uint32
 	counts  hook.Set              // fl_count, at the host ends of its veths
 	polls   map[dropFlDevice]bool // that are counted, in fl_counted
-	owner   container.ID
-	charged bool // not isolated
+	payer   container.ID          // it owns the journal entries
+	charged bool                  // not isolated
 }
 
 // Slot returns the tenant's slot, as in Queue.
-func (t *Tenant) Slot() uint32 { return t.slot }
+func (t *Drops) Slot() uint32 { return t.slot }
 
-// add starts counting for the tenant of c, at the expense of c, which also owns the entries.
-// countVeths follows with the tenant's devices.
-func (d *Dropper) add(c container.Container) (_ *Tenant, err error) {
-	t := &Tenant{dropper: d, key: identity.TenantOf(c), owner: c.ID, polls: make(map[dropFlDevice]bool)}
+// add starts counting for a tenant. countVeths follows with the tenant's devices.
+func (d *Dropper) add(key tenant.Key, payer container.ID) (_ *Drops, err error) {
+	t := &Drops{dropper: d, key: key, payer: payer, polls: make(map[dropFlDevice]bool)}
 	slot, err := d.cfg.Identity.Take(t.key)
 	if err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
@@ -65,7 +64,7 @@ func (d *Dropper) add(c container.Container) (_ *Tenant, err error) {
 }
 
 // close undoes add and countVeths. It goes on after a failure.
-func (t *Tenant) close() error {
+func (t *Drops) close() error {
 	d := t.dropper
 	errs := []error{t.counts.Close(), t.countPolls(nil)}
 	// The driver still drops, and the ring is no longer counted.
@@ -79,7 +78,7 @@ func (t *Tenant) close() error {
 }
 
 // countPolls counts the polls of exactly these devices of the tenant.
-func (t *Tenant) countPolls(devices map[dropFlDevice]bool) error {
+func (t *Drops) countPolls(devices map[dropFlDevice]bool) error {
 	counted := t.dropper.maps.FlCounted
 	var errs []error
 	for d := range t.polls {
@@ -106,7 +105,7 @@ func (t *Tenant) countPolls(devices map[dropFlDevice]bool) error {
 }
 
 // countVeths counts packets into exactly the veths of c, whose namespace is inside.
-func (t *Tenant) countVeths(inside *netdev.NS, c container.Container) error {
+func (t *Drops) countVeths(inside *netdev.NS, c container.Container) error {
 	has := make(map[container.Device]bool)
 	var veths []container.End
 	polls := make(map[dropFlDevice]bool)
@@ -131,11 +130,11 @@ func (t *Tenant) countVeths(inside *netdev.NS, c container.Container) error {
 }
 
 // countVeth counts packets into one veth, with the host end e.
-func (t *Tenant) countVeth(inside *netdev.NS, e container.End) error {
+func (t *Drops) countVeth(inside *netdev.NS, e container.End) error {
 	at := hook.Place{
 		Device: e.Device, Path: e.Path, Egress: true, Stage: hook.Count,
-		Name:  "count_" + t.owner.String(), // charged containers of a pod have a program each
-		Owner: journal.Owner{Feature: t.dropper.cfg.Feature, Container: uint64(t.owner)},
+		Name:  "count_" + t.payer.String(), // charged containers of a pod have a program each
+		Owner: journal.Owner{Feature: t.dropper.cfg.Feature, Container: uint64(t.payer)},
 	}
 	return t.counts.Put(t.dropper.cfg.Ends, at, func() (*ebpf.Program, error) {
 		own, err := inside.Link(e.Inside.Index)
@@ -158,7 +157,7 @@ func (d *Dropper) counter(slot uint32, mac net.HardwareAddr) (*ebpf.Program, err
 
 // UseRing sets whether packets go through the ring of the veth, which can then be full. The
 // counters of packets go on.
-func (t *Tenant) UseRing(used bool) error {
+func (t *Drops) UseRing(used bool) error {
 	return t.change(func(e *dropTenant) {
 		e.NoRing = 1
 		if used {
@@ -170,7 +169,7 @@ func (t *Tenant) UseRing(used bool) error {
 
 // limit drops packets once the charges of an account have reached a sum, in ns, for so long from
 // now. It must be renewed: without an agent there is no limit.
-func (t *Tenant) limit(account uint32, sum int64, lasts time.Duration) error {
+func (t *Drops) limit(account uint32, sum int64, lasts time.Duration) error {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return fmt.Errorf("early drop: %w", err)
@@ -182,13 +181,13 @@ func (t *Tenant) limit(account uint32, sum int64, lasts time.Duration) error {
 }
 
 // unlimited ends the limit.
-func (t *Tenant) unlimited() error {
+func (t *Drops) unlimited() error {
 	return t.change(func(e *dropTenant) { e.Until = 0 })
 }
 
 // change changes a part of the tenant's entry. The counters lose an event between reading and
 // writing; the next poll that empties the ring corrects what matters.
-func (t *Tenant) change(by func(*dropTenant)) error {
+func (t *Drops) change(by func(*dropTenant)) error {
 	e, err := t.read()
 	if err != nil {
 		return fmt.Errorf("early drop: %w", err)
@@ -200,7 +199,7 @@ func (t *Tenant) change(by func(*dropTenant)) error {
 	return nil
 }
 
-func (t *Tenant) read() (e dropTenant, err error) {
+func (t *Drops) read() (e dropTenant, err error) {
 	err = t.dropper.maps.FlTenants.Lookup(t.slot, &e)
 	return e, err
 }
@@ -213,7 +212,7 @@ type Counters struct {
 }
 
 // Counters returns the counters so far.
-func (t *Tenant) Counters() (Counters, error) {
+func (t *Drops) Counters() (Counters, error) {
 	e, err := t.read()
 	return Counters{Small: e.Small, Super: e.Super, Dropped: e.Dropped, Beyond: e.Beyond}, err
 }

@@ -1,0 +1,105 @@
+package netcpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
+	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
+	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant"
+)
+
+// newCharger makes the charger, and what drops for it where that can be.
+func (n *Netcpu) newCharger() *charge.Charger {
+	credits, err := probe.SoftirqsChargeTasks(n.cfg.Roots)
+	if err != nil {
+		n.cfg.Log.Warn("giving nobody credit for others' packets", "feature", name, "err", err)
+	}
+	cfg := charge.Config{
+		Feature: name, Roots: n.cfg.Roots, Layout: n.layout, Journal: n.cfg.Journal, Log: n.cfg.Log,
+		Read: func() (map[container.ID]charge.Cost, error) {
+			r, err := n.meter.Accounts()
+			return charge.Costs(r, credits), err
+		},
+	}
+	if n.dropper != nil {
+		cfg.Allow = n.dropper.Allow
+	}
+	return charge.New(cfg)
+}
+
+// charge makes the quota or the weight of a container follow its account. in is its tenant, nil if its
+// network is not known.
+func (n *Netcpu) charge(ctx context.Context, in *tenant.Tenant, t policy.Target) error {
+	c := t.Container
+	if !n.charger.Has(c.ID) {
+		if err := n.release(ctx, in, c.ID); err != nil { // of isolation
+			return err
+		}
+	}
+	reserve := ledger.DefaultReserve
+	if r := t.Settings.NetCPUReserve; r != nil {
+		reserve = *r
+	}
+	if err := n.charger.Add(c, reserve); err != nil {
+		return err
+	}
+	return errors.Join(n.isolator.ExtendHost(), n.bringBudget(ctx, in))
+}
+
+// uncharge ends it, for a container that is not charged as well.
+func (n *Netcpu) uncharge(ctx context.Context, of *tenant.Tenant, id container.ID) error {
+	if n.charger == nil || !n.charger.Has(id) {
+		return nil
+	}
+	if err := n.charger.Remove(id); err != nil {
+		return err
+	}
+	return errors.Join(isolate.IgnoreGone(n.bringBudget(ctx, of)), n.isolator.ExtendHost())
+}
+
+// bringBudget brings the dropping for a tenant to what it has to be: for the member with the account
+// that its packets are in, if that one is charged; and none while the tenant is isolated, as one
+// thread pays for its packets then.
+func (n *Netcpu) bringBudget(ctx context.Context, of *tenant.Tenant) error {
+	if of == nil || n.meter == nil || n.isolator.Isolates(of) {
+		return nil
+	}
+	c, charged := n.charged(of)
+	if !charged {
+		return errors.Join(n.dropper.End(of), n.dropper.Rest())
+	}
+	ns, err := n.find.Open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), of.Key().NetNS)
+	if err != nil {
+		return fmt.Errorf("netcpu charge: %w", err)
+	}
+	defer ns.Close()
+	if _, err := n.dropper.Begin(ns, of, c, true); err != nil {
+		return fmt.Errorf("netcpu charge: %w", err)
+	}
+	if err := errors.Join(n.dropper.Open(ctx, c), n.isolator.RenewUplinks()); err != nil {
+		return fmt.Errorf("netcpu charge: %w", err)
+	}
+	return nil
+}
+
+// charged returns the member that is charged for the packets of a tenant.
+func (n *Netcpu) charged(of *tenant.Tenant) (c container.Container, ok bool) {
+	id, ok := n.meter.Holder(of.Key().NetNS)
+	if !ok || !n.charger.Has(id) {
+		return c, false
+	}
+	for _, m := range of.Members() {
+		if m.Container.ID == id {
+			return m.Container, m.Settings.NetCPU == policy.NetCPUCharge
+		}
+	}
+	return c, false
+}
