@@ -1,10 +1,8 @@
 package netcpu
 
 import (
-	"context"
 	"time"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
@@ -51,14 +49,9 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 	return s
 }
 
-// Report implements feature.Reporter.
-func (n *Netcpu) Report(_ context.Context, of *container.Container, _ api.Ask) (any, error) {
-	r, err := n.report(of)
-	if err != nil {
-		return nil, err
-	}
-	enforced(&r, n.Drops(), n.Ledgers(), n.DropPoints())
-	return r, nil
+// inForce is what is done beside accounting at present.
+func (n *Netcpu) inForce() InForce {
+	return InForce{Drops: n.Drops(), Ledgers: n.Ledgers(), Points: n.DropPoints()}
 }
 
 // Drops returns the packets that were dropped for each container that is isolated or
@@ -72,23 +65,6 @@ func (n *Netcpu) Ledgers() map[container.ID]charge.Booked {
 		return nil
 	}
 	return n.charger.Ledgers()
-}
-
-// enforced adds to a report what is done beside accounting.
-func enforced(r *api.NetCPU, drops map[container.ID]drop.Counters, ledgers map[container.ID]charge.Booked, points []drop.Point) {
-	for i := range r.Accounts {
-		a := &r.Accounts[i]
-		a.Dropped, a.QuotaDropped = drops[a.Container].Dropped, drops[a.Container].Beyond
-		if b, charged := ledgers[a.Container]; charged {
-			a.Ledger = &api.NetCPULedger{
-				Balance: b.Balance.Seconds(), Factor: b.Factor,
-				Charged: b.Charged.Seconds(), Credited: b.Credited.Seconds(), Forgiven: b.Forgiven.Seconds(),
-			}
-		}
-	}
-	for _, p := range points {
-		r.Uplinks = append(r.Uplinks, api.NetCPUUplink{Device: p.Device, NetNS: p.Netns, DropsBy: p.By, Why: p.Why})
-	}
 }
 
 // Maps implements feature.Mapped.

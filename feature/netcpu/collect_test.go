@@ -53,12 +53,18 @@ func TestReport(t *testing.T) {
 		},
 		Containers: running{{ID: 7}, {ID: 8}},
 	}
-	got, err := x.report(nil)
+	b := charge.Booked{State: ledger.State{Balance: -time.Second, Charged: 4 * time.Second, Credited: 3 * time.Second, Forgiven: 2 * time.Second}, Factor: 0.5}
+	x.InForce = func() InForce {
+		return InForce{
+			Drops: map[container.ID]drop.Counters{7: {Dropped: 5, Beyond: 3}}, Ledgers: map[container.ID]charge.Booked{7: b},
+			Points: []drop.Point{{Netns: 9, Device: "eth0", By: drop.ByTC, Why: "no driver"}},
+		}
+	}
+	report, err := x.Report(t.Context(), nil, api.Ask{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := charge.Booked{State: ledger.State{Balance: -time.Second, Charged: 4 * time.Second, Credited: 3 * time.Second, Forgiven: 2 * time.Second}, Factor: 0.5}
-	enforced(&got, map[container.ID]drop.Counters{7: {Dropped: 5, Beyond: 3}}, map[container.ID]charge.Booked{7: b}, []drop.Point{{Netns: 9, Device: "eth0", By: drop.ByTC, Why: "no driver"}})
+	got := report.(api.NetCPU)
 	if diff := cmp.Diff([]api.NetCPUUplink{{Device: "eth0", NetNS: 9, DropsBy: "tc", Why: "no driver"}}, got.Uplinks); diff != "" {
 		t.Errorf("uplinks (-want +got):\n%s", diff)
 	}

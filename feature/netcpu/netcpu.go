@@ -141,7 +141,10 @@ func New(cfg Config) (*Netcpu, error) {
 	if n.meter, n.noMeter = account.Open(accounts); n.noMeter != nil {
 		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
 	}
-	n.Accounts = &Accounts{Meter: n, Containers: cfg.Containers, Since: time.Now()}
+	n.Accounts = &Accounts{Containers: cfg.Containers, Since: time.Now(), Meter: n.meter, InForce: n.inForce}
+	if n.meter == nil {
+		n.Accounts.Meter = noMeter{n.noMeter}
+	}
 	if noDrop == nil && cfg.Identity == nil {
 		noDrop = n.noMeter
 	}

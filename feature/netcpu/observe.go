@@ -6,23 +6,9 @@ import (
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
-
-// ErrNoAccounts is returned by Read, wrapped, where the kernel cannot keep
-// accounts.
-var ErrNoAccounts = errors.New("network CPU time is not accounted for")
-
-// Read returns the accounts of all containers since New: whose packets cost how
-// much, and whose time that was. Errors: ErrNoAccounts, with the reason.
-func (n *Netcpu) Read() (account.Reading, error) {
-	if n.meter == nil {
-		return account.Reading{}, fmt.Errorf("netcpu: %w: %w", ErrNoAccounts, n.noMeter)
-	}
-	return n.meter.Read()
-}
 
 // rank orders the modes of containers that share a network namespace: the packets
 // are the business of the one with the highest.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
@@ -70,26 +69,12 @@ func (u *usages) only(running []container.Container, start time.Time) {
 }
 
 // since is what the scheduler has counted of a container since the accounts began.
-func (u *usages) since(id container.ID, dirs container.Cgroup) usage {
+func (u *usages) since(c container.Container) usage {
 	u.mu.Lock()
-	was := u.before[id]
+	was := u.before[c.ID]
 	u.mu.Unlock()
-	now := usageOf(dirs)
+	now := usageOf(c.Cgroup)
 	return usage{grown(now.tasks, was.tasks), grown(now.throttled, was.throttled), grown(now.periods, was.periods)}
-}
-
-// samples are those of the containers that run.
-func (u *usages) samples(running []container.Container) (to []feature.Sample) {
-	for _, c := range running {
-		of := u.since(c.ID, c.Cgroup)
-		if of.tasks == 0 {
-			continue // unknown: it has just ended
-		}
-		to = append(to,
-			feature.Sample{Container: c.ID, Name: "netcpu_tasks_seconds_total", Value: of.tasks.Seconds()},
-			feature.Sample{Container: c.ID, Name: "netcpu_throttled_seconds_total", Value: of.throttled.Seconds()})
-	}
-	return to
 }
 
 // grown is how much a counter has grown. One that has become smaller is that of

@@ -1,0 +1,315 @@
+package netcpu
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+)
+
+// reading is what the accounts and the scheduler have counted, as of one moment. The report, the
+// self report and the samples are projections of it.
+type reading struct {
+	account.Reading
+	running []container.Container
+	used    map[container.ID]usage // of those that run
+	// CPU time that containers and the tasks of the host (0) have lost to packets of others: by victim
+	// and culprit, and the sums by victim and by culprit.
+	stolenBy      map[container.ID]map[container.ID]time.Duration
+	stolen, taken map[container.ID]time.Duration
+}
+
+// take takes a reading. With an error, which is that of the Meter, it has the scheduler's part.
+func (x *Accounts) take() (reading, error) {
+	r := reading{
+		running:  x.Containers.Running(),
+		used:     make(map[container.ID]usage),
+		stolenBy: make(map[container.ID]map[container.ID]time.Duration),
+		stolen:   make(map[container.ID]time.Duration),
+		taken:    make(map[container.ID]time.Duration),
+	}
+	x.used.only(r.running, x.Since)
+	for _, c := range r.running {
+		r.used[c.ID] = x.used.since(c)
+	}
+	var err error
+	if r.Reading, err = x.Meter.Read(); err != nil {
+		return r, err
+	}
+	for _, t := range r.Thefts {
+		if t.CPU <= 0 || !isLoss(t) {
+			continue
+		}
+		victim := t.Victim.Container
+		if r.stolenBy[victim] == nil {
+			r.stolenBy[victim] = make(map[container.ID]time.Duration)
+		}
+		r.stolenBy[victim][t.Culprit] += t.CPU
+		r.stolen[victim] += t.CPU
+		r.taken[t.Culprit] += t.CPU
+	}
+	return r, nil
+}
+
+// Report implements feature.Reporter.
+func (x *Accounts) Report(_ context.Context, of *container.Container, _ api.Ask) (any, error) {
+	r, err := x.take()
+	switch {
+	case errors.Is(err, ErrNoAccounts):
+		return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: err.Error()}
+	case err != nil:
+		return nil, fmt.Errorf("read whose packets took whose CPU time: %w", err)
+	}
+	n := x.wire(r)
+	if of != nil {
+		n.Accounts = slices.DeleteFunc(n.Accounts, func(a api.NetCPUAccount) bool { return a.Container != of.ID })
+		n.Matrix = slices.DeleteFunc(n.Matrix, func(t api.NetCPUTheft) bool { return t.Victim != of.ID && t.Culprit != of.ID })
+		if len(n.Accounts) == 0 { // has ended, and never had a packet
+			n.Accounts = append(n.Accounts, api.NetCPUAccount{Container: of.ID, Name: of.Name, Ended: true})
+		}
+	}
+	if x.InForce != nil {
+		x.InForce().wire(&n)
+	}
+	return n, nil
+}
+
+// SelfReport implements feature.SelfReporter. A container learns neither who else there is nor
+// how busy others are.
+func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.SelfReports) {
+	var n api.NetCPU // without accounts it has nothing
+	if r, err := x.take(); err == nil {
+		n = x.wire(r)
+	}
+	return func(c container.Container, out *api.SelfReports) {
+		i := slices.IndexFunc(n.Accounts, func(a api.NetCPUAccount) bool { return a.Container == c.ID })
+		if i < 0 {
+			return
+		}
+		a := n.Accounts[i]
+		out.NetCPU = &api.SelfNetCPU{
+			Since: n.Since, Taken: n.Taken, Tasks: a.Tasks, Throttled: a.Throttled, Periods: a.Periods,
+			Receive: a.Receive, Send: a.Send, Stolen: a.Stolen, Work: a.Work,
+		}
+	}
+}
+
+// wire puts a reading into the API's form, with the names of the containers that run, and
+// of those that have ended for as long as Containers knows them.
+func (x *Accounts) wire(r reading) api.NetCPU {
+	rows := map[container.ID]*api.NetCPUAccount{0: {Name: "system"}}
+	for _, c := range r.running {
+		rows[c.ID] = &api.NetCPUAccount{Container: c.ID, Name: c.Name}
+	}
+	row := func(id container.ID) *api.NetCPUAccount {
+		a := rows[id]
+		if a == nil {
+			c, _ := x.Containers.Lookup(id)
+			a = &api.NetCPUAccount{Container: id, Name: c.Name, Ended: true}
+			rows[id] = a
+		}
+		return a
+	}
+	n := api.NetCPU{
+		Since: x.Since, Taken: r.Taken, Softirq: r.Softirq.Seconds(), Thread: r.Thread.Seconds(), Lost: r.Lost,
+		Accounts: []api.NetCPUAccount{}, Matrix: []api.NetCPUTheft{},
+	}
+	charged := r.Gone
+	for _, acc := range r.Accounts {
+		a := row(acc.Container)
+		for kind := range account.Protocols {
+			a.Work = appendWork(a.Work, "receive", kind.String(), acc.Receive[kind])
+			a.Work = appendWork(a.Work, "send", kind.String(), acc.Send[kind])
+			a.Receive += acc.Receive[kind].CPU.Seconds()
+			a.Send += acc.Send[kind].CPU.Seconds()
+			charged += acc.Receive[kind].CPU + acc.Send[kind].CPU
+		}
+		a.Own = acc.Own.Seconds()
+		slices.SortFunc(a.Work, func(p, q api.NetCPUWork) int { return cmp.Compare(q.Seconds, p.Seconds) })
+	}
+	n.Charged = charged.Seconds()
+
+	for _, t := range r.Thefts {
+		if t.CPU <= 0 || ownTime(t) {
+			continue
+		}
+		w := api.NetCPUTheft{Kind: t.Victim.Kind.String(), Victim: t.Victim.Container, Culprit: t.Culprit, Seconds: t.CPU.Seconds()}
+		w.CulpritName = row(t.Culprit).Name
+		if w.Victim != 0 {
+			w.VictimName = row(w.Victim).Name
+		}
+		n.Matrix = append(n.Matrix, w)
+	}
+	slices.SortStableFunc(n.Matrix, func(x, y api.NetCPUTheft) int { return cmp.Compare(y.Seconds, x.Seconds) })
+	for culprit, d := range r.taken {
+		row(culprit).Taken = d.Seconds()
+	}
+	for victim, culprits := range r.stolenBy {
+		if victim == 0 {
+			continue // the host's is in the matrix
+		}
+		a := row(victim)
+		a.Stolen = r.stolen[victim].Seconds()
+		for _, id := range slices.Sorted(maps.Keys(culprits)) {
+			a.StolenBy = append(a.StolenBy, api.NetCPUCulprit{Container: id, Name: row(id).Name, Seconds: culprits[id].Seconds()})
+		}
+		slices.SortStableFunc(a.StolenBy, func(p, q api.NetCPUCulprit) int { return cmp.Compare(q.Seconds, p.Seconds) })
+	}
+
+	n.System = *rows[0]
+	delete(rows, 0)
+	for id, a := range rows {
+		if a.Ended && a.Network() <= 0 && a.Stolen <= 0 {
+			continue
+		}
+		u := r.used[id]
+		a.Tasks, a.Throttled, a.Periods = u.tasks.Seconds(), u.throttled.Seconds(), u.periods
+		a.IsolationCost, a.IsolationSpared = x.bargain.of(id)
+		n.Accounts = append(n.Accounts, *a)
+	}
+	api.SortNetCPU(n.Accounts)
+	return n
+}
+
+func appendWork(to []api.NetCPUWork, direction, protocol string, w account.Work) []api.NetCPUWork {
+	if w.Packets == 0 && w.CPU == 0 {
+		return to
+	}
+	x := api.NetCPUWork{Direction: direction, Protocol: protocol, Seconds: w.CPU.Seconds(), Packets: w.Packets, Bytes: w.Bytes}
+	if w.Packets > 0 {
+		x.Each = float64(w.CPU.Nanoseconds()) / float64(w.Packets)
+	}
+	return append(to, x)
+}
+
+// InForce is what is done beside accounting.
+type InForce struct {
+	Drops   map[container.ID]drop.Counters // by the container that pays
+	Ledgers map[container.ID]charge.Booked // of those that are charged
+	Points  []drop.Point
+}
+
+// wire adds it to a report.
+func (f InForce) wire(r *api.NetCPU) {
+	for i := range r.Accounts {
+		a := &r.Accounts[i]
+		a.Dropped, a.QuotaDropped = f.Drops[a.Container].Dropped, f.Drops[a.Container].Beyond
+		if b, charged := f.Ledgers[a.Container]; charged {
+			a.Ledger = &api.NetCPULedger{
+				Balance: b.Balance.Seconds(), Factor: b.Factor,
+				Charged: b.Charged.Seconds(), Credited: b.Credited.Seconds(), Forgiven: b.Forgiven.Seconds(),
+			}
+		}
+	}
+	for _, p := range f.Points {
+		r.Uplinks = append(r.Uplinks, api.NetCPUUplink{Device: p.Device, NetNS: p.Netns, DropsBy: p.By, Why: p.Why})
+	}
+}
+
+// Export implements feature.Exporter. What cannot be read is not on the page.
+func (x *Accounts) Export() feature.Snapshot {
+	x.exporting.Lock() // until the pairs have seen the reading: they take one after the other
+	defer x.exporting.Unlock()
+	r, err := x.take()
+	s := feature.Snapshot{Taken: time.Now(), Help: help, Samples: r.usage()}
+	if err == nil {
+		s.Samples = append(s.Samples, r.samples(&x.pairs)...)
+	}
+	return s
+}
+
+// usage returns the samples of what the scheduler has counted.
+func (r reading) usage() (to []feature.Sample) {
+	for _, c := range r.running {
+		of := r.used[c.ID]
+		if of.tasks == 0 {
+			continue // unknown: it has just ended
+		}
+		to = append(to,
+			feature.Sample{Container: c.ID, Name: "netcpu_tasks_seconds_total", Value: of.tasks.Seconds()},
+			feature.Sample{Container: c.ID, Name: "netcpu_throttled_seconds_total", Value: of.throttled.Seconds()})
+	}
+	return to
+}
+
+// samples returns the samples of the accounts. pairs chooses the series of the matrix.
+func (r reading) samples(pairs *pairs) (to []feature.Sample) {
+	runs := map[container.ID]bool{0: true}
+	for _, c := range r.running {
+		runs[c.ID] = true
+	}
+	add := func(id container.ID, name string, v float64, labels ...feature.Label) {
+		to = append(to, feature.Sample{Container: id, Name: name, Labels: labels, Value: v})
+	}
+	var system time.Duration
+	for _, acc := range r.Accounts {
+		for protocol := range account.Protocols {
+			for _, way := range []struct {
+				name string
+				account.Work
+			}{{"receive", acc.Receive[protocol]}, {"send", acc.Send[protocol]}} {
+				if way.Packets == 0 && way.CPU == 0 {
+					continue
+				}
+				if acc.Container == 0 {
+					system += way.CPU
+				}
+				labels := []feature.Label{{Name: "direction", Value: way.name}, {Name: "protocol", Value: protocol.String()}}
+				add(acc.Container, "netcpu_seconds_total", way.CPU.Seconds(), labels...)
+				add(acc.Container, "netcpu_packets_total", float64(way.Packets), labels...)
+			}
+		}
+	}
+	for name, of := range map[string]map[container.ID]time.Duration{"netcpu_stolen_seconds_total": r.stolen, "netcpu_taken_seconds_total": r.taken} {
+		for id, d := range of {
+			if id != 0 { // the host's is in the matrix
+				add(id, name, d.Seconds())
+			}
+		}
+	}
+	show, other := pairs.split(r.Thefts, maxPairs, func(id container.ID) bool { return runs[id] })
+	for _, t := range show {
+		add(0, "netcpu_theft_seconds_total", t.CPU.Seconds(), feature.Label{Name: "kind", Value: t.Victim.Kind.String()},
+			party("victim", t.Victim.Container, "host"), party("culprit", t.Culprit, "system"))
+	}
+	if other > 0 {
+		const o = "other"
+		add(0, "netcpu_theft_seconds_total", other.Seconds(), feature.Label{Name: "kind", Value: o}, party("victim", 0, o), party("culprit", 0, o))
+	}
+	add(0, "netcpu_measured_seconds_total", r.Softirq.Seconds(), feature.Label{Name: "where", Value: "softirq"})
+	add(0, "netcpu_measured_seconds_total", r.Thread.Seconds(), feature.Label{Name: "where", Value: "thread"})
+	add(0, "netcpu_system_seconds_total", system.Seconds())
+	add(0, "netcpu_lost_events_total", float64(r.Lost))
+	return to
+}
+
+// party is a label that is a container, or the word for none.
+func party(name string, id container.ID, none string) feature.Label {
+	if id != 0 {
+		return feature.Label{Name: name, Container: id}
+	}
+	return feature.Label{Name: name, Value: none}
+}
+
+// ownTime says whether work ran in the time of whom it was for.
+func ownTime(t account.Theft) bool {
+	return t.Victim.Container == t.Culprit && (t.Victim.Kind == account.Task || t.Victim.Kind == account.NAPI)
+}
+
+// isLoss says whether work ran in time that somebody else lost by it: a
+// container's, or that of a task of the host. The kernel's threads for all
+// and idle CPUs lose nothing, and neither does whoever sent the packets.
+func isLoss(t account.Theft) bool {
+	return !ownTime(t) && (t.Victim.Kind == account.Task || t.Victim.Kind == account.NAPI && t.Victim.Container != 0)
+}
