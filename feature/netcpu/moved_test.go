@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -206,5 +207,45 @@ func needOwnHierarchy(t *testing.T) {
 	must(t, err)
 	if layout.CPU == layout.V2 {
 		testkit.Skip(t, "the cpu controller has no hierarchy of its own")
+	}
+}
+
+// A container that comes to be in another network namespace leaves nothing behind in the first one,
+// and pays for the packets of the second.
+func TestMovedToAnotherNetwork(t *testing.T) {
+	testkit.InFull(t)
+	t.Parallel()
+	for _, mode := range movedModes {
+		t.Run(string(mode), func(t *testing.T) {
+			h := newHost(t, sandbox.CPU{})
+			other := h.create(sandbox.Spec{Name: "other"})
+			h.Join(other, "10.66.0.3/24", h.ns, "h1")
+			one, two := h.container, h.Describe(other)
+			two.ID, two.Cgroup = one.ID, one.Cgroup
+			two.Interfaces = []container.Interface{h.Veth(other, "eth0", h.ns, "h1")}
+			before := h.state()
+			h.apply(one, mode)
+			for range 2 { // the second time nothing is left to do
+				h.apply(two, mode)
+			}
+			moved := h.state()
+			for _, name := range []string{"eth0 gro", "eth0 threaded", "eth0 rps", "h0 tso"} {
+				if moved[name] != before[name] {
+					t.Errorf("moved: %s is %q, want %q", name, moved[name], before[name])
+				}
+			}
+			attached := func(box *sandbox.Box, device string) int {
+				state, err := hook.Open("/proc", h.journal).Look(container.Device{NetNS: h.Open(box).Inode(), Index: h.Index(box, device)}, box.NetNS())
+				must(t, err)
+				return len(state.Egress)
+			}
+			if was, is := attached(h.ns, "h0"), attached(h.ns, "h1"); was != 0 || is != 1 {
+				t.Errorf("moved: %d programs count what the first veth gets, and %d the second, want 0 and 1", was, is)
+			}
+			must(t, h.netcpu.Remove(t.Context(), two.ID))
+			if left := h.notes(); len(left) != 0 || attached(h.ns, "h1") != 0 {
+				t.Errorf("in the end: journal %+v", left)
+			}
+		})
 	}
 }
