@@ -8,15 +8,10 @@
 // Settle. If that fails, the next call for the same container returns the same tenants, with
 // the same Change. A tenant outlives its last member until Settle.
 //
-// feature/overlay and feature/latency use it. The others still keep tenants of their own. This is
-// what each needs, and where it finds it:
+// netcpu, traffic, latency and overlay use it. Two places still keep tenants of their own:
 //
-//   - traffic: one policy for all that ask for bandwidth. AgreeFunc; while they Disagree, it
-//     keeps the last value. Remove, for a newcomer that it refuses. Owner, not the lowest id.
-//   - netcpu/isolate: who pays, and who is next: Owner. The last expiry: Expiry of Members.
-//   - netcpu/drop: a namespace that its payer has left, until counting there ends: At, Settle.
 //   - netcpu/charge: payers by cgroup. A key of {Container: number of the TenantGroup's
-//     cgroup}, which survives a rename; the largest reserve of Said.
-//   - netcpu: the strictest mode, the first of equals: slices.MaxFunc on Said.
+//     cgroup}, which survives a rename; the largest reserve of Said. But a container stays
+//     charged until what was turned for it is restored, so that its Remove can fail.
 //   - agent's worker: who shares a network: Members, in a Register of all containers.
 package tenant

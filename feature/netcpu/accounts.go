@@ -32,16 +32,15 @@ func (m noMeter) Read() (account.Reading, error) {
 	return account.Reading{}, fmt.Errorf("netcpu: %w: %w", ErrNoAccounts, m.why)
 }
 
-// Accounts is what the feature says about whose packets took whose CPU time: in
-// its report, on the metrics page, to containers about themselves, and in its
-// decisions about those in the mode auto. Each Netcpu has one.
+// Accounts reads the accounts of network CPU time for the report, the metrics page, the containers'
+// own view and the decisions of the mode auto. Each Netcpu has one.
 type Accounts struct {
 	Meter      Meter
 	Containers feature.Containers
 	Since      time.Time // when Meter began to count
 
 	// Threads gives the CPU time of the NAPI threads of each container that is isolated;
-	// nil: nobody is.
+	// nil: none is.
 	Threads func() map[container.ID]time.Duration
 	// InForce gives what is done beside accounting, for the report; nil: nothing is.
 	InForce func() InForce
@@ -54,8 +53,7 @@ type Accounts struct {
 	pairs     pairs
 }
 
-// Read returns the accounts of all containers since New: whose packets cost how much, and
-// whose time that was. Errors: ErrNoAccounts, with the reason.
+// Read returns the accounts of all containers since New. Errors: ErrNoAccounts, with the reason.
 func (x *Accounts) Read() (account.Reading, error) { return x.Meter.Read() }
 
 // PacketWork implements feature.Worker.

@@ -35,8 +35,8 @@ func (n *Netcpu) newCharger() *charge.Charger {
 	return charge.New(cfg)
 }
 
-// charge makes the quota or the weight of a container follow its account. in is its tenant, nil if its
-// network is not known.
+// charge makes the quota or the weight of a container follow its account. in is its tenant, nil if
+// its network is not known.
 func (n *Netcpu) charge(ctx context.Context, in *tenant.Tenant, t policy.Target) error {
 	c := t.Container
 	if !n.charger.Has(c.ID) {

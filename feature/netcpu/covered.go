@@ -15,9 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// uncovered is the error, a feature.ErrPartly, of an isolated container whose packets
-// may enter the host by a device that does not poll: the work on them is done in
-// whoever's time it happens to be, and no thread of ours takes part in it.
+// uncovered returns a feature.ErrPartly if packets of an isolated container may enter the host by a
+// device that does not poll: the work on them runs in any context's time, and in no thread of ours.
 func (n *Netcpu) uncovered(ctx context.Context, c container.Container) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -12,10 +12,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// knownGroup is one cgroup of a container as Apply last found it. Its number tells a
-// cgroup that somebody has renamed, as cgroup v1 allows, from another one that
-// the container was moved to: what was changed of the first is still there to be
-// undone, and its limits are as we have left them.
+// knownGroup is one cgroup of a container as Apply last found it. Its number distinguishes a cgroup
+// that was renamed, as cgroup v1 allows, from another one that the container was moved to: what was
+// changed of the first is still there to be undone, and its limits are as we have left them.
 type knownGroup struct {
 	dir string
 	id  uint64

@@ -1,21 +1,17 @@
-// Package netcpu makes the CPU time that a container's packets cost the
-// container's own (Iron, NSDI 2018).
+// Package netcpu charges each container for the CPU time of its packets (Iron, NSDI 2018).
 //
-// In the mode observe, and beneath every other, it keeps accounts of whose
-// packets took whose time (package account). In the mode charge the container's
-// quota or weight follows them (packages ledger and charge). In the mode isolate
-// (package isolate) the container's receive processing runs in NAPI kernel threads, and those threads live in the
-// container's own cpu cgroup, so that the scheduler charges and limits it like
-// anything else the container does. What comes before the container (NIC poll,
-// bridge) runs in threads too: of the container whose packets a queue brings, or
-// of a group of its own; and a packet that the container has no time for is
-// dropped there (packages uplink and drop). Package auto chooses among the modes. The
-// packages know nothing of one another but what they import; this one applies,
-// removes and reports.
+// In every mode it keeps accounts of the CPU time that packets take, by container and by the
+// context that loses it (package account). In the mode charge a container's quota or weight
+// follows its account (packages ledger and charge). In the mode isolate (package isolate) NAPI
+// kernel threads in the container's own cpu cgroup process what it receives, so that the
+// scheduler charges and limits that like anything else the container does. The stage before the
+// container (NIC poll, bridge) runs in threads too, in the cgroup of the container that a queue
+// serves or in a group of its own; a packet that the container has no time for is dropped there
+// (packages uplink and drop). Package auto chooses among the modes. This package holds the
+// register of tenants, passes them to the others, and reports.
 //
-// It is not a traffic shaper: it never looks at how many bytes a container is
-// due. Package agent calls it, as a feature.Feature. README.md beside this
-// file says what is changed on the host and what it was measured to give.
+// It is not a traffic shaper: it never looks at how many bytes a container is due. Package agent
+// calls it, as a feature.Feature. README.md lists the changes on the host, and figures.
 package netcpu
 
 import (
@@ -55,9 +51,9 @@ const name = "netcpu"
 type Config struct {
 	Roots   kernel.Roots
 	Journal *journal.Journal
-	Log     *slog.Logger // for what goes wrong with nobody to return it to; nil: no log
+	Log     *slog.Logger // for errors in the background; nil: no log
 
-	// Containers is who runs here. It may be nil where nobody asks for reports.
+	// Containers lists the running containers. It may be nil if no reports are needed.
 	Containers feature.Containers
 
 	Identity *identity.Identity // nil: neither accounts nor early drop
@@ -194,8 +190,8 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	return errors.Join(observed, enforced)
 }
 
-// enforce does what a mode does beside observing. It does not settle the tenant that the container is
-// in: Change goes on to list those that have left it and have not been released.
+// enforce does what a mode does beside observing. It does not settle the container's tenant: Change
+// goes on to list the members that have left it and are not released.
 func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCPU) error {
 	if err := n.refuses(t.Container, mode); err != nil {
 		return err

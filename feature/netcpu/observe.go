@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// rank orders the modes of containers that share a network namespace: the packets
-// are the business of the one with the highest.
+// rank orders the modes by strictness. The strictest mode among the members of a tenant holds for
+// its packets, and among equals that of the first member.
 func rank(mode policy.NetCPU) int {
 	return slices.Index([]policy.NetCPU{policy.NetCPUObserve, policy.NetCPUAuto, policy.NetCPUCharge, policy.NetCPUIsolate}, mode)
 }

@@ -23,7 +23,7 @@ import (
 type reading struct {
 	account.Reading
 	running []container.Container
-	used    map[container.ID]usage // of those that run
+	used    map[container.ID]usage // of the running containers
 	// CPU time that containers and the tasks of the host (0) have lost to packets of others: by victim
 	// and culprit, and the sums by victim and by culprit.
 	stolenBy      map[container.ID]map[container.ID]time.Duration
@@ -196,7 +196,7 @@ func appendWork(to []api.NetCPUWork, direction, protocol string, w account.Work)
 // InForce is what is done beside accounting.
 type InForce struct {
 	Drops   map[container.ID]drop.Counters // by the container that pays
-	Ledgers map[container.ID]charge.Booked // of those that are charged
+	Ledgers map[container.ID]charge.Booked // of the charged containers
 	Points  []drop.Point
 }
 
@@ -302,14 +302,14 @@ func party(name string, id container.ID, none string) feature.Label {
 	return feature.Label{Name: name, Value: none}
 }
 
-// ownTime says whether work ran in the time of whom it was for.
+// ownTime reports whether work ran in the time of the container that it was for.
 func ownTime(t account.Theft) bool {
 	return t.Victim.Container == t.Culprit && (t.Victim.Kind == account.Task || t.Victim.Kind == account.NAPI)
 }
 
-// isLoss says whether work ran in time that somebody else lost by it: a
-// container's, or that of a task of the host. The kernel's threads for all
-// and idle CPUs lose nothing, and neither does whoever sent the packets.
+// isLoss reports whether another container, or a task of the host, lost the time in which work
+// ran. The kernel's threads for all and idle CPUs lose nothing, and neither does the sender of the
+// packets.
 func isLoss(t account.Theft) bool {
 	return !ownTime(t) && (t.Victim.Kind == account.Task || t.Victim.Kind == account.NAPI && t.Victim.Container != 0)
 }

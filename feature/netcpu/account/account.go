@@ -1,7 +1,7 @@
 // Package account charges every nanosecond of network softirq to the container
-// that caused it, and records whose time it took (Iron, NSDI 2018, section 3.1).
-// account.bpf.c does the work inside the softirq. The Go part tells it which
-// packets belong to which container, and reads the results.
+// that caused it, and records which context lost that time (Iron, NSDI 2018, section 3.1).
+// account.bpf.c does the work inside the softirq. The Go part registers containers with
+// it, and reads the results.
 //
 // The package only measures. It affects neither scheduling nor packets; packages
 // ledger and netcpu act on the numbers. Package netcpu opens one Meter per host.
@@ -98,7 +98,7 @@ const (
 	Ksoftirqd                  // the kernel's thread for softirqs
 	Idle                       // the CPU was idle
 	NAPI                       // a thread that polls a device
-	Peer                       // as Task, and it had sent the packets itself: nobody was robbed
+	Peer                       // as Task, and it had sent the packets itself: no theft
 )
 
 func (k PartyKind) String() string {
@@ -121,7 +121,7 @@ type Party struct {
 	Kind      PartyKind
 }
 
-// Theft is the time that one container's packets took from somebody else.
+// Theft is the time that one container's packets took from another context.
 type Theft struct {
 	Victim  Party
 	Culprit container.ID // System: 0

@@ -89,7 +89,7 @@ func (m *Meter) recalibrate() {
 }
 
 // interruptsAround causes interrupts, one after the other, and returns the overhead
-// around the handlers of those that the programs saw.
+// around their handlers, for each that the programs saw.
 func (m *Meter) interruptsAround(call bool) ([]uint64, error) {
 	cpu, other, err := stay()
 	if err != nil {

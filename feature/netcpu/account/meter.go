@@ -141,7 +141,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	m.maps, m.flush, m.around, m.aroundCall = objs.accountMaps, objs.Flush, objs.Around, objs.Call
 	m.slots = make([]*account, 1, m.maps.FlAccounts.MaxEntries())
 	m.cgroups = m.cfg.Identity.Cgroups(m.maps.FlContainers, "accounts of cgroups")
-	// In this order, so that the programs see the end of every run whose start they saw.
+	// In this order, so that the programs see the end of every run that they saw start.
 	if m.links, err = m.object.Attach(accountProgFlExit, accountProgFlPolled, accountProgFlReceive, accountProgFlXmit, accountProgFlEnter); err != nil {
 		return nil, err
 	}
@@ -188,7 +188,7 @@ func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
 func (m *Meter) Charges() *ebpf.Map { return m.maps.FlCharges }
 
 // Taker loads the program that an XDP program tail-calls to drop a packet, after it has
-// told for which tenant (bpf/fate.h). Taker's program charges the cost of the packet to
+// noted the tenant (bpf/fate.h). Taker's program charges the cost of the packet to
 // the tenant's account and returns XDP_DROP. frags says whether the caller accepts packets of
 // several fragments (BPF_F_XDP_HAS_FRAGS); the kernel requires the same of both. The
 // caller closes the program.
@@ -319,7 +319,7 @@ func (m *Meter) free() (uint32, error) {
 }
 
 // reclaim recycles the slots of forgotten accounts and finds one. Recycling takes two
-// Reads, and there may be a host where nobody reads the accounts.
+// Reads, and there may be a host where nothing reads the accounts.
 func (m *Meter) reclaim() (uint32, error) {
 	for range 2 {
 		if _, err := m.read(false); err != nil {

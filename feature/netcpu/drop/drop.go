@@ -26,7 +26,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// errSlots means that the tenant's slot is beyond those that the BPF maps hold.
+// errSlots means that the tenant's slot is beyond the range of the BPF maps.
 var errSlots = errors.New("no room for the tenant's slot")
 
 // Config is what Load needs.
@@ -118,8 +118,8 @@ func (d *Dropper) Maps() []bpf.Usage { return d.object.Usage() }
 // Begin counts what comes for a tenant in the network namespace ns, and drops it at the expense of
 // one member: if that is charged, once the packets have cost what Allow says; if it is isolated,
 // while the ring of a veth is full or the quota is used up. It ends an earlier Begin for another
-// member. It may be repeated at any time, and then follows the payer's veths. Drops is nil with a nil
-// *Dropper.
+// member. It may be repeated at any time, and then follows the payer's veths. The result is nil with
+// a nil *Dropper.
 func (d *Dropper) Begin(ns *netdev.NS, of *tenant.Tenant, payer container.Container, charged bool) (t *Drops, err error) {
 	if d == nil {
 		return nil, nil

@@ -104,7 +104,7 @@ func (t *Drops) countPolls(devices map[dropFlDevice]bool) error {
 	return errors.Join(errs...)
 }
 
-// countVeths counts packets into exactly the veths of c, whose namespace is inside.
+// countVeths counts packets into exactly the veths of c; inside is its namespace.
 func (t *Drops) countVeths(inside *netdev.NS, c container.Container) error {
 	has := make(map[container.Device]bool)
 	var veths []container.End

@@ -65,9 +65,9 @@ type Isolator struct {
 // isolation is what is in force for one tenant.
 type isolation struct {
 	of *tenant.Tenant
-	// payer is the member whose cgroup is charged for the tenant's packets, as Isolate last found
-	// it. It owns the journal entries. It is the first that asked for isolation; when it no longer
-	// does, the next of those that do takes over, in the order of the members.
+	// payer is the member that is charged for the tenant's packets, as Isolate last found it, and
+	// the owner of the journal entries. It is the first that asked for isolation. When it no longer
+	// asks, the next member that does takes over.
 	payer   container.Container
 	at      place // of its threads
 	queues  bool  // it may have queues of uplinks

@@ -129,7 +129,7 @@ func placing(proc string, l cgroup.Layout, t sched.Thread, at place) (plan []jou
 	return plan
 }
 
-// steering keeps a thread that may run on the CPUs of may on those that are also in cpus.
+// steering keeps a thread that may run on the CPUs of may on the ones that are also in cpus.
 func steering(affinity journal.Knob, may, cpus []int) []journal.Setting {
 	want := slices.DeleteFunc(slices.Clone(cpus), func(c int) bool { return !slices.Contains(may, c) })
 	if len(want) == 0 || len(want) == len(may) {

@@ -112,8 +112,9 @@ func (is *Isolator) threads(d device, id container.ID) ([]sched.Thread, error) {
 }
 
 // threadsByName does the same if the kernel lists no NAPIs (before 6.8): a device's threads are
-// those with names that appear when it is switched on. Many containers have an eth0, so for a
-// device that is on already the journal decides: those that were moved for the same owner.
+// the ones with names that appear when it is switched on. Many containers have an eth0, so for a
+// device that is on already the journal decides: the threads are the ones that were moved for the
+// same owner.
 func (is *Isolator) threadsByName(plan []journal.Setting, device string, id container.ID) ([]sched.Thread, error) {
 	knob := plan[0].Knob
 	if value, err := knob.Read(); err != nil {

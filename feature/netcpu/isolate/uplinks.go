@@ -22,7 +22,6 @@ const uplinkGroup = "fairlead-uplink-"
 // has the usual weight: no one needs protection from it, since what a container cannot take costs
 // next to nothing. MEASURED.md, "The stage before the container", has the measurement; the weight
 // without early drop is arithmetic.
-// what was measured; the weight without early drop is arithmetic.
 const uplinkShares = 100
 
 // uplinks is the changes on the host while any container is isolated.
@@ -37,7 +36,7 @@ type uplinkDevice struct {
 	path    string // of its namespace
 	threads []thread
 	at      place    // of its threads, unless a container has them
-	queues  []*queue // those that a container may get; see queue.go
+	queues  []*queue // that a container may get; see queue.go
 }
 
 // claimUplinks moves the polling of the devices that packets for c pass into threads of the uplink
