@@ -124,12 +124,14 @@ func (h *host) target(mode policy.NetCPU) policy.Target {
 
 // apply puts a mode into force as the agent does: it tries again, as a thread that
 // has just been made cannot be moved before it has run, which beside a flood on a
-// busy machine can take longer than an Apply waits.
+// busy machine can take longer than an Apply waits; and a program stays attached for as long as
+// another process looks at it, so that it cannot be attached again at once.
 func (h *host) apply(c container.Container, mode policy.NetCPU) {
 	h.t.Helper()
 	target := policy.Target{Container: c, Settings: policy.Settings{NetCPU: mode}}
 	err := h.netcpu.Apply(h.t.Context(), target)
-	for tries := 0; tries < 10 && errors.Is(err, unix.EINVAL); tries++ {
+	again := func() bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EEXIST) }
+	for tries := 0; tries < 10 && again(); tries++ {
 		h.t.Log(err)
 		err = h.netcpu.Apply(h.t.Context(), target)
 	}
