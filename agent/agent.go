@@ -195,7 +195,7 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 		v := f.Support()
 		if v.Level != probe.Full {
 			level := slog.LevelWarn
-			if v.Level == probe.Degraded && !v.Mendable() {
+			if v.Level == probe.Degraded && !wireVerdict(v).Mendable() {
 				level = slog.LevelInfo
 			}
 			a.log.Log(context.Background(), level, "feature is "+string(v.Level), "feature", f.Name(), "why", v.Why, "mend", v.Mend)

@@ -176,7 +176,7 @@ func TestAgentFinds(t *testing.T) {
 		switch {
 		case x.code != "" && (!errors.As(err, &e) || e.Code != x.code):
 			t.Errorf("%q: %v, want an error %s", x.ref, err, x.code)
-		case x.code == "" && (err != nil || got.Container.ID != x.want || got.Ended != x.ended):
+		case x.code == "" && (err != nil || got.Container.ID != api.ID(x.want) || got.Ended != x.ended):
 			t.Errorf("%q: found %d, ended %v, %v; want %d", x.ref, got.Container.ID, got.Ended, err, x.want)
 		}
 	}
@@ -241,7 +241,7 @@ func TestAgentStatus(t *testing.T) {
 	r.until("the problem is told", func() bool {
 		st, err := r.client.Status(t.Context())
 		return err == nil && len(st.Policy.Problems) == 1 && st.Complete && st.Containers == 1 && st.Version.Version == "test" &&
-			len(st.Features) == 1 && st.Features[0].Support.Level == probe.Full && st.Sources[0].Name == "fake"
+			len(st.Features) == 1 && st.Features[0].Support.Level == api.LevelFull && st.Sources[0].Name == "fake"
 	})
 }
 

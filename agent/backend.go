@@ -182,7 +182,7 @@ func (a *Agent) Self(ctx context.Context, p api.Peer) (api.Self, error) {
 		return api.Self{}, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
 	}
 	t := a.target(c)
-	out := api.Self{ID: c.ID, Name: c.Name, Policy: wireSettings(t.Effective()), Features: a.statuses(t), Measured: []api.FeatureSamples{}}
+	out := api.Self{ID: api.ID(c.ID), Name: c.Name, Policy: wireSettings(t.Effective()), Features: a.statuses(t), Measured: []api.FeatureSamples{}}
 	for i, s := range out.Policy { // the rest is the host's business, and others'
 		out.Policy[i] = api.Setting{Key: s.Key, Value: s.Value}
 	}
@@ -212,7 +212,7 @@ func (a *Agent) Self(ctx context.Context, p api.Peer) (api.Self, error) {
 		}
 	}
 	for _, f := range a.fresh.samples.Features {
-		f.Samples = slices.DeleteFunc(slices.Clone(f.Samples), func(s api.Sample) bool { return s.Container != c.ID || names(s) })
+		f.Samples = slices.DeleteFunc(slices.Clone(f.Samples), func(s api.Sample) bool { return s.Container != api.ID(c.ID) || names(s) })
 		out.Measured = append(out.Measured, f)
 	}
 	for _, report := range a.fresh.reports {
@@ -227,9 +227,9 @@ func names(s api.Sample) bool {
 }
 
 // Caller returns the container of a peer, or 0 if it is in no known one.
-func (a *Agent) Caller(p api.Peer) container.ID {
+func (a *Agent) Caller(p api.Peer) api.ID {
 	c, _ := a.containerOf(p)
-	return c.ID
+	return api.ID(c.ID)
 }
 
 // containerOf finds the container of a peer: the one with the peer's cgroup or, if its processes

@@ -15,21 +15,21 @@ import (
 )
 
 // Doctor reports what this host can do.
-func (a *Agent) Doctor(ctx context.Context) (probe.Report, error) {
+func (a *Agent) Doctor(ctx context.Context) (api.Report, error) {
 	a.probing.Lock() // its trials have a cost
 	defer a.probing.Unlock()
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return append(append(findings(ctx, a.cfg), examined(a.all, a.hangs)...), Unmatched(a.policyStatus())...), nil
+	return append(wireReport(append(findings(ctx, a.cfg), examined(a.all, a.hangs)...)), Unmatched(a.policyStatus())...), nil
 }
 
 // Unmatched returns findings for policies of files that match no container.
-func Unmatched(st api.PolicyStatus) (list probe.Report) {
+func Unmatched(st api.PolicyStatus) (list api.Report) {
 	for _, i := range st.Idle {
-		list = append(list, probe.Finding{
+		list = append(list, api.Finding{
 			Capability: fmt.Sprintf("%s:%d", filepath.Base(i.File), i.Line), Area: "policy",
-			Verdict: probe.Verdict{Level: probe.Degraded,
+			Verdict: api.Verdict{Level: api.LevelDegraded,
 				Why:  "this policy has matched no container since " + i.Since.Local().Format(time.DateTime),
 				Mend: "compare its match with names, images and labels in `fairlead ps -o yaml`, or remove it from " + i.File},
 		})
@@ -39,17 +39,17 @@ func Unmatched(st api.PolicyStatus) (list probe.Report) {
 
 // Examine is Doctor without an agent: it reports what an agent with this configuration could do. It
 // makes the features, which change nothing, and closes them again.
-func Examine(ctx context.Context, cfg Config) probe.Report {
+func Examine(ctx context.Context, cfg Config) api.Report {
 	r := findings(ctx, cfg)
 	fs, err := features(cfg, watch(cfg, nil), nil, nil)
 	if err != nil {
-		return append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}})
+		return wireReport(append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}}))
 	}
 	r = append(r, examined(fs, func(feature.Feature) string { return "" })...)
 	for _, f := range fs {
 		f.Close() // nothing was applied
 	}
-	return r
+	return wireReport(r)
 }
 
 func findings(ctx context.Context, cfg Config) probe.Report {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 // A policy that matches nothing is a finding with its place.
@@ -15,7 +14,7 @@ func TestUnmatched(t *testing.T) {
 		t.Errorf("without one: %v", r)
 	}
 	r := Unmatched(api.PolicyStatus{Idle: []api.Idle{{File: "/etc/fairlead/policy.d/10-web.yaml", Line: 3, Since: time.Now()}}})
-	if len(r) != 1 || r[0].Capability != "10-web.yaml:3" || r[0].Level != probe.Degraded || !strings.Contains(r[0].Why, "matched no container since 20") || !strings.Contains(r[0].Mend, "policy.d/10-web.yaml") {
+	if len(r) != 1 || r[0].Capability != "10-web.yaml:3" || r[0].Level != api.LevelDegraded || !strings.Contains(r[0].Why, "matched no container since 20") || !strings.Contains(r[0].Mend, "policy.d/10-web.yaml") {
 		t.Errorf("with one: %+v", r)
 	}
 }

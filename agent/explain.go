@@ -79,7 +79,7 @@ func (a *Agent) Plan(ctx context.Context, ref string) ([]api.Planned, error) {
 // change describes one journal entry, with the present value of its knob.
 func (a *Agent) change(open journal.Opener, names Devices, e journal.Entry, t policy.Target) api.Change {
 	w := api.Change{
-		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object, Device: names.of(e.Ref.Object),
+		Container: api.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object, Device: names.of(e.Ref.Object),
 		Before: e.Before, Wrote: e.Wrote, When: e.When,
 	}
 	if e.Value != e.Wrote {
@@ -139,7 +139,7 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 		if err != nil {
 			return api.Restored{}, err
 		}
-		answer.Container, answer.Name, answer.Source = c.ID, c.Name, c.Source
+		answer.Container, answer.Name, answer.Source = api.ID(c.ID), c.Name, c.Source
 		match = func(id container.ID) bool { return id == c.ID }
 		if !ended {
 			a.mu.Lock()
@@ -201,7 +201,7 @@ func (a *Agent) seen(open journal.Opener, e journal.Entry) journal.Outcome {
 func WireOutcome(o journal.Outcome, names Devices) api.Outcome {
 	e := o.Entry
 	w := api.Outcome{
-		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object, Device: names.of(e.Ref.Object),
+		Container: api.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object, Device: names.of(e.Ref.Object),
 		Result: string(o.Result), Before: e.Before, Wrote: e.Wrote,
 	}
 	if o.Result == journal.Foreign {

@@ -238,7 +238,7 @@ func (r *rig) state1(id container.ID) string {
 		r.t.Fatal(err)
 	}
 	for _, c := range list {
-		if c.ID == id && len(c.Features) > 0 {
+		if c.ID == api.ID(id) && len(c.Features) > 0 {
 			return c.Features[0].State
 		}
 	}

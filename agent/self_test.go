@@ -123,10 +123,10 @@ func TestSelf(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &s); err != nil {
 		t.Fatal(err)
 	}
-	if s.ID != ids[0] || s.Name != "mine" || len(s.Features) != 1 || s.Features[0].State != api.StateDone {
+	if s.ID != api.ID(ids[0]) || s.Name != "mine" || len(s.Features) != 1 || s.Features[0].State != api.StateDone {
 		t.Errorf("self %+v", s)
 	}
-	if len(s.Measured) != 1 || len(s.Measured[0].Samples) != 1 || s.Measured[0].Samples[0].Container != ids[0] {
+	if len(s.Measured) != 1 || len(s.Measured[0].Samples) != 1 || s.Measured[0].Samples[0].Container != api.ID(ids[0]) {
 		t.Errorf("measured %+v", s.Measured)
 	}
 	if n := s.NetCPU; n == nil || n.Receive != 1 || n.Stolen != 3 || len(n.Work) != 1 || n.Work[0].Packets != 1000 || n.Tasks <= 0 {

@@ -65,7 +65,7 @@ func (w *worker) counts() counts {
 func (w *worker) totals() api.Feature {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	t := api.Feature{Name: w.feature.Name(), Support: w.feature.Support()}
+	t := api.Feature{Name: w.feature.Name(), Support: wireVerdict(w.feature.Support())}
 	for _, r := range w.rows {
 		switch {
 		case r.err != nil && !r.settled, w.busy == r && w.hang() != "":
@@ -114,7 +114,7 @@ func (a *Agent) featureTotals() []api.Feature {
 		if w := a.worker(f.Name()); w != nil {
 			out = append(out, w.totals())
 		} else {
-			out = append(out, api.Feature{Name: f.Name(), Support: f.Support()})
+			out = append(out, api.Feature{Name: f.Name(), Support: wireVerdict(f.Support())})
 		}
 	}
 	return out

@@ -6,6 +6,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -13,7 +14,7 @@ import (
 
 func wireContainer(c container.Container) api.Container {
 	w := api.Container{
-		ID: c.ID, Name: c.Name, Source: c.Source, RuntimeID: c.RuntimeID, Image: c.Image, ImageNames: c.ImageNames, Labels: c.Labels,
+		ID: api.ID(c.ID), Name: c.Name, Source: c.Source, RuntimeID: c.RuntimeID, Image: c.Image, ImageNames: c.ImageNames, Labels: c.Labels,
 		Pod: c.Pod, Namespace: c.Namespace, PID: c.PID, Started: c.Started,
 		Cgroup: api.Cgroup(c.Cgroup), NetNS: c.NetNS, HostNetwork: c.HostNetwork,
 		Interfaces: make([]api.Interface, 0, len(c.Interfaces)),
@@ -39,12 +40,32 @@ func wireSettings(origins []policy.Origin) []api.Setting {
 	return out
 }
 
+func wireVerdict(v probe.Verdict) api.Verdict {
+	return api.Verdict{Level: api.Level(v.Level), Why: v.Why, Mend: v.Mend}
+}
+
+func wireReport(r probe.Report) api.Report {
+	out := make(api.Report, 0, len(r))
+	for _, f := range r {
+		out = append(out, api.Finding{Capability: f.Capability, Area: f.Area, Verdict: wireVerdict(f.Verdict), Detail: f.Detail})
+	}
+	return out
+}
+
 func wireProblems(problems []policy.Problem, match func(policy.Problem) bool) []api.Problem {
 	var out []api.Problem
 	for _, p := range problems {
 		if match(p) {
-			out = append(out, api.Problem{Container: p.Container, Text: p.String()})
+			out = append(out, api.Problem{Container: api.ID(p.Container), Text: p.String()})
 		}
+	}
+	return out
+}
+
+func wireLabels(labels []feature.Label) []api.Label {
+	var out []api.Label
+	for _, l := range labels {
+		out = append(out, api.Label{Name: l.Name, Value: l.Value, Container: api.ID(l.Container)})
 	}
 	return out
 }
@@ -57,7 +78,7 @@ func wireSamples(name string, s feature.Snapshot) api.FeatureSamples {
 		}
 		// JSON cannot represent these, and one must not spoil the rest.
 		if !math.IsNaN(x.Value) && !math.IsInf(x.Value, 0) {
-			out.Samples = append(out.Samples, api.Sample{Container: x.Container, Name: x.Name, Device: x.Device, Labels: x.Labels, Value: x.Value})
+			out.Samples = append(out.Samples, api.Sample{Container: api.ID(x.Container), Name: x.Name, Device: x.Device, Labels: wireLabels(x.Labels), Value: x.Value})
 		}
 	}
 	return out

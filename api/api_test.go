@@ -20,9 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 const childEnv = "FAIRLEAD_TEST_CHILD"
@@ -47,8 +45,8 @@ type backend struct {
 	set      SetRequest
 	peer     Peer
 	slow     chan struct{}
-	asked    atomic.Uint64             // how often Caller was, in the order of connections
-	callers  func(uint64) container.ID // nil: always the same
+	asked    atomic.Uint64   // how often Caller was, in the order of connections
+	callers  func(uint64) ID // nil: always the same
 }
 
 func (b *backend) Containers(ctx context.Context) ([]Container, error) {
@@ -66,8 +64,8 @@ func (b *backend) Explain(_ context.Context, ref string) (Explanation, error) {
 func (b *backend) Plan(_ context.Context, ref string) ([]Planned, error) {
 	return []Planned{{Object: ref}}, b.err
 }
-func (b *backend) Doctor(context.Context) (probe.Report, error) {
-	return probe.Report{{Capability: "x", Area: "y", Verdict: probe.Verdict{Level: probe.Degraded, Why: "z"}}}, b.err
+func (b *backend) Doctor(context.Context) (Report, error) {
+	return Report{{Capability: "x", Area: "y", Verdict: Verdict{Level: LevelDegraded, Why: "z"}}}, b.err
 }
 func (b *backend) Status(context.Context) (Status, error)   { return Status{Rounds: 3}, b.err }
 func (b *backend) Samples(context.Context) (Samples, error) { return b.samples, b.err }
@@ -95,7 +93,7 @@ func (b *backend) Self(_ context.Context, p Peer) (Self, error) {
 	return Self{ID: 9}, b.err
 }
 
-func (b *backend) Caller(Peer) container.ID {
+func (b *backend) Caller(Peer) ID {
 	if n := b.asked.Add(1) - 1; b.callers != nil {
 		return b.callers(n)
 	}

@@ -12,8 +12,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/fairlead-project/fairlead/container"
 )
 
 func blockioRoutes() []route {
@@ -80,7 +78,7 @@ type RealtimePoint struct {
 // Reservation is the block I/O that a container has reserved on a device.
 type Reservation struct {
 	ID        string         `json:"id" doc:"id of the container and number of the disk; does not change while the container runs"`
-	Container container.ID   `json:"container,string" doc:"id of the container"`
+	Container ID             `json:"container,string" doc:"id of the container"`
 	Name      string         `json:"name,omitempty" doc:"name of the container"`
 	Device    string         `json:"device" doc:"the device, as written in the request or the policy"`
 	Reserved  BlockIOFigures `json:"reserved" doc:"reserved I/O"`
@@ -131,7 +129,7 @@ type BlockIO struct {
 
 // BlockIORow is the I/O of one container on one disk.
 type BlockIORow struct {
-	Container container.ID    `json:"container,omitempty,string" doc:"id of the container; absent for I/O of no container: that of the host, and buffered writes that the kernel does not attribute"`
+	Container ID              `json:"container,omitempty,string" doc:"id of the container; absent for I/O of no container: that of the host, and buffered writes that the kernel does not attribute"`
 	Name      string          `json:"name,omitempty" doc:"name of the container"`
 	Disk      string          `json:"disk" doc:"name of the disk, such as vda"`
 	Achieved  BlockIOFigures  `json:"achieved" doc:"I/O that was done"`
@@ -142,13 +140,13 @@ type BlockIORow struct {
 	DeviceP50 float64         `json:"device_p50_seconds" doc:"median service time of the requests at the device"`
 	DeviceP99 float64         `json:"device_p99_seconds" doc:"99th percentile of the service time"`
 
-	State    string       `json:"state" doc:"state of the reservation; best effort without one"`
-	Evidence string       `json:"evidence,omitempty" doc:"figures that show the state, of a reservation that is missed; the reason of an action"`
-	Mend     string       `json:"mend,omitempty" doc:"what would have a reservation met that is missed, or what is done about it"`
-	Culprit  container.ID `json:"culprit,omitempty,string" doc:"id of the container that interferes"`
-	By       string       `json:"by,omitempty" doc:"name of that container"`
-	Action   string       `json:"action,omitempty" doc:"what the agent does to this container in favour of others"`
-	Since    time.Time    `json:"since,omitzero" doc:"start of the state or the action"`
+	State    string    `json:"state" doc:"state of the reservation; best effort without one"`
+	Evidence string    `json:"evidence,omitempty" doc:"figures that show the state, of a reservation that is missed; the reason of an action"`
+	Mend     string    `json:"mend,omitempty" doc:"what would have a reservation met that is missed, or what is done about it"`
+	Culprit  ID        `json:"culprit,omitempty,string" doc:"id of the container that interferes"`
+	By       string    `json:"by,omitempty" doc:"name of that container"`
+	Action   string    `json:"action,omitempty" doc:"what the agent does to this container in favour of others"`
+	Since    time.Time `json:"since,omitzero" doc:"start of the state or the action"`
 
 	Voluntary   uint64  `json:"voluntary_switches,omitempty" doc:"context switches of tasks that blocked or slept"`
 	Involuntary uint64  `json:"involuntary_switches,omitempty" doc:"context switches of tasks that were preempted"`
@@ -164,15 +162,15 @@ type BlockIORow struct {
 
 // BlockIORealtime is how the real-time budget of a container stands.
 type BlockIORealtime struct {
-	Container container.ID `json:"container,string" doc:"id of the container"`
-	Name      string       `json:"name,omitempty" doc:"name of the container"`
-	Budget    float64      `json:"budget_seconds" doc:"time in each second of each CPU in which its threads run before ordinary ones"`
-	Auto      bool         `json:"auto,omitempty" doc:"the budget is taken from the profile of the disk"`
-	Way       string       `json:"way" doc:"how the budget is kept: groups (a real-time group of cgroup v1, SCHED_RR), or deadline (SCHED_DEADLINE of each thread)"`
-	Promoted  int          `json:"promoted" doc:"threads that have a part of the budget"`
-	Others    int          `json:"others,omitempty" doc:"threads that are ordinary: they are new, refused by the kernel, or more than are looked at"`
-	Own       int          `json:"own,omitempty" doc:"threads that are real-time by their own doing, which counts against no budget (only with way deadline)"`
-	Refused   string       `json:"refused,omitempty" doc:"why the kernel left a thread ordinary"`
+	Container ID      `json:"container,string" doc:"id of the container"`
+	Name      string  `json:"name,omitempty" doc:"name of the container"`
+	Budget    float64 `json:"budget_seconds" doc:"time in each second of each CPU in which its threads run before ordinary ones"`
+	Auto      bool    `json:"auto,omitempty" doc:"the budget is taken from the profile of the disk"`
+	Way       string  `json:"way" doc:"how the budget is kept: groups (a real-time group of cgroup v1, SCHED_RR), or deadline (SCHED_DEADLINE of each thread)"`
+	Promoted  int     `json:"promoted" doc:"threads that have a part of the budget"`
+	Others    int     `json:"others,omitempty" doc:"threads that are ordinary: they are new, refused by the kernel, or more than are looked at"`
+	Own       int     `json:"own,omitempty" doc:"threads that are real-time by their own doing, which counts against no budget (only with way deadline)"`
+	Refused   string  `json:"refused,omitempty" doc:"why the kernel left a thread ordinary"`
 }
 
 // BlockIOInterrupts counts the interrupts of each CPU by one source.
@@ -192,10 +190,10 @@ type BlockIOThread struct {
 
 // BlockIOWait is the time that tasks of one container waited while another ran on their CPU.
 type BlockIOWait struct {
-	Victim  container.ID `json:"victim,string" doc:"id of the container that waited"`
-	Culprit container.ID `json:"culprit,omitempty,string" doc:"id of the container that ran; absent for the host, or if it was none"`
-	Name    string       `json:"name" doc:"name of the container that ran; (CPU quota), (real-time budget) or (hypervisor) if these were in the way whoever ran"`
-	Share   float64      `json:"share" doc:"waiting time in seconds per second, summed over the tasks"`
+	Victim  ID      `json:"victim,string" doc:"id of the container that waited"`
+	Culprit ID      `json:"culprit,omitempty,string" doc:"id of the container that ran; absent for the host, or if it was none"`
+	Name    string  `json:"name" doc:"name of the container that ran; (CPU quota), (real-time budget) or (hypervisor) if these were in the way whoever ran"`
+	Share   float64 `json:"share" doc:"waiting time in seconds per second, summed over the tasks"`
 }
 
 // BlockIODevice is a disk.
@@ -220,14 +218,14 @@ type BlockIODevice struct {
 
 // BlockIOEvent is an event of a reservation.
 type BlockIOEvent struct {
-	ID      uint64       `json:"id" doc:"number of the event; each agent counts from 1"`
-	Time    time.Time    `json:"time" doc:"time of the event"`
-	Victim  container.ID `json:"victim,string" doc:"id of the container with the reservation"`
-	Name    string       `json:"name,omitempty" doc:"name of that container"`
-	Disk    string       `json:"disk" doc:"name of the disk"`
-	What    string       `json:"what" doc:"interference, action, release or over"`
-	Culprit container.ID `json:"culprit,omitempty,string" doc:"id of the container that interferes"`
-	Text    string       `json:"text" doc:"evidence of the interference, or the action of the agent"`
+	ID      uint64    `json:"id" doc:"number of the event; each agent counts from 1"`
+	Time    time.Time `json:"time" doc:"time of the event"`
+	Victim  ID        `json:"victim,string" doc:"id of the container with the reservation"`
+	Name    string    `json:"name,omitempty" doc:"name of that container"`
+	Disk    string    `json:"disk" doc:"name of the disk"`
+	What    string    `json:"what" doc:"interference, action, release or over"`
+	Culprit ID        `json:"culprit,omitempty,string" doc:"id of the container that interferes"`
+	Text    string    `json:"text" doc:"evidence of the interference, or the action of the agent"`
 }
 
 // BlockIOEventsAfter asks the feature for the events after an id. The feature waits for the

@@ -12,8 +12,6 @@ import (
 	"net/http"
 	"net/url"
 	"time"
-
-	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 // ErrNoAgent is wrapped by the errors of a Client when nobody answers at its
@@ -67,7 +65,7 @@ func (c *Client) Plan(ctx context.Context, ref string) (out []Planned, err error
 }
 
 // Doctor gives what the agent's host can do, as seen from the agent.
-func (c *Client) Doctor(ctx context.Context) (out probe.Report, err error) {
+func (c *Client) Doctor(ctx context.Context) (out Report, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/doctor", nil, &out)
 }
 

@@ -7,8 +7,6 @@ import (
 	"maps"
 	"sync"
 	"time"
-
-	"github.com/fairlead-project/fairlead/container"
 )
 
 const (
@@ -38,18 +36,18 @@ func (p *pace) wait(now time.Time) time.Duration {
 // closed before anything is read of them. Those that are in no container that is
 // known count as one.
 type guests struct {
-	caller func(Peer) container.ID
+	caller func(Peer) ID
 
 	accepted pace // belongs to who accepts
 
 	mu   sync.Mutex
-	of   map[container.ID]*guest
+	of   map[ID]*guest
 	log  *slog.Logger
 	told time.Time // when the log was told last
 }
 
-func newGuests(caller func(Peer) container.ID, log *slog.Logger) *guests {
-	return &guests{caller: caller, of: make(map[container.ID]*guest), log: log}
+func newGuests(caller func(Peer) ID, log *slog.Logger) *guests {
+	return &guests{caller: caller, of: make(map[ID]*guest), log: log}
 }
 
 // tellEvery is how often the log may say that containers connect too often.
@@ -83,14 +81,14 @@ type guest struct {
 
 // admit lets a visitor in, who leaves when it is closed, or says that it must not.
 func (g *guests) admit(v *visitor) bool {
-	id := container.ID(0)
+	id := ID(0)
 	if v.err == nil {
 		id = g.caller(v.peer)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(g.of, func(_ container.ID, one *guest) bool { return one.conns == 0 && one.next.Before(now) })
+	maps.DeleteFunc(g.of, func(_ ID, one *guest) bool { return one.conns == 0 && one.next.Before(now) })
 	one := g.of[id]
 	if one == nil {
 		one = &guest{all: g}

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"time"
-
-	"github.com/fairlead-project/fairlead/container"
 )
 
 // maxSelfOver is the longest wait of a container's request for records. It is shorter
@@ -255,9 +253,9 @@ type Latency struct {
 
 // LatencyContainer is one direction of one container.
 type LatencyContainer struct {
-	Container container.ID `json:"container,string" doc:"id of the container"`
-	Name      string       `json:"name,omitempty" doc:"name of the container; absent if unknown"`
-	Direction string       `json:"direction" doc:"egress (from the container) or ingress"`
+	Container ID     `json:"container,string" doc:"id of the container"`
+	Name      string `json:"name,omitempty" doc:"name of the container; absent if unknown"`
+	Direction string `json:"direction" doc:"egress (from the container) or ingress"`
 	LatencyTimes
 	Protocols []LatencyProtocol `json:"protocols" doc:"the same numbers for each protocol that has packets"`
 	Uncovered []LatencyGap      `json:"uncovered,omitempty" doc:"stages and sums that cannot be measured for this container; absent if there are none"`
@@ -280,9 +278,9 @@ type LatencyMeanwhile struct {
 
 // LatencyNeighbour is the work for another container's packets.
 type LatencyNeighbour struct {
-	Container container.ID `json:"container,omitempty,string" doc:"id of the other container; absent for the system"`
-	Name      string       `json:"name,omitempty" doc:"name of the other container; absent if unknown"`
-	Share     float64      `json:"share" doc:"fraction of the time of these CPUs"`
+	Container ID      `json:"container,omitempty,string" doc:"id of the other container; absent for the system"`
+	Name      string  `json:"name,omitempty" doc:"name of the other container; absent if unknown"`
+	Share     float64 `json:"share" doc:"fraction of the time of these CPUs"`
 }
 
 // LatencyProtocol is one protocol of one direction.
@@ -390,12 +388,12 @@ type LatencyWait struct {
 
 // LatencyCulprit is work of a CPU while a packet waited, and its container.
 type LatencyCulprit struct {
-	Work      string       `json:"work" doc:"tasks, packets, softirq (other work of the kernel), idle, or others (on the self socket: anything but the container's own)"`
-	Container container.ID `json:"container,omitempty,string" doc:"id of the container whose tasks or packets they were; absent for others"`
-	Name      string       `json:"name,omitempty" doc:"name of that container; absent if unknown"`
-	Cgroup    string       `json:"cgroup,omitempty" doc:"cgroup of tasks that are in no container"`
-	Own       bool         `json:"own,omitempty" doc:"it is the container whose packet waited"`
-	Seconds   float64      `json:"seconds" doc:"time of the work"`
+	Work      string  `json:"work" doc:"tasks, packets, softirq (other work of the kernel), idle, or others (on the self socket: anything but the container's own)"`
+	Container ID      `json:"container,omitempty,string" doc:"id of the container whose tasks or packets they were; absent for others"`
+	Name      string  `json:"name,omitempty" doc:"name of that container; absent if unknown"`
+	Cgroup    string  `json:"cgroup,omitempty" doc:"cgroup of tasks that are in no container"`
+	Own       bool    `json:"own,omitempty" doc:"it is the container whose packet waited"`
+	Seconds   float64 `json:"seconds" doc:"time of the work"`
 }
 
 // alone returns the wait with everything left out that is not the container's own.

@@ -5,8 +5,6 @@ import (
 	"context"
 	"slices"
 	"time"
-
-	"github.com/fairlead-project/fairlead/container"
 )
 
 func netcpuRoutes() []route {
@@ -57,7 +55,7 @@ type NetCPUUplink struct {
 // NetCPUAccount is what one container's packets cost, and what it paid for the
 // packets of others.
 type NetCPUAccount struct {
-	Container    container.ID    `json:"container,omitempty,string" doc:"id of the container; absent for the system"`
+	Container    ID              `json:"container,omitempty,string" doc:"id of the container; absent for the system"`
 	Name         string          `json:"name,omitempty" doc:"name of the container; absent if it is no longer known"`
 	Ended        bool            `json:"ended,omitempty" doc:"the container no longer runs"`
 	Tasks        float64         `json:"tasks_seconds,omitempty" doc:"CPU time that the container's control group was charged for, in seconds, including stolen_seconds; absent if unknown"`
@@ -91,9 +89,9 @@ type NetCPULedger struct {
 
 // NetCPUCulprit is who took how much.
 type NetCPUCulprit struct {
-	Container container.ID `json:"container,omitempty,string" doc:"id of the container whose packets it were; absent for the system"`
-	Name      string       `json:"name,omitempty" doc:"name of the container; absent if unknown"`
-	Seconds   float64      `json:"cpu_seconds" doc:"CPU time, in seconds"`
+	Container ID      `json:"container,omitempty,string" doc:"id of the container whose packets it were; absent for the system"`
+	Name      string  `json:"name,omitempty" doc:"name of the container; absent if unknown"`
+	Seconds   float64 `json:"cpu_seconds" doc:"CPU time, in seconds"`
 }
 
 // NetCPUWork is the work for packets of one kind.
@@ -108,12 +106,12 @@ type NetCPUWork struct {
 
 // NetCPUTheft is how much of one party's time one container's packets took.
 type NetCPUTheft struct {
-	Kind        string       `json:"kind" doc:"whose time it was: task, napi (a thread that polls devices), ksoftirqd, or, as nobody's loss, idle or peer (a task that had sent the packets itself)"`
-	Victim      container.ID `json:"victim,omitempty,string" doc:"id of the container whose task or thread it was; absent for the host"`
-	VictimName  string       `json:"victim_name,omitempty" doc:"name of the container; absent if unknown"`
-	Culprit     container.ID `json:"culprit,omitempty,string" doc:"id of the container whose packets it were; absent for the system"`
-	CulpritName string       `json:"culprit_name,omitempty" doc:"name of the container; absent if unknown"`
-	Seconds     float64      `json:"cpu_seconds" doc:"CPU time, in seconds"`
+	Kind        string  `json:"kind" doc:"whose time it was: task, napi (a thread that polls devices), ksoftirqd, or, as nobody's loss, idle or peer (a task that had sent the packets itself)"`
+	Victim      ID      `json:"victim,omitempty,string" doc:"id of the container whose task or thread it was; absent for the host"`
+	VictimName  string  `json:"victim_name,omitempty" doc:"name of the container; absent if unknown"`
+	Culprit     ID      `json:"culprit,omitempty,string" doc:"id of the container whose packets it were; absent for the system"`
+	CulpritName string  `json:"culprit_name,omitempty" doc:"name of the container; absent if unknown"`
+	Seconds     float64 `json:"cpu_seconds" doc:"CPU time, in seconds"`
 }
 
 // SelfNetCPU is what a container may know of its packets' CPU time. It names
@@ -154,7 +152,7 @@ func (n NetCPU) After(before NetCPU) NetCPU {
 	n.Charged = less(n.Charged, before.Charged)
 	n.Lost = less(n.Lost, before.Lost)
 	n.System = n.System.after(before.System)
-	n.Accounts = since(n.Accounts, before.Accounts, func(a NetCPUAccount) container.ID { return a.Container }, NetCPUAccount.after)
+	n.Accounts = since(n.Accounts, before.Accounts, func(a NetCPUAccount) ID { return a.Container }, NetCPUAccount.after)
 	n.Accounts = slices.DeleteFunc(n.Accounts, func(a NetCPUAccount) bool {
 		return a.Ended && a.Network() == 0 && a.Stolen == 0
 	})
@@ -162,7 +160,7 @@ func (n NetCPU) After(before NetCPU) NetCPU {
 
 	type pair struct {
 		kind            string
-		victim, culprit container.ID
+		victim, culprit ID
 	}
 	n.Matrix = since(n.Matrix, before.Matrix, func(t NetCPUTheft) pair { return pair{t.Kind, t.Victim, t.Culprit} }, func(t, was NetCPUTheft) NetCPUTheft {
 		t.Seconds = less(t.Seconds, was.Seconds)
@@ -191,7 +189,7 @@ func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
 	a.Stolen = less(a.Stolen, before.Stolen)
 	a.Taken = less(a.Taken, before.Taken)
 
-	a.StolenBy = since(a.StolenBy, before.StolenBy, func(c NetCPUCulprit) container.ID { return c.Container }, func(c, was NetCPUCulprit) NetCPUCulprit {
+	a.StolenBy = since(a.StolenBy, before.StolenBy, func(c NetCPUCulprit) ID { return c.Container }, func(c, was NetCPUCulprit) NetCPUCulprit {
 		c.Seconds = less(c.Seconds, was.Seconds)
 		return c
 	})

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 var update = flag.Bool("update", false, "write testdata/openapi.json anew")
@@ -48,7 +46,7 @@ func TestOpenAPI(t *testing.T) {
 		Container{}, Cgroup{}, Interface{}, HostEnd{}, Setting{}, FeatureStatus{}, Change{}, Explanation{}, Problem{}, Status{},
 		SourceStatus{}, PolicyStatus{}, Feature{}, Samples{}, FeatureSamples{}, Sample{}, Version{}, RestoreRequest{}, Restored{},
 		Outcome{}, Self{}, Label{}, NetCPU{}, NetCPUAccount{}, NetCPUCulprit{}, NetCPUWork{}, NetCPUTheft{}, SelfNetCPU{},
-		Overlay{}, OverlayNetwork{}, OverlayTable{}, OverlayEviction{}, OverlayTraffic{}, OverlayReason{}, OverlayContainer{}, OverlayEnd{}, OverlayWay{}, OverlayFlow{}, Error{}, Failure{}, probe.Finding{}, probe.Verdict{},
+		Overlay{}, OverlayNetwork{}, OverlayTable{}, OverlayEviction{}, OverlayTraffic{}, OverlayReason{}, OverlayContainer{}, OverlayEnd{}, OverlayWay{}, OverlayFlow{}, Error{}, Failure{}, Finding{}, Verdict{},
 	} {
 		typ := reflect.TypeOf(v)
 		schema, ok := doc.Components.Schemas[typ.Name()]
@@ -63,7 +61,7 @@ func TestOpenAPI(t *testing.T) {
 			if !ok || name == f.Name {
 				t.Errorf("%v.%s: in the document: %v; name in JSON: %q", typ, f.Name, ok, name)
 			}
-			if typ.PkgPath() == reflect.TypeOf(doc).PkgPath() && p.Description == "" {
+			if p.Description == "" && typ != reflect.TypeFor[Finding]() && typ != reflect.TypeFor[Verdict]() { // what doctor prints is said in docs
 				t.Errorf("%v.%s has no doc", typ, f.Name)
 			}
 		}

@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/fairlead-project/fairlead/container"
 )
 
 // MaxOverlayFlows is the most flows in one answer.
@@ -273,7 +271,7 @@ type OverlayReason struct {
 
 // OverlayContainer is a container that is on an overlay network.
 type OverlayContainer struct {
-	Container container.ID `json:"container,string" doc:"id of the container"`
+	Container ID           `json:"container,string" doc:"id of the container"`
 	Name      string       `json:"name,omitempty" doc:"name of the container; absent if unknown"`
 	Ends      []OverlayEnd `json:"ends" doc:"one element for each of its devices that is on an overlay network"`
 }
@@ -296,16 +294,16 @@ type OverlayWay struct {
 
 // OverlayFlow is one flow of a container.
 type OverlayFlow struct {
-	Network    string       `json:"network" doc:"the network, as in networks"`
-	Container  container.ID `json:"container,omitempty,string" doc:"id of the container; absent if it is no longer known"`
-	Name       string       `json:"name,omitempty" doc:"name of the container; absent if unknown"`
-	Protocol   string       `json:"protocol" doc:"tcp or udp"`
-	Local      string       `json:"local" doc:"address of the container"`
-	LocalPort  int          `json:"local_port" doc:"port of the container"`
-	Remote     string       `json:"remote" doc:"address of the other side"`
-	RemotePort int          `json:"remote_port" doc:"port of the other side"`
-	State      string       `json:"state" doc:"fast, or the reason why the next packet takes the slow path"`
-	Age        float64      `json:"lease_age_seconds" doc:"for how long nothing has renewed the lease of the flow"`
+	Network    string  `json:"network" doc:"the network, as in networks"`
+	Container  ID      `json:"container,omitempty,string" doc:"id of the container; absent if it is no longer known"`
+	Name       string  `json:"name,omitempty" doc:"name of the container; absent if unknown"`
+	Protocol   string  `json:"protocol" doc:"tcp or udp"`
+	Local      string  `json:"local" doc:"address of the container"`
+	LocalPort  int     `json:"local_port" doc:"port of the container"`
+	Remote     string  `json:"remote" doc:"address of the other side"`
+	RemotePort int     `json:"remote_port" doc:"port of the other side"`
+	State      string  `json:"state" doc:"fast, or the reason why the next packet takes the slow path"`
+	Age        float64 `json:"lease_age_seconds" doc:"for how long nothing has renewed the lease of the flow"`
 }
 
 // After returns what happened between an earlier reading and this one, over the time from
@@ -323,7 +321,7 @@ func (o Overlay) After(before Overlay) Overlay {
 		return n
 	})
 	type end struct{ network, device string }
-	o.Containers = since(o.Containers, before.Containers, func(c OverlayContainer) container.ID { return c.Container }, func(c, was OverlayContainer) OverlayContainer {
+	o.Containers = since(o.Containers, before.Containers, func(c OverlayContainer) ID { return c.Container }, func(c, was OverlayContainer) OverlayContainer {
 		c.Ends = since(c.Ends, was.Ends, func(e OverlayEnd) end { return end{e.Network, e.Device} }, func(e, was OverlayEnd) OverlayEnd {
 			e.Egress.OverlayPackets = e.Egress.OverlayPackets.after(was.Egress.OverlayPackets)
 			e.Ingress.OverlayPackets = e.Ingress.OverlayPackets.after(was.Ingress.OverlayPackets)

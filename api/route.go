@@ -6,9 +6,6 @@ import (
 	"net/http"
 	"slices"
 	"time"
-
-	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 // Backend is what the server shows: an agent. Its errors are *[Error] where
@@ -17,7 +14,7 @@ type Backend interface {
 	Containers(context.Context) ([]Container, error)
 	Explain(ctx context.Context, ref string) (Explanation, error)
 	Plan(ctx context.Context, ref string) ([]Planned, error)
-	Doctor(context.Context) (probe.Report, error)
+	Doctor(context.Context) (Report, error)
 	Status(context.Context) (Status, error)
 	Samples(context.Context) (Samples, error)
 	// Report asks a feature for its report. The result has the type that the
@@ -32,7 +29,7 @@ type Backend interface {
 	Self(context.Context, Peer) (Self, error)
 	// Caller says which container a process that has connected is in, at little
 	// cost: it is asked before anything is read from there. 0: none that is known.
-	Caller(Peer) container.ID
+	Caller(Peer) ID
 }
 
 // route is one endpoint, and what the document says of it.

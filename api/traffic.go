@@ -5,8 +5,6 @@ import (
 	"context"
 	"slices"
 	"time"
-
-	"github.com/fairlead-project/fairlead/container"
 )
 
 func trafficRoutes() []route {
@@ -55,7 +53,7 @@ type TrafficDelay struct {
 // TrafficClass is one container at one uplink. Containers that share a network
 // share a class, which is shown for the one with the lowest id.
 type TrafficClass struct {
-	Container  container.ID  `json:"container,omitempty,string" doc:"id of the container; absent for the host and all containers without policy"`
+	Container  ID            `json:"container,omitempty,string" doc:"id of the container; absent for the host and all containers without policy"`
 	Name       string        `json:"name,omitempty" doc:"name of the container; absent if unknown"`
 	Uplink     string        `json:"uplink" doc:"device of the host: an uplink, or the host's end of a veth, where the ceil of what a container receives is held"`
 	Direction  string        `json:"direction" doc:"egress (from the container) or ingress"`
@@ -102,7 +100,7 @@ type SelfTraffic struct {
 // was made in between are all of its own.
 func (t Traffic) After(before Traffic) Traffic {
 	type key struct {
-		container         container.ID
+		container         ID
 		uplink, direction string
 	}
 	t.Since = before.Taken

@@ -12,9 +12,6 @@ package api
 
 import (
 	"time"
-
-	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 // Default paths and addresses of an agent.
@@ -22,12 +19,6 @@ const (
 	DefaultSocket     = "/run/fairlead/fairlead.sock"
 	DefaultSelfSocket = "/run/fairlead/self.sock"
 )
-
-// IDPrefix makes a reference to a container an id, whatever containers are called.
-const IDPrefix = "id:"
-
-// Ref is the reference that means the container with an id and no other.
-func Ref(id container.ID) string { return IDPrefix + id.String() }
 
 // The states of a feature for one container, in FeatureStatus.State.
 const (
@@ -51,7 +42,7 @@ const (
 
 // Container is one container that the agent sees, and how it stands with it.
 type Container struct {
-	ID          container.ID      `json:"id,string" doc:"cgroup v2 id, in decimal; unique until the next boot"`
+	ID          ID                `json:"id,string" doc:"cgroup v2 id, in decimal; unique until the next boot"`
 	Name        string            `json:"name" doc:"name that the runtime gave, in a pod NAMESPACE/POD/NAME; without a runtime, the last element of the cgroup's path"`
 	Source      string            `json:"source" doc:"who knows it best: docker, podman, containerd, sandbox, cgroup"`
 	RuntimeID   string            `json:"runtime_id,omitempty" doc:"the runtime's own id"`
@@ -123,20 +114,20 @@ type FeatureStatus struct {
 // Change is one change of host state that is in the journal, with the value
 // now, read for this answer.
 type Change struct {
-	Container container.ID `json:"container,omitempty,string" doc:"id of the container on whose behalf; absent for the host as a whole"`
-	Feature   string       `json:"feature" doc:"feature that made the change"`
-	Kind      string       `json:"kind" doc:"kind of object: file, offload, threaded, kthread, affinity"`
-	Object    string       `json:"object" doc:"which object"`
-	Device    string       `json:"device,omitempty" doc:"name of the network device that the object belongs to; absent if there is none, or its name is not known"`
-	Before    string       `json:"before" doc:"value before the first change"`
-	Wrote     string       `json:"wrote" doc:"value that fairlead wrote: what all features together come to that have changed it"`
-	Asked     string       `json:"asked,omitempty" doc:"value that this feature asks for, where that is another"`
-	Now       string       `json:"now" doc:"value read for this answer"`
-	State     string       `json:"state" doc:"in force, undone, foreign, gone or unknown"`
-	Error     string       `json:"error,omitempty" doc:"why the value could not be read"`
-	When      time.Time    `json:"when,omitzero" doc:"when the change was made"`
-	Expiry    time.Time    `json:"expiry,omitzero" doc:"when it lapses; absent if it holds until policy changes"`
-	Because   []Setting    `json:"because,omitempty" doc:"the policy that asked for it"`
+	Container ID        `json:"container,omitempty,string" doc:"id of the container on whose behalf; absent for the host as a whole"`
+	Feature   string    `json:"feature" doc:"feature that made the change"`
+	Kind      string    `json:"kind" doc:"kind of object: file, offload, threaded, kthread, affinity"`
+	Object    string    `json:"object" doc:"which object"`
+	Device    string    `json:"device,omitempty" doc:"name of the network device that the object belongs to; absent if there is none, or its name is not known"`
+	Before    string    `json:"before" doc:"value before the first change"`
+	Wrote     string    `json:"wrote" doc:"value that fairlead wrote: what all features together come to that have changed it"`
+	Asked     string    `json:"asked,omitempty" doc:"value that this feature asks for, where that is another"`
+	Now       string    `json:"now" doc:"value read for this answer"`
+	State     string    `json:"state" doc:"in force, undone, foreign, gone or unknown"`
+	Error     string    `json:"error,omitempty" doc:"why the value could not be read"`
+	When      time.Time `json:"when,omitzero" doc:"when the change was made"`
+	Expiry    time.Time `json:"expiry,omitzero" doc:"when it lapses; absent if it holds until policy changes"`
+	Because   []Setting `json:"because,omitempty" doc:"the policy that asked for it"`
 }
 
 // Explanation says what fairlead has done to one container, and why.
@@ -170,8 +161,8 @@ type Planned struct {
 
 // Problem is policy that cannot be used, with the place and the reason.
 type Problem struct {
-	Container container.ID `json:"container,omitempty,string" doc:"id of the container that it concerns; absent for a file"`
-	Text      string       `json:"text" doc:"place and reason"`
+	Container ID     `json:"container,omitempty,string" doc:"id of the container that it concerns; absent for a file"`
+	Text      string `json:"text" doc:"place and reason"`
 }
 
 // Status is how the agent stands.
@@ -220,13 +211,13 @@ type Idle struct {
 
 // Feature is how one feature stands on this host.
 type Feature struct {
-	Name    string        `json:"name" doc:"name of the feature"`
-	Support probe.Verdict `json:"support" doc:"whether this host can do it"`
-	Done    int           `json:"done" doc:"containers for which the host is as policy wants it"`
-	Partly  int           `json:"partly,omitempty" doc:"containers for which a part of what policy asks for is not covered here"`
-	Pending int           `json:"pending" doc:"containers that wait for it"`
-	Failed  int           `json:"failed" doc:"containers for which the last try failed"`
-	Prune   string        `json:"prune,omitempty" doc:"why what an earlier agent left could not be removed yet"`
+	Name    string  `json:"name" doc:"name of the feature"`
+	Support Verdict `json:"support" doc:"whether this host can do it"`
+	Done    int     `json:"done" doc:"containers for which the host is as policy wants it"`
+	Partly  int     `json:"partly,omitempty" doc:"containers for which a part of what policy asks for is not covered here"`
+	Pending int     `json:"pending" doc:"containers that wait for it"`
+	Failed  int     `json:"failed" doc:"containers for which the last try failed"`
+	Prune   string  `json:"prune,omitempty" doc:"why what an earlier agent left could not be removed yet"`
 }
 
 // Samples is what the features measured.
@@ -243,18 +234,18 @@ type FeatureSamples struct {
 
 // Sample is one number about one container, or about the host.
 type Sample struct {
-	Container container.ID `json:"container,omitempty,string" doc:"id of the container; absent for the host"`
-	Name      string       `json:"name" doc:"name of the metric without the prefix fairlead_, in base units"`
-	Device    string       `json:"device,omitempty" doc:"device, where the number belongs to one"`
-	Labels    []Label      `json:"labels,omitempty" doc:"what else tells the number from others of the same name"`
-	Value     float64      `json:"value" doc:"the number"`
+	Container ID      `json:"container,omitempty,string" doc:"id of the container; absent for the host"`
+	Name      string  `json:"name" doc:"name of the metric without the prefix fairlead_, in base units"`
+	Device    string  `json:"device,omitempty" doc:"device, where the number belongs to one"`
+	Labels    []Label `json:"labels,omitempty" doc:"what else tells the number from others of the same name"`
+	Value     float64 `json:"value" doc:"the number"`
 }
 
 // Label is one property of a Sample: a word, or another container.
 type Label struct {
-	Name      string       `json:"name" doc:"name of the property"`
-	Value     string       `json:"value,omitempty" doc:"the property as a word; absent where it is a container"`
-	Container container.ID `json:"container,omitempty,string" doc:"id of the container that it is"`
+	Name      string `json:"name" doc:"name of the property"`
+	Value     string `json:"value,omitempty" doc:"the property as a word; absent where it is a container"`
+	Container ID     `json:"container,omitempty,string" doc:"id of the container that it is"`
 }
 
 // Version says what runs.
@@ -280,30 +271,30 @@ type SetRequest struct {
 
 // Restored is what became of the changes that restore was asked to undo.
 type Restored struct {
-	Container container.ID `json:"container,omitempty,string" doc:"id of the container that was restored; absent for all and the host"`
-	Name      string       `json:"name,omitempty" doc:"its name"`
-	Source    string       `json:"source,omitempty" doc:"who knows it best, as of a container"`
-	Outcomes  []Outcome    `json:"outcomes" doc:"one element for each change, newest first"`
+	Container ID        `json:"container,omitempty,string" doc:"id of the container that was restored; absent for all and the host"`
+	Name      string    `json:"name,omitempty" doc:"its name"`
+	Source    string    `json:"source,omitempty" doc:"who knows it best, as of a container"`
+	Outcomes  []Outcome `json:"outcomes" doc:"one element for each change, newest first"`
 }
 
 // Outcome is what became of one change.
 type Outcome struct {
-	Container container.ID `json:"container,omitempty,string" doc:"id of the container on whose behalf it was made"`
-	Feature   string       `json:"feature" doc:"feature that made the change"`
-	Kind      string       `json:"kind" doc:"kind of object"`
-	Object    string       `json:"object" doc:"which object"`
-	Device    string       `json:"device,omitempty" doc:"name of the network device that the object belongs to; absent if there is none, or its name is not known"`
-	Result    string       `json:"result" doc:"restored, released (other features keep it changed), unchanged (it was as before already), gone, foreign (somebody else has changed it: left alone) or failed"`
-	Before    string       `json:"before,omitempty" doc:"value from before fairlead"`
-	Wrote     string       `json:"wrote,omitempty" doc:"value that fairlead wrote"`
-	Now       string       `json:"now,omitempty" doc:"value that was found, where it was neither"`
-	Error     string       `json:"error,omitempty" doc:"what went wrong"`
+	Container ID     `json:"container,omitempty,string" doc:"id of the container on whose behalf it was made"`
+	Feature   string `json:"feature" doc:"feature that made the change"`
+	Kind      string `json:"kind" doc:"kind of object"`
+	Object    string `json:"object" doc:"which object"`
+	Device    string `json:"device,omitempty" doc:"name of the network device that the object belongs to; absent if there is none, or its name is not known"`
+	Result    string `json:"result" doc:"restored, released (other features keep it changed), unchanged (it was as before already), gone, foreign (somebody else has changed it: left alone) or failed"`
+	Before    string `json:"before,omitempty" doc:"value from before fairlead"`
+	Wrote     string `json:"wrote,omitempty" doc:"value that fairlead wrote"`
+	Now       string `json:"now,omitempty" doc:"value that was found, where it was neither"`
+	Error     string `json:"error,omitempty" doc:"what went wrong"`
 }
 
 // Self is what a container may know of itself: nothing of other containers,
 // and no path of the host.
 type Self struct {
-	ID       container.ID     `json:"id,string" doc:"cgroup v2 id, in decimal"`
+	ID       ID               `json:"id,string" doc:"cgroup v2 id, in decimal"`
 	Name     string           `json:"name" doc:"the runtime's name for it"`
 	Policy   []Setting        `json:"policy" doc:"what policy sets for it"`
 	Features []FeatureStatus  `json:"features" doc:"how each feature stands with it"`

@@ -179,4 +179,8 @@ type Sample struct {
 
 // Label is one more property of a Sample: a word of the feature's own choice
 // (never one that a container chose, and of few values), or another container.
-type Label = api.Label
+type Label struct {
+	Name      string
+	Value     string       // "" where it is a container
+	Container container.ID // 0 where it is a word
+}

@@ -13,7 +13,6 @@ import (
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 func doctorVerb(e cli.Env) *cobra.Command {
@@ -49,7 +48,7 @@ here at all, or if it was not run as root: then it cannot tell.`,
 }
 
 // unmatched asks an agent, if there is one, for the policies that match nothing.
-func unmatched(ctx context.Context, socket string) probe.Report {
+func unmatched(ctx context.Context, socket string) api.Report {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	c := api.Dial(socket)
@@ -62,16 +61,16 @@ func unmatched(ctx context.Context, socket string) probe.Report {
 }
 
 // useless is an error if nothing works here, at least for who asks.
-func useless(r probe.Report) error {
+func useless(r api.Report) error {
 	works := false
 	for _, x := range r {
 		switch {
-		case x.Capability == "cgroup-v2" && x.Level == probe.Unavailable:
+		case x.Capability == "cgroup-v2" && x.Level == api.LevelUnavailable:
 			return fmt.Errorf("fairlead cannot work on this host: %s", x.Why)
-		case x.Capability == "root" && x.Level == probe.Unavailable:
+		case x.Capability == "root" && x.Level == api.LevelUnavailable:
 			return fmt.Errorf("this was not run as root (%s), and so says little of what an agent could do here: run it as root", x.Why)
-		case x.Area == probe.Features:
-			works = works || x.Level != probe.Unavailable
+		case x.Area == api.AreaFeatures:
+			works = works || x.Level != api.LevelUnavailable
 		}
 	}
 	if !works {
@@ -80,10 +79,10 @@ func useless(r probe.Report) error {
 	return nil
 }
 
-func doctor(w io.Writer, r probe.Report) {
+func doctor(w io.Writer, r api.Report) {
 	const head = "  %-11s  %-18s  "
 	wide := max(30, cli.Across(w, 99)-len(fmt.Sprintf(head, "", "")))
-	count := map[probe.Level]int{}
+	count := map[api.Level]int{}
 	area := ""
 	for _, x := range r {
 		if x.Area != area {
@@ -95,7 +94,7 @@ func doctor(w io.Writer, r probe.Report) {
 		}
 		count[x.Level]++
 		says := cli.ShowText(x.Detail)
-		if x.Level != probe.Full {
+		if x.Level != api.LevelFull {
 			says = cli.ShowText(x.Why)
 			if x.Detail != "" {
 				says += " (" + cli.ShowText(x.Detail) + ")"
@@ -114,7 +113,7 @@ func doctor(w io.Writer, r probe.Report) {
 			fmt.Fprintln(w, strings.TrimRight(t, " "))
 		}
 	}
-	fmt.Fprintf(w, "\n%d full, %d degraded, %d unavailable\n", count[probe.Full], count[probe.Degraded], count[probe.Unavailable])
+	fmt.Fprintf(w, "\n%d full, %d degraded, %d unavailable\n", count[api.LevelFull], count[api.LevelDegraded], count[api.LevelUnavailable])
 	for _, line := range cli.Fold(cli.ShowText(r.Summary()), cli.Across(w, 80)) {
 		fmt.Fprintln(w, line)
 	}

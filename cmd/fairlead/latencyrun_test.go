@@ -14,7 +14,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/container"
 )
 
 // runStub is an agent with a self socket, on which the caller is a container. The second
@@ -30,7 +29,7 @@ type runStub struct {
 	by       int // the process for which the container is measured, or was
 }
 
-func (s *runStub) Caller(api.Peer) container.ID { return 7 }
+func (s *runStub) Caller(api.Peer) api.ID { return 7 }
 
 func (s *runStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	s.mu.Lock()

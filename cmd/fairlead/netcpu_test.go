@@ -19,7 +19,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/container"
 )
 
 // meterStub is an agent that gives one reading after the other, and then the
@@ -71,8 +70,8 @@ func readingTimes() (start, first, second time.Time) {
 // one container waits for its own quota, others do nothing.
 func flooded() []api.NetCPU {
 	start, first, second := readingTimes()
-	victim := container.ID(4711)
-	flood, slow, hostile := container.ID(4712), container.ID(4713), container.ID(4714)
+	victim := api.ID(4711)
+	flood, slow, hostile := api.ID(4712), api.ID(4713), api.ID(4714)
 	n := api.NetCPU{
 		Since: start, Taken: second, Softirq: 2.1, Thread: 0.1, Charged: 2.18,
 		System: api.NetCPUAccount{Name: "system", Receive: 0.02, Taken: 0.01, Work: []api.NetCPUWork{{Direction: "receive", Protocol: "other", Seconds: 0.02, Packets: 200, Bytes: 9000, Each: 1e5}}},
@@ -185,7 +184,7 @@ Held back by its own quota, not by others: "evil\x1b[31m\u202e\u009b\x7f\n�" 4
 	many := flooded()
 	for i := range 20 {
 		many[1].Matrix = append(many[1].Matrix, api.NetCPUTheft{
-			Kind: api.VictimTask, Victim: 4711, Culprit: container.ID(100 + i), CulpritName: "culprit-number-" + strings.Repeat("x", i), Seconds: 0.2,
+			Kind: api.VictimTask, Victim: 4711, Culprit: api.ID(100 + i), CulpritName: "culprit-number-" + strings.Repeat("x", i), Seconds: 0.2,
 		})
 	}
 	_, out, _ = metered(t, &meterStub{readings: many}, "--matrix")

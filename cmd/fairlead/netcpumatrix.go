@@ -10,13 +10,12 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/container"
 )
 
 // matrix prints victims as rows and culprits as columns.
 func (v netcpuView) matrix(w io.Writer) {
-	cells := make(map[string]map[container.ID]float64) // by victim and culprit
-	sum := make(map[container.ID]float64)
+	cells := make(map[string]map[api.ID]float64) // by victim and culprit
+	sum := make(map[api.ID]float64)
 	order := make(map[string]float64)
 	for _, t := range v.n.Matrix {
 		if !v.visible(t.Seconds) {
@@ -24,7 +23,7 @@ func (v netcpuView) matrix(w io.Writer) {
 		}
 		name := v.party(t)
 		if cells[name] == nil {
-			cells[name] = make(map[container.ID]float64)
+			cells[name] = make(map[api.ID]float64)
 		}
 		cells[name][t.Culprit] += t.Seconds
 		sum[t.Culprit] += t.Seconds
@@ -39,7 +38,7 @@ func (v netcpuView) matrix(w io.Writer) {
 		return
 	}
 	victims := slices.SortedFunc(maps.Keys(cells), func(x, y string) int { return cmp.Or(cmp.Compare(order[y], order[x]), cmp.Compare(x, y)) })
-	culprits := slices.SortedFunc(maps.Keys(sum), func(x, y container.ID) int { return cmp.Or(cmp.Compare(sum[y], sum[x]), cmp.Compare(x, y)) })
+	culprits := slices.SortedFunc(maps.Keys(sum), func(x, y api.ID) int { return cmp.Or(cmp.Compare(sum[y], sum[x]), cmp.Compare(x, y)) })
 	shown := v.fit(victims, culprits, cli.Across(w, screen))
 
 	columns := []column{{"VICTIM \\ CULPRIT", 28}}
@@ -93,7 +92,7 @@ func (v netcpuView) most() int {
 }
 
 // fit returns the culprits, the largest first, whose columns fit the screen.
-func (v netcpuView) fit(victims []string, culprits []container.ID, screen int) []container.ID {
+func (v netcpuView) fit(victims []string, culprits []api.ID, screen int) []api.ID {
 	if v.flags.wide {
 		return culprits
 	}

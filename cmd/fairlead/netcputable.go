@@ -11,7 +11,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/container"
 )
 
 // screen is the maximum width of a table where no terminal says another.
@@ -22,12 +21,12 @@ type netcpuView struct {
 	n     api.NetCPU
 	flags netcpuFlags
 	span  float64 // length of the reading in seconds
-	names map[container.ID]string
+	names map[api.ID]string
 }
 
 func newNetcpuView(n api.NetCPU, f netcpuFlags) netcpuView {
-	v := netcpuView{n: n, flags: f, span: n.Taken.Sub(n.Since).Seconds(), names: make(map[container.ID]string)}
-	known := make(map[container.ID]string)
+	v := netcpuView{n: n, flags: f, span: n.Taken.Sub(n.Since).Seconds(), names: make(map[api.ID]string)}
+	known := make(map[api.ID]string)
 	for _, a := range n.Accounts {
 		known[a.Container] = a.Name
 	}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 // stub is an agent that shows what it was given.
@@ -91,7 +90,7 @@ func example() stub {
 		},
 		status: api.Status{
 			Complete: true, Policy: api.PolicyStatus{OK: true},
-			Features: []api.Feature{{Name: "netcpu", Support: probe.Verdict{Level: probe.Degraded, Why: "no threads", Mend: "threads"}}},
+			Features: []api.Feature{{Name: "netcpu", Support: api.Verdict{Level: api.LevelDegraded, Why: "no threads", Mend: "threads"}}},
 			Sources:  []api.SourceStatus{{Name: "docker", Error: "gone\x1b"}},
 		},
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -264,7 +263,7 @@ func concerns(st api.Status) []string {
 	}
 	for _, f := range st.Features {
 		// What needs no remedy is for doctor.
-		if f.Support.Level == probe.Degraded && f.Support.Mendable() {
+		if f.Support.Level == api.LevelDegraded && f.Support.Mendable() {
 			out = append(out, fmt.Sprintf("feature %s is degraded: %s", cli.Show(f.Name), cli.OneLine(f.Support.Why)))
 		}
 	}

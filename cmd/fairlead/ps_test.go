@@ -9,7 +9,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -39,7 +38,7 @@ func TestPSIgnoredLabel(t *testing.T) {
 	_, problems := (&policy.Policy{}).Resolve([]container.Container{{ID: 7, Name: "web", ImageLabels: map[string]string{"fairlead.netcpu": "isolate"}}})
 	st := api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}}
 	for _, p := range problems {
-		st.Policy.Problems = append(st.Policy.Problems, api.Problem{Container: p.Container, Text: p.String()})
+		st.Policy.Problems = append(st.Policy.Problems, api.Problem{Container: api.ID(p.Container), Text: p.String()})
 	}
 	var out bytes.Buffer
 	psTable(&out, nil, st, false)
@@ -90,9 +89,9 @@ func TestPSLastLine(t *testing.T) {
 	broken := ok
 	broken.Policy.OK = false
 	degraded := ok
-	degraded.Features = []api.Feature{{Name: "netcpu", Support: probe.Verdict{Level: probe.Degraded, Why: "no threads", Mend: "threads"}}}
+	degraded.Features = []api.Feature{{Name: "netcpu", Support: api.Verdict{Level: api.LevelDegraded, Why: "no threads", Mend: "threads"}}}
 	harmless := ok
-	harmless.Features = []api.Feature{{Name: "netcpu", Support: probe.Verdict{Level: probe.Degraded, Why: "no threads", Mend: "none is needed"}}}
+	harmless.Features = []api.Feature{{Name: "netcpu", Support: api.Verdict{Level: api.LevelDegraded, Why: "no threads", Mend: "none is needed"}}}
 	for _, tt := range []struct {
 		c    api.Container
 		st   api.Status

@@ -12,7 +12,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -78,7 +77,7 @@ func assignments(args []string) (api.SetRequest, error) {
 }
 
 // whom names the container that a verb has changed something for.
-func whom(name, source string, id container.ID) string {
+func whom(name, source string, id api.ID) string {
 	return fmt.Sprintf("%s (%s, id %s)", cli.Show(name), cli.Show(source), id)
 }
 

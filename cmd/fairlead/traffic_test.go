@@ -11,7 +11,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/container"
 )
 
 // trafficStub gives one reading after the other.
@@ -89,7 +88,7 @@ func TestTrafficDelays(t *testing.T) {
 	at := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
 	before, after := api.Traffic{Taken: at}, api.Traffic{Taken: at.Add(100 * time.Millisecond), Measured: &api.TrafficMeasured{Seconds: 0.1, Missed: 2000}}
 	for i, d := range []api.TrafficDelay{{Packets: 9, P50: 0.0000123, P99: 0.00123, P999: 1.23}, {}, {}} {
-		after.Classes = append(after.Classes, api.TrafficClass{Container: container.ID(i + 1), Name: fmt.Sprint("c", i), Uplink: "eth0", Direction: "egress", Link: 1e9, BacklogPackets: uint64(i / 2), Delay: &d})
+		after.Classes = append(after.Classes, api.TrafficClass{Container: api.ID(i + 1), Name: fmt.Sprint("c", i), Uplink: "eth0", Direction: "egress", Link: 1e9, BacklogPackets: uint64(i / 2), Delay: &d})
 	}
 	s := &trafficStub{readings: []api.Traffic{before, after}}
 	status, out, errs := shaped(t, s)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 // goWords are what only somebody who writes Go understands.
@@ -85,18 +84,18 @@ func TestInterrupted(t *testing.T) {
 
 // doctor fails where nothing works, and where it cannot tell.
 func TestUseless(t *testing.T) {
-	finding := func(name, area string, level probe.Level) probe.Finding {
-		return probe.Finding{Capability: name, Area: area, Verdict: probe.Verdict{Level: level, Why: "no"}}
+	finding := func(name, area string, level api.Level) api.Finding {
+		return api.Finding{Capability: name, Area: area, Verdict: api.Verdict{Level: level, Why: "no"}}
 	}
-	root, v2, works := finding("root", "host", probe.Full), finding("cgroup-v2", "cgroup", probe.Full), finding("netcpu", probe.Features, probe.Degraded)
+	root, v2, works := finding("root", "host", api.LevelFull), finding("cgroup-v2", "cgroup", api.LevelFull), finding("netcpu", api.AreaFeatures, api.LevelDegraded)
 	for _, tt := range []struct {
-		r    probe.Report
+		r    api.Report
 		want string
 	}{
-		{probe.Report{root, v2, works, finding("traffic", probe.Features, probe.Unavailable)}, ""},
-		{probe.Report{root, v2, finding("traffic", probe.Features, probe.Unavailable)}, "no feature works here"},
-		{probe.Report{finding("root", "host", probe.Unavailable), v2, works}, "not run as root"},
-		{probe.Report{root, finding("cgroup-v2", "cgroup", probe.Unavailable), works}, "cannot work on this host"},
+		{api.Report{root, v2, works, finding("traffic", api.AreaFeatures, api.LevelUnavailable)}, ""},
+		{api.Report{root, v2, finding("traffic", api.AreaFeatures, api.LevelUnavailable)}, "no feature works here"},
+		{api.Report{finding("root", "host", api.LevelUnavailable), v2, works}, "not run as root"},
+		{api.Report{root, finding("cgroup-v2", "cgroup", api.LevelUnavailable), works}, "cannot work on this host"},
 	} {
 		if err := useless(tt.r); (err != nil) != (tt.want != "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%+v: %v, want %q", tt.r, err, tt.want)

@@ -173,7 +173,7 @@ func (f *BlockIO) realtimes() (out []api.BlockIORealtime) {
 			continue
 		}
 		r := api.BlockIORealtime{
-			Container: id, Name: m.target.Container.Name, Budget: m.budget.Seconds(), Auto: m.target.Settings.RealtimeAuto, Way: "groups",
+			Container: api.ID(id), Name: m.target.Container.Name, Budget: m.budget.Seconds(), Auto: m.target.Settings.RealtimeAuto, Way: "groups",
 			Promoted: m.promoted, Others: m.others, Own: m.own,
 		}
 		if !m.grouped {

@@ -87,13 +87,13 @@ const maxEvidence = 8
 func (f *BlockIO) Evidence(id container.ID) (out []api.Evidence) {
 	for _, e := range f.named(f.events.after(0)) {
 		switch {
-		case e.Victim == id && e.What != "release":
+		case e.Victim == api.ID(id) && e.What != "release":
 			who := ""
 			if e.Culprit != 0 {
-				who = fmt.Sprintf(" (%s)", cmp.Or(f.name(e.Culprit), e.Culprit.String()))
+				who = fmt.Sprintf(" (%s)", cmp.Or(f.name(container.ID(e.Culprit)), e.Culprit.String()))
 			}
 			out = append(out, api.Evidence{Feature: name, Time: e.Time, Text: fmt.Sprintf("%s at %s%s: %s", e.What, e.Disk, who, e.Text)})
-		case e.Culprit == id && id != 0:
+		case e.Culprit == api.ID(id) && id != 0:
 			out = append(out, api.Evidence{Feature: name, Time: e.Time, Text: fmt.Sprintf("%s for %s: %s", e.What, cmp.Or(e.Name, "others"), e.Text)})
 		}
 	}

@@ -53,7 +53,7 @@ func TestOneKey(t *testing.T) {
 	}
 	row := func() api.BlockIORow {
 		for _, r := range h.report().Rows {
-			if r.Container == db.ID && r.Reserved != nil {
+			if r.Container == api.ID(db.ID) && r.Reserved != nil {
 				return r
 			}
 		}

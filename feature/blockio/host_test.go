@@ -229,10 +229,10 @@ func TestInterference(t *testing.T) {
 	r := h.report()
 	state := ""
 	for _, row := range r.Rows {
-		if row.Container == db.ID {
+		if row.Container == api.ID(db.ID) {
 			state = row.State
 		}
-		if row.Container == batch.ID && row.Reserved != nil {
+		if row.Container == api.ID(batch.ID) && row.Reserved != nil {
 			t.Errorf("%+v", row)
 		}
 	}

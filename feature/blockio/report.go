@@ -53,7 +53,7 @@ func (f *BlockIO) Report(ctx context.Context, of *container.Container, ask api.A
 	out := f.wire(d, length)
 	after.addTo(&out, before, length)
 	if of != nil {
-		mine := func(id container.ID) bool { return id == of.ID }
+		mine := func(id api.ID) bool { return id == api.ID(of.ID) }
 		out.Rows = slices.DeleteFunc(out.Rows, func(r api.BlockIORow) bool { return !mine(r.Container) })
 		out.Waits = slices.DeleteFunc(out.Waits, func(w api.BlockIOWait) bool { return !mine(w.Victim) })
 		out.Events = slices.DeleteFunc(out.Events, func(e api.BlockIOEvent) bool { return !mine(e.Victim) && !mine(e.Culprit) })
@@ -107,7 +107,7 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 		if w.For <= 0 || length <= 0 {
 			continue
 		}
-		wire := api.BlockIOWait{Victim: w.Victim, Culprit: w.Culprit, Name: f.name(w.Culprit), Share: w.For.Seconds() / length.Seconds()}
+		wire := api.BlockIOWait{Victim: api.ID(w.Victim), Culprit: api.ID(w.Culprit), Name: f.name(w.Culprit), Share: w.For.Seconds() / length.Seconds()}
 		if why, is := map[container.ID]string{
 			decide.Unseen: "too many to tell", decide.Quota: "(CPU quota)", decide.Realtime: "(real-time budget)", decide.Stolen: "(hypervisor)",
 		}[w.Culprit]; is {
@@ -143,7 +143,7 @@ const atLeast = 50
 
 func (f *BlockIO) row(at decide.Place, a monitor.Account, d reading, length time.Duration) api.BlockIORow {
 	row := api.BlockIORow{
-		Container: at.Container, Disk: f.diskName(at.Disk), Achieved: achieved(a, length), Errors: a.Errors, State: decide.StateBestEffort,
+		Container: api.ID(at.Container), Disk: f.diskName(at.Disk), Achieved: achieved(a, length), Errors: a.Errors, State: decide.StateBestEffort,
 	}
 	if at.Container != decide.System {
 		row.Name = f.name(at.Container)
@@ -159,7 +159,7 @@ func (f *BlockIO) row(at decide.Place, a monitor.Account, d reading, length time
 				reserved := r.figures
 				row.Reserved, row.State, row.Since, row.Evidence, row.Mend = &reserved, s.State, s.Since, s.Evidence, s.Mend
 				if s.State == decide.StateContended {
-					row.Culprit, row.By = s.Culprit, f.name(s.Culprit)
+					row.Culprit, row.By = api.ID(s.Culprit), f.name(s.Culprit)
 				}
 			}
 		}
@@ -171,16 +171,16 @@ func (f *BlockIO) row(at decide.Place, a monitor.Account, d reading, length time
 		}
 	}
 	if length > 0 {
-		addContention(&row, d, length)
+		addContention(&row, at.Container, d, length)
 	}
 	return row
 }
 
 // addContention adds how a container competed for the CPUs, if that was watched.
-func addContention(row *api.BlockIORow, d reading, length time.Duration) {
+func addContention(row *api.BlockIORow, id container.ID, d reading, length time.Duration) {
 	part := func(t time.Duration) float64 { return t.Seconds() / length.Seconds() }
 	for _, s := range d.Switches {
-		if s.Container != row.Container {
+		if s.Container != id {
 			continue
 		}
 		row.Voluntary, row.Involuntary, row.WaitP99 = s.Voluntary, s.Involuntary, s.Wait.Quantile(0.99).Seconds()
@@ -191,11 +191,11 @@ func addContention(row *api.BlockIORow, d reading, length time.Duration) {
 		}
 	}
 	for _, w := range d.Waits {
-		if w.Victim == row.Container && w.Culprit != row.Container && (w.Culprit == decide.System || decide.IsContainer(w.Culprit)) {
+		if w.Victim == id && w.Culprit != id && (w.Culprit == decide.System || decide.IsContainer(w.Culprit)) {
 			row.WaitForeign += part(w.For)
 		}
 	}
-	if t, watched := d.delays[row.Container]; watched {
+	if t, watched := d.delays[id]; watched {
 		row.CPUPressure, row.IOPressure = part(t.cpu), part(t.io)
 		for _, quota := range t.throttled {
 			row.Throttled += part(quota)
@@ -207,7 +207,7 @@ func (f *BlockIO) reservation(m *managed, r reservation, got api.BlockIOFigures)
 	id := m.target.Container.ID
 	s := f.standing(id, r)
 	out := api.Reservation{
-		ID: reservationID(id, r), Container: id, Name: m.target.Container.Name, Device: r.device, Reserved: r.figures, Achieved: got,
+		ID: reservationID(id, r), Container: api.ID(id), Name: m.target.Container.Name, Device: r.device, Reserved: r.figures, Achieved: got,
 		State: s.State, Evidence: s.Evidence, Mend: s.Mend, From: origin(m.target).From,
 	}
 	if c := f.capacity(r.disk); c.Known() {

@@ -33,9 +33,9 @@ func TestVanished(t *testing.T) {
 		}
 		for _, r := range h.report().Reservations {
 			switch r.Container {
-			case a.ID:
+			case api.ID(a.ID):
 				of[0] = r.State
-			case b.ID:
+			case api.ID(b.ID):
 				of[1] = r.State
 			}
 		}
@@ -111,7 +111,7 @@ func TestCappedIsShown(t *testing.T) {
 	at := decide.Disk{Major: d.Major, Minor: d.Minor}
 	h.actions = map[container.ID]decide.Action{c.ID: {Caps: map[decide.Disk]api.BlockIOFigures{at: {ReadIOPS: 16}}}}
 	rows := h.report().Rows
-	if len(rows) != 1 || rows[0].Container != c.ID || rows[0].Disk != filepath.Base(l.Path) || !strings.Contains(rows[0].Action, "16") {
+	if len(rows) != 1 || rows[0].Container != api.ID(c.ID) || rows[0].Disk != filepath.Base(l.Path) || !strings.Contains(rows[0].Action, "16") {
 		t.Errorf("rows %+v, want one of %v at %s with its cap", rows, c.ID, l.Path)
 	}
 }

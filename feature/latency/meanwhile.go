@@ -72,7 +72,7 @@ func (w work) meanwhile(members []container.ID, over time.Duration, name func(co
 	out.Own = share(own)
 	for id, of := range w {
 		if s := share(of); s > 0 && !slices.Contains(members, id) {
-			out.By = append(out.By, api.LatencyNeighbour{Container: id, Name: name(id), Share: s})
+			out.By = append(out.By, api.LatencyNeighbour{Container: api.ID(id), Name: name(id), Share: s})
 		}
 	}
 	slices.SortFunc(out.By, func(a, b api.LatencyNeighbour) int {

@@ -155,7 +155,7 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 	for i := range out.Containers {
 		c := &out.Containers[i]
 		if c.Direction == Ingress.String() {
-			c.Meanwhile = done.meanwhile(tenantsOf(r, c.Container)[0].Members, r.Taken.Sub(since), name)
+			c.Meanwhile = done.meanwhile(tenantsOf(r, container.ID(c.Container))[0].Members, r.Taken.Sub(since), name)
 		}
 	}
 	return out, nil
@@ -189,7 +189,7 @@ func wire(r Reading, lookup func(container.ID) (container.Container, bool)) []ap
 		c, known := lookup(t.Container)
 		for d := range directions {
 			row := api.LatencyContainer{
-				Container: t.Container, Name: c.Name, Direction: d.String(),
+				Container: api.ID(t.Container), Name: c.Name, Direction: d.String(),
 				LatencyTimes: times(t, d, every()...), Protocols: []api.LatencyProtocol{},
 			}
 			if known {

@@ -76,7 +76,7 @@ func TestThread(t *testing.T) {
 			if waited >= 2*time.Millisecond && r.Stages[Added]-waited < time.Millisecond {
 				for _, w := range r.waits {
 					by := h.f.attribution().wire(w, Ingress, []container.ID{c.ID}).By
-					if w.stage == Deliver && len(by) > 0 && by[0].Container == hc.ID && by[0].Work == api.LatencyTasks && !by[0].Own {
+					if w.stage == Deliver && len(by) > 0 && by[0].Container == api.ID(hc.ID) && by[0].Work == api.LatencyTasks && !by[0].Own {
 						return ""
 					}
 					missing = fmt.Sprintf("%+v", by)

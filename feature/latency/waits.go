@@ -113,7 +113,7 @@ func pathOf(root string, id uint64) string {
 // culprit returns the work of a part of a wait, and its container. It does not set the time.
 func (o *attribution) culprit(p waitPart) api.LatencyCulprit {
 	of := func(c container.Container, work string) api.LatencyCulprit {
-		return api.LatencyCulprit{Work: work, Container: c.ID, Name: c.Name}
+		return api.LatencyCulprit{Work: work, Container: api.ID(c.ID), Name: c.Name}
 	}
 	switch p.kind {
 	case doesIdle:
@@ -150,7 +150,7 @@ func (o *attribution) wire(w wait, d Direction, own []container.ID) api.LatencyW
 	sum := make(map[api.LatencyCulprit]time.Duration)
 	for _, p := range w.parts {
 		c := o.culprit(p)
-		c.Own = c.Container != 0 && slices.Contains(own, c.Container)
+		c.Own = c.Container != 0 && slices.Contains(own, container.ID(c.Container))
 		sum[c] += p.ns
 	}
 	rest := w.all

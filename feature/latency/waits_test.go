@@ -128,7 +128,7 @@ func TestBacklog(t *testing.T) {
 	look("no packet comes that waits for no other container", func(r api.LatencyRecord) bool {
 		for _, w := range r.Waits {
 			for _, by := range w.By {
-				if by.Container == fc.ID {
+				if by.Container == api.ID(fc.ID) {
 					t.Fatalf("a container that sends nothing is named: %+v", w)
 				}
 			}
@@ -143,7 +143,7 @@ func TestBacklog(t *testing.T) {
 	look("no wait was for the packets of flood", func(r api.LatencyRecord) bool {
 		for _, w := range r.Waits {
 			for _, by := range w.By {
-				if by.Container == fc.ID && by.Work == api.LatencyPackets && !by.Own {
+				if by.Container == api.ID(fc.ID) && by.Work == api.LatencyPackets && !by.Own {
 					return true
 				}
 			}

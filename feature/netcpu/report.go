@@ -73,10 +73,10 @@ func (x *Accounts) Report(_ context.Context, of *container.Container, _ api.Ask)
 	}
 	n := x.wire(r)
 	if of != nil {
-		n.Accounts = slices.DeleteFunc(n.Accounts, func(a api.NetCPUAccount) bool { return a.Container != of.ID })
-		n.Matrix = slices.DeleteFunc(n.Matrix, func(t api.NetCPUTheft) bool { return t.Victim != of.ID && t.Culprit != of.ID })
+		n.Accounts = slices.DeleteFunc(n.Accounts, func(a api.NetCPUAccount) bool { return a.Container != api.ID(of.ID) })
+		n.Matrix = slices.DeleteFunc(n.Matrix, func(t api.NetCPUTheft) bool { return t.Victim != api.ID(of.ID) && t.Culprit != api.ID(of.ID) })
 		if len(n.Accounts) == 0 { // has ended, and never had a packet
-			n.Accounts = append(n.Accounts, api.NetCPUAccount{Container: of.ID, Name: of.Name, Ended: true})
+			n.Accounts = append(n.Accounts, api.NetCPUAccount{Container: api.ID(of.ID), Name: of.Name, Ended: true})
 		}
 	}
 	if x.InForce != nil {
@@ -93,7 +93,7 @@ func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.Se
 		n = x.wire(r)
 	}
 	return func(c container.Container, out *api.SelfReports) {
-		i := slices.IndexFunc(n.Accounts, func(a api.NetCPUAccount) bool { return a.Container == c.ID })
+		i := slices.IndexFunc(n.Accounts, func(a api.NetCPUAccount) bool { return a.Container == api.ID(c.ID) })
 		if i < 0 {
 			return
 		}
@@ -110,13 +110,13 @@ func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.Se
 func (x *Accounts) wire(r reading) api.NetCPU {
 	rows := map[container.ID]*api.NetCPUAccount{0: {Name: "system"}}
 	for _, c := range r.running {
-		rows[c.ID] = &api.NetCPUAccount{Container: c.ID, Name: c.Name}
+		rows[c.ID] = &api.NetCPUAccount{Container: api.ID(c.ID), Name: c.Name}
 	}
 	row := func(id container.ID) *api.NetCPUAccount {
 		a := rows[id]
 		if a == nil {
 			c, _ := x.Containers.Lookup(id)
-			a = &api.NetCPUAccount{Container: id, Name: c.Name, Ended: true}
+			a = &api.NetCPUAccount{Container: api.ID(id), Name: c.Name, Ended: true}
 			rows[id] = a
 		}
 		return a
@@ -144,10 +144,10 @@ func (x *Accounts) wire(r reading) api.NetCPU {
 		if t.CPU <= 0 || ownTime(t) {
 			continue
 		}
-		w := api.NetCPUTheft{Kind: t.Victim.Kind.String(), Victim: t.Victim.Container, Culprit: t.Culprit, Seconds: t.CPU.Seconds()}
+		w := api.NetCPUTheft{Kind: t.Victim.Kind.String(), Victim: api.ID(t.Victim.Container), Culprit: api.ID(t.Culprit), Seconds: t.CPU.Seconds()}
 		w.CulpritName = row(t.Culprit).Name
 		if w.Victim != 0 {
-			w.VictimName = row(w.Victim).Name
+			w.VictimName = row(t.Victim.Container).Name
 		}
 		n.Matrix = append(n.Matrix, w)
 	}
@@ -162,7 +162,7 @@ func (x *Accounts) wire(r reading) api.NetCPU {
 		a := row(victim)
 		a.Stolen = r.stolen[victim].Seconds()
 		for _, id := range slices.Sorted(maps.Keys(culprits)) {
-			a.StolenBy = append(a.StolenBy, api.NetCPUCulprit{Container: id, Name: row(id).Name, Seconds: culprits[id].Seconds()})
+			a.StolenBy = append(a.StolenBy, api.NetCPUCulprit{Container: api.ID(id), Name: row(id).Name, Seconds: culprits[id].Seconds()})
 		}
 		slices.SortStableFunc(a.StolenBy, func(p, q api.NetCPUCulprit) int { return cmp.Compare(q.Seconds, p.Seconds) })
 	}
@@ -204,8 +204,8 @@ type InForce struct {
 func (f InForce) wire(r *api.NetCPU) {
 	for i := range r.Accounts {
 		a := &r.Accounts[i]
-		a.Dropped, a.QuotaDropped = f.Drops[a.Container].Dropped, f.Drops[a.Container].Beyond
-		if b, charged := f.Ledgers[a.Container]; charged {
+		a.Dropped, a.QuotaDropped = f.Drops[container.ID(a.Container)].Dropped, f.Drops[container.ID(a.Container)].Beyond
+		if b, charged := f.Ledgers[container.ID(a.Container)]; charged {
 			a.Ledger = &api.NetCPULedger{
 				Balance: b.Balance.Seconds(), Factor: b.Factor,
 				Charged: b.Charged.Seconds(), Credited: b.Credited.Seconds(), Forgiven: b.Forgiven.Seconds(),

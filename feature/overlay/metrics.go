@@ -71,8 +71,8 @@ func snapshot(o api.Overlay) feature.Snapshot {
 	}
 	for _, c := range o.Containers {
 		for _, e := range byNetwork(c.Ends) { // a container chooses the names of its devices
-			paths(c.Container, e.Network, "overlay_container_", "egress", e.Egress.OverlayPackets)
-			paths(c.Container, e.Network, "overlay_container_", "ingress", e.Ingress.OverlayPackets)
+			paths(container.ID(c.Container), e.Network, "overlay_container_", "egress", e.Egress.OverlayPackets)
+			paths(container.ID(c.Container), e.Network, "overlay_container_", "ingress", e.Ingress.OverlayPackets)
 		}
 	}
 	return s

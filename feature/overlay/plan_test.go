@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -66,7 +67,9 @@ func TestExamine(t *testing.T) {
 	if diff := cmp.Diff(want, f.Examine()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if s := (probe.Report(f.Examine())).Summary(); s != "nothing works here, and nothing more would help." {
+	left := f.Examine()[0]
+	report := api.Report{{Capability: left.Capability, Area: left.Area, Verdict: api.Verdict{Level: api.Level(left.Level), Why: left.Why, Mend: left.Mend}}}
+	if s := report.Summary(); s != "nothing works here, and nothing more would help." {
 		t.Errorf("a network that is left alone counts in %q", s)
 	}
 }

@@ -141,7 +141,7 @@ func (f *Overlay) report(of *container.Container) (api.Overlay, error) {
 				if of != nil {
 					first = *of
 				}
-				c = &api.OverlayContainer{Container: first.ID, Name: first.Name}
+				c = &api.OverlayContainer{Container: api.ID(first.ID), Name: first.Name}
 				byTenant[key] = c
 			}
 			c.Ends = append(c.Ends, end)
@@ -355,9 +355,9 @@ func (f *Overlay) flows(of *container.Container, most int) ([]api.OverlayFlow, u
 			State: flowState(v, o.value.Gen, now), Age: age(v, now).Seconds(),
 		}
 		if c, ok := f.holder(local.Addr().String()); ok {
-			w.Container, w.Name = c.ID, c.Name
+			w.Container, w.Name = api.ID(c.ID), c.Name
 		}
-		if of == nil || of.ID == w.Container {
+		if of == nil || api.ID(of.ID) == w.Container {
 			list = append(list, w)
 		}
 	}

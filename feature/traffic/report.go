@@ -289,7 +289,7 @@ func wire(r Reading, lookup func(container.ID) (container.Container, bool)) api.
 	t := api.Traffic{Taken: r.Taken, Classes: make([]api.TrafficClass, 0, len(r.Rows))}
 	for _, row := range r.Rows {
 		c := api.TrafficClass{
-			Container: row.Container, Uplink: row.Uplink, Direction: string(row.Direction), Link: row.Link,
+			Container: api.ID(row.Container), Uplink: row.Uplink, Direction: string(row.Direction), Link: row.Link,
 			Guaranteed: row.Guaranteed, Ceil: row.Ceil, Level: row.Level, Split: row.Split,
 			Bytes: row.Bytes, Packets: row.Packets, Borrowed: row.Borrowed, Drops: row.Drops, Overlimits: row.Overlimits,
 			BacklogBytes: row.Backlog, BacklogPackets: row.Queued,

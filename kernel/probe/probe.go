@@ -13,8 +13,6 @@ package probe
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -33,10 +31,10 @@ const (
 
 // Finding is the answer to one question about the host.
 type Finding struct {
-	Capability string `json:"capability"` // unique; it stays the same from version to version
-	Area       string `json:"area"`       // host, cgroup, sched, bpf, net, runtime or owner; Features, or one that a feature chose
+	Capability string // unique; it stays the same from version to version
+	Area       string // host, cgroup, sched, bpf, net, runtime or owner; Features, or one that a feature chose
 	Verdict
-	Detail string `json:"detail,omitempty"` // what was seen
+	Detail string // what was seen
 }
 
 // Features is the Area of how the features stand, each of which is a capability.
@@ -44,64 +42,6 @@ const Features = "feature"
 
 // Report lists all findings; those of Run are always the same ones in the same order.
 type Report []Finding
-
-// Summary says in one sentence which features work, and what would help most: for a
-// feature that does not work, then for what a feature found out, then for one that
-// works with a fault. The other findings are reasons of these.
-func (r Report) Summary() string {
-	var works, not []string
-	var most *Finding
-	rank := func(f *Finding) int {
-		switch {
-		case !f.Mendable():
-			return 0
-		case f.Area == Features && f.Level == Unavailable:
-			return 3
-		case f.Area == Features:
-			return 1
-		case !slices.ContainsFunc(questions(), func(q Finding) bool { return q.Area == f.Area }):
-			return 2
-		}
-		return 0
-	}
-	best := 0
-	for i := range r {
-		f := &r[i]
-		if f.Area == Features && f.Level == Unavailable {
-			not = append(not, f.Capability)
-		} else if f.Area == Features {
-			works = append(works, f.Capability)
-		}
-		if n := rank(f); n > best {
-			best, most = n, f
-		}
-	}
-	var s string
-	switch {
-	case len(works) == 0:
-		s = "nothing works here"
-	case len(not) == 0:
-		s = and(works) + " work here"
-	default:
-		s = and(works) + " work here, " + and(not) + " not"
-	}
-	if len(works) == 1 {
-		s = strings.Replace(s, " work ", " works ", 1)
-	}
-	if most == nil {
-		return s + ", and nothing more would help."
-	}
-	return fmt.Sprintf("%s; what would help most: %s (%s: %s).", s, most.Mend, most.Capability, most.Why)
-}
-
-// and lists words in a sentence.
-func and(words []string) string {
-	last := len(words) - 1
-	if last < 1 {
-		return strings.Join(words, "")
-	}
-	return strings.Join(words[:last], ", ") + " and " + words[last]
-}
 
 // Config says where to look. Empty fields stand for the usual places.
 type Config struct {

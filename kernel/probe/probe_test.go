@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -324,27 +325,11 @@ func TestReason(t *testing.T) {
 	}
 }
 
-// The last line of doctor names what works, and one thing to do.
-func TestSummary(t *testing.T) {
-	feature := func(name string, l Level, mend string) Finding {
-		return Finding{Capability: name, Area: Features, Verdict: Verdict{Level: l, Why: "of " + name, Mend: mend}}
-	}
-	uplink := Finding{Capability: "eth0", Area: "uplink", Verdict: Verdict{Level: Degraded, Why: "no rate", Mend: "give it"}}
-	podman := Finding{Capability: "podman", Area: "runtime", Verdict: Verdict{Level: Unavailable, Why: "not here", Mend: "start it"}}
-	for _, tt := range []struct {
-		report Report
-		want   string
-	}{
-		{Report{podman}, "nothing works here, and nothing more would help."},
-		{Report{podman, feature("a", Full, "")}, "a works here, and nothing more would help."},
-		{Report{feature("a", Full, ""), feature("b", Degraded, "none is needed"), feature("c", Full, "")}, "a, b and c work here, and nothing more would help."},
-		{Report{feature("a", Degraded, "more memory"), uplink}, "a works here; what would help most: give it (eth0: no rate)."},
-		{Report{feature("a", Degraded, "more memory"), feature("b", Full, "")}, "a and b work here; what would help most: more memory (a: of a)."},
-		{Report{podman, feature("a", Full, ""), feature("b", Unavailable, "root"), uplink}, "a works here, b not; what would help most: root (b: of b)."},
-		{Report{feature("a", Unavailable, "root"), feature("b", Unavailable, "BTF")}, "nothing works here; what would help most: root (a: of a)."},
-	} {
-		if got := tt.report.Summary(); got != tt.want {
-			t.Errorf("%q, want %q", got, tt.want)
+// The API knows the areas of all questions: a finding in any other is a feature's.
+func TestAreas(t *testing.T) {
+	for _, q := range questions() {
+		if !slices.Contains(api.HostAreas(), q.Area) {
+			t.Errorf("%s is in the area %s, which is none of %q", q.Capability, q.Area, api.HostAreas())
 		}
 	}
 }

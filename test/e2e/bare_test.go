@@ -11,7 +11,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
@@ -45,13 +44,13 @@ func TestWithoutRoot(t *testing.T) {
 	mustSay(t, run("nonsense"), 2, "nonsense")
 
 	o := run("doctor", "-o", "json")
-	var report probe.Report
+	var report api.Report
 	if err := json.Unmarshal([]byte(o.out), &report); err != nil || o.status != 1 {
 		t.Fatalf("doctor: %v\n%v", err, o)
 	}
 	root := false
 	for _, x := range report {
-		if x.Level != probe.Full && x.Why == "" {
+		if x.Level != api.LevelFull && x.Why == "" {
 			t.Errorf("doctor gives no reason for %+v", x)
 		}
 		root = root || strings.Contains(x.Why+x.Mend, "root")
@@ -84,7 +83,7 @@ func TestWithoutBTF(t *testing.T) {
 	a.start(blind...)
 	i := a.isolated("e2e-box", 1)
 	st := a.status()
-	if f := st.Features[0]; f.Support.Level != probe.Degraded || !strings.Contains(f.Support.Why, "BTF") && !strings.Contains(f.Support.Why, "btf") {
+	if f := st.Features[0]; f.Support.Level != api.LevelDegraded || !strings.Contains(f.Support.Why, "BTF") && !strings.Contains(f.Support.Why, "btf") {
 		t.Errorf("feature %+v, want it degraded for the lack of BTF", f)
 	}
 	mustSay(t, a.run("ps"), 0, "feature netcpu is degraded: ", "BTF")

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
@@ -204,7 +203,7 @@ func balanced(n api.NetCPU) error {
 		}
 		return nil
 	}
-	stolen, taken := make(map[container.ID]float64), make(map[container.ID]float64)
+	stolen, taken := make(map[api.ID]float64), make(map[api.ID]float64)
 	host := 0.0 // of tasks of no container
 	for _, x := range n.Matrix {
 		if x.Kind != api.VictimTask && (x.Kind != api.VictimNAPI || x.Victim == 0) {

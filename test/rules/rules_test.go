@@ -88,6 +88,8 @@ func brokenImport(from, to string, test bool) string {
 		return "policy imports container only"
 	case from == "tenant" && (own && !in(to, "container", "policy") || in(to, "os", "syscall", "golang.org/x/sys")):
 		return "tenant imports container and policy only, and is pure"
+	case in(from, "api") && own && !in(to, "api"):
+		return "api imports nothing of ours"
 	case from == "hist" && own:
 		return "hist imports nothing of ours"
 	case in(from, "tui", "web") && own && to != "api" && !in(to, strings.Split(from, "/")[0]):
@@ -133,6 +135,24 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// Whoever imports the API's types and client gets these, and neither the agent nor the clients
+// of runtimes, netlink and BPF.
+func TestAPIIsALeaf(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+"/api").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	list := strings.Fields(string(out))
+	if !slices.Contains(list, module+"/api") {
+		t.Fatalf("go list: %q", list)
+	}
+	for _, dep := range list {
+		if !in(below(dep), "api", "golang.org/x") {
+			t.Errorf("api depends on %s", below(dep))
+		}
+	}
+}
+
 func TestBrokenImport(t *testing.T) {
 	for _, tt := range []struct {
 		from, to string
@@ -141,6 +161,9 @@ func TestBrokenImport(t *testing.T) {
 		{"policy", "container", false, true},
 		{"policy", "kernel/cgroup", false, false},
 		{"policy", "strings", false, true},
+		{"api", "container", false, false},
+		{"api", "container", true, true},
+		{"api", "golang.org/x/sys/unix", false, true},
 		{"tenant", "policy", false, true},
 		{"tenant", "container", false, true},
 		{"tenant", "hook", false, false},

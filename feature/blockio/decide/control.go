@@ -269,7 +269,7 @@ func (d Demand) shortfall() string {
 
 func (c *Control) event(w Window, d Demand, what string, culprit container.ID, text string) {
 	c.events = append(c.events, api.BlockIOEvent{
-		Time: w.Taken, Victim: d.Container, Name: d.Name, Disk: d.Disk.String(), What: what, Culprit: culprit, Text: text,
+		Time: w.Taken, Victim: api.ID(d.Container), Name: d.Name, Disk: d.Disk.String(), What: what, Culprit: api.ID(culprit), Text: text,
 	})
 	c.events = c.events[max(len(c.events)-maxEvents, 0):]
 }

@@ -357,7 +357,7 @@ func TestCaps(t *testing.T) {
 	if got := control.Actions(); len(got) != 0 {
 		t.Errorf("long after: %+v", got)
 	}
-	if e := control.events[len(control.events)-1]; e.What != "release" || e.Culprit != hog {
+	if e := control.events[len(control.events)-1]; e.What != "release" || e.Culprit != api.ID(hog) {
 		t.Errorf("the last event is %+v", e)
 	}
 
