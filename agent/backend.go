@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -20,7 +21,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-var _ api.Backend = (*Agent)(nil)
+var _ serve.Backend = (*Agent)(nil)
 
 // target returns what a container is due, as of the last round.
 func (a *Agent) target(c container.Container) policy.Target {
@@ -176,7 +177,7 @@ func (a *Agent) Reload(context.Context) (api.PolicyStatus, error) {
 const freshFor = 250 * time.Millisecond
 
 // Self reports on the container of p to itself.
-func (a *Agent) Self(ctx context.Context, p api.Peer) (api.Self, error) {
+func (a *Agent) Self(ctx context.Context, p serve.Peer) (api.Self, error) {
 	c, ok := a.containerOf(p)
 	if !ok {
 		return api.Self{}, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
@@ -227,14 +228,14 @@ func names(s api.Sample) bool {
 }
 
 // Caller returns the container of a peer, or 0 if it is in no known one.
-func (a *Agent) Caller(p api.Peer) api.ID {
+func (a *Agent) Caller(p serve.Peer) api.ID {
 	c, _ := a.containerOf(p)
 	return api.ID(c.ID)
 }
 
 // containerOf finds the container of a peer: the one with the peer's cgroup or, if its processes
 // are in cgroups of their own, the nearest above.
-func (a *Agent) containerOf(p api.Peer) (container.Container, bool) {
+func (a *Agent) containerOf(p serve.Peer) (container.Container, bool) {
 	if p.PID == 0 {
 		return container.Container{}, false
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
@@ -16,27 +16,27 @@ const listenPause = time.Second
 // servers opens the sockets, and returns their serving functions. The agent's own socket takes its
 // commands, and only another agent answers there: without it there is an error. The others are
 // tried again.
-func (a *Agent) servers() (serve []func(context.Context) error, err error) {
+func (a *Agent) servers() (list []func(context.Context) error, err error) {
 	if path := a.cfg.Socket; path != "" {
-		l, err := api.Listen(path)
+		l, err := serve.Listen(path)
 		if err != nil {
 			return nil, err
 		}
-		serve = append(serve, func(ctx context.Context) error { return api.Serve(ctx, l, a, a.log) })
+		list = append(list, func(ctx context.Context) error { return serve.Serve(ctx, l, a, a.log) })
 	}
 	if path := a.cfg.SelfSocket; path != "" {
-		listen := func() (net.Listener, error) { return api.ListenSelf(path) }
-		serve = append(serve, a.optional("the socket for containers", listen, func(ctx context.Context, l net.Listener) error {
-			return api.ServeSelf(ctx, l, a, a.log)
+		listen := func() (net.Listener, error) { return serve.ListenSelf(path) }
+		list = append(list, a.optional("the socket for containers", listen, func(ctx context.Context, l net.Listener) error {
+			return serve.ServeSelf(ctx, l, a, a.log)
 		}))
 	}
 	if addr := a.cfg.MetricsAddr; addr != "" {
 		listen := func() (net.Listener, error) { return a.listenMetrics(addr) }
-		serve = append(serve, a.optional("the metrics page", listen, func(ctx context.Context, l net.Listener) error {
+		list = append(list, a.optional("the metrics page", listen, func(ctx context.Context, l net.Listener) error {
 			return metrics.Serve(ctx, l, view{a}, a.log)
 		}))
 	}
-	return serve, nil
+	return list, nil
 }
 
 // optional returns a server that the agent works without: any local user may listen at its address
@@ -81,7 +81,7 @@ func checkMetricsAddr(addr string) error {
 
 func (a *Agent) listenMetrics(addr string) (net.Listener, error) {
 	if path, ok := strings.CutPrefix(addr, metricsSocket); ok {
-		return api.Listen(path)
+		return serve.Listen(path)
 	}
 	l, err := metrics.Listen(addr)
 	if err == nil && !metrics.Loopback(l) {

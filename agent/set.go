@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
@@ -24,7 +25,7 @@ const setTime = 15 * time.Second
 // Set sets values for a container by hand, and clears others. A request that is invalid, or that
 // the feature refuses, changes nothing. One feature may already have applied its part when another
 // refuses; Set then reverts that before it returns.
-func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequest) (api.Container, error) {
+func (a *Agent) Set(ctx context.Context, ref string, by serve.Peer, in api.SetRequest) (api.Container, error) {
 	c, ended, err := a.find(ref)
 	if err != nil {
 		return api.Container{}, err

@@ -1,14 +1,7 @@
 package api
 
-import "slices"
-
 // Beside this list, each feature has a file of its own in this package, with its
-// wire types, its routes and the client's calls.
-
-// featureRoutes are the routes of all features.
-func featureRoutes() []route {
-	return slices.Concat(netcpuRoutes(), trafficRoutes(), latencyRoutes(), blockioRoutes(), overlayRoutes())
-}
+// wire types and the client's calls. Its routes are in agent/serve.
 
 // SelfReports is what each feature shows a container of itself.
 type SelfReports struct {

@@ -7,12 +7,6 @@ import (
 	"time"
 )
 
-func netcpuRoutes() []route {
-	return report("netcpu", NetCPU{}, "",
-		"Say whose packets took whose CPU time, since the agent began to count. Two readings give a rate.",
-		"The same for one container: its account, and those entries of the matrix that it has a part in. The totals are the host's.")
-}
-
 // NetCPU says whose packets took whose CPU time: of all containers if ref is
 // "", else of one, named as for Explain. [NetCPU.After] makes a rate of two
 // readings.

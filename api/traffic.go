@@ -7,13 +7,6 @@ import (
 	"time"
 )
 
-func trafficRoutes() []route {
-	return report("traffic", Traffic{},
-		"a time, as 200ms, at most 30s: the answer comes after it, and says how long packets waited meanwhile",
-		"Say what bandwidth each shaped container is due at the uplinks, and what it has sent. Two readings give a rate.",
-		"The same for one container. There is nothing in it if policy asks for none, neither for it nor for one that shares its network.")
-}
-
 // Traffic says what bandwidth containers are due and get: all if ref is "", else
 // one, named as for Explain. [Traffic.After] makes a rate of two readings. With a
 // time over other than 0, at most [MaxOver], the answer comes after that, with

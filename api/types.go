@@ -1,10 +1,11 @@
-// Package api is how programs look at an agent and tell it what to do: the
-// wire types, the server, the client, and the OpenAPI document, version 1.
+// Package api is how programs look at an agent and give it commands: the wire types and
+// the client, version 1. It imports no other package of fairlead. Package agent/serve is the
+// server, with the routes and the OpenAPI document; the CLI, bench and the views use
+// [Client] only.
 //
-// The wire types are a stable contract: fields are added, never renamed or
-// given another meaning. The package knows no feature and touches no host
-// state; package agent implements [Backend], and the CLI, bench and the views
-// use [Client] only.
+// Of fairlead's packages only this one promises stability: fields are added, never renamed
+// or given another meaning. The exceptions are [Ask] and the types of its Body, which the
+// server and the features share.
 //
 // All strings that come from containers (names, images, labels) are hostile:
 // JSON carries them as they are, and who prints them must quote them.
@@ -19,6 +20,10 @@ const (
 	DefaultSocket     = "/run/fairlead/fairlead.sock"
 	DefaultSelfSocket = "/run/fairlead/self.sock"
 )
+
+// Group is the group whose members may use the agent's socket. Where it does
+// not exist, only root may.
+const Group = "fairlead"
 
 // The states of a feature for one container, in FeatureStatus.State.
 const (

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -10,8 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/net/netutil"
-
-	"github.com/fairlead-project/fairlead/api"
 )
 
 // DefaultAddr is the default address of the page.
@@ -73,8 +72,30 @@ func Serve(ctx context.Context, l net.Listener, v View, log *slog.Logger) error 
 		Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: answerTime + 5*time.Second, IdleTimeout: 5 * time.Second,
 		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
-	if err := api.ServeUntil(ctx, &s, netutil.LimitListener(l, maxClients)); err != nil {
+	if err := ServeUntil(ctx, &s, netutil.LimitListener(l, maxClients)); err != nil {
 		return fmt.Errorf("serve metrics at %s: %w", l.Addr(), err)
 	}
 	return nil
+}
+
+// ServeUntil serves at l until ctx ends. Then it lets requests under way finish for a
+// second, and closes l.
+func ServeUntil(ctx context.Context, s *http.Server, l net.Listener) error {
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(done)
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if s.Shutdown(end) != nil {
+			s.Close()
+		}
+	})
+	err := s.Serve(l)
+	if !stop() {
+		<-done
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -83,7 +84,7 @@ func FuzzParseFigures(f *testing.F) {
 
 // blockioStub has one report, and events.
 type blockioStub struct {
-	api.Backend
+	serve.Backend
 	report api.BlockIO
 }
 

@@ -10,13 +10,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // latencyStub answers with one report, and with packets one after the other.
 type latencyStub struct {
-	api.Backend
+	serve.Backend
 	report api.Latency
 	double string // a container for which everything takes twice as long
 	asked  []api.LatencyFilter

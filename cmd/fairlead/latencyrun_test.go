@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
@@ -29,7 +30,7 @@ type runStub struct {
 	by       int // the process for which the container is measured, or was
 }
 
-func (s *runStub) Caller(api.Peer) api.ID { return 7 }
+func (s *runStub) Caller(serve.Peer) api.ID { return 7 }
 
 func (s *runStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	s.mu.Lock()
@@ -63,11 +64,11 @@ func trip(peer string) []api.LatencyRecord {
 func runSelf(ctx context.Context, t *testing.T, s *runStub, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "self")
-	l, err := api.ListenSelf(socket)
+	l, err := serve.ListenSelf(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	go api.ServeSelf(t.Context(), l, s, slog.New(slog.DiscardHandler))
+	go serve.ServeSelf(t.Context(), l, s, slog.New(slog.DiscardHandler))
 	var out, errs bytes.Buffer
 	args = append([]string{"latency", "run", "--config=", "--self", "--self-socket", socket, "--"}, args...)
 	status = run(ctx, cli.Env{Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: args})
@@ -139,11 +140,11 @@ func TestLatencyRunNothing(t *testing.T) {
 func TestLatencyRunMeasures(t *testing.T) {
 	s := &runStub{stub: example()}
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := api.Listen(socket)
+	l, err := serve.Listen(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	go api.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
+	go serve.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
 	c := api.Dial(socket)
 	defer c.Close()
 	var errs bytes.Buffer

@@ -17,6 +17,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
@@ -24,7 +25,7 @@ import (
 // meterStub is an agent that gives one reading after the other, and then the
 // last one again.
 type meterStub struct {
-	api.Backend
+	serve.Backend
 	mu       sync.Mutex
 	readings []api.NetCPU
 	err      error
@@ -329,13 +330,13 @@ func TestNetCPUFormats(t *testing.T) {
 // Watching prints again and again, and an interrupt is its ordinary end.
 func TestNetCPUWatch(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := api.Listen(path)
+	l, err := serve.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- api.Serve(ctx, l, &meterStub{readings: flooded()}, slog.New(slog.DiscardHandler)) }()
+	go func() { done <- serve.Serve(ctx, l, &meterStub{readings: flooded()}, slog.New(slog.DiscardHandler)) }()
 	watching, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	out := &countingWriter{text: "Packets took", after: 3, then: interrupt}

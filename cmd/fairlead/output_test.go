@@ -14,13 +14,14 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // stub is an agent that shows what it was given.
 type stub struct {
-	api.Backend
+	serve.Backend
 	list    []api.Container
 	explain api.Explanation
 	plan    []api.Planned
@@ -42,17 +43,17 @@ func (s stub) Restore(_ context.Context, ref string) (api.Restored, error) {
 }
 
 // against runs one verb against a stub and gives what it printed.
-func against(t *testing.T, s api.Backend, args ...string) (status int, stdout, stderr string) {
+func against(t *testing.T, s serve.Backend, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := api.Listen(path)
+	l, err := serve.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- api.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
+	go func() { done <- serve.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
 	var out, errs bytes.Buffer
 	status = run(ctx, cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: append(args, "--socket", path)})
 	cancel()

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
@@ -15,7 +16,7 @@ import (
 
 // overlayStub gives one reading after the other.
 type overlayStub struct {
-	api.Backend
+	serve.Backend
 	readings []api.Overlay
 	asked    []api.Ask
 }
@@ -212,7 +213,7 @@ func TestOverlayKill(t *testing.T) {
 }
 
 // refusing is an agent whose features have no reports.
-type refusing struct{ api.Backend }
+type refusing struct{ serve.Backend }
 
 func (refusing) Report(context.Context, api.Ask) (any, error) {
 	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "no BTF"}

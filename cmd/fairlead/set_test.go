@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
@@ -17,7 +18,7 @@ type setStub struct {
 	reserved []string // the containers for which I/O was
 }
 
-func (s *setStub) Set(context.Context, string, api.Peer, api.SetRequest) (api.Container, error) {
+func (s *setStub) Set(context.Context, string, serve.Peer, api.SetRequest) (api.Container, error) {
 	c := s.list[0]
 	c.Features = s.features
 	return c, nil

@@ -12,12 +12,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // screenOf gives what a verb prints on a terminal of a width.
-func screenOf(t *testing.T, columns uint16, s api.Backend, args ...string) []string {
+func screenOf(t *testing.T, columns uint16, s serve.Backend, args ...string) []string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -39,11 +39,11 @@ func screenOf(t *testing.T, columns uint16, s api.Backend, args ...string) []str
 		t.Fatal(err)
 	}
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := api.Listen(socket)
+	l, err := serve.Listen(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	go api.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
+	go serve.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
 	lines := make(chan []string)
 	go func() {
 		var got []string

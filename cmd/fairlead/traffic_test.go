@@ -9,13 +9,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // trafficStub gives one reading after the other.
 type trafficStub struct {
-	api.Backend
+	serve.Backend
 	readings []api.Traffic
 	over     []time.Duration // that were asked for
 }

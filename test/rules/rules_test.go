@@ -90,6 +90,10 @@ func brokenImport(from, to string, test bool) string {
 		return "tenant imports container and policy only, and is pure"
 	case in(from, "api") && own && !in(to, "api"):
 		return "api imports nothing of ours"
+	case in(from, "agent/serve") && own && !in(to, "agent/serve", "api", "metrics"):
+		return "agent/serve imports api and metrics only: it knows the agent as a Backend"
+	case in(to, "agent/serve") && !in(from, "agent"):
+		return "only agent serves"
 	case from == "hist" && own:
 		return "hist imports nothing of ours"
 	case in(from, "tui", "web") && own && to != "api" && !in(to, strings.Split(from, "/")[0]):
@@ -163,6 +167,9 @@ func TestBrokenImport(t *testing.T) {
 		{"policy", "strings", false, true},
 		{"api", "container", false, false},
 		{"api", "container", true, true},
+		{"agent/serve", "api", false, true},
+		{"agent/serve", "agent", false, false},
+		{"metrics", "agent/serve", false, false},
 		{"api", "golang.org/x/sys/unix", false, true},
 		{"tenant", "policy", false, true},
 		{"tenant", "container", false, true},

@@ -1,4 +1,4 @@
-package api
+package serve
 
 import (
 	"context"
@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -27,10 +28,10 @@ const childEnv = "FAIRLEAD_TEST_CHILD"
 
 func TestMain(m *testing.M) {
 	if socket := os.Getenv(childEnv); socket != "" {
-		_, read := Dial(socket).Version(context.Background())
-		_, write := Dial(socket).Reload(context.Background())
-		_, set := Dial(socket).Set(context.Background(), "x", SetRequest{})
-		_, kill := Dial(socket).KillOverlay(context.Background(), "x")
+		_, read := api.Dial(socket).Version(context.Background())
+		_, write := api.Dial(socket).Reload(context.Background())
+		_, set := api.Dial(socket).Set(context.Background(), "x", api.SetRequest{})
+		_, kill := api.Dial(socket).KillOverlay(context.Background(), "x")
 		fmt.Printf("read: %v\nwrite: %v\nset: %v\nkill: %v\n", read, write, set, kill)
 		return
 	}
@@ -40,60 +41,75 @@ func TestMain(m *testing.M) {
 // backend answers with what it was given.
 type backend struct {
 	err      error
-	samples  Samples
+	samples  api.Samples
 	restored string
-	set      SetRequest
+	set      api.SetRequest
 	peer     Peer
 	slow     chan struct{}
-	asked    atomic.Uint64   // how often Caller was, in the order of connections
-	callers  func(uint64) ID // nil: always the same
+	asked    atomic.Uint64       // how often Caller was, in the order of connections
+	callers  func(uint64) api.ID // nil: always the same
 }
 
-func (b *backend) Containers(ctx context.Context) ([]Container, error) {
+func (b *backend) Containers(ctx context.Context) ([]api.Container, error) {
 	if b.slow != nil {
 		select {
 		case <-b.slow:
 		case <-ctx.Done():
 		}
 	}
-	return []Container{{ID: math.MaxUint64, Name: "a\x1b\u202e", Labels: map[string]string{"k": "v"}}}, b.err
-}
-func (b *backend) Explain(_ context.Context, ref string) (Explanation, error) {
-	return Explanation{Container: Container{Name: ref}, Changes: []Change{{Container: 7, State: ChangeGone}}}, b.err
-}
-func (b *backend) Plan(_ context.Context, ref string) ([]Planned, error) {
-	return []Planned{{Object: ref}}, b.err
-}
-func (b *backend) Doctor(context.Context) (Report, error) {
-	return Report{{Capability: "x", Area: "y", Verdict: Verdict{Level: LevelDegraded, Why: "z"}}}, b.err
-}
-func (b *backend) Status(context.Context) (Status, error)   { return Status{Rounds: 3}, b.err }
-func (b *backend) Samples(context.Context) (Samples, error) { return b.samples, b.err }
-func (b *backend) Report(_ context.Context, ask Ask) (any, error) {
-	if ask.Feature == "netcpu" {
-		return NetCPU{System: NetCPUAccount{Name: ask.Container}}, b.err
-	}
-	return Traffic{Taken: time.Unix(0, int64(ask.Over)), Classes: []TrafficClass{{Name: ask.Container}}}, b.err
-}
-func (b *backend) Version(context.Context) (Version, error)     { return Version{Version: "v"}, b.err }
-func (b *backend) Reload(context.Context) (PolicyStatus, error) { return PolicyStatus{OK: true}, b.err }
-func (b *backend) Restore(_ context.Context, ref string) (Restored, error) {
-	b.restored = ref
-	return Restored{Outcomes: []Outcome{{Container: 5, Result: "gone"}}}, b.err
-}
-func (b *backend) Set(_ context.Context, ref string, by Peer, in SetRequest) (Container, error) {
-	b.peer, b.set = by, in
-	return Container{Name: ref}, b.err
-}
-func (b *backend) Self(_ context.Context, p Peer) (Self, error) {
-	b.peer = p
-	if !p.Same() {
-		return Self{}, errors.New("the peer has gone")
-	}
-	return Self{ID: 9}, b.err
+	return []api.Container{{ID: math.MaxUint64, Name: "a\x1b\u202e", Labels: map[string]string{"k": "v"}}}, b.err
 }
 
-func (b *backend) Caller(Peer) ID {
+func (b *backend) Explain(_ context.Context, ref string) (api.Explanation, error) {
+	return api.Explanation{Container: api.Container{Name: ref}, Changes: []api.Change{{Container: 7, State: api.ChangeGone}}}, b.err
+}
+
+func (b *backend) Plan(_ context.Context, ref string) ([]api.Planned, error) {
+	return []api.Planned{{Object: ref}}, b.err
+}
+
+func (b *backend) Doctor(context.Context) (api.Report, error) {
+	return api.Report{{Capability: "x", Area: "y", Verdict: api.Verdict{Level: api.LevelDegraded, Why: "z"}}}, b.err
+}
+
+func (b *backend) Status(context.Context) (api.Status, error) { return api.Status{Rounds: 3}, b.err }
+
+func (b *backend) Samples(context.Context) (api.Samples, error) { return b.samples, b.err }
+
+func (b *backend) Report(_ context.Context, ask api.Ask) (any, error) {
+	if ask.Feature == "netcpu" {
+		return api.NetCPU{System: api.NetCPUAccount{Name: ask.Container}}, b.err
+	}
+	return api.Traffic{Taken: time.Unix(0, int64(ask.Over)), Classes: []api.TrafficClass{{Name: ask.Container}}}, b.err
+}
+
+func (b *backend) Version(context.Context) (api.Version, error) {
+	return api.Version{Version: "v"}, b.err
+}
+
+func (b *backend) Reload(context.Context) (api.PolicyStatus, error) {
+	return api.PolicyStatus{OK: true}, b.err
+}
+
+func (b *backend) Restore(_ context.Context, ref string) (api.Restored, error) {
+	b.restored = ref
+	return api.Restored{Outcomes: []api.Outcome{{Container: 5, Result: "gone"}}}, b.err
+}
+
+func (b *backend) Set(_ context.Context, ref string, by Peer, in api.SetRequest) (api.Container, error) {
+	b.peer, b.set = by, in
+	return api.Container{Name: ref}, b.err
+}
+
+func (b *backend) Self(_ context.Context, p Peer) (api.Self, error) {
+	b.peer = p
+	if !p.Same() {
+		return api.Self{}, errors.New("the peer has gone")
+	}
+	return api.Self{ID: 9}, b.err
+}
+
+func (b *backend) Caller(Peer) api.ID {
 	if n := b.asked.Add(1) - 1; b.callers != nil {
 		return b.callers(n)
 	}
@@ -131,7 +147,7 @@ func served(t *testing.T, b Backend, mode os.FileMode, serve func(context.Contex
 
 func TestRoundTrip(t *testing.T) {
 	b := &backend{}
-	c := Dial(served(t, b, 0o660, Serve))
+	c := api.Dial(served(t, b, 0o660, Serve))
 	defer c.Close()
 	ctx := t.Context()
 
@@ -159,7 +175,7 @@ func TestRoundTrip(t *testing.T) {
 			t.Errorf("restore %q: %+v, %v", ref, r, err)
 		}
 	}
-	in := SetRequest{Set: map[string]string{"net.rate": "50mbit"}, Unset: []string{"net.weight"}}
+	in := api.SetRequest{Set: map[string]string{"net.rate": "50mbit"}, Unset: []string{"net.weight"}}
 	if got, err := c.Set(ctx, "a/b", in); err != nil || got.Name != "a/b" || !reflect.DeepEqual(b.set, in) || b.peer.PID != os.Getpid() {
 		t.Errorf("set: %+v, %v; the backend has %+v of %+v", got, err, b.set, b.peer)
 	}
@@ -167,7 +183,7 @@ func TestRoundTrip(t *testing.T) {
 		if n, err := c.NetCPU(ctx, ref); err != nil || n.System.Name != ref {
 			t.Errorf("netcpu %q: %+v, %v", ref, n, err)
 		}
-		for _, over := range []time.Duration{0, MaxOver} {
+		for _, over := range []time.Duration{0, api.MaxOver} {
 			if n, err := c.Traffic(ctx, ref, over); err != nil || len(n.Classes) != 1 || n.Classes[0].Name != ref || n.Taken.UnixNano() != int64(over) {
 				t.Errorf("traffic %q over %v: %+v, %v", ref, over, n, err)
 			}
@@ -179,17 +195,17 @@ func TestRoundTrip(t *testing.T) {
 }
 
 func isCode(err error, code string) bool {
-	var e *Error
+	var e *api.Error
 	return errors.As(err, &e) && e.Code == code
 }
 
 func TestErrors(t *testing.T) {
-	b := &backend{err: &Error{Status: http.StatusConflict, Code: "ambiguous", Text: "which?"}}
-	c := Dial(served(t, b, 0o660, Serve))
+	b := &backend{err: &api.Error{Status: http.StatusConflict, Code: "ambiguous", Text: "which?"}}
+	c := api.Dial(served(t, b, 0o660, Serve))
 	defer c.Close()
 	_, err := c.Explain(t.Context(), "x")
-	var e *Error
-	if !errors.As(err, &e) || *e != (Error{http.StatusConflict, "ambiguous", "which?"}) || err.Error() != "which?" {
+	var e *api.Error
+	if !errors.As(err, &e) || *e != (api.Error{Status: http.StatusConflict, Code: "ambiguous", Text: "which?"}) || err.Error() != "which?" {
 		t.Errorf("an error of the backend arrives as %#v", err)
 	}
 	b.err = errors.New("disk on fire")
@@ -197,17 +213,9 @@ func TestErrors(t *testing.T) {
 		t.Errorf("any other error arrives as %v", err)
 	}
 	b.err = nil
-	b.samples = Samples{Features: []FeatureSamples{{Samples: []Sample{{Value: math.NaN()}}}}}
+	b.samples = api.Samples{Features: []api.FeatureSamples{{Samples: []api.Sample{{Value: math.NaN()}}}}}
 	if _, err := c.Samples(t.Context()); !isCode(err, "internal") {
 		t.Errorf("what JSON cannot say arrives as %v", err)
-	}
-}
-
-func TestNoAgent(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "none")
-	_, err := Dial(path).Version(t.Context())
-	if !errors.Is(err, ErrNoAgent) || !errors.Is(err, syscall.ENOENT) || !strings.HasPrefix(err.Error(), "no agent answers at "+path+": ") {
-		t.Errorf("%v", err)
 	}
 }
 
@@ -261,7 +269,7 @@ func TestBadRequests(t *testing.T) {
 
 func TestPeer(t *testing.T) {
 	b := &backend{}
-	c := Dial(served(t, b, 0o666, ServeSelf))
+	c := api.Dial(served(t, b, 0o666, ServeSelf))
 	defer c.Close()
 	s, err := c.Self(t.Context())
 	if err != nil || s.ID != 9 {
@@ -281,7 +289,7 @@ func TestPeer(t *testing.T) {
 			t.Errorf("a container sees the bandwidth of others: %v", err)
 		}
 	}
-	if _, err := c.Set(t.Context(), "9", SetRequest{Set: map[string]string{"netcpu": "isolate"}}); !isCode(err, "not_found") {
+	if _, err := c.Set(t.Context(), "9", api.SetRequest{Set: map[string]string{"netcpu": "isolate"}}); !isCode(err, "not_found") {
 		t.Errorf("a container may set its policy: %v", err)
 	}
 	if _, err := c.Restore(t.Context(), ""); !isCode(err, "not_found") {

@@ -1,4 +1,4 @@
-package api
+package serve
 
 import (
 	"bytes"
@@ -11,12 +11,14 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-project/fairlead/api"
 )
 
 // Containers that open connections and say nothing must not lock out the others
 // for long.
 func TestSelfSocketIsLetGo(t *testing.T) {
-	b := &backend{callers: func(n uint64) ID { return ID(n/maxOfOne + 1) }}
+	b := &backend{callers: func(n uint64) api.ID { return api.ID(n/maxOfOne + 1) }}
 	socket := served(t, b, 0o666, ServeSelf)
 	for range maxSelves {
 		c, err := net.Dial("unix", socket)
@@ -25,7 +27,7 @@ func TestSelfSocketIsLetGo(t *testing.T) {
 		}
 		defer c.Close()
 	}
-	c := Dial(socket)
+	c := api.Dial(socket)
 	defer c.Close()
 	if s, err := c.Self(t.Context()); err != nil || s.ID != 9 {
 		t.Errorf("self: %+v, %v", s, err)
@@ -53,9 +55,9 @@ func TestSelfSocketRefuses(t *testing.T) {
 
 func TestGuests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ids := map[int]ID{1: 7, 2: 7, 3: 8}
+		ids := map[int]api.ID{1: 7, 2: 7, 3: 8}
 		var log bytes.Buffer
-		g := newGuests(func(p Peer) ID { return ids[p.PID] }, slog.New(slog.NewTextHandler(&log, nil)))
+		g := newGuests(func(p Peer) api.ID { return ids[p.PID] }, slog.New(slog.NewTextHandler(&log, nil)))
 		left := 0
 		come := func(pid int, err error) (*visitor, bool) {
 			v := &visitor{Conn: nowhere{}, peer: Peer{PID: pid, FD: -1}, err: err, leave: func() { left++ }}
@@ -73,7 +75,7 @@ func TestGuests(t *testing.T) {
 			t.Error("one container has more connections than it may")
 		}
 		come(2, nil)
-		if n := strings.Count(log.String(), "refused"); n != 1 || !strings.Contains(log.String(), "container="+ID(7).String()) {
+		if n := strings.Count(log.String(), "refused"); n != 1 || !strings.Contains(log.String(), "container="+api.ID(7).String()) {
 			t.Errorf("of two connections too many the log says %q", &log)
 		}
 		other, ok := come(3, nil)
@@ -159,7 +161,7 @@ func TestGuestPace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer inner.Close()
-	g := newGuests(func(Peer) ID { return 0 }, slog.New(slog.DiscardHandler))
+	g := newGuests(func(Peer) api.ID { return 0 }, slog.New(slog.DiscardHandler))
 	l := visitors{Listener: inner, places: make(chan struct{}, maxSelves), guests: g}
 	const many = guestBurst + 100
 	held := make(chan net.Conn, many)
@@ -187,7 +189,7 @@ func TestGuestPace(t *testing.T) {
 
 	// The log is told once. On a busy machine connections above come too slowly to wait.
 	var log bytes.Buffer
-	g = newGuests(func(Peer) ID { return 0 }, slog.New(slog.NewTextHandler(&log, nil)))
+	g = newGuests(func(Peer) api.ID { return 0 }, slog.New(slog.NewTextHandler(&log, nil)))
 	for range guestBurst + 10 {
 		g.wait(start)
 	}
@@ -205,7 +207,7 @@ func TestGuestsWhoHaveGone(t *testing.T) {
 	}
 	defer inner.Close()
 	asked := 0
-	g := newGuests(func(Peer) ID { asked++; return 7 }, slog.New(slog.DiscardHandler))
+	g := newGuests(func(Peer) api.ID { asked++; return 7 }, slog.New(slog.DiscardHandler))
 	l := visitors{Listener: inner, places: make(chan struct{}, 2), guests: g}
 	var last net.Conn
 	for n := range 20 {

@@ -1,4 +1,4 @@
-package api
+package serve
 
 import (
 	"context"
@@ -11,6 +11,9 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/metrics"
 )
 
 const (
@@ -44,32 +47,10 @@ func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) 
 		ConnContext:       withPeer,
 		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug), // what clients send is no news
 	}
-	if err := ServeUntil(ctx, &s, l); err != nil {
+	if err := metrics.ServeUntil(ctx, &s, l); err != nil {
 		return fmt.Errorf("serve at %s: %w", l.Addr(), errors.Join(err, l.Close()))
 	}
 	return nil
-}
-
-// ServeUntil serves at l until ctx ends. Then it lets requests under way finish for a
-// second, and closes l.
-func ServeUntil(ctx context.Context, s *http.Server, l net.Listener) error {
-	done := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(done)
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		if s.Shutdown(end) != nil {
-			s.Close()
-		}
-	})
-	err := s.Serve(l)
-	if !stop() {
-		<-done
-	}
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
 }
 
 // newHandler serves the routes of one of the two sockets. Streams end when end is closed.
@@ -89,7 +70,7 @@ func newHandler(b Backend, self bool, end <-chan struct{}, log *slog.Logger) htt
 	}
 	// What no route takes: the mux's own answers are not JSON.
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		e := &Error{Status: http.StatusNotFound, Code: "not_found", Text: fmt.Sprintf("there is no %q here", r.URL.Path)}
+		e := &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: fmt.Sprintf("there is no %q here", r.URL.Path)}
 		var methods []string
 		for _, other := range routes() {
 			if other.path == r.URL.Path && other.self == self {
@@ -97,10 +78,10 @@ func newHandler(b Backend, self bool, end <-chan struct{}, log *slog.Logger) htt
 			}
 		}
 		if takes := strings.Join(methods, ", "); takes != "" {
-			e = &Error{Status: http.StatusMethodNotAllowed, Code: "bad_request", Text: fmt.Sprintf("%s takes %s", r.URL.Path, takes)}
+			e = &api.Error{Status: http.StatusMethodNotAllowed, Code: "bad_request", Text: fmt.Sprintf("%s takes %s", r.URL.Path, takes)}
 			w.Header().Set("Allow", takes)
 		}
-		answer(w, e.Status, Failure{Error: *e})
+		answer(w, e.Status, api.Failure{Error: *e})
 	})
 	return mux
 }
@@ -131,12 +112,12 @@ func endpoint(b Backend, r route, rs *readers, log *slog.Logger) http.Handler {
 			answer(w, r.done(), out)
 			return
 		}
-		var e *Error
+		var e *api.Error
 		if !errors.As(err, &e) {
 			log.Error("request", "method", r.method, "path", r.path, "err", err)
-			e = &Error{Status: http.StatusInternalServerError, Code: "internal", Text: Text(err)}
+			e = &api.Error{Status: http.StatusInternalServerError, Code: "internal", Text: api.Text(err)}
 		}
-		answer(w, e.Status, Failure{Error: *e})
+		answer(w, e.Status, api.Failure{Error: *e})
 	})
 }
 
@@ -151,8 +132,8 @@ func allowed(r route, req *http.Request) error {
 		return err
 	}
 	if !p.mayWrite() {
-		return &Error{Status: http.StatusForbidden, Code: "forbidden",
-			Text: fmt.Sprintf("user id %d may not change anything: only root and the group %s may", p.UID, Group)}
+		return &api.Error{Status: http.StatusForbidden, Code: "forbidden",
+			Text: fmt.Sprintf("user id %d may not change anything: only root and the group %s may", p.UID, api.Group)}
 	}
 	return nil
 }
@@ -169,11 +150,11 @@ func read(r *http.Request, in any) error {
 		err = errors.New("more than one value")
 	}
 	if big := (*http.MaxBytesError)(nil); errors.As(err, &big) {
-		return &Error{Status: http.StatusRequestEntityTooLarge, Code: "bad_request",
+		return &api.Error{Status: http.StatusRequestEntityTooLarge, Code: "bad_request",
 			Text: fmt.Sprintf("request body is longer than %d bytes", big.Limit)}
 	}
 	if err != nil {
-		return &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: "read request body: " + Text(err)}
+		return &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: "read request body: " + api.Text(err)}
 	}
 	return nil
 }
@@ -184,7 +165,7 @@ func answer(w http.ResponseWriter, status int, out any) {
 	data, err := json.Marshal(out)
 	if err != nil { // a NaN among the samples, say
 		status = http.StatusInternalServerError
-		data, _ = json.Marshal(Failure{Error: Error{Status: status, Code: "internal", Text: "encode answer: " + err.Error()}})
+		data, _ = json.Marshal(api.Failure{Error: api.Error{Status: status, Code: "internal", Text: "encode answer: " + err.Error()}})
 	}
 	w.WriteHeader(status)
 	w.Write(append(data, '\n'))

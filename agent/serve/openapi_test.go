@@ -1,4 +1,4 @@
-package api
+package serve
 
 import (
 	"encoding/json"
@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/api"
 )
 
 var update = flag.Bool("update", false, "write testdata/openapi.json anew")
@@ -43,10 +45,10 @@ func TestOpenAPI(t *testing.T) {
 		ids[op.OperationID] = true
 	}
 	for _, v := range []any{
-		Container{}, Cgroup{}, Interface{}, HostEnd{}, Setting{}, FeatureStatus{}, Change{}, Explanation{}, Problem{}, Status{},
-		SourceStatus{}, PolicyStatus{}, Feature{}, Samples{}, FeatureSamples{}, Sample{}, Version{}, RestoreRequest{}, Restored{},
-		Outcome{}, Self{}, Label{}, NetCPU{}, NetCPUAccount{}, NetCPUCulprit{}, NetCPUWork{}, NetCPUTheft{}, SelfNetCPU{},
-		Overlay{}, OverlayNetwork{}, OverlayTable{}, OverlayEviction{}, OverlayTraffic{}, OverlayReason{}, OverlayContainer{}, OverlayEnd{}, OverlayWay{}, OverlayFlow{}, Error{}, Failure{}, Finding{}, Verdict{},
+		api.Container{}, api.Cgroup{}, api.Interface{}, api.HostEnd{}, api.Setting{}, api.FeatureStatus{}, api.Change{}, api.Explanation{}, api.Problem{}, api.Status{},
+		api.SourceStatus{}, api.PolicyStatus{}, api.Feature{}, api.Samples{}, api.FeatureSamples{}, api.Sample{}, api.Version{}, api.RestoreRequest{}, api.Restored{},
+		api.Outcome{}, api.Self{}, api.Label{}, api.NetCPU{}, api.NetCPUAccount{}, api.NetCPUCulprit{}, api.NetCPUWork{}, api.NetCPUTheft{}, api.SelfNetCPU{},
+		api.Overlay{}, api.OverlayNetwork{}, api.OverlayTable{}, api.OverlayEviction{}, api.OverlayTraffic{}, api.OverlayReason{}, api.OverlayContainer{}, api.OverlayEnd{}, api.OverlayWay{}, api.OverlayFlow{}, api.Error{}, api.Failure{}, api.Finding{}, api.Verdict{},
 	} {
 		typ := reflect.TypeOf(v)
 		schema, ok := doc.Components.Schemas[typ.Name()]
@@ -61,7 +63,7 @@ func TestOpenAPI(t *testing.T) {
 			if !ok || name == f.Name {
 				t.Errorf("%v.%s: in the document: %v; name in JSON: %q", typ, f.Name, ok, name)
 			}
-			if p.Description == "" && typ != reflect.TypeFor[Finding]() && typ != reflect.TypeFor[Verdict]() { // what doctor prints is said in docs
+			if p.Description == "" && typ != reflect.TypeFor[api.Finding]() && typ != reflect.TypeFor[api.Verdict]() { // what doctor prints is said in docs
 				t.Errorf("%v.%s has no doc", typ, f.Name)
 			}
 		}
@@ -121,6 +123,6 @@ func TestOpenAPIGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), string(OpenAPI())); diff != "" {
-		t.Errorf("the interface has changed; go test ./api -update writes it down (-file +now):\n%s", diff)
+		t.Errorf("the interface has changed; go test ./agent/serve -update writes it down (-file +now):\n%s", diff)
 	}
 }

@@ -1,4 +1,8 @@
-package api
+// Package serve answers at the agent's two sockets, the one for people and programs and the
+// one for containers: it has the routes, decides who may connect and change something, sends
+// streams, and generates the OpenAPI document. It touches no state of the host: package agent
+// calls it, and is its [Backend]. The wire types are package api's.
+package serve
 
 import (
 	"context"
@@ -6,30 +10,32 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"github.com/fairlead-project/fairlead/api"
 )
 
 // Backend is what the server shows: an agent. Its errors are *[Error] where
 // the caller is at fault; any other is told as an internal one.
 type Backend interface {
-	Containers(context.Context) ([]Container, error)
-	Explain(ctx context.Context, ref string) (Explanation, error)
-	Plan(ctx context.Context, ref string) ([]Planned, error)
-	Doctor(context.Context) (Report, error)
-	Status(context.Context) (Status, error)
-	Samples(context.Context) (Samples, error)
+	Containers(context.Context) ([]api.Container, error)
+	Explain(ctx context.Context, ref string) (api.Explanation, error)
+	Plan(ctx context.Context, ref string) ([]api.Planned, error)
+	Doctor(context.Context) (api.Report, error)
+	Status(context.Context) (api.Status, error)
+	Samples(context.Context) (api.Samples, error)
 	// Report asks a feature for its report. The result has the type that the
 	// feature's route declares.
-	Report(context.Context, Ask) (any, error)
-	Version(context.Context) (Version, error)
-	Reload(context.Context) (PolicyStatus, error)
-	Restore(ctx context.Context, ref string) (Restored, error)
+	Report(context.Context, api.Ask) (any, error)
+	Version(context.Context) (api.Version, error)
+	Reload(context.Context) (api.PolicyStatus, error)
+	Restore(ctx context.Context, ref string) (api.Restored, error)
 	// Set gives the container that ref names values by hand, on behalf of a Peer,
 	// and takes others back: all of them or none.
-	Set(ctx context.Context, ref string, by Peer, in SetRequest) (Container, error)
-	Self(context.Context, Peer) (Self, error)
+	Set(ctx context.Context, ref string, by Peer, in api.SetRequest) (api.Container, error)
+	Self(context.Context, Peer) (api.Self, error)
 	// Caller says which container a process that has connected is in, at little
 	// cost: it is asked before anything is read from there. 0: none that is known.
-	Caller(Peer) ID
+	Caller(Peer) api.ID
 }
 
 // route is one endpoint, and what the document says of it.
@@ -48,15 +54,6 @@ type route struct {
 	stream func(b Backend, r *http.Request, after uint64) ([]streamed, error)
 }
 
-// Ask is what somebody wants to know of a feature.
-type Ask struct {
-	Feature   string        // its name
-	Container string        // id, runtime id or name of one container; "": all
-	Over      time.Duration // measure for so long first; 0: do not
-	Self      bool          // the container itself asks
-	Body      any           // of a POST, or what else a route makes of its parameters, with the type that it declares; else nil
-}
-
 // routes are all endpoints of version 1. Those that change something are POST.
 func routes() []route {
 	return slices.Concat(featureRoutes(), []route{
@@ -67,23 +64,23 @@ func routes() []route {
 		plain("GET", "/v1/version", Backend.Version, "Say what runs."),
 		plain("POST", "/v1/policy/reload", Backend.Reload, "Read the policy files again, and end what restore holds. Policy that cannot be used is told in the answer; the last good one then stays in force, if there is one."),
 		{
-			method: "GET", path: "/v1/containers/{ref}/explain", out: Explanation{},
+			method: "GET", path: "/v1/containers/{ref}/explain", out: api.Explanation{},
 			summary: "Say what was changed on the host for one container, by which line of policy, with the value before and now.",
 			call:    func(b Backend, r *http.Request) (any, error) { return b.Explain(r.Context(), r.PathValue("ref")) },
 		}, {
-			method: "GET", path: "/v1/containers/{ref}/plan", out: []Planned{},
+			method: "GET", path: "/v1/containers/{ref}/plan", out: []api.Planned{},
 			summary: "Say what features would change on the host for one container, whatever its policy is now. Nothing is changed.",
 			call:    func(b Backend, r *http.Request) (any, error) { return b.Plan(r.Context(), r.PathValue("ref")) },
 		}, {
-			method: "POST", path: "/v1/restore", in: RestoreRequest{}, out: Restored{},
+			method: "POST", path: "/v1/restore", in: api.RestoreRequest{}, out: api.Restored{},
 			summary: "Undo what is applied to one container, or to all, and hold it so until the next policy reload.",
 			call:    restore,
 		}, {
-			method: "POST", path: "/v1/containers/{ref}/set", in: SetRequest{}, out: Container{},
+			method: "POST", path: "/v1/containers/{ref}/set", in: api.SetRequest{}, out: api.Container{},
 			summary: "Give a running container values above those of files and labels, until it ends, and take such values back. All or nothing: what is no value, or contradicts the rest, or is refused by a feature (as bandwidth that no uplink has) changes nothing, with the reason.",
 			call:    set,
 		}, {
-			method: "GET", path: "/v1/self", out: Self{}, self: true,
+			method: "GET", path: "/v1/self", out: api.Self{}, self: true,
 			summary: "Tell the calling container about itself. Served on the self socket only.",
 			call:    self,
 		},
@@ -98,9 +95,6 @@ func plain[T any](method, path string, call func(Backend, context.Context) (T, e
 	}}
 }
 
-// MaxOver is the longest time over which an agent measures for one request.
-const MaxOver = 30 * time.Second
-
 // report declares the two routes of a feature's report: GET /v1/NAME, about all
 // containers, and GET /v1/containers/{ref}/NAME, about one. over says what the
 // parameter of that name does; "": there is none.
@@ -110,11 +104,11 @@ func report(feature string, out any, over, all, one string) []route {
 		query = map[string]string{"over": over}
 	}
 	call := func(b Backend, r *http.Request) (any, error) {
-		ask := Ask{Feature: feature, Container: r.PathValue("ref")}
+		ask := api.Ask{Feature: feature, Container: r.PathValue("ref")}
 		if text := r.URL.Query().Get("over"); over != "" && text != "" {
 			var err error
-			if ask.Over, err = time.ParseDuration(text); err != nil || ask.Over <= 0 || ask.Over > MaxOver {
-				return nil, &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("over=%q: want a time of at most %v, as 200ms", text, MaxOver)}
+			if ask.Over, err = time.ParseDuration(text); err != nil || ask.Over <= 0 || ask.Over > api.MaxOver {
+				return nil, &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("over=%q: want a time of at most %v, as 200ms", text, api.MaxOver)}
 			}
 		}
 		return b.Report(r.Context(), ask)
@@ -126,7 +120,7 @@ func report(feature string, out any, over, all, one string) []route {
 }
 
 func restore(b Backend, r *http.Request) (any, error) {
-	var in RestoreRequest
+	var in api.RestoreRequest
 	if err := read(r, &in); err != nil {
 		return nil, err
 	}
@@ -134,7 +128,7 @@ func restore(b Backend, r *http.Request) (any, error) {
 }
 
 func set(b Backend, r *http.Request) (any, error) {
-	var in SetRequest
+	var in api.SetRequest
 	if err := read(r, &in); err != nil {
 		return nil, err
 	}
@@ -146,7 +140,7 @@ func set(b Backend, r *http.Request) (any, error) {
 }
 
 // selfAsk asks a feature on behalf of the container that the caller is in.
-func selfAsk(b Backend, r *http.Request, ask Ask) (any, error) {
+func selfAsk(b Backend, r *http.Request, ask api.Ask) (any, error) {
 	p, err := peer(r.Context())
 	if err != nil {
 		return nil, err
@@ -156,9 +150,9 @@ func selfAsk(b Backend, r *http.Request, ask Ask) (any, error) {
 	}
 	id := b.Caller(p)
 	if id == 0 {
-		return nil, &Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
+		return nil, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
 	}
-	ask.Container, ask.Self = Ref(id), true
+	ask.Container, ask.Self = api.Ref(id), true
 	return b.Report(r.Context(), ask)
 }
 

@@ -1,4 +1,4 @@
-package api
+package serve
 
 import (
 	"cmp"
@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/fairlead-project/fairlead/api"
 )
 
 // OpenAPI returns the OpenAPI 3.1 document of this interface, as JSON. It is generated
@@ -24,7 +26,7 @@ func OpenAPI() []byte {
 			"operationId": operationID(r),
 			"responses": m{
 				strconv.Itoa(r.done()): m{"description": "Done.", "content": content(s.of(reflect.TypeOf(r.out)))},
-				"default":              m{"description": "An error, and why the request was not done.", "content": content(s.of(reflect.TypeFor[Failure]()))},
+				"default":              m{"description": "An error, and why the request was not done.", "content": content(s.of(reflect.TypeFor[api.Failure]()))},
 			},
 		}
 		if r.stream != nil {
@@ -67,8 +69,8 @@ func OpenAPI() []byte {
 		"openapi": "3.1.0",
 		"info": m{
 			"title":       "fairlead",
-			"version":     Release,
-			"description": "The HTTP interface of a fairlead agent, on a unix socket. Later releases may add fields to version 1, but never rename or remove any. Only root and the group " + Group + " may send requests that change something.",
+			"version":     api.Release,
+			"description": "The HTTP interface of a fairlead agent, on a unix socket. Later releases may add fields to version 1, but never rename or remove any. Only root and the group " + api.Group + " may send requests that change something.",
 			"license":     m{"name": "Apache-2.0", "identifier": "Apache-2.0"},
 		},
 		"paths":      paths,

@@ -1,4 +1,4 @@
-package api
+package serve
 
 import (
 	"errors"
@@ -12,15 +12,13 @@ import (
 	"sync"
 	"syscall"
 	"time"
-)
 
-// Group is the group whose members may use the agent's socket. Where it does
-// not exist, only root may.
-const Group = "fairlead"
+	"github.com/fairlead-project/fairlead/api"
+)
 
 // GroupID gives the number of Group, or false if the host doesn't have it.
 func GroupID() (int, bool) {
-	g, err := user.LookupGroup(Group)
+	g, err := user.LookupGroup(api.Group)
 	if err != nil {
 		return 0, false
 	}

@@ -1,4 +1,4 @@
-package api
+package serve
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 	"maps"
 	"sync"
 	"time"
+
+	"github.com/fairlead-project/fairlead/api"
 )
 
 const (
@@ -36,18 +38,18 @@ func (p *pace) wait(now time.Time) time.Duration {
 // closed before anything is read of them. Those that are in no container that is
 // known count as one.
 type guests struct {
-	caller func(Peer) ID
+	caller func(Peer) api.ID
 
 	accepted pace // belongs to who accepts
 
 	mu   sync.Mutex
-	of   map[ID]*guest
+	of   map[api.ID]*guest
 	log  *slog.Logger
 	told time.Time // when the log was told last
 }
 
-func newGuests(caller func(Peer) ID, log *slog.Logger) *guests {
-	return &guests{caller: caller, of: make(map[ID]*guest), log: log}
+func newGuests(caller func(Peer) api.ID, log *slog.Logger) *guests {
+	return &guests{caller: caller, of: make(map[api.ID]*guest), log: log}
 }
 
 // tellEvery is how often the log may say that containers connect too often.
@@ -81,14 +83,14 @@ type guest struct {
 
 // admit lets a visitor in, who leaves when it is closed, or says that it must not.
 func (g *guests) admit(v *visitor) bool {
-	id := ID(0)
+	id := api.ID(0)
 	if v.err == nil {
 		id = g.caller(v.peer)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(g.of, func(_ ID, one *guest) bool { return one.conns == 0 && one.next.Before(now) })
+	maps.DeleteFunc(g.of, func(_ api.ID, one *guest) bool { return one.conns == 0 && one.next.Before(now) })
 	one := g.of[id]
 	if one == nil {
 		one = &guest{all: g}

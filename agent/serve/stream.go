@@ -1,0 +1,148 @@
+package serve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// The bounds of server-sent events (WHATWG HTML, section 9.2). Nothing is kept for a
+// reader: it is given what the Backend still remembers, and told what it has missed.
+const (
+	maxReaders  = 32               // at a time, of one socket
+	readerPause = 2 * time.Second  // in which a reader has to take in what it is sent, else it is dropped
+	streamBeat  = 15 * time.Second // in so long without an event, a reader is sent a comment
+)
+
+// streamed is one event of a stream. ID grows by any number from one to the next.
+type streamed struct {
+	ID   uint64
+	Name string // of the event; "" is "message"
+	Data any
+}
+
+// readers are those who read streams of one socket.
+type readers struct {
+	end <-chan struct{} // closed when the server ends
+
+	mu            sync.Mutex
+	open, dropped int
+}
+
+func (rs *readers) enter() (api.StreamState, error) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	if rs.open == maxReaders {
+		return api.StreamState{}, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: fmt.Sprintf("%d already follow events: there is place for no more", maxReaders)}
+	}
+	rs.open++
+	return api.StreamState{Readers: rs.open, Dropped: rs.dropped}, nil
+}
+
+func (rs *readers) leave(slow bool) (dropped int) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	rs.open--
+	if slow {
+		rs.dropped++
+	}
+	return rs.dropped
+}
+
+// serve sends what next gives after an id, until the client or the server ends. next waits
+// for as long as there is nothing, or until its context ends.
+func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logger, next func(ctx context.Context, after uint64) ([]streamed, error)) error {
+	after, err := lastEvent(r)
+	if err != nil {
+		return err
+	}
+	state, err := rs.enter()
+	if err != nil {
+		return err
+	}
+	slow := false
+	defer func() {
+		if n := rs.leave(slow); slow {
+			log.Warn("a reader of events was dropped, as it reads too slowly", "dropped", n)
+		}
+	}()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	go func() {
+		select {
+		case <-rs.end:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	out := http.NewResponseController(w)
+	send := func(text string) bool {
+		out.SetWriteDeadline(time.Now().Add(readerPause))
+		_, err := io.WriteString(w, text)
+		if err == nil {
+			err = out.Flush()
+		}
+		slow = slow || isTimeout(err)
+		return err == nil
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	for ok := send(streamed{after, "state", state}.text()); ok && ctx.Err() == nil; {
+		beat, stop := context.WithTimeout(ctx, streamBeat)
+		events, err := next(beat, after)
+		stop()
+		if err != nil && ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) {
+			send(streamed{after, "error", api.Failure{Error: api.Error{Code: "internal", Text: err.Error()}}}.text())
+			return nil // the status has been told
+		}
+		text := ": nothing new\n\n"
+		for i, e := range events {
+			if after = e.ID; i == 0 {
+				text = ""
+			}
+			text += e.text()
+		}
+		ok = ctx.Err() == nil && send(text)
+	}
+	return nil
+}
+
+func isTimeout(err error) bool {
+	t := interface{ Timeout() bool }(nil)
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// lastEvent is where a reader goes on: the header Last-Event-ID, as the standard has it.
+func lastEvent(r *http.Request) (uint64, error) {
+	text := r.Header.Get("Last-Event-ID")
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return 0, &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("Last-Event-ID %q is no number", text)}
+	}
+	return n, nil
+}
+
+func (e streamed) text() string {
+	data, err := json.Marshal(e.Data)
+	if err != nil {
+		data, _ = json.Marshal(api.Failure{Error: api.Error{Code: "internal", Text: err.Error()}})
+	}
+	name := ""
+	if e.Name != "" {
+		name = "event: " + e.Name + "\n"
+	}
+	return fmt.Sprintf("%sid: %d\ndata: %s\n\n", name, e.ID, data)
+}

@@ -1,0 +1,206 @@
+package serve
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// teller is a backend with events, of which it remembers a few.
+type teller struct {
+	backend
+	mu       sync.Mutex
+	from     uint64 // the oldest that is remembered
+	last     uint64
+	text     string
+	happened chan struct{}
+}
+
+func (b *teller) tell(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.last += uint64(n)
+	close(b.happened)
+	b.happened = make(chan struct{})
+}
+
+func (b *teller) Report(ctx context.Context, ask api.Ask) (any, error) {
+	after, ok := ask.Body.(api.BlockIOEventsAfter)
+	if !ok {
+		return b.backend.Report(ctx, ask)
+	}
+	for {
+		b.mu.Lock()
+		var out []api.BlockIOEvent
+		for id := max(uint64(after)+1, b.from); id <= b.last; id++ {
+			out = append(out, api.BlockIOEvent{ID: id, Text: b.text})
+		}
+		happened := b.happened
+		b.mu.Unlock()
+		if len(out) > 0 {
+			return out, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-happened:
+		}
+	}
+}
+
+func newTeller() *teller { return &teller{from: 1, last: 2, happened: make(chan struct{})} }
+
+// A reader gets what is remembered, then what happens, goes on where it was, and is told
+// what it has missed. Its stream ends with its context.
+func TestFollow(t *testing.T) {
+	b := newTeller()
+	c := api.Dial(served(t, b, 0o660, Serve))
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	defer cancel()
+	var got []uint64
+	for e, err := range c.FollowBlockIO(ctx, 0, nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got = append(got, e.ID); len(got) == 2 {
+			b.tell(2)
+		}
+		if len(got) == 4 {
+			break
+		}
+	}
+	if !slices.Equal(got, []uint64{1, 2, 3, 4}) {
+		t.Errorf("events %v", got)
+	}
+	b.mu.Lock()
+	b.from, b.last = 8, 9
+	b.mu.Unlock()
+	var missed uint64
+	for e, err := range c.FollowBlockIO(ctx, 4, func(n uint64) { missed = n }) {
+		if err != nil || e.ID != 8 || missed != 3 {
+			t.Errorf("after 4: %+v, %v, missed %d, want 8 and 3", e, err, missed)
+		}
+		break
+	}
+}
+
+// rawStream opens a stream by hand.
+func rawStream(t *testing.T, socket, header string) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	fmt.Fprintf(c, "GET /v1/blockio/events HTTP/1.1\r\nHost: x\r\n%s\r\n", header)
+	return c, bufio.NewReader(c)
+}
+
+func firstState(t *testing.T, socket string) (s api.StreamState) {
+	t.Helper()
+	c, r := rawStream(t, socket, "")
+	defer c.Close()
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(resp.Body); lines.Scan() && lines.Text() != ""; {
+		switch field, value, _ := strings.Cut(lines.Text(), ": "); field {
+		case "event":
+			if value != "state" {
+				t.Errorf("the first event is %s", value)
+			}
+		case "data":
+			if err := json.Unmarshal([]byte(value), &s); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	return s
+}
+
+// Who does not read is dropped and counted, and holds up nobody; there is place for so
+// many, and a bad beginning is refused.
+func TestReaders(t *testing.T) {
+	b := newTeller()
+	b.text = strings.Repeat("x", 1<<16)
+	socket := served(t, b, 0o660, Serve)
+	_, r := rawStream(t, socket, "Last-Event-ID: -1\r\n")
+	if resp, err := http.ReadResponse(r, nil); err != nil || resp.StatusCode != http.StatusBadRequest {
+		t.Errorf("a bad id: %v, %v", resp, err)
+	}
+	rawStream(t, socket, "") // which never reads
+	b.tell(200)              // more than a socket holds
+	for end := time.Now().Add(90 * time.Second); firstState(t, socket).Dropped == 0; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it is not dropped")
+		}
+	}
+
+	b.mu.Lock()
+	b.text = ""
+	b.mu.Unlock()
+	for range maxReaders {
+		_, r := rawStream(t, socket, "")
+		if _, err := http.ReadResponse(r, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for end := time.Now().Add(90 * time.Second); ; time.Sleep(10 * time.Millisecond) { // those before may not have left yet
+		_, r = rawStream(t, socket, "")
+		resp, err := http.ReadResponse(r, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.StatusCode == http.StatusServiceUnavailable {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("there is place without end")
+		}
+	}
+}
+
+// The end of the server ends its streams at once: it does not wait for them.
+func TestStreamsEnd(t *testing.T) {
+	b := newTeller()
+	rs := &readers{end: make(chan struct{})}
+	end := make(chan struct{})
+	rs.end = end
+	close(end)
+	w := &pipeWriter{header: http.Header{}}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://x/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = rs.serve(w, r, nil, func(ctx context.Context, after uint64) ([]streamed, error) {
+		return followBlockIO(b, r.WithContext(ctx), max(after, 2))
+	})
+	if err != nil || rs.open != 0 || !strings.Contains(w.String(), `{"readers":1,"dropped":0}`) {
+		t.Errorf("%v, %d open, %q", err, rs.open, w.String())
+	}
+}
+
+type pipeWriter struct {
+	strings.Builder
+	header http.Header
+}
+
+func (w *pipeWriter) Header() http.Header { return w.header }
+
+func (w *pipeWriter) WriteHeader(int) {}
+
+func (w *pipeWriter) Flush() {}
+
+func (w *pipeWriter) SetWriteDeadline(time.Time) error { return nil }
