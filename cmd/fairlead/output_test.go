@@ -78,7 +78,7 @@ func example() stub {
 	bad := api.Container{
 		ID: 5, Name: evil, Source: "cgroup", HostNetwork: true, Pod: "\U000e0001 \u2028", Namespace: "no",
 		Policy:   []api.Setting{{Key: "fairlead.netcpu", Value: "charge", From: "label"}, {Key: "fairlead.net.rate", Value: "1mbit", From: "label"}},
-		Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateError, Error: "open /x\x1b: no\nsuch", Tries: 3}, {Feature: "traffic", State: "not available in this build", Error: "fairlead.net.rate=1mbit (label)"}},
+		Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateError, Error: "open /x\x1b: no\nsuch", Tries: 3}, {Feature: "traffic", State: "unavailable", Error: "fairlead.net.rate=1mbit (label)"}},
 	}
 	return stub{
 		list: []api.Container{web, bad},
@@ -115,7 +115,7 @@ web-1                     docker  isolate done  registry.example.com/team/nginxâ
 
 "evil\x1b[31m\u202e\u009b\x7f\nï¿½": netcpu: "open /x\x1b: no", and 1 more
   (tried 3 times)
-"evil\x1b[31m\u202e\u009b\x7f\nï¿½": traffic: not available in this build:
+"evil\x1b[31m\u202e\u009b\x7f\nï¿½": traffic: unavailable:
   fairlead.net.rate=1mbit (label)
 source docker: "gone\x1b"
 feature netcpu is degraded: no threads
