@@ -48,9 +48,6 @@ func (a *Agent) control(by feature.Decider) error {
 	targets := slices.SortedFunc(maps.Values(a.resolved), func(x, y policy.Target) int { return cmp.Compare(x.Container.ID, y.Container.ID) })
 	a.mu.Unlock()
 	decisions, err := by.Decide(targets, complete)
-	if err != nil {
-		return err
-	}
 	now := a.pace.now()
 	for _, d := range decisions {
 		if d.Expiry.IsZero() {
@@ -62,7 +59,7 @@ func (a *Agent) control(by feature.Decider) error {
 		}
 		a.Decide(d)
 	}
-	return nil
+	return err
 }
 
 // decision returns the decision in force for the container and key of d.

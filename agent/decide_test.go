@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -11,6 +12,27 @@ import (
 
 func decision(id container.ID, mode policy.NetCPU, expiry time.Time) policy.Decision {
 	return policy.Decision{Container: id, Key: "fairlead.netcpu", Value: string(mode), Expiry: expiry}
+}
+
+// half is a decider that fails in a part of what it does.
+type half struct{ err error }
+
+func (h half) Adopt([]journal.Entry) []policy.Decision { return nil }
+func (h half) Decide([]policy.Target, bool) ([]policy.Decision, error) {
+	return []policy.Decision{decision(1, "isolate", time.Time{})}, h.err
+}
+
+// Decisions beside an error stand, and the error is reported.
+func TestDecisionsBesideAnError(t *testing.T) {
+	r := newRig(t, 1, 2)
+	r.set.set(true, box(1, "observe"), box(2, "isolate"))
+	r.start()
+	r.untilValue(2, "isolated")
+	failed := errors.New("no")
+	if err := r.agent.control(half{failed}); !errors.Is(err, failed) {
+		t.Errorf("control: %v", err)
+	}
+	r.untilValue(1, "isolated")
 }
 
 // TestDecisionsLapse has a controller that decides, renews once, and goes silent.

@@ -95,7 +95,7 @@ type Decider interface {
 	// Decide returns the decisions that stand now. targets is what policy says
 	// without decisions, by id, and complete says whether all containers that run
 	// are among them. The agent fills in an Expiry that is zero, and renews it for
-	// as long as the same decision is returned.
+	// as long as the same decision is returned. Decisions beside an error stand, too.
 	Decide(targets []policy.Target, complete bool) ([]policy.Decision, error)
 }
 

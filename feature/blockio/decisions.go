@@ -125,7 +125,7 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 			}
 		}
 	}
-	return out, nil
+	return out, err
 }
 
 // judge has a window judged. The caller holds f.mu.
