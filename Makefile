@@ -10,6 +10,8 @@ STATICCHECK_VERSION = v0.8.2
 STATICCHECK = build/staticcheck-$(STATICCHECK_VERSION)/staticcheck
 
 export CGO_ENABLED = 0
+# grpc's traces in golang.org/x/net link templates, with which nothing unused can be left out.
+TAGS = grpcnotrace
 LDFLAGS = -s -w -X main.version=$(VERSION)
 
 # Packages whose tests import testkit change the host, so they run one after
@@ -35,7 +37,7 @@ version: ## print the version of a build, as packages need it
 	@echo $(VERSION)
 
 build: ## build the binaries ./fairlead and ./fairlead-lab
-	go build -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead ./cmd/fairlead-lab
+	go build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead ./cmd/fairlead-lab
 
 install: build install-docs ## install fairlead, its systemd units and the documentation, and not fairlead-lab, which hosts do not need
 	install -D -m 0755 fairlead $(DESTDIR)$(PREFIX)/bin/fairlead

@@ -183,7 +183,7 @@ func generators() map[string]generator {
 func Main(args []string, stdout, stderr io.Writer) int {
 	all := generators()
 	if len(args) == 0 || all[args[0]].run == nil {
-		fmt.Fprintln(stderr, "usage: fairlead load GENERATOR [flags]; generators:")
+		fmt.Fprintln(stderr, "usage: fairlead-lab load GENERATOR [flags]; generators:")
 		for _, name := range []string{"udp-send", "udp-recv", "tcp-send", "tcp-recv", "rr-client", "rr-server", "disk", "mail", "burn"} {
 			fmt.Fprintf(stderr, "  %-10s %s\n", name, all[name].help)
 		}
@@ -219,7 +219,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	if err := o.check(fs.NArg()); err != nil {
-		fmt.Fprintf(stderr, "fairlead load %s: %v\n", args[0], err)
+		fmt.Fprintf(stderr, "fairlead-lab load %s: %v\n", args[0], err)
 		return 2
 	}
 	board, err := ownBoard()
@@ -230,7 +230,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		err = o.loop(all[args[0]], board, json.NewEncoder(stdout))
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "fairlead load %s: %v\n", args[0], err)
+		fmt.Fprintf(stderr, "fairlead-lab load %s: %v\n", args[0], err)
 		return 1
 	}
 	return 0
