@@ -1,6 +1,6 @@
-// Package kernel names the directories in which the host's state is found, and turns entries of the
-// journal back into knobs. It has no state and changes nothing itself; the packages below it do.
-// Package agent and `fairlead restore` use it.
+// Package kernel names the directories in which fairlead finds the host's state, and opens the
+// knobs that journal entries refer to. It has no state and changes nothing itself; the packages
+// below it do. Package agent and `fairlead restore` use it.
 package kernel
 
 import (
@@ -20,7 +20,7 @@ import (
 type Roots struct {
 	Proc   string
 	Sys    string
-	Cgroup string // above all hierarchies
+	Cgroup string // the directory above all hierarchies
 	BPFFS  string
 }
 
@@ -29,12 +29,11 @@ func Default() Roots {
 	return Roots{Proc: "/proc", Sys: "/sys", Cgroup: cgroup.DefaultRoot, BPFFS: "/sys/fs/bpf"}
 }
 
-// Opener returns a function that opens any knob of fairlead, by the Kind of its Ref. It examines
-// the host's namespaces once, when it first needs to, and treats those that it did not see then as
-// gone. So use it for one Restore, or for one list of entries. Only this function knows all kinds
-// of knobs.
+// Opener returns a function that opens any knob of fairlead, by the Kind of its Ref. It lists the
+// host's namespaces once, on first use, and treats namespaces that appear later as gone. So use it
+// for one Restore, or for one list of entries. Only this function knows all kinds of knobs.
 func Opener(r Roots) journal.Opener {
-	// The hierarchies stay where they are while this process runs.
+	// The mounts of the hierarchies do not change while this process runs.
 	layout := sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(r.Proc, r.Cgroup) })
 	find := netdev.NewGlance(r.Proc)
 	return func(ref journal.Ref) (journal.Knob, error) {

@@ -18,7 +18,7 @@ import (
 // Tidy removes the cgroups that containers left behind because a kernel thread of ours was in them
 // when they ended: a runtime gives up on a cgroup that is not empty. This happens only to
 // containers that end while no agent runs. out is the result of the restore by the next agent, or
-// `fairlead restore`. A cgroup in use stays.
+// by `fairlead restore`. A cgroup in use stays.
 func Tidy(r Roots, out []journal.Outcome) error {
 	var layout cgroup.Layout
 	var errs []error
@@ -35,7 +35,7 @@ func Tidy(r Roots, out []journal.Outcome) error {
 		if !abandoned(layout, o.Entry) {
 			continue
 		}
-		// The kernel refuses to remove a cgroup with anything in it.
+		// The kernel refuses to remove a cgroup that is not empty.
 		err := unix.Rmdir(o.Entry.Wrote)
 		if err != nil && err != unix.EBUSY && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", o.Entry.Wrote, err))
@@ -56,8 +56,8 @@ func abandoned(l cgroup.Layout, e journal.Entry) bool {
 			continue
 		}
 		if top == l.V2 {
-			// A cgroup of the same name may have been made since. The entry of a thread of the
-			// whole host does not record the container.
+			// A new cgroup may have taken the name since. The entry of a thread that
+			// serves the whole host does not record the container.
 			id, err := cgroup.ID(e.Wrote)
 			return err == nil && (id == e.Owner.Container || e.Owner.Container == 0)
 		}

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// Only an empty cgroup of a container that has ended goes.
+// Tidy removes only an empty cgroup of a container that has ended.
 func TestTidy(t *testing.T) {
 	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
@@ -32,7 +32,7 @@ func TestTidy(t *testing.T) {
 		}
 		switch {
 		case lives && v2:
-			id++ // another one, whose name was taken again
+			id++ // another cgroup that has taken the name
 		case !lives && !v2:
 			if err := os.Remove(both.V2); err != nil {
 				t.Fatal(err)
