@@ -1,6 +1,6 @@
 // Package irq finds the interrupts of devices and what CPUs do for them, and has a knob for
-// the CPUs that serve one. It knows neither which CPUs these should be nor why: feature/blockio does, and
-// turns the knob through package journal.
+// the affinity of an interrupt. It does not choose the CPUs: feature/blockio does, and turns the
+// knob through package journal.
 package irq
 
 import (
@@ -20,13 +20,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// KindIRQ is the journal kind of the CPUs that may serve an interrupt.
+// KindIRQ is the journal kind of an interrupt's affinity.
 const KindIRQ = "irq"
 
-// Of lists the interrupts of a device, such as /sys/block/vda or /sys/class/net/eth0, in
-// ascending order: those of the bus device behind it. A device without any of its own, as
-// a loop device or a veth, has none, and neither has what is no device but a file, as
-// /sys/class/net/bonding_masters; that is no error.
+// Of returns the interrupts of a device, such as /sys/block/vda or /sys/class/net/eth0, in
+// ascending order. They belong to the bus device behind it. A device without interrupts, such as a
+// loop device or a veth, has none. Neither has a plain file, such as
+// /sys/class/net/bonding_masters. That is no error.
 func Of(sys, device string) ([]int, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Join(device, "device"))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -35,7 +35,7 @@ func Of(sys, device string) ([]int, error) {
 	if err != nil {
 		return nil, fmt.Errorf("interrupts of %s: %w", device, err)
 	}
-	// virtio and SCSI devices lie below the PCI device that interrupts for them.
+	// virtio and SCSI devices lie below the PCI device that raises their interrupts.
 	for top := filepath.Join(sys, "devices"); strings.HasPrefix(dir, top+"/"); dir = filepath.Dir(dir) {
 		entries, err := os.ReadDir(filepath.Join(dir, "msi_irqs"))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -56,9 +56,9 @@ func Of(sys, device string) ([]int, error) {
 	return nil, nil
 }
 
-// CPUs are those to which the kernel delivers an interrupt, in ascending order; none
-// before somebody has requested it. It is an error that matches journal.ErrGone if there is no such
-// interrupt.
+// CPUs returns the CPUs to which the kernel delivers an interrupt, in ascending order. The list is
+// empty before a driver has requested the interrupt. The error matches journal.ErrGone if there is
+// no such interrupt.
 func CPUs(proc string, irq int) ([]int, error) {
 	text, err := read(filepath.Join(dirOf(proc, irq), "effective_affinity_list"))
 	if err != nil {
@@ -67,20 +67,20 @@ func CPUs(proc string, irq int) ([]int, error) {
 	return cgroup.ParseCPUs(text)
 }
 
-// Movable reports whether the CPUs of an interrupt may be chosen. The kernel itself
-// spreads those of multi-queue disks, and refuses any change of them. It changes nothing:
-// what is written can be no list, which the kernel looks at only after it has looked whether
-// a list may be given (kernel/irq/proc.c, write_irq_affinity).
+// Movable reports whether an interrupt's affinity can be set. The kernel manages the affinity of
+// multi-queue disks itself and refuses any change. Movable changes nothing: it writes text that is
+// no CPU list, which the kernel parses only after it has checked whether the affinity can be set
+// (kernel/irq/proc.c, write_irq_affinity).
 func Movable(proc string, irq int) bool {
 	err := write(listOf(proc, irq), "none")
 	return errors.Is(err, unix.EINVAL)
 }
 
-// Affinity returns the knob of the CPUs that may serve an interrupt, as a list that
-// cgroup.FormatCPUs writes. The kernel chooses from these.
+// Affinity returns the knob of an interrupt's affinity: the CPUs that the kernel may choose from,
+// as a list in the form of cgroup.FormatCPUs.
 func Affinity(proc string, irq int) journal.Knob { return affinity(listOf(proc, irq)) }
 
-// Open opens the knob that an earlier process wrote into the journal.
+// Open opens a knob that an earlier process wrote into the journal.
 func Open(proc string, ref journal.Ref) (journal.Knob, error) {
 	m := object.FindStringSubmatch(strings.TrimPrefix(ref.Object, filepath.Clean(proc)))
 	if ref.Kind != KindIRQ || m == nil || !strings.HasPrefix(ref.Object, filepath.Clean(proc)+"/") {
@@ -118,7 +118,7 @@ func (a affinity) Write(list string) error {
 	return nil
 }
 
-// readLong reads a file of proc or sys, all of which are the kernel's own.
+// readLong reads a file of proc or sys. The kernel alone writes the files that it is used for.
 func readLong(path string) (string, error) {
 	data, err := os.ReadFile(path)
 	return string(data), gone(err)

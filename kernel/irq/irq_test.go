@@ -22,7 +22,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// An interrupt that can be moved is, and is back after restore; one that cannot says so.
+// An interrupt that is movable moves, and Restore moves it back. One that is not reports so.
 func TestAffinityInKernel(t *testing.T) {
 	testkit.Smoke(t, "knob:irq")
 	testkit.NeedRoot(t)
@@ -40,7 +40,7 @@ func TestAffinityInKernel(t *testing.T) {
 		if after, err := Affinity("/proc", n).Read(); err != nil || after != before {
 			t.Errorf("interrupt %d had CPUs %s, and %s after it was asked whether it can be moved (%v)", n, before, after, err)
 		}
-		// One that somebody has requested, and with a CPU to take away if there is one.
+		// Take one that a driver has requested, preferably one with a CPU to take away.
 		if cpus, err := CPUs("/proc", n); movable && err == nil && len(cpus) == 1 && (irq < 0 || before != strconv.Itoa(cpus[0])) {
 			irq = n
 		}

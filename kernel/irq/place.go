@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// Usable lists the CPUs that may be given interrupts, in ascending order: those online and
-// in default_smp_affinity that the host does not keep free of such work (isolcpus, nohz_full).
+// Usable returns the CPUs that may be given interrupts, in ascending order: the online CPUs in
+// default_smp_affinity, without the isolated ones (isolcpus, nohz_full).
 func Usable(proc, sys string) ([]int, error) {
 	cpus, err := initial(proc, sys)
 	if err != nil {
@@ -32,24 +32,24 @@ func Usable(proc, sys string) ([]int, error) {
 	return cpus, nil
 }
 
-// initial are the CPUs that an interrupt has until somebody chooses others, wherever its
-// device is: those online and in default_smp_affinity.
+// initial returns an interrupt's default affinity, wherever its device is: the online CPUs in
+// default_smp_affinity.
 func initial(proc, sys string) ([]int, error) {
 	online, err := list(filepath.Join(sys, "devices/system/cpu/online"))
 	if err != nil {
 		return nil, err
 	}
 	given, err := mask(filepath.Join(proc, "irq/default_smp_affinity"))
-	if errors.Is(err, journal.ErrGone) { // a proc that shows no more than it has to
+	if errors.Is(err, journal.ErrGone) { // a proc that shows only the minimum
 		return online, nil
 	}
 	return common(online, given), err
 }
 
-// Chosen reports whether somebody has chosen the CPUs of an interrupt. They are the kernel's
-// choice if they are those of default_smp_affinity, or of these those near the device
-// (kernel/irq/manage.c, irq_setup_affinity), and the driver's if they are what it gives as a
-// hint, one for each queue say. The error matches journal.ErrGone if there is no such
+// Chosen reports whether the host's owner has set an interrupt's affinity. The kernel's own choice
+// is default_smp_affinity, or the CPUs of it that are near the device (kernel/irq/manage.c,
+// irq_setup_affinity). The driver's choice is its affinity hint, for example one CPU for each
+// queue. Any other affinity was set. The error matches journal.ErrGone if there is no such
 // interrupt.
 func Chosen(proc, sys string, irq int) (bool, error) {
 	given, err := initial(proc, sys)
@@ -73,7 +73,7 @@ func Chosen(proc, sys string, irq int) (bool, error) {
 	return err != nil || len(hint) == 0 || !slices.Equal(hint, now), nil
 }
 
-// list reads a file with a list of CPUs; "(null)" is how nohz_full shows none.
+// list reads a file that holds a CPU list. nohz_full shows an empty list as "(null)".
 func list(path string) ([]int, error) {
 	text, err := read(path)
 	if err != nil || text == "(null)" {
@@ -90,24 +90,24 @@ func mask(path string) ([]int, error) {
 	return netdev.MaskCPUs(text)
 }
 
-// common gives those of a that are in b.
+// common returns the elements of a that are also in b.
 func common(a, b []int) []int { return without(a, without(a, b)) }
 
 func without(a, b []int) []int {
 	return slices.DeleteFunc(slices.Clone(a), func(cpu int) bool { return slices.Contains(b, cpu) })
 }
 
-// Balancer is the irqbalance of this host, which would undo any other placing.
+// Balancer is the irqbalance of this host, which would undo any other placement.
 type Balancer struct {
 	Runs   bool
-	Banned []int // the interrupts that it was told to leave alone
+	Banned []int // the interrupts that its options exclude
 }
 
-// Places says whether irqbalance places an interrupt.
+// Places reports whether irqbalance places an interrupt.
 func (b Balancer) Places(irq int) bool { return b.Runs && !slices.Contains(b.Banned, irq) }
 
-// Balancing looks for irqbalance. A process of that name in another pid namespace than
-// ours, as a container may start one, does not count.
+// Balancing looks for irqbalance. It ignores a process of that name in another pid namespace than
+// ours, because a container may start one.
 func Balancing(proc string) (Balancer, error) {
 	ours, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
 	if err != nil {
@@ -137,7 +137,7 @@ func Balancing(proc string) (Balancer, error) {
 	return Balancer{}, nil
 }
 
-// banned reads the options -i and --banirq of irqbalance(1).
+// banned parses irqbalance's options -i and --banirq, see irqbalance(1).
 func banned(args []string) (irqs []int) {
 	for i, arg := range args {
 		value, isLong := strings.CutPrefix(arg, "--banirq")

@@ -22,7 +22,7 @@ func machine(t *testing.T, files map[string]string) (proc, sys string) {
 	return filepath.Join(root, "proc"), filepath.Join(root, "sys")
 }
 
-// No interrupt is to come to a CPU that the host keeps free, or beyond its own default.
+// No interrupt may go to an isolated CPU, or to one outside default_smp_affinity.
 func TestUsable(t *testing.T) {
 	const online, given = "sys/devices/system/cpu/online", "proc/irq/default_smp_affinity"
 	const isolated, nohz = "sys/devices/system/cpu/isolated", "sys/devices/system/cpu/nohz_full"
@@ -50,7 +50,7 @@ func TestUsable(t *testing.T) {
 	}
 }
 
-// Whoever has chosen the CPUs of an interrupt is told from the kernel and the driver.
+// Chosen distinguishes the owner's affinity from the kernel's and the driver's.
 func TestChosen(t *testing.T) {
 	for _, c := range []struct {
 		name, now, hint, node string
@@ -84,8 +84,8 @@ func TestChosen(t *testing.T) {
 	}
 }
 
-// irqbalance counts if it runs beside us, and not if a container has one of that name; what
-// it was told to leave alone is nobody's.
+// irqbalance counts if it runs in our pid namespace, not in a container's. It does not place an
+// interrupt that its options exclude.
 func TestBalancing(t *testing.T) {
 	proc := t.TempDir()
 	process := func(pid, comm, ns, args string) {

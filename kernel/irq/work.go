@@ -12,14 +12,14 @@ import (
 type Work struct {
 	Time    time.Duration // in interrupts and softirqs
 	Network uint64        // softirqs of packets received and sent
-	Block   uint64        // softirqs of requests of disks completed
+	Block   uint64        // softirqs of completed disk requests
 }
 
 // tick is the unit of /proc/stat, USER_HZ, the same on all architectures that Go knows.
 const tick = 10 * time.Millisecond
 
-// Works reads what each CPU has done, by its number, from proc/stat and proc/softirqs. The
-// time is counted by ticks: what interrupts an idle CPU without one is missed.
+// Works returns what each CPU has done, by CPU number, from proc/stat and proc/softirqs. Time is
+// counted in ticks: an interrupt of a CPU that idles without ticks is missed.
 func Works(proc string) (map[int]Work, error) {
 	stat, err := readLong(filepath.Join(proc, "stat"))
 	if err != nil {
@@ -42,13 +42,13 @@ func parseWorks(stat, softirqs string) map[int]Work {
 		}
 		cpu, err := strconv.ParseUint(f[0][len("cpu"):], 10, 16)
 		if err != nil {
-			continue // the sum of all
+			continue // the sum of all CPUs
 		}
 		hard, _ := strconv.ParseUint(f[6], 10, 48)
 		soft, _ := strconv.ParseUint(f[7], 10, 48)
 		works[int(cpu)] = Work{Time: time.Duration(min(hard+soft, 1<<38)) * tick}
 	}
-	var cpus []int // of the columns
+	var cpus []int // the CPU of each column
 	for l := range strings.Lines(softirqs) {
 		f := strings.Fields(l)
 		if len(f) == 0 {
@@ -83,8 +83,8 @@ func parseWorks(stat, softirqs string) map[int]Work {
 	return works
 }
 
-// ForNetwork estimates how much of its time a CPU spent for the network since an earlier
-// look: the part that its softirqs have of those for the network and for disks.
+// ForNetwork estimates the time that a CPU spent on the network since an earlier reading: its time
+// in interrupts, times the network's share of its network and block softirqs.
 func (w Work) ForNetwork(before Work) time.Duration {
 	network, block := w.Network-min(before.Network, w.Network), w.Block-min(before.Block, w.Block)
 	if network == 0 || w.Time < before.Time {
@@ -93,14 +93,15 @@ func (w Work) ForNetwork(before Work) time.Duration {
 	return time.Duration(float64(w.Time-before.Time) * float64(network) / float64(network+block))
 }
 
-// Count is how often an interrupt has arrived since boot; 0 where the kernel does not tell.
+// Count returns how often an interrupt has arrived since boot. It returns 0 where the kernel does
+// not report that.
 func Count(sys string, irq int) (sum uint64) {
 	text, err := read(filepath.Join(sys, "kernel/irq", strconv.Itoa(irq), "per_cpu_count"))
 	if err != nil {
 		return 0
 	}
 	for part := range strings.SplitSeq(text, ",") {
-		n, _ := strconv.ParseUint(part, 10, 32) // the kernel's own width
+		n, _ := strconv.ParseUint(part, 10, 32) // the width of the kernel's counter
 		sum += n
 	}
 	return sum

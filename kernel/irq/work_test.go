@@ -31,7 +31,7 @@ func TestForNetwork(t *testing.T) {
 		{Work{2 * time.Second, 100, 200}, 0},
 		{Work{2 * time.Second, 200, 100}, time.Second},
 		{Work{2 * time.Second, 175, 125}, 750 * time.Millisecond},
-		{Work{0, 200, 200}, 0}, // went back
+		{Work{0, 200, 200}, 0}, // the counters went backwards
 		{Work{2 * time.Second, 0, 0}, 0},
 	} {
 		if got := c.now.ForNetwork(before); got != c.want {
