@@ -1,5 +1,5 @@
-// Package feature defines what the agent expects of a feature. It contains no
-// feature and no registry: package agent constructs the features by name.
+// Package feature defines what the agent expects of a feature. It contains no feature and no
+// registry: package agent constructs the features by name.
 package feature
 
 import (
@@ -16,142 +16,139 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// ErrPartly is returned by Apply, wrapped and alone, where all has been done that can
-// be done here, and a part of what the Target asks for is not covered all the same. The
-// text says which, and what would cover it.
+// ErrPartly is returned by Apply, wrapped or alone, when Apply has done all that is possible on
+// this host, but the host does not cover a part of the Target. The text names that part, and what
+// would cover it.
 var ErrPartly = errors.New("not covered in full")
 
-// ErrDisagree is returned by Apply, wrapped, for a container that shares its
-// network with another whose policy is not the same, where only one can be in
-// force. It ends when the other's has been changed too, so that it is nothing
-// to tell of while a change is on its way to both.
+// ErrDisagree is returned by Apply, wrapped, for a container that shares its network with a
+// container of another policy, where only one policy can be in force. It ends once the other policy
+// has been changed too. So it is not worth a report while a change is on its way to both.
 var ErrDisagree = errors.New("it shares its network with a container whose policy is another")
 
-// Feature is one thing that the agent does for containers. The agent calls the
-// methods from one goroutine at a time, except Snapshot and Support, which may
-// be called at any time. Whatever else a feature offers is one of the optional
-// interfaces below: the agent asks each Feature for them.
+// Feature is one thing that the agent does for containers. The agent calls the methods from one
+// goroutine at a time, except Snapshot and Support, which may be called at any time. The optional
+// interfaces below are for everything else that a feature offers: the agent asks each Feature for
+// them.
 type Feature interface {
 	// Name is the folder below feature/, and the label in status and metrics.
 	Name() string
-	// Support says whether the feature works here. It is decided once, when
-	// the feature is made.
+	// Support reports whether the feature works on this host. The constructor decides it once.
 	Support() probe.Verdict
-	// Apply brings one container to its Target. It is idempotent: it reads
-	// before it writes, and a second call with the same Target writes nothing.
+	// Apply brings one container to its Target. It is idempotent: it reads before it writes,
+	// and a second call with the same Target writes nothing.
 	Apply(context.Context, policy.Target) error
-	// Remove undoes Apply. A container that is not known, or whose objects
-	// have gone with it, is a success.
+	// Remove undoes Apply. It succeeds for a container that is not known, or that has gone
+	// together with its objects.
 	Remove(context.Context, container.ID) error
-	// Prune removes what an earlier agent left for containers that alive
-	// denies. The agent calls it only once its Set is complete.
+	// Prune removes what an earlier agent left for containers that are not alive. The agent
+	// calls it only once its Set is complete.
 	Prune(ctx context.Context, alive func(container.ID) bool) error
 	// Snapshot reads the counters of all containers.
 	Snapshot() Snapshot
-	// Close lets go of file descriptors and goroutines. What Apply put in
-	// force stays: the agent calls Remove first for what must not outlive it.
+	// Close releases file descriptors and goroutines. Settings that Apply put in force stay:
+	// the agent calls Remove first for those settings that must not outlive it.
 	Close() error
 }
 
-// Containers is who runs here. *discover.Set is one.
+// Containers are the containers that run on this host. *discover.Set implements it.
 type Containers interface {
 	Running() []container.Container // in order of ID
 	// Lookup also finds containers that ended a short time ago.
 	Lookup(container.ID) (container.Container, bool)
 }
 
-// Reporter is a Feature with a report of its own, in answer to the routes that
-// its file in package api declares. Report may be called at any time.
+// Reporter is a Feature with a report of its own, which answers the routes that its file in package
+// api declares. Report may be called at any time.
 type Reporter interface {
-	// Report reads what was asked for: about one container, or about all if of
-	// is nil. The result has the type that the route declares. An *api.Error is
-	// the caller's fault, or says why there is no report; any other is internal.
+	// Report returns the report on one container, or on all if of is nil. The result has the
+	// type that the route declares. An *api.Error is the caller's fault, or explains why there
+	// is no report; any other error is internal.
 	Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error)
 }
 
-// SelfReporter is a Feature that shows a container something of itself.
-// SelfReport may be called at any time.
+// SelfReporter is a Feature that shows a container a part of its own data. SelfReport may be called
+// at any time.
 type SelfReporter interface {
-	// SelfReport reads the counters for all containers that ask within a moment.
-	// The function that it returns puts one container's own part into the answer
-	// to that container: nothing about others, and no path of the host.
+	// SelfReport reads the counters for all containers that ask within a moment. The function
+	// that it returns adds one container's own part to the answer to that container: nothing
+	// about other containers, and no path of the host.
 	SelfReport(context.Context) func(container.Container, *api.SelfReports)
 }
 
-// Exporter is a Feature that has more for the metrics page than Snapshot, which
-// the API and the containers see as well. Export may be called at any time.
+// Exporter is a Feature with more samples for the metrics page than Snapshot, which the API and the
+// containers also see. Export may be called at any time.
 type Exporter interface {
 	Export() Snapshot
 }
 
-// Decider is a Feature that decides over time what counts in place of policy for
-// those containers that policy leaves to it. The agent calls Adopt once, and then
-// Decide about once a second, from one goroutine.
+// Decider is a Feature that, over time, makes decisions in place of policy for the containers that
+// policy leaves to it. The agent calls Adopt once, and then Decide about once a second, from one
+// goroutine.
 type Decider interface {
-	// Adopt takes over what an earlier agent, which was killed, had decided. It is
-	// given the journal's entries of this feature that have an expiry. Each
-	// decision that it returns has the expiry of its entry.
+	// Adopt takes over the decisions of an earlier agent that was killed. Its argument is this
+	// feature's journal entries that have an expiry. Each decision that it returns has the
+	// expiry of its entry.
 	Adopt([]journal.Entry) []policy.Decision
-	// Decide returns the decisions that stand now. targets is what policy says
-	// without decisions, by id, and complete says whether all containers that run
-	// are among them. The agent fills in an Expiry that is zero, and renews it for
-	// as long as the same decision is returned. Decisions beside an error stand, too.
+	// Decide returns the current decisions. targets are what policy asks for without decisions,
+	// by id. complete reports whether targets cover all running containers. The agent fills in
+	// a zero Expiry, and renews it for as long as Decide returns the same decision. Decisions
+	// beside an error count too.
 	Decide(targets []policy.Target, complete bool) ([]policy.Decision, error)
 }
 
-// Notifier is a Feature that sees by itself when something of what Apply put in force is
-// undone, or can be put in force at last. Notify is called once, before Apply. The feature
-// calls changed, from any goroutine, to have Apply called soon for a container for which it
-// would return something else now.
+// Notifier is a Feature that notices by itself when the host undoes a part of what Apply put in
+// force, or when such a part becomes possible. The agent calls Notify once, before Apply. The
+// feature calls changed, from any goroutine, to have Apply called soon for a container for which
+// Apply would now return something else.
 type Notifier interface {
 	Notify(changed func(container.ID))
 }
 
-// Planner is a Feature that says beforehand what it would change on the host. Plan may
-// be called at any time, and changes nothing.
+// Planner is a Feature that can list in advance what it would change on the host. Plan may be
+// called at any time, and changes nothing.
 type Planner interface {
 	Plan(context.Context, container.Container) (Plan, error)
 }
 
-// Plan is what a feature would change for one container, as the host is now.
+// Plan is what a feature would change for one container on the host as it is now.
 type Plan struct {
-	Key, Value string // the policy under which it would
+	Key, Value string // the policy that the plan is for
 	Steps      []Step // in the order of writing
 }
 
-// Step is one value that would be written. A knob that has the value already is among
-// them.
+// Step is one value that would be written. A plan also lists knobs that already have their value.
 type Step struct {
 	Ref        journal.Ref
 	Now, Value string
 }
 
-// Examiner is a Feature that has more to say of this host than Support: what it
-// found out about single devices, say. Examine may be called at any time.
+// Examiner is a Feature that knows more about this host than Support reports, for example about
+// single devices. Examine may be called at any time.
 type Examiner interface {
-	// Examine gives a Finding for each, whose Area is none of package probe's.
+	// Examine returns a Finding for each such fact. Its Area is none of package probe's.
 	Examine() []probe.Finding
 }
 
-// Worker is a Feature that knows for whose packets each CPU works. PacketWork may be
+// Worker is a Feature that attributes the network work of each CPU to containers. PacketWork may be
 // called at any time.
 type Worker interface {
-	// PacketWork gives by container, 0 being the system, and by CPU how long that CPU
-	// has worked for its packets, in softirqs and in threads that poll devices, since
-	// some beginning. An error means that nobody counts it here.
+	// PacketWork returns, by container and CPU, how long that CPU has worked for the
+	// container's packets in softirqs and in threads that poll devices, counted from a fixed
+	// moment. Container 0 is the system. An error means that this host does not count it.
 	PacketWork() (map[container.ID][]time.Duration, error)
 }
 
-// Witness is a Feature that remembers what it has seen of containers, and what it decided
-// for it. Evidence may be called at any time.
+// Witness is a Feature that remembers its observations of a container and its decisions for it.
+// Evidence may be called at any time.
 type Witness interface {
-	// Evidence tells it of one container, the latest last, in as few as will do.
+	// Evidence returns these for one container, the latest last, in as few items as suffice.
 	Evidence(container.ID) []api.Evidence
 }
 
 // Mapped is a Feature that has BPF maps. Maps may be called at any time.
 type Mapped interface {
-	// Maps says how full the hash maps are.
+	// Maps returns how full the hash maps are.
 	Maps() []bpf.Usage
 }
 
@@ -159,28 +156,28 @@ type Mapped interface {
 type Snapshot struct {
 	Taken   time.Time
 	Samples []Sample
-	// Help says for the metrics page what the samples of a name are, by name.
+	// Help is the metrics page's help text of the samples, by metric name.
 	Help map[string]string
 }
 
-// Sample is one number about one container (or about the host, with ID 0).
+// Sample is one number about one container, or about the host (ID 0).
 type Sample struct {
 	Container container.ID
 	// Name is the metric's name without the prefix fairlead_, in base units:
-	// "netcpu_kthread_seconds_total". A name that ends in _total counts up;
-	// any other is a gauge.
+	// "netcpu_kthread_seconds_total". A name that ends in _total is a counter; any other is a
+	// gauge.
 	Name   string
-	Device string  // where a number belongs to a device, "" otherwise
-	Labels []Label // what else tells it from others of this name; each has the same label names
+	Device string  // the device that the number belongs to; "" for none
+	Labels []Label // further labels; all samples of one name have the same label names
 	Value  float64
 
-	Histogram *hist.Forms // in place of Value, where it is a distribution since some beginning
+	Histogram *hist.Forms // in place of Value, for a distribution since a fixed moment
 }
 
-// Label is one more property of a Sample: a word of the feature's own choice
-// (never one that a container chose, and of few values), or another container.
+// Label is one more property of a Sample: a word that the feature chooses from a small set (never a
+// word that a container chose), or another container.
 type Label struct {
 	Name      string
-	Value     string       // "" where it is a container
-	Container container.ID // 0 where it is a word
+	Value     string       // "" for a container
+	Container container.ID // 0 for a word
 }

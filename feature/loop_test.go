@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A turn is as long as it takes, whoever sets the clock meanwhile: it knows its beginning by
-// the monotonic clock.
+// Setting the clock does not change the length of a turn: Loop keeps its beginning by the monotonic
+// clock.
 func TestLoop(t *testing.T) {
 	var l Loop
 	before := time.Now()
