@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// BenchmarkRestoreOne looks for the entries of one container among those of a
-// thousand, which each Apply and Remove of a feature does.
+// BenchmarkRestoreOne finds the entries of one container among those of a thousand, as each Apply
+// and Remove of a feature does.
 func BenchmarkRestoreOne(b *testing.B) {
 	board := newBoard()
 	j, err := OpenBoot(b.TempDir(), boot)

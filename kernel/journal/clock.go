@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clock is one moment by both clocks. An Expiry is an amount of time, so it goes by the
-// monotonic one, which nobody sets and which stands still while the host is suspended. It
-// is the same for all processes of a boot, and so is what the file holds.
+// clock is one moment by both clocks. An Expiry is an amount of time, so it is kept by the
+// monotonic clock, which cannot be set and which stands still while the host is suspended. That
+// clock is the same for all processes of a boot, and so is the value in the file.
 type clock struct {
 	now       time.Time
 	monotonic time.Duration
@@ -22,8 +22,8 @@ func readClock() (clock, error) {
 	return clock{time.Now(), time.Duration(ts.Nano())}, nil
 }
 
-// lapses gives an expiry by the monotonic clock, in ns; 0 for one that is known by the wall
-// clock alone, as those that earlier releases noted.
+// lapses returns an expiry by the monotonic clock, in ns. It returns 0 for an expiry that is known
+// by the wall clock alone, such as earlier releases recorded.
 func (c clock) lapses(expiry time.Time) int64 {
 	if expiry == expiry.Round(0) {
 		return 0
@@ -31,7 +31,7 @@ func (c clock) lapses(expiry time.Time) int64 {
 	return int64(c.monotonic + expiry.Sub(c.now))
 }
 
-// expiry is the reverse.
+// expiry is the reverse of lapses.
 func (c clock) expiry(lapses int64) time.Time {
 	return c.now.Add(time.Duration(lapses) - c.monotonic)
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// What the file holds of an expiry is not moved by who sets the clock between two
-// processes: the time of day that is noted beside it does not count.
+// Setting the clock between two processes does not move an expiry in the file: the time of day
+// recorded beside it does not count.
 func TestExpiryOverClockStep(t *testing.T) {
 	b := newBoard("a", "1")
 	dir := t.TempDir()

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A renewal changes the expiry of what matches, and nothing on the host.
+// Extend changes the expiry of the entries that match, and nothing on the host.
 func TestExtend(t *testing.T) {
 	b := newBoard("a", "1", "b", "1")
 	dir := t.TempDir()
@@ -49,8 +49,8 @@ func TestExtend(t *testing.T) {
 	}
 }
 
-// What is handed over is the new owner's, also after the journal was closed, and
-// is undone like any other.
+// A reassigned entry belongs to its new owner, also after the journal was closed and opened again.
+// It is undone like any other.
 func TestReassign(t *testing.T) {
 	b := newBoard("a", "1", "b", "1")
 	dir := t.TempDir()
@@ -94,8 +94,8 @@ func TestReassign(t *testing.T) {
 	}
 }
 
-// Of what several containers of a feature share, the last one to turn it is the
-// owner, also where nothing has to be written. Another feature has a claim beside it.
+// The last container of a feature to turn a shared knob is its owner, even if the turn writes
+// nothing. Another feature has a claim of its own on the knob.
 func TestTurnTakesOver(t *testing.T) {
 	b := newBoard("a", "1")
 	dir := t.TempDir()

@@ -1,25 +1,22 @@
-// Package journal records every change of host state before it is made, so
-// that it can be undone: by the agent when it stops, or by `fairlead restore`
-// when the agent was killed.
+// Package journal records every change of host state before it is made, so that it can be undone:
+// by the agent when it stops, or by `fairlead restore` after the agent was killed.
 //
-// Several features may turn one knob. Each has a claim on it, which it makes and takes
-// back by itself. What is in force is what the claims come to together, and the value
-// from before comes back when the last of them has gone.
+// Several features may turn one knob. Each has a claim on it, which it makes and takes back by
+// itself. The claims together determine the value in force. The value from before comes back when
+// the last claim has gone.
 //
-// It is neither a history of the host nor a lock on it: others may change the
-// same values, and what they changed is left alone and reported.
+// It is neither a history of the host nor a lock on it. Others may change the same values; their
+// changes are left alone and reported.
 //
-// The file is DIR/journal-BOOT, where BOOT is the kernel's boot id. Its first line
-// is the version of the format. Each change of a knob is one line of JSON with all
-// claims on it, appended by a single write, so a process that is killed at any point
-// leaves whole lines. One byte of a line marks its knob as put back, so undoing needs no
-// room on a full disk.
-// Nothing is synced, because neither host state nor the journal has to outlive the
-// boot; files of other boots are removed unread. docs/decisions/0004 says why this is
-// not a database.
+// The file is DIR/journal-BOOT, where BOOT is the kernel's boot id. Its first line is the version
+// of the format. Each change of a knob is one line of JSON with all claims on it, appended by a
+// single write. So a process that is killed at any point leaves whole lines. One byte of a line
+// marks its knob as put back, so undoing needs no room on a full disk. Nothing is synced, because
+// neither host state nor the journal has to outlive the boot. Files of other boots are removed
+// unread. docs/decisions/0004 explains why this is not a database.
 //
-// Package agent opens the one Journal of a process; features turn their knobs
-// through it, and the packages below kernel/ implement the knobs.
+// Package agent opens the one Journal of a process. Features turn their knobs through it, and the
+// packages below kernel/ implement the knobs.
 package journal
 
 import (
@@ -33,67 +30,63 @@ import (
 // ErrBusy is returned by Open while another Journal holds the directory.
 var ErrBusy = errors.New("journal is held by another process")
 
-// ErrCorrupt is returned by Open for a damaged file, which it has set aside
-// (renamed to NAME.corrupt). The next Open continues with the intact entries.
+// ErrCorrupt is returned by Open for a damaged file, which it has set aside (renamed to
+// NAME.corrupt). The next Open continues with the intact entries.
 var ErrCorrupt = errors.New("journal is corrupt")
 
-// ErrVersion is returned by Open for a file that another release of fairlead has
-// written in another format. Open leaves the file as it is: that release can undo
-// what it notes (`fairlead restore`).
+// ErrVersion is returned by Open for a file in the format of another release. Open leaves the file
+// as it is: that release can undo its entries (`fairlead restore`).
 var ErrVersion = errors.New("journal is another release's")
 
-// ErrChanged is returned by TurnGiven where the host's owner has set another value.
+// ErrChanged is returned by TurnGiven when the host's owner has set another value.
 var ErrChanged = errors.New("changed by somebody else")
 
 // maxText bounds each string of an entry, in bytes.
 const maxText = 64 << 10
 
-// Entry is one feature's claim on a knob that is, or may be, in force, with what the
-// knob was before anybody claimed it. Entries of one Ref differ in their claims alone.
+// Entry is one feature's claim on a knob, which is or may be in force, and the value of the knob
+// before any claim. Entries of one Ref differ in their claims alone.
 type Entry struct {
 	Ref    Ref    `json:"ref"`
 	Before string `json:"before"` // what Restore puts back once the last claim has gone
-	Wrote  string `json:"wrote"`  // what we wrote last, or were about to write: what all claims come to
-	// Prior is the value that Wrote was to replace, where that was not Before.
-	// It is set only while the write of Wrote may not have been made.
+	Wrote  string `json:"wrote"`  // the last value written or about to be: the result of all claims
+	// Prior is the value that Wrote was to replace, if it differs from Before. It is set only
+	// while the write of Wrote may not have been made.
 	Prior  *string   `json:"prior,omitempty"`
-	Owner  Owner     `json:"owner"`            // whose claim it is
-	Value  string    `json:"-"`                // what the claim is for
-	Source string    `json:"source,omitempty"` // who knew the container at that Turn; see Attribute
+	Owner  Owner     `json:"owner"`            // the feature and container that make the claim
+	Value  string    `json:"-"`                // the value claimed
+	Source string    `json:"source,omitempty"` // the runtime that reported the container at that Turn; see Attribute
 	When   time.Time `json:"when"`             // of the last Turn that changed Value
 	Expiry time.Time `json:"expiry,omitzero"`  // of the last Turn; zero: holds until undone
 }
 
-// Ours says whether value is one that we wrote.
+// Ours reports whether fairlead wrote value.
 func (e Entry) Ours(value string) bool {
 	return value == e.Wrote || e.Prior != nil && value == *e.Prior
 }
 
-// Expired says whether the Expiry of e has come by now.
+// Expired reports whether the Expiry of e has come by now.
 func (e Entry) Expired(now time.Time) bool { return !e.Expiry.IsZero() && !e.Expiry.After(now) }
 
-// Opener opens the Knob that a Ref names. If the Knob is an io.Closer, the
-// Journal closes it after use. It returns ErrGone, wrapped or not,
-// when the object no longer exists, and another error for an unknown Kind. A
-// Knob that is an io.Closer belongs to the caller, which closes it.
+// Opener opens the Knob that a Ref names. If the Knob is an io.Closer, the Journal closes it after
+// use. It returns ErrGone, wrapped or not, when the object no longer exists, and another error for
+// an unknown Kind. A Knob that is an io.Closer belongs to the caller, which closes it.
 type Opener func(Ref) (Knob, error)
 
-// Journal holds the entries of this boot. It is safe for concurrent use. Knobs
-// of one place (see Ref) are turned one at a time, those of different places
-// side by side, so that one that hangs keeps no others waiting. What is recorded
-// can always be listed at once: no lock is held for it while the host is read or
-// written.
+// Journal holds the entries of this boot. It is safe for concurrent use. Knobs of one place (see
+// Ref) are turned one at a time, and knobs of different places in parallel, so a knob that hangs
+// blocks no other place. Listing the entries never waits: no lock on them is held while the host is
+// read or written.
 type Journal struct {
 	places   places
-	patience time.Duration // with what hangs
+	patience time.Duration // how long a call that hangs may block others
 	now      func() time.Time
 
 	notes
 }
 
-// Open opens the journal in dir (made with mode 0700 where it is missing) for
-// the boot that is running. It needs no room on the disk, and neither does
-// Restore. Errors: ErrBusy, ErrCorrupt, ErrVersion.
+// Open opens the journal in dir for the running boot. It creates a missing dir with mode 0700. It
+// needs no room on the disk, and neither does Restore. Errors: ErrBusy, ErrCorrupt, ErrVersion.
 func Open(dir string) (*Journal, error) {
 	boot, err := BootID("/proc")
 	if err != nil {
@@ -102,8 +95,8 @@ func Open(dir string) (*Journal, error) {
 	return OpenBoot(dir, boot)
 }
 
-// OpenBoot is Open for the boot with the given id (see BootID). Entries of any
-// other boot are dropped.
+// OpenBoot is Open for the boot with the given id (see BootID). Entries of any other boot are
+// dropped.
 func OpenBoot(dir, boot string) (*Journal, error) {
 	s, err := lock(dir, boot)
 	if err != nil {
@@ -121,49 +114,47 @@ func OpenBoot(dir, boot string) (*Journal, error) {
 	return j, nil
 }
 
-// Attribute makes the Journal note, in each entry that it makes for a container
-// from now on, which runtime reported the container. It calls source while a knob
-// is turned; source must not turn another.
+// Attribute makes the Journal record, in each later entry for a container, the runtime that
+// reported the container. The Journal calls source while it turns a knob; source must not turn
+// another.
 func (j *Journal) Attribute(source func(container uint64) string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.source = source
 }
 
-// SetPatience sets how long a call to the host may make others wait, and all that do
-// not return may hold up Restore, from 5 s to d. It is for hosts on which every call
-// is slow, as one with emulated CPUs, and is called before any other method.
+// SetPatience replaces two limits of 5 s by d: how long one call to the host may block others, and
+// how long all calls that do not return may delay Restore. It is for hosts on which every call is
+// slow, such as those with emulated CPUs. Call it before any other method.
 func (j *Journal) SetPatience(d time.Duration) { j.patience = d }
 
-// Turn sets k to value, on behalf of by, until it is undone. See TurnUntil.
+// Turn sets k to value on behalf of by, until it is undone. See TurnUntil.
 func (j *Journal) Turn(k Knob, value string, by Owner) error {
 	return j.TurnUntil(k, value, by, time.Time{})
 }
 
-// TurnUntil claims value for k on behalf of by, and sets k to what all claims on it come
-// to: to value if by's feature alone has one, else to what a [Composed] says, or the
-// latest claim. A feature has one claim on a knob; a second Turn changes it, and who
-// turned last is its owner. The claim lapses at expiry, by its monotonic reading if it
-// has one: no step of the clock and no suspend brings it nearer. Zero means never; the
-// journal itself undoes nothing, see Expired.
+// TurnUntil claims value for k on behalf of by, and sets k to the result of all claims on it. A
+// single claim sets its own value. For several, a [Composed] determines the result; for any other
+// Knob the latest claim counts. A feature has one claim on a knob: a second Turn changes the claim,
+// and its owner is the container that turned last. The claim lapses at expiry, by the monotonic
+// reading if expiry has one: no step of the clock and no suspend brings it nearer. Zero means
+// never. The journal itself undoes nothing, see Expired.
 //
-// It reads first, and writes nothing when the value is already there. Otherwise it
-// records the change and then makes it. A later Turn of the same Ref keeps the first
-// Before, unless somebody else has changed the value meanwhile: Restore then puts that
-// value back. Turning back to Before takes the claim back, and with the last claim the
-// entry, but does not overwrite what somebody else has set.
+// TurnUntil reads first, and writes nothing when the value is already there. Otherwise it records
+// the change and then makes it. A later Turn of the same Ref keeps the first Before, unless another
+// program has changed the value meanwhile: Restore then puts that value back. Turning back to
+// Before takes the claim back, and with the last claim the entry, but does not overwrite another
+// program's value.
 //
-// When the write fails, or does not read back, TurnUntil puts the old value back
-// if it can, and returns an error. It drops the claim unless the value may still
-// be ours. A Knob whose object has gone gives ErrGone; one whose place is held by
-// a call that does not return gives ErrStuck.
+// When the write fails, or does not read back, TurnUntil puts the old value back if it can, and
+// returns an error. It drops the claim unless the value may still be ours. It returns ErrGone when
+// the object has gone, and ErrStuck while a call that does not return holds the place.
 func (j *Journal) TurnUntil(k Knob, value string, by Owner, expiry time.Time) error {
 	return j.turnIf(k, nil, value, by, expiry)
 }
 
-// TurnGiven is TurnUntil for a value that was chosen by what the host's owner had set
-// (see Given). Where that is not given any more, it changes nothing and returns
-// ErrChanged.
+// TurnGiven is TurnUntil for a value that depends on what the host's owner had set (see Given). If
+// Given has changed, it changes nothing and returns ErrChanged.
 func (j *Journal) TurnGiven(k Knob, given, value string, by Owner, expiry time.Time) error {
 	return j.turnIf(k, &given, value, by, expiry)
 }
@@ -184,7 +175,7 @@ func (j *Journal) turnIf(k Knob, given *string, value string, by Owner, expiry t
 	return nil
 }
 
-// turn makes the claim of c.
+// turn makes the claim c.
 func (j *Journal) turn(k Knob, given *string, c Entry) error {
 	if j.isClosed() {
 		return os.ErrClosed
@@ -197,7 +188,7 @@ func (j *Journal) turn(k Knob, given *string, c Entry) error {
 		return fmt.Errorf("value now: %w", err)
 	}
 	old, have := j.note(c.Ref)
-	// Nobody else has changed the value since the last Turn, unless back to Before.
+	// kept: no other program has changed the value since the last Turn, unless back to Before.
 	kept := have && (now == old.Before || old.ours(k, now))
 	next := note{seq: old.seq, Ref: c.Ref, Before: now, claims: old.claims}
 	if kept {
@@ -212,13 +203,13 @@ func (j *Journal) turn(k Knob, given *string, c Entry) error {
 	}
 	next.Wrote = next.composed(k)
 	switch {
-	case now == next.Wrote && !kept: // it is as it should be, and not by our doing
+	case now == next.Wrote && !kept: // the value is right already, but fairlead did not write it
 		if !have {
 			return nil
 		}
 		return j.change(c.Ref, func(n note) note { n.claims = next.claims; return n })
 	case len(next.claims) == 0:
-		// Until the entry is dropped, Restore finds either value right.
+		// Until the entry is dropped, Restore accepts either value.
 		if now != next.Wrote {
 			if err := j.write(k, now, next.Wrote); err != nil {
 				return err
@@ -247,10 +238,10 @@ func (j *Journal) turn(k Knob, given *string, c Entry) error {
 	return nil
 }
 
-// set is k.Write, with a note for as long as that changes something else, so that
-// a kill in between leaves nothing changed for good. The note has lapsed from the
-// beginning: no agent that finds it keeps what it tells of. Its place is that of k,
-// which the caller has entered, so that nobody undoes it meanwhile.
+// set calls k.Write. While the write changes another part of the host too, a note records that, so
+// that a kill in between changes nothing for good. The note is expired from the beginning: an agent
+// that finds it undoes the change. Its place is that of k, which the caller has entered, so no
+// other goroutine undoes it meanwhile.
 func (j *Journal) set(k Knob, value string) error {
 	x, ok := k.(Exposing)
 	if !ok {
@@ -270,12 +261,12 @@ func (j *Journal) set(k Knob, value string) error {
 	}
 	err = k.Write(value)
 	if still, _, _, xerr := x.Exposes(); xerr == nil && still == (Ref{}) {
-		return err // it was not put back, of which err tells: the note stays
+		return err // the other value was not put back, as err explains: the note stays
 	}
 	return errors.Join(err, j.drop(ref))
 }
 
-// write sets k to value, which was now, and sees that it took.
+// write changes k from now to value, and reads it back.
 func (j *Journal) write(k Knob, now, value string) error {
 	if err := j.set(k, value); err != nil {
 		return err
@@ -294,8 +285,8 @@ func (j *Journal) write(k Knob, now, value string) error {
 	return err
 }
 
-// retreat makes the journal match the host after a write of tried that did not
-// succeed; old is the note and now the value before that write.
+// retreat makes the journal match the host after a failed write of tried. old is the note, and now
+// the value, from before that write.
 func (j *Journal) retreat(k Knob, tried, old note, now string) error {
 	got, err := k.Read()
 	switch {
@@ -310,7 +301,7 @@ func (j *Journal) retreat(k Knob, tried, old note, now string) error {
 	return j.put(tried)
 }
 
-// storable refuses text that would not come back from the file unchanged.
+// storable refuses text that the file cannot return unchanged.
 func storable(texts ...string) error {
 	for _, s := range texts {
 		if len(s) > maxText {

@@ -16,12 +16,12 @@ import (
 
 const boot = "0b5b1f1e-5f5e-4b5c-9a53-8d3e6a1f4c11"
 
-// board is a set of knobs in memory, with faults to order.
+// board is a set of knobs in memory that can be made to fail.
 type board struct {
 	mu     sync.Mutex
 	values map[string]string
 	fail   map[string]error  // Write of this object fails
-	round  map[string]string // Write of this object stores something else
+	round  map[string]string // Write of this object stores this other value
 	writes int
 }
 
@@ -129,7 +129,7 @@ func results(out []Outcome) string {
 func TestTurn(t *testing.T) {
 	cases := []struct {
 		name  string
-		steps string // "v" turns to v, "=v" is someone else's edit
+		steps string // "v" turns to v, "=v" is another program's write
 		value string
 		want  string // entries after
 		after string // value after Restore
@@ -200,7 +200,7 @@ func TestTurnAgainMovesTheExpiry(t *testing.T) {
 			t.Errorf("expired early: %v", got)
 		}
 	}
-	turn(t, j, b.knob("a"), "2") // now it holds until it is undone
+	turn(t, j, b.knob("a"), "2") // now without expiry
 	j.Close()
 	if got := open(t, dir).Expired(soon.Add(time.Hour)); len(got) != 0 {
 		t.Errorf("expired: %v", got)
@@ -245,7 +245,8 @@ func TestTurnFailure(t *testing.T) {
 			if c.value != "" && b.get("a") != c.value {
 				t.Errorf("value is %q, want %q", b.get("a"), c.value)
 			}
-			// The rounding board rounds what is put back too: then the entry must stay.
+			// The rounding board also rounds the value that is put back: then the entry
+			// must stay.
 			if got := brief(j.Entries()); got != c.entries && b.get("a") == "1" {
 				t.Errorf("entries are %q, want %q", got, c.entries)
 			}
@@ -293,8 +294,8 @@ func TestTurnFailure(t *testing.T) {
 	})
 }
 
-// A crash between the record and the write of a second Turn leaves the value of
-// the first in force: it is still ours.
+// After a crash between the record and the write of a second Turn, the value of the first is in
+// force: it is still ours.
 func TestPriorIsOurs(t *testing.T) {
 	b := newBoard("a", "1")
 	dir := t.TempDir()
@@ -312,7 +313,7 @@ func TestPriorIsOurs(t *testing.T) {
 	if got := brief(j.Entries()); got != "a:1>3(2)" {
 		t.Fatalf("entries are %q", got)
 	}
-	turn(t, j, b.knob("a"), "2") // in force already: the entry is set right
+	turn(t, j, b.knob("a"), "2") // in force already: only the entry is corrected
 	if got := brief(j.Entries()); got != "a:1>2" {
 		t.Errorf("entries are %q", got)
 	}
@@ -361,7 +362,7 @@ func TestEntriesSurviveReopening(t *testing.T) {
 	if len(j.Entries()) != 1 || b.get("a") != "2" {
 		t.Errorf("after forget: %q, value %q", brief(j.Entries()), b.get("a"))
 	}
-	turn(t, j, b.knob("a"), "5") // a number given out before must not be given out again
+	turn(t, j, b.knob("a"), "5") // a number must not be given out twice
 	if got := brief(j.Entries()); got != "b:x\n\t\"<é>> a:2>5" {
 		t.Errorf("entries are %q", got)
 	}
@@ -373,7 +374,7 @@ func TestOtherBootIsDropped(t *testing.T) {
 	j := open(t, dir)
 	turn(t, j, b.knob("a"), "2")
 	j.Close()
-	// After a loss of power anything may stand there: it must not be read at all.
+	// After a loss of power the file may contain anything: it must not be read at all.
 	ruin(t, dir, func([]byte) []byte { return []byte{0, 0, 0} })
 
 	j, err := OpenBoot(dir, "11111111-5f5e-4b5c-9a53-8d3e6a1f4c11")

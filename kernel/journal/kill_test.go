@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 
 const (
 	knobs   = 6
-	foreign = knobs - 1 // of this one the value is changed by the test too
+	foreign = knobs - 1 // the test also changes the value of this knob
 )
 
 func fileName(dir string, i int) string { return filepath.Join(dir, fmt.Sprint("knob", i)) }
@@ -53,8 +53,8 @@ func (k pageKnob) Write(v string) error {
 
 func openPage(r Ref) (Knob, error) { return pageKnob{r.Object}, nil }
 
-// turnForever turns each knob once, says so, and has several features turn knobs up and
-// down until it is killed.
+// turnForever turns each knob once and reports it. Then several features turn knobs up and down
+// until the process is killed.
 func turnForever(dir string) error {
 	j, err := OpenBoot(filepath.Join(dir, "state"), boot)
 	if err != nil {
@@ -100,7 +100,8 @@ func TestKilledAtAnyPoint(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// Some rounds go through two lives, the second on what the first left.
+		// Some rounds kill two processes in turn; the second begins with what the first
+		// left.
 		for range 1 + round%2 {
 			kill(t, self, dir, time.Duration(rand.IntN(8_000))*time.Microsecond)
 		}

@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// note is what the journal holds of one knob. It is never changed, but replaced.
+// note is the journal's record of one knob. It is immutable: a change replaces it.
 type note struct {
-	seq    uint64 // its place in the order in which knobs were first turned; put replaces 0
+	seq    uint64 // its position in the order of the knobs' first turns; put replaces 0
 	Ref    Ref
 	Before string
 	Wrote  string
 	Prior  *string
-	claims []claim // one for each feature, in the order of their first
+	claims []claim // one for each feature, in the order of their first claims
 }
 
-// claim is what one feature asks for; see Entry.
+// claim is one feature's claim; see Entry.
 type claim struct {
 	Owner  Owner
 	Value  string
@@ -31,7 +31,7 @@ func (n note) entry(c claim) Entry {
 	}
 }
 
-// entries are those of a note that match; nil matches all.
+// entries returns the entries of a note that match; nil matches all.
 func (n note) entries(match func(Entry) bool) (out []Entry) {
 	for _, c := range n.claims {
 		if e := n.entry(c); match == nil || match(e) {
@@ -41,12 +41,12 @@ func (n note) entries(match func(Entry) bool) (out []Entry) {
 	return out
 }
 
-// without gives the claims that do not match.
+// without returns the claims that do not match.
 func (n note) without(match func(Entry) bool) []claim {
 	return slices.DeleteFunc(slices.Clone(n.claims), func(c claim) bool { return match == nil || match(n.entry(c)) })
 }
 
-// with gives the claims with one more, or in place of the one that its feature has.
+// with returns the claims with c added, or in place of the claim of the same feature.
 func (n note) with(c claim) []claim {
 	i := slices.IndexFunc(n.claims, func(o claim) bool { return o.Owner.Feature == c.Owner.Feature })
 	if i < 0 {
@@ -63,7 +63,7 @@ func (n note) with(c claim) []claim {
 	return out
 }
 
-// composed is what the claims come to; without any, what was there before.
+// composed is the result of the claims, or Before if there are none.
 func (n note) composed(k Knob) string {
 	switch c, ok := k.(Composed); {
 	case len(n.claims) == 0:
@@ -79,7 +79,7 @@ func (n note) composed(k Knob) string {
 	}
 }
 
-// ours says whether value is one that we wrote, or what a Write that was cut short left.
+// ours reports whether fairlead wrote value, or an interrupted Write left it.
 func (n note) ours(k Knob, value string) bool {
 	if value == n.Wrote || n.Prior != nil && value == *n.Prior {
 		return true
@@ -89,7 +89,7 @@ func (n note) ours(k Knob, value string) bool {
 		n.Prior != nil && (s.Unfinished(value, *n.Prior, n.Wrote) || s.Unfinished(value, *n.Prior, n.Before)))
 }
 
-// same says whether two notes of a knob are the same.
+// same reports whether two notes of a knob are equal.
 func (n note) same(o note) bool {
 	return n.Before == o.Before && n.Wrote == o.Wrote && n.Prior == nil && o.Prior == nil &&
 		slices.EqualFunc(n.claims, o.claims, func(a, b claim) bool {

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// least is a knob of which the least value counts.
+// least is a knob that is set to the least value claimed.
 type least struct{ Knob }
 
 func (least) Compose(wants []string) string { return slices.Min(wants) }
@@ -30,16 +30,16 @@ func claims(list []Entry) string {
 	return strings.Join(parts, " ")
 }
 
-// Each feature lets go of a knob by itself, and what was there before comes back with the
-// last of them, also after a kill at any step.
+// Each feature takes back its claim independently. The value from before comes back with the last
+// claim, also after a kill at any step.
 func TestClaims(t *testing.T) {
 	cases := []struct {
 		name  string
 		least bool
-		steps string // "A5": A turns to 5; "-A": A lets go; "=7": somebody else writes
-		value string // after these
-		want  string // and what is noted
-		after string // the value once everybody has let go
+		steps string // "A5": A turns to 5; "-A": A takes back its claim; "=7": another program writes
+		value string // value after these steps
+		want  string // what the journal records
+		after string // the value without any claim
 	}{
 		{"the latest counts", false, "A5 B3", "3", "a:9>3 A=5 B=3", "9"},
 		{"the earlier one comes back", false, "A5 B3 -B", "5", "a:9>5 A=5", "9"},
@@ -103,7 +103,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// A claim lapses alone, and one that is renewed does not change another.
+// A claim lapses by itself, and renewing one changes no other.
 func TestClaimsLapse(t *testing.T) {
 	b := newBoard("a", "9")
 	dir := t.TempDir()
@@ -137,7 +137,7 @@ func TestClaimsLapse(t *testing.T) {
 	}
 }
 
-// What the owner of the host has set is told whatever claims are in force.
+// Given returns the value that the host's owner has set, whatever claims are in force.
 func TestGiven(t *testing.T) {
 	b := newBoard("a", "9")
 	j := open(t, t.TempDir())
@@ -162,7 +162,7 @@ func TestGiven(t *testing.T) {
 	}
 }
 
-// A write that fails leaves the other claims as they were, and in force.
+// A failed write leaves the other claims unchanged and in force.
 func TestClaimRefused(t *testing.T) {
 	refused := errors.New("refused")
 	b := newBoard("a", "9")
@@ -188,7 +188,7 @@ func TestClaimRefused(t *testing.T) {
 	}
 }
 
-// A journal of a release that knew of one claim on a knob is read, and is in this form
+// Open reads the journal of a release that had one claim on a knob, and writes the current form
 // from then on.
 func TestEarlierForm(t *testing.T) {
 	dir := t.TempDir()

@@ -13,22 +13,22 @@ import (
 
 // notes are the entries, in the file and in memory. They know nothing of knobs.
 //
-// Of the two locks, writing is taken first. writing is held while the file is
-// written; mu is never held while waiting for anything.
+// The lock writing is taken before mu. writing is held while the file is written. mu is never held
+// during a wait.
 type notes struct {
 	writing sync.Mutex // one change at a time; guards store, last and untidy
 	store   *store
 	last    uint64 // highest number given out
-	untidy  int    // records before the file is rewritten, after that has failed
+	untidy  int    // records allowed before the next attempt to rewrite the file, after one has failed
 
-	mu     sync.Mutex    // guards what follows; byRef changes with writing held too
-	byRef  map[Ref]*note // none is changed, but replaced
+	mu     sync.Mutex    // guards the fields below; byRef changes with writing held too
+	byRef  map[Ref]*note // a note is replaced, never changed
 	closed bool
 	source func(container uint64) string // nil: not known
 }
 
-// Close releases the directory. What is in force stays in force. Afterwards
-// nothing can be turned or restored (os.ErrClosed). A second Close does nothing.
+// Close releases the directory. Values in force stay in force. Afterwards nothing can be turned or
+// restored (os.ErrClosed). A second Close does nothing.
 func (n *notes) Close() error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
@@ -48,15 +48,13 @@ func (n *notes) isClosed() bool {
 	return n.closed
 }
 
-// Extend makes the entries that match lapse at expiry (zero: never), and changes
-// nothing on the host.
+// Extend sets the expiry of the entries that match (zero: never), and changes nothing on the host.
 func (n *notes) Extend(match func(Entry) bool, expiry time.Time) error {
 	return n.amend("extend", match, func(c *claim) { c.Expiry = expiry })
 }
 
-// Reassign gives the entries that match another owner, and changes nothing on the
-// host. It is for what several containers share, when the one in whose name it
-// was turned ends before the others.
+// Reassign changes the owner of the entries that match, and changes nothing on the host. It is for
+// a knob that several containers share, when its owner ends before the others.
 func (n *notes) Reassign(match func(Entry) bool, to Owner) error {
 	if err := storable(to.Feature); err != nil {
 		return fmt.Errorf("reassign: %w", err)
@@ -65,11 +63,11 @@ func (n *notes) Reassign(match func(Entry) bool, to Owner) error {
 	return n.amend("reassign", match, func(c *claim) { c.Owner, c.Source = to, source })
 }
 
-// Rename replaces the Ref and the values of the entries that match by what to
-// returns, and changes nothing on the host. It is for objects that somebody has
-// renamed, and for values that contain such a name. Other claims on the same object go
-// with it. It goes on after a failure. An entry whose new Ref another entry has keeps its
-// own, and what is turned meanwhile stays as it is.
+// Rename replaces the Ref and the values of the entries that match by those that to returns, and
+// changes nothing on the host. It is for objects that were renamed, and for values that contain
+// such a name. Other claims on the same object move with it. Rename goes on after a failure. An
+// entry keeps its Ref if another entry has the new one. A knob that is turned meanwhile stays as it
+// is.
 func (n *notes) Rename(match func(Entry) bool, to func(Entry) Entry) error {
 	if n.isClosed() {
 		return os.ErrClosed
@@ -113,7 +111,7 @@ func (n *notes) rename(was *note, now note) error {
 	case taken:
 		return errors.New("there is an entry of that name")
 	}
-	// No two notes have one number, because the file could not tell them apart.
+	// Two notes must not share a number, because the file could not distinguish them.
 	n.mu.Lock()
 	delete(n.byRef, was.Ref)
 	n.mu.Unlock()
@@ -126,7 +124,7 @@ func (n *notes) rename(was *note, now note) error {
 	return err
 }
 
-// amend changes what is noted in the entries that match.
+// amend changes the claims of the entries that match.
 func (n *notes) amend(verb string, match func(Entry) bool, how func(*claim)) error {
 	if n.isClosed() {
 		return os.ErrClosed
@@ -148,11 +146,11 @@ func (n *notes) amend(verb string, match func(Entry) bool, how func(*claim)) err
 	return nil
 }
 
-// Entries lists what is recorded, in the order in which the knobs were first turned, and
-// the claims on each in the order in which they were first made.
+// Entries returns all entries, in the order in which the knobs were first turned, and the claims on
+// each knob in the order in which they were first made.
 func (n *notes) Entries() []Entry { return n.list(nil) }
 
-// Entry gives the claim of a feature on a knob, or false if it has none.
+// Entry returns a feature's claim on a knob, or false if it has none.
 func (n *notes) Entry(ref Ref, feature string) (Entry, bool) {
 	for _, e := range n.Claims(ref) {
 		if e.Owner.Feature == feature {
@@ -162,15 +160,14 @@ func (n *notes) Entry(ref Ref, feature string) (Entry, bool) {
 	return Entry{}, false
 }
 
-// Claims lists those on a knob, the earliest first; none if it is as it was found.
+// Claims returns the claims on a knob, the earliest first. An untouched knob has none.
 func (n *notes) Claims(ref Ref) []Entry {
 	at, _ := n.note(ref)
 	return at.entries(nil)
 }
 
-// Given is what the host's owner has set a knob to whose value is now: what it was before
-// us if that is a value which we wrote, else now. It knows nothing of values that an
-// unfinished Write leaves.
+// Given returns the value that the host's owner has set for a knob: Before if fairlead wrote now,
+// the current value, else now itself. It does not recognise values that an unfinished Write leaves.
 func (n *notes) Given(ref Ref, now string) string {
 	if at, ok := n.note(ref); ok && (now == at.Wrote || at.Prior != nil && now == *at.Prior) {
 		return at.Before
@@ -178,7 +175,7 @@ func (n *notes) Given(ref Ref, now string) string {
 	return now
 }
 
-// Expired lists the entries whose Expiry has come by now.
+// Expired returns the entries that have expired by now.
 func (n *notes) Expired(now time.Time) []Entry {
 	return n.list(func(e Entry) bool { return e.Expired(now) })
 }
@@ -191,13 +188,13 @@ func (n *notes) list(match func(Entry) bool) []Entry {
 	return out
 }
 
-// sorted gives the notes with a claim that matches, oldest first; nil matches all.
+// sorted returns the notes with a claim that matches, oldest first; nil matches all.
 func (n *notes) sorted(match func(Entry) bool) []*note {
 	n.mu.Lock()
 	all := make([]*note, 0, len(n.byRef))
 	all = slices.AppendSeq(all, maps.Values(n.byRef))
 	n.mu.Unlock()
-	// Those that match are few of many, mostly.
+	// Usually few of many match.
 	list := all[:0]
 	for _, e := range all {
 		if slices.ContainsFunc(e.claims, func(c claim) bool { return match == nil || match(e.entry(c)) }) {
@@ -208,8 +205,8 @@ func (n *notes) sorted(match func(Entry) bool) []*note {
 	return list
 }
 
-// Forget drops the entries that match without touching the host, for objects that
-// have gone together with their container.
+// Forget drops the entries that match without touching the host, for objects that have gone
+// together with their container.
 func (n *notes) Forget(match func(Entry) bool) error {
 	if n.isClosed() {
 		return os.ErrClosed
@@ -230,7 +227,7 @@ func (n *notes) note(ref Ref) (note, bool) {
 	return note{}, false
 }
 
-// attributed returns which runtime reported an owner's container.
+// attributed returns the runtime that reported an owner's container.
 func (n *notes) attributed(to Owner) string {
 	n.mu.Lock()
 	source := n.source
@@ -241,16 +238,16 @@ func (n *notes) attributed(to Owner) string {
 	return source(to.Container)
 }
 
-// put, change and drop change the file first and the memory second: an error
-// leaves both as they were.
+// put, change and drop change the file first and the memory second: an error leaves both as they
+// were.
 func (n *notes) put(e note) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
 	return n.set(e)
 }
 
-// change is put of a note that is there, if how makes another of it, and drop if that has
-// no claims left; of one that is not there it does nothing.
+// change replaces a note by the result of how. It writes nothing if how changes nothing, drops the
+// note if it has no claims left, and does nothing if there is no such note.
 func (n *notes) change(ref Ref, how func(note) note) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
@@ -312,9 +309,9 @@ func (n *notes) end(ref Ref) error {
 	return nil
 }
 
-// tidy keeps the file from growing without bound; the caller holds writing. If
-// that fails (the disk is full), the notes stay valid and so does the file; tidy
-// tries again after the same number of records.
+// tidy keeps the file from growing without bound; the caller holds writing. If that fails (the disk
+// is full), the notes and the file stay valid, and tidy tries again after the same number of
+// records.
 func (n *notes) tidy() {
 	if n.store.lines < max(n.untidy, slack+4*len(n.byRef)) {
 		return

@@ -9,17 +9,16 @@ import (
 	"time"
 )
 
-// hangs is how long a call of a Knob or an Opener may make others wait, and how
-// long all calls that do not return may hold up Restore. The kernel needs
-// milliseconds for such a call, and seconds while it frees a large namespace.
+// hangs limits how long one call of a Knob or an Opener may block others, and how long all calls
+// that do not return may delay Restore. The kernel needs milliseconds for such a call, and seconds
+// while it frees a large namespace.
 const hangs = 5 * time.Second
 
-// ErrStuck means that a call that reads or writes the host has not returned in
-// time, now or earlier at the same place. Nothing can end a call inside the
-// kernel. The entry is kept.
+// ErrStuck means that a call that reads or writes the host has not returned in time, now or earlier
+// at the same place. Nothing can end a call inside the kernel. The entry is kept.
 var ErrStuck = errors.New("a call to the host does not return")
 
-// place is what knobs have in common that are turned one at a time; see Ref.
+// place returns the part of the host in which knobs are turned one at a time; see Ref.
 func (r Ref) place() string {
 	if path.IsAbs(r.Object) {
 		return path.Dir(r.Object)
@@ -28,7 +27,7 @@ func (r Ref) place() string {
 	return before
 }
 
-// places are those at which something is being done. The zero value is ready.
+// places are the places with a call in progress. The zero value is ready.
 type places struct {
 	mu   sync.Mutex
 	busy map[string]*visit
@@ -40,9 +39,8 @@ type visit struct {
 	over  chan struct{} // closed at its end
 }
 
-// enter waits until nobody else is at the place, and returns a function that
-// leaves it. It gives up with ErrStuck once the current visitor has been there
-// for longer than limit.
+// enter waits until the place is free, takes it, and returns a function that leaves it. It returns
+// ErrStuck once the current visitor has been there for longer than limit.
 func (p *places) enter(place string, limit time.Duration) (leave func(), err error) {
 	for {
 		p.mu.Lock()

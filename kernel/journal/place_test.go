@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// hanging is a knob whose Write does not return until release is closed.
+// hanging is a knob. Its Write does not return until release is closed.
 type hanging struct {
 	Knob
 	release, began chan struct{}
@@ -23,8 +23,8 @@ func (h hanging) Write(v string) error {
 
 func newHanging(k Knob) hanging { return hanging{k, make(chan struct{}), make(chan struct{})} }
 
-// While a write hangs, the notes can be read and changed, knobs elsewhere turned
-// and restored; those of the same place are given up.
+// While a write hangs, notes can be read and changed, and knobs of other places turned and
+// restored. Calls for knobs of the same place fail.
 func TestOneThatHangsKeepsNoOthersWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBoard("1/a", "1", "1/b", "1", "2/a", "1", "2/b", "1")
@@ -72,7 +72,7 @@ func TestOneThatHangsKeepsNoOthersWaiting(t *testing.T) {
 	})
 }
 
-// Files of a cgroup are at one place, those of another at another.
+// All files of one cgroup are at one place; another cgroup is another place.
 func TestPlace(t *testing.T) {
 	for object, want := range map[string]string{
 		"/sys/fs/cgroup/cpu/a/cpu.shares": "/sys/fs/cgroup/cpu/a", "/sys/fs/cgroup/cpu/b/cpu.shares": "/sys/fs/cgroup/cpu/b",
@@ -85,8 +85,8 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// Restore leaves behind what does not return, be it the Opener; however many
-// they are, it ends. What they come to later counts.
+// Restore abandons calls that do not return, also those of the Opener, and ends however many there
+// are. Their later results still count.
 func TestRestoreLeavesBehindWhatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBoard()
@@ -119,7 +119,7 @@ func TestRestoreLeavesBehindWhatHangs(t *testing.T) {
 	})
 }
 
-// One that returns after Close has changed nothing in the file.
+// A call that returns after Close changes nothing in the file.
 func TestLateReturn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBoard("1/a", "1")

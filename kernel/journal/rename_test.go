@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// What was changed of an object that has another name since is restored by that
-// one, by this agent and by the next.
+// After Rename, this agent and the next restore a change under the object's new name.
 func TestRename(t *testing.T) {
 	for _, reopened := range []bool{false, true} {
 		b := newBoard("old/a", "1", "old/b", "1", "new/b", "other", "c", "1")
@@ -19,7 +18,7 @@ func TestRename(t *testing.T) {
 		err := j.Rename(func(e Entry) bool { return e.Ref.Object != "new/b" }, func(e Entry) Entry {
 			switch e.Ref.Object {
 			case "c":
-				e.Wrote = "two" // by another name, too
+				e.Wrote = "two" // also under another name
 			default:
 				e.Ref.Object = "new/" + e.Ref.Object[len("old/"):]
 			}

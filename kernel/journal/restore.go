@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// Result is what became of one entry in Restore.
+// Result is what Restore did with one entry.
 type Result string
 
 // The results of Restore. All but Failed drop the entry from the journal.
 const (
-	Released  Result = "released"  // what the claims of others come to is in force
+	Released  Result = "released"  // the result of the other claims is in force
 	Restored  Result = "restored"  // Before was written
 	Unchanged Result = "unchanged" // Before was there already
 	Gone      Result = "gone"      // the object no longer exists
-	Foreign   Result = "foreign"   // someone else has changed the value: left alone
-	Failed    Result = "failed"    // see Err; the entry is kept for another try
+	Foreign   Result = "foreign"   // another program has changed the value: left alone
+	Failed    Result = "failed"    // see Err; the entry is kept for another attempt
 )
 
-// Outcome tells what Restore did with one entry.
+// Outcome is the result of Restore for one entry.
 type Outcome struct {
 	Entry  Entry  `json:"entry"`
 	Result Result `json:"result"`
@@ -30,12 +30,11 @@ type Outcome struct {
 	Err    error  `json:"-"`               // for Failed
 }
 
-// Restore undoes the entries that match (nil: all), those of the newest knobs first, by
-// compare-and-set: it replaces only a value that we wrote ourselves, by what the claims
-// that are left come to, and without any by what was there before. It goes on
-// after a failure; the error joins those of all outcomes. It abandons a call that
-// does not return, and the entry's Outcome is Failed with ErrStuck. Should the
-// call return later, the entry is dropped then.
+// Restore undoes the entries that match (nil: all), the newest knobs first. It works by
+// compare-and-set: it replaces only a value that fairlead wrote, by the result of the remaining
+// claims, or by Before if none remain. It goes on after a failure; the error joins those of all
+// outcomes. It abandons a call that does not return, and the entry's Outcome is Failed with
+// ErrStuck. If the call returns later, the entry is dropped then.
 func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error) {
 	if j.isClosed() {
 		return nil, os.ErrClosed
@@ -63,8 +62,8 @@ func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error
 	return out, errors.Join(errs...)
 }
 
-// restore takes back the claims on one knob that match, and tells of each; none if there
-// is none any more.
+// restore takes back the claims on one knob that match, and returns an Outcome for each. There are
+// none if the claims have gone meanwhile.
 func (j *Journal) restore(open Opener, ref Ref, match func(Entry) bool, limit time.Duration) []Outcome {
 	failed := func(err error) []Outcome {
 		n, _ := j.note(ref)
@@ -82,7 +81,7 @@ func (j *Journal) restore(open Opener, ref Ref, match func(Entry) bool, limit ti
 	}
 	done := make(chan []Outcome, 1)
 	go func() {
-		defer leave() // not before it has returned
+		defer leave() // only after the call has returned
 		result, value, err := j.release(open, n, n.without(match))
 		if errors.Is(err, ErrGone) {
 			result, value, err = Gone, "", j.drop(ref)
@@ -109,7 +108,7 @@ func outcomes(of []Entry, result Result, value string, err error) (out []Outcome
 	return out
 }
 
-// release leaves of the claims on a knob those that are given.
+// release reduces the claims on a knob to left.
 func (j *Journal) release(open Opener, n note, left []claim) (Result, string, error) {
 	k, err := open(n.Ref)
 	if err != nil {
@@ -150,7 +149,7 @@ func (j *Journal) release(open Opener, n note, left []claim) (Result, string, er
 	if err != nil {
 		return Failed, "", err
 	}
-	// Not what was noted meanwhile of those that are left.
+	// Claims in left may have changed meanwhile: keep their current state.
 	return result, value, j.change(n.Ref, func(now note) note {
 		now.Wrote, now.Prior = next.Wrote, next.Prior
 		now.claims = slices.DeleteFunc(slices.Clone(now.claims), func(c claim) bool {

@@ -15,7 +15,7 @@ func TestRestoreNewestFirstAndMatch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	turn(t, j, b.knob("a"), "3") // does not change the place of a
+	turn(t, j, b.knob("a"), "3") // does not change the position of a
 	delete(b.values, "c")
 	j.Close()
 
@@ -44,7 +44,7 @@ func TestRestoreUnknownKindIsKept(t *testing.T) {
 	}
 }
 
-// stepwise is a knob whose values are put together letter by letter.
+// stepwise is a knob that writes its value letter by letter.
 type stepwise struct{ Knob }
 
 func (s stepwise) Unfinished(value, _, target string) bool { return strings.HasPrefix(target, value) }
@@ -60,9 +60,9 @@ func TestUnfinishedIsOurs(t *testing.T) {
 		if err := j.Turn(stepwise{b.knob(name)}, "9", Owner{Feature: "f"}); err != nil {
 			t.Fatal(err)
 		}
-		b.set(name, "12") // killed while 123 was put back
+		b.set(name, "12") // killed while it put 123 back
 	}
-	// Turned again before anybody has finished it.
+	// Turned again before the interrupted write was finished.
 	if err := j.Turn(stepwise{b.knob("b")}, "8", Owner{Feature: "f"}); err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func TestUnfinishedIsOurs(t *testing.T) {
 	}
 }
 
-// closing is a knob that belongs to whoever opened it.
+// closing is a knob that its opener has to close.
 type closing struct {
 	Knob
 	closed *int

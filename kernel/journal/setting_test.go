@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A plan is carried out in its order, up to what cannot be turned, and can be undone.
+// TurnAll carries out a plan in order, up to the first knob that cannot be turned. Restore undoes
+// it.
 func TestTurnAll(t *testing.T) {
 	b := newBoard("a", "1", "b", "1", "c", "1")
 	j := open(t, t.TempDir())

@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	prefix   = "journal-" // of the file of one boot
+	prefix   = "journal-" // of the name of a boot's file
 	magic    = "fairlead journal "
-	version  = "2" // of the file's form
-	earlier  = "1" // one claim on a knob, and being idle and the weight apart
+	version  = "2" // of the file format
+	earlier  = "1" // one claim on a knob; being idle and the weight are separate
 	header   = magic + version + "\n"
 	patience = 500 * time.Millisecond
 	slack    = 1000 // superseded records that are kept before the file is rewritten
@@ -37,8 +37,8 @@ func BootID(proc string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// record is one line of the file: knob N now has the claims of Entry and of those with it,
-// or is as it was found (nil; only the first releases appended a line for that).
+// record is one line of the file: the claims that knob N now has, those of Entry and With. A nil
+// Entry means that the knob is as it was found; only the first releases appended a line for that.
 type record struct {
 	N      uint64   `json:"n"`
 	Entry  *Entry   `json:"entry,omitempty"`
@@ -47,7 +47,7 @@ type record struct {
 	With   []record `json:"with,omitempty"`   // later claims on the same knob
 }
 
-// recordOf gives the record of a note.
+// recordOf returns the record of a note.
 func recordOf(n note, c clock) (r record) {
 	for i, e := range n.entries(nil) {
 		one := record{N: n.seq, Entry: &e, Lapses: c.lapses(e.Expiry)}
@@ -64,7 +64,7 @@ func recordOf(n note, c clock) (r record) {
 	return r
 }
 
-// note is the reverse.
+// note is the reverse of recordOf.
 func (r record) note(c clock) note {
 	n := note{seq: r.N, Ref: r.Entry.Ref, Before: r.Entry.Before, Wrote: r.Entry.Wrote, Prior: r.Entry.Prior}
 	for _, one := range append([]record{r}, r.With...) {
@@ -83,10 +83,10 @@ func (r record) note(c clock) note {
 	return n
 }
 
-// store is the file of one boot: a header and one line for each knob, each
-// appended by a single write. That a knob is put back is one byte, written over the
-// first of its last line: a kill cannot cut that in two, and it needs no room on a
-// full disk. The file is held under a lock on its directory.
+// store is the file of one boot: a header and one line for each knob, each appended by a single
+// write. Putting a knob back overwrites one byte, the first of the knob's last line. A kill cannot
+// cut one byte in two, and it needs no room on a full disk. A lock on its directory protects the
+// file.
 type store struct {
 	dir   *os.File // carries the lock
 	path  string
@@ -95,15 +95,14 @@ type store struct {
 	layout
 }
 
-// layout is where the records of a file are.
+// layout is the position of the records in a file.
 type layout struct {
-	size  int64            // of what is whole
+	size  int64            // of the intact part
 	lines int              // records, superseded ones too
 	at    map[uint64]int64 // where the last line of each knob begins
 }
 
-// dropped is the first byte of a line whose entry has ended, in place of a digit
-// of its checksum.
+// dropped is the first byte of a line that has ended, in place of a digit of its checksum.
 const dropped = '-'
 
 // lock makes and locks dir, and removes the files of other boots.
@@ -139,8 +138,7 @@ func lock(dir, boot string) (*store, error) {
 	return s, nil
 }
 
-// acquire takes the lock. A process that was just killed may need a moment to
-// release it.
+// acquire takes the lock. A process that was just killed may need a moment to release it.
 func (s *store) acquire() error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(s.dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -163,9 +161,9 @@ func (s *store) close() error {
 	return err
 }
 
-// load reads the notes by number. It changes nothing on the disk but where the
-// file is damaged: then it keeps what is whole, sets the rest aside, and reports
-// ErrCorrupt. A file in another form is left as it is: ErrVersion.
+// load reads the notes by number. It changes the disk only if the file is damaged: then it keeps
+// the intact lines, sets the file aside, and returns ErrCorrupt. It leaves a file in another format
+// as it is, and returns ErrVersion.
 func (s *store) load() (map[uint64]note, error) {
 	f, err := os.OpenFile(s.path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -198,19 +196,19 @@ func (s *store) load() (map[uint64]note, error) {
 		if err := s.rewrite(whole); !errors.Is(err, unix.ENOSPC) {
 			return notes, err
 		}
-		return notes, nil // it is undone as it is, and rewritten when there is room
+		return notes, nil // undone in its old form, and rewritten when there is room
 	}
 	f.Close()
 	aside := s.path + ".corrupt"
 	damage = fmt.Errorf("%w: %s: %w; set aside as %s, %d entries kept", ErrCorrupt, s.path, damage, aside, len(notes))
-	// Give it a second name first: the intact file then has a name at any moment.
+	// Link it to a second name first: the intact file then has a name at any moment.
 	if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, errors.Join(damage, err)
 	}
 	return nil, errors.Join(damage, os.Link(s.path, aside), s.rewrite(whole))
 }
 
-// rewrite puts a new file with just these notes in place of the old one.
+// rewrite replaces the file by a new one with just these notes.
 func (s *store) rewrite(notes []*note) error {
 	buf, next := []byte(header), layout{at: make(map[uint64]int64)}
 	for _, n := range notes {
@@ -227,20 +225,20 @@ func (s *store) rewrite(notes []*note) error {
 		return err
 	}
 	if _, err := f.Write(buf); err != nil {
-		// Its own size may be all the room that there is.
+		// The new file may itself take the last room on the disk.
 		return errors.Join(err, f.Close(), os.Remove(f.Name()))
 	}
 	if err := os.Rename(f.Name(), s.path); err != nil {
 		return errors.Join(err, f.Close())
 	}
 	if s.file != nil {
-		s.file.Close() // nothing in it counts any more
+		s.file.Close() // superseded
 	}
 	s.file, s.layout = f, next
 	return nil
 }
 
-// add appends a note, whole or not at all as far as a living process can see.
+// add appends a note. Any living process sees it whole or not at all.
 func (s *store) add(n note) error {
 	line, err := format(recordOf(n, s.clock))
 	if err != nil {
@@ -278,10 +276,9 @@ func format(r record) ([]byte, error) {
 	return fmt.Appendf(nil, "%08x %s\n", crc32.ChecksumIEEE(raw), raw), nil
 }
 
-// parse reads a whole file. It goes on after a line that it cannot read, and
-// reports the first such line. A last line without an end is no damage: the
-// kernel cuts a write short when its process is killed, and the change that the
-// line announced was not made. The expiries are by the given clock.
+// parse parses a whole file. It goes on after a line that it cannot read, and reports the first
+// such line. A last line without an end is no damage: the kernel cuts a write short when its
+// process is killed, and the change that the line announced was not made. It reads expiries by c.
 func parse(data []byte, c clock) (notes map[uint64]note, l layout, damage error) {
 	notes, l.at = make(map[uint64]note), make(map[uint64]int64)
 	body, ok := bytes.CutPrefix(data, []byte(header))

@@ -63,7 +63,7 @@ func TestCorruptFileIsSetAside(t *testing.T) {
 			if _, err := os.Stat(aside); err != nil {
 				t.Error(err)
 			}
-			j = open(t, dir) // goes on with what was whole
+			j = open(t, dir) // goes on with the intact lines
 			if got := brief(j.Entries()); got != c.kept {
 				t.Errorf("kept %q, want %q", got, c.kept)
 			}
@@ -71,8 +71,8 @@ func TestCorruptFileIsSetAside(t *testing.T) {
 	}
 }
 
-// A process that is killed in the middle of a write leaves the last line cut
-// short, anywhere. What that line was to announce has not been done yet.
+// A process that is killed in the middle of a write leaves a truncated last line. The change that
+// the line was to announce has not been made yet.
 func TestLastLineCutShort(t *testing.T) {
 	b := newBoard("a", "1", "b", "1")
 	dir := t.TempDir()
@@ -124,14 +124,13 @@ func TestFileStaysShort(t *testing.T) {
 	if got, want := brief(j.Entries()), fmt.Sprintf("b:0>x a:0>v%d", 3*slack-1); got != want {
 		t.Errorf("entries are %q, want %q", got, want)
 	}
-	turn(t, j, b.knob("a"), "w") // the file is as long as it may be
+	turn(t, j, b.knob("a"), "w") // the file has its greatest length
 	if j.store.lines > slack+8 {
 		t.Errorf("%d lines after opening", j.store.lines)
 	}
 }
 
-// A journal in another form is another release's to read: it is refused and left
-// as it is.
+// Open refuses a journal in another release's format, and leaves it as it is.
 func TestVersion(t *testing.T) {
 	for _, other := range []string{"0", "3", "12 beta"} {
 		b := newBoard("a", "1")
@@ -154,8 +153,8 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestFullDisk fills the file system that holds the journal: opening and undoing
-// need no room, and a new change is refused before it is made.
+// TestFullDisk fills the file system that holds the journal: opening and undoing need no room, and
+// a new change is refused before it is made.
 func TestFullDisk(t *testing.T) {
 	testkit.NeedRoot(t)
 	dir := t.TempDir()
@@ -178,7 +177,7 @@ func TestFullDisk(t *testing.T) {
 
 	j = open(t, dir)
 	var err error
-	for i := 0; i < 100 && err == nil; i++ { // what is left of the file's last page
+	for i := 0; i < 100 && err == nil; i++ { // the rest of the file's last page
 		err = j.Turn(b.knob("c"), fmt.Sprint(i), Owner{Feature: "test"})
 	}
 	if was := b.get("c"); !errors.Is(err, unix.ENOSPC) {
@@ -228,7 +227,7 @@ func FuzzParse(f *testing.F) {
 		if damage != nil {
 			return
 		}
-		for n, e := range entries { // the line that a drop would be written over is that of the entry
+		for n, e := range entries { // drop overwrites the line of this entry
 			line, _, _ := bytes.Cut(data[l.at[n]:], []byte("\n"))
 			if r, err := parseLine(line); err != nil || r.N != n || !cmp.Equal(r.note(at), e, whole) {
 				t.Fatalf("entry %d is not at %d: %v", n, l.at[n], err)
@@ -252,12 +251,12 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// What is noted counts, also if the file cannot be made shorter.
+// The entries stay valid even if the file cannot be made shorter.
 func TestCannotTidy(t *testing.T) {
 	b := newBoard("a", "0")
 	dir := t.TempDir()
 	j := open(t, dir)
-	if err := os.Mkdir(j.store.path+".new", 0o700); err != nil { // in the way of the new file
+	if err := os.Mkdir(j.store.path+".new", 0o700); err != nil { // blocks the name of the new file
 		t.Fatal(err)
 	}
 	last := ""
