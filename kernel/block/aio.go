@@ -17,33 +17,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Load is a load at a file or device: reads or writes of one size at random places, past the
-// page cache.
+// Load is a load on a file or device: reads or writes of one size at random offsets, with direct
+// I/O.
 type Load struct {
 	Size  int  // bytes of a request, a multiple of 4096
 	Write bool // else it reads
-	Depth int  // requests under way at once
-	Idle  bool // after all others, at disks whose scheduler knows of that (I/O priority idle)
+	Depth int  // requests in flight
+	Idle  bool // I/O priority class idle: after all others, where the disk's scheduler honours it
 
-	// Budget, if not 0, gives each request a thread that is real-time (SCHED_DEADLINE) for so long
-	// in each BudgetPeriod. It needs root.
+	// Budget, if not 0, makes one thread for each request, and gives each thread this runtime
+	// in every BudgetPeriod under SCHED_DEADLINE. It needs root.
 	Budget time.Duration
 }
 
 // BudgetPeriod is the period of a Load's Budget.
 const BudgetPeriod = 100 * time.Millisecond
 
-// Done counts what loads have done.
+// Done counts the requests and bytes that loads have completed.
 type Done struct{ Requests, Bytes atomic.Uint64 }
 
-// aligned is what direct I/O has to be aligned to, at the most.
+// aligned is the strictest alignment that direct I/O can require.
 const aligned = 4096
 
-// Run puts a load on a file for a time, and returns the requests that were completed in each
-// second of it. done, if it is not nil, counts them meanwhile. It keeps Depth requests under
-// way by the kernel's asynchronous I/O (io_submit), which needs no thread for each, and one by
-// pread and pwrite, as programs do. It ends within a request's time when ctx does. Errors: ctx's, and that of the first request that
-// failed.
+// Run puts a load on a file for the time over, and returns the requests completed per second. done,
+// if it is not nil, counts them meanwhile. Run keeps Depth requests in flight by the kernel's
+// asynchronous I/O (io_submit), which needs no thread for each. It makes a single request by pread
+// and pwrite, as programs do. When ctx ends, Run ends within the time of one request. Errors: the
+// error of ctx, and that of the first request that failed.
 func (l Load) Run(ctx context.Context, file *os.File, over time.Duration, done *Done) (perSecond float64, err error) {
 	if l.Size < aligned || l.Size%aligned != 0 || l.Depth < 1 {
 		return 0, fmt.Errorf("load of %d requests of %d bytes at once", l.Depth, l.Size)
@@ -69,13 +69,14 @@ func (l Load) Run(ctx context.Context, file *os.File, over time.Duration, done *
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// One thread has to be able to keep the disk busy, and several where one would not.
+	// One thread must keep the disk busy if it can; several must where one cannot.
 	const each = 16
 	workers := min(runtime.NumCPU(), max(l.Depth/each, 1))
 	if l.Budget > 0 {
 		workers = l.Depth
-		// A goroutine that waits in the kernel keeps a processor of Go's scheduler until that
-		// notices, milliseconds later: with as many of these as CPUs, few requests are under way.
+		// A goroutine that blocks in the kernel keeps its P until Go's scheduler notices,
+		// milliseconds later. With no more Ps than such goroutines, few requests are in
+		// flight.
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), workers+1)))
 	}
 	before, start := done.Requests.Load(), time.Now()
@@ -87,7 +88,7 @@ func (l Load) Run(ctx context.Context, file *os.File, over time.Duration, done *
 			depth++
 		}
 		all.Go(func() {
-			runtime.LockOSThread() // never unlocked: the thread, and its priority, end with this
+			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, and so does its priority
 			failed[i] = l.keep(ctx, int(direct.Fd()), length, depth, start.Add(over), done, &ended[i])
 			if failed[i] != nil {
 				cancel()
@@ -130,8 +131,8 @@ const (
 	opPwrite = 1 // IOCB_CMD_PWRITE
 )
 
-// keep keeps requests under way until a time. It notes when it counted the last of them: the
-// kernel is waited for beyond that.
+// keep keeps requests in flight until end. It records when it counted the last of them, because it
+// waits for the kernel beyond that.
 func (l Load) keep(ctx context.Context, fd int, length int64, depth int, end time.Time, done *Done, ended *time.Time) (err error) {
 	if l.Idle {
 		const who, idle = 1, 3 << 13 // IOPRIO_WHO_PROCESS; IOPRIO_CLASS_IDLE above the data
@@ -154,12 +155,12 @@ func (l Load) keep(ctx context.Context, fd int, length int64, depth int, end tim
 	if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, uintptr(depth), uintptr(unsafe.Pointer(&queue)), 0); errno != 0 {
 		return fmt.Errorf("make a queue of asynchronous I/O (CONFIG_AIO, and room in fs.aio-max-nr): %w", errno)
 	}
-	// A mapping is aligned to pages; a slice of Go's is not, and what moves is not to be written to.
+	// A mapping is page-aligned, which a Go slice is not.
 	buffer, err := unix.Mmap(-1, 0, depth*l.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err == nil {
 		defer unix.Munmap(buffer)
 	}
-	defer unix.Syscall(unix.SYS_IO_DESTROY, queue, 0, 0) // waits for what is under way; before the buffer goes
+	defer unix.Syscall(unix.SYS_IO_DESTROY, queue, 0, 0) // waits for requests in flight; runs before the buffer is unmapped
 	if err != nil {
 		return err
 	}
@@ -213,7 +214,7 @@ func (l Load) keep(ctx context.Context, fd int, length int64, depth int, end tim
 	return ctx.Err()
 }
 
-// one keeps one request under way.
+// one keeps one request in flight.
 func (l Load) one(ctx context.Context, fd int, length int64, end time.Time, done *Done, ended *time.Time) error {
 	buffer, err := unix.Mmap(-1, 0, l.Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
@@ -242,7 +243,7 @@ func (l Load) one(ctx context.Context, fd int, length int64, end time.Time, done
 	return ctx.Err()
 }
 
-// fill writes what is not zeros, because some disks do not store these.
+// fill fills b with other bytes than zeros, because some disks do not store zeros.
 func fill(b []byte) {
 	for i := range b {
 		b[i] = byte(i*7 + i>>8)

@@ -1,6 +1,6 @@
-// Package block finds the disks of this host in sysfs: which disk carries the requests,
-// and so the knobs, of a device that somebody names, and whether what is on a device would
-// be lost by writing to it. It changes nothing. Features, and what measures disks, use it.
+// Package block finds the disks of this host in sysfs: the disk that serves a device's requests and
+// so has the knobs for it, and whether writing to a device would destroy data. It changes nothing.
+// The features use it, and so do the programs that measure disks.
 package block
 
 import (
@@ -19,9 +19,8 @@ import (
 // ErrNoDevice is returned, wrapped, for a path or a number that is no block device here.
 var ErrNoDevice = errors.New("no such block device")
 
-// ErrNoRequests is returned, wrapped, for a device that passes what it is asked on, or
-// serves it at once, and has no requests of its own that could be counted or held back:
-// device mapper, md, zram.
+// ErrNoRequests is returned, wrapped, for a device that forwards its I/O or serves it at once, and
+// so has no requests of its own to count or throttle: device mapper, md, zram.
 var ErrNoRequests = errors.New("it has no requests of its own")
 
 // Disk is a whole disk.
@@ -29,26 +28,26 @@ type Disk struct {
 	Name         string // "vda"
 	Major, Minor uint32
 	Size         uint64 // bytes
-	Model        string // model and serial number, as far as it tells them
-	Unique       string // what tells it from others of its model, for people: "wwid ...", "serial ...", "file ..." or "at ..."
-	Sequence     uint64 // the kernel's number of this disk, which no other has in this boot; 0 before 5.15
+	Model        string // model and serial number, as far as the disk reports them
+	Unique       string // distinguishes it from others of its model, for people: "wwid ...", "serial ...", "file ..." or "at ..."
+	Sequence     uint64 // diskseq, unique to this disk within this boot; 0 before 5.15
 	Scheduler    string // "none", "mq-deadline", "bfq"
-	Loop         string // the file behind a loop device, else ""
+	Loop         string // the backing file of a loop device, else ""
 }
 
-// Number gives the form of the kernel's own files, as 254:0.
+// Number returns MAJ:MIN, as in the kernel's own files: 254:0.
 func (d Disk) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
-// Identity tells the disk from others, as far as it can, also after the next boot: by
-// model and size, and by its WWID or serial number, or by the place where it is attached if
-// it has neither. A disk of the same model and size that is put in that place then has the
-// same identity; its Sequence differs.
+// Identity returns text that distinguishes the disk from others, as far as possible, also after the
+// next boot: model and size, and its WWID or serial number, or the place where it is attached if it
+// has neither. In the last case, another disk of the same model and size in that place has the same
+// identity; its Sequence differs.
 func (d Disk) Identity() string {
 	return strings.TrimPrefix(fmt.Sprintf("%s, %s, %d bytes", d.Model, d.Unique, d.Size), ", ")
 }
 
-// FormerIdentity is the one of the first releases: by model, serial number and size, or by
-// the disk's name. Disks of one model that had no serial number in sysfs share it.
+// FormerIdentity is the Identity of the first releases: model, serial number and size, or the
+// disk's name. Disks of one model that had no serial number in sysfs share it.
 func (d Disk) FormerIdentity() string {
 	name := d.Model
 	if name == "" {
@@ -57,9 +56,9 @@ func (d Disk) FormerIdentity() string {
 	return fmt.Sprintf("%s, %d bytes", name, d.Size)
 }
 
-// Open gives the disk of a device below /dev, and in the same file system: of a partition,
-// the disk that it is on. A loop device is a disk, whose requests are its own and those to its file not. Errors:
-// ErrNoDevice and ErrNoRequests.
+// Open returns the disk of a device node below /dev, on the same file system. For a partition, it
+// returns the whole disk. A loop device is a disk: its own requests count, and those to its backing
+// file do not. Errors: ErrNoDevice and ErrNoRequests.
 func Open(sys, node string) (Disk, error) {
 	major, minor, err := number(node)
 	if err != nil {
@@ -72,9 +71,9 @@ func Open(sys, node string) (Disk, error) {
 	return d, nil
 }
 
-// number gives that of a block device's node; ErrNoDevice if it is none. Whoever starts a
-// container chooses the path, so it leads nowhere but below /dev, and not into a file system
-// mounted there: a user may mount one of FUSE below /dev/shm, which never answers.
+// number returns the device number of a block device's node, or ErrNoDevice if it is none. The path
+// may come from the owner of a container. So it must stay below /dev, and outside file systems
+// mounted there: a user may mount a FUSE file system below /dev/shm that never answers.
 func number(node string) (major, minor uint32, err error) {
 	dev, err := unix.Open("/dev", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -106,11 +105,11 @@ func number(node string) (major, minor uint32, err error) {
 	return 0, 0, ErrNoDevice
 }
 
-// maxLinks bounds the links to a node: the kernel's own bound.
+// maxLinks bounds the symbolic links to a node. It is the kernel's own bound.
 const maxLinks = 40
 
-// look gives what is at a path below a directory, in the same file system, and where it
-// leads if it is a link.
+// look returns the stat of a path below a directory, in the same file system, and the target if it
+// is a symbolic link.
 func look(dir int, below string) (st unix.Stat_t, link string, err error) {
 	fd, err := unix.Openat2(dir, below, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS,
@@ -128,7 +127,7 @@ func look(dir int, below string) (st unix.Stat_t, link string, err error) {
 	return st, link, err
 }
 
-// Find is Open by the device's number.
+// Find is Open by device number.
 func Find(sys string, major, minor uint32) (Disk, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "dev/block", fmt.Sprintf("%d:%d", major, minor)))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -143,7 +142,7 @@ func Find(sys string, major, minor uint32) (Disk, error) {
 	return read(sys, dir)
 }
 
-// Requests counts the requests that a disk has completed since it is there.
+// Requests returns the number of requests that a disk has completed since it appeared.
 func (d Disk) Requests(sys string) (uint64, error) {
 	fields := strings.Fields(text(filepath.Join(sys, "dev/block", d.Number()), "stat"))
 	const reads, writes = 0, 4 // Documentation/block/stat.rst
@@ -158,7 +157,7 @@ func (d Disk) Requests(sys string) (uint64, error) {
 	return r + w, nil
 }
 
-// Disks lists the disks that have requests of their own, by name.
+// Disks returns the disks that have requests of their own, by name.
 func Disks(sys string) (disks []Disk, err error) {
 	entries, err := os.ReadDir(filepath.Join(sys, "block"))
 	if err != nil {
@@ -166,7 +165,7 @@ func Disks(sys string) (disks []Disk, err error) {
 	}
 	for _, e := range entries {
 		if dir, err := filepath.EvalSymlinks(filepath.Join(sys, "block", e.Name())); err == nil {
-			if d, err := read(sys, dir); err == nil { // else it has none, or has vanished
+			if d, err := read(sys, dir); err == nil { // else it has no requests, or has vanished
 				disks = append(disks, d)
 			}
 		}
@@ -182,7 +181,7 @@ func read(sys, dir string) (Disk, error) {
 	if _, err := os.Stat(filepath.Join(dir, "mq")); err != nil {
 		return Disk{}, fmt.Errorf("%s: %w: %s", d.Name, ErrNoRequests, composite(dir))
 	}
-	const sector = 512 // whatever the disk's own are
+	const sector = 512 // whatever the sector size of the disk
 	sectors, _ := strconv.ParseUint(text(dir, "size"), 10, 54)
 	d.Size = sectors * sector
 	d.Model = strings.TrimSpace(text(dir, "device/model") + " " + text(dir, "device/serial") + text(dir, "serial"))
@@ -193,7 +192,7 @@ func read(sys, dir string) (Disk, error) {
 	return d, nil
 }
 
-// composite says what a device without requests is, and what to name in its place.
+// composite explains what a device without requests is, and which device to name in its place.
 func composite(dir string) string {
 	what := "what it is asked it does at once"
 	for sub, name := range map[string]string{"dm": "device mapper", "md": "an array of disks"} {
@@ -215,17 +214,17 @@ func composite(dir string) string {
 	return what
 }
 
-// chosen gives the scheduler in brackets: "none [mq-deadline] bfq".
+// chosen returns the scheduler in brackets: "none [mq-deadline] bfq".
 func chosen(list string) string {
 	_, rest, _ := strings.Cut(list, "[")
 	name, _, _ := strings.Cut(rest, "]")
 	return name
 }
 
-// maxText bounds what is read of a file in sysfs, which gives a page at the most.
+// maxText bounds how much of a sysfs file is read. sysfs returns one page at the most.
 const maxText = 4096
 
-// text reads a file of sysfs; "" if it is not there.
+// text returns the text of a sysfs file, or "" if there is none.
 func text(dir, name string) string {
 	data, err := os.ReadFile(filepath.Join(dir, name))
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// tree makes a sysfs of files, and of links that begin with ->.
+// tree makes a sysfs of files, and of links, which begin with "->".
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	sys := t.TempDir()
@@ -88,7 +88,7 @@ func TestOpenInKernel(t *testing.T) {
 	if err != nil || "/dev/"+d.Name != l.Path || d.Size != 1<<20 || d.Loop == "" || d.Scheduler == "" {
 		t.Errorf("%+v, %v, of %s", d, err, l.Path)
 	}
-	for name, to := range map[string]string{"a": l.Path, "b": d.Name} { // absolute, and not
+	for name, to := range map[string]string{"a": l.Path, "b": d.Name} { // absolute and relative
 		link := filepath.Join("/dev", filepath.Base(filepath.Dir(t.TempDir()))+"-"+name)
 		if err := os.Symlink(to, link); err != nil {
 			t.Fatal(err)
@@ -100,7 +100,7 @@ func TestOpenInKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Anybody may make files, links and mounts on a file system below /dev.
+	// Any user may make files, links and mounts on a file system below /dev.
 	stranger := filepath.Join("/dev/shm", filepath.Base(filepath.Dir(t.TempDir()))+"-block")
 	if err := os.Symlink(l.Path, stranger); err != nil {
 		t.Fatal(err)
@@ -113,8 +113,8 @@ func TestOpenInKernel(t *testing.T) {
 	}
 }
 
-// Disks of one model and size are told apart: by what they say of themselves, or else by the
-// place where they are attached, whatever numbers the kernel gave on the way there.
+// Identity distinguishes disks of one model and size by WWID or serial number, or else by the place
+// where they are attached, however the kernel numbered the path to it.
 func TestIdentity(t *testing.T) {
 	const pci = "pci0000:00/0000:00:1f.2/"
 	page := func(serial string) string { return string([]byte{0, 0x80, 0, byte(len(serial))}) + serial }

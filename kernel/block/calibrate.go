@@ -11,22 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Figures are what a disk does of each kind alone, in each second.
+// Figures are the rates of a disk, per second, each measured alone.
 type Figures struct {
-	Reads, Writes       uint64 // operations of SmallRequest with Depth at once
+	Reads, Writes       uint64 // operations of SmallRequest at Depth
 	Reads1, Writes1     uint64 // the same, one at a time
-	BytesRead, BytesPut uint64 // in requests of LargeRequest, bytesDepth at once
-	Depth               int    // requests at once that gave the most
+	BytesRead, BytesPut uint64 // bytes in requests of LargeRequest at bytesDepth
+	Depth               int    // the queue depth with the highest rate
 }
 
-// The sizes of requests that a disk is measured with, in bytes.
+// The request sizes of a measurement, in bytes.
 const (
 	SmallRequest = 4 << 10
 	LargeRequest = 128 << 10
 )
 
-// The numbers of requests at once. Operations are measured with more and more of them, as
-// long as that gives a twentieth more.
+// The queue depths. The depth of operations is raised for as long as that gains a twentieth.
 const (
 	smallDepth = 16
 	mostDepth  = 256
@@ -34,9 +33,9 @@ const (
 	worthwhile = 1.05
 )
 
-// Calibrate measures a disk at a file of its own, which is overwritten, or at the device
-// itself, each figure for so long. done counts what it does meanwhile. With idle, requests
-// come after all others where the disk's scheduler knows of that.
+// Calibrate measures a disk, each figure for the time each. file is a scratch file on the disk or
+// the device itself, and is overwritten. done counts the requests meanwhile. With idle, the
+// requests have the I/O priority class idle, where the disk's scheduler honours it.
 func Calibrate(ctx context.Context, file *os.File, each time.Duration, idle bool, done *Done) (f Figures, err error) {
 	run := func(size int, write bool, depth int) float64 {
 		if err != nil {
@@ -63,16 +62,16 @@ func Calibrate(ctx context.Context, file *os.File, each time.Duration, idle bool
 				most, at = n, depth
 			}
 		}
-		// No disk transfers fewer bytes per second in large requests than in small ones, but a
-		// measurement may say so.
+		// No disk transfers fewer bytes per second in large requests than in small ones,
+		// but a measurement may show that.
 		bytes := max(LargeRequest*run(LargeRequest, x.write, bytesDepth), SmallRequest*most)
 		*x.one, *x.ops, *x.bytes, f.Depth = uint64(one), uint64(most), uint64(math.Ceil(bytes)), max(f.Depth, at)
 	}
 	return f, err
 }
 
-// Holding finds the disk that a directory is on. Errors: ErrNoDevice for one that is on
-// none, as in memory, or on a file system of several devices; ErrNoRequests.
+// Holding finds the disk that a directory is on. Errors: ErrNoDevice for a directory that is on no
+// disk, such as in memory, or on a file system of several devices; ErrNoRequests.
 func Holding(sys, dir string) (Disk, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
@@ -85,10 +84,10 @@ func Holding(sys, dir string) (Disk, error) {
 	return d, nil
 }
 
-// Scratch makes a file of so many MiB in a directory, without zeros in it, because some
-// disks do not store zeros. The file has no name, so that it goes however the program ends.
-// With pace, it writes so many MiB in each second. done, if it is not nil, counts the bytes
-// that the disk has. The caller closes the file.
+// Scratch makes a file of mib MiB in a directory. It contains no zeros, because some disks do not
+// store zeros. The file has no name, so it goes however the program ends. pace, if not 0, is how
+// many MiB Scratch writes per second. done, if it is not nil, counts the bytes on the disk. The
+// caller closes the file.
 func Scratch(ctx context.Context, dir string, mib, pace int64, done *Done) (file *os.File, err error) {
 	if file, err = os.CreateTemp(dir, "fairlead-calibrate"); err != nil {
 		return nil, err
@@ -106,7 +105,7 @@ func Scratch(ctx context.Context, dir string, mib, pace int64, done *Done) (file
 	if done == nil {
 		done = &Done{}
 	}
-	const piece = 8 // MiB, which are synced together: else the page cache writes all at once
+	const piece = 8 // MiB between two syncs: else the page cache writes all at once
 	for left := mib; left > 0; left -= piece {
 		n := min(left, piece)
 		for range n {

@@ -12,8 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
-// The scratch file has the size that was asked for and no name, and nothing stays of one
-// that was interrupted.
+// The scratch file has the requested size and no name. An interrupted Scratch leaves nothing.
 func TestScratch(t *testing.T) {
 	dir := t.TempDir()
 	var done Done
@@ -37,8 +36,7 @@ func TestScratch(t *testing.T) {
 	}
 }
 
-// All figures of a disk are measured, and what is counted is what the disk was asked for. An
-// end of the context ends it.
+// Calibrate measures all figures of a disk, and counts the requests. It ends with its context.
 func TestCalibrate(t *testing.T) {
 	testkit.NeedRoot(t)
 	l, err := loop.New(t.TempDir(), 4<<20)

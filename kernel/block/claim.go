@@ -15,13 +15,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/mountinfo"
 )
 
-// ErrOccupied is returned, wrapped, for a device that must not be written to: it is in
-// use, or what is on it may be needed. The text says by what.
+// ErrOccupied is returned, wrapped, for a device that must not be written to: it is in use, or may
+// hold data. The text gives the reason.
 var ErrOccupied = errors.New("writing to it would destroy data")
 
-// Claim opens a device, of a disk or a partition, to write to all of it. It is the
-// caller's alone until the caller closes it: nobody can mount it, swap to it or make it
-// part of an array meanwhile. A device that is occupied is refused with ErrOccupied.
+// Claim opens a disk or a partition to write to all of it. The claim is exclusive until the caller
+// closes the file: meanwhile the kernel refuses to mount the device, to swap to it or to make it
+// part of an array. Claim refuses an occupied device with ErrOccupied.
 func Claim(proc, sys, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0)
 	if err != nil && !errors.Is(err, unix.EBUSY) {
@@ -40,9 +40,9 @@ func Claim(proc, sys, path string) (*os.File, error) {
 	return nil, err
 }
 
-// Vacant says why a device must not be written to: it or a partition of it is mounted, is
-// swap, or is part of another device, or it has the signature of a file system, a
-// partition table or the like. The error is ErrOccupied, or that of reading.
+// Vacant returns ErrOccupied with the reason if a device must not be written to: it or a partition
+// of it is mounted, is swap, or is part of another device, or it has the signature of a file
+// system, a partition table or the like. Any other error is one of reading.
 func Vacant(proc, sys, path string) error {
 	major, minor, err := number(path)
 	if err != nil {
@@ -80,14 +80,14 @@ type part struct {
 
 func (p part) String() string { return "/dev/" + filepath.Base(p.dir) }
 
-// is says whether a path is the device's node.
+// is reports whether a path is the device's node.
 func (p part) is(path string) bool {
 	major, minor, err := number(path)
 	return err == nil && p.number == fmt.Sprintf("%d:%d", major, minor)
 }
 
-// related gives a device with all that share sectors with it: of a disk its partitions, of
-// a partition its disk, and what is made of any of them, which held says in words.
+// related returns a device and all devices that share sectors with it: the partitions of a disk,
+// the disk of a partition, and the devices built on any of them. held describes the latter.
 func related(sys string, major, minor uint32) (parts []part, held []string, err error) {
 	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "dev/block", fmt.Sprintf("%d:%d", major, minor)))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -123,7 +123,8 @@ func related(sys string, major, minor uint32) (parts []part, held []string, err 
 	return parts, held, nil
 }
 
-// mounted lists where these are mounted, as this process and the host's first one see it.
+// mounted returns where the parts are mounted, in the mount namespaces of this process and of the
+// host's init.
 func mounted(proc string, parts []part) (reasons []string, err error) {
 	for _, pid := range []string{"self", "1"} {
 		err := eachMount(proc, pid, parts, func(p part, m mountinfo.Mount) {
@@ -132,15 +133,14 @@ func mounted(proc string, parts []part) (reasons []string, err error) {
 			}
 		})
 		if err != nil && pid == "self" {
-			return nil, err // the first process is out of sight for some
+			return nil, err // some processes cannot see init's mounts
 		}
 	}
 	return reasons, nil
 }
 
-// Mounts lists the mounts of a process that are on a disk, on its partitions, or on devices
-// that are made of these (LVM, RAID). The error matches fs.ErrNotExist if there is no such
-// process.
+// Mounts returns the mounts of a process that are on a disk, on its partitions, or on devices built
+// on these (LVM, RAID). The error matches fs.ErrNotExist if there is no such process.
 func (d Disk) Mounts(proc, sys, pid string) (mounts []mountinfo.Mount, err error) {
 	parts, _, err := related(sys, d.Major, d.Minor)
 	if err == nil {
@@ -155,7 +155,7 @@ func (d Disk) Mounts(proc, sys, pid string) (mounts []mountinfo.Mount, err error
 func eachMount(proc, pid string, parts []part, each func(part, mountinfo.Mount)) error {
 	return mountinfo.Read(proc, pid, func(m mountinfo.Mount) bool {
 		for _, p := range parts {
-			// Btrfs numbers its mounts otherwise, and names the device.
+			// Btrfs mounts have another device number, and name the device.
 			if m.Device == p.number || m.Type == "btrfs" && strings.HasPrefix(m.Source, "/dev/") && p.is(m.Source) {
 				each(p, m)
 			}
@@ -164,7 +164,7 @@ func eachMount(proc, pid string, parts []part, each func(part, mountinfo.Mount))
 	})
 }
 
-// swapped lists which of these are swap.
+// swapped returns which of the parts are swap.
 func swapped(proc string, parts []part) (reasons []string, err error) {
 	table, err := os.ReadFile(filepath.Join(proc, "swaps"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without swap has none
@@ -181,8 +181,8 @@ func swapped(proc string, parts []part) (reasons []string, err error) {
 	return reasons, nil
 }
 
-// signatures are those of the formats that hosts of containers have on their disks, as
-// libblkid finds them. Where no offset is given, it is 0.
+// signatures are those of the formats that container hosts have on their disks, as libblkid finds
+// them. The offset is 0 where none is given.
 var signatures = []struct {
 	name, magic string
 	at          []int
@@ -213,7 +213,7 @@ var signatures = []struct {
 	{"a Stratis pool", "!Stra0tis", []int{516}},
 }
 
-// signatureOf names what is on a device; "" if nothing of it is known.
+// signatureOf names the format of a device's contents, or "" if it recognises none.
 func signatureOf(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -231,7 +231,7 @@ func signatureOf(path string) (string, error) {
 	if name := signatureIn(head); name != "" {
 		return name, nil
 	}
-	// md has two formats at the end: versions 1.0 and 0.90.
+	// md has two formats with the superblock at the end: versions 1.0 and 0.90.
 	const sector, reserved = 512, 64 << 10
 	for _, at := range []int64{(size/sector - 16) &^ 7 * sector, size&^(reserved-1) - reserved} {
 		tail := make([]byte, 4)
@@ -256,7 +256,7 @@ func signatureIn(head []byte) string {
 			}
 		}
 	}
-	// ZFS has a ring of uberblocks, of which any may be the first that is written.
+	// ZFS has a ring of uberblocks, and may write any of them first.
 	for at := 128 << 10; at < len(head); at += 1 << 10 {
 		if bytes.HasPrefix(head[at:], []byte("\x0c\xb1\xba\x00")) || bytes.HasPrefix(head[at:], []byte("\x00\x00\x00\x00\x00\xba\xb1\x0c")) {
 			return "a ZFS pool"

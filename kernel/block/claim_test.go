@@ -41,8 +41,8 @@ func mustRefuse(t *testing.T, path, why string) {
 	}
 }
 
-// What is mounted, with its place, is refused, and so is the file system that stays when it
-// is not any more.
+// Claim refuses a mounted device and names the mount point. After the unmount it refuses the file
+// system that is still there.
 func TestClaimMounted(t *testing.T) {
 	path, dir := testDisk(t), t.TempDir()
 	if out, err := exec.Command("mkfs.ext4", "-q", "-O", "^has_journal", path).CombinedOutput(); err != nil {
@@ -58,7 +58,7 @@ func TestClaimMounted(t *testing.T) {
 	}
 }
 
-// A claim is exclusive, whoever holds it, and ends with the file.
+// A claim is exclusive, also within one process, and ends when the file is closed.
 func TestClaimHeld(t *testing.T) {
 	path := testDisk(t)
 	f, err := Claim("/proc", "/sys", path)
@@ -113,8 +113,8 @@ func TestClaimSigned(t *testing.T) {
 	}
 }
 
-// A disk is held through its partitions and what is made of them, and a partition through
-// its disk. What is mounted on any of them is on the disk.
+// The partitions of a disk hold it, and so do the devices built on them. A partition is held
+// through its disk. A mount on any of them is a mount on the disk.
 func TestRelated(t *testing.T) {
 	sys := tree(t, map[string]string{
 		"dev/block/8:0": "->block/sda", "dev/block/8:1": "->block/sda/sda1",

@@ -8,29 +8,29 @@ import (
 	"strings"
 )
 
-// Remote is how a disk behind the network is reached.
+// Remote is the path to a disk across the network.
 type Remote struct {
 	Transport string // "iSCSI", "NVMe/TCP", "NVMe/RDMA", "NBD"
-	Paths     []Path // as far as the kernel tells: nothing of NBD
+	Paths     []Path // as far as the kernel reports them; none for NBD
 }
 
 // Path is one connection of a disk.
 type Path struct {
-	To, From netip.Addr // From is not valid where the route decides
-	Device   string     // the network device that it is bound to; "" where the route decides
+	To, From netip.Addr // From is not valid where the route determines it
+	Device   string     // the network device that it is bound to; "" where the route determines it
 }
 
 var session = regexp.MustCompile(`/session[0-9]+/`)
 
-// FindRemote tells whether a disk, as vda, is behind the network, as far as sysfs does; ok
-// is false for every other.
+// FindRemote returns how a disk, such as vda, is reached across the network, as far as sysfs shows
+// it. ok is false for any other disk.
 func FindRemote(sys, disk string) (r Remote, ok bool) {
 	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "block", disk))
 	if err != nil {
 		return r, false
 	}
 	if strings.HasPrefix(disk, "nbd") {
-		_, err := os.Stat(filepath.Join(dir, "pid")) // it is there while it is connected
+		_, err := os.Stat(filepath.Join(dir, "pid")) // it exists while the disk is connected
 		return Remote{Transport: "NBD"}, err == nil
 	}
 	if at := session.FindStringIndex(dir); at != nil {
@@ -44,8 +44,8 @@ func FindRemote(sys, disk string) (r Remote, ok bool) {
 		}
 		return r, true
 	}
-	// A namespace lies below its controller or, with several paths, below a subsystem that
-	// has links to these.
+	// A namespace lies below its controller. With several paths, it lies below a subsystem that
+	// links to the controllers.
 	for _, c := range append([]string{filepath.Dir(dir)}, controllers(filepath.Dir(dir))...) {
 		name, known := map[string]string{"tcp": "NVMe/TCP", "rdma": "NVMe/RDMA"}[text(c, "transport")]
 		if !known {
@@ -64,7 +64,7 @@ func controllers(subsystem string) []string {
 	return found
 }
 
-// fabric reads the address of a controller, "traddr=192.0.2.1,trsvcid=4420,src_addr=...".
+// fabric parses a controller's address, "traddr=192.0.2.1,trsvcid=4420,src_addr=...".
 func fabric(address string) (p Path) {
 	for part := range strings.SplitSeq(address, ",") {
 		key, value, _ := strings.Cut(strings.TrimSpace(part), "=")

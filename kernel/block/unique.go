@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// unique says what tells a disk from others of its model: what the disk says of itself, or
+// unique returns what distinguishes a disk from others of its model: its WWID or serial number, or
 // else the place where it is attached.
 func unique(sys, dir string, d Disk) string {
 	if d.Loop != "" {
@@ -26,8 +26,8 @@ func unique(sys, dir string, d Disk) string {
 	return "at " + place(sys, dir)
 }
 
-// unitSerial reads the serial number of a SCSI disk: page 0x80 of its vital product data,
-// with its length in the third and fourth byte.
+// unitSerial reads the serial number of a SCSI disk: page 0x80 of its vital product data, with its
+// length in the third and fourth byte.
 func unitSerial(dir string) string {
 	data, err := os.ReadFile(filepath.Join(dir, "device/vpd_pg80"))
 	if err != nil || len(data) < 4 || data[1] != 0x80 {
@@ -37,8 +37,8 @@ func unitSerial(dir string) string {
 	return strings.Trim(strings.ToValidUTF8(string(data[4:min(len(data), 4+n)]), ""), "\x00 ")
 }
 
-// The parts of a path in sysfs whose numbers the kernel gives in the order in which it finds
-// devices, so that they change from boot to boot.
+// The parts of a sysfs path that the kernel numbers in the order of discovery. The numbers change
+// from boot to boot.
 var (
 	numbered  = regexp.MustCompile(`^(virtio|nvme)\d+$`)
 	scsiHost  = regexp.MustCompile(`^host(\d+)$`)
@@ -48,8 +48,8 @@ var (
 	namespace = regexp.MustCompile(`^nvme\d+(?:c\d+)?n(\d+)$`)
 )
 
-// place gives the place of a disk in the tree of devices, as /dev/disk/by-path does: with
-// nothing in it that depends on the order in which the kernel found them.
+// place returns the position of a disk in the device tree, as /dev/disk/by-path does. It does not
+// depend on the order of discovery.
 func place(sys, dir string) string {
 	rel, err := filepath.Rel(filepath.Join(sys, "devices"), dir)
 	if err != nil {
@@ -61,7 +61,7 @@ func place(sys, dir string) string {
 		above := filepath.Join(sys, "devices", filepath.Join(parts[:i]...))
 		switch {
 		case p == "block", p == "nvme", target.MatchString(p), numbered.MatchString(p):
-		case i > 0 && parts[i-1] == "block" && parts[0] != "virtual": // one that is virtual has nothing but its name
+		case i > 0 && parts[i-1] == "block" && parts[0] != "virtual": // a virtual disk has nothing but its name
 		case namespace.MatchString(p):
 			out = append(out, "namespace"+namespace.FindStringSubmatch(p)[1])
 		case scsiHost.MatchString(p):
@@ -80,7 +80,7 @@ func place(sys, dir string) string {
 	return strings.Join(out, "/")
 }
 
-// order counts the SCSI hosts of one device from the first.
+// order returns the position of host among the SCSI hosts of one device.
 func order(dir, host string) int {
 	number := func(name string) int {
 		n, err := strconv.Atoi(strings.TrimPrefix(name, "host"))
