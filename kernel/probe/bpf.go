@@ -33,7 +33,7 @@ func programs(_ context.Context, cfg Config) answers {
 
 // types examines the kernel's types, and the programs that need them.
 func types(_ context.Context, cfg Config) answers {
-	cache := btf.NewCache() // reading them takes longer than all else here
+	cache := btf.NewCache() // reading them takes longer than everything else here
 	spec, err := kernelTypes(cfg.Roots, cache)
 	if err != nil {
 		a := answers{"btf": refused(err, mendBTF)}
@@ -52,7 +52,7 @@ func types(_ context.Context, cfg Config) answers {
 	}
 }
 
-// tracing is a program that only makes the calls.
+// tracing returns a program that only makes the given calls.
 func tracing(at ebpf.AttachType, to string, calls ...asm.Instruction) *ebpf.ProgramSpec {
 	return &ebpf.ProgramSpec{
 		Name: progName, Type: ebpf.Tracing, AttachType: at, AttachTo: to, License: "GPL",
@@ -60,7 +60,7 @@ func tracing(at ebpf.AttachType, to string, calls ...asm.Instruction) *ebpf.Prog
 	}
 }
 
-// classifier is a program that lets every packet pass, for tc and for XDP.
+// classifier returns a program that lets every packet pass, for tc and for XDP.
 func classifier(t ebpf.ProgramType) *ebpf.ProgramSpec {
 	verdict := int32(0) // TC_ACT_OK
 	if t == ebpf.XDP {
@@ -83,8 +83,8 @@ func load(spec *ebpf.ProgramSpec, cache *btf.Cache, mend string) answer {
 	return full("")
 }
 
-// loading rewords a refusal: the library's own text guesses at a limit that
-// kernels since 5.11 do not have.
+// loading rewords a refusal: the library's own text guesses at a limit that kernels since 5.11 do
+// not have.
 func loading(err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("the kernel refuses to load such a program: %w", unix.EPERM)
@@ -129,11 +129,10 @@ func bpffs(cfg Config) answer {
 	return full(cfg.Roots.BPFFS)
 }
 
-// KthreadsThrottled says whether CFS bandwidth stops kernel threads as it does
-// tasks. Since 6.18 a task stops itself on its way back to user mode, where a
-// kernel thread never goes (kernel/sched/fair.c, task_throttle_setup_work): such
-// a kernel charges it and lets it run. The work item for that in task_struct
-// tells these kernels. Error: ErrNoBTF.
+// KthreadsThrottled reports whether CFS bandwidth throttles kernel threads as it does tasks. Since
+// 6.18 a task throttles itself on its return to user mode, where a kernel thread never goes
+// (kernel/sched/fair.c, task_throttle_setup_work): such a kernel charges the thread and lets it
+// run. A work item for that in task_struct identifies these kernels. Error: ErrNoBTF.
 func KthreadsThrottled(r kernel.Roots) (yes bool, err error) {
 	err = bpf.WithTypes(func(cache *btf.Cache) error {
 		spec, err := kernelTypes(r, cache)
@@ -146,8 +145,7 @@ func KthreadsThrottled(r kernel.Roots) (yes bool, err error) {
 	return yes, err
 }
 
-// kernelTypes reads the types of the kernel, through cache if they are those of
-// the running kernel.
+// kernelTypes reads the types of the kernel, through cache if they belong to the running kernel.
 func kernelTypes(r kernel.Roots, cache *btf.Cache) (*btf.Spec, error) {
 	name := filepath.Join(r.Sys, "kernel/btf/vmlinux")
 	if _, err := os.Stat(name); err != nil {
@@ -189,12 +187,12 @@ func throttling(spec *btf.Spec) answer {
 	return full("kernel threads are stopped at the quota of their cgroup, as tasks are")
 }
 
-// SoftirqsChargeTasks says whether the CPU time of a softirq counts for the task
-// that it interrupts. A kernel with CONFIG_IRQ_TIME_ACCOUNTING subtracts it from
-// that task's clock (kernel/sched/core.c, update_rq_clock_task), unless it was
-// booted with tsc=noirqtime; prev_irq_time in the run queue identifies such a
-// kernel. A kernel that has given this up since, because its TSC turned out to be
-// unstable, looks the same: it is reported as charging nobody. Error: ErrNoBTF.
+// SoftirqsChargeTasks reports whether a softirq's CPU time counts for the task that it interrupts.
+// A kernel with CONFIG_IRQ_TIME_ACCOUNTING subtracts it from that task's clock
+// (kernel/sched/core.c, update_rq_clock_task), unless it was booted with tsc=noirqtime;
+// prev_irq_time in the run queue identifies such a kernel. A kernel that gave this up later,
+// because its TSC turned out to be unstable, looks the same: for it the function returns false too.
+// Error: ErrNoBTF.
 func SoftirqsChargeTasks(r kernel.Roots) (yes bool, err error) {
 	err = bpf.WithTypes(func(cache *btf.Cache) error {
 		spec, err := kernelTypes(r, cache)
@@ -208,8 +206,7 @@ func SoftirqsChargeTasks(r kernel.Roots) (yes bool, err error) {
 	return yes, err
 }
 
-// irqTime says whether the kernel is built to account the time of interrupts
-// apart.
+// irqTime reports whether the kernel is built to account interrupt time separately.
 func irqTime(spec *btf.Spec) (bool, error) {
 	var rq *btf.Struct
 	if err := spec.TypeByName("rq", &rq); err != nil {
@@ -218,10 +215,10 @@ func irqTime(spec *btf.Spec) (bool, error) {
 	return slices.ContainsFunc(rq.Members, func(m btf.Member) bool { return m.Name == "prev_irq_time" }), nil
 }
 
-// noIRQTime says whether the kernel was told at boot not to:
-// arch/x86/kernel/tsc.c, tsc_setup.
+// noIRQTime reports whether the kernel's command line turns that off: arch/x86/kernel/tsc.c,
+// tsc_setup.
 func noIRQTime(r kernel.Roots) bool {
-	line, _ := os.ReadFile(filepath.Join(r.Proc, "cmdline")) // none: it was not told
+	line, _ := os.ReadFile(filepath.Join(r.Proc, "cmdline")) // unreadable: as if the option were not given
 	return slices.ContainsFunc(strings.Fields(string(line)), func(s string) bool { return strings.HasPrefix(s, "tsc=noirqtime") })
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// cgroups examines cgroups, and then the network: the two meet where a thread of
-// a device is moved into a cgroup.
+// cgroups examines cgroups, and then the network: the two meet where a device's thread is moved
+// into a cgroup.
 func cgroups(ctx context.Context, cfg Config) answers {
 	l, err := cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup)
 	a := layout(l, err, cfg)
@@ -35,7 +35,7 @@ func cgroups(ctx context.Context, cfg Config) answers {
 	return a
 }
 
-// layout examines what is mounted; err is that of Detect.
+// layout examines the mounted hierarchies; err is that of Detect.
 func layout(l cgroup.Layout, err error, cfg Config) answers {
 	mount := "mount the cgroup hierarchies at " + cfg.Roots.Cgroup
 	a := make(answers)
@@ -69,12 +69,12 @@ func layout(l cgroup.Layout, err error, cfg Config) answers {
 // groupPrefix begins the name of a scratch cgroup; the process id follows.
 const groupPrefix = "fairlead-probe-"
 
-// sweep removes what a killed probe has left. A cgroup in use cannot be removed,
-// so a wrong guess does no harm.
+// sweep removes the scratch cgroups of killed probes. A cgroup in use cannot be removed, so a wrong
+// guess does no harm.
 func sweep(dir string) {
 	names, err := os.ReadDir(dir)
 	if err != nil {
-		return // then nothing can be made there either
+		return // then no cgroup can be made there either
 	}
 	for _, n := range names {
 		rest, is := strings.CutPrefix(n.Name(), groupPrefix)
@@ -98,8 +98,7 @@ func scratchGroup(l cgroup.Layout) (string, error) {
 	return dir, nil
 }
 
-// removeGroup removes the cgroup, and waits a moment for what is still leaving
-// it.
+// removeGroup removes the cgroup. It waits a moment for threads that are still leaving it.
 func removeGroup(dir string) {
 	for range 100 {
 		if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -109,7 +108,7 @@ func removeGroup(dir string) {
 	}
 }
 
-// bandwidth gives the scratch cgroup a quota.
+// bandwidth sets a quota for the scratch cgroup.
 func bandwidth(dir string) answer {
 	name, value := "cpu.cfs_quota_us", "50000"
 	if _, err := os.Stat(filepath.Join(dir, "cpu.shares")); err != nil {

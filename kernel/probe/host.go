@@ -34,7 +34,7 @@ func host(_ context.Context, cfg Config) answers {
 	if _, err := os.Stat(filepath.Join(cfg.Run, "systemd/system")); err != nil {
 		a["systemd"] = unavailable("this host was not started by systemd", "none is needed: start the agent by hand or by another service manager")
 	}
-	// No thread has this name; it only matters whether threads are visible.
+	// No thread has this name; only the visibility of threads matters.
 	if _, err := sched.Threads(cfg.Roots.Proc, "\n"); errors.Is(err, sched.ErrHidden) {
 		a["pid-namespace"] = unavailable("the kernel's own threads are not visible: this is not the host's pid namespace, or not its proc", "run in the host's pid namespace (hostPID: true, --pid=host)")
 	} else if err != nil {
@@ -53,11 +53,11 @@ func release() string {
 	return fmt.Sprintf("%s, %s", unix.ByteSliceToString(u.Release[:]), unix.ByteSliceToString(u.Machine[:]))
 }
 
-// groupFairness goes by the version, as a fault of the scheduler that shows after
-// seconds of load cannot be tried here. reweight_entity of kernel/sched/fair.c
-// placed the running group anew each time, and so kept it ahead of all others;
-// 6.18.45 has the revert (commit 101f3498b4bd). Other affected versions are not
-// known for certain, and a distribution may have the revert in an older one.
+// groupFairness goes by the version, because a scheduler bug that shows only after seconds of load
+// cannot be tried here. reweight_entity of kernel/sched/fair.c placed the running group anew each
+// time, and so kept it ahead of all others; 6.18.45 has the revert (commit 101f3498b4bd). Other
+// affected versions are not known for certain, and a distribution may have the revert in an older
+// one.
 func groupFairness(version string) answer {
 	var patch int
 	if n, _ := fmt.Sscanf(version, "6.18.%d", &patch); n == 0 || patch >= 45 {
@@ -66,8 +66,8 @@ func groupFairness(version string) answer {
 	return degraded("a control group with work on several CPUs, in which something wakes up all the time, can starve all else on a CPU for minutes", "Linux 6.18.45 or later; against groups made of sessions, kernel.sched_autogroup_enabled=0")
 }
 
-// needed lists the capabilities that fairlead uses, and for what. Any one of the
-// capabilities in an entry suffices.
+// needed lists the capabilities that fairlead uses, and their purpose. Any one of the capabilities
+// in an entry suffices.
 func needed() []struct {
 	name string
 	bits []uint
@@ -119,8 +119,7 @@ func capabilities(cfg Config) answer {
 	return a.with(fmt.Sprintf("effective %016x", mask))
 }
 
-// parseCapEff finds the effective capabilities in the form of
-// /proc/PID/status.
+// parseCapEff parses the effective capabilities in the form of /proc/PID/status.
 func parseCapEff(text string) (uint64, error) {
 	for line := range strings.Lines(text) {
 		if v, ok := strings.CutPrefix(line, "CapEff:"); ok {

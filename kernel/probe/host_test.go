@@ -93,7 +93,7 @@ func TestLayout(t *testing.T) {
 }
 
 func TestBandwidthWithoutController(t *testing.T) {
-	// As in a v2 tree whose root does not hand the controller down.
+	// As in a v2 tree in which the root does not enable the controller for its children.
 	if a := bandwidth(t.TempDir()); a.Level != Unavailable || !strings.Contains(a.Why, "not enabled below the root") {
 		t.Errorf("%+v", a)
 	}
@@ -124,7 +124,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// vmlinux writes the BTF of a kernel whose task_struct has these members.
+// vmlinux writes the BTF of a kernel with a task_struct of these members.
 func vmlinux(t *testing.T, members ...string) kernel.Roots {
 	t.Helper()
 	return withType(t, "task_struct", members...)

@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// trial is a network namespace of our own with a veth pair in it. It has no name
-// anywhere, so it goes with its descriptors, whatever happens to this process.
+// trial is a network namespace of our own with a veth pair in it. The namespace has no name, so it
+// goes with its descriptors, whatever happens to this process.
 type trial struct {
 	ns         *netdev.NS
 	handle     *netlink.Handle
@@ -26,8 +26,8 @@ type trial struct {
 	cfg        Config
 }
 
-// network examines devices, qdiscs and what is attached to them. group is a
-// scratch cgroup with the cpu controller, or groupErr says why there is none.
+// network examines devices, qdiscs and the programs attached to them. group is a scratch cgroup
+// with the cpu controller, or groupErr explains why there is none.
 func network(ctx context.Context, cfg Config, l cgroup.Layout, group string, groupErr error) answers {
 	a := make(answers)
 	rest := []string{"veth", "napi-threaded", "napi-netlink", "kthread-cgroup", "qdisc-clsact", "qdisc-htb", "qdisc-hfsc", "qdisc-fq", "bpf-tc", "bpf-tcx", "bpf-xdp"}
@@ -73,7 +73,7 @@ func network(ctx context.Context, cfg Config, l cgroup.Layout, group string, gro
 		},
 	} {
 		if ctx.Err() != nil {
-			break // a busy host: what is not answered is so in the report
+			break // a busy host: the report shows which questions have no answer
 		}
 		try()
 	}
@@ -97,8 +97,7 @@ func newTrial(cfg Config) (*trial, error) {
 	return t, nil
 }
 
-// close removes the pair at once, and the thread with it, and closes the
-// namespace.
+// close removes the pair at once, and the thread with it. Then it closes the namespace.
 func (t *trial) close() {
 	if t.send != nil {
 		t.handle.LinkDel(t.send) // else it goes with the namespace, later
@@ -110,8 +109,8 @@ func (t *trial) close() {
 }
 
 func (t *trial) addVeth() error {
-	// A kernel thread is named after its device. The name distinguishes ours from
-	// that of another probe.
+	// A kernel thread is named after its device. The name distinguishes our thread from that of
+	// another probe.
 	name := fmt.Sprintf("fl%d", os.Getpid())
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name + "a", TxQLen: -1}, PeerName: name + "b"}
 	if err := t.handle.LinkAdd(veth); err != nil {
@@ -214,8 +213,8 @@ func (t *trial) attach(typ ebpf.ProgramType, mend string, fn func(*ebpf.Program)
 	return full("")
 }
 
-// threaded makes the receiving end poll in a kernel thread, and looks for the
-// thread in both ways.
+// threaded makes the receiving end poll in a kernel thread, and looks for the thread by netlink and
+// by its name.
 func (t *trial) threaded() (threaded, byNetlink answer, thread *sched.Named) {
 	const mend = "use a kernel of 5.12 or later"
 	byNetlink = unavailable("there was no thread to look for", mend)

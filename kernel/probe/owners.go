@@ -24,11 +24,11 @@ import (
 const (
 	maxProcesses = 100_000
 	maxFile      = 1 << 20
-	maxNamed     = 5 // devices, files or processes that a Detail names
+	maxNamed     = 5 // limits how many devices, files or processes a Detail lists
 )
 
-// owners examines who else uses hooks and knobs that fairlead uses. Full means
-// nobody, or nobody who minds; Degraded means somebody, who is left alone.
+// owners examines which other programs use the hooks and knobs that fairlead uses. Full means that
+// there are none, or none that conflict; Degraded means that fairlead leaves another program alone.
 func owners(ctx context.Context, cfg Config) answers {
 	a := answers{"cni": cni(cfg)}
 	hooks(ctx, a)
@@ -36,7 +36,7 @@ func owners(ctx context.Context, cfg Config) answers {
 	return a
 }
 
-// crowd records who holds what: the owner, and the places where.
+// crowd records the other owners, and the places that each one holds.
 type crowd map[string][]string
 
 func (c crowd) add(owner, place string) { c[owner] = append(c[owner], place) }
@@ -54,7 +54,7 @@ func (c crowd) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// answer returns why and mend if there is anybody.
+// answer returns why and mend if there are other owners.
 func (c crowd) answer(why, mend string) answer {
 	if len(c) == 0 {
 		return full("nobody else")
@@ -90,7 +90,7 @@ func hooks(ctx context.Context, a answers) {
 		a["tcx-programs"] = tcx.answer(why, mend)
 	case !errors.Is(err, ebpf.ErrNotSupported):
 		fail(err, "tcx-programs")
-	case unix.Geteuid() != 0: // the library takes any refusal for a lack
+	case unix.Geteuid() != 0: // the library reports any refusal as a missing feature
 		fail(fmt.Errorf("query tcx: %w", unix.EPERM), "tcx-programs")
 	default:
 		a["tcx-programs"] = full("this kernel has no tcx")
@@ -104,10 +104,10 @@ func hooks(ctx context.Context, a answers) {
 	for _, q := range list {
 		at := q.Attrs()
 		switch {
-		case ctx.Err() != nil: // filters take a request each
+		case ctx.Err() != nil: // filters take a request for each qdisc
 		case q.Type() == "clsact" || q.Type() == "ingress":
 			filters(at.LinkIndex, names[at.LinkIndex], tc)
-		case at.Parent == netlink.HANDLE_ROOT && at.Handle != 0 && at.Handle != qdisc.Handle: // the kernel's own have none
+		case at.Parent == netlink.HANDLE_ROOT && at.Handle != 0 && at.Handle != qdisc.Handle: // the kernel's default qdiscs have no handle
 			qdiscs.add(q.Type(), names[at.LinkIndex])
 		}
 	}
@@ -115,7 +115,7 @@ func hooks(ctx context.Context, a answers) {
 	a["qdiscs"] = qdiscs.answer("somebody has set up qdiscs at devices here", "remove them from the uplinks that fairlead is to shape")
 }
 
-// ours recognises by their names the programs that fairlead loads.
+// ours reports whether a program has one of the names that fairlead gives its programs.
 func ours(program string) bool {
 	return strings.HasPrefix(program, "fl_") || strings.HasPrefix(program, "fairlead") || program == progName
 }
@@ -141,7 +141,7 @@ func queryTCX(ctx context.Context, links []netlink.Link, c crowd) error {
 		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 			r, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: at})
 			if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-				continue // nothing was ever attached there, or it has gone
+				continue // no program was ever attached there, or the device has gone
 			}
 			if errors.Is(err, unix.EINVAL) {
 				return ebpf.ErrNotSupported
@@ -214,8 +214,8 @@ func cni(cfg Config) answer {
 	return degraded(strings.Join(why, "; "), "do not give the same container limits in both places").with(seen.String())
 }
 
-// plugins returns the types in a CNI configuration, or in a list of them. Text
-// that is neither has none.
+// plugins returns the types in a CNI configuration, or in a list of them. It returns none for any
+// other text.
 func plugins(text []byte) []string {
 	type plugin struct {
 		Type string `json:"type"`
@@ -236,8 +236,8 @@ func plugins(text []byte) []string {
 	return types
 }
 
-// processes looks for programs that write what fairlead writes. A process may
-// choose its name, so the result is a hint for a person.
+// processes looks for programs that write the same knobs as fairlead. A process may choose its
+// name, so the result is a hint for a person.
 func processes(cfg Config, a answers) {
 	managers, irq, agents := crowd{}, crowd{}, crowd{}
 	d, err := os.Open(cfg.Roots.Proc)

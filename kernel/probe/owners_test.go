@@ -98,7 +98,7 @@ func TestHooks(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// What the agent itself has set up is nobody else's: the queue of a veth, and of an IFB.
+	// The agent's own qdiscs belong to no other owner: the one of a veth, and of an IFB.
 	if err := h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(7), TxQLen: -1}}); err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func TestProcesses(t *testing.T) {
 	for pid, comm := range map[int]string{10: "kubelet", 11: "koordlet", 12: "irqbalance", 13: "sh", 14: "fairlead", 15: "fairlead-x"} {
 		write(t, filepath.Join(proc, fmt.Sprint(pid), "comm"), comm+"\n")
 	}
-	write(t, filepath.Join(proc, "kubelet", "comm"), "kubelet\n") // not a process
+	write(t, filepath.Join(proc, "kubelet", "comm"), "kubelet\n") // not a process directory
 	a := answers{}
 	processes(Config{Roots: kernel.Roots{Proc: proc}}, a)
 	for c, want := range map[string]string{

@@ -1,11 +1,11 @@
-// Package probe finds out what this host supports by trying it: it loads a
-// program, makes a qdisc, moves a kernel thread, and undoes each. A version number
-// would say less, because distributions backport features and sandboxes forbid them.
+// Package probe finds out what this host supports by trying it: it loads a program, makes a qdisc,
+// moves a kernel thread, and undoes each. A version number would be less reliable, because
+// distributions backport features and sandboxes forbid them.
 //
-// It tries everything in a network namespace and a cgroup of its own, which are
-// gone when it returns. Only a kernel module that a trial made the kernel load may
-// stay. It decides nothing: each feature tests what it needs itself. It speaks
-// rtnetlink itself, because it tries what no other part of fairlead does yet.
+// It tries everything in a network namespace and a cgroup of its own, which are gone when it
+// returns. Only a kernel module that the kernel loaded for a trial may stay. It decides nothing:
+// each feature tests its own requirements. It speaks rtnetlink itself, because it tries operations
+// that no other part of fairlead performs yet.
 //
 // Package agent runs it for `fairlead doctor`, with an agent or without.
 package probe
@@ -24,23 +24,23 @@ import (
 
 const (
 	limit = 10 * time.Second
-	// grace is how much of the time limit is left for a group to return what it
-	// has found so far.
+	// grace is the part of the time limit that is left for a group to return its findings so
+	// far.
 	grace = 400 * time.Millisecond
 )
 
 // Finding is the answer to one question about the host.
 type Finding struct {
 	Capability string // unique; it stays the same from version to version
-	Area       string // host, cgroup, sched, bpf, net, runtime or owner; Features, or one that a feature chose
+	Area       string // host, cgroup, sched, bpf, net, runtime or owner; Features, or an area of a feature's own
 	Verdict
-	Detail string // what was seen
+	Detail string // what the probe saw
 }
 
-// Features is the Area of how the features stand, each of which is a capability.
+// Features is the Area of the features' own state. Each feature is a capability.
 const Features = "feature"
 
-// Report lists all findings; those of Run are always the same ones in the same order.
+// Report lists all findings. Run always returns the same ones in the same order.
 type Report []Finding
 
 // Config says where to look. Empty fields stand for the usual places.
@@ -53,9 +53,9 @@ type Config struct {
 	Timeout    time.Duration // of Run; ten seconds
 }
 
-// Run asks all questions. It works without root too: what cannot be tried is
-// Unavailable, with the reason. A question without an answer when the time is
-// over is Unavailable too, and is still undone in the background.
+// Run asks all questions. It works without root too: a capability that cannot be tried is
+// Unavailable, with the reason. So is a question without an answer at the end of Timeout; the trial
+// is still undone in the background.
 func Run(ctx context.Context, cfg Config) Report {
 	cfg = cfg.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout-grace)
@@ -134,7 +134,7 @@ func report(got answers) Report {
 	return list
 }
 
-// printable removes what a terminal would obey: others choose the names of
+// printable removes characters that a terminal would interpret: other programs choose the names of
 // devices, files and servers.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
@@ -168,7 +168,7 @@ func (a answer) with(detail string) answer {
 	return a
 }
 
-// asRoot is the Mend of whatever was refused for lack of privilege.
+// asRoot is the Mend of any trial that was refused for lack of privilege.
 const asRoot = "run as root, outside of user namespaces"
 
 // refused is the answer to a trial that ended in err.
@@ -179,8 +179,7 @@ func refused(err error, mend string) answer {
 	return unavailable(reason(err), mend)
 }
 
-// reason returns an error as one line of bounded length, without the verifier's
-// text behind it.
+// reason returns an error as one line of bounded length, without the verifier's log.
 func reason(err error) string {
 	const most = 300
 	text := strings.Join(strings.Fields(err.Error()), " ")

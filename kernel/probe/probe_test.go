@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 // patient is a Config for slow machines, such as emulated ones.
 func patient() Config { return Config{Timeout: time.Minute} }
 
-// find gives the finding of one capability.
+// find returns the finding of one capability.
 func (r Report) find(t *testing.T, capability string) Finding {
 	t.Helper()
 	i := slices.IndexFunc(r, func(f Finding) bool { return f.Capability == capability })
@@ -51,7 +51,7 @@ func (r Report) find(t *testing.T, capability string) Finding {
 	return r[i]
 }
 
-// sound checks what is true of every report.
+// sound checks the properties that every report has.
 func sound(t *testing.T, r Report) {
 	t.Helper()
 	want := questions()
@@ -80,7 +80,7 @@ func sound(t *testing.T, r Report) {
 	}
 }
 
-// TestForm is the contract with whoever reads the JSON.
+// TestForm is the contract with readers of the JSON.
 func TestForm(t *testing.T) {
 	r := report(answers{
 		"root":               full(""),
@@ -123,7 +123,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// traces is what a probe might leave behind in this process and on the host.
+// traces lists what a probe might leave behind in this process and on the host.
 func traces(t *testing.T) map[string]string {
 	t.Helper()
 	seen := map[string]string{}
@@ -168,7 +168,7 @@ func leavesNothing(t *testing.T, f func()) {
 	f()
 	var left []string
 	for range 500 {
-		// What an overdue run before this one was about to remove may go.
+		// An overdue earlier run may remove its own traces meanwhile.
 		if left = added(before, traces(t)); len(left) == 0 {
 			return
 		}
@@ -177,7 +177,7 @@ func leavesNothing(t *testing.T, f func()) {
 	t.Errorf("something is left:\n%s", strings.Join(left, "\n"))
 }
 
-// added gives the traces that were not there before.
+// added returns the traces that were not there before.
 func added(before, after map[string]string) []string {
 	var list []string
 	for what, value := range after {
@@ -192,7 +192,7 @@ func TestThisHost(t *testing.T) {
 	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t) // needs root; on a v2 host it enables the cpu controller
 	var r Report
-	Run(t.Context(), patient()) // opens what the libraries keep open
+	Run(t.Context(), patient()) // opens the descriptors that the libraries keep open
 	leavesNothing(t, func() {
 		for range 3 {
 			r = Run(t.Context(), patient())
@@ -203,7 +203,7 @@ func TestThisHost(t *testing.T) {
 		t.Logf("%-12s %-20s %-11s %s | %s | %s", f.Area, f.Capability, f.Level, f.Why, f.Mend, f.Detail)
 	}
 
-	// What every kernel that fairlead runs on has.
+	// Every kernel that fairlead supports has these.
 	need := []string{"kernel", "root", "pid-namespace", "netns", "veth", "napi-threaded", "qdisc-clsact", "bpf-tc", "bpf-xdp", "bpf-ringbuf"}
 	if cg.CPU != "" {
 		need = append(need, "cgroup-cpu", "cfs-bandwidth", "kthread-cgroup")
@@ -249,7 +249,7 @@ func TestOverdue(t *testing.T) {
 
 func TestWithoutRoot(t *testing.T) {
 	testkit.NeedRoot(t)
-	cmd := exec.Command("/proc/self/exe") // nobody may not enter the directory of the test binary
+	cmd := exec.Command("/proc/self/exe") // an unprivileged user may not enter the directory of the test binary
 	cmd.Env = append(os.Environ(), reporter+"=1")
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
@@ -279,7 +279,7 @@ func TestWithoutRoot(t *testing.T) {
 	}
 }
 
-// TestBareHost looks at a host that has nothing.
+// TestBareHost probes a host that has nothing.
 func TestBareHost(t *testing.T) {
 	dir := t.TempDir()
 	cfg := Config{
@@ -325,7 +325,7 @@ func TestReason(t *testing.T) {
 	}
 }
 
-// The API knows the areas of all questions: a finding in any other is a feature's.
+// Package api lists the areas of all questions. A finding in any other area is a feature's.
 func TestAreas(t *testing.T) {
 	for _, q := range questions() {
 		if !slices.Contains(api.HostAreas(), q.Area) {

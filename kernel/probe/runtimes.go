@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// patience is how long a runtime may take to answer.
+// patience limits how long a runtime may take to answer.
 const patience = 700 * time.Millisecond
 
-// runtimes examines the container runtimes. None at all is a normal state: the
-// cgroup tree then shows the containers.
+// runtimes examines the container runtimes. A host without any is normal: the cgroup tree then
+// shows the containers.
 func runtimes(ctx context.Context, cfg Config) answers {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -42,10 +42,10 @@ func runtimes(ctx context.Context, cfg Config) answers {
 	return a
 }
 
-// endpoint is where a runtime listens.
+// endpoint is the address on which a runtime listens.
 type endpoint struct{ network, address string }
 
-// parseEndpoint reads unix:///path, tcp://host:port, or a path.
+// parseEndpoint parses unix:///path, tcp://host:port, or a path.
 func parseEndpoint(s string) (endpoint, error) {
 	network, address, ok := strings.Cut(s, "://")
 	switch {
@@ -80,7 +80,7 @@ func answering(ctx context.Context, address string, ask func(context.Context, en
 	return degraded("it does not answer: "+reason(err), "look at its log").with(e.address)
 }
 
-// askEngine pings the Engine API, which Podman has too.
+// askEngine pings the Engine API, which Podman also serves.
 func askEngine(ctx context.Context, e endpoint) (string, error) {
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -105,8 +105,8 @@ func askEngine(ctx context.Context, e endpoint) (string, error) {
 	return strings.ToValidUTF8(server, "?"), nil
 }
 
-// askHTTP2 finds out whether a gRPC server, such as containerd, is behind the
-// socket: it must greet with a SETTINGS frame (RFC 9113, 3.4).
+// askHTTP2 finds out whether a gRPC server, such as containerd, listens on the socket: it must
+// greet with a SETTINGS frame (RFC 9113, 3.4).
 func askHTTP2(ctx context.Context, e endpoint) (string, error) {
 	conn, err := e.dial(ctx)
 	if err != nil {
