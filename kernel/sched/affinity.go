@@ -51,7 +51,7 @@ func (a affinity) write(list string) error {
 	}
 	var set unix.CPUSet
 	for _, c := range cpus {
-		set.Set(c) // passes over what is beyond its 1024 CPUs
+		set.Set(c) // ignores CPUs beyond its 1024
 	}
 	if set.Count() != len(cpus) || len(cpus) == 0 {
 		return errors.New("no CPU, or one above 1023")

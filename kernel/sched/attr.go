@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// The values of the knobs Slice and Nice that cannot be turned: the kernel has no
-// slices of a thread's own, which came with 6.12, or the thread is not of the fair class.
+// The values of the knobs Slice and Nice that cannot be turned: the kernel has no slices per
+// thread, which came with 6.12, or the thread is not of the fair class.
 const (
 	NoSlice = "0"
 	NoNice  = "none"
@@ -21,9 +21,9 @@ const (
 // FormatSlice returns a slice as the knob's value, in nanoseconds.
 func FormatSlice(d time.Duration) string { return strconv.FormatInt(d.Nanoseconds(), 10) }
 
-// Slice returns the knob of a kernel thread's slice: how long it asks to run at
-// a time. A thread with a short one gets its turn sooner, and no more of the CPU
-// (EEVDF, kernel/sched/fair.c). The kernel keeps it between 0.1 and 100 ms.
+// Slice returns the knob of a kernel thread's slice: the time that it requests for one turn. A
+// thread with a short slice gets its turn sooner, and no larger share of the CPU (EEVDF,
+// kernel/sched/fair.c). The kernel keeps it between 0.1 and 100 ms.
 func Slice(proc string, t Thread) journal.Knob {
 	return attribute{
 		proc: proc, thread: t, kind: KindSlice, none: NoSlice, unit: "nanoseconds",
@@ -35,8 +35,8 @@ func Slice(proc string, t Thread) journal.Knob {
 	}
 }
 
-// Nice returns the knob of a kernel thread's nice value, from -20 to 19: its weight
-// among the threads of its own cgroup.
+// Nice returns the knob of a kernel thread's nice value, from -20 to 19: its weight among the
+// threads of its own cgroup.
 func Nice(proc string, t Thread) journal.Knob {
 	return attribute{
 		proc: proc, thread: t, kind: KindNice, none: NoNice, unit: "-20 to 19",
@@ -57,7 +57,7 @@ type attribute struct {
 	proc       string
 	thread     Thread
 	kind, unit string
-	none       string // its value where it cannot be turned
+	none       string // the value when it cannot be turned
 	get        func(*unix.SchedAttr) string
 	set        func(*unix.SchedAttr, string) error
 }
@@ -85,7 +85,7 @@ func (k attribute) Write(value string) error {
 }
 
 func (k attribute) write(value string) error {
-	// The call sets all values, so pass the others as they are.
+	// The call sets all attributes, so pass the others unchanged.
 	attr, err := k.attr()
 	if err != nil {
 		return err
@@ -101,6 +101,6 @@ func (k attribute) attr() (*unix.SchedAttr, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Checked after reading, so that the value is known to be this thread's.
+	// Checked after the read, so the value is known to be this thread's.
 	return attr, k.thread.check(k.proc)
 }

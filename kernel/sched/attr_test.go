@@ -47,7 +47,7 @@ func TestSlice(t *testing.T) {
 		}
 	}
 	remove()
-	// The kernel lets go of a thread a moment after it has stopped it.
+	// The thread of a stopped kthread lives on for a moment.
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		if _, err := knob.Read(); errors.Is(err, journal.ErrGone) {
 			break
@@ -77,7 +77,7 @@ func TestNice(t *testing.T) {
 	if got, err := knob.Read(); err != nil || got != "15" {
 		t.Errorf("nice value %q after 15 was written (%v)", got, err)
 	}
-	// The kernel sets both by one call, and neither changes with the other.
+	// One call of the kernel sets both, and turning one leaves the other unchanged.
 	if got, err := slice.Read(); err != nil || got != asked {
 		t.Errorf("slice %q, was %q before the nice value was set (%v)", got, asked, err)
 	}
@@ -94,7 +94,7 @@ func TestNice(t *testing.T) {
 		}
 	}
 	if err := unix.SchedSetAttr(th.TID, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0); err != nil {
-		t.Logf("no real time here: %v", err) // what the operator's could have
+		t.Logf("no real time here: %v", err) // an operator could have set it
 	} else if got, err := knob.Read(); err != nil || got != NoNice {
 		t.Errorf("nice value of a real-time thread: %q (%v), want %q", got, err, NoNice)
 	}

@@ -20,16 +20,15 @@ const KindDeadline = "deadline"
 // MinRuntime is the smallest runtime that the kernel takes (DL_SCALE, kernel/sched/deadline.c).
 const MinRuntime = 1024 * time.Nanosecond
 
-// What values of Deadline begin with.
+// The prefixes of Deadline's values.
 const ordinary, batch, onDeadline = "normal ", "batch ", "deadline "
 
-// RoundRobin is the value of Deadline for a thread that is SCHED_RR at the lowest
-// priority, and whose children are ordinary. Its cgroup has to have a real-time budget,
-// where there are such.
+// RoundRobin is the value of Deadline for a thread of SCHED_RR at the lowest priority with ordinary
+// children. Its cgroup needs a real-time budget, on kernels with real-time budgets for cgroups.
 const RoundRobin = "rr 1"
 
-// FindTask returns any thread with this tid, one of a process or of the kernel. Error:
-// journal.ErrGone.
+// FindTask returns the thread with this tid, whether it belongs to a process or to the kernel.
+// Error: journal.ErrGone.
 func FindTask(proc string, tid int) (Thread, error) {
 	s, err := readStat(proc, tid)
 	if err != nil && !errors.Is(err, ErrNotKernel) {
@@ -54,37 +53,36 @@ func Ran(proc string, tid int) (time.Duration, error) {
 	return time.Duration(s.cpu) * time.Second / ticks, nil
 }
 
-// FormatDeadline returns the value of Deadline for a thread that may run for runtime in
-// each period, before all others, and no longer.
+// FormatDeadline returns the value of Deadline for a thread that may run for runtime in each
+// period, ahead of all other classes, and no longer.
 func FormatDeadline(runtime, period time.Duration) string {
 	return fmt.Sprintf("%s%d/%d", onDeadline, runtime.Nanoseconds(), period.Nanoseconds())
 }
 
-// ParseDeadline is the runtime and period of such a value. ok is false for any other.
+// ParseDeadline returns the runtime and period of such a value. ok is false for any other value.
 func ParseDeadline(value string) (runtime, period time.Duration, ok bool) {
 	_, err := fmt.Sscanf(value, onDeadline+"%d/%d", &runtime, &period)
 	ok = err == nil && runtime >= MinRuntime && runtime <= period && FormatDeadline(runtime, period) == value
 	return runtime, period, ok
 }
 
-// Ordinary says whether a value of Deadline is that of a thread that is not real-time, and
-// may be made so.
+// Ordinary reports whether a value of Deadline means a thread that is not real-time, and that may
+// become real-time.
 func Ordinary(value string) bool {
 	return strings.HasPrefix(value, ordinary) || strings.HasPrefix(value, batch)
 }
 
-// Deadline returns the knob of the scheduling policy of a thread of a process. A thread
-// with the value that FormatDeadline gives is SCHED_DEADLINE: the kernel itself throttles
-// it once it has used its runtime (CBS), on any kernel and without cgroups, and goes on
-// with that when we are killed. Threads that it makes are ordinary (RESET_ON_FORK). Of a
-// thread that it finds the knob keeps policy and nice value, and not the slice of Linux
-// 6.12. Values other than "normal NICE", "batch NICE", RoundRobin and those can be read only.
+// Deadline returns the knob of the scheduling policy of a process's thread. FormatDeadline's value
+// makes the thread SCHED_DEADLINE: the kernel itself throttles it once it has used its runtime
+// (CBS), on any kernel and without cgroups, also after the agent was killed. Its children are
+// ordinary (RESET_ON_FORK). The knob saves the thread's policy and nice value, but not its slice
+// (Linux 6.12). Values other than these, "normal NICE", "batch NICE" and RoundRobin are read-only.
 //
-// Errors of Write: EPERM for a thread that may not use all CPUs, EBUSY where the kernel's
-// bandwidth for such threads is given out (sched_rt_runtime_us).
+// Errors of Write: EPERM for a thread that may not use all CPUs, EBUSY when the kernel's bandwidth
+// for such threads is exhausted (sched_rt_runtime_us).
 func Deadline(proc string, t Thread) journal.Knob { return deadline{proc: proc, thread: t} }
 
-// OpenDeadline opens the knob that an earlier process wrote into the journal. Errors:
+// OpenDeadline opens a knob that an earlier process wrote into the journal. Errors:
 // journal.ErrGone, when the thread has ended.
 func OpenDeadline(proc string, ref journal.Ref) (journal.Knob, error) {
 	var t Thread
@@ -107,7 +105,7 @@ func (d deadline) Ref() journal.Ref {
 	return journal.Ref{Kind: KindDeadline, Object: fmt.Sprintf("%d:%d", d.thread.TID, d.thread.Start)}
 }
 
-// check returns an error unless it is still that thread, and one of a process.
+// check returns an error unless the thread is still the same, and belongs to a process.
 func (d deadline) check() error {
 	switch err := d.thread.check(d.proc); {
 	case err == nil:
@@ -122,7 +120,7 @@ func (d deadline) check() error {
 func (d deadline) Read() (string, error) {
 	attr, err := unix.SchedGetAttr(d.thread.TID, 0)
 	if err == nil {
-		// Checked after reading, so that the value is known to be this thread's.
+		// Checked after the read, so the value is known to be this thread's.
 		err = d.check()
 	}
 	if err != nil {
@@ -167,10 +165,10 @@ func (d deadline) Write(value string) error {
 	return nil
 }
 
-// TryDeadline reports whether this kernel has SCHED_DEADLINE and this process may use it: it
-// makes a thread of its own one for a moment. The error says what is in the way. The thread
-// is ordinary again before it does anything else: a tick that finds it beyond its runtime
-// makes it wait for as many periods as the tick is longer, and whoever waits for it.
+// TryDeadline reports whether this kernel has SCHED_DEADLINE and this process may use it. It makes
+// a thread of its own SCHED_DEADLINE for a moment. The error names the obstacle. The thread becomes
+// ordinary before it does anything else: a tick that finds it beyond its runtime throttles it for
+// as many periods as the tick is longer, and blocks its waiters for as long.
 func TryDeadline() error {
 	tried := make(chan error)
 	go func() {
@@ -191,7 +189,7 @@ func TryDeadline() error {
 	return ExplainDeadline(<-tried)
 }
 
-// ExplainDeadline adds to an error of Deadline what in the host is the cause; nil stays nil.
+// ExplainDeadline adds the cause on this host to an error of Deadline; nil stays nil.
 func ExplainDeadline(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM):

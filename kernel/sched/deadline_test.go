@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// A thread gets its runtime and is, after the agent that gave it is gone, put back to the
-// policy and nice value that it had. Its children are ordinary.
+// A thread gets its runtime. After its agent is gone, Restore gives it back its policy and nice
+// value. Its children are ordinary.
 func TestDeadlineInKernel(t *testing.T) {
 	testkit.Smoke(t, "knob:deadline")
 	testkit.NeedRoot(t)
@@ -72,7 +72,7 @@ func TestDeadlineInKernel(t *testing.T) {
 	}
 	in.Write([]byte("\n"))
 	buf := make([]byte, 20)
-	out.(*os.File).SetReadDeadline(time.Now().Add(20 * time.Second)) // the shell tries again for ever where it cannot fork
+	out.(*os.File).SetReadDeadline(time.Now().Add(20 * time.Second)) // the shell retries for ever where it cannot fork
 	n, _ := out.Read(buf)
 	if child, err = strconv.Atoi(strings.TrimSpace(string(buf[:n]))); err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestDeadlineInKernel(t *testing.T) {
 		t.Errorf("put back to %q", got)
 	}
 
-	// Its own change is told.
+	// The knob reads a policy that the thread has changed itself.
 	if err := unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_BATCH, Nice: 3}, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestDeadlineInKernel(t *testing.T) {
 	}
 }
 
-// A thread that may not use all CPUs is refused by the kernel, and the error says so.
+// The kernel refuses a thread that may not use all CPUs, and the error explains it.
 func TestDeadlineAffinity(t *testing.T) {
 	testkit.OnKernels(t, "knob:deadline")
 	testkit.NeedRoot(t)

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// Interrupts says how often each CPU was interrupted by one source since the boot.
+// Interrupts counts how often one source has interrupted each CPU since boot.
 type Interrupts struct {
-	Source string   // "NET_RX" of softirqs; "virtio0-req.0" of devices, or "LOC" where there is no device
-	Number int      // of the interrupt; -1: it has none
-	Counts []uint64 // by CPU, of those that are online, in their order
+	Source string   // "NET_RX" for softirqs; "virtio0-req.0" for devices, or "LOC" where there is no device
+	Number int      // of the interrupt; -1 if it has none
+	Counts []uint64 // by CPU, the online ones in order
 }
 
 // Softirqs reads proc_softirqs(5).
@@ -35,9 +35,9 @@ func interrupts(path string) ([]Interrupts, error) {
 	return all, nil
 }
 
-// parseInterrupts reads a line "SOURCE: COUNT... DESCRIPTION" for each source, below a line
-// that names the CPUs. Lines with fewer counts (ERR, MIS) are those of the machine, not of
-// its CPUs, and are left out. The last word of a description is whose interrupt it is.
+// parseInterrupts parses a line "SOURCE: COUNT... DESCRIPTION" for each source, below a line that
+// names the CPUs. It skips lines with fewer counts (ERR, MIS), which belong to the machine and not
+// to its CPUs. The last word of a description names the device that the interrupt belongs to.
 func parseInterrupts(text string) (all []Interrupts, err error) {
 	head, rest, _ := strings.Cut(text, "\n")
 	cpus := len(strings.Fields(head))
@@ -70,8 +70,8 @@ func parseInterrupts(text string) (all []Interrupts, err error) {
 	return all, nil
 }
 
-// Switches reads how often a thread of any process has given up its CPU, as it had nothing
-// to do, and though it had (proc_pid_status(5)). Error: journal.ErrGone.
+// Switches returns how often a thread of any process has given up its CPU voluntarily and
+// involuntarily (proc_pid_status(5)). Error: journal.ErrGone.
 func Switches(proc string, tid int) (voluntary, involuntary uint64, err error) {
 	text, err := readFile(filepath.Join(proc, strconv.Itoa(tid), "status"))
 	if err != nil {
@@ -90,8 +90,8 @@ func Switches(proc string, tid int) (voluntary, involuntary uint64, err error) {
 	return voluntary, involuntary, nil
 }
 
-// Stolen reads for how long the hypervisor let the CPUs of this machine wait, added up,
-// since the boot; 0 on a machine that has none. See proc_stat(5).
+// Stolen returns the machine's total steal time since boot, summed over its CPUs; 0 on a machine
+// without a hypervisor. See proc_stat(5).
 func Stolen(proc string) (time.Duration, error) {
 	data, err := os.ReadFile(filepath.Join(proc, "stat"))
 	if err != nil {

@@ -23,30 +23,27 @@ const (
 	KindNice     = "nice"
 )
 
-// A kernel thread cannot change its cgroup before it has run for the first time
-// (kernel/kthread.c, cgroup_kthread_ready), which on a busy CPU takes a while;
-// until then the kernel answers EINVAL, as it does for ever for a thread that is
-// bound to its CPU.
+// A kernel thread cannot change its cgroup before it has run for the first time (kernel/kthread.c,
+// cgroup_kthread_ready), which on a busy CPU takes a while. Until then the kernel returns EINVAL,
+// as it always does for a thread that is bound to its CPU.
 const (
 	newbornTries = 1000
 	newbornWait  = time.Millisecond
 )
 
-// Group returns the knob of the cgroup that a kernel thread is in, in one
-// hierarchy: one of the mount directories in l. The value is a directory at or
-// below that. A write whose directory does not exist gives fs.ErrNotExist;
-// journal.ErrGone means that the thread has ended.
+// Group returns the knob of a kernel thread's cgroup in one hierarchy, which is one of the mount
+// directories in l. The value is a directory at or below the mount. A write returns fs.ErrNotExist
+// if its directory does not exist, and journal.ErrGone if the thread has ended.
 func Group(proc string, l cgroup.Layout, t Thread, hierarchy string) journal.Knob {
 	return group{proc: proc, layout: l, thread: t, hierarchy: hierarchy}
 }
 
-// Affinity returns the knob of the CPUs that a kernel thread may use, as a list
-// that cgroup.FormatCPUs writes. Threads that the kernel has bound to a CPU
-// refuse it.
+// Affinity returns the knob of a kernel thread's affinity, as a list in the form of
+// cgroup.FormatCPUs. Threads that the kernel has bound to a CPU refuse a change.
 func Affinity(proc string, t Thread) journal.Knob { return affinity{proc: proc, thread: t} }
 
-// OpenKnob opens the knob that an earlier process wrote into the journal.
-// Errors: journal.ErrGone, when the thread has ended.
+// OpenKnob opens a knob that an earlier process wrote into the journal. Errors: journal.ErrGone,
+// when the thread has ended.
 func OpenKnob(proc string, l cgroup.Layout, ref journal.Ref) (journal.Knob, error) {
 	k, err := parseRef(proc, l, ref)
 	if err != nil {
@@ -109,7 +106,7 @@ func (g group) read() (string, error) {
 	if err != nil {
 		return "", gone(err)
 	}
-	// Checked after reading, so that the value is known to be this thread's.
+	// Checked after the read, so the value is known to be this thread's.
 	if err := g.thread.check(g.proc); err != nil {
 		return "", err
 	}
@@ -120,7 +117,7 @@ func (g group) read() (string, error) {
 	return dir, err
 }
 
-// pick chooses the hierarchy out of the cgroups of a thread.
+// pick returns the thread's cgroup in the knob's hierarchy.
 func (g group) pick(p cgroup.Paths) (string, error) {
 	switch g.hierarchy {
 	case "":

@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// napi makes a veth pair whose end "fltb" polls in a kernel thread. remove
-// deletes the pair, and the thread with it.
+// napi makes a veth pair and has its end "fltb" poll in a kernel thread. remove deletes the pair,
+// and the thread with it.
 func napi(t *testing.T) (thread Named, remove func()) {
 	t.Helper()
 	ns := testkit.NetNS(t)
@@ -41,14 +41,14 @@ func napi(t *testing.T) (thread Named, remove func()) {
 		}
 		return list
 	}
-	before := threads() // one that has been stopped may be there a moment longer
+	before := threads() // a stopped one may still be there for a moment
 	if err := dev.Threaded(link.Attrs().Index).Write("1"); err != nil {
 		t.Fatal(err)
 	}
 	var list []Named
 	for end := time.Now().Add(20 * time.Second); len(list) != 1; time.Sleep(time.Millisecond) {
 		list = slices.DeleteFunc(threads(), func(th Named) bool { return slices.Contains(before, th) })
-		if time.Now().After(end) { // a thread may give itself its name, as it first runs
+		if time.Now().After(end) { // a thread may set its own name when it first runs
 			t.Fatalf("threads of fltb: %v, before %v", list, before)
 		}
 	}
@@ -129,7 +129,7 @@ func TestKnobsInKernel(t *testing.T) {
 		}
 	}
 
-	// A device that goes takes its thread out of the cgroup.
+	// Deleting a device takes its thread out of the cgroup.
 	group := Group("/proc", l, th.Thread, l.V2)
 	if err := j.Turn(group, cg.V2, owner); err != nil {
 		t.Fatal(err)

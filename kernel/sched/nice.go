@@ -17,7 +17,7 @@ func BeNice(n int) error {
 	if n == 0 {
 		return nil
 	}
-	if _, err := unix.Setsid(); err != nil && err != unix.EPERM { // it leads one
+	if _, err := unix.Setsid(); err != nil && err != unix.EPERM { // EPERM: it is a session leader already
 		return fmt.Errorf("begin a session: %w", err)
 	}
 	err := os.WriteFile("/proc/self/autogroup", []byte(strconv.Itoa(n)), 0)

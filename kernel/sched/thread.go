@@ -1,14 +1,13 @@
-// Package sched finds the kernel's own threads, and has four knobs for each: the
-// cgroup that the scheduler charges for it, the CPUs that it may use, its time slice
-// and its nice value.
+// Package sched finds the kernel's own threads, and has four knobs for each: its cgroup, which the
+// scheduler charges for it, its affinity, its slice and its nice value.
 //
-// It also reads what a kernel thread has used, how often any thread gave up its CPU, and how often CPUs were
-// interrupted.
+// It also reads a kernel thread's usage, how often any thread gave up its CPU, and how often CPUs
+// were interrupted.
 //
-// Of threads of processes, which belong to whoever started them, it changes nothing but
-// the scheduling policy, in deadline.go. It knows
-// neither devices nor containers: feature/netcpu knows which thread works for whom,
-// and turns the knobs through package journal.
+// Threads of processes belong to the process that started them. The package changes nothing of them
+// but the scheduling policy, in deadline.go. It knows neither devices nor containers:
+// feature/netcpu knows which container a thread works for, and turns the knobs through package
+// journal.
 package sched
 
 import (
@@ -30,22 +29,21 @@ import (
 var (
 	// ErrNotKernel is returned for a thread that belongs to a process.
 	ErrNotKernel = errors.New("not a kernel thread")
-	// ErrHidden is returned where kernel threads cannot be seen: in a pid
-	// namespace that is not the host's.
+	// ErrHidden is returned where kernel threads are not visible: in a pid namespace that is
+	// not the host's.
 	ErrHidden = errors.New("kernel threads are not visible in this pid namespace")
 )
 
 const (
 	kthreadd     = 2          // parent of all kernel threads
 	pfKthread    = 0x00200000 // PF_KTHREAD, include/linux/sched.h
-	commCut      = 15         // how much of a kthread's name kernels before 5.17 show
+	commCut      = 15         // the length to which kernels before 5.17 cut a kthread's name
 	ticks        = 100        // USER_HZ, the same on all architectures that Go knows
-	maxStat      = 4096       // longer than any file of one line that is read here
+	maxStat      = 4096       // longer than any one-line file that is read here
 	listAttempts = 3
 )
 
-// Thread names one kernel thread for as long as it lives: a TID alone may be
-// used again.
+// Thread identifies one kernel thread for as long as it lives: a TID alone may be reused.
 type Thread struct {
 	TID   int
 	Start uint64 // in clock ticks since boot, as in proc
@@ -67,10 +65,9 @@ func Find(proc string, tid int) (Thread, error) {
 	return Thread{TID: tid, Start: s.start}, nil
 }
 
-// Threads lists the kernel threads whose name begins with prefix. Kernels
-// before 5.17 show 15 bytes of a name only; there a longer prefix matches what
-// is shown of it. Costs one small read for each kernel thread of the host.
-// Error: ErrHidden.
+// Threads returns the kernel threads with a name that begins with prefix. Kernels before 5.17 show
+// only 15 bytes of a name; there a longer prefix matches the visible part. It costs one small read
+// for each kernel thread of the host. Error: ErrHidden.
 func Threads(proc, prefix string) ([]Named, error) {
 	var list []Named
 	for range listAttempts {
@@ -94,7 +91,7 @@ func Threads(proc, prefix string) ([]Named, error) {
 				return nil, fmt.Errorf("list kernel threads: %w", err)
 			}
 		}
-		// The list of children misses one when another ends while it is read.
+		// The list of children can miss one when another ends while it is read.
 		if whole {
 			break
 		}
@@ -106,7 +103,7 @@ func hasPrefix(comm, prefix string) bool {
 	return strings.HasPrefix(comm, prefix) || len(comm) == commCut && strings.HasPrefix(prefix, comm)
 }
 
-// children lists the threads that kthreadd started.
+// children returns the threads that kthreadd started.
 func children(proc string) ([]int, error) {
 	self := filepath.Join(proc, strconv.Itoa(kthreadd))
 	comm, err := readComm(proc, kthreadd)
@@ -134,7 +131,7 @@ func children(proc string) ([]int, error) {
 	return tids, nil
 }
 
-// allTasks lists every process; Find tells the kernel's among them.
+// allTasks returns every process. Find selects the kernel's threads among them.
 func allTasks(proc string) ([]int, error) {
 	d, err := os.Open(proc)
 	if err != nil {
@@ -154,9 +151,8 @@ func allTasks(proc string) ([]int, error) {
 	return tids, nil
 }
 
-// CPUTime returns how long the kernel thread has run, in seconds: to the
-// nanosecond where the kernel tells (CONFIG_SCHED_INFO), else to 10 ms. Errors:
-// journal.ErrGone, ErrNotKernel.
+// CPUTime returns how long the kernel thread has run, in seconds: to the nanosecond where the
+// kernel counts that (CONFIG_SCHED_INFO), else to 10 ms. Errors: journal.ErrGone, ErrNotKernel.
 func CPUTime(proc string, tid int) (float64, error) {
 	s, err := readStat(proc, tid)
 	if err != nil {
@@ -165,13 +161,13 @@ func CPUTime(proc string, tid int) (float64, error) {
 	if u, err := usage(proc, tid); err == nil {
 		return u.Ran.Seconds(), nil
 	}
-	return float64(s.cpu) / ticks, nil // gone by now, or not told
+	return float64(s.cpu) / ticks, nil // gone by now, or not counted
 }
 
 // Usage is what a thread has done so far.
 type Usage struct {
 	Ran    time.Duration
-	Waited time.Duration // for a CPU, while it could have run
+	Waited time.Duration // runnable, without a CPU
 	Turns  uint64        // how often it got one
 }
 
@@ -180,7 +176,7 @@ type Usage struct {
 func UsageOf(proc string, t Thread) (Usage, error) {
 	u, err := usage(proc, t.TID)
 	if err == nil {
-		// Checked after reading, so that the value is known to be this thread's.
+		// Checked after the read, so the value is known to be this thread's.
 		err = t.check(proc)
 	}
 	if err != nil {
@@ -217,8 +213,7 @@ type stat struct {
 	start uint64
 }
 
-// readStat reads proc/TID/stat of a kernel thread. With ErrNotKernel the stat
-// is good too.
+// readStat reads proc/TID/stat of a kernel thread. The stat is valid also with ErrNotKernel.
 func readStat(proc string, tid int) (stat, error) {
 	text, err := readFile(filepath.Join(proc, strconv.Itoa(tid), "stat"))
 	if err != nil {
@@ -231,8 +226,8 @@ func readStat(proc string, tid int) (stat, error) {
 	return s, err
 }
 
-// parseStat reads the form of /proc/PID/stat, proc_pid_stat(5). The name in
-// brackets may contain anything, brackets and blanks included.
+// parseStat parses the form of /proc/PID/stat, proc_pid_stat(5). The name in brackets may contain
+// anything, brackets and blanks included.
 func parseStat(text []byte) (stat, error) {
 	i := bytes.LastIndexByte(text, ')')
 	f := strings.Fields(string(text[i+1:]))
@@ -259,8 +254,8 @@ func readComm(proc string, tid int) (string, error) {
 	return strings.TrimSuffix(string(text), "\n"), nil
 }
 
-// readFile reads a file of proc that the kernel gives in one piece. Without the
-// runtime's poller, which costs more than the reading.
+// readFile reads a file of proc that the kernel returns in one piece. It avoids the runtime's
+// poller, which costs more than the read.
 func readFile(name string) ([]byte, error) {
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -275,8 +270,8 @@ func readFile(name string) ([]byte, error) {
 	return bytes.Clone(buf[:n]), nil
 }
 
-// gone adds journal.ErrGone to the errors of a thread that has ended: before
-// its file is opened, or after.
+// gone adds journal.ErrGone to the errors of a thread that ended before its file was opened, or
+// after.
 func gone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("%w: %w", journal.ErrGone, err)

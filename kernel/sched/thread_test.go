@@ -58,11 +58,11 @@ func TestThreads(t *testing.T) {
 	proc := t.TempDir()
 	task(t, proc, 2, "kthreadd", pfKthread, 0, "0::/\n")
 	task(t, proc, 50, "napi/eth0-8193", pfKthread, 777, "0::/\n")
-	task(t, proc, 51, "napi/veth0a1b2c", pfKthread, 778, "0::/\n") // cut at 15 bytes
+	task(t, proc, 51, "napi/veth0a1b2c", pfKthread, 778, "0::/\n") // cut to 15 bytes
 	task(t, proc, 52, "kworker/0:1", pfKthread, 5, "0::/\n")
-	task(t, proc, 53, "napi/fake", 0, 5, "0::/\n") // a process that calls itself so
+	task(t, proc, 53, "napi/fake", 0, 5, "0::/\n") // a process with the same name
 	for _, list := range []string{"", "50 51 52 53 ", "50 51 52 53 99"} {
-		if list != "" { // without the file, every process is looked at
+		if list != "" { // without this file, every process is examined
 			kthreadChildren(t, proc, list)
 		}
 		for prefix, want := range map[string]string{
@@ -150,8 +150,8 @@ func TestOpenKnob(t *testing.T) {
 		}
 	}
 
-	// v2: the thread is moved by cgroup.procs, and nowhere but into a real
-	// directory of the hierarchy.
+	// v2: the thread is moved by cgroup.procs, and only into an existing directory of the
+	// hierarchy.
 	other := filepath.Join(root, "other")
 	os.MkdirAll(other, 0o755)
 	os.WriteFile(filepath.Join(other, "cgroup.procs"), nil, 0o644)
@@ -170,7 +170,7 @@ func TestOpenKnob(t *testing.T) {
 	if _, err := Group(proc, l, Thread{7, 42}, "/elsewhere").Read(); err == nil {
 		t.Error("a hierarchy that is not mounted was read")
 	}
-	task(t, proc, 7, "napi/eth0-1", pfKthread, 43, "0::/pod/c1\n") // the tid is used again
+	task(t, proc, 7, "napi/eth0-1", pfKthread, 43, "0::/pod/c1\n") // the tid is reused
 	if err := k.Write(other); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("write to another thread: %v", err)
 	}
