@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// Bandwidth is the CFS bandwidth of one cgroup: Quota of CPU time in each
-// Period, and up to Burst of what was unused (zero before Linux 5.14).
+// Bandwidth is the CFS bandwidth of one cgroup: Quota of CPU time in each Period, and up to Burst
+// of unused quota (zero before Linux 5.14).
 type Bandwidth struct {
 	Quota   time.Duration
 	Limited bool // whether there is a Quota
@@ -66,7 +66,7 @@ func readBandwidth(dir string) (Bandwidth, error) {
 	return b, nil
 }
 
-// parseBandwidth reads "QUOTA PERIOD" in microseconds; "max" and -1 are no quota.
+// parseBandwidth parses "QUOTA PERIOD" in microseconds; "max" and -1 are no quota.
 func parseBandwidth(text string) (b Bandwidth, err error) {
 	quota, period, ok := strings.Cut(text, " ")
 	if !ok {
@@ -85,7 +85,7 @@ func parseBandwidth(text string) (b Bandwidth, err error) {
 	return b, nil
 }
 
-// parseMicros reads a number of microseconds.
+// parseMicros parses a number of microseconds.
 func parseMicros(text string) (time.Duration, error) {
 	n, err := strconv.ParseUint(text, 10, 63)
 	if err != nil || n > math.MaxInt64/uint64(time.Microsecond) {
@@ -94,11 +94,10 @@ func parseMicros(text string) (time.Duration, error) {
 	return time.Duration(n) * time.Microsecond, nil
 }
 
-// Quota returns the knob of a cgroup's quota, and the value to write for one,
-// which is rounded to microseconds. On v1 the period has a file of its own; on
-// v2 it is written along with the quota. What a write does beside setting the
-// value: it fills the quota of the running period and wakes whoever it held. Of several
-// claims, the strictest counts.
+// Quota returns the knob of a cgroup's quota, and the value to write for a quota, which is rounded
+// to microseconds. On v1 the period has a file of its own; on v2 it is written along with the
+// quota. A write also refills the quota of the running period and unthrottles the cgroup's tasks.
+// Of several claims, the strictest counts.
 func Quota(dir string, v2 bool, quota, period time.Duration) (journal.Knob, string) {
 	k := quotaKnob(dir, v2)
 	return k, k.text(Bandwidth{Quota: quota, Limited: true, Period: period})
@@ -118,7 +117,7 @@ func quotaKnob(dir string, v2 bool) quota {
 	return quota{file(filepath.Join(dir, quotaFile))}
 }
 
-// text is the value of the knob for a bandwidth.
+// text returns the knob's value for a bandwidth.
 func (k quota) text(b Bandwidth) string {
 	text := strconv.FormatInt(b.Quota.Round(time.Microsecond).Microseconds(), 10)
 	if filepath.Base(string(k.file)) == quotaFile {
@@ -133,7 +132,7 @@ func (k quota) text(b Bandwidth) string {
 	return text + " " + strconv.FormatInt(b.Period.Microseconds(), 10)
 }
 
-// parse is the reverse. On v1, where the knob has no period, it is the given one.
+// parse is the reverse of text. On v1, where the value has no period, it uses the given one.
 func (k quota) parse(text string, period time.Duration) (Bandwidth, error) {
 	if filepath.Base(string(k.file)) == quotaFile {
 		text += " " + strconv.FormatInt(period.Microseconds(), 10)
@@ -153,9 +152,9 @@ func (k quota) Compose(wants []string) string {
 	return of
 }
 
-// GivenBandwidth reads the bandwidth that the host's owner has given one cgroup directory,
-// whatever quota is in force by claims in the journal; claimed says whether one is. Errors
-// as for ReadBandwidth.
+// GivenBandwidth reads the bandwidth that the host's owner has set for one cgroup directory,
+// whatever quota the journal's claims have put in force. claimed reports whether there is such a
+// claim. Errors as for ReadBandwidth.
 func GivenBandwidth(j *journal.Journal, dir string, v2 bool) (b Bandwidth, claimed bool, err error) {
 	b, err = ReadBandwidth(dir)
 	if err != nil {
@@ -175,16 +174,16 @@ func GivenBandwidth(j *journal.Journal, dir string, v2 bool) (b Bandwidth, claim
 	return given, true, nil
 }
 
-// Periods counts the bandwidth periods of a cgroup. A period begins at the same
-// phase for as long as the cgroup lives and Period is not changed; while nothing
-// runs in it, periods are not counted.
+// Periods counts the bandwidth periods of a cgroup. The phase of the periods stays the same for as
+// long as the cgroup lives and Period is not changed. Periods in which nothing runs in the cgroup
+// are not counted.
 type Periods struct {
 	Count     uint64
-	Throttled uint64 // of them, those that ended with tasks held back
+	Throttled uint64 // those at the end of which tasks were throttled
 }
 
-// ReadPeriods reads them from cpu.stat of one cgroup directory, v1 or v2. Errors
-// as for ReadBandwidth.
+// ReadPeriods reads Periods from cpu.stat of one cgroup directory, v1 or v2. Errors as for
+// ReadBandwidth.
 func ReadPeriods(dir string) (Periods, error) {
 	f, err := cpuStat(dir)
 	if err != nil {

@@ -20,19 +20,18 @@ const KindFile = "file"
 // maxValue bounds the value of a file, in bytes.
 const maxValue = 64 << 10
 
-// File returns the knob of one cgroup file with a single value, such as
-// cpu.shares; path is absolute and has no symbolic link in it. Write takes the
-// form in which the kernel shows the value ("max 100000" for cpu.max, "0-3,8"
-// for cpuset.cpus), without the newline. Both methods return an error that
-// matches journal.ErrGone when the cgroup has been removed.
+// File returns the knob of one cgroup file with a single value, such as cpu.shares. path is
+// absolute and has no symbolic link in it. Write takes the form in which the kernel shows the value
+// ("max 100000" for cpu.max, "0-3,8" for cpuset.cpus), without the newline. Both methods return an
+// error that matches journal.ErrGone when the cgroup has been removed.
 //
-// Files that hold a line for each device (io.max) are not for this knob, but for
-// [Throttle]: what one writes there is not what one reads. Weights and quotas, which
-// several features turn, have [WeightKnob] and [Quota].
+// For files that hold a line for each device (io.max), use [Throttle]: they read back differently
+// from what was written. Weights and quotas, which several features turn, have [WeightKnob] and
+// [Quota].
 func File(path string) journal.Knob { return file(path) }
 
-// OpenFile opens the knob that an earlier process wrote into the journal. It
-// refuses a path that does not lie below root, the place above all hierarchies.
+// OpenFile opens a knob that an earlier process wrote into the journal. It refuses a path that does
+// not lie below root, the directory above all hierarchies.
 func OpenFile(root string, ref journal.Ref) (journal.Knob, error) {
 	path := ref.Object
 	if ref.Kind != KindFile {
@@ -79,7 +78,7 @@ func (f file) Write(value string) error {
 	}
 	defer h.Close()
 	if value == "" {
-		value = "\n" // the kernel does not see a write of nothing
+		value = "\n" // the kernel does not see an empty write
 	}
 	if _, err := h.WriteString(value); err != nil {
 		return fmt.Errorf("write %q to cgroup file: %w", value, gone(err))
@@ -87,15 +86,15 @@ func (f file) Write(value string) error {
 	return nil
 }
 
-// open follows no symbolic link anywhere in the path. Cgroup trees have none, so
-// a link was put there by somebody who may make directories.
+// open follows no symbolic link anywhere in the path. Cgroup trees have none, so a link is the work
+// of another user who may make directories.
 func (f file) open(flags uint64) (*os.File, error) {
 	path := string(f)
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 		return nil, fmt.Errorf("%q is not a clean absolute path", path)
 	}
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
-		Flags:   flags | unix.O_CLOEXEC | unix.O_NONBLOCK, // a FIFO must not hold us up
+		Flags:   flags | unix.O_CLOEXEC | unix.O_NONBLOCK, // a FIFO must not block us
 		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	if err != nil {
@@ -113,8 +112,8 @@ func (f file) open(flags uint64) (*os.File, error) {
 	return h, nil
 }
 
-// gone adds journal.ErrGone to the errors of a file whose cgroup was removed:
-// before it is opened, or after.
+// gone adds journal.ErrGone to the errors of a file if its cgroup was removed, before the file was
+// opened or after.
 func gone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("%w: %w", journal.ErrGone, err)

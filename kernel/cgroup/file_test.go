@@ -146,7 +146,7 @@ func TestFileInKernel(t *testing.T) {
 		t.Errorf("weight of an idle cgroup is %v, %v", w, err)
 	}
 
-	// A cgroup that is removed while the knob is open, and before.
+	// A cgroup is removed while the knob is open, and before.
 	child := cg.Child(t, "child")
 	k := File(filepath.Join(child.CPU, "cgroup.procs"))
 	if err := os.Remove(child.CPU); err != nil {
@@ -182,7 +182,7 @@ func TestCPUsInKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The affinity of a process lies within the root's CPUs.
+	// A process's affinity is a subset of the root's CPUs.
 	for i := range 1024 {
 		if set.IsSet(i) && !slices.Contains(cpus, i) {
 			t.Errorf("CPU %d is not in %v", i, cpus)

@@ -24,14 +24,13 @@ const (
 	Absent  = "absent"
 )
 
-// Group returns the knob of a cgroup directory that fairlead makes for itself.
-// Its value is [Present] or [Absent]; Write makes or removes the directory.
-// Removing fails with EBUSY while threads are in it: they have to be moved out
-// first, which the journal's order does.
+// Group returns the knob of a cgroup directory that fairlead makes for itself. Its value is
+// [Present] or [Absent]; Write makes or removes the directory. Removing fails with EBUSY while
+// threads are in it. They have to be moved out first, which the journal's order ensures.
 func Group(path string) journal.Knob { return group(path) }
 
-// OpenGroup opens the knob that an earlier process wrote into the journal. It
-// refuses a path that is not a clean one below root.
+// OpenGroup opens a knob that an earlier process wrote into the journal. It refuses a path that is
+// not clean or not below root.
 func OpenGroup(root string, ref journal.Ref) (journal.Knob, error) {
 	path := ref.Object
 	if filepath.Clean(path) != path || !strings.HasPrefix(path, filepath.Clean(root)+"/") {
@@ -74,10 +73,10 @@ func (g group) Write(value string) error {
 	return nil
 }
 
-// Children lists the cgroups directly below a directory, as paths.
+// Children returns the paths of the cgroups directly below a directory.
 func Children(dir string) ([]string, error) { return children(dir, math.MaxInt) }
 
-// children is Children for at most most of them; it reads little more of the directory.
+// children is Children for up to most cgroups; it reads little more of the directory.
 func children(dir string, most int) (dirs []string, err error) {
 	const some = 128 // a cgroup has fewer files of its own
 	f, err := os.Open(dir)

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// A cgroup is made and removed again, but not while a process is in it.
+// Group makes a cgroup and removes it again, but not while a process is in it.
 func TestGroupInKernel(t *testing.T) {
 	testkit.Smoke(t, "knob:group")
 	cg := testkit.Cgroup(t)

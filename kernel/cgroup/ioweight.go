@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// usual is what a line for all devices begins with (block/blk-cgroup.c).
+// usual is the prefix of a line for all devices (block/blk-cgroup.c).
 const usual = "default"
 
-// maxBFQ is the largest weight that BFQ takes; iocost takes up to 10000. Both start at 1,
-// and 100 is the usual one (block/bfq-iosched.h, include/linux/cgroup-defs.h).
+// maxBFQ is the largest weight that BFQ takes; iocost takes up to 10000. The least weight of both
+// is 1, and the default is 100 (block/bfq-iosched.h, include/linux/cgroup-defs.h).
 const maxBFQ = 1000
 
-// IOWeight returns the lines that give a cgroup directory its weight among its siblings
-// at all disks that divide by weight: io.weight (iocost, v2 only) and io.bfq.weight, or
-// blkio.bfq.weight on v1. A file that the kernel does not have, as it was built without
-// it or its module is not loaded, is left out.
+// IOWeight returns the lines that set a cgroup directory's weight among its siblings at all disks
+// that are shared by weight: io.weight (iocost, v2 only) and io.bfq.weight, or blkio.bfq.weight on
+// v1. It leaves out a file that does not exist, because the kernel was built without it or its
+// module is not loaded.
 func IOWeight(dir string, v2 bool, weight uint32) (lines []Line) {
 	text, bfq := strconv.Itoa(int(weight)), strconv.Itoa(int(min(weight, maxBFQ)))
 	all := []Line{{File(filepath.Join(dir, "blkio.bfq.weight")), bfq}}
@@ -34,9 +34,8 @@ func IOWeight(dir string, v2 bool, weight uint32) (lines []Line) {
 	return lines
 }
 
-// CostEnabled reports whether iocost divides a disk, given as MAJOR:MINOR, among the
-// cgroups of the v2 tree that is mounted at root. An administrator enables it there, in
-// io.cost.qos.
+// CostEnabled reports whether iocost shares a disk, given as MAJOR:MINOR, among the cgroups of the
+// v2 tree mounted at root. An administrator enables it there, in io.cost.qos.
 func CostEnabled(root, device string) bool {
 	text, err := value(root, "io.cost.qos")
 	return err == nil && slices.Contains(strings.Fields(lineOf(text, device)), "enable=1")

@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
-// The weight of a cgroup at disks is set in all files that there are, and is the usual one
-// after restore.
+// IOWeight sets a cgroup's weight at disks in every file that exists. Restore brings back the
+// default weight.
 func TestIOWeightInKernel(t *testing.T) {
 	testkit.OnKernels(t, "knob:line")
 	cg := testkit.Cgroup(t)
@@ -59,7 +59,7 @@ func TestIOWeightInKernel(t *testing.T) {
 	expect("after restore", "100", "100")
 }
 
-// iocost divides a disk once an administrator has enabled it there, on cgroup v2.
+// iocost shares a disk once an administrator has enabled it there, on cgroup v2.
 func TestCostEnabledInKernel(t *testing.T) {
 	testkit.OnKernels(t, "knob:line")
 	cg := testkit.Cgroup(t)

@@ -28,25 +28,24 @@ const DefaultRoot = "/sys/fs/cgroup"
 
 // The values of [Layout.Mode].
 const (
-	ModeV2     = "v2"     // one tree with every controller that we need
+	ModeV2     = "v2"     // one tree with every controller that fairlead needs
 	ModeHybrid = "hybrid" // a v2 tree, and at least one of our controllers on v1
 	ModeV1     = "v1"     // no v2 tree at all: fairlead cannot identify containers
 )
 
-// maxFile bounds what is read of one file in proc: a process chooses the names
-// of its cgroups.
+// maxFile bounds how much of one file in proc is read: a process chooses the names of its cgroups.
 const maxFile = 1 << 20
 
 var (
 	// ErrNone means that no cgroup hierarchy is mounted below the root.
 	ErrNone = errors.New("no cgroup hierarchy")
-	// ErrOutside means that a process is in a cgroup which is not visible
-	// below the root: it lies above our own cgroup namespace, or is removed.
+	// ErrOutside means that a process is in a cgroup that is not visible below the root: the
+	// cgroup lies above our own cgroup namespace, or has been removed.
 	ErrOutside = errors.New("cgroup is not visible from here")
 )
 
-// Layout says where the hierarchies of this host are mounted. On a v2 host
-// CPU, CPUSet and IO equal V2 where the tree has that controller.
+// Layout is where the hierarchies of this host are mounted. On a v2 host CPU, CPUSet and IO equal
+// V2 where the tree has that controller.
 type Layout struct {
 	V2     string // the mount directories; "" if absent
 	CPU    string
@@ -64,10 +63,9 @@ type Paths struct {
 	IO     string
 }
 
-// Detect reads the mount table of this process from proc (usually "/proc") and
-// returns the hierarchies mounted at or below root ([DefaultRoot] if empty).
-// Mounts of a part of a hierarchy are passed over. Without any hierarchy it
-// returns an error that matches [ErrNone].
+// Detect reads the mount table of this process from proc (usually "/proc") and returns the
+// hierarchies mounted at or below root ([DefaultRoot] if empty). It ignores mounts of a part of a
+// hierarchy. Without any hierarchy it returns an error that matches [ErrNone].
 func Detect(proc, root string) (Layout, error) {
 	if root == "" {
 		root = DefaultRoot
@@ -104,8 +102,8 @@ func Detect(proc, root string) (Layout, error) {
 	return l, nil
 }
 
-// mounted notes the mount directory of a hierarchy at or below root. Of several
-// mounts of one hierarchy the first counts.
+// mounted records the mount directory of a hierarchy at or below root. The first of several mounts
+// of one hierarchy counts.
 func (l *Layout) mounted(m mountinfo.Mount, root string) {
 	if m.Root != "/" || !below(m.Dir, root) {
 		return
@@ -133,7 +131,7 @@ func keepFirst(dst *string, dir string) {
 	}
 }
 
-// below says whether the clean path dir is root or lies below it.
+// below reports whether the clean path dir is root or lies below it.
 func below(dir, root string) bool {
 	return dir == root || root == "/" || strings.HasPrefix(dir, root+"/")
 }
@@ -146,9 +144,8 @@ func controllers(dir string) ([]string, error) {
 	return strings.Fields(string(b)), nil
 }
 
-// OfPID returns the cgroups of a process, read from proc. An error matches
-// fs.ErrNotExist if the process has ended, and [ErrOutside] if its v2 cgroup
-// cannot be seen.
+// OfPID returns the cgroups of a process, read from proc. An error matches fs.ErrNotExist if the
+// process has ended, and [ErrOutside] if its v2 cgroup is not visible.
 func (l Layout) OfPID(proc string, pid int) (Paths, error) {
 	name := filepath.Join(proc, strconv.Itoa(pid), "cgroup")
 	f, err := os.Open(name)
@@ -158,7 +155,7 @@ func (l Layout) OfPID(proc string, pid int) (Paths, error) {
 	defer f.Close()
 	p, err := l.parsePID(f)
 	if errors.Is(err, unix.ESRCH) {
-		err = fs.ErrNotExist // it ended between open and read
+		err = fs.ErrNotExist // the process ended between open and read
 	}
 	if err != nil {
 		return Paths{}, fmt.Errorf("cgroups of process %d: %w", pid, err)
@@ -166,8 +163,8 @@ func (l Layout) OfPID(proc string, pid int) (Paths, error) {
 	return p, nil
 }
 
-// parsePID reads the form of /proc/PID/cgroup: lines of
-// hierarchy-id:controllers:path, where the v2 tree is "0::path".
+// parsePID parses the form of /proc/PID/cgroup: lines of hierarchy-id:controllers:path, where the
+// v2 tree is "0::path".
 func (l Layout) parsePID(r io.Reader) (Paths, error) {
 	var p Paths
 	v2 := false
@@ -182,7 +179,7 @@ func (l Layout) parsePID(r io.Reader) (Paths, error) {
 		if id == "0" && ctrl == "" {
 			v2 = true
 			p.V2 = join(l.V2, path)
-			// Controllers that the v2 tree has are nowhere else.
+			// A controller of the v2 tree is in no other hierarchy.
 			for _, c := range []struct{ mount, dst *string }{{&l.CPU, &p.CPU}, {&l.CPUSet, &p.CPUSet}, {&l.IO, &p.IO}} {
 				if *c.mount != "" && *c.mount == l.V2 {
 					*c.dst = p.V2
@@ -210,9 +207,9 @@ func (l Layout) parsePID(r io.Reader) (Paths, error) {
 	return p, nil
 }
 
-// join appends the path that proc shows to the mount directory. It returns "" for
-// an absent hierarchy, and for a path that is not visible from here: one above
-// our cgroup namespace ("/../x"), or of a removed cgroup.
+// join appends the path that proc shows to the mount directory. It returns "" for an absent
+// hierarchy, and for a path that is not visible from here: one above our cgroup namespace
+// ("/../x"), or one of a removed cgroup.
 func join(mount, path string) string {
 	if mount == "" || !strings.HasPrefix(path, "/") || strings.HasSuffix(path, " (deleted)") {
 		return ""

@@ -122,7 +122,7 @@ func TestOfPID(t *testing.T) {
 	}
 }
 
-// TestThisHost compares with what the kernel says of this very process.
+// TestThisHost compares Detect with what the kernel shows for this process.
 func TestThisHost(t *testing.T) {
 	testkit.OnKernels(t)
 	l, err := Detect("/proc", "")

@@ -16,16 +16,16 @@ const KindLine = "line"
 // Limits are caps on the I/O of a cgroup at one disk, per second; 0 is none.
 type Limits struct{ ReadIOPS, WriteIOPS, ReadBytes, WriteBytes uint64 }
 
-// Line is one line of a cgroup file that has one for each device, and its value.
+// Line is one device's line in a cgroup file, and its value.
 type Line struct {
 	journal.Knob
 	Value string // "" is no line
 }
 
-// Throttle returns the lines that cap the I/O of a cgroup directory at a whole disk,
-// given as MAJOR:MINOR: one of io.max on v2, four of blkio.throttle.* on v1. They hold
-// for what goes to the disk by the cgroup's own requests; buffered writes are such on v2
-// only, where the file system takes part in it.
+// Throttle returns the lines that cap the I/O of a cgroup directory at a whole disk, given as
+// MAJOR:MINOR: one of io.max on v2, four of blkio.throttle.* on v1. The caps apply to the requests
+// that the kernel charges to the cgroup. It charges buffered writes only on v2, and only where the
+// file system supports cgroup writeback.
 func Throttle(dir string, v2 bool, device string, l Limits) []Line {
 	if v2 {
 		text := ""
@@ -48,10 +48,9 @@ func Throttle(dir string, v2 bool, device string, l Limits) []Line {
 	return lines
 }
 
-// Stricter returns of those lines the ones that hold the cgroup to less than the host's
-// owner has, whatever is in force by claims in the journal. On v2, where there is one line
-// with all figures, those that are looser or not named stay the owner's. Error:
-// journal.ErrGone.
+// Stricter returns those lines that hold the cgroup to less than the host's owner does, whatever
+// the journal's claims have put in force. v2 has one line with all figures: there, looser and
+// missing figures stay the owner's. Error: journal.ErrGone.
 func Stricter(j *journal.Journal, dir string, v2 bool, device string, l Limits) (lines []Line, err error) {
 	for _, line := range Throttle(dir, v2, device, l) {
 		now, err := line.Read()
@@ -67,8 +66,8 @@ func Stricter(j *journal.Journal, dir string, v2 bool, device string, l Limits) 
 	return lines, nil
 }
 
-// stricter gives the lower of two limits, or of each "KEY=LIMIT" of two lines; "" and max
-// are none.
+// stricter returns the lower of two limits, or of each "KEY=LIMIT" of two lines; "" and max are no
+// limit.
 func stricter(given, ours string) string {
 	if given == "" || ours == "" {
 		return given + ours
@@ -100,7 +99,7 @@ func lower(given, ours string) string {
 
 const throttlePrefix = "blkio.throttle."
 
-// IsThrottle says whether an entry of the journal is one of Throttle's lines.
+// IsThrottle reports whether a journal entry is for one of Throttle's lines.
 func IsThrottle(ref journal.Ref) bool {
 	path, _, _ := strings.Cut(ref.Object, " ")
 	name := filepath.Base(path)
@@ -114,8 +113,8 @@ func most(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// OpenLine opens the knob that an earlier process wrote into the journal. It refuses a
-// path that does not lie below root, and a file that is none of Throttle's or IOWeight's.
+// OpenLine opens a knob that an earlier process wrote into the journal. It refuses a path that does
+// not lie below root, and any file that Throttle and IOWeight do not use.
 func OpenLine(root string, ref journal.Ref) (journal.Knob, error) {
 	path, device, _ := strings.Cut(ref.Object, " ")
 	if _, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: path}); err != nil {
@@ -146,7 +145,7 @@ func (k line) Read() (string, error) {
 	return lineOf(text, k.device), nil
 }
 
-// lineOf gives what a file says of a device; "" if nothing.
+// lineOf returns a device's line in a file, or "" if there is none.
 func lineOf(text, device string) string {
 	for l := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(strings.TrimSpace(l), device+" "); ok {

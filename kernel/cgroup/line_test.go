@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
-// Caps of a cgroup at a disk are set, and are gone after restore.
+// Throttle caps a cgroup at a disk, and Restore removes the caps.
 func TestThrottleInKernel(t *testing.T) {
 	testkit.Smoke(t, "knob:line")
 	cg := testkit.Cgroup(t)

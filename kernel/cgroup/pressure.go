@@ -8,21 +8,19 @@ import (
 	"time"
 )
 
-// Waited reads how long tasks of one cgroup v2 directory, or of those below,
-// would have run and did not while none of them ran in their place: they waited
-// for their turn, or for the next period of a quota. It is the total of "full" in
-// cpu.pressure, an average over the CPUs of the tasks, so it grows no faster than
-// time passes. Before Linux 5.13 there is only "some", which includes the tasks'
-// waits for one another. Errors: journal.ErrGone, and errors.ErrUnsupported where
-// the kernel does not count (CONFIG_PSI, psi=, cgroup.pressure).
+// Waited returns how long runnable tasks of one cgroup v2 directory, or of those below, waited for
+// a CPU while none of them ran there: for their turn, or for the next period of a quota. It is the
+// total of "full" in cpu.pressure, an average over the CPUs of the tasks, so it grows no faster
+// than time passes. Before Linux 5.13 there is only "some", which includes the tasks' waits for one
+// another. Errors: journal.ErrGone, and errors.ErrUnsupported where the kernel does not count
+// (CONFIG_PSI, psi=, cgroup.pressure).
 func Waited(dir string) (time.Duration, error) {
 	return pressure(dir, "cpu.pressure", "full", "some")
 }
 
-// Stalled reads for how long at least one task of a cgroup v2 directory, or of those
-// below, could not go on for want of a resource, "cpu" or "io": the total of "some" in
-// its pressure file. Tasks of the cgroup that wait for one another count, and so does its
-// own quota. Errors as for Waited.
+// Stalled returns how long at least one task of a cgroup v2 directory, or of those below, was
+// stalled on a resource, "cpu" or "io": the total of "some" in its pressure file. It includes the
+// waits of the cgroup's tasks for one another, and for its own quota. Errors as for Waited.
 func Stalled(dir, resource string) (time.Duration, error) {
 	return pressure(dir, resource+".pressure", "some")
 }
@@ -42,8 +40,8 @@ func pressure(dir, file string, kinds ...string) (time.Duration, error) {
 	return d, nil
 }
 
-// parsePressure reads the total, in microseconds, of the line "KIND avg10=N … total=N" of
-// the first kind that has one.
+// parsePressure returns the total, in microseconds, of the line "KIND avg10=N … total=N" of the
+// first of kinds that has one.
 func parsePressure(text string, kinds ...string) (time.Duration, error) {
 	for _, kind := range kinds {
 		for line := range strings.Lines(text) {

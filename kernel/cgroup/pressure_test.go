@@ -67,14 +67,14 @@ func FuzzPressure(f *testing.F) {
 	})
 }
 
-// Two groups that compute on one CPU wait for one another. Two tasks of one group
-// that have a CPU to themselves do not, though each waits.
+// Two groups that compute on one CPU wait for one another. Two tasks of one group with a CPU to
+// themselves do not count as waiting, though each waits.
 func TestWaitedInKernel(t *testing.T) {
 	one, other := testkit.Cgroup(t), testkit.Cgroup(t)
 	if one.V2 == "" || one.CPU == "" {
 		testkit.Skip(t, "no cgroup v2 tree, or no cpu controller")
 	}
-	// They get nearly all of the CPU, whatever else runs there.
+	// Both groups together get nearly all of the CPU, whatever else runs there.
 	for _, cg := range []testkit.CG{one, other} {
 		heavy := false
 		for name, v := range map[string]string{"cpu.shares": "262144", "cpu.weight": "10000"} {
@@ -121,7 +121,7 @@ func TestWaitedInKernel(t *testing.T) {
 		cg.Add(t, cmd.Process.Pid)
 		in.Close()
 	}
-	// All that wait, by the other line.
+	// The waits of any task, from the line "some".
 	some := func() time.Duration {
 		text, err := os.ReadFile(filepath.Join(one.V2, "cpu.pressure"))
 		if err != nil {
@@ -145,10 +145,10 @@ func TestWaitedInKernel(t *testing.T) {
 		name string
 		cg   testkit.CG
 		n    int
-		own  bool // they wait for one another only
+		own  bool // the tasks wait only for one another
 	}{{"two of one group", one, 2, true}, {"and another group", other, 1, false}} {
 		compute(tt.cg, tt.n)
-		// What else the machine does is in the way now and then.
+		// Other load on the machine disturbs a measurement now and then.
 		for end := time.Now().Add(time.Minute); ; {
 			s, w := some(), waited()
 			time.Sleep(200 * time.Millisecond)

@@ -17,19 +17,19 @@ import (
 // KindRT is the journal kind of a cgroup's real-time budget.
 const KindRT = "rt"
 
-// RT returns the knob of the real-time budget of a cgroup v1 directory: how many
-// microseconds of each period (see RTPeriod) its real-time tasks may run. With "0", the
-// kernel's default, no task of the group can be real-time, and none enters that is.
+// RT returns the knob of the real-time budget of a cgroup v1 directory: how many microseconds of
+// each period (see RTPeriod) its real-time tasks may run. With "0", the kernel's default, no task
+// of the group can become real-time, and no real-time task can enter.
 //
-// A write of "0" demotes the group's real-time tasks first, because the kernel refuses
-// it while there are any (EBUSY). All of them became real-time under our budget.
-// The budgets of the groups below must be 0 before, and those above must be large
-// enough (EINVAL). Errors of Read: errors.ErrUnsupported where the kernel has no
-// real-time groups (CONFIG_RT_GROUP_SCHED), and on cgroup v2.
+// A write of "0" demotes the group's real-time tasks first, because the kernel refuses the write
+// while there are any (EBUSY). All of them became real-time under our budget. Set the budgets of
+// the groups below to 0 first, and give those above enough; else the kernel returns EINVAL. Errors
+// of Read: errors.ErrUnsupported where the kernel has no real-time groups (CONFIG_RT_GROUP_SCHED),
+// and on cgroup v2.
 func RT(dir string) journal.Knob { return rt(dir) }
 
-// OpenRT opens the knob that an earlier process wrote into the journal. It refuses a
-// path that is not below root.
+// OpenRT opens a knob that an earlier process wrote into the journal. It refuses a path that is not
+// below root.
 func OpenRT(root string, ref journal.Ref) (journal.Knob, error) {
 	k, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: ref.Object})
 	if err != nil {
@@ -43,8 +43,8 @@ func OpenRT(root string, ref journal.Ref) (journal.Knob, error) {
 
 const rtFile = "cpu.rt_runtime_us"
 
-// RTPeriod reads the period of the budget of a cgroup v1 directory: a second, unless
-// somebody has set another.
+// RTPeriod returns the period of a cgroup v1 directory's budget: a second, unless the host's owner
+// has set another.
 func RTPeriod(dir string) (time.Duration, error) {
 	text, err := value(dir, "cpu.rt_period_us")
 	if errors.Is(err, errNoFile) {
@@ -87,7 +87,7 @@ func (k rt) Write(to string) error {
 	if to != "0" {
 		return k.file().Write(to)
 	}
-	// A task that was real-time may make another one so before its own turn.
+	// A real-time task may create another one before it is demoted.
 	for pass := 0; ; pass++ {
 		if err := k.demote(); err != nil {
 			return fmt.Errorf("demote tasks of %s: %w", string(k), err)
@@ -99,10 +99,10 @@ func (k rt) Write(to string) error {
 	}
 }
 
-// Demote makes a thread an ordinary one, with the nice value that it had before it was
-// real-time, and the given slice; 0 is the kernel's own.
+// Demote makes a thread ordinary. It gets the nice value that it had before it was real-time, and
+// the given slice; 0 is the kernel's own.
 func Demote(tid int, slice time.Duration) error {
-	raw, err := unix.Getpriority(unix.PRIO_PROCESS, tid) // sched_getattr tells the nice value of ordinary threads only
+	raw, err := unix.Getpriority(unix.PRIO_PROCESS, tid) // sched_getattr returns the nice value of ordinary threads only
 	if err != nil {
 		return err
 	}
@@ -112,8 +112,8 @@ func Demote(tid int, slice time.Duration) error {
 	}, 0)
 }
 
-// demote makes all real-time tasks of the group ordinary ones, and those that are between two
-// turns of being so.
+// demote makes all real-time tasks of the group ordinary, including those that are ordinary for a
+// moment between two real-time turns.
 func (k rt) demote() error {
 	f, err := os.Open(filepath.Join(string(k), "tasks"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -127,7 +127,7 @@ func (k rt) demote() error {
 	for lines.Scan() {
 		tid, err := strconv.Atoi(lines.Text())
 		if err != nil || tid <= 0 {
-			continue // of another process namespace
+			continue // in another pid namespace
 		}
 		attr, err := unix.SchedGetAttr(tid, 0)
 		if err == nil && (attr.Policy == unix.SCHED_RR || attr.Policy == unix.SCHED_FIFO || attr.Policy == unix.SCHED_NORMAL && attr.Runtime == uint64(shortSlice)) {

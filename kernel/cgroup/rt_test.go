@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// A budget is taken back while a task of the group is real-time, and that task is an
-// ordinary one then.
+// A budget can be taken back while a task of the group is real-time. The task is ordinary
+// afterwards.
 func TestRTInKernel(t *testing.T) {
 	testkit.Smoke(t, "knob:rt")
 	cg := testkit.Cgroup(t)

@@ -21,23 +21,23 @@ const (
 	OwnSlices   = "own"
 )
 
-// shortSlice is what the threads get: the least that the kernel takes, and a nanosecond by
-// which ours are told from those that asked for that themselves.
+// shortSlice is the threads' slice: the least that the kernel takes, plus a nanosecond that
+// distinguishes ours from slices that a thread requested itself.
 const shortSlice = 100*time.Microsecond + time.Nanosecond
 
-// maxSliced bounds how many threads of a cgroup get it.
+// maxSliced limits how many threads of a cgroup get it.
 const maxSliced = 1024
 
-// Slices returns the knob of the slices of the threads in a cgroup v2 directory and in those
-// below, which [Threads] lists: how long each asks to run at a time (Linux 6.12). With
-// [ShortSlices] those that wake up preempt others as soon as their cgroup's weight lets them,
-// as its slice is the shortest of its threads' (EEVDF, kernel/sched/fair.c). Threads that
-// have asked for a slice themselves keep it; threads that are made later inherit it, or are
-// reached by the next [Shorten]. Errors of Write: errors.ErrUnsupported before 6.12.
+// Slices returns the knob of the slices of the threads in a cgroup v2 directory and in those below,
+// which [Threads] lists: the time that each requests for one turn (Linux 6.12). With [ShortSlices],
+// a thread that wakes up preempts others as soon as its cgroup's weight permits, because the
+// cgroup's slice is the shortest of its threads' slices (EEVDF, kernel/sched/fair.c). Threads that
+// have requested a slice themselves keep it. Threads that are created later inherit the short
+// slice, or get it from the next [Shorten]. Errors of Write: errors.ErrUnsupported before 6.12.
 func Slices(dir string) journal.Knob { return slicesOf(dir) }
 
-// OpenSlices opens the knob that an earlier process wrote into the journal. It refuses a path
-// that does not lie below root.
+// OpenSlices opens a knob that an earlier process wrote into the journal. It refuses a path that
+// does not lie below root.
 func OpenSlices(root string, ref journal.Ref) (journal.Knob, error) {
 	k, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: ref.Object})
 	if err != nil {
@@ -76,8 +76,8 @@ func (k slicesOf) Write(to string) error {
 	return fmt.Errorf("write slices of %s: %q is neither %s nor %s", string(k), to, ShortSlices, OwnSlices)
 }
 
-// lengthen gives threads with our slice the kernel's own. One that had ours may have made
-// another before its own turn.
+// lengthen gives threads with our slice the kernel's own. A thread with ours may have created
+// another before it is reached.
 func (k slicesOf) lengthen() error {
 	for range 4 {
 		found := false
@@ -95,9 +95,9 @@ func (k slicesOf) lengthen() error {
 	return fmt.Errorf("slices of %s: it makes threads faster than they can be reached", string(k))
 }
 
-// Shorten gives the threads of a cgroup v2 directory, and of those below, the slice of
-// [ShortSlices], where they have the kernel's own. Errors: journal.ErrGone, also
-// where no thread has; errors.ErrUnsupported before Linux 6.12.
+// Shorten sets the slice of [ShortSlices] for the threads of a cgroup v2 directory, and of those
+// below, that have the kernel's own. Errors: journal.ErrGone, also if no thread has the kernel's
+// own or this one; errors.ErrUnsupported before Linux 6.12.
 func Shorten(dir string) error {
 	own, err := ownSlice()
 	if err != nil {
@@ -117,10 +117,10 @@ func Shorten(dir string) error {
 	return err
 }
 
-// Relax makes a real-time thread an ordinary one with the slice of [ShortSlices].
+// Relax makes a real-time thread ordinary, with the slice of [ShortSlices].
 func Relax(tid int) error { return Demote(tid, shortSlice) }
 
-// ownSlice is the slice of a thread that has asked for none.
+// ownSlice returns the slice of a thread that has requested none.
 func ownSlice() (uint64, error) {
 	type result struct {
 		slice uint64
@@ -144,7 +144,7 @@ func ownSlice() (uint64, error) {
 	return r.slice, r.err
 }
 
-// each calls do for the threads of the fair class. Threads that go meanwhile are left out.
+// each calls do for the threads of the fair class. It leaves out threads that end meanwhile.
 func (k slicesOf) each(do func(tid int, a *unix.SchedAttr) error) error {
 	tids, err := Threads(string(k), maxSliced)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// The threads of a cgroup get short slices, but for one that has asked for a slice of its
-// own, and back what they had; one that comes later is reached, too.
+// The threads of a cgroup get short slices, except one that has requested its own, and Restore
+// gives back their former slices. A later thread gets a short slice too.
 func TestSlicesInKernel(t *testing.T) {
 	testkit.Smoke(t, "knob:slices")
 	cg := testkit.Cgroup(t)

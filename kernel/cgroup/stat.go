@@ -9,11 +9,10 @@ import (
 	"time"
 )
 
-// Usage reads the CPU time of one cgroup v2 directory from cpu.stat, which
-// every v2 cgroup has, whether or not the tree has
-// the cpu controller. Softirqs that interrupted its tasks are part of it
-// where the kernel does not account them apart (IRQ_TIME_ACCOUNTING). Errors:
-// journal.ErrGone, and errors.ErrUnsupported where there is no such count.
+// Usage returns the CPU time of one cgroup v2 directory from cpu.stat, which every v2 cgroup has,
+// with or without the cpu controller. It includes softirqs that interrupted the cgroup's tasks,
+// unless the kernel accounts them separately (IRQ_TIME_ACCOUNTING). Errors: journal.ErrGone, and
+// errors.ErrUnsupported where there is no such count.
 func Usage(dir string) (time.Duration, error) {
 	f, err := cpuStat(dir)
 	if err != nil {
@@ -26,10 +25,10 @@ func Usage(dir string) (time.Duration, error) {
 	return span(usec, time.Microsecond), nil
 }
 
-// Throttled reads how long the quota of one directory with the cpu controller,
-// v1 or v2, has kept its tasks from running, and in how many of its periods.
-// Quotas of cgroups above do not count. A cgroup that can have no quota gives
-// zeros; one that has gone, an error that matches journal.ErrGone.
+// Throttled returns how long the quota of one directory with the cpu controller, v1 or v2, has
+// throttled its tasks, and in how many of its periods. Quotas of cgroups above do not count. It
+// returns zeros for a cgroup that can have no quota, and an error that matches journal.ErrGone for
+// one that has gone.
 func Throttled(dir string) (time.Duration, uint64, error) {
 	f, err := cpuStat(dir)
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -44,7 +43,7 @@ func Throttled(dir string) (time.Duration, uint64, error) {
 	return span(f["throttled_time"], time.Nanosecond), f["nr_throttled"], nil
 }
 
-// span bounds a count of the kernel's by what a Duration can hold.
+// span limits a kernel counter to the range of a Duration.
 func span(n uint64, unit time.Duration) time.Duration {
 	return time.Duration(min(n, uint64(math.MaxInt64/unit))) * unit
 }
@@ -64,7 +63,7 @@ func cpuStat(dir string) (map[string]uint64, error) {
 	return f, nil
 }
 
-// parseStat reads a flat keyed file: "KEY NUMBER" in each line.
+// parseStat parses a flat keyed file: "KEY NUMBER" in each line.
 func parseStat(text string) (map[string]uint64, error) {
 	f := make(map[string]uint64)
 	for line := range strings.Lines(text) {

@@ -73,7 +73,7 @@ func FuzzStat(f *testing.F) {
 	})
 }
 
-// What a process that runs on a quota uses, and waits for, is seen.
+// Usage and Throttled show the CPU time and the waits of a process that runs on a quota.
 func TestStatInKernel(t *testing.T) {
 	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)

@@ -13,9 +13,9 @@ import (
 
 const threadsFile = "cgroup.threads"
 
-// Threads lists the threads of one cgroup v2 directory and of those below, by their ids in
-// the process namespace of the caller: at most most of them, whichever the kernel names first.
-// Errors: journal.ErrGone for the directory itself; what goes meanwhile is left out.
+// Threads returns the threads of one cgroup v2 directory and of those below, by their ids in the
+// caller's pid namespace. It returns up to most of them, the first that the kernel lists. Errors:
+// journal.ErrGone for the directory itself. It leaves out cgroups that go meanwhile.
 func Threads(dir string, most int) (tids []int, err error) {
 	for dirs := []string{dir}; len(dirs) > 0 && len(tids) < most; dirs = dirs[1:] {
 		more, err := threads(dirs[0], most-len(tids))
@@ -39,7 +39,7 @@ func threads(dir string, most int) (tids []int, err error) {
 	}
 	defer f.Close()
 	for lines := bufio.NewScanner(f); len(tids) < most && lines.Scan(); {
-		if tid, err := strconv.Atoi(lines.Text()); err == nil && tid > 0 { // 0: of another namespace
+		if tid, err := strconv.Atoi(lines.Text()); err == nil && tid > 0 { // 0: of another pid namespace
 			tids = append(tids, tid)
 		}
 	}

@@ -7,13 +7,12 @@ import (
 	"path/filepath"
 )
 
-// ErrMany is returned by IDs, wrapped, together with those that were found.
+// ErrMany is returned by IDs, wrapped, together with the ids found so far.
 var ErrMany = errors.New("more cgroups than are looked at")
 
-// IDs returns the ids of the cgroup at dir and of those below it, at most so
-// many: whoever lives in a cgroup may have the right to make as many as it
-// likes. Groups that go meanwhile are left out; if dir itself has gone, the
-// error is fs.ErrNotExist.
+// IDs returns the ids of the cgroup at dir and of those below it, up to most: a container may have
+// the right to make any number of cgroups. It leaves out groups that go meanwhile. If dir itself
+// has gone, the error is fs.ErrNotExist.
 func IDs(dir string, most int) ([]uint64, error) {
 	var ids []uint64
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {

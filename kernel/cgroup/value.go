@@ -12,15 +12,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// maxCPU is the highest CPU number that a list may name; the kernel's own
-// bound (NR_CPUS) is 8192 where it is largest.
+// maxCPU is the highest CPU number in a list. The kernel's own bound (NR_CPUS) is 8192 at the most.
 const maxCPU = 8191
 
-// CPUQuota reads the CFS bandwidth of one cgroup directory, v1 or v2, in CPUs
-// (1.5 is 150 ms in each 100 ms); limited is false without a quota. It looks at
-// this cgroup only: one above it may have a smaller quota. A cgroup without the
-// file, such as the root of v2, has no quota; one that has gone gives an error
-// that matches journal.ErrGone.
+// CPUQuota reads the CFS bandwidth of one cgroup directory, v1 or v2, in CPUs (1.5 is 150 ms in
+// each 100 ms); limited is false without a quota. It reads this cgroup only: one above it may have
+// a smaller quota. A cgroup without the file, such as the root of v2, has no quota. For a cgroup
+// that has gone, the error matches journal.ErrGone.
 func CPUQuota(dir string) (cpus float64, limited bool, err error) {
 	b, err := readBandwidth(dir)
 	switch {
@@ -32,11 +30,11 @@ func CPUQuota(dir string) (cpus float64, limited bool, err error) {
 	return float64(b.Quota) / float64(b.Period), b.Limited, nil
 }
 
-// Weight reads the CPU weight of one cgroup directory among its siblings:
-// cpu.weight on v2 (1 to 10000, by default 100), cpu.shares on v1 (2 to 262144,
-// by default 1024). It is 0 for one that is idle (cpu.idle): that has no weight
-// which could be changed, whatever the file shows. A cgroup with neither file gives
-// an error that matches errors.ErrUnsupported; one that has gone, journal.ErrGone.
+// Weight reads the CPU weight of one cgroup directory among its siblings: cpu.weight on v2 (1 to
+// 10000, by default 100), cpu.shares on v1 (2 to 262144, by default 1024). It is 0 for an idle
+// cgroup (cpu.idle), which has no weight to change, whatever the file shows. For a cgroup with
+// neither file, the error matches errors.ErrUnsupported, and for one that has gone,
+// journal.ErrGone.
 func Weight(dir string) (uint64, error) {
 	text, err := value(dir, "cpu.weight")
 	if errors.Is(err, errNoFile) {
@@ -58,7 +56,7 @@ func Weight(dir string) (uint64, error) {
 	switch idle, err := value(dir, "cpu.idle"); {
 	case err == nil && idle != "0":
 		return 0, nil
-	case err != nil && !errors.Is(err, errNoFile): // before 5.15 there is none
+	case err != nil && !errors.Is(err, errNoFile): // before 5.15 there is no cpu.idle
 		return 0, fmt.Errorf("cpu weight: %w", err)
 	case w == 0:
 		return 0, fmt.Errorf("cpu weight of %s: bad value %q", dir, text)
@@ -71,10 +69,9 @@ func Weight(dir string) (uint64, error) {
 // kernels, to 1 (WEIGHT_IDLEPRIO, kernel/sched/sched.h).
 const idleWeight = 3
 
-// CPUs reads which CPUs the processes of a cgroup directory may use, in
-// ascending order. Where the controller is not enabled in the cgroup, the
-// nearest one above it decides. Errors: journal.ErrGone, and
-// errors.ErrUnsupported for a hierarchy without cpuset.
+// CPUs returns the CPUs that the processes of a cgroup directory may use, in ascending order. Where
+// the controller is not enabled in the cgroup, the nearest cgroup above it counts. Errors:
+// journal.ErrGone, and errors.ErrUnsupported for a hierarchy without cpuset.
 func CPUs(dir string) ([]int, error) {
 	for at := dir; ; at = filepath.Dir(at) {
 		text, err := value(at, "cpuset.cpus.effective")
@@ -82,7 +79,7 @@ func CPUs(dir string) ([]int, error) {
 			text, err = value(at, "cpuset.effective_cpus")
 		}
 		if errors.Is(err, errNoFile) {
-			continue // ends at the mount: what is above it is no cgroup
+			continue // ends at the mount: the directory above it is no cgroup
 		}
 		if at != dir && errors.Is(err, journal.ErrGone) {
 			return nil, fmt.Errorf("cpus of %s: %w: no cpuset controller", dir, errors.ErrUnsupported)
@@ -98,8 +95,8 @@ func CPUs(dir string) ([]int, error) {
 	}
 }
 
-// ParseCPUs reads a list of CPUs as the kernel writes it, "0-3,8", and gives
-// it in ascending order without repetition. "" is no CPU.
+// ParseCPUs parses a CPU list in the kernel's form, "0-3,8". The result is in ascending order
+// without repetition. "" is no CPU.
 func ParseCPUs(list string) ([]int, error) {
 	if list == "" {
 		return nil, nil
@@ -128,7 +125,7 @@ func ParseCPUs(list string) ([]int, error) {
 	return cpus, nil
 }
 
-// FormatCPUs writes a list of CPUs as the kernel does.
+// FormatCPUs formats a CPU list as the kernel does.
 func FormatCPUs(cpus []int) string {
 	cpus = slices.Compact(slices.Sorted(slices.Values(cpus)))
 	var b strings.Builder
@@ -149,7 +146,7 @@ func FormatCPUs(cpus []int) string {
 	return b.String()
 }
 
-// errNoFile means that a cgroup is there but has no such file.
+// errNoFile means that the cgroup exists but has no such file.
 var errNoFile = errors.New("no such file in cgroup")
 
 // value reads a file of a cgroup, and distinguishes a missing file from a missing

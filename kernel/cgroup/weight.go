@@ -9,20 +9,21 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// Idled is the value of a weight's knob for a cgroup whose tasks run only while nobody
-// else wants the CPU (cpu.idle, since Linux 5.15).
+// Idled is the value of a weight's knob for a cgroup that runs only on otherwise idle CPUs
+// (cpu.idle, since Linux 5.15).
 const Idled = "idle"
 
-// WeightRange is what the kernel takes for a CPU weight (kernel/sched/sched.h and
+// WeightRange is the range of CPU weights that the kernel takes (kernel/sched/sched.h and
 // kernel/sched/core.c).
 type WeightRange struct{ Least, Usual, Most uint64 }
 
-// WeightKnob returns the knob of the CPU weight of one cgroup directory, and what
-// it takes: cpu.weight on v2, cpu.shares on v1. Its value is the weight, or [Idled].
+// WeightKnob returns the knob of the CPU weight of one cgroup directory, and the range of its
+// weights: cpu.weight on v2, cpu.shares on v1. Its value is the weight, or [Idled].
 //
-// It is one knob, because the kernel has one state: it gives a cgroup that is idle no more
-// the default weight (kernel/sched/fair.c, sched_group_set_idle), and takes no weight for
-// one that is (EINVAL). Of several claims, Idled counts, or else the largest weight.
+// Weight and idle are one knob, because the kernel has one state for both. It resets the weight to
+// the default when a cgroup stops being idle (kernel/sched/fair.c, sched_group_set_idle), and
+// refuses a weight for an idle cgroup (EINVAL). Of several claims, Idled counts, or else the
+// largest weight.
 func WeightKnob(dir string, v2 bool) (journal.Knob, WeightRange) {
 	if v2 {
 		return weight{file(filepath.Join(dir, weightFile))}, WeightRange{1, 100, 10000}
@@ -36,7 +37,7 @@ const (
 	idleFile   = "cpu.idle"
 )
 
-// weight goes by the name of the file with the weight.
+// weight is identified by the path of the file with the weight.
 type weight struct{ file }
 
 func (k weight) idle() journal.Knob {
@@ -49,7 +50,7 @@ func (k weight) Read() (string, error) {
 		return "", err
 	}
 	switch is, err := k.idle().Read(); {
-	case errors.Is(err, journal.ErrGone): // before 5.15 there is none
+	case errors.Is(err, journal.ErrGone): // before 5.15 there is no cpu.idle
 		return text, nil
 	case err != nil:
 		return "", err
@@ -84,9 +85,9 @@ func (k weight) Write(to string) error {
 	return k.file.Write(to)
 }
 
-// GivenWeight reads the CPU weight that the host's owner has given one cgroup directory,
-// whatever is in force by claims in the journal; claimed says whether something is. It is
-// 0 for a cgroup that its owner has made idle. Errors: journal.ErrGone.
+// GivenWeight reads the CPU weight that the host's owner has set for one cgroup directory, whatever
+// the journal's claims have put in force. claimed reports whether there is such a claim. The weight
+// is 0 for a cgroup that its owner has made idle. Errors: journal.ErrGone.
 func GivenWeight(j *journal.Journal, dir string, v2 bool) (w uint64, claimed bool, err error) {
 	k, _ := WeightKnob(dir, v2)
 	now, err := k.Read()
@@ -117,18 +118,18 @@ func (k weight) Compose(wants []string) string {
 	return of
 }
 
-// Unfinished implements journal.Stepwise: the default weight is what is there between
-// the two steps that end being idle.
+// Unfinished implements journal.Stepwise: between the two steps that end being idle, the weight is
+// the default.
 func (k weight) Unfinished(now, from, target string) bool {
 	return from == Idled && target != Idled && (now == "100" || now == "1024")
 }
 
-// KindIdle is the journal kind by which earlier releases noted that a cgroup was made
-// idle. It is opened for what they have left.
+// KindIdle is the journal kind of idle cgroups in earlier releases. It is opened for entries that
+// they have left.
 const KindIdle = "idle"
 
-// OpenIdle opens the weight of a cgroup by an entry of [KindIdle]. It refuses a path that
-// does not lie below root.
+// OpenIdle opens the weight of a cgroup by an entry of [KindIdle]. It refuses a path that does not
+// lie below root.
 func OpenIdle(root string, ref journal.Ref) (journal.Knob, error) {
 	k, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: ref.Object})
 	if err != nil {

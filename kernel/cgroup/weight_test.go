@@ -8,7 +8,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// A cgroup that is made idle gets its weight back, and not the kernel's default one.
+// A cgroup that was made idle gets its own weight back, not the kernel's default.
 func TestIdleInKernel(t *testing.T) {
 	testkit.Smoke(t, "knob:idle")
 	cg := testkit.Cgroup(t)
@@ -50,7 +50,7 @@ func TestIdleInKernel(t *testing.T) {
 	turn()
 	restore("after restore")
 	turn()
-	// Killed between the two steps of a restore.
+	// A restore was killed between its two steps.
 	if err := File(filepath.Join(cg.CPU, idleFile)).Write("0"); err != nil {
 		t.Fatal(err)
 	}
