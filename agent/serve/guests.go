@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	maxOfOne  = 8                     // connections of one container at a time
+	maxOfOne  = 8                     // limits the concurrent connections of one container
 	selfPause = 10 * time.Millisecond // between two answers to one container
 
-	// Who connects is known only once that has cost something, so that all
-	// together connect so often: more wait in the kernel's queue.
+	// Identifying a caller costs CPU time. So all containers together may connect at this rate;
+	// further connections wait in the kernel's queue.
 	guestPause = time.Millisecond // between two connections, on average
-	guestBurst = 256              // that need not wait
+	guestBurst = 256              // connections that need not wait
 )
 
-// pace spreads events over time. Its zero value has had none.
+// pace spreads events over time. The zero value has seen no event.
 type pace struct{ next time.Time }
 
-// wait gives for how long an event now has to wait, and counts it.
+// wait returns how long an event has to wait from now, and counts it.
 func (p *pace) wait(now time.Time) time.Duration {
 	if earliest := now.Add(-guestBurst * guestPause); p.next.Before(earliest) {
 		p.next = earliest
@@ -33,29 +33,28 @@ func (p *pace) wait(now time.Time) time.Duration {
 	return max(0, p.next.Sub(now))
 }
 
-// guests are the containers that are connected to their socket. Of each so many
-// connections are let in, however many processes it makes them from: more are
-// closed before anything is read of them. Those that are in no container that is
-// known count as one.
+// guests are the containers that are connected to their socket. Each may have maxOfOne connections,
+// from any number of processes. Further connections are closed before anything is read from them.
+// Callers that belong to no known container count as one.
 type guests struct {
 	caller func(Peer) api.ID
 
-	accepted pace // belongs to who accepts
+	accepted pace // used only by Accept
 
 	mu   sync.Mutex
 	of   map[api.ID]*guest
 	log  *slog.Logger
-	told time.Time // when the log was told last
+	told time.Time // when the log last had a warning
 }
 
 func newGuests(caller func(Peer) api.ID, log *slog.Logger) *guests {
 	return &guests{caller: caller, of: make(map[api.ID]*guest), log: log}
 }
 
-// tellEvery is how often the log may say that containers connect too often.
+// tellEvery limits how often the log warns that containers connect too often.
 const tellEvery = time.Minute
 
-// tell has the log say that connections wait or are refused. The caller holds mu.
+// tell logs that connections wait or are refused. The caller holds mu.
 func (g *guests) tell(now time.Time, what string, args ...any) {
 	if g.told.IsZero() || now.Sub(g.told) >= tellEvery {
 		g.told = now
@@ -63,7 +62,7 @@ func (g *guests) tell(now time.Time, what string, args ...any) {
 	}
 }
 
-// wait gives for how long the next connection is not accepted.
+// wait returns how long the next connection has to wait to be accepted.
 func (g *guests) wait(now time.Time) time.Duration {
 	wait := g.accepted.wait(now)
 	if wait > 0 {
@@ -74,14 +73,14 @@ func (g *guests) wait(now time.Time) time.Duration {
 	return wait
 }
 
-// guest is one of them; the mutex of all guards it.
+// guest is one connected container; the mutex of all guards it.
 type guest struct {
 	all   *guests
 	conns int
-	next  time.Time // when it may have its next answer
+	next  time.Time // the earliest time of its next answer
 }
 
-// admit lets a visitor in, who leaves when it is closed, or says that it must not.
+// admit reports whether a visitor may come in, and counts it until it is closed.
 func (g *guests) admit(v *visitor) bool {
 	id := api.ID(0)
 	if v.err == nil {
@@ -111,8 +110,7 @@ func (g *guests) admit(v *visitor) bool {
 	return true
 }
 
-// turn waits until the container that made the request that ctx belongs to may
-// have its next answer.
+// turn waits until the container that made ctx's request may have its next answer.
 func turn(ctx context.Context) error {
 	v, ok := ctx.Value(peerKey{}).(*visitor)
 	if !ok || v.guest == nil {

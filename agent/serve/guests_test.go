@@ -15,8 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// Containers that open connections and say nothing must not lock out the others
-// for long.
+// Containers that open connections and send nothing must not lock out the others for long.
 func TestSelfSocketIsLetGo(t *testing.T) {
 	b := &backend{callers: func(n uint64) api.ID { return api.ID(n/maxOfOne + 1) }}
 	socket := served(t, b, 0o666, ServeSelf)
@@ -34,8 +33,7 @@ func TestSelfSocketIsLetGo(t *testing.T) {
 	}
 }
 
-// A container that connects more often than it may is let go at once, before
-// anything is read of it.
+// A connection beyond a container's limit is closed at once, before anything is read from it.
 func TestSelfSocketRefuses(t *testing.T) {
 	socket := served(t, &backend{}, 0o666, ServeSelf)
 	var last net.Conn
@@ -82,7 +80,7 @@ func TestGuests(t *testing.T) {
 		if !ok {
 			t.Error("another container is kept out")
 		}
-		for i := range 2 * maxOfOne { // known to be nobody's, or not known at all
+		for i := range 2 * maxOfOne { // in no known container, or without a peer
 			var err error
 			if i%2 == 0 {
 				err = errors.New("no peer")
@@ -99,7 +97,7 @@ func TestGuests(t *testing.T) {
 			in[0] = v
 		}
 
-		// Answers to one container come one after the other, to another at once.
+		// Answers to one container are paced; an answer to another comes at once.
 		began := time.Now()
 		for _, v := range []*visitor{in[0], in[1], other, in[2]} {
 			if err := turn(withPeer(t.Context(), v)); err != nil {
@@ -135,8 +133,7 @@ type nowhere struct{ net.Conn }
 
 func (nowhere) Close() error { return nil }
 
-// A loop of connections costs the agent no more than so many in a second, whoever
-// makes them.
+// A loop of connections costs the agent only guestPause's rate, whichever containers make them.
 func TestGuestPace(t *testing.T) {
 	var p pace
 	start := time.Now()
@@ -183,11 +180,11 @@ func TestGuestPace(t *testing.T) {
 		c.Close()
 		(<-held).Close()
 	}
-	if took := time.Since(start); took < 90*guestPause { // a little less than those over the burst
+	if took := time.Since(start); took < 90*guestPause { // a little less than the pauses beyond the burst
 		t.Errorf("%d connections were let in within %v", many, took)
 	}
 
-	// The log is told once. On a busy machine connections above come too slowly to wait.
+	// The log has one warning. On a busy machine the connections above come too slowly to wait.
 	var log bytes.Buffer
 	g = newGuests(func(Peer) api.ID { return 0 }, slog.New(slog.NewTextHandler(&log, nil)))
 	for range guestBurst + 10 {
@@ -198,7 +195,7 @@ func TestGuestPace(t *testing.T) {
 	}
 }
 
-// Nobody is looked up who has hung up by the time that his turn has come.
+// A caller that has hung up before its turn is not looked up.
 func TestGuestsWhoHaveGone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "self")
 	inner, err := net.Listen("unix", path)

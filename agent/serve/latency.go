@@ -97,7 +97,7 @@ func measured(b Backend, r *http.Request) (any, error) {
 	return b.Report(r.Context(), api.Ask{Feature: "latency", Container: r.PathValue("ref"), Body: api.LatencyMeasure{On: in.On, PID: p.PID, UID: p.UID}})
 }
 
-// recordsAsk reads the parameters of a request for records.
+// recordsAsk parses the parameters of a request for records.
 func recordsAsk(q url.Values, most time.Duration) (f api.LatencyFilter, over time.Duration, err error) {
 	bad := func(name, want string) error {
 		return &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("%s=%q: want %s", name, q.Get(name), want)}
@@ -137,7 +137,7 @@ func recordsAsk(q url.Values, most time.Duration) (f api.LatencyFilter, over tim
 	return f, over, nil
 }
 
-// alone returns the wait with everything left out that is not the container's own.
+// alone returns the wait without the parts of other containers.
 func alone(w api.LatencyWait) api.LatencyWait {
 	own, others := []api.LatencyCulprit{}, api.LatencyCulprit{Work: api.LatencyOthers}
 	for _, c := range w.By {

@@ -40,7 +40,7 @@ func TestRecordsAsk(t *testing.T) {
 	}
 }
 
-// What the client asks for is what the agent reads.
+// The agent reads the filter exactly as the client sends it.
 func FuzzRecordsAsk(f *testing.F) {
 	for _, s := range []string{"", "after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp&sample=3", "peer=fd00::1%25eth0", "peer=10.0.0.7/8", "peer=%3A%3Affff%3A10.0.0.1", "port=-1"} {
 		f.Add(s)
@@ -65,7 +65,7 @@ func FuzzRecordsAsk(f *testing.F) {
 	})
 }
 
-// selfBackend notes what is asked of the feature, and has two packets.
+// selfBackend records the requests to the feature, and has two packets.
 type selfBackend struct {
 	backend
 	asked []api.Ask

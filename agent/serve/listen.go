@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// GroupID gives the number of Group, or false if the host doesn't have it.
+// GroupID returns the number of Group, or false if the host does not have it.
 func GroupID() (int, bool) {
 	g, err := user.LookupGroup(api.Group)
 	if err != nil {
@@ -26,13 +26,13 @@ func GroupID() (int, bool) {
 	return id, err == nil
 }
 
-// Listen makes the agent's socket: mode 0660, owned by Group where it exists.
-// A socket that a dead agent left is replaced; one that somebody answers at,
-// and a file that is not a socket, are errors. Close removes it.
+// Listen makes the agent's socket: mode 0660, owned by Group where it exists. It replaces a socket
+// that a dead agent left. A socket that an agent answers on is an error, and so is a file that is
+// not a socket. Close removes the socket.
 func Listen(path string) (net.Listener, error) { return listen(path, 0o660) }
 
-// ListenSelf makes the socket for containers. Anybody may connect: who does
-// sees itself only.
+// ListenSelf makes the socket for containers. Any process may connect, and sees only its own
+// container.
 func ListenSelf(path string) (net.Listener, error) { return listen(path, 0o666) }
 
 func listen(path string, mode fs.FileMode) (net.Listener, error) {
@@ -42,7 +42,7 @@ func listen(path string, mode fs.FileMode) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("listen at %s: %w", path, err)
 	}
-	// It gets its mode under another name, so that nobody connects before.
+	// The socket gets its mode under another name, so that no client connects before.
 	tmp := path + ".new"
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("listen at %s: %w", path, err)
@@ -59,7 +59,7 @@ func listen(path string, mode fs.FileMode) (net.Listener, error) {
 	return s, nil
 }
 
-// vacant says whether path may be taken.
+// vacant returns an error unless path is free.
 func vacant(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -81,12 +81,12 @@ func vacant(path string) error {
 	return fmt.Errorf("see whether another agent answers there: %w", err)
 }
 
-// socket is a unix socket that removes its name when it is closed, unless
-// somebody else has taken the name meanwhile.
+// socket is a unix socket that removes its name when it is closed, unless another process has taken
+// the name meanwhile.
 type socket struct {
 	*net.UnixListener
 	path string
-	name string // where it is now
+	name string // its current path
 	file fs.FileInfo
 	once sync.Once
 }

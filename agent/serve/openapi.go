@@ -86,8 +86,8 @@ func content(schema map[string]any) map[string]any {
 	return map[string]any{"application/json": map[string]any{"schema": schema}}
 }
 
-// operationID makes getContainersExplain of GET /v1/containers/{ref}/explain, and
-// getReservationsId of GET /v1/reservations/{id}.
+// operationID returns getContainersExplain for GET /v1/containers/{ref}/explain, and
+// getReservationsId for GET /v1/reservations/{id}.
 func operationID(r route) string {
 	id := strings.ToLower(r.method)
 	for _, part := range strings.Split(strings.TrimPrefix(r.path, "/v1/"), "/") {

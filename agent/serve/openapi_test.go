@@ -27,7 +27,7 @@ type document struct {
 	}
 }
 
-// Every route and every field is in the document, with a word on what it is.
+// The document has every route and every field, each with a description.
 func TestOpenAPI(t *testing.T) {
 	var doc document
 	if err := json.Unmarshal(OpenAPI(), &doc); err != nil {
@@ -63,7 +63,7 @@ func TestOpenAPI(t *testing.T) {
 			if !ok || name == f.Name {
 				t.Errorf("%v.%s: in the document: %v; name in JSON: %q", typ, f.Name, ok, name)
 			}
-			if p.Description == "" && typ != reflect.TypeFor[api.Finding]() && typ != reflect.TypeFor[api.Verdict]() { // what doctor prints is said in docs
+			if p.Description == "" && typ != reflect.TypeFor[api.Finding]() && typ != reflect.TypeFor[api.Verdict]() { // the documentation describes what doctor prints
 				t.Errorf("%v.%s has no doc", typ, f.Name)
 			}
 		}
@@ -109,8 +109,8 @@ func TestOpenAPIKinds(t *testing.T) {
 	}
 }
 
-// The interface is a contract: whoever changes the document sees it here, and
-// in the difference of the file.
+// The interface is a contract: a change of the document shows in this test, and in the diff of the
+// file.
 func TestOpenAPIGolden(t *testing.T) {
 	const golden = "testdata/openapi.json"
 	if *update {

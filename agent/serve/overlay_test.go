@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// overlayBackend notes what is asked of the feature, and has some networks.
+// overlayBackend records the requests to the feature, and has some networks.
 type overlayBackend struct {
 	backend
 	asked []api.Ask
@@ -62,8 +62,8 @@ func TestOverlayAsk(t *testing.T) {
 	}
 }
 
-// A network is killed and revived by its name, or by that of its device where that is no
-// other's. Who did it is known.
+// A network is killed and revived by its name, or by the name of its device if no other network has
+// that. The backend learns the peer.
 func TestOverlayKill(t *testing.T) {
 	b := new(overlayBackend)
 	c := api.Dial(served(t, b, 0o660, Serve))

@@ -13,22 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is the process that connected, as the kernel wrote it down then. IDs
-// are those of the agent's own namespaces; PID is 0 for a process that cannot
-// be seen from there.
+// Peer is the process that connected, as the kernel recorded it at that moment. IDs are those in
+// the agent's own namespaces; PID is 0 for a process that is not visible there.
 type Peer struct {
 	PID int
 	UID int
 	GID int
 	// Groups are the supplementary groups.
 	Groups []int
-	// FD is a pidfd of the process, or -1. It is what tells that PID still
-	// means the process that connected: see Same.
+	// FD is a pidfd of the process, or -1. Same uses it to check that PID still means the
+	// process that connected.
 	FD int
 }
 
-// mayWrite says whether the peer may change things: root, or a member of
-// Group.
+// mayWrite reports whether the peer may change things: root, or a member of Group.
 func (p Peer) mayWrite() bool {
 	if p.UID == 0 {
 		return true
@@ -37,19 +35,19 @@ func (p Peer) mayWrite() bool {
 	return ok && (p.GID == gid || slices.Contains(p.Groups, gid))
 }
 
-// Same says whether PID still is the process that connected. What was read
-// below /proc/PID counts only if Same holds afterwards: PIDs are used again,
-// and a container could let its own be taken by a process of another one.
+// Same reports whether PID still is the process that connected. Data read below /proc/PID count
+// only if Same holds afterwards: PIDs are reused, and a container could arrange for a process of
+// another container to take its PID.
 func (p Peer) Same() bool {
 	if p.FD < 0 {
 		return false
 	}
-	// Without CAP_KILL there is no right to signal it, but it is there.
+	// EPERM: without CAP_KILL we may not signal the process, but it exists.
 	err := unix.PidfdSendSignal(p.FD, 0, nil, 0)
 	return err == nil || errors.Is(err, unix.EPERM)
 }
 
-// peerOf asks the kernel who is at the other end. The caller closes FD.
+// peerOf asks the kernel for the process at the other end. The caller closes FD.
 func peerOf(c *net.UnixConn) (Peer, error) {
 	p := Peer{FD: -1}
 	raw, err := c.SyscallConn()
@@ -73,9 +71,9 @@ func peerOf(c *net.UnixConn) (Peer, error) {
 	return p, nil
 }
 
-// peerPidfd gives a pidfd of the process that connected. Kernels before 6.5
-// cannot; there one is opened from the PID, which leaves the moment between
-// connect and accept in which the PID could be taken by another process.
+// peerPidfd returns a pidfd of the process that connected. Kernels before 6.5 do not provide it.
+// There it opens one from the PID, so another process could take the PID between connect and
+// accept.
 func peerPidfd(fd, pid int) int {
 	const soPeerPidfd = 77
 	if pfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, soPeerPidfd); err == nil {
@@ -90,8 +88,8 @@ func peerPidfd(fd, pid int) int {
 	return pfd
 }
 
-// peerGroups gives the supplementary groups; none on any error, which can only
-// take rights away.
+// peerGroups returns the supplementary groups, or none on any error, which can only take rights
+// away.
 func peerGroups(fd int) []int {
 	for n := uint32(32); ; {
 		buf, size := make([]uint32, n), n*4
@@ -115,8 +113,7 @@ func peerGroups(fd int) []int {
 // peerKey is the key of the *visitor in a request's context.
 type peerKey struct{}
 
-// visitor reads the Peer of one connection, once, and closes its pidfd with
-// the connection.
+// visitor reads the Peer of one connection, once, and closes its pidfd with the connection.
 type visitor struct {
 	net.Conn
 	peer  Peer
@@ -136,17 +133,16 @@ func (v *visitor) Close() error {
 	return v.Conn.Close()
 }
 
-// visitors makes each accepted connection a *visitor, and lets in so many at
-// a time.
+// visitors makes each accepted connection a *visitor, and limits how many there are at a time.
 type visitors struct {
 	net.Listener
 	places chan struct{}
-	guests *guests // nil where nobody has to be kept from taking all places
+	guests *guests // nil on a socket without limits per container
 }
 
 func (l visitors) Accept() (net.Conn, error) {
 	for {
-		l.places <- struct{}{} // the next in line waits in the kernel's queue
+		l.places <- struct{}{} // further connections wait in the kernel's queue
 		if l.guests != nil {
 			time.Sleep(l.guests.wait(time.Now()))
 		}
@@ -155,7 +151,7 @@ func (l visitors) Accept() (net.Conn, error) {
 			<-l.places
 			return nil, err
 		}
-		// A loop of connections that are closed at once costs next to nothing.
+		// So a loop of connections that are closed at once costs next to nothing.
 		if l.guests != nil && hungUp(c) {
 			c.Close()
 			<-l.places
@@ -174,7 +170,7 @@ func (l visitors) Accept() (net.Conn, error) {
 	}
 }
 
-// hungUp says whether the other end of a connection has been closed.
+// hungUp reports whether the other end of a connection has been closed.
 func hungUp(c net.Conn) bool {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
@@ -187,7 +183,7 @@ func hungUp(c net.Conn) bool {
 	poll := []unix.PollFd{{}}
 	err = raw.Control(func(fd uintptr) {
 		poll[0].Fd = int32(fd)
-		unix.Poll(poll, 0) // without an answer nothing has hung up
+		unix.Poll(poll, 0) // an error counts as not hung up
 	})
 	return err == nil && poll[0].Revents&unix.POLLHUP != 0
 }
@@ -196,7 +192,7 @@ func withPeer(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, peerKey{}, c)
 }
 
-// peer gives who made the request that ctx belongs to.
+// peer returns the process that made ctx's request.
 func peer(ctx context.Context) (Peer, error) {
 	v, ok := ctx.Value(peerKey{}).(*visitor)
 	if !ok {

@@ -1,7 +1,7 @@
-// Package serve answers at the agent's two sockets, the one for people and programs and the
-// one for containers: it has the routes, decides who may connect and change something, sends
-// streams, and generates the OpenAPI document. It touches no state of the host: package agent
-// calls it, and is its [Backend]. The wire types are package api's.
+// Package serve answers at the agent's two sockets, the one for people and programs and the one for
+// containers. It has the routes, decides who may connect and change something, sends streams, and
+// generates the OpenAPI document. It touches no state of the host: package agent calls it, and is
+// its [Backend]. The wire types are package api's.
 package serve
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// Backend is what the server shows: an agent. Its errors are *[Error] where
-// the caller is at fault; any other is told as an internal one.
+// Backend is the agent that the server shows. Its errors are *[Error] where the caller is at fault;
+// the server reports any other as an internal error.
 type Backend interface {
 	Containers(context.Context) ([]api.Container, error)
 	Explain(ctx context.Context, ref string) (api.Explanation, error)
@@ -23,38 +23,38 @@ type Backend interface {
 	Doctor(context.Context) (api.Report, error)
 	Status(context.Context) (api.Status, error)
 	Samples(context.Context) (api.Samples, error)
-	// Report asks a feature for its report. The result has the type that the
-	// feature's route declares.
+	// Report asks a feature for its report. The result has the type that the feature's route
+	// declares.
 	Report(context.Context, api.Ask) (any, error)
 	Version(context.Context) (api.Version, error)
 	Reload(context.Context) (api.PolicyStatus, error)
 	Restore(ctx context.Context, ref string) (api.Restored, error)
-	// Set gives the container that ref names values by hand, on behalf of a Peer,
-	// and takes others back: all of them or none.
+	// Set sets values for the container that ref names, on behalf of a Peer, and removes
+	// others: all of them or none.
 	Set(ctx context.Context, ref string, by Peer, in api.SetRequest) (api.Container, error)
 	Self(context.Context, Peer) (api.Self, error)
-	// Caller says which container a process that has connected is in, at little
-	// cost: it is asked before anything is read from there. 0: none that is known.
+	// Caller returns the container of a process that has connected, or 0 if it is in no known
+	// container. It is cheap: it is called before anything is read from the connection.
 	Caller(Peer) api.ID
 }
 
-// route is one endpoint, and what the document says of it.
+// route is one endpoint, and its description for the document.
 type route struct {
 	method, path string
 	summary      string
-	query        map[string]string // what each parameter is, by name
-	params       map[string]string // the same of the path; {ref} is a container
+	query        map[string]string // description of each parameter, by name
+	params       map[string]string // the same for the parameters of the path; {ref} is a container
 	status       int               // of an answer without an error; 0 is 200
 	in           any               // zero value of the body's type, nil for none
 	out          any               // zero value of the answer's type
 	self         bool
 	call         func(Backend, *http.Request) (any, error)
-	// stream, in place of call, gives the events after an id, as soon as there are any;
-	// out is the type of their data.
+	// stream, in place of call, returns the events after an id, as soon as there are any; out
+	// is the type of their data.
 	stream func(b Backend, r *http.Request, after uint64) ([]streamed, error)
 }
 
-// routes are all endpoints of version 1. Those that change something are POST.
+// routes returns all endpoints of version 1. Endpoints that change something are POST.
 func routes() []route {
 	return slices.Concat(featureRoutes(), []route{
 		plain("GET", "/v1/containers", Backend.Containers, "List the containers that run now, sorted by name."),
@@ -87,7 +87,7 @@ func routes() []route {
 	})
 }
 
-// plain declares a route whose answer depends on nothing in the request.
+// plain declares a route with an answer that does not depend on the request.
 func plain[T any](method, path string, call func(Backend, context.Context) (T, error), summary string) route {
 	var out T
 	return route{method: method, path: path, out: out, summary: summary, call: func(b Backend, r *http.Request) (any, error) {
@@ -95,9 +95,9 @@ func plain[T any](method, path string, call func(Backend, context.Context) (T, e
 	}}
 }
 
-// report declares the two routes of a feature's report: GET /v1/NAME, about all
-// containers, and GET /v1/containers/{ref}/NAME, about one. over says what the
-// parameter of that name does; "": there is none.
+// report declares the two routes of a feature's report: GET /v1/NAME, about all containers, and GET
+// /v1/containers/{ref}/NAME, about one. over describes the parameter of that name; "" means that
+// there is none.
 func report(feature string, out any, over, all, one string) []route {
 	var query map[string]string
 	if over != "" {
@@ -139,7 +139,7 @@ func set(b Backend, r *http.Request) (any, error) {
 	return b.Set(r.Context(), r.PathValue("ref"), p, in)
 }
 
-// selfAsk asks a feature on behalf of the container that the caller is in.
+// selfAsk asks a feature on behalf of the caller's own container.
 func selfAsk(b Backend, r *http.Request, ask api.Ask) (any, error) {
 	p, err := peer(r.Context())
 	if err != nil {

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// backend answers with what it was given.
+// backend answers with fixed values.
 type backend struct {
 	err      error
 	samples  api.Samples
@@ -46,7 +46,7 @@ type backend struct {
 	set      api.SetRequest
 	peer     Peer
 	slow     chan struct{}
-	asked    atomic.Uint64       // how often Caller was, in the order of connections
+	asked    atomic.Uint64       // counts the calls of Caller, in the order of connections
 	callers  func(uint64) api.ID // nil: always the same
 }
 
@@ -116,7 +116,7 @@ func (b *backend) Caller(Peer) api.ID {
 	return 9
 }
 
-// served gives the socket on which b is served until the test ends.
+// served serves b until the test ends, and returns the socket.
 func served(t *testing.T, b Backend, mode os.FileMode, serve func(context.Context, net.Listener, Backend, *slog.Logger) error) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -219,7 +219,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// raw sends one HTTP request by hand and gives the status line and the body.
+// raw sends one HTTP request by hand and returns the status line and the body.
 func raw(t *testing.T, socket, request string) string {
 	t.Helper()
 	c, err := net.Dial("unix", socket)
@@ -316,8 +316,8 @@ func TestMayWrite(t *testing.T) {
 	}
 }
 
-// Who is neither root nor in the group may read where the socket lets them in,
-// and write nowhere.
+// A user who is neither root nor in the group may read where the socket lets the user in, and write
+// nowhere.
 func TestStrangerMayNotWrite(t *testing.T) {
 	testkit.NeedRoot(t)
 	stranger := func(socket string) string {
@@ -353,7 +353,7 @@ func TestListen(t *testing.T) {
 	if err != nil || info.Mode() != os.ModeSocket|0o660 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	// Somebody answers there.
+	// An agent answers on this socket.
 	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "another agent answers") {
 		t.Errorf("a second agent: %v", err)
 	}
@@ -364,7 +364,7 @@ func TestListen(t *testing.T) {
 		t.Errorf("after Close: %v", err)
 	}
 
-	// A dead agent's.
+	// A dead agent left this socket.
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
@@ -375,7 +375,7 @@ func TestListen(t *testing.T) {
 	if err != nil {
 		t.Fatalf("in place of a dead agent: %v", err)
 	}
-	// The name has passed to somebody else: Close must leave it.
+	// Another file has taken the name: Close must leave it.
 	os.Remove(path)
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)

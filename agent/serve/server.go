@@ -19,18 +19,17 @@ import (
 const (
 	maxBody   = 64 << 10 // of a request
 	maxPeople = 256      // connections to the agent's socket at a time
-	maxSelves = 256      // and to that of the containers
+	maxSelves = 256      // connections to the containers' socket at a time
 )
 
-// Serve answers on the agent's socket until ctx ends; then it lets requests
-// under way finish for a moment, and closes l.
+// Serve answers on the agent's socket until ctx ends. Then it lets running requests finish for a
+// moment, and closes l.
 func Serve(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
 	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople)}, newHandler(b, false, ctx.Done(), log), time.Minute)
 }
 
-// ServeSelf answers on the socket of the containers. Nothing that they send or
-// leave unsent may hold it for long, and no one of them may hold it for itself:
-// see guests.
+// ServeSelf answers on the socket of the containers. A container must not block it for long, by
+// anything that it sends or does not send, and must not occupy it alone: see guests.
 func ServeSelf(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
 	v := visitors{Listener: l, places: make(chan struct{}, maxSelves), guests: newGuests(b.Caller, log)}
 	return serve(ctx, v, newHandler(b, true, ctx.Done(), log), 2*time.Second)
@@ -45,7 +44,7 @@ func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) 
 		IdleTimeout:       idle,
 		MaxHeaderBytes:    16 << 10,
 		ConnContext:       withPeer,
-		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug), // what clients send is no news
+		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug), // errors of clients are not worth a log line
 	}
 	if err := metrics.ServeUntil(ctx, &s, l); err != nil {
 		return fmt.Errorf("serve at %s: %w", l.Addr(), errors.Join(err, l.Close()))
@@ -68,7 +67,7 @@ func newHandler(b Backend, self bool, end <-chan struct{}, log *slog.Logger) htt
 			w.Write(OpenAPI())
 		})
 	}
-	// What no route takes: the mux's own answers are not JSON.
+	// Requests that match no route: the mux's own answers are not JSON.
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		e := &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: fmt.Sprintf("there is no %q here", r.URL.Path)}
 		var methods []string
@@ -86,7 +85,7 @@ func newHandler(b Backend, self bool, end <-chan struct{}, log *slog.Logger) htt
 	return mux
 }
 
-// done is the status of an answer without an error.
+// done returns the status of an answer without an error.
 func (r route) done() int {
 	if r.status != 0 {
 		return r.status
@@ -121,8 +120,8 @@ func endpoint(b Backend, r route, rs *readers, log *slog.Logger) http.Handler {
 	})
 }
 
-// allowed refuses writes of those who may only read. What a route of the self socket
-// changes is the caller's own.
+// allowed refuses writes by peers that may only read. A route of the self socket changes only the
+// caller's own state.
 func allowed(r route, req *http.Request) error {
 	if r.method == http.MethodGet || r.self {
 		return nil
@@ -138,7 +137,7 @@ func allowed(r route, req *http.Request) error {
 	return nil
 }
 
-// read takes the body of a request; an empty one leaves in as it is.
+// read decodes the body of a request; an empty body leaves in as it is.
 func read(r *http.Request, in any) error {
 	dec := json.NewDecoder(r.Body)
 	dec.DisallowUnknownFields()
@@ -163,7 +162,7 @@ func answer(w http.ResponseWriter, status int, out any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	data, err := json.Marshal(out)
-	if err != nil { // a NaN among the samples, say
+	if err != nil { // a NaN among the samples, for example
 		status = http.StatusInternalServerError
 		data, _ = json.Marshal(api.Failure{Error: api.Error{Status: status, Code: "internal", Text: "encode answer: " + err.Error()}})
 	}

@@ -15,22 +15,22 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// The bounds of server-sent events (WHATWG HTML, section 9.2). Nothing is kept for a
-// reader: it is given what the Backend still remembers, and told what it has missed.
+// The bounds of server-sent events (WHATWG HTML, section 9.2). The server keeps nothing for a
+// reader: it sends the events that the Backend still remembers, and how many the reader has missed.
 const (
-	maxReaders  = 32               // at a time, of one socket
-	readerPause = 2 * time.Second  // in which a reader has to take in what it is sent, else it is dropped
-	streamBeat  = 15 * time.Second // in so long without an event, a reader is sent a comment
+	maxReaders  = 32               // of one socket at a time
+	readerPause = 2 * time.Second  // a reader that does not take in an event within this time is dropped
+	streamBeat  = 15 * time.Second // after this time without an event, a reader is sent a comment
 )
 
-// streamed is one event of a stream. ID grows by any number from one to the next.
+// streamed is one event of a stream. IDs increase by any amount from one event to the next.
 type streamed struct {
 	ID   uint64
 	Name string // of the event; "" is "message"
 	Data any
 }
 
-// readers are those who read streams of one socket.
+// readers are the clients that read streams of one socket.
 type readers struct {
 	end <-chan struct{} // closed when the server ends
 
@@ -58,8 +58,8 @@ func (rs *readers) leave(slow bool) (dropped int) {
 	return rs.dropped
 }
 
-// serve sends what next gives after an id, until the client or the server ends. next waits
-// for as long as there is nothing, or until its context ends.
+// serve sends the events that next returns after an id, until the client or the server ends. next
+// waits while there are none, or until its context ends.
 func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logger, next func(ctx context.Context, after uint64) ([]streamed, error)) error {
 	after, err := lastEvent(r)
 	if err != nil {
@@ -103,7 +103,7 @@ func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logge
 		stop()
 		if err != nil && ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) {
 			send(streamed{after, "error", api.Failure{Error: api.Error{Code: "internal", Text: err.Error()}}}.text())
-			return nil // the status has been told
+			return nil // the status has been sent already
 		}
 		text := ": nothing new\n\n"
 		for i, e := range events {
@@ -122,7 +122,8 @@ func isTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// lastEvent is where a reader goes on: the header Last-Event-ID, as the standard has it.
+// lastEvent returns the id of the last event that a reader has: the header Last-Event-ID, as in the
+// standard.
 func lastEvent(r *http.Request) (uint64, error) {
 	text := r.Header.Get("Last-Event-ID")
 	if text == "" {

@@ -16,11 +16,11 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// teller is a backend with events, of which it remembers a few.
+// teller is a backend with events. It remembers the last few.
 type teller struct {
 	backend
 	mu       sync.Mutex
-	from     uint64 // the oldest that is remembered
+	from     uint64 // the oldest event that it remembers
 	last     uint64
 	text     string
 	happened chan struct{}
@@ -60,8 +60,8 @@ func (b *teller) Report(ctx context.Context, ask api.Ask) (any, error) {
 
 func newTeller() *teller { return &teller{from: 1, last: 2, happened: make(chan struct{})} }
 
-// A reader gets what is remembered, then what happens, goes on where it was, and is told
-// what it has missed. Its stream ends with its context.
+// A reader gets the remembered events, then new ones. A later reader goes on after the last event
+// that it has, and learns what it has missed. A stream ends with its context.
 func TestFollow(t *testing.T) {
 	b := newTeller()
 	c := api.Dial(served(t, b, 0o660, Serve))
@@ -130,8 +130,8 @@ func firstState(t *testing.T, socket string) (s api.StreamState) {
 	return s
 }
 
-// Who does not read is dropped and counted, and holds up nobody; there is place for so
-// many, and a bad beginning is refused.
+// A client that does not read is dropped and counted, and blocks no other. maxReaders limits the
+// readers, and a bad Last-Event-ID is refused.
 func TestReaders(t *testing.T) {
 	b := newTeller()
 	b.text = strings.Repeat("x", 1<<16)
@@ -140,8 +140,8 @@ func TestReaders(t *testing.T) {
 	if resp, err := http.ReadResponse(r, nil); err != nil || resp.StatusCode != http.StatusBadRequest {
 		t.Errorf("a bad id: %v, %v", resp, err)
 	}
-	rawStream(t, socket, "") // which never reads
-	b.tell(200)              // more than a socket holds
+	rawStream(t, socket, "") // never read
+	b.tell(200)              // more than a socket buffer holds
 	for end := time.Now().Add(90 * time.Second); firstState(t, socket).Dropped == 0; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("it is not dropped")
@@ -157,7 +157,7 @@ func TestReaders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(90 * time.Second); ; time.Sleep(10 * time.Millisecond) { // those before may not have left yet
+	for end := time.Now().Add(90 * time.Second); ; time.Sleep(10 * time.Millisecond) { // former readers may not have left yet
 		_, r = rawStream(t, socket, "")
 		resp, err := http.ReadResponse(r, nil)
 		if err != nil {
@@ -172,7 +172,7 @@ func TestReaders(t *testing.T) {
 	}
 }
 
-// The end of the server ends its streams at once: it does not wait for them.
+// The server ends its streams at once when it ends: it does not wait for them.
 func TestStreamsEnd(t *testing.T) {
 	b := newTeller()
 	rs := &readers{end: make(chan struct{})}
