@@ -19,8 +19,8 @@ import (
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
-// agentFlags are the flags of the agent, which are also the keys of the config file. Other
-// verbs take the flags that they need by name.
+// agentFlags are the flags of the agent, which are also the keys of the config file. Other verbs
+// take the flags that they need by name.
 type agentFlags struct {
 	config string
 	level  string

@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// What systemd is told: ready once, alive while it works, and that it stops.
+// The agent notifies systemd once that it is ready, regularly while it works, and when it stops.
 func TestNotify(t *testing.T) {
 	testkit.NeedRoot(t)
 	dir := t.TempDir()

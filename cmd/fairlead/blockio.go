@@ -123,7 +123,7 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 	}
 }
 
-// admissions says what is to be known of the admission of reservations.
+// admissions prints the advice on reservations, and the state of their admission.
 func admissions(w io.Writer, list []api.Reservation) {
 	for _, r := range list {
 		if r.Advice != "" {
@@ -212,7 +212,7 @@ func blockioEventsVerb(e cli.Env) *cobra.Command {
 		missed := func(n uint64) { fmt.Fprintf(e.Stderr, "%d events are not remembered any more\n", n) }
 		for x, err := range c.FollowBlockIO(cmd.Context(), 0, missed) {
 			if errors.Is(err, context.Canceled) {
-				return nil // the user has ended it
+				return nil // an interrupt ends it normally
 			}
 			if err != nil {
 				return err
@@ -296,7 +296,7 @@ func reservationTable(w io.Writer, list []api.Reservation) {
 	admissions(w, list)
 }
 
-// share is a part of a disk; none is known of one that nobody has measured.
+// share formats a part of a disk, or "-" for a disk without measured figures.
 func share(x float64) string {
 	if x == 0 {
 		return "-"

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
-// What may be needed is not overwritten: of a device with a signature nothing, and of any
+// calibrate --raw does not overwrite data: it refuses a device with a signature, and writes to any
 // other only after its name was typed again.
 func TestCalibrateRawRefuses(t *testing.T) {
 	testkit.NeedRoot(t)
@@ -92,7 +92,7 @@ func (s *blockioStub) Report(ctx context.Context, ask api.Ask) (any, error) {
 	if after, ok := ask.Body.(api.BlockIOEventsAfter); ok {
 		if after > 0 {
 			<-ctx.Done()
-			return nil, errors.New("the backend is tired") // as the last event
+			return nil, errors.New("the backend is tired") // the last event
 		}
 		return s.report.Events, nil
 	}

@@ -124,8 +124,8 @@ func (how calibration) measure(ctx context.Context, e cli.Env, device string) (i
 	return in, err
 }
 
-// target opens what is read and written: the device, claimed, or a scratch file on its disk.
-// The caller closes it.
+// target opens the file to read and write: the device, claimed, or a scratch file on its disk. The
+// caller closes it.
 func (how calibration) target(ctx context.Context, e cli.Env, device string, disk block.Disk) (*os.File, error) {
 	r := kernel.Default()
 	if how.raw {
@@ -152,7 +152,7 @@ func (how calibration) target(ctx context.Context, e cli.Env, device string, dis
 func confirm(ctx context.Context, e cli.Env, device string, disk block.Disk) error {
 	fmt.Fprintf(e.Stderr, "All that is on %s is lost (%s). Type %s to go on: ", cli.Show(device), cli.Show(disk.Identity()), cli.Show(device))
 	answer := make(chan string, 1)
-	go func() { // reading a terminal ends for no signal
+	go func() { // no signal interrupts a read from a terminal
 		line, _ := bufio.NewReader(io.LimitReader(e.Stdin, 4096)).ReadString('\n')
 		answer <- strings.TrimSpace(line)
 	}()
@@ -167,8 +167,9 @@ func confirm(ctx context.Context, e cli.Env, device string, disk block.Disk) err
 	}
 }
 
-// profile measures operations against budgets of real-time threads. Their policy is theirs
-// alone and ends with them, and so do the burners: nothing of the host is changed.
+// profile measures operations against budgets of real-time threads. The scheduling policy belongs
+// to these threads alone and ends with them, and so do the burners: profile changes nothing on the
+// host.
 func (how calibration) profile(ctx context.Context, device string, file *os.File) (out []api.RealtimePoint, err error) {
 	if err := sched.TryDeadline(); err != nil {
 		return nil, fmt.Errorf("profile of real-time budgets: %w", err)
@@ -206,8 +207,8 @@ func (how calibration) profile(ctx context.Context, device string, file *os.File
 	return out, nil
 }
 
-// burn computes until ctx ends, after everybody else: the nice value leaves CPU time to what
-// starts the threads that profile measures, and they come before both.
+// burn computes until ctx ends, at nice 19. So the goroutines that start the threads of profile
+// still get CPU time, and those threads run before both.
 func burn(ctx context.Context) error {
 	if err := sched.BeNice(19); err != nil {
 		return err

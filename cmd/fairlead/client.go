@@ -26,7 +26,7 @@ func dialed(e cli.Env, cmd *cobra.Command, run func(cmd *cobra.Command, c *api.C
 	return cmd
 }
 
-// hint adds advice to the error that no agent answers.
+// hint adds advice to an error that means that no agent answers.
 func hint(err error) error {
 	if errors.Is(err, api.ErrNoAgent) {
 		return fmt.Errorf("%w\nis it running? `systemctl status fairlead`, or start one as root: `fairlead agent`", err)

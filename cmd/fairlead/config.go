@@ -17,7 +17,7 @@ import (
 
 const (
 	defaultConfig   = "/etc/fairlead/fairlead.yaml"
-	defaultState    = "/run/fairlead/state" // containers cannot fill it, and it ends with the boot, as the changes do
+	defaultState    = "/run/fairlead/state" // containers cannot fill it, and its content ends with the boot, as the changes do
 	defaultPolicies = "/etc/fairlead/policy.d"
 )
 
@@ -27,8 +27,7 @@ type setting struct {
 	line       int
 }
 
-// readConfig reads a config file: one mapping, whose keys are names of flags
-// of the agent and whose values are scalars.
+// readConfig reads a config file: one mapping from names of the agent's flags to scalars.
 func readConfig(path string) ([]setting, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -47,7 +47,7 @@ here at all, or if it was not run as root: then it cannot tell.`,
 	return cmd
 }
 
-// unmatched asks an agent, if there is one, for the policies that match nothing.
+// unmatched asks the agent, if one runs, for the policies that match nothing.
 func unmatched(ctx context.Context, socket string) api.Report {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -60,7 +60,7 @@ func unmatched(ctx context.Context, socket string) api.Report {
 	return agent.Unmatched(st.Policy)
 }
 
-// useless is an error if nothing works here, at least for who asks.
+// useless returns an error if nothing works here, or if the caller's privileges do not show it.
 func useless(r api.Report) error {
 	works := false
 	for _, x := range r {

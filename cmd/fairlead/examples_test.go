@@ -18,7 +18,7 @@ import (
 
 const examples = "../../examples"
 
-// Each policy file is good by itself, and all are as one directory.
+// Each policy file is valid by itself, and all are valid as one directory.
 func TestExamplesPolicy(t *testing.T) {
 	dir := filepath.Join(examples, "policy.d")
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))

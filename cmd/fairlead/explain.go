@@ -77,7 +77,7 @@ func explain(w io.Writer, x api.Explanation, all bool, now time.Time) {
 
 	fmt.Fprintln(w, "\nStatus:")
 	for _, f := range c.Features {
-		for i, line := range strings.Split(stands(f, now), "\n") { // the whole chain of each cause
+		for i, line := range strings.Split(stands(f, now), "\n") { // all errors of the feature, each with its causes
 			if i == 0 {
 				line = cli.Show(f.Feature) + ": " + line
 			}
@@ -215,7 +215,7 @@ func setting1(s api.Setting, now time.Time) string {
 	return fmt.Sprintf("%s = %s, %s", cli.Show(s.Key), understood(s.Key, s.Value), from)
 }
 
-// understood formats a value of policy, as it is written and as it was understood.
+// understood formats a value of policy, as written and as parsed.
 func understood(key, value string) string {
 	if text := policy.Understood(key, value); text != "" {
 		return cli.Show(value) + " (" + cli.ShowText(text) + ")"

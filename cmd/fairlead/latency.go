@@ -87,7 +87,7 @@ With two containers, the first is A and the other is B, over the same interval.`
 	})
 }
 
-// latencyScreen is the width of the tables of latency where no terminal says another.
+// latencyScreen is the width of latency's tables where no terminal reports its own.
 const latencyScreen = 80
 
 // latencyView is a reading and the options for its display.

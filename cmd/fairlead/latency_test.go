@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// latencyStub answers with one report, and with packets one after the other.
+// latencyStub returns one report, and packets in several answers.
 type latencyStub struct {
 	serve.Backend
 	report api.Latency
@@ -145,7 +145,7 @@ func TestLatencyCompare(t *testing.T) {
 	}
 }
 
-// Each request goes on where the one before ended, and asks for what is wanted.
+// Each request continues where the one before ended, with the same filter.
 func TestLatencyTrace(t *testing.T) {
 	s := &latencyStub{}
 	status, out, errs := against(t, s, "latency", "trace", "web-1", "--count", "2", "--protocol", "icmp", "--peer", "192.0.2.0/24")

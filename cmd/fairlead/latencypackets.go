@@ -19,7 +19,7 @@ type packets struct {
 	port                   uint16
 	sample                 uint32
 	self                   bool
-	less                   bool // without what the measurement itself took
+	less                   bool // subtract the time that the measurement itself took
 }
 
 func (p *packets) add(cmd *cobra.Command) {
@@ -37,7 +37,7 @@ type source struct {
 	ask    func(context.Context, api.LatencyFilter, time.Duration) (api.LatencyRecords, error)
 	filter api.LatencyFilter
 	close  func()
-	// tracing starts or stops recording the packets of the own container.
+	// tracing starts or stops recording the packets of the caller's own container.
 	tracing func(context.Context, bool) (api.LatencyTracing, error)
 }
 
@@ -67,8 +67,8 @@ func (p *packets) source(c *api.Client, args []string) (*source, error) {
 	return s, nil
 }
 
-// begin starts the recording. A container that policy does not have measured is from now on
-// until end is called, or this program has ended in whatever way.
+// begin starts the recording. If policy does not have the container measured, begin does, until end
+// is called or this program ends in any way.
 func (s *source) begin(ctx context.Context, e cli.Env, c *api.Client, ref string) (first api.LatencyRecords, end func() error, err error) {
 	end = func() error { return nil }
 	first, err = s.next(ctx, 0)
@@ -84,7 +84,8 @@ func (s *source) begin(ctx context.Context, e cli.Env, c *api.Client, ref string
 	return first, end, nil
 }
 
-// renewal is how often this program asks that a container is measured: more often than that lapses.
+// renewal is the interval at which this program renews a measurement. It is shorter than its
+// expiry.
 const renewal = 4 * time.Second
 
 // measure has a container measured until end is called.
@@ -103,7 +104,7 @@ func measure(ctx context.Context, e cli.Env, c *api.Client, ref string) (end fun
 	go func() {
 		defer close(done)
 		for wait(going, renewal) == nil {
-			c.LatencyMeasured(going, ref, true) // where it fails, records do, too
+			c.LatencyMeasured(going, ref, true) // if it fails, reading records fails too
 		}
 	}()
 	return func() error {
@@ -113,7 +114,7 @@ func measure(ctx context.Context, e cli.Env, c *api.Client, ref string) (end fun
 		defer cancel()
 		_, err := c.LatencyMeasured(ctx, ref, false)
 		if n := (*api.Error)(nil); errors.As(err, &n) && n.Code == "not_found" {
-			return nil // it has ended
+			return nil // the program has ended
 		}
 		return err
 	}, nil

@@ -117,7 +117,7 @@ func knock(ctx context.Context, network, address string, count uint, pause time.
 	return failed
 }
 
-// unreached says why a round trip was not made.
+// unreached explains why a round trip was not made.
 func unreached(address string, err error) error {
 	var late net.Error
 	var op *net.OpError
@@ -184,8 +184,8 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 		case status = <-ended:
 			running = false
 		case <-ctx.Done():
-			// The round trips so far are shown. The program may have got the terminal's signal
-			// too, and may still print.
+			// Show the round trips so far. The program may also have received the
+			// terminal's signal, and may still print.
 			status, running = context.Cause(ctx), false
 			program.Process.Signal(os.Interrupt)
 			select {
@@ -223,17 +223,17 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 	return errors.Join(r.out.Print(r.env.Stdout, trips, trips.table), ending(program, status))
 }
 
-// median returns the middle of values, of which there is at least one.
+// median returns the middle of values, which must not be empty.
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// lastWord is how long an interrupted program may take to end.
+// lastWord limits how long an interrupted program may take to end.
 const lastWord = 2 * time.Second
 
-// startable is an error if the host does not have the program.
+// startable returns an error if the host does not have the program.
 func startable(program *exec.Cmd) error {
 	if program.Err == nil {
 		return nil
@@ -249,7 +249,7 @@ func startable(program *exec.Cmd) error {
 	return fmt.Errorf("there is no program %s on this host: run takes it from the host, not from the container; %s", name, how)
 }
 
-// ending says how a program ended that did not end well.
+// ending explains how a program failed.
 func ending(program *exec.Cmd, status error) error {
 	var exit *exec.ExitError
 	switch {

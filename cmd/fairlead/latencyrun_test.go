@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// runStub is an agent with a self socket, on which the caller is a container. The second
-// request for records gets them; the first begins the recording.
+// runStub is an agent with a self socket, on which the caller is a container. The first request for
+// records begins the recording, and the second returns them.
 type runStub struct {
 	stub
 	records []api.LatencyRecord
@@ -51,7 +51,7 @@ func (s *runStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	return api.LatencyRecords{Records: s.records}, nil
 }
 
-// trip is the packets of a round trip.
+// trip returns the packets of a round trip.
 func trip(peer string) []api.LatencyRecord {
 	stack, at := 0.00001, time.Unix(1552589043, 0)
 	return []api.LatencyRecord{
@@ -60,7 +60,7 @@ func trip(peer string) []api.LatencyRecord {
 	}
 }
 
-// runSelf runs a program by latency run --self, until it ends or ctx does.
+// runSelf runs a program with latency run --self, until it or ctx ends.
 func runSelf(ctx context.Context, t *testing.T, s *runStub, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "self")
@@ -83,11 +83,11 @@ func TestLatencyRun(t *testing.T) {
 		t.Errorf("status %d: %s%s", status, out, errs)
 	}
 
-	// Who interrupts it sees what was measured so far.
+	// An interrupted run shows its measurements so far.
 	s.asked, s.requests = make(chan struct{}), 0
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		for range 3 { // then the second has been answered
+		for range 3 { // then the second request has been answered
 			<-s.asked
 		}
 		cancel()
@@ -135,8 +135,8 @@ func TestLatencyRunNothing(t *testing.T) {
 	}
 }
 
-// A container that policy does not have measured is for the time of the run, for this
-// process, which takes nothing of policy away.
+// If policy does not have a container measured, this process does for the time of the run, and
+// takes nothing of policy away.
 func TestLatencyRunMeasures(t *testing.T) {
 	s := &runStub{stub: example()}
 	socket := filepath.Join(t.TempDir(), "s")
@@ -159,7 +159,7 @@ func TestLatencyRunMeasures(t *testing.T) {
 	if err := end(); err != nil || s.measured || s.by != os.Getpid() {
 		t.Errorf("ended: %v, %+v", err, s)
 	}
-	// One that is measured anyway is not touched.
+	// A container that is measured anyway is not touched.
 	s.measured = true
 	if _, end, err = ask.begin(t.Context(), cli.Env{Stderr: &errs}, c, "web-1"); err != nil || end() != nil || !s.measured {
 		t.Errorf("measured by policy: %v, %+v", err, s)

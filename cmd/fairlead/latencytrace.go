@@ -160,7 +160,7 @@ func latencyLine(w io.Writer, r api.LatencyRecord) error {
 	return err
 }
 
-// latencyWait is a line on what a CPU did while a packet waited.
+// latencyWait formats what a CPU did while a packet waited, in one line.
 func latencyWait(w api.LatencyWait) string {
 	var parts []string
 	for _, c := range w.By {

@@ -20,15 +20,15 @@ type roundTrips struct {
 	Raw       float64           `json:"raw_p50_seconds"`
 	Corrected float64           `json:"corrected_p50_seconds"`
 	OwnCost   float64           `json:"own_cost_p50_seconds"` // of a round trip
-	Less      bool              `json:"less_own_cost"`        // it is subtracted, and else included
-	Why       string            `json:"why,omitempty"`        // why there is none
+	Less      bool              `json:"less_own_cost"`        // whether it is subtracted
+	Why       string            `json:"why,omitempty"`        // why there are no round trips
 }
 
-// why says why there is no round trip among the records of a run of a program.
+// why explains why the records of a program's run contain no round trip.
 func (r *latencyRun) why(ctx context.Context, c *api.Client, args []string, records []api.LatencyRecord, unpaired int) string {
 	var list []api.Container
 	if !r.self {
-		list, _ = c.Containers(ctx) // without it, less can be said
+		list, _ = c.Containers(ctx) // without the list, the reason is less specific
 	}
 	peers := append([]string{r.peer}, args...)
 	for _, rec := range records {
@@ -58,7 +58,7 @@ func (r *latencyRun) why(ctx context.Context, c *api.Client, args []string, reco
 	return fmt.Sprintf("%d packets were seen, and none was answered", unpaired)
 }
 
-// onThisHost says where on this host an address is; "" if it is elsewhere, or none.
+// onThisHost describes where on this host an address is; "" if it is elsewhere, or is no address.
 func onThisHost(peer string, list []api.Container) string {
 	addr, err := netip.ParseAddr(peer)
 	if err != nil {
@@ -73,7 +73,7 @@ func onThisHost(peer string, list []api.Container) string {
 			}
 		}
 	}
-	local, _ := net.InterfaceAddrs() // without it, less can be said
+	local, _ := net.InterfaceAddrs() // without the addresses, the reason is less specific
 	for _, a := range local {
 		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr() == addr {
 			return "this host itself"

@@ -14,15 +14,15 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// version is that of a plain go build; the Makefile has the linker set it.
+// version is the version of a plain go build; the Makefile has the linker set it.
 var version = api.Release + "-dev"
 
 func main() {
 	os.Exit(run(context.Background(), cli.Env{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv, Args: os.Args[1:]}))
 }
 
-// verbs lists the verbs in the order of the help. A new verb adds a line here and a file.
-// The verbs of features are in features.go.
+// verbs lists the verbs in the order of the help. A new verb adds a line here and a file. The verbs
+// of features are in features.go.
 func verbs() []func(cli.Env) *cobra.Command {
 	list := []func(cli.Env) *cobra.Command{
 		agentVerb,

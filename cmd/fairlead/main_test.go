@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(checked{m}, map[string]func(){"fairlead": main})
 }
 
-// checked runs the tests and looks for what they left on the host.
+// checked runs the tests and looks for objects that they left on the host.
 type checked struct{ m *testing.M }
 
 func (c checked) Run() int { return testkit.Run(c.m) }

@@ -22,8 +22,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// meterStub is an agent that gives one reading after the other, and then the
-// last one again.
+// meterStub is an agent that returns one reading after the other, and then repeats the last.
 type meterStub struct {
 	serve.Backend
 	mu       sync.Mutex
@@ -67,8 +66,8 @@ func readingTimes() (start, first, second time.Time) {
 	return start, start.Add(10 * time.Second), start.Add(12 * time.Second)
 }
 
-// flooded is the second of two readings: a flood takes the time of a victim,
-// one container waits for its own quota, others do nothing.
+// flooded is the second of two readings: a flood takes the time of a victim, one container waits
+// for its own quota, others do nothing.
 func flooded() []api.NetCPU {
 	start, first, second := readingTimes()
 	victim := api.ID(4711)
@@ -112,7 +111,7 @@ func flooded() []api.NetCPU {
 	return []api.NetCPU{{Since: start, Taken: first}, n}
 }
 
-// printed checks what was printed, and that no line is too wide.
+// printed checks the output, and that no line is too wide.
 func printed(t *testing.T, want string, got string) {
 	t.Helper()
 	compare(t, want, got)
@@ -181,7 +180,7 @@ flood                             -       1.0                 -   1.0
 Held back by its own quota, not by others: "evil\x1b[31m\u202e\u009b\x7f\n�" 40.0 %
 `, out)
 
-	// More culprits than fit: the largest are told, the rest summed.
+	// More culprits than fit: the largest are listed, the rest summed.
 	many := flooded()
 	for i := range 20 {
 		many[1].Matrix = append(many[1].Matrix, api.NetCPUTheft{
@@ -284,8 +283,8 @@ func TestNetCPUWithoutNews(t *testing.T) {
 	}
 }
 
-// The agent has begun anew between two readings: what it counted since is
-// shown, over the time since then.
+// The agent has restarted between two readings: the output shows its counts since then, over the
+// time since then.
 func TestNetCPUAfterARestart(t *testing.T) {
 	two := flooded()
 	two[0].Since = two[0].Since.Add(-time.Hour)

@@ -19,7 +19,7 @@ func (v netcpuView) enforced(w io.Writer) {
 	}
 	columns := []column{{"ENFORCED", 40}, {"LIMIT %", 0}, {"BALANCE MS", 0}, {dropped, 0}}
 	weighed := slices.ContainsFunc(v.n.Accounts, func(a api.NetCPUAccount) bool { return a.IsolationSpared > 0 })
-	if weighed { // by the mode auto
+	if weighed { // the mode auto weighs cost and benefit
 		columns = append(columns, column{"COSTS IT", 0}, column{"SPARES OTHERS", 0})
 	}
 	var rows [][]string

@@ -28,7 +28,7 @@ func (v netcpuView) matrix(w io.Writer) {
 		cells[name][t.Culprit] += t.Seconds
 		sum[t.Culprit] += t.Seconds
 		order[name] = order[name] + t.Seconds
-		if t.Victim == 0 || t.Kind == api.VictimPeer { // below the containers, what is no loss last
+		if t.Victim == 0 || t.Kind == api.VictimPeer { // system time and peers, which are no loss, go below the containers
 			order[name] = -float64(slices.Index([]string{api.VictimTask, api.VictimKsoftirqd, api.VictimNAPI, api.VictimPeer, api.VictimIdle}, t.Kind) + 1)
 		}
 	}
@@ -91,7 +91,7 @@ func (v netcpuView) most() int {
 	return 16
 }
 
-// fit returns the culprits, the largest first, whose columns fit the screen.
+// fit returns the culprits with columns that fit the screen, the largest first.
 func (v netcpuView) fit(victims []string, culprits []api.ID, screen int) []api.ID {
 	if v.flags.wide {
 		return culprits
@@ -112,8 +112,7 @@ func (v netcpuView) fit(victims []string, culprits []api.ID, screen int) []api.I
 	return culprits
 }
 
-// throttled prints the containers that their own quota held back, which are not in the
-// matrix.
+// throttled prints the containers that their own quota throttled, which are not in the matrix.
 func (v netcpuView) throttled(w io.Writer) {
 	first := true
 	for _, a := range v.n.Accounts {

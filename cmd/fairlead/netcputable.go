@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// screen is the maximum width of a table where no terminal says another.
+// screen is the maximum width of a table where no terminal reports its own.
 const screen = 100
 
 // netcpuView is a reading and the options for its display.
@@ -123,7 +123,7 @@ func (v netcpuView) summary(w io.Writer) {
 			continue
 		}
 		tasks, stolen, cost := "-", "-", "-"
-		if a.Container != 0 { // the system's time is not only for packets
+		if a.Container != 0 { // the system also uses time for other work than packets
 			stolen, cost = v.amount(a.Stolen), each(a.Network(), a.Packets())
 		}
 		if a.Tasks > 0 {
@@ -160,7 +160,7 @@ func (v netcpuView) summary(w io.Writer) {
 	v.uplinks(w)
 }
 
-// heldBack lists who took how much of a container's time.
+// heldBack lists the culprits that delayed a container, and for how long.
 func (v netcpuView) heldBack(a api.NetCPUAccount) string {
 	var who []string
 	if v.visible(a.Throttled) {

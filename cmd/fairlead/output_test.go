@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// stub is an agent that shows what it was given.
+// stub is an agent that returns fixed values.
 type stub struct {
 	serve.Backend
 	list    []api.Container
@@ -42,7 +42,7 @@ func (s stub) Restore(_ context.Context, ref string) (api.Restored, error) {
 	}}, nil
 }
 
-// against runs one verb against a stub and gives what it printed.
+// against runs one verb against a stub and returns its output.
 func against(t *testing.T, s serve.Backend, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -65,7 +65,7 @@ func against(t *testing.T, s serve.Backend, args ...string) (status int, stdout,
 
 const evil = "evil\x1b[31m\u202e\u009b\x7f\n\xff"
 
-// example has a state of which an agent of an earlier version tells.
+// example returns a state as an agent of an earlier version reports it.
 func example() stub {
 	web := api.Container{
 		ID: 4711, Name: "web-1", Source: "docker", Image: "registry.example.com/team/nginx:1.27", PID: 99,
@@ -201,14 +201,14 @@ func TestObjectText(t *testing.T) {
 	}
 }
 
-// A device whose name nobody knows has no numbers either.
+// A device without a known name has no numbers either.
 func TestObjectTextUnnamed(t *testing.T) {
 	if got := objectText(api.Container{}, "qdisc", "4026531840/8", ""); got != "root qdisc of a device that is not seen any more" {
 		t.Errorf("%q", got)
 	}
 }
 
-// Only what somebody has set is shown, unless -a asks for the rest.
+// explain shows only settings that policy or a user has set, unless -a asks for the rest.
 func TestExplainDefaults(t *testing.T) {
 	x := example()
 	c := &x.explain.Container
@@ -240,8 +240,8 @@ func TestRestoreThroughTheAgent(t *testing.T) {
 `, out)
 }
 
-// Whatever a container is called, JSON and YAML hold it truly, and nothing that
-// is printed can drive a terminal.
+// JSON and YAML preserve any container name exactly, and no output can send control sequences to a
+// terminal.
 func TestMachineFormats(t *testing.T) {
 	s := example()
 	want, err := json.Marshal(s.list)
@@ -315,8 +315,8 @@ func FuzzConfigFile(f *testing.F) {
 	})
 }
 
-// What a controller decided is told with its reason, in which other containers'
-// names may be anything.
+// explain shows a controller's decision with its reason. Names of other containers in the reason
+// may contain anything.
 func TestExplainDecision(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	s := api.Setting{Key: "fairlead.netcpu", Value: "isolate", From: "controller", Instead: "fairlead.netcpu=auto (label)", Reason: "its packets took 7 % (db 7 %)", Since: now.Add(-5 * time.Second)}

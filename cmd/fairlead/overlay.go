@@ -255,12 +255,12 @@ func hitRate(p api.OverlayPackets) string {
 	return fmt.Sprintf("%.1f %%", 100*rate)
 }
 
-// overlayContainers prints the ways of the packets of containers, and why they are not fast.
+// overlayContainers prints which way the packets of containers take, and why they are slow.
 func overlayContainers(w io.Writer, o api.Overlay) {
 	columns := []column{{"CONTAINER", 24}, {"NETWORK", 28}, {"DEVICE", 0}, {"DIRECTION", 0}, {"WAY", 0}, {"FAST", 0}, {"SLOW", 0}, {"HIT RATE", 0}}
 	var rows [][]string
 	var notes []string
-	said := make(map[string]bool) // of both directions, so that the network need not
+	said := make(map[string]bool) // reasons shown for both directions, which the network need not repeat
 	for _, c := range o.Containers {
 		name := cmp.Or(cli.ShowText(c.Name), "id "+c.Container.String())
 		for _, end := range c.Ends {

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// overlayStub gives one reading after the other.
+// overlayStub returns one reading after the other.
 type overlayStub struct {
 	serve.Backend
 	readings []api.Overlay
@@ -42,7 +42,7 @@ func overlaid(t *testing.T, s *overlayStub, args ...string) (status int, stdout,
 	return against(t, s, append([]string{"overlay"}, args...)...)
 }
 
-// overlayReadings are two: of a network that is on, and one that is left alone.
+// overlayReadings returns two readings with a network that is on, and one that is left alone.
 func overlayReadings() (before, now api.Overlay) {
 	at := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
 	before = api.Overlay{Taken: at, Networks: []api.OverlayNetwork{{Network: "flannel.1", Egress: api.OverlayTraffic{OverlayPackets: api.OverlayPackets{Fast: 1000, Slow: 10}}}}}
@@ -108,8 +108,8 @@ forgotten: 12 route, 3 nftables
 	}
 }
 
-// Where nobody asks for it, the networks are shown with the line that turns it on, which is a
-// policy of one line.
+// While no policy turns overlay on, the verb shows the networks and the one line of policy that
+// turns it on.
 func TestOverlayOff(t *testing.T) {
 	o := api.Overlay{Networks: []api.OverlayNetwork{
 		{Network: "vx-001001-o3ex6@4026532291", Device: "vx-001001-o3ex6", NetNS: 4026532291, Kind: "vxlan", VNI: 4097, Port: 4789, Form: "bridged", Bridge: "br0", Uplinks: []string{"eth0", "eth1"}, Containers: 3, State: api.OverlayOff},
@@ -212,14 +212,14 @@ func TestOverlayKill(t *testing.T) {
 	}
 }
 
-// refusing is an agent whose features have no reports.
+// refusing is an agent with features that have no reports.
 type refusing struct{ serve.Backend }
 
 func (refusing) Report(context.Context, api.Ask) (any, error) {
 	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "no BTF"}
 }
 
-// Nothing that the verb prints is wider than a terminal of 80 columns.
+// The verb prints no line wider than a terminal of 80 columns.
 func TestOverlayWidth(t *testing.T) {
 	_, o := overlayReadings()
 	const long = "vx-001001-o3ex6ms@4026532291"

@@ -35,7 +35,7 @@ func psVerb(e cli.Env) *cobra.Command {
 	})
 }
 
-// lineWidth is the width of a line where no terminal says another.
+// lineWidth is the width of a line where no terminal reports its own.
 const lineWidth = 80
 
 func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
@@ -139,7 +139,7 @@ func narrow(columns []column, rows [][]string, left int) ([]column, [][]string) 
 	return columns, rows
 }
 
-// settingOf returns the value of a policy key for a container, as it was understood.
+// settingOf returns the parsed value of a policy key for a container.
 func settingOf(c api.Container, k policy.Key) string {
 	i := slices.IndexFunc(c.Policy, func(s api.Setting) bool { return s.Key == "fairlead."+k.Name })
 	if i < 0 {
@@ -186,12 +186,11 @@ func trouble(c api.Container) (list []string) {
 	return list
 }
 
-// wrapping are the parts of an error that name what the program was at, and the object of
-// the kernel.
+// wrapping matches the parts of an error that name the program's step, and the kernel object.
 var wrapping = regexp.MustCompile(`^(turn .*|.* of device [0-9]+ in netns [0-9]+)$`)
 
-// cause says in one sentence what keeps a feature from what policy asks for: the first of
-// its errors, without what the program was at. explain has all of it.
+// cause states in one sentence why a feature does not do what policy asks for. It is the feature's
+// first error, without the program's steps. explain shows all errors.
 func cause(f api.FeatureStatus) string {
 	first, rest, more := strings.Cut(strings.TrimRight(f.Error, "\n"), "\n")
 	var parts []string
@@ -233,7 +232,7 @@ func interfacesOf(c api.Container) string {
 	return strings.Join(names, " ")
 }
 
-// lastGood says what is in force while the policy files are not usable.
+// lastGood describes the policy in force while the policy files are not usable.
 func lastGood(st api.PolicyStatus) string {
 	if st.Loaded.IsZero() {
 		return "policy is not usable, and there is no last good one: neither files nor labels are in force"
@@ -262,7 +261,7 @@ func concerns(st api.Status) []string {
 		out = append(out, "policy: "+cli.OneLine(p.Text))
 	}
 	for _, f := range st.Features {
-		// What needs no remedy is for doctor.
+		// doctor reports the limitations that need no remedy.
 		if f.Support.Level == api.LevelDegraded && f.Support.Mendable() {
 			out = append(out, fmt.Sprintf("feature %s is degraded: %s", cli.Show(f.Name), cli.OneLine(f.Support.Why)))
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A feature that is unavailable counts for who asks for it, whatever its keys
-// are called.
+// An unavailable feature counts for a container that asks for it, whatever the feature's keys are
+// called.
 func TestStandingUnavailable(t *testing.T) {
 	c := api.Container{Features: []api.FeatureStatus{{Feature: "traffic", State: api.StateUnavailable, Error: "no HTB"}, {Feature: "netcpu", State: api.StateDone}}}
 	if word, notes := standing(c, "traffic"), trouble(c); word != "-" || notes != nil {
@@ -25,7 +25,7 @@ func TestStandingUnavailable(t *testing.T) {
 	}
 }
 
-// A column shows a value as it was understood.
+// A column shows the parsed value.
 func TestStandingUnderstood(t *testing.T) {
 	c := api.Container{Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}, Policy: []api.Setting{{Key: "fairlead.netcpu", Value: "ISOLATE", From: "label"}}}
 	if word := standing(c, "netcpu"); word != "isolate done" {
@@ -33,7 +33,7 @@ func TestStandingUnderstood(t *testing.T) {
 	}
 }
 
-// A label that was ignored is named with what would make it count.
+// An ignored label is listed with the setting that would make it count.
 func TestPSIgnoredLabel(t *testing.T) {
 	_, problems := (&policy.Policy{}).Resolve([]container.Container{{ID: 7, Name: "web", ImageLabels: map[string]string{"fairlead.netcpu": "isolate"}}})
 	st := api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}}
@@ -50,8 +50,8 @@ func TestPSIgnoredLabel(t *testing.T) {
 	}
 }
 
-// Every feature has a column, however many there are, and no line is wider than a
-// terminal; what is not covered is never shown as done.
+// Every feature has a column, however many there are, and no line is wider than a terminal. A state
+// that is not in force is never shown as done.
 func TestPSFits(t *testing.T) {
 	var st api.Status
 	c := api.Container{
@@ -78,7 +78,7 @@ func TestPSFits(t *testing.T) {
 	}
 }
 
-// The last line says what to do.
+// The last line states the next step for the user.
 func TestPSLastLine(t *testing.T) {
 	good := api.Container{Name: "web", ID: 7, Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}}
 	bad := good
@@ -116,8 +116,7 @@ func TestPSLastLine(t *testing.T) {
 	}
 }
 
-// What keeps a feature from its work is one sentence: the first cause, without the kernel's
-// objects and the program's own steps.
+// cause is one sentence: the first error, without kernel objects and the program's own steps.
 func TestCause(t *testing.T) {
 	for text, want := range map[string]string{
 		"traffic: uplink eth0: turn qdisc to \"htb 666c:\": replace root qdisc of device 2 in netns 4026531840: it already has a shaper of somebody else, which could not be put back: tbf": "uplink eth0: it already has a shaper of somebody else, which could not be put back: tbf",

@@ -34,7 +34,7 @@ func (f *readingFlags) add(cmd *cobra.Command, total string) {
 	cmd.Flags().BoolVar(&f.watch, "watch", false, "print again after every interval, until interrupted")
 }
 
-// check returns the container that args name; "" is all.
+// check returns the container that args name; "" means all.
 func (f *readingFlags) check(args []string) (ref string, err error) {
 	if f.interval < minInterval || f.interval > maxInterval {
 		return "", cli.Usagef("--interval %v: must be %v to %v", f.interval, minInterval, maxInterval)
@@ -50,7 +50,7 @@ func (f *readingFlags) check(args []string) (ref string, err error) {
 
 // readings reads and prints one kind of counters.
 type readings[T any] struct {
-	// read returns a reading after a time, in which it may measure; 0 is at once.
+	// read returns a reading after a delay, in which it may measure; 0 means at once.
 	read  func(ctx context.Context, after time.Duration) (T, error)
 	after func(now, before T) T // the difference of two readings
 	print func(io.Writer, T)    // as a table

@@ -113,7 +113,7 @@ func restored(w io.Writer, done api.Restored) {
 	}
 	for i, o := range done.Outcomes {
 		if before := done.Outcomes[max(i-1, 0)]; i > 0 && before.Kind == o.Kind && before.Object == o.Object && before.Result == o.Result && o.Result != string(journal.Released) {
-			continue // one knob that several features had turned
+			continue // several features had turned this knob
 		}
 		object := objectText(api.Container{}, o.Kind, o.Object, o.Device)
 		switch journal.Result(o.Result) {

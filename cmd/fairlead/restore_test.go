@@ -10,14 +10,14 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// memory is a knob of a kind that no door opens again.
+// memory is a knob of a kind that no Opener opens.
 type memory struct{ name, value string }
 
 func (m *memory) Ref() journal.Ref      { return journal.Ref{Kind: "memory", Object: m.name} }
 func (m *memory) Read() (string, error) { return m.value, nil }
 func (m *memory) Write(v string) error  { m.value = v; return nil }
 
-// TestRestoreExpired sees which entries are tried.
+// TestRestoreExpired checks which entries are tried.
 func TestRestoreExpired(t *testing.T) {
 	dir := t.TempDir()
 	j, err := journal.Open(dir)

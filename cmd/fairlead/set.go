@@ -76,12 +76,12 @@ func assignments(args []string) (api.SetRequest, error) {
 	return in, nil
 }
 
-// whom names the container that a verb has changed something for.
+// whom describes the container that a verb has changed.
 func whom(name, source string, id api.ID) string {
 	return fmt.Sprintf("%s (%s, id %s)", cli.Show(name), cli.Show(source), id)
 }
 
-// wasSet prints the values of the keys now, and the features that are not in force.
+// wasSet prints the new values of the keys, and the features that are not in force.
 func wasSet(w io.Writer, c api.Container, in api.SetRequest) {
 	keys := slices.Clone(in.Unset)
 	for key := range in.Set {
@@ -104,7 +104,7 @@ func wasSet(w io.Writer, c api.Container, in api.SetRequest) {
 	}
 }
 
-// concerned lists the features whose keys a request names.
+// concerned returns the features that have a key in the request.
 func concerned(c api.Container, in api.SetRequest) (list []api.FeatureStatus) {
 	keys := slices.AppendSeq(slices.Clone(in.Unset), maps.Keys(in.Set))
 	for _, f := range c.Features {
@@ -117,7 +117,8 @@ func concerned(c api.Container, in api.SetRequest) (list []api.FeatureStatus) {
 	return list
 }
 
-// inForce is an error if what was set does not hold in full. What waits to be applied is none.
+// inForce returns an error if the new values are not in force in full. Pending features are no
+// error.
 func inForce(c api.Container, in api.SetRequest) error {
 	if len(in.Set) == 0 {
 		return nil

@@ -11,11 +11,11 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// setStub is an agent that changes nothing, and says that it did.
+// setStub is an agent that changes nothing, and reports success.
 type setStub struct {
 	stub
 	features []api.FeatureStatus
-	reserved []string // the containers for which I/O was
+	reserved []string // containers with a requested reservation
 }
 
 func (s *setStub) Set(context.Context, string, serve.Peer, api.SetRequest) (api.Container, error) {
@@ -39,7 +39,7 @@ func (s *setStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	return api.SetRequest{}, nil
 }
 
-// Every verb that changes something for a container says for which one.
+// Every verb that changes a container names it.
 func TestWhom(t *testing.T) {
 	for _, args := range [][]string{
 		{"set", "web-1", "net.ceil=1mbit"}, {"restore", "web-1"}, {"reserve", "web-1", "/dev/vdb", "riops=5"}, {"reserve", "--end", "4711-254-16"},
@@ -49,7 +49,7 @@ func TestWhom(t *testing.T) {
 		if status != cli.Done || errs != "" || !strings.Contains(out, "web-1") || !strings.Contains(out, "4711") {
 			t.Errorf("%v: %d\n%s%s", args, status, out, errs)
 		}
-		// The agent finds the container, and not the verb in a list.
+		// The agent resolves the container's name; the verb does not search a list.
 		if args[0] == "reserve" && args[1] == "web-1" && !slices.Equal(s.reserved, []string{"web-1"}) {
 			t.Errorf("reserved for %q", s.reserved)
 		}

@@ -11,15 +11,14 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// column is the head of a column and the maximum width of its cells; 0 is no limit. On a
-// terminal whose width is known, cells with a maximum take what room there is, and give way
-// where there is none.
+// column is the head of a column and the maximum width of its cells; 0 is no limit. On a terminal
+// of known width, cells with a maximum grow into free space, and shrink where there is none.
 type column struct {
 	head string
 	max  int
 }
 
-// width is the width of c as the i-th column.
+// width returns the width of c as the i-th column.
 func (c column) width(i int, rows [][]string) int {
 	wide := utf8.RuneCountInString(c.head)
 	for _, row := range rows {
@@ -57,10 +56,10 @@ func table(w io.Writer, columns []column, rows [][]string) {
 	}
 }
 
-// leastCut is how short a cell is cut to make a table fit.
+// leastCut is the least width to which a cell is cut to make a table fit.
 const leastCut = 9
 
-// suit gives the columns that are cut the width of a terminal; 0: it is not known.
+// suit adapts the columns with a maximum to the terminal's width have; 0 means unknown.
 func suit(columns []column, rows [][]string, have int) []column {
 	if have == 0 {
 		return columns

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// screenOf gives what a verb prints on a terminal of a width.
+// screenOf returns the output of a verb on a terminal of a given width.
 func screenOf(t *testing.T, columns uint16, s serve.Backend, args ...string) []string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -61,8 +61,7 @@ func screenOf(t *testing.T, columns uint16, s serve.Backend, args ...string) []s
 	return got
 }
 
-// A table takes the width that the terminal has: names are cut where there is no room, and
-// only there.
+// A table takes the width of the terminal: names are cut where there is no room, and only there.
 func TestTerminalWidth(t *testing.T) {
 	s := example()
 	const long, image = "payment-service-of-the-shop-in-production-1", "registry.example.com/team/nginx:1.27"
@@ -79,7 +78,7 @@ func TestTerminalWidth(t *testing.T) {
 			}
 		}
 	}
-	// So do the others.
+	// So do the other tables.
 	for columns, whole := range map[uint16]bool{80: false, 130: true} {
 		lines := screenOf(t, columns, &latencyStub{report: latencyReport()}, "latency", "--interval", "100ms")
 		if got := strings.Contains(strings.Join(lines, "\n"), "web-1-of-a-deployment-with-a-long-name"); got != whole {

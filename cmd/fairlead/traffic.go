@@ -159,7 +159,7 @@ func trafficClasses(w io.Writer, classes []api.TrafficClass, t api.Traffic) {
 	}
 }
 
-// splitNote describes whose packets are split, and in whose favour.
+// splitNote describes which classes have their packets split, and which classes that is for.
 func splitNote(classes []api.TrafficClass) string {
 	var of, whom []string
 	size := 0

@@ -14,11 +14,11 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// trafficStub gives one reading after the other.
+// trafficStub returns one reading after the other.
 type trafficStub struct {
 	serve.Backend
 	readings []api.Traffic
-	over     []time.Duration // that were asked for
+	over     []time.Duration // the measuring times requested
 }
 
 func (s *trafficStub) Report(_ context.Context, ask api.Ask) (any, error) {
@@ -104,7 +104,7 @@ Delays: 2.00k packets were not measured, because too many waited
 	if diff := cmp.Diff(want, out); diff != "" || status != 0 {
 		t.Errorf("status %d, %s (-want +got):\n%s", status, errs, diff)
 	}
-	// An agent that always measures tells them of totals as well.
+	// An agent that always measures also has delays for totals.
 	always := after
 	always.Measured = nil
 	if _, out, _ := shaped(t, &trafficStub{readings: []api.Traffic{always}}, "--total"); !strings.Contains(out, "  12us  1.23ms  1.23s\n") || strings.Contains(out, "100ms") {

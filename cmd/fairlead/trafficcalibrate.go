@@ -62,7 +62,7 @@ func hostPort(s string) bool {
 	return err == nil && perr == nil && n > 0
 }
 
-// takeIn receives and discards what calibrate sends, for a minute.
+// takeIn receives and discards the data that calibrate sends, for a minute.
 func takeIn(ctx context.Context, e cli.Env, addr string) error {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {

@@ -14,10 +14,10 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// goWords are what only somebody who writes Go understands.
+// goWords are terms that only a Go programmer understands.
 var goWords = regexp.MustCompile(`strconv|context canceled|deadline exceeded|time: |exec: |json: |slog: |invalid argument .* for "|parsing |\bEOF\b|dial tcp|<nil>|%!`)
 
-// Whatever is given to a flag, its error is in words that its user knows.
+// The error for any bad flag value is in words that a user knows.
 func TestFlagWords(t *testing.T) {
 	discard := cli.Env{Stdout: new(bytes.Buffer), Stderr: new(bytes.Buffer), Getenv: func(string) string { return "" }}
 	tried := 0
@@ -50,7 +50,7 @@ func TestFlagWords(t *testing.T) {
 	}
 }
 
-// Arguments, too.
+// So is the error for any bad argument.
 func TestArgumentWords(t *testing.T) {
 	for _, args := range [][]string{
 		{"reserve", "web", "/dev/vdb", "riops=x"}, {"io", "capacity", "/dev/vdb", "wiops=99999999999999999999"},
@@ -65,7 +65,7 @@ func TestArgumentWords(t *testing.T) {
 	}
 }
 
-// Who interrupts a verb reads that, and not what a context is.
+// An interrupted verb reports the interrupt, and does not mention a context.
 func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var errs bytes.Buffer
@@ -82,7 +82,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// doctor fails where nothing works, and where it cannot tell.
+// doctor fails where nothing works, and where it cannot find out.
 func TestUseless(t *testing.T) {
 	finding := func(name, area string, level api.Level) api.Finding {
 		return api.Finding{Capability: name, Area: area, Verdict: api.Verdict{Level: level, Why: "no"}}
@@ -103,7 +103,7 @@ func TestUseless(t *testing.T) {
 	}
 }
 
-// The exit status of set says whether what was set holds, in the features that it concerns.
+// The exit status of set reports whether the new values are in force, in the features concerned.
 func TestSetStatus(t *testing.T) {
 	for state, want := range map[string]int{
 		api.StateDone: cli.Done, api.StatePending: cli.Done, api.StatePartly: cli.Failed, api.StateError: cli.Failed, api.StateUnavailable: cli.Failed,
