@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The maps of the accounts that other objects use too: package account makes them,
- * and bpf.Open is given them for the others.
+ * The maps of the accounts that other objects also use. Package account creates them and
+ * passes them to bpf.Open for the others.
  */
 #ifndef FL_CHARGES_H
 #define FL_CHARGES_H
@@ -10,13 +10,13 @@
 
 #include <bpf/bpf_helpers.h>
 
-/* Tenants at the same time, and slot 0 for the system. */
+/* The maximum number of slots in use at a time. Slot 0 is the system's. */
 #define MAX_SLOTS 1024
 
 /*
- * Slot of a tenant -> ns that its packets took from others, less what others'
- * packets took from its tasks: what the scheduler has charged it too little.
- * Written within the softirq.
+ * Slot of a tenant -> ns that its packets took from others, minus what others' packets
+ * took from its tasks. The scheduler has charged the tenant that much too little. Written
+ * in softirq.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What became of a packet that no later hook or tracepoint sees: a program dropped it, or
- * handed it over into a container by bpf_redirect_peer, past the backlog and the egress
- * hook of the host end. Only that program knows whose the packet was. netcpu's accounts
- * read it.
+ * The fate of a packet that no later hook or tracepoint sees: a program dropped it, or
+ * redirected it into a container by bpf_redirect_peer, past the backlog and the egress
+ * hook of the host end. Only that program knows the packet's tenant. netcpu's accounts
+ * read the map.
  *
- * Package identity makes the map; an object that includes this is opened with
- * Identity.Maps. A program tells of a packet right before it returns its verdict, in
- * softirq, on the CPU that handles the packet. Nothing is lost where nobody reads.
+ * Package identity creates the map; an object that includes this header is opened with
+ * Identity.Maps. A program reports a packet right before it returns its verdict, in
+ * softirq, on the CPU that handles the packet. Without a reader, the reports have no
+ * effect.
  */
 #ifndef FL_FATE_H
 #define FL_FATE_H
@@ -21,14 +22,14 @@
 #define FL_HANDED 2
 
 struct fl_fate {
-	__u16 tenant;  /* whose it was, by the slot of identity.h; 0: nobody's */
-	__u8 fate;     /* 0: nothing was told */
-	__u8 protocol; /* of what was handed over: IPPROTO_*, */
+	__u16 tenant;  /* slot of the packet's tenant (identity.h); 0: none */
+	__u8 fate;     /* 0: no report */
+	__u8 protocol; /* of a redirected packet: IPPROTO_*, */
 	__u32 bytes;   /* and its length from the IP header on */
 };
 _Static_assert(sizeof(struct fl_fate) == 8, "written at once");
 
-/* Of the last packet of each CPU that was told of. */
+/* The last packet that was reported on each CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -45,7 +46,10 @@ static __always_inline void fl_tell(struct fl_fate f)
 		*told = f;
 }
 
-/* The packet is dropped for the sake of a tenant, before a device says whose it is. */
+/*
+ * Reports a packet that is dropped on a tenant's account before it reaches a device of
+ * the tenant.
+ */
 static __always_inline void fl_dropped_for(__u16 tenant)
 {
 	struct fl_fate f = {.tenant = tenant, .fate = FL_DROPPED};
@@ -54,9 +58,9 @@ static __always_inline void fl_dropped_for(__u16 tenant)
 }
 
 /*
- * The packet goes into a container of a tenant by bpf_redirect_peer. skb is as the
- * container gets it, without the headers of a tunnel, and protocol that of its IP header.
- * Not for bpf_redirect to a host end, whose egress hook sees the packet.
+ * Reports a packet that bpf_redirect_peer takes into a tenant's container. skb is as the
+ * container gets it, without tunnel headers; protocol is that of its IP header. Not for
+ * bpf_redirect to a host end: the egress hook there sees the packet.
  */
 static __always_inline void fl_handed_to(struct __sk_buff *skb, __u16 tenant, __u8 protocol)
 {
@@ -65,7 +69,7 @@ static __always_inline void fl_handed_to(struct __sk_buff *skb, __u16 tenant, __
 	fl_tell(f);
 }
 
-/* What was told last on this CPU, which is forgotten by this. */
+/* Returns the last report on this CPU and clears it. */
 static __always_inline struct fl_fate fl_take_fate(void)
 {
 	__u32 zero = 0;

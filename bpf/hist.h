@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The buckets of a log-linear histogram of durations, as package hist reads
- * them. Who includes this says how fine and how long it is: each power of two of
- * nanoseconds has 1 << HIST_SUB_BITS buckets, and the last bucket also counts all
- * from 2^HIST_TOP_BITS ns on.
+ * The buckets of a log-linear histogram of durations, as package hist reads them. The
+ * including file defines resolution and range: each power of two of nanoseconds has 1 <<
+ * HIST_SUB_BITS buckets, and the last bucket also counts everything from 2^HIST_TOP_BITS
+ * ns on.
  */
 #ifndef FL_HIST_H
 #define FL_HIST_H
@@ -15,8 +15,9 @@
 #define HIST_BUCKETS ((HIST_TOP_BITS - HIST_SUB_BITS + 1) << HIST_SUB_BITS)
 
 /*
- * The bucket of a duration. Global, so that the verifier looks at it once and not
- * at each call: in a loop over packets that is too much for that of 6.1.
+ * Returns the bucket of a duration. A global function, which the verifier checks once
+ * instead of at each call: inlined in a loop over packets it exceeds the limits of 6.1's
+ * verifier.
  */
 __noinline __u32 fl_bucket(__u64 ns)
 {

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Whose a device, a socket or a task is. Package identity makes these maps and writes
- * them; an object that includes this is opened with Identity.Maps. They name the tenant.
- * What a feature has to say of a tenant is in an array of that feature by the tenant's
- * slot; what it has to say of one container of several that share a network, in a map of
- * its own by cgroup (identity.Cgroups).
+ * Maps devices, sockets and tasks to tenants. Package identity creates and writes these
+ * maps; an object that includes this header is opened with Identity.Maps. A feature keeps
+ * its own attributes of a tenant in an array indexed by the tenant's slot. Attributes of
+ * one container among several that share a network are in a map of the feature by cgroup
+ * (identity.Cgroups).
  *
- * What a container, an image or a packet says of itself is in none of them. A full
- * fl_devices or fl_cgroups is an error of user space; what is not in it is nobody's.
+ * Nothing that a container, an image or a packet claims about itself is in these maps. A
+ * full fl_devices or fl_cgroups is an error in user space; what has no entry belongs to
+ * no tenant.
  */
 #ifndef FL_IDENTITY_H
 #define FL_IDENTITY_H
@@ -21,15 +22,18 @@
 #define FL_MAX_TENANTS 65536 /* for arrays by a tenant's slot */
 
 struct fl_owner {
-	__u16 tenant; /* the slot of the network tenant; 0: nobody */
+	__u16 tenant; /* slot of the network tenant; 0: none */
 	__u16 flags;
 };
 _Static_assert(sizeof(struct fl_owner) == 4, "read by Go");
 
-#define FL_HOST_END 1	/* of a device: the host's end of that tenant's veth */
-#define FL_HOST_SIDE 2	/* in a namespace in which host ends are, and no container's */
+#define FL_HOST_END 1	/* of a device: the host end of the tenant's veth */
+#define FL_HOST_SIDE 2	/* in a namespace with host ends, which no container owns */
 
-/* A device by its namespace's inode and its index; index 0: any other there. */
+/*
+ * A device, by the inode of its namespace and its ifindex. ifindex 0: any other device
+ * there.
+ */
 struct fl_device {
 	__u32 netns;
 	__u32 ifindex;
@@ -43,7 +47,7 @@ struct {
 	__type(value, struct fl_owner);
 } fl_devices SEC(".maps");
 
-/* The slot of the tenant by cgroup v2 id. */
+/* cgroup v2 id -> slot of the tenant. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, FL_MAX_CGROUPS);
@@ -53,13 +57,13 @@ struct {
 } fl_cgroups SEC(".maps");
 
 /*
- * Goes up with each change of fl_devices, fl_cgroups, or what a feature says of whom they
- * name (Identity.Changed): what was kept of them is old then. A section of its own, as it
- * is one for all objects.
+ * Incremented on each change of fl_devices, of fl_cgroups, or of a feature's attributes
+ * of their tenants (Identity.Changed). It invalidates what programs cache of them. It has
+ * a section of its own because all objects share it.
  */
 __u32 fl_epoch SEC(".data.identity");
 
-/* The slot of the tenant that a cgroup is in; 0: nobody's. */
+/* Returns the slot of a cgroup's tenant, or 0. */
 static __always_inline __u32 fl_of_cgroup(__u64 id)
 {
 	__u32 *tenant = bpf_map_lookup_elem(&fl_cgroups, &id);
@@ -68,8 +72,8 @@ static __always_inline __u32 fl_of_cgroup(__u64 id)
 }
 
 /*
- * Whose a device is; where it is not known by its index, whose its namespace is. 0: user
- * space does not know the namespace.
+ * Returns the owner of a device or, if the device has no entry, the owner of its
+ * namespace. Returns NULL if user space does not know the namespace.
  */
 static __always_inline struct fl_owner *fl_of_device(__u32 netns, __u32 ifindex)
 {
@@ -92,7 +96,10 @@ static __always_inline __u64 fl_cgroup_of_task(struct task_struct *t)
 	return t->cgroups->dfl_cgrp->kn->id;
 }
 
-/* enum of include/net/tcp_states.h: what is no full socket, and has no cgroup in it. */
+/*
+ * enum of include/net/tcp_states.h: sockets in these states are not full sockets and have
+ * no cgroup.
+ */
 #define FL_TCP_TIME_WAIT 6
 #define FL_TCP_NEW_SYN_RECV 12
 
@@ -102,7 +109,7 @@ static __always_inline int fl_full_sock(struct sock *sk)
 	       sk->__sk_common.skc_state != FL_TCP_NEW_SYN_RECV;
 }
 
-/* Both of a full socket only. */
+/* For full sockets only, like the next function. */
 static __always_inline __u32 fl_netns_of_sock(struct sock *sk)
 {
 	return sk->__sk_common.skc_net.net->ns.inum;

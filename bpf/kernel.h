@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The parts of the kernel that fairlead's BPF programs look at, and nothing
- * else: this is the list of kernel internals that we rely on. Layouts are
- * relocated at load (CO-RE), so only names and types count here.
+ * The kernel types and fields that fairlead's BPF programs read, and nothing else: the
+ * complete list of kernel internals that we rely on. CO-RE relocates the layouts at load,
+ * so only names and types matter here.
  */
 #ifndef FL_KERNEL_H
 #define FL_KERNEL_H
@@ -10,7 +10,7 @@
 #include <linux/bpf.h>
 #include <linux/types.h>
 
-/* Since 6.6; the headers that we build with are older. enum tcx_action_base. */
+/* enum tcx_action_base, since 6.6. The headers that we build with are older. */
 #define TCX_NEXT -1
 #define TCX_DROP 2
 

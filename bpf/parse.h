@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What is in the headers of a packet, for all programs. Each bound is checked here, and
- * what is cut short, or not known, is told apart from what is there. Nothing here says
- * whose a packet is: see identity.h.
+ * Parses packet headers for all programs. It checks every bound, and distinguishes a
+ * truncated or unknown header from one that is present. It does not identify a packet's
+ * tenant: see identity.h.
  */
 #ifndef FL_PARSE_H
 #define FL_PARSE_H
@@ -16,7 +16,7 @@
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 
-/* UDP ports on which tunnels arrive. VXLAN has IANA's, and that of the kernel's beginnings (Flannel). */
+/* UDP ports of tunnels. VXLAN has IANA's port and the kernel's original one (Flannel). */
 #define FL_PORT_VXLAN 4789
 #define FL_PORT_VXLAN_OLD 8472
 #define FL_PORT_GENEVE 6081
@@ -26,13 +26,13 @@ static __always_inline int fl_vxlan_port(__u16 port)
 	return port == FL_PORT_VXLAN || port == FL_PORT_VXLAN_OLD;
 }
 
-/* linux/if_vlan.h has it for the kernel only. */
+/* Only kernel code gets it from linux/if_vlan.h. */
 struct fl_vlan_hdr {
 	__u16 h_vlan_TCI;
 	__u16 h_vlan_encapsulated_proto;
 };
 
-/* An address, IPv4 in mapped form. */
+/* An IPv6 address, or an IPv4 address in mapped form. */
 struct fl_address {
 	__u8 ip[16];
 };
@@ -44,7 +44,7 @@ static __always_inline int fl_destination(void *l3, void *end, __u16 proto, stru
 		struct iphdr *ip = l3;
 
 		if ((void *)(ip + 1) > end)
-			return -1; /* cut short: whoever gets it throws it away */
+			return -1; /* truncated: the receiver drops it */
 		to->ip[10] = to->ip[11] = 0xff;
 		__builtin_memcpy(&to->ip[12], &ip->daddr, 4);
 		return 0;
@@ -53,14 +53,14 @@ static __always_inline int fl_destination(void *l3, void *end, __u16 proto, stru
 		struct ipv6hdr *ip6 = l3;
 
 		if ((void *)(ip6 + 1) > end)
-			return -1; /* cut short */
+			return -1; /* truncated */
 		if (!ip6->daddr.s6_addr32[0] && !ip6->daddr.s6_addr32[1] &&
 		    ip6->daddr.s6_addr32[2] == bpf_htonl(0xffff))
-			return -1; /* an IPv4 address here, and nobody's on a wire */
+			return -1; /* stands for an IPv4 address here, and is invalid on a wire */
 		__builtin_memcpy(to->ip, &ip6->daddr, 16);
 		return 0;
 	}
-	return -1; /* ARP and the like: nobody's, and few */
+	return -1; /* ARP and the like: few, and of no tenant */
 }
 
 /* Reads the destination of the frame at data. */
@@ -69,7 +69,7 @@ static __always_inline int fl_frame_destination(void *data, void *end, struct fl
 	struct ethhdr *eth = data;
 
 	if (data + sizeof(*eth) > end)
-		return -1; /* not a frame that anyone here could get */
+		return -1; /* truncated: no device here accepts it */
 	return fl_destination(data + sizeof(*eth), end, eth->h_proto, to);
 }
 
@@ -79,7 +79,7 @@ static __always_inline int fl_same_mac(const volatile __u8 *a, const volatile __
 	       a[3] == b[3] && a[4] == b[4] && a[5] == b[5];
 }
 
-/* linux/socket.h has them for the kernel only. */
+/* Only kernel code gets them from linux/socket.h. */
 #define FL_AF_INET 2
 #define FL_AF_INET6 10
 
@@ -89,7 +89,7 @@ static __always_inline __u64 fl_mix(__u64 h, __u64 v)
 	return h ^ h >> 29;
 }
 
-/* One packet's headers, as far as they have been looked at. */
+/* The headers of one packet, as far as parsed. */
 struct fl_headers {
 	__u64 flow;
 	__u32 l4; /* offset */
@@ -99,9 +99,9 @@ struct fl_headers {
 };
 
 /*
- * Mixes addresses, protocol and ports of the IP packet at off into h->flow.
- * Returns -1 for one that is of no flow. Fragments are of none: only the first
- * has ports, and addresses alone may be those of many containers (NAT).
+ * Mixes addresses, protocol and ports of the IP packet at off into h->flow. Returns -1
+ * for a packet without a flow. A fragment has none: only the first fragment has ports,
+ * and many containers can share the addresses (NAT).
  */
 static __always_inline int fl_ip_flow(struct __sk_buff *skb, __u32 off, __be16 proto, struct fl_headers *h)
 {
@@ -125,7 +125,7 @@ static __always_inline int fl_ip_flow(struct __sk_buff *skb, __u32 off, __be16 p
 			return -1;
 		__builtin_memcpy(a, &ip.saddr, sizeof(a));
 		h->l4 = off + sizeof(ip);
-		h->proto = ip.nexthdr; /* with extension headers: of no flow */
+		h->proto = ip.nexthdr; /* an extension header: no flow */
 		h->flow = fl_mix(fl_mix(fl_mix(fl_mix(h->flow, a[0]), a[1]), a[2]), a[3]);
 	} else {
 		return -1;
@@ -144,7 +144,7 @@ static __always_inline int fl_ip_flow(struct __sk_buff *skb, __u32 off, __be16 p
 	case IPPROTO_ICMPV6:
 		if (bpf_skb_load_bytes(skb, h->l4, l4, 8))
 			return -1;
-		/* Echo and its reply have an id, which stands for the ports. */
+		/* Echo request and reply have an id, which replaces the ports. */
 		if (h->proto == IPPROTO_ICMP ? l4[0] != 0 && l4[0] != 8 : l4[0] != 128 && l4[0] != 129)
 			return -1;
 		l4[0] = l4[4];
@@ -167,8 +167,8 @@ static __always_inline int fl_is_vxlan(const struct fl_headers *h)
 }
 
 /*
- * The flow of a packet, in a tunnel that of what is inside; 0 if it has none. seed is
- * what flows are mixed with, so that nobody can choose two that are one.
+ * Returns the flow of a packet, in a tunnel that of the inner packet; 0 if it has none.
+ * seed is random, so that flows cannot be chosen to collide.
  */
 static __always_inline __u64 fl_flow_of(struct __sk_buff *skb, __u64 seed, __u32 *syn)
 {

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * When something began, by a key, until it is taken. A hash of our own, as one of the
- * kernel's takes 0.1 us more for each event; who shares a row is found by a look at all
- * of it. Nothing locks it: of two who take the same stamp at once, one is not measured,
- * and of two who are given the same place, one has none.
+ * A table of start times: a stamp, stored by key, stays until it is taken. It is a hash
+ * of our own because the kernel's costs 0.1 us more per event. Keys that share a row are
+ * found by a scan of the row. There is no lock: if two CPUs take the same stamp at once,
+ * one of them gets no measurement; if two write to the same place, one stamp is lost.
  *
- * A map of stamps is a BPF_MAP_TYPE_ARRAY of 1 << STAMP_ROW_BITS struct stamps. Who
- * includes this says how many that are, and, as for hist.h, how long something lasts at
- * most: what is older than 2^HIST_TOP_BITS ns ended unseen, and makes room.
+ * A map of stamps is a BPF_MAP_TYPE_ARRAY of 1 << STAMP_ROW_BITS struct stamps. The
+ * including file defines STAMP_ROW_BITS and, as for hist.h, HIST_TOP_BITS. A stamp older
+ * than 2^HIST_TOP_BITS ns counts as one with an end that no program saw, and its place is
+ * reused.
  */
 #ifndef FL_STAMPS_H
 #define FL_STAMPS_H
@@ -24,8 +25,8 @@ struct stamps {
 };
 
 /*
- * The address of an object as a number, and so as a key. The verifier lets nobody
- * calculate with a pointer, and does not know it any more after this.
+ * Returns the address of an object as a number, for use as a key. The verifier allows no
+ * arithmetic on a pointer, and no longer treats the result as one.
  */
 static __always_inline __u64 address(const void *object)
 {
@@ -42,13 +43,16 @@ static __always_inline struct stamps *stamps_of(void *map, __u64 key)
 	return bpf_map_lookup_elem(map, &index);
 }
 
-/* Signed: CPUs read the clock one after the other, and not always in the order of events. */
+/* Signed: CPUs read the clock one after another, not always in the order of events. */
 static __always_inline int dead(__u64 since, __u64 now)
 {
 	return (__s64)(now - since) >= 1LL << HIST_TOP_BITS;
 }
 
-/* Notes that it begins now, whatever was noted before. Reports whether there is room. */
+/*
+ * Stores now as the start time, and replaces an earlier one. Returns 0 if the row is
+ * full.
+ */
 static __always_inline int put_stamp(void *map, __u64 key, __u64 now)
 {
 	struct stamps *r = stamps_of(map, key);
@@ -60,7 +64,7 @@ static __always_inline int put_stamp(void *map, __u64 key, __u64 now)
 		__u64 other = r->key[i];
 
 		if (other == key)
-			r->key[i] = other = 0; /* of one that ended unseen */
+			r->key[i] = other = 0; /* no program saw its end */
 		if (free == STAMP_ROW && (!other || dead(r->since[i], now)))
 			free = i;
 	}
@@ -90,15 +94,15 @@ static __always_inline __u64 stamp(void *map, __u64 key, __u64 now, int take)
 }
 
 /*
- * When it began, 0 if that is not known, or so long ago that it was another of this key;
- * it is forgotten by this.
+ * Removes a stamp and returns its time. Returns 0 if there is none, or if it is so old
+ * that it was of an earlier object with this key.
  */
 static __always_inline __u64 take_stamp(void *map, __u64 key, __u64 now)
 {
 	return stamp(map, key, now, 1);
 }
 
-/* The same, and it stays. */
+/* Like take_stamp, but keeps the stamp. */
 static __always_inline __u64 look_stamp(void *map, __u64 key, __u64 now)
 {
 	return stamp(map, key, now, 0);
