@@ -32,7 +32,7 @@ import (
 type Member struct {
 	ID      container.ID
 	Tenant  Tenant
-	Cgroups []uint64 // cgroup v2 ids whose tasks are this container's, itself first
+	Cgroups []uint64 // cgroup v2 ids of this container's tasks, its own cgroup first
 	Devices []Device
 	// HostNetwork: the container shares the host's network namespace, so only
 	// sockets identify its packets.
@@ -72,7 +72,7 @@ func Of(c container.Container) (Member, error) {
 	}
 	ids, err := cgroup.IDs(c.Cgroup.V2, cgroupsMost)
 	if errors.Is(err, cgroup.ErrMany) || errors.Is(err, fs.ErrNotExist) {
-		err = nil // the rest counts for the host's own; or the container is about to be let go of
+		err = nil // the host's own cgroup needs no more; or the container is about to be forgotten
 	}
 	m.Cgroups = ids
 	return m, err

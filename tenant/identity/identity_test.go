@@ -22,7 +22,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// of makes entries whose slots are counted from 1.
+// of makes entries with slots counted from 1.
 func of(members ...Member) (list []*entry) {
 	for n, m := range members {
 		list = append(list, &entry{Member: m, nth: n, slot: Slot(1 + n)})
@@ -32,7 +32,7 @@ func of(members ...Member) (list []*entry) {
 
 func owner(slot, flags uint16) identityFlOwner { return identityFlOwner{Tenant: slot, Flags: flags} }
 
-// known gives what entries say of all devices, and of all cgroups for which there is room.
+// known returns the owners of all devices, and of all cgroups for which there is room.
 func known(self uint64, room int, told ...*entry) (map[identityFlDevice]identityFlOwner, map[uint64]uint32) {
 	x, c := newIndex(self), cgroups{stated: newStated[uint64, uint32](), room: room}
 	for _, e := range told {
@@ -42,7 +42,7 @@ func known(self uint64, room int, told ...*entry) (map[identityFlDevice]identity
 	return x.devices.hold(x.device), c.stated.hold(c.wanted())
 }
 
-// hold notes what the BPF map would hold, as bring does.
+// hold records what the BPF map would hold, as bring does.
 func (s *stated[K, V]) hold(want func(K) (V, bool)) map[K]V {
 	for k := range s.stale {
 		delete(s.held, k)
@@ -58,13 +58,13 @@ func TestWanted(t *testing.T) {
 	const host, a, b, c, d = 100, 200, 201, 202, 203
 	told := of(
 		Member{Cgroups: []uint64{10, 11}, Devices: []Device{{host, 5, true, true}, {a, 2, false, false}}},
-		// A pod's second container names the same devices, and is late.
+		// A pod's second container names the same devices, later.
 		Member{Cgroups: []uint64{11, 12}, Devices: []Device{{host, 5, true, true}, {a, 2, false, false}, {a, 3, false, false}}},
-		// Nobody gets a namespace that host ends are in, nor the host's own.
+		// No member owns a namespace with host ends, nor the host's own.
 		Member{Devices: []Device{{host, 9, false, false}, {1, 4, false, false}}},
 		Member{Devices: []Device{{b, 2, false, false}, {b, 0, false, false}, {b, -1, false, false}, {0, 1, false, false}, {1 << 32, 1, true, true}}},
-		// Nor does a container make a namespace of its own the host's, be it one that
-		// is mounted where the host's are.
+		// Nor does a container make a namespace of its own the host's, even one that is mounted
+		// where the host's are.
 		Member{Devices: []Device{{c, 7, true, false}}},
 		Member{Devices: []Device{{d, 7, true, true}}},
 		Member{Devices: []Device{{d, 2, false, false}}},
@@ -81,13 +81,13 @@ func TestWanted(t *testing.T) {
 	if !maps.Equal(devices, wantDevices) {
 		t.Errorf("devices %v\nwant %v", devices, wantDevices)
 	}
-	// One that is below another's is its own.
+	// A container below another's cgroup owns its cgroups.
 	if want := map[uint64]uint32{10: 1, 11: 2, 12: 2}; !maps.Equal(cgroups, want) {
 		t.Errorf("cgroups %v\nwant %v", cgroups, want)
 	}
 }
 
-// Who has made many cgroups takes nobody else's place.
+// A container with many cgroups does not displace others.
 func TestWantedRoom(t *testing.T) {
 	told := of(Member{Cgroups: []uint64{10, 11, 12, 13, 14, 15, 16}}, Member{Cgroups: []uint64{20, 21}}, Member{Cgroups: []uint64{30}})
 	_, cgroups := known(0, 6, told...)
@@ -97,7 +97,7 @@ func TestWantedRoom(t *testing.T) {
 	}
 }
 
-// Whatever came and went before, what is known is what follows from who is there.
+// The index depends only on the present entries, whatever came and went before.
 func TestIndexRandom(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	const self, room = 1, 12
@@ -133,8 +133,8 @@ func TestIndexRandom(t *testing.T) {
 	}
 }
 
-// Only what a container has itself is worked out when it comes or goes, among however
-// many others.
+// An added or removed entry makes only its own devices and cgroups stale, however many other
+// entries there are.
 func TestIndexLooksAtChanges(t *testing.T) {
 	const self = 1
 	x, c := newIndex(self), cgroups{stated: newStated[uint64, uint32](), room: 10000}
@@ -154,7 +154,7 @@ func TestIndexLooksAtChanges(t *testing.T) {
 	}
 }
 
-// says fails t unless a map has a value for a key; the zero value is also for none.
+// says fails t unless a map has this value for a key. The zero value also stands for no entry.
 func says[K, V comparable](t *testing.T, when string, m *ebpf.Map, key K, want V) {
 	t.Helper()
 	var got V
@@ -166,8 +166,8 @@ func says[K, V comparable](t *testing.T, when string, m *ebpf.Map, key K, want V
 	}
 }
 
-// Several features tell of one container, and each may end its part: the rest stays, and
-// so does the slot, until the last one has.
+// Several features register one container, and each may forget its registration. The others stay,
+// and the slot stays until the last one has gone.
 func TestTell(t *testing.T) {
 	testkit.Smoke(t, "bpf:tenant/identity")
 	testkit.NeedRoot(t)
@@ -225,7 +225,7 @@ func TestTell(t *testing.T) {
 	}
 }
 
-// Containers of a pod have one slot, and a feature can still tell their cgroups apart.
+// Containers of a pod have one slot, and a feature can still distinguish their cgroups.
 func TestCgroups(t *testing.T) {
 	testkit.NeedRoot(t)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 4, MaxEntries: 3})
@@ -264,7 +264,7 @@ func TestCgroups(t *testing.T) {
 	want("one has ended", 0, 6, 6, 8)
 }
 
-// A container whose network changes has the slot of where it is.
+// A container that moves to another network gets the slot of the tenant there.
 func TestTellAnotherTenant(t *testing.T) {
 	testkit.NeedRoot(t)
 	i, err := Open("/proc")
@@ -281,8 +281,7 @@ func TestTellAnotherTenant(t *testing.T) {
 	}
 }
 
-// A namespace that a container has left is still none of the host's, as long as the
-// container is there.
+// A namespace that a container has left does not become the host's while the container exists.
 func TestHome(t *testing.T) {
 	testkit.NeedRoot(t)
 	i, err := Open("/proc")

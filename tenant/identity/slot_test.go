@@ -32,7 +32,7 @@ func TestLowestFreeAfterQuarantine(t *testing.T) {
 	a.Release(Tenant{NetNS: 10})
 	take(t, a, 40, 4) // 1 and 2 are in quarantine
 	c.t = c.t.Add(Quarantine - 1)
-	take(t, a, 20, 5) // also for the same tenant: its classes have gone meanwhile
+	take(t, a, 20, 5) // also for the same tenant: its classes have been removed
 	c.t = c.t.Add(1)
 	take(t, a, 50, 1)
 	take(t, a, 60, 2)
@@ -51,7 +51,7 @@ func TestSharedByItsUsers(t *testing.T) {
 	}
 	take(t, a, 20, 2)
 	a.Release(Tenant{NetNS: 10})
-	a.Release(Tenant{NetNS: 10}) // once too often
+	a.Release(Tenant{NetNS: 10}) // one release too many
 	if s := a.Lookup(Tenant{NetNS: 10}); s != Nobody {
 		t.Errorf("without users the slot is %d", s)
 	}
@@ -91,8 +91,8 @@ func TestOf(t *testing.T) {
 	}
 }
 
-// Whatever happens, no two tenants have one number, and none gets a number
-// that was another's less than the quarantine ago.
+// No two tenants have one slot at any time, and no tenant gets a slot that was another's less than
+// the quarantine ago.
 func TestRandom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := &clock{time.Unix(1000, 0)}
