@@ -25,7 +25,7 @@ type Meter interface {
 	Read() (account.Reading, error)
 }
 
-// noMeter is the Meter where the kernel cannot keep accounts, for the reason why.
+// noMeter is the Meter of a kernel that cannot keep accounts. why is the reason.
 type noMeter struct{ why error }
 
 func (m noMeter) Read() (account.Reading, error) {
@@ -39,10 +39,10 @@ type Accounts struct {
 	Containers feature.Containers
 	Since      time.Time // when Meter began to count
 
-	// Threads gives the CPU time of the NAPI threads of each container that is isolated;
-	// nil: none is.
+	// Threads returns the CPU time of the NAPI threads of each isolated container; nil: no
+	// container is isolated.
 	Threads func() map[container.ID]time.Duration
-	// InForce gives what is done beside accounting, for the report; nil: nothing is.
+	// InForce returns the measures beside accounting, for the report; nil: there are none.
 	InForce func() InForce
 
 	used    usages
@@ -62,11 +62,11 @@ func (x *Accounts) PacketWork() (map[container.ID][]time.Duration, error) {
 	return r.ByCPU, err
 }
 
-// modeKey is the policy key that says which mode is in force.
+// modeKey is the policy key of the mode in force.
 const modeKey = "fairlead.netcpu"
 
-// Adopt implements feature.Decider: a thread that was moved for a container, and
-// only for some time, was moved because auto had isolated it.
+// Adopt implements feature.Decider: a thread that was moved for a container, with an expiry, was
+// moved because auto had isolated it.
 func (x *Accounts) Adopt(left []journal.Entry) (ds []policy.Decision) {
 	const reason = "decided by an earlier agent, which was killed"
 	for _, e := range left {
@@ -87,7 +87,7 @@ func (x *Accounts) Adopt(left []journal.Entry) (ds []policy.Decision) {
 func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.Decision, err error) {
 	targets = slices.DeleteFunc(targets, func(t policy.Target) bool { return t.Settings.NetCPU != policy.NetCPUAuto })
 	if len(targets) == 0 {
-		return nil, nil // reading the accounts costs something
+		return nil, nil // reading the accounts has a cost
 	}
 	r, err := x.Meter.Read()
 	if err != nil {
@@ -101,7 +101,7 @@ func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.D
 	x.bargain.add(r.Taken, choices)
 	for _, m := range choices {
 		if m.Since.IsZero() {
-			continue // nothing has been decided yet
+			continue // there is no decision yet
 		}
 		ds = append(ds, policy.Decision{
 			Container: m.Container, Key: modeKey, Value: string(m.Mode),

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/auto"
 )
 
-// bargains are what the isolations of the mode auto have cost and spared. The zero value
-// knows of none.
+// bargains are the sums of what the isolations of the mode auto have cost and spared. The zero
+// value is empty.
 type bargains struct {
 	mu sync.Mutex
 	by map[container.ID]*sumOfBargain
@@ -23,8 +23,7 @@ type sumOfBargain struct {
 	at           time.Time
 }
 
-// add adds up the windows that end now. Containers that are no longer in the mode auto are
-// forgotten.
+// add adds the windows that end now. It forgets containers that are no longer in the mode auto.
 func (b *bargains) add(now time.Time, choices []auto.Choice) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -51,8 +50,8 @@ func (b *bargains) of(id container.ID) (cost, spared float64) {
 	return 0, 0
 }
 
-// Evidence implements feature.Witness: what isolation of the mode auto costs a container,
-// and spares others, at present.
+// Evidence implements feature.Witness: the present cost of isolation in the mode auto to a
+// container, and what it spares others.
 func (x *Accounts) Evidence(id container.ID) []api.Evidence {
 	x.bargain.mu.Lock()
 	defer x.bargain.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A flood that costs more than a container has is charged to it, and what is
-// beyond is dropped; in the end everything is as its owner has it.
+// A flood that costs more than a container's quota is charged to it, and the excess is dropped; in
+// the end everything is as its owner set it.
 func TestChargeFlood(t *testing.T) {
 	testkit.InFull(t)
 	const quota, period = 20 * time.Millisecond, 100 * time.Millisecond
@@ -35,12 +35,12 @@ func TestChargeFlood(t *testing.T) {
 	h.apply(h.container, policy.NetCPUCharge)
 	h.apply(h.container, policy.NetCPUCharge)
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
-	// Seen at one time, as it goes back up whenever less comes.
+	// Seen at some time, as the quota rises again whenever fewer packets arrive.
 	until(t, "the quota is lowered, with a note of it", func() bool {
 		return limit().Quota < owners.Quota && slices.ContainsFunc(h.notes(), func(e journal.Entry) bool { return e.Ref.Kind == cgroup.KindFile })
 	})
 	until(t, "packets are dropped", func() bool { return h.netcpu.Drops()[h.container.ID].Beyond > 0 })
-	// What is forgiven would have cost others more than it has at all.
+	// Forgiven time would have cost others more than the container's whole quota.
 	if l := h.netcpu.Ledgers(); l[h.container.ID].Charged == 0 {
 		t.Errorf("%+v, journal %+v", l, h.notes())
 	}
@@ -63,12 +63,12 @@ func TestChargeFlood(t *testing.T) {
 	}
 }
 
-// With T, packets are dropped while so much is left of what the container has: of
-// those that cost a small part of it none with a T of 0, and some with one of 99 %.
+// With the reserve T, packets are dropped once no more than T of the budget is left: with T 0 none
+// of the packets that cost a small part of it are dropped, with 99 % some are.
 func TestReserve(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{Quota: 100 * time.Millisecond, Period: 100 * time.Millisecond})
-	// Nobody receives: what its own tasks use would be taken off the budget, too.
+	// There is no receiver: its tasks' time would be subtracted from the budget, too.
 	board := h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "10000")
 	apply := func(reserve float64) {
 		t.Helper()
@@ -95,8 +95,8 @@ func TestReserve(t *testing.T) {
 	})
 }
 
-// Quotas that make no sense, but that the kernel takes, while packets come: what
-// is in force stays one that it takes, and the owner's comes back.
+// Invalid quotas that the kernel accepts, during traffic: the quota in force remains one that it
+// accepts, and the owner's is restored.
 func TestAbsurdQuotas(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
@@ -104,10 +104,10 @@ func TestAbsurdQuotas(t *testing.T) {
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "2000")
 	for _, cpu := range []sandbox.CPU{
 		{Quota: time.Millisecond, Period: time.Millisecond},                   // the shortest period
-		{Quota: time.Millisecond, Period: time.Second},                        // the least that there is
+		{Quota: time.Millisecond, Period: time.Second},                        // the kernel's minimum
 		{Quota: 1000 * time.Second, Period: time.Second},                      // a thousand CPUs
 		{Quota: time.Second, Period: time.Millisecond},                        // and in the shortest period
-		{Quota: 1001 * time.Microsecond, Period: 100*time.Millisecond + 1000}, // odd ones
+		{Quota: 1001 * time.Microsecond, Period: 100*time.Millisecond + 1000}, // odd values
 	} {
 		for _, mode := range []policy.NetCPU{policy.NetCPUCharge, policy.NetCPUIsolate} {
 			must(t, h.box.Limit(cpu))
@@ -130,7 +130,7 @@ func TestAbsurdQuotas(t *testing.T) {
 	}
 }
 
-// limits is what is set of a cgroup's CPU time.
+// limits is the CPU limit of a cgroup.
 type limits struct {
 	cgroup.Bandwidth
 	weight uint64
@@ -154,15 +154,15 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// What is dropped at the uplink on a container's account is in its account, too,
-// though no veth tells whose it was: because it has used up what it may, and
-// because its ring is full.
+// Packets that an uplink drops on a container's account are in its account, too, although no veth
+// identifies their owner: because the container has used up its budget, or because its ring is
+// full.
 func TestDropsAreCharged(t *testing.T) {
 	testkit.OnKernels(t)
 	type drops struct {
 		mode    policy.NetCPU
 		cpu     sandbox.CPU
-		burners int // its own work, which keeps its thread from emptying the ring
+		burners int // tasks of the container, which keep its thread from emptying the ring
 		dropped func(drop.Counters) uint64
 	}
 	for _, c := range testkit.Cases(t, 1,
@@ -182,11 +182,11 @@ func TestDropsAreCharged(t *testing.T) {
 	}
 }
 
-// The drops of a kind, of a container.
+// The drops of each kind, for a container.
 func early(c drop.Counters) uint64   { return c.Dropped }
 func byQuota(c drop.Counters) uint64 { return c.Beyond }
 
-// accounts is what each container's packets have cost.
+// accounts returns the cost of each container's packets.
 func (h *host) accounts() map[container.ID]time.Duration {
 	h.t.Helper()
 	r, err := h.netcpu.Read()
@@ -198,9 +198,9 @@ func (h *host) accounts() map[container.ID]time.Duration {
 	return cpu
 }
 
-// addsUp checks that the accounts are the whole of what was measured apart from
-// them, but for what comes while they are read, and what is under way then: a
-// softirq in whose midst its CPU was taken away is not measured before it ends.
+// addsUp checks that the accounts add up to the separately measured time, except for packets that
+// arrive during the reading, and for a softirq in progress: if the hypervisor takes the CPU away in
+// the middle of a softirq, that is not measured before it ends.
 func (h *host) addsUp(when string) account.Reading {
 	h.t.Helper()
 	for end := time.Now().Add(90 * time.Second); ; time.Sleep(20 * time.Millisecond) {

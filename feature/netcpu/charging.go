@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// newCharger makes the charger, and what drops for it where that can be.
+// newCharger makes the charger, with the dropper for its limits if there is one.
 func (n *Netcpu) newCharger() *charge.Charger {
 	credits, err := probe.SoftirqsChargeTasks(n.cfg.Roots)
 	if err != nil {
@@ -35,8 +35,8 @@ func (n *Netcpu) newCharger() *charge.Charger {
 	return charge.New(cfg)
 }
 
-// charge makes the quota or the weight of a container follow its account. in is its tenant, nil if
-// its network is not known.
+// charge makes a container's quota or weight follow its account. in is its tenant, nil if its
+// network is not known.
 func (n *Netcpu) charge(ctx context.Context, in *tenant.Tenant, t policy.Target) error {
 	c := t.Container
 	if !n.charger.Has(c.ID) {
@@ -54,7 +54,7 @@ func (n *Netcpu) charge(ctx context.Context, in *tenant.Tenant, t policy.Target)
 	return errors.Join(n.isolator.ExtendHost(), n.bringBudget(ctx, in))
 }
 
-// uncharge ends it, for a container that is not charged as well.
+// uncharge ends charging of a container, if it is charged.
 func (n *Netcpu) uncharge(ctx context.Context, of *tenant.Tenant, id container.ID) error {
 	if n.charger == nil || !n.charger.Has(id) {
 		return nil
@@ -65,9 +65,9 @@ func (n *Netcpu) uncharge(ctx context.Context, of *tenant.Tenant, id container.I
 	return errors.Join(isolate.IgnoreGone(n.bringBudget(ctx, of)), n.isolator.ExtendHost())
 }
 
-// bringBudget brings the dropping for a tenant to what it has to be: for the member with the account
-// that its packets are in, if that one is charged; and none while the tenant is isolated, as one
-// thread pays for its packets then.
+// bringBudget updates the drops of a tenant: they are on if the member with the account of its
+// packets is charged, and off while the tenant is isolated, as one thread pays for its packets
+// then.
 func (n *Netcpu) bringBudget(ctx context.Context, of *tenant.Tenant) error {
 	if of == nil || n.meter == nil || n.isolator.Isolates(of) {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
-// help says what the samples of Snapshot and Export are. A sample without a
-// container is about the host.
+// help describes the samples of Snapshot and Export. A sample without a container is about the
+// host.
 var help = map[string]string{
 	"netcpu_isolated":                    "1 for a container whose packets run in threads of its own cgroup, or of its pod's.",
 	"netcpu_early_dropped_packets_total": "Packets for the container that were dropped before its queue, because the queue was full or the quota was used up.",
@@ -49,17 +49,16 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 	return s
 }
 
-// inForce is what is done beside accounting at present.
+// inForce returns the measures beside accounting that are in force.
 func (n *Netcpu) inForce() InForce {
 	return InForce{Drops: n.Drops(), Ledgers: n.Ledgers(), Points: n.DropPoints()}
 }
 
-// Drops returns the packets that were dropped for each container that is isolated or
-// charged. It may be called at any time.
+// Drops returns the counters of dropped packets for each isolated or charged container. It may be
+// called at any time.
 func (n *Netcpu) Drops() map[container.ID]drop.Counters { return n.dropper.Counters() }
 
-// Ledgers returns what each container that is charged owes or is owed. It may be
-// called at any time.
+// Ledgers returns the debt or credit of each charged container. It may be called at any time.
 func (n *Netcpu) Ledgers() map[container.ID]charge.Booked {
 	if n.charger == nil {
 		return nil

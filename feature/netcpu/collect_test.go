@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// read is a meter that has read this.
+// read is a meter with a fixed reading.
 type read account.Reading
 
 func (r read) Read() (account.Reading, error) { return account.Reading(r), nil }
@@ -37,13 +37,12 @@ func (r running) Lookup(id container.ID) (c container.Container, ok bool) {
 	return r[i], true
 }
 
-// from is time that packets of a culprit took from a victim.
+// from returns time that packets of a culprit took from a victim.
 func from(victim, culprit container.ID, cpu time.Duration) account.Theft {
 	return account.Theft{Victim: account.Party{Kind: account.Task, Container: victim}, Culprit: culprit, CPU: cpu}
 }
 
-// The report says of each container what its ledger has booked, and at which
-// uplinks packets are dropped.
+// The report contains the ledger of each container, and the uplinks at which packets are dropped.
 func TestReport(t *testing.T) {
 	rx := [account.Protocols]account.Work{account.UDP: {CPU: time.Second, Packets: 1000}}
 	x := &Accounts{

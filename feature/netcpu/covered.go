@@ -76,9 +76,9 @@ func (n *Netcpu) uncovered(ctx context.Context, c container.Container) error {
 		feature.ErrPartly, strings.Join(names, ", "), mend)
 }
 
-// entrance says whether packets from outside enter the host's namespace by a device:
-// it is hardware, or has an address and its other end or the device below it is elsewhere,
-// as the eth0 of a host that is a container itself.
+// entrance reports whether packets from outside enter the host's namespace by a device: it is
+// hardware, or it has an address and its other end or the device below it is elsewhere, like the
+// eth0 of a host that is a container itself.
 func entrance(l netdev.Link) bool {
 	if !l.Up || l.Name == "lo" {
 		return false
@@ -87,7 +87,7 @@ func entrance(l netdev.Link) bool {
 	case "device":
 		return true
 	case "veth", "macvlan", "ipvlan":
-		// Each device that is up gives itself a link-local address.
+		// Each device that is up has a link-local address.
 		return slices.ContainsFunc(l.Addrs, func(cidr string) bool {
 			p, err := netip.ParsePrefix(cidr)
 			return err == nil && !p.Addr().IsLinkLocalUnicast()

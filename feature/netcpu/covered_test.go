@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// The host's own way to others is a veth without GRO, which does not poll: isolate does
-// what it can, and says what is not covered for as long as that is so.
+// The host's own uplink is a veth without GRO, which does not poll: isolate does what it can, and
+// reports what is not covered for as long as that lasts.
 func TestUncovered(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	target := policy.Target{Container: h.container, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}
@@ -24,7 +24,7 @@ func TestUncovered(t *testing.T) {
 	ns := h.Open(h.ns)
 	gro := ns.Offload(h.Index(h.ns, "nic1"), netdev.GRO)
 	must(t, gro.Write(netdev.Off))
-	for range 2 { // it is the same each time
+	for range 2 { // the same each time
 		err := h.netcpu.Apply(t.Context(), target)
 		if !errors.Is(err, feature.ErrPartly) || !strings.Contains(err.Error(), "nic1") || !strings.Contains(err.Error(), "ethtool -K nic1 gro on") {
 			t.Errorf("%v", err)

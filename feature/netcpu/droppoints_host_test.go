@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// dropPoints are the devices at which is dropped, of all namespaces or of one.
+// dropPoints returns the devices with early drop, of all namespaces or of one.
 func (h *host) dropPoints(netns uint64) (names []string) {
 	for _, d := range h.netcpu.DropPoints() {
 		if d.By != "" && (netns == 0 || d.Netns == netns) {
@@ -28,14 +28,14 @@ func (h *host) dropPoints(netns uint64) (names []string) {
 	return names
 }
 
-// uplink makes a port of the bridge of a box that leads to the wire and polls.
+// uplink makes a port of a box's bridge that leads to the wire and polls.
 func (h *host) uplink(b *sandbox.Box, name string) {
 	h.t.Helper()
 	must(h.t, sandbox.Wire(sandbox.End{Box: h.wire, Name: "w" + name}, sandbox.End{Box: b, Name: name, Bridge: "br0"}))
 	must(h.t, h.Open(b).Offload(h.Index(b, name), netdev.GRO).Write(netdev.GRO.On()))
 }
 
-// The drop points of a namespace that has gone go, too, while others stay.
+// The drop points of a deleted namespace go with it, while others stay.
 func TestDropPointsOfAGoneNamespace(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	far := *h
@@ -61,12 +61,12 @@ func TestDropPointsOfAGoneNamespace(t *testing.T) {
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 }
 
-// An uplink at which nothing can be attached is an error, and no reason to leave out
-// the others, or to keep what has gone.
+// An uplink that no program can be attached to is an error, but the others are still attached, and
+// points without a device are still removed.
 func TestDropPointsGoOn(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, sandbox.CPU{})
-	h.uplink(h.ns, "nic1") // looked at after nic0
+	h.uplink(h.ns, "nic1") // after nic0 in order
 	nic := h.Open(h.ns)
 	number := h.Index(h.ns, "nic0")
 	for full := false; !full; {

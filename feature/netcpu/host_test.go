@@ -32,7 +32,7 @@ import (
 
 func TestMain(m *testing.M) {
 	topology.Reexec()
-	// Most of the time the parallel ones wait, for windows of a second.
+	// Parallel tests mostly wait, for windows of a second.
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
 	}
@@ -49,16 +49,16 @@ type host struct {
 	journal   *journal.Journal
 	netcpu    *netcpu.Netcpu
 	container container.Container
-	others    map[int]bool // NAPI threads that were there before
+	others    map[int]bool // earlier NAPI threads
 }
 
-// open makes the feature, as an agent does; at these uplinks it drops in the driver.
-// In a guest fewer packets make a queue a container's own, and fewer fill a ring: an emulated
-// CPU may have no time for a thousand in a second.
+// open makes the feature, as an agent does, with early drop in the driver at these uplinks. In a
+// guest fewer packets make a queue a container's own, and fewer fill a ring: an emulated CPU may
+// have no time for a thousand in a second.
 func (h *host) open(xdp ...string) {
 	h.t.Helper()
 	who, err := identity.Open("/proc")
-	if err != nil { // the agent goes on too
+	if err != nil { // the agent also goes on
 		h.t.Log(err)
 		who = nil
 	}
@@ -78,7 +78,7 @@ func (h *host) open(xdp ...string) {
 	h.netcpu = n
 }
 
-// worth is a rate of packets that makes a queue a container's own.
+// worth returns a packet rate that makes a queue a container's own.
 func worth() string {
 	if testing.Short() {
 		return "200"
@@ -92,11 +92,11 @@ func newHost(t *testing.T, cpu sandbox.CPU) *host {
 	h.ns, h.wire = h.Uplink("net"+h.suffix(), "10.66.0.1/24", sandbox.End{Bridge: "br0", Queues: 2})
 	must(t, sandbox.LikeNIC(sandbox.End{Box: h.ns, Name: "nic0"}, sandbox.End{Box: h.wire, Name: "wire"}))
 	h.box = h.create(sandbox.Spec{Name: "receiver"})
-	must(t, h.box.Limit(cpu)) // when its process has begun, which takes long with a small quota
+	must(t, h.box.Limit(cpu)) // after its process has started, which takes long with a small quota
 	h.Join(h.box, "10.66.0.2/24", h.ns, "h0")
 
 	h.journal = testkit.Journal(t, journal.Open)
-	t.Cleanup(func() { // what a test that failed has left in force
+	t.Cleanup(func() { // changes that a failed test has left
 		h.journal.Restore(kernel.Opener(kernel.Default()), nil)
 	})
 	h.open()
@@ -110,7 +110,7 @@ func newHost(t *testing.T, cpu sandbox.CPU) *host {
 	return h
 }
 
-// describe says of the sandbox what package container would find out.
+// describe returns the sandbox as package container would find it.
 func (h *host) describe(box *sandbox.Box) container.Container {
 	h.t.Helper()
 	c := h.Describe(box)
@@ -122,10 +122,10 @@ func (h *host) target(mode policy.NetCPU) policy.Target {
 	return policy.Target{Container: h.container, Settings: policy.Settings{NetCPU: mode}}
 }
 
-// apply puts a mode into force as the agent does: it tries again, as a thread that
-// has just been made cannot be moved before it has run, which beside a flood on a
-// busy machine can take longer than an Apply waits; and a program stays attached for as long as
-// another process looks at it, so that it cannot be attached again at once.
+// apply applies a mode as the agent does, with retries: a new thread cannot be moved before it has
+// run, which beside a flood on a busy machine can take longer than an Apply waits; and a program
+// stays attached for as long as another process looks at it, so it cannot be attached again at
+// once.
 func (h *host) apply(c container.Container, mode policy.NetCPU) {
 	h.t.Helper()
 	target := policy.Target{Container: c, Settings: policy.Settings{NetCPU: mode}}
@@ -138,7 +138,7 @@ func (h *host) apply(c container.Container, mode policy.NetCPU) {
 	must(h.t, err)
 }
 
-// state is all that isolate may change, read from the host.
+// state reads everything that isolate may change from the host.
 func (h *host) state() map[string]string {
 	h.t.Helper()
 	inside, outside := h.Open(h.box), h.Open(h.ns)
@@ -171,7 +171,7 @@ func TestIsolateAndRemove(t *testing.T) {
 	must(t, h.box.SetQueues("eth0", "rx", "rps_cpus", func(int) string { return "1" }))
 	before := h.state()
 
-	for range 2 { // the second time nothing is left to do
+	for range 2 { // the second time there is nothing to do
 		must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	}
 	during := h.state()
@@ -205,7 +205,7 @@ func TestIsolateAndRemove(t *testing.T) {
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 }
 
-// payer is the cgroup of the cpu controller in which a container's threads are.
+// payer returns the cgroup of the cpu controller with a container's threads.
 func payer(c container.Container) string {
 	if c.Cgroup.CPU == c.Cgroup.V2 {
 		return filepath.Join(c.Cgroup.CPU, "fairlead")
@@ -213,7 +213,7 @@ func payer(c container.Container) string {
 	return c.Cgroup.CPU
 }
 
-// threads gives, by device, the cpu cgroups of the new threads that poll it.
+// threads returns, by device, the cpu cgroups of the new threads that poll it.
 func (h *host) threads() map[string][]string {
 	h.t.Helper()
 	layout, err := cgroup.Detect("/proc", "")
@@ -226,8 +226,8 @@ func (h *host) threads() map[string][]string {
 				continue
 			}
 			must(h.t, err)
-			// Some kernels keep the threads of a device for as long as it
-			// polls, idle and in the group of all.
+			// Some kernels keep a device's threads for as long as it polls, idle and in the root
+			// group.
 			if paths.CPU != layout.CPU {
 				slice, err := sched.Slice("/proc", th).Read()
 				if ended(err) {
@@ -244,8 +244,8 @@ func (h *host) threads() map[string][]string {
 	return where
 }
 
-// polling gives the threads that poll a device: those that the kernel lists, or where
-// it lists none those with such a name that came after the host.
+// polling returns the threads that poll a device: the ones that the kernel lists or, if it lists
+// none, the ones with such a name that appeared after the host.
 func (h *host) polling(device string) (threads []sched.Thread) {
 	h.t.Helper()
 	box := h.ns
@@ -286,21 +286,20 @@ func (h *host) polling(device string) (threads []sched.Thread) {
 	return threads
 }
 
-// ended says that a thread ended while it was looked at: the kernel lets go of one
-// that it has stopped a moment later.
+// ended reports that a thread ended during a look at it: the kernel releases a stopped thread a
+// moment later.
 func ended(err error) bool {
 	return errors.Is(err, journal.ErrGone) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }
 
-// notes are the journal's entries but those of the accounts, which are kept
-// whatever the mode.
+// notes returns the journal's entries except those of the accounts, which exist in every mode.
 func (h *host) notes() []journal.Entry {
 	return slices.DeleteFunc(h.journal.Entries(), func(e journal.Entry) bool {
 		return e.Ref.Kind == qdisc.KindFilter && strings.Contains(e.Ref.Object, "/stamp_")
 	})
 }
 
-// create makes a sandbox whose name is no other test's: some run at the same time.
+// create makes a sandbox with a name that no other test uses: some tests run in parallel.
 func (h *host) create(spec sandbox.Spec) *sandbox.Box {
 	h.t.Helper()
 	spec.Name += h.suffix()

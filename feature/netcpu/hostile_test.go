@@ -14,9 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A bridge that does not know where a container is sends its packets to all. A
-// neighbour that gets them, too, and has used up what it may, has only its own
-// dropped.
+// A bridge that does not know a container's port floods its packets. A neighbour that gets them
+// too, and has used up its budget, loses only its own packets.
 func TestFloodedPacketsAreNotDropped(t *testing.T) {
 	testkit.InFull(t)
 	for _, by := range testkit.Cases(t, 1, drop.ByXDP, drop.ByTC) {
@@ -36,17 +35,17 @@ func TestFloodedPacketsAreNotDropped(t *testing.T) {
 func floodedPackets(t *testing.T, h *host) {
 	victim := h.create(sandbox.Spec{Name: "victim"})
 	h.Join(victim, "10.66.0.3/24", h.ns, "h1")
-	// With XDP at a veth, 6.1 gives each packet a page, of which the usual buffer has
-	// room for 49: too few while the receiver waits for a CPU.
+	// With XDP at a veth, 6.1 uses a page for each packet. The usual buffer has room for 49 of
+	// them: too few while the receiver waits for a CPU.
 	got := h.start(victim, "udp-recv", "--listen", ":9000", "--buffer", "4000000")
 	h.start(h.box, "udp-recv", "--listen", ":9000")
 	must(t, h.box.Limit(sandbox.CPU{Quota: time.Millisecond, Period: 100 * time.Millisecond}))
 	h.apply(h.container, policy.NetCPUCharge)
-	must(t, h.ns.Sysfs(func(sys string) error { // it forgets at once where everybody is
+	must(t, h.ns.Sysfs(func(sys string) error { // the bridge forgets its addresses at once
 		return os.WriteFile(filepath.Join(sys, "class/net/br0/bridge/ageing_time"), []byte("0"), 0)
 	}))
-	// More than the neighbour may have, and less than any queue on the way has room
-	// for while somebody waits for a CPU: what gets lost is what was dropped.
+	// The rate is above the neighbour's limit, and low enough that no queue on the way overflows
+	// while a task waits for a CPU: any loss is a drop.
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "5000", "--size", "100")
 	dropped := func() uint64 { return h.netcpu.Drops()[h.container.ID].Beyond }
 	until(t, "the neighbour's packets are dropped", func() bool { return dropped() > 100 })

@@ -18,9 +18,8 @@ import (
 
 const cpu1 = "/sys/devices/system/cpu/cpu1/online"
 
-// hotplug gives what switches CPU 1 off and on. It skips t where that cannot be
-// done, and puts everything back that the kernel changes by it: on cgroup v1 a
-// cpuset does not get a CPU back by itself.
+// hotplug returns the switch of CPU 1. It skips t if that cannot be done, and restores everything
+// that the kernel changes for it: on cgroup v1 a cpuset does not get a CPU back by itself.
 func hotplug(t *testing.T) func(on bool) {
 	t.Helper()
 	testkit.NeedRoot(t)
@@ -34,7 +33,7 @@ func hotplug(t *testing.T) func(on bool) {
 	if layout.CPUSet != "" && layout.CPUSet != layout.V2 {
 		must(t, filepath.WalkDir(layout.CPUSet, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || !d.IsDir() {
-				return nil // it has ended meanwhile
+				return nil // it has ended
 			}
 			file := filepath.Join(path, "cpuset.cpus")
 			if text, err := os.ReadFile(file); err == nil {
@@ -74,9 +73,9 @@ func hotplug(t *testing.T) func(on bool) {
 	}
 }
 
-// TestHotplug takes a CPU away, and gives it back, while packets are accounted for
-// and paid for. The accounts go on and add up, threads stay where they belong, and
-// the end is as on any other host.
+// TestHotplug takes a CPU offline and online again, with accounting and charging of packets in
+// progress. The accounts go on and add up, threads stay where they belong, and the end is as on any
+// other host.
 func TestHotplug(t *testing.T) {
 	testkit.OnKernels(t)
 	rounds := testkit.Scale(t, 1, 3)
@@ -84,7 +83,7 @@ func TestHotplug(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			cpu := hotplug(t)
 			h := newHost(t, sandbox.CPU{Quota: 50 * time.Millisecond, Period: 100 * time.Millisecond})
-			// Softirqs on the CPU that goes.
+			// Softirqs run on the CPU that goes offline.
 			must(t, h.ns.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "2" }))
 			before := h.state()
 			h.apply(h.container, mode)
@@ -135,7 +134,7 @@ func TestHotplug(t *testing.T) {
 	}
 }
 
-// of is the account of the host's container in a reading.
+// of returns the account of the host's container in a reading.
 func of(r account.Reading, h *host) account.Account {
 	for _, a := range r.Accounts {
 		if a.Container == h.container.ID {

@@ -28,8 +28,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A container that ends while it is isolated leaves nothing, and its cgroup
-// can be removed, threads or no threads.
+// A container that ends while it is isolated leaves nothing, and its cgroup can be removed, with or
+// without threads.
 func TestContainerEnds(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
@@ -39,7 +39,7 @@ func TestContainerEnds(t *testing.T) {
 		t.Fatalf("%d threads of eth0, want 1", got)
 	}
 
-	// As after a SIGKILL: the process has gone, cgroup and namespace not yet.
+	// As after a SIGKILL: the process has gone, cgroup and namespace have not.
 	kill(t, h.box)
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 	must(t, h.box.Destroy())
@@ -61,15 +61,15 @@ func TestContainerEnds(t *testing.T) {
 	}
 }
 
-// kill ends the process of a box, and waits for that.
+// kill ends the process of a box, and waits for its end.
 func kill(t *testing.T, b *sandbox.Box) {
 	t.Helper()
 	must(t, unix.Kill(b.PID, unix.SIGKILL))
 	until(t, "it has ended", func() bool { _, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", b.PID)); return err != nil })
 }
 
-// vacate removes the cgroups of a container, whose kernel threads go to the group of
-// all, as an engine does that finds them there.
+// vacate removes the cgroups of a container, as an engine does that finds kernel threads in them:
+// the threads go to the root group.
 func (h *host) vacate(c container.Cgroup) {
 	h.t.Helper()
 	layout, err := cgroup.Detect("/proc", "")
@@ -89,7 +89,7 @@ func (h *host) vacate(c container.Cgroup) {
 	}
 }
 
-// The agent is killed and another one takes over what it finds in force.
+// The agent is killed and another one adopts what is in force.
 func TestAdopt(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{Quota: 20e6, Period: 100e6})
@@ -105,7 +105,7 @@ func TestAdopt(t *testing.T) {
 	}
 	same(t, "adopted", h.state(), during)
 
-	// A third one, whose policy no longer asks for it.
+	// A third container, with a policy that no longer asks for isolation.
 	must(t, h.netcpu.Close())
 	h.open()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUObserve)))
@@ -116,8 +116,8 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// Two containers in one network namespace are one tenant. When the one that
-// pays ends, the other takes over.
+// Two containers in one network namespace are one tenant. When the payer ends, the other takes
+// over.
 func TestSharedNamespace(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
@@ -189,8 +189,8 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
-// A container whose packets cannot all be accounted for is isolated none the less,
-// and its status says what is missing.
+// A container with packets that cannot all be accounted for is still isolated, and its status names
+// the gap.
 func TestIsolateWithoutAccounts(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
@@ -209,14 +209,14 @@ func TestIsolateWithoutAccounts(t *testing.T) {
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 }
 
-// Real packets: a flood reaches the receiver through its thread, and what its
-// queue has no room for is dropped at the uplink.
+// Real packets: a flood reaches the receiver through its thread, and packets beyond its queue are
+// dropped at the uplink.
 func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	board := h.start(h.box, "udp-recv")
-	// The container's own work keeps its thread from emptying its queue.
+	// The container's tasks keep its thread from emptying its queue.
 	for range 8 {
 		h.start(h.box, "burn")
 	}
@@ -236,8 +236,8 @@ func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 	}
 }
 
-// Where a quota does not stop the thread, the packets are stopped for it: its own
-// group's, or one above it, as a pod's.
+// If a quota does not stop the thread, packets are dropped instead: for its own group's quota, or
+// for that of a group above it, like a pod's.
 func TestFloodBeyondQuota(t *testing.T) {
 	testkit.OnKernels(t)
 	throttled, err := probe.KthreadsThrottled(kernel.Default())
@@ -265,16 +265,16 @@ func TestFloodBeyondQuota(t *testing.T) {
 	})
 }
 
-// dropsBeyond floods the container until, under one of some quotas, packets are
-// both dropped for its sake and received.
+// dropsBeyond floods the container with some quotas in turn, until packets are both dropped and
+// received under one.
 func (h *host) dropsBeyond(limit func(quota, period time.Duration) error) {
 	h.t.Helper()
-	// Before the quota, which would not let them begin in the time of a test.
+	// Before the quota, with which they would not start within the time of a test.
 	board := h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
-	// An emulated CPU takes more than the first for the packet that passes each
-	// millisecond, so that nothing is left of it to receive with. Which quota is
-	// right depends on the machine: each has some seconds, then the next.
+	// With the first quota an emulated CPU may need all of it for the packet that passes each
+	// millisecond, and have no time to receive. The right quota depends on the machine: each one
+	// gets some seconds.
 	quotas := []time.Duration{5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond}
 	for turn, began := 0, time.Now(); time.Since(began) < 90*time.Second; turn++ {
 		quota := quotas[turn%len(quotas)]
@@ -291,7 +291,7 @@ func (h *host) dropsBeyond(limit func(quota, period time.Duration) error) {
 	h.t.Fatal("with no quota packets were both dropped for its sake and received")
 }
 
-// beyond counts the packets that were dropped for a quota's sake.
+// beyond returns the number of packets dropped because of a quota.
 func (h *host) beyond() (packets uint64) {
 	for _, c := range h.netcpu.Drops() {
 		packets += c.Beyond
@@ -299,10 +299,10 @@ func (h *host) beyond() (packets uint64) {
 	return packets
 }
 
-// start starts a load generator and waits until it is at work.
+// start starts a load generator and waits until it runs.
 func (h *host) start(b *sandbox.Box, args ...string) *load.Board { return h.startOn(b, nil, args...) }
 
-// startOn does so on some CPUs.
+// startOn is start on some CPUs.
 func (h *host) startOn(b *sandbox.Box, cpus []int, args ...string) *load.Board {
 	h.t.Helper()
 	if testing.Short() && args[0] == "udp-send" {
@@ -312,8 +312,8 @@ func (h *host) startOn(b *sandbox.Box, cpus []int, args ...string) *load.Board {
 	return board
 }
 
-// paced bounds what a sender sends to what is a flood for an emulated CPU. More
-// is not more of one there: it only keeps the test from its turn.
+// paced limits a sender to a rate that is a flood for an emulated CPU. A higher rate only keeps the
+// test from running there.
 func paced(args []string) []string {
 	const most = 5000
 	args = slices.Clone(args)
@@ -327,8 +327,8 @@ func paced(args []string) []string {
 	return args
 }
 
-// enough is how many of n packets a test waits for: in a guest a tenth, which takes
-// it as long.
+// enough returns how many of n packets a test waits for: in a guest a tenth, which takes it as
+// long.
 func enough(n uint64) uint64 {
 	if testing.Short() {
 		return n / 10
@@ -375,8 +375,8 @@ func (h *host) until(what, tso string) {
 	}
 }
 
-// A queue of the uplink that brings one container's packets alone is polled in
-// that container's cgroup, until somebody else's come by it.
+// A queue of the uplink that carries one container's packets alone is polled in that container's
+// cgroup, until another's packets arrive by it.
 func TestQueueFollowsTraffic(t *testing.T) {
 	testkit.OnKernels(t)
 	t.Parallel()
@@ -388,7 +388,7 @@ func TestQueueFollowsTraffic(t *testing.T) {
 	own := payer(h.container)
 	h.untilThreads("one container's packets alone", own, h.uplinkGroup())
 
-	// One flow uses one queue, whichever: many flows use both.
+	// One flow uses one of the queues: many flows use both.
 	var others []string
 	for i := range 32 {
 		to := fmt.Sprintf("10.66.0.%d", 100+i)
@@ -400,9 +400,8 @@ func TestQueueFollowsTraffic(t *testing.T) {
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 }
 
-// TestUplinkSteered holds the threads of an uplink to where RPS had its packets
-// worked on: in the group of the uplinks, not while a queue is a container's, and
-// again after that.
+// TestUplinkSteered checks that the threads of an uplink stay on the CPUs of RPS: in the group of
+// the uplinks, not while a queue is a container's, and again after that.
 func TestUplinkSteered(t *testing.T) {
 	testkit.OnKernels(t)
 	t.Parallel()
@@ -417,7 +416,7 @@ func TestUplinkSteered(t *testing.T) {
 	send := h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", worth())
 	h.untilCPUs("one container's packets alone", "0", "1")
 
-	// Another agent finds it so, and knows from the journal where RPS led.
+	// Another agent finds the threads so, and knows the CPUs of RPS from the journal.
 	must(t, h.netcpu.Close())
 	h.open()
 	send.SetRate(0)
@@ -455,8 +454,7 @@ func (h *host) untilCPUs(what string, want ...string) {
 	}
 }
 
-// needNAPIs skips a test of queues where it cannot be told which thread polls
-// which.
+// needNAPIs skips a test of queues if the kernel does not report which thread polls which NAPI.
 func (h *host) needNAPIs() {
 	h.t.Helper()
 	nic := h.Open(h.ns)

@@ -6,7 +6,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 )
 
-// window is how often what came meanwhile is acted upon.
+// window is the interval at which the loop acts on the traffic.
 const window = time.Second
 
 // Loops implements feature.Looper.
@@ -18,7 +18,7 @@ func (n *Netcpu) Loops() []*feature.Loop {
 	return loops
 }
 
-// loop looks at what came in each window, and acts on it, until Close.
+// loop acts on the traffic of each window, until Close.
 func (n *Netcpu) loop() {
 	defer close(n.done)
 	tick := time.NewTicker(window)
@@ -37,8 +37,8 @@ func (n *Netcpu) loop() {
 	}
 }
 
-// follow is one turn. A call that hangs with the lock held keeps it from all isolated
-// containers, which is to be seen from outside.
+// follow is one turn. A call that hangs with the lock held keeps it from all isolated containers;
+// Loops shows that outside.
 func (n *Netcpu) follow(now time.Time) error {
 	n.following.Begin()
 	defer n.following.End()
@@ -47,19 +47,18 @@ func (n *Netcpu) follow(now time.Time) error {
 	return n.isolator.Follow(now)
 }
 
-// logEvery is how often the log may say that something went wrong in a window: a
-// container can bring that about in each.
+// logEvery limits how often the log reports failed windows: a container can make each window fail.
 const logEvery = time.Minute
 
-// failedWindows decides which errors of loop are logged. Their texts differ from one
-// window to the next, so that time alone bounds them.
+// failedWindows decides which errors of loop are logged. Their texts differ from window to window,
+// so only time bounds them.
 type failedWindows struct {
 	logged time.Time // the last time
-	count  int       // since then
+	count  int       // failures since then
 }
 
-// report takes one window into account, and returns how many have failed since one
-// was last logged: 0 if nothing is to be logged now.
+// report records one window. It returns the number of failed windows since the last log line, or 0
+// if nothing is to be logged now.
 func (f *failedWindows) report(now time.Time, err error) (windows int) {
 	if err == nil {
 		return 0

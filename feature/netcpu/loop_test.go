@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
 )
 
-// An error in each window fills no log, whatever it says.
+// An error in each window does not fill the log, whatever its text.
 func TestFailedWindowsAreLogged(t *testing.T) {
 	var failed failedWindows
 	now, logged, windows := time.Unix(1000, 0), 0, 0
@@ -29,8 +29,8 @@ func TestFailedWindowsAreLogged(t *testing.T) {
 	}
 }
 
-// A call that hangs with the lock held keeps the loop from all isolated containers: it
-// has to be seen from outside, if later than what hangs in the loop itself.
+// A call that hangs with the lock held keeps the loop from all isolated containers: the loop's
+// state shows that, if later than for a loop that hangs itself.
 func TestLoopBehindACall(t *testing.T) {
 	n := &Netcpu{following: feature.Loop{Bound: feature.BehindCalls}, isolator: isolate.New(isolate.Config{})}
 	n.mu.Lock()

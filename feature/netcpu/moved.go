@@ -20,8 +20,8 @@ type knownGroup struct {
 	id  uint64
 }
 
-// locate brings what is known of a container's cgroups, and of where its network
-// is, to where they are now. Cgroups that were renamed go on under their new name.
+// locate updates the known cgroups of a container, and its network, to the present ones. Renamed
+// cgroups continue under their new name.
 func (n *Netcpu) locate(c container.Container) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -34,7 +34,7 @@ func (n *Netcpu) locate(c container.Container) error {
 		if dir != "" {
 			id, err := cgroup.ID(dir)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // it is about to be let go of
+				continue // the container is about to be forgotten
 			}
 			if err != nil {
 				return err
@@ -53,10 +53,9 @@ func (n *Netcpu) locate(c container.Container) error {
 	return nil
 }
 
-// renamed has what was changed of a cgroup, or by moving threads into it, go by
-// its new name.
+// renamed moves the changes of a cgroup, and of threads that were moved into it, to its new name.
 func (n *Netcpu) renamed(was, now string) error {
-	// Of a pod it is the parent that was changed, which may be what was renamed.
+	// For a pod the parent was changed, and may be what was renamed.
 	called := func(path string) string {
 		for _, r := range [][2]string{{was, now}, {filepath.Dir(was), filepath.Dir(now)}} {
 			if rest, ok := strings.CutPrefix(path, r[0]); ok && (rest == "" || rest[0] == '/') {

@@ -16,11 +16,10 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// moving is a container under a flood that somebody is about to move, and what
-// its owner has set.
+// moving is a container under a flood that is about to be moved, and its owner's settings.
 type moving struct {
 	*host
-	elsewhere container.Container // whose cgroups it can be moved to
+	elsewhere container.Container // the container is moved to its cgroups
 	limits    map[string]limits
 }
 
@@ -38,7 +37,7 @@ func newMoving(t *testing.T) *moving {
 	return m
 }
 
-// owners checks that a cgroup is as its owner has it.
+// owners checks that a cgroup has its owner's settings.
 func (m *moving) owners(when, dir, was string) {
 	m.t.Helper()
 	if got := limitsOf(m.t, dir); got != m.limits[was] {
@@ -50,8 +49,7 @@ func (m *moving) lowered(dir string) bool {
 	return limitsOf(m.t, dir).Quota < m.limits[m.elsewhere.Cgroup.CPU].Quota
 }
 
-// move moves the processes of a cgroup, and its kernel threads if they are
-// wanted, to another.
+// move moves the processes of a cgroup to another, with its kernel threads if kthreads is set.
 func (m *moving) move(from, to string, kthreads bool) {
 	m.t.Helper()
 	text, err := os.ReadFile(filepath.Join(from, "cgroup.procs"))
@@ -64,8 +62,7 @@ func (m *moving) move(from, to string, kthreads bool) {
 	}
 }
 
-// inForce waits until a mode is in force in a cgroup, and the accounts go to a
-// container.
+// inForce waits until a mode is in force in a cgroup, and packets are charged to a container.
 func (m *moving) inForce(when string, c container.Container, mode policy.NetCPU) {
 	m.t.Helper()
 	switch mode {
@@ -83,9 +80,9 @@ func (m *moving) inForce(when string, c container.Container, mode policy.NetCPU)
 
 var movedModes = []policy.NetCPU{policy.NetCPUIsolate, policy.NetCPUCharge}
 
-// All processes of a container are moved to other cgroups, which makes another
-// container of it: everything that was changed of the first is undone, whichever
-// of the two the agent hears of first, and the second one pays from then on.
+// All processes of a container are moved to other cgroups, which makes it another container:
+// everything that was changed for the first is undone, whichever of the two the agent sees first,
+// and the second one pays from then on.
 func TestMovedElsewhere(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
@@ -122,7 +119,7 @@ func TestMovedElsewhere(t *testing.T) {
 			}
 			m.owners("moved away", one.Cgroup.CPU, one.Cgroup.CPU)
 			m.inForce("moved", two, c.mode)
-			// What nobody is in any more can be removed.
+			// An empty cgroup can be removed.
 			until(t, "its cgroup can be removed", func() bool { return os.Remove(one.Cgroup.CPU) == nil })
 			must(t, m.netcpu.Remove(t.Context(), two.ID))
 			m.owners("in the end", two.Cgroup.CPU, two.Cgroup.CPU)
@@ -133,9 +130,8 @@ func TestMovedElsewhere(t *testing.T) {
 	}
 }
 
-// Where the cpu controller has a hierarchy of its own, a container can be moved
-// in that alone, with the threads in it or without, and its cgroup renamed: it is
-// the same container.
+// If the cpu controller has a hierarchy of its own, a container can be moved in that alone, with
+// the threads in it or without, and its cgroup can be renamed: it remains the same container.
 func TestMovedInHierarchy(t *testing.T) {
 	t.Parallel()
 	for _, mode := range movedModes {
@@ -149,7 +145,7 @@ func TestMovedInHierarchy(t *testing.T) {
 				was := c.Cgroup.CPU
 				m.move(was, m.elsewhere.Cgroup.CPU, kthreads)
 				c.Cgroup.CPU = m.elsewhere.Cgroup.CPU
-				for range 2 { // the second time nothing is left to do
+				for range 2 { // the second time there is nothing to do
 					m.apply(c, mode)
 				}
 				m.owners("moved away", was, was)
@@ -165,8 +161,7 @@ func TestMovedInHierarchy(t *testing.T) {
 	}
 }
 
-// A cgroup that is renamed keeps what was changed of it, and who its owner's
-// limit is told by.
+// A renamed cgroup keeps its changes, and the record of its owner's limit.
 func TestRenamed(t *testing.T) {
 	t.Parallel()
 	for _, mode := range movedModes {
@@ -179,8 +174,8 @@ func TestRenamed(t *testing.T) {
 			was := c.Cgroup.CPU
 			c.Cgroup.CPU += "-renamed"
 			must(t, os.Rename(was, c.Cgroup.CPU))
-			t.Cleanup(func() { os.Rename(c.Cgroup.CPU, was) }) // for whoever removes it
-			time.Sleep(time.Second)                            // rounds in which it is not known yet
+			t.Cleanup(func() { os.Rename(c.Cgroup.CPU, was) }) // for its removal
+			time.Sleep(time.Second)                            // rounds before the rename is known
 			for range 2 {
 				m.apply(c, mode)
 			}
@@ -199,7 +194,7 @@ func TestRenamed(t *testing.T) {
 	}
 }
 
-// needOwnHierarchy skips a test where cgroups are of one tree.
+// needOwnHierarchy skips a test if all controllers share one hierarchy.
 func needOwnHierarchy(t *testing.T) {
 	t.Helper()
 	testkit.NeedRoot(t)
@@ -210,8 +205,8 @@ func needOwnHierarchy(t *testing.T) {
 	}
 }
 
-// A container that comes to be in another network namespace leaves nothing behind in the first one,
-// and pays for the packets of the second.
+// A container that moves to another network namespace leaves nothing behind in the first one, and
+// pays for the packets of the second.
 func TestMovedToAnotherNetwork(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
@@ -225,7 +220,7 @@ func TestMovedToAnotherNetwork(t *testing.T) {
 			two.Interfaces = []container.Interface{h.Veth(other, "eth0", h.ns, "h1")}
 			before := h.state()
 			h.apply(one, mode)
-			for range 2 { // the second time nothing is left to do
+			for range 2 { // the second time there is nothing to do
 				h.apply(two, mode)
 			}
 			moved := h.state()

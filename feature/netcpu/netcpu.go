@@ -63,10 +63,9 @@ type Config struct {
 	// "" is the namespace of this process.
 	NetNS string
 
-	// XDP names the uplinks of that namespace at which packets are dropped in the
-	// driver, where it can, from the first container that needs it until Close: the
-	// one who names them knows that most drivers reset their queues for it, and
-	// README.md what else it means.
+	// XDP names the uplinks of that namespace at which the driver drops packets, if it can, from
+	// the first container that needs it until Close. By naming them the operator accepts that most
+	// drivers reset their queues for it, and the consequences in README.md.
 	XDP []string
 
 	// QueueMin is as in isolate.Config: packets per second; 0 is the default.
@@ -82,10 +81,10 @@ type Netcpu struct {
 	cfg      Config
 	layout   cgroup.Layout
 	support  probe.Verdict
-	meter    *account.Meter  // nil where the kernel cannot keep accounts,
-	noMeter  error           // and why
+	meter    *account.Meter  // nil if the kernel cannot keep accounts,
+	noMeter  error           // for this reason
 	charger  *charge.Charger // nil without meter
-	dropper  *drop.Dropper   // nil where the kernel cannot
+	dropper  *drop.Dropper   // nil if the kernel cannot drop early
 	uplinks  *uplink.Finder
 	find     *netdev.Finder
 	isolator *isolate.Isolator
@@ -93,14 +92,14 @@ type Netcpu struct {
 
 	mu      sync.Mutex                     // also guards uplinks, isolator and dropper
 	tenants *tenant.Register               // of all containers
-	groups  map[container.ID][2]knownGroup // its groups of cpu and cpuset
+	groups  map[container.ID][2]knownGroup // their groups of cpu and cpuset
 
 	closed     atomic.Bool
 	stop, done chan struct{} // of loop
 	following  feature.Loop
 }
 
-// New finds out what the host can do. It changes nothing.
+// New finds out what the host supports. It changes nothing.
 func New(cfg Config) (*Netcpu, error) {
 	layout, err := cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup)
 	if err != nil {
@@ -169,10 +168,9 @@ func (n *Netcpu) Name() string { return name }
 // Support implements feature.Feature.
 func (n *Netcpu) Support() probe.Verdict { return n.support }
 
-// Apply implements feature.Feature. In the mode auto it only observes: what
-// follows is decided by package auto, and comes as another mode. That a container
-// cannot be accounted for in every part keeps nothing else from being done.
-// Errors: ErrNoAccounts for auto and charge, feature.ErrPartly where isolate does not
+// Apply implements feature.Feature. In the mode auto it only observes: package auto decides what
+// follows, which comes as another mode. A container that cannot be accounted for in every part is
+// still enforced. Errors: ErrNoAccounts for auto and charge, feature.ErrPartly if isolate does not
 // cover all of the packets' way.
 func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	mode := cmp.Or(t.Settings.NetCPU, policy.NetCPUObserve)
@@ -180,7 +178,7 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 		return fmt.Errorf("netcpu %s: %w", mode, err)
 	}
 	observed, enforced := n.observe(t.Container, mode), n.enforce(ctx, t, mode)
-	if observed != nil && enforced != nil { // what holds in part beside an error does not
+	if observed != nil && enforced != nil { // beside an error, a partial success is none
 		for _, err := range []*error{&observed, &enforced} {
 			if errors.Is(*err, feature.ErrPartly) {
 				*err = errors.New((*err).Error())
@@ -190,8 +188,8 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	return errors.Join(observed, enforced)
 }
 
-// enforce does what a mode does beside observing. It does not settle the container's tenant: Change
-// goes on to list the members that have left it and are not released.
+// enforce applies a mode beyond observing. It does not settle the container's tenant: Change goes
+// on to list the members that have left it and are not released.
 func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCPU) error {
 	if err := n.refuses(t.Container, mode); err != nil {
 		return err
@@ -229,7 +227,7 @@ func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCP
 	return err
 }
 
-// refuses says why a mode cannot be in force for a container. What was in force stays.
+// refuses explains why a mode cannot be in force for a container. What was in force stays.
 func (n *Netcpu) refuses(c container.Container, mode policy.NetCPU) error {
 	switch mode {
 	case policy.NetCPUObserve, policy.NetCPUAuto:
@@ -245,7 +243,7 @@ func (n *Netcpu) refuses(c container.Container, mode policy.NetCPU) error {
 	return fmt.Errorf("netcpu %s: unknown mode", mode)
 }
 
-// Plan implements feature.Planner: it is what isolate would change.
+// Plan implements feature.Planner: it returns what isolate would change.
 func (n *Netcpu) Plan(ctx context.Context, c container.Container) (feature.Plan, error) {
 	if err := n.isolates(c); err != nil {
 		return feature.Plan{}, err
@@ -256,7 +254,7 @@ func (n *Netcpu) Plan(ctx context.Context, c container.Container) (feature.Plan,
 	return feature.Plan{Key: modeKey, Value: string(policy.NetCPUIsolate), Steps: steps}, err
 }
 
-// isolates says why a container cannot be isolated.
+// isolates explains why a container cannot be isolated.
 func (n *Netcpu) isolates(c container.Container) error {
 	switch {
 	case n.support.Level == probe.Unavailable:
@@ -269,7 +267,7 @@ func (n *Netcpu) isolates(c container.Container) error {
 
 // Remove implements feature.Feature.
 func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
-	// First the account: what it had of a namespace is the next one's then.
+	// The account first: its packets in a namespace are the next member's then.
 	err := n.forget(id)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -325,8 +323,8 @@ func (n *Netcpu) unisolate(ctx context.Context, of *tenant.Tenant, id container.
 	return errors.Join(err, n.dropper.Rest())
 }
 
-// Prune implements feature.Feature. The uplinks go with the last container: if
-// one comes later, Apply claims them again.
+// Prune implements feature.Feature. The changes at uplinks go with the last container; Apply for a
+// later one claims them again.
 func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -344,9 +342,9 @@ func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 	return errors.Join(err, kernel.Tidy(n.cfg.Roots, out))
 }
 
-// Close implements feature.Feature. Isolation stays; early drop ends, and with
-// it the choice of the shape: packets stay as they are. Quotas and weights that
-// charging has turned are put back.
+// Close implements feature.Feature. Isolation stays. Early drop ends, and with it the choice of the
+// shape: packets keep their present shape. Quotas and weights that charging has turned are
+// restored.
 func (n *Netcpu) Close() error {
 	if !n.closed.Swap(true) {
 		close(n.stop)
@@ -365,6 +363,6 @@ func (n *Netcpu) Close() error {
 	return errors.Join(append(errs, n.uplinks.Close())...)
 }
 
-// DropPoints returns the uplinks at which packets are dropped at present; see
-// drop.Dropper.Points. It does not wait for an Apply.
+// DropPoints returns the uplinks at which packets are dropped now; see drop.Dropper.Points. It does
+// not wait for an Apply.
 func (n *Netcpu) DropPoints() []drop.Point { return n.dropper.Points() }

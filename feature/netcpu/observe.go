@@ -19,7 +19,7 @@ func rank(mode policy.NetCPU) int {
 // observe begins to charge a container for its packets, whatever its mode.
 func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 	if n.cfg.Identity == nil {
-		return nil // Read says so
+		return nil // Read returns the reason
 	}
 	n.used.begin(c, n.Since)
 	m, err := identity.Of(c)
@@ -27,7 +27,7 @@ func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 	if n.meter != nil {
 		err = errors.Join(err, n.places.watch(n.meter, m, claimOf(c, mode)))
 	} else {
-		_, terr := n.cfg.Identity.Tell(name, m) // what else there is has to know it
+		_, terr := n.cfg.Identity.Tell(name, m) // the other features need the container in Identity
 		err = errors.Join(err, terr)
 	}
 	if err != nil {
@@ -36,7 +36,7 @@ func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 	return nil
 }
 
-// forget ends it.
+// forget ends observation of a container.
 func (n *Netcpu) forget(id container.ID) error {
 	switch {
 	case n.meter != nil:

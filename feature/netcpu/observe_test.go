@@ -12,8 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Every container has an account from its first Apply to its Remove, whatever
-// its mode.
+// Every container has an account from its first Apply to its Remove, in any mode.
 func TestAccounts(t *testing.T) {
 	testkit.Smoke(t, "path:polled")
 	h := newHost(t, sandbox.CPU{})
@@ -42,7 +41,7 @@ func TestAccounts(t *testing.T) {
 	}
 }
 
-// account reads the container's account, nil if there is none.
+// account returns the container's account, nil if there is none.
 func (h *host) account() *account.Account {
 	h.t.Helper()
 	r, err := h.netcpu.Read()

@@ -9,16 +9,15 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 )
 
-// maxPairs bounds the series of the matrix on the metrics page.
+// maxPairs limits the series of the matrix on the metrics page.
 const maxPairs = 500
 
-// pairs chooses which entries of the matrix are series of their own: the
-// largest. One that has a place keeps it until one of its containers ends, and
-// what goes into the sum of the others stays there, so that no counter ever
-// goes back. Its zero value is ready.
+// pairs chooses the entries of the matrix with a series of their own: the largest. An entry keeps
+// its series until one of its containers ends, and what was added to the sum of the others stays
+// there, so no counter ever goes back. Its zero value is ready.
 type pairs struct {
 	shown map[cell]bool
-	last  map[cell]time.Duration // of all, as of the reading before
+	last  map[cell]time.Duration // all entries of the previous reading
 	other time.Duration
 }
 
@@ -27,15 +26,15 @@ type cell struct {
 	culprit container.ID
 }
 
-// split gives the entries that are series of their own, at most limit, and the
-// sum of all that others have added up to since the first reading.
+// split returns the entries with a series of their own, at most limit, and the sum of all others'
+// growth since the first reading.
 func (p *pairs) split(thefts []account.Theft, limit int, runs func(container.ID) bool) (show []account.Theft, other time.Duration) {
 	thefts = slices.DeleteFunc(slices.Clone(thefts), func(t account.Theft) bool { return t.CPU <= 0 || ownTime(t) })
 	slices.SortFunc(thefts, func(x, y account.Theft) int {
 		return cmp.Or(cmp.Compare(y.CPU, x.CPU), cmp.Compare(x.Culprit, y.Culprit), cmp.Compare(x.Victim.Container, y.Victim.Container), cmp.Compare(x.Victim.Kind, y.Victim.Kind))
 	})
 	shown := make(map[cell]bool, limit)
-	for _, first := range []bool{true, false} { // those that have a place, then new ones
+	for _, first := range []bool{true, false} { // entries with a series, then new ones
 		for _, t := range thefts {
 			k := cell{t.Victim, t.Culprit}
 			if len(shown) < limit && p.shown[k] == first && runs(t.Culprit) && runs(t.Victim.Container) {

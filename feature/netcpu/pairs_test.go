@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 )
 
-// Whatever happens to pairs, there are never too many, and no series of them
-// ever goes back, that of the rest included.
+// Whatever happens to pairs, there are never too many, and no series ever goes back, including the
+// rest's.
 func TestPairs(t *testing.T) {
 	const limit, containers = 4, 6
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -35,12 +35,12 @@ func TestPairs(t *testing.T) {
 			next++
 		}
 		for range 3 {
-			// Those that run, the host, and some that have ended.
+			// Running containers, the host, and some that have ended.
 			v := max(next, containers+2) - 1 - container.ID(rnd.Uint64N(containers+2))
 			c := max(next, containers+2) - 1 - container.ID(rnd.Uint64N(containers+2))
 			cpu[cell{account.Party{Container: v, Kind: []account.PartyKind{account.Task, account.Idle}[rnd.IntN(2)]}, c}] += time.Duration(rnd.IntN(1000))
 		}
-		for k := range cpu { // the meter forgets those that have ended, at some time
+		for k := range cpu { // the meter forgets ended containers at some time
 			if !alive[k.culprit] && k.culprit != 0 && rnd.IntN(50) == 0 {
 				delete(cpu, k)
 			}

@@ -11,14 +11,14 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// claim is how much a container needs an account: where there are more containers than
-// accounts, the larger claim has one, and among equals who was first.
+// claim is a container's need for an account: if there are more containers than accounts, the
+// larger claim gets one, and the first among equals.
 type claim int
 
 const (
 	bare     claim = iota // a cgroup that no runtime knows, and no policy asks for
 	observed              // a container that is only observed
-	asked                 // one whose mode needs the account
+	asked                 // a container with a mode that needs the account
 )
 
 func claimOf(c container.Container, mode policy.NetCPU) claim {
@@ -31,22 +31,22 @@ func claimOf(c container.Container, mode policy.NetCPU) claim {
 	return observed
 }
 
-// accountant is what gives the accounts: an *account.Meter.
+// accountant keeps the accounts: an *account.Meter.
 type accountant interface {
 	Watch(identity.Member) error
 	Forget(container.ID) error
-	Room() int // accounts in all
+	Room() int // the number of accounts
 }
 
-// places says who has an account. Its zero value is ready; it is not safe for concurrent
-// use.
+// places decides which containers have an account. Its zero value is ready; it is not safe for
+// concurrent use.
 type places struct {
 	of map[container.ID]claim
 }
 
-// watch gives a container an account, if need be that of one with a smaller claim. Bare
-// cgroups, which a local user makes as many of as he likes, have a quarter of them at
-// most. Errors: feature.ErrPartly for a bare cgroup beyond that; those of Meter.Watch.
+// watch gives a container an account, if necessary from a container with a smaller claim. Bare
+// cgroups, which a local user can create without limit, get at most a quarter of them. Errors:
+// feature.ErrPartly for a bare cgroup beyond that; those of Meter.Watch.
 func (p *places) watch(from accountant, m identity.Member, as claim) error {
 	if p.of == nil {
 		p.of = make(map[container.ID]claim)
@@ -79,7 +79,7 @@ func (p *places) count(of claim) (n int) {
 	return n
 }
 
-// least returns one of those with the smallest claim, if that is below a claim.
+// least returns a container with the smallest claim, if that is below the given one.
 func (p *places) least(below claim) (least container.ID, ok bool) {
 	for id, c := range p.of {
 		if c < below {

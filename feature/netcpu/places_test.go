@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// ledgers is an accountant of eight accounts.
+// ledgers is an accountant with eight accounts.
 type ledgers map[container.ID]bool
 
 func (l ledgers) Room() int { return 8 }
@@ -24,8 +24,8 @@ func (l ledgers) Watch(m identity.Member) error {
 }
 func (l ledgers) Forget(id container.ID) error { delete(l, id); return nil }
 
-// Whoever comes first, cgroups that a local user makes leave accounts to containers, and
-// containers that are only observed leave theirs to those whose mode needs one.
+// In any order of arrival, cgroups that a local user creates give up accounts to containers, and
+// containers that are only observed give up theirs to containers with a mode that needs one.
 func TestPlaces(t *testing.T) {
 	var p places
 	l := make(ledgers)
@@ -35,7 +35,7 @@ func TestPlaces(t *testing.T) {
 			t.Fatalf("bare cgroup %d: %v", id, err)
 		}
 	}
-	for id := range container.ID(8) { // two in place of bare ones
+	for id := range container.ID(8) { // two replace bare ones
 		if err := add(200+id, observed); err != nil {
 			t.Fatalf("container %d: %v", id, err)
 		}
@@ -54,7 +54,7 @@ func TestPlaces(t *testing.T) {
 	if err := add(500, asked); !errors.Is(err, account.ErrSlots) {
 		t.Errorf("one more that is charged: %v", err)
 	}
-	if err := add(407, observed); err != nil { // it has its account, and a smaller claim now
+	if err := add(407, observed); err != nil { // it keeps its account, with a smaller claim now
 		t.Error(err)
 	}
 	if err := add(500, asked); err != nil || l[407] {

@@ -14,8 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// What isolate is said to change beforehand is what it changes then; asking changes
-// nothing.
+// Isolate changes what Plan announced; Plan itself changes nothing.
 func TestPlan(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, sandbox.CPU{})
@@ -45,9 +44,9 @@ func TestPlan(t *testing.T) {
 	for _, e := range h.notes() {
 		s, ok := planned[e.Ref]
 		switch e.Ref.Kind {
-		case sched.KindKthread, sched.KindSlice, sched.KindNice, sched.KindAffinity: // of threads that have come since
+		case sched.KindKthread, sched.KindSlice, sched.KindNice, sched.KindAffinity: // of new threads
 			continue
-		case qdisc.KindFilter: // no value, but how old kernels are given a program
+		case qdisc.KindFilter: // no value: how a program is attached on old kernels
 			continue
 		}
 		if !ok && !strings.Contains(e.Ref.Object, "fairlead-uplink-") {

@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A container that was given a queue ends after the uplink has made its queues
-// anew: what it had is undone none the less.
+// A container with a queue ends after the uplink has recreated its queues: its changes are still
+// undone.
 func TestQueueOfAnEndedThread(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
@@ -39,7 +39,7 @@ func TestQueueOfAnEndedThread(t *testing.T) {
 	}
 	h.Change(h.ns, "nic0", (*netlink.Handle).LinkSetUp)
 
-	// The namespace is another container's now, which is isolated as the first was.
+	// The namespace is another container's now, which is isolated like the first one.
 	next := h.create(sandbox.Spec{Name: "next", Network: h.box})
 	c := h.describe(next)
 	h.apply(c, policy.NetCPUIsolate)
@@ -54,8 +54,8 @@ func restart(b *sandbox.Box, dev string) error {
 	return errors.Join(b.Change(dev, (*netlink.Handle).LinkSetDown), b.Change(dev, (*netlink.Handle).LinkSetUp))
 }
 
-// What makes the NAPIs of a device anew makes their threads anew, too, in the group
-// of all: they are placed again, at the container and at the uplink.
+// Recreated NAPIs of a device have new threads, in the root group: these are placed again, at the
+// container and at the uplink.
 func TestThreadsMadeAnew(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
@@ -84,7 +84,7 @@ func TestThreadsMadeAnew(t *testing.T) {
 		want := map[string][]string{"eth0": {payer(h.container)}, "nic0": {h.uplinkGroup(), h.uplinkGroup()}}[made.device]
 		until(t, made.what, func() bool {
 			ended := !slices.ContainsFunc(h.polling(made.device), func(th sched.Thread) bool { return slices.Contains(was, th) })
-			// In their groups they are before they have their slice, which threads looks at.
+			// They reach their groups before they get their slice, which threads checks.
 			return ended && h.hastened(made.device, len(want)) && slices.Equal(h.threads()[made.device], want)
 		})
 	}
@@ -96,9 +96,8 @@ func TestThreadsMadeAnew(t *testing.T) {
 	same(t, "after Remove", h.state(), before)
 }
 
-// A container that is given a quota while it has a queue loses the queue where the
-// quota does not stop its thread, and may have one again without. The queue goes
-// back before the container does.
+// A container that gets a quota while it has a queue loses the queue if the quota does not stop its
+// thread, and may get one again without the quota. The queue goes back before the container ends.
 func TestQueueFollowsQuota(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
@@ -122,8 +121,8 @@ func TestQueueFollowsQuota(t *testing.T) {
 	}
 }
 
-// hastened says whether so many threads of a device have the slice that they are
-// given last, where the kernel has slices.
+// hastened reports whether this many threads of a device have their slice, which is set last, if
+// the kernel has slices.
 func (h *host) hastened(device string, want int) bool {
 	n := 0
 	for _, th := range h.polling(device) {
@@ -132,5 +131,5 @@ func (h *host) hastened(device string, want int) bool {
 			n++
 		}
 	}
-	return n >= want // an older kernel may have kept one
+	return n >= want // an older kernel may have kept a thread
 }

@@ -75,7 +75,7 @@ func (x *Accounts) Report(_ context.Context, of *container.Container, _ api.Ask)
 	if of != nil {
 		n.Accounts = slices.DeleteFunc(n.Accounts, func(a api.NetCPUAccount) bool { return a.Container != api.ID(of.ID) })
 		n.Matrix = slices.DeleteFunc(n.Matrix, func(t api.NetCPUTheft) bool { return t.Victim != api.ID(of.ID) && t.Culprit != api.ID(of.ID) })
-		if len(n.Accounts) == 0 { // has ended, and never had a packet
+		if len(n.Accounts) == 0 { // it has ended, and never had a packet
 			n.Accounts = append(n.Accounts, api.NetCPUAccount{Container: api.ID(of.ID), Name: of.Name, Ended: true})
 		}
 	}
@@ -88,7 +88,7 @@ func (x *Accounts) Report(_ context.Context, of *container.Container, _ api.Ask)
 // SelfReport implements feature.SelfReporter. A container learns neither who else there is nor
 // how busy others are.
 func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.SelfReports) {
-	var n api.NetCPU // without accounts it has nothing
+	var n api.NetCPU // without accounts it is empty
 	if r, err := x.take(); err == nil {
 		n = x.wire(r)
 	}
@@ -105,8 +105,8 @@ func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.Se
 	}
 }
 
-// wire puts a reading into the API's form, with the names of the containers that run, and
-// of those that have ended for as long as Containers knows them.
+// wire converts a reading into the API's form, with the names of running containers, and of ended
+// ones for as long as Containers knows them.
 func (x *Accounts) wire(r reading) api.NetCPU {
 	rows := map[container.ID]*api.NetCPUAccount{0: {Name: "system"}}
 	for _, c := range r.running {
@@ -193,14 +193,14 @@ func appendWork(to []api.NetCPUWork, direction, protocol string, w account.Work)
 	return append(to, x)
 }
 
-// InForce is what is done beside accounting.
+// InForce is the measures beside accounting that are in force.
 type InForce struct {
 	Drops   map[container.ID]drop.Counters // by the container that pays
 	Ledgers map[container.ID]charge.Booked // of the charged containers
 	Points  []drop.Point
 }
 
-// wire adds it to a report.
+// wire adds f to a report.
 func (f InForce) wire(r *api.NetCPU) {
 	for i := range r.Accounts {
 		a := &r.Accounts[i]
@@ -217,9 +217,9 @@ func (f InForce) wire(r *api.NetCPU) {
 	}
 }
 
-// Export implements feature.Exporter. What cannot be read is not on the page.
+// Export implements feature.Exporter. It omits what cannot be read.
 func (x *Accounts) Export() feature.Snapshot {
-	x.exporting.Lock() // until the pairs have seen the reading: they take one after the other
+	x.exporting.Lock() // until pairs has the reading: readings reach it in order
 	defer x.exporting.Unlock()
 	r, err := x.take()
 	s := feature.Snapshot{Taken: time.Now(), Help: help, Samples: r.usage()}
@@ -229,7 +229,7 @@ func (x *Accounts) Export() feature.Snapshot {
 	return s
 }
 
-// usage returns the samples of what the scheduler has counted.
+// usage returns the samples of the scheduler's counters.
 func (r reading) usage() (to []feature.Sample) {
 	for _, c := range r.running {
 		of := r.used[c.ID]

@@ -15,9 +15,9 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Two containers in one network namespace, each with a mode of its own. The
-// strictest holds for the packets of both, and who asked for it pays; whichever
-// comes, changes or ends first, all is as its owners have it in the end.
+// Two containers in one network namespace have different modes. The strictest mode applies to the
+// packets of both, and the container with that mode pays; whichever is added, changes or ends
+// first, everything is as its owners set it in the end.
 func TestModesInOneNamespace(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
@@ -72,7 +72,7 @@ func TestModesInOneNamespace(t *testing.T) {
 	until(t, "the packets are the isolated one's", grows(one))
 	until(t, "the charged one has paid", func() bool { return !limited(two) })
 
-	apply(one, policy.NetCPUObserve) // and the charged one pays again
+	apply(one, policy.NetCPUObserve) // the charged one pays again
 	threads("")
 	until(t, "the packets are the charged one's again", grows(two))
 	until(t, "its quota is lowered again", func() bool { return limited(two) })
@@ -81,7 +81,7 @@ func TestModesInOneNamespace(t *testing.T) {
 	must(t, h.netcpu.Remove(t.Context(), one.ID)) // as if it had ended
 	until(t, "the packets are the last one's", grows(two))
 	until(t, "its quota is lowered once more", func() bool { return limited(two) })
-	apply(one, policy.NetCPUCharge) // of two that are charged one pays
+	apply(one, policy.NetCPUCharge) // one of two charged containers pays
 	apply(two, policy.NetCPUObserve)
 	until(t, "the packets are of the one that is charged", grows(one))
 	until(t, "that one's quota is lowered", func() bool { return limited(one) && !limited(two) })
@@ -93,8 +93,8 @@ func TestModesInOneNamespace(t *testing.T) {
 	}
 }
 
-// The agent is killed, and the one that paid for a namespace ends. What is undone
-// of that one later is nothing that the next agent has adopted for the other.
+// The agent is killed, and the payer of a namespace ends. The changes that the next agent has
+// adopted for the other container are not undone with those of the payer.
 func TestSharedNamespaceIsAdopted(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box})
@@ -118,8 +118,8 @@ func TestSharedNamespaceIsAdopted(t *testing.T) {
 	}
 }
 
-// What was changed on a decision lapses with it, unless somebody else wants it
-// for good; and a renewal does not touch the host.
+// A decision's changes lapse with it, unless another container wants them for good; and a renewal
+// does not write to the host.
 func TestIsolationLapses(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box})
@@ -148,7 +148,7 @@ func TestIsolationLapses(t *testing.T) {
 	if got := h.journal.Entries()[0].When; !got.Equal(changed) {
 		t.Errorf("renewing turned a knob at %v", got)
 	}
-	// One that is charged needs what was changed on the host, for as long as that was decided.
+	// A charged container needs the changes on the host until its decision lapses.
 	three := h.Describe(h.create(sandbox.Spec{Name: "charged"}))
 	later := late.Add(time.Hour)
 	for _, at := range []time.Time{later, {}} {
@@ -179,7 +179,7 @@ func TestIsolationLapses(t *testing.T) {
 	lapses("the first has ended", early)
 	must(t, h.netcpu.Close())
 
-	// What an agent that was killed has left, as restore --expired does it.
+	// As restore --expired undoes the changes of a killed agent.
 	out, err := h.journal.Restore(kernel.Opener(kernel.Default()), func(e journal.Entry) bool { return e.Expired(early) })
 	must(t, err)
 	if len(out) == 0 || len(h.journal.Entries()) != 0 || len(h.threads()["eth0"]) != 0 {

@@ -8,12 +8,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
-// needsHooks is the Mend of Support where packets cannot be counted and dropped
-// early.
+// needsHooks is the Mend of Support if packets cannot be counted and dropped early.
 const needsHooks = "a kernel with BTF, and tcx (6.6 or later) or clsact"
 
-// support says what isolate can do here. Degraded is what still keeps its
-// promise, with an answer that a user should know.
+// support returns what isolate can do here. Degraded means that it keeps its promise, with a reason
+// that a user should know.
 func support(roots kernel.Roots, l cgroup.Layout, throttled bool, noDrop error) probe.Verdict {
 	switch {
 	case os.Geteuid() != 0:

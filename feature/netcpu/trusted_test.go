@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A container makes a namespace with a bridge, and has a veth lead there: what
-// polls at that bridge is no uplink of the host's.
+// A container makes a namespace with a bridge, and a veth that leads there: devices that poll at
+// that bridge are not the host's uplinks.
 func TestNoUplinksOfAContainer(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	child := h.create(sandbox.Spec{Name: "child"})

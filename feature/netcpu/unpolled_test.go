@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A queue that is one container's is not polled while that has used up its quota: its
-// packets are lost in the queue's ring, and the other queue brings a neighbour its own.
+// A container's own queue is not polled while the container has used up its quota: its packets are
+// lost in the queue's ring, and the other queue still delivers a neighbour's.
 func TestQueueUnpolled(t *testing.T) {
 	testkit.OnKernels(t)
 	throttled, err := probe.KthreadsThrottled(kernel.Default())
@@ -32,16 +32,15 @@ func TestQueueUnpolled(t *testing.T) {
 	h.Join(other, "10.66.0.3/24", h.ns, "h1")
 	// The sender's CPU chooses the queue, as a NIC's steering would.
 	must(t, h.wire.SetQueues("wire", "tx", "xps_cpus", func(q int) string { return strconv.Itoa(1 << q) }))
-	// Nobody asks for an address meanwhile: the question is somebody else's packet,
-	// and may come by the queue that is to be the container's alone.
+	// Static neighbour entries prevent ARP meanwhile: a request counts as another's packet, and may
+	// arrive by the queue that is to be the container's alone.
 	for to, box := range map[string]*sandbox.Box{"10.66.0.2": h.box, "10.66.0.3": other} {
 		must(t, h.wire.Neighbour("wire", netip.MustParseAddr(to), h.MAC(box, "eth0")))
 	}
 	h.apply(h.container, policy.NetCPUIsolate)
 	h.start(h.box, "udp-recv")
 	board := h.start(other, "udp-recv")
-	// With a buffer that holds more than the ring: what waits there must not hold
-	// the sender back.
+	// With a buffer larger than the ring: packets that wait there must not hold the sender back.
 	sent := h.startOn(h.wire, []int{0}, "udp-send", "--to", "10.66.0.2:9000", "--rate", "2000", "--buffer", "8388608")
 	others := h.startOn(h.wire, []int{1}, "udp-send", "--to", "10.66.0.3:9000", "--rate", "200")
 	h.untilThreads("one container's packets alone", payer(h.container), h.uplinkGroup())
@@ -75,7 +74,7 @@ func TestQueueUnpolled(t *testing.T) {
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 }
 
-// lostBy is how many packets a veth lost as the ring at its other end was full.
+// lostBy returns how many packets a veth lost to a full ring at its other end.
 func lostBy(t *testing.T, b *sandbox.Box, dev string) (n uint64) {
 	t.Helper()
 	must(t, b.Sysfs(func(sys string) error {

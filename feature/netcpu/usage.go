@@ -9,9 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// usage is what the scheduler has counted of a container since there is its
-// control group. What cannot be read, most often since the container is just
-// ending, is zero.
+// usage is the scheduler's counters of a container since its cgroup was created. A counter that
+// cannot be read, most often because the container is just ending, is zero.
 type usage struct {
 	tasks, throttled time.Duration
 	periods          uint64
@@ -31,15 +30,15 @@ func usageOf(dirs container.Cgroup) (u usage) {
 	return u
 }
 
-// usages knows what containers that ran before the accounts began had used by
-// then. Its zero value is ready.
+// usages holds the usage, at the start of the accounts, of containers that are older. Its zero
+// value is ready.
 type usages struct {
 	mu     sync.Mutex
 	before map[container.ID]usage
 }
 
-// begin notes what a container has used so far, if it is older than the accounts,
-// which began at start. A second call for the same one changes nothing.
+// begin records the present usage of a container that is older than the accounts, which began at
+// start. A second call for a container changes nothing.
 func (u *usages) begin(c container.Container, start time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -56,7 +55,7 @@ func (u *usages) begin(c container.Container, start time.Time) {
 	u.before[c.ID] = was
 }
 
-// only begins for all that run, and forgets the others.
+// only calls begin for all running containers, and forgets the others.
 func (u *usages) only(running []container.Container, start time.Time) {
 	runs := make(map[container.ID]bool, len(running))
 	for _, c := range running {
@@ -68,7 +67,7 @@ func (u *usages) only(running []container.Container, start time.Time) {
 	maps.DeleteFunc(u.before, func(id container.ID, _ usage) bool { return !runs[id] })
 }
 
-// since is what the scheduler has counted of a container since the accounts began.
+// since returns the scheduler's counters of a container since the accounts began.
 func (u *usages) since(c container.Container) usage {
 	u.mu.Lock()
 	was := u.before[c.ID]
@@ -77,8 +76,8 @@ func (u *usages) since(c container.Container) usage {
 	return usage{grown(now.tasks, was.tasks), grown(now.throttled, was.throttled), grown(now.periods, was.periods)}
 }
 
-// grown is how much a counter has grown. One that has become smaller is that of
-// another control group, which the container was moved to.
+// grown returns the growth of a counter. A smaller value is another cgroup's, which the container
+// was moved to.
 func grown[N time.Duration | uint64](now, before N) N {
 	if now < before {
 		return now

@@ -27,14 +27,14 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// byXDP has the host's uplink drop in its driver.
+// byXDP makes the host's uplink drop in its driver.
 func (h *host) byXDP() {
 	h.t.Helper()
 	must(h.t, h.netcpu.Close())
 	h.open("nic0", "nic9")
 }
 
-// xdp is the id of the XDP program at nic0, 0 for none.
+// xdp returns the id of the XDP program at nic0, 0 for none.
 func (h *host) xdp() (id uint32) {
 	h.t.Helper()
 	h.Change(h.ns, "nic0", func(_ *netlink.Handle, l netlink.Link) error {
@@ -46,7 +46,7 @@ func (h *host) xdp() (id uint32) {
 	return id
 }
 
-// features are all offloads of both ends of the wire, and their longest frames.
+// features returns all offloads of both ends of the wire, and their maximum frame sizes.
 func (h *host) features() map[string]string {
 	h.t.Helper()
 	all := make(map[string]string)
@@ -64,7 +64,7 @@ func (h *host) features() map[string]string {
 	return all
 }
 
-// dropPoint is where the uplink drops.
+// dropPoint returns the hook at which the uplink drops.
 func (h *host) dropPoint() drop.Point {
 	h.t.Helper()
 	for _, d := range h.netcpu.DropPoints() {
@@ -75,9 +75,9 @@ func (h *host) dropPoint() drop.Point {
 	return drop.Point{}
 }
 
-// What is dropped in the driver is counted and charged to its owner as what tc
-// drops is, whether its budget is used up or its ring full. The program stays when the
-// last container has gone, and nothing of the device's stays changed when it ends.
+// Packets dropped in the driver are counted and charged to their owner like packets that tc drops,
+// because of a used-up budget or a full ring. The program stays when the last container has gone,
+// and the device is unchanged once it ends.
 func TestXDPDropsAreCharged(t *testing.T) {
 	testkit.OnKernels(t)
 	type drops struct {
@@ -130,8 +130,8 @@ func TestXDPDropsAreCharged(t *testing.T) {
 	}
 }
 
-// flood sends to the container until packets are dropped, and goes on. It gives what
-// counts those.
+// flood sends to the container until packets are dropped, and goes on. It returns a function that
+// counts the drops.
 func (h *host) flood(count func(drop.Counters) uint64, args ...string) (dropped func() uint64) {
 	h.t.Helper()
 	var began time.Time
@@ -142,7 +142,7 @@ func (h *host) flood(count func(drop.Counters) uint64, args ...string) (dropped 
 	more()
 	dropped = func() uint64 { return count(h.netcpu.Drops()[h.container.ID]) }
 	until(h.t, "packets are dropped", func() bool {
-		if time.Since(began) > 5*time.Second { // what is sent on a slow machine may not be too much for it
+		if time.Since(began) > 5*time.Second { // a slow machine may not send enough
 			more()
 		}
 		return dropped() > enough(100)
@@ -150,7 +150,7 @@ func (h *host) flood(count func(drop.Counters) uint64, args ...string) (dropped 
 	return dropped
 }
 
-// What is dropped counts with all of its bytes, those in further fragments too.
+// A dropped packet counts with all of its bytes, including further fragments.
 func TestXDPCountsFragments(t *testing.T) {
 	testkit.Smoke(t, "path:xdp")
 	h := newHost(t, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond})
@@ -185,8 +185,8 @@ func TestXDPCountsFragments(t *testing.T) {
 	}
 }
 
-// chargedDrops floods the container until packets are dropped, and looks at whose
-// account they are in.
+// chargedDrops floods the container until packets are dropped, and checks which account they are
+// in.
 func (h *host) chargedDrops(count func(drop.Counters) uint64) {
 	t := h.t
 	t.Helper()
@@ -200,10 +200,10 @@ func (h *host) chargedDrops(count func(drop.Counters) uint64) {
 		}
 		return all
 	}
-	was, before := read(), dropped() // in this order: no later than this they are counted
+	was, before := read(), dropped() // in this order: the drops are counted no later than this
 	until(t, "some more are dropped", func() bool { return dropped() > before+enough(5000) })
 	drops := dropped() - before
-	// grown is by how much an account has: received packets, and what they cost.
+	// grown returns the growth of an account: received packets and their cost.
 	grown := func(id container.ID) (packets uint64, cpu time.Duration) {
 		now := read()[id]
 		for protocol, w := range now.Receive {
@@ -224,7 +224,7 @@ func (h *host) chargedDrops(count func(drop.Counters) uint64) {
 	h.addsUp("with drops")
 }
 
-// verdict is a program of somebody else's that lets everything pass.
+// verdict returns another owner's program, which lets everything pass.
 func verdict(t *testing.T) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -236,9 +236,9 @@ func verdict(t *testing.T) *ebpf.Program {
 	return p
 }
 
-// Where somebody else's XDP program is, in whatever mode and however attached, it
-// stays; where the driver refuses, nothing has changed. Packets are dropped by tc
-// then, and the reason is told.
+// Another owner's XDP program stays in place, in any mode and however it was attached; if the
+// driver refuses ours, nothing has changed. tc drops packets then, and the point reports the
+// reason.
 func TestXDPKeepsOut(t *testing.T) {
 	testkit.InFull(t)
 	type obstacle struct {
@@ -307,15 +307,14 @@ func (h *host) attach(p *ebpf.Program, flags int) error {
 		fd = p.FD()
 	}
 	return h.ns.Change("nic0", func(_ *netlink.Handle, l netlink.Link) error {
-		// Not by the handle, whose call knows no flags.
+		// Without the handle: its call takes no flags.
 		return h.Open(h.ns).Do(func() error { return netlink.LinkSetXdpFdWithFlags(l, fd, flags) })
 	})
 }
 
-// An uplink that gets another address is known by that from the next Apply on. One
-// that goes, one that comes in its place, whether by the same number or not, and one
-// that is given to another namespace, are no errors: what is there drops, and its
-// threads are where they belong.
+// An uplink with a changed address is known by that from the next Apply on. An uplink that goes,
+// one that replaces it, with the same number or another, and one that moves to another namespace,
+// are no errors: the present one drops, and its threads are where they belong.
 func TestXDPFollowsUplink(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, sandbox.CPU{})
@@ -380,8 +379,8 @@ func TestXDPFollowsUplink(t *testing.T) {
 	}
 }
 
-// remake makes nic0 again, with a number and an address (0 and "": any), once the
-// one in old has gone; nil: it has.
+// remake makes nic0 again, with a number and an address (0 and "": any), once the one in old has
+// gone; nil: it has gone already.
 func (h *host) remake(old *sandbox.Box, number int, mac string) {
 	t := h.t
 	t.Helper()

@@ -2,12 +2,12 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Charges each nanosecond of network softirq to the tenant that caused it, and
- * records whose time it took (Iron, section 3.1).
+ * Charges each nanosecond of network softirq to the tenant that caused it, and records
+ * which context lost that time (Iron, section 3.1).
  *
- * A CPU is in one run at a time: a softirq from softirq_entry to softirq_exit, or
- * one poll of a NAPI thread. Events cut a run into intervals. Each interval is the
- * work for one packet:
+ * A CPU is in one run at a time: a softirq from softirq_entry to softirq_exit, or one
+ * poll of a NAPI thread. Events cut a run into intervals. Each interval is the work for
+ * one packet:
  *
  *   netif_receive_skb   a packet begins. If its device belongs to a tenant, the
  *                       interval does, too. Otherwise the packet is open: its
@@ -15,35 +15,34 @@
  *   net_dev_start_xmit  to a tenant's veth: the open packet belongs to that
  *                       tenant, and so does the work from here on.
  *   sockets             identify the owner where no veth does (sock.bpf.h).
- *   fate.h              a program that dropped the open packet, or redirected it into a
- *                       container, told whose it was.
+ *   fate.h              a program that drops the open packet, or redirects it into
+ *                       a container, reports its owner.
  *   napi_poll           the last packet ends.
  *
- * A run includes the interrupt that raised its softirq if that is a timer interrupt
- * (HTB and TCP set a timer for each packet that has to wait) or a function call
- * from another CPU (RPS hands packets over by it). On a virtual machine the
- * interrupt takes as long as the packet, and most of that time is outside of all
- * tracepoints (fl_around, fl_around_call).
+ * A run includes the interrupt that raised its softirq if that is a timer interrupt (HTB
+ * and TCP set a timer for each packet that has to wait) or a function call from another
+ * CPU (RPS hands packets over by it). On a virtual machine the interrupt takes as long as
+ * the packet, and most of that time is outside of all tracepoints (fl_around,
+ * fl_around_call).
  *
- * The system pays for an open packet whose owner stays unknown. A namespace that
- * user space does not know is an exception, because a container may have made it to
- * make others pay, or to get credit: see sends() and leave_open(). The time between
- * packets goes into a pot: driver, GRO, softirq entry and exit, and all of a NET_TX
- * run or a run in which a timer sends. At the end of the run its packets share the
- * pot evenly.
+ * The system pays for an open packet if its owner stays unknown. A namespace that user
+ * space does not know is an exception, because a container may have made it to make
+ * others pay, or to get credit: see sends() and leave_open(). The time between packets
+ * goes into a pot: driver, GRO, softirq entry and exit, and all of a NET_TX run or a run
+ * in which a timer sends. At the end of the run its packets share the pot evenly.
  *
  * On a busy CPU the programs sample runs: sample.bpf.h.
  *
  * Each CPU has a small table, with an entry for each victim, culprit and class of
- * packets. The programs touch no other map per packet. They add the table to the
- * maps that user space reads when it is full or old.
+ * packets. The programs touch no other map per packet. They add the table to the maps
+ * that user space reads when it is full or old.
  *
- * No tracepoint shows a packet that an XDP program drops. That program calls
- * fl_taken, for which a packet begins.
+ * No tracepoint shows a packet that an XDP program drops. That program calls fl_taken,
+ * which begins a packet.
  *
- * Hooks and cost: README.md. Reader of the maps: account.go. When fl_thefts is full,
- * lost counts the charges without a theft, and charging continues. For the maps of
- * identity.h see there. The programs end with the agent.
+ * Hooks and cost: README.md. Reader of the maps: account.go. When fl_thefts is full, lost
+ * counts the charges without a theft, and charging continues. For the maps of identity.h
+ * see there. The programs end with the agent.
  */
 
 #include "charges.h"
@@ -103,7 +102,7 @@ int BPF_PROG(fl_enter, unsigned int vec)
 		return 0;
 	c = this_cpu();
 	if (!c)
-		return 0; /* cannot be: one entry, index 0 */
+		return 0; /* impossible: one entry, index 0 */
 	if (c->run)
 		end(c, c->last); /* the run of a thread, see left() */
 	now = bpf_ktime_get_ns();
@@ -135,7 +134,7 @@ static __always_inline int interrupt_enter(__u64 call)
 	struct cpu *c = this_cpu();
 
 	if (!c)
-		return 0; /* cannot be */
+		return 0; /* impossible */
 	c->irq_end = 0;
 	/* Within a run it is a part of that run already, sampled or not. */
 	c->irq = (c->run && !left(c)) || c->skip ? 0 : bpf_ktime_get_ns();
@@ -187,7 +186,7 @@ int BPF_PROG(fl_exit, unsigned int vec)
 		return 0;
 	c = this_cpu();
 	if (!c)
-		return 0; /* cannot be */
+		return 0; /* impossible */
 	if (c->skip) {
 		c->last = bpf_ktime_get_ns(); /* the next run begins no earlier */
 		pass(c, c->last);
@@ -207,7 +206,7 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 	__u32 dev, slot;
 
 	if (!c)
-		return 0; /* cannot be */
+		return 0; /* impossible */
 	if (c->skip) {
 		c->network = 1;
 		return 0; /* not sampled: another run stands for it */
@@ -247,7 +246,7 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 	__u32 dev, slot, class, packets = 0;
 
 	if (!c)
-		return 0; /* cannot be */
+		return 0; /* impossible */
 	if (c->skip) {
 		c->network = 1;
 		return 0; /* not sampled: another run stands for it */
@@ -263,7 +262,7 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 		return 0; /* a task sends: the scheduler charges it */
 	}
 	if (c->cur == OPEN)
-		told(c); /* what it was handed over to answers */
+		told(c); /* the receiving container replies */
 	dev = device(c, to);
 	slot = dev & SLOT;
 	c->network = 1;
@@ -330,7 +329,7 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 	__u64 now;
 
 	if (!c)
-		return 0; /* cannot be */
+		return 0; /* impossible */
 	if (c->skip == RUN_THREAD) {
 		pass(c, bpf_ktime_get_ns());
 		c->skip = 0;
@@ -342,8 +341,8 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 	if (napi->dev && work)
 		c->steered = 1; /* counts only if this run receives nothing */
 	/*
-	 * While all packets of the run have one owner, the pot belongs to it, too.
-	 * Then there is no need to read the clock, which costs most of all.
+	 * While all packets of the run have one owner, the pot belongs to it, too. The
+	 * program then skips the clock, its most expensive step.
 	 */
 	if (c->cur < ENTRIES && c->run != RUN_THREAD && !c->in_ring &&
 	    c->entries[c->cur & (ENTRIES - 1)].shares == c->shares)
@@ -387,9 +386,9 @@ int fl_stamp(struct __sk_buff *skb)
 }
 
 /*
- * The program that drops packets by XDP at an uplink calls this, after it has told for
- * whom (fate.h). No tracepoint shows such a packet. It counts like one that a device of
- * the tenant receives.
+ * The program that drops packets by XDP at an uplink calls this, after it has reported
+ * the tenant (fate.h). No tracepoint shows such a packet. It counts like one that a
+ * device of the tenant receives.
  */
 SEC("xdp.frags")
 int fl_taken(struct xdp_md *ctx)

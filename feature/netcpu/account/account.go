@@ -28,7 +28,7 @@ const (
 	TCP
 	Encapsulated
 	Other
-	Protocols // how many there are
+	Protocols // the number of protocols
 )
 
 func (p Protocol) String() string {
@@ -82,7 +82,7 @@ func (a Account) SendCPU() (sum time.Duration) {
 	return sum
 }
 
-// Bytes is the sum of those of Receive and Send.
+// Bytes is the sum of the bytes of Receive and Send.
 func (a Account) Bytes() (sum uint64) {
 	for i := range Protocols {
 		sum += a.Receive[i].Bytes + a.Send[i].Bytes
@@ -90,7 +90,7 @@ func (a Account) Bytes() (sum uint64) {
 	return sum
 }
 
-// PartyKind says what kind of context lost the time that a packet took.
+// PartyKind is the kind of context that lost the time of a packet.
 type PartyKind int
 
 const (
@@ -145,7 +145,7 @@ type Reading struct {
 	Accounts []Account
 	// ByCPU is the sum of Receive and Send of each account, by the number of the CPU.
 	ByCPU  map[container.ID][]time.Duration
-	Thefts []Theft // set by Read; Meter.Accounts leaves it out
+	Thefts []Theft // set by Read; Meter.Accounts omits it
 	// Gone is the sum of the accounts that are no longer in Accounts. Softirq and
 	// Thread together equal Accounts and Gone together.
 	Gone time.Duration

@@ -88,7 +88,7 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// The accounts of a tenant from Watch to the Reading that has it no more.
+// A tenant has an account from Watch until the Reading without it.
 func TestLife(t *testing.T) {
 	m := newMeter(t)
 	told := identity.Member{ID: 5, Cgroups: []uint64{7}}
@@ -110,7 +110,7 @@ func TestLife(t *testing.T) {
 	theft := accountTheft{Culprit: uint16(slot), Kind: uint16(Idle)}
 	must(t, m.maps.FlThefts.Put(theft, make([]uint64, len(work))))
 
-	for range 2 { // the second one: unknown is success
+	for range 2 { // the second time it is unknown, which is no error
 		must(t, m.Forget(5))
 	}
 	if _, ok := m.Slot(5); ok {
@@ -146,11 +146,11 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// Of several tenants in one namespace the highest in rank has its packets, and
-// among equals the first.
+// Among several tenants in one namespace, the one with the highest rank owns the packets, and the
+// first among equals.
 func TestHolder(t *testing.T) {
 	m := newMeter(t)
-	m.cfg.Ends = nil // the devices are not there
+	m.cfg.Ends = nil // the devices do not exist
 	const netns, host = 4026531000, 4026531001
 	in := identity.Tenant{NetNS: netns}
 	devices := []identity.Device{{Netns: netns, Ifindex: 2}, {Netns: host, Ifindex: 3, HostEnd: true}}
@@ -195,7 +195,7 @@ func TestHolder(t *testing.T) {
 	holds("both have", 0)
 }
 
-// A container that comes back before it was reported goes on where it was.
+// A container that returns before it was reported keeps its account.
 func TestRevive(t *testing.T) {
 	m := newMeter(t)
 	must(t, m.Watch(identity.Member{ID: 5}))
@@ -216,7 +216,7 @@ func TestRevive(t *testing.T) {
 	}
 }
 
-// A full map is an error of the one who asks, and changes nothing for others.
+// A full map is an error for the caller that needed the room, and changes nothing for others.
 func TestFull(t *testing.T) {
 	m := newMeter(t)
 	must(t, m.Watch(identity.Member{ID: 1}))
@@ -227,7 +227,7 @@ func TestFull(t *testing.T) {
 	if err := m.Watch(identity.Member{ID: 2}); !errors.Is(err, ErrSlots) {
 		t.Errorf("Watch without a slot: %v, want ErrSlots", err)
 	}
-	// Nobody reads the accounts, and yet there is room once containers have gone.
+	// The accounts are never read, and yet their slots are reused once containers have gone.
 	must(t, m.Forget(1500))
 	must(t, m.Watch(identity.Member{ID: 2}))
 	if err := m.Watch(identity.Member{ID: 3}); !errors.Is(err, ErrSlots) {
@@ -247,7 +247,7 @@ func TestFull(t *testing.T) {
 	if err == nil || !strings.HasSuffix(err.Error(), "no room for 1 of 65537") {
 		t.Errorf("more cgroups than the map holds: %v", err)
 	}
-	must(t, m.Watch(identity.Member{ID: 2, Cgroups: cgroups[len(cgroups)-1:]})) // which is not its fault
+	must(t, m.Watch(identity.Member{ID: 2, Cgroups: cgroups[len(cgroups)-1:]})) // only the last one has room
 	must(t, m.Forget(2))
 	must(t, m.Watch(identity.Member{ID: 1, Cgroups: cgroups[:5]}))
 	if err := m.Watch(identity.Member{ID: 1, Tenant: identity.Tenant{NetNS: 2}, Devices: []identity.Device{{Netns: 1, Ifindex: 1, HostEnd: true}}}); err == nil {

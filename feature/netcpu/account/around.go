@@ -25,7 +25,7 @@ const (
 	aroundLeast = aroundCount / 4        // fewer results do not count
 	aroundMost  = 100 * time.Microsecond // a longer overhead has another cause
 
-	notable = 3 // a gap of so many times the shortest one contains an interrupt
+	notable = 3 // a gap of this multiple of the shortest one contains an interrupt
 )
 
 // gap is a time in which a loop did not run, in ns of CLOCK_MONOTONIC.
@@ -84,7 +84,7 @@ func (m *Meter) recalibrate() {
 		return
 	}
 	m.calibrated = time.Now()
-	// If it fails, the last result is good enough.
+	// If it fails, the last result remains in use.
 	m.calibrating.Go(func() { m.calibrate() })
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// Containers' cgroups are looked for where the agent was told that they are.
+// openCgroup looks for containers' cgroups below the configured root.
 func TestCgroupRoot(t *testing.T) {
 	m := &Meter{cfg: Config{Proc: "/proc", Cgroup: t.TempDir()}}
 	if f, err := m.openCgroup(1); !errors.Is(err, cgroup.ErrNone) {

@@ -16,9 +16,9 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// BenchmarkCost says what accounting costs: ns per event by the kernel's own
-// statistics (which cost a part of it themselves), the sum of them per packet,
-// and what a flood loses, with accounting off and on in turns.
+// BenchmarkCost measures the cost of accounting: ns per event by the kernel's own statistics (which
+// cost a part of it themselves), their sum per packet, and the loss of a flood's throughput, with
+// accounting off and on in turns.
 //
 //	go test -run - -bench Cost -benchtime 1x -count 3 ./feature/netcpu/account
 func BenchmarkCost(b *testing.B) {
@@ -39,7 +39,7 @@ func cost(b *testing.B, path, rate string) {
 		from = f.host
 	}
 	received := f.load(box, 0, "udp-recv", "--listen", ":9000", "--buffer", "4194304")
-	// The load is the same with and without: a flood does not wait for room.
+	// The load is the same with and without accounting: a flood does not wait for room.
 	f.load(from, 1, "udp-send", "--to", to, "--rate", rate, "--size", "64", "--buffer", "67108864")
 
 	var d delta
@@ -83,9 +83,9 @@ func cost(b *testing.B, path, rate string) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkLone says what accounting costs where each packet has a softirq of its
-// own, without the kernel's statistics: by what a task that computes does less
-// beside it, off and on in turns.
+// BenchmarkLone measures the cost of accounting where each packet has a softirq of its own, without
+// the kernel's statistics: how much slower a task beside it computes, with accounting off and on in
+// turns.
 func BenchmarkLone(b *testing.B) {
 	for _, rate := range []uint64{5000, 20000, 50000} {
 		b.Run(fmt.Sprint(rate), func(b *testing.B) { lone(b, rate) })
@@ -131,7 +131,7 @@ func lone(b *testing.B, rate uint64) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// programs are the Meter's.
+// programs returns the Meter's programs.
 func programs(b *testing.B, m *Meter) rig.ProgramSet {
 	b.Helper()
 	of := make(rig.ProgramSet)
@@ -156,8 +156,8 @@ func programs(b *testing.B, m *Meter) rig.ProgramSet {
 	}
 }
 
-// BenchmarkClock says what one look at the clock takes in a BPF program: most of what
-// an event costs that is looked at.
+// BenchmarkClock measures one read of the clock in a BPF program: most of the cost of a sampled
+// event.
 func BenchmarkClock(b *testing.B) {
 	testkit.NeedRoot(b)
 	const looks, runs = 64, 100_000
@@ -179,9 +179,9 @@ func BenchmarkClock(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkStolen compares what is charged with a container as the victim with
-// what its work says it lost: a task that only computes, and does so many units
-// in its CPU time. On a machine that does anything else it says nothing.
+// BenchmarkStolen compares the time charged with a container as the victim with the time that its
+// work lost. The task only computes, and completes a fixed number of units per CPU time. On a
+// machine that does anything else the result means nothing.
 func BenchmarkStolen(t *testing.B) {
 	l := newLab(t, newMeter(t))
 	wire, box, victim := l.bare("wire"), l.box("box"), l.box("victim")
@@ -225,7 +225,7 @@ func BenchmarkStolen(t *testing.B) {
 	t.ReportMetric(0, "ns/op")
 }
 
-// ran is the CPU time of a process's busiest thread.
+// ran returns the CPU time of a process's busiest thread.
 func ran(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))

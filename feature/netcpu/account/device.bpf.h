@@ -15,7 +15,9 @@ static __always_inline __u32 of_tenant(__u32 tenant)
 	return slot ? *slot : 0;
 }
 
-/* Whose a namespace is that user space does not know: that of whoever sent there last. */
+/*
+ * Returns the owner of a namespace that user space does not know: the last sender there.
+ */
 static __always_inline __u32 nested(__u32 netns)
 {
 	struct fl_nested *n = bpf_map_lookup_elem(&fl_nested, &netns);

@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// A container that neither sends nor receives is charged nothing at all, whatever
-// goes on beside it.
+// A container that neither sends nor receives is charged nothing at all, whatever happens beside
+// it.
 func TestIdle(t *testing.T) {
 	f := newFabric(t, exactMeter(t))
 	busy, idle := f.add("busy", 2), f.add("idle", 3)
@@ -23,8 +23,8 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// A table of thefts that is full is counted, and the accounts stay exact: what
-// one has taken and another has lost, too.
+// A full table of thefts is counted, and the accounts stay exact: so do the sums that each
+// container took and lost.
 func TestLost(t *testing.T) {
 	testkit.InFull(t, "bpf:feature/netcpu/account")
 	l := newLab(t, exactMeter(t))
@@ -40,7 +40,7 @@ func TestLost(t *testing.T) {
 			break // full
 		}
 	}
-	// Only now: what has met before has its place.
+	// Only now: pairs from before have their places.
 	l.watch(box, l.device(wire, "h0", true), l.device(box, "eth0", false))
 	r := l.receive(box, 0, ":9000")
 	l.send(wire, 1, packets, "udp-send", "10.66.0.2:9000")

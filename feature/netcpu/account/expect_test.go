@@ -11,20 +11,20 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// delta is what happened between two readings.
+// delta is the difference of two readings.
 type delta struct {
 	l           *lab
-	t           testing.TB // who is told what is wrong with it
+	t           testing.TB // reports failures
 	now         Reading
 	seconds     float64
 	softirq     time.Duration
 	thread      time.Duration
 	accounts    map[container.ID]Account
-	thefts      map[Theft]time.Duration // CPU 0 in the keys
+	thefts      map[Theft]time.Duration // keys have CPU 0
 	readingLost uint64
 }
 
-// trial keeps what is wrong with one reading.
+// trial collects the failures of one reading.
 type trial struct {
 	testing.TB
 	wrong []string
@@ -36,13 +36,13 @@ func (t *trial) Errorf(format string, args ...any) {
 	t.wrong = append(t.wrong, fmt.Sprintf(format+"\n", args...))
 }
 
-// settled is after how long what is still missing will not come.
+// settled is the time after which missing packets no longer arrive.
 const settled = 3 * time.Second
 
-// patience is how long what is counted may take to come about, on whatever machine.
+// patience is the longest wait for a count, on any machine.
 const patience = 60 * time.Second
 
-// await waits until done has nothing to say, which is what is still missing.
+// await waits until done returns "". Until then done returns what is missing.
 func (l *lab) await(done func() string) {
 	l.t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
@@ -67,7 +67,7 @@ func (l *lab) got(b *load.Board, n uint64) {
 	})
 }
 
-// gotBytes is got for those that count bytes.
+// gotBytes is got for generators that count bytes.
 func (l *lab) gotBytes(b *load.Board, n uint64) {
 	l.t.Helper()
 	l.await(func() string {
@@ -78,10 +78,10 @@ func (l *lab) gotBytes(b *load.Board, n uint64) {
 	})
 }
 
-// expect waits until the accounts since the begin of the lab add up and are as
-// check wants them. What is charged in a run is read once that has ended, and
-// what comes meanwhile is in one number and not yet in the other: so there is a
-// moment for which a reading is exact, and it comes soon after the last packet.
+// expect waits until the accounts since the start of the lab add up and satisfy check. Charges of a
+// run become readable when the run ends, and packets that arrive during a read are in one number
+// and not yet in the other. So a reading is exact only at some moments; one comes soon after the
+// last packet.
 func (l *lab) expect(check func(delta)) {
 	l.t.Helper()
 	l.expectAny((delta).exact, check)
@@ -125,7 +125,7 @@ func (l *lab) between(a, b Reading) delta {
 	return r
 }
 
-// since is what an account has had since an earlier reading of it.
+// since returns the growth of an account since an earlier reading of it.
 func (a Account) since(b Account) Account {
 	for i := range Protocols {
 		a.Receive[i].sub(b.Receive[i])
@@ -149,7 +149,7 @@ func (d delta) system() Account { return d.accounts[System] }
 
 func (d delta) total() time.Duration { return d.softirq + d.thread }
 
-// stolen is what a culprit took from a victim's tasks.
+// stolen returns the time that a culprit took from a victim's tasks.
 func (d delta) stolen(victim, culprit *sandbox.Box) time.Duration {
 	return d.stole(culprit, Party{Container: d.l.ids[victim], Kind: Task})
 }
@@ -184,7 +184,7 @@ func (d delta) String() string {
 	return s.String()
 }
 
-// exact checks, to the nanosecond, what must hold of every reading.
+// exact checks, to the nanosecond, the invariants of every reading.
 func (d delta) exact() {
 	d.t.Helper()
 	d.sums()
@@ -223,7 +223,7 @@ func (d delta) exact() {
 	}
 }
 
-// sums is exact without what each took from each.
+// sums is exact without the single thefts.
 func (d delta) sums() {
 	d.t.Helper()
 	sum := d.now.Gone
@@ -235,8 +235,7 @@ func (d delta) sums() {
 	}
 }
 
-// received checks how many packets a container was charged for, and that they
-// were not free.
+// received checks how many packets a container was charged for, and that their cost is not 0.
 func (d delta) received(b *sandbox.Box, p Protocol, packets, bytes uint64) {
 	d.t.Helper()
 	d.counted(b.Name+" receives "+p.String(), d.of(b).Receive[p], packets, bytes)
@@ -255,8 +254,8 @@ func (d delta) counted(what string, w Work, packets, bytes uint64) {
 	}
 }
 
-// streamed checks that a container was charged for the packets of so many bytes,
-// however many those were, and for their acknowledgements.
+// streamed checks that a container was charged for the packets of so many bytes, however many
+// packets that were, and for their acknowledgements.
 func (d delta) streamed(data, acks Work, bytes uint64) {
 	d.t.Helper()
 	if data.Bytes < bytes || data.Packets == 0 || data.CPU <= 0 || acks.Packets == 0 || acks.CPU <= 0 {
@@ -264,7 +263,7 @@ func (d delta) streamed(data, acks Work, bytes uint64) {
 	}
 }
 
-// on is what a container was charged on one CPU, since it is watched.
+// on returns a container's charges on one CPU since Watch.
 func (d delta) on(b *sandbox.Box, cpu int) accountAccount {
 	d.t.Helper()
 	slot, _ := d.l.m.Slot(d.l.ids[b])
@@ -273,7 +272,7 @@ func (d delta) on(b *sandbox.Box, cpu int) accountAccount {
 	return all[cpu]
 }
 
-// nothing checks that packets which are not a container's are not charged to it.
+// nothing checks that other packets are not charged to these containers.
 func (d delta) nothing(boxes ...*sandbox.Box) {
 	d.t.Helper()
 	for _, b := range boxes {
@@ -285,9 +284,8 @@ func (d delta) nothing(boxes ...*sandbox.Box) {
 	}
 }
 
-// robs checks that a culprit's packets took the time of others. Of whom is chance,
-// also where a victim computes on their CPU: on one that is emulated, kernel
-// threads have most of it.
+// robs checks that a culprit's packets took time from others. The victim is chance, even if a
+// container computes on their CPU: on an emulated CPU, kernel threads lose most of the time.
 func (d delta) robs(culprit *sandbox.Box) {
 	d.t.Helper()
 	var taken time.Duration

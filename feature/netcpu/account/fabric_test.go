@@ -20,22 +20,22 @@ import (
 type fabric struct {
 	*lab
 	wire, host *sandbox.Box
-	ends       map[*sandbox.Box]netip.Addr // of all that are at the bridge
+	ends       map[*sandbox.Box]netip.Addr // of all containers at the bridge
 }
 
-// newFabric makes one whose NIC hands its packets to CPU 0.
+// newFabric makes a fabric with a NIC that hands its packets to CPU 0.
 func newFabric(t testing.TB, m *Meter) *fabric {
 	t.Helper()
 	l := newLab(t, m)
 	f := &fabric{lab: l, wire: l.bare("wire"), host: l.bare("host"), ends: make(map[*sandbox.Box]netip.Addr)}
-	// A device of its that there is not, which makes it the host's.
+	// A device that does not exist makes the namespace the host's.
 	_, err := m.cfg.Identity.Tell("fabric", identity.Member{ID: 1, Devices: []identity.Device{
 		{Netns: l.Open(f.host).Inode(), Ifindex: math.MaxInt32, HostEnd: true, Trusted: true},
 	}})
 	must(t, err)
 	f.bridge(f.host, "10.66.0.254/24")
-	// Where br_netfilter has the bridge ask the firewall, that drops what has a bad
-	// header, and puts fragments together.
+	// Where br_netfilter passes bridged packets to the firewall, it drops packets with a bad
+	// header, and reassembles fragments.
 	for _, family := range []string{"ip", "ip6"} {
 		if err := f.host.Sysctl("bridge/bridge-nf-call-"+family+"tables", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
@@ -49,7 +49,7 @@ func newFabric(t testing.TB, m *Meter) *fabric {
 	return f
 }
 
-// bridge makes br0, which asks nobody for multicast groups: all would be told.
+// bridge makes br0 without multicast snooping, so that it sends no queries to all ports.
 func (l *lab) bridge(b *sandbox.Box, addr string) {
 	l.t.Helper()
 	var snoops bool
@@ -58,16 +58,16 @@ func (l *lab) bridge(b *sandbox.Box, addr string) {
 		sandbox.End{Box: b, Name: "br0", Addr: at, MAC: mac(at.Addr())}))
 }
 
-// polls makes the NIC poll, and for every packet, as real ones do, on the CPU
-// to which they come.
+// polls makes the NIC poll, also for single packets, on the CPU that receives them, as real NICs
+// do.
 func (f *fabric) polls() {
 	f.t.Helper()
 	f.rps(f.host, "nic0", "0")
 	must(f.t, sandbox.LikeNIC(sandbox.End{Box: f.host, Name: "nic0"}, sandbox.End{Box: f.wire, Name: "wire"}))
 }
 
-// add puts a container behind the host's bridge. It and what is there already
-// know one another, and the bridge knows it, so that it gets its own packets and
+// add puts a container behind the host's bridge. It and the present containers have neighbour
+// entries for one another, and the bridge has its address, so that it receives its own packets and
 // no others.
 func (f *fabric) add(name string, last int) *sandbox.Box {
 	f.t.Helper()
@@ -100,7 +100,7 @@ func (f *fabric) addTo(at *sandbox.Box, name string, last int) *sandbox.Box {
 	return box
 }
 
-// victim is a container that computes on CPU 0.
+// victim adds a container that computes on CPU 0.
 func (f *fabric) victim() *sandbox.Box {
 	f.t.Helper()
 	v := f.box("victim")
@@ -109,7 +109,7 @@ func (f *fabric) victim() *sandbox.Box {
 	return v
 }
 
-// sixth gives the ends of a path an address of IPv6, too: fd00:66::n.
+// sixth also gives the ends of a path an IPv6 address: fd00:66::n.
 func (f *fabric) sixth(box *sandbox.Box, last int) {
 	f.t.Helper()
 	for _, b := range []*sandbox.Box{f.wire, f.host, box} {
@@ -120,9 +120,8 @@ func (f *fabric) sixth(box *sandbox.Box, last int) {
 	f.Address(box, "eth0", fmt.Sprintf("fd00:66::%d/64", last))
 }
 
-// overlay makes one as Docker does (10.67.0.0/24): VXLAN device, bridge and host
-// ends in a namespace of their own, the tunnel's packets in the host's. Outside is
-// 10.67.0.1.
+// overlay makes an overlay network as Docker does (10.67.0.0/24): VXLAN device, bridge and host
+// ends in a namespace of their own, the tunnel's packets in the host's. Outside is 10.67.0.1.
 func (f *fabric) overlay() *sandbox.Box {
 	f.t.Helper()
 	overlay := f.bare("overlay")
@@ -140,13 +139,13 @@ func (f *fabric) inOverlay(overlay *sandbox.Box, name string, n int) *sandbox.Bo
 	return box
 }
 
-// shape puts an HTB at a device, with a class for each of the rates, in bit/s.
-// The first is for what no filter leads elsewhere.
+// shape puts an HTB at a device, with a class for each of the rates, in bit/s. The first class is
+// the default.
 func (l *lab) shape(b *sandbox.Box, dev string, rates ...uint64) {
 	l.t.Helper()
 	l.Change(b, dev, func(h *netlink.Handle, k netlink.Link) error {
 		index := k.Attrs().Index
-		// As long are the queues of the classes.
+		// The queues of the classes take this length.
 		if err := h.LinkSetTxQLen(k, 1000); err != nil {
 			return err
 		}
@@ -165,7 +164,7 @@ func (l *lab) shape(b *sandbox.Box, dev string, rates ...uint64) {
 	})
 }
 
-// redirect leads all that a device receives to an IFB.
+// redirect redirects all packets that a device receives to an IFB.
 func (l *lab) redirect(b *sandbox.Box, dev, ifb string) {
 	l.t.Helper()
 	must(l.t, b.Add(&netlink.Ifb{LinkAttrs: netlink.NewLinkAttrs()}, sandbox.End{Box: b, Name: ifb}))
@@ -179,14 +178,14 @@ func (l *lab) redirect(b *sandbox.Box, dev, ifb string) {
 		if err != nil {
 			return err
 		}
-		return h.FilterAdd(&netlink.U32{ // without a selector it matches all
+		return h.FilterAdd(&netlink.U32{ // without a selector it matches all packets
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: ingress, Priority: 1, Protocol: unix.ETH_P_ALL},
 			Actions:     []netlink.Action{netlink.NewMirredAction(to.Attrs().Index)},
 		})
 	})
 }
 
-// segmented has a device get TCP's packets one by one.
+// segmented makes a device receive TCP segments one by one.
 func (l *lab) segmented(b *sandbox.Box, dev string) {
 	l.t.Helper()
 	must(l.t, b.Do(func() error {

@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// newTunnelled makes a host with a VXLAN as Flannel builds it: 10.67.0.0/24, whose bridge
-// and host ends are in the host's namespace. Outside is 10.67.0.1.
+// newTunnelled makes a host with a VXLAN as Flannel builds it: 10.67.0.0/24, with bridge and host
+// ends in the host's namespace. Outside is 10.67.0.1.
 func newTunnelled(t testing.TB, m *Meter) *fabric {
 	t.Helper()
 	l := newLab(t, m)
@@ -36,8 +36,8 @@ func newTunnelled(t testing.TB, m *Meter) *fabric {
 	return f
 }
 
-// inTunnel adds a container with the address 10.67.0.n, which the world knows: it asks
-// nobody else.
+// inTunnel adds a container with the address 10.67.0.n. The world has a neighbour entry for it, and
+// sends no question.
 func (f *fabric) inTunnel(name string, n int) *sandbox.Box {
 	f.t.Helper()
 	box := f.inOverlay(f.host, name, n)
@@ -49,7 +49,7 @@ func (f *fabric) inTunnel(name string, n int) *sandbox.Box {
 	return box
 }
 
-// attach attaches a program to what a device receives, after those of the accounts.
+// attach attaches a program to a device's ingress, after the programs of the accounts.
 func (l *lab) attach(b *sandbox.Box, dev string, stage qdisc.Stage, program func() (*ebpf.Program, error)) {
 	l.t.Helper()
 	var s hook.Set
@@ -58,8 +58,8 @@ func (l *lab) attach(b *sandbox.Box, dev string, stage qdisc.Stage, program func
 	must(l.t, s.Put(l.m.cfg.Ends, at, program))
 }
 
-// unpacks hands over what comes in the tunnel at the NIC into the box behind a host end,
-// past tunnel, bridge and backlog, and tells the accounts so or not.
+// unpacks redirects packets of the tunnel at the NIC into the box behind a host end, past tunnel,
+// bridge and backlog, with or without a report to the accounts.
 func (f *fabric) unpacks(box *sandbox.Box, end string, tells bool) {
 	f.t.Helper()
 	var tenant identity.Slot
@@ -69,15 +69,15 @@ func (f *fabric) unpacks(box *sandbox.Box, end string, tells bool) {
 	f.attach(f.host, "nic0", hook.Redirect, bypass.Unpack(f.m.cfg.Identity.Maps(), f.Index(f.host, end), tenant))
 }
 
-// What is handed over into a container shows up nowhere after the NIC. Once the accounts
-// are told, it is the container's as on the slow path, and else the system's.
+// A packet that is redirected into a container is seen nowhere after the NIC. With a report it is
+// the container's, as on the slow path; without one it is the system's.
 func TestHandedOver(t *testing.T) {
 	testkit.OnKernels(t, "path:overlay")
 	m := exactMeter(t)
 	for _, c := range []struct {
 		name               string
 		fast, tells, polls bool
-	}{ // in this order, as what waits in the pool becomes the system's only after a while
+	}{ // in this order: what waits in the pool becomes the system's only after a while
 		{"told", true, true, false}, {"told, polled", true, true, true}, {"slow", false, false, false}, {"not told", true, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestHandedOver(t *testing.T) {
 				f.unpacks(box, "h2", c.tells)
 			}
 			r := f.receive(box, 1, ":9000")
-			f.send(f.wire, 1, 1, "udp-send", "10.67.0.2:9000") // one has come out of the tunnel
+			f.send(f.wire, 1, 1, "udp-send", "10.67.0.2:9000") // one leaves the tunnel
 			f.got(r, 1)
 			n := uint64(2000)
 			if c.polls { // the ring has no room for a flood
@@ -122,7 +122,7 @@ func TestHandedOver(t *testing.T) {
 	}
 }
 
-// A container that answers in the softirq that brought the packet is charged for both.
+// A container that replies in the softirq of the received packet is charged for both.
 func TestHandedOverTCP(t *testing.T) {
 	testkit.Smoke(t, "bpf:internal/testkit/bypass", "path:overlay")
 	f := newTunnelled(t, exactMeter(t))
@@ -141,7 +141,7 @@ func TestHandedOverTCP(t *testing.T) {
 	})
 }
 
-// What is handed over to whom no account is kept of is the system's, at once.
+// A packet redirected to a tenant without an account is the system's, at once.
 func TestHandedOverToNobody(t *testing.T) {
 	testkit.InFull(t, "path:overlay")
 	f := newTunnelled(t, exactMeter(t))
@@ -164,7 +164,8 @@ func TestHandedOverToNobody(t *testing.T) {
 	})
 }
 
-// What a host end redirects to the uplink is its container's, at once and out of a queue.
+// A packet that a host end redirects to the uplink is its container's, sent at once or out of a
+// queue.
 func TestRedirectedToUplink(t *testing.T) {
 	testkit.InFull(t, "path:bridge", "path:queue")
 	m := exactMeter(t)
@@ -182,7 +183,7 @@ func TestRedirectedToUplink(t *testing.T) {
 			f.expect(func(d delta) {
 				d.sent(box, UDP, packets, packets*sizeUDP4)
 				d.nothing(other)
-				if shaped { // what waits goes out while it does nothing
+				if shaped { // queued packets go out while it does nothing
 					d.robs(box)
 				}
 			})

@@ -19,11 +19,10 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// A figure test asserts how exact something is, not what happens: it can fail by
-// chance on a machine that does anything else. The rig of `fairlead-lab bench netcpu`
-// has no traffic for these.
+// A figure test asserts how exact something is, not what happens: it can fail by chance on a
+// machine that does anything else. The rig of `fairlead-lab bench netcpu` has no traffic for these.
 
-// figure skips t but in the tier that has the figures.
+// figure skips t except in the tier with the figures.
 func figure(t *testing.T) {
 	t.Helper()
 	if tier, err := testkit.ParseTier(os.Getenv(testkit.TierVar)); err != nil || tier != testkit.Full {
@@ -31,7 +30,7 @@ func figure(t *testing.T) {
 	}
 }
 
-// stopwatch makes one that ends with the test.
+// stopwatch makes a stopwatch that ends with the test.
 func stopwatch(t *testing.T, cfg rig.StopwatchConfig) (w *rig.Stopwatch, read func() rig.Elapsed) {
 	t.Helper()
 	testkit.NeedRoot(t)
@@ -47,7 +46,7 @@ func stopwatch(t *testing.T, cfg rig.StopwatchConfig) (w *rig.Stopwatch, read fu
 
 const while = 700 * time.Millisecond
 
-// during measures for a while, from a moment on when all generators are at work.
+// during measures for a while, once all generators are at work.
 func (l *lab) during(d time.Duration) delta {
 	l.t.Helper()
 	time.Sleep(300 * time.Millisecond)
@@ -56,17 +55,17 @@ func (l *lab) during(d time.Duration) delta {
 	return l.between(a, l.read())
 }
 
-// Packets that cost more are charged more: each container has what a stopwatch
-// has around the softirqs that brought its packets and no others.
+// More expensive packets are charged more: each container's charge equals a stopwatch's time around
+// the softirqs that brought its packets alone.
 func TestUnequal(t *testing.T) {
 	figure(t)
 	for _, c := range []struct {
 		name, protocol string
-		rates          map[uint64]time.Duration // and how long each is measured: all is looked at, or some
+		rates          map[uint64]time.Duration // and how long to measure: with all runs, or some, sampled
 	}{
 		{"udp and tcp", "tcp", map[uint64]time.Duration{400: 3 * while, 4000: untilKnown}},
-		// Not at 4000: one sender's timers come while the other sends, right before
-		// softirqs that they have not brought (LIMITS.md).
+		// Not at 4000: one sender's timers expire while the other sends, right before softirqs that
+		// they did not raise (LIMITS.md).
 		{"small and fragments", "udp", map[uint64]time.Duration{400: 3 * while}},
 	} {
 		for rate, length := range c.rates {
@@ -74,7 +73,7 @@ func TestUnequal(t *testing.T) {
 				w, read := stopwatch(t, rig.StopwatchConfig{Tells: true})
 				must(t, w.Start())
 				f := newFabric(t, newMeter(t))
-				// All on CPU 1, but what comes back to the sender.
+				// All on CPU 1, except packets that return to the sender.
 				f.rps(f.host, "nic0", "0")
 				f.rps(f.wire, "wire", "1")
 				a, b := f.add("a", 2), f.add("b", 3)
@@ -105,13 +104,12 @@ func TestUnequal(t *testing.T) {
 	}
 }
 
-// flooding calls send in a box again and again, each time for some packets, until
-// the test ends.
+// flooding calls send in a box again and again until the test ends. Each call sends some packets.
 func (f *fabric) flooding(b *sandbox.Box, send func() error) {
 	f.t.Helper()
 	var stop atomic.Bool
 	done := make(chan error, 1)
-	must(f.t, b.Do(send)) // what does not work at all is told here
+	must(f.t, b.Do(send)) // a send that fails at all fails here
 	go func() {
 		done <- b.Do(func() error {
 			for !stop.Load() {
@@ -131,7 +129,7 @@ func (f *fabric) flooding(b *sandbox.Box, send func() error) {
 	})
 }
 
-// trickle sends pieces of one TCP connection from outside, by CPU 1.
+// trickle sends segments of one TCP connection from outside, on CPU 1.
 func (f *fabric) trickle(to string, rate uint64) {
 	f.t.Helper()
 	var c net.Conn
@@ -157,7 +155,7 @@ func (f *fabric) trickle(to string, rate uint64) {
 	})
 }
 
-// What TCP sends from a timer is charged to who sent it.
+// Packets that TCP sends from a timer are charged to the socket's container.
 func TestPacedTimers(t *testing.T) {
 	figure(t)
 	w, read := stopwatch(t, rig.StopwatchConfig{Timers: true})
@@ -166,7 +164,7 @@ func TestPacedTimers(t *testing.T) {
 	f.victim()
 	f.load(f.wire, 1, "tcp-recv", "--listen", ":9000")
 	f.load(box, 0, "tcp-send", "--to", "10.66.0.1:9000", "--conns", "20", "--congestion", "bbr")
-	time.Sleep(time.Second) // it has to find out the bandwidth first
+	time.Sleep(time.Second) // TCP has to estimate the bandwidth first
 	must(t, w.Start())
 	var packets, timers time.Duration
 	f.several(func() delta {
@@ -179,15 +177,15 @@ func TestPacedTimers(t *testing.T) {
 		if timers < packets/10 {
 			d.t.Errorf("timers took %v beside %v: nothing was tested", timers, packets)
 		}
-		// Not all timers send: not while the task has the socket.
+		// Not every timer sends: none does while the task holds the socket.
 		if d.softirq < packets+timers/3 || d.softirq > packets+timers+packets/20 {
 			d.t.Errorf("softirq by the meter: %v, want all of %v for packets and most of %v of timers", d.softirq, packets, timers)
 		}
 	})
 }
 
-// A qdisc that shapes sets a timer for each packet that has to wait: whose packet
-// that is pays for its interrupt.
+// A qdisc that shapes sets a timer for each packet that has to wait: the owner of that packet pays
+// for its interrupt.
 func TestTimers(t *testing.T) {
 	figure(t)
 	w, read := stopwatch(t, rig.StopwatchConfig{Timers: true})
@@ -216,17 +214,17 @@ func TestTimers(t *testing.T) {
 		if timers < packets/20 {
 			d.t.Errorf("timers took %v beside %v: nothing was tested", timers, packets)
 		}
-		// Some come within a softirq, and are in its time; and so are the
-		// stopwatch's programs in the meter's.
+		// Some interrupts come within a softirq and are part of its time, as the stopwatch's
+		// programs are part of the meter's.
 		if most := packets + timers + around; d.softirq < packets+(timers+around)/2 || d.softirq > most+most/10 {
 			d.t.Errorf("the meter has %v, want %v of packets and most of %v and %v of timers", d.softirq, packets, timers, around)
 		}
 	})
 }
 
-// In a flood the kernel works in its own thread, beside one that computes: what
-// is taken from that is what the scheduler has given it, and the interrupts that
-// come meanwhile, which are not the thread's time.
+// In a flood the kernel works in ksoftirqd, beside a thread that computes. The time taken from
+// ksoftirqd is what the scheduler gave it, plus interrupts meanwhile, which are not the thread's
+// time.
 func TestKsoftirqdTime(t *testing.T) {
 	figure(t)
 	f := newFabric(t, newMeter(t))
@@ -283,7 +281,7 @@ func ksoftirqds(t *testing.T) (pids []int) {
 	return pids
 }
 
-// interrupts is how many there were of one row of proc_interrupts(5), on all CPUs.
+// interrupts returns the count of one row of proc_interrupts(5), over all CPUs.
 func interrupts(t *testing.T, row string) (sum uint64) {
 	t.Helper()
 	all, err := os.ReadFile("/proc/interrupts")
@@ -304,7 +302,7 @@ func interrupts(t *testing.T, row string) (sum uint64) {
 	return sum
 }
 
-// several is measure for any way to measure.
+// several is measure with any method of measurement.
 func (l *lab) several(measure func() delta, check func(delta)) {
 	l.t.Helper()
 	const most = 4
@@ -324,7 +322,7 @@ func (l *lab) several(measure func() delta, check func(delta)) {
 	}
 }
 
-// addsUp checks that a measurement is whole.
+// addsUp checks that a measurement has no lost interval.
 func (d delta) addsUp() {
 	d.t.Helper()
 	var sum time.Duration
@@ -337,10 +335,10 @@ func (d delta) addsUp() {
 	}
 }
 
-// here is all that would also be this host's if the world were elsewhere.
+// here returns the time that would also be this host's if the world were on another machine.
 func (d delta) here() time.Duration { return d.total() - d.accounts[d.l.outside].CPU() }
 
-// only checks that a measurement has next to nothing but one container's work.
+// only checks that nearly all of a measurement is one container's work.
 func (d delta) only(b *sandbox.Box, share float64) {
 	d.t.Helper()
 	d.addsUp()
@@ -362,11 +360,11 @@ func mostly(t testing.TB, what string, part, whole time.Duration, share float64)
 	}
 }
 
-// Of what is sampled a container with thousands of packets is known within 5 %
-// after some seconds only (LIMITS.md).
+// With sampling, the account of a container with thousands of packets is within 5 % only after some
+// seconds (LIMITS.md).
 const untilKnown = 12 * time.Second
 
-// beside measures for so long by the meter, and has another look at the same time.
+// beside measures for this length by the meter, and by look over the same time.
 func beside[T any](l *lab, length time.Duration, look func() T) (d delta, was, now T) {
 	l.t.Helper()
 	before := l.read()

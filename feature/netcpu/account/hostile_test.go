@@ -19,9 +19,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// TestForged has a container that says of its packets that they are another's:
-// by their source, by its device's address, by marks and priorities, and by the
-// very field that fairlead tells them by. They are charged to who has sent them.
+// TestForged has a container that marks its packets as another's: by their source, by its device's
+// address, by marks and priorities, and by the very field that fairlead stamps. They are charged to
+// the sender.
 func TestForged(t *testing.T) {
 	testkit.InFull(t, "bpf:feature/netcpu/account", "path:bridge")
 	m := exactMeter(t)
@@ -35,14 +35,14 @@ func TestForged(t *testing.T) {
 			f.Address(bad, "eth0", "10.66.0.2/32")
 			hw := f.mac(victim, "eth0")
 			f.Change(bad, "eth0", func(h *netlink.Handle, k netlink.Link) error { return h.LinkSetHardwareAddr(k, hw) })
-			for _, addr := range f.ends { // which the device has forgotten by that
+			for _, addr := range f.ends { // the change of address made the device forget them
 				must(t, bad.Neighbour("eth0", addr, mac(addr)))
 			}
 			slot, ok := f.m.Slot(f.ids[victim])
 			if !ok {
 				t.Fatal("the victim has no slot")
 			}
-			// More than it could do itself: that takes CAP_BPF in the host's namespace.
+			// It could not do this itself: that takes CAP_BPF in the host's namespace.
 			var forger hook.Set
 			defer forger.Close()
 			d := f.device(bad, "eth0", false)
@@ -96,9 +96,9 @@ func claimed(claim uint32, to string, count int) error {
 	return nil
 }
 
-// TestShortFlows brings connections that begin and end at once, and datagrams of
-// many flows. Nothing is kept for each of them: every packet is counted, nothing
-// is lost, and a neighbour's are as right as ever.
+// TestShortFlows sends connections that begin and end at once, and datagrams of many flows. The
+// meter keeps no state for each of them: every packet is counted, nothing is lost, and a
+// neighbour's account stays exact.
 func TestShortFlows(t *testing.T) {
 	testkit.InFull(t, "path:bridge")
 	f := newFabric(t, exactMeter(t))
@@ -127,7 +127,7 @@ func TestShortFlows(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			c.(*net.TCPConn).SetLinger(0) // or the ports would be used up
+			c.(*net.TCPConn).SetLinger(0) // or the ports would run out
 			c.Close()
 		}
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -135,7 +135,7 @@ func TestShortFlows(t *testing.T) {
 			return err
 		}
 		defer unix.Close(fd)
-		for port := range packets { // to which nobody listens
+		for port := range packets { // without a listener
 			if err := unix.Sendto(fd, make([]byte, payload), 0, &unix.SockaddrInet4{Port: 20000 + port, Addr: [4]byte{10, 66, 0, 2}}); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 				return err
 			}
@@ -147,7 +147,7 @@ func TestShortFlows(t *testing.T) {
 	f.expect(func(d delta) {
 		d.received(many, UDP, packets, packets*sizeUDP4)
 		d.received(steady, UDP, packets, packets*sizeUDP4)
-		// A connection is a SYN, an acknowledgement and a reset at least.
+		// A connection has at least a SYN, an acknowledgement and a reset.
 		a := d.of(many)
 		if in, out := a.Receive[TCP], a.Send[TCP]; in.Packets < 2*connections || out.Packets < connections || in.CPU <= 0 || out.CPU <= 0 {
 			d.t.Errorf("%d connections: received %+v, sent %+v", connections, in, out)

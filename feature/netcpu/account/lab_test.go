@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// lab is a meter, and sandboxes for it to watch.
+// lab is a meter with the sandboxes that it watches.
 type lab struct {
 	*topology.Host
 	t        testing.TB
@@ -31,8 +31,8 @@ type lab struct {
 	began   Reading
 }
 
-// exactMeter opens a Meter that looks at every run, so that it counts every
-// packet. Opening one takes long: subtests share it.
+// exactMeter opens a Meter that samples nothing, so that it counts every packet. Opening one takes
+// long: subtests share it.
 func exactMeter(t testing.TB) *Meter {
 	t.Helper()
 	return openMeter(t, true)
@@ -57,8 +57,8 @@ func (l *lab) read() Reading {
 	return r
 }
 
-// bare makes a network namespace. IPv6 is off in it, as the kernel's own packets
-// would be counted among those of the test; see ipv6.
+// bare makes a network namespace without IPv6: the kernel's own packets would be counted with the
+// test's. See ipv6.
 func (l *lab) bare(name string) *sandbox.Box {
 	l.t.Helper()
 	b := l.Create(sandbox.Spec{Name: "acc-" + name, Bare: true})
@@ -108,8 +108,8 @@ func (l *lab) watch(b *sandbox.Box, devices ...identity.Device) {
 	must(l.t, l.m.Watch(identity.Member{ID: l.ids[b], Tenant: in, Cgroups: []uint64{uint64(l.ids[b])}, Devices: devices}))
 }
 
-// world makes a tenant of the namespace that stands for the world outside of
-// the host: that one's work is done on this machine, too.
+// world makes a tenant of the namespace that stands for the world outside of the host: its work is
+// done on this machine, too.
 func (l *lab) world(b *sandbox.Box, dev string) {
 	l.t.Helper()
 	w := l.boxIn("world", b)
@@ -117,8 +117,8 @@ func (l *lab) world(b *sandbox.Box, dev string) {
 	l.watch(w, l.device(b, dev, false))
 }
 
-// wire joins two boxes, and rps says on which CPUs b's end works (a mask). An end
-// with an address has the MAC address that goes with it, which the other knows.
+// wire connects two boxes by a veth. rps is the mask of CPUs that process b's end. An end with an
+// address has a MAC address derived from it, and the other end has a neighbour entry for it.
 func (l *lab) wire(a, b sandbox.End, rps string) {
 	l.t.Helper()
 	for _, e := range []*sandbox.End{&a, &b} {
@@ -137,7 +137,7 @@ func (l *lab) wire(a, b sandbox.End, rps string) {
 	}
 }
 
-// mac is the MAC address of who has an address.
+// mac returns the MAC address for an IP address.
 func mac(a netip.Addr) string {
 	b := a.As4()
 	return fmt.Sprintf("02:66:00:00:%02x:%02x", b[2], b[3])
@@ -148,7 +148,7 @@ func (l *lab) rps(b *sandbox.Box, dev, mask string) {
 	must(l.t, b.SetQueues(dev, "rx", "rps_cpus", func(int) string { return mask }))
 }
 
-// gateway makes an address the way to everywhere else.
+// gateway sets the default gateway.
 func (l *lab) gateway(b *sandbox.Box, via string) {
 	l.t.Helper()
 	all := "0.0.0.0/0"
@@ -165,21 +165,21 @@ func (l *lab) load(b *sandbox.Box, cpu int, args ...string) *load.Board {
 	return board
 }
 
-// send starts a generator that sends n packets, requests or writes, at a rate at
-// which no queue overflows.
+// send starts a generator that sends n packets, requests or writes, at a rate at which no queue
+// overflows.
 func (l *lab) send(b *sandbox.Box, cpu, n int, kind, to string, args ...string) *load.Board {
 	l.t.Helper()
 	return l.load(b, cpu, slices.Concat([]string{kind, "--to", to, "--count", fmt.Sprint(n), "--rate", "1000", "--size", fmt.Sprint(payload)}, args)...)
 }
 
-// packets is how many a test sends to or from each container. The ring of a veth
+// packets is the number of packets that a test sends to or from each container. The ring of a veth
 // that polls has room for more.
 const packets = 200
 
-// payload is how many bytes of data each packet has.
+// payload is the number of bytes of data in each packet.
 const payload = 64
 
-// receive starts a generator that takes what comes, and has room for all of it.
+// receive starts a generator that receives everything, with a buffer for all of it.
 func (l *lab) receive(b *sandbox.Box, cpu int, listen string) *load.Board {
 	l.t.Helper()
 	return l.load(b, cpu, "udp-recv", "--listen", listen, "--buffer", "33554432")

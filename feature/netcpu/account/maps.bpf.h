@@ -18,7 +18,7 @@
 #define KIND_KSOFTIRQD 1
 #define KIND_IDLE 2
 #define KIND_THREAD 3
-#define KIND_PEER 4 /* a task of whoever sent the packets; see peers() */
+#define KIND_PEER 4 /* a task of the packets' sender; see peers() */
 
 /*
  * The owner of a device as a CPU caches it: the account, the flags of struct fl_owner, and
@@ -30,8 +30,8 @@
 #define NESTED (1U << 31)
 
 /*
- * Slot of identity.h -> account that the tenant's packets are charged to: of containers
- * that share a network, one's. User space writes it.
+ * Slot of identity.h -> account that is charged for the tenant's packets. Containers that
+ * share a network have one such account. User space writes it.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -41,9 +41,10 @@ struct {
 } fl_payers SEC(".maps");
 
 /*
- * cgroup v2 id -> account of the container. Not by tenant, as each container of a pod has
- * an account, and its own tasks are robbed. User space writes it; what has no room is an
- * error there, and nobody's here.
+ * cgroup v2 id -> account of the container. It is by container, not by tenant: each
+ * container of a pod has an account and is robbed through its own tasks. User space
+ * writes it, and reports an error when it is full; a cgroup without an entry has no
+ * account.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -55,17 +56,18 @@ struct {
 
 #define MAX_NESTED 4096
 
-/* Who sent last in a namespace that user space does not know. */
+/* The last sender in a namespace that user space does not know. */
 struct fl_nested {
 	__u64 cgroup;
-	__u64 tenant; /* the cgroup of the container that this is in; 0: no container's */
-	__u32 epoch;  /* fl_epoch when that was found */
+	__u64 tenant; /* cgroup of the container in it; 0: none */
+	__u32 epoch;  /* fl_epoch at that time */
 	__u32 pad;
 };
 
 /*
- * Such a namespace anybody can make who may make a user namespace. By its inode, by the
- * cgroup of the task that sends. Where it is full, the least used is forgotten.
+ * Inode of such a namespace -> the last sender there, by the cgroup of its task. Any user
+ * who may create a user namespace can create one. When the map is full, the least
+ * recently used entry goes.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -216,7 +218,7 @@ struct cpu {
 	__u32 ringed;  /* next index into ring */
 	__u32 in_ring;
 	__u32 bytes;
-	__u32 peer;    /* to whom the victim of the run has sent a packet in it; 0: nobody */
+	__u32 peer;    /* receiver of a packet that the run's victim sent in it; 0: none */
 
 	/*
 	 * tunnel holds outer packets that are done, until the inner packets leave the

@@ -62,8 +62,8 @@ type Meter struct {
 	gone     time.Duration
 	closed   bool
 
-	pairs map[accountTheft]growth        // what is in fl_thefts
-	idle  map[accountTheft]time.Duration // what was there before, of pairs that have been idle
+	pairs map[accountTheft]growth        // the content of fl_thefts
+	idle  map[accountTheft]time.Duration // earlier values of idle pairs
 
 	timed       bool      // the programs see interrupts
 	calibrated  time.Time // the start of the last calibration
@@ -99,9 +99,9 @@ const (
 	reported
 )
 
-// Open loads and attaches the programs. Until Watch they charge all packets to System.
-// The error says what the kernel lacks; it matches ErrRealtime on a PREEMPT_RT kernel, and
-// ErrIdentity without an Identity.
+// Open loads and attaches the programs. Until Watch they charge all packets to System. The error
+// names the kernel's gap; it matches ErrRealtime on a PREEMPT_RT kernel, and ErrIdentity without an
+// Identity.
 func Open(cfg Config) (_ *Meter, err error) {
 	if cfg.Proc == "" {
 		cfg.Proc = "/proc"
@@ -178,7 +178,7 @@ func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
 	return m.object.Program(name, bpf.Vars{accountVarFlSlot: slot})
 }
 
-// Maps says how full the maps are.
+// Maps returns how full the maps are.
 func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
 
 // Charges is a map from slot to a signed time in ns: the time that the container's packets
@@ -187,11 +187,10 @@ func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
 // only read it. It belongs to the Meter.
 func (m *Meter) Charges() *ebpf.Map { return m.maps.FlCharges }
 
-// Taker loads the program that an XDP program tail-calls to drop a packet, after it has
-// noted the tenant (bpf/fate.h). Taker's program charges the cost of the packet to
-// the tenant's account and returns XDP_DROP. frags says whether the caller accepts packets of
-// several fragments (BPF_F_XDP_HAS_FRAGS); the kernel requires the same of both. The
-// caller closes the program.
+// Taker loads the program that an XDP program tail-calls to drop a packet, after it has reported
+// the tenant (bpf/fate.h). Taker's program charges the cost of the packet to the tenant's account
+// and returns XDP_DROP. frags: the caller accepts packets of several fragments
+// (BPF_F_XDP_HAS_FRAGS); the kernel requires the same of both. The caller closes the program.
 func (m *Meter) Taker(frags bool) (*ebpf.Program, error) {
 	return m.object.Program(accountProgFlTaken, bpf.Vars{accountVarFlFrags: frags}, bpf.Frags(frags))
 }
@@ -284,8 +283,8 @@ func (m *Meter) Watch(told identity.Member) error {
 	return nil
 }
 
-// tell brings what the programs know to a change of one container from was. One that is
-// not watched any more is forgotten.
+// tell updates the programs after a change of one container from was. A container that is not
+// watched any more is forgotten.
 func (m *Meter) tell(was, now identity.Member) error {
 	before := m.cfg.Identity.Lookup(was.Tenant)
 	after := identity.Nobody

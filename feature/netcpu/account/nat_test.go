@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// translated is one way to be routed and translated by the host, there and back:
-// to a published port, or as a container that speaks first.
+// translated is one kind of NAT by the host, in both directions: for a published port, or for a
+// container that opens the connection.
 type translated struct {
 	name       string
 	proto      Protocol
@@ -76,7 +76,7 @@ func testNAT(t *testing.T, cases []translated) {
 			f.gateway(box, gateway)
 
 			server, client, to := box, f.wire, nic
-			if c.out { // outside has no way back to the container but by the translation
+			if c.out { // outside can reach the container only through NAT
 				server, client, to = f.wire, box, outside
 			}
 			on := map[*sandbox.Box]int{box: 0, f.wire: 1}
@@ -85,7 +85,7 @@ func testNAT(t *testing.T, cases []translated) {
 			r := f.send(client, on[client], packets/conns, "rr-client", net.JoinHostPort(to, "9000"), "--proto", c.proto.String(), "--conns", fmt.Sprint(conns))
 			f.got(r, packets)
 			f.expect(func(d delta) {
-				if !c.v6 { // whose neighbour discovery goes to all
+				if !c.v6 { // IPv6 neighbour discovery is multicast
 					d.nothing(other)
 				}
 				a := d.of(box)
@@ -94,7 +94,7 @@ func testNAT(t *testing.T, cases []translated) {
 					d.streamed(a.Send[TCP], a.Receive[TCP], packets*payload)
 					return
 				}
-				// What is late is asked for once more.
+				// A late answer causes a second request.
 				n := s.Read().Since(load.Reading{}).Ops
 				size := uint64(sizeUDP4)
 				if c.v6 {
@@ -107,9 +107,9 @@ func testNAT(t *testing.T, cases []translated) {
 	}
 }
 
-// translate has a host translate: what one protocol brings by a device goes to an
-// address, and what leaves by it comes from the host. It speaks nf_tables' own
-// netlink, as there are no programs for that in a guest.
+// translate sets up NAT on a host: packets of one protocol that enter by a device go to an address,
+// and packets that leave by it get the host's address. It speaks nf_tables' own netlink, as a guest
+// has no programs for that.
 func translate(t *testing.T, b *sandbox.Box, dev string, p Protocol, to netip.Addr) {
 	t.Helper()
 	family, l4 := byte(unix.NFPROTO_IPV4), byte(unix.IPPROTO_UDP)
@@ -154,7 +154,7 @@ func (n *nft) add(message int, attrs ...*nl.RtAttr) {
 	n.message(unix.NFNL_SUBSYS_NFTABLES<<8|message, unix.NLM_F_CREATE|unix.NLM_F_ACK, n.family, 0, attrs...)
 }
 
-// message appends one to the batch: nlmsghdr, nfgenmsg, attributes.
+// message appends a message to the batch: nlmsghdr, nfgenmsg, attributes.
 func (n *nft) message(kind, flags int, family byte, resource uint16, attrs ...*nl.RtAttr) {
 	body := []byte{family, unix.NFNETLINK_V0, byte(resource >> 8), byte(resource)}
 	for _, a := range attrs {
@@ -226,7 +226,7 @@ func expression(name string, attrs ...*nl.RtAttr) *nl.RtAttr {
 	return nested(unix.NFTA_LIST_ELEM, text(unix.NFTA_EXPR_NAME, name), nested(unix.NFTA_EXPR_DATA, attrs...))
 }
 
-// meta loads something about a packet, and equal ends the rule unless it is so.
+// meta loads a property of a packet, and equal ends the rule unless it has this value.
 func meta(key uint32) *nl.RtAttr {
 	return expression("meta", number(unix.NFTA_META_KEY, key), number(unix.NFTA_META_DREG, unix.NFT_REG_1))
 }

@@ -22,9 +22,9 @@ import (
 // portVXLAN is one of the ports at which tunnels arrive.
 const portVXLAN = 4789
 
-// A container sends over the loopback of a namespace that it has made for itself,
-// of which nobody is told. All of that is charged to it, on whichever CPU it has
-// the work done and whatever it looks like, and nothing to anybody else.
+// A container sends over the loopback of a namespace that it has made, and that fairlead does not
+// know. All of that is charged to it, on any CPU and whatever the packets look like, and nothing to
+// others.
 func TestNested(t *testing.T) {
 	testkit.OnKernels(t, "bpf:feature/netcpu/account")
 	m := exactMeter(t)
@@ -32,8 +32,8 @@ func TestNested(t *testing.T) {
 		name  string
 		rps   string // of the loopback there; the sender is on CPU 0
 		port  int
-		burns string // who computes on CPU 1
-		below bool   // in a cgroup that it has made, and that nobody is told of
+		burns string // the container that computes on CPU 1
+		below bool   // in a cgroup that it has made, and that is not registered
 	}{
 		{"in the sender's own time", "", 9000, "", false},
 		{"from a cgroup below its own", "", 9000, "", true},
@@ -58,8 +58,8 @@ func TestNested(t *testing.T) {
 			f.send(f.wire, 1, packets, "udp-send", "10.66.0.3:9000")
 			f.got(r, packets)
 			f.expect(func(d delta) {
-				// Nobody listens there: for many of the packets the port's owner answers
-				// by ICMP, which is the container's as well.
+				// The port has no listener: its owner answers many of the packets by ICMP, which is
+				// also the container's.
 				d.received(bad, UDP, packets, packets*sizeUDP4)
 				d.received(victim, UDP, packets, packets*sizeUDP4)
 				if e := d.of(victim).Receive[Encapsulated]; e != (Work{}) {
@@ -73,10 +73,9 @@ func TestNested(t *testing.T) {
 	}
 }
 
-// nest starts a generator on CPU 0, in a box's cgroup, or one below, and in a
-// network namespace of its own. rps has the loopback there work on other CPUs (a
-// mask), which takes a right on the host; without it there is a user namespace,
-// too, by which anybody can.
+// nest starts a generator on CPU 0, in a box's cgroup or one below, and in a network namespace of
+// its own. rps is the mask of CPUs for RPS on the loopback there, which takes privileges on the
+// host. Without it there is a user namespace, too, which any user can create.
 func (l *lab) nest(b *sandbox.Box, rps, below string, args ...string) {
 	l.t.Helper()
 	cmd, board, err := load.Command(args...)
@@ -85,7 +84,7 @@ func (l *lab) nest(b *sandbox.Box, rps, below string, args ...string) {
 	l.Start(b, []int{0}, cmd, board)
 }
 
-// What this program is started as, outside of such a namespace and in it.
+// The arguments by which this program is started again, outside of such a namespace and inside.
 const (
 	nestedVerb = "nested"
 	insideVerb = "nested-inside"

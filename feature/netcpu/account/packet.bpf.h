@@ -42,9 +42,9 @@ static __noinline __u32 of_socket(struct cpu *c, struct sock *sk)
 }
 
 /*
- * Notes whether a packet for slot was sent by the victim of the run: a client in whose
- * time its own request is received. The receiver still pays, but nobody was robbed. From
- * here on in this run the same goes for all of slot's packets, as they answer.
+ * Notes whether the victim of the run sent a packet for slot: a client that receives its
+ * own request in its own time. The receiver still pays, but the time is no theft. For the
+ * rest of this run the same holds for all of slot's packets, as they answer.
  */
 static __always_inline void peers(struct cpu *c, struct sk_buff *skb, __u32 slot)
 {
@@ -211,7 +211,7 @@ static __always_inline void comes(struct cpu *c)
 	c->by_socket = 0;
 }
 
-/* The class of the packet whose network header is at l3. */
+/* Returns the class of a packet by its network header at l3. */
 static __always_inline __u32 protocol_at(unsigned char *l3, __u16 protocol)
 {
 	__u8 p = 0;
@@ -325,12 +325,12 @@ static __always_inline __u64 segments(struct sk_buff *skb)
 	return n ? n : 1;
 }
 
-/* A packet begins whose owner is not known yet. */
+/* A packet begins, with an owner that is not known yet. */
 static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 {
 	int i;
 
-	fl_take_fate(); /* what a run that was not sampled left */
+	fl_take_fate(); /* left by a run that was not sampled */
 	c->cur = OPEN;
 	c->skb = (__u64)skb;
 	c->netns = fl_netns_of(skb->dev);

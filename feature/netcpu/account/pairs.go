@@ -12,15 +12,15 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// There are as many pairs of victim and culprit as the square of containers, and room in
-// fl_thefts for those of some hundred. So a pair that does not grow leaves its place to
-// others. What it had is kept here, for as many pairs as idleMost.
+// The number of pairs of victim and culprit is the square of the number of containers, and
+// fl_thefts has room for the pairs of some hundred containers. So a pair that does not grow gives
+// its place to others. Its value moves here, up to idleMost pairs.
 const (
 	idleAfter = time.Minute
 	idleMost  = 65536
 )
 
-// growth is what a pair had in fl_thefts at a reading, and since when.
+// growth is the value of a pair in fl_thefts at a reading, and the time of its last growth.
 type growth struct {
 	cpu   time.Duration
 	since time.Time
@@ -78,7 +78,7 @@ func total(perCPU []uint64) (sum time.Duration) {
 	return sum
 }
 
-// retire takes a pair out of fl_thefts, and keeps what it has had.
+// retire removes a pair from fl_thefts, and keeps its value.
 func (m *Meter) retire(k accountTheft, cpu time.Duration) error {
 	var perCPU []uint64
 	err := m.maps.FlThefts.LookupAndDelete(k, &perCPU)
@@ -95,7 +95,7 @@ func (m *Meter) retire(k accountTheft, cpu time.Duration) error {
 	return nil
 }
 
-// trim forgets the smallest of what is kept, a quarter, if it is too much.
+// trim forgets the smallest quarter of the idle pairs if there are too many.
 func (m *Meter) trim() {
 	if len(m.idle) <= idleMost {
 		return

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// Pairs of containers that live on fill the table. Those that have been idle leave their
-// places to others, and are read as before; those that grow stay.
+// Pairs of running containers fill the table. Idle pairs give their places to others and keep their
+// values in readings; growing pairs stay.
 func TestIdlePairs(t *testing.T) {
 	testkit.InFull(t, "bpf:feature/netcpu/account")
 	m := newMeter(t)
@@ -73,7 +73,7 @@ func TestIdlePairs(t *testing.T) {
 	}
 }
 
-// What is kept of idle pairs is bounded, at the cost of the smallest.
+// The number of idle pairs is bounded: the smallest are forgotten.
 func TestIdlePairsAreBounded(t *testing.T) {
 	m := &Meter{idle: make(map[accountTheft]time.Duration)}
 	for i := range idleMost + 1 {

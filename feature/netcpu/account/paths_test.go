@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// What a datagram of payload bytes has with the headers of UDP and IP.
+// The size of a datagram of payload bytes, with the headers of UDP and IP.
 const (
 	sizeUDP4 = payload + 8 + 20
 	sizeUDP6 = payload + 8 + 40
@@ -31,7 +31,7 @@ func TestOneHop(t *testing.T) {
 	l.got(r, packets)
 	l.expect(func(d delta) {
 		d.received(box, UDP, packets, packets*sizeUDP4)
-		// Handing a packet on to another CPU is no protocol's, and no packet.
+		// The hand-over of a packet to another CPU has no protocol and counts no packet.
 		if n := d.of(box).Receive[Other].Packets; n != 0 {
 			d.t.Errorf("%d packets of nothing that is known", n)
 		}
@@ -40,8 +40,7 @@ func TestOneHop(t *testing.T) {
 	})
 }
 
-// datagrams is one kind of them: how many packets each is, and how many bytes
-// with headers.
+// datagrams is a kind of datagram: packets per datagram, and bytes with headers.
 type datagrams struct {
 	name           string
 	v6, polls      bool
@@ -58,7 +57,7 @@ func TestBridge(t *testing.T) {
 	})
 }
 
-// The same, whatever it is in.
+// The same for each kind of datagram.
 func TestBridgeFamilies(t *testing.T) {
 	testkit.InFull(t, "path:bridge")
 	bridged(t, testkit.Cases(t, 1,
@@ -79,8 +78,8 @@ func bridged(t *testing.T, cases []datagrams) {
 			if c.polls {
 				f.polls()
 			}
-			// What the host does for a packet, up to the veth, is on one CPU, and the
-			// container's part on the other.
+			// The host's work for a packet, up to the veth, is on one CPU, and the container's on
+			// the other.
 			nic, inside := 0, "2"
 			if c.polls {
 				nic, inside = 1, "1"
@@ -92,7 +91,7 @@ func bridged(t *testing.T, cases []datagrams) {
 				listen, to = "[::]:9000", "[fd00:66::2]:9000"
 			}
 			r := f.receive(box, 0, listen)
-			// The sender of fragments waits for nothing: some kernels free them late.
+			// The sender of fragments needs no free buffer: some kernels free fragments late.
 			f.send(f.wire, 1, packets, "udp-send", to, "--size", fmt.Sprint(c.size), "--buffer", "33554432")
 			f.got(r, packets)
 			f.expect(func(d delta) {
@@ -104,7 +103,7 @@ func bridged(t *testing.T, cases []datagrams) {
 					d.t.Error("nothing for what the host does up to the veth")
 				}
 				d.robs(box)
-				if !c.v6 { // whose neighbour discovery goes to all
+				if !c.v6 { // IPv6 neighbour discovery is multicast
 					d.nothing(other, victim)
 				}
 			})
@@ -112,10 +111,10 @@ func bridged(t *testing.T, cases []datagrams) {
 	}
 }
 
-// stream is the same for TCP, of which some packets may be merged.
+// stream is the same for TCP, with packets that may be merged.
 const (
 	writes = 8
-	stream = writes << 17 // as load's tcp-send writes
+	stream = writes << 17 // the size of a write in load's tcp-send
 )
 
 func TestBridgeTCP(t *testing.T) {
@@ -143,8 +142,8 @@ func TestBridgeTCP(t *testing.T) {
 	}
 }
 
-// From one container to another: the receiver is charged for its part, and
-// takes it from the sender.
+// From one container to another: the receiver is charged for its part, and takes that time from the
+// sender.
 func TestSameHost(t *testing.T) {
 	testkit.OnKernels(t, "path:bridge")
 	f := newFabric(t, exactMeter(t))
@@ -184,16 +183,16 @@ func TestLoopback(t *testing.T) {
 	})
 }
 
-// Two containers behind one tunnel: each pays for its packets, and for what they
-// came in.
+// Two containers behind one tunnel: each pays for its packets, and for the packets that carried
+// them.
 func TestOverlay(t *testing.T) {
 	testkit.Smoke(t, "path:overlay")
 	f := newFabric(t, exactMeter(t))
 	overlay := f.overlay()
 	boxes := []*sandbox.Box{f.inOverlay(overlay, "a", 2), f.inOverlay(overlay, "b", 3)}
 	victim := f.victim()
-	// One after the other, and fewer than the pool holds before the first has come
-	// out of the tunnel (64): a CPU that is busy takes in all of them before that.
+	// One container after the other, with fewer packets than the pool holds before the first one
+	// leaves the tunnel (64): a busy CPU receives all of them before that.
 	const most = 50
 	for i, box := range boxes {
 		r := f.receive(box, 0, ":9000")
@@ -204,7 +203,7 @@ func TestOverlay(t *testing.T) {
 		for i, box := range boxes {
 			n := uint64(most / (1 + i))
 			d.received(box, UDP, n, n*sizeUDP4)
-			// The tunnel brings ARP, too.
+			// The tunnel also carries ARP.
 			if e := d.of(box).Receive[Encapsulated]; e.Packets < n || e.CPU <= 0 {
 				d.t.Errorf("%s is charged %+v for the tunnel's work with %d packets", box.Name, e, n)
 			}
@@ -230,8 +229,8 @@ func TestOverlayTCP(t *testing.T) {
 	})
 }
 
-// either sends datagrams, or a stream, from outside to 10.66.0.2, and checks that
-// the box that has that address is charged for them and others are not.
+// either sends datagrams, or a stream, from outside to 10.66.0.2, and checks that the box with that
+// address is charged for them and others are not.
 func (l *lab) either(p Protocol, wire, box *sandbox.Box, others ...*sandbox.Box) {
 	l.t.Helper()
 	if p == TCP {
@@ -293,7 +292,7 @@ func TestHostMode(t *testing.T) {
 	}
 }
 
-// Threads in place of softirqs, as mode isolate makes them.
+// NAPI threads replace softirqs, as in the mode isolate.
 func TestThreads(t *testing.T) {
 	testkit.OnKernels(t, "knob:threaded", "path:polled")
 	f := newFabric(t, exactMeter(t))

@@ -9,9 +9,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// A packet that is received in the time of the task that sent it, as a request is that
-// crosses no NIC, robs nobody: whoever sent it is told apart from those who only were on
-// the CPU. The receiver pays all the same.
+// A packet that is received in the time of its sender's task, such as a request that crosses no
+// NIC, robs no container: the meter distinguishes the sender from a task that only was on the CPU.
+// The receiver pays all the same.
 func TestPeers(t *testing.T) {
 	testkit.InFull(t, "path:bridge")
 	m := exactMeter(t)
@@ -29,7 +29,7 @@ func TestPeers(t *testing.T) {
 			f.expect(func(d delta) {
 				d.received(server, UDP, packets, packets*sizeUDP4)
 				peer, task := d.stole(server, Party{id, Peer}), d.stole(server, Party{id, Task})
-				// What interrupts the sender late, by a timer or so, is in the time of a task.
+				// Late interrupts of the sender, by a timer for example, are in a task's time.
 				if peer == 0 || task > peer/4 {
 					d.t.Errorf("of the sender's time %v are said to be its own doing, and %v stolen", peer, task)
 				}
@@ -38,7 +38,7 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// stole is the time of a victim that a box's packets took.
+// stole returns a victim's time that a box's packets took.
 func (d delta) stole(culprit *sandbox.Box, v Party) time.Duration {
 	return d.thefts[Theft{Victim: v, Culprit: d.l.ids[culprit]}]
 }

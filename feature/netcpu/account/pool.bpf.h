@@ -38,7 +38,7 @@ static __always_inline __u64 take(struct pool *p, __u64 n, __u64 *ns)
 	return n;
 }
 
-/* The cost of a packet before the IFB whose tasklet receives it now. */
+/* Returns a packet's cost before the IFB that receives it now, in its tasklet. */
 static __always_inline __u64 deferred(struct cpu *c)
 {
 	__u64 ns = 0;

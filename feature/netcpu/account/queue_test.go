@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// A queue in the way: what was sent goes out in NET_TX and by timers, and is charged
-// to who sent it. In whose time it goes out is chance.
+// With a queue in the way, packets go out in NET_TX and by timers, and are charged to their sender.
+// The victim is chance.
 func TestQdisc(t *testing.T) {
 	testkit.Smoke(t, "path:queue")
 	f := newFabric(t, exactMeter(t))
@@ -21,7 +21,7 @@ func TestQdisc(t *testing.T) {
 	a, b := f.add("a", 2), f.add("b", 3)
 	victim := f.victim()
 	r := f.receive(f.wire, 1, ":9000")
-	// At once: what waits goes out while they do nothing.
+	// At once: queued packets go out while the senders do nothing.
 	f.load(a, 0, "udp-send", "--to", "10.66.0.1:9000", "--size", fmt.Sprint(payload), "--count", fmt.Sprint(packets))
 	f.load(b, 0, "udp-send", "--to", "10.66.0.1:9000", "--size", fmt.Sprint(payload), "--count", fmt.Sprint(packets/2))
 	f.got(r, packets+packets/2)
@@ -35,8 +35,8 @@ func TestQdisc(t *testing.T) {
 	})
 }
 
-// An IFB works in a tasklet: what the uplink receives goes through it before it
-// comes to the bridge. Whose a packet is shows behind it.
+// An IFB works in a tasklet: packets from the uplink pass it before they reach the bridge. Their
+// owner is known only after it.
 func TestIFB(t *testing.T) {
 	testkit.Smoke(t, "path:ifb")
 	m := exactMeter(t)
@@ -64,8 +64,8 @@ func TestIFB(t *testing.T) {
 	}
 }
 
-// behindRouter makes a sender whose packets come from behind a router: as a NIC's,
-// they have no socket, by which they would be the sender's.
+// behindRouter adds senders behind a router: like packets from a NIC, their packets have no socket
+// that would identify the sender.
 func (f *fabric) behindRouter(boxes ...*sandbox.Box) *sandbox.Box {
 	f.t.Helper()
 	far := f.box("far")
@@ -73,14 +73,14 @@ func (f *fabric) behindRouter(boxes ...*sandbox.Box) *sandbox.Box {
 		sandbox.End{Box: f.wire, Name: "far", Addr: prefix("10.68.0.254/24")}, "")
 	f.gateway(far, "10.68.0.254")
 	must(f.t, f.wire.Sysctl("ipv4/ip_forward", "1"))
-	for _, b := range boxes { // which may check where a source is
+	for _, b := range boxes { // reverse path filtering may drop the source
 		f.gateway(b, "10.66.0.1")
 	}
 	return far
 }
 
-// In a flood the kernel works in its own thread: what is taken from that is noted,
-// and by whom.
+// In a flood the kernel works in ksoftirqd: the time that packets take from it is recorded with its
+// culprit.
 func TestKsoftirqd(t *testing.T) {
 	f := newFabric(t, exactMeter(t))
 	box, other := f.add("box", 2), f.add("other", 3)
@@ -98,12 +98,11 @@ func TestKsoftirqd(t *testing.T) {
 	f.expect(func(d delta) { d.nothing(other, victim) })
 }
 
-// Packets that overtake one another, and those that stand for what is missing, are
-// the connection's.
+// Reordered packets, and the ones sent in place of missing packets, belong to the connection.
 func TestReordered(t *testing.T) {
 	testkit.InFull(t, "path:bridge")
 	f := newFabric(t, exactMeter(t))
-	// No netem: every second packet takes the slower way.
+	// Without netem: every second packet takes the slower way.
 	f.segmented(f.wire, "wire")
 	f.shape(f.wire, "wire", 10e9, 20e6)
 	f.Change(f.wire, "wire", func(h *netlink.Handle, k netlink.Link) error {

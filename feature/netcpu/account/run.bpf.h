@@ -7,7 +7,7 @@
  */
 #define FLUSH_NS 1000000
 
-/* Charges an open packet whose owner stayed unknown. */
+/* Charges an open packet after its owner stayed unknown. */
 static __always_inline void done_with(struct cpu *c, struct ringed *r)
 {
 	struct entry *e;
@@ -89,9 +89,9 @@ static __noinline void settle(struct cpu *c, __u32 slot, __u32 class, __u64 skb,
 }
 
 /*
- * Settles the open packet if a program told what became of it (fate.h): dropped or handed
- * over, it counts like one that a device of the tenant receives. Nothing of it waits in
- * the queue of a tunnel.
+ * Settles the open packet if a program reported its fate (fate.h): dropped or redirected,
+ * it counts like one that a device of the tenant receives. No part of it waits in the
+ * queue of a tunnel.
  */
 static __noinline int told(struct cpu *c)
 {
@@ -107,7 +107,7 @@ static __noinline int told(struct cpu *c)
 	return 1;
 }
 
-/* Ends the interval of an open packet whose owner is still unknown. */
+/* Ends the interval of an open packet if its owner is still unknown. */
 __noinline int leave_open(struct cpu *c, __u64 ns)
 {
 	struct ringed *r;
@@ -132,9 +132,9 @@ __noinline int leave_open(struct cpu *c, __u64 ns)
 		return 0;
 	}
 	/*
-	 * A packet in a namespace that user space does not know belongs to the
-	 * container that made the namespace. If no sender is known either, the victim
-	 * pays. So nobody gets credit for what may be its own packet.
+	 * A packet in a namespace that user space does not know belongs to the container
+	 * that made the namespace. If no sender is known either, the victim pays. So no
+	 * container gets credit for what may be its own packet.
 	 */
 	whose = c->nested ? c->victim : 0;
 	if (c->proto == OTHER) {

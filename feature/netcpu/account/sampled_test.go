@@ -11,10 +11,10 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// BenchmarkSampled says how wrong sampled accounts are, container by container: in
-// windows of a second, against a second meter that looks at every run of the same
-// traffic. By packets that is their number. By CPU time it is the container's share of
-// all that was charged, as each meter's time has the other's programs in it.
+// BenchmarkSampled measures the error of sampled accounts, container by container: in windows of a
+// second, against a second meter that samples every run of the same traffic. By packets it compares
+// their number. By CPU time it compares the container's share of all charges, as each meter's time
+// contains the other's programs.
 //
 //	go test -run - -bench Sampled -benchtime 1x ./feature/netcpu/account
 func BenchmarkSampled(b *testing.B) {
@@ -90,7 +90,7 @@ func sampledError(b *testing.B, big, small int) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// sampled is how much of a while a CPU looks at some of its runs only.
+// sampled returns the part of a while in which a CPU skips some of its runs.
 func (l *lab) sampled(cpu int) float64 {
 	l.t.Helper()
 	const looks = 50
@@ -104,7 +104,7 @@ func (l *lab) sampled(cpu int) float64 {
 	return float64(n) / looks
 }
 
-// awaitSampled is sampled once that is as much, or has not become so in 90 s.
+// awaitSampled returns sampled once it reaches share, or after 90 s.
 func (l *lab) awaitSampled(cpu int, share float64) float64 {
 	l.t.Helper()
 	end := time.Now().Add(90 * time.Second)

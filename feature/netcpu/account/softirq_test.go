@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// What TCP sends from a timer is charged to who sent it. CPU 0 has nothing but the
-// sender and its timers: what its packets cost from there on is CPU 1's.
+// Packets that TCP sends from a timer are charged to their sender. CPU 0 has only the sender and
+// its timers; the rest of the packets' cost is CPU 1's.
 func TestPaced(t *testing.T) {
 	testkit.InFull(t, "bpf:feature/netcpu/account")
 	f := newFabric(t, exactMeter(t))
@@ -47,7 +47,7 @@ func TestPaced(t *testing.T) {
 	})
 }
 
-// pace has a TCP socket send 10 MB/s at most, by timers.
+// pace limits a TCP socket to 10 MB/s, which it keeps by timers.
 func pace(_, _ string, c syscall.RawConn) (err error) {
 	if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, 10e6) }); cerr != nil {
 		return cerr
@@ -55,7 +55,7 @@ func pace(_, _ string, c syscall.RawConn) (err error) {
 	return err
 }
 
-// pinned runs fn with the thread on one CPU.
+// pinned runs fn with the thread pinned to one CPU.
 func pinned(cpu int, fn func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -71,12 +71,12 @@ func pinned(cpu int, fn func() error) error {
 	return fn()
 }
 
-// RPS hands packets over by calling the other CPU: who they are for pays for that,
-// with what is around the call's handler.
+// RPS hands packets over by a function call to the other CPU: the receiver pays for the call, with
+// the overhead around its handler.
 func TestCalls(t *testing.T) {
 	f := newFabric(t, exactMeter(t))
 	box, other := f.add("box", 2), f.add("other", 3)
-	// More than all else about these packets.
+	// More than the rest of the cost of these packets.
 	const each = time.Millisecond
 	must(t, f.m.aroundCall.Set(uint64(each)))
 	r := f.receive(box, 0, ":9000")
@@ -84,8 +84,8 @@ func TestCalls(t *testing.T) {
 	f.got(r, packets)
 	f.expect(func(d delta) {
 		d.received(box, UDP, packets, packets*sizeUDP4)
-		// Those that come within a softirq are in its time, and a packet finds
-		// another's call under way now and then.
+		// Calls that arrive within a softirq are part of its time, and a packet sometimes finds
+		// another's call under way.
 		if got := d.of(box).CPU(); got < packets/10*each {
 			d.t.Errorf("the container has %v for %d calls of %v", got, packets, each)
 		}
@@ -93,7 +93,7 @@ func TestCalls(t *testing.T) {
 	})
 }
 
-// A call is measured, on a machine where there is an event of it.
+// A call is measured where the kernel has a tracepoint for it.
 func TestCallMeasured(t *testing.T) {
 	m := newMeter(t)
 	l := &lab{t: t, m: m}
@@ -103,13 +103,13 @@ func TestCallMeasured(t *testing.T) {
 		if measured != 0 {
 			return ""
 		}
-		must(t, m.calibrate()) // others on the machine can be in the way
+		must(t, m.calibrate()) // other processes on the machine can disturb a measurement
 		return "what is around a call was not measured"
 	})
 }
 
-// However far what is around an interrupt would reach back, it does not into the
-// run before: no CPU has more than the time that passes.
+// However large the overhead around an interrupt, it does not reach back into the previous run: no
+// CPU is charged more than the time that passes.
 func TestCallsFollow(t *testing.T) {
 	f := newFabric(t, exactMeter(t))
 	box := f.add("box", 2)
@@ -120,7 +120,7 @@ func TestCallsFollow(t *testing.T) {
 		}
 		return of
 	}
-	const each = 5 * time.Millisecond // many times what lies between two packets
+	const each = 5 * time.Millisecond // many times the gap between two packets
 	must(t, f.m.aroundCall.Set(uint64(each)))
 	was, began := softirq(), time.Now()
 	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--size", fmt.Sprint(payload), "--count", fmt.Sprint(5*packets), "--rate", "20000")
@@ -128,7 +128,7 @@ func TestCallsFollow(t *testing.T) {
 	f.expect(func(d delta) { d.received(box, UDP, 5*packets, 5*packets*sizeUDP4) })
 	elapsed := time.Since(began)
 	for cpu, is := range softirq() {
-		// The first one may have begun before we looked.
+		// The first run may have begun before the reading.
 		if got := is - was[cpu]; got > elapsed+each {
 			t.Errorf("CPU %d: %v in %v", cpu, got, elapsed)
 		}
@@ -138,7 +138,7 @@ func TestCallsFollow(t *testing.T) {
 	}
 }
 
-// Where no call comes by an event that is seen, it is not looked for long.
+// Without a tracepoint for the call, the measurement gives up soon.
 func TestCallsUnseen(t *testing.T) {
 	m := newMeter(t)
 	type result struct {
@@ -158,12 +158,12 @@ func TestCallsUnseen(t *testing.T) {
 	}()
 	r := <-done
 	must(t, r.err)
-	if r.tries != aroundNone && len(r.found) == 0 { // others may call that CPU meanwhile
+	if r.tries != aroundNone && len(r.found) == 0 { // other processes may call that CPU meanwhile
 		t.Errorf("looked for %d calls of which none came", r.tries)
 	}
 }
 
-// A virtual machine that has moved takes another time for its interrupts.
+// On a virtual machine that has moved, an interrupt takes another time.
 func TestRecalibrate(t *testing.T) {
 	testkit.NeedRoot(t)
 	m, err := Open(Config{Identity: newIdentity(t)})

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// ARP, and packets for the host, are the system's and nobody else's.
+// ARP, and packets for the host, are the system's and no container's.
 func TestSystem(t *testing.T) {
 	testkit.OnKernels(t, "path:bridge")
 	f := newFabric(t, exactMeter(t))
@@ -28,7 +28,7 @@ func TestSystem(t *testing.T) {
 	f.send(f.wire, 1, packets, "udp-send", "10.66.0.254:9000")
 	f.got(r, packets)
 	f.expect(func(d delta) {
-		// What the bridge asks all, for the address of the wire, it is asked, too.
+		// The box also receives the bridge's broadcast questions for the address of the wire.
 		a := d.of(box)
 		a.Receive[Other] = Work{}
 		a.Own, a.Took = 0, 0
@@ -73,10 +73,10 @@ func askForNobody(index, count int) error {
 	return nil
 }
 
-// Packets that are broken are the system's as long as nobody's device has taken
-// them: a router drops what has a bad header. A bridge and a router pass on what is
-// for a port whose checksum only the container looks at, and so does the bridge with
-// all that has the container's address: whose device that is pays.
+// Broken packets are the system's until a container's device takes them: a router drops a packet
+// with a bad header. A bridge and a router forward a packet with a bad transport checksum, which
+// only the container checks, and a bridge forwards every frame to the container's address: the
+// owner of that device pays.
 func TestBroken(t *testing.T) {
 	testkit.InFull(t, "path:bridge")
 	m := exactMeter(t)
@@ -140,14 +140,14 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// broken is a datagram for a container's port, with one of its checksums wrong.
+// broken returns a datagram for a container's port, with one of its checksums wrong.
 func broken(badIP bool) []byte {
 	p := make([]byte, 20+8+64)
 	copy(p, []byte{0x45, 0, 0, byte(len(p)), 0, 1, 0, 0, 64, unix.IPPROTO_UDP, 0, 0, 10, 66, 0, 1, 10, 66, 0, 2})
 	binary.BigEndian.PutUint16(p[20:], 9001)
 	binary.BigEndian.PutUint16(p[22:], 9000)
 	binary.BigEndian.PutUint16(p[24:], uint16(len(p)-20))
-	if !badIP { // and of UDP the wrong one; 0 is none, which is right
+	if !badIP { // UDP's checksum is wrong instead; 0 would mean none, which is valid
 		p[26] = 0xba
 		var sum uint32
 		for i := 0; i < 20; i += 2 {
@@ -161,7 +161,7 @@ func broken(badIP bool) []byte {
 	return p
 }
 
-// counter is one of /proc/net's, which has a line of names and one of values.
+// counter returns a counter of a /proc/net file with a line of names and one of values.
 func counter(t *testing.T, b *sandbox.Box, file, row, name string) uint64 {
 	t.Helper()
 	all, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", b.PID, file))

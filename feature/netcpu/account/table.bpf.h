@@ -34,7 +34,7 @@ static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 
 	a = bpf_map_lookup_elem(&fl_accounts, &slot);
 	if (!a)
-		return; /* cannot be: slots are below MAX_SLOTS */
+		return; /* impossible: slots are below MAX_SLOTS */
 	w = &a->by[class];
 	w->ns += e->ns;
 	w->packets += e->packets;

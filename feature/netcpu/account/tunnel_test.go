@@ -15,15 +15,15 @@ func (f *fabric) flood(n int, to string) {
 	f.load(f.wire, 1, "udp-send", "--to", to, "--size", fmt.Sprint(payload), "--count", fmt.Sprint(n))
 }
 
-// states is what each CPU is at.
+// states returns the state of each CPU.
 func (l *lab) states() (all []accountCpu) {
 	l.t.Helper()
 	must(l.t, l.m.maps.FlCpus.Lookup(uint32(0), &all))
 	return all
 }
 
-// Of a busy CPU some runs only are looked at. While nothing unpacks them, packets
-// that look as a tunnel's change nothing about that: anybody can send them.
+// On a busy CPU only some runs are sampled. Packets that look like a tunnel's, without a tunnel
+// that unpacks them, do not change that: any host can send them.
 func TestSampledDespiteForged(t *testing.T) {
 	f := newFabric(t, newMeter(t))
 	box := f.add("box", 2)
@@ -44,13 +44,13 @@ func TestSampledDespiteForged(t *testing.T) {
 	})
 }
 
-// What a tunnel's device brings is looked at packet by packet, on a busy CPU too.
+// Runs with a tunnel device's packets are never skipped, also on a busy CPU.
 func TestExactBehindTunnel(t *testing.T) {
 	testkit.InFull(t, "path:overlay")
 	f := newFabric(t, newMeter(t))
 	box := f.inOverlay(f.overlay(), "box", 2)
 	r := f.receive(box, 1, ":9000")
-	// The first one finds out the address: few wait for that.
+	// The first packet resolves the address: few wait for that.
 	f.send(f.wire, 1, 1, "udp-send", "10.67.0.2:9000")
 	f.got(r, 1)
 	const n = 2000
@@ -58,8 +58,8 @@ func TestExactBehindTunnel(t *testing.T) {
 	f.got(r, n)
 	f.expect(func(d delta) {
 		d.received(box, UDP, n, n*sizeUDP4)
-		// What one softirq takes in (netdev_budget) can all come before the first comes
-		// out of the tunnel; where none came out in the last second, it is the system's.
+		// All packets of one softirq (netdev_budget) can arrive before the first one comes out of
+		// the tunnel; if none came out in the last second, they are the system's.
 		const budget = 300
 		if e := d.of(box).Receive[Encapsulated].Packets; e < n-budget {
 			d.t.Errorf("for the tunnel's work it is charged %d of %d packets", e, n)
@@ -70,7 +70,7 @@ func TestExactBehindTunnel(t *testing.T) {
 	}
 }
 
-// What comes by another NIC takes no part of what a tunnel's packets have cost.
+// Packets of another NIC carry no part of the cost of a tunnel's packets.
 func TestSecondNIC(t *testing.T) {
 	testkit.InFull(t, "path:overlay")
 	f := newFabric(t, exactMeter(t))

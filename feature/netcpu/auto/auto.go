@@ -1,7 +1,7 @@
-// Package auto chooses the mode of the containers whose mode is auto, from the
-// accounts of whose packets took whose CPU time. It is pure: it reads and changes
-// nothing itself, and it knows no time but that of the readings. Package netcpu
-// gives it the readings and hands its choice on as decisions.
+// Package auto chooses the mode in force for containers in the mode auto, from the accounts of the
+// CPU time that their packets took, and from whom. It is pure: it reads and changes nothing itself,
+// and its only clock is the time of the readings. Package netcpu passes it the readings and hands
+// its choices on as decisions.
 package auto
 
 import (
@@ -14,20 +14,19 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Chooser chooses the mode that is in force for the containers in the mode auto: it
-// observes them, and while one's packets rob others, isolates it. One that
-// cannot be isolated, as no veth leads to it, is charged instead, and so is one
-// that robs by what it sends: isolation is of what is received. Those who lose
-// time to it are charged as well, which for them is a credit. It depends on
-// nothing but the readings that it is given, and is not safe for concurrent use.
-// The zero value knows no container.
+// Chooser chooses the mode in force for the containers in the mode auto. It observes them, and
+// isolates a container while its packets rob others. It charges a container instead if that cannot
+// be isolated because no veth leads to it, or if it robs by what it sends: isolation covers only
+// what it receives. It also charges containers that lose time to others, which for them is a
+// credit. It depends on nothing but its readings, and is not safe for concurrent use. The zero
+// value knows no container.
 type Chooser struct {
 	last    account.Reading
 	threads map[container.ID]time.Duration
 	of      map[container.ID]*state
 }
 
-// state is what a Chooser keeps of one container.
+// state is a Chooser's state of one container.
 type state struct {
 	rule
 	since time.Time // of the last change
@@ -40,13 +39,13 @@ type Choice struct {
 	Reason    string        // of the last change; "" before the first
 	Since     time.Time
 
-	// Of the last window, while it is isolated: what that cost the container, and what its
-	// packets would have taken from others, both CPU time.
+	// Of the last window, while it is isolated: the cost of isolation to the container, and the CPU
+	// time that its packets would have taken from others.
 	Cost, Spared time.Duration
 }
 
-// Adopt takes over that a container was isolated before the first reading:
-// it is enforced already, and goes back when its packets have been calm.
+// Adopt records that an earlier agent isolated a container: the isolation is in force, and ends
+// once the container's packets have been calm.
 func (a *Chooser) Adopt(id container.ID, reason string, since time.Time) {
 	if a.of == nil {
 		a.of = make(map[container.ID]*state)
@@ -54,13 +53,12 @@ func (a *Chooser) Adopt(id container.ID, reason string, since time.Time) {
 	a.of[id] = &state{rule: rule{role: receiver, patience: calmFor, reason: reason}, since: since}
 }
 
-// Next takes into account what happened since the last reading, and says what is
-// in force now, in the order of of: of each the container and, in its Settings,
-// what it may take (NetCPUSteal). Containers that are not in of are forgotten;
-// but unless of is complete, not those that are enforced: whose labels are not known
-// yet, or not to be had, is not in it.
-// name is used to say who was robbed.
-// threads is the CPU time of each container's NAPI threads so far.
+// Next takes the time since the last reading into account, and returns the mode in force for each
+// container, in the order of of. A target's Settings contain the share that its container may take
+// (NetCPUSteal). Next forgets containers that are not in of, except, unless of is complete,
+// enforced ones: of does not contain a container before its labels are known, or if they cannot be
+// read. name names the victims in reasons. threads is the CPU time of each container's NAPI threads
+// so far.
 func (a *Chooser) Next(r account.Reading, threads map[container.ID]time.Duration, of []policy.Target, complete bool, name func(container.ID) string) []Choice {
 	d := between(a.last, r)
 	d.threads = make(map[container.ID]time.Duration, len(threads))
@@ -101,7 +99,7 @@ func (a *Chooser) Next(r account.Reading, threads map[container.ID]time.Duration
 	return out
 }
 
-// enforcement is what can be done about a container's packets.
+// enforcement returns the mode that limits a container's packets.
 func enforcement(c container.Container, r role) policy.NetCPU {
 	if r == receiver && !c.HostNetwork && slices.ContainsFunc(c.Interfaces, container.Interface.HasHostEnd) {
 		return policy.NetCPUIsolate
@@ -116,14 +114,14 @@ type reading struct {
 	sent    map[container.ID]time.Duration // the part of that for what it sent
 	bytes   map[container.ID]uint64        // of them
 	threads map[container.ID]time.Duration // CPU time of its NAPI threads
-	thefts  []account.Theft                // of what is somebody else's
-	wanted  float64                        // how often somebody wanted the CPU that a softirq took
-	exact   sums                           // of what thefts may not have in full
+	thefts  []account.Theft                // from other contexts than the culprit's own
+	wanted  float64                        // how often others wanted the CPU of a softirq
+	exact   sums                           // the sums that thefts may not contain in full
 }
 
-// between subtracts. Accounts that went back, as they are another agent's or of a
-// slot that was used again, count from zero; without a reading before there is
-// no length, by which nothing is judged.
+// between returns the difference of two readings. Accounts that went back, because they are another
+// agent's or use a recycled slot, count from zero. Without an earlier reading the length is 0, and
+// nothing is judged.
 func between(a, b account.Reading) reading {
 	d := reading{network: make(map[container.ID]time.Duration, len(b.Accounts)), sent: make(map[container.ID]time.Duration), bytes: make(map[container.ID]uint64), wanted: 1}
 	if a.Taken.IsZero() {
@@ -173,13 +171,12 @@ func between(a, b account.Reading) reading {
 	return d
 }
 
-// evidence is what one container's packets did.
+// evidence returns what one container's packets did.
 //
-// ksoftirqd and the NAPI threads of the host take their time at the expense of
-// whoever wants to run, if anybody does. Whether somebody does nothing says of
-// them but the softirqs of the same time: where these interrupt others' tasks,
-// somebody does, and where they come upon idle CPUs, upon the receiver itself or
-// upon whoever sent the packets, nobody.
+// ksoftirqd and the NAPI threads of the host take their time from whatever task wants to run, if
+// one does. Only the softirqs of the same time show whether one does: yes where they interrupt
+// other containers' tasks; no where they hit idle CPUs, the receiver itself or the sender of the
+// packets.
 func (d reading) evidence(id container.ID, name func(container.ID) string) evidence {
 	e := evidence{length: d.length, network: d.network[id], sent: d.sent[id], receive: d.network[id] - d.sent[id], threads: d.threads[id], bytes: d.bytes[id]}
 	sum := make(map[string]time.Duration)

@@ -12,7 +12,7 @@ import (
 
 const ms = time.Millisecond
 
-// veths is a container that can be isolated.
+// veths returns a container that can be isolated.
 func veths(id container.ID) container.Container {
 	return container.Container{ID: id, Name: "box-" + id.String(), Interfaces: []container.Interface{{Kind: "veth", Host: container.HostEnd{NetNS: 1}}}}
 }
@@ -26,10 +26,10 @@ func targets(of ...container.Container) (list []policy.Target) {
 
 func boxName(id container.ID) string { return "box-" + id.String() }
 
-// readings makes the sums that grow by the same each second.
+// readings makes readings that grow by the same amount each second.
 type readings struct {
 	now   account.Reading
-	sends map[container.ID]time.Duration // of what its packets cost: for those that it sends
+	sends map[container.ID]time.Duration // cost of the packets that it sends
 }
 
 func (r *readings) next(more map[account.Theft]time.Duration) account.Reading {
@@ -106,8 +106,8 @@ func TestChooserEvidence(t *testing.T) {
 	}
 }
 
-// A robber is isolated in the second in which it robs, stays so while its packets
-// cost anything, and goes back; one that only robs idle CPUs is left alone.
+// A robber is isolated in the second in which it robs, stays isolated while its packets cost
+// anything, and goes back. A container that only robs idle CPUs is left alone.
 func TestChooser(t *testing.T) {
 	var r readings
 	var autos Chooser
@@ -146,7 +146,7 @@ func TestChooser(t *testing.T) {
 		t.Errorf("%+v", got[0])
 	}
 
-	// One that cannot be isolated is charged, and one that went is forgotten.
+	// A container that cannot be isolated is charged, and one that has gone is forgotten.
 	want("again", step(flood), "isolate", "observe")
 	of[0].Container.HostNetwork = true
 	want("in the host's network", step(isolated), "charge", "observe")
@@ -159,7 +159,7 @@ func TestChooser(t *testing.T) {
 	of = targets(veths(1), veths(2))
 	want("it is a new one", step(quiet), "observe", "observe")
 
-	// Each has the share that its policy gives it, from the next reading on.
+	// Each container has the share of its policy, from the next reading on.
 	much := 0.5
 	of[0].Settings.NetCPUSteal = &much
 	want("no more than it may", step(flood), "observe", "observe")
@@ -167,9 +167,9 @@ func TestChooser(t *testing.T) {
 	want("more than it may again", step(flood), "isolate", "observe")
 }
 
-// One that robs by what it sends is charged, for as long as that goes on.
+// A container that robs by what it sends is charged for as long as it does so.
 func TestChooserSender(t *testing.T) {
-	r := readings{sends: map[container.ID]time.Duration{1: time.Hour}} // of long ago
+	r := readings{sends: map[container.ID]time.Duration{1: time.Hour}} // long ago
 	var autos Chooser
 	step := func(sent, received time.Duration) policy.NetCPU {
 		r.sends[1] += sent
@@ -196,7 +196,7 @@ func TestChooserSender(t *testing.T) {
 	}
 }
 
-// One that was isolated as it received, and robs by what it sends now, is charged.
+// A container that was isolated as a receiver, and now robs by what it sends, is charged.
 func TestChooserTurnsSender(t *testing.T) {
 	r := readings{sends: map[container.ID]time.Duration{}}
 	var autos Chooser
@@ -212,8 +212,8 @@ func TestChooserTurnsSender(t *testing.T) {
 	}
 }
 
-// Who goes on losing time to others is charged, which is a credit, until that has
-// ended; who loses it until the robber is isolated is left alone.
+// A container that keeps losing time to others is charged, which is a credit, until that ends. One
+// that loses time only until the robber is isolated is left alone.
 func TestChooserRobbed(t *testing.T) {
 	const (
 		observe = policy.NetCPUObserve
@@ -256,7 +256,7 @@ func TestChooserRobbed(t *testing.T) {
 	}
 }
 
-// What an earlier agent decided counts on, and ends as any other.
+// An earlier agent's decision remains in force, and ends like any other.
 func TestChooserAdopt(t *testing.T) {
 	var r readings
 	var autos Chooser
@@ -271,8 +271,7 @@ func TestChooserAdopt(t *testing.T) {
 	}
 }
 
-// What an earlier agent has put in force is not forgotten before the labels of
-// its container are known.
+// An earlier agent's isolation is not forgotten before the labels of its container are known.
 func TestChooserKeepWhatIsNotKnownYet(t *testing.T) {
 	one, two := policy.Target{Container: container.Container{ID: 1}}, policy.Target{Container: container.Container{ID: 2}}
 	for _, complete := range []bool{false, true} {

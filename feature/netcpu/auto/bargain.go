@@ -5,29 +5,29 @@ import (
 	"time"
 )
 
-// The rules by which an isolation that costs its container more than others gain ends.
+// The rules that end an isolation which costs its container more than others gain.
 const (
 	dearFor    = 3                // windows in a row
-	dearLeast  = 0.01             // of a CPU: less is not told from noise
-	dearForget = 10 * time.Minute // for so long what it costs is remembered
+	dearLeast  = 0.01             // of a CPU: less is noise
+	dearForget = 10 * time.Minute // how long the cost is remembered
 )
 
-// bargain weighs what isolating a container costs the container against what others gain.
-// Both go by the bytes of its packets: a request and its answer have as many in each mode,
-// while super-packets become many single ones. The zero value knows nothing, and objects
-// to nothing.
+// bargain compares the cost of isolating a container, to the container, with the gain of others.
+// Both are per byte of its packets: a request and its answer have the same bytes in each mode,
+// while super-packets become many single ones. The zero value knows nothing, and objects to
+// nothing.
 type bargain struct {
 	robs  float64 // ns that others lost for each byte, before it was isolated
 	costs float64 // ns that all its packets cost for each byte then
 
 	spared, extra time.Duration // of the last window in which it was isolated: the gain and the cost
-	dear          int           // windows in a row in which the cost was more
+	dear          int           // consecutive windows in which the cost was higher
 
-	price float64       // ns for each byte that the last isolation cost in vain; 0: none did
-	since time.Duration // then
+	price float64       // ns per byte of the last isolation that cost too much; 0: none did
+	since time.Duration // when that was
 }
 
-// before takes over what a window shows in which the container begins to be isolated.
+// before records a window in which the container begins to be isolated.
 func (b *bargain) before(e evidence) {
 	*b = bargain{price: b.price, since: b.since}
 	if e.bytes > 0 {
@@ -36,8 +36,8 @@ func (b *bargain) before(e evidence) {
 	}
 }
 
-// within takes a window into account in which the container is isolated, and says whether
-// that is a bad bargain by now.
+// within records a window in which the container is isolated, and reports whether that has become a
+// bad bargain.
 func (b *bargain) within(e evidence) (bad bool) {
 	if b.robs == 0 {
 		return false // an earlier agent isolated it
@@ -55,8 +55,8 @@ func (b *bargain) within(e evidence) (bad bool) {
 	return true
 }
 
-// worth says whether isolating the container now promises others more than it costs, as far
-// as is known.
+// worth reports whether isolating the container now promises others more than it costs, as far as
+// is known.
 func (b *bargain) worth(e evidence) bool {
 	if b.price > 0 {
 		if b.since += e.length; b.since >= dearForget {
@@ -66,7 +66,7 @@ func (b *bargain) worth(e evidence) bool {
 	return float64(e.robbed()) > b.price*float64(e.bytes)
 }
 
-// text says how the last window was.
+// text describes the last window.
 func (b *bargain) text(length time.Duration) string {
 	return fmt.Sprintf("isolation cost it %s of a CPU and spared others %s", percent(b.extra, length), percent(b.spared, length))
 }

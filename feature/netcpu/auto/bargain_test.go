@@ -24,7 +24,7 @@ func TestAutoBargain(t *testing.T) {
 	server := window(50*ms, 100*ms, 0) // takes 5 % of a CPU from others
 	dear := window(0, 90*ms, 200*ms)   // its thread takes 10 % more, switches included
 	cheap := window(0, 90*ms, 120*ms)  // or 2 % more
-	flood := window(500*ms, 600*ms, 0) // what takes much more for its bytes
+	flood := window(500*ms, 600*ms, 0) // takes much more for its bytes
 	var r rule
 	expect := func(when string, e evidence, want role) {
 		t.Helper()
@@ -51,22 +51,22 @@ func TestAutoBargain(t *testing.T) {
 	}
 	expect("it robs more than isolation costs", flood, receiver)
 
-	// What it costs is remembered for ten minutes.
+	// The cost is remembered for ten minutes.
 	r = rule{bargain: bargain{price: 1e9}}
 	for range int(dearForget/time.Second) - 1 {
 		expect("remembered", server, bystander)
 	}
 	expect("forgotten", server, receiver)
 
-	// One that an earlier agent isolated is not judged.
+	// An isolation by an earlier agent is not judged.
 	r = rule{role: receiver, patience: calmFor}
 	for range 2 * dearFor {
 		expect("adopted", dear, receiver)
 	}
 }
 
-// The time of whoever sent the packets is no loss: a server whose client waits for its
-// answer is in nobody's way, also not by ksoftirqd.
+// The time of the packets' sender is no loss: a server robs no container while its client waits for
+// the answer, also not by ksoftirqd.
 func TestAutoPeers(t *testing.T) {
 	theft := func(kind account.PartyKind, victim, culprit container.ID) account.Theft {
 		return account.Theft{Victim: account.Party{Kind: kind, Container: victim}, Culprit: culprit}
@@ -95,7 +95,7 @@ func TestAutoPeers(t *testing.T) {
 	}
 }
 
-// The reason says what was not counted.
+// The reason names what was not counted.
 func TestAutoReasonPeers(t *testing.T) {
 	e := evidence{length: time.Second, victims: []victim{{"db", 100 * ms}}, peers: 300 * ms}
 	if s := e.takes(usualSteal); !strings.Contains(s, "senders 30.0 %") {

@@ -7,9 +7,9 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 )
 
-// sums are those of the accounts that do not depend on room for each pair of victim and
-// culprit, over one window. They are nil where every pair had room: the pairs are read a
-// moment later, and what differs by that is nobody's.
+// sums are the sums of the accounts over one window, which need no room for each pair of victim and
+// culprit. They are nil if every pair had room: the pairs are read a moment later, and the
+// difference is no theft.
 type sums struct {
 	took   map[container.ID]time.Duration // from tasks and from ksoftirqd
 	robbed map[container.ID]time.Duration // of its tasks
@@ -33,9 +33,9 @@ func grown(a, b account.Reading) sums {
 	return s
 }
 
-// untold adds to the evidence about a container what no pair tells of: the table of pairs
-// has room for those of some hundred containers. Whether a part of that was ksoftirqd's
-// is not known, so that all of it counts as much as that does.
+// untold adds the thefts without a pair to the evidence about a container: the table of pairs has
+// room for some hundred containers. The part of ksoftirqd in them is not known, so all of them
+// count like ksoftirqd's.
 func (d reading) untold(id container.ID, e *evidence, took map[string]time.Duration) {
 	robbed, rest := d.exact.robbed[id], d.exact.took[id]
 	for _, t := range d.thefts {

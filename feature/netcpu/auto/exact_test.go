@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Where the table of pairs is full, a new robber is isolated and a new victim credited by
-// what the accounts know of each.
+// With a full table of pairs, the accounts are enough to isolate a new robber and to credit a new
+// victim.
 func TestChooserWithoutPairs(t *testing.T) {
 	var autos Chooser
 	now := account.Reading{Taken: time.Unix(1_800_000_000, 0)}
@@ -31,7 +31,7 @@ func TestChooserWithoutPairs(t *testing.T) {
 		return autos.Next(now, nil, targets(veths(1), veths(2), veths(3)), true, boxName)
 	}
 	second(false)
-	// Pairs tell of all that there is: that they are read a moment later is no theft.
+	// The pairs are complete: that they are read a moment later is no theft.
 	if got := second(false); got[0].Mode != policy.NetCPUObserve {
 		t.Errorf("without a full table: %+v", got)
 	}
@@ -47,8 +47,8 @@ func TestChooserWithoutPairs(t *testing.T) {
 	}
 }
 
-// Of what was taken, pairs that there are tell whose it was; the rest counts as much as
-// the CPUs were wanted.
+// The pairs that exist name their victims; the rest of the time taken counts in proportion to how
+// often the CPUs were wanted.
 func TestUntold(t *testing.T) {
 	a := account.Reading{Taken: time.Unix(1_800_000_000, 0)}
 	b := account.Reading{Taken: a.Taken.Add(time.Second), Lost: 1, Accounts: []account.Account{{Container: 1, Took: 400 * ms}}}
@@ -60,8 +60,8 @@ func TestUntold(t *testing.T) {
 		pair.CPU = x.cpu
 		b.Thefts = append(b.Thefts, pair)
 	}
-	// A quarter of the softirqs interrupted a task: so much of the rest of 100 ms counts,
-	// as of ksoftirqd's 200.
+	// A quarter of the softirqs interrupted a task: that part of the remaining 100 ms counts, as of
+	// ksoftirqd's 200.
 	if e := between(a, b).evidence(1, boxName); e.robbed() != (100+25+50)*ms || e.idle != (300+75+150)*ms {
 		t.Errorf("%v robbed, %v of idle CPUs: %+v", e.robbed(), e.idle, e)
 	}

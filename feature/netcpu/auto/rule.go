@@ -7,34 +7,32 @@ import (
 	"time"
 )
 
-// The rules of the mode auto, in parts of a CPU over a window of a second or so.
+// The rules of the mode auto, in parts of a CPU over a window of about a second.
 const (
-	// usualSteal is what a container's packets may take from others who want to
-	// run, unless policy says otherwise; the share that its neighbours notice.
+	// usualSteal is the share that a container's packets may take from tasks that want to run,
+	// unless policy sets another: its neighbours notice more than that.
 	usualSteal = 0.03
-	// calmPart is what all of its packets may cost, in parts of that, before it
-	// goes back. While it is isolated it robs nobody, which says nothing about
-	// what it would do.
+	// calmPart is the part of that share that all of its packets may cost before isolation ends. An
+	// isolated container robs no other, which does not show what it would do without isolation.
 	calmPart = 0.5
 
-	// usualLoss is what a container may lose to others' packets before it is
-	// credited: less than any of the robbers may take, of whom there may be many.
+	// usualLoss is the share that a container may lose to others' packets before it is credited. It
+	// is less than each robber may take, because there may be many robbers.
 	usualLoss = 0.005
-	// lossFor is how long that has to go on: isolation of the robbers ends it
-	// sooner.
+	// lossFor is how long the loss has to last: isolation of the robbers ends it sooner.
 	lossFor = 3 * time.Second
 
-	calmFor     = 10 * time.Second  // of little network before it goes back
-	calmLongest = 160 * time.Second // what that grows to for one that comes again
-	calmForget  = 60 * time.Second  // without isolation until it is short again
+	calmFor     = 10 * time.Second  // with little network time before it goes back
+	calmLongest = 160 * time.Second // limit of its growth for a container that keeps coming back
+	calmForget  = 60 * time.Second  // without isolation until it is calmFor again
 
-	// windowMin is the least that is judged: of less, one burst would decide.
+	// windowMin is the shortest window that is judged: in a shorter one, one burst would decide.
 	windowMin = 500 * time.Millisecond
 )
 
-// victim is somebody whose time went into a container's packets in a window.
+// victim is a context that lost time to a container's packets in a window.
 type victim struct {
-	name string // of the container, or of what else it was
+	name string // the container's, or another context's
 	took time.Duration
 }
 
@@ -42,21 +40,21 @@ type victim struct {
 type evidence struct {
 	length  time.Duration
 	victims []victim      // who wanted to run
-	idle    time.Duration // taken from idle CPUs, which is nobody's loss
-	peers   time.Duration // taken from whoever sent the packets, which is no loss either
-	network time.Duration // all that its packets cost, wherever it was
+	idle    time.Duration // taken from idle CPUs, which is no loss
+	peers   time.Duration // taken from the sender of the packets, which is no loss either
+	network time.Duration // all that its packets cost, in any context
 	sent    time.Duration // the part of that for what it sent
 	lost    time.Duration // of its own time, to others' packets
 	receive time.Duration // the part of network for what it received
-	threads time.Duration // CPU time of its NAPI threads, with all that waking them costs
+	threads time.Duration // CPU time of its NAPI threads, with the cost of waking them
 	bytes   uint64        // of its packets
 }
 
-// whole is what its packets cost, the switches to and from its threads included: the
+// whole returns the cost of its packets, including the switches to and from its threads: the
 // accounts begin with the first packet of a poll.
 func (e evidence) whole() time.Duration { return e.network + max(0, e.threads-e.receive) }
 
-// robbed is the time that was taken from those who wanted to run.
+// robbed returns the time that was taken from tasks that wanted to run.
 func (e evidence) robbed() (sum time.Duration) {
 	for _, v := range e.victims {
 		sum += v.took
@@ -64,38 +62,37 @@ func (e evidence) robbed() (sum time.Duration) {
 	return sum
 }
 
-// role is the part that a container has in what it is enforced for.
+// role is the reason why a container is enforced.
 type role int
 
 const (
 	bystander role = iota // nothing is done
 	receiver              // its packets rob others
-	sender                // and most of what they cost is for those that it sends
+	sender                // likewise, and most of their cost is for what it sends
 	robbed                // it loses time to others
 )
 
-// decision says what is done about a container, and why.
+// decision is what to do about a container, and why.
 type decision struct {
 	role    role
 	changed bool // by this window
 	reason  string
 }
 
-// rule decides what one container is. The zero value says a bystander. It depends
-// on nothing but what it is told.
+// rule decides the role of one container. The zero value is a bystander. It depends on nothing but
+// its arguments.
 type rule struct {
 	role     role
 	reason   string        // of the last change
 	calm     time.Duration // how long its packets have cost little, or it has lost little
 	patience time.Duration // how long that has to last; 0: calmFor
-	free     time.Duration // how long it has been a bystander, since it was something else
+	free     time.Duration // how long it has been a bystander, since its last other role
 	losing   time.Duration // how long it has lost much
 	bargain  bargain
 }
 
-// next takes one window into account, in which the container may take the share
-// steal. Windows that are too short to judge, or that have no length, change
-// nothing.
+// next takes one window into account, in which the container may take the share steal. Windows that
+// are too short to judge, or without a length, change nothing.
 func (a *rule) next(e evidence, steal float64) decision {
 	if e.length < windowMin {
 		return decision{role: a.role, reason: a.reason}
@@ -107,7 +104,7 @@ func (a *rule) next(e evidence, steal float64) decision {
 	}
 	switch {
 	case a.role == receiver && robs && e.sends():
-		a.role, a.calm = sender, 0 // nothing is done against that yet
+		a.role, a.calm = sender, 0 // nothing has been done against that yet
 		a.reason = e.takes(steal)
 	case a.role == receiver && a.bargain.within(e):
 		a.role, a.free = bystander, 0
@@ -129,7 +126,7 @@ func (a *rule) next(e evidence, steal float64) decision {
 	return decision{role: a.role, changed: a.role != was, reason: a.reason}
 }
 
-// begin ends the time as a bystander.
+// begin ends the role of a bystander.
 func (a *rule) begin(as role, e evidence, reason string) {
 	if a.free += e.length; a.free >= calmForget {
 		a.patience = 0
@@ -143,7 +140,7 @@ func (a *rule) begin(as role, e evidence, reason string) {
 	a.role, a.calm, a.reason = as, 0, reason
 }
 
-// cool looks for the end of what the container is enforced for: of network time.
+// cool ends the role once the container's network time has been low for long enough.
 func (a *rule) cool(e evidence, network time.Duration, most float64, what string) {
 	if share(network, e.length) > most {
 		a.calm = 0
@@ -157,19 +154,19 @@ func (a *rule) cool(e evidence, network time.Duration, most float64, what string
 		a.patience, what, limit(most), percent(network, e.length))
 }
 
-// sends says that most of what the packets cost is for those that it sends.
+// sends reports whether most of the packets' cost is for what the container sends.
 func (e evidence) sends() bool { return e.sent > e.network/2 }
 
-// takes says what the packets take from others, who may lose so much.
+// takes describes what the packets take from others, which may lose at most this share.
 func (e evidence) takes(most float64) string {
 	return fmt.Sprintf("its packets took %s of a CPU from others (%s; not counted: idle CPUs %s, senders %s), more than %s",
 		percent(e.robbed(), e.length), e.who(), percent(e.idle, e.length), percent(e.peers, e.length), limit(most))
 }
 
-// victimsMost is how many victims a reason names.
+// victimsMost limits how many victims a reason names.
 const victimsMost = 3
 
-// who names those who lost most.
+// who names the victims that lost most.
 func (e evidence) who() string {
 	list := slices.SortedStableFunc(slices.Values(e.victims), func(a, b victim) int { return int(b.took - a.took) })
 	var parts []string
@@ -187,5 +184,5 @@ func share(part, of time.Duration) float64 { return float64(part) / float64(of) 
 
 func percent(part, of time.Duration) string { return fmt.Sprintf("%.1f %%", 100*share(part, of)) }
 
-// limit writes a share as it was set, not rounded to what is measured.
+// limit writes a share as it was set, without rounding to the precision of the measurement.
 func limit(share float64) string { return fmt.Sprintf("%.4g %%", 100*share) }

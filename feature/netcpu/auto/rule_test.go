@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// robs is a window of a second in which packets cost so many parts of a CPU, and
-// took so much of it from a neighbour.
+// robs returns a window of a second in which packets cost network of a CPU, and took from of it
+// from a neighbour.
 func robs(from, network float64) evidence {
 	cpu := func(share float64) time.Duration { return time.Duration(share * float64(time.Second)) }
 	return evidence{length: time.Second, victims: []victim{{"db", cpu(from)}}, idle: cpu(network - from), network: cpu(network)}
@@ -59,12 +59,11 @@ func TestAuto(t *testing.T) {
 	}
 }
 
-// What policy sets in the place of the usual share counts for both ways, and is
-// said as it was set.
+// A share that policy sets replaces the usual one for both ways, and is printed as it was set.
 func TestAutoSteal(t *testing.T) {
 	for _, c := range []struct {
 		steal       float64
-		robs, quiet evidence // most that is let pass, most that is calm
+		robs, quiet evidence // the most that is allowed, the most that is calm
 		why, back   string
 	}{
 		{0.001, robs(0.001, 0.5), robs(0, 0.0005), "more than 0.1 %", "at most 0.05 % of a CPU"},
@@ -125,8 +124,8 @@ func TestAutoReason(t *testing.T) {
 	}
 }
 
-// Whatever the traffic does, it is isolated in the window that robs, stays so
-// for ten seconds at least, and does not change more than a few times a minute.
+// Whatever the traffic, a container is isolated in the window in which it robs, stays isolated for
+// ten seconds at least, and changes no more than a few times a minute.
 func TestAutoDoesNotFlap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var a rule

@@ -1,7 +1,6 @@
-// Package charge puts the mode charge into force: the quota or the weight of a
-// container follows the account of its packets, kept by package ledger. It decides
-// nothing about which container is charged, and drops no packets itself; package
-// netcpu tells it the one and does the other.
+// Package charge puts the mode charge into force: a container's quota or weight follows the account
+// of its packets, which package ledger keeps. It does not decide which containers are charged, and
+// drops no packets itself; package netcpu does both.
 package charge
 
 import (
@@ -24,16 +23,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// Cost is what packets did to the CPU time of one container, in sums since any
-// moment.
+// Cost is the effect of packets on the CPU time of one container, in sums since any moment.
 type Cost struct {
-	Charge time.Duration // network time on its behalf that was not its own tasks'
+	Charge time.Duration // network time on its behalf that its own tasks did not spend
 	Credit time.Duration // time of its own tasks that went into others' packets
-	Took   time.Duration // time that its packets took from whoever wanted to run
+	Took   time.Duration // time that its packets took from tasks that wanted to run
 }
 
-// since is what has come since was; nothing where sums went back, as those of
-// accounts that were opened again do.
+// since returns the growth since was. It returns 0 if sums went back, as they do when the accounts
+// are opened again.
 func (c Cost) since(was Cost) Cost {
 	return Cost{
 		Charge: max(0, c.Charge-was.Charge), Credit: max(0, c.Credit-was.Credit), Took: max(0, c.Took-was.Took),
@@ -46,30 +44,30 @@ func (c Cost) plus(d Cost) Cost {
 
 // Config is what New needs.
 type Config struct {
-	Feature string // the owner of the notes
+	Feature string // the owner of the journal entries
 	Roots   kernel.Roots
 	Layout  cgroup.Layout
 	Journal *journal.Journal
 	Log     *slog.Logger
 
-	// Read gives the sums of all containers. One that is missing has none.
+	// Read returns the sums of all containers. A missing container has none.
 	Read func() (map[container.ID]Cost, error)
-	// Allow tells how much network time a container may use up from now on before
-	// its incoming packets are to be dropped (ledger.Unlimited: any), and for how long
-	// that counts unless it is told anew. It may be nil: nothing is dropped.
+	// Allow limits how much network time a container may use from now on before its incoming
+	// packets are dropped (ledger.Unlimited: any), and for how long the limit lasts unless it is
+	// renewed. If nil, nothing is dropped.
 	Allow func(id container.ID, budget, lasts time.Duration) error
 }
 
-// Charger keeps the ledgers of the containers that are charged, and turns their
-// quotas and weights. It is safe for concurrent use. A quota that it has
-// lowered is nothing without it, so that Close puts everything back.
+// Charger keeps the ledgers of the charged containers, and turns their quotas and weights. It is
+// safe for concurrent use. A lowered quota needs a Charger to raise it again, so Close restores
+// everything.
 type Charger struct {
 	cfg Config
 
 	mu     sync.Mutex
 	payers map[string]*payer // by cgroup of the cpu controller
 	of     map[container.ID]*payer
-	held   time.Time  // when what is in force was last made to hold on
+	held   time.Time  // when the changes were last renewed
 	unread logLimiter // why the costs could not be read
 
 	once       sync.Once
@@ -77,12 +75,12 @@ type Charger struct {
 	turn       feature.Loop
 }
 
-// every is how often the ledgers are stepped: two usual periods, so that
-// each interval holds as many quotas as the one before.
+// every is the time between steps of the ledgers: two usual periods, so that each interval contains
+// the same number of quotas.
 const every = 200 * time.Millisecond
 
-// holdsFor is how long a quota or weight counts that nobody makes hold on: a
-// debt, or a credit, that is never settled is worth less than the owner's will.
+// holdsFor is how long a quota or weight lasts unless it is renewed: a debt, or a credit, that is
+// never settled is worth less than the owner's setting.
 const holdsFor = time.Minute
 
 // New makes a Charger and starts its loop.
@@ -92,7 +90,7 @@ func New(cfg Config) *Charger {
 	return ch
 }
 
-// idle makes one whose loop is not running.
+// idle makes a Charger without a running loop.
 func idle(cfg Config) *Charger {
 	return &Charger{
 		cfg: cfg, payers: make(map[string]*payer), of: make(map[container.ID]*payer),
@@ -101,11 +99,11 @@ func idle(cfg Config) *Charger {
 	}
 }
 
-// Loop tells whether the loop goes on.
+// Loop returns the state of the loop, which shows whether it hangs.
 func (ch *Charger) Loop() *feature.Loop { return &ch.turn }
 
-// Add begins to charge a container, with so much of its budget left when its
-// packets are dropped. Again it changes nothing but that.
+// Add begins to charge a container. reserve is the part of its budget that is left when its packets
+// are dropped. A repeated Add changes nothing but reserve.
 func (ch *Charger) Add(c container.Container, reserve float64) error {
 	if !ledger.ValidReserve(reserve) {
 		return fmt.Errorf("netcpu charge: a reserve of %v is not between 0 and 1", reserve)
@@ -122,14 +120,14 @@ func (ch *Charger) Add(c container.Container, reserve float64) error {
 		p.members[c.ID] = m
 		return nil
 	} else if p != nil {
-		if err := ch.drop(c.ID); err != nil { // it was moved to another cgroup
+		if err := ch.drop(c.ID); err != nil { // the container was moved to another cgroup
 			return fmt.Errorf("netcpu charge: %w", err)
 		}
 	}
 	p := ch.payers[dir]
 	if p == nil {
-		// What an earlier agent has left, whichever of a pod it was for, is not
-		// the owner's will. A weight that isolation needs is there again within a second.
+		// A value that an earlier agent left, for any container of a pod, is not the owner's. A
+		// weight that isolation needs is set again within a second.
 		if err := ch.restore(dir, func(o journal.Owner) bool { return o.Feature == ch.cfg.Feature }); err != nil {
 			return fmt.Errorf("netcpu charge: %w", err)
 		}
@@ -147,34 +145,34 @@ func (ch *Charger) Add(c container.Container, reserve float64) error {
 	return nil
 }
 
-// Renamed has the payers go by the names that their cgroups have now.
+// Renamed updates the payers to the present names of their cgroups.
 func (ch *Charger) Renamed(called func(string) string) {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	for _, p := range slices.Collect(maps.Values(ch.payers)) {
 		delete(ch.payers, p.dir)
 		p.dir = called(p.dir)
-		p.usage = called(p.usage) // where there is one hierarchy only
+		p.usage = called(p.usage) // if there is only one hierarchy
 		ch.payers[p.dir] = p
 	}
 }
 
-// Has says whether a container is charged.
+// Has reports whether a container is charged.
 func (ch *Charger) Has(id container.ID) bool {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	return ch.of[id] != nil
 }
 
-// Remove ends it and puts back what the owner of the container had set.
+// Remove ends charging of a container and restores its owner's settings.
 func (ch *Charger) Remove(id container.ID) error {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	return ch.drop(id)
 }
 
-// drop lets go of a container only when what was turned for it is put back: who
-// tries again has to find it here.
+// drop forgets a container only after everything turned for it is restored, so that a retry finds
+// it here.
 func (ch *Charger) drop(id container.ID) error {
 	p := ch.of[id]
 	if p == nil {
@@ -190,7 +188,7 @@ func (ch *Charger) drop(id container.ID) error {
 	delete(p.members, id)
 	if len(p.members) == 0 {
 		delete(ch.payers, p.dir)
-	} else if p.owner == id { // the next of a pod answers for it
+	} else if p.owner == id { // the next member of the pod becomes the owner
 		p.owner = slices.Min(slices.Collect(maps.Keys(p.members)))
 	}
 	if ch.cfg.Allow == nil {
@@ -199,7 +197,7 @@ func (ch *Charger) drop(id container.ID) error {
 	return ch.cfg.Allow(id, ledger.Unlimited, 0)
 }
 
-// Close ends all of it. A second close does nothing.
+// Close removes all containers. A second Close does nothing.
 func (ch *Charger) Close() error {
 	ch.once.Do(func() { close(ch.stop) })
 	<-ch.done
@@ -212,7 +210,7 @@ func (ch *Charger) Close() error {
 	return errors.Join(errs...)
 }
 
-// restore undoes what was turned of a cgroup on behalf of some.
+// restore undoes the matching owners' changes of a cgroup.
 func (ch *Charger) restore(dir string, of func(journal.Owner) bool) error {
 	_, err := ch.cfg.Journal.Restore(kernel.Opener(ch.cfg.Roots), func(e journal.Entry) bool {
 		return of(e.Owner) && e.Ref.Kind == cgroup.KindFile && filepath.Dir(e.Ref.Object) == dir
@@ -220,16 +218,16 @@ func (ch *Charger) restore(dir string, of func(journal.Owner) bool) error {
 	return err
 }
 
-// by is who turns the knobs of a container.
+// by returns the owner of a container's journal entries.
 func (ch *Charger) by(id container.ID) journal.Owner {
 	return journal.Owner{Feature: ch.cfg.Feature, Container: uint64(id)}
 }
 
-// loop steps the ledgers, and writes what follows when periods begin.
+// loop steps the ledgers, and writes their decisions when periods begin.
 func (ch *Charger) loop() {
 	defer close(ch.done)
 	at := time.Now() // of the next round
-	due := at        // the next round, look or write
+	due := at        // the next round, look at the periods, or write
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -244,7 +242,7 @@ func (ch *Charger) loop() {
 			if err := ch.round(now); err != nil {
 				ch.cfg.Log.Warn("charging containers", "feature", ch.cfg.Feature, "err", err)
 			}
-			// In step, or the intervals would not be of the same length.
+			// At fixed times, so that the intervals have the same length.
 			for at = at.Add(every); !at.After(now); {
 				at = at.Add(every)
 			}
@@ -261,11 +259,11 @@ func (ch *Charger) loop() {
 	}
 }
 
-// grain is what the runtime's timers are good for: they end up in a poll that
-// counts milliseconds.
+// grain is the precision of the runtime's timers, which end up in a poll with a timeout in
+// milliseconds.
 const grain = 1500 * time.Microsecond
 
-// nap sleeps until then, for the last grain, by the kernel's own clock.
+// nap sleeps until a time; it sleeps the last grain by the kernel's own clock.
 func nap(until time.Time) {
 	for {
 		left := time.Until(until)
@@ -298,7 +296,7 @@ func (ch *Charger) round(now time.Time) error {
 	for _, p := range ch.payers {
 		err := ch.step(p, costs, shares, now)
 		if errors.Is(err, journal.ErrGone) {
-			continue // it has ended, and will be removed
+			continue // its cgroup has gone, and Remove follows
 		}
 		if p.booking.isNews(err, now) {
 			errs = append(errs, err)
@@ -307,7 +305,7 @@ func (ch *Charger) round(now time.Time) error {
 	return errors.Join(append(errs, ch.hold(now))...)
 }
 
-// hold makes what is in force hold on.
+// hold renews the changes in force.
 func (ch *Charger) hold(now time.Time) error {
 	if now.Sub(ch.held) < holdsFor/3 {
 		return nil
@@ -319,8 +317,8 @@ func (ch *Charger) hold(now time.Time) error {
 	}, now.Add(holdsFor))
 }
 
-// write makes the writes that are due and returns when the next one is, or a
-// look at the periods that has to come before; zero for none.
+// write makes the writes that are due. It returns the time of the next write, or of an earlier look
+// at the periods; zero if there is none.
 func (ch *Charger) write() (next time.Time, err error) {
 	ch.turn.Begin()
 	defer ch.turn.End()
@@ -340,13 +338,13 @@ func (ch *Charger) write() (next time.Time, err error) {
 	return next, errors.Join(errs...)
 }
 
-// Booked is what a ledger holds.
+// Booked is the content of a ledger.
 type Booked struct {
 	ledger.State
-	Factor float64 // the limit in force, in parts of the owner's
+	Factor float64 // the limit in force, as a part of the owner's
 }
 
-// Ledgers returns what the ledgers hold, by the container that pays.
+// Ledgers returns the content of the ledgers, by the container that pays.
 func (ch *Charger) Ledgers() map[container.ID]Booked {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
@@ -358,7 +356,7 @@ func (ch *Charger) Ledgers() map[container.ID]Booked {
 	return of
 }
 
-// Samples appends what the ledgers hold; see Snapshot.
+// Samples appends samples of the ledgers; see Snapshot.
 func (ch *Charger) Samples(to []feature.Sample) []feature.Sample {
 	for id, b := range ch.Ledgers() {
 		to = append(to,

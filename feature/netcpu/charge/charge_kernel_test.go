@@ -69,9 +69,9 @@ func (l *load) cost() time.Duration {
 	return l.sum
 }
 
-// TestQuotaWriteRefills shows what everything about the writes rests on: each
-// fills the quota anew, even one of the same value, whatever was used of it. So in
-// one period of writes a task runs for many quotas, which it cannot otherwise.
+// TestQuotaWriteRefills shows the kernel behaviour that the timing of writes relies on: each write
+// refills the quota, even one of the same value, however much was used. So in one period of writes
+// a task runs for many quotas, which it cannot otherwise.
 func TestQuotaWriteRefills(t *testing.T) {
 	testkit.OnKernels(t)
 	cg := needCPU(t)
@@ -93,7 +93,7 @@ func TestQuotaWriteRefills(t *testing.T) {
 		return p.Count
 	}
 	waitFor(t, "writes that let it run for many quotas in one period", func() (bool, string) {
-		in, from := count(), used() // in this order: all from there on is of that period or a later one
+		in, from := count(), used() // in this order: time from there on is not of an earlier period
 		for writes := 0; ; writes++ {
 			ran := used() - from
 			if count() != in {
@@ -111,7 +111,7 @@ func TestQuotaWriteRefills(t *testing.T) {
 	}
 }
 
-// waitFor waits for a state, and says what it saw last if that never comes.
+// waitFor waits for a state, and reports the last state if it never comes.
 func waitFor(t *testing.T, what string, ok func() (bool, string)) {
 	t.Helper()
 	for end := time.Now().Add(90 * time.Second); ; time.Sleep(10 * time.Millisecond) {
@@ -125,9 +125,9 @@ func waitFor(t *testing.T, what string, ok func() (bool, string)) {
 	}
 }
 
-// TestChargeInKernel charges a container for packets that never were: its quota is
-// lowered, with a note in the journal. It is its owner's again once the container
-// has paid and rests, and at once when the Charger ends.
+// TestChargeInKernel charges a container for packets that do not exist: its quota is lowered, with
+// an entry in the journal. The owner's quota returns once the container has paid and rests, and at
+// once when the Charger ends.
 func TestChargeInKernel(t *testing.T) {
 	testkit.Smoke(t, "knob:file")
 	cg := needCPU(t)
@@ -165,8 +165,8 @@ func TestChargeInKernel(t *testing.T) {
 	packets.set(0.2)
 	lowered("while it is charged")
 	packets.set(0)
-	// It rests, too: where ticks come late, as in an emulated guest, it runs beyond
-	// its quota and goes on paying for that.
+	// It also rests: where ticks come late, as in an emulated guest, it runs beyond its quota and
+	// goes on paying for that.
 	stop()
 	waitFor(t, "its owner's quota", func() (bool, string) {
 		v, err := k.Read()

@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// chargeRig is a Charger whose loop is not running, over cgroups that are files
-// in a temporary folder. Its clock goes by two periods a round.
+// chargeRig is a Charger without a running loop, over cgroups that are files in a temporary folder.
+// Its clock advances by two periods a round.
 type chargeRig struct {
 	*Charger
 	t     *testing.T
@@ -28,16 +28,16 @@ type chargeRig struct {
 	now   time.Time
 	n     int
 	costs map[container.ID]Cost
-	// What the container's own tasks do in a period, while they are held.
+	// The time that the container's own tasks run in a period, while they are held.
 	ran  time.Duration
 	used time.Duration
 	held int
-	free bool // something else than the quota is what holds them
+	free bool // something other than the quota holds them
 }
 
 const webID = container.ID(7)
 
-// newChargeRig makes one on cgroup v2 or v1.
+// newChargeRig makes a rig on cgroup v2 or v1.
 func newChargeRig(t *testing.T, v2 bool, files ...string) *chargeRig {
 	t.Helper()
 	root := t.TempDir()
@@ -79,7 +79,7 @@ func (r *chargeRig) file(dir, name, text string) {
 	}
 }
 
-// stat writes what the kernel would count.
+// stat writes the kernel's counters.
 func (r *chargeRig) stat() {
 	text := fmt.Sprintf("usage_usec %d\nnr_periods %d\nnr_throttled %d\n", r.used.Microseconds(), 2*r.n, r.held)
 	r.file(r.dir, "cpu.stat", text)
@@ -92,8 +92,8 @@ func (r *chargeRig) container() container.Container {
 	}}
 }
 
-// rounds lets so many rounds go by, in each of which packets cost so much of
-// two periods, and the tasks use up the quota that is in force.
+// rounds runs n rounds. In each of them packets cost charge and earn credit in two periods, and the
+// tasks use up the quota in force.
 func (r *chargeRig) rounds(n int, charge, credit time.Duration) {
 	r.t.Helper()
 	for range n {
@@ -142,9 +142,8 @@ func (r *chargeRig) quota() time.Duration {
 	return b.Quota
 }
 
-// Both hierarchies, and what a quota of 50 ms looks like there. A file in a
-// folder keeps the end of a longer value, so that those that are written here
-// have as many digits.
+// Both hierarchies, with a quota of 50 ms in the form of each. A file in a folder keeps the end of
+// a longer value, so all values written here have the same number of digits.
 var hierarchies = []struct {
 	name  string
 	v2    bool
@@ -166,8 +165,8 @@ func forHierarchies(t *testing.T, run func(t *testing.T, r *chargeRig, file, val
 
 const ms = time.Millisecond
 
-// A container whose packets cost it 10 ms of each period has 40 left, and its
-// own quota again some time after they end.
+// A container with packets that cost 10 ms of each period has 40 left, and its own quota again some
+// time after they end.
 func TestChargeQuota(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
@@ -205,8 +204,8 @@ func TestChargeQuota(t *testing.T) {
 	})
 }
 
-// docker update while the quota is ours: the new value is what is due from then
-// on, and what is put back in the end.
+// docker update while the quota is ours: the new value counts from then on, and is restored in the
+// end.
 func TestChargeFollowsOwner(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
@@ -215,7 +214,7 @@ func TestChargeFollowsOwner(t *testing.T) {
 		r.file(r.dir, file, changed)
 		for range 60 {
 			r.rounds(1, 20*ms, 0)
-			if got := r.quota(); got < 55*ms { // what is owed from before is owed
+			if got := r.quota(); got < 55*ms { // the earlier debt remains
 				t.Fatalf("quota of %v after it was set to 80 ms", got)
 			}
 		}
@@ -249,7 +248,7 @@ func TestChargeLosesRace(t *testing.T) {
 	})
 }
 
-// The owner takes the quota away, and gives one again.
+// The owner removes the quota, and sets one again.
 func TestChargeLimitComesAndGoes(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
@@ -278,7 +277,7 @@ func TestChargeLimitComesAndGoes(t *testing.T) {
 	})
 }
 
-// Without a quota it is the weight.
+// Without a quota the weight is charged.
 func TestChargeWeight(t *testing.T) {
 	for _, h := range []struct {
 		name, file, value, changed string
@@ -296,7 +295,7 @@ func TestChargeWeight(t *testing.T) {
 			if got := r.read(h.file); got != h.value {
 				t.Errorf("weight %q with nothing to charge", got)
 			}
-			r.rounds(30, 60*ms, 0) // half of what it costs is packets; alone it has a whole CPU
+			r.rounds(30, 60*ms, 0) // half of its cost is packets; alone it has a whole CPU
 			var whole, got int
 			fmt.Sscan(h.value, &whole)
 			if fmt.Sscan(r.read(h.file), &got); got < whole*6/10 || got > whole*8/10 {
@@ -321,8 +320,8 @@ func TestChargeWeight(t *testing.T) {
 	}
 }
 
-// Where the quotas of all come to the whole CPU, credit by the quota finds no
-// time, and the weight gives it. What is owed the quota takes.
+// If all quotas together fill the CPU, a credit in the quota finds no time, and the weight provides
+// it. The quota takes the debts.
 func TestChargeWeightBesideQuota(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
@@ -340,7 +339,7 @@ func TestChargeWeightBesideQuota(t *testing.T) {
 		r.rounds(30, 0, 20*ms)
 		r.free = false
 		r.rounds(30, 0, 20*ms)
-		// More would give nothing, less would only be missing in the next round.
+		// More weight would have no effect, and less would be missing in the next round.
 		if p.weighs > own*130/100 || r.quota() < 55*ms {
 			t.Errorf("weight %d of %d, quota %v: its quota is what holds it", p.weighs, own, r.quota())
 		}
@@ -353,8 +352,8 @@ func TestChargeWeightBesideQuota(t *testing.T) {
 	})
 }
 
-// The agent was killed while a container was in debt: the next one does not
-// take the quota that it finds for the owner's.
+// The agent was killed while a container was in debt: the next agent does not take the quota that
+// it finds for the owner's.
 func TestChargeAdopts(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
@@ -370,7 +369,7 @@ func TestChargeAdopts(t *testing.T) {
 	})
 }
 
-// What is in force holds on while rounds are made, and lapses after the last.
+// The changes last while rounds are made, and lapse after the last.
 func TestChargeLapses(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
@@ -397,8 +396,8 @@ func TestChargeLapses(t *testing.T) {
 	})
 }
 
-// The containers of a pod have one account. When the one that it is kept for
-// goes, the next answers.
+// The containers of a pod have one account. When its owner ends, the next container becomes the
+// owner.
 func TestChargePod(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
 	one, two := r.container(), r.container()
@@ -424,7 +423,7 @@ func TestChargePod(t *testing.T) {
 	}
 }
 
-// A container that has ended costs no error and is let go of.
+// A container that has ended causes no error and is forgotten.
 func TestChargeGone(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
 	must(t, r.Add(r.container(), 0))
@@ -443,7 +442,7 @@ func TestChargeGone(t *testing.T) {
 	}
 }
 
-// A value that makes no sense is told once and changes nothing.
+// An invalid value is reported once and changes nothing.
 func TestChargeAbsurd(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
 	must(t, r.Add(r.container(), 0))

@@ -9,14 +9,14 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// What another feature claims of a quota or a weight is not taken for the owner's: the
-// stricter quota is in force, the owner's is what is charged, and it is back in the end,
-// whoever lets go first.
+// Another feature's claim on a quota or a weight is not taken for the owner's setting: the stricter
+// quota is in force, the owner's is charged, and it is restored in the end, in whatever order the
+// claims end.
 func TestChargeBesideClaims(t *testing.T) {
 	other := journal.Owner{Feature: "blockio", Container: uint64(webID)}
 	for _, tt := range []struct {
 		name, quota string // the owner's
-		v2, first   bool   // the other one claims, and lets go, first
+		v2, first   bool   // the other feature claims first, and ends its claim first
 	}{
 		{"quota", "50000", false, false}, {"quota, first", "50000", false, true},
 		{"no quota", "-1", false, false}, {"no quota, first", "-1", false, true},

@@ -5,9 +5,9 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 )
 
-// Costs turns accounts into what the ledgers book. credits says whether the
-// kernel charges a task for the softirqs that interrupt it: where it does not,
-// nobody has paid for others and nobody is to be given anything back.
+// Costs converts accounts into the ledgers' costs. credits: the kernel charges a task for the
+// softirqs that interrupt it. Without that, no task has paid for others, and there is nothing to
+// give back.
 func Costs(r account.Reading, credits bool) map[container.ID]Cost {
 	out := make(map[container.ID]Cost, len(r.Accounts))
 	for _, a := range r.Accounts {

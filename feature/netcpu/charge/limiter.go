@@ -2,19 +2,18 @@ package charge
 
 import "time"
 
-// logLimiter keeps a problem that lasts from filling the log. It holds the last one
-// that was logged.
+// logLimiter keeps a lasting problem from filling the log. It holds the last problem that was
+// logged.
 type logLimiter struct {
 	cause string
 	at    time.Time
 }
 
-// logAgain is how long a problem is old news. One that comes and goes all the time,
-// as a container may have it do, is logged no more often either.
+// logAgain is the time until the same problem is logged again. A problem that comes and goes all
+// the time, which a container can cause, is logged no more often either.
 const logAgain = 10 * time.Minute
 
-// isNews says whether an error is worth a line of the log: it has another cause than
-// the last.
+// isNews reports whether to log an error: its cause differs from the last one's.
 func (t *logLimiter) isNews(err error, now time.Time) bool {
 	if err == nil {
 		return false
@@ -27,8 +26,8 @@ func (t *logLimiter) isNews(err error, now time.Time) bool {
 	return true
 }
 
-// cause is the innermost of an error, of several the first: what is around it may
-// hold values that are others each time.
+// cause returns the innermost error, of several the first. The outer ones may contain values that
+// change each time.
 func cause(err error) error {
 	for {
 		var next error

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A call that hangs with the lock held keeps the loop from all charged containers: it
-// has to be seen from outside.
+// A call that hangs with the lock held keeps the loop from all charged containers: the loop's state
+// shows that outside.
 func TestLoopBehindACall(t *testing.T) {
 	for name, turn := range map[string]func(*Charger) error{
 		"round": func(ch *Charger) error { return ch.round(time.Now()) },

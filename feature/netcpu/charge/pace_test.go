@@ -7,8 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestPace lets the search run against periods of any phase, by a process that
-// is late now and then.
+// TestPace runs the search against periods of any phase, with looks that are late now and then.
 func TestPace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		begin := time.Now()
@@ -47,7 +46,7 @@ func TestPace(t *testing.T) {
 	})
 }
 
-// A search that never gets its turn in time ends with what it has found.
+// A search that is always late ends with the precision that it has.
 func TestPaceBusy(t *testing.T) {
 	now := time.Now()
 	p := pace{period: 100 * time.Millisecond}

@@ -11,43 +11,43 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// payer is one cgroup with an account: a container's, or that of a pod whose
-// containers share it.
+// payer is a cgroup with an account: a container's cgroup, or a pod's for the containers that share
+// it.
 type payer struct {
-	dir     string // in the hierarchy of the cpu controller
-	usage   string // where its CPU time is read
+	dir     string // in the cpu controller's hierarchy
+	usage   string // the directory with its CPU time
 	owner   container.ID
 	members map[container.ID]member
 
-	limit  cgroup.Bandwidth // what its owner has set
+	limit  cgroup.Bandwidth // set by its owner
 	now    time.Duration    // the quota in force
-	want   time.Duration    // the one that should be
+	want   time.Duration    // the quota that should be in force
 	pace   pace
-	sought bool          // the begin of its periods, so that the first write need not wait for that
-	tries  int           // periods that were missed
-	again  time.Time     // the first moment to try a write after one that failed
-	pause  time.Duration // that was waited for after the last one; 0: it succeeded
+	sought bool          // the periods' start was searched for: the first write need not wait
+	tries  int           // missed periods
+	again  time.Time     // the first moment to retry after a failed write
+	pause  time.Duration // the length of that pause; 0: the last write succeeded
 
 	ledger  *ledger.Ledger // while it has a quota
-	held    uint64         // periods that ended with it held back by that, at the last step
+	held    uint64         // periods that ended with tasks held by the quota, at the last step
 	weigher *ledger.Weigher
-	weight  uint64 // what its owner has set; 0: it is idle, and has none
-	weighs  uint64 // the one in force
-	sum     Cost   // of the members, while they were that
+	weight  uint64 // set by its owner; 0: it is idle, and has none
+	weighs  uint64 // the weight in force
+	sum     Cost   // of the members, for the time of their membership
 	took    rate
 
-	booking, writing logLimiter // what went wrong with it, and with its quota
+	booking, writing logLimiter // problems with its account, and with its quota
 }
 
-// member is one of the containers of a payer.
+// member is one container of a payer.
 type member struct {
 	container.Container
 	reserve float64 // T; see ledger.Budget
 	last    *Cost   // at the last step; nil before its first
 }
 
-// reserve is the largest that one of the members has: their packets are in one
-// budget, and what one wants to have left the others must leave.
+// reserve returns the largest reserve of the members: their packets share one budget, so each has
+// to leave what the strictest one wants left.
 func (p *payer) reserve() (t float64) {
 	for _, m := range p.members {
 		t = max(t, m.reserve)
@@ -55,7 +55,7 @@ func (p *payer) reserve() (t float64) {
 	return t
 }
 
-// newPayer opens the account of a cgroup with what is in force as its owner's.
+// newPayer opens the account of a cgroup, and takes the settings in force for the owner's.
 func (ch *Charger) newPayer(dir, usage string, owner container.ID) (*payer, error) {
 	p := &payer{dir: dir, usage: usage, owner: owner, members: make(map[container.ID]member)}
 	if usage == "" {
@@ -68,7 +68,7 @@ func (ch *Charger) newPayer(dir, usage string, owner container.ID) (*payer, erro
 	return p, ch.limited(p, b)
 }
 
-// limited begins an account with the limit that the owner has set now.
+// limited begins an account with the owner's present limit.
 func (ch *Charger) limited(p *payer, b cgroup.Bandwidth) error {
 	p.limit, p.now, p.want = b, b.Quota, b.Quota
 	p.again, p.pause = time.Time{}, 0
@@ -94,7 +94,7 @@ func (ch *Charger) limited(p *payer, b cgroup.Bandwidth) error {
 	return err
 }
 
-// step books what has happened to one payer since the last round.
+// step books the time since the last round for one payer.
 func (ch *Charger) step(p *payer, costs map[container.ID]Cost, shares *shares, now time.Time) error {
 	b, claimed, err := cgroup.GivenBandwidth(ch.cfg.Journal, p.dir, ch.v2())
 	if err != nil {
@@ -107,14 +107,14 @@ func (ch *Charger) step(p *payer, costs map[container.ID]Cost, shares *shares, n
 	if err != nil {
 		return err
 	}
-	// Without it only less is given, while a step that ends here would leave
-	// the last quota in force.
+	// Without the wait time the ledger only gives less. If the step ended here, the last quota
+	// would stay in force.
 	unread := p.waited(&c)
 	share, err := shares.of(p)
 	if err != nil {
 		return err
 	}
-	// Weights matter where somebody is kept from running, and not by a quota.
+	// Weights matter if tasks are kept from running by something other than a quota.
 	stolen := p.took.next(now, p.sum.Took+c.Credit)
 	share.Contended = stolen > contended
 	share.Held = c.Throttled != p.held
@@ -134,23 +134,23 @@ func (ch *Charger) step(p *payer, costs map[container.ID]Cost, shares *shares, n
 	if ch.cfg.Allow != nil {
 		if p.limit.Period <= 0 {
 			budget = ledger.Unlimited
-		} else if budget != ledger.Unlimited { // for a round, which may hold several periods
+		} else if budget != ledger.Unlimited { // for a round, which may contain several periods
 			budget = time.Duration(float64(budget) * float64(every) / float64(p.limit.Period))
 		}
 		for id := range p.members {
-			// A round that is late finds it still in force; one that does not come ends it.
+			// A late round finds the limit still in force; a missing round ends it.
 			errs = append(errs, ch.cfg.Allow(id, budget, 2*every))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// contended is the CPU time, of a second, that packets have to take from those
-// who want to run before the weights are touched.
+// contended is the CPU time per second that packets have to take from tasks that want to run before
+// the weights are changed.
 const contended = 0.01
 
-// follow takes note of what the owner has made of the limit: that is then what counts, and
-// older values are never written again. Without a claim in force, none of ours is.
+// follow records the owner's change of the limit: the new limit counts, and older values are never
+// written again. Without a claim, no quota of ours is in force.
 func (ch *Charger) follow(p *payer, b cgroup.Bandwidth, claimed bool) error {
 	switch {
 	case b.Limited != p.limit.Limited, b.Limited && (b.Quota != p.limit.Quota || !claimed && p.now != p.limit.Quota):
@@ -161,7 +161,7 @@ func (ch *Charger) follow(p *payer, b cgroup.Bandwidth, claimed bool) error {
 		p.limit = b
 		return nil
 	}
-	// The quota is as it was; what belongs to it is not.
+	// The quota did not change, but the period or the burst did.
 	ours := p.now
 	if err := ch.limited(p, b); err != nil {
 		return err
@@ -171,8 +171,8 @@ func (ch *Charger) follow(p *payer, b cgroup.Bandwidth, claimed bool) error {
 	return nil
 }
 
-// counters reads the sums of a payer. What a member's packets had done before it
-// became one is of other days, and what they did stays when it goes.
+// counters returns the sums of a payer. It ignores what a member's packets cost before it joined,
+// and keeps their later cost when it leaves.
 func (p *payer) counters(costs map[container.ID]Cost, now time.Time) (c ledger.Counters, err error) {
 	for id, m := range p.members {
 		x := costs[id]
@@ -191,8 +191,8 @@ func (p *payer) counters(costs map[container.ID]Cost, now time.Time) (c ledger.C
 	return c, err
 }
 
-// waited adds for how long the tasks waited, where there is a quota. It stays not
-// known with an error, as where the kernel does not count it, which is none.
+// waited adds the wait time of the tasks, if there is a quota. It stays unknown on an error, and if
+// the kernel does not count it, which is no error.
 func (p *payer) waited(c *ledger.Counters) (err error) {
 	if p.ledger == nil {
 		return nil
@@ -203,8 +203,8 @@ func (p *payer) waited(c *ledger.Counters) (err error) {
 	return err
 }
 
-// writeQuota writes the quota that is wanted if a period has just begun. It
-// returns when to come again, zero if nothing is wanted.
+// writeQuota writes the wanted quota if a period has just started. It returns when to call it
+// again, zero if there is nothing to write.
 func (ch *Charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
 	if p.ledger == nil || now.Before(p.again) {
 		return time.Time{}, nil
@@ -214,7 +214,7 @@ func (ch *Charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
 		if p.sought || p.pace.known(now) {
 			return time.Time{}, nil
 		}
-		if p.sought = p.pace.idle(now); p.sought { // there is more to see once it runs
+		if p.sought = p.pace.idle(now); p.sought { // the periods are counted again once it runs
 			p.pace = pace{period: p.limit.Period}
 			return time.Time{}, nil
 		}
@@ -234,36 +234,34 @@ func (ch *Charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
 		return p.pace.next(now), nil
 	}
 	if !known {
-		p.pace = pace{period: p.limit.Period} // once it runs there is more to see
+		p.pace = pace{period: p.limit.Period} // the periods are counted again once it runs
 	}
 	p.tries = 0
 	return time.Time{}, ch.turnQuota(p, p.want)
 }
 
-// maxTries is after how many missed periods a write is made at any time. A
-// correction that comes late is one too many by then, and the next has to
-// make up for it.
+// maxTries is the number of missed periods after which a write is made at any time. By then a late
+// correction is one too many, and the next one has to make up for it.
 const maxTries = 3
 
-// maxPause is the longest pause after a write that failed. The journal notes each
-// try.
+// maxPause is the longest pause after a failed write. The journal records each attempt.
 const maxPause = 10 * time.Second
 
 func (ch *Charger) v2() bool { return ch.cfg.Layout.CPU == ch.cfg.Layout.V2 }
 
-// turnQuota claims a quota, unless the owner has set another limit meanwhile. What another
-// feature claims may keep it from being in force; the ledger does not owe that.
+// turnQuota claims a quota, unless the owner has set another limit meanwhile. Another feature's
+// claim may keep it from being in force; the ledger does not owe the difference.
 func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
 	k, value := cgroup.Quota(p.dir, ch.v2(), quota, p.limit.Period)
 	_, given := cgroup.Quota(p.dir, ch.v2(), p.limit.Quota, p.limit.Period)
 	err := ch.cfg.Journal.TurnGiven(k, given, value, ch.by(p.owner), time.Now().Add(holdsFor))
 	if errors.Is(err, journal.ErrChanged) {
-		p.want = p.now // the next round sees what has become of it
+		p.want = p.now // the next round finds the new state
 		return nil
 	}
 	if err != nil {
-		// Such as EINVAL where a child has a larger quota (v1), which may be so
-		// for long. The ledger goes on with what is in force.
+		// EINVAL, for example, if a child has a larger quota (v1), which can last. The ledger
+		// continues with the quota in force.
 		p.want = p.now
 		p.pause = min(max(2*p.pause, every), maxPause)
 		p.again = time.Now().Add(p.pause)
@@ -275,9 +273,9 @@ func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
 	return nil
 }
 
-// weigh follows changes of the owner's weight, and brings the one in force to
-// the factor. It leaves one alone that holds the threads of another container of
-// the pod, which is isolated: what that one needs is then as if the owner's.
+// weigh follows changes of the owner's weight, and multiplies it by factor. It leaves a weight
+// alone that holds the threads of another, isolated container of the pod: that container's weight
+// then counts like the owner's.
 func (ch *Charger) weigh(p *payer, factor float64) error {
 	given, claimed, err := cgroup.GivenWeight(ch.cfg.Journal, p.dir, ch.v2())
 	if err != nil {
@@ -315,7 +313,7 @@ func (ch *Charger) turnWeight(p *payer, weight uint64) error {
 	return err
 }
 
-// restored notes that everything is again as the owner has it.
+// restored records that the owner's settings are in force again.
 func (p *payer) restored() {
 	p.now, p.want, p.weighs = p.limit.Quota, p.limit.Quota, p.weight
 	if p.ledger != nil {
@@ -323,8 +321,7 @@ func (p *payer) restored() {
 	}
 }
 
-// state gives the ledger's content, and what is in force in parts of what the
-// owner has set.
+// state returns the ledger's content, and the setting in force as a part of the owner's.
 func (p *payer) state() (ledger.State, float64) {
 	if p.ledger != nil {
 		return p.ledger.State(), float64(p.now) / float64(p.limit.Quota)
@@ -335,13 +332,13 @@ func (p *payer) state() (ledger.State, float64) {
 	return p.weigher.State(), float64(p.weighs) / float64(p.weight)
 }
 
-// rate is how fast a sum grows.
+// rate is the growth rate of a sum.
 type rate struct {
 	at  time.Time
 	sum time.Duration
 }
 
-// next gives the growth since the last call, in parts of a CPU.
+// next returns the growth since the last call, in parts of a CPU.
 func (r *rate) next(now time.Time, sum time.Duration) float64 {
 	last := *r
 	*r = rate{now, sum}

@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// The begin of the periods is looked for before there is anything to write, once;
-// and again for a write if the container slept meanwhile.
+// The start of the periods is searched for once before there is anything to write, and again for a
+// write if the container slept meanwhile.
 func TestChargeSeeksPeriods(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
@@ -38,7 +38,7 @@ func TestChargeSeeksPeriods(t *testing.T) {
 		if !looks() || r.read(file) != value {
 			t.Errorf("%q is written, and nothing is known of the periods", r.read(file))
 		}
-		for range maxTries + 1 { // more, and it is written at any moment
+		for range maxTries + 1 { // with more misses the write is made at any moment
 			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
 			if !looks() {
 				break
@@ -50,15 +50,14 @@ func TestChargeSeeksPeriods(t *testing.T) {
 	})
 }
 
-// What the kernel says of who waits gets into the ledger; where it does not say,
-// that is no error.
+// The kernel's wait time reaches the ledger; a kernel that does not count it is no error.
 func TestChargeWaits(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
 		r.free = true
 		p := r.of[webID]
 		var waited time.Duration
-		// rounds in which it uses four fifths of its quota, of which a fifth is stolen
+		// rounds in which it uses four fifths of its quota, and a fifth of that is stolen
 		rounds := func(n int, told bool) time.Duration {
 			for range n {
 				r.used -= 2 * p.now / 5
@@ -77,7 +76,7 @@ func TestChargeWaits(t *testing.T) {
 			t.Errorf("owed %v although it waits", got)
 		}
 		r.file(filepath.Join(r.cfg.Layout.V2, "web"), "cpu.pressure", "nonsense\n")
-		// It is told once, and all else goes on.
+		// It is logged once, and everything else continues.
 		for n := range 3 {
 			r.n++
 			r.used += 2 * p.now
@@ -98,8 +97,8 @@ func TestChargeWaits(t *testing.T) {
 	})
 }
 
-// A container that joins the account of its pod brings nothing of what its packets
-// did before, and leaves there what they did meanwhile.
+// A container that joins its pod's account does not bring the earlier cost of its packets, and
+// leaves their later cost there.
 func TestChargeJoins(t *testing.T) {
 	for _, h := range []struct {
 		name   string
@@ -134,7 +133,7 @@ func TestChargeJoins(t *testing.T) {
 			if got := p.ledger.State().Charged; got != 10*(4+6+6)*ms {
 				t.Errorf("%v were charged", got)
 			}
-			delete(r.costs, one.ID) // its accounts are begun again
+			delete(r.costs, one.ID) // its accounts start again
 			r.rounds(10, 6*ms, 0)
 			if got := p.ledger.State().Charged; got != (160+9*6)*ms {
 				t.Errorf("%v were charged after they went back", got)
@@ -143,7 +142,7 @@ func TestChargeJoins(t *testing.T) {
 	}
 }
 
-// pod gives two containers whose pod's cgroup is the rig's.
+// pod makes two containers in the rig's cgroup as their pod's.
 func (r *chargeRig) pod() (one, two container.Container) {
 	one, two = r.container(), r.container()
 	two.ID++
@@ -153,8 +152,8 @@ func (r *chargeRig) pod() (one, two container.Container) {
 	return one, two
 }
 
-// A sibling that is idle has no weight, and keeps nobody from being charged; nor
-// does it keep a container itself.
+// An idle sibling has no weight, and does not prevent charging others; nor does an idle container
+// prevent its own.
 func TestChargeIdle(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		sibling := filepath.Join(filepath.Dir(r.dir), "idle")
@@ -181,7 +180,7 @@ func TestChargeIdle(t *testing.T) {
 		if got := r.quota(); got < 39*ms || got > 41*ms || p.weight != 0 {
 			t.Errorf("quota of %v, weight %d, and it is idle", got, p.weight)
 		}
-		// Nothing but its weight is left then, and that cannot be changed.
+		// Only its weight is left then, and that cannot be changed.
 		r.file(r.dir, file, map[string]string{"cpu.max": "max 100000", "cpu.cfs_quota_us": "-1\n"}[file])
 		r.ran = 30 * ms
 		r.rounds(30, 60*ms, 0)
@@ -198,8 +197,8 @@ func TestChargeIdle(t *testing.T) {
 	})
 }
 
-// A quota that cannot be written is told once, though each value is another one,
-// and is tried again ever more seldom.
+// A quota that cannot be written is logged once, though each value differs, and is retried at
+// growing intervals.
 func TestChargeRefused(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
@@ -218,7 +217,7 @@ func TestChargeRefused(t *testing.T) {
 			r.stat()
 			must(t, r.round(r.now))
 			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
-			p.again = time.Time{} // so much time has gone by
+			p.again = time.Time{} // the pause has passed
 			if p.want != p.now {
 				wanted[p.want] = true
 				tries++
@@ -257,7 +256,7 @@ func TestChargeRefused(t *testing.T) {
 	})
 }
 
-// closedJournal gives a journal that refuses every turn.
+// closedJournal returns a journal that refuses every turn.
 func closedJournal(t *testing.T) *journal.Journal {
 	t.Helper()
 	j, err := journal.Open(t.TempDir())
@@ -289,13 +288,13 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// What cannot be put back at once is put back by whoever tries again.
+// A setting that cannot be restored at once is restored by a retry.
 func TestChargeRestoreFails(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
 		r.rounds(30, 20*ms, 0)
 		roots := r.cfg.Roots
-		r.cfg.Roots.Cgroup = t.TempDir() // where no file is that was turned
+		r.cfg.Roots.Cgroup = t.TempDir() // without the files that were turned
 		for range 2 {
 			if err := r.Remove(webID); err == nil || !r.Has(webID) {
 				t.Fatalf("let go of with a quota of %v in force: %v", r.quota(), err)
@@ -310,8 +309,8 @@ func TestChargeRestoreFails(t *testing.T) {
 	})
 }
 
-// An earlier agent was killed while a pod was in debt: what it has left is put
-// back, whichever container of the pod comes first now.
+// An earlier agent was killed while a pod was in debt: its changes are undone, whichever container
+// of the pod is added first now.
 func TestChargeAdoptsPod(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		one, two := r.pod()

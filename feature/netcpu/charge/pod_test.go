@@ -8,12 +8,12 @@ import (
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// One container of a pod is isolated, and another one charged, which is owed
-// more than its share: one of the two has the pod's weight, and keeps it.
+// One container of a pod is isolated, and another is charged, with a credit beyond its share: one
+// of the two has the pod's weight, and keeps it.
 func TestWeightInPod(t *testing.T) {
 	for _, tt := range []struct {
 		name, quota string
-		charged     bool // whose weight it is
+		charged     bool // the charged one has the weight
 	}{
 		{"that needs a weight", "20000", false},
 		{"that needs none", "110000", true},

@@ -7,7 +7,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// shares finds the fair share of payers by their weights, in one round.
+// shares computes the fair share of payers by their weights, in one round.
 type shares struct {
 	ch  *Charger
 	sum map[string]uint64 // of the weights below a parent
@@ -15,9 +15,9 @@ type shares struct {
 
 func newShares(ch *Charger) *shares { return &shares{ch, make(map[string]uint64)} }
 
-// of gives the part of the CPUs of a payer that is due to it among its
-// siblings, as their owners have weighed them, and no more than its quota. Those
-// that sleep count as well: too little does no harm, see ledger.Share.
+// of returns a payer's share of the CPUs among its siblings, by their owners' weights, and no more
+// than its quota. Sleeping siblings count too: an estimate that is too low does no harm, see
+// ledger.Share.
 func (s *shares) of(p *payer) (ledger.Share, error) {
 	parent := filepath.Dir(p.dir)
 	sum, seen := s.sum[parent]
@@ -27,8 +27,8 @@ func (s *shares) of(p *payer) (ledger.Share, error) {
 			return ledger.Share{}, err
 		}
 		for _, dir := range dirs {
-			// One that has gone, or whose weight is not known, keeps nobody
-			// else from being charged.
+			// A sibling that has gone, or has no known weight, does not prevent charging the
+			// others.
 			if w, err := s.weight(dir); err == nil {
 				sum += w
 			}
@@ -51,7 +51,7 @@ func (s *shares) weight(dir string) (uint64, error) {
 	return cgroup.Weight(dir)
 }
 
-// cpus is how many CPUs a payer may use, 0 if that is not known.
+// cpus returns the number of CPUs that a payer may use, 0 if not known.
 func (ch *Charger) cpus(p *payer) int {
 	for _, c := range p.members {
 		if c.Cgroup.CPUSet == "" {

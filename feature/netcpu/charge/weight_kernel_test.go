@@ -19,10 +19,10 @@ import (
 type pair struct {
 	payer, other testkit.CG
 	layout       cgroup.Layout
-	file         string // of the payer's weight
+	file         string // with the payer's weight
 }
 
-// newPair makes them with weights in parts of the usual one.
+// newPair makes two siblings with weights in parts of the usual one.
 func newPair(t *testing.T, payer, other uint64) *pair {
 	t.Helper()
 	parent := needCPU(t)
@@ -37,8 +37,8 @@ func newPair(t *testing.T, payer, other uint64) *pair {
 	weigh := func(cg testkit.CG, n uint64) {
 		must(t, os.WriteFile(filepath.Join(cg.CPU, file), []byte(strconv.FormatUint(n*weight.Usual, 10)), 0))
 	}
-	// What else wants this CPU takes from both; with less than most of it, a part
-	// that is due by the CPU as a whole would be too much.
+	// Other users of this CPU take time from both; with less than most of it, a share that is
+	// computed from the whole CPU would be too much.
 	weigh(parent, 4)
 	p.payer, p.other = parent.Child(t, "payer"), parent.Child(t, "other")
 	p.file = filepath.Join(p.payer.CPU, file)
@@ -49,9 +49,9 @@ func newPair(t *testing.T, payer, other uint64) *pair {
 	return p
 }
 
-// TestWeightInKernel charges a container without a quota for packets that never
-// were, and credits another for time that nobody took. The kernel has its weight
-// lowered or raised, and its owner's back once that has ended, or the Charger has.
+// TestWeightInKernel charges a container without a quota for packets that do not exist, and credits
+// another for time that was not taken. The kernel has its weight lowered or raised, and its owner's
+// again once that has ended, or the Charger has.
 func TestWeightInKernel(t *testing.T) {
 	testkit.OnKernels(t, "knob:file")
 	t.Parallel()
@@ -59,7 +59,7 @@ func TestWeightInKernel(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		weights [2]uint64
-		charge  float64 // less than 0: a credit
+		charge  float64 // negative: a credit
 	}{
 		{"charge", [2]uint64{1, 1}, packets},
 		{"charge of a heavy one", [2]uint64{2, 1}, packets},

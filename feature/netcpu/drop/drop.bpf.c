@@ -2,31 +2,29 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Early drop: packets for a container whose own receive queue is full are
- * dropped where they enter the host, before the bridge and any queue, instead
- * of after it (Iron, section 3.2, "Dropping excess packets").
+ * Early drop: packets for a container with a full receive queue are dropped where they
+ * enter the host, before the bridge and any queue, instead of after it (Iron, section
+ * 3.2, "Dropping excess packets").
  *
- * The queue is the ring of the container's veth. fl_count sees each packet
- * just before it goes into the ring, fl_polled each poll that takes packets
- * out; the difference is what waits. While that is as long as the ring, the
- * container has used up what its cgroup gets of the CPU, and the next packet
- * would be dropped at the ring anyway, at a cost that its neighbours pay. A
- * thread that a used-up quota does not stop (6.18) is found out by fl_polled,
- * and its packets are dropped as if the ring were full. So are those of a tenant
- * whose charges have reached its limit, in the mode charge, where nothing waits
- * in a ring.
+ * The queue is the ring of the container's veth. fl_count sees each packet just before it
+ * enters the ring, fl_polled each poll that takes packets out; the difference is the
+ * ring's length. While the ring is full, the container has used up its cgroup's share of
+ * the CPU, and the next packet would be dropped at the ring anyway, at the expense of its
+ * neighbours. Since 6.18 a used-up quota does not stop a thread; fl_polled detects that,
+ * and packets for such a thread are dropped as if the ring were full. So are packets of a
+ * tenant in the mode charge once its charges reach its limit; nothing waits in a ring
+ * then.
  *
- * On the way it counts whose packets come by which queue of the uplink, so that
- * a queue which serves one container alone can be polled at its expense.
+ * On the way it counts packets by tenant and queue of the uplink, so that a queue which
+ * serves one container alone can be polled at its expense.
  *
- * At an uplink that its operator has named, fl_drop_xdp decides in fl_drop_tc's
- * place: in the driver (never in generic mode), before there is an skb, by the
- * same maps and the same functions. What differs is what there is to look at. The
- * frame is as the wire brought it, where tc finds its first VLAN tag taken off;
- * who it is for is told by the address that the uplink had when the program was
- * loaded, where tc has pkt_type; and nothing says which NAPI polls, so that no
- * queue is counted. Both see only the destination of the outermost IP header:
- * what is in a tunnel or behind NAT is nobody's here, each fragment has it, and
+ * At an uplink that the operator names, fl_drop_xdp replaces fl_drop_tc: in the driver
+ * (never in generic mode), before there is an skb, with the same maps and the same
+ * functions. They see different input. XDP gets the frame as it was on the wire, tc
+ * without its first VLAN tag. XDP recognises packets for the host by the uplink's address
+ * when the program was loaded, tc by pkt_type. XDP does not know which NAPI polls, so it
+ * counts no queue. Both see only the destination of the outermost IP header: packets in a
+ * tunnel or behind NAT belong to no tenant here, each fragment has that header, and
  * IPv6's extension headers come after it.
  *
  * Hooks, and cost per event:
@@ -38,13 +36,13 @@
  *   tc ingress on an uplink
  *                      fl_drop_tc  two hash look-ups per packet
  *   native XDP on an uplink, in its place
- *                      fl_drop_xdp one hash look-up per packet; for one that is
- *                                  dropped also the call of what charges it
+ *                      fl_drop_xdp one hash look-up per packet; for a dropped one
+ *                                  also a tail call that charges it
  *
- * User space makes the entries of fl_queues and of fl_counted; a full map is an error of
- * Apply. fl_addresses is learnt here and forgets the least used: an address that is not
- * in it is not dropped early, that is all. The programs no longer run once the agent has
- * ended: then nothing is dropped any more.
+ * User space creates the entries of fl_queues and fl_counted; a full map is an error of
+ * Apply. fl_addresses is learnt here as an LRU map: packets to an address without an
+ * entry are not dropped early. Once the agent has ended the programs no longer run, and
+ * nothing is dropped.
  */
 
 #include "charges.h"
@@ -69,23 +67,23 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #include "maps.bpf.h"
 
 /*
- * Which tenant's veth a copy of fl_count sits on, and the address that the
- * container's end of it had then, are set before it is loaded.
+ * The slot of the tenant with the veth that a copy of fl_count is attached to, and the
+ * address of the container's end at that time; set before it is loaded.
  */
 const volatile __u32 fl_tenant_slot;
 const volatile __u8 fl_tenant_mac[6];
 
-/* What the ring of a veth is taken to hold: RING, in tests fewer. */
+/* The assumed size of a veth's ring: RING, or less in tests. */
 const volatile __u32 fl_ring = RING;
 
-/* The address of the uplink that a copy of fl_drop_xdp sits on, likewise. */
+/* The address of the uplink for a copy of fl_drop_xdp, likewise. */
 const volatile __u8 fl_uplink_mac[6];
 
 /*
- * Says whether the running thread's group has used up its quota, or one above it
- * (a pod's, say) its own: throttle_count counts them. Since 6.18 that does not stop a
- * kernel thread: it goes on at the expense of the time that the container's own tasks
- * are due next (kernel/sched/fair.c, task_throttle_setup_work).
+ * Reports whether the running thread's group, or one above it (a pod's, for example), has
+ * used up its quota: throttle_count counts them. Since 6.18 that does not stop a kernel
+ * thread: it uses up the next time of the container's own tasks (kernel/sched/fair.c,
+ * task_throttle_setup_work).
  */
 static __always_inline int beyond_quota(void)
 {
@@ -94,7 +92,7 @@ static __always_inline int beyond_quota(void)
 	if (!bpf_core_field_exists(struct cfs_rq, throttle_count))
 		return 0; /* a kernel without quotas */
 	if (!(p->flags & PF_KTHREAD))
-		return 0; /* whoever was interrupted */
+		return 0; /* the interrupted task */
 	return p->se.cfs_rq->throttle_count != 0;
 }
 
@@ -115,10 +113,10 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 		return 0;
 	t = bpf_map_lookup_elem(&fl_tenants, slot);
 	if (!t)
-		return 0; /* cannot be: slots are below MAX_TENANTS */
+		return 0; /* impossible: slots are below MAX_TENANTS */
 	/*
-	 * A poll that did not use its budget has emptied the ring. What is
-	 * still missing then was dropped at the ring or on the way.
+	 * A poll that did not use its budget has emptied the ring. Packets still missing
+	 * then were dropped at the ring or on the way.
 	 */
 	if (work < budget)
 		t->polled = t->sent;
@@ -133,21 +131,21 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 	return 0;
 }
 
-/* Says whether a tenant has used up what user space allows it in this period. */
+/* Reports whether a tenant has used up user space's limit for this period. */
 static __always_inline int spent(struct tenant *t, __u64 now)
 {
 	__s64 *charge;
 
 	if ((__s64)(t->until - now) <= 0)
-		return 0; /* no limit, or nobody there to renew it */
+		return 0; /* no limit, or it was not renewed */
 	charge = bpf_map_lookup_elem(&fl_charges, &t->account);
 	return charge && *charge >= t->limit;
 }
 
 /*
- * Says whether packets may wait for a tenant whose quota or limit is used up, and has
- * them do so: as many as fit into the ring of its veth. packets is 0 where it is only
- * asked, as the packet will come by again.
+ * Reports whether packets may wait for a tenant with a used-up quota or limit, and counts
+ * them as waiting: at most as many as fit into the ring of its veth. packets is 0 for a
+ * mere question, as the packet will come by again.
  */
 static __always_inline int waits(struct tenant *t, __u64 now, __u32 packets)
 {
@@ -162,13 +160,13 @@ static __always_inline int waits(struct tenant *t, __u64 now, __u32 packets)
 }
 
 /*
- * Says whether a tenant cannot take packets now: its limit or its quota is used up
- * and no more may wait for it, or the ring of its veth is full. At an uplink packets is
- * 0: those that pass go on into the veth, and are counted there.
+ * Reports whether a tenant cannot take packets now: its limit or quota is used up and no
+ * more may wait for it, or the ring of its veth is full. At an uplink packets is 0:
+ * packets that pass are counted later, on their way into the veth.
  */
 static __always_inline int full(struct tenant *t, __u32 slot, __u64 now, __u32 packets)
 {
-	int ring = !packets; /* at the veth its own driver says so */
+	int ring = !packets; /* at the veth, its own driver checks the ring */
 	int beyond = spent(t, now);
 
 	if (!beyond && !t->no_ring) {
@@ -183,7 +181,7 @@ static __always_inline int full(struct tenant *t, __u32 slot, __u64 now, __u32 p
 			return 0;
 		}
 	} else if (!beyond) {
-		return 0; /* its packets are not its thread's */
+		return 0; /* its packets do not go through its thread */
 	} else if (waits(t, now, packets)) {
 		return 0; /* there is room for it to wait */
 	}
@@ -195,8 +193,8 @@ static __always_inline int full(struct tenant *t, __u32 slot, __u64 now, __u32 p
 }
 
 /*
- * Says whether the host, of which this veth's end is a device, would route a packet
- * for this address to the tenant of this copy.
+ * Reports whether the host would route a packet for this address to the tenant of this
+ * copy. The host is the namespace of this end of the veth.
  */
 static __always_inline int routed_here(struct __sk_buff *skb, struct fl_address *to)
 {
@@ -210,11 +208,11 @@ static __always_inline int routed_here(struct __sk_buff *skb, struct fl_address 
 		__builtin_memcpy(fib.ipv6_dst, to->ip, 16);
 	}
 	if (bpf_fib_lookup(skb, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
-		return 0; /* no router, no route, or not known yet whose it is */
+		return 0; /* no router, no route, or no neighbour entry yet */
 	return fl_same_mac(fib.dmac, fl_tenant_mac);
 }
 
-/* Notes that a frame to this address goes into the veth of this copy. */
+/* Records that a frame to this address goes into the veth of this copy. */
 static __always_inline void learn(struct __sk_buff *skb, struct ethhdr *eth, struct fl_address *to)
 {
 	__u64 now = bpf_ktime_get_ns();
@@ -222,7 +220,7 @@ static __always_inline void learn(struct __sk_buff *skb, struct ethhdr *eth, str
 	struct owner *o;
 
 	if (!fl_same_mac(eth->h_dest, fl_tenant_mac))
-		return; /* flooded by a bridge, or for somebody behind the container */
+		return; /* flooded by a bridge, or for a host behind the container */
 	o = bpf_map_lookup_elem(&fl_addresses, to);
 	if (o && (__s64)(now - o->seen) <= LEARNT_NS) {
 		if (o->slot != us.slot) {
@@ -248,17 +246,17 @@ int fl_count(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	__u32 slot = fl_tenant_slot;
-	/* The ring holds what a super-packet is cut into, not the packet. */
+	/* The ring holds the segments of a super-packet, not the packet. */
 	__u32 packets = skb->gso_segs > 1 ? skb->gso_segs : 1;
 	struct fl_address to = {};
 	struct tenant *t;
 
 	t = bpf_map_lookup_elem(&fl_tenants, &slot);
 	if (!t)
-		return TCX_NEXT; /* cannot be: slots are below MAX_TENANTS */
+		return TCX_NEXT; /* impossible: slots are below MAX_TENANTS */
 	/*
-	 * From a sender on this host, which no uplink has seen. A full ring alone
-	 * is none of our business here, as the veth says so next.
+	 * The packet is from a sender on this host, so no uplink has seen it. A full ring
+	 * alone is not checked here, because the veth checks it next.
 	 */
 	if ((t->stopped || t->until) && full(t, slot, bpf_ktime_get_ns(), packets))
 		return TCX_DROP; /* its limit or quota is used up, and enough packets wait */
@@ -267,14 +265,14 @@ int fl_count(struct __sk_buff *skb)
 
 	if (!to_many(skb) && !fl_frame_destination(data, end, &to))
 		learn(skb, data, &to);
-	/* Only looked at: what else is on the hook decides. */
+	/* This program only looks: the others on the hook decide. */
 	return TCX_NEXT;
 }
 
 /*
- * Says whether a frame with this address is for a tenant that cannot take it.
- * *slot becomes the tenant, NOBODY, or STALE. routed says that the host is who
- * the frame is for, and finds out itself where it goes.
+ * Reports whether a frame with this address is for a tenant that cannot take it. *slot
+ * becomes the tenant, NOBODY, or STALE. routed: the frame is for the host, which routes
+ * it.
  */
 static __always_inline int unwanted(struct ethhdr *eth, struct fl_address *to, int routed, __u32 *slot)
 {
@@ -288,25 +286,25 @@ static __always_inline int unwanted(struct ethhdr *eth, struct fl_address *to, i
 		return 0; /* not an isolated container's */
 	now = bpf_ktime_get_ns();
 	if (o->contested && (__s64)(now - o->contested) <= LEARNT_NS)
-		return 0; /* two say that they have it */
+		return 0; /* two tenants claim it */
 	if (routed ? !o->routed : !fl_same_mac(eth->h_dest, o->mac))
-		return 0; /* the host, or the bridge, will give it to somebody else */
+		return 0; /* the host, or the bridge, will deliver it elsewhere */
 	*slot = STALE;
 	if ((__s64)(now - o->seen) > LEARNT_NS)
-		return 0; /* the address may be somebody else's by now */
+		return 0; /* the address may be another tenant's by now */
 	*slot = o->slot;
 	t = bpf_map_lookup_elem(&fl_tenants, slot);
 	return t && full(t, *slot, now, 0);
 }
 
-/* Notes that the queue which a NAPI polls brought a packet for a tenant. */
+/* Counts a packet for a tenant in the queue that a NAPI polls. */
 static __always_inline void came_by(__u32 napi, __u32 slot)
 {
 	struct queue *q = bpf_map_lookup_elem(&fl_queues, &napi);
 
 	if (!q)
-		return; /* not one that could be given away */
-	/* One CPU polls a queue at a time, so that no atomics are needed. */
+		return; /* not a queue that a container could get */
+	/* One CPU polls a queue at a time, so no atomics are needed. */
 	if (slot == STALE) {
 		q->stale++;
 	} else if (slot == NOBODY || q->slot != slot) {
@@ -325,12 +323,17 @@ int fl_drop_tc(struct __sk_buff *skb)
 	__u32 slot;
 	int drop;
 
-	/* Not IP, or for many: everybody's, and too few to count or to drop. */
+	/*
+	 * Not IP, or broadcast and multicast: for all, and too few to count or to drop.
+	 */
 	if (to_many(skb) || fl_frame_destination(data, end, &to))
 		return TCX_NEXT;
 	drop = unwanted(data, &to, skb->pkt_type == PACKET_HOST, &slot);
 	came_by(skb->napi_id, slot);
-	/* Dropped: its ring is full, or its limit or quota used up. Else whoever else is on the hook decides. */
+	/*
+	 * The ring is full, or the limit or quota used up. Otherwise the other programs
+	 * on the hook decide.
+	 */
 	return drop ? TCX_DROP : TCX_NEXT;
 }
 
@@ -345,22 +348,22 @@ int fl_drop_xdp(struct xdp_md *ctx)
 	__u32 slot;
 
 	if (l3 > end || eth->h_dest[0] & 1)
-		return XDP_PASS; /* no frame, or for many: everybody's */
+		return XDP_PASS; /* truncated, or broadcast and multicast: for all */
 	proto = eth->h_proto;
 	if (proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD)) {
 		struct fl_vlan_hdr *tag = l3;
 
 		if ((void *)(tag + 1) > end)
-			return XDP_PASS; /* cut short */
+			return XDP_PASS; /* truncated */
 		proto = tag->h_vlan_encapsulated_proto;
-		l3 += sizeof(*tag); /* tc does not see it either; of two it sees one */
+		l3 += sizeof(*tag); /* tc does not see the first tag either; of two it sees one */
 	}
 	if (fl_destination(l3, end, proto, &to))
 		return XDP_PASS; /* not IP */
 	if (!unwanted(eth, &to, fl_same_mac(eth->h_dest, fl_uplink_mac), &slot))
-		return XDP_PASS; /* nobody's here, or there is room */
-	/* Its ring is full, or its limit or quota used up. */
+		return XDP_PASS; /* of no tenant, or there is room */
+	/* The ring is full, or the limit or quota used up. */
 	bpf_tail_call(ctx, &fl_charger, 0);
-	fl_take_fate(); /* no accounts: nobody else's packet may be taken for the dropped one */
+	fl_take_fate(); /* without accounts: no other packet may be taken for this one */
 	return XDP_DROP;
 }

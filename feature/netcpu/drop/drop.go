@@ -43,8 +43,7 @@ type Config struct {
 	// XDP names the uplinks of the host's own namespace where the driver is to drop, if it can.
 	XDP []string
 
-	// Ring is how many packets the ring of a veth is taken to hold; 0 is the default, what the
-	// kernel's does.
+	// Ring is the assumed size of a veth's ring, in packets; 0 is the kernel's default.
 	Ring uint32
 }
 
@@ -55,13 +54,13 @@ type Dropper struct {
 	object  *bpf.Object
 	maps    dropMaps
 	tc      *ebpf.Program
-	charges bool // what XDP drops is charged
+	charges bool // packets dropped by XDP are charged
 
 	polled  bpf.Links                   // fl_polled, while there is a tenant
 	counted int                         // tenants
 	points  map[container.Device]*point // by tc while there is a tenant, by XDP from the first one on
 
-	mu      sync.Mutex // of these alone: an Open may wait long for a driver
+	mu      sync.Mutex // of these fields alone: an Open may wait long for a driver
 	tenants map[tenant.Key]*Drops
 	shown   []Point
 }
@@ -115,11 +114,11 @@ func (d *Dropper) Close() error {
 // Maps returns how full the maps are.
 func (d *Dropper) Maps() []bpf.Usage { return d.object.Usage() }
 
-// Begin counts what comes for a tenant in the network namespace ns, and drops it at the expense of
-// one member: if that is charged, once the packets have cost what Allow says; if it is isolated,
-// while the ring of a veth is full or the quota is used up. It ends an earlier Begin for another
-// member. It may be repeated at any time, and then follows the payer's veths. The result is nil with
-// a nil *Dropper.
+// Begin counts packets for a tenant in the network namespace ns, and drops them at the expense of
+// one member: if that member is charged, once its packets have cost what Allow permits; if it is
+// isolated, while the ring of a veth is full or the quota is used up. Begin ends an earlier Begin
+// for another member. It may be repeated at any time, and then follows the payer's veths. The
+// result is nil with a nil *Dropper.
 func (d *Dropper) Begin(ns *netdev.NS, of *tenant.Tenant, payer container.Container, charged bool) (t *Drops, err error) {
 	if d == nil {
 		return nil, nil
@@ -218,7 +217,7 @@ func (d *Dropper) each(do func(*Drops, Counters)) {
 func (d *Dropper) Counters() map[container.ID]Counters {
 	of := make(map[container.ID]Counters)
 	d.each(func(t *Drops, c Counters) {
-		if c.Dropped >= of[t.payer].Dropped { // of what it pays for
+		if c.Dropped >= of[t.payer].Dropped { // the largest of its tenants
 			of[t.payer] = c
 		}
 	})

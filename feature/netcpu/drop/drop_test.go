@@ -171,8 +171,8 @@ func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
 	}
 }
 
-// The whole life of an address: learnt from what is sent into a veth, dropped while the ring is
-// full, let through once in a while, and after a poll.
+// The life of an address: it is learnt from packets into a veth, dropped while the ring is full,
+// and let through once in a while and after a poll.
 func TestEarlyDrop(t *testing.T) {
 	testkit.Smoke(t, "bpf:feature/netcpu/drop")
 	e := load(t)
@@ -203,10 +203,10 @@ func TestEarlyDrop(t *testing.T) {
 		to   string
 		want uint32
 	}{
-		{"10.0.0.1", tcxNext}, // the one that passes each millisecond
+		{"10.0.0.1", tcxNext}, // the packet that passes each millisecond
 		{"10.0.0.1", tcxDrop},
 		{"fd00::1", tcxDrop},
-		{"10.0.0.2", tcxNext}, // its ring still has room for one
+		{"10.0.0.2", tcxNext}, // room for one more in its ring
 		{"10.0.0.3", tcxNext}, // Nobody's
 		{"::ffff:10.0.0.9", tcxNext},
 		{"arp", tcxNext},
@@ -232,8 +232,8 @@ func TestEarlyDrop(t *testing.T) {
 		t.Errorf("after the ring was emptied: verdict %d, want next", v)
 	}
 
-	// A slot that is used again begins empty.
-	if _, err := e.cfg.Identity.Take(one.key); err != nil { // another feature knows it
+	// A recycled slot starts empty.
+	if _, err := e.cfg.Identity.Take(one.key); err != nil { // another feature uses it
 		t.Fatal(err)
 	}
 	if err := one.close(); err != nil {
@@ -376,8 +376,7 @@ func seen(t *testing.T, e *Dropper) {
 	}
 }
 
-// An address that another container takes over must not go on being dropped for the first one's
-// sake.
+// An address that another container takes over is no longer dropped for the first container.
 func TestEarlyDropForgetsAddress(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -405,8 +404,8 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 	}
 }
 
-// A tenant with packets to more addresses than there is room for loses the least used ones. Another
-// one's is learnt again by its next packet.
+// A tenant with packets to more addresses than there is room for loses the least recently used
+// ones. Another tenant's address is learnt again by its next packet.
 func TestEarlyDropManyAddresses(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)

@@ -24,7 +24,7 @@ type Drops struct {
 	key     tenant.Key
 	slot    uint32
 	counts  hook.Set              // fl_count, at the host ends of its veths
-	polls   map[dropFlDevice]bool // that are counted, in fl_counted
+	polls   map[dropFlDevice]bool // counted devices, in fl_counted
 	payer   container.ID          // it owns the journal entries
 	charged bool                  // not isolated
 }
@@ -162,13 +162,13 @@ func (t *Drops) UseRing(used bool) error {
 		e.NoRing = 1
 		if used {
 			e.NoRing = 0
-			e.Polled = e.Sent // what came meanwhile did not pass it
+			e.Polled = e.Sent // earlier packets bypassed the ring
 		}
 	})
 }
 
-// limit drops packets once the charges of an account have reached a sum, in ns, for so long from
-// now. It must be renewed: without an agent there is no limit.
+// limit drops packets for the time lasts once the charges of an account have reached sum, in ns. It
+// must be renewed: without an agent there is no limit.
 func (t *Drops) limit(account uint32, sum int64, lasts time.Duration) error {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -207,8 +207,8 @@ func (t *Drops) read() (e dropTenant, err error) {
 // Counters are packet counts of a tenant.
 type Counters struct {
 	Small, Super uint64 // into its veths: single packets, and super-packets (GSO)
-	Dropped      uint64 // dropped before that,
-	Beyond       uint64 // and those of them beyond its quota or limit
+	Dropped      uint64 // dropped before its veths,
+	Beyond       uint64 // and the part of Dropped beyond its quota or limit
 }
 
 // Counters returns the counters so far.

@@ -9,7 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// Neither what a container says of itself, nor what a bridge floods, drops packets of others.
+// Neither a container's claims about itself nor a bridge's flooding causes drops of others'
+// packets.
 func TestEarlyDropForged(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -43,7 +44,7 @@ func TestEarlyDropForged(t *testing.T) {
 			}
 		}
 	}
-	// One that has used up all that it may.
+	// A tenant that has used up its limit.
 	thief := add()
 	thiefs := at(thief, bad)
 	limit := func(last time.Duration) {
@@ -54,9 +55,9 @@ func TestEarlyDropForged(t *testing.T) {
 	for _, addr := range []string{"10.0.0.1", "fd00::1"} {
 		h.sends(t, thiefs, to(bad, addr))
 	}
-	run(t, thiefs, to(good, "10.0.0.2"), 1) // flooded by the bridge, or drawn here by frames with good's address
+	run(t, thiefs, to(good, "10.0.0.2"), 1) // flooded by the bridge, or attracted by frames with good's address
 	for _, addr := range []string{"10.0.0.3", "fd00::3", "10.0.0.6", "10.1.0.1"} {
-		h.sends(t, thiefs, to(bad, addr)) // by false ARP, or by a friend on the bridge
+		h.sends(t, thiefs, to(bad, addr)) // by forged ARP, or by an accomplice on the bridge
 	}
 	limit(time.Hour)
 	expect("its own", to(bad, "10.0.0.1"), tcxDrop)
@@ -69,7 +70,7 @@ func TestEarlyDropForged(t *testing.T) {
 		expect("another's, routed by the host: "+addr, to(host, addr), tcxNext)
 	}
 
-	// An address that goes to two is dropped for neither, from either side.
+	// An address with packets to two tenants is dropped for neither, from either side.
 	limit(-time.Second)
 	victim := at(add(), good)
 	for _, first := range []struct {
@@ -88,7 +89,7 @@ func TestEarlyDropForged(t *testing.T) {
 		}
 	}
 
-	// Once it has not gone to the first for a while, it is the second's.
+	// Once the first has got no packets for it for a while, it is the second's.
 	var key dropFlAddress
 	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 5})
 	var o dropOwner

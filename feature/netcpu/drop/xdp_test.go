@@ -44,7 +44,7 @@ func with(f []byte, at int, b ...byte) []byte {
 	return f
 }
 
-// The program in the driver decides like the one at tc of the same uplink, for any frame that both
+// The program in the driver decides like the tc program of the same uplink, for any frame that both
 // can get: with a container without allowance, and frames for all others.
 func TestDriverDecides(t *testing.T) {
 	testkit.OnKernels(t)
@@ -137,7 +137,7 @@ func TestDriverDecides(t *testing.T) {
 			t.Errorf("%s: %d counted", c.name, n)
 		}
 	}
-	// What Nobody charges reaches no account.
+	// A drop for the slot Nobody reaches no account.
 	if last := fates(t, e); len(last) != 0 {
 		t.Errorf("told of the last packet: %v", last)
 	}

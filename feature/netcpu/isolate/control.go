@@ -35,7 +35,7 @@ const (
 	forget   = 60 // windows with super-packets that reset it
 )
 
-// window is what came for a container in some time.
+// window is a container's packet counts in some time.
 type window struct {
 	length       time.Duration
 	small, super uint64 // packets
@@ -91,7 +91,7 @@ const (
 // nobody is the owner of a queue that serves no single isolated container.
 const nobody = drop.Nobody
 
-// queueWindow is what came by a queue in some time.
+// queueWindow is a queue's packet counts in some time.
 type queueWindow struct {
 	length time.Duration
 	drop.Queue
@@ -114,7 +114,8 @@ func newQueueControl() queueControl {
 // the owner's share of the CPU; each loss doubles the patience.
 func (c *queueControl) next(w queueWindow, least uint64) uint32 {
 	if w.Others > 0 || w.Stale > queueStale {
-		// So do the first packets of a tenant that takes over an idle queue: they cost a window.
+		// The same holds for the first packets of a tenant that takes over an idle queue: they cost
+		// a window.
 		if c.owner != nobody {
 			c.owner = nobody
 			c.patience = min(2*c.patience, queueLongest)
@@ -123,7 +124,7 @@ func (c *queueControl) next(w queueWindow, least uint64) uint32 {
 		return c.owner
 	}
 	if w.Own == 0 {
-		return c.owner // nothing came: no other waits
+		return c.owner // no packets: no other waits
 	}
 	if w.Slot != c.last {
 		c.last, c.calm = w.Slot, 0

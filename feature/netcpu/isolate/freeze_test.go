@@ -21,7 +21,7 @@ import (
 func TestFrozenContainer(t *testing.T) {
 	testkit.OnKernels(t, "knob:kthread")
 	testkit.NeedRoot(t)
-	scratch := testkit.CG{V2: testkit.Cgroup(t).V2} // which goes when the thread has left it
+	scratch := testkit.CG{V2: testkit.Cgroup(t).V2} // removed after the thread has left it
 	is, ns, index, _ := bare(t)
 	is.cfg.Layout = cgroup.Layout{Mode: cgroup.ModeV2, V2: is.cfg.Layout.V2, CPU: is.cfg.Layout.V2}
 	scope := scratch.Child(t, "docker-0a.scope")

@@ -350,8 +350,8 @@ func (is *Isolator) by(id container.ID) journal.Owner {
 	return journal.Owner{Feature: is.cfg.Feature, Container: uint64(id)}
 }
 
-// IgnoreGone drops errors of what has gone with a container that shared it: the next list of
-// devices is about to come.
+// IgnoreGone drops errors about objects that have gone with a container that shared them: the next
+// list of devices is about to come.
 func IgnoreGone(err error) error {
 	if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) || errors.Is(err, netdev.ErrNoNS) || errors.Is(err, errNoNAPI) {
 		return nil

@@ -24,7 +24,7 @@ func same(t *testing.T, plan []journal.Setting, want ...string) {
 	}
 }
 
-// A device in a namespace that is none has 0 for its inode.
+// A device in an invalid namespace has the inode 0.
 func TestPlanPolling(t *testing.T) {
 	ns := new(netdev.NS)
 	two := []receiveQueue{{"00000000,00000003", "0"}, {"1", "1"}}
@@ -173,7 +173,7 @@ func TestStale(t *testing.T) {
 		{Kind: cgroup.KindFile, Object: "/cpu/pod/fairlead/cgroup.freeze"}: false,
 		{Kind: cgroup.KindGroup, Object: "/cpu/pod/fairlead"}:              false,
 		{Kind: cgroup.KindGroup, Object: "/cpu/elsewhere/fairlead"}:        true,
-		{Kind: "filter", Object: "10/12/egress/count_1"}:                   false, // of drop
+		{Kind: "filter", Object: "10/12/egress/count_1"}:                   false, // drop's
 	} {
 		if got := stale(journal.Entry{Ref: ref}, c, at, "/cpu/pod", threads); got != want {
 			t.Errorf("%v is stale: %v", ref, got)

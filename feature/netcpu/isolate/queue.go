@@ -83,8 +83,8 @@ func (is *Isolator) assignQueue(u *uplinkDevice, q *queue, w queueWindow) error 
 		q.control = before // so that the next window tries again
 		return err
 	}
-	// It may have been moved in only one hierarchy. It then goes to nobody, or others' packets
-	// would wait for this one's share of the CPU.
+	// It may have been moved in only one hierarchy. It then gets no owner, or others' packets would
+	// wait for this one's share of the CPU.
 	if back := is.giveQueue(u, q, nobody); back != nil {
 		return errors.Join(err, back) // until the owner ends, or loses it
 	}
@@ -92,11 +92,11 @@ func (is *Isolator) assignQueue(u *uplinkDevice, q *queue, w queueWindow) error 
 	return err
 }
 
-// giveQueue moves the thread of a queue to the tenant in a slot, or back to the uplinks for nobody
-// and for a tenant that has gone.
+// giveQueue moves the thread of a queue to the tenant in a slot. For nobody, and for a tenant that
+// has gone, it moves the thread back to the uplinks.
 //
-// The host owns the changes, as the queue outlives the container. A thread that has ended belongs
-// to nobody: its device has recreated its queues.
+// The host owns the changes, as the queue outlives the container. A thread that has ended has no
+// owner: its device has recreated its queues.
 func (is *Isolator) giveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 	err := is.moveQueue(u, q, slot)
 	if errors.Is(err, journal.ErrGone) {

@@ -18,7 +18,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // The thread of a queue that can be moved into the container's cpu group but not into its cpuset
-// belongs to nobody, and stays in the group of the uplinks.
+// gets no owner, and stays in the group of the uplinks.
 func TestQueueIsNotHalfGiven(t *testing.T) {
 	testkit.OnKernels(t)
 	group, shared := testkit.Cgroup(t).CPU, testkit.Cgroup(t).CPU

@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// A tenant with live threads is asked for the NAPIs of its devices every askEvery windows, and for
-// a minute after a change in each window.
+// renew lists the NAPIs of a tenant with live threads every askEvery windows, and for a minute
+// after a change in each window.
 const (
 	askEvery = 10
 	askAgain = 60
@@ -37,7 +37,7 @@ func (is *Isolator) renew() error {
 	return errors.Join(append(errs, is.RenewUplinks())...)
 }
 
-// RenewUplinks does that for the uplinks.
+// RenewUplinks is renew for the uplinks.
 func (is *Isolator) RenewUplinks() error {
 	if is.host == nil {
 		return nil
@@ -61,8 +61,7 @@ func (s *isolation) lives(proc string) bool {
 	})
 }
 
-// asking decides in which windows a tenant is asked for its NAPIs. The zero value asks in the
-// first.
+// asking decides in which windows to list a tenant's NAPIs. The zero value asks in the first.
 type asking struct {
 	wait  int // windows until then
 	often int // consecutive windows left to ask in

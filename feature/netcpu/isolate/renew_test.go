@@ -7,8 +7,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// A tenant with live threads is asked for its NAPIs now and then, and at once when a thread has
-// ended; for a minute after a change it is asked in each window.
+// The NAPIs of a tenant with live threads are listed from time to time, and at once when a thread
+// has ended; for a minute after a change they are listed in each window.
 func TestAsking(t *testing.T) {
 	var a asking
 	asked := func(windows int, live bool) (n int) {

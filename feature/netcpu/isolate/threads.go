@@ -45,7 +45,7 @@ func (is *Isolator) bring(d device, s shape, at place, id container.ID) (list []
 	return list, nil
 }
 
-// bringVeth does that for a device of a container.
+// bringVeth is bring for a device of a container.
 func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, at place, id container.ID) ([]thread, error) {
 	d, err := is.lookAtVeth(ns, dev)
 	if err != nil {

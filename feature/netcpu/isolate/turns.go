@@ -44,7 +44,7 @@ const (
 	much     = 0.9 // of the packets of the window before; with fewer the last change was bad
 )
 
-// turnWindow is what the threads of a container did in some time.
+// turnWindow is the counters of a container's threads in some time.
 type turnWindow struct {
 	waited         time.Duration
 	turns, packets uint64
@@ -105,8 +105,8 @@ func (c *turnControl) giveUp() {
 	c.rest, c.patience = 0, min(max(patience, 2*c.patience), longest)
 }
 
-// niceOf returns the nice value for the threads of a tenant; nil is one to come. It is "",
-// which leaves the value, if there are no counters to choose by.
+// niceOf returns the nice value for the threads of a tenant; nil stands for a new tenant. It
+// returns "", which leaves the value, if there are no counters to choose by.
 func (is *Isolator) niceOf(s *isolation) string {
 	switch {
 	case is.cfg.Drop == nil:
@@ -171,7 +171,7 @@ func (is *Isolator) Ran() map[container.ID]time.Duration {
 	return nil
 }
 
-// takenBy returns what the threads of a tenant have done so far; zero with an error.
+// takenBy returns the counters of a tenant's threads so far; zero with an error.
 func (is *Isolator) takenBy(s *isolation) (sum taken, err error) {
 	c, err := s.drops.Counters()
 	if err != nil {

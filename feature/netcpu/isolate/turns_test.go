@@ -57,7 +57,7 @@ func TestTurnControl(t *testing.T) {
 			t.Fatalf("after %d windows: %+v", tries, c)
 		}
 	}
-	// It is forgotten after that long without.
+	// After that long without, it is forgotten.
 	for range longest + 2*forget {
 		c.next(server)
 	}

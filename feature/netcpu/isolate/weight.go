@@ -41,7 +41,7 @@ func (is *Isolator) weighing(c container.Container) ([]journal.Setting, error) {
 	return is.lowering(dir, shares, c.ID)
 }
 
-// quota gives what the owner of a cgroup has limited it to, in CPUs.
+// quota returns the limit of a cgroup by its owner, in CPUs.
 func (is *Isolator) quota(dir string) (cpus float64, limited bool, err error) {
 	b, _, err := cgroup.GivenBandwidth(is.cfg.Journal, dir, is.v2())
 	if errors.Is(err, errors.ErrUnsupported) {

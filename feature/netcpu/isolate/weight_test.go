@@ -55,9 +55,9 @@ func TestWeightFollowsQuota(t *testing.T) {
 	}
 	is := New(Config{Feature: "netcpu", Tenants: tenants, Journal: j, Layout: cgroup.Layout{CPU: filepath.Dir(dir)}})
 	is.isolated[of.Key()] = &isolation{of: of, payer: c}
-	set("cgroup.procs", "") // what every cgroup has
+	set("cgroup.procs", "") // present in every cgroup
 	set("cpu.cfs_period_us", "100000")
-	set("cpu.shares", "900") // as wide as all others, since no kernel cuts the file
+	set("cpu.shares", "900") // as wide as the other values, since a plain file is not truncated
 	for _, step := range []struct {
 		quota, shares string // set by its owner; "" for nothing
 		want          string
@@ -66,13 +66,13 @@ func TestWeightFollowsQuota(t *testing.T) {
 		{"20000", "", "256", "900"},
 		{"40000", "", "683", "900"},
 		{"10000", "", "114", "900"},
-		{"60000", "", "900", ""}, // a weight cannot say it
+		{"60000", "", "900", ""}, // a weight cannot express it
 		{"20000", "", "256", "900"},
 		{"-1", "", "900", ""},
 		{"20000", "", "256", "900"},
-		{"", "700", "256", "700"}, // another weight than the one that was found
+		{"", "700", "256", "700"}, // the owner changed the weight that was found
 		{"40000", "", "683", "700"},
-		{"", "100", "100", "700"}, // lower than what the quota would be: left alone
+		{"", "100", "100", "700"}, // lower than the quota's weight: left alone
 		{"20000", "", "100", "700"},
 		{"", "800", "256", "800"},
 	} {
@@ -104,7 +104,7 @@ func TestWeightFollowsQuota(t *testing.T) {
 	}
 }
 
-// Few tenants are all looked at in each window, many take turns.
+// A few tenants are all looked at in each window; many take turns.
 func TestTurns(t *testing.T) {
 	for n, most := range map[int]int{1: 1, 60: 60, 1000: 63} {
 		tenants := tenant.New("/proc", tenant.Network)

@@ -2,26 +2,25 @@ package ledger
 
 import "time"
 
-// DefaultReserve is the T of the paper, in parts of the entitlement: packets are
-// dropped when no more than this is left of a period.
+// DefaultReserve is the T of the paper, as a part of the entitlement: packets are dropped when no
+// more than this is left of a period.
 const DefaultReserve = 0.05
 
-// Unlimited is the Budget of a container whose packets may take any time.
+// Unlimited is the Budget of a container without a limit on its packets' time.
 const Unlimited time.Duration = -1
 
-// Budget is `exhausted` as a number: the network time on the container's behalf
-// that each coming period may hold. Past it, its incoming packets have to be
-// dropped until the next period begins; 0 drops all of them, and Unlimited none.
-// reserve is T, between 0 and 1 (see [ValidReserve]).
+// Budget is the paper's `exhausted` as a number: the network time on the container's behalf that
+// each coming period may contain. Beyond it, its incoming packets have to be dropped until the next
+// period starts; 0 drops all of them, and Unlimited none. reserve is T, between 0 and 1 (see
+// [ValidReserve]).
 //
-// What its own tasks use is taken off, as far as that leaves the network half
-// of what there is: a kernel that knows no debit within a period cannot make
-// the two race for the rest, as the paper's does, and neither may starve the
-// other. A container in debt has so much less.
+// The time of its own tasks is subtracted, as far as that leaves the network half of the total: on
+// a kernel without debits within a period the two cannot race for the rest, as they do in the
+// paper, and neither may starve the other. A container in debt has less by its debt.
 func (l *Ledger) Budget(reserve float64) time.Duration {
 	all := float64(l.limit.Quota) + l.pay(1)
 	if l.state.Balance <= -MaxDebt*l.limit.Quota {
-		return 0 // what comes now would be forgiven: it must not come
+		return 0 // its cost would be forgiven: it must not arise
 	}
 	return budget(all, l.own, reserve)
 }
@@ -30,6 +29,6 @@ func budget(all, own, reserve float64) time.Duration {
 	return time.Duration(max(0, (1-reserve)*max(all-own, all/2)))
 }
 
-// ValidReserve says whether T makes sense: 0 drops at exhaustion only, and
-// something has to be left below 1.
+// ValidReserve reports whether T is valid: with 0 packets are dropped only at exhaustion, and 1
+// would leave no budget.
 func ValidReserve(t float64) bool { return t >= 0 && t < 1 }

@@ -2,27 +2,26 @@ package ledger
 
 import "time"
 
-// Global is the state that Iron's scheduler keeps of one container over all
-// CPUs, with the paper's names (NSDI 2018, section 3.2). No stock kernel runs
-// this; it is the reference that [Ledger] is held against.
+// Global is the state that Iron's scheduler keeps of one container over all CPUs, with the paper's
+// names (NSDI 2018, section 3.2). No stock kernel runs this; it is the reference for [Ledger].
 type Global struct {
 	Runtime time.Duration // left of the period; negative is a debt
-	Gained  time.Duration // what is due to it for others' softirqs, never negative
+	Gained  time.Duration // due to it for others' softirqs, never negative
 	Refill  time.Duration // the quota
-	Slice   time.Duration // what a CPU takes from Runtime at a time
+	Slice   time.Duration // the time that a CPU takes from Runtime at once
 }
 
 // Local is the state on one CPU.
 type Local struct {
-	RTRemain time.Duration // rt_remain: what the CPU may still hand to its tasks
+	RTRemain time.Duration // rt_remain: the time that the CPU may still give to its tasks
 
 	// CPUUsage is cpuusage: positive is network time that the container has not
 	// been charged for yet, negative is a credit for work on others' behalf.
 	CPUUsage time.Duration
 }
 
-// Period is the paper's algorithm 1, at the end of each period. idled says that
-// the container left some of its allocation since it wanted no more.
+// Period is the paper's algorithm 1, at the end of each period. idled: the container did not want
+// some of its allocation.
 func (g *Global) Period(idled bool) {
 	g.Runtime += g.Gained // line 2
 	g.Gained = 0
@@ -32,13 +31,12 @@ func (g *Global) Period(idled bool) {
 	g.Runtime += g.Refill // line 8
 }
 
-// Refilled is the paper's algorithm 2, on a CPU whose RTRemain is used up. It
-// says whether tasks may go on; if not, the CPU is throttled until the period
-// ends.
+// Refilled is the paper's algorithm 2, on a CPU that has used up its RTRemain. It reports whether
+// tasks may go on; if not, the CPU is throttled until the period ends.
 //
-// Lines 14 to 18 ask for a runtime of zero: a credit that comes while the
-// runtime is negative waits for the end of the period, where it lessens the
-// debt; spent at once it would let a container in debt run.
+// Lines 14 to 18 require a runtime of zero: a credit that arrives while the runtime is negative
+// waits for the end of the period, where it reduces the debt; spent at once it would let a
+// container in debt run.
 func (g *Global) Refilled(l *Local) bool {
 	var amount time.Duration
 	minAmount := g.Slice - l.RTRemain
@@ -66,12 +64,12 @@ func (g *Global) Refilled(l *Local) bool {
 	return l.RTRemain > 0
 }
 
-// keep is what a CPU that has nothing to run does not give back
-// (kernel/sched/fair.c, min_cfs_rq_runtime).
+// keep is the time that a CPU with nothing to run does not give back (kernel/sched/fair.c,
+// min_cfs_rq_runtime).
 const keep = time.Millisecond
 
-// Return gives back what a CPU has left as its last task goes to sleep. The
-// paper leaves that to the kernel as it is: a debt stays with the CPU.
+// Return gives back a CPU's remaining time as its last task goes to sleep. The paper leaves that to
+// the unchanged kernel: a debt stays with the CPU.
 func (g *Global) Return(l *Local) {
 	if slack := l.RTRemain - keep; slack > 0 {
 		g.Runtime += slack

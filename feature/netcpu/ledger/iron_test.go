@@ -89,8 +89,8 @@ func TestReturn(t *testing.T) {
 	}
 }
 
-// TestDebtAcrossPeriods follows one debt from the packets that made it to the
-// first slice after it.
+// TestDebtAcrossPeriods follows one debt from the packets that caused it to the first slice after
+// it.
 func TestDebtAcrossPeriods(t *testing.T) {
 	g := Global{Refill: 50 * ms, Slice: 5 * ms}
 	l := Local{CPUUsage: 170 * ms}
@@ -100,7 +100,7 @@ func TestDebtAcrossPeriods(t *testing.T) {
 			t.Fatalf("period %d: runs %v with runtime %v", period, got, g.Runtime)
 		}
 		if !runs {
-			g.Period(true) // idle or not, a debt is repaid by time alone
+			g.Period(true) // idle or not, only time repays a debt
 		}
 	}
 	if g.Runtime != 25*ms {

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestMain has rapid draw the same cases in each run: with others, a container of
-// 8 ms was once seen to get 9.4 (-rapid.seed=5815113021465649731 for TestBudgetHolds).
+// TestMain makes rapid draw the same cases in each run: with others, a container of 8 ms once got
+// 9.4 (-rapid.seed=5815113021465649731 for TestBudgetHolds).
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("rapid.seed"); f.Value.String() == f.DefValue {
@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// perPeriod runs a host and tells what each container cost in a period.
+// perPeriod runs a host and returns the cost of each container per period.
 func perPeriod(h *host, length time.Duration) []time.Duration {
 	before := make([]time.Duration, len(h.tasks))
 	for i, k := range h.tasks {
@@ -42,7 +42,7 @@ func within(got, want time.Duration, part float64) bool {
 	return off <= part*float64(want) && -off <= part*float64(want)
 }
 
-// quotas draws some that fit on one CPU.
+// quotas draws quotas that fit on one CPU.
 func quotas(t *rapid.T, most time.Duration) []time.Duration {
 	n := rapid.IntRange(2, 5).Draw(t, "containers")
 	var out []time.Duration
@@ -61,8 +61,8 @@ func drawHost(t *rapid.T, tasks ...*task) *host {
 	return newHost(rapid.IntRange(1, 5).Draw(t, "every"), time.Duration(rapid.IntRange(0, 2).Draw(t, "late"))*tick, tasks...)
 }
 
-// What a container used and was charged comes to what it was given, whatever
-// its neighbours' packets do, and neither of them starves.
+// The time that a container uses and is charged converges to its quota, whatever its neighbours'
+// packets do, and none of them starves.
 func TestConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var tasks []*task
@@ -76,7 +76,7 @@ func TestConverges(t *testing.T) {
 		h := drawHost(t, tasks...)
 		h.run(3 * time.Second)
 		for i, got := range perPeriod(h, 6*time.Second) {
-			// One part in twenty-five, and the slack.
+			// A twenty-fifth, and the slack.
 			if q := h.ledgers[i].Limit().Quota; !within(got, q, 0.04+2.0/60) {
 				t.Errorf("container %d of %v used %v a period (%+v)", i, q, got, h.ledgers[i].State())
 			}
@@ -87,8 +87,8 @@ func TestConverges(t *testing.T) {
 	})
 }
 
-// Without packets nothing is ever written, however the tasks come and go and
-// whenever the counters are read.
+// Without packets nothing is ever written, however the tasks come and go and whenever the counters
+// are read.
 func TestLeavesAlone(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var tasks []*task
@@ -111,8 +111,8 @@ func TestLeavesAlone(t *testing.T) {
 	})
 }
 
-// Nobody saves up: over any stretch of time a container costs no more than its
-// quotas for it, and a few on top for what can't be known at once.
+// No container saves up: over any stretch of time it costs no more than its quotas for it, and a
+// few on top for what cannot be known at once.
 func TestDoesNotHoard(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var tasks []*task
@@ -136,12 +136,12 @@ func TestDoesNotHoard(t *testing.T) {
 		for i, k := range tasks {
 			q := h.ledgers[i].Limit().Quota
 			var worst, sum time.Duration
-			for j := 1; j < len(marks[i]); j++ { // the largest sum of any stretch
+			for j := 1; j < len(marks[i]); j++ { // the largest sum over any stretch
 				sum = max(0, sum+marks[i][j]-marks[i][j-1]-q)
 				worst = max(worst, sum)
 			}
-			// Two quotas of slack, one for the interval in which it shows, and
-			// what a burst of tasks and packets at once can be ahead by.
+			// Two quotas of slack, one for the interval in which an excess shows, and the possible
+			// excess of a burst of tasks and packets at once.
 			if bound := q * time.Duration(3+2*h.every); worst > bound {
 				t.Errorf("container %d of %v was ahead by %v, with %v of %v", i, q, worst, k.total(), h.now)
 			}
@@ -149,8 +149,8 @@ func TestDoesNotHoard(t *testing.T) {
 	})
 }
 
-// A flood that nobody drops: the others keep what is theirs, the victim of the
-// flood is never stopped altogether, and is back to its own quota soon after.
+// A flood without drops: the others keep their share, the victim of the flood is never stopped
+// altogether, and is back to its own quota soon after.
 func TestFlood(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		qs := quotas(t, 80*ms)
@@ -183,8 +183,8 @@ func TestFlood(t *testing.T) {
 	})
 }
 
-// What is dropped at exhaustion keeps the total of a flooded container within
-// its quota, and leaves both its tasks and its packets some of it.
+// Drops at exhaustion keep the total of a flooded container within its quota, and leave both its
+// tasks and its packets some of it.
 func TestBudgetHolds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		qs := quotas(t, 80*ms)
@@ -211,15 +211,15 @@ func TestBudgetHolds(t *testing.T) {
 	})
 }
 
-// runFor lets the CPU go on with nobody looking.
+// runFor runs the CPU without reading counters.
 func (c *cpu) runFor(length time.Duration) {
 	for end := c.now + length; c.now < end; {
 		c.step()
 	}
 }
 
-// counters builds those of a container that in n periods of 100 ms ran, was
-// charged and credited, and was throttled.
+// counters returns the counters of a container that in n periods of 100 ms ran, was charged and
+// credited, and was throttled.
 func counters(n int, ran, charge, credit time.Duration, throttled int) Counters {
 	return Counters{
 		Taken: epoch.Add(time.Duration(n) * 100 * ms),
@@ -228,14 +228,13 @@ func counters(n int, ran, charge, credit time.Duration, throttled int) Counters 
 	}
 }
 
-// What was taken is remembered while its tasks wait, whoever else is in their way,
-// and for no longer than that.
+// Stolen time is remembered while the container's tasks wait, for any other's sake, and no longer.
 func TestOwedWhileWaiting(t *testing.T) {
 	const quota = 50 * ms
 	for _, tt := range []struct {
 		name    string
 		waited  time.Duration // in a period
-		balance time.Duration // after ten
+		balance time.Duration // after ten periods
 		more    bool          // than the owner's quota
 	}{
 		{"all the time", 100 * ms, 100 * ms, true},
@@ -246,7 +245,7 @@ func TestOwedWhileWaiting(t *testing.T) {
 		c := counters(0, 0, 0, 0, 0)
 		c.Waited = ms
 		l.Step(c)
-		// Others leave it 40 ms, 10 of which go into their packets.
+		// Others leave it 40 ms, and 10 of those go into their packets.
 		step := func(waited time.Duration) time.Duration {
 			c.Taken, c.Ran, c.Credit, c.Waited = c.Taken.Add(10*100*ms), c.Ran+10*40*ms, c.Credit+10*10*ms, c.Waited+10*waited
 			return l.Step(c)
@@ -261,8 +260,8 @@ func TestOwedWhileWaiting(t *testing.T) {
 	}
 }
 
-// Over its quotas and contention the robbed come out even: what they miss while
-// others are in their way they get once those are not.
+// Between quotas and contention the robbed come out even: the time that they miss while others
+// compete they get once those do not.
 func TestMakesUpForWaiting(t *testing.T) {
 	const quota = 10 * ms
 	l := New(Limit{Quota: quota, Period: 100 * ms})
@@ -272,7 +271,7 @@ func TestMakesUpForWaiting(t *testing.T) {
 	var left time.Duration
 	for period := range 100 {
 		ran, held := now, 1
-		if period < 10 { // all are busy, and it has its usual turn
+		if period < 10 { // all compete, and it has its usual turn
 			ran, held = min(now, quota), 0
 		}
 		lost := ran / 2
@@ -286,7 +285,7 @@ func TestMakesUpForWaiting(t *testing.T) {
 	}
 }
 
-// Of the time that makes up for what was lost, as large a part is lost again.
+// Of the time that makes up for a loss, the same part is lost again.
 func TestCreditIsStolenFrom(t *testing.T) {
 	const quota, part = 10 * ms, 0.55
 	l := New(Limit{Quota: quota, Period: 100 * ms})
@@ -330,7 +329,7 @@ func TestStep(t *testing.T) {
 	} {
 		l := New(Limit{Quota: 50 * ms, Period: 100 * ms})
 		l.Step(counters(0, 0, 0, 0, 0))
-		l.Step(Counters{Taken: epoch}) // twice at once is no interval
+		l.Step(Counters{Taken: epoch}) // two steps at one time are no interval
 		got := l.Step(counters(10, tt.ran, tt.charge, tt.credit, tt.throttled))
 		if b := l.State().Balance; b != tt.balance {
 			t.Errorf("%s: balance %v, want %v", tt.name, b, tt.balance)
@@ -344,9 +343,9 @@ func TestStep(t *testing.T) {
 func TestDebtOverSeveralPeriods(t *testing.T) {
 	l := New(Limit{Quota: 50 * ms, Period: 100 * ms})
 	l.Step(Counters{Taken: epoch})
-	c := counters(10, 0, 90*ms, 0, 0) // 300 ms too much, with the slack of 100
+	c := counters(10, 0, 90*ms, 0, 0) // an excess of 300 ms, after the slack of 100
 	q := l.Step(c)
-	// Packets have stopped; the container makes use of all that it gets.
+	// The packets have stopped; the container uses all that it gets.
 	var quotas []time.Duration
 	for range 60 {
 		l.Wrote(q)
@@ -382,7 +381,7 @@ func TestBounds(t *testing.T) {
 	} {
 		l := New(tt.limit)
 		l.Step(Counters{Taken: epoch})
-		// Enough of it to be held by the quota all the time.
+		// With enough load that the quota always holds it.
 		var got time.Duration
 		for i := 1; i <= 20; i++ {
 			got = l.Step(counters(10*i, tt.limit.Quota+tt.credit, tt.charge, tt.credit, 10*i))
@@ -394,13 +393,13 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// A new value of the owner's is what counts from then on; old debts stay.
+// The owner's new value counts from then on; old debts stay.
 func TestSetLimit(t *testing.T) {
 	l := New(Limit{Quota: 50 * ms, Period: 100 * ms})
 	l.Step(Counters{Taken: epoch})
 	l.Wrote(l.Step(counters(10, 50*ms, 25*ms, 0, 10)))
 	l.SetLimit(Limit{Quota: 5 * ms, Period: 50 * ms})
-	if b := l.State().Balance; b != -50*ms { // of 150, ten new quotas
+	if b := l.State().Balance; b != -50*ms { // down from 150: ten new quotas
 		t.Errorf("balance %v", b)
 	}
 	if b := l.Budget(0); b != 0 {
@@ -465,9 +464,9 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestLikeIron holds the ledger against the paper's own algorithms: the same
-// container, charges and credits under both, on one CPU where it always wants to
-// run. The stock kernel pays later, but not less.
+// TestLikeIron compares the ledger with the paper's own algorithms: the same container, charges and
+// credits under both, on one CPU where it always wants to run. The stock kernel pays later, but not
+// less.
 func TestLikeIron(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const periods = 100
@@ -492,7 +491,7 @@ func TestLikeIron(t *testing.T) {
 			inForce = stock.Step(c)
 			stock.Wrote(inForce)
 		}
-		// The slack, and what the last periods still owe.
+		// The slack, and the debt of the last periods.
 		if off := c.Ran - iron; off > 3*q || off < -2*q {
 			t.Errorf("ran %v by the ledger and %v by the paper", c.Ran, iron)
 		}

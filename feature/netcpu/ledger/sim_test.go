@@ -4,15 +4,15 @@ import (
 	"time"
 )
 
-// tick is the step of the simulated CPU, and what it hands out at a time.
+// tick is the step of the simulated CPU, and its time slice.
 const tick = ms / 2
 
-// task is a container on the simulated CPU: what it wants, and its counters.
+// task is a container on the simulated CPU: its demand and its counters.
 type task struct {
-	period, quota time.Duration // quota 0: none; the one in force
-	phase         time.Duration // of its period
+	period, quota time.Duration // quota in force; 0: none
+	phase         time.Duration // of its periods
 	weight        float64
-	wants         func(now time.Duration) bool    // whether its tasks would run
+	wants         func(now time.Duration) bool    // whether its tasks want to run
 	net           func(now time.Duration) float64 // CPUs that its packets take in softirq
 	budget        time.Duration                   // of net in a period; Unlimited: no drop
 
@@ -22,27 +22,27 @@ type task struct {
 	inPeriod  time.Duration // network time in this period
 
 	c    Counters
-	work time.Duration // time that it really had: without softirqs
+	work time.Duration // the time that it really had: without softirqs
 }
 
-// total is what the container has cost, by the paper's arithmetic.
+// total returns the container's cost, by the paper's arithmetic.
 func (k *task) total() time.Duration { return k.c.Ran + k.c.Charge - k.c.Credit }
 
-// write is what the kernel does on a write of the quota (section 4b): the pool
-// is filled and everybody unthrottled, at any moment.
+// write is the kernel's behaviour on a write of the quota (section 4b), at any moment: it refills
+// the pool and unthrottles all tasks.
 func (k *task) write(quota time.Duration) {
 	k.quota, k.pool, k.throttled = quota, quota, false
 }
 
-// cpu is one CPU of a kernel without IRQ time accounting: softirqs run in the
-// context of whoever runs, and are charged to it.
+// cpu is one CPU of a kernel without IRQ time accounting: softirqs run in the context of the
+// running task, and are charged to it.
 type cpu struct {
 	now   time.Duration
 	tasks []*task
 	used  time.Duration
 }
 
-// epoch is when the simulation begins.
+// epoch is the start of the simulation.
 var epoch = time.Unix(1_000_000, 0)
 
 func (c *cpu) step() {
@@ -57,8 +57,7 @@ func (c *cpu) step() {
 		k.throttled, k.inPeriod = false, 0
 	}
 	runs := c.pick()
-	// Softirqs come first. They take no more than nine tenths, as ksoftirqd
-	// lets others in.
+	// Softirqs come first. They take no more than nine tenths, as ksoftirqd lets tasks run.
 	left := tick * 9 / 10
 	soft := time.Duration(0)
 	for _, k := range c.tasks {
@@ -70,7 +69,7 @@ func (c *cpu) step() {
 		soft += s
 		k.inPeriod += s
 		if k == runs {
-			continue // it pays by itself
+			continue // it pays itself
 		}
 		k.c.Charge += s
 		if runs != nil {
@@ -94,7 +93,7 @@ func (c *cpu) step() {
 	}
 }
 
-// pick chooses by weight. Whoever comes back does not make up for its sleep.
+// pick chooses by weight. A task that wakes does not make up for its sleep.
 func (c *cpu) pick() *task {
 	var best *task
 	for _, k := range c.tasks {
@@ -114,7 +113,7 @@ func (c *cpu) pick() *task {
 	return best
 }
 
-// newTask is a container that computes without end and gets no packets.
+// newTask returns a container that computes without end and gets no packets.
 func newTask(quota time.Duration) *task {
 	return &task{
 		period: 100 * ms, quota: quota, weight: 1, budget: Unlimited,
@@ -126,7 +125,7 @@ func constant(cpus float64) func(time.Duration) float64 {
 	return func(time.Duration) float64 { return cpus }
 }
 
-// between is a rate that holds for a part of the time.
+// between returns a rate that applies for part of the time.
 func between(from, to time.Duration, cpus float64) func(time.Duration) float64 {
 	return func(now time.Duration) float64 {
 		if now < from || now >= to {
@@ -136,13 +135,13 @@ func between(from, to time.Duration, cpus float64) func(time.Duration) float64 {
 	}
 }
 
-// host runs ledgers over a CPU: each is stepped every so many periods, some
-// time after the period has begun, as a process is that has to wait its turn.
+// host runs ledgers over a CPU: each is stepped every few periods, some time after the period has
+// started, like a process that has to wait its turn.
 type host struct {
 	cpu
 	ledgers []*Ledger
 	every   int           // periods
-	late    time.Duration // after the begin of a period
+	late    time.Duration // after the start of a period
 	reserve float64       // T, and drop; 0: no drop
 	lowest  []time.Duration
 }

@@ -5,62 +5,58 @@ import (
 	"time"
 )
 
-// The bounds of the factor on an owner's weight. A container whose packets alone
-// cost its whole share keeps a 32nd of its weight; what the robbed get in excess
-// is bounded like a quota's.
+// The bounds of the factor on an owner's weight. A container with packets that alone cost its whole
+// share keeps a 32nd of its weight; the excess of the robbed is bounded like a quota's.
 const (
 	minFactor = 1.0 / 32
 	maxFactor = 4.0
 
-	// weightPace is the time constant of the factor. Weights act at once and
-	// what they bring about is measured over an interval: without a low-pass
-	// two containers that charge one another would swing.
+	// weightPace is the time constant of the factor. Weights act at once, and their effect is
+	// measured over an interval: without a low-pass two containers that charge one another would
+	// oscillate.
 	weightPace = 500 * time.Millisecond
 
-	// catchUpPace is that of what lets a container use its quota: its Ledger has
-	// smoothed what is due, and it is owed by others, who pay by their quotas.
+	// catchUpPace is the time constant of the factor that lets a container use its quota: its
+	// Ledger has already smoothed its due, and its debtors pay by their quotas.
 	catchUpPace = 200 * time.Millisecond
 
-	wants = 0.8 // a container that runs for less of its quota has other reasons
+	wants = 0.8 // a container that runs for a smaller part of its quota has other reasons
 
-	leaveWeight  = 0.03 // as leave and settle, in parts of the factor
+	leaveWeight  = 0.03 // like leave and settle, as parts of the factor
 	settleWeight = 0.01
 )
 
-// Share is what a container may use by its weight alone.
+// Share is the time that a container may use by its weight alone.
 type Share struct {
-	// Fair is its part of the CPUs by weight among its siblings, in CPUs. An
-	// estimate that is too low does little harm: what a container uses beyond
-	// it counts as its share.
+	// Fair is its part of the CPUs by weight among its siblings, in CPUs. An estimate that is too
+	// low does little harm: the container's use beyond it counts as its share.
 	Fair float64
-	// Contended says that somebody else was kept waiting, or robbed, so that
-	// the weights matter at all.
+	// Contended: others were kept waiting, or robbed, so that the weights matter at all.
 	Contended bool
-	// Quota is what its quota gives, in CPUs; 0: it has none.
+	// Quota is its quota, in CPUs; 0: it has none.
 	Quota float64
-	// Due is what it should run now by its quota's Ledger, in CPUs.
+	// Due is the time that it should run now by its quota's Ledger, in CPUs.
 	Due float64
-	// Held says that the quota stopped it, so that more weight gives nothing.
+	// Held: the quota stopped it, so more weight has no effect.
 	Held bool
-	// CPUs is how many its tasks may be on; 0: not known.
+	// CPUs is the number of CPUs that its tasks may use; 0: not known.
 	CPUs int
 }
 
-// Weigher is the account of a container that has a weight and no quota, for
-// which the paper has no answer; and what lets one that has both use what its
-// Ledger gives it while its siblings run. Make it with NewWeigher.
+// Weigher is the account of a container with a weight and no quota, for which the paper has no
+// answer. For a container with both, it lets the container use its Ledger's quota while its
+// siblings run. Make it with NewWeigher.
 //
-// Its law is w × (1 − charge / entitlement), both in CPU time, where the
-// entitlement is the fair share or, if that is more, what the container used in
-// all. Where everybody competes this makes the totals, not the own times,
-// proportional to the weights: own_i ∝ w_i × (1 − charge_i / total_i) means
-// total_i ∝ w_i. Each container needs to know itself only, and nothing is
-// hoarded as nothing is summed.
+// Its law is w × (1 − charge / entitlement), both in CPU time. The entitlement is the fair share
+// or, if that is more, the container's total use. If all containers compete, this makes the totals,
+// not the own times, proportional to the weights: own_i ∝ w_i × (1 − charge_i / total_i) means
+// total_i ∝ w_i. Each container needs to know only itself, and nothing is hoarded because nothing
+// is summed.
 type Weigher struct {
 	last   Counters
 	factor float64 // smoothed
 	now    float64 // in force
-	net    float64 // the last interval's charge less credit, in CPUs
+	net    float64 // the last interval's charge minus credit, in CPUs
 	own    float64 // the last interval's own time, in CPUs
 	state  State
 }
@@ -68,8 +64,8 @@ type Weigher struct {
 // NewWeigher opens an account with the owner's weight in force.
 func NewWeigher() *Weigher { return &Weigher{factor: 1, now: 1} }
 
-// Step books what happened since the last one and returns the factor by which
-// the owner's weight should be multiplied; exactly 1 is the owner's own.
+// Step books the time since the last Step and returns the factor to multiply the owner's weight by;
+// exactly 1 is the owner's own.
 func (w *Weigher) Step(c Counters, share Share) float64 {
 	d, ok := since(w.last, c)
 	w.last = c
@@ -85,8 +81,8 @@ func (w *Weigher) Step(c Counters, share Share) float64 {
 		target = min(max(1-w.net/entitled, minFactor), maxFactor)
 	}
 	if share.Contended && share.Quota > 0 {
-		// What it owes its quota takes from it. What it is owed a higher quota
-		// does not give where others keep it from using that.
+		// Its quota takes its debts. A higher quota does not pay its credit if others keep it from
+		// using that.
 		target = max(1, target)
 		if f := w.catchUp(share, d); f > target {
 			target, pace = f, catchUpPace
@@ -104,18 +100,18 @@ func (w *Weigher) Step(c Counters, share Share) float64 {
 	return w.now
 }
 
-// catchUp is the factor that lets a container that is owed run what is due to
-// it. The law alone is too little where there are quotas: who owes repays by
-// its quota and keeps its weight, so that the sum of the weights grows.
+// catchUp returns the factor that lets a container with a credit run for its due. The law alone is
+// too little with quotas: a debtor repays by its quota and keeps its weight, so the sum of the
+// weights grows.
 func (w *Weigher) catchUp(share Share, d interval) float64 {
 	if share.Due <= share.Quota || w.own < wants*share.Quota {
-		return 0 // it is owed nothing, or has what it wants
+		return 0 // it has no credit, or has what it wants
 	}
-	// An average over its CPUs: on all of them it waits for as much each at most.
+	// An average over its CPUs: on all of them it waits for at most as long.
 	waited := float64(d.waited) / float64(d.length) * float64(share.CPUs)
 	content := d.waits && share.CPUs > 0 && w.own+waited < share.Due
 	if share.Held || content {
-		return w.now // more would give nothing, and less be missing in the next round
+		return w.now // more would have no effect, and less would be missing in the next round
 	}
 	return min(w.now*share.Due/w.own, maxFactor)
 }
@@ -130,10 +126,9 @@ func (w *Weigher) wrote(factor float64) {
 // State returns the content of the account. It has no balance.
 func (w *Weigher) State() State { return w.state }
 
-// Budget is like [Ledger.Budget], for each period of the given length. A
-// container without a quota may use what is idle, so that its packets are
-// dropped only where they alone cost its fair share while others go short,
-// which its weight cannot make good.
+// Budget is like [Ledger.Budget], for each period of the given length. A container without a quota
+// may use idle time, so its packets are dropped only if they alone cost its fair share while others
+// go short, which its weight cannot compensate.
 func (w *Weigher) Budget(period time.Duration, share Share, reserve float64) time.Duration {
 	if !share.Contended || w.now > 2*minFactor {
 		return Unlimited

@@ -8,11 +8,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// weighed runs weighers over a CPU, each stepped every so often.
+// weighed runs weighers over a CPU, each stepped at a fixed interval.
 type weighed struct {
 	cpu
 	weighers []*Weigher
-	owner    []float64 // the weights given
+	owner    []float64 // the owners' weights
 	every    time.Duration
 }
 
@@ -41,7 +41,7 @@ func (h *weighed) run(length time.Duration) {
 	}
 }
 
-// costs tells what each container cost in CPUs.
+// costs returns the cost of each container in CPUs.
 func (h *weighed) costs(length time.Duration) []float64 {
 	before := make([]time.Duration, len(h.tasks))
 	for i, k := range h.tasks {
@@ -55,8 +55,8 @@ func (h *weighed) costs(length time.Duration) []float64 {
 	return out
 }
 
-// Containers that all compute without end cost in proportion to their weights,
-// whatever part of it is network.
+// Containers that all compute without end cost in proportion to their weights, whatever part of it
+// is network.
 func TestWeightsConverge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 5).Draw(t, "containers")
@@ -92,8 +92,8 @@ func TestWeightsConverge(t *testing.T) {
 	})
 }
 
-// A container whose packets cost more than its share keeps running, and has its
-// owner's weight back soon after.
+// A container with packets that cost more than its share keeps running, and has its owner's weight
+// back soon after.
 func TestWeightsRecover(t *testing.T) {
 	a, b := newTask(0), newTask(0)
 	a.net = between(0, 5*time.Second, 0.7)
@@ -145,20 +145,20 @@ func TestWeigh(t *testing.T) {
 	}
 }
 
-// Nine neighbours pay for what they take by their quotas, and keep their weights:
-// the victim's has to make up for all of them.
+// Nine neighbours pay by their quotas for the time that they take, and keep their weights: the
+// victim's weight has to make up for all of them.
 func TestCatchUp(t *testing.T) {
 	const (
 		cpu   = 0.95 // what others leave
 		quota = 0.1
-		most  = 0.03 // that is stolen
+		most  = 0.03 // stolen
 	)
 	for _, tt := range []struct {
 		name   string
 		wants  float64 // to run
-		quota  float64 // that is in force
+		quota  float64 // in force
 		stolen float64
-		told   bool // that it waits
+		told   bool // its wait time is known
 		cpus   int
 		factor float64
 	}{
@@ -192,7 +192,7 @@ func TestCatchUp(t *testing.T) {
 	}
 }
 
-// A weight that its quota makes full use of stays, and goes with what is due.
+// A weight that makes full use of the quota stays, and follows the due.
 func TestCatchUpHolds(t *testing.T) {
 	w, i := NewWeigher(), 0
 	step := func(share Share, n int) (factor float64) {
@@ -232,7 +232,7 @@ func TestWeigherBudget(t *testing.T) {
 	if got := flood(Share{Fair: 0.5, Contended: false}); got != Unlimited {
 		t.Errorf("budget %v of an idle CPU", got)
 	}
-	if got := flood(Share{Fair: 0.5, Contended: true}); got != Unlimited { // a tenth is its own, and can be weighed
+	if got := flood(Share{Fair: 0.5, Contended: true}); got != Unlimited { // its weight can charge its own tenth
 		t.Errorf("budget %v though weight is enough", got)
 	}
 	w = NewWeigher()

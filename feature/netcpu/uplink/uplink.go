@@ -1,6 +1,6 @@
-// Package uplink finds the devices by which packets come to a container before
-// they reach its own. It changes nothing. Package isolate has these devices poll in
-// threads, and package drop drops packets at them.
+// Package uplink finds the devices that packets pass before they reach a container's own. It
+// changes nothing. Package isolate makes these devices poll in threads, and package drop drops
+// packets at them.
 //
 // The uplinks of feature/traffic are others: see docs/ARCHITECTURE.md.
 package uplink
@@ -18,11 +18,11 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// Uplink is a device by which packets come to a container.
+// Uplink is a device that packets pass on their way to a container.
 type Uplink struct {
 	Key  container.Device
 	Link netdev.Link
-	NS   *netdev.NS // open while it is looked at
+	NS   *netdev.NS // open during the call
 	Path string     // to NS
 	Host bool       // NS is the host's own
 }
@@ -37,8 +37,8 @@ type Finder struct {
 	devices *netdev.Listing // of the host; nil until they are asked for
 }
 
-// NewFinder makes a Finder for the host whose network namespace is at a path. who
-// knows where containers live.
+// NewFinder makes a Finder for the host with its network namespace at a path. who knows which
+// namespaces are containers'.
 func NewFinder(host string, find *netdev.Finder, who *identity.Identity) *Finder {
 	return &Finder{host: host, find: find, who: who}
 }
@@ -68,7 +68,7 @@ func (f *Finder) Links() ([]netdev.Link, error) {
 	return f.devices.Links()
 }
 
-// Close ends the list of the host's devices.
+// Close ends the listing of the host's devices.
 func (f *Finder) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -80,11 +80,11 @@ func (f *Finder) Close() error {
 	return err
 }
 
-// Each calls do with the uplinks of c: the devices of the host's namespace that poll
-// and are hardware or have an address, from where a bridge may be routed to, and the
-// other ports of the bridges that c is at. Nothing in a namespace that a container may
-// have made is an uplink: the container could have its own packets worked on at the
-// host's expense. Each goes on after an error; that a device has gone is none.
+// Each calls do with the uplinks of c: the devices of the host's namespace that poll and are
+// hardware or have an address, from which packets may be routed to a bridge, and the other ports of
+// c's bridges. A device in a namespace that a container may have made is never an uplink: the
+// container could have its own packets processed at the host's expense. Each goes on after an
+// error; a device that has gone is no error.
 func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink) error) error {
 	host, err := f.Host()
 	if err != nil {
@@ -128,8 +128,8 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 	return errors.Join(errs...)
 }
 
-// uplinks finds those among the devices of one namespace; bridges are those that reach
-// the container.
+// uplinks returns the uplinks among the devices of one namespace; bridges are the bridges that
+// reach the container.
 func uplinks(ns *netdev.NS, list func() ([]netdev.Link, error), bridges []string) (up []netdev.Link, err error) {
 	all, err := list()
 	if err != nil {
@@ -161,11 +161,10 @@ func uplinks(ns *netdev.NS, list func() ([]netdev.Link, error), bridges []string
 	return up, nil
 }
 
-// isEntry says whether packets from outside may enter the host by a device, if
-// it polls: it is hardware, has an address of the host (a tunnel's, or that of a
-// veth which leads to another host), or is a port of a bridge that reaches the
-// container. The host end of another container's veth may be such a port, too, but
-// does not poll.
+// isEntry reports whether packets from outside may enter the host by a device, if it polls: it is
+// hardware, has an address of the host (a tunnel's, or that of a veth which leads to another host),
+// or is a port of a bridge that reaches the container. The host end of another container's veth may
+// be such a port, too, but does not poll.
 func isEntry(l netdev.Link, port bool) bool {
 	if !l.Up || l.Name == "lo" {
 		return false
@@ -173,10 +172,10 @@ func isEntry(l netdev.Link, port bool) bool {
 	return l.Kind == "device" || len(l.Addrs) > 0 || port
 }
 
-// Polling returns a function that says whether a device of a namespace is polled on
-// its own. If not, its packets come in with somebody else's: those of a container's
-// veth with its sender's. The kernel is asked once for all of them, as a bridge has
-// a port for each container.
+// Polling returns a function that reports whether a device of a namespace polls on its own. If it
+// does not, its packets arrive in another device's poll: a container's veth in the poll of its
+// sender's device. The kernel is asked once for all devices, as a bridge has a port for each
+// container.
 func Polling(ns *netdev.NS) (func(netdev.Link) (bool, error), error) {
 	napis, err := ns.NAPIs(0)
 	if errors.Is(err, netdev.ErrNoNAPIList) {
