@@ -20,11 +20,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// childEnv makes this test binary an agent: "SEED STATE DISK V2 CPU IO" changes policy of a
-// container in these cgroups at random until it is killed.
+// childEnv makes this test binary an agent. Its value is "SEED STATE DISK V2 CPU IO". The agent
+// changes the policy of a container in these cgroups at random until it is killed.
 const childEnv = "FAIRLEAD_TEST_KNOBS"
 
-// onKernel is a host whose cgroups are the kernel's.
+// onKernel returns a host with cgroups of the kernel.
 func onKernel(state string, cg container.Cgroup) (*host, error) {
 	layout, err := cgroup.Detect("/proc", cgroup.DefaultRoot)
 	return &host{
@@ -59,8 +59,8 @@ func child(args string) error {
 	}
 }
 
-// An agent that changes policy at random is killed at any moment, and so is the next, which
-// goes on with what it finds. Then all is put back.
+// TestKilled kills an agent that changes policy at random, at any moment. It also kills the next
+// agent, which continues from what it finds. Then everything is restored.
 func TestKilled(t *testing.T) {
 	testkit.InFull(t)
 	disk, cg := aDisk(t), testkit.Cgroup(t)
@@ -95,7 +95,7 @@ func TestKilled(t *testing.T) {
 	must(t, set(h.c.Cgroup, owners(h.v2, disk.Number())[0]))
 }
 
-// set gives cgroups what their owner has set, where the kernel has that.
+// set writes what the owner of the cgroups has set, where the kernel has that file.
 func set(cg container.Cgroup, files map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		path, text := filepath.Join(dirOf(cg, name), name), files[name]

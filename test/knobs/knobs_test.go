@@ -1,6 +1,6 @@
-// Package knobs goes through all pairs of what features turn of one container, in all
-// orders, with kills in between: the host is in the end as it was. The cgroups are files in
-// a folder, as v1 and v2 have them; those of the kernel are in kill_test.go.
+// Package knobs tests all pairs of features that turn knobs of one container, in all orders, with
+// kills in between: at the end the host is as it was. The cgroups are files in a folder, laid out
+// as v1 and v2 lay them out. kill_test.go uses the kernel's cgroups.
 package knobs
 
 import (
@@ -46,14 +46,14 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// key is what policy says of one container for one feature.
+// key is the policy for one container in one feature.
 type key struct {
 	name, feature string
 	settings      policy.Settings
 }
 
-// keys are those that turn knobs of a container's cgroup. The keys of traffic, latency and
-// overlay turn devices, which no other feature does, or nothing.
+// keys returns the keys that turn knobs of a container's cgroup. The keys of traffic, latency and
+// overlay turn knobs of devices, which no other feature does, or none.
 func keys(disk string) []key {
 	io := func(name string, s policy.Settings) key { return key{name, "blockio", s} }
 	net := func(mode policy.NetCPU) key {
@@ -73,7 +73,7 @@ func keys(disk string) []key {
 
 // host is a container on a host, and an agent's features.
 type host struct {
-	root, state string // root: of the files that stand for cgroups
+	root, state string // root holds the files that stand for cgroups
 	roots       kernel.Roots
 	v2          bool
 	c           container.Container
@@ -84,13 +84,13 @@ type host struct {
 	on          map[string]key // by feature
 }
 
-// Lookup and Snapshot say who runs.
+// Lookup and Snapshot report the running containers.
 func (h *host) Lookup(container.ID) (container.Container, bool) { return h.c, true }
 func (h *host) Running() []container.Container {
 	return []container.Container{h.c}
 }
 
-// open begins an agent, which finds what an earlier one has left.
+// open starts an agent, which finds what an earlier one left.
 func (h *host) open() (err error) {
 	if h.journal, err = journal.Open(h.state); err != nil {
 		return err
@@ -102,10 +102,10 @@ func (h *host) open() (err error) {
 	return nil
 }
 
-// killed is an agent that ends without a word, and the next.
+// killed ends the agent without a shutdown and starts the next.
 func (h *host) killed() error { return errors.Join(h.journal.Close(), h.open()) }
 
-// apply puts a key in force, or, with the zero one, what a feature had.
+// apply puts a key in force. The zero key releases what the feature turned.
 func (h *host) apply(k key) error {
 	var err error
 	if k.feature == "blockio" {
@@ -122,8 +122,8 @@ func (h *host) apply(k key) error {
 	return h.settle()
 }
 
-// netcpu is what that feature does to the cgroup. To charge is done here as package charge
-// does it, which goes by the clock.
+// netcpu does what feature netcpu does to the cgroup. It charges as package charge does; the
+// package itself depends on the clock.
 func (h *host) netcpu(mode policy.NetCPU) error {
 	by := journal.Owner{Feature: "netcpu", Container: uint64(h.c.ID)}
 	if mode != policy.NetCPUIsolate {
@@ -163,7 +163,7 @@ func (h *host) netcpu(mode policy.NetCPU) error {
 
 var noLimit = regexp.MustCompile(`(?m)^\d+:\d+ (0|rbps=max wbps=max riops=max wiops=max)$`)
 
-// settle does to the files what the kernel does by itself: a line without a limit is none.
+// settle does to the files what the kernel does by itself: it drops a line without a limit.
 func (h *host) settle() error {
 	for _, pattern := range []string{"io.max", "blkio.throttle.*"} {
 		names, err := filepath.Glob(filepath.Join(h.c.Cgroup.IO, pattern))
@@ -183,7 +183,7 @@ func (h *host) settle() error {
 	return nil
 }
 
-// owners are what the host's owner has set: nothing, or less than we would.
+// owners returns what the host's owner may have set: nothing, or lower limits than ours.
 func owners(v2 bool, device string) []map[string]string {
 	if v2 {
 		plain := map[string]string{"cpu.weight": "100", "cpu.idle": "0", "cpu.max": "max 100000", "io.max": "", "io.weight": "default 100", "io.bfq.weight": "default 100"}
@@ -200,7 +200,7 @@ func owners(v2 bool, device string) []map[string]string {
 	return []map[string]string{plain, strict}
 }
 
-// newHost makes the files of a container's cgroups, and of those above it.
+// newHost creates the files of a container's cgroups, and of their ancestors.
 func newHost(t *testing.T, v2 bool, files map[string]string) *host {
 	t.Helper()
 	root := t.TempDir()
@@ -241,7 +241,7 @@ func newHost(t *testing.T, v2 bool, files map[string]string) *host {
 	return h
 }
 
-// dirOf is the cgroup that has a file.
+// dirOf returns the cgroup directory that has a file.
 func dirOf(cg container.Cgroup, name string) string {
 	if strings.HasPrefix(name, "io.") || strings.HasPrefix(name, "blkio.") {
 		return cg.IO
@@ -249,7 +249,7 @@ func dirOf(cg container.Cgroup, name string) string {
 	return cg.CPU
 }
 
-// files are what the host is like, of the container's cgroups and of those above.
+// files returns the content of all files: of the container's cgroups and of their ancestors.
 func (h *host) files(t *testing.T) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
@@ -265,7 +265,7 @@ func (h *host) files(t *testing.T) map[string]string {
 	return all
 }
 
-// same demands that the host is as it was, and nothing noted.
+// same fails the test unless the host is as it was and the journal is empty.
 func (h *host) same(t *testing.T, when string, was map[string]string) {
 	t.Helper()
 	if diff := cmp.Diff(was, h.files(t)); diff != "" {
@@ -276,7 +276,7 @@ func (h *host) same(t *testing.T, when string, was map[string]string) {
 	}
 }
 
-// aDisk is one of this host.
+// aDisk returns a disk of this host.
 func aDisk(t *testing.T) block.Disk {
 	t.Helper()
 	disks, err := block.Disks("/sys")
@@ -290,8 +290,8 @@ func aDisk(t *testing.T) block.Disk {
 	return block.Disk{}
 }
 
-// Two keys are put in force and let go in each order, and the agent is killed after one of
-// the steps: then the next has its targets applied again, or `fairlead restore` runs.
+// TestPairs puts two keys in force and releases them, in each order, and kills the agent after one
+// of the steps. Then the next agent applies its targets again, or `fairlead restore` runs.
 func TestPairs(t *testing.T) {
 	testkit.NeedRoot(t)
 	disk := aDisk(t)
@@ -306,10 +306,10 @@ func TestPairs(t *testing.T) {
 			for _, a := range all {
 				for _, b := range all {
 					if v2 && (a.settings.Realtime > 0 || b.settings.Realtime > 0) {
-						continue // by the deadlines of threads, of which there are none here
+						continue // it sets deadlines of threads, and there are none here
 					}
 					for _, order := range [][]key{{a, b, {feature: a.feature}, {feature: b.feature}}, {a, b, {feature: b.feature}, {feature: a.feature}}} {
-						// Each pair is killed once in each order, all steps in turn.
+						// Each pair is killed once in each order. The step of the kill rotates.
 						for _, kill := range []int{never, turn / 2 % (last + 1)} {
 							restored := turn%2 == 0
 							when := fmt.Sprintf("v2 %v, owner %d: %s, %s, let go of %s first, killed after step %d, restore %v", v2, n, a.name, b.name, order[2].feature, kill, restored)
