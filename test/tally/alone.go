@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// turns is the file that a run holds locked while it changes this machine.
+// turns is the file that a run locks while it changes this machine.
 const turns = "/run/fairlead-test.lock"
 
-// alone waits until no other run is under way on this machine, and returns what
-// lets the next one begin. Two at once would take each other's cgroups for their
-// own. The kernel frees the lock of a run that is killed. Whoever may not make the file
-// is not root, and changes nothing that others meet.
+// alone waits until no other run is under way on this machine, and returns a function that lets the
+// next one begin. Two concurrent runs would take each other's cgroups for their own. The kernel
+// releases the lock of a killed run. A user without permission to create the file is not root, and
+// changes nothing that other runs see.
 func alone(ctx context.Context, path string, out io.Writer) (next func() error, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if errors.Is(err, fs.ErrPermission) {

@@ -7,16 +7,14 @@ import (
 	"syscall"
 )
 
-// autogroup is where the kernel is told whether it schedules each session as a
-// group.
+// autogroup is the file of the sysctl that makes the scheduler treat each session as a group.
 const autogroup = "/proc/sys/kernel/sched_autogroup_enabled"
 
-// ungrouped turns that off for processes that are started from now on, where it
-// is on, and returns what turns it on again. A run is one session with work on all
-// CPUs, and on some kernels a sender in such a group starves the kernel's own
-// workers (feature/netcpu/LIMITS.md, "Linux 6.18 and later"). Whoever may not turn
-// it off (no root, as for the tests of a library) runs as the host has it. A run
-// that is killed leaves it off.
+// ungrouped turns autogroup off, where it is on, for processes started from now on, and returns a
+// function that turns it on again. A run is one session with work on all CPUs, and on some kernels
+// a sender in such a group starves the kernel's own workers (feature/netcpu/LIMITS.md, "Linux 6.18
+// and later"). A run without permission to turn it off (no root, as for the tests of a library)
+// keeps the host's setting. A killed run leaves it off.
 func ungrouped(path string) (restore func() error, err error) {
 	was, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && string(was) != "1\n" {

@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// knowledge is what is known before a run.
+// knowledge is what the lists state before a run.
 type knowledge struct {
 	skips  []expectation
 	flakes []expectation
-	bounds map[string]time.Duration // by package; "*" is for those without one of their own
+	bounds map[string]time.Duration // by package; "*" is the default
 }
 
-// expectation is a skip or a failure that is fine.
+// expectation is an accepted skip or failure.
 type expectation struct {
 	pattern *regexp.Regexp // of "PACKAGE TEST: REASON" or "PACKAGE TEST"
 	why     string
-	until   time.Time // of a flake: the last day on which it is fine
+	until   time.Time // of a flake: the last day on which it is accepted
 }
 
-// readLists reads the lists in a folder. A flake whose day has passed is an error.
+// readLists reads the lists in a folder. It returns an error for a flake past its day.
 func readLists(dir string, now time.Time) (k knowledge, err error) {
 	for _, list := range []struct {
 		name string
@@ -65,8 +65,8 @@ func readLists(dir string, now time.Time) (k knowledge, err error) {
 	return k, nil
 }
 
-// eachEntry gives take the lines of a list: an entry, two spaces, "# ", and why it
-// is there. Empty lines and lines that begin with # are comments.
+// eachEntry calls take for each line of a list: an entry, two spaces, "# ", and the reason. Empty
+// lines and lines that begin with # are comments.
 func eachEntry(name, data string, take func(entry, why string) error) error {
 	n := 0
 	for line := range strings.Lines(data) {
@@ -91,7 +91,7 @@ func expect(entry, why string) (expectation, error) {
 	return expectation{pattern: re, why: why}, err
 }
 
-// flake reads an entry whose reason begins with "until DATE: ".
+// flake reads an entry with a reason that begins with "until DATE: ".
 func flake(entry, why string, now time.Time) (expectation, error) {
 	x, err := expect(entry, why)
 	if err != nil {
@@ -107,7 +107,7 @@ func flake(entry, why string, now time.Time) (expectation, error) {
 	return x, nil
 }
 
-// match gives the first expectation that a line matches.
+// match returns the first expectation that matches a line.
 func match(list []expectation, line string) (expectation, bool) {
 	for _, x := range list {
 		if x.pattern.MatchString(line) {

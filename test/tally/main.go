@@ -1,24 +1,22 @@
-// Command tally runs go test and keeps the books: it prints go test's own
-// closing line for each package, the output of what failed and the reason of
-// each skip, and at the end the failures once more and one line "N passed, N
-// failed, N skipped", subtests included. What fails once is a failure.
+// Command tally runs go test and counts the results: it prints go test's own closing line for each
+// package, the output of failed tests and the reason of each skip. At the end it prints the
+// failures once more and one line "N passed, N failed, N skipped", subtests included. A test that
+// fails once is a failure.
 //
 //	tally [-lists DIR] [-limit TIME] [-scope TEXT] GO-TEST-ARGUMENTS [-- GO-TEST-ARGUMENTS]...
 //
-// The groups of arguments run one after another. A group that begins with "+"
-// runs beside those that follow it. NAME=VALUE before the arguments of a group
-// goes to its environment.
+// The groups of arguments run one after another. A group that begins with "+" runs beside the
+// following groups. NAME=VALUE before the arguments of a group goes to its environment.
 //
-// DIR holds what is known beforehand: expected-skips.txt (any other skip is a
-// failure), known-flakes.txt (tests that may fail until a date) and bounds.txt
-// (how long a package should take). When TIME is over, or on a signal, what
-// still runs is ended, named and counted as failed. TEXT says before the closing
-// line what the run leaves out.
+// DIR holds the expectations: expected-skips.txt (any other skip is a failure), known-flakes.txt
+// (tests that may fail until a date) and bounds.txt (how long a package should take). When TIME is
+// over, or on a signal, tally ends, names and counts as failed whatever still runs. TEXT states,
+// before the closing line, what the run leaves out.
 //
-// One run at a time changes a machine: a second waits for the first. What a run has
-// left that was killed is removed before the next.
+// Only one run at a time changes a machine: a second waits for the first. tally first removes what
+// killed runs left behind.
 //
-// It is not a test framework: the Makefile calls it, and go test works without.
+// It is not a test framework: the Makefile calls it, and go test works without it.
 package main
 
 import (
@@ -111,8 +109,8 @@ func (t *tally) run(ctx context.Context, args []string) error {
 	return errors.Join(errs...)
 }
 
-// goTest runs one go test and counts its results. That it exits non-zero says
-// nothing new if a failure was counted, and is a failure itself otherwise.
+// goTest runs one go test and counts its results. A non-zero exit is a failure of its own unless a
+// failure was counted.
 func (t *tally) goTest(ctx context.Context, args []string) error {
 	var env []string
 	for len(args) > 0 && !strings.HasPrefix(args[0], "-") && strings.Contains(args[0], "=") {
@@ -121,7 +119,7 @@ func (t *tally) goTest(ctx context.Context, args []string) error {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, args...)...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stderr = os.Stderr
-	// The tests are children of go's: all of them have to go.
+	// The tests are children of go's, and all of them have to end.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	out, err := cmd.StdoutPipe()
@@ -148,8 +146,8 @@ func (t *tally) goTest(ctx context.Context, args []string) error {
 	return err
 }
 
-// read takes in the output of one go test -json until its end, and says whether
-// anything failed in it. A line that is no event is passed on as it is.
+// read parses the output of one go test -json until its end, and reports whether anything failed.
+// It passes on lines that are no events unchanged.
 func (t *tally) read(r io.Reader) (wrong bool, err error) {
 	lines := bufio.NewReader(r)
 	for {

@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// event is one line of go test -json (see go doc test2json), as far as it is
-// read here.
+// event is one line of go test -json (see go doc test2json), with only the fields used here.
 type event struct {
 	Action     string
 	Package    string
@@ -22,32 +21,31 @@ type event struct {
 	Elapsed    float64
 }
 
-// tally counts what happened and prints what a person wants to see of it.
+// tally counts results and prints what a person wants to see.
 type tally struct {
 	mu     sync.Mutex // groups may run side by side
 	out    io.Writer
-	module string // prefix of package paths that is not worth printing
+	module string // prefix of package paths that is not printed
 	known  knowledge
 
 	passed, failed, skipped int
 
-	output   map[string]map[string][]string // package, test: what it printed so far
-	broken   map[string]int                 // package: tests of it that failed
+	output   map[string]map[string][]string // package, test: its output so far
+	broken   map[string]int                 // package: number of failed tests
 	flaked   map[string]bool                // "PACKAGE TEST": whether all failures in it are known flakes
-	problems []problem                      // told again at the end
+	problems []problem                      // printed again at the end
 	slow     []string                       // packages that took longer than they should
 }
 
-// problem is one failure and what it printed.
+// problem is one failure and its output.
 type problem struct{ what, output string }
 
-// again is how many lines of a failure are printed a second time, at the end,
-// where somebody who has only the end of a log finds them.
+// again is how many lines of a failure are printed a second time, at the end, for readers who have
+// only the end of a log.
 const again = 30
 
-// tooSlow is how many times longer than it should a package takes when that is
-// a failure: a machine on which every CPU has two other things to do is three
-// times slower.
+// tooSlow is the factor beyond its bound at which a slow package is a failure. A machine with two
+// other busy threads on every CPU is three times slower.
 const tooSlow = 6
 
 func newTally(out io.Writer, module string, known knowledge) *tally {
@@ -59,7 +57,7 @@ func newTally(out io.Writer, module string, known knowledge) *tally {
 	}
 }
 
-// line takes in one line of go test -json, and says whether it is a failure.
+// line parses one line of go test -json, and reports whether it is a failure.
 func (t *tally) line(line string) (wrong bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -116,8 +114,8 @@ func (t *tally) take(e event) {
 	}
 }
 
-// testFailed counts a test that failed, unless that is known to happen, or is so
-// of each subtest that failed in it.
+// testFailed counts a failed test, unless its failure is a known flake, or all its failed subtests
+// are known flakes.
 func (t *tally) testFailed(short, test string, seconds float64, output []string) {
 	name := short + " " + test
 	x, known := match(t.known.flakes, name)
@@ -126,7 +124,7 @@ func (t *tally) testFailed(short, test string, seconds float64, output []string)
 		if r != '/' {
 			continue
 		}
-		// A slash may be part of a subtest's own name: nothing is called parent then.
+		// A slash may be part of a subtest's own name: then no test is called parent.
 		parent := short + " " + test[:i]
 		before, some := t.flaked[parent]
 		t.flaked[parent] = (known || inside) && (before || !some)
@@ -145,7 +143,7 @@ func (t *tally) testFailed(short, test string, seconds float64, output []string)
 	t.fail(output, "%s %s (%s)", short, test, took)
 }
 
-// took compares the time of a package with what it should take.
+// took compares the time of a package with its bound.
 func (t *tally) took(short string, seconds float64) {
 	bound, ok := t.known.bounds[short]
 	if !ok {
@@ -161,9 +159,8 @@ func (t *tally) took(short string, seconds float64) {
 	}
 }
 
-// packageFailed counts a failure that belongs to no test (it does not build,
-// it left something behind, it ran out of time), and shows what the tests that
-// never ended had printed.
+// packageFailed counts a failure that belongs to no test (the package does not build, left
+// something behind, or ran out of time), and prints the output of the tests that never ended.
 func (t *tally) packageFailed(path, short string, tests map[string][]string) {
 	for _, name := range slices.Sorted(maps.Keys(tests)) {
 		t.broken[path]++
@@ -174,7 +171,7 @@ func (t *tally) packageFailed(path, short string, tests map[string][]string) {
 	}
 }
 
-// unfinished counts what still ran when the run was ended.
+// unfinished counts the tests that still ran when the run was ended.
 func (t *tally) unfinished(late bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -188,7 +185,7 @@ func (t *tally) unfinished(late bool) {
 	}
 }
 
-// fail counts a failure and shows what it printed.
+// fail counts a failure and prints its output.
 func (t *tally) fail(output []string, format string, args ...any) {
 	t.failed++
 	io.WriteString(t.out, strings.Join(output, ""))
@@ -196,8 +193,8 @@ func (t *tally) fail(output []string, format string, args ...any) {
 	t.problems = append(t.problems, problem{what: fmt.Sprintf(format, args...), output: strings.Join(tail, "")})
 }
 
-// skip counts one skipped test: a failure unless it is accounted for (see
-// testkit.Skip) and expected.
+// skip counts one skipped test. It is a failure unless it is accounted for (see testkit.Skip) and
+// expected.
 func (t *tally) skip(short, test, output string) {
 	_, rest, ok := strings.Cut(output, "accounted skip: "+test+": ")
 	if !ok {
@@ -214,7 +211,7 @@ func (t *tally) skip(short, test, output string) {
 	t.fail(nil, "unexpected skip: %s", line)
 }
 
-// close prints the closing lines and says whether all is well.
+// close prints the closing lines and reports whether the run passed.
 func (t *tally) close() bool {
 	for _, s := range t.slow {
 		fmt.Fprintf(t.out, "slow: %s\n", s)

@@ -19,7 +19,7 @@ func TestTally(t *testing.T) {
 	tests := []struct {
 		name, events string
 		ok           bool
-		want         []string // in the output
+		want         []string // substrings of the output
 	}{
 		{"pass", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) +
 			line(`{"Action":"output","Package":"m/a","Output":"PASS\n"}`) +
@@ -97,7 +97,7 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// When the time is over, what has begun and not ended is named.
+// TestUnfinished expects tests that began and did not end to be named when the time is over.
 func TestUnfinished(t *testing.T) {
 	var out strings.Builder
 	ta := newTally(&out, "m", knowledge{})
@@ -115,8 +115,8 @@ func TestUnfinished(t *testing.T) {
 	}
 }
 
-// A go test that hangs is ended with its children when the time is over: here, once the
-// tally has told of a test that ends after the one that hangs has begun.
+// TestLimit expects a hanging go test to be ended with its children when the time is over. Here the
+// time is over once the tally has printed a test that ends after the hanging one has begun.
 func TestLimit(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
@@ -141,7 +141,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// trigger calls do once on was written.
+// trigger calls do once on has been written.
 type trigger struct {
 	text strings.Builder
 	on   string
@@ -177,7 +177,7 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// The lists of this project can be read.
+// TestOwnLists reads the lists of this project.
 func TestOwnLists(t *testing.T) {
 	if _, err := readLists("..", time.Now()); err != nil {
 		t.Error(err)
@@ -186,7 +186,7 @@ func TestOwnLists(t *testing.T) {
 
 var today = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
-// lists makes a folder with the lists that are given, and empty ones.
+// lists creates a folder with the given lists, and empty ones for the others.
 func lists(t *testing.T, given map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
