@@ -1,7 +1,6 @@
-// Package marks reads from the source of the tests which of them depend on the
-// kernel, and what they cover: the calls of testkit.Smoke, OnKernels and InFull.
-// It runs no test. test/vm goes by it to choose what a guest runs, test/rules to
-// see that nothing is left out.
+// Package marks reads from the source of the tests which of them depend on the kernel, and what
+// they cover: the calls of testkit.Smoke, OnKernels and InFull. It runs no test. test/vm uses it to
+// choose what a guest runs, test/rules to check that the marks are complete.
 package marks
 
 import (
@@ -16,23 +15,23 @@ import (
 	"strings"
 )
 
-// Test is one top-level test that carries a mark.
+// Test is one top-level test with a mark.
 type Test struct {
 	Name   string
 	Mark   string   // of testkit: "Smoke", "OnKernels" or "InFull"
 	Covers []string // "bpf:FOLDER", "knob:KIND" or "path:NAME"
 }
 
-// Paths are the ways of a packet that marks may name: those on which fairlead
-// has programs, classes or threads.
+// Paths returns the packet paths that marks may name: paths on which fairlead has programs, classes
+// or threads.
 func Paths() []string {
 	return []string{
 		"hop",     // one veth, from the host's namespace to the container
 		"bridge",  // NIC, bridge, veth
 		"polled",  // the same, where the NIC or the veth has a NAPI that polls
-		"nat",     // the same, with addresses that are translated
+		"nat",     // the same, with address translation
 		"overlay", // NIC, VXLAN, bridge, veth
-		"macvlan", // a device of the container's own on the NIC
+		"macvlan", // the container's own device on the NIC
 		"host",    // a container in the host's network namespace
 		"ifb",     // what an uplink receives, shaped by an IFB
 		"queue",   // what an uplink sends, shaped by a qdisc
@@ -40,10 +39,9 @@ func Paths() []string {
 	}
 }
 
-// Dir reads the marks of the tests in one folder, in the order of their names.
-// An error names the file and the line of a mark that cannot be read: one that
-// is not at the beginning of a top-level test, or whose words are no literals or
-// name nothing that is known.
+// Dir reads the marks of the tests in one folder, in the order of the tests' names. An error names
+// the file and the line of an unreadable mark: the mark does not open a top-level test, its
+// arguments are not literals, or they name nothing known.
 func Dir(dir string) ([]Test, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	if err != nil {
@@ -125,7 +123,7 @@ func file(name string, src any) ([]Test, error) {
 	return tests, err
 }
 
-// mark says whether a node is a call of one of the marks, and of which.
+// mark reports whether a node calls one of the marks, and which.
 func mark(n ast.Node) (call *ast.CallExpr, name string, ok bool) {
 	call, ok = n.(*ast.CallExpr)
 	if !ok || len(call.Args) == 0 {
@@ -142,7 +140,7 @@ func mark(n ast.Node) (call *ast.CallExpr, name string, ok bool) {
 	return call, sel.Sel.Name, true
 }
 
-// cover reads one word of a mark.
+// cover reads one argument of a mark.
 func cover(arg ast.Expr) (string, error) {
 	lit, _ := arg.(*ast.BasicLit)
 	if lit == nil || lit.Kind != token.STRING {
