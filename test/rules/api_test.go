@@ -19,8 +19,8 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/api.txt anew")
 
-// exported lists what other packages can name in p, a line each, sorted: the package's identifiers,
-// and the fields and methods of its types. Values of constants are no part of it.
+// exported lists what other packages can name in p, one per line, sorted: the package's
+// identifiers, and the fields and methods of its types. Values of constants are not listed.
 func exported(p *types.Package) (lines []string) {
 	short := func(other *types.Package) string {
 		if other == p {
@@ -81,8 +81,8 @@ func exported(p *types.Package) (lines []string) {
 	return lines
 }
 
-// signature is a function's parameters and results, without the parameters' names, which callers do
-// not see.
+// signature returns a function's parameters and results, without the parameters' names, which
+// callers do not see.
 func signature(f *types.Func, short types.Qualifier) string {
 	nameless := func(t *types.Tuple) *types.Tuple {
 		var vars []*types.Var
@@ -96,8 +96,8 @@ func signature(f *types.Func, short types.Qualifier) string {
 	return strings.TrimPrefix(types.TypeString(s, short), "func")
 }
 
-// changes compares what was exported with what is. A line that is gone breaks callers; a new one
-// must be recorded, or its going would not be noticed.
+// changes compares the recorded exports with the current ones. A missing line breaks callers. A new
+// line must be recorded, or its later removal would not be noticed.
 func changes(was, is []string) (problems []string) {
 	for _, line := range was {
 		if !slices.Contains(is, line) {
@@ -137,8 +137,8 @@ func load(t *testing.T, path string) *types.Package {
 	return p
 }
 
-// TestAPI fails if a name that package api exported is gone or has another type. The difference of
-// testdata/api.txt shows a review what an -update changes.
+// TestAPI fails if an exported name of package api was removed or has another type. The diff of
+// testdata/api.txt shows a reviewer what an -update changes.
 func TestAPI(t *testing.T) {
 	const golden = "testdata/api.txt"
 	is := exported(load(t, module+"/api"))

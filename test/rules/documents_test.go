@@ -14,12 +14,12 @@ import (
 	"testing/fstest"
 )
 
-// maxReadme is the most lines of a feature's README. The rest belongs
-// in DESIGN.md, MEASURED.md or LIMITS.md beside it.
+// maxReadme is the maximum number of lines of a feature's README. The rest belongs in DESIGN.md,
+// MEASURED.md or LIMITS.md beside it.
 const maxReadme = 80
 
-// readmes checks the README of each feature, and of what lies below one, in the
-// folder feature: a feature has one, and none is longer than maxReadme lines.
+// readmes checks the READMEs in the folder feature, at any depth: each feature has one, and none is
+// longer than maxReadme lines.
 func readmes(features fs.FS) (problems []string, err error) {
 	folders, err := fs.Glob(features, "*")
 	if err != nil {
@@ -95,7 +95,7 @@ func TestReadmeRule(t *testing.T) {
 // link finds the targets of a Markdown document's links.
 var link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 
-// dangling lists the relative links of all documents below root that lead nowhere.
+// dangling lists the relative links of all documents below root that have no target.
 func dangling(root fs.FS) (problems []string, err error) {
 	err = fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
 		switch {
@@ -126,7 +126,7 @@ func dangling(root fs.FS) (problems []string, err error) {
 	return problems, err
 }
 
-// Relative links lead somewhere, in the tree and where make install has put the
+// TestLinks checks that relative links have a target, in the tree and where make install puts the
 // documents.
 func TestLinks(t *testing.T) {
 	dir := t.TempDir()

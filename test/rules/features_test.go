@@ -19,14 +19,14 @@ import (
 const maxPlaces = 6
 
 // place is a row of CONTRIBUTING's list of the places that a new feature touches, with its number
-// and its files. NAME in these stands for the feature. A row without a number is not counted: the
-// laboratory is no part of the agent.
+// and its files. NAME in these stands for the feature. A row without a number does not count: the
+// laboratory is not part of the agent.
 var (
 	place      = regexp.MustCompile("(?m)^\\| (\\d*) ?\\| (`[^|]+`) \\|")
 	placeFiles = regexp.MustCompile("`([^`]+)`")
 )
 
-// places reads them from the section on features, and counts the rows.
+// places reads the rows from CONTRIBUTING's section on features, and counts them.
 func places(contributing string) (list []string, rows int) {
 	_, section, _ := strings.Cut(contributing, "\n## Adding a feature\n")
 	section, _, _ = strings.Cut(section, "\n## ")
@@ -41,8 +41,8 @@ func places(contributing string) (list []string, rows int) {
 	return list, rows
 }
 
-// isPlace says whether a file is at one of the places, for any of the names. One
-// that ends in a slash is a folder with all that is below it.
+// isPlace reports whether a file is at one of the places, for any of the names. A place that ends
+// in a slash is a folder with everything below it.
 func isPlace(list, names []string, file string) bool {
 	for _, p := range list {
 		if strings.HasSuffix(p, "/") && strings.HasPrefix(file, p) {
@@ -63,9 +63,9 @@ type goFile struct {
 	*ast.File
 }
 
-// naming lists where files that are at none of the places name a feature: by an
-// import, by a string that is its name or begins with it, as those of routes,
-// metrics and policy keys do, or by what its own files declare with its name.
+// naming lists where files outside the places name a feature: by an import, by a string that is its
+// name or begins with it (as routes, metrics and policy keys do), or by an identifier that contains
+// its name and that its own files declare.
 func naming(fset *token.FileSet, files []goFile, names, list []string) (problems []string) {
 	called := make(map[string]string) // identifiers, with the feature
 	for _, f := range files {
@@ -112,7 +112,7 @@ func naming(fset *token.FileSet, files []goFile, names, list []string) (problems
 	return problems
 }
 
-// declared lists what a file declares at package level, with its methods.
+// declared lists a file's package-level identifiers and methods.
 func declared(f *ast.File) (ids []string) {
 	for _, d := range f.Decls {
 		switch d := d.(type) {
@@ -134,8 +134,8 @@ func declared(f *ast.File) (ids []string) {
 	return ids
 }
 
-// A feature is a folder: outside of it only the places that CONTRIBUTING lists
-// name one.
+// TestFeatureIsAFolder checks that only the places listed in CONTRIBUTING name a feature outside
+// its folder.
 func TestFeatureIsAFolder(t *testing.T) {
 	data, err := os.ReadFile("../../CONTRIBUTING.md")
 	if err != nil {

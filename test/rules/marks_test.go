@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-project/fairlead/test/marks"
 )
 
-// Whatever depends on the kernel has a test that every kernel runs: each BPF
-// object, each kind of knob and each path of a packet.
+// TestMarks checks that every kernel runs a test for each BPF object, each kind of knob and each
+// path of a packet.
 func TestMarks(t *testing.T) {
 	const top = "../.."
 	marked, err := marks.Tree(top)
@@ -33,7 +33,7 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// wantedMarks gives the words that marks have to name.
+// wantedMarks returns the words that the marks must name.
 func wantedMarks(top string) (wanted []string, err error) {
 	err = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 		switch {
@@ -63,8 +63,8 @@ func wantedMarks(top string) (wanted []string, err error) {
 	return wanted, err
 }
 
-// knobKinds gives the kinds of knobs that kernel.Opener opens: the values of the
-// constants PACKAGE.KindNAME that kernel/kernel.go uses.
+// knobKinds returns the kinds of knobs that kernel.Opener opens: the values of the constants
+// PACKAGE.KindNAME that kernel/kernel.go uses.
 func knobKinds(dir string) (kinds []string, err error) {
 	fset := token.NewFileSet()
 	opener, err := parser.ParseFile(fset, filepath.Join(dir, "kernel.go"), nil, parser.SkipObjectResolution)
@@ -112,7 +112,7 @@ func knobKinds(dir string) (kinds []string, err error) {
 	return kinds, nil
 }
 
-// uncovered says what no testkit.Smoke covers, and which marks name nothing.
+// uncovered lists what no testkit.Smoke covers, and the marks that name nothing.
 func uncovered(wanted []string, marked map[string][]marks.Test) (problems []string) {
 	smoked := make(map[string]bool)
 	for _, dir := range slices.Sorted(maps.Keys(marked)) {

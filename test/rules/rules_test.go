@@ -1,6 +1,5 @@
-// Package rules holds the house rules of CONTRIBUTING.md that a program can
-// check, as tests over the module's own source: who may import what, and what
-// no file may contain. It has no code that anything else could call.
+// Package rules checks the house rules of CONTRIBUTING.md that a program can check, as tests over
+// the module's own source: who may import what, and what no file may contain. It exports no code.
 package rules
 
 import (
@@ -23,7 +22,7 @@ import (
 
 const module = "github.com/fairlead-project/fairlead"
 
-// pkg is what go list says of one package of the module.
+// pkg is go list's description of one package of the module.
 type pkg struct {
 	Dir, ImportPath, Doc                        string
 	GoFiles, TestGoFiles, XTestGoFiles, Imports []string
@@ -33,11 +32,11 @@ type pkg struct {
 // name is the package's path below the module: "kernel/netdev".
 func (p pkg) name() string { return below(p.ImportPath) }
 
-// below cuts the module off an import path; a path of another module, or of
-// the standard library, stays as it is.
+// below cuts the module off an import path. It returns a path of another module, or of the standard
+// library, unchanged.
 func below(path string) string { return strings.TrimPrefix(path, module+"/") }
 
-// in says whether the package is one of the folders, or lies below one.
+// in reports whether the package is one of the folders, or lies below one.
 func in(name string, folders ...string) bool {
 	return slices.ContainsFunc(folders, func(f string) bool { return name == f || strings.HasPrefix(name, f+"/") })
 }
@@ -67,8 +66,8 @@ func packages(t *testing.T) []pkg {
 	return list
 }
 
-// brokenImport says which rule an import breaks, "" if none. Names are as
-// pkg.name gives them. Tests are bound only by the rules between features.
+// brokenImport returns the rule that an import breaks, "" if none. Names are those of pkg.name.
+// Only the rules between features bind tests.
 func brokenImport(from, to string, test bool) string {
 	feature := func(name string) bool { return strings.HasPrefix(name, "feature/") }
 	top := func(name string) string { return strings.Join(strings.SplitN(name+"/", "/", 3)[:2], "/") }
@@ -139,8 +138,8 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// Whoever imports the API's types and client gets these, and neither the agent nor the clients
-// of runtimes, netlink and BPF.
+// TestAPIIsALeaf checks that an importer of the API's types and client imports neither the agent
+// nor the clients of runtimes, netlink and BPF.
 func TestAPIIsALeaf(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+"/api").Output()
 	if err != nil {
@@ -271,7 +270,7 @@ type source struct {
 	pkg      string
 	files    []*ast.File
 	tests    []*ast.File
-	vars     map[string]bool // package-level variables that are not tests'
+	vars     map[string]bool // package-level variables outside tests
 	problems []string
 }
 
@@ -336,10 +335,9 @@ func (s *source) check() []string {
 	return s.problems
 }
 
-// variables collects the package-level variables of a file and refuses those
-// that can only be there to be changed. Sentinel errors, regular expressions,
-// embedded files, counters, pools (whose content nothing may depend on) and tables
-// that nobody writes to are fine.
+// variables collects the package-level variables of a file and rejects the ones that can only exist
+// to be changed. It accepts sentinel errors, regular expressions, embedded files, counters, pools
+// (nothing may depend on their content) and tables that no code writes to.
 func (s *source) variables(f *ast.File) {
 	for _, d := range f.Decls {
 		decl, ok := d.(*ast.GenDecl)
@@ -363,8 +361,8 @@ func (s *source) variables(f *ast.File) {
 	}
 }
 
-// counter says whether a type is an atomic integer: names that must be unique
-// within the process are numbered by one.
+// counter reports whether a type is an atomic integer: such a variable numbers names that must be
+// unique within the process.
 func counter(typ ast.Expr) bool {
 	sel, ok := typ.(*ast.SelectorExpr)
 	if !ok {
@@ -374,13 +372,13 @@ func counter(typ ast.Expr) bool {
 	return ok && from.Name == "atomic" && (strings.HasPrefix(sel.Sel.Name, "Int") || strings.HasPrefix(sel.Sel.Name, "Uint"))
 }
 
-// embedded says whether a file may have go:embed directives. The files are
-// parsed without comments, so it goes by the import that the directive needs.
+// embedded reports whether a file may have go:embed directives. The files are parsed without
+// comments, so it looks for the import that the directive needs.
 func embedded(f *ast.File) bool {
 	return slices.ContainsFunc(f.Imports, func(i *ast.ImportSpec) bool { return i.Path.Value == `"embed"` })
 }
 
-// changeable says whether a value makes sense only if it changes later.
+// changeable reports whether a value makes sense only if it changes later.
 func changeable(value ast.Expr) bool {
 	switch v := value.(type) {
 	case *ast.UnaryExpr:
@@ -399,8 +397,8 @@ func changeable(value ast.Expr) bool {
 	return false
 }
 
-// written reports an expression that writes to a package-level variable, or
-// takes its address. A local variable of the same name counts too: rename it.
+// written reports an expression that writes to a package-level variable, or takes its address. A
+// local variable of the same name counts too: rename it.
 func (s *source) written(expr ast.Expr) {
 	at := expr
 	for {
@@ -420,7 +418,7 @@ func (s *source) written(expr ast.Expr) {
 	}
 }
 
-// testFiles checks what only tests can get wrong.
+// testFiles checks the rules for test files.
 func (s *source) testFiles() {
 	var root ast.Node
 	checked := false

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Each claim of SECURITY.md names its tests, and those are there.
+// TestSecurity checks that each claim of SECURITY.md names its tests, and that these exist.
 func TestSecurity(t *testing.T) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output()
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestMemoryLimit fails if Go's memory limit in the unit leaves less than a quarter of
-// MemoryMax to what Go does not count: without it the kernel kills an agent whose garbage
-// has only not been collected yet.
+// TestMemoryLimit fails if Go's memory limit in the unit leaves less than a quarter of MemoryMax to
+// memory that Go does not count. Without the limit the kernel kills an agent only because its
+// garbage has not been collected yet.
 func TestMemoryLimit(t *testing.T) {
 	data, err := os.ReadFile("../../packaging/fairlead.service")
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// TestVersion builds the version string as make does: of a tree without git, at the release's tag,
-// and beside it.
+// TestVersion builds the version string as make does: in a tree without git, at the release's tag,
+// and at another commit.
 func TestVersion(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"Makefile", "api/version.go"} {
@@ -61,8 +61,7 @@ func TestVersion(t *testing.T) {
 	version(`-dev\+v` + regexp.QuoteMeta(api.Release) + `-1-g[0-9a-f]+`)
 }
 
-// TestChangelog fails if the newest section of the changelog is not of the version that the tree
-// has.
+// TestChangelog fails if the newest section of the changelog does not have the version of the tree.
 func TestChangelog(t *testing.T) {
 	data, err := os.ReadFile("../../CHANGELOG.md")
 	if err != nil {
