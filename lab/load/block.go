@@ -15,36 +15,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// With --block a client and a server have a thread for each connection, which waits in the
-// kernel, as netperf's processes do. Without it, Go's poller takes more time for a request
-// than the kernel's network stack.
+// With --block a client and a server have a thread for each connection, which waits in the kernel,
+// as netperf's processes do. Without it, Go's poller takes more time for a request than the
+// kernel's network stack.
 
-// spare is how many threads may run Go code beside those of the connections.
+// spare is how many threads may run Go code in addition to the connections' threads.
 const spare = 4
 
-// flow is one connection of a client that waits in the kernel.
+// flow is one connection of a client that blocks in the kernel.
 type flow struct {
 	answers atomic.Uint64
-	done    atomic.Bool // it has made all requests that it is to make
-	seen    uint64      // of answers, by watch
+	done    atomic.Bool // all its requests are made
+	seen    uint64      // answers that watch has seen
 	quiet   int         // ticks of watch without an answer
 }
 
-// Ticks of watch, and how many without an answer make a stalled flow: a second.
+// watchTick is the interval of watch. A flow without an answer for stalledTicks, a second, is
+// stalled.
 const (
 	watchTick    = 100 * time.Millisecond
 	stalledTicks = int(time.Second / watchTick)
 )
 
-// watch counts the flows that get no answer for a second, each once until it gets one.
-// While the board says to pause, no time passes.
+// watch counts the flows without an answer for a second. It counts each stall once, until the flow
+// gets an answer. No time passes while the board pauses the client.
 func watch(flows []*flow, b *Board) {
 	for range time.Tick(watchTick) {
 		look(flows, b)
 	}
 }
 
-// look is a tick of watch.
+// look is one tick of watch.
 func look(flows []*flow, b *Board) {
 	idle := b.rate() == 0
 	for _, f := range flows {
@@ -59,8 +60,8 @@ func look(flows []*flow, b *Board) {
 	}
 }
 
-// blockClient keeps one request under way on each connection, or on a new one for each
-// request if o.connect says so.
+// blockClient keeps one request under way on each connection, or opens a new connection for each
+// request if o.connect is set.
 func blockClient(o options, b *Board) error {
 	runtime.GOMAXPROCS(o.conns + spare)
 	failed := make(chan error, o.conns)
@@ -114,7 +115,7 @@ func blockClient(o options, b *Board) error {
 	return <-failed
 }
 
-// ask is ask, and notes the answers for watch.
+// ask is the function ask, and counts the answers for watch.
 func (f *flow) ask(o options, b *Board, bytes int, do func() (answered bool, err error)) error {
 	defer f.done.Store(true)
 	return ask(o, b, bytes, func() (bool, error) {
@@ -126,7 +127,7 @@ func (f *flow) ask(o options, b *Board, bytes int, do func() (answered bool, err
 	})
 }
 
-// locked runs fn on a thread of its own, which ends with it.
+// locked runs fn on a thread of its own, which ends with fn.
 func locked(failed chan<- error, fn func() error) {
 	runtime.LockOSThread()
 	if err := fn(); err != nil {
@@ -134,7 +135,7 @@ func locked(failed chan<- error, fn func() error) {
 	}
 }
 
-// blocking takes the socket of a connection, and leaves it waiting in the kernel.
+// blocking takes over the socket of a connection and makes it block in the kernel.
 func blocking(c net.Conn) (fd int, err error) {
 	defer c.Close()
 	s, ok := c.(interface{ File() (*os.File, error) })
@@ -173,7 +174,7 @@ func blockUDP(fd int, request, buf []byte) (ok bool, err error) {
 	}
 }
 
-// refused returns nil if nobody is there yet, else the error.
+// refused returns nil if err only means that no server listens yet, else the error.
 func refused(err error) error {
 	if errors.Is(err, unix.ECONNREFUSED) {
 		time.Sleep(time.Millisecond)
@@ -215,8 +216,8 @@ func blockWrite(fd int, data []byte) error {
 	return nil
 }
 
-// connectAndAsk makes a connection, asks once, and closes it. It returns false if nobody is
-// there, or no port is free for the moment.
+// connectAndAsk makes a connection, asks once, and closes it. It returns false if no server
+// listens, or no port is free for the moment.
 func connectAndAsk(to netip.AddrPort, request, buf []byte) (answered bool, err error) {
 	family, sa := sockaddr(to)
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// free finds n ports of loopback that nobody uses, and gives their addresses.
+// free returns n unused addresses of loopback.
 func free(t *testing.T, proto string, n int) (addrs []string) {
 	t.Helper()
 	for range n {
@@ -33,7 +33,7 @@ func free(t *testing.T, proto string, n int) (addrs []string) {
 	return addrs
 }
 
-// TestBlock counts the requests of clients that wait in the kernel, at both ends.
+// TestBlock compares the request counts of clients that block in the kernel, at both ends.
 func TestBlock(t *testing.T) {
 	const conns, count = 3, 50
 	for _, c := range []struct {
@@ -60,8 +60,8 @@ func TestBlock(t *testing.T) {
 	}
 }
 
-// TestStalled stops a server: each flow counts as stalled, and once only, while it gets no
-// answer; while the board says to pause, none does.
+// TestStalled stops a server. Each flow counts as stalled exactly once while it gets no answer. No
+// flow counts as stalled while the board pauses the client.
 func TestStalled(t *testing.T) {
 	const conns = 3
 	at := free(t, "tcp", 1)[0]
@@ -88,7 +88,7 @@ func TestStalled(t *testing.T) {
 	}
 }
 
-// TestWatch goes through the ticks of a second by hand.
+// TestWatch steps through the ticks of a second by hand.
 func TestWatch(t *testing.T) {
 	b := &Board{page: new(page)}
 	b.SetRate(Flood)
@@ -128,8 +128,8 @@ func TestWatch(t *testing.T) {
 	stalled(2, "with all requests made")
 }
 
-// TestGreet counts a greeting and what follows it; without the greeting's answer nothing
-// follows.
+// TestGreet counts a greeting and the datagrams after it. Without an answer to the greeting none
+// follow.
 func TestGreet(t *testing.T) {
 	const count = 30
 	at := free(t, "udp", 1)[0]

@@ -16,12 +16,12 @@ import (
 // Flood is the rate that means as fast as possible.
 const Flood = ^uint64(0)
 
-// boardFD is where a generator finds its board, if somebody gave it one.
+// boardFD is the descriptor at which a generator finds its board, if its parent passed one.
 const boardFD = 3
 
-// Board is memory that a generator shares with whoever measures it. Reading it
-// costs the generator nothing, takes no turn on its CPU, and is exact in time
-// even while the generator is not allowed to run.
+// Board is memory that a generator shares with the process that measures it. A read costs the
+// generator nothing, takes no turn on its CPU, and is exact in time even while the generator is not
+// allowed to run.
 type Board struct {
 	page *page
 	file *os.File // nil in the generator
@@ -30,7 +30,7 @@ type Board struct {
 // page is the layout of the memory. Every word is read and written atomically.
 type page struct {
 	ready  uint64
-	rate   uint64 // asked of a sender: per second, 0 pauses, or Flood
+	rate   uint64 // requested rate of a sender: per second, 0 pauses, or Flood
 	ops    uint64 // datagrams, requests, writes, units of work
 	bytes  uint64
 	errors uint64
@@ -51,7 +51,7 @@ func NewHistogram() *hist.Histogram { return hist.New(subBits, topBits) }
 
 const pageSize = (int(unsafe.Sizeof(page{})) + 4095) &^ 4095
 
-// NewBoard makes a board for a generator that is yet to be started.
+// NewBoard creates a board for a generator that is not started yet.
 func NewBoard() (*Board, error) {
 	fd, err := unix.MemfdCreate("fairlead-load", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -79,8 +79,7 @@ func mapBoard(fd int) (*Board, error) {
 	return &Board{page: (*page)(unsafe.Pointer(&mem[0]))}, nil
 }
 
-// ownBoard is the board that this process, a generator, was given, or one that
-// nobody else sees.
+// ownBoard returns the board that the parent passed to this process, a generator, or a private one.
 func ownBoard() (*Board, error) {
 	var st unix.Stat_t
 	if unix.Fstat(boardFD, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size == int64(pageSize) {
@@ -89,22 +88,21 @@ func ownBoard() (*Board, error) {
 	return &Board{page: new(page)}, nil
 }
 
-// Close lets go of the memory; the generator keeps its part. The Board must
-// not be used any more.
+// Close releases the memory; the generator keeps its mapping. The Board must not be used any more.
 func (b *Board) Close() error {
 	mem := unsafe.Slice((*byte)(unsafe.Pointer(b.page)), pageSize)
 	b.page = nil
 	return errors.Join(unix.Munmap(mem), b.file.Close())
 }
 
-// SetRate tells a sender how many datagrams to send in a second, from now on:
-// 0 to pause, Flood for as many as it can. Senders that do not pace (TCP,
-// request and response) take every rate but 0 for Flood.
+// SetRate sets how many datagrams a sender sends per second from now on: 0 pauses it, Flood is as
+// fast as it can. Senders without pacing (TCP, request and response) treat every rate but 0 as
+// Flood.
 func (b *Board) SetRate(perSecond uint64) { atomic.StoreUint64(&b.page.rate, perSecond) }
 
 func (b *Board) rate() uint64 { return atomic.LoadUint64(&b.page.rate) }
 
-// Ready says whether the generator is at work: listening, connected, started.
+// Ready reports whether the generator is at work: listening, connected, started.
 func (b *Board) Ready() bool { return atomic.LoadUint64(&b.page.ready) != 0 }
 
 func (b *Board) setReady() { atomic.StoreUint64(&b.page.ready, 1) }
@@ -152,7 +150,7 @@ type Window struct {
 	hist    hist.Histogram
 }
 
-// Since gives what happened from an earlier reading of the same board on.
+// Since returns what happened between an earlier reading of the same board and this one.
 func (r Reading) Since(earlier Reading) Window {
 	w := Window{
 		Seconds: r.at.Sub(earlier.at).Seconds(),
@@ -175,6 +173,5 @@ func (w Window) Rate() float64 { return float64(w.Ops) / w.Seconds }
 // BitRate is in bit/s.
 func (w Window) BitRate() float64 { return 8 * float64(w.Bytes) / w.Seconds }
 
-// Latency gives the q-quantile of the latencies in the window, as
-// [hist.Histogram.Quantile] does.
+// Latency returns the q-quantile of the latencies in the window, as [hist.Histogram.Quantile] does.
 func (w Window) Latency(q float64) time.Duration { return w.hist.Quantile(q) }

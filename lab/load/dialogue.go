@@ -12,8 +12,8 @@ import (
 	"strconv"
 )
 
-// dialogue is how rr-client speaks with a real server: the request that it repeats on a
-// connection, after begin has made the server ready to answer it.
+// dialogue is how rr-client speaks with a real server: begin prepares the server, and the client
+// then repeats one request on the connection.
 type dialogue struct {
 	// begin prepares the server and returns the request, which the server always
 	// answers in the same length.
@@ -22,7 +22,7 @@ type dialogue struct {
 	read func(r *bufio.Reader) error
 }
 
-// protocols are the values of --proto. Those without a dialogue are echoed by rr-server.
+// protocols returns the values of --proto. rr-server echoes the protocols without a dialogue.
 func protocols() map[string]dialogue {
 	return map[string]dialogue{
 		"udp": {}, "tcp": {},
@@ -33,8 +33,8 @@ func protocols() map[string]dialogue {
 	}
 }
 
-// converse begins a dialogue on a connection and returns its request and the length of
-// each answer, both found by asking once.
+// converse begins a dialogue on a connection. It asks once, and returns the request and the length
+// of each answer.
 func (d dialogue) converse(c net.Conn, size int) (request []byte, answer int, err error) {
 	if request, err = d.begin(c, size); err != nil {
 		return nil, 0, err
@@ -50,7 +50,7 @@ func (d dialogue) converse(c net.Conn, size int) (request []byte, answer int, er
 	return request, int(seen) - r.Buffered(), nil
 }
 
-// counter counts what is written.
+// counter counts the bytes written to it.
 type counter int
 
 func (n *counter) Write(p []byte) (int, error) {
@@ -62,7 +62,7 @@ const key = "fairlead"
 
 func value(size int) []byte { return bytes.Repeat([]byte{'x'}, size) }
 
-// expect reads what the server has to answer.
+// expect reads the answer that the server has to give.
 func expect(r io.Reader, want string) error {
 	answer := make([]byte, len(want))
 	if _, err := io.ReadFull(r, answer); err != nil {
@@ -113,7 +113,7 @@ func readRedis(r *bufio.Reader) error {
 	return err
 }
 
-// HTTP/1.1. The server has a page for each size that it is asked for, of that name.
+// HTTP/1.1. The server has a page for each requested size, named after it.
 func beginHTTP(_ net.Conn, size int) ([]byte, error) {
 	return fmt.Appendf(nil, "GET /%d HTTP/1.1\r\nHost: fairlead\r\n\r\n", size), nil
 }
@@ -130,8 +130,8 @@ func readHTTP(r *bufio.Reader) error {
 	return err
 }
 
-// PostgreSQL's protocol 3.0 ("Frontend/Backend Protocol"), for a server that trusts the
-// client. The query needs no table.
+// PostgreSQL's protocol 3.0 ("Frontend/Backend Protocol"), for a server with trust authentication.
+// The query needs no table.
 func beginPostgres(c net.Conn, size int) ([]byte, error) {
 	parameters := "user\x00postgres\x00database\x00postgres\x00\x00"
 	start := binary.BigEndian.AppendUint32(nil, uint32(8+len(parameters)))
@@ -163,7 +163,7 @@ func readPostgres(r *bufio.Reader) error {
 	}
 }
 
-// names are the protocols in order.
+// names returns the protocols in order.
 func names() (list []string) {
 	for name := range protocols() {
 		list = append(list, name)

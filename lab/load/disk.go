@@ -14,9 +14,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/block"
 )
 
-// disk reads and writes blocks of --size, or every other one of --also, of the file or
-// device --to, past the page cache, --conns of them at once: at random places, or as
-// --sequential says one after the other. A rate of 0 on the board pauses it.
+// disk reads and writes blocks of the file or device --to with O_DIRECT, --conns of them at once.
+// Blocks have --size bytes; with --also, every other block has --also bytes. They are at random
+// places, or in order as --sequential says. A rate of 0 on the board pauses it.
 func disk(o options, b *Board) error {
 	if o.size%blockSize != 0 || o.also%blockSize != 0 {
 		return fmt.Errorf("--size and --also must be multiples of %d: the page cache is not used", blockSize)
@@ -41,8 +41,8 @@ func disk(o options, b *Board) error {
 	if length < int64(max(o.size, o.also)) {
 		return fmt.Errorf("%s is shorter than a block", o.to)
 	}
-	// A goroutine that waits in the kernel keeps a processor of Go's scheduler until that
-	// notices, milliseconds later: with as many of these as CPUs, few requests are under way.
+	// A goroutine that blocks in the kernel keeps its P until the Go scheduler notices,
+	// milliseconds later: if all Ps are taken by such goroutines, few requests are under way.
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), o.conns+1))
 	b.setReady()
 	failed := make(chan error, o.conns)
@@ -52,8 +52,8 @@ func disk(o options, b *Board) error {
 	return <-failed
 }
 
-// mayWrite refuses a device whose data would be lost. Several generators may write to one,
-// so that none claims it.
+// mayWrite refuses a device that holds data. Several generators may write to one device, so none
+// claims it.
 func mayWrite(fd int, path string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
@@ -63,14 +63,14 @@ func mayWrite(fd int, path string) error {
 	return block.Vacant(r.Proc, r.Sys, path)
 }
 
-// blockSize is what O_DIRECT needs to be aligned to, at the most.
+// blockSize is the largest alignment that O_DIRECT needs.
 const blockSize = 4096
 
 // budgetPeriod is the period of --budget.
 const budgetPeriod = 100 * time.Millisecond
 
 func diskWorker(o options, b *Board, fd int, length int64) error {
-	// A mapping is aligned to pages; a slice of Go's is not.
+	// A mapping is page-aligned; a Go slice is not.
 	buffer, err := unix.Mmap(-1, 0, max(o.size, o.also), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func diskWorker(o options, b *Board, fd int, length int64) error {
 			return fmt.Errorf("budget %v: %w", o.budget, err)
 		}
 	}
-	next := rand.Int64N(length) / blockSize * blockSize // of what is sequential
+	next := rand.Int64N(length) / blockSize * blockSize // for --sequential
 	for done := 0; ; {
 		if b.rate() == 0 || o.count > 0 && done == o.count {
 			time.Sleep(time.Millisecond)

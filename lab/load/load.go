@@ -1,12 +1,11 @@
-// Package load holds the load generators of the experiments: a UDP flood at a
-// set rate and its receiver, TCP bulk, request and response, I/O at a disk, and a victim that
-// computes without end. They are verbs of the program that starts them (`fairlead-lab load ...`,
-// hidden), so that they run in any namespace, cgroup or container image.
+// Package load holds the load generators of the experiments: a UDP flood at a set rate and its
+// receiver, TCP bulk, request and response, I/O at a disk, and a victim that computes without end.
+// They are hidden verbs of the program that starts them (`fairlead-lab load ...`), so that they run
+// in any namespace, cgroup or container image.
 //
-// A generator counts on a [Board] that the experiment reads at the start and
-// the end of what it measures, and prints JSON lines for people. It sets up no
-// namespaces and measures nobody but itself: package rig places generators,
-// package bench reads them.
+// A generator counts on a [Board] that the experiment reads at the start and the end of a
+// measurement, and prints JSON lines for people. It sets up no namespaces and measures only itself:
+// package rig places generators, package bench reads them.
 package load
 
 import (
@@ -33,9 +32,9 @@ import (
 // Verb is the word after the program's name that makes it a generator.
 const Verb = "load"
 
-// Reexec runs a generator if this program was started as one: args, usually
-// os.Args, begin with the program and the word load. It then returns true and
-// the exit status; else false. Call it first thing in main or TestMain.
+// Reexec runs a generator if this program was started as one: args, usually os.Args, begin with the
+// program and the word load. It then returns true and the exit status; else false. Call it first in
+// main or TestMain.
 func Reexec(args []string) (status int, ok bool) {
 	if len(args) < 2 || args[1] != Verb {
 		return 0, false
@@ -43,9 +42,8 @@ func Reexec(args []string) (status int, ok bool) {
 	return Main(args[2:], os.Stdout, os.Stderr), true
 }
 
-// Command prepares a generator, this same program with args as [Main] takes
-// them, and the board that it will count on. The caller starts it wherever it
-// is to run and then calls [Await].
+// Command prepares a generator, this same program with args as [Main] takes them, and the board
+// that it will count on. The caller starts it where it is to run and then calls [Await].
 func Command(args ...string) (*exec.Cmd, *Board, error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -62,7 +60,7 @@ func Command(args ...string) (*exec.Cmd, *Board, error) {
 	return cmd, board, nil
 }
 
-// Measure runs a generator, as Command does, for a time, and gives what it did in that.
+// Measure runs a generator, as Command does, for a time, and returns its counts over that time.
 func Measure(ctx context.Context, over time.Duration, args ...string) (w Window, err error) {
 	cmd, board, err := Command(args...)
 	if err != nil {
@@ -93,8 +91,8 @@ func Measure(ctx context.Context, over time.Duration, args ...string) (w Window,
 	return board.Read().Since(before), nil
 }
 
-// Await waits until the generator of a board is at work, or has ended: done is
-// closed then.
+// Await waits until the generator of a board is at work, or until done is closed because the
+// generator has ended.
 func (b *Board) Await(ctx context.Context, done <-chan struct{}) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -110,7 +108,7 @@ func (b *Board) Await(ctx context.Context, done <-chan struct{}) error {
 	return nil
 }
 
-// options are the flags of all generators; each takes those that it needs.
+// options are the flags of all generators; each generator uses its own subset.
 type options struct {
 	to, listen string
 	proto      string
@@ -177,9 +175,9 @@ func generators() map[string]generator {
 	}
 }
 
-// Main runs the generator that args name until it is told to end (SIGTERM,
-// SIGINT or --for), and returns the exit status. What it counted it prints as
-// JSON lines: one each --every, and one of the whole at the end.
+// Main runs the generator that args name until it is asked to end (SIGTERM, SIGINT or --for), and
+// returns the exit status. It prints its counts as JSON lines: one each --every, and a total at the
+// end.
 func Main(args []string, stdout, stderr io.Writer) int {
 	all := generators()
 	if len(args) == 0 || all[args[0]].run == nil {
@@ -302,7 +300,7 @@ func (o options) loop(g generator, board *Board, out *json.Encoder) error {
 	}
 }
 
-// line is a Window as it is printed.
+// line is the printed form of a Window.
 type line struct {
 	Seconds float64 `json:"seconds"`
 	Ops     uint64  `json:"ops"`

@@ -81,12 +81,12 @@ func (r *running) counts() bool {
 	return false
 }
 
-// all returns what a generator with --count, which should come to ops, counted.
+// all returns the counts of a generator with --count, which should reach ops.
 func (r *running) all(ops uint64) page {
 	for end := time.Now().Add(time.Minute); r.Read().page.ops < ops && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
-	time.Sleep(20 * time.Millisecond) // for one that goes on
+	time.Sleep(20 * time.Millisecond) // lets a generator that does not stop exceed ops
 	return r.Read().page
 }
 
@@ -104,8 +104,7 @@ func TestUDP(t *testing.T) {
 	if !send.counts() || !recv.counts() {
 		t.Fatal("nothing sent, or nothing received")
 	}
-	// The same machine at the same time, so the ratio of the rates must hold,
-	// whatever the rates are.
+	// Both runs share machine and time, so the ratio of the rates must hold at any rate.
 	measure := func(pps uint64) float64 {
 		send.SetRate(pps)
 		time.Sleep(20 * time.Millisecond)
@@ -113,7 +112,7 @@ func TestUDP(t *testing.T) {
 		time.Sleep(300 * time.Millisecond)
 		return send.Read().Since(before).Rate()
 	}
-	for try := 1; ; try++ { // others may keep its CPU for the most of one of them
+	for try := 1; ; try++ { // others may use the CPU for most of one try
 		slow, fast, flood := measure(5000), measure(20000), measure(Flood)
 		said := fmt.Sprintf("of 5000 a second %.0f were sent, of 20000 %.0f, of a flood %.0f", slow, fast, flood)
 		if fast > 20000*1.1 {
@@ -136,7 +135,7 @@ func TestUDP(t *testing.T) {
 	}
 }
 
-// With --count a sender sends as many, and then no more.
+// TestCount checks that a sender with --count sends that many, and then no more.
 func TestCount(t *testing.T) {
 	ns := testkit.NetNS(t)
 	const each, conns = 30, 2
@@ -148,7 +147,7 @@ func TestCount(t *testing.T) {
 		{[]string{"tcp-recv"}, []string{"tcp-send", "--conns", "2"}, each * conns},
 		{[]string{"rr-server", "--proto", "tcp"}, []string{"rr-client", "--proto", "tcp", "--conns", "2"}, each * conns},
 	} {
-		port := 9000 + i // the servers before it still listen
+		port := 9000 + i // the earlier servers still listen
 		start(t, ns, append(c.server, "--listen", fmt.Sprintf(":%d", port), "--buffer", "4000000")...)
 		send := start(t, ns, append(c.client, "--to", fmt.Sprintf("127.0.0.1:%d", port), "--count", fmt.Sprint(each))...)
 		if n := send.all(c.want).ops; n != c.want {
@@ -157,7 +156,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// A super-packet is as many datagrams as it was asked to be, for both ends.
+// TestSuperPackets checks that both ends count a super-packet as the requested number of datagrams.
 func TestSuperPackets(t *testing.T) {
 	ns := testkit.NetNS(t)
 	recv := start(t, ns, "udp-recv", "--listen", ":9000", "--buffer", "4000000")
@@ -229,7 +228,7 @@ func TestRequestResponse(t *testing.T) {
 	}
 }
 
-// TestDialogues asks servers that speak as much of each protocol as is needed.
+// TestDialogues runs each protocol against a server that implements just enough of it.
 func TestDialogues(t *testing.T) {
 	x := strings.Repeat("x", 10)
 	message := func(kind byte, body string) string {
@@ -289,7 +288,7 @@ func TestBurn(t *testing.T) {
 func TestNice(t *testing.T) {
 	ns := testkit.NetNS(t)
 	r := start(t, ns, "burn", "--nice", "5")
-	// Every thread, also those that the runtime starts later.
+	// All threads, including the ones that the runtime starts later.
 	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", r.cmd.Process.Pid))
 	if err != nil || len(stats) == 0 {
 		t.Fatalf("no threads (%v)", err)
@@ -379,14 +378,14 @@ func TestPacer(t *testing.T) {
 			}
 			sent += uint64(n)
 			p.sent += uint64(n)
-			// A call takes a while, and longer with more in it.
+			// A call takes a while, and longer the more it sends.
 			now = now.Add(time.Duration(200+n*500) * time.Nanosecond)
 		}
 		want := float64(rate) * now.Sub(start).Seconds()
 		if got := float64(sent); got < want*0.99-1 || got > want*1.01+1 {
 			t.Fatalf("rate %d: sent %v, want %v", rate, got, want)
 		}
-		// After a pause of a second only catchUp is made up for.
+		// After a pause of a second the pacer catches up on catchUp only.
 		now = now.Add(time.Second)
 		var burst uint64
 		for {
@@ -422,7 +421,7 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// scratch returns a file of one megabyte, for the generator of a disk.
+// scratch returns a file of one megabyte, for the disk generator.
 func scratch(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "scratch")

@@ -13,8 +13,8 @@ import (
 // mailFiles is how many files there are, as in the workload varmail of Filebench.
 const mailFiles = 1000
 
-// mail does what varmail of Filebench does: each of --conns removes a file, makes one and
-// syncs it, appends to one and syncs it, and reads two whole ones. Each of these is a unit.
+// mail does what varmail of Filebench does: each of --conns removes a file, creates one and syncs
+// it, appends to one and syncs it, and reads two whole files. Each of these is a unit.
 func mail(o options, b *Board) error {
 	for i := range mailFiles / 2 {
 		if err := os.WriteFile(mailFile(o.to, i), make([]byte, o.size), 0o600); err != nil {
@@ -52,7 +52,7 @@ func mailWorker(o options, b *Board) error {
 			start := time.Now()
 			err := do(mailFile(o.to, rand.IntN(mailFiles)))
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // another has removed it, or nobody has made it
+				continue // another worker removed it, or none has created it
 			}
 			if err != nil {
 				return err

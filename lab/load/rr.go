@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Lost is how long a client without --count waits for an answer by UDP before it counts an
-// error and asks again.
+// Lost is how long a client without --count waits for an answer by UDP before it counts an error
+// and asks again.
 const Lost = 200 * time.Millisecond
 
 // rrClient keeps one request under way on each connection.
@@ -50,8 +50,8 @@ func network(proto string) string {
 	return "tcp"
 }
 
-// ask makes requests, and returns nil once it has made o.count of them. do makes one, and
-// returns false if no answer came; with one, bytes go both ways in all.
+// ask makes requests, and returns nil once it has made o.count of them. do makes one request, and
+// returns false if no answer came. An answered request counts as bytes, the sum of both directions.
 func ask(o options, b *Board, bytes int, do func() (answered bool, err error)) error {
 	for sent := 0; o.count == 0 || sent < o.count; {
 		if paused(b) {
@@ -73,9 +73,8 @@ func ask(o options, b *Board, bytes int, do func() (answered bool, err error)) e
 	return nil
 }
 
-// exchange sends a request and reads its answer, which is as long as buf. By UDP an answer
-// that comes too late is taken for the next one's: with losses the errors say how far to
-// trust the latencies.
+// exchange sends a request and reads its answer, which is as long as buf. By UDP it takes a late
+// answer for the next request's. With losses, the error count shows how far to trust the latencies.
 func exchange(o options, c net.Conn, request, buf []byte) (answered bool, err error) {
 	if network(o.proto) == "tcp" {
 		if _, err := c.Write(request); err != nil {
@@ -91,7 +90,7 @@ func exchange(o options, c net.Conn, request, buf []byte) (answered bool, err er
 		_, err = c.Read(buf)
 	}
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		time.Sleep(time.Millisecond) // nobody there yet
+		time.Sleep(time.Millisecond) // no server listens yet
 	}
 	return err == nil, nil
 }
@@ -99,7 +98,7 @@ func exchange(o options, c net.Conn, request, buf []byte) (answered bool, err er
 // patience is how long a client waits for an answer by UDP.
 func patience(o options) time.Duration {
 	if o.count > 0 {
-		return time.Minute // each is to be answered, on however slow a machine
+		return time.Minute // every request must be answered, on however slow a machine
 	}
 	return Lost
 }

@@ -13,7 +13,7 @@ import (
 // bulk is the size of one read or write of TCP bulk traffic.
 const bulk = 128 << 10
 
-// paused waits while the board says so, and returns whether it did.
+// paused waits while the board pauses the sender, and reports whether it did.
 func paused(b *Board) bool {
 	if b.rate() != 0 {
 		return false
@@ -50,9 +50,9 @@ func tcpSend(o options, b *Board) error {
 	return <-failed
 }
 
-// congestion chooses the congestion control of a TCP socket before it connects;
-// "" leaves the kernel's default. Later would be too late: a connection that has
-// begun with bbr is paced by timers for as long as it lives.
+// congestion sets the congestion control of a TCP socket before it connects; "" keeps the kernel's
+// default. After the connect would be too late: a connection that begins with bbr is paced by
+// timers for its whole life.
 func congestion(name string) func(network, addr string, c syscall.RawConn) error {
 	if name == "" {
 		return nil
@@ -69,8 +69,8 @@ func congestion(name string) func(network, addr string, c syscall.RawConn) error
 	}
 }
 
-// dial tries for half a minute: the listener may be about to start, and a busy
-// machine may lose or delay the first packets. control, if not nil, is net.Dialer's.
+// dial retries for half a minute: the listener may be about to start, and a busy machine may lose
+// or delay the first packets. control, if not nil, is net.Dialer's.
 func dial(network, addr string, control func(network, addr string, c syscall.RawConn) error) (net.Conn, error) {
 	d := net.Dialer{Timeout: 2 * time.Second, Control: control}
 	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
@@ -97,7 +97,7 @@ func tcpRecv(o options, b *Board) error {
 	})
 }
 
-// serveTCP gives each connection to serve, which owns it until it returns.
+// serveTCP passes each connection to serve, which owns it until it returns.
 func serveTCP(o options, b *Board, serve func(net.Conn)) error {
 	l, err := net.Listen("tcp", o.listen)
 	if err != nil {

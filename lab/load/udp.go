@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batch is how many datagrams one system call takes at most.
+// batch limits the datagrams per system call.
 const batch = 64
 
 // mmsghdr is struct mmsghdr of recvmmsg(2).
@@ -24,10 +24,10 @@ type mmsghdr struct {
 type messages struct {
 	hdrs  [batch]mmsghdr
 	iovs  [batch]unix.Iovec
-	names []unix.RawSockaddrAny // the senders, if they are asked for
+	names []unix.RawSockaddrAny // the senders, if requested by named
 }
 
-// named has each call of recvmmsg give the senders.
+// named makes each call of recvmmsg return the senders.
 func (m *messages) named() {
 	m.names = make([]unix.RawSockaddrAny, batch)
 	for i := range m.names {
@@ -35,8 +35,8 @@ func (m *messages) named() {
 	}
 }
 
-// newMessages makes messages of size bytes each: of one buffer that all share,
-// for sending, or one each.
+// newMessages creates messages of size bytes each. With shared, all use one buffer, for sending;
+// otherwise each has its own.
 func newMessages(size int, shared bool) *messages {
 	m := new(messages)
 	n := batch
@@ -53,10 +53,10 @@ func newMessages(size int, shared bool) *messages {
 	return m
 }
 
-// call sends or receives up to n messages and returns how many it were.
+// call sends or receives up to n messages and returns their number.
 func (m *messages) call(trap uintptr, fd, n, flags int) (int, error) {
 	for i := range m.names {
-		m.hdrs[i].hdr.Namelen = unix.SizeofSockaddrAny // which the kernel makes shorter
+		m.hdrs[i].hdr.Namelen = unix.SizeofSockaddrAny // the kernel shortens it
 	}
 	for {
 		r, _, e := unix.Syscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(&m.hdrs)), uintptr(n), uintptr(flags), 0, 0)
@@ -70,9 +70,8 @@ func (m *messages) call(trap uintptr, fd, n, flags int) (int, error) {
 	}
 }
 
-// udpSend floods, one destination after the other. It is one thread with its
-// own clock: the CPU that it runs on is the sender's alone, so it spins rather
-// than sleep past its time.
+// udpSend floods its destinations in turn. It is one thread with its own clock. Its CPU is the
+// sender's alone, so it spins rather than oversleep.
 func udpSend(o options, b *Board) error {
 	runtime.LockOSThread()
 	var fds []int
@@ -98,7 +97,7 @@ func udpSend(o options, b *Board) error {
 	}
 	flags := 0
 	if len(fds) > 1 {
-		flags = unix.MSG_DONTWAIT // one that is full must not hold up the others
+		flags = unix.MSG_DONTWAIT // a full queue must not delay the other destinations
 	}
 	b.setReady()
 	m := newMessages(o.size*o.segments, true)
@@ -119,8 +118,8 @@ func udpSend(o options, b *Board) error {
 		sent, err := m.call(unix.SYS_SENDMMSG, fds[i], (n+o.segments-1)/o.segments, flags)
 		sent *= o.segments
 		if err != nil {
-			// A full queue, or nobody there: a flood goes on. What could not
-			// be sent is not made up for.
+			// The queue is full, or no receiver is there: a flood goes on. It does not make up for
+			// failed sends.
 			b.fail()
 			sent = n
 		} else {
@@ -134,8 +133,8 @@ func udpSend(o options, b *Board) error {
 // greeting is the length of the datagram that --greet sends first.
 const greeting = 1
 
-// greet sends a datagram and waits for its answer, as iperf3 does, so that connection
-// tracking has seen both directions of the flow.
+// greet sends a datagram and waits for its answer, as iperf3 does, so that connection tracking has
+// seen both directions of the flow.
 func greet(fd int, b *Board) error {
 	tv := unix.NsecToTimeval(int64(Lost))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
@@ -166,7 +165,7 @@ func (m *messages) answer(fd, i int) {
 	unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m.hdrs[i].hdr)), 0)
 }
 
-// pacer says how many packets are due.
+// pacer computes how many packets are due.
 type pacer struct {
 	rate  uint64
 	start time.Time
@@ -174,8 +173,8 @@ type pacer struct {
 	next  time.Duration // until the next packet is due
 }
 
-// catchUp bounds what is made up for after a pause in which the sender could
-// not run: a longer burst would be load that nobody asked for.
+// catchUp limits how much of a pause, in which the sender could not run, it makes up for. A longer
+// burst would be unrequested load.
 const catchUp = 2 * time.Millisecond
 
 func (p *pacer) due(rate uint64, now time.Time) int {
@@ -203,7 +202,7 @@ func (p *pacer) due(rate uint64, now time.Time) int {
 	return int(min(uint64(late.Seconds()*float64(rate))+1, batch))
 }
 
-// wait waits for a part of the time until the next packet.
+// wait sleeps for a part of the time until the next packet.
 func (p *pacer) wait() {
 	const tooShort = 300 * time.Microsecond // a sleep may be late by that
 	if p.next > tooShort {
@@ -243,8 +242,8 @@ func udpRecv(o options, b *Board) error {
 	}
 }
 
-// udpSocket makes a blocking socket and binds or connects it. The runtime's
-// poller would put a second system call before each batch.
+// udpSocket creates a blocking socket and binds or connects it. The runtime's poller would add a
+// second system call before each batch.
 func udpSocket(addr string, attach func(int, unix.Sockaddr) error) (int, error) {
 	if len(addr) > 0 && addr[0] == ':' {
 		addr = "0.0.0.0" + addr
@@ -265,7 +264,7 @@ func udpSocket(addr string, attach func(int, unix.Sockaddr) error) (int, error) 
 	return fd, nil
 }
 
-// sockaddr is an address as the kernel takes it, and its family.
+// sockaddr converts an address to the kernel's form and its family.
 func sockaddr(ap netip.AddrPort) (family int, sa unix.Sockaddr) {
 	if ap.Addr().Is4() {
 		return unix.AF_INET, &unix.SockaddrInet4{Port: int(ap.Port()), Addr: ap.Addr().As4()}
