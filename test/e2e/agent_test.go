@@ -29,24 +29,22 @@ type netns interface{ Do(func() error) error }
 // metricsAddr is free in every namespace that a test makes.
 const metricsAddr = "127.0.0.1:9643"
 
-// agent is a fairlead agent in a process of its own, which can be started
-// again after its end.
+// agent is a fairlead agent in a process of its own, which can be started again after its end.
 type agent struct {
 	t       *testing.T
 	ns      netns
-	program string // whose agent it is, and who asks it
+	program string // the binary of the agent and of its clients
 	dir     string
 	flags   []string
 	api     *api.Client
 	pid     int
 	inode   uint64   // of ns
-	found   []string // cgroups of its uplinks from before, of a namespace whose number is used again
+	found   []string // cgroups of its uplinks from before: the number of a namespace may be used again
 	ended   chan struct{}
 	err     error // how the process ended, once ended is closed
 }
 
-// newAgent prepares an agent in ns. flags come after those that give it
-// directories of its own.
+// newAgent prepares an agent in ns. flags follow the flags that set its directories.
 func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "fle2e-") // short, for the sockets in it
@@ -94,7 +92,7 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 
 func (a *agent) path(name string) string { return filepath.Join(a.dir, name) }
 
-// launch starts the process; wrap is a command to run it with.
+// launch starts the process. wrap is a command to run it with.
 func (a *agent) launch(wrap ...string) {
 	a.t.Helper()
 	log, err := os.OpenFile(a.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -116,7 +114,8 @@ func (a *agent) launch(wrap ...string) {
 	}
 	started, ended := make(chan error, 1), make(chan struct{})
 	a.ended = ended
-	// It dies with the thread that forked it, so that thread stays with it.
+	// The parent-death signal fires when the thread that forked the agent ends, so that thread
+	// stays.
 	go a.ns.Do(func() error {
 		err := cmd.Start()
 		started <- err
@@ -130,7 +129,7 @@ func (a *agent) launch(wrap ...string) {
 	a.pid = cmd.Process.Pid
 }
 
-// start launches the agent, and waits until it knows who runs.
+// start launches the agent, and waits until it knows the running containers.
 func (a *agent) start(wrap ...string) {
 	a.t.Helper()
 	a.launch(wrap...)
@@ -149,8 +148,8 @@ func (a *agent) start(wrap ...string) {
 	})
 }
 
-// runs says whether the agent was started and has not ended since. While it says
-// so, its pid is nobody else's.
+// runs reports whether the agent was started and has not ended since. While it returns true, no
+// other process has the agent's pid.
 func (a *agent) runs() bool {
 	if a.ended == nil {
 		return false
@@ -172,8 +171,8 @@ func (a *agent) kill() {
 	}
 }
 
-// dump gives the end of the log, and of an agent that still runs what its
-// goroutines wait for, those first that have run last. The agent ends by that.
+// dump returns the end of the log. If the agent still runs, dump adds its goroutines' stacks, most
+// recently run first, and thereby ends the agent.
 func (a *agent) dump() []byte {
 	log, _ := os.ReadFile(a.path("log"))
 	end := len(log)
@@ -229,7 +228,7 @@ func (a *agent) status() api.Status {
 	return st
 }
 
-// find gives a running container by its name.
+// find returns a running container by its name.
 func (a *agent) find(name string) (api.Container, error) {
 	list, err := a.api.Containers(a.t.Context())
 	if err != nil {
@@ -250,7 +249,7 @@ func netcpuOf(c api.Container) api.FeatureStatus {
 	return c.Features[i]
 }
 
-// reaches waits until netcpu stands with a container as it should.
+// reaches waits until netcpu reports the given state for a container.
 func (a *agent) reaches(name, state string) (c api.Container) {
 	a.t.Helper()
 	await(a.t, fmt.Sprintf("%s to be %s", name, state), func() (err error) {
@@ -262,16 +261,15 @@ func (a *agent) reaches(name, state string) (c api.Container) {
 	return c
 }
 
-// isolation is what the agent says, and the kernel shows, of a container that
-// is isolated.
+// isolation is what the agent reports, and the kernel shows, of an isolated container.
 type isolation struct {
 	api.Container
 	threads []sched.Thread
 	changes int
 }
 
-// isolated waits until every device of a container polls in threads that live
-// in its own cpu cgroup.
+// isolated waits until every device of a container is polled by threads in the container's own cpu
+// cgroup.
 func (a *agent) isolated(name string, devices int) (i isolation) {
 	a.t.Helper()
 	await(a.t, name+" to be isolated", func() (err error) {
@@ -290,7 +288,7 @@ func (a *agent) isolation(ctx context.Context, name string, devices int) (i isol
 	if s := netcpuOf(i.Container); s.State != api.StateDone {
 		return i, fmt.Errorf("netcpu is %+v", s)
 	}
-	// A runtime makes a device, and gives it an address later.
+	// A runtime creates a device, and gives it an address later.
 	bare := slices.ContainsFunc(i.Interfaces, func(dev api.Interface) bool { return len(dev.Addrs) == 0 || dev.Host == nil })
 	if len(i.Interfaces) != devices || bare {
 		return i, fmt.Errorf("devices %+v, want %d with addresses and host ends", i.Interfaces, devices)
@@ -331,8 +329,8 @@ func parseThread(object string) (th sched.Thread, err error) {
 	return th, err
 }
 
-// livesIn says, from the kernel's own files, whether a NAPI thread is in a
-// directory of the cpu controller.
+// livesIn checks, by the kernel's own files, that a NAPI thread is in a directory of the cpu
+// controller.
 func livesIn(th sched.Thread, dir string) error {
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", th.TID))
 	if err != nil {
@@ -351,7 +349,7 @@ func livesIn(th sched.Thread, dir string) error {
 	return nil
 }
 
-// warnings gives the lines of the log that are about what is not in force.
+// warnings returns the lines of the log about what is not in force.
 func (a *agent) warnings() (lines []string) {
 	a.t.Helper()
 	log, err := os.ReadFile(a.path("log"))
@@ -364,10 +362,10 @@ func (a *agent) warnings() (lines []string) {
 	return lines
 }
 
-// footprint is what the agent's process holds of the kernel's objects.
+// footprint is the agent process's share of the kernel's objects.
 type footprint struct{ BPF, NetNS, DeadProcesses int }
 
-// footprint is what it holds once it is done with every container.
+// footprint returns the agent's footprint once it has finished with every container.
 func (a *agent) footprint() (f footprint) {
 	a.t.Helper()
 	await(a.t, "the agent to be done with all containers", func() error {
@@ -380,7 +378,7 @@ func (a *agent) footprint() (f footprint) {
 		return err
 	})
 	f = a.holds()
-	// At its start it still takes up some.
+	// The footprint still grows right after the start.
 	await(a.t, "the agent to hold the same for a while", func() error {
 		time.Sleep(300 * time.Millisecond)
 		was := f
@@ -392,7 +390,7 @@ func (a *agent) footprint() (f footprint) {
 	return f
 }
 
-// holds is footprint at this moment.
+// holds returns the footprint at this moment.
 func (a *agent) holds() (f footprint) {
 	a.t.Helper()
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", a.pid))
@@ -415,9 +413,8 @@ func (a *agent) holds() (f footprint) {
 	return f
 }
 
-// forgets waits until nothing of a container that has ended is left: the agent
-// does not list it and has nothing of it in the journal, and its threads have
-// ended.
+// forgets waits until nothing of an ended container is left: the agent does not list it, its
+// journal has no entry for it, and the container's threads have ended.
 func (a *agent) forgets(i isolation) {
 	a.t.Helper()
 	a.letsGo(i)
@@ -431,8 +428,8 @@ func (a *agent) forgets(i isolation) {
 	})
 }
 
-// letsGo is forgets for a container whose network namespace outlives it, and
-// its threads with that: they have to have left its cgroup.
+// letsGo is forgets for a container with a network namespace that outlives it. The threads outlive
+// it too, and must have left its cgroup.
 func (a *agent) letsGo(i isolation) {
 	a.t.Helper()
 	await(a.t, i.Name+" to be forgotten", func() error {
@@ -457,8 +454,7 @@ func (a *agent) letsGo(i isolation) {
 	})
 }
 
-// idles waits until the agent has nothing in force, and holds no more than at
-// its start.
+// idles waits until the agent has nothing in force, and holds no more than at its start.
 func (a *agent) idles(atStart footprint) {
 	a.t.Helper()
 	await(a.t, "nothing to be in force", func() error {

@@ -15,15 +15,15 @@ import (
 
 const autoAll = "match: {name: \"e2e-*\"}\nset: {netcpu: auto, netcpu.steal: 2.5%}\n"
 
-// onOne keeps what computes, and what is flooded, on one CPU. Where a group has work
-// on several its weight on each changes all the time, and then 6.18 may let the
-// kernel's own workers wait for as long as the group keeps a CPU busy: it reports a
-// workqueue lockup, and nothing ends that waits for RCU or has watched a file.
+// onOne keeps the computing and the flooded containers on one CPU. The weight of a group on a CPU
+// changes all the time if it has work on several. Then 6.18 may let the kernel's own workers wait
+// for as long as the group keeps a CPU busy: it reports a workqueue lockup, and no process ends
+// that waits for RCU or has watched a file.
 var onOne = sandbox.CPU{Set: "0"}
 
-// TestAuto floods a container that policy leaves to auto. It is isolated, its
-// victim is robbed no more, and the agent says why; killed and started again, it
-// goes on where it was; and once the flood is over, all is as before.
+// TestAuto floods a container that policy leaves to auto. The agent isolates it, which stops the
+// theft from its victim, and reports why. After a kill and a restart the agent continues where it
+// was. Once the flood is over, everything is as before.
 func TestAuto(t *testing.T) {
 	r := newRig(t)
 	flood := r.add(sandbox.Spec{Name: "e2e-flood", CPU: onOne})
@@ -53,7 +53,7 @@ func TestAuto(t *testing.T) {
 	a.spares(victim, flood)
 	t.Logf("its victim is spared after %v", time.Since(began).Round(100*time.Millisecond))
 
-	// Killed in this state: whoever comes next goes on with it.
+	// Killed in this state, the next agent continues from it.
 	was := a.isolated("e2e-flood", 1)
 	rest()
 	a.kill()
@@ -75,13 +75,13 @@ func TestAuto(t *testing.T) {
 	mustSay(t, a.run("explain", "e2e-flood"), 0, "for 10s its packets cost at most 1.25 % of a CPU")
 	r.sameAs(observed, "after the flood")
 
-	// Killed while it observes, and with no agent to come: nothing is to undo.
+	// Killed while it observes, without a next agent: there is nothing to undo.
 	a.kill()
 	r.sameAs(before, "after the second kill")
 	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0, "nothing to undo")
 }
 
-// spares waits until culprit takes next to nothing of victim's time any more.
+// spares waits until culprit takes next to nothing of victim's time.
 func (a *agent) spares(victim, culprit *sandbox.Box) {
 	a.t.Helper()
 	stolen := func() (sum float64, at time.Time) {
@@ -105,8 +105,8 @@ func (a *agent) spares(victim, culprit *sandbox.Box) {
 	})
 }
 
-// TestAutoRestored kills the agent while a container is isolated by decision: what
-// was changed lapses, and restore --expired leaves it alone until then.
+// TestAutoRestored kills the agent while a container is isolated by a decision. The changes lapse
+// at the decision's expiry, and restore --expired leaves them alone until then.
 func TestAutoRestored(t *testing.T) {
 	r := newRig(t)
 	flood := r.add(sandbox.Spec{Name: "e2e-flood", CPU: onOne})
@@ -138,10 +138,10 @@ func TestAutoRestored(t *testing.T) {
 	r.sameAs(before, "restored")
 }
 
-// TestAutoSenders leaves to auto a container that sends more than an HTB lets out
-// at once, so that its packets go by timers in others' time. It is charged, and
-// those whom it robs are, too: one gets more of its quota, and one without a quota a
-// higher weight. When it stops, all is as before.
+// TestAutoSenders leaves to auto a container that sends more than an HTB lets out at once, so
+// timers send its packets in other containers' time. The agent charges it and compensates its
+// victims: one gets more quota, and one without a quota a higher weight. When it stops, everything
+// is as before.
 func TestAutoSenders(t *testing.T) {
 	r := newRig(t)
 	const quota = 40 * time.Millisecond
@@ -203,8 +203,8 @@ func TestAutoSenders(t *testing.T) {
 	r.sameAs(observed, "after it has stopped")
 }
 
-// shape lets a device of the host send so many bits a second, by an HTB with the
-// kernel's own bursts: it sets a timer for each packet or two that have to wait.
+// shape limits a device of the host to so many bits per second, by an HTB with the kernel's own
+// bursts: it sets a timer for each packet or two that have to wait.
 func (r *rig) shape(dev string, rate uint64) {
 	r.t.Helper()
 	r.Change(r.host, dev, func(h *netlink.Handle, link netlink.Link) error {

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// TestWithoutRoot runs what needs no root without, and sees the rest refused.
+// TestWithoutRoot runs without root what needs no root, and expects the rest to be refused.
 func TestWithoutRoot(t *testing.T) {
 	start := func(program string, args ...string) output {
 		t.Helper()
@@ -62,8 +62,7 @@ func TestWithoutRoot(t *testing.T) {
 	mustSay(t, run("doctor"), 1, "nothing works here; what would help most: run the agent as root (")
 }
 
-// TestWithoutBTF hides the kernel's type information, as on kernels that are
-// built without.
+// TestWithoutBTF hides the kernel's type information, as on kernels that are built without it.
 func TestWithoutBTF(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-box", CPU: sandbox.CPU{Quota: 20e6, Period: 100e6}})

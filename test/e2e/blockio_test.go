@@ -25,7 +25,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
-// ask sends a request to the agent's socket and gives the status and the body.
+// ask sends a request to the agent's socket and returns the status and the body.
 func (a *agent) ask(method, path, body string) (int, string) {
 	a.t.Helper()
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -41,7 +41,7 @@ func (a *agent) ask(method, path, body string) (int, string) {
 	return resp.StatusCode, string(data)
 }
 
-// blockioDone waits until the agent knows a container, and its reservations.
+// blockioDone waits until the agent knows a container and its reservations.
 func (a *agent) blockioDone(name string) {
 	a.t.Helper()
 	await(a.t, "blockio knows "+name, func() error {
@@ -58,7 +58,7 @@ func (a *agent) blockioDone(name string) {
 	})
 }
 
-// loads lists the generators of this test's program that run.
+// loads lists the running generators of this test's program.
 func loads(t *testing.T) (out []string) {
 	t.Helper()
 	processes, err := filepath.Glob("/proc/[0-9]*")
@@ -73,8 +73,8 @@ func loads(t *testing.T) (out []string) {
 	return out
 }
 
-// Reservations are made, refused, changed and ended over the API, count each other's, and
-// outlive the agent but not the container.
+// TestReservations makes, refuses, changes and ends reservations over the API. Each reservation
+// counts against the others. Reservations outlive the agent but not the container.
 func TestReservations(t *testing.T) {
 	r := newRig(t)
 	disk, err := loop.New(t.TempDir(), 1<<20)
@@ -102,7 +102,7 @@ func TestReservations(t *testing.T) {
 	reserve := func(container, figures string) string {
 		return fmt.Sprintf(`{"container": %q, "device": %q, %s}`, container, disk.Path, figures)
 	}
-	// Without a capacity it is in force, and says what to do.
+	// Without a capacity the reservation is in force, and says what to do.
 	unverified := expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 1`), 201, `"admission":"unverified"`, "fairlead io calibrate "+disk.Path)
 	mustSay(t, a.run("ps"), 0, "partly", "unverified")
 	mustSay(t, a.run("io"), 0, "unverified", "fairlead io calibrate "+disk.Path)
@@ -159,7 +159,7 @@ func TestReservations(t *testing.T) {
 		return err
 	})
 
-	// An operator has it measured, follows what happens, and loses the disk.
+	// An operator calibrates the disk, follows what happens, and loses the disk.
 	mustSay(t, a.run("io", "calibrate", disk.Path, "--raw", "--for", "100ms"), 1, "nothing was written")
 	mustSay(t, a.run("io", "calibrate", disk.Path, "--raw", "--yes-destroy-data", "--for", "100ms"), 0, "measured")
 	mustSay(t, a.run("io", "calibrate", disk.Path, "--raw", "--realtime"), 1, "profile", "loop device")
@@ -173,8 +173,8 @@ func TestReservations(t *testing.T) {
 	a.stop()
 }
 
-// A profile of real-time budgets is measured on the machine's disk, and a container gets its
-// budget from that. Nothing of the measurement is left.
+// TestCalibrateRealtime measures a profile of real-time budgets on the machine's disk, and derives
+// a container's budget from it. The measurement leaves nothing behind.
 func TestCalibrateRealtime(t *testing.T) {
 	dir := t.TempDir()
 	var st unix.Stat_t
@@ -188,7 +188,8 @@ func TestCalibrateRealtime(t *testing.T) {
 	a := r.agent()
 	a.start()
 	path := "/dev/" + d.Name
-	// Started as people do: what it measures beside itself would inherit that it runs at once.
+	// Start it as people do, without startAtOnce: the load beside which it measures would inherit
+	// the precedence.
 	calibrate := exec.Command(program, "io", "calibrate", path, "--scratch", dir, "--size", "16", "--for", "200ms", "--realtime", "--socket", a.path("fairlead.sock"))
 	mustSay(t, runCommand(t, calibrate), 0, "measured", "real-time for 20ms", "real-time for 400ms")
 	left, err := os.ReadDir(dir)
@@ -203,15 +204,15 @@ func TestCalibrateRealtime(t *testing.T) {
 	a.stop()
 }
 
-// A neighbour that takes the disk from a reservation is capped there, which explain tells
-// with the evidence. The cap outlives a killed agent, restore takes it back, and the next
-// agent caps again; it ends with the need for it.
+// TestDiskCapping caps a neighbour that takes the disk from a reservation, and explain shows the
+// evidence. The cap outlives a killed agent, restore undoes it, and the next agent caps again. The
+// cap ends when it is no longer needed.
 func TestDiskCapping(t *testing.T) {
 	r := newRig(t)
 	disk, err := loop.New(t.TempDir(), 4<<20)
 	must(t, err)
 	t.Cleanup(func() { must(t, disk.Close()) })
-	// A reservation that no disk could meet; and of writes, one a second is all that this can do.
+	// No disk could meet this reservation. The capacity for writes is set to one per second.
 	db := r.create(sandbox.Spec{Name: "e2e-db", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=50000000"}})
 	hog := r.create(sandbox.Spec{Name: "e2e-hog", Labels: map[string]string{"fairlead.io.yield": "auto"}})
 	spared := r.create(sandbox.Spec{Name: "e2e-spared"})
@@ -264,7 +265,7 @@ func TestDiskCapping(t *testing.T) {
 	a.start()
 	capped("again")
 	end()
-	must(t, db.Destroy()) // for nobody any more
+	must(t, db.Destroy()) // no reservation is left
 	await(t, "the cap ends", func() error {
 		if got := caps(hog); got != "" {
 			return fmt.Errorf("%s; %v", got, a.run("io"))
@@ -275,9 +276,10 @@ func TestDiskCapping(t *testing.T) {
 	a.stop()
 }
 
-// A container with nothing but a reservation, beside others without any label, is helped
-// itself, and its status says that the reservation holds in part only, since no disk does as
-// much. Help outlives a killed agent, and ends once nobody else wants its CPU.
+// TestOneLabel has a container with nothing but a reservation, beside others without any label. The
+// agent helps the container itself. Its status says that the reservation holds only in part, since
+// no disk does as much. The help outlives a killed agent, and ends once no other container wants
+// its CPU.
 func TestOneLabel(t *testing.T) {
 	r := newRig(t)
 	disk, err := loop.New(t.TempDir(), 4<<20)

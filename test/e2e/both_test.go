@@ -11,9 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// testBothKilled kills the agent and the engine, and starts the agent first: what the
-// engine said before counts until it is there to tell. One container loses its label
-// meanwhile.
+// testBothKilled kills the agent and the engine, and starts the agent first: the engine's last
+// answer counts until the engine is back. One container loses its label meanwhile.
 func (h *host) testBothKilled(t *testing.T) {
 	defer h.with(t)()
 	h.sleeper(t, "kept", "--label", isolate)
@@ -31,7 +30,7 @@ func (h *host) testBothKilled(t *testing.T) {
 	}
 	must(t, os.WriteFile(config, []byte(without), 0o600))
 
-	h.agent.start() // whose footprint at its start is that of one with two to isolate
+	h.agent.start() // its footprint at the start is that of an agent with two containers to isolate
 	for _, was := range []isolation{kept, bared} {
 		c := h.agent.reaches(was.Name, api.StateDone)
 		if c.ID != was.ID || c.Source != "docker" {
@@ -59,8 +58,8 @@ func (h *host) testBothKilled(t *testing.T) {
 	h.agent.idles(h.atStart)
 }
 
-// testEngineHangs kills the agent while the engine takes connections and answers
-// nothing: what is in force stays for as long as that goes on.
+// testEngineHangs kills the agent while the engine accepts connections and answers nothing. What is
+// in force stays for as long as that lasts.
 func (h *host) testEngineHangs(t *testing.T) {
 	defer h.with(t)()
 	h.sleeper(t, "kept", "--label", isolate)

@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// quotaOf is what is in force for a container.
+// quotaOf returns the quota in force for a container.
 func quotaOf(t *testing.T, c api.Container) time.Duration {
 	t.Helper()
 	b, err := cgroup.ReadBandwidth(c.Cgroup.CPU)
@@ -23,7 +23,7 @@ func quotaOf(t *testing.T, c api.Container) time.Duration {
 	return b.Quota
 }
 
-// value is a number of one container's on the metrics page; 0 if there is none.
+// value returns a container's number on the metrics page, 0 if there is none.
 func (a *agent) value(name string, c api.Container) float64 {
 	a.t.Helper()
 	for _, m := range a.metrics()[name].GetMetric() {
@@ -36,10 +36,10 @@ func (a *agent) value(name string, c api.Container) float64 {
 	return 0
 }
 
-// TestChargeKilled kills the agent while one container is in debt and its packets
-// are dropped, and another one has credit. Nothing is dropped from then on, and the
-// limits become again what their owners have set: by `fairlead restore`, by the next
-// agent, and also where an owner has changed his mind in between.
+// TestChargeKilled kills the agent while one container is in debt, so that its packets are dropped,
+// and another has credit. From then on nothing is dropped, and the limits become what their owners
+// have set. `fairlead restore` and the next agent both do that, also where an owner has changed a
+// limit in between.
 func TestChargeKilled(t *testing.T) {
 	r := newRig(t)
 	const period = 100 * time.Millisecond
@@ -60,7 +60,7 @@ func TestChargeKilled(t *testing.T) {
 		generate(t, r.wire, 1, "udp-send", "--to", "10.66.1.3:9000", "--rate", "20000"),
 	}
 
-	// inForce waits until all of it is so at one moment.
+	// inForce waits until all of this holds at one moment.
 	var d, c api.Container
 	inForce := func() {
 		t.Helper()
@@ -126,7 +126,7 @@ func TestChargeKilled(t *testing.T) {
 	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
 	r.sameAs(before, "restored")
 
-	// The owner of one of them does not wait for that.
+	// The owner of one of the limits does not wait for that.
 	inForce()
 	killed()
 	owners["e2e-debtor"] = 9 * time.Millisecond
@@ -144,10 +144,10 @@ func TestChargeKilled(t *testing.T) {
 	}
 }
 
-// TestChargeKilledIn kills the agent in one state after another: a container's limit
-// is lowered, another's is raised, packets are dropped; a limit is a quota, or a
-// weight where there is none. Nothing is dropped any more then, and `fairlead
-// restore` as well as the next agent give back what its owner has set.
+// TestChargeKilledIn kills the agent in one state after another: one container's limit is lowered,
+// another's is raised, packets are dropped. A limit is a quota, or a weight where there is no
+// quota. After the kill nothing is dropped, and `fairlead restore` as well as the next agent
+// restore what the owner has set.
 func TestChargeKilledIn(t *testing.T) {
 	const period = 100 * time.Millisecond
 	for l, limit := range []struct {
@@ -193,7 +193,8 @@ func TestChargeKilledIn(t *testing.T) {
 				{"credit", "e2e-robbed", "h2", "", func(now, owners uint64) bool { return now > owners }},
 				{"drop", "e2e-debtor", "h1", ", netcpu.reserve: 40%", func(now, owners uint64) bool { return now != owners }},
 			} {
-				// Each once, by restore or by the next agent in turns; in full both.
+				// Each state once, undone by restore or by the next agent in turns. The tier full
+				// does both.
 				for _, next := range []bool{(l+i)%2 == 0, (l+i)%2 != 0}[:testkit.Scale(t, 1, 2)] {
 					t.Run(fmt.Sprintf("%s, %s", in.name, map[bool]string{false: "restore", true: "next agent"}[next]), func(t *testing.T) {
 						defer k.with(t)()
@@ -210,7 +211,7 @@ func TestChargeKilledIn(t *testing.T) {
 							}
 							now := limit.of(t, c)
 							if in.force(now, owners) {
-								must(t, unix.Kill(a.pid, unix.SIGSTOP)) // or it might not be so any more
+								must(t, unix.Kill(a.pid, unix.SIGSTOP)) // or the state could change
 								if now = limit.of(t, c); in.force(now, owners) {
 									t.Logf("killed with a limit of %d, its owner's is %d", now, owners)
 									return nil
@@ -234,7 +235,7 @@ func TestChargeKilledIn(t *testing.T) {
 							return
 						}
 						r.reachable("with the agent killed")
-						// With nothing to charge any more it is what the next one
+						// With nothing left to charge, the limit in force is what the next agent
 						// takes for the owner's.
 						end()
 						a.start()
@@ -260,8 +261,8 @@ func TestChargeKilledIn(t *testing.T) {
 	}
 }
 
-// drops waits until the programs that drop are there, at a veth's end and at the
-// uplink, or none is left.
+// drops waits until the dropping programs are at a veth's end and at the uplink, or until none is
+// left.
 func (k *killer) drops(end string, want bool) {
 	k.t.Helper()
 	await(k.t, "the programs that drop", func() error {
@@ -276,7 +277,7 @@ func (k *killer) drops(end string, want bool) {
 	})
 }
 
-// quotaDropped is how many packets were dropped for a container's quota.
+// quotaDropped returns how many packets were dropped for a container's quota.
 func (a *agent) quotaDropped(c api.Container) uint64 {
 	a.t.Helper()
 	n, err := a.api.NetCPU(a.t.Context(), c.ID.String())

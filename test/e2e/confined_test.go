@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// confinedVerb makes the test binary try, in the agent's place, what the unit allows and what
-// it does not. Nothing is changed: files are opened for writing only, and calls have
-// arguments that the kernel refuses.
+// confinedVerb makes the test binary try, in the agent's place, what the unit allows and what it
+// does not. It changes nothing: it opens files for writing only, and makes calls with arguments
+// that the kernel refuses.
 const confinedVerb = "e2e-confined"
 
 func confined() int {
@@ -76,7 +76,8 @@ func confined() int {
 	return 0
 }
 
-// The unit lets the agent do what it needs, and keeps it from what a mistake must not do.
+// TestUnitConfines checks that the unit lets the agent do what it needs, and keeps it from what a
+// mistake must not do.
 func TestUnitConfines(t *testing.T) {
 	m := bootMachine(t)
 	unit, err := os.ReadFile("../../packaging/fairlead.service")

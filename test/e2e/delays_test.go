@@ -15,7 +15,7 @@ import (
 
 const delayMetric = "fairlead_traffic_delay_seconds"
 
-// delaysOf gives the histogram of a container at nic0, nil if there is none.
+// delaysOf returns the histogram of a container at nic0, nil if there is none.
 func (a *agent) delaysOf(name string) *dto.Histogram {
 	a.t.Helper()
 	for _, m := range a.metrics()[delayMetric].GetMetric() {
@@ -30,8 +30,8 @@ func (a *agent) delaysOf(name string) *dto.Histogram {
 	return nil
 }
 
-// TestDelayMetrics has the agent time packets always, or not, as its config file
-// says, while somebody asks by the command line as well.
+// TestDelayMetrics has the agent time packets always, or not, as its config file says, while a user
+// asks by the command line as well.
 func TestDelayMetrics(t *testing.T) {
 	r := newRig(t)
 	box := r.add(sandbox.Spec{Name: "e2e-delay", Labels: map[string]string{"fairlead.net.weight": "2"}})
@@ -65,7 +65,7 @@ func TestDelayMetrics(t *testing.T) {
 	asked := make(chan output)
 	go func() { asked <- a.run("traffic", "e2e-delay", "--interval", "2s") }()
 	var o output
-	for done := false; !done; { // whenever its interval is, packets leave in it
+	for done := false; !done; { // packets leave during its interval, whenever that is
 		sends(50)
 		select {
 		case o = <-asked:

@@ -29,8 +29,8 @@ type host struct {
 func newHost(t *testing.T, flags ...string) *host {
 	t.Helper()
 	d := testkit.StartDocker(t, flags...)
-	// What an uplink is on a real host: a device that polls, from which
-	// packets get onto the bridge.
+	// This is what an uplink is on a real host: a device that polls, from which packets get onto
+	// the bridge.
 	outside := testkit.NetNS(t)
 	testkit.Veth(t, d.NS, "nic0", outside, "wire")
 	outside.Address(t, "wire", "10.213.255.1/16")
@@ -75,7 +75,7 @@ func (h *host) remove(t *testing.T, names ...string) {
 	h.Must(t, append([]string{"rm", "-f"}, names...)...)
 }
 
-// state reads what fairlead might change of a container and its host ends.
+// state reads what fairlead might change for a container and its host ends.
 func (h *host) state(t *testing.T, c api.Container) state {
 	t.Helper()
 	s := state{}
@@ -93,7 +93,7 @@ func (h *host) state(t *testing.T, c api.Container) state {
 	return s
 }
 
-// cgroups lists the directories of containers, in all hierarchies.
+// cgroups lists the cgroup directories of containers, in all hierarchies.
 func (h *host) cgroups() (found []string) {
 	for _, top := range hierarchies() {
 		dirs, _ := filepath.Glob(filepath.Join(top, h.CgroupParent, "*", "cgroup.procs"))
@@ -102,7 +102,7 @@ func (h *host) cgroups() (found []string) {
 	return found
 }
 
-// noComplaints looks for what an engine says when a thread of somebody else
+// noComplaints checks the engine's log for the errors that it writes when another process's thread
 // keeps it from removing a cgroup or a namespace.
 func (h *host) noComplaints(t *testing.T) {
 	t.Helper()
@@ -118,7 +118,7 @@ func (h *host) noComplaints(t *testing.T) {
 	}
 }
 
-// TestDocker runs all that one engine is enough for.
+// TestDocker runs every test that one engine is enough for.
 func TestDocker(t *testing.T) {
 	h := newHost(t, "--live-restore")
 	h.sleeper(t, "plain")
@@ -167,8 +167,8 @@ func (h *host) with(t *testing.T) func() {
 	return func() { h.agent.t = was }
 }
 
-// What the labels of an image ask for is not done, and takes nothing that the
-// operator can give.
+// testStranger checks that labels of an image are not applied, and block nothing that the operator
+// can set.
 func (h *host) testStranger(t *testing.T) {
 	defer h.with(t)()
 	h.Import(t, "flstranger", "fairlead.net.rate=800mbit", isolate, "io.kubernetes.pod.name=x")
@@ -230,7 +230,7 @@ func (h *host) testIsolate(t *testing.T) {
 	mustSay(t, h.agent.run("explain", "lit"), 0, isolateKey, "by a label of the container", "as policy says", "kernel thread", "and so it is now")
 	mustSay(t, h.agent.run("ps"), 0, "lit", "isolate", "plain", "observe")
 
-	// Let go of, and taken up again.
+	// Restored, and applied again.
 	mustSay(t, h.agent.run("restore", "lit", "--state-dir", h.agent.path("state")), 0, "again, was")
 	if c := h.agent.reaches("lit", api.StateHeld); c.PID != i.PID {
 		t.Errorf("container %+v, was %+v", c, i.Container)
@@ -246,8 +246,8 @@ func (h *host) testIsolate(t *testing.T) {
 
 const isolateKey = "fairlead.netcpu = isolate"
 
-// testSet gives a running container policy by hand. It outlives the agent, and
-// ends with the container.
+// testSet sets policy for a running container by hand. It outlives the agent, and ends with the
+// container.
 func (h *host) testSet(t *testing.T) {
 	defer h.with(t)()
 	h.sleeper(t, "hand", "--label", "fairlead.netcpu=observe")
@@ -270,7 +270,7 @@ func (h *host) testSet(t *testing.T) {
 		t.Errorf("refusals have changed:\n%s", diff)
 	}
 	mustSay(t, h.agent.run("set", c.RuntimeID[:12], "netcpu=isolate"), 0, isolateKey+", set by uid 0 at 2")
-	h.agent.isolated("hand", 1) // at once, but the label's value had a moment too
+	h.agent.isolated("hand", 1) // at once, but the label's value was in force briefly too
 	mustSay(t, h.agent.run("explain", "hand"), 0, isolateKey+", set by uid 0 at 2")
 
 	h.agent.stop()
@@ -284,7 +284,7 @@ func (h *host) testSet(t *testing.T) {
 		return nil
 	})
 	mustSay(t, h.agent.run("set", "hand", "netcpu=isolate"), 0)
-	h.Must(t, "restart", "-t", "0", "hand") // another container, as the kernel sees it
+	h.Must(t, "restart", "-t", "0", "hand") // a different container for the kernel
 	await(t, "the new one", func() error {
 		n, err := h.agent.find("hand")
 		if err == nil && n.ID == c.ID {
@@ -300,7 +300,7 @@ func (h *host) testSet(t *testing.T) {
 	h.agent.idles(h.atStart)
 }
 
-// testEnds ends a container in all the ways that there are.
+// testEnds ends a container in every possible way.
 func (h *host) testEnds(t *testing.T) {
 	defer h.with(t)()
 	h.sleeper(t, "bystander", "--label", isolate)
@@ -369,7 +369,7 @@ func (h *host) testEnds(t *testing.T) {
 	h.agent.idles(h.atStart)
 }
 
-// testNetworks has the kinds of network that are no veth of one's own.
+// testNetworks covers the network modes without a veth of the container's own.
 func (h *host) testNetworks(t *testing.T) {
 	defer h.with(t)()
 	n := h.NS.Handle(t)
@@ -406,8 +406,8 @@ func (h *host) testNetworks(t *testing.T) {
 		mustSay(t, h.agent.run("explain", name), 0, why, "Nothing was changed on the host for it")
 	}
 
-	// The engine takes the network along with the one that it was made for,
-	// which is nothing to be warned of.
+	// The engine removes the network with the container that it was made for. That deserves no
+	// warning.
 	warned := h.agent.warnings()
 	h.remove(t, "owner")
 	h.agent.forgets(owner)

@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// classOf gives the class of a container at an uplink, for what it sends.
+// classOf returns the class of a container at an uplink, for what it sends.
 func (a *agent) classOf(name, uplink string) (api.TrafficClass, error) {
 	t, err := a.api.Traffic(a.t.Context(), name, 0)
 	if err != nil {
@@ -25,7 +25,7 @@ func (a *agent) classOf(name, uplink string) (api.TrafficClass, error) {
 	return api.TrafficClass{}, fmt.Errorf("no class of %s at %s: %+v", name, uplink, t.Classes)
 }
 
-// counts waits until a class has seen so many packets more than it had.
+// counts waits until a class has seen so many packets more than in was.
 func (a *agent) counts(was api.TrafficClass, name string, packets uint64) {
 	a.t.Helper()
 	await(a.t, fmt.Sprintf("%d packets of %s to be in its class", packets, name), func() error {
@@ -37,8 +37,8 @@ func (a *agent) counts(was api.TrafficClass, name string, packets uint64) {
 	})
 }
 
-// testTraffic has Docker's own containers shaped, as their labels say when they
-// are started, and as it is said while they run.
+// testTraffic has Docker's own containers shaped, by their labels at the start and by changes while
+// they run.
 func (h *host) testTraffic(t *testing.T) {
 	defer h.with(t)()
 	ns, err := netdev.Open(h.NS.Path)
@@ -70,7 +70,7 @@ func (h *host) testTraffic(t *testing.T) {
 	h.sleeper(t, "weighed", "--label", "fairlead.net.weight=3")
 	h.sleeper(t, "hosted", "--network", "host", "--label", "fairlead.net.weight=1")
 	is("rated", 50*mbit, 200*mbit)
-	is("weighed", 900*mbit/5*3, 1000*mbit) // one of weight 1 is everybody else
+	is("weighed", 900*mbit/5*3, 1000*mbit) // all others together have weight 1
 	is("hosted", 900*mbit/5, 1000*mbit)
 	for _, name := range []string{"rated", "weighed", "hosted"} {
 		was, err := h.agent.classOf(name, "nic0")
@@ -81,7 +81,7 @@ func (h *host) testTraffic(t *testing.T) {
 		h.agent.counts(was, name, 20)
 	}
 
-	// The paper's table 1, of one that runs: at once, or not at all.
+	// The paper's table 1, for a running container: at once, or not at all.
 	mustSay(t, h.agent.run("set", "rated", "net.rate=60mbit", "net.ceil=100mbit"), 0, "fairlead.net.rate = 60mbit")
 	is("rated", 60*mbit, 100*mbit)
 	mustSay(t, h.agent.run("set", "rated", "net.rate=951mbit", "net.ceil-"), 1, "rate")
@@ -90,11 +90,11 @@ func (h *host) testTraffic(t *testing.T) {
 	mustSay(t, h.agent.run("set", "rated", "net.rate-", "net.ceil-"), 0)
 	is("rated", 50*mbit, 200*mbit)
 
-	// While nobody looks one comes anew with other labels, and one goes.
+	// While no agent runs, one container is created again with other labels, and one goes.
 	h.agent.kill()
 	h.remove(t, "rated", "hosted")
 	h.sleeper(t, "rated", "--label", "fairlead.net.rate=150mbit")
-	h.agent.start() // what the one before had at its start counts for the end
+	h.agent.start() // the final check compares with the first agent's start
 	is("rated", 150*mbit, 1000*mbit)
 	is("weighed", 600*mbit, 1000*mbit)
 	await(t, "two classes, and everybody's", func() error {

@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// onlyFull leaves a trial whose result is a figure to the tier full. Each fails only
-// if the agent does not come to an end with the work at all.
+// onlyFull leaves trials with a figure as their result to the tier full. Each fails only if the
+// agent does not finish the work at all.
 func onlyFull(t *testing.T) {
 	t.Helper()
 	if testkit.Scale(t, 0, 1) == 0 {
@@ -27,9 +27,9 @@ func onlyFull(t *testing.T) {
 	}
 }
 
-// TestGrowth starts a thousand containers with policy in bursts of 50, and logs what each
-// burst costs the agent. A step that looks at all containers for each one shows as bursts
-// that cost ever more.
+// TestGrowth starts a thousand containers with policy in bursts of 50, and logs what each burst
+// costs the agent. A step that looks at all containers for each one shows as bursts of growing
+// cost.
 func TestGrowth(t *testing.T) {
 	onlyFull(t)
 	const burst, bursts = 50, 20
@@ -75,7 +75,7 @@ func TestGrowth(t *testing.T) {
 	a.kill() // a stop has half a minute, too little for so many; the end of the test restores
 }
 
-// forced says whether traffic and netcpu are done with a container.
+// forced reports whether traffic and netcpu have finished with a container.
 func forced(c api.Container) bool {
 	done := 0
 	for _, f := range c.Features {
@@ -101,7 +101,7 @@ var attacks = map[string]func(path string) error{
 			}
 		}
 	},
-	// Makes and removes a thousand cgroups a second, each with a process.
+	// Creates and removes a thousand cgroups a second, each with a process.
 	"cgroups": func(path string) error {
 		for n := 0; ; n++ {
 			next := time.Now().Add(time.Millisecond)
@@ -123,20 +123,20 @@ var attacks = map[string]func(path string) error{
 	},
 }
 
-// attack does what the arguments of the test binary say.
+// attack runs the attack that the arguments of the test binary name.
 func attack(name, path string) int {
 	fmt.Fprintln(os.Stderr, name, attacks[name](path))
 	return 1
 }
 
-// TestWorkOfAttackers measures what a container, or a user with a cgroup of his own,
-// makes the agent do, beside what it costs him.
+// TestWorkOfAttackers measures how much work a container, or a user with a cgroup of his own,
+// causes the agent, compared with the attacker's own cost.
 func TestWorkOfAttackers(t *testing.T) {
 	onlyFull(t)
 	const window = 10 * time.Second
 	measure := func(a *agent, name string, attacker int) {
 		t.Helper()
-		time.Sleep(time.Second) // until it goes at full speed
+		time.Sleep(time.Second) // until the attack is at full speed
 		was, his := cpuTime(t, a.pid), cpuTime(t, attacker)
 		time.Sleep(window)
 		was, his = cpuTime(t, a.pid)-was, cpuTime(t, attacker)-his
@@ -166,7 +166,7 @@ func TestWorkOfAttackers(t *testing.T) {
 	must(t, cmd.Process.Kill())
 	cmd.Wait() // it was killed
 
-	// 4 MB of labels of each container, one after another.
+	// 4 MB of labels for each container, one after another.
 	labels := make(map[string]string)
 	for i := range 1024 {
 		labels[fmt.Sprintf("fairlead.label-%04d", i)] = string(make([]byte, 4080))
@@ -185,7 +185,7 @@ func TestWorkOfAttackers(t *testing.T) {
 	a.stop()
 }
 
-// cpuTime is the CPU time of a process so far, by clock_getcpuclockid(3).
+// cpuTime returns the CPU time of a process so far, by clock_getcpuclockid(3).
 func cpuTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	const sched = 2 // CPUCLOCK_SCHED
@@ -194,7 +194,7 @@ func cpuTime(t *testing.T, pid int) time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// resident is how many bytes of memory a process has.
+// resident returns the resident memory of a process in bytes.
 func resident(t *testing.T, pid int) float64 {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid)) // proc_pid_statm(5)

@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// TestIdle has many containers that do nothing: at first the agent only observes
-// them, then some are isolated. When they have gone, it holds what it held before them.
+// TestIdle runs many containers that do nothing. At first the agent only observes them, then it
+// isolates some. When they have gone, it holds what it held before them.
 func TestIdle(t *testing.T) {
 	n := testkit.Scale(t, 20, 100)
 	r := newRig(t)
@@ -24,7 +24,7 @@ func TestIdle(t *testing.T) {
 	for i := range n {
 		r.add(sandbox.Spec{Name: fmt.Sprintf("e2e-%d", i)})
 	}
-	// It keeps accounts for a container as soon as it is done with it.
+	// The agent keeps accounts for a container as soon as it has finished with it.
 	for _, b := range r.boxes {
 		a.reaches(b.Name, api.StateDone)
 	}
@@ -111,7 +111,7 @@ func TestSelf(t *testing.T) {
 			}
 		}
 	}
-	// A process of the host is no container; and the socket has no other door.
+	// A process of the host is no container, and the socket serves nothing else.
 	if out := askSelfHere(t, a.path("self.sock")); !strings.Contains(out, "no container") {
 		t.Errorf("a process of the host is told %s", out)
 	}

@@ -14,16 +14,15 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// TestAgentKilled kills the agent at random points while it applies and while
-// it removes. Packets get through all the same; and the host is as before when
-// `fairlead restore` has worked without an agent, or when another agent has
-// taken over and was stopped.
+// TestAgentKilled kills the agent at random points while it applies and while it removes. Packets
+// get through all the same. The host is as before once `fairlead restore` has run without an agent,
+// or another agent has taken over and was stopped.
 func TestAgentKilled(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-plain"})
 	r.add(sandbox.Spec{Name: "e2e-small", CPU: sandbox.CPU{Quota: 20 * time.Millisecond, Period: 100 * time.Millisecond}})
 	r.add(sandbox.Spec{Name: "e2e-heavy", CPU: sandbox.CPU{Quota: 30 * time.Millisecond, Shares: 2048, Set: "0"}})
-	// Values that are not those of a fresh device have to come back, too.
+	// Values that differ from a fresh device's have to be restored, too.
 	must(t, r.boxes[0].SetQueues("eth0", "rx", "rps_cpus", func(int) string { return "1" }))
 	before := r.state()
 
@@ -39,7 +38,7 @@ func TestAgentKilled(t *testing.T) {
 		rounds int
 		kill   func()
 		mend   func()
-		// certain is a kill that cannot come before anything is in force, or after all of it.
+		// certain marks a kill that cannot come before anything is in force, or after all of it.
 		certain bool
 	}{
 		{"applied, restore", 1, k.onceApplied, k.restore, true},
@@ -96,7 +95,7 @@ func (k *killer) measure() {
 	k.t.Helper()
 	k.agent.start()
 	k.applied()
-	// From the agent's own clock, since waiting takes longer than the work.
+	// Use the agent's own clock, since waiting takes longer than the work.
 	var first, last time.Time
 	for _, b := range k.boxes {
 		x, err := k.agent.api.Explain(k.t.Context(), b.Name)
@@ -118,8 +117,7 @@ func (k *killer) measure() {
 	k.sameAs(k.before, "after a clean stop")
 }
 
-// journalSize is the length of the journal; what matters is that it grows with
-// each change.
+// journalSize is the length of the journal. It only has to grow with each change.
 func (k *killer) journalSize() (size int64) {
 	files, _ := filepath.Glob(filepath.Join(k.agent.path("state"), "journal-*"))
 	for _, name := range files {
@@ -134,7 +132,7 @@ func (k *killer) whileApplying() {
 	k.t.Helper()
 	before := k.journalSize()
 	k.agent.launch()
-	// Until the first change, which may have been made by an earlier agent.
+	// Wait until the first change, which an earlier agent may have made.
 	must(k.t, within(patience, func() error {
 		if size := k.journalSize(); size > before+64 { // more than a header
 			return nil

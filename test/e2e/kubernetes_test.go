@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// pod is the manifest of a pod whose containers sleep, with the annotations that users
-// of Kubernetes know, and ours.
+// pod returns the manifest of a pod with sleeping containers, with the annotations that users of
+// Kubernetes know, and ours.
 func pod(name string, containers ...string) string {
 	m := fmt.Sprintf(`apiVersion: v1
 kind: Pod
@@ -32,9 +32,9 @@ spec:
 	return m
 }
 
-// TestKubernetes has a kubelet and containerd run pods: each container is known by
-// NAMESPACE/POD/CONTAINER, the sandbox is none, and the annotations of the pod are in
-// force for its packets.
+// TestKubernetes has a kubelet and containerd run pods. Each container is known by
+// NAMESPACE/POD/CONTAINER, the sandbox is no container, and the annotations of the pod are in force
+// for its packets.
 func TestKubernetes(t *testing.T) {
 	if testkit.Scale(t, 0, 1) == 0 {
 		testkit.Skip(t, "only in the tier full")
@@ -80,8 +80,8 @@ func TestKubernetes(t *testing.T) {
 	a.stop()
 }
 
-// kubelet builds Kubernetes' kubelet, which takes minutes the first time, into the
-// repository's folder build.
+// kubelet builds Kubernetes' kubelet into the repository's folder build. The first build takes
+// minutes.
 func kubelet(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.Abs("../kubernetes/kubelet")

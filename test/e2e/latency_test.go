@@ -20,8 +20,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// TestLatency has a container's packets measured by policy, sees them from the host
-// and from inside, and takes the host's part off the round trips of a program.
+// TestLatency has a container's packets measured by policy, reads the result from the host and from
+// inside, and subtracts the host's part from the round trips of a program.
 func TestLatency(t *testing.T) {
 	r := newRig(t)
 	one := r.add(sandbox.Spec{Name: "e2e-one", Labels: map[string]string{"fairlead.latency": "on"}})
@@ -51,7 +51,7 @@ func TestLatency(t *testing.T) {
 		}
 		return nil
 	})
-	// A trace that is killed leaves nothing either, once it has not asked for a while.
+	// A killed trace leaves nothing either, once it has not asked for a while.
 	trace := exec.Command(program, append([]string{"latency", "trace", "e2e-two"}, client...)...)
 	said, err := trace.StderrPipe()
 	must(t, err)
@@ -90,8 +90,8 @@ func TestLatency(t *testing.T) {
 	r.sameAs(before, "after the agent")
 }
 
-// crowdVerb makes the test binary a container that opens so many connections to a
-// socket as fast as it can, and says garbage on each.
+// crowdVerb makes the test binary a container that opens so many connections to a socket as fast as
+// it can, and sends garbage on each.
 const crowdVerb = "e2e-crowd"
 
 func crowd(socket, count string) int {
@@ -102,7 +102,7 @@ func crowd(socket, count string) int {
 	var open []net.Conn
 	for i := range n {
 		c, err := net.Dial("unix", socket)
-		for errors.Is(err, unix.EAGAIN) { // more are waiting than the kernel lets wait
+		for errors.Is(err, unix.EAGAIN) { // the backlog is full
 			time.Sleep(time.Millisecond)
 			c, err = net.Dial("unix", socket)
 		}
@@ -121,9 +121,9 @@ func crowd(socket, count string) int {
 	return 0
 }
 
-// A container that asks without end takes nothing from another: that one is answered,
-// and its packets are measured. A process that has moved into another's network is told
-// of the container that it is of.
+// TestLatencySelf has a container that asks without end. It takes nothing from another container,
+// which is answered and measured. A process that has moved into another container's network is
+// answered about its own container.
 func TestLatencySelf(t *testing.T) {
 	r := newRig(t)
 	on := map[string]string{"fairlead.latency": "on"}
@@ -169,7 +169,7 @@ func TestLatencySelf(t *testing.T) {
 		t.Errorf("the crowd: %v: %s", err, said)
 	}
 
-	// The namespace of two has its packets; who asks is one.
+	// The namespace of two has its packets, but the asking process is of one.
 	a.records("e2e-two", "10.66.0.1", 10, ping)
 	into := []string{"nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", two.PID)}
 	for _, url := range []string{"/v1/self", "/v1/self/latency/records?after=1"} {

@@ -19,8 +19,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// httpVerb makes the test binary what `curl --unix-socket SOCKET -X METHOD URL -d BODY`
-// is: it prints the status and the answer.
+// httpVerb makes the test binary do what `curl --unix-socket SOCKET -X METHOD URL -d BODY` does: it
+// prints the status and the answer.
 const httpVerb = "e2e-http"
 
 func askHTTP(socket, method, url, body string) int {
@@ -42,7 +42,7 @@ func askHTTP(socket, method, url, body string) int {
 	return 0
 }
 
-// coverageOf gives what became of a container's packets of one protocol.
+// coverageOf returns the coverage of a container's packets of one protocol.
 func (a *agent) coverageOf(name, direction, protocol string) (c api.LatencyCoverage, stages []api.LatencyStage, err error) {
 	l, err := a.api.Latency(a.t.Context(), name, 0)
 	if err != nil {
@@ -58,10 +58,10 @@ func (a *agent) coverageOf(name, direction, protocol string) (c api.LatencyCover
 	return c, nil, nil
 }
 
-// records makes a container ping, and waits for the record of each packet to and from
-// the one it asks, and of no other: each with its times between device and uplink, and
-// between socket and uplink. It gives how many there are. Where the kernel has called no
-// program for softirqs meanwhile, packets may be without a record.
+// records makes a container ping, and waits for the record of each packet to and from its peer, and
+// of no other. Each record has its times between device and uplink, and between socket and uplink.
+// records returns their number. Where the kernel has called no program for softirqs meanwhile,
+// packets may lack a record.
 func (a *agent) records(name, peer string, pings int, ping func()) (n int) {
 	a.t.Helper()
 	filter := api.LatencyFilter{Protocol: api.LatencyICMP, Peer: netip.MustParsePrefix(peer + "/32")}
@@ -70,7 +70,7 @@ func (a *agent) records(name, peer string, pings int, ping func()) (n int) {
 	softirqs := testkit.WatchSoftirqs(a.t)
 	ping()
 	filter.After = first.Next
-	const late = 10 * time.Second // when what has no record will not get one
+	const late = 10 * time.Second // a record that is missing by then does not come
 	pinged := time.Now()
 	await(a.t, fmt.Sprintf("%d pings of %s to be recorded", pings, name), func() error {
 		got, err := a.api.LatencyRecords(a.t.Context(), name, filter, 0)
@@ -100,7 +100,7 @@ func (a *agent) records(name, peer string, pings int, ping func()) (n int) {
 	return n
 }
 
-// latencyIs waits until a container is measured.
+// latencyIs waits until latency measures a container.
 func (a *agent) latencyIs(name string) {
 	a.t.Helper()
 	await(a.t, name+" to be measured", func() error {
@@ -112,8 +112,8 @@ func (a *agent) latencyIs(name string) {
 	})
 }
 
-// testLatency measures packets of Docker's own containers: each of them once, a stage
-// that holds them up, and what a container sees of itself, with rights and without.
+// testLatency measures packets of Docker's own containers: each packet once, a stage that delays
+// them, and what a container sees of itself, with privileges and without.
 func (h *host) testLatency(t *testing.T) {
 	defer h.with(t)()
 	const outside = "10.213.255.1"
@@ -148,7 +148,7 @@ func (h *host) testLatency(t *testing.T) {
 
 	h.agent.records("timed", outside, 20, func() { ping("-c", "20", "-i", "0.02") })
 
-	// As MACE is used: on, measure, read.
+	// This is how MACE is used: on, measure, read.
 	in("timed", "fairlead", "latency", "trace", "--self", "--on")
 	lines := h.agent.records("timed", outside, 5, func() { ping("-c", "5", "-i", "0.02") })
 	for packet, read := range map[string]func() string{
@@ -170,7 +170,7 @@ func (h *host) testLatency(t *testing.T) {
 		t.Errorf("off: %s", out)
 	}
 
-	// Without rights it sees itself all the same, and nothing of others.
+	// Without privileges the container still sees itself, and nothing of others.
 	other, err := h.agent.find("timed")
 	must(t, err)
 	for _, url := range []string{"/v1/self", "/v1/self/latency/records?after=1"} {
@@ -200,7 +200,7 @@ func (h *host) testLatency(t *testing.T) {
 		}
 	}
 
-	// What a ceil holds shows where it is held, at the host's end of the veth, and in no
+	// Packets held by a ceil show where they are held, at the host's end of the veth, and in no
 	// other stage.
 	const long = 1.0 // seconds
 	_, before, err := h.agent.coverageOf("timed", "egress", api.LatencyICMP)
@@ -212,10 +212,11 @@ func (h *host) testLatency(t *testing.T) {
 	}
 	mustSay(t, h.agent.run("set", "timed", "net.ceil=64kbit"), 0)
 	// Together they take two seconds, less than the wire's three probes for the container's
-	// address. The answer to these waits in the class behind the pings: after three
-	// seconds the wire would give the address up, and drop replies.
+	// address. The answer to these waits in the class behind the pings: after three seconds the
+	// wire would give the address up, and drop replies.
 	h.agent.records("timed", outside, 15, func() {
-		// One ping for all of them would not wait for replies later than twice the worst so far.
+		// A single ping for all packets would not wait for replies later than twice the worst so
+		// far.
 		h.Must(t, "exec", "timed", "sh", "-c", "for i in $(seq 15); do ping -c 1 -W 60 -s 1400 "+outside+" & done; wait")
 	})
 	_, after, err := h.agent.coverageOf("timed", "egress", api.LatencyICMP)
@@ -230,8 +231,8 @@ func (h *host) testLatency(t *testing.T) {
 	h.agent.idles(h.atStart)
 }
 
-// swarmLatency measures packets between two engines, by their overlay network: the
-// inner packets, at both ends.
+// swarmLatency measures packets between two engines on their overlay network: the inner packets, at
+// both ends.
 func swarmLatency(t *testing.T, nodes [2]*testkit.Docker, agents [2]*agent) {
 	t.Helper()
 	const packets = 10

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// testDockerKilled kills the engine under the agent.
+// testDockerKilled kills the engine while the agent runs.
 func (h *host) testDockerKilled(t *testing.T) {
 	defer h.with(t)()
 	h.sleeper(t, "survivor", "--label", isolate)
@@ -43,7 +43,7 @@ func (h *host) testDockerKilled(t *testing.T) {
 	})
 	mustSay(t, h.agent.run("ps"), 0, "source docker: ")
 	same("without its engine")
-	// Nobody but the engine takes down the network of a container.
+	// Only the engine takes down the network of a container.
 	must(t, unix.Kill(victim.PID, unix.SIGKILL))
 	h.agent.letsGo(victim)
 
@@ -64,12 +64,11 @@ func (h *host) testDockerKilled(t *testing.T) {
 	h.agent.idles(h.atStart)
 }
 
-// TestDockerKilledWithoutLiveRestore has an engine that takes its containers
-// along when it comes back.
+// TestDockerKilledWithoutLiveRestore has an engine that ends its containers when it comes back.
 func TestDockerKilledWithoutLiveRestore(t *testing.T) {
 	h := newHost(t)
 	h.start()
-	// As process 1 it would ignore the signal to stop, and the engine wait.
+	// As process 1 it would ignore the stop signal, and the engine would wait.
 	h.sleeper(t, "taken", "--label", isolate, "--stop-signal", "KILL")
 	before := h.agent.isolated("taken", 1)
 	h.Kill()
@@ -84,9 +83,8 @@ func TestDockerKilledWithoutLiveRestore(t *testing.T) {
 	h.noComplaints(t)
 }
 
-// testAgentKilled kills the agent, and has a container end without it. A thread
-// in its cgroup may keep the engine from removing that, but no longer than until
-// there is an agent again.
+// testAgentKilled kills the agent, and ends a container while no agent runs. A thread in its cgroup
+// may keep the engine from removing that, but only until an agent runs again.
 func (h *host) testAgentKilled(t *testing.T) {
 	defer h.with(t)()
 	h.sleeper(t, "orphan", "--label", isolate)
@@ -102,8 +100,8 @@ func (h *host) testAgentKilled(t *testing.T) {
 		}
 		return ""
 	}
-	// All that comes by the uplink is for one container, so that it is given
-	// the thread of the uplink, too.
+	// All packets from the uplink are for one container, so its cgroup gets the thread of the
+	// uplink, too.
 	stop := h.flood(t, strings.Split(orphan.Interfaces[0].Addrs[0], "/")[0])
 	err := within(20*time.Second, func() error {
 		if in := queue(); in != orphan.Cgroup.CPU {
@@ -156,14 +154,14 @@ func (h *host) flood(t *testing.T, to string) (stop func()) {
 			case <-tick:
 			}
 			for range 20 {
-				c.Write(make([]byte, 100)) // nobody listens there
+				c.Write(make([]byte, 100)) // no socket listens there
 			}
 		}
 	}()
 	return func() { close(end); <-ended; c.Close() }
 }
 
-// testFifty has containers come and go, one after the other.
+// testFifty creates and removes containers, one after the other.
 func (h *host) testFifty(t *testing.T) {
 	defer h.with(t)()
 	before := devicesOf(t, h.NS) // others have programs of their own, for their accounts
@@ -176,7 +174,7 @@ func (h *host) testFifty(t *testing.T) {
 	}
 	h.agent.idles(h.atStart)
 	unchanged(t, h.NS, before, h.CgroupParent)
-	// No path leads to a namespace of theirs.
+	// No path leads to a namespace of these containers.
 	for inode, path := range netdev.Mounted("/proc", "self") {
 		if strings.Contains(path, "fairlead") {
 			t.Errorf("netns %d is kept by %s", inode, path)

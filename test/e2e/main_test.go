@@ -1,11 +1,10 @@
-// Package e2e tests the real program from outside: it builds fairlead once,
-// runs it as an agent with directories, sockets and a network namespace of its
-// own, and looks at it through its commands and package api only. What it did
-// to the host is read from the kernel.
+// Package e2e tests the real program from outside: it builds fairlead once, runs it as an agent
+// with directories, sockets and a network namespace of its own, and observes it through its
+// commands and package api only. It reads the agent's changes to the host from the kernel.
 //
-// An agent takes the network namespace that it runs in for the host's, and
-// changes the devices there. So every agent here runs in a namespace that a
-// test made; this machine's own devices are never touched.
+// An agent treats the network namespace in which it runs as the host's, and changes the devices
+// there. So every agent here runs in a namespace that a test made; this machine's own devices are
+// never touched.
 package e2e
 
 import (
@@ -30,13 +29,13 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// program is the path of the binary under test, and laboratory that of fairlead-lab.
+// program is the path of the binary under test, laboratory the path of fairlead-lab.
 var program, laboratory string
 
 // askSelfVerb makes the test binary a client inside a container.
 const askSelfVerb = "e2e-ask-self"
 
-// writeVerb makes it a process that waits for its disk.
+// writeVerb makes the test binary a process that waits for its disk.
 const writeVerb = "e2e-write"
 
 func TestMain(m *testing.M) {
@@ -90,7 +89,7 @@ func buildAndRun(m *testing.M) int {
 	return testkit.Run(m)
 }
 
-// askSelf prints what the agent tells the container that asks.
+// askSelf prints the agent's answer to the asking container.
 func askSelf(socket string) int {
 	c := api.Dial(socket)
 	defer c.Close()
@@ -108,7 +107,7 @@ func askSelf(socket string) int {
 	return 0
 }
 
-// output is what a command of the program came to.
+// output is the result of a command of the program.
 type output struct {
 	out, err string
 	status   int
@@ -133,7 +132,7 @@ func run(t *testing.T, cmd *exec.Cmd, start func(*exec.Cmd) error) output {
 	t.Helper()
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	// Who is not told of an engine must not find this machine's own.
+	// A command without an engine's address must not find this machine's own engine.
 	cmd.Env = append(os.Environ(), "DOCKER_HOST=unix:///nonexistent/docker.sock")
 	must(t, start(cmd))
 	ended := make(chan struct{})
@@ -146,9 +145,9 @@ func run(t *testing.T, cmd *exec.Cmd, start func(*exec.Cmd) error) output {
 	return output{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
 }
 
-// startAtOnce starts a command that runs before all that computes, where the kernel
-// grants that: beside loads on both CPUs Linux 6.18.44 may let a new thread wait for
-// minutes (feature/netcpu/LIMITS.md), and no client is what a test looks at.
+// startAtOnce starts a command with precedence over all computing loads, where the kernel grants
+// it. Beside loads on both CPUs Linux 6.18.44 may let a new thread wait for minutes
+// (feature/netcpu/LIMITS.md), and clients are not the subject of a test.
 func startAtOnce(cmd *exec.Cmd) error {
 	runtime.LockOSThread() // a command inherits what its thread has
 	defer runtime.UnlockOSThread()
@@ -159,8 +158,7 @@ func startAtOnce(cmd *exec.Cmd) error {
 	return cmd.Start()
 }
 
-// mustSay fails the test unless the command ended with the status, and what it
-// printed contains all of the words.
+// mustSay fails the test unless the command ended with the status and printed all of the words.
 func mustSay(t *testing.T, o output, status int, words ...string) {
 	t.Helper()
 	if err := says(o, status, words...); err != nil {
@@ -168,8 +166,7 @@ func mustSay(t *testing.T, o output, status int, words ...string) {
 	}
 }
 
-// says gives an error if a command did not end with the status or what it
-// printed lacks one of the words.
+// says returns an error if a command did not end with the status or did not print one of the words.
 func says(o output, status int, words ...string) error {
 	if o.status != status {
 		return fmt.Errorf("%v\nwant exit status %d", o, status)
@@ -185,8 +182,8 @@ func says(o output, status int, words ...string) error {
 // patience is how long a busy machine may take for what takes milliseconds.
 const patience = 90 * time.Second
 
-// ends waits for the end of a process. One that does not end fails the test, which
-// tells where in the kernel its threads are.
+// ends waits for the end of a process. If the process does not end, the test fails and logs where
+// in the kernel its threads are.
 func ends(t *testing.T, pid int, ended <-chan struct{}) {
 	t.Helper()
 	select {

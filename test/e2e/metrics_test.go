@@ -40,8 +40,8 @@ func (a *agent) metrics() map[string]*dto.MetricFamily {
 	return families
 }
 
-// series counts those of a family that are about a container; -1 if another
-// label is not what it should be.
+// series counts the series of a family that are about a container. It returns -1 if another label
+// is wrong.
 func series(f *dto.MetricFamily, name, id string) (n int) {
 	for _, m := range f.GetMetric() {
 		labels := make(map[string]string)

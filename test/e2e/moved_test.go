@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// notice is how long it may take until a move is known, of which the kernel tells
-// nobody: the agent looks every half a minute.
+// notice is how long the agent may take to notice a move that the kernel does not report: it looks
+// every half a minute.
 const notice = patience
 
 // mover is a container that is moved, beside others of its rig.
@@ -26,12 +26,12 @@ type mover struct {
 	agent *agent
 	box   *sandbox.Box
 	mode  string
-	quota time.Duration // of the cgroup that it is in, as its owner has it
+	quota time.Duration // of its current cgroup, as set by the owner
 	api.Container
 }
 
-// moveTo puts all processes of the container into another cgroup, in some
-// hierarchies, as `echo` in a loop does: with those of the kernel, or without.
+// moveTo moves all processes of the container into another cgroup, in some hierarchies, as `echo`
+// in a loop does: with the container's kernel threads, or without.
 func (m *mover) moveTo(cg testkit.CG, kthreads bool, hierarchies ...func(api.Cgroup, testkit.CG) (from, to string)) {
 	m.t.Helper()
 	for _, of := range hierarchies {
@@ -51,8 +51,8 @@ func (m *mover) moveTo(cg testkit.CG, kthreads bool, hierarchies ...func(api.Cgr
 func inV2(c api.Cgroup, cg testkit.CG) (from, to string)  { return c.V2, cg.V2 }
 func inCPU(c api.Cgroup, cg testkit.CG) (from, to string) { return c.CPU, cg.CPU }
 
-// arrives waits until the agent knows the container in a cgroup, and its mode is
-// in force there, for the quota of that.
+// arrives waits until the agent knows the container in a cgroup, and its mode is in force there,
+// for that cgroup's quota.
 func (m *mover) arrives(cg testkit.CG, quota time.Duration) {
 	m.t.Helper()
 	m.quota = quota
@@ -70,8 +70,8 @@ func (m *mover) arrives(cg testkit.CG, quota time.Duration) {
 	m.inForce()
 }
 
-// inForce waits until the mode of the container is in force where it is now, and
-// the journal has that and no other place.
+// inForce waits until the mode of the container is in force at its current place, and the journal
+// has entries for that place only.
 func (m *mover) inForce() {
 	m.t.Helper()
 	elsewhere := func(c api.Change) bool {
@@ -106,8 +106,7 @@ func (m *mover) inForce() {
 	})
 }
 
-// pays waits until the account of the container has grown by some, and returns
-// what is in it.
+// pays waits until the account of the container has grown, and returns it.
 func (m *mover) pays() (account api.NetCPUAccount) {
 	m.t.Helper()
 	from := m.account().Receive
@@ -120,7 +119,7 @@ func (m *mover) pays() (account api.NetCPUAccount) {
 	return account
 }
 
-// account is that of the container as it was last known.
+// account returns the container's account under its last known ID.
 func (m *mover) account() api.NetCPUAccount {
 	m.t.Helper()
 	n, err := m.agent.api.NetCPU(m.t.Context(), m.ID.String())
@@ -128,8 +127,8 @@ func (m *mover) account() api.NetCPUAccount {
 	return n.Accounts[0]
 }
 
-// left checks that there is nothing in the cgroups that the container was moved
-// away from: their limits are their owner's, and they can be removed.
+// left checks that nothing is left in the cgroups that the container was moved away from: their
+// limits are as their owner set them, and they can be removed.
 func (m *mover) left(before state, dirs ...string) {
 	m.t.Helper()
 	now := state{}
@@ -146,11 +145,11 @@ func (m *mover) left(before state, dirs ...string) {
 	}
 }
 
-// TestMoved moves containers under a flood to other cgroups: first wholly, which makes
-// another container of each; then, in full, in the cpu hierarchy alone, where it is the
-// same one, and of which nobody tells the agent. What is in force goes with them, their
-// accounts and the journal too, and nothing stays behind. In the end the agent is
-// killed, and what is undone is what is in force at the last place.
+// TestMoved moves containers under a flood to other cgroups. First it moves them wholly, which
+// makes each a different container. Then, in the tier full, it moves one in the cpu hierarchy
+// alone, which keeps its identity and which the kernel does not report to the agent. What is in
+// force moves along, as do accounts and journal, and nothing stays behind. In the end the agent is
+// killed, and the undo covers what is in force at the last place.
 func TestMoved(t *testing.T) {
 	r := newRig(t)
 	cg := testkit.Cgroup(t)
@@ -194,7 +193,7 @@ func TestMoved(t *testing.T) {
 	was := make(map[*mover]mover)
 	for _, m := range movers {
 		was[m] = *m
-		// Of the hierarchy of v2 the kernel tells, and so it comes last.
+		// The kernel reports moves in the v2 hierarchy, so that hierarchy comes last.
 		if m.Cgroup.CPU != m.Cgroup.V2 {
 			m.moveTo(second[m], false, inCPU)
 		}
@@ -208,7 +207,7 @@ func TestMoved(t *testing.T) {
 		}
 		from := old.account()
 		m.pays()
-		// It is shown for a moment only.
+		// The ended account is shown only for a moment.
 		if to := old.account(); !to.Ended || to.Receive > from.Receive || to.Tasks > from.Tasks {
 			t.Errorf("moved away its account is %+v, was %+v", to, from)
 		}
@@ -225,8 +224,8 @@ func TestMoved(t *testing.T) {
 		}
 	}
 
-	// Of this the agent knows with its next look, half a minute later. What follows
-	// from that is tested with the feature, too.
+	// The agent learns of this only with its next look, half a minute later. The feature's own
+	// tests cover what follows from it.
 	if c := movers[0].Cgroup; c.CPU != c.V2 && testkit.Scale(t, 0, 1) == 1 {
 		for _, m := range movers {
 			was[m] = *m

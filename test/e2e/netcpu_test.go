@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// generate starts a load generator in a box, on one CPU, until end is called or
-// the test ends.
+// generate starts a load generator in a box, on one CPU. It runs until end is called or the test
+// ends.
 func generate(t *testing.T, b *sandbox.Box, cpu int, args ...string) (end func()) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -33,8 +33,8 @@ func generate(t *testing.T, b *sandbox.Box, cpu int, args ...string) (end func()
 	return end
 }
 
-// writes has a box write to a file, and wait for its disk each time, on one CPU,
-// until end is called or the test ends.
+// writes starts a process in a box that writes to a file and waits for its disk each time, on one
+// CPU, until end is called or the test ends.
 func writes(t *testing.T, b *sandbox.Box, cpu int, file string) (end func()) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -48,7 +48,7 @@ func writes(t *testing.T, b *sandbox.Box, cpu int, file string) (end func()) {
 	return end
 }
 
-// keepWriting is what it starts.
+// keepWriting is the process that writes starts.
 func keepWriting(file string) error {
 	f, err := os.Create(file)
 	if err != nil {
@@ -62,16 +62,15 @@ func keepWriting(file string) error {
 		if err := f.Sync(); err != nil {
 			return err
 		}
-		time.Sleep(time.Millisecond) // where nothing is waited for, as in memory
+		time.Sleep(time.Millisecond) // for file systems without a wait, as in memory
 	}
 }
 
-// TestBlame floods one container and looks whose time that takes: that of
-// another on the same CPU, of which neither is told anything about the other.
-// One waits for its own quota, another one for a CPU that it shares, and a third for
-// its disk: these are not taken for robbed.
+// TestBlame floods one container and looks for the victim: another container on the same CPU.
+// Neither learns anything about the other. One container waits for its own quota, another for a CPU
+// that it shares, and a third for its disk: none of these may count as robbed.
 func TestBlame(t *testing.T) {
-	disk := t.TempDir() // goes after those who write there
+	disk := t.TempDir() // removed after the writers in it
 	r := newRig(t)
 	flood := r.add(sandbox.Spec{Name: "e2e-flood"})
 	victim := r.add(sandbox.Spec{Name: "e2e-victim"})
@@ -144,7 +143,7 @@ func TestBlame(t *testing.T) {
 		return fmt.Errorf("the matrix has no victim: %+v", n.Matrix)
 	})
 
-	// On a busy machine the flood may pause for longer than these look.
+	// On a busy machine the flood may pause for longer than these commands look.
 	for _, look := range []struct{ args, words []string }{
 		{[]string{"netcpu"}, []string{"Percent of one CPU", "e2e-flood", "e2e-victim", "own quota", "The accounts add up to"}},
 		{[]string{"netcpu", "--matrix"}, []string{"VICTIM \\ CULPRIT", "e2e-victim", "Held back by its own quota, not by others: e2e-slow"}},
@@ -161,7 +160,7 @@ func TestBlame(t *testing.T) {
 		})
 	}
 
-	// Beside those that compute, 6.18 would let the sender wait for minutes.
+	// Beside computing loads, 6.18 would let the sender wait for minutes.
 	loads[2]()
 	loads[3]()
 	loads = append(loads, writes(t, waits, 1, filepath.Join(disk, "written")))
@@ -181,8 +180,8 @@ func TestBlame(t *testing.T) {
 	if c, err := a.find(victim.Name); err != nil || a.value("fairlead_netcpu_tasks_seconds_total", c) == 0 || a.value("fairlead_netcpu_stolen_seconds_total", c) == 0 {
 		t.Errorf("%v; the metrics page does not have what the victim used and lost", err)
 	}
-	// With no CPU idle, the kernel may take half a minute to close an inotify, and 6.18 may
-	// let the agent wait for longer than the container waits for its answer.
+	// With no CPU idle, the kernel may take half a minute to close an inotify, and 6.18 may let the
+	// agent wait for longer than the container waits for its answer.
 	for _, end := range loads {
 		end()
 	}
@@ -190,11 +189,11 @@ func TestBlame(t *testing.T) {
 	a.stop()
 }
 
-// spared is what may be stolen from somebody whom the flood does not rob: less of the
-// time of its tasks than from its victim at the same time.
+// spared is how much may be stolen from a container that the flood does not rob: a smaller fraction
+// of its tasks' time than the victim lost at the same time.
 func spared(a, victim api.NetCPUAccount) float64 { return a.Tasks * victim.Stolen / victim.Tasks }
 
-// balanced checks that what was taken is what was stolen: in all, and for each in
+// balanced checks that the taken time equals the stolen time: in total, and for each container in
 // the matrix.
 func balanced(n api.NetCPU) error {
 	same := func(what string, x, y float64) error {
@@ -267,7 +266,7 @@ func (a *agent) selfOf(b *sandbox.Box) (self api.Self, text string) {
 	return self, out.String()
 }
 
-// tellsOnlyItself looks at what a container is told.
+// tellsOnlyItself checks that a container's answer is about the container only.
 func tellsOnlyItself(t *testing.T, a *agent, b *sandbox.Box) {
 	t.Helper()
 	self, out := a.selfOf(b)

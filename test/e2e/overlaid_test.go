@@ -19,7 +19,7 @@ import (
 
 const overlayOn = "fairlead.overlay=on"
 
-// overlaid is a container on a network between nodes.
+// overlaid is a container on an overlay network between nodes.
 type overlaid struct {
 	*agent
 	engine *testkit.Docker
@@ -118,7 +118,7 @@ func (c *overlaid) dial(proto, to string) *dialogue {
 	return d
 }
 
-// ask sends a line and waits for the same. A datagram that was lost is sent again.
+// ask sends a line and waits for its echo. It sends a lost datagram again.
 func (d *dialogue) ask() error {
 	d.n++
 	line := fmt.Appendf(nil, "%80d\n", d.n)
@@ -132,7 +132,7 @@ func (d *dialogue) ask() error {
 		if err := d.SetDeadline(time.Now().Add(wait)); err != nil {
 			return err
 		}
-		if _, err := d.Write(line); err != nil && !udp { // of UDP, what ICMP said before
+		if _, err := d.Write(line); err != nil && !udp { // by UDP, an earlier ICMP error
 			return err
 		}
 		err := d.read(got)
@@ -156,7 +156,7 @@ func (d *dialogue) read(got []byte) error {
 	return nil
 }
 
-// on waits until overlay is in a state at the container.
+// on waits until overlay reports a state for the container.
 func (c *overlaid) on(state string, words ...string) {
 	c.t.Helper()
 	await(c.t, fmt.Sprintf("overlay of %s to be %s", c.name, state), func() error {
@@ -177,7 +177,7 @@ func (c *overlaid) on(state string, words ...string) {
 	})
 }
 
-// end gives what the agent says of the container's one end on overlay networks.
+// end returns the agent's report on the container's one end on overlay networks.
 func (c *overlaid) end() (api.OverlayEnd, error) {
 	o, err := c.api.Overlay(c.t.Context(), c.name, 0)
 	if err != nil {
@@ -189,7 +189,7 @@ func (c *overlaid) end() (api.OverlayEnd, error) {
 	return o.Containers[0].Ends[0], nil
 }
 
-// fast asks until packets of both directions are fast, at both nodes.
+// fast asks until packets of both directions take the fast path, at both nodes.
 func fast(t *testing.T, d *dialogue, at ...*overlaid) {
 	t.Helper()
 	before := make([]api.OverlayEnd, len(at))

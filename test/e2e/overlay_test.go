@@ -22,13 +22,13 @@ type swarm struct {
 	agents  [2]*agent
 	plain   [2]*overlaid // does not ask, and keeps the network on its node
 	web     [2]*overlaid // asks
-	inner   [2]uint64    // namespaces that the network is in
+	inner   [2]uint64    // namespaces of the network
 	host    [2]state     // the nodes' devices without a fast path,
-	under   [2]state     // and those in the engine's namespaces
+	under   [2]state     // and the devices in the engine's namespaces
 }
 
 // TestSwarmOverlay has an agent on each of two nodes of a Docker Swarm. Packets of containers
-// become fast, and stay right, whatever happens to the agents and to the containers.
+// become fast, and stay correct, whatever happens to the agents and to the containers.
 func TestSwarmOverlay(t *testing.T) {
 	s := &swarm{t: t, engines: testkit.StartSwarm(t)}
 	for n, d := range s.engines {
@@ -43,7 +43,7 @@ func TestSwarmOverlay(t *testing.T) {
 	for n, d := range s.engines {
 		s.web[n] = joined(t, s.agents[n], d, testkit.SwarmNetwork, fmt.Sprintf("web%d", n), "--label", overlayOn)
 	}
-	for _, c := range s.web { // a node that is alone has no uplink yet
+	for _, c := range s.web { // a lone node has no uplink yet
 		c.on(api.StateDone)
 	}
 	s.web[1].echo()
@@ -61,13 +61,13 @@ func TestSwarmOverlay(t *testing.T) {
 	s.removed()
 }
 
-// start starts an agent where it sees what the engine mounts, as on any host.
+// start starts an agent in a mount namespace where it sees the engine's mounts, as on any host.
 func (s *swarm) start(n int) {
 	s.t.Helper()
 	s.agents[n].start("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", s.engines[n].PID()))
 }
 
-// path leads to the namespace of the engine's that the network is in at a node.
+// path leads to the engine's namespace of the network at a node.
 func (s *swarm) path(n int) string {
 	s.t.Helper()
 	path, err := netdev.NewGlance("/proc").Find(s.inner[n])
@@ -75,7 +75,7 @@ func (s *swarm) path(n int) string {
 	return path
 }
 
-// devices reads what might be changed of a node's devices, and of those of the network.
+// devices reads what might be changed on a node's devices, and on the network's devices.
 func (s *swarm) devices(n int) (host, under state) {
 	s.t.Helper()
 	host, under = devicesOf(s.t, s.engines[n].NS), state{}
@@ -83,7 +83,7 @@ func (s *swarm) devices(n int) (host, under state) {
 	return host, under
 }
 
-// off sees what is said of a network that nobody asks for.
+// off checks what the agent reports on a network that no container asks for.
 func (s *swarm) off(n int) {
 	s.t.Helper()
 	c := s.plain[n]
@@ -95,14 +95,14 @@ func (s *swarm) off(n int) {
 	})
 }
 
-// fast asks until packets of both directions are fast, at both nodes.
+// fast asks until packets of both directions take the fast path, at both nodes.
 func (s *swarm) fast(d *dialogue) {
 	s.t.Helper()
 	fast(s.t, d, s.web[:]...)
 }
 
-// translated has a container's own rules lead another address to that of the other node's: the
-// packets on the network have the real one, and are fast.
+// translated has a container's own rules translate another address to the other node's: the packets
+// on the network have the real address, and take the fast path.
 func (s *swarm) translated() {
 	s.t.Helper()
 	const virtual = "10.216.0.199"
@@ -121,7 +121,7 @@ func (s *swarm) translated() {
 	}
 }
 
-// switched stops the network by hand, and lets it go on.
+// switched stops the fast path of the network by hand, and revives it.
 func (s *swarm) switched(d *dialogue) {
 	s.t.Helper()
 	end, err := s.web[0].end()
@@ -143,8 +143,8 @@ func (s *swarm) switched(d *dialogue) {
 	s.fast(d)
 }
 
-// killed ends agents while there are dialogues: none breaks, and the next agent has packets be
-// fast again. Nothing is left of one that was stopped, or after a restore.
+// killed ends agents during dialogues. None breaks, and under the next agent packets become fast
+// again. A stopped agent, and a restore, leave nothing behind.
 func (s *swarm) killed(talks []*dialogue) {
 	s.t.Helper()
 	stop := make(chan struct{})
@@ -224,8 +224,8 @@ func (s *swarm) nothing(n int) {
 	})
 }
 
-// moved has a container with an address end, and another with that address start on the other
-// node, and back: a dialogue finds it each time.
+// moved ends a container with an address and starts another with that address on the other node,
+// and back. A dialogue finds it each time.
 func (s *swarm) moved() {
 	s.t.Helper()
 	const addr = "10.216.0.77"
@@ -260,7 +260,7 @@ func (s *swarm) moved() {
 	gone()
 }
 
-// encrypted has a network of which IPsec takes the packets.
+// encrypted has a network with encryption by IPsec.
 func (s *swarm) encrypted() {
 	s.t.Helper()
 	const network = "flsecret"
@@ -279,7 +279,7 @@ func (s *swarm) encrypted() {
 	s.engines[0].Must(s.t, "network", "rm", network)
 }
 
-// removed has Docker remove the network: its namespace ends, as no agent holds it.
+// removed has Docker remove the network. Its namespace ends, since no agent holds it.
 func (s *swarm) removed() {
 	s.t.Helper()
 	for _, c := range s.web {
@@ -290,7 +290,7 @@ func (s *swarm) removed() {
 			host, under := s.devices(n)
 			return errors.Join(differs(host, s.host[n]), differs(under, s.under[n]))
 		})
-		// A device whose other end is in the namespace goes with that.
+		// A veth goes with the namespace of its other end.
 		probe := testkit.NetNS(s.t)
 		h := probe.Handle(s.t)
 		ns, err := netdev.Open(s.path(n))

@@ -13,12 +13,11 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// far is the address of the world outside on the overlay network. It is another node
-// without an agent.
+// far is the address of the outside on the overlay network. It is another node without an agent.
 const far = "10.66.0.1"
 
-// newOverlayRig is a rig whose containers reach the wire by an overlay network: nic0 is no
-// port of the bridge, but carries the VXLAN that is.
+// newOverlayRig is a rig with containers that reach the wire by an overlay network: nic0 is no port
+// of the bridge, but carries the VXLAN device, which is one.
 func newOverlayRig(t *testing.T) *rig {
 	t.Helper()
 	h := topology.New(t)
@@ -54,13 +53,13 @@ func newPair(t *testing.T) *pair {
 	return p
 }
 
-// set has a policy file say so of the container.
+// set writes these settings of the container to a policy file.
 func (p *pair) set(settings string) {
 	p.rig.t.Helper()
 	p.policy("pair.yaml", "match: {name: "+paired+"}\nset: {"+settings+"}\n")
 }
 
-// overlay gives what overlay says of the container.
+// overlay returns overlay's report on the container.
 func (p *pair) overlay() (api.OverlayEnd, error) {
 	o, err := p.agent.api.Overlay(p.rig.t.Context(), paired, 0)
 	if err != nil {
@@ -72,7 +71,7 @@ func (p *pair) overlay() (api.OverlayEnd, error) {
 	return o.Containers[0].Ends[0], nil
 }
 
-// ways waits until packets go so, and for this reason.
+// ways waits until packets take these ways, for these reasons.
 func (p *pair) ways(egress, whyEgress, ingress, whyIngress string) {
 	p.rig.t.Helper()
 	want := [...]string{egress, whyEgress, ingress, whyIngress}
@@ -85,7 +84,7 @@ func (p *pair) ways(egress, whyEgress, ingress, whyIngress string) {
 	})
 }
 
-// stands waits until a feature says of the container what it should.
+// stands waits until a feature reports the given state of the container.
 func (p *pair) stands(feature, state, says string) {
 	p.rig.t.Helper()
 	await(p.rig.t, feature+" to be "+state, func() error {
@@ -101,8 +100,8 @@ func (p *pair) stands(feature, state, says string) {
 	})
 }
 
-// fast has the container ask the other node, until so many packets have taken the fast path
-// in each direction that is to be fast. It returns what has passed since, at rest.
+// fast has the container ask the other node, until so many packets have taken the fast path in each
+// direction that is to be fast. It returns the counts since then, at rest.
 func (p *pair) fast(out, in uint64) (e api.OverlayEnd) {
 	t := p.rig.t
 	t.Helper()
@@ -131,7 +130,7 @@ func (p *pair) fast(out, in uint64) (e api.OverlayEnd) {
 	return e
 }
 
-// class waits for the container's class at a device, and is how many packets that has sent.
+// class waits for the container's class at a device, and returns how many packets it has sent.
 func (p *pair) class(device, direction string) (packets uint64) {
 	t := p.rig.t
 	t.Helper()
@@ -151,9 +150,8 @@ func (p *pair) class(device, direction string) (packets uint64) {
 	return packets
 }
 
-// bothWays has a feature on top of overlay, and overlay on top of the feature, and takes away
-// first the one, then the other. alone and together look at how it is with overlay and without
-// or with the feature.
+// bothWays puts a feature on top of overlay, and overlay on top of the feature, and removes first
+// the one, then the other. alone checks the state with overlay only, together the state with both.
 func (p *pair) bothWays(other string, alone, together func()) {
 	t := p.rig.t
 	t.Helper()
@@ -176,8 +174,8 @@ func (p *pair) bothWays(other string, alone, together func()) {
 	}
 }
 
-// The class of a container at the uplink has its fast packets too, whatever is in force
-// beside it.
+// TestOverlayTraffic checks that the class of a container at the uplink counts its fast packets
+// too, whatever else is in force.
 func TestOverlayTraffic(t *testing.T) {
 	p := newPair(t)
 	inClass := func(in uint64) {
@@ -213,8 +211,8 @@ func TestOverlayTraffic(t *testing.T) {
 	})
 }
 
-// The accounts charge the receiver with its fast packets, and a thread of its own polls
-// them.
+// TestOverlayNetCPU checks that the accounts charge the receiver with its fast packets, and that a
+// thread of its own polls them.
 func TestOverlayNetCPU(t *testing.T) {
 	p := newPair(t)
 	received := func(a api.NetCPUAccount) (n uint64) {
@@ -225,7 +223,7 @@ func TestOverlayNetCPU(t *testing.T) {
 		}
 		return n
 	}
-	// charged gives how many packets the account has got, and the seconds in threads.
+	// charged checks that the account counts the fast packets, and returns the seconds in threads.
 	charged := func() (thread float64) {
 		t.Helper()
 		before, err := p.agent.api.NetCPU(t.Context(), paired)
@@ -258,7 +256,7 @@ func TestOverlayNetCPU(t *testing.T) {
 	})
 }
 
-// The packets of both directions are measured, whichever way they take.
+// TestOverlayLatency checks that the packets of both directions are measured on either path.
 func TestOverlayLatency(t *testing.T) {
 	p := newPair(t)
 	p.bothWays("latency: on", func() { p.ways("fast", "", "peer", "") }, func() {

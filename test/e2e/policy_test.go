@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// broken are policy files that no agent can use, with what is said of them.
+// broken are policy files that no agent can use, with the expected messages.
 var broken = []struct{ name, text, says string }{
 	{"syntax", "match: {name: \"x\"\nset: [\n", ":"},
 	{"unknown key", "match: {name: x}\nset:\n  netcpu: isolate\n  netcup: isolate\n", ":4:3: netcup: unknown key; did you mean netcpu?"},
@@ -32,9 +32,9 @@ var broken = []struct{ name, text, says string }{
 	{"size", "# " + strings.Repeat("x", 4<<20), "larger"},
 }
 
-// TestBrokenPolicy gives the agent policy files that cannot be used: it says
-// where and why, and the last good policy stays in force. Without isolation,
-// nothing is left but what observing takes; and without the agent, nothing.
+// TestBrokenPolicy gives the agent unusable policy files. The agent reports where and why, and the
+// last good policy stays in force. Without isolation only what observing needs is left; without the
+// agent, nothing.
 func TestBrokenPolicy(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-box"})
@@ -58,7 +58,7 @@ func TestBrokenPolicy(t *testing.T) {
 		t.Run(b.name, func(t *testing.T) {
 			a.t = t
 			a.policy("bad.yaml", b.text)
-			// Nobody tells the agent; it sees it.
+			// The agent gets no signal; it notices the file.
 			await(t, "the agent to notice", func() error {
 				if st := a.status(); st.Policy.OK || st.Policy.Error == "" {
 					return fmt.Errorf("policy %+v", st.Policy)
@@ -85,13 +85,13 @@ func TestBrokenPolicy(t *testing.T) {
 	}
 	a.t = t
 
-	// Things that are no files: none may be read, or waited for.
+	// None of these is a regular file. The agent must not read them or wait for them.
 	dir := a.path("policy.d")
 	must(t, os.Mkdir(filepath.Join(dir, "dir.yaml"), 0o755))
 	must(t, unix.Mkfifo(filepath.Join(dir, "fifo.yaml"), 0o644))
 	must(t, os.Symlink("/dev/zero", filepath.Join(dir, "zero.yaml")))
 	must(t, os.Symlink("nowhere", filepath.Join(dir, "dangling.yaml")))
-	a.run("policy", "reload") // whether it likes them is its own affair
+	a.run("policy", "reload") // its verdict does not matter here
 	stands("with odd things for policy files")
 	if st := a.status(); !st.Policy.OK && !strings.Contains(st.Policy.Error, ".yaml") {
 		t.Errorf("policy %+v, want the name of what is wrong", st.Policy)
@@ -117,7 +117,7 @@ func TestBrokenPolicy(t *testing.T) {
 		stands("after a bad " + bad.set)
 	}
 
-	// A good change does what it says.
+	// A good change takes effect.
 	a.policy("good.yaml", "match: {name: e2e-box}\nset: {netcpu: observe}\n")
 	await(t, "observe to be in force", func() error {
 		if n := a.status().Changes; n != 0 {
@@ -130,8 +130,7 @@ func TestBrokenPolicy(t *testing.T) {
 	r.sameAs(before, "without the agent")
 }
 
-// hostile are labels that containers might have. None may harm, and none but
-// the last may isolate.
+// hostile returns labels that containers might have. None may harm, and only the last may isolate.
 func hostile() []map[string]string {
 	many := map[string]string{}
 	for i := range 5000 {
@@ -150,7 +149,7 @@ func hostile() []map[string]string {
 	}
 }
 
-// TestHostileLabels has containers with labels that are wrong in every way.
+// TestHostileLabels runs containers with labels that are wrong in every way.
 func TestHostileLabels(t *testing.T) {
 	r := newRig(t)
 	labels := hostile()
@@ -187,7 +186,7 @@ func TestHostileLabels(t *testing.T) {
 		if args[0] == "ps" {
 			mustSay(t, o, 0, "e2e-0", "e2e-good")
 			if !slices.Contains(args, "-o") {
-				o.out = strings.Join(strings.Fields(o.out), " ") // lines end where the terminal does
+				o.out = strings.Join(strings.Fields(o.out), " ") // the terminal's width wraps lines
 				mustSay(t, o, 0, "fairlead.netcpu: label of 1400015 bytes is ignored: the most is 4096")
 			}
 		}

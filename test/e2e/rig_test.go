@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// rig is a host made of sandboxes: containers at a bridge, to which packets
-// come from a wire through a device that polls.
+// rig is a host made of sandboxes: containers at a bridge, which gets packets from a wire through a
+// device that polls.
 type rig struct {
 	*topology.Host
 	t          *testing.T
@@ -50,7 +50,7 @@ func (r *rig) add(spec sandbox.Spec) *sandbox.Box {
 	return b
 }
 
-// agent makes an agent for which the rig is the host.
+// agent prepares an agent that has the rig as its host.
 func (r *rig) agent() *agent {
 	r.t.Helper()
 	return newAgent(r.t, r.host, "--sandbox-dir", r.sandboxes.Dir())
@@ -71,8 +71,8 @@ func (r *rig) state() state {
 	return s
 }
 
-// sameAs waits until all is as it was before. It need not wait but for kernel
-// threads, which end a little after they are told to; on a busy machine, later.
+// sameAs waits until the state is as it was before. Only kernel threads need the wait: they end a
+// little after the request, and later on a busy machine.
 func (r *rig) sameAs(before state, when string) {
 	r.t.Helper()
 	err := within(patience, func() error {
@@ -86,8 +86,8 @@ func (r *rig) sameAs(before state, when string) {
 	}
 }
 
-// reachable sends packets from the wire to each container until one comes back:
-// under a flood, some are lost as those of the flood are.
+// reachable sends packets from the wire to each container until one comes back: the flood causes
+// losses here, too.
 func (r *rig) reachable(when string) {
 	r.t.Helper()
 	for n, b := range r.boxes {

@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// listed waits until ps has a container with its source, isolated. By its
-// cgroup alone it may have been known a moment before.
+// listed waits until ps lists a container with its source, isolated. A moment earlier the agent may
+// know the container by its cgroup alone.
 func (a *agent) listed(name, source string) {
 	a.t.Helper()
 	await(a.t, "ps to list "+name, func() error {
@@ -33,8 +33,7 @@ func (a *agent) listed(name, source string) {
 	})
 }
 
-// explained fails the test unless explain tells what was changed for a
-// container, and because of what.
+// explained fails the test unless explain shows what was changed for a container, and why.
 func (a *agent) explained(name, because string) {
 	a.t.Helper()
 	mustSay(a.t, a.run("explain", name), 0, isolateKey, because, "as policy says", "kernel thread", "threaded", "and so it is now")
@@ -48,8 +47,8 @@ func devicesOf(t *testing.T, ns *testkit.NS) state {
 	return s
 }
 
-// unchanged waits until the devices of a host are as they were, and the cgroups
-// of containers that have ended are gone from below parent in all hierarchies.
+// unchanged waits until the devices of a host are as they were, and the cgroups of ended containers
+// are gone from below parent in all hierarchies.
 func unchanged(t *testing.T, ns *testkit.NS, was state, parent string, gone ...isolation) {
 	t.Helper()
 	await(t, "all to be as before", func() error {
@@ -68,7 +67,7 @@ func unchanged(t *testing.T, ns *testkit.NS, was state, parent string, gone ...i
 	})
 }
 
-// TestPodman has one container that asks by a label, and one that does not.
+// TestPodman has one container that asks for isolation by a label, and one that does not.
 func TestPodman(t *testing.T) {
 	p := testkit.StartPodman(t)
 	sleeper := func(name string, flags ...string) {
@@ -104,8 +103,8 @@ func TestPodman(t *testing.T) {
 	a.stop()
 }
 
-// TestContainerd has tasks that are given their network as a CNI plugin does:
-// a namespace that is made before them, and outlives them.
+// TestContainerd runs tasks with a network set up as a CNI plugin does it: in a namespace that is
+// made before the task, and outlives it.
 func TestContainerd(t *testing.T) {
 	d := testkit.StartContainerd(t)
 	d.Import(t, "default")
@@ -132,7 +131,8 @@ func TestContainerd(t *testing.T) {
 	before := devicesOf(t, d.NS)
 	var running []isolation
 	for n, c := range tasks {
-		// With an address and no container behind it, it would be a way in that does not poll.
+		// With an address and no container behind it, this veth would be a way in that does not
+		// poll.
 		d.NS.Address(t, fmt.Sprintf("veth%d", n), fmt.Sprintf("10.217.%d.1/24", n))
 		d.Start(t, "default", c.name, "--label", c.label, "--with-ns", "network:"+boxes[n].Path)
 		i := a.isolated(c.name, 1)
@@ -158,9 +158,8 @@ func TestContainerd(t *testing.T) {
 	a.stop()
 }
 
-// TestSwarm has an agent on each of two nodes. The host end of an overlay
-// network's veth lies in a namespace of the engine's own, as does the device
-// that its packets come by.
+// TestSwarm has an agent on each of two nodes. The host end of an overlay network's veth lies in a
+// namespace of the engine's own, as does the device that its packets come by.
 func TestSwarm(t *testing.T) {
 	nodes := testkit.StartSwarm(t)
 	for _, d := range nodes { // a NIC polls; else a part would not be covered
@@ -181,13 +180,13 @@ func TestSwarm(t *testing.T) {
 	for n, d := range nodes {
 		a := newAgent(t, d.NS, "--docker-host", d.Host, "--uplink", "flwire=1gbit")
 		agents[n] = a
-		// It keeps the overlay on this node, without which nothing would be
-		// left to look at.
+		// The plain container keeps the overlay network on this node. Without it there would be
+		// nothing left to look at.
 		plain := func() {
 			d.Must(t, "run", "-d", "--name", "plain", "--network", testkit.SwarmNetwork, d.Image, "sleep", "1000")
 		}
-		// The namespace that the engine makes for the overlay may be found half a
-		// minute later if it comes after the agent.
+		// If the engine's namespace for the overlay is created after the agent started, the agent
+		// may find it half a minute later.
 		if late := testkit.Scale(t, 0, 1) == 1; late {
 			a.start()
 			plain()
@@ -204,8 +203,8 @@ func TestSwarm(t *testing.T) {
 		})
 		a.reaches("plain", api.StateDone)
 	}
-	// Each agent finds the containers of the other node, too, by their
-	// cgroups, and keeps accounts for them.
+	// Each agent finds the containers of the other node, too, by their cgroups, and keeps accounts
+	// for them.
 	for n, a := range agents {
 		await(t, "both containers, with their host ends", func() error {
 			list, err := a.api.Containers(t.Context())

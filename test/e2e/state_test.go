@@ -22,9 +22,9 @@ import (
 // state is what fairlead might change on a host, by name.
 type state map[string]string
 
-// readDevices adds the devices of a network namespace, which is called name
-// here: their offloads, whether and by how many threads they are polled, where
-// they hand packets on to, and the programs at their tcx hooks.
+// readDevices adds the devices of a network namespace, labelled name: their offloads, whether and
+// by how many threads they are polled, where they hand packets on to, and the programs at their tcx
+// hooks.
 func (s state) readDevices(t *testing.T, name, path string) {
 	t.Helper()
 	ns, err := netdev.Open(path)
@@ -92,18 +92,18 @@ func on(features map[string]bool) []string {
 	})
 }
 
-// limits are the files of a cgroup by which the CPU is shared out.
+// limits are the files of a cgroup that divide the CPU.
 var limits = []string{"cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.weight", "cpu.max", "cpuset.cpus", "cgroup.subtree_control"}
 
-// readCgroups adds, for each of the paths and in each hierarchy, the
-// directories below, with their limits and the kernel threads in them.
+// readCgroups adds, for each of the paths and in each hierarchy, the directories below, with their
+// limits and the kernel threads in them.
 func (s state) readCgroups(t *testing.T, paths ...string) {
 	t.Helper()
 	for _, top := range hierarchies() {
 		for _, path := range paths {
 			err := filepath.WalkDir(filepath.Join(top, path), func(dir string, d fs.DirEntry, err error) error {
 				if err != nil || !d.IsDir() {
-					return nil // it is not there, or goes
+					return nil // absent, or about to be removed
 				}
 				s.readCgroup(dir)
 				return nil
@@ -138,11 +138,11 @@ func hierarchies() []string {
 	return dirs
 }
 
-// uplinkGroup is the cgroup of the threads that poll for everybody in the
-// network namespace with this inode.
+// uplinkGroup names the cgroup of the threads that poll for all containers in the network namespace
+// with this inode.
 func uplinkGroup(inode uint64) string { return fmt.Sprintf("fairlead-uplink-%d", inode) }
 
-// uplinkGroups are its directories.
+// uplinkGroups returns the directories of all such cgroups.
 func uplinkGroups(inode uint64) (found []string) {
 	for _, top := range hierarchies() {
 		dirs, _ := filepath.Glob(filepath.Join(top, uplinkGroup(inode)))
@@ -151,7 +151,7 @@ func uplinkGroups(inode uint64) (found []string) {
 	return found
 }
 
-// diff gives what is not as in before, one in a line; "" for nothing.
+// diff returns the differences from before, one per line; "" for none.
 func (s state) diff(before state) string {
 	var out strings.Builder
 	keys := maps.Clone(s)

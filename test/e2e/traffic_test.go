@@ -35,7 +35,7 @@ func newUplink(r *rig) uplink {
 	return uplink{r, ns, links[i].Index}
 }
 
-// shown is what the feature may change at the host.
+// shown returns what the feature may change on the host.
 func (u uplink) shown() string {
 	u.t.Helper()
 	var out []string
@@ -47,7 +47,7 @@ func (u uplink) shown() string {
 	return strings.Join(out, "\n")
 }
 
-// rates gives the rates of the classes at the uplink, in Mbit/s, by minor.
+// rates returns the rates of the classes at the uplink, in Mbit/s, by minor.
 func (u uplink) rates() string {
 	u.t.Helper()
 	var out []string
@@ -68,7 +68,7 @@ func (u uplink) rates() string {
 	return strings.Join(out, " ")
 }
 
-// trafficOf waits until the feature says of a container what it should.
+// trafficOf waits until the feature reports the given state of a container.
 func (a *agent) trafficOf(name, state, says string) {
 	a.t.Helper()
 	await(a.t, fmt.Sprintf("traffic of %s to be %s", name, state), func() error {
@@ -89,8 +89,8 @@ func (a *agent) trafficOf(name, state, says string) {
 	})
 }
 
-// TestOverwritten has somebody make routing overwrite the priority of packets, against
-// the agent, until that leaves it so and says what no longer holds.
+// TestOverwritten makes routing overwrite the priority of packets again and again, until the agent
+// stops correcting it and reports what no longer holds.
 func TestOverwritten(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-priority", Labels: map[string]string{"fairlead.net.weight": "2"}})
@@ -117,8 +117,8 @@ func TestOverwritten(t *testing.T) {
 	a.stop()
 }
 
-// TestTraffic has the real agent divide an uplink: from labels and files to the
-// kernel's classes and back, by a clean stop, and by a kill and a restore.
+// TestTraffic has the real agent divide an uplink: from labels and files to the kernel's classes
+// and back, by a clean stop, and by a kill and a restore.
 func TestTraffic(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-rate", Labels: map[string]string{"fairlead.net.rate": "150mbit", "fairlead.net.ceil": "200mbit"}})
@@ -132,7 +132,7 @@ func TestTraffic(t *testing.T) {
 	a.trafficOf("e2e-weight", api.StateDone, "")
 	await(t, "the classes", func() error {
 		got := u.rates()
-		// 800 Mbit/s by weight, 1 to 3; whose slot is which is by chance.
+		// 800 Mbit/s by weight, 1 to 3. Which container has which slot is random.
 		if got != "0001:150 0002:600 fffe:1000 ffff:200" && got != "0001:600 0002:150 fffe:1000 ffff:200" {
 			return fmt.Errorf("%s", got)
 		}
@@ -144,7 +144,7 @@ func TestTraffic(t *testing.T) {
 		t.Errorf("%v", o)
 	}
 	mustSay(t, o, 0, "e2e-rate    150mbit <=200mbit     150Mbit", "e2e-weight", "600Mbit", "(others)")
-	// What it receives is held back at its veth, which then has a table.
+	// Its veth limits what it receives, and then has a table.
 	mustSay(t, a.run("set", "e2e-rate", "net.ingress.ceil=100mbit"), 0, "fairlead.net.ingress.ceil = 100mbit (100.0 Mbit/s), set by uid 0")
 	r.reachable("held back")
 	mustSay(t, a.run("traffic", "e2e-rate", "--total"), 0, "h1, from containers, 200Mbit", "h1, to containers, 100Mbit", "<=100mbit", "nic0, from containers")
@@ -156,7 +156,7 @@ func TestTraffic(t *testing.T) {
 	}
 	mustSay(t, a.run("explain", "e2e-rate"), 0, "fairlead.net.rate")
 
-	// More than the link: refused with the sum, and what holds goes on.
+	// More than the link's rate is refused with the sum, and the current state stays.
 	during := u.rates()
 	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.rate: 801mbit}\n")
 	a.trafficOf("e2e-weight", api.StateError, "uplink nic0: rate refused: guaranteed rates exceed the link: the sum of 2 is 951mbit")

@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// TestTwoAgents starts a second agent in a network namespace, with directories of
-// its own: it says whom it would be in the way of, and ends.
+// TestTwoAgents starts a second agent in a network namespace, with directories of its own. It names
+// the agent that it would disturb, and ends.
 func TestTwoAgents(t *testing.T) {
 	testkit.NeedRoot(t)
 	ns := testkit.NetNS(t)
@@ -23,7 +23,7 @@ func TestTwoAgents(t *testing.T) {
 	if want := fmt.Sprintf("another agent works in this network namespace: process %d", first.pid); second.err == nil || !strings.Contains(string(log), want) {
 		t.Errorf("it ended with %v, and said %s; want %q", second.err, log, want)
 	}
-	first.kill() // after which its place is free
+	first.kill() // then its place is free
 	second.start()
 	second.stop()
 }

@@ -22,12 +22,12 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// TestNotify is what systemd relies on: readiness comes once every source has
-// answered, not before; signs of life come all the time; and the end is told.
+// TestNotify checks what systemd relies on: readiness comes once every source has answered, not
+// before; signs of life come all the time; and the agent announces its end.
 func TestNotify(t *testing.T) {
 	testkit.NeedRoot(t)
 	a := newAgent(t, testkit.NetNS(t))
-	engine, err := net.Listen("unix", a.path("no-docker")) // which never answers
+	engine, err := net.Listen("unix", a.path("no-docker")) // never answers
 	must(t, err)
 	defer engine.Close()
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: a.path("notify"), Net: "unixgram"})
@@ -77,7 +77,7 @@ func TestNotify(t *testing.T) {
 		t.Errorf("once it is ready its status is %+v, %v", st, err)
 	}
 	a.stop()
-	await(t, "word of its end", func() error { // it may still be on its way here
+	await(t, "word of its end", func() error { // the message may still be under way
 		if count("STOPPING=1") == 0 {
 			return fmt.Errorf("told %q", heard())
 		}
@@ -88,8 +88,8 @@ func TestNotify(t *testing.T) {
 	}
 }
 
-// machine is a systemd of its own, with the unit that is shipped and little
-// else: process 1 of its own PID, mount, network and cgroup namespaces.
+// machine is a systemd of its own, with the shipped unit and little else: process 1 of its own PID,
+// mount, network and cgroup namespaces.
 type machine struct {
 	t     *testing.T
 	init  string // its PID, seen from here
@@ -97,9 +97,9 @@ type machine struct {
 	index int // of u0, an uplink in ns
 }
 
-// boot is run in the namespaces. Its arguments are the programs fairlead and
-// the test's own, and the folder of the units. Whatever is the host's and could be written to
-// is covered; the unit is changed as `make install PREFIX=/run` does it.
+// boot runs in the namespaces. Its arguments are the programs fairlead and the test's own, and the
+// folder of the units. It covers every writable path of the host, and changes the unit as `make
+// install PREFIX=/run` does.
 const boot = `set -e
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -203,7 +203,7 @@ func bootMachine(t *testing.T) *machine {
 	return m
 }
 
-// command makes one that runs in the machine.
+// command prepares a command that runs in the machine.
 func (m *machine) command(args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{"-t", m.init, "-m", "-p", "-n", "-i", "-u", "-C", "--"}, args...)...)
 }
@@ -220,7 +220,7 @@ func (m *machine) systemctl(args ...string) {
 	}
 }
 
-// settings adds some to the unit.
+// settings adds settings to the unit.
 func (m *machine) settings(text string) {
 	m.t.Helper()
 	dir := filepath.Join("/proc", m.init, "root/run/systemd/system/fairlead.service.d")
@@ -311,9 +311,9 @@ func keepSandbox() int {
 	return 0
 }
 
-// TestUnit runs the unit under a real systemd: start and readiness, reload, a
-// kill and a hang, after each of which the host is put back if systemd gives up, the
-// restart, before which it is not, and the stop.
+// TestUnit runs the unit under a real systemd: start and readiness, reload, a kill, a hang, restart
+// and stop. After a kill or a hang the host is restored if systemd gives up. A restart does not
+// restore it first.
 func TestUnit(t *testing.T) {
 	m := bootMachine(t)
 	before := m.root()

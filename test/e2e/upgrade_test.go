@@ -11,12 +11,12 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// lastVersion is the commit that hosts run until they get this one.
+// lastVersion is the commit that hosts run until they get this version.
 const lastVersion = "e734164"
 
-// TestUpgrade replaces an agent of the last version by this one while containers run
-// under policy. After a clean stop all comes into force again. What a killed agent
-// leaves is adopted, or undone by `fairlead restore`.
+// TestUpgrade replaces an agent of the last version by this one while containers run under policy.
+// After a clean stop all policy comes into force again. What a killed agent leaves is adopted, or
+// undone by `fairlead restore`.
 func TestUpgrade(t *testing.T) {
 	r := newRig(t)
 	old := buildLast(t)
@@ -59,7 +59,7 @@ func TestUpgrade(t *testing.T) {
 	r.sameAs(before, "after a kill and the new version's restore")
 }
 
-// buildLast builds the last version out of the history of this one.
+// buildLast builds the last version from this repository's history.
 func buildLast(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -10,9 +10,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// TestXDPUplink has packets dropped in the driver of an uplink that the config file
-// names, and told so; and sees that it stays with the agent, whatever policy says
-// meanwhile, and that nothing of it outlives the agent, or its death.
+// TestXDPUplink drops packets in the driver of an uplink that the config file names, and checks
+// that the agent reports it. The XDP program stays with the agent, whatever policy says meanwhile,
+// and does not outlive the agent, whether stopped or killed.
 func TestXDPUplink(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-xdp"})
@@ -53,7 +53,7 @@ func TestXDPUplink(t *testing.T) {
 		})
 	}
 
-	a.start() // as it is told nothing, by tc
+	a.start() // without that setting, by tc
 	a.policy("xdp.yaml", "match: {name: e2e-xdp}\nset: {netcpu: isolate}\n")
 	drops("tc")
 	a.stop()
