@@ -17,18 +17,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CG is a scratch cgroup of a test: one directory in the v2 tree and one in
-// the hierarchies that have the cpu and the io controller, which is the same directory
-// on a pure v2 host and others on a hybrid or v1 host.
+// CG is a scratch cgroup of a test: one directory in the v2 tree and one in the hierarchies of the
+// cpu and the io controller. These are the same directory on a pure v2 host, and different ones on
+// a hybrid or v1 host.
 type CG struct {
 	V2  string // absolute; "" on a host without a v2 tree
 	CPU string // absolute; "" on a host without the cpu controller
 	IO  string // the same for io (v2) or blkio (v1)
 }
 
-// Cgroup makes a scratch cgroup below the roots of the host's hierarchies. It
-// needs root and skips t without. When t ends, everything that still runs in
-// it is killed and it is removed with all cgroups below it.
+// Cgroup creates a scratch cgroup below the roots of the host's hierarchies. It needs root and
+// skips t without. When t ends, Cgroup kills everything that still runs in the cgroup, and removes
+// it with all cgroups below it.
 func Cgroup(t testing.TB) CG {
 	t.Helper()
 	NeedRoot(t)
@@ -41,7 +41,7 @@ func Cgroup(t testing.TB) CG {
 		if *dir != "" || root.V2 == "" {
 			continue
 		}
-		// Pure v2: hand the controller down, as systemd does.
+		// Pure v2: enable the controller for children, as systemd does.
 		err := os.WriteFile(filepath.Join(root.V2, "cgroup.subtree_control"), []byte("+"+controller), 0)
 		if err == nil {
 			*dir = root.V2
@@ -81,7 +81,7 @@ func (c CG) Add(t testing.TB, pid int) {
 	}
 }
 
-// Child makes a cgroup below c in each of its hierarchies. It goes with c.
+// Child creates a cgroup below c in each of its hierarchies. It is removed with c.
 func (c CG) Child(t testing.TB, name string) CG {
 	t.Helper()
 	child := CG{}
@@ -116,9 +116,8 @@ func (c CG) dirs() []string {
 	return dirs
 }
 
-// cgroupMounts finds where the v2 tree and the v1 cpu and blkio hierarchies are mounted,
-// in the text of a mountinfo file (proc_pid_mountinfo(5)). The first mount of
-// each wins.
+// cgroupMounts finds where the v2 tree and the v1 cpu and blkio hierarchies are mounted, in the
+// text of a mountinfo file (proc_pid_mountinfo(5)). The first mount of each wins.
 func cgroupMounts(mountinfo []byte) CG {
 	var cg CG
 	for s := bufio.NewScanner(bytes.NewReader(mountinfo)); s.Scan(); {
@@ -139,8 +138,8 @@ func cgroupMounts(mountinfo []byte) CG {
 	return cg
 }
 
-// removeCgroup kills what runs in dir and below, and removes the directories,
-// children first. A directory that is gone already is a success.
+// removeCgroup kills the processes in dir and below, and removes the directories, children first. A
+// missing directory is a success.
 func removeCgroup(dir string) error {
 	dirs, err := cgroupsIn(dir)
 	if err != nil {
@@ -154,7 +153,7 @@ func removeCgroup(dir string) error {
 	return nil
 }
 
-// cgroupsIn lists dir and the cgroups below it, children first; none if it is gone.
+// cgroupsIn lists dir and the cgroups below it, children first; none if dir is missing.
 func cgroupsIn(dir string) (dirs []string, err error) {
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -172,14 +171,14 @@ func cgroupsIn(dir string) (dirs []string, err error) {
 	return dirs, nil
 }
 
-// processesIn lists what runs in a cgroup, not below it.
+// processesIn lists the processes in a cgroup, not below it.
 func processesIn(dir string) []string {
-	data, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // gone: nothing does
+	data, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // a missing cgroup has none
 	return strings.Fields(string(data))
 }
 
-// emptyAndRemove repeats kill and rmdir: a killed process keeps its cgroup busy
-// until it has been reaped, and a kernel thread until its device has gone.
+// emptyAndRemove repeats kill and rmdir: a killed process keeps its cgroup busy until it is reaped,
+// and a kernel thread until its device has gone.
 func emptyAndRemove(dir string) error {
 	var err error
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// Containerd is a containerd of a test's own, private as [Docker] is.
+// Containerd is a test's own containerd, private as [Docker] is.
 type Containerd struct {
 	Socket       string
 	Image        string // a name to run: a static busybox with all its applets
@@ -32,7 +32,7 @@ func StartContainerd(t testing.TB) *Containerd {
 	return startContainerd(t, func(*Containerd) string { return "" })
 }
 
-// startContainerd is StartContainerd with the CRI plugin, if cri gives its configuration.
+// startContainerd is StartContainerd with the CRI plugin, if cri returns its configuration.
 func startContainerd(t testing.TB, cri func(*Containerd) string) *Containerd {
 	t.Helper()
 	NeedRoot(t)
@@ -65,7 +65,7 @@ address = %q
 	return c
 }
 
-// Import makes Image known in a namespace of containerd's, which it creates.
+// Import loads Image into a namespace of containerd's, which it creates.
 func (c *Containerd) Import(t testing.TB, namespace string) {
 	t.Helper()
 	if _, err := c.input(imageTar(t, c.Image), namespace, "image", "import", "--snapshotter", "native", "-"); err != nil {
@@ -97,7 +97,7 @@ func (c *Containerd) Remove(namespace, id string) error {
 }
 
 func (c *Containerd) input(stdin []byte, namespace string, args ...string) (string, error) {
-	// In the daemon's mount namespace, since it makes FIFOs for the shim.
+	// ctr runs in the daemon's mount namespace, since it makes FIFOs for the shim.
 	enter := []string{"--mount", "--target", strconv.Itoa(c.proc.cmd.Process.Pid), "ctr", "--address", c.Socket, "--namespace", namespace}
 	cmd := exec.Command("nsenter", append(enter, args...)...)
 	return runCommand(cmd, stdin)
@@ -109,7 +109,7 @@ func (c *Containerd) stop(t testing.TB) {
 	}
 	if spaces, err := c.Run("default", "namespace", "ls", "-q"); err == nil {
 		for space := range strings.FieldsSeq(spaces) {
-			ids, _ := c.Run(space, "task", "ls", "-q") // not answered: end kills them
+			ids, _ := c.Run(space, "task", "ls", "-q") // without an answer, end kills them
 			for id := range strings.FieldsSeq(ids) {
 				c.Remove(space, id)
 			}
@@ -118,7 +118,7 @@ func (c *Containerd) stop(t testing.TB) {
 	c.proc.end(t)
 }
 
-// imageTar is our image in the form that docker save writes.
+// imageTar returns our image in the format of docker save.
 func imageTar(t testing.TB, name string) []byte {
 	t.Helper()
 	layer := busyboxTar(t)

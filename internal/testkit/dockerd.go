@@ -18,10 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Docker is a Docker Engine of a test's own: in a network namespace and a
-// mount namespace of its own, with its own state and socket, and with its
-// containers in cgroups of its own. The host's firewall, bridges and engine
-// are left alone.
+// Docker is a test's own Docker Engine. It has its own network namespace, mount namespace, state
+// and socket, and its containers are in cgroups of its own. It does not touch the host's firewall,
+// bridges and engine.
 type Docker struct {
 	Socket string // path of the API's socket
 	Host   string // the same in the form of DOCKER_HOST
@@ -29,8 +28,8 @@ type Docker struct {
 	NS     *NS    // the engine's network namespace, where its bridges are
 	NSDir  string // where it bind-mounts network namespaces, in its mount namespace
 
-	// CgroupParent is the directory, below the root of every hierarchy, that
-	// holds the cgroups of the containers.
+	// CgroupParent is the directory, below the root of every hierarchy, that holds the cgroups of
+	// the containers.
 	CgroupParent string
 
 	dir   string
@@ -40,9 +39,9 @@ type Docker struct {
 
 var daemons atomic.Int64
 
-// StartDocker starts an engine and waits until it answers. flags are added to
-// dockerd's. It needs root, dockerd, the docker CLI and a static busybox, and
-// skips t without. When t ends the engine and all that it made are removed.
+// StartDocker starts an engine and waits until it answers. flags are added to dockerd's. It needs
+// root, dockerd, the docker CLI and a static busybox, and skips t without. When t ends the engine
+// is removed with everything that it made.
 func StartDocker(t testing.TB, flags ...string) *Docker {
 	t.Helper()
 	NeedRoot(t)
@@ -93,8 +92,8 @@ func (d *Docker) Import(t testing.TB, image string, labels ...string) {
 // Start starts the engine again, after Kill.
 func (d *Docker) Start(t testing.TB) {
 	t.Helper()
-	// Left by Kill. dockerd takes a number in there for a process that runs,
-	// which it may well be, or an ended one that nobody has waited for.
+	// Kill leaves these files. dockerd takes a number in there for a running process. The number
+	// may belong to a running process indeed, or to an ended one that is not reaped yet.
 	os.Remove(filepath.Join(d.dir, "docker.pid"))
 	os.Remove(filepath.Join(d.dir, "exec", "containerd", "containerd.pid"))
 	d.proc = startDaemon(t, d.proc, d.NS, d.dir, "dockerd", d.flags...)
@@ -105,21 +104,20 @@ func (d *Docker) Start(t testing.TB) {
 	})
 }
 
-// PID is the process of dockerd, for what has to run in its namespaces.
+// PID is the process ID of dockerd, for programs that have to run in its namespaces.
 func (d *Docker) PID() int { return d.proc.cmd.Process.Pid }
 
 // Kill ends dockerd alone, with SIGKILL: its containers and their shims live on.
 func (d *Docker) Kill() { d.proc.kill() }
 
-// Hang makes dockerd stop in the middle of whatever it does, until Resume: who
-// connects to it gets no answer.
+// Hang stops dockerd at an arbitrary point, until Resume: clients that connect get no answer.
 func (d *Docker) Hang() { d.proc.cmd.Process.Signal(unix.SIGSTOP) }
 
 // Resume ends Hang.
 func (d *Docker) Resume() { d.proc.cmd.Process.Signal(unix.SIGCONT) }
 
-// Run runs the docker CLI against the engine and returns what it prints,
-// without the newline at the end.
+// Run runs the docker CLI against the engine and returns its output, without the newline at the
+// end.
 func (d *Docker) Run(args ...string) (string, error) { return d.input(nil, args...) }
 
 // Must is Run, which must succeed.
@@ -138,7 +136,7 @@ func (d *Docker) input(stdin []byte, args ...string) (string, error) {
 	return runCommand(cmd, stdin)
 }
 
-// stop removes the containers, and ends the engine and what it leaves.
+// stop removes the containers, and ends the engine and the processes that it leaves.
 func (d *Docker) stop(t testing.TB) {
 	if d.proc == nil {
 		return
@@ -152,7 +150,7 @@ func (d *Docker) stop(t testing.TB) {
 	d.proc.end(t)
 }
 
-// daemon is a container engine that runs in a mount namespace of its own.
+// daemon is a container engine in a mount namespace of its own.
 type daemon struct {
 	cmd  *exec.Cmd
 	name string
@@ -161,8 +159,8 @@ type daemon struct {
 	mnt  *os.File // its mount namespace, which outlives it if it is killed
 }
 
-// startDaemon runs a program in ns with a /run and a /var/lib of its own and a sysfs
-// that belongs to ns, or in the mount namespace of an earlier one that was killed.
+// startDaemon runs a program in ns with its own /run and /var/lib and a sysfs that belongs to ns,
+// or in the mount namespace of an earlier daemon that was killed.
 func startDaemon(t testing.TB, earlier *daemon, ns *NS, dir, program string, args ...string) *daemon {
 	t.Helper()
 	const script = `set -e
@@ -190,7 +188,7 @@ exec "$@"
 	argv := append(append(enter, program), args...)
 	d.cmd = exec.Command(argv[0], argv[1:]...)
 	d.cmd.Stdout, d.cmd.Stderr = log, log
-	// Engines look at these to find what they shall not find here.
+	// Engines read these variables to find what they must not find here.
 	d.cmd.Env = append(os.Environ(), "TMPDIR="+dir, "NOTIFY_SOCKET=", "HTTP_PROXY=", "HTTPS_PROXY=", "http_proxy=", "https_proxy=")
 	if err := ns.Do(d.cmd.Start); err != nil {
 		t.Fatalf("start %s: %v", program, err)
@@ -243,8 +241,8 @@ func (d *daemon) kill() {
 	<-d.done
 }
 
-// end asks the daemon to end, and kills all that is left in its mount
-// namespace: shims, and the helpers of a daemon that was killed.
+// end asks the daemon to end, and kills every process left in its mount namespace: shims, and the
+// helpers of a killed daemon.
 func (d *daemon) end(t testing.TB) {
 	if d.running() {
 		d.cmd.Process.Signal(unix.SIGTERM)
@@ -287,8 +285,8 @@ func (d *daemon) end(t testing.TB) {
 	}
 }
 
-// tell logs, for a test that failed, what became of the containers and what the
-// daemon has to say. run is the CLI of Docker.
+// tell logs, for a failed test, the state of the containers and the daemon's log. run is the CLI of
+// Docker.
 func (d *daemon) tell(t testing.TB, run func(...string) (string, error)) {
 	if !t.Failed() {
 		return
@@ -298,8 +296,8 @@ func (d *daemon) tell(t testing.TB, run func(...string) (string, error)) {
 	t.Logf("containers at the end: %v\n%s\nlog of %s:\n%s", err, list, d.name, tail(log, 4000))
 }
 
-// shortDir makes a directory whose path leaves room for the name of a socket,
-// and removes it when t ends.
+// shortDir creates a directory with a path that leaves room for the name of a socket, and removes
+// it when t ends.
 func shortDir(t testing.TB, name string) string {
 	t.Helper()
 	dir := filepath.Join("/tmp", name)
@@ -314,8 +312,7 @@ func shortDir(t testing.TB, name string) string {
 	return dir
 }
 
-// removeCgroups removes the cgroup of this name, and those below it, from
-// every hierarchy.
+// removeCgroups removes the cgroup of this name, and the cgroups below it, from every hierarchy.
 func removeCgroups(t testing.TB, name string) {
 	dirs, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", "*", name))
 	for _, dir := range append(dirs, filepath.Join("/sys/fs/cgroup", name)) {
@@ -334,7 +331,7 @@ func needPrograms(t testing.TB, names ...string) {
 	}
 }
 
-// runCommand returns what a command prints; an error holds what it says.
+// runCommand returns the output of a command. An error includes the command's stderr.
 func runCommand(cmd *exec.Cmd, stdin []byte) (string, error) {
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &out, &errs
@@ -344,8 +341,8 @@ func runCommand(cmd *exec.Cmd, stdin []byte) (string, error) {
 	return strings.TrimSuffix(out.String(), "\n"), nil
 }
 
-// busyboxTar is the root file system of our image: the host's static busybox
-// with a link for each applet.
+// busyboxTar returns the root file system of our image: the host's static busybox with a link for
+// each applet.
 func busyboxTar(t testing.TB) []byte {
 	t.Helper()
 	path, err := exec.LookPath("busybox")

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// journal is a *journal.Journal, whose package has tests with testkit and so cannot
-// be imported here.
+// journal is a *journal.Journal. The tests of that package use testkit, so it cannot be imported
+// here.
 type journal interface {
 	SetPatience(time.Duration)
 	Close() error
 }
 
-// Journal opens a journal (open is journal.Open) in a folder of its own and closes it
-// when t ends. It waits longer for the kernel than an agent does: to end a thread that polls
-// can take seconds where guests and burners have all CPUs.
+// Journal opens a journal (open is journal.Open) in a folder of its own and closes it when t ends.
+// It waits longer for the kernel than an agent does: the end of a polling thread can take seconds
+// where guests and burners occupy all CPUs.
 func Journal[J journal](t testing.TB, open func(dir string) (J, error)) J {
 	t.Helper()
 	return JournalIn(t, t.TempDir(), open)

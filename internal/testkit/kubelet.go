@@ -8,17 +8,16 @@ import (
 	"testing"
 )
 
-// Node is a node of Kubernetes of a test's own: a containerd with a CNI bridge, and a
-// kubelet that runs the pods whose manifests lie in a directory (static pods), so that it
-// needs no API server.
+// Node is a test's own node of Kubernetes: a containerd with a CNI bridge, and a kubelet that runs
+// the pods with manifests in a directory (static pods), so that it needs no API server.
 type Node struct {
 	*Containerd
-	Name      string // what the kubelet adds to the names of pods
+	Name      string // the kubelet appends it to the names of pods
 	manifests string
 }
 
-// StartNode starts one; program is the path of a kubelet. It needs root, what
-// [StartContainerd] needs and the usual CNI plugins, and skips t without.
+// StartNode starts a node; program is the path of a kubelet. It needs root, what [StartContainerd]
+// needs and the usual CNI plugins, and skips t without.
 func StartNode(t testing.TB, program string) *Node {
 	t.Helper()
 	const plugins = "/usr/lib/cni"
@@ -80,7 +79,7 @@ imageGCHighThresholdPercent: 100
 	return n
 }
 
-// makeParent makes the cgroup that is CgroupParent, in all hierarchies.
+// makeParent creates the cgroup CgroupParent in all hierarchies.
 func (c *Containerd) makeParent(t testing.TB) {
 	t.Helper()
 	mounts, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
@@ -96,7 +95,7 @@ func (c *Containerd) makeParent(t testing.TB) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // v1 gives a new one none
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // empty in a new v1 cgroup
 			if data, err := os.ReadFile(filepath.Join(root, file)); err == nil && len(strings.TrimSpace(string(data))) > 0 {
 				os.WriteFile(filepath.Join(dir, file), data, 0)
 			}

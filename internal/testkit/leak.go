@@ -17,22 +17,22 @@ import (
 // runVar marks the processes of one test run in their environment.
 const runVar = "FAIRLEAD_TEST_RUN"
 
-// Main runs the tests of a package and exits. It fails them if they leave on
-// the host what carries fairlead's mark and was not there before: names in
-// /run/netns, cgroups, links and qdiscs of the host's namespace, pins in the
-// BPF file systems, loop devices, and processes that they started. Use it as
+// Main runs the tests of a package and exits. It fails them if they leave on the host anything with
+// fairlead's mark that was not there before: names in /run/netns, cgroups, links and qdiscs of the
+// host's namespace, pins in the BPF file systems, loop devices, and processes that they started.
+// Use it as
 //
 //	func TestMain(m *testing.M) { testkit.Main(m) }
 //
-// What another process makes meanwhile counts too, unless that has gone soon:
-// packages whose tests change the host run one at a time.
+// Things that another process creates meanwhile count too, unless they vanish soon: packages with
+// tests that change the host run one at a time.
 func Main(m *testing.M) { os.Exit(Run(m)) }
 
-// Run is Main without the exit, for a TestMain that has something to remove
-// afterwards. It returns the exit status.
+// Run is Main without the exit, for a TestMain that has to clean up afterwards. It returns the exit
+// status.
 func Run(m *testing.M) int {
-	// Whatever the tests start inherits the variable, so that it is known
-	// even after its parent has ended and it belongs to init.
+	// Every process that the tests start inherits the variable, which identifies it even after its
+	// parent has ended and it belongs to init.
 	os.Setenv(runVar, strconv.Itoa(os.Getpid())) // fails for bad names only
 	before := debris()
 	code := m.Run()
@@ -46,9 +46,8 @@ func Run(m *testing.M) int {
 	return code
 }
 
-// settle waits until look finds nothing that was not there before, and
-// returns what is new when the time is over. What belongs to an ended process
-// takes a moment to go.
+// settle waits until look finds nothing that was not there before, and returns what is new when the
+// time is over. Leftovers of an ended process take a moment to vanish.
 func settle(before []string, look func() []string, limit time.Duration) []string {
 	deadline := time.Now().Add(limit)
 	for {
@@ -60,8 +59,8 @@ func settle(before []string, look func() []string, limit time.Duration) []string
 	}
 }
 
-// debris lists what a test of fairlead might leave on a host. What cannot be
-// read (without root, say) cannot have been made either.
+// debris lists what a test of fairlead might leave on a host. It skips what cannot be read (without
+// root, say), since the test cannot have created it either.
 func debris() []string {
 	var found []string
 	add := func(kind string, names []string) {
@@ -80,8 +79,7 @@ func debris() []string {
 	return found
 }
 
-// ours says whether a name carries the mark that fairlead gives to what it
-// makes on a host.
+// ours reports whether a name carries fairlead's mark for objects on a host.
 func ours(name string) bool {
 	return strings.HasPrefix(name, "fl") || strings.HasPrefix(name, "fairlead")
 }
@@ -98,8 +96,7 @@ func marked(dir string) []string {
 	return found
 }
 
-// markedDirs lists the directories below root that carry our mark, without
-// those below them.
+// markedDirs lists the topmost directories below root that carry our mark.
 func markedDirs(root string) []string {
 	var found []string
 	filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -127,7 +124,7 @@ func bpfMounts() []string {
 	return dirs
 }
 
-// loops lists the loop devices that have a file behind them.
+// loops lists the loop devices with a backing file.
 func loops() []string {
 	found, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for i, path := range found {
@@ -137,9 +134,8 @@ func loops() []string {
 	return found
 }
 
-// processes lists those that the test process with this pid started: its
-// children, ended but unreaped ones too, and whatever has its mark in the
-// environment.
+// processes lists the processes that the test process with this pid started: its children, unreaped
+// ones included, and every process with its mark in the environment.
 func processes(pid int) []string {
 	var pids []string
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
@@ -158,8 +154,7 @@ func processes(pid int) []string {
 	return found
 }
 
-// withVariable lists the processes that began with a variable in their environment
-// for which is holds.
+// withVariable lists the processes with a variable in their initial environment for which is holds.
 func withVariable(is func(string) bool) (pids []string) {
 	environs, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, path := range environs {
@@ -171,15 +166,14 @@ func withVariable(is func(string) bool) (pids []string) {
 	return pids
 }
 
-// named is a process's number with its name.
+// named returns a process's number with its name.
 func named(pid string) string {
 	comm, _ := os.ReadFile(filepath.Join("/proc", pid, "comm"))
 	return fmt.Sprintf("%s (%s)", pid, strings.TrimSpace(string(comm)))
 }
 
-// linksAndQdiscs lists the links of this network namespace that carry our
-// mark, and the qdiscs that are not the kernel's own (those have handle 0) on
-// links that were there before any test.
+// linksAndQdiscs lists the links of this network namespace that carry our mark, and the qdiscs that
+// are not the kernel's own (these have handle 0) on links that existed before any test.
 func linksAndQdiscs() []string {
 	var found []string
 	links, _ := netlink.LinkList()

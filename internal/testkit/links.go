@@ -9,8 +9,8 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Links gives the BPF links of this kernel, which are the caller's until its next step. It passes
-// over one that is being made or ended by somebody else: the kernel answers EAGAIN then.
+// Links yields the BPF links of this kernel. A link belongs to the caller until its next step.
+// Links skips a link that another process is creating or closing: the kernel answers EAGAIN then.
 func Links(t testing.TB) iter.Seq2[link.ID, link.Link] {
 	return func(yield func(link.ID, link.Link) bool) {
 		var from link.ID

@@ -14,21 +14,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NS is a network namespace that a test made. It lives as long as its file
-// descriptor, so it vanishes with the process even if that is killed; only
-// [NS.Bind] leaves a name for it on the host.
+// NS is a network namespace that a test made. It lives as long as its file descriptor, so it
+// vanishes with the process even if that is killed; only [NS.Bind] leaves a name for it on the
+// host.
 type NS struct {
-	// Path opens the namespace from this process and from its children. It is
-	// /proc/PID/fd/N, which nothing but the kernel can resolve; use Bind
-	// where the namespace must be found by a look through /run/netns.
+	// Path opens the namespace from this process and from its children. It is /proc/PID/fd/N, which
+	// only the kernel can resolve. Use Bind where the namespace must be found in /run/netns.
 	Path  string
 	Inode uint64
 
 	fd netns.NsHandle
 }
 
-// NetNS makes a network namespace with its loopback device up. It needs root
-// and skips t without. The namespace is let go of when t ends.
+// NetNS creates a network namespace with its loopback device up. It needs root and skips t without.
+// The namespace is closed when t ends.
 func NetNS(t testing.TB) *NS {
 	t.Helper()
 	NeedRoot(t)
@@ -67,10 +66,9 @@ func newNetNS() (netns.NsHandle, error) {
 	return fd, err
 }
 
-// Do runs f on a thread that is inside the namespace. Sockets and children
-// that f makes belong to the namespace; goroutines that it starts do not. It
-// must not call t.FailNow, t.Fatal or Skip, since it does not run on the
-// test's goroutine.
+// Do runs f on a thread that is inside the namespace. Sockets and children that f creates belong to
+// the namespace; goroutines that it starts do not. f must not call t.FailNow, t.Fatal or Skip,
+// since it does not run on the test's goroutine.
 func (n *NS) Do(f func() error) error {
 	return away(func() error {
 		if err := netns.Set(n.fd); err != nil {
@@ -80,10 +78,9 @@ func (n *NS) Do(f func() error) error {
 	})
 }
 
-// away runs f on a thread of its own, which may change its network namespace,
-// and brings the thread back afterwards. A thread that cannot be brought back
-// ends with its goroutine. It is never the process's first thread: that one
-// cannot end, and /proc/self/ns is about it.
+// away runs f on a thread of its own, which may change its network namespace, and brings the thread
+// back afterwards. A thread that cannot be brought back ends with its goroutine. away never uses
+// the process's first thread: that thread cannot end, and /proc/self/ns refers to it.
 func away(f func() error) error {
 	errc := make(chan error, 1)
 	go func() {
@@ -111,7 +108,7 @@ func away(f func() error) error {
 	return <-errc
 }
 
-// Handle gives a netlink handle on the namespace, closed when t ends.
+// Handle returns a netlink handle for the namespace, closed when t ends.
 func (n *NS) Handle(t testing.TB) *netlink.Handle {
 	t.Helper()
 	var h *netlink.Handle
@@ -175,8 +172,8 @@ func (n *NS) Start(t testing.TB, name string, arg ...string) *exec.Cmd {
 	return cmd
 }
 
-// Veth joins two namespaces by a veth pair, both ends up and without
-// addresses. The pair goes with its namespaces.
+// Veth joins two namespaces by a veth pair, with both ends up and without addresses. The pair
+// vanishes with its namespaces.
 func Veth(t testing.TB, a *NS, aName string, b *NS, bName string) {
 	t.Helper()
 	h := a.Handle(t)
@@ -202,7 +199,7 @@ func Veth(t testing.TB, a *NS, aName string, b *NS, bName string) {
 	}
 }
 
-// Address gives a device of the namespace an address, in CIDR notation.
+// Address adds an address, in CIDR notation, to a device of the namespace.
 func (n *NS) Address(t testing.TB, dev, cidr string) {
 	t.Helper()
 	h := n.Handle(t)
@@ -222,8 +219,7 @@ func (n *NS) Address(t testing.TB, dev, cidr string) {
 	}
 }
 
-// Port makes a device of the namespace a port of a bridge, and makes the bridge if
-// there is none.
+// Port makes a device of the namespace a port of a bridge, and creates the bridge if there is none.
 func (n *NS) Port(t testing.TB, dev, bridge string) {
 	t.Helper()
 	h := n.Handle(t)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Podman is a Podman of a test's own, with its API service running: state,
-// socket, mount and network namespace are private as those of [Docker].
+// Podman is a test's own Podman, with its API service running: state, socket, mount and network
+// namespace are private as in [Docker].
 type Podman struct {
 	Host         string // the API's socket, in the form of DOCKER_HOST
 	Image        string // a name to run: a static busybox with all its applets
@@ -31,7 +31,7 @@ func StartPodman(t testing.TB) *Podman {
 	p := &Podman{Image: "localhost/flbusybox:latest", CgroupParent: name, NS: NetNS(t), dir: shortDir(t, name)}
 	socket := filepath.Join(p.dir, "podman.sock")
 	p.Host = "unix://" + socket
-	// Without CAP_SYS_RESOURCE its defaults are refused.
+	// Without CAP_SYS_RESOURCE the default limits are refused.
 	config := filepath.Join(p.dir, "containers.conf")
 	if err := os.WriteFile(config, []byte("[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -57,8 +57,8 @@ func StartPodman(t testing.TB) *Podman {
 	return p
 }
 
-// Run runs the docker CLI against the service and returns what it prints,
-// without the newline at the end.
+// Run runs the docker CLI against the service and returns its output, without the newline at the
+// end.
 func (p *Podman) Run(args ...string) (string, error) { return p.input(nil, args...) }
 
 // Must is Run, which must succeed.

@@ -12,14 +12,13 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// networkSoftirqs are the softirqs in which packets are handled, by their vectors
+// networkSoftirqs are the softirqs that handle packets, by their vectors
 // (include/linux/interrupt.h) and their names in /proc/softirqs.
 var networkSoftirqs = map[uint32]string{2: "NET_TX", 3: "NET_RX", 6: "TASKLET", 8: "HRTIMER"}
 
-// Softirqs compares the softirqs that the kernel runs with those for which it calls
-// BPF programs. The kernel of the reference machine calls none while a thread of that
-// machine's init is the current task. What a softirq does that interrupts init, no
-// program of ours can count.
+// Softirqs compares the softirqs that the kernel runs with the softirqs for which it calls BPF
+// programs. The kernel of the reference machine calls none while a thread of that machine's init is
+// the current task. No program of ours can count the work of a softirq that interrupts init.
 type Softirqs struct {
 	t      testing.TB
 	seen   *ebpf.Map // vector → calls
@@ -64,9 +63,8 @@ func WatchSoftirqs(t testing.TB) *Softirqs {
 	}
 }
 
-// Missed is how many network softirqs ran on any CPU, since the watch began, for
-// which no program was called. It may be less than that by those that come while it
-// looks, never more.
+// Missed returns how many network softirqs ran on any CPU, since the watch began, without a call of
+// the program. The result may be too low by the softirqs that run during the look, never too high.
 func (s *Softirqs) Missed() uint64 {
 	softirqs := s.softirqs()
 	if missed := softirqs - s.calls() - s.begin; missed > int64(s.missed) {
@@ -75,8 +73,8 @@ func (s *Softirqs) Missed() uint64 {
 	return s.missed
 }
 
-// SkipIfMissed ends the test as skipped if Missed is not 0. A test that counts packets
-// calls it once a count has turned out wrong.
+// SkipIfMissed ends the test as skipped if Missed is not 0. A test that counts packets calls it
+// once a count has turned out wrong.
 func (s *Softirqs) SkipIfMissed() {
 	s.t.Helper()
 	if n := s.Missed(); n != 0 {

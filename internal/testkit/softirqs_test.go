@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Packets on loopback are handled in softirqs, for each of which the programs are called,
-// but for those that interrupt init on a kernel that keeps that from programs.
+// TestSoftirqs expects a call of the programs for each softirq that handles packets on loopback,
+// except for softirqs that interrupt init on a kernel that hides these from programs.
 func TestSoftirqs(t *testing.T) {
 	NeedRoot(t)
 	s := WatchSoftirqs(t)
@@ -28,7 +28,7 @@ func TestSoftirqs(t *testing.T) {
 	if calls, missed := uint64(s.calls()-before), s.Missed(); calls+missed < 1 {
 		t.Errorf("100 packets brought %d calls, and %d softirqs without", calls, missed)
 	}
-	// What no program was called for shows as a difference.
+	// A softirq without a call shows as a difference.
 	s.begin -= 7
 	if missed := s.Missed(); missed < 7 {
 		t.Errorf("of 7 softirqs that no program was called for %d are known", missed)

@@ -9,15 +9,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The overlay network of [StartSwarm], to which any container may be joined.
+// The overlay network of [StartSwarm], which any container may join.
 const (
 	SwarmNetwork = "flover"
 	SwarmSubnet  = "10.216.0.0/24"
 )
 
-// StartSwarm joins two engines, as two hosts on one wire (flwire, 10.214.0.1
-// and .2), to a Swarm with an overlay network. It skips t where [StartDocker]
-// does.
+// StartSwarm joins two engines, as two hosts on one wire (flwire, 10.214.0.1 and .2), to a Swarm
+// with an overlay network. It skips t where [StartDocker] does.
 func StartSwarm(t testing.TB) [2]*Docker {
 	t.Helper()
 	NeedRoot(t)
@@ -41,7 +40,7 @@ func StartSwarm(t testing.TB) [2]*Docker {
 	}
 	engines[0].Must(t, "swarm", "init", "--advertise-addr", "10.214.0.1")
 	token := engines[0].Must(t, "swarm", "join-token", "-q", "worker")
-	// After 20 seconds Docker says that it goes on with it in the background.
+	// After 20 seconds Docker reports that it continues to join in the background.
 	_, err := engines[1].Run("swarm", "join", "--token", token, "--advertise-addr", "10.214.0.2", "10.214.0.1:2377")
 	for end := time.Now().Add(2 * patience); ; time.Sleep(100 * time.Millisecond) {
 		state, stateErr := engines[1].Run("info", "--format", "{{.Swarm.LocalNodeState}}")

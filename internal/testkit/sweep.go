@@ -10,11 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sweep removes what a run of the tests has left that was killed, before another
-// run meets it: processes that bear the mark of one, and the cgroups that swept
-// names. A cgroup in which anything else runs stays. It returns what it has
-// removed. The caller makes sure that no other run is under way; inside one, Sweep does
-// nothing.
+// Sweep removes what a killed run of the tests has left, before another run meets it: processes
+// that bear the mark of a run, and the cgroups that swept names. A cgroup with any other process in
+// it stays. Sweep returns what it has removed. The caller makes sure that no other run is under
+// way; inside one, Sweep does nothing.
 func Sweep() []string {
 	if os.Getenv(runVar) != "" {
 		return nil
@@ -22,14 +21,14 @@ func Sweep() []string {
 	return sweep(runVar+"=", "/sys/fs/cgroup", swept()...)
 }
 
-// swept are the names of cgroups: of tests and sandboxes, of an agent's threads that poll
-// uplinks, whose namespaces have gone with the run, and of a test's own Docker Engine.
+// swept returns the names of cgroups: of tests and sandboxes, of an agent's threads that poll
+// uplinks (their namespaces have gone with the run), and of a test's own Docker Engine.
 func swept() []string {
 	return []string{"fairlead-sandbox", "fairlead-test-*", "fairlead-uplink-*", "fldocker-*"}
 }
 
-// sweep ends the processes whose environment has a variable that begins with mark,
-// and removes cgroups with these names below root or the hierarchies in it.
+// sweep ends the processes with a variable in their environment that begins with mark, and removes
+// cgroups with these names below root or the hierarchies in it.
 func sweep(mark, root string, names ...string) (removed []string) {
 	pids := withVariable(func(v string) bool { return strings.HasPrefix(v, mark) })
 	for _, p := range pids {
@@ -42,9 +41,9 @@ func sweep(mark, root string, names ...string) (removed []string) {
 		here, _ := filepath.Glob(filepath.Join(root, name)) // the patterns are good ones
 		below, _ := filepath.Glob(filepath.Join(root, "*", name))
 		for _, top := range append(here, below...) {
-			dirs, _ := cgroupsIn(top) // gone meanwhile
+			dirs, _ := cgroupsIn(top) // it may be gone by now
 			for _, dir := range dirs {
-				// Of ours some may not have ended yet: the removal waits for them.
+				// Some of our processes may not have ended yet: the removal waits for them.
 				strangers := slices.DeleteFunc(processesIn(dir), func(p string) bool { return slices.Contains(pids, p) })
 				if len(strangers) > 0 || slices.ContainsFunc(kept, func(k string) bool { return filepath.Dir(k) == dir }) {
 					kept = append(kept, dir)

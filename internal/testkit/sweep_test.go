@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a killed run leaves goes: its processes and its cgroups, one inside
-// another. A cgroup with a process of somebody else in it stays.
+// TestSweep expects the leftovers of a killed run to be removed: its processes and its nested
+// cgroups. A cgroup with any other process in it stays.
 func TestSweep(t *testing.T) {
 	cg := Cgroup(t)
 	left, inside, busy := cg.Child(t, "left-1"), cg.Child(t, "left-1/inside"), cg.Child(t, "left-2")
@@ -52,7 +52,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// What an agent leaves in the cgroup tree that is killed with its test goes as well.
+// TestSwept expects the cgroups of an agent that is killed with its test to be removed as well.
 func TestSwept(t *testing.T) {
 	for _, left := range []string{"fairlead-sandbox", "fairlead-test-1-2", "fairlead-uplink-4026532177", "fldocker-29693-1"} {
 		if !slices.ContainsFunc(swept(), func(name string) bool { ok, _ := filepath.Match(name, left); return ok }) {

@@ -115,7 +115,7 @@ func TestCgroupMounts(t *testing.T) {
 	}
 }
 
-// TestDebris leaves each kind of thing behind and looks whether it is found.
+// TestDebris leaves each kind of thing behind and checks that it is found.
 func TestDebris(t *testing.T) {
 	NeedRoot(t)
 	before := debris()

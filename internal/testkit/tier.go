@@ -10,8 +10,7 @@ import (
 // [Tier]. test/vm passes it on to its guests.
 const TierVar = "FAIRLEAD_TIER"
 
-// Tier says how much a run of the tests covers. Each tier contains the one
-// before it.
+// Tier is how much a run of the tests covers. Each tier contains the one before it.
 type Tier int
 
 // The tiers, by the value of TierVar.
@@ -36,9 +35,8 @@ func ParseTier(s string) (Tier, error) {
 
 func (t Tier) String() string { return [...]string{"quick", "ci", "full"}[t] }
 
-// Scale gives how often a test does what it repeats: few times, or as often as
-// full says in the tier Full. A test of fifty containers that finds the same
-// faults with five calls Scale(t, 5, 50).
+// Scale returns the number of a test's repetitions: few, or full in the tier Full. A test of fifty
+// containers that finds the same faults with five calls Scale(t, 5, 50).
 func Scale(t testing.TB, few, full int) int {
 	t.Helper()
 	tier, err := ParseTier(os.Getenv(TierVar))
@@ -51,30 +49,28 @@ func Scale(t testing.TB, few, full int) int {
 	return few
 }
 
-// Smoke marks a test that the guests of test/vm run on every other kernel, in
-// every tier. It is for the few tests which show that a BPF object loads and
-// attaches, that a knob is written and restored, or that packets flow on a path.
+// Smoke marks a test that the guests of test/vm run on every other kernel, in every tier. It is for
+// the few tests which show that a BPF object loads and attaches, that a knob is written and
+// restored, or that packets flow on a path.
 //
-// The call stands in the body of a top-level test, first of all, with string
-// literals: test/vm and test/rules read it from the source and run nothing to
-// find it. Each of covers is "bpf:FOLDER" for the object in that folder,
-// "knob:KIND" for a kind of package kernel/journal, or "path:NAME" for a packet
+// The call is the first statement of a top-level test, with string literals: test/vm and test/rules
+// read it from the source and run nothing to find it. Each of covers is "bpf:FOLDER" for the object
+// in that folder, "knob:KIND" for a kind of package kernel/journal, or "path:NAME" for a packet
 // path that package test/marks lists.
 func Smoke(t testing.TB, covers ...string) { t.Helper() }
 
-// OnKernels marks a test whose result depends on the kernel but which is no
-// Smoke test: the guests run it on the oldest and the newest kernel in the tier
-// CI, and on every kernel in the tier Full. Calls look as those of Smoke do. A
-// test without a mark runs on the machine's own kernel only.
+// OnKernels marks a test with a kernel-dependent result that is no Smoke test: the guests run it on
+// the oldest and the newest kernel in the tier CI, and on every kernel in the tier Full. Calls have
+// the form of Smoke's. A test without a mark runs on the machine's own kernel only.
 func OnKernels(t testing.TB, covers ...string) { t.Helper() }
 
-// InFull marks a test whose result depends on the kernel where other tests with a
-// mark depend on the same things in it: the guests run it in the tier Full only, on
-// every kernel. Calls look as those of Smoke do.
+// InFull marks a test with a kernel-dependent result where other marked tests depend on the same
+// parts of the kernel: the guests run it in the tier Full only, on every kernel. Calls have the
+// form of Smoke's.
 func InFull(t testing.TB, covers ...string) { t.Helper() }
 
-// Cases gives the cases that a test goes through: in a guest only the first n, for
-// which it needs a rig each, but for the tier Full, and all of them elsewhere.
+// Cases returns the cases that a test runs. In a guest these are only the first n, since each needs
+// a rig, except in the tier Full. Elsewhere they are all cases.
 func Cases[T any](t testing.TB, n int, cases ...T) []T {
 	t.Helper()
 	if testing.Short() {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostVerified is how many instructions the verifier may look at for one program of
-// ours. The kernel's own limit is a million; the agent waits while it does.
+// mostVerified limits the instructions that the verifier may process for one program of ours. The
+// kernel's own limit is a million; the agent waits for the verifier.
 const mostVerified = 50_000
 
 var (
@@ -23,11 +23,11 @@ var (
 	instructions = regexp.MustCompile(`processed (\d+) insns`)
 )
 
-// Verified loads each program of a BPF object, read by bpf2go's function, and logs how
-// many instructions the verifier of this kernel looked at, and for how long. It fails t
-// for a program beyond mostVerified, and if the kernel takes none of them. A program
-// that it refuses is logged with the reason: other tests need those that have to load.
-// VM_RUN=TestVerified has the guests of test/vm say the same of other kernels.
+// Verified loads each program of a BPF object, read by bpf2go's function, and logs how many
+// instructions the verifier of this kernel processed, and for how long. It fails t for a program
+// beyond mostVerified, and if the kernel accepts no program. It logs a rejected program with the
+// reason: other tests need the programs that must load. VM_RUN=TestVerified has the guests of
+// test/vm report the same for other kernels.
 func Verified(t *testing.T, read func() (*ebpf.CollectionSpec, error)) {
 	t.Helper()
 	NeedRoot(t)
@@ -66,7 +66,7 @@ func Verified(t *testing.T, read func() (*ebpf.CollectionSpec, error)) {
 	t.Logf("%d of %d programs, at most %d instructions, %v in all", count, len(spec.Programs), most, total)
 }
 
-// verify loads one program, and reads from the verifier's log what that took.
+// verify loads one program, and reads the verifier's counts from its log.
 func verify(spec *ebpf.CollectionSpec, name string, have map[string]*ebpf.Map) (n int, took time.Duration, err error) {
 	one := spec.Copy()
 	one.Programs = map[string]*ebpf.ProgramSpec{name: one.Programs[name]}

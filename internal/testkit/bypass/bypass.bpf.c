@@ -2,8 +2,8 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * For tests: programs that take packets past the stack, as far as the other programs of
- * this host can see. They trust every packet.
+ * For tests: programs that redirect packets past the stack and past the other programs of
+ * this host. They trust every packet.
  */
 
 #include "fate.h"
@@ -21,7 +21,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* The host end, for fl_unpack, or the uplink, for fl_send. All are set before loading. */
 const volatile __u32 fl_to;
-/* The tenant that fl_unpack tells of; 0: it tells nothing. */
+/* The tenant that fl_unpack reports; 0: it reports nothing. */
 const volatile __u16 fl_tenant;
 
 /* The headers of VXLAN over IPv4. */
@@ -32,7 +32,7 @@ struct tunnel {
 	__u32 vxlan[2];
 } __attribute__((packed));
 
-/* At an uplink, ingress: hands IPv4 in VXLAN over into a container. */
+/* At an uplink, ingress: hands IPv4 in VXLAN over to a container. */
 SEC("tc")
 int fl_unpack(struct __sk_buff *skb)
 {
@@ -54,7 +54,7 @@ int fl_unpack(struct __sk_buff *skb)
 	return bpf_redirect_peer(fl_to, 0);
 }
 
-/* At a host end, ingress: sends what comes by an uplink, without a look at it. */
+/* At a host end, ingress: sends every packet by an uplink, without a look at it. */
 SEC("tc")
 int fl_send(struct __sk_buff *skb)
 {

@@ -1,10 +1,9 @@
-// Package topology builds the hosts through which tests send packets, out of
-// sandboxes: the host itself, the world outside, containers, and the devices
-// between them. Everything goes when the test ends.
+// Package topology builds the hosts through which tests send packets, out of sandboxes: the host
+// itself, the outside, containers, and the devices between them. Everything is removed when the
+// test ends.
 //
-// Tests of what lies above package sandbox use it. Tests of the packages below
-// have the bare namespaces of package testkit. It starts no agent and no feature,
-// and expects nothing of them.
+// Tests of packages above package sandbox use it. Tests of the packages below have the bare
+// namespaces of package testkit. It starts no agent and no feature, and assumes nothing about them.
 package topology
 
 import (
@@ -27,9 +26,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// Reexec runs this program's part inside a sandbox or as a load generator, or what
-// one of others does with the program's arguments, and exits; if it was started for
-// none of that, it returns. TestMain calls it first.
+// Reexec runs this program's part inside a sandbox or as a load generator, or the part that one of
+// others runs for the program's arguments, and exits. It returns if the program was started as none
+// of these. TestMain calls it first.
 func Reexec(others ...func(args []string) (status int, ok bool)) {
 	for _, reexec := range append(others, sandbox.Reexec, load.Reexec) {
 		if status, ok := reexec(os.Args); ok {
@@ -38,18 +37,17 @@ func Reexec(others ...func(args []string) (status int, ok bool)) {
 	}
 }
 
-// Host is what a test builds. Its methods fail the test where they cannot do what
-// they are for.
+// Host is what a test builds. Its methods fail the test on an error.
 type Host struct {
 	T         testing.TB
 	Sandboxes *sandbox.Host
 }
 
-// New makes a host with nothing in it. It needs root, and skips t without.
+// New creates an empty host. It needs root, and skips t without.
 func New(t testing.TB) *Host {
 	t.Helper()
 	testkit.NeedRoot(t)
-	// Sockets below it have paths of 108 bytes at most, which t.TempDir can exceed.
+	// Socket paths below it have 108 bytes at most, which t.TempDir can exceed.
 	dir, err := os.MkdirTemp("/tmp", "fltop-")
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -67,10 +65,9 @@ func (h *Host) Create(spec sandbox.Spec) *sandbox.Box {
 	return b
 }
 
-// Uplink makes the host's network namespace and the world outside, two bare
-// sandboxes called PREFIXhost and PREFIXwire, and a veth between them. Its end wire
-// has an address. Its end nic0 is what nic says of address, bridge and queues; the
-// bridge is made, too.
+// Uplink creates the host's network namespace and the outside, two bare sandboxes called PREFIXhost
+// and PREFIXwire, and a veth between them. Its end wire has an address. nic sets address, bridge
+// and queues of its end nic0; Uplink creates the bridge, too.
 func (h *Host) Uplink(prefix, wireAddr string, nic sandbox.End) (host, wire *sandbox.Box) {
 	h.T.Helper()
 	host = h.Create(sandbox.Spec{Name: prefix + "host", Bare: true})
@@ -89,15 +86,14 @@ func (h *Host) Wire(a, b sandbox.End) {
 	must(h.T, sandbox.Wire(a, b))
 }
 
-// Join connects a container to the bridge br0 of a box. Its device eth0 has the
-// address, and the box's end has the name hostEnd.
+// Join connects a container to the bridge br0 of a box. Its device eth0 has the address, and the
+// box's end is called hostEnd.
 func (h *Host) Join(b *sandbox.Box, addr string, at *sandbox.Box, hostEnd string) {
 	h.T.Helper()
 	h.Wire(sandbox.End{Box: at, Name: hostEnd, Bridge: "br0"}, sandbox.End{Box: b, Name: "eth0", Addr: netip.MustParsePrefix(addr)})
 }
 
-// Describe says of a sandbox what package container would find out, except for its
-// interfaces.
+// Describe returns a sandbox as package container would describe it, except for its interfaces.
 func (h *Host) Describe(b *sandbox.Box) container.Container {
 	h.T.Helper()
 	layout, err := cgroup.Detect("/proc", "")
@@ -112,8 +108,7 @@ func (h *Host) Describe(b *sandbox.Box) container.Container {
 	}
 }
 
-// Veth describes a device of a container with its host end, a port of the bridge
-// br0 of a box.
+// Veth describes a device of a container with its host end, a port of the bridge br0 of a box.
 func (h *Host) Veth(b *sandbox.Box, dev string, at *sandbox.Box, hostEnd string) container.Interface {
 	h.T.Helper()
 	return container.Interface{
@@ -133,7 +128,7 @@ func (h *Host) Open(b *sandbox.Box) *netdev.NS {
 	return ns
 }
 
-// Index is the number of a device of a box.
+// Index returns the index of a device of a box.
 func (h *Host) Index(b *sandbox.Box, dev string) int {
 	h.T.Helper()
 	index, err := h.Open(b).Index(dev)
@@ -141,7 +136,7 @@ func (h *Host) Index(b *sandbox.Box, dev string) int {
 	return index
 }
 
-// MAC is the hardware address of a device of a box.
+// MAC returns the hardware address of a device of a box.
 func (h *Host) MAC(b *sandbox.Box, dev string) string {
 	h.T.Helper()
 	l, err := h.Open(b).Link(h.Index(b, dev))
@@ -161,8 +156,7 @@ func (h *Host) Change(b *sandbox.Box, dev string, fn func(*netlink.Handle, netli
 	must(h.T, b.Change(dev, fn))
 }
 
-// Address gives a device one more address, which need not be looked for elsewhere
-// first.
+// Address adds an address to a device, without duplicate address detection.
 func (h *Host) Address(b *sandbox.Box, dev, addr string) {
 	h.T.Helper()
 	h.Change(b, dev, func(n *netlink.Handle, l netlink.Link) error {
@@ -177,7 +171,7 @@ func (h *Host) Address(b *sandbox.Box, dev, addr string) {
 	})
 }
 
-// Route leads packets for a network, in CIDR notation, to a gateway.
+// Route routes packets for a network, in CIDR notation, to a gateway.
 func (h *Host) Route(b *sandbox.Box, to, via string) {
 	h.T.Helper()
 	_, dst, err := net.ParseCIDR(to)
@@ -199,9 +193,9 @@ func (h *Host) Port(b *sandbox.Box, dev string) {
 	})
 }
 
-// Tunnel makes vx0, an end of a VXLAN, whose packets are sent from box below to an
-// address; its network is 42 and its port 4789. The device is what end says. It is
-// bound to dev, a device of below, if that is not "".
+// Tunnel creates vx0, an end of a VXLAN with the VNI 42 and the port 4789. The box below sends its
+// packets to remote. end sets the device's properties. If dev is not "", the tunnel is bound to
+// dev, a device of below.
 func (h *Host) Tunnel(below *sandbox.Box, dev, remote string, end sandbox.End) {
 	h.T.Helper()
 	end.Name = "vx0"
@@ -212,7 +206,7 @@ func (h *Host) Tunnel(below *sandbox.Box, dev, remote string, end sandbox.End) {
 	must(h.T, below.Add(v, end))
 }
 
-// Macvlan gives a box a device of that kind on nic0 of the host.
+// Macvlan gives a box a macvlan device on nic0 of the host.
 func (h *Host) Macvlan(host *sandbox.Box, end sandbox.End) container.Interface {
 	h.T.Helper()
 	a := netlink.NewLinkAttrs()
@@ -221,8 +215,7 @@ func (h *Host) Macvlan(host *sandbox.Box, end sandbox.End) container.Interface {
 	return container.Interface{Name: end.Name, Index: h.Index(end.Box, end.Name), Kind: "macvlan"}
 }
 
-// Load starts a load generator in a box, on the given CPUs or all, and waits until
-// it is at work.
+// Load starts a load generator in a box, on the given CPUs or all, and waits until it is at work.
 func (h *Host) Load(b *sandbox.Box, cpus []int, args ...string) (*load.Board, *sandbox.Process) {
 	h.T.Helper()
 	cmd, board, err := load.Command(args...)
@@ -230,7 +223,7 @@ func (h *Host) Load(b *sandbox.Box, cpus []int, args ...string) (*load.Board, *s
 	return board, h.Start(b, cpus, cmd, board)
 }
 
-// Start is Load with the command of a generator, which it may have changed.
+// Start is Load with the command of a generator, which the caller may have changed.
 func (h *Host) Start(b *sandbox.Box, cpus []int, cmd *exec.Cmd, board *load.Board) *sandbox.Process {
 	h.T.Helper()
 	h.T.Cleanup(func() { board.Close() })
