@@ -14,11 +14,10 @@ const (
 	asideBox    = "10.112.0.2"
 )
 
-// Aside makes one more container, which is none of Boxes and has a wire of its
-// own to the outside: no bridge, no tunnel, no NIC, no queue. It shares the CPUs
-// with all others, as they do among themselves, and nothing else; so what its
-// packets meet with is the machine's. It gives where the container finds
-// receivers that run in Outside at a port.
+// Aside creates one more container, which is not in Boxes and has its own wire to the outside: no
+// bridge, no tunnel, no NIC, no queue. It shares only the CPUs with the others, as they do among
+// themselves, so its packets measure the machine's own delays. at returns the address at which the
+// container finds a receiver that runs in Outside at a port.
 func (r *Rig) Aside() (_ *sandbox.Box, at func(port int) string, err error) {
 	defer func() {
 		if err != nil {

@@ -12,23 +12,22 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// DropPoint is a place where all packets that come from outside for the
-// neighbours are dropped, on the path NIC.
+// DropPoint is the place, on the path NIC, where all packets from outside for the neighbours are
+// dropped.
 type DropPoint string
 
-// The places, from the outside in. A real NIC is polled where its interrupt is;
-// this one, a veth, is polled on the sender's CPU, and so is its XDP: that stands
-// for a drop that costs the containers' CPU nothing, such as one in hardware. AtUplink is tc
-// ingress of the NIC, behind RPS; AtPorts the host ends of the containers' veths,
-// behind the bridge.
+// The places, from the outside in. A real NIC is polled on the CPU of its interrupt; this one, a
+// veth, is polled on the sender's CPU, and so is its XDP. AtXDP therefore stands for a drop that
+// costs the containers' CPU nothing, such as one in hardware. AtUplink is tc ingress of the NIC,
+// behind RPS; AtPorts are the host ends of the containers' veths, behind the bridge.
 const (
 	AtXDP    DropPoint = "xdp"
 	AtUplink DropPoint = "uplink"
 	AtPorts  DropPoint = "ports"
 )
 
-// Drop begins to drop, at one place in place of another; "" ends it. The
-// programs look at nothing: they drop all, which is the least that a place can cost.
+// Drop starts to drop at one place, and stops at the last one; "" only stops. The programs drop
+// every packet without a look at it, which is the least that a place can cost.
 func (r *Rig) Drop(at DropPoint) error {
 	if err := r.stopDrop(); err != nil {
 		return fmt.Errorf("stop dropping: %w", err)

@@ -11,9 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
-// AttachEmpty attaches a program that does nothing to each of the named tracepoints, as
-// tp_btf programs are: what it costs that anything is attached there at all. The caller
-// closes them.
+// AttachEmpty attaches a program that does nothing to each of the named tracepoints, as tp_btf
+// programs are attached. That measures the cost of any attachment there. The caller closes them.
 func AttachEmpty(tracepoints ...string) (links bpf.Links, err error) {
 	defer func() {
 		if err != nil {

@@ -24,9 +24,9 @@ import (
 // engineVerb makes this program a Docker Engine of a rig.
 const engineVerb = "rig-engine"
 
-// Reexec becomes the rig's Docker Engine if this program was started for that:
-// args are os.Args. It then returns only if that failed, with true and the exit
-// status; else false. Call it first thing in main and TestMain.
+// Reexec becomes the rig's Docker Engine if this program was started as one: args are os.Args. It
+// then returns only on failure, with true and the exit status; else it returns false. Call it first
+// in main and TestMain.
 func Reexec(args []string) (status int, ok bool) {
 	if len(args) < 3 || args[1] != engineVerb {
 		return 0, false
@@ -35,9 +35,9 @@ func Reexec(args []string) (status int, ok bool) {
 	return 1, true
 }
 
-// becomeEngine turns this process into dockerd, in a mount namespace of its own:
-// with a sysfs of the network namespace that it is in, and with nothing in /run
-// and /var/lib, where it would meet the machine's own engine.
+// becomeEngine turns this process into dockerd, in its own mount namespace. That has the sysfs of
+// the current network namespace, and empty directories /run and /var/lib, where dockerd would
+// otherwise meet the machine's own engine.
 func becomeEngine(program string, args []string) error {
 	runtime.LockOSThread() // exec keeps the namespaces of the calling thread
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
@@ -63,7 +63,7 @@ func becomeEngine(program string, args []string) error {
 			return fmt.Errorf("mount %s on %s: %w", m.source, m.target, err)
 		}
 	}
-	// A mount point only in this namespace, from which it was moved.
+	// aside was a mount point only in this namespace, and the mount was moved away.
 	if err := os.Remove(aside); err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func (r *Rig) startEngine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// In cgroups, so that nothing that it starts can be lost.
+	// A box has cgroups, so no process that the engine starts can be lost.
 	box, err := r.Sandboxes.Create(sandbox.Spec{Name: r.id + "-engine", Network: r.Node})
 	if err != nil {
 		return err
@@ -139,12 +139,11 @@ func (r *Rig) contain(ctx context.Context, i int, flags ...string) error {
 
 func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 
-// image is the name of the image that containers of a rig are made of: this
-// program alone.
+// image is the name of the image of a rig's containers: it has this program only.
 const image = "fairlead-bench"
 
-// EngineRuns says what a rig lacks for a Docker Engine with containers: a program, or that
-// this one is static.
+// EngineRuns returns what a rig lacks for a Docker Engine with containers: a program, or static
+// linking of this one.
 func EngineRuns() error {
 	for _, program := range []string{"dockerd", "docker", "iptables"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -158,9 +157,9 @@ func EngineRuns() error {
 	return static(exe)
 }
 
-// startEngine starts dockerd in box and waits until it answers. Its state is in
-// dir, which must not be below /run, of which it has one of its own. Its
-// containers are in the cgroup parent. It needs dockerd, the docker CLI and iptables.
+// startEngine starts dockerd in box and waits until it answers. Its state is in dir, which must not
+// be below /run, because the engine has its own /run. Its containers are in the cgroup parent. It
+// needs dockerd, the docker CLI and iptables.
 func startEngine(ctx context.Context, box *sandbox.Box, dir, parent string) (_ *engine, err error) {
 	if err := EngineRuns(); err != nil {
 		return nil, fmt.Errorf("start a Docker Engine: %w", err)
@@ -215,7 +214,7 @@ func startEngine(ctx context.Context, box *sandbox.Box, dir, parent string) (_ *
 	return e, nil
 }
 
-// run runs the docker CLI and returns what it prints.
+// run runs the docker CLI and returns its output.
 func (e *engine) run(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "docker", args...)
 	cmd.Env = append(os.Environ(), "DOCKER_HOST="+e.host, "DOCKER_CONTEXT=", "DOCKER_CONFIG="+e.dir)
@@ -227,7 +226,7 @@ func (e *engine) run(ctx context.Context, stdin io.Reader, args ...string) (stri
 	return strings.TrimSpace(out.String()), nil
 }
 
-// load makes the image.
+// load creates the image.
 func (e *engine) load(ctx context.Context, exe string) error {
 	program, err := os.ReadFile(exe)
 	if err != nil {
@@ -249,7 +248,7 @@ func (e *engine) load(ctx context.Context, exe string) error {
 	return err
 }
 
-// static says why a program cannot run in an image that has nothing else.
+// static returns why a program cannot run in an image that has nothing else.
 func static(exe string) error {
 	f, err := elf.Open(exe)
 	if err != nil {
@@ -277,15 +276,14 @@ func (e *engine) container(ctx context.Context, name string, flags ...string) (p
 	return strconv.Atoi(out)
 }
 
-// Prepared is a container of a rig's engine that has not been started.
+// Prepared is a container of a rig's engine that is not started yet.
 type Prepared struct {
 	name   string
 	engine *engine
 }
 
-// Prepare makes a container with some labels that generates traffic once it is
-// started, as load.Main takes args, and counts nothing. The caller removes it. The
-// rig has to have the path Docker.
+// Prepare creates a container with some labels. Once started, it generates traffic without counting
+// it; args are as load.Main takes them. The caller removes it. The rig must have the path Docker.
 func (r *Rig) Prepare(ctx context.Context, name string, labels []string, args ...string) (*Prepared, error) {
 	if r.engine == nil {
 		return nil, fmt.Errorf("make container %s: the rig has no Docker Engine", name)
@@ -301,20 +299,20 @@ func (r *Rig) Prepare(ctx context.Context, name string, labels []string, args ..
 	return p, err
 }
 
-// Start starts it, as docker start does, and returns when that has.
+// Start starts the container, and returns when docker start does.
 func (p *Prepared) Start(ctx context.Context) error {
 	_, err := p.engine.run(ctx, nil, "start", p.name)
 	return err
 }
 
-// Remove ends and removes it.
+// Remove ends and removes the container.
 func (p *Prepared) Remove(ctx context.Context) error {
 	_, err := p.engine.run(ctx, nil, "rm", "-f", p.name)
 	return err
 }
 
-// stop ends the engine. What is left of its containers goes with the rig's
-// cgroups, and its state with the rig.
+// stop ends the engine. Remains of its containers go with the rig's cgroups, and its state with the
+// rig.
 func (e *engine) stop() {
 	e.process.Signal(unix.SIGTERM)
 	select {

@@ -44,7 +44,7 @@ func TestDocker(t *testing.T) {
 			}
 		}
 	})
-	// The generators are where the containers are, with their limits.
+	// The generators run in the containers' cgroups, with their limits.
 	self, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		t.Fatal(err)

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ftrace is a recording of tracepoints by the kernel's own tracer, as trace-cmd makes
-// it: in an instance of its own, whose buffers are read and thrown away.
+// Ftrace is a recording of tracepoints by the kernel's own tracer, as trace-cmd makes it. It has
+// its own instance, and reads and discards the instance's buffers.
 type Ftrace struct {
 	fs   int // tracefs, mounted nowhere
 	name string
@@ -25,8 +25,8 @@ type Ftrace struct {
 // ftracePrefix begins the names of all instances.
 const ftracePrefix = "fairlead-"
 
-// NewFtrace begins to record events, such as net/net_dev_queue. An event that this
-// kernel does not have is an error. The caller closes it.
+// NewFtrace begins to record events, such as net/net_dev_queue. It returns an error for an event
+// that this kernel does not have. The caller closes it.
 func NewFtrace(events ...string) (_ *Ftrace, err error) {
 	f := &Ftrace{name: "instances/" + ftracePrefix + strconv.Itoa(os.Getpid())}
 	defer func() {
@@ -50,7 +50,7 @@ func NewFtrace(events ...string) (_ *Ftrace, err error) {
 	return f, nil
 }
 
-// openTracefs gives a tracefs that no path leads to: nothing is mounted on the host.
+// openTracefs returns a tracefs without a path: it mounts nothing on the host.
 func openTracefs() (int, error) {
 	fs, err := unix.Fsopen("tracefs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -84,8 +84,8 @@ func (f *Ftrace) write(name, value string) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// discard reads what is recorded, until stop is closed. It never waits for events: who
-// is woken for each of them would be in the way of what is measured.
+// discard reads the recording until stop is closed. It never waits for events: a wakeup for each of
+// them would disturb the measurement.
 func (f *Ftrace) discard() {
 	defer close(f.done)
 	var cpus []int
@@ -121,7 +121,7 @@ func (f *Ftrace) remove() error {
 	return errors.Join(unix.Unlinkat(f.fs, f.name, unix.AT_REMOVEDIR), unix.Close(f.fs))
 }
 
-// Close ends the recording, and says how many bytes it was.
+// Close ends the recording, and returns its size in bytes.
 func (f *Ftrace) Close() (read uint64, err error) {
 	close(f.stop)
 	<-f.done
@@ -131,11 +131,11 @@ func (f *Ftrace) Close() (read uint64, err error) {
 	return f.read, nil
 }
 
-// sweepFtrace removes what killed makers have left.
+// sweepFtrace removes the instances of killed processes.
 func sweepFtrace() error {
 	fs, err := openTracefs()
 	if err != nil {
-		return nil // none can have been made
+		return nil // without tracefs there are none
 	}
 	defer unix.Close(fs)
 	fd, err := unix.Openat(fs, "instances", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// What is recorded can be read, and nothing of it stays.
+// TestFtrace checks that a recording can be read, and leaves nothing behind.
 func TestFtrace(t *testing.T) {
 	testkit.NeedRoot(t)
 	f, err := NewFtrace("net/net_dev_queue", "net/netif_receive_skb")
@@ -23,10 +23,10 @@ func TestFtrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 1000 {
-		c.Write([]byte("x")) // refused, mostly: nobody is there
+		c.Write([]byte("x")) // mostly refused: no socket listens
 	}
 	c.Close()
-	time.Sleep(100 * time.Millisecond) // it is read every ten
+	time.Sleep(100 * time.Millisecond) // the buffers are read every ten
 	read, err := f.Close()
 	if err != nil || read == 0 {
 		t.Errorf("%d bytes were read: %v", read, err)
@@ -39,7 +39,7 @@ func TestFtrace(t *testing.T) {
 	}
 }
 
-// instances lists those of tracefs.
+// instances lists the instances of tracefs.
 func instances(t *testing.T) []string {
 	t.Helper()
 	fs, err := openTracefs()

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Class is what an operator would give one container by hand.
+// Class is the tc class that an operator would create for one container by hand.
 type Class struct {
 	Container  int // in the order of Config.Containers
 	Rate, Ceil uint64
@@ -23,17 +23,16 @@ type Class struct {
 }
 
 const (
-	topMinor  = 0xfff0 // of the class that the others borrow from
-	restMinor = 0xfff1 // of whom no filter finds
+	topMinor  = 0xfff0 // the class from which the others borrow
+	restMinor = 0xfff1 // the class of packets that match no filter
 )
 
-// Link makes the NIC as fast as rate, in bit/s, in the place where a NIC's own
-// queue is: its root qdisc is an HTB. With classes it is also what divides the
-// link, with a class for each and one for all others, found by source address
-// as an operator would do it by hand; whom no filter finds is among the others. A
-// rate of 0 and no classes take it away. Quanta and queues are the defaults; the
-// bursts are 10 ms, as fairlead's are: with tc's default, one packet, HTB does not
-// fill a gigabit here.
+// Link sets the speed of the NIC to rate, in bit/s, at the place of a NIC's own queue: its root
+// qdisc is an HTB. With classes that HTB also divides the link, as an operator would do it by hand:
+// one class for each container and one for all others, found by source address. Packets that match
+// no filter are among the others. A rate of 0 without classes removes the HTB. Quanta and queues
+// are the defaults; the bursts are 10 ms, as fairlead's are: with tc's default, one packet, HTB
+// does not fill a gigabit here.
 func (r *Rig) Link(rate uint64, classes []Class) error {
 	err := r.Node.Change(NICDevice, func(h *netlink.Handle, nic netlink.Link) error {
 		return htb(h, nic.Attrs().Index, rate, classes)
@@ -44,8 +43,8 @@ func (r *Rig) Link(rate uint64, classes []Class) error {
 	return nil
 }
 
-// htb puts an HTB at the root of a device in place of what is there. With a link
-// rate its classes share that, and a default class has the rest.
+// htb replaces the root qdisc of a device by an HTB. With a link rate its classes share that rate,
+// and a default class has the rest.
 func htb(h *netlink.Handle, index int, rate uint64, classes []Class) error {
 	root := netlink.MakeHandle(1, 0)
 	htb := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Handle: root, Parent: netlink.HANDLE_ROOT})
@@ -105,8 +104,8 @@ func htb(h *netlink.Handle, index int, rate uint64, classes []Class) error {
 	return nil
 }
 
-// Sent gives the bytes of all frames that have left by the NIC. A super-packet
-// counts as one frame.
+// Sent returns the bytes of all frames that have left by the NIC. A super-packet counts as one
+// frame.
 func (r *Rig) Sent() (bytes uint64, err error) {
 	err = r.Node.Change(NICDevice, func(_ *netlink.Handle, link netlink.Link) error {
 		bytes = link.Attrs().Statistics.TxBytes
@@ -118,12 +117,11 @@ func (r *Rig) Sent() (bytes uint64, err error) {
 	return bytes, nil
 }
 
-// burst is how many bytes a rate, in bit/s, is in 10 ms, and at least one
-// super-packet.
+// burst returns the bytes that a rate, in bit/s, carries in 10 ms, but at least one super-packet.
 func burst(rate uint64) uint32 { return uint32(max(rate/8/100, 64<<10)) }
 
-// CNIPlugin gives the path of the CNI plugin bandwidth, "" if this machine does not
-// have it (Debian package containernetworking-plugins).
+// CNIPlugin returns the path of the CNI plugin bandwidth, "" if this machine does not have it
+// (Debian package containernetworking-plugins).
 func CNIPlugin() string {
 	for _, dir := range []string{"/usr/lib/cni", "/opt/cni/bin"} {
 		path := filepath.Join(dir, "bandwidth")
@@ -134,13 +132,13 @@ func CNIPlugin() string {
 	return ""
 }
 
-// CNIBandwidth has the CNI plugin bandwidth limit what the i-th container sends
-// to a rate, in bit/s, as a container runtime would; 0 takes the limit away. The
-// container needs a veth with its end in Node.
+// CNIBandwidth has the CNI plugin bandwidth limit what the i-th container sends to a rate, in
+// bit/s, as a container runtime would; 0 removes the limit. The container needs a veth with its end
+// in Node.
 func (r *Rig) CNIBandwidth(i int, rate uint64) error {
 	type object map[string]any
 	name := r.Containers[i].Name
-	limit := max(rate, 1_000_000) // also needed to take it away
+	limit := max(rate, 1_000_000) // the removal needs one, too
 	config, err := json.Marshal(object{
 		"cniVersion": "0.4.0", "name": "fairlead-rig", "type": "bandwidth",
 		"egressRate": limit, "egressBurst": limit / 50, // 20 ms; TBF cuts up what is larger
@@ -170,8 +168,8 @@ func (r *Rig) CNIBandwidth(i int, rate uint64) error {
 	if rate > 0 {
 		return nil
 	}
-	// It leaves the veth, which a runtime would remove, with a filter that leads
-	// all packets to a device that has gone.
+	// The plugin leaves a filter on the veth that redirects all packets to a device that has gone.
+	// A runtime would remove the veth.
 	return r.Node.Change(PortPrefix+name, func(h *netlink.Handle, link netlink.Link) error {
 		err := h.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Parent: netlink.HANDLE_INGRESS}})
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
@@ -181,9 +179,9 @@ func (r *Rig) CNIBandwidth(i int, rate uint64) error {
 	})
 }
 
-// Uplink is where containers find the receivers that run in Outside.
+// Uplink returns the address at which containers find a receiver that runs in Outside.
 func (r *Rig) Uplink(port int) string { return fmt.Sprintf("%s:%d", outsideAddr, port) }
 
-// At is where a receiver in the i-th container is found, on every path but Hop,
-// Host and Docker.
+// At returns the address of a receiver in the i-th container, on every path but Hop, Host and
+// Docker.
 func (r *Rig) At(i, port int) string { return fmt.Sprintf("%s:%d", address(i), port) }

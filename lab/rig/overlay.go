@@ -18,19 +18,17 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// OverlayConfig says what overlay to build.
+// OverlayConfig describes the overlay to build.
 type OverlayConfig struct {
 	Path Path // Routed, Bridged or Swarm
-	// Steered has each host receive on its own CPU, by RPS. Otherwise a packet is received
-	// on the CPU of its sender. RPS costs an interrupt of the other CPU for each packet, which
-	// a NIC does not cost its sender: on a virtual machine that is more than the work of the
-	// tunnel.
+	// Steered has each host receive on its own CPU, by RPS. Otherwise a packet is received on the
+	// CPU of its sender. RPS costs an IPI to the other CPU for each packet, which a sender does not
+	// pay with a NIC. On a virtual machine that is more than the work of the tunnel.
 	Steered bool
 }
 
-// Overlay is two hosts that are joined by a wire, with an overlay network (VXLAN) over it,
-// and a container on each. What runs on the first host is pinned to CPU 0, what runs on the
-// second to CPU 1.
+// Overlay is two hosts joined by a wire, with an overlay network (VXLAN) over it, and a container
+// on each. The first host's processes are pinned to CPU 0, the second's to CPU 1.
 type Overlay struct {
 	OverlayConfig
 	Hosts [2]*Rig
@@ -41,24 +39,23 @@ type Overlay struct {
 	addrs [2]string // of the containers
 }
 
-// What an overlay looks like. A host's device on the wire is NICDevice. The first host and
-// its container have the first of each pair of addresses. A host's end of its container's
-// veth is PortPrefix and the container's name.
+// The names and addresses in an overlay. A host's device on the wire is NICDevice. The first host
+// and its container have the first of each pair of addresses. A host's end of its container's veth
+// is PortPrefix and the container's name.
 const (
 	// Client and Server are the names of the containers.
 	Client = "client"
 	Server = "server"
 
-	// On the path Routed, as Flannel builds it: each host has a network of its own for
-	// containers, behind a bridge with the address of their gateway, and a route through the
-	// tunnel device to the other host's.
+	// On the path Routed, as Flannel builds it: each host has a network of its own for containers,
+	// behind a bridge with the address of their gateway, and a route through the tunnel device to
+	// the other host's network.
 	RoutedTunnel = "flannel.1"
 	routedVNI    = 1
 	routedPort   = 8472
 	gatewayPort  = "cni0"
-	// On the path Bridged, as Docker Swarm builds it: the bridge and the tunnel device, which
-	// is one of its ports, are in a network namespace of their own, and the containers are
-	// in one network.
+	// On the path Bridged, as Docker Swarm builds it: the bridge and the tunnel device, one of its
+	// ports, are in a network namespace of their own, and the containers are in one network.
 	BridgedTunnel = "vxlan0"
 	bridgedVNI    = 4097
 	bridgedPort   = 4789
@@ -77,8 +74,8 @@ func (o *Overlay) Addr(host int) string { return o.addrs[host] }
 // HostAddr is the address of a host on the wire.
 func (o *Overlay) HostAddr(host int) string { return wireAddr(host) }
 
-// NewOverlay builds an overlay. It needs root, two CPUs, the program nft, and a program whose
-// main (or TestMain) calls sandbox.Reexec and load.Reexec; on the path Swarm what NewDocker
+// NewOverlay builds an overlay. It needs root, two CPUs, the program nft, and a program with a main
+// (or TestMain) that calls sandbox.Reexec and load.Reexec. The path Swarm also needs what NewDocker
 // needs.
 func NewOverlay(ctx context.Context, cfg OverlayConfig) (_ *Overlay, err error) {
 	if !slices.Contains([]Path{Routed, Bridged, Swarm}, cfg.Path) {
@@ -150,13 +147,13 @@ func (o *Overlay) wire() error {
 	return errors.Join(errs...)
 }
 
-// manyPorts has short connections in rapid succession find a free port.
+// manyPorts lets short connections in rapid succession find a free port.
 func manyPorts(b *sandbox.Box) error {
 	return errors.Join(b.Sysctl("ipv4/tcp_tw_reuse", "1"), b.Sysctl("ipv4/ip_local_port_range", "10000 60000"))
 }
 
-// hostRules are what hosts of containers have at least: the connection tracking of
-// forwarded and own packets, and a source address for those that leave the network %s.
+// hostRules are the minimum that hosts of containers have: connection tracking of forwarded and own
+// packets, and source NAT for packets that leave the network %s.
 const hostRules = `
 table ip flhost {
 	chain prerouting { type nat hook prerouting priority dstnat; }
@@ -205,7 +202,7 @@ func (r *Rig) nft(ctx context.Context, rules string) error {
 	return nil
 }
 
-// tunnelAs makes the tunnel device of a host.
+// tunnelAs creates the tunnel device of a host.
 func (o *Overlay) tunnelAs(host int, vx *netlink.Vxlan, end sandbox.End) error {
 	r := o.Hosts[host]
 	return r.Node.Change(NICDevice, func(_ *netlink.Handle, nic netlink.Link) error {
@@ -214,7 +211,7 @@ func (o *Overlay) tunnelAs(host int, vx *netlink.Vxlan, end sandbox.End) error {
 	})
 }
 
-// tunnelMAC is that of a host's end of the tunnel on the path Routed.
+// tunnelMAC returns the MAC address of a host's end of the tunnel on the path Routed.
 func tunnelMAC(host int) string { return fmt.Sprintf("02:f1:00:02:00:%02x", host) }
 
 // routed joins a host's container to the overlay network as Flannel does.
@@ -289,7 +286,7 @@ func (r *Rig) join(at *sandbox.Box, bridge, addr, mac string) error {
 	return errors.Join(at.Change(port, mtu), at.Change(bridge, mtu), r.Boxes[0].Change("eth0", mtu))
 }
 
-// forward tells a tunnel device for good at which host a MAC address is.
+// forward adds a permanent entry to a tunnel device: at which host a MAC address is.
 func forward(box *sandbox.Box, dev, mac, host string) error {
 	hw, err := net.ParseMAC(mac)
 	if err == nil {
@@ -306,8 +303,7 @@ func forward(box *sandbox.Box, dev, mac, host string) error {
 	return nil
 }
 
-// mount gives a network namespace a file, so that an agent knows it for one that no
-// container has made.
+// mount gives a network namespace a file. By that an agent knows that no container created it.
 func (r *Rig) mount(netns string) error {
 	dir, err := r.TempDir("tunnel")
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// overlay builds one that goes with the test.
+// overlay builds an overlay that is closed with the test.
 func overlay(t *testing.T, path Path) *Overlay {
 	t.Helper()
 	testkit.NeedRoot(t)
@@ -35,7 +35,7 @@ func overlay(t *testing.T, path Path) *Overlay {
 	return o
 }
 
-// sent is how many packets a device has sent.
+// sent returns how many packets a device has sent.
 func sent(t *testing.T, b *sandbox.Box, dev string) (n uint64) {
 	t.Helper()
 	if err := b.Change(dev, func(_ *netlink.Handle, link netlink.Link) error {
@@ -47,8 +47,8 @@ func sent(t *testing.T, b *sandbox.Box, dev string) (n uint64) {
 	return n
 }
 
-// TestOverlay sends requests from container to container, which go through the tunnel, and
-// from host to host, which do not.
+// TestOverlay sends requests from container to container, which pass the tunnel, and from host to
+// host, which do not.
 func TestOverlay(t *testing.T) {
 	for path, tunnel := range map[Path]string{Routed: RoutedTunnel, Bridged: BridgedTunnel} {
 		t.Run(string(path), func(t *testing.T) {
@@ -92,8 +92,8 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// TestSwarm sends requests between containers of two Docker Engines, whose overlay network
-// is in a namespace that is mounted here, as an agent of the machine would see it.
+// TestSwarm sends requests between containers of two Docker Engines. The namespace of their overlay
+// network is mounted here, as an agent of the machine would see it.
 func TestSwarm(t *testing.T) {
 	needEngine(t)
 	o := overlay(t, Swarm)
@@ -123,8 +123,8 @@ func TestSwarm(t *testing.T) {
 	}
 }
 
-// TestRecipe attaches the published cache: flows come to take the short path, in which the
-// tunnel's device sees nothing of them, and those of UDP go on when it is taken away.
+// TestRecipe attaches the published cache. Flows come to take the short path, where the tunnel's
+// device does not see them, and UDP flows survive the removal of the cache.
 func TestRecipe(t *testing.T) {
 	o := overlay(t, Routed)
 	c, err := o.AttachRecipe(t.Context())
@@ -162,7 +162,7 @@ func TestRecipe(t *testing.T) {
 			t.Fatal("the flows do not come to take the short path")
 		}
 	}
-	const count = 200 // of which a few may still be on their way through the tunnel
+	const count = 200 // a few of these may still pass the tunnel
 	before := sent(t, o.Tunnels[0], RoutedTunnel)
 	for _, client := range clients {
 		for first := client.Read(); client.Read().Since(first).Ops < count; {

@@ -20,9 +20,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// Real programs as traffic. Iperf3UDP and Iperf3TCP are 1 Gbit/s each from
-// outside. Memcached is a server under requests from outside, as TCPRR. FIO is no
-// traffic at all but random reads of 4 KiB from the disk: an interferer of another kind.
+// Real programs as traffic. Iperf3UDP and Iperf3TCP are 1 Gbit/s each from outside. Memcached is a
+// server under requests from outside, as TCPRR. FIO sends no packets: it reads 4 KiB blocks from
+// the disk at random, an interferer of another kind.
 const (
 	Iperf3UDP Kind = "iperf3-udp"
 	Iperf3TCP Kind = "iperf3-tcp"
@@ -30,8 +30,8 @@ const (
 	FIO       Kind = "fio"
 )
 
-// Program is the name of the program that a kind of traffic needs installed; ""
-// if it needs none.
+// Program returns the name of the program that a kind of traffic needs installed, "" if it needs
+// none.
 func (k Kind) Program() string {
 	switch k {
 	case Iperf3UDP, Iperf3TCP:
@@ -42,8 +42,8 @@ func (k Kind) Program() string {
 	return ""
 }
 
-// launch starts a program of the machine in a sandbox, on the CPU of that. Its output goes
-// to out.
+// launch starts a program of the machine in a sandbox, on the sandbox's CPU. Its output goes to
+// out.
 func (r *Rig) launch(out io.Writer, box *sandbox.Box, name string, args ...string) (*sandbox.Process, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -54,8 +54,8 @@ func (r *Rig) launch(out io.Writer, box *sandbox.Box, name string, args ...strin
 	return box.Start(cmd, r.cpuOf(box))
 }
 
-// program starts the part of t in one neighbour, the i-th container, and what it
-// needs outside; paused, where it can be.
+// program starts one neighbour's part of t, in the i-th container, and its counterpart outside. It
+// starts them paused, where that is possible.
 func (r *Rig) program(ctx context.Context, run *Running, t Traffic, i int) error {
 	box := r.Boxes[i]
 	var out io.Writer
@@ -89,7 +89,7 @@ func (r *Rig) program(ctx context.Context, run *Running, t Traffic, i int) error
 		if err != nil {
 			return err
 		}
-		// One that is stopped while it connects gives up when it goes on.
+		// A program that is stopped while it connects gives up when it resumes.
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
 		select {
@@ -123,7 +123,7 @@ func (r *Rig) program(ctx context.Context, run *Running, t Traffic, i int) error
 	return fmt.Errorf("no such traffic: %q", t.Kind)
 }
 
-// until is the output of a program, of which only that a line has come matters.
+// until receives the output of a program, and only detects that a text has come.
 type until struct {
 	text string
 	seen chan struct{} // closed when text has been written, in one piece
@@ -142,8 +142,8 @@ func (r *Rig) memcachedClient(ctx context.Context, i, conns int) (*Generator, er
 		"--to", r.target(i), "--rate", "0", "--nice", senderNice)
 }
 
-// ServeVictim makes the victim a memcached under requests from outside, which
-// client counts and begins paused.
+// ServeVictim makes the victim a memcached under requests from outside. client counts them, and
+// starts paused.
 func (r *Rig) ServeVictim(ctx context.Context) (server *sandbox.Process, client *Generator, err error) {
 	if server, err = r.Serve(ctx, Memcache, 0); err != nil {
 		return nil, nil, err
@@ -190,13 +190,13 @@ func parseSysbench(out string) (float64, error) {
 	return strconv.ParseFloat(m[1], 64)
 }
 
-// listens waits until a process listens at the rig's port by TCP.
+// listens waits until a process listens on the rig's TCP port.
 func listens(ctx context.Context, p *sandbox.Process) error {
 	return await(ctx, p, func() bool { return atPort(p.PID, listening) })
 }
 
-// atPort reports whether the network namespace of a process has a TCP socket at the rig's
-// port that is in such a state.
+// atPort reports whether the network namespace of a process has a TCP socket at the rig's port in a
+// state that in accepts.
 func atPort(pid int, in func(state string) bool) bool {
 	n, err := strconv.Atoi(port)
 	if err != nil {
@@ -227,8 +227,8 @@ func await(ctx context.Context, p *sandbox.Process, ready func() bool) error {
 	return nil
 }
 
-// socket says whether a table as in proc_net_tcp has a socket of ours at a port, in such a
-// state.
+// socket reports whether a table in the format of proc_net_tcp has a socket at a local port, in a
+// state that in accepts.
 func socket(table []byte, port int, in func(state string) bool) bool {
 	for s := bufio.NewScanner(bytes.NewReader(table)); s.Scan(); {
 		f := strings.Fields(s.Text()) // sl local_address rem_address st

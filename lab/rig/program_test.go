@@ -61,7 +61,7 @@ func FuzzListening(f *testing.F) {
 	})
 }
 
-// TestPrograms runs those real programs that are installed here.
+// TestPrograms runs the real programs that are installed here.
 func TestPrograms(t *testing.T) {
 	r := build(t, Config{Path: NIC})
 	for _, kind := range []Kind{Iperf3UDP, Iperf3TCP, Memcached, FIO} {

@@ -2,22 +2,22 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * How long the requests of an experiment wait at the NIC's queue: from where the
- * kernel has a packet for the root qdisc to where it gives it to the driver. The
- * lock of the qdisc, its timers and the softirq that they need are in it.
+ * Measures how long the requests of an experiment wait at the NIC's queue: from the
+ * moment the kernel has a packet for the root qdisc to the moment the driver gets it.
+ * The lock of the qdisc, its timers and the softirq that they need are included.
  *
  * Hooks, and cost per event (tp_btf):
  *   net_dev_queue       each packet of each device: three comparisons; for a
  *                       request an update of a hash
  *   net_dev_start_xmit  the same; for a request a look-up, a removal, a count
  *
- * A request is told by its length: it is alone in that among what an experiment
- * sends by the NIC. Readers of the maps: package rig. A packet that the qdisc
- * drops leaves its stamp behind, until its address is another request's; a full
+ * The programs recognize a request by its length, which no other packet of an
+ * experiment has at the NIC. Readers of the maps: package rig. A packet that the qdisc
+ * drops leaves its stamp behind until another request has its address; a full
  * fl_since forgets the oldest. A request without a stamp counts in fl_lost.
  */
 
-/* As fine as the latencies of package load. */
+/* The resolution of the latencies of package load. */
 #define HIST_SUB_BITS 4
 #define HIST_TOP_BITS 40
 
@@ -36,7 +36,7 @@ const volatile __u32 fl_netns, fl_ifindex, fl_length;
 /* Requests without a stamp. */
 __u64 fl_lost;
 
-/* skb -> when it came to the queue, ns */
+/* skb -> its arrival at the queue, ns */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);

@@ -22,8 +22,8 @@ type Queue struct {
 	}
 }
 
-// Queue begins to measure packets of so many bytes, link header included, that
-// leave by the NIC; see WatchQueue.
+// Queue begins to measure packets of so many bytes, link header included, that leave by the NIC;
+// see WatchQueue.
 func (r *Rig) Queue(length int) (*Queue, error) {
 	ns, err := netdev.Open(r.Node.NetNS())
 	if err != nil {
@@ -37,10 +37,9 @@ func (r *Rig) Queue(length int) (*Queue, error) {
 	return WatchQueue(ns, index, length)
 }
 
-// WatchQueue begins to measure packets of one length that leave by a device:
-// from where the kernel has one for the root qdisc to where the driver gets it,
-// whatever qdisc that is. All packets of the machine pay for it, some ten
-// nanoseconds each. The caller closes it.
+// WatchQueue begins to measure packets of one length that leave by a device: from the moment the
+// kernel has a packet for the root qdisc, whatever its kind, to the moment the driver gets it. All
+// packets of the machine pay for it, some ten nanoseconds each. The caller closes it.
 func WatchQueue(ns *netdev.NS, index, length int) (_ *Queue, err error) {
 	q := new(Queue)
 	defer func() {
@@ -61,8 +60,7 @@ func WatchQueue(ns *netdev.NS, index, length int) (_ *Queue, err error) {
 	return q, nil
 }
 
-// Read gives what has been measured since the beginning, and how many packets
-// were missed.
+// Read returns the delays since the start, and how many packets were missed.
 func (q *Queue) Read() (*hist.Histogram, uint64, error) {
 	h := load.NewHistogram()
 	for i := range h.Counts {
@@ -77,5 +75,5 @@ func (q *Queue) Read() (*hist.Histogram, uint64, error) {
 	return h, lost, nil
 }
 
-// Close ends it.
+// Close ends the measurement.
 func (q *Queue) Close() error { return errors.Join(q.links.Close(), q.object.Close()) }

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/load"
 )
 
-// The queue's delays are those of all packets of one length, and of no others,
-// and as long as the link makes them.
+// TestQueue checks that the queue's delays are the delays of all packets of one length and of no
+// others, and as long as the link makes them.
 func TestQueue(t *testing.T) {
 	testkit.Smoke(t, "bpf:lab/rig")
 	testkit.NeedRoot(t)
@@ -43,7 +43,7 @@ func TestQueue(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// A sender that is ended by the clock may not have counted its last.
+			// A sender that the clock ends may not have counted its last packets.
 			for end := time.Now().Add(90 * time.Second); g.Read().Since(load.Reading{}).Ops < sent; time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatalf("of %d packets %d were sent", sent, g.Read().Since(load.Reading{}).Ops)
@@ -64,8 +64,8 @@ func TestQueue(t *testing.T) {
 			softirqs.SkipIfMissed()
 			t.Errorf("%d bit/s: %d packets were sent, of %d it is known how long they waited", link, sent, waited.Count())
 		}
-		// The last came within the time that the senders took, and left when all
-		// that the bucket had no room for had been sent.
+		// The last packet came within the time that the senders took, and left when everything
+		// beyond the bucket's burst had been sent.
 		least := time.Duration(float64(sent*frame)-float64(burst(link)))*8*time.Second/time.Duration(link) - took
 		if longest := waited.Quantile(1); longest < least || link > 100*1000*1000 && longest > took {
 			t.Errorf("%d bit/s: the longest wait was %v, at least %v is due", link, longest, least)

@@ -2,10 +2,10 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The cache in front of an overlay network as the paper describes it (ONCache, NSDI 2025),
+ * The cache in front of an overlay network, as in the paper (ONCache, NSDI 2025), and
  * for comparison only: IPv4 in VXLAN, learning by two bits of the inner packets' DSCP, no
- * coherency, no TTL, no check of VNI and outer source. Two programs take known flows past
- * the overlay network; two learn from the packets that went through it.
+ * coherency, no TTL, no check of VNI and outer source. Two programs redirect known flows
+ * past the overlay network; two learn from the packets that went through it.
  *
  * Hooks (tcx), and cost per event:
  *   fl_rcp_egress    ingress of the host end of a container's veth: up to four look-ups
@@ -13,8 +13,8 @@
  *   fl_rcp_ingress   ingress of the NIC: up to three look-ups
  *   fl_rcp_learn_i   ingress of the container's own device: headers; marked: two updates
  *
- * Reader of the maps: package rig writes fl_rcp_local. All are LRU: what does not fit
- * evicts what was used last, and that flow takes the overlay network's path.
+ * Reader of the maps: package rig writes fl_rcp_local. All are LRU: a full map evicts the
+ * least recently used entry, and that flow takes the overlay network's path.
  */
 
 #include "kernel.h"
@@ -35,7 +35,7 @@ const volatile __u16 fl_port;
 #define ESTABLISHED 0x08 /* the connection is known in both directions; set by nftables */
 #define MARKS (MISSED | ESTABLISHED)
 
-/* All that precedes the inner packet. */
+/* Everything before the inner packet. */
 struct outer {
 	struct ethhdr eth;
 	struct iphdr ip;
@@ -98,7 +98,7 @@ static __always_inline struct inner *frame(struct __sk_buff *skb, __u32 off)
 	return h;
 }
 
-/* The headers before a frame that comes from the tunnel, or goes there. */
+/* The headers before a frame from the tunnel, or to it. */
 static __always_inline struct outer *tunnel(struct __sk_buff *skb)
 {
 	struct outer *o = (void *)(long)skb->data;

@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// Recipe is the cache in front of an overlay network as the paper describes it (ONCache,
-// NSDI 2025), on both hosts; see recipe.bpf.c. It is there for comparison only.
+// Recipe is the cache in front of an overlay network as the paper describes it (ONCache, NSDI
+// 2025), on both hosts; see recipe.bpf.c. It serves only for comparison.
 type Recipe struct {
 	overlay *Overlay
 	objects []*bpf.Object
@@ -32,10 +32,9 @@ table ip flrecipe {
 }
 `
 
-// AttachRecipe puts it in front of an overlay on the path Routed. It needs tcx (Linux 6.6).
-// The caller closes it before the overlay. Connections of TCP that have used it do not
-// survive that: connection tracking has missed their packets, and takes later ones for
-// invalid.
+// AttachRecipe puts the cache in front of an overlay on the path Routed. It needs tcx (Linux 6.6).
+// The caller closes it before the overlay. TCP connections that have used it do not survive that:
+// connection tracking has missed their packets, and treats later ones as invalid.
 func (o *Overlay) AttachRecipe(ctx context.Context) (_ *Recipe, err error) {
 	c := &Recipe{overlay: o}
 	defer func() {
@@ -112,7 +111,7 @@ func (c *Recipe) attach(host int, r *Rig) error {
 	return nil
 }
 
-// indexOf is the number of a device.
+// indexOf returns the index of a device.
 func indexOf(box *sandbox.Box, dev string) (index int, err error) {
 	err = box.Change(dev, func(_ *netlink.Handle, link netlink.Link) error {
 		index = link.Attrs().Index
@@ -121,8 +120,8 @@ func indexOf(box *sandbox.Box, dev string) (index int, err error) {
 	return index, err
 }
 
-// Flows is how many flows a host's programs have seen in both directions: those that take
-// the short path.
+// Flows returns how many flows a host's programs have seen in both directions: these take the short
+// path.
 func (c *Recipe) Flows(host int) (n int, err error) {
 	var key recipeFlow
 	var seen recipeSeen
@@ -135,7 +134,7 @@ func (c *Recipe) Flows(host int) (n int, err error) {
 	return n, each.Err()
 }
 
-// Close takes it away.
+// Close removes the cache.
 func (c *Recipe) Close() error {
 	errs := []error{c.links.Close()}
 	for _, o := range c.objects {

@@ -1,12 +1,10 @@
-// Package rig builds the test beds of the experiments out of sandboxes:
-// containers that share CPU 0, by quota where they have one (the first is the
-// victim of the netcpu experiment), and a world outside on CPU 1 whose packets
-// are all processed on CPU 0, by RPS.
+// Package rig builds the test beds of the experiments out of sandboxes: containers that share CPU
+// 0, by quota where they have one (the first is the victim of the netcpu experiment), and an
+// outside on CPU 1 with packets that are all processed on CPU 0, by RPS.
 //
-// A rig is a host of its own, network namespace included: the machine's
-// network is not touched, and an agent that is to protect the rig's containers
-// runs inside Node. The rig measures nothing (package bench does) and protects
-// nobody.
+// A rig is a host of its own, network namespace included: it does not touch the machine's network,
+// and an agent that is to protect the rig's containers runs inside Node. The rig measures nothing
+// (package bench does) and protects nothing.
 package rig
 
 import (
@@ -28,16 +26,15 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// Path is the way that the sender's packets take to the receiver.
+// Path is the path of the sender's packets to the receiver.
 type Path string
 
-// The paths. Hop leads from the host into the receiver by one veth. NIC is a
-// veth with two queues whose far end is outside: NIC, bridge, veth. Docker is
-// the same with containers of a Docker Engine of the rig's own in place of
-// sandboxes: NIC, a published port, the default bridge, veth. VXLAN is NIC with a
-// tunnel from outside to the bridge. Macvlan gives each container a device on
-// the NIC; on Host they use the NIC themselves. Routed, Bridged and Swarm are
-// of the two hosts of an overlay network, which NewOverlay builds.
+// The paths. Hop leads from the host into the receiver by one veth. NIC is a veth with two queues
+// and its far end outside: NIC, bridge, veth. Docker is the same with containers of the rig's own
+// Docker Engine in place of sandboxes: NIC, a published port, the default bridge, veth. VXLAN is
+// NIC with a tunnel from outside to the bridge. Macvlan gives each container a device on the NIC;
+// on Host they use the NIC itself. Routed, Bridged and Swarm belong to the two hosts of an overlay
+// network, which NewOverlay builds.
 const (
 	Hop     Path = "hop"
 	NIC     Path = "nic"
@@ -50,21 +47,20 @@ const (
 	Swarm   Path = "swarm"
 )
 
-// Config says what rig to build. The zero value is a hop, half and half.
+// Config describes the rig to build. The zero value is a hop, half and half.
 type Config struct {
 	Path Path
-	// Containers are pinned to CPU 0, or where they say. The first is the victim, the others
-	// are its neighbours; the paths Hop and Docker have room for one of those.
-	// None is Pair(50, 50).
+	// Containers are pinned to CPU 0, or to their own CPU. The first is the victim, the others are
+	// its neighbours; the paths Hop and Docker have room for one neighbour. None is Pair(50, 50).
 	Containers []Container
-	// Unsteered leaves the packets to the CPU that sent them: no CPU calls another.
+	// Unsteered leaves the packets to the CPU that sent them: no CPU sends another an IPI.
 	Unsteered bool
-	// Dir is where state is kept; "" is a directory of the rig's own below
-	// /run/fairlead, which Sweep knows.
+	// Dir holds the state; "" is a directory of the rig's own below /run/fairlead, which Sweep
+	// knows.
 	Dir string
 }
 
-// Container is one container of a rig. Its cpu.shares are the usual ones.
+// Container is one container of a rig. It has the default cpu.shares.
 type Container struct {
 	Name  string  // unique in the rig; its sandbox is called ID-Name
 	Quota float64 // percent of its CPU; 0 sets none
@@ -72,13 +68,13 @@ type Container struct {
 	CPU int
 }
 
-// Pair is a victim and a receiver.
+// Pair returns a victim and a receiver.
 func Pair(victim, receiver float64) []Container {
 	return []Container{{Name: "victim", Quota: victim}, {Name: "receiver", Quota: receiver}}
 }
 
-// Equal is a victim and n-1 neighbours with equal parts of CPU 0 (Iron, section
-// 2: quota = period/n).
+// Equal returns a victim and n-1 neighbours with equal parts of CPU 0 (Iron, section 2: quota =
+// period/n).
 func Equal(n int) []Container {
 	all := []Container{{Name: "victim", Quota: 100 / float64(n)}}
 	for i := 1; i < n; i++ {
@@ -90,25 +86,24 @@ func Equal(n int) []Container {
 // SharedCPU is the CPU of the containers.
 const SharedCPU = 0
 
-// What a rig looks like.
+// The properties of a rig.
 const (
 	SenderCPU = 1
-	// The sender is the world outside: what else this machine does on its CPU
-	// must not change the load.
+	// The sender is the outside: other work on its CPU must not change the load.
 	senderNice = "-20"
 
 	outsideAddr = "10.111.0.1"
 	outsideMAC  = "02:f1:00:00:00:01"
-	// Below the tunnel of the path VXLAN.
+	// The addresses below the tunnel of the path VXLAN.
 	tunnelAddr     = "10.113.0.1"
 	tunnelNodeAddr = "10.113.0.254"
 	nodeAddr       = "10.111.0.254"
 	nodeMAC        = "02:f1:00:00:00:fe"
 	port           = "9000"
 
-	// NICDevice is the name of the NIC in Node, on the path NIC; its queue
-	// SenderQueue is the one that the sender's packets come by. The host ends
-	// of the containers' veths are called PortPrefix and the container's name.
+	// NICDevice is the name of the NIC in Node, on the path NIC; the sender's packets arrive by its
+	// queue SenderQueue. The host ends of the containers' veths are called PortPrefix and the
+	// container's name.
 	NICDevice    = "flnic"
 	Bridge       = "flbr0"
 	TunnelDevice = "flvx0" // on the path VXLAN, in Node and in Outside
@@ -116,11 +111,11 @@ const (
 	SenderQueue  = SenderCPU
 )
 
-// address and mac are those of the rig's i-th container.
+// address and mac return the addresses of the rig's i-th container.
 func address(i int) string { return fmt.Sprintf("10.111.0.%d", 2+i) }
 func mac(i int) string     { return fmt.Sprintf("02:f1:00:00:00:%02x", 2+i) }
 
-// maxContainers is how many have an address below the host's.
+// maxContainers is how many containers have an address below the host's.
 const maxContainers = 200
 
 // Rig is a built test bed.
@@ -128,14 +123,14 @@ type Rig struct {
 	Config
 	Sandboxes *sandbox.Host  // the containers of the rig, as a source
 	Node      *sandbox.Box   // the host's network namespace
-	Outside   *sandbox.Box   // where the sender is; on a Hop the same as Node; of an overlay nil
+	Outside   *sandbox.Box   // the sender's box; on a Hop the same as Node; nil on an overlay
 	Boxes     []*sandbox.Box // the containers, in the order of Config
-	// DockerHost is where the engine of the path Docker answers, in the form
-	// of DOCKER_HOST; else "".
+	// DockerHost is the address of the engine of the path Docker, in the form of DOCKER_HOST; else
+	// "".
 	DockerHost string
 
 	id      string
-	cpu     int      // of what runs in Node
+	cpu     int      // of processes in Node
 	temp    []string // directories that TempDir made
 	mounted []string // files that mount made
 	engine  *engine
@@ -146,18 +141,18 @@ type Rig struct {
 // Victim is the first container.
 func (r *Rig) Victim() *sandbox.Box { return r.Boxes[0] }
 
-// Neighbours are the others.
+// Neighbours are the containers after the first.
 func (r *Rig) Neighbours() []*sandbox.Box { return r.Boxes[1:] }
 
-// Prefix begins the names of all containers of the rig, and of nothing else.
+// Prefix is the prefix of the names of the rig's containers, and of no other names.
 func (r *Rig) Prefix() string { return r.id + "-" }
 
 var serial atomic.Uint32
 
 const stateParent = "/run/fairlead"
 
-// New builds a rig of sandboxes. It needs root, two CPUs, and a program whose
-// main (or TestMain) calls sandbox.Reexec and load.Reexec.
+// New builds a rig of sandboxes. It needs root, two CPUs, and a program with a main (or TestMain)
+// that calls sandbox.Reexec and load.Reexec.
 func New(cfg Config) (*Rig, error) {
 	if cfg.Path == "" {
 		cfg.Path = Hop
@@ -168,9 +163,8 @@ func New(cfg Config) (*Rig, error) {
 	return newRig(context.Background(), cfg, SharedCPU)
 }
 
-// NewDocker builds a rig with the path Docker. Beside what New needs, it needs
-// dockerd, the docker CLI and iptables, a program that is static, and whose
-// main (or TestMain) calls Reexec.
+// NewDocker builds a rig with the path Docker. It needs what New needs, and dockerd, the docker
+// CLI, iptables, and a static program with a main (or TestMain) that calls Reexec.
 func NewDocker(ctx context.Context, cfg Config) (*Rig, error) {
 	cfg.Path = Docker
 	return newRig(ctx, cfg, SharedCPU)
@@ -201,7 +195,7 @@ func newRig(ctx context.Context, cfg Config, cpu int) (*Rig, error) {
 	return r, nil
 }
 
-// Sweep removes what killed makers have left of their rigs.
+// Sweep removes what killed processes have left of their rigs.
 func Sweep() error {
 	dirs, err := filepath.Glob(filepath.Join(stateParent, "rig-fl*"))
 	if err != nil {
@@ -215,7 +209,7 @@ func Sweep() error {
 	return errors.Join(append(errs, sweepTemp(), sweepFtrace())...)
 }
 
-// TempDir makes a directory that goes with the rig.
+// TempDir creates a directory that is removed with the rig.
 func (r *Rig) TempDir(name string) (string, error) {
 	dir := filepath.Join(os.TempDir(), "fairlead-"+r.id+"-"+name)
 	if err := os.Mkdir(dir, 0o711); err != nil {
@@ -225,7 +219,7 @@ func (r *Rig) TempDir(name string) (string, error) {
 	return dir, nil
 }
 
-// sweepTemp removes what TempDir made for makers that have ended.
+// sweepTemp removes the directories that TempDir made in processes that have ended.
 func sweepTemp() error {
 	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), "fairlead-fl*-*"))
 	if err != nil {
@@ -245,7 +239,7 @@ func sweepTemp() error {
 	return errors.Join(errs...)
 }
 
-// Close ends all that runs in the rig and removes it.
+// Close ends all processes in the rig and removes it.
 func (r *Rig) Close() error {
 	var err error
 	if r.engine != nil {
@@ -319,8 +313,7 @@ func (r *Rig) build(ctx context.Context, id string) error {
 	return r.steer()
 }
 
-// create makes a sandbox without IPv6, the kernel's own traffic of which comes
-// between.
+// create creates a sandbox without IPv6, because the kernel's own IPv6 traffic would interfere.
 func (r *Rig) create(spec sandbox.Spec) (*sandbox.Box, error) {
 	b, err := r.Sandboxes.Create(spec)
 	if err != nil {
@@ -334,7 +327,7 @@ func (r *Rig) create(spec sandbox.Spec) (*sandbox.Box, error) {
 	return b, nil
 }
 
-// cpu is what a container gets of the shared CPU.
+// cpu returns a container's part of the shared CPU.
 func (c Container) cpu() sandbox.CPU {
 	return sandbox.CPU{
 		Quota:  time.Duration(c.Quota * float64(period) / 100),
@@ -345,7 +338,7 @@ func (c Container) cpu() sandbox.CPU {
 
 const period = 100 * time.Millisecond
 
-// Lift takes the quota of the i-th container away, or gives it back.
+// Lift removes the quota of the i-th container, or restores it.
 func (r *Rig) Lift(i int, lifted bool) error {
 	cpu := sandbox.CPU{Quota: r.Containers[i].cpu().Quota, Period: period}
 	if lifted {

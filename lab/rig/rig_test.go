@@ -109,7 +109,7 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// TestFreeze looks that senders on the shared CPU cost nothing while they pause.
+// TestFreeze checks that senders on the shared CPU cost nothing while they pause.
 func TestFreeze(t *testing.T) {
 	r := build(t, Config{Path: NIC})
 	run, err := r.Send(t.Context(), Traffic{Kind: UDP, Out: true})
@@ -142,8 +142,7 @@ func TestFreeze(t *testing.T) {
 	}
 }
 
-// TestShape looks at the classes that Shape makes, and that they are what the
-// neighbours' packets go through.
+// TestShape checks the classes that Shape creates, and that the neighbours' packets pass them.
 func TestShape(t *testing.T) {
 	r := build(t, Config{Path: NIC, Containers: Equal(3)})
 	if err := r.Shape(0); err != nil {
@@ -204,8 +203,8 @@ func TestDrop(t *testing.T) {
 		if err := r.Drop(at); err != nil {
 			t.Fatal(err)
 		}
-		// What was under way may still be received, for as long as the receivers
-		// wait for a CPU; then nothing is, however much is sent.
+		// Packets under way may still be received, for as long as the receivers wait for a CPU.
+		// Then nothing is received, however much is sent.
 		for end := time.Now().Add(90 * time.Second); ; {
 			before := run.Senders[0].Read()
 			n := received(300 * time.Millisecond)
@@ -248,8 +247,8 @@ func TestLift(t *testing.T) {
 	}
 }
 
-// TestSteering looks at where the packets are received: on the shared CPU, and
-// at the NIC by the queue that Config promises.
+// TestSteering checks where the packets are received: on the shared CPU, and at the NIC by the
+// queue that Config promises.
 func TestSteering(t *testing.T) {
 	r := build(t, Config{Path: NIC, Containers: Pair(80, 20)})
 	run, err := r.Send(t.Context(), Traffic{Kind: UDP})
@@ -282,8 +281,8 @@ func TestSteering(t *testing.T) {
 	}
 }
 
-// netRx counts the packets that each CPU has taken from a backlog or a device
-// since boot: the first column of softnet_stat, which is hexadecimal.
+// netRx returns how many packets each CPU has taken from a backlog or a device since boot: the
+// first column of softnet_stat, which is hexadecimal.
 func netRx(t *testing.T) []uint64 {
 	t.Helper()
 	data, err := os.ReadFile("/proc/net/softnet_stat")
@@ -307,7 +306,7 @@ func TestNewRefuses(t *testing.T) {
 		r.Close()
 		t.Error("a rig of pigeons was built")
 	}
-	// A quota that the kernel refuses is found half way, after namespaces.
+	// The kernel refuses this quota half way, after the namespaces exist.
 	if r, err := New(Config{Containers: Pair(50, 2e12)}); err == nil {
 		r.Close()
 		t.Error("an impossible quota was taken")
@@ -317,8 +316,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// Shaped gives the bytes that each neighbour's class has let out, in the order
-// of Neighbours; nil without Shape.
+// Shaped returns the bytes that each neighbour's class has let out, in the order of Neighbours; nil
+// without Shape.
 func (r *Rig) Shaped() (bytes []uint64, err error) {
 	err = r.Node.Change(NICDevice, func(h *netlink.Handle, link netlink.Link) error {
 		classes, err := h.ClassList(link, netlink.MakeHandle(1, 0))

@@ -15,8 +15,8 @@ import (
 // ProgramSet is a set of BPF programs, by their ids.
 type ProgramSet map[ebpf.ProgramID]bool
 
-// Programs gives all BPF programs that the kernel has now, whoever loaded them,
-// but those in without.
+// Programs returns all BPF programs that the kernel has now, whoever loaded them, except the ones
+// in without.
 func Programs(without ProgramSet) (ProgramSet, error) {
 	all := make(ProgramSet)
 	for id := ebpf.ProgramID(0); ; {
@@ -33,22 +33,22 @@ func Programs(without ProgramSet) (ProgramSet, error) {
 	}
 }
 
-// Runs is how often BPF programs ran, and for how long by the kernel's run-time
-// statistics (kernel.bpf_stats_enabled).
+// Runs is how often BPF programs ran, and for how long by the kernel's run-time statistics
+// (kernel.bpf_stats_enabled).
 type Runs struct {
 	By map[string]Run // by the programs' names
-	// Idle is what the statistics say that a run of a program takes that does
-	// nothing: what they add to each run themselves.
+	// Idle is the statistics' time for a run of a program that does nothing: their own overhead per
+	// run.
 	Idle time.Duration
 }
 
-// Run is the runs of the programs of one name.
+// Run is the runs of all programs with one name.
 type Run struct {
 	Count uint64
-	Time  time.Duration // with what the statistics add
+	Time  time.Duration // with the statistics' overhead
 }
 
-// Count is how many runs there were.
+// Count returns the number of runs.
 func (r Runs) Count() (n uint64) {
 	for _, run := range r.By {
 		n += run.Count
@@ -56,7 +56,7 @@ func (r Runs) Count() (n uint64) {
 	return n
 }
 
-// Time is how long all runs took, with what the statistics add to them.
+// Time returns how long all runs took, with the statistics' overhead.
 func (r Runs) Time() (sum time.Duration) {
 	for _, run := range r.By {
 		sum += run.Time
@@ -64,13 +64,13 @@ func (r Runs) Time() (sum time.Duration) {
 	return sum
 }
 
-// Net is Time without what the statistics add.
+// Net is Time without the statistics' overhead.
 func (r Runs) Net() time.Duration { return r.Time() - time.Duration(r.Count())*r.Idle }
 
-// CountRuns switches the kernel's statistics on and counts the runs of some
-// programs while during is called. All BPF programs of the machine pay for the
-// statistics meanwhile, and each packet for one that does nothing. Programs that go
-// meanwhile are left out. It is an error if no packet came.
+// CountRuns enables the kernel's statistics and counts the runs of some programs while during runs.
+// Meanwhile all BPF programs of the machine pay for the statistics, and each packet for a program
+// that does nothing. CountRuns leaves out programs that are unloaded meanwhile. It returns an error
+// if no packet came.
 func CountRuns(of ProgramSet, during func() error) (_ Runs, err error) {
 	defer func() {
 		if err != nil {
@@ -138,7 +138,7 @@ func CountRuns(of ProgramSet, during func() error) (_ Runs, err error) {
 	return r, nil
 }
 
-// ran is what one program has run so far.
+// ran is the runs of one program so far.
 type ran struct {
 	name string
 	Run

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// Service is a real server program of Debian's, as it is asked by Ask.
+// Service is a real server program of Debian's. Ask starts its clients.
 type Service string
 
 // The services. Each uses one thread, or one process, to answer.
@@ -26,7 +26,7 @@ const (
 	serveUser         = "postgres"
 )
 
-// Port is where a service listens.
+// Port is the port on which a service listens.
 const Port = port
 
 // The sizes of the answers that Ask may ask for, in bytes. Services other than Nginx have
@@ -44,13 +44,13 @@ func (s Service) Package() string {
 	return string(s)
 }
 
-// Program finds the program of a service; "" if it is not installed.
+// Program returns the path of a service's program, "" if it is not installed.
 func (s Service) Program() string {
 	name := string(s)
 	switch s {
 	case Redis:
 		name = "redis-server"
-	case Postgres: // Debian keeps it apart, by version
+	case Postgres: // Debian installs one per version, outside PATH
 		if found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres"); len(found) > 0 {
 			return found[len(found)-1]
 		}
@@ -62,7 +62,7 @@ func (s Service) Program() string {
 	return path
 }
 
-// Proto is what rr-client calls the protocol of a service.
+// Proto returns rr-client's name for the protocol of a service.
 func (s Service) Proto() string {
 	if s == Nginx {
 		return "http"
@@ -84,8 +84,8 @@ func (r *Rig) ServeIn(ctx context.Context, s Service, box *sandbox.Box) (*sandbo
 	return s.Serve(ctx, box, dir, r.cpuOf(box))
 }
 
-// Serve starts a service in a sandbox, on the given CPUs or on all, and waits until it
-// listens at Port. Its data are in dir, an empty directory that every user can pass through.
+// Serve starts a service in a sandbox, on the given CPUs or on all, and waits until it listens at
+// Port. Its data are in dir, an empty directory that every user can pass through.
 func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus ...int) (*sandbox.Process, error) {
 	program := s.Program()
 	if program == "" {
@@ -118,19 +118,19 @@ func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus .
 	if err := listens(ctx, p); err != nil || s != Postgres {
 		return p, err
 	}
-	// It listens before it lets anybody in, and notes when it does.
+	// PostgreSQL listens before it accepts clients, and logs when it does.
 	return p, await(ctx, p, func() bool {
 		note, err := os.ReadFile(filepath.Join(dir, "data", "postmaster.pid"))
 		return err == nil && strings.Contains(string(note), "ready")
 	})
 }
 
-// page makes a page for nginx, whose name is its size.
+// page creates a page for nginx, named after its size.
 func page(dir string, size int) error {
 	return os.WriteFile(filepath.Join(dir, strconv.Itoa(size)), make([]byte, size), 0o644)
 }
 
-// nginxConfig has one process that never closes a connection, and writes nothing.
+// nginxConfig has one process that never closes a connection, and logs nothing.
 const nginxConfig = `
 daemon off;
 user root;
@@ -144,8 +144,8 @@ http {
 }
 `
 
-// postgres makes a database in dir, and returns how to serve it: not as root, which it
-// refuses.
+// postgres creates a database in dir, and returns the command to serve it: not as root, which
+// PostgreSQL refuses.
 func postgres(program, dir string) (string, []string, error) {
 	u, err := user.Lookup(serveUser)
 	if err != nil {
@@ -173,20 +173,20 @@ func postgres(program, dir string) (string, []string, error) {
 	return setpriv, append(as, program, "-D", data, "-p", port, "-c", "listen_addresses=0.0.0.0", "-c", "unix_socket_directories="), nil
 }
 
-// Ask starts a client of the service in the container server, in one of the rig's
-// sandboxes, with conns connections, each of which waits for an answer of size bytes before
-// it asks again. It begins paused.
+// Ask starts a client of the service in the container server, in one of the rig's sandboxes, with
+// conns connections. Each connection waits for an answer of size bytes before it asks again. The
+// client starts paused.
 func (r *Rig) Ask(ctx context.Context, s Service, server int, client *sandbox.Box, conns, size int) (*Generator, error) {
 	return r.Start(ctx, client, "rr-client", "--proto", s.Proto(), "--size", strconv.Itoa(size),
 		"--conns", strconv.Itoa(conns), "--to", r.target(server), "--rate", "0")
 }
 
-// Connected reports whether a client is still connected to the service of a process, or has
-// gone and left it with answers that the kernel sends again.
+// Connected reports whether the service of a process still has a connection: to a client, or to a
+// client that is gone and left answers that the kernel retransmits.
 func Connected(pid int) bool { return atPort(pid, connected) }
 
-// Retransmitted is how many segments of TCP were sent again so far in the network
-// namespace of a process.
+// Retransmitted returns how many TCP segments were retransmitted so far in the network namespace of
+// a process.
 func Retransmitted(pid int) (uint64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/snmp", pid))
 	if err != nil {

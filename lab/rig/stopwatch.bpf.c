@@ -2,16 +2,16 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * How long softirqs take, by vector: what the accounts say is held against that.
- * It shares nothing with them.
+ * Measures how long softirqs take, by vector, to check the accounts. It shares
+ * nothing with them.
  *
  * Hooks, and cost per event (tp_btf):
- *   softirq_entry, _exit      each softirq: the clock, a place in an array
- *   local_timer_entry, _exit  each interrupt of a timer, if that is asked for: the same
- *   netif_receive_skb         each packet, if that is asked for: two reads
+ *   softirq_entry, _exit      each softirq: the clock, an array element
+ *   local_timer_entry, _exit  each timer interrupt, if requested: the same
+ *   netif_receive_skb         each packet, if requested: two reads
  *
- * A begin costs as much as an end, so that the stopwatch is as long as what it is
- * outside of. Readers of the map: package rig. It cannot be full.
+ * A begin costs as much as an end, so the stopwatch measures the length of what it
+ * encloses. Readers of the map: package rig. It cannot be full.
  */
 
 #include "kernel.h"
@@ -25,9 +25,9 @@
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 /*
- * Whether NET_RX is told apart by whose packets it brings: those to or from an
- * IPv4 address that ends in 2, or in 3. Not on CPU 0, which is left to what the
- * sender gets. Set before it is loaded.
+ * Whether NET_RX is counted separately by its packets: to or from an IPv4 address
+ * that ends in 2, or in 3. Not on CPU 0, which is left to the packets that the
+ * sender gets. Set before loading.
  */
 const volatile __u8 fl_tells;
 
@@ -49,7 +49,7 @@ struct {
 	__type(value, struct stint);
 } fl_stints SEC(".maps");
 
-/* Whose packets the CPU's run has brought so far. */
+/* The addresses of the packets in the CPU's run so far. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);

@@ -10,13 +10,12 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
-// Place is what a Stopwatch has a sum of.
+// Place is the kind of time that a Stopwatch adds up.
 type Place int
 
-// The vectors of include/linux/interrupt.h in which packets may be handled; the
-// interrupts of timers; and NetRx once more, by whose packets it brought: those to
-// or from an IPv4 address that ends in 2, those of one that ends in 3, or some of both,
-// but for CPU 0.
+// The vectors of include/linux/interrupt.h that may handle packets; the interrupts of timers; and
+// NetRx once more, by the packets of the run: to or from an IPv4 address that ends in 2, to or from
+// one that ends in 3, or both kinds. These three leave out CPU 0.
 const (
 	Timer      Place = 1
 	NetTx      Place = 2
@@ -31,17 +30,16 @@ const (
 
 const places = int(Both) + 1
 
-// StopwatchConfig says what a Stopwatch measures besides softirqs.
+// StopwatchConfig selects what a Stopwatch measures besides softirqs.
 type StopwatchConfig struct {
 	Tells  bool // First, Second and Both
 	Timers bool // LocalTimer: only on x86
 }
 
-// Stopwatch measures softirqs by programs of its own. Programs of a tracepoint run
-// in the order in which they came. One that is made before the accounts' programs
-// and started after them measures what is inside of those, whose own time it has
-// not. One that is started before them, too, begins and ends a moment before they
-// do, and so has the same time as they.
+// Stopwatch measures softirqs by its own programs. The programs of a tracepoint run in the order of
+// their attachment. A stopwatch that is made before the accounts' programs and started after them
+// measures what lies inside them, without their own time. A stopwatch that is also started before
+// them begins and ends a moment before they do, and so measures the same time as they do.
 type Stopwatch struct {
 	objs struct {
 		Stints *ebpf.Map `ebpf:"fl_stints"`
@@ -51,7 +49,7 @@ type Stopwatch struct {
 	links  bpf.Links
 }
 
-// NewStopwatch makes one that stands still. The caller closes it.
+// NewStopwatch creates a stopwatch that stands still. The caller closes it.
 func NewStopwatch(cfg StopwatchConfig) (_ *Stopwatch, err error) {
 	w := &Stopwatch{begins: []string{"fl_softirq"}}
 	defer func() {
@@ -75,7 +73,7 @@ func NewStopwatch(cfg StopwatchConfig) (_ *Stopwatch, err error) {
 	return w, w.attach(ends)
 }
 
-// Start lets it run.
+// Start starts the stopwatch.
 func (w *Stopwatch) Start() error {
 	if err := w.attach(w.begins); err != nil {
 		return fmt.Errorf("start stopwatch: %w", err)
@@ -92,7 +90,7 @@ func (w *Stopwatch) attach(programs []string) error {
 // Elapsed is what a Stopwatch has measured since its start, on all CPUs.
 type Elapsed [places]time.Duration
 
-// Since adds up what some places have had since an earlier reading.
+// Since returns the sum of some places' times since an earlier reading.
 func (e Elapsed) Since(was Elapsed, of ...Place) (sum time.Duration) {
 	for _, p := range of {
 		sum += e[p] - was[p]
@@ -114,5 +112,5 @@ func (w *Stopwatch) Read() (sum Elapsed, err error) {
 	return sum, nil
 }
 
-// Close ends it.
+// Close removes the stopwatch.
 func (w *Stopwatch) Close() error { return errors.Join(w.links.Close(), w.object.Close()) }

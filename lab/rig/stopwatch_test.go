@@ -7,7 +7,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// A stopwatch has time of softirqs from its start on, and tells by whose packets.
+// TestStopwatch checks that a stopwatch measures softirqs from its start on, and separates them by
+// their packets.
 func TestStopwatch(t *testing.T) {
 	testkit.NeedRoot(t)
 	w, err := NewStopwatch(StopwatchConfig{Tells: true})
@@ -53,7 +54,7 @@ func TestStopwatch(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	// Beside traffic, a softirq may end in the middle of a reading.
+	// Under traffic, a softirq may end in the middle of a reading.
 	if err := run.Stop(); err != nil {
 		t.Error(err)
 	}

@@ -53,8 +53,8 @@ func (o *Overlay) swarm(ctx context.Context) error {
 	return nil
 }
 
-// join makes the engine a worker of a Swarm, of which manager is the address. After a while
-// Docker goes on with that in the background.
+// join makes the engine a worker of a Swarm; manager is the manager's address. After a while Docker
+// continues to join in the background.
 func (e *engine) join(ctx context.Context, token, own, manager string) error {
 	_, joined := e.run(ctx, nil, "swarm", "join", "--token", token, "--advertise-addr", own, manager+":2377")
 	for end := time.Now().Add(time.Minute); ; {
@@ -73,11 +73,11 @@ func (e *engine) join(ctx context.Context, token, own, manager string) error {
 	}
 }
 
-// showTunnel mounts the network namespace of the overlay network where an agent sees it, as
-// it would see Docker's own mount: this engine has a mount namespace of its own.
+// showTunnel mounts the network namespace of the overlay network where an agent sees it, as it
+// would see Docker's own mount: this engine has a mount namespace of its own.
 func (r *Rig) showTunnel() error {
-	// Docker calls that of an overlay network 1- and the network's id, and lb_ and the id
-	// that of its load balancer.
+	// Docker names the namespace of an overlay network 1- and the network's id, and the namespace
+	// of its load balancer lb_ and the id.
 	pattern := fmt.Sprintf("/proc/%d/root%s/exec/netns/[0-9]-*", r.engine.process.PID, r.engine.dir)
 	id, err := r.engine.run(context.Background(), nil, "network", "inspect", "--format", "{{.ID}}", swarmNetwork)
 	if err != nil {

@@ -2,18 +2,18 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * When packets of a UDP port leave and enter by the NIC: what feature latency says of
- * round trips is held against that. It shares nothing with the feature. And programs
- * that do nothing, at the hooks of the feature: what hooks cost by themselves.
+ * Records when packets of a UDP port leave and enter by the NIC, to check the round
+ * trips of feature latency. It shares nothing with the feature. Programs that do
+ * nothing, at the hooks of the feature, measure the cost of the hooks themselves.
  *
  * Hooks, and cost per event (tp_btf):
- *   net_dev_start_xmit      each packet of each device: two comparisons; one of the
- *                           port a read of its header, the clock and a place in an array
+ *   net_dev_start_xmit      each packet of each device: two comparisons; for the port's
+ *                           packets a read of the header, the clock, an array element
  *   napi_gro_receive_entry  the same
  *   net_dev_queue, net_dev_start_xmit, napi_gro_receive_entry, netif_rx,
  *   netif_receive_skb       fl_no...: nothing
  *
- * Readers of the map: package rig. What comes after it is full is not noted.
+ * Readers of the map: package rig. A full map records no more.
  */
 
 #include "kernel.h"
@@ -46,7 +46,7 @@ struct {
 	__type(value, struct stamp);
 } fl_stamps SEC(".maps");
 
-/* How many there are. One packet is under way at a time. */
+/* The number of stamps. One packet is under way at a time. */
 __u32 fl_taken;
 
 static __always_inline int take(struct net_device *dev, __u64 l3, int out)

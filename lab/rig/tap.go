@@ -11,8 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// Tap notes when packets of one UDP port leave and enter by the NIC, by programs of
-// its own.
+// Tap records when packets of one UDP port leave and enter by the NIC, by its own programs.
 type Tap struct {
 	object *bpf.Object
 	links  bpf.Links
@@ -25,8 +24,8 @@ type Tap struct {
 // Trip is one request and its reply, as times of the monotonic clock.
 type Trip struct{ Asked, Answered time.Duration }
 
-// Tap begins to note them, of requests to a port outside. One request is under way at
-// a time. The caller closes it.
+// Tap begins to record requests to a port outside and their replies. One request is under way at a
+// time. The caller closes it.
 func (r *Rig) Tap(port uint16) (_ *Tap, err error) {
 	t := new(Tap)
 	defer func() {
@@ -54,8 +53,8 @@ func (r *Rig) Tap(port uint16) (_ *Tap, err error) {
 	return t, err
 }
 
-// Trips gives the requests that were answered, in order. A request that is sent again
-// counts from the last time.
+// Trips returns the answered requests, in order. A request that is sent again counts from the last
+// time.
 func (t *Tap) Trips() (trips []Trip, err error) {
 	var taken uint32
 	if err := t.objs.Taken.Get(&taken); err != nil {
@@ -78,16 +77,16 @@ func (t *Tap) Trips() (trips []Trip, err error) {
 	return trips, nil
 }
 
-// Close ends it.
+// Close removes the tap.
 func (t *Tap) Close() error { return errors.Join(t.links.Close(), t.object.Close()) }
 
-// Hooks are programs that do nothing, where those of feature latency are.
+// Hooks are programs that do nothing, at the hooks of feature latency.
 type Hooks struct {
 	object *bpf.Object
 	links  bpf.Links
 }
 
-// AttachNothing attaches them. The caller closes them.
+// AttachNothing attaches such programs. The caller closes them.
 func AttachNothing() (_ *Hooks, err error) {
 	h := new(Hooks)
 	if h.object, err = bpf.Open("tap", loadTap, nil, nil); err != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/load"
 )
 
-// A tap has each request to the port and its reply, in order, and nothing of another.
+// TestTap checks that a tap has each request to the port and its reply, in order, and no other
+// packet.
 func TestTap(t *testing.T) {
 	testkit.NeedRoot(t)
 	r := build(t, Config{Path: NIC})

@@ -31,10 +31,10 @@ func (g *Generator) Stop() error {
 // Freeze stops the generator so that it costs nothing at all, until Thaw.
 func (g *Generator) Freeze() error { return g.Signal(unix.SIGSTOP) }
 
-// Thaw lets it go on.
+// Thaw resumes the generator.
 func (g *Generator) Thaw() error { return g.Signal(unix.SIGCONT) }
 
-// cpuOf is the CPU of what runs in a sandbox.
+// cpuOf returns the CPU of the processes in a sandbox.
 func (r *Rig) cpuOf(box *sandbox.Box) int {
 	switch box {
 	case r.Outside:
@@ -48,9 +48,9 @@ func (r *Rig) cpuOf(box *sandbox.Box) int {
 	return SharedCPU
 }
 
-// Start runs a load generator (args as load.Main takes them) in one of the
-// rig's sandboxes, and waits until it is at work. In Outside it runs on the
-// sender's CPU. It ends with the rig, or by Stop.
+// Start runs a load generator (args as load.Main takes them) in one of the rig's sandboxes, and
+// waits until it is at work. In Outside it runs on the sender's CPU. It ends with the rig, or by
+// Stop.
 func (r *Rig) Start(ctx context.Context, box *sandbox.Box, args ...string) (*Generator, error) {
 	cmd, board, err := load.Command(args...)
 	if err != nil {
@@ -70,11 +70,10 @@ func (r *Rig) Start(ctx context.Context, box *sandbox.Box, args ...string) (*Gen
 // Kind is a kind of traffic.
 type Kind string
 
-// The kinds of traffic. UDP is 1400-byte datagrams at whatever rate the sender's
-// board is set to, from a socket with the kernel's default buffer: on one
-// machine, the sender then waits while some 90 of them are in this host's
-// queues. Overrun is the same from one that waits for nothing. TCP is bulk; UDPRR
-// and TCPRR are requests and responses of 64 bytes over 16 connections.
+// The kinds of traffic. UDP is 1400-byte datagrams at the rate of the sender's board, from a socket
+// with the kernel's default buffer: on one machine, the sender then waits while some 90 of them are
+// in this host's queues. Overrun is the same from a sender that never waits. TCP is bulk; UDPRR and
+// TCPRR are requests and responses of 64 bytes over 16 connections.
 const (
 	UDP     Kind = "udp"
 	Overrun Kind = "udp-overrun"
@@ -83,34 +82,32 @@ const (
 	TCPRR   Kind = "tcp-rr"
 )
 
-// Traffic is a load between the world outside and neighbours of the victim.
+// Traffic is a load between the outside and neighbours of the victim.
 type Traffic struct {
 	Kind Kind
-	// Out is from the neighbours to the outside; else they receive. Requests
-	// are always the outside's.
+	// Out is from the neighbours to the outside; else they receive. The outside always sends the
+	// requests.
 	Out bool
-	// Uneven has the first neighbour receive three datagrams of UDP for each one of
-	// another's, in rows of 100: what it costs to wake a receiver is then shared by many.
+	// Uneven sends the first neighbour three UDP datagrams for each one of another's, in rows of
+	// 100, so that many datagrams share the cost of waking a receiver.
 	Uneven bool
-	// Fair has the sender take turns with what else runs on its CPU; else it goes first.
+	// Fair has the sender take turns with other processes on its CPU; else the sender goes first.
 	Fair bool
-	// Neighbours is how many take part, the first ones; 0 is all.
+	// Neighbours is how many neighbours take part, from the first on; 0 is all.
 	Neighbours int
-	// Conns is how many connections of TCP there are in all, at least one for
-	// each neighbour; 0 is one.
+	// Conns is the total number of TCP connections, at least one for each neighbour; 0 is one.
 	Conns int
-	// Congestion is the congestion control of bulk TCP; "" is cubic, whatever
-	// the machine's default. BBR paces: it sends from timers, in a softirq that
-	// is none of the network's own.
+	// Congestion is the congestion control of bulk TCP; "" is cubic, whatever the machine's
+	// default. BBR paces: it sends from timers, in a softirq outside the network stack's own.
 	Congestion string
 }
 
-// Running is traffic that was started.
+// Running is started traffic.
 type Running struct {
 	Senders, Receivers []*Generator
 
 	out bool
-	// Real programs: what makes the load, and what serves it.
+	// Real programs: the sources of the load, and the servers.
 	drivers, servers []*sandbox.Process
 }
 
@@ -137,9 +134,8 @@ func (t *Running) Stop() error {
 	return errors.Join(errs...)
 }
 
-// SetRate tells the senders how many datagrams to send in a second, all
-// together, as [load.Board.SetRate] has it. Senders on the shared CPU cost
-// nothing there while the rate is 0. Real programs have a rate of their own, or
+// SetRate sets the senders' total datagrams per second, as [load.Board.SetRate] does. Senders on
+// the shared CPU cost nothing there while the rate is 0. Real programs run at their own rate, or
 // stand still.
 func (t *Running) SetRate(perSecond uint64) error {
 	var errs []error
@@ -165,7 +161,7 @@ func (t *Running) SetRate(perSecond uint64) error {
 	return errors.Join(errs...)
 }
 
-// Send starts traffic, paused: SetRate lets it go.
+// Send starts traffic, paused: SetRate resumes it.
 func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
 	boxes := r.Neighbours()
 	if t.Neighbours > 0 {
@@ -202,7 +198,7 @@ func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
 			return nil, err
 		}
 		for i, b := range boxes {
-			conns := max(1, (t.Conns+i)/len(boxes)) // what is over goes to the last ones
+			conns := max(1, (t.Conns+i)/len(boxes)) // the remainder goes to the last ones
 			args := append(send, "--to", outsideAddr+":"+port, "--rate", "0", "--conns", strconv.Itoa(conns))
 			if err := start(&run.Senders, b, args...); err != nil {
 				return nil, err
@@ -232,7 +228,7 @@ func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
 		"--rate", "0", "--nice", nice)...)
 }
 
-// uneven names the first of the targets three times as often as each of the others.
+// uneven returns the first of the targets three times as often as each of the others.
 func uneven(targets []string) (all []string) {
 	const row = 100
 	for range 2 {
@@ -244,7 +240,7 @@ func uneven(targets []string) (all []string) {
 	return all
 }
 
-// target is where the outside finds the i-th container.
+// target returns the address at which the outside finds the i-th container.
 func (r *Rig) target(i int) string {
 	if r.Path == Docker {
 		return nodeAddr + ":" + port // published
@@ -252,7 +248,7 @@ func (r *Rig) target(i int) string {
 	return address(i) + ":" + port
 }
 
-// commands are the generators of both sides, as load.Main takes them.
+// commands returns the generators of both sides, as load.Main takes them.
 func (t Traffic) commands() (send, recv []string, err error) {
 	switch t.Kind {
 	case UDP, Overrun:
@@ -260,8 +256,8 @@ func (t Traffic) commands() (send, recv []string, err error) {
 		if t.Kind == Overrun {
 			send = append(send, "--buffer", "8388608")
 		}
-		// It gets no turn for some milliseconds while the victim runs; what
-		// comes meanwhile must not be lost for want of a buffer.
+		// The receiver gets no turn for some milliseconds while the victim runs. Datagrams that
+		// arrive meanwhile must not be lost for want of a buffer.
 		recv = []string{"udp-recv", "--buffer", "8388608"}
 	case TCP:
 		send, recv = []string{"tcp-send", "--congestion", cmp.Or(t.Congestion, "cubic")}, []string{"tcp-recv"}

@@ -25,7 +25,7 @@ func (r *Rig) wireHop() error {
 	)
 }
 
-// wireNIC makes the NIC, a port of a bridge or with an address of its own.
+// wireNIC creates the NIC, a port of a bridge or with an address of its own.
 func (r *Rig) wireNIC(bridge string) error {
 	nic := sandbox.End{Box: r.Node, Name: NICDevice, MAC: nodeMAC, Queues: 2, Bridge: bridge}
 	outside := sandbox.End{Box: r.Outside, Name: "eth0", Addr: prefix(outsideAddr), MAC: outsideMAC, Queues: 2}
@@ -73,11 +73,10 @@ func (r *Rig) tunnel() error {
 	return nil
 }
 
-// tunnelMTU is what fits into a packet of 1500 bytes.
+// tunnelMTU is the inner MTU that fits into a packet of 1500 bytes.
 const tunnelMTU = 1450
 
-// entry is the port of the bridge, and the device of the outside, through which
-// packets come.
+// entry returns the port of the bridge, and the device of the outside, by which packets arrive.
 func (r *Rig) entry() (port, outside string) {
 	if r.Path == VXLAN {
 		return TunnelDevice, TunnelDevice
@@ -102,7 +101,7 @@ func (r *Rig) wireBridge() error {
 	return errors.Join(errs...)
 }
 
-// wireMacvlans gives each container a device on the NIC.
+// wireMacvlans gives each container a macvlan device on the NIC.
 func (r *Rig) wireMacvlans() error {
 	for i, b := range r.Boxes {
 		err := r.Node.Change(NICDevice, func(_ *netlink.Handle, nic netlink.Link) error {
@@ -121,9 +120,9 @@ func (r *Rig) wireMacvlans() error {
 	return nil
 }
 
-// steer brings all receive work of the host to the shared CPU: without that, a
-// veth's packets are received on the CPU of the sender, and nobody is disturbed.
-// What comes to the world outside is received on the CPU of that.
+// steer moves all receive work of the host to the shared CPU. Otherwise a veth's packets are
+// received on the CPU of the sender, and disturb no container. Packets to the outside are received
+// on the outside's CPU.
 func (r *Rig) steer() error {
 	if r.Unsteered {
 		return nil
@@ -142,8 +141,8 @@ func (r *Rig) steer() error {
 	return errors.Join(append(errs,
 		r.Node.SetQueues(NICDevice, "rx", "rps_cpus", shared),
 		r.Outside.SetQueues("eth0", "rx", "rps_cpus", func(int) string { return fmt.Sprintf("%x", 1<<SenderCPU) }),
-		// A veth's receive queue is the sender's transmit queue. Each CPU gets
-		// one, so the sender's packets all come by queue SenderQueue.
+		// A veth's receive queue is the sender's transmit queue. Each CPU gets one, so all of the
+		// sender's packets arrive by queue SenderQueue.
 		r.Outside.SetQueues("eth0", "tx", "xps_cpus", func(q int) string { return fmt.Sprintf("%x", 1<<q) }),
 	)...)
 }
