@@ -73,7 +73,7 @@ func chargesBetween(before, after *api.NetCPU, victim string) *charges {
 
 const encapsulated = "encapsulated"
 
-// protocol is the accounts' name for the protocol of a kind of traffic.
+// protocol returns the accounts' name for the protocol of a kind of traffic.
 func protocol(kind string) string {
 	p, _, _ := strings.Cut(kind, "-")
 	return p

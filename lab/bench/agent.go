@@ -85,36 +85,34 @@ func runAgent(args []string) error {
 	return a.Run(ctx)
 }
 
-// guard protects a rig's containers. It runs an agent in the rig's network namespace, and
-// switches the protection by a policy file.
+// guard protects a rig's containers. It runs an agent in the rig's network namespace, and switches
+// the protection by a policy file.
 type guard struct {
 	rig     *rig.Rig
-	uplink  uint64 // rate of the NIC, which traffic divides, in bit/s; 0: it does not
+	uplink  uint64 // rate of the NIC in bit/s, which traffic divides; 0: traffic does not
 	xdp     bool   // drop packets in the driver of the NIC
-	stamps  int    // packets under way that latency has room for; 0: as many as ever
+	stamps  int    // size of latency's table of packets under way; 0: the default
 	feature string // the feature under test
 	mode    string // netcpu: the mode while the protection is on
-	prefix  string // prefix of the names of the containers that it protects
-	count   int    // number of these
+	prefix  string // prefix of the names of the protected containers
+	count   int    // number of protected containers
 	dir     string
 	client  *api.Client
 	process *sandbox.Process
 	log     *tail
 	on      bool
 	others  rig.ProgramSet // BPF programs that were loaded before the agent
-	// missing says why the protection has no effect on this host; "" if it
-	// works.
+	// missing is why the protection has no effect on this host; "" if it works.
 	missing string
-	// unmetered says why the agent keeps no accounts; "" if it does.
+	// unmetered is why the agent keeps no accounts; "" if it does.
 	unmetered string
 }
 
 const policyFile = "rig.yaml"
 
-// newGuard starts an agent for the rig and waits until it answers. The protection is off
-// at first. mode is netcpu's mode while it is on. If uplink is not 0, feature traffic
-// divides the NIC, at that rate. protect begins the names, in the rig, of those that it
-// protects.
+// newGuard starts an agent for the rig and waits until it answers. The protection is off at first.
+// mode is netcpu's mode while it is on. If uplink is not 0, feature traffic divides the NIC, at
+// that rate. protect is the prefix, in the rig, of the names of the protected containers.
 func newGuard(ctx context.Context, r *rig.Rig, protect, mode string, uplink uint64) (*guard, error) {
 	dir, err := r.TempDir("agent")
 	if err != nil {
@@ -162,8 +160,8 @@ func (g *guard) start(ctx context.Context) error {
 	return g.wait(ctx, func(api.Container, api.FeatureStatus) bool { return true })
 }
 
-// inDriver starts another agent if the agent is to drop packets in the driver of the NIC
-// and does not, or the other way round.
+// inDriver makes the agent drop packets in the driver of the NIC, or by tc. It restarts the agent
+// for a change.
 func (g *guard) inDriver(ctx context.Context, xdp bool) error {
 	if g.xdp == xdp {
 		return nil
@@ -175,7 +173,7 @@ func (g *guard) inDriver(ctx context.Context, xdp bool) error {
 	return g.start(ctx)
 }
 
-// roomFor starts another agent if this one has room for another number of stamps.
+// roomFor sets the size of the agent's table of stamps. It restarts the agent for a change.
 func (g *guard) roomFor(ctx context.Context, stamps int) error {
 	if g.stamps == stamps {
 		return nil

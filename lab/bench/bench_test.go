@@ -47,7 +47,7 @@ func TestGuard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// All that the policy of the containers can be seen to do from here.
+	// The containers' policy, as far as it is visible from here.
 	setting := func() string {
 		t.Helper()
 		all, err := s.guard.client.Containers(ctx)
@@ -96,7 +96,7 @@ func TestGuardTellsWhy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Without its agent nothing can be switched, and the agent's end is told.
+	// Without its agent the session can switch nothing, and reports the agent's end.
 	s.guard.process.Kill()
 	<-s.guard.process.Done()
 	if err := s.guard.set(t.Context(), true); err == nil {
@@ -108,8 +108,8 @@ func TestGuardTellsWhy(t *testing.T) {
 	clean(t)
 }
 
-// TestExperiment runs a small setup and looks at the form of what comes out:
-// the figures are not a test's business.
+// TestExperiment runs a small setup and checks the form of its results. The figures are not the
+// subject of a test.
 func TestExperiment(t *testing.T) {
 	testkit.NeedRoot(t)
 	e := &experiment{report: &report.Report{Rounds: 2}, mode: "isolate", settle: 20 * time.Millisecond, take: 200 * time.Millisecond}
@@ -125,8 +125,8 @@ func TestExperiment(t *testing.T) {
 	}
 	var got []string
 	for _, c := range e.report.Cases {
-		// These are not everywhere, nor in each window: a connection may wait to
-		// send again for as long as one is.
+		// These are not in every case, nor in each window: a connection may wait for a whole window
+		// before it retransmits.
 		accounts := slices.Contains([]string{Stolen, PacketCost, Balance}, c.Metric)
 		if !accounts {
 			got = append(got, c.Case+": "+c.Metric)
@@ -153,7 +153,7 @@ func TestExperiment(t *testing.T) {
 	clean(t)
 }
 
-// figures checks that what was measured of a case are numbers, and not all of them 0.
+// figures checks that the measurements of a case are numbers, and not all of them 0.
 func figures(t *testing.T, c report.Case) {
 	t.Helper()
 	most := 0.0
@@ -163,14 +163,14 @@ func figures(t *testing.T, c report.Case) {
 		}
 		most = max(most, v)
 	}
-	// Some may well be, in so short a window.
+	// Some metrics may well be 0 in so short a window.
 	if most == 0 && c.Metric != AgentCPU && c.Metric != Stolen && c.Metric != VictimCPU {
 		t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
 	}
 }
 
-// alone waits until no experiment is under way on this machine, and returns
-// what lets others begin.
+// alone waits until no experiment is under way on this machine, and returns a function that lets
+// others begin.
 func alone(t *testing.T) (release func()) {
 	t.Helper()
 	for range 300 {
@@ -238,7 +238,7 @@ func TestDemo(t *testing.T) {
 	clean(t)
 }
 
-// TestNeighbours runs one case of each sort that has more than one neighbour.
+// TestNeighbours runs one case of each kind with more than one neighbour.
 func TestNeighbours(t *testing.T) {
 	testkit.NeedRoot(t)
 	e := &experiment{report: &report.Report{Rounds: 1}, mode: "isolate", settle: 50 * time.Millisecond, take: 200 * time.Millisecond}
@@ -254,7 +254,7 @@ func TestNeighbours(t *testing.T) {
 	for _, su := range []setup{several, alone} {
 		err := e.run(t.Context(), su)
 		if errors.Is(err, errNoRate) {
-			// Others keep the CPU busy; TestFindRate has the search itself.
+			// Others keep the CPU busy; TestFindRate covers the search itself.
 			t.Log(err)
 			su.demands[0].busy, su.demands[0].rate = 0, 10_000
 			err = e.run(t.Context(), su)
@@ -268,7 +268,7 @@ func TestNeighbours(t *testing.T) {
 			t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
 		}
 	}
-	// The HTB holds the senders down, to 30 Mbit/s and its bursts, however busy it is here.
+	// The HTB limits the senders to 30 Mbit/s and its bursts, however busy the machine is.
 	if shaped, ok := e.report.Find("several shaped", Received); !ok || shaped.Off[0]*1400*8 > 60e6 {
 		t.Errorf("senders with an HTB: %v packets/s", shaped.Off)
 	}
@@ -298,7 +298,7 @@ func TestCharges(t *testing.T) {
 	if c == nil || math.Abs(c.stolen-0.25) > 1e-9 || math.Abs(c.balance-0.95) > 1e-9 {
 		t.Fatalf("got %+v", c)
 	}
-	// A second for 1000 packets, and half a one for the tunnel.
+	// A second for 1000 packets, and half a second for the tunnel.
 	if len(c.cost) != 1 || math.Abs(c.cost["udp"]-0.0015) > 1e-12 {
 		t.Errorf("cost of a packet: %v", c.cost)
 	}
@@ -309,7 +309,7 @@ func TestCharges(t *testing.T) {
 	}
 }
 
-// TestPlots looks that every case is on a plot, and nothing else.
+// TestPlots checks that every case is on a plot, and nothing else.
 func TestPlots(t *testing.T) {
 	for _, o := range []Options{{}, {Docker: true}, {Quick: true}, {Only: "cap|heavy"}} {
 		e := &experiment{report: &report.Report{}}
@@ -381,7 +381,7 @@ func TestInstalled(t *testing.T) {
 	}
 }
 
-// TestQuickIsQuick counts: two minutes are little more than 100 short windows.
+// TestQuickIsQuick counts windows: two minutes are little more than 100 short windows.
 func TestQuickIsQuick(t *testing.T) {
 	for _, docker := range []bool{false, true} {
 		all, _, err := Options{Quick: true, Docker: docker}.setups()

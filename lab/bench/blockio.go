@@ -30,11 +30,11 @@ const (
 	Refused     = "over-commitment refused"
 	PartOfDue   = "part of the reservation"
 	AgentPart   = "agent CPU while armed"
-	// LostBeyond is what the neighbours lose beyond what the container with the reservation
-	// takes more, and ReleasedIn when all is put back after they have stopped.
+	// LostBeyond is what the neighbours lose beyond what the container with the reservation gains.
+	// ReleasedIn is the time until everything is restored after the neighbours have stopped.
 	LostBeyond = "CPU time that neighbours lose beyond what it takes, part of all"
 	ReleasedIn = "all put back after"
-	// Transactions are those of a database, in a second.
+	// Transactions is the number of a database's transactions per second.
 	Transactions       = "transactions"
 	PartOfTransactions = "transactions, part of the undisturbed"
 	NetworkTime        = "time for the network, part of the disk's CPU"
@@ -44,7 +44,7 @@ const (
 type blockioCase struct {
 	name  string
 	quick bool
-	most  int // rounds at most, where one takes long; 0: no limit
+	most  int // most rounds, for a case with long ones; 0: no limit
 	rig   blockioConfig
 	round func(*blockioRig, context.Context, *experiment, blockioCase) error
 }

@@ -59,8 +59,7 @@ func besideBars(c string) []report.Bar {
 	)
 }
 
-// databaseBars are wider, as a transaction is several requests at the disk and much work
-// beside.
+// databaseBars are wider, since a transaction is several requests to the disk and much other work.
 func databaseBars(c string) []report.Bar {
 	return append(keptBars(c, PartOfTransactions),
 		atLeast(c, PartOfTransactions, "on", 0.8, 0.5, "A database with a reservation does less beside neighbours that compute"),
@@ -68,7 +67,7 @@ func databaseBars(c string) []report.Bar {
 	)
 }
 
-// oneKeyBars are those of a container whose neighbours carry no label.
+// oneKeyBars are the bars of a container beside neighbours without a label.
 func oneKeyBars(c blockioCase) []report.Bar {
 	bars := append(besideBars(c.name),
 		atMost(c.name, LostBeyond, 0.1, 0.3, "The neighbours lose more CPU time than the container takes"),
@@ -88,8 +87,7 @@ func oneKeyBars(c blockioCase) []report.Bar {
 	return bars
 }
 
-// keptBars are the bars of what is beside burners, of which metric is what is left of its
-// work.
+// keptBars are the bars of a load beside burners. metric is the part of its work that is left.
 func keptBars(c, metric string) []report.Bar {
 	return []report.Bar{
 		{

@@ -111,8 +111,8 @@ func (r *blockioRig) beside(ctx context.Context, e *experiment, c blockioCase) e
 	if err != nil {
 		return err
 	}
-	defer func() { end() }()                                  // what was said of it is said below
-	if err := sleep(ctx, 1500*time.Millisecond); err != nil { // it is measured
+	defer func() { end() }()                                  // a failure to end it shows below
+	if err := sleep(ctx, 1500*time.Millisecond); err != nil { // the agent measures the load
 		return err
 	}
 	start := time.Now()
@@ -159,7 +159,7 @@ func usage(b *sandbox.Box) (used time.Duration) {
 	return used
 }
 
-// since gives both in each second since an earlier reading.
+// since returns both times per second since an earlier reading.
 func (t sideTimes) since(before sideTimes) sideTimes {
 	per := func(d time.Duration) time.Duration {
 		return time.Duration(float64(d) / t.taken.Sub(before.taken).Seconds())
@@ -167,13 +167,13 @@ func (t sideTimes) since(before sideTimes) sideTimes {
 	return sideTimes{t.taken, per(t.own - before.own), per(t.neighbours - before.neighbours)}
 }
 
-// addLost compares CPU times with nothing done and with a reservation.
+// addLost compares CPU times without help and with a reservation.
 func (e *experiment) addLost(c blockioCase, off, on sideTimes) {
 	lost := (off.neighbours - on.neighbours) - (on.own - off.own)
 	e.report.Add(c.name, LostBeyond, "1", true, lost.Seconds()/float64(runtime.NumCPU()))
 }
 
-// released stops the burners and waits until nothing is done any more.
+// released stops the burners and waits until nothing is in force any more.
 func (r *blockioRig) released(ctx context.Context, e *experiment, c blockioCase) error {
 	const patience = time.Minute
 	if err := r.burn(0); err != nil {
@@ -219,8 +219,8 @@ func (e *experiment) addBlockio(c blockioCase, alone, beside load.Window, work f
 	e.report.Add(c.name, BurnersKeep, "1/s", on, work)
 }
 
-// byAction is one round: the load beside the burners without protection, and with each
-// action, which policy takes against all burners from the start.
+// byAction is one round: the load beside the burners without protection, and with each action,
+// which policy takes against all burners from the start.
 func (r *blockioRig) byAction(ctx context.Context, e *experiment, c blockioCase) error {
 	alone, err := r.window(ctx, e.take)
 	if err != nil {
@@ -252,8 +252,8 @@ func (r *blockioRig) byAction(ctx context.Context, e *experiment, c blockioCase)
 	return nil
 }
 
-// byBudget is one round of figure 6: the load beside the burners, without a budget for
-// real-time and with growing ones.
+// byBudget is one round of figure 6: the load beside the burners, without a budget for real-time
+// and with growing budgets.
 func (r *blockioRig) byBudget(ctx context.Context, e *experiment, c blockioCase) error {
 	alone, err := r.window(ctx, e.take)
 	if err != nil {
@@ -278,8 +278,8 @@ func (r *blockioRig) byBudget(ctx context.Context, e *experiment, c blockioCase)
 	return err
 }
 
-// recovers waits until the agent declares interference and the load is back at its
-// undisturbed figure. It reports how long each took, and whom the agent named.
+// recovers waits until the agent declares interference and the load is back at its undisturbed
+// figure. It reports how long each took, and the fraction of declarations that named a burner.
 func (r *blockioRig) recovers(ctx context.Context, e *experiment, c blockioCase, alone float64, start time.Time) error {
 	recovered := blockioPatience
 	before := r.board.Read()
@@ -299,9 +299,10 @@ func (r *blockioRig) recovers(ctx context.Context, e *experiment, c blockioCase,
 	return nil
 }
 
-// detects asks the agent in steps whether it has declared interference since start, until
-// done, which is told so after each step, or patience is over. It reports how long that
-// took, and whom the agent named, and returns when it was.
+// detects asks the agent in steps whether it has declared interference since start. It calls done
+// with the answer after each step, and stops when done returns true or patience is over. It reports
+// the time to the declaration and the fraction of declarations that named a burner, and returns the
+// moment of the declaration.
 func (r *blockioRig) detects(ctx context.Context, e *experiment, c blockioCase, start time.Time, patience time.Duration, done func(detected bool) bool) (at time.Time, err error) {
 	detected := math.Inf(1)
 	for time.Since(start) < patience {
@@ -328,8 +329,8 @@ func (r *blockioRig) detects(ctx context.Context, e *experiment, c blockioCase, 
 	return start.Add(time.Duration(detected * float64(time.Second))), nil
 }
 
-// declared returns the time from a moment to the agent's first declaration of interference,
-// the number of declarations since, and how many of them named a burner.
+// declared returns the time from a moment to the agent's first declaration of interference, the
+// number of declarations since, and how many of them named a burner.
 func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float64, named, right int, err error) {
 	b, err := r.client.BlockIO(ctx, blockioName, 0)
 	after = math.Inf(1)

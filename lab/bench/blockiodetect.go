@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// The detectors that are compared with the agent's own. Each decides from one window
-// whether neighbours interfere with the load. All have the paper's threshold, 0.05.
+// The detectors for comparison with the agent's own. Each decides from one window whether
+// neighbours interfere with the load. All have the paper's threshold, 0.05.
 func detectors() map[string]func(api.BlockIORow) bool {
 	const threshold = 0.05
 	return map[string]func(api.BlockIORow) bool{
@@ -28,25 +28,24 @@ func detectors() map[string]func(api.BlockIORow) bool {
 }
 
 const (
-	lossOf    = 0.1             // a load that loses as much of its IOPS is interfered with
-	declareIn = 2 * time.Second // in so long it has to be declared
+	lossOf    = 0.1             // a load that loses this fraction of its IOPS is interfered with
+	declareIn = 2 * time.Second // time limit for a declaration
 )
 
-// circumstance is one condition under which the detectors are tried: how it begins, and how
-// it ends.
+// circumstance is one condition for the detectors: how it begins, and how it ends.
 type circumstance struct {
 	name       string
 	burners    int
 	begin, end func() error
-	calm       bool // it is no interference, whoever else computes
+	calm       bool // no interference, whoever else computes
 }
 
 func nothing() error { return nil }
 
-// circumstances are up to two burners for each CPU, and all burners, of which a load with
-// one thread notices more; and conditions that are not interference: no burner, a paused
-// load, a load with a quota, alone and beside all burners, one with a small real-time budget
-// beside them, and a load that competes with its own threads.
+// circumstances returns the interference: up to two burners for each CPU, and all burners, because
+// a load with one thread notices more of those. It also returns conditions without interference: no
+// burner, a paused load, a load with a quota, alone and beside all burners, one with a small
+// real-time budget beside them, and a load that competes with its own threads.
 func (r *blockioRig) circumstances(ctx context.Context) (all []circumstance) {
 	beside := func(n int) circumstance {
 		return circumstance{name: fmt.Sprintf("%d burners", n), burners: n, begin: nothing, end: nothing, calm: n == 0}
@@ -96,10 +95,9 @@ func (t *tally) add(lost, calm, says bool) {
 	}
 }
 
-// detect is one round: each circumstance, between two windows without it. The reservation is
-// the throughput in the first, because the speed of a disk changes from minute to minute. What
-// is lost against the slower of the two is lost through the circumstance. The agent only
-// observes.
+// detect is one round: each circumstance, between two windows without it. The reservation is the
+// throughput in the first window, because the speed of a disk changes from minute to minute. A loss
+// against the slower of the two windows is due to the circumstance. The agent only observes.
 func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) error {
 	mine, theirs := tally{}, make(map[string]*tally)
 	for name := range detectors() {
@@ -153,7 +151,7 @@ func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) e
 
 // found is the result of one circumstance.
 type found struct {
-	part         float64 // IOPS, of those before or after, whichever are fewer
+	part         float64 // IOPS, as a fraction of those before or after, whichever are fewer
 	row          api.BlockIORow
 	declared     float64 // seconds after the begin; infinite if never
 	named, right int
@@ -170,7 +168,7 @@ func (r *blockioRig) sample(ctx context.Context, e *experiment, reservation stri
 	if _, err := r.client.ChangeReservation(ctx, reservation, due); err != nil {
 		return s, err
 	}
-	if err := sleep(ctx, declareIn/2+blockioSettle); err != nil { // it is judged by that, and what was declared before is over
+	if err := sleep(ctx, declareIn/2+blockioSettle); err != nil { // the agent judges by this window, and earlier declarations are over
 		return s, err
 	}
 	beside, err := r.during(ctx, e, x, &s)
@@ -185,14 +183,14 @@ func (r *blockioRig) sample(ctx context.Context, e *experiment, reservation stri
 	return s, err
 }
 
-// during measures the load under a circumstance, and finds out when the agent declares it.
+// during measures the load under a circumstance, and finds the time of the agent's declaration.
 func (r *blockioRig) during(ctx context.Context, e *experiment, x circumstance, s *found) (beside load.Window, err error) {
 	start := time.Now()
 	defer func() { err = errors.Join(err, x.end(), r.burn(0)) }()
 	if err := errors.Join(x.begin(), r.burn(x.burners)); err != nil {
 		return beside, err
 	}
-	if err := sleep(ctx, blockioSettle); err != nil { // the scheduler owes a load that slept something at first
+	if err := sleep(ctx, blockioSettle); err != nil { // at first the scheduler favours a load that slept
 		return beside, err
 	}
 	before := r.board.Read()

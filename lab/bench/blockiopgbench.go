@@ -20,13 +20,13 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
-// pgbench is 4 clients that write to a database which fits into memory, so that a
-// transaction waits for the disk when it is committed.
+// pgbench is 4 clients that write to a database. It fits into memory, so a transaction waits for
+// the disk at its commit.
 const (
 	pgbenchClients = 4
-	pgbenchScale   = 4 // at least the clients, who would wait for one another's rows otherwise
+	pgbenchScale   = 4 // at least the clients, or they wait for one another's rows
 	// pgbenchStart is the time from the start of pgbench until its load has settled.
-	// pgbenchRecovers is how long a reservation has to be met again.
+	// pgbenchRecovers is how long a reservation must be met again.
 	pgbenchStart    = time.Second
 	pgbenchRecovers = 5 * time.Second
 )
@@ -44,8 +44,8 @@ func (r *blockioRig) startDatabase(ctx context.Context) error {
 	return r.pgbench(ctx, func() error { return nil }, "--initialize", "--quiet", "--scale", strconv.Itoa(pgbenchScale))
 }
 
-// pgbench runs pgbench in the container with the reservation, until it ends by itself. It
-// calls during meanwhile, and ends pgbench if during fails.
+// pgbench runs pgbench in the container with the reservation, until it ends by itself. It calls
+// during meanwhile, and ends pgbench if during fails.
 func (r *blockioRig) pgbench(ctx context.Context, during func() error, args ...string) error {
 	cmd := exec.Command(filepath.Join(filepath.Dir(rig.Postgres.Program()), "pgbench"),
 		append([]string{"--host", "127.0.0.1", "--port", rig.Port, "--username", "postgres"}, append(args, "postgres")...)...)
@@ -75,16 +75,15 @@ func (r *blockioRig) pgbench(ctx context.Context, during func() error, args ...s
 // span is a window of time in which transactions are counted.
 type span struct{ from, to time.Time }
 
-// transacting has pgbench run for at least so long as during takes, which is lasts at most,
-// and returns its transactions.
+// transacting runs pgbench for at least the duration of during, which is at most lasts, and returns
+// its transactions.
 func (r *blockioRig) transacting(ctx context.Context, lasts time.Duration, during func() error) (transactions, error) {
-	const more = time.Second // what during takes beside what it waits for
+	const more = time.Second // what during takes in addition to its waits
 	seconds := int(math.Ceil((lasts + more).Seconds()))
 	return r.logged(ctx, during, "--time", strconv.Itoa(seconds))
 }
 
-// logged runs pgbench for as long as length, which are its arguments, says, and returns its
-// transactions.
+// logged runs pgbench for the duration that the arguments length set, and returns its transactions.
 func (r *blockioRig) logged(ctx context.Context, during func() error, length ...string) (transactions, error) {
 	log := filepath.Join(r.dir, "transactions")
 	err := r.pgbench(ctx, during, append(length, "--no-vacuum", "--client", strconv.Itoa(pgbenchClients), "--log", "--log-prefix", log)...)
@@ -102,7 +101,7 @@ func (r *blockioRig) logged(ctx context.Context, during func() error, length ...
 	return all, err
 }
 
-// transactions are those that pgbench has logged.
+// transactions are the transactions in pgbench's log.
 type transactions []transaction
 
 type transaction struct {
@@ -142,8 +141,8 @@ func (all transactions) in(s span) (rate float64, p99 time.Duration) {
 	return float64(len(took)) / length.Seconds(), took[min(len(took)*99/100, len(took)-1)]
 }
 
-// reaches returns the end of the first step of a span in which the rate is at least so
-// much; false if there is none.
+// reaches returns the end of the first step of a span with at least the given rate; false if there
+// is none.
 func (all transactions) reaches(rate float64, s span, step time.Duration) (time.Time, bool) {
 	for from := s.from; !from.Add(step).After(s.to); from = from.Add(step) {
 		if got, _ := all.in(span{from, from.Add(step)}); got >= rate {
@@ -153,8 +152,8 @@ func (all transactions) reaches(rate float64, s span, step time.Duration) (time.
 	return time.Time{}, false
 }
 
-// database is one round, as beside is: pgbench undisturbed, beside the burners without
-// protection, and beside them with a reservation.
+// database is one round, like beside: pgbench undisturbed, beside the burners without protection,
+// and beside them with a reservation.
 func (r *blockioRig) database(ctx context.Context, e *experiment, c blockioCase) error {
 	take := 2 * e.take // the last of a hundred
 	var w span
@@ -220,7 +219,7 @@ func (r *blockioRig) database(ctx context.Context, e *experiment, c blockioCase)
 	defer func() { end() }()
 	var start, found time.Time
 	all, err = r.transacting(ctx, 2*pgbenchStart+pgbenchRecovers+take, func() error {
-		if err := sleep(ctx, 2*pgbenchStart); err != nil { // it is measured
+		if err := sleep(ctx, 2*pgbenchStart); err != nil { // the agent measures the load
 			return err
 		}
 		start = time.Now()

@@ -45,7 +45,7 @@ func TestTransactions(t *testing.T) {
 	}
 }
 
-// TestDatabase runs pgbench for some transactions, and looks that it logs each of them.
+// TestDatabase runs pgbench for some transactions, and checks that it logs each of them.
 func TestDatabase(t *testing.T) {
 	testkit.NeedRoot(t)
 	if rig.Postgres.Program() == "" {

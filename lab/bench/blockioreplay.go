@@ -25,7 +25,7 @@ import (
 type tenant struct {
 	name  string
 	board *load.Board
-	alone api.BlockIOFigures // what it does beside the others with nothing reserved
+	alone api.BlockIOFigures // its throughput beside the others without reservations
 }
 
 // threeLoads are the loads of figure 8: sequential with 10 % reads of 64 KiB, sequential
@@ -55,20 +55,19 @@ func (r *blockioRig) startThree(ctx context.Context) error {
 	return nil
 }
 
-// The steps of figure 8: the reservation of each tenant, as a fraction of its throughput
-// beside the others without reservations; 0 is none. settled is the maximum time for a
-// change to take effect.
+// The steps of figure 8: the reservation of each tenant, as a fraction of its throughput beside the
+// others without reservations; 0 is none. settled is the maximum time for a change to take effect.
 func blockioSteps() [][3]float64 {
 	return [][3]float64{{1.3, 0, 0}, {0.4, 1.3, 0}, {0, 0.5, 1.3}, {0.6, 0.6, 0.6}}
 }
 
 const (
 	blockioSettled = 3 * time.Second
-	blockioSamples = 3 // of a second each, in a step, after that
+	blockioSamples = 3 // one-second samples in a step, after settled
 )
 
-// three is one round of figure 8. Off is the part of the same reservations that would have
-// been met without protection.
+// three is one round of figure 8. Off is the part of the same reservations that would have been met
+// without protection.
 func (r *blockioRig) three(ctx context.Context, e *experiment, c blockioCase) error {
 	before := r.readings()
 	b, err := r.client.BlockIO(ctx, "", 3*time.Second)
@@ -148,8 +147,8 @@ func (r *blockioRig) capacityOfThree(ctx context.Context) error {
 	return err
 }
 
-// change sets the reservations of the three. Reservations that end go first, and those that
-// grow go last, so that the sum never exceeds the capacity.
+// change sets the reservations of the three. It first ends reservations, and grows reservations
+// last, so that the sum never exceeds the capacity.
 func (r *blockioRig) change(ctx context.Context, parts [3]float64) error {
 	list, err := r.client.Reservations(ctx)
 	if err != nil {
@@ -232,11 +231,11 @@ func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled tim
 	return settled, met, nil
 }
 
-// streamBridge is the node's bridge between the containers that send and those that receive.
+// streamBridge is the node's bridge between the sending and the receiving containers.
 const streamBridge = "blockio-br"
 
-// startStreams creates containers that send one another bytes at full speed, over a bridge
-// of the node.
+// startStreams creates containers that send one another bytes at full speed, over a bridge of the
+// node.
 func (r *blockioRig) startStreams(ctx context.Context, pairs int) error {
 	if pairs == 0 {
 		return nil
@@ -274,9 +273,9 @@ func (r *blockioRig) startStreams(ctx context.Context, pairs int) error {
 	return nil
 }
 
-// dueOfMail is the reservation of the mail server, as a fraction of its undisturbed
-// throughput. It is more than in MIST's figure 9 (3000 of 4000 to 6000), as the neighbours
-// here leave it three quarters, where theirs left it less than 3000.
+// dueOfMail is the reservation of the mail server, as a fraction of its undisturbed throughput. It
+// is more than in MIST's figure 9 (3000 of 4000 to 6000), because the neighbours here leave the
+// mail server three quarters of its throughput, and MIST's left it less than 3000.
 const dueOfMail = 0.85
 
 // streams is one round of figure 9: the load of a mail server alone, then beside containers
@@ -344,7 +343,7 @@ func (r *blockioRig) streams(ctx context.Context, e *experiment, c blockioCase) 
 	return nil
 }
 
-// serving lists the CPUs to which the interrupt of the disk that comes most often goes.
+// serving lists the CPUs that handle the disk's most frequent interrupt.
 func (r *blockioRig) serving() (cpus []int, err error) {
 	roots := kernel.Default()
 	irqs, err := irq.Of(roots.Sys, filepath.Join(roots.Sys, "block", filepath.Base(r.device)))
@@ -374,7 +373,7 @@ func streamSteps() []streamStep {
 	}
 }
 
-// withSettings applies the settings of a step for the duration of during.
+// withSettings applies the settings of a step while during runs.
 func (r *blockioRig) withSettings(ctx context.Context, step streamStep, during func() error) error {
 	for _, name := range append([]string{blockioName}, r.names...) {
 		settings := step.neighbours

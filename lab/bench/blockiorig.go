@@ -26,7 +26,7 @@ import (
 
 // blockioConfig describes a rig.
 type blockioConfig struct {
-	load    []string    // what the container with the reservation does, a generator with its flags
+	load    []string    // generator and flags of the load in the container with the reservation
 	service rig.Service // a real server in place of load; "" is none
 	loop    bool        // at a loop device, not a file
 	burners int         // containers that compute
@@ -34,15 +34,15 @@ type blockioConfig struct {
 	own     int         // processes that compute in the container with the reservation
 	three   bool        // the containers of figure 8 in place of all these
 	yield   bool        // neighbours yield to reservations
-	oneKey  bool        // they do not: nothing is said but the reservation
+	oneKey  bool        // they do not: the only policy is the reservation
 }
 
 // blockioRig is a host of sandboxes with a scratch file and an agent.
 type blockioRig struct {
 	sandboxes *sandbox.Host
 	node      *sandbox.Box // the agent's namespace
-	device    string       // the disk, and
-	target    string       // what is read and written of it
+	device    string       // the disk
+	target    string       // the path that the load reads and writes
 	dir       string
 	loop      *loop.Disk
 	agent     *sandbox.Process
@@ -51,9 +51,9 @@ type blockioRig struct {
 	db        *sandbox.Box
 	board     *load.Board // of the load
 	burners   []*sandbox.Process
-	boxes     []*sandbox.Box // theirs
-	unhelped  sideTimes      // beside them, with nothing done
-	names     []string       // of their containers, each once or more
+	boxes     []*sandbox.Box // the neighbours' sandboxes
+	unhelped  sideTimes      // CPU times beside them, without help
+	names     []string       // the neighbours' container names, each once or more
 	work      []*load.Board  // of the burners
 	own       []*sandbox.Process
 	tenants   []*tenant
@@ -252,7 +252,7 @@ func (r *blockioRig) startAgent(ctx context.Context, yield bool, own int) error 
 	if err := os.Mkdir(policies, 0o755); err != nil {
 		return err
 	}
-	if own > 0 { // what is measured is what would be done, and about whom
+	if own > 0 { // measure what would be done, and to which containers
 		if err := os.WriteFile(filepath.Join(policies, "help.yaml"), []byte("match: {name: "+blockioName+"}\nset: {io.help: off}\n"), 0o644); err != nil {
 			return err
 		}

@@ -17,17 +17,16 @@ import (
 	"github.com/fairlead-project/fairlead/lab/report"
 )
 
-// seen is what a browser has made of a page.
+// seen is what a browser has rendered.
 type seen struct {
 	Plots, Bars int
 	Requests    []string // of the network
-	Covered     []string // texts of a plot that lie on another, or outside of it
+	Covered     []string // texts of a plot that overlap another, or lie outside of it
 	Flat        []string // bars without an extent
 	Wide        float64  // of the page, beyond the window
 }
 
-// look is run by the browser at the end of the page, and writes what it has seen
-// into the document.
+// look runs in the browser at the end of the page, and writes its findings into the document.
 const look = `<pre id="seen"></pre><script>
 const seen = {Plots: 0, Bars: 0, Covered: [], Flat: [],
 	Requests: performance.getEntriesByType("resource").map(e => e.name),
@@ -53,8 +52,8 @@ for (const svg of document.querySelectorAll("figure svg")) {
 document.getElementById("seen").textContent = JSON.stringify(seen);
 </script>`
 
-// TestPagesInBrowser has a browser show the pages of the demo and of the benchmarks,
-// with a figure in every case, in the colours of day and of night.
+// TestPagesInBrowser has a browser show the pages of the demo and of the benchmarks, with a figure
+// in every case, in the light and the dark colours.
 func TestPagesInBrowser(t *testing.T) {
 	if testkit.Scale(t, 0, 1) == 0 {
 		testkit.Skip(t, "only in the tier full")
@@ -92,8 +91,8 @@ func TestPagesInBrowser(t *testing.T) {
 	}
 }
 
-// filled is a report of an experiment with figures for everything that is drawn. They
-// differ, or nothing could be told from the plots.
+// filled returns a report of an experiment with figures for every plot. They differ, so that the
+// plots can show differences.
 func filled(t *testing.T, name string) *report.Report {
 	t.Helper()
 	r := &report.Report{Bench: name, Rounds: 3, Env: report.Env{Kernel: "6.18.44", CPU: "CPU", CPUs: 2}}

@@ -25,10 +25,10 @@ type setup struct {
 	timed bool
 	// victim is a real program that runs as the victim; "" is our own load.
 	victim string
-	// service is a real server that runs as the victim and is asked by the container
+	// service is a real server that runs as the victim, with clients in the container
 	// serviceClient; "" is none. There is no penalty then, and no base.
 	service rig.Service
-	// protect begins the names of the containers that are protected; "" protects all.
+	// protect is the prefix of the names of the protected containers; "" protects all.
 	protect string
 	demands []demand
 }
@@ -51,10 +51,10 @@ type demand struct {
 	xdp bool
 	// lift removes the neighbours' quotas while the protection is off.
 	lift bool
-	// idle has the neighbours do nothing, although the setup makes them compute.
+	// idle keeps the neighbours idle, although the setup makes them compute.
 	idle bool
-	// control makes off the control of a flood: protected as well, but the neighbours
-	// compute, and all packets from outside are dropped before the host.
+	// control makes off the control of a flood: protected as well, but the neighbours compute, and
+	// all packets from outside are dropped before the host.
 	control bool
 }
 
@@ -158,7 +158,7 @@ func tcpSenders() []setup {
 					rate uint64
 				}{{"1G", 1e9}, {"inf", 0}} {
 					if control != "" && flows == 10 {
-						continue // one line is enough to tell
+						continue // one line shows enough
 					}
 					name := fmt.Sprintf("%d flows %s", flows, shape.name)
 					if control != "" {
@@ -230,9 +230,9 @@ func heavy() setup {
 	}
 }
 
-// drops is figure 13: the best place to drop a packet whose receiver has no CPU time left.
-// These cases drop all packets, as if the receivers never had any. They are compared with
-// isolate, which gives the receivers their time, and drops by tc or in the driver.
+// drops is figure 13: the best place to drop a packet to a receiver without CPU time. These cases
+// drop all packets, as if the receivers never had any. They are compared with isolate, which gives
+// the receivers their time, and drops by tc or in the driver.
 func drops() setup {
 	const containers, receivers = 8, 7
 	su := setup{

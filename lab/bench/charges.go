@@ -8,9 +8,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
-// accuracy checks the accounts. The agent only keeps them, and two neighbours receive
-// packets of one size, the first one three times as many. No CPU calls another, so that
-// softirqs are the whole cost of a packet.
+// accuracy checks the accounts. The agent only keeps them, and two neighbours receive packets of
+// one size, the first neighbour three times as many. No CPU sends another an IPI, so softirqs are
+// the whole cost of a packet.
 func accuracy() []setup {
 	at := func(name string, rate uint64) demand {
 		return demand{name: name, traffic: rig.Traffic{Kind: rig.UDP, Uneven: true}, rate: rate}

@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
-// TestAccuracy measures how right the accounts are: every figure that a bar names is
-// there. What it comes to is the bars' business.
+// TestAccuracy measures the accuracy of the accounts and checks that every figure that a bar names
+// is there. The bars judge the values.
 func TestAccuracy(t *testing.T) {
 	testkit.NeedRoot(t)
 	e := &experiment{report: &report.Report{Rounds: 1}, settle: 20 * time.Millisecond, take: 300 * time.Millisecond}

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
-// Every bar is about a case that there is, and can be reached, missed and missed
+// TestBars checks that every bar is about an existing case, and can be reached, missed and missed
 // by far.
 func TestBars(t *testing.T) {
 	for _, x := range []struct {
@@ -59,7 +59,7 @@ func TestBars(t *testing.T) {
 	}
 }
 
-// demandMetrics are the metrics of the cases of netcpu.
+// demandMetrics returns the metrics of the cases of netcpu.
 func demandMetrics() (all []string) {
 	e := &experiment{report: &report.Report{}}
 	for _, kind := range []rig.Kind{rig.UDP, rig.TCP, rig.TCPRR} {
@@ -74,7 +74,8 @@ func demandMetrics() (all []string) {
 	return append(all, AccountsCost)
 }
 
-// A case is measured again while one of its bars is undecided, and no other.
+// TestCheck checks that a case is measured again while one of its bars is undecided, and no other
+// case.
 func TestCheck(t *testing.T) {
 	bars := []report.Bar{
 		{Case: "good", Metric: "m", Of: "on", High: 1, FarHigh: 2},
@@ -128,7 +129,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("the report has %v", c.On)
 	}
 
-	// What is no longer measured is not waited for.
+	// Check does not wait for what is no longer measured.
 	n := 0
 	if _, err := Check(t.Context(), Options{}, bars[:1], func(context.Context, Options) (*report.Report, error) {
 		r := &report.Report{}

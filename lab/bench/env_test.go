@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// TestQuiet measures again what the hypervisor disturbs, and no more often than
-// it is allowed to.
+// TestQuiet expects disturbed windows to be measured again, but no more often than allowed.
 func TestQuiet(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -44,7 +43,7 @@ func TestQuiet(t *testing.T) {
 }
 
 func TestFindRate(t *testing.T) {
-	// The dearer a packet, the fewer there are.
+	// The higher the cost of a packet, the fewer packets there are.
 	for _, each := range []float64{2e-6, 8e-6, 60e-6} {
 		used := func(rate uint64) float64 { return min(0.03+math.Sqrt(float64(rate)*each)*0.7, 1) }
 		rate, err := findRate(0.35, func(rate uint64) (float64, error) { return used(rate), nil })
@@ -97,7 +96,7 @@ func TestCPUTimes(t *testing.T) {
 }
 
 func TestCPUTime(t *testing.T) {
-	// The test has used some, and goes on.
+	// The test has used some CPU time, and goes on.
 	first := cpuTime(os.Getpid())
 	for range 1000 {
 		if cpuTime(os.Getpid()) > first {

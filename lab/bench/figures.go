@@ -18,7 +18,7 @@ const (
 	P50      = "latency p50"
 	P99      = "latency p99"
 	Longest  = "latency longest"
-	// Retransmitted is how many segments of TCP the server and its client sent again.
+	// Retransmitted is how many TCP segments the server and its client retransmitted.
 	Retransmitted = "retransmitted"
 	// VictimCPU is the CPU time that the scheduler charged to the victim, per second. If
 	// the victim did less work than that time allows, softirqs took the rest. If the
@@ -42,8 +42,8 @@ const (
 	Price = "price of first to second"
 	// SystemPart is the fraction of the charged time that went to the system.
 	SystemPart = "charged to the system"
-	// Ramp is the penalty between the start of the load and the start of the window, if
-	// that time is at least toldRamp: the cost until the protection has its full effect.
+	// Ramp is the penalty between the start of the load and the start of the window, if that time
+	// is at least toldRamp: the cost until the protection has its full effect.
 	Ramp = "ramp penalty"
 	// OutsideCPU is the fraction of the time in which the clients' CPU was busy. At 1 the
 	// clients are the bottleneck, not the victim.

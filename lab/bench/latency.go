@@ -19,20 +19,20 @@ import (
 // The metrics of the latency experiment.
 const (
 	RawBias       = "raw bias p50"       // of round trips against stamps at the uplink, in seconds
-	Bias          = "corrected bias p50" // of the same, with the host's part taken off; the size of the difference
+	Bias          = "corrected bias p50" // the same without the host's part, as an absolute value
 	SignedBias    = "corrected bias p50, signed"
 	WorstBias     = "corrected bias p100" // the worst
-	Covered       = "coverage"            // part of the packets that were measured from end to end
+	Covered       = "coverage"            // fraction of the packets that were measured from end to end
 	Perturbation  = "added to a round trip"
 	ofRoundTrip   = "round trip p50"
 	Rate          = "packets"
 	withRecords   = "records" // a peer: on, and each packet recorded
-	withTruth     = "checked" // another: the same, with stamps at the uplink beside
+	withTruth     = "checked" // another: the same, with stamps at the uplink in addition
 	withNothing   = "empty"   // another: off, with programs that do nothing at the same hooks
 	withOthers    = "others"  // another: the agent measures another container
 	withFtrace    = "ftrace"  // another: off, with the kernel's tracer recording the same events
 	AgainstFtrace = "added to a round trip, beyond ftrace"
-	PassedOver    = "passed over" // part of the packets that were not measured by choice
+	PassedOver    = "passed over" // fraction of the packets that were not measured by choice
 	latencyEach   = 500           // requests a second, while round trips are compared
 	latencyPort   = 9001
 	latencyFlood  = 9002
@@ -43,9 +43,9 @@ const (
 type latencyCase struct {
 	name      string
 	neighbour []string // what the neighbour sends beside it; nil: nothing
-	flood     bool     // what is measured is how much gets through
+	flood     bool     // the case measures throughput
 	crowd     bool     // its rig has many neighbours that flood-ping; see latencycrowd.go
-	covers    string   // of a crowd: the traffic whose coverage is measured; "": round trips are
+	covers    string   // of a crowd: the traffic for a measurement of coverage; "": round trips
 	tables    bool     // of a crowd: coverage is measured with tables of several sizes
 }
 
@@ -144,7 +144,7 @@ func latencyCases(ctx context.Context, e *experiment, cases []latencyCase, quick
 		for round := range c.rounds(e.report.Rounds) {
 			off := math.NaN()
 			s.trips = make(map[string]float64)
-			for _, arm := range c.arms() { // off comes first, as the others are held against it
+			for _, arm := range c.arms() { // off comes first, as the baseline of the others
 				e.say(fmt.Sprintf("round %d: %s, %s", round+1, c.name, arm))
 				measure := func() error { return s.measure(ctx, c, arm, &off) }
 				switch {
@@ -209,15 +209,15 @@ type latencySession struct {
 	rig    *rig.Rig
 	guard  *guard
 	load   []*rig.Generator
-	client *rig.Generator // whose round trips, or packets, are measured; nil: of ping
+	client *rig.Generator // the source of the measured round trips or packets; nil: ping
 	server *rig.Generator
 
 	quick    bool
-	measured string // names of the containers that are
+	measured string // names of the measured containers
 	inForce  string // the names in the policy that is in force
 	trips    map[string]float64
 	crowd    []*sandbox.Process // flood pings, one in each neighbour
-	ping     *sandbox.Process   // that of the container itself
+	ping     *sandbox.Process   // the ping of the container itself
 }
 
 func (s *latencySession) close() error {
@@ -276,7 +276,7 @@ func (s *latencySession) begin(ctx context.Context, c latencyCase) error {
 	return err
 }
 
-// policy switches the measurement on for the containers of a pattern, and off for all
+// policy switches the measurement on for the containers that match a pattern, and off for all
 // others; "" is none.
 func (s *latencySession) policy(ctx context.Context, names string) error {
 	before, text := s.inForce, ""

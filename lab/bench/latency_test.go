@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
-// A round trip is held against the one at the NIC that began at the same time, and
-// against none if there is no such.
+// TestWireBias compares a round trip with the one at the NIC that began at the same time, and with
+// none if there is no such trip.
 func TestWireBias(t *testing.T) {
 	zero := time.Unix(1000, 0)
 	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
@@ -35,7 +35,7 @@ func TestWireBias(t *testing.T) {
 		t.Error("a trip that the NIC has not seen is held against another")
 	}
 
-	// The clocks were read with an error of more than requests are apart.
+	// The clocks were read with an error larger than the time between requests.
 	wire, trips = nil, nil
 	at := time.Duration(0)
 	for i := range 50 {
@@ -57,7 +57,8 @@ func TestWireBias(t *testing.T) {
 	}
 }
 
-// Each bar is of a case and a figure that there are, and each case has one.
+// TestLatencyBars checks that each bar is about an existing case and figure, and that each case has
+// a bar.
 func TestLatencyBars(t *testing.T) {
 	with := make(map[string]bool)
 	for _, b := range LatencyBars() {

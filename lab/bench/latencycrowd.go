@@ -26,7 +26,7 @@ import (
 // tests/run_bench.sh: 0 to 100 neighbours in steps of 10).
 const (
 	mostPings = 100
-	bulkTCP   = "bulk" // what a case covers
+	bulkTCP   = "bulk" // the traffic that a case covers
 )
 
 // The metrics of the steps: off is raw, on is corrected. Each step is a case in the report.
@@ -101,8 +101,8 @@ func (s *latencySession) pings(n int) error {
 	return errors.Join(errs...)
 }
 
-// echoes is the number of echo requests that the outside has received; 0 if the kernel does
-// not tell.
+// echoes returns how many echo requests the outside has received; 0 if the kernel does not report
+// it.
 func (s *latencySession) echoes() (n uint64) {
 	var table []byte
 	if err := s.rig.Outside.Do(func() (err error) { table, err = os.ReadFile("/proc/thread-self/net/snmp"); return err }); err != nil {
@@ -198,10 +198,10 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
 	return errors.Join(s.covered(ctx, c.name, c.covers), s.pings(0))
 }
 
-// allStamps is how many packets under way have room where nobody says otherwise.
+// allStamps is the default size of the table of packets under way.
 const allStamps = 32768
 
-// tableSizes are how many packets under way have room, in turns.
+// tableSizes returns the sizes of the table of packets under way, measured in turns.
 func tableSizes(quick bool) []int {
 	if quick {
 		return []int{8, 128, allStamps}
@@ -211,8 +211,8 @@ func tableSizes(quick bool) []int {
 
 func tableName(stamps int) string { return fmt.Sprintf("table of %d", stamps) }
 
-// tables adds the coverage of UDP requests beside all pinging neighbours by the size of the
-// table of stamps. Records are asked for meanwhile, so that no packet is passed over.
+// tables adds the coverage of UDP requests beside all pinging neighbours by the size of the table
+// of stamps. It asks for records meanwhile, so that the agent passes over no packet.
 func (s *latencySession) tables(ctx context.Context, c latencyCase) error {
 	name := s.rig.Prefix() + "one"
 	for _, stamps := range tableSizes(s.quick) {
@@ -245,7 +245,7 @@ func (s *latencySession) tables(ctx context.Context, c latencyCase) error {
 	return s.guard.roomFor(ctx, 0)
 }
 
-// covered adds the coverage of one kind of traffic, and ends that.
+// covered adds the coverage of one kind of traffic, and ends that traffic.
 func (s *latencySession) covered(ctx context.Context, name, covers string) error {
 	seen, err := s.guard.client.Latency(ctx, s.rig.Prefix()+"one", max(s.take, 100*time.Millisecond))
 	if err != nil {

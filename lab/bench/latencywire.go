@@ -82,10 +82,10 @@ func nearest(wire []rig.Trip, from int, began time.Duration) (int, time.Duration
 	return from, off(from)
 }
 
-// aligned corrects zero. Two processes read their clocks separately, and requests may be
-// closer to one another than the error of that. With the right zero, trips begin when those
-// at the NIC do. aligned tries several trips, because any one may have been delayed between
-// its two stamps.
+// aligned corrects zero. Two processes read their clocks separately, and requests may be closer to
+// one another than the error of these readings. With the right zero, trips begin at the same times
+// as the trips at the NIC. aligned tries several trips, because any one may have been delayed
+// between its two stamps.
 func aligned(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) time.Time {
 	const anchors, apart, far = 8, 5 * time.Millisecond, 20 * time.Microsecond
 	best, least := zero, time.Duration(math.MaxInt64)

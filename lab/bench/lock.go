@@ -12,8 +12,8 @@ import (
 // would measure each other.
 var ErrBusy = errors.New("another experiment is under way on this machine")
 
-// only locks out other experiments until release is called or the process ends. The lock
-// is an abstract socket, which leaves nothing behind.
+// only locks out other experiments until release is called or the process ends. The lock is an
+// abstract socket, which leaves nothing behind.
 func only() (release func(), err error) {
 	l, err := net.Listen("unix", "@fairlead-bench")
 	if errors.Is(err, unix.EADDRINUSE) {

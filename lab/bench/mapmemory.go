@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// mapMemory is what the BPF maps that a process has open take, in bytes, each counted once:
-// they are in no process's resident memory. dir is the process's directory in proc.
+// mapMemory returns the bytes that the BPF maps that a process has open occupy, each map counted
+// once. They are in no process's resident memory. dir is the process's directory in proc.
 func mapMemory(dir string) (sum float64, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "fdinfo", "*"))
 	if err != nil {
@@ -28,7 +28,7 @@ func mapMemory(dir string) (sum float64, err error) {
 		}
 		id := fields["map_id"]
 		if fields["map_type"] == "" || seen[id] {
-			continue // no map, or one that is open twice
+			continue // not a map, or a map that is open twice
 		}
 		seen[id] = true
 		bytes, err := strconv.ParseFloat(fields["memlock"], 64)

@@ -45,7 +45,7 @@ func settle(mode string) time.Duration {
 	return 300 * time.Millisecond
 }
 
-// installed removes the cases whose programs are not installed on this machine, with a note
+// installed removes the cases with programs that are not installed on this machine, with a note
 // about each program.
 func installed(all []setup, have func(program string) bool) (list []setup, notes []string) {
 	n := needs{have: have}
@@ -113,7 +113,7 @@ type experiment struct {
 	quiet   quiet
 	foreign float64 // most CPUs that other programs used beside an idle rig
 	missing string  // why the protection had no effect; "" if it had one
-	// unmetered says why there is no packet cost; "" if there is one.
+	// unmetered is why there is no packet cost; "" if there is one.
 	unmetered string
 	notes     []string
 }

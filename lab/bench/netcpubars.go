@@ -49,7 +49,7 @@ func netcpuBars() []report.Bar {
 		penalty("charge udp-send 10 2G", 1.15, 1.45, charged),
 		noLess("charge udp-send 10 2G", Penalty, "off", 1.3, 1.1, nothing),
 		penalty("charge cap 3x30 udp-recv", 1.2, 2, charged),
-		noMore("charge no quotas 100k", Penalty, "ratio", 0.75, 1, charged), // what waits in softirqs has no weight
+		noMore("charge no quotas 100k", Penalty, "ratio", 0.75, 1, charged), // work in softirqs has no weight
 
 		noMore("agent 100 idle", AgentCPU, "off", 0.1, 0.4, idle),
 		noMore("agent 100 idle", AgentCPU, "on", 0.1, 0.4, idle),
@@ -57,8 +57,8 @@ func netcpuBars() []report.Bar {
 	)
 }
 
-// serviceBars bound what protection costs a real server: alone with its client, and beside
-// a flood that is somebody else's.
+// serviceBars limit the cost of protection for a real server: alone with its client, and beside a
+// neighbour's flood.
 func serviceBars() []report.Bar {
 	const (
 		lost   = "TCP learns by a loss that a quota is used up"

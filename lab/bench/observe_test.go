@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
-// TestObserved measures what the accounts cost: only while an agent keeps them do
-// its programs run, and they do for each packet.
+// TestObserved measures the cost of the accounts: their programs run only while an agent keeps
+// them, and then for each packet.
 func TestObserved(t *testing.T) {
 	testkit.NeedRoot(t)
 	e := &experiment{report: &report.Report{Rounds: 2}, settle: 20 * time.Millisecond, take: 300 * time.Millisecond}

@@ -19,8 +19,8 @@ const (
 	// that for one byte.
 	RequestCPU = "CPU per request"
 	ByteCPU    = "CPU per byte"
-	// RequestCharged and ByteCharged are the CPU time of receiving and sending in the accounts
-	// of an agent, which are those of both hosts because these are one machine.
+	// RequestCharged and ByteCharged are the CPU time of receiving and sending in the accounts of
+	// an agent. They cover both hosts, which are one machine.
 	RequestCharged = "accounted per request"
 	ByteCharged    = "accounted per byte"
 	// AgentMaps is the memory of the BPF maps of one agent.
@@ -33,8 +33,8 @@ const (
 const (
 	armHost   arm = "host"   // the same load between the hosts' own addresses
 	armRecipe arm = "recipe" // the cache as the paper describes it; see rig.Recipe
-	// Off, but no agent runs. In all other arms two do, each of which keeps accounts of the
-	// packets of both hosts because these are one machine.
+	// Off, but no agent runs. In all other arms two agents run. Each keeps accounts of the packets
+	// of both hosts, which are one machine.
 	armNone arm = "no agent"
 )
 

@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
-// TestOverlayExperiment measures a case of each kind and looks at the form of what comes
-// out: the figures are not a test's business.
+// TestOverlayExperiment measures a case of each kind and checks the form of the results. The
+// figures are not the subject of a test.
 func TestOverlayExperiment(t *testing.T) {
 	testkit.NeedRoot(t)
 	for _, su := range overlayCatalogue()[:2] { // the third is the second, built by engines
@@ -50,8 +50,8 @@ func TestOverlayExperiment(t *testing.T) {
 	clean(t)
 }
 
-// TestOverlayInstalled leaves out the cases of a program that is missing, and says so once;
-// on the path Swarm there are none of nginx.
+// TestOverlayInstalled removes the cases of a missing program, with one note; on the path Swarm
+// there are none of nginx.
 func TestOverlayInstalled(t *testing.T) {
 	all, notes := overlayInstalled(overlayCatalogue(), func(program string) bool { return program != "nginx" }, nil)
 	if len(all) != len(overlayPaths) || len(notes) != 1 {
@@ -69,7 +69,7 @@ func TestOverlayInstalled(t *testing.T) {
 	}
 }
 
-// TestOverlayFigures divides a window's CPU time by what was done in it.
+// TestOverlayFigures divides a window's CPU time by the work done in it.
 func TestOverlayFigures(t *testing.T) {
 	w := load.Window{Seconds: 2, Ops: 1000, Bytes: 4000}
 	for _, c := range []struct {

@@ -13,14 +13,14 @@ type overlaySetup struct {
 	cases []overlayCase
 }
 
-// overlayPaths are the forms of overlay networks. Swarm is that of Bridged, built by two
-// Docker Engines.
+// overlayPaths are the forms of overlay networks. Swarm is the form of Bridged, built by two Docker
+// Engines.
 var overlayPaths = []rig.Path{rig.Routed, rig.Bridged, rig.Swarm}
 
 func (su overlaySetup) caseName(c overlayCase) string { return string(su.path) + " " + c.name }
 
-// arms are what is measured in each round. The recipe cannot redirect into containers whose
-// host ends are in another network namespace.
+// arms returns the arms of each round. The recipe cannot redirect into containers with host ends in
+// another network namespace.
 func (su overlaySetup) arms(quick bool) []arm {
 	arms := []arm{armOff, armOn, armHost}
 	if su.path == rig.Routed {
@@ -40,9 +40,9 @@ type overlayCase struct {
 	// service is a real server in place of a generator; "" is none.
 	service rig.Service
 	flows   int
-	// ports is at how many ports the server listens, one after the other; 0 is one.
+	// ports is the number of ports on which the server listens, one after the other; 0 is one.
 	ports int
-	bulk  bool // what the server receives is measured, not the answers
+	bulk  bool // the measure is what the server receives, not the answers
 	short bool // each request is on a new connection
 	quick bool
 }
@@ -85,8 +85,8 @@ func overlayCatalogue() []overlaySetup {
 	return all
 }
 
-// requestsOf is one byte there and one back, on each of so many flows at once, as TCP_RR
-// and UDP_RR of netperf.
+// requestsOf sends one byte and receives one, on each of so many flows at once, as TCP_RR and
+// UDP_RR of netperf do.
 func requestsOf(proto string, flows int) overlayCase {
 	common := []string{"--block", "--proto", proto, "--conns", fmt.Sprint(flows)}
 	return overlayCase{
@@ -95,8 +95,8 @@ func requestsOf(proto string, flows int) overlayCase {
 	}
 }
 
-// overlayInstalled leaves out the cases whose programs have does not find, and the path
-// Swarm if noEngine says what a Docker Engine lacks, with a note for each.
+// overlayInstalled removes the cases with programs that have does not find, and the path Swarm if
+// noEngine states what a Docker Engine lacks, with a note for each.
 func overlayInstalled(all []overlaySetup, have func(program string) bool, noEngine error) (left []overlaySetup, notes []string) {
 	need := needs{have: have}
 	for _, su := range all {

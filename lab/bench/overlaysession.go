@@ -20,8 +20,8 @@ type overlaySession struct {
 	rig    *rig.Overlay
 	guards [2]*guard
 	recipe *rig.Recipe // nil while it is not attached
-	// Where the load of the current case goes, between the containers and between the hosts.
-	// Only one of them has clients at a time.
+	// The servers of the current case, between the containers and between the hosts. Only one of
+	// them has clients at a time.
 	containers, hosts *overlayPair
 	settle, take      time.Duration
 	missing           string // why the short path has no effect; "" if it has
@@ -32,7 +32,7 @@ type overlayPair struct {
 	server  *rig.Generator
 	service *sandbox.Process // in place of server
 	box     *sandbox.Box     // of the clients
-	to      string           // what they send to
+	to      string           // the destination of the clients
 }
 
 func newOverlaySession(ctx context.Context, su overlaySetup, settle, take time.Duration) (_ *overlaySession, err error) {
@@ -51,7 +51,7 @@ func newOverlaySession(ctx context.Context, su overlaySetup, settle, take time.D
 		}
 		s.guards[host].feature = "overlay"
 	}
-	// Whether there is something to measure is known once it has been switched on.
+	// Only after switching it on is it known whether there is something to measure.
 	if err := s.shorten(ctx, true); err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (s *overlaySession) pair(ctx context.Context, c overlayCase, client, server
 	return p, nil
 }
 
-// agents starts the agents of both hosts, or ends them, if they do not run, or do.
+// agents starts or ends the agents of both hosts, unless they already run or do not.
 func (s *overlaySession) agents(ctx context.Context, run bool) error {
 	var errs []error
 	for _, g := range s.guards {
@@ -149,8 +149,8 @@ func (s *overlaySession) agents(ctx context.Context, run bool) error {
 	return errors.Join(errs...)
 }
 
-// shorten switches the short path on or off for the containers of both hosts, and waits
-// until their agents say that it is.
+// shorten switches the short path on or off for the containers of both hosts, and waits until their
+// agents report it.
 func (s *overlaySession) shorten(ctx context.Context, on bool) error {
 	if s.missing != "" {
 		return nil // the policy has no effect
@@ -178,7 +178,7 @@ func (s *overlaySession) shorten(ctx context.Context, on bool) error {
 	return nil
 }
 
-// measure gives the figures of one arm; the first is its rate.
+// measure returns the figures of one arm; the first is its rate.
 func (s *overlaySession) measure(ctx context.Context, c overlayCase, a arm) (_ []figure, err error) {
 	p := s.containers
 	if a == armHost {
@@ -193,7 +193,7 @@ func (s *overlaySession) measure(ctx context.Context, c overlayCase, a arm) (_ [
 		}
 		defer func() { err = errors.Join(err, s.detach()) }()
 	}
-	// Each arm has connections of its own, as a load that begins then.
+	// Each arm has its own connections, as a load that begins then has.
 	client, err := s.rig.Hosts[0].Start(ctx, p.box, append(slices.Clone(c.client), "--to", p.to)...)
 	if err != nil {
 		return nil, err
@@ -239,8 +239,8 @@ func (s *overlaySession) measure(ctx context.Context, c overlayCase, a arm) (_ [
 	return append(figures, figure{AgentMemory, "B", resident(pid)}, figure{AgentMaps, "B", maps}), err
 }
 
-// overlayFigures are the figures of a window. used is the CPU time of the machine, charged
-// that in the accounts, both in seconds; less than 0 is unknown.
+// overlayFigures returns the figures of a window. used is the CPU time of the machine, charged the
+// CPU time in the accounts, both in seconds; less than 0 is unknown.
 func overlayFigures(c overlayCase, w load.Window, used, charged float64, stalled uint64) []figure {
 	figures := []figure{{Requests, "1/s", w.Rate()}}
 	n, spent, accounted := float64(w.Ops), RequestCPU, RequestCharged

@@ -71,7 +71,7 @@ func (su setup) plots() []report.Plot {
 	}
 	var plots []report.Plot
 	add := func(note, metric string, ideal float64) {
-		// More than six groups of bars cannot be read.
+		// More than six groups of bars are not readable.
 		for rest := su.groups(su.demands); len(rest) > 0; {
 			n := (len(rest) + 5) / 6
 			n = (len(rest) + n - 1) / n

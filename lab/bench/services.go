@@ -27,7 +27,7 @@ func (n *needs) met(program string) bool {
 	return false
 }
 
-// notes has a note about each program that is missing.
+// notes returns a note about each missing program.
 func (n *needs) notes() (notes []string) {
 	for _, program := range n.missing {
 		notes = append(notes, fmt.Sprintf("%s is not installed (Debian package %s): the cases with it were left out", program, rig.Service(program).Package()))
@@ -39,13 +39,13 @@ func (n *needs) notes() (notes []string) {
 const serviceConns = 16
 
 // services are real servers on CPU 0, with a client in a container on CPU 1, on a bridge as
-// Docker's: nothing is steered, so packets are received where they were sent. A neighbour
-// on CPU 0 is idle, computes, or is flooded from CPU 1. Only the server and the neighbour
-// are protected.
+// Docker's: nothing is steered, so packets are received on the CPU that sent them. A neighbour on
+// CPU 0 is idle, computes, or is flooded from CPU 1. Only the server and the neighbour are
+// protected.
 //
-// The flood takes the client's CPU, whatever the host does about it. Therefore its control
-// (off) has the same flood dropped before the host, beside a neighbour that computes, with
-// the same protection.
+// The flood takes the client's CPU, whatever the host does about it. Therefore its control (off)
+// has the same flood dropped before the host, beside a neighbour that computes, with the same
+// protection.
 func services() []setup {
 	flooded := func(name string, rate uint64) demand {
 		return demand{name: "beside " + name, traffic: rig.Traffic{Kind: rig.UDP, Neighbours: 1, Fair: true}, rate: rate, control: true}

@@ -152,7 +152,7 @@ func (s *session) send(ctx context.Context, t rig.Traffic) error {
 	return nil
 }
 
-// compute makes the neighbours without traffic compute, if the setup says so.
+// compute makes the neighbours without traffic compute, if the setup requires it.
 func (s *session) compute(d demand, on bool) error {
 	t := d.traffic
 	busy := t.Neighbours

@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
-// Every case is one that can be measured: whom it names is there, what policy
-// says of it is policy, and no peer is given what the link does not have.
+// TestTrafficCatalogue checks that every case can be measured: the containers that it names exist,
+// its policy is valid, and no peer gets more than the link has.
 func TestTrafficCatalogue(t *testing.T) {
 	names, err := TrafficCases(Options{})
 	if err != nil || len(names) != 60 {
@@ -64,8 +64,8 @@ func TestTrafficCatalogue(t *testing.T) {
 	}
 }
 
-// TestTraffic runs some cases for a moment and looks at the form of what comes out:
-// the figures are not a test's business.
+// TestTraffic runs some cases for a moment and checks the form of the results. The figures are not
+// the subject of a test.
 func TestTraffic(t *testing.T) {
 	testkit.NeedRoot(t)
 	alone(t)()
@@ -96,7 +96,7 @@ func TestTraffic(t *testing.T) {
 	clean(t)
 }
 
-// What the CNI plugin makes goes with it.
+// TestCNIBandwidth checks that the CNI plugin's device is removed with its limit.
 func TestCNIBandwidth(t *testing.T) {
 	testkit.NeedRoot(t)
 	if rig.CNIPlugin() == "" {

@@ -97,9 +97,9 @@ func changeBars() []report.Bar {
 	}
 }
 
-// trafficServiceBars are the bars for real servers beside neighbours. They compare with nothing
-// done in the same round, as the servers' own speed is the machine's. The median, as a quota
-// makes the slowest wait for its next period.
+// trafficServiceBars are the bars for real servers beside neighbours. They compare with the arm
+// without protection in the same round, because the servers' own speed depends on the machine. They
+// use the median, because a quota makes the slowest requests wait for the next period.
 func trafficServiceBars() (bars []report.Bar) {
 	const few, late = "A server with a rate is held up by a neighbour's traffic", "Answers of a server with a latency wait behind a neighbour's traffic"
 	for _, su := range serving() {

@@ -19,8 +19,8 @@ type sending struct {
 	args []string // arguments of its generator, for load.Main; nil: none
 	rate uint64   // for load.Board.SetRate
 	to   string   // the receiving container; "": the outside
-	// service is a real server that answers clients outside, with answers of size bytes, in
-	// place of a generator; "" is none.
+	// service is a real server in place of a generator; "" is none. It answers clients outside,
+	// with answers of size bytes.
 	service rig.Service
 	size    int
 }
@@ -69,22 +69,22 @@ type trafficCase struct {
 	// rates for the CNI plugin bandwidth, in bit/s for each container. nil: not measured.
 	tc  []rig.Class
 	cni []uint64
-	// phases follow one another in a measurement; nil is one phase in which all send.
+	// phases follow one another in a measurement; nil is one phase in which all containers send.
 	phases []phase
-	probe  string // the container whose requests are measured; "": bandwidth is measured
+	probe  string // the container with the measured requests; "": bandwidth is measured
 	fixed  string // the container with a rate that has to be met
 	ceil   uint64 // upper bound on the NIC's rate, bit/s; 0: not measured
 	timed  bool   // measure the delay of changes, not the shares: see enforced
 	quick  bool
 }
 
-// phase says which containers send for a while, and the shares of the link due to them.
+// phase defines which containers send for a while, and their due shares of the link.
 type phase struct {
 	name  string
 	sends []string
 	due   map[string]float64 // fraction of the link, by container
 	set   map[string]string  // a new policy at its start
-	pause time.Duration      // a pause in which nobody sends, before it
+	pause time.Duration      // a pause before it, in which no container sends
 }
 
 func (su trafficSetup) box(name string) int {
@@ -209,8 +209,7 @@ func soon() trafficSetup {
 // changes are figures 9 and 10: containers come and go, and their policy changes, while
 // they send.
 func changes() trafficSetup {
-	// Two by weight, 1 to 2, and two of a fixed rate, as 50 and 30 MB/s are to the
-	// paper's gigabit.
+	// Two by weight, 1 to 2, and two of a fixed rate, as 50 and 30 MB/s are to the paper's gigabit.
 	adjust := trafficCase{
 		name: "start and stop", figure: "figure 9",
 		send: []sending{bulk("w1", 2), bulk("w2", 2), bulk("r3", 2), bulk("r4", 2)},

@@ -97,7 +97,7 @@ func (r delayReading) figures(earlier delayReading) ([]figure, error) {
 		return nil, fmt.Errorf("the queue's delay of %d requests was not measured, of %d it was", missed, q.Count())
 	}
 	waited := func(at float64) float64 {
-		if q.Count() == 0 { // none has left it
+		if q.Count() == 0 { // no request has left the queue
 			return w.Seconds
 		}
 		return q.Quantile(at).Seconds()

@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
-// InForce, followed by a change, is the time from the change to the start of the first 100
-// ms in which all shares are within 3 % of those that are due.
+// InForce, followed by a change, is the time from the change to the start of the first 100 ms in
+// which all shares are within 3 % of the due shares.
 const InForce = "in force after "
 
 const (
@@ -25,7 +25,7 @@ const (
 	forceOff    = 0.03
 )
 
-// change is a change while containers send, and the shares that are due after it.
+// change is a change while containers send, and the due shares after it.
 type change struct {
 	name string
 	do   func(context.Context) error
@@ -126,8 +126,8 @@ func (s *trafficSession) startsOne(ctx context.Context, readers map[string]*rig.
 
 const forcePatience = 5 * time.Second
 
-// makes makes a change, and returns the time until it was in force. If that takes longer
-// than forcePatience, it returns an error, as there is no figure for never.
+// makes makes a change, and returns the time until it was in force. Beyond forcePatience it returns
+// an error, as there is no figure for never.
 func (s *trafficSession) makes(ctx context.Context, ch change, readers map[string]*rig.Generator) (time.Duration, error) {
 	type sample struct {
 		at  time.Duration

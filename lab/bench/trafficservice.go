@@ -45,7 +45,7 @@ func serving() []trafficSetup {
 	return all
 }
 
-// trafficInstalled removes the cases whose servers are not installed on this machine, with a
+// trafficInstalled removes the cases with servers that are not installed on this machine, with a
 // note about each server.
 func trafficInstalled(all []trafficSetup, have func(program string) bool) (list []trafficSetup, notes []string) {
 	n := needs{have: have}
@@ -67,9 +67,9 @@ func trafficInstalled(all []trafficSetup, have func(program string) bool) (list 
 	return list, n.notes()
 }
 
-// ask gives a flow with a server a client with new connections, paused. Those of the last
-// arm may have been starved. They would send again only after a time that doubles each time
-// (RFC 6298, 5.5), so ask waits for their end as long as they may have been starved.
+// ask gives a flow with a server a client with new connections, paused. The connections of the last
+// arm may have been starved. They would send again only after a time that doubles each time (RFC
+// 6298, 5.5), so ask waits for their end as long as they may have been starved.
 func (s *trafficSession) ask(ctx context.Context, f *flow) error {
 	if f.service == "" {
 		return nil
@@ -90,7 +90,7 @@ func (s *trafficSession) ask(ctx context.Context, f *flow) error {
 	return err
 }
 
-// processes are those of a flow.
+// processes returns the processes of a flow.
 func (f *flow) processes() (all []*sandbox.Process) {
 	for _, g := range []*rig.Generator{f.from, f.to} {
 		if g != nil {
@@ -103,8 +103,8 @@ func (f *flow) processes() (all []*sandbox.Process) {
 	return all
 }
 
-// retransmitted is how many segments the server of a case and its client have sent again so
-// far; 0 if there is none.
+// retransmitted returns how many segments the server of a case and its client have retransmitted so
+// far; 0 if there is no server.
 func (s *trafficSession) retransmitted(c trafficCase) (segments uint64, err error) {
 	f := s.load[c.probe]
 	if f == nil || f.server == nil {
@@ -120,8 +120,8 @@ func (s *trafficSession) retransmitted(c trafficCase) (segments uint64, err erro
 	return segments, nil
 }
 
-// served returns the figures of a window of a server's client. Where fewer requests were
-// answered than the client has connections, the others have waited for the whole window.
+// served returns the figures of a window of a server's client. If fewer requests were answered than
+// the client has connections, the other requests have waited for the whole window.
 func served(w load.Window, retransmitted uint64) []figure {
 	answered := float64(w.Ops)
 	all := max(answered, serviceConns)

@@ -8,7 +8,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/load"
 )
 
-// A request that was not answered in the window has waited for all of it.
+// TestServed checks that a request without an answer in the window counts as waiting for all of it.
 func TestServed(t *testing.T) {
 	for _, tt := range []struct {
 		ops          uint64

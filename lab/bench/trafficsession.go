@@ -32,7 +32,7 @@ type trafficSession struct {
 type flow struct {
 	sending
 	from, to *rig.Generator
-	server   *sandbox.Process // of a service
+	server   *sandbox.Process // the service's
 }
 
 func (f *flow) stop() error {
@@ -218,7 +218,7 @@ func (s *trafficSession) text(set map[string]string) (text string) {
 func (s *trafficSession) sends(names []string) {
 	for name, f := range s.load {
 		if f.from == nil {
-			continue // a client that is yet to be started
+			continue // a client that is not started yet
 		}
 		rate := uint64(0)
 		if slices.Contains(names, name) {
@@ -384,7 +384,7 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 	default:
 		w := after[c.probe].Since(before[c.probe])
 		took := func(q float64) float64 {
-			if w.Ops == 0 { // none was answered in time
+			if w.Ops == 0 { // no answer came in time
 				return load.Lost.Seconds()
 			}
 			return w.Latency(q).Seconds()
