@@ -194,7 +194,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.StringVar(&o.listen, "listen", ":9000", "address to receive at")
 	fs.StringVar(&o.proto, "proto", "udp", "what rr-client speaks: "+strings.Join(names(), ", ")+"; rr-server answers udp and tcp")
 	fs.StringVar(&o.congestion, "congestion", "", "congestion control of tcp-send; by default the kernel's")
-	fs.Var(&o.rate, "rate", "datagrams per second, flood, or 0 to wait for the board (all senders)")
+	fs.Var(&o.rate, "rate", "datagrams per second, or at most requests of each connection; flood, or 0 to wait for the board (all senders)")
 	fs.IntVar(&o.size, "size", 1400, "payload of a datagram, request or write, in bytes")
 	fs.IntVar(&o.conns, "conns", 1, "connections")
 	fs.IntVar(&o.count, "count", 0, "datagrams of udp-send in all, or writes or requests of each connection, after which a sender sends no more; 0 is without end")

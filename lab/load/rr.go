@@ -69,6 +69,9 @@ func ask(o options, b *Board, bytes int, do func() (answered bool, err error)) e
 		}
 		b.count(1, bytes)
 		b.latency(time.Since(start))
+		if r := b.rate(); r != Flood && r > 0 {
+			time.Sleep(time.Second / time.Duration(r))
+		}
 	}
 	return nil
 }
