@@ -9,3 +9,13 @@ type SelfReports struct {
 	Latency *SelfLatency `json:"latency,omitempty" doc:"what this host cost the container's packets; absent if that is not measured"`
 	NetCPU  *SelfNetCPU  `json:"netcpu,omitempty" doc:"what the container's packets cost; absent if that is not measured"`
 }
+
+// Reports is what each feature reports about all containers, as of /v1/NAME. The report of a
+// feature is absent if it does not answer, or this host cannot do it.
+type Reports struct {
+	NetCPU  *NetCPU  `json:"netcpu,omitempty" doc:"as of /v1/netcpu"`
+	Traffic *Traffic `json:"traffic,omitempty" doc:"as of /v1/traffic"`
+	Latency *Latency `json:"latency,omitempty" doc:"as of /v1/latency"`
+	Overlay *Overlay `json:"overlay,omitempty" doc:"as of /v1/overlay"`
+	BlockIO *BlockIO `json:"blockio,omitempty" doc:"as of /v1/blockio"`
+}

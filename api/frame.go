@@ -21,10 +21,7 @@ func (c *Client) Overview(ctx context.Context) (out Overview, err error) {
 type Frame struct {
 	Taken      time.Time   `json:"taken" doc:"when the agent read it"`
 	Containers []Container `json:"containers" doc:"the containers that run, as of /v1/containers"`
-	NetCPU     *NetCPU     `json:"netcpu,omitempty" doc:"as of /v1/netcpu; absent if the feature does not answer, or this host cannot do it; so are the others"`
-	Traffic    *Traffic    `json:"traffic,omitempty" doc:"as of /v1/traffic"`
-	Latency    *Latency    `json:"latency,omitempty" doc:"as of /v1/latency"`
-	BlockIO    *BlockIO    `json:"blockio,omitempty" doc:"as of /v1/blockio"`
+	Reports
 }
 
 // Overview says how each container stands, over the time from Since to Taken.
@@ -63,7 +60,7 @@ type OverviewRow struct {
 
 // OverviewRate is the bandwidth of one direction of one container.
 type OverviewRate struct {
-	Achieved float64 `json:"achieved_bits_per_second" doc:"bandwidth used, from the packets that netcpu or traffic counts"`
+	Achieved float64 `json:"achieved_bits_per_second" doc:"bandwidth used"`
 	Due      uint64  `json:"guaranteed_bits_per_second,omitempty" doc:"bandwidth guaranteed at the uplinks; absent without a guarantee"`
 	Ceil     uint64  `json:"ceil_bits_per_second,omitempty" doc:"the most that it gets; absent without a bound of policy"`
 }
