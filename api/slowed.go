@@ -50,15 +50,23 @@ func (l losses) sum() (s float64) {
 }
 
 // add takes the losses at one more resource into a row. Work that needs several resources is slowed
-// as much as at the worst of them at most, so the losses at all of them together add up to that.
+// no more than at the worst of them, so all losses together add up to that.
 func (r *OverviewRow) add(l losses) {
-	sum := l.sum()
-	if sum <= 0 {
-		return
+	for _, x := range l {
+		if x.Slowed <= 0 {
+			continue
+		}
+		same := func(y Slowdown) bool { return y.Cause == x.Cause && y.Culprit == x.Culprit }
+		if i := slices.IndexFunc(r.By, same); i >= 0 {
+			r.By[i].Slowed += x.Slowed
+		} else {
+			r.By = append(r.By, x)
+		}
 	}
-	all := losses(r.By).sum() + sum
-	r.By, r.Slowed = append(r.By, l...), max(r.Slowed, min(sum, 1))
-	for i := range r.By {
-		r.By[i].Slowed *= r.Slowed / all
+	r.Slowed = max(r.Slowed, min(l.sum(), 1))
+	if all := losses(r.By).sum(); all > 0 {
+		for i := range r.By {
+			r.By[i].Slowed *= r.Slowed / all
+		}
 	}
 }
