@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 )
 
@@ -63,15 +66,41 @@ func (a *Agent) watchOverview(ctx context.Context) {
 		case <-tick.C:
 		}
 		f, failed := a.Frame(ctx)
-		if failed != nil {
-			continue
-		}
-		if err == nil {
+		if failed == nil && err == nil {
 			out := f.After(last)
 			a.viewing.Lock()
 			a.overview = out
 			a.viewing.Unlock()
 		}
-		last, err = f, nil
+		last, err = f, failed
 	}
+}
+
+// maxSlowdowns limits the series of slowed_by_ratio on the metrics page.
+const maxSlowdowns = 500
+
+// slowed returns the samples of an overview: of every container, and the largest losses by cause and
+// culprit.
+func slowed(o api.Overview) feature.Snapshot {
+	s := feature.Snapshot{Taken: o.Taken, Help: map[string]string{
+		"slowed_ratio":    "How much slower the container runs because of its neighbours: 1 minus its speed by its speed without them.",
+		"slowed_by_ratio": "The part of slowed_ratio by cause and culprit; the culprit is unknown where it is the host, or nobody saw it.",
+	}}
+	var by []feature.Sample
+	for _, row := range o.Rows {
+		s.Samples = append(s.Samples, feature.Sample{Container: container.ID(row.Container), Name: "slowed_ratio", Value: row.Slowed})
+		for _, x := range row.By {
+			culprit := feature.Label{Name: "culprit", Value: "unknown"}
+			if x.Culprit != 0 {
+				culprit = feature.Label{Name: "culprit", Container: container.ID(x.Culprit)}
+			}
+			by = append(by, feature.Sample{
+				Container: container.ID(row.Container), Name: "slowed_by_ratio", Value: x.Slowed,
+				Labels: []feature.Label{{Name: "cause", Value: x.Cause}, culprit},
+			})
+		}
+	}
+	slices.SortStableFunc(by, func(x, y feature.Sample) int { return cmp.Compare(y.Value, x.Value) })
+	s.Samples = append(s.Samples, by[:min(len(by), maxSlowdowns)]...)
+	return s
 }
