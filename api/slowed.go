@@ -52,14 +52,25 @@ func (l losses) sum() (s float64) {
 // add takes the losses at one more resource into a row. Work that needs several resources is slowed
 // no more than at the worst of them, so all losses together add up to that.
 func (r *OverviewRow) add(l losses) {
+	if len(l) == 0 {
+		return
+	}
+	type key struct {
+		cause   string
+		culprit ID
+	}
+	at := make(map[key]int, len(r.By)+len(l))
+	for i, x := range r.By {
+		at[key{x.Cause, x.Culprit}] = i
+	}
 	for _, x := range l {
-		if x.Slowed <= 0 {
-			continue
-		}
-		same := func(y Slowdown) bool { return y.Cause == x.Cause && y.Culprit == x.Culprit }
-		if i := slices.IndexFunc(r.By, same); i >= 0 {
+		i, known := at[key{x.Cause, x.Culprit}]
+		switch {
+		case x.Slowed <= 0:
+		case known:
 			r.By[i].Slowed += x.Slowed
-		} else {
+		default:
+			at[key{x.Cause, x.Culprit}] = len(r.By)
 			r.By = append(r.By, x)
 		}
 	}
