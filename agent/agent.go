@@ -91,6 +91,9 @@ type Agent struct {
 	fresh  fresh
 	layout func() (cgroup.Layout, error) // found once
 
+	viewing  sync.Mutex // guards overview
+	overview api.Overview
+
 	watched []*watched            // belongs to loop
 	hung    map[*worker]time.Time // hanging calls in the log; belongs to loop
 
@@ -246,6 +249,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		g.Go(func() error { return a.policy.Watch(ctx, a.policyChanged) })
 	}
 	g.Go(func() error { a.loop(ctx); return nil })
+	g.Go(func() error { a.watchOverview(ctx); return nil })
 	for _, w := range a.workers {
 		if d, ok := w.feature.(feature.Decider); ok {
 			g.Go(func() error { a.controller(ctx, w, d); return nil })

@@ -40,8 +40,19 @@ func (a *Agent) describe(c container.Container, names func() Devices) api.Contai
 	w.Policy, w.Features = wireSettings(t.Effective()), a.statuses(t)
 	for i, s := range w.Features {
 		w.Features[i].Error = named(s.Error, names)
+		w.Features[i].Asked = asked(t, s.Feature)
 	}
 	return w
+}
+
+// asked reports whether policy or a decision sets a key of a feature to something other than its
+// default.
+func asked(t policy.Target, feature string) bool {
+	return slices.ContainsFunc(t.Origins, func(o policy.Origin) bool {
+		return slices.ContainsFunc(policy.Schema(), func(k policy.Key) bool {
+			return k.Feature == feature && o.Key == "fairlead."+k.Name && o.Value != k.Default
+		})
+	})
 }
 
 // Containers lists the containers that run now, sorted by name.

@@ -23,7 +23,9 @@ func (v view) Snapshots() []feature.Snapshot {
 			out = append(out, pressure(maps))
 		}
 	}
-	return append(out, pressure(v.a.identity.Usage()))
+	v.a.viewing.Lock()
+	defer v.a.viewing.Unlock()
+	return append(out, pressure(v.a.identity.Usage()), slowed(v.a.overview))
 }
 
 // pressure returns the samples of BPF maps, bpf_map_entries and

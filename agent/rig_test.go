@@ -148,6 +148,7 @@ type rig struct {
 	accounts *netcpu.Accounts                           // makes the feature report and decide; nil: it does neither
 	agent    *Agent
 	client   *api.Client
+	view     time.Duration // between overviews, if not 0
 	policies string
 	state    string
 	ahead    atomic.Int64 // the agent's clock, of ours, in ns
@@ -177,6 +178,9 @@ func (r *rig) start() {
 	r.feature.apply = r.apply
 	p := ordinary()
 	p.decide = 20 * time.Millisecond
+	if r.view > 0 {
+		p.view = r.view
+	}
 	p.now = func() time.Time { return time.Now().Add(time.Duration(r.ahead.Load())) }
 	f := feature.Feature(r.feature)
 	if r.accounts != nil {

@@ -23,6 +23,7 @@ type pace struct {
 	longest time.Duration // bound of that wait
 	refresh time.Duration // how often what is in force is applied again
 	decide  time.Duration // how often to ask features for decisions
+	view    time.Duration // how often to compute the overview
 	now     func() time.Time
 	jitter  func() float64 // in [0, 1)
 }
@@ -36,6 +37,7 @@ func ordinary() pace {
 		longest: time.Minute,
 		refresh: 5 * time.Minute,
 		decide:  time.Second,
+		view:    overviewEvery,
 		now:     time.Now,
 		jitter:  rand.Float64,
 	}
@@ -69,7 +71,7 @@ type worker struct {
 
 	deciding feature.Loop // of the controller of a feature that decides
 
-	snapshots, exports, maps, selves *reader // of Snapshot, Export, Maps and SelfReport
+	snapshots, exports, maps, selves, reports *reader // of Snapshot, Export, Maps, SelfReport and Report
 
 	mu     sync.Mutex
 	ending bool // stop was called: nothing is wanted from then on
@@ -111,7 +113,7 @@ func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker
 		rows:  make(map[container.ID]*row),
 		moved: make(chan struct{}),
 
-		snapshots: newReader(), exports: newReader(), maps: newReader(), selves: newReader(),
+		snapshots: newReader(), exports: newReader(), maps: newReader(), selves: newReader(), reports: newReader(),
 	}
 	if n, ok := f.(feature.Notifier); ok {
 		n.Notify(w.again)

@@ -19,3 +19,25 @@ type Reports struct {
 	Overlay *Overlay `json:"overlay,omitempty" doc:"as of /v1/overlay"`
 	BlockIO *BlockIO `json:"blockio,omitempty" doc:"as of /v1/blockio"`
 }
+
+// Take puts the report of one feature into r. A report of another type is left out.
+func (r *Reports) Take(report any) {
+	switch report := report.(type) {
+	case NetCPU:
+		r.NetCPU = &report
+	case Traffic:
+		r.Traffic = &report
+	case Latency:
+		r.Latency = &report
+	case Overlay:
+		r.Overlay = &report
+	case BlockIO:
+		r.BlockIO = &report
+	}
+}
+
+// since returns functions that fill a row of an overview with what the features have measured since
+// earlier reports, and return what its container lost.
+func (r Reports) since(before Reports) []func(*OverviewRow) losses {
+	return []func(*OverviewRow) losses{r.NetCPU.slowed(before.NetCPU), r.Traffic.slowed(before.Traffic), r.BlockIO.slowed(), r.Latency.slowed()}
+}

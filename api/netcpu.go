@@ -55,6 +55,8 @@ type NetCPUAccount struct {
 	Tasks        float64         `json:"tasks_seconds,omitempty" doc:"CPU time that the container's control group was charged for, in seconds, including stolen_seconds; absent if unknown"`
 	Throttled    float64         `json:"throttled_seconds,omitempty" doc:"time for which the container's own quota kept its tasks from a CPU, summed over the CPUs, in seconds"`
 	Periods      uint64          `json:"throttled_periods,omitempty" doc:"periods of the quota in which that happened"`
+	Waited       *float64        `json:"waited_seconds,omitempty" doc:"time in which tasks of the container waited for a CPU while none of them ran, for their turn or for their quota, in seconds; absent where the kernel does not count that (PSI)"`
+	Quota        float64         `json:"quota_cpus,omitempty" doc:"the quota of its control group now, in CPUs; absent without one"`
 	Receive      float64         `json:"receive_seconds" doc:"CPU time of softirqs and NAPI threads for packets to the container, in seconds"`
 	Send         float64         `json:"send_seconds" doc:"CPU time of softirqs and NAPI threads for packets from the container, in seconds; the work of its tasks in system calls is in tasks_seconds"`
 	Own          float64         `json:"own_seconds" doc:"the part of receive_seconds and send_seconds that ran in the time of the container's own tasks and NAPI threads"`
@@ -177,6 +179,13 @@ func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
 	a.Tasks = less(a.Tasks, before.Tasks)
 	a.Throttled = less(a.Throttled, before.Throttled)
 	a.Periods = less(a.Periods, before.Periods)
+	if a.Waited != nil {
+		w := *a.Waited
+		if before.Waited != nil {
+			w = less(w, *before.Waited)
+		}
+		a.Waited = &w
+	}
 	a.Receive = less(a.Receive, before.Receive)
 	a.Send = less(a.Send, before.Send)
 	a.Own = less(a.Own, before.Own)

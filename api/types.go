@@ -110,6 +110,7 @@ type Setting struct {
 type FeatureStatus struct {
 	Feature string    `json:"feature" doc:"name of the feature"`
 	State   string    `json:"state" doc:"pending, done, partly, error, held, kept or unavailable"`
+	Asked   bool      `json:"asked,omitempty" doc:"policy or a decision asks it for something for the container"`
 	Error   string    `json:"error,omitempty" doc:"what went wrong at the last try, or why the feature is unavailable or the state kept"`
 	Tries   int       `json:"tries,omitempty" doc:"failed tries in a row"`
 	Since   time.Time `json:"since,omitzero" doc:"when the state was entered"`

@@ -26,6 +26,10 @@ type Backend interface {
 	// Report asks a feature for its report. The result has the type that the feature's route
 	// declares.
 	Report(context.Context, api.Ask) (any, error)
+	// Frame returns all reports as of one moment, and Overview what became of the last two that
+	// the agent took by itself.
+	Frame(context.Context) (api.Frame, error)
+	Overview(context.Context) (api.Overview, error)
 	Version(context.Context) (api.Version, error)
 	Reload(context.Context) (api.PolicyStatus, error)
 	Restore(ctx context.Context, ref string) (api.Restored, error)
@@ -61,6 +65,8 @@ func routes() []route {
 		plain("GET", "/v1/doctor", Backend.Doctor, "Say what this host can do. It is tried anew, which takes up to two seconds."),
 		plain("GET", "/v1/status", Backend.Status, "Say how the agent stands: sources, policy, features."),
 		plain("GET", "/v1/samples", Backend.Samples, "Read what the features measured, by container. Histograms are on the metrics page only."),
+		plain("GET", "/v1/frame", Backend.Frame, "Read all reports at one moment, with the containers that run. Two frames show what happened in between, and a recording consists of them. Nothing is measured for it that is not measured anyway."),
+		plain("GET", "/v1/overview", Backend.Overview, "Say how each container stands, the most slowed first: how much slower it runs because of its neighbours, by whom and by what. The agent computes it every few seconds."),
 		plain("GET", "/v1/version", Backend.Version, "Say what runs."),
 		plain("POST", "/v1/policy/reload", Backend.Reload, "Read the policy files again, and end what restore holds. Policy that cannot be used is told in the answer; the last good one then stays in force, if there is one."),
 		{

@@ -83,6 +83,14 @@ func (b *backend) Report(_ context.Context, ask api.Ask) (any, error) {
 	return api.Traffic{Taken: time.Unix(0, int64(ask.Over)), Classes: []api.TrafficClass{{Name: ask.Container}}}, b.err
 }
 
+func (b *backend) Frame(context.Context) (api.Frame, error) {
+	return api.Frame{Containers: []api.Container{{ID: 4}}, Reports: api.Reports{NetCPU: &api.NetCPU{Lost: 6}}}, b.err
+}
+
+func (b *backend) Overview(context.Context) (api.Overview, error) {
+	return api.Overview{Rows: []api.OverviewRow{{Container: 4, Slowed: 0.5}}}, b.err
+}
+
 func (b *backend) Version(context.Context) (api.Version, error) {
 	return api.Version{Version: "v"}, b.err
 }

@@ -28,7 +28,10 @@ type stub struct {
 	status  api.Status
 }
 
-func (s stub) Containers(context.Context) ([]api.Container, error)      { return s.list, nil }
+func (s stub) Containers(context.Context) ([]api.Container, error) { return s.list, nil }
+func (s stub) Overview(context.Context) (api.Overview, error) {
+	return api.Overview{Rows: []api.OverviewRow{{Container: 4711, Slowed: 0.12, By: []api.Slowdown{{Cause: api.SlowedByUplink, Slowed: 0.12}}}}}, nil
+}
 func (s stub) Explain(context.Context, string) (api.Explanation, error) { return s.explain, nil }
 func (s stub) Plan(context.Context, string) ([]api.Planned, error)      { return s.plan, nil }
 func (s stub) Status(context.Context) (api.Status, error)               { return s.status, nil }
@@ -109,9 +112,9 @@ func TestPS(t *testing.T) {
 	if status != cli.Done || errs != "" {
 		t.Fatal(status, errs)
 	}
-	compare(t, `CONTAINER                 SOURCE  NETCPU        IMAGE
-web-1                     docker  isolate done  registry.example.com/team/nginx…
-"evil\x1b[31m\u202e\u00…  cgroup  charge error  -
+	compare(t, `CONTAINER                 SLOWED BY   SOURCE  NETCPU        IMAGE
+web-1                     12% uplink  docker  isolate done  registry.example.co…
+"evil\x1b[31m\u202e\u00…  -           cgroup  charge error  -
 
 "evil\x1b[31m\u202e\u009b\x7f\n�": netcpu: "open /x\x1b: no", and 1 more
   (tried 3 times)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"regexp"
@@ -20,7 +21,7 @@ func psVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "ps",
 		SuggestFor: []string{"list", "ls", "status", "containers", "top"},
-		Short:      "List the containers, and what is in force for each",
+		Short:      "List the containers, what slows each, and what is in force for it",
 		Args:       cli.NArgs(0, 0, ""),
 	}
 	out := cli.FormatFlag(cmd)
@@ -31,28 +32,52 @@ func psVerb(e cli.Env) *cobra.Command {
 			return err
 		}
 		st, err := c.Status(cmd.Context())
-		return cli.Answer(e, out, list, err, func(w io.Writer, list []api.Container) { psTable(w, list, st, *wide) })
+		if err != nil {
+			return err
+		}
+		o, err := c.Overview(cmd.Context())
+		if ae := (*api.Error)(nil); errors.As(err, &ae) && ae.Code == "not_found" {
+			err = nil // an agent of an earlier version
+		}
+		return cli.Answer(e, out, list, err, func(w io.Writer, list []api.Container) { psTable(w, list, st, o, *wide) })
 	})
+}
+
+// slowedBy says by how much a container is slowed, and by whom and what for the most part: "-" if
+// that is less than half a percent, or not known.
+func slowedBy(id api.ID, o api.Overview) string {
+	i := slices.IndexFunc(o.Rows, func(r api.OverviewRow) bool { return r.Container == id })
+	if i < 0 || o.Rows[i].Slowed < 0.005 {
+		return "-"
+	}
+	text := fmt.Sprintf("%.0f%%", 100*o.Rows[i].Slowed)
+	for _, x := range o.Rows[i].By[:min(1, len(o.Rows[i].By))] {
+		text += " " + cli.Show(x.Cause)
+		if x.Name != "" {
+			text += " " + cli.Show(x.Name)
+		}
+	}
+	return text
 }
 
 // lineWidth is the width of a line where no terminal reports its own.
 const lineWidth = 80
 
-func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
-	columns := []column{{"CONTAINER", 24}, {"SOURCE", 10}}
+func psTable(w io.Writer, list []api.Container, st api.Status, o api.Overview, wide bool) {
+	columns := []column{{"CONTAINER", 24}, {"SLOWED BY", 22}, {"SOURCE", 10}}
 	for _, f := range st.Features {
 		columns = append(columns, column{strings.ToUpper(cli.Show(f.Name)), 0})
 	}
 	columns = append(columns, column{"IMAGE", 0})
 	if wide {
-		columns[0].max, columns[1].max = 0, 0
+		columns[0].max, columns[1].max, columns[2].max = 0, 0, 0
 		columns = append(columns, column{"INTERFACES", 0})
 	}
 	var rows [][]string
 	var notes []string
 	failed := ""
 	for _, c := range list {
-		row := []string{cli.Show(c.Name), cli.Show(c.Source)}
+		row := []string{cli.Show(c.Name), slowedBy(c.ID, o), cli.Show(c.Source)}
 		for _, f := range st.Features {
 			row = append(row, standing(c, f.Name))
 		}

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -41,7 +42,7 @@ func TestPSIgnoredLabel(t *testing.T) {
 		st.Policy.Problems = append(st.Policy.Problems, api.Problem{Container: api.ID(p.Container), Text: p.String()})
 	}
 	var out bytes.Buffer
-	psTable(&out, nil, st, false)
+	psTable(&out, nil, st, api.Overview{}, false)
 	text := strings.Join(strings.Fields(out.String()), " ")
 	for _, want := range []string{`policy: container "web" (7): fairlead.netcpu: "isolate": is ignored: it counts as its image's`, "if it is yours, say labels: image", "--image-labels"} {
 		if !strings.Contains(text, want) {
@@ -62,7 +63,7 @@ func TestPSFits(t *testing.T) {
 		st.Features = append(st.Features, api.Feature{Name: name})
 		c.Features = append(c.Features, api.FeatureStatus{Feature: name, State: api.StatePartly, Error: name + ": not covered: " + strings.Repeat("word ", 40)})
 		var out bytes.Buffer
-		psTable(&out, []api.Container{c}, st, false)
+		psTable(&out, []api.Container{c}, st, api.Overview{}, false)
 		head, _, _ := strings.Cut(out.String(), "\n")
 		if !strings.Contains(head, strings.ToUpper(name)) || strings.Contains(out.String(), "done") || strings.Count(out.String(), "partly") == 0 {
 			t.Errorf("with %s:\n%s", name, &out)
@@ -105,7 +106,7 @@ func TestPSLastLine(t *testing.T) {
 		{good, degraded, "`fairlead doctor`"},
 	} {
 		var out bytes.Buffer
-		psTable(&out, []api.Container{tt.c}, tt.st, false)
+		psTable(&out, []api.Container{tt.c}, tt.st, api.Overview{}, false)
 		_, last, said := strings.Cut(out.String(), "\nWhat to do: ")
 		if said != (tt.want != "") || !strings.Contains(last, tt.want) {
 			t.Errorf("want %q:\n%s", tt.want, &out)
@@ -127,5 +128,24 @@ func TestCause(t *testing.T) {
 		if got := cause(api.FeatureStatus{Feature: "traffic", Error: text}); got != want {
 			t.Errorf("%q\nwant %q", got, want)
 		}
+	}
+}
+
+// A container is shown with its worst neighbour, and the neighbour's name is no escape sequence.
+func TestPSSlowedBy(t *testing.T) {
+	o := api.Overview{Rows: []api.OverviewRow{
+		{Container: 7, Slowed: 0.426, By: []api.Slowdown{{Cause: api.SlowedByPackets, Slowed: 0.4, Culprit: 8, Name: "in\x1b[31mgest"}, {Cause: api.SlowedByCPU, Slowed: 0.026}}},
+		{Container: 8, Slowed: 0.25, By: []api.Slowdown{{Cause: api.SlowedByCPU, Slowed: 0.25}}},
+		{Container: 9, Slowed: 0.001, By: []api.Slowdown{{Cause: api.SlowedByCPU, Slowed: 0.001}}},
+	}}
+	for id, want := range map[api.ID]string{7: "43% packets " + cli.Show("in\x1b[31mgest"), 8: "25% cpu", 9: "-", 10: "-"} {
+		if got := slowedBy(id, o); got != want || strings.Contains(got, "\x1b") {
+			t.Errorf("container %d: %q, want %q", id, got, want)
+		}
+	}
+	var out bytes.Buffer
+	psTable(&out, []api.Container{{ID: 8, Name: "web", Source: "docker"}}, api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}}, o, false)
+	if head := "CONTAINER  SLOWED BY  SOURCE"; !strings.HasPrefix(out.String(), head) || !strings.Contains(out.String(), "web        25% cpu    docker") {
+		t.Errorf("%s", &out)
 	}
 }

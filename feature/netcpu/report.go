@@ -174,7 +174,11 @@ func (x *Accounts) wire(r reading) api.NetCPU {
 			continue
 		}
 		u := r.used[id]
-		a.Tasks, a.Throttled, a.Periods = u.tasks.Seconds(), u.throttled.Seconds(), u.periods
+		a.Tasks, a.Throttled, a.Periods, a.Quota = u.tasks.Seconds(), u.throttled.Seconds(), u.periods, u.quota
+		if u.counted {
+			w := u.waited.Seconds()
+			a.Waited = &w
+		}
 		a.IsolationCost, a.IsolationSpared = x.bargain.of(id)
 		n.Accounts = append(n.Accounts, *a)
 	}

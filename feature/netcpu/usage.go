@@ -14,6 +14,9 @@ import (
 type usage struct {
 	tasks, throttled time.Duration
 	periods          uint64
+	waited           time.Duration // for a CPU, while none of its tasks ran
+	counted          bool          // the kernel counts these waits
+	quota            float64       // now, in CPUs; 0: none
 }
 
 func usageOf(dirs container.Cgroup) (u usage) {
@@ -21,10 +24,16 @@ func usageOf(dirs container.Cgroup) (u usage) {
 		if d, err := cgroup.Usage(dirs.V2); err == nil {
 			u.tasks = d
 		}
+		if d, err := cgroup.Waited(dirs.V2); err == nil {
+			u.waited, u.counted = d, true
+		}
 	}
 	if dirs.CPU != "" {
 		if d, n, err := cgroup.Throttled(dirs.CPU); err == nil {
 			u.throttled, u.periods = d, n
+		}
+		if b, err := cgroup.ReadBandwidth(dirs.CPU); err == nil && b.Limited && b.Period > 0 {
+			u.quota = b.Quota.Seconds() / b.Period.Seconds()
 		}
 	}
 	return u
@@ -73,7 +82,7 @@ func (u *usages) since(c container.Container) usage {
 	was := u.before[c.ID]
 	u.mu.Unlock()
 	now := usageOf(c.Cgroup)
-	return usage{grown(now.tasks, was.tasks), grown(now.throttled, was.throttled), grown(now.periods, was.periods)}
+	return usage{grown(now.tasks, was.tasks), grown(now.throttled, was.throttled), grown(now.periods, was.periods), grown(now.waited, was.waited), now.counted, now.quota}
 }
 
 // grown returns the growth of a counter. A smaller value is another cgroup's, which the container

@@ -31,6 +31,7 @@ func (g *guard) accounts(ctx context.Context) (*api.NetCPU, error) {
 // charges are the changes of the accounts in one window.
 type charges struct {
 	stolen  float64            // CPU time that others' packets took from the victim, per second
+	slowed  float64            // how much slower the victim ran, as the agent says it; NaN: it has no account
 	balance float64            // charged time divided by measured time; 0: nothing was measured
 	cost    map[string]float64 // CPU time of a received packet in seconds, by protocol
 }
@@ -45,7 +46,7 @@ func chargesBetween(before, after *api.NetCPU, victim string) *charges {
 	if seconds <= 0 {
 		return nil
 	}
-	c := &charges{cost: map[string]float64{}}
+	c := &charges{cost: map[string]float64{}, slowed: slowedBetween(before, after, victim)}
 	if whole := n.Softirq + n.Thread; whole > 0 {
 		c.balance = n.Charged / whole
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // NetCPUBars are the bars for the figures of NetCPU in its default mode.
-func NetCPUBars() []report.Bar { return slices.Concat(netcpuBars(), accountBars()) }
+func NetCPUBars() []report.Bar { return slices.Concat(netcpuBars(), accountBars(), slowedBars()) }
 
 // TrafficBars are the bars for the figures of Traffic.
 func TrafficBars() []report.Bar { return trafficBars() }

@@ -120,6 +120,7 @@ func (e *experiment) add(su setup, d demand, on bool, base float64, m sample) {
 	if m.charges != nil && d.traffic.Kind != "" {
 		if !su.alone {
 			add(Stolen, "1", m.charges.stolen)
+			addSlowed(add, base, m.work, m.charges.slowed)
 		}
 		if cost, ok := m.charges.cost[protocol(string(d.traffic.Kind))]; ok && !d.traffic.Out {
 			add(PacketCost, "s", cost)

@@ -1,0 +1,55 @@
+package api
+
+// slowed returns a function that fills in what a container lost of its guaranteed bandwidth since an
+// earlier report. Either report may be nil.
+func (t *Traffic) slowed(before *Traffic) func(*OverviewRow) losses {
+	if t == nil || before == nil {
+		return func(*OverviewRow) losses { return nil }
+	}
+	type place struct {
+		container         ID
+		uplink, direction string
+	}
+	waited := make(map[place]bool) // at the earlier report, too
+	for _, c := range before.Classes {
+		waited[place{c.Container, c.Uplink, c.Direction}] = c.BacklogBytes > 0
+	}
+	classes := make(map[ID][]TrafficClass)
+	worst := make(map[place]TrafficClass) // the class furthest beyond its guarantee, by uplink and direction
+	for _, c := range t.After(*before).Classes {
+		classes[c.Container] = append(classes[c.Container], c)
+		at := place{0, c.Uplink, c.Direction}
+		if w, known := worst[at]; !known || c.beyond() > w.beyond() {
+			worst[at] = c
+		}
+	}
+	return func(row *OverviewRow) (l losses) {
+		if len(classes[row.Container]) > 0 {
+			row.Egress.Achieved, row.Ingress.Achieved = 0, 0 // in frames, where the uplink is divided
+		}
+		for _, c := range classes[row.Container] {
+			rate := &row.Egress
+			if c.Direction == "ingress" {
+				rate = &row.Ingress
+			}
+			rate.Achieved += c.Achieved
+			rate.Due += c.Guaranteed
+			if c.Asked != nil && c.Asked.Ceil > 0 {
+				rate.Ceil = c.Asked.Ceil
+			}
+			// A queue that was empty at either end may have been so for most of the time.
+			queued := c.BacklogBytes > 0 && waited[place{c.Container, c.Uplink, c.Direction}] || c.Drops > 0
+			if missing := -c.beyond(); queued && missing > 0 {
+				x := Slowdown{Cause: SlowedByUplink, Slowed: missing / float64(c.Guaranteed)}
+				if w := worst[place{0, c.Uplink, c.Direction}]; w.beyond() > 0 {
+					x.Culprit, x.Name = w.Container, w.Name
+				}
+				l = append(l, x)
+			}
+		}
+		return l
+	}
+}
+
+// beyond is how much more than its guarantee a class has achieved, in bit/s; negative: less.
+func (c TrafficClass) beyond() float64 { return c.Achieved - float64(c.Guaranteed) }
