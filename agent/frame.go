@@ -66,6 +66,7 @@ func (a *Agent) watchOverview(ctx context.Context) {
 		if failed != nil {
 			continue
 		}
+		a.recorder.take(f)
 		if err == nil {
 			out := f.After(last)
 			a.viewing.Lock()

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -399,5 +400,42 @@ func TestOpenErrors(t *testing.T) {
 	}
 	if _, err := New(Config{Dir: dir, Size: 1}); err == nil {
 		t.Error("a ring of one byte")
+	}
+}
+
+// TestFullRing fills the disk below a ring: nothing that was recorded is lost, and once there is room
+// again it goes on.
+func TestFullRing(t *testing.T) {
+	dir := t.TempDir()
+	c := &clock{wall: epoch}
+	h := newHost(3)
+	w := newWriter(t, c.config(dir))
+	write(t, w, h.next(time.Second))
+	// A file that takes no more: the kernel's own full disk.
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := w.out
+	w.out = full
+	err = w.Write(h.next(time.Second))
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("%v", err)
+	}
+	good.Close()
+	if w.out != nil {
+		t.Error("a frame that depends on the lost one could be written")
+	}
+	if err := w.Write(h.next(time.Second)); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("before it tries again: %v", err)
+	}
+	c.pass(retryTime)
+	write(t, w, h.next(time.Second))
+	got, errs := read(t, dir, time.Time{}, time.Time{})
+	if len(got) != 2 || errs != nil {
+		t.Errorf("%d frames, errors %v", len(got), errs)
+	}
+	if s := w.Written(); s.Failed != 2 || s.Err != nil {
+		t.Errorf("%+v", s)
 	}
 }
