@@ -91,6 +91,7 @@ type Agent struct {
 	fresh  fresh
 	layout func() (cgroup.Layout, error) // found once
 
+	recorder *recorder  // nil: nothing is recorded
 	viewing  sync.Mutex // guards overview
 	overview api.Overview
 
@@ -160,6 +161,10 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), only.Close())
 	}
+	rec, err := newRecorder(cfg)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start agent: %w", err), j.Close(), only.Close())
+	}
 	set := watch(cfg, loadKnown(cfg))
 	who, err := identity.Open(cfg.Roots.Proc)
 	if err != nil {
@@ -174,7 +179,7 @@ func New(cfg Config) (*Agent, error) {
 		store.TrustImages()
 	}
 	a := assemble(cfg, set, store, j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary())
-	a.alone, a.identity = only, who
+	a.alone, a.identity, a.recorder = only, who, rec
 	return a, nil
 }
 
@@ -256,6 +261,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 	}
 
+	if a.recorder != nil {
+		go a.recorder.run(ctx)
+	}
+
 	stopped := make(chan error, len(a.workers))
 	for _, w := range a.workers {
 		go func() {
@@ -283,7 +292,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err != nil {
 		err = fmt.Errorf("run agent: %w", err)
 	}
-	return errors.Join(err, a.await(end, stopped), a.restoreAll(), a.close())
+	return errors.Join(err, a.await(end, stopped), a.restoreAll(), a.recorder.await(), a.close())
 }
 
 // await waits until every worker has stopped, or has had the time to. It abandons a worker that

@@ -78,6 +78,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		Version: v, Started: a.started, Complete: snap.Complete, Containers: len(snap.Containers),
 		Sources: []api.SourceStatus{}, Policy: a.policyStatus(),
 		Features: a.featureTotals(), Changes: len(a.journal.Entries()),
+		Recording: a.recorder.status(),
 	}
 	hints := advice(unexplained(snap.Containers, a.pace.now()))
 	for _, src := range snap.Sources {

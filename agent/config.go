@@ -27,6 +27,7 @@ type Config struct {
 	Sources        []discover.Source
 
 	FeatureConfig
+	RecordConfig
 
 	Version string       // program version in the API
 	Log     *slog.Logger // nil: no log

@@ -66,6 +66,9 @@ func (a *Agent) watchOverview(ctx context.Context) {
 		case <-tick.C:
 		}
 		f, failed := a.Frame(ctx)
+		if failed == nil {
+			a.recorder.take(f)
+		}
 		if failed == nil && err == nil {
 			out := f.After(last)
 			a.viewing.Lock()

@@ -183,7 +183,19 @@ type Status struct {
 	Changes    int            `json:"changes" doc:"changes of host state in the journal"`
 	Rounds     uint64         `json:"rounds" doc:"reconcile rounds since start"`
 	Held       []string       `json:"held,omitempty" doc:"ids of containers that restore has let go of until the next policy reload"`
+	Recording  *Recording     `json:"recording,omitempty" doc:"what the agent records on disk; absent if it does not"`
 	HeldAll    bool           `json:"held_all,omitempty" doc:"restore has let go of all containers until the next policy reload"`
+}
+
+// Recording is how the agent's recording of its frames stands.
+type Recording struct {
+	Dir        string  `json:"dir" doc:"folder of the recording"`
+	Bytes      uint64  `json:"bytes" doc:"size of the recording on disk"`
+	Frames     uint64  `json:"frames" doc:"frames that were written since the agent started"`
+	FrameBytes uint64  `json:"frame_bytes" doc:"bytes of these frames"`
+	CPU        float64 `json:"cpu_seconds" doc:"CPU time of writing them, in seconds"`
+	Failed     uint64  `json:"failed_frames,omitempty" doc:"frames that could not be written"`
+	Error      string  `json:"error,omitempty" doc:"why the last frame could not be written; absent if it was"`
 }
 
 // SourceStatus is how one source of containers stands.

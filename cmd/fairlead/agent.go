@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/metrics"
+	"github.com/fairlead-project/fairlead/record"
 )
 
 // agentFlags are the flags of the agent, which are also the keys of the config file. Other verbs
@@ -31,6 +32,7 @@ type agentFlags struct {
 
 func newAgentFlags(e cli.Env) (*agentFlags, *pflag.FlagSet) {
 	f := &agentFlags{cfg: agent.Config{Roots: kernel.Default(), Version: version}}
+	f.cfg.RecordSize = record.DefaultSize
 	s := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	s.StringVar(&f.config, "config", defaultConfig, "config file; every flag can be set in it as \"flag: value\"; empty: none")
 	s.StringVar(&f.cfg.Socket, "socket", api.DefaultSocket, "unix socket of the agent")
@@ -43,6 +45,9 @@ func newAgentFlags(e cli.Env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.ContainerdAddr, "containerd", "", "unix socket of containerd; empty: its usual one, and those of k3s and RKE2, MicroK8s, and k0s")
 	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
 	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page, or unix:/path for a socket of mode 0660; empty: none")
+	s.StringVar(&f.cfg.RecordDir, "record-dir", defaultRecord, "directory of the recording; empty: nothing is recorded")
+	s.Var((*sizeFlag)(&f.cfg.RecordSize), "record-size", "most that the recording takes on disk, such as 64mb")
+	s.DurationVar(&f.cfg.RecordAge, "record-age", record.DefaultAge, "how long the recording goes back at most")
 	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")
 	f.features = pflag.NewFlagSet("features", pflag.ContinueOnError)
 	for _, x := range features() {

@@ -36,7 +36,7 @@ func TestNotify(t *testing.T) {
 	go func() {
 		done <- run(ctx, cli.Env{Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: []string{
 			"agent", "--config=", "--socket=" + filepath.Join(dir, "s"), "--self-socket=", "--metrics-addr=",
-			"--state-dir=" + filepath.Join(dir, "state"), "--policy-dir=" + filepath.Join(dir, "policy.d"),
+			"--state-dir=" + filepath.Join(dir, "state"), "--record-dir=" + filepath.Join(dir, "record"), "--policy-dir=" + filepath.Join(dir, "policy.d"),
 			"--docker-host=unix:///nowhere", "--podman-host=unix:///nowhere", "--containerd=/nowhere",
 		}})
 	}()

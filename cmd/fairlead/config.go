@@ -18,6 +18,7 @@ import (
 const (
 	defaultConfig   = "/etc/fairlead/fairlead.yaml"
 	defaultState    = "/run/fairlead/state" // containers cannot fill it, and its content ends with the boot, as the changes do
+	defaultRecord   = "/var/lib/fairlead/record"
 	defaultPolicies = "/etc/fairlead/policy.d"
 )
 

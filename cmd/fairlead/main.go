@@ -31,6 +31,8 @@ func verbs() []func(cli.Env) *cobra.Command {
 		setVerb,
 		reserveVerb,
 		doctorVerb,
+		recordVerb,
+		reportVerb,
 		restoreVerb,
 		policyVerb,
 		keysVerb,

@@ -279,6 +279,9 @@ func concerns(st api.Status) []string {
 			out = append(out, "source cgroup: there are more cgroups, or more changes to them, than are looked at; containers of Docker, Podman and containerd are not concerned")
 		}
 	}
+	if st.Recording != nil && st.Recording.Error != "" {
+		out = append(out, "nothing is recorded: "+cli.OneLine(st.Recording.Error))
+	}
 	if !st.Policy.OK {
 		out = append(out, lastGood(st.Policy)+":\n"+cli.Lines(st.Policy.Error))
 	}

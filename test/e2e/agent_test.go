@@ -100,7 +100,7 @@ func (a *agent) launch(wrap ...string) {
 	defer log.Close()
 	argv := append(append(wrap, a.program), a.flags...)
 	if a.program == program { // an older one does not know it
-		argv = append(argv, "--disk-capacities", a.path("lib/capacities.json"))
+		argv = append(argv, "--disk-capacities", a.path("lib/capacities.json"), "--record-dir", a.path("lib/record"))
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -17,15 +18,18 @@ import (
 // Format is the value of -o.
 type Format struct{ Name string }
 
-func FormatFlag(cmd *cobra.Command) *Format {
+// FormatFlag adds -o to a verb. more are formats beside table, json and yaml, which the verb prints
+// itself.
+func FormatFlag(cmd *cobra.Command, more ...string) *Format {
 	f := &Format{}
-	cmd.Flags().StringVarP(&f.Name, "output", "o", "table", "output format: table, json or yaml")
+	names := append([]string{"table", "json", "yaml"}, more...)
+	last := len(names) - 1
+	words := strings.Join(names[:last], ", ") + " or " + names[last]
+	cmd.Flags().StringVarP(&f.Name, "output", "o", "table", "output format: "+words)
 	before := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
-		switch f.Name {
-		case "table", "json", "yaml":
-		default:
-			return Usagef("-o %q: must be table, json or yaml", f.Name)
+		if !slices.Contains(names, f.Name) {
+			return Usagef("-o %q: must be %s", f.Name, words)
 		}
 		if before != nil {
 			return before(cmd, args)

@@ -1,0 +1,101 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/record"
+)
+
+// become waits until a condition holds.
+func become(t *testing.T, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not come about")
+		}
+	}
+}
+
+// TestRecorder hands frames to a recorder: they can be read, also by its group, and the status has
+// them.
+func TestRecorder(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "record")
+	r, err := newRecorder(Config{RecordConfig: RecordConfig{RecordDir: dir}, Log: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go r.run(ctx)
+	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for i := range 3 {
+		r.take(api.Frame{Taken: start.Add(time.Duration(i) * time.Second), Containers: []api.Container{{ID: 7, Name: "web"}}})
+		become(t, func() bool { return r.status().Frames == uint64(i+1) })
+	}
+	cancel()
+	if err := r.await(); err != nil {
+		t.Error(err)
+	}
+	if s := r.status(); s.Dir != dir || s.Bytes == 0 || s.FrameBytes == 0 || s.Error != "" {
+		t.Errorf("%+v", s)
+	}
+	in, err := record.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for f, err := range in.Frames(time.Time{}, time.Time{}) {
+		if err != nil || len(f.Containers) != 1 || f.Containers[0].Name != "web" {
+			t.Errorf("%+v, %v", f, err)
+		}
+		n++
+	}
+	if n != 3 {
+		t.Errorf("%d frames", n)
+	}
+}
+
+// TestRecorderWithoutDisk records where that is not possible: it says so once, and nothing waits.
+func TestRecorderWithoutDisk(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	r, err := newRecorder(Config{RecordConfig: RecordConfig{RecordDir: filepath.Join(file, "record")}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go r.run(ctx)
+	for i := range 3 {
+		r.take(api.Frame{})
+		become(t, func() bool { return r.status().Failed == uint64(i+1) })
+	}
+	if s := r.status(); !strings.Contains(s.Error, "not a directory") || s.Frames != 0 {
+		t.Errorf("%+v", s)
+	}
+	cancel()
+	if err := r.await(); err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(log.String(), "nothing is recorded"); n != 1 {
+		t.Errorf("the log says so %d times:\n%s", n, &log)
+	}
+
+	for range 5 { // none of these waits, though nothing takes the frames
+		r.take(api.Frame{})
+	}
+	var none *recorder // of an agent that does not record
+	none.take(api.Frame{})
+	if none.status() != nil || none.await() != nil {
+		t.Error("no recorder has a status")
+	}
+}

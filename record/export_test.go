@@ -1,0 +1,218 @@
+package record
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// export exports to a file of its own.
+func export(t *testing.T, from string, c Choice) (string, Exported) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "out")
+	out, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	done, err := open(t, from).Export(out, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path, done
+}
+
+func TestExport(t *testing.T) {
+	dir := t.TempDir()
+	c := &clock{wall: epoch}
+	h := newHost(2)
+	w := newWriter(t, c.config(dir))
+	var want []api.Frame
+	for range 3 * keyEvery {
+		c.pass(time.Second)
+		f := h.next(time.Second)
+		write(t, w, f)
+		want = append(want, f)
+	}
+	from := want[10].Taken
+	path, done := export(t, dir, Choice{From: from})
+	if done.Frames != len(want)-10 || !done.First.Equal(from) || !done.Last.Equal(want[len(want)-1].Taken) || done.Damaged != 0 {
+		t.Errorf("%+v", done)
+	}
+	got, errs := read(t, path, time.Time{}, time.Time{})
+	if diff := cmp.Diff(want[10:], got, nine()); diff != "" || errs != nil {
+		t.Errorf("errors %v, frames (-want +got):\n%s", errs, diff)
+	}
+	for _, i := range []int{0, keyEvery - 1, keyEvery, 2*keyEvery + 7} { // a part
+		part := want[10+i : 12+i]
+		got, errs := read(t, path, part[0].Taken, part[1].Taken)
+		if diff := cmp.Diff(part, got, nine()); diff != "" || errs != nil {
+			t.Errorf("from frame %d: errors %v, frames (-want +got):\n%s", i, errs, diff)
+		}
+	}
+	// One broken frame costs no more than what is left until the next one in full.
+	f, err := openFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.readBlocks(); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[f.blocks[1+keyEvery+20].at] ^= 1
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, errs = read(t, path, time.Time{}, time.Time{})
+	if len(errs) != 1 || len(got) != done.Frames-keyEvery+20 {
+		t.Errorf("%d frames of %d, errors %v", len(got), done.Frames, errs)
+	}
+}
+
+// secrets gives every text in a value a content of its own, and every number of a process, namespace
+// or container one that is easy to find. It returns what must not get out.
+func secrets(v reflect.Value, name string, list *[]string) {
+	secret := func(form string) string {
+		s := fmt.Sprintf(form, len(*list))
+		*list = append(*list, s)
+		return s
+	}
+	switch {
+	case v.Type() == reflect.TypeFor[time.Time]():
+	case v.Kind() == reflect.String:
+		v.SetString(secret("secret<%d>\x1b[2J"))
+	case v.Kind() == reflect.Map:
+		v.Set(reflect.ValueOf(map[string]string{secret("secret<%d>key"): secret("/srv/secret<%d>")}))
+	case v.Kind() == reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		secrets(v.Elem(), name, list)
+	case v.Kind() == reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		for i := range 2 {
+			secrets(v.Index(i), name, list)
+		}
+	case v.Kind() == reflect.Struct:
+		for i := range v.NumField() {
+			secrets(v.Field(i), v.Type().Field(i).Name, list)
+		}
+	case v.Type() == reflect.TypeFor[api.ID](), name == "NetNS", name == "PID", name == "VNI":
+		n := 40265318401234 + len(*list)
+		*list = append(*list, fmt.Sprint(n))
+		if v.Kind() == reflect.Int {
+			v.SetInt(int64(n))
+		} else {
+			v.SetUint(uint64(n))
+		}
+	}
+}
+
+// TestAnonymous looks for every text of frames in which every field has one, and those of a host, in
+// what is exported.
+func TestAnonymous(t *testing.T) {
+	dir := t.TempDir()
+	c := &clock{wall: epoch}
+	w := newWriter(t, c.config(dir))
+	var hidden []string
+	for range 3 {
+		f := api.Frame{Taken: epoch}
+		secrets(reflect.ValueOf(&f).Elem(), "", &hidden)
+		write(t, w, f)
+	}
+	h := newHost(4)
+	hidden = append(hidden, "shop", "registry", "example", "/sys/fs", "172.17", "02:42", "eth0", "docker0", "veth0", "vda", fmt.Sprintf("%064x", 77778))
+	for range 3 {
+		write(t, w, h.next(time.Second))
+	}
+	if len(hidden) < 300 {
+		t.Fatalf("only %d texts", len(hidden))
+	}
+	path, done := export(t, dir, Choice{Anonymous: true, Words: []string{"fairlead.net.rate", "fairlead.netcpu"}})
+	if done.Frames != 6 {
+		t.Fatalf("%+v", done)
+	}
+	whole := contents(t, path)
+	for _, s := range hidden {
+		if bytes.Contains(whole, []byte(s)) {
+			t.Errorf("%q is in the file", s)
+		}
+	}
+	// What it is for is there: the same names for the same containers, and what policy asks for.
+	got, errs := read(t, path, time.Time{}, time.Time{})
+	if errs != nil {
+		t.Fatal(errs)
+	}
+	one, two := got[3], got[5]
+	for i, c := range two.Containers {
+		if !strings.HasPrefix(c.Name, "container-") || c.Name != one.Containers[i].Name || c.ID != one.Containers[i].ID {
+			t.Errorf("container %d is %q, was %q", i, c.Name, one.Containers[i].Name)
+		}
+		if diff := cmp.Diff([]api.Setting{{Key: "fairlead.net.rate", Value: "50mbit", From: "label"}, {Key: "fairlead.netcpu", Value: "auto", From: "label"}}, c.Policy); diff != "" {
+			t.Error(diff)
+		}
+	}
+	// The original has them: the test would find them.
+	if path, _ := export(t, dir, Choice{}); !bytes.Contains(contents(t, path), []byte(hidden[0])) {
+		t.Error("the text is not found in a file that has it")
+	}
+}
+
+// contents returns the bytes of a file, those of its blocks without compression, and its frames as
+// JSON.
+func contents(t *testing.T, path string) []byte {
+	t.Helper()
+	all, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := openFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.readBlocks(); err != nil {
+		t.Fatal(err)
+	}
+	d, err := newReading()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.z.Close()
+	for _, b := range f.blocks {
+		frame, err := d.block(f, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := json.Marshal(frame)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(append(all, d.raw[:b.raw]...), text...)
+	}
+	return all
+}
+
+// TestAnonymousLeavesFrames checks that the frames that are read stay as they are.
+func TestAnonymousLeavesFrames(t *testing.T) {
+	var f, same api.Frame
+	fill(rand.New(rand.NewPCG(3, 4)), reflect.ValueOf(&f).Elem())
+	fill(rand.New(rand.NewPCG(3, 4)), reflect.ValueOf(&same).Elem())
+	newAnonymous(nil).frame(f)
+	if diff := cmp.Diff(same, f); diff != "" {
+		t.Error(diff)
+	}
+}
