@@ -1,0 +1,65 @@
+package view
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// Action is what fairlead does or has done for a container, or to it for others.
+type Action struct {
+	Since   time.Time
+	Feature string // "" for a decision in place of policy
+	Text    string // safe to print
+}
+
+// Actions lists what a frame has on a container: decisions in place of policy, what is done about
+// its disks, and what has happened to its reservations, the latest first.
+func Actions(f api.Frame, id api.ID) []Action {
+	var list []Action
+	for _, c := range f.Containers {
+		if c.ID != id {
+			continue
+		}
+		for _, s := range c.Policy {
+			if s.Reason != "" {
+				list = append(list, Action{s.Since, "", fmt.Sprintf("%s = %s in place of %s: %s", Show(s.Key), Show(s.Value), Show(s.Instead), ShowText(s.Reason))})
+			}
+		}
+	}
+	if f.BlockIO != nil {
+		for _, r := range f.BlockIO.Rows {
+			if r.Container == id && r.Action != "" {
+				list = append(list, Action{r.Since, "blockio", fmt.Sprintf("%s on %s: %s", Show(r.Action), Show(r.Disk), ShowText(r.Evidence))})
+			}
+		}
+		for _, e := range f.BlockIO.Events {
+			switch id {
+			case e.Victim:
+				list = append(list, Action{e.Time, "blockio", fmt.Sprintf("%s on %s: %s", Show(e.What), Show(e.Disk), ShowText(e.Text))})
+			case e.Culprit:
+				list = append(list, Action{e.Time, "blockio", fmt.Sprintf("%s on %s, for %s: %s", Show(e.What), Show(e.Disk), Show(e.Name), ShowText(e.Text))})
+			}
+		}
+	}
+	slices.SortStableFunc(list, func(a, b Action) int { return b.Since.Compare(a.Since) })
+	return list
+}
+
+// Age formats the time from t to now in one unit: "3 min"; "-" without a time.
+func Age(t, now time.Time) string {
+	d := now.Sub(t)
+	switch {
+	case t.IsZero():
+		return "-"
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%d s", int(max(d, 0).Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h", int(d.Hours()))
+	}
+	return fmt.Sprintf("%d days", int(d.Hours()/24))
+}

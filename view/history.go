@@ -1,0 +1,202 @@
+package view
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// Span is the time that plots of one container show.
+const Span = 10 * time.Minute
+
+// History is the overviews between successive frames, in order, over a bounded time. The zero
+// value keeps them without a bound.
+type History struct {
+	Keep time.Duration // from the oldest overview to the newest; 0: no bound
+
+	last *api.Frame
+	list []api.Overview
+}
+
+// Add takes the next frame of a source, and returns the overview of the time since the frame
+// before. ok is false for the first frame, and for one that is not later than the last.
+func (h *History) Add(f api.Frame) (o api.Overview, ok bool) {
+	before := h.last
+	if before != nil && !f.Taken.After(before.Taken) {
+		return o, false
+	}
+	h.last = &f
+	if before == nil {
+		return o, false
+	}
+	o = f.After(*before)
+	h.list = append(h.list, o)
+	if old, _ := h.find(o.Taken.Add(-h.Keep)); h.Keep > 0 && old > 0 {
+		h.list = slices.Delete(h.list, 0, old)
+	}
+	return o, true
+}
+
+// Load makes a History of the frames that a source has recorded from one time to another. If parts
+// cannot be read, it has the rest, and the error is the first.
+func Load(ctx context.Context, s Source, from, to time.Time) (h *History, first error) {
+	h = new(History)
+	for f, err := range s.Frames(ctx, from, to) {
+		if err == nil {
+			h.Add(f)
+		} else if first == nil {
+			first = err
+		}
+	}
+	return h, first
+}
+
+// Before puts older overviews in front: those of old that end before h begins.
+func (h *History) Before(old *History) {
+	n := len(old.list)
+	if len(h.list) > 0 {
+		n, _ = old.find(h.list[0].Since.Add(1))
+	}
+	h.list = slices.Concat(old.list[:n], h.list)
+}
+
+// Last is the newest frame; nil without any. The caller must not change it.
+func (h *History) Last() *api.Frame { return h.last }
+
+// Len is the number of overviews.
+func (h *History) Len() int { return len(h.list) }
+
+// Bounds returns the ends of the first and of the last overview, zero without any.
+func (h *History) Bounds() (first, last time.Time) {
+	if len(h.list) == 0 {
+		return first, last
+	}
+	return h.list[0].Taken, h.list[len(h.list)-1].Taken
+}
+
+// find returns the index of the first overview that ends at t or later, and whether one ends at t.
+func (h *History) find(t time.Time) (int, bool) {
+	return slices.BinarySearchFunc(h.list, t, func(o api.Overview, t time.Time) int { return o.Taken.Compare(t) })
+}
+
+// At returns the last overview that ends at t or before; ok is false if there is none.
+func (h *History) At(t time.Time) (o api.Overview, ok bool) {
+	i, exact := h.find(t)
+	if !exact {
+		i--
+	}
+	if i < 0 {
+		return o, false
+	}
+	return h.list[i], true
+}
+
+// Step returns the overview n places after the last one that ends at t or before, or before it
+// if n is negative. ok is false where the history ends before that.
+func (h *History) Step(t time.Time, n int) (o api.Overview, ok bool) {
+	i, exact := h.find(t)
+	if !exact {
+		i--
+	}
+	if i += n; i < 0 || i >= len(h.list) {
+		return o, false
+	}
+	return h.list[i], true
+}
+
+// Worst returns the overview in which a container is slowed the most, the first of several.
+func (h *History) Worst() (o api.Overview, ok bool) {
+	worst := -1.0
+	for _, x := range h.list {
+		if len(x.Rows) > 0 && x.Rows[0].Slowed > worst {
+			o, ok, worst = x, true, x.Rows[0].Slowed
+		}
+	}
+	return o, ok
+}
+
+// Series is one figure of a container over a span that ends at to, in n parts of equal length,
+// the oldest first: in each part the largest value, NaN without any. The borders of the parts
+// are multiples of their length, so that a later Series repeats most values of an earlier one.
+func (h *History) Series(id api.ID, figure func(api.OverviewRow) float64, to time.Time, span time.Duration, n int) []float64 {
+	part := span / time.Duration(n)
+	end := to.Truncate(part)
+	if end.Before(to) {
+		end = end.Add(part)
+	}
+	out := make([]float64, n)
+	for i := range out {
+		out[i] = math.NaN()
+	}
+	first, _ := h.find(end.Add(-time.Duration(n)*part + 1))
+	for _, o := range h.list[first:] {
+		if o.Taken.After(to) {
+			break
+		}
+		i := n - 1 - int(end.Sub(o.Taken)/part)
+		for _, r := range o.Rows {
+			if v := figure(r); r.Container == id && !(out[i] >= v) {
+				out[i] = v
+			}
+		}
+	}
+	return out
+}
+
+// Share is what one neighbour has cost a container, or a container a neighbour.
+type Share struct {
+	Other api.ID
+	Name  string // of the other; "" if unknown
+	Cause string
+	Now   float64 // part by which the victim is slowed, in the last overview
+	Mean  float64 // over all of the time
+}
+
+// Blame sums up, over a span that ends at to, who has slowed a container (by) and whom it has
+// slowed (of), each the largest mean first.
+func (h *History) Blame(id api.ID, to time.Time, span time.Duration) (by, of []Share) {
+	var total time.Duration
+	first, _ := h.find(to.Add(-span + 1))
+	last, exact := h.find(to)
+	if exact {
+		last++
+	}
+	add := func(list *[]Share, other api.ID, name string, s api.Slowdown, d time.Duration, now bool) {
+		i := slices.IndexFunc(*list, func(x Share) bool { return x.Other == other && x.Cause == s.Cause })
+		if i < 0 {
+			i = len(*list)
+			*list = append(*list, Share{Other: other, Cause: s.Cause})
+		}
+		x := &(*list)[i]
+		x.Name = name
+		x.Mean += s.Slowed * d.Seconds()
+		if now {
+			x.Now += s.Slowed
+		}
+	}
+	for i := first; i < last; i++ {
+		o := h.list[i]
+		d := o.Taken.Sub(o.Since)
+		total += d
+		for _, r := range o.Rows {
+			for _, s := range r.By {
+				if r.Container == id {
+					add(&by, s.Culprit, s.Name, s, d, i == last-1)
+				} else if s.Culprit == id {
+					add(&of, r.Container, r.Name, s, d, i == last-1)
+				}
+			}
+		}
+	}
+	for _, list := range [][]Share{by, of} {
+		for i := range list {
+			list[i].Mean /= max(total.Seconds(), 1e-9)
+		}
+		slices.SortStableFunc(list, func(a, b Share) int { return cmp.Compare(b.Mean, a.Mean) })
+	}
+	return by, of
+}

@@ -1,0 +1,117 @@
+package view
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/view/viewtest"
+)
+
+// loaded is the history of the first frames of a host, 10 s apart.
+func loaded(t *testing.T, h viewtest.Host, frames int) *History {
+	t.Helper()
+	h.Every = 10 * time.Second
+	hist, err := Load(t.Context(), &Recorded{Recording: viewtest.Recording{Host: h, Count: frames}}, time.Time{}, time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return hist
+}
+
+func TestHistory(t *testing.T) {
+	h := loaded(t, viewtest.Host{Containers: 6, Calm: 30}, 61)
+	first, last := h.Bounds()
+	if h.Len() != 60 || !first.Equal(viewtest.Start.Add(10*time.Second)) || !last.Equal(viewtest.Start.Add(10*time.Minute)) {
+		t.Fatalf("%d overviews from %v to %v", h.Len(), first, last)
+	}
+	if _, ok := h.At(viewtest.Start); ok {
+		t.Error("there is an overview before the first")
+	}
+	for _, tt := range []struct {
+		at   time.Duration
+		step int
+		want time.Duration // 0: none
+	}{
+		{15 * time.Second, 0, 10 * time.Second},
+		{20 * time.Second, 1, 30 * time.Second},
+		{25 * time.Second, -1, 10 * time.Second},
+		{10 * time.Second, -1, 0},
+		{time.Hour, 0, 10 * time.Minute},
+		{time.Hour, 1, 0},
+	} {
+		o, ok := h.Step(viewtest.Start.Add(tt.at), tt.step)
+		if ok != (tt.want > 0) || ok && !o.Taken.Equal(viewtest.Start.Add(tt.want)) {
+			t.Errorf("%d steps from %v: %v %v, want %v", tt.step, tt.at, o.Taken, ok, tt.want)
+		}
+	}
+	if o, ok := h.Worst(); !ok || o.Taken.Before(viewtest.Start.Add(5*time.Minute)) || o.Rows[0].Container != viewtest.Victim {
+		t.Errorf("the worst is at %v: %v", o.Taken, ok)
+	}
+
+	// A frame that is not later than the last is no step in time.
+	if _, ok := h.Add(viewtest.Host{Containers: 6, Every: 10 * time.Second}.Frame(3)); ok || h.Len() != 60 {
+		t.Error("an old frame made an overview")
+	}
+}
+
+// A bounded history keeps what it must, and no more.
+func TestHistoryKeep(t *testing.T) {
+	h := History{Keep: time.Minute}
+	host := viewtest.Host{Containers: 5, Every: 10 * time.Second}
+	for i := range 100 {
+		h.Add(host.Frame(i))
+	}
+	if first, last := h.Bounds(); h.Len() != 7 || last.Sub(first) != time.Minute {
+		t.Errorf("%d overviews over %v", h.Len(), last.Sub(first))
+	}
+	old := loaded(t, host, 200)
+	h.Before(old)
+	if first, last := h.Bounds(); h.Len() != 99 || !last.Equal(host.Taken(99)) || !first.Equal(host.Taken(1)) {
+		t.Errorf("with the past, %d overviews from %v to %v", h.Len(), first, last)
+	}
+	if !slices.IsSortedFunc(h.list, func(a, b api.Overview) int { return a.Taken.Compare(b.Taken) }) {
+		t.Error("they are not in order")
+	}
+}
+
+func TestSeries(t *testing.T) {
+	h := loaded(t, viewtest.Host{Containers: 5, Calm: 30}, 61)
+	slowed := func(r api.OverviewRow) float64 { return r.Slowed }
+	at := viewtest.Start.Add(10 * time.Minute)
+	got := h.Series(viewtest.Victim, slowed, at, 20*time.Minute, 20)
+	for i, v := range got {
+		switch {
+		case i < 10 && !math.IsNaN(v): // before the recording
+			t.Errorf("minute %d: %v", i, v)
+		case i >= 10 && i < 15 && v != 0, i >= 15 && v < 0.1:
+			t.Errorf("minute %d: %v", i, v)
+		}
+	}
+	// Within a part, a later series has the same values.
+	again := h.Series(viewtest.Victim, slowed, at.Add(-20*time.Second), 20*time.Minute, 20)
+	if !slices.Equal(got[10:19], again[10:19]) {
+		t.Errorf("%v, 20 s before %v", got, again)
+	}
+}
+
+func TestBlame(t *testing.T) {
+	h := loaded(t, viewtest.Host{Containers: 5, Calm: 30}, 61)
+	at := viewtest.Start.Add(10 * time.Minute)
+	by, _ := h.Blame(viewtest.Victim, at, Span)
+	if len(by) != 2 || by[0].Name != "flood" || by[0].Cause != api.SlowedByPackets || by[0].Now <= by[1].Now {
+		t.Fatalf("%+v", by)
+	}
+	if ratio := by[0].Mean / by[0].Now; math.Abs(ratio-0.5) > 1e-6 { // half of the time
+		t.Errorf("in the mean %v of what it is now", ratio)
+	}
+	_, of := h.Blame(viewtest.Culprit, at, Span)
+	if len(of) != 1 || of[0].Other != viewtest.Victim || of[0].Now != by[0].Now {
+		t.Errorf("%+v", of)
+	}
+	if by, of := h.Blame(99, at, Span); by != nil || of != nil {
+		t.Errorf("of nobody: %v, %v", by, of)
+	}
+}

@@ -1,0 +1,113 @@
+package view
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// Show makes a string that a container may have chosen safe to print. A printable string stays
+// as it is; any other becomes a Go string literal; an empty one is "-".
+func Show(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return ShowText(s)
+}
+
+// ShowText is Show for text that may be empty.
+func ShowText(s string) string {
+	for _, r := range s {
+		if !unicode.IsPrint(r) || r == utf8.RuneError {
+			return strconv.Quote(s)
+		}
+	}
+	return s
+}
+
+// Neighbour names the other container of a slowdown, safe to print. Only names of ours are in
+// brackets: (host), (others) where it may have been several, (unnamed).
+func Neighbour(id api.ID, name, cause string) string {
+	switch name = ShowText(name); {
+	case name != "" && name[0] == '(':
+		return strconv.Quote(name)
+	case name != "":
+		return name
+	case id != 0:
+		return "(unnamed)"
+	case cause == api.SlowedByPackets:
+		return "(host)"
+	}
+	return "(others)"
+}
+
+// Scale formats a number with three digits and a decimal prefix: "148M".
+func Scale(v float64) string {
+	for _, unit := range []struct {
+		size float64
+		name string
+	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
+		if v >= 0.9995*unit.size {
+			n := v / unit.size
+			return fmt.Sprintf("%.*f%s", decimals(n), n, unit.name)
+		}
+	}
+	return fmt.Sprintf("%.0f", v)
+}
+
+func decimals(v float64) int { return max(0, 2-int(math.Floor(math.Log10(max(v*1.0005, 1))))) }
+
+// Bits formats a rate in bit/s: "148Mbit".
+func Bits(v float64) string { return Scale(v) + "bit" }
+
+// Brief formats a time in seconds in a suitable unit: "1.25ms".
+func Brief(sec float64) string {
+	d := time.Duration(sec * float64(time.Second))
+	switch {
+	case d < time.Microsecond:
+		return "<1us"
+	case d < time.Millisecond:
+		return fmt.Sprintf("%.0fus", float64(d)/1e3)
+	case d < time.Second:
+		return fmt.Sprintf("%.3gms", float64(d)/1e6)
+	}
+	return fmt.Sprintf("%.3gs", d.Seconds())
+}
+
+// Percent formats a part of 1 without decimals: "23 %". What is above 0 and below 1 % is "<1 %".
+func Percent(part float64) string {
+	switch {
+	case part <= 0:
+		return "0 %"
+	case part < 0.01:
+		return "<1 %"
+	}
+	return fmt.Sprintf("%.0f %%", 100*part)
+}
+
+// of formats a value and the bound that belongs to it: "4.2k/5k"; a bound of 0 is none.
+func of(v, bound float64) string {
+	switch {
+	case bound > 0:
+		return round(v) + "/" + round(bound)
+	case v > 0:
+		return round(v)
+	}
+	return "-"
+}
+
+// round is Scale without zeros at the end: "5k".
+func round(v float64) string {
+	s := Scale(v)
+	number := strings.TrimRight(s, "kMGT")
+	if strings.Contains(number, ".") {
+		return strings.TrimRight(strings.TrimRight(number, "0"), ".") + s[len(number):]
+	}
+	return s
+}
