@@ -108,9 +108,10 @@ func (h *History) Step(t time.Time, n int) (o api.Overview, ok bool) {
 	return h.list[i], true
 }
 
-// Worst returns the overview in which a container is slowed the most, the first of several.
+// Worst returns the overview in which a container is slowed the most, the first of several. ok is
+// false if none is ever slowed.
 func (h *History) Worst() (o api.Overview, ok bool) {
-	worst := -1.0
+	worst := 0.0
 	for _, x := range h.list {
 		if len(x.Rows) > 0 && x.Rows[0].Slowed > worst {
 			o, ok, worst = x, true, x.Rows[0].Slowed

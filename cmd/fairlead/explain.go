@@ -39,6 +39,12 @@ nothing is changed by that.`,
 }
 
 func explain(w io.Writer, x api.Explanation, all bool, now time.Time) {
+	explainContainer(w, x, all, now)
+	explainDone(w, x, now)
+}
+
+// explainContainer prints what a container is, its policy, and its status.
+func explainContainer(w io.Writer, x api.Explanation, all bool, now time.Time) {
 	c := x.Container
 	about := []string{cli.Show(c.Source), "id " + c.ID.String()}
 	if c.Image != "" {
@@ -84,7 +90,11 @@ func explain(w io.Writer, x api.Explanation, all bool, now time.Time) {
 			fmt.Fprintf(w, "  %s%s\n", strings.Repeat("    ", min(i, 1)), line)
 		}
 	}
+}
 
+// explainDone prints what was done for a container, and on what evidence.
+func explainDone(w io.Writer, x api.Explanation, now time.Time) {
+	c := x.Container
 	if len(x.Evidence) > 0 {
 		fmt.Fprintln(w, "\nWhat was seen:")
 	}

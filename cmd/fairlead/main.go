@@ -26,6 +26,7 @@ func main() {
 func verbs() []func(cli.Env) *cobra.Command {
 	list := []func(cli.Env) *cobra.Command{
 		agentVerb,
+		topVerb,
 		psVerb,
 		explainVerb,
 		setVerb,

@@ -20,7 +20,7 @@ import (
 func psVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "ps",
-		SuggestFor: []string{"list", "ls", "status", "containers", "top"},
+		SuggestFor: []string{"list", "ls", "status", "containers"},
 		Short:      "List the containers, what slows each, and what is in force for it",
 		Args:       cli.NArgs(0, 0, ""),
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/view"
 )
 
 // trafficAgentFlags are the agent's flags for the feature.
@@ -248,35 +248,8 @@ func askedFor(a *api.TrafficAsked) string {
 	return strings.Join(parts, " ")
 }
 
-// bits formats a rate in bit/s with three digits: "148Mbit".
-func bits(v float64) string { return scale(v) + "bit" }
+func bits(v float64) string { return view.Bits(v) }
 
-// scale formats a number with three digits and a decimal prefix.
-func scale(v float64) string {
-	for _, unit := range []struct {
-		size float64
-		name string
-	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
-		if v >= 0.9995*unit.size {
-			n := v / unit.size
-			return fmt.Sprintf("%.*f%s", decimals(n), n, unit.name)
-		}
-	}
-	return fmt.Sprintf("%.0f", v)
-}
+func scale(v float64) string { return view.Scale(v) }
 
-func decimals(v float64) int { return max(0, 2-int(math.Floor(math.Log10(max(v*1.0005, 1))))) }
-
-// brief formats a time in seconds in a suitable unit.
-func brief(sec float64) string {
-	d := time.Duration(sec * float64(time.Second))
-	switch {
-	case d < time.Microsecond:
-		return "<1us"
-	case d < time.Millisecond:
-		return fmt.Sprintf("%.0fus", float64(d)/1e3)
-	case d < time.Second:
-		return fmt.Sprintf("%.3gms", float64(d)/1e6)
-	}
-	return fmt.Sprintf("%.3gs", d.Seconds())
-}
+func brief(sec float64) string { return view.Brief(sec) }

@@ -77,7 +77,7 @@ func (h Host) Frame(i int) api.Frame {
 		wave := float64((i*7+int(id)*3)%17) / 17 // another one for each container and frame
 		c := api.Container{ID: id, Name: name(id), Source: "docker", Image: "registry.example.com/app:" + id.String(), PID: 100 + int(id), Started: start.Add(-time.Hour),
 			Policy:   []api.Setting{{Key: "fairlead.net.rate", Value: "50mbit", From: "label"}},
-			Features: []api.FeatureStatus{{Feature: "traffic", State: api.StateDone, Since: start}, {Feature: "netcpu", State: api.StateError, Error: "no\x1b[2J", Tries: 2}}}
+			Features: []api.FeatureStatus{{Feature: "traffic", Asked: true, State: api.StateDone, Since: start}, {Feature: "netcpu", Asked: true, State: api.StateError, Error: "no\x1b[2J", Tries: 2}}}
 		account := api.NetCPUAccount{Container: id, Name: name(id), Tasks: sec*0.05*n/10 + wave*0.01, Receive: sec*0.002 + wave*0.001, Send: sec * 0.001}
 		switch id {
 		case Victim:
@@ -93,7 +93,7 @@ func (h Host) Frame(i int) api.Frame {
 		case Evil:
 			c.Source, c.Image, c.Labels = "cgroup", Hostile, map[string]string{Hostile: Hostile}
 			c.Policy[0] = api.Setting{Key: Hostile, Value: Hostile, From: Hostile, Reason: Hostile, Instead: Hostile}
-			c.Features[0] = api.FeatureStatus{Feature: Hostile, State: Hostile, Error: Hostile}
+			c.Features[0] = api.FeatureStatus{Feature: Hostile, Asked: true, State: Hostile, Error: Hostile}
 		case Pods, Pods + 1:
 			c.Namespace, c.Pod = "shop", "cart-0"
 		}

@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/view"
 )
 
 // Format is the value of -o.
@@ -128,24 +129,11 @@ func escapeControls(data []byte, yaml bool) []byte {
 	return out.Bytes()
 }
 
-// Show makes a string that a container may have chosen safe to print. A printable string
-// stays as it is; any other becomes a Go string literal.
-func Show(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return ShowText(s)
-}
+// Show makes a string that a container may have chosen safe to print, as the views do.
+func Show(s string) string { return view.Show(s) }
 
 // ShowText is Show for text that may be empty.
-func ShowText(s string) string {
-	for _, r := range s {
-		if !unicode.IsPrint(r) || r == utf8.RuneError {
-			return strconv.Quote(s)
-		}
-	}
-	return s
-}
+func ShowText(s string) string { return view.ShowText(s) }
 
 // Shown is Show for each of several.
 func Shown(list []string) []string {

@@ -1,0 +1,208 @@
+package tui
+
+import (
+	"strings"
+	"time"
+	"unicode"
+
+	tea "charm.land/bubbletea/v2"
+
+	"github.com/fairlead-project/fairlead/view"
+)
+
+// key acts on a key.
+func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
+	name := k.String()
+	switch {
+	case name == "ctrl+c":
+		return tea.Quit
+	case name == "ctrl+z":
+		return tea.Suspend
+	case m.typing:
+		m.typeFilter(name, k.Text)
+		return nil
+	case m.page == pageHelp && !scrolls(name):
+		m.page, m.scroll = m.before, 0
+		return nil
+	}
+	switch name {
+	case "q", "f10":
+		return tea.Quit
+	case "?", "h", "f1":
+		m.page, m.before, m.scroll = pageHelp, m.page, 0
+	case "p", "space":
+		return m.pause()
+	case "n":
+		return m.now()
+	case "left":
+		return m.step(-1)
+	case "right":
+		return m.step(1)
+	case "[":
+		return m.jump(-time.Minute)
+	case "]":
+		return m.jump(time.Minute)
+	case "{":
+		return m.jump(-10 * time.Minute)
+	case "}":
+		return m.jump(10 * time.Minute)
+	case "w":
+		if !m.loading {
+			return m.load(m.moment(), true)
+		}
+	case "up", "k":
+		m.move(-1)
+	case "down", "j":
+		m.move(1)
+	case "pgup", "ctrl+b":
+		m.move(-m.room())
+	case "pgdown", "ctrl+f":
+		m.move(m.room())
+	case "home", "g":
+		m.move(-1 << 20)
+	case "end", "G":
+		m.move(1 << 20)
+	case "enter":
+		if m.page == pageTable {
+			return m.open()
+		}
+		m.page = pageTable
+	case "esc", "backspace":
+		switch {
+		case m.page != pageTable:
+			m.page = pageTable
+		default:
+			m.order.Filter = ""
+		}
+	default:
+		if m.page == pageTable {
+			m.arrange(name)
+		}
+	}
+	return nil
+}
+
+// scrolls reports whether a key moves in the help, and does not leave it.
+func scrolls(name string) bool {
+	switch name {
+	case "up", "down", "k", "j", "pgup", "pgdown", "home", "end":
+		return true
+	}
+	return false
+}
+
+// arrange acts on the keys that change what the table shows.
+func (m *model) arrange(name string) {
+	switch name {
+	case "/":
+		m.typing = true
+	case "t":
+		m.order.Tree = !m.order.Tree
+	case "r":
+		m.order.Reverse = !m.order.Reverse
+	case "s", ">":
+		m.sortBeside(1)
+	case "S", "<":
+		m.sortBeside(-1)
+	}
+}
+
+// sortBeside sorts by a column that is n places from the one by which the table is sorted.
+func (m *model) sortBeside(n int) {
+	columns := view.Columns()
+	for i, c := range columns {
+		if c.Key == m.order.Sort {
+			m.sortBy(columns[(i+n+len(columns))%len(columns)].Key)
+			return
+		}
+	}
+}
+
+func (m *model) sortBy(key string) {
+	m.order.Sort, m.order.Reverse, m.follow, m.cursor = key, false, false, 0
+}
+
+// typeFilter takes a key of the filter.
+func (m *model) typeFilter(name, text string) {
+	switch name {
+	case "enter":
+		m.typing = false
+	case "esc":
+		m.typing, m.order.Filter = false, ""
+	case "backspace":
+		if r := []rune(m.order.Filter); len(r) > 0 {
+			m.order.Filter = string(r[:len(r)-1])
+		}
+	case "ctrl+u":
+		m.order.Filter = ""
+	default:
+		m.order.Filter += typed(text)
+	}
+	m.follow, m.cursor = false, 0
+}
+
+// typed is what of a text may stand in a line.
+func typed(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return -1
+	}, s)
+}
+
+// move moves the cursor, or the lines of a page.
+func (m *model) move(n int) {
+	if m.page != pageTable {
+		m.scroll = max(0, m.scroll+n) // View knows how many lines there are
+		return
+	}
+	m.cursor = max(0, min(m.cursor+n, len(m.rows)-1))
+	m.follow = m.cursor > 0
+	if len(m.rows) > 0 {
+		m.selected = keyOf(m.rows[m.cursor])
+	}
+}
+
+// open opens the container under the cursor, or folds the pod.
+func (m *model) open() tea.Cmd {
+	if len(m.rows) == 0 {
+		return nil
+	}
+	r := m.rows[m.cursor]
+	if r.Members > 0 {
+		m.folded[keyOf(r)] = !m.folded[keyOf(r)]
+		m.follow = true
+		return nil
+	}
+	m.page, m.scroll, m.id, m.name, m.known = pageOne, 0, r.Container, r.Name, explainedMsg{}
+	return m.explain(m.id)
+}
+
+// click acts on a click of the left button.
+func (m *model) click(x, y int) tea.Cmd {
+	switch i := y - tableTop + m.offset; {
+	case m.page == pageHelp:
+		m.page, m.scroll = m.before, 0
+	case m.page == pageOne:
+		if y == 0 {
+			m.page = pageTable
+		}
+	case y == tableTop-1:
+		for _, c := range m.columns() {
+			if x >= c.x && x < c.x+c.width {
+				if c.Key == m.order.Sort {
+					m.order.Reverse = !m.order.Reverse
+				} else {
+					m.sortBy(c.Key)
+				}
+			}
+		}
+	case y >= tableTop && y < tableTop+m.room() && i < len(m.rows):
+		if i == m.cursor {
+			return m.open()
+		}
+		m.move(i - m.cursor)
+	}
+	return nil
+}
