@@ -41,3 +41,6 @@ func (r *Reports) Take(report any) {
 func (r Reports) since(before Reports) []func(*OverviewRow) losses {
 	return []func(*OverviewRow) losses{r.NetCPU.slowed(before.NetCPU), r.Traffic.slowed(before.Traffic), r.BlockIO.slowed(), r.Latency.slowed()}
 }
+
+// Actions lists what features do for a container or to it, in no order.
+func (r Reports) Actions(id ID) []Evidence { return r.BlockIO.actions(id) }

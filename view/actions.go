@@ -11,7 +11,7 @@ import (
 // Action is what fairlead does or has done for a container, or to it for others.
 type Action struct {
 	Since   time.Time
-	Feature string // "" for a decision in place of policy
+	Feature string // safe to print; "" for a decision in place of policy
 	Text    string // safe to print
 }
 
@@ -29,20 +29,8 @@ func Actions(f api.Frame, id api.ID) []Action {
 			}
 		}
 	}
-	if f.BlockIO != nil {
-		for _, r := range f.BlockIO.Rows {
-			if r.Container == id && r.Action != "" {
-				list = append(list, Action{r.Since, "blockio", fmt.Sprintf("%s on %s: %s", Show(r.Action), Show(r.Disk), ShowText(r.Evidence))})
-			}
-		}
-		for _, e := range f.BlockIO.Events {
-			switch id {
-			case e.Victim:
-				list = append(list, Action{e.Time, "blockio", fmt.Sprintf("%s on %s: %s", Show(e.What), Show(e.Disk), ShowText(e.Text))})
-			case e.Culprit:
-				list = append(list, Action{e.Time, "blockio", fmt.Sprintf("%s on %s, for %s: %s", Show(e.What), Show(e.Disk), Show(e.Name), ShowText(e.Text))})
-			}
-		}
+	for _, a := range f.Actions(id) {
+		list = append(list, Action{a.Time, Show(a.Feature), ShowText(a.Text)})
 	}
 	slices.SortStableFunc(list, func(a, b Action) int { return b.Since.Compare(a.Since) })
 	return list

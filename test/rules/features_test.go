@@ -155,7 +155,7 @@ func TestFeatureIsAFolder(t *testing.T) {
 			}
 			continue
 		}
-		if in(p.name(), "test", "internal") {
+		if in(p.name(), "test", "internal", "view/viewtest") {
 			continue
 		}
 		for _, name := range p.GoFiles {
