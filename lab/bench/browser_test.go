@@ -43,7 +43,7 @@ for (const svg of document.querySelectorAll("figure svg")) {
 			if (a.r.left < b.r.right-1 && b.r.left < a.r.right-1 && a.r.top < b.r.bottom-4 && b.r.top < a.r.bottom-4)
 				seen.Covered.push(title + ": " + a.t + " on " + b.t);
 	});
-	for (const bar of svg.querySelectorAll("rect")) {
+	for (const bar of svg.querySelectorAll("path.fill:not(.part, .rest, .ink-none)")) {
 		const r = bar.getBoundingClientRect();
 		seen.Bars++;
 		if (r.width < 2 || r.height < 0.5) seen.Flat.push(title + ": " + r.width + " by " + r.height);

@@ -1,0 +1,156 @@
+package plot
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// elements reads a diagram as XML, and returns its elements by name with their class, and its texts.
+func elements(t interface{ Fatalf(string, ...any) }, svg string) (classes map[string][]string, texts []string) {
+	classes = make(map[string][]string)
+	dec := xml.NewDecoder(strings.NewReader(svg))
+	for {
+		tok, err := dec.Token()
+		if errors.Is(err, io.EOF) {
+			return classes, texts
+		}
+		if err != nil {
+			t.Fatalf("%v in %s", err, svg)
+		}
+		switch tok := tok.(type) {
+		case xml.StartElement:
+			for _, a := range tok.Attr {
+				switch a.Name.Local {
+				case "class":
+					classes[tok.Name.Local] = append(classes[tok.Name.Local], a.Value)
+				case "style":
+					t.Fatalf("a style in %s", svg)
+				}
+				if strings.Contains(a.Value, "NaN") || strings.Contains(a.Value, "Inf") {
+					t.Fatalf("%s=%q in %s", a.Name.Local, a.Value, svg)
+				}
+			}
+		case xml.CharData:
+			if s := strings.TrimSpace(string(tok)); s != "" {
+				texts = append(texts, s)
+			}
+		}
+	}
+}
+
+func TestLines(t *testing.T) {
+	svg, err := Lines([]Line{
+		{Name: "a", Ink: "main", Values: []float64{1, 2, math.NaN(), 3, 2}},
+		{Name: "b", Ink: "bound", Values: []float64{3, 3, 3, 3, 3}, Dashed: true},
+	}, []float64{0, 2, 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	classes, texts := elements(t, string(svg))
+	want := []string{"stroke ink-grid", "stroke ink-grid", "stroke ink-grid", "stroke ink-main", "stroke ink-main", "stroke ink-bound dashed"}
+	if !slices.Equal(classes["path"], want) || len(texts) > 0 {
+		t.Errorf("paths %q, texts %q, want %q", classes["path"], texts, want)
+	}
+	for _, point := range []string{"M 0 150 L 250 100", "M 750 50 L 1000 100", "M 0 50 L 250 50 L 500 50"} {
+		if !strings.Contains(string(svg), point) {
+			t.Errorf("no %q in %s", point, svg)
+		}
+	}
+}
+
+// TestLinesOfAnything draws any values: all that it can draw are elements with the classes of Style.
+func TestLinesOfAnything(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(0, 50).Draw(t, "values")
+		var lines []Line
+		top := 0.0
+		for i := range rapid.IntRange(0, 6).Draw(t, "lines") {
+			l := Line{Name: "<b>", Ink: Ink(fmt.Sprintf("s%d", i+1))}
+			for range n {
+				v := rapid.OneOf(rapid.Float64Range(0, 1e12), rapid.SampledFrom([]float64{0, 1, math.NaN(), math.Inf(1)})).Draw(t, "v")
+				if l.Values = append(l.Values, v); v > top && !math.IsInf(v, 0) {
+					top = v
+				}
+			}
+			lines = append(lines, l)
+		}
+		svg, err := Lines(lines, Ticks(top))
+		if err != nil {
+			t.Fatal(err)
+		}
+		classes, _ := elements(t, string(svg))
+		for _, class := range slices.Concat(classes["path"], classes["circle"]) {
+			if !regexp.MustCompile(`^(stroke|fill) ink-(grid|s\d)$`).MatchString(class) {
+				t.Fatalf("class %q in %s", class, svg)
+			}
+		}
+	})
+}
+
+func TestBars(t *testing.T) {
+	nothing := Bar{Ink: "on", Low: math.NaN(), Value: math.NaN(), High: math.NaN()}
+	svg, err := Bars("a <title>", []Bar{
+		{Label: "flood <b>", Ink: "off", Low: 2, Value: 2.5, High: 3, Text: "2.50", Gap: true},
+		{Ink: "on", Low: 1, Value: 1, High: 1, Text: "1.00"},
+		nothing,
+		{Label: "idle", Ink: "off", Text: "none", Gap: true},
+	}, func(v float64) string { return fmt.Sprint(v) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	classes, texts := elements(t, string(svg))
+	bars := slices.DeleteFunc(classes["path"], func(c string) bool { return !strings.HasPrefix(c, "fill ") || c == "fill ink-none" })
+	if want := []string{"fill ink-off", "fill ink-on", "fill ink-off", "fill ink-off part", "fill ink-off rest"}; !slices.Equal(bars, want) {
+		t.Errorf("bars %q, want %q, from the bottom", bars, want)
+	}
+	for _, want := range []string{"flood <b>", "2.50", "1.00", "none", "0", "2"} {
+		if !slices.Contains(texts, want) {
+			t.Errorf("no %q among the texts %q", want, texts)
+		}
+	}
+	if slices.ContainsFunc(texts, func(s string) bool { return strings.HasPrefix(s, "-") }) {
+		t.Errorf("an axis that begins below 0: %q", texts)
+	}
+	if _, err := Bars("", []Bar{nothing}, func(float64) string { return "" }); err != nil {
+		t.Errorf("without a value: %v", err)
+	}
+}
+
+func TestTicks(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		top := rapid.Float64Range(1e-9, 1e12).Draw(t, "top")
+		ticks := Ticks(top)
+		last := ticks[len(ticks)-1]
+		if len(ticks) < 2 || len(ticks) > 6 || ticks[0] != 0 || last < top*(1-1e-9) || last > top*2.6 {
+			t.Fatalf("Ticks(%v) = %v", top, ticks)
+		}
+	})
+	for _, bad := range []float64{0, -1, math.NaN(), math.Inf(1)} {
+		if got := Ticks(bad); !slices.Equal(got, []float64{0, 1}) {
+			t.Errorf("Ticks(%v) = %v", bad, got)
+		}
+	}
+}
+
+// TestInks holds that each ink that the package or its callers use has a colour in both schemes.
+func TestInks(t *testing.T) {
+	for _, ink := range []string{"grid", "text", "off", "on", "peer0", "peer1", "ideal", "packets", "cpu", "uplink", "disk", "main", "second", "bound", "s1", "s2", "s3", "s4", "s5"} {
+		if !strings.Contains(Style, ".ink-"+ink+" {") {
+			t.Errorf("Style has no class .ink-%s", ink)
+		}
+	}
+	for _, name := range regexp.MustCompile(`var\(--([a-z0-9]+)\)`).FindAllStringSubmatch(Style, -1) {
+		if n := strings.Count(Style, "--"+name[1]+": "); n != 2 {
+			t.Errorf("Style has %d values of --%s, want one for light and one for dark", n, name[1])
+		}
+	}
+}
