@@ -35,6 +35,7 @@ func verbs() []func(cli.Env) *cobra.Command {
 		recordVerb,
 		reportVerb,
 		restoreVerb,
+		webVerb,
 		policyVerb,
 		keysVerb,
 		versionVerb,
