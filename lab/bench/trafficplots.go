@@ -51,8 +51,8 @@ func TrafficPlots(r *report.Report, _ Options) []report.Plot {
 	for _, c := range r.Cases {
 		if after, ok := strings.CutPrefix(c.Metric, Settling); ok {
 			plots = append(plots, report.Plot{
-				Title: "Time until the shares are those that are due", Note: "After: " + after + " (figures 9, 10). 2 s: they never were.",
-				Metric: c.Metric, Groups: one(c.Case, c.Case),
+				Title: "Time until the shares are those that are due", Note: c.Case + ", after: " + after + " (figures 9, 10). 2 s: they never were.",
+				Metric: c.Metric, Groups: one("", c.Case),
 			})
 		}
 	}
