@@ -55,6 +55,9 @@ type host struct {
 	others   map[string]uint64 // uplinks beside nic0
 	nic0     int               // its index
 	now      func() time.Time  // nil: time.Now
+
+	containers *running // nil: none are listed
+	volumes    string   // file of what they sent and received
 }
 
 func newHost(t testing.TB, rate uint64) *host {
@@ -78,10 +81,14 @@ func (h *host) start() {
 	if h.rate > 0 {
 		uplinks["nic0"] = h.rate
 	}
-	h.traffic, err = traffic.New(traffic.Config{
+	cfg := traffic.Config{
 		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), Identity: h.slots, Ends: hook.Open("/proc", h.journal),
 		Uplinks: uplinks, Delays: h.delays, Measured: h.measured, Now: h.now,
-	})
+	}
+	if h.containers != nil {
+		cfg.Containers, cfg.Volumes = h.containers, h.volumes
+	}
+	h.traffic, err = traffic.New(cfg)
 	must(h.t, err)
 	if v := h.traffic.Support(); v.Level != probe.Full {
 		h.t.Fatalf("%+v", v)

@@ -67,6 +67,9 @@ type Config struct {
 	// Delays always measures how long packets wait, for Read and Snapshot, while there is a tenant.
 	// It slows down each packet at each root qdisc of the host.
 	Delays bool
+	// Volumes is the file of what containers have sent and received, by day and month; "": that is
+	// not counted. It needs Containers. VolumeZone is the time zone of these; "": UTC.
+	Volumes, VolumeZone string
 }
 
 // Traffic is the feature. See feature.Feature for how it may be called.
@@ -78,6 +81,7 @@ type Traffic struct {
 	find    *netdev.Finder
 
 	measuring chan struct{} // holds one for each Measure
+	volumes   *volumes      // nil: they are not counted
 
 	mu         sync.Mutex
 	host       *netdev.NS      // nil once closed, or without support
@@ -157,8 +161,14 @@ func New(cfg Config) (*Traffic, error) {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "packets cannot be told apart: " + err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
 		return f, nil
 	}
+	if f.volumes, err = newVolumes(cfg, f); err != nil {
+		return nil, errors.Join(fmt.Errorf("traffic: %w", err), f.Close())
+	}
 	f.support = probe.Verdict{Level: probe.Full}
 	go f.lookAgain(f.done)
+	if f.volumes != nil {
+		go f.volumes.run(f.host, f.done)
+	}
 	if cfg.Delays {
 		if err := delay.Supported(); err != nil {
 			f.cfg.Delays = false
@@ -192,10 +202,18 @@ func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	if err := f.programs.trust(t.Container); err != nil {
 		return err
 	}
-	if !asks {
-		return f.remove(t.Container.ID)
+	var err error
+	if asks {
+		err = f.shape(ctx, t)
+	} else {
+		err = f.remove(t.Container.ID)
 	}
-	if err := f.shape(ctx, t); err != nil {
+	f.volumes.again()
+	uncounted := f.volumes.uncounted(t.Container, t.Settings)
+	if asks && err == nil && uncounted != nil {
+		err = feature.ErrPartly
+	}
+	if err = errors.Join(err, uncounted); err != nil {
 		return fmt.Errorf("traffic: %w", err)
 	}
 	return nil
@@ -450,7 +468,7 @@ func (f *Traffic) Close() error {
 	clear(f.shaped)
 	f.tenants = tenant.New(f.cfg.Roots.Proc, tenant.Network)
 	clear(f.uplinks)
-	errs = append(errs, f.unwatch(), f.unfollow())
+	errs = append(errs, f.unwatch(), f.unfollow(), f.volumes.close())
 	if f.programs != nil {
 		errs = append(errs, f.programs.close())
 		f.programs = nil

@@ -30,7 +30,12 @@ func (f *Traffic) Notify(changed func(container.ID)) {
 }
 
 // Loops implements feature.Looper.
-func (f *Traffic) Loops() []*feature.Loop { return []*feature.Loop{&f.looking} }
+func (f *Traffic) Loops() []*feature.Loop {
+	if f.volumes == nil {
+		return []*feature.Loop{&f.looking}
+	}
+	return []*feature.Loop{&f.looking, &f.volumes.loop}
+}
 
 // lookAgain calls lookAround every lookEvery until done is closed.
 func (f *Traffic) lookAgain(done chan struct{}) {

@@ -139,22 +139,25 @@ func parseAddr(msg []byte) (index int, prefix string, err error) {
 // Link returns the device with the given index, without its addresses. The error matches
 // [ErrNoLink] if there is none.
 func (ns *NS) Link(index int) (Link, error) {
-	var link Link
-	err := ns.with(func(h *netlink.Handle) error {
-		l, err := h.LinkByIndex(index)
-		if err != nil {
-			return err
-		}
-		link = fromNetlink(l)
-		return nil
+	l, err := ns.link(index)
+	if err != nil {
+		return Link{}, err
+	}
+	return fromNetlink(l), nil
+}
+
+func (ns *NS) link(index int) (l netlink.Link, err error) {
+	err = ns.with(func(h *netlink.Handle) (err error) {
+		l, err = h.LinkByIndex(index)
+		return err
 	})
 	if NoLink(err) {
 		err = ErrNoLink
 	}
 	if err != nil {
-		return Link{}, fmt.Errorf("link %d of netns %d: %w", index, ns.inode, err)
+		return nil, fmt.Errorf("link %d of netns %d: %w", index, ns.inode, err)
 	}
-	return link, nil
+	return l, nil
 }
 
 // Index returns the index of the device with a name. The error matches [ErrNoLink] if there is

@@ -99,8 +99,9 @@ func (a *agent) launch(wrap ...string) {
 	must(a.t, err)
 	defer log.Close()
 	argv := append(append(wrap, a.program), a.flags...)
-	if a.program == program { // an older one does not know it
-		argv = append(argv, "--disk-capacities", a.path("lib/capacities.json"), "--record-dir", a.path("lib/record"))
+	if a.program == program { // an older one does not know them
+		argv = append(argv, "--disk-capacities", a.path("lib/capacities.json"), "--record-dir", a.path("lib/record"),
+			"--volumes", a.path("lib/volumes.json"))
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
