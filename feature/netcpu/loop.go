@@ -1,6 +1,7 @@
 package netcpu
 
 import (
+	"errors"
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature"
@@ -30,6 +31,9 @@ func (n *Netcpu) loop() {
 			return
 		case now := <-tick.C:
 			err := n.follow(now)
+			if n.meter != nil {
+				err = errors.Join(err, n.meter.Err())
+			}
 			if windows := failed.report(now, err); windows > 0 {
 				n.cfg.Log.Warn("following the traffic", "feature", name, "windows", windows, "err", err)
 			}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
@@ -16,7 +17,8 @@ func rank(mode policy.NetCPU) int {
 	return slices.Index([]policy.NetCPU{policy.NetCPUObserve, policy.NetCPUAuto, policy.NetCPUCharge, policy.NetCPUIsolate}, mode)
 }
 
-// observe begins to charge a container for its packets, whatever its mode.
+// observe begins to charge a container for its packets, whatever its mode. Any mode but observe acts
+// on the accounts, which have to be complete then.
 func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 	if n.cfg.Identity == nil {
 		return nil // Read returns the reason
@@ -25,7 +27,7 @@ func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 	m, err := identity.Of(c)
 	m.Rank = max(0, rank(mode))
 	if n.meter != nil {
-		err = errors.Join(err, n.places.watch(n.meter, m, claimOf(c, mode)))
+		err = errors.Join(err, n.places.watch(n.meter, m, claimOf(c, mode)), n.meter.Demand(n.places.count(asked) > 0))
 	} else {
 		_, terr := n.cfg.Identity.Tell(name, m) // the other features need the container in Identity
 		err = errors.Join(err, terr)
@@ -41,9 +43,19 @@ func (n *Netcpu) forget(id container.ID) error {
 	switch {
 	case n.meter != nil:
 		delete(n.places.of, id)
-		return n.meter.Forget(id)
+		return errors.Join(n.meter.Forget(id), n.meter.Demand(n.places.count(asked) > 0))
 	case n.cfg.Identity != nil:
 		return n.cfg.Identity.Forget(name, id)
 	}
 	return nil
+}
+
+// counts returns what the kernel counts at the devices of a network namespace, by index.
+func (n *Netcpu) counts(netns uint64) (map[int]netdev.Count, error) {
+	ns, err := n.find.Open("", netns)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	return ns.Counts(netdev.MostLinks)
 }

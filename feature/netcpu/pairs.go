@@ -29,7 +29,7 @@ type cell struct {
 // split returns the entries with a series of their own, at most limit, and the sum of all others'
 // growth since the first reading.
 func (p *pairs) split(thefts []account.Theft, limit int, runs func(container.ID) bool) (show []account.Theft, other time.Duration) {
-	thefts = slices.DeleteFunc(slices.Clone(thefts), func(t account.Theft) bool { return t.CPU <= 0 || ownTime(t) })
+	thefts = slices.DeleteFunc(slices.Clone(thefts), func(t account.Theft) bool { return t.CPU <= 0 || t.Own() })
 	slices.SortFunc(thefts, func(x, y account.Theft) int {
 		return cmp.Or(cmp.Compare(y.CPU, x.CPU), cmp.Compare(x.Culprit, y.Culprit), cmp.Compare(x.Victim.Container, y.Victim.Container), cmp.Compare(x.Victim.Kind, y.Victim.Kind))
 	})

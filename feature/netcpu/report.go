@@ -48,7 +48,7 @@ func (x *Accounts) take() (reading, error) {
 		return r, err
 	}
 	for _, t := range r.Thefts {
-		if t.CPU <= 0 || !isLoss(t) {
+		if t.CPU <= 0 || !t.Loss() {
 			continue
 		}
 		victim := t.Victim.Container
@@ -141,7 +141,7 @@ func (x *Accounts) wire(r reading) api.NetCPU {
 	n.Charged = charged.Seconds()
 
 	for _, t := range r.Thefts {
-		if t.CPU <= 0 || ownTime(t) {
+		if t.CPU <= 0 || t.Own() {
 			continue
 		}
 		w := api.NetCPUTheft{Kind: t.Victim.Kind.String(), Victim: api.ID(t.Victim.Container), Culprit: api.ID(t.Culprit), Seconds: t.CPU.Seconds()}
@@ -300,16 +300,4 @@ func party(name string, id container.ID, none string) feature.Label {
 		return feature.Label{Name: name, Container: id}
 	}
 	return feature.Label{Name: name, Value: none}
-}
-
-// ownTime reports whether work ran in the time of the container that it was for.
-func ownTime(t account.Theft) bool {
-	return t.Victim.Container == t.Culprit && (t.Victim.Kind == account.Task || t.Victim.Kind == account.NAPI)
-}
-
-// isLoss reports whether another container, or a task of the host, lost the time in which work
-// ran. The kernel's threads for all and idle CPUs lose nothing, and neither does the sender of the
-// packets.
-func isLoss(t account.Theft) bool {
-	return !ownTime(t) && (t.Victim.Kind == account.Task || t.Victim.Kind == account.NAPI && t.Victim.Container != 0)
 }

@@ -139,15 +139,26 @@ func Frags(yes bool) func(*ebpf.ProgramSpec) {
 // none. The error matches ebpf.ErrNotSupported or btf.ErrNotFound where the kernel has no such
 // tracepoint.
 func (o *Object) Attach(programs ...string) (links Links, err error) {
-	err = o.load(nil, programs, nil, nil, func(c *ebpf.Collection) (err error) {
-		loaded := make([]*ebpf.Program, len(programs))
-		for i, name := range programs {
-			loaded[i] = c.Programs[name]
-		}
-		links, err = Attach(loaded...)
-		return err
-	})
+	loaded, err := o.Programs(programs...)
+	if err != nil {
+		return nil, err
+	}
+	links, err = Attach(loaded...)
+	for _, p := range loaded {
+		err = errors.Join(err, p.Close())
+	}
 	return links, err
+}
+
+// Programs loads programs, in this order, which are the caller's to close: all of them, or none.
+func (o *Object) Programs(names ...string) (programs []*ebpf.Program, err error) {
+	err = o.load(nil, names, nil, nil, func(c *ebpf.Collection) error {
+		for _, name := range names {
+			programs = append(programs, c.DetachProgram(name))
+		}
+		return nil
+	})
+	return programs, err
 }
 
 // Attach attaches loaded programs to their tracepoints, in this order: all of them, or none.

@@ -63,6 +63,11 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
+/* The device that received a packet; 0: it was made here. */
+struct sk_buff___in {
+	int skb_iif;
+} __attribute__((preserve_access_index));
+
 #include "maps.bpf.h"
 #include "device.bpf.h"
 #include "table.bpf.h"
@@ -103,6 +108,8 @@ int BPF_PROG(fl_enter, unsigned int vec)
 	c = this_cpu();
 	if (!c)
 		return 0; /* impossible: one entry, index 0 */
+	if (fl_over)
+		return 0; /* no run begins outside of a window */
 	if (c->run)
 		end(c, c->last); /* the run of a thread, see left() */
 	now = bpf_ktime_get_ns();
@@ -119,7 +126,7 @@ int BPF_PROG(fl_enter, unsigned int vec)
 			now = c->last; /* the time before belongs to the last run */
 	}
 	c->irq_end = 0;
-	if (!sampled(c)) {
+	if (fl_bare || !sampled(c)) {
 		c->skip = vec;
 		c->skip_at = now;
 		c->network = 0;
@@ -227,6 +234,9 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 			peers(c, skb, slot);
 		use(c, slot, class | protocol(skb), 1, skb->len);
 		share(c);
+		c->skb = (__u64)skb;
+		c->netns = fl_netns_of(skb->dev);
+		c->ifindex = skb->dev->ifindex;
 		return 0;
 	}
 	/* The host forwards a packet that a tenant sent: see fl_stamp. */
@@ -267,6 +277,8 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 	slot = dev & SLOT;
 	c->network = 1;
 	c->events += c->weight;
+	if (c->cur == POT && dev & HOST_SIDE && !slot && ((struct sk_buff___in *)skb)->skb_iif)
+		c->later++;
 	if (!slot) {
 		/* A device in a namespace without a tenant identifies no owner. */
 		if (!(dev & HOST_SIDE) && c->cur != POT)
@@ -359,15 +371,26 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 /*
  * User space runs this on each CPU before it reads, so that no table holds anything
  * back. It runs in an interrupt. If that has interrupted a run, the run owns the
- * table, and adds it to the maps soon.
+ * table, and adds it to the maps soon. After a window (fl_over) the other programs are
+ * detached, and no event ends a run that is still open.
  */
+
 SEC("raw_tp/softirq_exit")
 int fl_flush(void *ctx)
 {
 	struct cpu *c = this_cpu();
 
-	if (!c || c->run)
+	if (!c)
 		return 0;
+	if (fl_over) {
+		if (c->run)
+			end(c, c->last);
+		c->skip = 0;
+		c->irq = 0;
+		c->irq_end = 0;
+	} else if (c->run) {
+		return 0;
+	}
 	drop_pools(c, bpf_ktime_get_ns());
 	flush(c);
 	return 0;

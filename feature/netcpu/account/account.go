@@ -128,6 +128,17 @@ type Theft struct {
 	CPU     time.Duration
 }
 
+// Own reports whether the time was that of the container that the packets were for.
+func (t Theft) Own() bool {
+	return t.Victim.Container == t.Culprit && (t.Victim.Kind == Task || t.Victim.Kind == NAPI)
+}
+
+// Loss reports whether another container, or a task of the host, lost the time. The kernel's
+// threads for all and idle CPUs lose nothing, and neither does the sender of the packets.
+func (t Theft) Loss() bool {
+	return !t.Own() && (t.Victim.Kind == Task || t.Victim.Kind == NAPI && t.Victim.Container != 0)
+}
+
 // Reading is the state of all accounts at one moment. All numbers but Taken
 // are sums since Open.
 type Reading struct {

@@ -31,6 +31,9 @@ type accountCpu struct {
 	Softirq     uint64
 	Thread      uint64
 	Lost        uint64
+	Whole       uint64
+	Bare        uint64
+	Later       uint64
 	Last        uint64
 	Spent       uint64
 	Stands      uint64
@@ -161,10 +164,13 @@ const (
 	accountProgFlXmit      = "fl_xmit"
 	accountVarFlAround     = "fl_around"
 	accountVarFlAroundCall = "fl_around_call"
+	accountVarFlBare       = "fl_bare"
 	accountVarFlEpoch      = "fl_epoch"
 	accountVarFlExact      = "fl_exact"
 	accountVarFlFrags      = "fl_frags"
+	accountVarFlOver       = "fl_over"
 	accountVarFlSlot       = "fl_slot"
+	accountVarFlWindow     = "fl_window"
 )
 
 // loadAccount returns the embedded CollectionSpec for account.
@@ -247,10 +253,13 @@ type accountMapSpecs struct {
 type accountVariableSpecs struct {
 	FlAround     *ebpf.VariableSpec `ebpf:"fl_around"`
 	FlAroundCall *ebpf.VariableSpec `ebpf:"fl_around_call"`
+	FlBare       *ebpf.VariableSpec `ebpf:"fl_bare"`
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
 	FlExact      *ebpf.VariableSpec `ebpf:"fl_exact"`
 	FlFrags      *ebpf.VariableSpec `ebpf:"fl_frags"`
+	FlOver       *ebpf.VariableSpec `ebpf:"fl_over"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
+	FlWindow     *ebpf.VariableSpec `ebpf:"fl_window"`
 }
 
 // accountObjects contains all objects after they have been loaded into the kernel.
@@ -308,10 +317,13 @@ func (m *accountMaps) Close() error {
 type accountVariables struct {
 	FlAround     *ebpf.Variable `ebpf:"fl_around"`
 	FlAroundCall *ebpf.Variable `ebpf:"fl_around_call"`
+	FlBare       *ebpf.Variable `ebpf:"fl_bare"`
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
 	FlExact      *ebpf.Variable `ebpf:"fl_exact"`
 	FlFrags      *ebpf.Variable `ebpf:"fl_frags"`
+	FlOver       *ebpf.Variable `ebpf:"fl_over"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
+	FlWindow     *ebpf.Variable `ebpf:"fl_window"`
 }
 
 // accountPrograms contains all programs after they have been loaded into the kernel.

@@ -67,7 +67,7 @@ func (m *Meter) calibrate() error {
 	for _, of := range []struct {
 		call bool
 		to   *ebpf.Variable
-	}{{false, m.around}, {true, m.aroundCall}} {
+	}{{false, m.vars.Around}, {true, m.vars.AroundCall}} {
 		a, err := m.measureAround(of.call)
 		if err == nil && a != 0 {
 			err = of.to.Set(uint64(a))

@@ -22,7 +22,7 @@ import (
 func (m *Meter) attach(acc *account) error {
 	var errs []error
 	stamped := make(map[container.Device]bool)
-	holds := m.cfg.Ends != nil && m.holder(acc.member.Tenant) == acc // stamps the packets of shared devices
+	holds := m.cfg.Ends != nil && m.stamping && m.holder(acc.member.Tenant) == acc // stamps the packets of shared devices
 	for _, d := range acc.member.Devices {
 		if !d.HostEnd || !holds {
 			continue
@@ -40,10 +40,31 @@ func (m *Meter) attach(acc *account) error {
 	errs = append(errs, acc.stamps.Drop(func(d container.Device, _ bool, _ string) bool { return !stamped[d] }))
 	// A packet counts by its stamp only if the account stamps packets.
 	errs = append(errs, m.maps.FlUsed.Put(acc.slot, uint32(min(acc.stamps.Len(), 1))))
-	if need := bySocket(acc.member); need != (acc.socket != nil) {
-		errs = append(errs, m.watchSockets(acc, need))
+	errs = append(errs, m.watchSockets(acc, bySocket(acc.member)))
+	return errors.Join(errs...)
+}
+
+// attached reports whether the programs are attached.
+func (m *Meter) attached() bool { return m.windows == nil || m.windows.phase >= full }
+
+// reattach calls attach for every account.
+func (m *Meter) reattach() error {
+	var errs []error
+	for _, acc := range m.slots {
+		if acc != nil {
+			errs = append(errs, m.attach(acc))
+		}
 	}
 	return errors.Join(errs...)
+}
+
+// stamp says whether packets are stamped.
+func (m *Meter) stamp(yes bool) error {
+	if m.stamping == yes {
+		return nil
+	}
+	m.stamping = yes
+	return m.reattach()
 }
 
 // attachAll calls attach for every account of a tenant with a changed member: its
@@ -77,30 +98,47 @@ func bySocket(t identity.Member) bool {
 	return t.HostNetwork || len(t.Devices) > 0
 }
 
-// watchSockets attaches the program to the sockets of a container, or detaches it.
-func (m *Meter) watchSockets(acc *account, need bool) error {
+// sockets is the program at the sockets of one container.
+type sockets struct {
+	reached *ebpf.Program
+	cgroup  *os.File
+	link    link.Link // nil: the program is not attached
+}
+
+// watchSockets attaches the program to the sockets of a container while the others are attached,
+// if need, and otherwise forgets it.
+func (m *Meter) watchSockets(acc *account, need bool) (err error) {
+	s := &acc.sockets
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("tell packets by socket: %w", err)
+		}
+	}()
+	if s.link != nil && (!need || !m.attached()) {
+		err = s.link.Close()
+		s.link = nil
+	}
 	if !need {
-		err := acc.socket.Close()
-		acc.socket = nil
+		if s.reached != nil {
+			err = errors.Join(err, s.reached.Close(), s.cgroup.Close())
+			s.reached = nil
+		}
 		return err
 	}
-	p, err := m.load("fl_reached", acc.slot)
-	if err != nil {
-		return fmt.Errorf("tell packets by socket: %w", err)
+	if s.reached == nil {
+		if s.cgroup, err = m.openCgroup(acc.member.ID); err != nil {
+			return err
+		}
+		if s.reached, err = m.load("fl_reached", acc.slot); err != nil {
+			return errors.Join(err, s.cgroup.Close())
+		}
 	}
-	defer p.Close()
-	dir, err := m.openCgroup(acc.member.ID)
-	if err != nil {
-		return fmt.Errorf("tell packets by socket: %w", err)
+	if s.link == nil && m.attached() {
+		s.link, err = link.AttachRawLink(link.RawLinkOptions{
+			Target: int(s.cgroup.Fd()), Program: s.reached, Attach: ebpf.AttachCGroupInetIngress,
+		})
 	}
-	defer dir.Close()
-	acc.socket, err = link.AttachRawLink(link.RawLinkOptions{
-		Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInetIngress,
-	})
-	if err != nil {
-		return fmt.Errorf("tell packets by socket: %w", err)
-	}
-	return nil
+	return err
 }
 
 // openCgroup opens a container's cgroup v2 directory by its id, which is also its file

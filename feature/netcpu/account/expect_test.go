@@ -114,7 +114,8 @@ func (l *lab) between(a, b Reading) delta {
 		old[x.Container] = x
 	}
 	for _, x := range b.Accounts {
-		r.accounts[x.Container] = x.since(old[x.Container])
+		x.minus(old[x.Container])
+		r.accounts[x.Container] = x
 	}
 	for _, x := range b.Thefts {
 		r.thefts[Theft{Victim: x.Victim, Culprit: x.Culprit}] += x.CPU
@@ -123,24 +124,6 @@ func (l *lab) between(a, b Reading) delta {
 		r.thefts[Theft{Victim: x.Victim, Culprit: x.Culprit}] -= x.CPU
 	}
 	return r
-}
-
-// since returns the growth of an account since an earlier reading of it.
-func (a Account) since(b Account) Account {
-	for i := range Protocols {
-		a.Receive[i].sub(b.Receive[i])
-		a.Send[i].sub(b.Send[i])
-	}
-	a.Own -= b.Own
-	a.Took -= b.Took
-	a.Robbed -= b.Robbed
-	return a
-}
-
-func (w *Work) sub(b Work) {
-	w.CPU -= b.CPU
-	w.Packets -= b.Packets
-	w.Bytes -= b.Bytes
 }
 
 func (d delta) of(b *sandbox.Box) Account { return d.accounts[d.l.ids[b]] }

@@ -197,7 +197,7 @@ func TestTimers(t *testing.T) {
 	time.Sleep(200 * time.Millisecond)
 	must(t, w.Start())
 	var each uint64
-	must(t, f.m.around.Get(&each))
+	must(t, f.m.vars.Around.Get(&each))
 	if each == 0 {
 		t.Error("what is around a timer's interrupt was not measured")
 	}

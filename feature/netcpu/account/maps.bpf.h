@@ -153,10 +153,13 @@ struct pool {
 
 /* The state of each CPU. Only its own softirqs and threads write here. */
 struct cpu {
-	/* Since Open; user space reads these two. */
+	/* Since Open; user space reads these. */
 	__u64 softirq; /* ns from softirq_entry, or the interrupt before it, to softirq_exit */
 	__u64 thread;  /* ns of NAPI threads' polls */
 	__u64 lost;    /* thefts that found fl_thefts full */
+	__u64 whole;   /* the part of softirq in NET_RX and NET_TX */
+	__u64 bare;    /* ns of NET_RX and NET_TX in bare windows, which are no part of softirq */
+	__u64 later;   /* forwarded packets that a queue or timer of the host sent */
 
 	__u64 last;    /* start of the interval; outside of a run: end of the last run */
 	__u64 spent;   /* ns of the run and of the runs that it stands for */

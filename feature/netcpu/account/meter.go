@@ -12,12 +12,12 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
-	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
@@ -41,18 +41,26 @@ type Config struct {
 	Ends  *hook.Ends
 	Owner journal.Owner
 
-	exact bool // for tests that count every packet: never sample, and let packets wait longer in a tunnel's queue
+	// Count returns what the kernel counts at the devices of a network namespace, by index. With it
+	// the programs are attached for windows only, unless something needs more (see Demand), and the
+	// work in between is estimated. If nil, they are always attached.
+	Count func(netns uint64) (map[int]netdev.Count, error)
+
+	byHand bool // for tests: nothing begins and ends windows
+	exact  bool // for tests that count every packet: never sample, and let packets wait longer in a tunnel's queue
 }
 
 // Meter keeps the accounts. It is safe for concurrent use.
 type Meter struct {
-	cfg        Config
-	object     *bpf.Object
-	maps       accountMaps
-	flush      *ebpf.Program
-	around     *ebpf.Variable // fl_around
-	aroundCall *ebpf.Variable // fl_around_call
-	links      bpf.Links
+	cfg      Config
+	object   *bpf.Object
+	maps     accountMaps
+	flush    *ebpf.Program
+	vars     vars
+	programs []*ebpf.Program // in the order of attaching
+	links    bpf.Links       // of programs that are always attached
+	windows  *windows        // nil without Config.Count
+	stamping bool
 
 	mu       sync.Mutex
 	accounts map[container.ID]*account
@@ -81,8 +89,8 @@ type account struct {
 	slot   uint32
 	state  accountState
 
-	stamps hook.Set  // fl_stamp
-	socket link.Link // set if only the socket identifies some of its packets
+	stamps hook.Set // fl_stamp
+	sockets
 }
 
 // teller names the Meter to Identity.
@@ -131,40 +139,79 @@ func Open(cfg Config) (_ *Meter, err error) {
 	}
 	var objs struct {
 		accountMaps
-		Around *ebpf.Variable `ebpf:"fl_around"`
-		Call   *ebpf.Variable `ebpf:"fl_around_call"`
-		Flush  *ebpf.Program  `ebpf:"fl_flush"`
+		vars
+		Flush *ebpf.Program `ebpf:"fl_flush"`
 	}
 	if err := m.object.Load(&objs, nil); err != nil {
 		return nil, err
 	}
-	m.maps, m.flush, m.around, m.aroundCall = objs.accountMaps, objs.Flush, objs.Around, objs.Call
+	m.maps, m.flush, m.vars = objs.accountMaps, objs.Flush, objs.vars
 	m.slots = make([]*account, 1, m.maps.FlAccounts.MaxEntries())
 	m.cgroups = m.cfg.Identity.Cgroups(m.maps.FlContainers, "accounts of cgroups")
 	// In this order, so that the programs see the end of every run that they saw start.
-	if m.links, err = m.object.Attach(accountProgFlExit, accountProgFlPolled, accountProgFlReceive, accountProgFlXmit, accountProgFlEnter); err != nil {
+	if m.programs, err = m.object.Programs(accountProgFlExit, accountProgFlPolled, accountProgFlReceive, accountProgFlXmit, accountProgFlEnter); err != nil {
+		return nil, err
+	}
+	if m.links, err = bpf.Attach(m.programs...); err != nil { // for windows, a trial
 		return nil, err
 	}
 	if err := m.interrupts(); err != nil {
 		return nil, err
 	}
-	if cfg.Ends == nil {
+	if cfg.Ends != nil {
+		p, err := m.load("fl_stamp", 0) // a trial: does the kernel accept it?
+		if err != nil {
+			return nil, err
+		}
+		if err := p.Close(); err != nil {
+			return nil, err
+		}
+	}
+	m.stamping = cfg.Count == nil
+	if cfg.Count == nil {
 		return m, nil
 	}
-	p, err := m.load("fl_stamp", 0) // a trial: does the kernel accept it?
+	err = m.links.Close()
+	m.links = nil
 	if err != nil {
 		return nil, err
 	}
-	return m, p.Close()
+	m.windows = &windows{at: time.Now(), length: shortest, robbers: robbers{most: robs}, stop: make(chan struct{}), done: make(chan struct{})}
+	if cfg.byHand {
+		close(m.windows.done)
+		return m, nil
+	}
+	go m.sample()
+	return m, nil
+}
+
+// The places in Meter.programs of those that begin and end the run of a softirq.
+const (
+	exits  = 0
+	enters = 4
+)
+
+// vars are the programs' variables.
+type vars struct {
+	Around     *ebpf.Variable `ebpf:"fl_around"`
+	AroundCall *ebpf.Variable `ebpf:"fl_around_call"`
+	Window     *ebpf.Variable `ebpf:"fl_window"`
+	Over       *ebpf.Variable `ebpf:"fl_over"`
+	Bare       *ebpf.Variable `ebpf:"fl_bare"`
 }
 
 // interrupts attaches the programs that charge timer and function call interrupts,
 // where the kernel has tracepoints for them (x86).
 func (m *Meter) interrupts() error {
-	links, err := m.object.Attach(accountProgFlTimed, accountProgFlTimer, accountProgFlCalled, accountProgFlCall)
+	programs, err := m.object.Programs(accountProgFlTimed, accountProgFlTimer, accountProgFlCalled, accountProgFlCall)
 	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, btf.ErrNotFound) {
 		return nil
 	}
+	if err != nil {
+		return err
+	}
+	m.programs = append(m.programs, programs...)
+	links, err := bpf.Attach(programs...)
 	if err != nil {
 		return err
 	}
@@ -321,7 +368,7 @@ func (m *Meter) free() (uint32, error) {
 // Reads, and there may be a host where nothing reads the accounts.
 func (m *Meter) reclaim() (uint32, error) {
 	for range 2 {
-		if _, err := m.read(false); err != nil {
+		if _, err := m.read(false, true); err != nil {
 			return 0, err
 		}
 	}
@@ -350,11 +397,18 @@ func (m *Meter) Forget(id container.ID) error {
 // Close detaches the programs and ends all accounting.
 func (m *Meter) Close() error {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	if m.closed {
+		m.mu.Unlock()
 		return nil
 	}
 	m.closed = true
+	m.mu.Unlock()
+	if m.windows != nil {
+		close(m.windows.stop)
+		<-m.windows.done
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.calibrating.Wait()
 	var errs []error
 	for _, acc := range m.accounts {
@@ -362,5 +416,12 @@ func (m *Meter) Close() error {
 		acc.member = identity.Member{}
 		errs = append(errs, m.attach(acc), m.cfg.Identity.Forget(teller, id))
 	}
-	return errors.Join(append(errs, m.links.Close(), m.flush.Close(), m.object.Close())...)
+	if m.windows != nil {
+		errs = append(errs, m.windows.links.Close())
+	}
+	errs = append(errs, m.links.Close())
+	for _, p := range m.programs {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(append(errs, m.flush.Close(), m.object.Close())...)
 }

@@ -185,8 +185,8 @@ static __always_inline int unseen(struct cpu *c)
 		end(c, c->last);
 	if (c->run)
 		return 0;
-	if (!napi_thread())
-		return 1; /* a task's own work, such as a write to a tun device */
+	if (fl_over || !napi_thread())
+		return 1; /* outside of a window, or a task's own work, such as a write to a tun device */
 	if (sampled(c))
 		return 0;
 	t = (void *)bpf_get_current_task_btf();
@@ -308,10 +308,10 @@ static __always_inline int unpacks(struct net_device *dev)
 	return 0;
 }
 
-/* Whether this is the open packet again, at the next device, such as a bridge. */
+/* Whether this is the last packet again, at the next device, such as a bridge. */
 static __always_inline int further(struct cpu *c, struct sk_buff *skb)
 {
-	return c->cur == OPEN && c->skb == (__u64)skb &&
+	return c->cur != POT && c->skb == (__u64)skb &&
 	       (c->ifindex != skb->dev->ifindex || c->netns != fl_netns_of(skb->dev));
 }
 

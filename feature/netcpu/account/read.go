@@ -24,14 +24,22 @@ func (m *Meter) reading(thefts bool) (Reading, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.recalibrate()
-	r, err := m.read(thefts)
+	w := m.windows
+	if w != nil && w.phase <= bare && !m.closed {
+		w.between(time.Now(), m.count())
+	}
+	r, err := m.read(thefts, true)
 	if err != nil {
 		return Reading{}, fmt.Errorf("read accounts: %w", err)
+	}
+	if w != nil {
+		w.addTo(&r, thefts)
 	}
 	return r, nil
 }
 
-func (m *Meter) read(thefts bool) (Reading, error) {
+// read reads what the programs have seen. With report, forgotten accounts go on to be recycled.
+func (m *Meter) read(thefts, report bool) (Reading, error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
 		return Reading{}, err
@@ -64,13 +72,13 @@ func (m *Meter) read(thefts bool) (Reading, error) {
 			return r, err
 		}
 		a := sum(id, perCPU)
-		if acc != nil && acc.state == reported {
+		if acc != nil && acc.state == reported && report {
 			if err := m.recycle(acc, a); err != nil {
 				return r, err
 			}
 			continue
 		}
-		if acc != nil && acc.state == forgotten {
+		if acc != nil && acc.state == forgotten && report {
 			acc.state = reported
 		}
 		ids[uint16(slot)] = id
@@ -147,6 +155,9 @@ func (m *Meter) recycle(acc *account, a Account) error {
 		return uint32(k.Victim) == acc.slot || uint32(k.Culprit) == acc.slot
 	})
 	m.gone += a.CPU()
+	if m.windows != nil {
+		m.gone += m.windows.forget(acc.member.ID)
+	}
 	m.slots[acc.slot] = nil
 	delete(m.accounts, acc.member.ID)
 	return nil

@@ -220,6 +220,8 @@ __noinline int end(struct cpu *c, __u64 now)
 		c->thread += c->spent;
 	else
 		c->softirq += c->spent;
+	if (c->run == NET_RX_SOFTIRQ || c->run == NET_TX_SOFTIRQ)
+		c->whole += c->spent;
 	rate(c);
 	weigh(c, now);
 	if (now - c->flushed > FLUSH_NS) {

@@ -10,6 +10,19 @@
 #define RUNS 2000ULL
 #define WINDOW_NS 4000000ULL
 
+/*
+ * The programs are attached for a window, a small part of the time. Then all runs are sampled,
+ * as the windows are the sample.
+ */
+__u8 fl_window;
+__u8 fl_over; /* the window is over: no run begins */
+
+/*
+ * Only fl_enter and fl_exit are attached, and show how long runs are without the time of the
+ * others.
+ */
+__u8 fl_bare;
+
 /* Chooses the weight of the next runs from the events of a window. */
 static __always_inline void weigh(struct cpu *c, __u64 now)
 {
@@ -24,7 +37,7 @@ static __always_inline void weigh(struct cpu *c, __u64 now)
 	if (busy > enough)
 		busy = enough;
 	/* Packets behind a tunnel's queue can be matched only if all runs are sampled. */
-	if (fl_exact || tunnelled(c, now))
+	if (fl_exact || fl_window || tunnelled(c, now))
 		busy = 0;
 	for (i = 0; i < 6 && 2 * weight <= busy; i++)
 		weight *= 2;
@@ -57,6 +70,11 @@ static __always_inline void pass(struct cpu *c, __u64 now)
 {
 	__u64 ns = now - c->skip_at;
 
+	if (fl_bare) {
+		if (c->skip == NET_RX_SOFTIRQ || c->skip == NET_TX_SOFTIRQ)
+			c->bare += ns;
+		return;
+	}
 	if (c->skip == RUN_THREAD) {
 		struct task_struct *t = (void *)bpf_get_current_task_btf();
 

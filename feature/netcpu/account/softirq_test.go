@@ -78,7 +78,7 @@ func TestCalls(t *testing.T) {
 	box, other := f.add("box", 2), f.add("other", 3)
 	// More than the rest of the cost of these packets.
 	const each = time.Millisecond
-	must(t, f.m.aroundCall.Set(uint64(each)))
+	must(t, f.m.vars.AroundCall.Set(uint64(each)))
 	r := f.receive(box, 0, ":9000")
 	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000", "--rate", "200")
 	f.got(r, packets)
@@ -99,7 +99,7 @@ func TestCallMeasured(t *testing.T) {
 	l := &lab{t: t, m: m}
 	var measured uint64
 	l.await(func() string {
-		must(t, m.aroundCall.Get(&measured))
+		must(t, m.vars.AroundCall.Get(&measured))
 		if measured != 0 {
 			return ""
 		}
@@ -121,7 +121,7 @@ func TestCallsFollow(t *testing.T) {
 		return of
 	}
 	const each = 5 * time.Millisecond // many times the gap between two packets
-	must(t, f.m.aroundCall.Set(uint64(each)))
+	must(t, f.m.vars.AroundCall.Set(uint64(each)))
 	was, began := softirq(), time.Now()
 	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--size", fmt.Sprint(payload), "--count", fmt.Sprint(5*packets), "--rate", "20000")
 	f.got(r, 5*packets)
@@ -170,17 +170,17 @@ func TestRecalibrate(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { m.Close() })
 	var measured, again uint64
-	must(t, m.around.Get(&measured))
+	must(t, m.vars.Around.Get(&measured))
 	for _, tt := range []struct {
 		ago  time.Duration
 		anew bool
 	}{{aroundEvery / 2, false}, {2 * aroundEvery, true}} {
 		m.calibrated = time.Now().Add(-tt.ago)
-		must(t, m.around.Set(uint64(1)))
+		must(t, m.vars.Around.Set(uint64(1)))
 		_, err = m.Read()
 		must(t, err)
 		m.calibrating.Wait()
-		must(t, m.around.Get(&again))
+		must(t, m.vars.Around.Get(&again))
 		if (again != 1) != tt.anew {
 			t.Errorf("%v after it was measured to be %d: %d", tt.ago, measured, again)
 		}

@@ -1,0 +1,364 @@
+package account
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+const (
+	// period is the mean time from the begin of one window to that of the next.
+	period = time.Second / 2
+
+	// shortest is the shortest window. On a busy host it is the rule.
+	shortest = 20 * time.Millisecond
+
+	// budget is how many packets a window looks at, beyond the shortest. A host with fewer packets
+	// is measured all the time, for some 1 ms of CPU time in a second.
+	budget = 1000
+
+	// settling is how long a window's end waits for the softirqs that have begun in it.
+	settling = 500 * time.Microsecond
+
+	// While a culprit takes this part of a CPU from others, and for calm after that, the programs
+	// stay attached.
+	robs = 0.01
+	calm = 30 * time.Second
+
+	// evidence is the least length of the windows for that.
+	evidence = 50 * time.Millisecond
+
+	// Packets are stamped if more than one in laterOf is sent later than its softirq, by a queue
+	// or timer, and as long as one was in the last laterFor.
+	laterOf  = 50
+	laterFor = 10 * time.Minute
+)
+
+// windows decides when the programs are attached. Meter.mu guards it.
+type windows struct {
+	estimate
+	phase    phase
+	demanded bool // by Demand
+	barely   bool // the last window was a bare one
+	length   time.Duration
+	links    bpf.Links // of the programs, unless the phase is idle
+	err      error     // of the last window
+
+	// At the begin of the phase.
+	began  time.Time
+	start  counts
+	raw    Reading // without estimates
+	states states
+
+	// Until when, and until which counts, the work of idle phases is charged.
+	at     time.Time
+	counts counts
+
+	full, bare level
+	robbers    robbers
+	robbed     time.Time // the last time that one took more than robs
+	later      time.Time // the last time that packets were sent later
+
+	stop, done chan struct{}
+}
+
+// phase is what is attached.
+type phase int
+
+const (
+	idle    phase = iota // nothing
+	bare                 // the two programs that begin and end a run, for a window: fl_bare
+	full                 // all programs, for a window
+	steady               // all programs, while there are few packets
+	metered              // all programs, as something acts on the accounts
+)
+
+// states are sums of fl_cpus over the CPUs.
+type states struct{ whole, bare, later uint64 }
+
+// level is how long softirqs with packets take for a packet that the kernel counts.
+type level struct{ ns, packets float64 }
+
+func (l *level) see(ns, packets uint64) {
+	const memory = 0.95 // the windows differ
+	l.ns, l.packets = l.ns*memory+float64(ns), l.packets*memory+float64(packets)
+}
+
+// robbers is how much CPU time culprits have taken from others in the last windows.
+type robbers struct {
+	took   map[container.ID]float64 // ns
+	length float64                  // of the windows, in ns
+	most   float64                  // of a CPU
+}
+
+// Demand says whether something acts on the accounts, so that they are needed at once and in full.
+// Otherwise the programs are attached for windows only. It has no effect without Config.Count.
+func (m *Meter) Demand(all bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.windows
+	if w == nil || m.closed || w.demanded == all {
+		return nil
+	}
+	w.demanded = all
+	if !all {
+		return nil // the next call of next does it
+	}
+	return m.turn(metered)
+}
+
+// Err returns the error of the last window.
+func (m *Meter) Err() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.windows == nil || m.windows.err == nil {
+		return nil
+	}
+	return fmt.Errorf("account windows: %w", m.windows.err)
+}
+
+// sample opens and closes windows until Close.
+func (m *Meter) sample() {
+	w := m.windows
+	defer close(w.done)
+	wait := time.NewTimer(0)
+	defer wait.Stop()
+	for {
+		select {
+		case <-w.stop:
+			return
+		case <-wait.C:
+			wait.Reset(m.next())
+		}
+	}
+}
+
+// next begins or ends a window, and returns after which time it is to be called again.
+func (m *Meter) next() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := m.windows
+	if m.closed {
+		return period
+	}
+	to := w.want(time.Now())
+	if to == idle && w.phase == idle {
+		if to = bare; w.barely {
+			to = full
+		}
+		w.barely = to == bare
+	}
+	w.err = m.turn(to)
+	if want := w.want(time.Now()); want > w.phase && want != idle {
+		w.err = errors.Join(w.err, m.turn(want))
+	}
+	switch w.phase {
+	case idle:
+		// Random, so that periodic traffic is counted neither too often nor never.
+		return time.Duration((0.5 + rand.Float64()) * float64(period-w.length))
+	case bare, full:
+		return w.length
+	}
+	return period
+}
+
+// want returns the phase between two windows.
+func (w *windows) want(now time.Time) phase {
+	switch {
+	case w.demanded || now.Sub(w.robbed) < calm:
+		return metered
+	case w.length >= period:
+		return steady
+	}
+	return idle
+}
+
+// turn ends a phase, takes up what it has shown, and begins another, or the same anew. After an
+// error the phase may be idle.
+func (m *Meter) turn(to phase) error {
+	w := m.windows
+	from := w.phase
+	stay := from >= steady && to >= steady // the programs stay attached
+	var errs []error
+	if !stay {
+		errs = append(errs, m.vars.Over.Set(uint8(1)))
+	}
+	now, counts := time.Now(), m.count()
+	if !stay && from != idle {
+		w.phase = idle
+		links := w.links
+		w.links = nil
+		time.Sleep(settling)
+		errs = append(errs, links.Close(), m.reattach())
+	}
+	errs = append(errs, m.take(from, now, counts))
+	if to == idle {
+		return errors.Join(append(errs, m.stamp(now.Sub(w.later) < laterFor))...)
+	}
+	var window, only uint8
+	if to != metered {
+		window = 1
+	}
+	programs := m.programs
+	if to == bare {
+		only, programs = 1, []*ebpf.Program{m.programs[exits], m.programs[enters]}
+	}
+	errs = append(errs, m.vars.Window.Set(window), m.vars.Bare.Set(only))
+	if !stay {
+		var err error
+		if w.links, err = bpf.Attach(programs...); err != nil {
+			w.links = nil
+			return errors.Join(append(errs, err)...)
+		}
+		w.phase = to
+		if to != bare {
+			errs = append(errs, m.reattach()) // where it fails, the rest is metered
+		}
+		errs = append(errs, m.vars.Over.Set(uint8(0)))
+		now, counts = time.Now(), m.count()
+		w.between(now, counts)
+	}
+	w.phase, w.began, w.start = to, now, counts
+	if to == metered {
+		errs = append(errs, m.stamp(true))
+	}
+	return errors.Join(errs...)
+}
+
+// between charges the work since the last phase that metered.
+func (w *windows) between(now time.Time, counts counts) {
+	w.gap(counts.since(w.counts), now.Sub(w.at))
+	w.at, w.counts = now, counts
+}
+
+// take takes up what a phase has shown that ends now.
+func (m *Meter) take(from phase, now time.Time, counts counts) error {
+	w := m.windows
+	raw, err := m.read(true, false)
+	if err != nil {
+		return err
+	}
+	states, err := m.states()
+	if err != nil {
+		return err
+	}
+	win := window{seen: raw.after(w.raw), length: now.Sub(w.began), counts: counts.since(w.start)}
+	was := w.states
+	w.raw, w.states = raw, states
+	var links, packets uint64
+	for _, c := range win.counts {
+		links += c.in + c.out
+	}
+	for _, a := range win.seen.Accounts {
+		packets += a.packets()
+	}
+	switch from {
+	case idle:
+		w.between(now, counts)
+		return nil
+	case bare:
+		w.between(now, counts)
+		w.bare.see(states.bare-was.bare, links)
+		return nil
+	case full:
+		w.full.see(states.whole-was.whole, links)
+		if packets > 0 && w.bare.packets > 0 {
+			own := w.full.ns/w.full.packets - w.bare.ns/w.bare.packets
+			win.own = max(0, own) * float64(links) / float64(packets)
+		}
+	}
+	w.at, w.counts = now, counts
+	w.see(win)
+	if (states.later-was.later)*laterOf > packets {
+		w.later = now
+	}
+	if w.robbers.see(win) {
+		w.robbed = now
+	}
+	w.length = lengthFor(max(links, packets), win.length)
+	return nil
+}
+
+// lengthFor returns how long the next window is to last after one with so many packets.
+func lengthFor(packets uint64, in time.Duration) time.Duration {
+	length := period
+	if packets > 0 {
+		length = time.Duration(float64(in) * budget / float64(packets))
+	}
+	if length > period/2 {
+		return period
+	}
+	return max(length, shortest)
+}
+
+// see adds a window, and reports whether a culprit takes more of a CPU than robs.
+func (r *robbers) see(w window) (found bool) {
+	if r.took == nil {
+		r.took = make(map[container.ID]float64)
+	}
+	for id := range r.took {
+		if r.took[id] *= memory; r.took[id] < 1 {
+			delete(r.took, id)
+		}
+	}
+	r.length = r.length*memory + float64(w.length)
+	for _, t := range w.seen.Thefts {
+		if t.Loss() {
+			r.took[t.Culprit] += float64(t.CPU)
+		}
+	}
+	for _, ns := range r.took {
+		if ns >= r.most*max(r.length, float64(evidence)) {
+			found = true
+		}
+	}
+	return found
+}
+
+// count returns what the kernel has counted for the watched containers.
+func (m *Meter) count() counts {
+	cs := make(counts)
+	namespaces := make(map[uint64]map[int]netdev.Count)
+	for _, acc := range m.slots {
+		if acc == nil || acc.state != watched || m.holder(acc.member.Tenant) != acc {
+			continue
+		}
+		for _, d := range acc.member.Devices {
+			if !d.HostEnd {
+				continue
+			}
+			ns, ok := namespaces[d.Netns]
+			if !ok {
+				ns, _ = m.cfg.Count(d.Netns) // without counters the time counts
+				namespaces[d.Netns] = ns
+			}
+			n, ok := ns[d.Ifindex]
+			if ok {
+				c := cs[acc.member.ID]
+				cs[acc.member.ID] = count{c.in + n.TxPackets, c.out + n.RxPackets}
+			}
+		}
+	}
+	return cs
+}
+
+// states reads the sums of the CPUs' states.
+func (m *Meter) states() (sum states, err error) {
+	var cpus []accountCpu
+	if err := m.maps.FlCpus.Lookup(uint32(0), &cpus); err != nil {
+		return sum, err
+	}
+	for _, c := range cpus {
+		sum.whole += c.Whole
+		sum.bare += c.Bare
+		sum.later += c.Later
+	}
+	return sum, nil
+}

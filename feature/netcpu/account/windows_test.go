@@ -1,0 +1,124 @@
+package account
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/lab/load"
+)
+
+// byHand opens a Meter whose phases the test chooses.
+func byHand(t testing.TB) *Meter {
+	t.Helper()
+	testkit.NeedRoot(t)
+	cfg := config(t)
+	cfg.exact, cfg.byHand = true, true
+	find := netdev.NewFinder("/proc", time.Now)
+	cfg.Count = func(netns uint64) (map[int]netdev.Count, error) {
+		ns, err := find.Open("", netns)
+		if err != nil {
+			return nil, err
+		}
+		counts, err := ns.Counts(netdev.MostLinks)
+		return counts, errors.Join(err, ns.Close())
+	}
+	m, err := Open(cfg)
+	must(t, err)
+	t.Cleanup(func() { must(t, m.Close()) })
+	m.windows.robbers.most = 100 // none
+	return m
+}
+
+func attachedPrograms(m *Meter) int { return len(m.links) + len(m.windows.links) }
+
+// Packets that come while no program is attached are counted by the kernel, and cost what packets
+// cost in the window before. So it is for what is received and for what is sent.
+func TestWindows(t *testing.T) {
+	testkit.OnKernels(t)
+	m := byHand(t)
+	f := newFabric(t, m)
+	box := f.add("box", 2)
+	f.rps(box, "eth0", "2")
+	in, out := f.receive(box, 0, ":9000"), f.receive(f.wire, 1, ":9000")
+	turn := func(to phase) {
+		t.Helper()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		must(t, m.turn(to))
+	}
+	exchange := func() {
+		t.Helper()
+		was, sent := in.Read().Since(load.Reading{}).Ops, out.Read().Since(load.Reading{}).Ops
+		f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
+		f.send(box, 0, packets, "udp-send", "10.66.0.1:9000")
+		f.got(in, was+packets)
+		f.got(out, sent+packets)
+	}
+	if n := attachedPrograms(m); n != 0 {
+		t.Fatalf("%d programs are attached before the first window", n)
+	}
+	exchange() // not before a window
+	turn(full)
+	exchange()
+	turn(idle)
+	if n := attachedPrograms(m); n != 0 || m.stamping {
+		t.Fatalf("%d programs are attached between windows, stamping %v", n, m.stamping)
+	}
+	metered := f.read()
+	exchange()
+	l := *f.lab
+	l.began = metered
+	l.expectAny(func(d delta) {
+		for _, w := range []Work{d.of(box).Receive[UDP], d.of(box).Send[UDP]} {
+			if w.Packets != packets || w.Bytes == 0 || w.CPU == 0 {
+				d.t.Errorf("%+v between windows, want %d packets", w, packets)
+			}
+		}
+	})
+
+	turn(bare)
+	if n := attachedPrograms(m); n != 2 {
+		t.Errorf("%d programs are attached in a bare window, want 2", n)
+	}
+	was := f.read()
+	exchange()
+	turn(idle)
+	if m.windows.bare.ns == 0 || m.windows.bare.packets == 0 {
+		t.Errorf("a bare window shows %+v", m.windows.bare)
+	}
+	if d := f.between(was, f.read()).of(box); d.Receive[UDP].Packets != packets {
+		t.Errorf("%d packets in a bare window, want %d", d.Receive[UDP].Packets, packets)
+	}
+}
+
+// While something acts on the accounts, the programs stay attached, and packets are stamped.
+func TestDemand(t *testing.T) {
+	m := byHand(t)
+	f := newFabric(t, m)
+	box := f.add("box", 2)
+	f.rps(box, "eth0", "2")
+	r := f.receive(box, 0, ":9000")
+	must(t, m.Demand(true))
+	if !m.stamping || len(m.windows.links) != len(m.programs) || m.accounts[f.ids[box]].stamps.Len() != 1 {
+		t.Fatalf("stamping %v, %d of %d programs", m.stamping, len(m.windows.links), len(m.programs))
+	}
+	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
+	f.got(r, packets)
+	f.expect(func(d delta) {
+		if w := d.of(box).Receive[UDP]; w.Packets != packets {
+			d.t.Errorf("%+v, want %d packets", w, packets)
+		}
+	})
+	must(t, m.Demand(false))
+	m.next()
+	if m.windows.phase != steady {
+		t.Errorf("phase %d with few packets, want steady", m.windows.phase)
+	}
+	must(t, m.turn(idle))
+	if m.windows.phase != idle || m.stamping || attachedPrograms(m) != 0 || m.accounts[f.ids[box]].stamps.Len() != 0 {
+		t.Errorf("phase %d, stamping %v, %d programs: want none", m.windows.phase, m.stamping, attachedPrograms(m))
+	}
+}

@@ -1,0 +1,53 @@
+package netdev_test
+
+import (
+	"errors"
+	"net"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+func TestCounts(t *testing.T) {
+	testkit.OnKernels(t)
+	kit := testkit.NetNS(t)
+	ns, err := netdev.Open(kit.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	read := func() netdev.Count {
+		t.Helper()
+		counts, err := ns.Counts(netdev.MostLinks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return counts[1]
+	}
+	before := read()
+	const packets, payload = 3, 100
+	if err := ns.Do(func() error {
+		c, err := net.Dial("udp", "127.0.0.1:9")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for range packets { // nobody listens: later ones return the ICMP error of earlier ones
+			c.Write(make([]byte, payload))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	after := read()
+	if got := after.TxPackets - before.TxPackets; got < packets {
+		t.Errorf("%d packets sent, want %d or more", got, packets)
+	}
+	if got := after.RxBytes - before.RxBytes; got < packets*payload {
+		t.Errorf("%d bytes received, want %d or more", got, packets*payload)
+	}
+	if _, err := ns.Counts(0); !errors.Is(err, netdev.ErrMany) {
+		t.Errorf("most 0: %v, want ErrMany", err)
+	}
+}
