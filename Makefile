@@ -92,8 +92,8 @@ release: $(CYCLONEDX) ## packages for all architectures, what is in them (SBOM) 
 	rm -rf $(OUT)
 	for arch in amd64 arm64; do \
 		$(MAKE) --no-print-directory package ARCH=$$arch || exit 1; \
-		GOARCH=$$arch GOFLAGS="$$GOFLAGS -tags=$(TAGS)" $(CYCLONEDX) app -json -licenses -noserial -notimestamp -std -main cmd/fairlead \
-			-output $(OUT)/fairlead-$(VERSION)-$$arch.cdx.json . || exit 1; \
+		$(CYCLONEDX) bin -json -noserial -notimestamp -std -version $(VERSION) \
+			-output $(OUT)/fairlead-$(VERSION)-$$arch.cdx.json build/package/$$arch/program/fairlead || exit 1; \
 	done
 	cd $(OUT) && sha256sum * >SHA256SUMS
 
