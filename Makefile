@@ -8,6 +8,10 @@ VERSION ?= $(RELEASE)$(shell git describe --tags --always --dirty 2>/dev/null | 
 FUZZTIME ?= 5s
 STATICCHECK_VERSION = v0.8.2
 STATICCHECK = build/staticcheck-$(STATICCHECK_VERSION)/staticcheck
+NFPM_VERSION = v2.45.2
+NFPM = build/nfpm-$(NFPM_VERSION)/nfpm
+CYCLONEDX_VERSION = v1.10.0
+CYCLONEDX = build/cyclonedx-$(CYCLONEDX_VERSION)/cyclonedx-gomod
 
 export CGO_ENABLED = 0
 # grpc's traces in golang.org/x/net link templates, with which nothing unused can be left out.
@@ -27,7 +31,7 @@ RACE_TESTS = $(patsubst host:%,%,$(RACED))
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.
 RACE ?=
 
-.PHONY: help version build install install-docs demo test test-full race fuzz vm bars lint generate check-generated clean
+.PHONY: help version build install install-files install-docs manual package release release-tools site demo test test-full race fuzz vm bars lint generate check-generated clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -39,19 +43,63 @@ version: ## print the version of a build, as packages need it
 build: ## build the binaries ./fairlead and ./fairlead-lab
 	go build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead ./cmd/fairlead-lab
 
-install: build install-docs ## install fairlead, its systemd units and the documentation, and not fairlead-lab, which hosts do not need
-	install -D -m 0755 fairlead $(DESTDIR)$(PREFIX)/bin/fairlead
+install: build install-files ## install fairlead, its systemd units, man pages and the documentation, and not fairlead-lab, which hosts do not need
+
+PROGRAM ?= fairlead
+install-files: manual install-docs
+	install -D -m 0755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/fairlead
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	for unit in fairlead fairlead-restore; do \
 		sed 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' packaging/$$unit.service \
 			>$(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; \
 	done
+	cp -R build/manual/. $(DESTDIR)$(PREFIX)/share/
 
 # With their folders, so that the links between them hold.
 install-docs:
-	for doc in LICENSE packaging/* $$(find examples -type f) $$(find *.md docs feature -name '*.md' -not -name '*_TEMPLATE.md'); do \
+	for doc in LICENSE packaging/*.md packaging/*.service packaging/fairlead.yaml $$(find examples -type f) $$(find *.md docs feature -name '*.md' -not -name '*_TEMPLATE.md'); do \
 		install -D -m 0644 $$doc $(DESTDIR)$(PREFIX)/share/doc/fairlead/$$doc || exit 1; \
 	done
+
+# When what is built was written, for all dates in it: the same sources make the same bytes.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
+
+# Made by a build of this machine's: for another architecture they are the same.
+manual:
+	rm -rf build/manual
+	GOARCH= go run -tags manual -ldflags '-X main.version=$(VERSION)' ./cmd/fairlead build/manual
+
+ARCH ?= $(shell go env GOARCH)
+TREE = build/package/$(ARCH)
+OUT ?= build/release
+# Before a release, apk has one name for all versions: a commit is none that it takes.
+package: $(NFPM) ## deb, rpm and apk for ARCH, into OUT
+	rm -rf $(TREE)
+	mkdir -p $(TREE)/program $(OUT)
+	GOARCH=$(ARCH) go build -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(TREE)/program/ ./cmd/fairlead
+	umask 022; $(MAKE) --no-print-directory install-files PROGRAM=$(TREE)/program/fairlead DESTDIR=$(TREE)/files PREFIX=/usr
+	gzip -9n $(TREE)/files/usr/share/man/man1/*
+	install -D -m 0755 -t $(TREE)/scripts packaging/scripts/*
+	sed 's|@TREE@|$(TREE)|' packaging/nfpm.yaml >$(TREE)/nfpm.yaml
+	find $(TREE) -exec touch -d @$(SOURCE_DATE_EPOCH) {} +
+	for kind in deb rpm apk; do \
+		version=$(VERSION); [ $$kind != apk ] || version=$${version%%-dev+*}$(if $(findstring -dev,$(VERSION)),-pre); \
+		ARCH=$(ARCH) VERSION=$$version $(NFPM) package -f $(TREE)/nfpm.yaml -p $$kind -t $(OUT)/ || exit 1; \
+	done
+
+release: $(CYCLONEDX) ## packages for all architectures, what is in them (SBOM) and their checksums, into build/release
+	rm -rf $(OUT)
+	for arch in amd64 arm64; do \
+		$(MAKE) --no-print-directory package ARCH=$$arch || exit 1; \
+		$(CYCLONEDX) bin -json -noserial -notimestamp -std -version $(VERSION) \
+			-output $(OUT)/fairlead-$(VERSION)-$$arch.cdx.json build/package/$$arch/program/fairlead || exit 1; \
+	done
+	cd $(OUT) && sha256sum * >SHA256SUMS
+
+site: ## the documents as a static site, into build/site
+	rm -rf build/site
+	go run ./cmd/internal/site . build/site
 
 demo: ## one minute of before and after, on this machine, as root
 	@test/setup demo
@@ -72,6 +120,7 @@ test: ## the tests of every day, as root: this kernel, real runtimes, a smoke on
 	@test "$$(id -u)" = 0 || { echo "make test needs root; without, go test ./... runs what can be run" >&2; exit 1; }
 	@test/setup test
 	$(if $(filter full,$(TIER)),@test/setup browser || echo "no browser: the pages are not looked at" >&2)
+	$(if $(filter full,$(TIER)),@test/setup packages || echo "no debootstrap, rpm or qemu-system-aarch64: not all packages are tried" >&2)
 	@go build ./... && go build -o build/tally ./test/tally
 	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
 		+ -count=1 -timeout $(LIMIT_$(TIER)) ./test/vm -- \
@@ -126,6 +175,14 @@ lint: $(STATICCHECK) ## gofmt, vet, staticcheck and the house rules
 # Not a tool of go.mod: its dependencies are none of ours.
 $(STATICCHECK):
 	GOBIN=$(CURDIR)/$(@D) go install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
+
+release-tools: $(NFPM) $(CYCLONEDX)
+
+$(NFPM):
+	GOBIN=$(CURDIR)/$(@D) go install github.com/goreleaser/nfpm/v2/cmd/nfpm@$(NFPM_VERSION)
+
+$(CYCLONEDX):
+	GOBIN=$(CURDIR)/$(@D) go install github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@$(CYCLONEDX_VERSION)
 
 generate: ## rebuild the BPF objects and their Go types (clang 14, libbpf headers)
 	@test/generate

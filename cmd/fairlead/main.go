@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -16,10 +15,6 @@ import (
 
 // version is the version of a plain go build; the Makefile has the linker set it.
 var version = api.Release + "-dev"
-
-func main() {
-	os.Exit(run(context.Background(), cli.Env{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv, Args: os.Args[1:]}))
-}
 
 // verbs lists the verbs in the order of the help. A new verb adds a line here and a file. The verbs
 // of features are in features.go.
@@ -52,10 +47,14 @@ func verbs() []func(cli.Env) *cobra.Command {
 func run(ctx context.Context, e cli.Env) int { return runVerbs(ctx, e, verbs()) }
 
 func runVerbs(ctx context.Context, e cli.Env, verbs []func(cli.Env) *cobra.Command) int {
+	return program(verbs).Run(ctx, e)
+}
+
+func program(verbs []func(cli.Env) *cobra.Command) cli.Program {
 	return cli.Program{
 		Name:    "fairlead",
 		Short:   "Make a shared host behave, for each container, as if the neighbours were not there",
 		Version: agent.VersionOf(version),
 		Verbs:   verbs,
-	}.Run(ctx, e)
+	}
 }

@@ -97,8 +97,8 @@ type machine struct {
 	index int // of u0, an uplink in ns
 }
 
-// boot runs in the namespaces. Its arguments are the programs fairlead and the test's own, and the
-// folder of the units. It covers every writable path of the host, and changes the unit as `make
+// boot runs in the namespaces. Its arguments are the test's own program, fairlead, and the folder of
+// the units. It covers every writable path of the host, and changes the unit as `make
 // install PREFIX=/run` does.
 const boot = `set -e
 mount -t proc proc /proc
@@ -107,8 +107,8 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t bpf bpf /sys/fs/bpf
 mount -t tmpfs tmpfs /run
 mkdir -p /run/bin /run/units /run/etc/fairlead/policy.d /run/var/lib /run/var/log /run/var/tmp
-cp "$1" /run/bin/fairlead
-cp "$2" /run/bin/test
+cp "$1" /run/bin/test
+cp "$2" /run/bin/fairlead
 for u in fairlead fairlead-restore; do
 	sed 's|/usr/bin/|/run/bin/|' "$3/$u.service" >/run/units/$u.service
 done
@@ -135,9 +135,15 @@ func bootMachine(t *testing.T) *machine {
 			testkit.Skip(t, "no systemd")
 		}
 	}
-	self, err := os.Executable()
-	must(t, err)
 	units, err := filepath.Abs("../../packaging")
+	must(t, err)
+	return bootBy(t, boot, program, units)
+}
+
+// bootBy makes a machine by a script, which gets the path of the test's own program and args.
+func bootBy(t *testing.T, script string, args ...string) *machine {
+	t.Helper()
+	self, err := os.Executable()
 	must(t, err)
 	m := &machine{t: t}
 	near, far := testkit.NetNS(t), testkit.NetNS(t)
@@ -160,9 +166,9 @@ func bootMachine(t *testing.T) *machine {
 	log, err := os.Create(filepath.Join(t.TempDir(), "console"))
 	must(t, err)
 	// The cgroup first: it becomes the root of the namespace.
-	cmd := exec.Command("sh", "-ec", `echo $$ >"$1/cgroup.procs"; shift
+	cmd := exec.Command("sh", append([]string{"-ec", `echo $$ >"$1/cgroup.procs"; shift
 		exec unshare --mount --propagation private --pid --uts --ipc --cgroup --fork --kill-child sh -c "$@"`,
-		"sh", group.V2, boot, "sh", program, self, units)
+		"sh", group.V2, script, "sh", self}, args...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	started, ended := make(chan error, 1), make(chan struct{})

@@ -38,11 +38,43 @@ type Result struct {
 	Notes   []string       // modules that could not be loaded
 }
 
+// board is the machine that QEMU emulates for an architecture.
+type board struct {
+	emulator, machine, cpu string
+	kernel                 string   // parameters of its own
+	port                   []string // makes the port to which the tests write
+	device                 string   // what the guest calls that port
+}
+
+// boards are those by the architecture, in Go's words.
+func boards() map[string]board {
+	return map[string]board{
+		// An old CPU: what a new one has more (SMAP, protection keys, AVX, a fifth
+		// level of page tables) makes emulation slower by a fifth. Without cx16: QEMU
+		// 7.2 now and then leaves wrong flags behind a cmpxchg16b, and the slab
+		// allocator of 6.12 then crashes. Kernels have another way where the CPU
+		// lacks it.
+		// The clock of the CPU is to be relied on: QEMU takes it and the HPET, which the
+		// kernel compares it with, from one clock of the host, but where this thread had
+		// to wait between the two readings, the kernel gives the CPU's up. It then asks
+		// an emulated device for every time, is two or three times slower, and has waits
+		// of seconds with the lock of all network devices held.
+		// The kernel is not to try whether the timer interrupts it: where this thread has
+		// to wait meanwhile, it finds that no timer works, and panics at boot.
+		"amd64": {"qemu-system-x86_64", "pc", "Nehalem,-cx16", "console=ttyS0 no_timer_check tsc=reliable",
+			[]string{"-serial", "chardev:tests"}, "ttyS1"},
+		// The board has one port of its own, so the tests' is a PCI card. This CPU signs no
+		// pointers, which makes emulation much slower.
+		"arm64": {"qemu-system-aarch64", "virt", "cortex-a57", "console=ttyAMA0",
+			[]string{"-device", "pci-serial,chardev=tests"}, "ttyS0"},
+	}
+}
+
 // Boot starts the kernel that was unpacked at root with the initramfs, waits
 // until the guest has stopped, and returns what it said. A guest that takes
 // longer than limit is stopped, and its Result is what there is by then. The
 // logs stay in dir.
-func Boot(ctx context.Context, root, initramfs, dir string, limit time.Duration) (Result, error) {
+func Boot(ctx context.Context, arch, root, initramfs, dir string, limit time.Duration) (Result, error) {
 	images, _ := filepath.Glob(filepath.Join(root, "boot/vmlinuz-*"))
 	if len(images) == 0 { // since 7.x it lies with the modules
 		images, _ = filepath.Glob(filepath.Join(root, "usr/lib/modules/*/vmlinuz"))
@@ -53,31 +85,20 @@ func Boot(ctx context.Context, root, initramfs, dir string, limit time.Duration)
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	log := filepath.Join(dir, "tests.log")
-	// An old CPU: what a new one has more (SMAP, protection keys, AVX, a fifth
-	// level of page tables) makes emulation slower by a fifth. Without cx16: QEMU
-	// 7.2 now and then leaves wrong flags behind a cmpxchg16b, and the slab
-	// allocator of 6.12 then crashes. Kernels have another way where the CPU
-	// lacks it.
 	// One thread for both CPUs: with one each, a CPU at times ran code that the
 	// other was patching (a jump label) half old and half new, and 6.12 died of
 	// an invalid instruction in get_page_from_freelist. Several guests run at
 	// once, so that this machine's CPUs are busy all the same.
-	// The clock of the CPU is to be relied on: QEMU takes it and the HPET, which the
-	// kernel compares it with, from one clock of the host, but where this thread had
-	// to wait between the two readings, the kernel gives the CPU's up. It then asks
-	// an emulated device for every time, is two or three times slower, and has waits
-	// of seconds with the lock of all network devices held.
-	// The kernel is not to try whether the timer interrupts it: where this thread has
-	// to wait meanwhile, it finds that no timer works, and panics at boot.
 	// The tests of this machine's kernel, which run beside it, go first, but must
 	// not make it stand still: 5 is a third of their weight.
-	cmd := exec.CommandContext(ctx, "nice", "-n", "5", "qemu-system-x86_64",
-		"-machine", "pc", "-accel", "tcg,thread=single", "-cpu", "Nehalem,-cx16", "-smp", "2", "-m", "2048",
+	b := boards()[arch]
+	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "5", b.emulator,
+		"-machine", b.machine, "-accel", "tcg,thread=single", "-cpu", b.cpu, "-smp", "2", "-m", "2048",
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", images[0], "-initrd", initramfs,
-		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=5 mitigations=off nokaslr no_timer_check tsc=reliable cgroup_no_v1=all",
-		"-serial", "file:"+filepath.Join(dir, "console.log"),
-		"-serial", "file:"+log)
+		"-append", "panic=-1 oops=panic loglevel=5 mitigations=off nokaslr cgroup_no_v1=all " + b.kernel,
+		"-serial", "file:" + filepath.Join(dir, "console.log"),
+		"-chardev", "file,id=tests,path=" + log}, b.port...)...)
 	// A guest must not outlive a test run that was killed. The signal comes
 	// when the thread that started it ends, so that has to be kept.
 	runtime.LockOSThread()

@@ -71,6 +71,6 @@ func (g *Guest) boot(ctx context.Context) error {
 	if err := errors.Join(g.Root.Write(image), image.Close()); err != nil {
 		return err
 	}
-	g.result, err = Boot(ctx, g.Root.Kernel, image.Name(), g.Dir, g.Limit)
+	g.result, err = Boot(ctx, g.Kernel.Arch, g.Root.Kernel, image.Name(), g.Dir, g.Limit)
 	return err
 }

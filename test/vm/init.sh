@@ -16,8 +16,9 @@ mount -t tmpfs tmpfs /run
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t bpf bpf /sys/fs/bpf
 mount -t tracefs tracefs /sys/kernel/tracing
-exec </dev/null >/dev/ttyS1 2>&1
-stty -F /dev/ttyS1 raw
+. /settings
+exec </dev/null >$port 2>&1
+stty -F $port raw
 
 for m in /modules/*.ko; do
 	insmod "$m" || echo "@@@ no module $m"
@@ -28,7 +29,6 @@ hostname guest
 for c in $(cat /sys/fs/cgroup/cgroup.controllers); do
 	echo "+$c" >/sys/fs/cgroup/cgroup.subtree_control
 done
-. /settings
 
 echo "@@@ kernel $(uname -r)"
 # Fuzz seeds are as good on any kernel, and cost time here. One test at a time: both

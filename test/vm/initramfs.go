@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -55,6 +56,7 @@ func (t Test) pattern() string {
 // Root is what goes into the root file system of a guest, beside busybox.
 type Root struct {
 	Kernel  string // where a kernel was unpacked, for its modules
+	Arch    string // of the guest
 	Program string // the binary of fairlead, static
 	Tests   []Test
 	Tier    testkit.Tier
@@ -68,6 +70,24 @@ func (r Root) size() (n int) {
 	return n
 }
 
+// busybox is the path of a static one for the guest.
+func (r Root) busybox() (string, error) {
+	if r.Arch == runtime.GOARCH {
+		return "/bin/busybox", nil
+	}
+	for _, name := range []string{"bin/busybox", "usr/bin/busybox"} {
+		if path := filepath.Join(r.Kernel, name); exists(path) {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%s has no busybox", r.Kernel)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 // Write writes the root file system as an initramfs.
 func (r Root) Write(w io.Writer) error {
 	a := &archive{w: w}
@@ -75,8 +95,12 @@ func (r Root) Write(w io.Writer) error {
 		a.dir(dir)
 	}
 	a.file("init", 0o755, initScript)
-	a.file("settings", 0o644, fmt.Appendf(nil, "export %s=%v\n", testkit.TierVar, r.Tier))
-	a.copy("bin/busybox", "/bin/busybox")
+	a.file("settings", 0o644, fmt.Appendf(nil, "export %s=%v\nport=/dev/%s\n", testkit.TierVar, r.Tier, boards()[r.Arch].device))
+	busybox, err := r.busybox()
+	if err != nil {
+		return err
+	}
+	a.copy("bin/busybox", busybox)
 	a.copy("bin/fairlead", r.Program)
 	found, err := findModules(r.Kernel, modules())
 	if err != nil {

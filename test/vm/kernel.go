@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"time"
 
@@ -18,22 +19,27 @@ import (
 type Kernel struct {
 	Name  string // as it is called here: "6.1"
 	Suite string // of the archive
+	Arch  string // of the guest, in Debian's words, which are Go's
 
 	// TooOld says that fairlead does not support it: only the guest's own
 	// tests run there, which see whether it says clearly what is missing.
 	TooOld bool
 	// Whole says that in the tier CI, too, all runs that depends on the kernel.
 	Whole bool
+	// Slow says that it runs in the tier Full only, and there the tests that carry
+	// testkit.Smoke: the same kernels, with this machine's CPU, run the others.
+	Slow bool
 }
 
 // Kernels are those that the tests run on, oldest first. 5.15, the oldest that
 // fairlead supports, is not in Debian.
 func Kernels() []Kernel {
 	return []Kernel{
-		{Name: "5.10", Suite: "bullseye", TooOld: true},
-		{Name: "6.1", Suite: "bookworm", Whole: true},
-		{Name: "6.12", Suite: "bookworm-backports"},
-		{Name: "newest", Suite: "sid", Whole: true},
+		{Name: "5.10", Suite: "bullseye", Arch: "amd64", TooOld: true},
+		{Name: "6.1", Suite: "bookworm", Arch: "amd64", Whole: true},
+		{Name: "6.12", Suite: "bookworm-backports", Arch: "amd64"},
+		{Name: "newest", Suite: "sid", Arch: "amd64", Whole: true},
+		{Name: "arm64", Suite: "trixie", Arch: "arm64", Slow: true},
 	}
 }
 
@@ -44,34 +50,28 @@ var ErrNoKernel = errors.New("kernel cannot be had")
 // numbered matches the packages that make up one version of the kernel.
 var numbered = regexp.MustCompile(`\blinux-(?:image|binary|modules)-[0-9][^\s,(]*`)
 
-// cacheDir is where kernels are kept: outside of the checkout, so that neither
+// cacheDir is where kernels or systems are kept: outside of the checkout, so that neither
 // make clean nor a fresh clone makes them be fetched again.
-func cacheDir() (string, error) {
+func cacheDir(what string) (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("find a place for kernels: %w", err)
+		return "", fmt.Errorf("find a place for %s: %w", what, err)
 	}
-	return filepath.Join(dir, "fairlead", "kernels"), nil
+	return filepath.Join(dir, "fairlead", what), nil
 }
 
-// fresh is how long a kernel in the cache is good: suites get newer ones.
+// fresh is how long a kernel or system in the cache is good: suites get newer ones.
 const fresh = 30 * 24 * time.Hour
 
 // Cached gives the root of the kernel below dir, and fetches it if it is not
 // there or no longer fresh. Where a newer one cannot be had, the old one is
 // good. One process at a time fetches to a dir.
 func (k Kernel) Cached(dir string) (root string, err error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	lock, err := os.OpenFile(filepath.Join(dir, k.Name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	unlock, err := lock(dir, k.Name)
 	if err != nil {
 		return "", err
 	}
-	defer lock.Close() // and unlocks
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
-	}
+	defer unlock()
 	kept, next := filepath.Join(dir, k.Name), filepath.Join(dir, k.Name+".new")
 	root = filepath.Join(kept, "root")
 	at, missing := os.Stat(root)
@@ -91,6 +91,22 @@ func (k Kernel) Cached(dir string) (root string, err error) {
 	return root, os.Chtimes(root, now, now) // dpkg-deb gives it the package's time
 }
 
+// lock waits until no other process changes what has this name in dir, which it makes.
+func lock(dir, name string) (unlock func() error, err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return f.Close, nil // and unlocks
+}
+
 // Fetch downloads the packages of a kernel to dir, in place of what is there, and
 // unpacks them below dir/root. Nothing is installed, and apt keeps its lists in
 // dir: the machine's own sources are read only to learn which mirror it uses.
@@ -99,13 +115,16 @@ func (k Kernel) Fetch(dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	a, err := newApt(dir, k.Suite)
+	a, err := newApt(dir, k.Suite, k.Arch)
 	if err != nil {
 		return err
 	}
-	packages, err := a.packages("linux-image-cloud-amd64")
+	packages, err := a.packages("linux-image-cloud-" + k.Arch)
 	if err != nil {
 		return err
+	}
+	if k.Arch != runtime.GOARCH {
+		packages = append(packages, "busybox-static")
 	}
 	if _, err := a.run("apt-get", append([]string{"-q", "download"}, packages...)...); err != nil {
 		return fmt.Errorf("%w: %w", ErrNoKernel, err)
@@ -125,8 +144,9 @@ func (k Kernel) Fetch(dir string) error {
 // apt is a package manager with lists, sources and caches of its own.
 type apt struct{ dir, conf string }
 
-// newApt makes one that knows one suite of the mirror that this machine uses.
-func newApt(dir, suite string) (apt, error) {
+// newApt makes one that knows one suite of the mirror that this machine uses, for an
+// architecture.
+func newApt(dir, suite, arch string) (apt, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return apt{}, err
@@ -160,9 +180,9 @@ Acquire::Languages "none";
 Acquire::PDiffs "false";
 Acquire::Retries "3";
 Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
-APT::Architecture "amd64";
+APT::Architecture "%[2]s";
 APT::Sandbox::User "root";
-`, own)
+`, own, arch)
 	for name, text := range map[string]string{
 		"apt.conf":     conf,
 		"status":       "",

@@ -50,3 +50,9 @@ func (r Run) outcomes() (ended []outcome, rest string, err error) {
 func (r Run) completed() bool {
 	return r.Status == "1" && !bytes.Contains(r.Output, []byte("these are left after the tests")) // see testkit.Run
 }
+
+// tail is the last n lines of a text.
+func tail(text []byte, n int) []byte {
+	lines := bytes.SplitAfter(bytes.TrimSpace(text), []byte("\n"))
+	return bytes.Join(lines[max(0, len(lines)-n):], nil)
+}

@@ -53,30 +53,31 @@ func TestKernels(t *testing.T) {
 	}
 	var kernels []Kernel
 	for _, k := range Kernels() {
-		if chosen := strings.Fields(os.Getenv("VM_KERNELS")); len(chosen) == 0 || slices.Contains(chosen, k.Name) {
+		if chosen := strings.Fields(os.Getenv("VM_KERNELS")); len(chosen) == 0 && (!k.Slow || tier == testkit.Full) || slices.Contains(chosen, k.Name) {
 			kernels = append(kernels, k)
 		}
 	}
 	build := filepath.Join(top, "build/vm")
-	cache, err := cacheDir()
+	cache, err := cacheDir("kernels")
 	if err != nil {
 		t.Fatal(err)
 	}
-	program := filepath.Join(build, "fairlead")
-	goBuild(t, "build", program, fairlead+"/cmd/fairlead")
 	var guests []*Guest
-	binaries := map[string]string{}
+	built := map[string]bool{}
 	for _, k := range kernels {
 		g := newGuest(k, filepath.Join(build, k.Name), limits[tier])
-		g.Root = Root{Program: program, Tier: tier, Tests: choose(k, tier, marked)}
+		g.Root = Root{Arch: k.Arch, Program: filepath.Join(build, k.Arch, "fairlead"), Tier: tier, Tests: choose(k, tier, marked)}
 		go g.fetch(cache) // while the tests are compiled
-		for i, test := range g.Root.Tests {
-			binary, ok := binaries[test.Package]
-			if !ok {
-				binary = filepath.Join(build, "tests", test.name())
-				goBuild(t, "test", binary, fairlead+"/"+test.Package, "-c")
-				binaries[test.Package] = binary
+		once := func(verb, to, pkg string, flags ...string) {
+			if !built[to] {
+				goBuild(t, k.Arch, verb, to, fairlead+"/"+pkg, flags...)
+				built[to] = true
 			}
+		}
+		once("build", g.Root.Program, "cmd/fairlead")
+		for i, test := range g.Root.Tests {
+			binary := filepath.Join(build, k.Arch, "tests", test.name())
+			once("test", binary, test.Package, "-c")
 			g.Root.Tests[i].Binary, g.Root.Tests[i].Dir = binary, filepath.Join(top, test.Package)
 		}
 		guests = append(guests, g)
@@ -114,7 +115,7 @@ var limits = map[testkit.Tier]time.Duration{testkit.Quick: 12 * time.Minute, tes
 // choose gives the tests that a kernel runs, by package, without their binaries.
 func choose(k Kernel, tier testkit.Tier, marked map[string][]marks.Test) []Test {
 	upTo := tier
-	if tier == testkit.CI && !k.Whole {
+	if k.Slow || tier == testkit.CI && !k.Whole {
 		upTo = testkit.Quick
 	}
 	from := map[string]testkit.Tier{"Smoke": testkit.Quick, "OnKernels": testkit.CI, "InFull": testkit.Full}
@@ -205,22 +206,16 @@ func report(t *testing.T, test Test, r Run) {
 	}
 }
 
-// goBuild builds a static binary by a verb of go. A failure is t's.
-func goBuild(t *testing.T, verb, to, path string, flags ...string) bool {
+// goBuild builds a static binary for an architecture by a verb of go. A failure is t's.
+func goBuild(t *testing.T, arch, verb, to, path string, flags ...string) bool {
 	t.Helper()
 	cmd := exec.Command("go", append(append([]string{verb}, flags...), "-ldflags=-s -w", "-o", to, path)...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("go %s %s: %v\n%s", verb, path, err, out)
 	}
 	return err == nil
-}
-
-// tail is the last n lines of a text.
-func tail(text []byte, n int) []byte {
-	lines := bytes.SplitAfter(bytes.TrimSpace(text), []byte("\n"))
-	return bytes.Join(lines[max(0, len(lines)-n):], nil)
 }
 
 func TestParse(t *testing.T) {
@@ -265,6 +260,7 @@ func TestChoose(t *testing.T) {
 		{Kernel{Whole: true}, testkit.CI, most},
 		{Kernel{}, testkit.Full, all},
 		{Kernel{TooOld: true}, testkit.Full, []Test{own}},
+		{Kernel{Slow: true}, testkit.Full, smoke},
 	} {
 		if diff := cmp.Diff(tt.want, choose(tt.kernel, tt.tier, marked)); diff != "" {
 			t.Errorf("%+v, %v: %s", tt.kernel, tt.tier, diff)
@@ -299,7 +295,7 @@ func TestFetchUnknown(t *testing.T) {
 	if os.Getenv("FAIRLEAD_VM") == "" {
 		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")
 	}
-	if _, err := (Kernel{Name: "none", Suite: "no-such-suite"}).Cached(t.TempDir()); !errors.Is(err, ErrNoKernel) {
+	if _, err := (Kernel{Name: "none", Suite: "no-such-suite", Arch: runtime.GOARCH}).Cached(t.TempDir()); !errors.Is(err, ErrNoKernel) {
 		t.Errorf("got %v, want ErrNoKernel", err)
 	}
 }

@@ -41,6 +41,23 @@ func (p Program) Run(ctx context.Context, e Env) int {
 	defer cancel()
 	context.AfterFunc(ctx, cancel)
 
+	cmd, err := p.Root(e).ExecuteContextC(ctx)
+	var usage UsageError
+	switch {
+	case err == nil:
+		return Done
+	case errors.Is(err, ErrTold):
+		return Failed
+	case errors.As(err, &usage):
+		fmt.Fprintf(e.Stderr, "%s: %s\nsee %s --help\n", cmd.CommandPath(), Lines(api.Text(err)), cmd.CommandPath())
+		return Usage
+	}
+	fmt.Fprintf(e.Stderr, "%s: %s\n", cmd.CommandPath(), Lines(api.Text(err)))
+	return Failed
+}
+
+// Root returns the command that has the verbs below it. The man pages are made from it.
+func (p Program) Root(e Env) *cobra.Command {
 	var shown bool
 	root := &cobra.Command{
 		Use:           p.Name,
@@ -71,20 +88,7 @@ func (p Program) Run(ctx context.Context, e Env) int {
 	for _, verb := range p.Verbs {
 		root.AddCommand(verb(e))
 	}
-
-	cmd, err := root.ExecuteContextC(ctx)
-	var usage UsageError
-	switch {
-	case err == nil:
-		return Done
-	case errors.Is(err, ErrTold):
-		return Failed
-	case errors.As(err, &usage):
-		fmt.Fprintf(e.Stderr, "%s: %s\nsee %s --help\n", cmd.CommandPath(), Lines(api.Text(err)), cmd.CommandPath())
-		return Usage
-	}
-	fmt.Fprintf(e.Stderr, "%s: %s\n", cmd.CommandPath(), Lines(api.Text(err)))
-	return Failed
+	return root
 }
 
 // helpVerb shows the help of a verb, as --help does.

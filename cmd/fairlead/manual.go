@@ -1,0 +1,56 @@
+//go:build manual
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+)
+
+// main writes the man page of each verb, and what shells complete, below the folder in its
+// argument: as they lie below /usr/share. It is a build of its own, so that hosts do not carry what
+// translates Markdown. The date on the pages is SOURCE_DATE_EPOCH.
+func main() {
+	root := program(verbs()).Root(cli.Env{Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv})
+	if err := write(root, os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(cli.Failed)
+	}
+}
+
+func write(root *cobra.Command, dir string) error {
+	file := func(name ...string) string { return filepath.Join(append([]string{dir}, name...)...) }
+	man := file("man/man1")
+	bash, zsh, fish := file("bash-completion/completions/fairlead"), file("zsh/site-functions/_fairlead"), file("fish/vendor_completions.d/fairlead.fish")
+	for _, d := range []string{man, filepath.Dir(bash), filepath.Dir(zsh), filepath.Dir(fish)} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+	}
+	root.DisableAutoGenTag = true
+	literally(root)
+	return errors.Join(
+		doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "fairlead " + version, Manual: "fairlead"}, man),
+		root.GenBashCompletionFileV2(bash, true),
+		root.GenZshCompletionFile(zsh),
+		root.GenFishCompletionFile(fish, true))
+}
+
+// indented finds the lines of a help that are not to be filled.
+var indented = regexp.MustCompile(`(?m)^  `)
+
+// literally makes such lines code, since the pages are made from Markdown.
+func literally(cmd *cobra.Command) {
+	cmd.Long = indented.ReplaceAllString(cmd.Long, "      ")
+	for _, sub := range cmd.Commands() {
+		literally(sub)
+	}
+}

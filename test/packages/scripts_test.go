@@ -1,0 +1,109 @@
+// Package packages checks what `make release` makes: that the packages are the same when they are
+// built elsewhere, what is in them, and what their scripts do. That they replace a running agent
+// under systemd is checked in test/e2e.
+package packages
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// alone runs a script of a package with programs of a folder before all others, and with a /run of
+// its own. There systemd runs unless its first argument is empty, and the second may be "journal".
+const alone = `mount -t tmpfs tmpfs /run
+[ -z "$1" ] || mkdir -p /run/systemd/system
+if [ "$2" = journal ]; then
+	mkdir -p /run/fairlead/state
+	: >"/run/fairlead/state/journal-$(cat /proc/sys/kernel/random/boot_id)"
+fi
+PATH=$3:$PATH
+shift 3
+exec "$@"`
+
+// stub is a program that writes down how it was called. systemctl is-active says $ACTIVE.
+const stub = `#!/bin/sh
+echo "${0##*/} $*" >>"$CALLS"
+[ "$2" != --quiet ] || exit "$ACTIVE"
+`
+
+// TestScripts calls the scripts as deb, rpm and apk do. Only removal stops the agent, and undoes what
+// a killed one has left. An upgrade kills an agent that runs, which leaves all in force for the next, where the next finds
+// the journal.
+func TestScripts(t *testing.T) {
+	testkit.NeedRoot(t)
+	const (
+		group   = "groupadd --system fairlead\n"
+		reload  = "systemctl daemon-reload\n"
+		active  = "systemctl is-active --quiet fairlead.service\n"
+		kill    = "systemctl kill --kill-who=main --signal=KILL fairlead.service\n"
+		restart = "systemctl restart fairlead.service\n"
+		disable = "systemctl disable --now fairlead.service\n"
+		restore = "fairlead restore\n"
+	)
+	dir := t.TempDir()
+	for _, name := range []string{"systemctl", "groupadd", "fairlead"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(stub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name, script    string
+		args            []string
+		systemd, active bool
+		want            string
+	}{
+		{"deb installs", "postinstall", []string{"configure", ""}, true, false, group + reload + active},
+		{"rpm installs", "postinstall", []string{"1"}, true, false, group + reload + active},
+		{"apk installs", "postinstall", []string{"0.1.0"}, false, false, group},
+		{"deb upgrades: before", "preremove", []string{"upgrade", "0.2.0"}, true, true, ""},
+		{"deb upgrades: after the files", "postremove", []string{"upgrade", "0.2.0"}, true, true, reload},
+		{"deb upgrades: after", "postinstall", []string{"configure", "0.1.0"}, true, true, group + reload + active + kill},
+		{"deb does not upgrade after all", "postinstall", []string{"abort-upgrade", "0.2.0"}, true, true, ""},
+		{"deb upgrades from an agent without a journal there", "postinstall", []string{"configure", "0.0.9"}, true, true, group + reload + active + restart},
+		{"rpm upgrades: after", "postinstall", []string{"2"}, true, true, group + reload + active + kill},
+		{"rpm upgrades: the old one's files", "preremove", []string{"1"}, true, true, ""},
+		{"deb upgrades, not running", "postinstall", []string{"configure", "0.1.0"}, true, false, group + reload + active},
+		{"deb removes", "preremove", []string{"remove"}, true, true, disable + restore},
+		{"rpm removes", "preremove", []string{"0"}, true, true, disable + restore},
+		{"apk removes", "preremove", []string{"0.1.0"}, false, false, restore},
+		{"deb removes without systemd", "preremove", []string{"remove"}, false, false, restore},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			calls := filepath.Join(t.TempDir(), "calls")
+			script, err := filepath.Abs("../../packaging/scripts/" + tt.script)
+			if err != nil {
+				t.Fatal(err)
+			}
+			systemd, status, journal := "", "ACTIVE=3", "journal"
+			if tt.systemd {
+				systemd = "yes"
+			}
+			if tt.active {
+				status = "ACTIVE=0"
+			}
+			if strings.Contains(tt.name, "without a journal") {
+				journal = ""
+			}
+			args := append([]string{"--mount", "--propagation", "private", "sh", "-ec", alone, "sh", systemd, journal, dir, script}, tt.args...)
+			cmd := exec.Command("unshare", args...)
+			cmd.Env = append(os.Environ(), "CALLS="+calls, status)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			got, err := os.ReadFile(calls)
+			if err != nil && !os.IsNotExist(err) {
+				t.Fatal(err)
+			}
+			if string(got) != tt.want {
+				t.Errorf("called\n%swant\n%s", got, tt.want)
+			}
+		})
+	}
+}
