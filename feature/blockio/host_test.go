@@ -43,12 +43,7 @@ const (
 // second returns a time, by its second.
 func second(n int) time.Time { return time.Unix(1_000_000+int64(n), 0) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // roster is who runs.
 type roster []container.Container
