@@ -83,6 +83,10 @@ func (b *backend) Report(_ context.Context, ask api.Ask) (any, error) {
 	return api.Traffic{Taken: time.Unix(0, int64(ask.Over)), Classes: []api.TrafficClass{{Name: ask.Container}}}, b.err
 }
 
+func (b *backend) Command(context.Context, api.Ask) (any, error) {
+	return nil, errors.New("no feature takes commands")
+}
+
 func (b *backend) Version(context.Context) (api.Version, error) {
 	return api.Version{Version: "v"}, b.err
 }
