@@ -136,6 +136,16 @@ func (a *Agent) samples() api.Samples {
 
 // Report asks a feature for its report.
 func (a *Agent) Report(ctx context.Context, ask api.Ask) (any, error) {
+	return answer(ctx, a, ask, "report of it", feature.Reporter.Report)
+}
+
+// Command asks a feature to do something.
+func (a *Agent) Command(ctx context.Context, ask api.Ask) (any, error) {
+	return answer(ctx, a, ask, "command of it", feature.Commander.Command)
+}
+
+// answer calls a method of the optional interface T of the feature that ask names.
+func answer[T any](ctx context.Context, a *Agent, ask api.Ask, what string, call func(T, context.Context, *container.Container, api.Ask) (any, error)) (any, error) {
 	var of *container.Container
 	if ask.Container != "" {
 		c, _, err := a.findToRead(ask.Container)
@@ -145,14 +155,14 @@ func (a *Agent) Report(ctx context.Context, ask api.Ask) (any, error) {
 		of = &c
 	}
 	for _, f := range a.all {
-		if r, ok := f.(feature.Reporter); ok && f.Name() == ask.Feature {
-			if what := a.hangs(f); what != "" {
-				return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: what}
+		if r, ok := f.(T); ok && f.Name() == ask.Feature {
+			if hangs := a.hangs(f); hangs != "" {
+				return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: hangs}
 			}
-			return r.Report(ctx, of, ask)
+			return call(r, ctx, of, ask)
 		}
 	}
-	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: ask.Feature + ": this agent has no report of it"}
+	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: ask.Feature + ": this agent has no " + what}
 }
 
 // Version returns the versions of program and kernel.

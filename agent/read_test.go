@@ -42,6 +42,10 @@ func (f *locked) Report(context.Context, *container.Container, api.Ask) (any, er
 	f.wait()
 	return api.NetCPU{}, nil
 }
+func (f *locked) Command(context.Context, *container.Container, api.Ask) (any, error) {
+	f.wait()
+	return nil, nil
+}
 
 // While a call of a feature hangs with a mutex held that its counters need, the numbers of the
 // others are available, the feature reports it, and the agent lives.
@@ -104,6 +108,9 @@ func TestAgentWithHungCall(t *testing.T) {
 		}
 		if _, err := a.Report(ctx, api.Ask{Feature: "blockio"}); err == nil || !strings.Contains(err.Error(), "blockio does not answer: "+what) {
 			t.Errorf("its report: %v", err)
+		}
+		if _, err := a.Command(ctx, api.Ask{Feature: "blockio"}); err == nil || !strings.Contains(err.Error(), "blockio does not answer: "+what) {
+			t.Errorf("a command: %v", err)
 		}
 		if list := examined(a.all, a.hangs); len(list) != 2 || !strings.HasPrefix(list[0].Why, "blockio does not answer: "+what) {
 			t.Errorf("doctor finds %+v", list)

@@ -8,7 +8,7 @@ type Ask struct {
 	Container string        // id, runtime id or name of one container; "": all
 	Over      time.Duration // measure for so long first; 0: do not
 	Self      bool          // the container itself asks
-	Body      any           // of a POST, or what else a route makes of its parameters, with the type that it declares; else nil
+	Body      any           // a command, or what a route makes of its parameters, with the type that it declares; else nil
 }
 
 // MaxOver is the longest time over which an agent measures for one request.

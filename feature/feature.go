@@ -59,12 +59,22 @@ type Containers interface {
 }
 
 // Reporter is a Feature with a report of its own, which answers the routes that its file in package
-// api declares. Report may be called at any time.
+// api declares. Report may be called at any time. It changes nothing, and waits for nothing but the
+// end of ask.Over.
 type Reporter interface {
 	// Report returns the report on one container, or on all if of is nil. The result has the
 	// type that the route declares. An *api.Error is the caller's fault, or explains why there
 	// is no report; any other error is internal.
 	Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error)
+}
+
+// Commander is a Feature with routes that are no report: they change something, or wait for something
+// to happen. Command may be called at any time.
+type Commander interface {
+	// Command does what ask.Body asks for, about one container, or about the host if of is nil.
+	// The routes in the feature's file in package serve declare the types of Body and of the
+	// result. Errors are those of Report.
+	Command(ctx context.Context, of *container.Container, ask api.Ask) (any, error)
 }
 
 // SelfReporter is a Feature that shows a container a part of its own data. SelfReport may be called

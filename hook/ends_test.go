@@ -17,12 +17,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // The stages of others' programs lie between the two halves of ours, and each stage
 // has a number that the hook takes.

@@ -33,7 +33,7 @@ func blockioRoutes() []route {
 }
 
 func followBlockIO(b Backend, r *http.Request, after uint64) (out []streamed, err error) {
-	got, err := b.Report(r.Context(), api.Ask{Feature: "blockio", Body: api.BlockIOEventsAfter(after)})
+	got, err := b.Command(r.Context(), api.Ask{Feature: "blockio", Body: api.BlockIOEventsAfter(after)})
 	events, _ := got.([]api.BlockIOEvent)
 	for i, e := range events {
 		if n := e.ID - after - 1; i == 0 && n > 0 && after > 0 {
@@ -80,7 +80,7 @@ func setReserve(b Backend, r *http.Request, ref string, change api.ReservationCh
 	if err != nil {
 		return err
 	}
-	got, err := b.Report(r.Context(), api.Ask{Feature: "blockio", Container: ref, Body: change})
+	got, err := b.Command(r.Context(), api.Ask{Feature: "blockio", Container: ref, Body: change})
 	if err != nil {
 		return err
 	}
@@ -142,5 +142,5 @@ func setCapacity(b Backend, r *http.Request) (any, error) {
 	if err := read(r, &in); err != nil {
 		return nil, err
 	}
-	return b.Report(r.Context(), api.Ask{Feature: "blockio", Body: in})
+	return b.Command(r.Context(), api.Ask{Feature: "blockio", Body: in})
 }

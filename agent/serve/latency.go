@@ -40,7 +40,7 @@ func latencyRoutes() []route {
 				if err != nil {
 					return nil, err
 				}
-				return b.Report(r.Context(), api.Ask{Feature: "latency", Container: r.PathValue("ref"), Over: over, Body: in})
+				return b.Command(r.Context(), api.Ask{Feature: "latency", Container: r.PathValue("ref"), Over: over, Body: in})
 			},
 		},
 		route{
@@ -94,7 +94,7 @@ func measured(b Backend, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.Report(r.Context(), api.Ask{Feature: "latency", Container: r.PathValue("ref"), Body: api.LatencyMeasure{On: in.On, PID: p.PID, UID: p.UID}})
+	return b.Command(r.Context(), api.Ask{Feature: "latency", Container: r.PathValue("ref"), Body: api.LatencyMeasure{On: in.On, PID: p.PID, UID: p.UID}})
 }
 
 // recordsAsk parses the parameters of a request for records.

@@ -71,7 +71,7 @@ type selfBackend struct {
 	asked []api.Ask
 }
 
-func (b *selfBackend) Report(_ context.Context, ask api.Ask) (any, error) {
+func (b *selfBackend) Command(_ context.Context, ask api.Ask) (any, error) {
 	b.asked = append(b.asked, ask)
 	if on, ok := ask.Body.(api.LatencyTracing); ok {
 		on.Until = time.Unix(1000, 0)

@@ -54,7 +54,7 @@ func switchOverlay(kill bool) func(Backend, *http.Request) (any, error) {
 		if n.State == api.OverlayLeftAlone {
 			return nil, &api.Error{Status: http.StatusConflict, Code: "refused", Text: n.Network + " has no fast path: " + n.Why}
 		}
-		return b.Report(r.Context(), api.Ask{Feature: "overlay", Body: api.OverlaySwitch{Network: n.Network, Kill: kill, By: fmt.Sprintf("uid %d", p.UID)}})
+		return b.Command(r.Context(), api.Ask{Feature: "overlay", Body: api.OverlaySwitch{Network: n.Network, Kill: kill, By: fmt.Sprintf("uid %d", p.UID)}})
 	}
 }
 

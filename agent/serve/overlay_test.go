@@ -17,11 +17,14 @@ type overlayBackend struct {
 	asked []api.Ask
 }
 
+func (b *overlayBackend) Command(_ context.Context, ask api.Ask) (any, error) {
+	b.asked = append(b.asked, ask)
+	to := ask.Body.(api.OverlaySwitch)
+	return api.OverlayNetwork{Network: to.Network, State: api.OverlayKilled, Why: "by " + to.By}, nil
+}
+
 func (b *overlayBackend) Report(_ context.Context, ask api.Ask) (any, error) {
 	b.asked = append(b.asked, ask)
-	if to, ok := ask.Body.(api.OverlaySwitch); ok {
-		return api.OverlayNetwork{Network: to.Network, State: api.OverlayKilled, Why: "by " + to.By}, nil
-	}
 	return api.Overlay{Networks: []api.OverlayNetwork{
 		{Network: "cilium_vxlan", Device: "cilium_vxlan", State: api.OverlayLeftAlone, Why: "Cilium forwards its packets by programs of its own"},
 		{Network: "flannel.1", Device: "flannel.1", State: api.OverlayOn},

@@ -30,6 +30,9 @@ type Backend interface {
 	// the agent took by itself.
 	Frame(context.Context) (api.Frame, error)
 	Overview(context.Context) (api.Overview, error)
+	// Command asks a feature to do what the Body says, or to wait for it. The result has the type
+	// that the Body declares.
+	Command(context.Context, api.Ask) (any, error)
 	Version(context.Context) (api.Version, error)
 	Reload(context.Context) (api.PolicyStatus, error)
 	Restore(ctx context.Context, ref string) (api.Restored, error)
@@ -145,7 +148,7 @@ func set(b Backend, r *http.Request) (any, error) {
 	return b.Set(r.Context(), r.PathValue("ref"), p, in)
 }
 
-// selfAsk asks a feature on behalf of the caller's own container.
+// selfAsk gives a feature a command on behalf of the caller's own container.
 func selfAsk(b Backend, r *http.Request, ask api.Ask) (any, error) {
 	p, err := peer(r.Context())
 	if err != nil {
@@ -159,7 +162,7 @@ func selfAsk(b Backend, r *http.Request, ask api.Ask) (any, error) {
 		return nil, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
 	}
 	ask.Container, ask.Self = api.Ref(id), true
-	return b.Report(r.Context(), ask)
+	return b.Command(r.Context(), ask)
 }
 
 func self(b Backend, r *http.Request) (any, error) {

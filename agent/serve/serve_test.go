@@ -91,6 +91,10 @@ func (b *backend) Overview(context.Context) (api.Overview, error) {
 	return api.Overview{Rows: []api.OverviewRow{{Container: 4, Slowed: 0.5}}}, b.err
 }
 
+func (b *backend) Command(context.Context, api.Ask) (any, error) {
+	return nil, errors.New("no feature takes commands")
+}
+
 func (b *backend) Version(context.Context) (api.Version, error) {
 	return api.Version{Version: "v"}, b.err
 }

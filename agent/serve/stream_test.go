@@ -34,10 +34,10 @@ func (b *teller) tell(n int) {
 	b.happened = make(chan struct{})
 }
 
-func (b *teller) Report(ctx context.Context, ask api.Ask) (any, error) {
+func (b *teller) Command(ctx context.Context, ask api.Ask) (any, error) {
 	after, ok := ask.Body.(api.BlockIOEventsAfter)
 	if !ok {
-		return b.backend.Report(ctx, ask)
+		return b.backend.Command(ctx, ask)
 	}
 	for {
 		b.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/record"
+	"github.com/fairlead-project/fairlead/view"
 )
 
 // recording is the recording that a verb reads: the agent's, or a file.
@@ -34,7 +35,7 @@ func recorded(e cli.Env, cmd *cobra.Command, run func(cmd *cobra.Command, from r
 		if err := configure(cmd, f.config, flags); err != nil {
 			return err
 		}
-		return run(cmd, from, args)
+		return hint(run(cmd, from, args))
 	}
 	return cmd
 }
@@ -57,6 +58,21 @@ func (r recording) open() (*record.Reader, error) {
 	return out, err
 }
 
+// source returns what a view looks at, and its title: a recording, or the agent with its recording
+// as its past.
+func (r recording) source(c *api.Client) (view.Source, string, error) {
+	if r.replay != "" {
+		from, err := r.open()
+		return &view.Recorded{Recording: from}, filepath.Base(r.replay), err
+	}
+	host, err := os.Hostname()
+	a := &view.Agent{Client: c}
+	if past, err := r.open(); err == nil { // else there is no past to be shown
+		a.Past = past
+	}
+	return a, host, err
+}
+
 // window returns the times of --since and --at: until at, or the end of the recording without one, and
 // from since before that; without since from the start.
 func window(r *record.Reader, since time.Duration, at string) (from, to time.Time, err error) {
@@ -65,8 +81,8 @@ func window(r *record.Reader, since time.Duration, at string) (from, to time.Tim
 	}
 	_, last := r.Span()
 	if at != "" {
-		if to, err = parseWhen("--at", at, time.Now()); err != nil {
-			return from, to, err
+		if to, err = view.When(at, time.Now()); err != nil {
+			return from, to, cli.Usagef("--at: %w", err)
 		}
 		last = to
 	}

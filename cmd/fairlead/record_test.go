@@ -148,25 +148,3 @@ func TestRecordStatus(t *testing.T) {
 		t.Errorf("status %d: %s%s", status, out, errs)
 	}
 }
-
-func TestParseWhen(t *testing.T) {
-	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.FixedZone("", 3600))
-	for text, want := range map[string]time.Time{
-		"10 min ago":           now.Add(-10 * time.Minute),
-		"1h30m ago":            now.Add(-90 * time.Minute),
-		"2 hours ago":          now.Add(-2 * time.Hour),
-		"11:59":                now.Add(-time.Minute),
-		"12:01":                now.Add(time.Minute).AddDate(0, 0, -1),
-		"2026-02-28 10:00":     time.Date(2026, 2, 28, 10, 0, 0, 0, now.Location()),
-		"2026-03-01T10:00:00Z": time.Date(2026, 3, 1, 10, 0, 0, 0, time.UTC),
-	} {
-		if got, err := parseWhen("--at", text, now); err != nil || !got.Equal(want) {
-			t.Errorf("%q: %v, %v; want %v", text, got, err, want)
-		}
-	}
-	for _, text := range []string{"", "ago", "-5m ago", "25:00", "yesterday", "10 parsecs ago"} {
-		if got, err := parseWhen("--at", text, now); err == nil {
-			t.Errorf("%q: %v", text, got)
-		}
-	}
-}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -15,19 +14,17 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/record"
 	"github.com/fairlead-project/fairlead/view"
 	"github.com/fairlead-project/fairlead/view/tui"
 )
 
 // topFlags are the flags of the verb top.
 type topFlags struct {
-	out        *cli.Format
-	interval   time.Duration
-	at, replay string
-	recordDir  string
-	once       bool
-	order      view.Order
+	out      *cli.Format
+	interval time.Duration
+	at       string
+	once     bool
+	order    view.Order
 }
 
 func topVerb(e cli.Env) *cobra.Command {
@@ -56,14 +53,12 @@ Where the output is no terminal, or with --once or -o, the table is printed once
 	f.out = cli.FormatFlag(cmd)
 	cmd.Flags().DurationVar(&f.interval, "interval", view.Every, "time between two readings")
 	cmd.Flags().StringVar(&f.at, "at", "", "show this moment of the past: \"10 min ago\", 14:05, \"2026-11-26 14:05\", or RFC 3339")
-	cmd.Flags().StringVar(&f.replay, "replay", "", "show a recording, not the agent")
 	cmd.Flags().BoolVar(&f.once, "once", false, "print the table once, and exit")
 	cmd.Flags().StringVar(&f.order.Sort, "sort", view.BySlowed, "sort by this column: "+strings.Join(columnKeys(), ", "))
 	cmd.Flags().BoolVar(&f.order.Reverse, "reverse", false, "sort the other way round")
 	cmd.Flags().StringVar(&f.order.Filter, "filter", "", "show only containers with this text in their name or pod, or in who slows them")
 	cmd.Flags().BoolVar(&f.order.Tree, "tree", false, "show containers below their pods")
-	cmd.Flags().StringVar(&f.recordDir, "record-dir", "/var/lib/fairlead/record", "directory of the recording")
-	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, _ []string) error {
+	return recorded(e, cmd, func(cmd *cobra.Command, from recording, _ []string) error {
 		switch {
 		case f.interval < minInterval || f.interval > maxInterval:
 			return cli.Usagef("--interval %v: must be %v to %v", f.interval, minInterval, maxInterval)
@@ -77,7 +72,9 @@ Where the output is no terminal, or with --once or -o, the table is printed once
 				return cli.Usagef("--at: %w", err)
 			}
 		}
-		source, title, err := topSource(c, f.replay, f.recordDir)
+		c := api.Dial(from.agent.cfg.Socket)
+		defer c.Close()
+		source, title, err := from.source(c)
 		if err != nil {
 			return err
 		}
@@ -120,21 +117,6 @@ func columnKeys() []string {
 		keys = append(keys, c.Key)
 	}
 	return keys
-}
-
-// topSource returns what is looked at, and its name: a recording, or an agent with its recording in
-// a directory as its past.
-func topSource(c *api.Client, replay, dir string) (view.Source, string, error) {
-	if replay != "" {
-		r, err := record.Open(replay)
-		return &view.Recorded{Recording: r}, filepath.Base(replay), err
-	}
-	host, err := os.Hostname()
-	a := &view.Agent{Client: c}
-	if r, err := record.Open(dir); err == nil { // else there is no past to be shown
-		a.Past = r
-	}
-	return a, host, err
 }
 
 // topOverview returns the overview of a moment; zero: now, measured over an interval, or the newest
@@ -204,17 +186,8 @@ func topTable(w io.Writer, o api.Overview, order view.Order) {
 func topScreen(ctx context.Context, e cli.Env, c *api.Client, s view.Source, title string, at time.Time, f topFlags) error {
 	o := tui.Options{
 		Source: s, Title: title, Every: f.interval, At: at, Order: f.order,
-		Text: func(x api.Explanation, changes bool, now time.Time) string {
-			var out strings.Builder
-			explainContainer(&out, x, false, now)
-			if changes {
-				explainDone(&out, x, now)
-			} else {
-				fmt.Fprintln(&out, "\nWhat was changed on the host for it is not recorded.")
-			}
-			return out.String()
-		},
-		In: e.Stdin, Out: e.Stdout, Environ: os.Environ(), Now: time.Now,
+		Text: explainView,
+		In:   e.Stdin, Out: e.Stdout, Environ: os.Environ(), Now: time.Now,
 		Plain: e.Getenv("NO_COLOR") != "",
 		ASCII: asciiTerminal(e.Getenv),
 	}
@@ -227,6 +200,18 @@ func topScreen(ctx context.Context, e cli.Env, c *api.Client, s view.Source, tit
 		o.Explain = func(ctx context.Context, id api.ID) (api.Explanation, error) { return c.Explain(ctx, api.Ref(id)) }
 	}
 	return tui.Run(ctx, o)
+}
+
+// explainView is what views say of a container's policy and, with changes, of what was done for it.
+func explainView(x api.Explanation, changes bool, now time.Time) string {
+	var out strings.Builder
+	explainContainer(&out, x, false, now)
+	if changes {
+		explainDone(&out, x, now)
+	} else {
+		fmt.Fprintln(&out, "\nWhat was changed on the host for it is not recorded.")
+	}
+	return out.String()
 }
 
 // asciiTerminal reports whether a terminal shows nothing but ASCII: an old one, or one of another

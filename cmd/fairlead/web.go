@@ -4,23 +4,15 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/record"
-	"github.com/fairlead-project/fairlead/view"
 	"github.com/fairlead-project/fairlead/view/web"
 )
-
-// recording is where an agent records frames.
-const recording = "/var/lib/fairlead/record"
 
 func webVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
@@ -39,34 +31,19 @@ forward the port first: ssh -L PORT:127.0.0.1:PORT HOST`,
 		Args: cli.NArgs(0, 0, ""),
 	}
 	port := cmd.Flags().Uint16("port", 0, "port of 127.0.0.1 to serve on; 0: a free one")
-	replay := cmd.Flags().String("replay", "", "show a recording, not the agent")
-	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, _ []string) error {
-		o := web.Options{Now: time.Now}
-		if *replay != "" {
-			r, err := record.Open(*replay)
-			if err != nil {
-				return err
-			}
-			o.Source, o.Title = &view.Recorded{Recording: r}, filepath.Base(*replay)
-		} else {
+	return recorded(e, cmd, func(cmd *cobra.Command, from recording, _ []string) error {
+		c := api.Dial(from.agent.cfg.Socket)
+		defer c.Close()
+		o := web.Options{Now: time.Now, Text: explainView}
+		var err error
+		if o.Source, o.Title, err = from.source(c); err != nil {
+			return err
+		}
+		if o.Source.Live() {
 			if _, err := c.Version(cmd.Context()); err != nil { // an agent that is not there is an error, not an empty page
 				return err
 			}
-			host, err := os.Hostname()
-			if err != nil {
-				return err
-			}
-			a := &view.Agent{Client: c}
-			if r, err := record.Open(recording); err == nil { // else there is no past to be shown
-				a.Past = r
-			}
-			o.Source, o.Title = a, host
 			o.Explain = func(ctx context.Context, id api.ID) (api.Explanation, error) { return c.Explain(ctx, api.Ref(id)) }
-			o.Text = func(x api.Explanation, _ bool, now time.Time) string {
-				var out strings.Builder
-				explain(&out, x, false, now)
-				return out.String()
-			}
 		}
 		s, err := web.New(o)
 		if err != nil {

@@ -68,14 +68,15 @@ type BlockIO struct {
 }
 
 var (
-	_ feature.Feature  = (*BlockIO)(nil)
-	_ feature.Reporter = (*BlockIO)(nil)
-	_ feature.Decider  = (*BlockIO)(nil)
-	_ feature.Exporter = (*BlockIO)(nil)
-	_ feature.Witness  = (*BlockIO)(nil)
-	_ feature.Examiner = (*BlockIO)(nil)
-	_ feature.Notifier = (*BlockIO)(nil)
-	_ feature.Mapped   = (*BlockIO)(nil)
+	_ feature.Feature   = (*BlockIO)(nil)
+	_ feature.Reporter  = (*BlockIO)(nil)
+	_ feature.Commander = (*BlockIO)(nil)
+	_ feature.Decider   = (*BlockIO)(nil)
+	_ feature.Exporter  = (*BlockIO)(nil)
+	_ feature.Witness   = (*BlockIO)(nil)
+	_ feature.Examiner  = (*BlockIO)(nil)
+	_ feature.Notifier  = (*BlockIO)(nil)
+	_ feature.Mapped    = (*BlockIO)(nil)
 )
 
 // managed is a container for which the agent has called Apply.

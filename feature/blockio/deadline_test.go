@@ -130,7 +130,7 @@ func TestAutoRealtime(t *testing.T) {
 	if err := h.Apply(t.Context(), target(t, c, settings...)); err == nil || !strings.Contains(err.Error(), "--realtime") {
 		t.Errorf("without a profile: %v", err)
 	}
-	_, err := h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: disk.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000},
+	_, err := h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: disk.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000},
 		Realtime: []api.RealtimePoint{{Budget: 0.2, ReadIOPS: 8000}, {Budget: 0.1, ReadIOPS: 4000}}}})
 	must(t, err)
 	h.capacity(disk.Path, 9_000) // a new capacity keeps the profile
@@ -143,7 +143,7 @@ func TestAutoRealtime(t *testing.T) {
 	}
 	profile := func(budget float64) {
 		t.Helper()
-		_, err := h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: disk.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000},
+		_, err := h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: disk.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000},
 			Realtime: []api.RealtimePoint{{Budget: budget, ReadIOPS: 1000}}}})
 		must(t, err)
 	}

@@ -43,12 +43,7 @@ const (
 // second returns a time, by its second.
 func second(n int) time.Time { return time.Unix(1_000_000+int64(n), 0) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // roster is who runs.
 type roster []container.Container
@@ -118,7 +113,7 @@ func (h *host) disk(capacity uint64) *loop.Disk {
 
 func (h *host) capacity(device string, iops uint64) {
 	h.t.Helper()
-	_, err := h.Report(h.t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: device, BlockIOFigures: api.BlockIOFigures{ReadIOPS: iops, WriteIOPS: iops}}})
+	_, err := h.Command(h.t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: device, BlockIOFigures: api.BlockIOFigures{ReadIOPS: iops, WriteIOPS: iops}}})
 	must(h.t, err)
 }
 
@@ -350,7 +345,7 @@ func TestReserve(t *testing.T) {
 	if err := reserve(b, "riops=200 wiops=101"); !errors.As(err, &refusal) || !strings.Contains(err.Error(), `"a"`) || refusal.Reads != 300 {
 		t.Errorf("beyond what is left: %v", err)
 	}
-	if out, err := h.Report(ctx, &b, api.Ask{Body: api.ReservationChange{Device: l.Path, Figures: api.BlockIOFigures{ReadIOPS: 5}}}); err != nil {
+	if out, err := h.Command(ctx, &b, api.Ask{Body: api.ReservationChange{Device: l.Path, Figures: api.BlockIOFigures{ReadIOPS: 5}}}); err != nil {
 		t.Error(err)
 	} else if set := out.(api.SetRequest); set.Set[reserveKey] != l.Path+" riops=5" || set.Was[reserveKey] != l.Path+" riops=200 wiops=101" {
 		t.Errorf("in the place of what was refused: %+v", set)
@@ -367,7 +362,7 @@ func TestReserve(t *testing.T) {
 
 	// What a change has to set, and who may not make one.
 	change := func(c container.Container, in api.ReservationChange) (api.SetRequest, error) {
-		out, err := h.Report(ctx, &c, api.Ask{Body: in})
+		out, err := h.Command(ctx, &c, api.Ask{Body: in})
 		set, _ := out.(api.SetRequest)
 		return set, err
 	}
@@ -424,7 +419,7 @@ func TestCapacityRefusals(t *testing.T) {
 		"no room at all": {Device: l.Path, Headroom: 1, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1, WriteIOPS: 1}},
 		"negative":       {Device: l.Path, Headroom: -1, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1, WriteIOPS: 1}},
 	} {
-		_, err := h.Report(t.Context(), nil, api.Ask{Body: in})
+		_, err := h.Command(t.Context(), nil, api.Ask{Body: in})
 		if e := (*api.Error)(nil); !errors.As(err, &e) || e.Status != 400 {
 			t.Errorf("%s: %v", what, err)
 		}

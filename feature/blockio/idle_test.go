@@ -154,7 +154,7 @@ func TestCalibrateIdleWhat(t *testing.T) {
 	if tick() {
 		t.Error("measured, though an operator has given it")
 	}
-	_, err := h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: l.Path, Measured: true, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 5, WriteIOPS: 5}}})
+	_, err := h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: l.Path, Measured: true, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 5, WriteIOPS: 5}}})
 	must(t, err)
 	if !tick() {
 		t.Error("not measured, though an earlier release has measured it")

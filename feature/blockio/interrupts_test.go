@@ -39,7 +39,7 @@ func TestInterruptsApart(t *testing.T) {
 	}
 	before := state()
 	path := "/dev/" + known.name
-	_, err = h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
+	_, err = h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
 	must(t, err)
 	a, _ := h.container("a")
 	b, _ := h.container("b")
@@ -100,7 +100,7 @@ func TestInterruptByHand(t *testing.T) {
 	theirs := cgroup.FormatCPUs(cpus)
 	t.Cleanup(func() { must(t, knob.Write(before)) })
 	must(t, knob.Write(theirs))
-	_, err = h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: "/dev/" + known.name, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
+	_, err = h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: "/dev/" + known.name, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
 	must(t, err)
 	c, _ := h.container("c")
 	for _, way := range []string{"auto", "apart"} {
@@ -176,7 +176,7 @@ func TestVethsApart(t *testing.T) {
 		return v
 	}
 	path := "/dev/" + disk.name
-	_, err = h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
+	_, err = h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
 	must(t, err)
 	before := func(c container.Container, k journal.Knob) string {
 		t.Helper()

@@ -27,7 +27,7 @@ import (
 func (h *host) crowd() (l *loop.Disk, batch container.Container, cg testkit.CG, hog *load.Board) {
 	h.t.Helper()
 	l = h.disk(1000)
-	_, err := h.Report(h.t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: l.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 100_000_000, WriteIOPS: 1}}})
+	_, err := h.Command(h.t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: l.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 100_000_000, WriteIOPS: 1}}})
 	must(h.t, err)
 	db, dbCG := h.container("db")
 	batch, cg = h.container("batch")

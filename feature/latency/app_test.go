@@ -152,7 +152,7 @@ func TestApplication(t *testing.T) {
 	collect := func(direction string, filter api.LatencyFilter, n int, is func(api.LatencyRecord) bool) (list []api.LatencyRecord) {
 		t.Helper()
 		h.await(func() string {
-			out, err := h.f.Report(t.Context(), &c, api.Ask{Body: filter, Over: time.Second})
+			out, err := h.f.Command(t.Context(), &c, api.Ask{Body: filter, Over: time.Second})
 			must(t, err)
 			got := out.(api.LatencyRecords)
 			filter.After = got.Next
@@ -170,7 +170,7 @@ func TestApplication(t *testing.T) {
 	}
 	from := func(f api.LatencyFilter) api.LatencyFilter {
 		t.Helper()
-		out, err := h.f.Report(t.Context(), &c, api.Ask{Body: f})
+		out, err := h.f.Command(t.Context(), &c, api.Ask{Body: f})
 		must(t, err)
 		f.After = out.(api.LatencyRecords).Next
 		return f

@@ -48,7 +48,7 @@ func TestCompatCalls(t *testing.T) {
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
 	h.f.cfg.Containers = known{}
 	h.measure(true, c)
-	_, err := h.f.Report(t.Context(), &c, api.Ask{Body: api.LatencyFilter{}}) // from here on calls are noted
+	_, err := h.f.Command(t.Context(), &c, api.Ask{Body: api.LatencyFilter{}}) // from here on calls are noted
 	must(t, err)
 
 	program := filepath.Join(t.TempDir(), "compat")

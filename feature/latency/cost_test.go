@@ -24,11 +24,11 @@ func TestOwnCost(t *testing.T) {
 	if got := wireCosts(costs); got != nil || h.read(c).Of(Egress, UDP).Matched == 0 {
 		t.Errorf("timed, though nobody asks for records: %+v", got)
 	}
-	_, err = h.f.Report(t.Context(), &c, api.Ask{Body: api.LatencyFilter{}})
+	_, err = h.f.Command(t.Context(), &c, api.Ask{Body: api.LatencyFilter{}})
 	must(t, err)
 	h.ask(web, h.wire, "udp", "10.66.0.1:9001", 20)
 	h.await(func() string {
-		out, err := h.f.Report(t.Context(), &c, api.Ask{Body: api.LatencyFilter{}, Over: time.Second})
+		out, err := h.f.Command(t.Context(), &c, api.Ask{Body: api.LatencyFilter{}, Over: time.Second})
 		must(t, err)
 		got := out.(api.LatencyRecords).OwnCost
 		if len(got) != 4 {

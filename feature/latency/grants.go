@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -32,6 +33,24 @@ type grantee struct {
 type grant struct {
 	uid          int
 	since, until time.Time
+}
+
+var _ feature.Commander = (*Latency)(nil)
+
+// Command implements feature.Commander. It records packets and returns them, begins or ends the
+// measurement for a process, and begins or ends recording at a container's own request.
+func (f *Latency) Command(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
+	if of != nil {
+		switch in := ask.Body.(type) {
+		case api.LatencyFilter:
+			return f.recorded(ctx, of.ID, ask.Self, in, ask.Over)
+		case api.LatencyMeasure:
+			return f.measureFor(ctx, of.ID, in)
+		case api.LatencyTracing:
+			return f.switchTracing(of.ID, in.On)
+		}
+	}
+	return nil, fmt.Errorf("latency: no command %T", ask.Body)
 }
 
 // measureFor grants a process the measurement of a container, renews or ends the grant, and waits

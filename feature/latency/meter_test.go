@@ -13,12 +13,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // Nothing is in the kernel but between open and close.
 func TestMeter(t *testing.T) {

@@ -215,11 +215,11 @@ func TestTrace(t *testing.T) {
 	h.f.cfg.Containers = known{}
 	ask := func(of container.Container, f api.LatencyFilter, over time.Duration) api.LatencyRecords {
 		t.Helper()
-		out, err := h.f.Report(t.Context(), &of, api.Ask{Body: f, Over: over})
+		out, err := h.f.Command(t.Context(), &of, api.Ask{Body: f, Over: over})
 		must(t, err)
 		return out.(api.LatencyRecords)
 	}
-	_, err := h.f.Report(t.Context(), &c, api.Ask{Body: api.LatencyFilter{}})
+	_, err := h.f.Command(t.Context(), &c, api.Ask{Body: api.LatencyFilter{}})
 	var refused *api.Error
 	if !errors.As(err, &refused) || refused.Status != http.StatusConflict {
 		t.Errorf("a container that is not measured: %v", err)

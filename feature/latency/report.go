@@ -108,20 +108,8 @@ func (r Reading) Since(before Reading) Reading {
 }
 
 // Report implements feature.Reporter. It returns the latency of packets: over ask.Over, or since
-// the beginning if that is 0. The type of ask.Body selects another request: an api.LatencyFilter
-// returns records, an api.LatencyMeasure begins or ends the measurement for a process, and an
-// api.LatencyTracing begins or ends recording.
+// the beginning if that is 0.
 func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
-	if of != nil {
-		switch body := ask.Body.(type) {
-		case api.LatencyFilter:
-			return f.reportRecords(ctx, of.ID, ask.Self, body, ask.Over)
-		case api.LatencyMeasure:
-			return f.measureFor(ctx, of.ID, body)
-		case api.LatencyTracing:
-			return f.switchTracing(of.ID, body.On)
-		}
-	}
 	r, err := f.Read()
 	if err != nil {
 		return nil, err

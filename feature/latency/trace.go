@@ -192,9 +192,9 @@ func (f *Latency) lapse() {
 	f.tracer = nil
 }
 
-// reportRecords returns the records that a filter wants, in the API's form. It waits up to over for
+// recorded returns the records that a filter wants, in the API's form. It waits up to over for
 // the first.
-func (f *Latency) reportRecords(ctx context.Context, id container.ID, self bool, filter api.LatencyFilter, over time.Duration) (any, error) {
+func (f *Latency) recorded(ctx context.Context, id container.ID, self bool, filter api.LatencyFilter, over time.Duration) (any, error) {
 	out := api.LatencyRecords{Records: []api.LatencyRecord{}}
 	most := maxRecords
 	var by *attribution // made for the first wait

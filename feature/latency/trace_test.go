@@ -202,7 +202,7 @@ func TestMeasureFor(t *testing.T) {
 			return out
 		}
 		ask := func(pid int, on bool) (api.LatencyMeasured, error) {
-			out, err := f.Report(t.Context(), &container.Container{ID: 1}, api.Ask{Body: api.LatencyMeasure{On: on, PID: pid}})
+			out, err := f.Command(t.Context(), &container.Container{ID: 1}, api.Ask{Body: api.LatencyMeasure{On: on, PID: pid}})
 			got, _ := out.(api.LatencyMeasured)
 			return got, err
 		}

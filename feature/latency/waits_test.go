@@ -109,7 +109,7 @@ func TestBacklog(t *testing.T) {
 	look := func(missing string, found func(r api.LatencyRecord) bool) {
 		t.Helper()
 		h.await(func() string {
-			out, err := h.f.Report(t.Context(), &c, api.Ask{Body: filter, Over: time.Second})
+			out, err := h.f.Command(t.Context(), &c, api.Ask{Body: filter, Over: time.Second})
 			must(t, err)
 			got := out.(api.LatencyRecords)
 			filter.After = got.Next

@@ -316,9 +316,4 @@ func (h *host) uplinkGroup() string {
 	return filepath.Join(l.CPU, "fairlead-uplink-"+strconv.FormatUint(h.Open(h.ns).Inode(), 10))
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must

@@ -58,12 +58,7 @@ type rig struct {
 // named returns a sandbox name that no other run of these tests has.
 func named(what string, n int) string { return fmt.Sprintf("ov%d%s%d", os.Getpid(), what, n) }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // newRig makes two nodes, with idle features.
 func newRig(t *testing.T, form string) *rig {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -39,27 +40,12 @@ var reasons = [...]string{
 // timedEnough is how many packets of each path must be timed for a meaningful mean.
 const timedEnough = 16
 
-// Report implements feature.Reporter: the networks, and what was fast. With an api.OverlaySwitch in
-// ask.Body it stops a network, or lets it go on.
+// Report implements feature.Reporter: the networks, and what was fast.
 func (f *Overlay) Report(_ context.Context, of *container.Container, ask api.Ask) (any, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.host == nil {
-		return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "overlay: " + f.support.Why}
-	}
-	if body, ok := ask.Body.(api.OverlaySwitch); ok {
-		if err := f.kill(body.Network, body.Kill, body.By); err != nil {
-			return nil, err
-		}
-		r, err := f.report(nil)
-		if err != nil {
-			return nil, err
-		}
-		i := slices.IndexFunc(r.Networks, func(n api.OverlayNetwork) bool { return n.Network == body.Network })
-		if i < 0 {
-			return nil, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: "there is no such network any more"}
-		}
-		return r.Networks[i], nil
+		return nil, f.unavailable()
 	}
 	r, err := f.report(of)
 	if err != nil {
@@ -69,6 +55,37 @@ func (f *Overlay) Report(_ context.Context, of *container.Container, ask api.Ask
 		r.Flows, r.MoreFlows, err = f.flows(of, min(body.Flows, api.MaxOverlayFlows))
 	}
 	return r, err
+}
+
+var _ feature.Commander = (*Overlay)(nil)
+
+// Command implements feature.Commander: it stops a network, or lets it go on.
+func (f *Overlay) Command(_ context.Context, _ *container.Container, ask api.Ask) (any, error) {
+	to, ok := ask.Body.(api.OverlaySwitch)
+	if !ok {
+		return nil, fmt.Errorf("overlay: no command %T", ask.Body)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.host == nil {
+		return nil, f.unavailable()
+	}
+	if err := f.kill(to.Network, to.Kill, to.By); err != nil {
+		return nil, err
+	}
+	r, err := f.report(nil)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(r.Networks, func(n api.OverlayNetwork) bool { return n.Network == to.Network })
+	if i < 0 {
+		return nil, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: "there is no such network any more"}
+	}
+	return r.Networks[i], nil
+}
+
+func (f *Overlay) unavailable() error {
+	return &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "overlay: " + f.support.Why}
 }
 
 // Snapshot implements feature.Feature.

@@ -164,7 +164,7 @@ func TestKillSwitch(t *testing.T) {
 	r.quick(s)
 	turn := func(kill bool) api.OverlayNetwork {
 		t.Helper()
-		got, err := n.f.Report(t.Context(), nil, api.Ask{Feature: "overlay", Body: api.OverlaySwitch{Network: "vx0", Kill: kill, By: "somebody"}})
+		got, err := n.f.Command(t.Context(), nil, api.Ask{Feature: "overlay", Body: api.OverlaySwitch{Network: "vx0", Kill: kill, By: "somebody"}})
 		must(t, err)
 		return got.(api.OverlayNetwork)
 	}

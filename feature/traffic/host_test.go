@@ -318,9 +318,4 @@ func ipt(b *sandbox.Box, args ...string) error {
 	return b.Do(func() error { return exec.Command("iptables", args...).Run() })
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must

@@ -37,3 +37,11 @@ func NeedRoot(t testing.TB) {
 		Skip(t, "needs root")
 	}
 }
+
+// Must ends the test unless err is nil.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -15,12 +15,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // object returns what bpf2go's function would: two programs that each return the constant fl_const
 // plus the variable fl_var, and put fl_const into the hash fl_seen; and some at tracepoints.

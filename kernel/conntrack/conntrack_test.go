@@ -22,12 +22,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 func open(t *testing.T, kit *testkit.NS) *conntrack.Table {
 	t.Helper()

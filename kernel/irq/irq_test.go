@@ -15,12 +15,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // An interrupt that is movable moves, and Restore moves it back. One that is not reports so.
 func TestAffinityInKernel(t *testing.T) {

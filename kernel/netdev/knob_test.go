@@ -241,7 +241,7 @@ func TestIFB(t *testing.T) {
 			t.Fatalf("%q, %v, want %q", got, err, want)
 		}
 	}
-	expect(netdev.NoIFB)
+	expect(netdev.NoDevice)
 	for range 2 {
 		if err := k.Write(netdev.OurIFB); err != nil {
 			t.Fatal(err)
@@ -256,10 +256,10 @@ func TestIFB(t *testing.T) {
 		t.Errorf("%+v, %v", l, err)
 	}
 	for range 2 {
-		if err := k.Write(netdev.NoIFB); err != nil {
+		if err := k.Write(netdev.NoDevice); err != nil {
 			t.Fatal(err)
 		}
-		expect(netdev.NoIFB)
+		expect(netdev.NoDevice)
 	}
 	if _, err := ns.Index(netdev.IFBName(7)); !errors.Is(err, netdev.ErrNoLink) {
 		t.Errorf("index of what has gone: %v", err)
@@ -273,7 +273,7 @@ func TestIFB(t *testing.T) {
 	if err != nil || !strings.HasPrefix(was, "somebody's bridge") {
 		t.Fatalf("%q, %v", was, err)
 	}
-	for _, v := range []string{netdev.OurIFB, netdev.NoIFB} {
+	for _, v := range []string{netdev.OurIFB, netdev.NoDevice} {
 		if err := k.Write(v); err == nil {
 			t.Errorf("%s was written over somebody's", v)
 		}
@@ -436,7 +436,7 @@ func TestPair(t *testing.T) {
 			t.Fatalf("%q, %v, want %q", got, err, want)
 		}
 	}
-	expect(netdev.NoPair)
+	expect(netdev.NoDevice)
 	for range 2 {
 		if err := k.Write(netdev.OurPair); err != nil {
 			t.Fatal(err)
@@ -452,10 +452,10 @@ func TestPair(t *testing.T) {
 			t.Errorf("%+v, %v", l, err)
 		}
 	}
-	if err := ns.Pair(7, nil).Write(netdev.NoPair); err != nil { // as after a restart
+	if err := ns.Pair(7, nil).Write(netdev.NoDevice); err != nil { // as after a restart
 		t.Fatal(err)
 	}
-	expect(netdev.NoPair)
+	expect(netdev.NoDevice)
 	if _, _, err := ns.PairEnds(7); !errors.Is(err, netdev.ErrNoLink) {
 		t.Errorf("ends of what has gone: %v", err)
 	}
@@ -471,7 +471,7 @@ func TestPair(t *testing.T) {
 	if err != nil || !strings.HasPrefix(was, "somebody's bridge") {
 		t.Fatalf("%q, %v", was, err)
 	}
-	for _, v := range []string{netdev.OurPair, netdev.NoPair} {
+	for _, v := range []string{netdev.OurPair, netdev.NoDevice} {
 		if err := k.Write(v); err == nil {
 			t.Errorf("%s was written over somebody's", v)
 		}

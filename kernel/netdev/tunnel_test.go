@@ -16,12 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // addrs compares what has addresses.
 var addrs = cmp.Options{

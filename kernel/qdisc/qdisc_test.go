@@ -32,12 +32,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // wire is a device to shape, u0, and its other end in a namespace behind it.
 type wire struct {

@@ -85,9 +85,77 @@ func runAgent(args []string) error {
 	return a.Run(ctx)
 }
 
+// daemon is an agent in a network namespace of a rig.
+type daemon struct {
+	dir     string // of its socket, state and policy
+	client  *api.Client
+	process *sandbox.Process // nil: it does not run
+	log     tail
+}
+
+// policies is the directory of the agent's policy files.
+func (d *daemon) policies() string { return filepath.Join(d.dir, "policy.d") }
+
+// launch starts the agent, which finds the containers of sandboxes, with more flags.
+func (d *daemon) launch(in *sandbox.Box, sandboxes *sandbox.Host, flags ...string) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(d.policies(), 0o755); err != nil {
+		return err
+	}
+	socket := filepath.Join(d.dir, "agent.sock")
+	cmd := exec.Command(exe, append([]string{agentVerb, "--socket", socket, "--state-dir", filepath.Join(d.dir, "state"),
+		"--policy-dir", d.policies(), "--sandbox-dir", sandboxes.Dir()}, flags...)...)
+	cmd.Args[0] = "fairlead"
+	cmd.Stderr = &d.log
+	// The agent undoes its changes even if this program is killed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if d.process, err = in.Start(cmd); err != nil {
+		return err
+	}
+	d.client = api.Dial(socket)
+	return nil
+}
+
+// explain adds the end of the agent's log to an error.
+func (d *daemon) explain(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return err // nothing is wrong with the agent
+	}
+	if said := d.log.String(); said != "" {
+		return fmt.Errorf("%w; the agent's log ends:\n%s", err, said)
+	}
+	return err
+}
+
+// stop ends the agent, if it runs. The agent undoes its changes.
+func (d *daemon) stop() error {
+	var err error
+	if d.process != nil {
+		d.process.Signal(syscall.SIGTERM)
+		select {
+		case <-d.process.Done():
+			if werr := d.process.Wait(); werr != nil {
+				err = d.explain(fmt.Errorf("the rig's agent: %w", werr))
+			}
+		case <-time.After(30 * time.Second):
+			d.process.Kill()
+			err = d.explain(errors.New("the rig's agent did not end when told to"))
+		}
+	}
+	if d.client != nil {
+		d.client.Close()
+	}
+	d.process, d.client = nil, nil
+	return err
+}
+
 // guard protects a rig's containers. It runs an agent in the rig's network namespace, and switches
 // the protection by a policy file.
 type guard struct {
+	daemon
 	rig     *rig.Rig
 	uplink  uint64 // rate of the NIC in bit/s, which traffic divides; 0: traffic does not
 	xdp     bool   // drop packets in the driver of the NIC
@@ -96,10 +164,6 @@ type guard struct {
 	mode    string // netcpu: the mode while the protection is on
 	prefix  string // prefix of the names of the protected containers
 	count   int    // number of protected containers
-	dir     string
-	client  *api.Client
-	process *sandbox.Process
-	log     *tail
 	on      bool
 	others  rig.ProgramSet // BPF programs that were loaded before the agent
 	// missing is why the protection has no effect on this host; "" if it works.
@@ -118,7 +182,7 @@ func newGuard(ctx context.Context, r *rig.Rig, protect, mode string, uplink uint
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{rig: r, uplink: uplink, feature: "netcpu", mode: mode, prefix: r.Prefix() + protect, dir: dir, log: &tail{}}
+	g := &guard{daemon: daemon{dir: dir}, rig: r, uplink: uplink, feature: "netcpu", mode: mode, prefix: r.Prefix() + protect}
 	for _, c := range r.Containers {
 		if strings.HasPrefix(c.Name, protect) {
 			g.count++
@@ -127,9 +191,6 @@ func newGuard(ctx context.Context, r *rig.Rig, protect, mode string, uplink uint
 	if uplink > 0 {
 		g.feature = "traffic"
 	}
-	if err := os.Mkdir(filepath.Join(dir, "policy.d"), 0o755); err != nil {
-		return nil, err
-	}
 	if err := g.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start the rig's agent: %w", err), g.stop())
 	}
@@ -137,26 +198,14 @@ func newGuard(ctx context.Context, r *rig.Rig, protect, mode string, uplink uint
 }
 
 // start starts the agent, and waits until it answers.
-func (g *guard) start(ctx context.Context) error {
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
+func (g *guard) start(ctx context.Context) (err error) {
 	if g.others, err = rig.Programs(nil); err != nil {
 		return err
 	}
-	socket := filepath.Join(g.dir, "agent.sock")
-	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(g.dir, "state"),
-		"--policy-dir", filepath.Join(g.dir, "policy.d"), "--sandbox-dir", g.rig.Sandboxes.Dir(), "--docker-host", g.rig.DockerHost,
-		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp), "--latency-stamps", fmt.Sprint(g.stamps))
-	cmd.Args[0] = "fairlead"
-	cmd.Stderr = g.log
-	// The agent undoes its changes even if this program is killed.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if g.process, err = g.rig.Node.Start(cmd); err != nil {
+	if err := g.launch(g.rig.Node, g.rig.Sandboxes, "--docker-host", g.rig.DockerHost,
+		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp), "--latency-stamps", fmt.Sprint(g.stamps)); err != nil {
 		return err
 	}
-	g.client = api.Dial(socket)
 	return g.wait(ctx, func(api.Container, api.FeatureStatus) bool { return true })
 }
 
@@ -221,7 +270,7 @@ func (g *guard) set(ctx context.Context, on bool) error {
 // applied it to all containers. stands reports whether a container has the new policy, and
 // whether that differs from its last one.
 func (g *guard) policy(ctx context.Context, text string, stands func(api.Container) (taken, changed bool)) error {
-	file := filepath.Join(g.dir, "policy.d", policyFile)
+	file := filepath.Join(g.policies(), policyFile)
 	before := time.Now()
 	var err error
 	if text != "" {
@@ -294,39 +343,6 @@ func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureSt
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-}
-
-// explain adds the end of the agent's log to an error.
-func (g *guard) explain(err error) error {
-	if errors.Is(err, context.Canceled) {
-		return err // nothing is wrong with the agent
-	}
-	if said := g.log.String(); said != "" {
-		return fmt.Errorf("%w; the agent's log ends:\n%s", err, said)
-	}
-	return err
-}
-
-// stop ends the agent, if it runs. The agent undoes its changes.
-func (g *guard) stop() error {
-	var err error
-	if g.process != nil {
-		g.process.Signal(syscall.SIGTERM)
-		select {
-		case <-g.process.Done():
-			if werr := g.process.Wait(); werr != nil {
-				err = g.explain(fmt.Errorf("the rig's agent: %w", werr))
-			}
-		case <-time.After(15 * time.Second):
-			g.process.Kill()
-			err = g.explain(errors.New("the rig's agent did not end when told to"))
-		}
-	}
-	if g.client != nil {
-		g.client.Close()
-	}
-	g.process, g.client = nil, nil
-	return err
 }
 
 // tail is a writer that keeps the last few kilobytes.

@@ -43,9 +43,9 @@ func clean(t *testing.T) {
 func TestGuard(t *testing.T) {
 	testkit.NeedRoot(t)
 	ctx := t.Context()
-	s, err := newSession(ctx, setup{cfg: rig.Config{Path: rig.NIC}}, "isolate", time.Millisecond, time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
+	s := &session{experiment: &experiment{mode: "isolate"}, setup: setup{cfg: rig.Config{Path: rig.NIC}}}
+	if err := s.build(ctx); err != nil {
+		t.Fatal(errors.Join(err, s.close()))
 	}
 	// The containers' policy, as far as it is visible from here.
 	setting := func() string {
@@ -92,9 +92,9 @@ func TestGuard(t *testing.T) {
 
 func TestGuardTellsWhy(t *testing.T) {
 	testkit.NeedRoot(t)
-	s, err := newSession(t.Context(), setup{}, "isolate", time.Millisecond, time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
+	s := &session{experiment: &experiment{mode: "isolate"}}
+	if err := s.build(t.Context()); err != nil {
+		t.Fatal(errors.Join(err, s.close()))
 	}
 	// Without its agent the session can switch nothing, and reports the agent's end.
 	s.guard.process.Kill()
@@ -120,7 +120,7 @@ func TestExperiment(t *testing.T) {
 		{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP}, rate: load.Flood},
 		{name: "udp-rr", traffic: rig.Traffic{Kind: rig.UDPRR}, rate: load.Flood},
 	}}
-	if err := e.run(t.Context(), su); err != nil {
+	if err := e.measure(t.Context(), e.netcpu(su)); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
@@ -147,7 +147,7 @@ func TestExperiment(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
-	if len(said) != 2*su.measurements() || len(said) != 2*(3+2*3) || said[0] != "round 1: small idle, off" {
+	if len(said) != e.netcpu(su).measurements(2) || len(said) != 2*(3+2*3) || said[0] != "round 1: small idle, off" {
 		t.Errorf("progress: %q", said)
 	}
 	clean(t)
@@ -255,12 +255,12 @@ func TestNeighbours(t *testing.T) {
 		{name: "heavy", traffic: rig.Traffic{Kind: rig.Overrun}, busy: 0.2, lift: true},
 	}}
 	for _, su := range []setup{several, alone} {
-		err := e.run(t.Context(), su)
+		err := e.measure(t.Context(), e.netcpu(su))
 		if errors.Is(err, errNoRate) {
 			// Others keep the CPU busy; TestFindRate covers the search itself.
 			t.Log(err)
 			su.demands[0].busy, su.demands[0].rate = 0, 10_000
-			err = e.run(t.Context(), su)
+			err = e.measure(t.Context(), e.netcpu(su))
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -325,7 +325,7 @@ func TestPlots(t *testing.T) {
 			for _, d := range su.demands {
 				names[su.name+" "+d.name] = true
 				for _, on := range []bool{false, true} {
-					e.add(su, d, on, 2, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1, charges: &charges{cost: map[string]float64{"udp": 1, "tcp": 1}}, exactness: &exactness{whole: 1}})
+					e.addSample(su, d, on, 2, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1, charges: &charges{cost: map[string]float64{"udp": 1, "tcp": 1}}, exactness: &exactness{whole: 1}})
 				}
 			}
 		}
@@ -424,10 +424,10 @@ func TestBar(t *testing.T) {
 }
 
 func TestNotes(t *testing.T) {
-	if n := notes(0.01, "", quiet{}); len(n) != 0 {
+	if n := notes(0.01, quiet{}); len(n) != 0 {
 		t.Errorf("notes of a quiet run: %q", n)
 	}
-	if n := notes(0.5, "unavailable: why.", quiet{}); len(n) != 2 || !strings.HasSuffix(n[0], "unavailable: why") || !strings.Contains(n[1], "50 %") {
+	if n := notes(0.5, quiet{worst: 0.5}); len(n) != 2 || !strings.Contains(n[0], "50 %") || !strings.Contains(n[1], "hypervisor") {
 		t.Errorf("notes: %q", n)
 	}
 }

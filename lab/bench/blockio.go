@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -40,13 +39,34 @@ const (
 	NetworkTime        = "time for the network, part of the disk's CPU"
 )
 
+// armAlone is the load undisturbed. The others are compared with it.
+const armAlone arm = "alone"
+
 // blockioCase is one case: a rig, and the measurements of a round.
 type blockioCase struct {
-	name  string
-	quick bool
-	most  int // most rounds, for a case with long ones; 0: no limit
-	rig   blockioConfig
-	round func(*blockioRig, context.Context, *experiment, blockioCase) error
+	name    string
+	quick   bool
+	most    int // most rounds, for a case with long ones; 0: no limit
+	rig     blockioConfig
+	steps   []blockioArm // the arms after armAlone, each by settings; nil: armOff and armOn
+	measure func(*blockioRig, context.Context, blockioCase, arm) ([]figure, error)
+	// whole measures all arms of a case at once, in place of measure, and adds the figures.
+	whole func(*blockioRig, context.Context, blockioCase) error
+}
+
+// arms returns the arms of each round, in order.
+func (c blockioCase) arms() []arm {
+	if c.whole != nil {
+		return []arm{armAll}
+	}
+	arms := []arm{armAlone}
+	for _, s := range c.steps {
+		arms = append(arms, s.arm)
+	}
+	if c.steps == nil {
+		arms = append(arms, offOn()...)
+	}
+	return arms
 }
 
 // blockioBurners is the number of neighbours that compute all the time, each in a container
@@ -61,22 +81,22 @@ func blockioCatalogue() []blockioCase {
 	// MIST's figure 7: the mix of Hotmail's INDEX, from 4 threads.
 	hotmail := []string{"disk", "--size", "4096", "--also", "65536", "--sequential", "reads", "--writes", "25", "--conns", "4"}
 	all := []blockioCase{
-		{name: "12 burners, depth 1", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
-		{name: "12 burners, depth 16", rig: blockioConfig{load: reads(16), burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
-		{name: "12 burners, Hotmail mix", rig: blockioConfig{load: hotmail, burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
-		{name: "12 burners, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, yield: true}, round: (*blockioRig).database},
-		{name: "one key, depth 1", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, oneKey: true}, round: (*blockioRig).beside},
-		{name: "one key, depth 16", most: 3, rig: blockioConfig{load: reads(16), burners: blockioBurners, oneKey: true}, round: (*blockioRig).beside},
-		{name: "one key, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true}, round: (*blockioRig).database},
-		{name: "12 burners, by action", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, round: (*blockioRig).byAction},
-		{name: "detect, 1 thread", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, own: 2 * cpus}, round: (*blockioRig).detect},
-		{name: fmt.Sprintf("detect, %d threads", 4*cpus), most: 3, rig: blockioConfig{load: reads(4 * cpus), burners: blockioBurners, own: 2 * cpus}, round: (*blockioRig).detect},
-		{name: "RT runtime", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, round: (*blockioRig).byBudget},
-		{name: "three containers", quick: true, most: 3, rig: blockioConfig{three: true, yield: true}, round: (*blockioRig).three},
-		{name: "mail beside streams", quick: true, rig: blockioConfig{load: []string{"mail", "--size", "16384", "--conns", "16"}, burners: 8, streams: 2}, round: (*blockioRig).streams},
-		{name: "monitor, depth 1", quick: true, rig: blockioConfig{load: reads(1)}, round: (*blockioRig).monitored},
-		{name: "monitor, depth 16", rig: blockioConfig{load: reads(16)}, round: (*blockioRig).monitored},
-		{name: "schedulers", quick: true, rig: blockioConfig{load: append(reads(16), "--writes", "30"), loop: true}, round: (*blockioRig).scheduled},
+		{name: "12 burners, depth 1", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
+		{name: "12 burners, depth 16", rig: blockioConfig{load: reads(16), burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
+		{name: "12 burners, Hotmail mix", rig: blockioConfig{load: hotmail, burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
+		{name: "12 burners, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, yield: true}, measure: (*blockioRig).database},
+		{name: "one key, depth 1", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
+		{name: "one key, depth 16", most: 3, rig: blockioConfig{load: reads(16), burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
+		{name: "one key, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true}, measure: (*blockioRig).database},
+		{name: "12 burners, by action", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, steps: actionSteps(), measure: (*blockioRig).step},
+		{name: "detect, 1 thread", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
+		{name: fmt.Sprintf("detect, %d threads", 4*cpus), most: 3, rig: blockioConfig{load: reads(4 * cpus), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
+		{name: "RT runtime", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, steps: budgetSteps(), measure: (*blockioRig).step},
+		{name: "three containers", quick: true, most: 3, rig: blockioConfig{three: true, yield: true}, whole: (*blockioRig).three},
+		{name: "mail beside streams", quick: true, rig: blockioConfig{load: []string{"mail", "--size", "16384", "--conns", "16"}, burners: 8, streams: 2}, steps: streamSteps(), measure: (*blockioRig).step},
+		{name: "monitor, depth 1", quick: true, rig: blockioConfig{load: reads(1)}, whole: (*blockioRig).monitored},
+		{name: "monitor, depth 16", rig: blockioConfig{load: reads(16)}, whole: (*blockioRig).monitored},
+		{name: "schedulers", quick: true, rig: blockioConfig{load: append(reads(16), "--writes", "30"), loop: true}, whole: (*blockioRig).scheduled},
 	}
 	return all
 }
@@ -101,49 +121,33 @@ func BlockIO(ctx context.Context, o Options) (*report.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	release, err := only()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
 	n := needs{have: onMachine}
 	cases = slices.DeleteFunc(cases, func(c blockioCase) bool { return !n.met(string(c.rig.service)) })
 	e.notes = n.notes()
+	var plans []plan
 	for _, c := range cases {
-		e.total += e.blockioRounds(c)
+		plans = append(plans, e.blockio(c))
 	}
-	for _, c := range cases {
-		if err := e.blockio(ctx, c); err != nil {
-			return nil, fmt.Errorf("blockio experiment, %s: %w", c.name, err)
-		}
-	}
-	e.report.Env.Notes = append(e.report.Env.Notes, e.notes...)
-	return e.report, nil
+	return e.run(ctx, plans)
 }
 
-func (e *experiment) blockioRounds(c blockioCase) int {
-	if c.most == 0 {
-		return e.report.Rounds
-	}
-	if e.report.Env.Quick {
-		return 1
-	}
-	return min(e.report.Rounds, c.most)
-}
-
-func (e *experiment) blockio(ctx context.Context, c blockioCase) (err error) {
-	r, err := newBlockioRig(ctx, c.rig)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, r.close()) }()
-	for range e.blockioRounds(c) {
-		e.say(c.name)
-		if err := c.round(r, ctx, e, c); err != nil {
-			return err
+// blockio plans a case, which has a rig of its own.
+func (e *experiment) blockio(c blockioCase) plan {
+	r := &blockioRig{experiment: e, config: c.rig}
+	rounds := series{inOrder: true, rounds: e.report.Rounds}
+	if c.most > 0 {
+		rounds.rounds = min(rounds.rounds, c.most)
+		if e.report.Env.Quick {
+			rounds.rounds = 1
 		}
 	}
-	return nil
+	rounds.cases = []armed{{c.name, c.arms(), func(ctx context.Context, a arm) ([]figure, error) {
+		if a == armAll {
+			return nil, c.whole(r, ctx, c)
+		}
+		return c.measure(r, ctx, c, a)
+	}}}
+	return plan{c.name, r, []series{rounds}}
 }
 
 // BlockIOHeadline returns the result in one sentence.

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -50,12 +52,12 @@ func (r *blockioRig) undisturbed(ctx context.Context, over time.Duration) (load.
 // monitored measures the cost of the monitor: without it, with empty programs at the same
 // hooks, and with a reservation. It alternates between the three, because the machine
 // drifts.
-func (r *blockioRig) monitored(ctx context.Context, e *experiment, c blockioCase) error {
-	const turns, empty = 4, "empty programs"
+func (r *blockioRig) monitored(ctx context.Context, c blockioCase) error {
+	const turns = 4
 	var off, on, idle uint64
 	var cpu time.Duration
 	for range turns {
-		w, err := r.window(ctx, e.take/2)
+		w, err := r.window(ctx, r.take/2)
 		if err != nil {
 			return err
 		}
@@ -64,7 +66,7 @@ func (r *blockioRig) monitored(ctx context.Context, e *experiment, c blockioCase
 		if err != nil {
 			return err
 		}
-		w, err = r.window(ctx, e.take/2)
+		w, err = r.window(ctx, r.take/2)
 		if err := errors.Join(err, links.Close()); err != nil {
 			return err
 		}
@@ -73,67 +75,113 @@ func (r *blockioRig) monitored(ctx context.Context, e *experiment, c blockioCase
 		if err != nil {
 			return err
 		}
-		before := cpuTime(r.agent.PID)
-		w, err = r.window(ctx, e.take/2)
-		cpu += cpuTime(r.agent.PID) - before
+		before := cpuTime(r.process.PID)
+		w, err = r.window(ctx, r.take/2)
+		cpu += cpuTime(r.process.PID) - before
 		if err := errors.Join(err, end()); err != nil {
 			return err
 		}
 		on += w.Ops
 	}
-	span := turns * (e.take / 2).Seconds()
-	e.report.Add(c.name, DiskIOPS, "1/s", false, float64(off)/span)
-	e.report.AddPeer(c.name, DiskIOPS, "1/s", empty, float64(idle)/span)
-	e.report.Add(c.name, DiskIOPS, "1/s", true, float64(on)/span)
-	e.report.Add(c.name, AgentPart, "1", true, cpu.Seconds()/span)
+	span := turns * (r.take / 2).Seconds()
+	r.add(c.name, armOff, figure{DiskIOPS, "1/s", float64(off) / span})
+	r.add(c.name, "empty programs", figure{DiskIOPS, "1/s", float64(idle) / span})
+	r.add(c.name, armOn, figure{DiskIOPS, "1/s", float64(on) / span}, figure{AgentPart, "1", cpu.Seconds() / span})
 	return nil
 }
 
-// blockioPatience is the maximum time until a reservation is met again, blockioStep the
+// blockioPatience is the maximum time until a reservation is met again, blockioPoll the
 // interval between checks, and blockioSettle the time before a measurement.
 const (
 	blockioPatience = 10 * time.Second
-	blockioStep     = 100 * time.Millisecond
+	blockioPoll     = 100 * time.Millisecond
 	blockioSettle   = 500 * time.Millisecond
 )
 
-// beside is one round: the load undisturbed, beside the burners without protection, and
-// beside them with a reservation.
-func (r *blockioRig) beside(ctx context.Context, e *experiment, c blockioCase) error {
-	alone, due, err := r.undisturbed(ctx, e.take)
+// beside measures the load undisturbed, beside the burners without protection, or beside them with
+// a reservation.
+func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures []figure, err error) {
+	switch a {
+	case armAlone:
+		r.alone, r.due, err = r.undisturbed(ctx, r.take)
+		return nil, err
+	case armOff:
+		w, err := r.disturbed(ctx, blockioSettle)
+		r.unhelped = w.cpu
+		return r.kept(w), err
+	}
+	end, err := r.reserve(ctx, blockioName, r.due)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := r.disturbed(ctx, e, c, alone, func(beside load.Window, work float64) { e.addBlockio(c, alone, beside, work, false) }); err != nil {
-		return err
-	}
-	end, err := r.reserve(ctx, blockioName, due)
-	if err != nil {
-		return err
-	}
-	defer func() { end() }()                                  // a failure to end it shows below
+	defer func() { err = errors.Join(err, end()) }()
 	if err := sleep(ctx, 1500*time.Millisecond); err != nil { // the agent measures the load
-		return err
+		return nil, err
 	}
 	start := time.Now()
-	if err := r.burn(blockioBurners); err != nil {
-		return err
+	if err := r.burn(len(r.burners)); err != nil {
+		return nil, err
 	}
-	if err := r.recovers(ctx, e, c, alone.Rate(), start); err != nil {
-		return err
+	if figures, err = r.recovers(ctx, start); err != nil {
+		return nil, err
 	}
-	worked, used := r.burnt(), r.sideTimes()
-	beside, err := r.window(ctx, e.take)
+	w, err := r.loaded(ctx, r.take)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	now := r.sideTimes()
-	e.addBlockio(c, alone, beside, float64(r.burnt()-worked)/beside.Seconds, true)
+	figures = append(figures, r.kept(w)...)
 	if !c.rig.oneKey {
-		return r.burn(0)
+		return figures, r.burn(0)
 	}
-	e.addLost(c, r.unhelped, now.since(used))
-	return r.released(ctx, e, c)
+	released, err := r.released(ctx)
+	return append(figures, r.lost(w.cpu), released), err
+}
+
+// loaded is what was done in a window beside the neighbours.
+type loaded struct {
+	load.Window
+	work    float64       // of the burners, per second
+	cpu     sideTimes     // per second
+	network time.Duration // the most that a CPU of the disk worked for the network; 0 without streams
+}
+
+// loaded measures the load and its neighbours for the length of a window.
+func (r *blockioRig) loaded(ctx context.Context, d time.Duration) (w loaded, err error) {
+	worked, used := r.burnt(), r.sideTimes()
+	before, err := irq.Works(kernel.Default().Proc)
+	if err != nil {
+		return w, err
+	}
+	if w.Window, err = r.window(ctx, d); err != nil {
+		return w, err
+	}
+	now, err := irq.Works(kernel.Default().Proc)
+	for _, cpu := range r.serving {
+		w.network = max(w.network, now[cpu].ForNetwork(before[cpu]))
+	}
+	w.work, w.cpu = float64(r.burnt()-worked)/d.Seconds(), r.sideTimes().since(used)
+	return w, err
+}
+
+// disturbed measures the load beside all neighbours, which it then stops.
+func (r *blockioRig) disturbed(ctx context.Context, settle time.Duration) (w loaded, err error) {
+	if err := r.burn(len(r.burners)); err != nil {
+		return w, err
+	}
+	if err := sleep(ctx, settle); err != nil {
+		return w, err
+	}
+	w, err = r.loaded(ctx, r.take)
+	return w, errors.Join(err, r.burn(0))
+}
+
+// kept returns how much of the undisturbed load is left beside the neighbours, and their work.
+func (r *blockioRig) kept(w loaded) []figure {
+	return []figure{{PartOfIOPS, "1", w.Rate() / r.alone.Rate()}, r.longer(w), {BurnersKeep, "1/s", w.work}}
+}
+
+func (r *blockioRig) longer(w loaded) figure {
+	return figure{TimesP99, "1", float64(w.Latency(0.99)) / float64(r.alone.Latency(0.99))}
 }
 
 // sideTimes is the CPU time of the container with the reservation, and of its neighbours.
@@ -167,147 +215,59 @@ func (t sideTimes) since(before sideTimes) sideTimes {
 	return sideTimes{t.taken, per(t.own - before.own), per(t.neighbours - before.neighbours)}
 }
 
-// addLost compares CPU times without help and with a reservation.
-func (e *experiment) addLost(c blockioCase, off, on sideTimes) {
-	lost := (off.neighbours - on.neighbours) - (on.own - off.own)
-	e.report.Add(c.name, LostBeyond, "1", true, lost.Seconds()/float64(runtime.NumCPU()))
+// lost compares CPU times with a reservation with those without help.
+func (r *blockioRig) lost(on sideTimes) figure {
+	lost := (r.unhelped.neighbours - on.neighbours) - (on.own - r.unhelped.own)
+	return figure{LostBeyond, "1", lost.Seconds() / float64(runtime.NumCPU())}
 }
 
 // released stops the burners and waits until nothing is in force any more.
-func (r *blockioRig) released(ctx context.Context, e *experiment, c blockioCase) error {
+func (r *blockioRig) released(ctx context.Context) (figure, error) {
 	const patience = time.Minute
 	if err := r.burn(0); err != nil {
-		return err
+		return figure{}, err
 	}
 	for start := time.Now(); ; {
 		b, err := r.client.BlockIO(ctx, blockioName, 0)
 		if err != nil {
-			return err
+			return figure{}, err
 		}
 		acted := slices.ContainsFunc(b.Rows, func(x api.BlockIORow) bool { return x.Action != "" })
 		if took := time.Since(start); !acted || took > patience {
-			e.report.Add(c.name, ReleasedIn, "s", true, took.Seconds())
-			return nil
+			return figure{ReleasedIn, "s", took.Seconds()}, nil
 		}
-		if err := sleep(ctx, blockioStep); err != nil {
-			return err
-		}
-	}
-}
-
-// disturbed measures the load beside the burners, and then stops the burners.
-func (r *blockioRig) disturbed(ctx context.Context, e *experiment, c blockioCase, alone load.Window, add func(beside load.Window, work float64)) error {
-	if err := r.burn(len(r.burners)); err != nil {
-		return err
-	}
-	if err := sleep(ctx, blockioSettle); err != nil {
-		return err
-	}
-	worked, used := r.burnt(), r.sideTimes()
-	beside, err := r.window(ctx, e.take)
-	if err != nil {
-		return err
-	}
-	r.unhelped = r.sideTimes().since(used)
-	add(beside, float64(r.burnt()-worked)/beside.Seconds)
-	return r.burn(0)
-}
-
-func (e *experiment) addBlockio(c blockioCase, alone, beside load.Window, work float64, on bool) {
-	e.report.Add(c.name, PartOfIOPS, "1", on, beside.Rate()/alone.Rate())
-	e.report.Add(c.name, TimesP99, "1", on, float64(beside.Latency(0.99))/float64(alone.Latency(0.99)))
-	e.report.Add(c.name, BurnersKeep, "1/s", on, work)
-}
-
-// byAction is one round: the load beside the burners without protection, and with each action,
-// which policy takes against all burners from the start.
-func (r *blockioRig) byAction(ctx context.Context, e *experiment, c blockioCase) error {
-	alone, err := r.window(ctx, e.take)
-	if err != nil {
-		return err
-	}
-	if err := r.disturbed(ctx, e, c, alone, func(beside load.Window, work float64) { e.addBlockio(c, alone, beside, work, false) }); err != nil {
-		return err
-	}
-	for _, action := range []string{"idle", "quota"} {
-		for i := range r.burners {
-			set := api.SetRequest{Set: map[string]string{"fairlead.io.yield": action}}
-			if _, err := r.client.Set(ctx, burnerName(i), set); err != nil {
-				return err
-			}
-		}
-		if err := r.disturbed(ctx, e, c, alone, func(beside load.Window, work float64) {
-			e.report.AddPeer(c.name, PartOfIOPS, "1", action, beside.Rate()/alone.Rate())
-			e.report.AddPeer(c.name, TimesP99, "1", action, float64(beside.Latency(0.99))/float64(alone.Latency(0.99)))
-			e.report.AddPeer(c.name, BurnersKeep, "1/s", action, work)
-		}); err != nil {
-			return err
-		}
-		for i := range r.burners {
-			if _, err := r.client.Set(ctx, burnerName(i), api.SetRequest{Unset: []string{"fairlead.io.yield"}}); err != nil {
-				return err
-			}
+		if err := sleep(ctx, blockioPoll); err != nil {
+			return figure{}, err
 		}
 	}
-	return nil
-}
-
-// byBudget is one round of figure 6: the load beside the burners, without a budget for real-time
-// and with growing budgets.
-func (r *blockioRig) byBudget(ctx context.Context, e *experiment, c blockioCase) error {
-	alone, err := r.window(ctx, e.take)
-	if err != nil {
-		return err
-	}
-	if err := r.disturbed(ctx, e, c, alone, func(beside load.Window, work float64) { e.addBlockio(c, alone, beside, work, false) }); err != nil {
-		return err
-	}
-	for _, budget := range []string{"20ms", "50ms", "100ms", "200ms", "400ms"} {
-		if _, err := r.client.Set(ctx, blockioName, api.SetRequest{Set: map[string]string{"fairlead.io.realtime": budget}}); err != nil {
-			return err
-		}
-		if err := r.disturbed(ctx, e, c, alone, func(beside load.Window, work float64) {
-			e.report.AddPeer(c.name, PartOfIOPS, "1", budget, beside.Rate()/alone.Rate())
-			e.report.AddPeer(c.name, TimesP99, "1", budget, float64(beside.Latency(0.99))/float64(alone.Latency(0.99)))
-			e.report.AddPeer(c.name, BurnersKeep, "1/s", budget, work)
-		}); err != nil {
-			return err
-		}
-	}
-	_, err = r.client.Set(ctx, blockioName, api.SetRequest{Unset: []string{"fairlead.io.realtime"}})
-	return err
 }
 
 // recovers waits until the agent declares interference and the load is back at its undisturbed
-// figure. It reports how long each took, and the fraction of declarations that named a burner.
-func (r *blockioRig) recovers(ctx context.Context, e *experiment, c blockioCase, alone float64, start time.Time) error {
+// figure. It returns how long each took, and the fraction of declarations that named a burner.
+func (r *blockioRig) recovers(ctx context.Context, start time.Time) ([]figure, error) {
 	recovered := blockioPatience
 	before := r.board.Read()
-	_, err := r.detects(ctx, e, c, start, blockioPatience, func(detected bool) (done bool) {
+	figures, _, err := r.detects(ctx, start, blockioPatience, func(detected bool) (done bool) {
 		now := r.board.Read()
 		w := now.Since(before)
 		before = now
-		if done = detected && w.Rate() >= 0.95*alone; done {
+		if done = detected && w.Rate() >= 0.95*r.alone.Rate(); done {
 			recovered = time.Since(start)
 		}
 		return done
 	})
-	if err != nil {
-		return err
-	}
-	e.report.Add(c.name, RecoveredIn, "s", true, min(recovered, blockioPatience).Seconds())
-	return nil
+	return append(figures, figure{RecoveredIn, "s", min(recovered, blockioPatience).Seconds()}), err
 }
 
 // detects asks the agent in steps whether it has declared interference since start. It calls done
-// with the answer after each step, and stops when done returns true or patience is over. It reports
-// the time to the declaration and the fraction of declarations that named a burner, and returns the
-// moment of the declaration.
-func (r *blockioRig) detects(ctx context.Context, e *experiment, c blockioCase, start time.Time, patience time.Duration, done func(detected bool) bool) (at time.Time, err error) {
+// with the answer after each step, and stops when done returns true or patience is over. It returns
+// the time to the declaration and the fraction of declarations that named a burner as figures, and
+// the moment of the declaration.
+func (r *blockioRig) detects(ctx context.Context, start time.Time, patience time.Duration, done func(detected bool) bool) (figures []figure, at time.Time, err error) {
 	detected := math.Inf(1)
 	for time.Since(start) < patience {
-		if err := sleep(ctx, blockioStep); err != nil {
-			return at, err
+		if err := sleep(ctx, blockioPoll); err != nil {
+			return nil, at, err
 		}
 		if done(!math.IsInf(detected, 1)) {
 			break
@@ -317,16 +277,15 @@ func (r *blockioRig) detects(ctx context.Context, e *experiment, c blockioCase, 
 		}
 		found, named, right, err := r.declared(ctx, start)
 		if err != nil {
-			return at, err
+			return nil, at, err
 		}
 		if named > 0 {
 			detected = found
-			e.report.Add(c.name, NamedRight, "1", true, float64(right)/float64(named))
+			figures = append(figures, figure{NamedRight, "1", float64(right) / float64(named)})
 		}
 	}
 	detected = min(detected, blockioPatience.Seconds())
-	e.report.Add(c.name, DetectedIn, "s", true, detected)
-	return start.Add(time.Duration(detected * float64(time.Second))), nil
+	return append(figures, figure{DetectedIn, "s", detected}), start.Add(time.Duration(detected * float64(time.Second))), nil
 }
 
 // declared returns the time from a moment to the agent's first declaration of interference, the
@@ -356,7 +315,7 @@ func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float
 
 // scheduled is one round: the same load with each I/O scheduler of the loop device. Off is
 // the scheduler none.
-func (r *blockioRig) scheduled(ctx context.Context, e *experiment, c blockioCase) error {
+func (r *blockioRig) scheduled(ctx context.Context, c blockioCase) error {
 	all, err := r.loop.Schedulers()
 	if err != nil {
 		return err
@@ -365,20 +324,18 @@ func (r *blockioRig) scheduled(ctx context.Context, e *experiment, c blockioCase
 		if err := r.loop.Schedule(name); err != nil {
 			return err
 		}
-		if err := sleep(ctx, blockioStep); err != nil {
+		if err := sleep(ctx, blockioPoll); err != nil {
 			return err
 		}
-		w, err := r.window(ctx, e.take)
+		w, err := r.window(ctx, r.take)
 		if err != nil {
 			return err
 		}
+		with := arm(name)
 		if name == "none" {
-			e.report.Add(c.name, DiskIOPS, "1/s", false, w.Rate())
-			e.report.Add(c.name, DiskP99, "s", false, w.Latency(0.99).Seconds())
-			continue
+			with = armOff
 		}
-		e.report.AddPeer(c.name, DiskIOPS, "1/s", name, w.Rate())
-		e.report.AddPeer(c.name, DiskP99, "s", name, w.Latency(0.99).Seconds())
+		r.add(c.name, with, figure{DiskIOPS, "1/s", w.Rate()}, figure{DiskP99, "s", w.Latency(0.99).Seconds()})
 	}
 	return nil
 }

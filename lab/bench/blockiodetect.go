@@ -98,12 +98,12 @@ func (t *tally) add(lost, calm, says bool) {
 // detect is one round: each circumstance, between two windows without it. The reservation is the
 // throughput in the first window, because the speed of a disk changes from minute to minute. A loss
 // against the slower of the two windows is due to the circumstance. The agent only observes.
-func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) error {
+func (r *blockioRig) detect(ctx context.Context, c blockioCase) error {
 	mine, theirs := tally{}, make(map[string]*tally)
 	for name := range detectors() {
 		theirs[name] = &tally{}
 	}
-	row, err := r.achieved(ctx, blockioName, e.take/2)
+	row, err := r.achieved(ctx, blockioName, r.take/2)
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) e
 	var worst float64
 	var named, right int
 	for _, x := range r.circumstances(ctx) {
-		s, err := r.sample(ctx, e, reserved.ID, x)
+		s, err := r.sample(ctx, reserved.ID, x)
 		if err != nil {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
@@ -129,22 +129,21 @@ func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) e
 			named, right = named+s.named, right+s.right
 		}
 		if x.name != "idle" {
-			e.report.Add(c.name, PartOfIOPS+": "+x.name, "1", false, s.part)
+			r.add(c.name, armOff, figure{PartOfIOPS + ": " + x.name, "1", s.part})
 		}
 	}
 	if mine.losses > 0 {
-		e.report.Add(c.name, Hits, "1", true, mine.hits/mine.losses)
-		e.report.Add(c.name, DetectedIn, "s", true, worst)
+		r.add(c.name, armOn, figure{Hits, "1", mine.hits / mine.losses}, figure{DetectedIn, "s", worst})
 	}
 	if named > 0 {
-		e.report.Add(c.name, NamedRight, "1", true, float64(right)/float64(named))
+		r.add(c.name, armOn, figure{NamedRight, "1", float64(right) / float64(named)})
 	}
-	e.report.Add(c.name, FalseAlarms, "1", true, mine.alarms/mine.calm)
+	r.add(c.name, armOn, figure{FalseAlarms, "1", mine.alarms / mine.calm})
 	for name, t := range theirs {
 		if t.losses > 0 {
-			e.report.AddPeer(c.name, Hits, "1", name, t.hits/t.losses)
+			r.add(c.name, arm(name), figure{Hits, "1", t.hits / t.losses})
 		}
-		e.report.AddPeer(c.name, FalseAlarms, "1", name, t.alarms/t.calm)
+		r.add(c.name, arm(name), figure{FalseAlarms, "1", t.alarms / t.calm})
 	}
 	return nil
 }
@@ -157,7 +156,7 @@ type found struct {
 	named, right int
 }
 
-func (r *blockioRig) sample(ctx context.Context, e *experiment, reservation string, x circumstance) (s found, err error) {
+func (r *blockioRig) sample(ctx context.Context, reservation string, x circumstance) (s found, err error) {
 	if err := sleep(ctx, blockioSettle); err != nil {
 		return s, err
 	}
@@ -171,7 +170,7 @@ func (r *blockioRig) sample(ctx context.Context, e *experiment, reservation stri
 	if err := sleep(ctx, declareIn/2+blockioSettle); err != nil { // the agent judges by this window, and earlier declarations are over
 		return s, err
 	}
-	beside, err := r.during(ctx, e, x, &s)
+	beside, err := r.during(ctx, x, &s)
 	if err != nil {
 		return s, err
 	}
@@ -184,7 +183,7 @@ func (r *blockioRig) sample(ctx context.Context, e *experiment, reservation stri
 }
 
 // during measures the load under a circumstance, and finds the time of the agent's declaration.
-func (r *blockioRig) during(ctx context.Context, e *experiment, x circumstance, s *found) (beside load.Window, err error) {
+func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (beside load.Window, err error) {
 	start := time.Now()
 	defer func() { err = errors.Join(err, x.end(), r.burn(0)) }()
 	if err := errors.Join(x.begin(), r.burn(x.burners)); err != nil {
@@ -194,7 +193,7 @@ func (r *blockioRig) during(ctx context.Context, e *experiment, x circumstance, 
 		return beside, err
 	}
 	before := r.board.Read()
-	b, err := r.client.BlockIO(ctx, blockioName, max(e.take, declareIn/2))
+	b, err := r.client.BlockIO(ctx, blockioName, max(r.take, declareIn/2))
 	if err != nil {
 		return beside, err
 	}
@@ -208,7 +207,7 @@ func (r *blockioRig) during(ctx context.Context, e *experiment, x circumstance, 
 		if s.declared, s.named, s.right, err = r.declared(ctx, start); err != nil || s.named > 0 || time.Since(start) > declareIn+blockioSettle {
 			return beside, err
 		}
-		if err := sleep(ctx, blockioStep); err != nil {
+		if err := sleep(ctx, blockioPoll); err != nil {
 			return beside, err
 		}
 	}

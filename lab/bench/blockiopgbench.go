@@ -16,7 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
@@ -152,82 +151,59 @@ func (all transactions) reaches(rate float64, s span, step time.Duration) (time.
 	return time.Time{}, false
 }
 
-// database is one round, like beside: pgbench undisturbed, beside the burners without protection,
-// and beside them with a reservation.
-func (r *blockioRig) database(ctx context.Context, e *experiment, c blockioCase) error {
-	take := 2 * e.take // the last of a hundred
-	var w span
-	window := func(during func() error) error {
-		w.from = time.Now()
-		err := during()
-		w.to = time.Now()
-		return err
+// commits is what a database does in a second, and the 99th percentile of its latency.
+type commits struct {
+	rate float64
+	p99  time.Duration
+}
+
+// database is one arm, as those of beside: pgbench undisturbed, beside the burners without
+// protection, or beside them with a reservation.
+func (r *blockioRig) database(ctx context.Context, c blockioCase, a arm) (figures []figure, err error) {
+	take := 2 * r.take // the last of a hundred
+	if a == armAlone {
+		return r.databaseAlone(ctx, take)
 	}
-	var due api.BlockIOFigures
-	var work float64
-	all, err := r.transacting(ctx, pgbenchStart+take, func() error {
-		if err := sleep(ctx, pgbenchStart); err != nil {
-			return err
+	var window span
+	var w loaded
+	burning := func() (err error) {
+		window.from = time.Now()
+		w, err = r.loaded(ctx, take)
+		window.to = time.Now()
+		return errors.Join(err, r.burn(0))
+	}
+	kept := func(all transactions) []figure {
+		rate, p99 := all.in(window)
+		return []figure{
+			{Transactions, "1/s", rate}, {P99, "s", p99.Seconds()}, {PartOfTransactions, "1", rate / r.commits.rate},
+			{TimesP99, "1", p99.Seconds() / r.commits.p99.Seconds()}, {BurnersKeep, "1/s", w.work},
 		}
-		return window(func() error {
-			row, err := r.achieved(ctx, blockioName, take)
-			due = row.Achieved
-			return err
+	}
+	if a == armOff {
+		all, err := r.transacting(ctx, pgbenchStart+blockioSettle+take, func() error {
+			if err := errors.Join(sleep(ctx, pgbenchStart), r.burn(len(r.burners)), sleep(ctx, blockioSettle)); err != nil {
+				return err
+			}
+			return burning()
 		})
-	})
+		r.unhelped = w.cpu
+		return kept(all), err
+	}
+	end, err := r.reserve(ctx, blockioName, r.due)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	alone, aloneP99 := all.in(w)
-	if alone == 0 {
-		return errors.New("pgbench does nothing")
-	}
-	e.report.AddPeer(c.name, Transactions, "1/s", "alone", alone)
-	e.report.AddPeer(c.name, P99, "s", "alone", aloneP99.Seconds())
-	add := func(on bool) {
-		rate, p99 := all.in(w)
-		e.report.Add(c.name, Transactions, "1/s", on, rate)
-		e.report.Add(c.name, P99, "s", on, p99.Seconds())
-		e.report.Add(c.name, PartOfTransactions, "1", on, rate/alone)
-		e.report.Add(c.name, TimesP99, "1", on, p99.Seconds()/aloneP99.Seconds())
-		e.report.Add(c.name, BurnersKeep, "1/s", on, work)
-	}
-	var cpu sideTimes
-	burning := func() error {
-		worked, before := r.burnt(), r.sideTimes()
-		if err := window(func() error { return sleep(ctx, take) }); err != nil {
-			return err
-		}
-		work, cpu = float64(r.burnt()-worked)/take.Seconds(), r.sideTimes().since(before)
-		return r.burn(0)
-	}
-	all, err = r.transacting(ctx, pgbenchStart+blockioSettle+take, func() error {
-		if err := errors.Join(sleep(ctx, pgbenchStart), r.burn(blockioBurners), sleep(ctx, blockioSettle)); err != nil {
-			return err
-		}
-		return burning()
-	})
-	if err != nil {
-		return err
-	}
-	add(false)
-	r.unhelped = cpu
-	end, err := r.reserve(ctx, blockioName, due)
-	if err != nil {
-		return err
-	}
-	defer func() { end() }()
+	defer func() { err = errors.Join(err, end()) }()
 	var start, found time.Time
-	all, err = r.transacting(ctx, 2*pgbenchStart+pgbenchRecovers+take, func() error {
+	all, err := r.transacting(ctx, 2*pgbenchStart+pgbenchRecovers+take, func() (err error) {
 		if err := sleep(ctx, 2*pgbenchStart); err != nil { // the agent measures the load
 			return err
 		}
 		start = time.Now()
-		if err := r.burn(blockioBurners); err != nil {
+		if err := r.burn(len(r.burners)); err != nil {
 			return err
 		}
-		var err error
-		if found, err = r.detects(ctx, e, c, start, pgbenchRecovers, func(detected bool) bool { return detected }); err != nil {
+		if figures, found, err = r.detects(ctx, start, pgbenchRecovers, func(detected bool) bool { return detected }); err != nil {
 			return err
 		}
 		if err := sleep(ctx, time.Until(start.Add(pgbenchRecovers))); err != nil {
@@ -236,17 +212,39 @@ func (r *blockioRig) database(ctx context.Context, e *experiment, c blockioCase)
 		return burning()
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	add(true)
 	recovered := blockioPatience
-	if at, ok := all.reaches(0.95*alone, span{found, w.to}, blockioSettle); ok {
+	if at, ok := all.reaches(0.95*r.commits.rate, span{found, window.to}, blockioSettle); ok {
 		recovered = at.Sub(start)
 	}
-	e.report.Add(c.name, RecoveredIn, "s", true, recovered.Seconds())
+	figures = append(append(figures, kept(all)...), figure{RecoveredIn, "s", recovered.Seconds()})
 	if !c.rig.oneKey {
-		return nil
+		return figures, nil
 	}
-	e.addLost(c, r.unhelped, cpu)
-	return r.released(ctx, e, c)
+	released, err := r.released(ctx)
+	return append(figures, r.lost(w.cpu), released), err
+}
+
+// databaseAlone measures pgbench undisturbed, and its throughput at the disk.
+func (r *blockioRig) databaseAlone(ctx context.Context, take time.Duration) ([]figure, error) {
+	var window span
+	all, err := r.transacting(ctx, pgbenchStart+take, func() error {
+		if err := sleep(ctx, pgbenchStart); err != nil {
+			return err
+		}
+		window.from = time.Now()
+		row, err := r.achieved(ctx, blockioName, take)
+		window.to = time.Now()
+		r.due = row.Achieved
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.commits.rate, r.commits.p99 = all.in(window)
+	if r.commits.rate == 0 {
+		return nil, errors.New("pgbench does nothing")
+	}
+	return []figure{{Transactions, "1/s", r.commits.rate}, {P99, "s", r.commits.p99.Seconds()}}, nil
 }

@@ -53,15 +53,15 @@ func TestDatabase(t *testing.T) {
 		return
 	}
 	alone(t)()
-	r, err := newBlockioRig(t.Context(), blockioConfig{service: rig.Postgres})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := &blockioRig{config: blockioConfig{service: rig.Postgres}}
 	defer func() {
 		if err := r.close(); err != nil {
 			t.Error(err)
 		}
 	}()
+	if err := r.build(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	all, err := r.logged(t.Context(), func() error { return nil }, "--transactions", "10")
 	if err != nil || len(all) != 10*pgbenchClients {
 		t.Errorf("%d transactions (%v)", len(all), err)

@@ -1,22 +1,16 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"net/http"
 	"net/netip"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/kernel"
-	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
@@ -68,7 +62,7 @@ const (
 
 // three is one round of figure 8. Off is the part of the same reservations that would have been met
 // without protection.
-func (r *blockioRig) three(ctx context.Context, e *experiment, c blockioCase) error {
+func (r *blockioRig) three(ctx context.Context, c blockioCase) error {
 	before := r.readings()
 	b, err := r.client.BlockIO(ctx, "", 3*time.Second)
 	if err != nil {
@@ -109,9 +103,8 @@ func (r *blockioRig) three(ctx context.Context, e *experiment, c blockioCase) er
 			}
 		}
 	}
-	e.report.Add(c.name, MetShare, "1", false, metOff/count)
-	e.report.Add(c.name, MetShare, "1", true, met/count)
-	e.report.Add(c.name, SettledIn, "s", true, slowest.Seconds())
+	r.add(c.name, armOff, figure{MetShare, "1", metOff / count})
+	r.add(c.name, armOn, figure{MetShare, "1", met / count}, figure{SettledIn, "s", slowest.Seconds()})
 
 	// The agent must refuse a reservation beyond the capacity that is left.
 	refused := 0.0
@@ -119,7 +112,7 @@ func (r *blockioRig) three(ctx context.Context, e *experiment, c blockioCase) er
 	if a := (*api.Error)(nil); errors.As(err, &a) && a.Status == http.StatusConflict {
 		refused, err = 1, nil
 	}
-	e.report.Add(c.name, Refused, "1", true, refused)
+	r.add(c.name, armOn, figure{Refused, "1", refused})
 	return errors.Join(err, r.change(ctx, [3]float64{}))
 }
 
@@ -205,7 +198,7 @@ func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled tim
 	}
 	for time.Since(start) < blockioSettled {
 		before := r.readings()
-		if err := sleep(ctx, 2*blockioStep); err != nil {
+		if err := sleep(ctx, 2*blockioPoll); err != nil {
 			return 0, 0, err
 		}
 		if _, all := meets(before, r.readings()); !all {
@@ -271,122 +264,4 @@ func (r *blockioRig) startStreams(ctx context.Context, pairs int) error {
 		}
 	}
 	return nil
-}
-
-// dueOfMail is the reservation of the mail server, as a fraction of its undisturbed throughput. It
-// is more than in MIST's figure 9 (3000 of 4000 to 6000), because the neighbours here leave the
-// mail server three quarters of its throughput, and MIST's left it less than 3000.
-const dueOfMail = 0.85
-
-// streams is one round of figure 9: the load of a mail server alone, then beside containers
-// that decode and send streams: without protection, with each step alone, and with all
-// steps.
-func (r *blockioRig) streams(ctx context.Context, e *experiment, c blockioCase) error {
-	alone, due, err := r.undisturbed(ctx, 2*e.take)
-	if err != nil {
-		return err
-	}
-	serving, err := r.serving()
-	if err != nil {
-		return err
-	}
-	add := func(arm, metric string, v float64) {
-		if arm == "off" || arm == "on" {
-			e.report.Add(c.name, metric, "1", arm == "on", v)
-		} else {
-			e.report.AddPeer(c.name, metric, "1", arm, v)
-		}
-	}
-	scaled := func(n uint64) uint64 { return uint64(dueOfMail * float64(n)) }
-	for _, step := range streamSteps() {
-		end := nothing
-		if step.reserve {
-			// The kernel merges several blocks into one request, and the reservation counts
-			// requests.
-			f := api.BlockIOFigures{ReadIOPS: scaled(due.ReadIOPS), WriteIOPS: scaled(due.WriteIOPS)}
-			if end, err = r.reserve(ctx, blockioName, f); err != nil {
-				return err
-			}
-		}
-		err := r.withSettings(ctx, step, func() error {
-			if err := r.burn(len(r.burners)); err != nil {
-				return err
-			}
-			if err := sleep(ctx, step.settle); err != nil {
-				return err
-			}
-			before, err := irq.Works(kernel.Default().Proc)
-			if err != nil {
-				return err
-			}
-			w, err := r.window(ctx, e.take)
-			if err != nil {
-				return err
-			}
-			now, err := irq.Works(kernel.Default().Proc)
-			if err != nil {
-				return err
-			}
-			most := time.Duration(0)
-			for _, cpu := range serving {
-				most = max(most, now[cpu].ForNetwork(before[cpu]))
-			}
-			add(step.name, PartOfDue, w.Rate()/(dueOfMail*alone.Rate()))
-			add(step.name, TimesP99, float64(w.Latency(0.99))/float64(alone.Latency(0.99)))
-			add(step.name, NetworkTime, most.Seconds()/e.take.Seconds())
-			return r.burn(0)
-		})
-		if err := errors.Join(err, end()); err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
-		}
-	}
-	return nil
-}
-
-// serving lists the CPUs that handle the disk's most frequent interrupt.
-func (r *blockioRig) serving() (cpus []int, err error) {
-	roots := kernel.Default()
-	irqs, err := irq.Of(roots.Sys, filepath.Join(roots.Sys, "block", filepath.Base(r.device)))
-	if err != nil || len(irqs) == 0 {
-		return nil, err
-	}
-	return irq.CPUs(roots.Proc, slices.MaxFunc(irqs, func(a, b int) int {
-		return cmp.Compare(irq.Count(roots.Sys, a), irq.Count(roots.Sys, b))
-	}))
-}
-
-// streamStep is one step of protection against the streams.
-type streamStep struct {
-	name       string // of the peer, or off, or on
-	reserve    bool
-	own        map[string]string // settings of the mail server
-	neighbours map[string]string // settings of all others
-	settle     time.Duration
-}
-
-func streamSteps() []streamStep {
-	return []streamStep{
-		{"off", false, nil, nil, blockioSettle},
-		{"CPU alone", false, nil, map[string]string{"fairlead.io.yield": "idle"}, blockioSettle},
-		{"interrupts alone", true, map[string]string{"fairlead.io.interrupts": "apart"}, nil, blockioSettle},
-		{"on", true, map[string]string{"fairlead.io.interrupts": "auto"}, map[string]string{"fairlead.io.yield": "auto"}, 5 * time.Second},
-	}
-}
-
-// withSettings applies the settings of a step while during runs.
-func (r *blockioRig) withSettings(ctx context.Context, step streamStep, during func() error) error {
-	for _, name := range append([]string{blockioName}, r.names...) {
-		settings := step.neighbours
-		if name == blockioName {
-			settings = step.own
-		}
-		if len(settings) == 0 {
-			continue
-		}
-		if _, err := r.client.Set(ctx, name, api.SetRequest{Set: settings}); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		defer r.client.Set(context.WithoutCancel(ctx), name, api.SetRequest{Unset: slices.Collect(maps.Keys(settings))})
-	}
-	return during()
 }

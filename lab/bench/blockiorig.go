@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -39,25 +38,31 @@ type blockioConfig struct {
 
 // blockioRig is a host of sandboxes with a scratch file and an agent.
 type blockioRig struct {
+	*experiment
+	daemon
+	config    blockioConfig
 	sandboxes *sandbox.Host
 	node      *sandbox.Box // the agent's namespace
 	device    string       // the disk
 	target    string       // the path that the load reads and writes
-	dir       string
 	loop      *loop.Disk
-	agent     *sandbox.Process
-	log       *tail
-	client    *api.Client
 	db        *sandbox.Box
 	board     *load.Board // of the load
 	burners   []*sandbox.Process
 	boxes     []*sandbox.Box // the neighbours' sandboxes
-	unhelped  sideTimes      // CPU times beside them, without help
+	serving   []int          // the CPUs of the disk's interrupt, beside streams
 	names     []string       // the neighbours' container names, each once or more
 	work      []*load.Board  // of the burners
 	own       []*sandbox.Process
 	tenants   []*tenant
 	boards    []*load.Board // of all others
+
+	// Of the current round: the load undisturbed, by its own count, at the disk and by the
+	// database's, and the CPU times beside the neighbours without help.
+	alone    load.Window
+	due      api.BlockIOFigures
+	commits  commits
+	unhelped sideTimes
 }
 
 // blockioName is the name of the container with the reservation. blockioBurner is the
@@ -69,49 +74,43 @@ const (
 
 func burnerName(i int) string { return blockioBurner + strconv.Itoa(i) }
 
-func newBlockioRig(ctx context.Context, c blockioConfig) (_ *blockioRig, err error) {
-	dir, err := os.MkdirTemp("", "fairlead-blockio-")
-	if err != nil {
-		return nil, err
+func (r *blockioRig) build(ctx context.Context) (err error) {
+	if r.dir, err = os.MkdirTemp("", "fairlead-blockio-"); err != nil {
+		return err
 	}
-	r := &blockioRig{dir: dir, log: &tail{}}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, r.close())
-		}
-	}()
-	if _, err := sandbox.Sweep(kernel.Default(), filepath.Join(dir, "sandboxes")); err != nil {
-		return nil, err
+	if _, err := sandbox.Sweep(kernel.Default(), filepath.Join(r.dir, "sandboxes")); err != nil {
+		return err
 	}
-	if err := r.makeDisk(c); err != nil {
-		return nil, err
+	if err := r.makeDisk(); err != nil {
+		return err
 	}
-	if r.sandboxes, err = sandbox.New(sandbox.Config{Dir: filepath.Join(dir, "sandboxes")}); err != nil {
-		return nil, err
+	if r.sandboxes, err = sandbox.New(sandbox.Config{Dir: filepath.Join(r.dir, "sandboxes")}); err != nil {
+		return err
 	}
 	if r.node, err = r.sandboxes.Create(sandbox.Spec{Name: "blockio-node", Bare: true}); err != nil {
-		return nil, err
+		return err
 	}
-	if err := r.startAgent(ctx, c.yield, c.own); err != nil {
-		return nil, err
+	if err := r.startAgent(); err != nil {
+		return err
 	}
+	c := r.config
 	if c.three {
 		if err := r.startThree(ctx); err != nil {
-			return nil, err
+			return err
 		}
-		return r, r.known(ctx, len(r.tenants))
+		return r.known(ctx, len(r.tenants))
 	}
 	if err := r.startLoads(ctx, c); err != nil {
-		return nil, err
+		return err
 	}
 	if err := lighten(r.db); err != nil {
-		return nil, err
+		return err
 	}
-	return r, r.known(ctx, 1+c.burners+2*c.streams)
+	return r.known(ctx, 1+c.burners+2*c.streams)
 }
 
-func (r *blockioRig) makeDisk(c blockioConfig) (err error) {
-	if c.loop {
+func (r *blockioRig) makeDisk() (err error) {
+	if r.config.loop {
 		if r.loop, err = loop.New(r.dir, scratchSize<<20); err == nil {
 			r.device, r.target = r.loop.Path, r.loop.Path
 		}
@@ -243,35 +242,23 @@ func startLoad(ctx context.Context, box *sandbox.Box, args ...string) (*sandbox.
 	return p, board, board.Await(ctx, p.Done())
 }
 
-func (r *blockioRig) startAgent(ctx context.Context, yield bool, own int) error {
-	exe, err := os.Executable()
-	if err != nil {
+func (r *blockioRig) startAgent() error {
+	if err := os.Mkdir(r.policies(), 0o755); err != nil {
 		return err
 	}
-	policies := filepath.Join(r.dir, "policy.d")
-	if err := os.Mkdir(policies, 0o755); err != nil {
-		return err
+	policy := ""
+	if r.config.own > 0 { // measure what would be done, and to which containers
+		policy += "---\nmatch: {name: " + blockioName + "}\nset: {io.help: off}\n"
 	}
-	if own > 0 { // measure what would be done, and to which containers
-		if err := os.WriteFile(filepath.Join(policies, "help.yaml"), []byte("match: {name: "+blockioName+"}\nset: {io.help: off}\n"), 0o644); err != nil {
+	if r.config.yield {
+		policy += "---\nmatch: {name: \"blockio-*\"}\nset: {io.yield: auto}\n"
+	}
+	if policy != "" {
+		if err := os.WriteFile(filepath.Join(r.policies(), policyFile), []byte(policy), 0o644); err != nil {
 			return err
 		}
 	}
-	if yield {
-		if err := os.WriteFile(filepath.Join(policies, "yield.yaml"), []byte("match: {name: \"blockio-*\"}\nset: {io.yield: auto}\n"), 0o644); err != nil {
-			return err
-		}
-	}
-	socket := filepath.Join(r.dir, "agent.sock")
-	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(r.dir, "state"), "--policy-dir", policies, "--sandbox-dir", r.sandboxes.Dir())
-	cmd.Args[0] = "fairlead"
-	cmd.Stderr = r.log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if r.agent, err = r.node.Start(cmd); err != nil {
-		return err
-	}
-	r.client = api.Dial(socket)
-	return nil
+	return r.launch(r.node, r.sandboxes)
 }
 
 // known waits until the agent knows count containers, and has applied their policy.
@@ -292,7 +279,7 @@ func (r *blockioRig) known(ctx context.Context, count int) error {
 			}})
 			return err
 		case time.Now().After(end):
-			return fmt.Errorf("the agent knows %d of %d containers (%w): %s", done, count, err, r.log)
+			return fmt.Errorf("the agent knows %d of %d containers (%w): %s", done, count, err, &r.log)
 		}
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -301,17 +288,7 @@ func (r *blockioRig) known(ctx context.Context, count int) error {
 }
 
 func (r *blockioRig) close() error {
-	var errs []error
-	if r.agent != nil {
-		errs = append(errs, r.agent.Signal(syscall.SIGTERM))
-		select {
-		case <-r.agent.Done():
-		case <-time.After(30 * time.Second):
-			r.agent.Kill()
-			errs = append(errs, errors.New("the agent did not end"))
-		}
-		r.client.Close()
-	}
+	errs := []error{r.stop()}
 	if r.sandboxes != nil {
 		errs = append(errs, r.sandboxes.Close())
 	}
@@ -329,8 +306,11 @@ func (r *blockioRig) burn(count int) error {
 	return errors.Join(signalAll(r.burners[:count], unix.SIGCONT), signalAll(r.burners[count:], unix.SIGSTOP))
 }
 
-// window measures the load for the length of a window.
+// window measures the load for the length of a window. A database counts by itself.
 func (r *blockioRig) window(ctx context.Context, d time.Duration) (load.Window, error) {
+	if r.board == nil {
+		return load.Window{}, sleep(ctx, d)
+	}
 	before := r.board.Read()
 	if err := sleep(ctx, d); err != nil {
 		return load.Window{}, err

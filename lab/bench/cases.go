@@ -66,14 +66,6 @@ func (su setup) base() demand {
 	return demand{name: "idle"}
 }
 
-// measurements is the number of measurements in a round.
-func (su setup) measurements() int {
-	if su.alone {
-		return 2 * len(su.demands)
-	}
-	return 3 + 2*len(su.demands)
-}
-
 // catalogue holds every case of the netcpu experiment.
 func catalogue(docker bool) []setup {
 	if docker {

@@ -22,7 +22,7 @@ func TestBars(t *testing.T) {
 	}{
 		{NetCPUBars(), NetCPUCases, []string{"off", "on", "ratio"}},
 		{TrafficBars(), TrafficCases, []string{"off", "on", "ratio", string(armTC), string(armCNI)}},
-		{LatencyBars(), LatencyCases, []string{"off", "on", "ratio", withRecords, withTruth}},
+		{LatencyBars(), LatencyCases, []string{"off", "on", "ratio", string(withRecords), string(withTruth)}},
 		{BlockIOBars(), BlockIOCases, []string{"off", "on", "ratio"}},
 		{OverlayBars(), OverlayCases, []string{"off", "on", "ratio"}},
 	} {
@@ -64,10 +64,10 @@ func demandMetrics() (all []string) {
 	e := &experiment{report: &report.Report{}}
 	for _, kind := range []rig.Kind{rig.UDP, rig.TCP, rig.TCPRR} {
 		m := sample{work: 1, ramp: 1, charges: &charges{balance: 1, cost: map[string]float64{protocol(string(kind)): 1}}, programs: &programCost{}, exactness: &exactness{price: 1}}
-		e.add(setup{victim: memcached}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, true, 1, m)
+		e.addSample(setup{victim: memcached}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, true, 1, m)
 	}
-	e.add(setup{alone: true}, demand{}, true, 1, sample{})                            // an idle agent
-	e.add(setup{alone: true, service: rig.Redis}, demand{}, true, 1, sample{work: 1}) // a real server
+	e.addSample(setup{alone: true}, demand{}, true, 1, sample{})                            // an idle agent
+	e.addSample(setup{alone: true, service: rig.Redis}, demand{}, true, 1, sample{work: 1}) // a real server
 	for _, c := range e.report.Cases {
 		all = append(all, c.Metric)
 	}

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -37,62 +36,46 @@ and yet the victim pays for the receiver's packets, until fairlead protects it.
 
 // Demo shows a short form of the netcpu experiment: one rig and a flood, without and with
 // protection in turns. It takes about a minute, and has the requirements of [NetCPU].
-func Demo(ctx context.Context, out Screen, version string) (_ *report.Report, err error) {
+func Demo(ctx context.Context, out Screen, version string) (*report.Report, error) {
 	return demo(ctx, out, version, demoRounds, demoWarm, demoIdle, demoTake)
 }
 
-func demo(ctx context.Context, out Screen, version string, rounds int, warm, idle, take time.Duration) (_ *report.Report, err error) {
-	release, err := only()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	if err := rig.Sweep(); err != nil {
-		return nil, err
-	}
+func demo(ctx context.Context, out Screen, version string, rounds int, warm, idle, take time.Duration) (*report.Report, error) {
 	fmt.Fprint(out, demoIntro)
-	s, err := newSession(ctx, setup{cfg: rig.Config{Path: rig.NIC}}, "isolate", warm, take)
-	if err != nil {
-		return nil, fmt.Errorf("demo: %w", err)
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
-
-	r := &report.Report{Bench: "demo", Env: environment(version, true), Rounds: rounds}
-	steps := []struct {
-		name string
-		take time.Duration
-		kind rig.Kind
-		rate uint64
-		on   bool
-	}{
-		{"nobody sends", idle, "", 0, false},
-		{"flood", take, rig.UDP, load.Flood, false},
-		{"flood, fairlead", take, rig.UDP, load.Flood, true},
-	}
+	e := &experiment{report: &report.Report{Bench: "demo", Env: environment(version, true), Rounds: rounds}, mode: "isolate", settle: warm}
+	s := &session{experiment: e, setup: setup{cfg: rig.Config{Path: rig.NIC}}}
 	var full float64 // of the bars: the first idle victim
-	for round := range rounds {
-		var m [3]sample
-		for i, st := range steps {
-			fmt.Fprintf(out, "[%2d/%d] %-16s ", round*len(steps)+i+1, rounds*len(steps), st.name)
-			s.take = st.take
-			if m[i], err = s.measure(ctx, demand{traffic: rig.Traffic{Kind: st.kind}, rate: st.rate}, st.on); err != nil {
-				fmt.Fprintln(out)
-				return nil, fmt.Errorf("demo: %w", err)
-			}
-			full = max(full, m[0].work)
-			fmt.Fprintf(out, "victim %-8s %s\n", report.Format(m[i].work, "1/s"), out.bar(m[i].work/full, barColours[i]))
+	var alone sample // of the round
+	show := func(ctx context.Context, name, colour string, d demand, on bool) (m sample, err error) {
+		fmt.Fprintf(out, "[%2d/%d] %-16s ", e.done, e.total, name)
+		if m, err = s.measure(ctx, d, on); err != nil {
+			fmt.Fprintln(out)
+			return m, err
 		}
-		for j, on := range []bool{false, true} {
-			r.Add("idle", Work, "1/s", on, m[0].work)
-			r.Add(DemoCase, Penalty, "1", on, m[0].work/m[j+1].work)
-			r.Add(DemoCase, Work, "1/s", on, m[j+1].work)
-			r.Add(DemoCase, Sent, "1/s", on, m[j+1].sent)
-			r.Add(DemoCase, Received, "1/s", on, m[j+1].received)
+		if d.rate == 0 {
+			full = max(full, m.work)
 		}
+		fmt.Fprintf(out, "victim %-8s %s\n", report.Format(m.work, "1/s"), out.bar(m.work/full, colour))
+		return m, nil
 	}
-	r.Env.Notes = notes(s.foreign, s.guard.missing, s.quiet)
-	out.summary(r)
-	return r, nil
+	idles := func(ctx context.Context, _ arm) (_ []figure, err error) {
+		e.take = idle
+		alone, err = show(ctx, "nobody sends", barColours[0], demand{}, false)
+		e.add("idle", armOn, figure{Work, "1/s", alone.work}) // for the page, which shows both
+		return []figure{{Work, "1/s", alone.work}}, err
+	}
+	floods := func(ctx context.Context, a arm) ([]figure, error) {
+		e.take = take
+		name := map[arm]string{armOff: "flood", armOn: "flood, fairlead"}[a]
+		m, err := show(ctx, name, barColours[1+index(a == armOn)], demand{traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}, a == armOn)
+		return []figure{{Penalty, "1", alone.work / m.work}, {Work, "1/s", m.work}, {Sent, "1/s", m.sent}, {Received, "1/s", m.received}}, err
+	}
+	cases := []armed{{"idle", []arm{armOff}, idles}, {DemoCase, offOn(), floods}}
+	r, err := e.run(ctx, []plan{{DemoCase, s, []series{{inOrder: true, cases: cases}}}})
+	if err == nil {
+		out.summary(r)
+	}
+	return r, err
 }
 
 // DemoCase is the name of the demo's case in its report.

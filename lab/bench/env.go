@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -108,12 +109,9 @@ func (t cpuTimes) stealSince(earlier cpuTimes) float64 {
 	return (t.steal - earlier.steal) / all
 }
 
-// notes returns what a reader must know to judge the report.
-func notes(foreign float64, missing string, q quiet) []string {
+// notes returns what a reader must know about the machine to judge the report.
+func notes(foreign float64, q quiet) []string {
 	var n []string
-	if missing != "" {
-		n = append(n, "the protection had no effect: netcpu is "+strings.TrimSuffix(missing, "."))
-	}
 	if foreign > 0.15 {
 		n = append(n, fmt.Sprintf("other work took up to %.0f %% of a CPU while the rig was idle, so the figures are noisy", foreign*100))
 	}
@@ -121,4 +119,34 @@ func notes(foreign float64, missing string, q quiet) []string {
 		n = append(n, note)
 	}
 	return n
+}
+
+// cpuTime is the CPU time of a process so far; 0 if it has ended. It is exact, unlike the
+// ticks of proc_pid_stat(5). clock_getcpuclockid(3) computes the clock's number the same way.
+func cpuTime(pid int) time.Duration {
+	const sched = 2 // CPUCLOCK_SCHED
+	var ts unix.Timespec
+	if unix.ClockGettime(int32(^pid)<<3|sched, &ts) != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
+}
+
+// resident is the resident memory of a process in bytes; 0 if it has ended.
+func resident(pid int) float64 {
+	var size, pages float64
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid)) // proc_pid_statm(5)
+	fmt.Sscan(string(data), &size, &pages)
+	return pages * float64(os.Getpagesize())
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
 }

@@ -86,8 +86,8 @@ type sample struct {
 	programs  *programCost // nil if the case does not measure it
 }
 
-// add adds the figures of one measurement to the report.
-func (e *experiment) add(su setup, d demand, on bool, base float64, m sample) {
+// addSample adds the figures of one measurement to the report.
+func (e *experiment) addSample(su setup, d demand, on bool, base float64, m sample) {
 	name := su.name + " " + d.name
 	add := func(metric, unit string, value float64) { e.report.Add(name, metric, unit, on, value) }
 	if su.service != "" {

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,14 +27,21 @@ const (
 	Perturbation  = "added to a round trip"
 	ofRoundTrip   = "round trip p50"
 	Rate          = "packets"
-	withRecords   = "records" // a peer: on, and each packet recorded
-	withTruth     = "checked" // another: the same, with stamps at the uplink in addition
-	withNothing   = "empty"   // another: off, with programs that do nothing at the same hooks
-	withOthers    = "others"  // another: the agent measures another container
-	withFtrace    = "ftrace"  // another: off, with the kernel's tracer recording the same events
 	AgainstFtrace = "added to a round trip, beyond ftrace"
 	PassedOver    = "passed over" // fraction of the packets that were not measured by choice
-	latencyEach   = 500           // requests a second, while round trips are compared
+)
+
+// The arms of the latency experiment, beside armOff and armOn.
+const (
+	withRecords arm = "records" // on, and each packet recorded
+	withTruth   arm = "checked" // the same, with stamps at the uplink in addition
+	withNothing arm = "empty"   // off, with programs that do nothing at the same hooks
+	withOthers  arm = "others"  // the agent measures another container
+	withFtrace  arm = "ftrace"  // off, with the kernel's tracer recording the same events
+)
+
+const (
+	latencyEach   = 500 // requests a second, while round trips are compared
 	latencyPort   = 9001
 	latencyFlood  = 9002
 	latencyPolicy = "latency"
@@ -51,23 +59,14 @@ type latencyCase struct {
 
 // arms are the arms of the case, which are measured in turns. The independent stamps at the
 // uplink have an arm of their own, because they add to the cost of a packet.
-func (c latencyCase) arms() []string {
+func (c latencyCase) arms() []arm {
 	switch {
 	case c.crowd:
-		return []string{withTruth}
+		return []arm{withTruth}
 	case c.flood:
-		return []string{"off", withNothing, "on", withRecords, withFtrace}
+		return []arm{armOff, withNothing, armOn, withRecords, withFtrace}
 	}
-	return []string{"off", withNothing, withOthers, "on", withRecords, withFtrace, withTruth}
-}
-
-// rounds is the number of rounds, if the case needs more: differences in throughput are
-// small.
-func (c latencyCase) rounds(of int) int {
-	if c.flood {
-		return 2 * of
-	}
-	return of
+	return []arm{armOff, withNothing, withOthers, armOn, withRecords, withFtrace, withTruth}
 }
 
 // latencyCatalogue holds every case (MACE, figures of RTT bias, coverage and perturbation).
@@ -98,7 +97,7 @@ func (o Options) latencyCases() ([]latencyCase, []string, error) {
 // Latency runs the latency experiment: round trips from a container, raw, corrected and at
 // the uplink, and the cost of the measurement. It needs root and two CPUs. When ctx ends,
 // Latency removes the rig before it returns.
-func Latency(ctx context.Context, o Options) (_ *report.Report, err error) {
+func Latency(ctx context.Context, o Options) (*report.Report, error) {
 	e := o.experiment("latency",
 		usual{rounds: 5, settle: 300 * time.Millisecond, take: 2 * time.Second},
 		usual{rounds: 2, settle: 150 * time.Millisecond, take: 500 * time.Millisecond})
@@ -106,101 +105,69 @@ func Latency(ctx context.Context, o Options) (_ *report.Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	release, err := only()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	if err := rig.Sweep(); err != nil {
-		return nil, err
-	}
-	for _, c := range all {
-		e.total += c.rounds(e.report.Rounds) * len(c.arms())
-	}
+	var plans []plan
 	for _, crowd := range []bool{false, true} {
 		cases := slices.DeleteFunc(slices.Clone(all), func(c latencyCase) bool { return c.crowd != crowd })
-		if len(cases) == 0 {
-			continue
-		}
-		if err := latencyCases(ctx, e, cases, o.Quick); err != nil {
-			return nil, fmt.Errorf("latency experiment, %w", err)
+		if len(cases) > 0 {
+			plans = append(plans, e.latency(cases, crowd, o.Quick))
 		}
 	}
-	e.report.Env.Notes = e.notes
-	return e.report, nil
+	return e.run(ctx, plans)
 }
 
-// latencyCases measures the cases of one rig.
-func latencyCases(ctx context.Context, e *experiment, cases []latencyCase, quick bool) (err error) {
-	s, err := newLatencySession(ctx, e, cases[0].crowd, quick)
-	if err != nil {
+// latency plans the cases of one rig.
+func (e *experiment) latency(cases []latencyCase, crowd, quick bool) plan {
+	s := &latencySession{experiment: e, crowded: crowd, quick: quick}
+	p := plan{name: map[bool]string{false: "two containers", true: "a crowd"}[crowd], rigged: s}
+	for _, c := range cases {
+		rounds := e.report.Rounds
+		if c.flood {
+			rounds *= 2 // differences in throughput are small
+		}
+		p.series = append(p.series, series{
+			rounds: rounds,
+			begin:  func(ctx context.Context) error { return s.begin(ctx, c) },
+			// Off is the baseline, and records go on for a while after they were asked for.
+			inOrder: true,
+			cases:   []armed{{c.name, c.arms(), func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) }}},
+			compare: func() { s.compare(c) },
+			end:     s.end,
+		})
+	}
+	return p
+}
+
+// compare adds what the measurement adds to a round trip beyond the kernel's own tracer.
+func (s *latencySession) compare(c latencyCase) {
+	if by, measured := s.trips[withFtrace]; measured {
+		for _, a := range []arm{armOn, withRecords} {
+			s.add(c.name, a, figure{AgainstFtrace, "s", s.trips[a] - by})
+		}
+	}
+	clear(s.trips)
+}
+
+// build builds the rig, and starts its agent.
+func (s *latencySession) build(ctx context.Context) (err error) {
+	cfg := rig.Config{Path: rig.NIC, Containers: []rig.Container{{Name: "one"}, {Name: "neighbour"}}}
+	if s.crowded {
+		cfg.Containers = crowdOf(mostPings)
+	}
+	if s.rig, err = rig.New(cfg); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	for _, c := range cases {
-		if err := s.begin(ctx, c); err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
-		}
-		for round := range c.rounds(e.report.Rounds) {
-			off := math.NaN()
-			s.trips = make(map[string]float64)
-			for _, arm := range c.arms() { // off comes first, as the baseline of the others
-				e.say(fmt.Sprintf("round %d: %s, %s", round+1, c.name, arm))
-				measure := func() error { return s.measure(ctx, c, arm, &off) }
-				switch {
-				case c.tables:
-					measure = func() error { return s.tables(ctx, c) }
-				case c.covers != "":
-					measure = func() error { return s.cover(ctx, c) }
-				case c.crowd:
-					measure = func() error { return s.steps(ctx, c) }
-				}
-				if err := measure(); err != nil {
-					return fmt.Errorf("%s, %s: %w", c.name, arm, err)
-				}
-			}
-			if by, measured := s.trips[withFtrace]; measured {
-				e.report.Add(c.name, AgainstFtrace, "s", true, s.trips["on"]-by)
-				e.report.AddPeer(c.name, AgainstFtrace, "s", withRecords, s.trips[withRecords]-by)
-			}
-		}
-		if err := s.end(); err != nil {
+	s.trips, s.measured = make(map[arm]float64), s.rig.Prefix()+"*"
+	if s.crowded {
+		s.measured = s.rig.Prefix() + "one"
+		if err := s.startPings(); err != nil {
 			return err
 		}
 	}
-	if s.guard.missing != "" {
-		e.notes = append(e.notes, "fairlead measured nothing: latency is "+s.guard.missing)
-	}
-	return nil
-}
-
-// newLatencySession builds a rig, and starts its agent.
-func newLatencySession(ctx context.Context, e *experiment, crowd, quick bool) (_ *latencySession, err error) {
-	cfg := rig.Config{Path: rig.NIC, Containers: []rig.Container{{Name: "one"}, {Name: "neighbour"}}}
-	if crowd {
-		cfg.Containers = crowdOf(mostPings)
-	}
-	s := &latencySession{experiment: e, quick: quick}
-	if s.rig, err = rig.New(cfg); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close())
-		}
-	}()
-	s.measured = s.rig.Prefix() + "*"
-	if crowd {
-		s.measured = s.rig.Prefix() + "one"
-		if err := s.startPings(); err != nil {
-			return nil, err
-		}
-	}
 	if s.guard, err = newGuard(ctx, s.rig, "", "", 100*gbit); err != nil {
-		return nil, err
+		return err
 	}
 	s.guard.feature = latencyPolicy
-	return s, nil
+	return nil
 }
 
 // latencySession is a rig with an agent, and the load of one case.
@@ -212,20 +179,25 @@ type latencySession struct {
 	client *rig.Generator // the source of the measured round trips or packets; nil: ping
 	server *rig.Generator
 
+	crowded  bool // many neighbours flood-ping
 	quick    bool
-	measured string // names of the measured containers
-	inForce  string // the names in the policy that is in force
-	trips    map[string]float64
+	measured string             // names of the measured containers
+	inForce  string             // the names in the policy that is in force
+	trips    map[arm]float64    // of the round so far
 	crowd    []*sandbox.Process // flood pings, one in each neighbour
 	ping     *sandbox.Process   // the ping of the container itself
 }
 
 func (s *latencySession) close() error {
+	if s.rig == nil {
+		return nil
+	}
 	errs := []error{s.end()}
 	for _, p := range s.crowd {
 		p.Kill()
 	}
 	if s.guard != nil {
+		s.missing = cmp.Or(s.guard.missing, s.missing)
 		errs = append(errs, s.guard.stop())
 	}
 	return errors.Join(append(errs, s.rig.Close())...)
@@ -300,122 +272,126 @@ func (s *latencySession) policy(ctx context.Context, names string) error {
 	return err
 }
 
-// measure adds the figures of one arm. off is the round trip without any measurement.
-func (s *latencySession) measure(ctx context.Context, c latencyCase, arm string, off *float64) error {
+// measure measures one arm of a case. The cases of a crowd add figures of cases of their own.
+func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]figure, error) {
+	switch {
+	case c.tables:
+		return nil, s.tables(ctx, c)
+	case c.covers != "":
+		return nil, s.cover(ctx, c)
+	case c.crowd:
+		return nil, s.steps(ctx, c)
+	}
 	s.client.SetRate(0)
 	names := s.measured
-	switch arm {
-	case "off", withNothing, withFtrace:
+	switch a {
+	case armOff, withNothing, withFtrace:
 		names = ""
 	case withOthers:
 		names = s.rig.Prefix() + "neighbour"
 	}
 	if err := s.policy(ctx, names); err != nil {
-		return err
+		return nil, err
 	}
-	switch arm {
+	name := s.rig.Prefix() + "one"
+	switch a {
+	case withTruth:
+		return s.check(ctx)
 	case withNothing:
 		hooks, err := rig.AttachNothing()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		defer hooks.Close()
 	case withFtrace:
 		f, err := rig.NewFtrace("net/net_dev_queue", "net/net_dev_start_xmit", "net/napi_gro_receive_entry", "net/netif_rx", "net/netif_receive_skb")
 		if err != nil {
-			return err
+			return nil, err
 		}
 		defer f.Close()
-	}
-	add := func(metric, unit string, value float64) {
-		switch arm {
-		case "off", "on":
-			s.report.Add(c.name, metric, unit, arm == "on", value)
-		default:
-			s.report.AddPeer(c.name, metric, unit, arm, value)
-		}
-	}
-	name := s.rig.Prefix() + "one"
-	rate := uint64(latencyEach)
-	if c.flood {
-		rate = load.Flood
-	}
-	if arm == withTruth {
-		return s.check(ctx, c)
-	}
-	if arm == withRecords {
+	case withRecords:
 		if _, err := s.guard.client.LatencyRecords(ctx, name, api.LatencyFilter{}, 0); err != nil {
-			return s.guard.explain(err)
+			return nil, s.guard.explain(err)
 		}
+	}
+	rate, of := uint64(latencyEach), s.client
+	if c.flood {
+		rate, of = load.Flood, s.server
 	}
 	s.client.SetRate(rate)
 	if err := sleep(ctx, s.settle); err != nil {
-		return err
-	}
-	of := s.client
-	if c.flood {
-		of = s.server
+		return nil, err
 	}
 	before := of.Read()
-	var coverage chan error
 	var seen api.Latency
-	if arm == "on" && !c.flood {
-		coverage = make(chan error, 1)
+	coverage := make(chan error, 1)
+	if a == armOn && !c.flood {
 		go func() {
 			var err error
 			seen, err = s.guard.client.Latency(ctx, name, s.take)
 			coverage <- err
 		}()
+	} else {
+		coverage <- nil
 	}
 	if err := sleep(ctx, s.take); err != nil {
-		return err
+		return nil, err
 	}
 	w := of.Read().Since(before)
 	s.client.SetRate(0)
-	if coverage != nil {
-		if err := <-coverage; err != nil {
-			return s.guard.explain(err)
-		}
-		var sum api.LatencyCoverage
-		for _, d := range seen.Containers {
-			sum.Seen += d.Coverage.Seen
-			sum.Matched += d.Coverage.Matched
-			sum.Local += d.Coverage.Local
-			sum.Unsampled += d.Coverage.Unsampled
-		}
-		if ratio, ok := sum.Ratio(); ok {
-			add(Covered, "1", ratio)
-		}
+	if err := <-coverage; err != nil {
+		return nil, s.guard.explain(err)
 	}
 	if c.flood {
-		add(Rate, "1/s", w.Rate())
-		return nil
+		return []figure{{Rate, "1/s", w.Rate()}}, nil
 	}
-	trip := w.Latency(0.5).Seconds()
-	add(ofRoundTrip, "s", trip)
-	if arm == "off" {
-		*off = trip
-	} else {
-		add(Perturbation, "s", trip-*off)
-		s.trips[arm] = trip
+	var figures []figure
+	if ratio, ok := coverageOf(seen, "").Ratio(); ok {
+		figures = append(figures, figure{Covered, "1", ratio})
 	}
-	return nil
+	s.trips[a] = w.Latency(0.5).Seconds()
+	figures = append(figures, figure{ofRoundTrip, "s", s.trips[a]})
+	if a != armOff {
+		figures = append(figures, figure{Perturbation, "s", s.trips[a] - s.trips[armOff]})
+	}
+	return figures, nil
 }
 
-// check adds the bias of the round trips.
-func (s *latencySession) check(ctx context.Context, c latencyCase) error {
+// coverageOf adds up the coverage of all containers: of one protocol, or of all packets if it is "".
+func coverageOf(seen api.Latency, protocol string) (sum api.LatencyCoverage) {
+	add := func(c api.LatencyCoverage) {
+		sum.Seen += c.Seen
+		sum.Matched += c.Matched
+		sum.Local += c.Local
+		sum.Unsampled += c.Unsampled
+	}
+	for _, d := range seen.Containers {
+		if protocol == "" {
+			add(d.Coverage)
+		}
+		for _, p := range d.Protocols {
+			if p.Protocol == protocol {
+				add(p.Coverage)
+			}
+		}
+	}
+	return sum
+}
+
+// check returns the bias of the round trips.
+func (s *latencySession) check(ctx context.Context) ([]figure, error) {
 	raw, corrected, err := s.bias(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.report.AddPeer(c.name, SignedBias, "s", withTruth, report.Median(corrected))
+	signed := report.Median(corrected)
 	for i := range corrected {
 		corrected[i] = math.Abs(corrected[i])
 	}
-	s.report.AddPeer(c.name, RawBias, "s", withTruth, report.Median(raw))
-	s.report.AddPeer(c.name, Bias, "s", withTruth, report.Median(corrected))
-	s.report.AddPeer(c.name, WorstBias, "s", withTruth, slices.Max(corrected))
-	return nil
+	return []figure{
+		{SignedBias, "s", signed}, {RawBias, "s", report.Median(raw)},
+		{Bias, "s", report.Median(corrected)}, {WorstBias, "s", slices.Max(corrected)},
+	}, nil
 }
 
 // LatencyHeadline returns the result in one sentence.

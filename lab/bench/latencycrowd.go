@@ -258,17 +258,7 @@ func (s *latencySession) covered(ctx context.Context, name, covers string) error
 	if protocol == bulkTCP {
 		protocol = api.LatencyTCP
 	}
-	var sum api.LatencyCoverage
-	for _, d := range seen.Containers {
-		for _, p := range d.Protocols {
-			if p.Protocol == protocol {
-				sum.Seen += p.Coverage.Seen
-				sum.Matched += p.Coverage.Matched
-				sum.Local += p.Coverage.Local
-				sum.Unsampled += p.Coverage.Unsampled
-			}
-		}
-	}
+	sum := coverageOf(seen, protocol)
 	if ratio, ok := sum.Ratio(); ok {
 		s.report.Add(name, Covered, "1", true, ratio)
 	}

@@ -9,14 +9,11 @@ package bench
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/lab/report"
-	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
 // NetCPUCases returns the names of the cases that NetCPU would measure. Error: ErrNoCase.
@@ -77,139 +74,67 @@ func NetCPU(ctx context.Context, o Options) (*report.Report, error) {
 		return nil, err
 	}
 	all, e.notes = installed(all, onMachine)
-	release, err := only()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	if err := rig.Sweep(); err != nil {
-		return nil, err
-	}
+	var plans []plan
 	for _, su := range all {
-		e.total += e.report.Rounds * su.measurements()
+		plans = append(plans, e.netcpu(su))
 	}
-	for _, su := range all {
-		if err := e.run(ctx, su); err != nil {
-			return nil, fmt.Errorf("netcpu experiment, %s: %w", su.name, err)
-		}
+	r, err := e.run(ctx, plans)
+	if err == nil && e.unmetered != "" {
+		r.Env.Notes = append(r.Env.Notes, "packet cost and stolen time are missing: "+strings.TrimSuffix(e.unmetered, "."))
 	}
-	if e.unmetered != "" {
-		e.notes = append(e.notes, "packet cost and stolen time are missing: "+strings.TrimSuffix(e.unmetered, "."))
-	}
-	e.report.Env.Notes = append(e.notes, notes(e.foreign, e.missing, e.quiet)...)
-	return e.report, nil
+	return r, err
 }
 
-// experiment is one run over setups.
-type experiment struct {
-	report      *report.Report
-	progress    func(done, total int, what string)
-	done, total int
-	mode        string
-	settle      time.Duration
-	take        time.Duration
-	takes       int // tries for a window that others disturb; 0 is one
-
-	quiet   quiet
-	foreign float64 // most CPUs that other programs used beside an idle rig
-	missing string  // why the protection had no effect; "" if it had one
-	// unmetered is why there is no packet cost; "" if there is one.
-	unmetered string
-	notes     []string
-}
-
-func (e *experiment) say(what string) {
-	if e.progress != nil {
-		e.progress(e.done, e.total, what)
-	}
-	e.done++
-}
-
-func (e *experiment) run(ctx context.Context, su setup) (err error) {
-	ready := e.settle
-	if su.mode != "" {
-		ready = max(ready, settle(su.mode))
-	}
-	if su.service != "" {
-		ready = max(ready, 4*time.Second) // the threads have chosen how they take their turns by then
-	}
-	s, err := newSession(ctx, su, cmp.Or(su.mode, e.mode), ready, e.take)
-	if err != nil {
-		return err
-	}
-	s.quiet.takes = e.takes
-	defer func() { err = errors.Join(err, s.close()) }()
-	for i := range su.demands {
-		if d := &su.demands[i]; d.busy > 0 {
-			if d.rate, err = s.rateFor(ctx, d.traffic, d.busy); err != nil {
-				return err
-			}
-		}
-	}
-	for round := range e.report.Rounds {
-		if err := e.round(ctx, s, su, round+1); err != nil {
-			return err
-		}
-	}
-	e.foreign = max(e.foreign, s.foreign)
-	e.quiet.add(s.quiet)
-	e.unmetered = s.guard.unmetered
-	if s.guard.missing != "" {
-		e.missing = s.guard.missing
-	}
-	return nil
-}
-
-// round measures every case once off and once on. The order alternates from case to case,
-// so that the protection is switched half as often. The base, a victim beside neighbours
-// without packets and without protection, is measured before and after.
-func (e *experiment) round(ctx context.Context, s *session, su setup, round int) error {
-	take := func(d demand, on bool) (sample, error) {
-		e.say(fmt.Sprintf("round %d: %s %s, %s", round, su.name, d.name, map[bool]string{false: "off", true: "on"}[on]))
-		return s.measure(ctx, d, on)
-	}
-	all := su.demands
+// netcpu plans one setup. A round begins and ends with the base: a victim beside neighbours without
+// packets.
+func (e *experiment) netcpu(su setup) plan {
+	s := &session{experiment: e, setup: su}
+	all := slices.Clone(su.demands)
 	if !su.alone {
 		all = append([]demand{su.base()}, all...)
 	}
-	measured := make([][2]sample, len(all))
-	order := [2]bool{false, true}
-	for i, d := range all {
-		for _, on := range order {
-			m, err := take(d, on)
-			if err != nil {
-				return err
-			}
-			measured[i][index(on)] = m
-		}
-		order[0], order[1] = order[1], order[0]
+	taken := make([][2]sample, len(all))
+	var last sample // of the base
+	rounds := series{begin: func(ctx context.Context) error { return s.findRates(ctx, all) }}
+	for i := range all {
+		rounds.cases = append(rounds.cases, armed{su.name + " " + all[i].name, offOn(), func(ctx context.Context, a arm) (_ []figure, err error) {
+			taken[i][index(a == armOn)], err = s.measure(ctx, all[i], a == armOn)
+			return nil, err
+		}})
 	}
+	if !su.alone {
+		rounds.cases = append(rounds.cases, armed{su.name + " " + su.base().name, []arm{armOff}, func(ctx context.Context, _ arm) (_ []figure, err error) {
+			last, err = s.measure(ctx, su.base(), false)
+			return nil, err
+		}})
+	}
+	rounds.compare = func() { e.addRound(su, all, taken, last) }
+	return plan{su.name, s, []series{rounds}}
+}
+
+// addRound adds the figures of a round to the report. last is the second measurement of the base.
+func (e *experiment) addRound(su setup, all []demand, taken [][2]sample, last sample) {
 	var base float64
 	if !su.alone {
-		last, err := take(su.base(), false)
-		if err != nil {
-			return err
-		}
-		first := &measured[0][0]
+		first := &taken[0][0]
 		first.work = (first.work + last.work) / 2
 		base = first.work
 	}
 	for i, d := range all {
 		for _, on := range []bool{false, true} {
-			e.add(su, d, on, base, measured[i][index(on)])
+			e.addSample(su, d, on, base, taken[i][index(on)])
 		}
-		if cost, ok := loss(base, measured[i][0], measured[i][1]); ok && su.accounts {
+		if cost, ok := loss(base, taken[i][0], taken[i][1]); ok && su.accounts {
 			e.report.Add(su.name+" "+d.name, AccountsCost, "s", true, cost)
 		}
 	}
 	for _, on := range []bool{false, true} {
 		var agent float64
 		for i := range all {
-			agent += measured[i][index(on)].agent / float64(len(all))
+			agent += taken[i][index(on)].agent / float64(len(all))
 		}
 		e.report.Add(su.name, AgentCPU, "1", on, agent)
 	}
-	return nil
 }
 
 func index(on bool) int {

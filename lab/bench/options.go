@@ -73,6 +73,6 @@ func (o Options) experiment(name string, u, quick usual) *experiment {
 	}
 	return &experiment{
 		report:   &report.Report{Bench: name, Env: environment(o.Version, o.Quick), Rounds: u.rounds},
-		progress: o.Progress, settle: u.settle, take: u.take, takes: u.takes,
+		progress: o.Progress, settle: u.settle, take: u.take, quiet: quiet{takes: u.takes},
 	}
 }

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -68,81 +67,41 @@ func Overlay(ctx context.Context, o Options) (*report.Report, error) {
 	if len(all) == 0 && noEngine != nil {
 		return nil, fmt.Errorf("overlay experiment: %w", noEngine)
 	}
-	release, err := only()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	if err := rig.Sweep(); err != nil {
-		return nil, err
-	}
+	var plans []plan
 	for _, su := range all {
-		e.total += e.report.Rounds * len(su.cases) * len(su.arms(e.report.Env.Quick))
+		plans = append(plans, e.overlay(su))
 	}
-	for _, su := range all {
-		if err := e.overlay(ctx, su); err != nil {
-			return nil, fmt.Errorf("overlay experiment, %s: %w", su.path, err)
-		}
-	}
-	e.report.Env.Notes = e.notes
-	return e.report, nil
+	return e.run(ctx, plans)
 }
 
-// overlay measures the cases of one rig, with each arm once in each round. The order of the
-// arms alternates.
-func (e *experiment) overlay(ctx context.Context, su overlaySetup) (err error) {
-	s, err := newOverlaySession(ctx, su, e.settle, e.take)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
+// overlay plans the cases of one rig.
+func (e *experiment) overlay(su overlaySetup) plan {
+	s := &overlaySession{experiment: e, setup: su}
+	p := plan{name: string(su.path), rigged: s}
 	for _, c := range su.cases {
-		if err := s.begin(ctx, c); err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
-		}
-		arms := su.arms(e.report.Env.Quick)
-		slices.Reverse(arms)
-		for round := range e.report.Rounds {
-			slices.Reverse(arms)
-			rates := make(map[arm]float64)
-			for _, a := range arms {
-				e.say(fmt.Sprintf("round %d: %s, %s", round+1, su.caseName(c), a))
-				if s.missing != "" && a == armOn {
-					continue
-				}
-				figures, err := s.measure(ctx, c, a)
-				if err != nil {
-					return fmt.Errorf("%s, %s: %w", c.name, a, err)
-				}
+		name, rates := su.caseName(c), make(map[arm]float64)
+		measure := func(ctx context.Context, a arm) ([]figure, error) {
+			figures, err := s.measure(ctx, c, a)
+			if len(figures) > 0 {
 				rates[a] = figures[0].value
-				for _, f := range figures {
-					e.addArm(su.caseName(c), a, f)
-				}
 			}
+			return figures, err
+		}
+		compare := func() {
 			for _, a := range []arm{armOff, armOn, armRecipe} {
 				if rate, ok := rates[a]; ok && rates[armHost] > 0 {
-					e.addArm(su.caseName(c), a, figure{OfHost, "1", rate / rates[armHost]})
+					e.add(name, a, figure{OfHost, "1", rate / rates[armHost]})
 				}
 			}
+			clear(rates)
 		}
-		if err := s.end(); err != nil {
-			return err
-		}
+		p.series = append(p.series, series{
+			begin: func(ctx context.Context) error { return s.begin(ctx, c) },
+			cases: []armed{{name, su.arms(e.report.Env.Quick), measure}}, compare: compare,
+			end: s.end,
+		})
 	}
-	if s.missing != "" {
-		e.notes = append(e.notes, "fairlead had no effect: overlay is "+s.missing)
-	}
-	return nil
-}
-
-// addArm adds a figure of one arm to the report.
-func (e *experiment) addArm(name string, a arm, f figure) {
-	switch a {
-	case armOff, armOn:
-		e.report.Add(name, f.metric, f.unit, a == armOn, f.value)
-	default:
-		e.report.AddPeer(name, f.metric, f.unit, string(a), f.value)
-	}
+	return p
 }
 
 // OverlayHeadline returns the result in one sentence.

@@ -27,7 +27,7 @@ func TestOverlayExperiment(t *testing.T) {
 			if left, _ := overlayInstalled([]overlaySetup{su}, onMachine, nil); len(left) == 1 {
 				su = left[0]
 			}
-			if err := e.overlay(t.Context(), su); err != nil {
+			if err := e.measure(t.Context(), e.overlay(su)); err != nil {
 				t.Fatal(err)
 			}
 			for _, c := range su.cases {

@@ -22,7 +22,7 @@ func (su overlaySetup) caseName(c overlayCase) string { return string(su.path) +
 // arms returns the arms of each round. The recipe cannot redirect into containers with host ends in
 // another network namespace.
 func (su overlaySetup) arms(quick bool) []arm {
-	arms := []arm{armOff, armOn, armHost}
+	arms := append(offOn(), armHost)
 	if su.path == rig.Routed {
 		arms = append(arms, armRecipe)
 	}

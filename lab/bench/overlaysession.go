@@ -17,14 +17,16 @@ import (
 
 // overlaySession is two hosts with an agent each, and the load of one case.
 type overlaySession struct {
+	*experiment
+	setup  overlaySetup
 	rig    *rig.Overlay
 	guards [2]*guard
 	recipe *rig.Recipe // nil while it is not attached
 	// The servers of the current case, between the containers and between the hosts. Only one of
 	// them has clients at a time.
 	containers, hosts *overlayPair
-	settle, take      time.Duration
-	missing           string // why the short path has no effect; "" if it has
+	// lacking is why the short path has no effect in this rig; "" if it has.
+	lacking string
 }
 
 // overlayPair is a server on the second host, and the place of its clients on the first.
@@ -35,30 +37,28 @@ type overlayPair struct {
 	to      string           // the destination of the clients
 }
 
-func newOverlaySession(ctx context.Context, su overlaySetup, settle, take time.Duration) (_ *overlaySession, err error) {
-	s := &overlaySession{settle: settle, take: take}
-	if s.rig, err = rig.NewOverlay(ctx, rig.OverlayConfig{Path: su.path}); err != nil {
-		return nil, err
+// build builds the hosts, and starts their agents.
+func (s *overlaySession) build(ctx context.Context) (err error) {
+	if s.rig, err = rig.NewOverlay(ctx, rig.OverlayConfig{Path: s.setup.path}); err != nil {
+		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close())
-		}
-	}()
 	for host, r := range s.rig.Hosts {
 		if s.guards[host], err = newGuard(ctx, r, "", "", 0); err != nil {
-			return nil, err
+			return err
 		}
 		s.guards[host].feature = "overlay"
 	}
 	// Only after switching it on is it known whether there is something to measure.
 	if err := s.shorten(ctx, true); err != nil {
-		return nil, err
+		return err
 	}
-	return s, s.shorten(ctx, false)
+	return s.shorten(ctx, false)
 }
 
 func (s *overlaySession) close() error {
+	if s.rig == nil {
+		return nil
+	}
 	errs := []error{s.detach(), s.end()}
 	for _, g := range s.guards {
 		if g != nil {
@@ -152,7 +152,7 @@ func (s *overlaySession) agents(ctx context.Context, run bool) error {
 // shorten switches the short path on or off for the containers of both hosts, and waits until their
 // agents report it.
 func (s *overlaySession) shorten(ctx context.Context, on bool) error {
-	if s.missing != "" {
+	if s.lacking != "" {
 		return nil // the policy has no effect
 	}
 	for _, g := range s.guards {
@@ -171,15 +171,19 @@ func (s *overlaySession) shorten(ctx context.Context, on bool) error {
 			return err
 		}
 		if g.missing != "" {
-			s.missing = g.missing
+			s.lacking, s.missing = g.missing, g.missing
 			return nil
 		}
 	}
 	return nil
 }
 
-// measure returns the figures of one arm; the first is its rate.
+// measure returns the figures of one arm; the first is its rate. Without the short path there are
+// none of armOn.
 func (s *overlaySession) measure(ctx context.Context, c overlayCase, a arm) (_ []figure, err error) {
+	if s.lacking != "" && a == armOn {
+		return nil, nil
+	}
 	p := s.containers
 	if a == armHost {
 		p = s.hosts

@@ -38,11 +38,6 @@ func (q *quiet) take(measure func() (sample, error)) (best sample, err error) {
 	return best, nil
 }
 
-// add adds the counts of o.
-func (q *quiet) add(o quiet) {
-	q.windows, q.again, q.worst = q.windows+o.windows, q.again+o.again, max(q.worst, o.worst)
-}
-
 // note returns a note for the reader of the report, or "".
 func (q quiet) note() string {
 	if q.again == 0 && q.worst <= disturbed {

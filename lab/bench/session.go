@@ -1,15 +1,13 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
@@ -19,6 +17,7 @@ import (
 
 // session is a rig with an active victim, an agent, and one kind of traffic at a time.
 type session struct {
+	*experiment
 	setup setup
 	rig   *rig.Rig
 	guard *guard
@@ -28,58 +27,58 @@ type session struct {
 	pid    int
 	server *sandbox.Process // memcached
 
-	burners      []*rig.Generator // in the neighbours, if they compute
-	traffic      rig.Traffic      // the current traffic
-	running      *rig.Running     // nil before the first traffic
-	shape        uint64           // current rate of the NIC, bit/s
-	dropping     rig.DropPoint
-	lifted       bool
-	settle, take time.Duration // how long the load runs before a window, and in it
+	burners  []*rig.Generator // in the neighbours, if they compute
+	traffic  rig.Traffic      // the current traffic
+	running  *rig.Running     // nil before the first traffic
+	shape    uint64           // current rate of the NIC, bit/s
+	dropping rig.DropPoint
+	lifted   bool
+	settle   time.Duration // how long the load runs before a window
 
 	stopwatch *rig.Stopwatch // nil unless the setup is timed
-
-	foreign float64 // most CPUs that other programs used beside an idle rig
-	quiet   quiet
 }
 
-func newSession(ctx context.Context, su setup, mode string, settle, take time.Duration) (_ *session, err error) {
-	var r *rig.Rig
+// build builds the rig, and starts the agent and the victim.
+func (s *session) build(ctx context.Context) (err error) {
+	su := s.setup
+	s.settle = s.experiment.settle
+	if su.mode != "" {
+		s.settle = max(s.settle, settle(su.mode))
+	}
+	if su.service != "" {
+		s.settle = max(s.settle, 4*time.Second) // the threads have chosen how they take their turns by then
+	}
 	if su.cfg.Path == rig.Docker {
-		r, err = rig.NewDocker(ctx, su.cfg)
+		s.rig, err = rig.NewDocker(ctx, su.cfg)
 	} else {
-		r, err = rig.New(su.cfg)
+		s.rig, err = rig.New(su.cfg)
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	s := &session{setup: su, rig: r, settle: settle, take: take}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close())
-		}
-	}()
 	if err := s.startStopwatch(); err != nil {
-		return nil, err
+		return err
 	}
-	if s.guard, err = newGuard(ctx, r, su.protect, mode, 0); err != nil {
-		return nil, err
+	if s.guard, err = newGuard(ctx, s.rig, su.protect, cmp.Or(su.mode, s.mode), 0); err != nil {
+		return err
 	}
 	if err := s.startVictim(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	if su.compute {
-		for i, b := range r.Neighbours() {
-			if r.Containers[1+i].CPU != rig.SharedCPU {
-				continue
-			}
-			g, err := r.Start(ctx, b, "burn")
-			if err != nil {
-				return nil, err
-			}
-			s.burners = append(s.burners, g)
+	if !su.compute {
+		return nil
+	}
+	for i, b := range s.rig.Neighbours() {
+		if s.rig.Containers[1+i].CPU != rig.SharedCPU {
+			continue
 		}
+		g, err := s.rig.Start(ctx, b, "burn")
+		if err != nil {
+			return err
+		}
+		s.burners = append(s.burners, g)
 	}
-	return s, nil
+	return nil
 }
 
 func (s *session) startVictim(ctx context.Context) (err error) {
@@ -124,12 +123,16 @@ func (s *session) close() error {
 		errs = append(errs, s.victim.Stop())
 	}
 	if s.guard != nil {
+		s.unmetered, s.missing = s.guard.unmetered, cmp.Or(s.guard.missing, s.missing)
 		errs = append(errs, s.guard.stop())
 	}
 	if s.stopwatch != nil {
 		errs = append(errs, s.stopwatch.Close())
 	}
-	return errors.Join(append(errs, s.rig.Close())...)
+	if s.rig != nil {
+		errs = append(errs, s.rig.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // send replaces the traffic by t, paused. If t is none, the last traffic stays, paused.
@@ -423,6 +426,18 @@ func (s *session) between(before, after reading) sample {
 	return m
 }
 
+// findRates sets the rates of the demands that are to use a fraction of the shared CPU.
+func (s *session) findRates(ctx context.Context, all []demand) (err error) {
+	for i := range all {
+		if d := &all[i]; d.busy > 0 {
+			if d.rate, err = s.rateFor(ctx, d.traffic, d.busy); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // rateFor finds the rate of traffic that uses a fraction busy of the shared CPU, without
 // protection and without quotas.
 func (s *session) rateFor(ctx context.Context, t rig.Traffic, busy float64) (uint64, error) {
@@ -454,34 +469,4 @@ func findRate(busy float64, used func(rate uint64) (float64, error)) (uint64, er
 		rate = uint64(min(max(float64(rate)*min(max(busy/u, 0.5), 2), 1000), 2e6))
 	}
 	return 0, fmt.Errorf("%w by %.2f: %s", errNoRate, busy, strings.Join(seen, ", "))
-}
-
-// cpuTime is the CPU time of a process so far; 0 if it has ended. It is exact, unlike the
-// ticks of proc_pid_stat(5). clock_getcpuclockid(3) computes the clock's number the same way.
-func cpuTime(pid int) time.Duration {
-	const sched = 2 // CPUCLOCK_SCHED
-	var ts unix.Timespec
-	if unix.ClockGettime(int32(^pid)<<3|sched, &ts) != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
-}
-
-// resident is the resident memory of a process in bytes; 0 if it has ended.
-func resident(pid int) float64 {
-	var size, pages float64
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid)) // proc_pid_statm(5)
-	fmt.Sscan(string(data), &size, &pages)
-	return pages * float64(os.Getpagesize())
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }

@@ -2,11 +2,9 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os/exec"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/lab/report"
@@ -22,12 +20,8 @@ const (
 	P999       = "latency p99.9"
 )
 
-// arm is the mechanism that divides the link during a measurement.
-type arm string
-
+// The arms of the traffic experiment, beside armOff and armOn: another mechanism divides the link.
 const (
-	armOff arm = "off"
-	armOn  arm = "on"
 	armTC  arm = "tc"
 	armCNI arm = "cni"
 )
@@ -73,29 +67,11 @@ func Traffic(ctx context.Context, o Options) (*report.Report, error) {
 	var absent []string
 	all, absent = trafficInstalled(all, onMachine)
 	e.notes = append(e.notes, absent...)
-	release, err := only()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	if err := rig.Sweep(); err != nil {
-		return nil, err
-	}
+	var plans []plan
 	for _, su := range all {
-		for _, c := range su.cases {
-			e.total += e.report.Rounds * len(c.arms(plugin))
-		}
+		plans = append(plans, e.traffic(su, plugin))
 	}
-	for _, su := range all {
-		if err := e.traffic(ctx, su, plugin); err != nil {
-			return nil, fmt.Errorf("traffic experiment, %s: %w", su.name, err)
-		}
-	}
-	if e.missing != "" {
-		e.notes = append(e.notes, "fairlead had no effect: traffic is "+strings.TrimSuffix(e.missing, "."))
-	}
-	e.report.Env.Notes = e.notes
-	return e.report, nil
+	return e.run(ctx, plans)
 }
 
 // arms returns the arms of a case.
@@ -103,7 +79,7 @@ func (c trafficCase) arms(plugin bool) []arm {
 	if c.timed { // the other arms have nothing to time
 		return []arm{armOn}
 	}
-	arms := []arm{armOff, armOn}
+	arms := offOn()
 	if c.tc != nil {
 		arms = append(arms, armTC)
 	}
@@ -113,48 +89,16 @@ func (c trafficCase) arms(plugin bool) []arm {
 	return arms
 }
 
-// traffic measures the cases of one rig, with each arm once in each round. The order of
-// the arms alternates.
-func (e *experiment) traffic(ctx context.Context, su trafficSetup, plugin bool) (err error) {
-	s, err := newTrafficSession(ctx, su, e.settle, e.take)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
+// traffic plans the cases of one rig.
+func (e *experiment) traffic(su trafficSetup, plugin bool) plan {
+	s := &trafficSession{experiment: e, setup: su}
+	p := plan{name: su.name, rigged: s}
 	for _, c := range su.cases {
-		if err := s.begin(ctx, c); err != nil {
-			return err
-		}
-		arms := c.arms(plugin)
-		for round := range e.report.Rounds {
-			for _, a := range arms {
-				e.say(fmt.Sprintf("round %d: %s %s, %s", round+1, su.name, c.name, a))
-				figures, err := s.measure(ctx, c, a)
-				if err != nil {
-					return fmt.Errorf("%s, %s: %w", c.name, a, err)
-				}
-				for _, f := range figures {
-					name := su.name + " " + c.name
-					switch a {
-					case armOff, armOn:
-						e.report.Add(name, f.metric, f.unit, a == armOn, f.value)
-					default:
-						e.report.AddPeer(name, f.metric, f.unit, string(a), f.value)
-					}
-				}
-			}
-			slices.Reverse(arms)
-		}
-		if err := s.end(); err != nil {
-			return err
-		}
+		p.series = append(p.series, series{
+			begin: func(ctx context.Context) error { return s.begin(ctx, c) },
+			cases: []armed{{su.name + " " + c.name, c.arms(plugin), func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) }}},
+			end:   s.end,
+		})
 	}
-	e.missing = s.guard.missing
-	return nil
-}
-
-// figure is one value of one metric.
-type figure struct {
-	metric, unit string
-	value        float64
+	return p
 }

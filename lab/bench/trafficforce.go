@@ -40,7 +40,7 @@ func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure,
 	more := map[string]float64{"w1": 0.25, "w2": 0.75}
 	file := func(set map[string]string) func(context.Context) error {
 		return func(context.Context) error {
-			return os.WriteFile(filepath.Join(s.guard.dir, "policy.d", policyFile), []byte(s.text(set)), 0o644)
+			return os.WriteFile(filepath.Join(s.guard.policies(), policyFile), []byte(s.text(set)), 0o644)
 		}
 	}
 	hand := func(in api.SetRequest) func(context.Context) error {
@@ -54,7 +54,7 @@ func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure,
 		readers[name] = f.to
 	}
 	s.sends([]string{"w1", "w2"})
-	if err := sleep(ctx, s.warm+s.take); err != nil {
+	if err := sleep(ctx, s.settle+s.take); err != nil {
 		return nil, err
 	}
 	took := make(map[string][]float64)

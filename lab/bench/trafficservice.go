@@ -79,7 +79,7 @@ func (s *trafficSession) ask(ctx context.Context, f *flow) error {
 		if err := old.Stop(); err != nil {
 			return err
 		}
-		for start := time.Now(); rig.Connected(f.server.PID) && time.Since(start) < 2*(s.warm+s.take); {
+		for start := time.Now(); rig.Connected(f.server.PID) && time.Since(start) < 2*(s.settle+s.take); {
 			if err := sleep(ctx, settleStep); err != nil {
 				return err
 			}

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,10 +18,10 @@ import (
 
 // trafficSession is a rig with an agent, and the load of one case at a time.
 type trafficSession struct {
-	setup      trafficSetup
-	rig        *rig.Rig
-	guard      *guard
-	warm, take time.Duration
+	*experiment
+	setup trafficSetup
+	rig   *rig.Rig
+	guard *guard
 
 	load    map[string]*flow  // load of the case
 	delays  *delays           // delays of its requests; nil without requests or without a queue
@@ -49,33 +50,31 @@ func (f *flow) stop() error {
 	return errors.Join(errs...)
 }
 
-func newTrafficSession(ctx context.Context, su trafficSetup, warm, take time.Duration) (_ *trafficSession, err error) {
-	cfg := rig.Config{Path: su.path}
-	for _, name := range su.boxes {
-		cfg.Containers = append(cfg.Containers, rig.Container{Name: name, Quota: su.quotas[name]})
+// build builds the rig, and starts its agent.
+func (s *trafficSession) build(ctx context.Context) (err error) {
+	cfg := rig.Config{Path: s.setup.path}
+	for _, name := range s.setup.boxes {
+		cfg.Containers = append(cfg.Containers, rig.Container{Name: name, Quota: s.setup.quotas[name]})
 	}
-	build := func() (*rig.Rig, error) { return rig.New(cfg) }
-	if su.path == rig.Docker {
-		build = func() (*rig.Rig, error) { return rig.NewDocker(ctx, cfg) }
+	if cfg.Path == rig.Docker {
+		s.rig, err = rig.NewDocker(ctx, cfg)
+	} else {
+		s.rig, err = rig.New(cfg)
 	}
-	r, err := build()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	s := &trafficSession{setup: su, rig: r, warm: warm, take: take}
-	uplink := su.link
-	if uplink == 0 {
-		uplink = 100 * gbit
-	}
-	if s.guard, err = newGuard(ctx, r, "", "", uplink); err != nil {
-		return nil, errors.Join(err, s.close())
-	}
-	return s, nil
+	s.guard, err = newGuard(ctx, s.rig, "", "", cmp.Or(s.setup.link, 100*gbit))
+	return err
 }
 
 func (s *trafficSession) close() error {
+	if s.rig == nil {
+		return nil
+	}
 	errs := []error{s.end()}
 	if s.guard != nil {
+		s.missing = cmp.Or(s.guard.missing, s.missing)
 		errs = append(errs, s.guard.stop())
 	}
 	return errors.Join(append(errs, s.rig.Close())...)
@@ -299,13 +298,13 @@ func (s *trafficSession) measure(ctx context.Context, c trafficCase, a arm) ([]f
 func (s *trafficSession) warmUp(ctx context.Context, c trafficCase) error {
 	if f := s.load[c.fixed]; f != nil {
 		before := f.to.Read()
-		for start := time.Now(); f.to.Read().Since(before).Bytes == 0 && time.Since(start) < 2*(s.warm+s.take); {
+		for start := time.Now(); f.to.Read().Since(before).Bytes == 0 && time.Since(start) < 2*(s.settle+s.take); {
 			if err := sleep(ctx, settleStep); err != nil {
 				return err
 			}
 		}
 	}
-	return sleep(ctx, s.warm)
+	return sleep(ctx, s.settle)
 }
 
 func (s *trafficSession) read() map[string]load.Reading {

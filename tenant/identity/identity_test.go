@@ -15,12 +15,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // of makes entries with slots counted from 1.
 func of(members ...Member) (list []*entry) {

@@ -219,9 +219,4 @@ func within(limit time.Duration, try func() error) error {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must

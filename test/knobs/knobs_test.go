@@ -39,12 +39,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // key is the policy for one container in one feature.
 type key struct {

@@ -24,12 +24,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // tenant is a cgroup that stands for a container.
 type tenant struct {

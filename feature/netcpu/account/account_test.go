@@ -61,12 +61,7 @@ func newIdentity(t testing.TB) *identity.Identity {
 	return who
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 func TestSum(t *testing.T) {
 	one, two := accountAccount{Own: 5}, accountAccount{Own: 6}

@@ -460,12 +460,7 @@ func TestChargeAbsurd(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 func needCPU(t *testing.T) testkit.CG {
 	t.Helper()

@@ -23,12 +23,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // node is a host with an overlay as Flannel builds it, and one of Docker's.
 type node struct {

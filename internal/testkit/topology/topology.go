@@ -49,11 +49,11 @@ func New(t testing.TB) *Host {
 	testkit.NeedRoot(t)
 	// Socket paths below it have 108 bytes at most, which t.TempDir can exceed.
 	dir, err := os.MkdirTemp("/tmp", "fltop-")
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	s, err := sandbox.New(sandbox.Config{Dir: dir})
-	must(t, err)
-	t.Cleanup(func() { must(t, s.Close()) })
+	testkit.Must(t, err)
+	t.Cleanup(func() { testkit.Must(t, s.Close()) })
 	return &Host{T: t, Sandboxes: s}
 }
 
@@ -61,7 +61,7 @@ func New(t testing.TB) *Host {
 func (h *Host) Create(spec sandbox.Spec) *sandbox.Box {
 	h.T.Helper()
 	b, err := h.Sandboxes.Create(spec)
-	must(h.T, err)
+	testkit.Must(h.T, err)
 	return b
 }
 
@@ -73,7 +73,7 @@ func (h *Host) Uplink(prefix, wireAddr string, nic sandbox.End) (host, wire *san
 	host = h.Create(sandbox.Spec{Name: prefix + "host", Bare: true})
 	wire = h.Create(sandbox.Spec{Name: prefix + "wire", Bare: true})
 	if nic.Bridge != "" {
-		must(h.T, host.Bridge(nic.Bridge, netip.Prefix{}))
+		testkit.Must(h.T, host.Bridge(nic.Bridge, netip.Prefix{}))
 	}
 	nic.Box, nic.Name = host, "nic0"
 	h.Wire(sandbox.End{Box: wire, Name: "wire", Addr: netip.MustParsePrefix(wireAddr), Queues: nic.Queues}, nic)
@@ -83,7 +83,7 @@ func (h *Host) Uplink(prefix, wireAddr string, nic sandbox.End) (host, wire *san
 // Wire joins two sandboxes by a veth.
 func (h *Host) Wire(a, b sandbox.End) {
 	h.T.Helper()
-	must(h.T, sandbox.Wire(a, b))
+	testkit.Must(h.T, sandbox.Wire(a, b))
 }
 
 // Join connects a container to the bridge br0 of a box. Its device eth0 has the address, and the
@@ -97,11 +97,11 @@ func (h *Host) Join(b *sandbox.Box, addr string, at *sandbox.Box, hostEnd string
 func (h *Host) Describe(b *sandbox.Box) container.Container {
 	h.T.Helper()
 	layout, err := cgroup.Detect("/proc", "")
-	must(h.T, err)
+	testkit.Must(h.T, err)
 	paths, err := layout.OfPID("/proc", b.PID)
-	must(h.T, err)
+	testkit.Must(h.T, err)
 	id, err := cgroup.ID(paths.V2)
-	must(h.T, err)
+	testkit.Must(h.T, err)
 	return container.Container{
 		ID: container.ID(id), Name: b.Name, PID: b.PID, NetNS: h.Open(b).Inode(),
 		Cgroup: container.Cgroup{V2: paths.V2, CPU: paths.CPU, CPUSet: paths.CPUSet, IO: paths.IO},
@@ -123,7 +123,7 @@ func (h *Host) Veth(b *sandbox.Box, dev string, at *sandbox.Box, hostEnd string)
 func (h *Host) Open(b *sandbox.Box) *netdev.NS {
 	h.T.Helper()
 	ns, err := netdev.Open(b.NetNS())
-	must(h.T, err)
+	testkit.Must(h.T, err)
 	h.T.Cleanup(func() { ns.Close() })
 	return ns
 }
@@ -132,7 +132,7 @@ func (h *Host) Open(b *sandbox.Box) *netdev.NS {
 func (h *Host) Index(b *sandbox.Box, dev string) int {
 	h.T.Helper()
 	index, err := h.Open(b).Index(dev)
-	must(h.T, err)
+	testkit.Must(h.T, err)
 	return index
 }
 
@@ -140,20 +140,20 @@ func (h *Host) Index(b *sandbox.Box, dev string) int {
 func (h *Host) MAC(b *sandbox.Box, dev string) string {
 	h.T.Helper()
 	l, err := h.Open(b).Link(h.Index(b, dev))
-	must(h.T, err)
+	testkit.Must(h.T, err)
 	return l.MAC
 }
 
 // Netlink runs fn with an rtnetlink socket of a box's namespace.
 func (h *Host) Netlink(b *sandbox.Box, fn func(*netlink.Handle) error) {
 	h.T.Helper()
-	must(h.T, b.Netlink(fn))
+	testkit.Must(h.T, b.Netlink(fn))
 }
 
 // Change runs fn with a device of a box.
 func (h *Host) Change(b *sandbox.Box, dev string, fn func(*netlink.Handle, netlink.Link) error) {
 	h.T.Helper()
-	must(h.T, b.Change(dev, fn))
+	testkit.Must(h.T, b.Change(dev, fn))
 }
 
 // Address adds an address to a device, without duplicate address detection.
@@ -175,7 +175,7 @@ func (h *Host) Address(b *sandbox.Box, dev, addr string) {
 func (h *Host) Route(b *sandbox.Box, to, via string) {
 	h.T.Helper()
 	_, dst, err := net.ParseCIDR(to)
-	must(h.T, err)
+	testkit.Must(h.T, err)
 	h.Netlink(b, func(n *netlink.Handle) error {
 		return n.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP(via)})
 	})
@@ -203,7 +203,7 @@ func (h *Host) Tunnel(below *sandbox.Box, dev, remote string, end sandbox.End) {
 	if dev != "" {
 		v.VtepDevIndex = h.Index(below, dev)
 	}
-	must(h.T, below.Add(v, end))
+	testkit.Must(h.T, below.Add(v, end))
 }
 
 // Macvlan gives a box a macvlan device on nic0 of the host.
@@ -211,7 +211,7 @@ func (h *Host) Macvlan(host *sandbox.Box, end sandbox.End) container.Interface {
 	h.T.Helper()
 	a := netlink.NewLinkAttrs()
 	a.ParentIndex = h.Index(host, "nic0")
-	must(h.T, host.Add(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}, end))
+	testkit.Must(h.T, host.Add(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}, end))
 	return container.Interface{Name: end.Name, Index: h.Index(end.Box, end.Name), Kind: "macvlan"}
 }
 
@@ -219,7 +219,7 @@ func (h *Host) Macvlan(host *sandbox.Box, end sandbox.End) container.Interface {
 func (h *Host) Load(b *sandbox.Box, cpus []int, args ...string) (*load.Board, *sandbox.Process) {
 	h.T.Helper()
 	cmd, board, err := load.Command(args...)
-	must(h.T, err)
+	testkit.Must(h.T, err)
 	return board, h.Start(b, cpus, cmd, board)
 }
 
@@ -228,17 +228,10 @@ func (h *Host) Start(b *sandbox.Box, cpus []int, cmd *exec.Cmd, board *load.Boar
 	h.T.Helper()
 	h.T.Cleanup(func() { board.Close() })
 	p, err := b.Start(cmd, cpus...)
-	must(h.T, err)
+	testkit.Must(h.T, err)
 	h.T.Cleanup(func() { p.Kill(); p.Wait() })
 	ctx, cancel := context.WithTimeout(h.T.Context(), 90*time.Second)
 	defer cancel()
-	must(h.T, board.Await(ctx, p.Done()))
+	testkit.Must(h.T, board.Await(ctx, p.Done()))
 	return p
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -221,9 +221,4 @@ func newNetcpu(t *testing.T, j *journal.Journal, netns string) (*netcpu.Netcpu, 
 	return netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, Identity: who, Ends: hook.Open("/proc", j), NetNS: netns})
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must

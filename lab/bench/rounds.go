@@ -1,0 +1,193 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/lab/report"
+	"github.com/fairlead-project/fairlead/lab/rig"
+)
+
+// arm is what is in force during a measurement: nothing, the protection, or a peer that the report
+// lists by this name.
+type arm string
+
+const (
+	armOff arm = "off"
+	armOn  arm = "on"
+	// armAll is one measurement of all arms of a case, which adds its figures by itself.
+	armAll arm = ""
+)
+
+// offOn are the arms of most cases.
+func offOn() []arm { return []arm{armOff, armOn} }
+
+// figure is one value of one metric.
+type figure struct {
+	metric, unit string
+	value        float64
+}
+
+// plan is one rig of an experiment, and the series that are measured in it.
+type plan struct {
+	name string // of the rig, in errors
+	rigged
+	series []series
+}
+
+// rigged is a rig. close is called in any case, and removes what a failed build has left.
+type rigged interface {
+	build(context.Context) error
+	close() error
+}
+
+// series is cases that are measured in rounds, each with each of its arms in each round. The order
+// of the arms alternates from case to case and from round to round: the protection is switched half
+// as often, and no arm is always the first.
+type series struct {
+	rounds  int                         // 0: those of the experiment
+	begin   func(context.Context) error // starts the load, paused; nil: nothing to start
+	cases   []armed
+	inOrder bool   // the arms do not alternate, because some depend on earlier ones
+	compare func() // adds figures that compare the measurements of a round; nil: none
+	end     func() error
+}
+
+// armed is one case with its arms.
+type armed struct {
+	name    string
+	arms    []arm
+	measure func(context.Context, arm) ([]figure, error)
+}
+
+// measurements is how many measurements there are in a number of rounds.
+func (p plan) measurements(rounds int) (n int) {
+	for _, s := range p.series {
+		for _, c := range s.cases {
+			n += s.count(rounds) * len(c.arms)
+		}
+	}
+	return n
+}
+
+// count is the number of rounds of a series in an experiment of so many.
+func (s series) count(rounds int) int {
+	if s.rounds > 0 {
+		return s.rounds
+	}
+	return rounds
+}
+
+// experiment is one run over the rigs of an experiment.
+type experiment struct {
+	report      *report.Report
+	progress    func(done, total int, what string)
+	done, total int
+	mode        string
+	settle      time.Duration
+	take        time.Duration
+
+	quiet   quiet
+	foreign float64 // most CPUs that other programs used beside an idle rig
+	missing string  // why the protection had no effect; "" if it had one
+	// unmetered is why there is no packet cost; "" if there is one.
+	unmetered string
+	notes     []string
+}
+
+// run measures the plans one after the other, while no other experiment is under way. Error:
+// ErrBusy.
+func (e *experiment) run(ctx context.Context, plans []plan) (*report.Report, error) {
+	release, err := only()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := rig.Sweep(); err != nil {
+		return nil, err
+	}
+	for _, p := range plans {
+		e.total += p.measurements(e.report.Rounds)
+	}
+	for _, p := range plans {
+		if err := e.measure(ctx, p); err != nil {
+			return nil, fmt.Errorf("%s experiment, %s: %w", e.report.Bench, p.name, err)
+		}
+	}
+	if e.missing != "" {
+		e.notes = append(e.notes, fmt.Sprintf("fairlead had no effect: %s is %s", e.report.Bench, strings.TrimSuffix(e.missing, ".")))
+	}
+	e.report.Env.Notes = append(e.notes, notes(e.foreign, e.quiet)...)
+	return e.report, nil
+}
+
+// measure builds the rig of a plan, measures its series, and removes the rig.
+func (e *experiment) measure(ctx context.Context, p plan) (err error) {
+	defer func() { err = errors.Join(err, p.close()) }()
+	if err := p.build(ctx); err != nil {
+		return err
+	}
+	for _, s := range p.series {
+		if err := e.rounds(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *experiment) rounds(ctx context.Context, s series) error {
+	if s.begin != nil {
+		if err := s.begin(ctx); err != nil {
+			return err
+		}
+	}
+	for round := range s.count(e.report.Rounds) {
+		for i, c := range s.cases {
+			arms := slices.Clone(c.arms)
+			if !s.inOrder && (round+i)%2 == 1 {
+				slices.Reverse(arms)
+			}
+			for _, a := range arms {
+				what := c.name
+				if a != armAll {
+					what += ", " + string(a)
+				}
+				e.say(fmt.Sprintf("round %d: %s", round+1, what))
+				figures, err := c.measure(ctx, a)
+				if err != nil {
+					return fmt.Errorf("%s: %w", what, err)
+				}
+				e.add(c.name, a, figures...)
+			}
+		}
+		if s.compare != nil {
+			s.compare()
+		}
+	}
+	if s.end != nil {
+		return s.end()
+	}
+	return nil
+}
+
+func (e *experiment) say(what string) {
+	if e.progress != nil {
+		e.progress(e.done, e.total, what)
+	}
+	e.done++
+}
+
+// add adds figures of a case, measured with an arm, to the report.
+func (e *experiment) add(name string, a arm, figures ...figure) {
+	for _, f := range figures {
+		if a == armOff || a == armOn {
+			e.report.Add(name, f.metric, f.unit, a == armOn, f.value)
+		} else {
+			e.report.AddPeer(name, f.metric, f.unit, string(a), f.value)
+		}
+	}
+}
