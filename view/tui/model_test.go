@@ -131,7 +131,7 @@ func TestTable(t *testing.T) {
 		if size[0] < 80 {
 			continue
 		}
-		wants(t, text, "host-1", "SLOWED", "1 of 60 containers slowed; db-1 23 % by flood: packets +1", "every 2s", "q quit")
+		wants(t, text, "host-1", "SLOWED", "1 of 60 containers slowed; db-1 18 % by flood: packets +1", "every 2s", "q quit")
 		if lineOf(text, "db-1") != tableTop {
 			t.Errorf("%v: the victim is not the first:\n%s", size, text)
 		}
@@ -229,7 +229,7 @@ func TestOne(t *testing.T) {
 	m.Update(tea.WindowSizeMsg{Width: 80, Height: 60})
 	press(t, m, "enter")
 	text := screen(t, m)
-	wants(t, text, "db-1  slowed 23 % by flood: packets 20 %", "10 minutes, 12 s each", "Who slows it", "flood: packets", "Actions", "fairlead.netcpu = isolate in place of auto", "policy of explained", "changes known: true")
+	wants(t, text, "db-1  slowed 18 % by flood: packets 16 %", "10 minutes, 12 s each", "Who slows it", "flood: packets", "Actions", "fairlead.netcpu = isolate in place of auto", "policy of explained", "changes known: true")
 	if strings.Count(text, "█") < 4 {
 		t.Errorf("no plots:\n%s", text)
 	}
@@ -305,7 +305,7 @@ func TestReplay(t *testing.T) {
 	if minute() != 30 {
 		t.Fatalf("it begins at minute %v", minute())
 	}
-	wants(t, screen(t, m), "RECORDING", "db-1 23 % by flood: packets")
+	wants(t, screen(t, m), "RECORDING", "db-1 18 % by flood: packets")
 	for _, tt := range []struct {
 		keys string
 		want float64
