@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -160,7 +161,21 @@ func newTmux(t *testing.T, columns, rows int, env ...string) tmux {
 		args = append(args, "-e", e)
 	}
 	m.run(append(args, "sh")...)
-	t.Cleanup(func() { m.run("kill-server") })
+	// The server is a daemon. It ends with this process, also if that is killed.
+	end := exec.Command("sh", "-c", `cat; tmux -S "$0" kill-server`, m.socket)
+	alive, err := end.StdinPipe()
+	if err == nil {
+		err = end.Start()
+	}
+	if err != nil {
+		m.run("kill-server")
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(alive.Close(), end.Wait()); err != nil {
+			t.Error(err)
+		}
+	})
 	m.text("PS1='rea''dy> '\n") // dash ignores that of the environment
 	m.until("the shell is ready", "ready>")
 	return m
