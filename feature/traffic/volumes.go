@@ -43,10 +43,8 @@ type volumes struct {
 	ledger   *volume.Ledger
 	host     uint64                         // inode of the host's namespace
 	cookie   uint64                         // its number in the ledger
-	complete bool                           // every container is known
 	accounts map[container.ID]string        // of those that run
 	limits   map[container.ID]policy.Volume // of those that run and have one
-	seen     map[uint64]bool                // namespaces in which devices were counted, by their number in the ledger
 	decided  map[decided]policy.Decision
 	failed   string // last error in the log
 	saved    time.Time

@@ -36,6 +36,13 @@ func (cs counts) since(was counts) counts {
 	return grown
 }
 
+func (cs counts) sum() (n uint64) {
+	for _, c := range cs {
+		n += c.in + c.out
+	}
+	return n
+}
+
 // estimate adds up the work between windows, in which no program is attached: what the packets cost
 // in the last windows, times the packets that the kernel has counted since. Where it counts none
 // for a container (the host's network, macvlan, the loopback device, System), the work of the
@@ -364,7 +371,9 @@ func (r Reading) after(was Reading) Reading {
 	}
 	list := make([]Account, 0, len(r.Accounts))
 	for _, a := range r.Accounts {
-		a.minus(accounts[a.Container])
+		if before := accounts[a.Container]; before.CPU() <= a.CPU() && before.packets() <= a.packets() {
+			a.minus(before) // else it is another account of the same container
+		}
 		list = append(list, a)
 	}
 	byCPU := make(map[container.ID][]time.Duration, len(r.ByCPU))

@@ -20,9 +20,9 @@ const (
 	// shortest is the shortest window. On a busy host it is the rule.
 	shortest = 20 * time.Millisecond
 
-	// budget is how many packets a window looks at, beyond the shortest. A host with fewer packets
-	// is measured all the time, for some 1 ms of CPU time in a second.
-	budget = 1000
+	// budget is how many packets a window looks at, beyond the shortest. A host with fewer than four
+	// times as many in a second is measured all the time, for up to 4 ms of CPU time in it.
+	budget = 400
 
 	// settling is how long a window's end waits for the softirqs that have begun in it.
 	settling = 500 * time.Microsecond
@@ -166,7 +166,7 @@ func (m *Meter) next() time.Duration {
 	case bare, full:
 		return w.length
 	}
-	return period
+	return time.Second
 }
 
 // want returns the phase between two windows.
@@ -241,35 +241,36 @@ func (w *windows) between(now time.Time, counts counts) {
 // take takes up what a phase has shown that ends now.
 func (m *Meter) take(from phase, now time.Time, counts counts) error {
 	w := m.windows
-	raw, err := m.read(true, false)
-	if err != nil {
-		return err
+	if from <= bare { // no account has grown
+		w.between(now, counts)
+	}
+	if from == idle {
+		return nil
 	}
 	states, err := m.states()
 	if err != nil {
 		return err
 	}
-	win := window{seen: raw.after(w.raw), length: now.Sub(w.began), counts: counts.since(w.start)}
 	was := w.states
-	w.raw, w.states = raw, states
-	var links, packets uint64
-	for _, c := range win.counts {
-		links += c.in + c.out
+	w.states = states
+	links := counts.since(w.start).sum()
+	if from == bare {
+		w.bare.see(states.bare-was.bare, links)
+		return nil
 	}
+	raw, err := m.read(true, false)
+	if err != nil {
+		return err
+	}
+	win := window{seen: raw.after(w.raw), length: now.Sub(w.began), counts: counts.since(w.start)}
+	w.raw = raw
+	var packets uint64
 	for _, a := range win.seen.Accounts {
 		packets += a.packets()
 	}
-	switch from {
-	case idle:
-		w.between(now, counts)
-		return nil
-	case bare:
-		w.between(now, counts)
-		w.bare.see(states.bare-was.bare, links)
-		return nil
-	case full:
+	if from == full {
 		w.full.see(states.whole-was.whole, links)
-		if packets > 0 && w.bare.packets > 0 {
+		if packets > 0 && w.bare.packets > 0 && w.full.packets > 0 {
 			own := w.full.ns/w.full.packets - w.bare.ns/w.bare.packets
 			win.own = max(0, own) * float64(links) / float64(packets)
 		}
