@@ -120,7 +120,7 @@ test: ## the tests of every day, as root: this kernel, real runtimes, a smoke on
 	@test "$$(id -u)" = 0 || { echo "make test needs root; without, go test ./... runs what can be run" >&2; exit 1; }
 	@test/setup test
 	$(if $(filter full,$(TIER)),@test/setup browser || echo "no browser: the pages are not looked at" >&2)
-	$(if $(filter full,$(TIER)),@test/setup packages || echo "without debootstrap, rpm and qemu-system-aarch64 some packages are not tried" >&2)
+	$(if $(filter full,$(TIER)),@test/setup packages || echo "what some packages need is missing: they are not tried" >&2)
 	@go build ./... && go build -o build/tally ./test/tally
 	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
 		+ -count=1 -timeout $(LIMIT_$(TIER)) ./test/vm -- \
