@@ -257,7 +257,7 @@ func TestAgentWithUnavailableFeature(t *testing.T) {
 	if err != nil || len(list) != 1 {
 		t.Fatal(list, err)
 	}
-	want := []api.FeatureStatus{{Feature: "netcpu", State: api.StateUnavailable, Error: "no such thing"}}
+	want := []api.FeatureStatus{{Feature: "netcpu", State: api.StateUnavailable, Asked: true, Error: "no such thing"}}
 	if diff := cmp.Diff(want, list[0].Features); diff != "" {
 		t.Errorf("features (-want +got):\n%s", diff)
 	}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,12 +24,12 @@ import (
 type fakeMeter struct {
 	now    account.Reading
 	err    error
-	during func() // called in Read; nil: nothing
+	during atomic.Value // a func() called in Read; none: nothing
 }
 
 func (m *fakeMeter) Read() (account.Reading, error) {
-	if m.during != nil {
-		m.during()
+	if during, ok := m.during.Load().(func()); ok {
+		during()
 	}
 	return m.now, m.err
 }

@@ -86,8 +86,8 @@ func TestAgentWithHungCall(t *testing.T) {
 				t.Fatalf("samples: %+v, %v", got, err)
 			}
 		}
-		if n := bad.read.Load(); n != 3 {
-			t.Errorf("%d calls wait for the mutex, want one each of Snapshot, Export and Maps", n)
+		if n := bad.read.Load(); n != 4 {
+			t.Errorf("%d calls wait for the mutex, want one each of Snapshot, Export, Maps and the overview's Report", n)
 		}
 
 		time.Sleep(time.Minute)

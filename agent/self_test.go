@@ -111,7 +111,7 @@ func TestSelf(t *testing.T) {
 	r.start()
 	// A scrape may be at the accounts, and ask for containers from there: who reads them must not
 	// keep it from that.
-	r.accounts.Meter.(*fakeMeter).during = func() { (view{r.agent}).Container(ids[0]) }
+	r.accounts.Meter.(*fakeMeter).during.Store(func() { (view{r.agent}).Container(ids[0]) })
 	r.untilValue(ids[0], "isolated")
 	r.untilValue(ids[1], "isolated")
 

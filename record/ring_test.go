@@ -136,7 +136,7 @@ func TestWeek(t *testing.T) {
 	for i := range 7 * 24 * 60 {
 		c.pass(time.Minute)
 		write(t, w, h.next(time.Minute))
-		if i%13 != 0 {
+		if i%101 != 0 {
 			continue
 		}
 		disk := int64(0)

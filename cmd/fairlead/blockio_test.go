@@ -99,6 +99,8 @@ func (s *blockioStub) Report(ctx context.Context, ask api.Ask) (any, error) {
 	return s.report, nil
 }
 
+func (s *blockioStub) Command(ctx context.Context, ask api.Ask) (any, error) { return s.Report(ctx, ask) }
+
 func TestBlockIO(t *testing.T) {
 	at := time.Date(2026, 11, 22, 8, 0, 0, 0, time.Local)
 	s := &blockioStub{report: api.BlockIO{

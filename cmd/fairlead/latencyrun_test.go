@@ -51,6 +51,8 @@ func (s *runStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	return api.LatencyRecords{Records: s.records}, nil
 }
 
+func (s *runStub) Command(ctx context.Context, ask api.Ask) (any, error) { return s.Report(ctx, ask) }
+
 // trip returns the packets of a round trip.
 func trip(peer string) []api.LatencyRecord {
 	stack, at := 0.00001, time.Unix(1552589043, 0)

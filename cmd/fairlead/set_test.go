@@ -39,6 +39,8 @@ func (s *setStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	return api.SetRequest{}, nil
 }
 
+func (s *setStub) Command(ctx context.Context, ask api.Ask) (any, error) { return s.Report(ctx, ask) }
+
 // Every verb that changes a container names it.
 func TestWhom(t *testing.T) {
 	for _, args := range [][]string{

@@ -51,11 +51,11 @@ func (n *Netcpu) forget(id container.ID) error {
 }
 
 // counts returns what the kernel counts at the devices of a network namespace, by index.
-func (n *Netcpu) counts(netns uint64) (map[int]netdev.Count, error) {
+func (n *Netcpu) counts(netns uint64) (map[int]netdev.Counters, error) {
 	ns, err := n.find.Open("", netns)
 	if err != nil {
 		return nil, err
 	}
 	defer ns.Close()
-	return ns.Counts(netdev.MostLinks)
+	return ns.AllCounters(netdev.MostLinks)
 }

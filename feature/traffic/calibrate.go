@@ -118,9 +118,9 @@ func (f *Traffic) flood(ctx context.Context, devices []netdev.Link, to string, o
 	case <-time.After(over / 3):
 	case <-ctx.Done():
 	}
-	was, from := make(map[int]uint64), time.Now()
+	was, from := make(map[int]netdev.Counters), time.Now()
 	for _, l := range devices {
-		if was[l.Index], err = f.host.Sent(l.Index); err != nil {
+		if was[l.Index], err = f.host.Counters(l.Index); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -133,11 +133,11 @@ func (f *Traffic) flood(ctx context.Context, devices []netdev.Link, to string, o
 	}
 	sent, took = make(map[int]uint64), time.Since(from)
 	for _, l := range devices {
-		now, err := f.host.Sent(l.Index)
+		now, err := f.host.Counters(l.Index)
 		if err != nil {
 			return nil, 0, err
 		}
-		sent[l.Index] = now - was[l.Index]
+		sent[l.Index] = now.TxBytes - was[l.Index].TxBytes
 	}
 	return sent, took, nil
 }

@@ -151,7 +151,7 @@ func (v *volumes) told(list []netdev.Told) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, t := range list {
-		v.ledger.Told(volume.Device{NetNS: v.cookie, Index: t.Index}, volume.Amount{Sent: t.Received, Received: t.Sent}, t.Removed)
+		v.ledger.Told(volume.Device{NetNS: v.cookie, Index: t.Index}, volume.Amount{Sent: t.RxBytes, Received: t.TxBytes}, t.Removed)
 	}
 }
 
@@ -263,9 +263,9 @@ func (v *volumes) bookAt(ns *netdev.NS, number uint64, known bool, claims []clai
 // what the container sends.
 func amountOf(c netdev.Counters, hostEnd bool) volume.Amount {
 	if hostEnd {
-		return volume.Amount{Sent: c.Received, Received: c.Sent}
+		return volume.Amount{Sent: c.RxBytes, Received: c.TxBytes}
 	}
-	return volume.Amount{Sent: c.Sent, Received: c.Received}
+	return volume.Amount{Sent: c.TxBytes, Received: c.RxBytes}
 }
 
 // rest books those devices of the host's namespace that no container has at present: one with

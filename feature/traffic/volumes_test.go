@@ -61,7 +61,7 @@ func (h *host) kernel(dev string) api.VolumeBytes {
 	h.t.Helper()
 	c, err := h.Open(h.ns).Counters(h.Index(h.ns, dev))
 	must(h.t, err)
-	return api.VolumeBytes{Sent: c.Received, Received: c.Sent}
+	return api.VolumeBytes{Sent: c.RxBytes, Received: c.TxBytes}
 }
 
 // books waits until an account has what the kernel has counted at a host end since was, to the byte.

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Counters are the bytes that have passed a device since it was made, link headers included. A
-// super-packet has one header.
-type Counters struct{ Received, Sent uint64 }
+// Counters are what has passed a device since it was made, as the device counts: bytes with link
+// headers. A super-packet is one packet, and has one header.
+type Counters struct{ RxPackets, TxPackets, RxBytes, TxBytes uint64 }
 
 // Counters returns the counters of a device. The error matches [ErrNoLink] if there is none.
 func (ns *NS) Counters(index int) (Counters, error) {
@@ -28,7 +28,7 @@ func countersOf(l netlink.Link) Counters {
 	if s == nil {
 		return Counters{}
 	}
-	return Counters{Received: s.RxBytes, Sent: s.TxBytes}
+	return Counters{RxPackets: s.RxPackets, TxPackets: s.TxPackets, RxBytes: s.RxBytes, TxBytes: s.TxBytes}
 }
 
 // Cookie returns a number of the namespace that no other has until the next boot, unlike its inode.
@@ -93,12 +93,18 @@ func parseTold(m syscall.NetlinkMessage) (Told, bool) {
 		return Told{}, false
 	}
 	for _, a := range attrs {
-		// struct rtnl_link_stats64 begins with packets and bytes, received and sent.
-		if a.Attr.Type == unix.IFLA_STATS64 && len(a.Value) >= 4*8 {
-			return Told{aboutDevice(m.Data), m.Header.Type == unix.RTM_DELLINK, Counters{
-				Received: binary.NativeEndian.Uint64(a.Value[2*8:]), Sent: binary.NativeEndian.Uint64(a.Value[3*8:]),
-			}}, true
+		if c, ok := stats64(a.Value); ok && a.Attr.Type == unix.IFLA_STATS64 {
+			return Told{aboutDevice(m.Data), m.Header.Type == unix.RTM_DELLINK, c}, true
 		}
 	}
 	return Told{}, false
+}
+
+// stats64 reads a struct rtnl_link_stats64.
+func stats64(b []byte) (c Counters, ok bool) {
+	if len(b) < 4*8 {
+		return Counters{}, false
+	}
+	v := func(i int) uint64 { return binary.NativeEndian.Uint64(b[8*i:]) }
+	return Counters{RxPackets: v(0), TxPackets: v(1), RxBytes: v(2), TxBytes: v(3)}, true
 }

@@ -67,7 +67,7 @@ func TestCounters(t *testing.T) {
 	packets(t, p.inside, p.eth0, n, size)
 	packets(t, p.host, p.h0, 2*n, size)
 	now := read()
-	if got, sent := now.Received-was.Received, now.Sent-was.Sent; got < n*size || sent < 2*n*size || got > n*size+10000 || sent > 2*n*size+10000 { // and IPv6's own
+	if got, sent := now.RxBytes-was.RxBytes, now.TxBytes-was.TxBytes; got < n*size || sent < 2*n*size || got > n*size+10000 || sent > 2*n*size+10000 { // and IPv6's own
 		t.Errorf("%d bytes received and %d sent, want %d and %d", got, sent, n*size, 2*n*size)
 	}
 	hears := func(what string, removed bool, good func(netdev.Counters) bool) {
@@ -91,11 +91,11 @@ func TestCounters(t *testing.T) {
 	if err := h.LinkSetDown(l); err != nil {
 		t.Fatal(err)
 	}
-	hears("set down", false, func(c netdev.Counters) bool { return c.Received >= now.Received && c.Sent >= now.Sent })
+	hears("set down", false, func(c netdev.Counters) bool { return c.RxBytes >= now.RxBytes && c.TxBytes >= now.TxBytes })
 	if err := h.LinkDel(l); err != nil {
 		t.Fatal(err)
 	}
-	hears("removed", true, func(c netdev.Counters) bool { return c.Sent >= now.Sent })
+	hears("removed", true, func(c netdev.Counters) bool { return c.TxBytes >= now.TxBytes })
 }
 
 func TestCookie(t *testing.T) {

@@ -222,12 +222,3 @@ func (ns *NS) Speed(index int) (uint64, error) {
 	}
 	return uint64(mbit) * 1e6, nil
 }
-
-// Sent returns how many bytes a device has sent, link headers included.
-func (ns *NS) Sent(index int) (uint64, error) {
-	text, err := attribute{ns, index, "statistics/tx_bytes"}.read()
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseUint(text, 10, 64)
-}

@@ -49,7 +49,7 @@ func (h *host) testVolume(t *testing.T) {
 			}
 			v = all.Accounts[0]
 			c := counted()
-			want := api.VolumeBytes{Sent: before.Received + c.Received, Received: before.Sent + c.Sent}
+			want := api.VolumeBytes{Sent: before.RxBytes + c.RxBytes, Received: before.TxBytes + c.TxBytes}
 			if v.Total.Sent-want.Sent > more || v.Total.Received-want.Received > more { // unsigned: nor less
 				return fmt.Errorf("%+v, want %+v, or %d more", v, want, more)
 			}

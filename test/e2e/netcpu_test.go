@@ -160,6 +160,13 @@ func TestBlame(t *testing.T) {
 		})
 	}
 
+	await(t, "top to name victim and culprit", func() error { return a.topSays(victim, flood) })
+	var recorded string
+	await(t, "the recording to name them", func() error {
+		recorded = time.Now().Format(time.RFC3339)
+		return a.topSays(victim, flood, "--record-dir", a.path("lib/record"), "--at", recorded)
+	})
+
 	// Beside computing loads, 6.18 would let the sender wait for minutes.
 	loads[2]()
 	loads[3]()
@@ -187,6 +194,26 @@ func TestBlame(t *testing.T) {
 	}
 	tellsOnlyItself(t, a, victim)
 	a.stop()
+	// It is recorded, also without the agent.
+	if err := a.topSays(victim, flood, "--replay", a.path("lib/record"), "--at", recorded); err != nil {
+		t.Error(err)
+	}
+}
+
+// topSays checks that top names the culprit as the first who slows a victim.
+func (a *agent) topSays(victim, culprit *sandbox.Box, args ...string) error {
+	a.t.Helper()
+	o := a.run(append([]string{"top", "--once", "-o", "json"}, args...)...)
+	var v api.Overview
+	if err := json.Unmarshal([]byte(o.out), &v); err != nil {
+		return fmt.Errorf("%w: %v", err, o)
+	}
+	for _, row := range v.Rows {
+		if row.Name == victim.Name && len(row.By) > 0 && row.By[0].Cause == api.SlowedByPackets && row.By[0].Name == culprit.Name {
+			return nil
+		}
+	}
+	return fmt.Errorf("top says %+v", v.Rows)
 }
 
 // spared is how much may be stolen from a container that the flood does not rob: a smaller fraction

@@ -44,7 +44,7 @@ type Config struct {
 	// Count returns what the kernel counts at the devices of a network namespace, by index. With it
 	// the programs are attached for windows only, unless something needs more (see Demand), and the
 	// work in between is estimated. If nil, they are always attached.
-	Count func(netns uint64) (map[int]netdev.Count, error)
+	Count func(netns uint64) (map[int]netdev.Counters, error)
 
 	byHand bool // for tests: nothing begins and ends windows
 	exact  bool // for tests that count every packet: never sample, and let packets wait longer in a tunnel's queue

@@ -326,7 +326,7 @@ func (r *robbers) see(w window) (found bool) {
 // count returns what the kernel has counted for the watched containers.
 func (m *Meter) count() counts {
 	cs := make(counts)
-	namespaces := make(map[uint64]map[int]netdev.Count)
+	namespaces := make(map[uint64]map[int]netdev.Counters)
 	for _, acc := range m.slots {
 		if acc == nil || acc.state != watched || m.holder(acc.member.Tenant) != acc {
 			continue

@@ -19,12 +19,12 @@ func BenchmarkWindows(b *testing.B) {
 					must(b, w.Start())
 					cfg := config(b)
 					var f *fabric
-					cfg.Count = func(netns uint64) (map[int]netdev.Count, error) {
+					cfg.Count = func(netns uint64) (map[int]netdev.Counters, error) {
 						if f == nil {
 							return nil, nil
 						}
 						ns := f.Open(f.host)
-						return ns.Counts(100)
+						return ns.AllCounters(100)
 					}
 					if how != "windows" {
 						cfg.Count = nil

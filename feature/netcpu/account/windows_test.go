@@ -17,12 +17,12 @@ func byHand(t testing.TB) *Meter {
 	cfg := config(t)
 	cfg.exact, cfg.byHand = true, true
 	find := netdev.NewFinder("/proc", time.Now)
-	cfg.Count = func(netns uint64) (map[int]netdev.Count, error) {
+	cfg.Count = func(netns uint64) (map[int]netdev.Counters, error) {
 		ns, err := find.Open("", netns)
 		if err != nil {
 			return nil, err
 		}
-		counts, err := ns.Counts(netdev.MostLinks)
+		counts, err := ns.AllCounters(netdev.MostLinks)
 		return counts, errors.Join(err, ns.Close())
 	}
 	m, err := Open(cfg)

@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-func TestCounts(t *testing.T) {
+func TestAllCounters(t *testing.T) {
 	testkit.OnKernels(t)
 	kit := testkit.NetNS(t)
 	ns, err := netdev.Open(kit.Path)
@@ -17,9 +17,9 @@ func TestCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	read := func() netdev.Count {
+	read := func() netdev.Counters {
 		t.Helper()
-		counts, err := ns.Counts(netdev.MostLinks)
+		counts, err := ns.AllCounters(netdev.MostLinks)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,7 +47,7 @@ func TestCounts(t *testing.T) {
 	if got := after.RxBytes - before.RxBytes; got < packets*payload {
 		t.Errorf("%d bytes received, want %d or more", got, packets*payload)
 	}
-	if _, err := ns.Counts(0); !errors.Is(err, netdev.ErrMany) {
+	if _, err := ns.AllCounters(0); !errors.Is(err, netdev.ErrMany) {
 		t.Errorf("most 0: %v, want ErrMany", err)
 	}
 }
