@@ -176,12 +176,16 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if err != nil {
 		return nil, err
 	}
-	m.windows = &windows{at: time.Now(), length: shortest, robbers: robbers{most: robs}, stop: make(chan struct{}), done: make(chan struct{})}
+	m.windows = &windows{at: time.Now(), length: period, robbers: robbers{most: robs}, stop: make(chan struct{}), done: make(chan struct{})}
 	if cfg.byHand {
 		close(m.windows.done)
 		return m, nil
 	}
+	err = m.turn(steady)
 	go m.sample()
+	if err != nil {
+		return nil, err
+	}
 	return m, nil
 }
 

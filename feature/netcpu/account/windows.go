@@ -30,15 +30,14 @@ const (
 	// While a culprit takes this part of a CPU from others, and for calm after that, the programs
 	// stay attached.
 	robs = 0.01
-	calm = 30 * time.Second
+	calm = 10 * time.Second
 
 	// evidence is the least length of the windows for that.
 	evidence = 50 * time.Millisecond
 
-	// Packets are stamped if more than one in laterOf is sent later than its softirq, by a queue
-	// or timer, and as long as one was in the last laterFor.
-	laterOf  = 50
-	laterFor = 10 * time.Minute
+	// Packets are stamped while more than one in laterOf is sent later than its softirq, by a queue
+	// or timer, and for calm after that.
+	laterOf = 50
 )
 
 // windows decides when the programs are attached. Meter.mu guards it.
@@ -128,7 +127,7 @@ func (m *Meter) Err() error {
 func (m *Meter) sample() {
 	w := m.windows
 	defer close(w.done)
-	wait := time.NewTimer(0)
+	wait := time.NewTimer(time.Second)
 	defer wait.Stop()
 	for {
 		select {
@@ -200,7 +199,7 @@ func (m *Meter) turn(to phase) error {
 	}
 	errs = append(errs, m.take(from, now, counts))
 	if to == idle {
-		return errors.Join(append(errs, m.stamp(now.Sub(w.later) < laterFor))...)
+		return errors.Join(append(errs, m.stamp(now.Sub(w.later) < calm))...)
 	}
 	var window, only uint8
 	if to != metered {
