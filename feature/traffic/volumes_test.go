@@ -146,7 +146,9 @@ func TestVolumes(t *testing.T) {
 	if err != nil || target.Settings.Egress.Ceil != mbit {
 		t.Fatalf("decided: %+v (%v)", ds, err)
 	}
-	must(t, h.traffic.Apply(t.Context(), target))
+	if err := h.traffic.Apply(t.Context(), target); err != nil && !errors.Is(err, feature.ErrPartly) { // partly before 6.6
+		t.Fatal(err)
+	}
 	if got := h.classesOf(h.ns, "nic0")[h.minor(c)].ceil; got != mbit {
 		t.Errorf("the ceil is %d", got)
 	}
