@@ -22,13 +22,14 @@ import (
 type locked struct {
 	*fake
 	lock chan struct{} // a mutex with waiters that count as idle
-	read atomic.Int32  // calls that wait for it, or have
+	read atomic.Int32  // calls that wait for it
 }
 
 func (f *locked) wait() {
 	f.read.Add(1)
 	f.lock <- struct{}{}
 	<-f.lock
+	f.read.Add(-1)
 }
 
 func (f *locked) Snapshot() feature.Snapshot { f.wait(); return f.fake.Snapshot() }
