@@ -99,7 +99,9 @@ func (s *blockioStub) Report(ctx context.Context, ask api.Ask) (any, error) {
 	return s.report, nil
 }
 
-func (s *blockioStub) Command(ctx context.Context, ask api.Ask) (any, error) { return s.Report(ctx, ask) }
+func (s *blockioStub) Command(ctx context.Context, ask api.Ask) (any, error) {
+	return s.Report(ctx, ask)
+}
 
 func TestBlockIO(t *testing.T) {
 	at := time.Date(2026, 11, 22, 8, 0, 0, 0, time.Local)

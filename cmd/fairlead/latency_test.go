@@ -49,7 +49,9 @@ func (s *latencyStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	return api.LatencyRecords{Next: n + 1, Records: []api.LatencyRecord{r}}, nil
 }
 
-func (s *latencyStub) Command(ctx context.Context, ask api.Ask) (any, error) { return s.Report(ctx, ask) }
+func (s *latencyStub) Command(ctx context.Context, ask api.Ask) (any, error) {
+	return s.Report(ctx, ask)
+}
 
 // latencyReport is one container with all stages, and one without packets.
 func latencyReport() api.Latency {

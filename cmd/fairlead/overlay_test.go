@@ -37,7 +37,9 @@ func (s *overlayStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	return o, nil
 }
 
-func (s *overlayStub) Command(ctx context.Context, ask api.Ask) (any, error) { return s.Report(ctx, ask) }
+func (s *overlayStub) Command(ctx context.Context, ask api.Ask) (any, error) {
+	return s.Report(ctx, ask)
+}
 
 func overlaid(t *testing.T, s *overlayStub, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
