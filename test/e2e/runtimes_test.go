@@ -25,7 +25,7 @@ func (a *agent) listed(name, source string) {
 		ps := a.run("ps")
 		for line := range strings.Lines(ps.out) {
 			fields := strings.Fields(line)
-			if len(fields) > 1 && fields[0] == name && fields[1] == source && slices.Contains(fields, "isolate") && slices.Contains(fields, api.StateDone) {
+			if len(fields) > 1 && fields[0] == name && slices.Contains(fields[1:], source) && slices.Contains(fields, "isolate") && slices.Contains(fields, api.StateDone) {
 				return nil
 			}
 		}
