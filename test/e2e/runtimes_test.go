@@ -22,7 +22,7 @@ import (
 func (a *agent) listed(name, source string) {
 	a.t.Helper()
 	await(a.t, "ps to list "+name, func() error {
-		ps := a.run("ps")
+		ps := a.run("ps", "--wide") // 80 columns may cut the state
 		for line := range strings.Lines(ps.out) {
 			fields := strings.Fields(line)
 			if len(fields) > 1 && fields[0] == name && slices.Contains(fields[1:], source) && slices.Contains(fields, "isolate") && slices.Contains(fields, api.StateDone) {
