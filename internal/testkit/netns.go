@@ -127,15 +127,17 @@ func (n *NS) Handle(t testing.TB) *netlink.Handle {
 // to the NS.
 func (n *NS) FD() int { return int(n.fd) }
 
+// netnsNames is where ip-netns(8) keeps the names of namespaces.
+const netnsNames = "/run/netns"
+
 // Bind gives the namespace a name in /run/netns, as ip-netns(8) does, and
 // returns the path. The name begins with "flt-" and is removed when t ends.
 func (n *NS) Bind(t testing.TB) string {
 	t.Helper()
-	const dir = "/run/netns"
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(netnsNames, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	f, err := os.CreateTemp(dir, fmt.Sprintf("flt-%d-", os.Getpid()))
+	f, err := os.CreateTemp(netnsNames, fmt.Sprintf("flt-%d-", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}

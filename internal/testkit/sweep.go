@@ -11,14 +11,30 @@ import (
 )
 
 // Sweep removes what a killed run of the tests has left, before another run meets it: processes
-// that bear the mark of a run, and the cgroups that swept names. A cgroup with any other process in
-// it stays. Sweep returns what it has removed. The caller makes sure that no other run is under
-// way; inside one, Sweep does nothing.
+// that bear the mark of a run, the cgroups that swept names, and the names of namespaces. A cgroup
+// with any other process in it stays. Sweep returns what it has removed. The caller makes sure that
+// no other run is under way; inside one, Sweep does nothing.
 func Sweep() []string {
 	if os.Getenv(runVar) != "" {
 		return nil
 	}
-	return sweep(runVar+"=", "/sys/fs/cgroup", swept()...)
+	return append(sweep(runVar+"=", "/sys/fs/cgroup", swept()...), sweepNames(netnsNames)...)
+}
+
+// sweepNames removes the names that NS.Bind gave to namespaces of processes that have ended.
+func sweepNames(dir string) (removed []string) {
+	names, _ := filepath.Glob(filepath.Join(dir, "flt-*-*")) // a good pattern
+	for _, path := range names {
+		pid, err := strconv.Atoi(strings.Split(filepath.Base(path), "-")[1])
+		if err != nil || unix.Kill(pid, 0) == nil {
+			continue
+		}
+		unix.Unmount(path, unix.MNT_DETACH) // EINVAL: there is only the file
+		if os.Remove(path) == nil {
+			removed = append(removed, "netns "+path)
+		}
+	}
+	return removed
 }
 
 // swept returns the names of cgroups: of tests and sandboxes, of an agent's threads that poll

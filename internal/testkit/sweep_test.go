@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -58,5 +59,26 @@ func TestSwept(t *testing.T) {
 		if !slices.ContainsFunc(swept(), func(name string) bool { ok, _ := filepath.Match(name, left); return ok }) {
 			t.Errorf("%s is not swept", left)
 		}
+	}
+}
+
+// TestSweepNames expects the names of namespaces to be removed whose process has ended, and no other.
+func TestSweepNames(t *testing.T) {
+	dir := t.TempDir()
+	ended := exec.Command("true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	gone := filepath.Join(dir, fmt.Sprintf("flt-%d-1", ended.Process.Pid))
+	for _, path := range []string{gone, filepath.Join(dir, fmt.Sprintf("flt-%d-1", os.Getpid())), filepath.Join(dir, "flt-x-1"), filepath.Join(dir, "mine")} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if removed := sweepNames(dir); !slices.Equal(removed, []string{"netns " + gone}) {
+		t.Errorf("removed: %q", removed)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }
