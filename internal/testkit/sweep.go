@@ -38,9 +38,9 @@ func sweepNames(dir string) (removed []string) {
 }
 
 // swept returns the names of cgroups: of tests and sandboxes, of an agent's threads that poll
-// uplinks (their namespaces have gone with the run), and of a test's own Docker Engine.
+// uplinks (their namespaces have gone with the run), and of a test's own runtimes.
 func swept() []string {
-	return []string{"fairlead-sandbox", "fairlead-test-*", "fairlead-uplink-*", "fldocker-*"}
+	return []string{"fairlead-sandbox", "fairlead-test-*", "fairlead-uplink-*", "fldocker-*", "flcontainerd-*", "flpodman-*"}
 }
 
 // sweep ends the processes with a variable in their environment that begins with mark, and removes
