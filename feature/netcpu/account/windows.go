@@ -30,14 +30,15 @@ const (
 	// While a culprit takes this part of a CPU from others, and for calm after that, the programs
 	// stay attached.
 	robs = 0.01
-	calm = 10 * time.Second
+	calm = 2 * time.Second
 
 	// evidence is the least length of the windows for that.
 	evidence = 50 * time.Millisecond
 
 	// Packets are stamped while more than one in laterOf is sent later than its softirq, by a queue
-	// or timer, and for calm after that.
-	laterOf = 50
+	// or timer, and for calm after that. Fewer than laterFrom in a window are no reason.
+	laterOf   = 50
+	laterFrom = 20
 )
 
 // windows decides when the programs are attached. Meter.mu guards it.
@@ -179,6 +180,9 @@ func (w *windows) want(now time.Time) phase {
 	return idle
 }
 
+// stamps reports whether packets are stamped in this phase.
+func (w *windows) stamps(now time.Time) bool { return w.phase == metered || now.Sub(w.later) < calm }
+
 // turn ends a phase, takes up what it has shown, and begins another, or the same anew. After an
 // error the phase may be idle.
 func (m *Meter) turn(to phase) error {
@@ -199,7 +203,7 @@ func (m *Meter) turn(to phase) error {
 	}
 	errs = append(errs, m.take(from, now, counts))
 	if to == idle {
-		return errors.Join(append(errs, m.stamp(now.Sub(w.later) < calm))...)
+		return errors.Join(append(errs, m.stamp(w.stamps(now)))...)
 	}
 	var window, only uint8
 	if to != metered {
@@ -225,10 +229,7 @@ func (m *Meter) turn(to phase) error {
 		w.between(now, counts)
 	}
 	w.phase, w.began, w.start = to, now, counts
-	if to == metered {
-		errs = append(errs, m.stamp(true))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, m.stamp(w.stamps(now)))...)
 }
 
 // between charges the work since the last phase that metered.
@@ -276,7 +277,7 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 	}
 	w.at, w.counts = now, counts
 	w.see(win)
-	if (states.later-was.later)*laterOf > packets {
+	if later := states.later - was.later; later >= laterFrom && later*laterOf > packets {
 		w.later = now
 	}
 	if w.robbers.see(win) {

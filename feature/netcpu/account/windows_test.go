@@ -114,8 +114,8 @@ func TestDemand(t *testing.T) {
 	})
 	must(t, m.Demand(false))
 	m.next()
-	if m.windows.phase != steady {
-		t.Errorf("phase %d with few packets, want steady", m.windows.phase)
+	if m.windows.phase != steady || m.stamping {
+		t.Errorf("phase %d, stamping %v with few packets, want steady, and no stamps", m.windows.phase, m.stamping)
 	}
 	must(t, m.turn(idle))
 	if m.windows.phase != idle || m.stamping || attachedPrograms(m) != 0 || m.accounts[f.ids[box]].stamps.Len() != 0 {
