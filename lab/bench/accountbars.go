@@ -19,5 +19,11 @@ func accountBars() []report.Bar {
 			}
 		}
 	}
+	const watching = "Watching packets slows them although nothing acts on it"
+	for _, su := range observed() {
+		all = append(all,
+			noLess(su.name+" flood", Received, "ratio", 0.99, 0.9, watching),
+			atMost(su.name+" 20k", AccountsCost, 50e-9, 1e-6, watching))
+	}
 	return all
 }
