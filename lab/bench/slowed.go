@@ -8,7 +8,7 @@ import (
 )
 
 // The metrics that compare what the agent says with the victim's own count of its work
-// (docs/slowed.md). Each is 1 minus the speed by the speed beside neighbours without packets.
+// (docs/slowed.md). Each is 1 minus the speed by the speed undisturbed.
 const (
 	Slowed     = "slowed"          // by the victim's own count
 	SlowedSaid = "slowed, as said" // by the agent
@@ -18,25 +18,38 @@ const (
 )
 
 // slowedBetween returns how much slower a container ran between two readings, as the API says it.
+// NaN: there is no such container.
 func slowedBetween(before, after *api.NetCPU, name string) float64 {
-	for _, a := range after.Accounts {
-		if a.Name == name {
-			f := api.Frame{Taken: after.Taken, Containers: []api.Container{{ID: a.Container}}, Reports: api.Reports{NetCPU: after}}
-			return f.After(api.Frame{Taken: before.Taken, Reports: api.Reports{NetCPU: before}}).Rows[0].Slowed
-		}
+	b, a := api.Frame{Taken: before.Taken}, api.Frame{Taken: after.Taken}
+	b.NetCPU, a.NetCPU = before, after
+	for _, x := range after.Accounts {
+		a.Containers = append(a.Containers, api.Container{ID: x.Container, Name: x.Name})
 	}
-	return math.NaN()
+	return said(b, a, name).Slowed
 }
 
-// addSlowed adds both figures of a window and their distance.
-func addSlowed(add func(metric, unit string, value float64), base, work, said float64) {
-	if base <= 0 || math.IsNaN(said) {
-		return
+// said returns how a container stands between two frames. Slowed is NaN if it is not among them.
+func said(before, after api.Frame, name string) api.OverviewRow {
+	for _, row := range after.After(before).Rows {
+		if row.Name == name {
+			return row
+		}
 	}
-	counted := 1 - work/base
-	add(Slowed, "1", counted)
-	add(SlowedSaid, "1", said)
-	add(SlowedOff, "1", math.Abs(said-counted))
+	return api.OverviewRow{Slowed: math.NaN()}
+}
+
+// undisturbed is a victim without the neighbours of a case: its work per second, and how much slower
+// it ran even then, as the agent says it, because of what runs in any case.
+type undisturbed struct{ work, said float64 }
+
+// slowedFigures are how much slower the victim runs than undisturbed, by its work per second, and by
+// what the agent says. There are none where one is not known.
+func (u undisturbed) slowedFigures(work, said float64) []figure {
+	counted, relative := 1-work/u.work, 1-(1-said)/(1-u.said)
+	if !(u.work > 0) || math.IsNaN(work) || math.IsNaN(relative) || u.said >= 1 {
+		return nil
+	}
+	return []figure{{Slowed, "1", counted}, {SlowedSaid, "1", relative}, {SlowedOff, "1", math.Abs(relative - counted)}}
 }
 
 // slowedBars demand that what the agent says is right within five points, unprotected and protected.
