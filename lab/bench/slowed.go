@@ -52,16 +52,29 @@ func (u undisturbed) slowedFigures(work, said float64) []figure {
 	return []figure{{Slowed, "1", counted}, {SlowedSaid, "1", relative}, {SlowedOff, "1", math.Abs(relative - counted)}}
 }
 
+const slowedWrong = "The agent says another loss than the victim has by its own count"
+
 // slowedBars demand that what the agent says is right within five points, unprotected and protected.
-// One hop from a sender on the same host is not among them: there the accounts take more for stolen
-// than was, beside a flood.
+// One hop from a sender on the same host is not among them: docs/slowed.md.
 func slowedBars() (bars []report.Bar) {
-	const wrong = "The agent says another loss than the victim has by its own count"
 	for _, c := range []string{
 		"hop 50/50 tcp", "hop 50/50 tcp-rr", "nic 50/50 flood", "nic 50/50 tcp", "nic 50/50 tcp-rr",
-		"udp-send 10 1G", "udp-recv 7 of 8 400k", "tcp-recv 7 of 8 100 flows", "cap 3x30 udp-recv",
+		"udp-send 10 1G", "tcp-send 10 100 flows 1G", "udp-recv 7 of 8 400k", "udp-recv 7 of 8 flood",
+		"tcp-recv 7 of 8 100 flows", "cap 3x30 udp-recv",
 	} {
-		bars = append(bars, noMore(c, SlowedOff, "off", slowedBar, slowedFar, wrong), noMore(c, SlowedOff, "on", slowedBar, slowedFar, wrong))
+		bars = append(bars, noMore(c, SlowedOff, "off", slowedBar, slowedFar, slowedWrong), noMore(c, SlowedOff, "on", slowedBar, slowedFar, slowedWrong))
+	}
+	return bars
+}
+
+// slowedAtUplinkBars demand the same of containers that share an uplink by policy.
+func slowedAtUplinkBars() []report.Bar {
+	bars := []report.Bar{
+		noMore("bridge 6 to 1", SlowedOff, "on", slowedBar, slowedFar, slowedWrong),
+		noMore("host 6 to 1", SlowedOff, "on", slowedBar, slowedFar, slowedWrong),
+	}
+	for _, phase := range []string{"w1 w2 r3", "r3 ends", "r4 starts"} {
+		bars = append(bars, noMore("changes start and stop", phase+": "+SlowedOff, "on", slowedBar, slowedFar, slowedWrong))
 	}
 	return bars
 }
