@@ -39,7 +39,15 @@ func newScreen(t *testing.T, args ...string) *screen {
 	}
 	// The program starts when its output is kept.
 	s.tmux("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", "-e", "LC_ALL=C.UTF-8", "read -r go;"+line.String()+"; read -r end")
-	t.Cleanup(func() { s.tmux("kill-server") })
+	// The server is a daemon. It ends with this process, also if that is killed.
+	end := exec.Command("sh", "-c", `cat; tmux -S "$0" kill-server`, s.socket)
+	alive, err := end.StdinPipe()
+	must(t, err)
+	must(t, end.Start())
+	t.Cleanup(func() {
+		must(t, alive.Close())
+		must(t, end.Wait())
+	})
 	s.tmux("pipe-pane", "cat >'"+s.output+"'")
 	s.tmux("send-keys", "Enter")
 	return s
