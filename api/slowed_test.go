@@ -168,6 +168,24 @@ func TestSlowedByUplink(t *testing.T) {
 	}
 }
 
+// TestSlowedByNobody: who is alone at an uplink that carries less than it should loses nothing to
+// others, and beside one that sends little no more than that.
+func TestSlowedByNobody(t *testing.T) {
+	for others, want := range map[uint64]float64{0: 0, 25e6: 0.25} {
+		before, after := frames(2)
+		class := func(of ID, sent uint64) TrafficClass {
+			return TrafficClass{Container: of, Name: "b", Uplink: "eth0", Direction: "egress", Guaranteed: 100e6, Bytes: sent, BacklogBytes: 9}
+		}
+		before.Traffic = &Traffic{Taken: before.Taken, Classes: []TrafficClass{class(1, 0), class(2, 0)}}
+		after.Traffic = &Traffic{Taken: after.Taken, Classes: []TrafficClass{class(1, 75e6), class(2, others)}}
+		for _, row := range after.After(before).Rows {
+			if row.Name == "a" && math.Abs(row.Slowed-want) > 1e-9 {
+				t.Errorf("beside %d bytes: slowed by %v, want %v", others, row.Slowed, want)
+			}
+		}
+	}
+}
+
 // TestSlowedByDisk: a missed reservation counts by what is missing, and by CPU where the culprit
 // had that.
 func TestSlowedByDisk(t *testing.T) {

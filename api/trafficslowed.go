@@ -15,10 +15,12 @@ func (t *Traffic) slowed(before *Traffic) func(*OverviewRow) losses {
 		waited[place{c.Container, c.Uplink, c.Direction}] = c.BacklogBytes > 0
 	}
 	classes := make(map[ID][]TrafficClass)
+	carried := make(map[place]float64)    // of all classes, by uplink and direction
 	worst := make(map[place]TrafficClass) // the class furthest beyond its guarantee, by uplink and direction
 	for _, c := range t.After(*before).Classes {
 		classes[c.Container] = append(classes[c.Container], c)
 		at := place{0, c.Uplink, c.Direction}
+		carried[at] += c.Achieved
 		if w, known := worst[at]; !known || c.beyond() > w.beyond() {
 			worst[at] = c
 		}
@@ -39,9 +41,12 @@ func (t *Traffic) slowed(before *Traffic) func(*OverviewRow) losses {
 			}
 			// A queue that was empty at either end may have been so for most of the time.
 			queued := c.BacklogBytes > 0 && waited[place{c.Container, c.Uplink, c.Direction}] || c.Drops > 0
-			if missing := -c.beyond(); queued && missing > 0 {
-				x := Slowdown{Cause: SlowedByUplink, Slowed: missing / float64(c.Guaranteed)}
-				if w := worst[place{0, c.Uplink, c.Direction}]; w.beyond() > 0 {
+			// Without the others it would have had no more than all have together.
+			at := place{0, c.Uplink, c.Direction}
+			due := min(float64(c.Guaranteed), carried[at])
+			if missing := due - c.Achieved; queued && missing > 0 {
+				x := Slowdown{Cause: SlowedByUplink, Slowed: missing / due}
+				if w := worst[at]; w.beyond() > 0 {
 					x.Culprit, x.Name = w.Container, w.Name
 				}
 				l = append(l, x)

@@ -6,7 +6,6 @@ package view
 
 import (
 	"context"
-	"io"
 	"iter"
 	"time"
 
@@ -18,16 +17,18 @@ const Every = 2 * time.Second
 
 // Source is where the frames of a view come from: an agent, or a recording.
 type Source interface {
-	// Live reports whether Next asks an agent.
-	Live() bool
-	// Next returns the newest frame of an agent, or the one after the last of a recording;
-	// io.EOF: there is none.
-	Next(ctx context.Context) (api.Frame, error)
 	// Frames yields the frames that were recorded from one time to another, inclusive, in their
 	// order. A zero time is no bound. It yields none where nothing was recorded or may be read.
 	Frames(ctx context.Context, from, to time.Time) iter.Seq2[api.Frame, error]
 	// Span returns the times of the first and the last recorded frame, zero without any.
 	Span() (first, last time.Time)
+}
+
+// Live is the Source of an agent that runs, such as an [Agent].
+type Live interface {
+	Source
+	// Next returns the newest frame.
+	Next(ctx context.Context) (api.Frame, error)
 }
 
 // Recording is a recording of frames, such as a *record.Reader.
@@ -36,14 +37,11 @@ type Recording interface {
 	Frames(from, to time.Time) iter.Seq2[api.Frame, error]
 }
 
-// Agent is the Source of an agent that runs.
+// Agent is an agent that runs, with what it has recorded.
 type Agent struct {
 	Client *api.Client
 	Past   Recording // the agent's own, possibly still written; nil: none, or none that may be read
 }
-
-// Live returns true.
-func (a *Agent) Live() bool { return true }
 
 // Next asks the agent at once.
 func (a *Agent) Next(ctx context.Context) (api.Frame, error) { return a.Client.Frame(ctx) }
@@ -61,35 +59,14 @@ func (a *Agent) Frames(ctx context.Context, from, to time.Time) iter.Seq2[api.Fr
 	if a.Past == nil {
 		return func(func(api.Frame, error) bool) {}
 	}
-	return (&Recorded{Recording: a.Past}).Frames(ctx, from, to)
+	return Recorded{a.Past}.Frames(ctx, from, to)
 }
 
-// Recorded is the Source of a recording alone. One goroutine at a time may call Next.
-type Recorded struct {
-	Recording
-	at time.Time // of the last frame that Next has returned
-}
-
-// Live returns false.
-func (r *Recorded) Live() bool { return false }
-
-// Next returns the next frame at once, however long after the last one it was taken.
-func (r *Recorded) Next(ctx context.Context) (api.Frame, error) {
-	from := r.at
-	if !from.IsZero() {
-		from = from.Add(1)
-	}
-	for f, err := range r.Frames(ctx, from, time.Time{}) {
-		if err == nil {
-			r.at = f.Taken
-		}
-		return f, err
-	}
-	return api.Frame{}, io.EOF
-}
+// Recorded is the Source of a recording alone.
+type Recorded struct{ Recording }
 
 // Frames implements [Source]. It ends with the error of ctx when that has ended.
-func (r *Recorded) Frames(ctx context.Context, from, to time.Time) iter.Seq2[api.Frame, error] {
+func (r Recorded) Frames(ctx context.Context, from, to time.Time) iter.Seq2[api.Frame, error] {
 	return func(yield func(api.Frame, error) bool) {
 		for f, err := range r.Recording.Frames(from, to) {
 			if e := ctx.Err(); e != nil {

@@ -94,7 +94,7 @@ func psTable(w io.Writer, list []api.Container, st api.Status, o api.Overview, w
 		}
 	}
 	if !wide {
-		columns, rows = narrow(columns, rows, cli.Across(w, lineWidth))
+		columns, rows = narrow(columns, rows, cli.Across(w, lineWidth), func(head string) bool { return used(list, strings.ToLower(head)) })
 	}
 	table(w, columns, rows)
 	notes = append(notes, concerns(st)...)
@@ -123,6 +123,15 @@ func psTable(w io.Writer, list []api.Container, st api.Status, o api.Overview, w
 	}
 }
 
+// used reports whether policy asks a feature for anything, or something is wrong with it.
+func used(list []api.Container, feature string) bool {
+	return slices.ContainsFunc(list, func(c api.Container) bool {
+		return asked(c, feature) || slices.ContainsFunc(c.Features, func(f api.FeatureStatus) bool {
+			return f.Feature == feature && f.State != api.StateDone && f.State != api.StateUnavailable
+		})
+	})
+}
+
 // typed is a short name of a container that needs no quoting in a shell.
 func typed(c api.Container) string {
 	const most = 24
@@ -135,31 +144,43 @@ func typed(c api.Container) string {
 	return c.Name
 }
 
-// narrow makes a table fit the screen. The last column gets the width that the others leave.
-// If that is too little, narrow removes it, and cuts the widest of the other columns.
-func narrow(columns []column, rows [][]string, left int) ([]column, [][]string) {
-	const least = 10
-	width := func(i int) int { return columns[i].width(i, rows) }
-	last := len(columns) - 1
-	for i := range last {
-		left -= width(i) + 2
+// narrow makes the table of ps fit the screen. Features that nobody uses go first. The last column
+// gets the width that the others leave, or goes if that is too little. Then names are cut, and states
+// only where that is not enough.
+func narrow(columns []column, rows [][]string, have int, used func(head string) bool) ([]column, [][]string) {
+	const least, names = 10, 3 // the features come after the names
+	room := func(columns []column) int { return have - width(columns, rows) }
+	remove := func(i int) {
+		columns = slices.Delete(columns, i, i+1)
+		for n := range rows {
+			rows[n] = slices.Delete(rows[n], i, i+1)
+		}
 	}
-	if left >= least {
+	for i := len(columns) - 2; i >= names && room(columns[:len(columns)-1]) < least; i-- {
+		if !used(columns[i].head) {
+			remove(i)
+		}
+	}
+	last := len(columns) - 1
+	if left := room(columns[:last]); left >= least {
 		columns[last].max = left
 		return columns, rows
 	}
-	columns = columns[:last]
-	for i := range rows {
-		rows[i] = rows[i][:last]
-	}
-	for left += 2; left < 0; left++ {
-		widest := 0
-		for i := range columns {
-			if width(i) > width(widest) {
-				widest = i
+	remove(last)
+	for _, part := range []struct{ columns, least int }{{names, leastCut}, {last, 1}} {
+		for room(columns) < -2 {
+			widest := 0
+			for i := range part.columns {
+				if columns[i].width(i, rows) > columns[widest].width(widest, rows) {
+					widest = i
+				}
 			}
+			n := columns[widest].width(widest, rows)
+			if n <= part.least {
+				break
+			}
+			columns[widest].max = n - 1
 		}
-		columns[widest].max = width(widest) - 1
 	}
 	return columns, rows
 }

@@ -79,6 +79,37 @@ func TestPSFits(t *testing.T) {
 	}
 }
 
+// Where there is no room for all, the features that nobody uses go, and names are cut, before a state
+// is.
+func TestPSUsed(t *testing.T) {
+	var st api.Status
+	c := api.Container{Name: "kube-system/coredns-5d78c9869d-abcde/coredns", Source: "containerd", Image: "registry.k8s.io/coredns/coredns:v1.11.1"}
+	for _, name := range []string{"netcpu", "traffic", "latency", "overlay", "blockio"} {
+		st.Features = append(st.Features, api.Feature{Name: name})
+		c.Features = append(c.Features, api.FeatureStatus{Feature: name, State: api.StateDone})
+	}
+	asks := func(keys ...string) (head, row string) {
+		t.Helper()
+		c.Policy = nil
+		for _, k := range keys {
+			key, value, _ := strings.Cut(k, "=")
+			c.Policy = append(c.Policy, api.Setting{Key: "fairlead." + key, Value: value, From: "label"})
+		}
+		var out bytes.Buffer
+		psTable(&out, []api.Container{c}, st, api.Overview{}, false)
+		head, row, _ = strings.Cut(out.String(), "\n")
+		return head, row
+	}
+	head, row := asks("netcpu=isolate")
+	if strings.Contains(head, "OVERLAY") || strings.Contains(head, "BLOCKIO") || !strings.Contains(row, "isolate done") || !strings.Contains(row, "kube-system/coredns-5d7") {
+		t.Errorf("one is used:\n%s\n%s", head, row)
+	}
+	head, row = asks("netcpu=isolate", "net.weight=3", "io.yield=auto")
+	if !strings.Contains(head, "NETCPU") || !strings.Contains(head, "TRAFFIC") || !strings.Contains(head, "BLOCKIO") || strings.Contains(head, "OVERLAY") || !strings.Contains(row, "isolate done") {
+		t.Errorf("three are used:\n%s\n%s", head, row)
+	}
+}
+
 // The last line states the next step for the user.
 func TestPSLastLine(t *testing.T) {
 	good := api.Container{Name: "web", ID: 7, Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}}

@@ -63,7 +63,7 @@ func (r recording) open() (*record.Reader, error) {
 func (r recording) source(c *api.Client) (view.Source, string, error) {
 	if r.replay != "" {
 		from, err := r.open()
-		return &view.Recorded{Recording: from}, filepath.Base(r.replay), err
+		return view.Recorded{Recording: from}, filepath.Base(r.replay), err
 	}
 	host, err := os.Hostname()
 	a := &view.Agent{Client: c}

@@ -83,12 +83,13 @@ Where the output is no terminal, or with --once or -o, the table is printed once
 			return topScreen(cmd.Context(), e, c, source, title, at, f)
 		}
 		// A dumb terminal cannot move its cursor: it gets one table after the other.
+		_, live := source.(view.Live)
 		for {
 			o, err := topOverview(cmd.Context(), source, at, f.interval)
 			if err == nil {
 				err = f.out.Print(e.Stdout, o, func(w io.Writer) { topTable(w, o, f.order) })
 			}
-			if err != nil || once || !at.IsZero() || !source.Live() {
+			if err != nil || once || !at.IsZero() || !live {
 				return err
 			}
 			fmt.Fprintln(e.Stdout)
@@ -123,7 +124,8 @@ func columnKeys() []string {
 // of a recording.
 func topOverview(ctx context.Context, s view.Source, at time.Time, interval time.Duration) (api.Overview, error) {
 	var h view.History
-	if !s.Live() || !at.IsZero() {
+	agent, live := s.(view.Live)
+	if !live || !at.IsZero() {
 		first, last := s.Span()
 		if last.IsZero() {
 			return api.Overview{}, errors.New("nothing is recorded, or the recording cannot be read; members of the group " + api.Group + " may read that of the agent")
@@ -140,7 +142,7 @@ func topOverview(ctx context.Context, s view.Source, at time.Time, interval time
 		return api.Overview{}, fmt.Errorf("nothing is recorded of %s; the recording goes from %s to %s", at.Local().Format(time.DateTime), first.Local().Format(time.DateTime), last.Local().Format(time.DateTime))
 	}
 	for {
-		f, err := s.Next(ctx)
+		f, err := agent.Next(ctx)
 		if err != nil {
 			return api.Overview{}, err
 		}
@@ -191,8 +193,8 @@ func topScreen(ctx context.Context, e cli.Env, c *api.Client, s view.Source, tit
 		Plain: e.Getenv("NO_COLOR") != "",
 		ASCII: asciiTerminal(e.Getenv),
 	}
-	if s.Live() {
-		first, err := s.Next(ctx) // an agent that is not there is an error, not an empty screen
+	if agent, live := s.(view.Live); live {
+		first, err := agent.Next(ctx) // an agent that is not there is an error, not an empty screen
 		if err != nil {
 			return err
 		}

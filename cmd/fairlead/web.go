@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/view"
 	"github.com/fairlead-project/fairlead/view/web"
 )
 
@@ -39,7 +40,7 @@ forward the port first: ssh -L PORT:127.0.0.1:PORT HOST`,
 		if o.Source, o.Title, err = from.source(c); err != nil {
 			return err
 		}
-		if o.Source.Live() {
+		if _, live := o.Source.(view.Live); live {
 			if _, err := c.Version(cmd.Context()); err != nil { // an agent that is not there is an error, not an empty page
 				return err
 			}

@@ -159,7 +159,7 @@ func figures(t *testing.T, c report.Case) {
 	most := 0.0
 	for _, v := range append(c.Off, c.On...) {
 		// A victim may be faster than its base.
-		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 && c.Metric != Slowed {
+		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 && c.Metric != Slowed && c.Metric != SlowedSaid {
 			t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
 		}
 		most = max(most, v)
@@ -326,7 +326,7 @@ func TestPlots(t *testing.T) {
 			for _, d := range su.demands {
 				names[su.name+" "+d.name] = true
 				for _, on := range []bool{false, true} {
-					e.addSample(su, d, on, 2, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1, charges: &charges{cost: map[string]float64{"udp": 1, "tcp": 1}}, exactness: &exactness{whole: 1}})
+					e.addSample(su, d, on, undisturbed{work: 2}, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1, charges: &charges{cost: map[string]float64{"udp": 1, "tcp": 1}}, exactness: &exactness{whole: 1}})
 				}
 			}
 		}

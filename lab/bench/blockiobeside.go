@@ -103,7 +103,10 @@ const (
 func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures []figure, err error) {
 	switch a {
 	case armAlone:
-		r.alone, r.due, err = r.undisturbed(ctx, r.take)
+		if r.alone, r.due, err = r.undisturbed(ctx, r.take); err != nil {
+			return nil, err
+		}
+		_, r.calm, err = r.slowed(ctx, r.take)
 		return nil, err
 	case armOff:
 		w, err := r.disturbed(ctx, blockioSettle)
@@ -142,6 +145,7 @@ type loaded struct {
 	load.Window
 	work    float64       // of the burners, per second
 	cpu     sideTimes     // per second
+	slowed  []figure      // see undisturbed.slowedFigures
 	network time.Duration // the most that a CPU of the disk worked for the network; 0 without streams
 }
 
@@ -152,15 +156,39 @@ func (r *blockioRig) loaded(ctx context.Context, d time.Duration) (w loaded, err
 	if err != nil {
 		return w, err
 	}
-	if w.Window, err = r.window(ctx, d); err != nil {
+	var got undisturbed
+	if w.Window, got, err = r.slowed(ctx, d); err != nil {
 		return w, err
 	}
+	w.slowed = r.calm.slowedFigures(got.work, got.said)
 	now, err := irq.Works(kernel.Default().Proc)
 	for _, cpu := range r.serving {
 		w.network = max(w.network, now[cpu].ForNetwork(before[cpu]))
 	}
 	w.work, w.cpu = float64(r.burnt()-worked)/d.Seconds(), r.sideTimes().since(used)
 	return w, err
+}
+
+// slowed is window, beside what the agent says of it.
+func (r *blockioRig) slowed(ctx context.Context, d time.Duration) (w load.Window, got undisturbed, err error) {
+	if r.board == nil {
+		w, err = r.window(ctx, d)
+		return w, undisturbed{said: math.NaN()}, err
+	}
+	log := newWorklog(r.board.Ops)
+	defer log.Close()
+	before, err := r.client.Frame(ctx)
+	if err != nil {
+		return w, got, err
+	}
+	if w, err = r.window(ctx, d); err != nil {
+		return w, got, err
+	}
+	after, err := r.client.Frame(ctx)
+	if err != nil {
+		return w, got, err
+	}
+	return w, undisturbed{log.rate(before.Taken, after.Taken), said(before, after, blockioName).Slowed}, nil
 }
 
 // disturbed measures the load beside all neighbours, which it then stops.
@@ -177,7 +205,7 @@ func (r *blockioRig) disturbed(ctx context.Context, settle time.Duration) (w loa
 
 // kept returns how much of the undisturbed load is left beside the neighbours, and their work.
 func (r *blockioRig) kept(w loaded) []figure {
-	return []figure{{PartOfIOPS, "1", w.Rate() / r.alone.Rate()}, r.longer(w), {BurnersKeep, "1/s", w.work}}
+	return append(w.slowed, figure{PartOfIOPS, "1", w.Rate() / r.alone.Rate()}, r.longer(w), figure{BurnersKeep, "1/s", w.work})
 }
 
 func (r *blockioRig) longer(w loaded) figure {

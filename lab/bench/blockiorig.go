@@ -60,6 +60,7 @@ type blockioRig struct {
 	// Of the current round: the load undisturbed, by its own count, at the disk and by the
 	// database's, and the CPU times beside the neighbours without help.
 	alone    load.Window
+	calm     undisturbed
 	due      api.BlockIOFigures
 	commits  commits
 	unhelped sideTimes

@@ -66,10 +66,13 @@ func (r *blockioRig) step(ctx context.Context, c blockioCase, a arm) (figures []
 		if r.alone, r.due, err = r.undisturbed(ctx, 2*r.take); err != nil {
 			return nil, err
 		}
+		if _, r.calm, err = r.slowed(ctx, r.take); err != nil {
+			return nil, err
+		}
 		r.serving, err = r.diskCPUs()
 		return nil, err
 	case a == armAlone:
-		r.alone, err = r.window(ctx, r.take)
+		r.alone, r.calm, err = r.slowed(ctx, r.take)
 		return nil, err
 	}
 	step := c.steps[slices.IndexFunc(c.steps, func(s blockioArm) bool { return s.arm == a })]
@@ -99,10 +102,10 @@ func (r *blockioRig) step(ctx context.Context, c blockioCase, a arm) (figures []
 	if err != nil || !streams {
 		return r.kept(w), err
 	}
-	return []figure{
-		{PartOfDue, "1", w.Rate() / (dueOfMail * r.alone.Rate())}, r.longer(w),
-		{NetworkTime, "1", w.network.Seconds() / r.take.Seconds()},
-	}, nil
+	return append(w.slowed,
+		figure{PartOfDue, "1", w.Rate() / (dueOfMail * r.alone.Rate())}, r.longer(w),
+		figure{NetworkTime, "1", w.network.Seconds() / r.take.Seconds()},
+	), nil
 }
 
 // diskCPUs lists the CPUs that handle the disk's most frequent interrupt.

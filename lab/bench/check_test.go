@@ -64,10 +64,10 @@ func demandMetrics() (all []string) {
 	e := &experiment{report: &report.Report{}}
 	for _, kind := range []rig.Kind{rig.UDP, rig.TCP, rig.TCPRR} {
 		m := sample{work: 1, ramp: 1, charges: &charges{balance: 1, cost: map[string]float64{protocol(string(kind)): 1}}, programs: &programCost{}, exactness: &exactness{price: 1}}
-		e.addSample(setup{victim: memcached}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, true, 1, m)
+		e.addSample(setup{victim: memcached}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, true, undisturbed{work: 1}, m)
 	}
-	e.addSample(setup{alone: true}, demand{}, true, 1, sample{})                            // an idle agent
-	e.addSample(setup{alone: true, service: rig.Redis}, demand{}, true, 1, sample{work: 1}) // a real server
+	e.addSample(setup{alone: true}, demand{}, true, undisturbed{work: 1}, sample{})                            // an idle agent
+	e.addSample(setup{alone: true, service: rig.Redis}, demand{}, true, undisturbed{work: 1}, sample{work: 1}) // a real server
 	for _, c := range e.report.Cases {
 		all = append(all, c.Metric)
 	}

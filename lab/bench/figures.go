@@ -67,6 +67,7 @@ const toldRamp = time.Second
 // sample is the result of one window.
 type sample struct {
 	work          float64 // units per second of the victim
+	counted       float64 // the same between the agent's two accounts; NaN: not known
 	victim        float64 // CPU time charged to the victim, per second
 	used          float64 // fraction of the time in which the shared CPU was not idle
 	agent         float64 // CPU time of the agent, per second
@@ -87,7 +88,8 @@ type sample struct {
 }
 
 // addSample adds the figures of one measurement to the report.
-func (e *experiment) addSample(su setup, d demand, on bool, base float64, m sample) {
+func (e *experiment) addSample(su setup, d demand, on bool, alone undisturbed, m sample) {
+	base := alone.work
 	name := su.name + " " + d.name
 	add := func(metric, unit string, value float64) { e.report.Add(name, metric, unit, on, value) }
 	if su.service != "" {
@@ -120,7 +122,9 @@ func (e *experiment) addSample(su setup, d demand, on bool, base float64, m samp
 	if m.charges != nil && d.traffic.Kind != "" {
 		if !su.alone {
 			add(Stolen, "1", m.charges.stolen)
-			addSlowed(add, base, m.work, m.charges.slowed)
+			for _, f := range alone.slowedFigures(m.counted, m.charges.slowed) {
+				add(f.metric, f.unit, f.value)
+			}
 		}
 		if cost, ok := m.charges.cost[protocol(string(d.traffic.Kind))]; ok && !d.traffic.Out {
 			add(PacketCost, "s", cost)

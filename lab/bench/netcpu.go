@@ -114,17 +114,20 @@ func (e *experiment) netcpu(su setup) plan {
 
 // addRound adds the figures of a round to the report. last is the second measurement of the base.
 func (e *experiment) addRound(su setup, all []demand, taken [][2]sample, last sample) {
-	var base float64
+	var alone undisturbed
 	if !su.alone {
 		first := &taken[0][0]
 		first.work = (first.work + last.work) / 2
-		base = first.work
+		alone.work = first.work
+		if first.charges != nil && last.charges != nil {
+			alone.said = (first.charges.slowed + last.charges.slowed) / 2
+		}
 	}
 	for i, d := range all {
 		for _, on := range []bool{false, true} {
-			e.addSample(su, d, on, base, taken[i][index(on)])
+			e.addSample(su, d, on, alone, taken[i][index(on)])
 		}
-		if cost, ok := loss(base, taken[i][0], taken[i][1]); ok && su.accounts {
+		if cost, ok := loss(alone.work, taken[i][0], taken[i][1]); ok && su.accounts {
 			e.report.Add(su.name+" "+d.name, AccountsCost, "s", true, cost)
 		}
 	}

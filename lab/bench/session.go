@@ -26,6 +26,7 @@ type session struct {
 	victim *rig.Generator
 	pid    int
 	server *sandbox.Process // memcached
+	log    *worklog         // of the victim's work; nil without victim
 
 	burners  []*rig.Generator // in the neighbours, if they compute
 	traffic  rig.Traffic      // the current traffic
@@ -64,6 +65,9 @@ func (s *session) build(ctx context.Context) (err error) {
 	}
 	if err := s.startVictim(ctx); err != nil {
 		return err
+	}
+	if s.victim != nil {
+		s.log = newWorklog(s.victim.Ops)
 	}
 	if !su.compute {
 		return nil
@@ -118,6 +122,9 @@ func (s *session) close() error {
 	}
 	for _, g := range s.burners {
 		errs = append(errs, g.Stop())
+	}
+	if s.log != nil {
+		s.log.Close()
 	}
 	if s.victim != nil {
 		errs = append(errs, s.victim.Stop())
@@ -407,6 +414,9 @@ func (s *session) between(before, after reading) sample {
 		// A victim without any work has an infinite penalty, which no table can
 		// show. So it counts as one unit of work.
 		m.work = max(w.Rate(), 1/w.Seconds)
+		if before.net != nil && after.net != nil {
+			m.counted = s.log.rate(before.net.Taken, after.net.Taken)
+		}
 		if s.setup.service != "" {
 			m.p50, m.p99, m.longest = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds(), w.Latency(1).Seconds()
 			m.retransmitted = float64(after.retransmitted - before.retransmitted)

@@ -15,7 +15,7 @@ func trafficBars() []report.Bar {
 	for _, mode := range []string{"bridge", "overlay", "macvlan", "host"} {
 		bars = append(bars, uplinkBars(mode)...)
 	}
-	return slices.Concat(bars, elsewhereBars(), changeBars(), trafficServiceBars())
+	return slices.Concat(bars, elsewhereBars(), changeBars(), trafficServiceBars(), slowedAtUplinkBars())
 }
 
 // around is a bar for a figure with an expected value. It may deviate from that by the

@@ -27,6 +27,8 @@ type trafficSession struct {
 	delays  *delays           // delays of its requests; nil without requests or without a queue
 	limited []int             // containers that the CNI plugin limits
 	set     map[string]string // policy by container
+
+	calm undisturbed // the requests of the case without neighbours, in the same arm
 }
 
 // flow is the traffic of one container.
@@ -249,6 +251,9 @@ func (s *trafficSession) measure(ctx context.Context, c trafficCase, a arm) ([]f
 	if c.timed {
 		return s.enforced(ctx, c)
 	}
+	if err := s.alone(ctx, c); err != nil {
+		return nil, err
+	}
 	phases := c.phases
 	if phases == nil {
 		phases = []phase{{sends: slices.Collect(maps.Keys(s.load))}}
@@ -321,6 +326,11 @@ func (s *trafficSession) read() map[string]load.Reading {
 
 // window measures one phase.
 func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]figure, error) {
+	heard, err := s.listen(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer heard.close()
 	before := s.read()
 	again, err := s.retransmitted(c)
 	if err != nil {
@@ -340,6 +350,10 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 		return nil, err
 	}
 	after := s.read()
+	slowed, err := heard.figures(ctx, c, p)
+	if err != nil {
+		return nil, err
+	}
 	var waits []figure
 	if s.delays != nil {
 		ended, err := s.delays.read()
@@ -403,6 +417,10 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 				out = append(out, figure{label + ShareOf + snd.name, "1", bits[snd.name] / total})
 			}
 		}
+	}
+	for _, f := range slowed {
+		f.metric = label + f.metric
+		out = append(out, f)
 	}
 	return out, nil
 }

@@ -139,6 +139,12 @@ func (b *Board) Read() Reading {
 	return r
 }
 
+// Ops is how much the generator has done so far: the Ops of a window from its start.
+func (b *Board) Ops() uint64 { return atomic.LoadUint64(&b.page.ops) }
+
+// Bytes is how many bytes it has sent or received so far.
+func (b *Board) Bytes() uint64 { return atomic.LoadUint64(&b.page.bytes) }
+
 // Window is what happened between two readings.
 type Window struct {
 	Seconds float64

@@ -41,8 +41,9 @@ type model struct {
 	look          look
 	width, height int
 
-	live *view.History // of a live source, since Run, and what was recorded in the minutes before
-	past *view.History // what was loaded around a moment; nil: nothing
+	agent view.Live     // the source, if it is an agent
+	live  *view.History // of a live source, since Run, and what was recorded in the minutes before
+	past  *view.History // what was loaded around a moment; nil: nothing
 	// at is the moment that is shown; zero: the newest of a live source.
 	at          time.Time
 	held        *api.Frame // at which a live view was paused
@@ -75,7 +76,8 @@ type model struct {
 func newModel(ctx context.Context, o Options) *model {
 	m := &model{ctx: ctx, o: o, look: newLook(o), width: 80, height: 24, order: o.Order, folded: make(map[rowKey]bool), at: o.At, answered: o.Now()}
 	m.order.Sort = cmp.Or(m.order.Sort, view.BySlowed)
-	if o.Source.Live() {
+	m.agent, _ = o.Source.(view.Live)
+	if m.agent != nil {
 		m.live = &view.History{Keep: view.Span + time.Minute}
 		for _, f := range o.First {
 			m.live.Add(f)

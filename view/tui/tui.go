@@ -99,7 +99,7 @@ func (m *model) next(after time.Duration) tea.Cmd {
 			return nil
 		case <-time.After(after):
 		}
-		f, err := m.o.Source.Next(m.ctx)
+		f, err := m.agent.Next(m.ctx)
 		return frameMsg{f, err}
 	}
 }

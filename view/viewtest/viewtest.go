@@ -145,9 +145,6 @@ type Live struct {
 	Fail  error // the answer of Next, while it is not nil
 }
 
-// Live returns true.
-func (l *Live) Live() bool { return true }
-
 // Next returns the next frame.
 func (l *Live) Next(ctx context.Context) (api.Frame, error) {
 	if l.Fail != nil {

@@ -198,6 +198,8 @@ const layout = `(() => {
 		if ([...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) && parseFloat(s.fontSize) < 11) out.Small.push(e.outerHTML.slice(0, 80));
 		if ((r.right > innerWidth + 1 || r.left < -1) && !e.closest(".scroll") && !e.closest("thead")) out.Out.push(e.outerHTML.slice(0, 80));
 	}
+	for (const e of document.querySelectorAll(".scroll")) // a matrix may be as wide as it likes
+		if (e.scrollWidth > e.clientWidth + 1 && !e.querySelector(".matrix")) out.Out.push(e.outerHTML.slice(0, 80));
 	return out;
 })()`
 

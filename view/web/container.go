@@ -80,7 +80,7 @@ func (s *Server) explain(ctx context.Context, l look, h *view.History, id api.ID
 	if s.o.Text == nil {
 		return ""
 	}
-	if l.now && s.o.Source.Live() && s.o.Explain != nil {
+	if l.now && s.agent != nil && s.o.Explain != nil {
 		x, err := s.o.Explain(ctx, id)
 		if err != nil {
 			return api.Text(err)

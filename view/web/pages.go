@@ -80,7 +80,7 @@ func (s *Server) look(r *http.Request) (look, error) {
 		l.span = min(max(d, minSpan), maxSpan)
 	}
 	l.to = l.now0
-	if !s.o.Source.Live() {
+	if s.agent == nil {
 		_, l.to = s.o.Source.Span()
 	}
 	if text := strings.TrimSpace(q.Get("to")); text != "" {
@@ -198,7 +198,7 @@ func (s *Server) page(kind string, fill func(*http.Request, look, *view.History)
 			s.problem(w, r, http.StatusNotFound, err)
 			return
 		}
-		p.Kind, p.Live = kind, l.now && s.o.Source.Live()
+		p.Kind, p.Live = kind, l.now && s.agent != nil
 		p.Head = s.head(l)
 		p.State = l.to.In(l.now0.Location()).Format(time.DateTime)
 		if p.Live {

@@ -35,8 +35,9 @@ type Options struct {
 
 // Server serves the pages to those who have its link. Make it with New.
 type Server struct {
-	o Options
-	g *guard
+	o     Options
+	agent view.Live // the Source, if it is an agent
+	g     *guard
 
 	mu   sync.RWMutex
 	live view.History // of an agent, since the server runs
@@ -55,7 +56,8 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{o: o, g: g, live: view.History{Keep: keep}}, nil
+	agent, _ := o.Source.(view.Live)
+	return &Server{o: o, agent: agent, g: g, live: view.History{Keep: keep}}, nil
 }
 
 // Link is the address to open, for a Server that listens at addr. It contains the token.
@@ -67,7 +69,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	if s.o.Source.Live() {
+	if s.agent != nil {
 		wg.Go(func() { s.follow(ctx) })
 	}
 	defer wg.Wait()
@@ -105,7 +107,7 @@ func (s *Server) follow(ctx context.Context) {
 
 // ask adds one frame of the agent.
 func (s *Server) ask(ctx context.Context) {
-	f, err := s.o.Source.Next(ctx)
+	f, err := s.agent.Next(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fail = err; err == nil {
@@ -121,7 +123,7 @@ const most = 300
 // hold s.mu for reading as long as it uses the history.
 func (s *Server) window(ctx context.Context, to time.Time, span time.Duration, now bool) (*view.History, error) {
 	live := s.live
-	if first, _ := live.Bounds(); s.o.Source.Live() && !first.IsZero() && !first.After(to.Add(-span+2*view.Every)) {
+	if first, _ := live.Bounds(); s.agent != nil && !first.IsZero() && !first.After(to.Add(-span+2*view.Every)) {
 		return &live, nil
 	}
 	var h view.History
@@ -140,7 +142,7 @@ func (s *Server) window(ctx context.Context, to time.Time, span time.Duration, n
 		h.Add(f)
 		last = f.Taken
 	}
-	if now && s.o.Source.Live() {
+	if now && s.agent != nil {
 		live.Before(&h)
 		return &live, nil
 	}
