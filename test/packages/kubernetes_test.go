@@ -68,7 +68,7 @@ config: {log-level: debug}
 policy: {web.yaml: "match: {name: x}\nset: {netcpu: isolate}\n"}
 podMonitor: {enabled: true, labels: {release: prometheus}}
 kubeletDir: /var/lib/k0s/kubelet
-podAnnotations: null
+podAnnotations: {prometheus.io/scrape: null, prometheus.io/port: null, prometheus.io/path: null}
 `
 	given := render(values, "helm", "chart", "elsewhere")
 	text := fmt.Sprint(given)
@@ -111,8 +111,10 @@ func renderer(t *testing.T) func(values string, args ...string) map[string]map[s
 	}
 }
 
-// TestImage makes the image of two programs twice, and looks into the archive.
+// TestImage makes the image of two programs twice, looks into the archive, and has Docker and
+// containerd load it.
 func TestImage(t *testing.T) {
+	testkit.NeedRoot(t)
 	dir := t.TempDir()
 	output(t, exec.Command("go", "-C", "../../packaging/image", "build", "-o", filepath.Join(dir, "image"), "."))
 	for _, arch := range []string{"amd64", "arm64"} {
@@ -148,14 +150,32 @@ func TestImage(t *testing.T) {
 			t.Errorf("no %s in %s", arch, both)
 		}
 	}
-	var docker []struct {
+	var entries []struct {
 		Config           string
 		RepoTags, Layers []string
 	}
-	testkit.Must(t, json.Unmarshal([]byte(files["manifest.json"]), &docker))
+	testkit.Must(t, json.Unmarshal([]byte(files["manifest.json"]), &entries))
 	for i, tag := range []string{"example.org/fairlead:1", "example.org/fairlead:1-arm64"} {
-		if d := docker[i]; d.RepoTags[0] != tag || files[d.Config] == "" || files[d.Layers[0]] == "" {
+		if d := entries[i]; d.RepoTags[0] != tag || files[d.Config] == "" || files[d.Layers[0]] == "" {
 			t.Errorf("%+v, want %s and its blobs in the archive", d, tag)
 		}
+	}
+	file := filepath.Join(dir, "image.tar")
+	testkit.Must(t, os.WriteFile(file, first, 0o600))
+	docker := testkit.StartDocker(t)
+	docker.Must(t, "load", "--input", file)
+	for tag, arch := range map[string]string{"1": "amd64", "1-arm64": "arm64"} {
+		got := docker.Must(t, "image", "inspect", "--format", "{{.Os}}/{{.Architecture}} {{.Config.Entrypoint}} {{.Config.Cmd}}", "example.org/fairlead:"+tag)
+		if want := "linux/" + arch + " [/usr/bin/fairlead] [agent]"; got != want {
+			t.Errorf("in Docker %s is %s, want %s", tag, got, want)
+		}
+	}
+	ctr := testkit.StartContainerd(t)
+	if out, err := ctr.Run("default", "image", "import", "--snapshotter", "native", file); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	list, err := ctr.Run("default", "image", "ls", "name==example.org/fairlead:1")
+	if testkit.Must(t, err); !strings.Contains(list, "linux/amd64,linux/arm64") {
+		t.Errorf("containerd lists\n%s", list)
 	}
 }
