@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/enter"
 	"github.com/fairlead-project/fairlead/metrics"
 	"github.com/fairlead-project/fairlead/record"
 )
@@ -23,9 +24,11 @@ import (
 // agentFlags are the flags of the agent, which are also the keys of the config file. Other verbs
 // take the flags that they need by name.
 type agentFlags struct {
-	config string
-	level  string
-	cfg    agent.Config
+	config   string
+	level    string
+	takeOver bool
+	health   string
+	cfg      agent.Config
 
 	features *pflag.FlagSet // only the flags of the features
 }
@@ -48,6 +51,7 @@ func newAgentFlags(e cli.Env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.RecordDir, "record-dir", defaultRecord, "directory of the recording; empty: nothing is recorded")
 	s.Var((*sizeFlag)(&f.cfg.RecordSize), "record-size", "most that the recording takes on disk, such as 64mb")
 	s.DurationVar(&f.cfg.RecordAge, "record-age", record.DefaultAge, "how long the recording goes back at most")
+	s.StringVar(&f.cfg.Roots.Proc, "proc", f.cfg.Roots.Proc, "where the host's proc is mounted, with writable sys/net and irq; in a container its own is read-only there")
 	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")
 	f.features = pflag.NewFlagSet("features", pflag.ContinueOnError)
 	for _, x := range features() {
@@ -56,6 +60,8 @@ func newAgentFlags(e cli.Env) (*agentFlags, *pflag.FlagSet) {
 		}
 	}
 	s.AddFlagSet(f.features)
+	s.BoolVar(&f.takeOver, "take-over", false, "if another agent works on this host, wait until it stops, and go on with what it has applied")
+	s.StringVar(&f.health, "health-dir", "", "directory in which the agent shows fairlead health that it is ready and alive; empty: it does not")
 	s.StringVar(&f.level, "log-level", "info", "lowest level to log: debug, info, warn or error")
 	return f, s
 }
@@ -74,7 +80,11 @@ func agentVerb(e cli.Env) *cobra.Command {
 		SuggestFor: []string{"start", "run", "daemon", "serve"},
 		Short:      "Enforce policy on this host, until stopped",
 		Long: `Enforce policy on this host, until stopped by SIGINT or SIGTERM; then undo all
-changes. On SIGHUP, read the policy files again.`,
+changes. On SIGHUP, read the policy files again.
+
+With --take-over a second agent may be started while one works. It waits. When
+the first is told to stop, that one then leaves what is in force to it, and
+undoes nothing.`,
 		Args: cli.NArgs(0, 0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := configure(cmd, f.config, flags); err != nil {
@@ -95,26 +105,39 @@ func runAgent(ctx context.Context, e cli.Env, f *agentFlags) error {
 	if err != nil {
 		return err
 	}
+	if err := enter.HostCgroups(f.cfg.Roots.Proc); err != nil {
+		log.Warn("cgroups of containers may not be seen", "err", err)
+	}
 	f.cfg.Log = log
+	h, err := openHealth(f.health)
+	if err != nil {
+		return err
+	}
 	f.cfg.Ready = func() {
 		notify(log, daemon.SdNotifyReady)
+		h.ready(log, true)
 		log.Info("agent is ready", "socket", f.cfg.Socket, "version", version)
 	}
-	if every, err := daemon.SdWatchdogEnabled(false); err != nil {
-		log.Warn("systemd watchdog", "err", err)
-	} else if every > 0 {
-		f.cfg.Alive = func() { notify(log, daemon.SdNotifyWatchdog) }
-	}
-	a, err := agent.New(f.cfg)
+	every, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
+		log.Warn("systemd watchdog", "err", err)
+	}
+	f.cfg.Alive = func() {
+		if every > 0 {
+			notify(log, daemon.SdNotifyWatchdog)
+		}
+		h.alive(log)
+	}
+	a, err := newAgent(ctx, f, h)
+	if err != nil || a == nil {
 		return err
 	}
 
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
-	done := make(chan struct{})
-	defer close(done)
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
 	go func() {
 		for {
 			select {
@@ -122,13 +145,45 @@ func runAgent(ctx context.Context, e cli.Env, f *agentFlags) error {
 				a.Reload(ctx) // Reload logs the result
 			case <-ctx.Done():
 				notify(log, daemon.SdNotifyStopping)
+				followed, err := agent.Succeeded(f.cfg)
+				if err != nil {
+					log.Warn("what is in force is undone", "err", err)
+				}
+				if followed {
+					log.Info("another agent takes over: what is in force stays")
+					os.Exit(cli.Done)
+				}
+				stop()
 				return
-			case <-done:
+			case <-work.Done():
 				return
 			}
 		}
 	}()
-	return a.Run(ctx)
+	return a.Run(work)
+}
+
+// newAgent makes the agent, with takeOver once no other one works. It returns nil if ctx has ended
+// before that.
+func newAgent(ctx context.Context, f *agentFlags, h *health) (*agent.Agent, error) {
+	if !f.takeOver {
+		return agent.New(f.cfg)
+	}
+	next, err := agent.Succeed(f.cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer next.Close()
+	waited := h.waiting(f.cfg.Log)
+	err = next.Wait(ctx)
+	waited()
+	if errors.Is(err, context.Canceled) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return agent.New(f.cfg)
 }
 
 func notify(log *slog.Logger, state string) {

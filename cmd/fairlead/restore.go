@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/enter"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -33,7 +35,7 @@ works through the journal itself, and CONTAINER must be an id. --expired undoes
 only changes that have lapsed, which a running agent does by itself.`,
 		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
-	f.take(cmd, flags, "socket", "state-dir", "config")
+	f.take(cmd, flags, "socket", "state-dir", "proc", "config")
 	expired := cmd.Flags().Bool("expired", false, "undo only changes that have lapsed, while no agent runs")
 	out := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -60,6 +62,9 @@ only changes that have lapsed, which a running agent does by itself.`,
 }
 
 func restore(ctx context.Context, f *agentFlags, ref string, expired bool) (api.Restored, error) {
+	if err := enter.HostCgroups(f.cfg.Roots.Proc); err != nil && !errors.Is(err, fs.ErrPermission) {
+		return api.Restored{}, err
+	}
 	c := api.Dial(f.cfg.Socket)
 	defer c.Close()
 	if expired {

@@ -32,7 +32,7 @@ func TestRelease(t *testing.T) {
 	check := exec.Command("sha256sum", "--check", "--quiet", "SHA256SUMS")
 	check.Dir = first
 	output(t, check)
-	for _, want := range []string{"_amd64.deb", "_arm64.deb", ".x86_64.rpm", ".aarch64.rpm", "_x86_64.apk", "_aarch64.apk", "-amd64.cdx.json", "-arm64.cdx.json"} {
+	for _, want := range []string{"_amd64.deb", "_arm64.deb", ".x86_64.rpm", ".aarch64.rpm", "_x86_64.apk", "_aarch64.apk", "-amd64.cdx.json", "-arm64.cdx.json", "-image.tar"} {
 		if !regexp.MustCompile(`(?m)  fairlead\S*` + regexp.QuoteMeta(want) + `$`).MatchString(sums) {
 			t.Errorf("no %s in\n%s", want, sums)
 		}
