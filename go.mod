@@ -83,6 +83,8 @@ require (
 	golang.org/x/text v0.42.0 // indirect
 	golang.org/x/tools v0.49.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
+	k8s.io/cri-api v0.37.2 // indirect
+	k8s.io/kubelet v0.37.2 // indirect
 )
 
 tool github.com/cilium/ebpf/cmd/bpf2go

@@ -53,6 +53,11 @@ type Container struct {
 	// or no tag.
 	ImageNames []string
 
+	// Requests are what kubelet has given to the container of the extended resources that pods
+	// request for fairlead, by name without the domain; PodRequests are those of all containers of
+	// its pod together.
+	Requests, PodRequests map[string]uint64
+
 	PID     int       // the init process, in the agent's pid namespace; 0 once it has ended
 	Started time.Time // when PID was started, from its start time in proc
 

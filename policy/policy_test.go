@@ -416,7 +416,7 @@ func TestPods(t *testing.T) {
 		}
 	}
 	p := &Policy{}
-	target, problems, _ := p.resolve(c, p.matching(c), nil, nil)
+	target, problems, _ := p.resolve(c, p.matching(c), nil, requests{}, nil)
 	from := make(map[string]string)
 	for _, o := range target.Origins {
 		from[o.Key] = o.From
