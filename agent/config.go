@@ -22,8 +22,9 @@ type Config struct {
 	// for these.
 	DockerHost     string // URL of the Engine API
 	PodmanHost     string // URL of Podman's version of it
-	ContainerdAddr string // path of containerd's socket; empty: all of container.ContainerdAddrs
+	ContainerdAddr string // path of containerd's socket; empty: all of discover.ContainerdAddrs
 	SandboxDir     string // state files of package sandbox
+	KubeletDir     string // of kubelet, which is offered what features guarantee; empty: none is
 	Sources        []discover.Source
 
 	FeatureConfig

@@ -119,6 +119,8 @@ func brokenImport(from, to string, test bool) string {
 		return "programs are started in lab/..., cmd and kernel/enter only"
 	case in(to, "github.com/moby/moby", "github.com/containerd/containerd") && from != "discover":
 		return "runtimes are spoken to in discover only"
+	case in(to, "k8s.io") && !in(from, "discover", "agent/deviceplugin"):
+		return "Kubernetes is spoken to in discover/... and agent/deviceplugin only"
 	}
 	return ""
 }
@@ -204,6 +206,8 @@ func TestBrokenImport(t *testing.T) {
 		{"feature/netcpu", "hist", false, true},
 		{"hist", "feature", false, false},
 		{"discover", "os/exec", false, false},
+		{"discover/kubernetes", "k8s.io/kubelet/pkg/apis/podresources/v1", false, true},
+		{"agent", "k8s.io/kubelet/pkg/apis/podresources/v1", false, false},
 		{"discover", "github.com/moby/moby/client", false, true},
 		{"container", "github.com/moby/moby/client", false, false},
 		{"container", "kernel/netdev", false, false},
