@@ -23,6 +23,7 @@ type Config struct {
 	DockerHost     string // URL of the Engine API
 	PodmanHost     string // URL of Podman's version of it
 	ContainerdAddr string // path of containerd's socket; empty: all of discover.ContainerdAddrs
+	CRIOAddr       string // path of CRI-O's socket
 	SandboxDir     string // state files of package sandbox
 	KubeletDir     string // of kubelet, which is offered what features guarantee; empty: none is
 	Sources        []discover.Source

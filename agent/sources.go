@@ -23,6 +23,7 @@ func runtimes(cfg Config) []discover.Source {
 		discover.Docker(cfg.DockerHost),
 		discover.Podman(cfg.PodmanHost),
 		discover.Containerd(cfg.ContainerdAddr),
+		discover.CRIO(cfg.CRIOAddr),
 		discover.Sandboxes(cfg.Roots.Proc, cmp.Or(cfg.SandboxDir, discover.DefaultSandboxes)),
 		discover.CgroupTree(cfg.Roots.Proc, cfg.Roots.Cgroup),
 	}

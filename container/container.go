@@ -34,7 +34,7 @@ func (id ID) String() string { return strconv.FormatUint(uint64(id), 10) }
 type Container struct {
 	ID        ID
 	Name      string            // the runtime's name for it, NAMESPACE/POD/CONTAINER in a pod; else the last element of its cgroup
-	Source    string            // the source that knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
+	Source    string            // the source that knows it best: "docker", "podman", "containerd", "cri-o", "sandbox", "cgroup"
 	RuntimeID string            // the runtime's own id (64 hex digits for Docker), "" without a runtime
 	Image     string            // as written at its start
 	Labels    map[string]string // from its operator: labels, and the CRI's annotations

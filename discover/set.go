@@ -1,6 +1,6 @@
 // Package discover finds the containers of this host.
 //
-// Several sources (Docker, Podman, containerd, the cgroup tree, the embedded sandbox) each report
+// Several sources (Docker, Podman, containerd, CRI-O, the cgroup tree, the embedded sandbox) each report
 // what they see; a [Set] joins the reports into one list keyed by cgroup v2 id. The Set is
 // level-triggered: a reader gets the whole present list, and an event only means that reading it
 // again is worthwhile.

@@ -43,6 +43,7 @@ func newAgentFlags(e cli.Env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.DockerHost, "docker-host", e.Getenv("DOCKER_HOST"), "address of Docker, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.PodmanHost, "podman-host", "", "address of Podman, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.ContainerdAddr, "containerd", "", "unix socket of containerd; empty: its usual one, and those of k3s and RKE2, MicroK8s, and k0s")
+	s.StringVar(&f.cfg.CRIOAddr, "crio", "", "unix socket of CRI-O; empty: its usual one")
 	s.StringVar(&f.cfg.KubeletDir, "kubelet-dir", "", "directory of kubelet, usually /var/lib/kubelet: offer what can be guaranteed to pods as resources of the node, and guarantee what they request of it; empty: do not")
 	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
 	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page, or unix:/path for a socket of mode 0660; empty: none")
