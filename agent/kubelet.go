@@ -1,9 +1,12 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/fairlead-project/fairlead/agent/deviceplugin"
 	"github.com/fairlead-project/fairlead/discover"
@@ -23,7 +26,16 @@ func pods(cfg Config) (sources []discover.PodSource) {
 			Socket: filepath.Join(cfg.KubeletDir, "pod-resources", "kubelet.sock"), Domain: policy.RequestDomain,
 		})
 	}
+	if cfg.Kubeconfig != "" {
+		sources = append(sources, kubernetes.APIServer{Kubeconfig: cfg.Kubeconfig, Node: nodeName(cfg)})
+	}
 	return sources
+}
+
+// nodeName returns the name of this node: by default, as kubelet's, that of the host.
+func nodeName(cfg Config) string {
+	host, _ := os.Hostname()
+	return cmp.Or(cfg.NodeName, strings.ToLower(host))
 }
 
 // offers makes the device plugin; nil: kubelet is offered nothing.

@@ -45,6 +45,8 @@ func newAgentFlags(e cli.Env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.ContainerdAddr, "containerd", "", "unix socket of containerd; empty: its usual one, and those of k3s and RKE2, MicroK8s, and k0s")
 	s.StringVar(&f.cfg.CRIOAddr, "crio", "", "unix socket of CRI-O; empty: its usual one")
 	s.StringVar(&f.cfg.KubeletDir, "kubelet-dir", "", "directory of kubelet, usually /var/lib/kubelet: offer what can be guaranteed to pods as resources of the node, and guarantee what they request of it; empty: do not")
+	s.StringVar(&f.cfg.Kubeconfig, "kubeconfig", "", "kubeconfig, or in-cluster for the service account of the agent's pod, to follow annotations that change while pods run; it needs the right to list and watch pods; empty: those of a pod's start count")
+	s.StringVar(&f.cfg.NodeName, "node-name", e.Getenv("NODE_NAME"), "name of this node at the API server, as in NODE_NAME; empty: the host's name")
 	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
 	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page, or unix:/path for a socket of mode 0660; empty: none")
 	s.StringVar(&f.cfg.RecordDir, "record-dir", defaultRecord, "directory of the recording; empty: nothing is recorded")
