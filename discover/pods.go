@@ -73,9 +73,11 @@ func (s *Set) reportPods(i int, rep PodReport) {
 	defer s.mu.Unlock()
 	r := &s.pods[i]
 	before, pods := r.status, r.pods
-	if r.status.Err = rep.Err; rep.Err == nil {
+	// One that fails is no reason to wait: what was known of pods counts.
+	r.status.Err, r.status.Listed = rep.Err, true
+	if rep.Err == nil {
 		r.pods = podsBy(rep.Pods)
-		r.status.Records, r.status.Absent, r.status.Listed = len(r.pods), rep.Absent, true
+		r.status.Records, r.status.Absent = len(r.pods), rep.Absent
 	}
 	if reflect.DeepEqual(before, r.status) && reflect.DeepEqual(pods, r.pods) {
 		return

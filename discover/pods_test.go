@@ -96,7 +96,8 @@ func TestSetRequests(t *testing.T) {
 	s = runSet(t, Config{NetNS: ns.Path, Known: &known, Pods: []PodSource{kubelet}}, runtime)
 	awaitOf(t, s, "shop/web-0/httpd", "what another agent knew", has("httpd"))
 	runtime.report(httpd, proxy, pause)
-	await(t, s, "the runtime's word", func(snap Snapshot) bool { return snap.Sources[0].Listed })
+	kubelet.say(PodReport{Err: errors.New("it does not answer")})
+	await(t, s, "the runtime's word", func(snap Snapshot) bool { return snap.Complete })
 	awaitOf(t, s, "shop/web-0/httpd", "what another agent knew of kubelet", has("httpd"))
 
 	kill(t, httpd.PID)

@@ -96,7 +96,7 @@ type Known struct {
 // SourceStatus is the state of one source.
 type SourceStatus struct {
 	Name    string
-	Listed  bool      // at least one list was given
+	Listed  bool      // at least one list was given, or by a PodSource any report
 	Records int       // in the list that counts
 	Partial bool      // of that list: see Report
 	Absent  bool      // see Report
