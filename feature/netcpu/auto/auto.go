@@ -171,6 +171,9 @@ func between(a, b account.Reading) reading {
 	return d
 }
 
+// sends reports whether most of the cost of a container's packets is for what it sends.
+func (d reading) sends(id container.ID) bool { return mostly(d.sent[id], d.network[id]) }
+
 // evidence returns what one container's packets did.
 //
 // ksoftirqd and the NAPI threads of the host take their time from whatever task wants to run, if
@@ -184,6 +187,9 @@ func (d reading) evidence(id container.ID, name func(container.ID) string) evide
 		if t.Culprit != id {
 			if t.Victim.Container == id && t.Victim.Kind == account.Task {
 				e.lost += t.CPU
+				if d.sends(t.Culprit) {
+					e.senders += t.CPU
+				}
 			}
 			continue
 		}

@@ -19,7 +19,8 @@ const (
 	// usualLoss is the share that a container may lose to others' packets before it is credited. It
 	// is less than each robber may take, because there may be many robbers.
 	usualLoss = 0.005
-	// lossFor is how long the loss has to last: isolation of the robbers ends it sooner.
+	// lossFor is how long the loss has to last: isolation of the robbers ends it sooner. A loss of
+	// more than usualSteal to senders, which are not isolated, has to last for one window only.
 	lossFor = 3 * time.Second
 
 	calmFor     = 10 * time.Second  // with little network time before it goes back
@@ -45,6 +46,7 @@ type evidence struct {
 	network time.Duration // all that its packets cost, in any context
 	sent    time.Duration // the part of that for what it sent
 	lost    time.Duration // of its own time, to others' packets
+	senders time.Duration // the part of that for packets of containers that mostly send
 	receive time.Duration // the part of network for what it received
 	threads time.Duration // CPU time of its NAPI threads, with the cost of waking them
 	bytes   uint64        // of its packets
@@ -118,6 +120,8 @@ func (a *rule) next(e evidence, steal float64) decision {
 		a.bargain.before(e)
 	case a.role == robbed:
 		a.cool(e, e.lost, calmPart*usualLoss, "others' packets took")
+	case share(e.senders, e.length) > usualSteal:
+		a.begin(robbed, e, fmt.Sprintf("packets that others sent took %s of a CPU from it, more than %s", percent(e.senders, e.length), limit(usualSteal)))
 	case a.losing >= lossFor:
 		a.begin(robbed, e, fmt.Sprintf("others' packets took %s of a CPU from it, and more than %s for some time", percent(e.lost, e.length), limit(usualLoss)))
 	default:
@@ -155,7 +159,9 @@ func (a *rule) cool(e evidence, network time.Duration, most float64, what string
 }
 
 // sends reports whether most of the packets' cost is for what the container sends.
-func (e evidence) sends() bool { return e.sent > e.network/2 }
+func (e evidence) sends() bool { return mostly(e.sent, e.network) }
+
+func mostly(part, of time.Duration) bool { return part > of/2 }
 
 // takes describes what the packets take from others, which may lose at most this share.
 func (e evidence) takes(most float64) string {
