@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
@@ -28,6 +29,8 @@ type setup struct {
 	// service is a real server that runs as the victim, with clients in the container
 	// serviceClient; "" is none. There is no penalty then, and no base.
 	service rig.Service
+	// settled is how long the load runs before a window; 0: as the mode needs.
+	settled time.Duration
 	// protect is the prefix of the names of the protected containers; "" protects all.
 	protect string
 	demands []demand
@@ -72,7 +75,7 @@ func catalogue(docker bool) []setup {
 		return pairs(rig.Docker)
 	}
 	all := pairs(rig.Hop, rig.NIC)
-	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle()}, programs(), services()} {
+	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle(), calm()}, programs(), services()} {
 		all = append(all, part...)
 	}
 	return all
@@ -270,8 +273,9 @@ func costs() []setup {
 	}
 }
 
-// charged are some of the cases above in the mode charge, whatever the options say, and
-// one with containers that have no quotas, so that their weights change instead.
+// charged are some of the cases above in the mode charge, whatever the options say, one with
+// containers that have no quotas, so that their weights change instead, and how soon charge and auto
+// act.
 func charged() []setup {
 	send := setup{
 		name: "charge udp-send 10", title: "UDP senders, 10 containers, charged",
@@ -288,7 +292,16 @@ func charged() []setup {
 		cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(0, 0)}, compute: true, mode: "charge",
 		demands: []demand{{name: "100k", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 100_000}},
 	}
-	return []setup{send, recv, weights}
+	all := []setup{send, recv, weights}
+	for _, mode := range []string{"charge", "auto"} {
+		// Seconds 4 to 12, as one who starts the senders sees it.
+		all = append(all, setup{
+			name: mode + " udp-send 4", title: "UDP senders, 4 containers, " + mode,
+			cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(4)}, compute: true, mode: mode, settled: 4 * time.Second,
+			demands: []demand{{name: "300M", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 300e6, long: 4}},
+		})
+	}
+	return all
 }
 
 // idle is the agent's own cost beside containers that do nothing. Off is an agent that
@@ -302,6 +315,25 @@ func idle() setup {
 		name: "agent", title: fmt.Sprintf("What the agent takes beside %d idle containers", len(all)),
 		cfg: rig.Config{Path: rig.NIC, Containers: all}, alone: true,
 		demands: []demand{{name: fmt.Sprintf("%d idle", len(all)), long: 3}}, // the agent has just begun
+	}
+}
+
+// calm is what isolation costs a container that nobody floods: another on its bridge, Docker's for
+// example, sends it bulk, or one request after the other. Off is a container that is only observed.
+func calm() setup {
+	rr := func(kind rig.Kind) rig.Traffic { return rig.Traffic{Kind: kind, Within: true, Conns: 1} }
+	return setup{
+		name: "calm", title: "What isolate costs a container that nobody floods",
+		cfg: rig.Config{Path: rig.NIC, Unsteered: true, Containers: []rig.Container{
+			{Name: "client", CPU: rig.SenderCPU}, {Name: "at-server"},
+		}},
+		alone: true, protect: "at-", settled: 5 * time.Second,
+		demands: []demand{
+			{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP, Within: true}, rate: load.Flood},
+			{name: "tcp-rr", traffic: rr(rig.TCPRR), rate: load.Flood},
+			{name: "udp-rr", traffic: rr(rig.UDPRR), rate: load.Flood},
+			{name: "udp 10k", traffic: rig.Traffic{Kind: rig.UDP, Within: true}, rate: 10_000},
+		},
 	}
 }
 

@@ -17,6 +17,7 @@ func netcpuBars() []report.Bar {
 		nothing  = "The packets cost an unprotected victim next to nothing, so that the case does not show what protection does"
 		less     = "A receiver gets far fewer packets isolated than it does unprotected"
 		charged  = "A victim does not get back what the packets of those that are charged took from it"
+		calm     = "Isolation costs a container that nobody floods"
 		idle     = "The agent takes too much for itself while nothing happens"
 	)
 	var bars []report.Bar
@@ -50,6 +51,14 @@ func netcpuBars() []report.Bar {
 		noLess("charge udp-send 10 2G", Penalty, "off", 1.3, 1.1, nothing),
 		penalty("charge cap 3x30 udp-recv", 1.2, 2, charged),
 		noMore("charge no quotas 100k", Penalty, "ratio", 0.75, 1, charged), // work in softirqs has no weight
+
+		penalty("charge udp-send 4 300M", 1.1, 1.5, charged),
+		penalty("auto udp-send 4 300M", 1.1, 1.6, charged),
+		noLess("charge udp-send 4 300M", Penalty, "off", 1.3, 1.1, nothing),
+
+		noLess("calm tcp", Received, "ratio", 0.95, 0.7, calm),
+		noLess("calm tcp-rr", Requests, "ratio", 0.95, 0.7, calm),
+		noLess("calm udp-rr", Requests, "ratio", 0.95, 0.7, calm),
 
 		noMore("agent 100 idle", AgentCPU, "off", 0.1, 0.4, idle),
 		noMore("agent 100 idle", AgentCPU, "on", 0.1, 0.4, idle),

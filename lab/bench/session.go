@@ -46,6 +46,9 @@ func (s *session) build(ctx context.Context) (err error) {
 	if su.mode != "" {
 		s.settle = max(s.settle, settle(su.mode))
 	}
+	if su.settled > 0 {
+		s.settle = su.settled
+	}
 	if su.service != "" {
 		s.settle = max(s.settle, 4*time.Second) // the threads have chosen how they take their turns by then
 	}

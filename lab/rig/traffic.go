@@ -73,7 +73,8 @@ type Kind string
 // The kinds of traffic. UDP is 1400-byte datagrams at the rate of the sender's board, from a socket
 // with the kernel's default buffer: on one machine, the sender then waits while some 90 of them are
 // in this host's queues. Overrun is the same from a sender that never waits. TCP is bulk; UDPRR and
-// TCPRR are requests and responses of 64 bytes over 16 connections.
+// TCPRR are requests and responses of 64 bytes, over 16 connections unless Traffic.Conns says
+// otherwise.
 const (
 	UDP     Kind = "udp"
 	Overrun Kind = "udp-overrun"
@@ -93,9 +94,13 @@ type Traffic struct {
 	Uneven bool
 	// Fair has the sender take turns with other processes on its CPU; else the sender goes first.
 	Fair bool
+	// Within has the first container send in place of the outside: one neighbour on the bridge to
+	// another.
+	Within bool
 	// Neighbours is how many neighbours take part, from the first on; 0 is all.
 	Neighbours int
-	// Conns is the total number of TCP connections, at least one for each neighbour; 0 is one.
+	// Conns is the total number of connections, at least one for each neighbour; 0 is one, or 16 of
+	// requests.
 	Conns int
 	// Congestion is the congestion control of bulk TCP; "" is cubic, whatever the machine's
 	// default. BBR paces: it sends from timers, in a softirq outside the network stack's own.
@@ -217,14 +222,18 @@ func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
 		targets = uneven(targets)
 	}
 	conns := max(t.Conns, len(targets))
-	if t.Kind == UDPRR || t.Kind == TCPRR {
+	if t.Conns == 0 && (t.Kind == UDPRR || t.Kind == TCPRR) {
 		conns = max(16, conns)
+	}
+	from := r.Outside
+	if t.Within {
+		from = r.Victim()
 	}
 	nice := senderNice
 	if t.Fair {
 		nice = "0"
 	}
-	return run, start(&run.Senders, r.Outside, append(send, "--to", strings.Join(targets, ","), "--conns", strconv.Itoa(conns),
+	return run, start(&run.Senders, from, append(send, "--to", strings.Join(targets, ","), "--conns", strconv.Itoa(conns),
 		"--rate", "0", "--nice", nice)...)
 }
 
