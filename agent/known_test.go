@@ -137,3 +137,18 @@ func FuzzKnownFile(f *testing.F) {
 		discover.NewSet(discover.Config{Known: loadKnown(cfg)}, engine{})
 	})
 }
+
+// TestKnownPods has pods that leave no room for records.
+func TestKnownPods(t *testing.T) {
+	known := &discover.Known{
+		Records: map[string][]discover.Record{"cri-o": {{PID: 1, Name: "a"}}},
+		Pods:    map[string][]discover.Pod{"kubelet": {{Name: "web-0", Requests: map[string]map[string]uint64{"httpd": {"egress-mbit": 5}}}}},
+	}
+	if d := cmp.Diff(known, within(known, 64<<10)); d != "" {
+		t.Error(d)
+	}
+	known.Pods["api-server"] = []discover.Pod{{Name: "web-0", Annotations: map[string]string{"x": strings.Repeat("x", 40<<10)}}}
+	if got := within(known, 64<<10); got.Pods != nil || len(got.Records["cri-o"]) != 1 {
+		t.Errorf("%d pods, %d records", len(got.Pods), len(got.Records["cri-o"]))
+	}
+}

@@ -17,7 +17,7 @@ import (
 )
 
 // mostDevices bounds the devices of one resource; docs/kubernetes.md has what they cost kubelet.
-const mostDevices = 100_000
+const mostDevices = 10_000
 
 // pods returns the sources of what Kubernetes knows of pods.
 func pods(cfg Config) (sources []discover.PodSource) {
@@ -71,7 +71,14 @@ func offered(p *deviceplugin.Plugin) (list []probe.Finding) {
 	if p == nil {
 		return nil
 	}
-	for _, o := range p.Offers() {
+	offers := p.Offers()
+	if len(offers) == 0 {
+		return []probe.Finding{{Capability: policy.RequestDomain + policy.ResourceEgress, Area: "kubelet", Verdict: probe.Verdict{
+			Level: probe.Degraded, Why: "kubelet is offered nothing: the rate of an uplink is not known, and no disk of known capacity is named",
+			Mend: "give the agent the rate of each uplink by --uplink eth0=1gbit, or a disk by --kubelet-disk",
+		}}}
+	}
+	for _, o := range offers {
 		v := probe.Verdict{Level: probe.Full}
 		switch {
 		case o.Err != nil:

@@ -52,8 +52,11 @@ func TestOffered(t *testing.T) {
 		}
 		got[f.Capability] = f.Detail
 	}
-	if d := cmp.Diff(map[string]string{"fairlead.dev/egress-mbit": "950", "fairlead.dev/ingress-mbit": "100000"}, got); d != "" {
+	if d := cmp.Diff(map[string]string{"fairlead.dev/egress-mbit": "950", "fairlead.dev/ingress-mbit": "10000"}, got); d != "" {
 		t.Error(d)
+	}
+	if nothing := offered((&Agent{cfg: a.cfg, log: a.log}).offers()); len(nothing) != 1 || nothing[0].Mend == "" {
+		t.Errorf("nothing is offered: %+v", nothing)
 	}
 	if (&Agent{}).offers() != nil || offered(nil) != nil || pods(Config{}) != nil {
 		t.Error("kubelet is spoken to, and nobody asked for that")

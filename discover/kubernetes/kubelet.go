@@ -42,8 +42,8 @@ var _ discover.PodSource = Kubelet{}
 // Name implements discover.PodSource.
 func (Kubelet) Name() string { return "kubelet" }
 
-// Run implements discover.PodSource. It asks soon after news:
-// kubelet has admitted a pod, and so given it what it requested, before its containers run.
+// Run implements discover.PodSource. It asks soon after news: kubelet has admitted a pod, and so
+// given it what it requested, before its containers run.
 func (k Kubelet) Run(ctx context.Context, news <-chan struct{}, publish func(discover.PodReport)) error {
 	// Without that authority, gRPC sends the path of the socket, which HTTP/2 servers may refuse.
 	conn, err := grpc.NewClient("unix://"+k.Socket, grpc.WithAuthority("localhost"),
