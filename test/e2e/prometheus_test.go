@@ -161,8 +161,8 @@ func TestPrometheus(t *testing.T) {
 	disk, err := loop.New(t.TempDir(), 1<<20)
 	must(t, err)
 	t.Cleanup(func() { must(t, disk.Close()) })
-	flood := r.add(sandbox.Spec{Name: "e2e-flood"})
-	victim := r.add(sandbox.Spec{Name: "e2e-victim", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=100", "fairlead.net.rate": "1mbit", "fairlead.net.ceil": "50mbit"}})
+	flood := r.add(sandbox.Spec{Name: "e2e-flooding"})
+	victim := r.add(sandbox.Spec{Name: "e2e-flooded", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=100", "fairlead.net.rate": "1mbit", "fairlead.net.ceil": "50mbit"}})
 	a := r.agent()
 	a.flags = append(a.flags, "--uplink", "nic0=1gbit")
 	a.start()
@@ -179,8 +179,8 @@ func TestPrometheus(t *testing.T) {
 	}
 
 	await(t, "the flood to be the first culprit", func() error {
-		for _, expr := range []string{`topk(1, fairlead:culprit:slowed:avg5m)`, `topk(1, fairlead:slowed_by:avg5m{container="e2e-victim", node="n1", culprit_id!=""})`} {
-			if found, err := p.query(expr); err != nil || len(found) != 1 || found[0]["culprit"] != "e2e-flood" {
+		for _, expr := range []string{`topk(1, fairlead:culprit:slowed:avg5m)`, `topk(1, fairlead:slowed_by:avg5m{container="e2e-flooded", node="n1", culprit_id!=""})`} {
+			if found, err := p.query(expr); err != nil || len(found) != 1 || found[0]["culprit"] != "e2e-flooding" {
 				return fmt.Errorf("%s: %v, %v", expr, found, err)
 			}
 		}
