@@ -15,7 +15,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(checked{m}, map[string]func(){"fairlead": main})
+	testscript.Main(checked{m}, map[string]func(){"fairlead": main, kubectlName: main, kubectlComplete: main})
 }
 
 // checked runs the tests and looks for objects that they left on the host.

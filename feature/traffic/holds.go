@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -197,4 +199,27 @@ func are(keys []string) string {
 		return "are"
 	}
 	return "is"
+}
+
+// Evidence implements feature.Witness: the ceils that qdiscs of others hold, which are as strict.
+func (f *Traffic) Evidence(id container.ID) (out []api.Evidence) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	held := func(key string, ceil uint64, theirs string) {
+		if theirs != "" {
+			out = append(out, api.Evidence{Feature: name, Time: f.cfg.Now(), Text: fmt.Sprintf("%s = %s is held by somebody else's %s, which is left in place", key, policy.FormatRate(ceil), theirs)})
+		}
+	}
+	for _, t := range f.shaped {
+		if !slices.Contains(t.members(), id) {
+			continue
+		}
+		for _, s := range t.sends {
+			held(sending().prefix+"ceil", t.due.egress.Ceil, s.theirs)
+		}
+		for _, e := range t.ends {
+			held(receiving().prefix+"ceil", t.due.ingress.Ceil, e.receives.theirs)
+		}
+	}
+	return out
 }

@@ -24,7 +24,7 @@ type queue struct {
 	claimed bool        // its root qdisc is ours,
 	kind    qdisc.Kind  // of this kind
 	lost    bool        // it was, until it was replaced
-	theirs  bool        // a foreign qdisc limits the device to less than ours would
+	theirs  string      // the foreign qdisc that limits the device to no more than ours would; empty: none
 	ordered bool        // its classes are not all of one level
 	plan    *model.Plan // in force, or to be; nil: none
 	brought bool        // the kernel confirmed it
@@ -195,11 +195,14 @@ func hfsc(c model.HFSC) qdisc.HFSC {
 // shapedBy is the error of a device with a foreign root qdisc that, as far as is known, limits
 // it to less than ours would.
 func shapedBy(l qdisc.Limit, mend string) error {
-	what := l.Kind
-	if l.Rate > 0 {
-		what += " of " + policy.FormatRate(l.Rate)
+	return fmt.Errorf("%w (%s), which is left in place; possible with: %s", errShaped, limitText(l), mend)
+}
+
+func limitText(l qdisc.Limit) string {
+	if l.Rate == 0 {
+		return l.Kind
 	}
-	return fmt.Errorf("%w (%s), which is left in place; possible with: %s", errShaped, what, mend)
+	return l.Kind + " of " + policy.FormatRate(l.Rate)
 }
 
 // claim makes the device's root qdisc ours, without classes. If it is ours of another kind, the

@@ -248,7 +248,7 @@ func (f *Traffic) reach(t *shaped, e *end, dev container.End, named bool) error 
 const identify, deliver = "identify", "deliver"
 
 // holdReceived limits what a tenant receives by a veth, from any source, to its ceil. A foreign
-// qdisc with a lower limit stays.
+// qdisc with a lower limit stays, as that of the CNI plugin bandwidth.
 func (f *Traffic) holdReceived(t *shaped, q *queue, ns *netdev.NS) error {
 	ceil := t.due.ingress.Ceil
 	if ceil == 0 {
@@ -258,12 +258,11 @@ func (f *Traffic) holdReceived(t *shaped, q *queue, ns *netdev.NS) error {
 	if err := f.watch(ns); err != nil {
 		return err
 	}
-	value, err := qdisc.Root(ns, q.index).Read()
-	if err != nil {
+	var err error
+	if q.theirs, err = stricter(ns, q.index, ceil); err != nil {
 		return err
 	}
-	l, limits := qdisc.Limits(value)
-	if q.theirs = limits && l.Rate > 0 && l.Rate <= ceil; q.theirs {
+	if q.theirs != "" {
 		q.claimed = false
 		return nil
 	}
@@ -276,7 +275,8 @@ func (f *Traffic) holdReceived(t *shaped, q *queue, ns *netdev.NS) error {
 }
 
 // holdSent limits what a tenant sends by the host ends at, to any destination, to its ceil. Uplinks
-// do not see what stays on the host.
+// do not see what stays on the host. A device of others, to which they redirect all that it sends,
+// with a lower limit, holds the ceil in its place, as an IFB of the CNI plugin bandwidth.
 func (f *Traffic) holdSent(t *shaped, inode uint64, at []int) error {
 	s := t.sends[inode]
 	if s == nil {
@@ -288,6 +288,23 @@ func (f *Traffic) holdSent(t *shaped, inode uint64, at []int) error {
 		return err
 	}
 	defer ns.Close()
+	s.theirs = ""
+	if len(at) == 1 {
+		// Ours redirects before any filter, so theirs would see nothing.
+		to, err := qdisc.Redirected(ns, at[0])
+		if err == nil && to != 0 {
+			s.theirs, err = stricter(ns, to, t.due.egress.Ceil)
+		}
+		if err != nil {
+			return err
+		}
+		if theirs := s.theirs; theirs != "" {
+			s.unheld = nil
+			err := f.unlead(ns, s.of, &s.ingress)
+			s.theirs = theirs
+			return err
+		}
+	}
 	p, err := ceiling(ns, s.of, t.due.egress.Ceil)
 	if err != nil {
 		return err
@@ -298,6 +315,24 @@ func (f *Traffic) holdSent(t *shaped, inode uint64, at []int) error {
 		return nil
 	}
 	return s.unheld
+}
+
+// stricter describes the root qdisc of a device if it is foreign and limits it to no more than ceil,
+// in bit/s.
+func stricter(ns *netdev.NS, index int, ceil uint64) (string, error) {
+	value, err := qdisc.Root(ns, index).Read()
+	if err != nil {
+		return "", err
+	}
+	l, limits := qdisc.Limits(value)
+	if !limits || l.Rate == 0 || l.Rate > ceil {
+		return "", nil
+	}
+	dev, err := ns.Link(index)
+	if err != nil {
+		return "", err
+	}
+	return limitText(l) + " at " + dev.Name, nil
 }
 
 // ceiling returns the plan of a device with a single class, limited to a ceil.

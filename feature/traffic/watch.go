@@ -54,7 +54,7 @@ func (f *Traffic) unwatch() error {
 			used[inode] = true
 		}
 		for key, e := range t.ends {
-			if e.receives.plan != nil || e.receives.theirs {
+			if e.receives.plan != nil || e.receives.theirs != "" {
 				used[key.NetNS] = true
 			}
 		}

@@ -61,6 +61,7 @@ func (p Program) Root(e Env) *cobra.Command {
 	var shown bool
 	root := &cobra.Command{
 		Use:           p.Name,
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: p.Name}, // it may have two words
 		Short:         p.Short,
 		Long:          p.Short + ".\n\n" + statusHelp,
 		SilenceErrors: true,

@@ -1,0 +1,103 @@
+package traffic_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// cniBandwidth has the CNI plugin bandwidth limit a container at the veth "hone", as a container
+// runtime would, in both directions. It returns its IFB.
+func (h *host) cniBandwidth(box *sandbox.Box, rate int) netdev.Link {
+	h.t.Helper()
+	const plugin = "/usr/lib/cni/bandwidth"
+	if _, err := os.Stat(plugin); err != nil {
+		testkit.Skip(h.t, "no CNI plugin bandwidth")
+	}
+	config := fmt.Sprintf(`{"cniVersion": "0.4.0", "name": "fairlead-test", "type": "bandwidth",
+		"ingressRate": %[1]d, "ingressBurst": %[1]d, "egressRate": %[1]d, "egressBurst": %[1]d,
+		"prevResult": {"cniVersion": "0.4.0", "ips": [], "dns": {}, "interfaces": [{"name": "hone"}, {"name": "eth0", "sandbox": %[2]q}]}}`, rate, box.NetNS())
+	cmd := exec.Command(plugin)
+	cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+box.Name, "CNI_NETNS="+box.NetNS(), "CNI_IFNAME=eth0", "CNI_PATH=/usr/lib/cni")
+	var out bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(config), &out, &out
+	p, err := h.ns.Start(cmd)
+	must(h.t, err)
+	if err := p.Wait(); err != nil {
+		h.t.Fatalf("%v: %s", err, &out)
+	}
+	links, err := h.Open(h.ns).Links(netdev.MostLinks)
+	must(h.t, err)
+	i := slices.IndexFunc(links, func(l netdev.Link) bool { return l.Kind == "ifb" })
+	if i < 0 {
+		h.t.Fatalf("the plugin made no IFB: %+v", links)
+	}
+	return links[i]
+}
+
+// Beside the CNI plugin bandwidth the stricter limit holds, in both directions, and explain names
+// the plugin's where it holds.
+func TestBesideCNIBandwidth(t *testing.T) {
+	needSharing(t)
+	h := newHost(t, gbit)
+	h.bridge()
+	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	theirs := h.cniBandwidth(box, 10*mbit)
+	h.start()
+	before := h.state()
+	is := func(due uint64, ifbs int, words ...string) {
+		t.Helper()
+		ceil := policy.Net{Ceil: due}
+		must(t, h.due(c, ceil, ceil))
+		if n := h.ifbs(); n != ifbs {
+			t.Errorf("ceil %d: %d IFBs, want %d", due, n, ifbs)
+		}
+		var said []string
+		for _, e := range h.traffic.Evidence(c.ID) {
+			said = append(said, e.Text)
+		}
+		slices.Sort(said)
+		if len(said) != len(words) {
+			t.Fatalf("ceil %d: %q, want %q", due, said, words)
+		}
+		for i, w := range words {
+			if !strings.Contains(said[i], w) {
+				t.Errorf("ceil %d: %q, want %q", due, said[i], w)
+			}
+		}
+	}
+	stays := []string{"net.ceil = 50mbit is held by somebody else's tbf of 10mbit at " + theirs.Name, "net.ingress.ceil = 50mbit is held by somebody else's tbf of 10mbit at hone"}
+	is(50*mbit, 1, stays...)
+	h.resolve(box, h.wire, "10.66.0.1:9000")
+	passed := func() (n uint64) {
+		h.Netlink(h.ns, func(k *netlink.Handle) error {
+			l, err := k.LinkByIndex(theirs.Index)
+			if err == nil {
+				n = l.Attrs().Statistics.TxPackets
+			}
+			return err
+		})
+		return n
+	}
+	was := passed()
+	h.send(box, "10.66.0.1:9000")
+	if n := counted(passed, was, datagrams); n < datagrams {
+		t.Errorf("of %d packets %d passed the plugin's queue", datagrams, n)
+	}
+	is(5*mbit, 2)
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	if now := h.state(); now != before {
+		t.Errorf("in the end\n%swas\n%s", now, before)
+	}
+}
