@@ -31,7 +31,7 @@ RACE_TESTS = $(patsubst host:%,%,$(RACED))
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.
 RACE ?=
 
-.PHONY: help version build install install-files install-docs manual package release release-tools site demo test test-full race fuzz vm bars lint generate check-generated clean
+.PHONY: help version build install install-files install-docs manual package image release release-tools site demo test test-full race fuzz vm bars lint generate check-generated clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -88,13 +88,29 @@ package: $(NFPM) ## deb, rpm and apk for ARCH, into OUT
 		ARCH=$(ARCH) VERSION=$$version $(NFPM) package -f $(TREE)/nfpm.yaml -p $$kind -t $(OUT)/ || exit 1; \
 	done
 
-release: $(CYCLONEDX) ## packages for all architectures, what is in them (SBOM) and their checksums, into build/release
+# A tag has no "+": Helm's way with versions in labels.
+IMAGE ?= ghcr.io/fairlead-project/fairlead:$(subst +,_,$(VERSION))
+IMAGE_TOOL = build/image
+image: $(IMAGE_TOOL) ## the container image as an OCI archive for amd64 and arm64, into OUT
+	mkdir -p $(OUT)
+	for arch in amd64 arm64; do \
+		GOARCH=$$arch go build -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o build/package/$$arch/program/ ./cmd/fairlead || exit 1; \
+	done
+	$(IMAGE_TOOL) $(IMAGE) LICENSE build/package/amd64/program/fairlead build/package/arm64/program/fairlead >$(OUT)/fairlead-$(VERSION)-image.tar
+
+# Its modules are none of ours.
+.PHONY: $(IMAGE_TOOL)
+$(IMAGE_TOOL):
+	GOARCH= go -C packaging/image build -o $(CURDIR)/$@ .
+
+release: $(CYCLONEDX) ## packages and the image for all architectures, what is in them (SBOM) and their checksums, into build/release
 	rm -rf $(OUT)
 	for arch in amd64 arm64; do \
 		$(MAKE) --no-print-directory package ARCH=$$arch || exit 1; \
 		$(CYCLONEDX) bin -json -noserial -notimestamp -std -version $(VERSION) \
 			-output $(OUT)/fairlead-$(VERSION)-$$arch.cdx.json build/package/$$arch/program/fairlead || exit 1; \
 	done
+	$(MAKE) --no-print-directory image
 	cd $(OUT) && sha256sum * >SHA256SUMS
 
 site: ## the documents as a static site, into build/site

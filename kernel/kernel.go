@@ -63,7 +63,7 @@ func Opener(r Roots) journal.Opener {
 		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindIFB, netdev.KindPair, netdev.KindSysfs:
 			return netdev.OpenKnob(find, ref)
 		case qdisc.KindRoot, qdisc.KindQueueLen, qdisc.KindForward, qdisc.KindFilter:
-			return qdisc.OpenKnob(find, ref)
+			return qdisc.OpenKnob(r.Proc, find, ref)
 		default:
 			return nil, fmt.Errorf("open knob %q: unknown kind %q", ref.Object, ref.Kind)
 		}

@@ -50,6 +50,7 @@ func newAgentFlags(e cli.Env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.RecordDir, "record-dir", defaultRecord, "directory of the recording; empty: nothing is recorded")
 	s.Var((*sizeFlag)(&f.cfg.RecordSize), "record-size", "most that the recording takes on disk, such as 64mb")
 	s.DurationVar(&f.cfg.RecordAge, "record-age", record.DefaultAge, "how long the recording goes back at most")
+	s.StringVar(&f.cfg.Roots.Proc, "proc", f.cfg.Roots.Proc, "where the host's proc is mounted, with writable sys/net and irq; in a container its own is read-only there")
 	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")
 	f.features = pflag.NewFlagSet("features", pflag.ContinueOnError)
 	for _, x := range features() {

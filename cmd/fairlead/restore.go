@@ -33,7 +33,7 @@ works through the journal itself, and CONTAINER must be an id. --expired undoes
 only changes that have lapsed, which a running agent does by itself.`,
 		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
-	f.take(cmd, flags, "socket", "state-dir", "config")
+	f.take(cmd, flags, "socket", "state-dir", "proc", "config")
 	expired := cmd.Flags().Bool("expired", false, "undo only changes that have lapsed, while no agent runs")
 	out := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

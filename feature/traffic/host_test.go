@@ -305,7 +305,7 @@ func (h *host) state() string {
 	h.t.Helper()
 	ns := h.Open(h.ns)
 	var out string
-	for _, k := range []journal.Knob{qdisc.Root(ns, h.nic0), qdisc.QueueLen(ns, h.nic0), qdisc.ForwardPriority(ns)} {
+	for _, k := range []journal.Knob{qdisc.Root(ns, h.nic0), qdisc.QueueLen(ns, h.nic0), qdisc.ForwardPriority("/proc", ns)} {
 		v, err := k.Read()
 		must(h.t, err)
 		out += fmt.Sprintf("%s %s\n", k.Ref().Kind, v)

@@ -433,7 +433,7 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 	}
 	held := make(map[journal.Ref]bool)
 	for _, u := range f.uplinks {
-		refs := []journal.Ref{qdisc.ForwardPriority(f.host).Ref()}
+		refs := []journal.Ref{qdisc.ForwardPriority(f.cfg.Roots.Proc, f.host).Ref()}
 		if u.claimed {
 			refs = append(refs, u.knobs(f.host)...)
 		}

@@ -63,7 +63,7 @@ func (f *Traffic) lookAround() {
 	}
 	forward := false
 	if len(f.shaped) > 0 && slices.ContainsFunc(slices.Collect(maps.Values(f.uplinks)), func(u *uplink) bool { return u.program.Len() > 0 || u.ingress.inbound.Len() > 0 }) {
-		value, err := qdisc.ForwardPriority(f.host).Read()
+		value, err := qdisc.ForwardPriority(f.cfg.Roots.Proc, f.host).Read()
 		forward = err == nil && value != "0"
 	}
 	for _, u := range f.uplinks {

@@ -187,7 +187,7 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 
 // forward stops IPv4 forwarding from changing the priority of packets.
 func (f *Traffic) forward() error {
-	k := qdisc.ForwardPriority(f.host)
+	k := qdisc.ForwardPriority(f.cfg.Roots.Proc, f.host)
 	value, err := k.Read()
 	if err != nil {
 		return err

@@ -120,7 +120,7 @@ func TestPutBack(t *testing.T) {
 			})
 		}, classes(veth)},
 		{"the sysctl", func() { must(t, h.ns.Sysctl("ipv4/ip_forward_update_priority", "1")) }, func() string {
-			v, err := qdisc.ForwardPriority(h.Open(h.ns)).Read()
+			v, err := qdisc.ForwardPriority("/proc", h.Open(h.ns)).Read()
 			must(t, err)
 			return v
 		}},

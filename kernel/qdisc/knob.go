@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -200,20 +201,23 @@ func (q queueLen) do(op string, fn func(netlink.Link) error) error {
 
 // ForwardPriority returns the knob of net.ipv4.ip_forward_update_priority in a namespace. With "1"
 // (the kernel's default) IPv4 forwarding overwrites skb->priority with a value from the packet's
-// TOS. With "0" it keeps the priority, as IPv6 forwarding always does.
-func ForwardPriority(ns *netdev.NS) journal.Knob { return forward{ns} }
+// TOS. With "0" it keeps the priority, as IPv6 forwarding always does. proc is a mount of proc whose
+// sys is writable.
+func ForwardPriority(proc string, ns *netdev.NS) journal.Knob {
+	return forward{filepath.Join(proc, "sys/net/ipv4/ip_forward_update_priority"), ns}
+}
 
-const forwardFile = "/proc/sys/net/ipv4/ip_forward_update_priority"
-
-type forward struct{ ns *netdev.NS }
+type forward struct {
+	file string
+	ns   *netdev.NS
+}
 
 func (f forward) Ref() journal.Ref { return ref(KindForward, f.ns, 0) }
 
-// /proc/sys/net shows the namespace of the opening thread. It is always the real proc, as a thread
-// of our own enters the namespace.
+// /proc/sys/net shows the namespace of the opening thread.
 func (f forward) Read() (value string, err error) {
 	err = f.ns.Do(func() error {
-		b, err := os.ReadFile(forwardFile)
+		b, err := os.ReadFile(f.file)
 		value = strings.TrimSpace(string(b))
 		return err
 	})
@@ -224,7 +228,7 @@ func (f forward) Read() (value string, err error) {
 }
 
 func (f forward) Write(value string) error {
-	err := f.ns.Do(func() error { return os.WriteFile(forwardFile, []byte(value), 0o644) })
+	err := f.ns.Do(func() error { return os.WriteFile(f.file, []byte(value), 0o644) })
 	if err != nil {
 		return fmt.Errorf("set forwarding of netns %d: %w", f.ns.Inode(), err)
 	}
@@ -236,10 +240,10 @@ func ref(kind string, ns *netdev.NS, index int) journal.Ref {
 	return journal.Ref{Kind: kind, Object: fmt.Sprintf("%d/%d", ns.Inode(), index)}
 }
 
-// OpenKnob opens a knob by its entry in the journal. It keeps its namespace open until it is closed
+// OpenKnob opens a knob by its entry in the journal; proc is as in [ForwardPriority]. It keeps its namespace open until it is closed
 // (it is an io.Closer). Errors: journal.ErrGone if the namespace has gone; netdev.ErrCutOff if that
 // is not known.
-func OpenKnob(find *netdev.Finder, r journal.Ref) (journal.Knob, error) {
+func OpenKnob(proc string, find *netdev.Finder, r journal.Ref) (journal.Knob, error) {
 	if r.Kind == KindFilter {
 		return openFilter(find, r)
 	}
@@ -250,7 +254,7 @@ func OpenKnob(find *netdev.Finder, r journal.Ref) (journal.Knob, error) {
 	}
 	knob, ok := map[string]func(*netdev.NS, int) journal.Knob{
 		KindRoot: Root, KindQueueLen: QueueLen,
-		KindForward: func(ns *netdev.NS, _ int) journal.Knob { return ForwardPriority(ns) },
+		KindForward: func(ns *netdev.NS, _ int) journal.Knob { return ForwardPriority(proc, ns) },
 	}[r.Kind]
 	if !ok {
 		return nil, fmt.Errorf("open knob %s %q: unknown kind", r.Kind, r.Object)

@@ -319,12 +319,12 @@ func TestOpenKnob(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
 	find := netdev.NewFinder("/proc", time.Now)
-	if _, err := qdisc.OpenKnob(find, qdisc.Root(w.ns, w.index).Ref()); !errors.Is(err, journal.ErrGone) {
+	if _, err := qdisc.OpenKnob("/proc", find, qdisc.Root(w.ns, w.index).Ref()); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("namespace without a path: %v, want ErrGone", err)
 	}
 	w.near.Bind(t)
-	for _, k := range []journal.Knob{qdisc.Root(w.ns, w.index), qdisc.QueueLen(w.ns, w.index), qdisc.ForwardPriority(w.ns)} {
-		again, err := qdisc.OpenKnob(find, k.Ref())
+	for _, k := range []journal.Knob{qdisc.Root(w.ns, w.index), qdisc.QueueLen(w.ns, w.index), qdisc.ForwardPriority("/proc", w.ns)} {
+		again, err := qdisc.OpenKnob("/proc", find, k.Ref())
 		must(t, err)
 		a, err1 := k.Read()
 		b, err2 := again.Read()
@@ -333,7 +333,7 @@ func TestOpenKnob(t *testing.T) {
 		}
 		must(t, again.(interface{ Close() error }).Close())
 	}
-	forward := qdisc.ForwardPriority(w.ns)
+	forward := qdisc.ForwardPriority("/proc", w.ns)
 	must(t, forward.Write("0"))
 	if v, err := forward.Read(); v != "0" || err != nil {
 		t.Errorf("forward priority: %q, %v", v, err)
@@ -342,7 +342,7 @@ func TestOpenKnob(t *testing.T) {
 		t.Errorf("our own namespace: %q, %v", v, err)
 	}
 	for _, bad := range []journal.Ref{{Kind: "qdisc"}, {Kind: "qdisc", Object: "1"}, {Kind: "qdisc", Object: "1/2/3"}, {Kind: "qdisc", Object: "1/-2x"}, {Kind: "other", Object: "1/2"}} {
-		if k, err := qdisc.OpenKnob(find, bad); err == nil || errors.Is(err, journal.ErrGone) {
+		if k, err := qdisc.OpenKnob("/proc", find, bad); err == nil || errors.Is(err, journal.ErrGone) {
 			t.Errorf("open %+v: %v, %v; want an error that is not ErrGone", bad, k, err)
 		}
 	}

@@ -219,7 +219,7 @@ func TestForwardPriorityComesBack(t *testing.T) {
 	testkit.Smoke(t, "knob:forward-priority")
 	w := newWire(t)
 	w.near.Bind(t)
-	j, k := openJournal(t, t.TempDir()), qdisc.ForwardPriority(w.ns)
+	j, k := openJournal(t, t.TempDir()), qdisc.ForwardPriority("/proc", w.ns)
 	must(t, j.Turn(k, "0", journal.Owner{Feature: "traffic"}))
 	if v, err := k.Read(); err != nil || v != "0" {
 		t.Errorf("turned: %q, %v; want 0", v, err)

@@ -47,7 +47,7 @@ func (h *host) testTraffic(t *testing.T) {
 	nic, err := ns.Index("nic0")
 	must(t, err)
 	shown := func() (out string) {
-		for _, k := range []journal.Knob{qdisc.Root(ns, nic), qdisc.QueueLen(ns, nic), qdisc.ForwardPriority(ns)} {
+		for _, k := range []journal.Knob{qdisc.Root(ns, nic), qdisc.QueueLen(ns, nic), qdisc.ForwardPriority("/proc", ns)} {
 			v, err := k.Read()
 			must(t, err)
 			out += k.Ref().Kind + " " + v + "\n"

@@ -39,7 +39,7 @@ func newUplink(r *rig) uplink {
 func (u uplink) shown() string {
 	u.t.Helper()
 	var out []string
-	for _, k := range []journal.Knob{qdisc.Root(u.ns, u.index), qdisc.QueueLen(u.ns, u.index), qdisc.ForwardPriority(u.ns)} {
+	for _, k := range []journal.Knob{qdisc.Root(u.ns, u.index), qdisc.QueueLen(u.ns, u.index), qdisc.ForwardPriority("/proc", u.ns)} {
 		v, err := k.Read()
 		must(u.t, err)
 		out = append(out, k.Ref().Kind+" "+v)
