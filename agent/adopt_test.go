@@ -87,8 +87,13 @@ func TestAgentAdoptsPod(t *testing.T) {
 		s, err := r.client.Status(t.Context())
 		return err == nil && s.Rounds > 0
 	})
+	stale := func() int { return view{r.agent}.Agent().Stale }
+	if n := stale(); n != 2 {
+		t.Errorf("%d stale changes, want those of 1 and 3", n)
+	}
 	close(first)
 	r.untilValue(3, "plain") // its pod has ended whole
+	r.until("no change is stale", func() bool { return stale() == 0 })
 	if got := r.host.get(t, 1); got != "isolated" {
 		t.Errorf("what the pod was due is %q", got)
 	}

@@ -49,10 +49,10 @@ func (v view) Container(id container.ID) (container.Container, bool) {
 
 func (v view) Agent() metrics.Agent {
 	a := v.a
-	snap, st := a.set.Snapshot(), a.policy.Status()
+	snap, st, changes := a.set.Snapshot(), a.policy.Status(), a.journal.Entries()
 	m := metrics.Agent{
 		Version: VersionOf(a.cfg.Version).Version, Containers: make(map[string]int), Complete: snap.Complete,
-		PolicyOK: st.Err == nil, PolicyLoaded: st.LastSuccess, Changes: len(a.journal.Entries()),
+		PolicyOK: st.Err == nil, PolicyLoaded: st.LastSuccess, Changes: len(changes),
 	}
 	for _, src := range snap.Sources {
 		m.Containers[src.Name] = 0
@@ -76,5 +76,13 @@ func (v view) Agent() metrics.Agent {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	m.Problems, m.Rounds, m.RoundTime = len(a.problems), a.rounds.made, a.rounds.took
+	if !a.complete {
+		return m // a container that is not listed may run
+	}
+	for _, e := range changes {
+		if _, runs := a.targets[container.ID(e.Owner.Container)]; !runs && e.Owner.Container != 0 {
+			m.Stale++
+		}
+	}
 	return m
 }

@@ -42,6 +42,7 @@ type Agent struct {
 	Rounds       uint64
 	RoundTime    time.Duration // all rounds together
 	Changes      int           // in the journal
+	Stale        int           // of these, for containers that do not run
 	Features     []Feature
 }
 
@@ -182,6 +183,7 @@ func (a agent) Collect(out chan<- prometheus.Metric) {
 	}
 	gauge("agent_policy_problems", "Policy values of running containers that are invalid.", float64(s.Problems))
 	gauge("agent_journal_changes", "Changes of host state in the journal.", float64(s.Changes))
+	gauge("agent_journal_stale_changes", "Changes of host state in the journal for containers that have ended, which are not undone yet.", float64(s.Stale))
 	out <- prometheus.MustNewConstSummary(prometheus.NewDesc(Prefix+"agent_round_seconds",
 		"Duration of the reconcile loop's rounds, without the calls to features.", nil, nil), s.Rounds, s.RoundTime.Seconds(), nil)
 	for _, f := range s.Features {
