@@ -29,6 +29,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,7 +41,6 @@ type Cluster struct {
 	Nodes []*Node
 
 	dir     string
-	program string // hyperkube
 	control space
 }
 
@@ -63,7 +63,10 @@ func Start(ctx context.Context, dir, program string, nodes int) (c *Cluster, err
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err
 	}
-	c = &Cluster{dir: dir, program: program}
+	c = &Cluster{dir: dir}
+	if err := os.Symlink(program, c.program()); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.kill())
@@ -98,8 +101,8 @@ func Start(ctx context.Context, dir, program string, nodes int) (c *Cluster, err
 }
 
 // Open returns the cluster that Start started in dir, maybe in another process.
-func Open(dir, program string) (*Cluster, error) {
-	c := &Cluster{dir: dir, program: program, control: space{dir: filepath.Join(dir, "control")}}
+func Open(dir string) (*Cluster, error) {
+	c := &Cluster{dir: dir, control: space{dir: filepath.Join(dir, "control")}}
 	if err := c.control.open(); err != nil {
 		return nil, fmt.Errorf("no cluster in %s: %w", dir, err)
 	}
@@ -146,7 +149,7 @@ ip link set ul0 up`); err != nil {
 		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379", "--listen-peer-urls=http://127.0.0.1:2380"); err != nil {
 		return err
 	}
-	if err := c.control.start("kube-apiserver", c.program, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--cert-dir="+c.control.dir,
+	if err := c.control.start("kube-apiserver", c.program(), "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--cert-dir="+c.control.dir,
 		"--advertise-address=10.250.0.1", "--secure-port=6443", "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC",
 		"--token-auth-file="+at("tokens.csv"), "--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-signing-key-file="+at("sa.key"), "--service-account-key-file="+at("sa.key"),
@@ -156,12 +159,12 @@ ip link set ul0 up`); err != nil {
 	if err := c.await(ctx, "the API server to answer", func() error { _, err := c.Kubectl(ctx, "get", "--raw", "/readyz"); return err }); err != nil {
 		return err
 	}
-	if err := c.control.start("kube-controller-manager", c.program, "kube-controller-manager", "--kubeconfig="+c.Kubeconfig(),
+	if err := c.control.start("kube-controller-manager", c.program(), "kube-controller-manager", "--kubeconfig="+c.Kubeconfig(),
 		"--service-account-private-key-file="+at("sa.key"), "--root-ca-file="+at("apiserver.crt"), "--use-service-account-credentials",
 		"--leader-elect=false", "--cert-dir="+c.control.dir); err != nil {
 		return err
 	}
-	return c.control.start("kube-scheduler", c.program, "kube-scheduler", "--kubeconfig="+c.Kubeconfig(), "--leader-elect=false")
+	return c.control.start("kube-scheduler", c.program(), "kube-scheduler", "--kubeconfig="+c.Kubeconfig(), "--leader-elect=false")
 }
 
 // Kubeconfig is the path of a kubeconfig for everything. The API server is reached from the
@@ -176,18 +179,26 @@ func (c *Cluster) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// KubectlCommand prepares kubectl.
+func (c *Cluster) KubectlCommand(ctx context.Context, args ...string) *exec.Cmd {
+	return c.Command(ctx, append([]string{c.program(), "kubectl"}, args...)...)
+}
+
 // Kubectl runs kubectl and returns what it prints.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
-	return output(c.Command(ctx, append([]string{c.program, "kubectl"}, args...)...))
+	return output(c.KubectlCommand(ctx, args...))
 }
 
 // Apply applies manifests.
 func (c *Cluster) Apply(ctx context.Context, manifests string) error {
-	cmd := c.Command(ctx, c.program, "kubectl", "apply", "-f", "-")
+	cmd := c.KubectlCommand(ctx, "apply", "-f", "-")
 	cmd.Stdin = strings.NewReader(manifests)
 	_, err := output(cmd)
 	return err
 }
+
+// program is hyperkube.
+func (c *Cluster) program() string { return filepath.Join(c.dir, "hyperkube") }
 
 // mark is the variable in the environment of all processes of the cluster.
 func (c *Cluster) mark() string { return "FAIRLEAD_CLUSTER=" + c.dir }
@@ -239,7 +250,7 @@ func output(cmd *exec.Cmd) (string, error) {
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args[min(len(cmd.Args), entering):], " "), err, strings.TrimSpace(stderr.String()))
+		return stdout.String(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args[slices.Index(cmd.Args, "--")+1:], " "), err, strings.TrimSpace(stderr.String()))
 	}
 	return stdout.String(), nil
 }

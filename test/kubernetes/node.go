@@ -45,7 +45,7 @@ func newNode(c *Cluster, number int) *Node {
 	name := fmt.Sprintf("n%d", number)
 	return &Node{
 		Name: name, Address: fmt.Sprintf("10.250.0.%d", 10+number),
-		cluster: c, number: number, space: space{dir: filepath.Join(c.dir, name), mark: c.mark()},
+		cluster: c, number: number, space: space{dir: filepath.Join(c.dir, name), mark: c.mark(), files: true},
 	}
 }
 
@@ -204,9 +204,9 @@ conntrack: {maxPerCore: 0, min: 0}
 			return err
 		}
 	}
-	if err := n.space.start("kubelet", n.cluster.program, "kubelet", "--config="+n.path("kubelet.yaml"), "--kubeconfig="+n.cluster.Kubeconfig(),
+	if err := n.space.start("kubelet", n.cluster.program(), "kubelet", "--config="+n.path("kubelet.yaml"), "--kubeconfig="+n.cluster.Kubeconfig(),
 		"--hostname-override="+n.Name, "--node-ip="+n.Address); err != nil {
 		return err
 	}
-	return n.space.start("kube-proxy", n.cluster.program, "kube-proxy", "--config="+n.path("kube-proxy.yaml"))
+	return n.space.start("kube-proxy", n.cluster.program(), "kube-proxy", "--config="+n.path("kube-proxy.yaml"))
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -13,13 +14,11 @@ import (
 
 // space is a network namespace and a mount namespace, held by a process that sleeps.
 type space struct {
-	dir  string
-	mark string // a variable of all its processes
-	pid  int
+	dir   string
+	mark  string // a variable of all its processes
+	files bool   // its mounts differ from the machine's
+	pid   int
 }
-
-// entering is the number of arguments before those of a command in a space.
-const entering = 6
 
 // hold makes the namespaces. script is the shell's, with the space's directory as $0; it makes
 // mounts there.
@@ -69,10 +68,15 @@ func (s *space) open() error {
 
 func (s *space) path(name string) string { return filepath.Join(s.dir, name) }
 
-// command prepares a program in the space. Its working directory there is the root.
+// command prepares a program in the space. With files of the space's own, its working directory
+// there is the root.
 func (s *space) command(ctx context.Context, args ...string) *exec.Cmd {
 	// Not `ip netns exec`, which mounts another sysfs and so hides /sys/fs/cgroup.
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--target", strconv.Itoa(s.pid), "--net", "--mount", "--"}, args...)...)
+	enter := []string{"--target", strconv.Itoa(s.pid), "--net"}
+	if s.files {
+		enter = append(enter, "--mount")
+	}
+	cmd := exec.CommandContext(ctx, "nsenter", slices.Concat(enter, []string{"--"}, args)...)
 	cmd.Env = os.Environ()
 	return cmd
 }

@@ -25,8 +25,8 @@ const dir = "/tmp/flkubernetes"
 
 func main() {
 	err := do(context.Background(), os.Args[1:])
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && len(os.Args) > 1 && os.Args[1] != "up" {
-		os.Exit(exit.ExitCode()) // it has said why
+	if exit, ok := err.(*exec.ExitError); ok { // of a program that is attached, which has said why
+		os.Exit(exit.ExitCode())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "cluster:", err)
@@ -38,24 +38,24 @@ func do(ctx context.Context, args []string) error {
 	if len(args) == 0 {
 		return errors.New("want up, kubectl ARGUMENTS, in NODE COMMAND, import IMAGE or down")
 	}
-	program, err := kubernetes.Build(ctx)
-	if err != nil {
-		return err
-	}
 	if args[0] == "up" {
+		program, err := kubernetes.Build(ctx)
+		if err != nil {
+			return err
+		}
 		c, err := kubernetes.Start(ctx, dir, program, 2)
 		if err == nil {
 			fmt.Printf("%d nodes are ready; logs are in %s\n", len(c.Nodes), dir)
 		}
 		return err
 	}
-	c, err := kubernetes.Open(dir, program)
+	c, err := kubernetes.Open(dir)
 	if err != nil {
 		return err
 	}
 	switch rest := args[1:]; {
 	case args[0] == "kubectl":
-		return attached(c.Command(ctx, append([]string{program, "kubectl"}, rest...)...))
+		return attached(c.KubectlCommand(ctx, rest...))
 	case args[0] == "in" && len(rest) > 1:
 		i := slices.IndexFunc(c.Nodes, func(n *kubernetes.Node) bool { return n.Name == rest[0] })
 		if i < 0 {
