@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fairlead-project/fairlead/agent/deviceplugin"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
@@ -74,7 +75,8 @@ type Agent struct {
 	opener  func() journal.Opener // for a list of entries opened now
 	all     []feature.Feature
 
-	identity *identity.Identity // nil where there is none
+	identity *identity.Identity   // nil where there is none
+	plugin   *deviceplugin.Plugin // nil: kubelet is offered nothing
 
 	workers []*worker // of the features that work here
 
@@ -178,8 +180,9 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.ImageLabels {
 		store.TrustImages()
 	}
+	store.NameDisks(cfg.Disks)
 	a := assemble(cfg, set, store, j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary())
-	a.alone, a.identity, a.recorder = only, who, rec
+	a.alone, a.identity, a.recorder, a.plugin = only, who, rec, a.offers()
 	return a, nil
 }
 
@@ -252,6 +255,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	g.Go(func() error { return a.set.Run(ctx) })
 	if a.cfg.PolicyDir != "" {
 		g.Go(func() error { return a.policy.Watch(ctx, a.policyChanged) })
+	}
+	if a.plugin != nil {
+		g.Go(func() error { return a.plugin.Run(ctx) })
 	}
 	g.Go(func() error { a.loop(ctx); return nil })
 	g.Go(func() error { a.watchOverview(ctx); return nil })

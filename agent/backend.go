@@ -83,6 +83,9 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 	hints := advice(unexplained(snap.Containers, a.pace.now()))
 	for _, src := range snap.Sources {
 		w := api.SourceStatus{Name: src.Name, Ready: src.Listed, Containers: src.Records, Partial: src.Partial}
+		if src.Pods {
+			w.Containers = 0
+		}
 		if hint, ok := hints[src.Name]; ok {
 			w.Error = hint[0] + "; " + hint[1]
 		}

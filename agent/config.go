@@ -22,8 +22,12 @@ type Config struct {
 	// for these.
 	DockerHost     string // URL of the Engine API
 	PodmanHost     string // URL of Podman's version of it
-	ContainerdAddr string // path of containerd's socket; empty: all of container.ContainerdAddrs
+	ContainerdAddr string // path of containerd's socket; empty: all of discover.ContainerdAddrs
+	CRIOAddr       string // path of CRI-O's socket
+	Kubeconfig     string // for the annotations of pods as they read now, or kubernetes.InCluster; empty: those of their start count
+	NodeName       string // as the API server knows this node; empty: the host's name
 	SandboxDir     string // state files of package sandbox
+	KubeletDir     string // of kubelet, which is offered what features guarantee; empty: none is
 	Sources        []discover.Source
 
 	FeatureConfig

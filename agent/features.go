@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
@@ -37,6 +38,9 @@ type FeatureConfig struct {
 	// DiskCalibrate is "idle" if idle disks may be calibrated, or "off" or "". DiskScratch has the
 	// directories for that, separated by commas.
 	DiskCalibrate, DiskScratch string
+
+	// Disks are the disks that kubelet is offered reads and writes of, by name.
+	Disks policy.Disks
 
 	// XDP names the uplinks where netcpu is to drop packets in the driver, if possible: their
 	// operator accepts that most drivers reset their queues for it.
@@ -83,7 +87,7 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 	scratch, err := cfg.scratch()
 	var b *blockio.BlockIO
 	if err == nil {
-		b, err = blockio.New(blockio.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Capacities: cfg.DiskCapacities, Scratch: scratch})
+		b, err = blockio.New(blockio.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Capacities: cfg.DiskCapacities, Scratch: scratch, Disks: cfg.Disks})
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close(), l.Close())

@@ -68,8 +68,13 @@ func within(known *discover.Known, most int) *discover.Known {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b sized) int { return a.bytes - b.bytes })
-	out := &discover.Known{Records: make(map[string][]discover.Record)}
+	out := &discover.Known{Records: make(map[string][]discover.Record), Pods: known.Pods}
 	left := most - 1024 // for what is around them
+	if pods, _ := json.Marshal(known.Pods); len(pods) > left/2 {
+		out.Pods = nil
+	} else {
+		left -= len(pods)
+	}
 	for _, s := range all {
 		if left -= s.bytes; left < 0 {
 			break
@@ -90,9 +95,9 @@ func (a *Agent) say(sources []discover.SourceStatus) {
 		case text == was:
 			continue
 		case text == "":
-			a.log.Info("source of containers answers again", "source", s.Name)
+			a.log.Info("source answers again", "source", s.Name)
 		default:
-			a.log.Warn("source of containers does not say all it should: what was known counts until it does", "source", s.Name, "err", text)
+			a.log.Warn("source does not say all it should: what was known counts until it does", "source", s.Name, "err", text)
 		}
 		a.said[s.Name] = text
 	}

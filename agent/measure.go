@@ -55,7 +55,9 @@ func (v view) Agent() metrics.Agent {
 		PolicyOK: st.Err == nil, PolicyLoaded: st.LastSuccess, Changes: len(changes),
 	}
 	for _, src := range snap.Sources {
-		m.Containers[src.Name] = 0
+		if !src.Pods {
+			m.Containers[src.Name] = 0
+		}
 	}
 	for _, c := range snap.Containers {
 		m.Containers[c.Source]++

@@ -12,7 +12,7 @@ func watch(cfg Config, known *discover.Known) *discover.Set {
 	if sources == nil {
 		sources = runtimes(cfg)
 	}
-	return discover.NewSet(discover.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Known: known, Log: cfg.Log}, sources...)
+	return discover.NewSet(discover.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Known: known, Pods: pods(cfg), Log: cfg.Log}, sources...)
 }
 
 // runtimes returns the sources of an ordinary agent, the best informed first. A runtime that is
@@ -23,6 +23,7 @@ func runtimes(cfg Config) []discover.Source {
 		discover.Docker(cfg.DockerHost),
 		discover.Podman(cfg.PodmanHost),
 		discover.Containerd(cfg.ContainerdAddr),
+		discover.CRIO(cfg.CRIOAddr),
 		discover.Sandboxes(cfg.Roots.Proc, cmp.Or(cfg.SandboxDir, discover.DefaultSandboxes)),
 		discover.CgroupTree(cfg.Roots.Proc, cfg.Roots.Cgroup),
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -65,7 +66,7 @@ func engineWords(e discover.Engine) (source, name, mend string) {
 	case e.Name == "containerd":
 		return e.Name, "containerd", "set --containerd to the path of its socket, which is none of " + strings.Join(discover.ContainerdAddrs(), ", ")
 	}
-	return container.CgroupSource, "CRI-O", "fairlead does not speak to CRI-O: policy files match its containers with `runtime: cgroup` and the names of their cgroups"
+	return e.Name, "CRI-O", "set --crio to the path of its socket, which is not " + discover.CRIOAddr
 }
 
 // withEngines adds the engines with unreported containers to a report of the host.
@@ -76,6 +77,9 @@ func withEngines(r probe.Report, cfg Config) probe.Report {
 	}
 	for e := range found {
 		addr := map[string]string{"docker": cfg.DockerHost, "podman": cfg.PodmanHost}[e.Name]
+		if _, err := os.Stat(cmp.Or(cfg.CRIOAddr, discover.CRIOAddr)); err == nil && e.Name == "cri-o" {
+			delete(found, e) // its source tells of failures
+		}
 		answers := slices.ContainsFunc(r, func(f probe.Finding) bool { return f.Capability == e.Name && f.Level == probe.Full })
 		if answers && (e.User == 0 || strings.Contains(addr, fmt.Sprintf("/run/user/%d/", e.User))) {
 			delete(found, e)

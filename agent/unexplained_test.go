@@ -41,7 +41,7 @@ func TestUnexplained(t *testing.T) {
 		list[i].Name = fmt.Sprint(i)
 	}
 	r.set.says(false, list...)
-	r.set.snap.Sources = []discover.SourceStatus{{Name: "docker", Listed: true}, {Name: "podman", Listed: true, Partial: true, Absent: true}, {Name: container.CgroupSource, Listed: true}}
+	r.set.snap.Sources = []discover.SourceStatus{{Name: "docker", Listed: true}, {Name: "podman", Listed: true, Partial: true, Absent: true}, {Name: "cri-o", Listed: true, Partial: true, Absent: true}, {Name: container.CgroupSource, Listed: true}}
 	r.start()
 	st, err := r.client.Status(t.Context())
 	if err != nil {
@@ -50,7 +50,7 @@ func TestUnexplained(t *testing.T) {
 	for i, says := range [][]string{
 		{"2 containers of the rootless Docker of user 1000", "--docker-host=unix:///run/user/1000/docker.sock"},
 		{"1 container of Podman", "systemctl enable --now podman.socket"},
-		{"1 container of CRI-O", "runtime: cgroup"},
+		{"1 container of CRI-O", "--crio"},
 	} {
 		for _, text := range says {
 			if got := st.Sources[i].Error; !strings.Contains(got, text) {

@@ -71,7 +71,7 @@ type worker struct {
 
 	deciding feature.Loop // of the controller of a feature that decides
 
-	snapshots, exports, maps, selves, reports *reader // of Snapshot, Export, Maps, SelfReport and Report
+	snapshots, exports, maps, selves, reports, guarantees *reader // of Snapshot, Export, Maps, SelfReport, Report and Guarantees
 
 	mu     sync.Mutex
 	ending bool // stop was called: nothing is wanted from then on
@@ -113,7 +113,7 @@ func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker
 		rows:  make(map[container.ID]*row),
 		moved: make(chan struct{}),
 
-		snapshots: newReader(), exports: newReader(), maps: newReader(), selves: newReader(), reports: newReader(),
+		snapshots: newReader(), exports: newReader(), maps: newReader(), selves: newReader(), reports: newReader(), guarantees: newReader(),
 	}
 	if n, ok := f.(feature.Notifier); ok {
 		n.Notify(w.again)

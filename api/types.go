@@ -49,7 +49,7 @@ const (
 type Container struct {
 	ID          ID                `json:"id,string" doc:"cgroup v2 id, in decimal; unique until the next boot"`
 	Name        string            `json:"name" doc:"name that the runtime gave, in a pod NAMESPACE/POD/NAME; without a runtime, the last element of the cgroup's path"`
-	Source      string            `json:"source" doc:"who knows it best: docker, podman, containerd, sandbox, cgroup"`
+	Source      string            `json:"source" doc:"who knows it best: docker, podman, containerd, cri-o, sandbox, cgroup"`
 	RuntimeID   string            `json:"runtime_id,omitempty" doc:"the runtime's own id"`
 	Image       string            `json:"image,omitempty" doc:"image reference as the runtime gives it"`
 	ImageNames  []string          `json:"image_names,omitempty" doc:"names of the image, where image is its id or has a digest"`

@@ -34,7 +34,7 @@ func (id ID) String() string { return strconv.FormatUint(uint64(id), 10) }
 type Container struct {
 	ID        ID
 	Name      string            // the runtime's name for it, NAMESPACE/POD/CONTAINER in a pod; else the last element of its cgroup
-	Source    string            // the source that knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
+	Source    string            // the source that knows it best: "docker", "podman", "containerd", "cri-o", "sandbox", "cgroup"
 	RuntimeID string            // the runtime's own id (64 hex digits for Docker), "" without a runtime
 	Image     string            // as written at its start
 	Labels    map[string]string // from its operator: labels, and the CRI's annotations
@@ -52,6 +52,11 @@ type Container struct {
 	// ImageNames are the names of the image if Image is its id or has a digest, and so has no name,
 	// or no tag.
 	ImageNames []string
+
+	// Requests are what kubelet has given to the container of the extended resources that pods
+	// request for fairlead, by name without the domain; PodRequests are those of all containers of
+	// its pod together.
+	Requests, PodRequests map[string]uint64
 
 	PID     int       // the init process, in the agent's pid namespace; 0 once it has ended
 	Started time.Time // when PID was started, from its start time in proc

@@ -344,7 +344,7 @@ func (t *tree) look(now time.Time) (wait time.Duration) {
 
 // counts reports whether a cgroup is a container of its own.
 func (t *tree) counts(dir string) (bool, error) {
-	if dir == t.top {
+	if dir == t.top || !t.nodes[dir].other && engineMonitor.MatchString(filepath.Base(dir)) {
 		return false, nil
 	}
 	if strings.HasSuffix(dir, ".scope") && filepath.Base(dir) != "init.scope" {

@@ -55,6 +55,7 @@ func TestCgroupTree(t *testing.T) {
 	scope := cg.Child(t, "fl.scope")
 	inScope, _ := onHost(t, scope, "sleep", "1000")
 	cg.Child(t, "empty")
+	onHost(t, cg.Child(t, "crio-conmon-"+strings.Repeat("0a", 32)+".scope"), "sleep", "1000") // watches a container, and is none
 	awaitBelow(t, s, cg.V2, "before", "after", "kubepods/pod1/c1", "fl.scope")
 	c := awaitName(t, s, "c1")
 	if c.Source != container.CgroupSource || c.ID != idOf(t, deep) || c.NetNS != ns.Inode || c.RuntimeID != "" || c.HostNetwork {

@@ -43,6 +43,7 @@ const (
 	podLabel       = "io.kubernetes.pod.name"
 	namespaceLabel = "io.kubernetes.pod.namespace"
 	uidLabel       = "io.kubernetes.pod.uid"
+	containerLabel = "io.kubernetes.container.name"
 	kindLabel      = "io.cri-containerd.kind"
 	nerdctlName    = "nerdctl/name"
 
@@ -305,7 +306,8 @@ func criRecord(ct, pod *containers.Container) Record {
 	}
 	rec.ImageLabels, _ = part(ct.GetLabels(), own.Labels)
 	delete(rec.ImageLabels, kindLabel) // the plugin's
-	rec.Pod, rec.Namespace, rec.PodCgroup = sandbox.Metadata.Name, sandbox.Metadata.Namespace, podCgroup(sandbox.Linux.CgroupParent, sandbox.Metadata.UID)
+	rec.Pod, rec.Namespace, rec.PodUID = sandbox.Metadata.Name, sandbox.Metadata.Namespace, sandbox.Metadata.UID
+	rec.PodCgroup = podCgroup(sandbox.Linux.CgroupParent, rec.PodUID)
 	return rec
 }
 

@@ -162,7 +162,7 @@ func (c connection) inspect(ctx context.Context, id string) (Record, bool, error
 	// Users can write these labels too; cri-dockerd made the directory for the pod.
 	if ct.HostConfig != nil {
 		if rec.PodCgroup = podCgroup(ct.HostConfig.CgroupParent, rec.Labels[uidLabel]); rec.PodCgroup != "" {
-			rec.Pod, rec.Namespace = rec.Labels[podLabel], rec.Labels[namespaceLabel]
+			rec.Pod, rec.Namespace, rec.PodUID = rec.Labels[podLabel], rec.Labels[namespaceLabel], rec.Labels[uidLabel]
 		}
 	}
 	if ct.Image != "" && unnamed(rec.Image, ct.Image) {

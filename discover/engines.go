@@ -11,7 +11,7 @@ import (
 )
 
 // Engine is the engine that made a container, by the name of its cgroup: Name is that of its
-// source, or "cri-o", which has none. User is its user if it runs without root, else 0.
+// source. User is its user if it runs without root, else 0.
 type Engine struct {
 	Name string
 	User int
@@ -54,6 +54,9 @@ func EngineOf(dir string) (e Engine, ok bool) {
 
 // engineScope matches an engine's name for a container's cgroup, with systemd and without.
 var engineScope = regexp.MustCompile(`^(docker-|libpod-|crio-|cri-containerd-|nerdctl-|)[0-9a-f]{64}(\.scope)?$`)
+
+// engineMonitor matches the cgroup of conmon, with which Podman and CRI-O watch one container.
+var engineMonitor = regexp.MustCompile(`^(libpod|crio)-conmon-[0-9a-f]{64}(\.scope)?$`)
 
 // Engines counts the cgroups of engines with processes, in the v2 tree below root. It looks at 8192
 // cgroups at most.

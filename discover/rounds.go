@@ -399,6 +399,8 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (c
 		Namespace:   rec.Namespace,
 		ImageLabels: rec.ImageLabels,
 		ImageNames:  rec.ImageNames,
+		Requests:    rec.Requests,
+		PodRequests: rec.PodRequests,
 		PodCgroup:   rec.PodCgroup != "" && inPod(container.Cgroup(p.cgroup), rec.PodCgroup),
 		PID:         p.pid,
 		Started:     p.started,

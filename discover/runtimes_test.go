@@ -146,7 +146,7 @@ func TestCRIRecord(t *testing.T) {
 		want    Record
 	}{
 		{"container of a pod", inner, sandbox, Record{
-			Name: "server", RuntimeID: "c1", Image: "img", Pod: "web-0", Namespace: "shop", PodCgroup: "pod1a-2b",
+			Name: "server", RuntimeID: "c1", Image: "img", Pod: "web-0", Namespace: "shop", PodUID: "1a-2b", PodCgroup: "pod1a-2b",
 			Labels: map[string]string{
 				"io.kubernetes.container.name": "server", podLabel: "web-0", "app": "web",
 				"both": "container", "fairlead.net.rate": "5mbit", "fairlead.net.weight": "2",
@@ -154,7 +154,7 @@ func TestCRIRecord(t *testing.T) {
 			ImageLabels: map[string]string{podLabel: "other", "app": "other", "fairlead.net.rate": "900mbit", nerdctlName: "other"},
 			Annotations: map[string]bool{"both": true, "fairlead.net.rate": true, "fairlead.net.weight": true},
 		}},
-		{"pause", sandbox, nil, Record{Name: "pause", RuntimeID: "s1", Pod: "web-0", Namespace: "shop", PodCgroup: "pod1a-2b",
+		{"pause", sandbox, nil, Record{Name: "pause", RuntimeID: "s1", Pod: "web-0", Namespace: "shop", PodUID: "1a-2b", PodCgroup: "pod1a-2b",
 			Labels: podLabels, ImageLabels: map[string]string{"pause": "image"}, Sandbox: true}},
 		{"labels as if of the CRI", forged, nil, Record{Name: "x", RuntimeID: "x", Labels: forged.Labels}},
 		{"broken metadata", &containers.Container{ID: "x", Labels: map[string]string{"a": "b"}, Extensions: map[string]*anypb.Any{containerMetadata: {Value: []byte("{")}}}, nil,

@@ -1,6 +1,6 @@
 // Package discover finds the containers of this host.
 //
-// Several sources (Docker, Podman, containerd, the cgroup tree, the embedded sandbox) each report
+// Several sources (Docker, Podman, containerd, CRI-O, the cgroup tree, the embedded sandbox) each report
 // what they see; a [Set] joins the reports into one list keyed by cgroup v2 id. The Set is
 // level-triggered: a reader gets the whole present list, and an event only means that reading it
 // again is worthwhile.
@@ -49,6 +49,7 @@ type Config struct {
 	Keep    time.Duration    // 10 min: how long Lookup still finds an ended container
 	Links   int              // 4096: devices, and addresses, that one look at a network reads
 	Known   *Known           // from an earlier Set; nil: none
+	Pods    []PodSource      // what Kubernetes knows of pods
 	Now     func() time.Time // time.Now
 	Log     *slog.Logger     // slog.DiscardHandler
 }
@@ -63,7 +64,9 @@ type Set struct {
 	busy atomic.Pointer[time.Time] // see Busy; nil: idle
 
 	mu      sync.Mutex
-	reports []reported // by source
+	reports []reported         // by source
+	pods    []podsReported     // by cfg.Pods
+	inPods  map[recordKey]bool // the records of pods, in the last round
 	snap    Snapshot
 	changed chan struct{}
 	byID    map[container.ID]container.Container
@@ -86,16 +89,18 @@ type Snapshot struct {
 // boot, it counts until its runtime gives another list, or answers about a container, for as long
 // as the container's process lives.
 type Known struct {
-	Records map[string][]Record `json:"records"` // by source
+	Records map[string][]Record `json:"records"`        // by source
+	Pods    map[string][]Pod    `json:"pods,omitempty"` // by source of pods
 }
 
 // SourceStatus is the state of one source.
 type SourceStatus struct {
 	Name    string
-	Listed  bool      // at least one list was given
+	Listed  bool      // at least one list was given, or by a PodSource any report
 	Records int       // in the list that counts
 	Partial bool      // of that list: see Report
 	Absent  bool      // see Report
+	Pods    bool      // it is a PodSource: Records are the pods that it knows
 	Err     error     // why that list may be out of date, or incomplete; nil if it is neither
 	Since   time.Time // when Err came or went
 }
@@ -142,7 +147,15 @@ func NewSet(cfg Config, sources ...Source) *Set {
 		}
 		s.reports = append(s.reports, r)
 	}
-	s.snap.Sources = statuses(s.reports)
+	for _, src := range cfg.Pods {
+		r := podsReported{news: make(chan struct{}, 1), status: SourceStatus{Name: src.Name(), Since: cfg.Now(), Pods: true}}
+		if cfg.Known != nil {
+			r.pods = podsBy(cfg.Known.Pods[src.Name()])
+			r.status.Records = len(r.pods)
+		}
+		s.pods = append(s.pods, r)
+	}
+	s.snap.Sources = s.statuses(s.reports)
 	return s
 }
 
@@ -179,6 +192,17 @@ func (s *Set) Run(ctx context.Context) error {
 			// One source that gives up must not end the others.
 			s.cfg.Log.Error("container source ended", "source", src.Name(), "err", err)
 			s.report(i, Report{Err: cmp.Or(err, errors.New("source ended"))})
+			return nil
+		})
+	}
+	for i, src := range s.cfg.Pods {
+		g.Go(func() error {
+			err := src.Run(ctx, s.pods[i].news, func(rep PodReport) { s.reportPods(i, rep) })
+			if ctx.Err() != nil {
+				return nil
+			}
+			s.cfg.Log.Error("source of pods ended", "source", src.Name(), "err", err)
+			s.reportPods(i, PodReport{Err: cmp.Or(err, errors.New("source ended"))})
 			return nil
 		})
 	}
@@ -261,17 +285,24 @@ func (s *Set) report(i int, rep Report) {
 	s.poke()
 }
 
-// take returns the last report of each source.
+// take returns the last report of each source, with what is known of pods.
 func (s *Set) take() []reported {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.reports)
+	reports := slices.Clone(s.reports)
+	s.joinPods(reports)
+	return reports
 }
 
-func statuses(reports []reported) []SourceStatus {
+// statuses returns those of the sources, with these reports, and of the sources of pods. The caller
+// holds s.mu, if the Set runs.
+func (s *Set) statuses(reports []reported) []SourceStatus {
 	var list []SourceStatus
 	for _, r := range reports {
 		list = append(list, r.status)
+	}
+	for _, p := range s.pods {
+		list = append(list, p.status)
 	}
 	return list
 }
@@ -282,7 +313,7 @@ func (s *Set) publish(r *rounds, reports []reported) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	next := Snapshot{Sources: statuses(reports), Complete: r.settled}
+	next := Snapshot{Sources: s.statuses(reports), Complete: r.settled}
 	for _, st := range next.Sources {
 		next.Complete = next.Complete && st.Listed
 	}
@@ -312,6 +343,7 @@ func (s *Set) publish(r *rounds, reports []reported) {
 		next.Containers, next.Known = s.snap.Containers, s.snap.Known
 	} else {
 		next.Known = r.known(reports)
+		next.Known.Pods = s.knownPods()
 		s.byID = live
 		next.Containers = slices.SortedFunc(maps.Values(s.byID), func(a, b container.Container) int { return cmp.Compare(a.ID, b.ID) })
 	}

@@ -54,11 +54,16 @@ type Record struct {
 
 	ImageLabels map[string]string `json:",omitempty"` // see Container
 	ImageNames  []string          `json:",omitempty"` // see Container
+	PodUID      string            `json:",omitempty"`
 	PodCgroup   string            `json:",omitempty"` // name of the directory that the CRI made for the pod alone, or ""
 
 	LeftOut map[string]int `json:",omitempty"` // see Container; the Set fills it in
 
 	Annotations map[string]bool `json:",omitempty"` // see Container
+
+	// Requests and PodRequests are from the sources of pods, see Container.
+	Requests    map[string]uint64 `json:"-"`
+	PodRequests map[string]uint64 `json:"-"`
 
 	// Unread: the labels of the image, and then all of the container's count as the image's, or its
 	// names could not be read.

@@ -133,6 +133,14 @@ type Step struct {
 	Now, Value string
 }
 
+// Guarantor is a Feature that guarantees containers parts of something that the host has.
+// Guarantees may be called at any time.
+type Guarantor interface {
+	// Guarantees returns how much containers can be guaranteed together, in whole numbers, by the
+	// resource as pods request it (policy.ResourceEgress). It leaves out what is not known.
+	Guarantees() map[string]uint64
+}
+
 // Examiner is a Feature that knows more about this host than Support reports, for example about
 // single devices. Examine may be called at any time.
 type Examiner interface {

@@ -316,7 +316,7 @@ func (r *reader) match(p pair) match {
 
 // runtimes reads patterns for a container's source.
 func (r *reader) runtimes(p pair) patterns {
-	known := []string{"docker", "podman", "containerd", "sandbox", container.CgroupSource}
+	known := []string{"docker", "podman", "containerd", "cri-o", "sandbox", container.CgroupSource}
 	ps := r.patterns("match.runtime", p)
 	for _, t := range ps {
 		if !slices.ContainsFunc(known, func(name string) bool { return glob(t, name) }) {

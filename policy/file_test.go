@@ -121,7 +121,7 @@ func TestCheck(t *testing.T) {
 		{set("net.rate: 99999tbit"), `f.yaml:3:13: net.rate: "99999tbit": 99999tbit is not between 1kbit and 1000tbit`},
 		{set("net.rate: 2000tbit"), `f.yaml:3:13: net.rate: "2000tbit": 2000tbit is not between 1kbit and 1000tbit`},
 		{set("net.rate: 99999999999999999999tbit"), `f.yaml:3:13: net.rate: "99999999999999999999tbit": the number is too large`},
-		{"match: {runtime: [docker, dokcer]}\nset: {netcpu: auto}\n", `f.yaml:1:9: match.runtime: "dokcer": must be one of docker, podman, containerd, sandbox, cgroup`},
+		{"match: {runtime: [docker, dokcer]}\nset: {netcpu: auto}\n", `f.yaml:1:9: match.runtime: "dokcer": must be one of docker, podman, containerd, cri-o, sandbox, cgroup`},
 		{"match: {runtime: \"*\"}\nset: {netcpu: auto}\n", ""},
 		{set("net.rate:"), `f.yaml:3:3: net.rate: must be given a value`},
 		{set("net.rate: [1mbit]"), `f.yaml:3:3: net.rate: must be one value, not a list`},

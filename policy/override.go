@@ -81,8 +81,8 @@ func (s *Store) Check(c container.Container, overrides []Override) error {
 		files := s.Policy()
 		c = s.own(c)
 		held := files.matching(c)
-		_, before, _ := files.resolve(c, held, nil, nil)
-		_, found, _ := files.resolve(c, held, nil, layers[c.ID])
+		_, before, _ := files.resolve(c, held, nil, requested(c, s.disks), nil)
+		_, found, _ := files.resolve(c, held, nil, requested(c, s.disks), layers[c.ID])
 		for _, p := range found {
 			if !slices.Contains(before, p) {
 				p.Container, p.Name = 0, ""

@@ -85,8 +85,8 @@ func (l layer) settings() (Settings, []Origin) {
 // sorted by container and key. A container without policy gets the zero Settings.
 //
 // Of several sources of a key the last one counts: the files in the order of their names, within a
-// file from top to bottom, then the container's labels (and then, in [Store.Resolve], what was set
-// by hand). Labels are left out, with a Problem for each, if any policy that matches the container
+// file from top to bottom, then what the container requested of kubelet, then its labels (and then,
+// in [Store.Resolve], what was set by hand). Labels are left out, with a Problem for each, if any policy that matches the container
 // is in a file with "labels: deny", and those from its image, which are weaker than its own, unless
 // one is in a file with "labels: image". Those of a key with Host are left out, and listed in
 // Refused, unless one is in a file with "labels: host".
@@ -98,7 +98,7 @@ func (p *Policy) Resolve(containers []container.Container) ([]Target, []Problem)
 	targets := make([]Target, 0, len(containers))
 	var problems []Problem
 	for _, c := range sorted(containers) {
-		t, ps, _ := p.resolve(c, p.matching(c), nil, nil)
+		t, ps, _ := p.resolve(c, p.matching(c), nil, requested(c, nil), nil)
 		targets, problems = append(targets, t), append(problems, ps...)
 	}
 	return targets, problems
@@ -113,9 +113,9 @@ func sorted(containers []container.Container) []container.Container {
 }
 
 // resolve resolves one container with its matching rules. last is what held before, by key, or nil;
-// pass the returned layer as last the next time. hand is what was set for the container by hand, or
-// nil.
-func (p *Policy) resolve(c container.Container, held []int, last, hand layer) (Target, []Problem, layer) {
+// pass the returned layer as last the next time. asked is what the container requested of kubelet,
+// and hand what was set for it by hand, or nil.
+func (p *Policy) resolve(c container.Container, held []int, last layer, asked requests, hand layer) (Target, []Problem, layer) {
 	layers, trust := p.layersOf(held)
 	var problems, refused []Problem
 	broken := map[string]bool{}
@@ -134,6 +134,7 @@ func (p *Policy) resolve(c container.Container, held []int, last, hand layer) (T
 		}
 		problems, layers = ls.problems, append(layers, ls.layer)
 	}
+	labels := layer{}
 	if trust.deny == "" {
 		ls := parseLabels(c.Labels, c.LeftOut, counts)
 		refused = append(refused, ls.refused...)
@@ -152,8 +153,13 @@ func (p *Policy) resolve(c container.Container, held []int, last, hand layer) (T
 				ls.layer[key] = e
 			}
 		}
-		layers = append(layers, ls.layer)
+		labels = ls.layer
+		layers = append(layers, labels)
 	}
+	// Above the labels, which it leaves out, so that it gives way where it contradicts one: a ceil
+	// holds, whatever is requested.
+	layers = append(layers, asked.without(labels))
+	problems = append(problems, asked.problems...)
 	if len(hand) > 0 {
 		layers = append(layers, hand)
 	}

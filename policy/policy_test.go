@@ -45,11 +45,11 @@ func TestResolveRuntime(t *testing.T) {
 		match string
 		want  []string // the sources of the matching rules
 	}{
-		{`{name: web}`, []string{"docker", "podman", "containerd", "sandbox"}},
+		{`{name: web}`, []string{"docker", "podman", "containerd", "cri-o", "sandbox"}},
 		{`{name: web, runtime: docker}`, []string{"docker"}},
 		{`{runtime: [podman, cgroup]}`, []string{"podman", "cgroup"}},
 		{`{name: web, runtime: cgroup}`, []string{"cgroup"}},
-		{`{name: web, runtime: "*"}`, []string{"docker", "podman", "containerd", "sandbox", "cgroup"}},
+		{`{name: web, runtime: "*"}`, []string{"docker", "podman", "containerd", "cri-o", "sandbox", "cgroup"}},
 		{`{name: db, runtime: cgroup}`, nil},
 	} {
 		p, problems := ParseFile("f.yaml", []byte("match: "+c.match+"\nset: {netcpu: auto}\n"))
@@ -57,7 +57,7 @@ func TestResolveRuntime(t *testing.T) {
 			t.Fatal(problems)
 		}
 		var got []string
-		for _, source := range []string{"docker", "podman", "containerd", "sandbox", container.CgroupSource} {
+		for _, source := range []string{"docker", "podman", "containerd", "cri-o", "sandbox", container.CgroupSource} {
 			targets, _ := p.Resolve([]container.Container{{ID: 7, Name: "web", Source: source}})
 			if targets[0].Settings.NetCPU == NetCPUAuto {
 				got = append(got, source)
@@ -416,7 +416,7 @@ func TestPods(t *testing.T) {
 		}
 	}
 	p := &Policy{}
-	target, problems, _ := p.resolve(c, p.matching(c), nil, nil)
+	target, problems, _ := p.resolve(c, p.matching(c), nil, requests{}, nil)
 	from := make(map[string]string)
 	for _, o := range target.Origins {
 		from[o.Key] = o.From

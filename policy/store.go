@@ -29,7 +29,8 @@ type Store struct {
 	last   map[container.ID]layer
 	status Status
 
-	trusting bool // see TrustImages
+	trusting bool  // see TrustImages
+	disks    Disks // see NameDisks
 
 	matched []time.Time // when each rule of policy last matched a container, or came into force
 	ran     time.Time   // when a container that policy could have matched was last running
@@ -225,7 +226,7 @@ func (s *Store) Resolve(containers []container.Container) ([]Target, []Problem) 
 		if c.Source != container.CgroupSource {
 			s.ran = now
 		}
-		t, ps, good := s.policy.resolve(c, held, s.last[c.ID], s.overrides[c.ID])
+		t, ps, good := s.policy.resolve(c, held, s.last[c.ID], requested(c, s.disks), s.overrides[c.ID])
 		targets, problems = append(targets, t), append(problems, ps...)
 		if len(good) > 0 {
 			next[c.ID] = good

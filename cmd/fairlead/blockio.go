@@ -23,6 +23,7 @@ import (
 func blockioAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
 	s.StringVar(&c.DiskCalibrate, "io.calibrate", "off", "off, or idle: measure each disk that nobody has measured, in a directory of io.scratch, while nobody uses it")
 	s.StringVar(&c.DiskScratch, "io.scratch", "", "directories, separated by commas, for the scratch files of io.calibrate: the disks that they are on may be measured, and no others")
+	s.Var((*namedDisks)(&c.Disks), "kubelet-disk", "a disk of known capacity whose reads and writes kubelet is offered, as NAME=/dev/vdb: pods request fairlead.dev/NAME-riops and -wiops; separate several by commas, or repeat the flag; default: none")
 	s.StringVar(&c.DiskCapacities, "disk-capacities", "/var/lib/fairlead/disk-capacities.json", "file of what disks can do, as io calibrate measured or io capacity gave it; empty: it is forgotten when the agent ends")
 }
 

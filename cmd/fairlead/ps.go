@@ -276,7 +276,7 @@ func concerns(st api.Status) []string {
 			out = append(out, fmt.Sprintf("source %s: %s", cli.Show(s.Name), cli.OneLine(s.Error)))
 		}
 		if s.Partial && s.Name == "cgroup" {
-			out = append(out, "source cgroup: there are more cgroups, or more changes to them, than are looked at; containers of Docker, Podman and containerd are not concerned")
+			out = append(out, "source cgroup: there are more cgroups, or more changes to them, than are looked at; containers of Docker, Podman, containerd and CRI-O are not concerned")
 		}
 	}
 	if st.Recording != nil && st.Recording.Error != "" {

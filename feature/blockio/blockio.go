@@ -42,6 +42,8 @@ type Config struct {
 	Scratch    []string // directories: the agent calibrates their disks while they are idle
 	Deadline   bool     // use SCHED_DEADLINE even where there are real-time groups
 
+	Disks policy.Disks // what Guarantees tells of
+
 	// Measures returns why this kernel cannot measure containers; nil: monitor.Supported.
 	Measures func() error
 }
@@ -75,6 +77,7 @@ var (
 	_ feature.Exporter  = (*BlockIO)(nil)
 	_ feature.Witness   = (*BlockIO)(nil)
 	_ feature.Examiner  = (*BlockIO)(nil)
+	_ feature.Guarantor = (*BlockIO)(nil)
 	_ feature.Notifier  = (*BlockIO)(nil)
 	_ feature.Mapped    = (*BlockIO)(nil)
 )

@@ -117,8 +117,10 @@ func brokenImport(from, to string, test bool) string {
 		return "netlink is spoken in kernel/netdev, kernel/qdisc, kernel/conntrack, kernel/probe and lab/... only"
 	case to == "os/exec" && !in(from, "lab", "cmd", "kernel/enter"):
 		return "programs are started in lab/..., cmd and kernel/enter only"
-	case in(to, "github.com/moby/moby", "github.com/containerd/containerd") && from != "discover":
+	case in(to, "github.com/moby/moby", "github.com/containerd/containerd", "k8s.io/cri-api") && from != "discover":
 		return "runtimes are spoken to in discover only"
+	case in(to, "k8s.io") && !in(from, "discover", "agent/deviceplugin"):
+		return "Kubernetes is spoken to in discover/... and agent/deviceplugin only"
 	}
 	return ""
 }
@@ -204,6 +206,9 @@ func TestBrokenImport(t *testing.T) {
 		{"feature/netcpu", "hist", false, true},
 		{"hist", "feature", false, false},
 		{"discover", "os/exec", false, false},
+		{"discover/kubernetes", "k8s.io/kubelet/pkg/apis/podresources/v1", false, true},
+		{"discover/kubernetes", "k8s.io/cri-api/pkg/apis/runtime/v1", false, false},
+		{"agent", "k8s.io/kubelet/pkg/apis/podresources/v1", false, false},
 		{"discover", "github.com/moby/moby/client", false, true},
 		{"container", "github.com/moby/moby/client", false, false},
 		{"container", "kernel/netdev", false, false},

@@ -130,6 +130,13 @@ func (c Capacity) Share(f api.BlockIOFigures) (all, reads, writes float64) {
 // free returns the part of the capacity that may be reserved.
 func (c Capacity) free() float64 { return 1 - c.Headroom }
 
+// Halves returns the operations per second that can be reserved if reads take one half of what can
+// be reserved, and writes the other. known is false if the capacity is not.
+func (c Capacity) Halves() (f api.BlockIOFigures, known bool) {
+	half := c.free() / 2
+	return api.BlockIOFigures{ReadIOPS: uint64(half * float64(c.ReadIOPS)), WriteIOPS: uint64(half * float64(c.WriteIOPS))}, c.Known()
+}
+
 // Check returns an error if the capacity makes no sense. One that is not known may have been seen.
 func (c Capacity) Check() error {
 	f := c.BlockIOFigures

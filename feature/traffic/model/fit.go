@@ -15,6 +15,9 @@ var ErrOverLink = errors.New("guaranteed rates exceed the link")
 // rates do not count, and for the host itself.
 const admitted = 95
 
+// Admitted returns how much of a link can be promised, in bit/s.
+func Admitted(link uint64) uint64 { return link/100*admitted + link%100*admitted/100 }
+
 // fitLink checks that the guaranteed rates of the tenants of one link add up to at most 95 % of it;
 // all in bit/s. It ignores zero rates, which guarantee nothing. The error wraps [ErrOverLink] and
 // names the sum.
@@ -30,7 +33,7 @@ func fitLink(link uint64, rates []uint64) error {
 			tenants++
 		}
 	}
-	limit := link/100*admitted + link%100*admitted/100
+	limit := Admitted(link)
 	if !overflow && sum <= limit {
 		return nil
 	}

@@ -1,0 +1,242 @@
+// Package deviceplugin offers kubelet what containers on this node can be guaranteed, so that the
+// scheduler of Kubernetes counts it: as extended resources, by kubelet's device plugin API.
+//
+// A device is a unit of a resource, such as 1 Mbit/s, and nothing that a container gets to see:
+// Allocate adds nothing to it. Whether a guarantee is kept is the features' part, and who was given
+// what is read by package discover/kubernetes. Package agent runs the Plugin.
+package deviceplugin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	kubelet "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// Config is what New needs.
+type Config struct {
+	// Dir is kubelet's directory of plugins' sockets: /var/lib/kubelet/device-plugins.
+	Dir string
+	// Domain is that of the resources, with its slash.
+	Domain string
+	// Amounts returns how many devices there are now, by resource without the domain. A resource
+	// that it no longer names has none. It is called from one goroutine.
+	Amounts func() map[string]int
+	// Every is how often Amounts and the sockets are looked at without an event; 0: 10 s.
+	Every time.Duration
+	Log   *slog.Logger // nil: no log
+}
+
+// Plugin offers resources to kubelet.
+type Plugin struct {
+	cfg  Config
+	wake chan struct{} // holds one
+
+	mu     sync.Mutex
+	offers map[string]*offer
+}
+
+// Offer is the state of one resource.
+type Offer struct {
+	Resource string // with its domain
+	Amount   int
+	Watched  bool  // kubelet has its devices, and is told of changes
+	Err      error // why kubelet may not know it; nil also while there is no kubelet
+}
+
+const (
+	registerTime = 5 * time.Second
+	retryTime    = time.Second            // after a failure
+	eventRest    = 100 * time.Millisecond // gathers events, and bounds how often kubelet is asked
+	prefix       = "fairlead-"            // of the sockets
+)
+
+// New makes a Plugin that does nothing before Run.
+func New(cfg Config) *Plugin {
+	cfg.Every = cmp.Or(cfg.Every, 10*time.Second)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Plugin{cfg: cfg, wake: make(chan struct{}, 1), offers: make(map[string]*offer)}
+}
+
+// Run offers the resources until ctx ends, which is not an error. While there is no kubelet it
+// waits for one. kubelet removes all sockets of plugins when it starts, and forgets them: then each
+// resource is offered anew.
+func (p *Plugin) Run(ctx context.Context) error {
+	watch, err := fsnotify.NewWatcher()
+	if err != nil {
+		p.cfg.Log.Warn("a restart of kubelet is noticed late", "err", err)
+		watch = &fsnotify.Watcher{} // its channels are nil: no events
+	} else {
+		defer watch.Close()
+	}
+	defer p.close()
+	watched := false
+	for ctx.Err() == nil {
+		// A directory that was made anew is another one.
+		if err == nil && !(watched && slices.Contains(watch.WatchList(), p.cfg.Dir)) {
+			watched = watch.Add(p.cfg.Dir) == nil
+		}
+		wait := p.cfg.Every
+		if !p.round(ctx) {
+			wait = min(wait, retryTime)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-watch.Events:
+		case <-watch.Errors:
+		case <-p.wake:
+		}
+		timer.Stop()
+		select {
+		case <-ctx.Done():
+		case <-time.After(eventRest):
+		}
+		drain(watch.Events)
+	}
+	return nil
+}
+
+func drain(events <-chan fsnotify.Event) {
+	for {
+		select {
+		case <-events:
+		default:
+			return
+		}
+	}
+}
+
+// Offers returns the state of the resources, by name.
+func (p *Plugin) Offers() (list []Offer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(p.offers)) {
+		list = append(list, p.offers[name].state())
+	}
+	return list
+}
+
+// round makes the sockets, and what kubelet knows, as they should be. It reports whether they are.
+func (p *Plugin) round(ctx context.Context) bool {
+	amounts := p.cfg.Amounts()
+	p.mu.Lock()
+	for name := range amounts {
+		if p.offers[name] == nil {
+			p.offers[name] = newOffer(p.cfg.Domain+name, filepath.Join(p.cfg.Dir, prefix+name+".sock"), p.nudge)
+		}
+	}
+	offers := maps.Clone(p.offers)
+	p.mu.Unlock()
+
+	at, err := identify(p.kubelet())
+	ok := true
+	for name, o := range offers {
+		o.set(amounts[name])
+		ok = p.offer(ctx, o, at, err) && ok
+	}
+	return ok
+}
+
+// offer makes kubelet know one resource, and reports whether it does. at is kubelet's socket, or
+// err why there is none.
+func (p *Plugin) offer(ctx context.Context, o *offer, at socket, err error) bool {
+	if errors.Is(err, fs.ErrNotExist) {
+		o.done(socket{}, nil) // kubelet does not run, and tells by its socket when it does
+		return true
+	}
+	if err == nil && o.serves() != nil {
+		err = o.listen()
+	}
+	if err == nil {
+		if o.known(at) {
+			return true
+		}
+		err = p.register(ctx, o)
+	}
+	p.done(o, at, err)
+	return err == nil
+}
+
+func (p *Plugin) kubelet() string {
+	return filepath.Join(p.cfg.Dir, filepath.Base(kubelet.KubeletSocket))
+}
+
+// done notes the end of an attempt, and logs what is new.
+func (p *Plugin) done(o *offer, at socket, err error) {
+	was := o.done(at, err)
+	switch {
+	case err == nil && at != (socket{}):
+		p.cfg.Log.Info("kubelet was offered a resource", "resource", o.resource, "amount", o.state().Amount)
+	case err != nil && (was == nil || was.Error() != err.Error()):
+		p.cfg.Log.Warn("kubelet does not know a resource: pods that request it are not placed here", "resource", o.resource, "err", err)
+	}
+}
+
+// register tells kubelet of a resource. kubelet then calls ListAndWatch.
+func (p *Plugin) register(ctx context.Context, o *offer) error {
+	o.begin()
+	ctx, cancel := context.WithTimeout(ctx, registerTime)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+p.kubelet(), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("register %s: %w", o.resource, err)
+	}
+	defer conn.Close()
+	_, err = kubelet.NewRegistrationClient(conn).Register(ctx, &kubelet.RegisterRequest{
+		Version: kubelet.Version, Endpoint: filepath.Base(o.path), ResourceName: o.resource, Options: &kubelet.DevicePluginOptions{},
+	})
+	if err != nil {
+		return fmt.Errorf("register %s at %s: %w", o.resource, p.kubelet(), err)
+	}
+	return nil
+}
+
+// nudge requests a round.
+func (p *Plugin) nudge() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// close withdraws everything: kubelet then counts the devices as unhealthy, and gives none of them
+// to new pods.
+func (p *Plugin) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, o := range p.offers {
+		o.close()
+	}
+}
+
+// socket is the identity of a socket's file.
+type socket struct {
+	dev, ino uint64
+	made     unix.Timespec // an inode's number may be used again
+}
+
+func identify(path string) (socket, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return socket{}, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return socket{st.Dev, st.Ino, st.Ctim}, nil
+}

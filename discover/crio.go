@@ -1,0 +1,227 @@
+package discover
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// CRIOAddr is the usual socket of CRI-O.
+const CRIOAddr = "/run/crio/crio.sock"
+
+// relistCRI is how often a runtime without events is asked for its list: kubelet's own interval.
+const relistCRI = time.Second
+
+// CRIO is the source for the containers of CRI-O, by the CRI alone. addr is the path of its socket;
+// if empty, CRIOAddr. What Containerd says of pods and their annotations holds here too. The CRI
+// reports no labels of images.
+func CRIO(addr string) Source {
+	return crio{cmp.Or(strings.TrimPrefix(addr, "unix://"), CRIOAddr)}
+}
+
+type crio struct{ addr string }
+
+func (crio) Name() string { return "cri-o" }
+
+func (c crio) Run(ctx context.Context, publish func(Report)) error {
+	r := newRoster(c.Name(), c.addr, publish)
+	r.follow(ctx, func(ctx context.Context) error { return c.session(ctx, r) })
+	return nil
+}
+
+// crioClient is one connection. A sandbox's key has sandboxPrefix before its id.
+type crioClient struct {
+	runtimeapi.RuntimeServiceClient
+}
+
+const sandboxPrefix = "sandbox/"
+
+func (c crio) session(ctx context.Context, r *roster) error {
+	if err := listens(ctx, c.addr); err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("unix://"+c.addr, grpc.WithAuthority("localhost"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	now := crioClient{runtimeapi.NewRuntimeServiceClient(conn)}
+	events, silent := now.events(ctx)
+	relist := time.NewTimer(0)
+	defer relist.Stop()
+	pause := time.Second // as for containerd, the watch may begin late
+	for {
+		select {
+		case ev := <-events:
+			switch key := ev.GetContainerId(); ev.GetContainerEventType() {
+			case runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT:
+				// The event does not say whether it is a container or a sandbox: the list does.
+				relist.Reset(0)
+			case runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT:
+				r.end(key)
+				r.end(sandboxPrefix + key)
+			}
+		case <-silent: // it has no events, or the stream has ended
+			silent, events = nil, nil
+			relist.Reset(0)
+		case got := <-r.answers:
+			r.take(got)
+		case <-relist.C:
+			keys, err := now.list(ctx)
+			if err != nil {
+				return err
+			}
+			if events == nil {
+				pause = relistCRI
+			}
+			r.replace(ctx, keys, lives, now.inspect)
+			relist.Reset(pause)
+			pause = relistEvery
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// events follows the runtime's events; silent is closed when there are none any more.
+func (c crioClient) events(ctx context.Context) (events chan *runtimeapi.ContainerEventResponse, silent chan struct{}) {
+	events, silent = make(chan *runtimeapi.ContainerEventResponse), make(chan struct{})
+	go func() {
+		defer close(silent)
+		stream, err := c.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+		for err == nil {
+			var ev *runtimeapi.ContainerEventResponse
+			if ev, err = stream.Recv(); err != nil {
+				return
+			}
+			select {
+			case events <- ev:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return events, silent
+}
+
+// list returns the keys of what runs.
+func (c crioClient) list(ctx context.Context) (keys []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	containers, err := c.ListContainers(ctx, &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{
+		State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("list containers: %w", unanswered(ctx, err))
+	}
+	sandboxes, err := c.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{
+		State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY},
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("list sandboxes: %w", unanswered(ctx, err))
+	}
+	for _, ct := range containers.GetContainers() {
+		keys = append(keys, ct.GetId())
+	}
+	for _, s := range sandboxes.GetItems() {
+		keys = append(keys, sandboxPrefix+s.GetId())
+	}
+	return keys, nil
+}
+
+// crioInfo is what we use of the JSON in a verbose answer.
+type crioInfo struct {
+	SandboxID   string
+	PID         int
+	RuntimeSpec struct {
+		Linux struct{ CgroupsPath string }
+	}
+}
+
+// infoOf reads a verbose answer; zero if it cannot be read.
+func infoOf(info map[string]string) (i crioInfo) {
+	if json.Unmarshal([]byte(info["info"]), &i) != nil {
+		return crioInfo{}
+	}
+	return i
+}
+
+func (c crioClient) inspect(ctx context.Context, key string) (Record, bool, error) {
+	if id, ok := strings.CutPrefix(key, sandboxPrefix); ok {
+		pod, err := c.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+		if status.Code(err) == codes.NotFound {
+			return Record{}, false, nil
+		}
+		if err != nil {
+			return Record{}, false, err
+		}
+		rec := crioRecord(nil, pod.GetStatus(), infoOf(pod.GetInfo()))
+		// Without a pause container, which is CRI-O's default, there is nothing to know of.
+		return rec, rec.PID > 0 && pod.GetStatus().GetState() == runtimeapi.PodSandboxState_SANDBOX_READY, nil
+	}
+	ct, err := c.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: key, Verbose: true})
+	if status.Code(err) == codes.NotFound {
+		return Record{}, false, nil
+	}
+	if err != nil {
+		return Record{}, false, err
+	}
+	info := infoOf(ct.GetInfo())
+	if ct.GetStatus().GetState() != runtimeapi.ContainerState_CONTAINER_RUNNING || info.PID <= 0 {
+		return Record{}, false, nil
+	}
+	var pod *runtimeapi.PodSandboxStatus
+	if info.SandboxID != "" {
+		// Without it the container is still known, only not its pod.
+		if got, err := c.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: info.SandboxID}); err == nil {
+			pod = got.GetStatus()
+		}
+	}
+	return crioRecord(ct.GetStatus(), pod, info), true, nil
+}
+
+// crioRecord joins what the CRI says of a container, or of a sandbox if that is nil, and of its pod.
+func crioRecord(ct *runtimeapi.ContainerStatus, pod *runtimeapi.PodSandboxStatus, info crioInfo) Record {
+	rec := Record{PID: info.PID}
+	if ct == nil {
+		rec.RuntimeID, rec.Name, rec.Sandbox, rec.Labels = pod.GetId(), "pause", true, maps.Clone(pod.GetLabels())
+	} else {
+		image := ct.GetImage()
+		rec.RuntimeID, rec.Name = ct.GetId(), cmp.Or(ct.GetMetadata().GetName(), ct.GetId())
+		rec.Image = cmp.Or(image.GetUserSpecifiedImage(), image.GetImage(), ct.GetImageRef())
+		rec.Labels = merged(pod.GetLabels(), ct.GetLabels())
+		for _, annotations := range []map[string]string{pod.GetAnnotations(), ct.GetAnnotations()} {
+			for key, value := range annotations {
+				if !strings.HasPrefix(key, kubeletPrefix) {
+					rec.annotate(key, value)
+				}
+			}
+		}
+	}
+	of := pod.GetMetadata()
+	rec.Pod, rec.Namespace, rec.PodUID = of.GetName(), of.GetNamespace(), of.GetUid()
+	rec.PodCgroup = podCgroup(cgroupParent(info.RuntimeSpec.Linux.CgroupsPath), rec.PodUID)
+	return rec
+}
+
+// cgroupParent returns the parent in a container's path as runc takes it: SLICE:PREFIX:NAME with
+// systemd, a directory without.
+func cgroupParent(of string) string {
+	if slice, _, systemd := strings.Cut(of, ":"); systemd {
+		return slice
+	}
+	return path.Dir(of)
+}

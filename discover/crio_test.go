@@ -1,0 +1,230 @@
+package discover
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// fakeCRI is a runtime that speaks the CRI.
+type fakeCRI struct {
+	runtimeapi.UnimplementedRuntimeServiceServer
+
+	mu         sync.Mutex
+	containers map[string]*runtimeapi.ContainerStatusResponse
+	sandboxes  map[string]*runtimeapi.PodSandboxStatusResponse
+	events     chan *runtimeapi.ContainerEventResponse // nil: it has none
+	lists      int
+}
+
+func newFakeCRI() *fakeCRI {
+	return &fakeCRI{containers: make(map[string]*runtimeapi.ContainerStatusResponse), sandboxes: make(map[string]*runtimeapi.PodSandboxStatusResponse)}
+}
+
+func (f *fakeCRI) serve(t *testing.T) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "crio.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	runtimeapi.RegisterRuntimeServiceServer(s, f)
+	go s.Serve(l)
+	t.Cleanup(s.Stop)
+	return socket
+}
+
+func (f *fakeCRI) ListContainers(_ context.Context, r *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lists++
+	var out runtimeapi.ListContainersResponse
+	for id, ct := range f.containers {
+		if ct.Status.State == r.Filter.State.State {
+			out.Containers = append(out.Containers, &runtimeapi.Container{Id: id})
+		}
+	}
+	return &out, nil
+}
+
+func (f *fakeCRI) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out runtimeapi.ListPodSandboxResponse
+	for id := range f.sandboxes {
+		out.Items = append(out.Items, &runtimeapi.PodSandbox{Id: id})
+	}
+	return &out, nil
+}
+
+func (f *fakeCRI) ContainerStatus(_ context.Context, r *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if ct := f.containers[r.ContainerId]; ct != nil && r.Verbose {
+		return ct, nil
+	}
+	return nil, status.Error(codes.NotFound, "no such container")
+}
+
+func (f *fakeCRI) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s := f.sandboxes[r.PodSandboxId]; s != nil {
+		return s, nil
+	}
+	return nil, status.Error(codes.NotFound, "no such sandbox")
+}
+
+func (f *fakeCRI) GetContainerEvents(_ *runtimeapi.GetEventsRequest, s grpc.ServerStreamingServer[runtimeapi.ContainerEventResponse]) error {
+	if f.events == nil {
+		return status.Error(codes.Unimplemented, "no events")
+	}
+	for {
+		select {
+		case ev := <-f.events:
+			if err := s.Send(ev); err != nil {
+				return err
+			}
+		case <-s.Context().Done():
+			return nil
+		}
+	}
+}
+
+// sandbox adds a pod; pid 0: without a pause container.
+func (f *fakeCRI) sandbox(id, name, uid string, pid int, annotations map[string]string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sandboxes[id] = &runtimeapi.PodSandboxStatusResponse{
+		Status: &runtimeapi.PodSandboxStatus{
+			Id: id, State: runtimeapi.PodSandboxState_SANDBOX_READY, Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "shop", Uid: uid},
+			Labels: map[string]string{"app": "web", podLabel: name}, Annotations: annotations,
+		},
+		Info: map[string]string{"info": fmt.Sprintf(`{"pid": %d, "runtimeSpec": {"linux": {"cgroupsPath": "kubepods-burstable-pod%s.slice:crio:%s"}}}`, pid, uid, id)},
+	}
+}
+
+func (f *fakeCRI) container(id, name, sandbox, uid string, pid int, state runtimeapi.ContainerState) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.containers[id] = &runtimeapi.ContainerStatusResponse{
+		Status: &runtimeapi.ContainerStatus{
+			Id: id, State: state, Metadata: &runtimeapi.ContainerMetadata{Name: name},
+			Image: &runtimeapi.ImageSpec{Image: "sha256:0123", UserSpecifiedImage: "registry.example.com/httpd:2"}, ImageRef: "sha256:0123",
+			Labels: map[string]string{containerLabel: name}, Annotations: map[string]string{"io.kubernetes.container.hash": "1"},
+		},
+		Info: map[string]string{"info": fmt.Sprintf(`{"sandboxID": %q, "pid": %d, "runtimeSpec": {"linux": {"cgroupsPath": "/kubepods/burstable/pod%s/crio-%s"}}}`, sandbox, pid, uid, id)},
+	}
+}
+
+func (f *fakeCRI) remove(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.containers, id)
+}
+
+// TestCRIO has a pod with an init container that has ended, two others, and a pause container; one
+// container ends, and comes again under the same name. With events it is not asked all the time.
+func TestCRIO(t *testing.T) {
+	for _, events := range []bool{false, true} {
+		t.Run(fmt.Sprint("events ", events), func(t *testing.T) {
+			f := newFakeCRI()
+			if events {
+				f.events = make(chan *runtimeapi.ContainerEventResponse)
+			}
+			cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
+			start := func(name string) int { return sleeper(t, ns, cg.Child(t, name)).Process.Pid }
+			pause, httpd, proxy := start("pause"), start("httpd"), start("proxy")
+			f.sandbox("s1", "web-0", "1a-2b", pause, map[string]string{"fairlead.net.rate": "5mbit", "io.kubernetes.x": "y", "app": "annotated"})
+			f.container("i1", "init", "s1", "1a-2b", 1, runtimeapi.ContainerState_CONTAINER_EXITED)
+			f.container("c1", "httpd", "s1", "1a-2b", httpd, runtimeapi.ContainerState_CONTAINER_RUNNING)
+			f.container("c2", "proxy", "s1", "1a-2b", proxy, runtimeapi.ContainerState_CONTAINER_RUNNING)
+
+			s := runSet(t, Config{NetNS: ns.Path}, CRIO(f.serve(t)))
+			snap := awaitNames(t, s, "the pod", "shop/web-0/httpd", "shop/web-0/proxy")
+			c, _ := named(snap, "shop/web-0/httpd")
+			if c.Source != "cri-o" || c.RuntimeID != "c1" || c.Image != "registry.example.com/httpd:2" || c.Pod != "web-0" || c.Namespace != "shop" || c.PID != httpd {
+				t.Errorf("%+v", c)
+			}
+			labels := map[string]string{containerLabel: "httpd", podLabel: "web-0", "app": "annotated", "fairlead.net.rate": "5mbit"}
+			if d := cmp.Diff(labels, c.Labels); d != "" {
+				t.Error(d)
+			}
+			if keys := slices.Sorted(maps.Keys(c.Annotations)); !slices.Equal(keys, []string{"app", "fairlead.net.rate"}) {
+				t.Errorf("annotations are %q", keys)
+			}
+
+			tell := func(id string, what runtimeapi.ContainerEventType) {
+				if events {
+					select {
+					case f.events <- &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: what}:
+					case <-time.After(60 * time.Second):
+						t.Fatal("nobody listens to events")
+					}
+				}
+			}
+			kill(t, proxy)
+			f.remove("c2")
+			tell("c2", runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+			awaitNames(t, s, "one has ended", "shop/web-0/httpd")
+			again := start("again")
+			f.container("c3", "proxy", "s1", "1a-2b", again, runtimeapi.ContainerState_CONTAINER_RUNNING)
+			tell("c3", runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+			snap = awaitNames(t, s, "it has come again", "shop/web-0/httpd", "shop/web-0/proxy")
+			if c, _ := named(snap, "shop/web-0/proxy"); c.RuntimeID != "c3" || c.PID != again {
+				t.Errorf("%+v", c)
+			}
+		})
+	}
+}
+
+func TestCRIORecord(t *testing.T) {
+	pod := &runtimeapi.PodSandboxStatus{Id: "s1", Metadata: &runtimeapi.PodSandboxMetadata{Name: "web-0", Namespace: "shop", Uid: "1a-2b"}, Labels: map[string]string{"app": "web"}}
+	for _, tt := range []struct{ path, want string }{
+		{"kubepods-burstable-pod1a_2b.slice:crio:c1", "kubepods-burstable-pod1a_2b.slice"},
+		{"/kubepods/burstable/pod1a-2b/crio-c1", "pod1a-2b"},
+		{"/kubepods/burstable/pod9/crio-c1", ""},
+		{"system.slice:crio:c1", ""},
+		{"", ""},
+	} {
+		var info crioInfo
+		info.PID, info.RuntimeSpec.Linux.CgroupsPath = 7, tt.path
+		want := Record{
+			PID: 7, RuntimeID: "s1", Name: "pause", Sandbox: true, Labels: map[string]string{"app": "web"},
+			Pod: "web-0", Namespace: "shop", PodUID: "1a-2b", PodCgroup: tt.want,
+		}
+		if d := cmp.Diff(want, crioRecord(nil, pod, info)); d != "" {
+			t.Error(d)
+		}
+	}
+	// One whose pod has gone meanwhile.
+	ct := &runtimeapi.ContainerStatus{Id: "c1", ImageRef: "sha256:0123"}
+	if d := cmp.Diff(Record{RuntimeID: "c1", Name: "c1", Image: "sha256:0123", Labels: map[string]string{}}, crioRecord(ct, nil, crioInfo{})); d != "" {
+		t.Error(d)
+	}
+}
+
+func FuzzCRIOInfo(f *testing.F) {
+	for _, text := range []string{`{"sandboxID": "s", "pid": 1, "runtimeSpec": {"linux": {"cgroupsPath": "a:b:c"}}}`, `{"pid": "x"}`, `[]`, ``} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		i := infoOf(map[string]string{"info": text})
+		crioRecord(&runtimeapi.ContainerStatus{}, &runtimeapi.PodSandboxStatus{}, i)
+	})
+}

@@ -1,0 +1,148 @@
+package discover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// fakePods is a source of pods that reports what the test says.
+type fakePods struct {
+	publish func(PodReport)
+	news    <-chan struct{}
+	ready   chan struct{}
+}
+
+func newFakePods() *fakePods { return &fakePods{ready: make(chan struct{})} }
+
+func (f *fakePods) Name() string { return "kubelet" }
+
+func (f *fakePods) Run(ctx context.Context, news <-chan struct{}, publish func(PodReport)) error {
+	f.publish, f.news = publish, news
+	close(f.ready)
+	<-ctx.Done()
+	return nil
+}
+
+func (f *fakePods) say(rep PodReport) {
+	<-f.ready
+	f.publish(rep)
+}
+
+// awaitOf waits until a container satisfies ok.
+func awaitOf(t *testing.T, s *Set, name, what string, ok func(container.Container) bool) container.Container {
+	t.Helper()
+	var c container.Container
+	await(t, s, what, func(snap Snapshot) bool {
+		var found bool
+		c, found = named(snap, name)
+		return found && ok(c)
+	})
+	return c
+}
+
+// TestSetRequests has a pod of two containers with requests. Another agent starts while kubelet
+// does not answer; then the pod is made anew, without requests.
+func TestSetRequests(t *testing.T) {
+	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
+	record := func(name string) Record {
+		return Record{PID: sleeper(t, ns, cg.Child(t, name)).Process.Pid, Name: name, RuntimeID: name + "-id", Pod: "web-0", Namespace: "shop", PodUID: "u1"}
+	}
+	httpd, proxy, pause := record("httpd"), record("proxy"), record("pause")
+	pause.Sandbox = true
+	requests := map[string]map[string]uint64{"httpd": {"egress-mbit": 50}, "proxy": {"egress-mbit": 20, "data-riops": 300}}
+	pod := map[string]uint64{"egress-mbit": 70, "data-riops": 300}
+	has := func(name string) func(container.Container) bool {
+		return func(c container.Container) bool {
+			return maps.Equal(c.Requests, requests[name]) && maps.Equal(c.PodRequests, pod)
+		}
+	}
+	runtime, kubelet := newFake("containerd"), newFakePods()
+	s := runSet(t, Config{NetNS: ns.Path, Pods: []PodSource{kubelet}}, runtime)
+	runtime.report(httpd, proxy, pause)
+	<-kubelet.ready
+	<-kubelet.news // containers that it may not know
+	if snap := s.Snapshot(); snap.Complete {
+		t.Error("complete without kubelet's answer")
+	}
+	kubelet.say(PodReport{Pods: []Pod{{Namespace: "shop", Name: "web-0", Requests: requests}}})
+	awaitOf(t, s, "shop/web-0/httpd", "its requests", has("httpd"))
+	awaitOf(t, s, "shop/web-0/proxy", "its requests", has("proxy"))
+	snap := await(t, s, "all", func(snap Snapshot) bool { return snap.Complete })
+	if len(snap.Containers) != 2 {
+		t.Errorf("%d containers", len(snap.Containers))
+	}
+	kubelet.say(PodReport{Err: errors.New("it restarts")})
+	await(t, s, "the error", func(snap Snapshot) bool { return snap.Sources[1].Err != nil })
+	awaitOf(t, s, "shop/web-0/proxy", "what was known", has("proxy"))
+
+	data, err := json.Marshal(snap.Known)
+	var known Known
+	if err == nil {
+		err = json.Unmarshal(data, &known)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime, kubelet = newFake("containerd"), newFakePods()
+	s = runSet(t, Config{NetNS: ns.Path, Known: &known, Pods: []PodSource{kubelet}}, runtime)
+	awaitOf(t, s, "shop/web-0/httpd", "what another agent knew", has("httpd"))
+	runtime.report(httpd, proxy, pause)
+	kubelet.say(PodReport{Err: errors.New("it does not answer")})
+	await(t, s, "the runtime's word", func(snap Snapshot) bool { return snap.Complete })
+	awaitOf(t, s, "shop/web-0/httpd", "what another agent knew of kubelet", has("httpd"))
+
+	kill(t, httpd.PID)
+	<-kubelet.ready
+	<-kubelet.news
+	again := record("again")
+	again.Name, again.PodUID = "httpd", "u2"
+	runtime.report(again, pause)
+	<-kubelet.news // the same name, and another container
+	kubelet.say(PodReport{})
+	awaitOf(t, s, "shop/web-0/httpd", "no requests", func(c container.Container) bool {
+		return c.PID == again.PID && len(c.Requests)+len(c.PodRequests) == 0
+	})
+}
+
+// TestPodNow has annotations and labels that were changed since the pod's start.
+func TestPodNow(t *testing.T) {
+	start := Record{
+		Name: "httpd", Pod: "web-0", Namespace: "shop", PodUID: "u1",
+		Labels: map[string]string{
+			"io.kubernetes.container.name": "httpd", "app": "web", "old": "1",
+			"fairlead.netcpu": "isolate", "fairlead.net.rate": "5mbit",
+		},
+		Annotations: map[string]bool{"fairlead.netcpu": true, "fairlead.net.rate": true},
+		ImageLabels: map[string]string{"built": "x"},
+	}
+	now := Pod{
+		Namespace: "shop", Name: "web-0", UID: "u1", Current: true,
+		Labels:      map[string]string{"app": "web", "new": "2", "fairlead.netcpu": "observe"},
+		Annotations: map[string]string{"fairlead.net.rate": "9mbit", "io.kubernetes.x": "y", "long": strings.Repeat("x", container.MaxLabel)},
+	}
+	got := start.with(now)
+	want := start
+	want.Labels = map[string]string{
+		"io.kubernetes.container.name": "httpd", "app": "web", "new": "2", "fairlead.netcpu": "observe", "fairlead.net.rate": "9mbit",
+	}
+	want.Annotations = map[string]bool{"fairlead.net.rate": true, "long": true}
+	want.LeftOut = map[string]int{"long": container.MaxLabel + 4}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	if start.Labels["fairlead.net.rate"] != "5mbit" || !start.Annotations["fairlead.netcpu"] {
+		t.Error("the runtime's record was changed")
+	}
+	if got := start.with(Pod{Namespace: "shop", Name: "web-0"}); !cmp.Equal(start, got) {
+		t.Error("changed by a source that knows nothing of it")
+	}
+}

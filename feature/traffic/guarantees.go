@@ -1,0 +1,43 @@
+package traffic
+
+import (
+	"math"
+
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+const mbit = 1_000_000
+
+// Guarantees implements feature.Guarantor: what rates can be promised at every uplink, in Mbit/s. A
+// container may send by any of them, so the slowest counts, and nothing can be promised where the
+// rate of one is not known.
+func (f *Traffic) Guarantees() map[string]uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.host == nil {
+		return nil
+	}
+	links, err := f.listing.Links()
+	if err != nil {
+		return nil
+	}
+	slowest := uint64(math.MaxUint64)
+	for _, l := range links {
+		if !f.isUplink(l, links) {
+			continue
+		}
+		rate, _, err := f.rate(l)
+		if err != nil {
+			return nil
+		}
+		slowest = min(slowest, rate)
+	}
+	if slowest == 0 || slowest == math.MaxUint64 {
+		return nil
+	}
+	return map[string]uint64{
+		policy.ResourceEgress:  model.Admitted(slowest) / mbit,
+		policy.ResourceIngress: model.Admitted(slowest/100*received) / mbit,
+	}
+}

@@ -1,0 +1,120 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// RequestDomain is the domain of the extended resources that pods request of kubelet.
+const RequestDomain = "fairlead.dev/"
+
+// The resources of every host, in Mbit/s. Each named disk has two more, see [DiskResources].
+const (
+	ResourceEgress  = "egress-mbit"
+	ResourceIngress = "ingress-mbit"
+)
+
+// DiskResources returns the names of the resources of a disk: reads and writes per second.
+func DiskResources(name string) (reads, writes string) { return name + "-riops", name + "-wiops" }
+
+// maxDiskName is the longest name of a disk: with its ending it is a name that Kubernetes takes.
+const maxDiskName = 57
+
+// CheckDiskName returns an error unless a name can be a part of Kubernetes' names of resources.
+func CheckDiskName(name string) error {
+	odd := strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-'
+	})
+	if name == "" || len(name) > maxDiskName || odd || strings.HasPrefix(name, "-") {
+		return fmt.Errorf("%s is no name for a disk: want at most %d lower-case letters, digits and dashes", quote(name), maxDiskName)
+	}
+	return nil
+}
+
+// Disks are the disks that pods can request of, by name: paths below /dev.
+type Disks map[string]string
+
+// CheckDisk returns an error unless device is a path as io.reserve takes it.
+func CheckDisk(device string) error { return checkDevice(device) }
+
+// NameDisks sets the disks that pods can request of. Call it before anything else.
+func (s *Store) NameDisks(disks Disks) { s.disks = disks }
+
+// requests is what a container requested of kubelet, in policy's keys.
+type requests struct {
+	layer    layer
+	problems []Problem
+}
+
+// requested reads the requests of a container. What containers of one network can only be due
+// together counts for the whole pod: kubelet gives it to single containers, and the sum is the
+// pod's.
+func requested(c container.Container, disks Disks) requests {
+	r := requests{layer: layer{}}
+	if len(c.Requests)+len(c.PodRequests) == 0 {
+		return r
+	}
+	net := c.PodRequests
+	if c.HostNetwork {
+		net = c.Requests
+	}
+	for _, x := range []struct{ key, resource string }{{"net.rate", ResourceEgress}, {"net.ingress.rate", ResourceIngress}} {
+		if n := net[x.resource]; n > 0 {
+			r.add(x.key, strconv.FormatUint(n, 10)+"mbit", x.resource)
+		}
+	}
+	known := []string{ResourceEgress, ResourceIngress}
+	var devices, resources []string
+	for _, name := range slices.Sorted(maps.Keys(disks)) {
+		text := disks[name]
+		reads, writes := DiskResources(name)
+		for _, x := range []struct{ figure, resource string }{{" riops=", reads}, {" wiops=", writes}} {
+			known = append(known, x.resource)
+			if n := c.Requests[x.resource]; n > 0 {
+				text += x.figure + strconv.FormatUint(n, 10)
+				resources = append(resources, x.resource)
+			}
+		}
+		if text != disks[name] {
+			devices = append(devices, text)
+		}
+	}
+	if len(devices) > 0 {
+		r.add("io.reserve", strings.Join(devices, "; "), resources...)
+	}
+	for _, resource := range slices.Sorted(maps.Keys(c.Requests)) {
+		if !slices.Contains(known, resource) {
+			r.fail(resource, c.Requests[resource], errors.New("no disk has that name here any more: name it by the agent's flag --kubelet-disk"))
+		}
+	}
+	return r
+}
+
+func (r *requests) add(key, value string, resources ...string) {
+	k, _ := lookup(key)
+	set, err := k.parseValue(value)
+	if err != nil {
+		r.problems = append(r.problems, Problem{Key: prefix + key, Value: value, Reason: "requested: " + err.Error()})
+		return
+	}
+	r.layer[key] = entry{set: set, origin: Origin{Key: prefix + key, Value: value, From: "request of " + RequestDomain + strings.Join(resources, ", ")}}
+}
+
+func (r *requests) fail(resource string, n uint64, err error) {
+	r.problems = append(r.problems, Problem{Key: RequestDomain + resource, Value: strconv.FormatUint(n, 10), Reason: err.Error()})
+}
+
+// without returns the layer of what no label, and nobody by hand, says otherwise.
+func (r requests) without(stronger ...layer) layer {
+	l := maps.Clone(r.layer)
+	for _, s := range stronger {
+		maps.DeleteFunc(l, func(key string, _ entry) bool { return s.has(key) })
+	}
+	return l
+}
