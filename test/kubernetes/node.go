@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 )
 
@@ -59,6 +60,9 @@ func (n *Node) mac() string { return fmt.Sprintf("02:f1:00:00:00:%02x", n.number
 // pods. A kubelet removes cgroups that it does not know, so each has a root of its own.
 func (n *Node) CgroupRoot() string { return "/" + filepath.Base(n.cluster.dir) + "/" + n.Name }
 
+// CPU is where the node's pods run. Its kubelet and containerd run anywhere.
+func (n *Node) CPU() int { return (n.number - 1) % runtime.NumCPU() }
+
 // PID is a process in the node's namespaces.
 func (n *Node) PID() int { return n.pid }
 
@@ -86,7 +90,8 @@ func (n *Node) start(ctx context.Context) error {
 	return nil
 }
 
-// connect connects the node to the underlay.
+// connect connects the node to the underlay. Its packets are received on its own CPU, not on the
+// CPU of their sender.
 func (n *Node) connect(ctx context.Context) error {
 	if _, err := n.cluster.control.run(ctx, fmt.Sprintf(`ip link add ul%d type veth peer name eth0 netns %d
 ip link set ul%[1]d master ul0 up
@@ -95,26 +100,30 @@ ip route add %[3]s.0/24 via %[4]s`, n.number, n.pid, n.pods(), n.Address)); err 
 	}
 	_, err := n.run(ctx, fmt.Sprintf(`ip link set lo up
 ip addr add %s/24 dev eth0
+ethtool -K eth0 gro on # so that it polls, as hardware does
 ip link set eth0 up
 ip route add default via 10.250.0.1
-echo 1 >/proc/sys/net/ipv4/ip_forward`, n.Address))
+echo %x >/sys/class/net/eth0/queues/rx-0/rps_cpus
+echo 1 >/proc/sys/net/ipv4/ip_forward`, n.Address, 1<<n.CPU()))
 	return err
 }
 
-// makeCgroups makes CgroupRoot in all hierarchies. In a new cgroup of v1 the files of cpuset are
-// empty, and so nothing can run there.
+// makeCgroups makes CgroupRoot in all hierarchies. Each node's pods have a CPU of their own, as long
+// as the machine has one, so that load on one node is none on another.
 func (n *Node) makeCgroups(ctx context.Context) error {
 	_, err := n.run(ctx, fmt.Sprintf(`for h in /sys/fs/cgroup /sys/fs/cgroup/*; do
 	test -e $h/cgroup.procs || continue
 	d=$h
 	for name in %s; do
 		mkdir -p $d/$name
-		for f in cpuset.cpus cpuset.mems; do
-			test ! -e $d/$f -o -n "$(cat $d/$name/$f 2>/dev/null)" || cat $d/$f >$d/$name/$f
-		done
 		d=$d/$name
 	done
-done`, strings.ReplaceAll(n.CgroupRoot()[1:], "/", " ")))
+	test -e $h/cpuset.cpus || continue
+	cat $h/cpuset.mems >$d/../cpuset.mems
+	cat $h/cpuset.cpus >$d/../cpuset.cpus
+	cat $h/cpuset.mems >$d/cpuset.mems
+	echo %d >$d/cpuset.cpus
+done`, strings.ReplaceAll(n.CgroupRoot()[1:], "/", " "), n.CPU()))
 	return err
 }
 
