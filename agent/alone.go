@@ -39,12 +39,29 @@ func alone(name, proc string, log *slog.Logger) (io.Closer, error) {
 		return io.NopCloser(nil), nil
 	}
 	peer, err := whoListens(name)
-	if err == nil && peer.Uid == 0 && rules(proc, int(peer.Pid)) && holds(proc, int(peer.Pid), name) {
+	if err == nil && works(peer, name, proc) {
 		return nil, fmt.Errorf("%w: process %d", ErrTwo, peer.Pid)
 	}
 	log.Warn("a process that is no agent has the name by which agents notice each other; the agent goes on without it",
 		"socket", name, "pid", peer.Pid, "uid", peer.Uid, "err", err)
 	return io.NopCloser(nil), nil
+}
+
+// other returns the process of the agent that has name in this network namespace; 0 if none has.
+func other(name, proc string) (pid int, err error) {
+	peer, err := whoListens(name)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return 0, nil
+	}
+	if err != nil || !works(peer, name, proc) {
+		return 0, err
+	}
+	return int(peer.Pid), nil
+}
+
+// works reports whether the listener at name can be an agent.
+func works(peer unix.Ucred, name, proc string) bool {
+	return peer.Uid == 0 && rules(proc, int(peer.Pid)) && holds(proc, int(peer.Pid), name)
 }
 
 // whoListens returns the listener of a unix socket. It fails at once if its backlog is full.

@@ -30,6 +30,8 @@ func TestMain(m *testing.M) {
 		askSelf(arg)
 	case "agent":
 		childAgent(arg)
+	case "precede":
+		precede(arg)
 	default:
 		testkit.Main(m)
 	}

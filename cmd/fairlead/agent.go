@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/enter"
 	"github.com/fairlead-project/fairlead/metrics"
 	"github.com/fairlead-project/fairlead/record"
 )
@@ -25,9 +26,11 @@ import (
 // agentFlags are the flags of the agent, which are also the keys of the config file. Other verbs
 // take the flags that they need by name.
 type agentFlags struct {
-	config string
-	level  string
-	cfg    agent.Config
+	config   string
+	level    string
+	takeOver bool
+	health   string
+	cfg      agent.Config
 
 	features *pflag.FlagSet // only the flags of the features
 }
@@ -63,6 +66,8 @@ func newAgentFlags(e cli.Env) (*agentFlags, *pflag.FlagSet) {
 		}
 	}
 	s.AddFlagSet(f.features)
+	s.BoolVar(&f.takeOver, "take-over", false, "if another agent works on this host, wait until it stops, and go on with what it has applied")
+	s.StringVar(&f.health, "health-dir", "", "directory in which the agent shows fairlead health that it is ready and alive; empty: it does not")
 	s.StringVar(&f.level, "log-level", "info", "lowest level to log: debug, info, warn or error")
 	return f, s
 }
@@ -81,7 +86,11 @@ func agentVerb(e cli.Env) *cobra.Command {
 		SuggestFor: []string{"start", "run", "daemon", "serve"},
 		Short:      "Enforce policy on this host, until stopped",
 		Long: `Enforce policy on this host, until stopped by SIGINT or SIGTERM; then undo all
-changes. On SIGHUP, read the policy files again.`,
+changes. On SIGHUP, read the policy files again.
+
+With --take-over a second agent may be started while one works. It waits. When
+the first is told to stop, that one then leaves what is in force to it, and
+undoes nothing.`,
 		Args: cli.NArgs(0, 0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := configure(cmd, f.config, flags); err != nil {
@@ -102,27 +111,40 @@ func runAgent(ctx context.Context, e cli.Env, f *agentFlags) error {
 	if err != nil {
 		return err
 	}
+	if err := enter.HostCgroups(f.cfg.Roots.Proc); err != nil {
+		log.Warn("cgroups of containers may not be seen", "err", err)
+	}
 	f.cfg.Log = log
 	f.cfg.SelfSocket = beside(f.cfg.Socket, f.cfg.SelfSocket)
+	h, err := openHealth(f.health)
+	if err != nil {
+		return err
+	}
 	f.cfg.Ready = func() {
 		notify(log, daemon.SdNotifyReady)
+		h.ready(log, true)
 		log.Info("agent is ready", "socket", f.cfg.Socket, "version", version)
 	}
-	if every, err := daemon.SdWatchdogEnabled(false); err != nil {
-		log.Warn("systemd watchdog", "err", err)
-	} else if every > 0 {
-		f.cfg.Alive = func() { notify(log, daemon.SdNotifyWatchdog) }
-	}
-	a, err := agent.New(f.cfg)
+	every, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
+		log.Warn("systemd watchdog", "err", err)
+	}
+	f.cfg.Alive = func() {
+		if every > 0 {
+			notify(log, daemon.SdNotifyWatchdog)
+		}
+		h.alive(log)
+	}
+	a, err := newAgent(ctx, f, h)
+	if err != nil || a == nil {
 		return err
 	}
 
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
-	done := make(chan struct{})
-	defer close(done)
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
 	go func() {
 		for {
 			select {
@@ -130,13 +152,45 @@ func runAgent(ctx context.Context, e cli.Env, f *agentFlags) error {
 				a.Reload(ctx) // Reload logs the result
 			case <-ctx.Done():
 				notify(log, daemon.SdNotifyStopping)
+				followed, err := agent.Succeeded(f.cfg)
+				if err != nil {
+					log.Warn("what is in force is undone", "err", err)
+				}
+				if followed {
+					log.Info("another agent takes over: what is in force stays")
+					os.Exit(cli.Done)
+				}
+				stop()
 				return
-			case <-done:
+			case <-work.Done():
 				return
 			}
 		}
 	}()
-	return a.Run(ctx)
+	return a.Run(work)
+}
+
+// newAgent makes the agent, with takeOver once no other one works. It returns nil if ctx has ended
+// before that.
+func newAgent(ctx context.Context, f *agentFlags, h *health) (*agent.Agent, error) {
+	if !f.takeOver {
+		return agent.New(f.cfg)
+	}
+	next, err := agent.Succeed(f.cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer next.Close()
+	waited := h.waiting(f.cfg.Log)
+	err = next.Wait(ctx)
+	waited()
+	if errors.Is(err, context.Canceled) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return agent.New(f.cfg)
 }
 
 // beside returns the path of a socket: a bare name is one in the directory of the agent's, so that two

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/kernel/enter"
 )
 
 func doctorVerb(e cli.Env) *cobra.Command {
@@ -31,11 +33,14 @@ the policies that match no container. It exits with 1 if fairlead cannot work
 here at all, or if it was not run as root: then it cannot tell.`,
 		Args: cli.NArgs(0, 0, ""),
 	}
-	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "bpffs", "socket", "config")
+	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "proc", "bpffs", "socket", "config")
 	cmd.Flags().AddFlagSet(f.features)
 	out := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := configure(cmd, f.config, flags); err != nil {
+			return err
+		}
+		if err := enter.HostCgroups(f.cfg.Roots.Proc); err != nil && !errors.Is(err, fs.ErrPermission) {
 			return err
 		}
 		r := append(agent.Examine(cmd.Context(), f.cfg), unmatched(cmd.Context(), f.cfg.Socket)...)

@@ -27,6 +27,7 @@ func verbs() []func(cli.Env) *cobra.Command {
 		setVerb,
 		reserveVerb,
 		doctorVerb,
+		healthVerb,
 		recordVerb,
 		reportVerb,
 		restoreVerb,

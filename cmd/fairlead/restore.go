@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/enter"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -60,6 +62,9 @@ only changes that have lapsed, which a running agent does by itself.`,
 }
 
 func restore(ctx context.Context, f *agentFlags, ref string, expired bool) (api.Restored, error) {
+	if err := enter.HostCgroups(f.cfg.Roots.Proc); err != nil && !errors.Is(err, fs.ErrPermission) {
+		return api.Restored{}, err
+	}
 	c := api.Dial(f.cfg.Socket)
 	defer c.Close()
 	if expired {

@@ -1,0 +1,93 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// TestTakeOver has one agent wait for the end of another, as a pod of a DaemonSet does during an
+// update. The one that stops leaves what is in force to the one that waits; if none does, it undoes
+// it. If both are told to stop, in whatever order, nothing is left.
+func TestTakeOver(t *testing.T) {
+	r := newRig(t)
+	r.add(sandbox.Spec{Name: "e2e-plain"})
+	before := r.state()
+	first := r.agent()
+	first.policy("isolate.yaml", isolateAll)
+	first.flags = append(first.flags, "--take-over")
+	second := *first // of the same directories
+	t.Cleanup(second.kill)
+	waits := func(a *agent) {
+		t.Helper()
+		said := a.logged("this one takes over when it stops")
+		a.launch()
+		await(t, "the second agent to wait", func() error {
+			if a.logged("this one takes over when it stops") == said {
+				return fmt.Errorf("it says nothing of that")
+			}
+			return nil
+		})
+	}
+	term := func(a *agent) { t.Helper(); must(t, unix.Kill(a.pid, unix.SIGTERM)) }
+	ended := func(a *agent) {
+		t.Helper()
+		if ends(t, a.pid, a.ended); a.err != nil {
+			t.Errorf("it ended with %v", a.err)
+		}
+	}
+
+	first.start()
+	first.isolated("e2e-plain", 1)
+	applied := r.state()
+	waits(&second)
+	term(first)
+	ended(first)
+	if diff := r.state().diff(applied); diff != "" {
+		t.Errorf("in between something was undone:\n%s", diff)
+	}
+	second.isolated("e2e-plain", 1)
+	if diff := r.state().diff(applied); diff != "" {
+		t.Errorf("the second agent has not adopted everything:\n%s", diff)
+	}
+
+	// Now the other way round, and the one that waits is stopped alone.
+	waits(first)
+	term(first)
+	ended(first)
+	second.isolated("e2e-plain", 1)
+	second.stop()
+	r.sameAs(before, "after a stop while nobody waits any more")
+
+	for i := range testkit.Scale(t, 2, 20) {
+		first.start()
+		first.isolated("e2e-plain", 1)
+		waits(&second)
+		if both := []*agent{first, &second}; i%2 == 0 {
+			term(both[0])
+			term(both[1])
+		} else {
+			term(both[1])
+			term(both[0])
+		}
+		ended(first)
+		ended(&second)
+		r.sameAs(before, "after both were stopped")
+	}
+}
+
+// logged counts how often the log has text.
+func (a *agent) logged(text string) int {
+	a.t.Helper()
+	log, err := os.ReadFile(a.path("log"))
+	if !os.IsNotExist(err) {
+		must(a.t, err)
+	}
+	return bytes.Count(log, []byte(text))
+}

@@ -1,0 +1,161 @@
+package packages
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// TestKubernetesVersion checks that what is installed on a cluster is this release.
+func TestKubernetesVersion(t *testing.T) {
+	for file, line := range map[string]string{
+		"base/kustomization.yaml": "    newTag: ",
+		"chart/Chart.yaml":        "appVersion: ",
+	} {
+		text := read(t, filepath.Join("../../packaging/kubernetes", file))
+		if !strings.Contains(text, "\n"+line+api.Release+"\n") {
+			t.Errorf("%s: no %q of %s", file, strings.TrimSpace(line), api.Release)
+		}
+	}
+}
+
+// TestKubernetesObjects renders the kustomize base and the Helm chart: they are the same objects,
+// but for the namespace, which Helm makes itself.
+func TestKubernetesObjects(t *testing.T) {
+	if testkit.Scale(t, 0, 1) == 0 {
+		testkit.Skip(t, "builds Helm and kustomize: only in the tier full")
+	}
+	render := renderer(t)
+	base := render("", "kustomize", "base")
+	namespace := base["Namespace fairlead-system"]
+	if fmt.Sprint(namespace["metadata"]) == "<nil>" {
+		t.Errorf("no namespace in %v", base)
+	}
+	delete(base, "Namespace fairlead-system")
+	chart := render("", "helm", "chart", "fairlead-system")
+	if diff := cmp.Diff(base, chart); diff != "" {
+		t.Errorf("-kustomize +helm:\n%s", diff)
+	}
+
+	observing := render("", "kustomize", "observe-only")
+	delete(observing, "Namespace fairlead-system")
+	same := render("observeOnly: true", "helm", "chart", "fairlead-system")
+	// kustomize has the mounts that it patches first.
+	anyOrder := cmpopts.SortSlices(func(a, b any) bool { return fmt.Sprint(a) < fmt.Sprint(b) })
+	if diff := cmp.Diff(observing, same, anyOrder); diff != "" {
+		t.Errorf("observing only: -kustomize +helm:\n%s", diff)
+	}
+
+	values := `
+image: {tag: 9.9.9, pullPolicy: Never}
+config: {log-level: debug}
+policy: {web.yaml: "match: {name: x}\nset: {netcpu: isolate}\n"}
+podMonitor: {enabled: true, labels: {release: prometheus}}
+kubeletDir: /var/lib/k0s/kubelet
+podAnnotations: null
+`
+	given := render(values, "helm", "chart", "elsewhere")
+	text := fmt.Sprint(given)
+	for _, want := range []string{":9.9.9", "imagePullPolicy:Never", `log-level: "debug"`, "match: {name: x}", "release:prometheus", "/var/lib/k0s/kubelet/device-plugins", "PodMonitor fairlead", "namespace:elsewhere"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("with values there is no %q in\n%s", want, text)
+		}
+	}
+	for _, no := range []string{"prometheus.io", "fairlead-system"} {
+		if strings.Contains(text, no) {
+			t.Errorf("with values there is %q in\n%s", no, text)
+		}
+	}
+}
+
+// renderer builds the program that renders, and returns a function that reads its objects, by kind
+// and name.
+func renderer(t *testing.T) func(values string, args ...string) map[string]map[string]any {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "render")
+	output(t, exec.Command("go", "-C", "../kubernetes/render", "build", "-o", program, "."))
+	return func(values string, args ...string) map[string]map[string]any {
+		t.Helper()
+		cmd := exec.Command(program, args...)
+		cmd.Dir = "../../packaging/kubernetes"
+		cmd.Stdin = strings.NewReader(values)
+		objects := map[string]map[string]any{}
+		for docs := yaml.NewDecoder(strings.NewReader(output(t, cmd))); ; {
+			var o map[string]any
+			err := docs.Decode(&o)
+			if errors.Is(err, io.EOF) {
+				return objects
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			meta, _ := o["metadata"].(map[string]any)
+			objects[fmt.Sprint(o["kind"], " ", meta["name"])] = o
+		}
+	}
+}
+
+// TestImage makes the image of two programs twice, and looks into the archive.
+func TestImage(t *testing.T) {
+	dir := t.TempDir()
+	output(t, exec.Command("go", "-C", "../../packaging/image", "build", "-o", filepath.Join(dir, "image"), "."))
+	for _, arch := range []string{"amd64", "arm64"} {
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, arch), []byte("program of "+arch), 0o600))
+	}
+	archive := func() []byte {
+		cmd := exec.Command(filepath.Join(dir, "image"), "example.org/fairlead:1", "../../LICENSE", filepath.Join(dir, "amd64"), filepath.Join(dir, "arm64"))
+		cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000")
+		return []byte(output(t, cmd))
+	}
+	first := archive()
+	if !bytes.Equal(first, archive()) {
+		t.Error("two builds differ")
+	}
+	files := map[string]string{}
+	for r := tar.NewReader(bytes.NewReader(first)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		testkit.Must(t, err)
+		text, err := io.ReadAll(r)
+		testkit.Must(t, err)
+		files[h.Name] = string(text)
+	}
+	index := files["index.json"]
+	blob := regexp.MustCompile(`"digest": ?"sha256:([0-9a-f]+)"`).FindStringSubmatch(index)
+	if blob == nil || !strings.Contains(index, `"io.containerd.image.name": "example.org/fairlead:1"`) {
+		t.Fatalf("index.json: %s", index)
+	}
+	for _, arch := range []string{"amd64", "arm64"} {
+		if both := files["blobs/sha256/"+blob[1]]; !regexp.MustCompile(`"architecture": ?"` + arch + `"`).MatchString(both) {
+			t.Errorf("no %s in %s", arch, both)
+		}
+	}
+	var docker []struct {
+		Config           string
+		RepoTags, Layers []string
+	}
+	testkit.Must(t, json.Unmarshal([]byte(files["manifest.json"]), &docker))
+	for i, tag := range []string{"example.org/fairlead:1", "example.org/fairlead:1-arm64"} {
+		if d := docker[i]; d.RepoTags[0] != tag || files[d.Config] == "" || files[d.Layers[0]] == "" {
+			t.Errorf("%+v, want %s and its blobs in the archive", d, tag)
+		}
+	}
+}
