@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -71,5 +72,27 @@ func TestPodSources(t *testing.T) {
 	want := []api.SourceStatus{{Name: "cri-o", Ready: true, Containers: 4}, {Name: "kubelet", Ready: true}}
 	if d := cmp.Diff(want, st.Sources); d != "" {
 		t.Error(d)
+	}
+}
+
+// TestExplainRequest has a container of a pod that was given bandwidth, and another whose annotation
+// says otherwise.
+func TestExplainRequest(t *testing.T) {
+	r := newRig(t, 7, 8)
+	plain, annotated := box(7, ""), box(8, "")
+	plain.PodRequests = map[string]uint64{"egress-mbit": 50}
+	annotated.PodRequests = plain.PodRequests
+	annotated.Labels = map[string]string{"fairlead.net.rate": "9mbit"}
+	annotated.Annotations = map[string]bool{"fairlead.net.rate": true}
+	r.set.says(false, plain, annotated)
+	r.start()
+	for ref, want := range map[string]api.Setting{
+		"id:7": {Key: "fairlead.net.rate", Value: "50mbit", From: "request of fairlead.dev/egress-mbit"},
+		"id:8": {Key: "fairlead.net.rate", Value: "9mbit", From: "annotation"},
+	} {
+		r.until(ref+" is due it", func() bool {
+			e, err := r.client.Explain(t.Context(), ref)
+			return err == nil && slices.Contains(e.Container.Policy, want)
+		})
 	}
 }

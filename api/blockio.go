@@ -60,7 +60,7 @@ type Reservation struct {
 	Share     float64        `json:"share" doc:"reserved fraction of the disk's capacity; 0 if that is not known"`
 	Admission string         `json:"admission" doc:"verified (the capacity of the disk has room for it), seen (the capacity is not known, but the disk has done as much at once as is reserved of it), unverified (nobody knows whether the disk can do that), or exceeded (the capacity was found to be less than what is reserved)"`
 	Advice    string         `json:"advice,omitempty" doc:"what is known of the disk, how to verify the reservation, and how many requests at once it takes"`
-	From      string         `json:"from" doc:"origin: label, path of a policy file, or set by (who, and when)"`
+	From      string         `json:"from" doc:"origin: label, request of (resources), path of a policy file, or set by (who, and when)"`
 	Achieved  BlockIOFigures `json:"achieved" doc:"I/O in the last second that was measured"`
 	State     string         `json:"state" doc:"idle, met, asks less (than it has reserved), short (less I/O than it asks for, without interference), throttled (by the container's own limits), stolen (by the hypervisor), interference, or lost (the disk has gone)"`
 

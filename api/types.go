@@ -98,7 +98,7 @@ type HostEnd struct {
 type Setting struct {
 	Key   string `json:"key" doc:"policy key, such as fairlead.netcpu"`
 	Value string `json:"value" doc:"value as written"`
-	From  string `json:"from,omitempty" doc:"label, annotation, controller, set by (who, and when), or the path of the policy file"`
+	From  string `json:"from,omitempty" doc:"label, annotation, request of (resources), controller, set by (who, and when), or the path of the policy file"`
 	Line  int    `json:"line,omitempty" doc:"line in the policy file"`
 
 	Instead string    `json:"instead,omitempty" doc:"of a controller: what policy says there"`

@@ -103,7 +103,7 @@ type Settings struct {
 type Origin struct {
 	Key   string // as in the schema: "fairlead.netcpu"
 	Value string // as written
-	From  string // "label", "annotation", "image label", "controller", that of an Override, or the path of a file
+	From  string // "label", "annotation", "image label", "request of ...", "controller", that of an Override, or the path of a file
 	Line  int    // in the file; 0 otherwise
 
 	// Of a controller: the value of policy that is replaced, as String formats it, and the reason

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	kubelet "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -23,6 +24,7 @@ type offer struct {
 	// Of the goroutine of Run:
 	server *grpc.Server // nil: none
 	bound  socket
+	tried  time.Time // the last registration
 
 	mu      sync.Mutex
 	amount  int
@@ -30,6 +32,7 @@ type offer struct {
 	at      socket        // kubelet's socket, by which it was told; zero: it was not
 	turn    int           // number of the registration
 	streams int           // open ones of this turn
+	hung    bool          // kubelet has hung up in this turn
 	err     error
 }
 
@@ -64,7 +67,7 @@ func (o *offer) begin() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.turn++
-	o.streams = 0
+	o.streams, o.hung, o.tried = 0, false, time.Now()
 }
 
 // done notes that kubelet was told at a socket (zero: it was not), or why it was not, and returns
@@ -72,7 +75,7 @@ func (o *offer) begin() {
 func (o *offer) done(at socket, err error) (was error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err != nil {
+	if err != nil || o.hung { // even before Register returned
 		at = socket{}
 	}
 	was, o.err, o.at = o.err, err, at
@@ -150,7 +153,7 @@ func (o *offer) ListAndWatch(_ *kubelet.Empty, stream kubelet.DevicePlugin_ListA
 			return
 		}
 		if o.streams--; o.streams == 0 { // kubelet has hung up, and has to be told again
-			o.at = socket{}
+			o.at, o.hung = socket{}, true
 			o.nudge()
 		}
 	}()

@@ -169,6 +169,9 @@ func (p *Plugin) offer(ctx context.Context, o *offer, at socket, err error) bool
 		if o.known(at) {
 			return true
 		}
+		if time.Since(o.tried) < retryTime {
+			return false
+		}
 		err = p.register(ctx, o)
 	}
 	p.done(o, at, err)
