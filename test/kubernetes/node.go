@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 )
 
@@ -60,7 +61,8 @@ func (n *Node) mac() string { return fmt.Sprintf("02:f1:00:00:00:%02x", n.number
 // pods. A kubelet removes cgroups that it does not know, so each has a root of its own.
 func (n *Node) CgroupRoot() string { return "/" + filepath.Base(n.cluster.dir) + "/" + n.Name }
 
-// CPU is where the node's pods run. Its kubelet and containerd run anywhere.
+// CPU is where the node's pods run, so that load on one node is none on another. Its kubelet and
+// containerd run anywhere.
 func (n *Node) CPU() int { return (n.number - 1) % runtime.NumCPU() }
 
 // PID is a process in the node's namespaces.
@@ -108,8 +110,8 @@ echo 1 >/proc/sys/net/ipv4/ip_forward`, n.Address, 1<<n.CPU()))
 	return err
 }
 
-// makeCgroups makes CgroupRoot in all hierarchies. Each node's pods have a CPU of their own, as long
-// as the machine has one, so that load on one node is none on another.
+// makeCgroups makes CgroupRoot in all hierarchies. In a new cgroup of v1 the files of cpuset are
+// empty, and so nothing can run there.
 func (n *Node) makeCgroups(ctx context.Context) error {
 	_, err := n.run(ctx, fmt.Sprintf(`for h in /sys/fs/cgroup /sys/fs/cgroup/*; do
 	test -e $h/cgroup.procs || continue
@@ -119,11 +121,11 @@ func (n *Node) makeCgroups(ctx context.Context) error {
 		d=$d/$name
 	done
 	test -e $h/cpuset.cpus || continue
-	cat $h/cpuset.mems >$d/../cpuset.mems
-	cat $h/cpuset.cpus >$d/../cpuset.cpus
-	cat $h/cpuset.mems >$d/cpuset.mems
-	echo %d >$d/cpuset.cpus
-done`, strings.ReplaceAll(n.CgroupRoot()[1:], "/", " "), n.CPU()))
+	for f in cpuset.mems cpuset.cpus; do
+		cat $h/$f >$d/../$f
+		cat $h/$f >$d/$f
+	done
+done`, strings.ReplaceAll(n.CgroupRoot()[1:], "/", " ")))
 	return err
 }
 
@@ -181,6 +183,20 @@ func (n *Node) write(ctx context.Context, path, content string) error {
 }
 
 func (n *Node) startKubelet(context.Context) error {
+	// Pods have the node's CPU: kubelet reserves all others for the system.
+	var reserved []string
+	for cpu := range runtime.NumCPU() {
+		if cpu != n.CPU() {
+			reserved = append(reserved, strconv.Itoa(cpu))
+		}
+	}
+	cpus := ""
+	if len(reserved) > 0 {
+		cpus = fmt.Sprintf(`cpuManagerPolicy: static
+cpuManagerPolicyOptions: {strict-cpu-reservation: "true"}
+reservedSystemCPUs: %q
+`, strings.Join(reserved, ","))
+	}
 	// The machine's disk may be nearly full: that is not for this kubelet to mend.
 	kubelet := fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -198,7 +214,7 @@ makeIPTablesUtilChains: false
 maxPods: 120
 evictionHard: {}
 imageGCHighThresholdPercent: 100
-`, n.CgroupRoot())
+%s`, n.CgroupRoot(), cpus)
 	// The sysctls of conntrack are the machine's.
 	proxy := fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
