@@ -31,7 +31,7 @@ RACE_TESTS = $(patsubst host:%,%,$(RACED))
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.
 RACE ?=
 
-.PHONY: help version build install install-files install-docs manual package image release release-tools site demo test test-full race fuzz vm bars lint generate check-generated clean
+.PHONY: help version build install install-files install-docs manual package image release release-tools site demo test test-full fleet race fuzz vm bars lint generate check-generated clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -136,6 +136,7 @@ test: ## the tests of every day, as root: this kernel, real runtimes, a smoke on
 	@test "$$(id -u)" = 0 || { echo "make test needs root; without, go test ./... runs what can be run" >&2; exit 1; }
 	@test/setup test
 	$(if $(filter full,$(TIER)),@test/setup browser || echo "no browser: the pages are not looked at" >&2)
+	$(if $(filter full,$(TIER)),@test/setup kubernetes || echo "what a cluster needs is missing: no fleet is tried" >&2)
 	$(if $(filter full,$(TIER)),@test/setup packages || echo "what some packages need is missing: they are not tried" >&2)
 	@go build ./... && go build -o build/tally ./test/tally
 	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
@@ -165,6 +166,10 @@ bars: build ## every figure against its bar, as root, alone on the machine; BARS
 	$(if $(filter few,$(BARS)),,./fairlead-lab bench latency --check || status=1;) \
 	./fairlead-lab bench overlay $(if $(filter few,$(BARS)),$(FEW_overlay),--check) || status=1; \
 	./fairlead-lab bench blockio $(if $(filter few,$(BARS)),$(FEW_blockio),--check) || status=1; exit $$status
+
+fleet: ## what a fleet must show, on two nodes of Kubernetes on this machine, as root; the first time Kubernetes is built, for minutes
+	@test/setup kubernetes
+	FAIRLEAD_TIER=full go test -count=1 -v -timeout 40m ./test/fleet
 
 race: ## the race detector on all that has goroutines of its own, as root
 	@test/setup test

@@ -1,6 +1,7 @@
 package discover
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -22,21 +23,26 @@ import (
 //   - it was not found, or has more devices than are examined: the doubt counts for
 //     the cgroup.
 //
+// The namespace that the agent's default route leads to is not this host's, whatever is in it: it
+// is the underlay of nodes that are namespaces, or the host around a node that is a container. What
+// hangs on that is beside this host, and so a node with its pods in the host network.
+//
 // So a cgroup without such devices (host network, none, a tap) is always this host's. One namespace
 // between a cgroup and the agent's own is looked into, and not two.
 
 // far is the state of a namespace that devices of another one lead to.
 type far struct {
-	inode uint64 // 0: it was not found
-	home  bool   // a device of it leads to the agent's own namespace
-	doubt bool   // the end of one of its devices is unknown
+	inode   uint64 // 0: it was not found
+	home    bool   // a device of it leads to the agent's own namespace
+	doubt   bool   // the end of one of its devices is unknown
+	outside bool   // the agent's default route leads there
 }
 
 // elsewhere reports whether a namespace belongs to another host, by the ends of its devices and the
 // namespaces with containers of runtimes.
 func elsewhere(leads []far, inhabited map[uint64]bool) bool {
 	ours := func(f far) bool {
-		if inhabited[f.inode] {
+		if f.outside || inhabited[f.inode] {
 			return false
 		}
 		return f.inode == 0 || f.home || f.doubt
@@ -85,6 +91,7 @@ func (n *networks) leads(net *network, ns *netdev.NS, links []netdev.Link) []loc
 func (n *networks) examine(at []location) []far {
 	var list []far
 	left := n.cfg.Links
+	outside := n.outside()
 	for _, a := range at {
 		there := openAt(a.path, a.inode)
 		if there == nil {
@@ -95,8 +102,9 @@ func (n *networks) examine(at []location) []far {
 		left -= len(links)
 		// The list assigns ids to its namespaces, so it comes first.
 		id, idErr := there.ID(n.own)
+		seen, seenErr := n.own.ID(there)
 		there.Close()
-		f := far{inode: a.inode, doubt: err != nil || idErr != nil}
+		f := far{inode: a.inode, doubt: err != nil || idErr != nil, outside: seenErr == nil && slices.Contains(outside, seen)}
 		for _, l := range links {
 			f.home = f.home || id >= 0 && l.PeerNS == id
 			f.doubt = f.doubt || l.Kind == "tuntap" || l.Kind == "device" && l.Name != "lo"
@@ -104,4 +112,19 @@ func (n *networks) examine(at []location) []far {
 		list = append(list, f)
 	}
 	return list
+}
+
+// outside returns the ids, in the agent's namespace, of those that its default routes lead to.
+func (n *networks) outside() (ids []int) {
+	// No host has these addresses (RFC 5737, RFC 3849), so only a default route leads to them.
+	for _, nowhere := range []string{"192.0.2.1", "2001:db8::1"} {
+		index, err := n.own.RouteTo(netip.MustParseAddr(nowhere), netip.Addr{}, 0)
+		if err != nil {
+			continue
+		}
+		if l, err := n.own.Link(index); err == nil && l.PeerNS >= 0 {
+			ids = append(ids, l.PeerNS)
+		}
+	}
+	return ids
 }

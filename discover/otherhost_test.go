@@ -2,6 +2,7 @@ package discover
 
 import (
 	"fmt"
+	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,6 +29,8 @@ func TestElsewhere(t *testing.T) {
 		{"to two, one of which leads here", []far{{inode: node}, {inode: node + 1, home: true}}, false},
 		{"to one that leads nobody knows where", []far{{inode: node, doubt: true}}, false},
 		{"to one that was not found", []far{{}}, false},
+		{"to the outside", []far{{inode: node, home: true, doubt: true, outside: true}}, true},
+		{"to the outside and to one that leads here", []far{{inode: node, home: true, outside: true}, {inode: node + 1, home: true}}, false},
 		{"to a container", []far{{inode: box, home: true}}, true},
 		{"to a container with a VPN", []far{{inode: box, home: true, doubt: true}}, true},
 		{"to a container and to one that leads here", []far{{inode: box, home: true}, {inode: node, home: true}}, false},
@@ -115,6 +118,19 @@ func TestOtherHost(t *testing.T) {
 	outer := sleeper(t, box, cg.Child(t, "outer"))
 	join(box, host)
 	join(inner, box)
+
+	// A node's own pod, in the host network, beside the underlay that this host's default route takes.
+	outside, neighbour := node(), live("neighbour")
+	join(host, outside)
+	uplink, err := host.Handle(t).LinkByName(fmt.Sprint("flb", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = host.Handle(t).RouteAdd(&netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Scope: netlink.SCOPE_LINK})
+	if err != nil {
+		t.Fatal(err)
+	}
+	join(neighbour, outside)
 
 	docker := newFake("docker")
 	s := runSet(t, Config{NetNS: host.Path, Refresh: 50 * time.Millisecond}, docker, CgroupTree("/proc", ""))

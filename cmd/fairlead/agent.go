@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -39,7 +41,7 @@ func newAgentFlags(e cli.Env) (*agentFlags, *pflag.FlagSet) {
 	s := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	s.StringVar(&f.config, "config", defaultConfig, "config file; every flag can be set in it as \"flag: value\"; empty: none")
 	s.StringVar(&f.cfg.Socket, "socket", api.DefaultSocket, "unix socket of the agent")
-	s.StringVar(&f.cfg.SelfSocket, "self-socket", api.DefaultSelfSocket, "unix socket on which a container sees its own data; empty: none")
+	s.StringVar(&f.cfg.SelfSocket, "self-socket", filepath.Base(api.DefaultSelfSocket), "unix socket on which a container sees its own data; a name without / is one beside --socket; empty: none")
 	s.StringVar(&f.cfg.StateDir, "state-dir", defaultState, "directory of the journal")
 	s.StringVar(&f.cfg.PolicyDir, "policy-dir", defaultPolicies, "directory of the policy files *.yaml")
 	s.BoolVar(&f.cfg.ImageLabels, "image-labels", false, "labels of images are policy, as labels of containers are: for hosts where only those who may set policy build images")
@@ -113,6 +115,7 @@ func runAgent(ctx context.Context, e cli.Env, f *agentFlags) error {
 		log.Warn("cgroups of containers may not be seen", "err", err)
 	}
 	f.cfg.Log = log
+	f.cfg.SelfSocket = beside(f.cfg.Socket, f.cfg.SelfSocket)
 	h, err := openHealth(f.health)
 	if err != nil {
 		return err
@@ -188,6 +191,15 @@ func newAgent(ctx context.Context, f *agentFlags, h *health) (*agent.Agent, erro
 		return nil, err
 	}
 	return agent.New(f.cfg)
+}
+
+// beside returns the path of a socket: a bare name is one in the directory of the agent's, so that two
+// agents, which have two of these, do not meet at the other.
+func beside(socket, name string) string {
+	if name == "" || strings.Contains(name, "/") {
+		return name
+	}
+	return filepath.Join(filepath.Dir(socket), name)
 }
 
 func notify(log *slog.Logger, state string) {

@@ -68,3 +68,17 @@ func TestNotify(t *testing.T) {
 		t.Errorf("told of readiness %d times: %q", n, told)
 	}
 }
+
+func TestBeside(t *testing.T) {
+	for _, tc := range []struct{ socket, name, want string }{
+		{"/run/fairlead/fairlead.sock", "self.sock", "/run/fairlead/self.sock"},
+		{"/run/second/fairlead.sock", "self.sock", "/run/second/self.sock"}, // two agents do not meet
+		{"s.sock", "self.sock", "self.sock"},
+		{"/run/second/fairlead.sock", "/run/fairlead-self/self.sock", "/run/fairlead-self/self.sock"},
+		{"/run/fairlead/fairlead.sock", "", ""},
+	} {
+		if got := beside(tc.socket, tc.name); got != tc.want {
+			t.Errorf("beside %s, %q is %s, want %s", tc.socket, tc.name, got, tc.want)
+		}
+	}
+}

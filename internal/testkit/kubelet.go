@@ -16,8 +16,8 @@ type Node struct {
 	manifests string
 }
 
-// StartNode starts a node; program is the path of a kubelet. It needs root, what [StartContainerd]
-// needs and the usual CNI plugins, and skips t without.
+// StartNode starts a node; program is a kubelet, or a program that is one if it is called kubelet. It
+// needs root, what [StartContainerd] needs and the usual CNI plugins, and skips t without.
 func StartNode(t testing.TB, program string) *Node {
 	t.Helper()
 	const plugins = "/usr/lib/cni"

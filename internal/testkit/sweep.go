@@ -40,7 +40,7 @@ func sweepNames(dir string) (removed []string) {
 // swept returns the names of cgroups: of tests and sandboxes, of an agent's threads that poll
 // uplinks (their namespaces have gone with the run), and of a test's own runtimes.
 func swept() []string {
-	return []string{"fairlead-sandbox", "fairlead-test-*", "fairlead-uplink-*", "fldocker-*", "flcontainerd-*", "flpodman-*"}
+	return []string{"fairlead-sandbox", "fairlead-test-*", "fairlead-uplink-*", "fldocker-*", "flcontainerd-*", "flpodman-*", "flkubernetes-*"}
 }
 
 // sweep ends the processes with a variable in their environment that begins with mark, and removes

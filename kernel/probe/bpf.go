@@ -28,7 +28,7 @@ const (
 
 // programs examines the parts of BPF that need neither types nor a device.
 func programs(_ context.Context, cfg Config) answers {
-	return answers{"bpf-jit": jit(cfg), "bpffs": bpffs(cfg), "bpf-ringbuf": ringbuf()}
+	return answers{"bpf-jit": jit(), "bpffs": bpffs(cfg), "bpf-ringbuf": ringbuf()}
 }
 
 // types examines the kernel's types, and the programs that need them.
@@ -104,15 +104,21 @@ func ringbuf() answer {
 	return full("")
 }
 
-func jit(cfg Config) answer {
-	name := filepath.Join(cfg.Roots.Proc, "sys/net/core/bpf_jit_enable")
-	const mend = "sysctl net.core.bpf_jit_enable=1"
-	text, err := os.ReadFile(name)
+// jit loads a program and looks whether the kernel has compiled it. The sysctl cannot be asked: only
+// the first network namespace has it, and an agent in another one, as in a container or on a node of
+// a test, is compiled for as well.
+func jit() answer {
+	prog, err := ebpf.NewProgram(classifier(ebpf.SchedCLS))
 	if err != nil {
-		return refused(err, mend)
+		return refused(loading(err), "use a kernel that allows BPF programs at tc hooks")
 	}
-	if strings.TrimSpace(string(text)) == "0" {
-		return degraded("programs are interpreted, which is several times slower", mend)
+	defer prog.Close()
+	info, err := prog.Info()
+	if err != nil {
+		return refused(err, "")
+	}
+	if _, err := info.JitedSize(); err != nil {
+		return degraded("programs are interpreted, which is several times slower", "sysctl net.core.bpf_jit_enable=1")
 	}
 	return full("")
 }

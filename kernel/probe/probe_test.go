@@ -226,6 +226,29 @@ func TestThisHost(t *testing.T) {
 	}
 }
 
+// TestJIT has a network namespace without the sysctl of the compiler, which compiles there too.
+func TestJIT(t *testing.T) {
+	testkit.NeedRoot(t)
+	state, err := os.ReadFile("/proc/sys/net/core/bpf_jit_enable")
+	if errors.Is(err, os.ErrNotExist) {
+		testkit.Skip(t, "the tests run in a network namespace themselves")
+	}
+	testkit.Must(t, err)
+	want := Full
+	if strings.TrimSpace(string(state)) == "0" {
+		want = Degraded
+	}
+	testkit.Must(t, testkit.NetNS(t).Do(func() error {
+		if _, err := os.Stat("/proc/sys/net/core/bpf_jit_enable"); err == nil {
+			t.Error("the namespace has the sysctl")
+		}
+		if got := jit(); got.Level != want {
+			t.Errorf("the compiler is %s: %s; want %s", got.Level, got.Why, want)
+		}
+		return nil
+	}))
+}
+
 func TestOverdue(t *testing.T) {
 	testkit.NeedRoot(t)
 	Run(t.Context(), patient())

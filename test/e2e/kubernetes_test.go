@@ -1,16 +1,14 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/test/kubernetes"
 )
 
 // pod returns the manifest of a pod with sleeping containers, with the annotations that users of
@@ -80,21 +78,14 @@ func TestKubernetes(t *testing.T) {
 	a.stop()
 }
 
-// kubelet builds Kubernetes' kubelet into the repository's folder build. The first build takes
+// kubelet returns a program that is Kubernetes' kubelet if that is its name. The first build takes
 // minutes.
 func kubelet(t *testing.T) string {
 	t.Helper()
-	dir, err := filepath.Abs("../kubernetes/kubelet")
-	must(t, err)
-	out := filepath.Join(dir, "../../../build/kubelet")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X k8s.io/component-base/version.gitVersion=v1.34.4", "-o", out, ".")
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		if strings.Contains(string(text), "dial tcp") || strings.Contains(string(text), "no such host") {
-			testkit.Skip(t, "no network to build a kubelet")
-		}
-		t.Fatalf("build the kubelet: %v\n%s", err, text)
+	program, err := kubernetes.Build(t.Context())
+	if errors.Is(err, kubernetes.ErrNoModules) {
+		testkit.Skip(t, "no network to build a kubelet")
 	}
-	return out
+	must(t, err)
+	return program
 }

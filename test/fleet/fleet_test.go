@@ -1,0 +1,162 @@
+package fleet
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/test/kubernetes"
+)
+
+const install = "testdata/install"
+
+// TestFleet installs fairlead in a cluster, and has it do there what it promises. Its parts depend
+// on one another's cluster only.
+func TestFleet(t *testing.T) {
+	if testkit.Scale(t, 0, 1) == 0 {
+		testkit.Skip(t, "only in the tier full")
+	}
+	f := newFleet(t)
+	f.kubectl(t, "create", "namespace", "shop")
+	f.run(t, pod{name: "first", node: "n1"}, pod{name: "second", node: "n2"})
+	f.awaitRunning(t, "first", "second")
+	before := f.state(t)
+	f.install(t)
+	t.Run("Names", f.names)
+	t.Run("Flood", f.flood)
+	t.Run("Requests", f.requests)
+	t.Run("Restart", f.restart)
+	t.Run("Uninstall", func(t *testing.T) { f.uninstall(t, before) })
+}
+
+// install applies the manifests by one command. Both nodes are ready within 30 s.
+func (f *fleet) install(t *testing.T) {
+	t.Helper()
+	begin := time.Now()
+	f.kubectl(t, "apply", "-k", install)
+	f.kubectl(t, "rollout", "status", "--namespace=fairlead-system", "daemonset/fairlead", "--timeout=120s")
+	for _, n := range f.Nodes {
+		a := f.agent(t, n)
+		await(t, "the agent of "+n.Name, func() error { _, err := a.Containers(t.Context()); return err })
+	}
+	took := time.Since(begin)
+	t.Logf("both nodes were ready after %.1f s", took.Seconds())
+	if took > 30*time.Second {
+		t.Errorf("it took %v, want 30 s at most", took)
+	}
+}
+
+// names has each node list its own pods by their names, and nothing of the other node.
+func (f *fleet) names(t *testing.T) {
+	f.run(t, pod{name: "third", node: "n1"})
+	f.awaitRunning(t, "third")
+	for _, tc := range []struct {
+		node *kubernetes.Node
+		want []string
+	}{{f.Nodes[0], []string{"shop/first/main", "shop/third/main"}}, {f.Nodes[1], []string{"shop/second/main"}}} {
+		a := f.agent(t, tc.node)
+		await(t, "the names of the pods on "+tc.node.Name, func() error {
+			list, err := a.Containers(t.Context())
+			if err != nil {
+				return err
+			}
+			var pods, others []string
+			for _, c := range list {
+				switch {
+				case strings.HasPrefix(c.Name, "shop/"):
+					pods = append(pods, c.Name)
+				case strings.Contains(c.Cgroup.V2, tc.node.CgroupRoot()) && strings.HasPrefix(c.Name, "fairlead-system/"):
+				case strings.Contains(c.Cgroup.V2, "/flkubernetes-"):
+					others = append(others, c.Cgroup.V2)
+				}
+			}
+			if !slices.Equal(pods, tc.want) || len(others) > 0 {
+				return fmt.Errorf("%q, want %q; others: %q", pods, tc.want, others)
+			}
+			return nil
+		})
+	}
+}
+
+// flood floods a pod from the other node, beside one that computes with half of the node's CPU (Iron).
+func (f *fleet) flood(t *testing.T) {
+	penalty := func(t *testing.T, annotations map[string]string, settle int) float64 {
+		t.Helper()
+		half := map[string]string{"cpu": "500m"}
+		f.run(t,
+			pod{name: "victim", node: "n1", annotations: annotations, limits: half, command: []string{"fairlead-lab", "load", "burn", "--every=1s"}},
+			pod{name: "receiver", node: "n1", annotations: annotations, limits: half, command: []string{"fairlead-lab", "load", "udp-recv", "--listen=:9000"}})
+		address := f.awaitRunning(t, "victim", "receiver")
+		alone := f.measure(t, "victim", 5)
+		f.run(t, pod{name: "sender", node: "n2", command: []string{"fairlead-lab", "load", "udp-send", "--every=1s", "--to=" + address + ":9000"}})
+		f.awaitRunning(t, "sender")
+		f.measure(t, "victim", settle)
+		flooded := f.measure(t, "victim", 5)
+		t.Logf("%v: alone %.0f, beside %.0f packets/s %.0f units/s: penalty %.2f", annotations, alone.Ops, f.measure(t, "sender", 1).Ops, flooded.Ops, alone.Ops/flooded.Ops)
+		return alone.Ops / flooded.Ops
+	}
+	t.Run("Unprotected", func(t *testing.T) {
+		if p := penalty(t, nil, 2); p < 4 {
+			t.Errorf("penalty %.2f, want 4 at least: the flood floods nobody", p)
+		}
+		ask := f.prometheus(t)
+		await(t, "Prometheus to name the flooded pod's neighbour first", func() error {
+			first, err := ask("topk(1, fairlead:culprit:slowed:avg5m)")
+			if err == nil && (first["node"] != "n1" || !strings.Contains(first["culprit"], "shop/receiver")) {
+				err = fmt.Errorf("it names %v", first)
+			}
+			return err
+		})
+	})
+	t.Run("Auto", func(t *testing.T) {
+		if p := penalty(t, map[string]string{"fairlead.netcpu": "auto"}, 12); p > 1.10 {
+			t.Errorf("penalty %.2f, want 1.10 at most", p)
+		}
+	})
+}
+
+// uninstall deletes what install has applied. Both nodes are as they were.
+func (f *fleet) uninstall(t *testing.T, before map[string]string) {
+	f.kubectl(t, "delete", "-k", install, "--wait", "--timeout=120s")
+	await(t, "the nodes to be as before", func() error {
+		now := f.state(t)
+		var diff []string
+		for what, text := range before {
+			if now[what] != text {
+				diff = append(diff, fmt.Sprintf("%s: before\n%s\nnow\n%s", what, text, now[what]))
+			}
+		}
+		if len(diff) > 0 {
+			return fmt.Errorf("%s", strings.Join(diff, "\n"))
+		}
+		return nil
+	})
+}
+
+// state is what an agent might change on the nodes: devices with their settings, qdiscs, filters, BPF
+// programs, cgroups and the files of the agent.
+func (f *fleet) state(t *testing.T) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	for _, n := range f.Nodes {
+		for what, script := range map[string]string{
+			"links":   `ip -details link show | grep -v "^ .*link/"`,
+			"qdiscs":  `tc qdisc show; tc class show dev eth0`,
+			"filters": `for d in /sys/class/net/*; do tc filter show dev ${d##*/} ingress; tc filter show dev ${d##*/} egress; done`,
+			"offload": `for d in /sys/class/net/*; do ethtool -k ${d##*/}; cat $d/threaded; cat $d/queues/*/*ps_cpus; done 2>/dev/null`,
+			"cgroups": `cd /sys/fs/cgroup; for h in . *; do test -d $h` + n.CgroupRoot() + ` || continue; cd $h` + n.CgroupRoot() + `
+find . -name "fl*" -o -name "fairlead*"; find . -name cpu.cfs_quota_us -o -name cpu.shares -o -name cpu.max -o -name cpu.weight | sort | xargs -r grep -H .; cd /sys/fs/cgroup; done`,
+			"files": `ls -A /sys/fs/bpf; ls -A /run/fairlead 2>/dev/null | grep -v -e "^state$" -e lock`,
+		} {
+			out, err := n.Command(t.Context(), "sh", "-c", script).Output()
+			if err != nil && len(out) == 0 && what != "files" && what != "filters" {
+				t.Fatalf("%s of %s: %v", what, n.Name, err)
+			}
+			all[n.Name+" "+what] = string(out)
+		}
+	}
+	return all
+}

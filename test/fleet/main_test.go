@@ -1,0 +1,226 @@
+// Package fleet tests fairlead on a cluster of Kubernetes as its users install it: two nodes, the
+// image, the manifests of packaging/kubernetes, and pods that ask for what they want in their own
+// words. The API server, the scheduler and kubelets are real (package test/kubernetes); the machine
+// has only two CPUs, one for each node. It takes minutes, so it runs in the tier full:
+//
+//	FAIRLEAD_TIER=full go test ./test/fleet -v -timeout 30m
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/test/kubernetes"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// The images of the pods. The agent's has the name that the manifests have.
+const (
+	agentImage = "ghcr.io/fairlead-project/fairlead:0.1.0"
+	loadImage  = "local.test/load:1"
+)
+
+const root = "../.." // of the repository
+
+// patience is how long a busy machine may take for what takes seconds.
+const patience = 2 * time.Minute
+
+// fleet is a cluster whose nodes have the images.
+type fleet struct {
+	*kubernetes.Cluster
+	dir string // of the programs: fairlead and fairlead-lab
+}
+
+func newFleet(t *testing.T) *fleet {
+	t.Helper()
+	testkit.NeedRoot(t)
+	for _, program := range []string{"etcd", "containerd", "runc", "busybox", "nft", "ethtool", "prometheus"} {
+		if _, err := exec.LookPath(program); err != nil {
+			testkit.Skip(t, "no "+program)
+		}
+	}
+	hyperkube, err := kubernetes.Build(t.Context())
+	if errors.Is(err, kubernetes.ErrNoModules) {
+		testkit.Skip(t, "no network to build Kubernetes")
+	}
+	testkit.Must(t, err)
+	f := &fleet{dir: t.TempDir()}
+	images := f.images(t)
+	f.Cluster, err = kubernetes.Start(t.Context(), fmt.Sprintf("/tmp/flkubernetes-%d", os.Getpid()), hyperkube, 2)
+	testkit.Must(t, err)
+	t.Cleanup(func() { testkit.Must(t, f.Stop()) })
+	for _, n := range f.Nodes {
+		for _, path := range images {
+			testkit.Must(t, n.Import(t.Context(), path))
+		}
+	}
+	return f
+}
+
+// images builds the programs and returns archives with the images, which have no other architecture
+// than this machine's.
+func (f *fleet) images(t *testing.T) []string {
+	t.Helper()
+	do := func(dir, to string, env []string, args ...string) {
+		t.Helper()
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), append(env, "CGO_ENABLED=0")...)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, &stderr)
+		}
+		if to != "" {
+			testkit.Must(t, os.WriteFile(to, out, 0o644))
+		}
+	}
+	at := func(name string) string { return filepath.Join(f.dir, name) }
+	do(root, "", nil, "go", "build", "-tags", "grpcnotrace", "-o", f.dir, "./cmd/fairlead", "./cmd/fairlead-lab")
+	do(filepath.Join(root, "packaging/image"), "", nil, "go", "build", "-o", at("image"), ".")
+	do(root, at("agent.tar"), []string{"SOURCE_DATE_EPOCH=1"}, at("image"), agentImage, "LICENSE", at("fairlead"), at("fairlead"))
+	loads, err := os.Create(at("load.tar"))
+	testkit.Must(t, err)
+	testkit.Must(t, kubernetes.Image(loads, loadImage, map[string]string{"bin/fairlead-lab": at("fairlead-lab")}))
+	testkit.Must(t, loads.Close())
+	return []string{at("agent.tar"), at("load.tar")}
+}
+
+// kubectl runs kubectl, which must succeed.
+func (f *fleet) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := f.Kubectl(context.WithoutCancel(t.Context()), args...) // also in cleanups
+	testkit.Must(t, err)
+	return out
+}
+
+// agent is a client of the agent on a node.
+func (f *fleet) agent(t *testing.T, n *kubernetes.Node) *api.Client {
+	t.Helper()
+	c := api.Dial(fmt.Sprintf("/proc/%d/root%s", n.PID(), api.DefaultSocket))
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// pod is a pod of one container in the namespace shop.
+type pod struct {
+	name        string
+	node        string            // "" leaves it to the scheduler
+	annotations map[string]string // policy
+	limits      map[string]string // "cpu": "500m"; of the CPU, each requests 200m
+	command     []string
+}
+
+func (p pod) manifest(t *testing.T) string {
+	t.Helper()
+	text, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": map[string]any{"name": p.name, "namespace": "shop", "annotations": p.annotations},
+		"spec": map[string]any{
+			"nodeSelector": selector(p.node), "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
+			"containers": []any{map[string]any{
+				"name": "main", "image": loadImage, "imagePullPolicy": "Never", "command": p.command,
+				"resources": map[string]any{"limits": p.limits, "requests": map[string]string{"cpu": "200m"}},
+			}},
+		},
+	})
+	testkit.Must(t, err)
+	return string(text) + "\n---\n"
+}
+
+func selector(node string) map[string]string {
+	if node == "" {
+		return nil
+	}
+	return map[string]string{"kubernetes.io/hostname": node}
+}
+
+// run starts pods and removes them with t.
+func (f *fleet) run(t *testing.T, pods ...pod) {
+	t.Helper()
+	manifests := ""
+	for _, p := range pods {
+		manifests += p.manifest(t)
+	}
+	testkit.Must(t, f.Apply(t.Context(), manifests))
+	t.Cleanup(func() {
+		args := []string{"delete", "pod", "--namespace=shop", "--wait", "--ignore-not-found"}
+		for _, p := range pods {
+			args = append(args, p.name)
+		}
+		f.kubectl(t, args...)
+	})
+}
+
+// awaitRunning waits until pods run, and returns the address of the last.
+func (f *fleet) awaitRunning(t *testing.T, pods ...string) (address string) {
+	t.Helper()
+	for _, name := range pods {
+		await(t, "pod "+name+" to run", func() error {
+			out, err := f.Kubectl(t.Context(), "get", "pod", "--namespace=shop", name, "-o", "jsonpath={.status.phase} {.status.podIP}")
+			if err == nil && !strings.HasPrefix(out, "Running ") {
+				err = fmt.Errorf("it is %q", out)
+			}
+			address = strings.TrimPrefix(out, "Running ")
+			return err
+		})
+	}
+	return address
+}
+
+// window is a line of a load generator, which counts over a second.
+type window struct {
+	Ops     float64 `json:"ops_per_second"`
+	BitRate float64 `json:"bits_per_second"`
+}
+
+// measure returns the mean of what a pod's load generator counts in the next n seconds.
+func (f *fleet) measure(t *testing.T, pod string, n int) (mean window) {
+	t.Helper()
+	before := -1
+	await(t, "lines of "+pod, func() error {
+		lines := strings.Split(strings.TrimSpace(f.kubectl(t, "logs", "--namespace=shop", pod)), "\n")
+		if before < 0 {
+			before = len(lines)
+		}
+		if have := len(lines) - before - 1; have < n { // the first may have begun before
+			return fmt.Errorf("%d of %d", have, n)
+		}
+		mean = window{}
+		for _, text := range lines[before+1 : before+1+n] {
+			var w window
+			if err := json.Unmarshal([]byte(text), &w); err != nil {
+				return fmt.Errorf("%q: %w", text, err)
+			}
+			mean.Ops += w.Ops / float64(n)
+			mean.BitRate += w.BitRate / float64(n)
+		}
+		return nil
+	})
+	return mean
+}
+
+// await waits until try succeeds, and fails the test if it never does.
+func await(t *testing.T, what string, try func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		err := try()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("wait for %s: %v", what, err)
+		}
+	}
+}
