@@ -193,7 +193,7 @@ func TestPrometheus(t *testing.T) {
 	for _, expr := range exprs {
 		named = append(named, seriesName.FindAllString(expr, -1)...)
 	}
-	if len(exprs) < 30 || len(named) < 50 {
+	if len(exprs) < 30 || len(named) < 30 {
 		t.Fatalf("%d expressions, %d metrics", len(exprs), len(named))
 	}
 	await(t, "all metrics", func() error {
