@@ -1,6 +1,9 @@
 package bench
 
-import "github.com/fairlead-project/fairlead/lab/report"
+import (
+	"github.com/fairlead-project/fairlead/lab/report"
+	"github.com/fairlead-project/fairlead/lab/rig"
+)
 
 // accountBars bound the errors of the accounts.
 func accountBars() []report.Bar {
@@ -19,11 +22,19 @@ func accountBars() []report.Bar {
 			}
 		}
 	}
-	const watching = "Watching packets slows them although nothing acts on it"
+	const (
+		metering = "Metering the packets of a robber costs more than it may"
+		watching = "Watching slows a container although its packets take nobody's time"
+	)
 	for _, su := range observed() {
-		all = append(all,
-			noLess(su.name+" flood", Received, "ratio", 0.99, 0.9, watching),
-			atMost(su.name+" 20k", AccountsCost, 50e-9, 1e-6, watching))
+		all = append(all, atMost(su.name+" 20k", AccountsCost, 300e-9, 5e-6, metering))
+	}
+	for _, d := range watched().demands {
+		metric := Received
+		if d.traffic.Kind == rig.TCPRR || d.traffic.Kind == rig.UDPRR {
+			metric = Requests
+		}
+		all = append(all, noLess("watched "+d.name, metric, "ratio", 0.99, 0.9, watching))
 	}
 	return all
 }

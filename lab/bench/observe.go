@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
@@ -10,7 +11,8 @@ import (
 
 // observed measures the cost of the accounts: on is an agent that only keeps them, off is
 // no agent. The victim and the receiver share the CPU without quotas. At the two rates most
-// packets have a softirq of their own; in a flood a poll handles several.
+// packets have a softirq of their own; in a flood a poll handles several. They take the victim's time,
+// so the programs stay attached.
 func observed() []setup {
 	flood := demand{name: "flood", traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}
 	at := func(rate uint64) demand {
@@ -25,6 +27,16 @@ func observed() []setup {
 		})
 	}
 	return all
+}
+
+// watched is what accounts cost a container whose packets take nobody's time: they are kept by
+// windows there. Another container on its bridge, Docker's for example, sends it packets.
+func watched() setup {
+	su := calm()
+	su.name, su.title = "watched", "What watching costs a container whose packets take nobody's time"
+	su.accounts, su.protect, su.settled = true, "", 3*time.Second
+	su.demands = append(su.demands, demand{name: "flood", traffic: rig.Traffic{Kind: rig.Overrun, Within: true}, rate: load.Flood})
+	return su
 }
 
 // attended starts or stops the agent of a setup.
