@@ -213,8 +213,9 @@ func plusEach(a, b []time.Duration, f float64) []time.Duration {
 }
 
 // factor is how much work there was in the gap for one that the windows saw. due are the packets of
-// the gap as the kernel counts them. If it counts much fewer than the programs, others bring the packets, and elapsed counts: the time of the gap for
-// that of the windows. Packets whose price no window has shown stay due.
+// the gap as the kernel counts them. If it counts much fewer than the programs, others bring the
+// packets, and elapsed counts: the time of the gap for that of the windows. Packets whose price no
+// window has shown stay due.
 func factor(seen Work, of ratio, due *float64, elapsed float64) (f float64) {
 	switch {
 	case seen.CPU == 0:
