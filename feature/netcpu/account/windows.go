@@ -28,8 +28,8 @@ const (
 	// settling is how long a window's end waits for the softirqs that have begun in it.
 	settling = 500 * time.Microsecond
 
-	// While a culprit takes this part of a CPU from others, and for calm after that, the programs
-	// stay attached.
+	// While a culprit takes this part of a CPU from others in the mean of the last windows (see
+	// memory), and for calm after that, the programs stay attached.
 	robs = 0.01
 	calm = 2 * time.Second
 
