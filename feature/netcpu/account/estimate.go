@@ -174,8 +174,11 @@ func (e *estimate) gap(counts counts, length time.Duration) {
 // charge adds the work that is due to the container's account, and returns its CPU time.
 func (e *estimate) charge(r *recent) time.Duration {
 	before := r.CPU()
-	if before == 0 {
-		return 0 // no window has seen it work
+	if before == 0 { // no window has seen it work
+		if r.length > 0 {
+			r.due.length = 0 // and without counters it has not
+		}
+		return 0
 	}
 	elapsed := r.due.length / max(r.length, 1)
 	in := factor(works(r.Receive), r.in, &r.due.in, elapsed)

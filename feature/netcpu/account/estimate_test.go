@@ -112,6 +112,20 @@ func TestEstimatePrice(t *testing.T) {
 	}
 }
 
+// Where the kernel counts nothing, the time in which windows have shown no work costs nothing later.
+func TestEstimateIdle(t *testing.T) {
+	var e estimate
+	for range 10 {
+		e.see(seen(1, 0, 0))
+		e.gap(nil, time.Hour)
+	}
+	e.see(seen(1, 2000, 0))
+	e.gap(nil, 3*time.Second)
+	if _, by := estimated(&e, 1); by[1].CPU() != 6*time.Millisecond {
+		t.Errorf("estimated %v, want 6ms", by[1].CPU())
+	}
+}
+
 // One packet in each window costs what one does, not what those of all windows do.
 func TestEstimateFewPackets(t *testing.T) {
 	var e estimate
