@@ -31,9 +31,6 @@ func (n *Netcpu) loop() {
 			return
 		case now := <-tick.C:
 			err := n.follow(now)
-			if n.meter != nil {
-				err = errors.Join(err, n.meter.Err())
-			}
 			if windows := failed.report(now, err); windows > 0 {
 				n.cfg.Log.Warn("following the traffic", "feature", name, "windows", windows, "err", err)
 			}
@@ -47,8 +44,12 @@ func (n *Netcpu) follow(now time.Time) error {
 	n.following.Begin()
 	defer n.following.End()
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.isolator.Follow(now)
+	err := n.isolator.Follow(now)
+	n.mu.Unlock()
+	if n.meter != nil {
+		err = errors.Join(err, n.meter.Err()) // waits for a window that begins or ends
+	}
+	return err
 }
 
 // logEvery limits how often the log reports failed windows: a container can make each window fail.

@@ -20,7 +20,7 @@ type worklog struct {
 	ended chan struct{}
 }
 
-// The time between two entries, and how many are kept: two minutes.
+// The time between two entries, and how many are kept at most: one to two minutes.
 const (
 	worklogEvery = 10 * time.Millisecond
 	worklogKeep  = 12_000
@@ -28,7 +28,7 @@ const (
 
 func newWorklog(read func() uint64) *worklog {
 	l := &worklog{read: read, close: make(chan struct{}), ended: make(chan struct{})}
-	l.add(time.Now(), read())
+	l.now()
 	go func() {
 		defer close(l.ended)
 		tick := time.NewTicker(worklogEvery)
@@ -38,16 +38,21 @@ func newWorklog(read func() uint64) *worklog {
 			case <-l.close:
 				return
 			case <-tick.C:
-				l.add(time.Now(), l.read())
+				l.now()
 			}
 		}
 	}()
 	return l
 }
 
-func (l *worklog) add(at time.Time, done uint64) {
+// now adds an entry. It reads with the lock, so that the entries are in their order.
+func (l *worklog) now() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.add(time.Now(), l.read())
+}
+
+func (l *worklog) add(at time.Time, done uint64) {
 	if len(l.at) >= worklogKeep {
 		half := worklogKeep / 2
 		l.at, l.done = append(l.at[:0], l.at[half:]...), append(l.done[:0], l.done[half:]...)
@@ -64,7 +69,7 @@ func (l *worklog) Close() {
 // rate returns the work per second from one moment to another. NaN: the log does not reach back so
 // far, or they are the same.
 func (l *worklog) rate(from, to time.Time) float64 {
-	l.add(time.Now(), l.read())
+	l.now()
 	return (l.until(to) - l.until(from)) / to.Sub(from).Seconds()
 }
 

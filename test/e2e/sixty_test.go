@@ -50,7 +50,7 @@ func TestSixty(t *testing.T) {
 			t.Errorf("%s: %.1f MB resident, want 60 at most", what, memory/1e6)
 		}
 		if took > 0.03 {
-			t.Errorf("%s: %.2f %% of a CPU, want 1", what, 100*took)
+			t.Errorf("%s: %.2f %% of a CPU, want 3 at most (the aim is 1)", what, 100*took)
 		}
 		if now.Bytes > record.DefaultSize {
 			t.Errorf("%s: %d bytes on disk", what, now.Bytes)

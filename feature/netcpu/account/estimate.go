@@ -13,6 +13,10 @@ const (
 	memory = 0.9
 )
 
+// parts is what packets and bytes of recent are counted in: of one packet in each window whole numbers
+// would remember that one only, with the time of ten.
+const parts = 1024
+
 // count is how many packets the kernel itself has counted at the devices of one container.
 type count struct{ in, out uint64 } // to and from the container
 
@@ -63,7 +67,7 @@ type theftKey struct {
 
 // recent is what the last windows have shown of one container. The older ones count less.
 type recent struct {
-	Account
+	Account // with packets and bytes in parts
 	byCPU   []time.Duration
 	thefts  map[Party]time.Duration // of the container's packets, by victim
 	in, out ratio
@@ -130,7 +134,9 @@ func (r *recent) see(seen Account, w window, thefts map[Party]time.Duration) {
 	net := seen.discount(w.own)
 	keep := memory * max(0, 1-float64(seen.packets())/enough)
 	r.scale(keep, keep, keep)
-	r.plus(seen)
+	inParts := seen
+	inParts.recount(parts)
+	r.plus(inParts)
 	for victim, d := range r.thefts {
 		r.thefts[victim] = scaled(d, keep)
 	}
@@ -168,8 +174,11 @@ func (e *estimate) gap(counts counts, length time.Duration) {
 // charge adds the work that is due to the container's account, and returns its CPU time.
 func (e *estimate) charge(r *recent) time.Duration {
 	before := r.CPU()
-	if before == 0 {
-		return 0 // no window has seen it work
+	if before == 0 { // no window has seen it work
+		if r.length > 0 {
+			r.due.length = 0 // and without counters it has not
+		}
+		return 0
 	}
 	elapsed := r.due.length / max(r.length, 1)
 	in := factor(works(r.Receive), r.in, &r.due.in, elapsed)
@@ -177,6 +186,7 @@ func (e *estimate) charge(r *recent) time.Duration {
 	r.due.length = 0
 	more := r.Account
 	more.scale(in, out, 0)
+	more.recount(1.0 / parts)
 	cpu := more.CPU()
 	all := float64(cpu) / float64(before)
 	more.Own, more.Took = scaled(r.Own, all), scaled(r.Took, all)
@@ -212,15 +222,16 @@ func plusEach(a, b []time.Duration, f float64) []time.Duration {
 	return a
 }
 
-// factor is how much work there was in the gap for one that the windows saw. due are the packets of
-// the gap as the kernel counts them. If it counts much fewer than the programs, others bring the packets, and elapsed counts: the time of the gap for
-// that of the windows. Packets whose price no window has shown stay due.
+// factor is how much work there was in the gap for one that the windows saw (seen, in parts). due
+// are the packets of the gap as the kernel counts them. If it counts much fewer than the programs,
+// others bring the packets, and elapsed counts: the time of the gap for that of the windows. Packets
+// whose price no window has shown stay due.
 func factor(seen Work, of ratio, due *float64, elapsed float64) (f float64) {
 	switch {
 	case seen.CPU == 0:
 		return 0
 	case of.seen > 0 && 2*of.counted >= of.seen && seen.Packets > 0:
-		f = *due * of.seen / of.counted / float64(seen.Packets)
+		f = *due * of.seen / of.counted / (float64(seen.Packets) / parts)
 	default:
 		f = elapsed
 	}
@@ -307,8 +318,20 @@ func (a *Account) scale(receive, send, rest float64) {
 	a.Own, a.Took, a.Robbed = scaled(a.Own, rest), scaled(a.Took, rest), scaled(a.Robbed, rest)
 }
 
+// recount multiplies the packets and bytes.
+func (a *Account) recount(f float64) {
+	for i := range Protocols {
+		a.Receive[i].recount(f)
+		a.Send[i].recount(f)
+	}
+}
+
 func (w *Work) scale(f float64) {
 	w.CPU = scaled(w.CPU, f)
+	w.recount(f)
+}
+
+func (w *Work) recount(f float64) {
 	w.Packets = uint64(float64(w.Packets) * f)
 	w.Bytes = uint64(float64(w.Bytes) * f)
 }

@@ -112,6 +112,33 @@ func TestEstimatePrice(t *testing.T) {
 	}
 }
 
+// Where the kernel counts nothing, the time in which windows have shown no work costs nothing later.
+func TestEstimateIdle(t *testing.T) {
+	var e estimate
+	for range 10 {
+		e.see(seen(1, 0, 0))
+		e.gap(nil, time.Hour)
+	}
+	e.see(seen(1, 2000, 0))
+	e.gap(nil, 3*time.Second)
+	if _, by := estimated(&e, 1); by[1].CPU() != 6*time.Millisecond {
+		t.Errorf("estimated %v, want 6ms", by[1].CPU())
+	}
+}
+
+// One packet in each window costs what one does, not what those of all windows do.
+func TestEstimateFewPackets(t *testing.T) {
+	var e estimate
+	for range 100 {
+		e.see(seen(1, 1, 1))
+	}
+	e.gap(counts{1: {in: 1000}}, time.Second)
+	_, by := estimated(&e, 1)
+	if cpu := by[1].CPU(); cpu < 990*time.Microsecond || cpu > 1010*time.Microsecond {
+		t.Errorf("estimated %v for 1000 packets of 1 µs", cpu)
+	}
+}
+
 func TestLengthFor(t *testing.T) {
 	for _, c := range []struct {
 		packets uint64

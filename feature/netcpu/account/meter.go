@@ -280,11 +280,29 @@ func (m *Meter) holder(of identity.Tenant) (holder *account) {
 		if acc.state != watched || acc.member.Tenant != of {
 			continue
 		}
-		if holder == nil || cmp.Or(cmp.Compare(holder.member.Rank, acc.member.Rank), cmp.Compare(acc.nth, holder.nth)) < 0 {
+		if acc.precedes(holder) {
 			holder = acc
 		}
 	}
 	return holder
+}
+
+// holders returns the holder of each tenant.
+func (m *Meter) holders() map[identity.Tenant]*account {
+	all := make(map[identity.Tenant]*account)
+	for _, acc := range m.accounts {
+		of := acc.member.Tenant
+		if acc.state == watched && of != (identity.Tenant{}) && acc.precedes(all[of]) {
+			all[of] = acc
+		}
+	}
+	return all
+}
+
+// precedes reports whether acc holds a tenant's packets rather than another account of the tenant;
+// nil: there is none.
+func (acc *account) precedes(other *account) bool {
+	return other == nil || cmp.Or(cmp.Compare(other.member.Rank, acc.member.Rank), cmp.Compare(acc.nth, other.nth)) < 0
 }
 
 // charge charges the packets of a tenant with a slot to its holder.
@@ -392,6 +410,9 @@ func (m *Meter) Forget(id container.ID) error {
 	was := acc.member
 	acc.state, acc.nth = forgotten, 0
 	acc.member = identity.Member{ID: id}
+	if m.windows != nil {
+		delete(m.windows.recent, id) // its work does not go on
+	}
 	if err := m.tell(was, acc.member); err != nil {
 		return fmt.Errorf("end account of container %v: %w", id, err)
 	}

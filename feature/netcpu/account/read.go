@@ -40,13 +40,8 @@ func (m *Meter) reading(thefts bool) (Reading, error) {
 
 // read reads what the programs have seen. With report, forgotten accounts go on to be recycled.
 func (m *Meter) read(thefts, report bool) (Reading, error) {
-	cpus, err := ebpf.PossibleCPU()
-	if err != nil {
+	if err := m.flushAll(); err != nil {
 		return Reading{}, err
-	}
-	for cpu := range cpus {
-		// An error means that the CPU is offline. Its counters no longer change.
-		m.flush.Run(&ebpf.RunOptions{CPU: uint32(cpu), Flags: runOnCPU})
 	}
 	r := Reading{Taken: time.Now(), ByCPU: make(map[container.ID][]time.Duration)}
 	var states []accountCpu
@@ -85,10 +80,24 @@ func (m *Meter) read(thefts, report bool) (Reading, error) {
 		r.Accounts, r.ByCPU[id] = append(r.Accounts, a), byCPU(perCPU)
 	}
 	r.Gone = m.gone
+	var err error
 	if thefts {
 		r.Thefts, err = m.thefts(ids, r.Taken)
 	}
 	return r, err
+}
+
+// flushAll has each CPU add what it holds back. After a window it also ends the runs that are open.
+func (m *Meter) flushAll() error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	for cpu := range cpus {
+		// An error means that the CPU is offline. Its counters no longer change.
+		m.flush.Run(&ebpf.RunOptions{CPU: uint32(cpu), Flags: runOnCPU})
+	}
+	return nil
 }
 
 // sum adds up one account over all CPUs.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -27,8 +28,8 @@ const (
 	// settling is how long a window's end waits for the softirqs that have begun in it.
 	settling = 500 * time.Microsecond
 
-	// While a culprit takes this part of a CPU from others, and for calm after that, the programs
-	// stay attached.
+	// While a culprit takes this part of a CPU from others in the mean of the last windows (see
+	// memory), and for calm after that, the programs stay attached.
 	robs = 0.01
 	calm = 2 * time.Second
 
@@ -104,8 +105,8 @@ func (m *Meter) Demand(all bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.windows
-	if w == nil || m.closed || w.demanded == all {
-		return nil
+	if w == nil || m.closed || w.demanded == all && (!all || w.phase == metered) {
+		return nil // an earlier call may have failed to attach
 	}
 	w.demanded = all
 	if !all {
@@ -161,6 +162,9 @@ func (m *Meter) next() time.Duration {
 	}
 	switch w.phase {
 	case idle:
+		if w.length >= period {
+			break // the programs could not be attached
+		}
 		// Random, so that periodic traffic is counted neither too often nor never.
 		return time.Duration((0.5 + rand.Float64()) * float64(period-w.length))
 	case bare, full:
@@ -256,7 +260,7 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 	links := counts.since(w.start).sum()
 	if from == bare {
 		w.bare.see(states.bare-was.bare, links)
-		return nil
+		return m.flushAll() // a run that is still open would last until the next window
 	}
 	raw, err := m.read(true, false)
 	if err != nil {
@@ -276,6 +280,11 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 		}
 	}
 	w.at, w.counts = now, counts
+	// The work of a container that has ended does not go on.
+	win.seen.Accounts = slices.DeleteFunc(win.seen.Accounts, func(a Account) bool {
+		acc := m.accounts[a.Container]
+		return acc != nil && acc.state != watched
+	})
 	w.see(win)
 	if later := states.later - was.later; later >= laterFrom && later*laterOf > packets {
 		w.later = now
@@ -327,17 +336,14 @@ func (r *robbers) see(w window) (found bool) {
 func (m *Meter) count() counts {
 	cs := make(counts)
 	namespaces := make(map[uint64]map[int]netdev.Counters)
-	for _, acc := range m.slots {
-		if acc == nil || acc.state != watched || m.holder(acc.member.Tenant) != acc {
-			continue
-		}
+	for _, acc := range m.holders() {
 		for _, d := range acc.member.Devices {
 			if !d.HostEnd {
 				continue
 			}
 			ns, ok := namespaces[d.Netns]
 			if !ok {
-				ns, _ = m.cfg.Count(d.Netns) // without counters the time counts
+				ns, _ = m.cfg.Count(d.Netns) // if there never were counters, the time counts
 				namespaces[d.Netns] = ns
 			}
 			n, ok := ns[d.Ifindex]
