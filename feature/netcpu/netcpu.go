@@ -127,7 +127,7 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
 	n.uplinks = uplink.NewFinder(cfg.NetNS, n.find, cfg.Identity)
-	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}, Count: n.counts}
+	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}}
 	noDrop := cfg.Ends.Err()
 	if noDrop != nil {
 		accounts.Ends = nil

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
@@ -48,14 +47,4 @@ func (n *Netcpu) forget(id container.ID) error {
 		return n.cfg.Identity.Forget(name, id)
 	}
 	return nil
-}
-
-// counts returns what the kernel counts at the devices of a network namespace, by index.
-func (n *Netcpu) counts(netns uint64) (map[int]netdev.Counters, error) {
-	ns, err := n.find.Open("", netns)
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
-	return ns.AllCounters(netdev.MostLinks)
 }
