@@ -106,8 +106,9 @@ func TestSuccessorWaits(t *testing.T) {
 			if err := <-done; !errors.Is(err, tt.want) {
 				t.Errorf("%v, want %v", err, tt.want)
 			}
-			// Whoever stops next sees that nobody waits any more.
-			if tt.cancel {
+			// Whoever stops next sees that nobody waits any more. Of both that are stopped, this one may
+			// have seen the other's end first: then it is still in its place.
+			if tt.want != nil {
 				if got, err := Succeeded(cfg); got || err != nil {
 					t.Errorf("somebody still waits: %v, %v", got, err)
 				}

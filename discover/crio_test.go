@@ -28,7 +28,6 @@ type fakeCRI struct {
 	containers map[string]*runtimeapi.ContainerStatusResponse
 	sandboxes  map[string]*runtimeapi.PodSandboxStatusResponse
 	events     chan *runtimeapi.ContainerEventResponse // nil: it has none
-	lists      int
 }
 
 func newFakeCRI() *fakeCRI {
@@ -52,7 +51,6 @@ func (f *fakeCRI) serve(t *testing.T) (socket string) {
 func (f *fakeCRI) ListContainers(_ context.Context, r *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.lists++
 	var out runtimeapi.ListContainersResponse
 	for id, ct := range f.containers {
 		if ct.Status.State == r.Filter.State.State {
@@ -139,7 +137,7 @@ func (f *fakeCRI) remove(id string) {
 }
 
 // TestCRIO has a pod with an init container that has ended, two others, and a pause container; one
-// container ends, and comes again under the same name. With events it is not asked all the time.
+// container ends, and comes again under the same name.
 func TestCRIO(t *testing.T) {
 	for _, events := range []bool{false, true} {
 		t.Run(fmt.Sprint("events ", events), func(t *testing.T) {

@@ -110,11 +110,9 @@ func (r *requests) fail(resource string, n uint64, err error) {
 	r.problems = append(r.problems, Problem{Key: RequestDomain + resource, Value: strconv.FormatUint(n, 10), Reason: err.Error()})
 }
 
-// without returns the layer of what no label, and nobody by hand, says otherwise.
-func (r requests) without(stronger ...layer) layer {
+// without returns the layer of what no label says otherwise.
+func (r requests) without(labels layer) layer {
 	l := maps.Clone(r.layer)
-	for _, s := range stronger {
-		maps.DeleteFunc(l, func(key string, _ entry) bool { return s.has(key) })
-	}
+	maps.DeleteFunc(l, func(key string, _ entry) bool { return labels.has(key) })
 	return l
 }

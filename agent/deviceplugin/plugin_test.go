@@ -31,8 +31,14 @@ type fakeKubelet struct {
 	news      chan struct{}
 }
 
-// startKubelet does as kubelet: it removes what is in the directory before it makes its socket.
 func startKubelet(t *testing.T, dir string) *fakeKubelet {
+	t.Helper()
+	return startRefusing(t, dir, nil)
+}
+
+// startRefusing does as kubelet: it removes what is in the directory before it makes its socket.
+// Unless refuse is nil, it answers that to each plugin.
+func startRefusing(t *testing.T, dir string, refuse error) *fakeKubelet {
 	t.Helper()
 	old, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil {
@@ -44,7 +50,7 @@ func startKubelet(t *testing.T, dir string) *fakeKubelet {
 		}
 	}
 	k := &fakeKubelet{
-		t: t, dir: dir, server: grpc.NewServer(), registers: make(map[string]int),
+		t: t, dir: dir, server: grpc.NewServer(), refuse: refuse, registers: make(map[string]int),
 		clients: make(map[string]*grpc.ClientConn), devices: make(map[string][]string), news: make(chan struct{}, 1),
 	}
 	l, err := net.Listen("unix", filepath.Join(dir, "kubelet.sock"))
@@ -99,14 +105,17 @@ func (k *fakeKubelet) watch(resource string, conn *grpc.ClientConn) {
 				ids = append(ids, d.ID)
 			}
 		}
-		k.note(resource, ids)
+		k.note(resource, conn, ids)
 	}
-	k.note(resource, nil)
+	k.note(resource, conn, nil)
 }
 
-func (k *fakeKubelet) note(resource string, ids []string) {
+// note records the devices of a plugin, unless that has registered anew.
+func (k *fakeKubelet) note(resource string, conn *grpc.ClientConn, ids []string) {
 	k.mu.Lock()
-	k.devices[resource] = ids
+	if k.clients[resource] == conn {
+		k.devices[resource] = ids
+	}
 	k.mu.Unlock()
 	select {
 	case k.news <- struct{}{}:
@@ -253,10 +262,7 @@ func TestKubeletRestarts(t *testing.T) {
 	second.await("fairlead.dev/egress-mbit", 950)
 	second.stop()
 
-	third := startKubelet(t, dir)
-	third.mu.Lock()
-	third.refuse = fmt.Errorf("no more plugins")
-	third.mu.Unlock()
+	third := startRefusing(t, dir, fmt.Errorf("no more plugins"))
 	awaitOffer(t, p, "refusal is not reported", func(o Offer) bool { return o.Err != nil })
 	third.mu.Lock()
 	third.refuse = nil

@@ -40,7 +40,8 @@ here at all, or if it was not run as root: then it cannot tell.`,
 		if err := configure(cmd, f.config, flags); err != nil {
 			return err
 		}
-		if err := enter.HostCgroups(f.cfg.Roots.Proc); err != nil && !errors.Is(err, fs.ErrPermission) {
+		// Other users may not look, or with hidepid not see process 1.
+		if err := enter.HostCgroups(f.cfg.Roots.Proc); err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		r := append(agent.Examine(cmd.Context(), f.cfg), unmatched(cmd.Context(), f.cfg.Socket)...)

@@ -246,6 +246,7 @@ func (k *kubectl) agent(ctx context.Context, node string) (pod, error) {
 		}
 	}
 	slices.Sort(nodes)
+	nodes = slices.Compact(nodes) // during an update a node has two
 	switch {
 	case len(nodes) == 0:
 		return pod{}, fmt.Errorf("no agent runs in namespace %s (--agent-namespace names another)", k.agents)

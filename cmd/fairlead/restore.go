@@ -62,7 +62,8 @@ only changes that have lapsed, which a running agent does by itself.`,
 }
 
 func restore(ctx context.Context, f *agentFlags, ref string, expired bool) (api.Restored, error) {
-	if err := enter.HostCgroups(f.cfg.Roots.Proc); err != nil && !errors.Is(err, fs.ErrPermission) {
+	// Other users may not look, or with hidepid not see process 1.
+	if err := enter.HostCgroups(f.cfg.Roots.Proc); err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
 		return api.Restored{}, err
 	}
 	c := api.Dial(f.cfg.Socket)

@@ -63,6 +63,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	events := make(chan metav1.WatchEvent, 16)
 	f.mu.Lock()
+	expired := q.Get("resourceVersion") != fmt.Sprint(f.version)
 	f.watches[events] = true
 	hangUp := f.hangUp
 	f.mu.Unlock()
@@ -71,6 +72,14 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer f.mu.Unlock()
 		delete(f.watches, events)
 	}()
+	if expired { // it keeps no events for those who were not there
+		w.WriteHeader(http.StatusGone)
+		json.NewEncoder(w).Encode(metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonExpired,
+			Code: http.StatusGone, Message: "too old resource version",
+		})
+		return
+	}
 	w.(http.Flusher).Flush()
 	for {
 		select {

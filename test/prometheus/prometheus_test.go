@@ -47,7 +47,7 @@ func TestRules(t *testing.T) {
 // TestScrape checks the configuration with static targets, as Debian's Prometheus is built without
 // Kubernetes.
 func TestScrape(t *testing.T) {
-	static := strings.Replace(read(t, "scrape.yml"), "kubernetes_sd_configs: [{role: pod}]", "static_configs: [{targets: [a]}]", 1)
+	static := strings.Replace(read(t, "scrape.yml"), "kubernetes_sd_configs: [{role: pod, namespaces: {names: [fairlead-system]}}]", "static_configs: [{targets: [a]}]", 1)
 	rules, err := filepath.Abs(filepath.Join(dir, "rules.yml"))
 	testkit.Must(t, err)
 	static = strings.Replace(static, "rule_files: [rules.yml]", "rule_files: ["+rules+"]", 1)
