@@ -1,9 +1,6 @@
 package bench
 
-import (
-	"github.com/fairlead-project/fairlead/lab/report"
-	"github.com/fairlead-project/fairlead/lab/rig"
-)
+import "github.com/fairlead-project/fairlead/lab/report"
 
 // accountBars bound the errors of the accounts.
 func accountBars() []report.Bar {
@@ -30,11 +27,7 @@ func accountBars() []report.Bar {
 		all = append(all, atMost(su.name+" 20k", AccountsCost, 300e-9, 5e-6, metering))
 	}
 	for _, d := range watched().demands {
-		metric := Received
-		if d.traffic.Kind == rig.TCPRR || d.traffic.Kind == rig.UDPRR {
-			metric = Requests
-		}
-		all = append(all, noLess("watched "+d.name, metric, "ratio", 0.99, 0.9, watching))
+		all = append(all, noLess("watched "+d.name, d.metric(), "ratio", 0.99, 0.9, watching))
 	}
 	return all
 }

@@ -318,6 +318,14 @@ func idle() setup {
 	}
 }
 
+// metric is what the receiver of a demand has of its traffic.
+func (d demand) metric() string {
+	if d.traffic.Kind == rig.TCPRR || d.traffic.Kind == rig.UDPRR {
+		return Requests
+	}
+	return Received
+}
+
 // calm is what isolation costs a container that nobody floods: another on its bridge, Docker's for
 // example, sends it bulk, or one request after the other. Off is a container that is only observed.
 func calm() setup {

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/fairlead-project/fairlead/lab/report"
@@ -70,9 +71,10 @@ func (su setup) plots() []report.Plot {
 		}
 	}
 	var plots []report.Plot
+	demands := su.demands
 	add := func(note, metric string, ideal float64) {
 		// More than six groups of bars are not readable.
-		for rest := su.groups(su.demands); len(rest) > 0; {
+		for rest := su.groups(demands); len(rest) > 0; {
 			n := (len(rest) + 5) / 6
 			n = (len(rest) + n - 1) / n
 			plots = append(plots, report.Plot{Title: su.title, Note: note, Metric: metric, Ideal: ideal, Groups: short(rest[:n])})
@@ -84,6 +86,12 @@ func (su setup) plots() []report.Plot {
 		add("By the agent's accounts. "+pathNames[su.cfg.Path]+".", PacketCost, 0)
 	case su.timed:
 		add("Softirq time by the accounts over that by a stopwatch. 1 is exact.", OfStopwatch, 1)
+	case su.alone && su.settled > 0:
+		asks := func(d demand) bool { return d.metric() == Requests }
+		demands = slices.DeleteFunc(slices.Clone(su.demands), asks)
+		add("Packets received per second. The less it differs the less it costs.", Received, 0)
+		demands = slices.DeleteFunc(slices.Clone(su.demands), func(d demand) bool { return !asks(d) })
+		add("Requests answered per second. The less it differs the less it costs.", Requests, 0)
 	case su.accounts:
 		add("Penalty of the victim with accounts kept, and without. The less it differs the less they cost.", Penalty, 0)
 	case su.service != "":
