@@ -175,8 +175,8 @@ func TestAutoSenders(t *testing.T) {
 		t.Log(a.run("explain", name))
 	}
 	charged("e2e-sender", "its packets took ")
-	charged("e2e-limited", "others' packets took ")
-	charged("e2e-weighed", "others' packets took ")
+	charged("e2e-limited", "of a CPU from it")
+	charged("e2e-weighed", "of a CPU from it")
 	await(t, "credit", func() error {
 		q := quotaOf(t, of["e2e-limited"])
 		w, err := cgroup.Weight(of["e2e-weighed"].Cgroup.CPU)
