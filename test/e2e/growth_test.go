@@ -38,7 +38,7 @@ func TestGrowth(t *testing.T) {
 	a.policy("all.yaml", "match: {name: \"e2e-*\"}\nset: {net.weight: 1, net.ceil: 1gbit, netcpu: isolate}\n")
 	a.start()
 	for n := range bursts {
-		cpu := cpuTime(t, a.pid)
+		cpu := testkit.CPUTime(t, a.pid)
 		began := time.Now()
 		for i := range burst {
 			nth := n*burst + i
@@ -67,11 +67,11 @@ func TestGrowth(t *testing.T) {
 			return nil
 		})
 		t.Logf("%4d containers: %5.1f s to start %d, policy in force %5.1f s later; agent: CPU %6.3f s, memory %5.1f MB",
-			want, made.Seconds(), burst, (time.Since(began) - made).Seconds(), (cpuTime(t, a.pid) - cpu).Seconds(), resident(t, a.pid)/1e6)
+			want, made.Seconds(), burst, (time.Since(began) - made).Seconds(), (testkit.CPUTime(t, a.pid) - cpu).Seconds(), testkit.Resident(t, a.pid)/1e6)
 	}
-	cpu := cpuTime(t, a.pid)
+	cpu := testkit.CPUTime(t, a.pid)
 	time.Sleep(10 * time.Second)
-	t.Logf("at rest: CPU %.2f %%", 10*(cpuTime(t, a.pid)-cpu).Seconds())
+	t.Logf("at rest: CPU %.2f %%", 10*(testkit.CPUTime(t, a.pid)-cpu).Seconds())
 	a.kill() // a stop has half a minute, too little for so many; the end of the test restores
 }
 
@@ -137,11 +137,11 @@ func TestWorkOfAttackers(t *testing.T) {
 	measure := func(a *agent, name string, attacker int) {
 		t.Helper()
 		time.Sleep(time.Second) // until the attack is at full speed
-		was, his := cpuTime(t, a.pid), cpuTime(t, attacker)
+		was, his := testkit.CPUTime(t, a.pid), testkit.CPUTime(t, attacker)
 		time.Sleep(window)
-		was, his = cpuTime(t, a.pid)-was, cpuTime(t, attacker)-his
+		was, his = testkit.CPUTime(t, a.pid)-was, testkit.CPUTime(t, attacker)-his
 		t.Logf("%-10s attacker: %5.1f %% of a CPU, agent: %5.1f %%, %.1f MB", name, 100*his.Seconds()/window.Seconds(),
-			100*was.Seconds()/window.Seconds(), resident(t, a.pid)/1e6)
+			100*was.Seconds()/window.Seconds(), testkit.Resident(t, a.pid)/1e6)
 		if his == 0 {
 			t.Errorf("%s: the attacker did nothing", name)
 		}
@@ -171,35 +171,16 @@ func TestWorkOfAttackers(t *testing.T) {
 	for i := range 1024 {
 		labels[fmt.Sprintf("fairlead.label-%04d", i)] = string(make([]byte, 4080))
 	}
-	was, began := cpuTime(t, a.pid), time.Now()
+	was, began := testkit.CPUTime(t, a.pid), time.Now()
 	var his time.Duration
 	for i := range 10 {
 		name := fmt.Sprintf("e2e-labels-%d", i)
-		mine := cpuTime(t, os.Getpid())
+		mine := testkit.CPUTime(t, os.Getpid())
 		r.create(sandbox.Spec{Name: name, Labels: labels})
-		his += cpuTime(t, os.Getpid()) - mine
+		his += testkit.CPUTime(t, os.Getpid()) - mine
 		a.reaches(name, api.StateDone)
 	}
 	t.Logf("labels     10 containers with 4 MB each in %v: attacker: %.3f s of CPU, agent: %.3f s, %.1f MB",
-		time.Since(began).Round(time.Millisecond), his.Seconds(), (cpuTime(t, a.pid) - was).Seconds(), resident(t, a.pid)/1e6)
+		time.Since(began).Round(time.Millisecond), his.Seconds(), (testkit.CPUTime(t, a.pid) - was).Seconds(), testkit.Resident(t, a.pid)/1e6)
 	a.stop()
-}
-
-// cpuTime returns the CPU time of a process so far, by clock_getcpuclockid(3).
-func cpuTime(t *testing.T, pid int) time.Duration {
-	t.Helper()
-	const sched = 2 // CPUCLOCK_SCHED
-	var ts unix.Timespec
-	must(t, unix.ClockGettime(int32(^pid)<<3|sched, &ts))
-	return time.Duration(ts.Nano())
-}
-
-// resident returns the resident memory of a process in bytes.
-func resident(t *testing.T, pid int) float64 {
-	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid)) // proc_pid_statm(5)
-	must(t, err)
-	var size, pages float64
-	fmt.Sscan(string(data), &size, &pages)
-	return pages * float64(os.Getpagesize())
 }

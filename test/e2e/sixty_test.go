@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/record"
 )
 
@@ -35,10 +36,10 @@ func TestSixty(t *testing.T) {
 	})
 	measure := func(what string) {
 		t.Helper()
-		was, recorded, began := cpuTime(t, h.agent.pid), h.agent.status().Recording, time.Now()
+		was, recorded, began := testkit.CPUTime(t, h.agent.pid), h.agent.status().Recording, time.Now()
 		time.Sleep(window)
-		took := (cpuTime(t, h.agent.pid) - was).Seconds() / time.Since(began).Seconds()
-		now, memory := h.agent.status().Recording, resident(t, h.agent.pid)
+		took := (testkit.CPUTime(t, h.agent.pid) - was).Seconds() / time.Since(began).Seconds()
+		now, memory := h.agent.status().Recording, testkit.Resident(t, h.agent.pid)
 		if now == nil || recorded == nil || now.Frames == recorded.Frames || now.Error != "" {
 			t.Fatalf("%s: it recorded %+v after %+v", what, now, recorded)
 		}

@@ -2,6 +2,9 @@ package fleet
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/test/kubernetes"
 )
 
-const install = "testdata/install"
+// byKustomize are the arguments of kubectl that name what is installed.
+var byKustomize = []string{"-k", "testdata/install"}
 
 // TestFleet installs fairlead in a cluster, and has it do there what it promises. Its parts depend
 // on one another's cluster only.
@@ -24,19 +28,44 @@ func TestFleet(t *testing.T) {
 	f.run(t, pod{name: "first", node: "n1"}, pod{name: "second", node: "n2"})
 	f.awaitRunning(t, "first", "second")
 	before := f.state(t)
-	f.install(t)
+	t.Run("Helm", func(t *testing.T) {
+		chart := f.helm(t)
+		f.install(t, chart)
+		f.uninstall(t, chart, before)
+	})
+	f.install(t, byKustomize)
 	t.Run("Names", f.names)
 	t.Run("Flood", f.flood)
 	t.Run("Requests", f.requests)
+	t.Run("Contention", f.contention)
 	t.Run("Restart", f.restart)
-	t.Run("Uninstall", func(t *testing.T) { f.uninstall(t, before) })
+	t.Run("Crowd", f.crowd)
+	t.Run("Uninstall", func(t *testing.T) { f.uninstall(t, byKustomize, before) })
+}
+
+// helm renders the chart as Helm does, with a namespace, which Helm makes itself. It returns the
+// arguments of kubectl that name the result.
+func (f *fleet) helm(t *testing.T) []string {
+	t.Helper()
+	chart, err := filepath.Abs(filepath.Join(root, "packaging/kubernetes/chart"))
+	testkit.Must(t, err)
+	cmd := exec.Command("go", "-C", "../kubernetes/render", "run", ".", "helm", chart, "fairlead-system")
+	cmd.Stdin = strings.NewReader("config: {kubelet-dir: /var/lib/kubelet, uplink: eth0=1gbit}\n")
+	cmd.Stderr = t.Output()
+	objects, err := cmd.Output()
+	testkit.Must(t, err)
+	namespace, err := os.ReadFile(filepath.Join(root, "packaging/kubernetes/base/namespace.yaml"))
+	testkit.Must(t, err)
+	path := filepath.Join(f.dir, "chart.yaml")
+	testkit.Must(t, os.WriteFile(path, slices.Concat(namespace, []byte("\n---\n"), objects), 0o644))
+	return []string{"-f", path}
 }
 
 // install applies the manifests by one command. Both nodes are ready within 30 s.
-func (f *fleet) install(t *testing.T) {
+func (f *fleet) install(t *testing.T, what []string) {
 	t.Helper()
 	begin := time.Now()
-	f.kubectl(t, "apply", "-k", install)
+	f.kubectl(t, append([]string{"apply"}, what...)...)
 	f.kubectl(t, "rollout", "status", "--namespace=fairlead-system", "daemonset/fairlead", "--timeout=120s")
 	for _, n := range f.Nodes {
 		a := f.agent(t, n)
@@ -119,8 +148,9 @@ func (f *fleet) flood(t *testing.T) {
 }
 
 // uninstall deletes what install has applied. Both nodes are as they were.
-func (f *fleet) uninstall(t *testing.T, before map[string]string) {
-	f.kubectl(t, "delete", "-k", install, "--wait", "--timeout=120s")
+func (f *fleet) uninstall(t *testing.T, what []string, before map[string]string) {
+	t.Helper()
+	f.kubectl(t, append([]string{"delete", "--wait", "--timeout=120s"}, what...)...)
 	await(t, "the nodes to be as before", func() error {
 		now := f.state(t)
 		var diff []string

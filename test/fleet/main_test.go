@@ -7,6 +7,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -118,7 +119,8 @@ type pod struct {
 	name        string
 	node        string            // "" leaves it to the scheduler
 	annotations map[string]string // policy
-	limits      map[string]string // "cpu": "500m"; of the CPU, each requests 200m
+	limits      map[string]string // "cpu": "500m"
+	request     string            // of the CPU, "200m" if empty
 	command     []string
 }
 
@@ -131,7 +133,7 @@ func (p pod) manifest(t *testing.T) string {
 			"nodeSelector": selector(p.node), "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
 			"containers": []any{map[string]any{
 				"name": "main", "image": loadImage, "imagePullPolicy": "Never", "command": p.command,
-				"resources": map[string]any{"limits": p.limits, "requests": map[string]string{"cpu": "200m"}},
+				"resources": map[string]any{"limits": p.limits, "requests": map[string]string{"cpu": cmp.Or(p.request, "200m")}},
 			}},
 		},
 	})

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/api"
 )
 
 // requests has pods that ask for 400 of a node's 950 Mbit/s: the scheduler finds room for two on
@@ -54,4 +56,47 @@ func (f *fleet) requests(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// contention has two pods that ask for 400 of a node's 950 Mbit/s send beside one that asks for
+// nothing and sends by many connections.
+func (f *fleet) contention(t *testing.T) {
+	const rate, mtu, payload = 400e6, 1450, 1398 // of a TCP packet with timestamps
+	f.run(t, pod{name: "sink", node: "n2", command: []string{"fairlead-lab", "load", "tcp-recv", "--listen=:9000"}})
+	to := "--to=" + f.awaitRunning(t, "sink") + ":9000"
+	send := []string{"fairlead-lab", "load", "tcp-send", "--every=1s", to}
+	ask := map[string]string{"fairlead.dev/egress-mbit": "400"}
+	f.run(t,
+		pod{name: "left", node: "n1", limits: ask, command: send},
+		pod{name: "right", node: "n1", limits: ask, command: send},
+		pod{name: "greedy", node: "n1", command: append(send, "--conns=16")})
+	f.awaitRunning(t, "left", "right", "greedy")
+	a := f.agent(t, f.Nodes[0])
+	for _, name := range []string{"left", "right"} {
+		await(t, "the rate of "+name+" to be in force", func() error {
+			_, err := inForce(t, a, "shop/"+name+"/main", "traffic")
+			return err
+		})
+	}
+	f.measure(t, "greedy", 3)
+	for _, name := range []string{"left", "right", "greedy"} {
+		got := f.measure(t, name, 10).BitRate
+		t.Logf("%s: %.1f Mbit/s of payload", name, got/1e6)
+		if name != "greedy" && got < 0.97*rate*payload/mtu {
+			t.Errorf("%s has %.1f Mbit/s of payload, want %.1f at least", name, got/1e6, 0.97*rate*payload/mtu/1e6)
+		}
+	}
+}
+
+// inForce returns how a feature stands with a container. Error: unless it is done.
+func inForce(t *testing.T, a *api.Client, name, feature string) (c api.Container, err error) {
+	list, err := a.Containers(t.Context())
+	for _, c := range list {
+		for _, s := range c.Features {
+			if c.Name == name && s.Feature == feature && s.State == api.StateDone {
+				return c, nil
+			}
+		}
+	}
+	return c, fmt.Errorf("%s of %s is not done: %+v, %w", feature, name, list, err)
 }

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
 )
@@ -18,15 +17,8 @@ func (f *fleet) restart(t *testing.T) {
 	f.awaitRunning(t, "limited")
 	a := f.agent(t, f.Nodes[0])
 	await(t, "the limit to be in force", func() error {
-		list, err := a.Containers(t.Context())
-		for _, c := range list {
-			for _, feature := range c.Features {
-				if c.Name == "shop/limited/main" && feature.Feature == "traffic" && feature.State == "done" {
-					return nil
-				}
-			}
-		}
-		return fmt.Errorf("%+v, %w", list, err)
+		_, err := inForce(t, a, "shop/limited/main", "traffic")
+		return err
 	})
 	sum := f.measure(t, "limited", 10)
 	if sum.BitRate < ceil/2 || sum.BitRate > 1.2*ceil {
