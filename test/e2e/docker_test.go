@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
 const isolate = "fairlead.netcpu=isolate"
@@ -132,6 +133,7 @@ func TestDocker(t *testing.T) {
 
 	t.Run("stranger's image", h.testStranger)
 	t.Run("isolate", h.testIsolate)
+	t.Run("cpus", h.testCPUs)
 	t.Run("set", h.testSet)
 	t.Run("ends", h.testEnds)
 	t.Run("networks", h.testNetworks)
@@ -242,6 +244,35 @@ func (h *host) testIsolate(t *testing.T) {
 	h.remove(t, "lit")
 	h.agent.forgets(i)
 	h.agent.forgets(again)
+	h.agent.idles(h.atStart)
+}
+
+// testCPUs changes the CPUs and the weight of an isolated container while it runs, as the CPU manager
+// of a kubelet does too: the thread that polls for it goes along.
+func (h *host) testCPUs(t *testing.T) {
+	defer h.with(t)()
+	h.sleeper(t, "moving", "--label", isolate, "--cpuset-cpus", "0", "--cpu-shares", "512")
+	i := h.agent.isolated("moving", 1)
+	for _, cpus := range []string{"0", "1", "0-1", "0"} {
+		h.Must(t, "update", "--cpuset-cpus", cpus, "moving")
+		await(t, "the thread to have CPUs "+cpus, func() error {
+			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", i.threads[0].TID))
+			if err == nil && !strings.Contains(string(status), "Cpus_allowed_list:\t"+cpus+"\n") {
+				err = fmt.Errorf("%s", status)
+			}
+			return err
+		})
+	}
+	h.Must(t, "update", "--cpu-shares", "2048", "moving")
+	given, err := cgroup.Weight(i.Cgroup.CPU)
+	must(t, err)
+	mustSay(t, h.agent.run("policy", "reload"), 0)
+	i = h.agent.isolated("moving", 1)
+	if w, err := cgroup.Weight(i.Cgroup.CPU); err != nil || w != given {
+		t.Errorf("its weight is %d (%v), want that of its owner, %d", w, err, given)
+	}
+	h.remove(t, "moving")
+	h.agent.forgets(i)
 	h.agent.idles(h.atStart)
 }
 
