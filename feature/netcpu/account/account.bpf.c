@@ -76,8 +76,9 @@ struct sk_buff___in {
 #include "run.bpf.h"
 #include "packet.bpf.h"
 
-/* The owner of a copy of fl_stamp or fl_reached; set before it is loaded. */
+/* The owner of a copy of fl_reached, or its number in a copy of fl_stamp; set before it is loaded. */
 const volatile __u32 fl_slot;
+const volatile __u16 fl_number;
 
 /* Whether a copy of fl_taken accepts packets of several fragments; likewise. */
 const volatile __u8 fl_frags;
@@ -397,14 +398,14 @@ int fl_flush(void *ctx)
 }
 
 /*
- * Each packet that a tenant sends carries its slot from the host end of the veth on.
+ * Each packet that a tenant sends carries its number from the host end of the veth on.
  * Bridges, routing, NAT and tunnels keep tc_index, and nothing else on the way uses
  * it. The program overwrites what the tenant itself wrote there.
  */
 SEC("tc")
 int fl_stamp(struct __sk_buff *skb)
 {
-	skb->tc_index = fl_slot;
+	skb->tc_index = fl_number;
 	return TCX_NEXT; /* the other programs run, too */
 }
 

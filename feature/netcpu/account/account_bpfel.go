@@ -147,8 +147,8 @@ const (
 	accountMapFlFates      = "fl_fates"
 	accountMapFlNested     = "fl_nested"
 	accountMapFlPayers     = "fl_payers"
+	accountMapFlStamps     = "fl_stamps"
 	accountMapFlThefts     = "fl_thefts"
-	accountMapFlUsed       = "fl_used"
 	accountProgFlCall      = "fl_call"
 	accountProgFlCalled    = "fl_called"
 	accountProgFlEnter     = "fl_enter"
@@ -168,6 +168,7 @@ const (
 	accountVarFlEpoch      = "fl_epoch"
 	accountVarFlExact      = "fl_exact"
 	accountVarFlFrags      = "fl_frags"
+	accountVarFlNumber     = "fl_number"
 	accountVarFlOver       = "fl_over"
 	accountVarFlSlot       = "fl_slot"
 	accountVarFlWindow     = "fl_window"
@@ -243,8 +244,8 @@ type accountMapSpecs struct {
 	FlFates      *ebpf.MapSpec `ebpf:"fl_fates"`
 	FlNested     *ebpf.MapSpec `ebpf:"fl_nested"`
 	FlPayers     *ebpf.MapSpec `ebpf:"fl_payers"`
+	FlStamps     *ebpf.MapSpec `ebpf:"fl_stamps"`
 	FlThefts     *ebpf.MapSpec `ebpf:"fl_thefts"`
-	FlUsed       *ebpf.MapSpec `ebpf:"fl_used"`
 }
 
 // accountVariableSpecs contains global variables before they are loaded into the kernel.
@@ -257,6 +258,7 @@ type accountVariableSpecs struct {
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
 	FlExact      *ebpf.VariableSpec `ebpf:"fl_exact"`
 	FlFrags      *ebpf.VariableSpec `ebpf:"fl_frags"`
+	FlNumber     *ebpf.VariableSpec `ebpf:"fl_number"`
 	FlOver       *ebpf.VariableSpec `ebpf:"fl_over"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlWindow     *ebpf.VariableSpec `ebpf:"fl_window"`
@@ -291,8 +293,8 @@ type accountMaps struct {
 	FlFates      *ebpf.Map `ebpf:"fl_fates"`
 	FlNested     *ebpf.Map `ebpf:"fl_nested"`
 	FlPayers     *ebpf.Map `ebpf:"fl_payers"`
+	FlStamps     *ebpf.Map `ebpf:"fl_stamps"`
 	FlThefts     *ebpf.Map `ebpf:"fl_thefts"`
-	FlUsed       *ebpf.Map `ebpf:"fl_used"`
 }
 
 func (m *accountMaps) Close() error {
@@ -306,8 +308,8 @@ func (m *accountMaps) Close() error {
 		m.FlFates,
 		m.FlNested,
 		m.FlPayers,
+		m.FlStamps,
 		m.FlThefts,
-		m.FlUsed,
 	)
 }
 
@@ -321,6 +323,7 @@ type accountVariables struct {
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
 	FlExact      *ebpf.Variable `ebpf:"fl_exact"`
 	FlFrags      *ebpf.Variable `ebpf:"fl_frags"`
+	FlNumber     *ebpf.Variable `ebpf:"fl_number"`
 	FlOver       *ebpf.Variable `ebpf:"fl_over"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
 	FlWindow     *ebpf.Variable `ebpf:"fl_window"`

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hook"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
@@ -32,14 +33,18 @@ func (m *Meter) attach(acc *account) error {
 			Stage:  hook.Stamp, Name: "stamp_" + acc.member.ID.String(), Owner: m.cfg.Owner,
 		}
 		stamped[at.Device] = true
-		err := acc.stamps.Put(m.cfg.Ends, at, func() (*ebpf.Program, error) { return m.load(accountProgFlStamp, acc.slot) })
+		err := acc.stamps.Put(m.cfg.Ends, at, func() (*ebpf.Program, error) { return m.stampOf(acc) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("stamp what device %d in netns %d receives: %w", d.Ifindex, d.Netns, err))
 		}
 	}
 	errs = append(errs, acc.stamps.Drop(func(d container.Device, _ bool, _ string) bool { return !stamped[d] }))
 	// A packet counts by its stamp only if the account stamps packets.
-	errs = append(errs, m.maps.FlUsed.Put(acc.slot, uint32(min(acc.stamps.Len(), 1))))
+	slot := acc.slot
+	if acc.stamps.Len() == 0 {
+		slot = 0
+	}
+	errs = append(errs, m.maps.FlStamps.Put(uint32(acc.number), slot))
 	errs = append(errs, m.watchSockets(acc, bySocket(acc.member)))
 	return errors.Join(errs...)
 }
@@ -129,7 +134,7 @@ func (m *Meter) watchSockets(acc *account, need bool) (err error) {
 		if s.cgroup, err = m.openCgroup(acc.member.ID); err != nil {
 			return err
 		}
-		if s.reached, err = m.load("fl_reached", acc.slot); err != nil {
+		if s.reached, err = m.object.Program(accountProgFlReached, bpf.Vars{accountVarFlSlot: acc.slot}); err != nil {
 			return errors.Join(err, s.cgroup.Close())
 		}
 	}

@@ -38,16 +38,13 @@ func TestForged(t *testing.T) {
 			for _, addr := range f.ends { // the change of address made the device forget them
 				must(t, bad.Neighbour("eth0", addr, mac(addr)))
 			}
-			slot, ok := f.m.Slot(f.ids[victim])
-			if !ok {
-				t.Fatal("the victim has no slot")
-			}
+			slot := f.m.accounts[f.ids[victim]].slot
 			// It could not do this itself: that takes CAP_BPF in the host's namespace.
 			var forger hook.Set
 			defer forger.Close()
 			d := f.device(bad, "eth0", false)
 			forge := hook.Place{Device: container.Device{NetNS: d.Netns, Index: d.Ifindex}, Egress: true, Name: "forge", Owner: f.m.cfg.Owner}
-			must(t, forger.Put(f.m.cfg.Ends, forge, func() (*ebpf.Program, error) { return f.m.load("fl_stamp", slot) }))
+			must(t, forger.Put(f.m.cfg.Ends, forge, func() (*ebpf.Program, error) { return f.m.stampOf(f.m.accounts[f.ids[victim]]) }))
 
 			claims := []uint32{slot, qdisc.Handle | slot, 0x66000000 | slot, 0xffffffff}
 			must(t, bad.Do(func() error {

@@ -110,13 +110,18 @@ struct {
 	__type(value, __u64);
 } fl_thefts SEC(".maps");
 
-/* The slots that count in a packet's stamp: those of tenants that stamp packets. */
+/*
+ * Number in a packet's stamp -> slot of the tenant that stamps packets with it; 0: none.
+ * User space draws the numbers at random. Another agent on this kernel (nodes that are
+ * containers, as with kind) draws others, and its stamps stay on packets that a veth
+ * brings here.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_SLOTS);
+	__uint(max_entries, 1 << 16);
 	__type(key, __u32);
 	__type(value, __u32);
-} fl_used SEC(".maps");
+} fl_stamps SEC(".maps");
 
 #define ENTRIES 8
 #define RING 8

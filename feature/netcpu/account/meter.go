@@ -4,8 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -87,6 +90,7 @@ type account struct {
 	member identity.Member
 	nth    int // in the order in which they were first watched
 	slot   uint32
+	number uint16 // in the stamps of its packets
 	state  accountState
 
 	stamps hook.Set // fl_stamp
@@ -159,7 +163,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 		return nil, err
 	}
 	if cfg.Ends != nil {
-		p, err := m.load("fl_stamp", 0) // a trial: does the kernel accept it?
+		p, err := m.stampOf(&account{}) // a trial: does the kernel accept it?
 		if err != nil {
 			return nil, err
 		}
@@ -224,9 +228,9 @@ func (m *Meter) interrupts() error {
 	return m.calibrate()
 }
 
-// load loads one more program. fl_stamp writes slot.
-func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
-	return m.object.Program(name, bpf.Vars{accountVarFlSlot: slot})
+// stampOf loads the program that stamps packets with the number of an account.
+func (m *Meter) stampOf(acc *account) (*ebpf.Program, error) {
+	return m.object.Program(accountProgFlStamp, bpf.Vars{accountVarFlNumber: acc.number})
 }
 
 // Maps returns how full the maps are.
@@ -336,7 +340,7 @@ func (m *Meter) Watch(told identity.Member) error {
 		if err != nil {
 			return fmt.Errorf("account for container %v: %w", told.ID, err)
 		}
-		acc = &account{slot: slot}
+		acc = &account{slot: slot, number: m.draw()}
 		m.slots[slot] = acc
 		m.accounts[told.ID] = acc
 	}
@@ -384,6 +388,17 @@ func (m *Meter) free() (uint32, error) {
 	}
 	m.slots = append(m.slots, nil)
 	return uint32(len(m.slots) - 1), nil
+}
+
+// draw draws a number that no account's stamps have. Those of other agents on this kernel are not
+// known: fl_stamps.
+func (m *Meter) draw() uint16 {
+	for {
+		n := uint16(1 + rand.IntN(math.MaxUint16))
+		if !slices.ContainsFunc(m.slots, func(a *account) bool { return a != nil && a.number == n }) {
+			return n
+		}
+	}
 }
 
 // reclaim recycles the slots of forgotten accounts and finds one. Recycling takes two

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The owner and the class of a packet, and the victim of a run. */
 
-/* The slot that fl_stamp wrote into a packet. */
+/* The slot of the tenant that fl_stamp wrote a number for into a packet. */
 static __always_inline __u32 stamped(struct sk_buff *skb)
 {
-	__u32 slot = skb->tc_index, *used;
+	__u32 number = skb->tc_index, *slot;
 
-	if (!slot)
+	if (!number)
 		return 0;
-	used = bpf_map_lookup_elem(&fl_used, &slot);
-	return used && *used ? slot : 0;
+	slot = bpf_map_lookup_elem(&fl_stamps, &number);
+	return slot ? *slot : 0;
 }
 
 /*
@@ -48,9 +48,12 @@ static __noinline __u32 of_socket(struct cpu *c, struct sock *sk)
  */
 static __always_inline void peers(struct cpu *c, struct sk_buff *skb, __u32 slot)
 {
+	__u32 sender;
+
 	if (c->kind != KIND_TASK || c->peer == slot)
 		return;
-	if (skb->tc_index ? skb->tc_index == c->victim : skb->sk && of_socket(c, skb->sk) == c->victim)
+	sender = stamped(skb);
+	if (sender ? sender == c->victim : skb->sk && of_socket(c, skb->sk) == c->victim)
 		c->peer = slot;
 }
 

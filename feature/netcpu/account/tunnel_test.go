@@ -4,9 +4,13 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // flood sends n packets from outside as fast as it can.
@@ -68,6 +72,43 @@ func TestExactBehindTunnel(t *testing.T) {
 	if f.states()[0].TunnelUsed == 0 {
 		t.Error("CPU 0 has seen nothing come out of the tunnel")
 	}
+}
+
+// TestStampOfAnother has a wire that keeps the stamp of another agent on the same kernel, as a veth
+// between two nodes of kind does: a packet's owner is who receives it, behind a tunnel too.
+func TestStampOfAnother(t *testing.T) {
+	testkit.InFull(t, "bpf:feature/netcpu/account", "path:overlay")
+	f := newFabric(t, exactMeter(t))
+	box, other := f.add("box", 2), f.add("other", 3)
+	inner := f.inOverlay(f.overlay(), "inner", 4)
+	r, in := f.receive(box, 0, ":9000"), f.receive(inner, 0, ":9000")
+	f.send(f.wire, 1, 1, "udp-send", "10.67.0.4:9000") // resolves the address
+	f.got(in, 1)
+
+	there := exactMeter(t)
+	const third = 1<<40 + 3 // as other is here
+	for id := container.ID(1<<40 + 1); id <= third; id++ {
+		must(t, there.Watch(identity.Member{ID: id}))
+	}
+	var stamps hook.Set
+	defer stamps.Close()
+	d := f.device(f.wire, "wire", false)
+	at := hook.Place{Device: container.Device{NetNS: d.Netns, Index: d.Ifindex}, Egress: true, Name: "stamp", Owner: f.m.cfg.Owner}
+	must(t, stamps.Put(f.m.cfg.Ends, at, func() (*ebpf.Program, error) { return there.stampOf(there.accounts[third]) }))
+
+	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
+	f.send(f.wire, 1, packets, "udp-send", "10.67.0.4:9000")
+	f.got(r, packets)
+	f.got(in, packets+1)
+	f.expect(func(d delta) {
+		d.received(box, UDP, packets, packets*sizeUDP4)
+		d.received(inner, UDP, packets+1, (packets+1)*sizeUDP4)
+		for _, b := range []*sandbox.Box{box, other, inner} {
+			if sent := d.of(b).Send[UDP]; sent != (Work{}) {
+				d.t.Errorf("%s sent %+v, want nothing: another agent stamped it", b.Name, sent)
+			}
+		}
+	})
 }
 
 // Packets of another NIC carry no part of the cost of a tunnel's packets.
