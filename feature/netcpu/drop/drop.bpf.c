@@ -23,9 +23,10 @@
  * functions. They see different input. XDP gets the frame as it was on the wire, tc
  * without its first VLAN tag. XDP recognises packets for the host by the uplink's address
  * when the program was loaded, tc by pkt_type. XDP does not know which NAPI polls, so it
- * counts no queue. Both see only the destination of the outermost IP header: packets in a
- * tunnel or behind NAT belong to no tenant here, each fragment has that header, and
- * IPv6's extension headers come after it.
+ * counts no queue. Both see the destination of the outermost IP header, and in VXLAN and
+ * Geneve for the host that of the frame inside: packets in other tunnels or behind NAT
+ * belong to no tenant here, each fragment has that header, and IPv6's extension headers
+ * come after it.
  *
  * Hooks, and cost per event:
  *   tp_btf/napi_poll   fl_polled   one hash look-up per poll of any device
@@ -34,12 +35,13 @@
  *                                  and ten times a second, for each address, a
  *                                  look at the host's routes
  *   tc ingress on an uplink
- *                      fl_drop_tc  two hash look-ups per packet
+ *                      fl_drop_tc  two hash look-ups per packet; in a tunnel four
  *   native XDP on an uplink, in its place
- *                      fl_drop_xdp one hash look-up per packet; for a dropped one
+ *                      fl_drop_xdp one hash look-up per packet; in a tunnel three;
+ *                                  for a dropped one
  *                                  also a tail call that charges it
  *
- * User space creates the entries of fl_queues and fl_counted; a full map is an error of
+ * User space creates the entries of fl_queues, fl_counted and fl_tunnels; a full map is an error of
  * Apply. fl_addresses is learnt here as an LRU map: packets to an address without an
  * entry are not dropped early. Once the agent has ended the programs no longer run, and
  * nothing is dropped.
@@ -65,6 +67,7 @@
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 #include "maps.bpf.h"
+#include "tunnel.bpf.h"
 
 /*
  * The slot of the tenant with the veth that a copy of fl_count is attached to, and the
@@ -297,6 +300,23 @@ static __always_inline int unwanted(struct ethhdr *eth, struct fl_address *to, i
 	return t && full(t, *slot, now, 0);
 }
 
+/*
+ * Likewise for the frame in a packet of a tunnel that ends at this host. A bridge behind
+ * the tunnel delivers it by its address, which the tenant's device has, or the host
+ * routes it if the address is a tunnel device's own.
+ */
+static __always_inline int unwanted_inner(void *l3, void *end, __u16 proto, __u32 *slot)
+{
+	struct ethhdr *eth = tunnelled(l3, end, proto);
+	struct fl_address to = {};
+	__u64 mac = 0;
+
+	if (!eth || eth->h_dest[0] & 1 || fl_frame_destination(eth, end, &to))
+		return 0; /* no such packet, or for all */
+	__builtin_memcpy(&mac, eth->h_dest, 6);
+	return unwanted(eth, &to, bpf_map_lookup_elem(&fl_tunnels, &mac) != NULL, slot);
+}
+
 /* Counts a packet for a tenant in the queue that a NAPI polls. */
 static __always_inline void came_by(__u32 napi, __u32 slot)
 {
@@ -320,15 +340,17 @@ int fl_drop_tc(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct fl_address to = {};
+	int drop, host = skb->pkt_type == PACKET_HOST;
 	__u32 slot;
-	int drop;
 
 	/*
 	 * Not IP, or broadcast and multicast: for all, and too few to count or to drop.
 	 */
 	if (to_many(skb) || fl_frame_destination(data, end, &to))
 		return TCX_NEXT;
-	drop = unwanted(data, &to, skb->pkt_type == PACKET_HOST, &slot);
+	drop = unwanted(data, &to, host, &slot);
+	if (host && slot == NOBODY)
+		drop = unwanted_inner(data + ETH_HLEN, end, skb->protocol, &slot);
 	came_by(skb->napi_id, slot);
 	/*
 	 * The ring is full, or the limit or quota used up. Otherwise the other programs
@@ -344,6 +366,7 @@ int fl_drop_xdp(struct xdp_md *ctx)
 	struct ethhdr *eth = data;
 	void *l3 = data + sizeof(*eth);
 	struct fl_address to = {};
+	int drop, host;
 	__u16 proto;
 	__u32 slot;
 
@@ -360,7 +383,11 @@ int fl_drop_xdp(struct xdp_md *ctx)
 	}
 	if (fl_destination(l3, end, proto, &to))
 		return XDP_PASS; /* not IP */
-	if (!unwanted(eth, &to, fl_same_mac(eth->h_dest, fl_uplink_mac), &slot))
+	host = fl_same_mac(eth->h_dest, fl_uplink_mac);
+	drop = unwanted(eth, &to, host, &slot);
+	if (host && slot == NOBODY)
+		drop = unwanted_inner(l3, end, proto, &slot);
+	if (!drop)
 		return XDP_PASS; /* of no tenant, or there is room */
 	/* The ring is full, or the limit or quota used up. */
 	bpf_tail_call(ctx, &fl_charger, 0);

@@ -58,6 +58,7 @@ type Dropper struct {
 
 	polled  bpf.Links                   // fl_polled, while there is a tenant
 	counted int                         // tenants
+	tunnels map[uint64]bool             // the keys of fl_tunnels
 	points  map[container.Device]*point // by tc while there is a tenant, by XDP from the first one on
 
 	mu      sync.Mutex // of these fields alone: an Open may wait long for a driver
@@ -67,7 +68,7 @@ type Dropper struct {
 
 // Load loads the programs. An error means that this kernel cannot run them.
 func Load(cfg Config) (_ *Dropper, err error) {
-	d := &Dropper{cfg: cfg, points: make(map[container.Device]*point), tenants: make(map[tenant.Key]*Drops)}
+	d := &Dropper{cfg: cfg, tunnels: make(map[uint64]bool), points: make(map[container.Device]*point), tenants: make(map[tenant.Key]*Drops)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("early drop: %w", err), d.tc.Close(), d.object.Close())

@@ -82,6 +82,7 @@ const (
 	dropMapFlFates      = "fl_fates"
 	dropMapFlQueues     = "fl_queues"
 	dropMapFlTenants    = "fl_tenants"
+	dropMapFlTunnels    = "fl_tunnels"
 	dropProgFlCount     = "fl_count"
 	dropProgFlDropTc    = "fl_drop_tc"
 	dropProgFlDropXdp   = "fl_drop_xdp"
@@ -154,6 +155,7 @@ type dropMapSpecs struct {
 	FlFates     *ebpf.MapSpec `ebpf:"fl_fates"`
 	FlQueues    *ebpf.MapSpec `ebpf:"fl_queues"`
 	FlTenants   *ebpf.MapSpec `ebpf:"fl_tenants"`
+	FlTunnels   *ebpf.MapSpec `ebpf:"fl_tunnels"`
 }
 
 // dropVariableSpecs contains global variables before they are loaded into the kernel.
@@ -196,6 +198,7 @@ type dropMaps struct {
 	FlFates     *ebpf.Map `ebpf:"fl_fates"`
 	FlQueues    *ebpf.Map `ebpf:"fl_queues"`
 	FlTenants   *ebpf.Map `ebpf:"fl_tenants"`
+	FlTunnels   *ebpf.Map `ebpf:"fl_tunnels"`
 }
 
 func (m *dropMaps) Close() error {
@@ -209,6 +212,7 @@ func (m *dropMaps) Close() error {
 		m.FlFates,
 		m.FlQueues,
 		m.FlTenants,
+		m.FlTunnels,
 	)
 }
 

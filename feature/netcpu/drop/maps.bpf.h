@@ -117,6 +117,21 @@ struct {
 	__type(value, struct owner);
 } fl_addresses SEC(".maps");
 
+/* Devices of tunnels in the host's namespace. */
+#define MAX_TUNNELS 1024
+
+/*
+ * Address of a tunnel's device, in the low six bytes as it is in memory -> 1. The host
+ * routes what comes out of a tunnel to this address. User space creates the entries.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_TUNNELS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u8);
+} fl_tunnels SEC(".maps");
+
 /* Receive queues of uplinks that are watched. */
 #define MAX_QUEUES 4096
 

@@ -3,8 +3,10 @@ package drop
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -39,11 +41,42 @@ func (d *Dropper) Open(ctx context.Context, c container.Container) error {
 	}
 	defer d.show()
 	listed := make(map[container.Device]bool)
-	err := d.cfg.Uplinks.Each(ctx, c, func(u uplink.Uplink) error {
+	links, err := d.cfg.Uplinks.Links()
+	if err != nil {
+		return err
+	}
+	errs := []error{d.holdTunnels(links)}
+	err = d.cfg.Uplinks.Each(ctx, c, func(u uplink.Uplink) error {
 		listed[u.Key] = true
 		return d.openAt(u)
 	})
-	return errors.Join(err, d.shutGone(listed))
+	return errors.Join(append(errs, err, d.shutGone(listed))...)
+}
+
+// holdTunnels updates the addresses of the host's tunnel devices.
+func (d *Dropper) holdTunnels(links []netdev.Link) error {
+	var errs []error
+	now := make(map[uint64]bool)
+	for _, l := range links {
+		if mac, err := net.ParseMAC(l.MAC); err == nil && len(mac) == 6 && (l.Kind == "vxlan" || l.Kind == "geneve") {
+			now[binary.NativeEndian.Uint64(append(mac, 0, 0))] = true
+		}
+	}
+	for key := range now {
+		if !d.tunnels[key] {
+			errs = append(errs, d.maps.FlTunnels.Put(key, uint8(1)))
+		}
+	}
+	for key := range d.tunnels {
+		if !now[key] {
+			errs = append(errs, d.maps.FlTunnels.Delete(key))
+		}
+	}
+	d.tunnels = now
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("tell the addresses of tunnels: %w", err)
+	}
+	return nil
 }
 
 // openAt starts the drop at an uplink, or repairs it.

@@ -49,7 +49,7 @@ func with(f []byte, at int, b ...byte) []byte {
 func TestDriverDecides(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	const own, other, uplink = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:09"
+	const own, other, uplink, tunnel = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:09", "02:00:00:00:00:08"
 	w, err := e.add(another(e), 1)
 	if err != nil {
 		t.Fatal(err)
@@ -69,8 +69,20 @@ func TestDriverDecides(t *testing.T) {
 
 	udp4 := with(append(to(own, "10.0.0.1"), make([]byte, 64)...), 14+9, 17)
 	ext := func(next byte) []byte { return with(append(to(own, "fd00::1"), make([]byte, 64)...), 14+6, next) }
-	overlay := append(with(append(to(uplink, "192.0.2.1"), make([]byte, 16)...), 14+9, 17), to(own, "10.0.0.1")...)
-	binary.BigEndian.PutUint16(overlay[14+20+2:], 4789)
+	testkit.Must(t, e.holdTunnels([]netdev.Link{{Kind: "vxlan", MAC: tunnel}, {Kind: "veth", MAC: other}}))
+	in := func(outer []byte, port uint16, header, inner []byte) []byte {
+		if outer[12] == 0x08 {
+			outer = with(outer, 14+9, unix.IPPROTO_UDP)
+		} else {
+			outer = with(outer, 14+6, unix.IPPROTO_UDP)
+		}
+		udp := binary.BigEndian.AppendUint16([]byte{0, 99}, port)
+		return slices.Concat(outer, udp, make([]byte, 4), header, inner)
+	}
+	node, node6 := to(uplink, "192.0.2.1"), to(uplink, "fd01::1")
+	vxlan, geneve := []byte{8, 0, 0, 0, 0, 0, 7, 0}, []byte{0, 0, 0x65, 0x58, 0, 0, 7, 0}
+	options := append([]byte{2, 0, 0x65, 0x58, 0, 0, 7, 0}, make([]byte, 8)...)
+	overlay := in(node, 4789, vxlan, to(own, "10.0.0.1"))
 	cases := []struct {
 		name string
 		data []byte
@@ -95,7 +107,27 @@ func TestDriverDecides(t *testing.T) {
 		{"of another container, routed", to(uplink, "10.0.0.2"), tcxNext},
 		{"its address at another device", to(other, "10.0.0.1"), tcxNext},
 		{"a published port, before NAT", to(uplink, "192.0.2.1"), tcxNext},
-		{"for it, in a tunnel", overlay, tcxNext},
+		{"for it, in VXLAN", overlay, tcxDrop},
+		{"by IPv6, in VXLAN on its old port", in(node, 8472, vxlan, to(own, "fd00::1")), tcxDrop},
+		{"in VXLAN by IPv6", in(node6, 4789, vxlan, to(own, "10.0.0.1")), tcxDrop},
+		{"in VXLAN in a VLAN", tagged(overlay, 0x8100), tcxDrop},
+		{"in Geneve", in(node, 6081, geneve, to(own, "10.0.0.1")), tcxDrop},
+		{"in Geneve with options", in(node6, 6081, options, to(own, "10.0.0.1")), tcxDrop},
+		{"in VXLAN, routed by the host", in(node, 4789, vxlan, to(tunnel, "10.0.0.1")), tcxDrop},
+
+		{"in VXLAN, routed by another", in(node, 4789, vxlan, to(other, "10.0.0.1")), tcxNext},
+		{"in VXLAN, of another container", in(node, 4789, vxlan, to(other, "10.0.0.2")), tcxNext},
+		{"in VXLAN for another host", in(to(other, "192.0.2.1"), 4789, vxlan, to(own, "10.0.0.1")), tcxNext},
+		{"in VXLAN, broadcast", in(node, 4789, vxlan, to("ff:ff:ff:ff:ff:ff", "10.0.0.1")), tcxNext},
+		{"in VXLAN, a fragment", with(overlay, 14+6, 0x20, 0), tcxNext},
+		{"in VXLAN behind IP options", with(overlay, 14, 0x46), tcxNext},
+		{"in VXLAN by TCP", with(overlay, 14+9, unix.IPPROTO_TCP), tcxNext},
+		{"in VXLAN, cut in its header", overlay[:14+20+8+7], tcxNext},
+		{"in VXLAN, cut in the inner frame", overlay[:len(overlay)-1], tcxNext},
+		{"in VXLAN behind IPv6 options", with(in(node6, 4789, vxlan, to(own, "10.0.0.1")), 14+6, 0), tcxNext},
+		{"in Geneve without Ethernet", with(in(node, 6081, geneve, to(own, "10.0.0.1")), 14+20+8+2, 8, 0), tcxNext},
+		{"in Geneve whose options end behind it", with(in(node, 6081, geneve, to(own, "10.0.0.1")), 14+20+8, 0x3f), tcxNext},
+		{"on a port of no tunnel", in(node, 4790, vxlan, to(own, "10.0.0.1")), tcxNext},
 		{"in two VLANs", tagged(udp4, 0x88a8, 0x8100), tcxNext},
 		{"in a VLAN, cut behind the tag", tagged(udp4, 0x8100)[:18], tcxNext},
 		{"in a VLAN, cut in the tag", tagged(udp4, 0x8100)[:16], tcxNext},
@@ -169,7 +201,10 @@ func TestDriverAgrees(t *testing.T) {
 		t.Fatal(err)
 	}
 	counter := count(t, e, w)
-	heads := [][]byte{frame("10.0.0.1"), frame("fd00::1"), frame("10.0.0.2"), frame("arp")}
+	carrier := with(with(append(frame("192.0.2.1"), make([]byte, 16)...), 0, hardware(t, lo)...), 14+9, unix.IPPROTO_UDP)
+	heads := [][]byte{frame("10.0.0.1"), frame("fd00::1"), frame("10.0.0.2"), frame("arp"),
+		append(with(carrier, 14+20+2, 0x12, 0xb5), frame("10.0.0.1")...),                              // 4789
+		append(with(carrier, 14+20+2, 0x17, 0xc1, 0, 0, 0, 0, 0, 0, 0x65, 0x58), frame("fd00::1")...)} // 6081
 	for _, f := range heads[:2] {
 		run(t, counter, f, 1)
 	}
