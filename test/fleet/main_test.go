@@ -190,12 +190,13 @@ type window struct {
 // measure returns the mean of what a pod's load generator counts in the next n seconds.
 func (f *fleet) measure(t *testing.T, pod string, n int) (mean window) {
 	t.Helper()
-	before := -1
+	lines := func() []string {
+		return strings.Split(strings.TrimSpace(f.kubectl(t, "logs", "--namespace=shop", pod)), "\n")
+	}
+	before := len(lines())
+	time.Sleep(time.Duration(n+2) * time.Second) // kubectl takes CPU time itself
 	await(t, "lines of "+pod, func() error {
-		lines := strings.Split(strings.TrimSpace(f.kubectl(t, "logs", "--namespace=shop", pod)), "\n")
-		if before < 0 {
-			before = len(lines)
-		}
+		lines := lines()
 		if have := len(lines) - before - 1; have < n { // the first may have begun before
 			return fmt.Errorf("%d of %d", have, n)
 		}
@@ -216,7 +217,7 @@ func (f *fleet) measure(t *testing.T, pod string, n int) (mean window) {
 // await waits until try succeeds, and fails the test if it never does.
 func await(t *testing.T, what string, try func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
 		err := try()
 		if err == nil {
 			return
