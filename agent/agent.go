@@ -163,6 +163,9 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), only.Close())
 	}
+	if err := untold(cfg.StateDir); err != nil {
+		cfg.Log.Warn("an agent that gives up waiting may take this one for told to stop", "err", err)
+	}
 	rec, err := newRecorder(cfg)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), j.Close(), only.Close())
