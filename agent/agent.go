@@ -78,6 +78,8 @@ type Agent struct {
 	identity *identity.Identity   // nil where there is none
 	plugin   *deviceplugin.Plugin // nil: kubelet is offered nothing
 
+	guaranteed guaranteed // what that is offered
+
 	workers []*worker // of the features that work here
 
 	kick     chan struct{} // capacity 1: requests a round
