@@ -78,6 +78,8 @@ type Agent struct {
 	identity *identity.Identity   // nil where there is none
 	plugin   *deviceplugin.Plugin // nil: kubelet is offered nothing
 
+	guaranteed guaranteed // what that is offered
+
 	workers []*worker // of the features that work here
 
 	kick     chan struct{} // capacity 1: requests a round
@@ -162,6 +164,9 @@ func New(cfg Config) (*Agent, error) {
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), only.Close())
+	}
+	if err := untold(cfg.StateDir); err != nil {
+		cfg.Log.Warn("an agent that gives up waiting may take this one for told to stop", "err", err)
 	}
 	rec, err := newRecorder(cfg)
 	if err != nil {

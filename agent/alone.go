@@ -47,18 +47,6 @@ func alone(name, proc string, log *slog.Logger) (io.Closer, error) {
 	return io.NopCloser(nil), nil
 }
 
-// other returns the process of the agent that has name in this network namespace; 0 if none has.
-func other(name, proc string) (pid int, err error) {
-	peer, err := whoListens(name)
-	if errors.Is(err, unix.ECONNREFUSED) {
-		return 0, nil
-	}
-	if err != nil || !works(peer, name, proc) {
-		return 0, err
-	}
-	return int(peer.Pid), nil
-}
-
 // works reports whether the listener at name can be an agent.
 func works(peer unix.Ucred, name, proc string) bool {
 	return peer.Uid == 0 && rules(proc, int(peer.Pid)) && holds(proc, int(peer.Pid), name)
@@ -113,9 +101,15 @@ func holds(proc string, pid int, name string) bool {
 }
 
 // rules reports whether a process has what an agent needs to change the host, which root in a
-// container lacks.
+// container lacks. Capabilities in a user namespace of its own, which any process can have, are none.
 func rules(proc string, pid int) bool {
-	f, err := os.Open(filepath.Join(proc, strconv.Itoa(pid), "status"))
+	dir := filepath.Join(proc, strconv.Itoa(pid))
+	its, err1 := os.Readlink(filepath.Join(dir, "ns/user"))
+	own, err2 := os.Readlink(filepath.Join(proc, "self/ns/user"))
+	if err1 != nil || err2 != nil || its != own {
+		return false
+	}
+	f, err := os.Open(filepath.Join(dir, "status"))
 	if err != nil {
 		return false
 	}

@@ -16,12 +16,13 @@ import (
 func TestAlone(t *testing.T) {
 	name := fmt.Sprintf("@fairlead-test-%d", os.Getpid())
 	// What the kernel says of this process, which stands for the other agent.
-	status := func(caps string) (proc string) {
+	status := func(caps, user string) (proc string) {
 		proc = t.TempDir()
-		dir := filepath.Join(proc, fmt.Sprint(os.Getpid()))
+		other, self := filepath.Join(proc, fmt.Sprint(os.Getpid())), filepath.Join(proc, "self")
 		net, err := os.ReadFile("/proc/net/unix")
-		if err := errors.Join(err, os.MkdirAll(dir, 0o700), os.Symlink("/proc/self/fd", filepath.Join(dir, "fd")),
-			os.Mkdir(filepath.Join(proc, "net"), 0o700), os.WriteFile(filepath.Join(proc, "net", "unix"), net, 0o600), os.WriteFile(filepath.Join(dir, "status"), []byte("Name:\tx\nCapEff:\t"+caps+"\n"), 0o600)); err != nil {
+		if err := errors.Join(err, os.MkdirAll(filepath.Join(other, "ns"), 0o700), os.MkdirAll(filepath.Join(self, "ns"), 0o700), os.Mkdir(filepath.Join(proc, "net"), 0o700),
+			os.Symlink("user:["+user+"]", filepath.Join(other, "ns/user")), os.Symlink("user:[1]", filepath.Join(self, "ns/user")), os.Symlink("/proc/self/fd", filepath.Join(other, "fd")),
+			os.WriteFile(filepath.Join(proc, "net/unix"), net, 0o600), os.WriteFile(filepath.Join(other, "status"), []byte("Name:\tx\nCapEff:\t"+caps+"\n"), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		return proc
@@ -32,13 +33,15 @@ func TestAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if os.Getuid() == 0 {
-		if _, err := alone(name, status(agents), quiet()); !errors.Is(err, ErrTwo) || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
+		if _, err := alone(name, status(agents, "1"), quiet()); !errors.Is(err, ErrTwo) || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
 			t.Errorf("a second agent: %v", err)
 		}
 	}
-	var log bytes.Buffer
-	if _, err := alone(name, status(dockers), slog.New(slog.NewTextHandler(&log, nil))); err != nil || !strings.Contains(log.String(), "is no agent") {
-		t.Errorf("with the name taken by a container: %v; the log says %s", err, log.String())
+	for what, proc := range map[string]string{"a container": status(dockers, "1"), "root of a user namespace": status(agents, "2")} {
+		var log bytes.Buffer
+		if _, err := alone(name, proc, slog.New(slog.NewTextHandler(&log, nil))); err != nil || !strings.Contains(log.String(), "is no agent") {
+			t.Errorf("with the name taken by %s: %v; the log says %s", what, err, log.String())
+		}
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ func (a *Agent) Doctor(ctx context.Context) (api.Report, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return append(wireReport(slices.Concat(findings(ctx, a.cfg), examined(a.all, a.hangs), offered(a.plugin))), Unmatched(a.policyStatus())...), nil
+	return append(wireReport(slices.Concat(findings(ctx, a.cfg), examined(a.all, a.hangs), offered(a.plugin, &a.guaranteed))), Unmatched(a.policyStatus())...), nil
 }
 
 // Unmatched returns findings for policies of files that match no container.

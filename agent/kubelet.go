@@ -2,11 +2,13 @@ package agent
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/fairlead-project/fairlead/agent/deviceplugin"
 	"github.com/fairlead-project/fairlead/discover"
@@ -43,31 +45,94 @@ func (a *Agent) offers() *deviceplugin.Plugin {
 	if a.cfg.KubeletDir == "" {
 		return nil
 	}
-	last := make(map[string]map[string]uint64) // by feature
 	return deviceplugin.New(deviceplugin.Config{
 		Dir: filepath.Join(a.cfg.KubeletDir, "device-plugins"), Domain: policy.RequestDomain, Log: a.log,
 		Amounts: func() map[string]int {
-			amounts := make(map[string]int)
 			for _, w := range a.workers {
-				g, ok := w.feature.(feature.Guarantor)
-				if !ok {
-					continue
-				}
-				// One that hangs keeps what it guarantees.
-				if all, ok := readBy(w.guarantees, g.Guarantees); ok {
-					last[w.feature.Name()] = maps.Clone(all)
-				}
-				for resource, n := range last[w.feature.Name()] {
-					amounts[resource] = int(min(n, mostDevices))
+				if g, ok := w.feature.(feature.Guarantor); ok {
+					a.guaranteed.ask(w, g, a.pace.now())
 				}
 			}
-			return amounts
+			return a.guaranteed.amounts()
 		},
 	})
 }
 
+// keepTime is how long what was guaranteed counts while a feature cannot tell: kubelet waits as long
+// for a plugin that is gone. Without it, one listing of devices that fails would have kubelet take all
+// from the scheduler.
+const keepTime = 5 * time.Minute
+
+// guaranteed is how much containers can be guaranteed together, by feature and resource.
+type guaranteed struct {
+	mu sync.Mutex
+	by map[string]map[string]guarantee
+}
+
+type guarantee struct {
+	amount uint64
+	known  time.Time
+	why    error // it is not known now: amount is that of known
+}
+
+// ask takes over what a feature guarantees now.
+func (g *guaranteed) ask(w *worker, of feature.Guarantor, now time.Time) {
+	type answer struct {
+		all map[string]uint64
+		err error
+	}
+	got, ok := readBy(w.guarantees, func() (a answer) { a.all, a.err = of.Guarantees(); return a })
+	if !ok {
+		got.err = errors.New(w.feature.Name() + " does not answer")
+	}
+	next := make(map[string]guarantee)
+	for resource, amount := range got.all {
+		next[resource] = guarantee{amount, now, nil}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for resource, last := range g.by[w.feature.Name()] {
+		if _, known := next[resource]; known {
+			continue
+		}
+		if last.why = got.err; last.why == nil || now.Sub(last.known) > keepTime {
+			last.amount = 0
+		}
+		next[resource] = last
+	}
+	if g.by == nil {
+		g.by = make(map[string]map[string]guarantee)
+	}
+	g.by[w.feature.Name()] = next
+}
+
+// amounts returns how many devices kubelet is offered, by resource.
+func (g *guaranteed) amounts() map[string]int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	amounts := make(map[string]int)
+	for _, of := range g.by {
+		for resource, last := range of {
+			amounts[resource] = int(min(last.amount, mostDevices))
+		}
+	}
+	return amounts
+}
+
+// why returns why it is not known how much of a resource can be guaranteed; nil if it is.
+func (g *guaranteed) why(resource string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, of := range g.by {
+		if last := of[resource]; last.why != nil {
+			return fmt.Errorf("%w; it was last known at %s, and counts for %v", last.why, last.known.Format(time.TimeOnly), keepTime)
+		}
+	}
+	return nil
+}
+
 // offered returns a finding for each resource that kubelet is offered.
-func offered(p *deviceplugin.Plugin) (list []probe.Finding) {
+func offered(p *deviceplugin.Plugin, g *guaranteed) (list []probe.Finding) {
 	if p == nil {
 		return nil
 	}
@@ -80,9 +145,12 @@ func offered(p *deviceplugin.Plugin) (list []probe.Finding) {
 	}
 	for _, o := range offers {
 		v := probe.Verdict{Level: probe.Full}
+		unknown := g.why(strings.TrimPrefix(o.Resource, policy.RequestDomain))
 		switch {
 		case o.Err != nil:
 			v = probe.Verdict{Level: probe.Degraded, Why: o.Err.Error(), Mend: "see kubelet's log; it is asked again every second"}
+		case unknown != nil:
+			v = probe.Verdict{Level: probe.Degraded, Why: unknown.Error(), Mend: "give the agent the rate of each uplink by --uplink eth0=1gbit, or see that the disk is there"}
 		case !o.Watched:
 			v = probe.Verdict{Level: probe.Degraded, Why: "kubelet has not asked for it: pods that request it are not placed here", Mend: "start kubelet, or give the agent its directory by --kubelet-dir"}
 		}

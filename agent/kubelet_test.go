@@ -2,11 +2,14 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -19,9 +22,44 @@ import (
 type guarantor struct {
 	*fake
 	all map[string]uint64
+	err error
 }
 
-func (g guarantor) Guarantees() map[string]uint64 { return g.all }
+func (g guarantor) Guarantees() (map[string]uint64, error) { return g.all, g.err }
+
+// TestGuaranteesKept has a feature that cannot tell for a while what it guarantees, and one resource
+// that it no longer has.
+func TestGuaranteesKept(t *testing.T) {
+	f := guarantor{fake: newFake()}
+	w := newWorker(f, ordinary(), quiet(), func() {})
+	began := time.Unix(1000, 0)
+	var g guaranteed
+	for _, step := range []struct {
+		after time.Duration
+		all   map[string]uint64
+		err   error
+		want  map[string]int
+		why   string
+	}{
+		{0, nil, errors.New("not yet"), map[string]int{}, ""},
+		{time.Second, map[string]uint64{"egress-mbit": 950, "data-riops": 20}, nil, map[string]int{"egress-mbit": 950, "data-riops": 20}, ""},
+		{2 * time.Second, map[string]uint64{"egress-mbit": 900}, errors.New("disk data: gone"), map[string]int{"egress-mbit": 900, "data-riops": 20}, ""},
+		{3 * time.Second, nil, errors.New("list uplinks: interrupted"), map[string]int{"egress-mbit": 900, "data-riops": 20}, "list uplinks: interrupted"},
+		{2*time.Second + keepTime, nil, errors.New("no uplink is up"), map[string]int{"egress-mbit": 900, "data-riops": 0}, "no uplink is up"},
+		{3*time.Second + keepTime, nil, errors.New("no uplink is up"), map[string]int{"egress-mbit": 0, "data-riops": 0}, "no uplink is up"},
+		{4*time.Second + keepTime, map[string]uint64{"egress-mbit": 9}, nil, map[string]int{"egress-mbit": 9, "data-riops": 0}, ""},
+		{5*time.Second + keepTime, nil, nil, map[string]int{"egress-mbit": 0, "data-riops": 0}, ""},
+	} {
+		f.all, f.err = step.all, step.err
+		g.ask(w, f, began.Add(step.after))
+		if d := cmp.Diff(step.want, g.amounts()); d != "" {
+			t.Errorf("after %v: %s", step.after, d)
+		}
+		if why := fmt.Sprint(g.why("egress-mbit")); step.why == "" && why != "<nil>" || !strings.Contains(why, step.why) {
+			t.Errorf("after %v: %s, want %q", step.after, why, step.why)
+		}
+	}
+}
 
 // TestOffered has a feature that guarantees more of one thing than kubelet is offered, while there
 // is no kubelet.
@@ -31,10 +69,10 @@ func TestOffered(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newRig(t)
-	a := &Agent{cfg: Config{KubeletDir: dir}, log: quiet()}
+	a := &Agent{cfg: Config{KubeletDir: dir}, log: quiet(), pace: ordinary()}
 	a.workers = []*worker{
 		newWorker(newFake(), ordinary(), a.log, func() {}),
-		newWorker(guarantor{newFake(), map[string]uint64{"egress-mbit": 950, "ingress-mbit": 400_000}}, ordinary(), a.log, func() {}),
+		newWorker(guarantor{newFake(), map[string]uint64{"egress-mbit": 950, "ingress-mbit": 400_000}, nil}, ordinary(), a.log, func() {}),
 	}
 	p := a.offers()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -46,7 +84,7 @@ func TestOffered(t *testing.T) {
 		t.Error(err)
 	}
 	got := make(map[string]string)
-	for _, f := range offered(p) {
+	for _, f := range offered(p, &a.guaranteed) {
 		if f.Area != "kubelet" || f.Level != probe.Degraded || !strings.Contains(f.Why, "not asked") {
 			t.Errorf("%+v", f)
 		}
@@ -55,10 +93,10 @@ func TestOffered(t *testing.T) {
 	if d := cmp.Diff(map[string]string{"fairlead.dev/egress-mbit": "950", "fairlead.dev/ingress-mbit": "10000"}, got); d != "" {
 		t.Error(d)
 	}
-	if nothing := offered((&Agent{cfg: a.cfg, log: a.log}).offers()); len(nothing) != 1 || nothing[0].Mend == "" {
+	if nothing := offered((&Agent{cfg: a.cfg, log: a.log}).offers(), &guaranteed{}); len(nothing) != 1 || nothing[0].Mend == "" {
 		t.Errorf("nothing is offered: %+v", nothing)
 	}
-	if (&Agent{}).offers() != nil || offered(nil) != nil || pods(Config{}) != nil {
+	if (&Agent{}).offers() != nil || offered(nil, nil) != nil || pods(Config{}) != nil {
 		t.Error("kubelet is spoken to, and nobody asked for that")
 	}
 }

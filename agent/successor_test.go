@@ -12,19 +12,24 @@ import (
 	"os/exec"
 	"sync"
 	"testing"
+	"time"
 
-	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// precede is an agent of that name, until its input ends.
-func precede(name string) {
-	if _, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name}); err != nil {
+// precede is an agent with that state directory, until its input ends.
+func precede(dir string) {
+	j, err := journal.Open(dir)
+	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
 	fmt.Println("works")
 	io.Copy(io.Discard, os.Stdin)
+	if err := j.Close(); err != nil {
+		os.Exit(1)
+	}
 }
 
 // signal is a log that closes a channel with its first line.
@@ -33,14 +38,14 @@ type signal struct{ once func() }
 func (s signal) Write(b []byte) (int, error) { s.once(); return len(b), nil }
 
 // predecessor starts an agent that works. end ends it.
-func predecessor(t *testing.T, name string) (pid int, end func()) {
+func predecessor(t *testing.T, dir string) (end func()) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), childEnv+"=precede "+name)
+	cmd.Env = append(os.Environ(), childEnv+"=precede "+dir)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -57,12 +62,30 @@ func predecessor(t *testing.T, name string) (pid int, end func()) {
 	}
 	end = sync.OnceFunc(func() { in.Close(); cmd.Wait() })
 	t.Cleanup(end)
-	return cmd.Process.Pid, end
+	return end
 }
 
-// TestSuccessorWaits ends the wait of an agent in each way.
+// crowd takes the name by which agents notice each other, and fills its backlog, as any container on
+// the host's network can.
+func crowd(t *testing.T, name string) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	for {
+		c, err := net.Dial("unix", name)
+		if err != nil {
+			return
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+}
+
+// TestSuccessorWaits ends the wait of an agent in each way, while a container has the name by which
+// agents notice each other.
 func TestSuccessorWaits(t *testing.T) {
-	testkit.NeedRoot(t) // else nobody takes the other for an agent
 	for i, tt := range []struct {
 		name         string
 		told, cancel bool // the agent that works; this one
@@ -82,10 +105,11 @@ func TestSuccessorWaits(t *testing.T) {
 			}
 			defer s.Close()
 			s.name = fmt.Sprintf("@fairlead-test-%d-successor-%d", os.Getpid(), i)
-			pid, end := predecessor(t, s.name)
+			crowd(t, s.name)
+			end := predecessor(t, cfg.StateDir)
 			if tt.told {
-				if _, err := s.file.WriteAt(fmt.Appendf(nil, "%-10d\n", pid), 0); err != nil {
-					t.Fatal(err)
+				if followed, err := Succeeded(t.Context(), cfg, 0); !followed || err != nil {
+					t.Fatalf("nobody waits: %v, %v", followed, err)
 				}
 			}
 			ctx, cancel := context.WithCancel(t.Context())
@@ -109,7 +133,7 @@ func TestSuccessorWaits(t *testing.T) {
 			// Whoever stops next sees that nobody waits any more. Of both that are stopped, this one may
 			// have seen the other's end first: then it is still in its place.
 			if tt.want != nil {
-				if got, err := Succeeded(cfg); got || err != nil {
+				if got, err := Succeeded(t.Context(), cfg, 0); got || err != nil {
 					t.Errorf("somebody still waits: %v, %v", got, err)
 				}
 			}
@@ -121,7 +145,7 @@ func TestSucceeded(t *testing.T) {
 	cfg := Config{StateDir: t.TempDir(), Log: quiet()}
 	check := func(want bool) {
 		t.Helper()
-		if got, err := Succeeded(cfg); got != want || err != nil {
+		if got, err := Succeeded(t.Context(), cfg, 0); got != want || err != nil {
 			t.Errorf("succeeded: %v, %v; want %v", got, err, want)
 		}
 	}
@@ -131,14 +155,49 @@ func TestSucceeded(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(true)
-	if s.told() != os.Getpid() {
-		t.Errorf("told to stop was %d", s.told())
+	if !s.told() {
+		t.Error("nobody was told to stop")
 	}
 	if _, err := Succeed(cfg); !errors.Is(err, ErrQueued) {
 		t.Errorf("a second one: %v", err)
+	}
+	if err := untold(cfg.StateDir); err != nil || s.told() {
+		t.Errorf("the next was told to stop before it began: %v", err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	check(false)
+}
+
+// TestSucceededLate has the next agent come after the one that works was told to stop.
+func TestSucceededLate(t *testing.T) {
+	cfg := Config{StateDir: t.TempDir(), Log: quiet()}
+	type answer struct {
+		followed bool
+		err      error
+	}
+	stop := func(ctx context.Context) <-chan answer {
+		got := make(chan answer, 1)
+		go func() {
+			followed, err := Succeeded(ctx, cfg, time.Hour)
+			got <- answer{followed, err}
+		}()
+		return got
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	got := stop(ctx)
+	cancel()
+	if a := <-got; a.followed || a.err != nil {
+		t.Errorf("with nobody there: %+v", a)
+	}
+	got = stop(t.Context())
+	s, err := Succeed(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if a := <-got; !a.followed || a.err != nil {
+		t.Errorf("with one that came: %+v", a)
+	}
 }

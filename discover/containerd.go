@@ -244,14 +244,15 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 	}
 	ct := got.GetContainer()
 	var pod *containers.Container
+	var lack error
 	if sandbox := criMetadata(ct, containerMetadata).SandboxID; sandbox != "" {
-		// Without it the container is still known, only not its pod.
-		if got, err := c.containers.Get(ctx, &containers.GetContainerRequest{ID: sandbox}); err == nil {
-			pod = got.GetContainer()
+		got, err := c.containers.Get(ctx, &containers.GetContainerRequest{ID: sandbox})
+		if pod = got.GetContainer(); err != nil && status.Code(err) != codes.NotFound {
+			lack = fmt.Errorf("read its pod: %w", err)
 		}
 	}
 	rec := criRecord(ct, pod)
-	rec.PID = int(t.GetProcess().GetPid())
+	rec.PID, rec.Unread = int(t.GetProcess().GetPid()), lack != nil
 	if !ofCRI(ct) && len(rec.Labels) > 0 && ct.GetImage() != "" {
 		platforms, err := c.imageLabels(ctx, ct.GetImage())
 		if err != nil {
@@ -268,7 +269,7 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 			return rec, true, fmt.Errorf("read the labels of image %q: %w", ct.GetImage(), err)
 		}
 	}
-	return rec, true, nil
+	return rec, true, lack
 }
 
 // ofCRI reports whether the CRI plugin has made a container. Only a client of containerd can write

@@ -63,9 +63,12 @@ func (c crio) session(ctx context.Context, r *roster) error {
 	relist := time.NewTimer(0)
 	defer relist.Stop()
 	pause := time.Second // as for containerd, the watch may begin late
+	var reopen <-chan time.Time
+	again := relistCRI
 	for {
 		select {
 		case ev := <-events:
+			again = relistCRI
 			switch key := ev.GetContainerId(); ev.GetContainerEventType() {
 			case runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT:
 				// The event does not say whether it is a container or a sandbox: the list does.
@@ -77,6 +80,10 @@ func (c crio) session(ctx context.Context, r *roster) error {
 		case <-silent: // it has no events, or the stream has ended
 			silent, events = nil, nil
 			relist.Reset(0)
+			reopen, again = time.After(again), min(2*again, relistEvery)
+		case <-reopen:
+			events, silent = now.events(ctx)
+			pause = time.Second
 		case got := <-r.answers:
 			r.take(got)
 		case <-relist.C:
@@ -184,13 +191,16 @@ func (c crioClient) inspect(ctx context.Context, key string) (Record, bool, erro
 		return Record{}, false, nil
 	}
 	var pod *runtimeapi.PodSandboxStatus
+	var lack error
 	if info.SandboxID != "" {
-		// Without it the container is still known, only not its pod.
-		if got, err := c.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: info.SandboxID}); err == nil {
-			pod = got.GetStatus()
+		got, err := c.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: info.SandboxID})
+		if pod = got.GetStatus(); err != nil && status.Code(err) != codes.NotFound {
+			lack = fmt.Errorf("read its pod: %w", err)
 		}
 	}
-	return crioRecord(ct.GetStatus(), pod, info), true, nil
+	rec := crioRecord(ct.GetStatus(), pod, info)
+	rec.Unread = lack != nil
+	return rec, true, lack
 }
 
 // crioRecord joins what the CRI says of a container, or of a sandbox if that is nil, and of its pod.

@@ -2,19 +2,26 @@ package discover
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	containers "github.com/containerd/containerd/api/services/containers/v1"
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types/task"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -28,6 +35,8 @@ type fakeCRI struct {
 	containers map[string]*runtimeapi.ContainerStatusResponse
 	sandboxes  map[string]*runtimeapi.PodSandboxStatusResponse
 	events     chan *runtimeapi.ContainerEventResponse // nil: it has none
+	hangUp     chan struct{}                           // ends a stream of these
+	noPods     error                                   // nil: it answers about sandboxes
 }
 
 func newFakeCRI() *fakeCRI {
@@ -82,6 +91,9 @@ func (f *fakeCRI) ContainerStatus(_ context.Context, r *runtimeapi.ContainerStat
 func (f *fakeCRI) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.noPods != nil {
+		return nil, f.noPods
+	}
 	if s := f.sandboxes[r.PodSandboxId]; s != nil {
 		return s, nil
 	}
@@ -98,6 +110,8 @@ func (f *fakeCRI) GetContainerEvents(_ *runtimeapi.GetEventsRequest, s grpc.Serv
 			if err := s.Send(ev); err != nil {
 				return err
 			}
+		case <-f.hangUp:
+			return nil
 		case <-s.Context().Done():
 			return nil
 		}
@@ -143,7 +157,7 @@ func TestCRIO(t *testing.T) {
 		t.Run(fmt.Sprint("events ", events), func(t *testing.T) {
 			f := newFakeCRI()
 			if events {
-				f.events = make(chan *runtimeapi.ContainerEventResponse)
+				f.events, f.hangUp = make(chan *runtimeapi.ContainerEventResponse), make(chan struct{})
 			}
 			cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
 			start := func(name string) int { return sleeper(t, ns, cg.Child(t, name)).Process.Pid }
@@ -176,6 +190,9 @@ func TestCRIO(t *testing.T) {
 					}
 				}
 			}
+			if events { // the stream ends, and another one begins
+				f.hangUp <- struct{}{}
+			}
 			kill(t, proxy)
 			f.remove("c2")
 			tell("c2", runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
@@ -189,6 +206,65 @@ func TestCRIO(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestPodUnread has a runtime that does not answer about the pod of a container, and then one that
+// has no such pod: only then is the container known as it is.
+func TestPodUnread(t *testing.T) {
+	f := newFakeCRI()
+	f.sandbox("s1", "web-0", "u1", 0, map[string]string{"fairlead.net.rate": "5mbit"})
+	f.container("c1", "httpd", "s1", "u1", os.Getpid(), runtimeapi.ContainerState_CONTAINER_RUNNING)
+	conn, err := grpc.NewClient("unix://"+f.serve(t), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	data, err := json.Marshal(map[string]any{"Metadata": criData{SandboxID: "s1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &fakeContainerd{container: &containers.Container{ID: "c1", Extensions: map[string]*anypb.Any{containerMetadata: {Value: data}}}}
+	for name, inspect := range map[string]func() (Record, bool, error){
+		"cri-o": func() (Record, bool, error) {
+			return crioClient{runtimeapi.NewRuntimeServiceClient(conn)}.inspect(t.Context(), "c1")
+		},
+		"containerd": func() (Record, bool, error) {
+			return cri{tasks: fakeTasks{}, containers: d}.inspect(t.Context(), "k8s.io/c1")
+		},
+	} {
+		f.noPods = status.Error(codes.Unavailable, "too many requests")
+		d.noPods = f.noPods
+		if rec, runs, err := inspect(); err == nil || !runs || !rec.Unread || rec.PID != os.Getpid() {
+			t.Errorf("%s does not answer: %+v, %v, %v", name, rec, runs, err)
+		}
+		f.noPods = status.Error(codes.NotFound, "no such sandbox")
+		d.noPods = f.noPods
+		if rec, runs, err := inspect(); err != nil || !runs || rec.Unread || rec.Pod != "" {
+			t.Errorf("%s has no such pod: %+v, %v, %v", name, rec, runs, err)
+		}
+	}
+}
+
+// fakeContainerd has one container, of a pod about which it does not answer.
+type fakeContainerd struct {
+	containers.ContainersClient
+
+	container *containers.Container
+	noPods    error
+}
+
+func (f *fakeContainerd) Get(_ context.Context, r *containers.GetContainerRequest, _ ...grpc.CallOption) (*containers.GetContainerResponse, error) {
+	if r.ID == f.container.ID {
+		return &containers.GetContainerResponse{Container: f.container}, nil
+	}
+	return nil, f.noPods
+}
+
+// fakeTasks has this process as the task of each container.
+type fakeTasks struct{ tasks.TasksClient }
+
+func (fakeTasks) Get(context.Context, *tasks.GetRequest, ...grpc.CallOption) (*tasks.GetResponse, error) {
+	return &tasks.GetResponse{Process: &task.Process{Pid: uint32(os.Getpid()), Status: task.Status_RUNNING}}, nil
 }
 
 func TestCRIORecord(t *testing.T) {

@@ -3,6 +3,7 @@ package discover
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"reflect"
 	"strings"
@@ -73,6 +74,9 @@ func (s *Set) reportPods(i int, rep PodReport) {
 	defer s.mu.Unlock()
 	r := &s.pods[i]
 	before, pods := r.status, r.pods
+	if rep.Absent && len(pods) > 0 { // it was there for an earlier agent
+		rep = PodReport{Err: fmt.Errorf("%s is not there: what was known of pods counts", r.status.Name)}
+	}
 	// One that fails is no reason to wait: what was known of pods counts.
 	r.status.Err, r.status.Listed = rep.Err, true
 	if rep.Err == nil {

@@ -96,9 +96,15 @@ func TestSetRequests(t *testing.T) {
 	s = runSet(t, Config{NetNS: ns.Path, Known: &known, Pods: []PodSource{kubelet}}, runtime)
 	awaitOf(t, s, "shop/web-0/httpd", "what another agent knew", has("httpd"))
 	runtime.report(httpd, proxy, pause)
-	kubelet.say(PodReport{Err: errors.New("it does not answer")})
-	await(t, s, "the runtime's word", func(snap Snapshot) bool { return snap.Complete })
-	awaitOf(t, s, "shop/web-0/httpd", "what another agent knew of kubelet", has("httpd"))
+	for what, rep := range map[string]PodReport{"it does not answer": {Err: errors.New("it does not answer")}, "not there": {Absent: true}} {
+		kubelet.say(rep)
+		snap := await(t, s, "the runtime's word", func(snap Snapshot) bool {
+			return snap.Complete && snap.Sources[1].Err != nil && strings.Contains(snap.Sources[1].Err.Error(), what)
+		})
+		if c, _ := named(snap, "shop/web-0/httpd"); !has("httpd")(c) {
+			t.Errorf("%s: what another agent knew of kubelet is %v, %v", what, c.Requests, c.PodRequests)
+		}
+	}
 
 	kill(t, httpd.PID)
 	<-kubelet.ready

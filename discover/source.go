@@ -65,8 +65,8 @@ type Record struct {
 	Requests    map[string]uint64 `json:"-"`
 	PodRequests map[string]uint64 `json:"-"`
 
-	// Unread: the labels of the image, and then all of the container's count as the image's, or its
-	// names could not be read.
+	// Unread: the labels of the image, and then all of the container's count as the image's, its
+	// names, or the pod could not be read.
 	Unread bool `json:",omitempty"`
 
 	// Sandbox: it only holds the namespaces of a pod. The runtime knows its cgroup, and it is no

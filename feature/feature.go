@@ -137,8 +137,9 @@ type Step struct {
 // Guarantees may be called at any time.
 type Guarantor interface {
 	// Guarantees returns how much containers can be guaranteed together, in whole numbers, by the
-	// resource as pods request it (policy.ResourceEgress). It leaves out what is not known.
-	Guarantees() map[string]uint64
+	// resource as pods request it (policy.ResourceEgress). It leaves out what is not known at
+	// present, and the error is the reason.
+	Guarantees() (map[string]uint64, error)
 }
 
 // Examiner is a Feature that knows more about this host than Support reports, for example about

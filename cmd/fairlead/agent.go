@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
@@ -29,6 +30,7 @@ type agentFlags struct {
 	config   string
 	level    string
 	takeOver bool
+	linger   time.Duration
 	health   string
 	cfg      agent.Config
 
@@ -67,6 +69,7 @@ func newAgentFlags(e cli.Env) (*agentFlags, *pflag.FlagSet) {
 	}
 	s.AddFlagSet(f.features)
 	s.BoolVar(&f.takeOver, "take-over", false, "if another agent works on this host, wait until it stops, and go on with what it has applied")
+	s.DurationVar(&f.linger, "linger", 0, "how long the agent works on after it was told to stop, before it undoes all changes: longer than a supervisor that starts it again waits before it kills it, 5s with Kubernetes")
 	s.StringVar(&f.health, "health-dir", "", "directory in which the agent shows fairlead health that it is ready and alive; empty: it does not")
 	s.StringVar(&f.level, "log-level", "info", "lowest level to log: debug, info, warn or error")
 	return f, s
@@ -90,7 +93,10 @@ changes. On SIGHUP, read the policy files again.
 
 With --take-over a second agent may be started while one works. It waits. When
 the first is told to stop, that one then leaves what is in force to it, and
-undoes nothing.`,
+undoes nothing.
+
+With --linger an agent that is told to stop works on for that time. One that is
+killed meanwhile, to be started again, leaves what is in force to the next.`,
 		Args: cli.NArgs(0, 0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := configure(cmd, f.config, flags); err != nil {
@@ -152,7 +158,10 @@ func runAgent(ctx context.Context, e cli.Env, f *agentFlags) error {
 				a.Reload(ctx) // Reload logs the result
 			case <-ctx.Done():
 				notify(log, daemon.SdNotifyStopping)
-				followed, err := agent.Succeeded(f.cfg)
+				if f.linger > 0 {
+					log.Info("the agent was told to stop: it works on for now", "until", time.Now().Add(f.linger).Round(time.Second))
+				}
+				followed, err := agent.Succeeded(work, f.cfg, f.linger)
 				if err != nil {
 					log.Warn("what is in force is undone", "err", err)
 				}

@@ -74,7 +74,10 @@ func (h *health) beat() error {
 	if err := os.WriteFile(name+".new", strconv.AppendInt(nil, int64(now), 10), 0o644); err != nil {
 		return fmt.Errorf("show health: %w", err)
 	}
-	return os.Rename(name+".new", name)
+	if err := os.Rename(name+".new", name); err != nil {
+		return fmt.Errorf("show health: %w", err)
+	}
+	return nil
 }
 
 // waiting shows that an agent is ready to take over, until the function that it returns is called.
@@ -83,8 +86,9 @@ func (h *health) waiting(log *slog.Logger) (waited func()) {
 		return func() {}
 	}
 	h.ready(log, true)
-	beat, done := time.NewTicker(time.Second), make(chan struct{})
+	beat, done, ended := time.NewTicker(time.Second), make(chan struct{}), make(chan struct{})
 	go func() {
+		defer close(ended)
 		for {
 			select {
 			case <-beat.C:
@@ -97,6 +101,7 @@ func (h *health) waiting(log *slog.Logger) (waited func()) {
 	return func() {
 		beat.Stop()
 		close(done)
+		<-ended // the agent's own signs of life are in the same files
 		h.ready(log, false)
 	}
 }

@@ -88,6 +88,9 @@ func (k *kubectl) program() cli.Program {
 // remote makes a verb, and those below it, run in the pod.
 func (k *kubectl) remote(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
+		if sub.CommandPath() == "policy check" {
+			continue // it needs no agent, and its files are here
+		}
 		k.remote(sub)
 	}
 	own := cmd.LocalFlags()
@@ -114,8 +117,16 @@ func (k *kubectl) remote(cmd *cobra.Command) {
 	if ofContainer(cmd) {
 		cmd.ValidArgsFunction = k.complete
 	}
-	if cmd.RunE != nil {
-		cmd.RunE = func(cmd *cobra.Command, args []string) error { return k.run(cmd, s, args) }
+	if here := cmd.RunE; here != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			switch {
+			case cmd.Flags().Changed("replay"): // a file of here, which needs no agent
+				return here(cmd, args)
+			case verbOf(cmd) == "record export" && !filepath.IsAbs(args[0]):
+				return cli.Usagef("the file is made on the node: give a path there that the agent may write, such as /var/lib/fairlead/%s", filepath.Base(args[0]))
+			}
+			return k.run(cmd, s, args)
+		}
 	}
 }
 
@@ -168,7 +179,7 @@ func (k *kubectl) run(cmd *cobra.Command, flags *pflag.FlagSet, args []string) e
 		argv = append(argv, "--tty")
 	}
 	argv = append(argv, to.Metadata.Name, "--", "fairlead")
-	argv = append(argv, strings.Fields(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().CommandPath()))...)
+	argv = append(argv, strings.Fields(verbOf(cmd))...)
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		if flags.Lookup(f.Name) == nil {
 			argv = append(argv, given(f)...)
@@ -186,6 +197,11 @@ func (k *kubectl) run(cmd *cobra.Command, flags *pflag.FlagSet, args []string) e
 		return cli.ErrTold
 	}
 	return err
+}
+
+// verbOf returns the words of a verb.
+func verbOf(cmd *cobra.Command) string {
+	return strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().CommandPath()))
 }
 
 // given returns a flag as it is given on a command line.

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -59,7 +61,8 @@ func (a APIServer) Run(ctx context.Context, _ <-chan struct{}, publish func(disc
 	}
 }
 
-// connect makes a client; a value arrives in answered when the API server grants a request.
+// connect makes a client; a value arrives in answered when the API server grants a watch. It may
+// grant lists alone, before each watch that it refuses.
 func (a APIServer) connect() (client metadata.Interface, answered chan struct{}, err error) {
 	var config *rest.Config
 	if a.Kubeconfig == InCluster {
@@ -75,7 +78,7 @@ func (a APIServer) connect() (client metadata.Interface, answered chan struct{},
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(req *http.Request) (*http.Response, error) {
 			resp, err := next.RoundTrip(req)
-			if err == nil && resp.StatusCode == http.StatusOK {
+			if err == nil && resp.StatusCode == http.StatusOK && req.URL.Query().Get("watch") != "" {
 				signal(answered)
 			}
 			return resp, err
@@ -116,6 +119,9 @@ func (a APIServer) watch(ctx context.Context, client metadata.Interface, answere
 		AddFunc: func(any) { change() }, UpdateFunc: func(any, any) { change() }, DeleteFunc: func(any) { change() },
 	})
 	err2 := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
+		if apierrors.IsResourceExpired(err) || errors.Is(err, io.EOF) {
+			return // it is listed again, and watched from there
+		}
 		select {
 		case failed <- err:
 		case <-ctx.Done():

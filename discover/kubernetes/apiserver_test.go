@@ -27,6 +27,8 @@ type fakeAPI struct {
 	version int
 	pods    map[string]*metav1.PartialObjectMetadata
 	deny    bool
+	noWatch bool
+	lists   int
 	watches map[chan metav1.WatchEvent]bool
 	hangUp  chan struct{} // closed to end the watches
 }
@@ -41,7 +43,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	f.mu.Lock()
-	deny := f.deny
+	deny := f.deny || f.noWatch && q.Get("watch") != ""
 	f.mu.Unlock()
 	if r.URL.Path != "/api/v1/pods" || q.Get("fieldSelector") != "spec.nodeName=n1" || r.Header.Get("Authorization") != "Bearer secret" {
 		f.t.Errorf("unexpected request %s, authorization %q", r.URL, r.Header.Get("Authorization"))
@@ -97,6 +99,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (f *fakeAPI) list(w http.ResponseWriter) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.lists++
 	out := metav1.PartialObjectMetadataList{
 		TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadataList", APIVersion: "meta.k8s.io/v1"},
 		ListMeta: metav1.ListMeta{ResourceVersion: fmt.Sprint(f.version)},
@@ -148,16 +151,13 @@ func (f *fakeAPI) denyAll(deny bool) {
 	f.hangUp = make(chan struct{})
 }
 
-// TestAPIServer changes annotations of a pod, among them those of a mirror pod, has another one end,
-// and loses the right to watch for a while.
-func TestAPIServer(t *testing.T) {
-	f := newFakeAPI(t)
-	f.set("web-0", "u1", map[string]string{"app": "web"}, map[string]string{"fairlead.net.rate": "5mbit"})
-	f.set("etcd-n1", "u2", nil, map[string]string{mirrorOf: "hash"})
+// serve returns the kubeconfig for it.
+func (f *fakeAPI) serve(t *testing.T) (config string) {
+	t.Helper()
 	s := httptest.NewTLSServer(f) // a token is sent to no other
 	t.Cleanup(s.Close)
 	t.Cleanup(func() { f.denyAll(true) })
-	config := filepath.Join(t.TempDir(), "kubeconfig")
+	config = filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "c",
 		"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
 		"clusters": [{"name": "c", "cluster": {"server": %q, "certificate-authority-data": %q}}],
@@ -166,6 +166,16 @@ func TestAPIServer(t *testing.T) {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return config
+}
+
+// TestAPIServer changes annotations of a pod, among them those of a mirror pod, has another one end,
+// and loses the right to watch for a while.
+func TestAPIServer(t *testing.T) {
+	f := newFakeAPI(t)
+	f.set("web-0", "u1", map[string]string{"app": "web"}, map[string]string{"fairlead.net.rate": "5mbit"})
+	f.set("etcd-n1", "u2", nil, map[string]string{mirrorOf: "hash"})
+	config := f.serve(t)
 	reports, _ := run(t, APIServer{Kubeconfig: config, Node: "n1"})
 	web := func(annotations map[string]string) discover.Pod {
 		return discover.Pod{Namespace: "shop", Name: "web-0", UID: "u1", Labels: map[string]string{"app": "web"}, Annotations: annotations, Current: true}
@@ -194,6 +204,31 @@ func TestAPIServer(t *testing.T) {
 	f.set("web-0", "u1", map[string]string{"app": "web"}, map[string]string{})
 	f.denyAll(false)
 	reports.await(t, "the right again", has(web(nil)))
+}
+
+// TestListsAlone has the right to list pods, and not to watch them: that stays an error, though each
+// list is answered, until the right is given.
+func TestListsAlone(t *testing.T) {
+	f := newFakeAPI(t)
+	f.noWatch = true
+	lists := func() int {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.lists
+	}
+	reports, _ := run(t, APIServer{Kubeconfig: f.serve(t), Node: "n1"})
+	reports.await(t, "the refusal", func(r discover.PodReport) bool { return r.Err != nil })
+	until := lists() + 2
+	reports.await(t, "more lists", func(r discover.PodReport) bool {
+		if r.Err == nil {
+			t.Errorf("after the refusal it answers: %+v", r)
+		}
+		return lists() >= until
+	})
+	f.mu.Lock()
+	f.noWatch = false
+	f.mu.Unlock()
+	reports.await(t, "the right", func(r discover.PodReport) bool { return r.Err == nil })
 }
 
 // A kubeconfig that is not there is no end: it may come.

@@ -1,6 +1,9 @@
 package blockio
 
 import (
+	"errors"
+	"fmt"
+
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -9,19 +12,24 @@ import (
 // operator named, if their capacity is known. Reads and writes share that, and whoever counts them
 // counts each by itself: so reads are offered one half of what can be reserved, and writes the
 // other.
-func (f *BlockIO) Guarantees() map[string]uint64 {
+func (f *BlockIO) Guarantees() (map[string]uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	all := make(map[string]uint64)
+	var errs []error
 	for name, device := range f.cfg.Disks {
 		d, err := block.Open(f.cfg.Roots.Sys, device)
 		if err != nil {
-			continue // it has vanished, or has not come yet
+			errs = append(errs, fmt.Errorf("disk %s: %w", name, err)) // it has vanished, or has not come yet
+			continue
 		}
-		if half, known := f.capacity(d).Halves(); known {
-			reads, writes := policy.DiskResources(name)
-			all[reads], all[writes] = half.ReadIOPS, half.WriteIOPS
+		half, known := f.capacity(d).Halves()
+		if !known {
+			errs = append(errs, fmt.Errorf("disk %s: its capacity is not known", name))
+			continue
 		}
+		reads, writes := policy.DiskResources(name)
+		all[reads], all[writes] = half.ReadIOPS, half.WriteIOPS
 	}
-	return all
+	return all, errors.Join(errs...)
 }

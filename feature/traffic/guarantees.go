@@ -1,6 +1,8 @@
 package traffic
 
 import (
+	"errors"
+	"fmt"
 	"math"
 
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
@@ -12,15 +14,15 @@ const mbit = 1_000_000
 // Guarantees implements feature.Guarantor: what rates can be promised at every uplink, in Mbit/s. A
 // container may send by any of them, so the slowest counts, and nothing can be promised where the
 // rate of one is not known.
-func (f *Traffic) Guarantees() map[string]uint64 {
+func (f *Traffic) Guarantees() (map[string]uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.host == nil {
-		return nil
+		return nil, nil
 	}
 	links, err := f.listing.Links()
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("list uplinks: %w", err)
 	}
 	slowest := uint64(math.MaxUint64)
 	for _, l := range links {
@@ -28,16 +30,19 @@ func (f *Traffic) Guarantees() map[string]uint64 {
 			continue
 		}
 		rate, _, err := f.rate(l)
+		if err == nil && rate == 0 {
+			err = errors.New("its rate is not known")
+		}
 		if err != nil {
-			return nil
+			return nil, fmt.Errorf("uplink %s: %w", l.Name, err)
 		}
 		slowest = min(slowest, rate)
 	}
-	if slowest == 0 || slowest == math.MaxUint64 {
-		return nil
+	if slowest == math.MaxUint64 {
+		return nil, errors.New("no uplink is up")
 	}
 	return map[string]uint64{
 		policy.ResourceEgress:  model.Admitted(slowest) / mbit,
 		policy.ResourceIngress: model.Admitted(slowest/100*received) / mbit,
-	}
+	}, nil
 }

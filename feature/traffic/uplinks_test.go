@@ -59,8 +59,9 @@ func TestSeveralUplinks(t *testing.T) {
 		t.Fatalf("%v\n%swas\n%s", err, state(), before)
 	}
 	must(t, h.apply(c, policy.Net{Rate: 95 * mbit}))
-	if got, want := h.traffic.Guarantees(), (map[string]uint64{"egress-mbit": 95, "ingress-mbit": 90}); !maps.Equal(got, want) {
-		t.Errorf("can be guaranteed: %v, want %v", got, want)
+	guarantees, err := h.traffic.Guarantees()
+	if want := (map[string]uint64{"egress-mbit": 95, "ingress-mbit": 90}); !maps.Equal(guarantees, want) || err != nil {
+		t.Errorf("can be guaranteed: %v, %v; want %v", guarantees, err, want)
 	}
 	must(t, h.apply(fake(1), policy.Net{Weight: 1}))
 	packets := func(uplink string, id container.ID) func() uint64 {

@@ -2,6 +2,7 @@ package enter
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,6 +25,17 @@ func HostCgroups(proc string) error {
 		return nil // its paths lead somewhere
 	}
 	name := filepath.Join(proc, "1/ns/cgroup")
+	its, err := os.Readlink(name)
+	if err != nil {
+		return fmt.Errorf("read cgroup namespace of process 1: %w", err)
+	}
+	own, err := os.Readlink("/proc/thread-self/ns/cgroup")
+	if err != nil {
+		return fmt.Errorf("read own cgroup namespace: %w", err)
+	}
+	if its == own { // to execute again would change nothing, for ever
+		return errors.New("process 1 is outside the root of its own cgroup namespace: paths of cgroups lead nowhere")
+	}
 	f, err := os.Open(name)
 	if err != nil {
 		return fmt.Errorf("open cgroup namespace of process 1: %w", err)

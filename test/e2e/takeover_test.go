@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,6 +88,53 @@ func TestTakeOver(t *testing.T) {
 		ended(&second)
 		r.sameAs(before, "after both were stopped")
 	}
+}
+
+// TestLinger tells an agent to stop, and kills it before it undoes anything, as kubelet does to start
+// the container of one that hangs again. The next one adopts everything. One that comes in time takes
+// over, and one that is let alone undoes everything in the end.
+func TestLinger(t *testing.T) {
+	r := newRig(t)
+	r.add(sandbox.Spec{Name: "e2e-plain"})
+	before := r.state()
+	a := r.agent()
+	a.policy("isolate.yaml", isolateAll)
+	plain := a.flags
+	a.flags = append(slices.Clone(plain), "--take-over", "--linger=1h")
+	lingers := func() {
+		t.Helper()
+		said := a.logged("it works on for now")
+		must(t, unix.Kill(a.pid, unix.SIGTERM))
+		await(t, "the agent to linger", func() error {
+			if a.logged("it works on for now") == said {
+				return fmt.Errorf("it says nothing of that")
+			}
+			return nil
+		})
+		a.isolated("e2e-plain", 1)
+	}
+	a.start()
+	a.isolated("e2e-plain", 1)
+	applied := r.state()
+	lingers()
+	a.kill()
+	a.start()
+	a.isolated("e2e-plain", 1)
+	if diff := r.state().diff(applied); diff != "" {
+		t.Errorf("the next agent has not adopted everything:\n%s", diff)
+	}
+
+	lingers()
+	next := *a
+	t.Cleanup(next.kill)
+	next.flags = append(slices.Clone(plain), "--take-over", "--linger=1ms")
+	next.start()
+	if ends(t, a.pid, a.ended); a.err != nil {
+		t.Errorf("it ended with %v", a.err)
+	}
+	next.isolated("e2e-plain", 1)
+	next.stop()
+	r.sameAs(before, "after one that nobody followed in time")
 }
 
 // logged counts how often the log has text.

@@ -36,12 +36,13 @@ func TestKubernetesVersion(t *testing.T) {
 }
 
 // TestKubernetesObjects renders the kustomize base and the Helm chart: they are the same objects,
-// but for the namespace, which Helm makes itself.
+// but for the namespace, which Helm makes itself, and the checksum of the flags, for which kustomize
+// would give the ConfigMap another name each time.
 func TestKubernetesObjects(t *testing.T) {
 	if testkit.Scale(t, 0, 1) == 0 {
 		testkit.Skip(t, "builds Helm and kustomize: only in the tier full")
 	}
-	render := renderer(t)
+	render, run := renderer(t)
 	base := render("", "kustomize", "base")
 	namespace := base["Namespace fairlead-system"]
 	if fmt.Sprint(namespace["metadata"]) == "<nil>" {
@@ -49,6 +50,7 @@ func TestKubernetesObjects(t *testing.T) {
 	}
 	delete(base, "Namespace fairlead-system")
 	chart := render("", "helm", "chart", "fairlead-system")
+	sum := checksum(t, chart)
 	if diff := cmp.Diff(base, chart); diff != "" {
 		t.Errorf("-kustomize +helm:\n%s", diff)
 	}
@@ -56,6 +58,9 @@ func TestKubernetesObjects(t *testing.T) {
 	observing := render("", "kustomize", "observe-only")
 	delete(observing, "Namespace fairlead-system")
 	same := render("observeOnly: true", "helm", "chart", "fairlead-system")
+	if got := checksum(t, same); got != sum {
+		t.Errorf("the checksum of the same flags is %s and %s", sum, got)
+	}
 	// kustomize has the mounts that it patches first.
 	anyOrder := cmpopts.SortSlices(func(a, b any) bool { return fmt.Sprint(a) < fmt.Sprint(b) })
 	if diff := cmp.Diff(observing, same, anyOrder); diff != "" {
@@ -64,15 +69,18 @@ func TestKubernetesObjects(t *testing.T) {
 
 	values := `
 image: {tag: 9.9.9, pullPolicy: Never}
-config: {log-level: debug}
+config: {log-level: debug, kubelet-dir: /var/lib/k0s/kubelet}
 policy: {web.yaml: "match: {name: x}\nset: {netcpu: isolate}\n"}
 podMonitor: {enabled: true, labels: {release: prometheus}}
 kubeletDir: /var/lib/k0s/kubelet
 podAnnotations: {prometheus.io/scrape: null, prometheus.io/port: null, prometheus.io/path: null}
 `
 	given := render(values, "helm", "chart", "elsewhere")
+	if got := checksum(t, given); got == sum {
+		t.Error("other flags have the same checksum: the pods would not be replaced")
+	}
 	text := fmt.Sprint(given)
-	for _, want := range []string{":9.9.9", "imagePullPolicy:Never", `log-level: "debug"`, "match: {name: x}", "release:prometheus", "/var/lib/k0s/kubelet/device-plugins", "PodMonitor fairlead", "namespace:elsewhere"} {
+	for _, want := range []string{":9.9.9", "imagePullPolicy:Never", `log-level: "debug"`, "match: {name: x}", "release:prometheus", "mountPath:/var/lib/k0s/kubelet/device-plugins", "path:/var/lib/k0s/kubelet/device-plugins", "PodMonitor fairlead", "namespace:elsewhere"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("with values there is no %q in\n%s", want, text)
 		}
@@ -82,21 +90,57 @@ podAnnotations: {prometheus.io/scrape: null, prometheus.io/port: null, prometheu
 			t.Errorf("with values there is %q in\n%s", no, text)
 		}
 	}
+
+	closed := fmt.Sprint(render("{metricsAddr: \"\", podMonitor: {enabled: true}, observeOnly: true, policy: {web.yaml: \"match: {name: x}\\n\"}}", "helm", "chart", "elsewhere"))
+	if strings.Contains(closed, "9643") || strings.Contains(closed, "PodMonitor") || !strings.Contains(closed, "--metrics-addr=]") {
+		t.Errorf("without an address the metrics page is named in\n%s", closed)
+	}
+	if !strings.Contains(closed, "match: {name: x}") || !strings.Contains(closed, "labels: deny") {
+		t.Errorf("observing only, not every policy is in\n%s", closed)
+	}
+	if out, err := run("config: {kubelet-dir: /elsewhere}", "helm", "chart", "elsewhere"); err == nil || !strings.Contains(out, "config.kubelet-dir is /elsewhere") {
+		t.Errorf("with two directories of kubelet: %v\n%s", err, out)
+	}
+}
+
+// checksum returns the checksum of the flags in the pods' annotations, and takes it out.
+func checksum(t *testing.T, objects map[string]map[string]any) string {
+	t.Helper()
+	var at any = objects["DaemonSet fairlead"]
+	for _, key := range []string{"spec", "template", "metadata", "annotations"} {
+		in, _ := at.(map[string]any)
+		at = in[key]
+	}
+	annotations, _ := at.(map[string]any)
+	sum, _ := annotations["checksum/config"].(string)
+	if len(sum) != 64 {
+		t.Errorf("the checksum of the flags is %q", sum)
+	}
+	delete(annotations, "checksum/config")
+	return sum
 }
 
 // renderer builds the program that renders, and returns a function that reads its objects, by kind
-// and name.
-func renderer(t *testing.T) func(values string, args ...string) map[string]map[string]any {
+// and name, and one that returns what it prints.
+func renderer(t *testing.T) (render func(values string, args ...string) map[string]map[string]any, run func(values string, args ...string) (string, error)) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "render")
 	output(t, exec.Command("go", "-C", "../kubernetes/render", "build", "-o", program, "."))
-	return func(values string, args ...string) map[string]map[string]any {
-		t.Helper()
+	run = func(values string, args ...string) (string, error) {
 		cmd := exec.Command(program, args...)
 		cmd.Dir = "../../packaging/kubernetes"
 		cmd.Stdin = strings.NewReader(values)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	return func(values string, args ...string) map[string]map[string]any {
+		t.Helper()
+		text, err := run(values, args...)
+		if err != nil {
+			t.Fatalf("render %q: %v\n%s", args, err, text)
+		}
 		objects := map[string]map[string]any{}
-		for docs := yaml.NewDecoder(strings.NewReader(output(t, cmd))); ; {
+		for docs := yaml.NewDecoder(strings.NewReader(text)); ; {
 			var o map[string]any
 			err := docs.Decode(&o)
 			if errors.Is(err, io.EOF) {
@@ -108,7 +152,7 @@ func renderer(t *testing.T) func(values string, args ...string) map[string]map[s
 			meta, _ := o["metadata"].(map[string]any)
 			objects[fmt.Sprint(o["kind"], " ", meta["name"])] = o
 		}
-	}
+	}, run
 }
 
 // TestImage makes the image of two programs twice, looks into the archive, and has Docker and
