@@ -110,6 +110,7 @@ type Agent struct {
 	mu        sync.Mutex // guards what follows
 	targets   map[container.ID]policy.Target
 	resolved  map[container.ID]policy.Target // the same without decisions
+	ordered   []policy.Target                // those in order of ID, for Decide
 	problems  []policy.Problem
 	complete  bool
 	whole     bool                    // every source has given its list, or has had the time to

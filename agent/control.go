@@ -1,9 +1,7 @@
 package agent
 
 import (
-	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"time"
 
@@ -45,7 +43,7 @@ func (a *Agent) controller(ctx context.Context, w *worker, d feature.Decider) {
 func (a *Agent) control(by feature.Decider) error {
 	a.mu.Lock()
 	complete := a.complete
-	targets := slices.SortedFunc(maps.Values(a.resolved), func(x, y policy.Target) int { return cmp.Compare(x.Container.ID, y.Container.ID) })
+	targets := a.ordered
 	a.mu.Unlock()
 	decisions, err := by.Decide(targets, complete)
 	now := a.pace.now()

@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -148,6 +150,7 @@ func (a *Agent) round() (complete bool) {
 		}
 	}
 	a.resolved = maps.Clone(byID)
+	a.ordered = slices.SortedFunc(maps.Values(byID), func(x, y policy.Target) int { return cmp.Compare(x.Container.ID, y.Container.ID) })
 	a.decide(byID, snap.Complete, now)
 	a.targets, a.problems, a.complete, a.kept = byID, problems, snap.Complete, kept
 	a.whole = a.whole || snap.Complete || now.Sub(a.started) > readyTime

@@ -101,9 +101,9 @@ type Decider interface {
 	// expiry of its entry.
 	Adopt([]journal.Entry) []policy.Decision
 	// Decide returns the current decisions. targets are what policy asks for without decisions,
-	// by id. complete reports whether targets cover all running containers. The agent fills in
-	// a zero Expiry, and renews it for as long as Decide returns the same decision. Decisions
-	// beside an error count too.
+	// by id; Decide must not change them. complete reports whether they cover all running
+	// containers. The agent fills in a zero Expiry, and renews it for as long as Decide returns
+	// the same decision. Decisions beside an error count too.
 	Decide(targets []policy.Target, complete bool) ([]policy.Decision, error)
 }
 

@@ -3,7 +3,6 @@ package netcpu
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -85,8 +84,13 @@ func (x *Accounts) Adopt(left []journal.Entry) (ds []policy.Decision) {
 
 // Decide implements feature.Decider.
 func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.Decision, err error) {
-	targets = slices.DeleteFunc(targets, func(t policy.Target) bool { return t.Settings.NetCPU != policy.NetCPUAuto })
-	if len(targets) == 0 {
+	var left []policy.Target
+	for _, t := range targets {
+		if t.Settings.NetCPU == policy.NetCPUAuto {
+			left = append(left, t)
+		}
+	}
+	if len(left) == 0 {
 		return nil, nil // reading the accounts has a cost
 	}
 	r, err := x.Meter.Read()
@@ -97,7 +101,7 @@ func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.D
 	if x.Threads != nil {
 		threads = x.Threads()
 	}
-	choices := x.modes.Next(r, threads, targets, complete, x.nameOf)
+	choices := x.modes.Next(r, threads, left, complete, x.nameOf)
 	x.bargain.add(r.Taken, choices)
 	for _, m := range choices {
 		if m.Since.IsZero() {

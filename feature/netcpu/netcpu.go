@@ -350,6 +350,7 @@ func (n *Netcpu) Close() error {
 		close(n.stop)
 	}
 	<-n.done
+	n.used.only(nil, n.Since) // closes files
 	var errs []error
 	if n.charger != nil {
 		errs = append(errs, n.charger.Close())

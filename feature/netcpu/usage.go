@@ -19,21 +19,21 @@ type usage struct {
 	quota            float64       // now, in CPUs; 0: none
 }
 
-func usageOf(dirs container.Cgroup) (u usage) {
+func usageOf(files *cgroup.Files, dirs container.Cgroup) (u usage) {
 	if dirs.V2 != "" {
-		if d, err := cgroup.Usage(dirs.V2); err == nil {
+		if d, err := files.Usage(dirs.V2); err == nil {
 			u.tasks = d
 		}
-		if d, err := cgroup.Waited(dirs.V2); err == nil {
+		if d, err := files.Waited(dirs.V2); err == nil {
 			u.waited, u.counted = d, true
 		}
 	}
 	if dirs.CPU != "" {
-		if d, n, err := cgroup.Throttled(dirs.CPU); err == nil {
+		if d, n, err := files.Throttled(dirs.CPU); err == nil {
 			u.throttled, u.periods = d, n
 		}
-		if b, err := cgroup.ReadBandwidth(dirs.CPU); err == nil && b.Limited && b.Period > 0 {
-			u.quota = b.Quota.Seconds() / b.Period.Seconds()
+		if cpus, limited, err := files.CPUQuota(dirs.CPU); err == nil && limited {
+			u.quota = cpus
 		}
 	}
 	return u
@@ -44,6 +44,7 @@ func usageOf(dirs container.Cgroup) (u usage) {
 type usages struct {
 	mu     sync.Mutex
 	before map[container.ID]usage
+	files  cgroup.Files // of running containers
 }
 
 // begin records the present usage of a container that is older than the accounts, which began at
@@ -59,29 +60,29 @@ func (u *usages) begin(c container.Container, start time.Time) {
 	}
 	var was usage
 	if !c.Started.After(start) {
-		was = usageOf(c.Cgroup)
+		was = usageOf(nil, c.Cgroup)
 	}
 	u.before[c.ID] = was
 }
 
 // only calls begin for all running containers, and forgets the others.
 func (u *usages) only(running []container.Container, start time.Time) {
-	runs := make(map[container.ID]bool, len(running))
+	runs, dirs := make(map[container.ID]bool, len(running)), make(map[string]bool, 2*len(running))
 	for _, c := range running {
-		runs[c.ID] = true
+		runs[c.ID], dirs[c.Cgroup.V2], dirs[c.Cgroup.CPU] = true, true, true
 		u.begin(c, start)
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	maps.DeleteFunc(u.before, func(id container.ID, _ usage) bool { return !runs[id] })
+	u.files.Keep(dirs)
 }
 
 // since returns the scheduler's counters of a container since the accounts began.
 func (u *usages) since(c container.Container) usage {
 	u.mu.Lock()
-	was := u.before[c.ID]
+	was, now := u.before[c.ID], usageOf(&u.files, c.Cgroup)
 	u.mu.Unlock()
-	now := usageOf(c.Cgroup)
 	return usage{grown(now.tasks, was.tasks), grown(now.throttled, was.throttled), grown(now.periods, was.periods), grown(now.waited, was.waited), now.counted, now.quota}
 }
 

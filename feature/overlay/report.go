@@ -115,8 +115,15 @@ func (f *Overlay) all() ([]network.Network, map[container.Device]fastEnd, error)
 			}
 		}
 	}
-	nets, err := f.find(of)
-	return nets, list, err
+	reader := f.reader
+	if f.cache == nil { // nothing is fast that a change must slow down at once
+		reader.Listed = f.listing.Links
+	}
+	h, err := reader.Read(of)
+	if err != nil {
+		return nil, nil, err
+	}
+	return network.Find(h), list, nil
 }
 
 // report reads the counters; of: of one container only.

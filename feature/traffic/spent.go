@@ -44,9 +44,11 @@ func (f *Traffic) Decide(targets []policy.Target, complete bool) ([]policy.Decis
 	v.follow(targets)
 	now := v.now()
 	due := make(map[decided]policy.Decision)
-	for _, members := range tenantsOf(targets) {
-		for _, d := range v.decide(members, now) {
-			due[decided{d.Container, d.Key}] = d
+	if len(v.limits) > 0 { // on most hosts there are none
+		for _, members := range tenantsOf(targets) {
+			for _, d := range v.decide(members, now) {
+				due[decided{d.Container, d.Key}] = d
+			}
 		}
 	}
 	var out []policy.Decision

@@ -234,9 +234,22 @@ func (v *volumes) inside(path string, inode uint64, fn func(ns *netdev.NS, numbe
 
 // bookAt books the devices of one namespace.
 func (v *volumes) bookAt(ns *netdev.NS, number uint64, known bool, claims []claim, found map[volume.Device]bool) error {
+	read := ns.Counters
+	if number == v.cookie { // a device of nearly each container is here
+		all, err := ns.AllCounters(netdev.MostLinks)
+		if err != nil {
+			return err
+		}
+		read = func(index int) (netdev.Counters, error) {
+			if c, there := all[index]; there {
+				return c, nil
+			}
+			return netdev.Counters{}, netdev.ErrNoLink
+		}
+	}
 	var errs []error
 	for _, c := range claims {
-		now, err := ns.Counters(c.Index)
+		now, err := read(c.Index)
 		if errors.Is(err, netdev.ErrNoLink) {
 			continue // it has just gone
 		}

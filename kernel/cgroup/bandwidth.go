@@ -36,24 +36,15 @@ func ReadBandwidth(dir string) (Bandwidth, error) {
 }
 
 func readBandwidth(dir string) (Bandwidth, error) {
-	burst := "cpu.max.burst"
-	text, err := value(dir, "cpu.max")
-	if errors.Is(err, errNoFile) {
-		burst = "cpu.cfs_burst_us"
-		var period string
-		if text, err = value(dir, "cpu.cfs_quota_us"); err == nil {
-			period, err = value(dir, "cpu.cfs_period_us")
-			text += " " + period
-		}
-	}
+	b, v2, err := (*Files)(nil).readQuota(dir)
 	if err != nil {
 		return Bandwidth{}, err
 	}
-	b, err := parseBandwidth(text)
-	if err != nil {
-		return Bandwidth{}, err
+	burst := "cpu.cfs_burst_us"
+	if v2 {
+		burst = "cpu.max.burst"
 	}
-	text, err = value(dir, burst)
+	text, err := value(dir, burst)
 	switch {
 	case errors.Is(err, errNoFile):
 		return b, nil
@@ -64,6 +55,27 @@ func readBandwidth(dir string) (Bandwidth, error) {
 		return Bandwidth{}, fmt.Errorf("%s: %w", burst, err)
 	}
 	return b, nil
+}
+
+// readQuota reads a bandwidth without its burst, and whether it is that of a v2 directory.
+func (f *Files) readQuota(dir string) (b Bandwidth, v2 bool, err error) {
+	text := ""
+	if v2 = !f.has(filepath.Join(dir, quotaFile)); v2 {
+		text, err = f.value(dir, bandFile)
+		v2 = !errors.Is(err, errNoFile)
+	}
+	if !v2 {
+		var period string
+		if text, err = f.value(dir, quotaFile); err == nil {
+			period, err = f.value(dir, "cpu.cfs_period_us")
+			text += " " + period
+		}
+	}
+	if err != nil {
+		return Bandwidth{}, v2, err
+	}
+	b, err = parseBandwidth(text)
+	return b, v2, err
 }
 
 // parseBandwidth parses "QUOTA PERIOD" in microseconds; "max" and -1 are no quota.
@@ -185,7 +197,7 @@ type Periods struct {
 // ReadPeriods reads Periods from cpu.stat of one cgroup directory, v1 or v2. Errors as for
 // ReadBandwidth.
 func ReadPeriods(dir string) (Periods, error) {
-	f, err := cpuStat(dir)
+	f, err := (*Files)(nil).cpuStat(dir)
 	if err != nil {
 		return Periods{}, err
 	}

@@ -3,11 +3,9 @@ package cgroup
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -56,19 +54,7 @@ type file string
 func (f file) Ref() journal.Ref { return journal.Ref{Kind: KindFile, Object: string(f)} }
 
 func (f file) Read() (string, error) {
-	h, err := f.open(unix.O_RDONLY)
-	if err != nil {
-		return "", fmt.Errorf("read cgroup file: %w", err)
-	}
-	defer h.Close()
-	b, err := io.ReadAll(io.LimitReader(h, maxValue+1))
-	if err != nil {
-		return "", fmt.Errorf("read cgroup file: %w", gone(err))
-	}
-	if len(b) > maxValue {
-		return "", fmt.Errorf("read cgroup file %s: longer than %d bytes", f, maxValue)
-	}
-	return strings.TrimSpace(string(b)), nil
+	return (*Files)(nil).read(string(f))
 }
 
 func (f file) Write(value string) error {

@@ -14,19 +14,22 @@ import (
 // than time passes. Before Linux 5.13 there is only "some", which includes the tasks' waits for one
 // another. Errors: journal.ErrGone, and errors.ErrUnsupported where the kernel does not count
 // (CONFIG_PSI, psi=, cgroup.pressure).
-func Waited(dir string) (time.Duration, error) {
-	return pressure(dir, "cpu.pressure", "full", "some")
+func Waited(dir string) (time.Duration, error) { return (*Files)(nil).Waited(dir) }
+
+// Waited is the function of that name, with kept files.
+func (f *Files) Waited(dir string) (time.Duration, error) {
+	return f.pressure(dir, "cpu.pressure", "full", "some")
 }
 
 // Stalled returns how long at least one task of a cgroup v2 directory, or of those below, was
 // stalled on a resource, "cpu" or "io": the total of "some" in its pressure file. It includes the
 // waits of the cgroup's tasks for one another, and for its own quota. Errors as for Waited.
 func Stalled(dir, resource string) (time.Duration, error) {
-	return pressure(dir, resource+".pressure", "some")
+	return (*Files)(nil).pressure(dir, resource+".pressure", "some")
 }
 
-func pressure(dir, file string, kinds ...string) (time.Duration, error) {
-	text, err := value(dir, file)
+func (f *Files) pressure(dir, file string, kinds ...string) (time.Duration, error) {
+	text, err := f.value(dir, file)
 	if errors.Is(err, errNoFile) {
 		return 0, fmt.Errorf("%s of %s: %w", file, dir, errors.ErrUnsupported)
 	}

@@ -13,12 +13,15 @@ import (
 // with or without the cpu controller. It includes softirqs that interrupted the cgroup's tasks,
 // unless the kernel accounts them separately (IRQ_TIME_ACCOUNTING). Errors: journal.ErrGone, and
 // errors.ErrUnsupported where there is no such count.
-func Usage(dir string) (time.Duration, error) {
-	f, err := cpuStat(dir)
+func Usage(dir string) (time.Duration, error) { return (*Files)(nil).Usage(dir) }
+
+// Usage is the function of that name, with kept files.
+func (f *Files) Usage(dir string) (time.Duration, error) {
+	stat, err := f.cpuStat(dir)
 	if err != nil {
 		return 0, err
 	}
-	usec, ok := f["usage_usec"]
+	usec, ok := stat["usage_usec"]
 	if !ok {
 		return 0, fmt.Errorf("cpu usage of %s: %w", dir, errors.ErrUnsupported)
 	}
@@ -29,18 +32,21 @@ func Usage(dir string) (time.Duration, error) {
 // throttled its tasks, and in how many of its periods. Quotas of cgroups above do not count. It
 // returns zeros for a cgroup that can have no quota, and an error that matches journal.ErrGone for
 // one that has gone.
-func Throttled(dir string) (time.Duration, uint64, error) {
-	f, err := cpuStat(dir)
+func Throttled(dir string) (time.Duration, uint64, error) { return (*Files)(nil).Throttled(dir) }
+
+// Throttled is the function of that name, with kept files.
+func (f *Files) Throttled(dir string) (time.Duration, uint64, error) {
+	stat, err := f.cpuStat(dir)
 	if errors.Is(err, errors.ErrUnsupported) {
 		return 0, 0, nil
 	}
 	if err != nil {
 		return 0, 0, err
 	}
-	if usec, ok := f["throttled_usec"]; ok {
-		return span(usec, time.Microsecond), f["nr_throttled"], nil
+	if usec, ok := stat["throttled_usec"]; ok {
+		return span(usec, time.Microsecond), stat["nr_throttled"], nil
 	}
-	return span(f["throttled_time"], time.Nanosecond), f["nr_throttled"], nil
+	return span(stat["throttled_time"], time.Nanosecond), stat["nr_throttled"], nil
 }
 
 // span limits a kernel counter to the range of a Duration.
@@ -48,19 +54,19 @@ func span(n uint64, unit time.Duration) time.Duration {
 	return time.Duration(min(n, uint64(math.MaxInt64/unit))) * unit
 }
 
-func cpuStat(dir string) (map[string]uint64, error) {
-	text, err := value(dir, "cpu.stat")
+func (f *Files) cpuStat(dir string) (map[string]uint64, error) {
+	text, err := f.value(dir, "cpu.stat")
 	if errors.Is(err, errNoFile) {
 		return nil, fmt.Errorf("cpu.stat of %s: %w", dir, errors.ErrUnsupported)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cpu.stat: %w", err)
 	}
-	f, err := parseStat(text)
+	stat, err := parseStat(text)
 	if err != nil {
 		return nil, fmt.Errorf("cpu.stat of %s: %w", dir, err)
 	}
-	return f, nil
+	return stat, nil
 }
 
 // parseStat parses a flat keyed file: "KEY NUMBER" in each line.

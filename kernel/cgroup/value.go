@@ -20,7 +20,12 @@ const maxCPU = 8191
 // a smaller quota. A cgroup without the file, such as the root of v2, has no quota. For a cgroup
 // that has gone, the error matches journal.ErrGone.
 func CPUQuota(dir string) (cpus float64, limited bool, err error) {
-	b, err := readBandwidth(dir)
+	return (*Files)(nil).CPUQuota(dir)
+}
+
+// CPUQuota is the function of that name, with kept files.
+func (f *Files) CPUQuota(dir string) (cpus float64, limited bool, err error) {
+	b, _, err := f.readQuota(dir)
 	switch {
 	case errors.Is(err, errNoFile):
 		return 0, false, nil
@@ -149,10 +154,12 @@ func FormatCPUs(cpus []int) string {
 // errNoFile means that the cgroup exists but has no such file.
 var errNoFile = errors.New("no such file in cgroup")
 
+func value(dir, name string) (string, error) { return (*Files)(nil).value(dir, name) }
+
 // value reads a file of a cgroup, and distinguishes a missing file from a missing
 // cgroup: every cgroup has cgroup.procs.
-func value(dir, name string) (string, error) {
-	text, err := File(filepath.Join(dir, name)).Read()
+func (f *Files) value(dir, name string) (string, error) {
+	text, err := f.read(filepath.Join(dir, name))
 	if errors.Is(err, journal.ErrGone) {
 		if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err == nil {
 			return "", errNoFile

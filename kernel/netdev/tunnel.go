@@ -48,6 +48,9 @@ const (
 	tosInherit      = 1
 )
 
+// IsTunnel reports whether the device is a tunnel, which [NS.Tunnels] lists.
+func (l Link) IsTunnel() bool { return l.Kind == "vxlan" || l.Kind == "geneve" }
+
 // Tunnels lists the tunnels of the namespace, without their addresses. It looks at up to most
 // devices: an error that matches [ErrMany] comes with those seen so far.
 func (ns *NS) Tunnels(most int) ([]Tunnel, error) {
@@ -61,7 +64,7 @@ func parseTunnel(msg []byte) (t Tunnel, ok bool, err error) {
 		return t, false, errors.New("short link message")
 	}
 	kind, data, err := linkInfo(msg)
-	if err != nil || kind != "vxlan" && kind != "geneve" {
+	if err != nil || !(Link{Kind: kind}).IsTunnel() {
 		return t, false, err
 	}
 	l, err := netlink.LinkDeserialize(nil, msg)

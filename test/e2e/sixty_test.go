@@ -11,8 +11,7 @@ import (
 )
 
 // TestSixty measures an agent that records, beside sixty containers of a Docker Engine: while they
-// are idle, and while ten of them send and receive. Its memory is bounded; what it takes of a CPU is a
-// figure, which fails the test only by far.
+// are idle, and while ten of them send and receive. Its memory and its CPU time are bounded.
 func TestSixty(t *testing.T) {
 	onlyFull(t)
 	const containers, busy, window = 60, 10, 60 * time.Second
@@ -50,8 +49,8 @@ func TestSixty(t *testing.T) {
 		if memory > 60e6 {
 			t.Errorf("%s: %.1f MB resident, want 60 at most", what, memory/1e6)
 		}
-		if took > 0.03 {
-			t.Errorf("%s: %.2f %% of a CPU, want 3 at most (the aim is 1)", what, 100*took)
+		if took > 0.01 {
+			t.Errorf("%s: %.2f %% of a CPU, want 1 at most", what, 100*took)
 		}
 		if now.Bytes > record.DefaultSize {
 			t.Errorf("%s: %d bytes on disk", what, now.Bytes)

@@ -71,6 +71,7 @@ type Charger struct {
 	unread logLimiter // why the costs could not be read
 
 	once       sync.Once
+	first      chan struct{} // capacity 1: there is something to charge
 	stop, done chan struct{} // of loop
 	turn       feature.Loop
 }
@@ -94,8 +95,8 @@ func New(cfg Config) *Charger {
 func idle(cfg Config) *Charger {
 	return &Charger{
 		cfg: cfg, payers: make(map[string]*payer), of: make(map[container.ID]*payer),
-		turn: feature.Loop{Name: "quotas", Bound: feature.BehindCalls},
-		stop: make(chan struct{}), done: make(chan struct{}),
+		turn:  feature.Loop{Name: "quotas", Bound: feature.BehindCalls},
+		first: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 	}
 }
 
@@ -139,6 +140,10 @@ func (ch *Charger) Add(c container.Container, reserve float64) error {
 			return fmt.Errorf("netcpu charge: %w", err)
 		}
 		ch.payers[dir] = p
+		select {
+		case ch.first <- struct{}{}:
+		default:
+		}
 	}
 	p.members[c.ID] = member{Container: c, reserve: reserve}
 	ch.of[c.ID] = p
@@ -223,9 +228,22 @@ func (ch *Charger) by(id container.ID) journal.Owner {
 	return journal.Owner{Feature: ch.cfg.Feature, Container: uint64(id)}
 }
 
-// loop steps the ledgers, and writes their decisions when periods begin.
+// loop steps the ledgers, and writes their decisions when periods begin. It sleeps while nothing is
+// charged.
 func (ch *Charger) loop() {
 	defer close(ch.done)
+	for {
+		select {
+		case <-ch.stop:
+			return
+		case <-ch.first:
+		}
+		ch.charge()
+	}
+}
+
+// charge is loop while something is charged.
+func (ch *Charger) charge() {
 	at := time.Now() // of the next round
 	due := at        // the next round, look at the periods, or write
 	timer := time.NewTimer(0)
@@ -237,6 +255,9 @@ func (ch *Charger) loop() {
 		case <-timer.C:
 		}
 		nap(due)
+		if ch.none() {
+			return
+		}
 		now := time.Now()
 		if !now.Before(at) {
 			if err := ch.round(now); err != nil {
@@ -257,6 +278,15 @@ func (ch *Charger) loop() {
 		timer.Reset(time.Until(next) - grain)
 		due = next
 	}
+}
+
+// none reports whether nothing is charged.
+func (ch *Charger) none() bool {
+	ch.turn.Begin()
+	defer ch.turn.End()
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	return len(ch.payers) == 0
 }
 
 // grain is the precision of the runtime's timers, which end up in a poll with a timeout in

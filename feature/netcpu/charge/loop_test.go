@@ -10,6 +10,7 @@ import (
 // shows that outside.
 func TestLoopBehindACall(t *testing.T) {
 	for name, turn := range map[string]func(*Charger) error{
+		"none":  func(ch *Charger) error { ch.none(); return nil },
 		"round": func(ch *Charger) error { return ch.round(time.Now()) },
 		"write": func(ch *Charger) error { _, err := ch.write(); return err },
 	} {
@@ -25,4 +26,27 @@ func TestLoopBehindACall(t *testing.T) {
 			t.Errorf("%s: %v, busy since %v", name, err, ch.turn.Busy())
 		}
 	}
+}
+
+// The loop does not wake up while nothing is charged.
+func TestLoopSleeps(t *testing.T) {
+	r := newChargeRig(t, true, "cpu.max", "max 100000\n")
+	r.charge() // would go on for ever
+	if err := r.Add(r.container(), 0); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-r.first:
+	default:
+		t.Error("the first container does not wake the loop")
+	}
+	done := make(chan struct{})
+	go func() { r.charge(); close(done) }()
+	for r.turn.Busy().IsZero() { // it is at work
+		runtime.Gosched()
+	}
+	if err := r.Remove(webID); err != nil {
+		t.Fatal(err)
+	}
+	<-done
 }

@@ -24,6 +24,10 @@ type Reader struct {
 	Find *netdev.Finder
 	Look func(at container.Device, path string) (qdisc.State, error) // ends.Ends.Look
 	Home func(netns uint64) bool                                     // a container lives in that namespace
+
+	// Listed returns the devices of Own, perhaps as they were before a change that other sockets have
+	// just been told of. If nil, they are read.
+	Listed func() ([]netdev.Link, error)
 }
 
 // Read reads the agent's namespace, and those of host ends of containers, unless a container may
@@ -89,11 +93,18 @@ func (r Reader) space(ns *netdev.NS, path string, ways map[way]int) (s Space, er
 		}
 		return err
 	}
-	if s.Links, err = ns.Links(netdev.MostLinks); all(err) != nil {
+	if r.Listed != nil && ns == r.Own {
+		s.Links, err = r.Listed()
+	} else {
+		s.Links, err = ns.Links(netdev.MostLinks)
+	}
+	if all(err) != nil {
 		return s, err
 	}
-	if s.Tunnels, err = ns.Tunnels(netdev.MostLinks); all(err) != nil {
-		return s, err
+	if err != nil || slices.ContainsFunc(s.Links, netdev.Link.IsTunnel) {
+		if s.Tunnels, err = ns.Tunnels(netdev.MostLinks); all(err) != nil {
+			return s, err
+		}
 	}
 	for _, l := range s.Links {
 		if _, ok := stranger(Space{Routed: map[int]bool{l.Index: true}}, l); ok {

@@ -1,0 +1,30 @@
+package netcpu
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// still is a Meter that has seen nothing.
+type still struct{}
+
+func (still) Read() (account.Reading, error) { return account.Reading{}, nil }
+
+// All features are given the same list.
+func TestDecideLeavesTargets(t *testing.T) {
+	var targets, before []policy.Target
+	for id, mode := range []policy.NetCPU{policy.NetCPUObserve, policy.NetCPUAuto, policy.NetCPUCharge, policy.NetCPUAuto} {
+		target := policy.Target{Container: container.Container{ID: container.ID(id)}, Settings: policy.Settings{NetCPU: mode}}
+		targets, before = append(targets, target), append(before, target)
+	}
+	if _, err := (&Accounts{Meter: still{}}).Decide(targets, true); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(targets, before) {
+		t.Errorf("the targets are now %+v", targets)
+	}
+}
