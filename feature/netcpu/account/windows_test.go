@@ -139,6 +139,27 @@ func TestDemand(t *testing.T) {
 	}
 }
 
+// The interrupts before softirqs are no work of the programs: bare windows do not see them.
+func TestInterruptsNotOwn(t *testing.T) {
+	m := byHand(t)
+	f := newFabric(t, m)
+	box := f.add("box", 2)
+	r := f.receive(box, 0, ":9000")
+	must(t, m.turn(full))
+	must(t, m.vars.AroundCall.Set(uint64(time.Second))) // each reaches back to the run before
+	was, before := f.read(), m.windows.states
+	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
+	f.got(r, packets)
+	must(t, m.turn(idle))
+	softirq, whole := f.read().Softirq-was.Softirq, time.Duration(m.windows.states.whole-before.whole)
+	if softirq < packets*time.Millisecond/2 { // of the millisecond between two packets
+		t.Fatalf("%v in softirqs: no interrupt came before them", softirq)
+	}
+	if whole == 0 || whole > softirq/2 {
+		t.Errorf("%v of %v in softirqs without interrupts", whole, softirq)
+	}
+}
+
 // A container whose packets begin to take more than robs of a CPU from another is metered.
 func TestRobberMetered(t *testing.T) {
 	m := byHand(t)
