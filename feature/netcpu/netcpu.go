@@ -87,8 +87,6 @@ type Netcpu struct {
 	dropper  *drop.Dropper   // nil if the kernel cannot drop early
 	uplinks  *uplink.Finder
 	find     *netdev.Finder
-	hostNS   uint64           // inode of the host's network namespace; 0: not known
-	counting *netdev.Counting // of that namespace, by counts; nil: not open
 	isolator *isolate.Isolator
 	places   places // of Apply and Remove
 
@@ -129,10 +127,7 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
 	n.uplinks = uplink.NewFinder(cfg.NetNS, n.find, cfg.Identity)
-	if n.hostNS, err = n.uplinks.Host(); err != nil {
-		cfg.Log.Warn("reading the counters of the host's devices over a new socket each time", "feature", name, "err", err)
-	}
-	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}, Count: n.counts}
+	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}}
 	noDrop := cfg.Ends.Err()
 	if noDrop != nil {
 		accounts.Ends = nil
@@ -355,6 +350,7 @@ func (n *Netcpu) Close() error {
 		close(n.stop)
 	}
 	<-n.done
+	n.used.only(nil, n.Since) // closes files
 	var errs []error
 	if n.charger != nil {
 		errs = append(errs, n.charger.Close())
@@ -364,9 +360,6 @@ func (n *Netcpu) Close() error {
 	errs = append(errs, n.dropper.Close())
 	if n.meter != nil {
 		errs = append(errs, n.meter.Close())
-	}
-	if n.counting != nil {
-		n.counting.Close()
 	}
 	return errors.Join(append(errs, n.uplinks.Close())...)
 }
