@@ -3,8 +3,10 @@ package netdev
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 
 	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,26 +31,54 @@ func (statsRequest) Serialize() []byte {
 // [NS.Links]. The error matches ErrMany after most devices; what was read until then is returned,
 // too.
 func (ns *NS) AllCounters(most int) (map[int]Counters, error) {
+	c, err := ns.Counting()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return c.Read(most)
+}
+
+// Counting reads the counters of a namespace's devices again and again, which is cheaper than
+// [NS.AllCounters]. It keeps the namespace alive, and with it its devices, until Close. It is not
+// safe for concurrent use.
+type Counting struct {
+	ns *NS // perhaps closed
+	s  *nl.NetlinkSocket
+}
+
+// Counting opens a Counting. It does not need ns any more.
+func (ns *NS) Counting() (*Counting, error) {
+	c := &Counting{ns: ns}
+	if err := ns.Do(func() (err error) {
+		c.s, err = nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("read counters of netns %d: %w", ns.inode, err)
+	}
+	return c, nil
+}
+
+// Read is as [NS.AllCounters]. After an error the Counting can only be closed.
+func (c *Counting) Read(most int) (map[int]Counters, error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETSTATS, unix.NLM_F_DUMP)
 	req.AddData(statsRequest{})
 	counts := make(map[int]Counters)
-	err := ns.Do(func() error {
-		return dump(unix.NETLINK_ROUTE, req, func(msg []byte) (bool, error) {
-			if len(counts) == most {
-				return false, ErrMany
-			}
-			index, c, err := parseCounters(msg)
-			if err == nil {
-				counts[index] = c
-			}
-			return true, err
-		})
+	err := dumpBy(c.s, req, func(msg []byte) (bool, error) {
+		if len(counts) == most {
+			return false, ErrMany
+		}
+		index, of, err := parseCounters(msg)
+		if err == nil {
+			counts[index] = of
+		}
+		return true, err
 	})
-	if err != nil {
-		err = ns.listed("counters", most, err)
-	}
-	return counts, err
+	return counts, c.ns.listed("counters", most, err)
 }
+
+// Close lets go of the namespace.
+func (c *Counting) Close() { c.s.Close() }
 
 // parseCounters reads one answer to RTM_GETSTATS.
 func parseCounters(msg []byte) (index int, c Counters, err error) {

@@ -17,11 +17,19 @@ func TestAllCounters(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
+	again, err := ns.Counting()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
 	read := func() netdev.Counters {
 		t.Helper()
 		counts, err := ns.AllCounters(netdev.MostLinks)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if same, err := again.Read(netdev.MostLinks); err != nil || same[1] != counts[1] {
+			t.Fatalf("%+v, %v over a socket that stays, %+v over another", same[1], err, counts[1])
 		}
 		return counts[1]
 	}

@@ -38,7 +38,7 @@ func dumpWith(family int, options func(*nl.NetlinkSocket) error, req *nl.Netlink
 	return dumpBy(s, req, see)
 }
 
-// dumpBy is dump with a given socket, which cannot be reused.
+// dumpBy is dump with a given socket, which can be reused only after a list that was read to its end.
 //
 // It reads to the end of the list by itself: not every family sets NLM_F_MULTI, without which
 // NetlinkRequest.Execute stops after the first message.

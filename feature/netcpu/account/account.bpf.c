@@ -121,10 +121,14 @@ int BPF_PROG(fl_enter, unsigned int vec)
 	if (c->skip)
 		pass(c, now);
 	c->skip = 0;
+	c->before = 0;
 	if (c->irq_end && now - c->irq_end < FOLLOWS_NS) {
-		now = c->irq - (c->call ? fl_around_call : fl_around);
-		if ((__s64)(now - c->last) < 0)
-			now = c->last; /* the time before belongs to the last run */
+		__u64 from = c->irq - (c->call ? fl_around_call : fl_around);
+
+		if ((__s64)(from - c->last) < 0)
+			from = c->last; /* the time before belongs to the last run */
+		c->before = now - from;
+		now = from;
 	}
 	c->irq_end = 0;
 	if (fl_bare || !sampled(c)) {

@@ -44,6 +44,7 @@ type accountCpu struct {
 	Irq         uint64
 	IrqEnd      uint64
 	Call        uint64
+	Before      uint64
 	Run         uint32
 	Network     uint32
 	Steered     uint32

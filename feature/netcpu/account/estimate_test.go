@@ -139,38 +139,24 @@ func TestEstimateFewPackets(t *testing.T) {
 	}
 }
 
-func TestLengthFor(t *testing.T) {
+// A culprit that takes more than the given part of a CPU is found; time that nobody lost does not count.
+func TestRobbery(t *testing.T) {
+	theft := func(culprit container.ID, kind PartyKind, cpu time.Duration) Theft {
+		return Theft{Victim: Party{Container: 9, Kind: kind}, Culprit: culprit, CPU: cpu}
+	}
 	for _, c := range []struct {
-		packets uint64
-		in      time.Duration
-		want    time.Duration
+		length time.Duration
+		thefts []Theft
+		want   float64
 	}{
-		{0, period, period},
-		{budget, period, period},
-		{3 * budget, period, shortest * 25 / 3},
-		{100_000, time.Second, shortest},
+		{time.Second, nil, 0},
+		{time.Second, []Theft{theft(1, Task, 20*time.Millisecond), theft(2, Task, 10*time.Millisecond), theft(1, Task, 5*time.Millisecond)}, 0.025},
+		{time.Second, []Theft{theft(1, Idle, time.Second), theft(1, Peer, time.Second), theft(1, Ksoftirqd, time.Second)}, 0},
+		{time.Millisecond, []Theft{theft(1, Task, shortest/1000)}, 0.001}, // a short window shows little
 	} {
-		got := lengthFor(c.packets, c.in)
-		if d := got - c.want; d < -time.Millisecond || d > time.Millisecond {
-			t.Errorf("%d packets in %v: %v, want %v", c.packets, c.in, got, c.want)
+		w := window{length: c.length, seen: Reading{Thefts: c.thefts}}
+		if got := w.robbery(); got != c.want {
+			t.Errorf("%v in %v: robbery of %v CPUs, want %v", c.thefts, c.length, got, c.want)
 		}
-	}
-}
-
-// A culprit that takes more than the given part of a CPU is found; one event of a short window, or
-// time that nobody lost, is not enough.
-func TestRobbers(t *testing.T) {
-	steals := func(cpu time.Duration, kind PartyKind) window {
-		return window{length: shortest, seen: Reading{Thefts: []Theft{{Victim: Party{Container: 2, Kind: kind}, Culprit: 1, CPU: cpu}}}}
-	}
-	r := robbers{most: 0.01}
-	if r.see(steals(100*time.Microsecond, Task)) {
-		t.Error("one event makes a robber")
-	}
-	if r.see(steals(time.Second, Idle)) || r.see(steals(time.Second, Peer)) {
-		t.Error("the time of nobody makes a robber")
-	}
-	if !r.see(steals(10*time.Millisecond, Task)) {
-		t.Error("half a CPU does not make a robber")
 	}
 }

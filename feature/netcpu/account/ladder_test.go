@@ -33,6 +33,9 @@ func BenchmarkLadder(b *testing.B) {
 	}
 }
 
+// measured is how long a measurement takes.
+const measured = 400 * time.Millisecond
+
 // rung is what is attached in one step. attach returns what detaches it.
 type rung struct {
 	name   string
@@ -43,7 +46,7 @@ func climb(b *testing.B, path string, rate uint64) {
 	cfg := config(b)
 	cfg.byHand = true
 	var f *fabric
-	cfg.Count = func(uint64) (map[int]netdev.Counters, error) { return f.Open(f.host).AllCounters(netdev.MostLinks) }
+	cfg.Count = counting(b, func() *netdev.NS { return f.Open(f.host) })
 	m, err := Open(cfg)
 	must(b, err)
 	b.Cleanup(func() { must(b, m.Close()) })
@@ -72,7 +75,7 @@ func climb(b *testing.B, path string, rate uint64) {
 	window := func() (units, packets float64) {
 		time.Sleep(50 * time.Millisecond)
 		w, r := work.Read(), received.Read()
-		time.Sleep(400 * time.Millisecond)
+		time.Sleep(measured)
 		return work.Read().Since(w).Rate(), received.Read().Since(r).Rate()
 	}
 	sender.SetRate(0)
@@ -107,6 +110,20 @@ func climb(b *testing.B, path string, rate uint64) {
 		}
 	}
 	b.ReportMetric(0, "ns/op")
+}
+
+// counting reads the counters of one namespace as the agent reads the host's.
+func counting(t testing.TB, of func() *netdev.NS) func(uint64) (map[int]netdev.Counters, error) {
+	var c *netdev.Counting
+	return func(uint64) (_ map[int]netdev.Counters, err error) {
+		if c == nil {
+			if c, err = of().Counting(); err != nil {
+				return nil, err
+			}
+			t.Cleanup(c.Close)
+		}
+		return c.Read(netdev.MostLinks)
+	}
 }
 
 // rungs returns the steps from empty programs to the whole Meter, and to windows.
@@ -145,22 +162,21 @@ func rungs(m *Meter) []rung {
 			}
 		}},
 		{"windows", func(b *testing.B) func() {
-			// As the agent has them; here only those of the 450 ms.
-			must(b, m.turn(idle))
+			// One in each measurement. The agent opens one in lastPause.
 			stop, done := make(chan struct{}), make(chan struct{})
 			go func() {
 				defer close(done)
-				m.windows.length = shortest
 				for {
-					m.next()
-					wait := shortest
-					if m.windows.phase == idle {
-						wait = period - shortest
-					}
-					select {
-					case <-stop:
-						return
-					case <-time.After(wait):
+					for _, p := range []struct {
+						to    phase
+						lasts time.Duration
+					}{{bare, shortest / 2}, {full, shortest}, {idle, measured - shortest*3/2}} {
+						must(b, m.turn(p.to))
+						select {
+						case <-stop:
+							return
+						case <-time.After(p.lasts):
+						}
 					}
 				}
 			}()

@@ -162,7 +162,7 @@ struct cpu {
 	__u64 softirq; /* ns from softirq_entry, or the interrupt before it, to softirq_exit */
 	__u64 thread;  /* ns of NAPI threads' polls */
 	__u64 lost;    /* thefts that found fl_thefts full */
-	__u64 whole;   /* the part of softirq in NET_RX and NET_TX */
+	__u64 whole;   /* the part of softirq in NET_RX and NET_TX, without the interrupts before */
 	__u64 bare;    /* ns of NET_RX and NET_TX in bare windows, which are no part of softirq */
 	__u64 later;   /* forwarded packets that a queue or timer of the host sent */
 
@@ -176,6 +176,7 @@ struct cpu {
 	__u64 irq;     /* start of the last interrupt outside of a run */
 	__u64 irq_end; /* end of that; 0: a run includes it already, or there is none */
 	__u64 call;    /* it was a function call from another CPU, not a timer */
+	__u64 before;  /* ns of the interrupt that is a part of the run */
 	__u32 run;     /* 0: none; else the vector, or RUN_THREAD */
 	__u32 network; /* the run handled packets */
 	__u32 steered; /* the poll of a NIC handed packets to other CPUs */

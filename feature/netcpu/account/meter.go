@@ -180,7 +180,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if err != nil {
 		return nil, err
 	}
-	m.windows = &windows{at: time.Now(), length: period, robbers: robbers{most: robs}, stop: make(chan struct{}), done: make(chan struct{})}
+	m.windows = &windows{at: time.Now(), most: robs, stop: make(chan struct{}), done: make(chan struct{})}
 	if cfg.byHand {
 		close(m.windows.done)
 		return m, nil
@@ -341,6 +341,9 @@ func (m *Meter) Watch(told identity.Member) error {
 			return fmt.Errorf("account for container %v: %w", told.ID, err)
 		}
 		acc = &account{slot: slot, number: m.draw()}
+		if m.windows != nil {
+			m.windows.soon(time.Now())
+		}
 		m.slots[slot] = acc
 		m.accounts[told.ID] = acc
 	}

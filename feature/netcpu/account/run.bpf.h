@@ -221,7 +221,7 @@ __noinline int end(struct cpu *c, __u64 now)
 	else
 		c->softirq += c->spent;
 	if (c->run == NET_RX_SOFTIRQ || c->run == NET_TX_SOFTIRQ)
-		c->whole += c->spent;
+		c->whole += c->spent - c->before;
 	rate(c);
 	weigh(c, now);
 	if (now - c->flushed > FLUSH_NS) {

@@ -3,7 +3,6 @@ package account
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -11,30 +10,27 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
+	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 const (
-	// period is the mean time from the begin of one window to that of the next.
-	period = time.Second / 2
+	// budget is how many packets a window looks at, if that takes from shortest to longest.
+	budget   = 1000
+	shortest = 50 * time.Millisecond
+	longest  = time.Second
 
-	// shortest is the shortest window. On a busy host it is the rule.
-	shortest = 20 * time.Millisecond
-
-	// budget is how many packets a window looks at, beyond the shortest. A host with fewer than four
-	// times as many in a second is measured all the time, for up to 4 ms of CPU time in it.
-	budget = 400
+	// few is how many packets in a second cost less than windows do. With fewer, the programs stay
+	// attached.
+	few = 500
 
 	// settling is how long a window's end waits for the softirqs that have begun in it.
 	settling = 500 * time.Microsecond
 
-	// While a culprit takes this part of a CPU from others in the mean of the last windows (see
-	// memory), and for calm after that, the programs stay attached.
+	// While a culprit takes this part of a CPU from others in a window, and for calm after that, the
+	// programs stay attached.
 	robs = 0.01
 	calm = 2 * time.Second
-
-	// evidence is the least length of the windows for that.
-	evidence = 50 * time.Millisecond
 
 	// Packets are stamped while more than one in laterOf is sent later than its softirq, by a queue
 	// or timer, and for calm after that. Fewer than laterFrom in a window are no reason.
@@ -45,12 +41,11 @@ const (
 // windows decides when the programs are attached. Meter.mu guards it.
 type windows struct {
 	estimate
+	watch
 	phase    phase
-	demanded bool // by Demand
-	barely   bool // the last window was a bare one
-	length   time.Duration
+	demanded bool      // by Demand
 	links    bpf.Links // of the programs, unless the phase is idle
-	err      error     // of the last window
+	err      error     // of the last turn
 
 	// At the begin of the phase.
 	began  time.Time
@@ -63,8 +58,8 @@ type windows struct {
 	counts counts
 
 	full, bare level
-	robbers    robbers
-	robbed     time.Time // the last time that one took more than robs
+	most       float64   // of a CPU, which a culprit may take: robs
+	robbed     time.Time // the last time that one took more
 	later      time.Time // the last time that packets were sent later
 
 	stop, done chan struct{}
@@ -75,8 +70,8 @@ type phase int
 
 const (
 	idle    phase = iota // nothing
-	bare                 // the two programs that begin and end a run, for a window: fl_bare
-	full                 // all programs, for a window
+	bare                 // the two programs that begin and end a run, for the first part of a window: fl_bare
+	full                 // all programs, for the rest of it
 	steady               // all programs, while there are few packets
 	metered              // all programs, as something acts on the accounts
 )
@@ -90,13 +85,6 @@ type level struct{ ns, packets float64 }
 func (l *level) see(ns, packets uint64) {
 	const memory = 0.95 // the windows differ
 	l.ns, l.packets = l.ns*memory+float64(ns), l.packets*memory+float64(packets)
-}
-
-// robbers is how much CPU time culprits have taken from others in the last windows.
-type robbers struct {
-	took   map[container.ID]float64 // ns
-	length float64                  // of the windows, in ns
-	most   float64                  // of a CPU
 }
 
 // Demand says whether something acts on the accounts, so that they are needed at once and in full.
@@ -129,7 +117,7 @@ func (m *Meter) Err() error {
 func (m *Meter) sample() {
 	w := m.windows
 	defer close(w.done)
-	wait := time.NewTimer(time.Second)
+	wait := time.NewTimer(tick)
 	defer wait.Stop()
 	for {
 		select {
@@ -141,36 +129,47 @@ func (m *Meter) sample() {
 	}
 }
 
-// next begins or ends a window, and returns after which time it is to be called again.
+// next begins or ends a phase if it is time, and returns after which time it is to be called again.
 func (m *Meter) next() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.windows
 	if m.closed {
-		return period
+		return tick
 	}
-	to := w.want(time.Now())
-	if to == idle && w.phase == idle {
-		if to = bare; w.barely {
-			to = full
-		}
-		w.barely = to == bare
+	now := time.Now()
+	if w.phase == bare {
+		w.err = m.turn(full)
+		return w.length()
 	}
-	w.err = m.turn(to)
-	if want := w.want(time.Now()); want > w.phase && want != idle {
+	counts := m.count()
+	works, err := irq.Works(m.cfg.Proc)
+	w.look(now, counts, works) // without works, all but changes of their time is seen
+	if w.phase == idle {
+		w.between(now, counts) // while the devices of a container that is about to end are there
+	}
+	to := w.want(now)
+	if to == idle && w.phase == idle && w.opens(now) {
+		to = bare
+	}
+	if to == idle && w.phase == idle || to == steady && w.phase == steady && !w.opens(now) {
+		w.err = err
+		return tick
+	}
+	if to == idle && w.phase > full {
+		w.pause = 0 // windows begin
+	}
+	if to == idle || to == steady {
+		w.rest(now)
+	}
+	w.err = errors.Join(err, m.turn(to))
+	if want := w.want(time.Now()); want > max(w.phase, full) {
 		w.err = errors.Join(w.err, m.turn(want))
 	}
-	switch w.phase {
-	case idle:
-		if w.length >= period {
-			break // the programs could not be attached
-		}
-		// Random, so that periodic traffic is counted neither too often nor never.
-		return time.Duration((0.5 + rand.Float64()) * float64(period-w.length))
-	case bare, full:
-		return w.length
+	if w.phase == bare {
+		return w.length() / 2
 	}
-	return time.Second
+	return tick
 }
 
 // want returns the phase between two windows.
@@ -178,7 +177,7 @@ func (w *windows) want(now time.Time) phase {
 	switch {
 	case w.demanded || now.Sub(w.robbed) < calm:
 		return metered
-	case w.length >= period:
+	case w.rate < few || w.phase == steady && w.rate < 2*few:
 		return steady
 	}
 	return idle
@@ -192,17 +191,19 @@ func (w *windows) stamps(now time.Time) bool { return w.phase == metered || now.
 func (m *Meter) turn(to phase) error {
 	w := m.windows
 	from := w.phase
-	stay := from >= steady && to >= steady // the programs stay attached
+	stay := from >= full && to >= full // the programs stay attached
 	var errs []error
 	if !stay {
 		errs = append(errs, m.vars.Over.Set(uint8(1)))
 	}
 	now, counts := time.Now(), m.count()
 	if !stay && from != idle {
+		time.Sleep(settling)
+	}
+	if !stay && from != idle && (from != bare || to != full) {
 		w.phase = idle
 		links := w.links
 		w.links = nil
-		time.Sleep(settling)
 		errs = append(errs, links.Close(), m.reattach())
 	}
 	errs = append(errs, m.take(from, now, counts))
@@ -213,17 +214,18 @@ func (m *Meter) turn(to phase) error {
 	if to != metered {
 		window = 1
 	}
-	programs := m.programs
 	if to == bare {
-		only, programs = 1, []*ebpf.Program{m.programs[exits], m.programs[enters]}
+		only = 1
 	}
 	errs = append(errs, m.vars.Window.Set(window), m.vars.Bare.Set(only))
 	if !stay {
-		var err error
-		if w.links, err = bpf.Attach(programs...); err != nil {
-			w.links = nil
-			return errors.Join(append(errs, err)...)
+		links, err := bpf.Attach(m.lacks(to)...)
+		if err != nil {
+			errs = append(errs, err, w.links.Close())
+			w.links, w.phase = nil, idle
+			return errors.Join(errs...)
 		}
+		w.links = append(w.links, links...)
 		w.phase = to
 		if to != bare {
 			errs = append(errs, m.reattach()) // where it fails, the rest is metered
@@ -234,6 +236,18 @@ func (m *Meter) turn(to phase) error {
 	}
 	w.phase, w.began, w.start = to, now, counts
 	return errors.Join(append(errs, m.stamp(w.stamps(now)))...)
+}
+
+// lacks returns the programs that a phase needs and that are not attached.
+func (m *Meter) lacks(to phase) []*ebpf.Program {
+	two := []*ebpf.Program{m.programs[exits], m.programs[enters]}
+	switch {
+	case to == bare:
+		return two
+	case m.windows.phase == bare:
+		return slices.DeleteFunc(slices.Clone(m.programs), func(p *ebpf.Program) bool { return slices.Contains(two, p) })
+	}
+	return m.programs
 }
 
 // between charges the work since the last phase that metered.
@@ -289,47 +303,22 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 	if later := states.later - was.later; later >= laterFrom && later*laterOf > packets {
 		w.later = now
 	}
-	if w.robbers.see(win) {
+	if win.robbery() > w.most {
 		w.robbed = now
 	}
-	w.length = lengthFor(max(links, packets), win.length)
 	return nil
 }
 
-// lengthFor returns how long the next window is to last after one with so many packets.
-func lengthFor(packets uint64, in time.Duration) time.Duration {
-	length := period
-	if packets > 0 {
-		length = time.Duration(float64(in) * budget / float64(packets))
-	}
-	if length > period/2 {
-		return period
-	}
-	return max(length, shortest)
-}
-
-// see adds a window, and reports whether a culprit takes more of a CPU than robs.
-func (r *robbers) see(w window) (found bool) {
-	if r.took == nil {
-		r.took = make(map[container.ID]float64)
-	}
-	for id := range r.took {
-		if r.took[id] *= memory; r.took[id] < 1 {
-			delete(r.took, id)
-		}
-	}
-	r.length = r.length*memory + float64(w.length)
+// robbery returns the part of a CPU that the worst culprit took from others.
+func (w window) robbery() (most float64) {
+	took := make(map[container.ID]time.Duration)
 	for _, t := range w.seen.Thefts {
 		if t.Loss() {
-			r.took[t.Culprit] += float64(t.CPU)
+			took[t.Culprit] += t.CPU
+			most = max(most, float64(took[t.Culprit])/float64(max(w.length, shortest)))
 		}
 	}
-	for _, ns := range r.took {
-		if ns >= r.most*max(r.length, float64(evidence)) {
-			found = true
-		}
-	}
-	return found
+	return most
 }
 
 // count returns what the kernel has counted for the watched containers.

@@ -2,11 +2,14 @@ package account
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/lab/rig"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // BenchmarkWindows compares the accounts by windows with a stopwatch around all softirqs, and with the packets received.
@@ -19,23 +22,19 @@ func BenchmarkWindows(b *testing.B) {
 					must(b, w.Start())
 					cfg := config(b)
 					var f *fabric
-					cfg.Count = func(netns uint64) (map[int]netdev.Counters, error) {
-						if f == nil {
-							return nil, nil
-						}
-						ns := f.Open(f.host)
-						return ns.AllCounters(100)
-					}
+					cfg.Count = counting(b, func() *netdev.NS { return f.Open(f.host) })
 					if how != "windows" {
 						cfg.Count = nil
 					}
+					cfg.byHand = true // until there is a host
 					m, err := Open(cfg)
 					must(b, err)
 					b.Cleanup(func() { must(b, m.Close()) })
 					if m.windows != nil {
-						m.windows.robbers.most = 100
+						m.windows.most = 100
 					}
 					f = newFabric(b, m)
+					m.begin(b)
 					f.polls()
 					box := f.add("box", 2)
 					to, from := "10.66.0.2:9000", f.wire
@@ -63,7 +62,7 @@ func BenchmarkWindows(b *testing.B) {
 					if m.windows != nil {
 						b.ReportMetric(m.windows.full.ns/m.windows.full.packets, "ns-full")
 						b.ReportMetric(m.windows.bare.ns/m.windows.bare.packets, "ns-bare")
-						b.ReportMetric(float64(m.windows.length)/1e6, "ms-window")
+						b.ReportMetric(float64(m.windows.length())/1e6, "ms-window")
 					}
 					b.ReportMetric(0, "ns/op")
 					fmt.Println(m.Err())
@@ -82,4 +81,69 @@ func stopwatch2(b *testing.B) (w *rig.Stopwatch, read func() rig.Elapsed) {
 		must(b, err)
 		return e
 	}
+}
+
+// begin lets the windows of a Meter that was opened by hand begin.
+func (m *Meter) begin(b *testing.B) {
+	if m.windows == nil {
+		return
+	}
+	must(b, m.turn(steady))
+	m.windows.done = make(chan struct{})
+	go m.sample()
+}
+
+// BenchmarkEstimated compares the accounts by windows with those of a second meter, which examines
+// every run of the same traffic: over ten seconds, one container with 10,000 packets/s and others
+// with 500 each.
+//
+//	go test -run - -bench Estimated -benchtime 1x ./feature/netcpu/account
+func BenchmarkEstimated(b *testing.B) {
+	const small, rounds = 10, 3
+	cfg := config(b)
+	cfg.byHand = true
+	var f *fabric
+	cfg.Count = counting(b, func() *netdev.NS { return f.Open(f.host) })
+	m, err := Open(cfg)
+	must(b, err)
+	b.Cleanup(func() { must(b, m.Close()) })
+	m.windows.most = 100
+	f = newFabric(b, m)
+	m.begin(b)
+	exact := *f.lab
+	exact.m, err = Open(Config{Identity: newIdentity(b), exact: true})
+	must(b, err)
+	b.Cleanup(func() { must(b, exact.m.Close()) })
+	var boxes []*sandbox.Box
+	var to []string
+	for i := range 1 + small {
+		box := f.add(fmt.Sprint("box", i), 2+i)
+		exact.watch(box, f.device(f.host, fmt.Sprint("h", 2+i), true), f.device(box, "eth0", false))
+		f.load(box, 1, "udp-recv", "--listen", ":9000")
+		boxes, to = append(boxes, box), append(to, fmt.Sprintf("10.66.0.%d:9000", 2+i))
+	}
+	f.load(f.wire, 1, "udp-send", "--size", "64", "--rate", "10000", "--to", to[0])
+	f.load(f.wire, 1, "udp-send", "--size", "64", "--rate", fmt.Sprint(500*small), "--to", strings.Join(to[1:], ","))
+	var totals, bigs, smalls []float64
+	for range rounds {
+		was, exactly := f.read(), exact.read()
+		time.Sleep(10 * time.Second)
+		d, want := f.between(was, f.read()), exact.between(exactly, exact.read())
+		totals = append(totals, d.total().Seconds()/want.total().Seconds())
+		for i, box := range boxes {
+			of := d.of(box).CPU().Seconds() / want.of(box).CPU().Seconds()
+			if i == 0 {
+				bigs = append(bigs, of)
+			} else {
+				smalls = append(smalls, of)
+			}
+		}
+	}
+	for name, all := range map[string][]float64{"total": totals, "big": bigs, "small": smalls} {
+		slices.Sort(all)
+		b.ReportMetric(all[0], name+"-least")
+		b.ReportMetric(all[len(all)/2], name)
+		b.ReportMetric(all[len(all)-1], name+"-most")
+	}
+	b.ReportMetric(0, "ns/op")
 }

@@ -2,6 +2,7 @@ package account
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -28,7 +29,7 @@ func byHand(t testing.TB) *Meter {
 	m, err := Open(cfg)
 	must(t, err)
 	t.Cleanup(func() { must(t, m.Close()) })
-	m.windows.robbers.most = 100 // none
+	m.windows.most = 100 // none
 	return m
 }
 
@@ -92,6 +93,21 @@ func TestWindows(t *testing.T) {
 	if d := f.between(was, f.read()).of(box); d.Receive[UDP].Packets != packets {
 		t.Errorf("%d packets in a bare window, want %d", d.Receive[UDP].Packets, packets)
 	}
+
+	turn(bare)
+	turn(full)
+	if n := attachedPrograms(m); n != len(m.programs) {
+		t.Errorf("%d of %d programs are attached after a bare window", n, len(m.programs))
+	}
+	was = f.read()
+	exchange()
+	turn(idle)
+	if d := f.between(was, f.read()).of(box); d.Receive[UDP].Packets != packets || d.Send[UDP].Packets != packets {
+		t.Errorf("%d packets received, %d sent in a full window, want %d", d.Receive[UDP].Packets, d.Send[UDP].Packets, packets)
+	}
+	if n := attachedPrograms(m); n != 0 {
+		t.Errorf("%d programs are attached in the end", n)
+	}
 }
 
 // While something acts on the accounts, the programs stay attached, and packets are stamped.
@@ -121,4 +137,46 @@ func TestDemand(t *testing.T) {
 	if m.windows.phase != idle || m.stamping || attachedPrograms(m) != 0 || m.accounts[f.ids[box]].stamps.Len() != 0 {
 		t.Errorf("phase %d, stamping %v, %d programs: want none", m.windows.phase, m.stamping, attachedPrograms(m))
 	}
+}
+
+// The interrupts before softirqs are no work of the programs: bare windows do not see them.
+func TestInterruptsNotOwn(t *testing.T) {
+	m := byHand(t)
+	f := newFabric(t, m)
+	box := f.add("box", 2)
+	r := f.receive(box, 0, ":9000")
+	must(t, m.turn(full))
+	must(t, m.vars.AroundCall.Set(uint64(time.Second))) // each reaches back to the run before
+	was, before := f.read(), m.windows.states
+	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
+	f.got(r, packets)
+	must(t, m.turn(idle))
+	softirq, whole := f.read().Softirq-was.Softirq, time.Duration(m.windows.states.whole-before.whole)
+	if softirq < packets*time.Millisecond/2 { // of the millisecond between two packets
+		t.Fatalf("%v in softirqs: no interrupt came before them", softirq)
+	}
+	if whole == 0 || whole > softirq/2 {
+		t.Errorf("%v of %v in softirqs without interrupts", whole, softirq)
+	}
+}
+
+// A container whose packets begin to take more than robs of a CPU from another is metered.
+func TestRobberMetered(t *testing.T) {
+	m := byHand(t)
+	m.windows.most = robs
+	f := newFabric(t, m)
+	box := f.add("box", 2)
+	f.rps(box, "eth0", "1")
+	f.receive(box, 1, ":9000")
+	f.victim()
+	must(t, m.turn(idle))
+	began := time.Now()
+	f.load(f.host, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "20000", "--size", fmt.Sprint(payload))
+	for m.windows.phase != metered {
+		if time.Since(began) > time.Minute {
+			t.Fatalf("phase %d after a minute of theft: %+v", m.windows.phase, m.windows.watch)
+		}
+		time.Sleep(m.next())
+	}
+	t.Logf("metered after %v", time.Since(began).Round(time.Millisecond))
 }

@@ -1,0 +1,128 @@
+package account
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/irq"
+)
+
+const (
+	// tick is the time between two looks at the kernel's counters.
+	tick = time.Second
+
+	// The pause before the next window doubles from the first to the last, as prices change less and
+	// less. Reading the accounts of steady programs has the same pauses.
+	firstPause = time.Second
+	lastPause  = 10 * time.Second
+
+	// A change of what the kernel counts ends a pause, but no more than mostChanges of them in
+	// changesIn: on some hosts it changes all the time.
+	mostChanges = 4
+	changesIn   = 20 * time.Second
+
+	// A container's packets change if there are half or twice as many, and the difference is more
+	// than changedPackets in a second. The time of a CPU's softirqs changes if it is half as much
+	// more, and the difference is above changedTime in a second: less than robs, but more than the
+	// 10 ms in which the kernel counts, after one look.
+	changedPackets = 500
+	changedTime    = 8 * time.Millisecond
+)
+
+// watch decides when a window opens, and how long it is, by counters that the kernel keeps anyway.
+// Its zero value is ready.
+type watch struct {
+	looked time.Time
+	passed counts // until then
+	works  map[int]irq.Work
+
+	now, priced traffic // of the last look, and when the last window or reading ended
+	rate        float64 // packets, or softirqs if there are more, in a second
+
+	pause   time.Duration
+	due     time.Time   // of the next window
+	changed []time.Time // windows that changes have opened
+}
+
+// traffic is what comes in a second.
+type traffic struct {
+	packets  map[container.ID]float64
+	softirqs map[int]time.Duration // by CPU; the mean of some looks, the last of which counts most
+}
+
+// look compares what the kernel counts with the last look, unless that is too short ago for a rate.
+func (w *watch) look(now time.Time, counts counts, works map[int]irq.Work) {
+	elapsed := now.Sub(w.looked)
+	if elapsed < tick/2 {
+		return
+	}
+	second := float64(time.Second) / float64(elapsed)
+	t := traffic{make(map[container.ID]float64, len(counts)), make(map[int]time.Duration, len(works))}
+	var packets, softirqs float64
+	for id, c := range counts.since(w.passed) {
+		t.packets[id] = float64(c.in+c.out) * second
+		packets += t.packets[id]
+	}
+	for cpu, work := range works {
+		was, known := w.works[cpu]
+		if !known || work.Network < was.Network || work.Time < was.Time {
+			continue // it was offline
+		}
+		softirqs += float64(work.Network-was.Network) * second
+		t.softirqs[cpu] = (w.now.softirqs[cpu] + scaled(work.Time-was.Time, second)) / 2
+	}
+	w.rate = max(packets, softirqs)
+	w.looked, w.passed, w.works, w.now = now, counts, works, t
+}
+
+// changes reports whether other traffic comes than when prices were last seen.
+func (w *watch) changes() bool {
+	for id, n := range w.now.packets {
+		was := w.priced.packets[id]
+		if math.Abs(n-was) > changedPackets && (n > 2*was || 2*n < was) {
+			return true
+		}
+	}
+	for cpu, d := range w.now.softirqs {
+		if was := w.priced.softirqs[cpu]; d > was+was/2+changedTime {
+			return true
+		}
+	}
+	return false
+}
+
+// opens reports whether a window is to open now.
+func (w *watch) opens(now time.Time) bool {
+	if !now.Before(w.due) {
+		return true
+	}
+	w.changed = slices.DeleteFunc(w.changed, func(t time.Time) bool { return now.Sub(t) > changesIn })
+	if len(w.changed) >= mostChanges || !w.changes() {
+		return false
+	}
+	w.changed = append(w.changed, now)
+	return true
+}
+
+// soon makes the next window open within two seconds, for a container whose price nobody knows.
+func (w *watch) soon(now time.Time) {
+	if by := now.Add(2 * tick); by.Before(w.due) {
+		w.due = by
+	}
+}
+
+// rest begins the pause after a window.
+func (w *watch) rest(now time.Time) {
+	w.priced = w.now
+	w.pause = min(max(2*w.pause, firstPause), lastPause)
+	// Random, so that periodic traffic is counted neither too often nor never.
+	w.due = now.Add(scaled(w.pause, 0.75+rand.Float64()/2))
+}
+
+// length returns how long all programs are to be attached for a window.
+func (w *watch) length() time.Duration {
+	return min(max(scaled(time.Second, budget/max(w.rate, 1)), shortest), longest)
+}

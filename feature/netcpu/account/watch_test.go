@@ -1,0 +1,125 @@
+package account
+
+import (
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/irq"
+)
+
+// watching is a host whose counters the test increases, looked at each second.
+type watching struct {
+	watch
+	at     time.Time
+	counts counts
+	works  map[int]irq.Work
+}
+
+func newWatching() *watching {
+	w := &watching{at: time.Unix(1000, 0), counts: make(counts), works: map[int]irq.Work{0: {}, 1: {}}}
+	w.second(nil, nil)
+	return w
+}
+
+// second is one second with packets of containers, and with the time of softirqs of CPUs.
+func (w *watching) second(packets map[container.ID]uint64, softirqs map[int]time.Duration) {
+	w.at = w.at.Add(time.Second)
+	next := make(counts)
+	for id, c := range w.counts {
+		next[id] = c
+	}
+	for id, n := range packets {
+		next[id] = count{next[id].in + n, 0}
+	}
+	w.counts = next
+	works := make(map[int]irq.Work)
+	for cpu, work := range w.works {
+		work.Time += softirqs[cpu]
+		works[cpu] = work
+	}
+	w.works = works
+	w.look(w.at, next, works)
+}
+
+// windows counts the windows of n seconds.
+func (w *watching) windows(n int, packets map[container.ID]uint64, softirqs map[int]time.Duration) (opened int) {
+	for range n {
+		w.second(packets, softirqs)
+		if w.opens(w.at) {
+			opened++
+			w.rest(w.at)
+		}
+	}
+	return opened
+}
+
+// While nothing changes, windows get rare, and a change opens one at once: also a change back.
+func TestWatchChanges(t *testing.T) {
+	w := newWatching()
+	w.counts[1], w.counts[2] = count{}, count{}
+	usual := map[container.ID]uint64{1: 10_000, 2: 300}
+	w.windows(30, usual, nil)
+	if n := w.windows(100, usual, nil); n < 8 || n > 13 {
+		t.Errorf("%d windows in 100 s without a change", n)
+	}
+	for _, c := range []struct {
+		name     string
+		packets  map[container.ID]uint64
+		softirqs map[int]time.Duration
+		opens    bool
+	}{
+		{"more", map[container.ID]uint64{1: 25_000, 2: 300}, nil, true},
+		{"a little more", map[container.ID]uint64{1: 15_000, 2: 300}, nil, false},
+		{"less", map[container.ID]uint64{1: 4_000, 2: 300}, nil, true},
+		{"a small container", map[container.ID]uint64{1: 10_000, 2: 1_000}, nil, true},
+		{"a small container, a little", map[container.ID]uint64{1: 10_000, 2: 700}, nil, false},
+		{"softirqs on a busy CPU", usual, map[int]time.Duration{1: 20 * time.Millisecond}, true},
+		{"one tick", usual, map[int]time.Duration{1: 10 * time.Millisecond}, false},
+	} {
+		w.windows(30, usual, nil)
+		w.rest(w.at)
+		w.due = w.at.Add(time.Hour)
+		if n := w.windows(1, c.packets, c.softirqs); (n > 0) != c.opens {
+			t.Errorf("%s: %d windows, want one: %v", c.name, n, c.opens)
+		}
+	}
+}
+
+// What changes all the time opens few more windows than time does.
+func TestWatchUnrest(t *testing.T) {
+	w := newWatching()
+	w.counts[1] = count{}
+	n := 0
+	for range 100 {
+		n += w.windows(1, map[container.ID]uint64{1: 10_000}, nil)
+		n += w.windows(1, map[container.ID]uint64{1: 1_000}, nil)
+	}
+	if n < 30 || n > 60 {
+		t.Errorf("%d windows in 200 s of changes", n)
+	}
+}
+
+// A new container does not wait for the end of a pause.
+func TestWatchSoon(t *testing.T) {
+	w := newWatching()
+	w.due = w.at.Add(lastPause)
+	w.soon(w.at)
+	if n := w.windows(2, nil, nil); n != 1 {
+		t.Errorf("%d windows within two seconds, want 1", n)
+	}
+}
+
+func TestWatchLength(t *testing.T) {
+	for _, c := range []struct {
+		rate float64
+		want time.Duration
+	}{
+		{0, longest}, {budget / 2, longest}, {10 * budget, 100 * time.Millisecond}, {1e6, shortest},
+	} {
+		w := watch{rate: c.rate}
+		if got := w.length(); got != c.want {
+			t.Errorf("a window of %v with %v packets/s, want %v", got, c.rate, c.want)
+		}
+	}
+}
