@@ -58,21 +58,26 @@ func (d *Dropper) holdTunnels(links []netdev.Link) error {
 	var errs []error
 	now := make(map[uint64]bool)
 	for _, l := range links {
-		if mac, err := net.ParseMAC(l.MAC); err == nil && len(mac) == 6 && (l.Kind == "vxlan" || l.Kind == "geneve") {
+		if mac, err := net.ParseMAC(l.MAC); err == nil && len(mac) == 6 && l.IsTunnel() {
 			now[binary.NativeEndian.Uint64(append(mac, 0, 0))] = true
 		}
 	}
 	for key := range now {
-		if !d.tunnels[key] {
-			errs = append(errs, d.maps.FlTunnels.Put(key, uint8(1)))
+		if d.tunnels[key] {
+			continue
 		}
+		if err := d.maps.FlTunnels.Put(key, uint8(1)); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		d.tunnels[key] = true
 	}
 	for key := range d.tunnels {
 		if !now[key] {
 			errs = append(errs, d.maps.FlTunnels.Delete(key))
+			delete(d.tunnels, key)
 		}
 	}
-	d.tunnels = now
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("tell the addresses of tunnels: %w", err)
 	}

@@ -69,7 +69,10 @@ func TestDriverDecides(t *testing.T) {
 
 	udp4 := with(append(to(own, "10.0.0.1"), make([]byte, 64)...), 14+9, 17)
 	ext := func(next byte) []byte { return with(append(to(own, "fd00::1"), make([]byte, 64)...), 14+6, next) }
-	testkit.Must(t, e.holdTunnels([]netdev.Link{{Kind: "vxlan", MAC: tunnel}, {Kind: "veth", MAC: other}}))
+	// One that has gone, one that stays, and what is no tunnel.
+	for _, first := range []string{other, tunnel} {
+		testkit.Must(t, e.holdTunnels([]netdev.Link{{Kind: "vxlan", MAC: first}, {Kind: "veth", MAC: uplink}}))
+	}
 	in := func(outer []byte, port uint16, header, inner []byte) []byte {
 		if outer[12] == 0x08 {
 			outer = with(outer, 14+9, unix.IPPROTO_UDP)
