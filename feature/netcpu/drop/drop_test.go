@@ -78,7 +78,7 @@ func hardware(t *testing.T, mac string) net.HardwareAddr {
 // lo is the address of the device that test runs receive frames at.
 const lo = "00:00:00:00:00:00"
 
-func load(t *testing.T) *Dropper {
+func load(t testing.TB) *Dropper {
 	t.Helper()
 	testkit.NeedRoot(t)
 	j := testkit.Journal(t, journal.Open)
