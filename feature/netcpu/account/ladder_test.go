@@ -43,15 +43,8 @@ type rung struct {
 }
 
 func climb(b *testing.B, path string, rate uint64) {
-	cfg := config(b)
-	cfg.byHand = true
-	var f *fabric
-	cfg.Count = counting(b, func() *netdev.NS { return f.Open(f.host) })
-	m, err := Open(cfg)
-	must(b, err)
-	b.Cleanup(func() { must(b, m.Close()) })
+	m, f := byHandCounting(b)
 	must(b, m.turn(idle))
-	f = newFabric(b, m)
 	f.polls()
 	var box *sandbox.Box
 	from, to := f.wire, "10.66.0.2:9000"
@@ -110,6 +103,21 @@ func climb(b *testing.B, path string, rate uint64) {
 		}
 	}
 	b.ReportMetric(0, "ns/op")
+}
+
+// byHandCounting returns a meter whose windows the caller opens, with the kernel's counters, on a
+// fabric of its own.
+func byHandCounting(b *testing.B) (*Meter, *fabric) {
+	b.Helper()
+	cfg := config(b)
+	cfg.byHand = true
+	var f *fabric
+	cfg.Count = counting(b, func() *netdev.NS { return f.Open(f.host) })
+	m, err := Open(cfg)
+	must(b, err)
+	b.Cleanup(func() { must(b, m.Close()) })
+	f = newFabric(b, m)
+	return m, f
 }
 
 // counting reads the counters of one namespace as the agent reads the host's.

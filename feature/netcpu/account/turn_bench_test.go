@@ -10,7 +10,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/irq"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/lab/load"
 )
 
@@ -20,14 +19,7 @@ import (
 //
 //	go test -run - -bench Turn -benchtime 1x ./feature/netcpu/account
 func BenchmarkTurn(b *testing.B) {
-	cfg := config(b)
-	cfg.byHand = true
-	var f *fabric
-	cfg.Count = counting(b, func() *netdev.NS { return f.Open(f.host) })
-	m, err := Open(cfg)
-	must(b, err)
-	b.Cleanup(func() { must(b, m.Close()) })
-	f = newFabric(b, m)
+	m, f := byHandCounting(b)
 	f.add("box", 2)
 	var burners []*load.Board
 	for cpu := range 2 {

@@ -100,17 +100,11 @@ func (m *Meter) begin(b *testing.B) {
 //	go test -run - -bench Estimated -benchtime 1x ./feature/netcpu/account
 func BenchmarkEstimated(b *testing.B) {
 	const small, rounds = 10, 3
-	cfg := config(b)
-	cfg.byHand = true
-	var f *fabric
-	cfg.Count = counting(b, func() *netdev.NS { return f.Open(f.host) })
-	m, err := Open(cfg)
-	must(b, err)
-	b.Cleanup(func() { must(b, m.Close()) })
+	m, f := byHandCounting(b)
 	m.windows.most = 100
-	f = newFabric(b, m)
 	m.begin(b)
 	exact := *f.lab
+	var err error
 	exact.m, err = Open(Config{Identity: newIdentity(b), exact: true})
 	must(b, err)
 	b.Cleanup(func() { must(b, exact.m.Close()) })
