@@ -26,6 +26,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -76,6 +77,7 @@ type Agent struct {
 	all     []feature.Feature
 
 	identity *identity.Identity   // nil where there is none
+	ends     *hook.Ends           // nil: no feature attaches programs
 	plugin   *deviceplugin.Plugin // nil: kubelet is offered nothing
 
 	guaranteed guaranteed // what that is offered
@@ -178,7 +180,8 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		cfg.Log.Warn("packets have no common identity", "err", err)
 	}
-	fs, err := features(cfg, set, j, who)
+	at := hook.Open(cfg.Roots.Proc, j)
+	fs, err := features(cfg, set, j, who, at)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), who.Close(), j.Close(), only.Close())
 	}
@@ -188,7 +191,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	store.NameDisks(cfg.Disks)
 	a := assemble(cfg, set, store, j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary())
-	a.alone, a.identity, a.recorder, a.plugin = only, who, rec, a.offers()
+	a.alone, a.identity, a.ends, a.recorder, a.plugin = only, who, at, rec, a.offers()
 	return a, nil
 }
 
@@ -346,6 +349,9 @@ func (a *Agent) close() error {
 		if a.worker(f.Name()) == nil {
 			errs = append(errs, f.Close())
 		}
+	}
+	if err := a.disinherit(); err != nil {
+		errs = append(errs, err)
 	}
 	if err := a.identity.Close(); err != nil {
 		errs = append(errs, fmt.Errorf("close identity: %w", err))

@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
@@ -42,7 +43,7 @@ func Unmatched(st api.PolicyStatus) (list api.Report) {
 // makes the features, which change nothing, and closes them again.
 func Examine(ctx context.Context, cfg Config) api.Report {
 	r := findings(ctx, cfg)
-	fs, err := features(cfg, watch(cfg, nil), nil, nil)
+	fs, err := features(cfg, watch(cfg, nil), nil, nil, hook.Open(cfg.Roots.Proc, nil))
 	if err != nil {
 		return wireReport(append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}}))
 	}

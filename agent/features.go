@@ -64,8 +64,7 @@ const OverlaysFile = "overlays.json"
 // features constructs the features, in display order. Only this function names them. One that
 // cannot work here is no error: its Support has the reason. On an error nothing is left open.
 // Without who, those that need it are unavailable, and the log has the reason.
-func features(cfg Config, set containers, j *journal.Journal, who *identity.Identity) ([]feature.Feature, error) {
-	at := hook.Open(cfg.Roots.Proc, j)
+func features(cfg Config, set containers, j *journal.Journal, who *identity.Identity, at *hook.Ends) ([]feature.Feature, error) {
 	n, err := netcpu.New(netcpu.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at, XDP: cfg.XDP})
 	if err != nil {
 		return nil, fmt.Errorf("make feature: %w", err)

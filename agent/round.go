@@ -181,6 +181,7 @@ func (a *Agent) round() (complete bool) {
 	}
 	if snap.Complete {
 		a.sweep(byID, now)
+		a.settle(now)
 	}
 	a.lapse(now)
 
@@ -211,6 +212,17 @@ func (a *Agent) sweep(alive map[container.ID]policy.Target, now time.Time) {
 	a.tell(out)
 	if err := kernel.Tidy(a.cfg.Roots, out); err != nil {
 		a.log.Warn("left by containers that have ended", "err", err)
+	}
+}
+
+// settle detaches the programs that this agent has inherited and not replaced, once every feature
+// has had the time to.
+func (a *Agent) settle(now time.Time) {
+	if now.Sub(a.started) < readyTime && slices.ContainsFunc(a.workers, func(w *worker) bool { return !w.adopted() }) {
+		return
+	}
+	if err := a.disinherit(); err != nil {
+		a.log.Warn("packets may be handled twice", "err", err)
 	}
 }
 

@@ -2,16 +2,20 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // ErrQueued means that another agent waits to take over already.
@@ -25,17 +29,36 @@ var ErrQueued = errors.New("another agent waits to take over already")
 // releases the lock first, and then looks whether something was written. So at least one of them
 // sees the other, and it never happens that each leaves the undoing to the other. If both undo, the
 // second finds nothing to undo.
+//
+// Once it has seen that another waits, the agent that stops writes which programs it has attached,
+// and ends when the other has opened them, or handTime later. So they never stop working.
 const successorFile = "successor"
+
+// handTime bounds the wait for an agent that takes over and does not open the programs, such as one
+// of an earlier release.
+const handTime = 500 * time.Millisecond
+
+// glance is how often the two look into the file.
+const glance = 20 * time.Millisecond
+
+// told is the first line of the file once the agent that works was told to stop. It is held when the
+// one that waits has opened the programs, which follow in one line of JSON.
+const (
+	told = "told to stop\n"
+	held = "programs held\n"
+)
 
 // Successor is an agent's place behind the one that works on this host.
 type Successor struct {
 	cfg  Config
 	name string   // by which agents notice each other
 	file *os.File // carries the lock
+
+	inherited *qdisc.Inherited // nil: nothing
 }
 
 // Succeed takes the place behind the agent that works on this host, or the first place if none
-// does. The caller waits for its turn, makes its Agent, and then closes the Successor. Errors:
+// does. The caller waits for its turn, makes its Agent by New, and then closes the Successor. Errors:
 // ErrQueued.
 func Succeed(cfg Config) (*Successor, error) {
 	f, err := openSuccession(cfg.StateDir)
@@ -48,16 +71,43 @@ func Succeed(cfg Config) (*Successor, error) {
 	return &Successor{cfg: cfg, name: aloneSocket, file: f}, nil
 }
 
-// Succeeded reports whether another agent takes over from this process, which was told to stop.
-// Then this one must end as if it were killed: the other one adopts what it leaves. Otherwise it
-// stops cleanly. Succeeded waits until another agent comes, patience is over, or ctx ends.
-func Succeeded(ctx context.Context, cfg Config, patience time.Duration) (bool, error) {
-	f, err := openSuccession(cfg.StateDir)
+// New is [New] for an agent whose turn has come. It keeps what the programs of the one before it do
+// in force until it has attached its own.
+func (s *Successor) New() (*Agent, error) {
+	a, err := New(s.cfg)
+	if err == nil && s.inherited != nil {
+		a.ends.Inherit(s.inherited)
+		s.inherited = nil
+	}
+	return a, err
+}
+
+// disinherit detaches the programs of the agent before this one that this one has not replaced.
+func (a *Agent) disinherit() error {
+	if a.ends == nil {
+		return nil
+	}
+	if err := a.ends.Disinherit(); err != nil {
+		return fmt.Errorf("detach programs of the agent before this one: %w", err)
+	}
+	return nil
+}
+
+// Succeeded reports whether another agent takes over from this one, which was told to stop. Then
+// this process must end as if it were killed: the other one adopts what it leaves, with an error too,
+// which says that its programs end before the other one has its own. Otherwise this one stops
+// cleanly. Succeeded waits until another agent comes, patience is over, or ctx ends.
+func (a *Agent) Succeeded(ctx context.Context, patience time.Duration) (bool, error) {
+	return succeeded(ctx, a.cfg.StateDir, patience, a.ends.Left)
+}
+
+func succeeded(ctx context.Context, dir string, patience time.Duration, left func() []qdisc.Left) (bool, error) {
+	f, err := openSuccession(dir)
 	if err != nil {
 		return false, fmt.Errorf("look for an agent that takes over: %w", err)
 	}
 	defer f.Close()
-	if _, err := f.WriteAt([]byte("told to stop\n"), 0); err != nil {
+	if err := put(f, told); err != nil {
 		return false, fmt.Errorf("look for an agent that takes over: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -65,7 +115,7 @@ func Succeeded(ctx context.Context, cfg Config, patience time.Duration) (bool, e
 	for {
 		switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 		case errors.Is(err, unix.EWOULDBLOCK):
-			return true, nil
+			return true, hand(f, left())
 		case err != nil:
 			return false, fmt.Errorf("look for an agent that takes over: %w", err)
 		case ctx.Err() != nil:
@@ -80,6 +130,61 @@ func Succeeded(ctx context.Context, cfg Config, patience time.Duration) (bool, e
 		}
 	}
 }
+
+// hand tells the agent that takes over which programs are attached, and waits until it holds them.
+func hand(f *os.File, left []qdisc.Left) error {
+	if len(left) == 0 {
+		return nil
+	}
+	list, err := json.Marshal(left)
+	if err == nil {
+		err = put(f, told+string(list)+"\n")
+	}
+	if err != nil {
+		return fmt.Errorf("hand over programs: %w", err)
+	}
+	for end := time.Now().Add(handTime); time.Now().Before(end); time.Sleep(glance) {
+		if text, err := content(f); err != nil || strings.HasPrefix(text, held) {
+			return err
+		}
+	}
+	return errors.New("hand over programs: the agent that takes over does not open them: they end, until it attaches its own")
+}
+
+// take opens the programs that the agent that stops has told of, once it has.
+func (s *Successor) take() error {
+	text, err := content(s.file)
+	if err != nil {
+		return err
+	}
+	list, found := strings.CutPrefix(text, told)
+	if !found || !strings.HasSuffix(list, "\n") {
+		return nil
+	}
+	var left []qdisc.Left
+	if err := json.Unmarshal([]byte(list), &left); err != nil {
+		return fmt.Errorf("read which programs are left: %w", err)
+	}
+	s.inherited, err = qdisc.Inherit(left)
+	return errors.Join(err, put(s.file, held))
+}
+
+// put replaces the content of the file. An agent that reads it meanwhile sees at least that
+// something is there, if something was.
+func put(f *os.File, text string) error {
+	if _, err := f.WriteAt([]byte(text), 0); err != nil {
+		return err
+	}
+	return f.Truncate(int64(len(text)))
+}
+
+func content(f *os.File) (string, error) {
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, mostTold))
+	return string(b), err
+}
+
+// mostTold bounds the file: some 60 bytes for each program.
+const mostTold = 4 << 20
 
 func openSuccession(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -134,10 +239,23 @@ func (s *Successor) Wait(ctx context.Context) error {
 
 // outlive waits until the agent that works has ended.
 func (s *Successor) outlive(ctx context.Context, released <-chan error) error {
-	select {
-	case err := <-released:
-		return err
-	case <-ctx.Done():
+	look := time.NewTicker(glance)
+	defer look.Stop()
+wait:
+	for {
+		select {
+		case err := <-released:
+			return err
+		case <-ctx.Done():
+			break wait
+		case <-look.C:
+			if s.inherited != nil {
+				continue
+			}
+			if err := s.take(); err != nil {
+				s.cfg.Log.Warn("programs of the agent that stops end before this one attaches its own", "err", err)
+			}
+		}
 	}
 	if err := unix.Flock(int(s.file.Fd()), unix.LOCK_UN); err != nil {
 		return fmt.Errorf("give up waiting: %w", err)
@@ -183,4 +301,10 @@ func untold(dir string) error {
 }
 
 // Close makes room for the next that waits.
-func (s *Successor) Close() error { return s.file.Close() }
+func (s *Successor) Close() error {
+	var err error
+	if s.inherited != nil {
+		err = s.inherited.Close()
+	}
+	return errors.Join(err, s.file.Close())
+}

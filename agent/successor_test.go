@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // precede is an agent with that state directory, until its input ends.
@@ -83,6 +84,9 @@ func crowd(t *testing.T, name string) {
 	}
 }
 
+// nothing is what an agent without programs leaves.
+func nothing() []qdisc.Left { return nil }
+
 // TestSuccessorWaits ends the wait of an agent in each way, while a container has the name by which
 // agents notice each other.
 func TestSuccessorWaits(t *testing.T) {
@@ -108,7 +112,7 @@ func TestSuccessorWaits(t *testing.T) {
 			crowd(t, s.name)
 			end := predecessor(t, cfg.StateDir)
 			if tt.told {
-				if followed, err := Succeeded(t.Context(), cfg, 0); !followed || err != nil {
+				if followed, err := succeeded(t.Context(), cfg.StateDir, 0, nothing); !followed || err != nil {
 					t.Fatalf("nobody waits: %v, %v", followed, err)
 				}
 			}
@@ -133,7 +137,7 @@ func TestSuccessorWaits(t *testing.T) {
 			// Whoever stops next sees that nobody waits any more. Of both that are stopped, this one may
 			// have seen the other's end first: then it is still in its place.
 			if tt.want != nil {
-				if got, err := Succeeded(t.Context(), cfg, 0); got || err != nil {
+				if got, err := succeeded(t.Context(), cfg.StateDir, 0, nothing); got || err != nil {
 					t.Errorf("somebody still waits: %v, %v", got, err)
 				}
 			}
@@ -145,7 +149,7 @@ func TestSucceeded(t *testing.T) {
 	cfg := Config{StateDir: t.TempDir(), Log: quiet()}
 	check := func(want bool) {
 		t.Helper()
-		if got, err := Succeeded(t.Context(), cfg, 0); got != want || err != nil {
+		if got, err := succeeded(t.Context(), cfg.StateDir, 0, nothing); got != want || err != nil {
 			t.Errorf("succeeded: %v, %v; want %v", got, err, want)
 		}
 	}
@@ -180,7 +184,7 @@ func TestSucceededLate(t *testing.T) {
 	stop := func(ctx context.Context) <-chan answer {
 		got := make(chan answer, 1)
 		go func() {
-			followed, err := Succeeded(ctx, cfg, time.Hour)
+			followed, err := succeeded(ctx, cfg.StateDir, time.Hour, nothing)
 			got <- answer{followed, err}
 		}()
 		return got

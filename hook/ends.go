@@ -41,6 +41,32 @@ func (e *Ends) Err() error { return e.err }
 // Filters reports whether programs are filters of a clsact qdisc, as before tcx (6.6).
 func (e *Ends) Filters() bool { return e.err == nil && e.hooks.Filters() }
 
+// Left lists the programs that end with this process, for the one that follows it.
+func (e *Ends) Left() []qdisc.Left {
+	if e.err != nil {
+		return nil
+	}
+	return e.hooks.Left()
+}
+
+// Inherit keeps the programs of a process that ends attached until Put attaches this process's own
+// in their places, or Disinherit. Call it before Put. The Ends owns i from then on.
+func (e *Ends) Inherit(i *qdisc.Inherited) {
+	if e.err != nil {
+		i.Close()
+		return
+	}
+	e.hooks.Inherit(i)
+}
+
+// Disinherit detaches what was inherited and has no successor.
+func (e *Ends) Disinherit() error {
+	if e.err != nil {
+		return nil
+	}
+	return e.hooks.Disinherit()
+}
+
 // Stray reports whether a journal entry is a filter that a killed process left behind.
 func (e *Ends) Stray(n journal.Entry) bool {
 	return n.Ref.Kind == qdisc.KindFilter && (e.err != nil || e.hooks.Stray(n))

@@ -161,13 +161,16 @@ func runAgent(ctx context.Context, e cli.Env, f *agentFlags) error {
 				if f.linger > 0 {
 					log.Info("the agent was told to stop: it works on for now", "until", time.Now().Add(f.linger).Round(time.Second))
 				}
-				followed, err := agent.Succeeded(work, f.cfg, f.linger)
-				if err != nil {
-					log.Warn("what is in force is undone", "err", err)
-				}
+				followed, err := a.Succeeded(work, f.linger)
 				if followed {
+					if err != nil {
+						log.Warn("not all that is in force lasts until the next agent works", "err", err)
+					}
 					log.Info("another agent takes over: what is in force stays")
 					os.Exit(cli.Done)
+				}
+				if err != nil {
+					log.Warn("what is in force is undone", "err", err)
 				}
 				stop()
 				return
@@ -199,7 +202,7 @@ func newAgent(ctx context.Context, f *agentFlags, h *health) (*agent.Agent, erro
 	if err != nil {
 		return nil, err
 	}
-	return agent.New(f.cfg)
+	return next.New()
 }
 
 // beside returns the path of a socket: a bare name is one in the directory of the agent's, so that two

@@ -43,7 +43,8 @@ const (
 // all of ours. Either way no packet is touched from the moment that the process ends, however it
 // ends. A filter outlives the process, but it calls the program only through a map of programs,
 // which the kernel empties when its last descriptor is closed. So nothing here is pinned, and no
-// heartbeat is needed. The remaining filter costs a packet some nanoseconds until `fairlead
+// heartbeat is needed. Only a process that follows another may keep the other's links until it has
+// attached its own programs ([Inherit]). The remaining filter costs a packet some nanoseconds until `fairlead
 // restore`, or the next agent, removes it.
 //
 // A program returns the same values for both: -1 (TCX_NEXT, TC_ACT_UNSPEC) passes to the next one,
@@ -56,6 +57,8 @@ type Hooks struct {
 	mu     sync.Mutex
 	held   map[journal.Ref]*Attachment // by filters
 	linked map[link.ID]linked          // by links
+
+	inherited *Inherited // what no Attach has replaced yet; nil: nothing
 }
 
 // linked describes a link of ours.
@@ -164,10 +167,15 @@ func (h *Hooks) link(at Hook, p *ebpf.Program) (*Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Anchor = h.anchor(there.Programs, at.Stage)
-	l, err := link.AttachTCX(o)
+	l, err := h.heir(there.Programs, at.Name, p)
 	if err != nil {
 		return nil, err
+	}
+	if l == nil {
+		o.Anchor = h.anchor(there.Programs, at.Stage)
+		if l, err = link.AttachTCX(o); err != nil {
+			return nil, err
+		}
 	}
 	info, err := l.Info()
 	if err != nil {
