@@ -151,22 +151,23 @@ func hand(f *os.File, left []qdisc.Left) error {
 	return errors.New("hand over programs: the agent that takes over does not open them: they end, until it attaches its own")
 }
 
-// take opens the programs that the agent that stops has told of, once it has.
-func (s *Successor) take() error {
+// take opens the programs that the agent that stops has told of. done reports whether it has told,
+// and is true with an error.
+func (s *Successor) take() (done bool, err error) {
 	text, err := content(s.file)
 	if err != nil {
-		return err
+		return true, err
 	}
 	list, found := strings.CutPrefix(text, told)
 	if !found || !strings.HasSuffix(list, "\n") {
-		return nil
+		return false, nil
 	}
 	var left []qdisc.Left
 	if err := json.Unmarshal([]byte(list), &left); err != nil {
-		return fmt.Errorf("read which programs are left: %w", err)
+		return true, fmt.Errorf("read which programs are left: %w", err)
 	}
 	s.inherited, err = qdisc.Inherit(left)
-	return errors.Join(err, put(s.file, held))
+	return true, errors.Join(err, put(s.file, held))
 }
 
 // put replaces the content of the file. An agent that reads it meanwhile sees at least that
@@ -221,49 +222,46 @@ func queue(f *os.File) error {
 // the host's network namespace can take the name by which agents notice each other, or fill its
 // backlog.
 func (s *Successor) Wait(ctx context.Context) error {
-	released, err := journal.WhenFree(s.cfg.StateDir)
+	free, err := journal.Free(s.cfg.StateDir)
 	if err != nil {
 		return fmt.Errorf("wait to take over: %w", err)
 	}
-	select {
-	case err = <-released:
-	default:
+	if !free {
 		s.cfg.Log.Info("another agent works here; this one takes over when it stops")
-		err = s.outlive(ctx, released)
-	}
-	if err != nil {
-		return err
+		if err := s.outlive(ctx); err != nil {
+			return err
+		}
 	}
 	return s.alone(ctx)
 }
 
-// outlive waits until the agent that works has ended.
-func (s *Successor) outlive(ctx context.Context, released <-chan error) error {
+// outlive waits until the agent that works has ended, and opens its programs before that.
+func (s *Successor) outlive(ctx context.Context) error {
 	look := time.NewTicker(glance)
 	defer look.Stop()
-wait:
+	stopped, taken := ctx.Done(), false
 	for {
 		select {
-		case err := <-released:
-			return err
-		case <-ctx.Done():
-			break wait
-		case <-look.C:
-			if s.inherited != nil {
-				continue
+		case <-stopped:
+			stopped = nil
+			if err := unix.Flock(int(s.file.Fd()), unix.LOCK_UN); err != nil {
+				return fmt.Errorf("give up waiting: %w", err)
 			}
-			if err := s.take(); err != nil {
+			if !s.told() {
+				return ctx.Err()
+			}
+		case <-look.C:
+		}
+		if !taken {
+			var err error
+			if taken, err = s.take(); err != nil {
 				s.cfg.Log.Warn("programs of the agent that stops end before this one attaches its own", "err", err)
 			}
 		}
+		if free, err := journal.Free(s.cfg.StateDir); free || err != nil {
+			return err
+		}
 	}
-	if err := unix.Flock(int(s.file.Fd()), unix.LOCK_UN); err != nil {
-		return fmt.Errorf("give up waiting: %w", err)
-	}
-	if !s.told() {
-		return ctx.Err()
-	}
-	return <-released
 }
 
 // alone waits until no agent with another state directory works in this network namespace. That of

@@ -138,33 +138,21 @@ func lock(dir, boot string) (*store, error) {
 	return s, nil
 }
 
-// WhenFree returns a channel that gets a value once no Journal holds dir, or an error why that
-// cannot be known. It has the value already if none does. The wait cannot be given up.
-func WhenFree(dir string) (<-chan error, error) {
+// Free reports whether no Journal holds dir.
+func Free(dir string) (bool, error) {
 	f, err := os.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("wait for journal: %w", err)
+		return false, fmt.Errorf("look for a journal: %w", err)
 	}
-	released := make(chan error, 1)
-	end := func(err error) {
-		if err != nil {
-			err = fmt.Errorf("wait for journal %s: %w", dir, err)
-		}
-		f.Close() // releases the lock
-		released <- err
+	defer f.Close() // releases the lock
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+		return false, nil
 	}
-	if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
-		end(err)
-		return released, nil
+	if err != nil {
+		return false, fmt.Errorf("look for a journal in %s: %w", dir, err)
 	}
-	go func() {
-		err := error(unix.EINTR)
-		for errors.Is(err, unix.EINTR) {
-			err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
-		}
-		end(err)
-	}()
-	return released, nil
+	return true, nil
 }
 
 // acquire takes the lock. A process that was just killed may need a moment to release it.

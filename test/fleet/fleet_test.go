@@ -110,22 +110,31 @@ func (f *fleet) names(t *testing.T) {
 	}
 }
 
-// flood floods a pod from the other node, beside one that computes with half of the node's CPU (Iron).
+// flood floods a pod from the other node, beside one that computes with half of the node's CPU. The
+// penalty is Iron's (section 2): against the same pod beside a neighbour that computes as well and
+// has no traffic.
 func (f *fleet) flood(t *testing.T) {
 	penalty := func(t *testing.T, annotations map[string]string, settle int) float64 {
 		t.Helper()
 		half := map[string]string{"cpu": "500m"}
-		f.run(t,
-			pod{name: "victim", node: "n1", annotations: annotations, limits: half, command: []string{"fairlead-lab", "load", "burn", "--every=1s"}},
-			pod{name: "receiver", node: "n1", annotations: annotations, limits: half, command: []string{"fairlead-lab", "load", "udp-recv", "--listen=:9000"}})
-		address := f.awaitRunning(t, "victim", "receiver")
+		burn := []string{"fairlead-lab", "load", "burn", "--every=1s"}
+		f.run(t, pod{name: "victim", node: "n1", annotations: annotations, limits: half, command: burn})
+		f.awaitRunning(t, "victim")
 		alone := f.measure(t, "victim", 5)
+		f.run(t, pod{name: "quiet", node: "n1", annotations: annotations, limits: half, command: burn})
+		f.awaitRunning(t, "quiet")
+		base := f.measure(t, "victim", 5)
+		f.kubectl(t, "delete", "pod", "--namespace=shop", "--wait", "quiet")
+		f.run(t, pod{name: "receiver", node: "n1", annotations: annotations, limits: half, command: []string{"fairlead-lab", "load", "udp-recv", "--listen=:9000"}})
+		address := f.awaitRunning(t, "receiver")
 		f.run(t, pod{name: "sender", node: "n2", command: []string{"fairlead-lab", "load", "udp-send", "--every=1s", "--to=" + address + ":9000"}})
 		f.awaitRunning(t, "sender")
 		f.measure(t, "victim", settle)
 		flooded := f.measure(t, "victim", 5)
-		t.Logf("%v: alone %.0f, beside %.0f packets/s %.0f units/s: penalty %.2f", annotations, alone.Ops, f.measure(t, "sender", 1).Ops, flooded.Ops, alone.Ops/flooded.Ops)
-		return alone.Ops / flooded.Ops
+		t.Logf("units/s, one second after the other: %.0f", f.course(t, "victim"))
+		t.Logf("%v: alone %.0f units/s, beside one that computes %.0f, beside %.0f packets/s %.0f: penalty %.2f, against alone %.2f",
+			annotations, alone.Ops, base.Ops, f.measure(t, "sender", 1).Ops, flooded.Ops, base.Ops/flooded.Ops, alone.Ops/flooded.Ops)
+		return base.Ops / flooded.Ops
 	}
 	t.Run("Unprotected", func(t *testing.T) {
 		if p := penalty(t, nil, 2); p < 4 {

@@ -214,6 +214,18 @@ func (f *fleet) measure(t *testing.T, pod string, n int) (mean window) {
 	return mean
 }
 
+// course returns what a pod has counted, window by window.
+func (f *fleet) course(t *testing.T, pod string) (ops []float64) {
+	t.Helper()
+	for line := range strings.SplitSeq(f.kubectl(t, "logs", "--namespace=shop", pod), "\n") {
+		var w window
+		if json.Unmarshal([]byte(line), &w) == nil {
+			ops = append(ops, w.Ops)
+		}
+	}
+	return ops
+}
+
 // await waits until try succeeds, and fails the test if it never does.
 func await(t *testing.T, what string, try func() error) {
 	t.Helper()
