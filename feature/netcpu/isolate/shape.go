@@ -22,16 +22,6 @@ func (is *Isolator) Follow(now time.Time) error {
 	return errors.Join(err, is.reshape(now), is.takeTurns())
 }
 
-// Glance adapts to what cannot wait for the end of a window: the owners of the uplinks' queues.
-func (is *Isolator) Glance(now time.Time) error {
-	if is.cfg.Drop == nil {
-		return nil // nothing is counted
-	}
-	length := now.Sub(is.looked)
-	is.looked = now
-	return is.assignQueues(length)
-}
-
 // reshape sets the shape of each tenant's packets by its traffic.
 func (is *Isolator) reshape(now time.Time) error {
 	var errs []error
