@@ -7,8 +7,12 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 )
 
-// window is the interval at which the loop acts on the traffic.
-const window = time.Second
+// window is the interval at which the loop acts on the traffic. A glance in between sees what
+// others feel until the agent acts; window is a multiple of it.
+const (
+	window = time.Second
+	glance = window / 5
+)
 
 // Loops implements feature.Looper.
 func (n *Netcpu) Loops() []*feature.Loop {
@@ -22,15 +26,15 @@ func (n *Netcpu) Loops() []*feature.Loop {
 // loop acts on the traffic of each window, until Close.
 func (n *Netcpu) loop() {
 	defer close(n.done)
-	tick := time.NewTicker(window)
+	tick := time.NewTicker(glance)
 	defer tick.Stop()
 	var failed failedWindows
-	for {
+	for glances := 1; ; glances++ {
 		select {
 		case <-n.stop:
 			return
 		case now := <-tick.C:
-			err := n.follow(now)
+			err := n.look(now, glances%int(window/glance) == 0)
 			if windows := failed.report(now, err); windows > 0 {
 				n.cfg.Log.Warn("following the traffic", "feature", name, "windows", windows, "err", err)
 			}
@@ -38,15 +42,18 @@ func (n *Netcpu) loop() {
 	}
 }
 
-// follow is one turn. A call that hangs with the lock held keeps it from all isolated containers;
-// Loops shows that outside.
-func (n *Netcpu) follow(now time.Time) error {
+// look is one glance, and the end of a window if whole. A call that hangs with the lock held keeps
+// it from all isolated containers; Loops shows that outside.
+func (n *Netcpu) look(now time.Time, whole bool) error {
 	n.following.Begin()
 	defer n.following.End()
 	n.mu.Lock()
-	err := n.isolator.Follow(now)
+	err := n.isolator.Glance(now)
+	if whole {
+		err = errors.Join(err, n.isolator.Follow(now))
+	}
 	n.mu.Unlock()
-	if n.meter != nil {
+	if whole && n.meter != nil {
 		err = errors.Join(err, n.meter.Err()) // waits for a window that begins or ends
 	}
 	return err

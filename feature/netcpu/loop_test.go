@@ -35,7 +35,7 @@ func TestLoopBehindACall(t *testing.T) {
 	n := &Netcpu{following: feature.Loop{Bound: feature.BehindCalls}, isolator: isolate.New(isolate.Config{})}
 	n.mu.Lock()
 	done := make(chan error)
-	go func() { done <- n.follow(time.Now()) }()
+	go func() { done <- n.look(time.Now(), true) }()
 	for n.following.Busy().IsZero() {
 		runtime.Gosched()
 	}

@@ -82,10 +82,11 @@ func (c *control) next(w window) shape {
 
 // The rules for giving a receive queue of an uplink to a container.
 const (
-	queueMin      = 1_000 // packets per second that make it worthwhile
-	queuePatience = 3     // consecutive windows with the container's packets only
-	queueLongest  = 60    // the limit of its growth for a queue that others keep using
-	queueStale    = 512   // packets after a pause until the address is known again: two rings
+	queueMin      = 1_000  // packets per second that make it worthwhile
+	queueFlood    = 50_000 // and that others feel until it is given: some tenth of a CPU
+	queuePatience = 3 * time.Second
+	queueLongest  = time.Minute // the limit of its growth for a queue that others keep using
+	queueStale    = 512         // packets after a pause until the address is known again: two rings
 )
 
 // nobody is the owner of a queue that serves no single isolated container.
@@ -100,9 +101,13 @@ type queueWindow struct {
 // queueControl decides the owner of one queue. Make it with newQueueControl.
 type queueControl struct {
 	owner    uint32
-	last     uint32 // the only receiver in the last window, or nobody
-	calm     int    // the number of such windows
-	patience int
+	last     uint32        // the only receiver in the last window, or nobody
+	calm     time.Duration // the time of such windows
+	patience time.Duration
+	lost     bool // an owner has lost it
+
+	stale  uint64        // packets to an address that nobody confirms,
+	within time.Duration // in the part of a second so far
 }
 
 func newQueueControl() queueControl {
@@ -110,14 +115,17 @@ func newQueueControl() queueControl {
 }
 
 // next counts one window and returns the owner from now on. least is the packet rate that makes the
-// queue worth giving. The owner loses it with the first packet of another, which has to wait for
-// the owner's share of the CPU; each loss doubles the patience.
+// queue worth giving. A flood gets the queue after one window, before it takes much from others.
+//
+// The owner loses the queue with the first packet of another, which has to wait for the owner's
+// share of the CPU; each loss doubles the patience, and a flood has to wait for that, too.
 func (c *queueControl) next(w queueWindow, least uint64) uint32 {
-	if w.Others > 0 || w.Stale > queueStale {
+	if w.Others > 0 || c.unconfirmed(w) {
 		// The same holds for the first packets of a tenant that takes over an idle queue: they cost
 		// a window.
 		if c.owner != nobody {
 			c.owner = nobody
+			c.lost = true
 			c.patience = min(2*c.patience, queueLongest)
 		}
 		c.last, c.calm = w.Slot, 0
@@ -129,11 +137,23 @@ func (c *queueControl) next(w queueWindow, least uint64) uint32 {
 	if w.Slot != c.last {
 		c.last, c.calm = w.Slot, 0
 	}
-	if float64(w.Own) >= float64(least)*w.length.Seconds() {
-		c.calm++
+	arrived := func(rate uint64) bool { return float64(w.Own) >= float64(rate)*w.length.Seconds() }
+	if arrived(least) {
+		c.calm += w.length
 	}
-	if c.calm >= c.patience {
+	if c.calm >= c.patience || arrived(queueFlood) && !c.lost {
 		c.owner = c.last
 	}
 	return c.owner
+}
+
+// unconfirmed reports whether too many packets of this second came to an address that may be
+// another tenant's by now.
+func (c *queueControl) unconfirmed(w queueWindow) bool {
+	if c.within >= time.Second {
+		c.stale, c.within = 0, 0
+	}
+	c.stale += w.Stale
+	c.within += w.length
+	return c.stale > queueStale
 }

@@ -109,24 +109,32 @@ func TestControlIsSafe(t *testing.T) {
 
 func TestQueueControl(t *testing.T) {
 	own := func(slot uint32, n uint64) queueWindow {
-		return queueWindow{time.Second, drop.Queue{Own: n, Others: 0, Stale: 0, Slot: slot}}
+		return queueWindow{time.Second, drop.Queue{Own: n, Slot: slot}}
 	}
 	mixed := func(slot uint32) queueWindow {
-		return queueWindow{time.Second, drop.Queue{Own: 50_000, Others: 1, Stale: 0, Slot: slot}}
+		return queueWindow{time.Second, drop.Queue{Own: 20_000, Others: 1, Slot: slot}}
 	}
+	stale := func(packets uint64) queueWindow {
+		return queueWindow{time.Second / 5, drop.Queue{Own: 4_000, Stale: packets, Slot: 7}}
+	}
+	a := own(7, 20_000)
 	for _, c := range []struct {
 		name    string
 		windows []queueWindow
 		want    []uint32
 	}{
-		{"one container", []queueWindow{mixed(7), own(7, 90_000), own(7, 90_000), own(7, 90_000), own(7, 10)}, []uint32{nobody, nobody, nobody, 7, 7}},
+		{"one container", []queueWindow{mixed(7), a, a, a, own(7, 10)}, []uint32{nobody, nobody, nobody, 7, 7}},
 		{"too little to be worth it", []queueWindow{own(7, 10), own(7, 10), own(7, 10), own(7, 10)}, []uint32{nobody, nobody, nobody, nobody}},
 		{"two containers", []queueWindow{mixed(7), mixed(8), mixed(7), mixed(7)}, []uint32{nobody, nobody, nobody, nobody}},
-		{"lost with one packet", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), mixed(7), own(7, 90_000), own(7, 90_000), own(7, 90_000)}, []uint32{nobody, nobody, 7, nobody, nobody, nobody, nobody}},
-		{"kept while idle", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, drop.Queue{Own: 0, Others: 0, Stale: 0, Slot: 7}}}, []uint32{nobody, nobody, 7, 7}},
-		{"kept after a pause", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, drop.Queue{Own: 90_000, Others: 0, Stale: 200, Slot: 7}}}, []uint32{nobody, nobody, 7, 7}},
-		{"address that nobody confirms", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, drop.Queue{Own: 90_000, Others: 0, Stale: 900, Slot: 7}}}, []uint32{nobody, nobody, 7, nobody}},
-		{"taken over", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), mixed(8), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000)}, []uint32{nobody, nobody, 7, nobody, nobody, nobody, nobody, nobody, nobody, 8}},
+		{"lost with one packet", []queueWindow{a, a, a, mixed(7), a, a, a}, []uint32{nobody, nobody, 7, nobody, nobody, nobody, nobody}},
+		{"kept while idle", []queueWindow{a, a, a, own(7, 0)}, []uint32{nobody, nobody, 7, 7}},
+		{"kept after a pause", []queueWindow{a, a, a, stale(200)}, []uint32{nobody, nobody, 7, 7}},
+		{"address that nobody confirms", []queueWindow{a, a, a, stale(900)}, []uint32{nobody, nobody, 7, nobody}},
+		{"the same, slowly", []queueWindow{a, a, a, stale(200), stale(200), stale(200)}, []uint32{nobody, nobody, 7, 7, 7, nobody}},
+		{"two pauses", []queueWindow{a, a, a, stale(400), a, stale(400)}, []uint32{nobody, nobody, 7, 7, 7, 7}},
+		{"taken over", []queueWindow{a, a, a, mixed(8), own(8, 20_000), own(8, 20_000), own(8, 20_000), own(8, 20_000), own(8, 20_000), own(8, 20_000)}, []uint32{nobody, nobody, 7, nobody, nobody, nobody, nobody, nobody, nobody, 8}},
+		{"a flood", []queueWindow{mixed(7), {time.Second / 5, drop.Queue{Own: 10_000, Slot: 7}}}, []uint32{nobody, 7}},
+		{"a flood of a queue that others use", []queueWindow{own(7, 90_000), mixed(7), own(7, 90_000), own(7, 90_000), own(7, 90_000)}, []uint32{7, nobody, nobody, nobody, nobody}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctl := newQueueControl()

@@ -19,9 +19,7 @@ func (is *Isolator) Follow(now time.Time) error {
 	if is.cfg.Drop == nil {
 		return err // nothing is counted
 	}
-	length := now.Sub(is.looked)
-	is.looked = now
-	return errors.Join(err, is.reshape(now), is.takeTurns(), is.assignQueues(length))
+	return errors.Join(err, is.reshape(now), is.takeTurns())
 }
 
 // reshape sets the shape of each tenant's packets by its traffic.
