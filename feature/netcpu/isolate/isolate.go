@@ -55,9 +55,9 @@ type Config struct {
 type Isolator struct {
 	cfg      Config
 	isolated map[tenant.Key]*isolation
-	host     *uplinks // nil while nothing is isolated
+	host     *uplinks  // nil while nothing is isolated
 	looked   time.Time // by Glance
-	windows  uint64 // of reweigh
+	windows  uint64    // of reweigh
 
 	ran atomic.Pointer[map[container.ID]time.Duration] // of takeTurns
 }
