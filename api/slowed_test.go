@@ -118,6 +118,28 @@ func TestSlowedByWaiting(t *testing.T) {
 	}
 }
 
+// TestSlowedOnSeveralCPUs: waits on all CPUs count, as the agent has summed them up.
+func TestSlowedOnSeveralCPUs(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		victim NetCPUAccount
+		want   float64
+	}{
+		{"a thread that moves, and mostly waits for its disk", NetCPUAccount{Tasks: 1, Waited: seconds(3), WaitedCPUs: seconds(6), Active: 7}, 0.6},
+		{"two CPUs, half of each", NetCPUAccount{Tasks: 10, Waited: seconds(5), WaitedCPUs: seconds(10), Active: 10}, 0.5},
+		{"threads that are active for a fifth of the time", NetCPUAccount{Tasks: 1, Waited: seconds(0.5), WaitedCPUs: seconds(1), Active: 2}, 0.1},
+		{"its own quota", NetCPUAccount{Tasks: 10, Waited: seconds(5), WaitedCPUs: seconds(10), Active: 10, Throttled: 10, Quota: 1}, 0},
+		{"nothing", NetCPUAccount{Tasks: 10, Waited: seconds(0), WaitedCPUs: seconds(0), Active: 10}, 0},
+	} {
+		before, after := frames(1)
+		c.victim.Container = 1
+		accounts(&before, &after, nil, c.victim)
+		if row := after.After(before).Rows[0]; math.Abs(row.Slowed-c.want) > 1e-9 {
+			t.Errorf("%s: slowed by %v, %v; want %v", c.name, row.Slowed, row.By, c.want)
+		}
+	}
+}
+
 // TestNotCharged: nobody is charged with more of a wait than it ran: the rest was the host.
 func TestNotCharged(t *testing.T) {
 	before, after := frames(2)
