@@ -208,6 +208,25 @@ func TestSlowedByNobody(t *testing.T) {
 	}
 }
 
+// TestSlowedUndivided: at an uplink that no policy divides, the agent counts the time that is lost.
+func TestSlowedUndivided(t *testing.T) {
+	before, after := frames(2)
+	before.Traffic = &Traffic{Taken: before.Taken, Contended: []TrafficContended{{Container: 1, Uplink: "eth0", Lost: 100}}}
+	after.Traffic = &Traffic{Taken: after.Taken, Contended: []TrafficContended{
+		{Container: 1, Uplink: "eth0", Lost: 108.5, Culprit: 2, CulpritName: "b"}, {Container: 2, Uplink: "eth0", Lost: 1.5, Culprit: 1, CulpritName: "a"},
+	}}
+	rows := after.After(before).Rows
+	if want := []Slowdown{{SlowedByUplink, 0.85, 2, "b"}}; rows[0].Name != "a" || math.Abs(rows[0].Slowed-0.85) > 1e-9 || cmp.Diff(want, rows[0].By, roughly) != "" {
+		t.Errorf("%+v; want %v", rows[0], want)
+	}
+	if want := []Slowdown{{SlowedByUplink, 0.15, 1, "a"}}; cmp.Diff(want, rows[1].By, roughly) != "" {
+		t.Errorf("%+v; want %v", rows[1], want)
+	}
+	if rows := after.After(after).Rows; rows[0].Slowed != 0 {
+		t.Errorf("%+v; want nothing new", rows[0])
+	}
+}
+
 // TestSlowedByDisk: a missed reservation counts by what is missing, and by CPU where the culprit
 // had that.
 func TestSlowedByDisk(t *testing.T) {
