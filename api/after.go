@@ -25,3 +25,12 @@ func less[N uint64 | float64](now, before N) N {
 	}
 	return now - before
 }
+
+// lessOf is less of counters that may be absent.
+func lessOf(now, before *float64) *float64 {
+	if now == nil || before == nil {
+		return now
+	}
+	d := less(*now, *before)
+	return &d
+}

@@ -56,6 +56,8 @@ type NetCPUAccount struct {
 	Throttled    float64         `json:"throttled_seconds,omitempty" doc:"time for which the container's own quota kept its tasks from a CPU, summed over the CPUs, in seconds"`
 	Periods      uint64          `json:"throttled_periods,omitempty" doc:"periods of the quota in which that happened"`
 	Waited       *float64        `json:"waited_seconds,omitempty" doc:"time in which tasks of the container waited for a CPU while none of them ran, for their turn or for their quota, in seconds; absent where the kernel does not count that (PSI)"`
+	WaitedCPUs   *float64        `json:"waited_cpus_seconds,omitempty" doc:"the same summed over the CPUs: an estimate from waited_seconds and what its threads waited, in seconds, counted since the agent saw it first; absent where waited_seconds is"`
+	Active       float64         `json:"active_seconds,omitempty" doc:"likewise: time in which the container had something to do, with a CPU or in wait of one, in seconds"`
 	Quota        float64         `json:"quota_cpus,omitempty" doc:"the quota of its control group now, in CPUs; absent without one"`
 	Receive      float64         `json:"receive_seconds" doc:"CPU time of softirqs and NAPI threads for packets to the container, in seconds"`
 	Send         float64         `json:"send_seconds" doc:"CPU time of softirqs and NAPI threads for packets from the container, in seconds; the work of its tasks in system calls is in tasks_seconds"`
@@ -179,13 +181,8 @@ func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
 	a.Tasks = less(a.Tasks, before.Tasks)
 	a.Throttled = less(a.Throttled, before.Throttled)
 	a.Periods = less(a.Periods, before.Periods)
-	if a.Waited != nil {
-		w := *a.Waited
-		if before.Waited != nil {
-			w = less(w, *before.Waited)
-		}
-		a.Waited = &w
-	}
+	a.Waited, a.WaitedCPUs = lessOf(a.Waited, before.Waited), lessOf(a.WaitedCPUs, before.WaitedCPUs)
+	a.Active = less(a.Active, before.Active)
 	a.Receive = less(a.Receive, before.Receive)
 	a.Send = less(a.Send, before.Send)
 	a.Own = less(a.Own, before.Own)

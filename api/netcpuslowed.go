@@ -44,7 +44,10 @@ func (n *NetCPU) slowed(before *NetCPU) func(*OverviewRow) losses {
 func (a NetCPUAccount) lost(span float64) (stolen, waited, second float64) {
 	took := min(a.Stolen, a.Tasks) // an estimate while packets are sampled
 	did, active, wait := a.Tasks-took, a.Tasks+a.Throttled, 0.0
-	if a.Waited != nil {
+	switch {
+	case a.WaitedCPUs != nil:
+		active, wait = a.Active, max(*a.WaitedCPUs-a.Throttled, 0)
+	case a.Waited != nil: // an earlier release has recorded it
 		all := min(*a.Waited, span)
 		active, wait = a.Tasks+all, max(all-a.Throttled, 0)
 		if ran := span - all; ran > 0 && a.Tasks > ran {

@@ -118,6 +118,28 @@ func TestSlowedByWaiting(t *testing.T) {
 	}
 }
 
+// TestSlowedOnSeveralCPUs: waits on all CPUs count, as the agent has summed them up.
+func TestSlowedOnSeveralCPUs(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		victim NetCPUAccount
+		want   float64
+	}{
+		{"a thread that moves, and mostly waits for its disk", NetCPUAccount{Tasks: 1, Waited: seconds(3), WaitedCPUs: seconds(6), Active: 7}, 0.6},
+		{"two CPUs, half of each", NetCPUAccount{Tasks: 10, Waited: seconds(5), WaitedCPUs: seconds(10), Active: 10}, 0.5},
+		{"threads that are active for a fifth of the time", NetCPUAccount{Tasks: 1, Waited: seconds(0.5), WaitedCPUs: seconds(1), Active: 2}, 0.1},
+		{"its own quota", NetCPUAccount{Tasks: 10, Waited: seconds(5), WaitedCPUs: seconds(10), Active: 10, Throttled: 10, Quota: 1}, 0},
+		{"nothing", NetCPUAccount{Tasks: 10, Waited: seconds(0), WaitedCPUs: seconds(0), Active: 10}, 0},
+	} {
+		before, after := frames(1)
+		c.victim.Container = 1
+		accounts(&before, &after, nil, c.victim)
+		if row := after.After(before).Rows[0]; math.Abs(row.Slowed-c.want) > 1e-9 {
+			t.Errorf("%s: slowed by %v, %v; want %v", c.name, row.Slowed, row.By, c.want)
+		}
+	}
+}
+
 // TestNotCharged: nobody is charged with more of a wait than it ran: the rest was the host.
 func TestNotCharged(t *testing.T) {
 	before, after := frames(2)
@@ -183,6 +205,25 @@ func TestSlowedByNobody(t *testing.T) {
 				t.Errorf("beside %d bytes: slowed by %v, want %v", others, row.Slowed, want)
 			}
 		}
+	}
+}
+
+// TestSlowedUndivided: at an uplink that no policy divides, the agent counts the time that is lost.
+func TestSlowedUndivided(t *testing.T) {
+	before, after := frames(2)
+	before.Traffic = &Traffic{Taken: before.Taken, Contended: []TrafficContended{{Container: 1, Uplink: "eth0", Lost: 100}}}
+	after.Traffic = &Traffic{Taken: after.Taken, Contended: []TrafficContended{
+		{Container: 1, Uplink: "eth0", Lost: 108.5, Culprit: 2, CulpritName: "b"}, {Container: 2, Uplink: "eth0", Lost: 1.5, Culprit: 1, CulpritName: "a"},
+	}}
+	rows := after.After(before).Rows
+	if want := []Slowdown{{SlowedByUplink, 0.85, 2, "b"}}; rows[0].Name != "a" || math.Abs(rows[0].Slowed-0.85) > 1e-9 || cmp.Diff(want, rows[0].By, roughly) != "" {
+		t.Errorf("%+v; want %v", rows[0], want)
+	}
+	if want := []Slowdown{{SlowedByUplink, 0.15, 1, "a"}}; cmp.Diff(want, rows[1].By, roughly) != "" {
+		t.Errorf("%+v; want %v", rows[1], want)
+	}
+	if rows := after.After(after).Rows; rows[0].Slowed != 0 {
+		t.Errorf("%+v; want nothing new", rows[0])
 	}
 }
 

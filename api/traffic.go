@@ -22,6 +22,8 @@ type Traffic struct {
 	Taken   time.Time      `json:"taken" doc:"when the counters were read"`
 	Classes []TrafficClass `json:"classes" doc:"one element for each uplink, direction and shaped container, and one for all the others together"`
 
+	Contended []TrafficContended `json:"contended,omitempty" doc:"containers that have lost bandwidth to others at uplinks that no policy divides; of containers that share a network, the first stands for all"`
+
 	Sharer string `json:"sharer,omitempty" doc:"of one container: the one that shares its network, whose policy the classes have; absent where it has policy itself"`
 
 	Measured *TrafficMeasured `json:"measured,omitempty" doc:"how delays were measured; absent where no time was given over which to"`
@@ -32,6 +34,17 @@ type TrafficMeasured struct {
 	Seconds float64 `json:"seconds" doc:"for so long before taken"`
 	Missed  uint64  `json:"missed_packets" doc:"packets that were not measured, as too many waited, or left at once"`
 	Error   string  `json:"error,omitempty" doc:"why no delay could be measured"`
+}
+
+// TrafficContended is what a container has lost at one uplink that no policy divides, since the agent
+// saw it first. docs/slowed.md says what counts.
+type TrafficContended struct {
+	Container   ID      `json:"container,string" doc:"id of the container"`
+	Name        string  `json:"name,omitempty" doc:"name of the container"`
+	Uplink      string  `json:"uplink" doc:"device of the host"`
+	Lost        float64 `json:"lost_seconds" doc:"time that it lost, in seconds: a second at a quarter of the rate that it would have alone is three quarters of a second"`
+	Culprit     ID      `json:"culprit,omitempty,string" doc:"id of the other container that sent the most there when that was last seen; absent if none is known"`
+	CulpritName string  `json:"culprit_name,omitempty" doc:"name of the culprit"`
 }
 
 // TrafficDelay is how long packets waited in the qdisc, from being enqueued to
@@ -110,6 +123,11 @@ func (t Traffic) After(before Traffic) Traffic {
 		c.Drain = c.drain()
 		return c
 	})
+	t.Contended = since(t.Contended, before.Contended, func(c TrafficContended) key { return key{container: c.Container, uplink: c.Uplink} }, func(c, was TrafficContended) TrafficContended {
+		c.Lost = less(c.Lost, was.Lost)
+		return c
+	})
+	t.Contended = slices.DeleteFunc(t.Contended, func(c TrafficContended) bool { return c.Lost == 0 })
 	return t
 }
 

@@ -1,7 +1,7 @@
 package api
 
-// slowed returns a function that fills in what a container lost of its guaranteed bandwidth since an
-// earlier report. Either report may be nil.
+// slowed returns a function that fills in what a container lost of its bandwidth since an earlier
+// report. Either report may be nil.
 func (t *Traffic) slowed(before *Traffic) func(*OverviewRow) losses {
 	if t == nil || before == nil {
 		return func(*OverviewRow) losses { return nil }
@@ -17,7 +17,13 @@ func (t *Traffic) slowed(before *Traffic) func(*OverviewRow) losses {
 	classes := make(map[ID][]TrafficClass)
 	carried := make(map[place]float64)    // of all classes, by uplink and direction
 	worst := make(map[place]TrafficClass) // the class furthest beyond its guarantee, by uplink and direction
-	for _, c := range t.After(*before).Classes {
+	now := t.After(*before)
+	span := now.Taken.Sub(now.Since).Seconds()
+	contended := make(map[ID][]TrafficContended)
+	for _, c := range now.Contended {
+		contended[c.Container] = append(contended[c.Container], c)
+	}
+	for _, c := range now.Classes {
 		classes[c.Container] = append(classes[c.Container], c)
 		at := place{0, c.Uplink, c.Direction}
 		carried[at] += c.Achieved
@@ -50,6 +56,11 @@ func (t *Traffic) slowed(before *Traffic) func(*OverviewRow) losses {
 					x.Culprit, x.Name = w.Container, w.Name
 				}
 				l = append(l, x)
+			}
+		}
+		for _, c := range contended[row.Container] {
+			if span > 0 {
+				l = append(l, Slowdown{SlowedByUplink, min(c.Lost/span, 1), c.Culprit, c.CulpritName})
 			}
 		}
 		return l

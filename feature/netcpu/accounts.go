@@ -37,6 +37,7 @@ type Accounts struct {
 	Meter      Meter
 	Containers feature.Containers
 	Since      time.Time // when Meter began to count
+	Proc       string    // where threads are read; "": they are not
 
 	// Threads returns the CPU time of the NAPI threads of each isolated container; nil: no
 	// container is isolated.

@@ -136,7 +136,7 @@ func New(cfg Config) (*Netcpu, error) {
 	if n.meter, n.noMeter = account.Open(accounts); n.noMeter != nil {
 		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
 	}
-	n.Accounts = &Accounts{Containers: cfg.Containers, Since: time.Now(), Meter: n.meter, InForce: n.inForce}
+	n.Accounts = &Accounts{Containers: cfg.Containers, Proc: cfg.Roots.Proc, Since: time.Now(), Meter: n.meter, InForce: n.inForce}
 	if n.meter == nil {
 		n.Accounts.Meter = noMeter{n.noMeter}
 	}

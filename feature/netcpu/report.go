@@ -41,7 +41,7 @@ func (x *Accounts) take() (reading, error) {
 	}
 	x.used.only(r.running, x.Since)
 	for _, c := range r.running {
-		r.used[c.ID] = x.used.since(c)
+		r.used[c.ID] = x.used.since(c, x.Proc)
 	}
 	var err error
 	if r.Reading, err = x.Meter.Read(); err != nil {
@@ -177,7 +177,8 @@ func (x *Accounts) wire(r reading) api.NetCPU {
 		a.Tasks, a.Throttled, a.Periods, a.Quota = u.tasks.Seconds(), u.throttled.Seconds(), u.periods, u.quota
 		if u.counted {
 			w := u.waited.Seconds()
-			a.Waited = &w
+			lost, active := u.lost.Seconds(), u.active.Seconds()
+			a.Waited, a.WaitedCPUs, a.Active = &w, &lost, active
 		}
 		a.IsolationCost, a.IsolationSpared = x.bargain.of(id)
 		n.Accounts = append(n.Accounts, *a)

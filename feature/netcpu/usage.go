@@ -2,6 +2,7 @@ package netcpu
 
 import (
 	"maps"
+	"runtime"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ type usage struct {
 	waited           time.Duration // for a CPU, while none of its tasks ran
 	counted          bool          // the kernel counts these waits
 	quota            float64       // now, in CPUs; 0: none
+	lost, active     time.Duration // as of waits, since the first reading
 }
 
 func usageOf(files *cgroup.Files, dirs container.Cgroup) (u usage) {
@@ -45,6 +47,8 @@ type usages struct {
 	mu     sync.Mutex
 	before map[container.ID]usage
 	files  cgroup.Files // of running containers
+	waits  map[container.ID]*waits
+	left   int // threads that may still be read in this round
 }
 
 // begin records the present usage of a container that is older than the accounts, which began at
@@ -75,15 +79,42 @@ func (u *usages) only(running []container.Container, start time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	maps.DeleteFunc(u.before, func(id container.ID, _ usage) bool { return !runs[id] })
+	maps.DeleteFunc(u.waits, func(id container.ID, _ *waits) bool { return !runs[id] })
 	u.files.Keep(dirs)
+	u.left = maxRead
 }
 
-// since returns the scheduler's counters of a container since the accounts began.
-func (u *usages) since(c container.Container) usage {
+// since returns the scheduler's counters of a container since the accounts began. proc is where
+// threads are read, "" for nowhere.
+func (u *usages) since(c container.Container, proc string) usage {
 	u.mu.Lock()
+	defer u.mu.Unlock()
 	was, now := u.before[c.ID], usageOf(&u.files, c.Cgroup)
-	u.mu.Unlock()
-	return usage{grown(now.tasks, was.tasks), grown(now.throttled, was.throttled), grown(now.periods, was.periods), grown(now.waited, was.waited), now.counted, now.quota}
+	if now.counted {
+		w := u.waits[c.ID]
+		if w == nil {
+			w = &waits{}
+			if u.waits == nil {
+				u.waits = make(map[container.ID]*waits)
+			}
+			u.waits[c.ID] = w
+		}
+		w.next(time.Now(), now, runtime.NumCPU(), func() threads { return u.threads(proc, c.Cgroup.V2) }, cpusOf)
+		now.lost, now.active = w.lost, w.active
+	}
+	now.tasks, now.throttled, now.waited = grown(now.tasks, was.tasks), grown(now.throttled, was.throttled), grown(now.waited, was.waited)
+	now.periods = grown(now.periods, was.periods)
+	return now
+}
+
+// threads reads the threads of a container, as long as the round has any left.
+func (u *usages) threads(proc, dir string) threads {
+	if proc == "" {
+		return nil
+	}
+	list := threadsOf(proc, dir, min(maxThreads, u.left))
+	u.left -= len(list)
+	return list
 }
 
 // grown returns the growth of a counter. A smaller value is another cgroup's, which the container

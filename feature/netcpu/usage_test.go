@@ -35,7 +35,7 @@ func TestUsagesClose(t *testing.T) {
 	for n := 3; n >= 0; n-- {
 		u.only(running[:n], time.Time{})
 		for _, c := range running[:n] {
-			if got := u.since(c); got.tasks != 7*time.Microsecond {
+			if got := u.since(c, ""); got.tasks != 7*time.Microsecond {
 				t.Errorf("%d containers run: usage %+v", n, got)
 			}
 		}

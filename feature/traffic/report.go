@@ -255,6 +255,10 @@ func (f *Traffic) Report(ctx context.Context, of *container.Container, ask api.A
 		}
 	}
 	t := wire(r, f.cfg.Containers.Lookup)
+	t.Contended = f.contention()
+	if of != nil {
+		t.Contended = slices.DeleteFunc(t.Contended, func(c api.TrafficContended) bool { return c.Container != api.ID(of.ID) })
+	}
 	if sharer != 0 {
 		t.Sharer = cmp.Or(nameOf(f.cfg.Containers.Lookup(sharer)), sharer.String())
 	}

@@ -100,6 +100,8 @@ type Traffic struct {
 	meter      *delay.Meter         // nil unless delays are always measured
 	cut        map[delay.Class]bool // classes that the meter cannot measure
 	unmeasured string               // why none, or not all, are measured
+
+	contends contention
 }
 
 func (cfg Config) withDefaults() Config {

@@ -349,6 +349,21 @@ func (d *Device) Stats(kind Kind) (map[uint16]Stats, error) {
 	return out, nil
 }
 
+// RootStats reads the counters of the root qdisc, whoever made it; all are 0 where the kernel shows
+// none. It notifies nobody. Errors: journal.ErrGone.
+func (d *Device) RootStats() (Stats, error) {
+	list, err := d.qdiscs() // a request for the root qdisc alone would notify all listeners
+	if err != nil {
+		return Stats{}, d.wrap("list qdiscs", err)
+	}
+	for _, m := range list {
+		if m.parent == rootParent {
+			return m.stats, nil
+		}
+	}
+	return Stats{}, nil
+}
+
 // ours lists the classes of our root.
 func (d *Device) ours(kind Kind) (map[uint16]message, error) {
 	root, err := d.root()

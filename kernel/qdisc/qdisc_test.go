@@ -179,7 +179,13 @@ func TestBringHFSC(t *testing.T) {
 	if st, err := d.Stats(qdisc.KindHFSC); err != nil || st[1].Packets != 10 {
 		t.Errorf("%+v, %v; want 10 packets", st, err)
 	}
+	if st, err := d.RootStats(); err != nil || st.Packets < 10 || st.Backlog != 0 {
+		t.Errorf("the root: %+v, %v; want 10 packets", st, err)
+	}
 	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Default))
+	if st, err := d.RootStats(); err != nil || st != (qdisc.Stats{}) {
+		t.Errorf("no root: %+v, %v", st, err)
+	}
 	if r := w.root(); r != qdisc.Default {
 		t.Errorf("in the end: %s", r)
 	}

@@ -106,8 +106,7 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 		if r.alone, r.due, err = r.undisturbed(ctx, r.take); err != nil {
 			return nil, err
 		}
-		_, r.calm, err = r.slowed(ctx, r.take)
-		return nil, err
+		return nil, r.awake(ctx)
 	case armOff:
 		w, err := r.disturbed(ctx, blockioSettle)
 		r.unhelped = w.cpu

@@ -72,8 +72,10 @@ func (r *blockioRig) step(ctx context.Context, c blockioCase, a arm) (figures []
 		r.serving, err = r.diskCPUs()
 		return nil, err
 	case a == armAlone:
-		r.alone, r.calm, err = r.slowed(ctx, r.take)
-		return nil, err
+		if r.alone, err = r.window(ctx, r.take); err != nil {
+			return nil, err
+		}
+		return nil, r.awake(ctx)
 	}
 	step := c.steps[slices.IndexFunc(c.steps, func(s blockioArm) bool { return s.arm == a })]
 	if step.reserve > 0 {

@@ -67,10 +67,13 @@ func slowedBars() (bars []report.Bar) {
 	return bars
 }
 
-// slowedAtUplinkBars demand the same of containers that share an uplink by policy.
+// slowedAtUplinkBars demand the same of containers that share an uplink by policy, and of bulk that
+// shares one without.
 func slowedAtUplinkBars() []report.Bar {
 	bars := []report.Bar{
+		noMore("bridge 6 to 1", SlowedOff, "off", slowedBar, slowedFar, slowedWrong),
 		noMore("bridge 6 to 1", SlowedOff, "on", slowedBar, slowedFar, slowedWrong),
+		noMore("host 6 to 1", SlowedOff, "off", slowedBar, slowedFar, slowedWrong),
 		noMore("host 6 to 1", SlowedOff, "on", slowedBar, slowedFar, slowedWrong),
 	}
 	for _, phase := range []string{"w1 w2 r3", "r3 ends", "r4 starts"} {

@@ -1,0 +1,199 @@
+package traffic
+
+import (
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/traffic/contend"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+// Bounds of what is read while packets wait at an uplink that nobody divides.
+const (
+	looksApart = 20 * time.Millisecond // several readers at once
+	mostSocks  = 4096                  // of each network namespace and address family
+	mostOwn    = 64                    // devices of a container
+	mostSpaces = 256                   // network namespaces
+)
+
+// contention is what containers have lost at uplinks that nobody divides. Its zero value is ready.
+type contention struct {
+	mu    sync.Mutex
+	taken time.Time
+	seen  map[int]contend.Uplink // by index: the uplinks at which packets waited
+	lost  map[lostAt]contended
+}
+
+type lostAt struct {
+	container container.ID
+	uplink    string
+}
+
+// contended is the time that a container lost, in seconds: a second at half of its speed is half a
+// second.
+type contended struct {
+	seconds float64
+	culprit container.ID
+}
+
+// contention reads the uplinks, and adds what was lost since the last time. While no packets wait at
+// any it looks at nothing else.
+func (f *Traffic) contention() []api.TrafficContended {
+	c := &f.contends
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := f.cfg.Now()
+	if now.Sub(c.taken) >= looksApart {
+		c.taken = now
+		c.add(f.waiting())
+	}
+	if f.cfg.Containers == nil {
+		return nil
+	}
+	for at := range c.lost {
+		if _, runs := f.cfg.Containers.Lookup(at.container); !runs {
+			delete(c.lost, at)
+		}
+	}
+	var out []api.TrafficContended
+	for at, l := range c.lost {
+		out = append(out, api.TrafficContended{
+			Container: api.ID(at.container), Name: nameOf(f.cfg.Containers.Lookup(at.container)), Uplink: at.uplink, Lost: l.seconds,
+			Culprit: api.ID(l.culprit), CulpritName: nameOf(f.cfg.Containers.Lookup(l.culprit)),
+		})
+	}
+	slices.SortFunc(out, func(a, b api.TrafficContended) int {
+		return cmp.Or(cmp.Compare(a.Uplink, b.Uplink), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Container, b.Container))
+	})
+	return out
+}
+
+// add takes a look at the uplinks at which packets wait.
+func (c *contention) add(seen map[int]contend.Uplink, names map[int]string) {
+	for index, now := range seen {
+		was, waited := c.seen[index]
+		if !waited {
+			continue
+		}
+		for id, l := range contend.Losses(was, now) {
+			if c.lost == nil {
+				c.lost = make(map[lostAt]contended)
+			}
+			at := lostAt{id, names[index]}
+			c.lost[at] = contended{c.lost[at].seconds + l.Part*now.Taken.Sub(was.Taken).Seconds(), l.Culprit}
+		}
+	}
+	c.seen = seen
+}
+
+// waiting looks at the uplinks without our classes, and returns those at which packets wait, with
+// the sockets that may be why, and the names of these uplinks.
+func (f *Traffic) waiting() (seen map[int]contend.Uplink, names map[int]string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.host == nil || f.programs == nil || f.cfg.Containers == nil {
+		return nil, nil
+	}
+	links, err := f.listing.Links()
+	if err != nil {
+		return nil, nil // the feature's status reports it
+	}
+	for _, l := range links {
+		if u := f.uplinks[l.Index]; u != nil && u.claimed || !f.isUplink(l, links) {
+			continue
+		}
+		stats, err := f.rootStats(l.Index)
+		if err != nil || stats.Backlog == 0 {
+			continue
+		}
+		if seen == nil {
+			seen, names = make(map[int]contend.Uplink), make(map[int]string)
+		}
+		rate, _, _ := f.rate(l)
+		seen[l.Index], names[l.Index] = contend.Uplink{Taken: f.cfg.Now(), Rate: rate, Stats: stats}, l.Name
+	}
+	if len(seen) == 0 {
+		return nil, nil
+	}
+	senders, sent := f.senders()
+	for index, u := range seen {
+		u.Senders, u.Sent = senders, sent
+		seen[index] = u
+	}
+	return seen, names
+}
+
+func (f *Traffic) rootStats(index int) (qdisc.Stats, error) {
+	d, err := qdisc.Open(f.host, index)
+	if err != nil {
+		return qdisc.Stats{}, fmt.Errorf("traffic: %w", err)
+	}
+	defer d.Close()
+	return d.RootStats()
+}
+
+// senders lists the sockets of all containers that hold data which they may not send, and what each
+// container has sent. Of containers that share a network, the first answers for all.
+func (f *Traffic) senders() (list map[uint64]contend.Sender, sent map[container.ID]uint64) {
+	list, sent = make(map[uint64]contend.Sender), make(map[container.ID]uint64)
+	hosts, owners := make(map[container.ID]bool), make(map[uint64]bool)
+	for _, c := range f.cfg.Containers.Running() {
+		if c.HostNetwork {
+			hosts[c.ID] = true
+			continue
+		}
+		if c.NetNS == 0 || owners[c.NetNS] || len(owners) == mostSpaces {
+			continue
+		}
+		owners[c.NetNS] = true
+		ns, err := f.find.Open(filepath.Join(f.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
+		if err != nil {
+			continue // it has ended
+		}
+		socks, err := ns.Senders(mostSocks)
+		if err == nil && len(socks) > 0 {
+			sent[c.ID] = bytesSent(ns)
+		}
+		ns.Close()
+		for _, s := range socks {
+			list[s.Cookie] = contend.Sender{Container: c.ID, Sender: s}
+		}
+	}
+	if len(hosts) == 0 {
+		return list, sent
+	}
+	socks, err := f.host.Senders(mostSocks)
+	if err != nil {
+		return list, sent
+	}
+	for _, s := range socks {
+		if id := container.ID(s.Cgroup); hosts[id] {
+			list[s.Cookie] = contend.Sender{Container: id, Sender: s}
+		}
+	}
+	return list, sent
+}
+
+// bytesSent adds up what all devices of a container but lo, which is the first, have sent; 0 where
+// that cannot be read.
+func bytesSent(ns *netdev.NS) (n uint64) {
+	const lo = 1
+	all, err := ns.AllCounters(mostOwn)
+	if err != nil {
+		return 0
+	}
+	for index, c := range all {
+		if index != lo {
+			n += c.TxBytes
+		}
+	}
+	return n
+}
