@@ -116,7 +116,10 @@ func queue(f *os.File) error {
 // the host's network namespace can take the name by which agents notice each other, or fill its
 // backlog.
 func (s *Successor) Wait(ctx context.Context) error {
-	released, err := journal.WhenFree(s.cfg.StateDir)
+	// It outlives ctx where the agent that works was told to stop.
+	waits, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	released, err := journal.WhenFree(waits, s.cfg.StateDir)
 	if err != nil {
 		return fmt.Errorf("wait to take over: %w", err)
 	}

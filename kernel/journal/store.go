@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,7 +24,8 @@ const (
 	earlier  = "1" // one claim on a knob; being idle and the weight are separate
 	header   = magic + version + "\n"
 	patience = 500 * time.Millisecond
-	slack    = 1000 // superseded records that are kept before the file is rewritten
+	retry    = 10 * time.Millisecond // until the next try to take the lock
+	slack    = 1000                  // superseded records that are kept before the file is rewritten
 )
 
 var bootID = regexp.MustCompile(`^[0-9a-f-]{1,64}$`)
@@ -139,8 +141,8 @@ func lock(dir, boot string) (*store, error) {
 }
 
 // WhenFree returns a channel that gets a value once no Journal holds dir, or an error why that
-// cannot be known. It has the value already if none does. The wait cannot be given up.
-func WhenFree(dir string) (<-chan error, error) {
+// cannot be known: that of ctx if it ends first. The channel has the value already if none does.
+func WhenFree(ctx context.Context, dir string) (<-chan error, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("wait for journal: %w", err)
@@ -153,28 +155,40 @@ func WhenFree(dir string) (<-chan error, error) {
 		f.Close() // releases the lock
 		released <- err
 	}
-	if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+	try := func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+	if err = try(); !held(err) {
 		end(err)
 		return released, nil
 	}
+	// It tries again and again, since nothing ends a flock that waits: the kernel begins it anew after
+	// each of the signals that Go handles.
+	again := time.NewTicker(retry)
 	go func() {
-		err := error(unix.EINTR)
-		for errors.Is(err, unix.EINTR) {
-			err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		defer again.Stop()
+		for held(err) {
+			select {
+			case <-again.C:
+				err = try()
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
 		}
 		end(err)
 	}()
 	return released, nil
 }
 
+// held reports whether flock failed as somebody else has the lock, or was interrupted.
+func held(err error) bool { return errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) }
+
 // acquire takes the lock. A process that was just killed may need a moment to release it.
 func (s *store) acquire() error {
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(retry) {
 		err := unix.Flock(int(s.dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
 			return nil
-		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
+		case !held(err):
 			return fmt.Errorf("lock: %w", err)
 		case time.Now().After(deadline):
 			return ErrBusy

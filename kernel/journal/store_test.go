@@ -2,12 +2,16 @@ package journal
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -106,6 +110,56 @@ func TestBusy(t *testing.T) {
 	}
 	j.Close()
 	open(t, dir)
+}
+
+// TestWhenFree waits until a journal is closed, and gives up waiting for another.
+func TestWhenFree(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		ended := func(released <-chan error) (bool, error) {
+			time.Sleep(retry)
+			synctest.Wait()
+			select {
+			case err := <-released:
+				return true, err
+			default:
+				return false, nil
+			}
+		}
+		wait := func(ctx context.Context) <-chan error {
+			t.Helper()
+			released, err := WhenFree(ctx, dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return released
+		}
+		if got, err := ended(wait(t.Context())); !got || err != nil {
+			t.Errorf("nobody holds it: %v, %v", got, err)
+		}
+		j := open(t, dir)
+		ctx, cancel := context.WithCancel(t.Context())
+		first, second := wait(t.Context()), wait(ctx)
+		for _, released := range []<-chan error{first, second} {
+			if got, err := ended(released); got {
+				t.Errorf("it is held: %v", err)
+			}
+		}
+		cancel()
+		if got, err := ended(second); !got || !errors.Is(err, context.Canceled) {
+			t.Errorf("given up: %v, %v", got, err)
+		}
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ended(first); !got || err != nil {
+			t.Errorf("it is free: %v, %v", got, err)
+		}
+		open(t, dir) // neither holds it any more
+	})
+	if _, err := WhenFree(t.Context(), filepath.Join(dir, "gone")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no directory: %v", err)
+	}
 }
 
 func TestFileStaysShort(t *testing.T) {
