@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
@@ -52,4 +54,49 @@ func TestHealth(t *testing.T) {
 	if h, err := openHealth(""); h != nil || err != nil {
 		t.Errorf("without a directory: %v, %v", h, err)
 	}
+}
+
+// An agent that waits gives a sign of life each second, and none once it has waited: those are the
+// working agent's then.
+func TestHealthBeats(t *testing.T) {
+	dir := t.TempDir()
+	silence := func() {
+		if err := os.WriteFile(filepath.Join(dir, aliveFile), []byte("1"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beats := func() bool {
+		synctest.Wait()
+		text, err := os.ReadFile(filepath.Join(dir, aliveFile))
+		return err == nil && string(text) != "1"
+	}
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		h, err := openHealth(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		waited := h.waiting(slog.New(slog.NewTextHandler(&log, nil)))
+		for second := range 3 {
+			silence()
+			if time.Sleep(999 * time.Millisecond); beats() {
+				t.Errorf("a sign of life before second %d", second+1)
+			}
+			if time.Sleep(time.Millisecond); !beats() {
+				t.Errorf("no sign of life in second %d", second+1)
+			}
+		}
+		waited()
+		silence()
+		if time.Sleep(time.Minute); beats() {
+			t.Error("a sign of life after the wait")
+		}
+
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		if h.alive(slog.New(slog.NewTextHandler(&log, nil))); !strings.Contains(log.String(), "show health") {
+			t.Errorf("without its directory the log is %q", &log)
+		}
+	})
 }

@@ -47,6 +47,13 @@ func confined() int {
 		{"write cgroups", write("/sys/fs/cgroup/cgroup.procs")},
 		{"write net sysctls", write("/proc/sys/net/ipv4/ip_forward_update_priority")},
 		{"write interrupts", write("/proc/irq/*/smp_affinity_list")},
+		{"open cgroups past links", func() error { // by openat2(2), as it does
+			fd, err := unix.Openat2(unix.AT_FDCWD, "/sys/fs/cgroup/cgroup.procs", &unix.OpenHow{Flags: unix.O_WRONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+			if err == nil {
+				err = unix.Close(fd)
+			}
+			return err
+		}},
 		{"write state", create("/run/fairlead")},
 		{"write lasting state", create("/var/lib/fairlead")},
 		{"open sysfs", func() error {
@@ -106,7 +113,7 @@ func TestUnitConfines(t *testing.T) {
 	for line := range strings.Lines(string(text)) {
 		what, got, _ := strings.Cut(strings.TrimSpace(line), ": ")
 		switch what {
-		case "write cgroups", "write net sysctls", "write interrupts", "write state", "write lasting state", "open sysfs":
+		case "write cgroups", "write net sysctls", "write interrupts", "open cgroups past links", "write state", "write lasting state", "open sysfs":
 			if may++; got != "<nil>" {
 				t.Errorf("the agent cannot %s: %s", what, got)
 			}
@@ -116,7 +123,7 @@ func TestUnitConfines(t *testing.T) {
 			}
 		}
 	}
-	if all := strings.Count(string(text), "\n"); may != 6 || all != 17 {
+	if all := strings.Count(string(text), "\n"); may != 7 || all != 18 {
 		t.Errorf("%d of %d things that it must be able to do:\n%s", may, all, text)
 	}
 }

@@ -31,3 +31,16 @@ func TestMemoryLimit(t *testing.T) {
 		t.Errorf("GOMEMLIMIT is %d MiB of %d", limit, most)
 	}
 }
+
+// TestUnitOpens fails if the unit keeps the agent from openat2(2), by which it opens control groups,
+// sysctls and devices. systemd answers ENOSYS to it under these two settings, since a filter cannot
+// look at its flags (seccomp_restrict_sxid of systemd's seccomp-util.c).
+func TestUnitOpens(t *testing.T) {
+	data, err := os.ReadFile("../../packaging/fairlead.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line := regexp.MustCompile(`(?m)^(RestrictSUIDSGID|DynamicUser)=(yes|true|on|1)$`).Find(data); line != nil {
+		t.Errorf("the unit has the line %s", line)
+	}
+}

@@ -70,11 +70,11 @@ func boards() map[string]board {
 	}
 }
 
-// Boot starts the kernel that was unpacked at root with the initramfs, waits
-// until the guest has stopped, and returns what it said. A guest that takes
-// longer than limit is stopped, and its Result is what there is by then. The
-// logs stay in dir.
-func Boot(ctx context.Context, arch, root, initramfs, dir string, limit time.Duration) (Result, error) {
+// Boot starts the kernel that was unpacked at root with the initramfs, and with a disk
+// unless that is "", waits until the guest has stopped, and returns what it said. A
+// guest that takes longer than limit is stopped, and its Result is what there is by
+// then. The logs stay in dir.
+func Boot(ctx context.Context, arch, root, initramfs, disk, dir string, limit time.Duration) (Result, error) {
 	images, _ := filepath.Glob(filepath.Join(root, "boot/vmlinuz-*"))
 	if len(images) == 0 { // since 7.x it lies with the modules
 		images, _ = filepath.Glob(filepath.Join(root, "usr/lib/modules/*/vmlinuz"))
@@ -92,6 +92,9 @@ func Boot(ctx context.Context, arch, root, initramfs, dir string, limit time.Dur
 	// The tests of this machine's kernel, which run beside it, go first, but must
 	// not make it stand still: 5 is a third of their weight.
 	b := boards()[arch]
+	if disk != "" {
+		b.port = append(b.port, "-drive", "file="+disk+",format=raw,if=virtio,cache=unsafe")
+	}
 	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "5", b.emulator,
 		"-machine", b.machine, "-accel", "tcg,thread=single", "-cpu", b.cpu, "-smp", "2", "-m", "2048",
 		"-nodefaults", "-display", "none", "-no-reboot",

@@ -71,6 +71,14 @@ func (g *Guest) boot(ctx context.Context) error {
 	if err := errors.Join(g.Root.Write(image), image.Close()); err != nil {
 		return err
 	}
-	g.result, err = Boot(ctx, g.Kernel.Arch, g.Root.Kernel, image.Name(), g.Dir, g.Limit)
+	disk := ""
+	if g.Root.System != "" {
+		disk = filepath.Join(g.Dir, "disk")
+		defer os.Remove(disk)
+		if err := execute("mkfs.ext4", "-q", "-d", g.Root.System, disk, "4G"); err != nil {
+			return err
+		}
+	}
+	g.result, err = Boot(ctx, g.Kernel.Arch, g.Root.Kernel, image.Name(), disk, g.Dir, g.Limit)
 	return err
 }

@@ -1,6 +1,7 @@
 #!/bin/busybox sh
 # Process 1 of a guest: mounts what a host of containers has mounted (cgroup v2
-# only), loads the modules, runs every test binary and stops the machine. The
+# only), loads the modules, and runs the tests. A guest with a disk has a system of
+# its own there, with systemd, which runs them as a service (testdata/node). The
 # kernel writes to the first serial port, the tests write to the second.
 /bin/busybox --install -s /bin
 export PATH=/bin HOME=/root TMPDIR=/tmp
@@ -23,6 +24,13 @@ stty -F $port raw
 for m in /modules/*.ko; do
 	insmod "$m" || echo "@@@ no module $m"
 done
+if [ -b /dev/vda ]; then
+	mkdir /system
+	mount -t ext4 /dev/vda /system
+	cp -a /patterns /run.sh /settings /src /tests /system/
+	cp /bin/fairlead /system/usr/bin/
+	exec switch_root /system /sbin/init
+fi
 ip link set lo up
 hostname guest
 # As systemd does: controllers for the groups below the root.
@@ -30,16 +38,4 @@ for c in $(cat /sys/fs/cgroup/cgroup.controllers); do
 	echo "+$c" >/sys/fs/cgroup/cgroup.subtree_control
 done
 
-echo "@@@ kernel $(uname -r)"
-# Fuzz seeds are as good on any kernel, and cost time here. One test at a time: both
-# CPUs are one thread of the emulator, and before 6.8 threads are told by the names
-# of their devices, which tests share.
-for t in /tests/*; do
-	name=${t##*/}
-	echo "@@@ begin $name"
-	cd "/src/$name" && timeout -s QUIT 2700 "$t" -test.v=test2json -test.parallel 1 -test.short -test.timeout 2600s -test.skip=^Fuzz "-test.run=$(cat "/patterns/$name")"
-	echo "@@@ end $name $?"
-done
-echo "@@@ done"
-sync
-poweroff -f
+. /run.sh

@@ -20,6 +20,9 @@ import (
 //go:embed init.sh
 var initScript []byte
 
+//go:embed run.sh
+var runScript []byte
+
 // modules are the kernel modules that the guests load, where their kernel has
 // them neither built in nor not at all.
 func modules() []string {
@@ -60,6 +63,7 @@ type Root struct {
 	Program string // the binary of fairlead, static
 	Tests   []Test
 	Tier    testkit.Tier
+	System  string // a folder with a system of its own, for its disk; "" for none
 }
 
 // size is how many tests it runs.
@@ -95,6 +99,7 @@ func (r Root) Write(w io.Writer) error {
 		a.dir(dir)
 	}
 	a.file("init", 0o755, initScript)
+	a.file("run.sh", 0o644, runScript)
 	a.file("settings", 0o644, fmt.Appendf(nil, "export %s=%v\nport=/dev/%s\n", testkit.TierVar, r.Tier, boards()[r.Arch].device))
 	busybox, err := r.busybox()
 	if err != nil {
@@ -102,7 +107,11 @@ func (r Root) Write(w io.Writer) error {
 	}
 	a.copy("bin/busybox", busybox)
 	a.copy("bin/fairlead", r.Program)
-	found, err := findModules(r.Kernel, modules())
+	wanted := modules()
+	if r.System != "" {
+		wanted = append([]string{"virtio_pci", "virtio_blk", "ext4"}, wanted...)
+	}
+	found, err := findModules(r.Kernel, wanted)
 	if err != nil {
 		return err
 	}

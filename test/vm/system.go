@@ -5,24 +5,27 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
-// System unpacks a small Debian of a suite, with systemd, to a new folder in dir, and returns that.
-// The system is made once and kept for a month. One that cannot be had is an error that says why.
-func System(suite, dir string) (root string, err error) {
+// System unpacks a small Debian of a suite, with systemd and these packages, to a new folder in dir,
+// and returns that. The system is made once and kept for a month. One that cannot be had is an error
+// that says why.
+func System(suite, dir string, packages ...string) (root string, err error) {
 	cache, err := cacheDir("systems")
 	if err != nil {
 		return "", err
 	}
-	unlock, err := lock(cache, suite)
+	name := strings.Join(append([]string{suite}, packages...), "+")
+	unlock, err := lock(cache, name)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	archive := filepath.Join(cache, suite+".tar")
+	archive := filepath.Join(cache, name+".tar")
 	if at, err := os.Stat(archive); err != nil || time.Since(at.ModTime()) > fresh {
-		if err := makeSystem(suite, archive); err != nil {
+		if err := makeSystem(suite, archive, packages); err != nil {
 			return "", err
 		}
 	}
@@ -33,7 +36,7 @@ func System(suite, dir string) (root string, err error) {
 	return root, execute("tar", "--numeric-owner", "-xpf", archive, "-C", root)
 }
 
-func makeSystem(suite, archive string) error {
+func makeSystem(suite, archive string, packages []string) error {
 	from, err := mirror()
 	if err != nil {
 		return err
@@ -44,7 +47,7 @@ func makeSystem(suite, archive string) error {
 	}
 	defer os.RemoveAll(dir)
 	root, made := filepath.Join(dir, "root"), filepath.Join(dir, "tar")
-	if err := execute("debootstrap", "--variant=minbase", "--include=systemd,systemd-sysv", suite, root, from); err != nil {
+	if err := execute("debootstrap", "--variant=minbase", "--include="+strings.Join(append([]string{"systemd", "systemd-sysv"}, packages...), ","), suite, root, from); err != nil {
 		return err
 	}
 	// Devices cannot be unpacked everywhere, and what is mounted there is of the test.
