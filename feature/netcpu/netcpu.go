@@ -87,6 +87,8 @@ type Netcpu struct {
 	dropper  *drop.Dropper   // nil if the kernel cannot drop early
 	uplinks  *uplink.Finder
 	find     *netdev.Finder
+	hostNS   uint64           // inode of the host's network namespace; 0: not known
+	counting *netdev.Counting // of that namespace, by counts; nil: not open
 	isolator *isolate.Isolator
 	places   places // of Apply and Remove
 
@@ -127,7 +129,10 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
 	n.uplinks = uplink.NewFinder(cfg.NetNS, n.find, cfg.Identity)
-	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}}
+	if n.hostNS, err = n.uplinks.Host(); err != nil {
+		cfg.Log.Warn("reading the counters of the host's devices over a new socket each time", "feature", name, "err", err)
+	}
+	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}, Count: n.counts}
 	noDrop := cfg.Ends.Err()
 	if noDrop != nil {
 		accounts.Ends = nil
@@ -360,6 +365,9 @@ func (n *Netcpu) Close() error {
 	errs = append(errs, n.dropper.Close())
 	if n.meter != nil {
 		errs = append(errs, n.meter.Close())
+	}
+	if n.counting != nil {
+		n.counting.Close()
 	}
 	return errors.Join(append(errs, n.uplinks.Close())...)
 }

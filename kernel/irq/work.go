@@ -13,6 +13,7 @@ type Work struct {
 	Time    time.Duration // in interrupts and softirqs
 	Network uint64        // softirqs of packets received and sent
 	Block   uint64        // softirqs of completed disk requests
+	Idle    time.Duration // without a task that could run
 }
 
 // tick is the unit of /proc/stat, USER_HZ, the same on all architectures that Go knows.
@@ -32,6 +33,8 @@ func Works(proc string) (map[int]Work, error) {
 	return parseWorks(stat, softirqs), nil
 }
 
+func ticks(n uint64) time.Duration { return time.Duration(min(n, 1<<38)) * tick }
+
 func parseWorks(stat, softirqs string) map[int]Work {
 	works := make(map[int]Work)
 	for l := range strings.Lines(stat) {
@@ -46,7 +49,9 @@ func parseWorks(stat, softirqs string) map[int]Work {
 		}
 		hard, _ := strconv.ParseUint(f[6], 10, 48)
 		soft, _ := strconv.ParseUint(f[7], 10, 48)
-		works[int(cpu)] = Work{Time: time.Duration(min(hard+soft, 1<<38)) * tick}
+		idle, _ := strconv.ParseUint(f[4], 10, 48)
+		iowait, _ := strconv.ParseUint(f[5], 10, 48)
+		works[int(cpu)] = Work{Time: ticks(hard + soft), Idle: ticks(idle + iowait)}
 	}
 	var cpus []int // the CPU of each column
 	for l := range strings.Lines(softirqs) {

@@ -15,24 +15,24 @@ const (
 
 func TestParseWorks(t *testing.T) {
 	got := parseWorks(someStat, someSoft)
-	want := map[int]Work{0: {300 * time.Millisecond, 13, 5}, 2: {70 * time.Millisecond, 24, 6}}
+	want := map[int]Work{0: {300 * time.Millisecond, 13, 5, 90 * time.Millisecond}, 2: {70 * time.Millisecond, 24, 6, 90 * time.Millisecond}}
 	if !maps.Equal(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }
 
 func TestForNetwork(t *testing.T) {
-	before := Work{time.Second, 100, 100}
+	before := Work{Time: time.Second, Network: 100, Block: 100}
 	for _, c := range []struct {
 		now  Work
 		want time.Duration
 	}{
 		{before, 0},
-		{Work{2 * time.Second, 100, 200}, 0},
-		{Work{2 * time.Second, 200, 100}, time.Second},
-		{Work{2 * time.Second, 175, 125}, 750 * time.Millisecond},
-		{Work{0, 200, 200}, 0}, // the counters went backwards
-		{Work{2 * time.Second, 0, 0}, 0},
+		{Work{Time: 2 * time.Second, Network: 100, Block: 200}, 0},
+		{Work{Time: 2 * time.Second, Network: 200, Block: 100}, time.Second},
+		{Work{Time: 2 * time.Second, Network: 175, Block: 125}, 750 * time.Millisecond},
+		{Work{Time: 0, Network: 200, Block: 200}, 0}, // the counters went backwards
+		{Work{Time: 2 * time.Second, Network: 0, Block: 0}, 0},
 	} {
 		if got := c.now.ForNetwork(before); got != c.want {
 			t.Errorf("%+v: %v, want %v", c.now, got, c.want)

@@ -29,5 +29,5 @@ func accountBars() []report.Bar {
 	for _, d := range watched().demands {
 		all = append(all, noLess("watched "+d.name, d.metric(), "ratio", 0.99, 0.9, watching))
 	}
-	return all
+	return append(all, noLess("watched nginx alone", Requests, "ratio", 0.99, 0.9, watching))
 }

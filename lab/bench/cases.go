@@ -75,7 +75,7 @@ func catalogue(docker bool) []setup {
 		return pairs(rig.Docker)
 	}
 	all := pairs(rig.Hop, rig.NIC)
-	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle(), calm(), watched()}, programs(), services()} {
+	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle(), calm(), watched(), watchedService()}, programs(), services()} {
 		all = append(all, part...)
 	}
 	return all

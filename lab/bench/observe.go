@@ -39,6 +39,18 @@ func watched() setup {
 	return su
 }
 
+// watchedService is the same for a real server, which a container on its bridge asks.
+func watchedService() setup {
+	return setup{
+		name: "watched nginx", title: "What watching costs nginx and its clients",
+		cfg: rig.Config{Path: rig.NIC, Unsteered: true, Containers: []rig.Container{
+			{Name: "server"}, {Name: "idle"}, {Name: "client", CPU: rig.SenderCPU},
+		}},
+		service: rig.Nginx, alone: true, accounts: true,
+		demands: []demand{{name: "alone", idle: true}},
+	}
+}
+
 // attended starts or stops the agent of a setup.
 func (g *guard) attended(ctx context.Context, on bool) error {
 	if on == (g.process != nil) {

@@ -240,6 +240,7 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 		use(c, slot, class | protocol(skb), 1, skb->len);
 		share(c);
 		c->skb = (__u64)skb;
+		c->sender = class == SEND ? slot : 0;
 		c->netns = fl_netns_of(skb->dev);
 		c->ifindex = skb->dev->ifindex;
 		return 0;

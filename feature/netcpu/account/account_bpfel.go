@@ -86,6 +86,8 @@ type accountCpu struct {
 	InRing      uint32
 	Bytes       uint32
 	Peer        uint32
+	Sender      uint32
+	Pad         uint32
 	Tunnel      struct {
 		_       structs.HostLayout
 		Ns      uint64

@@ -134,24 +134,28 @@ func (r *recent) see(seen Account, w window, thefts map[Party]time.Duration) {
 	net := seen.discount(w.own)
 	keep := memory * max(0, 1-float64(seen.packets())/enough)
 	r.scale(keep, keep, keep)
+	// A phase of ten seconds is no better a sample of what comes next than a window is, and may have
+	// seen other traffic: it counts as much as the shortest window.
+	part := min(1, float64(shortest)/float64(max(w.length, 1)))
 	inParts := seen
 	inParts.recount(parts)
+	inParts.scale(part, part, part)
 	r.plus(inParts)
 	for victim, d := range r.thefts {
 		r.thefts[victim] = scaled(d, keep)
 	}
 	for victim, d := range thefts {
-		r.thefts[victim] += scaled(d, net)
+		r.thefts[victim] += scaled(d, net*part)
 	}
 	for i := range r.byCPU {
 		r.byCPU[i] = scaled(r.byCPU[i], keep)
 	}
-	r.byCPU = plusEach(r.byCPU, w.seen.ByCPU[seen.Container], net)
+	r.byCPU = plusEach(r.byCPU, w.seen.ByCPU[seen.Container], net*part)
 	if counted {
 		r.in.see(works(seen.Receive).Packets, n.in)
 		r.out.see(works(seen.Send).Packets, n.out)
 	}
-	r.length = r.length*keep + float64(w.length)
+	r.length = r.length*keep + float64(w.length)*part
 }
 
 // gap charges what the kernel has counted in a time in which no program was attached.

@@ -139,6 +139,26 @@ func TestEstimateFewPackets(t *testing.T) {
 	}
 }
 
+// What a long phase has seen does not outweigh the windows after it.
+func TestEstimateAfterLongPhase(t *testing.T) {
+	var e estimate
+	long := seen(1, 0, 0)
+	long.length = 10 * time.Second // in which it did next to nothing
+	long.seen.Accounts[0].Send[Other].CPU = time.Microsecond
+	e.see(long)
+	for range 4 {
+		short := seen(1, 0, 0)
+		short.length = shortest
+		short.seen.Accounts[0].Send[Other].CPU = time.Millisecond
+		e.see(short)
+	}
+	e.gap(nil, time.Second)
+	want := time.Duration(time.Second/shortest) * time.Millisecond
+	if _, by := estimated(&e, 1); by[1].CPU() < want*3/4 || by[1].CPU() > want {
+		t.Errorf("%v in a second, want about %v", by[1].CPU(), want)
+	}
+}
+
 // A culprit that takes more than the given part of a CPU is found; time that nobody lost does not count.
 func TestRobbery(t *testing.T) {
 	theft := func(culprit container.ID, kind PartyKind, cpu time.Duration) Theft {

@@ -28,8 +28,23 @@ func BenchmarkLadder(b *testing.B) {
 			if rate == load.Flood {
 				name = "flood"
 			}
-			b.Run(path+"/"+name, func(b *testing.B) { climb(b, path, rate) })
+			b.Run(path+"/"+name, func(b *testing.B) { climb(b, path, rate, 9, rungs) })
 		}
+	}
+}
+
+// BenchmarkWindowsPrice is the last rung alone, in more rounds: many times as many windows as the
+// agent opens, so that their price can be told from noise.
+//
+//	go test -run - -bench WindowsPrice -benchtime 1x ./feature/netcpu/account
+func BenchmarkWindowsPrice(b *testing.B) {
+	for _, path := range []string{"hop", "nic", "tunnel"} {
+		b.Run(path, func(b *testing.B) {
+			climb(b, path, 20_000, 11, func(m *Meter) []rung {
+				all := rungs(m)
+				return []rung{all[0], all[len(all)-1]}
+			})
+		})
 	}
 }
 
@@ -42,7 +57,7 @@ type rung struct {
 	attach func(*testing.B) func()
 }
 
-func climb(b *testing.B, path string, rate uint64) {
+func climb(b *testing.B, path string, rate uint64, rounds int, of func(*Meter) []rung) {
 	m, f := byHandCounting(b)
 	must(b, m.turn(idle))
 	f.polls()
@@ -82,8 +97,7 @@ func climb(b *testing.B, path string, rate uint64) {
 		}
 		return -units / alone * 1e9 / packets
 	}
-	const rounds = 9
-	all := rungs(m)
+	all := of(m)
 	above := make([][]float64, len(all))
 	for range rounds {
 		for i, r := range all {

@@ -228,6 +228,8 @@ struct cpu {
 	__u32 in_ring;
 	__u32 bytes;
 	__u32 peer;    /* receiver of a packet that the run's victim sent in it; 0: none */
+	__u32 sender;  /* tenant at whose host end the run received skb; 0: none */
+	__u32 pad;
 
 	/*
 	 * tunnel holds outer packets that are done, until the inner packets leave the

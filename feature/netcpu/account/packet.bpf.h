@@ -53,6 +53,8 @@ static __always_inline void peers(struct cpu *c, struct sk_buff *skb, __u32 slot
 	if (c->kind != KIND_TASK || c->peer == slot)
 		return;
 	sender = stamped(skb);
+	if (!sender && c->skb == (__u64)skb)
+		sender = c->sender; /* in windows there are no stamps */
 	if (sender ? sender == c->victim : skb->sk && of_socket(c, skb->sk) == c->victim)
 		c->peer = slot;
 }
@@ -155,6 +157,7 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 	c->from_ifb = 0;
 	c->by_socket = 0;
 	c->peer = 0;
+	c->sender = 0;
 	c->events += 2 * c->weight; /* its beginning and its end */
 	c->runs += c->weight;
 	if (c->epoch != fl_epoch) {
@@ -336,6 +339,7 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 	fl_take_fate(); /* left by a run that was not sampled */
 	c->cur = OPEN;
 	c->skb = (__u64)skb;
+	c->sender = 0;
 	c->netns = fl_netns_of(skb->dev);
 	c->ifindex = skb->dev->ifindex;
 	c->bytes = skb->len;

@@ -38,6 +38,28 @@ func TestPeers(t *testing.T) {
 	}
 }
 
+// The same holds in windows, in which packets carry no stamps.
+func TestPeersWithoutStamps(t *testing.T) {
+	m := byHand(t)
+	f := newFabric(t, m)
+	client, server := f.add("client", 2), f.add("server", 3)
+	r := f.receive(server, 0, ":9000")
+	must(t, m.turn(full))
+	f.began = f.read()
+	f.send(client, 1, packets, "udp-send", "10.66.0.3:9000")
+	f.got(r, packets)
+	f.expect(func(d delta) {
+		peer, task := d.stole(server, Party{f.ids[client], Peer}), d.stole(server, Party{f.ids[client], Task})
+		if peer == 0 || task > peer/4 {
+			d.t.Errorf("of the sender's time %v are said to be its own doing, and %v stolen", peer, task)
+		}
+	})
+	if m.stamping {
+		t.Error("packets are stamped")
+	}
+	must(t, m.turn(idle))
+}
+
 // stole returns a victim's time that a box's packets took.
 func (d delta) stole(culprit *sandbox.Box, v Party) time.Duration {
 	return d.thefts[Theft{Victim: v, Culprit: d.l.ids[culprit]}]

@@ -24,6 +24,10 @@ const (
 	mostChanges = 4
 	changesIn   = 20 * time.Second
 
+	// The tasks on a CPU change if it idles so much less of its time: those that come may be robbed,
+	// with at least few softirqs with packets.
+	changedIdle = 0.25
+
 	// A container's packets change if there are half or twice as many, and the difference is more
 	// than changedPackets in a second. The time of a CPU's softirqs changes if it is half as much
 	// more, and the difference is above changedTime in a second: less than robs, but more than the
@@ -51,6 +55,8 @@ type watch struct {
 type traffic struct {
 	packets  map[container.ID]float64
 	softirqs map[int]time.Duration // by CPU; the mean of some looks, the last of which counts most
+	network  map[int]float64       // softirqs with packets, by CPU
+	idle     map[int]time.Duration // by CPU
 }
 
 // look compares what the kernel counts with the last look, unless that is too short ago for a rate.
@@ -60,7 +66,7 @@ func (w *watch) look(now time.Time, counts counts, works map[int]irq.Work) {
 		return
 	}
 	second := float64(time.Second) / float64(elapsed)
-	t := traffic{make(map[container.ID]float64, len(counts)), make(map[int]time.Duration, len(works))}
+	t := traffic{make(map[container.ID]float64, len(counts)), make(map[int]time.Duration, len(works)), make(map[int]float64, len(works)), make(map[int]time.Duration, len(works))}
 	var packets, softirqs float64
 	for id, c := range counts.since(w.passed) {
 		t.packets[id] = float64(c.in+c.out) * second
@@ -71,7 +77,9 @@ func (w *watch) look(now time.Time, counts counts, works map[int]irq.Work) {
 		if !known || work.Network < was.Network || work.Time < was.Time {
 			continue // it was offline
 		}
-		softirqs += float64(work.Network-was.Network) * second
+		t.network[cpu] = float64(work.Network-was.Network) * second
+		t.idle[cpu] = scaled(max(0, work.Idle-was.Idle), second) // the kernel may take some back
+		softirqs += t.network[cpu]
 		t.softirqs[cpu] = (w.now.softirqs[cpu] + scaled(work.Time-was.Time, second)) / 2
 	}
 	w.rate = max(packets, softirqs)
@@ -88,6 +96,11 @@ func (w *watch) changes() bool {
 	}
 	for cpu, d := range w.now.softirqs {
 		if was := w.priced.softirqs[cpu]; d > was+was/2+changedTime {
+			return true
+		}
+	}
+	for cpu, n := range w.now.network {
+		if was, known := w.priced.idle[cpu]; known && n >= few && float64(was-w.now.idle[cpu]) > changedIdle*float64(time.Second) {
 			return true
 		}
 	}

@@ -123,3 +123,33 @@ func TestWatchLength(t *testing.T) {
 		}
 	}
 }
+
+// A task that begins to run on a CPU where packets come may be robbed by them, though these have
+// not changed. Without packets it is not.
+func TestWatchTasks(t *testing.T) {
+	for _, c := range []struct {
+		softirqs uint64
+		idle     time.Duration
+		opens    bool
+	}{
+		{2000, 400 * time.Millisecond, true},
+		{2000, 900 * time.Millisecond, false},
+		{20, 400 * time.Millisecond, false},
+	} {
+		w := newWatching()
+		second := func(idle time.Duration) {
+			was := w.works[0]
+			w.works = map[int]irq.Work{0: {Network: was.Network + c.softirqs, Idle: was.Idle + idle}} // look has the old one
+			w.second(nil, nil)
+		}
+		for range 5 {
+			second(time.Second)
+		}
+		w.rest(w.at)
+		w.due = w.at.Add(time.Hour)
+		second(c.idle)
+		if got := w.opens(w.at); got != c.opens {
+			t.Errorf("%d softirqs, %v idle after a second: opens %v", c.softirqs, c.idle, got)
+		}
+	}
+}

@@ -159,6 +159,9 @@ func (m *Meter) next() time.Duration {
 	if to == idle && w.phase > full {
 		w.pause = 0 // windows begin
 	}
+	if to == idle && w.phase == steady {
+		to = full // what has just begun takes a small part of the steady phase, and may be a theft
+	}
 	if to == idle || to == steady {
 		w.rest(now)
 	}
@@ -166,8 +169,11 @@ func (m *Meter) next() time.Duration {
 	if want := w.want(time.Now()); want > max(w.phase, full) {
 		w.err = errors.Join(w.err, m.turn(want))
 	}
-	if w.phase == bare {
+	switch w.phase {
+	case bare:
 		return w.length() / 2
+	case full:
+		return w.length()
 	}
 	return tick
 }
