@@ -4,22 +4,20 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"syscall"
 	"testing"
 	"time"
 )
 
 // BenchmarkTheftFound measures how long a theft lasts until the programs stay attached, while
 // windows are as rare as they get: packets begin to come for a container beside another that
-// computes, or that one begins to compute where packets come already.
+// computes.
 //
 //	go test -run - -bench TheftFound -benchtime 1x ./feature/netcpu/account
 func BenchmarkTheftFound(b *testing.B) {
 	for _, c := range []struct {
-		name    string
-		rate    uint64
-		packets bool // they begin, else the victim
-	}{{"packets", 20_000, true}, {"few packets", 4_000, true}, {"task", 5_000, false}} {
+		name string
+		rate uint64
+	}{{"packets", 20_000}, {"few packets", 4_000}} {
 		b.Run(c.name, func(b *testing.B) {
 			const rounds = 5
 			m, f := byHandCounting(b)
@@ -31,13 +29,10 @@ func BenchmarkTheftFound(b *testing.B) {
 			f.load(f.host, 1, "udp-send", "--to", "10.66.0.3:9000", "--rate", "2000", "--size", "64")
 			v := f.box("victim")
 			f.watch(v)
-			_, victim := f.Load(v, []int{0}, "burn")
+			f.Load(v, []int{0}, "burn")
 			sender := f.load(f.host, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", fmt.Sprint(c.rate), "--size", "64")
 			steal := func(on bool) {
-				signal := map[bool]syscall.Signal{true: syscall.SIGCONT, false: syscall.SIGSTOP}[on]
-				if !c.packets {
-					must(b, victim.Signal(signal))
-				} else if on {
+				if on {
 					sender.SetRate(c.rate)
 				} else {
 					sender.SetRate(0)
