@@ -98,7 +98,10 @@ func TestArrivalForged(t *testing.T) {
 // veth returns the knobs that the feature may turn at the host's end of a veth.
 func (h *host) veth(at *sandbox.Box, name string) string {
 	h.t.Helper()
-	ns, index := h.Open(at), h.Index(at, name)
+	ns, err := netdev.Open(at.NetNS())
+	must(h.t, err)
+	defer ns.Close() // many look again and again
+	index := h.Index(at, name)
 	var out []string
 	for _, k := range []journal.Knob{qdisc.Root(ns, index), qdisc.QueueLen(ns, index)} {
 		v, err := k.Read()

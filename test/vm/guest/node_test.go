@@ -175,8 +175,11 @@ func uplink(t *testing.T) *testkit.NS {
 	return wire
 }
 
+// older is what the agent says of a ceil where the kernel cannot hold it between pods of one host.
+const older = "possible with: Linux 6.6 or later"
+
 // inForce returns the containers of the pods by name, and an error until they are all of them with
-// their policy in force.
+// their policy in force, as far as the kernel can.
 func inForce(t *testing.T, agent *api.Client) (map[string]api.Container, error) {
 	list, err := agent.Containers(t.Context())
 	if err != nil {
@@ -190,11 +193,13 @@ func inForce(t *testing.T, agent *api.Client) (map[string]api.Container, error) 
 		found[c.Name], names = c, append(names, c.Name)
 		asked := 0
 		for _, f := range c.Features {
-			if f.Asked && f.State != api.StateDone {
-				return nil, fmt.Errorf("%s: %+v", c.Name, f)
-			} else if f.Asked {
-				asked++
+			if !f.Asked {
+				continue
 			}
+			if f.State != api.StateDone && !(f.State == api.StatePartly && strings.HasSuffix(f.Error, older)) {
+				return nil, fmt.Errorf("%s: %+v", c.Name, f)
+			}
+			asked++
 		}
 		if asked == 0 {
 			return nil, fmt.Errorf("%s has no policy: %+v", c.Name, c.Policy)
