@@ -88,6 +88,7 @@ func TestNode(t *testing.T) {
 		return nil
 	})
 	t.Logf("kubelet ran all pods after %v", time.Since(began).Round(time.Second))
+	systemctl(t, "daemon-reload") // undoes some of what containerd has set
 	before := state(t)
 
 	began = time.Now()
@@ -316,7 +317,11 @@ func state(t *testing.T) map[string]string {
 			s[l.Attrs().Name+" "+file] = strings.TrimSpace(string(value))
 		}
 	}
-	s["threads"] = fmt.Sprint(len(receivers(t)))
+	for _, dir := range receivers(t) { // older kernels keep idle ones, in the root
+		if strings.HasPrefix(dir, slice) {
+			s["a thread"] = dir
+		}
+	}
 	return s
 }
 
