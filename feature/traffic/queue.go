@@ -84,6 +84,7 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 		return err
 	}
 	defer d.Close()
+	counted := false // that somebody has undone it: once, however far that has come
 	if known {
 		differs, err := d.Differs(kind, classes(p))
 		switch {
@@ -95,6 +96,7 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 			q.brought = true
 			return left("its classes were changed")
 		}
+		counted = differs
 	}
 	q.cut = q.cut || p.Split > 0
 	_, err = d.Bring(kind, classes(p))
@@ -115,7 +117,7 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	case value != qdisc.Default:
 		q.lost = true
 		return replaced(by)
-	case !q.dispute.again(now):
+	case !counted && !q.dispute.again(now):
 		q.brought = true
 		return left("the root qdisc was removed")
 	}

@@ -131,7 +131,10 @@ func (h *Host) Open(b *sandbox.Box) *netdev.NS {
 // Index returns the index of a device of a box.
 func (h *Host) Index(b *sandbox.Box, dev string) int {
 	h.T.Helper()
-	index, err := h.Open(b).Index(dev)
+	ns, err := netdev.Open(b.NetNS())
+	testkit.Must(h.T, err)
+	defer ns.Close() // it is asked for in loops
+	index, err := ns.Index(dev)
 	testkit.Must(h.T, err)
 	return index
 }
