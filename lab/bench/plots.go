@@ -92,6 +92,8 @@ func (su setup) plots() []report.Plot {
 		add("Packets received per second. The less it differs the less it costs.", Received, 0)
 		demands = slices.DeleteFunc(slices.Clone(su.demands), func(d demand) bool { return !asks(d) })
 		add("Requests answered per second. The less it differs the less it costs.", Requests, 0)
+	case su.accounts && su.service != "":
+		add("Requests answered per second, without an agent and with one. The less it differs the less it costs.", Requests, 0)
 	case su.accounts:
 		add("Penalty of the victim with accounts kept, and without. The less it differs the less they cost.", Penalty, 0)
 	case su.service != "":

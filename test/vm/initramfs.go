@@ -31,7 +31,7 @@ func modules() []string {
 		"sch_htb", "sch_hfsc", "sch_fq", "sch_fq_codel", "sch_tbf", "sch_prio", "sch_netem", "sch_ingress",
 		"cls_bpf", "cls_u32", "cls_matchall", "cls_flower", "act_bpf", "act_gact", "act_mirred", "act_police", "act_skbedit",
 		"nf_conntrack", "nf_tables", "nft_chain_nat", "nft_masq", "nft_nat",
-		"af_packet", "ipv6", "xfrm_user", "nf_conntrack_netlink", "loop", "null_blk", "bfq", "kyber-iosched", "nvmet-tcp", "nvme-tcp",
+		"af_packet", "ipv6", "xfrm_user", "nf_conntrack_netlink", "tcp_diag", "loop", "null_blk", "bfq", "kyber-iosched", "nvmet-tcp", "nvme-tcp",
 	}
 }
 

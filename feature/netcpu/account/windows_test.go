@@ -70,15 +70,19 @@ func TestWindows(t *testing.T) {
 	}
 	metered := f.read()
 	exchange()
-	l := *f.lab
-	l.began = metered
-	l.expectAny(func(d delta) {
-		for _, w := range []Work{d.of(box).Receive[UDP], d.of(box).Send[UDP]} {
-			if w.Packets != packets || w.Bytes == 0 || w.CPU == 0 {
-				d.t.Errorf("%+v between windows, want %d packets", w, packets)
+	exchanged := func(since Reading, when string) {
+		t.Helper()
+		l := *f.lab
+		l.began = since
+		l.expectAny(func(d delta) {
+			for _, w := range []Work{d.of(box).Receive[UDP], d.of(box).Send[UDP]} {
+				if w.Packets != packets || w.Bytes == 0 || w.CPU == 0 {
+					d.t.Errorf("%+v %s, want %d packets", w, when, packets)
+				}
 			}
-		}
-	})
+		})
+	}
+	exchanged(metered, "between windows")
 
 	turn(bare)
 	if n := attachedPrograms(m); n != 2 {
@@ -101,9 +105,10 @@ func TestWindows(t *testing.T) {
 	}
 	was = f.read()
 	exchange()
+	exchanged(was, "in a full window")
 	turn(idle)
 	if d := f.between(was, f.read()).of(box); d.Receive[UDP].Packets != packets || d.Send[UDP].Packets != packets {
-		t.Errorf("%d packets received, %d sent in a full window, want %d", d.Receive[UDP].Packets, d.Send[UDP].Packets, packets)
+		t.Errorf("%d packets received, %d sent after a full window, want %d", d.Receive[UDP].Packets, d.Send[UDP].Packets, packets)
 	}
 	if n := attachedPrograms(m); n != 0 {
 		t.Errorf("%d programs are attached in the end", n)
