@@ -24,7 +24,7 @@ type state map[string]string
 
 // readDevices adds the devices of a network namespace, labelled name: their offloads, whether and
 // by how many threads they are polled, where they hand packets on to, and the programs at their tcx
-// hooks.
+// hooks, but for those that the accounts of CPU time attach in their windows.
 func (s state) readDevices(t *testing.T, name, path string) {
 	t.Helper()
 	ns, err := netdev.Open(path)
@@ -53,7 +53,11 @@ func (s state) readDevices(t *testing.T, name, path string) {
 				if err != nil {
 					return err
 				}
-				s[prefix+hook] = fmt.Sprintf("%d programs", len(found.Programs))
+				n, err := lasting(found.Programs)
+				if err != nil {
+					return err
+				}
+				s[prefix+hook] = fmt.Sprintf("%d programs", n)
 			}
 			return nil
 		}))
@@ -162,4 +166,26 @@ func (s state) diff(before state) string {
 		}
 	}
 	return out.String()
+}
+
+// lasting counts the programs that do not come and go with the windows of the accounts.
+func lasting(programs []link.AttachedProgram) (n int, err error) {
+	for _, at := range programs {
+		p, err := ebpf.NewProgramFromID(at.ID)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // it has just gone
+		}
+		if err != nil {
+			return 0, err
+		}
+		info, err := p.Info()
+		p.Close()
+		if err != nil {
+			return 0, err
+		}
+		if info.Name != "fl_stamp" {
+			n++
+		}
+	}
+	return n, nil
 }
