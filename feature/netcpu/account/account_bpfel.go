@@ -120,12 +120,12 @@ type accountCpu struct {
 		Bytes   uint64
 		Shares  uint64
 	}
-	Seen [8]struct {
+	Seen [64]struct {
 		_       structs.HostLayout
 		Netns   uint32
 		Ifindex uint32
 		Value   uint32
-		Known   uint32
+		Epoch   uint32
 	}
 }
 

@@ -43,7 +43,7 @@ __noinline __u32 device_of(struct cpu *c, __u32 netns, __u32 ifindex)
 	s->netns = netns;
 	s->ifindex = ifindex;
 	s->value = value;
-	s->known = 1;
+	s->epoch = c->epoch;
 	return value;
 }
 
@@ -51,7 +51,7 @@ static __always_inline __u32 device_at(struct cpu *c, __u32 netns, __u32 ifindex
 {
 	struct seen *s = &c->seen[(netns ^ ifindex) & (SEEN - 1)];
 
-	if (s->known && s->netns == netns && s->ifindex == ifindex)
+	if (s->netns == netns && s->ifindex == ifindex && s->epoch == c->epoch)
 		return s->value;
 	return device_of(c, netns, ifindex);
 }

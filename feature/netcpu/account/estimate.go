@@ -6,11 +6,15 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// enough is the number of packets of one container in a window that makes earlier windows useless
-// for the price of its packets. With fewer, earlier windows count too, each a tenth less than the next.
+// memory is how much each window counts relative to the next. The speed of a virtual machine differs
+// from window to window by more than prices change, so that several have to count.
+const memory = 0.8
+
+// A price that differs by a factor of anew from what was known, in a window with at least sample
+// packets of that container, is another one: earlier windows count no more.
 const (
-	enough = 1000
-	memory = 0.9
+	anew   = 1.5
+	sample = 500
 )
 
 // parts is what packets and bytes of recent are counted in: of one packet in each window whole numbers
@@ -40,17 +44,11 @@ func (cs counts) since(was counts) counts {
 	return grown
 }
 
-func (cs counts) sum() (n uint64) {
-	for _, c := range cs {
-		n += c.in + c.out
-	}
-	return n
-}
-
 // estimate adds up the work between windows, in which no program is attached: what the packets cost
 // in the last windows, times the packets that the kernel has counted since. Where it counts none
 // for a container (the host's network, macvlan, the loopback device, System), the work of the
-// windows is taken to have gone on. Its zero value is ready.
+// windows is taken to have gone on. The time of the programs themselves is a part of the prices.
+// What softirqs take without them, in bare windows, corrects that. Its zero value is ready.
 type estimate struct {
 	recent          map[container.ID]*recent
 	extra           map[container.ID]*Account
@@ -58,6 +56,9 @@ type estimate struct {
 	thefts          map[theftKey]time.Duration
 	softirq, thread time.Duration
 	inThreads       float64 // the part of the work that the last window saw in threads
+
+	all, packets float64 // ns of the last windows, and of that in softirqs of packets, as bare windows see them
+	bare         float64 // ns of the last bare windows
 }
 
 type theftKey struct {
@@ -73,6 +74,7 @@ type recent struct {
 	in, out ratio
 	length  float64 // of the windows, in ns
 	due     counted
+	bare    counted // in the last bare windows
 }
 
 // ratio compares the packets of windows as the programs and as the kernel count them: GRO and GSO
@@ -83,15 +85,23 @@ func (r *ratio) see(seen, counted uint64) {
 	r.seen, r.counted = r.seen*memory+float64(seen), r.counted*memory+float64(counted)
 }
 
-// counted is work that is not charged yet, as no window has shown its price.
+// counted is what the kernel has counted of a container's work, in a time that no program saw.
 type counted struct{ in, out, length float64 }
+
+func (c *counted) add(n count, length time.Duration) {
+	c.in += float64(n.in)
+	c.out += float64(n.out)
+	c.length += float64(length)
+}
+
+func (c *counted) scale(f float64) { c.in, c.out, c.length = c.in*f, c.out*f, c.length*f }
 
 // window is what one window has shown.
 type window struct {
 	seen   Reading // the difference of two readings
 	length time.Duration
-	counts counts  // in the window
-	own    float64 // ns of the programs themselves for each packet, which are not the packet's price
+	counts counts        // in the window
+	whole  time.Duration // of seen, in softirqs of packets
 }
 
 // of returns what is known of a container.
@@ -117,26 +127,39 @@ func (e *estimate) see(w window) {
 		}
 		thefts[t.Culprit][t.Victim] += t.CPU
 	}
+	other := false
 	for _, seen := range w.seen.Accounts {
-		e.of(seen.Container).see(seen, w, thefts[seen.Container])
+		other = e.of(seen.Container).see(seen, w, thefts[seen.Container]) || other
 	}
-	if all := w.seen.Softirq + w.seen.Thread; all > 0 {
-		e.inThreads = float64(w.seen.Thread) / float64(all)
+	if other { // what bare windows took for other prices corrects none of these
+		e.bared(0, nil, 0, 0)
 	}
+	all := w.seen.Softirq + w.seen.Thread
+	if all == 0 {
+		return
+	}
+	e.inThreads = float64(w.seen.Thread) / float64(all)
+	part := w.part()
+	e.all, e.packets = e.all*memory+float64(all)*part, e.packets*memory+float64(w.whole)*part
 }
 
-// see adds what a window shows of the container.
-func (r *recent) see(seen Account, w window, thefts map[Party]time.Duration) {
+// part is how much a window counts for its length. A phase of ten seconds is no better a sample of
+// what comes next than a window is, and may have seen other traffic: it counts as much as the
+// shortest window.
+func (w window) part() float64 { return min(1, float64(shortest)/float64(max(w.length, 1))) }
+
+// see adds what a window shows of the container, and reports whether its price is another one.
+func (r *recent) see(seen Account, w window, thefts map[Party]time.Duration) (other bool) {
 	n, counted := w.counts[seen.Container]
 	if seen.packets() == 0 && n == (count{}) && r.in.counted+r.out.counted > 0 {
-		return // its price stays
+		return false // its price stays
 	}
-	net := seen.discount(w.own)
-	keep := memory * max(0, 1-float64(seen.packets())/enough)
+	keep := memory
+	if was, now := r.price(parts), seen.price(1); seen.packets() >= sample && (now > was*anew || now < was/anew) {
+		keep, other = 0, true
+	}
 	r.scale(keep, keep, keep)
-	// A phase of ten seconds is no better a sample of what comes next than a window is, and may have
-	// seen other traffic: it counts as much as the shortest window.
-	part := min(1, float64(shortest)/float64(max(w.length, 1)))
+	part := w.part()
 	inParts := seen
 	inParts.recount(parts)
 	inParts.scale(part, part, part)
@@ -145,38 +168,68 @@ func (r *recent) see(seen Account, w window, thefts map[Party]time.Duration) {
 		r.thefts[victim] = scaled(d, keep)
 	}
 	for victim, d := range thefts {
-		r.thefts[victim] += scaled(d, net*part)
+		r.thefts[victim] += scaled(d, part)
 	}
 	for i := range r.byCPU {
 		r.byCPU[i] = scaled(r.byCPU[i], keep)
 	}
-	r.byCPU = plusEach(r.byCPU, w.seen.ByCPU[seen.Container], net*part)
+	r.byCPU = plusEach(r.byCPU, w.seen.ByCPU[seen.Container], part)
 	if counted {
 		r.in.see(works(seen.Receive).Packets, n.in)
 		r.out.see(works(seen.Send).Packets, n.out)
 	}
 	r.length = r.length*keep + float64(w.length)*part
+	return other
+}
+
+// bared takes up a bare window: the time of the softirqs of packets in it, and what the kernel has
+// counted. The earlier ones count by the factor keep.
+func (e *estimate) bared(took time.Duration, counts counts, length time.Duration, keep float64) {
+	for id, n := range counts {
+		if n.in+n.out >= sample && e.of(id).CPU() == 0 {
+			return // somebody's packets took time, and their price is not known
+		}
+	}
+	e.bare = e.bare*keep + float64(took)
+	for id, r := range e.recent {
+		r.bare.scale(keep)
+		r.bare.add(counts[id], length)
+	}
+}
+
+// correction is what work takes without the programs, for what the windows have seen it take.
+func (e *estimate) correction() float64 {
+	const least, most = 0.3, 2
+	var expected float64
+	for _, r := range e.recent {
+		in, out := r.factors(r.bare)
+		expected += float64(works(r.Receive).CPU)*in + float64(works(r.Send).CPU)*out
+	}
+	if e.bare == 0 || e.packets == 0 || expected == 0 {
+		return 1
+	}
+	return min(max(e.bare/(expected*e.packets/e.all), least), most)
 }
 
 // gap charges what the kernel has counted in a time in which no program was attached.
 func (e *estimate) gap(counts counts, length time.Duration) {
-	for id, c := range counts {
-		r := e.of(id)
-		r.due.in += float64(c.in)
-		r.due.out += float64(c.out)
+	for id := range counts {
+		e.of(id)
 	}
+	correction := e.correction()
 	var sum time.Duration
-	for _, r := range e.recent {
-		r.due.length += float64(length)
-		sum += e.charge(r)
+	for id, r := range e.recent {
+		r.due.add(counts[id], length)
+		sum += e.charge(r, correction)
 	}
 	threads := scaled(sum, e.inThreads)
 	e.thread += threads
 	e.softirq += sum - threads
 }
 
-// charge adds the work that is due to the container's account, and returns its CPU time.
-func (e *estimate) charge(r *recent) time.Duration {
+// charge adds the work that is due to the container's account, and returns its CPU time. Packets
+// whose price no window has shown stay due.
+func (e *estimate) charge(r *recent, correction float64) time.Duration {
 	before := r.CPU()
 	if before == 0 { // no window has seen it work
 		if r.length > 0 {
@@ -184,13 +237,21 @@ func (e *estimate) charge(r *recent) time.Duration {
 		}
 		return 0
 	}
-	elapsed := r.due.length / max(r.length, 1)
-	in := factor(works(r.Receive), r.in, &r.due.in, elapsed)
-	out := factor(works(r.Send), r.out, &r.due.out, elapsed)
+	in, out := r.factors(r.due)
 	r.due.length = 0
+	if works(r.Receive).CPU > 0 {
+		r.due.in = 0
+	}
+	if works(r.Send).CPU > 0 {
+		r.due.out = 0
+	}
 	more := r.Account
 	more.scale(in, out, 0)
 	more.recount(1.0 / parts)
+	for i := range Protocols {
+		more.Receive[i].CPU = scaled(more.Receive[i].CPU, correction)
+		more.Send[i].CPU = scaled(more.Send[i].CPU, correction)
+	}
 	cpu := more.CPU()
 	all := float64(cpu) / float64(before)
 	more.Own, more.Took = scaled(r.Own, all), scaled(r.Took, all)
@@ -226,21 +287,23 @@ func plusEach(a, b []time.Duration, f float64) []time.Duration {
 	return a
 }
 
-// factor is how much work there was in the gap for one that the windows saw (seen, in parts). due
-// are the packets of the gap as the kernel counts them. If it counts much fewer than the programs,
-// others bring the packets, and elapsed counts: the time of the gap for that of the windows. Packets
-// whose price no window has shown stay due.
-func factor(seen Work, of ratio, due *float64, elapsed float64) (f float64) {
+// factors returns how much work there was for one that the windows saw, received and sent.
+func (r *recent) factors(of counted) (in, out float64) {
+	elapsed := of.length / max(r.length, 1)
+	return factor(works(r.Receive), r.in, of.in, elapsed), factor(works(r.Send), r.out, of.out, elapsed)
+}
+
+// factor is how much work there was for one that the windows saw (seen, in parts). n are its packets
+// as the kernel counts them. If it counts much fewer than the programs, others bring the packets, and
+// elapsed counts: the time for that of the windows.
+func factor(seen Work, of ratio, n, elapsed float64) float64 {
 	switch {
 	case seen.CPU == 0:
 		return 0
 	case of.seen > 0 && 2*of.counted >= of.seen && seen.Packets > 0:
-		f = *due * of.seen / of.counted / (float64(seen.Packets) / parts)
-	default:
-		f = elapsed
+		return n * of.seen / of.counted / (float64(seen.Packets) / parts)
 	}
-	*due = 0
-	return f
+	return elapsed
 }
 
 // forget ends the estimate of a container and returns its CPU time.
@@ -340,22 +403,9 @@ func (w *Work) recount(f float64) {
 	w.Bytes = uint64(float64(w.Bytes) * f)
 }
 
-// discount takes the time of the programs away, so many ns for each packet, and returns which part
-// of the time is left.
-func (a *Account) discount(own float64) (net float64) {
-	const most = 0.7 // of a packet's time
-	before := a.CPU()
-	if before == 0 {
-		return 1
-	}
-	for i := range Protocols {
-		for _, w := range []*Work{&a.Receive[i], &a.Send[i]} {
-			w.CPU -= min(scaled(w.CPU, most), time.Duration(own*float64(w.Packets)))
-		}
-	}
-	net = float64(a.CPU()) / float64(before)
-	a.Own, a.Took = scaled(a.Own, net), scaled(a.Took, net)
-	return net
+// price is the CPU time of a packet, which counts as so many.
+func (a Account) price(count float64) float64 {
+	return float64(a.CPU()) * count / float64(max(a.packets(), 1))
 }
 
 // plus adds the numbers of another account.

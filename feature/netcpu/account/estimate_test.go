@@ -1,6 +1,7 @@
 package account
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -89,7 +90,8 @@ func TestEstimateUncounted(t *testing.T) {
 	}
 }
 
-// The price stays while no packet comes; a busy window replaces what earlier ones have shown.
+// The price stays while no packet comes. One that is quite another replaces what earlier windows have
+// shown at once, and one that is not only adds to it.
 func TestEstimatePrice(t *testing.T) {
 	var e estimate
 	e.see(seen(1, 10, 10))
@@ -98,17 +100,68 @@ func TestEstimatePrice(t *testing.T) {
 		w.counts = counts{1: {}}
 		e.see(w)
 	}
-	e.gap(counts{1: {in: 1000}}, time.Second)
-	_, by := estimated(&e, 1)
-	if by[1].CPU() != time.Millisecond {
-		t.Errorf("estimated %v after quiet windows, want 1ms", by[1].CPU())
+	var was time.Duration
+	costs := func(what string, each time.Duration) {
+		t.Helper()
+		e.gap(counts{1: {in: 1000}}, time.Second)
+		_, by := estimated(&e, 1)
+		if cost := by[1].CPU() - was; cost < 995*each || cost > 1005*each {
+			t.Errorf("1000 packets cost %v %s, want %v each", cost, what, each)
+		}
+		was = by[1].CPU()
 	}
-	w := seen(1, enough, enough)
-	w.own = 500 // half of their time is the programs' own
-	e.see(w)
-	e.gap(counts{1: {in: 1000}}, time.Second)
-	if _, after := estimated(&e, 1); after[1].CPU()-by[1].CPU() != 500*time.Microsecond {
-		t.Errorf("estimated %v for 1000 packets of 500 ns", after[1].CPU()-by[1].CPU())
+	dearer := func(by time.Duration) window {
+		w := seen(1, 1000, 1000)
+		w.seen.Accounts[0].Receive[UDP].CPU *= by
+		return w
+	}
+	costs("after quiet windows", time.Microsecond)
+	e.see(dearer(1))
+	e.see(dearer(2))
+	costs("when they got dearer", 2*time.Microsecond)
+	e.see(dearer(3))
+	costs("as windows differ", 2556) // ns: 2 µs count for four fifths
+}
+
+// The work between windows takes as much as bare windows show, divided by prices as full ones show them.
+func TestEstimateCorrected(t *testing.T) {
+	both := func(a, b uint64, whole time.Duration) window {
+		w, other := seen(1, a, a), seen(2, b, b)
+		w.seen.Accounts = append(w.seen.Accounts, other.seen.Accounts...)
+		w.seen.Softirq += other.seen.Softirq
+		w.counts[2], w.whole = other.counts[2], whole
+		return w
+	}
+	for _, c := range []struct {
+		name string
+		took time.Duration // by 500 packets of container 1 and 1000 of 2
+		want time.Duration // of 1000 packets of container 1
+	}{
+		{"no bare window", 0, time.Millisecond},
+		{"a fifth is the programs' own", 960 * time.Microsecond, 800 * time.Microsecond}, // of the 4/5 in softirqs of packets
+		{"nothing is", 1200 * time.Microsecond, time.Millisecond},
+		{"a bare window that saw half of the packets' softirqs only", 1, 300 * time.Microsecond},
+	} {
+		var e estimate
+		e.see(both(2000, 1000, 2400*time.Microsecond))
+		e.bared(c.took, counts{1: {in: 500}, 2: {in: 1000}}, time.Second, memory)
+		e.gap(counts{1: {in: 1000}}, time.Second)
+		if _, by := estimated(&e, 1); by[1].CPU().Round(time.Microsecond) != c.want || by[1].Receive[UDP].Packets != 1000 {
+			t.Errorf("%s: 1000 packets are %+v, want %v", c.name, by[1].Receive[UDP], c.want)
+		}
+		if c.took <= 1 {
+			continue
+		}
+		// Of a price that nobody knows, and of others than before, a bare window shows nothing.
+		e.bared(time.Second, counts{3: {in: sample}}, time.Second, memory)
+		if got := e.correction(); math.Abs(got-float64(c.want)/float64(time.Millisecond)) > 1e-6 {
+			t.Errorf("%s: correction %v by a container without a price", c.name, got)
+		}
+		w := both(1000, 1000, 2400*time.Microsecond)
+		w.seen.Accounts[0].Receive[UDP].CPU *= 3
+		if e.see(w); e.correction() != 1 {
+			t.Errorf("%s: correction %v of prices that have changed", c.name, e.correction())
+		}
 	}
 }
 

@@ -192,7 +192,7 @@ func rungs(m *Meter) []rung {
 					for _, p := range []struct {
 						to    phase
 						lasts time.Duration
-					}{{bare, shortest / 2}, {full, shortest}, {idle, measured - shortest*3/2}} {
+					}{{full, shortest}, {bare, bareLonger * shortest}, {idle, measured - (1+bareLonger)*shortest}} {
 						must(b, m.turn(p.to))
 						select {
 						case <-stop:

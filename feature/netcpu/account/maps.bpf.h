@@ -125,7 +125,7 @@ struct {
 
 #define ENTRIES 8
 #define RING 8
-#define SEEN 8
+#define SEEN 64
 
 /* One victim, one culprit, one class of packets. */
 struct entry {
@@ -140,7 +140,7 @@ struct seen {
 	__u32 netns;
 	__u32 ifindex;
 	__u32 value;
-	__u32 known;
+	__u32 epoch; /* fl_epoch at that time */
 };
 
 struct ringed {

@@ -460,7 +460,7 @@ func (m *Meter) Close() error {
 		errs = append(errs, m.attach(acc), m.cfg.Identity.Forget(teller, id))
 	}
 	if m.windows != nil {
-		errs = append(errs, m.windows.links.Close())
+		errs = append(errs, m.windows.others.Close(), m.windows.ends.Close())
 	}
 	errs = append(errs, m.links.Close())
 	for _, p := range m.programs {

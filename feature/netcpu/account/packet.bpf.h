@@ -138,7 +138,6 @@ static __always_inline int may_be_network(unsigned int vec)
 static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 {
 	struct task_struct *t = (void *)bpf_get_current_task_btf();
-	int i;
 
 	c->pid = t->pid;
 	c->switches = t->nvcsw + t->nivcsw;
@@ -164,8 +163,6 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 		c->epoch = fl_epoch;
 		c->set_known = 0;
 		c->sent_ifindex = 0;
-		for (i = 0; i < SEEN; i++)
-			c->seen[i].known = 0;
 	}
 	c->victim = 0;
 	if (!t->pid)

@@ -16,9 +16,13 @@ import (
 
 const (
 	// budget is how many packets a window looks at, if that takes from shortest to longest.
-	budget   = 1000
+	budget   = 2000
 	shortest = 50 * time.Millisecond
 	longest  = time.Second
+
+	// bareLonger is how many times as long a bare window is, as its programs cost little.
+	bareLonger  = 5
+	bareLongest = time.Second / 2
 
 	// few is how many packets in a second cost less than windows do. With fewer, the programs stay
 	// attached.
@@ -44,7 +48,8 @@ type windows struct {
 	watch
 	phase    phase
 	demanded bool      // by Demand
-	links    bpf.Links // of the programs, unless the phase is idle
+	ends     bpf.Links // of the programs that begin and end a run, unless the phase is idle
+	others   bpf.Links // of the others, in phases from full on
 	err      error     // of the last turn
 
 	// At the begin of the phase.
@@ -57,10 +62,9 @@ type windows struct {
 	at     time.Time
 	counts counts
 
-	full, bare level
-	most       float64   // of a CPU, which a culprit may take: robs
-	robbed     time.Time // the last time that one took more
-	later      time.Time // the last time that packets were sent later
+	most   float64   // of a CPU, which a culprit may take: robs
+	robbed time.Time // the last time that one took more
+	later  time.Time // the last time that packets were sent later
 
 	stop, done chan struct{}
 }
@@ -70,22 +74,14 @@ type phase int
 
 const (
 	idle    phase = iota // nothing
-	bare                 // the two programs that begin and end a run, for the first part of a window: fl_bare
-	full                 // all programs, for the rest of it
+	bare                 // the two programs that begin and end a run, for the second part of a window: fl_bare
+	full                 // all programs, for the first part of it
 	steady               // all programs, while there are few packets
 	metered              // all programs, as something acts on the accounts
 )
 
 // states are sums of fl_cpus over the CPUs.
 type states struct{ whole, bare, later uint64 }
-
-// level is how long softirqs with packets take for a packet that the kernel counts.
-type level struct{ ns, packets float64 }
-
-func (l *level) see(ns, packets uint64) {
-	const memory = 0.95 // the windows differ
-	l.ns, l.packets = l.ns*memory+float64(ns), l.packets*memory+float64(packets)
-}
 
 // Demand says whether something acts on the accounts, so that they are needed at once and in full.
 // Otherwise the programs are attached for windows only. It has no effect without Config.Count.
@@ -138,10 +134,6 @@ func (m *Meter) next() time.Duration {
 		return tick
 	}
 	now := time.Now()
-	if w.phase == bare {
-		w.err = m.turn(full)
-		return w.length()
-	}
 	counts := m.count()
 	works, err := irq.Works(m.cfg.Proc)
 	w.look(now, counts, works) // without works, all but changes of their time is seen
@@ -149,20 +141,23 @@ func (m *Meter) next() time.Duration {
 		w.between(now, counts) // while the devices of a container that is about to end are there
 	}
 	to := w.want(now)
-	if to == idle && w.phase == idle && w.opens(now) {
-		to = bare
-	}
-	if to == idle && w.phase == idle || to == steady && w.phase == steady && !w.opens(now) {
-		w.err = err
-		return tick
-	}
 	if to == idle && w.phase > full {
 		w.pause = 0 // windows begin
 	}
-	if to == idle && w.phase == steady {
+	switch {
+	case to != idle:
+	case w.phase == steady:
 		to = full // what has just begun takes a small part of the steady phase, and may be a theft
+	case w.phase >= full:
+		to = bare
+	case w.phase == idle && w.opens(now):
+		to = full
 	}
-	if to == idle || to == steady {
+	if to == w.phase && (to == idle || to == steady && !w.opens(now)) {
+		w.err = err
+		return tick
+	}
+	if to == bare || to == steady {
 		w.rest(now)
 	}
 	w.err = errors.Join(err, m.turn(to))
@@ -171,7 +166,7 @@ func (m *Meter) next() time.Duration {
 	}
 	switch w.phase {
 	case bare:
-		return w.length() / 2
+		return min(bareLonger*w.length(), bareLongest)
 	case full:
 		return w.length()
 	}
@@ -206,11 +201,8 @@ func (m *Meter) turn(to phase) error {
 	if !stay && from != idle {
 		time.Sleep(settling)
 	}
-	if !stay && from != idle && (from != bare || to != full) {
-		w.phase = idle
-		links := w.links
-		w.links = nil
-		errs = append(errs, links.Close(), m.reattach())
+	if !stay {
+		errs = append(errs, m.detach(min(from, to)))
 	}
 	errs = append(errs, m.take(from, now, counts))
 	if to == idle {
@@ -225,15 +217,10 @@ func (m *Meter) turn(to phase) error {
 	}
 	errs = append(errs, m.vars.Window.Set(window), m.vars.Bare.Set(only))
 	if !stay {
-		links, err := bpf.Attach(m.lacks(to)...)
-		if err != nil {
-			errs = append(errs, err, w.links.Close())
-			w.links, w.phase = nil, idle
-			return errors.Join(errs...)
+		if err := m.attachFor(to); err != nil {
+			return errors.Join(append(errs, err, m.detach(idle))...)
 		}
-		w.links = append(w.links, links...)
-		w.phase = to
-		if to != bare {
+		if to >= full {
 			errs = append(errs, m.reattach()) // where it fails, the rest is metered
 		}
 		errs = append(errs, m.vars.Over.Set(uint8(0)))
@@ -244,16 +231,40 @@ func (m *Meter) turn(to phase) error {
 	return errors.Join(append(errs, m.stamp(w.stamps(now)))...)
 }
 
-// lacks returns the programs that a phase needs and that are not attached.
-func (m *Meter) lacks(to phase) []*ebpf.Program {
+// attachFor attaches the programs that a phase needs and that are not attached.
+func (m *Meter) attachFor(to phase) (err error) {
+	w := m.windows
 	two := []*ebpf.Program{m.programs[exits], m.programs[enters]}
-	switch {
-	case to == bare:
-		return two
-	case m.windows.phase == bare:
-		return slices.DeleteFunc(slices.Clone(m.programs), func(p *ebpf.Program) bool { return slices.Contains(two, p) })
+	if w.ends == nil {
+		if w.ends, err = bpf.Attach(two...); err != nil {
+			return err
+		}
 	}
-	return m.programs
+	if to >= full && w.others == nil {
+		inside := slices.DeleteFunc(slices.Clone(m.programs), func(p *ebpf.Program) bool { return slices.Contains(two, p) })
+		if w.others, err = bpf.Attach(inside...); err != nil {
+			return err
+		}
+	}
+	w.phase = to
+	return nil
+}
+
+// detach detaches the programs that a phase before full does not need.
+func (m *Meter) detach(to phase) error {
+	w := m.windows
+	var errs []error
+	was := w.phase
+	w.phase = to
+	if was >= full {
+		errs = append(errs, w.others.Close(), m.reattach())
+		w.others = nil
+	}
+	if to == idle {
+		errs = append(errs, w.ends.Close())
+		w.ends = nil
+	}
+	return errors.Join(errs...)
 }
 
 // between charges the work since the last phase that metered.
@@ -265,10 +276,8 @@ func (w *windows) between(now time.Time, counts counts) {
 // take takes up what a phase has shown that ends now.
 func (m *Meter) take(from phase, now time.Time, counts counts) error {
 	w := m.windows
-	if from <= bare { // no account has grown
-		w.between(now, counts)
-	}
 	if from == idle {
+		w.between(now, counts)
 		return nil
 	}
 	states, err := m.states()
@@ -277,28 +286,20 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 	}
 	was := w.states
 	w.states = states
-	links := counts.since(w.start).sum()
 	if from == bare {
-		w.bare.see(states.bare-was.bare, links)
+		w.bared(time.Duration(states.bare-was.bare), counts.since(w.start), now.Sub(w.began), memory)
+		w.between(now, counts)
 		return m.flushAll() // a run that is still open would last until the next window
 	}
 	raw, err := m.read(true, false)
 	if err != nil {
 		return err
 	}
-	win := window{seen: raw.after(w.raw), length: now.Sub(w.began), counts: counts.since(w.start)}
+	win := window{
+		seen: raw.after(w.raw), length: now.Sub(w.began), counts: counts.since(w.start),
+		whole: time.Duration(states.whole - was.whole),
+	}
 	w.raw = raw
-	var packets uint64
-	for _, a := range win.seen.Accounts {
-		packets += a.packets()
-	}
-	if from == full {
-		w.full.see(states.whole-was.whole, links)
-		if packets > 0 && w.bare.packets > 0 && w.full.packets > 0 {
-			own := w.full.ns/w.full.packets - w.bare.ns/w.bare.packets
-			win.own = max(0, own) * float64(links) / float64(packets)
-		}
-	}
 	w.at, w.counts = now, counts
 	// The work of a container that has ended does not go on.
 	win.seen.Accounts = slices.DeleteFunc(win.seen.Accounts, func(a Account) bool {
@@ -306,6 +307,10 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 		return acc != nil && acc.state != watched
 	})
 	w.see(win)
+	var packets uint64
+	for _, a := range win.seen.Accounts {
+		packets += a.packets()
+	}
 	if later := states.later - was.later; later >= laterFrom && later*laterOf > packets {
 		w.later = now
 	}

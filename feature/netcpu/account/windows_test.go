@@ -33,7 +33,9 @@ func byHand(t testing.TB) *Meter {
 	return m
 }
 
-func attachedPrograms(m *Meter) int { return len(m.links) + len(m.windows.links) }
+func attachedPrograms(m *Meter) int {
+	return len(m.links) + len(m.windows.ends) + len(m.windows.others)
+}
 
 // Packets that come while no program is attached are counted by the kernel, and cost what packets
 // cost in the window before. So it is for what is received and for what is sent.
@@ -91,8 +93,8 @@ func TestWindows(t *testing.T) {
 	was := f.read()
 	exchange()
 	turn(idle)
-	if m.windows.bare.ns == 0 || m.windows.bare.packets == 0 {
-		t.Errorf("a bare window shows %+v", m.windows.bare)
+	if m.windows.bare == 0 || m.windows.recent[f.ids[box]].bare.in != packets {
+		t.Errorf("a bare window shows %v ns for %+v", m.windows.bare, m.windows.recent[f.ids[box]].bare)
 	}
 	if d := f.between(was, f.read()).of(box); d.Receive[UDP].Packets != packets {
 		t.Errorf("%d packets in a bare window, want %d", d.Receive[UDP].Packets, packets)
@@ -103,6 +105,11 @@ func TestWindows(t *testing.T) {
 	if n := attachedPrograms(m); n != len(m.programs) {
 		t.Errorf("%d of %d programs are attached after a bare window", n, len(m.programs))
 	}
+	turn(bare)
+	if n := attachedPrograms(m); n != 2 {
+		t.Errorf("%d programs are attached in a bare window after a full one, want 2", n)
+	}
+	turn(full)
 	was = f.read()
 	exchange()
 	exchanged(was, "in a full window")
@@ -123,8 +130,8 @@ func TestDemand(t *testing.T) {
 	f.rps(box, "eth0", "2")
 	r := f.receive(box, 0, ":9000")
 	must(t, m.Demand(true))
-	if !m.stamping || len(m.windows.links) != len(m.programs) || m.accounts[f.ids[box]].stamps.Len() != 1 {
-		t.Fatalf("stamping %v, %d of %d programs", m.stamping, len(m.windows.links), len(m.programs))
+	if n := attachedPrograms(m); !m.stamping || n != len(m.programs) || m.accounts[f.ids[box]].stamps.Len() != 1 {
+		t.Fatalf("stamping %v, %d of %d programs", m.stamping, n, len(m.programs))
 	}
 	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
 	f.got(r, packets)
