@@ -99,7 +99,7 @@ func Boot(ctx context.Context, arch, root, initramfs, disk, dir string, limit ti
 		"-machine", b.machine, "-accel", "tcg,thread=single", "-cpu", b.cpu, "-smp", "2", "-m", "2048",
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", images[0], "-initrd", initramfs,
-		"-append", "panic=-1 oops=panic loglevel=5 mitigations=off nokaslr cgroup_no_v1=all " + b.kernel,
+		"-append", "panic=-1 oops=panic loglevel=5 mitigations=off nokaslr cgroup_no_v1=all " + b.kernel + " " + os.Getenv("VM_BOOT"),
 		"-serial", "file:" + filepath.Join(dir, "console.log"),
 		"-chardev", "file,id=tests,path=" + log}, b.port...)...)
 	// A guest must not outlive a test run that was killed. The signal comes

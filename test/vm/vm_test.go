@@ -34,7 +34,7 @@ const (
 //
 // It is long, so it wants FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists
 // separated by spaces, choose some of them; VM_RUN is a pattern for -test.run in
-// place of the marks. How long each guest took is in build/vm/times.
+// place of the marks; VM_BOOT is added to the kernel's parameters. How long each guest took is in build/vm/times.
 func TestKernels(t *testing.T) {
 	if os.Getenv("FAIRLEAD_VM") == "" {
 		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")

@@ -105,13 +105,21 @@ static __always_inline void sends(struct cpu *c, struct sk_buff *skb, struct net
 	bpf_map_update_elem(&fl_nested, &netns, &now, BPF_ANY); /* if full, it stays unknown */
 }
 
-/* Whether the current task is a NAPI thread. */
+#define NAPI_AT(t, i)                                                                  \
+	((t)->comm[i] == 'n' && (t)->comm[i + 1] == 'a' && (t)->comm[i + 2] == 'p' &&  \
+	 (t)->comm[i + 3] == 'i' && (t)->comm[i + 4] == '/')
+
+/*
+ * Whether the current task is a NAPI thread: of a device, or of a CPU, which takes the place of
+ * the softirq for packets without a NAPI of their own (thread_backlog_napi, since 6.10).
+ */
 static __always_inline int napi_thread(void)
 {
 	struct task_struct *t = (void *)bpf_get_current_task_btf();
 
-	return t->flags & PF_KTHREAD && t->comm[0] == 'n' && t->comm[1] == 'a' &&
-	       t->comm[2] == 'p' && t->comm[3] == 'i' && t->comm[4] == '/';
+	if (!(t->flags & PF_KTHREAD))
+		return 0;
+	return NAPI_AT(t, 0) || (t->comm[0] == 'b' && t->comm[7] == '_' && NAPI_AT(t, 8)); /* backlog_napi/0 */
 }
 
 /*

@@ -2,6 +2,8 @@ package account
 
 import (
 	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -313,6 +315,29 @@ func TestThreads(t *testing.T) {
 		uplink := d.thefts[Theft{Victim: Party{Kind: NAPI}, Culprit: f.ids[box]}]
 		if d.thread <= 0 || d.of(box).Own <= 0 || uplink <= 0 {
 			d.t.Errorf("threads ran for %v, its own for %v, the uplink's for %v of it", d.thread, d.of(box).Own, uplink)
+		}
+		d.nothing(other)
+	})
+}
+
+// Each CPU's NAPI thread replaces softirqs for packets without a NAPI of their own.
+//
+//	make vm VM_BOOT=thread_backlog_napi VM_KERNELS="6.12 newest" VM_PACKAGES=feature/netcpu/account VM_RUN=TestBacklogThreads
+func TestBacklogThreads(t *testing.T) {
+	parameters, err := os.ReadFile("/proc/cmdline")
+	must(t, err)
+	if !strings.Contains(string(parameters), "thread_backlog_napi") {
+		testkit.Skip(t, "the kernel was booted without thread_backlog_napi")
+	}
+	f := newFabric(t, exactMeter(t))
+	box, other := f.add("box", 2), f.add("other", 3)
+	r := f.receive(box, 0, ":9000")
+	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
+	f.got(r, packets)
+	f.expect(func(d delta) {
+		d.received(box, UDP, packets, packets*sizeUDP4)
+		if d.thread <= d.softirq {
+			d.t.Errorf("threads ran for %v, softirqs for %v", d.thread, d.softirq)
 		}
 		d.nothing(other)
 	})
