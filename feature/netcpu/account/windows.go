@@ -198,10 +198,10 @@ func (m *Meter) turn(to phase) error {
 		errs = append(errs, m.vars.Over.Set(uint8(1)))
 	}
 	now, counts := time.Now(), m.count()
-	if !stay && from != idle {
-		time.Sleep(settling)
-	}
 	if !stay {
+		if from != idle {
+			time.Sleep(settling)
+		}
 		errs = append(errs, m.detach(min(from, to)))
 	}
 	errs = append(errs, m.take(from, now, counts))

@@ -1,0 +1,94 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/lab/load"
+)
+
+// TestSwarmFlood floods a container on one node of a Docker Swarm from the other, by their overlay
+// network, beside one that computes with half of the same CPU. The penalty is Iron's (section 2):
+// against the same container beside a neighbour that computes as well and has no traffic. The node's
+// NIC polls, as real ones do, and hands its packets to that CPU.
+func TestSwarmFlood(t *testing.T) {
+	onlyFull(t)
+	nodes := testkit.StartSwarm(t)
+	for n, d := range nodes {
+		ns, err := netdev.Open(d.NS.Path)
+		must(t, err)
+		wire, err := ns.Index("flwire")
+		must(t, err)
+		if n == 0 {
+			must(t, ns.Offload(wire, netdev.TSO).Write(netdev.Off))
+		} else {
+			must(t, ns.Offload(wire, netdev.GRO).Write(netdev.GRO.On()))
+			must(t, ns.RPS(wire, 0).Write("1"))
+		}
+		must(t, ns.Close())
+	}
+	a := newAgent(t, nodes[1].NS, "--docker-host", nodes[1].Host)
+	a.start("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", nodes[1].PID()))
+	exe, err := os.Executable()
+	must(t, err)
+	// run starts a generator with half of a CPU on the second node, or all of the other on the first.
+	run := func(n int, name, mode string, args ...string) {
+		t.Helper()
+		flags := []string{"run", "-d", "--name", name, "--network", testkit.SwarmNetwork, "--volume", exe + ":/load:ro",
+			"--cpuset-cpus", fmt.Sprint(1 - n), "--entrypoint", "/load", "--label", "fairlead.netcpu=" + mode}
+		if n == 1 {
+			flags = append(flags, "--cpus", "0.5")
+		}
+		nodes[n].Must(t, append(append(flags, nodes[n].Image, load.Verb), args...)...)
+	}
+	rate := func(seconds int) (mean float64) {
+		t.Helper()
+		time.Sleep(time.Duration(seconds)*time.Second + time.Second/2)
+		lines := strings.Split(strings.TrimSpace(nodes[1].Must(t, "logs", "--tail", fmt.Sprint(seconds), "victim")), "\n")
+		for _, l := range lines {
+			var second struct {
+				Ops float64 `json:"ops_per_second"`
+			}
+			must(t, json.Unmarshal([]byte(l), &second))
+			mean += second.Ops / float64(len(lines))
+		}
+		return mean
+	}
+	penalty := func(mode string) float64 {
+		t.Helper()
+		burn := []string{"burn", "--every", "1s"}
+		run(1, "victim", mode, burn...)
+		run(1, "quiet", mode, burn...)
+		rate(2)
+		base := rate(5)
+		nodes[1].Must(t, "rm", "-f", "quiet")
+		run(1, "receiver", mode, "udp-recv", "--listen", ":9000")
+		addr := nodes[1].Must(t, "inspect", "--format", "{{(index .NetworkSettings.Networks \""+testkit.SwarmNetwork+"\").IPAddress}}", "receiver")
+		run(0, "sender", "observe", "udp-send", "--to", addr+":9000", "--size", "64", "--every", "1s")
+		early := rate(2)
+		rate(4)
+		flooded := rate(5)
+		sent := nodes[0].Must(t, "logs", "--tail", "1", "sender")
+		t.Logf("%s: %.0f units/s beside one that computes, %.0f in the flood (%.0f in its first two seconds): penalty %.2f; sender %s",
+			mode, base, flooded, early, base/flooded, sent)
+		nodes[1].Must(t, "rm", "-f", "victim", "receiver")
+		nodes[0].Must(t, "rm", "-f", "sender")
+		return base / flooded
+	}
+	if p := penalty("observe"); p < 2 {
+		t.Errorf("penalty %.2f, want 2 at least: the flood floods nobody", p)
+	}
+	for range 2 {
+		for _, mode := range []string{"isolate", "auto"} {
+			if p := penalty(mode); p > 1.10 {
+				t.Errorf("%s: penalty %.2f, want 1.10 at most", mode, p)
+			}
+		}
+	}
+}
