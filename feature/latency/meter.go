@@ -72,10 +72,11 @@ type meter struct {
 	sockets map[string]*socket
 	tallies map[identity.Slot]*ebpf.Map
 
-	looked time.Time     // last call of flooded, or of resume
-	events []uint64      // events passed over until then, by CPU
-	since  time.Time     // beginning of the current rest, if any
-	rested time.Duration // in earlier rests
+	counted  time.Time      // last call of rate
+	received map[int]uint32 // packets until then, by CPU
+	look     time.Duration  // length of the last look of a cycle
+	since    time.Time      // beginning of the current rest, if any
+	rested   time.Duration  // in earlier rests
 }
 
 // socket is fl_socket at the cgroup of one container.
