@@ -8,15 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/bpf"
+	"github.com/fairlead-project/fairlead/kernel/irq"
 )
 
-// In a flood an attached program costs each packet something, even if it returns at once. So a
-// flood is measured in a duty cycle: the programs are attached for look, then detached for rest.
-// While the host is watched they stay attached.
+// An attached program costs every packet of the host something, even if it returns at once: 0.3 to
+// 0.5 us each time that a packet is received. So while a CPU receives many, of any container, the
+// programs are attached for a part of each second. While the host is watched they stay attached.
 const (
-	look  = 100 * time.Millisecond
-	rest  = 900 * time.Millisecond
-	quiet = time.Second // interval of the check for a flood
+	fullRate = 4 // times the budget: packets a second and CPU up to which the programs stay attached
+	look     = 100 * time.Millisecond
+	cycle    = time.Second            // from one look to the next
+	quiet    = 250 * time.Millisecond // interval of the check for a flood
 )
 
 // dutyCycle attaches and detaches the programs until stop is closed.
@@ -40,17 +42,28 @@ func (f *Latency) dutyCycle(stop <-chan struct{}) {
 
 // nextPhase attaches or detaches the programs, and returns the length of the phase.
 func (f *Latency) nextPhase() (time.Duration, error) {
-	now := time.Now()
+	now, m := time.Now(), f.meter
 	if err := f.schedule(now, false); err != nil {
 		return quiet, err
 	}
-	if f.meter.links == nil {
-		return look, f.meter.resume()
+	rate, err := m.rate(f.cfg.Roots.Proc, now)
+	if err != nil {
+		return cycle, errors.Join(err, m.resume())
 	}
-	if flood, err := f.meter.flooded(f.cfg.Budget); err != nil || !flood || f.watches(now) {
-		return quiet, err
+	if m.links == nil {
+		m.look = lookFor(rate, f.cfg.Budget)
+		return m.look, m.resume()
 	}
-	return rest, f.meter.rest()
+	if rate <= fullRate*float64(f.cfg.Budget) || f.watches(now) {
+		return quiet, nil
+	}
+	return cycle - m.look, m.rest()
+}
+
+// lookFor returns how long the programs are attached in each second at a rate of packets: so that
+// no CPU has more than twice the budget.
+func lookFor(rate float64, budget uint32) time.Duration {
+	return min(look, time.Duration(2*float64(budget)/max(rate, 1)*float64(cycle)))
 }
 
 // resume attaches the programs. Stamps from before are void.
@@ -70,13 +83,9 @@ func (m *meter) resume() (err error) {
 	if m.links, err = bpf.Attach(m.programs.Xmit, m.programs.Receive, m.programs.Poll, m.programs.Queue); err != nil {
 		return err
 	}
-	m.looked = time.Now()
 	if !m.since.IsZero() {
-		m.rested += m.looked.Sub(m.since)
+		m.rested += time.Since(m.since)
 		m.since = time.Time{}
-	}
-	if m.events, _, err = m.passed(); err != nil {
-		return err
 	}
 	return errors.Join(m.queue(), m.listen())
 }
@@ -94,27 +103,36 @@ func (m *meter) rest() error {
 	return errors.Join(err, m.queue())
 }
 
-// flooded reports whether a CPU has passed over far more packets than it measures since the last
-// call.
-func (m *meter) flooded(budget uint32) (bool, error) {
+// rate returns the packets per second of the CPU with the most since the last call: what the kernel
+// counts as received, for every container, and what our programs passed over, for what tasks of the
+// host's network send.
+func (m *meter) rate(proc string, now time.Time) (float64, error) {
+	received, err := irq.Packets(proc)
+	if err != nil {
+		return 0, err
+	}
 	events, _, err := m.passed()
 	if err != nil {
-		return false, err
+		return 0, err
 	}
-	now, before, looked := time.Now(), m.events, m.looked
-	m.looked, m.events = now, events
-	return flood(before, events, 2*float64(budget)*now.Sub(looked).Seconds()), nil
-}
-
-// flood reports whether a CPU has passed over more than most packets. was and now are the totals of
-// each CPU.
-func flood(was, now []uint64, most float64) bool {
-	for cpu, n := range now {
-		if float64(n-was[cpu]) > most {
-			return true
+	for cpu := range received {
+		if cpu < len(events) {
+			received[cpu] += uint32(events[cpu])
 		}
 	}
-	return false
+	was, over := m.received, now.Sub(m.counted)
+	m.received, m.counted = received, now
+	return busiest(was, received) / over.Seconds(), nil
+}
+
+// busiest returns the largest difference of the counters of a CPU, which wrap around.
+func busiest(was, now map[int]uint32) (most float64) {
+	for cpu, n := range now {
+		if before, ok := was[cpu]; ok {
+			most = max(most, float64(n-before))
+		}
+	}
+	return most
 }
 
 // unwatched returns the total time for which the programs were detached.

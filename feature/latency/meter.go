@@ -49,7 +49,7 @@ type meter struct {
 		Queue   *ebpf.Program `ebpf:"fl_queue"`
 	}
 	links  bpf.Links // nil: detached for rest
-	queued bpf.Links // fl_backlog, while an uplink is a veth
+	queued bpf.Links // of backlog, while an uplink is a veth
 	ran    bpf.Links // of waits.bpf.h and app.bpf.h, while the host is watched
 	maps   struct {
 		Tallies  *ebpf.Map      `ebpf:"fl_tallies"`
@@ -68,14 +68,16 @@ type meter struct {
 		Costs    *ebpf.Map      `ebpf:"fl_costs"`
 		Costing  *ebpf.Variable `ebpf:"fl_costing"`
 	}
+	backlog *ebpf.Program // fl_backlog; nil: no uplink has been a veth
 	ends    *ends
 	sockets map[string]*socket
 	tallies map[identity.Slot]*ebpf.Map
 
-	looked time.Time     // last call of flooded, or of resume
-	events []uint64      // events passed over until then, by CPU
-	since  time.Time     // beginning of the current rest, if any
-	rested time.Duration // in earlier rests
+	counted  time.Time      // last call of rate
+	received map[int]uint32 // packets until then, by CPU
+	look     time.Duration  // length of the last look of a cycle
+	since    time.Time      // beginning of the current rest, if any
+	rested   time.Duration  // in earlier rests
 }
 
 // socket is fl_socket at the cgroup of one container.
@@ -117,7 +119,7 @@ func openMeter(host uint64, stamps uint32, shared bpf.Maps) (_ *meter, err error
 // close detaches the programs and closes the object.
 func (m *meter) close() error {
 	errs := []error{m.links.Close(), m.queued.Close(), m.ran.Close()}
-	for _, p := range []*ebpf.Program{m.programs.Xmit, m.programs.Receive, m.programs.Poll, m.programs.Queue} {
+	for _, p := range []*ebpf.Program{m.programs.Xmit, m.programs.Receive, m.programs.Poll, m.programs.Queue, m.backlog} {
 		errs = append(errs, p.Close())
 	}
 	for _, s := range m.sockets {
@@ -192,7 +194,12 @@ func (m *meter) queue() (err error) {
 	want := m.ends.queued && m.links != nil
 	switch {
 	case want && m.queued == nil:
-		m.queued, err = m.object.Attach(latencyProgFlBacklog)
+		if m.backlog == nil { // to load it takes up to 0.1 s in a flood
+			if m.backlog, err = m.object.Program(latencyProgFlBacklog, nil); err != nil {
+				return err
+			}
+		}
+		m.queued, err = bpf.Attach(m.backlog)
 	case !want && m.queued != nil:
 		err = m.queued.Close()
 		m.queued = nil

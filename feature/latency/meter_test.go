@@ -2,6 +2,7 @@ package latency
 
 import (
 	"testing"
+	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
@@ -34,20 +35,22 @@ func TestMeter(t *testing.T) {
 	must(t, m.close())
 }
 
-// CPUs that each pass over a few more than they measure are no flood, however many there
-// are; one with far more is.
+// The busiest CPU decides, however many there are, also when its counter has wrapped around. A look
+// is as long as it takes to see twice the budget.
 func TestFlood(t *testing.T) {
-	const budget, cpus = 5000, 64
-	was, now := make([]uint64, cpus), make([]uint64, cpus)
-	for cpu := range now {
-		was[cpu] = 1 << 40
-		now[cpu] = was[cpu] + budget/25
+	was, now := make(map[int]uint32), make(map[int]uint32)
+	for cpu := range uint32(64) {
+		was[int(cpu)] = ^uint32(0) - cpu
+		now[int(cpu)] = was[int(cpu)] + 100 + cpu
 	}
-	if flood(was, now, 2*budget) {
-		t.Error("64 CPUs with 4 % over their budgets are taken for a flood")
+	now[100] = 1 << 30 // since its last reading it has come online
+	if got := busiest(was, now); got != 163 {
+		t.Errorf("%v packets, want 163", got)
 	}
-	now[63] = was[63] + 2*budget + 1
-	if !flood(was, now, 2*budget) {
-		t.Error("a CPU with three times its budget is not taken for a flood")
+	const budget = 5000
+	for rate, want := range map[float64]time.Duration{0: look, 2 * budget: look, 20 * budget: look, 40 * budget: look / 2, 200 * budget: look / 10} {
+		if got := lookFor(rate, budget); got != want {
+			t.Errorf("looks for %v at %v/s, want %v", got, rate, want)
+		}
 	}
 }

@@ -68,3 +68,28 @@ func FuzzParseWorks(f *testing.F) {
 		}
 	})
 }
+
+const someSoftnet = "0001e240 00000000 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000\n" +
+	"fffffff0 00000000 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 0000000a 00000000 00000000\n"
+
+func TestPackets(t *testing.T) {
+	if got, want := parsePackets(someSoftnet), (map[int]uint32{0: 123456, 10: 0xfffffff0}); !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got, err := Packets("/proc"); err != nil || len(got) == 0 {
+		t.Errorf("on this kernel: %v, %v", got, err)
+	}
+}
+
+func FuzzParsePackets(f *testing.F) {
+	f.Add(someSoftnet)
+	f.Add("1 2 3")
+	f.Add("100000000 0 0 0 0 0 0 0 0 0 0 0 -1\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		for cpu := range parsePackets(text) {
+			if cpu < 0 {
+				t.Fatalf("cpu %d", cpu)
+			}
+		}
+	})
+}
