@@ -16,7 +16,7 @@ var help = map[string]string{
 	"netcpu_isolated":                    "1 for a container whose packets run in threads of its own cgroup, or of its pod's.",
 	"netcpu_early_dropped_packets_total": "Packets for the container that were dropped before its queue, because the queue was full or the quota was used up.",
 	"netcpu_quota_dropped_packets_total": "Packets for the container that were dropped because its quota was used up.",
-	"netcpu_super_packets":               "1 while the container receives bulk TCP in super-packets, which are not isolated.",
+	"netcpu_super_packets":               "1 while what the isolated container receives stays in softirqs: bulk TCP in super-packets, or packets that take hardly any time from third parties.",
 	"netcpu_kthread_seconds_total":       "CPU time of the container's NAPI threads; without a container label, of the uplinks' NAPI threads.",
 	"netcpu_balance_seconds":             "CPU time that is owed to a charged container; negative if the container owes it.",
 	"netcpu_charged_seconds_total":       "CPU time that was charged to the container.",

@@ -345,36 +345,6 @@ func same(t *testing.T, when string, got, want map[string]string) {
 	}
 }
 
-// Bulk TCP gets its super-packets back, and loses them to a flood at once.
-func TestShapeFollowsTraffic(t *testing.T) {
-	h := newHost(t, sandbox.CPU{})
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-	if got := h.state()["h0 tso"]; got != netdev.Off {
-		t.Fatalf("tso of h0 is %q, want it off", got)
-	}
-	h.start(h.box, "tcp-recv", "--listen", ":9001")
-	bulk := h.start(h.wire, "tcp-send", "--to", "10.66.0.2:9001", "--size", "65536")
-	h.until("bulk TCP alone", netdev.TSO.On())
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "60000")
-	h.until("a flood beside it", netdev.Off)
-	if bulk.Read().Since(load.Reading{}).Bytes == 0 {
-		t.Error("no bytes of TCP were sent")
-	}
-	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-	if left := h.notes(); len(left) != 0 {
-		t.Errorf("journal: %+v", left)
-	}
-}
-
-func (h *host) until(what, tso string) {
-	h.t.Helper()
-	for end := time.Now().Add(90 * time.Second); h.state()["h0 tso"] != tso; time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			h.t.Fatalf("%s: tso of h0 is still %q", what, h.state()["h0 tso"])
-		}
-	}
-}
-
 // A queue of the uplink that carries one container's packets alone is polled in that container's
 // cgroup, until another's packets arrive by it.
 func TestQueueFollowsTraffic(t *testing.T) {

@@ -29,15 +29,20 @@ func (n *Netcpu) loop() {
 	tick := time.NewTicker(glance)
 	defer tick.Stop()
 	var failed failedWindows
+	told := func(now time.Time, err error) {
+		if windows := failed.report(now, err); windows > 0 {
+			n.cfg.Log.Warn("following the traffic", "feature", name, "windows", windows, "err", err)
+		}
+	}
 	for glances := 1; ; glances++ {
 		select {
 		case <-n.stop:
 			return
+		case slot := <-n.dropper.Alarms():
+			glances-- // it is none
+			told(time.Now(), n.heed(slot))
 		case now := <-tick.C:
-			err := n.look(now, glances%int(window/glance) == 0)
-			if windows := failed.report(now, err); windows > 0 {
-				n.cfg.Log.Warn("following the traffic", "feature", name, "windows", windows, "err", err)
-			}
+			told(now, n.look(now, glances%int(window/glance) == 0))
 		}
 	}
 }
@@ -57,6 +62,15 @@ func (n *Netcpu) look(now time.Time, whole bool) error {
 		err = errors.Join(err, n.meter.Err()) // waits for a window that begins or ends
 	}
 	return err
+}
+
+// heed acts on an alarm.
+func (n *Netcpu) heed(slot uint32) error {
+	n.following.Begin()
+	defer n.following.End()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.isolator.Heed(slot)
 }
 
 // logEvery limits how often the log reports failed windows: a container can make each window fail.

@@ -31,9 +31,11 @@
  * Hooks, and cost per event:
  *   tp_btf/napi_poll   fl_polled   one hash look-up per poll of any device
  *   tc egress, host end of an isolated container's veth
- *                      fl_count    one hash look-up and two atomic adds per packet,
- *                                  and ten times a second, for each address, a
- *                                  look at the host's routes
+ *                      fl_count    one hash look-up and two atomic adds per packet;
+ *                                  for a single one two more look-ups, and if
+ *                                  neither end pays for it an add and, while
+ *                                  softirqs handle it, the clock; ten times a second,
+ *                                  for each address, a look at the host's routes
  *   tc ingress on an uplink
  *                      fl_drop_tc  two hash look-ups per packet; in a tunnel four
  *   native XDP on an uplink, in its place
@@ -44,7 +46,7 @@
  * User space creates the entries of fl_queues, fl_counted and fl_tunnels; a full map is an error of
  * Apply. fl_addresses is learnt here as an LRU map: packets to an address without an
  * entry are not dropped early. Once the agent has ended the programs no longer run, and
- * nothing is dropped.
+ * nothing is dropped. A full fl_alarms delays an alarm.
  */
 
 #include "charges.h"
@@ -75,6 +77,9 @@ char _license[] SEC("license") = "Dual BSD/GPL";
  */
 const volatile __u32 fl_tenant_slot;
 const volatile __u8 fl_tenant_mac[6];
+
+/* The network namespace with the host end of that veth, likewise. */
+const volatile __u32 fl_host_netns;
 
 /* The assumed size of a veth's ring: RING, or less in tests. */
 const volatile __u32 fl_ring = RING;
@@ -239,6 +244,49 @@ static __always_inline void learn(struct __sk_buff *skb, struct ethhdr *eth, str
 	bpf_map_update_elem(&fl_addresses, to, &us, BPF_ANY);
 }
 
+/*
+ * Reports whether a packet comes in the time of a third party: a task of neither the
+ * tenant that sent it, by the veth that it came from, nor the tenant of this copy, nor an
+ * idle CPU. A kernel thread is one: it works for many. What the host itself sends still
+ * has a socket.
+ */
+static __always_inline int intrudes(struct __sk_buff *skb)
+{
+	struct task_struct *t = bpf_get_current_task_btf();
+	struct fl_owner *sender;
+	__u32 runs;
+
+	if (!t->pid)
+		return 0;
+	if (t->flags & PF_KTHREAD)
+		return 1;
+	runs = fl_of_cgroup(fl_cgroup_of_task(t));
+	if (!skb->ingress_ifindex)
+		return runs != fl_tenant_slot && fl_cgroup_of_task(t) != bpf_skb_cgroup_id(skb);
+	if (!runs || runs == fl_tenant_slot)
+		return !runs;
+	sender = fl_of_device(fl_host_netns, skb->ingress_ifindex);
+	return !sender || !(sender->flags & FL_HOST_END) || sender->tenant != runs;
+}
+
+/* Counts a packet that intrudes, and tells user space of many. */
+static __always_inline void intruded(struct tenant *t, __u32 slot)
+{
+	__u64 now;
+
+	__sync_fetch_and_add(&t->intruding, 1);
+	if (!t->alarm)
+		return;
+	now = bpf_ktime_get_ns();
+	if ((__s64)(now - t->since) > ALARM_NS) {
+		t->since = now;
+		t->burst = 0;
+	}
+	/* Without atomics: another CPU's packet that is lost here delays the alarm by one. */
+	if (++t->burst == ALARM_PACKETS)
+		bpf_ringbuf_output(&fl_alarms, &slot, sizeof(slot), 0);
+}
+
 static __always_inline int to_many(struct __sk_buff *skb)
 {
 	return skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST;
@@ -265,6 +313,8 @@ int fl_count(struct __sk_buff *skb)
 		return TCX_DROP; /* its limit or quota is used up, and enough packets wait */
 	__sync_fetch_and_add(packets > 1 ? &t->super : &t->small, 1);
 	__sync_fetch_and_add(&t->sent, packets);
+	if (packets == 1 && intrudes(skb))
+		intruded(t, slot);
 
 	if (!to_many(skb) && !fl_frame_destination(data, end, &to))
 		learn(skb, data, &to);

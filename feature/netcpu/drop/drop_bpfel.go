@@ -52,21 +52,25 @@ type dropQueue struct {
 }
 
 type dropTenant struct {
-	_       structs.HostLayout
-	Sent    uint64
-	Polled  uint64
-	Dropped uint64
-	Beyond  uint64
-	Retried uint64
-	Stopped uint64
-	Small   uint64
-	Super   uint64
-	Limit   int64
-	Until   uint64
-	Waiting uint64
-	Waits   uint64
-	Account uint32
-	NoRing  uint32
+	_         structs.HostLayout
+	Sent      uint64
+	Polled    uint64
+	Dropped   uint64
+	Beyond    uint64
+	Retried   uint64
+	Stopped   uint64
+	Small     uint64
+	Super     uint64
+	Limit     int64
+	Until     uint64
+	Waiting   uint64
+	Waits     uint64
+	Account   uint32
+	NoRing    uint32
+	Intruding uint64
+	Since     uint64
+	Burst     uint32
+	Alarm     uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -74,6 +78,7 @@ type dropTenant struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	dropMapFlAddresses  = "fl_addresses"
+	dropMapFlAlarms     = "fl_alarms"
 	dropMapFlCgroups    = "fl_cgroups"
 	dropMapFlCharger    = "fl_charger"
 	dropMapFlCharges    = "fl_charges"
@@ -88,6 +93,7 @@ const (
 	dropProgFlDropXdp   = "fl_drop_xdp"
 	dropProgFlPolled    = "fl_polled"
 	dropVarFlEpoch      = "fl_epoch"
+	dropVarFlHostNetns  = "fl_host_netns"
 	dropVarFlRing       = "fl_ring"
 	dropVarFlTenantMac  = "fl_tenant_mac"
 	dropVarFlTenantSlot = "fl_tenant_slot"
@@ -147,6 +153,7 @@ type dropProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropMapSpecs struct {
 	FlAddresses *ebpf.MapSpec `ebpf:"fl_addresses"`
+	FlAlarms    *ebpf.MapSpec `ebpf:"fl_alarms"`
 	FlCgroups   *ebpf.MapSpec `ebpf:"fl_cgroups"`
 	FlCharger   *ebpf.MapSpec `ebpf:"fl_charger"`
 	FlCharges   *ebpf.MapSpec `ebpf:"fl_charges"`
@@ -163,6 +170,7 @@ type dropMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropVariableSpecs struct {
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
+	FlHostNetns  *ebpf.VariableSpec `ebpf:"fl_host_netns"`
 	FlRing       *ebpf.VariableSpec `ebpf:"fl_ring"`
 	FlTenantMac  *ebpf.VariableSpec `ebpf:"fl_tenant_mac"`
 	FlTenantSlot *ebpf.VariableSpec `ebpf:"fl_tenant_slot"`
@@ -190,6 +198,7 @@ func (o *dropObjects) Close() error {
 // It can be passed to loadDropObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropMaps struct {
 	FlAddresses *ebpf.Map `ebpf:"fl_addresses"`
+	FlAlarms    *ebpf.Map `ebpf:"fl_alarms"`
 	FlCgroups   *ebpf.Map `ebpf:"fl_cgroups"`
 	FlCharger   *ebpf.Map `ebpf:"fl_charger"`
 	FlCharges   *ebpf.Map `ebpf:"fl_charges"`
@@ -204,6 +213,7 @@ type dropMaps struct {
 func (m *dropMaps) Close() error {
 	return _DropClose(
 		m.FlAddresses,
+		m.FlAlarms,
 		m.FlCgroups,
 		m.FlCharger,
 		m.FlCharges,
@@ -221,6 +231,7 @@ func (m *dropMaps) Close() error {
 // It can be passed to loadDropObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropVariables struct {
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
+	FlHostNetns  *ebpf.Variable `ebpf:"fl_host_netns"`
 	FlRing       *ebpf.Variable `ebpf:"fl_ring"`
 	FlTenantMac  *ebpf.Variable `ebpf:"fl_tenant_mac"`
 	FlTenantSlot *ebpf.Variable `ebpf:"fl_tenant_slot"`

@@ -104,7 +104,7 @@ func another(e *Dropper) tenant.Key {
 // count loads the program for a veth of a tenant with the address of frame's frames.
 func count(t *testing.T, e *Dropper, w *Drops) *ebpf.Program {
 	t.Helper()
-	p, err := e.counter(w.slot, guestMAC())
+	p, err := e.counter(w.slot, guestMAC(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

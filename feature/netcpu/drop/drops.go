@@ -145,23 +145,23 @@ func (t *Drops) countVeth(inside *netdev.NS, e container.End) error {
 		if err != nil {
 			return nil, fmt.Errorf("address of device %d in netns %d: %w", e.Inside.Index, inside.Inode(), err)
 		}
-		return t.dropper.counter(t.slot, mac)
+		return t.dropper.counter(t.slot, mac, e.Device.NetNS)
 	})
 }
 
 // counter loads a copy of fl_count, for a veth of the tenant in a slot; mac is the address of the
-// container's end.
-func (d *Dropper) counter(slot uint32, mac net.HardwareAddr) (*ebpf.Program, error) {
-	return d.object.Program(dropProgFlCount, bpf.Vars{dropVarFlTenantSlot: slot, dropVarFlTenantMac: [6]byte(mac)})
+// container's end, and netns the namespace of the host's.
+func (d *Dropper) counter(slot uint32, mac net.HardwareAddr, netns uint64) (*ebpf.Program, error) {
+	return d.object.Program(dropProgFlCount, bpf.Vars{dropVarFlTenantSlot: slot, dropVarFlTenantMac: [6]byte(mac), dropVarFlHostNetns: uint32(netns)})
 }
 
 // UseRing sets whether packets go through the ring of the veth, which can then be full. The
-// counters of packets go on.
+// counters of packets go on. While they do not, Alarms tells of many Intruding ones.
 func (t *Drops) UseRing(used bool) error {
 	return t.change(func(e *dropTenant) {
-		e.NoRing = 1
+		e.NoRing, e.Alarm = 1, 1
 		if used {
-			e.NoRing = 0
+			e.NoRing, e.Alarm = 0, 0
 			e.Polled = e.Sent // earlier packets bypassed the ring
 		}
 	})
@@ -207,6 +207,7 @@ func (t *Drops) read() (e dropTenant, err error) {
 // Counters are packet counts of a tenant.
 type Counters struct {
 	Small, Super uint64 // into its veths: single packets, and super-packets (GSO)
+	Intruding    uint64 // the part of Small in the time of neither the sender, the tenant nor an idle CPU
 	Dropped      uint64 // dropped before its veths,
 	Beyond       uint64 // and the part of Dropped beyond its quota or limit
 }
@@ -214,5 +215,5 @@ type Counters struct {
 // Counters returns the counters so far.
 func (t *Drops) Counters() (Counters, error) {
 	e, err := t.read()
-	return Counters{Small: e.Small, Super: e.Super, Dropped: e.Dropped, Beyond: e.Beyond}, err
+	return Counters{Small: e.Small, Super: e.Super, Intruding: e.Intruding, Dropped: e.Dropped, Beyond: e.Beyond}, err
 }

@@ -22,7 +22,7 @@ func TestEarlyDropForged(t *testing.T) {
 		return w
 	}
 	at := func(w *Drops, mac string) *ebpf.Program {
-		p, err := e.counter(w.slot, hardware(t, mac))
+		p, err := e.counter(w.slot, hardware(t, mac), 0)
 		if err != nil {
 			t.Fatal(err)
 		}

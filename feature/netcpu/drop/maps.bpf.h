@@ -54,8 +54,25 @@ struct tenant {
 	__u64 waits;   /* when that was found, ns; 0: it is not used up */
 	__u32 account; /* slot in fl_charges of the account that limit is for */
 	__u32 no_ring; /* its packets do not go through the ring, so that nothing */
-		       /* waits there: super-packets, or no thread of its own */
+		       /* waits there: softirqs handle them */
+	__u64 intruding; /* the part of small that came in the time of a third party */
+	__u64 since;	 /* when burst began, ns */
+	__u32 burst;	 /* such packets since then */
+	__u32 alarm;	 /* set by user space: tell it of many of them */
 };
+
+/* So many packets within this time, half a percent of a CPU, cannot wait. */
+#define ALARM_PACKETS 500
+#define ALARM_NS 100000000LL
+
+/*
+ * Slots of tenants with an alarm. If it is full, the next alarm comes after ALARM_NS, and
+ * user space looks each second anyway.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 16);
+} fl_alarms SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -64,7 +81,7 @@ struct {
 	__type(value, struct tenant);
 } fl_tenants SEC(".maps");
 
-_Static_assert(sizeof(struct tenant) == 104, "read by tenant.go");
+_Static_assert(sizeof(struct tenant) == 128, "read by tenant.go");
 
 /*
  * A tenant's end of a veth -> slot of the tenant. Polls of that end take packets out of

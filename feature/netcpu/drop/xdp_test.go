@@ -55,7 +55,7 @@ func TestDriverDecides(t *testing.T) {
 		t.Fatal(err)
 	}
 	to := func(mac, ip string) []byte { return with(frame(ip), 0, hardware(t, mac)...) }
-	counter, err := e.counter(w.slot, hardware(t, own))
+	counter, err := e.counter(w.slot, hardware(t, own), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,13 +4,14 @@ import (
 	"errors"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // counted is reshape's last reading of one tenant.
 type counted struct {
-	at           time.Time
-	small, super uint64
+	at time.Time
+	drop.Counters
 }
 
 // Follow adapts to the window that ends now.
@@ -35,12 +36,12 @@ func (is *Isolator) reshape(now time.Time) error {
 			continue
 		}
 		last := s.counted
-		s.counted = counted{now, c.Small, c.Super}
+		s.counted = counted{now, c}
 		if last.at.IsZero() {
 			continue
 		}
 		before := s.control
-		want := s.control.next(window{now.Sub(last.at), c.Small - last.small, c.Super - last.super})
+		want := s.control.next(window{now.Sub(last.at), c.Small - last.Small, c.Intruding - last.Intruding, c.Super - last.Super})
 		if want == before.shape {
 			continue
 		}
@@ -52,12 +53,33 @@ func (is *Isolator) reshape(now time.Time) error {
 				continue
 			}
 		}
-		if err := is.setShape(s, want); err != nil && !errors.Is(err, journal.ErrGone) {
-			s.control = before // so that the next window tries again
-			errs = append(errs, err)
-		}
+		errs = append(errs, is.follow(s, before))
 	}
 	return errors.Join(errs...)
+}
+
+// Heed isolates the tenant in a slot at once, if an alarm is reason enough.
+func (is *Isolator) Heed(slot uint32) error {
+	for _, s := range is.isolated {
+		if s.drops == nil || s.drops.Slot() != slot {
+			continue
+		}
+		before := s.control
+		if s.control.alarm() != before.shape {
+			return is.follow(s, before)
+		}
+	}
+	return nil
+}
+
+// follow gives a tenant's packets the shape that has been chosen.
+func (is *Isolator) follow(s *isolation, before control) error {
+	err := is.setShape(s, s.control.shape)
+	if err == nil || errors.Is(err, journal.ErrGone) {
+		return nil
+	}
+	s.control = before // so that the next window tries again
+	return err
 }
 
 // setShape switches TSO at the host ends of a tenant's devices.
