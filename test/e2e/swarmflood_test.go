@@ -69,8 +69,15 @@ func TestSwarmFlood(t *testing.T) {
 		base := rate(5)
 		nodes[1].Must(t, "rm", "-f", "quiet")
 		run(1, "receiver", mode, "udp-recv", "--listen", ":9000")
-		addr := nodes[1].Must(t, "inspect", "--format", "{{(index .NetworkSettings.Networks \""+testkit.SwarmNetwork+"\").IPAddress}}", "receiver")
-		run(0, "sender", "observe", "udp-send", "--to", addr+":9000", "--size", "64", "--every", "1s")
+		address := func(n int, name string) string {
+			return nodes[n].Must(t, "inspect", "--format", "{{(index .NetworkSettings.Networks \""+testkit.SwarmNetwork+"\").IPAddress}}", name)
+		}
+		run(0, "sender", "observe", "udp-send", "--to", address(1, "receiver")+":9000", "--size", "64", "--every", "1s")
+		// A bridge sends what is for a container that it never heard of to all of them.
+		await(t, "the receiver to be heard of", func() error {
+			_, err := nodes[1].Run("exec", "receiver", "ping", "-c", "1", "-W", "5", address(0, "sender"))
+			return err
+		})
 		early := rate(2)
 		rate(4)
 		flooded := rate(5)
