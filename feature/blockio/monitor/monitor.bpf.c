@@ -6,8 +6,9 @@
  * a CPU.
  *
  * Hooks, and cost per event (tp_btf):
- *   block_rq_complete  a clock, the look-up of a cgroup and of its account, and three atomic
- *                      additions; that stamp and four more where block_rq_issue is attached
+ *   block_rq_complete  a clock, the look-up of an account, or else of a cgroup and its account,
+ *                      and three atomic additions; where block_rq_issue is attached, also that
+ *                      stamp, and four more
  *   block_rq_issue     a clock and a stamp
  *   sched_wakeup, sched_wakeup_new
  *                      the look-up of a cgroup; if it is watched, also a clock and a stamp
@@ -96,9 +97,12 @@ struct request {
 #define REQ_OP_READ 0
 #define REQ_OP_WRITE 1
 
-/* An account: of a container (0: the system) at a disk. */
+/*
+ * An account: of a cgroup at a disk. The cgroup is one of fl_iogroups, or 0 for the system, and
+ * has what those below it do. So most requests find theirs by their own cgroup.
+ */
 struct place {
-	__u64 container;
+	__u64 cgroup;
 	__u32 major;
 	__u32 minor;
 };
@@ -158,6 +162,7 @@ int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 {
 	__u64 now = bpf_ktime_get_ns(), issued = 0, began = fl_began, made;
 	__u32 op = rq->cmd_flags & REQ_OP_MASK;
+	struct cgroup___tree *g = 0;
 	struct place at = {};
 	struct account *a;
 	struct gendisk *disk;
@@ -179,10 +184,16 @@ int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 	bio = rq->bio;
 	if (bio) {
 		blkg = bio->bi_blkg;
-		if (blkg)
-			at.container = owner(&fl_iogroups, (struct cgroup___tree *)blkg->blkcg->css.cgroup);
+		if (blkg) {
+			g = (struct cgroup___tree *)blkg->blkcg->css.cgroup;
+			at.cgroup = g->kn->id;
+		}
 	}
 	a = bpf_map_lookup_elem(&fl_accounts, &at);
+	if (!a && g) {
+		at.cgroup = owner(&fl_iogroups, g);
+		a = bpf_map_lookup_elem(&fl_accounts, &at);
+	}
 	if (!a) {
 		bpf_map_update_elem(&fl_accounts, &at, &fl_nothing, BPF_NOEXIST);
 		a = bpf_map_lookup_elem(&fl_accounts, &at);

@@ -104,7 +104,8 @@ type Meter struct {
 		Began    *ebpf.Variable `ebpf:"fl_began"`
 	}
 	groups, iogroups map[uint64]container.ID
-	watched          map[container.ID]bool // true: it has reserved something
+	accounts         map[uint64]container.ID // by cgroup of fl_iogroups; 0: decide.System
+	watched          map[container.ID]bool   // true: it has reserved something
 }
 
 // Open begins to count the I/O of the given containers, as Follow does, without details.
@@ -192,12 +193,14 @@ func (m *Meter) Follow(groups []Group) error {
 	})
 	var v2, io []entry
 	var watched []Group
+	m.accounts = map[uint64]container.ID{0: decide.System}
 	known := map[container.ID]bool{decide.System: true, decide.Unseen: true, decide.Quota: true, decide.Realtime: true, decide.Stolen: true}
 	for _, g := range first {
 		known[g.Container] = true
 		v2 = append(v2, entry{g.V2, g.Container})
 		if g.IO != 0 {
-			io = append(io, entry{g.IO, g.Container})
+			io = append(io, entry{g.IO, container.ID(g.IO)})
+			m.accounts[g.IO] = g.Container
 		}
 		if g.Watched {
 			watched = append(watched, g)
@@ -256,7 +259,9 @@ func (m *Meter) account(groups []Group) error {
 	reserved := make(map[monitorPlace]bool)
 	for _, g := range groups {
 		for _, d := range g.Reserved {
-			reserved[monitorPlace{Container: uint64(g.Container), Major: d.Major, Minor: d.Minor}] = true
+			if g.IO != 0 {
+				reserved[monitorPlace{Cgroup: g.IO, Major: d.Major, Minor: d.Minor}] = true
+			}
 		}
 	}
 	var errs []error
@@ -275,7 +280,7 @@ func (m *Meter) account(groups []Group) error {
 	return errors.Join(errs...)
 }
 
-// entry is a cgroup of a container.
+// entry is a cgroup, and what a map has for it: its container, or itself.
 type entry struct {
 	cgroup    uint64
 	container container.ID
@@ -314,7 +319,7 @@ func (m *Meter) forget(known func(container.ID) bool) error {
 	var a monitorAccount
 	var places []monitorPlace
 	for it := m.objs.Accounts.Iterate(); it.Next(&at, &a); {
-		if !known(container.ID(at.Container)) {
+		if _, is := m.accounts[at.Cgroup]; !is {
 			places = append(places, at)
 		}
 	}
@@ -376,8 +381,12 @@ func (m *Meter) Read() (Reading, error) {
 	var a monitorAccount
 	accounts := m.objs.Accounts.Iterate()
 	for accounts.Next(&at, &a) {
+		id, known := m.accounts[at.Cgroup]
+		if !known {
+			continue // of one that is followed no more
+		}
 		r.Accounts = append(r.Accounts, Account{
-			Container: container.ID(at.Container), Disk: decide.Disk{Major: at.Major, Minor: at.Minor},
+			Container: id, Disk: decide.Disk{Major: at.Major, Minor: at.Minor},
 			Reads: a.Ios[0], Writes: a.Ios[1], ReadBytes: a.Bytes[0], WriteBytes: a.Bytes[1], Errors: a.Errors,
 			Last: time.Duration(now - min(a.Last, now)), Under: time.Duration(a.Under),
 			Queue: histogram(a.Queue[:], a.QueueSum), Device: histogram(a.Device[:], a.DeviceSum),

@@ -33,10 +33,10 @@ type monitorPair struct {
 }
 
 type monitorPlace struct {
-	_         structs.HostLayout
-	Container uint64
-	Major     uint32
-	Minor     uint32
+	_      structs.HostLayout
+	Cgroup uint64
+	Major  uint32
+	Minor  uint32
 }
 
 type monitorStamps struct {
