@@ -2,6 +2,7 @@ package blockio
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"path/filepath"
 	"runtime"
@@ -24,6 +25,8 @@ type measured struct {
 	meter       *monitor.Meter          // nil while nothing is reserved and no report is being taken
 	lookers     int                     // reports being taken
 	calibrating bool                    // measure all containers, as a disk is being calibrated
+	watching    bool                    // measure details, as a reservation is missed
+	timeless    bool                    // a disk notes no times of requests, which only details know then
 	ids         map[container.ID]uint64 // of cgroups with the io controller
 	last        reading                 // totals
 	shown       reading                 // between the last two
@@ -40,7 +43,7 @@ func (f *BlockIO) follow() {
 				f.cfg.Log.Error("block I/O is still measured", "err", err)
 			}
 		}
-		f.meter, f.last, f.window, f.shown = nil, reading{}, decide.Window{}, reading{}
+		f.meter, f.last, f.window, f.shown, f.watching = nil, reading{}, decide.Window{}, reading{}, false
 		return
 	}
 	var err error
@@ -49,7 +52,16 @@ func (f *BlockIO) follow() {
 	} else {
 		err = f.meter.Follow(groups)
 	}
+	if f.meter != nil {
+		err = errors.Join(err, f.detail())
+	}
 	f.tell(err)
+}
+
+// detail begins to measure details, or ends that, as they are needed. The caller holds f.mu, and
+// there is a meter.
+func (f *BlockIO) detail() error {
+	return f.meter.Detail(f.lookers > 0 || f.watching || f.timeless)
 }
 
 // tell logs once why something is not measured.
@@ -99,6 +111,7 @@ type delays struct {
 	used      time.Duration            // of CPU
 	throttled map[string]time.Duration // by quotas, summed up over CPUs, for its cgroup and each one above
 	cpu, io   time.Duration            // some of its tasks waited (PSI)
+	stalls    bool                     // cpu is counted
 }
 
 // quota returns the cgroup that throttled it the most, or "" if none did.
@@ -132,7 +145,9 @@ func (f *BlockIO) read() (r reading, err error) {
 			d.throttled[dir] = t
 		}
 		d.used, _ = cgroup.Usage(c.Cgroup.V2)
-		d.cpu, _ = cgroup.Stalled(c.Cgroup.V2, "cpu")
+		var err error
+		d.cpu, err = cgroup.Stalled(c.Cgroup.V2, "cpu")
+		d.stalls = err == nil
 		d.io, _ = cgroup.Stalled(c.Cgroup.V2, "io")
 		r.delays[c.ID] = d
 	}
@@ -151,12 +166,44 @@ func (f *BlockIO) measure() {
 		f.tell(err)
 		return
 	}
-	f.shown, f.last = since(r, f.last), r
-	if !f.window.Taken.IsZero() {
-		f.learn(f.shown.Accounts, r.Taken.Sub(f.window.Taken))
+	d := since(r, f.last)
+	w := f.windowOf(d)
+	if f.control.Lacks(w) {
+		if d, r, err = f.glance(); err != nil {
+			f.tell(err)
+			return
+		}
+		w = f.windowOf(d)
 	}
-	f.window = f.windowOf(f.shown)
+	if !f.window.Taken.IsZero() {
+		f.learn(d.Accounts, w.Length)
+	}
+	f.timeless = f.timeless || !f.meter.Detailed() && d.Lost.Requests > 0
+	if f.last, f.window = r, w; w.Detailed {
+		f.shown = d
+	} else {
+		f.shown = d.detailedAs(f.shown)
+	}
 	f.window.Network = f.networkTime()
+}
+
+// glanceFor is how long details are measured where a window lacks them. Decide lasts for so much
+// longer then.
+const glanceFor = 250 * time.Millisecond
+
+// glance lengthens the window that ends by a moment with details. The caller holds f.mu, which is
+// free meanwhile.
+func (f *BlockIO) glance() (d, r reading, err error) {
+	f.watching = true
+	f.follow()
+	f.mu.Unlock()
+	time.Sleep(glanceFor)
+	f.mu.Lock()
+	if f.meter == nil {
+		return d, r, errors.New("nothing is reserved any more")
+	}
+	r, err = f.read()
+	return since(r, f.last), r, err
 }
 
 // since returns what happened between two readings, which is nothing if there was none before.
@@ -173,10 +220,11 @@ func since(now, before reading) reading {
 					throttled[dir] = t - was
 				}
 			}
-			d.delays[id] = delays{max(n.used-b.used, 0), throttled, max(n.cpu-b.cpu, 0), max(n.io-b.io, 0)}
+			d.delays[id] = delays{max(n.used-b.used, 0), throttled, max(n.cpu-b.cpu, 0), max(n.io-b.io, 0), n.stalls}
 		}
 	}
 	d.stolen = max(now.stolen-before.stolen, 0)
+	d.Detailed = max(now.Detailed-before.Detailed, 0)
 	was := make(map[decide.Place]monitor.Account, len(before.Accounts))
 	for _, a := range before.Accounts {
 		was[decide.Place{Container: a.Container, Disk: a.Disk}] = a
@@ -185,6 +233,7 @@ func since(now, before reading) reading {
 		if b, had := was[decide.Place{Container: a.Container, Disk: a.Disk}]; had && b.Reads <= a.Reads && b.Writes <= a.Writes {
 			a.Reads, a.Writes, a.ReadBytes, a.WriteBytes = a.Reads-b.Reads, a.Writes-b.Writes, a.ReadBytes-b.ReadBytes, a.WriteBytes-b.WriteBytes
 			a.Errors -= min(b.Errors, a.Errors)
+			a.Under -= min(b.Under, a.Under)
 			a.Queue, a.Device = a.Queue.Since(b.Queue), a.Device.Since(b.Device)
 		}
 		d.Accounts = append(d.Accounts, a)
@@ -219,17 +268,34 @@ func since(now, before reading) reading {
 	return d
 }
 
+// detailedAs returns a reading without details with those of an earlier one.
+func (d reading) detailedAs(last reading) reading {
+	d.Detailed, d.Waits, d.Switches = last.Detailed, last.Waits, last.Switches
+	was := make(map[decide.Place]monitor.Account, len(last.Accounts))
+	for _, a := range last.Accounts {
+		was[decide.Place{Container: a.Container, Disk: a.Disk}] = a
+	}
+	for i, a := range d.Accounts {
+		if b, had := was[decide.Place{Container: a.Container, Disk: a.Disk}]; had {
+			d.Accounts[i].Queue, d.Accounts[i].Device = b.Queue, b.Device
+		}
+	}
+	return d
+}
+
 // windowOf makes a window of what happened between two readings.
 func (f *BlockIO) windowOf(d reading) decide.Window {
-	w := decide.Window{Taken: d.Taken, CPUs: runtime.NumCPU(), Neighbours: make(map[container.ID]decide.Neighbour), Capacity: make(map[decide.Disk]decide.Capacity), Divides: make(map[decide.Disk]string)}
+	w := decide.Window{Taken: d.Taken, CPUs: runtime.NumCPU(), Stolen: d.stolen, Neighbours: make(map[container.ID]decide.Neighbour), Capacity: make(map[decide.Disk]decide.Capacity), Divides: make(map[decide.Disk]string)}
 	if !f.window.Taken.IsZero() {
 		w.Length = d.Taken.Sub(f.window.Taken)
 	}
+	const enough = 8 // part of a window that is to have details
+	w.Detailed = d.Detailed > 0 && d.Detailed >= w.Length/enough
 	done, under, ended := make(map[decide.Place]api.BlockIOFigures), make(map[decide.Place]time.Duration), make(map[decide.Place]time.Duration)
 	for _, a := range d.Accounts {
 		at := decide.Place{Container: a.Container, Disk: a.Disk}
 		done[at] = achieved(a, w.Length)
-		under[at] = time.Duration(a.Queue.Sum + a.Device.Sum)
+		under[at] = a.Under
 		ended[at] = a.Last
 	}
 	for _, c := range f.cfg.Containers.Running() {
@@ -257,11 +323,11 @@ func (f *BlockIO) windowOf(d reading) decide.Window {
 			at := decide.Place{Container: id, Disk: r.at()}
 			demand := decide.Demand{
 				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: done[at], Under: under[at], Ended: ended[at],
-				Waited: make(map[container.ID]time.Duration), Quota: d.delays[id].quota(), Pressure: d.delays[id].cpu, Used: d.delays[id].used, Interrupts: m.interrupts(), May: f.mayHelp(m),
+				Waited: make(map[container.ID]time.Duration), Quota: d.delays[id].quota(), Pressure: d.delays[id].cpu, Stalls: d.delays[id].stalls, Used: d.delays[id].used, Interrupts: m.interrupts(), May: f.mayHelp(m),
 			}
 			for _, wait := range d.Waits {
-				if wait.Victim == id {
-					demand.Waited[wait.Culprit] = wait.IO
+				if wait.Victim == id && w.Detailed { // as if that were the whole window
+					demand.Waited[wait.Culprit] = time.Duration(float64(wait.IO) * w.Length.Seconds() / d.Detailed.Seconds())
 				}
 			}
 			w.Demands = append(w.Demands, demand)

@@ -1,6 +1,7 @@
 package blockio
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -86,6 +87,9 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 	if w.Complete = complete; f.meter != nil || complete { // else a reservation may only not be known yet
 		f.judge(w)
 		f.limit(w)
+		if f.watching = f.meter != nil && f.control.Watches(w.Taken); f.meter != nil {
+			err = errors.Join(err, f.detail())
+		}
 		f.readmit()
 	}
 	f.tellMissed(w.Taken)

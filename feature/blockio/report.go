@@ -88,10 +88,10 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 		out.Rows = append(out.Rows, f.row(at, a, d, length))
 	}
 	for _, w := range d.Waits {
-		if w.For <= 0 || length <= 0 {
+		if w.For <= 0 || d.Detailed <= 0 {
 			continue
 		}
-		wire := api.BlockIOWait{Victim: api.ID(w.Victim), Culprit: api.ID(w.Culprit), Name: f.name(w.Culprit), Share: w.For.Seconds() / length.Seconds()}
+		wire := api.BlockIOWait{Victim: api.ID(w.Victim), Culprit: api.ID(w.Culprit), Name: f.name(w.Culprit), Share: w.For.Seconds() / d.Detailed.Seconds()}
 		if why, is := map[container.ID]string{
 			decide.Unseen: "too many to tell", decide.Quota: "(CPU quota)", decide.Realtime: "(real-time budget)", decide.Stolen: "(hypervisor)",
 		}[w.Culprit]; is {
@@ -162,13 +162,13 @@ func (f *BlockIO) row(at decide.Place, a monitor.Account, d reading, length time
 
 // addContention adds how a container competed for the CPUs, if that was watched.
 func addContention(row *api.BlockIORow, id container.ID, d reading, length time.Duration) {
-	part := func(t time.Duration) float64 { return t.Seconds() / length.Seconds() }
+	part := func(t, of time.Duration) float64 { return t.Seconds() / max(of, time.Nanosecond).Seconds() }
 	for _, s := range d.Switches {
 		if s.Container != id {
 			continue
 		}
 		row.Voluntary, row.Involuntary, row.WaitP99 = s.Voluntary, s.Involuntary, s.Wait.Quantile(0.99).Seconds()
-		if s.Voluntary > 0 && float64(s.Voluntary+s.Involuntary) >= atLeast*length.Seconds() {
+		if s.Voluntary > 0 && float64(s.Voluntary+s.Involuntary) >= atLeast*d.Detailed.Seconds() {
 			row.ICPU = float64(s.Involuntary) / float64(s.Voluntary)
 			row.ICPUForeign = float64(s.Foreign) / float64(s.Voluntary)
 			row.ICPUOwn = row.ICPU - row.ICPUForeign
@@ -176,13 +176,13 @@ func addContention(row *api.BlockIORow, id container.ID, d reading, length time.
 	}
 	for _, w := range d.Waits {
 		if w.Victim == id && w.Culprit != id && (w.Culprit == decide.System || decide.IsContainer(w.Culprit)) {
-			row.WaitForeign += part(w.For)
+			row.WaitForeign += part(w.For, d.Detailed)
 		}
 	}
 	if t, watched := d.delays[id]; watched {
-		row.CPUPressure, row.IOPressure = part(t.cpu), part(t.io)
+		row.CPUPressure, row.IOPressure = part(t.cpu, length), part(t.io, length)
 		for _, quota := range t.throttled {
-			row.Throttled += part(quota)
+			row.Throttled += part(quota, length)
 		}
 	}
 }

@@ -49,24 +49,27 @@ func (r *blockioRig) undisturbed(ctx context.Context, over time.Duration) (load.
 	return r.board.Read().Since(before), row.Achieved, err
 }
 
-// monitored measures the cost of the monitor: without it, with empty programs at the same
-// hooks, and with a reservation. It alternates between the three, because the machine
-// drifts.
+// monitored measures the cost of the monitor: without it, with empty programs at all its hooks,
+// with a reservation that is met, and with one while somebody looks, so that details are measured.
+// It alternates between the four, because the machine drifts.
 func (r *blockioRig) monitored(ctx context.Context, c blockioCase) error {
 	const turns = 4
-	var off, on, idle uint64
+	var off, on, idle, looked uint64
 	var cpu time.Duration
+	without := func() error {
+		w, err := r.window(ctx, r.take/4)
+		off += w.Ops
+		return err
+	}
 	for range turns {
-		w, err := r.window(ctx, r.take/2)
-		if err != nil {
+		if err := without(); err != nil {
 			return err
 		}
-		off += w.Ops
 		links, err := rig.AttachEmpty("block_rq_issue", "block_rq_complete", "sched_switch", "sched_wakeup", "sched_wakeup_new")
 		if err != nil {
 			return err
 		}
-		w, err = r.window(ctx, r.take/2)
+		w, err := r.window(ctx, r.take/2)
 		if err := errors.Join(err, links.Close()); err != nil {
 			return err
 		}
@@ -75,17 +78,23 @@ func (r *blockioRig) monitored(ctx context.Context, c blockioCase) error {
 		if err != nil {
 			return err
 		}
+		if err := sleep(ctx, blockioFirst); err != nil {
+			return errors.Join(err, end())
+		}
 		before := cpuTime(r.process.PID)
 		w, err = r.window(ctx, r.take/2)
 		cpu += cpuTime(r.process.PID) - before
-		if err := errors.Join(err, end()); err != nil {
+		on += w.Ops
+		details, _, lookErr := r.undisturbed(ctx, r.take/2)
+		looked += details.Ops
+		if err := errors.Join(err, lookErr, end(), without()); err != nil {
 			return err
 		}
-		on += w.Ops
 	}
 	span := turns * (r.take / 2).Seconds()
 	r.add(c.name, armOff, figure{DiskIOPS, "1/s", float64(off) / span})
 	r.add(c.name, "empty programs", figure{DiskIOPS, "1/s", float64(idle) / span})
+	r.add(c.name, "details", figure{DiskIOPS, "1/s", float64(looked) / span})
 	r.add(c.name, armOn, figure{DiskIOPS, "1/s", float64(on) / span}, figure{AgentPart, "1", cpu.Seconds() / span})
 	return nil
 }
@@ -97,6 +106,10 @@ const (
 	blockioPoll     = 100 * time.Millisecond
 	blockioSettle   = 500 * time.Millisecond
 )
+
+// blockioFirst is the maximum time until a new reservation is met and the agent has measured what
+// its container usually waits.
+const blockioFirst = 2500 * time.Millisecond
 
 // beside measures the load undisturbed, beside the burners without protection, or beside them with
 // a reservation.

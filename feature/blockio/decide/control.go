@@ -64,6 +64,8 @@ type Control struct {
 	divisions map[Disk]*division
 	helps     map[container.ID]*helping
 	events    []api.BlockIOEvent
+	detailed  time.Time // a window last had details
+	starved   time.Time // a reservation was last missed, and its container stalled
 }
 
 // maxEvents limits the events between two calls of TakeEvents.
@@ -98,6 +100,7 @@ func (c *Control) Next(w Window) {
 	if w.Length <= 0 {
 		return
 	}
+	c.noteDetails(w)
 	seen := make(map[Place]bool)
 	for _, d := range w.Demands {
 		at := Place{d.Container, d.Disk}
@@ -135,7 +138,9 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	case old.State == StateIdle: // it has begun within the window
 	case !reads && !writes:
 		c.content(w, d)
-		now.met(time.Duration(float64(sum(waits)) / w.Length.Seconds() / float64(d.total())))
+		if w.Detailed {
+			now.met(time.Duration(float64(sum(waits)) / w.Length.Seconds() / float64(d.total())))
+		}
 	case d.oneAtATime(w):
 		now.State = StateShort
 		now.Evidence = fmt.Sprintf("%s; it has one request under way at a time, and the disk does no more of these: %s", d.shortfall(), countText(w.Capacity[d.Disk].Depth1))

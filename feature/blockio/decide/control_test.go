@@ -42,7 +42,7 @@ func window(at int, change func(*Demand, map[container.ID]Neighbour)) Window {
 		change(&d, ns)
 	}
 	return Window{
-		Taken: second(at), Length: time.Second, Complete: true, Demands: []Demand{d}, Neighbours: ns,
+		Taken: second(at), Length: time.Second, Detailed: true, Complete: true, Demands: []Demand{d}, Neighbours: ns,
 		Capacity: map[Disk]Capacity{disk: {BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000}}},
 	}
 }

@@ -171,7 +171,8 @@ func (c *Control) ease(w Window) {
 		if of != nil && of.total() >= least && of.seen() >= time.Duration(seenShare*float64(w.Length)) {
 			h.needed = w.Taken
 		}
-		if of != nil && of.May.Help == policy.HelpAuto && w.Taken.Sub(h.needed) < h.hold {
+		unseen := of != nil && of.total() >= least && !w.Detailed // whether it is needed
+		if of != nil && of.May.Help == policy.HelpAuto && (unseen || w.Taken.Sub(h.needed) < h.hold) {
 			continue
 		}
 		c.event(w, Demand{}, "release", id, fmt.Sprintf("help=%s ends after %s", h.level, w.Taken.Sub(h.since).Round(time.Second)))

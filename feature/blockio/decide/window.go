@@ -59,7 +59,8 @@ type Demand struct {
 	Waited   map[container.ID]time.Duration
 	Quota    string        // the cgroup that throttled it the most; "" if none did
 	Used     time.Duration // its CPU time
-	Pressure time.Duration // at least one of its tasks waited for a CPU (PSI); 0 if not counted
+	Pressure time.Duration // at least one of its tasks waited for a CPU (PSI)
+	Stalls   bool          // Pressure is counted
 
 	Interrupts policy.Interrupts // what policy allows, before decisions
 	May        May
@@ -77,7 +78,9 @@ type Neighbour struct {
 type Window struct {
 	Taken      time.Time
 	Length     time.Duration
-	CPUs       int // of the host
+	Detailed   bool          // Waited is known; else it is empty
+	Stolen     time.Duration // by the hypervisor, summed up over the CPUs
+	CPUs       int           // of the host
 	Demands    []Demand
 	Neighbours map[container.ID]Neighbour
 	Complete   bool // Neighbours has all running containers

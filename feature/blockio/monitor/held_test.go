@@ -192,10 +192,10 @@ func TestRoomOfReserved(t *testing.T) {
 		t.Error("its waits are forgotten")
 	}
 
-	must(t, m.objs.Accounts.Delete(&monitorPlace{Container: uint64(reserved.Container), Major: at.Major, Minor: at.Minor}))
+	must(t, m.objs.Accounts.Delete(&monitorPlace{Cgroup: reserved.Group.IO, Major: at.Major, Minor: at.Minor}))
 	var a monitorAccount
 	for i := range m.objs.Accounts.MaxEntries() {
-		err := m.objs.Accounts.Put(&monitorPlace{Container: uint64(culprit.Container), Major: 1 << 20, Minor: 2 + i}, &a)
+		err := m.objs.Accounts.Put(&monitorPlace{Cgroup: culprit.Group.IO, Major: 1 << 20, Minor: 2 + i}, &a)
 		if !errors.Is(err, unix.E2BIG) { // it is full: somebody does I/O
 			must(t, err)
 		}

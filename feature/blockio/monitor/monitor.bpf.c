@@ -6,9 +6,10 @@
  * a CPU.
  *
  * Hooks, and cost per event (tp_btf):
+ *   block_rq_complete  a clock, the look-up of an account, or else of a cgroup and its account,
+ *                      and three atomic additions; where block_rq_issue is attached, also that
+ *                      stamp, and four more
  *   block_rq_issue     a clock and a stamp
- *   block_rq_complete  a clock, that stamp, the look-up of a cgroup and of its account,
- *                      and two or three atomic additions
  *   sched_wakeup, sched_wakeup_new
  *                      the look-up of a cgroup; if it is watched, also a clock and a stamp
  *   sched_switch       a clock and the look-up of a cgroup; if it is watched, also that
@@ -20,11 +21,12 @@
  * ABOVE levels of the tree, so that a container cannot hide in cgroups that it makes. It does
  * not find a container below ABOVE levels from a task BELOW levels deeper.
  *
- * The programs are attached only while a reservation exists or a report is being taken. Package
- * monitor reads the maps. fl_lost counts what has no place: I/O without an account (fl_accounts
- * is full), a request without a stamp (its row of fl_issued is full, or it was issued before
- * the programs were attached), a wait without a stamp (its row of fl_since is full) or without
- * a pair, and look-ups that ended before they had seen all levels.
+ * The first is attached only while a reservation exists or a report is being taken, the others
+ * only for details: while a report is being taken or a reservation is missed, and for a moment
+ * every few seconds. Package monitor attaches them and reads the maps. fl_lost counts what has no
+ * place: I/O without an account (fl_accounts is full), a request without a stamp (its row of
+ * fl_issued is full) or without a time at all, a wait without a stamp (its row of fl_since is
+ * full) or without a pair, and look-ups that ended before they had seen all levels.
  */
 
 /* Up to 69 s. Also monitor.go: subBits. */
@@ -52,6 +54,12 @@ struct lost {
 	__u64 levels;
 };
 struct lost fl_lost;
+
+/*
+ * Since when the programs for details have been attached, ns, 0: they are not. Written by user
+ * space. Older stamps and runs are of an earlier time, whose end no program saw.
+ */
+__u64 fl_began;
 
 #include "owner.bpf.h"
 
@@ -89,9 +97,12 @@ struct request {
 #define REQ_OP_READ 0
 #define REQ_OP_WRITE 1
 
-/* An account: of a container (0: the system) at a disk. */
+/*
+ * An account: of a cgroup at a disk. The cgroup is one of fl_iogroups, or 0 for the system, and
+ * has what those below it do. So most requests find theirs by their own cgroup.
+ */
 struct place {
-	__u64 container;
+	__u64 cgroup;
 	__u32 major;
 	__u32 minor;
 };
@@ -101,11 +112,13 @@ struct account {
 	__u64 bytes[2];
 	__u64 errors;
 	__u64 last; /* when the last was completed, ns */
+	__u64 under; /* from being made to completion, summed up, ns */
+	/* Of those that were issued while fl_rq_issue was attached: */
 	__u64 queue_sum, device_sum; /* ns */
 	__u64 queue[HIST_BUCKETS]; /* from the request being made to its being given to the device */
 	__u64 device[HIST_BUCKETS]; /* from there to its completion */
 };
-_Static_assert(sizeof(struct account) == 8 * (8 + 2 * HIST_BUCKETS), "read by monitor.go");
+_Static_assert(sizeof(struct account) == 8 * (9 + 2 * HIST_BUCKETS), "read by monitor.go");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -133,11 +146,23 @@ int BPF_PROG(fl_rq_issue, struct request *rq)
 	return 0;
 }
 
+/* Adds a time to a histogram. */
+static __always_inline void add_time(__u64 *buckets, __u64 *sum, __u64 ns)
+{
+	__u32 index = fl_bucket(ns);
+
+	if (index < HIST_BUCKETS) {
+		__sync_fetch_and_add(&buckets[index], 1);
+		__sync_fetch_and_add(sum, ns);
+	}
+}
+
 SEC("tp_btf/block_rq_complete")
 int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 {
-	__u32 op = rq->cmd_flags & REQ_OP_MASK, index;
-	__u64 now, since;
+	__u64 now = bpf_ktime_get_ns(), issued = 0, began = fl_began, made;
+	__u32 op = rq->cmd_flags & REQ_OP_MASK;
+	struct cgroup___tree *g = 0;
 	struct place at = {};
 	struct account *a;
 	struct gendisk *disk;
@@ -145,8 +170,10 @@ int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 	struct bio *bio;
 	int done = bytes >= rq->__data_len; /* else more of it is still to come */
 
-	now = bpf_ktime_get_ns();
-	since = done ? take_stamp(&fl_issued, address(rq), now) : 0;
+	if (done && began)
+		issued = take_stamp(&fl_issued, address(rq), now);
+	if (issued < began)
+		issued = 0;
 	if (op != REQ_OP_READ && op != REQ_OP_WRITE)
 		return 0; /* a flush, a discard: no I/O that anybody reserves */
 	disk = rq->q->disk;
@@ -157,10 +184,16 @@ int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 	bio = rq->bio;
 	if (bio) {
 		blkg = bio->bi_blkg;
-		if (blkg)
-			at.container = owner(&fl_iogroups, (struct cgroup___tree *)blkg->blkcg->css.cgroup);
+		if (blkg) {
+			g = (struct cgroup___tree *)blkg->blkcg->css.cgroup;
+			at.cgroup = g->kn->id;
+		}
 	}
 	a = bpf_map_lookup_elem(&fl_accounts, &at);
+	if (!a && g) {
+		at.cgroup = owner(&fl_iogroups, g);
+		a = bpf_map_lookup_elem(&fl_accounts, &at);
+	}
 	if (!a) {
 		bpf_map_update_elem(&fl_accounts, &at, &fl_nothing, BPF_NOEXIST);
 		a = bpf_map_lookup_elem(&fl_accounts, &at);
@@ -179,23 +212,18 @@ int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 		return 0;
 	__sync_fetch_and_add(&a->ios[op], 1);
 	a->last = now; /* of two at once, either */
-	if (!since) {
+	made = rq->start_time_ns; /* 0 where the queue keeps no statistics */
+	if (made ? began && made >= began && !issued : !issued)
 		__sync_fetch_and_add(&fl_lost.requests, 1);
+	if (!made)
+		made = issued;
+	if (made && now > made)
+		__sync_fetch_and_add(&a->under, now - made);
+	if (!issued)
 		return 0;
-	}
-	index = fl_bucket(now - since);
-	if (index < HIST_BUCKETS) {
-		__sync_fetch_and_add(&a->device[index], 1);
-		__sync_fetch_and_add(&a->device_sum, now - since);
-	}
-	now = rq->start_time_ns; /* 0 where the queue keeps no statistics */
-	if (now && since >= now) {
-		index = fl_bucket(since - now);
-		if (index < HIST_BUCKETS) {
-			__sync_fetch_and_add(&a->queue[index], 1);
-			__sync_fetch_and_add(&a->queue_sum, since - now);
-		}
-	}
+	add_time(a->device, &a->device_sum, now - issued);
+	if (rq->start_time_ns && issued >= made)
+		add_time(a->queue, &a->queue_sum, issued - made);
 	return 0;
 }
 

@@ -1,7 +1,7 @@
 // Package monitor counts the block I/O of containers, and measures how long a
 // container waits for a CPU and who runs meanwhile. Nothing of it is in the kernel but
-// while a [Meter] is open: its hooks see every request and every context switch of the
-// host. It judges nothing, and sees no I/O that a disk serves without requests (zram,
+// while a [Meter] is open: its hooks see every request of the host, and for details every
+// context switch. It judges nothing, and sees no I/O that a disk serves without requests (zram,
 // md, device mapper).
 //
 // Package blockio calls it.
@@ -40,11 +40,12 @@ type Account struct {
 	ReadBytes, WriteBytes uint64
 	Errors                uint64          // completions with an error; these are in no other figure
 	Last                  time.Duration   // since the last request was completed
-	Queue                 *hist.Histogram // from a request being made to its being given to the device
-	Device                *hist.Histogram // from there to its completion
+	Under                 time.Duration   // from requests being made to their completion, summed up
+	Queue                 *hist.Histogram // from a request being made to its being given to the device, of details
+	Device                *hist.Histogram // from there to its completion, of details
 }
 
-// Switches says how a watched container used the CPUs since it is watched.
+// Switches says how a watched container used the CPUs since it is watched, of details.
 type Switches struct {
 	Container              container.ID
 	Voluntary, Involuntary uint64          // context switches
@@ -65,7 +66,7 @@ type Wait struct {
 // Lost counts what found no place and is in no figure.
 type Lost struct {
 	Accounts uint64 // requests of a container and disk beyond the 4,096 that there is place for
-	Requests uint64 // requests without a latency, as they were issued before the Meter was opened, or too many were under way
+	Requests uint64 // requests without a latency, as too many were under way; without details, those of a disk that notes no times
 	Waits    uint64 // waits of tasks
 	Pairs    uint64 // waits without a culprit, as there were too many pairs
 	Levels   uint64 // requests and runs taken for the System's in cgroups too deep to look at all above them
@@ -77,15 +78,22 @@ type Reading struct {
 	Accounts []Account
 	Switches []Switches
 	Waits    []Wait
+	Detailed time.Duration // for how long details have been measured
 	Lost     Lost
 }
 
-// Meter measures from when it is opened until it is closed. Its methods are called by
-// one goroutine at a time.
+// Meter counts I/O from when it is opened until it is closed, and measures details while it is told
+// to: waits for CPUs, and latencies. Its methods are called by one goroutine at a time.
 type Meter struct {
 	object *bpf.Object
-	links  bpf.Links
-	objs   struct {
+	links  bpf.Links // of the program that counts
+	detail struct {
+		programs []*ebpf.Program // loaded
+		links    bpf.Links       // nil: no details are measured
+		since    time.Time       // when these were attached
+		before   time.Duration   // for how long they were, until then
+	}
+	objs struct {
 		Groups   *ebpf.Map      `ebpf:"fl_groups"`
 		IOGroups *ebpf.Map      `ebpf:"fl_iogroups"`
 		Accounts *ebpf.Map      `ebpf:"fl_accounts"`
@@ -93,13 +101,15 @@ type Meter struct {
 		Waits    *ebpf.Map      `ebpf:"fl_waits"`
 		Shown    *ebpf.Map      `ebpf:"fl_shown"`
 		Lost     *ebpf.Variable `ebpf:"fl_lost"`
+		Began    *ebpf.Variable `ebpf:"fl_began"`
 	}
 	groups, iogroups map[uint64]container.ID
-	watched          map[container.ID]bool // true: it has reserved something
+	accounts         map[uint64]container.ID // by cgroup of fl_iogroups; 0: decide.System
+	watched          map[container.ID]bool   // true: it has reserved something
 }
 
-// Open begins to measure for the given containers, as Follow does. The kernel must have
-// BTF; the error says what is missing. The caller closes the Meter.
+// Open begins to count the I/O of the given containers, as Follow does, without details.
+// The kernel must have BTF; the error says what is missing. The caller closes the Meter.
 func Open(groups []Group) (_ *Meter, err error) {
 	m := &Meter{groups: make(map[uint64]container.ID), iogroups: make(map[uint64]container.ID), watched: make(map[container.ID]bool)}
 	defer func() {
@@ -116,13 +126,48 @@ func Open(groups []Group) (_ *Meter, err error) {
 	if err := m.Follow(groups); err != nil {
 		return nil, err
 	}
-	// sched_switch first: the others put down what it takes up.
-	m.links, err = m.object.Attach(monitorProgFlSwitch, monitorProgFlWakeup, monitorProgFlWakeupNew, monitorProgFlRqIssue, monitorProgFlRqComplete)
+	if m.links, err = m.object.Attach(monitorProgFlRqComplete); err != nil {
+		return nil, err
+	}
+	// sched_switch first: those after it put down what it takes up.
+	m.detail.programs, err = m.object.Programs(monitorProgFlSwitch, monitorProgFlWakeup, monitorProgFlWakeupNew, monitorProgFlRqIssue)
 	if err != nil {
 		return nil, err
 	}
 	return m, nil
 }
+
+// Detail begins to measure details, or ends that. After an error there are none.
+func (m *Meter) Detail(on bool) (err error) {
+	d := &m.detail
+	switch {
+	case on == m.Detailed():
+		return nil
+	case on:
+		var now uint64
+		if now, err = clock(); err == nil {
+			err = m.objs.Began.Set(now)
+		}
+		if err == nil {
+			d.links, err = bpf.Attach(d.programs...)
+			d.since = time.Now()
+		}
+	default:
+		d.before += time.Since(d.since)
+		err = d.links.Close()
+		d.links = nil
+	}
+	if !m.Detailed() {
+		err = errors.Join(err, m.objs.Began.Set(uint64(0)))
+	}
+	if err != nil {
+		return fmt.Errorf("measure details of block I/O: %w", err)
+	}
+	return nil
+}
+
+// Detailed reports whether details are measured.
+func (m *Meter) Detailed() bool { return m.detail.links != nil }
 
 // Supported says why nothing can be measured on this kernel; nil: it can.
 func Supported() error {
@@ -130,7 +175,7 @@ func Supported() error {
 	if err != nil {
 		return err
 	}
-	return m.Close()
+	return errors.Join(m.Detail(true), m.Close())
 }
 
 // Follow measures for the given containers from now on, and for no others: what these
@@ -148,12 +193,14 @@ func (m *Meter) Follow(groups []Group) error {
 	})
 	var v2, io []entry
 	var watched []Group
+	m.accounts = map[uint64]container.ID{0: decide.System}
 	known := map[container.ID]bool{decide.System: true, decide.Unseen: true, decide.Quota: true, decide.Realtime: true, decide.Stolen: true}
 	for _, g := range first {
 		known[g.Container] = true
 		v2 = append(v2, entry{g.V2, g.Container})
 		if g.IO != 0 {
-			io = append(io, entry{g.IO, g.Container})
+			io = append(io, entry{g.IO, container.ID(g.IO)})
+			m.accounts[g.IO] = g.Container
 		}
 		if g.Watched {
 			watched = append(watched, g)
@@ -212,7 +259,9 @@ func (m *Meter) account(groups []Group) error {
 	reserved := make(map[monitorPlace]bool)
 	for _, g := range groups {
 		for _, d := range g.Reserved {
-			reserved[monitorPlace{Container: uint64(g.Container), Major: d.Major, Minor: d.Minor}] = true
+			if g.IO != 0 {
+				reserved[monitorPlace{Cgroup: g.IO, Major: d.Major, Minor: d.Minor}] = true
+			}
 		}
 	}
 	var errs []error
@@ -231,7 +280,7 @@ func (m *Meter) account(groups []Group) error {
 	return errors.Join(errs...)
 }
 
-// entry is a cgroup of a container.
+// entry is a cgroup, and what a map has for it: its container, or itself.
 type entry struct {
 	cgroup    uint64
 	container container.ID
@@ -270,7 +319,7 @@ func (m *Meter) forget(known func(container.ID) bool) error {
 	var a monitorAccount
 	var places []monitorPlace
 	for it := m.objs.Accounts.Iterate(); it.Next(&at, &a); {
-		if !known(container.ID(at.Container)) {
+		if _, is := m.accounts[at.Cgroup]; !is {
 			places = append(places, at)
 		}
 	}
@@ -311,22 +360,35 @@ func histogram(counts []uint64, sum uint64) *hist.Histogram {
 	return &hist.Histogram{Sub: subBits, Counts: append([]uint64(nil), counts...), Sum: sum}
 }
 
+// clock returns the time as of bpf_ktime_get_ns.
+func clock() (uint64, error) {
+	var now unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	return uint64(now.Nano()), err
+}
+
 // Read gives what was measured up to now. Rows are in no order.
 func (m *Meter) Read() (Reading, error) {
-	r := Reading{Taken: time.Now()}
-	var clock unix.Timespec // as of bpf_ktime_get_ns
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock); err != nil {
+	r := Reading{Taken: time.Now(), Detailed: m.detail.before}
+	if m.Detailed() {
+		r.Detailed += r.Taken.Sub(m.detail.since)
+	}
+	now, err := clock()
+	if err != nil {
 		return Reading{}, fmt.Errorf("read block I/O: %w", err)
 	}
-	now := uint64(clock.Nano())
 	var at monitorPlace
 	var a monitorAccount
 	accounts := m.objs.Accounts.Iterate()
 	for accounts.Next(&at, &a) {
+		id, known := m.accounts[at.Cgroup]
+		if !known {
+			continue // of one that is followed no more
+		}
 		r.Accounts = append(r.Accounts, Account{
-			Container: container.ID(at.Container), Disk: decide.Disk{Major: at.Major, Minor: at.Minor},
+			Container: id, Disk: decide.Disk{Major: at.Major, Minor: at.Minor},
 			Reads: a.Ios[0], Writes: a.Ios[1], ReadBytes: a.Bytes[0], WriteBytes: a.Bytes[1], Errors: a.Errors,
-			Last:  time.Duration(now - min(a.Last, now)),
+			Last: time.Duration(now - min(a.Last, now)), Under: time.Duration(a.Under),
 			Queue: histogram(a.Queue[:], a.QueueSum), Device: histogram(a.Device[:], a.DeviceSum),
 		})
 	}
@@ -361,4 +423,13 @@ func (m *Meter) Read() (Reading, error) {
 func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
 
 // Close ends the measurement.
-func (m *Meter) Close() error { return errors.Join(m.links.Close(), m.object.Close()) }
+func (m *Meter) Close() error {
+	errs := []error{m.links.Close()}
+	if m.Detailed() {
+		errs = append(errs, m.Detail(false))
+	}
+	for _, p := range m.detail.programs {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(append(errs, m.object.Close())...)
+}

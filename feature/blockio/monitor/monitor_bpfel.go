@@ -19,6 +19,7 @@ type monitorAccount struct {
 	Bytes     [2]uint64
 	Errors    uint64
 	Last      uint64
+	Under     uint64
 	QueueSum  uint64
 	DeviceSum uint64
 	Queue     [140]uint64
@@ -32,10 +33,10 @@ type monitorPair struct {
 }
 
 type monitorPlace struct {
-	_         structs.HostLayout
-	Container uint64
-	Major     uint32
-	Minor     uint32
+	_      structs.HostLayout
+	Cgroup uint64
+	Major  uint32
+	Minor  uint32
 }
 
 type monitorStamps struct {
@@ -79,6 +80,7 @@ const (
 	monitorProgFlSwitch     = "fl_switch"
 	monitorProgFlWakeup     = "fl_wakeup"
 	monitorProgFlWakeupNew  = "fl_wakeup_new"
+	monitorVarFlBegan       = "fl_began"
 	monitorVarFlLost        = "fl_lost"
 	monitorVarFlNothing     = "fl_nothing"
 	monitorVarFlThrottled   = "fl_throttled"
@@ -152,6 +154,7 @@ type monitorMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type monitorVariableSpecs struct {
+	FlBegan     *ebpf.VariableSpec `ebpf:"fl_began"`
 	FlLost      *ebpf.VariableSpec `ebpf:"fl_lost"`
 	FlNothing   *ebpf.VariableSpec `ebpf:"fl_nothing"`
 	FlThrottled *ebpf.VariableSpec `ebpf:"fl_throttled"`
@@ -206,6 +209,7 @@ func (m *monitorMaps) Close() error {
 //
 // It can be passed to loadMonitorObjects or ebpf.CollectionSpec.LoadAndAssign.
 type monitorVariables struct {
+	FlBegan     *ebpf.Variable `ebpf:"fl_began"`
 	FlLost      *ebpf.Variable `ebpf:"fl_lost"`
 	FlNothing   *ebpf.Variable `ebpf:"fl_nothing"`
 	FlThrottled *ebpf.Variable `ebpf:"fl_throttled"`

@@ -32,7 +32,7 @@ type tenant struct {
 	Group
 }
 
-func newTenant(t *testing.T, watched bool) tenant {
+func newTenant(t testing.TB, watched bool) tenant {
 	t.Helper()
 	cg := testkit.Cgroup(t)
 	if cg.V2 == "" || cg.IO == "" {
@@ -46,14 +46,14 @@ func newTenant(t *testing.T, watched bool) tenant {
 }
 
 // run starts a generator in the tenant's cgroups, which waits for a rate on its board.
-func (n tenant) run(t *testing.T, cg testkit.CG, cpu int, args ...string) *load.Board {
+func (n tenant) run(t testing.TB, cg testkit.CG, cpu int, args ...string) *load.Board {
 	t.Helper()
 	board, _ := n.start(t, cg, cpu, args...)
 	return board
 }
 
 // start does the same, and also returns the process.
-func (n tenant) start(t *testing.T, cg testkit.CG, cpu int, args ...string) (*load.Board, int) {
+func (n tenant) start(t testing.TB, cg testkit.CG, cpu int, args ...string) (*load.Board, int) {
 	t.Helper()
 	cmd, board, err := load.Command(args...)
 	must(t, err)
@@ -86,6 +86,7 @@ func newMeter(t *testing.T, groups ...Group) *Meter {
 	m, err := Open(groups)
 	must(t, err)
 	t.Cleanup(func() { must(t, m.Close()) })
+	must(t, m.Detail(true))
 	return m
 }
 
@@ -210,6 +211,57 @@ func TestCulprit(t *testing.T) {
 	}
 	if s := r.Switches[0]; s.Foreign == 0 || s.Involuntary < s.Foreign || s.Wait.Count() == 0 {
 		t.Errorf("%d involuntary switches, %d to others, %d waits", s.Involuntary, s.Foreign, s.Wait.Count())
+	}
+}
+
+// Details come and go. What a thread began to wait for before they came is no wait of theirs, and
+// I/O is counted all the time.
+func TestDetail(t *testing.T) {
+	testkit.OnKernels(t, "bpf:feature/blockio/monitor")
+	l, disk := newLoop(t)
+	n := newTenant(t, true)
+	for range 2 { // one of them waits at any moment
+		n.run(t, n.CG, 0, "burn")
+	}
+	reader := n.run(t, n.CG, -1, "disk", "--to", l.Path, "--size", "4096", "--rate", "0")
+	m, err := Open([]Group{n.Group})
+	must(t, err)
+	t.Cleanup(func() { must(t, m.Close()) })
+	reader.SetRate(load.Flood)
+	reads := func(r Reading) uint64 { return r.account(n.Container, disk).Reads }
+	for range 3 {
+		bare := until(t, m, "I/O is counted", func(r Reading) bool { return reads(r) > 0 })
+		bare = until(t, m, "I/O is counted on", func(r Reading) bool { return reads(r) > reads(bare) })
+		if m.Detailed() {
+			t.Error("details are measured, though nobody asked for them")
+		}
+		const pause = 300 * time.Millisecond
+		time.Sleep(pause)
+		before, err := m.Read()
+		must(t, err)
+		if before.Detailed != bare.Detailed || before.Switches[0].Wait.Count() != bare.Switches[0].Wait.Count() ||
+			before.account(n.Container, disk).Device.Count() != bare.account(n.Container, disk).Device.Count() {
+			t.Errorf("details without Detail: %+v, then %+v", bare, before)
+		}
+		began := time.Now()
+		must(t, m.Detail(true))
+		must(t, m.Detail(true)) // once is enough
+		after := until(t, m, "details", func(r Reading) bool {
+			return r.Switches[0].Wait.Count() > before.Switches[0].Wait.Count() &&
+				r.account(n.Container, disk).Device.Count() > before.account(n.Container, disk).Device.Count()
+		})
+		most := time.Since(began)
+		if d := after.Detailed - before.Detailed; d <= 0 || d > most {
+			t.Errorf("details for %v of %v", d, most)
+		}
+		// A bucket is up to a quarter wide.
+		if longest := after.Switches[0].Wait.Since(before.Switches[0].Wait).Quantile(1); longest > most*5/4 {
+			t.Errorf("a wait of %v in %v", longest, most)
+		}
+		if under := after.account(n.Container, disk).Under; under <= bare.account(n.Container, disk).Under {
+			t.Errorf("requests were under way for %v", under)
+		}
+		must(t, m.Detail(false))
 	}
 }
 

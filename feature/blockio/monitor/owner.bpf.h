@@ -44,7 +44,10 @@ struct {
 	__type(value, __u64);
 } fl_groups SEC(".maps");
 
-/* The same for the hierarchy with the io or blkio controller, which has its own ids. */
+/*
+ * In the hierarchy with the io or blkio controller, which has its own ids, the cgroup of a container
+ * there -> itself, which names its accounts.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_GROUPS);

@@ -159,7 +159,9 @@ __noinline int fl_wait(__u64 pid, __u64 now)
 /* Since when it has waited, 0 if it has not; it waits no longer. */
 __noinline __u64 fl_end_wait(__u64 pid, __u64 now)
 {
-	return take_stamp(&fl_since, pid, now);
+	__u64 since = take_stamp(&fl_since, pid, now);
+
+	return since < fl_began ? 0 : since;
 }
 
 /* When any was last seen to be throttled, ns: spares most waits a look at fl_since. */
@@ -332,7 +334,7 @@ __noinline __u64 fl_blame_run(__u64 victim, __u64 since, __u64 end, __u32 i, __u
 		return 0; /* for the verifier */
 	run = &r->run[(r->head - i) % RUNS];
 	next = &r->run[(r->head - i + 1) % RUNS];
-	if (!run->since)
+	if (run->since < fl_began)
 		return 0;
 	from = run->since > since ? run->since : since;
 	if (from >= end)
@@ -373,7 +375,7 @@ SEC("tp_btf/sched_switch")
 int BPF_PROG(fl_switch, _Bool preempt, struct task_struct *prev, struct task_struct *next)
 {
 	__u64 now = bpf_ktime_get_ns(), steal = stolen(next), who, since;
-	__u64 was;
+	__u64 was, seen;
 	struct switches *w;
 	struct runs *r;
 	struct run *run;
@@ -384,7 +386,8 @@ int BPF_PROG(fl_switch, _Bool preempt, struct task_struct *prev, struct task_str
 		return 0; /* for the verifier */
 	who = owner_of(next);
 	run = &r->run[r->head % RUNS];
-	was = run->who;
+	seen = run->since >= fl_began;
+	was = seen ? run->who : SYSTEM;
 	if (was != SYSTEM && was != IDLE) {
 		w = bpf_map_lookup_elem(&fl_watched, &was);
 		if (w) {
@@ -441,7 +444,7 @@ int BPF_PROG(fl_switch, _Bool preempt, struct task_struct *prev, struct task_str
 				fl_waited(who, since, now, how);
 		}
 	}
-	if (was == who && run->since)
+	if (was == who && seen)
 		return 0;
 	r->head++;
 	run = &r->run[r->head % RUNS];
