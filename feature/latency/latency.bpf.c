@@ -19,10 +19,10 @@
  * containers:
  *   cgroup_skb/ingress       a socket receives it
  *
- * Cost of an event: the kernel's call (60 to 100 ns with retpolines and safe returns), and at
- * a device of no interest two bytes of memory. At others a cache line shows whether the packet
- * has a stamp. Beyond fl_budget per second and CPU packets are chosen at random; passing one
- * over also costs a counter. Only a packet that has or gets a stamp costs look-ups and a clock.
+ * Cost of an event: two bytes of memory at a device of no interest. At others, one cache line
+ * shows whether the packet has a stamp. Beyond fl_budget per second and CPU packets are
+ * chosen at random, and one that is passed over also costs a counter. Only a packet that has
+ * or gets a stamp costs look-ups and a clock.
  *
  * Readers of the maps: meter.go, records.go. Full maps: a full row of fl_keys evicts its
  * oldest stamp, and counts it. A full fl_records drops records, and fl_lost counts them.
@@ -109,7 +109,7 @@ static __always_inline int begins(const struct sk_buff *skb, int hook, __u32 rol
 }
 
 /* Handles an event of a packet at a device that may be of interest. */
-static __always_inline int look(const struct sk_buff *skb, struct net_device *dev, __u16 near, int hook)
+static __always_inline int look(const struct sk_buff *skb, struct net_device *dev, __u16 near, const int hook)
 {
 	__u32 row, role, device, direction;
 	struct stamp *s = 0;
@@ -264,25 +264,19 @@ static __always_inline int look(const struct sk_buff *skb, struct net_device *de
 	return 0;
 }
 
-/* Not inline, so that an event of no interest needs two cache lines of code; they may be cold. */
-static __noinline int interest(const struct sk_buff *skb, struct net_device *dev, __u16 near, int hook)
-{
-	__u64 began = fl_costing ? bpf_ktime_get_ns() : 0;
-
-	look(skb, dev, near, hook);
-	if (began)
-		fl_cost(hook, began);
-	return 0;
-}
-
 /* Handles an event of a packet at a device. */
 static __always_inline int event(const struct sk_buff *skb, struct net_device *dev, const int hook)
 {
 	__u16 near = fl_near[dev->ifindex & (NEAR - 1)];
+	__u64 began;
 
 	if (!(near & (0x11 << hook)))
 		return 0; /* no device with this index is of interest at this hook */
-	return interest(skb, dev, near, hook);
+	began = fl_costing ? bpf_ktime_get_ns() : 0;
+	look(skb, dev, near, hook);
+	if (began)
+		fl_cost(hook, began);
+	return 0;
 }
 
 SEC("tp_btf/net_dev_queue")
