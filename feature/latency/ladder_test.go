@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -236,20 +237,15 @@ func empty(b testing.TB, names ...string) func() {
 // keepAwake keeps the CPUs from idling, by threads that give way to all others. It takes an idle CPU
 // several us to wake up, and on a virtual machine as often far longer.
 func keepAwake(b testing.TB) {
-	done := make(chan struct{})
-	b.Cleanup(func() { close(done) })
+	var done atomic.Bool
+	b.Cleanup(func() { done.Store(true) })
 	for range runtime.NumCPU() {
 		go func() {
 			runtime.LockOSThread() // never unlocked: the thread ends with its policy
 			if unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0) != nil {
 				return
 			}
-			for {
-				select {
-				case <-done:
-					return
-				default:
-				}
+			for !done.Load() {
 			}
 		}()
 	}
