@@ -178,7 +178,7 @@ func (f *BlockIO) measure() {
 	if !f.window.Taken.IsZero() {
 		f.learn(d.Accounts, w.Length)
 	}
-	f.timeless = f.timeless || !f.meter.Detailed() && d.Lost.Requests > 0
+	f.timeless = f.timeless || d.Detailed == 0 && d.Lost.Requests > 0
 	if f.last, f.window = r, w; w.Detailed {
 		f.shown = d
 	} else {

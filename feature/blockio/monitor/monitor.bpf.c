@@ -56,8 +56,9 @@ struct lost {
 struct lost fl_lost;
 
 /*
- * Since when the programs for details have been attached, ns, 0: they are not. Written by user
- * space. Older stamps and runs are of an earlier time, whose end no program saw.
+ * Since when the programs for details have been attached, ns; 0: they are not; the largest number:
+ * some are. Written by user space. Older stamps and runs are of an earlier time, whose end no program
+ * saw.
  */
 __u64 fl_began;
 

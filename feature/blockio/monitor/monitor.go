@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -138,29 +139,28 @@ func Open(groups []Group) (_ *Meter, err error) {
 }
 
 // Detail begins to measure details, or ends that. After an error there are none.
-func (m *Meter) Detail(on bool) (err error) {
-	d := &m.detail
-	switch {
-	case on == m.Detailed():
+func (m *Meter) Detail(on bool) error {
+	if on == m.Detailed() {
 		return nil
-	case on:
-		var now uint64
-		if now, err = clock(); err == nil {
-			err = m.objs.Began.Set(now)
-		}
-		if err == nil {
-			d.links, err = bpf.Attach(d.programs...)
+	}
+	const never = math.MaxUint64 // while not all programs are attached, no stamp counts, and none is missed
+	d := &m.detail
+	errs := []error{m.objs.Began.Set(uint64(never))}
+	var began uint64
+	if on {
+		var err error
+		if d.links, err = bpf.Attach(d.programs...); err == nil {
 			d.since = time.Now()
+			began, err = clock()
 		}
-	default:
+		errs = append(errs, err)
+	} else {
 		d.before += time.Since(d.since)
-		err = d.links.Close()
+		errs = append(errs, d.links.Close())
 		d.links = nil
 	}
-	if !m.Detailed() {
-		err = errors.Join(err, m.objs.Began.Set(uint64(0)))
-	}
-	if err != nil {
+	errs = append(errs, m.objs.Began.Set(began))
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("measure details of block I/O: %w", err)
 	}
 	return nil

@@ -262,6 +262,10 @@ func TestDetail(t *testing.T) {
 			t.Errorf("requests were under way for %v", under)
 		}
 		must(t, m.Detail(false))
+		// Beginning and ending loses nothing.
+		if r, err := m.Read(); err != nil || r.Lost.Requests != 0 {
+			t.Errorf("%d requests are lost, %v", r.Lost.Requests, err)
+		}
 	}
 }
 
