@@ -60,7 +60,7 @@ func Opener(r Roots) journal.Opener {
 			return cgroup.OpenLine(r.Cgroup, ref)
 		case irq.KindIRQ:
 			return irq.Open(r.Proc, ref)
-		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindIFB, netdev.KindPair, netdev.KindSysfs:
+		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindDefer, netdev.KindIFB, netdev.KindPair, netdev.KindSysfs:
 			return netdev.OpenKnob(find, ref)
 		case qdisc.KindRoot, qdisc.KindQueueLen, qdisc.KindForward, qdisc.KindFilter:
 			return qdisc.OpenKnob(r.Proc, find, ref)

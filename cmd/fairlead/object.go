@@ -21,6 +21,8 @@ func objectText(c api.Container, kind, object, named string) string {
 			return "threaded NAPI of " + device
 		case "rps":
 			return fmt.Sprintf("packet steering (rps_cpus) of queue %s of %s", cli.Show(detail), device)
+		case "defer":
+			return fmt.Sprintf("delay of polls (%s) of %s", cli.Show(detail), device)
 		case "qdisc":
 			return "root qdisc of " + device
 		case "txqueuelen":

@@ -191,6 +191,7 @@ func TestObjectText(t *testing.T) {
 		{"pair", "9/3/pair", "veth pair past the network namespace of docker0"},
 		{"tc-filter", "9/3/ingress/fl_x", "program fl_x at the ingress hook of docker0"},
 		{"rps", "11/2/0", "packet steering (rps_cpus) of queue 0 of eth0 in the container"},
+		{"defer", "12/8/gro_flush_timeout", "delay of polls (gro_flush_timeout) of docker0"},
 		{"kthread", "17:99:/sys/fs/cgroup/cpu", "control group of kernel thread 17 in /sys/fs/cgroup/cpu"},
 		{"affinity", "17:99", "allowed CPUs of kernel thread 17"},
 		{"slice", "17:99", "slice, in ns, of kernel thread 17"},

@@ -3,6 +3,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,6 +18,7 @@ const (
 	KindIFB      = "ifb"
 	KindPair     = "pair"
 	KindSysfs    = "sysfs"
+	KindDefer    = "defer"
 )
 
 // deviceRef names a knob of one device. Its namespace is an inode, since paths come and go.
@@ -63,6 +65,11 @@ func knobOf(kind, detail string) (func(*NS, int) journal.Knob, error) {
 		return func(ns *NS, index int) journal.Knob { return ns.Offload(index, group) }, nil
 	case KindThreaded:
 		return (*NS).Threaded, nil
+	case KindDefer:
+		if !slices.Contains([]Deferral{HardIRQs, FlushTimeout}, Deferral(detail)) {
+			return nil, fmt.Errorf("unknown deferral %q", detail)
+		}
+		return func(ns *NS, index int) journal.Knob { return ns.Defer(index, Deferral(detail)) }, nil
 	case KindSysfs:
 		return func(ns *NS, _ int) journal.Knob { return superblock{ns} }, nil
 	case KindIFB:

@@ -75,6 +75,8 @@ func TestKnobsOfAVeth(t *testing.T) {
 		{p.host.Offload(p.h0, netdev.TSO), netdev.TSO.On(), netdev.Off},
 		{p.inside.Threaded(p.eth0), "0", "1"},
 		{p.inside.RPS(p.eth0, 0), zeroMask(t, p), "1"},
+		{p.inside.Defer(p.eth0, netdev.FlushTimeout), "0", "200000"},
+		{p.inside.Defer(p.eth0, netdev.HardIRQs), "0", "1"},
 	}
 	opened := make(map[journal.Ref]journal.Knob)
 	for _, c := range knobs {
@@ -202,6 +204,7 @@ func TestOpenKnob(t *testing.T) {
 		{Kind: "offload", Object: "1/2/lro"},
 		{Kind: "rps", Object: "1/2/-1"},
 		{Kind: "rps", Object: "1/2/../../x"},
+		{Kind: "defer", Object: "1/2/../threaded"},
 		{Kind: "nonsense", Object: "1/2/"},
 	} {
 		if k, err := netdev.OpenKnob(netdev.NewFinder("/proc", time.Now), bad); err == nil || errors.Is(err, journal.ErrGone) {

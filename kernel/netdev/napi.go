@@ -127,6 +127,21 @@ func (ns *NS) RPS(index, queue int) journal.Knob {
 	return sysfsKnob{KindRPS, fmt.Sprint(queue), attribute{ns, index, fmt.Sprintf("queues/rx-%d/rps_cpus", queue)}}
 }
 
+// Deferral is an attribute of a device that delays its next poll
+// (Documentation/networking/napi.rst, "Software IRQ coalescing"). Both have to be set.
+type Deferral string
+
+const (
+	HardIRQs     Deferral = "napi_defer_hard_irqs" // how many empty polls end it; 0: none begins
+	FlushTimeout Deferral = "gro_flush_timeout"    // until the next poll, in ns
+)
+
+// Defer returns the knob of one part of a device's deferral of polls. After a poll that took less
+// than its budget a timer begins the next one, instead of the next packet.
+func (ns *NS) Defer(index int, d Deferral) journal.Knob {
+	return sysfsKnob{KindDefer, string(d), attribute{ns, index, string(d)}}
+}
+
 // MaskCPUs returns the sorted CPUs of a mask of RPS: hexadecimal words of 32 bits, the highest
 // first, separated by commas.
 func MaskCPUs(mask string) ([]int, error) {

@@ -201,6 +201,28 @@ static __always_inline int full(struct tenant *t, __u32 slot, __u64 now, __u32 p
 }
 
 /*
+ * Reports whether the next packet from an uplink comes too soon after those that passed.
+ * Another CPU's packet at the same time may pass as well.
+ */
+static __always_inline int too_soon(struct tenant *t, __u32 slot, __u64 now)
+{
+	__u64 gap = t->gap, start = now - fl_ring * gap;
+
+	if (!gap || (__s64)(t->paced_until - now) <= 0)
+		return 0; /* no pace, or it was not renewed */
+	if ((__s64)(t->next - start) < 0)
+		t->next = start;
+	if ((__s64)(t->next - now) < 0) {
+		t->next += gap;
+		return 0;
+	}
+	__sync_fetch_and_add(&t->dropped, 1);
+	__sync_fetch_and_add(&t->beyond, 1);
+	fl_dropped_for(slot);
+	return 1;
+}
+
+/*
  * Reports whether the host would route a packet for this address to the tenant of this
  * copy. The host is the namespace of this end of the veth.
  */
@@ -347,7 +369,7 @@ static __always_inline int unwanted(struct ethhdr *eth, struct fl_address *to, i
 		return 0; /* the address may be another tenant's by now */
 	*slot = o->slot;
 	t = bpf_map_lookup_elem(&fl_tenants, slot);
-	return t && full(t, *slot, now, 0);
+	return t && (full(t, *slot, now, 0) || too_soon(t, *slot, now));
 }
 
 /*
@@ -365,6 +387,18 @@ static __always_inline int unwanted_inner(void *l3, void *end, __u16 proto, __u3
 		return 0; /* no such packet, or for all */
 	__builtin_memcpy(&mac, eth->h_dest, 6);
 	return unwanted(eth, &to, bpf_map_lookup_elem(&fl_tunnels, &mac) != NULL, slot);
+}
+
+/* Counts a packet that came by an uplink: for a tenant, or at slot 0 for others. */
+static __always_inline void arrives(__u32 slot)
+{
+	struct tenant *t;
+
+	if (slot == NOBODY || slot == STALE)
+		slot = 0;
+	t = bpf_map_lookup_elem(&fl_tenants, &slot);
+	if (t)
+		__sync_fetch_and_add(&t->arrived, 1);
 }
 
 /* Counts a packet for a tenant in the queue that a NAPI polls. */
@@ -401,6 +435,7 @@ int fl_drop_tc(struct __sk_buff *skb)
 	drop = unwanted(data, &to, host, &slot);
 	if (host && slot == NOBODY)
 		drop = unwanted_inner(data + ETH_HLEN, end, skb->protocol, &slot);
+	arrives(slot);
 	came_by(skb->napi_id, slot);
 	/*
 	 * The ring is full, or the limit or quota used up. Otherwise the other programs
@@ -437,6 +472,7 @@ int fl_drop_xdp(struct xdp_md *ctx)
 	drop = unwanted(eth, &to, host, &slot);
 	if (host && slot == NOBODY)
 		drop = unwanted_inner(l3, end, proto, &slot);
+	arrives(slot);
 	if (!drop)
 		return XDP_PASS; /* of no tenant, or there is room */
 	/* The ring is full, or the limit or quota used up. */

@@ -52,25 +52,29 @@ type dropQueue struct {
 }
 
 type dropTenant struct {
-	_         structs.HostLayout
-	Sent      uint64
-	Polled    uint64
-	Dropped   uint64
-	Beyond    uint64
-	Retried   uint64
-	Stopped   uint64
-	Small     uint64
-	Super     uint64
-	Limit     int64
-	Until     uint64
-	Waiting   uint64
-	Waits     uint64
-	Account   uint32
-	NoRing    uint32
-	Intruding uint64
-	Since     uint64
-	Burst     uint32
-	Alarm     uint32
+	_          structs.HostLayout
+	Sent       uint64
+	Polled     uint64
+	Dropped    uint64
+	Beyond     uint64
+	Retried    uint64
+	Stopped    uint64
+	Small      uint64
+	Super      uint64
+	Limit      int64
+	Until      uint64
+	Waiting    uint64
+	Waits      uint64
+	Account    uint32
+	NoRing     uint32
+	Intruding  uint64
+	Since      uint64
+	Burst      uint32
+	Alarm      uint32
+	Arrived    uint64
+	Gap        uint64
+	Next       uint64
+	PacedUntil uint64
 }
 
 // Names of all BPF objects in the ELF.

@@ -185,6 +185,21 @@ func (t *Drops) unlimited() error {
 	return t.change(func(e *dropTenant) { e.Until = 0 })
 }
 
+// Pace lets so many packets a second, at most, pass the uplinks from now on, for so long; 0 is any
+// number. After a pause a ring of packets passes at once.
+func (t *Drops) Pace(perSecond float64, lasts time.Duration) error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("early drop: %w", err)
+	}
+	return t.change(func(e *dropTenant) {
+		e.Gap, e.PacedUntil = 0, 0
+		if perSecond > 0 {
+			e.Gap, e.PacedUntil = uint64(float64(time.Second)/perSecond), uint64(now.Nano()+lasts.Nanoseconds())
+		}
+	})
+}
+
 // change changes a part of the tenant's entry. The counters lose an event between reading and
 // writing; the next poll that empties the ring corrects what matters.
 func (t *Drops) change(by func(*dropTenant)) error {
@@ -210,10 +225,11 @@ type Counters struct {
 	Intruding    uint64 // the part of Small in the time of neither the sender, the tenant nor an idle CPU
 	Dropped      uint64 // dropped before its veths,
 	Beyond       uint64 // and the part of Dropped beyond its quota or limit
+	Arrived      uint64 // by uplinks, the dropped ones too
 }
 
 // Counters returns the counters so far.
 func (t *Drops) Counters() (Counters, error) {
 	e, err := t.read()
-	return Counters{Small: e.Small, Super: e.Super, Intruding: e.Intruding, Dropped: e.Dropped, Beyond: e.Beyond}, err
+	return Counters{Small: e.Small, Super: e.Super, Intruding: e.Intruding, Dropped: e.Dropped, Beyond: e.Beyond, Arrived: e.Arrived}, err
 }

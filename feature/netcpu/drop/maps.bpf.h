@@ -59,6 +59,15 @@ struct tenant {
 	__u64 since;	 /* when burst began, ns */
 	__u32 burst;	 /* such packets since then */
 	__u32 alarm;	 /* set by user space: tell it of many of them */
+	__u64 arrived;	 /* packets that came by an uplink */
+	/*
+	 * Set by user space: from uplinks a packet passes each gap ns, and up to a ring of
+	 * them at once after a pause. next is when the next one may pass, ns; until
+	 * paced_until, ns. A gap of 0 lets all pass.
+	 */
+	__u64 gap;
+	__u64 next;
+	__u64 paced_until;
 };
 
 /* So many packets within this time, half a percent of a CPU, cannot wait. */
@@ -81,7 +90,7 @@ struct {
 	__type(value, struct tenant);
 } fl_tenants SEC(".maps");
 
-_Static_assert(sizeof(struct tenant) == 128, "read by tenant.go");
+_Static_assert(sizeof(struct tenant) == 160, "read by drops.go");
 
 /*
  * A tenant's end of a veth -> slot of the tenant. Polls of that end take packets out of

@@ -47,3 +47,12 @@ func (d *Dropper) ForgetQueue(napi int) error {
 	}
 	return nil
 }
+
+// Unowned returns how many packets for nobody isolated or charged came by the uplinks.
+func (d *Dropper) Unowned() (uint64, error) {
+	var e dropTenant
+	if err := d.maps.FlTenants.Lookup(uint32(0), &e); err != nil {
+		return 0, fmt.Errorf("read what came by the uplinks: %w", err)
+	}
+	return e.Arrived, nil
+}

@@ -58,6 +58,8 @@ type Isolator struct {
 	host     *uplinks  // nil while nothing is isolated
 	looked   time.Time // by Glance
 	windows  uint64    // of reweigh
+	worked   work      // by pace
+	flooded  time.Time // last, by deferPolls
 
 	ran atomic.Pointer[map[container.ID]time.Duration] // of takeTurns
 }
@@ -78,6 +80,8 @@ type isolation struct {
 	counted counted
 	turns   turnControl
 	taken   taken
+	pacing  paceControl
+	flow    flow
 }
 
 // asks reports whether policy isolates a member of a tenant.
@@ -276,7 +280,7 @@ func (is *Isolator) ExtendHost() error { return is.extend(0) }
 
 func (is *Isolator) extend(id container.ID) error {
 	return is.cfg.Journal.Extend(func(e journal.Entry) bool {
-		return e.Owner == is.by(id)
+		return e.Owner == is.by(id) && e.Ref.Kind != netdev.KindDefer
 	}, is.lapse(id))
 }
 

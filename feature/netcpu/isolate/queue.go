@@ -55,7 +55,7 @@ func (is *Isolator) Glance(now time.Time) error {
 	}
 	length := now.Sub(is.looked)
 	is.looked = now
-	return is.assignQueues(length)
+	return errors.Join(is.assignQueues(length), is.pace(now))
 }
 
 // assignQueues assigns each queue to the receiver of its packets in the last window.

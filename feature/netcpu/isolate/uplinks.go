@@ -32,11 +32,12 @@ type uplinks struct {
 
 // uplinkDevice is one device that packets enter the host by.
 type uplinkDevice struct {
-	name    string
-	path    string // of its namespace
-	threads []thread
-	at      place    // of its threads, unless a container has them
-	queues  []*queue // that a container may get; see queue.go
+	name     string
+	path     string // of its namespace
+	threads  []thread
+	at       place    // of its threads, unless a container has them
+	queues   []*queue // that a container may get; see queue.go
+	deferred deferred
 }
 
 // claimUplinks moves the polling of the devices that packets for c pass into threads of the uplink
@@ -53,6 +54,9 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 			return err
 		}
 		is.host = &uplinks{at: at, devices: make(map[container.Device]*uplinkDevice)}
+		if err := is.promptPolls(); err != nil { // of a killed agent
+			return err
+		}
 		// A killed agent may have given a thread to a container that has ended, and cannot be
 		// removed with the thread in its cgroup.
 		for _, e := range is.cfg.Journal.Entries() {

@@ -22,11 +22,13 @@ func (l *Ledger) Budget(reserve float64) time.Duration {
 	if l.state.Balance <= -MaxDebt*l.limit.Quota {
 		return 0 // its cost would be forgiven: it must not arise
 	}
-	return budget(all, l.own, reserve)
+	return Remaining(time.Duration(all), time.Duration(l.own), reserve)
 }
 
-func budget(all, own, reserve float64) time.Duration {
-	return time.Duration(max(0, (1-reserve)*max(all-own, all/2)))
+// Remaining returns how much of the entitlement all is the network's while a container's own tasks
+// use own; see [Ledger.Budget].
+func Remaining(all, own time.Duration, reserve float64) time.Duration {
+	return time.Duration(max(0, (1-reserve)*float64(max(all-own, all/2))))
 }
 
 // ValidReserve reports whether T is valid: with 0 packets are dropped only at exhaustion, and 1

@@ -133,8 +133,8 @@ func (w *Weigher) Budget(period time.Duration, share Share, reserve float64) tim
 	if !share.Contended || w.now > 2*minFactor {
 		return Unlimited
 	}
-	p := float64(period)
-	return budget(share.Fair*p, w.own*p, reserve)
+	cpus := func(n float64) time.Duration { return time.Duration(n * float64(period)) }
+	return Remaining(cpus(share.Fair), cpus(w.own), reserve)
 }
 
 // Scale applies a factor to an owner's weight within the kernel's bounds.

@@ -1,0 +1,67 @@
+package drop
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// A pace lets a ring of packets pass at once, and then one each gap, until it ends or is not
+// renewed. It holds at the uplink, and not for what the host itself sends.
+func TestPace(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	w, err := e.add(another(e), 1)
+	testkit.Must(t, err)
+	counter, driver := count(t, e, w), native(t, e, lo)
+	run(t, counter, frame("10.0.0.1"), 1)
+	seen(t, e)
+	const packets, perSecond = 2000, 100
+	for name, p := range map[string]*ebpf.Program{"uplink": e.tc, "driver": driver} {
+		// sends returns how many packets were dropped, and the most that the pace lets pass.
+		sends := func() (dropped, pass uint64) {
+			t.Helper()
+			before, err := w.read()
+			testkit.Must(t, err)
+			began := time.Now()
+			run(t, p, frame("10.0.0.1"), packets)
+			pass = ring + 1 + uint64(time.Since(began)*perSecond/time.Second)
+			after, err := w.read()
+			testkit.Must(t, err)
+			dropped = after.Dropped - before.Dropped
+			if got := after.Arrived - before.Arrived; got != packets {
+				t.Errorf("%s: %d packets arrived, want %d", name, got, packets)
+			}
+			if got := after.Beyond - before.Beyond; got != dropped {
+				t.Errorf("%s: %d of %d dropped packets are beyond the limit, want all", name, got, dropped)
+			}
+			return dropped, pass
+		}
+		testkit.Must(t, w.change(func(t *dropTenant) { t.Next = 0 }))
+		testkit.Must(t, w.Pace(perSecond, time.Hour))
+		if dropped, pass := sends(); dropped > packets-ring || dropped < packets-pass {
+			t.Errorf("%s: %d of %d packets were dropped, want %d to %d", name, dropped, packets, packets-pass, packets-ring)
+		}
+		if v := run(t, counter, frame("10.0.0.1"), 1); v != tcxNext {
+			t.Errorf("at the host end: verdict %d, want next", v)
+		}
+		unowned, err := e.Unowned()
+		testkit.Must(t, err)
+		run(t, p, frame("10.0.0.9"), packets)
+		if now, err := e.Unowned(); err != nil || now-unowned != packets {
+			t.Errorf("%s: %d packets for others arrived (%v), want %d", name, now-unowned, err, packets)
+		}
+		testkit.Must(t, w.Pace(perSecond, -time.Second))
+		if dropped, _ := sends(); dropped > 0 {
+			t.Errorf("%s: a pace that has lapsed dropped %d packets", name, dropped)
+		}
+		testkit.Must(t, w.Pace(perSecond, time.Hour))
+		testkit.Must(t, w.Pace(0, time.Hour))
+		if dropped, _ := sends(); dropped > 0 {
+			t.Errorf("%s: without a pace %d packets were dropped", name, dropped)
+		}
+	}
+}

@@ -1,0 +1,59 @@
+package isolate
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+func TestPaceControl(t *testing.T) {
+	const ms = time.Millisecond
+	flood := paceWindow{length: 200 * ms, arrived: 26_000, passed: 20_000, own: 40 * ms, uplinks: 90 * ms, quota: 100 * ms, busy: true}
+	with := func(change func(*paceWindow)) paceWindow {
+		w := flood
+		change(&w)
+		return w
+	}
+	for _, c := range []struct {
+		name   string
+		before float64
+		w      paceWindow
+		want   float64
+	}{
+		{"of the 130 ms that it takes the quota pays for 97", 0, flood, 100_000 * 97 / 130.0},
+		{"also when paced", 50_000, with(func(w *paceWindow) { w.passed = 10_000 }), 50_000 * 97 / 130.0},
+		{"its own work leaves the network half", 0, with(func(w *paceWindow) { w.own = 100 * ms }), 100_000 * (100 + 47.5) / 190},
+		{"a few pass in any case", 0, with(func(w *paceWindow) { w.passed = 100 }), paceLeast},
+		{"no quota", 50_000, with(func(w *paceWindow) { w.quota = 0 }), 0},
+		{"no flood", 50_000, with(func(w *paceWindow) { w.arrived = 9_000 }), 0},
+		{"nobody goes short", 0, with(func(w *paceWindow) { w.busy = false }), 0},
+		{"nobody goes short any more", 50_000, with(func(w *paceWindow) { w.busy = false }), 55_000},
+		{"some of the quota is left", 50_000, with(func(w *paceWindow) { w.uplinks = 55 * ms }), 50_000 * 97 / 95.0},
+		{"much is", 50_000, with(func(w *paceWindow) { w.uplinks = 10 * ms }), 55_000},
+		{"all that arrive may pass", 120_000, with(func(w *paceWindow) { w.busy = false }), 0},
+		{"no time", 50_000, paceWindow{}, 0},
+	} {
+		p := paceControl{rate: c.before}
+		if got := p.next(c.w); math.Abs(got-c.want) > 1 || p.rate != got {
+			t.Errorf("%s: %.0f packets/s, want %.0f", c.name, got, c.want)
+		}
+	}
+}
+
+// Windows of a flood whose packets cost the same, wherever they come from, lead to what the quota
+// pays for.
+func TestPaceSettles(t *testing.T) {
+	const arrived, dropCost, passCost, ownCost = 30_000, 2 * time.Microsecond, 3 * time.Microsecond, 2 * time.Microsecond
+	var p paceControl
+	passed := uint64(arrived)
+	for range 50 {
+		w := paceWindow{length: 200 * time.Millisecond, arrived: arrived, passed: passed, quota: 100 * time.Millisecond, busy: true}
+		w.own = time.Duration(passed) * ownCost
+		w.uplinks = arrived*dropCost + time.Duration(passed)*passCost
+		passed = min(arrived, uint64(p.next(w)/5))
+	}
+	want := float64(95*time.Millisecond-arrived*dropCost) / float64(passCost+ownCost)
+	if math.Abs(float64(passed)-want) > want/20 {
+		t.Errorf("%d packets pass a window, want %.0f", passed, want)
+	}
+}
