@@ -260,7 +260,8 @@ func (g *guard) set(ctx context.Context, on bool) error {
 	return g.policy(ctx, text, func(c api.Container) (taken, changed bool) {
 		asked := false
 		for _, p := range c.Policy {
-			asked = asked || p.Key == "fairlead.netcpu" && p.Value == g.mode
+			// In the mode auto the controller may have decided already.
+			asked = asked || p.Key == "fairlead.netcpu" && (p.Value == g.mode || strings.HasPrefix(p.Instead, p.Key+"="+g.mode+" "))
 		}
 		return asked == on, true
 	})
