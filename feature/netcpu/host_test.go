@@ -50,6 +50,7 @@ type host struct {
 	netcpu    *netcpu.Netcpu
 	container container.Container
 	others    map[int]bool // earlier NAPI threads
+	feltFrom  uint64       // QueueFlood of open
 }
 
 // open makes the feature, as an agent does, with early drop in the driver at these uplinks. In a
@@ -64,7 +65,7 @@ func (h *host) open(xdp ...string) {
 	}
 	cfg := netcpu.Config{
 		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), XDP: xdp,
-		Identity: who, Ends: hook.Open("/proc", h.journal),
+		Identity: who, Ends: hook.Open("/proc", h.journal), QueueFlood: h.feltFrom,
 	}
 	if testing.Short() {
 		cfg.QueueMin, cfg.Ring = 50, 16

@@ -71,6 +71,9 @@ type Config struct {
 	// QueueMin is as in isolate.Config: packets per second; 0 is the default.
 	QueueMin uint64
 
+	// QueueFlood is as in isolate.Config: packets per second; 0 is the default.
+	QueueFlood uint64
+
 	// Ring is as in drop.Config: packets; 0 is the default.
 	Ring uint32
 }
@@ -160,7 +163,7 @@ func New(cfg Config) (*Netcpu, error) {
 	n.support = support(cfg.Roots, layout, throttled, noDrop)
 	n.isolator = isolate.New(isolate.Config{
 		Feature: name, Key: modeKey, Tenants: n.tenants, Roots: cfg.Roots, Layout: layout, Journal: cfg.Journal,
-		Find: n.find, Uplinks: n.uplinks, Throttled: throttled, Drop: n.dropper, QueueMin: cfg.QueueMin,
+		Find: n.find, Uplinks: n.uplinks, Throttled: throttled, Drop: n.dropper, QueueMin: cfg.QueueMin, QueueFlood: cfg.QueueFlood,
 	})
 	n.Threads = n.isolator.Ran
 	go n.loop()

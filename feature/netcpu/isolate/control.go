@@ -144,11 +144,11 @@ func newQueueControl() queueControl {
 }
 
 // next counts one window and returns the owner from now on. least is the packet rate that makes the
-// queue worth giving. A flood gets the queue after one window, before it takes much from others.
+// queue worth giving. A flood, of at least that rate, gets the queue after one window, before it takes much from others.
 //
 // The owner loses the queue with the first packet of another, which has to wait for the owner's
 // share of the CPU; each loss doubles the patience, and a flood has to wait for that, too.
-func (c *queueControl) next(w queueWindow, least uint64) uint32 {
+func (c *queueControl) next(w queueWindow, least, flood uint64) uint32 {
 	if w.Others > 0 || c.unconfirmed(w) {
 		// The same holds for the first packets of a tenant that takes over an idle queue: they cost
 		// a window.
@@ -170,7 +170,7 @@ func (c *queueControl) next(w queueWindow, least uint64) uint32 {
 	if arrived(least) {
 		c.calm += w.length
 	}
-	if c.calm >= c.patience || arrived(queueFlood) && !c.lost {
+	if c.calm >= c.patience || arrived(flood) && !c.lost {
 		c.owner = c.last
 	}
 	return c.owner

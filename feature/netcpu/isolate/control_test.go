@@ -176,7 +176,7 @@ func TestQueueControl(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ctl := newQueueControl()
 			for i, w := range c.windows {
-				if got := ctl.next(w, queueMin); got != c.want[i] {
+				if got := ctl.next(w, queueMin, queueFlood); got != c.want[i] {
 					t.Errorf("after window %d (%+v): %d, want %d", i, w, got, c.want[i])
 				}
 			}
@@ -195,7 +195,7 @@ func TestQueueControlIsSafe(t *testing.T) {
 				Slot:   rapid.Uint32Range(0, 2).Draw(t, "slot"),
 			}}
 			before := c.owner
-			got := c.next(w, queueMin)
+			got := c.next(w, queueMin, queueFlood)
 			switch {
 			case w.Others > 0 && got != nobody:
 				t.Fatalf("%+v left the queue with %d", w, got)

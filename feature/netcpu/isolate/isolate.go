@@ -49,6 +49,8 @@ type Config struct {
 	// QueueMin is the packet rate above which an uplink queue that serves a single container is
 	// assigned to it, in packets/s; 0: 1,000.
 	QueueMin uint64
+	// QueueFlood is the rate that others feel, in packets/s; 0: 50,000.
+	QueueFlood uint64
 }
 
 // Isolator isolates tenants. It is not safe for concurrent use. Make it with New.
@@ -102,6 +104,9 @@ type thread struct {
 func New(cfg Config) *Isolator {
 	if cfg.QueueMin == 0 {
 		cfg.QueueMin = queueMin
+	}
+	if cfg.QueueFlood == 0 {
+		cfg.QueueFlood = queueFlood
 	}
 	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation)}
 }

@@ -42,10 +42,11 @@ type paceWindow struct {
 // all pass.
 type paceControl struct{ rate float64 }
 
-// next counts one window and returns the rate from now on, in packets/s; 0 is any.
-func (c *paceControl) next(w paceWindow) float64 {
+// next counts one window and returns the rate from now on, in packets/s; 0 is any. Fewer packets/s
+// than a flood are not worth it.
+func (c *paceControl) next(w paceWindow, flood uint64) float64 {
 	perSecond := func(n uint64) float64 { return float64(n) / w.length.Seconds() }
-	if w.quota == 0 || w.length <= 0 || perSecond(w.arrived) < queueFlood {
+	if w.quota == 0 || w.length <= 0 || perSecond(w.arrived) < float64(flood) {
 		c.rate = 0
 		return c.rate
 	}
@@ -120,7 +121,7 @@ func (is *Isolator) pace(now time.Time) error {
 		win := windows[s]
 		win.uplinks = time.Duration(float64(ran) * float64(win.arrived) / float64(max(1, all)))
 		before := s.pacing.rate
-		rate := s.pacing.next(win)
+		rate := s.pacing.next(win, is.cfg.QueueFlood)
 		if rate > 0 {
 			flood = float64(all) / length.Seconds()
 		} else if before == 0 {
@@ -206,6 +207,9 @@ func (is *Isolator) flows(s *isolation, since, now time.Time, heavy bool, w *pac
 
 // ownsQueue reports whether a tenant has a queue of an uplink, and so pays for its thread.
 func (is *Isolator) ownsQueue(s *isolation) bool {
+	if !s.queues {
+		return false // whatever its packets would earn it
+	}
 	for _, u := range is.host.devices {
 		for _, q := range u.queues {
 			if q.control.owner == s.drops.Slot() {

@@ -34,7 +34,7 @@ func TestPaceControl(t *testing.T) {
 		{"no time", 50_000, paceWindow{}, 0},
 	} {
 		p := paceControl{rate: c.before}
-		if got := p.next(c.w); math.Abs(got-c.want) > 1 || p.rate != got {
+		if got := p.next(c.w, queueFlood); math.Abs(got-c.want) > 1 || p.rate != got {
 			t.Errorf("%s: %.0f packets/s, want %.0f", c.name, got, c.want)
 		}
 	}
@@ -50,7 +50,7 @@ func TestPaceSettles(t *testing.T) {
 		w := paceWindow{length: 200 * time.Millisecond, arrived: arrived, passed: passed, quota: 100 * time.Millisecond, busy: true}
 		w.own = time.Duration(passed) * ownCost
 		w.uplinks = arrived*dropCost + time.Duration(passed)*passCost
-		passed = min(arrived, uint64(p.next(w)/5))
+		passed = min(arrived, uint64(p.next(w, queueFlood)/5))
 	}
 	want := float64(95*time.Millisecond-arrived*dropCost) / float64(passCost+ownCost)
 	if math.Abs(float64(passed)-want) > want/20 {

@@ -81,7 +81,7 @@ func (is *Isolator) assignQueues(length time.Duration) error {
 
 func (is *Isolator) assignQueue(u *uplinkDevice, q *queue, w queueWindow) error {
 	before := q.control
-	owner := q.control.next(w, is.cfg.QueueMin)
+	owner := q.control.next(w, is.cfg.QueueMin, is.cfg.QueueFlood)
 	if owner == before.owner {
 		return nil
 	}

@@ -1,0 +1,44 @@
+package netcpu_test
+
+import (
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// A queue that brings others' packets too brings more for a container than its quota pays for,
+// while all CPUs are busy: most of them are dropped at the uplink, which polls by a timer. That ends
+// with the flood.
+func TestFloodIsPaced(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	h.needNAPIs()
+	must(t, h.netcpu.Close())
+	h.feltFrom = 2000
+	h.open()
+	other := h.create(sandbox.Spec{Name: "neighbour"})
+	h.Join(other, "10.66.0.3/24", h.ns, "h1")
+	h.start(h.box, "udp-recv")
+	must(t, h.box.Limit(sandbox.CPU{Quota: 10 * time.Millisecond, Period: 100 * time.Millisecond}))
+	h.apply(h.container, policy.NetCPUIsolate)
+	h.start(h.wire, "udp-send", "--to", "10.66.0.3:9000", "--rate", "100")
+	for cpu := range runtime.NumCPU() {
+		h.startOn(other, []int{cpu}, "burn")
+	}
+	_, sender := h.Load(h.wire, nil, "udp-send", "--to", "10.66.0.2:9000")
+	deferred := func() bool {
+		return slices.ContainsFunc(h.journal.Entries(), func(e journal.Entry) bool { return e.Ref.Kind == netdev.KindDefer })
+	}
+	until(t, "the flood is paced", deferred)
+	sender.Kill()
+	until(t, "polls are prompt again", func() bool { return !deferred() })
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	if left := h.notes(); len(left) != 0 {
+		t.Errorf("journal: %+v", left)
+	}
+}
