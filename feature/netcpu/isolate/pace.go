@@ -20,7 +20,7 @@ import (
 const (
 	paceLeast = 1_000 // packets/s that pass in any case
 	paceGrow  = 1.1   // per window, while there is time left
-	paceIdle  = 0.1   // of a CPU: with more idle time nobody goes short
+	paceIdle  = 0.05  // of a CPU: with more idle time nobody goes short
 	paceWork  = 0.05  // of a CPU: uplinks that work less take nothing worth mentioning
 
 	paceQuiet = time.Second     // the time between looks at uplinks that work less
