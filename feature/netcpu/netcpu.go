@@ -365,7 +365,7 @@ func (n *Netcpu) Close() error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	errs = append(errs, n.dropper.Close())
+	errs = append(errs, n.isolator.Close(), n.dropper.Close())
 	if n.meter != nil {
 		errs = append(errs, n.meter.Close())
 	}

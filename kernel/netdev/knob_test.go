@@ -62,7 +62,7 @@ func openNS(t *testing.T, path string) *netdev.NS {
 
 // Each knob of a veth is turned, and all are as they were after a restore.
 func TestKnobsOfAVeth(t *testing.T) {
-	testkit.Smoke(t, "knob:offload", "knob:threaded", "knob:rps")
+	testkit.Smoke(t, "knob:offload", "knob:threaded", "knob:rps", "knob:defer")
 	testkit.NeedRoot(t)
 	p := newPair(t)
 	j := testkit.Journal(t, journal.Open)

@@ -144,7 +144,8 @@ func newQueueControl() queueControl {
 }
 
 // next counts one window and returns the owner from now on. least is the packet rate that makes the
-// queue worth giving. A flood, of at least that rate, gets the queue after one window, before it takes much from others.
+// queue worth giving. A flood, of at least that rate, gets the queue after one window, before it
+// takes much from others.
 //
 // The owner loses the queue with the first packet of another, which has to wait for the owner's
 // share of the CPU; each loss doubles the patience, and a flood has to wait for that, too.

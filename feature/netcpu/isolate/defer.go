@@ -88,6 +88,9 @@ func deferral(ns *netdev.NS, index int, delay time.Duration) []journal.Setting {
 	}
 }
 
+// Close ends what needs an agent. Isolation stays.
+func (is *Isolator) Close() error { return is.promptPolls() }
+
 // promptPolls ends all delays.
 func (is *Isolator) promptPolls() error {
 	return is.restore(func(e journal.Entry) bool { return e.Owner == is.by(0) && e.Ref.Kind == netdev.KindDefer })

@@ -78,9 +78,9 @@ type flow struct {
 type work struct {
 	at      time.Time
 	ran     map[container.Device]time.Duration // of their threads
-	idle    time.Duration                      // of their CPUs
 	unowned uint64                             // packets for nobody isolated or charged
 	heavy   map[container.Device]bool          // worked for more than paceWork
+	idle    time.Duration                      // of their CPUs, if one is heavy
 }
 
 // pace limits the packets of each flooded tenant at the uplinks.
@@ -106,11 +106,17 @@ func (is *Isolator) pace(now time.Time) error {
 			w.heavy[key] = true
 		}
 	}
+	if len(w.heavy) > 0 {
+		if w.idle, err = is.idle(); err != nil {
+			return err
+		}
+	}
 	is.worked = w
+	busy := len(last.heavy) > 0 && float64(w.idle-last.idle) < paceIdle*float64(length)
 	all := w.unowned - last.unowned
 	windows := make(map[*isolation]paceWindow)
 	err = is.counting(func(s *isolation) error {
-		win := paceWindow{length: length, busy: float64(w.idle-last.idle) < paceIdle*float64(length)}
+		win := paceWindow{length: length, busy: busy}
 		err := is.flows(s, last.at, now, len(w.heavy) > 0, &win)
 		all += win.arrived
 		windows[s] = win
@@ -146,7 +152,6 @@ func (is *Isolator) counting(do func(*isolation) error) error {
 // work reads what the uplinks have done so far.
 func (is *Isolator) work(now time.Time) (w work, err error) {
 	w = work{at: now, ran: make(map[container.Device]time.Duration)}
-	cpus := make(map[int]bool) // none: any
 	for key, u := range is.host.devices {
 		for _, t := range u.threads {
 			used, err := sched.UsageOf(is.cfg.Roots.Proc, t.Thread)
@@ -155,20 +160,26 @@ func (is *Isolator) work(now time.Time) (w work, err error) {
 			}
 			w.ran[key] += used.Ran
 		}
+	}
+	w.unowned, err = is.cfg.Drop.Unowned()
+	return w, err
+}
+
+// idle returns how long the CPUs that the uplinks' threads may use have idled.
+func (is *Isolator) idle() (sum time.Duration, err error) {
+	cpus := make(map[int]bool) // none: any
+	for _, u := range is.host.devices {
 		for _, cpu := range u.at.cpus {
 			cpus[cpu] = true
 		}
 	}
-	if w.unowned, err = is.cfg.Drop.Unowned(); err != nil {
-		return w, err
-	}
 	works, err := irq.Works(is.cfg.Roots.Proc)
 	for cpu, work := range works {
 		if len(cpus) == 0 || cpus[cpu] {
-			w.idle += work.Idle
+			sum += work.Idle
 		}
 	}
-	return w, err
+	return sum, err
 }
 
 // flows completes a window of one tenant, which began at since, by its packets; its quota stays 0
@@ -220,9 +231,12 @@ func (is *Isolator) ownsQueue(s *isolation) bool {
 	return false
 }
 
-// ranOf returns the time that the tasks and threads of a tenant have run.
+// ranOf returns the time that the tasks and threads of a tenant have run; 0 if it is not known.
 func (is *Isolator) ranOf(s *isolation) (time.Duration, error) {
 	dir := s.payer.Cgroup.V2
+	if dir == "" {
+		return 0, nil // a host without cgroup v2
+	}
 	if s.payer.PodCgroup {
 		dir = filepath.Dir(dir)
 	}

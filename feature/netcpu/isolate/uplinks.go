@@ -37,7 +37,7 @@ type uplinkDevice struct {
 	threads  []thread
 	at       place    // of its threads, unless a container has them
 	queues   []*queue // that a container may get; see queue.go
-	deferred deferred
+	deferred deferred // its polls; see defer.go
 }
 
 // claimUplinks moves the polling of the devices that packets for c pass into threads of the uplink
