@@ -88,8 +88,14 @@ func deferral(ns *netdev.NS, index int, delay time.Duration) []journal.Setting {
 	}
 }
 
-// Close ends what needs an agent. Isolation stays.
-func (is *Isolator) Close() error { return is.promptPolls() }
+// Close ends what needs an agent. Isolation stays. Without isolation, as for a doctor, which has no
+// journal, there is nothing to end.
+func (is *Isolator) Close() error {
+	if is.host == nil {
+		return nil
+	}
+	return is.promptPolls()
+}
 
 // promptPolls ends all delays.
 func (is *Isolator) promptPolls() error {

@@ -83,6 +83,7 @@ func TestDeferPolls(t *testing.T) {
 			t.Errorf("%v lapses %v after it was set, want %v", e.Ref, e.Expiry.Sub(at), deferLasts)
 		}
 	}
+	testkit.Must(t, New(Config{}).Close()) // it has no journal
 	testkit.Must(t, is.Close())
 	expect("without the agent", index, "0", "0")
 }
