@@ -166,7 +166,7 @@ func TestDropsAreCharged(t *testing.T) {
 		dropped func(drop.Counters) uint64
 	}
 	for _, c := range testkit.Cases(t, 1,
-		drops{policy.NetCPUIsolate, sandbox.CPU{}, 8, early},
+		drops{policy.NetCPUIsolate, oneCPU, 8, early},
 		drops{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, byQuota},
 	) {
 		t.Run(string(c.mode), func(t *testing.T) {

@@ -213,7 +213,7 @@ func TestIsolateWithoutAccounts(t *testing.T) {
 // dropped at the uplink.
 func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 	testkit.InFull(t)
-	h := newHost(t, sandbox.CPU{})
+	h := newHost(t, oneCPU)
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	board := h.start(h.box, "udp-recv")
 	// The container's tasks keep its thread from emptying its queue.

@@ -1,8 +1,10 @@
 package netcpu_test
 
 import (
+	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -21,14 +23,13 @@ func TestFloodIsPaced(t *testing.T) {
 	must(t, h.netcpu.Close())
 	h.feltFrom = 2000
 	h.open()
-	other := h.create(sandbox.Spec{Name: "neighbour"})
-	h.Join(other, "10.66.0.3/24", h.ns, "h1")
 	h.start(h.box, "udp-recv")
 	must(t, h.box.Limit(sandbox.CPU{Quota: 10 * time.Millisecond, Period: 100 * time.Millisecond}))
 	h.apply(h.container, policy.NetCPUIsolate)
-	h.start(h.wire, "udp-send", "--to", "10.66.0.3:9000", "--rate", "100")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.1:9000", "--rate", "100")
 	for cpu := range runtime.NumCPU() {
-		h.startOn(other, []int{cpu}, "burn")
+		neighbour := h.create(sandbox.Spec{Name: fmt.Sprint("burns", cpu), CPU: sandbox.CPU{Set: strconv.Itoa(cpu)}})
+		h.start(neighbour, "burn")
 	}
 	_, sender := h.Load(h.wire, nil, "udp-send", "--to", "10.66.0.2:9000")
 	deferred := func() bool {

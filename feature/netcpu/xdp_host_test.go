@@ -88,7 +88,7 @@ func TestXDPDropsAreCharged(t *testing.T) {
 	}
 	for _, c := range testkit.Cases(t, 1,
 		drops{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, byQuota},
-		drops{policy.NetCPUIsolate, sandbox.CPU{}, 8, early},
+		drops{policy.NetCPUIsolate, oneCPU, 8, early},
 	) {
 		t.Run(string(c.mode), func(t *testing.T) {
 			h := newHost(t, sandbox.CPU{})
