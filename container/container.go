@@ -91,6 +91,15 @@ func (c Container) TenantGroup() (string, error) {
 	return c.Cgroup.CPU, nil
 }
 
+// TenantUsageGroup returns the directory of the same cgroup in cgroup v2, which counts its CPU time
+// and its waits; "" on a host without v2.
+func (c Container) TenantUsageGroup() string {
+	if c.PodCgroup && c.Cgroup.V2 != "" {
+		return filepath.Dir(c.Cgroup.V2)
+	}
+	return c.Cgroup.V2
+}
+
 // TenantKey identifies a network tenant. Containers that share a network namespace are one tenant;
 // each container in the host's is a tenant of its own.
 type TenantKey struct {

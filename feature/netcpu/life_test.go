@@ -358,16 +358,21 @@ func TestQueueFollowsTraffic(t *testing.T) {
 	own := payer(h.container)
 	h.untilThreads("one container's packets alone", own, h.uplinkGroup())
 
-	// One flow uses one of the queues: many flows use both.
+	h.othersPackets("20")
+	h.untilThreads("others' packets beside it", h.uplinkGroup(), h.uplinkGroup())
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+}
+
+// othersPackets sends packets for nobody by all queues of the uplink. One flow uses one of them.
+func (h *host) othersPackets(rate string) {
+	h.t.Helper()
 	var others []string
 	for i := range 32 {
 		to := fmt.Sprintf("10.66.0.%d", 100+i)
-		must(t, h.wire.Neighbour("wire", netip.MustParseAddr(to), "02:00:00:00:00:99"))
+		must(h.t, h.wire.Neighbour("wire", netip.MustParseAddr(to), "02:00:00:00:00:99"))
 		others = append(others, to+":9000")
 	}
-	h.start(h.wire, "udp-send", "--to", strings.Join(others, ","), "--rate", "20")
-	h.untilThreads("others' packets beside it", h.uplinkGroup(), h.uplinkGroup())
-	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	h.start(h.wire, "udp-send", "--to", strings.Join(others, ","), "--rate", rate)
 }
 
 // TestUplinkSteered checks that the threads of an uplink stay on the CPUs of RPS: in the group of

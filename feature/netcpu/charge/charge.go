@@ -132,11 +132,7 @@ func (ch *Charger) Add(c container.Container, reserve float64) error {
 		if err := ch.restore(dir, func(o journal.Owner) bool { return o.Feature == ch.cfg.Feature }); err != nil {
 			return fmt.Errorf("netcpu charge: %w", err)
 		}
-		usage := c.Cgroup.V2
-		if dir != c.Cgroup.CPU {
-			usage = filepath.Dir(usage) // the pod's
-		}
-		if p, err = ch.newPayer(dir, usage, c.ID); err != nil {
+		if p, err = ch.newPayer(dir, c.TenantUsageGroup(), c.ID); err != nil {
 			return fmt.Errorf("netcpu charge: %w", err)
 		}
 		ch.payers[dir] = p

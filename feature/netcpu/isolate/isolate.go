@@ -61,6 +61,7 @@ type Isolator struct {
 	looked   time.Time // by Glance
 	windows  uint64    // of reweigh
 	worked   work      // by pace
+	around   around    // by lookAround
 	flooded  time.Time // last, by deferPolls
 
 	ran atomic.Pointer[map[container.ID]time.Duration] // of takeTurns
@@ -84,6 +85,9 @@ type isolation struct {
 	taken   taken
 	pacing  paceControl
 	flow    flow
+	quota   float64       // CPUs, as of the last window in which it might be paced; 0: none
+	due     float64       // CPUs beside its neighbours, as of lookAround; 0: any
+	took    time.Duration // since then
 }
 
 // asks reports whether policy isolates a member of a tenant.

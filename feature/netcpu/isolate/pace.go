@@ -3,7 +3,8 @@ package isolate
 import (
 	"errors"
 	"io/fs"
-	"path/filepath"
+	"math"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -14,9 +15,10 @@ import (
 )
 
 // The threads of the uplinks work for a container before its own thread does, in a group that
-// weighs as much as one container. So a flood takes time from others that the receiver's quota does
-// not pay for. While it comes in and their CPUs have no idle time, the quota pays for that work as
-// well: the uplinks let only as many of its packets pass as it has time left for.
+// weighs as much as one container. So a flood takes time from others that the receiver does not pay
+// for. While it comes in and their CPUs have no idle time, the receiver's quota, and what its weight
+// allows beside neighbours that go short, pay for that work as well: the uplinks let only as many of
+// its packets pass as it has time left for.
 const (
 	paceLeast = 1_000 // packets/s that pass in any case
 	paceGrow  = 1.1   // per window, while there is time left
@@ -32,9 +34,9 @@ type paceWindow struct {
 	length  time.Duration
 	arrived uint64        // packets that came by uplinks,
 	passed  uint64        // and the part that was not dropped
-	own     time.Duration // of the container's tasks and threads
+	own     time.Duration // of the container's tasks and threads; 0: it is not known
 	uplinks time.Duration // of their threads, for its packets
-	quota   time.Duration // 0: none
+	due     time.Duration // of own and uplinks together; 0: any
 	busy    bool          // the CPUs of the uplinks had no idle time
 }
 
@@ -46,12 +48,15 @@ type paceControl struct{ rate float64 }
 // than a flood are not worth it.
 func (c *paceControl) next(w paceWindow, flood uint64) float64 {
 	perSecond := func(n uint64) float64 { return float64(n) / w.length.Seconds() }
-	if w.quota == 0 || w.length <= 0 || perSecond(w.arrived) < float64(flood) {
+	if w.own == 0 || w.length <= 0 || perSecond(w.arrived) < float64(flood) {
 		c.rate = 0
 		return c.rate
 	}
-	may := w.own + ledger.Remaining(w.quota, w.own, ledger.DefaultReserve)
-	fits := float64(may) / float64(max(1, w.own+w.uplinks)) // the part of the packets
+	fits := math.Inf(1) // the part of the packets
+	if w.due > 0 {
+		may := w.own + ledger.Remaining(w.due, w.own, ledger.DefaultReserve)
+		fits = float64(may) / float64(w.own+w.uplinks)
+	}
 	switch {
 	case w.busy && fits < 1:
 		c.rate = max(paceLeast, fits*perSecond(w.passed))
@@ -122,19 +127,25 @@ func (is *Isolator) pace(now time.Time) error {
 		windows[s] = win
 		return err
 	})
-	var flood float64 // packets/s
+	perSecond := float64(all) / max(length.Seconds(), time.Millisecond.Seconds())
+	flood := 0.0
 	err = errors.Join(err, is.counting(func(s *isolation) error {
 		win := windows[s]
 		win.uplinks = time.Duration(float64(ran) * float64(win.arrived) / float64(max(1, all)))
+		s.took += win.own + win.uplinks
+		win.due = s.dueIn(length)
 		before := s.pacing.rate
 		rate := s.pacing.next(win, is.cfg.QueueFlood)
 		if rate > 0 {
-			flood = float64(all) / length.Seconds()
+			flood = perSecond
 		} else if before == 0 {
 			return nil
 		}
 		return s.drops.Pace(rate, paceLasts)
 	}))
+	if len(w.heavy) > 0 && perSecond >= float64(is.cfg.QueueFlood) {
+		err = errors.Join(err, is.lookAround(now))
+	}
 	return errors.Join(err, is.deferPolls(now, flood))
 }
 
@@ -165,24 +176,27 @@ func (is *Isolator) work(now time.Time) (w work, err error) {
 	return w, err
 }
 
-// idle returns how long the CPUs that the uplinks' threads may use have idled.
-func (is *Isolator) idle() (sum time.Duration, err error) {
-	cpus := make(map[int]bool) // none: any
+// cpus returns the CPUs that operators have steered uplinks to; none is any.
+func (is *Isolator) cpus() (list []int) {
 	for _, u := range is.host.devices {
-		for _, cpu := range u.at.cpus {
-			cpus[cpu] = true
-		}
+		list = append(list, u.at.cpus...)
 	}
+	return list
+}
+
+// idle returns how long these CPUs have idled.
+func (is *Isolator) idle() (sum time.Duration, err error) {
+	cpus := is.cpus()
 	works, err := irq.Works(is.cfg.Roots.Proc)
 	for cpu, work := range works {
-		if len(cpus) == 0 || cpus[cpu] {
+		if len(cpus) == 0 || slices.Contains(cpus, cpu) {
 			sum += work.Idle
 		}
 	}
 	return sum, err
 }
 
-// flows completes a window of one tenant, which began at since, by its packets; its quota stays 0
+// flows completes a window of one tenant, which began at since, by its packets; its own time stays 0
 // unless it may have to be paced.
 func (is *Isolator) flows(s *isolation, since, now time.Time, heavy bool, w *paceWindow) error {
 	c, err := s.drops.Counters()
@@ -204,16 +218,28 @@ func (is *Isolator) flows(s *isolation, since, now time.Time, heavy bool, w *pac
 		return err
 	}
 	s.flow.own = own
+	if last.own == 0 {
+		return nil
+	}
+	w.own = max(1, own-last.own)
 	dir, err := s.payer.TenantGroup()
-	if err != nil || last.own == 0 {
+	if err != nil {
 		return err
 	}
 	cpus, limited, err := is.quota(dir)
-	if err != nil || !limited {
-		return err
+	if s.quota = 0; limited {
+		s.quota = cpus
 	}
-	w.own, w.quota = own-last.own, time.Duration(cpus*float64(w.length))
-	return nil
+	return err
+}
+
+// dueIn returns the CPU time that a tenant may take in a window; 0 is any.
+func (s *isolation) dueIn(length time.Duration) time.Duration {
+	cpus := s.quota
+	if cpus == 0 || s.due > 0 && s.due < cpus {
+		cpus = s.due
+	}
+	return time.Duration(cpus * float64(length))
 }
 
 // ownsQueue reports whether a tenant has a queue of an uplink, and so pays for its thread.
@@ -233,12 +259,9 @@ func (is *Isolator) ownsQueue(s *isolation) bool {
 
 // ranOf returns the time that the tasks and threads of a tenant have run; 0 if it is not known.
 func (is *Isolator) ranOf(s *isolation) (time.Duration, error) {
-	dir := s.payer.Cgroup.V2
+	dir := s.payer.TenantUsageGroup()
 	if dir == "" {
 		return 0, nil // a host without cgroup v2
-	}
-	if s.payer.PodCgroup {
-		dir = filepath.Dir(dir)
 	}
 	sum, err := cgroup.Usage(dir)
 	if err != nil || is.v2() {

@@ -8,7 +8,7 @@ import (
 
 func TestPaceControl(t *testing.T) {
 	const ms = time.Millisecond
-	flood := paceWindow{length: 200 * ms, arrived: 26_000, passed: 20_000, own: 40 * ms, uplinks: 90 * ms, quota: 100 * ms, busy: true}
+	flood := paceWindow{length: 200 * ms, arrived: 26_000, passed: 20_000, own: 40 * ms, uplinks: 90 * ms, due: 100 * ms, busy: true}
 	with := func(change func(*paceWindow)) paceWindow {
 		w := flood
 		change(&w)
@@ -20,15 +20,16 @@ func TestPaceControl(t *testing.T) {
 		w      paceWindow
 		want   float64
 	}{
-		{"of the 130 ms that it takes the quota pays for 97", 0, flood, 100_000 * 97 / 130.0},
+		{"of the 130 ms that it takes 97 are due to it", 0, flood, 100_000 * 97 / 130.0},
 		{"also when paced", 50_000, with(func(w *paceWindow) { w.passed = 10_000 }), 50_000 * 97 / 130.0},
 		{"its own work leaves the network half", 0, with(func(w *paceWindow) { w.own = 100 * ms }), 100_000 * (100 + 47.5) / 190},
 		{"a few pass in any case", 0, with(func(w *paceWindow) { w.passed = 100 }), paceLeast},
-		{"no quota", 50_000, with(func(w *paceWindow) { w.quota = 0 }), 0},
+		{"nothing is limited any more", 50_000, with(func(w *paceWindow) { w.due = 0 }), 55_000},
+		{"nothing is known", 50_000, with(func(w *paceWindow) { w.own = 0 }), 0},
 		{"no flood", 50_000, with(func(w *paceWindow) { w.arrived = 9_000 }), 0},
 		{"nobody goes short", 0, with(func(w *paceWindow) { w.busy = false }), 0},
 		{"nobody goes short any more", 50_000, with(func(w *paceWindow) { w.busy = false }), 55_000},
-		{"some of the quota is left", 50_000, with(func(w *paceWindow) { w.uplinks = 55 * ms }), 50_000 * 97 / 95.0},
+		{"some time is left", 50_000, with(func(w *paceWindow) { w.uplinks = 55 * ms }), 50_000 * 97 / 95.0},
 		{"much is", 50_000, with(func(w *paceWindow) { w.uplinks = 10 * ms }), 55_000},
 		{"all that arrive may pass", 120_000, with(func(w *paceWindow) { w.busy = false }), 0},
 		{"no time", 50_000, paceWindow{}, 0},
@@ -47,7 +48,7 @@ func TestPaceSettles(t *testing.T) {
 	var p paceControl
 	passed := uint64(arrived)
 	for range 50 {
-		w := paceWindow{length: 200 * time.Millisecond, arrived: arrived, passed: passed, quota: 100 * time.Millisecond, busy: true}
+		w := paceWindow{length: 200 * time.Millisecond, arrived: arrived, passed: passed, due: 100 * time.Millisecond, busy: true}
 		w.own = time.Duration(passed) * ownCost
 		w.uplinks = arrived*dropCost + time.Duration(passed)*passCost
 		passed = min(arrived, uint64(p.next(w, queueFlood)/5))

@@ -1,0 +1,152 @@
+package isolate
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// What a flooded container takes by its tasks and by the uplinks' threads is more than its weight
+// allows if a neighbour has less for its own weight, and waits for a CPU. Quotas aside, that limits
+// what is due to it.
+
+const (
+	dueEvery = time.Second // the time between looks at the neighbours, while a flood comes in
+	dueShort = 0.05        // of the time: a neighbour that waits longer goes short
+)
+
+// group is what a tenant's cgroup has had so far, or in some time.
+type group struct {
+	of          container.Container // a member
+	weight      uint64              // by its owner; 0: it runs only where nobody else does
+	ran, waited time.Duration       // for its turn
+}
+
+// short returns the counters' growth since an earlier reading, and whether the tenant went short
+// meanwhile. A smaller counter is another cgroup's.
+func (g group) short(before group, length time.Duration) (group, bool) {
+	g.ran, g.waited = max(0, g.ran-before.ran), max(0, g.waited-before.waited)
+	return g, float64(g.waited) >= dueShort*float64(length)
+}
+
+// due returns the part of took, the CPU time of a container in some time, that its weight allows
+// beside others that go short; 0 if there are none. What is too much goes to the best served one of
+// these, by its weight, until both have the same: the next look sees whether that was enough for
+// the others. It is never more than they waited for.
+func due(took time.Duration, weight uint64, short []group) time.Duration {
+	var best group
+	var waited time.Duration
+	for _, g := range short {
+		if g.weight == 0 {
+			continue
+		}
+		waited += g.waited
+		if best.weight == 0 || float64(g.ran)*float64(best.weight) > float64(best.ran)*float64(g.weight) {
+			best = g
+		}
+	}
+	if best.weight == 0 {
+		return 0
+	}
+	excess := (float64(took)*float64(best.weight) - float64(best.ran)*float64(weight)) / float64(weight+best.weight)
+	return max(1, took-min(time.Duration(excess), waited))
+}
+
+// around is the last look at all tenants.
+type around struct {
+	at     time.Time
+	groups map[string]group // by directory, in the hierarchy of the cpu controller
+	files  cgroup.Files
+}
+
+// lookAround updates what is due to each tenant from what all tenants had since the last look.
+func (is *Isolator) lookAround(now time.Time) error {
+	length := now.Sub(is.around.at)
+	if length < dueEvery {
+		return nil
+	}
+	before := is.around.groups
+	errs := []error{is.readGroups(now)}
+	short := make(map[string]group)
+	for dir, g := range is.around.groups {
+		last, known := before[dir]
+		if g, goes := g.short(last, length); goes && known && length <= 2*dueEvery {
+			weight, err := is.weightOf(dir)
+			errs = append(errs, err)
+			if g.weight = weight; !apart(g.of, is.cpus()) {
+				short[dir] = g
+			}
+		}
+	}
+	for _, s := range is.isolated {
+		took := s.took
+		s.took, s.due = 0, 0
+		dir, err := s.payer.TenantGroup()
+		if err != nil {
+			continue
+		}
+		others := maps.Clone(short)
+		delete(others, dir)
+		if len(others) == 0 {
+			continue
+		}
+		weight, err := is.weightOf(dir)
+		errs = append(errs, err)
+		s.due = due(took, weight, slices.Collect(maps.Values(others))).Seconds() / length.Seconds()
+	}
+	return errors.Join(errs...)
+}
+
+// weightOf returns a weight as its owner set it; 0 as well for a cgroup that has gone.
+func (is *Isolator) weightOf(dir string) (uint64, error) {
+	weight, _, err := cgroup.GivenWeight(is.cfg.Journal, dir, is.v2())
+	return weight, IgnoreGone(err)
+}
+
+// readGroups reads the counters of all tenants where the kernel has them.
+func (is *Isolator) readGroups(now time.Time) error {
+	r := &is.around
+	r.at, r.groups = now, make(map[string]group)
+	dirs := make(map[string]bool)
+	var errs []error
+	for _, t := range is.cfg.Tenants.Tenants() {
+		for _, m := range t.Members() {
+			dir, err := m.Container.TenantGroup()
+			counts := m.Container.TenantUsageGroup()
+			if err != nil || dirs[dir] || counts == "" {
+				continue
+			}
+			dirs[dir], dirs[counts] = true, true
+			g := group{of: m.Container}
+			var throttled time.Duration
+			if g.ran, err = r.files.Usage(counts); err == nil {
+				if g.waited, err = r.files.Waited(counts); err == nil {
+					throttled, _, err = r.files.Throttled(dir)
+				}
+			}
+			g.waited -= throttled // a quota is no neighbour
+			switch {
+			case err == nil:
+				r.groups[dir] = g
+			case !errors.Is(err, journal.ErrGone) && !errors.Is(err, errors.ErrUnsupported):
+				errs = append(errs, err)
+			}
+		}
+	}
+	r.files.Keep(dirs)
+	return errors.Join(errs...)
+}
+
+// apart reports whether a container may use none of some CPUs, and so loses nothing there.
+func apart(c container.Container, cpus []int) bool {
+	if len(cpus) == 0 {
+		return false
+	}
+	may, err := cgroup.CPUs(c.Cgroup.CPUSet)
+	return err == nil && !slices.ContainsFunc(may, func(cpu int) bool { return slices.Contains(cpus, cpu) })
+}

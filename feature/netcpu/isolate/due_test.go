@@ -1,0 +1,68 @@
+package isolate
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+func TestDue(t *testing.T) {
+	const ms = time.Millisecond
+	waits := group{weight: 1024, ran: 250 * ms, waited: 750 * ms}
+	for _, c := range []struct {
+		name   string
+		took   time.Duration
+		weight uint64
+		others []group
+		want   time.Duration
+	}{
+		{"both the same", 750 * ms, 1024, []group{waits}, 500 * ms},
+		{"twice its weight", 700 * ms, 2048, []group{{weight: 1024, ran: 200 * ms, waited: 700 * ms}}, 600 * ms},
+		{"it may take more", 300 * ms, 1024, []group{{weight: 1024, ran: 700 * ms, waited: 300 * ms}}, 500 * ms},
+		{"no more than the other waited for", 900 * ms, 1024, []group{{weight: 1024, ran: 50 * ms, waited: 60 * ms}}, 840 * ms},
+		{"nobody else", 900 * ms, 1024, nil, 0},
+		{"an idle group may wait", 900 * ms, 1024, []group{{weight: 0, ran: 0, waited: time.Second}}, 0},
+		{"as an idle group it leaves what others want", 900 * ms, 0, []group{{weight: 1024, ran: 100 * ms, waited: 400 * ms}}, 500 * ms},
+		{"the best served of those that wait", 600 * ms, 1024, []group{{weight: 1024, ran: 50 * ms, waited: 900 * ms}, {weight: 1024, ran: 200 * ms, waited: 800 * ms}}, 400 * ms},
+	} {
+		if got := due(c.took, c.weight, c.others); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestShort(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		before, now group
+		length      time.Duration
+		want        time.Duration
+		short       bool
+	}{
+		{group{ran: 100 * ms, waited: 10 * ms}, group{ran: 300 * ms, waited: 70 * ms}, time.Second, 60 * ms, true},
+		{group{ran: 100 * ms, waited: 10 * ms}, group{ran: 300 * ms, waited: 50 * ms}, time.Second, 40 * ms, false},
+		{group{waited: 70 * ms}, group{waited: 10 * ms}, time.Second, 0, false},
+	} {
+		if g, short := c.now.short(c.before, c.length); g.waited != c.want || short != c.short {
+			t.Errorf("from %v to %v: %v, %t, want %v, %t", c.before, c.now, g.waited, short, c.want, c.short)
+		}
+	}
+}
+
+// Looks at neighbours that always want more lead to the same for each, whatever their number.
+func TestDueSettles(t *testing.T) {
+	for _, n := range []int{1, 2, 9} {
+		took := 700 * time.Millisecond
+		for range 20 {
+			each := (time.Second - took) / time.Duration(n)
+			others := make([]group, n)
+			for i := range others {
+				others[i] = group{weight: 1024, ran: each, waited: time.Second - each}
+			}
+			took = due(took, 1024, others)
+		}
+		if want := 1 / float64(n+1); math.Abs(took.Seconds()-want) > want/50 {
+			t.Errorf("beside %d: %v, want %.3f s", n, took, want)
+		}
+	}
+}
