@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -163,7 +162,9 @@ func (h *host) costs(client, server *sandbox.Box, to, of string, take time.Durat
 		return unix.Connect(fd, &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()})
 	}))
 	h.T.Cleanup(func() { unix.Close(fd) })
-	keepAwake(h.T)
+	sleep, err := load.KeepAwake()
+	must(h.T, err)
+	h.T.Cleanup(sleep)
 	return func() float64 {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -232,21 +233,4 @@ func empty(b testing.TB, names ...string) func() {
 		links = append(links, l...)
 	}
 	return func() { must(b, links.Close()) }
-}
-
-// keepAwake keeps the CPUs from idling, by threads that give way to all others. It takes an idle CPU
-// several us to wake up, and on a virtual machine as often far longer.
-func keepAwake(b testing.TB) {
-	var done atomic.Bool
-	b.Cleanup(func() { done.Store(true) })
-	for range runtime.NumCPU() {
-		go func() {
-			runtime.LockOSThread() // never unlocked: the thread ends with its policy
-			if unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0) != nil {
-				return
-			}
-			for !done.Load() {
-			}
-		}()
-	}
 }

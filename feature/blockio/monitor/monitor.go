@@ -148,12 +148,15 @@ func (m *Meter) Detail(on bool) error {
 	errs := []error{m.objs.Began.Set(uint64(never))}
 	var began uint64
 	if on {
-		var err error
-		if d.links, err = bpf.Attach(d.programs...); err == nil {
-			d.since = time.Now()
+		links, err := bpf.Attach(d.programs...)
+		if err == nil {
 			began, err = clock()
 		}
-		errs = append(errs, err)
+		if err != nil {
+			errs = append(errs, err, links.Close())
+		} else {
+			d.links, d.since = links, time.Now()
+		}
 	} else {
 		d.before += time.Since(d.since)
 		errs = append(errs, d.links.Close())
