@@ -62,6 +62,7 @@ type Isolator struct {
 	windows  uint64    // of reweigh
 	worked   work      // by pace
 	around   around    // by lookAround
+	resting  restControl
 	flooded  time.Time // last, by deferPolls
 
 	ran atomic.Pointer[map[container.ID]time.Duration] // of takeTurns
@@ -375,6 +376,6 @@ func IgnoreGone(err error) error {
 // releaseUplinks undoes the changes on the host.
 func (is *Isolator) releaseUplinks() error {
 	err := is.forgetQueues()
-	is.host = nil
+	is.host, is.resting = nil, restControl{}
 	return errors.Join(err, is.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && e.Ref.Kind != qdisc.KindFilter }))
 }

@@ -85,13 +85,13 @@ type work struct {
 	ran     map[container.Device]time.Duration // of their threads
 	unowned uint64                             // packets for nobody isolated or charged
 	heavy   map[container.Device]bool          // worked for more than paceWork
-	idle    time.Duration                      // of their CPUs, if one is heavy
+	idle    time.Duration                      // of their CPUs, if one is heavy, or they rest; else 0
 }
 
 // pace limits the packets of each flooded tenant at the uplinks.
 func (is *Isolator) pace(now time.Time) error {
 	last := is.worked
-	if is.host == nil || len(last.heavy) == 0 && now.Sub(last.at) < paceQuiet {
+	if is.host == nil || len(last.heavy) == 0 && !is.resting.rests && now.Sub(last.at) < paceQuiet {
 		return nil
 	}
 	w, err := is.work(now)
@@ -111,7 +111,7 @@ func (is *Isolator) pace(now time.Time) error {
 			w.heavy[key] = true
 		}
 	}
-	if len(w.heavy) > 0 {
+	if len(w.heavy) > 0 || is.resting.rests {
 		if w.idle, err = is.idle(); err != nil {
 			return err
 		}
@@ -145,6 +145,13 @@ func (is *Isolator) pace(now time.Time) error {
 	}))
 	if len(w.heavy) > 0 && perSecond >= float64(is.cfg.QueueFlood) {
 		err = errors.Join(err, is.lookAround(now))
+	}
+	if !last.at.IsZero() {
+		win := restWindow{length: length, idle: length, works: len(w.heavy) > 0, flood: perSecond >= float64(is.cfg.QueueFlood)}
+		if last.idle > 0 && w.idle > 0 {
+			win.idle = w.idle - last.idle
+		}
+		err = errors.Join(err, is.rest(win))
 	}
 	return errors.Join(err, is.deferPolls(now, flood))
 }

@@ -39,7 +39,7 @@ func (is *Isolator) renew() error {
 
 // RenewUplinks is renew for the uplinks.
 func (is *Isolator) RenewUplinks() error {
-	if is.host == nil {
+	if is.host == nil || is.resting.rests {
 		return nil
 	}
 	var errs []error

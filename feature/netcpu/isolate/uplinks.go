@@ -69,6 +69,10 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 		if is.host.devices[u.Key] != nil {
 			return nil
 		}
+		if is.resting.rests {
+			is.host.devices[u.Key] = &uplinkDevice{name: u.Link.Name, path: u.Path, at: is.host.at} // to be claimed then
+			return nil
+		}
 		return is.claim(u)
 	})
 	return errors.Join(err, kernel.Tidy(is.cfg.Roots, left))
