@@ -1,6 +1,7 @@
 package account
 
 import (
+	"math"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -17,8 +18,8 @@ const (
 	sample = 500
 )
 
-// parts is what packets and bytes of recent are counted in: of one packet in each window whole numbers
-// would remember that one only, with the time of ten.
+// parts is what packets and bytes of recent and extra are counted in: of one packet in each window
+// whole numbers would remember that one only, with the time of ten.
 const parts = 1024
 
 // count is how many packets the kernel itself has counted at the devices of one container.
@@ -51,7 +52,7 @@ func (cs counts) since(was counts) counts {
 // What softirqs take without them, in bare windows, corrects that. Its zero value is ready.
 type estimate struct {
 	recent          map[container.ID]*recent
-	extra           map[container.ID]*Account
+	extra           map[container.ID]*Account // with packets and bytes in parts, so that no gap loses a rest
 	byCPU           map[container.ID][]time.Duration
 	thefts          map[theftKey]time.Duration
 	softirq, thread time.Duration
@@ -247,7 +248,6 @@ func (e *estimate) charge(r *recent, correction float64) time.Duration {
 	}
 	more := r.Account
 	more.scale(in, out, 0)
-	more.recount(1.0 / parts)
 	for i := range Protocols {
 		more.Receive[i].CPU = scaled(more.Receive[i].CPU, correction)
 		more.Send[i].CPU = scaled(more.Send[i].CPU, correction)
@@ -336,7 +336,9 @@ func (e *estimate) addTo(r *Reading, thefts bool) {
 	for i := range r.Accounts {
 		a := &r.Accounts[i]
 		if x := e.extra[a.Container]; x != nil {
-			a.plus(*x)
+			whole := *x
+			whole.recount(1.0 / parts)
+			a.plus(whole)
 		}
 		cpus := r.ByCPU[a.Container]
 		for i, d := range e.byCPU[a.Container] {
@@ -399,8 +401,8 @@ func (w *Work) scale(f float64) {
 }
 
 func (w *Work) recount(f float64) {
-	w.Packets = uint64(float64(w.Packets) * f)
-	w.Bytes = uint64(float64(w.Bytes) * f)
+	w.Packets = uint64(math.Round(float64(w.Packets) * f))
+	w.Bytes = uint64(math.Round(float64(w.Bytes) * f))
 }
 
 // price is the CPU time of a packet, which counts as so many.

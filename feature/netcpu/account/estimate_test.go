@@ -68,6 +68,25 @@ func TestEstimate(t *testing.T) {
 	}
 }
 
+// Whatever the length of a window, gaps have as many packets as the kernel has counted in them, also
+// of a protocol that has less than one in each.
+func TestEstimateCountsExactly(t *testing.T) {
+	for length := shortest; length < 2*shortest; length += shortest/97 + 1 {
+		var e estimate
+		w := seen(1, 200, 250)
+		w.length = length
+		w.seen.Accounts[0].Receive[TCP] = Work{CPU: time.Microsecond, Packets: 50, Bytes: 5000}
+		e.see(w)
+		for range 50 {
+			e.gap(counts{1: {in: 3}}, time.Second)
+		}
+		_, by := estimated(&e, 1)
+		if udp, tcp := by[1].Receive[UDP], by[1].Receive[TCP]; udp.Packets != 120 || udp.Bytes != 12000 || tcp.Packets != 30 || tcp.Bytes != 3000 {
+			t.Errorf("after a window of %v: UDP %+v, TCP %+v; want 120 and 30 packets of 100 bytes", length, udp, tcp)
+		}
+	}
+}
+
 // A super-packet that GRO has made counts as the kernel and as the programs see it.
 func TestEstimateMergedPackets(t *testing.T) {
 	var e estimate
