@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,9 +17,9 @@ import (
 )
 
 // Tidy removes the cgroups that containers left behind because a kernel thread of ours was in them
-// when they ended: a runtime gives up on a cgroup that is not empty. This happens only to
-// containers that end while no agent runs. out is the result of the restore by the next agent, or
-// by `fairlead restore`. A cgroup in use stays.
+// when they ended: a runtime gives up on a cgroup that is not empty, runc within a fifth of a
+// second. This happens to containers that end while no agent runs, or while it is busy. out lists
+// the threads that have been moved since. A cgroup in use stays.
 func Tidy(r Roots, out []journal.Outcome) error {
 	var layout cgroup.Layout
 	var errs []error
@@ -32,38 +33,50 @@ func Tidy(r Roots, out []journal.Outcome) error {
 				return err
 			}
 		}
-		if !abandoned(layout, o.Entry) {
+		dir := abandoned(layout, o.Entry)
+		if dir == "" {
 			continue
 		}
 		// The kernel refuses to remove a cgroup that is not empty.
-		err := unix.Rmdir(o.Entry.Wrote)
+		err := unix.Rmdir(dir)
 		if err != nil && err != unix.EBUSY && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", o.Entry.Wrote, err))
+			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", dir, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// abandoned reports whether the cgroup that a thread was put into lies on the path of a container
-// that has ended.
-func abandoned(l cgroup.Layout, e journal.Entry) bool {
+// ofRuntime matches the name of a cgroup that a runtime makes for a container, and removes with it.
+// Others may be kept, empty, for the next process.
+var ofRuntime = regexp.MustCompile(`[0-9a-f]{64}`)
+
+// abandoned returns the cgroup that a thread of ours may have kept from being removed: the one that it
+// was put into, or, if that was a child that we made, the container's. It returns "" for one whose
+// container is known to live.
+func abandoned(l cgroup.Layout, e journal.Entry) string {
 	if filepath.Clean(e.Wrote) != e.Wrote {
-		return false
+		return ""
 	}
 	for _, top := range []string{l.V2, l.CPU, l.CPUSet} {
 		rest, below := strings.CutPrefix(e.Wrote, top+"/")
 		if top == "" || !below {
 			continue
 		}
-		if top == l.V2 {
-			// A new cgroup may have taken the name since. The entry of a thread that
-			// serves the whole host does not record the container.
-			id, err := cgroup.ID(e.Wrote)
-			return err == nil && (id == e.Owner.Container || e.Owner.Container == 0)
+		if top != l.V2 { // v1: the container lives as long as its v2 cgroup
+			if _, err := os.Lstat(filepath.Join(l.V2, rest)); !errors.Is(err, fs.ErrNotExist) {
+				return ""
+			}
+			return e.Wrote
 		}
-		// v1: the container lives as long as its v2 cgroup.
-		_, err := os.Lstat(filepath.Join(l.V2, rest))
-		return errors.Is(err, fs.ErrNotExist)
+		if e.Owner.Container == 0 { // a thread that serves the whole host: the container is not recorded
+			return e.Wrote
+		}
+		// A new cgroup may have taken the name since.
+		dir := filepath.Dir(e.Wrote)
+		if id, err := cgroup.ID(dir); err == nil && id == e.Owner.Container && ofRuntime.MatchString(filepath.Base(dir)) {
+			return dir
+		}
+		return ""
 	}
-	return false
+	return ""
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -15,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// Tidy removes only an empty cgroup of a container that has ended.
+// Tidy removes only an empty cgroup of a container that has ended, and on v2 only a runtime's.
 func TestTidy(t *testing.T) {
 	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
@@ -40,9 +41,11 @@ func TestTidy(t *testing.T) {
 		}
 		return both.CPU, id
 	}
-	ended, endedID := made("ended", false)
-	lives, livesID := made("lives", true)
-	busy, busyID := made("busy", false)
+	runtimes := func(name string) string { return name + "-" + strings.Repeat("0123456789abcdef", 4) }
+	ended, endedID := made(runtimes("ended"), false)
+	lives, livesID := made(runtimes("lives"), true)
+	busy, busyID := made(runtimes("busy"), false)
+	users, usersID := made("users", !v2)
 	sleeper := exec.Command("sleep", "1000")
 	if err := sleeper.Start(); err != nil {
 		t.Fatal(err)
@@ -51,24 +54,27 @@ func TestTidy(t *testing.T) {
 	testkit.CG{CPU: busy}.Add(t, sleeper.Process.Pid)
 
 	entry := func(kind, dir string, id uint64) journal.Outcome {
+		if v2 && kind == sched.KindKthread && id != 0 {
+			dir = filepath.Join(dir, "fairlead") // which has gone
+		}
 		return journal.Outcome{Result: journal.Gone, Entry: journal.Entry{
 			Ref: journal.Ref{Kind: kind, Object: "1:1:" + filepath.Dir(cg.CPU)}, Wrote: dir, Owner: journal.Owner{Container: id},
 		}}
 	}
-	other, otherID := made("other", false)
+	other, otherID := made(runtimes("other"), false)
 	failed := entry(sched.KindKthread, other, otherID)
 	failed.Err = errors.New("not restored")
 	outside := t.TempDir()
 	out := []journal.Outcome{
 		entry(sched.KindKthread, ended, endedID), entry(sched.KindKthread, ended, endedID),
-		entry(sched.KindKthread, lives, livesID), entry(sched.KindKthread, busy, busyID),
+		entry(sched.KindKthread, lives, livesID), entry(sched.KindKthread, busy, busyID), entry(sched.KindKthread, users, usersID),
 		entry(cgroup.KindFile, other, otherID), failed,
 		entry(sched.KindKthread, outside, 0), entry(sched.KindKthread, filepath.Dir(cg.CPU), 0),
 	}
 	if err := Tidy(Default(), out); err != nil {
 		t.Error(err)
 	}
-	for _, dir := range []string{lives, busy, other, outside} {
+	for _, dir := range []string{lives, busy, users, other, outside} {
 		if _, err := os.Stat(dir); err != nil {
 			t.Errorf("it removed %s: %v", dir, err)
 		}

@@ -50,6 +50,22 @@ func TestContainerEnds(t *testing.T) {
 		t.Errorf("journal: %+v", left)
 	}
 
+	// The engine has given up on the cgroups before Remove: the thread was in them. Of v2, TestTidy
+	// has names as engines give them.
+	h = newHost(t, sandbox.CPU{})
+	if in := h.container.Cgroup; in.V2 != in.CPU {
+		must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+		kill(t, h.box)
+		until(t, "the engine removes the cgroup without threads", func() bool { return os.Remove(in.V2) == nil })
+		if err := os.Remove(in.CPU); err == nil {
+			t.Fatal("the engine could remove the cgroup with the thread")
+		}
+		must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+		for _, d := range []string{in.CPU, in.CPUSet} {
+			until(t, d+" is removed", func() bool { _, err := os.Stat(d); return errors.Is(err, os.ErrNotExist) })
+		}
+	}
+
 	// The other order: everything has gone by itself before Remove.
 	h = newHost(t, sandbox.CPU{Quota: 100e6, Period: 100e6})
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))

@@ -64,6 +64,7 @@ type Isolator struct {
 	around   around    // by lookAround
 	resting  restControl
 	flooded  time.Time // last, by deferPolls
+	vacated  vacated
 
 	ran atomic.Pointer[map[container.ID]time.Duration] // of takeTurns
 }
@@ -230,6 +231,7 @@ func (is *Isolator) Release(ctx context.Context, of *tenant.Tenant, id container
 			return false, err
 		}
 	}
+	is.vacated.add(is.cfg.Journal.Entries(), is.by(id))
 	if err := is.undo(id); err != nil {
 		return false, err
 	}
