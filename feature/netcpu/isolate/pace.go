@@ -79,16 +79,26 @@ type flow struct {
 	arrived, dropped uint64
 }
 
-// work is pace's last reading of the uplinks.
+// work is a reading of what the uplinks have done so far.
 type work struct {
 	at      time.Time
 	ran     map[container.Device]time.Duration // of their threads
 	unowned uint64                             // packets for nobody isolated or charged
-	heavy   map[container.Device]bool          // worked for more than paceWork
+	heavy   map[container.Device]bool          // worked for more than paceWork since the last reading
 	idle    time.Duration                      // of their CPUs, if one is heavy, or they rest; else 0
 }
 
-// pace limits the packets of each flooded tenant at the uplinks.
+// uplinkWindow is what the uplinks did in some time.
+type uplinkWindow struct {
+	since     time.Time // zero: there was no reading before
+	length    time.Duration
+	ran, idle time.Duration // of their threads, and of their CPUs
+	heavy     bool          // one has worked
+	busy      bool          // their CPUs had no idle time
+	packets   uint64        // of nobody isolated or charged
+}
+
+// pace limits the packets of each flooded tenant at the uplinks, and lets these rest.
 func (is *Isolator) pace(now time.Time) error {
 	last := is.worked
 	if is.host == nil || len(last.heavy) == 0 && !is.resting.rests && now.Sub(last.at) < paceQuiet {
@@ -101,59 +111,62 @@ func (is *Isolator) pace(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	length := now.Sub(last.at)
-	var ran time.Duration
-	w.heavy = make(map[container.Device]bool)
-	for key, sum := range w.ran {
-		part := max(0, sum-last.ran[key])
-		ran += part
-		if !last.at.IsZero() && float64(part) > paceWork*float64(length) {
-			w.heavy[key] = true
-		}
-	}
-	if len(w.heavy) > 0 || is.resting.rests {
-		if w.idle, err = is.idle(); err != nil {
-			return err
-		}
-	}
 	is.worked = w
-	busy := len(last.heavy) > 0 && float64(w.idle-last.idle) < paceIdle*float64(length)
-	all := w.unowned - last.unowned
+	u := w.after(last)
+	rate, paced, err := is.paceTenants(now, u)
+	flood := rate >= float64(is.cfg.QueueFlood)
+	if u.heavy && flood {
+		err = errors.Join(err, is.lookAround(now))
+	}
+	if !u.since.IsZero() {
+		err = errors.Join(err, is.rest(restWindow{length: u.length, idle: u.idle, works: u.heavy, flood: flood}))
+	}
+	if !paced {
+		rate = 0
+	}
+	return errors.Join(err, is.deferPolls(now, rate))
+}
+
+// after returns what the uplinks did since an earlier reading.
+func (w work) after(last work) uplinkWindow {
+	u := uplinkWindow{since: last.at, length: w.at.Sub(last.at), heavy: len(w.heavy) > 0, packets: w.unowned - last.unowned}
+	for key, sum := range w.ran {
+		u.ran += max(0, sum-last.ran[key])
+	}
+	u.busy = len(last.heavy) > 0 && float64(w.idle-last.idle) < paceIdle*float64(u.length)
+	if u.idle = u.length; last.idle > 0 && w.idle > 0 {
+		u.idle = w.idle - last.idle
+	}
+	return u
+}
+
+// paceTenants limits the packets of each flooded tenant, and reports whether there is one. rate is
+// how many packets/s came in for all of them, and for others.
+func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (rate float64, paced bool, err error) {
+	all := u.packets
 	windows := make(map[*isolation]paceWindow)
 	err = is.counting(func(s *isolation) error {
-		win := paceWindow{length: length, busy: busy}
-		err := is.flows(s, last.at, now, len(w.heavy) > 0, &win)
+		win := paceWindow{length: u.length, busy: u.busy}
+		err := is.flows(s, u.since, now, u.heavy, &win)
 		all += win.arrived
 		windows[s] = win
 		return err
 	})
-	perSecond := float64(all) / max(length.Seconds(), time.Millisecond.Seconds())
-	flood := 0.0
+	rate = float64(all) / max(u.length.Seconds(), time.Millisecond.Seconds())
 	err = errors.Join(err, is.counting(func(s *isolation) error {
 		win := windows[s]
-		win.uplinks = time.Duration(float64(ran) * float64(win.arrived) / float64(max(1, all)))
+		win.uplinks = time.Duration(float64(u.ran) * float64(win.arrived) / float64(max(1, all)))
 		s.took += win.own + win.uplinks
-		win.due = s.dueIn(length)
+		win.due = s.dueIn(u.length)
 		before := s.pacing.rate
-		rate := s.pacing.next(win, is.cfg.QueueFlood)
-		if rate > 0 {
-			flood = perSecond
-		} else if before == 0 {
+		passes := s.pacing.next(win, is.cfg.QueueFlood)
+		paced = paced || passes > 0
+		if passes == 0 && before == 0 {
 			return nil
 		}
-		return s.drops.Pace(rate, paceLasts)
+		return s.drops.Pace(passes, paceLasts)
 	}))
-	if len(w.heavy) > 0 && perSecond >= float64(is.cfg.QueueFlood) {
-		err = errors.Join(err, is.lookAround(now))
-	}
-	if !last.at.IsZero() {
-		win := restWindow{length: length, idle: length, works: len(w.heavy) > 0, flood: perSecond >= float64(is.cfg.QueueFlood)}
-		if last.idle > 0 && w.idle > 0 {
-			win.idle = w.idle - last.idle
-		}
-		err = errors.Join(err, is.rest(win))
-	}
-	return errors.Join(err, is.deferPolls(now, flood))
+	return rate, paced, err
 }
 
 // counting calls do for each tenant whose packets are counted. It goes on after an error.
@@ -169,7 +182,8 @@ func (is *Isolator) counting(do func(*isolation) error) error {
 
 // work reads what the uplinks have done so far.
 func (is *Isolator) work(now time.Time) (w work, err error) {
-	w = work{at: now, ran: make(map[container.Device]time.Duration)}
+	last := is.worked
+	w = work{at: now, ran: make(map[container.Device]time.Duration), heavy: make(map[container.Device]bool)}
 	for key, u := range is.host.devices {
 		for _, t := range u.threads {
 			used, err := sched.UsageOf(is.cfg.Roots.Proc, t.Thread)
@@ -177,6 +191,14 @@ func (is *Isolator) work(now time.Time) (w work, err error) {
 				return w, err
 			}
 			w.ran[key] += used.Ran
+		}
+		if !last.at.IsZero() && float64(w.ran[key]-last.ran[key]) > paceWork*float64(now.Sub(last.at)) {
+			w.heavy[key] = true
+		}
+	}
+	if len(w.heavy) > 0 || is.resting.rests {
+		if w.idle, err = is.idle(); err != nil {
+			return w, err
 		}
 	}
 	w.unowned, err = is.cfg.Drop.Unowned()
