@@ -18,8 +18,8 @@ const (
 	sample = 500
 )
 
-// parts is what packets and bytes of recent and extra are counted in: of one packet in each window
-// whole numbers would remember that one only, with the time of ten.
+// parts is what packets and bytes of recent are counted in: of one packet in each window whole numbers
+// would remember that one only, with the time of ten.
 const parts = 1024
 
 // count is how many packets the kernel itself has counted at the devices of one container.
@@ -52,7 +52,7 @@ func (cs counts) since(was counts) counts {
 // What softirqs take without them, in bare windows, corrects that. Its zero value is ready.
 type estimate struct {
 	recent          map[container.ID]*recent
-	extra           map[container.ID]*Account // with packets and bytes in parts, so that no gap loses a rest
+	extra           map[container.ID]*Account
 	byCPU           map[container.ID][]time.Duration
 	thefts          map[theftKey]time.Duration
 	softirq, thread time.Duration
@@ -76,6 +76,22 @@ type recent struct {
 	length  float64 // of the windows, in ns
 	due     counted
 	bare    counted // in the last bare windows
+	rest    [2 * Protocols]rest
+}
+
+// rest is what rounding to whole packets and bytes has left of one protocol's work, in parts: a gap
+// may have less than one packet, and many gaps some.
+type rest struct{ packets, bytes int64 }
+
+// round makes the packets and bytes of parts whole. The rest is for the next gap.
+func (r *rest) round(w *Work) {
+	whole := func(n uint64, rest *int64) uint64 {
+		*rest += int64(n)
+		all := (*rest + parts/2) / parts
+		*rest -= all * parts
+		return uint64(all)
+	}
+	w.Packets, w.Bytes = whole(w.Packets, &r.packets), whole(w.Bytes, &r.bytes)
 }
 
 // ratio compares the packets of windows as the programs and as the kernel count them: GRO and GSO
@@ -249,6 +265,8 @@ func (e *estimate) charge(r *recent, correction float64) time.Duration {
 	more := r.Account
 	more.scale(in, out, 0)
 	for i := range Protocols {
+		r.rest[i].round(&more.Receive[i])
+		r.rest[Protocols+i].round(&more.Send[i])
 		more.Receive[i].CPU = scaled(more.Receive[i].CPU, correction)
 		more.Send[i].CPU = scaled(more.Send[i].CPU, correction)
 	}
@@ -336,9 +354,7 @@ func (e *estimate) addTo(r *Reading, thefts bool) {
 	for i := range r.Accounts {
 		a := &r.Accounts[i]
 		if x := e.extra[a.Container]; x != nil {
-			whole := *x
-			whole.recount(1.0 / parts)
-			a.plus(whole)
+			a.plus(*x)
 		}
 		cpus := r.ByCPU[a.Container]
 		for i, d := range e.byCPU[a.Container] {
