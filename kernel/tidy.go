@@ -33,14 +33,12 @@ func Tidy(r Roots, out []journal.Outcome) error {
 				return err
 			}
 		}
-		dir := abandoned(layout, o.Entry)
-		if dir == "" {
-			continue
-		}
-		// The kernel refuses to remove a cgroup that is not empty.
-		err := unix.Rmdir(dir)
-		if err != nil && err != unix.EBUSY && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", dir, err))
+		for _, dir := range abandoned(layout, o.Entry) {
+			// The kernel refuses to remove a cgroup that is not empty.
+			err := unix.Rmdir(dir)
+			if err != nil && err != unix.EBUSY && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, fmt.Errorf("remove cgroup %s: %w", dir, err))
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -50,12 +48,12 @@ func Tidy(r Roots, out []journal.Outcome) error {
 // Others may be kept, empty, for the next process.
 var ofRuntime = regexp.MustCompile(`[0-9a-f]{64}`)
 
-// abandoned returns the cgroup that a thread of ours may have kept from being removed: the one that it
-// was put into, or, if that was a child that we made, the container's. It returns "" for one whose
-// container is known to live.
-func abandoned(l cgroup.Layout, e journal.Entry) string {
+// abandoned returns the cgroups that a thread of ours may have kept from being removed: the one that
+// it was put into, and on v2, where that is a child that we made, the container's. There are none if
+// the container is known to live.
+func abandoned(l cgroup.Layout, e journal.Entry) []string {
 	if filepath.Clean(e.Wrote) != e.Wrote {
-		return ""
+		return nil
 	}
 	for _, top := range []string{l.V2, l.CPU, l.CPUSet} {
 		rest, below := strings.CutPrefix(e.Wrote, top+"/")
@@ -64,19 +62,19 @@ func abandoned(l cgroup.Layout, e journal.Entry) string {
 		}
 		if top != l.V2 { // v1: the container lives as long as its v2 cgroup
 			if _, err := os.Lstat(filepath.Join(l.V2, rest)); !errors.Is(err, fs.ErrNotExist) {
-				return ""
+				return nil
 			}
-			return e.Wrote
+			return []string{e.Wrote}
 		}
-		if e.Owner.Container == 0 { // a thread that serves the whole host: the container is not recorded
-			return e.Wrote
-		}
-		// A new cgroup may have taken the name since.
 		dir := filepath.Dir(e.Wrote)
-		if id, err := cgroup.ID(dir); err == nil && id == e.Owner.Container && ofRuntime.MatchString(filepath.Base(dir)) {
-			return dir
+		runtimes := ofRuntime.MatchString(filepath.Base(dir))
+		switch id, err := cgroup.ID(dir); {
+		case runtimes && (e.Owner.Container == 0 || err == nil && id == e.Owner.Container):
+			return []string{e.Wrote, dir}
+		case e.Owner.Container == 0: // a thread that serves the whole host: its entry has no container
+			return []string{e.Wrote}
 		}
-		return ""
+		return nil // a new cgroup may have taken the name since
 	}
-	return ""
+	return nil
 }

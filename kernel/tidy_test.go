@@ -54,20 +54,27 @@ func TestTidy(t *testing.T) {
 	testkit.CG{CPU: busy}.Add(t, sleeper.Process.Pid)
 
 	entry := func(kind, dir string, id uint64) journal.Outcome {
-		if v2 && kind == sched.KindKthread && id != 0 {
-			dir = filepath.Join(dir, "fairlead") // which has gone
+		if v2 && kind == sched.KindKthread {
+			dir = filepath.Join(dir, "fairlead") // which has gone, or is empty
 		}
 		return journal.Outcome{Result: journal.Gone, Entry: journal.Entry{
 			Ref: journal.Ref{Kind: kind, Object: "1:1:" + filepath.Dir(cg.CPU)}, Wrote: dir, Owner: journal.Owner{Container: id},
 		}}
 	}
 	other, otherID := made(runtimes("other"), false)
+	queue, _ := made(runtimes("queue"), false) // a thread that serves the whole host was in it
+	if v2 {
+		if err := os.Mkdir(filepath.Join(queue, "fairlead"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
 	failed := entry(sched.KindKthread, other, otherID)
 	failed.Err = errors.New("not restored")
 	outside := t.TempDir()
 	out := []journal.Outcome{
 		entry(sched.KindKthread, ended, endedID), entry(sched.KindKthread, ended, endedID),
 		entry(sched.KindKthread, lives, livesID), entry(sched.KindKthread, busy, busyID), entry(sched.KindKthread, users, usersID),
+		entry(sched.KindKthread, queue, 0),
 		entry(cgroup.KindFile, other, otherID), failed,
 		entry(sched.KindKthread, outside, 0), entry(sched.KindKthread, filepath.Dir(cg.CPU), 0),
 	}
@@ -79,7 +86,9 @@ func TestTidy(t *testing.T) {
 			t.Errorf("it removed %s: %v", dir, err)
 		}
 	}
-	if _, err := os.Stat(ended); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s: %v, want it removed", ended, err)
+	for _, dir := range []string{ended, queue} {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v, want it removed", dir, err)
+		}
 	}
 }

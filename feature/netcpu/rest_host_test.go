@@ -14,7 +14,7 @@ import (
 )
 
 // No thread polls a queue that containers share while all CPUs compute and no flood comes in.
-// Threads do so again when CPUs are idle.
+// Threads do so again when CPUs are idle, and when the agent ends.
 func TestUplinksRest(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	h.needNAPIs()
@@ -38,8 +38,15 @@ func TestUplinksRest(t *testing.T) {
 	if !threaded() {
 		t.Fatal("no thread polls the uplink at first")
 	}
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "40000")
 	until(t, "the uplink rests", func() bool { return !threaded() })
+	must(t, h.netcpu.Close())
+	if !threaded() {
+		t.Error("no thread polls the uplink without the agent")
+	}
+	h.open()
+	h.apply(h.container, policy.NetCPUIsolate)
+	until(t, "the uplink rests again", func() bool { return !threaded() })
 	for _, kill := range stop {
 		kill()
 	}

@@ -3,6 +3,7 @@ package sched
 import (
 	"errors"
 	"io/fs"
+	"math"
 	"testing"
 	"time"
 
@@ -109,6 +110,9 @@ func TestUsage(t *testing.T) {
 	}
 	if err != nil || u.Turns == 0 || u.Ran <= 0 {
 		t.Errorf("a thread that has begun: %+v, %v", u, err)
+	}
+	if _, err := UsageOf("/proc", Thread{TID: math.MaxInt32, Start: 1}); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("of a thread that has ended: %v, want ErrGone", err)
 	}
 	if _, err := UsageOf("/proc", Thread{TID: th.TID, Start: th.Start + 1}); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("another thread by its number: %v, want ErrGone", err)

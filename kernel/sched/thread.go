@@ -175,9 +175,10 @@ type Usage struct {
 // where the kernel does not count (CONFIG_SCHED_INFO).
 func UsageOf(proc string, t Thread) (Usage, error) {
 	u, err := usage(proc, t.TID)
-	if err == nil {
-		// Checked after the read, so the value is known to be this thread's.
-		err = t.check(proc)
+	// Checked after the read, so the value is known to be this thread's. Of one that has ended there
+	// is no file, as where the kernel does not count.
+	if gone := t.check(proc); gone != nil {
+		err = gone
 	}
 	if err != nil {
 		return Usage{}, fmt.Errorf("usage of kernel thread %d: %w", t.TID, err)

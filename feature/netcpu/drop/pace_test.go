@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
 // A pace lets a ring of packets pass at once, and then one each gap, until it ends or is not
@@ -48,12 +49,22 @@ func TestPace(t *testing.T) {
 		if v := run(t, counter, frame("10.0.0.1"), 1); v != tcxNext {
 			t.Errorf("at the host end: verdict %d, want next", v)
 		}
-		unowned, err := e.Unowned()
+		unowned, err := e.Others()
 		testkit.Must(t, err)
 		run(t, p, frame("10.0.0.9"), packets)
-		if now, err := e.Unowned(); err != nil || now-unowned != packets {
+		if now, err := e.Others(); err != nil || now-unowned != packets {
 			t.Errorf("%s: %d packets for others arrived (%v), want %d", name, now-unowned, err, packets)
 		}
+		w.charged = true
+		e.tenants = map[tenant.Key]*Drops{w.key: w}
+		both, err := e.Others()
+		testkit.Must(t, err)
+		run(t, p, frame("10.0.0.1"), packets)
+		run(t, p, frame("10.0.0.9"), packets)
+		if now, err := e.Others(); err != nil || now-both != 2*packets {
+			t.Errorf("%s: %d packets for others arrived (%v), want %d with those of a charged one", name, now-both, err, 2*packets)
+		}
+		w.charged, e.tenants = false, nil
 		testkit.Must(t, w.Pace(perSecond, -time.Second))
 		if dropped, _ := sends(); dropped > 0 {
 			t.Errorf("%s: a pace that has lapsed dropped %d packets", name, dropped)

@@ -48,11 +48,23 @@ func (d *Dropper) ForgetQueue(napi int) error {
 	return nil
 }
 
-// Unowned returns how many packets for nobody isolated or charged came by the uplinks.
-func (d *Dropper) Unowned() (uint64, error) {
-	var e dropTenant
-	if err := d.maps.FlTenants.Lookup(uint32(0), &e); err != nil {
-		return 0, fmt.Errorf("read what came by the uplinks: %w", err)
+// Others returns how many packets for nobody isolated came by the uplinks. It is less than before
+// when a charged tenant has ended.
+func (d *Dropper) Others() (sum uint64, err error) {
+	slots := []uint32{0} // of nobody isolated or charged
+	d.mu.Lock()
+	for _, t := range d.tenants {
+		if t.charged {
+			slots = append(slots, t.slot)
+		}
 	}
-	return e.Arrived, nil
+	d.mu.Unlock()
+	for _, slot := range slots {
+		var e dropTenant
+		if err := d.maps.FlTenants.Lookup(slot, &e); err != nil {
+			return 0, fmt.Errorf("read what came by the uplinks: %w", err)
+		}
+		sum += e.Arrived
+	}
+	return sum, nil
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -45,7 +46,7 @@ func (is *Isolator) deferPolls(now time.Time, rate float64) error {
 	var errs []error
 	for key, u := range is.host.devices {
 		delay := delayFor(rate, u.deferred.by)
-		if !is.worked.heavy[key] || delay == u.deferred.by && now.Sub(u.deferred.at) < deferLasts/4 {
+		if _, heavy := is.worked.heavy[key]; !heavy || delay == u.deferred.by && now.Sub(u.deferred.at) < deferLasts/4 {
 			continue
 		}
 		u.deferred = deferred{now, delay}
@@ -88,13 +89,19 @@ func deferral(ns *netdev.NS, index int, delay time.Duration) []journal.Setting {
 	}
 }
 
-// Close ends what needs an agent. Isolation stays. Without isolation, as for a doctor, which has no
-// journal, there is nothing to end.
+// Close ends what needs an agent. Isolation stays, and returns to uplinks that rest. Without
+// isolation, as for a doctor, which has no journal, there is nothing to end.
 func (is *Isolator) Close() error {
+	is.forgetAround()
+	err := kernel.Tidy(is.cfg.Roots, append(is.vacated.next(), is.vacated.next()...))
 	if is.host == nil {
-		return nil
+		return err
 	}
-	return is.promptPolls()
+	if is.resting.rests {
+		is.resting = restControl{}
+		err = errors.Join(err, is.RenewUplinks())
+	}
+	return errors.Join(err, is.promptPolls())
 }
 
 // promptPolls ends all delays.

@@ -43,7 +43,7 @@ func TestDeferPolls(t *testing.T) {
 	}
 	key, idle := container.Device{NetNS: ns.Inode(), Index: index}, container.Device{NetNS: ns.Inode(), Index: other}
 	is.host = &uplinks{devices: map[container.Device]*uplinkDevice{key: {path: path}, idle: {path: path}}}
-	is.worked.heavy = map[container.Device]bool{key: true}
+	is.worked.heavy = map[container.Device]time.Time{key: time.Now()}
 	expect := func(when string, index int, timeout, hardIRQs string) {
 		t.Helper()
 		for d, want := range map[netdev.Deferral]string{netdev.FlushTimeout: timeout, netdev.HardIRQs: hardIRQs} {

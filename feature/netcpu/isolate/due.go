@@ -22,9 +22,9 @@ const (
 
 // group is what a tenant's cgroup has had so far, or in some time.
 type group struct {
-	of          container.Container // a member
-	weight      uint64              // by its owner; 0: it runs only where nobody else does
-	ran, waited time.Duration       // for its turn
+	members     []container.Container
+	weight      uint64        // by its owner; 0: it runs only where nobody else does
+	ran, waited time.Duration // for its turn
 }
 
 // short returns the counters' growth since an earlier reading, and whether the tenant went short
@@ -78,7 +78,7 @@ func (is *Isolator) lookAround(now time.Time) error {
 		if g, goes := g.short(last, length); goes && known && length <= 2*dueEvery {
 			weight, err := is.weightOf(dir)
 			errs = append(errs, err)
-			if g.weight = weight; !apart(g.of, is.cpus()) {
+			if g.weight = weight; !apart(g.members, is.cpus()) {
 				short[dir] = g
 			}
 		}
@@ -102,7 +102,17 @@ func (is *Isolator) lookAround(now time.Time) error {
 	return errors.Join(errs...)
 }
 
-// weightOf returns a weight as its owner set it; 0 as well for a cgroup that has gone.
+// forgetAround forgets what the last look at the neighbours has shown.
+func (is *Isolator) forgetAround() {
+	is.around.files.Keep(nil)
+	is.around = around{}
+	for _, s := range is.isolated {
+		s.due = 0
+	}
+}
+
+// weightOf returns a weight as its owner set it; 0 as well for a cgroup that has gone, or has no cpu
+// controller.
 func (is *Isolator) weightOf(dir string) (uint64, error) {
 	weight, _, err := cgroup.GivenWeight(is.cfg.Journal, dir, is.v2())
 	return weight, IgnoreGone(err)
@@ -118,11 +128,18 @@ func (is *Isolator) readGroups(now time.Time) error {
 		for _, m := range t.Members() {
 			dir, err := m.Container.TenantGroup()
 			counts := m.Container.TenantUsageGroup()
-			if err != nil || dirs[dir] || counts == "" {
+			if err != nil || counts == "" {
+				continue
+			}
+			if dirs[dir] {
+				if g, read := r.groups[dir]; read {
+					g.members = append(g.members, m.Container)
+					r.groups[dir] = g
+				}
 				continue
 			}
 			dirs[dir], dirs[counts] = true, true
-			g := group{of: m.Container}
+			g := group{members: []container.Container{m.Container}}
 			var throttled time.Duration
 			if g.ran, err = r.files.Usage(counts); err == nil {
 				if g.waited, err = r.files.Waited(counts); err == nil {
@@ -142,11 +159,10 @@ func (is *Isolator) readGroups(now time.Time) error {
 	return errors.Join(errs...)
 }
 
-// apart reports whether a container may use none of some CPUs, and so loses nothing there.
-func apart(c container.Container, cpus []int) bool {
-	if len(cpus) == 0 {
-		return false
-	}
-	may, err := cgroup.CPUs(c.Cgroup.CPUSet)
-	return err == nil && !slices.ContainsFunc(may, func(cpu int) bool { return slices.Contains(cpus, cpu) })
+// apart reports whether containers may use none of some CPUs, and so lose nothing there.
+func apart(list []container.Container, cpus []int) bool {
+	return len(cpus) > 0 && !slices.ContainsFunc(list, func(c container.Container) bool {
+		may, err := cgroup.CPUs(c.Cgroup.CPUSet)
+		return err != nil || slices.ContainsFunc(may, func(cpu int) bool { return slices.Contains(cpus, cpu) })
+	})
 }

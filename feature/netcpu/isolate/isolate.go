@@ -231,7 +231,6 @@ func (is *Isolator) Release(ctx context.Context, of *tenant.Tenant, id container
 			return false, err
 		}
 	}
-	is.vacated.add(is.cfg.Journal.Entries(), is.by(id))
 	if err := is.undo(id); err != nil {
 		return false, err
 	}
@@ -345,15 +344,20 @@ func (is *Isolator) neededBy(id container.ID) (list []policy.Target) {
 func (is *Isolator) undo(id container.ID) error {
 	mine := func(e journal.Entry) bool { return e.Owner.Container == uint64(id) }
 	// The threads first, in any order of moves: a group made later may hold them now.
-	err := is.restore(func(e journal.Entry) bool { return e.Ref.Kind == sched.KindKthread && mine(e) })
+	out, err := is.restored(func(e journal.Entry) bool { return e.Ref.Kind == sched.KindKthread && mine(e) })
+	is.vacated.now = append(is.vacated.now, out...)
 	return errors.Join(err, is.restore(mine))
 }
 
 func (is *Isolator) restore(match func(journal.Entry) bool) error {
-	_, err := is.cfg.Journal.Restore(kernel.Opener(is.cfg.Roots), func(e journal.Entry) bool {
+	_, err := is.restored(match)
+	return err
+}
+
+func (is *Isolator) restored(match func(journal.Entry) bool) ([]journal.Outcome, error) {
+	return is.cfg.Journal.Restore(kernel.Opener(is.cfg.Roots), func(e journal.Entry) bool {
 		return e.Owner.Feature == is.cfg.Feature && match(e)
 	})
-	return err
 }
 
 // turn carries out a plan for a container (0: the host).
@@ -378,6 +382,7 @@ func IgnoreGone(err error) error {
 // releaseUplinks undoes the changes on the host.
 func (is *Isolator) releaseUplinks() error {
 	err := is.forgetQueues()
-	is.host, is.resting = nil, restControl{}
+	is.forgetAround()
+	is.host, is.resting, is.worked = nil, restControl{}, work{}
 	return errors.Join(err, is.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && e.Ref.Kind != qdisc.KindFilter }))
 }

@@ -81,11 +81,11 @@ type flow struct {
 
 // work is a reading of what the uplinks have done so far.
 type work struct {
-	at      time.Time
-	ran     map[container.Device]time.Duration // of their threads
-	unowned uint64                             // packets for nobody isolated or charged
-	heavy   map[container.Device]bool          // worked for more than paceWork since the last reading
-	idle    time.Duration                      // of their CPUs, if one is heavy, or they rest; else 0
+	at     time.Time
+	used   map[container.Device]sched.Usage // by their threads
+	others uint64                           // packets for nobody isolated
+	heavy  map[container.Device]time.Time   // worked for more than paceWork, within paceQuiet or when they began to rest
+	idle   map[int]time.Duration            // by CPU, if one is heavy
 }
 
 // uplinkWindow is what the uplinks did in some time.
@@ -93,15 +93,16 @@ type uplinkWindow struct {
 	since     time.Time // zero: there was no reading before
 	length    time.Duration
 	ran, idle time.Duration // of their threads, and of their CPUs
-	heavy     bool          // one has worked
+	turns     uint64        // of the threads
+	heavy     bool          // one works
 	busy      bool          // their CPUs had no idle time
-	packets   uint64        // of nobody isolated or charged
+	packets   uint64        // for nobody isolated
 }
 
 // pace limits the packets of each flooded tenant at the uplinks, and lets these rest.
 func (is *Isolator) pace(now time.Time) error {
 	last := is.worked
-	if is.host == nil || len(last.heavy) == 0 && !is.resting.rests && now.Sub(last.at) < paceQuiet {
+	if is.host == nil || len(last.heavy) == 0 && now.Sub(last.at) < paceQuiet {
 		return nil
 	}
 	w, err := is.work(now)
@@ -112,14 +113,17 @@ func (is *Isolator) pace(now time.Time) error {
 		return err
 	}
 	is.worked = w
-	u := w.after(last)
+	if !is.around.at.IsZero() && now.Sub(is.around.at) > 2*dueEvery { // that flood is over
+		is.forgetAround()
+	}
+	u := w.after(last, is.cpus())
 	rate, paced, err := is.paceTenants(now, u)
 	flood := rate >= float64(is.cfg.QueueFlood)
 	if u.heavy && flood {
 		err = errors.Join(err, is.lookAround(now))
 	}
 	if !u.since.IsZero() {
-		err = errors.Join(err, is.rest(restWindow{length: u.length, idle: u.idle, works: u.heavy, flood: flood}))
+		err = errors.Join(err, is.rest(restWindow{length: u.length, idle: u.idle, ran: u.ran, turns: u.turns, flood: flood}))
 	}
 	if !paced {
 		rate = 0
@@ -127,16 +131,35 @@ func (is *Isolator) pace(now time.Time) error {
 	return errors.Join(err, is.deferPolls(now, rate))
 }
 
-// after returns what the uplinks did since an earlier reading.
-func (w work) after(last work) uplinkWindow {
-	u := uplinkWindow{since: last.at, length: w.at.Sub(last.at), heavy: len(w.heavy) > 0, packets: w.unowned - last.unowned}
-	for key, sum := range w.ran {
-		u.ran += max(0, sum-last.ran[key])
+// usedSince returns how long the threads of an uplink have run since an earlier reading, and how often;
+// 0 if it did not have them. They may have run before a rest.
+func (w work) usedSince(last work, key container.Device) (time.Duration, uint64) {
+	before, known := last.used[key]
+	now := w.used[key]
+	if !known || now.Ran < before.Ran || now.Turns < before.Turns { // others by now
+		return 0, 0
 	}
-	u.busy = len(last.heavy) > 0 && float64(w.idle-last.idle) < paceIdle*float64(u.length)
-	if u.idle = u.length; last.idle > 0 && w.idle > 0 {
-		u.idle = w.idle - last.idle
+	return now.Ran - before.Ran, now.Turns - before.Turns
+}
+
+// after returns what the uplinks did since an earlier reading. Their packets are worked for on these
+// CPUs; none is any.
+func (w work) after(last work, cpus []int) uplinkWindow {
+	u := uplinkWindow{since: last.at, length: w.at.Sub(last.at), heavy: len(w.heavy) > 0, packets: w.others - min(w.others, last.others)}
+	for key := range w.used {
+		ran, turns := w.usedSince(last, key)
+		u.ran, u.turns = u.ran+ran, u.turns+turns
 	}
+	if last.idle == nil || w.idle == nil {
+		u.idle = u.length // it is not known
+		return u
+	}
+	for cpu, idle := range w.idle {
+		if before, known := last.idle[cpu]; known && (len(cpus) == 0 || slices.Contains(cpus, cpu)) {
+			u.idle += idle - before
+		}
+	}
+	u.busy = float64(u.idle) < paceIdle*float64(u.length)
 	return u
 }
 
@@ -183,46 +206,52 @@ func (is *Isolator) counting(do func(*isolation) error) error {
 // work reads what the uplinks have done so far.
 func (is *Isolator) work(now time.Time) (w work, err error) {
 	last := is.worked
-	w = work{at: now, ran: make(map[container.Device]time.Duration), heavy: make(map[container.Device]bool)}
+	w = work{at: now, used: make(map[container.Device]sched.Usage), heavy: make(map[container.Device]time.Time)}
 	for key, u := range is.host.devices {
 		for _, t := range u.threads {
 			used, err := sched.UsageOf(is.cfg.Roots.Proc, t.Thread)
 			if IgnoreGone(err) != nil {
 				return w, err
 			}
-			w.ran[key] += used.Ran
+			sum := w.used[key]
+			sum.Ran, sum.Turns = sum.Ran+used.Ran, sum.Turns+used.Turns
+			w.used[key] = sum
 		}
-		if !last.at.IsZero() && float64(w.ran[key]-last.ran[key]) > paceWork*float64(now.Sub(last.at)) {
-			w.heavy[key] = true
+		if ran, _ := w.usedSince(last, key); float64(ran) > paceWork*float64(now.Sub(last.at)) {
+			w.heavy[key] = now
+		} else if at, was := last.heavy[key]; was && now.Sub(at) < paceQuiet {
+			w.heavy[key] = at
 		}
 	}
-	if len(w.heavy) > 0 || is.resting.rests {
-		if w.idle, err = is.idle(); err != nil {
+	if is.resting.rests {
+		w.heavy = last.heavy
+	}
+	if len(w.heavy) > 0 {
+		works, err := irq.Works(is.cfg.Roots.Proc)
+		if err != nil {
 			return w, err
 		}
+		w.idle = make(map[int]time.Duration)
+		for cpu, work := range works {
+			w.idle[cpu] = work.Idle
+		}
 	}
-	w.unowned, err = is.cfg.Drop.Unowned()
+	w.others, err = is.cfg.Drop.Others()
 	return w, err
 }
 
-// cpus returns the CPUs that operators have steered uplinks to; none is any.
+// cpus returns the CPUs that operators have steered the heavy uplinks to; none is any.
 func (is *Isolator) cpus() (list []int) {
-	for _, u := range is.host.devices {
+	for key, u := range is.host.devices {
+		if _, heavy := is.worked.heavy[key]; !heavy {
+			continue
+		}
+		if len(u.at.cpus) == 0 {
+			return nil
+		}
 		list = append(list, u.at.cpus...)
 	}
 	return list
-}
-
-// idle returns how long these CPUs have idled.
-func (is *Isolator) idle() (sum time.Duration, err error) {
-	cpus := is.cpus()
-	works, err := irq.Works(is.cfg.Roots.Proc)
-	for cpu, work := range works {
-		if len(cpus) == 0 || slices.Contains(cpus, cpu) {
-			sum += work.Idle
-		}
-	}
-	return sum, err
 }
 
 // flows completes a window of one tenant, which began at since, by its packets; its own time stays 0
@@ -268,7 +297,10 @@ func (s *isolation) dueIn(length time.Duration) time.Duration {
 	if cpus == 0 || s.due > 0 && s.due < cpus {
 		cpus = s.due
 	}
-	return time.Duration(cpus * float64(length))
+	if cpus == 0 {
+		return 0
+	}
+	return max(1, time.Duration(cpus*float64(length)))
 }
 
 // ownsQueue reports whether a tenant has a queue of an uplink, and so pays for its thread.

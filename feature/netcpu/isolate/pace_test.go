@@ -2,9 +2,63 @@ package isolate
 
 import (
 	"math"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
+
+// What others than the isolated get is less when a charged container has ended. The threads of
+// uplinks that rested may have run before, and a CPU counts where packets are worked for.
+func TestWorkAfter(t *testing.T) {
+	const ms = time.Millisecond
+	one, two := container.Device{Index: 1}, container.Device{Index: 2}
+	began := time.Now()
+	last := work{
+		at: began, used: map[container.Device]sched.Usage{one: {Ran: 100 * ms, Turns: 50}}, others: 5000,
+		heavy: map[container.Device]time.Time{one: began}, idle: map[int]time.Duration{0: 0, 1: 0},
+	}
+	now := work{
+		at: began.Add(200 * ms), used: map[container.Device]sched.Usage{one: {Ran: 160 * ms, Turns: 80}, two: {Ran: time.Hour, Turns: 1000}}, others: 7000,
+		heavy: map[container.Device]time.Time{one: began}, idle: map[int]time.Duration{0: 0, 1: 150 * ms},
+	}
+	want := uplinkWindow{since: began, length: 200 * ms, ran: 60 * ms, turns: 30, idle: 150 * ms, heavy: true, packets: 2000}
+	if got := now.after(last, nil); got != want {
+		t.Errorf("on any CPU: %+v, want %+v", got, want)
+	}
+	want.idle, want.busy = 0, true
+	if got := now.after(last, []int{0}); got != want {
+		t.Errorf("on CPU 0: %+v, want %+v", got, want)
+	}
+	now.others, now.idle = 4000, nil
+	want = uplinkWindow{since: began, length: 200 * ms, ran: 60 * ms, turns: 30, idle: 200 * ms, heavy: true}
+	if got := now.after(last, nil); got != want {
+		t.Errorf("with idle time not known, and fewer packets: %+v, want %+v", got, want)
+	}
+}
+
+// The CPUs of the uplinks that work count, and one that may use any has all of them.
+func TestUplinkCPUs(t *testing.T) {
+	steered, any, quiet := container.Device{Index: 1}, container.Device{Index: 2}, container.Device{Index: 3}
+	is := New(Config{})
+	is.host = &uplinks{devices: map[container.Device]*uplinkDevice{steered: {at: place{cpus: []int{0}}}, any: {}, quiet: {at: place{cpus: []int{1}}}}}
+	for _, c := range []struct {
+		heavy []container.Device
+		want  []int
+	}{
+		{nil, nil}, {[]container.Device{steered}, []int{0}}, {[]container.Device{any}, nil}, {[]container.Device{steered, any}, nil},
+	} {
+		is.worked.heavy = make(map[container.Device]time.Time)
+		for _, key := range c.heavy {
+			is.worked.heavy[key] = time.Now()
+		}
+		if got := is.cpus(); !slices.Equal(got, c.want) {
+			t.Errorf("with %v: CPUs %v, want %v", c.heavy, got, c.want)
+		}
+	}
+}
 
 func TestPaceControl(t *testing.T) {
 	const ms = time.Millisecond

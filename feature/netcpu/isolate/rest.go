@@ -18,41 +18,43 @@ const (
 	restAfter = 5 * time.Second // of such traffic: by then a queue is a container's that can be
 	restMost  = time.Minute     // then the threads are tried again
 	restIdle  = 0.15            // of a CPU: with more idle time the threads have room
+	// Threads that run for longer, each time they do, cost others their work and not the switches.
+	restTurn = 45 * time.Microsecond
 )
 
 // restWindow is what the uplinks did in some time.
 type restWindow struct {
-	length, idle time.Duration // idle: of their CPUs
-	works        bool          // the threads do worth mentioning
-	flood        bool          // as much comes in as is held back
-	owned        bool          // a container has a queue
+	length    time.Duration
+	ran, idle time.Duration // of their threads, and of their CPUs
+	turns     uint64        // of the threads
+	flood     bool          // as much comes in as is held back
+	owned     bool          // a container pays for a queue
 }
 
 // restControl decides whether the uplinks rest. The zero value is that they do not.
 type restControl struct {
-	rests      bool
-	lasts      time.Duration // of the rest, or of traffic that asks for it
-	part, idle time.Duration // of the present second
+	rests  bool
+	lasts  time.Duration // of the rest, or of traffic that asks for it
+	second restWindow    // the present one
 }
 
 // next counts one window and reports whether the uplinks rest from now on.
 func (c *restControl) next(w restWindow) bool {
-	c.part, c.idle = c.part+w.length, c.idle+w.idle
 	if w.flood || w.owned {
 		*c = restControl{}
 		return false
 	}
-	if !c.rests && !w.works {
-		c.lasts = 0
-	}
-	if c.part < time.Second {
+	s := &c.second
+	s.length, s.ran, s.idle, s.turns = s.length+w.length, s.ran+w.ran, s.idle+w.idle, s.turns+w.turns
+	if s.length < time.Second {
 		return c.rests
 	}
-	idle := float64(c.idle) / float64(c.part)
-	c.lasts += c.part
-	c.part, c.idle = 0, 0
+	idle := float64(s.idle) / float64(s.length)
+	switches := float64(s.ran) > paceWork*float64(s.length) && s.ran < time.Duration(s.turns)*restTurn
+	c.lasts += s.length
+	c.second = restWindow{}
 	switch {
-	case c.rests && (idle > restIdle || c.lasts >= restMost), !c.rests && idle > paceIdle:
+	case c.rests && (idle > restIdle || c.lasts >= restMost), !c.rests && (idle > paceIdle || !switches):
 		*c = restControl{}
 	case c.lasts >= restAfter && !c.rests:
 		*c = restControl{rests: true}
@@ -63,7 +65,7 @@ func (c *restControl) next(w restWindow) bool {
 // rest lets softirqs poll the uplinks, or threads again.
 func (is *Isolator) rest(w restWindow) error {
 	before := is.resting
-	w.owned = is.host.owned()
+	w.owned = is.anyOwnsQueue()
 	if is.resting.next(w) == before.rests {
 		return nil
 	}
@@ -83,13 +85,11 @@ func (is *Isolator) rest(w restWindow) error {
 	}))
 }
 
-// owned reports whether a container has a queue of an uplink.
-func (u *uplinks) owned() bool {
-	for _, d := range u.devices {
-		for _, q := range d.queues {
-			if q.control.owner != nobody {
-				return true
-			}
+// anyOwnsQueue reports whether a tenant pays for the thread of a queue.
+func (is *Isolator) anyOwnsQueue() bool {
+	for _, s := range is.isolated {
+		if s.drops != nil && is.ownsQueue(s) {
+			return true
 		}
 	}
 	return false

@@ -3,11 +3,34 @@ package isolate
 import (
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/tenant"
 )
+
+// A container that may have no queue pays for none, whatever its packets have earned it.
+func TestAnyOwnsQueue(t *testing.T) {
+	s := &isolation{drops: &drop.Drops{}}
+	is := New(Config{})
+	is.isolated[tenant.Key{}] = s
+	q := &queue{control: newQueueControl()}
+	is.host = &uplinks{devices: map[container.Device]*uplinkDevice{{Index: 1}: {queues: []*queue{q}}}}
+	for _, c := range []struct {
+		owner uint32
+		may   bool
+		want  bool
+	}{{nobody, true, false}, {s.drops.Slot(), false, false}, {s.drops.Slot(), true, true}, {s.drops.Slot() + 1, true, false}} {
+		q.control.owner, s.queues = c.owner, c.may
+		if got := is.anyOwnsQueue(); got != c.want {
+			t.Errorf("owner %d, which may have queues %t: %t, want %t", c.owner, c.may, got, c.want)
+		}
+	}
+}
 
 func TestRestControl(t *testing.T) {
 	const fifth = time.Second / 5
-	busy := restWindow{length: fifth, works: true}
+	busy := restWindow{length: fifth, ran: fifth / 5, turns: uint64(fifth/5/restTurn) + 1}
 	with := func(change func(*restWindow)) restWindow {
 		w := busy
 		change(&w)
@@ -17,7 +40,8 @@ func TestRestControl(t *testing.T) {
 	owned := with(func(w *restWindow) { w.owned = true })
 	idle := with(func(w *restWindow) { w.idle = fifth / 5 })
 	little := with(func(w *restWindow) { w.idle = fifth / 10 })
-	light := with(func(w *restWindow) { w.works = false })
+	light := with(func(w *restWindow) { w.ran = 0 })
+	long := with(func(w *restWindow) { w.turns /= 2 })
 	type step struct {
 		w    restWindow
 		n    int
@@ -33,6 +57,8 @@ func TestRestControl(t *testing.T) {
 		{"but not enough to end a rest", []step{{busy, 25, true}, {little, 100, true}}},
 		{"which more does within a second", []step{{busy, 25, true}, {idle, 4, true}, {idle, 1, false}}},
 		{"light work", []step{{light, 100, false}}},
+		{"few switches", []step{{long, 100, false}}},
+		{"few just before", []step{{busy, 20, false}, {long, 5, false}, {busy, 24, false}, {busy, 1, true}}},
 		{"a flood", []step{{flood, 100, false}}},
 		{"a flood ends a rest at once", []step{{busy, 25, true}, {flood, 1, false}, {busy, 24, false}}},
 		{"so does an owner", []step{{busy, 25, true}, {owned, 1, false}}},

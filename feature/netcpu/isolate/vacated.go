@@ -1,24 +1,12 @@
 package isolate
 
-import (
-	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/kernel/sched"
-)
+import "github.com/fairlead-project/fairlead/kernel/journal"
 
 // vacated lists the threads that have left the cgroups of containers, by the window in which they
 // did. A runtime that found a thread in the cgroup of an ended container may have given up on it,
 // and what is still there a window later is removed. Not before: a runtime reads a cgroup, such as
 // its count of OOM kills, before it removes it.
 type vacated struct{ now, before []journal.Outcome }
-
-// add lists the threads among entries that were moved for an owner.
-func (v *vacated) add(entries []journal.Entry, owner journal.Owner) {
-	for _, e := range entries {
-		if e.Owner == owner && e.Ref.Kind == sched.KindKthread {
-			v.now = append(v.now, journal.Outcome{Entry: e})
-		}
-	}
-}
 
 // next ends a window, and returns the threads that left before it began.
 func (v *vacated) next() []journal.Outcome {
