@@ -15,15 +15,16 @@ import (
 )
 
 // The threads of the uplinks work for a container before its own thread does, in a group that
-// weighs as much as one container. So a flood takes time from others that the receiver does not pay
-// for. While it comes in and their CPUs have no idle time, the receiver's quota, and what its weight
-// allows beside neighbours that go short, pay for that work as well: the uplinks let only as many of
-// its packets pass as it has time left for.
+// weighs as much as one container. So a flood, and bulk TCP, take time from others that the receiver
+// does not pay for. While they come in and the uplinks' CPUs have no idle time, the receiver's quota,
+// and what its weight allows beside neighbours that go short, pay for that work as well: the uplinks
+// let only as many of its packets pass as it has time left for.
 const (
 	paceLeast = 1_000 // packets/s that pass in any case
 	paceGrow  = 1.1   // per window, while there is time left
 	paceIdle  = 0.05  // of a CPU: with more idle time nobody goes short
 	paceWork  = 0.05  // of a CPU: uplinks that work less take nothing worth mentioning
+	paceBulk  = 0.2   // of a CPU: uplinks that work more for one container, in long turns, cost others as a flood does
 
 	paceQuiet = time.Second     // the time between looks at uplinks that work less
 	paceLasts = 2 * time.Second // the agent may be late, but not hang
@@ -38,17 +39,18 @@ type paceWindow struct {
 	uplinks time.Duration // of their threads, for its packets
 	due     time.Duration // of own and uplinks together; 0: any
 	busy    bool          // the CPUs of the uplinks had no idle time
+	much    bool          // a flood, or bulk
 }
 
 // paceControl decides how many packets of one container may pass the uplinks. The zero value lets
 // all pass.
 type paceControl struct{ rate float64 }
 
-// next counts one window and returns the rate from now on, in packets/s; 0 is any. Fewer packets/s
-// than a flood are not worth it.
-func (c *paceControl) next(w paceWindow, flood uint64) float64 {
+// next counts one window and returns the rate from now on, in packets/s; 0 is any. Less than much is
+// not worth it, unless it is so because of the rate.
+func (c *paceControl) next(w paceWindow) float64 {
 	perSecond := func(n uint64) float64 { return float64(n) / w.length.Seconds() }
-	if w.own == 0 || w.length <= 0 || perSecond(w.arrived) < float64(flood) {
+	if w.own == 0 || w.length <= 0 || !w.much && c.rate == 0 {
 		c.rate = 0
 		return c.rate
 	}
@@ -118,7 +120,7 @@ func (is *Isolator) pace(now time.Time) error {
 	}
 	u := w.after(last, is.cpus())
 	rate, paced, err := is.paceTenants(now, u)
-	flood := rate >= float64(is.cfg.QueueFlood)
+	flood := paced || rate >= float64(is.cfg.QueueFlood) || u.bulk()
 	if u.heavy && flood {
 		err = errors.Join(err, is.lookAround(now))
 	}
@@ -163,6 +165,12 @@ func (w work) after(last work, cpus []int) uplinkWindow {
 	return u
 }
 
+// bulk reports whether the threads have worked much, and in long turns. Short ones are a matter of
+// switches: see rest.go.
+func (u uplinkWindow) bulk() bool {
+	return float64(u.ran) >= paceBulk*float64(u.length) && u.ran >= time.Duration(u.turns)*restTurn
+}
+
 // paceTenants limits the packets of each flooded tenant, and reports whether there is one. rate is
 // how many packets/s came in for all of them, and for others.
 func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (rate float64, paced bool, err error) {
@@ -181,8 +189,10 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (rate float64, pa
 		win.uplinks = time.Duration(float64(u.ran) * float64(win.arrived) / float64(max(1, all)))
 		s.took += win.own + win.uplinks
 		win.due = s.dueIn(u.length)
+		arrives := float64(win.arrived) / max(u.length.Seconds(), time.Millisecond.Seconds())
+		win.much = arrives >= float64(is.cfg.QueueFlood) || u.bulk() && float64(win.uplinks) >= paceBulk*float64(u.length)
 		before := s.pacing.rate
-		passes := s.pacing.next(win, is.cfg.QueueFlood)
+		passes := s.pacing.next(win)
 		paced = paced || passes > 0
 		if passes == 0 && before == 0 {
 			return nil

@@ -62,7 +62,7 @@ func TestUplinkCPUs(t *testing.T) {
 
 func TestPaceControl(t *testing.T) {
 	const ms = time.Millisecond
-	flood := paceWindow{length: 200 * ms, arrived: 26_000, passed: 20_000, own: 40 * ms, uplinks: 90 * ms, due: 100 * ms, busy: true}
+	flood := paceWindow{length: 200 * ms, arrived: 26_000, passed: 20_000, own: 40 * ms, uplinks: 90 * ms, due: 100 * ms, busy: true, much: true}
 	with := func(change func(*paceWindow)) paceWindow {
 		w := flood
 		change(&w)
@@ -80,7 +80,9 @@ func TestPaceControl(t *testing.T) {
 		{"a few pass in any case", 0, with(func(w *paceWindow) { w.passed = 100 }), paceLeast},
 		{"nothing is limited any more", 50_000, with(func(w *paceWindow) { w.due = 0 }), 55_000},
 		{"nothing is known", 50_000, with(func(w *paceWindow) { w.own = 0 }), 0},
-		{"no flood", 50_000, with(func(w *paceWindow) { w.arrived = 9_000 }), 0},
+		{"not much", 0, with(func(w *paceWindow) { w.much = false }), 0},
+		{"because of the pace", 50_000, with(func(w *paceWindow) { w.much, w.passed = false, 10_000 }), 50_000 * 97 / 130.0},
+		{"no flood any more", 50_000, with(func(w *paceWindow) { w.much, w.busy, w.arrived = false, false, 9_000 }), 0},
 		{"nobody goes short", 0, with(func(w *paceWindow) { w.busy = false }), 0},
 		{"nobody goes short any more", 50_000, with(func(w *paceWindow) { w.busy = false }), 55_000},
 		{"some time is left", 50_000, with(func(w *paceWindow) { w.uplinks = 55 * ms }), 50_000 * 97 / 95.0},
@@ -89,7 +91,7 @@ func TestPaceControl(t *testing.T) {
 		{"no time", 50_000, paceWindow{}, 0},
 	} {
 		p := paceControl{rate: c.before}
-		if got := p.next(c.w, queueFlood); math.Abs(got-c.want) > 1 || p.rate != got {
+		if got := p.next(c.w); math.Abs(got-c.want) > 1 || p.rate != got {
 			t.Errorf("%s: %.0f packets/s, want %.0f", c.name, got, c.want)
 		}
 	}
@@ -102,10 +104,10 @@ func TestPaceSettles(t *testing.T) {
 	var p paceControl
 	passed := uint64(arrived)
 	for range 50 {
-		w := paceWindow{length: 200 * time.Millisecond, arrived: arrived, passed: passed, due: 100 * time.Millisecond, busy: true}
+		w := paceWindow{length: 200 * time.Millisecond, arrived: arrived, passed: passed, due: 100 * time.Millisecond, busy: true, much: true}
 		w.own = time.Duration(passed) * ownCost
 		w.uplinks = arrived*dropCost + time.Duration(passed)*passCost
-		passed = min(arrived, uint64(p.next(w, queueFlood)/5))
+		passed = min(arrived, uint64(p.next(w)/5))
 	}
 	want := float64(95*time.Millisecond-arrived*dropCost) / float64(passCost+ownCost)
 	if math.Abs(float64(passed)-want) > want/20 {
