@@ -19,7 +19,7 @@ import (
 // quotas. The penalty is Iron's (section 2): against the same container beside a neighbour that
 // computes as well and has no traffic. The node's NIC polls, as real ones do, and hands its packets
 // to that CPU. A server with requests by TCP in place of the flood harms nobody without us, nor may
-// it with us.
+// it with us. Bulk TCP, which is no flood by its packets, is held back as well.
 func TestSwarmFlood(t *testing.T) {
 	onlyFull(t)
 	nodes := testkit.StartSwarm(t)
@@ -65,6 +65,7 @@ func TestSwarmFlood(t *testing.T) {
 		return mean
 	}
 	flood := traffic{[]string{"udp-recv"}, []string{"udp-send"}}
+	bulk := traffic{[]string{"tcp-recv"}, []string{"tcp-send", "--conns", "10"}}
 	requests := traffic{[]string{"rr-server", "--proto", "tcp"}, []string{"rr-client", "--proto", "tcp", "--conns", "64"}}
 	penalty := func(mode string, by traffic) float64 {
 		t.Helper()
@@ -95,12 +96,12 @@ func TestSwarmFlood(t *testing.T) {
 		return base / flooded
 	}
 	// One in some runs is beside other work of the machine.
-	median := func(mode string, by traffic) {
+	median := func(mode string, by traffic, most float64) {
 		t.Helper()
 		all := []float64{penalty(mode, by), penalty(mode, by), penalty(mode, by)}
 		slices.Sort(all)
-		if all[1] > 1.10 {
-			t.Errorf("%s, %s: penalties %.2f, want 1.10 at most in the median", mode, by.sends, all)
+		if all[1] > most {
+			t.Errorf("%s, %s: penalties %.2f, want %.2f at most in the median", mode, by.sends, all, most)
 		}
 	}
 	for _, quota = range [][]string{{"--cpus", "0.5"}, nil} {
@@ -108,9 +109,11 @@ func TestSwarmFlood(t *testing.T) {
 		if p := penalty("observe", flood); p < 2 {
 			t.Errorf("penalty %.2f, want 2 at least: the flood floods nobody", p)
 		}
-		median("isolate", flood)
-		median("auto", flood)
-		median("isolate", requests)
+		median("isolate", flood, 1.10)
+		median("auto", flood, 1.10)
+		median("isolate", requests, 1.10)
+		penalty("observe", bulk)
+		median("isolate", bulk, 1.25) // 1.05 is the aim
 	}
 }
 

@@ -165,6 +165,10 @@ func (w work) after(last work, cpus []int) uplinkWindow {
 	return u
 }
 
+func (u uplinkWindow) perSecond(packets uint64) float64 {
+	return float64(packets) / max(u.length.Seconds(), time.Millisecond.Seconds())
+}
+
 // bulk reports whether the threads have worked much, and in long turns. Short ones are a matter of
 // switches: see rest.go.
 func (u uplinkWindow) bulk() bool {
@@ -183,14 +187,13 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (rate float64, pa
 		windows[s] = win
 		return err
 	})
-	rate = float64(all) / max(u.length.Seconds(), time.Millisecond.Seconds())
+	rate = u.perSecond(all)
 	err = errors.Join(err, is.counting(func(s *isolation) error {
 		win := windows[s]
 		win.uplinks = time.Duration(float64(u.ran) * float64(win.arrived) / float64(max(1, all)))
 		s.took += win.own + win.uplinks
 		win.due = s.dueIn(u.length)
-		arrives := float64(win.arrived) / max(u.length.Seconds(), time.Millisecond.Seconds())
-		win.much = arrives >= float64(is.cfg.QueueFlood) || u.bulk() && float64(win.uplinks) >= paceBulk*float64(u.length)
+		win.much = u.perSecond(win.arrived) >= float64(is.cfg.QueueFlood) || u.bulk() && float64(win.uplinks) >= paceBulk*float64(u.length)
 		before := s.pacing.rate
 		passes := s.pacing.next(win)
 		paced = paced || passes > 0

@@ -39,6 +39,27 @@ func TestWorkAfter(t *testing.T) {
 	}
 }
 
+// Bulk TCP keeps the threads of uplinks busy for long turns; requests, and a flood of small packets,
+// for short ones. The figures are of MEASURED.md.
+func TestBulk(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		ran   float64 // of a second
+		turns uint64
+		want  bool
+	}{
+		{"ten flows by a Swarm's network", 0.46, 1376, true},
+		{"by a bridge, to containers with an eighth of a CPU", 0.194, 2570, false},
+		{"requests by a Swarm's network", 0.245, 8146, false},
+		{"nothing", 0, 0, false},
+	} {
+		u := uplinkWindow{length: time.Second, ran: time.Duration(c.ran * float64(time.Second)), turns: c.turns}
+		if got := u.bulk(); got != c.want {
+			t.Errorf("%s: %t, want %t", c.name, got, c.want)
+		}
+	}
+}
+
 // The CPUs of the uplinks that work count, and one that may use any has all of them.
 func TestUplinkCPUs(t *testing.T) {
 	steered, any, quiet := container.Device{Index: 1}, container.Device{Index: 2}, container.Device{Index: 3}
