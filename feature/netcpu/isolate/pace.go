@@ -24,7 +24,7 @@ const (
 	paceGrow  = 1.1   // per window, while there is time left
 	paceIdle  = 0.05  // of a CPU: with more idle time nobody goes short
 	paceWork  = 0.05  // of a CPU: uplinks that work less take nothing worth mentioning
-	paceBulk  = 0.2   // of a CPU: uplinks that work more for one container, in long turns, cost others as a flood does
+	paceBulk  = 0.2   // of a CPU: uplinks that work more for one container's super-packets cost others as a flood does
 
 	paceQuiet = time.Second     // the time between looks at uplinks that work less
 	paceLasts = 2 * time.Second // the agent may be late, but not hang
@@ -39,6 +39,8 @@ type paceWindow struct {
 	uplinks time.Duration // of their threads, for its packets
 	due     time.Duration // of own and uplinks together; 0: any
 	busy    bool          // the CPUs of the uplinks had no idle time
+	single  uint64        // of those that have reached it
+	super   uint64        // the same, of super-packets
 	much    bool          // a flood, or bulk
 }
 
@@ -79,15 +81,16 @@ type flow struct {
 	at               time.Time
 	own              time.Duration
 	arrived, dropped uint64
+	single, super    uint64 // of those that have reached it
 }
 
 // work is a reading of what the uplinks have done so far.
 type work struct {
 	at     time.Time
-	used   map[container.Device]sched.Usage // by their threads
-	others uint64                           // packets for nobody isolated
-	heavy  map[container.Device]time.Time   // worked for more than paceWork, within paceQuiet or when they began to rest
-	idle   map[int]time.Duration            // by CPU, if one is heavy
+	ran    map[container.Device]time.Duration // of their threads
+	others uint64                             // packets for nobody isolated
+	heavy  map[container.Device]time.Time     // worked for more than paceWork, within paceQuiet or when they began to rest
+	idle   map[int]time.Duration              // by CPU, if one is heavy
 }
 
 // uplinkWindow is what the uplinks did in some time.
@@ -95,10 +98,9 @@ type uplinkWindow struct {
 	since     time.Time // zero: there was no reading before
 	length    time.Duration
 	ran, idle time.Duration // of their threads, and of their CPUs
-	turns     uint64        // of the threads
 	heavy     bool          // one works
 	busy      bool          // their CPUs had no idle time
-	packets   uint64        // for nobody isolated
+	others    uint64        // packets for nobody isolated
 }
 
 // pace limits the packets of each flooded tenant at the uplinks, and lets these rest.
@@ -119,13 +121,15 @@ func (is *Isolator) pace(now time.Time) error {
 		is.forgetAround()
 	}
 	u := w.after(last, is.cpus())
-	rate, paced, err := is.paceTenants(now, u)
-	flood := paced || rate >= float64(is.cfg.QueueFlood) || u.bulk()
+	all, paced, err := is.paceTenants(now, u)
+	rate := u.perSecond(all.arrived)
+	flood := paced || rate >= float64(is.cfg.QueueFlood) || u.bulk(all)
 	if u.heavy && flood {
 		err = errors.Join(err, is.lookAround(now))
 	}
 	if !u.since.IsZero() {
-		err = errors.Join(err, is.rest(restWindow{length: u.length, idle: u.idle, ran: u.ran, turns: u.turns, flood: flood}))
+		w := restWindow{length: u.length, idle: u.idle, ran: u.ran, single: all.single, super: all.super, flood: flood}
+		err = errors.Join(err, is.rest(w))
 	}
 	if !paced {
 		rate = 0
@@ -133,24 +137,22 @@ func (is *Isolator) pace(now time.Time) error {
 	return errors.Join(err, is.deferPolls(now, rate))
 }
 
-// usedSince returns how long the threads of an uplink have run since an earlier reading, and how often;
-// 0 if it did not have them. They may have run before a rest.
-func (w work) usedSince(last work, key container.Device) (time.Duration, uint64) {
-	before, known := last.used[key]
-	now := w.used[key]
-	if !known || now.Ran < before.Ran || now.Turns < before.Turns { // others by now
-		return 0, 0
+// ranSince returns how long the threads of an uplink have run since an earlier reading; 0 if it did
+// not have them. They may have run before a rest.
+func (w work) ranSince(last work, key container.Device) time.Duration {
+	before, known := last.ran[key]
+	if !known {
+		return 0
 	}
-	return now.Ran - before.Ran, now.Turns - before.Turns
+	return max(0, w.ran[key]-before)
 }
 
 // after returns what the uplinks did since an earlier reading. Their packets are worked for on these
 // CPUs; none is any.
 func (w work) after(last work, cpus []int) uplinkWindow {
-	u := uplinkWindow{since: last.at, length: w.at.Sub(last.at), heavy: len(w.heavy) > 0, packets: w.others - min(w.others, last.others)}
-	for key := range w.used {
-		ran, turns := w.usedSince(last, key)
-		u.ran, u.turns = u.ran+ran, u.turns+turns
+	u := uplinkWindow{since: last.at, length: w.at.Sub(last.at), heavy: len(w.heavy) > 0, others: w.others - min(w.others, last.others)}
+	for key := range w.ran {
+		u.ran += w.ranSince(last, key)
 	}
 	if last.idle == nil || w.idle == nil {
 		u.idle = u.length // it is not known
@@ -169,31 +171,30 @@ func (u uplinkWindow) perSecond(packets uint64) float64 {
 	return float64(packets) / max(u.length.Seconds(), time.Millisecond.Seconds())
 }
 
-// bulk reports whether the threads have worked much, and in long turns. Short ones are a matter of
-// switches: see rest.go.
-func (u uplinkWindow) bulk() bool {
-	return float64(u.ran) >= paceBulk*float64(u.length) && u.ran >= time.Duration(u.turns)*restTurn
+// bulk reports whether the threads have worked much for packets, and most of these are super-packets.
+// That single ones take as much may be the switches: see rest.go.
+func (u uplinkWindow) bulk(w paceWindow) bool {
+	return float64(w.uplinks) >= paceBulk*float64(u.length) && w.super > w.single
 }
 
-// paceTenants limits the packets of each flooded tenant, and reports whether there is one. rate is
-// how many packets/s came in for all of them, and for others.
-func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (rate float64, paced bool, err error) {
-	all := u.packets
+// paceTenants limits the packets of each flooded tenant, and reports whether there is one. all is what
+// came in for all of them, and for others.
+func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, paced bool, err error) {
+	all = paceWindow{arrived: u.others, uplinks: u.ran}
 	windows := make(map[*isolation]paceWindow)
 	err = is.counting(func(s *isolation) error {
 		win := paceWindow{length: u.length, busy: u.busy}
 		err := is.flows(s, u.since, now, u.heavy, &win)
-		all += win.arrived
+		all.arrived, all.single, all.super = all.arrived+win.arrived, all.single+win.single, all.super+win.super
 		windows[s] = win
 		return err
 	})
-	rate = u.perSecond(all)
 	err = errors.Join(err, is.counting(func(s *isolation) error {
 		win := windows[s]
-		win.uplinks = time.Duration(float64(u.ran) * float64(win.arrived) / float64(max(1, all)))
+		win.uplinks = time.Duration(float64(u.ran) * float64(win.arrived) / float64(max(1, all.arrived)))
 		s.took += win.own + win.uplinks
 		win.due = s.dueIn(u.length)
-		win.much = u.perSecond(win.arrived) >= float64(is.cfg.QueueFlood) || u.bulk() && float64(win.uplinks) >= paceBulk*float64(u.length)
+		win.much = u.perSecond(win.arrived) >= float64(is.cfg.QueueFlood) || u.bulk(win)
 		before := s.pacing.rate
 		passes := s.pacing.next(win)
 		paced = paced || passes > 0
@@ -202,7 +203,7 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (rate float64, pa
 		}
 		return s.drops.Pace(passes, paceLasts)
 	}))
-	return rate, paced, err
+	return all, paced, err
 }
 
 // counting calls do for each tenant whose packets are counted. It goes on after an error.
@@ -219,18 +220,16 @@ func (is *Isolator) counting(do func(*isolation) error) error {
 // work reads what the uplinks have done so far.
 func (is *Isolator) work(now time.Time) (w work, err error) {
 	last := is.worked
-	w = work{at: now, used: make(map[container.Device]sched.Usage), heavy: make(map[container.Device]time.Time)}
+	w = work{at: now, ran: make(map[container.Device]time.Duration), heavy: make(map[container.Device]time.Time)}
 	for key, u := range is.host.devices {
 		for _, t := range u.threads {
 			used, err := sched.UsageOf(is.cfg.Roots.Proc, t.Thread)
 			if IgnoreGone(err) != nil {
 				return w, err
 			}
-			sum := w.used[key]
-			sum.Ran, sum.Turns = sum.Ran+used.Ran, sum.Turns+used.Turns
-			w.used[key] = sum
+			w.ran[key] += used.Ran
 		}
-		if ran, _ := w.usedSince(last, key); float64(ran) > paceWork*float64(now.Sub(last.at)) {
+		if float64(w.ranSince(last, key)) > paceWork*float64(now.Sub(last.at)) {
 			w.heavy[key] = now
 		} else if at, was := last.heavy[key]; was && now.Sub(at) < paceQuiet {
 			w.heavy[key] = at
@@ -275,12 +274,13 @@ func (is *Isolator) flows(s *isolation, since, now time.Time, heavy bool, w *pac
 		return err
 	}
 	last := s.flow
-	s.flow = flow{at: now, arrived: c.Arrived, dropped: c.Dropped}
+	s.flow = flow{at: now, arrived: c.Arrived, dropped: c.Dropped, single: c.Small, super: c.Super}
 	if last.at.IsZero() || last.at != since {
 		return nil
 	}
 	w.arrived = c.Arrived - last.arrived
 	w.passed = w.arrived - min(w.arrived, c.Dropped-last.dropped)
+	w.single, w.super = c.Small-last.single, c.Super-last.super
 	if !heavy || is.ownsQueue(s) {
 		return nil
 	}

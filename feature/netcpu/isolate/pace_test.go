@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // What others than the isolated get is less when a charged container has ended. The threads of
@@ -17,14 +16,14 @@ func TestWorkAfter(t *testing.T) {
 	one, two := container.Device{Index: 1}, container.Device{Index: 2}
 	began := time.Now()
 	last := work{
-		at: began, used: map[container.Device]sched.Usage{one: {Ran: 100 * ms, Turns: 50}}, others: 5000,
+		at: began, ran: map[container.Device]time.Duration{one: 100 * ms}, others: 5000,
 		heavy: map[container.Device]time.Time{one: began}, idle: map[int]time.Duration{0: 0, 1: 0},
 	}
 	now := work{
-		at: began.Add(200 * ms), used: map[container.Device]sched.Usage{one: {Ran: 160 * ms, Turns: 80}, two: {Ran: time.Hour, Turns: 1000}}, others: 7000,
+		at: began.Add(200 * ms), ran: map[container.Device]time.Duration{one: 160 * ms, two: time.Hour}, others: 7000,
 		heavy: map[container.Device]time.Time{one: began}, idle: map[int]time.Duration{0: 0, 1: 150 * ms},
 	}
-	want := uplinkWindow{since: began, length: 200 * ms, ran: 60 * ms, turns: 30, idle: 150 * ms, heavy: true, packets: 2000}
+	want := uplinkWindow{since: began, length: 200 * ms, ran: 60 * ms, idle: 150 * ms, heavy: true, others: 2000}
 	if got := now.after(last, nil); got != want {
 		t.Errorf("on any CPU: %+v, want %+v", got, want)
 	}
@@ -33,28 +32,26 @@ func TestWorkAfter(t *testing.T) {
 		t.Errorf("on CPU 0: %+v, want %+v", got, want)
 	}
 	now.others, now.idle = 4000, nil
-	want = uplinkWindow{since: began, length: 200 * ms, ran: 60 * ms, turns: 30, idle: 200 * ms, heavy: true}
+	want = uplinkWindow{since: began, length: 200 * ms, ran: 60 * ms, idle: 200 * ms, heavy: true}
 	if got := now.after(last, nil); got != want {
 		t.Errorf("with idle time not known, and fewer packets: %+v, want %+v", got, want)
 	}
 }
 
-// Bulk TCP keeps the threads of uplinks busy for long turns; requests, and a flood of small packets,
-// for short ones. The figures are of MEASURED.md.
+// Bulk TCP comes in super-packets, requests do not, however long the uplinks work for them.
 func TestBulk(t *testing.T) {
+	u := uplinkWindow{length: time.Second}
 	for _, c := range []struct {
-		name  string
-		ran   float64 // of a second
-		turns uint64
-		want  bool
+		name string
+		w    paceWindow
+		want bool
 	}{
-		{"ten flows by a Swarm's network", 0.46, 1376, true},
-		{"by a bridge, to containers with an eighth of a CPU", 0.194, 2570, false},
-		{"requests by a Swarm's network", 0.245, 8146, false},
-		{"nothing", 0, 0, false},
+		{"ten flows", paceWindow{uplinks: time.Second / 2, single: 200, super: 8000}, true},
+		{"slow ones", paceWindow{uplinks: time.Second / 6, single: 200, super: 3000}, false},
+		{"requests", paceWindow{uplinks: time.Second / 2, single: 30_000, super: 20}, false},
+		{"nothing", paceWindow{}, false},
 	} {
-		u := uplinkWindow{length: time.Second, ran: time.Duration(c.ran * float64(time.Second)), turns: c.turns}
-		if got := u.bulk(); got != c.want {
+		if got := u.bulk(c.w); got != c.want {
 			t.Errorf("%s: %t, want %t", c.name, got, c.want)
 		}
 	}

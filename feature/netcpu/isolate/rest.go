@@ -10,25 +10,23 @@ import (
 )
 
 // Threads of the uplinks help where an idle CPU takes them, where a container pays for one as its
-// queue's, and in a flood that is held back. Where all CPUs compute, and a server's requests share
-// a queue, they only add switches, and take their turns from everybody: then the uplinks rest, and
-// softirqs poll as without us. MEASURED.md, "A server beside one that computes", has the
+// queue's, and in a flood or bulk TCP that is held back. Where all CPUs compute, and a server's
+// requests share a queue, they only add switches, and take their turns from everybody: then the uplinks
+// rest, and softirqs poll as without us. MEASURED.md, "A server beside one that computes", has the
 // measurement.
 const (
 	restAfter = 5 * time.Second // of such traffic: by then a queue is a container's that can be
 	restMost  = time.Minute     // then the threads are tried again
 	restIdle  = 0.15            // of a CPU: with more idle time the threads have room
-	// Threads that run for longer, each time they do, cost others their work and not the switches.
-	restTurn = 45 * time.Microsecond
 )
 
 // restWindow is what the uplinks did in some time.
 type restWindow struct {
-	length    time.Duration
-	ran, idle time.Duration // of their threads, and of their CPUs
-	turns     uint64        // of the threads
-	flood     bool          // as much comes in as is held back
-	owned     bool          // a container pays for a queue
+	length        time.Duration
+	ran, idle     time.Duration // of their threads, and of their CPUs
+	single, super uint64        // packets for those isolated
+	flood         bool          // as much comes in as is held back
+	owned         bool          // a container pays for a queue
 }
 
 // restControl decides whether the uplinks rest. The zero value is that they do not.
@@ -45,12 +43,13 @@ func (c *restControl) next(w restWindow) bool {
 		return false
 	}
 	s := &c.second
-	s.length, s.ran, s.idle, s.turns = s.length+w.length, s.ran+w.ran, s.idle+w.idle, s.turns+w.turns
+	s.length, s.ran, s.idle = s.length+w.length, s.ran+w.ran, s.idle+w.idle
+	s.single, s.super = s.single+w.single, s.super+w.super
 	if s.length < time.Second {
 		return c.rests
 	}
 	idle := float64(s.idle) / float64(s.length)
-	switches := float64(s.ran) > paceWork*float64(s.length) && s.ran < time.Duration(s.turns)*restTurn
+	switches := float64(s.ran) > paceWork*float64(s.length) && s.super <= s.single
 	c.lasts += s.length
 	c.second = restWindow{}
 	switch {

@@ -30,7 +30,7 @@ func TestAnyOwnsQueue(t *testing.T) {
 
 func TestRestControl(t *testing.T) {
 	const fifth = time.Second / 5
-	busy := restWindow{length: fifth, ran: fifth / 5, turns: uint64(fifth/5/restTurn) + 1}
+	busy := restWindow{length: fifth, ran: fifth / 5, single: 5000, super: 10}
 	with := func(change func(*restWindow)) restWindow {
 		w := busy
 		change(&w)
@@ -41,7 +41,7 @@ func TestRestControl(t *testing.T) {
 	idle := with(func(w *restWindow) { w.idle = fifth / 5 })
 	little := with(func(w *restWindow) { w.idle = fifth / 10 })
 	light := with(func(w *restWindow) { w.ran = 0 })
-	long := with(func(w *restWindow) { w.turns /= 2 })
+	bulk := with(func(w *restWindow) { w.single, w.super = 10, 1000 })
 	type step struct {
 		w    restWindow
 		n    int
@@ -57,8 +57,8 @@ func TestRestControl(t *testing.T) {
 		{"but not enough to end a rest", []step{{busy, 25, true}, {little, 100, true}}},
 		{"which more does within a second", []step{{busy, 25, true}, {idle, 4, true}, {idle, 1, false}}},
 		{"light work", []step{{light, 100, false}}},
-		{"few switches", []step{{long, 100, false}}},
-		{"few just before", []step{{busy, 20, false}, {long, 5, false}, {busy, 24, false}, {busy, 1, true}}},
+		{"bulk", []step{{bulk, 100, false}}},
+		{"bulk just before", []step{{busy, 20, false}, {bulk, 5, false}, {busy, 24, false}, {busy, 1, true}}},
 		{"a flood", []step{{flood, 100, false}}},
 		{"a flood ends a rest at once", []step{{busy, 25, true}, {flood, 1, false}, {busy, 24, false}}},
 		{"so does an owner", []step{{busy, 25, true}, {owned, 1, false}}},
