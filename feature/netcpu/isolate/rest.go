@@ -49,11 +49,11 @@ func (c *restControl) next(w restWindow) bool {
 		return c.rests
 	}
 	idle := float64(s.idle) / float64(s.length)
-	switches := float64(s.ran) > paceWork*float64(s.length) && s.super <= s.single
+	works, bulk := float64(s.ran) > paceWork*float64(s.length), s.super > s.single
 	c.lasts += s.length
 	c.second = restWindow{}
 	switch {
-	case c.rests && (idle > restIdle || c.lasts >= restMost), !c.rests && (idle > paceIdle || !switches):
+	case bulk, c.rests && (idle > restIdle || c.lasts >= restMost), !c.rests && (idle > paceIdle || !works):
 		*c = restControl{}
 	case c.lasts >= restAfter && !c.rests:
 		*c = restControl{rests: true}

@@ -63,6 +63,7 @@ func TestRestControl(t *testing.T) {
 		{"a flood ends a rest at once", []step{{busy, 25, true}, {flood, 1, false}, {busy, 24, false}}},
 		{"so does an owner", []step{{busy, 25, true}, {owned, 1, false}}},
 		{"an owner", []step{{owned, 100, false}}},
+		{"and bulk, within a second", []step{{busy, 25, true}, {bulk, 4, true}, {bulk, 1, false}}},
 		{"resting uplinks do nothing", []step{{busy, 25, true}, {light, 100, true}}},
 		{"a minute", []step{{busy, 25, true}, {busy, 299, true}, {busy, 1, false}}},
 	} {
