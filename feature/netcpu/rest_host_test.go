@@ -38,14 +38,17 @@ func TestUplinksRest(t *testing.T) {
 	if !threaded() {
 		t.Fatal("no thread polls the uplink at first")
 	}
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "40000")
+	sends := []string{"udp-send", "--to", "10.66.0.2:9000"}
+	_, sender := h.Load(h.wire, nil, sends...)
 	until(t, "the uplink rests", func() bool { return !threaded() })
+	sender.Kill() // a new thread would have to wait beside softirqs that all of it keeps busy
 	must(t, h.netcpu.Close())
 	if !threaded() {
 		t.Error("no thread polls the uplink without the agent")
 	}
 	h.open()
 	h.apply(h.container, policy.NetCPUIsolate)
+	h.start(h.wire, sends...)
 	until(t, "the uplink rests again", func() bool { return !threaded() })
 	for _, kill := range stop {
 		kill()
