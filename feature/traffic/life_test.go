@@ -1,7 +1,9 @@
 package traffic_test
 
 import (
+	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -225,5 +227,54 @@ func TestSharedNamespace(t *testing.T) {
 	must(t, h.traffic.Remove(t.Context(), two.ID))
 	if n := len(h.journal.Entries()); n != 0 {
 		t.Errorf("journal: %+v", h.journal.Entries())
+	}
+}
+
+// ending is a context that ends after so many looks at it.
+type ending struct {
+	context.Context
+	looks int
+}
+
+func (e *ending) Err() error {
+	if e.looks--; e.looks < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// A call may end between any two devices of a container. The next one brings what is missing, and
+// Remove leaves the host as it was.
+func TestApplyEnds(t *testing.T) {
+	h := newHost(t, gbit)
+	h.bridge()
+	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	must(t, h.ns.Bridge("br1", netip.MustParsePrefix("10.70.0.254/24")))
+	h.Wire(sandbox.End{Box: h.ns, Name: "hsecond", Bridge: "br1"}, sandbox.End{Box: box, Name: "eth1", Addr: netip.MustParsePrefix("10.70.0.2/24")})
+	c.Interfaces = append(c.Interfaces, h.Veth(box, "eth1", h.ns, "hsecond"))
+	h.start()
+	before := h.state()
+	target := policy.Target{Container: c, Settings: policy.Settings{Egress: policy.Net{Ceil: slow}}}
+	for n := 0; ; n++ {
+		err := h.traffic.Apply(&ending{t.Context(), n}, target)
+		if err == nil && n == 0 {
+			t.Fatal("a call that has ended before its first device reports success")
+		}
+		if err != nil {
+			if !errors.Is(err, context.Canceled) {
+				t.Fatalf("ended after %d looks: %v", n, err)
+			}
+			must(t, h.traffic.Apply(t.Context(), target))
+		}
+		if got := h.ifbs(); got != 1 {
+			t.Errorf("ended after %d looks: %d IFBs, want one", n, got)
+		}
+		must(t, h.traffic.Remove(t.Context(), c.ID))
+		if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
+			t.Fatalf("ended after %d looks: %d IFBs\n%swas\n%s%+v", n, h.ifbs(), h.state(), before, h.journal.Entries())
+		}
+		if err == nil {
+			return
+		}
 	}
 }

@@ -129,8 +129,9 @@ func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 	leads := f.leads(t, want)
 	errs := []error{err, f.programs.setClass(t.slot, t.slot), f.learnAtSockets(t), f.withdraw(t, want, leads)}
 	for key, dev := range want {
-		if ctx.Err() != nil {
-			break // the caller reports it
+		if err := ctx.Err(); err != nil {
+			// The rest of the devices have no end yet, on which what follows depends.
+			return errors.Join(append(errs, err)...)
 		}
 		e := t.ends[key]
 		if e == nil {
@@ -144,7 +145,7 @@ func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 		}
 	}
 	for inode, at := range leads {
-		if err := f.holdSent(t, inode, at); err != nil {
+		if err := f.holdSent(t, inode, want[container.Device{NetNS: inode, Index: at[0]}].Path, at); err != nil {
 			errs = append(errs, fmt.Errorf("what it sends: %w", err))
 		}
 	}
@@ -274,13 +275,14 @@ func (f *Traffic) holdReceived(t *shaped, q *queue, ns *netdev.NS) error {
 	return q.bring(f.cfg.Journal, ns, p, t.owner(), f.cfg.Now())
 }
 
-// holdSent limits what a tenant sends by the host ends at, to any destination, to its ceil. Uplinks
-// do not see what stays on the host. A device of others, to which they redirect all that it sends,
-// with a lower limit, holds the ceil in its place, as an IFB of the CNI plugin bandwidth.
-func (f *Traffic) holdSent(t *shaped, inode uint64, at []int) error {
+// holdSent limits what a tenant sends by the host ends at, to any destination, to its ceil; path is
+// the path of their namespace. Uplinks do not see what stays on the host. A device of others, to
+// which the ends redirect all that they receive, with a lower limit holds the ceil in its place, as
+// an IFB of the CNI plugin bandwidth.
+func (f *Traffic) holdSent(t *shaped, inode uint64, path string, at []int) error {
 	s := t.sends[inode]
 	if s == nil {
-		s = &egressQueue{of: at[0], path: t.ends[container.Device{NetNS: inode, Index: at[0]}].path}
+		s = &egressQueue{of: at[0], path: path}
 		t.sends[inode] = s
 	}
 	ns, err := f.find.Open(s.path, inode)

@@ -256,7 +256,7 @@ func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
 		// The class first, so that no packet names a missing one.
 		errs = append(errs, f.enforce(ctx, a.out, a.in))
 	}
-	if err := errors.Join(append(errs, f.identify(ctx, s), ctx.Err())...); err != nil {
+	if err := errors.Join(append(errs, f.identify(ctx, s))...); err != nil {
 		return err
 	}
 	return f.unkept(s, a.missing)
