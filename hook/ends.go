@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -108,7 +109,13 @@ type site struct {
 // Set holds the attached programs of one user. The zero value is empty. It is not safe
 // for concurrent use.
 type Set struct {
-	held map[site]*qdisc.Attachment
+	held map[site]held
+}
+
+// held is an attached program; copied is the copy that it is, if any.
+type held struct {
+	*qdisc.Attachment
+	copied *bpf.Copy
 }
 
 // Len returns the number of attached programs.
@@ -130,11 +137,38 @@ func (s *Set) Lost() bool {
 // the program of load. Errors: journal.ErrGone or netdev.ErrNoNS if the device or the
 // namespace has gone; Ends.Err.
 func (s *Set) Put(e *Ends, at Place, load func() (*ebpf.Program, error)) error {
+	return s.put(e, at, func(attach func(*ebpf.Program) (*qdisc.Attachment, error)) (held, error) {
+		p, err := load()
+		if err != nil {
+			return held{}, err
+		}
+		defer p.Close() // the attachment holds it
+		a, err := attach(p)
+		return held{Attachment: a}, err
+	})
+}
+
+// PutCopy is Put for a copy of a program, which the Set closes once it has detached it.
+func (s *Set) PutCopy(e *Ends, at Place, load func() (*bpf.Copy, error)) error {
+	return s.put(e, at, func(attach func(*ebpf.Program) (*qdisc.Attachment, error)) (held, error) {
+		c, err := load()
+		if err != nil {
+			return held{}, err
+		}
+		a, err := attach(c.Program)
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+		return held{Attachment: a, copied: c}, err
+	})
+}
+
+func (s *Set) put(e *Ends, at Place, fill func(attach func(*ebpf.Program) (*qdisc.Attachment, error)) (held, error)) error {
 	if e.err != nil {
 		return e.err
 	}
 	key := site{at.Device, at.Egress, at.Name}
-	if a := s.held[key]; a != nil {
+	if a, ok := s.held[key]; ok {
 		err := a.Hold()
 		if !errors.Is(err, journal.ErrGone) {
 			return err
@@ -148,32 +182,25 @@ func (s *Set) Put(e *Ends, at Place, load func() (*ebpf.Program, error)) error {
 		return err
 	}
 	defer ns.Close()
-	p, err := load()
-	if err != nil {
-		return err
-	}
-	defer p.Close() // the attachment holds it
-	a, err := e.hooks.Attach(qdisc.Hook{NS: ns, Index: at.Index, Egress: at.Egress, Stage: at.Stage, Name: at.Name}, p, at.Owner)
+	a, err := fill(func(p *ebpf.Program) (*qdisc.Attachment, error) {
+		return e.hooks.Attach(qdisc.Hook{NS: ns, Index: at.Index, Egress: at.Egress, Stage: at.Stage, Name: at.Name}, p, at.Owner)
+	})
 	if err != nil {
 		return err
 	}
 	if s.held == nil {
-		s.held = make(map[site]*qdisc.Attachment)
+		s.held = make(map[site]held)
 	}
 	s.held[key] = a
 	return nil
 }
 
-// Replace replaces all programs of a name atomically. Where it fails, no program remains,
-// and Put attaches one again.
-func (s *Set) Replace(name string, p *ebpf.Program) error {
+// Vary sets the variables of all copies of a name.
+func (s *Set) Vary(name string, vars bpf.Vars) error {
 	var errs []error
 	for key, a := range s.held {
-		if key.name != name {
-			continue
-		}
-		if err := a.Replace(p); err != nil {
-			errs = append(errs, err, s.drop(key))
+		if key.name == name && a.copied != nil {
+			errs = append(errs, a.copied.Set(vars))
 		}
 	}
 	return errors.Join(errs...)
@@ -194,7 +221,11 @@ func (s *Set) Drop(match func(d container.Device, egress bool, name string) bool
 func (s *Set) drop(key site) error {
 	a := s.held[key]
 	delete(s.held, key)
-	return a.Close()
+	err := a.Close()
+	if a.copied != nil {
+		err = errors.Join(err, a.copied.Close())
+	}
+	return err
 }
 
 // Close detaches all programs. The set can be used again.

@@ -310,14 +310,14 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 	return event(skb, skb->dev, RECEIVE);
 }
 
-/* The slot of this fl_socket's tenant. */
-const volatile __u32 fl_slot;
+/* The slot of the tenant of a copy of fl_socket. */
+volatile __u32 fl_slot SEC(".data.copy");
 
 /* How packets reach the sockets of a tenant if no device shows their arrival. */
 #define BY_DEVICE 0
 #define BY_UPLINK 1  /* the sockets are in the host's namespace */
 #define BY_MACVLAN 2 /* packets pass from the uplink to the device without an event */
-const volatile __u8 fl_way;
+volatile __u8 fl_way SEC(".data.copy");
 
 #define LOOPBACK 1 /* its index in each namespace */
 

@@ -83,16 +83,16 @@ type meter struct {
 // socket is fl_socket at the cgroup of one container.
 type socket struct {
 	sockets
-	program *ebpf.Program
+	program *bpf.Copy
 	link    link.Link // nil: detached for rest
 }
 
 func (s *socket) close() error {
-	err := s.program.Close()
+	var err error
 	if s.link != nil {
-		err = errors.Join(err, s.link.Close())
+		err = s.link.Close()
 	}
-	return err
+	return errors.Join(err, s.program.Close())
 }
 
 // sends are the system calls that send by a socket: fl_sends of app.bpf.h.
@@ -219,7 +219,7 @@ func (m *meter) listen() error {
 	for dir, of := range m.ends.sockets {
 		s := m.sockets[dir]
 		if s == nil {
-			p, err := m.object.Program(latencyProgFlSocket, bpf.Vars{latencyVarFlSlot: uint32(of.slot), latencyVarFlWay: of.way})
+			p, err := m.object.Copy(latencyProgFlSocket, bpf.Vars{latencyVarFlSlot: uint32(of.slot), latencyVarFlWay: of.way})
 			if err != nil {
 				errs = append(errs, fmt.Errorf("measure sockets: %w", err))
 				continue
@@ -257,7 +257,7 @@ func (s *socket) attach(dir string) error {
 		return err
 	}
 	defer f.Close()
-	l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(f.Fd()), Program: s.program, Attach: ebpf.AttachCGroupInetIngress})
+	l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(f.Fd()), Program: s.program.Program, Attach: ebpf.AttachCGroupInetIngress})
 	if err == nil {
 		s.link = l
 	}

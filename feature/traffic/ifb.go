@@ -72,7 +72,7 @@ func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan
 		place := hook.Place{
 			Device: container.Device{NetNS: ns.Inode(), Index: dev}, Stage: hook.Ceil, Name: "inbound", Owner: journal.Owner{Feature: name},
 		}
-		errs = append(errs, i.inbound.Put(f.cfg.Ends, place, f.programs.leading(program, index)))
+		errs = append(errs, i.inbound.PutCopy(f.cfg.Ends, place, f.programs.leading(program, index)))
 	}
 	return errors.Join(errs...)
 }

@@ -49,36 +49,44 @@ func load(shared bpf.Maps, v2 string) (_ *programs, err error) {
 }
 
 // copyFor returns a loader of the copy of a program for one slot.
-func (p *programs) copyFor(program string, s identity.Slot) func() (*ebpf.Program, error) {
-	return func() (*ebpf.Program, error) {
-		return p.object.Program(program, bpf.Vars{trafficVarFlSlot: uint32(s)})
+func (p *programs) copyFor(program string, s identity.Slot) func() (*bpf.Copy, error) {
+	return func() (*bpf.Copy, error) {
+		return p.object.Copy(program, bpf.Vars{trafficVarFlSlot: uint32(s)})
 	}
 }
 
 // leading returns a loader of the copy of a program that redirects to the IFB with an index.
-func (p *programs) leading(program string, ifb int) func() (*ebpf.Program, error) {
-	return func() (*ebpf.Program, error) {
-		return p.object.Program(program, bpf.Vars{trafficVarFlIfb: uint32(ifb)})
+func (p *programs) leading(program string, ifb int) func() (*bpf.Copy, error) {
+	return func() (*bpf.Copy, error) {
+		return p.object.Copy(program, bpf.Vars{trafficVarFlIfb: uint32(ifb)})
 	}
 }
 
+// arrival is a program at what the sockets of a cgroup receive.
+type arrival struct {
+	link.Link
+	copied *bpf.Copy
+}
+
 // attachCgroup attaches a program to what the sockets of a cgroup receive, beside other programs.
-func attachCgroup(dir string, load func() (*ebpf.Program, error)) (link.Link, error) {
+func attachCgroup(dir string, load func() (*bpf.Copy, error)) (*arrival, error) {
 	p, err := load()
 	if err != nil {
 		return nil, err
 	}
-	defer p.Close()
-	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupInetIngress, Program: p})
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupInetIngress, Program: p.Program})
 	if err != nil {
-		return nil, fmt.Errorf("attach to cgroup %s: %w", dir, err)
+		return nil, errors.Join(fmt.Errorf("attach to cgroup %s: %w", dir, err), p.Close())
 	}
-	return l, nil
+	return &arrival{l, p}, nil
 }
 
+// Close detaches the program.
+func (a *arrival) Close() error { return errors.Join(a.Link.Close(), a.copied.Close()) }
+
 // detached reports whether a program was detached from its cgroup.
-func detached(l link.Link) bool {
-	info, err := l.Info()
+func (a *arrival) detached() bool {
+	info, err := a.Info()
 	return err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId == 0
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/tenant"
@@ -110,11 +111,5 @@ func with(p model.Plan, beside map[*shaped]identity.Slot, emptied func(*shaped) 
 // number makes a tenant's packets carry a slot, its own or another, wherever they are numbered
 // already.
 func (f *Traffic) number(t *shaped, s identity.Slot) error {
-	program, err := f.programs.copyFor(trafficProgFlIdentify, s)()
-	if err != nil {
-		return err
-	}
-	defer program.Close()
-	// After a failure either slot may be in use: the next round attaches the program anew.
-	return errors.Join(f.programs.setClass(t.slot, s), t.at.Replace(identify, program))
+	return errors.Join(f.programs.setClass(t.slot, s), t.at.Vary(identify, bpf.Vars{trafficVarFlSlot: uint32(s)}))
 }

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cilium/ebpf/link"
-
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hook"
@@ -30,7 +28,7 @@ type shaped struct {
 	ends    map[container.Device]*end
 	at      hook.Set                // fl_identify and fl_deliver, at those
 	sends   map[uint64]*egressQueue // by network namespace
-	socket  link.Link               // fl_arrive, of a container in the host's network; nil: none
+	socket  *arrival                // fl_arrive, of a container in the host's network; nil: none
 	looked  time.Time               // last look at its devices after a netlink event
 	touched bool                    // another event has come since
 }
@@ -176,7 +174,7 @@ func (f *Traffic) learns(t *shaped) bool { return f.sharing && asked(t.due.ingre
 // learnAtSockets begins, or ends, to learn at the sockets of a container in the host's network.
 func (f *Traffic) learnAtSockets(t *shaped) error {
 	learns := f.learns(t)
-	if t.socket != nil && (!learns || detached(t.socket)) {
+	if t.socket != nil && (!learns || t.socket.detached()) {
 		if err := t.closeSocket(); err != nil {
 			return err
 		}
@@ -214,14 +212,14 @@ func (f *Traffic) reach(t *shaped, e *end, dev container.End, named bool) error 
 	at := hook.Place{Device: dev.Device, Path: dev.Path, Owner: journal.Owner{Feature: name}}
 	if dev.Host {
 		at.Stage, at.Name = hook.Identify, identify
-		if err := t.at.Put(f.cfg.Ends, at, f.programs.copyFor(trafficProgFlIdentify, t.slot)); err != nil {
+		if err := t.at.PutCopy(f.cfg.Ends, at, f.programs.copyFor(trafficProgFlIdentify, t.slot)); err != nil {
 			return err
 		}
 	}
 	if f.learns(t) {
 		// A veth's host end sends what the container receives.
 		at.Egress, at.Stage, at.Name = dev.Host, hook.Learn, deliver
-		if err := t.at.Put(f.cfg.Ends, at, f.programs.copyFor(trafficProgFlDeliver, t.slot)); err != nil {
+		if err := t.at.PutCopy(f.cfg.Ends, at, f.programs.copyFor(trafficProgFlDeliver, t.slot)); err != nil {
 			return err
 		}
 	} else if err := t.at.Drop(func(d container.Device, _ bool, name string) bool { return d == dev.Device && name == deliver }); err != nil {

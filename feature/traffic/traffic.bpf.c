@@ -83,8 +83,8 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define TAG_BITS 0xfffffU
 #define OURS 0x6c000U /* the upper eight bits of it that would make HANDLE */
 
-/* The tenant whose copy of fl_identify this is. Set before it is loaded. */
-const volatile __u32 fl_slot;
+/* The tenant of a copy of fl_identify, fl_deliver or fl_arrive. */
+volatile __u32 fl_slot SEC(".data.copy");
 
 /* Packets that neither came in by a device nor have a socket are nobody's. */
 volatile __u32 fl_strict;
@@ -209,8 +209,8 @@ int fl_normalise(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-/* The IFB to lead packets to. Set before fl_inbound, or fl_lead, is loaded. */
-const volatile __u32 fl_ifb;
+/* The IFB that a copy of fl_inbound or fl_lead leads packets to. */
+volatile __u32 fl_ifb SEC(".data.copy");
 /* What flows are mixed with, so that nobody can choose two that are one. */
 const volatile __u64 fl_seed;
 /* Goes up when a tenant ends: flows are learnt anew, as they may be another's. */

@@ -84,7 +84,7 @@ func (t *shaped) lost() bool {
 	for _, s := range t.sends {
 		lost = lost || s.inbound.Lost()
 	}
-	return lost || t.socket != nil && detached(t.socket)
+	return lost || t.socket != nil && t.socket.detached()
 }
 
 // lookAfter restores what others undid at those devices of a namespace for which told is true. It

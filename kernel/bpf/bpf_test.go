@@ -54,17 +54,22 @@ func object() (*ebpf.CollectionSpec, error) {
 			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
 		}
 	}
+	own := &ebpf.ProgramSpec{Name: "fl_own", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+		asm.LoadMapValue(asm.R1, 0, 0).WithReference(ofCopy), asm.LoadMem(asm.R0, asm.R1, 0, asm.Word), asm.Return(),
+	}}
 	return &ebpf.CollectionSpec{
 		Maps: map[string]*ebpf.MapSpec{
+			ofCopy:    section(ofCopy, 0),
 			".rodata": section(".rodata", 0), ".bss": section(".bss", 0),
 			"fl_seen": hash("fl_seen", ebpf.Hash, 8), "fl_lru": hash("fl_lru", ebpf.LRUHash, 100_000),
 			"fl_percpu": hash("fl_percpu", ebpf.PerCPUHash, 20_000), "fl_array": hash("fl_array", ebpf.Array, 5),
 		},
 		Programs: map[string]*ebpf.ProgramSpec{
-			"fl_one": sum("fl_one"), "fl_two": sum("fl_two"),
+			"fl_own": own, "fl_one": sum("fl_one"), "fl_two": sum("fl_two"),
 			"fl_in": at("fl_in", "netif_receive_skb"), "fl_out": at("fl_out", "net_dev_start_xmit"), "fl_none": at("fl_none", "fl_no_such"),
 		},
 		Variables: map[string]*ebpf.VariableSpec{
+			"fl_self":  {Name: "fl_self", SectionName: ofCopy, Value: make([]byte, 4), Type: &btf.Var{Name: "fl_self", Type: number}},
 			"fl_const": {Name: "fl_const", SectionName: ".rodata", Value: make([]byte, 4), Type: &btf.Var{Name: "fl_const", Type: number}},
 			"fl_var":   {Name: "fl_var", SectionName: ".bss", Value: make([]byte, 4), Type: &btf.Var{Name: "fl_var", Type: number}},
 		},

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -27,14 +28,18 @@ type Maps map[string]*ebpf.Map
 
 // Object is one compiled .bpf.c. Each map, and each section of variables that change, is made once,
 // for the first program that refers to it, and all programs share it until Close. Constants (const
-// volatile) are separate for each program. The methods may be called from several goroutines.
+// volatile) are separate for each program, and variables of the section ".data.copy" for each Copy.
+// The methods may be called from several goroutines.
 type Object struct {
 	name string
 	spec *ebpf.CollectionSpec
 
 	mu     sync.Mutex
 	maps   Maps
-	shared Maps // of other objects, who close them
+	shared Maps               // of other objects, who close them
+	idle   map[string][]*Copy // by program
+	sweep  *time.Timer        // of idle copies; nil: there are none
+	closed bool
 }
 
 // Unlock lifts this process's limit on locked memory where the kernel counts maps by it, before
@@ -54,7 +59,7 @@ func Open(name string, read func() (*ebpf.CollectionSpec, error), vars Vars, sha
 	if err != nil {
 		return nil, fmt.Errorf("open BPF object %s: %w", name, err)
 	}
-	return &Object{name: name, spec: spec, maps: make(Maps), shared: shared}, nil
+	return &Object{name: name, spec: spec, maps: make(Maps), shared: shared, idle: make(map[string][]*Copy)}, nil
 }
 
 func set(spec *ebpf.CollectionSpec, vars Vars) error {
@@ -244,7 +249,7 @@ func (o *Object) load(vars Vars, programs, names []string, change []func(*ebpf.P
 		case have[name] != nil:
 			m.Close() // a copy of the descriptor
 			c.Maps[name] = have[name]
-		case !strings.HasPrefix(name, ".rodata"):
+		case name != ofCopy && !strings.HasPrefix(name, ".rodata"):
 			have[name], o.maps[name] = m, m
 		}
 	}
@@ -259,6 +264,10 @@ func (o *Object) Close() error {
 	if o == nil {
 		return nil
 	}
+	o.mu.Lock()
+	o.closed = true
+	o.mu.Unlock()
+	o.closeIdle()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var errs []error

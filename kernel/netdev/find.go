@@ -31,8 +31,9 @@ type bounds struct{ processes, tables, mounts int }
 func ordinary() bounds { return bounds{processes: 32768, tables: 8192, mounts: 1 << 18} }
 
 // Finder finds paths to network namespaces. It looks again only for a namespace that it has not
-// seen before, and then reads the mount tables of other mount namespaces (possibly one per
-// container) at most once a second. It is safe for concurrent use.
+// seen before: first at its own namespace and mounts, then at all processes, and then, at most once
+// a second, at the mount tables of other mount namespaces (possibly one per container). It is safe
+// for concurrent use.
 type Finder struct {
 	proc   string
 	now    func() time.Time
@@ -40,7 +41,8 @@ type Finder struct {
 	bounds bounds
 
 	mu     sync.Mutex
-	near   *look // our own mounts and the processes; nil: not looked yet
+	own    *look // our own namespace and mounts; nil: not looked yet
+	near   *look // the processes; nil: not looked yet
 	far    *look // mount tables of other namespaces; nil: not looked yet
 	looked time.Time
 	others []string // the processes of these tables
@@ -84,9 +86,15 @@ func (f *Finder) Find(inode uint64) (string, error) {
 func (f *Finder) paths(inode uint64) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, l := range []*look{f.near, f.far} {
+	for _, l := range []*look{f.own, f.near, f.far} {
 		if l != nil && len(l.found[inode]) > 0 {
 			return l.found[inode], nil
+		}
+	}
+	if f.own == nil || !f.once {
+		f.lookOwn()
+		if paths := f.own.found[inode]; len(paths) > 0 {
+			return paths, nil
 		}
 	}
 	if f.near == nil || !f.once {
@@ -104,19 +112,23 @@ func (f *Finder) paths(inode uint64) ([]string, error) {
 	if paths := f.far.found[inode]; len(paths) > 0 {
 		return paths, nil
 	}
-	if f.near.cut || f.far.cut {
+	if f.own.cut || f.near.cut || f.far.cut {
 		return nil, fmt.Errorf("find netns %d: %w", inode, ErrCutOff)
 	}
 	return nil, fmt.Errorf("find netns %d: %w", inode, ErrNoNS)
 }
 
-func (f *Finder) lookNear() (err error) {
-	f.near = newLook()
+func (f *Finder) lookOwn() {
+	f.own = newLook()
 	own := filepath.Join(f.proc, "self", "ns", "net")
 	if inode, ok := linkInode(own); ok {
-		f.near.see(inode, own) // whatever is mounted
+		f.own.see(inode, own) // whatever is mounted
 	}
-	f.near.mounted(f.proc, []string{"self"}, f.bounds)
+	f.own.mounted(f.proc, []string{"self"}, f.bounds)
+}
+
+func (f *Finder) lookNear() (err error) {
+	f.near = newLook()
 	if f.others, err = f.near.lived(f.proc, f.bounds); err != nil {
 		f.near = nil
 	}
@@ -166,7 +178,7 @@ func (f *Finder) Open(path string, inode uint64) (*NS, error) {
 func (f *Finder) forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.near, f.far = nil, nil
+	f.own, f.near, f.far = nil, nil, nil
 }
 
 // All returns a path to each network namespace that a process lives in, or sees a bind mount of, by

@@ -315,14 +315,6 @@ func (a *Attachment) Lost() bool {
 	return a.link != nil && errors.Is(a.Hold(), journal.ErrGone)
 }
 
-// Replace replaces the attached program atomically.
-func (a *Attachment) Replace(p *ebpf.Program) error {
-	if a.link != nil {
-		return a.link.Update(p)
-	}
-	return a.jump.Put(uint32(0), p)
-}
-
 // Close detaches the program, unless a later Attach of the same name has replaced it. It never
 // fails because the device has gone.
 func (a *Attachment) Close() error {

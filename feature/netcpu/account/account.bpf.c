@@ -76,11 +76,11 @@ struct sk_buff___in {
 #include "run.bpf.h"
 #include "packet.bpf.h"
 
-/* The owner of a copy of fl_reached, or its number in a copy of fl_stamp; set before it is loaded. */
-const volatile __u32 fl_slot;
-const volatile __u16 fl_number;
+/* The owner of a copy of fl_reached, or its number in a copy of fl_stamp. */
+volatile __u32 fl_slot SEC(".data.copy");
+volatile __u16 fl_number SEC(".data.copy");
 
-/* Whether a copy of fl_taken accepts packets of several fragments; likewise. */
+/* Whether fl_taken accepts packets of several fragments; set before it is loaded. */
 const volatile __u8 fl_frags;
 
 #include "sock.bpf.h"

@@ -33,7 +33,7 @@ func (m *Meter) attach(acc *account) error {
 			Stage:  hook.Stamp, Name: "stamp_" + acc.member.ID.String(), Owner: m.cfg.Owner,
 		}
 		stamped[at.Device] = true
-		err := acc.stamps.Put(m.cfg.Ends, at, func() (*ebpf.Program, error) { return m.stampOf(acc) })
+		err := acc.stamps.PutCopy(m.cfg.Ends, at, func() (*bpf.Copy, error) { return m.stampOf(acc) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("stamp what device %d in netns %d receives: %w", d.Ifindex, d.Netns, err))
 		}
@@ -105,7 +105,7 @@ func bySocket(t identity.Member) bool {
 
 // sockets is the program at the sockets of one container.
 type sockets struct {
-	reached *ebpf.Program
+	reached *bpf.Copy
 	cgroup  *os.File
 	link    link.Link // nil: the program is not attached
 }
@@ -134,13 +134,13 @@ func (m *Meter) watchSockets(acc *account, need bool) (err error) {
 		if s.cgroup, err = m.openCgroup(acc.member.ID); err != nil {
 			return err
 		}
-		if s.reached, err = m.object.Program(accountProgFlReached, bpf.Vars{accountVarFlSlot: acc.slot}); err != nil {
+		if s.reached, err = m.object.Copy(accountProgFlReached, bpf.Vars{accountVarFlSlot: acc.slot}); err != nil {
 			return errors.Join(err, s.cgroup.Close())
 		}
 	}
 	if s.link == nil && m.attached() {
 		s.link, err = link.AttachRawLink(link.RawLinkOptions{
-			Target: int(s.cgroup.Fd()), Program: s.reached, Attach: ebpf.AttachCGroupInetIngress,
+			Target: int(s.cgroup.Fd()), Program: s.reached.Program, Attach: ebpf.AttachCGroupInetIngress,
 		})
 	}
 	return err

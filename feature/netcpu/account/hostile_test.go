@@ -8,13 +8,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
@@ -44,7 +44,7 @@ func TestForged(t *testing.T) {
 			defer forger.Close()
 			d := f.device(bad, "eth0", false)
 			forge := hook.Place{Device: container.Device{NetNS: d.Netns, Index: d.Ifindex}, Egress: true, Name: "forge", Owner: f.m.cfg.Owner}
-			must(t, forger.Put(f.m.cfg.Ends, forge, func() (*ebpf.Program, error) { return f.m.stampOf(f.m.accounts[f.ids[victim]]) }))
+			must(t, forger.PutCopy(f.m.cfg.Ends, forge, func() (*bpf.Copy, error) { return f.m.stampOf(f.m.accounts[f.ids[victim]]) }))
 
 			claims := []uint32{slot, qdisc.Handle | slot, 0x66000000 | slot, 0xffffffff}
 			must(t, bad.Do(func() error {

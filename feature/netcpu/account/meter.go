@@ -228,9 +228,9 @@ func (m *Meter) interrupts() error {
 	return m.calibrate()
 }
 
-// stampOf loads the program that stamps packets with the number of an account.
-func (m *Meter) stampOf(acc *account) (*ebpf.Program, error) {
-	return m.object.Program(accountProgFlStamp, bpf.Vars{accountVarFlNumber: acc.number})
+// stampOf returns a copy of the program that stamps packets with the number of an account.
+func (m *Meter) stampOf(acc *account) (*bpf.Copy, error) {
+	return m.object.Copy(accountProgFlStamp, bpf.Vars{accountVarFlNumber: acc.number})
 }
 
 // Maps returns how full the maps are.

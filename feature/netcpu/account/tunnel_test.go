@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/tenant/identity"
@@ -94,7 +94,7 @@ func TestStampOfAnother(t *testing.T) {
 	defer stamps.Close()
 	d := f.device(f.wire, "wire", false)
 	at := hook.Place{Device: container.Device{NetNS: d.Netns, Index: d.Ifindex}, Egress: true, Name: "stamp", Owner: f.m.cfg.Owner}
-	must(t, stamps.Put(f.m.cfg.Ends, at, func() (*ebpf.Program, error) { return there.stampOf(there.accounts[third]) }))
+	must(t, stamps.PutCopy(f.m.cfg.Ends, at, func() (*bpf.Copy, error) { return there.stampOf(there.accounts[third]) }))
 
 	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
 	f.send(f.wire, 1, packets, "udp-send", "10.67.0.4:9000")

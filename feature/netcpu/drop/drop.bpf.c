@@ -72,19 +72,17 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #include "tunnel.bpf.h"
 
 /*
- * The slot of the tenant with the veth that a copy of fl_count is attached to, and the
- * address of the container's end at that time; set before it is loaded.
+ * The slot of the tenant with the veth that a copy of fl_count is attached to, the address
+ * of the container's end at that time, and the network namespace with the host end.
  */
-const volatile __u32 fl_tenant_slot;
-const volatile __u8 fl_tenant_mac[6];
-
-/* The network namespace with the host end of that veth, likewise. */
-const volatile __u32 fl_host_netns;
+volatile __u32 fl_tenant_slot SEC(".data.copy");
+volatile __u8 fl_tenant_mac[6] SEC(".data.copy");
+volatile __u32 fl_host_netns SEC(".data.copy");
 
 /* The assumed size of a veth's ring: RING, or less in tests. */
 const volatile __u32 fl_ring = RING;
 
-/* The address of the uplink for a copy of fl_drop_xdp, likewise. */
+/* The address of the uplink for fl_drop_xdp, set before it is loaded. */
 const volatile __u8 fl_uplink_mac[6];
 
 /*

@@ -109,7 +109,7 @@ func count(t *testing.T, e *Dropper, w *Drops) *ebpf.Program {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	return p
+	return p.Program
 }
 
 // run returns the verdict on a frame in tcx's terms, also that of XDP; 0 for any other.

@@ -136,7 +136,7 @@ func (t *Drops) countVeth(inside *netdev.NS, e container.End) error {
 		Name:  "count_" + t.payer.String(), // charged containers of a pod have a program each
 		Owner: journal.Owner{Feature: t.dropper.cfg.Feature, Container: uint64(t.payer)},
 	}
-	return t.counts.Put(t.dropper.cfg.Ends, at, func() (*ebpf.Program, error) {
+	return t.counts.PutCopy(t.dropper.cfg.Ends, at, func() (*bpf.Copy, error) {
 		own, err := inside.Link(e.Inside.Index)
 		if err != nil {
 			return nil, err
@@ -149,10 +149,10 @@ func (t *Drops) countVeth(inside *netdev.NS, e container.End) error {
 	})
 }
 
-// counter loads a copy of fl_count, for a veth of the tenant in a slot; mac is the address of the
+// counter returns a copy of fl_count, for a veth of the tenant in a slot; mac is the address of the
 // container's end, and netns the namespace of the host's.
-func (d *Dropper) counter(slot uint32, mac net.HardwareAddr, netns uint64) (*ebpf.Program, error) {
-	return d.object.Program(dropProgFlCount, bpf.Vars{dropVarFlTenantSlot: slot, dropVarFlTenantMac: [6]byte(mac), dropVarFlHostNetns: uint32(netns)})
+func (d *Dropper) counter(slot uint32, mac net.HardwareAddr, netns uint64) (*bpf.Copy, error) {
+	return d.object.Copy(dropProgFlCount, bpf.Vars{dropVarFlTenantSlot: slot, dropVarFlTenantMac: [6]byte(mac), dropVarFlHostNetns: uint32(netns)})
 }
 
 // UseRing sets whether packets go through the ring of the veth, which can then be full. The

@@ -27,7 +27,7 @@ func TestEarlyDropForged(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { p.Close() })
-		return p
+		return p.Program
 	}
 	to := func(mac, addr string) []byte {
 		f := frame(addr)

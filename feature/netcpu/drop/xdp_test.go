@@ -62,7 +62,7 @@ func TestDriverDecides(t *testing.T) {
 	defer counter.Close()
 	h := routes(t, map[string]string{"10.0.0.1": own, "fd00::1": own})
 	for _, ip := range []string{"10.0.0.1", "fd00::1"} {
-		h.sends(t, counter, to(own, ip))
+		h.sends(t, counter.Program, to(own, ip))
 	}
 	seen(t, e)
 	drop := native(t, e, uplink)
