@@ -14,8 +14,8 @@ import (
 	"testing/fstest"
 )
 
-// maxReadme is the maximum number of lines of a feature's README. The rest belongs in DESIGN.md,
-// MEASURED.md or LIMITS.md beside it.
+// maxReadme is the maximum number of lines of a feature's README. The rest belongs in DESIGN.md
+// beside it, or in docs/limits.md and docs/measured.md.
 const maxReadme = 80
 
 // readmes checks the READMEs in the folder feature, at any depth: each feature has one, and none is
@@ -46,7 +46,7 @@ func readmes(features fs.FS) (problems []string, err error) {
 			return err
 		}
 		if n := strings.Count(strings.TrimSuffix(string(data), "\n"), "\n") + 1; n > maxReadme {
-			problems = append(problems, fmt.Sprintf("feature/%s has %d lines, more than %d: DESIGN.md, MEASURED.md and LIMITS.md beside it hold the rest", name, n, maxReadme))
+			problems = append(problems, fmt.Sprintf("feature/%s has %d lines, more than %d: DESIGN.md beside it, docs/limits.md and docs/measured.md hold the rest", name, n, maxReadme))
 		}
 		return nil
 	})
