@@ -52,10 +52,6 @@ type FeatureConfig struct {
 	// TrafficDelays makes traffic always measure how long packets wait in its queues, for the
 	// metrics page, and not only on request.
 	TrafficDelays bool
-
-	// Volumes is the file of what containers have sent and received by day and month; "": none.
-	// VolumeZone is the time zone of these.
-	Volumes, VolumeZone string
 }
 
 // OverlaysFile is the file in StateDir of the overlay networks that were stopped by hand.
@@ -72,7 +68,6 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 	t, err := traffic.New(traffic.Config{
 		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at,
 		Uplinks: cfg.Uplinks, Measured: cfg.LinkRates, Delays: cfg.TrafficDelays,
-		Volumes: cfg.Volumes, VolumeZone: cfg.VolumeZone,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close())
