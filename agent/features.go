@@ -7,7 +7,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature"
@@ -35,10 +34,6 @@ type FeatureConfig struct {
 	// DiskCapacities is the file of the capacities of disks, measured or given.
 	DiskCapacities string
 
-	// DiskCalibrate is "idle" if idle disks may be calibrated, or "off" or "". DiskScratch has the
-	// directories for that, separated by commas.
-	DiskCalibrate, DiskScratch string
-
 	// Disks are the disks that kubelet is offered reads and writes of, by name.
 	Disks policy.Disks
 
@@ -52,10 +47,6 @@ type FeatureConfig struct {
 	// TrafficDelays makes traffic always measure how long packets wait in its queues, for the
 	// metrics page, and not only on request.
 	TrafficDelays bool
-
-	// Volumes is the file of what containers have sent and received by day and month; "": none.
-	// VolumeZone is the time zone of these.
-	Volumes, VolumeZone string
 }
 
 // OverlaysFile is the file in StateDir of the overlay networks that were stopped by hand.
@@ -72,7 +63,6 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 	t, err := traffic.New(traffic.Config{
 		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at,
 		Uplinks: cfg.Uplinks, Measured: cfg.LinkRates, Delays: cfg.TrafficDelays,
-		Volumes: cfg.Volumes, VolumeZone: cfg.VolumeZone,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close())
@@ -83,11 +73,7 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close())
 	}
-	scratch, err := cfg.scratch()
-	var b *blockio.BlockIO
-	if err == nil {
-		b, err = blockio.New(blockio.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Capacities: cfg.DiskCapacities, Scratch: scratch, Disks: cfg.Disks})
-	}
+	b, err := blockio.New(blockio.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Capacities: cfg.DiskCapacities, Disks: cfg.Disks})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close(), l.Close())
 	}
@@ -98,29 +84,6 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close(), l.Close(), b.Close())
 	}
 	return []feature.Feature{n, t, l, o, b}, nil
-}
-
-// scratch returns the directories for calibrating disks; none: it is off.
-func (c FeatureConfig) scratch() (dirs []string, err error) {
-	for dir := range strings.SplitSeq(c.DiskScratch, ",") {
-		if dir = strings.TrimSpace(dir); dir == "" {
-			continue
-		}
-		if !filepath.IsAbs(dir) {
-			return nil, fmt.Errorf("io.scratch: %q is not an absolute path", dir)
-		}
-		dirs = append(dirs, filepath.Clean(dir))
-	}
-	switch c.DiskCalibrate {
-	case "", "off":
-		return nil, nil
-	case "idle":
-		if dirs == nil {
-			return nil, errors.New("io.calibrate: idle needs io.scratch, with a directory on each disk that may be measured")
-		}
-		return dirs, nil
-	}
-	return nil, fmt.Errorf("io.calibrate: %q is neither off nor idle", c.DiskCalibrate)
 }
 
 // CalibrateLink measures the rate of the uplink that leads to an address, in bit/s, and records it

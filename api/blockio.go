@@ -89,7 +89,7 @@ type BlockIO struct {
 	Seconds      float64         `json:"seconds" doc:"length of the measurement that ended at taken; 0: there was none, because nothing is reserved and the request had no over"`
 	Rows         []BlockIORow    `json:"rows" doc:"one element for each container and disk with I/O or a reservation"`
 	Waits        []BlockIOWait   `json:"waits" doc:"time that containers with a reservation waited for a CPU, by the container that ran there; the longest first"`
-	Devices      []BlockIODevice `json:"devices" doc:"the disks with a reservation or I/O, and those that the agent is to calibrate"`
+	Devices      []BlockIODevice `json:"devices" doc:"the disks with a reservation or I/O"`
 	Events       []BlockIOEvent  `json:"events" doc:"starts and ends of interference, and actions of the agent; the latest last"`
 	Reservations []Reservation   `json:"reservations" doc:"all reservations"`
 
@@ -173,18 +173,17 @@ type BlockIOWait struct {
 
 // BlockIODevice is a disk.
 type BlockIODevice struct {
-	Disk        string         `json:"disk" doc:"name of the disk"`
-	Number      string         `json:"number" doc:"device number, such as 254:0"`
-	Model       string         `json:"model,omitempty" doc:"model and serial number, as far as the disk reports them"`
-	Scheduler   string         `json:"scheduler" doc:"I/O scheduler"`
-	Capacity    BlockIOFigures `json:"capacity" doc:"capacity of the disk: the most that it does with many requests at once; without figures if it is unknown, and then reservations are unverified"`
-	Depth1      BlockIOFigures `json:"depth_1" doc:"operations per second with one request at a time; without figures if unknown"`
-	Basis       string         `json:"basis" doc:"what the figures are: which load was measured, and when"`
-	Calibration string         `json:"calibration,omitempty" doc:"what the agent waits for before it calibrates the disk (io.calibrate: idle), or why that was stopped"`
-	Seen        BlockIOFigures `json:"seen" doc:"the most of each that all containers and the host together have done within a second while somebody measured"`
-	Headroom    float64        `json:"headroom" doc:"fraction of the capacity that cannot be reserved"`
-	Measured    bool           `json:"measured,omitempty" doc:"the capacity was measured"`
-	Reserved    float64        `json:"reserved" doc:"reserved fraction of the capacity"`
+	Disk      string         `json:"disk" doc:"name of the disk"`
+	Number    string         `json:"number" doc:"device number, such as 254:0"`
+	Model     string         `json:"model,omitempty" doc:"model and serial number, as far as the disk reports them"`
+	Scheduler string         `json:"scheduler" doc:"I/O scheduler"`
+	Capacity  BlockIOFigures `json:"capacity" doc:"capacity of the disk: the most that it does with many requests at once; without figures if it is unknown, and then reservations are unverified"`
+	Depth1    BlockIOFigures `json:"depth_1" doc:"operations per second with one request at a time; without figures if unknown"`
+	Basis     string         `json:"basis" doc:"what the figures are: which load was measured, and when"`
+	Seen      BlockIOFigures `json:"seen" doc:"the most of each that all containers and the host together have done within a second while somebody measured"`
+	Headroom  float64        `json:"headroom" doc:"fraction of the capacity that cannot be reserved"`
+	Measured  bool           `json:"measured,omitempty" doc:"the capacity was measured"`
+	Reserved  float64        `json:"reserved" doc:"reserved fraction of the capacity"`
 
 	Realtime []RealtimePoint `json:"realtime,omitempty" doc:"profile of operations against real-time budgets, from which io.realtime: auto takes a budget"`
 

@@ -39,29 +39,16 @@ func (t Target) With(decisions []Decision, now time.Time) (Target, error) {
 	t.Origins = slices.Clone(t.Origins)
 	t.Decided = maps.Clone(t.Decided)
 	var errs []error
-	var due []Decision
 	for _, d := range decisions {
-		if d.Container == t.Container.ID && !d.Lapsed(now) && t.says(d) {
-			due = append(due, d)
+		if d.Container != t.Container.ID || d.Lapsed(now) || !t.says(d) {
+			continue
 		}
-	}
-	// Those that hold only together, as a rate and its ceil, may come in any order.
-	for len(due) > 0 {
-		left := due
-		due = nil
-		var failed []error
-		for _, d := range left {
-			next, err := t.with(d)
-			if err != nil {
-				due, failed = append(due, d), append(failed, fmt.Errorf("decision %s = %s: %w", plain(d.Key), quote(d.Value), err))
-				continue
-			}
-			t = next
+		next, err := t.with(d)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("decision %s = %s: %w", plain(d.Key), quote(d.Value), err))
+			continue
 		}
-		if len(due) == len(left) {
-			errs = failed
-			break
-		}
+		t = next
 	}
 	return t, errors.Join(errs...)
 }

@@ -31,8 +31,6 @@ policies:
       net.ingress.latency: 0.5s
       net.latency.split: on
       net.ingress.latency.split: off
-      net.volume: 500gb/month sent
-      net.volume.after: 1mbit
       netcpu: isolate
       netcpu.reserve: 12.5%
       netcpu.steal: 0.5%
@@ -57,7 +55,6 @@ set: {netcpu: auto}
 var everythingSettings = Settings{
 	Egress:  Net{Rate: 50e6, Ceil: 200e6, Weight: 2, Priority: ptr(3), Latency: 2 * time.Millisecond, Split: true},
 	Ingress: Net{Rate: 1.5e9, Ceil: 2e9, Weight: 4, Priority: ptr(0), Latency: 500 * time.Millisecond},
-	Volume:  Volume{Bytes: 500e9, Per: Monthly, Of: OnlySent, After: 1e6},
 	NetCPU:  NetCPUIsolate, NetCPUReserve: ptr(0.125), NetCPUSteal: ptr(0.005),
 	Latency:  ptr(false),
 	Overlay:  ptr(true),
@@ -99,7 +96,7 @@ func TestParseFileEverything(t *testing.T) {
 		if got, want := len(targets[1].Origins), len(schema); got != want {
 			t.Errorf("%d origins, want one for each of the %d keys", got, want)
 		}
-		want := Origin{Key: "fairlead.io.reserve", Value: "/dev/vdb riops=2000 wiops=500; /dev/vdc wiops=7", From: "all.yaml", Line: 26}
+		want := Origin{Key: "fairlead.io.reserve", Value: "/dev/vdb riops=2000 wiops=500; /dev/vdc wiops=7", From: "all.yaml", Line: 24}
 		if diff := cmp.Diff(want, targets[1].Origins[4]); diff != "" {
 			t.Errorf("origin: %s", diff)
 		}
@@ -129,7 +126,7 @@ func TestCheck(t *testing.T) {
 		{set("net.rat: 1mbit"), `f.yaml:3:3: net.rat: unknown key; did you mean net.rate?`},
 		{set("colour: blue"), `f.yaml:3:3: colour: unknown key`},
 		{set("fairlead.netcpu: isolate"), `f.yaml:3:3: fairlead.netcpu: unknown key: in a file the keys have no prefix "fairlead."`},
-		{set("net: 1mbit"), `f.yaml:3:3: net: is a group of keys: net.rate, net.ceil, net.weight, net.priority, net.latency, net.latency.split, net.ingress.rate, net.ingress.ceil, net.ingress.weight, net.ingress.priority, net.ingress.latency, net.ingress.latency.split, net.volume, net.volume.after`},
+		{set("net: 1mbit"), `f.yaml:3:3: net: is a group of keys: net.rate, net.ceil, net.weight, net.priority, net.latency, net.latency.split, net.ingress.rate, net.ingress.ceil, net.ingress.weight, net.ingress.priority, net.ingress.latency, net.ingress.latency.split`},
 		{set("net: {bandwidth: 1mbit}"), `f.yaml:3:9: net.bandwidth: unknown key`},
 		{set("net.weight: 0"), `f.yaml:3:15: net.weight: "0": must be between 1 and 10000`},
 		{set("net.weight: 1.5"), `f.yaml:3:15: net.weight: "1.5": must be a whole number`},

@@ -75,9 +75,6 @@ func (l layer) settings() (Settings, []Origin) {
 	for _, n := range []*Net{&s.Egress, &s.Ingress} {
 		n.Split = n.Split && n.Latency > 0 // without a latency there is nothing to split for
 	}
-	if s.Volume.Bytes == 0 { // there is no after
-		s.Volume = Volume{}
-	}
 	return s, origins
 }
 

@@ -67,17 +67,6 @@ var schema = slices.Concat(
 	netKeys("net.", "from the container", func(s *Settings) *Net { return &s.Egress }),
 	netKeys("net.ingress.", "towards the container", func(s *Settings) *Net { return &s.Ingress }),
 	[]Key{
-		{Name: "net.volume", Feature: "traffic", Form: "SIZE/day or SIZE/month, 1mb..1000pb; then sent or received, if not both count", Example: "500gb/month",
-			Meaning: "how much the container may send and receive in a day or month",
-			parse:   parseVolume, show: volumeText},
-		{Name: "net.volume.after", Feature: "traffic", Form: "rate, 1kbit..1000tbit, or none; none if it is not set", Example: "1mbit",
-			Meaning: "upper bound on its bandwidth once that is used up, until the next day or month",
-			parse:   parseVolumeAfter, show: func(s Settings) string {
-				if s.Volume.After == 0 {
-					return "none"
-				}
-				return rateText(s.Volume.After)
-			}},
 		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Example: "isolate", Default: "observe", Column: true,
 			Meaning: "what is done about the CPU time that the container's packets take",
 			parse:   parseWord(func(s *Settings) *NetCPU { return &s.NetCPU }, NetCPUObserve, NetCPUCharge, NetCPUIsolate, NetCPUAuto), show: func(s Settings) string { return string(s.NetCPU) }},

@@ -76,7 +76,6 @@ type IO struct {
 // nothing changed.
 type Settings struct {
 	Egress, Ingress Net
-	Volume          Volume
 	NetCPU          NetCPU // "" is observe
 	// NetCPUReserve is the T of Iron, in parts of 1; nil: the default of the
 	// feature.

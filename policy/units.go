@@ -24,7 +24,6 @@ func Units() []Unit {
 	return []Unit{
 		{"rate", "bit, kbit, mbit, gbit, tbit (powers of 1000), kibit, mibit, gibit, tibit (1024) a second; a bare number is bits a second. Not bps, M or MB: they may be bits or bytes"},
 		{"size", "b, k or kb, m or mb, g or gb (powers of 1024) of bytes a second, kbit, mbit, gbit of bits; a bare number is bytes a second"},
-		{"volume", "kb, mb, gb, tb, pb (powers of 1000), kib, mib, gib, tib, pib (1024) of bytes"},
 		{"time", "us, ms, s"},
 		{"share", "5% or 5"},
 		{"switch", "on or true or yes, off or false or no"},

@@ -21,8 +21,6 @@ import (
 
 // blockioAgentFlags are the agent's flags for the feature.
 func blockioAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
-	s.StringVar(&c.DiskCalibrate, "io.calibrate", "off", "off, or idle: measure each disk that nobody has measured, in a directory of io.scratch, while nobody uses it")
-	s.StringVar(&c.DiskScratch, "io.scratch", "", "directories, separated by commas, for the scratch files of io.calibrate: the disks that they are on may be measured, and no others")
 	s.Var((*namedDisks)(&c.Disks), "kubelet-disk", "a disk of known capacity whose reads and writes kubelet is offered, as NAME=/dev/vdb: pods request fairlead.dev/NAME-riops and -wiops; separate several by commas, or repeat the flag; default: none")
 	s.StringVar(&c.DiskCapacities, "disk-capacities", "/var/lib/fairlead/disk-capacities.json", "file of what disks can do, as io calibrate measured or io capacity gave it; empty: it is forgotten when the agent ends")
 }
@@ -173,9 +171,6 @@ func blockioDevices(w io.Writer, b api.BlockIO) {
 	table(w, []column{{"DISK", 0}, {"NUMBER", 0}, {"CAPACITY", 0}, {"ONE AT A TIME", 0}, {"SEEN", 0}, {"RESERVED", 0}, {"HEADROOM", 0}, {"SCHEDULER", 0}, {"SUPPORT", 0}}, rows)
 	for _, d := range b.Devices {
 		fmt.Fprintf(w, "%s: capacity %s\n", cli.Show(d.Disk), cli.OneLine(d.Basis))
-		if d.Calibration != "" {
-			fmt.Fprintf(w, "%s: calibration when it is idle: %s\n", cli.Show(d.Disk), cli.OneLine(d.Calibration))
-		}
 		for _, x := range d.Realtime {
 			fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU: %sr, or %sw\n", cli.Show(d.Disk), brief(x.Budget), scale(float64(x.ReadIOPS)), scale(float64(x.WriteIOPS)))
 		}

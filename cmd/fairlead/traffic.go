@@ -22,8 +22,6 @@ import (
 func trafficAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
 	s.Var((*uplinks)(&c.Uplinks), "uplink", "a device whose bandwidth is divided, as eth0 or, with its rate, eth0=1gbit; separate several by commas, or repeat the flag; default: all hardware that is up, at the rate that its driver reports")
 	s.StringVar(&c.LinkRates, "link-rates", "/var/lib/fairlead/link-rates.json", "file of the rates that traffic calibrate measured, for uplinks whose driver reports none; empty: none")
-	s.StringVar(&c.Volumes, "volumes", "/var/lib/fairlead/volumes.json", "file of what containers have sent and received, by day and month; empty: that is not counted")
-	s.StringVar(&c.VolumeZone, "volume-zone", "UTC", "time zone of these days and months, as Europe/Berlin; Local: that of the host")
 	s.BoolVar(&c.TrafficDelays, "traffic-delays", false, "always measure how long packets wait in the queues of shaped containers, for the metrics page; each packet then costs some 0.2 us more")
 }
 
@@ -57,7 +55,7 @@ class was made.
 	}
 	var f readingFlags
 	f.add(cmd, "show what was counted since each class was made, not rates")
-	cmd.AddCommand(trafficCalibrateVerb(e), trafficVolumeVerb(e))
+	cmd.AddCommand(trafficCalibrateVerb(e))
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		ref, err := f.check(args)
 		if err != nil {

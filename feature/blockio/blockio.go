@@ -38,9 +38,8 @@ type Config struct {
 	Journal    *journal.Journal
 	Log        *slog.Logger // nil: no log
 	Containers feature.Containers
-	Capacities string   // the file of capacities; "": they are lost with the feature
-	Scratch    []string // directories: the agent calibrates their disks while they are idle
-	Deadline   bool     // use SCHED_DEADLINE even where there are real-time groups
+	Capacities string // the file of capacities; "": they are lost with the feature
+	Deadline   bool   // use SCHED_DEADLINE even where there are real-time groups
 
 	Disks policy.Disks // what Guarantees tells of
 
@@ -58,7 +57,6 @@ type BlockIO struct {
 	managed    map[container.ID]*managed
 	changed    func(container.ID) // asks for another Apply
 	capacities capacities
-	idle       *idler // calibrates disks while they are idle; nil: never
 	events     *eventLog
 	measured
 	judged
@@ -110,9 +108,6 @@ func New(cfg Config) (*BlockIO, error) {
 		cfg.Measures = monitor.Supported
 	}
 	f.support = support(f.layout, err, cfg.Measures)
-	if len(cfg.Scratch) > 0 {
-		f.idle = newIdler(cfg.Roots, f.layout, cfg.Scratch)
-	}
 	return f, nil
 }
 
@@ -247,14 +242,6 @@ func (f *BlockIO) Prune(_ context.Context, alive func(container.ID) bool) error 
 // Close implements feature.Feature. What is in force stays, and what was decided lapses.
 func (f *BlockIO) Close() error {
 	f.mu.Lock()
-	if f.idle != nil {
-		if f.idle.cancel != nil {
-			f.idle.cancel()
-		}
-		f.mu.Unlock()
-		f.idle.running.Wait()
-		f.mu.Lock()
-	}
 	defer f.mu.Unlock()
 	for _, m := range f.managed {
 		if m.turning != nil {

@@ -22,22 +22,21 @@ import (
 
 // measured is what is counted, and for which containers.
 type measured struct {
-	meter       *monitor.Meter          // nil while nothing is reserved and no report is being taken
-	lookers     int                     // reports being taken
-	calibrating bool                    // measure all containers, as a disk is being calibrated
-	watching    bool                    // measure details, as a reservation is missed
-	timeless    bool                    // a disk notes no times of requests, which only details know then
-	ids         map[container.ID]uint64 // of cgroups with the io controller
-	last        reading                 // totals
-	shown       reading                 // between the last two
-	window      decide.Window           // made of shown
-	failed      string                  // why nothing is measured, as last logged
+	meter    *monitor.Meter          // nil while nothing is reserved and no report is being taken
+	lookers  int                     // reports being taken
+	watching bool                    // measure details, as a reservation is missed
+	timeless bool                    // a disk notes no times of requests, which only details know then
+	ids      map[container.ID]uint64 // of cgroups with the io controller
+	last     reading                 // totals
+	shown    reading                 // between the last two
+	window   decide.Window           // made of shown
+	failed   string                  // why nothing is measured, as last logged
 }
 
 // follow opens, updates or closes the meter, as containers need it. The caller holds f.mu.
 func (f *BlockIO) follow() {
 	reserved := slices.ContainsFunc(slices.Collect(maps.Values(f.managed)), func(m *managed) bool { return len(m.reserved) > 0 })
-	if !reserved && f.lookers == 0 && !f.calibrating {
+	if !reserved && f.lookers == 0 {
 		if f.meter != nil {
 			if err := f.meter.Close(); err != nil {
 				f.cfg.Log.Error("block I/O is still measured", "err", err)

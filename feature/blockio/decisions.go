@@ -77,7 +77,6 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 	defer f.mu.Unlock()
 	f.promote() // threads that are new
 	err = f.shorten()
-	f.calibrateIdle()
 	f.measure()
 	w := f.window
 	if f.meter == nil {

@@ -99,9 +99,6 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 		}
 		out.Waits = append(out.Waits, wire)
 	}
-	for at := range f.awaited() {
-		disks[at] = true
-	}
 	for at := range disks {
 		if disk, err := block.Find(f.cfg.Roots.Sys, at.Major, at.Minor); err == nil {
 			out.Devices = append(out.Devices, f.device(disk))
@@ -211,7 +208,7 @@ func (f *BlockIO) device(d block.Disk) api.BlockIODevice {
 	out := api.BlockIODevice{
 		Disk: d.Name, Number: d.Number(), Model: d.Model, Scheduler: d.Scheduler, Capacity: c.BlockIOFigures, Headroom: c.Headroom, Measured: c.Measured,
 		Support: "caps", Realtime: c.Realtime,
-		Depth1: c.Depth1, Seen: c.Seen, Basis: c.Basis(), Calibration: f.awaited()[decide.Disk{Major: d.Major, Minor: d.Minor}],
+		Depth1: c.Depth1, Seen: c.Seen, Basis: c.Basis(),
 	}
 	if by := f.divides(d); by != "" {
 		out.Support = "weights by " + by + ", caps"

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
@@ -368,8 +369,9 @@ func (r *rig) fastBy(ask func()) {
 	var now [2]api.OverlayNetwork
 	for end := time.Now().Add(20 * time.Second); ; {
 		var before [2]api.OverlayNetwork
+		var device [2]netdev.Counters
 		for i, n := range r.nodes {
-			before[i] = n.report(t)
+			device[i], before[i] = r.device(n), n.report(t)
 		}
 		for range 20 {
 			ask()
@@ -378,6 +380,10 @@ func (r *rig) fastBy(ask func()) {
 		for i, n := range r.nodes {
 			now[i] = n.report(t)
 			all = all && now[i].Egress.Fast >= before[i].Egress.Fast+15 && now[i].Ingress.Fast >= before[i].Ingress.Fast+15
+			c := r.device(n)
+			if sent, received := now[i].Egress.Fast-before[i].Egress.Fast, now[i].Ingress.Fast-before[i].Ingress.Fast; c.TxPackets-device[i].TxPackets < sent || c.RxPackets-device[i].RxPackets < received {
+				t.Errorf("%d packets were sent and %d received fast, and the container's device counted %+v, then %+v", sent, received, device[i], c)
+			}
 		}
 		if all {
 			return
@@ -386,6 +392,15 @@ func (r *rig) fastBy(ask func()) {
 			t.Fatalf("it is not fast:\n%+v\n%+v", now[0], now[1])
 		}
 	}
+}
+
+// device returns what a container's device has counted, which traffic's metrics show: packets that
+// take the fast path count there.
+func (r *rig) device(n *node) netdev.Counters {
+	r.T.Helper()
+	c, err := r.Open(n.web).Counters(r.Index(n.web, "eth0"))
+	must(r.T, err)
+	return c
 }
 
 // takesOff reports whether the kernel lets a program remove outer headers of another family than

@@ -56,8 +56,7 @@ type host struct {
 	nic0     int               // its index
 	now      func() time.Time  // nil: time.Now
 
-	containers *running // nil: none are listed
-	volumes    string   // file of what they sent and received
+	containers running // nil: none are listed
 }
 
 func newHost(t testing.TB, rate uint64) *host {
@@ -86,7 +85,7 @@ func (h *host) start() {
 		Uplinks: uplinks, Delays: h.delays, Measured: h.measured, Now: h.now,
 	}
 	if h.containers != nil {
-		cfg.Containers, cfg.Volumes = h.containers, h.volumes
+		cfg.Containers = h.containers
 	}
 	h.traffic, err = traffic.New(cfg)
 	must(h.t, err)

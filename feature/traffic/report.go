@@ -176,8 +176,7 @@ const (
 	lastBound  = 32
 )
 
-// help describes the samples of Snapshot. All but those of volumes and the last are of one class at
-// one device.
+// help describes the samples of Snapshot. All but the last are of one class at one device.
 var help = map[string]string{
 	"traffic_sent_bytes_total":            "Bytes sent.",
 	"traffic_sent_packets_total":          "Packets sent.",
@@ -190,9 +189,6 @@ var help = map[string]string{
 	"traffic_ceil_bytes_per_second":       "Upper bound on the rate of the class.",
 	"traffic_rate_bytes_per_second":       "Rate that policy asks for.",
 	"traffic_delay_seconds":               "Queueing delay of the packets that were sent.",
-	"traffic_volume_bytes_total":          "Bytes that the container has sent or received under its name, also before it was restarted.",
-	"traffic_volume_limit_bytes":          "Volume that policy sets for a day or month.",
-	"traffic_volume_used_bytes":           "Bytes of the present day or month that count for that volume.",
 	"traffic_delay_missed_packets_total":  "Packets on this host whose delay was not measured, because too many were in the queues.",
 }
 
@@ -225,17 +221,12 @@ func (f *Traffic) Snapshot() feature.Snapshot {
 	if slices.ContainsFunc(r.Rows, func(row Row) bool { return row.Delays != nil }) {
 		s.Samples = append(s.Samples, feature.Sample{Name: "traffic_delay_missed_packets_total", Value: float64(r.Missed)})
 	}
-	s.Samples = f.volumes.samples(s.Samples)
 	return s
 }
 
 // Report implements feature.Reporter: the bandwidth that each container is due and gets. If
-// ask.Over is not 0, it measures queueing delays for that time. For an api.VolumesAsk it is an
-// api.Volumes.
+// ask.Over is not 0, it measures queueing delays for that time.
 func (f *Traffic) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
-	if body, is := ask.Body.(api.VolumesAsk); is {
-		return f.volumes.report(body)
-	}
 	var m Measured
 	if ask.Over == 0 {
 		m.Reading = f.Read()

@@ -67,9 +67,6 @@ type Config struct {
 	// Delays always measures how long packets wait, for Read and Snapshot, while there is a tenant.
 	// It slows down each packet at each root qdisc of the host.
 	Delays bool
-	// Volumes is the file of what containers have sent and received, by day and month; "": that is
-	// not counted. It needs Containers. VolumeZone is the time zone of these; "": UTC.
-	Volumes, VolumeZone string
 }
 
 // Traffic is the feature. See feature.Feature for how it may be called.
@@ -81,7 +78,6 @@ type Traffic struct {
 	find    *netdev.Finder
 
 	measuring chan struct{} // holds one for each Measure
-	volumes   *volumes      // nil: they are not counted
 
 	mu         sync.Mutex
 	host       *netdev.NS      // nil once closed, or without support
@@ -163,14 +159,8 @@ func New(cfg Config) (*Traffic, error) {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "packets cannot be told apart: " + err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
 		return f, nil
 	}
-	if f.volumes, err = newVolumes(cfg, f); err != nil {
-		return nil, errors.Join(fmt.Errorf("traffic: %w", err), f.Close())
-	}
 	f.support = probe.Verdict{Level: probe.Full}
 	go f.lookAgain(f.done)
-	if f.volumes != nil {
-		go f.volumes.run(f.host, f.done)
-	}
 	if cfg.Delays {
 		if err := delay.Supported(); err != nil {
 			f.cfg.Delays = false
@@ -210,12 +200,7 @@ func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	} else {
 		err = f.remove(t.Container.ID)
 	}
-	f.volumes.again()
-	uncounted := f.volumes.uncounted(t.Container, t.Settings)
-	if asks && err == nil && uncounted != nil {
-		err = feature.ErrPartly
-	}
-	if err = errors.Join(err, uncounted); err != nil {
+	if err != nil {
 		return fmt.Errorf("traffic: %w", err)
 	}
 	return nil
@@ -470,7 +455,7 @@ func (f *Traffic) Close() error {
 	clear(f.shaped)
 	f.tenants = tenant.New(f.cfg.Roots.Proc, tenant.Network)
 	clear(f.uplinks)
-	errs = append(errs, f.unwatch(), f.unfollow(), f.volumes.close())
+	errs = append(errs, f.unwatch(), f.unfollow())
 	if f.programs != nil {
 		errs = append(errs, f.programs.close())
 		f.programs = nil

@@ -30,12 +30,7 @@ func (f *Traffic) Notify(changed func(container.ID)) {
 }
 
 // Loops implements feature.Looper.
-func (f *Traffic) Loops() []*feature.Loop {
-	if f.volumes == nil {
-		return []*feature.Loop{&f.looking}
-	}
-	return []*feature.Loop{&f.looking, &f.volumes.loop}
-}
+func (f *Traffic) Loops() []*feature.Loop { return []*feature.Loop{&f.looking} }
 
 // lookAgain calls lookAround every lookEvery until done is closed.
 func (f *Traffic) lookAgain(done chan struct{}) {

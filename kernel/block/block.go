@@ -142,21 +142,6 @@ func Find(sys string, major, minor uint32) (Disk, error) {
 	return read(sys, dir)
 }
 
-// Requests returns the number of requests that a disk has completed since it appeared.
-func (d Disk) Requests(sys string) (uint64, error) {
-	fields := strings.Fields(text(filepath.Join(sys, "dev/block", d.Number()), "stat"))
-	const reads, writes = 0, 4 // Documentation/block/stat.rst
-	if len(fields) <= writes {
-		return 0, fmt.Errorf("requests of %s: %w", d.Name, ErrNoDevice)
-	}
-	r, err := strconv.ParseUint(fields[reads], 10, 64)
-	w, err2 := strconv.ParseUint(fields[writes], 10, 64)
-	if err := errors.Join(err, err2); err != nil {
-		return 0, fmt.Errorf("requests of %s: %w", d.Name, err)
-	}
-	return r + w, nil
-}
-
 // Disks returns the disks that have requests of their own, by name.
 func Disks(sys string) (disks []Disk, err error) {
 	entries, err := os.ReadDir(filepath.Join(sys, "block"))

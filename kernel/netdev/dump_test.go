@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -113,24 +112,6 @@ func FuzzParseAddr(f *testing.F) {
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		if _, prefix, err := parseAddr(msg); err != nil && prefix != "" {
 			t.Errorf("both %q and %v", prefix, err)
-		}
-	})
-}
-
-func FuzzParseTold(f *testing.F) {
-	stats := make([]byte, 23*8)
-	stats[2*8], stats[3*8] = 1, 2
-	head := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	head.Index = 7
-	f.Add(uint16(unix.RTM_DELLINK), append(head.Serialize(), nl.NewRtAttr(unix.IFLA_STATS64, stats).Serialize()...))
-	f.Add(uint16(unix.RTM_NEWLINK), append(head.Serialize(), nl.NewRtAttr(unix.IFLA_STATS64, stats[:31]).Serialize()...))
-	f.Add(uint16(unix.RTM_NEWLINK), append(nl.NewIfInfomsg(unix.AF_BRIDGE).Serialize(), nl.NewRtAttr(unix.IFLA_STATS64, stats).Serialize()...))
-	f.Add(uint16(unix.RTM_NEWLINK), append(head.Serialize(), 5, 0, unix.IFLA_STATS64, 0, 1)) // not padded
-	f.Add(uint16(unix.RTM_NEWADDR), []byte{1})
-	f.Fuzz(func(t *testing.T, kind uint16, msg []byte) {
-		told, ok := parseTold(syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: msg})
-		if ok && (len(msg) < unix.SizeofIfInfomsg+32 || msg[0] != unix.AF_UNSPEC || told.Removed != (kind == unix.RTM_DELLINK)) {
-			t.Errorf("%+v told by %d bytes of type %d", told, len(msg), kind)
 		}
 	})
 }

@@ -100,8 +100,7 @@ func (a *agent) launch(wrap ...string) {
 	defer log.Close()
 	argv := append(append(wrap, a.program), a.flags...)
 	if a.program == program { // an older one does not know them
-		argv = append(argv, "--disk-capacities", a.path("lib/capacities.json"), "--record-dir", a.path("lib/record"),
-			"--volumes", a.path("lib/volumes.json"))
+		argv = append(argv, "--disk-capacities", a.path("lib/capacities.json"), "--record-dir", a.path("lib/record"))
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log

@@ -138,7 +138,6 @@ func TestDocker(t *testing.T) {
 	t.Run("ends", h.testEnds)
 	t.Run("networks", h.testNetworks)
 	t.Run("traffic", h.testTraffic)
-	t.Run("volume", h.testVolume)
 	t.Run("latency", h.testLatency)
 	t.Run("metrics", h.testMetrics)
 	t.Run("killed", h.testDockerKilled)
