@@ -16,7 +16,7 @@ const ofCopy = ".data.copy"
 // idleTime.
 const (
 	mostIdle = 16
-	idleTime = 3 * time.Second
+	idleTime = 5 * time.Second
 )
 
 // Copy is a loaded program with variables of its own, those in the section ".data.copy" of its

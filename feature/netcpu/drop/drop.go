@@ -56,9 +56,10 @@ type Dropper struct {
 	object  *bpf.Object
 	maps    dropMaps
 	tc      *ebpf.Program
-	charges bool // packets dropped by XDP are charged
+	poll    *ebpf.Program // fl_polled
+	charges bool          // packets dropped by XDP are charged
 
-	polled  bpf.Links                   // fl_polled, while there is a tenant
+	polled  bpf.Links                   // of poll, while there is a tenant
 	counted int                         // tenants
 	tunnels map[uint64]bool             // the keys of fl_tunnels
 	points  map[container.Device]*point // by tc while there is a tenant, by XDP from the first one on
@@ -77,7 +78,7 @@ func Load(cfg Config) (_ *Dropper, err error) {
 	d := &Dropper{cfg: cfg, alarms: make(chan uint32, 64), heard: make(chan struct{}), tunnels: make(map[uint64]bool), points: make(map[container.Device]*point), tenants: make(map[tenant.Key]*Drops)}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("early drop: %w", err), d.tc.Close(), d.object.Close())
+			err = errors.Join(fmt.Errorf("early drop: %w", err), d.tc.Close(), d.poll.Close(), d.object.Close())
 		}
 	}()
 	shared := cfg.Identity.Maps()
@@ -91,7 +92,7 @@ func Load(cfg Config) (_ *Dropper, err error) {
 	if d.object, err = bpf.Open(cfg.Feature, loadDrop, vars, shared); err != nil {
 		return nil, err
 	}
-	// Check that the other programs load now, not at the first container.
+	// Load the other programs now, or check that they load, not at the first container.
 	var objs struct {
 		dropMaps
 		Polled *ebpf.Program `ebpf:"fl_polled"`
@@ -101,8 +102,8 @@ func Load(cfg Config) (_ *Dropper, err error) {
 	if err := d.object.Load(&objs, nil); err != nil {
 		return nil, err
 	}
-	d.maps, d.tc = objs.dropMaps, objs.Drop
-	if err := errors.Join(objs.Polled.Close(), objs.Count.Close()); err != nil {
+	d.maps, d.tc, d.poll = objs.dropMaps, objs.Drop, objs.Polled
+	if err := objs.Count.Close(); err != nil {
 		return nil, err
 	}
 	if d.ring, err = ringbuf.NewReader(d.maps.FlAlarms); err != nil {
@@ -147,7 +148,7 @@ func (d *Dropper) Close() error {
 		errs = append(errs, d.end(key))
 	}
 	errs = append(errs, d.close(func(*point) bool { return true }))
-	return errors.Join(append(errs, d.polled.Close(), d.tc.Close(), d.object.Close())...)
+	return errors.Join(append(errs, d.polled.Close(), d.poll.Close(), d.tc.Close(), d.object.Close())...)
 }
 
 // Maps returns how full the maps are.

@@ -53,7 +53,7 @@ func (d *Dropper) add(key tenant.Key, payer container.ID) (_ *Drops, err error) 
 		return nil, fmt.Errorf("clear slot %d: %w", t.slot, err)
 	}
 	if d.polled == nil {
-		links, err := d.object.Attach(dropProgFlPolled)
+		links, err := bpf.Attach(d.poll)
 		if err != nil {
 			return nil, fmt.Errorf("watch polls: %w", err)
 		}
