@@ -60,6 +60,7 @@ type BlockIO struct {
 	capacities capacities
 	idle       *idler // calibrates disks while they are idle; nil: never
 	events     *eventLog
+	loop       feature.Loop // of turns, and of calibrations
 	measured
 	judged
 	placed
@@ -80,6 +81,7 @@ var (
 	_ feature.Guarantor = (*BlockIO)(nil)
 	_ feature.Notifier  = (*BlockIO)(nil)
 	_ feature.Mapped    = (*BlockIO)(nil)
+	_ feature.Looper    = (*BlockIO)(nil)
 )
 
 // managed is a container for which the agent has called Apply.
@@ -97,7 +99,7 @@ func New(cfg Config) (*BlockIO, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	f := &BlockIO{
-		cfg: cfg, managed: make(map[container.ID]*managed), events: newEventLog(), changed: func(container.ID) {},
+		cfg: cfg, managed: make(map[container.ID]*managed), events: newEventLog(), changed: func(container.ID) {}, loop: feature.Loop{Name: "disks"},
 		measured: measured{ids: make(map[container.ID]uint64)},
 		judged:   judged{limits: make(decide.Limits), decided: make(map[decided]bool)},
 	}
@@ -135,6 +137,9 @@ func support(l cgroup.Layout, err error, measures func() error) probe.Verdict {
 // Notify implements feature.Notifier. It asks for another Apply if a reservation is admitted
 // otherwise than Apply reported, or is missed.
 func (f *BlockIO) Notify(changed func(container.ID)) { f.changed = changed }
+
+// Loops implements feature.Looper.
+func (f *BlockIO) Loops() []*feature.Loop { return []*feature.Loop{&f.loop} }
 
 // Name implements feature.Feature.
 func (f *BlockIO) Name() string { return name }

@@ -160,7 +160,7 @@ func (f *BlockIO) calibrateIdle() {
 			i.cancel, w.why = cancel, "it is measured now"
 			i.running.Go(func() {
 				defer cancel()
-				f.calibrated(w, d, dir, f.calibrateAt(ctx, d, dir))
+				f.loop.Turn(func() { f.calibrated(w, d, dir, f.calibrateAt(ctx, d, dir)) })
 			})
 			return
 		}
@@ -198,7 +198,9 @@ func (f *BlockIO) calibrateAt(ctx context.Context, d block.Disk, dir string) (ou
 				return
 			case <-tick.C:
 			}
-			if err := used(); err != nil {
+			err := errors.New("who uses the disk is not seen")
+			f.loop.Turn(func() { err = used() })
+			if err != nil {
 				stop(err)
 				return
 			}

@@ -106,18 +106,18 @@ func numberOf(ns *netdev.NS) uint64 {
 
 // run counts until done is closed.
 func (v *volumes) run(host *netdev.NS, done chan struct{}) {
-	stop, err := host.WatchCounters(v.told)
+	stop, err := host.WatchCounters(func(list []netdev.Told) { v.loop.Turn(func() { v.told(list) }) })
 	if err != nil {
 		v.log.Error("the last bytes of containers that end are not counted", "err", err)
 		stop = func() error { return nil }
 	}
 	defer stop()
 	for {
-		v.count()
-		// At the end of a day, so that it gets what is its own.
-		v.mu.Lock()
-		pause := min(countEvery, max(v.ledger.End(policy.Daily).Sub(v.now()), countPause))
-		v.mu.Unlock()
+		pause := countEvery
+		v.loop.Turn(func() {
+			v.count()
+			pause = v.pause()
+		})
 		tick := time.NewTimer(pause)
 		select {
 		case <-done:
@@ -133,6 +133,14 @@ func (v *volumes) run(host *netdev.NS, done chan struct{}) {
 			}
 		}
 	}
+}
+
+// pause returns the time until the next count, at the latest at the end of a day, so that the day
+// gets what is its own.
+func (v *volumes) pause() time.Duration {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return min(countEvery, max(v.ledger.End(policy.Daily).Sub(v.now()), countPause))
 }
 
 // again has containers counted that have just come.
