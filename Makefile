@@ -8,6 +8,8 @@ VERSION ?= $(RELEASE)$(shell git describe --tags --always --dirty 2>/dev/null | 
 FUZZTIME ?= 5s
 STATICCHECK_VERSION = v0.8.2
 STATICCHECK = build/staticcheck-$(STATICCHECK_VERSION)/staticcheck
+NILAWAY_VERSION = v0.0.0-20260918162853-acb8859b9031
+NILAWAY = build/nilaway-$(NILAWAY_VERSION)/nilaway
 NFPM_VERSION = v2.45.2
 NFPM = build/nfpm-$(NFPM_VERSION)/nfpm
 CYCLONEDX_VERSION = v1.10.0
@@ -183,19 +185,23 @@ vm: ## other kernels only; TIER=ci for more, VM_KERNELS="6.1 6.12" and VM_PACKAG
 	@test/setup vm
 	FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) go test -count=1 -v -timeout 75m ./test/vm
 
-lint: $(STATICCHECK) ## gofmt, vet, staticcheck and the house rules
+lint: $(STATICCHECK) $(NILAWAY) ## gofmt, vet, staticcheck, nilaway and the house rules
 	@test/setup lint
 	@failed=; \
 	out=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	test -z "$$out" || { echo "not formatted by gofmt: $$out"; failed=yes; }; \
 	go vet ./... || failed=yes; \
 	$(STATICCHECK) ./... || failed=yes; \
+	test/nilaway $(NILAWAY) || failed=yes; \
 	go test -count=1 ./test/rules || failed=yes; \
 	test -z "$$failed"
 
-# Not a tool of go.mod: its dependencies are none of ours.
+# No tools of go.mod: their dependencies are none of ours.
 $(STATICCHECK):
 	GOBIN=$(CURDIR)/$(@D) go install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
+
+$(NILAWAY):
+	GOBIN=$(CURDIR)/$(@D) go install go.uber.org/nilaway/cmd/nilaway@$(NILAWAY_VERSION)
 
 release-tools: $(NFPM) $(CYCLONEDX)
 

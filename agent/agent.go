@@ -82,7 +82,9 @@ type Agent struct {
 
 	guaranteed guaranteed // what that is offered
 
-	workers []*worker // of the features that work here
+	workers  []*worker         // of the features that work here
+	fences   map[string]*fence // by feature
+	requests panics            // in requests
 
 	kick     chan struct{} // capacity 1: requests a round
 	rounding sync.Mutex    // one round at a time
@@ -205,6 +207,8 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 		held:      make(map[container.ID]bool),
 		decisions: make(map[choice]policy.Decision),
 		hung:      make(map[*worker]time.Time),
+		fences:    make(map[string]*fence),
+		requests:  panics{log: cfg.Log},
 		layout:    sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup) }),
 	}
 	j.Attribute(func(id uint64) string {
@@ -220,9 +224,13 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 			}
 			a.log.Log(context.Background(), level, "feature is "+string(v.Level), "feature", f.Name(), "why", v.Why, "mend", v.Mend)
 		}
-		if v.Level != probe.Unavailable {
-			a.workers = append(a.workers, newWorker(f, p, a.log, a.nudge))
+		if v.Level == probe.Unavailable {
+			a.contain(f, newFence(f, p, a.log))
+			continue
 		}
+		w := newWorker(f, p, a.log, a.nudge)
+		a.contain(f, w.fence)
+		a.workers = append(a.workers, w)
 	}
 	a.watch()
 	return a
@@ -244,7 +252,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err != nil {
 		errs := []error{fmt.Errorf("run agent: %w", err)}
 		for _, w := range a.workers {
-			errs = append(errs, w.feature.Close())
+			errs = append(errs, w.fence.close(w.feature))
 		}
 		return errors.Join(append(errs, a.close())...)
 	}
@@ -347,7 +355,7 @@ func (a *Agent) close() error {
 	var errs []error
 	for _, f := range a.all {
 		if a.worker(f.Name()) == nil {
-			errs = append(errs, f.Close())
+			errs = append(errs, a.fence(f).close(f))
 		}
 	}
 	if err := a.disinherit(); err != nil {

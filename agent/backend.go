@@ -139,33 +139,37 @@ func (a *Agent) samples() api.Samples {
 
 // Report asks a feature for its report.
 func (a *Agent) Report(ctx context.Context, ask api.Ask) (any, error) {
-	return answer(ctx, a, ask, "report of it", feature.Reporter.Report)
+	return answer(ctx, a, ask, readReport, feature.Reporter.Report)
 }
 
 // Command asks a feature to do something.
 func (a *Agent) Command(ctx context.Context, ask api.Ask) (any, error) {
-	return answer(ctx, a, ask, "command of it", feature.Commander.Command)
+	return answer(ctx, a, ask, "command", feature.Commander.Command)
 }
 
 // answer calls a method of the optional interface T of the feature that ask names.
-func answer[T any](ctx context.Context, a *Agent, ask api.Ask, what string, call func(T, context.Context, *container.Container, api.Ask) (any, error)) (any, error) {
+func answer[T any](ctx context.Context, a *Agent, ask api.Ask, method string, call func(T, context.Context, *container.Container, api.Ask) (any, error)) (out any, err error) {
 	var of *container.Container
+	id := container.ID(0)
 	if ask.Container != "" {
 		c, _, err := a.findToRead(ask.Container)
 		if err != nil {
 			return nil, err
 		}
-		of = &c
+		of, id = &c, c.ID
 	}
 	for _, f := range a.all {
 		if r, ok := f.(T); ok && f.Name() == ask.Feature {
 			if hangs := a.hangs(f); hangs != "" {
 				return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: hangs}
 			}
-			return call(r, ctx, of, ask)
+			if perr := a.fence(f).read(method, id, func() { out, err = call(r, ctx, of, ask) }); perr != nil {
+				return nil, uncalled(f, perr)
+			}
+			return out, err
 		}
 	}
-	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: ask.Feature + ": this agent has no " + what}
+	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: ask.Feature + ": this agent has no " + method + " of it"}
 }
 
 // Version returns the versions of program and kernel.
@@ -229,12 +233,19 @@ func (a *Agent) Self(ctx context.Context, p serve.Peer) (api.Self, error) {
 			}
 			// The first to ask may hang up meanwhile.
 			fn := func() func(container.Container, *api.SelfReports) { return r.SelfReport(context.WithoutCancel(ctx)) }
-			w := a.worker(f.Name())
-			if w == nil { // unsupported here, but it may have a report
-				a.fresh.reports = append(a.fresh.reports, fn())
-			} else if report, ok := readBy(w.selves, fn); ok {
-				a.fresh.reports = append(a.fresh.reports, report)
+			var report func(container.Container, *api.SelfReports)
+			fence, err := a.fence(f), error(nil)
+			if w := a.worker(f.Name()); w == nil { // unsupported here, but it may have a report
+				err = fence.read(readSelf, 0, func() { report = fn() })
+			} else {
+				report, err = readBy(w, readSelf, fn)
 			}
+			if err != nil {
+				continue
+			}
+			a.fresh.reports = append(a.fresh.reports, func(c container.Container, out *api.SelfReports) {
+				fence.read(readSelf, c.ID, func() { report(c, out) }) // without its part, if it panics
+			})
 		}
 	}
 	for _, f := range a.fresh.samples.Features {

@@ -27,9 +27,11 @@ func (a *Agent) controller(ctx context.Context, w *worker, d feature.Decider) {
 		case <-tick.C:
 		}
 		w.deciding.Begin()
-		err := a.control(d)
+		var err error
+		panicked := w.fence.turn("decisions", func() { err = a.control(d) })
 		w.deciding.End()
 		switch {
+		case panicked != nil: // the log says so
 		case err == nil:
 			failed = ""
 		case err.Error() != failed:
@@ -81,8 +83,10 @@ func (a *Agent) adopt() {
 		left := slices.DeleteFunc(a.journal.Entries(), func(e journal.Entry) bool {
 			return e.Expiry.IsZero() || e.Owner.Feature != w.feature.Name()
 		})
-		for _, d := range by.Adopt(left) {
-			a.decisions[choice{d.Container, d.Key}] = d
-		}
+		w.fence.call(place{op: "adopt"}, func() {
+			for _, d := range by.Adopt(left) {
+				a.decisions[choice{d.Container, d.Key}] = d
+			}
+		})
 	}
 }

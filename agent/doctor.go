@@ -23,7 +23,7 @@ func (a *Agent) Doctor(ctx context.Context) (api.Report, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return append(wireReport(slices.Concat(findings(ctx, a.cfg), examined(a.all, a.hangs), offered(a.plugin, &a.guaranteed))), Unmatched(a.policyStatus())...), nil
+	return append(wireReport(slices.Concat(findings(ctx, a.cfg), examined(a.all, a.examine), offered(a.plugin, &a.guaranteed))), Unmatched(a.policyStatus())...), nil
 }
 
 // Unmatched returns findings for policies of files that match no container.
@@ -47,7 +47,7 @@ func Examine(ctx context.Context, cfg Config) api.Report {
 	if err != nil {
 		return wireReport(append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}}))
 	}
-	r = append(r, examined(fs, func(feature.Feature) string { return "" })...)
+	r = append(r, examined(fs, examine)...)
 	for _, f := range fs {
 		f.Close() // nothing was applied
 	}
@@ -69,20 +69,33 @@ func findings(ctx context.Context, cfg Config) probe.Report {
 	}), cfg)
 }
 
-// examined returns the features' findings about this host, and which features do not answer.
-func examined(fs []feature.Feature, hangs func(feature.Feature) string) (list []probe.Finding) {
+// examined returns the features' findings about this host, and how each feature is.
+func examined(fs []feature.Feature, look func(feature.Feature) (probe.Verdict, []probe.Finding)) (list []probe.Finding) {
 	var more []probe.Finding
 	for _, f := range fs {
-		if what := hangs(f); what != "" {
-			list = append(list, probe.Finding{Capability: f.Name(), Area: probe.Features, Verdict: probe.Verdict{
-				Level: probe.Degraded, Why: what, Mend: "look for its cause in the kernel's log; once that is mended, systemctl restart fairlead",
-			}})
-			continue
-		}
-		list = append(list, probe.Finding{Capability: f.Name(), Area: probe.Features, Verdict: f.Support()})
-		if e, ok := f.(feature.Examiner); ok {
-			more = append(more, e.Examine()...)
-		}
+		v, found := look(f)
+		list = append(list, probe.Finding{Capability: f.Name(), Area: probe.Features, Verdict: v})
+		more = append(more, found...)
 	}
 	return append(list, more...)
+}
+
+// examine asks a feature for its findings.
+func examine(f feature.Feature) (probe.Verdict, []probe.Finding) {
+	if e, ok := f.(feature.Examiner); ok {
+		return f.Support(), e.Examine()
+	}
+	return f.Support(), nil
+}
+
+// examine asks a feature of an agent, unless it does not answer.
+func (a *Agent) examine(f feature.Feature) (v probe.Verdict, found []probe.Finding) {
+	if what := a.hangs(f); what != "" {
+		return probe.Verdict{
+			Level: probe.Degraded, Why: what, Mend: "look for its cause in the kernel's log; once that is mended, systemctl restart fairlead",
+		}, nil
+	}
+	fence := a.fence(f)
+	fence.read("examine", 0, func() { v, found = examine(f) })
+	return fence.verdict(f), found
 }

@@ -35,7 +35,7 @@ func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) 
 	}
 	for _, f := range a.all {
 		if w, ok := f.(feature.Witness); ok && a.hangs(f) == "" {
-			out.Evidence = append(out.Evidence, w.Evidence(c.ID)...)
+			a.fence(f).read("evidence", c.ID, func() { out.Evidence = append(out.Evidence, w.Evidence(c.ID)...) })
 		}
 	}
 	a.mu.Lock()
@@ -62,7 +62,11 @@ func (a *Agent) Plan(ctx context.Context, ref string) ([]api.Planned, error) {
 		if what := a.hangs(f); what != "" {
 			return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: what}
 		}
-		plan, err := p.Plan(ctx, c)
+		var plan feature.Plan
+		var err error
+		if perr := a.fence(f).read("plan", c.ID, func() { plan, err = p.Plan(ctx, c) }); perr != nil {
+			return nil, uncalled(f, perr)
+		}
 		if err != nil {
 			return nil, &api.Error{Status: http.StatusConflict, Code: "impossible", Text: api.Text(err)}
 		}

@@ -35,8 +35,11 @@ func (a *Agent) Frame(ctx context.Context) (api.Frame, error) {
 			return out
 		}
 		if w := a.worker(x.Name()); w == nil { // unsupported here, but it may have a report
-			f.Take(read())
-		} else if out, ok := readBy(w.reports, read); ok {
+			var out any
+			if a.fence(x).read(readReport, 0, func() { out = read() }) == nil {
+				f.Take(out)
+			}
+		} else if out, err := readBy(w, readReport, read); err == nil {
 			f.Take(out)
 		}
 	}

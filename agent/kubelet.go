@@ -2,7 +2,6 @@ package agent
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -81,9 +80,9 @@ func (g *guaranteed) ask(w *worker, of feature.Guarantor, now time.Time) {
 		all map[string]uint64
 		err error
 	}
-	got, ok := readBy(w.guarantees, func() (a answer) { a.all, a.err = of.Guarantees(); return a })
-	if !ok {
-		got.err = errors.New(w.feature.Name() + " does not answer")
+	got, err := readBy(w, readGuarantees, func() (a answer) { a.all, a.err = of.Guarantees(); return a })
+	if err != nil {
+		got.err = fmt.Errorf("%s: %w", w.feature.Name(), err)
 	}
 	next := make(map[string]guarantee)
 	for resource, amount := range got.all {

@@ -15,11 +15,11 @@ func (v view) Snapshots() []feature.Snapshot {
 	for _, w := range v.a.workers {
 		out = append(out, w.snapshot())
 		if x, ok := w.feature.(feature.Exporter); ok {
-			s, _ := readBy(w.exports, x.Export)
+			s, _ := readBy(w, readExport, x.Export)
 			out = append(out, s)
 		}
 		if f, ok := w.feature.(feature.Mapped); ok {
-			maps, _ := readBy(w.maps, f.Maps)
+			maps, _ := readBy(w, readMaps, f.Maps)
 			out = append(out, pressure(maps))
 		}
 	}
@@ -40,6 +40,9 @@ func pressure(maps []bpf.Usage) (s feature.Snapshot) {
 	return s
 }
 
+// Panicked implements metrics.View.
+func (v view) Panicked(request string, value any) error { return v.a.Panicked(request, value) }
+
 func (v view) Container(id container.ID) (container.Container, bool) {
 	v.a.mu.Lock()
 	defer v.a.mu.Unlock()
@@ -52,7 +55,7 @@ func (v view) Agent() metrics.Agent {
 	snap, st, changes := a.set.Snapshot(), a.policy.Status(), a.journal.Entries()
 	m := metrics.Agent{
 		Version: VersionOf(a.cfg.Version).Version, Containers: make(map[string]int), Complete: snap.Complete,
-		PolicyOK: st.Err == nil, PolicyLoaded: st.LastSuccess, Changes: len(changes),
+		PolicyOK: st.Err == nil, PolicyLoaded: st.LastSuccess, Changes: len(changes), Panics: a.requests.count.Load(),
 	}
 	for _, src := range snap.Sources {
 		if !src.Pods {
@@ -63,7 +66,7 @@ func (v view) Agent() metrics.Agent {
 		m.Containers[c.Source]++
 	}
 	for _, f := range a.all {
-		row := metrics.Feature{Name: f.Name(), Level: f.Support().Level}
+		row := metrics.Feature{Name: f.Name(), Level: a.fence(f).verdict(f).Level, Panics: a.fence(f).count.Load()}
 		if w := a.worker(f.Name()); w != nil {
 			t := w.totals()
 			row.Done, row.Partly, row.Pending, row.Failed = t.Done, t.Partly, t.Pending, t.Failed

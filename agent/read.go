@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -18,41 +19,66 @@ type reader struct {
 	call feature.Loop
 }
 
-func newReader() *reader { return &reader{turn: make(chan struct{}, 1)} }
+// The methods that are read so, as errors and the log name them.
+const (
+	readSnapshot   = "snapshot"
+	readExport     = "export"
+	readMaps       = "maps"
+	readSelf       = "self report"
+	readReport     = "report"
+	readGuarantees = "guarantees"
+)
 
-// readBy calls fn. ok is false if that, or the wait for an earlier call, takes longer than
-// readTime; while the call still hangs, later ones fail at once. So a method that hangs keeps one
-// goroutine, and no answer about other features.
-func readBy[T any](r *reader, fn func() T) (out T, ok bool) {
+func newReaders() map[string]*reader {
+	rs := make(map[string]*reader)
+	for _, method := range []string{readSnapshot, readExport, readMaps, readSelf, readReport, readGuarantees} {
+		rs[method] = &reader{turn: make(chan struct{}, 1)}
+	}
+	return rs
+}
+
+// errSilent is returned by readBy in time, when the feature does not.
+var errSilent = errors.New("does not answer")
+
+// readBy calls fn, a method of the feature. It returns errSilent if that, or the wait for an earlier
+// call, takes longer than readTime; while the call still hangs, later ones fail at once. So a method
+// that hangs keeps one goroutine, and no answer about other features. A panic is that call's error.
+func readBy[T any](w *worker, method string, fn func() T) (out T, err error) {
+	r := w.readers[method]
 	if began := r.call.Busy(); !began.IsZero() && time.Since(began) > readTime {
-		return out, false
+		return out, errSilent
 	}
 	late := time.NewTimer(readTime)
 	defer late.Stop()
 	select {
 	case r.turn <- struct{}{}:
 	case <-late.C:
-		return out, false
+		return out, errSilent
 	}
-	got := make(chan T, 1)
+	type answer struct {
+		out T
+		err error
+	}
+	got := make(chan answer, 1)
 	go func() {
 		r.call.Begin()
-		v := fn()
+		var a answer
+		a.err = w.fence.read(method, 0, func() { a.out = fn() })
 		r.call.End()
 		<-r.turn
-		got <- v
+		got <- a
 	}()
 	select {
-	case out = <-got:
-		return out, true
+	case a := <-got:
+		return a.out, a.err
 	case <-late.C:
-		return out, false
+		return out, errSilent
 	}
 }
 
 // snapshot returns the feature's measurements: none if it does not answer.
 func (w *worker) snapshot() feature.Snapshot {
-	s, _ := readBy(w.snapshots, w.feature.Snapshot)
+	s, _ := readBy(w, readSnapshot, w.feature.Snapshot)
 	return s
 }
 

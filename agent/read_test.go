@@ -113,7 +113,7 @@ func TestAgentWithHungCall(t *testing.T) {
 		if _, err := a.Command(ctx, api.Ask{Feature: "blockio"}); err == nil || !strings.Contains(err.Error(), "blockio does not answer: "+what) {
 			t.Errorf("a command: %v", err)
 		}
-		if list := examined(a.all, a.hangs); len(list) != 2 || !strings.HasPrefix(list[0].Why, "blockio does not answer: "+what) {
+		if list := examined(a.all, a.examine); len(list) != 2 || !strings.HasPrefix(list[0].Why, "blockio does not answer: "+what) {
 			t.Errorf("doctor finds %+v", list)
 		}
 		if n := strings.Count(log.String(), "a feature hangs"); n != 1 {

@@ -128,6 +128,12 @@ func (a *Agent) alive() {
 func (a *Agent) round() (complete bool) {
 	a.rounding.Lock()
 	defer a.rounding.Unlock()
+	// The round of a request, too: what its server recovers would leave a round half made.
+	defer func() {
+		if value := recover(); value != nil {
+			end(value)
+		}
+	}()
 	began := time.Now()
 	snap := a.set.Snapshot()
 	a.say(snap.Sources)

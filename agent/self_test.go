@@ -32,6 +32,8 @@ func TestMain(m *testing.M) {
 		childAgent(arg)
 	case "precede":
 		precede(arg)
+	case "panics":
+		panicking(arg)
 	default:
 		testkit.Main(m)
 	}

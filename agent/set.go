@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -137,8 +138,8 @@ func change(was []policy.Override, id container.ID, in api.SetRequest, from stri
 // settable returns why a value set for a container now could not take effect.
 func (a *Agent) settable(id container.ID, features map[string]bool) error {
 	for _, f := range a.all {
-		if features[f.Name()] && a.worker(f.Name()) == nil {
-			return refused("%s is unavailable here: %s", f.Name(), f.Support().Why)
+		if v := a.fence(f).verdict(f); features[f.Name()] && v.Level == probe.Unavailable {
+			return refused("%s is unavailable here: %s", f.Name(), v.Why)
 		}
 	}
 	a.mu.Lock()

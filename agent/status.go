@@ -7,6 +7,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -65,7 +66,7 @@ func (w *worker) counts() counts {
 func (w *worker) totals() api.Feature {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	t := api.Feature{Name: w.feature.Name(), Support: wireVerdict(w.feature.Support())}
+	t := api.Feature{Name: w.feature.Name(), Support: wireVerdict(w.fence.verdict(w.feature))}
 	for _, r := range w.rows {
 		switch {
 		case r.err != nil && !r.settled, w.busy == r && w.hang() != "":
@@ -93,8 +94,8 @@ func (a *Agent) statuses(t policy.Target) []api.FeatureStatus {
 	out := []api.FeatureStatus{}
 	for _, f := range a.all {
 		w := a.worker(f.Name())
-		switch v := f.Support(); {
-		case w == nil:
+		switch v := a.fence(f).verdict(f); {
+		case w == nil || v.Level == probe.Unavailable:
 			out = append(out, api.FeatureStatus{Feature: f.Name(), State: api.StateUnavailable, Error: v.Why})
 		case held && !w.has(id):
 			out = append(out, api.FeatureStatus{Feature: f.Name(), State: api.StateHeld})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"reflect"
 	"sync"
 	"time"
@@ -16,47 +15,6 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// pace holds the intervals of a worker and of the agent. Tests use their own.
-type pace struct {
-	call    time.Duration // bound of one call of a feature
-	first   time.Duration // wait after the first failure; doubled after each further one
-	longest time.Duration // bound of that wait
-	refresh time.Duration // how often what is in force is applied again
-	decide  time.Duration // how often to ask features for decisions
-	view    time.Duration // how often to compute the overview
-	now     func() time.Time
-	jitter  func() float64 // in [0, 1)
-}
-
-// ordinary is the pace of a real agent. A container that is just starting often lacks its
-// interfaces for some milliseconds, so the first wait is short.
-func ordinary() pace {
-	return pace{
-		call:    10 * time.Second,
-		first:   50 * time.Millisecond,
-		longest: time.Minute,
-		refresh: 5 * time.Minute,
-		decide:  time.Second,
-		view:    overviewEvery,
-		now:     time.Now,
-		jitter:  rand.Float64,
-	}
-}
-
-// spread changes d by up to a fifth at random, so that calls that failed together are not repeated
-// together.
-func (p pace) spread(d time.Duration) time.Duration {
-	return time.Duration(float64(d) * (0.8 + 0.4*p.jitter()))
-}
-
-func (p pace) backoff(tries int) time.Duration {
-	d := p.first
-	for i := 1; i < tries && d < p.longest; i++ {
-		d *= 2
-	}
-	return p.spread(min(d, p.longest))
-}
-
 // worker makes one feature match what is wanted, one call at a time. Each feature has its own
 // worker, so a feature that is slow or hangs delays no other.
 //
@@ -64,6 +22,7 @@ func (p pace) backoff(tries int) time.Duration {
 // been applied.
 type worker struct {
 	feature feature.Feature
+	fence   *fence
 	pace    pace
 	log     *slog.Logger
 	wake    chan struct{} // capacity 1
@@ -71,7 +30,7 @@ type worker struct {
 
 	deciding feature.Loop // of the controller of a feature that decides
 
-	snapshots, exports, maps, selves, reports, guarantees *reader // of Snapshot, Export, Maps, SelfReport, Report and Guarantees
+	readers map[string]*reader // by method
 
 	mu     sync.Mutex
 	ending bool // stop was called: nothing is wanted from then on
@@ -110,11 +69,13 @@ func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker
 		feature: f, pace: p, log: log.With("feature", f.Name()),
 		wake:  make(chan struct{}, 1),
 		left:  left,
+		fence: newFence(f, p, log),
 		rows:  make(map[container.ID]*row),
 		moved: make(chan struct{}),
 
-		snapshots: newReader(), exports: newReader(), maps: newReader(), selves: newReader(), reports: newReader(), guarantees: newReader(),
+		readers: newReaders(),
 	}
+	w.fence.fell = w.quit
 	if n, ok := f.(feature.Notifier); ok {
 		n.Notify(w.again)
 	}
@@ -148,7 +109,7 @@ func (w *worker) replace(targets map[container.ID]policy.Target, complete bool) 
 		if _, wanted := targets[id]; wanted || r.want == nil {
 			continue
 		}
-		if !r.touched {
+		if !r.touched || w.fence.unavailable() != "" {
 			delete(w.rows, id)
 			continue
 		}
@@ -163,6 +124,12 @@ func (w *worker) replace(targets map[container.ID]policy.Target, complete bool) 
 	w.alive = complete
 	w.begun = w.begun || w.tried()
 	w.nudge()
+}
+
+// move wakes those who wait for the end of a call.
+func (w *worker) move() {
+	close(w.moved)
+	w.moved = make(chan struct{})
 }
 
 // adopted reports whether everything that was wanted at first has been tried once. What an earlier
@@ -226,6 +193,9 @@ func (w *worker) run(ctx context.Context) {
 // step makes the most urgent call. If none is due, it returns when the next one will be; zero means
 // never, as things stand.
 func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
+	if w.fence.unavailable() != "" {
+		return false, next
+	}
 	w.mu.Lock()
 	r, next := w.choose()
 	if r == nil {
@@ -234,10 +204,8 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.pace.call)
 	defer cancel()
-	w.busy, w.cancel, w.began, w.doing = r, cancel, w.pace.now(), r.op(w)
-	if r != &w.prune {
-		w.doing += " of container " + r.id.String()
-	}
+	at := place{r.op(w), r.id}
+	w.busy, w.cancel, w.began, w.doing = r, cancel, w.pace.now(), at.String()
 	target, asked := r.want, r.asked
 	var alive map[container.ID]bool
 	if r == &w.prune {
@@ -251,13 +219,17 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	w.mu.Unlock()
 
 	var err error
-	switch {
-	case alive != nil:
-		err = w.feature.Prune(ctx, func(id container.ID) bool { return alive[id] })
-	case target != nil:
-		err = withRefused(w.feature.Name(), *target, w.feature.Apply(ctx, *target))
-	default:
-		err = w.feature.Remove(ctx, r.id)
+	if panicked := w.fence.call(at, func() {
+		switch {
+		case alive != nil:
+			err = w.feature.Prune(ctx, func(id container.ID) bool { return alive[id] })
+		case target != nil:
+			err = withRefused(w.feature.Name(), *target, w.feature.Apply(ctx, *target))
+		default:
+			err = w.feature.Remove(ctx, r.id)
+		}
+	}); panicked != nil {
+		err = panicked
 	}
 
 	w.mu.Lock()
@@ -268,8 +240,7 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 		w.begun = true
 		w.left() // the rest was not taken over
 	}
-	close(w.moved)
-	w.moved = make(chan struct{})
+	w.move()
 	return true, time.Time{}
 }
 
@@ -280,7 +251,7 @@ func (w *worker) note(r *row, asked uint64, err error) {
 	if r.asked != asked { // another target is wanted by now, and due
 		return
 	}
-	if err != nil && r.news(err, now) && !errors.Is(err, context.Canceled) {
+	if err != nil && r.news(err, now) && !errors.Is(err, context.Canceled) && !isPanic(err) {
 		what := "not in force"
 		if errors.Is(err, feature.ErrPartly) {
 			what = "in force in part"
@@ -298,6 +269,9 @@ func (w *worker) note(r *row, asked uint64, err error) {
 		w.calls.Failures++
 		r.tries++
 		r.due = now.Add(w.pace.backoff(r.tries))
+		if isPanic(err) {
+			r.due = now.Add(w.pace.rest(r.tries))
+		}
 	case r != &w.prune && r.want == nil:
 		delete(w.rows, r.id)
 		// Others in the namespace may have shared it.
@@ -431,6 +405,10 @@ func (w *worker) settle(ctx context.Context, id container.ID) error {
 	for {
 		w.mu.Lock()
 		r, moved := w.rows[id], w.moved
+		if why := w.fence.unavailable(); why != "" {
+			w.mu.Unlock()
+			return errors.New(why)
+		}
 		if r == nil || r.settled || r.err != nil {
 			defer w.mu.Unlock()
 			if r == nil || r.settled { // as far as this host can
@@ -458,7 +436,7 @@ func (w *worker) stop(ctx context.Context) error {
 	for ctx.Err() == nil {
 		w.mu.Lock()
 		for _, r := range w.rows {
-			if r.tries >= enough {
+			if r.tries >= enough || isPanic(r.err) {
 				w.log.Error("left for the journal to restore", "container", r.id, "err", r.err)
 				delete(w.rows, r.id)
 			}
@@ -475,5 +453,5 @@ func (w *worker) stop(ctx context.Context) error {
 			}
 		}
 	}
-	return w.feature.Close()
+	return w.fence.close(w.feature)
 }

@@ -18,3 +18,14 @@ func TestLoop(t *testing.T) {
 		t.Errorf("at the end it is busy since %v", l.Busy())
 	}
 }
+
+// A Turn is made the way that Contain says.
+func TestTurn(t *testing.T) {
+	var l Loop
+	made := 0
+	l.Turn(func() { made++ })
+	l.Contain(func(turn func()) { turn(); turn() })
+	if l.Turn(func() { made++ }); made != 3 {
+		t.Errorf("of one turn, and one that is made twice, %d were made", made)
+	}
+}

@@ -29,6 +29,9 @@ type View interface {
 	Container(container.ID) (container.Container, bool)
 	// Agent returns the state of the agent itself.
 	Agent() Agent
+	// Panicked takes the value of a panic while the page was made, and returns its error. It does
+	// not return if the agent cannot go on.
+	Panicked(request string, value any) error
 }
 
 // Agent is what the agent measures of itself.
@@ -43,6 +46,7 @@ type Agent struct {
 	RoundTime    time.Duration // all rounds together
 	Changes      int           // in the journal
 	Stale        int           // of these, for containers that do not run
+	Panics       uint64        // of requests
 	Features     []Feature
 }
 
@@ -52,6 +56,7 @@ type Feature struct {
 	Level                         probe.Level
 	Done, Partly, Pending, Failed int           // containers
 	Calls, Failures               uint64        // of Apply, Remove and Prune
+	Panics                        uint64        // in its calls and loops
 	Hangs                         time.Duration // since when such a call has not returned; 0: none hangs
 }
 
@@ -74,6 +79,7 @@ type samples struct{ view View }
 func (samples) Describe(chan<- *prometheus.Desc) {}
 
 func (s samples) Collect(out chan<- prometheus.Metric) {
+	defer contain(s.view, out)
 	descs := make(map[string]*prometheus.Desc)
 	seen := make(map[string]bool)
 	refused := 0
@@ -106,6 +112,13 @@ func (s samples) Collect(out chan<- prometheus.Metric) {
 	}
 	out <- prometheus.MustNewConstMetric(prometheus.NewDesc(Prefix+"metrics_refused",
 		"Samples of this scrape that were left out because of an invalid or repeated name.", nil, nil), prometheus.GaugeValue, float64(refused))
+}
+
+// contain is deferred: it makes a panic the error of the page.
+func contain(v View, out chan<- prometheus.Metric) {
+	if value := recover(); value != nil {
+		out <- prometheus.NewInvalidMetric(prometheus.NewDesc(Prefix+"panic", "A panic.", nil, nil), v.Panicked("GET /metrics", value))
+	}
 }
 
 // constant converts a sample to a Prometheus metric.
@@ -157,6 +170,7 @@ type agent struct{ view View }
 func (agent) Describe(chan<- *prometheus.Desc) {}
 
 func (a agent) Collect(out chan<- prometheus.Metric) {
+	defer contain(a.view, out)
 	s := a.view.Agent()
 	send := func(kind prometheus.ValueType, name, help string, value float64, pairs ...string) {
 		var names, values []string
@@ -184,6 +198,7 @@ func (a agent) Collect(out chan<- prometheus.Metric) {
 	gauge("agent_policy_problems", "Policy values of running containers that are invalid.", float64(s.Problems))
 	gauge("agent_journal_changes", "Changes of host state in the journal.", float64(s.Changes))
 	gauge("agent_journal_stale_changes", "Changes of host state in the journal for containers that have ended, which are not undone yet.", float64(s.Stale))
+	counter("agent_request_panics_total", "Requests that were answered with status 500 because of a panic.", float64(s.Panics))
 	out <- prometheus.MustNewConstSummary(prometheus.NewDesc(Prefix+"agent_round_seconds",
 		"Duration of the reconcile loop's rounds, without the calls to features.", nil, nil), s.Rounds, s.RoundTime.Seconds(), nil)
 	for _, f := range s.Features {
@@ -195,6 +210,7 @@ func (a agent) Collect(out chan<- prometheus.Metric) {
 		}
 		gauge("feature_hangs_seconds", "Time for which a call to the feature has not returned; 0 if none hangs.", f.Hangs.Seconds(), "feature", f.Name)
 		counter("feature_calls_total", "Calls to the feature's Apply, Remove and Prune.", float64(f.Calls), "feature", f.Name)
+		counter("feature_panics_total", "Panics in the feature's code, each of which became the error of one call.", float64(f.Panics), "feature", f.Name)
 		counter("feature_call_failures_total", "Calls to the feature that returned an error.", float64(f.Failures), "feature", f.Name)
 	}
 }

@@ -3,6 +3,7 @@ package metrics
 import (
 	"context"
 	"flag"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -42,6 +43,23 @@ func (v *fakeView) Container(id container.ID) (container.Container, bool) {
 	return c, ok
 }
 func (v *fakeView) Agent() Agent { return v.agent }
+func (v *fakeView) Panicked(request string, value any) error {
+	return fmt.Errorf("%s: panic: %v", request, value)
+}
+
+// torn is a View that panics.
+type torn struct{ fakeView }
+
+func (*torn) Agent() Agent { panic("torn") }
+
+// A panic while the page is made is the error of that page.
+func TestPanic(t *testing.T) {
+	r := prometheus.NewRegistry()
+	r.MustRegister(agent{&torn{}})
+	if _, err := r.Gather(); err == nil || !strings.Contains(err.Error(), "GET /metrics: panic: torn") {
+		t.Errorf("the page's error is %v", err)
+	}
+}
 
 // page gathers what v shows of fairlead's own series, as text.
 func page(t *testing.T, v View) string {

@@ -43,6 +43,9 @@ type Backend interface {
 	// Caller returns the container of a process that has connected, or 0 if it is in no known
 	// container. It is cheap: it is called before anything is read from the connection.
 	Caller(Peer) api.ID
+	// Panicked takes the value of a panic in the answer to a request, in the deferred function that
+	// has recovered it, and returns the request's error. It does not return if the agent cannot go on.
+	Panicked(request string, value any) error
 }
 
 // route is one endpoint, and its description for the document.

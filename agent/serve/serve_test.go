@@ -128,6 +128,10 @@ func (b *backend) Caller(Peer) api.ID {
 	return 9
 }
 
+func (b *backend) Panicked(request string, value any) error {
+	return fmt.Errorf("%s: panic: %v", request, value)
+}
+
 // served serves b until the test ends, and returns the socket.
 func served(t *testing.T, b Backend, mode os.FileMode, serve func(context.Context, net.Listener, Backend, *slog.Logger) error) string {
 	t.Helper()
@@ -203,6 +207,25 @@ func TestRoundTrip(t *testing.T) {
 	}
 	if _, err := c.Self(ctx); !isCode(err, "not_found") {
 		t.Errorf("self on the agent's socket: %v", err)
+	}
+}
+
+// torn is a backend that panics.
+type torn struct{ backend }
+
+func (*torn) Status(context.Context) (api.Status, error) { panic("torn") }
+
+// A panic is one request's error, in the form of all others; the connection goes on.
+func TestPanic(t *testing.T) {
+	c := api.Dial(served(t, &torn{}, 0o660, Serve))
+	defer c.Close()
+	for range 5 {
+		if _, err := c.Status(t.Context()); !isCode(err, "internal") || err.Error() != "GET /v1/status: panic: torn" {
+			t.Errorf("a panic arrives as %v", err)
+		}
+		if _, err := c.Version(t.Context()); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
 	}
 }
 

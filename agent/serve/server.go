@@ -99,13 +99,13 @@ func endpoint(b Backend, r route, rs *readers, log *slog.Logger) http.Handler {
 		out, err := any(nil), allowed(r, req)
 		if err == nil && r.stream != nil {
 			err = rs.serve(w, req, log, func(ctx context.Context, after uint64) ([]streamed, error) {
-				return r.stream(b, req.WithContext(ctx), after)
+				return contained(b, r, func() ([]streamed, error) { return r.stream(b, req.WithContext(ctx), after) })
 			})
 			if err == nil {
 				return
 			}
 		} else if err == nil {
-			out, err = r.call(b, req)
+			out, err = contained(b, r, func() (any, error) { return r.call(b, req) })
 		}
 		if err == nil {
 			answer(w, r.done(), out)
@@ -118,6 +118,16 @@ func endpoint(b Backend, r route, rs *readers, log *slog.Logger) http.Handler {
 		}
 		answer(w, e.Status, api.Failure{Error: *e})
 	})
+}
+
+// contained calls fn. A panic becomes the request's error.
+func contained[T any](b Backend, r route, fn func() (T, error)) (out T, err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			err = b.Panicked(r.method+" "+r.path, value)
+		}
+	}()
+	return fn()
 }
 
 // allowed refuses writes by peers that may only read. A route of the self socket changes only the

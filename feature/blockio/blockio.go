@@ -58,6 +58,7 @@ type BlockIO struct {
 	changed    func(container.ID) // asks for another Apply
 	capacities capacities
 	events     *eventLog
+	loop       feature.Loop // of turns, and of calibrations
 	measured
 	judged
 	placed
@@ -78,6 +79,7 @@ var (
 	_ feature.Guarantor = (*BlockIO)(nil)
 	_ feature.Notifier  = (*BlockIO)(nil)
 	_ feature.Mapped    = (*BlockIO)(nil)
+	_ feature.Looper    = (*BlockIO)(nil)
 )
 
 // managed is a container for which the agent has called Apply.
@@ -95,7 +97,7 @@ func New(cfg Config) (*BlockIO, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	f := &BlockIO{
-		cfg: cfg, managed: make(map[container.ID]*managed), events: newEventLog(), changed: func(container.ID) {},
+		cfg: cfg, managed: make(map[container.ID]*managed), events: newEventLog(), changed: func(container.ID) {}, loop: feature.Loop{Name: "disks"},
 		measured: measured{ids: make(map[container.ID]uint64)},
 		judged:   judged{limits: make(decide.Limits), decided: make(map[decided]bool)},
 	}
@@ -130,6 +132,9 @@ func support(l cgroup.Layout, err error, measures func() error) probe.Verdict {
 // Notify implements feature.Notifier. It asks for another Apply if a reservation is admitted
 // otherwise than Apply reported, or is missed.
 func (f *BlockIO) Notify(changed func(container.ID)) { f.changed = changed }
+
+// Loops implements feature.Looper.
+func (f *BlockIO) Loops() []*feature.Loop { return []*feature.Loop{&f.loop} }
 
 // Name implements feature.Feature.
 func (f *BlockIO) Name() string { return name }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -169,7 +170,7 @@ func (f *BlockIO) takeTurns() {
 		}
 		if m.turning == nil && on > 0 {
 			m.turning = &turning{dir: m.target.Container.Cgroup.V2, on: on, stop: make(chan struct{}), done: make(chan struct{})}
-			go m.turning.run()
+			go m.turning.run(&f.loop)
 		}
 	}
 }
@@ -179,8 +180,13 @@ func (t *turning) end() {
 	<-t.done
 }
 
-func (t *turning) run() {
+func (t *turning) run(in *feature.Loop) {
 	defer close(t.done)
+	in.Turn(t.turns)
+}
+
+// turns takes turns until stop is closed.
+func (t *turning) turns() {
 	urgent()
 	wait := func(d time.Duration) (on bool) {
 		if d > 0 {

@@ -29,14 +29,16 @@ func (f *Latency) dutyCycle(stop <-chan struct{}) {
 			return
 		case <-time.After(wait):
 		}
-		f.mu.Lock()
-		if f.stop == stop && f.meter != nil {
-			var err error
-			if wait, err = f.nextPhase(); err != nil {
-				f.cfg.Log.Warn("measure in a flood", "err", err)
+		f.reading.Turn(func() {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if f.stop == stop && f.meter != nil {
+				var err error
+				if wait, err = f.nextPhase(); err != nil {
+					f.cfg.Log.Warn("measure in a flood", "err", err)
+				}
 			}
-		}
-		f.mu.Unlock()
+		})
 	}
 }
 

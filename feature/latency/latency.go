@@ -249,7 +249,7 @@ func (f *Latency) open() (err error) {
 	f.stop = make(chan struct{})
 	go f.dutyCycle(f.stop)
 	// Without a watch, a change of the uplinks is seen only at the next Apply.
-	if f.unwatch, err = f.host.Watch(f.changed); err != nil {
+	if f.unwatch, err = f.host.Watch(func() { f.reading.Turn(f.changed) }); err != nil {
 		f.cfg.Log.Warn("watch uplinks", "err", err)
 		f.unwatch = nil
 	}

@@ -108,6 +108,18 @@ const mostTaken = 1000
 
 func (t *tracer) run() {
 	defer close(t.done)
+	var raw ringbuf.Record
+	var err error
+	read := func() {
+		t.turn.Begin()
+		defer t.turn.End()
+		if err == nil {
+			t.take(raw.RawSample)
+		}
+		if err != nil || raw.Remaining == 0 { // otherwise an awaited record may be next
+			t.flush(time.Now())
+		}
+	}
 	turn, taken := time.Now(), 0
 	for {
 		if now := time.Now(); now.Sub(turn) >= patience {
@@ -117,18 +129,11 @@ func (t *tracer) run() {
 		}
 		taken++
 		t.reader.SetDeadline(time.Now().Add(patience)) // the programs do not wake it
-		raw, err := t.reader.Read()
+		raw, err = t.reader.Read()
 		if errors.Is(err, ringbuf.ErrClosed) {
 			return
 		}
-		t.turn.Begin()
-		if err == nil {
-			t.take(raw.RawSample)
-		}
-		if err != nil || raw.Remaining == 0 { // otherwise an awaited record may be next
-			t.flush(time.Now())
-		}
-		t.turn.End()
+		t.turn.Turn(read)
 	}
 }
 

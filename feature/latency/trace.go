@@ -117,8 +117,7 @@ func (f *Latency) record(id container.ID, self bool, filter api.LatencyFilter, d
 	m.traced = true
 	err = f.schedule(now, begins)
 	if !f.lapsing {
-		f.lapsing = true
-		time.AfterFunc(lease, f.lapse)
+		f.lapseAfter(lease)
 	}
 	return f.tracer, tr, err
 }
@@ -159,6 +158,12 @@ func (f *Latency) switchTracing(id container.ID, on bool) (out api.LatencyTracin
 	return api.LatencyTracing{On: true, Until: until}, err
 }
 
+// lapseAfter calls lapse after a time. f.mu is held.
+func (f *Latency) lapseAfter(d time.Duration) {
+	f.lapsing = true
+	time.AfterFunc(d, func() { f.reading.Turn(f.lapse) })
+}
+
 // lapse ends recordings without a recent request.
 func (f *Latency) lapse() {
 	f.mu.Lock()
@@ -181,8 +186,7 @@ func (f *Latency) lapse() {
 		f.cfg.Log.Warn("end records of packets", "err", err)
 	}
 	if left > 0 {
-		f.lapsing = true
-		time.AfterFunc(lease/4, f.lapse)
+		f.lapseAfter(lease / 4)
 		return
 	}
 	f.orphans += f.tracer.lostWaits()

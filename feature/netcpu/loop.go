@@ -20,6 +20,9 @@ func (n *Netcpu) Loops() []*feature.Loop {
 	if n.charger != nil {
 		loops = append(loops, n.charger.Loop())
 	}
+	if n.meter != nil {
+		loops = append(loops, n.meter.Loop())
+	}
 	return loops
 }
 
@@ -40,9 +43,9 @@ func (n *Netcpu) loop() {
 			return
 		case slot := <-n.dropper.Alarms():
 			glances-- // it is none
-			told(time.Now(), n.heed(slot))
+			n.following.Turn(func() { told(time.Now(), n.heed(slot)) })
 		case now := <-tick.C:
-			told(now, n.look(now, glances%int(window/glance) == 0))
+			n.following.Turn(func() { told(now, n.look(now, glances%int(window/glance) == 0)) })
 		}
 	}
 }
@@ -52,14 +55,19 @@ func (n *Netcpu) loop() {
 func (n *Netcpu) look(now time.Time, whole bool) error {
 	n.following.Begin()
 	defer n.following.End()
+	err := n.glance(now, whole)
+	if whole && n.meter != nil {
+		err = errors.Join(err, n.meter.Err()) // waits for a window that begins or ends
+	}
+	return err
+}
+
+func (n *Netcpu) glance(now time.Time, whole bool) error {
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	err := n.isolator.Glance(now)
 	if whole {
 		err = errors.Join(err, n.isolator.Follow(now))
-	}
-	n.mu.Unlock()
-	if whole && n.meter != nil {
-		err = errors.Join(err, n.meter.Err()) // waits for a window that begins or ends
 	}
 	return err
 }

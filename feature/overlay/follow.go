@@ -39,7 +39,11 @@ func (f *Overlay) open() (err error) {
 	c := f.cache
 	f.done.Go(func() { f.beat(ctx) })
 	f.done.Go(func() {
-		if err := c.asks(ctx, f.answer); err != nil && ctx.Err() == nil {
+		answer := func(list []asked) (yes []bool) {
+			f.beating.Turn(func() { yes = f.answer(list) })
+			return yes
+		}
+		if err := c.asks(ctx, answer); err != nil && ctx.Err() == nil {
 			f.cfg.Log.Error("flows of overlay networks are fast no longer", "err", err)
 		}
 	})
@@ -80,11 +84,16 @@ func (f *Overlay) beat(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if !f.mu.TryLock() {
-			continue
-		}
-		f.beating.Begin()
-		if ctx.Err() == nil {
+		f.beating.Turn(func() {
+			if !f.mu.TryLock() {
+				return
+			}
+			defer f.mu.Unlock()
+			f.beating.Begin()
+			defer f.beating.End()
+			if ctx.Err() != nil {
+				return
+			}
 			if err := f.cache.beat(); err != nil {
 				f.cfg.Log.Warn("heartbeat of overlay networks", "err", err)
 			}
@@ -92,9 +101,7 @@ func (f *Overlay) beat(ctx context.Context) {
 				last = now
 				f.again("look")
 			}
-		}
-		f.beating.End()
-		f.mu.Unlock()
+		})
 	}
 }
 
@@ -127,7 +134,7 @@ func (f *Overlay) again(why string) {
 // gather returns the receiver of a namespace's changes.
 func (f *Overlay) gather(netns uint64) *network.Gather {
 	return network.NewGather(f.cfg.Now, func(d time.Duration, do func()) { time.AfterFunc(d, do) }, func(changes []netdev.Change) {
-		f.follow(netns, changes)
+		f.looking.Turn(func() { f.follow(netns, changes) })
 	})
 }
 

@@ -259,20 +259,25 @@ func (f *Overlay) Maps() []bpf.Usage {
 
 // Close implements feature.Feature. Nothing stays in the kernel.
 func (f *Overlay) Close() error {
+	host, err := f.end()
+	f.done.Wait()
+	if host != nil {
+		err = errors.Join(err, f.listing.Close(), host.Close(), f.own.Close())
+	}
+	return err
+}
+
+// end removes everything from the kernel, and returns the namespace that is still open.
+func (f *Overlay) end() (host *netdev.NS, err error) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	var errs []error
 	for _, o := range f.force {
 		errs = append(errs, f.drop(o))
 	}
 	errs = append(errs, f.shut())
-	host := f.host
-	f.host = nil
-	f.mu.Unlock()
-	f.done.Wait()
-	if host != nil {
-		errs = append(errs, f.listing.Close(), host.Close(), f.own.Close())
-	}
-	return errors.Join(errs...)
+	host, f.host = f.host, nil
+	return host, errors.Join(errs...)
 }
 
 // supported reports whether the programs can be loaded.

@@ -212,10 +212,12 @@ func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
 	if err != nil {
 		return err
 	}
-	for _, l := range left {
-		if err := f.settle(l); err != nil {
-			return err
-		}
+	var errs []error
+	for _, l := range left { // all: one without members must not stay among the shaped
+		errs = append(errs, f.settle(l))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
 	if err := f.depart(in); err != nil {
 		return err
@@ -236,7 +238,7 @@ func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
 			return err
 		}
 	}
-	errs := []error{a.failed, a.told}
+	errs = []error{a.failed, a.told}
 	if a.failed == nil {
 		// The class first, so that no packet names a missing one.
 		errs = append(errs, f.enforce(ctx, a.out, a.in))

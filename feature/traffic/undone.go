@@ -41,7 +41,7 @@ func (f *Traffic) lookAgain(done chan struct{}) {
 		case <-done:
 			return
 		case <-tick.C:
-			f.lookAround()
+			f.looking.Turn(f.lookAround)
 		}
 	}
 }

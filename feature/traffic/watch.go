@@ -31,7 +31,9 @@ func (f *Traffic) watch(ns *netdev.NS) error {
 	}
 	w := &watch{ns: own}
 	w.stop, err = own.WatchDevices(func(devices map[int]bool, lost bool) {
-		f.lookAfter(inode, func(index int) bool { return lost || devices[index] })
+		f.looking.Turn(func() {
+			f.lookAfter(inode, func(index int) bool { return lost || devices[index] })
+		})
 		time.Sleep(lookPause)
 	})
 	if err != nil {

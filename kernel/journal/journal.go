@@ -160,6 +160,7 @@ func (j *Journal) TurnGiven(k Knob, given, value string, by Owner, expiry time.T
 }
 
 func (j *Journal) turnIf(k Knob, given *string, value string, by Owner, expiry time.Time) error {
+	defer j.intact()
 	ref := k.Ref()
 	if err := storable(ref.Kind, ref.Object, value, by.Feature); err != nil {
 		return fmt.Errorf("turn %s %q: %w", ref.Kind, ref.Object, err)

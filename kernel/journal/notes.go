@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -25,6 +26,21 @@ type notes struct {
 	byRef  map[Ref]*note // a note is replaced, never changed
 	closed bool
 	source func(container uint64) string // nil: not known
+
+	broken atomic.Bool
+}
+
+// Broken reports whether there was a panic in the Journal, or in a Knob or a function that it has
+// called. It may then differ from the host: the process is to end at once, without undoing anything,
+// and the next Open goes on with what is in the file.
+func (n *notes) Broken() bool { return n.broken.Load() }
+
+// intact is deferred by what changes or lists the notes.
+func (n *notes) intact() {
+	if p := recover(); p != nil {
+		n.broken.Store(true)
+		panic(p)
+	}
 }
 
 // Close releases the directory. Values in force stay in force. Afterwards nothing can be turned or
@@ -69,6 +85,7 @@ func (n *notes) Reassign(match func(Entry) bool, to Owner) error {
 // entry keeps its Ref if another entry has the new one. A knob that is turned meanwhile stays as it
 // is.
 func (n *notes) Rename(match func(Entry) bool, to func(Entry) Entry) error {
+	defer n.intact()
 	if n.isClosed() {
 		return os.ErrClosed
 	}
@@ -126,6 +143,7 @@ func (n *notes) rename(was *note, now note) error {
 
 // amend changes the claims of the entries that match.
 func (n *notes) amend(verb string, match func(Entry) bool, how func(*claim)) error {
+	defer n.intact()
 	if n.isClosed() {
 		return os.ErrClosed
 	}
@@ -181,6 +199,7 @@ func (n *notes) Expired(now time.Time) []Entry {
 }
 
 func (n *notes) list(match func(Entry) bool) []Entry {
+	defer n.intact()
 	var out []Entry
 	for _, e := range n.sorted(match) {
 		out = append(out, e.entries(match)...)
@@ -208,6 +227,7 @@ func (n *notes) sorted(match func(Entry) bool) []*note {
 // Forget drops the entries that match without touching the host, for objects that have gone
 // together with their container.
 func (n *notes) Forget(match func(Entry) bool) error {
+	defer n.intact()
 	if n.isClosed() {
 		return os.ErrClosed
 	}

@@ -36,6 +36,7 @@ type Outcome struct {
 // outcomes. It abandons a call that does not return, and the entry's Outcome is Failed with
 // ErrStuck. If the call returns later, the entry is dropped then.
 func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error) {
+	defer j.intact()
 	if j.isClosed() {
 		return nil, os.ErrClosed
 	}

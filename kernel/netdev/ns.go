@@ -152,12 +152,17 @@ func (ns *NS) Dup() (*NS, error) {
 
 // Do runs fn in the namespace and returns its error. Only the network namespace is changed, not the
 // mounts: sysfs and bpffs stay the caller's. fn runs on a thread of its own that is locked for it;
-// goroutines that fn starts run outside. A thread that cannot be brought back is thrown away.
+// goroutines that fn starts run outside. A thread that cannot be brought back is thrown away. A panic of
+// fn becomes one of Do, with a *Panic.
 func (ns *NS) Do(fn func() error) error {
 	done := make(chan error, 1)
+	var p *Panic
 	go func() {
 		err := errors.New("function left its goroutine")
-		defer func() { done <- err }()
+		defer func() {
+			p = moved(recover())
+			done <- err
+		}()
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			// /proc/self describes the first thread, and must not show another namespace as our own
@@ -187,7 +192,11 @@ func (ns *NS) Do(fn func() error) error {
 		}()
 		err = fn()
 	}()
-	return <-done
+	err := <-done
+	if p != nil {
+		panic(p)
+	}
+	return err
 }
 
 // ID returns the number of other inside ns (as in IFLA_LINK_NETNSID), or -1 if it has none there.

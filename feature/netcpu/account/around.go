@@ -45,8 +45,9 @@ func (m *Meter) measureAround(call bool) (time.Duration, error) {
 	done := make(chan result)
 	go func() {
 		runtime.LockOSThread() // for good: the thread ends with its affinity
-		found, err := m.interruptsAround(call)
-		done <- result{found, err}
+		r := result{err: errors.New("it was not measured")}
+		m.loop.Turn(func() { r.found, r.err = m.interruptsAround(call) })
+		done <- r
 	}()
 	r := <-done
 	if r.err != nil {
@@ -85,7 +86,7 @@ func (m *Meter) recalibrate() {
 	}
 	m.calibrated = time.Now()
 	// If it fails, the last result remains in use.
-	m.calibrating.Go(func() { m.calibrate() })
+	m.calibrating.Go(func() { m.loop.Turn(func() { m.calibrate() }) })
 }
 
 // interruptsAround causes interrupts, one after the other, and returns the overhead

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -79,6 +80,8 @@ type Meter struct {
 	timed       bool      // the programs see interrupts
 	calibrated  time.Time // the start of the last calibration
 	calibrating sync.WaitGroup
+
+	loop feature.Loop // of sample and the calibrations
 }
 
 // account is the account of one container: a slot in the per-CPU tables. It is not an
@@ -122,6 +125,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 		cfg:      cfg,
 		accounts: make(map[container.ID]*account),
 		idle:     make(map[accountTheft]time.Duration),
+		loop:     feature.Loop{Name: "windows"},
 	}
 	defer func() {
 		if err != nil {
@@ -232,6 +236,9 @@ func (m *Meter) interrupts() error {
 func (m *Meter) stampOf(acc *account) (*bpf.Copy, error) {
 	return m.object.Copy(accountProgFlStamp, bpf.Vars{accountVarFlNumber: acc.number})
 }
+
+// Loop returns the loop of the Meter's goroutines.
+func (m *Meter) Loop() *feature.Loop { return &m.loop }
 
 // Maps returns how full the maps are.
 func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }

@@ -120,7 +120,9 @@ func (m *Meter) sample() {
 		case <-w.stop:
 			return
 		case <-wait.C:
-			wait.Reset(m.next())
+			next := tick
+			m.loop.Turn(func() { next = m.next() })
+			wait.Reset(next)
 		}
 	}
 }

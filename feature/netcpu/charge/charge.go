@@ -256,18 +256,23 @@ func (ch *Charger) charge() {
 		}
 		now := time.Now()
 		if !now.Before(at) {
-			if err := ch.round(now); err != nil {
-				ch.cfg.Log.Warn("charging containers", "feature", ch.cfg.Feature, "err", err)
-			}
+			ch.turn.Turn(func() {
+				if err := ch.round(now); err != nil {
+					ch.cfg.Log.Warn("charging containers", "feature", ch.cfg.Feature, "err", err)
+				}
+			})
 			// At fixed times, so that the intervals have the same length.
 			for at = at.Add(every); !at.After(now); {
 				at = at.Add(every)
 			}
 		}
-		next, err := ch.write()
-		if err != nil {
-			ch.cfg.Log.Warn("changing quotas", "feature", ch.cfg.Feature, "err", err)
-		}
+		var next time.Time
+		ch.turn.Turn(func() {
+			var err error
+			if next, err = ch.write(); err != nil {
+				ch.cfg.Log.Warn("changing quotas", "feature", ch.cfg.Feature, "err", err)
+			}
+		})
 		if next.IsZero() || at.Before(next) {
 			next = at
 		}

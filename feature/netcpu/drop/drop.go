@@ -121,6 +121,9 @@ func (d *Dropper) hear() {
 		if err != nil {
 			return // closed
 		}
+		if len(r.RawSample) < 4 {
+			continue // not of our programs
+		}
 		select {
 		case d.alarms <- binary.NativeEndian.Uint32(r.RawSample):
 		default:

@@ -48,18 +48,23 @@ func (d *Dropper) ForgetQueue(napi int) error {
 	return nil
 }
 
-// Others returns how many packets for nobody isolated came by the uplinks. It is less than before
-// when a charged tenant has ended.
-func (d *Dropper) Others() (sum uint64, err error) {
-	slots := []uint32{0} // of nobody isolated or charged
+// unisolated returns the slots of those that are charged, and of nobody isolated or charged.
+func (d *Dropper) unisolated() []uint32 {
 	d.mu.Lock()
+	defer d.mu.Unlock()
+	slots := []uint32{0}
 	for _, t := range d.tenants {
 		if t.charged {
 			slots = append(slots, t.slot)
 		}
 	}
-	d.mu.Unlock()
-	for _, slot := range slots {
+	return slots
+}
+
+// Others returns how many packets for nobody isolated came by the uplinks. It is less than before
+// when a charged tenant has ended.
+func (d *Dropper) Others() (sum uint64, err error) {
+	for _, slot := range d.unisolated() {
 		var e dropTenant
 		if err := d.maps.FlTenants.Lookup(slot, &e); err != nil {
 			return 0, fmt.Errorf("read what came by the uplinks: %w", err)

@@ -1,0 +1,285 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+// This file recovers panics; nothing else of the agent does. docs/decisions/0014 says which ones,
+// and what follows.
+
+const (
+	mostPanics = 3 // of one feature within panicTime: it is unavailable from then on
+	panicTime  = time.Minute
+	loopRest   = 5 * time.Second // of a loop that has panicked
+)
+
+// place is where a panic comes from: a method, a loop or a request, and the container that it is for;
+// 0 if it is for none.
+type place struct {
+	op string
+	of container.ID
+}
+
+func (p place) String() string {
+	if p.of == 0 {
+		return p.op
+	}
+	return p.op + " of container " + p.of.String()
+}
+
+// panicked is the error of a call that has ended in a panic.
+type panicked struct {
+	place
+	value any
+}
+
+func (p *panicked) Error() string {
+	return fmt.Sprintf("%s: panic: %v: this is a bug of fairlead; please report it with the stack in the agent's log", p.op, p.value)
+}
+
+func isPanic(err error) bool {
+	p := (*panicked)(nil)
+	return errors.As(err, &p)
+}
+
+// errRests is the error of what is not called for some time, after a panic.
+var errRests = errors.New("is not called for a while, as it has panicked")
+
+// end ends the process with the stack of a panic that is being recovered, although the goroutine may
+// be one of a server that recovers it, too.
+func end(value any) {
+	stack := debug.Stack()
+	go panic(fmt.Sprintf("%v\n\n%s", value, stack))
+	select {}
+}
+
+// panics counts panics, and logs the stack of each kind once.
+type panics struct {
+	log    *slog.Logger
+	count  atomic.Uint64
+	logged sync.Map // texts
+}
+
+// note takes the value that recover has returned, in the deferred function that has called it.
+func (p *panics) note(at place, value any) *panicked {
+	stack := debug.Stack()
+	if m, ok := value.(*netdev.Panic); ok {
+		value, stack = m.Value, m.Stack
+	}
+	p.count.Add(1)
+	err := &panicked{at, value}
+	args := []any{"in", at, "panic", value}
+	if _, before := p.logged.LoadOrStore(fmt.Sprint(value), true); !before {
+		args = append(args, "stack", string(stack))
+	}
+	p.log.Error("a panic is contained", args...)
+	return err
+}
+
+// fence keeps the panics of one feature from the rest of the agent. All calls of a feature, and the
+// turns of its loops, go through it.
+type fence struct {
+	panics
+	pace  pace
+	doubt func() bool // the agent's own state is in doubt: panics pass; nil: never
+	fell  func()      // called when the feature becomes unavailable; nil: nothing
+
+	troubled atomic.Bool // there was a panic: look at what follows
+
+	mu      sync.Mutex
+	times   []time.Time // of the last panics
+	resting map[place]resting
+	why     string // it is unavailable; "" if it is not
+}
+
+// resting is the state of a method or loop that has panicked.
+type resting struct {
+	until time.Time
+	row   int // panics in a row
+}
+
+func newFence(f feature.Feature, p pace, log *slog.Logger) *fence {
+	return &fence{panics: panics{log: log.With("feature", f.Name())}, pace: p, resting: make(map[place]resting)}
+}
+
+// unavailable returns why the feature is called no more; "" if it is.
+func (f *fence) unavailable() string {
+	if !f.troubled.Load() {
+		return ""
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.why
+}
+
+// call calls fn. A panic of fn is its error.
+func (f *fence) call(at place, fn func()) error {
+	if why := f.unavailable(); why != "" {
+		return errors.New(why)
+	}
+	return f.try(at, fn)
+}
+
+// try is call, available or not.
+func (f *fence) try(at place, fn func()) (err error) {
+	defer func() {
+		if f.doubt != nil && f.doubt() {
+			return // without recover: what panics goes on
+		}
+		if value := recover(); value != nil {
+			p := f.note(at, value)
+			f.strike(p)
+			err = p
+		}
+	}()
+	fn()
+	return nil
+}
+
+// strike makes the feature unavailable if it panics too often.
+func (f *fence) strike(p *panicked) {
+	if f.struck(p) && f.fell != nil {
+		f.fell()
+	}
+}
+
+func (f *fence) struck(p *panicked) (fell bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.troubled.Store(true)
+	now := f.pace.now()
+	f.times = append(f.times, now)
+	f.times = f.times[max(0, len(f.times)-mostPanics):]
+	if f.why != "" || len(f.times) < mostPanics || now.Sub(f.times[0]) >= panicTime {
+		return false
+	}
+	f.why = fmt.Sprintf("it has panicked %d times within a minute, the last time in %s: %v; what it has put in force stays", mostPanics, p.place, p.value)
+	f.log.Error("a feature is unavailable until the agent starts again", "why", f.why)
+	return true
+}
+
+// often is call for what is called again and again by itself. After a panic it is not called for the
+// time that rest returns for that many panics in a row.
+func (f *fence) often(at place, rest func(panics int) time.Duration, fn func()) error {
+	if f.troubled.Load() && f.rests(at) {
+		return fmt.Errorf("%s %w", at, errRests)
+	}
+	err := f.call(at, fn)
+	switch {
+	case isPanic(err):
+		f.rest(at, rest)
+	case f.troubled.Load():
+		f.awake(at)
+	}
+	return err
+}
+
+func (f *fence) rests(at place) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.pace.now().Before(f.resting[at].until)
+}
+
+func (f *fence) rest(at place, rest func(int) time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	row := f.resting[at].row + 1
+	f.resting[at] = resting{f.pace.now().Add(rest(row)), row}
+}
+
+func (f *fence) awake(at place) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.resting, at)
+}
+
+// read calls a method that reads something for others.
+func (f *fence) read(method string, of container.ID, fn func()) error {
+	return f.often(place{method, of}, f.pace.rest, fn)
+}
+
+// turn makes a turn of a loop. One that panics again and again makes the feature unavailable.
+func (f *fence) turn(loop string, fn func()) error {
+	return f.often(place{op: loop}, func(int) time.Duration { return loopRest }, fn)
+}
+
+// close closes the feature, available or not.
+func (f *fence) close(of feature.Feature) (err error) {
+	if panicked := f.try(place{op: "close"}, func() { err = of.Close() }); panicked != nil {
+		return panicked
+	}
+	return err
+}
+
+// verdict is the feature's support, or why it is not called any more.
+func (f *fence) verdict(of feature.Feature) probe.Verdict {
+	if why := f.unavailable(); why != "" {
+		return probe.Verdict{Level: probe.Unavailable, Why: why, Mend: "systemctl restart fairlead; please report the stack in its log"}
+	}
+	return of.Support()
+}
+
+// quit takes note that the feature has become unavailable. What it has put in force stays; the
+// journal undoes what belongs to containers that have ended.
+func (w *worker) quit() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, r := range w.rows {
+		if r.want == nil {
+			delete(w.rows, id)
+		}
+	}
+	w.move()
+	w.left()
+}
+
+// contain puts a fence around each feature.
+func (a *Agent) contain(f feature.Feature, fence *fence) {
+	fence.doubt = a.journal.Broken
+	a.fences[f.Name()] = fence
+	l, ok := f.(feature.Looper)
+	if !ok {
+		return
+	}
+	for _, loop := range l.Loops() {
+		loop.Contain(func(turn func()) { fence.turn(loop.Name, turn) })
+	}
+}
+
+// fence returns the fence of a feature.
+func (a *Agent) fence(f feature.Feature) *fence {
+	if it := a.fences[f.Name()]; it != nil {
+		return it
+	}
+	return newFence(f, a.pace, a.log) // of none of this agent's
+}
+
+// uncalled is the answer to a request for what a feature was not called for, or has panicked in.
+func uncalled(f feature.Feature, err error) error {
+	e := &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: f.Name() + ": " + api.Text(err)}
+	if isPanic(err) {
+		e.Status, e.Code = http.StatusInternalServerError, "internal"
+	}
+	return e
+}
+
+// Panicked implements serve.Backend and metrics.View.
+func (a *Agent) Panicked(request string, value any) error {
+	if a.journal.Broken() {
+		end(value)
+	}
+	return &api.Error{Status: http.StatusInternalServerError, Code: "internal", Text: api.Text(a.requests.note(place{op: request}, value))}
+}

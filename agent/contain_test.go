@@ -1,0 +1,264 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// torn is a feature that panics where it is told to.
+type torn struct {
+	*fake
+	snapshot, report func()
+	loop             feature.Loop
+}
+
+func (f *torn) Snapshot() feature.Snapshot { f.snapshot(); return f.fake.Snapshot() }
+
+func (f *torn) Report(context.Context, *container.Container, api.Ask) (any, error) {
+	f.report()
+	return api.NetCPU{}, nil
+}
+
+func (f *torn) Loops() []*feature.Loop { return []*feature.Loop{&f.loop} }
+
+// A container in whose Apply and Remove the feature panics has that error, and is tried again ever
+// more rarely, so that it never makes the feature unavailable. Others have theirs meanwhile.
+func TestPanicOfOneContainer(t *testing.T) {
+	var log bytes.Buffer
+	c, f, bad := newClock(), newFake(), true
+	tries := []time.Time{}
+	fault := func(id container.ID) {
+		if id == 1 && bad {
+			tries = append(tries, c.Now())
+			panic("at odds")
+		}
+	}
+	f.apply = func(_ context.Context, t policy.Target) error { fault(t.Container.ID); return nil }
+	f.remove = func(_ context.Context, id container.ID) error { fault(id); return nil }
+	w := newWorker(f, c.pace(), slog.New(slog.NewTextHandler(&log, nil)), func() {})
+	w.want(targets(target(1, "isolate"), target(2, "isolate")), true)
+	for range 3600 {
+		steps(t, w)
+		c.advance(time.Second)
+	}
+	st := w.status(1)
+	if st.State != api.StateError || st.Error != "apply: panic: at odds: this is a bug of fairlead; please report it with the stack in the agent's log" || st.Next.IsZero() {
+		t.Errorf("the status of 1 is %+v", st)
+	}
+	if st := w.status(2); st.State != api.StateDone || f.inForce()[2] != "isolate" {
+		t.Errorf("the status of 2 is %+v", st)
+	}
+	if n := len(tries); n < 5 || n > 20 || tries[1].Sub(tries[0]) < 20*time.Second || tries[n-1].Sub(tries[n-2]) < 4*time.Minute {
+		t.Errorf("tried at %v", tries)
+	}
+	if n := strings.Count(log.String(), "stack="); n != 1 || !strings.Contains(log.String(), "TestPanicOfOneContainer") || strings.Contains(log.String(), "not in force") {
+		t.Errorf("the log has %d stacks, want one, and nothing else about it:\n%s", n, &log)
+	}
+	if why := w.fence.unavailable(); why != "" || w.fence.count.Load() != uint64(len(tries)) {
+		t.Errorf("%q; %d panics counted of %d", why, w.fence.count.Load(), len(tries))
+	}
+
+	w.want(targets(target(2, "isolate")), true)
+	steps(t, w)
+	if !w.has(1) {
+		t.Error("after a panic in Remove it is taken for removed")
+	}
+	bad = false
+	c.advance(time.Minute)
+	if steps(t, w); w.has(1) || w.status(2).State != api.StateDone {
+		t.Error("it is not removed once Remove works")
+	}
+}
+
+// The third panic within a minute makes a feature unavailable. What is in force stays, the journal
+// undoes what is of containers that end, and other features go on.
+func TestPanicsOfOneFeature(t *testing.T) {
+	r := newRig(t, 1, 2, 3, 4, 5)
+	synctest.Test(t, func(t *testing.T) {
+		good := turner{newFake(), r.host, r.journal()}
+		bad := turner{newFake(), r.host, good.journal}
+		good.name, bad.name = "blockio", "netcpu"
+		bad.apply = func(_ context.Context, t policy.Target) error {
+			if t.Container.ID > 2 {
+				panic(fmt.Sprint("at odds with ", t.Container.ID))
+			}
+			return nil
+		}
+		set := newFakeSet(true, box(1, "isolate"), box(2, "isolate"))
+		a := assemble(Config{StateDir: r.state, Log: quiet()}, set, policy.NewStore("", time.Now), good.journal, r.host.opener, []feature.Feature{bad, good}, ordinary())
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- a.Run(ctx) }()
+		time.Sleep(time.Minute)
+		set.set(true, box(1, "isolate"), box(2, "isolate"), box(3, "isolate"), box(4, "isolate"), box(5, "isolate"))
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+
+		const want = "it has panicked 3 times within a minute, the last time in apply of container 5: at odds with 5; what it has put in force stays"
+		for id := range container.ID(5) {
+			c, _ := set.Lookup(id + 1)
+			st := a.statuses(a.target(c))
+			if st[0].State != api.StateUnavailable || st[0].Error != want || st[1].State != api.StateDone {
+				t.Errorf("the statuses of %d are %+v", id+1, st)
+			}
+		}
+		for _, f := range (view{a}).Agent().Features {
+			if fell := f.Name == "netcpu"; (f.Level == "unavailable") != fell || (f.Panics == 3) != fell {
+				t.Errorf("the metrics are %+v", f)
+			}
+		}
+		if list := a.featureTotals(); list[0].Support.Why != want || list[0].Support.Mend == "" {
+			t.Errorf("the status is %+v", list)
+		}
+		if list := examined(a.all, a.examine); list[0].Why != want {
+			t.Errorf("doctor finds %+v", list)
+		}
+		if err := a.settable(1, map[string]bool{"netcpu": true}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("it is settable: %v", err)
+		}
+		if v := r.host.get(t, 1); v != "isolated" {
+			t.Errorf("what was in force is %q", v)
+		}
+		bad.took()
+		set.set(true, box(1, "isolate"))
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		if v := r.host.get(t, 2); v != "plain" || r.host.get(t, 1) != "isolated" {
+			t.Errorf("of a container that has ended, %q is in force", v)
+		}
+		if calls := bad.took(); len(calls) > 0 {
+			t.Errorf("calls: %v", calls)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if v := r.host.get(t, 1); v != "plain" || !bad.closed {
+			t.Errorf("after the end %q is in force", v)
+		}
+	})
+}
+
+// A panic in a method that reads is that call's error. A loop that panics is tried again, and the
+// third time the feature is unavailable.
+func TestPanicBesideCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fault := func() { panic(&netdev.Panic{Value: "at odds", Stack: []byte("elsewhere")}) }
+		f := &torn{fake: newFake(), snapshot: fault, report: fault, loop: feature.Loop{Name: "what it does"}}
+		var log bytes.Buffer
+		r := newRig(t)
+		a := assemble(Config{StateDir: r.state, Log: slog.New(slog.NewTextHandler(&log, nil))}, newFakeSet(true), policy.NewStore("", time.Now), r.journal(), r.host.opener, []feature.Feature{f}, ordinary())
+		defer a.close()
+		for range 100 {
+			if s := a.workers[0].snapshot(); s.Samples != nil {
+				t.Errorf("a snapshot that panics returns %+v", s)
+			}
+			time.Sleep(time.Second)
+		}
+		for _, code := range []string{"internal", "unavailable"} {
+			var e *api.Error
+			if _, err := a.Report(t.Context(), api.Ask{Feature: "netcpu"}); !errors.As(err, &e) || e.Code != code {
+				t.Errorf("the report: %v, want %s", err, code)
+			}
+		}
+		if n := a.fences["netcpu"].count.Load(); n < 3 || n > 5 || a.fences["netcpu"].unavailable() != "" {
+			t.Errorf("%d panics; %q", n, a.fences["netcpu"].unavailable())
+		}
+		if n := strings.Count(log.String(), "stack=elsewhere"); n != 1 {
+			t.Errorf("the log has the stack %d times:\n%s", n, &log)
+		}
+		time.Sleep(10 * time.Minute)
+		f.snapshot, f.report = func() {}, func() {}
+		if _, err := a.Report(t.Context(), api.Ask{Feature: "netcpu"}); err != nil {
+			t.Errorf("a report that works again: %v", err)
+		}
+
+		turns := 0
+		for range 60 {
+			f.loop.Turn(func() { turns++; panic("in a loop") })
+			time.Sleep(time.Second)
+		}
+		if why := a.fences["netcpu"].unavailable(); turns != mostPanics || !strings.Contains(why, "the last time in what it does: in a loop") {
+			t.Errorf("%d turns; %q", turns, why)
+		}
+	})
+}
+
+// panicking is an agent that panics in a round that a request has made, or in the journal while a
+// feature uses it.
+func panicking(args string) {
+	where, state, _ := strings.Cut(args, " ")
+	j, err := journal.Open(state)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	set, f := newFakeSet(true, box(1, "isolate")), newFake()
+	f.apply = func(context.Context, policy.Target) error {
+		if where == "journal" {
+			j.Extend(func(journal.Entry) bool { panic("torn") }, time.Time{})
+		}
+		return nil
+	}
+	opener := func() journal.Opener { return nil }
+	if err := j.Turn(knob{&host{dir: state}, state + "/knob"}, "ours", journal.Owner{Feature: f.name, Container: 1}); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	a := assemble(Config{StateDir: state, Log: quiet()}, set, policy.NewStore("", time.Now), j, opener, []feature.Feature{f}, ordinary())
+	if where == "round" {
+		a.set = nil
+		func() { // as net/http does
+			defer func() { recover() }()
+			a.Reload(context.Background())
+		}()
+	} else {
+		a.Run(context.Background())
+	}
+	time.Sleep(time.Minute)
+}
+
+// A panic in the journal, or in the round, ends the agent, whoever would recover it. What it has put
+// in force stays in the journal.
+func TestPanicEnds(t *testing.T) {
+	for where, frame := range map[string]string{"journal": "panicking.func1.1", "round": "agent.(*Agent).round"} {
+		t.Run(where, func(t *testing.T) {
+			state := t.TempDir()
+			if err := os.WriteFile(state+"/knob", []byte("before"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, "/proc/self/exe")
+			cmd.Env = append(os.Environ(), childEnv+"=panics "+where+" "+state)
+			out, err := cmd.CombinedOutput()
+			if cmd.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), "panic: ") || !strings.Contains(string(out), frame) {
+				t.Errorf("%v:\n%s", err, out)
+			}
+			j, err := journal.Open(state)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer j.Close()
+			if data, err := os.ReadFile(state + "/knob"); string(data) != "ours" || len(j.Entries()) != 1 {
+				t.Errorf("the knob is %q, %v, and the journal has %v", data, err, j.Entries())
+			}
+		})
+	}
+}

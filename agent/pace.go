@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// pace holds the intervals of a worker and of the agent. Tests use their own.
+type pace struct {
+	call    time.Duration // bound of one call of a feature
+	first   time.Duration // wait after the first failure; doubled after each further one
+	longest time.Duration // bound of that wait
+	refresh time.Duration // how often what is in force is applied again
+	decide  time.Duration // how often to ask features for decisions
+	view    time.Duration // how often to compute the overview
+	now     func() time.Time
+	jitter  func() float64 // in [0, 1)
+}
+
+// ordinary is the pace of a real agent. A container that is just starting often lacks its
+// interfaces for some milliseconds, so the first wait is short.
+func ordinary() pace {
+	return pace{
+		call:    10 * time.Second,
+		first:   50 * time.Millisecond,
+		longest: time.Minute,
+		refresh: 5 * time.Minute,
+		decide:  time.Second,
+		view:    overviewEvery,
+		now:     time.Now,
+		jitter:  rand.Float64,
+	}
+}
+
+// spread changes d by up to a fifth at random, so that calls that failed together are not repeated
+// together.
+func (p pace) spread(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.8 + 0.4*p.jitter()))
+}
+
+func (p pace) backoff(tries int) time.Duration {
+	d := p.first
+	for i := 1; i < tries && d < p.longest; i++ {
+		d *= 2
+	}
+	return p.spread(min(d, p.longest))
+}
+
+// rest is the pause after the nth panic in a row of one container, or of one method that reads. The
+// first is long enough that no single one makes the feature unavailable.
+func (p pace) rest(n int) time.Duration {
+	d := panicTime / 2
+	for i := 1; i < n && d < p.refresh; i++ {
+		d *= 2
+	}
+	return p.spread(min(d, p.refresh))
+}
