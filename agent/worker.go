@@ -3,15 +3,16 @@ package agent
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"log/slog"
+	"os"
 	"reflect"
 	"sync"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -252,11 +253,12 @@ func (w *worker) note(r *row, asked uint64, err error) {
 		return
 	}
 	if err != nil && r.news(err, now) && !errors.Is(err, context.Canceled) && !isPanic(err) {
-		what := "not in force"
+		// A part that cannot hold follows from the policy, and is the container's status.
+		level, what := slog.LevelWarn, "not in force"
 		if errors.Is(err, feature.ErrPartly) {
-			what = "in force in part"
+			level, what = slog.LevelInfo, "in force in part"
 		}
-		w.log.Warn(what, "container", r.id, "op", r.op(w), "err", err)
+		w.log.Log(context.Background(), level, what, "container", r.id, "op", r.op(w), "err", err)
 	}
 	failed := err != nil && !errors.Is(err, feature.ErrPartly)
 	if r.settled == failed || (r.err == nil) != (err == nil) {
@@ -309,14 +311,23 @@ const passing = 2 * time.Second
 
 // news reports whether an error is to be reported.
 func (r *row) news(err error, now time.Time) bool {
-	if !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) && !errors.Is(err, netdev.ErrNoNS) && !errors.Is(err, feature.ErrDisagree) {
+	if !kernel.Gone(err) && !errors.Is(err, feature.ErrDisagree) {
 		return r.err == nil || r.err.Error() != err.Error()
 	}
-	if r.told || r.err == nil || now.Sub(r.since) < passing {
+	if r.told || r.err == nil || now.Sub(r.since) < passing || r.ended() {
 		return false
 	}
 	r.told = true
 	return true
+}
+
+// ended reports whether the container has ended, before the list of containers says so.
+func (r *row) ended() bool {
+	if r.want == nil {
+		return true
+	}
+	_, err := os.Stat(r.want.Container.Cgroup.V2)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 func (r *row) op(w *worker) string {

@@ -185,7 +185,7 @@ func (m *meter) follow(e *ends, budget uint32) error {
 	const windows = 59 // of 2^24 ns, in a second
 	return errors.Join(
 		m.maps.Budget.Set(max(budget/windows, 1)),
-		m.maps.Uplinks.Set(e.uplinks), m.maps.Unseen.Set(e.unseen), m.maps.Tenants.Set(e.tenants), m.maps.Near.Set(e.near),
+		m.maps.Uplinks.Set(&e.uplinks), m.maps.Unseen.Set(e.unseen), m.maps.Tenants.Set(e.tenants[:]), m.maps.Near.Set(&e.near),
 		m.queue(), m.listen())
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel"
 )
 
 // window is the interval at which the loop acts on the traffic. A glance in between sees what
@@ -92,9 +93,9 @@ type failedWindows struct {
 }
 
 // report records one window. It returns the number of failed windows since the last log line, or 0
-// if nothing is to be logged now.
+// if nothing is to be logged now. What has gone is no failure: its container is about to end.
 func (f *failedWindows) report(now time.Time, err error) (windows int) {
-	if err == nil {
+	if err == nil || kernel.Gone(err) {
 		return 0
 	}
 	f.count++

@@ -154,8 +154,8 @@ func (f *Finder) Open(path string, inode uint64) (*NS, error) {
 			}
 			if err == nil {
 				ns.Close()
-			} else if try > 0 && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNotNS) {
-				failed = err
+			} else if try > 0 && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNotNS) && !errors.Is(err, unix.EAGAIN) {
+				failed = err // EAGAIN is the answer while the mount goes
 			}
 		}
 		if failed != nil {

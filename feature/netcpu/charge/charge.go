@@ -257,7 +257,7 @@ func (ch *Charger) charge() {
 		now := time.Now()
 		if !now.Before(at) {
 			ch.turn.Turn(func() {
-				if err := ch.round(now); err != nil {
+				if err := ch.round(now); err != nil && !kernel.Gone(err) {
 					ch.cfg.Log.Warn("charging containers", "feature", ch.cfg.Feature, "err", err)
 				}
 			})
@@ -269,7 +269,7 @@ func (ch *Charger) charge() {
 		var next time.Time
 		ch.turn.Turn(func() {
 			var err error
-			if next, err = ch.write(); err != nil {
+			if next, err = ch.write(); err != nil && !kernel.Gone(err) {
 				ch.cfg.Log.Warn("changing quotas", "feature", ch.cfg.Feature, "err", err)
 			}
 		})
