@@ -253,9 +253,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.recallPolicy()
 	a.reload()
 	a.recall()
-	// Changes that have lapsed meanwhile must not be adopted, and what an earlier release
-	// noted by another name is not found by the features.
-	a.undo(func(e journal.Entry) bool { return e.Expired(a.pace.now()) || e.Ref.Kind == cgroup.KindIdle })
+	// Changes that have lapsed meanwhile must not be adopted.
+	a.undo(func(e journal.Entry) bool { return e.Expired(a.pace.now()) })
 	a.adopt()
 	g, ctx := errgroup.WithContext(ctx)
 	for _, s := range serve {

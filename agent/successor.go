@@ -34,8 +34,7 @@ var ErrQueued = errors.New("another agent waits to take over already")
 // and ends when the other has opened them, or handTime later. So they never stop working.
 const successorFile = "successor"
 
-// handTime bounds the wait for an agent that takes over and does not open the programs, such as one
-// of an earlier release.
+// handTime bounds the wait for an agent that takes over and does not open the programs.
 const handTime = 500 * time.Millisecond
 
 // glance is how often the two look into the file.

@@ -102,7 +102,7 @@ func New(cfg Config) (*BlockIO, error) {
 		judged:   judged{limits: make(decide.Limits), decided: make(map[decided]bool)},
 	}
 	var err error
-	if f.capacities, err = loadCapacities(cfg.Capacities, cfg.Roots.Sys); err != nil {
+	if f.capacities, err = loadCapacities(cfg.Capacities); err != nil {
 		cfg.Log.Error("not all that was known of disks is known any more", "err", err)
 	}
 	f.layout, err = cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup)

@@ -146,7 +146,7 @@ func (f *BlockIO) calibrateIdle() {
 			continue
 		}
 		w.disk = decide.Disk{Major: d.Major, Minor: d.Minor}
-		if c := f.capacity(d); c.Known() && (c.Depth > 0 || !c.Measured) {
+		if c := f.capacity(d); c.Known() {
 			w.looked, w.why = time.Time{}, ""
 			continue
 		}

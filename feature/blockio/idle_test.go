@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
@@ -145,7 +144,7 @@ func TestCalibrateIdleStops(t *testing.T) {
 	must(t, h.Close())
 }
 
-// What an operator has given is not measured, and what an earlier release measured is again.
+// What an operator has given is not measured.
 func TestCalibrateIdleWhat(t *testing.T) {
 	h, l, tick := idleHost(t, func(context.Context, string, *block.Done) (block.Figures, error) {
 		return block.Figures{}, errors.New("tried")
@@ -153,14 +152,5 @@ func TestCalibrateIdleWhat(t *testing.T) {
 	h.capacity(l.Path, 1000)
 	if tick() {
 		t.Error("measured, though an operator has given it")
-	}
-	_, err := h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: l.Path, Measured: true, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 5, WriteIOPS: 5}}})
-	must(t, err)
-	if !tick() {
-		t.Error("not measured, though an earlier release has measured it")
-	}
-	h.BlockIO.idle.running.Wait()
-	if w := h.BlockIO.idle.waits["/srv"]; !strings.Contains(w.why, "tried") {
-		t.Errorf("it failed because %s", w.why)
 	}
 }

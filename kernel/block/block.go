@@ -46,16 +46,6 @@ func (d Disk) Identity() string {
 	return strings.TrimPrefix(fmt.Sprintf("%s, %s, %d bytes", d.Model, d.Unique, d.Size), ", ")
 }
 
-// FormerIdentity is the Identity of the first releases: model, serial number and size, or the
-// disk's name. Disks of one model that had no serial number in sysfs share it.
-func (d Disk) FormerIdentity() string {
-	name := d.Model
-	if name == "" {
-		name = d.Name
-	}
-	return fmt.Sprintf("%s, %d bytes", name, d.Size)
-}
-
 // Open returns the disk of a device node below /dev, on the same file system. For a partition, it
 // returns the whole disk. A loop device is a disk: its own requests count, and those to its backing
 // file do not. Errors: ErrNoDevice and ErrNoRequests.

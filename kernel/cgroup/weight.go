@@ -123,24 +123,3 @@ func (k weight) Compose(wants []string) string {
 func (k weight) Unfinished(now, from, target string) bool {
 	return from == Idled && target != Idled && (now == "100" || now == "1024")
 }
-
-// KindIdle is the journal kind of idle cgroups in earlier releases. It is opened for entries that
-// they have left.
-const KindIdle = "idle"
-
-// OpenIdle opens the weight of a cgroup by an entry of [KindIdle]. It refuses a path that does not
-// lie below root.
-func OpenIdle(root string, ref journal.Ref) (journal.Knob, error) {
-	k, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: ref.Object})
-	if err != nil {
-		return nil, err
-	}
-	path := k.Ref().Object
-	if filepath.Base(path) != idleFile {
-		return nil, fmt.Errorf("open knob %s %q: not a file %s", ref.Kind, ref.Object, idleFile)
-	}
-	dir := filepath.Dir(path)
-	_, err = value(dir, weightFile)
-	k, _ = WeightKnob(dir, !errors.Is(err, errNoFile))
-	return k, nil
-}
