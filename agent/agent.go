@@ -142,8 +142,12 @@ type roundCounts struct {
 // New opens the journal, constructs sources, policy and features, and changes nothing on the host.
 // Run handles what an earlier agent left.
 //
-// Errors: an invalid MetricsAddr; ErrTwo; journal.ErrBusy if another agent has StateDir.
+// Errors: probe.ErrKernel; an invalid MetricsAddr; ErrTwo; journal.ErrBusy if another agent has
+// StateDir.
 func New(cfg Config) (*Agent, error) {
+	if err := probe.Supported(); err != nil {
+		return nil, fmt.Errorf("start agent: %w", err)
+	}
 	if cfg.Roots == (kernel.Roots{}) {
 		cfg.Roots = kernel.Default()
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
@@ -58,8 +59,11 @@ type Successor struct {
 
 // Succeed takes the place behind the agent that works on this host, or the first place if none
 // does. The caller waits for its turn, makes its Agent by New, and then closes the Successor. Errors:
-// ErrQueued.
+// probe.ErrKernel, ErrQueued.
 func Succeed(cfg Config) (*Successor, error) {
+	if err := probe.Supported(); err != nil {
+		return nil, fmt.Errorf("wait to take over: %w", err)
+	}
 	f, err := openSuccession(cfg.StateDir)
 	if err == nil {
 		err = queue(f)

@@ -124,7 +124,7 @@ func support(l cgroup.Layout, err error, measures func() error) probe.Verdict {
 		return probe.Verdict{Level: probe.Unavailable, Why: "no controller of block I/O is mounted, or no cgroup v2 tree", Mend: "mount the io controller (v2) or blkio (v1)"}
 	}
 	if err := measures(); err != nil {
-		return probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel of 5.15 or later with BTF"}
+		return probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with BTF"}
 	}
 	if l.CPU == "" {
 		return probe.Verdict{Level: probe.Degraded, Why: "no cpu controller is mounted: nobody can be made to yield a CPU", Mend: "mount the cpu controller"}

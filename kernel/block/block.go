@@ -30,7 +30,7 @@ type Disk struct {
 	Size         uint64 // bytes
 	Model        string // model and serial number, as far as the disk reports them
 	Unique       string // distinguishes it from others of its model, for people: "wwid ...", "serial ...", "file ..." or "at ..."
-	Sequence     uint64 // diskseq, unique to this disk within this boot; 0 before 5.15
+	Sequence     uint64 // diskseq, unique to this disk within this boot
 	Scheduler    string // "none", "mq-deadline", "bfq"
 	Loop         string // the backing file of a loop device, else ""
 }
