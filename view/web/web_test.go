@@ -17,7 +17,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/view"
-	"github.com/fairlead-project/fairlead/view/viewtest"
+	"github.com/fairlead-project/fairlead/test/viewtest"
 )
 
 // recorded serves the recording of ten minutes of a host with 12 containers, of which one is

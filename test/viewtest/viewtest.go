@@ -1,6 +1,6 @@
 // Package viewtest makes frames of a host that does not exist, for the tests of the views: many
 // containers whose figures all change, a victim, its culprit, and a container whose strings try to
-// control a terminal or a page. It computes no overview. Only tests import it.
+// control a terminal or a page. It computes no overview.
 package viewtest
 
 import (
