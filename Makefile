@@ -33,7 +33,7 @@ RACE_TESTS = $(patsubst host:%,%,$(RACED))
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.
 RACE ?=
 
-.PHONY: help version build install install-files install-docs manual package image release release-tools site demo test test-full fleet race fuzz vm bars lint generate check-generated clean
+.PHONY: help version build install install-files install-docs manual package image release release-tools demo test test-full fleet race fuzz vm bars lint generate check-generated clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -114,10 +114,6 @@ release: $(CYCLONEDX) ## packages and the image for all architectures, what is i
 	done
 	$(MAKE) --no-print-directory image
 	cd $(OUT) && sha256sum * >SHA256SUMS
-
-site: ## the documents as a static site, into build/site
-	rm -rf build/site
-	go run ./cmd/internal/site . build/site
 
 demo: ## one minute of before and after, on this machine, as root
 	@test/setup demo

@@ -144,8 +144,12 @@ type roundCounts struct {
 // New opens the journal, constructs sources, policy and features, and changes nothing on the host.
 // Run handles what an earlier agent left.
 //
-// Errors: an invalid MetricsAddr; ErrTwo; journal.ErrBusy if another agent has StateDir.
+// Errors: probe.ErrKernel; an invalid MetricsAddr; ErrTwo; journal.ErrBusy if another agent has
+// StateDir.
 func New(cfg Config) (*Agent, error) {
+	if err := probe.Supported(); err != nil {
+		return nil, fmt.Errorf("start agent: %w", err)
+	}
 	if cfg.Roots == (kernel.Roots{}) {
 		cfg.Roots = kernel.Default()
 	}
@@ -261,9 +265,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.recallPolicy()
 	a.reload()
 	a.recall()
-	// Changes that have lapsed meanwhile must not be adopted, and what an earlier release
-	// noted by another name is not found by the features.
-	a.undo(func(e journal.Entry) bool { return e.Expired(a.pace.now()) || e.Ref.Kind == cgroup.KindIdle })
+	// Changes that have lapsed meanwhile must not be adopted.
+	a.undo(func(e journal.Entry) bool { return e.Expired(a.pace.now()) })
 	a.adopt()
 	g, ctx := errgroup.WithContext(ctx)
 	for _, s := range serve {

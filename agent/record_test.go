@@ -51,7 +51,7 @@ func TestRecorder(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	for f, err := range in.Frames(time.Time{}, time.Time{}) {
+	for f, err := range in.Frames(time.Time{}, time.Time{}, 0) {
 		if err != nil || len(f.Containers) != 1 || f.Containers[0].Name != "web" {
 			t.Errorf("%+v, %v", f, err)
 		}

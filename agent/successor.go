@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
@@ -34,8 +35,7 @@ var ErrQueued = errors.New("another agent waits to take over already")
 // and ends when the other has opened them, or handTime later. So they never stop working.
 const successorFile = "successor"
 
-// handTime bounds the wait for an agent that takes over and does not open the programs, such as one
-// of an earlier release.
+// handTime bounds the wait for an agent that takes over and does not open the programs.
 const handTime = 500 * time.Millisecond
 
 // glance is how often the two look into the file.
@@ -59,8 +59,11 @@ type Successor struct {
 
 // Succeed takes the place behind the agent that works on this host, or the first place if none
 // does. The caller waits for its turn, makes its Agent by New, and then closes the Successor. Errors:
-// ErrQueued.
+// probe.ErrKernel, ErrQueued.
 func Succeed(cfg Config) (*Successor, error) {
+	if err := probe.Supported(); err != nil {
+		return nil, fmt.Errorf("wait to take over: %w", err)
+	}
 	f, err := openSuccession(cfg.StateDir)
 	if err == nil {
 		err = queue(f)

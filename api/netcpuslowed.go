@@ -44,15 +44,8 @@ func (n *NetCPU) slowed(before *NetCPU) func(*OverviewRow) losses {
 func (a NetCPUAccount) lost(span float64) (stolen, waited, second float64) {
 	took := min(a.Stolen, a.Tasks) // an estimate while packets are sampled
 	did, active, wait := a.Tasks-took, a.Tasks+a.Throttled, 0.0
-	switch {
-	case a.WaitedCPUs != nil:
+	if a.WaitedCPUs != nil {
 		active, wait = a.Active, max(*a.WaitedCPUs-a.Throttled, 0)
-	case a.Waited != nil: // an earlier release has recorded it
-		all := min(*a.Waited, span)
-		active, wait = a.Tasks+all, max(all-a.Throttled, 0)
-		if ran := span - all; ran > 0 && a.Tasks > ran {
-			wait *= a.Tasks / ran // on each of the CPUs that it has at a time
-		}
 	}
 	most := took + wait
 	if quota := a.Quota; quota > 0 {

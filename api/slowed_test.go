@@ -28,15 +28,15 @@ func accounts(before, after *Frame, matrix []NetCPUTheft, list ...NetCPUAccount)
 	after.NetCPU = &NetCPU{Since: before.NetCPU.Since, Taken: after.Taken, Matrix: matrix, Accounts: list}
 	for _, a := range list { // totals since long ago
 		was := NetCPUAccount{Container: a.Container, Tasks: 100}
-		if a.Waited != nil {
-			was.Waited = seconds(50)
+		if a.WaitedCPUs != nil {
+			was.WaitedCPUs = seconds(50)
 		}
 		before.NetCPU.Accounts = append(before.NetCPU.Accounts, was)
 	}
 	for i := range list {
 		list[i].Tasks += 100
-		if list[i].Waited != nil {
-			list[i].Waited = seconds(*list[i].Waited + 50)
+		if list[i].WaitedCPUs != nil {
+			list[i].WaitedCPUs = seconds(*list[i].WaitedCPUs + 50)
 		}
 	}
 }
@@ -51,14 +51,14 @@ func TestSlowedByPackets(t *testing.T) {
 		victim NetCPUAccount
 		want   float64
 	}{
-		{"it computes all the time, alone on its CPU", NetCPUAccount{Tasks: 10, Stolen: 4, StolenBy: by(4), Waited: seconds(0)}, 0.4},
-		{"with a quota of half a CPU", NetCPUAccount{Tasks: 5, Throttled: 5, Stolen: 4, StolenBy: by(4), Waited: seconds(5), Quota: 0.5}, 0.8},
-		{"two threads", NetCPUAccount{Tasks: 20, Stolen: 5, StolenBy: by(5), Waited: seconds(0)}, 0.25},
-		{"it is idle but for a tenth of the time", NetCPUAccount{Tasks: 1, Stolen: 0.5, StolenBy: by(0.5), Waited: seconds(0)}, 0.05},
-		{"it got back what was taken", NetCPUAccount{Tasks: 9, Stolen: 4, StolenBy: by(4), Waited: seconds(1), Quota: 0.9, Ledger: &NetCPULedger{Factor: 1.8}}, 0},
-		{"more was stolen than it had, as an estimate may say", NetCPUAccount{Tasks: 4, Throttled: 6, Stolen: 5, StolenBy: by(5), Waited: seconds(6), Quota: 0.4}, 1},
+		{"it computes all the time, alone on its CPU", NetCPUAccount{Tasks: 10, Stolen: 4, StolenBy: by(4), WaitedCPUs: seconds(0), Active: 10}, 0.4},
+		{"with a quota of half a CPU", NetCPUAccount{Tasks: 5, Throttled: 5, Stolen: 4, StolenBy: by(4), WaitedCPUs: seconds(5), Active: 10, Quota: 0.5}, 0.8},
+		{"two threads", NetCPUAccount{Tasks: 20, Stolen: 5, StolenBy: by(5), WaitedCPUs: seconds(0), Active: 20}, 0.25},
+		{"it is idle but for a tenth of the time", NetCPUAccount{Tasks: 1, Stolen: 0.5, StolenBy: by(0.5), WaitedCPUs: seconds(0), Active: 1}, 0.05},
+		{"it got back what was taken", NetCPUAccount{Tasks: 9, Stolen: 4, StolenBy: by(4), WaitedCPUs: seconds(1), Active: 10, Quota: 0.9, Ledger: &NetCPULedger{Factor: 1.8}}, 0},
+		{"more was stolen than it had, as an estimate may say", NetCPUAccount{Tasks: 4, Throttled: 6, Stolen: 5, StolenBy: by(5), WaitedCPUs: seconds(6), Active: 10, Quota: 0.4}, 1},
 		{"its waits are not counted", NetCPUAccount{Tasks: 5, Throttled: 5, Stolen: 4, StolenBy: by(4)}, 0.8},
-		{"nothing was stolen", NetCPUAccount{Tasks: 10, Waited: seconds(0)}, 0},
+		{"nothing was stolen", NetCPUAccount{Tasks: 10, WaitedCPUs: seconds(0), Active: 10}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before, after := frames(1)
@@ -86,9 +86,9 @@ func TestSlowedByWaiting(t *testing.T) {
 			{Kind: VictimKsoftirqd, Culprit: 1, CulpritName: "a", Seconds: 1}, // its own
 			{Kind: VictimTask, Victim: 3, Culprit: 2, CulpritName: "b", Seconds: 1},
 		},
-		NetCPUAccount{Container: 1, Name: "a", Tasks: 5, Waited: seconds(5)},
-		NetCPUAccount{Container: 2, Name: "b", Tasks: 0, Waited: seconds(0)},
-		NetCPUAccount{Container: 3, Name: "c", Tasks: 2, Waited: seconds(0)})
+		NetCPUAccount{Container: 1, Name: "a", Tasks: 5, WaitedCPUs: seconds(5), Active: 10},
+		NetCPUAccount{Container: 2, Name: "b", Tasks: 0, WaitedCPUs: seconds(0), Active: 0},
+		NetCPUAccount{Container: 3, Name: "c", Tasks: 2, WaitedCPUs: seconds(0), Active: 2})
 	row := after.After(before).Rows[0]
 	// Of the five seconds that ran meanwhile, three are b's packets, one is a's own, one c's tasks.
 	if want := []Slowdown{{SlowedByPackets, 0.3, 2, "b"}, {Cause: SlowedByCPU, Slowed: 0.1}}; row.Name != "a" || cmp.Diff(want, row.By, roughly) != "" || math.Abs(row.Slowed-0.4) > 1e-9 {
@@ -125,11 +125,11 @@ func TestSlowedOnSeveralCPUs(t *testing.T) {
 		victim NetCPUAccount
 		want   float64
 	}{
-		{"a thread that moves, and mostly waits for its disk", NetCPUAccount{Tasks: 1, Waited: seconds(3), WaitedCPUs: seconds(6), Active: 7}, 0.6},
-		{"two CPUs, half of each", NetCPUAccount{Tasks: 10, Waited: seconds(5), WaitedCPUs: seconds(10), Active: 10}, 0.5},
-		{"threads that are active for a fifth of the time", NetCPUAccount{Tasks: 1, Waited: seconds(0.5), WaitedCPUs: seconds(1), Active: 2}, 0.1},
-		{"its own quota", NetCPUAccount{Tasks: 10, Waited: seconds(5), WaitedCPUs: seconds(10), Active: 10, Throttled: 10, Quota: 1}, 0},
-		{"nothing", NetCPUAccount{Tasks: 10, Waited: seconds(0), WaitedCPUs: seconds(0), Active: 10}, 0},
+		{"a thread that moves, and mostly waits for its disk", NetCPUAccount{Tasks: 1, WaitedCPUs: seconds(6), Active: 7}, 0.6},
+		{"two CPUs, half of each", NetCPUAccount{Tasks: 10, WaitedCPUs: seconds(10), Active: 10}, 0.5},
+		{"threads that are active for a fifth of the time", NetCPUAccount{Tasks: 1, WaitedCPUs: seconds(1), Active: 2}, 0.1},
+		{"its own quota", NetCPUAccount{Tasks: 10, WaitedCPUs: seconds(10), Active: 10, Throttled: 10, Quota: 1}, 0},
+		{"nothing", NetCPUAccount{Tasks: 10, WaitedCPUs: seconds(0), Active: 10}, 0},
 	} {
 		before, after := frames(1)
 		c.victim.Container = 1
@@ -144,7 +144,7 @@ func TestSlowedOnSeveralCPUs(t *testing.T) {
 func TestNotCharged(t *testing.T) {
 	before, after := frames(2)
 	accounts(&before, &after, []NetCPUTheft{{Kind: VictimKsoftirqd, Culprit: 2, CulpritName: "b", Seconds: 0.1}},
-		NetCPUAccount{Container: 1, Tasks: 2, Waited: seconds(8)}, NetCPUAccount{Container: 2, Name: "b"})
+		NetCPUAccount{Container: 1, Tasks: 2, WaitedCPUs: seconds(8), Active: 10}, NetCPUAccount{Container: 2, Name: "b"})
 	row := after.After(before).Rows[0]
 	if want := []Slowdown{{Cause: SlowedByCPU, Slowed: 0.79}, {SlowedByPackets, 0.01, 2, "b"}}; cmp.Diff(want, row.By, roughly) != "" {
 		t.Errorf("slowed by %v; want %v", row.By, want)
@@ -291,7 +291,7 @@ func TestOverview(t *testing.T) {
 	if diff := cmp.Diff(want, o.Rows[1]); diff != "" {
 		t.Error(diff)
 	}
-	accounts(&before, &after, nil, NetCPUAccount{Container: 3, Tasks: 5, Waited: seconds(5)})
+	accounts(&before, &after, nil, NetCPUAccount{Container: 3, Tasks: 5, WaitedCPUs: seconds(5), Active: 10})
 	if o := after.After(before); o.Rows[0].Name != "c" || o.Rows[1].Name != "a" {
 		t.Errorf("the order is %v", o.Rows)
 	}

@@ -50,8 +50,6 @@ func Opener(r Roots) journal.Opener {
 			return sched.OpenDeadline(r.Proc, ref)
 		case cgroup.KindGroup:
 			return cgroup.OpenGroup(r.Cgroup, ref)
-		case cgroup.KindIdle:
-			return cgroup.OpenIdle(r.Cgroup, ref)
 		case cgroup.KindSlices:
 			return cgroup.OpenSlices(r.Cgroup, ref)
 		case cgroup.KindRT:

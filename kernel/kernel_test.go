@@ -13,7 +13,7 @@ import (
 func TestOpener(t *testing.T) {
 	r := Default()
 	r.Cgroup = t.TempDir()
-	file := filepath.Join(r.Cgroup, "cpu.shares")
+	file := filepath.Join(r.Cgroup, "cpu.rt_period_us")
 	if err := os.WriteFile(file, []byte("1024\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}

@@ -7,10 +7,6 @@ import (
 	"time"
 )
 
-// keyEvery is the number of frames from one in full to the next in a file that Export writes, so that
-// a reader of a part does not read all, and damage does not spread far.
-const keyEvery = 256
-
 // Choice says what Export writes.
 type Choice struct {
 	From, To  time.Time // as of Reader.Frames
@@ -28,13 +24,9 @@ type Exported struct {
 // Export writes frames of a recording to out, in the form of one file that Open reads. After an error
 // what was written is of no use.
 func (r *Reader) Export(out io.Writer, c Choice) (done Exported, err error) {
-	b, err := newBlocks()
-	if err != nil {
-		return done, err
-	}
-	defer b.z.Close()
+	var b blocks
 	hide := newAnonymous(c.Words)
-	for f, err := range r.Frames(c.From, c.To) {
+	for f, err := range r.Frames(c.From, c.To, 0) {
 		if errors.Is(err, ErrDamaged) {
 			done.Damaged++
 			continue
@@ -45,7 +37,7 @@ func (r *Reader) Export(out io.Writer, c Choice) (done Exported, err error) {
 		if c.Anonymous {
 			f = hide.frame(f)
 		}
-		data, err := b.frame(f, done.Frames == 0, done.Frames%keyEvery == 0)
+		data, err := b.frame(f, done.Frames == 0)
 		if err == nil {
 			_, err = out.Write(data)
 		}

@@ -7,7 +7,9 @@ import (
 	"hash/crc32"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,14 +19,11 @@ import (
 // sample returns the bytes of a small recording.
 func sample(t testing.TB) []byte {
 	t.Helper()
-	b, err := newBlocks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	var b blocks
 	h := newHost(2)
 	var all []byte
 	for i := range 3 {
-		data, err := b.frame(h.next(time.Second), i == 0, false)
+		data, err := b.frame(h.next(time.Second), i == 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -61,7 +60,7 @@ func FuzzFile(f *testing.F) {
 		if _, err := r.Stat(); err != nil {
 			t.Error(err)
 		}
-		for _, err := range r.Frames(time.Time{}, time.Time{}) {
+		for _, err := range r.Frames(time.Time{}, time.Time{}, 0) {
 			if err != nil && !errors.Is(err, ErrDamaged) {
 				t.Error(err)
 			}
@@ -82,65 +81,37 @@ func checksums(data []byte) {
 	}
 }
 
-// FuzzDelta decodes deltas of any content, one after the other: a frame takes no more memory than it
-// may.
-func FuzzDelta(f *testing.F) {
-	e := encoder{shape: ourDecoder(f).shape}
-	h := newHost(2)
-	f.Add(e.encode(h.next(time.Second), true), []byte{})
-	key := bytes.Clone(e.encode(h.next(time.Second), true))
-	f.Add(key, e.encode(h.next(time.Second), false))
-	f.Fuzz(func(t *testing.T, one, two []byte) {
-		d := ourDecoder(t)
-		if _, err := d.decode(one, true); err != nil {
-			return
-		}
-		d.decode(two, false)
-	})
-}
-
-// TestHostileSizes decodes what claims to be very large.
+// TestHostileSizes reads what claims to be small and is not.
 func TestHostileSizes(t *testing.T) {
-	long := append([]byte{0b10}, binary.AppendUvarint(nil, 1<<40)...) // Frame.Containers
-	good := append([]byte{0b10}, 2, 1<<1|1, 0b10, 0, 0, 1, 'a')
-	if f, err := ourDecoder(t).decode(good, true); err != nil || len(f.Containers) != 1 || f.Containers[0].Name != "a" {
-		t.Fatalf("%+v, %v: the deltas below are not what they should be", f, err)
-	}
-	var list []byte
-	list = append([]byte{0b10}, binary.AppendUvarint(nil, maxRaw/2)...)
-	list = append(list, bytes.Repeat([]byte{1 << 1}, maxRaw/2)...) // zero values, a byte each
-	text := append([]byte{0b10}, binary.AppendUvarint(nil, 2)...)
-	text = append(text, 1<<1|1, 0b10, 0, 0, 0)
-	text = append(text, binary.AppendUvarint(nil, 1<<50)...) // its name
-	for name, delta := range map[string][]byte{"a long list": long, "a list that is there": list, "a long text": text, "an endless number": bytes.Repeat([]byte{0xff}, 40), "nothing": nil} {
-		d := ourDecoder(t)
+	elements := maxRaw/3 - 10
+	for name, text := range map[string]string{
+		"empty elements": `{"containers":[{}` + strings.Repeat(",{}", elements) + `]}`,
+		"no elements":    `{"containers":[null` + strings.Repeat(",null", elements/2) + `]}`,
+		"depth":          `{"containers":` + strings.Repeat("[", elements),
+	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		f, err := d.decode(delta, true)
+		_, err := parseFrame([]byte(text))
 		runtime.ReadMemStats(&after)
-		if delta != nil && err == nil || delta == nil && len(f.Containers) > 0 {
-			t.Errorf("%s: %d containers, %v", name, len(f.Containers), err)
+		if !errors.Is(err, ErrDamaged) {
+			t.Errorf("%s: %v", name, err)
 		}
 		if took := after.TotalAlloc - before.TotalAlloc; took > 2*maxMemory {
 			t.Errorf("%s took %d bytes", name, took)
 		}
 	}
-	// A block that would become large once it is unpacked.
-	b, err := newBlocks()
-	if err != nil {
-		t.Fatal(err)
+	if size := reflect.TypeFor[api.Container]().Size(); size > elementSize {
+		t.Errorf("a container takes %d bytes", size)
 	}
-	bomb := append([]byte(magic), appendBlock(nil, b.z, blockShape, 0, b.shapeText)...)
-	at := len(bomb)
-	bomb = appendBlock(bomb, b.z, blockKey, 0, make([]byte, 3*maxRaw))
-	binary.LittleEndian.PutUint32(bomb[at+12:], 100)
+	// A block that unpacks to more than it says.
+	bomb := sample(t)
+	binary.LittleEndian.PutUint32(bomb[len(magic)+12:], 100)
 	checksums(bomb)
-	bomb = append(bomb, appendBlock(nil, b.z, blockKey, 0, b.encode(api.Frame{Taken: epoch}, true))...)
 	path := filepath.Join(t.TempDir(), "bomb")
 	if err := os.WriteFile(path, bomb, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got, errs := read(t, path, time.Time{}, time.Time{}); len(got) != 1 || len(errs) != 1 || !errors.Is(errs[0], ErrDamaged) {
+	if got, errs := read(t, path, time.Time{}, time.Time{}); len(got) != 0 || len(errs) != 1 || !errors.Is(errs[0], ErrDamaged) {
 		t.Errorf("%d frames, errors %v", len(got), errs)
 	}
 }

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -73,9 +74,6 @@ func (r *Reader) Stat() (Stat, error) {
 			s.Damaged++
 		}
 		for _, b := range f.blocks {
-			if !b.frame() {
-				continue
-			}
 			if s.Frames == 0 {
 				s.First = b.time()
 			}
@@ -93,12 +91,11 @@ func (r *Reader) Span() (first, last time.Time) {
 			if err != nil {
 				break
 			}
-			frames := slices.DeleteFunc(f.blocks, func(b block) bool { return !b.frame() })
-			if n := len(frames); n > 0 {
+			if n := len(f.blocks); n > 0 {
 				if backward {
-					return frames[n-1].time()
+					return f.blocks[n-1].time()
 				}
-				return frames[0].time()
+				return f.blocks[0].time()
 			}
 		}
 		return t
@@ -107,14 +104,13 @@ func (r *Reader) Span() (first, last time.Time) {
 }
 
 // Frames yields the frames that were taken from one time to another, both inclusive, in the order in
-// which they were recorded; a zero time is no bound. Where the clock of the host was set back, later
+// which they were recorded; a zero time is no bound. It passes over those that follow another by less
+// than every, which costs little. Where the clock of the host was set back, later
 // frames have earlier times. A last frame that was not completed is left out.
 //
 // Where a part of the recording is damaged, Frames yields an error that wraps ErrDamaged, and goes on
 // behind it. After another error it ends.
-//
-// Frames share memory with one another: the caller must not change them.
-func (r *Reader) Frames(from, to time.Time) iter.Seq2[api.Frame, error] {
+func (r *Reader) Frames(from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
 	return func(yield func(api.Frame, error) bool) {
 		d, err := newReading()
 		if err != nil {
@@ -122,8 +118,9 @@ func (r *Reader) Frames(from, to time.Time) iter.Seq2[api.Frame, error] {
 			return
 		}
 		defer d.z.Close()
+		d.every = every
 		within := func(b block) bool {
-			return b.frame() && (from.IsZero() || !b.time().Before(from)) && (to.IsZero() || !b.time().After(to))
+			return (from.IsZero() || !b.time().Before(from)) && (to.IsZero() || !b.time().After(to))
 		}
 		for f, err := range r.files(false) {
 			if err != nil {
@@ -238,17 +235,25 @@ func (f *file) readBlocks() error {
 	return nil
 }
 
+// maxMemory bounds what one frame of a recording may take in memory, beside its text.
+const maxMemory = 64 << 20
+
+// elementSize is what an element of a list takes at most.
+const elementSize = 512
+
 // reading is the state of Frames.
 type reading struct {
-	decoder
+	every time.Duration
+	last  time.Time // of a frame that was yielded
+
 	z       *zstd.Decoder
+	stream  bytes.Buffer // of z, as far as it was read
 	payload []byte
 	raw     []byte
 }
 
 func newReading() (*reading, error) {
-	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
-		zstd.WithDecoderMaxMemory(maxRaw), zstd.WithDecodeAllCapLimit(true))
+	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
 	if err != nil {
 		return nil, fmt.Errorf("read recording: %w", err)
 	}
@@ -257,41 +262,44 @@ func newReading() (*reading, error) {
 
 // frames yields the frames of one file that are within. It returns false once yield does.
 func (d *reading) frames(f *file, within func(block) bool, yield func(api.Frame, error) bool) bool {
-	d.decoder = decoder{}
 	first := slices.IndexFunc(f.blocks, within)
 	last := len(f.blocks) - 1
 	for last >= 0 && !within(f.blocks[last]) {
 		last--
 	}
-	// What is before the last full frame before the first is not needed, but the shape is.
-	start := 0
-	for i := range max(first, 0) + 1 {
-		if i < len(f.blocks) && f.blocks[i].kind == blockKey {
+	start := 0 // of the stream with the first
+	for i := range first + 1 {
+		if f.blocks[i].kind == blockKey {
 			start = i
 		}
 	}
-	lost := false
-	for i := range last + 1 {
+	lost := true
+	for i := start; first >= 0 && i <= last; i++ {
 		b := f.blocks[i]
-		if first < 0 || b.frame() && i < start || b.kind == blockDelta && lost {
+		if lost && b.kind != blockKey {
 			continue
 		}
-		frame, err := d.block(f, b)
+		err := d.block(f, b)
+		wanted := within(b) && !d.near(b.time())
+		var frame api.Frame
+		if err == nil && wanted {
+			frame, err = parseFrame(d.raw)
+		}
+		lost = err != nil
 		switch {
 		case errors.Is(err, ErrDamaged):
 			if i == len(f.blocks)-1 && !f.damaged {
 				return true // not completed
 			}
-			lost = true
 			if !yield(api.Frame{}, fmt.Errorf("%s: at byte %d: %w", f.Name(), b.at, err)) {
 				return false
 			}
 		case err != nil:
 			yield(api.Frame{}, fmt.Errorf("read recording: %w", err))
 			return false
-		case b.frame():
-			lost = false
-			if within(b) && !yield(frame, nil) {
+		case wanted:
+			d.last = b.time()
+			if !yield(frame, nil) {
 				return false
 			}
 		}
@@ -302,49 +310,47 @@ func (d *reading) frames(f *file, within func(block) bool, yield func(api.Frame,
 	return true
 }
 
-// block reads one block. For a shape the frame is empty.
-func (d *reading) block(f *file, b block) (api.Frame, error) {
-	d.payload = slices.Grow(d.payload[:0], headSize+b.size)[:headSize+b.size]
-	if _, err := f.ReadAt(d.payload, b.at-headSize); errors.Is(err, io.EOF) {
-		return api.Frame{}, ErrDamaged
-	} else if err != nil {
-		return api.Frame{}, err
-	}
-	if crc32.Checksum(d.payload[8:], crc32.MakeTable(crc32.Castagnoli)) != b.sum {
-		return api.Frame{}, ErrDamaged
-	}
-	if cap(d.raw) < b.raw {
-		d.raw = make([]byte, 0, b.raw)
-	}
-	raw, err := d.z.DecodeAll(d.payload[headSize:], d.raw[:0:max(b.raw, 1)])
-	if err != nil || len(raw) != b.raw {
-		return api.Frame{}, ErrDamaged
-	}
-	if b.kind == blockShape {
-		return api.Frame{}, d.setShape(raw)
-	}
-	frame, err := d.decode(raw, b.kind == blockKey)
-	if err != nil {
-		return api.Frame{}, fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
-	return frame, nil
+// near reports whether a frame follows the one before by less than every. It may be of an earlier time.
+func (d *reading) near(t time.Time) bool {
+	return !d.last.IsZero() && !t.Before(d.last) && t.Sub(d.last) < d.every
 }
 
-func (d *reading) setShape(text []byte) error {
-	ours, _, err := frameShape()
-	if err != nil {
+// block reads the text of one block, which goes on with the stream of the one before it.
+func (d *reading) block(f *file, b block) error {
+	d.payload = slices.Grow(d.payload[:0], headSize+b.size)[:headSize+b.size]
+	if _, err := f.ReadAt(d.payload, b.at-headSize); errors.Is(err, io.EOF) {
+		return ErrDamaged
+	} else if err != nil {
 		return err
 	}
-	of := &shape{}
-	if err := json.Unmarshal(text, of); err != nil {
+	if crc32.Checksum(d.payload[8:], crc32.MakeTable(crc32.Castagnoli)) != b.sum {
+		return ErrDamaged
+	}
+	if b.kind == blockKey {
+		d.stream.Reset()
+	}
+	d.stream.Write(d.payload[headSize:])
+	if b.kind == blockKey {
+		// Without its other methods, for which the decoder would read all at once.
+		if err := d.z.Reset(struct{ io.Reader }{&d.stream}); err != nil {
+			return fmt.Errorf("%w: %w", ErrDamaged, err)
+		}
+	}
+	d.raw = slices.Grow(d.raw[:0], b.raw)[:b.raw]
+	if _, err := io.ReadFull(d.z, d.raw); err != nil {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
-	if err := of.bind(ours); err != nil {
-		return fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
-	if of.Kind != kindStruct {
-		return fmt.Errorf("%w: %w", ErrDamaged, errDelta)
-	}
-	d.decoder = decoder{shape: of}
 	return nil
+}
+
+// parseFrame returns a frame by its text, which may be anybody's.
+func parseFrame(text []byte) (f api.Frame, err error) {
+	const most = maxMemory / elementSize
+	if n := bytes.Count(text, []byte("{")) + bytes.Count(text, []byte("null")); n > most {
+		return f, fmt.Errorf("%w: a frame with more than %d elements", ErrDamaged, most)
+	}
+	if err := json.Unmarshal(text, &f); err != nil {
+		return api.Frame{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return f, nil
 }

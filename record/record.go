@@ -5,19 +5,19 @@
 //
 // The agent has the only [Writer]. The verbs record and report, and the views, use a [Reader].
 //
-// A file is a line with its format, and blocks: the shape of the frames, and frames, each compressed
-// by zstd. A frame is written as what differs from the frame before it, container by container, or in
-// full at the start of a file. Each block has a checksum, so that the last one of a writer that was
-// killed is recognised.
+// A file is a line with its format, and a block for each frame: its JSON, as a part of a stream of
+// zstd. The window of the stream holds the frame before, so what has not changed takes next to nothing.
+// A stream begins with the file, and anew every keyEvery frames. Each block has a checksum, so that the
+// last one of a writer that was killed is recognised.
 package record
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"reflect"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -35,19 +35,28 @@ var (
 )
 
 // magic is the first line of a file.
-const magic = "fairlead recording 1\n"
+const magic = "fairlead recording 2\n"
 
 // The kinds of a block.
 const (
-	blockShape = 's' // of the frames that follow, as JSON
-	blockKey   = 'k' // a frame in full
-	blockDelta = 'd' // a frame as delta from the one before
+	blockKey  = 'k' // a frame that begins a stream
+	blockNext = 'n' // a frame that goes on with it
 )
 
-// The bounds of a block. A frame of 60 busy containers has 300 kB in full.
+// keyEvery is the number of frames in a stream, so that a reader of a part does not read all, and
+// damage does not spread far.
+const keyEvery = 256
+
+// The bounds of a block. A frame of 60 busy containers has 250 kB, and a twelfth of that in a stream.
 const (
 	maxRaw     = 16 << 20
 	maxPayload = maxRaw
+)
+
+// The window of a stream is a power of two between these, and twice as large as its first frame.
+const (
+	minWindow = 1 << 18
+	maxWindow = 8 << 20
 )
 
 // headSize is the size of a block's head, in little endian: length of the payload (4), CRC-32C of
@@ -69,23 +78,16 @@ type block struct {
 
 func (b block) time() time.Time { return time.Unix(0, b.taken).UTC() }
 
-func (b block) frame() bool { return b.kind != blockShape }
-
 func (b block) end() int64 { return b.at + int64(b.size) }
 
-// appendBlock appends a block to buf.
-func appendBlock(buf []byte, z *zstd.Encoder, kind byte, taken int64, raw []byte) []byte {
-	start := len(buf)
-	buf = append(buf, make([]byte, headSize)...)
-	buf = z.EncodeAll(raw, buf)
-	head := buf[start:]
-	binary.LittleEndian.PutUint32(head[0:], uint32(len(head)-headSize))
-	head[8] = kind
-	copy(head[9:12], mark)
-	binary.LittleEndian.PutUint32(head[12:], uint32(len(raw)))
-	binary.LittleEndian.PutUint64(head[16:], uint64(taken))
-	binary.LittleEndian.PutUint32(head[4:], crc32.Checksum(head[8:], crc32.MakeTable(crc32.Castagnoli)))
-	return buf
+// putHead writes the head of a block with a payload behind it.
+func putHead(block []byte, kind byte, taken int64, raw int) {
+	binary.LittleEndian.PutUint32(block[0:], uint32(len(block)-headSize))
+	block[8] = kind
+	copy(block[9:12], mark)
+	binary.LittleEndian.PutUint32(block[12:], uint32(raw))
+	binary.LittleEndian.PutUint64(block[16:], uint64(taken))
+	binary.LittleEndian.PutUint32(block[4:], crc32.Checksum(block[8:], crc32.MakeTable(crc32.Castagnoli)))
 }
 
 // parseHead returns the head of the block at an offset. ok is false if it is none.
@@ -96,60 +98,70 @@ func parseHead(head []byte, at int64) (b block, ok bool) {
 		kind: head[8],
 		raw:  int(binary.LittleEndian.Uint32(head[12:])), taken: int64(binary.LittleEndian.Uint64(head[16:])),
 	}
-	known := b.kind == blockShape || b.kind == blockKey || b.kind == blockDelta
+	known := b.kind == blockKey || b.kind == blockNext
 	return b, known && string(head[9:12]) == mark && b.size <= maxPayload && b.raw <= maxRaw
-}
-
-// frameShape returns the shape of api.Frame, and its form in a recording.
-func frameShape() (*shape, []byte, error) {
-	s, err := shapeOf(reflect.TypeFor[api.Frame]())
-	if err != nil {
-		return nil, nil, err
-	}
-	data, err := json.Marshal(s)
-	return s, data, err
 }
 
 // blocks makes blocks of frames.
 type blocks struct {
-	encoder
-	shapeText []byte
-	z         *zstd.Encoder
-	out       []byte
+	stream *zstd.Encoder // nil: the next frame begins one
+	frames int           // in the stream
+	raw    bytes.Buffer
+	out    bytes.Buffer
 }
 
-func newBlocks() (*blocks, error) {
-	s, text, err := frameShape()
-	if err != nil {
-		return nil, fmt.Errorf("record: %w", err)
-	}
-	// One goroutine, and no more memory than a frame needs.
-	z, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
-		zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(1<<20), zstd.WithEncoderCRC(false))
-	if err != nil {
-		return nil, fmt.Errorf("record: %w", err)
-	}
-	return &blocks{encoder: encoder{shape: s}, shapeText: text, z: z}, nil
-}
-
-// frame returns the bytes of a frame in a file. The result is valid until the next call. With begin
-// it is the start of a file; with key, the frame does not depend on earlier ones. An error means that
-// the frame is too large; the next one must be a key.
-func (b *blocks) frame(f api.Frame, begin, key bool) ([]byte, error) {
-	b.out = b.out[:0]
+// frame returns the bytes of a frame in a file, which are valid until the next call. With begin it is
+// the start of a file. After an error the next one must be.
+func (b *blocks) frame(f api.Frame, begin bool) ([]byte, error) {
+	b.raw.Reset()
+	b.out.Reset()
 	if begin {
-		b.out = append(b.out, magic...)
-		b.out = appendBlock(b.out, b.z, blockShape, 0, b.shapeText)
+		b.out.WriteString(magic)
 	}
-	kind := byte(blockDelta)
-	if begin || key {
-		kind = blockKey
+	start := b.out.Len()
+	b.out.Write(make([]byte, headSize))
+	e := json.NewEncoder(&b.raw)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(f); err != nil {
+		return nil, err
 	}
-	raw := b.encode(f, kind == blockKey)
-	if len(raw) > maxRaw {
-		return nil, fmt.Errorf("a frame has %d bytes, more than %d", len(raw), maxRaw)
+	if b.raw.Len() > maxRaw {
+		return nil, fmt.Errorf("a frame has %d bytes, more than %d", b.raw.Len(), maxRaw)
 	}
-	taken, _ := nanoseconds(f.Taken)
-	b.out = appendBlock(b.out, b.z, kind, taken, raw)
-	return b.out, nil
+	kind := byte(blockNext)
+	if begin || b.frames == keyEvery {
+		kind, b.frames = blockKey, 0
+		if err := b.restart(); err != nil {
+			return nil, err
+		}
+	}
+	b.frames++
+	if _, err := b.stream.Write(b.raw.Bytes()); err != nil {
+		return nil, err
+	}
+	if err := b.stream.Flush(); err != nil {
+		return nil, err
+	}
+	putHead(b.out.Bytes()[start:], kind, nanoseconds(f.Taken), b.raw.Len())
+	return b.out.Bytes(), nil
+}
+
+// restart begins a stream with the frame in raw.
+func (b *blocks) restart() (err error) {
+	window := minWindow
+	for window < maxWindow && window < 2*b.raw.Len() {
+		window *= 2
+	}
+	// One goroutine, and no more memory than two frames need.
+	b.stream, err = zstd.NewWriter(&b.out, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedDefault),
+		zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(window), zstd.WithEncoderCRC(false))
+	return err
+}
+
+// nanoseconds returns t since 1970, and 0 for years that the unit does not reach.
+func nanoseconds(t time.Time) int64 {
+	if y := t.Year(); y < 1700 || y > 2250 {
+		return 0
+	}
+	return t.UnixNano()
 }

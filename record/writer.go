@@ -50,7 +50,7 @@ type Writer struct {
 	cfg Config
 
 	mu     sync.Mutex // guards what follows
-	blocks *blocks
+	blocks blocks
 	lock   *os.File // the folder; nil: not opened yet
 	old    []segment
 	number uint64 // of the last file
@@ -97,15 +97,10 @@ func New(cfg Config) (*Writer, error) {
 		start := time.Now()
 		cfg.Elapsed = func() time.Duration { return time.Since(start) }
 	}
-	b, err := newBlocks()
-	if err != nil {
-		return nil, err
-	}
-	return &Writer{cfg: cfg, blocks: b}, nil
+	return &Writer{cfg: cfg}, nil
 }
 
-// Write records a frame, and keeps it until the next call: the caller must not change it. After an
-// error, such as that of a full disk, it drops frames for a minute, returning the same error, and
+// Write records a frame. After an error, such as that of a full disk, it drops frames for a minute, returning the same error, and
 // then tries again. What was recorded before stays.
 func (w *Writer) Write(f api.Frame) error {
 	w.mu.Lock()
@@ -147,7 +142,7 @@ func (w *Writer) write(f api.Frame) error {
 		w.finish()
 	}
 	begin := w.out == nil
-	data, err := w.blocks.frame(f, begin, begin)
+	data, err := w.blocks.frame(f, begin)
 	if err == nil && int64(len(data)) > w.cfg.Size/4 {
 		err = fmt.Errorf("a frame takes %d bytes, more than a quarter of the ring", len(data))
 	}
@@ -155,7 +150,7 @@ func (w *Writer) write(f api.Frame) error {
 		err = w.append(data, begin)
 	}
 	if err != nil {
-		w.finish() // the next frame cannot be a delta of this one
+		w.finish() // the next frame cannot go on with the stream
 		return fmt.Errorf("record in %s: %w", w.cfg.Dir, err)
 	}
 	w.now.last = now
@@ -243,9 +238,7 @@ func (w *Writer) adopt(path string) (segment, error) {
 	last := info.ModTime()
 	if f, err := openFile(path); err == nil {
 		if f.readBlocks() == nil && len(f.blocks) > 0 {
-			if b := f.blocks[len(f.blocks)-1]; b.frame() {
-				last = b.time()
-			}
+			last = f.blocks[len(f.blocks)-1].time()
 		}
 		f.Close()
 	}
@@ -324,11 +317,11 @@ func (w *Writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.finish()
-	err := w.blocks.z.Close()
-	if w.lock != nil {
-		err = errors.Join(err, w.lock.Close())
-		w.lock = nil
+	if w.lock == nil {
+		return nil
 	}
+	err := w.lock.Close()
+	w.lock = nil
 	return err
 }
 

@@ -45,7 +45,7 @@ func (h *History) Add(f api.Frame) (o api.Overview, ok bool) {
 // cannot be read, it has the rest, and the error is the first.
 func Load(ctx context.Context, s Source, from, to time.Time) (h *History, first error) {
 	h = new(History)
-	for f, err := range s.Frames(ctx, from, to) {
+	for f, err := range s.Frames(ctx, from, to, 0) {
 		if err == nil {
 			h.Add(f)
 		} else if first == nil {

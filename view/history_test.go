@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/view/viewtest"
+	"github.com/fairlead-project/fairlead/test/viewtest"
 )
 
 // loaded is the history of the first frames of a host, 10 s apart.

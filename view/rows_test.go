@@ -7,7 +7,7 @@ import (
 	"unicode"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/view/viewtest"
+	"github.com/fairlead-project/fairlead/test/viewtest"
 )
 
 func labels(rows []Row) (out []string) {

@@ -18,8 +18,9 @@ const Every = 2 * time.Second
 // Source is where the frames of a view come from: an agent, or a recording.
 type Source interface {
 	// Frames yields the frames that were recorded from one time to another, inclusive, in their
-	// order. A zero time is no bound. It yields none where nothing was recorded or may be read.
-	Frames(ctx context.Context, from, to time.Time) iter.Seq2[api.Frame, error]
+	// order, but those that follow another by less than every. A zero time is no bound. It yields
+	// none where nothing was recorded or may be read.
+	Frames(ctx context.Context, from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error]
 	// Span returns the times of the first and the last recorded frame, zero without any.
 	Span() (first, last time.Time)
 }
@@ -34,7 +35,7 @@ type Live interface {
 // Recording is a recording of frames, such as a *record.Reader.
 type Recording interface {
 	Span() (first, last time.Time)
-	Frames(from, to time.Time) iter.Seq2[api.Frame, error]
+	Frames(from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error]
 }
 
 // Agent is an agent that runs, with what it has recorded.
@@ -55,20 +56,20 @@ func (a *Agent) Span() (first, last time.Time) {
 }
 
 // Frames implements [Source].
-func (a *Agent) Frames(ctx context.Context, from, to time.Time) iter.Seq2[api.Frame, error] {
+func (a *Agent) Frames(ctx context.Context, from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
 	if a.Past == nil {
 		return func(func(api.Frame, error) bool) {}
 	}
-	return Recorded{a.Past}.Frames(ctx, from, to)
+	return Recorded{a.Past}.Frames(ctx, from, to, every)
 }
 
 // Recorded is the Source of a recording alone.
 type Recorded struct{ Recording }
 
 // Frames implements [Source]. It ends with the error of ctx when that has ended.
-func (r Recorded) Frames(ctx context.Context, from, to time.Time) iter.Seq2[api.Frame, error] {
+func (r Recorded) Frames(ctx context.Context, from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
 	return func(yield func(api.Frame, error) bool) {
-		for f, err := range r.Recording.Frames(from, to) {
+		for f, err := range r.Recording.Frames(from, to, every) {
 			if e := ctx.Err(); e != nil {
 				yield(api.Frame{}, e)
 				return

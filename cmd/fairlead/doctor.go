@@ -71,7 +71,7 @@ func useless(r api.Report) error {
 	works := false
 	for _, x := range r {
 		switch {
-		case x.Capability == "cgroup-v2" && x.Level == api.LevelUnavailable:
+		case (x.Capability == "kernel" || x.Capability == "cgroup-v2") && x.Level == api.LevelUnavailable:
 			return fmt.Errorf("fairlead cannot work on this host: %s", x.Why)
 		case x.Capability == "root" && x.Level == api.LevelUnavailable:
 			return fmt.Errorf("this was not run as root (%s), and so says little of what an agent could do here: run it as root", x.Why)

@@ -68,7 +68,7 @@ func against(t *testing.T, s serve.Backend, args ...string) (status int, stdout,
 
 const evil = "evil\x1b[31m\u202e\u009b\x7f\n\xff"
 
-// example returns a state as an agent of an earlier version reports it.
+// example returns a state as an agent reports it.
 func example() stub {
 	web := api.Container{
 		ID: 4711, Name: "web-1", Source: "docker", Image: "registry.example.com/team/nginx:1.27", PID: 99,

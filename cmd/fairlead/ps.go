@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"regexp"
@@ -36,9 +35,6 @@ func psVerb(e cli.Env) *cobra.Command {
 			return err
 		}
 		o, err := c.Overview(cmd.Context())
-		if ae := (*api.Error)(nil); errors.As(err, &ae) && ae.Code == "not_found" {
-			err = nil // an agent of an earlier version
-		}
 		return cli.Answer(e, out, list, err, func(w io.Writer, list []api.Container) { psTable(w, list, st, o, *wide) })
 	})
 }

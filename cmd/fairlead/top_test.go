@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/record"
-	"github.com/fairlead-project/fairlead/view/viewtest"
+	"github.com/fairlead-project/fairlead/test/viewtest"
 )
 
 // busy is an agent of a host that does not exist. Each frame is the next of the host's.

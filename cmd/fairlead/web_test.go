@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/view/viewtest"
+	"github.com/fairlead-project/fairlead/test/viewtest"
 )
 
 // webStub is an agent with a victim and a culprit.

@@ -102,7 +102,7 @@ func New(cfg Config) (*BlockIO, error) {
 		judged:   judged{limits: make(decide.Limits), decided: make(map[decided]bool)},
 	}
 	var err error
-	if f.capacities, err = loadCapacities(cfg.Capacities, cfg.Roots.Sys); err != nil {
+	if f.capacities, err = loadCapacities(cfg.Capacities); err != nil {
 		cfg.Log.Error("not all that was known of disks is known any more", "err", err)
 	}
 	f.layout, err = cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup)
@@ -121,7 +121,7 @@ func support(l cgroup.Layout, err error, measures func() error) probe.Verdict {
 		return probe.Verdict{Level: probe.Unavailable, Why: "no controller of block I/O is mounted, or no cgroup v2 tree", Mend: "mount the io controller (v2) or blkio (v1)"}
 	}
 	if err := measures(); err != nil {
-		return probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel of 5.15 or later with BTF"}
+		return probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with BTF"}
 	}
 	if l.CPU == "" {
 		return probe.Verdict{Level: probe.Degraded, Why: "no cpu controller is mounted: nobody can be made to yield a CPU", Mend: "mount the cpu controller"}

@@ -8,10 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
-	"github.com/fairlead-project/fairlead/kernel/block"
 )
 
 // capacities holds what disks can do, by block.Disk's Identity, and the file that keeps it
@@ -21,8 +19,7 @@ type capacities struct {
 	of   map[string]decide.Capacity
 }
 
-// capacitiesFile is the form of the file. Version 1 was only the map of Disks, by former
-// identity.
+// capacitiesFile is the form of the file.
 type capacitiesFile struct {
 	Version int                        `json:"version"`
 	Disks   map[string]decide.Capacity `json:"disks"`
@@ -33,9 +30,7 @@ const capacitiesVersion = 2
 // maxCapacities bounds the file, in bytes.
 const maxCapacities = 1 << 20
 
-// loadCapacities reads the file. In one of an earlier release, a disk of this host keeps its
-// entry if the entry cannot be another disk's.
-func loadCapacities(path, sys string) (capacities, error) {
+func loadCapacities(path string) (capacities, error) {
 	c := capacities{path: path, of: make(map[string]decide.Capacity)}
 	if path == "" {
 		return c, nil
@@ -49,15 +44,8 @@ func loadCapacities(path, sys string) (capacities, error) {
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxCapacities))
-	var former bool
 	if err == nil {
-		c.of, former, err = parseCapacities(data)
-	}
-	if err == nil && former {
-		var disks []block.Disk
-		if disks, err = block.Disks(sys); err == nil {
-			err = c.rename(disks)
-		}
+		c.of, err = parseCapacities(data)
 	}
 	if err != nil {
 		return c, fmt.Errorf("read %s: %w", c.path, err)
@@ -65,58 +53,25 @@ func loadCapacities(path, sys string) (capacities, error) {
 	return c, nil
 }
 
-// parseCapacities refuses the whole file if one entry is wrong. former reports that the keys are
-// former identities.
-func parseCapacities(data []byte) (of map[string]decide.Capacity, former bool, err error) {
+// parseCapacities refuses the whole file if one entry is wrong.
+func parseCapacities(data []byte) (map[string]decide.Capacity, error) {
 	none := make(map[string]decide.Capacity)
-	var version struct{ Version json.RawMessage }
-	if err := json.Unmarshal(data, &version); err != nil {
-		return none, false, err
-	}
 	var file capacitiesFile
-	if former = version.Version == nil; former {
-		err = json.Unmarshal(data, &file.Disks)
-	} else if err = json.Unmarshal(data, &file); err == nil && file.Version != capacitiesVersion {
-		err = fmt.Errorf("it is of version %d, and this agent knows versions up to %d", file.Version, capacitiesVersion)
+	if err := json.Unmarshal(data, &file); err != nil {
+		return none, err
 	}
-	if err != nil {
-		return none, false, err
+	if file.Version != capacitiesVersion {
+		return none, fmt.Errorf("it is of version %d, and this agent knows version %d", file.Version, capacitiesVersion)
 	}
 	for id, c := range file.Disks {
 		if err := c.Check(); err != nil {
-			return none, false, fmt.Errorf("%q: %w", id, err)
+			return none, fmt.Errorf("%q: %w", id, err)
 		}
 	}
 	if file.Disks == nil {
-		file.Disks = none // the file says null
+		return none, nil // the file says null
 	}
-	return file.Disks, former, nil
-}
-
-// rename gives entries of former identities to their disks. An entry that may belong to several
-// disks is left as it is, and the error lists it.
-func (c *capacities) rename(disks []block.Disk) error {
-	by := make(map[string][]block.Disk)
-	for _, d := range disks {
-		by[d.FormerIdentity()] = append(by[d.FormerIdentity()], d)
-	}
-	var errs []error
-	for former, of := range by {
-		entry, had := c.of[former]
-		switch {
-		case !had:
-		case len(of) > 1:
-			var names []string
-			for _, d := range of {
-				names = append(names, "/dev/"+d.Name)
-			}
-			errs = append(errs, fmt.Errorf("the capacity of %q may be that of any of %s: measure each with `fairlead io calibrate`", former, strings.Join(names, ", ")))
-		default:
-			delete(c.of, former)
-			c.of[of[0].Identity()] = entry
-		}
-	}
-	return errors.Join(errs...)
+	return file.Disks, nil
 }
 
 // set records what a disk can do. If the file cannot be written, nothing changes.

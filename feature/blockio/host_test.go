@@ -437,7 +437,7 @@ func FuzzParseCapacities(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		of, _, err := parseCapacities(data)
+		of, err := parseCapacities(data)
 		if of == nil || err != nil && len(of) > 0 {
 			t.Fatalf("%v, %v", of, err)
 		}

@@ -127,7 +127,7 @@ func New(cfg Config) (*Latency, error) {
 		return f, nil
 	}
 	if err := supported(); err != nil {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel of 5.15 or later with BTF"}
+		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with BTF"}
 		return f, nil
 	}
 	if cfg.Identity == nil {

@@ -77,8 +77,8 @@ func openCache(shared bpf.Maps) (_ *cache, err error) {
 	return c, err
 }
 
-// tracks reports whether programs can look up connections: since 5.18, and if connection tracking
-// is a module, only while it is loaded.
+// tracks reports whether programs can look up connections: if connection tracking is a module, only
+// while it is loaded.
 func tracks() (bool, error) {
 	var found bool
 	err := bpf.WithTypes(func(types *btf.Cache) error {

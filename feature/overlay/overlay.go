@@ -113,11 +113,11 @@ func New(cfg Config) (*Overlay, error) {
 		return f, nil
 	}
 	if err := cfg.Ends.Err(); err != nil {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel of 5.15 or later"}
+		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
 		return f, nil
 	}
 	if err := supported(); err != nil {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel of 5.15 or later with BTF"}
+		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with BTF"}
 		return f, nil
 	}
 	var err error

@@ -164,7 +164,7 @@ func New(cfg Config) (*Traffic, error) {
 	if cfg.Delays {
 		if err := delay.Supported(); err != nil {
 			f.cfg.Delays = false
-			f.support = probe.Verdict{Level: probe.Degraded, Why: err.Error() + "; the rest works", Mend: "a kernel of 5.15 or later with BTF, or an agent without --traffic-delays"}
+			f.support = probe.Verdict{Level: probe.Degraded, Why: err.Error() + "; the rest works", Mend: "a kernel with BTF, or an agent without --traffic-delays"}
 		}
 	}
 	return f, nil

@@ -11,7 +11,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
-	"golang.org/x/sys/unix"
 )
 
 // mostVerified limits the instructions that the verifier may process for one program of ours. The
@@ -72,10 +71,6 @@ func verify(spec *ebpf.CollectionSpec, name string, have map[string]*ebpf.Map) (
 	one.Programs = map[string]*ebpf.ProgramSpec{name: one.Programs[name]}
 	options := ebpf.CollectionOptions{MapReplacements: have, Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats}}
 	c, err := ebpf.NewCollectionWithOptions(one, options)
-	if err != nil && one.Programs[name].Flags&unix.BPF_F_XDP_HAS_FRAGS != 0 { // 5.18
-		one.Programs[name].Flags &^= unix.BPF_F_XDP_HAS_FRAGS
-		c, err = ebpf.NewCollectionWithOptions(one, options)
-	}
 	if err != nil {
 		return 0, 0, err
 	}

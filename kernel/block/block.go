@@ -30,7 +30,7 @@ type Disk struct {
 	Size         uint64 // bytes
 	Model        string // model and serial number, as far as the disk reports them
 	Unique       string // distinguishes it from others of its model, for people: "wwid ...", "serial ...", "file ..." or "at ..."
-	Sequence     uint64 // diskseq, unique to this disk within this boot; 0 before 5.15
+	Sequence     uint64 // diskseq, unique to this disk within this boot
 	Scheduler    string // "none", "mq-deadline", "bfq"
 	Loop         string // the backing file of a loop device, else ""
 }
@@ -44,16 +44,6 @@ func (d Disk) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 // identity; its Sequence differs.
 func (d Disk) Identity() string {
 	return strings.TrimPrefix(fmt.Sprintf("%s, %s, %d bytes", d.Model, d.Unique, d.Size), ", ")
-}
-
-// FormerIdentity is the Identity of the first releases: model, serial number and size, or the
-// disk's name. Disks of one model that had no serial number in sysfs share it.
-func (d Disk) FormerIdentity() string {
-	name := d.Model
-	if name == "" {
-		name = d.Name
-	}
-	return fmt.Sprintf("%s, %d bytes", name, d.Size)
 }
 
 // Open returns the disk of a device node below /dev, on the same file system. For a partition, it

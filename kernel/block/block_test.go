@@ -59,8 +59,8 @@ func TestFind(t *testing.T) {
 	if all, err := Disks(sys); err != nil || len(all) != 1 || all[0] != want {
 		t.Errorf("disks %+v, %v, want %+v alone", all, err, want)
 	}
-	if id, was := want.Identity(), want.FormerIdentity(); id != "DISK S1, serial S1, 1048576 bytes" || was != "DISK S1, 1048576 bytes" {
-		t.Errorf("identity %q, of old %q", id, was)
+	if id := want.Identity(); id != "DISK S1, serial S1, 1048576 bytes" {
+		t.Errorf("identity %q", id)
 	}
 	if _, err := Find(sys, 253, 0); !errors.Is(err, ErrNoRequests) || !strings.HasSuffix(err.Error(), "device mapper on /dev/sda1") {
 		t.Errorf("device mapper: %v", err)

@@ -16,8 +16,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
-	"golang.org/x/sys/unix"
 )
 
 // Vars are values of global variables, by name.
@@ -42,16 +40,9 @@ type Object struct {
 	closed bool
 }
 
-// Unlock lifts this process's limit on locked memory where the kernel counts maps by it, before
-// 5.11. Open does so by itself.
-func Unlock() error { return rlimit.RemoveMemlock() }
-
 // Open reads an object by bpf2go's function and sets variables for all of its programs. Nothing is
 // in the kernel yet. shared are maps of other objects that its programs use in place of their own.
 func Open(name string, read func() (*ebpf.CollectionSpec, error), vars Vars, shared Maps) (*Object, error) {
-	if err := Unlock(); err != nil {
-		return nil, err
-	}
 	spec, err := read()
 	if err == nil {
 		err = set(spec, vars)
@@ -129,15 +120,6 @@ func (o *Object) Maps() Maps {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return maps.Clone(o.maps)
-}
-
-// Frags sets whether an XDP program takes packets of several fragments (5.18).
-func Frags(yes bool) func(*ebpf.ProgramSpec) {
-	return func(p *ebpf.ProgramSpec) {
-		if p.Flags &^= unix.BPF_F_XDP_HAS_FRAGS; yes {
-			p.Flags |= unix.BPF_F_XDP_HAS_FRAGS
-		}
-	}
 }
 
 // Attach loads programs and attaches them to their tracepoints, in this order: all of them, or

@@ -13,7 +13,7 @@ import (
 )
 
 // Bandwidth is the CFS bandwidth of one cgroup: Quota of CPU time in each Period, and up to Burst
-// of unused quota (zero before Linux 5.14).
+// of unused quota.
 type Bandwidth struct {
 	Quota   time.Duration
 	Limited bool // whether there is a Quota

@@ -23,7 +23,7 @@ func TestReadBandwidth(t *testing.T) {
 		{"v2", []string{"cpu.max", "50000 100000\n", "cpu.max.burst", "5000\n"}, Bandwidth{50 * ms, true, 100 * ms, 5 * ms}, false},
 		{"v2 max", []string{"cpu.max", "max 100000\n"}, Bandwidth{Period: 100 * ms}, false},
 		{"v1", []string{"cpu.cfs_quota_us", "150000\n", "cpu.cfs_period_us", "50000\n", "cpu.cfs_burst_us", "0\n"}, Bandwidth{150 * ms, true, 50 * ms, 0}, false},
-		{"v1 before 5.14", []string{"cpu.cfs_quota_us", "1000\n", "cpu.cfs_period_us", "100000\n"}, Bandwidth{ms, true, 100 * ms, 0}, false},
+		{"v1 without a burst", []string{"cpu.cfs_quota_us", "1000\n", "cpu.cfs_period_us", "100000\n"}, Bandwidth{ms, true, 100 * ms, 0}, false},
 		{"v1 none", []string{"cpu.cfs_quota_us", "-1\n", "cpu.cfs_period_us", "100000\n"}, Bandwidth{Period: 100 * ms}, false},
 		{"negative", []string{"cpu.max", "-5 100000\n"}, Bandwidth{}, true},
 		{"absurd", []string{"cpu.max", "99999999999999999 100000\n"}, Bandwidth{}, true},

@@ -21,6 +21,7 @@ func TestFileOnDisk(t *testing.T) {
 	root := t.TempDir()
 	name := filepath.Join(root, "cpu", "cpu.shares")
 	write(t, name, "1024\n")
+	write(t, filepath.Join(root, "cpu", "cpu.idle"), "0\n")
 	k, err := OpenFile(root, journal.Ref{Kind: "file", Object: name})
 	if err != nil {
 		t.Fatal(err)

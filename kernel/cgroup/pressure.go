@@ -11,14 +11,13 @@ import (
 // Waited returns how long runnable tasks of one cgroup v2 directory, or of those below, waited for
 // a CPU while none of them ran there: for their turn, or for the next period of a quota. It is the
 // total of "full" in cpu.pressure, an average over the CPUs of the tasks, so it grows no faster
-// than time passes. Before Linux 5.13 there is only "some", which includes the tasks' waits for one
-// another. Errors: journal.ErrGone, and errors.ErrUnsupported where the kernel does not count
-// (CONFIG_PSI, psi=, cgroup.pressure).
+// than time passes. Errors: journal.ErrGone, and errors.ErrUnsupported where the kernel does not
+// count (CONFIG_PSI, psi=, cgroup.pressure).
 func Waited(dir string) (time.Duration, error) { return (*Files)(nil).Waited(dir) }
 
 // Waited is the function of that name, with kept files.
 func (f *Files) Waited(dir string) (time.Duration, error) {
-	return f.pressure(dir, "cpu.pressure", "full", "some")
+	return f.pressure(dir, "cpu.pressure", "full")
 }
 
 // Stalled returns how long at least one task of a cgroup v2 directory, or of those below, was
@@ -28,7 +27,7 @@ func Stalled(dir, resource string) (time.Duration, error) {
 	return (*Files)(nil).pressure(dir, resource+".pressure", "some")
 }
 
-func (f *Files) pressure(dir, file string, kinds ...string) (time.Duration, error) {
+func (f *Files) pressure(dir, file, kind string) (time.Duration, error) {
 	text, err := f.value(dir, file)
 	if errors.Is(err, errNoFile) {
 		return 0, fmt.Errorf("%s of %s: %w", file, dir, errors.ErrUnsupported)
@@ -36,30 +35,27 @@ func (f *Files) pressure(dir, file string, kinds ...string) (time.Duration, erro
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", file, err)
 	}
-	d, err := parsePressure(text, kinds...)
+	d, err := parsePressure(text, kind)
 	if err != nil {
 		return 0, fmt.Errorf("%s of %s: %w", file, dir, err)
 	}
 	return d, nil
 }
 
-// parsePressure returns the total, in microseconds, of the line "KIND avg10=N … total=N" of the
-// first of kinds that has one.
-func parsePressure(text string, kinds ...string) (time.Duration, error) {
-	for _, kind := range kinds {
-		for line := range strings.Lines(text) {
-			fields := strings.Fields(line)
-			if len(fields) == 0 || fields[0] != kind {
-				continue
-			}
-			for _, f := range fields[1:] {
-				if number, ok := strings.CutPrefix(f, "total="); ok {
-					n, err := strconv.ParseUint(number, 10, 64)
-					if err != nil {
-						return 0, fmt.Errorf("bad line %q", line)
-					}
-					return span(n, time.Microsecond), nil
+// parsePressure returns the total, in microseconds, of the line "KIND avg10=N … total=N".
+func parsePressure(text, kind string) (time.Duration, error) {
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != kind {
+			continue
+		}
+		for _, f := range fields[1:] {
+			if number, ok := strings.CutPrefix(f, "total="); ok {
+				n, err := strconv.ParseUint(number, 10, 64)
+				if err != nil {
+					return 0, fmt.Errorf("bad line %q", line)
 				}
+				return span(n, time.Microsecond), nil
 			}
 		}
 	}

@@ -61,7 +61,7 @@ func Weight(dir string) (uint64, error) {
 	switch idle, err := value(dir, "cpu.idle"); {
 	case err == nil && idle != "0":
 		return 0, nil
-	case err != nil && !errors.Is(err, errNoFile): // before 5.15 there is no cpu.idle
+	case err != nil:
 		return 0, fmt.Errorf("cpu weight: %w", err)
 	case w == 0:
 		return 0, fmt.Errorf("cpu weight of %s: bad value %q", dir, text)

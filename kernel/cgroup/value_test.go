@@ -58,7 +58,7 @@ func TestWeight(t *testing.T) {
 		{"v2 idle", []string{"cpu.weight", "1\n", "cpu.idle", "1\n"}, 0, nil},
 		{"v1 idle", []string{"cpu.shares", "3\n", "cpu.idle", "1\n"}, 0, nil},
 		{"v1 light", []string{"cpu.shares", "2\n", "cpu.idle", "0\n"}, 2, nil},
-		{"v2 light, before cpu.idle", []string{"cpu.weight", "1\n"}, 1, nil},
+		{"v2 light", []string{"cpu.weight", "1\n", "cpu.idle", "0\n"}, 1, nil},
 	} {
 		got, err := Weight(tree(t, filepath.Join(t.TempDir(), "cg"), c.files...))
 		if got != c.want || !errors.Is(err, c.is) {

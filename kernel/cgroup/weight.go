@@ -1,7 +1,6 @@
 package cgroup
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"strconv"
@@ -10,7 +9,7 @@ import (
 )
 
 // Idled is the value of a weight's knob for a cgroup that runs only on otherwise idle CPUs
-// (cpu.idle, since Linux 5.15).
+// (cpu.idle).
 const Idled = "idle"
 
 // WeightRange is the range of CPU weights that the kernel takes (kernel/sched/sched.h and
@@ -49,12 +48,11 @@ func (k weight) Read() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	switch is, err := k.idle().Read(); {
-	case errors.Is(err, journal.ErrGone): // before 5.15 there is no cpu.idle
-		return text, nil
-	case err != nil:
+	is, err := k.idle().Read()
+	if err != nil {
 		return "", err
-	case is != "0":
+	}
+	if is != "0" {
 		return Idled, nil
 	}
 	return text, nil
@@ -62,22 +60,16 @@ func (k weight) Read() (string, error) {
 
 func (k weight) Write(to string) error {
 	is, err := k.idle().Read()
-	none := errors.Is(err, journal.ErrGone) // or the cgroup has gone
-	switch {
-	case err != nil && !none:
+	if err != nil {
 		return err
-	case to == Idled && none:
-		if _, err := k.file.Read(); err != nil {
-			return err
-		}
-		return fmt.Errorf("%s of %s: %w: it needs Linux 5.15", idleFile, filepath.Dir(string(k.file)), errors.ErrUnsupported)
-	case to == Idled:
+	}
+	if to == Idled {
 		return k.idle().Write("1")
 	}
 	if _, err := strconv.ParseUint(to, 10, 63); err != nil {
 		return fmt.Errorf("write %s: %q is neither %s nor a weight", k.file, to, Idled)
 	}
-	if !none && is != "0" {
+	if is != "0" {
 		if err := k.idle().Write("0"); err != nil {
 			return err
 		}
@@ -122,25 +114,4 @@ func (k weight) Compose(wants []string) string {
 // the default.
 func (k weight) Unfinished(now, from, target string) bool {
 	return from == Idled && target != Idled && (now == "100" || now == "1024")
-}
-
-// KindIdle is the journal kind of idle cgroups in earlier releases. It is opened for entries that
-// they have left.
-const KindIdle = "idle"
-
-// OpenIdle opens the weight of a cgroup by an entry of [KindIdle]. It refuses a path that does not
-// lie below root.
-func OpenIdle(root string, ref journal.Ref) (journal.Knob, error) {
-	k, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: ref.Object})
-	if err != nil {
-		return nil, err
-	}
-	path := k.Ref().Object
-	if filepath.Base(path) != idleFile {
-		return nil, fmt.Errorf("open knob %s %q: not a file %s", ref.Kind, ref.Object, idleFile)
-	}
-	dir := filepath.Dir(path)
-	_, err = value(dir, weightFile)
-	k, _ = WeightKnob(dir, !errors.Is(err, errNoFile))
-	return k, nil
 }

@@ -22,8 +22,8 @@ func readClock() (clock, error) {
 	return clock{time.Now(), time.Duration(ts.Nano())}, nil
 }
 
-// lapses returns an expiry by the monotonic clock, in ns. It returns 0 for an expiry that is known
-// by the wall clock alone, such as earlier releases recorded.
+// lapses returns an expiry by the monotonic clock, in ns. It returns 0 for no expiry, and for that of an
+// injected clock, which has no monotonic reading.
 func (c clock) lapses(expiry time.Time) int64 {
 	if expiry == expiry.Round(0) {
 		return 0

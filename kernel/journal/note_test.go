@@ -3,14 +3,10 @@ package journal
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // least is a knob that is set to the least value claimed.
@@ -185,28 +181,5 @@ func TestClaimRefused(t *testing.T) {
 	delete(b.values, "a")
 	if out, err := j.Restore(opener, func(e Entry) bool { return e.Owner.Feature == "A" }); err != nil || results(out) != "a:gone" || len(j.Entries()) != 0 {
 		t.Errorf("%s, %v, %s", results(out), err, claims(j.Entries()))
-	}
-}
-
-// Open reads the journal of a release that had one claim on a knob, and writes the current form
-// from then on.
-func TestEarlierForm(t *testing.T) {
-	dir := t.TempDir()
-	name := filepath.Join(dir, prefix+boot)
-	line := `133f1151 {"n":1,"entry":{"ref":{"kind":"mem","object":"a"},"before":"9","wrote":"5","owner":{"feature":"A","container":7},"when":"2026-03-04T05:06:07Z"}}` + "\n"
-	if err := os.WriteFile(name, []byte(magic+earlier+"\n"+line), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	b := newBoard("a", "5")
-	j := open(t, dir)
-	if got := claims(j.Entries()); got != "a:9>5 A=5" {
-		t.Error(got)
-	}
-	data, err := os.ReadFile(name)
-	if diff := cmp.Diff(header+line, string(data)); err != nil || diff != "" {
-		t.Error(err, diff)
-	}
-	if _, err := j.Restore(b.open, nil); err != nil || b.get("a") != "9" {
-		t.Errorf("%v, it is %s", err, b.get("a"))
 	}
 }

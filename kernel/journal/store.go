@@ -20,7 +20,6 @@ const (
 	prefix   = "journal-" // of the name of a boot's file
 	magic    = "fairlead journal "
 	version  = "2" // of the file format
-	earlier  = "1" // one claim on a knob; being idle and the weight are separate
 	header   = magic + version + "\n"
 	patience = 500 * time.Millisecond
 	slack    = 1000 // superseded records that are kept before the file is rewritten
@@ -37,8 +36,8 @@ func BootID(proc string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// record is one line of the file: the claims that knob N now has, those of Entry and With. A nil
-// Entry means that the knob is as it was found; only the first releases appended a line for that.
+// record is one line of the file: the claims that knob N now has, those of Entry and With. A line
+// that has ended is read with a nil Entry: the knob is as it was found.
 type record struct {
 	N      uint64   `json:"n"`
 	Entry  *Entry   `json:"entry,omitempty"`
@@ -197,7 +196,7 @@ func (s *store) load() (map[uint64]note, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	first, _, _ := strings.Cut(string(data[:min(len(data), 64)]), "\n")
-	if other, ok := strings.CutPrefix(first, magic); ok && other != version && other != earlier {
+	if other, ok := strings.CutPrefix(first, magic); ok && other != version {
 		return nil, errors.Join(fmt.Errorf("%w: %s has form %q, this program reads %s", ErrVersion, s.path, other, version), f.Close())
 	}
 	notes, layout, damage := parse(data, s.clock)
@@ -207,13 +206,7 @@ func (s *store) load() (map[uint64]note, error) {
 	}
 	if damage == nil {
 		s.file, s.layout = f, layout
-		if first != magic+earlier {
-			return notes, nil
-		}
-		if err := s.rewrite(whole); !errors.Is(err, unix.ENOSPC) {
-			return notes, err
-		}
-		return notes, nil // undone in its old form, and rewritten when there is room
+		return notes, nil
 	}
 	f.Close()
 	aside := s.path + ".corrupt"
@@ -300,9 +293,6 @@ func parse(data []byte, c clock) (notes map[uint64]note, l layout, damage error)
 	notes, l.at = make(map[uint64]note), make(map[uint64]int64)
 	body, ok := bytes.CutPrefix(data, []byte(header))
 	if !ok {
-		body, ok = bytes.CutPrefix(data, []byte(magic+earlier+"\n"))
-	}
-	if !ok {
 		damage = errors.New("line 1: no header")
 	}
 	l.size = int64(len(data) - len(body))
@@ -343,7 +333,7 @@ func parseLine(line []byte) (record, error) {
 	if err := json.Unmarshal(raw, &r); err != nil {
 		return record{}, err
 	}
-	if r.Entry != nil && r.Entry.Ref.Kind == "" {
+	if r.Entry == nil || r.Entry.Ref.Kind == "" {
 		return record{}, errors.New("names no object")
 	}
 	if ended {

@@ -154,7 +154,7 @@ func TestFileStaysShort(t *testing.T) {
 
 // Open refuses a journal in another release's format, and leaves it as it is.
 func TestVersion(t *testing.T) {
-	for _, other := range []string{"0", "3", "12 beta"} {
+	for _, other := range []string{"1", "3", "12 beta"} {
 		b := newBoard("a", "1")
 		dir := t.TempDir()
 		j := open(t, dir)
@@ -227,9 +227,9 @@ func FuzzParse(f *testing.F) {
 		}
 		good = append(good, line...)
 	}
-	drop, _ := format(record{N: 1})
+	none, _ := format(record{N: 1})
 	f.Add(good)
-	f.Add(append(bytes.Clone(good), drop...))
+	f.Add(append(bytes.Clone(good), none...))
 	ended := bytes.Clone(good)
 	ended[len(header)] = dropped
 	f.Add(ended)

@@ -20,7 +20,7 @@ import (
 func host(_ context.Context, cfg Config) answers {
 	version := release()
 	a := answers{
-		"kernel":         full(fmt.Sprintf("%s, %d CPUs", version, runtime.NumCPU())),
+		"kernel":         oldest(version),
 		"capabilities":   capabilities(cfg),
 		"group-fairness": groupFairness(version),
 		"systemd":        full("systemd started this host: it rewrites the cgroup values of its units when it reloads"),
@@ -43,6 +43,33 @@ func host(_ context.Context, cfg Config) answers {
 		a["pid-namespace"] = full("")
 	}
 	return a
+}
+
+// ErrKernel is returned, wrapped, for a kernel before [Oldest].
+var ErrKernel = errors.New("fairlead needs Linux " + Oldest + " or later")
+
+// Oldest is the first kernel that fairlead supports, and is tested on.
+const Oldest = "6.1"
+
+// Supported returns an error on a kernel before [Oldest], where what is tried may work, and yet not
+// as it was tested. Errors: ErrKernel.
+func Supported() error { return supported(release()) }
+
+// supported accepts a release that it cannot read.
+func supported(release string) error {
+	var major, minor int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n == 2 && (major < 6 || major == 6 && minor < 1) {
+		version, _, _ := strings.Cut(release, ",")
+		return fmt.Errorf("%w, and this is %s", ErrKernel, version)
+	}
+	return nil
+}
+
+func oldest(release string) answer {
+	if err := supported(release); err != nil {
+		return unavailable(reason(err), "boot a kernel of "+Oldest+" or later")
+	}
+	return full(fmt.Sprintf("%s, %d CPUs", release, runtime.NumCPU()))
 }
 
 func release() string {

@@ -214,3 +214,16 @@ func TestGroupFairness(t *testing.T) {
 		}
 	}
 }
+
+func TestSupported(t *testing.T) {
+	for release, want := range map[string]string{
+		"6.1.0-35-amd64, x86_64": "", "6.18.44, x86_64": "", "7.0.1, x86_64": "", "": "",
+		"6.0.12, x86_64":          "fairlead needs Linux 6.1 or later, and this is 6.0.12",
+		"5.10.0-32-amd64, x86_64": "fairlead needs Linux 6.1 or later, and this is 5.10.0-32-amd64",
+	} {
+		err := supported(release)
+		if (err == nil) != (want == "") || err != nil && (err.Error() != want || !errors.Is(err, ErrKernel)) {
+			t.Errorf("%q: %v, want %q", release, err, want)
+		}
+	}
+}

@@ -216,7 +216,7 @@ func (t *trial) attach(typ ebpf.ProgramType, mend string, fn func(*ebpf.Program)
 // threaded makes the receiving end poll in a kernel thread, and looks for the thread by netlink and
 // by its name.
 func (t *trial) threaded() (threaded, byNetlink answer, thread *sched.Named) {
-	const mend = "use a kernel of 5.12 or later"
+	const mend = "none is known"
 	byNetlink = unavailable("there was no thread to look for", mend)
 	index := t.recv.Attrs().Index
 	for _, turn := range []struct {

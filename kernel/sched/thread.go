@@ -37,7 +37,6 @@ var (
 const (
 	kthreadd     = 2          // parent of all kernel threads
 	pfKthread    = 0x00200000 // PF_KTHREAD, include/linux/sched.h
-	commCut      = 15         // the length to which kernels before 5.17 cut a kthread's name
 	ticks        = 100        // USER_HZ, the same on all architectures that Go knows
 	maxStat      = 4096       // longer than any one-line file that is read here
 	listAttempts = 3
@@ -65,9 +64,8 @@ func Find(proc string, tid int) (Thread, error) {
 	return Thread{TID: tid, Start: s.start}, nil
 }
 
-// Threads returns the kernel threads with a name that begins with prefix. Kernels before 5.17 show
-// only 15 bytes of a name; there a longer prefix matches the visible part. It costs one small read
-// for each kernel thread of the host. Error: ErrHidden.
+// Threads returns the kernel threads with a name that begins with prefix. It costs one small read for
+// each kernel thread of the host. Error: ErrHidden.
 func Threads(proc, prefix string) ([]Named, error) {
 	var list []Named
 	for range listAttempts {
@@ -79,7 +77,7 @@ func Threads(proc, prefix string) ([]Named, error) {
 		whole := true
 		for _, tid := range tids {
 			comm, err := readComm(proc, tid)
-			if err == nil && hasPrefix(comm, prefix) {
+			if err == nil && strings.HasPrefix(comm, prefix) {
 				var t Thread
 				if t, err = Find(proc, tid); err == nil {
 					list = append(list, Named{t, comm})
@@ -97,10 +95,6 @@ func Threads(proc, prefix string) ([]Named, error) {
 		}
 	}
 	return list, nil
-}
-
-func hasPrefix(comm, prefix string) bool {
-	return strings.HasPrefix(comm, prefix) || len(comm) == commCut && strings.HasPrefix(prefix, comm)
 }
 
 // children returns the threads that kthreadd started.

@@ -58,7 +58,7 @@ func TestThreads(t *testing.T) {
 	proc := t.TempDir()
 	task(t, proc, 2, "kthreadd", pfKthread, 0, "0::/\n")
 	task(t, proc, 50, "napi/eth0-8193", pfKthread, 777, "0::/\n")
-	task(t, proc, 51, "napi/veth0a1b2c", pfKthread, 778, "0::/\n") // cut to 15 bytes
+	task(t, proc, 51, "napi/veth0a1b2c3d4-1", pfKthread, 778, "0::/\n")
 	task(t, proc, 52, "kworker/0:1", pfKthread, 5, "0::/\n")
 	task(t, proc, 53, "napi/fake", 0, 5, "0::/\n") // a process with the same name
 	for _, list := range []string{"", "50 51 52 53 ", "50 51 52 53 99"} {
@@ -66,9 +66,9 @@ func TestThreads(t *testing.T) {
 			kthreadChildren(t, proc, list)
 		}
 		for prefix, want := range map[string]string{
-			"napi/":                "50@777=napi/eth0-8193 51@778=napi/veth0a1b2c",
+			"napi/":                "50@777=napi/eth0-8193 51@778=napi/veth0a1b2c3d4-1",
 			"napi/eth0-":           "50@777=napi/eth0-8193",
-			"napi/veth0a1b2c3d4-1": "51@778=napi/veth0a1b2c",
+			"napi/veth0a1b2c3d4-2": "",
 			"napi/x":               "",
 		} {
 			got, err := Threads(proc, prefix)

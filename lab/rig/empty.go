@@ -19,9 +19,6 @@ func AttachEmpty(tracepoints ...string) (links bpf.Links, err error) {
 			err = errors.Join(err, links.Close())
 		}
 	}()
-	if err := bpf.Unlock(); err != nil {
-		return nil, err
-	}
 	for _, name := range tracepoints {
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 			Name: "fl_empty", Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: name, License: "Dual BSD/GPL",

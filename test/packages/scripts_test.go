@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -16,15 +15,11 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // alone runs a script of a package with programs of a folder before all others, and with a /run of
-// its own. There systemd runs unless its first argument is empty, and the second may be "journal".
+// its own. There systemd runs unless its first argument is empty.
 const alone = `mount -t tmpfs tmpfs /run
 [ -z "$1" ] || mkdir -p /run/systemd/system
-if [ "$2" = journal ]; then
-	mkdir -p /run/fairlead/state
-	: >"/run/fairlead/state/journal-$(cat /proc/sys/kernel/random/boot_id)"
-fi
-PATH=$3:$PATH
-shift 3
+PATH=$2:$PATH
+shift 2
 exec "$@"`
 
 // stub is a program that writes down how it was called. systemctl is-active says $ACTIVE.
@@ -34,8 +29,7 @@ echo "${0##*/} $*" >>"$CALLS"
 `
 
 // TestScripts calls the scripts as deb, rpm and apk do. Only removal stops the agent, and undoes what
-// a killed one has left. An upgrade kills an agent that runs, which leaves all in force for the next, where the next finds
-// the journal.
+// a killed one has left. An upgrade kills an agent that runs, which leaves all in force for the next.
 func TestScripts(t *testing.T) {
 	testkit.NeedRoot(t)
 	const (
@@ -43,7 +37,6 @@ func TestScripts(t *testing.T) {
 		reload  = "systemctl daemon-reload\n"
 		active  = "systemctl is-active --quiet fairlead.service\n"
 		kill    = "systemctl kill --kill-who=main --signal=KILL fairlead.service\n"
-		restart = "systemctl restart fairlead.service\n"
 		disable = "systemctl disable --now fairlead.service\n"
 		restore = "fairlead restore\n"
 	)
@@ -66,7 +59,6 @@ func TestScripts(t *testing.T) {
 		{"deb upgrades: after the files", "postremove", []string{"upgrade", "0.2.0"}, true, true, reload},
 		{"deb upgrades: after", "postinstall", []string{"configure", "0.1.0"}, true, true, group + reload + active + kill},
 		{"deb does not upgrade after all", "postinstall", []string{"abort-upgrade", "0.2.0"}, true, true, ""},
-		{"deb upgrades from an agent without a journal there", "postinstall", []string{"configure", "0.0.9"}, true, true, group + reload + active + restart},
 		{"rpm upgrades: after", "postinstall", []string{"2"}, true, true, group + reload + active + kill},
 		{"rpm upgrades: the old one's files", "preremove", []string{"1"}, true, true, ""},
 		{"deb upgrades, not running", "postinstall", []string{"configure", "0.1.0"}, true, false, group + reload + active},
@@ -81,17 +73,14 @@ func TestScripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			systemd, status, journal := "", "ACTIVE=3", "journal"
+			systemd, status := "", "ACTIVE=3"
 			if tt.systemd {
 				systemd = "yes"
 			}
 			if tt.active {
 				status = "ACTIVE=0"
 			}
-			if strings.Contains(tt.name, "without a journal") {
-				journal = ""
-			}
-			args := append([]string{"--mount", "--propagation", "private", "sh", "-ec", alone, "sh", systemd, journal, dir, script}, tt.args...)
+			args := append([]string{"--mount", "--propagation", "private", "sh", "-ec", alone, "sh", systemd, dir, script}, tt.args...)
 			cmd := exec.Command("unshare", args...)
 			cmd.Env = append(os.Environ(), "CALLS="+calls, status)
 			if out, err := cmd.CombinedOutput(); err != nil {

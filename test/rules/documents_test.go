@@ -112,11 +112,15 @@ func dangling(root fs.FS) (problems []string, err error) {
 		}
 		for i, text := range strings.Split(string(data), "```") {
 			for _, m := range link.FindAllStringSubmatch(text, -1) {
-				target, _, _ := strings.Cut(m[1], "#")
-				if i%2 != 0 || target == "" || strings.Contains(target, ":") {
-					continue // code, this document, or another host
+				target, heading, _ := strings.Cut(m[1], "#")
+				if i%2 != 0 || strings.Contains(target, ":") {
+					continue // code, or another host
 				}
-				if _, err := fs.Stat(root, path.Join(path.Dir(name), target)); err != nil {
+				file := name
+				if target != "" {
+					file = path.Join(path.Dir(name), target)
+				}
+				if !leads(root, file, heading) {
 					problems = append(problems, fmt.Sprintf("%s: the link to %s leads nowhere", name, m[1]))
 				}
 			}
@@ -124,6 +128,23 @@ func dangling(root fs.FS) (problems []string, err error) {
 		return nil
 	})
 	return problems, err
+}
+
+var (
+	headings = regexp.MustCompile(`(?m)^#+ +(.+)$`)
+	unlinked = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
+// leads reports whether there is a file, and a heading in it that a link reaches by that name.
+func leads(root fs.FS, file, heading string) bool {
+	if heading == "" {
+		_, err := fs.Stat(root, file)
+		return err == nil
+	}
+	text, err := fs.ReadFile(root, file)
+	return err == nil && slices.ContainsFunc(headings.FindAllSubmatch(text, -1), func(m [][]byte) bool {
+		return strings.ReplaceAll(unlinked.ReplaceAllString(strings.ToLower(string(m[1])), ""), " ", "-") == heading
+	})
 }
 
 // TestLinks checks that relative links have a target, in the tree and where make install puts the
@@ -147,11 +168,11 @@ func TestLinks(t *testing.T) {
 
 func TestDangling(t *testing.T) {
 	got, err := dangling(fstest.MapFS{
-		"README.md":   {Data: []byte("[a](docs/a.md#x) [here](#b) [far](https://example.com/x) [gone](docs/b.md)\n```\n[code](none)\n```\n")},
-		"docs/a.md":   {Data: []byte("[up](../README.md) [beside](c.md)\n")},
+		"README.md":   {Data: []byte("[a](docs/a.md#a-b) [here](#b) [far](https://example.com/x) [gone](docs/b.md)\n```\n[code](none)\n```\n")},
+		"docs/a.md":   {Data: []byte("# A `b`!\n[up](../README.md) [beside](c.md)\n")},
 		"docs/c.html": {Data: []byte("[no](document)")},
 	})
-	want := []string{"README.md: the link to docs/b.md leads nowhere", "docs/a.md: the link to c.md leads nowhere"}
+	want := []string{"README.md: the link to #b leads nowhere", "README.md: the link to docs/b.md leads nowhere", "docs/a.md: the link to c.md leads nowhere"}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%q, %v; want %q", got, err, want)
 	}

@@ -155,7 +155,7 @@ func TestFeatureIsAFolder(t *testing.T) {
 			}
 			continue
 		}
-		if in(p.name(), "test", "internal", "view/viewtest") {
+		if in(p.name(), "test", "internal") {
 			continue
 		}
 		for _, name := range p.GoFiles {

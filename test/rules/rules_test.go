@@ -94,8 +94,6 @@ func brokenImport(from, to string, test bool) string {
 		return "view/... imports api and record only"
 	case in(to, "view") && !in(from, "view", "cmd", "lab"):
 		return "the agent links no view; cmd and lab/... show them"
-	case in(to, "view/viewtest"):
-		return "only tests import what is for tests"
 	case in(from, "kernel") && own && !in(to, "kernel"):
 		return "kernel/... imports nothing above it"
 	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "tenant", "hook", "api", "hist", "kernel", "metrics"):
@@ -218,7 +216,6 @@ func TestBrokenImport(t *testing.T) {
 		{"view/tui", "record", false, true},
 		{"agent", "view", false, false},
 		{"lab/report", "view/web", false, true},
-		{"view/tui", "view/viewtest", false, false},
 		{"cmd/fairlead", "view/tui", false, true},
 		{"lab/sandbox", "internal/testkit", false, false},
 		{"cmd/fairlead", "lab/bench", false, false},

@@ -21,7 +21,7 @@ type Kernel struct {
 	Suite string // of the archive
 	Arch  string // of the guest, in Debian's words, which are Go's
 
-	// TooOld says that fairlead does not support it: only the guest's own
+	// TooOld says that fairlead refuses it: only the guest's own
 	// tests run there, which see whether it says clearly what is missing.
 	TooOld bool
 	// Whole says that in the tier CI, too, all runs that depends on the kernel.
@@ -31,8 +31,7 @@ type Kernel struct {
 	Slow bool
 }
 
-// Kernels are those that the tests run on, oldest first. 5.15, the oldest that
-// fairlead supports, is not in Debian.
+// Kernels are those that the tests run on, oldest first.
 func Kernels() []Kernel {
 	return []Kernel{
 		{Name: "5.10", Suite: "bullseye", Arch: "amd64", TooOld: true},

@@ -16,8 +16,8 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/test/viewtest"
 	"github.com/fairlead-project/fairlead/view"
-	"github.com/fairlead-project/fairlead/view/viewtest"
 )
 
 // options are those of a view of a source, whose clock is always at one moment.

@@ -161,7 +161,7 @@ func (m *model) explain(id api.ID) tea.Cmd {
 			msg.frame = held
 			return msg
 		}
-		for f, err := range m.o.Source.Frames(m.ctx, at, at) {
+		for f, err := range m.o.Source.Frames(m.ctx, at, at, 0) {
 			if msg.err = err; err == nil {
 				msg.frame = &f
 			}

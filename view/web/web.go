@@ -115,7 +115,7 @@ func (s *Server) ask(ctx context.Context) {
 	}
 }
 
-// most is how many frames of a recording are compared for one page. Frames are totals, so the
+// most is how many frames of a recording are read for one page. Frames are totals, so the
 // difference of two that lie further apart is still exact.
 const most = 300
 
@@ -128,19 +128,14 @@ func (s *Server) window(ctx context.Context, to time.Time, span time.Duration, n
 	}
 	var h view.History
 	step := span / most
-	var last time.Time
-	for f, err := range s.o.Source.Frames(ctx, to.Add(-span-step-30*time.Second), to) {
+	for f, err := range s.o.Source.Frames(ctx, to.Add(-span-step-30*time.Second), to, step) {
 		if err != nil && !errors.Is(err, io.EOF) {
 			if h.Len() > 0 || now {
 				break // what comes before it is whole
 			}
 			return &h, err
 		}
-		if !last.IsZero() && f.Taken.Sub(last) < step {
-			continue
-		}
 		h.Add(f)
-		last = f.Taken
 	}
 	if now && s.agent != nil {
 		live.Before(&h)

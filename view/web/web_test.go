@@ -16,8 +16,8 @@ import (
 	xhtml "golang.org/x/net/html"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/test/viewtest"
 	"github.com/fairlead-project/fairlead/view"
-	"github.com/fairlead-project/fairlead/view/viewtest"
 )
 
 // recorded serves the recording of ten minutes of a host with 12 containers, of which one is

@@ -30,7 +30,7 @@ type Capacity struct {
 	Realtime Profile `json:",omitempty"`
 
 	Depth1   api.BlockIOFigures `json:"depth_1,omitzero"`  // operations, one request at a time; 0: not known
-	Depth    int                `json:"depth,omitempty"`   // requests at once that gave the most; 0: not known
+	Depth    int                `json:"depth,omitempty"`   // requests at once that gave the most; 0: not measured
 	Seconds  float64            `json:"seconds,omitempty"` // for which each figure was measured
 	Recorded time.Time          `json:"recorded,omitzero"` // when it was measured or given
 	Seen     api.BlockIOFigures `json:"seen,omitzero"`     // the most of each that was done within a second by all together
@@ -52,8 +52,6 @@ func (c Capacity) Basis() string {
 		return "nobody has measured it"
 	case !c.Measured:
 		return "given by an operator" + when
-	case c.Depth == 0:
-		return "measured by an earlier release, which had fewer requests under way than it said: measure it again"
 	}
 	return fmt.Sprintf("measured%s, each for %.3gs, by reads alone or writes alone past the page cache, at random places: operations of 4 KiB with %d at once, and one at a time; bytes in 128 KiB with 16 at once",
 		when, c.Seconds, c.Depth)
@@ -156,7 +154,7 @@ func (c Capacity) Check() error {
 		return fmt.Errorf("more operations one at a time than at the most")
 	case c.Depth1.ReadBytes > 0 || c.Depth1.WriteBytes > 0:
 		return fmt.Errorf("one at a time only operations count")
-	case c.Depth < 0 || c.Depth > maxDepth:
+	case c.Depth < 0 || c.Depth > maxDepth || c.Measured && c.Depth == 0:
 		return fmt.Errorf("%d requests at once are not 1 to %d", c.Depth, maxDepth)
 	case !(c.Seconds >= 0 && c.Seconds <= 3600):
 		return fmt.Errorf("measured for %v seconds, not 0 to 3600", c.Seconds)

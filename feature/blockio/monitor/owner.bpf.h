@@ -19,11 +19,7 @@ struct cgroup___tree {
 
 /* The cgroups above a cgroup, the root first. */
 struct cgroup___ancestors {
-	struct cgroup *ancestors[0]; /* since 6.1 */
-} __kernel_type;
-
-struct cgroup___ids {
-	__u64 ancestor_ids[0]; /* before */
+	struct cgroup *ancestors[0];
 } __kernel_type;
 
 #define MAX_GROUPS 8192
@@ -59,12 +55,8 @@ struct {
 /* The id of the cgroup that is above g at a level, at which there is one. */
 static __always_inline __u64 ancestor(struct cgroup___tree *g, int level)
 {
-	__u64 id = 0, up = 0, at = address(g) + 8 * level;
+	__u64 up = 0, at = address(g) + 8 * level;
 
-	if (bpf_core_field_exists(struct cgroup___ids, ancestor_ids)) {
-		bpf_probe_read_kernel(&id, sizeof(id), (void *)(at + bpf_core_field_offset(struct cgroup___ids, ancestor_ids)));
-		return id;
-	}
 	bpf_probe_read_kernel(&up, sizeof(up), (void *)(at + bpf_core_field_offset(struct cgroup___ancestors, ancestors)));
 	return BPF_CORE_READ((struct cgroup___tree *)up, kn, id);
 }

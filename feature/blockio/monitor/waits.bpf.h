@@ -37,7 +37,7 @@ struct task_io_accounting {
 } __kernel_type;
 
 struct task_struct___sched {
-	unsigned int __state; /* since 5.14 */
+	unsigned int __state;
 	int prio;
 	struct sched_rt_entity rt;
 	struct sched_dl_entity dl;

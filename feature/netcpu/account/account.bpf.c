@@ -80,9 +80,6 @@ struct sk_buff___in {
 volatile __u32 fl_slot SEC(".data.copy");
 volatile __u16 fl_number SEC(".data.copy");
 
-/* Whether fl_taken accepts packets of several fragments; set before it is loaded. */
-const volatile __u8 fl_frags;
-
 #include "sock.bpf.h"
 
 /*
@@ -425,7 +422,6 @@ int fl_taken(struct xdp_md *ctx)
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct ethhdr *eth = data;
 	__u32 slot = of_tenant(fl_take_fate().tenant), class = OTHER;
-	__u64 bytes = end - data;
 	struct cpu *c = this_cpu();
 
 	if (!c || c->skip || unseen(c))
@@ -433,10 +429,8 @@ int fl_taken(struct xdp_md *ctx)
 	/* A packet with a VLAN tag stays OTHER. */
 	if (data + sizeof(*eth) + sizeof(struct iphdr) <= end)
 		class = protocol_at(data + sizeof(*eth), eth->h_proto);
-	if (fl_frags) /* since 5.18, as the helper; before, data is the whole packet */
-		bytes = bpf_xdp_get_buff_len(ctx);
 	comes(c);
-	use(c, slot, RECEIVE | class, 1, bytes);
+	use(c, slot, RECEIVE | class, 1, bpf_xdp_get_buff_len(ctx));
 	share(c);
 	return XDP_DROP;
 }

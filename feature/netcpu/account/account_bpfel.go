@@ -170,7 +170,6 @@ const (
 	accountVarFlBare       = "fl_bare"
 	accountVarFlEpoch      = "fl_epoch"
 	accountVarFlExact      = "fl_exact"
-	accountVarFlFrags      = "fl_frags"
 	accountVarFlNumber     = "fl_number"
 	accountVarFlOver       = "fl_over"
 	accountVarFlSlot       = "fl_slot"
@@ -260,7 +259,6 @@ type accountVariableSpecs struct {
 	FlBare       *ebpf.VariableSpec `ebpf:"fl_bare"`
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
 	FlExact      *ebpf.VariableSpec `ebpf:"fl_exact"`
-	FlFrags      *ebpf.VariableSpec `ebpf:"fl_frags"`
 	FlNumber     *ebpf.VariableSpec `ebpf:"fl_number"`
 	FlOver       *ebpf.VariableSpec `ebpf:"fl_over"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
@@ -325,7 +323,6 @@ type accountVariables struct {
 	FlBare       *ebpf.Variable `ebpf:"fl_bare"`
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
 	FlExact      *ebpf.Variable `ebpf:"fl_exact"`
-	FlFrags      *ebpf.Variable `ebpf:"fl_frags"`
 	FlNumber     *ebpf.Variable `ebpf:"fl_number"`
 	FlOver       *ebpf.Variable `ebpf:"fl_over"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`

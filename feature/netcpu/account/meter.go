@@ -251,10 +251,10 @@ func (m *Meter) Charges() *ebpf.Map { return m.maps.FlCharges }
 
 // Taker loads the program that an XDP program tail-calls to drop a packet, after it has reported
 // the tenant (bpf/fate.h). Taker's program charges the cost of the packet to the tenant's account
-// and returns XDP_DROP. frags: the caller accepts packets of several fragments
-// (BPF_F_XDP_HAS_FRAGS); the kernel requires the same of both. The caller closes the program.
-func (m *Meter) Taker(frags bool) (*ebpf.Program, error) {
-	return m.object.Program(accountProgFlTaken, bpf.Vars{accountVarFlFrags: frags}, bpf.Frags(frags))
+// and returns XDP_DROP. The program that calls it must accept packets of several fragments
+// (BPF_F_XDP_HAS_FRAGS), as the kernel requires the same of both. The caller closes the program.
+func (m *Meter) Taker() (*ebpf.Program, error) {
+	return m.object.Program(accountProgFlTaken, nil)
 }
 
 // Slot returns a container's key in Charges, from Watch until Forget.

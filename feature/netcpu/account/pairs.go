@@ -82,11 +82,8 @@ func total(perCPU []uint64) (sum time.Duration) {
 func (m *Meter) retire(k accountTheft, cpu time.Duration) error {
 	var perCPU []uint64
 	err := m.maps.FlThefts.LookupAndDelete(k, &perCPU)
-	switch {
-	case err == nil:
+	if err == nil {
 		cpu = total(perCPU) // it may just have grown
-	case errors.Is(err, ebpf.ErrNotSupported): // before 5.14
-		err = m.maps.FlThefts.Delete(k)
 	}
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err

@@ -57,6 +57,7 @@ func newChargeRig(t *testing.T, v2 bool, files ...string) *chargeRig {
 	})
 	r.file(filepath.Join(layout.V2, "web"), "cgroup.procs", "")
 	r.file(r.dir, "cgroup.procs", "")
+	r.file(r.dir, "cpu.idle", "0\n")
 	if v2 {
 		r.file(r.dir, "cpu.weight", "100\n")
 	} else {

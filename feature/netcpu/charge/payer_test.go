@@ -63,7 +63,7 @@ func TestChargeWaits(t *testing.T) {
 				r.used -= 2 * p.now / 5
 				if waited += 40 * ms; told {
 					r.file(filepath.Join(r.cfg.Layout.V2, "web"), "cpu.pressure",
-						fmt.Sprintf("some avg10=0.00 avg60=0.00 avg300=0.00 total=%d\n", waited.Microseconds()))
+						fmt.Sprintf("full avg10=0.00 avg60=0.00 avg300=0.00 total=%d\n", waited.Microseconds()))
 				}
 				r.rounds(1, 0, 16*ms)
 			}

@@ -21,37 +21,28 @@ type driver struct {
 	mac  string // the uplink's address, which identifies packets for the host
 }
 
-// native loads a copy of fl_drop_xdp for a device with this address. If the kernel has no
-// multi-buffer packets (before 5.18) it is for drivers that pass none.
+// native loads a copy of fl_drop_xdp for a device with this address.
 func (d *Dropper) native(mac string) (*ebpf.Program, error) {
 	addr, err := net.ParseMAC(mac)
 	if err != nil {
 		return nil, fmt.Errorf("address of the device: %w", err)
 	}
-	xdp, err := d.loadNative(addr, true)
-	if errors.Is(err, unix.EINVAL) {
-		return d.loadNative(addr, false)
-	}
-	return xdp, err
-}
-
-func (d *Dropper) loadNative(mac net.HardwareAddr, frags bool) (*ebpf.Program, error) {
-	xdp, err := d.object.Program(dropProgFlDropXdp, bpf.Vars{dropVarFlUplinkMac: [6]byte(mac)}, bpf.Frags(frags))
+	xdp, err := d.object.Program(dropProgFlDropXdp, bpf.Vars{dropVarFlUplinkMac: [6]byte(addr)})
 	if err != nil {
 		return nil, err
 	}
-	if err := d.charge(frags); err != nil {
+	if err := d.charge(); err != nil {
 		return nil, errors.Join(fmt.Errorf("charge what is dropped: %w", err), xdp.Close())
 	}
 	return xdp, nil
 }
 
 // charge starts charging for what XDP drops.
-func (d *Dropper) charge(frags bool) error {
+func (d *Dropper) charge() error {
 	if d.charges || d.cfg.Meter == nil {
 		return nil
 	}
-	charger, err := d.cfg.Meter.Taker(frags)
+	charger, err := d.cfg.Meter.Taker()
 	if err != nil {
 		return err
 	}

@@ -72,7 +72,7 @@ func (is *Isolator) deferPollsOf(key container.Device, u *uplinkDevice) error {
 	for _, s := range plan {
 		now, err := s.Knob.Read()
 		if err != nil {
-			return err // before 5.8 the kernel has none
+			return err
 		}
 		if is.cfg.Journal.Given(s.Knob.Ref(), now) != "0" {
 			return nil

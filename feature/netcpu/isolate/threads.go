@@ -206,11 +206,8 @@ func (is *Isolator) pollers(device string) ([]sched.Named, error) {
 // and not to one with a longer name, such as eth0-1, which any container may use. A number follows
 // the device.
 func pollsFor(comm, prefix string) bool {
-	number, whole := strings.CutPrefix(comm, prefix)
-	if !whole || number == "" {
-		return true // truncated by the kernel before that
-	}
-	return strings.Trim(number, "0123456789") == ""
+	number, ok := strings.CutPrefix(comm, prefix)
+	return ok && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
 // moved lists the pollers that were moved for a container.

@@ -7,7 +7,7 @@ import "testing"
 func TestPollsFor(t *testing.T) {
 	for comm, want := range map[string]bool{
 		"napi/eth0-8193": true, "napi/eth0-1-8193": false, "napi/eth0-x-8193": false, "napi/eth0--8193": false,
-		"napi/eth0-": true, "napi/et": true, // as kernels before 5.17 cut it
+		"napi/eth0-": false, "napi/et": false,
 	} {
 		if got := pollsFor(comm, "napi/eth0-"); got != want {
 			t.Errorf("%s polls for eth0: %v", comm, got)

@@ -57,6 +57,7 @@ func TestWeightFollowsQuota(t *testing.T) {
 	is.isolated[of.Key()] = &isolation{of: of, payer: c}
 	set("cgroup.procs", "") // present in every cgroup
 	set("cpu.cfs_period_us", "100000")
+	set("cpu.idle", "0")
 	set("cpu.shares", "900") // as wide as the other values, since a plain file is not truncated
 	for _, step := range []struct {
 		quota, shares string // set by its owner; "" for nothing

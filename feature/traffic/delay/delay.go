@@ -39,8 +39,8 @@ type Meter struct {
 }
 
 // Open begins to measure the given classes, as Follow does. host is the inode of the host's network
-// namespace. It does not measure packets that already wait. The kernel must have the tracepoint
-// qdisc_enqueue (5.15) and BTF; the error names the missing one. The caller closes the Meter.
+// namespace. It does not measure packets that already wait. The kernel must have BTF. The
+// caller closes the Meter.
 func Open(host uint64, classes []Class) (_ *Meter, err error) {
 	m := &Meter{followed: make(map[Class]bool)}
 	defer func() {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 // every capability how it stands, and why where it is not full. That it ran
 // out of time is an answer: an emulated CPU is slow.
 func TestDoctor(t *testing.T) {
-	version(t)
+	v := version(t)
 	cmd := exec.Command("fairlead", "doctor", "-o", "json")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -28,6 +29,19 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("fairlead doctor: %v without a word", err)
 	}
 	answered(t, report)
+	const refusal = "fairlead needs Linux 6.1 or later"
+	for _, x := range report {
+		if x.Capability == "kernel" && strings.Contains(x.Why, refusal) != tooOld(v) {
+			t.Errorf("kernel is %s on Linux %d.%d: %s", x.Level, v[0], v[1], x.Why)
+		}
+	}
+	if !tooOld(v) {
+		return
+	}
+	out, err = exec.Command("fairlead", "agent", "--state-dir", t.TempDir()).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), refusal) {
+		t.Errorf("an agent on Linux %d.%d: %v, %s", v[0], v[1], err, out)
+	}
 }
 
 // answered checks that every line of a report is a whole answer.

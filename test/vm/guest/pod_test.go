@@ -31,7 +31,7 @@ import (
 // both. The cgroup tree has to show the two, and isolation has to find a place
 // for the pod's receive threads inside the pod.
 func TestPod(t *testing.T) {
-	if v := version(t); v[0] < 5 || v[0] == 5 && v[1] < 15 {
+	if tooOld(version(t)) {
 		testkit.Skip(t, "kernel is older than those that fairlead supports")
 	}
 	node, pod := testkit.NetNS(t), testkit.NetNS(t)
@@ -119,7 +119,7 @@ func TestPod(t *testing.T) {
 // itself into a group of its own and hands controllers down, which a group with
 // threads in it could not.
 func TestDelegation(t *testing.T) {
-	if v := version(t); v[0] < 5 || v[0] == 5 && v[1] < 15 {
+	if tooOld(version(t)) {
 		testkit.Skip(t, "kernel is older than those that fairlead supports")
 	}
 	node, box := testkit.NetNS(t), testkit.NetNS(t)

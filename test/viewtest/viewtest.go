@@ -1,6 +1,6 @@
 // Package viewtest makes frames of a host that does not exist, for the tests of the views: many
 // containers whose figures all change, a victim, its culprit, and a container whose strings try to
-// control a terminal or a page. It computes no overview. Only tests import it.
+// control a terminal or a page. It computes no overview.
 package viewtest
 
 import (
@@ -123,14 +123,16 @@ func (r Recording) Span() (first, last time.Time) {
 	return r.Host.Taken(0), r.Host.Taken(r.Count - 1)
 }
 
-// Frames yields the frames from one time to another.
-func (r Recording) Frames(from, to time.Time) iter.Seq2[api.Frame, error] {
+// Frames yields the frames from one time to another, at least every apart.
+func (r Recording) Frames(from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
 	return func(yield func(api.Frame, error) bool) {
+		var last time.Time
 		for i := range r.Count {
 			t := r.Host.Taken(i)
-			if t.Before(from) || !to.IsZero() && t.After(to) {
+			if t.Before(from) || !to.IsZero() && t.After(to) || t.Sub(last) < every {
 				continue
 			}
+			last = t
 			if !yield(r.Host.Frame(i), nil) {
 				return
 			}
@@ -158,6 +160,6 @@ func (l *Live) Next(ctx context.Context) (api.Frame, error) {
 func (l *Live) Span() (first, last time.Time) { return first, last }
 
 // Frames yields nothing.
-func (l *Live) Frames(context.Context, time.Time, time.Time) iter.Seq2[api.Frame, error] {
+func (l *Live) Frames(context.Context, time.Time, time.Time, time.Duration) iter.Seq2[api.Frame, error] {
 	return func(func(api.Frame, error) bool) {}
 }
