@@ -25,7 +25,7 @@ func (h *host) due(c container.Container, egress, ingress policy.Net) error {
 // In every mode a container's class gets what it receives, and nothing else, though it never
 // answers, after a flow's first packet has arrived.
 func TestArrival(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/traffic", "path:ifb")
+	testkit.InFull(t)
 	needSharing(t)
 	for _, m := range modes() {
 		t.Run(m.name, func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestArrival(t *testing.T) {
 
 // No packet of another container teaches where a flow arrives.
 func TestArrivalForged(t *testing.T) {
-	testkit.Smoke(t, "bpf:feature/traffic", "path:ifb")
+	testkit.Smoke(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()

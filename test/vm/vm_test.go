@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -17,7 +18,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/test/marks"
 )
 
 const (
@@ -47,7 +47,7 @@ func TestKernels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	marked, err := marks.Tree(top)
+	tests, err := marks(top)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,11 +62,15 @@ func TestKernels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	objects, err := objects(top)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var guests []*Guest
 	built := map[string]bool{}
 	for _, k := range kernels {
 		g := newGuest(k, filepath.Join(build, k.Name), limits[tier])
-		g.Root = Root{Arch: k.Arch, Program: filepath.Join(build, k.Arch, "fairlead"), Tier: tier, Tests: choose(k, tier, marked)}
+		g.Root = Root{Arch: k.Arch, Program: filepath.Join(build, k.Arch, "fairlead"), Tier: tier, Objects: objects, Tests: choose(k, tier, tests)}
 		go g.fetch(cache) // while the tests are compiled
 		once := func(verb, to, pkg string, flags ...string) {
 			if !built[to] {
@@ -108,12 +112,26 @@ func TestKernels(t *testing.T) {
 	}
 }
 
+// objects finds the committed BPF objects.
+func objects(top string) (found []string, err error) {
+	err = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && path == filepath.Join(top, "build") {
+			return fs.SkipDir
+		}
+		if err == nil && strings.HasSuffix(path, "_bpfel.o") {
+			found = append(found, path)
+		}
+		return err
+	})
+	return found, err
+}
+
 // limits is how long a guest may take, by tier: far more than it does, as a machine may
 // be slow.
 var limits = map[testkit.Tier]time.Duration{testkit.Quick: 12 * time.Minute, testkit.CI: 45 * time.Minute, testkit.Full: 75 * time.Minute}
 
 // choose gives the tests that a kernel runs, by package, without their binaries.
-func choose(k Kernel, tier testkit.Tier, marked map[string][]marks.Test) []Test {
+func choose(k Kernel, tier testkit.Tier, tests map[string][]Mark) []Test {
 	upTo := tier
 	if k.Slow || tier == testkit.CI && !k.Whole {
 		upTo = testkit.Quick
@@ -121,13 +139,13 @@ func choose(k Kernel, tier testkit.Tier, marked map[string][]marks.Test) []Test 
 	from := map[string]testkit.Tier{"Smoke": testkit.Quick, "OnKernels": testkit.CI, "InFull": testkit.Full}
 	chosen := []Test{{Package: guest}}
 	if k.TooOld {
-		marked = nil
+		tests = nil
 	}
-	for _, pkg := range slices.Sorted(maps.Keys(marked)) {
+	for _, pkg := range slices.Sorted(maps.Keys(tests)) {
 		t := Test{Package: pkg}
-		for _, m := range marked[pkg] {
+		for _, m := range tests[pkg] {
 			if from[m.Mark] <= upTo {
-				t.Names = append(t.Names, m.Name)
+				t.Names = append(t.Names, m.Test)
 			}
 		}
 		if len(t.Names) > 0 && pkg != guest {
@@ -241,9 +259,9 @@ func TestParse(t *testing.T) {
 func TestChoose(t *testing.T) {
 	t.Setenv("VM_RUN", "")
 	t.Setenv("VM_PACKAGES", "")
-	marked := map[string][]marks.Test{
-		"feature/a": {{Name: "TestA", Mark: "Smoke"}, {Name: "TestB", Mark: "OnKernels"}, {Name: "TestD", Mark: "InFull"}},
-		"kernel/b":  {{Name: "TestC", Mark: "OnKernels"}},
+	tests := map[string][]Mark{
+		"feature/a": {{"TestA", "Smoke"}, {"TestB", "OnKernels"}, {"TestD", "InFull"}},
+		"kernel/b":  {{"TestC", "OnKernels"}},
 	}
 	own := Test{Package: guest}
 	smoke := []Test{own, {Package: "feature/a", Names: []string{"TestA"}}}
@@ -262,8 +280,48 @@ func TestChoose(t *testing.T) {
 		{Kernel{TooOld: true}, testkit.Full, []Test{own}},
 		{Kernel{Slow: true}, testkit.Full, smoke},
 	} {
-		if diff := cmp.Diff(tt.want, choose(tt.kernel, tt.tier, marked)); diff != "" {
+		if diff := cmp.Diff(tt.want, choose(tt.kernel, tt.tier, tests)); diff != "" {
 			t.Errorf("%+v, %v: %s", tt.kernel, tt.tier, diff)
+		}
+	}
+}
+
+// TestMarks reads the marks of this project: every kernel runs a story of each feature.
+func TestMarks(t *testing.T) {
+	tests, err := marks("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	features, err := filepath.Glob("../../feature/*/README.md")
+	if err != nil || len(features) == 0 {
+		t.Fatalf("features %v, %v", features, err)
+	}
+	for _, readme := range features {
+		feature := strings.TrimPrefix(filepath.Dir(readme), "../../")
+		smoked := false
+		for dir, all := range tests {
+			below := dir == feature || strings.HasPrefix(dir, feature+"/")
+			smoked = smoked || below && slices.ContainsFunc(all, func(m Mark) bool { return m.Mark == "Smoke" })
+		}
+		if !smoked {
+			t.Errorf("%s has no test with testkit.Smoke", feature)
+		}
+	}
+}
+
+// A mark that is not at the head of a test is an error.
+func TestMisplaced(t *testing.T) {
+	for text, want := range map[string]bool{
+		"func TestA(t *testing.T) {\n\ttestkit.Smoke(t)\n}\n":        false,
+		"func TestA(t *testing.T) {\n\tf()\n\ttestkit.Smoke(t)\n}\n": true,
+		"func f(t *testing.T) {\n\ttestkit.InFull(t)\n}\n":           true,
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "a_test.go"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := marks(dir); (err != nil) != want {
+			t.Errorf("%q: %v", text, err)
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 
 // ARP, and packets for the host, are the system's and no container's.
 func TestSystem(t *testing.T) {
-	testkit.OnKernels(t, "path:bridge")
+	testkit.OnKernels(t)
 	f := newFabric(t, exactMeter(t))
 	box := f.add("box", 2)
 	victim := f.victim()
@@ -78,7 +78,7 @@ func askForNobody(index, count int) error {
 // only the container checks, and a bridge forwards every frame to the container's address: the
 // owner of that device pays.
 func TestBroken(t *testing.T) {
-	testkit.InFull(t, "path:bridge")
+	testkit.InFull(t)
 	m := exactMeter(t)
 	for _, c := range []struct {
 		name       string
