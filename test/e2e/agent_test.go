@@ -31,17 +31,16 @@ const metricsAddr = "127.0.0.1:9643"
 
 // agent is a fairlead agent in a process of its own, which can be started again after its end.
 type agent struct {
-	t       *testing.T
-	ns      netns
-	program string // the binary of the agent and of its clients
-	dir     string
-	flags   []string
-	api     *api.Client
-	pid     int
-	inode   uint64   // of ns
-	found   []string // cgroups of its uplinks from before: the number of a namespace may be used again
-	ended   chan struct{}
-	err     error // how the process ended, once ended is closed
+	t     *testing.T
+	ns    netns
+	dir   string
+	flags []string
+	api   *api.Client
+	pid   int
+	inode uint64   // of ns
+	found []string // cgroups of its uplinks from before: the number of a namespace may be used again
+	ended chan struct{}
+	err   error // how the process ended, once ended is closed
 }
 
 // newAgent prepares an agent in ns. flags follow the flags that set its directories.
@@ -55,7 +54,7 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 		}
 	})
 	must(t, os.Chmod(dir, 0o755))
-	a := &agent{t: t, ns: ns, program: program, dir: dir}
+	a := &agent{t: t, ns: ns, dir: dir}
 	must(t, os.Mkdir(a.path("policy.d"), 0o755))
 	must(t, os.WriteFile(a.path("config.yaml"), nil, 0o644))
 	a.flags = append([]string{
@@ -70,6 +69,8 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 		"--podman-host", "unix://" + a.path("no-podman"),
 		"--containerd", a.path("no-containerd"),
 		"--sandbox-dir", a.path("no-sandboxes"),
+		"--disk-capacities", a.path("lib/capacities.json"),
+		"--record-dir", a.path("lib/record"),
 	}, flags...)
 	a.api = api.Dial(a.path("fairlead.sock"))
 	t.Cleanup(a.api.Close)
@@ -98,10 +99,7 @@ func (a *agent) launch(wrap ...string) {
 	log, err := os.OpenFile(a.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	must(a.t, err)
 	defer log.Close()
-	argv := append(append(wrap, a.program), a.flags...)
-	if a.program == program { // an older one does not know them
-		argv = append(argv, "--disk-capacities", a.path("lib/capacities.json"), "--record-dir", a.path("lib/record"))
-	}
+	argv := append(append(wrap, program), a.flags...)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -207,7 +205,7 @@ func (a *agent) stop() {
 // run runs a command as a client of the agent.
 func (a *agent) run(args ...string) output {
 	a.t.Helper()
-	return run(a.t, exec.Command(a.program, append(args, "--socket", a.path("fairlead.sock"), "--config", a.path("config.yaml"))...), startAtOnce)
+	return run(a.t, exec.Command(program, append(args, "--socket", a.path("fairlead.sock"), "--config", a.path("config.yaml"))...), startAtOnce)
 }
 
 // policy writes a policy file, or removes it if text is "".

@@ -214,7 +214,7 @@ func shift(t *testing.T, from, to string, by time.Duration) {
 // page opens the first page of fairlead web.
 func (a *agent) page() {
 	a.t.Helper()
-	cmd := exec.Command(a.program, "web", "--socket", a.path("fairlead.sock"), "--config", a.path("config.yaml"), "--record-dir", a.path("lib/record"))
+	cmd := exec.Command(program, "web", "--socket", a.path("fairlead.sock"), "--config", a.path("config.yaml"), "--record-dir", a.path("lib/record"))
 	link, err := cmd.StdoutPipe()
 	must(a.t, err)
 	must(a.t, cmd.Start())
