@@ -152,7 +152,7 @@ func (h *host) flood(count func(drop.Counters) uint64, args ...string) (dropped 
 
 // A dropped packet counts with all of its bytes, including further fragments.
 func TestXDPCountsFragments(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	h := newHost(t, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond})
 	for _, d := range []struct {
 		box  *sandbox.Box

@@ -61,7 +61,7 @@ func TestArrival(t *testing.T) {
 
 // No packet of another container teaches where a flow arrives.
 func TestArrivalForged(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()

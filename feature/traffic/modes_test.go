@@ -70,7 +70,7 @@ func modes() []mode {
 func TestIdentity(t *testing.T) {
 	testkit.Smoke(t)
 	testkit.NeedRoot(t)
-	for _, m := range modes() {
+	for _, m := range testkit.Cases(t, 1, modes()...) {
 		t.Run(m.name, func(t *testing.T) {
 			h := newHost(t, gbit)
 			h.listen()

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -34,7 +35,8 @@ const (
 //
 // It is long, so it wants FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists
 // separated by spaces, choose some of them; VM_RUN is a pattern for -test.run in
-// place of the marks; VM_BOOT is added to the kernel's parameters. How long each guest took is in build/vm/times.
+// place of the marks; VM_BOOT is added to the kernel's parameters. How long each guest and its slowest
+// tests took is in build/vm/times.
 func TestKernels(t *testing.T) {
 	if os.Getenv("FAIRLEAD_VM") == "" {
 		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")
@@ -67,24 +69,23 @@ func TestKernels(t *testing.T) {
 		t.Fatal(err)
 	}
 	var guests []*Guest
-	built := map[string]bool{}
+	packages := map[string][]string{} // by the architecture of their guests
 	for _, k := range kernels {
 		g := newGuest(k, filepath.Join(build, k.Name), limits[tier])
 		g.Root = Root{Arch: k.Arch, Program: filepath.Join(build, k.Arch, "fairlead"), Tier: tier, Objects: objects, Tests: choose(k, tier, tests)}
 		go g.fetch(cache) // while the tests are compiled
-		once := func(verb, to, pkg string, flags ...string) {
-			if !built[to] {
-				goBuild(t, k.Arch, verb, to, fairlead+"/"+pkg, flags...)
-				built[to] = true
-			}
-		}
-		once("build", g.Root.Program, "cmd/fairlead")
 		for i, test := range g.Root.Tests {
-			binary := filepath.Join(build, k.Arch, "tests", test.name())
-			once("test", binary, test.Package, "-c")
-			g.Root.Tests[i].Binary, g.Root.Tests[i].Dir = binary, filepath.Join(top, test.Package)
+			g.Root.Tests[i].Binary = filepath.Join(build, k.Arch, "tests", path.Base(test.Package)+".test")
+			g.Root.Tests[i].Dir = filepath.Join(top, test.Package)
+			packages[k.Arch] = append(packages[k.Arch], fairlead+"/"+test.Package)
 		}
 		guests = append(guests, g)
+	}
+	for arch, of := range packages {
+		slices.Sort(of)
+		goBuild(t, arch, "build", filepath.Join(build, arch, "fairlead"), []string{fairlead + "/cmd/fairlead"})
+		// All at once, so that the linker has both CPUs.
+		goBuild(t, arch, "test", filepath.Join(build, arch, "tests")+"/", slices.Compact(of), "-c", "-vet=off")
 	}
 	if t.Failed() {
 		return
@@ -102,8 +103,12 @@ func TestKernels(t *testing.T) {
 			} else if g.err != nil {
 				t.Fatal(g.err)
 			}
-			fmt.Fprintf(&took, "%5.0f s  %s, %d tests of %d packages\n", g.took.Seconds(), g.Kernel.Name, g.Root.size(), len(g.Root.Tests))
-			onKernel(t, g)
+			fmt.Fprintf(&took, "%5.0f s, %.0f of CPU  %s, %d tests of %d packages\n", g.took.Seconds(), g.result.CPU.Seconds(), g.Kernel.Name, g.Root.size(), len(g.Root.Tests))
+			times := onKernel(t, g)
+			slices.SortFunc(times, func(a, b testTime) int { return int(1000*b.seconds) - int(1000*a.seconds) })
+			for _, x := range times[:min(slowest, len(times))] {
+				fmt.Fprintf(&took, "%13.1f s  %s\n", x.seconds, x.name)
+			}
 		})
 	}
 	t.Logf("times of the guests\n%s", took.String())
@@ -124,6 +129,15 @@ func objects(top string) (found []string, err error) {
 		return err
 	})
 	return found, err
+}
+
+// slowest is how many tests of each guest are named with their times.
+const slowest = 5
+
+// testTime is how many seconds a top-level test took in a guest.
+type testTime struct {
+	name    string
+	seconds float64
 }
 
 // limits is how long a guest may take, by tier: far more than it does, as a machine may
@@ -169,8 +183,8 @@ func choose(k Kernel, tier testkit.Tier, tests map[string][]Mark) []Test {
 	return chosen
 }
 
-// onKernel reports each test of a guest as a subtest.
-func onKernel(t *testing.T, g *Guest) {
+// onKernel reports each test of a guest as a subtest, and returns how long the top-level ones took.
+func onKernel(t *testing.T, g *Guest) (times []testTime) {
 	t.Logf("Linux %s: %d packages in %s", g.result.Release, len(g.result.Runs), g.took.Round(time.Second))
 	for _, note := range g.result.Notes {
 		t.Log(note)
@@ -184,17 +198,22 @@ func onKernel(t *testing.T, g *Guest) {
 			if !ok {
 				t.Fatal("did not start")
 			}
-			report(t, test, run)
+			for _, o := range report(t, test, run) {
+				if !strings.Contains(o.test, "/") {
+					times = append(times, testTime{test.Package + " " + o.test, o.seconds})
+				}
+			}
 		})
 	}
 	if !g.result.Done {
 		console, _ := os.ReadFile(filepath.Join(g.Dir, "console.log"))
 		t.Errorf("the guest did not run to its end; its console:\n%s", tail(console, 40))
 	}
+	return times
 }
 
-// report turns the output of a test binary into subtests with its results.
-func report(t *testing.T, test Test, r Run) {
+// report turns the output of a test binary into subtests with its results, which it returns.
+func report(t *testing.T, test Test, r Run) []outcome {
 	ended, rest, err := r.outcomes()
 	if err != nil {
 		t.Fatal(err)
@@ -222,16 +241,17 @@ func report(t *testing.T, test Test, r Run) {
 	if r.Status != "0" && !(failed && r.completed()) {
 		t.Errorf("ended with status %q\n%s", r.Status, tail([]byte(rest), 60))
 	}
+	return ended
 }
 
-// goBuild builds a static binary for an architecture by a verb of go. A failure is t's.
-func goBuild(t *testing.T, arch, verb, to, path string, flags ...string) bool {
+// goBuild builds static binaries for an architecture by a verb of go. A failure is t's.
+func goBuild(t *testing.T, arch, verb, to string, packages []string, flags ...string) bool {
 	t.Helper()
-	cmd := exec.Command("go", append(append([]string{verb}, flags...), "-ldflags=-s -w", "-o", to, path)...)
+	cmd := exec.Command("go", slices.Concat([]string{verb}, flags, []string{"-ldflags=-s -w", "-o", to}, packages)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Errorf("go %s %s: %v\n%s", verb, path, err, out)
+		t.Errorf("go %s %s: %v\n%s", verb, strings.Join(packages, " "), err, out)
 	}
 	return err == nil
 }

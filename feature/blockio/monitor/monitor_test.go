@@ -184,7 +184,7 @@ func TestAccounts(t *testing.T) {
 
 // While two compete for a CPU, the watched one waits, and the other is the culprit.
 func TestCulprit(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	victim, culprit := newTenant(t, true), newTenant(t, false)
 	m := newMeter(t, victim.Group, culprit.Group)

@@ -27,7 +27,7 @@ type translated struct {
 }
 
 func TestNAT(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testNAT(t, []translated{{name: "udp", proto: UDP}})
 }
 

@@ -52,7 +52,7 @@ type datagrams struct {
 
 // A packet for one container, by NIC and bridge.
 func TestBridge(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	bridged(t, []datagrams{
 		{"backlog", false, false, payload, 1, sizeUDP4},
 		{"polled", false, true, payload, 1, sizeUDP4},
@@ -188,7 +188,7 @@ func TestLoopback(t *testing.T) {
 // Two containers behind one tunnel: each pays for its packets, and for the packets that carried
 // them.
 func TestOverlay(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	f := newFabric(t, exactMeter(t))
 	overlay := f.overlay()
 	boxes := []*sandbox.Box{f.inOverlay(overlay, "a", 2), f.inOverlay(overlay, "b", 3)}
@@ -256,7 +256,7 @@ func (l *lab) either(p Protocol, wire, box *sandbox.Box, others ...*sandbox.Box)
 }
 
 func TestMacvlan(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	m := exactMeter(t)
 	for _, proto := range []Protocol{UDP, TCP} {
 		t.Run(proto.String(), func(t *testing.T) {
@@ -275,7 +275,7 @@ func TestMacvlan(t *testing.T) {
 }
 
 func TestHostMode(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	m := exactMeter(t)
 	for _, proto := range []Protocol{UDP, TCP} {
 		t.Run(proto.String(), func(t *testing.T) {
