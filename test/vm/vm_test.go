@@ -29,9 +29,8 @@ const (
 // TestKernels boots each kernel once and runs there, package by package, the
 // tests that the tier asks for: in every tier those that carry testkit.Smoke, in
 // the tier CI on the oldest and the newest kernel those with testkit.OnKernels
-// too, in the tier Full these and those with testkit.InFull on all. The tests of
-// test/vm/guest always run. On a kernel that fairlead does not support they are all
-// that runs.
+// too, in the tier Full these and those with testkit.InFull on all. On a kernel that
+// fairlead does not support only those of test/vm/guest with testkit.Smoke run.
 //
 // It is long, so it wants FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists
 // separated by spaces, choose some of them; VM_RUN is a pattern for -test.run in
@@ -151,9 +150,9 @@ func choose(k Kernel, tier testkit.Tier, tests map[string][]Mark) []Test {
 		upTo = testkit.Quick
 	}
 	from := map[string]testkit.Tier{"Smoke": testkit.Quick, "OnKernels": testkit.CI, "InFull": testkit.Full}
-	chosen := []Test{{Package: guest}}
+	var chosen []Test
 	if k.TooOld {
-		tests = nil
+		upTo, tests = testkit.Quick, map[string][]Mark{guest: tests[guest]}
 	}
 	for _, pkg := range slices.Sorted(maps.Keys(tests)) {
 		t := Test{Package: pkg}
@@ -162,7 +161,7 @@ func choose(k Kernel, tier testkit.Tier, tests map[string][]Mark) []Test {
 				t.Names = append(t.Names, m.Test)
 			}
 		}
-		if len(t.Names) > 0 && pkg != guest {
+		if len(t.Names) > 0 {
 			chosen = append(chosen, t)
 		}
 	}
@@ -282,11 +281,12 @@ func TestChoose(t *testing.T) {
 	tests := map[string][]Mark{
 		"feature/a": {{"TestA", "Smoke"}, {"TestB", "OnKernels"}, {"TestD", "InFull"}},
 		"kernel/b":  {{"TestC", "OnKernels"}},
+		guest:       {{"TestGuest", "Smoke"}, {"TestPod", "OnKernels"}},
 	}
-	own := Test{Package: guest}
-	smoke := []Test{own, {Package: "feature/a", Names: []string{"TestA"}}}
-	most := []Test{own, {Package: "feature/a", Names: []string{"TestA", "TestB"}}, {Package: "kernel/b", Names: []string{"TestC"}}}
-	all := []Test{own, {Package: "feature/a", Names: []string{"TestA", "TestB", "TestD"}}, {Package: "kernel/b", Names: []string{"TestC"}}}
+	own, whole := Test{Package: guest, Names: []string{"TestGuest"}}, Test{Package: guest, Names: []string{"TestGuest", "TestPod"}}
+	smoke := []Test{{Package: "feature/a", Names: []string{"TestA"}}, own}
+	most := []Test{{Package: "feature/a", Names: []string{"TestA", "TestB"}}, {Package: "kernel/b", Names: []string{"TestC"}}, whole}
+	all := []Test{{Package: "feature/a", Names: []string{"TestA", "TestB", "TestD"}}, {Package: "kernel/b", Names: []string{"TestC"}}, whole}
 	for _, tt := range []struct {
 		kernel Kernel
 		tier   testkit.Tier

@@ -31,6 +31,7 @@ func version(t *testing.T) (v [2]int) {
 }
 
 func TestGuest(t *testing.T) {
+	testkit.Smoke(t)
 	version(t)
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {

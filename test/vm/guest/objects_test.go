@@ -27,6 +27,7 @@ var instructions = regexp.MustCompile(`processed (\d+) insns`)
 // its verifier processed. It logs a rejected program with the reason: a program may have another for
 // kernels that refuse it, and the stories of the features need those that must load.
 func TestObjects(t *testing.T) {
+	testkit.Smoke(t)
 	testkit.NeedRoot(t)
 	top := "/objects" // where package vm puts them
 	if host, _ := os.Hostname(); host != "guest" {

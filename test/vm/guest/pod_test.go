@@ -31,9 +31,8 @@ import (
 // both. The cgroup tree has to show the two, and isolation has to find a place
 // for the pod's receive threads inside the pod.
 func TestPod(t *testing.T) {
-	if v := version(t); v[0] < 5 || v[0] == 5 && v[1] < 15 {
-		testkit.Skip(t, "kernel is older than those that fairlead supports")
-	}
+	testkit.OnKernels(t)
+	version(t)
 	node, pod := testkit.NetNS(t), testkit.NetNS(t)
 	hostEnd := node.Bind(t) // what has neither a name nor a process cannot be found
 	testkit.Veth(t, node, "flveth0", pod, "eth0")
@@ -119,9 +118,8 @@ func TestPod(t *testing.T) {
 // itself into a group of its own and hands controllers down, which a group with
 // threads in it could not.
 func TestDelegation(t *testing.T) {
-	if v := version(t); v[0] < 5 || v[0] == 5 && v[1] < 15 {
-		testkit.Skip(t, "kernel is older than those that fairlead supports")
-	}
+	testkit.OnKernels(t)
+	version(t)
 	node, box := testkit.NetNS(t), testkit.NetNS(t)
 	hostEnd := node.Bind(t)
 	testkit.Veth(t, node, "flveth0", box, "eth0")
