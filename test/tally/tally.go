@@ -14,6 +14,7 @@ import (
 
 // event is one line of go test -json (see go doc test2json), with only the fields used here.
 type event struct {
+	Time       time.Time
 	Action     string
 	Package    string
 	ImportPath string // of a build-output
@@ -32,6 +33,7 @@ type tally struct {
 	passed, failed, skipped int
 
 	output   map[string]map[string][]string // package, test: its output so far
+	began    map[string]time.Time           // package: when its first test did
 	broken   map[string]int                 // package: number of failed tests
 	problems []problem                      // printed again at the end
 	slow     []string                       // packages that took longer than they should
@@ -62,6 +64,7 @@ func newTally(out io.Writer, module string, known knowledge) *tally {
 	return &tally{
 		out: out, module: module + "/", known: known,
 		output: map[string]map[string][]string{},
+		began:  map[string]time.Time{},
 		broken: map[string]int{},
 	}
 }
@@ -87,6 +90,10 @@ func (t *tally) take(e event) {
 	}
 	short := strings.TrimPrefix(e.Package, t.module)
 	switch e.Action {
+	case "run":
+		if _, ok := t.began[e.Package]; !ok {
+			t.began[e.Package] = e.Time
+		}
 	case "build-output":
 		io.WriteString(t.out, e.Output)
 	case "output":
@@ -98,7 +105,9 @@ func (t *tally) take(e event) {
 		}
 	case "pass":
 		if e.Test == "" {
-			t.took(short, e.Elapsed)
+			if began, ok := t.began[e.Package]; ok {
+				t.took(short, e.Time.Sub(began))
+			}
 			delete(t.output, e.Package)
 			return
 		}
@@ -134,13 +143,14 @@ func (t *tally) timed(short string, e event) {
 	}
 }
 
-// took compares the time of a package with its bound.
-func (t *tally) took(short string, seconds float64) {
+// took compares the time of a package's tests with its bound. Before the first of them, a package may
+// have waited for its turn.
+func (t *tally) took(short string, took time.Duration) {
 	bound, ok := t.known.bounds[short]
 	if !ok {
 		bound, ok = t.known.bounds["*"]
 	}
-	took := time.Duration(seconds * float64(time.Second)).Round(time.Second)
+	took = took.Round(time.Second)
 	switch {
 	case !ok || took <= bound:
 	case took > tooSlow*bound:

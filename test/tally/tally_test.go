@@ -14,6 +14,11 @@ func TestTally(t *testing.T) {
 		"bounds.txt":         "a 10  # it is long\n* 2  # the rest\n",
 	})
 	line := func(s string) string { return s + "\n" }
+	ran := func(pkg, until string) string {
+		return line(`{"Time":"2026-11-22T00:00:00Z","Action":"run","Package":"m/`+pkg+`","Test":"TestA"}`) +
+			line(`{"Action":"pass","Package":"m/`+pkg+`","Test":"TestA"}`) +
+			line(`{"Time":"2026-11-22T`+until+`Z","Action":"pass","Package":"m/`+pkg+`"}`)
+	}
 	tests := []struct {
 		name, events string
 		ok           bool
@@ -48,12 +53,9 @@ func TestTally(t *testing.T) {
 		{"silent skip", line(`{"Action":"output","Package":"m/a","Test":"TestB","Output":"    x.go:1: no gas\n"}`) +
 			line(`{"Action":"skip","Package":"m/a","Test":"TestB"}`),
 			false, []string{"skipped without a reason"}},
-		{"slow", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/a","Elapsed":59}`),
-			true, []string{"slow: a took 59s, and should take 10s\n1 passed, 0 failed"}},
-		{"far too slow", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/a","Elapsed":61}`),
-			false, []string{"failed: a took 1m1s, and should take 10s\n1 passed, 1 failed"}},
-		{"slow as all may be", line(`{"Action":"pass","Package":"m/c","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/c","Elapsed":5}`),
-			true, []string{"slow: c took 5s, and should take 2s"}},
+		{"slow", ran("a", "00:00:59"), true, []string{"slow: a took 59s, and should take 10s\n1 passed, 0 failed"}},
+		{"far too slow", ran("a", "00:01:01"), false, []string{"failed: a took 1m1s, and should take 10s\n1 passed, 1 failed"}},
+		{"slow as all may be", ran("c", "00:00:05"), true, []string{"slow: c took 5s, and should take 2s"}},
 		{"slowest tests, without subtests", line(`{"Action":"pass","Package":"m/a","Test":"TestA","Elapsed":1}`) +
 			line(`{"Action":"pass","Package":"m/b","Test":"TestB/x","Elapsed":9}`) + line(`{"Action":"fail","Package":"m/b","Test":"TestB","Elapsed":12}`),
 			false, []string{"took   12.0 s: b TestB\ntook    1.0 s: a TestA\nfailed: b TestB"}},
