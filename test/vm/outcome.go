@@ -20,7 +20,7 @@ type outcome struct {
 // outcomes gives the tests of a run that ended, in the order in which they did,
 // and what was printed beside them.
 func (r Run) outcomes() (ended []outcome, rest string, err error) {
-	cmd := exec.Command("go", "tool", "test2json")
+	cmd := exec.Command("go", "tool", "test2json", "-t") // with the times
 	cmd.Stdin = bytes.NewReader(r.Output)
 	out, err := cmd.Output()
 	if err != nil {
