@@ -107,7 +107,7 @@ func until(t *testing.T, what string, ok func() bool) {
 // Packets that an uplink drops because a container's ring is full are in its account, too, although
 // no veth identifies their owner. TestXDPDropsAreCharged has those beyond a budget.
 func TestDropsAreCharged(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
 	h.start(h.box, "udp-recv", "--listen", ":9000") // before the quota, with which it takes long
 	must(t, h.box.Limit(oneCPU))

@@ -295,7 +295,7 @@ func (h *host) attach(p *ebpf.Program, flags int) error {
 // one that replaces it, with the same number or another, and one that moves to another namespace,
 // are no errors: the present one drops, and its threads are where they belong.
 func TestXDPFollowsUplink(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
 	h.byXDP()
 	h.apply(h.container, policy.NetCPUIsolate)

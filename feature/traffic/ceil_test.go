@@ -114,7 +114,7 @@ func TestCeilAtUplink(t *testing.T) {
 func TestCeilOnHost(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)
-	for _, mode := range []string{"bridge", "routed", "overlay"} {
+	for _, mode := range testkit.Cases(t, 1, "bridge", "routed", "overlay") {
 		t.Run(mode, func(t *testing.T) { testCeil(t, mode, true) })
 	}
 }

@@ -68,7 +68,7 @@ func (h *host) twoReceivers(mode string) (a, b sender) {
 func TestIngressClasses(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)
-	for _, mode := range []string{"bridge", "routed", "overlay", "macvlan", "host"} {
+	for _, mode := range testkit.Cases(t, 1, "bridge", "routed", "overlay", "macvlan", "host") {
 		t.Run(mode, func(t *testing.T) {
 			h := newHost(t, gbit)
 			h.start()

@@ -104,7 +104,7 @@ func (h *host) two(mode string) (a, b sender, to string) {
 // the class of its sender, and none is lost.
 func TestClasses(t *testing.T) {
 	testkit.OnKernels(t)
-	for _, mode := range []string{"bridge", "routed", "overlay", "macvlan", "host"} {
+	for _, mode := range testkit.Cases(t, 1, "bridge", "routed", "overlay", "macvlan", "host") {
 		t.Run(mode, func(t *testing.T) {
 			h := newHost(t, gbit)
 			h.start()

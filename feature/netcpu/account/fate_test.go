@@ -72,7 +72,7 @@ func (f *fabric) unpacks(box *sandbox.Box, end string, tells bool) {
 // A packet that is redirected into a container is seen nowhere after the NIC. With a report it is
 // the container's, as on the slow path; without one it is the system's.
 func TestHandedOver(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	m := exactMeter(t)
 	for _, c := range []struct {
 		name               string

@@ -147,7 +147,7 @@ func TestBridgeTCP(t *testing.T) {
 // From one container to another: the receiver is charged for its part, and takes that time from the
 // sender.
 func TestSameHost(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	from, to, other := f.add("from", 2), f.add("to", 3), f.add("other", 4)
 	r := f.receive(to, 0, ":9000")
@@ -168,7 +168,7 @@ func TestSameHost(t *testing.T) {
 }
 
 func TestLoopback(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	l := newLab(t, exactMeter(t))
 	wire, box := l.bare("wire"), l.box("box")
 	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},

@@ -40,7 +40,7 @@ func TestQdisc(t *testing.T) {
 func TestIFB(t *testing.T) {
 	testkit.OnKernels(t)
 	m := exactMeter(t)
-	for _, shaped := range []bool{false, true} {
+	for _, shaped := range testkit.Cases(t, 1, true, false) {
 		t.Run(fmt.Sprintf("shaped %v", shaped), func(t *testing.T) {
 			f := newFabric(t, m)
 			f.redirect(f.host, "nic0", "ifb0")
