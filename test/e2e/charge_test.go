@@ -34,7 +34,7 @@ func (a *agent) value(name string, c api.Container) float64 {
 
 // TestChargeKilled kills the agent while one container is in debt, so that its packets are dropped,
 // and another has credit. From then on nothing is dropped, and the limits become what their owners
-// have set. `fairlead restore` and the next agent both do that, also where an owner has changed a
+// have set. The next agent and `fairlead restore` both do that, also where an owner has changed a
 // limit in between.
 func TestChargeKilled(t *testing.T) {
 	r := newRig(t)
@@ -119,22 +119,18 @@ func TestChargeKilled(t *testing.T) {
 	if r.state().diff(before) == "" {
 		t.Error("nothing was in force")
 	}
-	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
-	r.sameAs(before, "restored")
-
-	// The owner of one of the limits does not wait for that.
-	inForce()
-	killed()
+	// The owner of one of the limits does not wait for an agent.
 	owners["e2e-debtor"] = 9 * time.Millisecond
 	must(t, debtor.Limit(limit("e2e-debtor")))
 	inForce()
-	a.stop()
+	killed()
+	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
 	if q := quotaOf(t, d); q != owners[d.Name] {
 		t.Errorf("the debtor is left with %v, its owner's is %v", q, owners[d.Name])
 	}
 	owners["e2e-debtor"] = 8 * time.Millisecond
 	must(t, debtor.Limit(limit("e2e-debtor")))
-	r.sameAs(before, "after a clean stop, and with the first limit again")
+	r.sameAs(before, "restored, and with the first limit again")
 	for _, end := range loads {
 		end()
 	}
