@@ -123,7 +123,7 @@ func TestCapping(t *testing.T) {
 
 // At a disk that divides by weight, the neighbour's is lowered before it is capped.
 func TestWeighing(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t)
 	l, batch, cg, hog := h.crowd()
 	d, err := block.Open("/sys", l.Path)

@@ -77,7 +77,7 @@ func hotplug(t *testing.T) func(on bool) {
 // progress. The accounts go on and add up, threads stay where they belong, and the end is as on any
 // other host.
 func TestHotplug(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	rounds := testkit.Scale(t, 1, 3)
 	for _, mode := range testkit.Cases(t, 1, policy.NetCPUIsolate, policy.NetCPUCharge, policy.NetCPUObserve) {
 		t.Run(string(mode), func(t *testing.T) {

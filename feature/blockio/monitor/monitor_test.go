@@ -217,7 +217,7 @@ func TestCulprit(t *testing.T) {
 // Details come and go. What a thread began to wait for before they came is no wait of theirs, and
 // I/O is counted all the time.
 func TestDetail(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	l, disk := newLoop(t)
 	n := newTenant(t, true)
 	for range 2 { // one of them waits at any moment
@@ -272,7 +272,7 @@ func TestDetail(t *testing.T) {
 // Where there is no place for a wait, it is counted as lost. A stamp that was left
 // behind gives its place to another.
 func TestFullRow(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	testkit.NeedRoot(t)
 	victim, culprit := newTenant(t, true), newTenant(t, false)
 	culprit.run(t, culprit.CG, 0, "burn")
