@@ -79,7 +79,7 @@ func hotplug(t *testing.T) func(on bool) {
 func TestHotplug(t *testing.T) {
 	testkit.InFull(t)
 	rounds := testkit.Scale(t, 1, 3)
-	for _, mode := range testkit.Cases(t, 1, policy.NetCPUIsolate, policy.NetCPUCharge, policy.NetCPUObserve) {
+	for _, mode := range testkit.Cases(t, 1, policy.NetCPUIsolate, policy.NetCPUCharge) {
 		t.Run(string(mode), func(t *testing.T) {
 			cpu := hotplug(t)
 			h := newHost(t, sandbox.CPU{Quota: 50 * time.Millisecond, Period: 100 * time.Millisecond})
