@@ -51,17 +51,6 @@ func TestLatency(t *testing.T) {
 		}
 		return nil
 	})
-	// What a killed trace leaves ends once it has not asked for a while (feature/latency TestMeasureFor).
-	trace := exec.Command(program, append([]string{"latency", "trace", "e2e-two"}, client...)...)
-	said, err := trace.StderrPipe()
-	must(t, err)
-	must(t, trace.Start())
-	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || !strings.Contains(line, "measured while this runs") {
-		t.Errorf("trace of a container without policy: %q, %v", line, err)
-	}
-	mustSay(t, a.run("explain", "e2e-two"), 0, "has it measured while it runs")
-	trace.Process.Kill()
-	trace.Wait()
 
 	inside := func(b *sandbox.Box) output {
 		var out, errs strings.Builder
@@ -80,6 +69,18 @@ func TestLatency(t *testing.T) {
 		return nil
 	})
 	mustSay(t, inside(two), 1, "fairlead.latency=on")
+
+	// What a killed trace leaves ends once it has not asked for a while (feature/latency TestMeasureFor).
+	trace := exec.Command(program, append([]string{"latency", "trace", "e2e-two"}, client...)...)
+	said, err := trace.StderrPipe()
+	must(t, err)
+	must(t, trace.Start())
+	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || !strings.Contains(line, "measured while this runs") {
+		t.Errorf("trace of a container without policy: %q, %v", line, err)
+	}
+	mustSay(t, a.run("explain", "e2e-two"), 0, "has it measured while it runs")
+	trace.Process.Kill()
+	trace.Wait()
 	a.stop()
 	r.sameAs(before, "after the agent")
 }
