@@ -21,7 +21,7 @@ TAGS = grpcnotrace
 LDFLAGS = -s -w -X main.version=$(VERSION)
 
 # Packages whose tests import testkit change the host, so they run one after
-# another; the others run side by side. New packages fall into place.
+# another, and meanwhile the next one is built. New packages fall into place.
 HAS_TESTS = {{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.TestImports}} {{.XTestImports}}{{end}}
 TESTED = $(shell go list -e -f '$(HAS_TESTS)' ./... | awk '$$1 !~ /test\/vm$$/ {print (/internal\/testkit/ ? "host:" : "pure:") $$1}')
 PURE_TESTS = $(patsubst pure:%,%,$(filter pure:%,$(TESTED)))
@@ -30,6 +30,7 @@ HOST_TESTS = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED)
 # change the host.
 RACED = $(filter %/agent %/agent/serve %/api %/discover %/cmd/fairlead,$(filter host:%,$(TESTED)))
 RACE_TESTS = $(patsubst host:%,%,$(RACED))
+TURNS = -p 2 -exec 'flock -o /run/fairlead-turns.lock'
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.
 RACE ?=
 
@@ -121,7 +122,8 @@ demo: ## one minute of before and after, on this machine, as root
 	./fairlead-lab demo
 
 # The tiers: test/tally says at the end of each what it leaves out. Guests, which
-# are emulated, run beside the tests of this kernel; nothing runs beside a figure.
+# are emulated, and the packages that change no host run beside those that do, which
+# wait for most of their time; nothing runs beside a figure.
 TIER ?= quick
 LIMIT_quick = 40m
 LIMIT_ci = 55m
@@ -138,10 +140,10 @@ test: ## the tests of every day, as root: this kernel, real runtimes, a smoke on
 	$(if $(filter full,$(TIER)),@test/setup packages || echo "what some packages need is missing: they are not tried" >&2)
 	@go build ./... && go build -o build/tally ./test/tally
 	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
-		+ -count=1 -timeout $(LIMIT_$(TIER)) ./test/vm -- \
-		CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -count=1 $(PURE_TESTS) -- \
-		CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -count=1 -p 1 -timeout 20m $(RACE_TESTS) -- \
-		-count=1 -p 1 -timeout $(if $(filter full,$(TIER)),60m,20m) $(HOST_TESTS)
+		+ -count=1 -vet=off -timeout $(LIMIT_$(TIER)) ./test/vm -- \
+		+ CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -count=1 -vet=off $(PURE_TESTS) -- \
+		CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -count=1 -vet=off $(TURNS) -timeout 20m $(RACE_TESTS) -- \
+		-count=1 -vet=off $(TURNS) -timeout $(if $(filter full,$(TIER)),60m,20m) $(HOST_TESTS)
 
 test-full: ## every test in full, on every kernel, and the figures: more than an hour, alone on the machine
 	@status=0; $(MAKE) --no-print-directory bars || status=1; \

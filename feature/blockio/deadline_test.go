@@ -21,7 +21,7 @@ import (
 // deadline. The kernel goes on with that after the agent, and what a later one does not
 // know is put back.
 func TestDeadlines(t *testing.T) {
-	testkit.OnKernels(t, "knob:deadline")
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	j := testkit.Journal(t, journal.Open)
 	roster := &roster{}

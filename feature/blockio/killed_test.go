@@ -121,7 +121,7 @@ const killedBudget = 20 * time.Millisecond
 // A killed agent leaves real-time threads that the kernel bounds, and the journal alone
 // makes them ordinary again.
 func TestRealtimeKilled(t *testing.T) {
-	testkit.InFull(t, "knob:deadline")
+	testkit.InFull(t)
 	testkit.NeedRoot(t)
 	for _, deadline := range []bool{true, false} {
 		way := map[bool]string{true: "deadline", false: "groups"}[deadline]

@@ -141,7 +141,7 @@ func (h *host) app(b *sandbox.Box, what, addr string, n int) *sandbox.Process {
 // The time of the application's part shows in mace and in no other: of bytes that wait for
 // their reader, of bytes that TCP holds back, and of datagrams.
 func TestApplication(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/latency")
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	h := newHost(t)
 	h.bridge()

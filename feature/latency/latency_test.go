@@ -17,7 +17,7 @@ const packets = 100
 // Each request and reply is measured once: on the right container, in the right
 // direction and protocol, over all stages.
 func TestBridge(t *testing.T) {
-	testkit.Smoke(t, "path:bridge")
+	testkit.Smoke(t)
 	h := newHost(t)
 	h.bridge()
 	web, c := h.add("web", "10.66.0.2/24", h.ns)

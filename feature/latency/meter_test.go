@@ -18,7 +18,6 @@ var must = testkit.Must
 
 // Nothing is in the kernel but between open and close.
 func TestMeter(t *testing.T) {
-	testkit.Smoke(t, "bpf:feature/latency")
 	testkit.NeedRoot(t)
 	who, err := identity.Open("/proc")
 	must(t, err)

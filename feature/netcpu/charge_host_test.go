@@ -1,7 +1,6 @@
 package netcpu_test
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -10,58 +9,9 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
 )
-
-// A flood that costs more than a container's quota is charged to it, and the excess is dropped; in
-// the end everything is as its owner set it.
-func TestChargeFlood(t *testing.T) {
-	testkit.InFull(t)
-	const quota, period = 20 * time.Millisecond, 100 * time.Millisecond
-	h := newHost(t, sandbox.CPU{})
-	h.start(h.box, "udp-recv", "--listen", ":9000") // before the quota, with which it takes long
-	must(t, h.box.Limit(sandbox.CPU{Quota: quota, Period: period}))
-	limit := func() cgroup.Bandwidth {
-		b, err := cgroup.ReadBandwidth(h.container.Cgroup.CPU)
-		must(t, err)
-		return b
-	}
-	owners := limit()
-	if owners.Quota != quota || owners.Period != period {
-		t.Fatalf("the sandbox has %+v", owners)
-	}
-	h.apply(h.container, policy.NetCPUCharge)
-	h.apply(h.container, policy.NetCPUCharge)
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
-	// Seen at some time, as the quota rises again whenever fewer packets arrive.
-	until(t, "the quota is lowered, with a note of it", func() bool {
-		return limit().Quota < owners.Quota && slices.ContainsFunc(h.notes(), func(e journal.Entry) bool { return e.Ref.Kind == cgroup.KindFile })
-	})
-	until(t, "packets are dropped", func() bool { return h.netcpu.Drops()[h.container.ID].Beyond > 0 })
-	// Forgiven time would have cost others more than the container's whole quota.
-	if l := h.netcpu.Ledgers(); l[h.container.ID].Charged == 0 {
-		t.Errorf("%+v, journal %+v", l, h.notes())
-	}
-
-	h.apply(h.container, policy.NetCPUIsolate)
-	if got := limit(); got != owners {
-		t.Errorf("isolated, the quota is %+v", got)
-	}
-	h.apply(h.container, policy.NetCPUCharge)
-	until(t, "it is lowered again", func() bool { return limit().Quota < owners.Quota })
-	h.apply(h.container, policy.NetCPUObserve)
-	if got := limit(); got != owners || len(h.notes()) != 0 {
-		t.Errorf("quota %+v and journal %+v in the end", got, h.notes())
-	}
-	h.apply(h.container, policy.NetCPUCharge)
-	until(t, "once more", func() bool { return limit().Quota < owners.Quota })
-	must(t, h.netcpu.Close())
-	if got := limit(); got != owners || len(h.notes()) != 0 {
-		t.Errorf("quota %+v and journal %+v after close", got, h.notes())
-	}
-}
 
 // With the reserve T, packets are dropped once no more than T of the budget is left: with T 0 none
 // of the packets that cost a small part of it are dropped, with 99 % some are.
@@ -154,32 +104,18 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// Packets that an uplink drops on a container's account are in its account, too, although no veth
-// identifies their owner: because the container has used up its budget, or because its ring is
-// full.
+// Packets that an uplink drops because a container's ring is full are in its account, too, although
+// no veth identifies their owner. TestXDPDropsAreCharged has those beyond a budget.
 func TestDropsAreCharged(t *testing.T) {
-	testkit.OnKernels(t)
-	type drops struct {
-		mode    policy.NetCPU
-		cpu     sandbox.CPU
-		burners int // tasks of the container, which keep its thread from emptying the ring
-		dropped func(drop.Counters) uint64
+	testkit.InFull(t)
+	h := newHost(t, sandbox.CPU{})
+	h.start(h.box, "udp-recv", "--listen", ":9000") // before the quota, with which it takes long
+	must(t, h.box.Limit(oneCPU))
+	h.apply(h.container, policy.NetCPUIsolate)
+	for range 8 { // they keep its thread from emptying the ring
+		h.start(h.box, "burn")
 	}
-	for _, c := range testkit.Cases(t, 1,
-		drops{policy.NetCPUIsolate, oneCPU, 8, early},
-		drops{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, byQuota},
-	) {
-		t.Run(string(c.mode), func(t *testing.T) {
-			h := newHost(t, sandbox.CPU{})
-			h.start(h.box, "udp-recv", "--listen", ":9000") // before the quota, with which it takes long
-			must(t, h.box.Limit(c.cpu))
-			h.apply(h.container, c.mode)
-			for range c.burners {
-				h.start(h.box, "burn")
-			}
-			h.chargedDrops(c.dropped)
-		})
-	}
+	h.chargedDrops(early)
 }
 
 // The drops of each kind, for a container.

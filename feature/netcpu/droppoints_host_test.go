@@ -64,7 +64,7 @@ func TestDropPointsOfAGoneNamespace(t *testing.T) {
 // An uplink that no program can be attached to is an error, but the others are still attached, and
 // points without a device are still removed.
 func TestDropPointsGoOn(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
 	h.uplink(h.ns, "nic1") // after nic0 in order
 	nic := h.Open(h.ns)

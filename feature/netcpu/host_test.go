@@ -171,7 +171,7 @@ func (h *host) state() map[string]string {
 }
 
 func TestIsolateAndRemove(t *testing.T) {
-	testkit.Smoke(t, "knob:kthread", "knob:threaded", "knob:rps", "knob:offload", "knob:group")
+	testkit.Smoke(t)
 	h := newHost(t, sandbox.CPU{Quota: 20e6, Period: 100e6})
 	must(t, h.box.SetQueues("eth0", "rx", "rps_cpus", func(int) string { return "1" }))
 	before := h.state()

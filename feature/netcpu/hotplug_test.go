@@ -77,9 +77,9 @@ func hotplug(t *testing.T) func(on bool) {
 // progress. The accounts go on and add up, threads stay where they belong, and the end is as on any
 // other host.
 func TestHotplug(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	rounds := testkit.Scale(t, 1, 3)
-	for _, mode := range testkit.Cases(t, 2, policy.NetCPUIsolate, policy.NetCPUCharge, policy.NetCPUObserve) {
+	for _, mode := range testkit.Cases(t, 1, policy.NetCPUIsolate, policy.NetCPUCharge) {
 		t.Run(string(mode), func(t *testing.T) {
 			cpu := hotplug(t)
 			h := newHost(t, sandbox.CPU{Quota: 50 * time.Millisecond, Period: 100 * time.Millisecond})

@@ -262,7 +262,7 @@ func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 // If a quota does not stop the thread, packets are dropped instead: for its own group's quota, or
 // for that of a group above it, like a pod's.
 func TestFloodBeyondQuota(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	throttled, err := probe.KthreadsThrottled(kernel.Default())
 	must(t, err)
 	if throttled {

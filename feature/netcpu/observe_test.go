@@ -14,7 +14,7 @@ import (
 
 // Every container has an account from its first Apply to its Remove, in any mode.
 func TestAccounts(t *testing.T) {
-	testkit.Smoke(t, "path:polled")
+	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
 	if _, err := h.netcpu.Read(); errors.Is(err, netcpu.ErrNoAccounts) {
 		testkit.Skip(t, "kernel cannot keep accounts")

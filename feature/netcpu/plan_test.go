@@ -16,7 +16,7 @@ import (
 
 // Isolate changes what Plan announced; Plan itself changes nothing.
 func TestPlan(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
 	before := h.state()
 	plan, err := h.netcpu.Plan(t.Context(), h.container)

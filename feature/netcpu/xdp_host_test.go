@@ -75,59 +75,43 @@ func (h *host) dropPoint() drop.Point {
 	return drop.Point{}
 }
 
-// Packets dropped in the driver are counted and charged to their owner like packets that tc drops,
-// because of a used-up budget or a full ring. The program stays when the last container has gone,
+// Packets dropped in the driver because of a used-up budget are counted and charged to their owner
+// like packets that tc drops. The program stays when the last container has gone,
 // and the device is unchanged once it ends.
 func TestXDPDropsAreCharged(t *testing.T) {
 	testkit.OnKernels(t)
-	type drops struct {
-		mode    policy.NetCPU
-		cpu     sandbox.CPU
-		burners int
-		dropped func(drop.Counters) uint64
+	h := newHost(t, sandbox.CPU{})
+	h.byXDP()
+	before := h.features()
+	h.start(h.box, "udp-recv", "--listen", ":9000")
+	must(t, h.box.Limit(sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}))
+	h.apply(h.container, policy.NetCPUCharge)
+	if d := h.dropPoint(); d.By != drop.ByXDP || d.Why != "" || h.xdp() == 0 {
+		t.Fatalf("the uplink drops at %+v, its XDP program is %d", d, h.xdp())
 	}
-	for _, c := range testkit.Cases(t, 1,
-		drops{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, byQuota},
-		drops{policy.NetCPUIsolate, oneCPU, 8, early},
-	) {
-		t.Run(string(c.mode), func(t *testing.T) {
-			h := newHost(t, sandbox.CPU{})
-			h.byXDP()
-			before := h.features()
-			h.start(h.box, "udp-recv", "--listen", ":9000")
-			must(t, h.box.Limit(c.cpu))
-			h.apply(h.container, c.mode)
-			if d := h.dropPoint(); d.By != drop.ByXDP || d.Why != "" || h.xdp() == 0 {
-				t.Fatalf("the uplink drops at %+v, its XDP program is %d", d, h.xdp())
-			}
-			if d := h.netcpu.DropPoints(); len(d) != 2 || d[1].Device != "nic9" || d[1].By != "" || d[1].Why == "" {
-				t.Errorf("drop points %+v, one of them for a name that no device has", d)
-			}
-			for range c.burners {
-				h.start(h.box, "burn")
-			}
-			h.chargedDrops(c.dropped)
+	if d := h.netcpu.DropPoints(); len(d) != 2 || d[1].Device != "nic9" || d[1].By != "" || d[1].Why == "" {
+		t.Errorf("drop points %+v, one of them for a name that no device has", d)
+	}
+	h.chargedDrops(byQuota)
 
-			was := h.xdp()
-			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-			if id := h.xdp(); id != was || h.dropPoint().By != drop.ByXDP {
-				t.Errorf("after Remove: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.DropPoints())
-			}
-			if left := h.notes(); len(left) != 0 {
-				t.Errorf("journal after Remove: %+v", left)
-			}
-			h.apply(h.container, c.mode)
-			if id := h.xdp(); id != was || h.dropPoint().By != drop.ByXDP {
-				t.Errorf("applied again: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.DropPoints())
-			}
-			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-			must(t, h.netcpu.Close())
-			if id := h.xdp(); id != 0 || len(h.netcpu.DropPoints()) != 0 {
-				t.Errorf("after Close: XDP program %d, drop points %+v", id, h.netcpu.DropPoints())
-			}
-			same(t, "after Close", h.features(), before)
-		})
+	was := h.xdp()
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	if id := h.xdp(); id != was || h.dropPoint().By != drop.ByXDP {
+		t.Errorf("after Remove: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.DropPoints())
 	}
+	if left := h.notes(); len(left) != 0 {
+		t.Errorf("journal after Remove: %+v", left)
+	}
+	h.apply(h.container, policy.NetCPUCharge)
+	if id := h.xdp(); id != was || h.dropPoint().By != drop.ByXDP {
+		t.Errorf("applied again: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.DropPoints())
+	}
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	must(t, h.netcpu.Close())
+	if id := h.xdp(); id != 0 || len(h.netcpu.DropPoints()) != 0 {
+		t.Errorf("after Close: XDP program %d, drop points %+v", id, h.netcpu.DropPoints())
+	}
+	same(t, "after Close", h.features(), before)
 }
 
 // flood sends to the container until packets are dropped, and goes on. It returns a function that
@@ -152,7 +136,6 @@ func (h *host) flood(count func(drop.Counters) uint64, args ...string) (dropped 
 
 // A dropped packet counts with all of its bytes, including further fragments.
 func TestXDPCountsFragments(t *testing.T) {
-	testkit.Smoke(t, "path:xdp")
 	h := newHost(t, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond})
 	for _, d := range []struct {
 		box  *sandbox.Box
@@ -269,10 +252,6 @@ func TestXDPKeepsOut(t *testing.T) {
 			}))
 			return true
 		}, netdev.ErrXDPTaken.Error()},
-		obstacle{"without a link", func(h *host) bool {
-			must(t, h.attach(verdict(t), 1<<2)) // XDP_FLAGS_DRV_MODE
-			return true
-		}, netdev.ErrXDPTaken.Error()},
 		obstacle{"generic", func(h *host) bool {
 			must(t, h.attach(verdict(t), 1<<1)) // XDP_FLAGS_SKB_MODE
 			return true
@@ -316,7 +295,7 @@ func (h *host) attach(p *ebpf.Program, flags int) error {
 // one that replaces it, with the same number or another, and one that moves to another namespace,
 // are no errors: the present one drops, and its threads are where they belong.
 func TestXDPFollowsUplink(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
 	h.byXDP()
 	h.apply(h.container, policy.NetCPUIsolate)

@@ -15,7 +15,7 @@ import (
 // TestChanged changes the contents of learnt headers. The flow goes on, and its packets are fast
 // again, with the new headers.
 func TestChanged(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/overlay", "path:overlay")
+	testkit.InFull(t)
 	for _, form := range testkit.Cases(t, 1, routed, bridged, apart) {
 		t.Run(form, func(t *testing.T) {
 			r := newRig(t, form)

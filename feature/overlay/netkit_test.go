@@ -41,7 +41,7 @@ func (r *rig) kit(n *node) {
 
 // Containers with a netkit are fast, too.
 func TestNetkit(t *testing.T) {
-	testkit.OnKernels(t, "path:overlay")
+	testkit.OnKernels(t)
 	r := makeRig(&rig{Host: topology.New(t), form: routed, netkit: true})
 	r.on()
 	echo(t, r.nodes[1].web)

@@ -37,7 +37,7 @@ func (n *node) slowFor(t testing.TB, s *stream, times int) {
 // A feature that hangs stops vouching: learnt entries are not renewed, all packets become slow, and
 // no connection breaks. When it goes on, they are fast again.
 func TestHangs(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/overlay", "path:overlay")
+	testkit.InFull(t)
 	r := newRig(t, routed)
 	for _, n := range r.nodes {
 		n.stateful(t)
@@ -89,7 +89,7 @@ func (n *node) fastNow(t testing.TB) (sum uint64) {
 
 // A feature can be closed under load: no connection breaks, and nothing is left.
 func TestCloseUnderLoad(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/overlay", "path:overlay")
+	testkit.InFull(t)
 	for _, form := range testkit.Cases(t, 1, apart, bridged, routed) {
 		t.Run(form, func(t *testing.T) {
 			r := newRig(t, form)
@@ -154,7 +154,7 @@ func TestCloseUnderLoad(t *testing.T) {
 // The kill switch makes all packets of a network slow at once, until it is turned back, also for
 // the next agent.
 func TestKillSwitch(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/overlay", "path:overlay")
+	testkit.InFull(t)
 	r := newRig(t, routed)
 	n := r.nodes[0]
 	n.f.cfg.Killed = filepath.Join(t.TempDir(), "killed")

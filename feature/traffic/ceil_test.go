@@ -104,7 +104,7 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 }
 
 func TestCeilAtUplink(t *testing.T) {
-	testkit.InFull(t, "path:queue")
+	testkit.InFull(t)
 	for _, mode := range []string{"bridge", "routed", "overlay", "macvlan", "host"} {
 		t.Run(mode, func(t *testing.T) { testCeil(t, mode, false) })
 	}
@@ -112,9 +112,9 @@ func TestCeilAtUplink(t *testing.T) {
 
 // Packets that stay on the host pass no uplink, and are limited all the same.
 func TestCeilOnHost(t *testing.T) {
-	testkit.OnKernels(t, "path:ifb")
+	testkit.OnKernels(t)
 	needSharing(t)
-	for _, mode := range []string{"bridge", "routed", "overlay"} {
+	for _, mode := range testkit.Cases(t, 1, "bridge", "routed", "overlay") {
 		t.Run(mode, func(t *testing.T) { testCeil(t, mode, true) })
 	}
 }

@@ -82,7 +82,7 @@ func (h *host) delaysOf(id container.ID) *hist.Classic {
 
 // TestDelaysAlways compares the histogram for the metrics with how long the datagrams really took.
 func TestDelaysAlways(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/traffic/delay")
+	testkit.InFull(t)
 	const n = 200
 	before := meters(t)
 	h := newHost(t, 2*mbit) // as in TestDelays
@@ -213,7 +213,7 @@ func stamps(t testing.TB) (n int) {
 // A container gives a qdisc of its own our handle, and keeps packets in it: they take no room among
 // the measured packets.
 func TestDelaysForged(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/traffic/delay")
+	testkit.InFull(t)
 	h := newHost(t, gbit)
 	h.delays = true
 	h.bridge()

@@ -296,7 +296,7 @@ func TestUplinkOfSomebodySlower(t *testing.T) {
 // A container with several networks has one ceil for all it sends, by one queue. What it receives
 // is limited on each, and the status reports that.
 func TestCeilOfSeveralNetworks(t *testing.T) {
-	testkit.OnKernels(t, "path:ifb")
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()

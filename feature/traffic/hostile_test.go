@@ -17,7 +17,7 @@ import (
 // TestHostile has a container with full control of its namespace try to be in its neighbour's
 // class, or in none. TestForged covers its priorities and marks, TestArrivalForged its flows.
 func TestHostile(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/traffic")
+	testkit.InFull(t)
 	h := newHost(t, gbit)
 	h.listen()
 	h.bridge()

@@ -66,9 +66,9 @@ func (h *host) twoReceivers(mode string) (a, b sender) {
 // Two containers receive at once, in every mode: the kernel has the right classes, each packet of a
 // known flow is in the class of its receiver, and none is lost.
 func TestIngressClasses(t *testing.T) {
-	testkit.OnKernels(t, "path:ifb")
+	testkit.OnKernels(t)
 	needSharing(t)
-	for _, mode := range []string{"bridge", "routed", "overlay", "macvlan", "host"} {
+	for _, mode := range testkit.Cases(t, 1, "bridge", "routed", "overlay", "macvlan", "host") {
 		t.Run(mode, func(t *testing.T) {
 			h := newHost(t, gbit)
 			h.start()

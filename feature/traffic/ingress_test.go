@@ -25,7 +25,7 @@ func (h *host) due(c container.Container, egress, ingress policy.Net) error {
 // In every mode a container's class gets what it receives, and nothing else, though it never
 // answers, after a flow's first packet has arrived.
 func TestArrival(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/traffic", "path:ifb")
+	testkit.InFull(t)
 	needSharing(t)
 	for _, m := range modes() {
 		t.Run(m.name, func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestArrival(t *testing.T) {
 
 // No packet of another container teaches where a flow arrives.
 func TestArrivalForged(t *testing.T) {
-	testkit.Smoke(t, "bpf:feature/traffic", "path:ifb")
+	testkit.OnKernels(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
@@ -249,7 +249,7 @@ func (h *host) ifbs() int {
 
 // The agent is killed while ingress of the uplink is shared.
 func TestIngressAdopt(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	for _, adopt := range []bool{true, false} {
 		t.Run(fmt.Sprint("policy still there ", adopt), func(t *testing.T) { testIngressAdopt(t, adopt) })
@@ -303,7 +303,7 @@ func testIngressAdopt(t *testing.T, adopt bool) {
 
 // A foreign device of our name is reported, and left alone.
 func TestIngressNameTaken(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.Netlink(h.ns, func(n *netlink.Handle) error {
@@ -323,7 +323,7 @@ func TestIngressNameTaken(t *testing.T) {
 
 // The IFB is deleted, or set down: packets bypass it as soon as that is noticed, and it comes back.
 func TestIngressDeviceVanishes(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
@@ -352,7 +352,7 @@ func TestIngressDeviceVanishes(t *testing.T) {
 
 // Promises for the other direction are limited to 95 % of 95 % of the uplink.
 func TestIngressRefused(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.start()

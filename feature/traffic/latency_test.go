@@ -49,7 +49,7 @@ func (h *host) sentBy(kind qdisc.Kind, c container.Container) qdisc.Stats {
 // HFSC, if the kernel has it, keeps a latency, unless a container has a priority; otherwise HTB
 // does. What cannot be kept is refused.
 func TestLatencyPolicy(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, gbit)
 	h.bridge()
 	box, c := h.add("one", "10.66.0.2/24", h.ns)
@@ -103,7 +103,7 @@ func TestLatencyPolicy(t *testing.T) {
 
 // The same towards a container.
 func TestIngressLatency(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()

@@ -63,7 +63,7 @@ func (h *host) classes() map[uint16]uint64 {
 }
 
 func TestPlanInForce(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, gbit)
 	h.start()
 	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
@@ -150,7 +150,7 @@ func TestAdoptAndRestore(t *testing.T) {
 
 // An operator's root qdisc comes back; one that replaces ours is reported and left alone.
 func TestOperator(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, gbit)
 	tbf := func(handle uint32) {
 		h.Netlink(h.ns, func(n *netlink.Handle) error {

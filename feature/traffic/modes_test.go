@@ -68,9 +68,9 @@ func modes() []mode {
 
 // In every mode exactly a container's packets are in its class.
 func TestIdentity(t *testing.T) {
-	testkit.Smoke(t, "bpf:feature/traffic", "path:bridge", "path:overlay", "path:macvlan", "path:host", "path:queue")
+	testkit.Smoke(t)
 	testkit.NeedRoot(t)
-	for _, m := range modes() {
+	for _, m := range testkit.Cases(t, 1, modes()...) {
 		t.Run(m.name, func(t *testing.T) {
 			h := newHost(t, gbit)
 			h.listen()
@@ -99,7 +99,7 @@ func TestIdentity(t *testing.T) {
 
 // If the priority is overwritten on the way, a packet is in the default class.
 func TestOverwritten(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/traffic")
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	h := newHost(t, gbit)
 	h.listen()
@@ -120,7 +120,7 @@ func TestOverwritten(t *testing.T) {
 
 // A container gains nothing by what it says of itself.
 func TestForged(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/traffic")
+	testkit.InFull(t)
 	testkit.NeedRoot(t)
 	for _, m := range modes() {
 		t.Run(m.name, func(t *testing.T) {

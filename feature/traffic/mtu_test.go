@@ -19,13 +19,13 @@ import (
 // An uplink's MTU is raised while packets are cut: full frames pass before the next round, and also
 // if that round refuses the latency.
 func TestSplitMTU(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	testSplitMTU(t, traffic.Egress)
 }
 
 // The same for what it receives.
 func TestIngressSplitMTU(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	testSplitMTU(t, traffic.Ingress)
 }

@@ -96,7 +96,7 @@ const hasty = 200 * time.Microsecond // less than a super-packet takes at 1 Gbit
 // own are not.
 func TestLatencySplit(t *testing.T) {
 	testkit.OnKernels(t)
-	for _, mode := range []string{"bridge", "routed", "overlay", "macvlan", "host"} {
+	for _, mode := range testkit.Cases(t, 1, "bridge", "overlay") {
 		t.Run(mode, func(t *testing.T) {
 			h := newHost(t, gbit)
 			h.start()
@@ -150,7 +150,7 @@ func TestLatencySplit(t *testing.T) {
 
 // Towards a container, what the IFB holds is cut.
 func TestIngressLatencySplit(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
@@ -180,7 +180,7 @@ func TestIngressLatencySplit(t *testing.T) {
 
 // A container with full control of its namespace cannot send longer packets.
 func TestSplitHostile(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, gbit)
 	h.start()
 	x, y, to := h.two("bridge")
@@ -216,7 +216,7 @@ func TestSplitHostile(t *testing.T) {
 // The agent is killed while packets are cut. Another one adopts that, changes nothing, and ends it;
 // or a restore does.
 func TestSplitAdopt(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	for _, adopt := range []bool{true, false} {
 		h := newHost(t, gbit)
 		h.start()
@@ -273,7 +273,7 @@ func TestSplitAdopt(t *testing.T) {
 // Delays of classes that cut packets are not reported, as what leaves is not what came; they
 // restart afterwards.
 func TestSplitDelays(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, gbit)
 	h.delays = true
 	h.start()

@@ -75,7 +75,7 @@ func detach(id link.ID) error {
 
 // Whatever of ours is removed, or changed, comes back without a call of Apply.
 func TestPutBack(t *testing.T) {
-	testkit.InFull(t, "path:ifb")
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -102,6 +103,11 @@ func (d *Docker) Start(t testing.TB) {
 		_, err := d.Run("version", "--format", "{{.Server.Version}}")
 		return err
 	})
+}
+
+// Without takes one of dockerd's flags away, from the next Start on.
+func (d *Docker) Without(flag string) {
+	d.flags = slices.DeleteFunc(d.flags, func(f string) bool { return f == flag })
 }
 
 // PID is the process ID of dockerd, for programs that have to run in its namespaces.

@@ -50,24 +50,21 @@ func Scale(t testing.TB, few, full int) int {
 }
 
 // Smoke marks a test that the guests of test/vm run on every other kernel, in every tier. It is for
-// the few tests which show that a BPF object loads and attaches, that a knob is written and
-// restored, or that packets flow on a path.
+// the one story of a feature that shows that it works there, and for a knob that is written and
+// restored.
 //
-// The call is the first statement of a top-level test, with string literals: test/vm and test/rules
-// read it from the source and run nothing to find it. Each of covers is "bpf:FOLDER" for the object
-// in that folder, "knob:KIND" for a kind of package kernel/journal, or "path:NAME" for a packet
-// path that package test/marks lists.
-func Smoke(t testing.TB, covers ...string) { t.Helper() }
+// The call is the first statement of a top-level test: test/vm reads it from the source and runs
+// nothing to find it.
+func Smoke(t testing.TB) { t.Helper() }
 
 // OnKernels marks a test with a kernel-dependent result that is no Smoke test: the guests run it on
-// the oldest and the newest kernel in the tier CI, and on every kernel in the tier Full. Calls have
-// the form of Smoke's. A test without a mark runs on the machine's own kernel only.
-func OnKernels(t testing.TB, covers ...string) { t.Helper() }
+// the oldest and the newest kernel in the tier CI, and on every kernel in the tier Full. A test
+// without a mark runs on the machine's own kernel only.
+func OnKernels(t testing.TB) { t.Helper() }
 
 // InFull marks a test with a kernel-dependent result where other marked tests depend on the same
-// parts of the kernel: the guests run it in the tier Full only, on every kernel. Calls have the
-// form of Smoke's.
-func InFull(t testing.TB, covers ...string) { t.Helper() }
+// parts of the kernel: the guests run it in the tier Full only, on every kernel.
+func InFull(t testing.TB) { t.Helper() }
 
 // Cases returns the cases that a test runs. In a guest these are only the first n, since each needs
 // a rig, except in the tier Full. Elsewhere they are all cases.

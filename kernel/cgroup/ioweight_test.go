@@ -17,7 +17,7 @@ import (
 // IOWeight sets a cgroup's weight at disks in every file that exists. Restore brings back the
 // default weight.
 func TestIOWeightInKernel(t *testing.T) {
-	testkit.OnKernels(t, "knob:line")
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.IO == "" {
 		testkit.Skip(t, "no io or blkio controller")
@@ -61,7 +61,7 @@ func TestIOWeightInKernel(t *testing.T) {
 
 // iocost shares a disk once an administrator has enabled it there, on cgroup v2.
 func TestCostEnabledInKernel(t *testing.T) {
-	testkit.OnKernels(t, "knob:line")
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	root := filepath.Dir(cg.V2)
 	qos := File(filepath.Join(root, "io.cost.qos"))

@@ -15,7 +15,7 @@ import (
 )
 
 func TestSlice(t *testing.T) {
-	testkit.Smoke(t, "knob:slice")
+	testkit.Smoke(t)
 	testkit.NeedRoot(t)
 	th, remove := napi(t)
 	j := testkit.Journal(t, journal.Open)
@@ -59,7 +59,7 @@ func TestSlice(t *testing.T) {
 }
 
 func TestNice(t *testing.T) {
-	testkit.Smoke(t, "knob:nice")
+	testkit.Smoke(t)
 	testkit.NeedRoot(t)
 	th, _ := napi(t)
 	j := testkit.Journal(t, journal.Open)

@@ -18,7 +18,7 @@ import (
 // A thread gets its runtime. After its agent is gone, Restore gives it back its policy and nice
 // value. Its children are ordinary.
 func TestDeadlineInKernel(t *testing.T) {
-	testkit.Smoke(t, "knob:deadline")
+	testkit.Smoke(t)
 	testkit.NeedRoot(t)
 	if err := TryDeadline(); err != nil {
 		t.Fatal(err)
@@ -112,7 +112,7 @@ func TestDeadlineInKernel(t *testing.T) {
 
 // The kernel refuses a thread that may not use all CPUs, and the error explains it.
 func TestDeadlineAffinity(t *testing.T) {
-	testkit.OnKernels(t, "knob:deadline")
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {

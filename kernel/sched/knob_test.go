@@ -60,7 +60,7 @@ func napi(t *testing.T) (thread Named, remove func()) {
 }
 
 func TestKnobsInKernel(t *testing.T) {
-	testkit.Smoke(t, "knob:kthread", "knob:affinity")
+	testkit.Smoke(t)
 	cg := testkit.Cgroup(t)
 	l, err := cgroup.Detect("/proc", "")
 	if err != nil {

@@ -69,6 +69,8 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 		"--podman-host", "unix://" + a.path("no-podman"),
 		"--containerd", a.path("no-containerd"),
 		"--sandbox-dir", a.path("no-sandboxes"),
+		"--disk-capacities", a.path("lib/capacities.json"),
+		"--record-dir", a.path("lib/record"),
 	}, flags...)
 	a.api = api.Dial(a.path("fairlead.sock"))
 	t.Cleanup(a.api.Close)
@@ -98,7 +100,6 @@ func (a *agent) launch(wrap ...string) {
 	must(a.t, err)
 	defer log.Close()
 	argv := append(append(wrap, program), a.flags...)
-	argv = append(argv, "--disk-capacities", a.path("lib/capacities.json"), "--record-dir", a.path("lib/record"))
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -462,7 +463,7 @@ func (a *agent) idles(atStart footprint) {
 		if st.Changes != 0 {
 			return fmt.Errorf("%d changes are in the journal", st.Changes)
 		}
-		if now := a.holds(); now.BPF > atStart.BPF || now.NetNS > atStart.NetNS || now.DeadProcesses > 0 {
+		if now := a.holds(); now.BPF > atStart.BPF || now.NetNS > atStart.NetNS || now.DeadProcesses > atStart.DeadProcesses {
 			return fmt.Errorf("the agent holds %+v, at its start %+v", now, atStart)
 		}
 		if dirs := uplinkGroups(a.inode); len(dirs) > len(a.found) {

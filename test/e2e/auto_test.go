@@ -6,10 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
@@ -53,10 +50,19 @@ func TestAuto(t *testing.T) {
 	a.spares(victim, flood)
 	t.Logf("its victim is spared after %v", time.Since(began).Round(100*time.Millisecond))
 
-	// Killed in this state, the next agent continues from it.
+	// Killed in this state, what was changed lapses with the decision, and not before. The next agent
+	// continues from it.
 	was := a.isolated("e2e-flood", 1)
+	x, err := a.api.Explain(t.Context(), "e2e-flood")
+	must(t, err)
+	for _, c := range append(x.Changes, x.Host...) {
+		if c.Expiry.IsZero() || time.Until(c.Expiry) > 6*time.Minute {
+			t.Errorf("%+v lapses in %v", c, time.Until(c.Expiry))
+		}
+	}
 	rest()
 	a.kill()
+	mustSay(t, a.run("restore", "--expired", "--state-dir", a.path("state")), 0, "nothing to undo")
 	r.reachable("with the agent killed")
 	a.start()
 	again := a.isolated("e2e-flood", 1)
@@ -102,119 +108,5 @@ func (a *agent) spares(victim, culprit *sandbox.Box) {
 			return fmt.Errorf("%.1f %% of a CPU are taken from it", 100*share)
 		}
 		return nil
-	})
-}
-
-// TestAutoRestored kills the agent while a container is isolated by a decision. The changes lapse
-// at the decision's expiry, and restore --expired leaves them alone until then.
-func TestAutoRestored(t *testing.T) {
-	r := newRig(t)
-	flood := r.add(sandbox.Spec{Name: "e2e-flood", CPU: onOne})
-	victim := r.add(sandbox.Spec{Name: "e2e-victim", CPU: onOne})
-	must(t, r.host.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "1" }))
-	before := r.state()
-	a := r.agent()
-	a.policy("auto.yaml", autoAll)
-	a.start()
-	a.reaches("e2e-flood", api.StateDone)
-	generate(t, flood, 0, "udp-recv")
-	rest := generate(t, victim, 0, "burn")
-	generate(t, r.wire, 1, "udp-send", "--to", "10.66.1.1:9000", "--rate", "60000")
-	a.isolated("e2e-flood", 1)
-	x, err := a.api.Explain(t.Context(), "e2e-flood")
-	must(t, err)
-	for _, c := range append(x.Changes, x.Host...) {
-		if c.Expiry.IsZero() || time.Until(c.Expiry) > 6*time.Minute {
-			t.Errorf("%+v lapses in %v", c, time.Until(c.Expiry))
-		}
-	}
-	rest()
-	a.kill()
-	mustSay(t, a.run("restore", "--expired", "--state-dir", a.path("state")), 0, "nothing to undo")
-	if r.state().diff(before) == "" {
-		t.Error("nothing was in force")
-	}
-	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
-	r.sameAs(before, "restored")
-}
-
-// TestAutoSenders leaves to auto a container that sends more than an HTB lets out at once, so
-// timers send its packets in other containers' time. The agent charges it and compensates its
-// victims: one gets more quota, and one without a quota a higher weight. When it stops, everything
-// is as before.
-func TestAutoSenders(t *testing.T) {
-	r := newRig(t)
-	const quota = 40 * time.Millisecond
-	sender := r.add(sandbox.Spec{Name: "e2e-sender", CPU: onOne})
-	limited := r.add(sandbox.Spec{Name: "e2e-limited", CPU: sandbox.CPU{Quota: quota, Period: 100 * time.Millisecond, Set: "0"}})
-	weighed := r.add(sandbox.Spec{Name: "e2e-weighed", CPU: onOne})
-	r.shape("nic0", 200e6)
-	a := r.agent()
-	a.policy("auto.yaml", autoAll)
-	a.start()
-	of := make(map[string]api.Container)
-	for _, b := range r.boxes {
-		of[b.Name] = a.reaches(b.Name, api.StateDone)
-	}
-	if _, err := a.api.NetCPU(t.Context(), ""); err != nil {
-		t.Fatal(err)
-	}
-	observed := r.state()
-	owners, err := cgroup.Weight(of["e2e-weighed"].Cgroup.CPU)
-	must(t, err)
-
-	generate(t, limited, 0, "burn")
-	generate(t, weighed, 0, "burn")
-	generate(t, r.wire, 1, "udp-recv")
-	end := generate(t, sender, 0, "udp-send", "--to", "10.66.0.1:9000")
-	charged := func(name, why string) {
-		t.Helper()
-		await(t, name+" to be charged", func() error {
-			return says(a.run("explain", name), 0, "fairlead.netcpu = charge, by controller for fairlead.netcpu=auto (", why)
-		})
-		t.Log(a.run("explain", name))
-	}
-	charged("e2e-sender", "its packets took ")
-	charged("e2e-limited", "of a CPU from it")
-	charged("e2e-weighed", "of a CPU from it")
-	await(t, "credit", func() error {
-		q := quotaOf(t, of["e2e-limited"])
-		w, err := cgroup.Weight(of["e2e-weighed"].Cgroup.CPU)
-		if err == nil && (q <= quota || w <= owners) {
-			err = fmt.Errorf("a quota of %v, its owner's is %v; a weight of %d, its owner's is %d", q, quota, w, owners)
-		}
-		return err
-	})
-	for _, b := range r.boxes {
-		n, err := a.api.NetCPU(t.Context(), of[b.Name].ID.String())
-		must(t, err)
-		l := n.Accounts[0].Ledger
-		if l == nil || b == sender && l.Charged == 0 || b != sender && l.Credited == 0 {
-			t.Errorf("the ledger of %s is %+v", b.Name, l)
-		}
-	}
-
-	end()
-	for _, b := range r.boxes {
-		await(t, b.Name+" to be let go of", func() error {
-			return says(a.run("explain", b.Name), 0, "fairlead.netcpu = observe, by controller", "Nothing was changed")
-		})
-	}
-	r.sameAs(observed, "after it has stopped")
-}
-
-// shape limits a device of the host to so many bits per second, by an HTB with the kernel's own
-// bursts: it sets a timer for each packet or two that have to wait.
-func (r *rig) shape(dev string, rate uint64) {
-	r.t.Helper()
-	r.Change(r.host, dev, func(h *netlink.Handle, link netlink.Link) error {
-		index, root := link.Attrs().Index, netlink.MakeHandle(1, 0)
-		htb := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Handle: root, Parent: netlink.HANDLE_ROOT})
-		htb.Defcls = 1
-		if err := h.QdiscAdd(htb); err != nil {
-			return err
-		}
-		return h.ClassAdd(netlink.NewHtbClass(netlink.ClassAttrs{LinkIndex: index, Parent: root, Handle: netlink.MakeHandle(1, 1)},
-			netlink.HtbClassAttrs{Rate: rate, Ceil: rate}))
 	})
 }

@@ -1,16 +1,12 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
@@ -38,7 +34,7 @@ func (a *agent) value(name string, c api.Container) float64 {
 
 // TestChargeKilled kills the agent while one container is in debt, so that its packets are dropped,
 // and another has credit. From then on nothing is dropped, and the limits become what their owners
-// have set. `fairlead restore` and the next agent both do that, also where an owner has changed a
+// have set. The next agent and `fairlead restore` both do that, also where an owner has changed a
 // limit in between.
 func TestChargeKilled(t *testing.T) {
 	r := newRig(t)
@@ -123,162 +119,21 @@ func TestChargeKilled(t *testing.T) {
 	if r.state().diff(before) == "" {
 		t.Error("nothing was in force")
 	}
-	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
-	r.sameAs(before, "restored")
-
-	// The owner of one of the limits does not wait for that.
-	inForce()
-	killed()
+	// The owner of one of the limits does not wait for an agent.
 	owners["e2e-debtor"] = 9 * time.Millisecond
 	must(t, debtor.Limit(limit("e2e-debtor")))
 	inForce()
-	a.stop()
+	killed()
+	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
 	if q := quotaOf(t, d); q != owners[d.Name] {
 		t.Errorf("the debtor is left with %v, its owner's is %v", q, owners[d.Name])
 	}
 	owners["e2e-debtor"] = 8 * time.Millisecond
 	must(t, debtor.Limit(limit("e2e-debtor")))
-	r.sameAs(before, "after a clean stop, and with the first limit again")
+	r.sameAs(before, "restored, and with the first limit again")
 	for _, end := range loads {
 		end()
 	}
-}
-
-// TestChargeKilledIn kills the agent in one state after another: one container's limit is lowered,
-// another's is raised, packets are dropped. A limit is a quota, or a weight where there is no
-// quota. After the kill nothing is dropped, and `fairlead restore` as well as the next agent
-// restore what the owner has set.
-func TestChargeKilledIn(t *testing.T) {
-	const period = 100 * time.Millisecond
-	for l, limit := range []struct {
-		name           string
-		debtor, robbed sandbox.CPU
-		of             func(*testing.T, api.Container) uint64
-	}{
-		{"quota", sandbox.CPU{Quota: 8 * time.Millisecond, Period: period, Set: "0"}, sandbox.CPU{Quota: 40 * time.Millisecond, Period: period, Set: "0"},
-			func(t *testing.T, c api.Container) uint64 { return uint64(quotaOf(t, c)) }},
-		{"weight", sandbox.CPU{Shares: 64, Set: "0"}, onOne,
-			func(t *testing.T, c api.Container) uint64 {
-				w, err := cgroup.Weight(c.Cgroup.CPU)
-				must(t, err)
-				return w
-			}},
-	} {
-		t.Run(limit.name, func(t *testing.T) {
-			r := newRig(t)
-			debtor := r.add(sandbox.Spec{Name: "e2e-debtor", CPU: limit.debtor})
-			robbed := r.add(sandbox.Spec{Name: "e2e-robbed", CPU: limit.robbed})
-			thief := r.add(sandbox.Spec{Name: "e2e-thief", CPU: onOne})
-			must(t, r.host.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "1" }))
-			k := &killer{rig: r, agent: r.agent(), before: r.state()}
-			loads := func(t *testing.T, rate string) (end func()) {
-				all := []func(){
-					generate(t, debtor, 0, "udp-recv"),
-					generate(t, thief, 0, "udp-recv"),
-					generate(t, robbed, 0, "burn"),
-					generate(t, r.wire, 1, "udp-send", "--to", "10.66.1.1:9000", "--rate", rate),
-					generate(t, r.wire, 1, "udp-send", "--to", "10.66.1.3:9000", "--rate", "20000"),
-				}
-				return func() {
-					for _, end := range all {
-						end()
-					}
-				}
-			}
-			for i, in := range []struct {
-				name, container, end, policy string // end: the host's end of its veth
-				force                        func(now, owners uint64) bool
-			}{
-				{"debt", "e2e-debtor", "h1", "", func(now, owners uint64) bool { return now < owners }},
-				{"credit", "e2e-robbed", "h2", "", func(now, owners uint64) bool { return now > owners }},
-				{"drop", "e2e-debtor", "h1", ", netcpu.reserve: 40%", func(now, owners uint64) bool { return now != owners }},
-			} {
-				// Each state once, undone by restore or by the next agent in turns. The tier full
-				// does both.
-				for _, next := range []bool{(l+i)%2 == 0, (l+i)%2 != 0}[:testkit.Scale(t, 1, 2)] {
-					t.Run(fmt.Sprintf("%s, %s", in.name, map[bool]string{false: "restore", true: "next agent"}[next]), func(t *testing.T) {
-						defer k.with(t)()
-						a := k.agent
-						a.policy("charge.yaml", "match: {name: "+in.container+"}\nset: {netcpu: charge"+in.policy+"}\n")
-						a.start()
-						c := a.reaches(in.container, api.StateDone)
-						owners := limit.of(t, c)
-						rate := "20000"
-						if in.name == "drop" {
-							rate = "flood" // on a busy CPU 20,000 may become fewer than are let through
-						}
-						end := loads(t, rate)
-						k.drops(in.end, true)
-						await(t, in.name, func() error {
-							if in.name == "drop" && a.quotaDropped(c) == 0 {
-								return errors.New("nothing was dropped")
-							}
-							now := limit.of(t, c)
-							if in.force(now, owners) {
-								must(t, unix.Kill(a.pid, unix.SIGSTOP)) // or the state could change
-								if now = limit.of(t, c); in.force(now, owners) {
-									t.Logf("killed with a limit of %d, its owner's is %d", now, owners)
-									return nil
-								}
-								must(t, unix.Kill(a.pid, unix.SIGCONT))
-							}
-							return fmt.Errorf("its limit is %d, its owner's %d", now, owners)
-						})
-						a.kill()
-						k.drops(in.end, false)
-						if now := limit.of(t, c); !in.force(now, owners) {
-							t.Errorf("with the agent killed its limit is %d, its owner's %d", now, owners)
-						}
-
-						if !next {
-							mustSay(t, a.run("restore", "--expired", "--state-dir", a.path("state")), 0, "nothing to undo")
-							r.reachable("with the agent killed")
-							mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
-							r.sameAs(k.before, "restored")
-							end()
-							return
-						}
-						r.reachable("with the agent killed")
-						// With nothing left to charge, the limit in force is what the next agent
-						// takes for the owner's.
-						end()
-						a.start()
-						a.reaches(in.container, api.StateDone)
-						await(t, "the next agent to put back the owner's limit", func() error {
-							x, err := a.api.Explain(t.Context(), c.ID.String())
-							if err != nil {
-								return err
-							}
-							i := slices.IndexFunc(x.Changes, func(c api.Change) bool { return c.Kind == cgroup.KindFile })
-							if now := limit.of(t, c); now != owners || i >= 0 {
-								return fmt.Errorf("its limit is %d, its owner's %d; the journal has %+v", now, owners, x.Changes)
-							}
-							return nil
-						})
-						r.reachable("with the next agent")
-						a.stop()
-						r.sameAs(k.before, "after the next agent")
-					})
-				}
-			}
-		})
-	}
-}
-
-// drops waits until the dropping programs are at a veth's end and at the uplink, or until none is
-// left.
-func (k *killer) drops(end string, want bool) {
-	k.t.Helper()
-	await(k.t, "the programs that drop", func() error {
-		now := state{}
-		now.readDevices(k.t, "host", k.host.NetNS())
-		for _, dev := range []string{"host " + end + " egress", "host nic0 ingress"} {
-			if (now[dev] != k.before[dev]) != want {
-				return fmt.Errorf("%s: %s, and with no agent %s", dev, now[dev], k.before[dev])
-			}
-		}
-		return nil
-	})
 }
 
 // quotaDropped returns how many packets were dropped for a container's quota.

@@ -154,8 +154,10 @@ func TestDocker(t *testing.T) {
 		}
 	}
 	h.agent.idles(h.atStart)
-	h.agent.stop()
 	h.remove(t, "plain", "said-no")
+	h.atStart = h.agent.footprint()
+	t.Run("killed without live-restore", h.testDockerEnds)
+	h.agent.stop()
 	if left := h.cgroups(); len(left) > 0 {
 		t.Errorf("cgroups are left: %v", left)
 	}

@@ -45,9 +45,12 @@ func TestAgentKilled(t *testing.T) {
 		{"apply, restore", testkit.Scale(t, 1, 12), k.whileApplying, k.restore, false},
 		{"remove, restore", testkit.Scale(t, 1, 8), k.whileRemoving, k.restore, false},
 		{"apply, adopt", testkit.Scale(t, 1, 6), k.whileApplying, k.adopt, false},
-		{"remove, adopt", testkit.Scale(t, 1, 6), k.whileRemoving, k.adopt, false},
-		{"applied, again and again", testkit.Scale(t, 1, 2), func() { k.whileApplying(); k.whileApplying(); k.whileApplying() }, k.restore, false},
+		{"remove, adopt", testkit.Scale(t, 0, 6), k.whileRemoving, k.adopt, false},
+		{"applied, again and again", testkit.Scale(t, 0, 2), func() { k.whileApplying(); k.whileApplying(); k.whileApplying() }, k.restore, false},
 	} {
+		if c.rounds == 0 {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			defer k.with(t)()
 			changed := 0

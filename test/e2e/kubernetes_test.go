@@ -89,3 +89,14 @@ func kubelet(t *testing.T) string {
 	must(t, err)
 	return program
 }
+
+// forced reports whether traffic and netcpu have finished with a container.
+func forced(c api.Container) bool {
+	done := 0
+	for _, f := range c.Features {
+		if (f.Feature == "traffic" || f.Feature == "netcpu") && f.State == api.StateDone {
+			done++
+		}
+	}
+	return done == 2
+}

@@ -64,10 +64,12 @@ func (h *host) testDockerKilled(t *testing.T) {
 	h.agent.idles(h.atStart)
 }
 
-// TestDockerKilledWithoutLiveRestore has an engine that ends its containers when it comes back.
-func TestDockerKilledWithoutLiveRestore(t *testing.T) {
-	h := newHost(t)
-	h.start()
+// testDockerEnds has an engine that ends its containers when it comes back.
+func (h *host) testDockerEnds(t *testing.T) {
+	defer h.with(t)()
+	h.Kill()
+	h.Without("--live-restore")
+	h.Start(t)
 	// As process 1 it would ignore the stop signal, and the engine would wait.
 	h.sleeper(t, "taken", "--label", isolate, "--stop-signal", "KILL")
 	before := h.agent.isolated("taken", 1)
@@ -79,8 +81,6 @@ func TestDockerKilledWithoutLiveRestore(t *testing.T) {
 	h.remove(t, "taken")
 	h.agent.forgets(after)
 	h.agent.idles(h.atStart)
-	h.agent.stop()
-	h.noComplaints(t)
 }
 
 // testAgentKilled kills the agent, and ends a container while no agent runs. A thread in its cgroup

@@ -27,10 +27,10 @@ type swarm struct {
 	under   [2]state     // and the devices in the engine's namespaces
 }
 
-// TestSwarmOverlay has an agent on each of two nodes of a Docker Swarm. Packets of containers
-// become fast, and stay correct, whatever happens to the agents and to the containers.
-func TestSwarmOverlay(t *testing.T) {
-	s := &swarm{t: t, engines: testkit.StartSwarm(t)}
+// swarmOverlay has packets of containers on two nodes become fast, and stay correct, whatever happens
+// to the agents and to the containers.
+func swarmOverlay(t *testing.T, nodes [2]*testkit.Docker) {
+	s := &swarm{t: t, engines: nodes}
 	for n, d := range s.engines {
 		s.agents[n] = newAgent(t, d.NS, "--docker-host", d.Host)
 		s.plain[n] = joined(t, s.agents[n], d, testkit.SwarmNetwork, "plain")

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -151,14 +152,18 @@ func (p *pair) class(device, direction string) (packets uint64) {
 	return packets
 }
 
-// bothWays puts a feature on top of overlay, and overlay on top of the feature, and removes first
-// the one, then the other. alone checks the state with overlay only, together the state with both.
-func (p *pair) bothWays(other string, alone, together func()) {
+// beside puts a feature on top of overlay and removes overlay first, or the other way round; in the
+// tier full both. alone checks the state with overlay only, together the state with both.
+func (p *pair) beside(other string, overlayFirst bool, alone, together func()) {
 	t := p.rig.t
 	t.Helper()
 	const on = "overlay: on"
 	both := on + ", " + other
-	for _, order := range [][]string{{on, both, other}, {other, both, on}} {
+	orders := [][]string{{on, both, other}, {other, both, on}}
+	if !overlayFirst {
+		slices.Reverse(orders)
+	}
+	for _, order := range orders[:testkit.Scale(t, 1, 2)] {
 		p.set(order[0])
 		p.start()
 		for _, settings := range order {
@@ -187,12 +192,12 @@ func TestOverlayTraffic(t *testing.T) {
 			t.Errorf("the class has sent %d packets, of %d fast ones", n, e.Egress.Fast)
 		}
 	}
-	p.bothWays("net.rate: 100mbit", func() { p.ways("fast", "", "peer", "") }, func() {
+	p.beside("net.rate: 100mbit", true, func() { p.ways("fast", "", "peer", "") }, func() {
 		p.stands("traffic", api.StateDone, "")
 		p.ways("fast", "", "peer", "")
 		inClass(200)
 	})
-	p.bothWays("net.rate: 100mbit, net.ingress.ceil: 100mbit", func() { p.ways("fast", "", "peer", "") }, func() {
+	p.beside("net.rate: 100mbit, net.ingress.ceil: 100mbit", false, func() { p.ways("fast", "", "peer", "") }, func() {
 		p.stands("traffic", api.StateDone, "")
 		p.ways("fast", "", "end", "shaped")
 		before := p.class("h1", "ingress")
@@ -201,7 +206,7 @@ func TestOverlayTraffic(t *testing.T) {
 			t.Errorf("the class at the host end has sent %d packets, of %d fast ones", n, e.Ingress.Fast)
 		}
 	})
-	p.bothWays("net.ceil: 100mbit", func() { p.ways("fast", "", "peer", ""); p.stands("overlay", api.StateDone, "") }, func() {
+	p.beside("net.ceil: 100mbit", true, func() { p.ways("fast", "", "peer", ""); p.stands("overlay", api.StateDone, "") }, func() {
 		p.stands("traffic", api.StateDone, "")
 		const why = "its net.ceil leads what it sends through a queue of its own"
 		p.ways("slow", "shaped", "peer", "")
@@ -245,7 +250,7 @@ func TestOverlayNetCPU(t *testing.T) {
 		}
 		return now.Thread - before.Thread
 	}
-	p.bothWays("netcpu: isolate", func() {
+	p.beside("netcpu: isolate", false, func() {
 		p.ways("fast", "", "peer", "")
 		charged()
 	}, func() {
@@ -261,7 +266,7 @@ func TestOverlayNetCPU(t *testing.T) {
 func TestOverlayLatency(t *testing.T) {
 	p := newPair(t)
 	p.rate = "1000" // each packet is measured: in a flood some are, which may be fewer than the slow ones
-	p.bothWays("latency: on", func() { p.ways("fast", "", "peer", "") }, func() {
+	p.beside("latency: on", false, func() { p.ways("fast", "", "peer", "") }, func() {
 		p.stands("latency", api.StateDone, "")
 		p.ways("fast", "", "end", "watched")
 		read := func() map[string]api.LatencyCoverage {

@@ -51,8 +51,8 @@ exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/syste
 `
 
 // TestPackage installs the package in a system of its own, with its systemd, and replaces it by the
-// next while a container runs under policy, which is in force all the time, and is adopted. Removal
-// puts the host back.
+// next one while a container runs under policy: that is in force all the time, and is adopted.
+// Removal puts the host back.
 func TestPackage(t *testing.T) {
 	if testkit.Scale(t, 0, 1) == 0 {
 		testkit.Skip(t, "a system of its own: only in the tier full")
@@ -69,9 +69,8 @@ func TestPackage(t *testing.T) {
 	}
 	must(t, os.Rename(debs[0], packages+"/new.deb"))
 	repack := exec.Command("sh", "-ec", `dpkg-deb -R "$1/new.deb" "$1/next"
-		cp "$2" "$1/next/usr/bin/fairlead"
 		sed -i 's/^Version:.*/Version: 0.1.1/' "$1/next/DEBIAN/control"
-		dpkg-deb --root-owner-group -b "$1/next" "$1/next.deb"`, "sh", packages, program)
+		dpkg-deb --root-owner-group -b "$1/next" "$1/next.deb"`, "sh", packages)
 	if out, err := repack.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -117,7 +116,7 @@ func upgrade(t *testing.T, m *machine) {
 	if o := m.run("systemctl", "show", "-P", "ConditionTimestampMonotonic", "fairlead-restore"); o.out != "0\n" {
 		t.Errorf("the upgrade has started fairlead-restore.service: %v", o)
 	}
-	do([]string{"fairlead 0.1.0"}, "fairlead", "version") // as the program under test is built
+	do([]string{"fairlead 0.1.0"}, "fairlead", "version")
 	await(t, "answer", func() error { return says(m.run("fairlead", "ps"), 0, "e2e-unit") })
 	await(t, "examination", func() error { return says(m.run("fairlead", "doctor"), 0, "traffic") })
 

@@ -162,10 +162,16 @@ func TestContainerd(t *testing.T) {
 	a.stop()
 }
 
-// TestSwarm has an agent on each of two nodes. The host end of an overlay network's veth lies in a
-// namespace of the engine's own, as does the device that its packets come by.
+// TestSwarm has an agent on each of two nodes of a Docker Swarm.
 func TestSwarm(t *testing.T) {
 	nodes := testkit.StartSwarm(t)
+	t.Run("containers", func(t *testing.T) { swarmContainers(t, nodes) })
+	t.Run("overlay", func(t *testing.T) { swarmOverlay(t, nodes) }) // removes the network in the end
+}
+
+// swarmContainers has containers under policy. The host end of an overlay network's veth lies in a
+// namespace of the engine's own, as does the device that its packets come by.
+func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 	for _, d := range nodes { // a NIC polls; else a part would not be covered
 		must(t, d.NS.Do(func() error {
 			e, err := ethtool.NewEthtool()
@@ -293,7 +299,8 @@ func TestSwarm(t *testing.T) {
 			t.Errorf("the overlay of node %d is not as before:\n%s", n, diff)
 		}
 	}
-	for _, a := range agents {
+	for n, a := range agents {
 		a.stop()
+		nodes[n].Must(t, "rm", "-f", "plain")
 	}
 }

@@ -10,6 +10,14 @@ import (
 	"github.com/fairlead-project/fairlead/record"
 )
 
+// onlyFull leaves trials with a figure as their result to the tier full.
+func onlyFull(t *testing.T) {
+	t.Helper()
+	if testkit.Scale(t, 0, 1) == 0 {
+		testkit.Skip(t, "a figure: only in the tier full")
+	}
+}
+
 // TestSixty measures an agent that records, beside sixty containers of a Docker Engine: while they
 // are idle, and while ten of them send and receive. Its memory and its CPU time are bounded.
 func TestSixty(t *testing.T) {

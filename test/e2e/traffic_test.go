@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -87,34 +86,6 @@ func (a *agent) trafficOf(name, state, says string) {
 		}
 		return fmt.Errorf("no traffic among %+v", c.Features)
 	})
-}
-
-// TestOverwritten makes routing overwrite the priority of packets again and again, until the agent
-// stops correcting it and reports what no longer holds.
-func TestOverwritten(t *testing.T) {
-	r := newRig(t)
-	r.add(sandbox.Spec{Name: "e2e-priority", Labels: map[string]string{"fairlead.net.weight": "2"}})
-	r.Address(r.host, "br0", "10.66.0.254/16")
-	must(t, r.host.Sysctl("ipv4/ip_forward", "1"))
-	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
-	a.start()
-	a.trafficOf("e2e-priority", api.StateDone, "")
-	const knob = "ipv4/ip_forward_update_priority"
-	for range 3 {
-		must(t, r.host.Sysctl(knob, "1"))
-		await(t, "the agent to put it back", func() error {
-			return r.host.Do(func() error {
-				now, err := os.ReadFile("/proc/sys/net/" + knob)
-				if err == nil && strings.TrimSpace(string(now)) != "0" {
-					err = fmt.Errorf("it is %s", now)
-				}
-				return err
-			})
-		})
-	}
-	must(t, r.host.Sysctl(knob, "1"))
-	a.trafficOf("e2e-priority", api.StateError, "again and again")
-	a.stop()
 }
 
 // TestTraffic has the real agent divide an uplink: from labels and files to the kernel's classes

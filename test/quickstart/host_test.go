@@ -20,7 +20,8 @@ import (
 // network are none of this machine's.
 type host struct {
 	*testkit.Docker
-	clone string
+	clone string // its files
+	top   string // where it is in the engine's mount namespace
 	agent *api.Client
 	root  string // where files of its mount namespace can be opened from here
 }
@@ -42,7 +43,16 @@ func newHost(t *testing.T) *host {
 	if out, err := copied.CombinedOutput(); err != nil {
 		t.Fatalf("copy the repository: %v: %s", err, out)
 	}
-	h := &host{Docker: d, clone: dir, root: fmt.Sprintf("/proc/%d/root", d.PID())}
+	// It has the repository's place there: what go has built of that is good for it, too.
+	top, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bind := exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", d.PID()), "mount", "--bind", dir, top)
+	if out, err := bind.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	h := &host{Docker: d, clone: dir, top: top, root: fmt.Sprintf("/proc/%d/root", d.PID())}
 	if err := os.Symlink(d.Socket, h.root+"/run/docker.sock"); err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +64,7 @@ func newHost(t *testing.T) *host {
 // shell starts a shell there, which ends with the test, and the agent with it.
 func (h *host) shell(t *testing.T) *shell {
 	cmd := exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", h.PID()), fmt.Sprintf("--net=/proc/%d/ns/net", h.PID()),
-		"--wd="+h.clone, "bash", "-o", "pipefail")
+		"--wdns="+h.top, "bash", "-o", "pipefail")
 	cmd.Env = append(os.Environ(), "DOCKER_HOST=", "DOCKER_CONTEXT=", "DOCKER_CONFIG="+h.clone)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()

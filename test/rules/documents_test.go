@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/fstest"
 )
 
 // maxReadme is the maximum number of lines of a feature's README. The rest belongs in DESIGN.md
@@ -60,35 +59,6 @@ func TestReadmes(t *testing.T) {
 	}
 	for _, problem := range problems {
 		t.Error(problem)
-	}
-}
-
-func TestReadmeRule(t *testing.T) {
-	text := func(lines int) *fstest.MapFile {
-		return &fstest.MapFile{Data: []byte(strings.Repeat("a line\n", lines))}
-	}
-	open := text(80)
-	open.Data = append(open.Data, "a last line without an end"...)
-	for _, tt := range []struct {
-		name  string
-		files fstest.MapFS
-		want  []string
-	}{
-		{"at the limit", fstest.MapFS{"disk/README.md": text(80), "disk/queue/README.md": text(80)}, nil},
-		{"beyond it", fstest.MapFS{"disk/README.md": text(81)}, []string{"feature/disk/README.md has 81 lines"}},
-		{"a last line without an end", fstest.MapFS{"disk/README.md": open}, []string{"feature/disk/README.md has 81 lines"}},
-		{"below a feature", fstest.MapFS{"disk/README.md": text(1), "disk/queue/README.md": text(132)}, []string{"feature/disk/queue/README.md has 132 lines"}},
-		{"none", fstest.MapFS{"disk/disk.go": text(1), "disk/queue/README.md": text(1)}, []string{"feature/disk has no README.md"}},
-		{"other documents", fstest.MapFS{"disk/README.md": text(1), "disk/DESIGN.md": text(500)}, nil},
-		{"files beside the features", fstest.MapFS{"feature.go": text(500)}, nil},
-	} {
-		got, err := readmes(tt.files)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !slices.EqualFunc(got, tt.want, strings.HasPrefix) {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
-		}
 	}
 }
 
@@ -163,17 +133,5 @@ func TestLinks(t *testing.T) {
 		for _, problem := range problems {
 			t.Errorf("%s: %s", name, problem)
 		}
-	}
-}
-
-func TestDangling(t *testing.T) {
-	got, err := dangling(fstest.MapFS{
-		"README.md":   {Data: []byte("[a](docs/a.md#a-b) [here](#b) [far](https://example.com/x) [gone](docs/b.md)\n```\n[code](none)\n```\n")},
-		"docs/a.md":   {Data: []byte("# A `b`!\n[up](../README.md) [beside](c.md)\n")},
-		"docs/c.html": {Data: []byte("[no](document)")},
-	})
-	want := []string{"README.md: the link to #b leads nowhere", "README.md: the link to docs/b.md leads nowhere", "docs/a.md: the link to c.md leads nowhere"}
-	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("%q, %v; want %q", got, err, want)
 	}
 }

@@ -13,19 +13,17 @@ import (
 // knowledge is what the lists state before a run.
 type knowledge struct {
 	skips  []expectation
-	flakes []expectation
 	bounds map[string]time.Duration // by package; "*" is the default
 }
 
-// expectation is an accepted skip or failure.
+// expectation is an accepted skip.
 type expectation struct {
-	pattern *regexp.Regexp // of "PACKAGE TEST: REASON" or "PACKAGE TEST"
+	pattern *regexp.Regexp // of "PACKAGE TEST: REASON"
 	why     string
-	until   time.Time // of a flake: the last day on which it is accepted
 }
 
-// readLists reads the lists in a folder. It returns an error for a flake past its day.
-func readLists(dir string, now time.Time) (k knowledge, err error) {
+// readLists reads the lists in a folder.
+func readLists(dir string) (k knowledge, err error) {
 	for _, list := range []struct {
 		name string
 		take func(entry, why string) error
@@ -33,11 +31,6 @@ func readLists(dir string, now time.Time) (k knowledge, err error) {
 		{"expected-skips.txt", func(entry, why string) error {
 			x, err := expect(entry, why)
 			k.skips = append(k.skips, x)
-			return err
-		}},
-		{"known-flakes.txt", func(entry, why string) error {
-			x, err := flake(entry, why, now)
-			k.flakes = append(k.flakes, x)
 			return err
 		}},
 		{"bounds.txt", func(entry, why string) error {
@@ -89,22 +82,6 @@ func eachEntry(name, data string, take func(entry, why string) error) error {
 func expect(entry, why string) (expectation, error) {
 	re, err := regexp.Compile("^(?:" + entry + ")$")
 	return expectation{pattern: re, why: why}, err
-}
-
-// flake reads an entry with a reason that begins with "until DATE: ".
-func flake(entry, why string, now time.Time) (expectation, error) {
-	x, err := expect(entry, why)
-	if err != nil {
-		return x, err
-	}
-	day, reason, ok := strings.Cut(strings.TrimPrefix(why, "until "), ": ")
-	if x.until, err = time.Parse(time.DateOnly, day); err != nil || !ok || strings.TrimSpace(reason) == "" {
-		return x, fmt.Errorf("%q: want until YYYY-MM-DD: REASON", why)
-	}
-	if now.After(x.until.AddDate(0, 0, 1)) {
-		return x, fmt.Errorf("%s was to be mended by %s: %s", entry, day, reason)
-	}
-	return x, nil
 }
 
 // match returns the first expectation that matches a line.

@@ -1,17 +1,16 @@
 // Command tally runs go test and counts the results: it prints go test's own closing line for each
-// package, the output of failed tests and the reason of each skip. At the end it prints the
-// failures once more and one line "N passed, N failed, N skipped", subtests included. A test that
-// fails once is a failure.
+// package, the output of failed tests and the reason of each skip. At the end it prints the slowest
+// tests, the failures once more and one line "N passed, N failed, N skipped", subtests included. A
+// test that fails once is a failure.
 //
 //	tally [-lists DIR] [-limit TIME] [-scope TEXT] GO-TEST-ARGUMENTS [-- GO-TEST-ARGUMENTS]...
 //
 // The groups of arguments run one after another. A group that begins with "+" runs beside the
 // following groups. NAME=VALUE before the arguments of a group goes to its environment.
 //
-// DIR holds the expectations: expected-skips.txt (any other skip is a failure), known-flakes.txt
-// (tests that may fail until a date) and bounds.txt (how long a package should take). When TIME is
-// over, or on a signal, tally ends, names and counts as failed whatever still runs. TEXT states,
-// before the closing line, what the run leaves out.
+// DIR holds the expectations: expected-skips.txt (any other skip is a failure) and bounds.txt (how
+// long a package should take). When TIME is over, or on a signal, tally ends, names and counts as
+// failed whatever still runs. TEXT states, before the closing line, what the run leaves out.
 //
 // Only one run at a time changes a machine: a second waits for the first. tally first removes what
 // killed runs left behind.
@@ -39,7 +38,7 @@ import (
 )
 
 func main() {
-	lists := flag.String("lists", "", "folder with the lists of expected skips, known flakes and bounds")
+	lists := flag.String("lists", "", "folder with the lists of expected skips and bounds")
 	module := flag.String("module", "github.com/fairlead-project/fairlead", "prefix of package paths to leave out")
 	limit := flag.Duration("limit", time.Hour, "end what still runs after so long")
 	scope := flag.String("scope", "", "what the run leaves out")
@@ -51,7 +50,7 @@ func main() {
 	var known knowledge
 	if *lists != "" {
 		var err error
-		if known, err = readLists(*lists, time.Now()); err != nil {
+		if known, err = readLists(*lists); err != nil {
 			fmt.Fprintln(os.Stderr, "tally:", err)
 			os.Exit(1)
 		}

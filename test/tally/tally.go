@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 
 // event is one line of go test -json (see go doc test2json), with only the fields used here.
 type event struct {
+	Time       time.Time
 	Action     string
 	Package    string
 	ImportPath string // of a build-output
@@ -31,10 +33,17 @@ type tally struct {
 	passed, failed, skipped int
 
 	output   map[string]map[string][]string // package, test: its output so far
+	began    map[string]time.Time           // package: when its first test did
 	broken   map[string]int                 // package: number of failed tests
-	flaked   map[string]bool                // "PACKAGE TEST": whether all failures in it are known flakes
 	problems []problem                      // printed again at the end
 	slow     []string                       // packages that took longer than they should
+	times    []timed                        // of top-level tests
+}
+
+// timed is a top-level test and how many seconds it took.
+type timed struct {
+	name    string
+	seconds float64
 }
 
 // problem is one failure and its output.
@@ -44,6 +53,9 @@ type problem struct{ what, output string }
 // only the end of a log.
 const again = 30
 
+// slowest is how many tests the end of a run names with their times.
+const slowest = 20
+
 // tooSlow is the factor beyond its bound at which a slow package is a failure. A machine with two
 // other busy threads on every CPU is three times slower.
 const tooSlow = 6
@@ -52,8 +64,8 @@ func newTally(out io.Writer, module string, known knowledge) *tally {
 	return &tally{
 		out: out, module: module + "/", known: known,
 		output: map[string]map[string][]string{},
+		began:  map[string]time.Time{},
 		broken: map[string]int{},
-		flaked: map[string]bool{},
 	}
 }
 
@@ -78,6 +90,10 @@ func (t *tally) take(e event) {
 	}
 	short := strings.TrimPrefix(e.Package, t.module)
 	switch e.Action {
+	case "run":
+		if _, ok := t.began[e.Package]; !ok {
+			t.began[e.Package] = e.Time
+		}
 	case "build-output":
 		io.WriteString(t.out, e.Output)
 	case "output":
@@ -89,11 +105,14 @@ func (t *tally) take(e event) {
 		}
 	case "pass":
 		if e.Test == "" {
-			t.took(short, e.Elapsed)
+			if began, ok := t.began[e.Package]; ok {
+				t.took(short, e.Time.Sub(began))
+			}
 			delete(t.output, e.Package)
 			return
 		}
 		t.passed++
+		t.timed(short, e)
 		delete(tests, e.Test)
 	case "fail":
 		if e.Test == "" {
@@ -102,7 +121,9 @@ func (t *tally) take(e event) {
 			return
 		}
 		t.broken[e.Package]++
-		t.testFailed(short, e.Test, e.Elapsed, tests[e.Test])
+		took := time.Duration(e.Elapsed * float64(time.Second)).Round(10 * time.Millisecond)
+		t.fail(tests[e.Test], "%s %s (%s)", short, e.Test, took)
+		t.timed(short, e)
 		delete(tests, e.Test)
 	case "skip":
 		if e.Test == "" {
@@ -114,42 +135,22 @@ func (t *tally) take(e event) {
 	}
 }
 
-// testFailed counts a failed test, unless its failure is a known flake, or all its failed subtests
-// are known flakes.
-func (t *tally) testFailed(short, test string, seconds float64, output []string) {
-	name := short + " " + test
-	x, known := match(t.known.flakes, name)
-	inside := t.flaked[name]
-	for i, r := range test {
-		if r != '/' {
-			continue
-		}
-		// A slash may be part of a subtest's own name: then no test is called parent.
-		parent := short + " " + test[:i]
-		before, some := t.flaked[parent]
-		t.flaked[parent] = (known || inside) && (before || !some)
+// timed keeps the time of a test that has ended, unless that is short. A subtest's is part of its
+// parent's.
+func (t *tally) timed(short string, e event) {
+	if e.Elapsed >= 1 && !strings.Contains(e.Test, "/") {
+		t.times = append(t.times, timed{short + " " + e.Test, e.Elapsed})
 	}
-	switch {
-	case known:
-		t.skipped++
-		fmt.Fprintf(t.out, "%sflaky: %s failed (known %s)\n", strings.Join(output, ""), name, x.why)
-		return
-	case inside:
-		t.skipped++
-		fmt.Fprintf(t.out, "flaky: %s failed by that\n", name)
-		return
-	}
-	took := time.Duration(seconds * float64(time.Second)).Round(10 * time.Millisecond)
-	t.fail(output, "%s %s (%s)", short, test, took)
 }
 
-// took compares the time of a package with its bound.
-func (t *tally) took(short string, seconds float64) {
+// took compares the time of a package's tests with its bound. Before the first of them, a package may
+// have waited for its turn.
+func (t *tally) took(short string, took time.Duration) {
 	bound, ok := t.known.bounds[short]
 	if !ok {
 		bound, ok = t.known.bounds["*"]
 	}
-	took := time.Duration(seconds * float64(time.Second)).Round(time.Second)
+	took = took.Round(time.Second)
 	switch {
 	case !ok || took <= bound:
 	case took > tooSlow*bound:
@@ -215,6 +216,10 @@ func (t *tally) skip(short, test, output string) {
 func (t *tally) close() bool {
 	for _, s := range t.slow {
 		fmt.Fprintf(t.out, "slow: %s\n", s)
+	}
+	slices.SortStableFunc(t.times, func(a, b timed) int { return cmp.Compare(b.seconds, a.seconds) })
+	for _, x := range t.times[:min(slowest, len(t.times))] {
+		fmt.Fprintf(t.out, "took %6.1f s: %s\n", x.seconds, x.name)
 	}
 	for _, p := range t.problems {
 		fmt.Fprintf(t.out, "failed: %s\n%s", p.what, p.output)

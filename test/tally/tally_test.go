@@ -6,16 +6,19 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestTally(t *testing.T) {
 	known := read(t, map[string]string{
 		"expected-skips.txt": "\n# comment\na Test.*: no gas  # the station is closed\n",
-		"known-flakes.txt":   "a (TestOdd|TestB/y/odd)  # until 2026-12-01: odd\n",
 		"bounds.txt":         "a 10  # it is long\n* 2  # the rest\n",
 	})
 	line := func(s string) string { return s + "\n" }
+	ran := func(pkg, until string) string {
+		return line(`{"Time":"2026-11-22T00:00:00Z","Action":"run","Package":"m/`+pkg+`","Test":"TestA"}`) +
+			line(`{"Action":"pass","Package":"m/`+pkg+`","Test":"TestA"}`) +
+			line(`{"Time":"2026-11-22T`+until+`Z","Action":"pass","Package":"m/`+pkg+`"}`)
+	}
 	tests := []struct {
 		name, events string
 		ok           bool
@@ -50,32 +53,12 @@ func TestTally(t *testing.T) {
 		{"silent skip", line(`{"Action":"output","Package":"m/a","Test":"TestB","Output":"    x.go:1: no gas\n"}`) +
 			line(`{"Action":"skip","Package":"m/a","Test":"TestB"}`),
 			false, []string{"skipped without a reason"}},
-		{"a known flake", line(`{"Action":"pass","Package":"m/b","Test":"TestB"}`) +
-			line(`{"Action":"output","Package":"m/a","Test":"TestOdd","Output":"boom\n"}`) +
-			line(`{"Action":"fail","Package":"m/a","Test":"TestOdd"}`) + line(`{"Action":"fail","Package":"m/a"}`),
-			true, []string{"boom\n", "flaky: a TestOdd failed (known until 2026-12-01: odd)\n1 passed, 0 failed, 1 skipped"}},
-		{"in which a known flake failed", line(`{"Action":"pass","Package":"m/a","Test":"TestB/x"}`) +
-			line(`{"Action":"fail","Package":"m/a","Test":"TestB/y/odd"}`) + line(`{"Action":"fail","Package":"m/a","Test":"TestB/y"}`) +
-			line(`{"Action":"fail","Package":"m/a","Test":"TestB"}`) + line(`{"Action":"fail","Package":"m/a"}`),
-			true, []string{"flaky: a TestB failed by that\n1 passed, 0 failed, 3 skipped"}},
-		{"in which another failed, too", line(`{"Action":"fail","Package":"m/a","Test":"TestB/y/odd"}`) +
-			line(`{"Action":"fail","Package":"m/a","Test":"TestB/y/new"}`) + line(`{"Action":"fail","Package":"m/a","Test":"TestB/y"}`) +
-			line(`{"Action":"fail","Package":"m/a","Test":"TestB"}`) + line(`{"Action":"fail","Package":"m/a"}`),
-			false, []string{"failed: a TestB/y/new", "failed: a TestB/y (0s)", "failed: a TestB (0s)", "0 passed, 3 failed, 1 skipped"}},
-		{"in whose subtest with a slash in its name a known flake failed", line(`{"Action":"pass","Package":"m/a","Test":"TestB/x/y"}`) +
-			line(`{"Action":"fail","Package":"m/a","Test":"TestB/y/odd"}`) + // no test TestB/y ends
-			line(`{"Action":"fail","Package":"m/a","Test":"TestB"}`) + line(`{"Action":"fail","Package":"m/a"}`),
-			true, []string{"flaky: a TestB failed by that\n1 passed, 0 failed, 2 skipped"}},
-		{"and in it another failed, too", line(`{"Action":"fail","Package":"m/a","Test":"TestB/y/odd"}`) +
-			line(`{"Action":"fail","Package":"m/a","Test":"TestB/z/new"}`) +
-			line(`{"Action":"fail","Package":"m/a","Test":"TestB"}`) + line(`{"Action":"fail","Package":"m/a"}`),
-			false, []string{"failed: a TestB/z/new", "failed: a TestB (0s)", "0 passed, 2 failed, 1 skipped"}},
-		{"slow", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/a","Elapsed":59}`),
-			true, []string{"slow: a took 59s, and should take 10s\n1 passed, 0 failed"}},
-		{"far too slow", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/a","Elapsed":61}`),
-			false, []string{"failed: a took 1m1s, and should take 10s\n1 passed, 1 failed"}},
-		{"slow as all may be", line(`{"Action":"pass","Package":"m/c","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/c","Elapsed":5}`),
-			true, []string{"slow: c took 5s, and should take 2s"}},
+		{"slow", ran("a", "00:00:59"), true, []string{"slow: a took 59s, and should take 10s\n1 passed, 0 failed"}},
+		{"far too slow", ran("a", "00:01:01"), false, []string{"failed: a took 1m1s, and should take 10s\n1 passed, 1 failed"}},
+		{"slow as all may be", ran("c", "00:00:05"), true, []string{"slow: c took 5s, and should take 2s"}},
+		{"slowest tests, without subtests", line(`{"Action":"pass","Package":"m/a","Test":"TestA","Elapsed":1}`) +
+			line(`{"Action":"pass","Package":"m/b","Test":"TestB/x","Elapsed":9}`) + line(`{"Action":"fail","Package":"m/b","Test":"TestB","Elapsed":12}`),
+			false, []string{"took   12.0 s: b TestB\ntook    1.0 s: a TestA\nfailed: b TestB"}},
 		{"not json", "warning: odd\n" + line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`), true, []string{"warning: odd\n"}},
 	}
 	for _, tt := range tests {
@@ -163,15 +146,12 @@ func TestLists(t *testing.T) {
 		{"expected-skips.txt", "# x\na b: c\n", "txt:2: no reason"},
 		{"expected-skips.txt", "a b: c  # \n", "txt:1: no reason"},
 		{"expected-skips.txt", "a (b: c  # why\n", "txt:1: error parsing regexp"},
-		{"known-flakes.txt", "a TestA  # it is odd\n", "txt:1: \"it is odd\": want until"},
-		{"known-flakes.txt", "a TestA  # until 2026-11-21: odd\n", "txt:1: a TestA was to be mended by 2026-11-21: odd"},
-		{"known-flakes.txt", "a TestA  # until 2026-11-22: odd\n", ""},
 		{"bounds.txt", "a ten  # why\n", "txt:1: want PACKAGE SECONDS"},
 		{"bounds.txt", "a 0  # why\n", "txt:1: want PACKAGE SECONDS"},
 	} {
 		dir := lists(t, map[string]string{tt.file: tt.data})
-		_, err := readLists(dir, today)
-		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+		_, err := readLists(dir)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%q in %s: %v, want %q", tt.data, tt.file, err, tt.want)
 		}
 	}
@@ -179,18 +159,16 @@ func TestLists(t *testing.T) {
 
 // TestOwnLists reads the lists of this project.
 func TestOwnLists(t *testing.T) {
-	if _, err := readLists("..", time.Now()); err != nil {
+	if _, err := readLists(".."); err != nil {
 		t.Error(err)
 	}
 }
-
-var today = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
 // lists creates a folder with the given lists, and empty ones for the others.
 func lists(t *testing.T, given map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"expected-skips.txt", "known-flakes.txt", "bounds.txt"} {
+	for _, name := range []string{"expected-skips.txt", "bounds.txt"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(given[name]), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -200,7 +178,7 @@ func lists(t *testing.T, given map[string]string) string {
 
 func read(t *testing.T, given map[string]string) knowledge {
 	t.Helper()
-	known, err := readLists(lists(t, given), today)
+	known, err := readLists(lists(t, given))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,6 +35,7 @@ type Result struct {
 	Release string         // of the kernel, as uname -r gives it; "" if it never started
 	Runs    map[string]Run // by Test.name
 	Done    bool           // the guest ran to its end
+	CPU     time.Duration  // that it took of this machine's
 	Notes   []string       // modules that could not be loaded
 }
 
@@ -120,7 +121,9 @@ func Boot(ctx context.Context, arch, root, initramfs, disk, dir string, limit ti
 		return Result{}, err
 	}
 	defer f.Close()
-	return parse(f)
+	res, err := parse(f)
+	res.CPU = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	return res, err
 }
 
 // parse reads what init.sh and the tests wrote to the second serial port.

@@ -58,9 +58,10 @@ func (t Test) pattern() string {
 
 // Root is what goes into the root file system of a guest, beside busybox.
 type Root struct {
-	Kernel  string // where a kernel was unpacked, for its modules
-	Arch    string // of the guest
-	Program string // the binary of fairlead, static
+	Kernel  string   // where a kernel was unpacked, for its modules
+	Arch    string   // of the guest
+	Program string   // the binary of fairlead, static
+	Objects []string // files of BPF objects
 	Tests   []Test
 	Tier    testkit.Tier
 	System  string // a folder with a system of its own, for its disk; "" for none
@@ -95,7 +96,7 @@ func exists(path string) bool {
 // Write writes the root file system as an initramfs.
 func (r Root) Write(w io.Writer) error {
 	a := &archive{w: w}
-	for _, dir := range []string{"bin", "dev", "modules", "patterns", "proc", "root", "run", "src", "sys", "tests", "tmp", "var", "var/lib"} {
+	for _, dir := range []string{"bin", "dev", "modules", "objects", "patterns", "proc", "root", "run", "src", "sys", "tests", "tmp", "var", "var/lib"} {
 		a.dir(dir)
 	}
 	a.file("init", 0o755, initScript)
@@ -117,6 +118,9 @@ func (r Root) Write(w io.Writer) error {
 	}
 	for i, m := range found {
 		a.file(fmt.Sprintf("modules/%03d-%s.ko", i, m.name), 0o644, m.data)
+	}
+	for _, path := range r.Objects {
+		a.copy("objects/"+filepath.Base(path), path)
 	}
 	for _, t := range r.Tests {
 		a.copy("tests/"+t.name(), t.Binary)

@@ -53,7 +53,7 @@ func TestNode(t *testing.T) {
 	g := newGuest(Kernels()[i], filepath.Join(build, "node"), limits[testkit.Full])
 	test := Test{Package: guest, Names: []string{"TestNode"}, Binary: filepath.Join(build, g.Kernel.Arch, "tests/node"), Dir: filepath.Join(top, guest)}
 	g.Root = Root{Arch: g.Kernel.Arch, Program: filepath.Join(build, g.Kernel.Arch, "fairlead"), Tier: testkit.Full, System: root, Tests: []Test{test}}
-	if !goBuild(t, g.Kernel.Arch, "build", g.Root.Program, fairlead+"/cmd/fairlead") || !goBuild(t, g.Kernel.Arch, "test", test.Binary, fairlead+"/"+guest, "-c") {
+	if !goBuild(t, g.Kernel.Arch, "build", g.Root.Program, []string{fairlead + "/cmd/fairlead"}) || !goBuild(t, g.Kernel.Arch, "test", test.Binary, []string{fairlead + "/" + guest}, "-c") {
 		return
 	}
 	cache, err := cacheDir("kernels")

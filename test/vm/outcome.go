@@ -11,13 +11,16 @@ import (
 	"slices"
 )
 
-// outcome is how a test ended, and what it printed.
-type outcome struct{ test, action, output string }
+// outcome is how a test ended, after how many seconds, and what it printed.
+type outcome struct {
+	test, action, output string
+	seconds              float64
+}
 
 // outcomes gives the tests of a run that ended, in the order in which they did,
 // and what was printed beside them.
 func (r Run) outcomes() (ended []outcome, rest string, err error) {
-	cmd := exec.Command("go", "tool", "test2json")
+	cmd := exec.Command("go", "tool", "test2json", "-t") // with the times
 	cmd.Stdin = bytes.NewReader(r.Output)
 	out, err := cmd.Output()
 	if err != nil {
@@ -25,7 +28,10 @@ func (r Run) outcomes() (ended []outcome, rest string, err error) {
 	}
 	output := make(map[string]string)
 	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
-		var e struct{ Action, Test, Output string }
+		var e struct {
+			Action, Test, Output string
+			Elapsed              float64
+		}
 		if err := dec.Decode(&e); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
@@ -35,7 +41,7 @@ func (r Run) outcomes() (ended []outcome, rest string, err error) {
 		case e.Action == "output":
 			output[e.Test] += e.Output
 		case e.Test != "" && (e.Action == "pass" || e.Action == "fail" || e.Action == "skip"):
-			ended = append(ended, outcome{e.Test, e.Action, output[e.Test]})
+			ended = append(ended, outcome{e.Test, e.Action, output[e.Test], e.Elapsed})
 			delete(output, e.Test)
 		}
 	}

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -17,7 +19,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/test/marks"
 )
 
 const (
@@ -28,13 +29,13 @@ const (
 // TestKernels boots each kernel once and runs there, package by package, the
 // tests that the tier asks for: in every tier those that carry testkit.Smoke, in
 // the tier CI on the oldest and the newest kernel those with testkit.OnKernels
-// too, in the tier Full these and those with testkit.InFull on all. The tests of
-// test/vm/guest always run. On a kernel that fairlead does not support they are all
-// that runs.
+// too, in the tier Full these and those with testkit.InFull on all. On a kernel that
+// fairlead does not support only those of test/vm/guest with testkit.Smoke run.
 //
 // It is long, so it wants FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists
 // separated by spaces, choose some of them; VM_RUN is a pattern for -test.run in
-// place of the marks; VM_BOOT is added to the kernel's parameters. How long each guest took is in build/vm/times.
+// place of the marks; VM_BOOT is added to the kernel's parameters. How long each guest and its slowest
+// tests took is in build/vm/times.
 func TestKernels(t *testing.T) {
 	if os.Getenv("FAIRLEAD_VM") == "" {
 		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")
@@ -47,7 +48,7 @@ func TestKernels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	marked, err := marks.Tree(top)
+	tests, err := marks(top)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,25 +63,28 @@ func TestKernels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	objects, err := objects(top)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var guests []*Guest
-	built := map[string]bool{}
+	packages := map[string][]string{} // by the architecture of their guests
 	for _, k := range kernels {
 		g := newGuest(k, filepath.Join(build, k.Name), limits[tier])
-		g.Root = Root{Arch: k.Arch, Program: filepath.Join(build, k.Arch, "fairlead"), Tier: tier, Tests: choose(k, tier, marked)}
+		g.Root = Root{Arch: k.Arch, Program: filepath.Join(build, k.Arch, "fairlead"), Tier: tier, Objects: objects, Tests: choose(k, tier, tests)}
 		go g.fetch(cache) // while the tests are compiled
-		once := func(verb, to, pkg string, flags ...string) {
-			if !built[to] {
-				goBuild(t, k.Arch, verb, to, fairlead+"/"+pkg, flags...)
-				built[to] = true
-			}
-		}
-		once("build", g.Root.Program, "cmd/fairlead")
 		for i, test := range g.Root.Tests {
-			binary := filepath.Join(build, k.Arch, "tests", test.name())
-			once("test", binary, test.Package, "-c")
-			g.Root.Tests[i].Binary, g.Root.Tests[i].Dir = binary, filepath.Join(top, test.Package)
+			g.Root.Tests[i].Binary = filepath.Join(build, k.Arch, "tests", path.Base(test.Package)+".test")
+			g.Root.Tests[i].Dir = filepath.Join(top, test.Package)
+			packages[k.Arch] = append(packages[k.Arch], fairlead+"/"+test.Package)
 		}
 		guests = append(guests, g)
+	}
+	for arch, of := range packages {
+		slices.Sort(of)
+		goBuild(t, arch, "build", filepath.Join(build, arch, "fairlead"), []string{fairlead + "/cmd/fairlead"})
+		// All at once, so that the linker has both CPUs.
+		goBuild(t, arch, "test", filepath.Join(build, arch, "tests")+"/", slices.Compact(of), "-c", "-vet=off")
 	}
 	if t.Failed() {
 		return
@@ -98,8 +102,12 @@ func TestKernels(t *testing.T) {
 			} else if g.err != nil {
 				t.Fatal(g.err)
 			}
-			fmt.Fprintf(&took, "%5.0f s  %s, %d tests of %d packages\n", g.took.Seconds(), g.Kernel.Name, g.Root.size(), len(g.Root.Tests))
-			onKernel(t, g)
+			fmt.Fprintf(&took, "%5.0f s, %.0f of CPU  %s, %d tests of %d packages\n", g.took.Seconds(), g.result.CPU.Seconds(), g.Kernel.Name, g.Root.size(), len(g.Root.Tests))
+			times := onKernel(t, g)
+			slices.SortFunc(times, func(a, b testTime) int { return int(1000*b.seconds) - int(1000*a.seconds) })
+			for _, x := range times[:min(slowest, len(times))] {
+				fmt.Fprintf(&took, "%13.1f s  %s\n", x.seconds, x.name)
+			}
 		})
 	}
 	t.Logf("times of the guests\n%s", took.String())
@@ -108,29 +116,52 @@ func TestKernels(t *testing.T) {
 	}
 }
 
+// objects finds the committed BPF objects.
+func objects(top string) (found []string, err error) {
+	err = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && path == filepath.Join(top, "build") {
+			return fs.SkipDir
+		}
+		if err == nil && strings.HasSuffix(path, "_bpfel.o") {
+			found = append(found, path)
+		}
+		return err
+	})
+	return found, err
+}
+
+// slowest is how many tests of each guest are named with their times.
+const slowest = 5
+
+// testTime is how many seconds a top-level test took in a guest.
+type testTime struct {
+	name    string
+	seconds float64
+}
+
 // limits is how long a guest may take, by tier: far more than it does, as a machine may
 // be slow.
 var limits = map[testkit.Tier]time.Duration{testkit.Quick: 12 * time.Minute, testkit.CI: 45 * time.Minute, testkit.Full: 75 * time.Minute}
 
 // choose gives the tests that a kernel runs, by package, without their binaries.
-func choose(k Kernel, tier testkit.Tier, marked map[string][]marks.Test) []Test {
+func choose(k Kernel, tier testkit.Tier, tests map[string][]Mark) []Test {
 	upTo := tier
 	if k.Slow || tier == testkit.CI && !k.Whole {
 		upTo = testkit.Quick
 	}
 	from := map[string]testkit.Tier{"Smoke": testkit.Quick, "OnKernels": testkit.CI, "InFull": testkit.Full}
-	chosen := []Test{{Package: guest}}
+	var chosen []Test
 	if k.TooOld {
-		marked = nil
+		upTo, tests = testkit.Quick, map[string][]Mark{guest: tests[guest]}
 	}
-	for _, pkg := range slices.Sorted(maps.Keys(marked)) {
+	for _, pkg := range slices.Sorted(maps.Keys(tests)) {
 		t := Test{Package: pkg}
-		for _, m := range marked[pkg] {
+		for _, m := range tests[pkg] {
 			if from[m.Mark] <= upTo {
-				t.Names = append(t.Names, m.Name)
+				t.Names = append(t.Names, m.Test)
 			}
 		}
-		if len(t.Names) > 0 && pkg != guest {
+		if len(t.Names) > 0 {
 			chosen = append(chosen, t)
 		}
 	}
@@ -151,8 +182,8 @@ func choose(k Kernel, tier testkit.Tier, marked map[string][]marks.Test) []Test 
 	return chosen
 }
 
-// onKernel reports each test of a guest as a subtest.
-func onKernel(t *testing.T, g *Guest) {
+// onKernel reports each test of a guest as a subtest, and returns how long the top-level ones took.
+func onKernel(t *testing.T, g *Guest) (times []testTime) {
 	t.Logf("Linux %s: %d packages in %s", g.result.Release, len(g.result.Runs), g.took.Round(time.Second))
 	for _, note := range g.result.Notes {
 		t.Log(note)
@@ -166,17 +197,22 @@ func onKernel(t *testing.T, g *Guest) {
 			if !ok {
 				t.Fatal("did not start")
 			}
-			report(t, test, run)
+			for _, o := range report(t, test, run) {
+				if !strings.Contains(o.test, "/") {
+					times = append(times, testTime{test.Package + " " + o.test, o.seconds})
+				}
+			}
 		})
 	}
 	if !g.result.Done {
 		console, _ := os.ReadFile(filepath.Join(g.Dir, "console.log"))
 		t.Errorf("the guest did not run to its end; its console:\n%s", tail(console, 40))
 	}
+	return times
 }
 
-// report turns the output of a test binary into subtests with its results.
-func report(t *testing.T, test Test, r Run) {
+// report turns the output of a test binary into subtests with its results, which it returns.
+func report(t *testing.T, test Test, r Run) []outcome {
 	ended, rest, err := r.outcomes()
 	if err != nil {
 		t.Fatal(err)
@@ -204,16 +240,17 @@ func report(t *testing.T, test Test, r Run) {
 	if r.Status != "0" && !(failed && r.completed()) {
 		t.Errorf("ended with status %q\n%s", r.Status, tail([]byte(rest), 60))
 	}
+	return ended
 }
 
-// goBuild builds a static binary for an architecture by a verb of go. A failure is t's.
-func goBuild(t *testing.T, arch, verb, to, path string, flags ...string) bool {
+// goBuild builds static binaries for an architecture by a verb of go. A failure is t's.
+func goBuild(t *testing.T, arch, verb, to string, packages []string, flags ...string) bool {
 	t.Helper()
-	cmd := exec.Command("go", append(append([]string{verb}, flags...), "-ldflags=-s -w", "-o", to, path)...)
+	cmd := exec.Command("go", slices.Concat([]string{verb}, flags, []string{"-ldflags=-s -w", "-o", to}, packages)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Errorf("go %s %s: %v\n%s", verb, path, err, out)
+		t.Errorf("go %s %s: %v\n%s", verb, strings.Join(packages, " "), err, out)
 	}
 	return err == nil
 }
@@ -241,14 +278,15 @@ func TestParse(t *testing.T) {
 func TestChoose(t *testing.T) {
 	t.Setenv("VM_RUN", "")
 	t.Setenv("VM_PACKAGES", "")
-	marked := map[string][]marks.Test{
-		"feature/a": {{Name: "TestA", Mark: "Smoke"}, {Name: "TestB", Mark: "OnKernels"}, {Name: "TestD", Mark: "InFull"}},
-		"kernel/b":  {{Name: "TestC", Mark: "OnKernels"}},
+	tests := map[string][]Mark{
+		"feature/a": {{"TestA", "Smoke"}, {"TestB", "OnKernels"}, {"TestD", "InFull"}},
+		"kernel/b":  {{"TestC", "OnKernels"}},
+		guest:       {{"TestGuest", "Smoke"}, {"TestPod", "OnKernels"}},
 	}
-	own := Test{Package: guest}
-	smoke := []Test{own, {Package: "feature/a", Names: []string{"TestA"}}}
-	most := []Test{own, {Package: "feature/a", Names: []string{"TestA", "TestB"}}, {Package: "kernel/b", Names: []string{"TestC"}}}
-	all := []Test{own, {Package: "feature/a", Names: []string{"TestA", "TestB", "TestD"}}, {Package: "kernel/b", Names: []string{"TestC"}}}
+	own, whole := Test{Package: guest, Names: []string{"TestGuest"}}, Test{Package: guest, Names: []string{"TestGuest", "TestPod"}}
+	smoke := []Test{{Package: "feature/a", Names: []string{"TestA"}}, own}
+	most := []Test{{Package: "feature/a", Names: []string{"TestA", "TestB"}}, {Package: "kernel/b", Names: []string{"TestC"}}, whole}
+	all := []Test{{Package: "feature/a", Names: []string{"TestA", "TestB", "TestD"}}, {Package: "kernel/b", Names: []string{"TestC"}}, whole}
 	for _, tt := range []struct {
 		kernel Kernel
 		tier   testkit.Tier
@@ -262,8 +300,48 @@ func TestChoose(t *testing.T) {
 		{Kernel{TooOld: true}, testkit.Full, []Test{own}},
 		{Kernel{Slow: true}, testkit.Full, smoke},
 	} {
-		if diff := cmp.Diff(tt.want, choose(tt.kernel, tt.tier, marked)); diff != "" {
+		if diff := cmp.Diff(tt.want, choose(tt.kernel, tt.tier, tests)); diff != "" {
 			t.Errorf("%+v, %v: %s", tt.kernel, tt.tier, diff)
+		}
+	}
+}
+
+// TestMarks reads the marks of this project: every kernel runs a story of each feature.
+func TestMarks(t *testing.T) {
+	tests, err := marks("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	features, err := filepath.Glob("../../feature/*/README.md")
+	if err != nil || len(features) == 0 {
+		t.Fatalf("features %v, %v", features, err)
+	}
+	for _, readme := range features {
+		feature := strings.TrimPrefix(filepath.Dir(readme), "../../")
+		smoked := false
+		for dir, all := range tests {
+			below := dir == feature || strings.HasPrefix(dir, feature+"/")
+			smoked = smoked || below && slices.ContainsFunc(all, func(m Mark) bool { return m.Mark == "Smoke" })
+		}
+		if !smoked {
+			t.Errorf("%s has no test with testkit.Smoke", feature)
+		}
+	}
+}
+
+// A mark that is not at the head of a test is an error.
+func TestMisplaced(t *testing.T) {
+	for text, want := range map[string]bool{
+		"func TestA(t *testing.T) {\n\ttestkit.Smoke(t)\n}\n":        false,
+		"func TestA(t *testing.T) {\n\tf()\n\ttestkit.Smoke(t)\n}\n": true,
+		"func f(t *testing.T) {\n\ttestkit.InFull(t)\n}\n":           true,
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "a_test.go"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := marks(dir); (err != nil) != want {
+			t.Errorf("%q: %v", text, err)
 		}
 	}
 }

@@ -56,7 +56,7 @@ func heldBack(t *testing.T, m *Meter, victim, culprit, by container.ID) {
 // A container that has used up its quota waits for no other, however many threads it has
 // and whoever runs meanwhile. So it is with a quota of a group above it.
 func TestOwnQuota(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/blockio/monitor")
+	testkit.InFull(t)
 	for _, above := range []bool{false, true} {
 		t.Run(fmt.Sprintf("above %v", above), func(t *testing.T) {
 			victim, culprit := newTenant(t, true), newTenant(t, false)
@@ -90,7 +90,7 @@ func realtime(t *testing.T, pid int, attr unix.SchedAttr) {
 
 // A container that has used up its real-time budget waits for no other.
 func TestOwnRealtime(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/blockio/monitor")
+	testkit.OnKernels(t)
 	t.Run("group", func(t *testing.T) {
 		victim, culprit := newTenant(t, true), newTenant(t, false)
 		budget := filepath.Join(victim.CPU, "cpu.rt_runtime_us")
@@ -119,7 +119,7 @@ func TestOwnRealtime(t *testing.T) {
 
 // Who hides in cgroups below its own is found at any depth, at CPUs and at disks.
 func TestDeepCulprit(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/blockio/monitor")
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	l, disk := newLoop(t)
 	victim, culprit := newTenant(t, true), newTenant(t, false)
@@ -138,7 +138,7 @@ func TestDeepCulprit(t *testing.T) {
 
 // Waits of threads that do I/O are counted apart from waits of other threads.
 func TestWaitsForIO(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/blockio/monitor")
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	l, _ := newLoop(t)
 	reader, spinner, culprit := newTenant(t, true), newTenant(t, true), newTenant(t, false)

@@ -137,7 +137,7 @@ func (r Reading) account(id container.ID, d decide.Disk) Account {
 // Each request is on the account of the container that made it, once, with its
 // bytes, its direction and its latencies.
 func TestAccounts(t *testing.T) {
-	testkit.Smoke(t, "bpf:feature/blockio/monitor")
+	testkit.Smoke(t)
 	l, disk := newLoop(t)
 	mine, other := newTenant(t, false), newTenant(t, false)
 	const conns, count = 3, 40
@@ -184,7 +184,7 @@ func TestAccounts(t *testing.T) {
 
 // While two compete for a CPU, the watched one waits, and the other is the culprit.
 func TestCulprit(t *testing.T) {
-	testkit.Smoke(t, "bpf:feature/blockio/monitor")
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	victim, culprit := newTenant(t, true), newTenant(t, false)
 	m := newMeter(t, victim.Group, culprit.Group)
@@ -217,7 +217,7 @@ func TestCulprit(t *testing.T) {
 // Details come and go. What a thread began to wait for before they came is no wait of theirs, and
 // I/O is counted all the time.
 func TestDetail(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/blockio/monitor")
+	testkit.InFull(t)
 	l, disk := newLoop(t)
 	n := newTenant(t, true)
 	for range 2 { // one of them waits at any moment
@@ -272,7 +272,7 @@ func TestDetail(t *testing.T) {
 // Where there is no place for a wait, it is counted as lost. A stamp that was left
 // behind gives its place to another.
 func TestFullRow(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/blockio/monitor")
+	testkit.InFull(t)
 	testkit.NeedRoot(t)
 	victim, culprit := newTenant(t, true), newTenant(t, false)
 	culprit.run(t, culprit.CG, 0, "burn")

@@ -26,7 +26,7 @@ func TestIdle(t *testing.T) {
 // A full table of thefts is counted, and the accounts stay exact: so do the sums that each
 // container took and lost.
 func TestLost(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/netcpu/account")
+	testkit.InFull(t)
 	l := newLab(t, exactMeter(t))
 	wire, box, victim := l.bare("wire"), l.box("box"), l.box("victim")
 	l.watch(victim)

@@ -72,7 +72,7 @@ func (f *fabric) unpacks(box *sandbox.Box, end string, tells bool) {
 // A packet that is redirected into a container is seen nowhere after the NIC. With a report it is
 // the container's, as on the slow path; without one it is the system's.
 func TestHandedOver(t *testing.T) {
-	testkit.OnKernels(t, "path:overlay")
+	testkit.InFull(t)
 	m := exactMeter(t)
 	for _, c := range []struct {
 		name               string
@@ -124,7 +124,7 @@ func TestHandedOver(t *testing.T) {
 
 // A container that replies in the softirq of the received packet is charged for both.
 func TestHandedOverTCP(t *testing.T) {
-	testkit.Smoke(t, "bpf:internal/testkit/bypass", "path:overlay")
+	testkit.OnKernels(t)
 	f := newTunnelled(t, exactMeter(t))
 	box := f.inTunnel("box", 2)
 	f.segmented(f.wire, "vx0")
@@ -143,7 +143,7 @@ func TestHandedOverTCP(t *testing.T) {
 
 // A packet redirected to a tenant without an account is the system's, at once.
 func TestHandedOverToNobody(t *testing.T) {
-	testkit.InFull(t, "path:overlay")
+	testkit.InFull(t)
 	f := newTunnelled(t, exactMeter(t))
 	box := f.inTunnel("box", 2)
 	f.unpacks(box, "h2", true)
@@ -167,7 +167,7 @@ func TestHandedOverToNobody(t *testing.T) {
 // A packet that a host end redirects to the uplink is its container's, sent at once or out of a
 // queue.
 func TestRedirectedToUplink(t *testing.T) {
-	testkit.InFull(t, "path:bridge", "path:queue")
+	testkit.InFull(t)
 	m := exactMeter(t)
 	for _, shaped := range []bool{false, true} {
 		t.Run(fmt.Sprintf("shaped %v", shaped), func(t *testing.T) {

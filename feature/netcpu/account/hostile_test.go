@@ -23,7 +23,7 @@ import (
 // address, by marks and priorities, and by the very field that fairlead stamps. They are charged to
 // the sender.
 func TestForged(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/netcpu/account", "path:bridge")
+	testkit.InFull(t)
 	m := exactMeter(t)
 	for _, to := range []string{"10.66.0.1:9000", "10.66.0.4:9000"} { // outside, and on the same host
 		t.Run(to, func(t *testing.T) {
@@ -97,7 +97,7 @@ func claimed(claim uint32, to string, count int) error {
 // meter keeps no state for each of them: every packet is counted, nothing is lost, and a
 // neighbour's account stays exact.
 func TestShortFlows(t *testing.T) {
-	testkit.InFull(t, "path:bridge")
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	many, steady := f.add("many", 2), f.add("steady", 3)
 	r := f.receive(steady, 0, ":9000")

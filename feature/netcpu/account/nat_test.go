@@ -27,12 +27,12 @@ type translated struct {
 }
 
 func TestNAT(t *testing.T) {
-	testkit.Smoke(t, "path:nat")
+	testkit.OnKernels(t)
 	testNAT(t, []translated{{name: "udp", proto: UDP}})
 }
 
 func TestNATFamilies(t *testing.T) {
-	testkit.InFull(t, "path:nat")
+	testkit.InFull(t)
 	testNAT(t, testkit.Cases(t, 3,
 		translated{name: "tcp polled", proto: TCP, polls: true},
 		translated{name: "udp ipv6", proto: UDP, v6: true},

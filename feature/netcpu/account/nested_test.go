@@ -26,7 +26,7 @@ const portVXLAN = 4789
 // know. All of that is charged to it, on any CPU and whatever the packets look like, and nothing to
 // others.
 func TestNested(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/netcpu/account")
+	testkit.InFull(t)
 	m := exactMeter(t)
 	for _, c := range []struct {
 		name  string

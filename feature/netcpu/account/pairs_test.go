@@ -13,7 +13,7 @@ import (
 // Pairs of running containers fill the table. Idle pairs give their places to others and keep their
 // values in readings; growing pairs stay.
 func TestIdlePairs(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/netcpu/account")
+	testkit.InFull(t)
 	m := newMeter(t)
 	ids := make(map[uint16]container.ID)
 	for slot := range uint16(200) {

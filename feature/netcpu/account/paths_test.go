@@ -19,7 +19,7 @@ const (
 )
 
 func TestOneHop(t *testing.T) {
-	testkit.Smoke(t, "bpf:feature/netcpu/account", "path:hop")
+	testkit.Smoke(t)
 	l := newLab(t, exactMeter(t))
 	wire, box, victim, other := l.bare("wire"), l.box("box"), l.box("victim"), l.box("other")
 	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
@@ -52,7 +52,7 @@ type datagrams struct {
 
 // A packet for one container, by NIC and bridge.
 func TestBridge(t *testing.T) {
-	testkit.Smoke(t, "path:bridge", "path:polled")
+	testkit.OnKernels(t)
 	bridged(t, []datagrams{
 		{"backlog", false, false, payload, 1, sizeUDP4},
 		{"polled", false, true, payload, 1, sizeUDP4},
@@ -61,7 +61,7 @@ func TestBridge(t *testing.T) {
 
 // The same for each kind of datagram.
 func TestBridgeFamilies(t *testing.T) {
-	testkit.InFull(t, "path:bridge")
+	testkit.InFull(t)
 	bridged(t, testkit.Cases(t, 1,
 		datagrams{"ipv6 fragments", true, false, 4000, 3, 4000 + 8 + 3*48},
 		datagrams{"fragments", false, false, 4000, 3, 4000 + 8 + 3*20},
@@ -120,7 +120,7 @@ const (
 )
 
 func TestBridgeTCP(t *testing.T) {
-	testkit.InFull(t, "path:bridge", "path:polled")
+	testkit.InFull(t)
 	m := exactMeter(t)
 	for _, polls := range []bool{false, true} {
 		t.Run(fmt.Sprintf("polled %v", polls), func(t *testing.T) {
@@ -147,7 +147,7 @@ func TestBridgeTCP(t *testing.T) {
 // From one container to another: the receiver is charged for its part, and takes that time from the
 // sender.
 func TestSameHost(t *testing.T) {
-	testkit.OnKernels(t, "path:bridge")
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	from, to, other := f.add("from", 2), f.add("to", 3), f.add("other", 4)
 	r := f.receive(to, 0, ":9000")
@@ -168,7 +168,7 @@ func TestSameHost(t *testing.T) {
 }
 
 func TestLoopback(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/netcpu/account")
+	testkit.InFull(t)
 	l := newLab(t, exactMeter(t))
 	wire, box := l.bare("wire"), l.box("box")
 	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
@@ -188,7 +188,7 @@ func TestLoopback(t *testing.T) {
 // Two containers behind one tunnel: each pays for its packets, and for the packets that carried
 // them.
 func TestOverlay(t *testing.T) {
-	testkit.Smoke(t, "path:overlay")
+	testkit.OnKernels(t)
 	f := newFabric(t, exactMeter(t))
 	overlay := f.overlay()
 	boxes := []*sandbox.Box{f.inOverlay(overlay, "a", 2), f.inOverlay(overlay, "b", 3)}
@@ -216,7 +216,7 @@ func TestOverlay(t *testing.T) {
 }
 
 func TestOverlayTCP(t *testing.T) {
-	testkit.InFull(t, "path:overlay")
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	box := f.inOverlay(f.overlay(), "box", 2)
 	r := f.load(box, 0, "tcp-recv", "--listen", ":9000")
@@ -256,7 +256,7 @@ func (l *lab) either(p Protocol, wire, box *sandbox.Box, others ...*sandbox.Box)
 }
 
 func TestMacvlan(t *testing.T) {
-	testkit.Smoke(t, "path:macvlan")
+	testkit.OnKernels(t)
 	m := exactMeter(t)
 	for _, proto := range []Protocol{UDP, TCP} {
 		t.Run(proto.String(), func(t *testing.T) {
@@ -275,7 +275,7 @@ func TestMacvlan(t *testing.T) {
 }
 
 func TestHostMode(t *testing.T) {
-	testkit.Smoke(t, "path:host")
+	testkit.OnKernels(t)
 	m := exactMeter(t)
 	for _, proto := range []Protocol{UDP, TCP} {
 		t.Run(proto.String(), func(t *testing.T) {
@@ -296,7 +296,7 @@ func TestHostMode(t *testing.T) {
 
 // NAPI threads replace softirqs, as in the mode isolate.
 func TestThreads(t *testing.T) {
-	testkit.OnKernels(t, "knob:threaded", "path:polled")
+	testkit.OnKernels(t)
 	f := newFabric(t, exactMeter(t))
 	f.polls()
 	box, other := f.add("box", 2), f.add("other", 3)

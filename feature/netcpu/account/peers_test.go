@@ -13,7 +13,7 @@ import (
 // NIC, robs no container: the meter distinguishes the sender from a task that only was on the CPU.
 // The receiver pays all the same.
 func TestPeers(t *testing.T) {
-	testkit.InFull(t, "path:bridge")
+	testkit.InFull(t)
 	m := exactMeter(t)
 	for _, from := range []string{"a container", "the host"} {
 		t.Run(from, func(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 // With a queue in the way, packets go out in NET_TX and by timers, and are charged to their sender.
 // The victim is chance.
 func TestQdisc(t *testing.T) {
-	testkit.Smoke(t, "path:queue")
+	testkit.OnKernels(t)
 	f := newFabric(t, exactMeter(t))
 	f.shape(f.host, "nic0", 500e3) // 1.7 ms for a packet
 	a, b := f.add("a", 2), f.add("b", 3)
@@ -38,9 +38,9 @@ func TestQdisc(t *testing.T) {
 // An IFB works in a tasklet: packets from the uplink pass it before they reach the bridge. Their
 // owner is known only after it.
 func TestIFB(t *testing.T) {
-	testkit.Smoke(t, "path:ifb")
+	testkit.OnKernels(t)
 	m := exactMeter(t)
-	for _, shaped := range []bool{false, true} {
+	for _, shaped := range testkit.Cases(t, 1, true, false) {
 		t.Run(fmt.Sprintf("shaped %v", shaped), func(t *testing.T) {
 			f := newFabric(t, m)
 			f.redirect(f.host, "nic0", "ifb0")
@@ -100,7 +100,7 @@ func TestKsoftirqd(t *testing.T) {
 
 // Reordered packets, and the ones sent in place of missing packets, belong to the connection.
 func TestReordered(t *testing.T) {
-	testkit.InFull(t, "path:bridge")
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	// Without netem: every second packet takes the slower way.
 	f.segmented(f.wire, "wire")

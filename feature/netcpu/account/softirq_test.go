@@ -16,7 +16,7 @@ import (
 // Packets that TCP sends from a timer are charged to their sender. CPU 0 has only the sender and
 // its timers; the rest of the packets' cost is CPU 1's.
 func TestPaced(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/netcpu/account")
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	box, other := f.add("box", 2), f.add("other", 3)
 	f.rps(f.host, "h2", "2")

@@ -20,7 +20,7 @@ import (
 
 // ARP, and packets for the host, are the system's and no container's.
 func TestSystem(t *testing.T) {
-	testkit.OnKernels(t, "path:bridge")
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	box := f.add("box", 2)
 	victim := f.victim()
@@ -36,10 +36,16 @@ func TestSystem(t *testing.T) {
 			d.t.Errorf("the container is charged %+v", a)
 		}
 		d.nothing(victim)
-		if d.thefts[Theft{Victim: Party{Container: f.ids[victim], Kind: Task}, Culprit: System}] <= 0 {
-			d.t.Error("the system took nothing from who computes where its packets come")
-		}
 	})
+	// The victim may not have computed while these came, beside others on its CPU.
+	theft := Theft{Victim: Party{Container: f.ids[victim], Kind: Task}, Culprit: System}
+	for n := uint64(2); f.between(f.began, f.read()).thefts[theft] <= 0; n++ {
+		if n > 200 {
+			t.Fatal("the system took nothing from who computes where its packets come")
+		}
+		f.send(f.wire, 1, packets, "udp-send", "10.66.0.254:9000")
+		f.got(r, n*packets)
+	}
 	before := f.between(f.began, f.read()).of(box).Receive[Other].Packets
 	index := f.device(f.wire, "wire", false).Ifindex
 	must(t, f.wire.Do(func() error { return askForNobody(index, packets) }))
@@ -78,7 +84,7 @@ func askForNobody(index, count int) error {
 // only the container checks, and a bridge forwards every frame to the container's address: the
 // owner of that device pays.
 func TestBroken(t *testing.T) {
-	testkit.InFull(t, "path:bridge")
+	testkit.InFull(t)
 	m := exactMeter(t)
 	for _, c := range []struct {
 		name       string

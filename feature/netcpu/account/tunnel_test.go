@@ -50,7 +50,7 @@ func TestSampledDespiteForged(t *testing.T) {
 
 // Runs with a tunnel device's packets are never skipped, also on a busy CPU.
 func TestExactBehindTunnel(t *testing.T) {
-	testkit.InFull(t, "path:overlay")
+	testkit.InFull(t)
 	f := newFabric(t, newMeter(t))
 	box := f.inOverlay(f.overlay(), "box", 2)
 	r := f.receive(box, 1, ":9000")
@@ -77,7 +77,7 @@ func TestExactBehindTunnel(t *testing.T) {
 // TestStampOfAnother has a wire that keeps the stamp of another agent on the same kernel, as a veth
 // between two nodes of kind does: a packet's owner is who receives it, behind a tunnel too.
 func TestStampOfAnother(t *testing.T) {
-	testkit.InFull(t, "bpf:feature/netcpu/account", "path:overlay")
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	box, other := f.add("box", 2), f.add("other", 3)
 	inner := f.inOverlay(f.overlay(), "inner", 4)
@@ -113,7 +113,7 @@ func TestStampOfAnother(t *testing.T) {
 
 // Packets of another NIC carry no part of the cost of a tunnel's packets.
 func TestSecondNIC(t *testing.T) {
-	testkit.InFull(t, "path:overlay")
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	other := f.bare("other")
 	f.lab.wire(sandbox.End{Box: other, Name: "wire", Addr: prefix("10.66.0.9/24")},

@@ -129,7 +129,7 @@ func waitFor(t *testing.T, what string, ok func() (bool, string)) {
 // an entry in the journal. The owner's quota returns once the container has paid and rests, and at
 // once when the Charger ends.
 func TestChargeInKernel(t *testing.T) {
-	testkit.Smoke(t, "knob:file")
+	testkit.Smoke(t)
 	cg := needCPU(t)
 	const quota = 40 * ms
 	k, owners := cgroup.Quota(cg.CPU, cg.CPU == cg.V2, quota, 100*ms)

@@ -53,7 +53,7 @@ func newPair(t *testing.T, payer, other uint64) *pair {
 // another for time that was not taken. The kernel has its weight lowered or raised, and its owner's
 // again once that has ended, or the Charger has.
 func TestWeightInKernel(t *testing.T) {
-	testkit.OnKernels(t, "knob:file")
+	testkit.OnKernels(t)
 	t.Parallel()
 	const packets = 0.2 // of a CPU
 	for _, c := range []struct {

@@ -174,7 +174,7 @@ func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
 // The life of an address: it is learnt from packets into a veth, dropped while the ring is full,
 // and let through once in a while and after a poll.
 func TestEarlyDrop(t *testing.T) {
-	testkit.Smoke(t, "bpf:feature/netcpu/drop")
+	testkit.OnKernels(t)
 	e := load(t)
 	one, err := e.add(another(e), 1)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // and thawed while its thread is in another child. The tree is that of v2 even if the cpu
 // controller is in another.
 func TestFrozenContainer(t *testing.T) {
-	testkit.OnKernels(t, "knob:kthread")
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	scratch := testkit.CG{V2: testkit.Cgroup(t).V2} // removed after the thread has left it
 	is, ns, index, _ := bare(t)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
@@ -16,6 +17,7 @@ import (
 // every capability how it stands, and why where it is not full. That it ran
 // out of time is an answer: an emulated CPU is slow.
 func TestDoctor(t *testing.T) {
+	testkit.Smoke(t)
 	v := version(t)
 	cmd := exec.Command("fairlead", "doctor", "-o", "json")
 	var stderr bytes.Buffer
@@ -67,6 +69,7 @@ func answered(t *testing.T, report probe.Report) {
 // TestCapabilities compares what the probes find by trying with what is known
 // of the kernel's history.
 func TestCapabilities(t *testing.T) {
+	testkit.OnKernels(t)
 	v := version(t)
 	report := probe.Run(t.Context(), probe.Config{Roots: kernel.Default(), Timeout: time.Minute})
 	answered(t, report)

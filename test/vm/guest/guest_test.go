@@ -34,6 +34,7 @@ func version(t *testing.T) (v [2]int) {
 func tooOld(v [2]int) bool { return v[0] < 6 || v[0] == 6 && v[1] < 1 }
 
 func TestGuest(t *testing.T) {
+	testkit.Smoke(t)
 	version(t)
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {

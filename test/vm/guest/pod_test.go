@@ -31,6 +31,7 @@ import (
 // both. The cgroup tree has to show the two, and isolation has to find a place
 // for the pod's receive threads inside the pod.
 func TestPod(t *testing.T) {
+	testkit.OnKernels(t)
 	if tooOld(version(t)) {
 		testkit.Skip(t, "kernel is older than those that fairlead supports")
 	}
@@ -119,6 +120,7 @@ func TestPod(t *testing.T) {
 // itself into a group of its own and hands controllers down, which a group with
 // threads in it could not.
 func TestDelegation(t *testing.T) {
+	testkit.OnKernels(t)
 	if tooOld(version(t)) {
 		testkit.Skip(t, "kernel is older than those that fairlead supports")
 	}
