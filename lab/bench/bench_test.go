@@ -220,7 +220,7 @@ func TestDemo(t *testing.T) {
 	for _, colour := range []bool{false, true} {
 		alone(t)()
 		var out bytes.Buffer
-		r, err := demo(t.Context(), Screen{&out, colour}, "dev", 1, 10*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond)
+		_, err := demo(t.Context(), Screen{&out, colour}, "dev", 1, 10*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,13 +230,6 @@ func TestDemo(t *testing.T) {
 		}
 		if ansi := strings.Contains(out.String(), "\x1b["); ansi != colour {
 			t.Errorf("colour %v, ANSI sequences %v", colour, ansi)
-		}
-		var page bytes.Buffer
-		if err := r.WriteHTML(&page, "demo", DemoHeadline(r), DemoPlots()); err != nil {
-			t.Error(err)
-		}
-		if n := len(regexp.MustCompile(`class="fill ink-(off|on)"`).FindAllString(page.String(), -1)); n != 8 {
-			t.Errorf("page with %d bars, want 8", n)
 		}
 	}
 	clean(t)
@@ -309,55 +302,6 @@ func TestCharges(t *testing.T) {
 	for _, pair := range [][2]*api.NetCPU{{nil, after}, {before, nil}, {after, after}} {
 		if c := chargesBetween(pair[0], pair[1], ""); c != nil {
 			t.Errorf("got %+v", c)
-		}
-	}
-}
-
-// TestPlots checks that every case is on a plot, and nothing else.
-func TestPlots(t *testing.T) {
-	for _, o := range []Options{{}, {Docker: true}, {Quick: true}, {Only: "cap|heavy"}} {
-		e := &experiment{report: &report.Report{}}
-		all, _, err := o.setups()
-		if err != nil {
-			t.Fatal(err)
-		}
-		names := map[string]bool{}
-		for _, su := range all {
-			for _, d := range su.demands {
-				names[su.name+" "+d.name] = true
-				for _, on := range []bool{false, true} {
-					e.addSample(su, d, on, undisturbed{work: 2}, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1, charges: &charges{cost: map[string]float64{"udp": 1, "tcp": 1}}, exactness: &exactness{whole: 1}})
-				}
-			}
-		}
-		listed, err := NetCPUCases(o)
-		if err != nil || len(listed) != len(names) {
-			t.Errorf("%d cases are listed, want %d: are two called the same? (%v)", len(listed), len(names), err)
-		}
-		for _, p := range NetCPUPlots(e.report, o) {
-			if len(p.Groups) == 0 || len(p.Groups) > 6 {
-				t.Errorf("plot %q has %d groups", p.Title, len(p.Groups))
-			}
-			for _, g := range p.Groups {
-				if _, ok := e.report.Find(g.Case, p.Metric); !ok {
-					t.Errorf("plot %q: nothing measures the %s of %q", p.Title, p.Metric, g.Case)
-				}
-				delete(names, g.Case)
-			}
-		}
-		if len(names) > 0 {
-			t.Errorf("%+v: on no plot: %v", o, names)
-		}
-		if got, want := NetCPUHeadline(e.report), "2.00 times"; o.Only == "" && !strings.Contains(got, want) {
-			t.Errorf("headline %q does not say %q", got, want)
-		}
-	}
-	if got := NetCPUHeadline(&report.Report{}); got != "" {
-		t.Errorf("headline of nothing: %q", got)
-	}
-	for _, bad := range []string{"no such case", "("} {
-		if names, err := NetCPUCases(Options{Only: bad}); err == nil {
-			t.Errorf("--only %q gives %q", bad, names)
 		}
 	}
 }

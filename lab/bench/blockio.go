@@ -149,34 +149,3 @@ func (e *experiment) blockio(c blockioCase) plan {
 	}}}
 	return plan{c.name, r, []series{rounds}}
 }
-
-// BlockIOHeadline returns the result in one sentence.
-func BlockIOHeadline(r *report.Report) string {
-	c, ok := r.Find("12 burners, depth 1", PartOfIOPS)
-	if !ok {
-		return ""
-	}
-	return fmt.Sprintf("Beside 12 containers that compute, a load at a disk keeps %.0f %% of its IOPS with nothing done, and %.0f %% with a reservation.",
-		100*report.Median(c.Off), 100*report.Median(c.On))
-}
-
-// BlockIOPlots returns the plots for a report of BlockIO.
-func BlockIOPlots(*report.Report, Options) []report.Plot {
-	groups := []report.Group{
-		{Label: "depth 1", Case: "12 burners, depth 1"}, {Label: "depth 16", Case: "12 burners, depth 16"}, {Label: "Hotmail", Case: "12 burners, Hotmail mix"},
-	}
-	var detect []report.Group
-	for _, c := range blockioCatalogue() {
-		if c.rig.own > 0 {
-			detect = append(detect, report.Group{Label: c.name, Case: c.name})
-		}
-	}
-	database := []report.Group{{Label: "pgbench", Case: "12 burners, pgbench"}}
-	return []report.Plot{
-		{Title: "IOPS beside 12 burners", Note: "Part of the undisturbed (MIST, figures 5 and 7).", Metric: PartOfIOPS, Ideal: 1, Groups: groups},
-		{Title: "p99 latency beside 12 burners", Note: "Times the undisturbed.", Metric: TimesP99, Ideal: 1, Groups: append(groups, database...)},
-		{Title: "Transactions beside 12 burners", Note: "PostgreSQL, pgbench; part of the undisturbed.", Metric: PartOfTransactions, Ideal: 1, Groups: database},
-		{Title: "Losses of 10 % and more that are detected", Note: "Part of the windows (MIST, figures 2 and 3).", Metric: Hits, Ideal: 1, Groups: detect},
-		{Title: "A mail server beside decoding and streams", Note: "Part of the reservation (MIST, figure 9).", Metric: PartOfDue, Ideal: 1, Groups: []report.Group{{Label: "mail", Case: "mail beside streams"}}},
-	}
-}

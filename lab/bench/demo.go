@@ -81,16 +81,6 @@ func demo(ctx context.Context, out Screen, version string, rounds int, warm, idl
 // DemoCase is the name of the demo's case in its report.
 const DemoCase = "flood"
 
-// DemoPlots are the plots of the demo's page.
-func DemoPlots() []report.Plot {
-	g := []report.Group{{Label: "flood", Case: DemoCase}}
-	return []report.Plot{
-		{Title: "Penalty factor", Note: "How many times longer the victim takes for its work. 1 is perfect isolation.", Metric: Penalty, Ideal: 1, Groups: g},
-		{Title: "Victim's work per second", Note: "Beside an idle neighbour, and beside the flood.", Metric: Work, Groups: append([]report.Group{{Label: "nobody sends", Case: "idle"}}, g...)},
-		{Title: "Packets received per second", Note: "What the flooded neighbour itself gets.", Metric: Received, Groups: g},
-	}
-}
-
 // DemoHeadline returns the result in one sentence.
 func DemoHeadline(r *report.Report) string {
 	c, ok := r.Find(DemoCase, Penalty)

@@ -16,11 +16,9 @@ type Experiment struct {
 	Name, Short    string
 	Rounds, Window string // the defaults, in words
 
-	Cases    func(Options) ([]string, error) // the names of the selected cases; error: ErrNoCase
-	Run      func(context.Context, Options) (*report.Report, error)
-	Headline func(*report.Report) string
-	Plots    func(*report.Report, Options) []report.Plot
-	Bars     func() []report.Bar
+	Cases func(Options) ([]string, error) // the names of the selected cases; error: ErrNoCase
+	Run   func(context.Context, Options) (*report.Report, error)
+	Bars  func() []report.Bar
 
 	Flags func(*pflag.FlagSet, *Options)   // adds flags that only it has; nil: none
 	Check func(o Options, bars bool) error // refuses values of these flags, for a run against bars or without; nil: any
@@ -32,28 +30,28 @@ func Experiments() []Experiment {
 		{
 			Name: "netcpu", Short: "Measure what neighbours' packets cost a victim on the same CPU",
 			Rounds: "5, with --quick 2", Window: "2s, with --quick 400ms",
-			Cases: NetCPUCases, Run: NetCPU, Headline: NetCPUHeadline, Plots: NetCPUPlots, Bars: NetCPUBars,
+			Cases: NetCPUCases, Run: NetCPU, Bars: NetCPUBars,
 			Flags: netcpuFlags, Check: checkNetCPU,
 		},
 		{
 			Name: "traffic", Short: "Measure how containers share an uplink: with fairlead, tc by hand, the CNI plugin bandwidth, and nothing",
 			Rounds: "3, with --quick 1", Window: "2s, with --quick 500ms",
-			Cases: TrafficCases, Run: Traffic, Headline: TrafficHeadline, Plots: TrafficPlots, Bars: TrafficBars,
+			Cases: TrafficCases, Run: Traffic, Bars: TrafficBars,
 		},
 		{
 			Name: "latency", Short: "How far round trips from a container are off, raw and corrected, and what measuring costs",
 			Rounds: "5, with --quick 2", Window: "2s, with --quick 500ms",
-			Cases: LatencyCases, Run: Latency, Headline: LatencyHeadline, Plots: LatencyPlots, Bars: LatencyBars,
+			Cases: LatencyCases, Run: Latency, Bars: LatencyBars,
 		},
 		{
 			Name: "blockio", Short: "How a load at a disk fares beside neighbours that compute, with nothing done and with a reservation",
 			Rounds: "5, with --quick 2", Window: "2s, with --quick 1s",
-			Cases: BlockIOCases, Run: BlockIO, Headline: BlockIOHeadline, Plots: BlockIOPlots, Bars: BlockIOBars,
+			Cases: BlockIOCases, Run: BlockIO, Bars: BlockIOBars,
 		},
 		{
 			Name: "overlay", Short: "Measure containers of two hosts that talk over an overlay network",
 			Rounds: "3, with --quick 2", Window: "1.5s, with --quick 1s",
-			Cases: OverlayCases, Run: Overlay, Headline: OverlayHeadline, Plots: OverlayPlots, Bars: OverlayBars,
+			Cases: OverlayCases, Run: Overlay, Bars: OverlayBars,
 		},
 	}
 }

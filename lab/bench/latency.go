@@ -393,39 +393,3 @@ func (s *latencySession) check(ctx context.Context) ([]figure, error) {
 		{Bias, "s", report.Median(corrected)}, {WorstBias, "s", slices.Max(corrected)},
 	}, nil
 }
-
-// LatencyHeadline returns the result in one sentence.
-func LatencyHeadline(r *report.Report) string {
-	if c, ok := r.Find("flood pings", worstStep); ok {
-		return fmt.Sprintf("Beside up to %d flood pings round trips from a container are up to %.1f us too long, and within %.1f us once corrected",
-			mostPings, 1e6*report.Median(c.Off), 1e6*report.Median(c.On))
-	}
-	return "Round trips from a container, and what measuring them costs"
-}
-
-// LatencyPlots returns the plots for a report of Latency.
-func LatencyPlots(r *report.Report, _ Options) []report.Plot {
-	bias := report.Plot{
-		Title: "RTT bias", Metric: stepBias,
-		Note: "By how much a round trip is longer than at the uplink, by how many neighbours flood-ping: raw and corrected.",
-	}
-	for _, n := range []int{0, 20, 40, 60, 80, mostPings} { // more cannot be read
-		bias.Groups = append(bias.Groups, report.Group{Label: fmt.Sprint(n), Case: stepName(n)})
-	}
-	added := report.Plot{Title: "Perturbation", Metric: Perturbation, Note: "What a round trip takes longer than while nothing is attached."}
-	covered := report.Plot{Title: "Coverage beside 100 flood pings", Metric: Covered, Ideal: 1}
-	tables := report.Plot{Title: "Coverage by the size of the table", Metric: Covered, Ideal: 1, Note: "Of UDP requests beside 100 flood pings, by how many packets under way have room."}
-	for _, c := range latencyCatalogue() {
-		switch {
-		case c.tables:
-			for _, n := range tableSizes(false) {
-				tables.Groups = append(tables.Groups, report.Group{Label: fmt.Sprint(n), Case: tableName(n)})
-			}
-		case c.covers != "":
-			covered.Groups = append(covered.Groups, report.Group{Label: c.covers, Case: c.name})
-		case !c.crowd && !c.flood:
-			added.Groups = append(added.Groups, report.Group{Label: c.name, Case: c.name})
-		}
-	}
-	return measured(r, []report.Plot{bias, added, covered, tables})
-}

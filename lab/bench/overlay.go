@@ -103,38 +103,3 @@ func (e *experiment) overlay(su overlaySetup) plan {
 	}
 	return p
 }
-
-// OverlayHeadline returns the result in one sentence.
-func OverlayHeadline(r *report.Report) string {
-	for _, path := range overlayPaths {
-		if c, ok := r.Find(string(path)+" tcp rr 1", Requests); ok && len(c.On) > 0 {
-			return fmt.Sprintf("Over an overlay network, one connection makes %.0f requests a second in place of %.0f", report.Median(c.On), report.Median(c.Off))
-		}
-	}
-	return "Containers of two hosts that talk over an overlay network"
-}
-
-// OverlayPlots returns the plots for a report of Overlay.
-func OverlayPlots(r *report.Report, _ Options) []report.Plot {
-	var plots []report.Plot
-	for _, su := range overlayCatalogue() {
-		requests := report.Plot{
-			Title: "Requests per second, " + string(su.path), Metric: Requests,
-			Note: "One byte each way, by protocol and number of flows, and real servers.",
-		}
-		host := report.Plot{Title: "Of host networking, " + string(su.path), Metric: OfHost, Ideal: 1}
-		spent := report.Plot{Title: "CPU time per request, " + string(su.path), Metric: RequestCPU, Note: "Of both hosts. Less is better."}
-		bulk := report.Plot{Title: "Throughput, bit/s, " + string(su.path), Metric: Received}
-		for _, c := range su.cases {
-			g := report.Group{Label: c.name, Case: su.caseName(c)}
-			host.Groups = append(host.Groups, g)
-			if c.bulk {
-				bulk.Groups = append(bulk.Groups, g)
-				continue
-			}
-			requests.Groups, spent.Groups = append(requests.Groups, g), append(spent.Groups, g)
-		}
-		plots = append(plots, requests, host, spent, bulk)
-	}
-	return measured(r, plots)
-}

@@ -55,8 +55,7 @@ func services() []setup {
 		for _, quota := range []float64{20, 50, 100} {
 			for _, mode := range []string{"isolate", "auto"} {
 				all = append(all, setup{
-					name:  fmt.Sprintf("%s %v %s", service, quota, mode),
-					title: fmt.Sprintf("%s with %v %% of a CPU", service, quota),
+					name: fmt.Sprintf("%s %v %s", service, quota, mode),
 					cfg: rig.Config{Path: rig.NIC, Unsteered: true, Containers: []rig.Container{
 						{Name: "at-server", Quota: quota}, {Name: "at-neighbour", Quota: 50}, {Name: "client", CPU: rig.SenderCPU},
 					}},

@@ -29,13 +29,13 @@ func serving() []trafficSetup {
 			for _, n := range neighbours {
 				server := sending{name: "server", rate: load.Flood, service: s, size: rig.PageSize}
 				su.cases = append(su.cases, trafficCase{
-					name: string(s) + " " + n.name, figure: "beyond the paper", send: append(n.send, server), probe: "server", set: set, tc: tc,
+					name: string(s) + " " + n.name, send: append(n.send, server), probe: "server", set: set, tc: tc,
 				})
 			}
 		}
 		if quota == 0 {
 			su.cases = append(su.cases, trafficCase{
-				name: "nginx ceil", figure: "beyond the paper", ceil: 100 * mbit,
+				name: "nginx ceil", ceil: 100 * mbit,
 				send: []sending{{name: "server", rate: load.Flood, service: rig.Nginx, size: rig.LargePage}},
 				set:  map[string]string{"server": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
 			})

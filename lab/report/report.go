@@ -1,6 +1,6 @@
 // Package report holds the result of an experiment, in the form that every
 // `fairlead-lab bench` prints: off and on, round by round, with medians and spread,
-// as JSON, as a table and as a page with plots.
+// as JSON and as a table.
 //
 // It measures nothing and knows no experiment; package bench fills it.
 package report
