@@ -307,48 +307,36 @@ func TestCharges(t *testing.T) {
 }
 
 func TestInstalled(t *testing.T) {
-	all := programs()
-	count := func(list []setup) (n int) {
-		for _, su := range list {
-			n += len(su.demands)
-		}
-		return n
-	}
+	all := append(services(), idle())
 	for _, tt := range []struct {
-		missing string // programs
-		cases   int
-		notes   int
-	}{{"", 8, 0}, {"fio", 6, 1}, {"sysbench", 4, 1}, {"memcached", 3, 1}, {"iperf3 fio memcached", 0, 3}} {
+		missing       string // programs
+		setups, notes int
+	}{{"", 25, 0}, {"nginx", 19, 1}, {"redis postgres", 13, 2}, {"redis postgres nginx memcached", 1, 4}} {
 		list, notes := installed(all, func(p string) bool { return !strings.Contains(tt.missing, p) })
-		if count(list) != tt.cases || len(notes) != tt.notes {
-			t.Errorf("without %q: %d cases and notes %q, want %d and %d", tt.missing, count(list), notes, tt.cases, tt.notes)
+		if len(list) != tt.setups || len(notes) != tt.notes {
+			t.Errorf("without %q: %d setups and notes %q, want %d and %d", tt.missing, len(list), notes, tt.setups, tt.notes)
 		}
-	}
-	if count(all) != 8 {
-		t.Errorf("what was asked has changed to %d cases", count(all))
 	}
 }
 
 // TestQuickIsQuick counts windows: two minutes are little more than 100 short windows.
 func TestQuickIsQuick(t *testing.T) {
-	for _, docker := range []bool{false, true} {
-		all, _, err := Options{Quick: true, Docker: docker}.setups()
-		if err != nil {
-			t.Fatal(err)
-		}
-		windows := 0
-		for _, su := range all {
-			windows += 3
-			for _, d := range su.demands {
-				windows += 2 * max(d.long, 1)
-				if d.busy > 0 {
-					windows += 2 // finding the rate, once
-				}
+	all, _, err := Options{Quick: true}.setups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	windows := 0
+	for _, su := range all {
+		windows += 3
+		for _, d := range su.demands {
+			windows += 2 * max(d.long, 1)
+			if d.busy > 0 {
+				windows += 2 // finding the rate, once
 			}
 		}
-		if windows > 80 {
-			t.Errorf("--quick takes two rounds of %d windows", windows)
-		}
+	}
+	if windows > 80 {
+		t.Errorf("--quick takes two rounds of %d windows", windows)
 	}
 }
 

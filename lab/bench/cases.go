@@ -23,8 +23,6 @@ type setup struct {
 	mode string
 	// timed adds a stopwatch that measures softirqs independently of the accounts.
 	timed bool
-	// victim is a real program that runs as the victim; "" is our own load.
-	victim string
 	// service is a real server that runs as the victim, with clients in the container
 	// serviceClient; "" is none. There is no penalty then, and no base.
 	service rig.Service
@@ -47,8 +45,6 @@ type demand struct {
 	// busy, if not 0, replaces rate: the rate is chosen so that an unprotected receiver
 	// with the whole CPU uses this fraction of it.
 	busy float64
-	// drop is a place where all packets are dropped instead of the protection.
-	drop rig.DropPoint
 	// xdp makes the protection drop in the driver of the NIC, not by tc.
 	xdp bool
 	// lift removes the neighbours' quotas while the protection is off.
@@ -69,12 +65,9 @@ func (su setup) base() demand {
 }
 
 // catalogue holds every case of the netcpu experiment.
-func catalogue(docker bool) []setup {
-	if docker {
-		return pairs(rig.Docker)
-	}
+func catalogue() []setup {
 	all := pairs(rig.Hop, rig.NIC)
-	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle(), calm(), watched(), watchedService()}, programs(), services()} {
+	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle(), calm(), watched(), watchedService()}, services()} {
 		all = append(all, part...)
 	}
 	return all
@@ -222,34 +215,18 @@ func heavy() setup {
 	}
 }
 
-// drops is figure 13: the best place to drop a packet to a receiver without CPU time. These cases
-// drop all packets, as if the receivers never had any. They are compared with isolate, which gives
-// the receivers their time, and drops by tc or in the driver.
+// drops is figure 13: the places to drop a packet to a receiver without CPU time, by tc or in the
+// driver.
 func drops() setup {
-	const containers, receivers = 8, 7
-	su := setup{
-		name: "drop",
-		cfg:  rig.Config{Path: rig.NIC, Containers: rig.Equal(containers)}, compute: true,
-	}
+	su := setup{name: "drop", cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(8)}, compute: true}
 	for _, rate := range []struct {
 		name string
 		rate uint64
 	}{{"200k", 200_000}, {"400k", 400_000}} {
-		for _, at := range []rig.DropPoint{rig.AtPorts, rig.AtUplink, rig.AtXDP, ""} {
-			name := string(at)
-			if at == "" {
-				name = "fairlead"
-			}
-			su.demands = append(su.demands, demand{
-				name:    rate.name + " " + name,
-				traffic: rig.Traffic{Kind: rig.Overrun, Neighbours: receivers}, rate: rate.rate, drop: at,
-				quick: rate.rate == 400_000 && at != "" && at != rig.AtPorts,
-			})
-		}
-		protected := su.demands[len(su.demands)-1]
-		protected.name += " xdp"
-		protected.xdp = true
-		su.demands = append(su.demands, protected)
+		d := demand{name: rate.name + " fairlead", traffic: rig.Traffic{Kind: rig.Overrun}, rate: rate.rate}
+		su.demands = append(su.demands, d)
+		d.name, d.xdp = d.name+" xdp", true
+		su.demands = append(su.demands, d)
 	}
 	return su
 }
@@ -339,27 +316,4 @@ func calm() setup {
 			{name: "udp 10k", traffic: rig.Traffic{Kind: rig.UDP, Within: true}, rate: 10_000},
 		},
 	}
-}
-
-// The real programs that may be the victim.
-const (
-	sysbench  = "sysbench"
-	memcached = "memcached"
-)
-
-// programs are real applications, instead of those in figure 10: two containers on one
-// core.
-func programs() []setup {
-	var all []setup
-	for _, victim := range []string{sysbench, memcached} {
-		su := setup{
-			name: "app " + victim, victim: victim,
-			cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(50, 50)}, compute: true,
-		}
-		for _, kind := range []rig.Kind{rig.Iperf3UDP, rig.Iperf3TCP, rig.Memcached, rig.FIO} {
-			su.demands = append(su.demands, demand{name: string(kind), traffic: rig.Traffic{Kind: kind}, rate: load.Flood})
-		}
-		all = append(all, su)
-	}
-	return all
 }

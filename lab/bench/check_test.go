@@ -26,13 +26,9 @@ func TestBars(t *testing.T) {
 		{BlockIOBars(), BlockIOCases, []string{"off", "on", "ratio"}},
 		{OverlayBars(), OverlayCases, []string{"off", "on", "ratio"}},
 	} {
-		var names []string
-		for _, docker := range []bool{false, true} {
-			some, err := x.cases(Options{Docker: docker})
-			if err != nil {
-				t.Fatal(err)
-			}
-			names = append(names, some...)
+		names, err := x.cases(Options{})
+		if err != nil {
+			t.Fatal(err)
 		}
 		if len(x.bars) == 0 {
 			t.Error("an experiment has no bars")
@@ -64,7 +60,7 @@ func demandMetrics() (all []string) {
 	e := &experiment{report: &report.Report{}}
 	for _, kind := range []rig.Kind{rig.UDP, rig.TCP, rig.TCPRR} {
 		m := sample{work: 1, ramp: 1, charges: &charges{balance: 1, cost: map[string]float64{protocol(string(kind)): 1}}, programs: &programCost{}, exactness: &exactness{price: 1}}
-		e.addSample(setup{victim: memcached}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, true, undisturbed{work: 1}, m)
+		e.addSample(setup{}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, true, undisturbed{work: 1}, m)
 	}
 	e.addSample(setup{alone: true}, demand{}, true, undisturbed{work: 1}, sample{})                            // an idle agent
 	e.addSample(setup{alone: true, service: rig.Redis}, demand{}, true, undisturbed{work: 1}, sample{work: 1}) // a real server

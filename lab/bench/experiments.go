@@ -59,7 +59,6 @@ func Experiments() []Experiment {
 func netcpuFlags(s *pflag.FlagSet, o *Options) {
 	s.StringVar(&o.Mode, "mode", "isolate", "the containers' policy while protection is on: isolate, charge or auto")
 	s.DurationVar(&o.Settle, "settle", 0, "how long the load runs before it is measured (default 300ms, with --mode charge 3s, auto 8s, with --quick 150ms)")
-	s.BoolVar(&o.Docker, "docker", false, "use containers on the default bridge of a Docker Engine that the experiment starts")
 }
 
 func checkNetCPU(o Options, bars bool) error {

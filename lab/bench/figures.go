@@ -112,12 +112,7 @@ func (e *experiment) addSample(su setup, d demand, on bool, alone undisturbed, m
 			add(Ramp, "1", base/m.ramp)
 		}
 		add(Work, "1/s", m.work)
-		if su.victim == memcached {
-			add(OutsideCPU, "1", m.outside)
-		}
-		if su.victim != sysbench { // which starts anew for each window
-			add(VictimCPU, "1", m.victim)
-		}
+		add(VictimCPU, "1", m.victim)
 	}
 	if m.charges != nil && d.traffic.Kind != "" {
 		if !su.alone {
@@ -159,7 +154,7 @@ func (e *experiment) addSample(su setup, d demand, on bool, alone undisturbed, m
 		add(Received, "1/s", m.received)
 	case rig.TCP:
 		add(Received, "bit/s", m.bits)
-	case rig.UDPRR, rig.TCPRR, rig.Memcached:
+	case rig.UDPRR, rig.TCPRR:
 		add(Requests, "1/s", m.sent)
 		add(P50, "s", m.p50)
 		add(P99, "s", m.p99)

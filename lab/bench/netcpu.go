@@ -24,7 +24,7 @@ func NetCPUCases(o Options) ([]string, error) {
 
 // setups returns the rigs and cases that the options select.
 func (o Options) setups() ([]setup, []string, error) {
-	return choose(o, catalogue(o.Docker), func(su *setup, chosen func(string, bool) bool) bool {
+	return choose(o, catalogue(), func(su *setup, chosen func(string, bool) bool) bool {
 		su.demands = slices.DeleteFunc(slices.Clone(su.demands), func(d demand) bool { return !chosen(su.name+" "+d.name, d.quick) })
 		return len(su.demands) > 0
 	})
@@ -47,11 +47,7 @@ func settle(mode string) time.Duration {
 func installed(all []setup, have func(program string) bool) (list []setup, notes []string) {
 	n := needs{have: have}
 	for _, su := range all {
-		if !n.met(su.victim) || !n.met(string(su.service)) {
-			continue
-		}
-		su.demands = slices.DeleteFunc(slices.Clone(su.demands), func(d demand) bool { return !n.met(d.traffic.Kind.Program()) })
-		if len(su.demands) > 0 {
+		if n.met(string(su.service)) {
 			list = append(list, su)
 		}
 	}

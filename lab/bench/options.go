@@ -15,7 +15,6 @@ type Options struct {
 	Window  time.Duration // length of a measurement; 0: the experiment's default
 	Settle  time.Duration // netcpu: how long the load runs before a measurement; 0: the default
 	Quick   bool          // end within two minutes: fewer cases, less exact
-	Docker  bool          // netcpu: use containers of a Docker Engine, not sandboxes
 	Mode    string        // netcpu: the mode while the protection is on; "" is isolate
 	Only    string        // a regular expression that selects cases; "" selects all
 	Version string        // version of fairlead, for the report

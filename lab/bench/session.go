@@ -18,21 +18,19 @@ import (
 // session is a rig with an active victim, an agent, and one kind of traffic at a time.
 type session struct {
 	*experiment
-	setup setup
-	rig   *rig.Rig
-	guard *guard
-	// victim counts the victim's work; nil if the victim is idle, or counts by itself as
-	// sysbench does. pid is the victim's process; 0 if it does not run all the time.
-	victim *rig.Generator
-	pid    int
-	server *sandbox.Process // memcached
+	setup  setup
+	rig    *rig.Rig
+	guard  *guard
+	victim *rig.Generator   // counts the victim's work; nil if the victim is idle
+	pid    int              // the victim's process; 0 if it is idle
+	server *sandbox.Process // the service's, if the victim is one
 	log    *worklog         // of the victim's work; nil without victim
 
 	burners  []*rig.Generator // in the neighbours, if they compute
 	traffic  rig.Traffic      // the current traffic
 	running  *rig.Running     // nil before the first traffic
 	shape    uint64           // current rate of the NIC, bit/s
-	dropping rig.DropPoint
+	dropping bool
 	lifted   bool
 	settle   time.Duration // how long the load runs before a window
 
@@ -52,12 +50,7 @@ func (s *session) build(ctx context.Context) (err error) {
 	if su.service != "" {
 		s.settle = max(s.settle, 4*time.Second) // the threads have chosen how they take their turns by then
 	}
-	if su.cfg.Path == rig.Docker {
-		s.rig, err = rig.NewDocker(ctx, su.cfg)
-	} else {
-		s.rig, err = rig.New(su.cfg)
-	}
-	if err != nil {
+	if s.rig, err = rig.New(su.cfg); err != nil {
 		return err
 	}
 	if err := s.startStopwatch(); err != nil {
@@ -101,14 +94,7 @@ func (s *session) startVictim(ctx context.Context) (err error) {
 		}
 		client.SetRate(load.Flood)
 		s.victim, s.pid, s.server = client, server.PID, server
-	case s.setup.alone, s.setup.victim == sysbench:
-	case s.setup.victim == memcached:
-		server, client, err := s.rig.ServeVictim(ctx)
-		if err != nil {
-			return err
-		}
-		client.SetRate(load.Flood)
-		s.victim, s.pid, s.server = client, server.PID, server
+	case s.setup.alone:
 	default:
 		if s.victim, err = s.rig.Start(ctx, s.rig.Victim(), "burn"); err != nil {
 			return err
@@ -215,18 +201,11 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 		}
 		s.lifted = lift
 	}
-	at := d.drop
-	switch {
-	case !on && d.control:
-		at = rig.AtXDP
-	case !on:
-		at = ""
-	}
-	if at != s.dropping {
-		if err := s.rig.Drop(at); err != nil {
+	if drop := d.control && !on; drop != s.dropping {
+		if err := s.rig.Drop(drop); err != nil {
 			return err
 		}
-		s.dropping = at
+		s.dropping = drop
 	}
 	if s.setup.accounts {
 		return s.guard.attended(ctx, on)
@@ -234,7 +213,7 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 	if err := s.guard.inDriver(ctx, on && d.xdp); err != nil {
 		return err
 	}
-	if err := s.guard.set(ctx, (on || d.control) && d.drop == ""); err != nil || !on || !d.xdp || s.guard.missing != "" {
+	if err := s.guard.set(ctx, on || d.control); err != nil || !on || !d.xdp || s.guard.missing != "" {
 		return err
 	}
 	return s.guard.checkDriver(ctx)
@@ -267,8 +246,7 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if err != nil {
 		return sample{}, err
 	}
-	work, err := s.wait(ctx, s.take*time.Duration(max(d.long, 1)))
-	if err != nil {
+	if err := sleep(ctx, s.take*time.Duration(max(d.long, 1))); err != nil {
 		return sample{}, err
 	}
 	after, err := s.read(ctx)
@@ -285,9 +263,6 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if s.settle >= toldRamp {
 		m.ramp = s.between(start, before).work
 	}
-	if s.victim == nil {
-		m.work = work
-	}
 	if s.setup.accounts && !s.setup.timed && on && d.traffic.Kind != "" {
 		var steal float64
 		if m.programs, steal, err = s.count(ctx); err != nil {
@@ -296,15 +271,6 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 		m.steal = max(m.steal, steal)
 	}
 	return m, nil
-}
-
-// wait waits for the length of a window. A victim that counts by itself runs for that
-// time, and wait returns its work per second.
-func (s *session) wait(ctx context.Context, length time.Duration) (work float64, err error) {
-	if s.setup.victim == sysbench {
-		return s.rig.Sysbench(ctx, length)
-	}
-	return 0, sleep(ctx, length)
 }
 
 // own is the number of CPUs that the rig itself uses without traffic.
@@ -330,9 +296,6 @@ func (s *session) ended() error {
 	var processes []*sandbox.Process
 	for _, g := range all {
 		processes = append(processes, g.Process)
-	}
-	if s.running != nil {
-		processes = append(processes, s.running.Programs()...)
 	}
 	if s.server != nil {
 		processes = append(processes, s.server)
