@@ -165,7 +165,6 @@ type guard struct {
 	prefix  string // prefix of the names of the protected containers
 	count   int    // number of protected containers
 	on      bool
-	others  rig.ProgramSet // BPF programs that were loaded before the agent
 	// missing is why the protection has no effect on this host; "" if it works.
 	missing string
 	// unmetered is why the agent keeps no accounts; "" if it does.
@@ -199,9 +198,6 @@ func newGuard(ctx context.Context, r *rig.Rig, protect, mode string, uplink uint
 
 // start starts the agent, and waits until it answers.
 func (g *guard) start(ctx context.Context) (err error) {
-	if g.others, err = rig.Programs(nil); err != nil {
-		return err
-	}
 	if err := g.launch(g.rig.Node, g.rig.Sandboxes, "--docker-host", g.rig.DockerHost,
 		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp), "--latency-stamps", fmt.Sprint(g.stamps)); err != nil {
 		return err

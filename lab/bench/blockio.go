@@ -21,7 +21,6 @@ const (
 	NamedRight  = "burners among the culprits named"
 	BurnersKeep = "work of the burners"
 	DiskIOPS    = "IOPS"
-	DiskP99     = "p99 latency"
 	Hits        = "losses detected"
 	FalseAlarms = "false alarms"
 	MetShare    = "1 s samples in which reservations are met"
@@ -36,7 +35,6 @@ const (
 	// Transactions is the number of a database's transactions per second.
 	Transactions       = "transactions"
 	PartOfTransactions = "transactions, part of the undisturbed"
-	NetworkTime        = "time for the network, part of the disk's CPU"
 )
 
 // armAlone is the load undisturbed. The others are compared with it.
@@ -48,7 +46,6 @@ type blockioCase struct {
 	quick   bool
 	most    int // most rounds, for a case with long ones; 0: no limit
 	rig     blockioConfig
-	steps   []blockioArm // the arms after armAlone, each by settings; nil: armOff and armOn
 	measure func(*blockioRig, context.Context, blockioCase, arm) ([]figure, error)
 	// whole measures all arms of a case at once, in place of measure, and adds the figures.
 	whole func(*blockioRig, context.Context, blockioCase) error
@@ -59,14 +56,7 @@ func (c blockioCase) arms() []arm {
 	if c.whole != nil {
 		return []arm{armAll}
 	}
-	arms := []arm{armAlone}
-	for _, s := range c.steps {
-		arms = append(arms, s.arm)
-	}
-	if c.steps == nil {
-		arms = append(arms, offOn()...)
-	}
-	return arms
+	return append([]arm{armAlone}, offOn()...)
 }
 
 // blockioBurners is the number of neighbours that compute all the time, each in a container
@@ -80,7 +70,7 @@ func blockioCatalogue() []blockioCase {
 	cpus := runtime.NumCPU()
 	// MIST's figure 7: the mix of Hotmail's INDEX, from 4 threads.
 	hotmail := []string{"disk", "--size", "4096", "--also", "65536", "--sequential", "reads", "--writes", "25", "--conns", "4"}
-	all := []blockioCase{
+	return []blockioCase{
 		{name: "12 burners, depth 1", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
 		{name: "12 burners, depth 16", rig: blockioConfig{load: reads(16), burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
 		{name: "12 burners, Hotmail mix", rig: blockioConfig{load: hotmail, burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
@@ -88,17 +78,13 @@ func blockioCatalogue() []blockioCase {
 		{name: "one key, depth 1", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
 		{name: "one key, depth 16", most: 3, rig: blockioConfig{load: reads(16), burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
 		{name: "one key, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true}, measure: (*blockioRig).database},
-		{name: "12 burners, by action", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, steps: actionSteps(), measure: (*blockioRig).step},
 		{name: "detect, 1 thread", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
 		{name: fmt.Sprintf("detect, %d threads", 4*cpus), most: 3, rig: blockioConfig{load: reads(4 * cpus), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
-		{name: "RT runtime", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, steps: budgetSteps(), measure: (*blockioRig).step},
 		{name: "three containers", quick: true, most: 3, rig: blockioConfig{three: true, yield: true}, whole: (*blockioRig).three},
-		{name: "mail beside streams", quick: true, rig: blockioConfig{load: []string{"mail", "--size", "16384", "--conns", "16"}, burners: 8, streams: 2}, steps: streamSteps(), measure: (*blockioRig).step},
+		{name: "mail beside streams", quick: true, rig: blockioConfig{load: []string{"mail", "--size", "16384", "--conns", "16"}, burners: 8, streams: 2}, measure: (*blockioRig).mail},
 		{name: "monitor, depth 1", quick: true, rig: blockioConfig{load: reads(1)}, whole: (*blockioRig).monitored},
 		{name: "monitor, depth 16", rig: blockioConfig{load: reads(16)}, whole: (*blockioRig).monitored},
-		{name: "schedulers", quick: true, rig: blockioConfig{load: append(reads(16), "--writes", "30"), loop: true}, whole: (*blockioRig).scheduled},
 	}
-	return all
 }
 
 func (o Options) blockioCases() ([]blockioCase, []string, error) {

@@ -20,14 +20,12 @@ import (
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // blockioConfig describes a rig.
 type blockioConfig struct {
 	load    []string    // generator and flags of the load in the container with the reservation
 	service rig.Service // a real server in place of load; "" is none
-	loop    bool        // at a loop device, not a file
 	burners int         // containers that compute
 	streams int         // pairs of containers that send one another datagrams
 	own     int         // processes that compute in the container with the reservation
@@ -45,12 +43,10 @@ type blockioRig struct {
 	node      *sandbox.Box // the agent's namespace
 	device    string       // the disk
 	target    string       // the path that the load reads and writes
-	loop      *loop.Disk
 	db        *sandbox.Box
 	board     *load.Board // of the load
 	burners   []*sandbox.Process
 	boxes     []*sandbox.Box // the neighbours' sandboxes
-	serving   []int          // the CPUs of the disk's interrupt, beside streams
 	names     []string       // the neighbours' container names, each once or more
 	work      []*load.Board  // of the burners
 	own       []*sandbox.Process
@@ -82,7 +78,8 @@ func (r *blockioRig) build(ctx context.Context) (err error) {
 	if _, err := sandbox.Sweep(kernel.Default(), filepath.Join(r.dir, "sandboxes")); err != nil {
 		return err
 	}
-	if err := r.makeDisk(); err != nil {
+	r.target = filepath.Join(r.dir, "scratch")
+	if r.device, err = scratch(r.target); err != nil {
 		return err
 	}
 	if r.sandboxes, err = sandbox.New(sandbox.Config{Dir: filepath.Join(r.dir, "sandboxes")}); err != nil {
@@ -108,18 +105,6 @@ func (r *blockioRig) build(ctx context.Context) (err error) {
 		return err
 	}
 	return r.known(ctx, 1+c.burners+2*c.streams)
-}
-
-func (r *blockioRig) makeDisk() (err error) {
-	if r.config.loop {
-		if r.loop, err = loop.New(r.dir, scratchSize<<20); err == nil {
-			r.device, r.target = r.loop.Path, r.loop.Path
-		}
-		return err
-	}
-	r.target = filepath.Join(r.dir, "scratch")
-	r.device, err = scratch(r.target)
-	return err
 }
 
 // startLoads starts the load, and the neighbours' loads in a stopped state.
@@ -295,9 +280,6 @@ func (r *blockioRig) close() error {
 	}
 	for _, b := range append(r.work, r.boards...) {
 		errs = append(errs, b.Close())
-	}
-	if r.loop != nil {
-		errs = append(errs, r.loop.Close())
 	}
 	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
 }

@@ -48,12 +48,6 @@ const (
 	// OutsideCPU is the fraction of the time in which the clients' CPU was busy. At 1 the
 	// clients are the bottleneck, not the victim.
 	OutsideCPU = "outside CPU"
-	// ProgramCost is the CPU time of the agent's BPF programs per packet, according to
-	// the kernel's run-time statistics, without the overhead of those. ProgramRuns is
-	// the number of runs per packet, and StatisticsCost the overhead per run.
-	ProgramCost    = "program cost"
-	ProgramRuns    = "program runs"
-	StatisticsCost = "statistics' own"
 	// AccountsCost is the CPU time that the accounts cost the victim per packet.
 	AccountsCost = "accounts cost"
 	// AgentCPU is the agent's own CPU time, per second.
@@ -82,9 +76,8 @@ type sample struct {
 	outside       float64 // fraction of the time in which the clients' CPU was not idle
 	steal         float64 // fraction of the CPU time that the hypervisor took
 
-	charges   *charges     // nil where the agent keeps no accounts
-	exactness *exactness   // nil without a stopwatch
-	programs  *programCost // nil if the case does not measure it
+	charges   *charges   // nil where the agent keeps no accounts
+	exactness *exactness // nil without a stopwatch
 }
 
 // addSample adds the figures of one measurement to the report.
@@ -134,11 +127,6 @@ func (e *experiment) addSample(su setup, d demand, on bool, alone undisturbed, m
 		if x.price > 0 {
 			add(Price, "1", x.price)
 		}
-	}
-	if p := m.programs; p != nil {
-		add(ProgramCost, "s", p.net)
-		add(ProgramRuns, "1", p.runs)
-		add(StatisticsCost, "s", p.statistics)
 	}
 	if su.alone && d.traffic.Kind == "" {
 		add(AgentCPU, "1", m.agent)

@@ -35,8 +35,6 @@ const (
 const (
 	withRecords arm = "records" // on, and each packet recorded
 	withTruth   arm = "checked" // the same, with stamps at the uplink in addition
-	withNothing arm = "empty"   // off, with programs that do nothing at the same hooks
-	withOthers  arm = "others"  // the agent measures another container
 	withFtrace  arm = "ftrace"  // off, with the kernel's tracer recording the same events
 )
 
@@ -64,9 +62,9 @@ func (c latencyCase) arms() []arm {
 	case c.crowd:
 		return []arm{withTruth}
 	case c.flood:
-		return []arm{armOff, withNothing, armOn, withRecords, withFtrace}
+		return []arm{armOff, armOn, withRecords, withFtrace}
 	}
-	return []arm{armOff, withNothing, withOthers, armOn, withRecords, withFtrace, withTruth}
+	return []arm{armOff, armOn, withRecords, withFtrace, withTruth}
 }
 
 // latencyCatalogue holds every case (MACE, figures of RTT bias, coverage and perturbation).
@@ -284,11 +282,8 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]f
 	}
 	s.client.SetRate(0)
 	names := s.measured
-	switch a {
-	case armOff, withNothing, withFtrace:
+	if a == armOff || a == withFtrace {
 		names = ""
-	case withOthers:
-		names = s.rig.Prefix() + "neighbour"
 	}
 	if err := s.policy(ctx, names); err != nil {
 		return nil, err
@@ -297,12 +292,6 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]f
 	switch a {
 	case withTruth:
 		return s.check(ctx)
-	case withNothing:
-		hooks, err := rig.AttachNothing()
-		if err != nil {
-			return nil, err
-		}
-		defer hooks.Close()
 	case withFtrace:
 		f, err := rig.NewFtrace("net/net_dev_queue", "net/net_dev_start_xmit", "net/napi_gro_receive_entry", "net/netif_rx", "net/netif_receive_skb")
 		if err != nil {

@@ -18,12 +18,6 @@ const (
 	// that for one byte.
 	RequestCPU = "CPU per request"
 	ByteCPU    = "CPU per byte"
-	// RequestCharged and ByteCharged are the CPU time of receiving and sending in the accounts of
-	// an agent. They cover both hosts, which are one machine.
-	RequestCharged = "accounted per request"
-	ByteCharged    = "accounted per byte"
-	// AgentMaps is the memory of the BPF maps of one agent.
-	AgentMaps = "agent maps"
 	// StalledFlows is how many flows got no answer for a second.
 	StalledFlows = "stalled flows"
 )
@@ -32,9 +26,6 @@ const (
 const (
 	armHost   arm = "host"   // the same load between the hosts' own addresses
 	armRecipe arm = "recipe" // the cache as the paper describes it; see rig.Recipe
-	// Off, but no agent runs. In all other arms two agents run. Each keeps accounts of the packets
-	// of both hosts, which are one machine.
-	armNone arm = "no agent"
 )
 
 // OverlayCases returns the names of the cases that Overlay would measure. Error: ErrNoCase.
@@ -97,7 +88,7 @@ func (e *experiment) overlay(su overlaySetup) plan {
 		}
 		p.series = append(p.series, series{
 			begin: func(ctx context.Context) error { return s.begin(ctx, c) },
-			cases: []armed{{name, su.arms(e.report.Env.Quick), measure}}, compare: compare,
+			cases: []armed{{name, su.arms(), measure}}, compare: compare,
 			end: s.end,
 		})
 	}

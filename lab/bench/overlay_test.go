@@ -39,7 +39,7 @@ func TestOverlayExperiment(t *testing.T) {
 				if len(got.Off) != 2 || slices.Max(got.Off) <= 0 {
 					t.Errorf("%s: %s off is %v in 2 rounds", c.name, metric, got.Off)
 				}
-				for _, peer := range su.arms(quick)[2:] {
+				for _, peer := range su.arms()[2:] {
 					if values := got.Peers[string(peer)]; len(values) != 2 || slices.Max(values) <= 0 {
 						t.Errorf("%s: %s with %s is %v in 2 rounds", c.name, metric, peer, values)
 					}
@@ -76,15 +76,13 @@ func TestOverlayFigures(t *testing.T) {
 		name string
 		c    overlayCase
 		w    load.Window
-		cpu  float64 // accounted
 		want []figure
 	}{
-		{"requests", overlayCase{}, w, 1, []figure{{Requests, "1/s", 500}, {RequestCPU, "s", 0.003}, {RequestCharged, "s", 0.001}, {P50, "s", 0}, {P99, "s", 0}, {StalledFlows, "1", 7}}},
-		{"bulk", overlayCase{bulk: true}, w, 1, []figure{{Received, "bit/s", 16000}, {ByteCPU, "s", 0.00075}, {ByteCharged, "s", 0.00025}}},
-		{"no accounts", overlayCase{bulk: true}, w, -1, []figure{{Received, "bit/s", 16000}, {ByteCPU, "s", 0.00075}}},
-		{"nothing came", overlayCase{}, load.Window{Seconds: 2}, 1, []figure{{Requests, "1/s", 0}, {P50, "s", 0}, {P99, "s", 0}, {StalledFlows, "1", 7}}},
+		{"requests", overlayCase{}, w, []figure{{Requests, "1/s", 500}, {RequestCPU, "s", 0.003}, {P50, "s", 0}, {P99, "s", 0}, {StalledFlows, "1", 7}}},
+		{"bulk", overlayCase{bulk: true}, w, []figure{{Received, "bit/s", 16000}, {ByteCPU, "s", 0.00075}}},
+		{"nothing came", overlayCase{}, load.Window{Seconds: 2}, []figure{{Requests, "1/s", 0}, {P50, "s", 0}, {P99, "s", 0}, {StalledFlows, "1", 7}}},
 	} {
-		if got := overlayFigures(c.c, c.w, 3, c.cpu, 7); !slices.Equal(got, c.want) {
+		if got := overlayFigures(c.c, c.w, 3, 7); !slices.Equal(got, c.want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
 		}
 	}

@@ -21,13 +21,10 @@ func (su overlaySetup) caseName(c overlayCase) string { return string(su.path) +
 
 // arms returns the arms of each round. The recipe cannot redirect into containers with host ends in
 // another network namespace.
-func (su overlaySetup) arms(quick bool) []arm {
+func (su overlaySetup) arms() []arm {
 	arms := append(offOn(), armHost)
 	if su.path == rig.Routed {
 		arms = append(arms, armRecipe)
-	}
-	if !quick { // agents take a second to start
-		arms = append(arms, armNone)
 	}
 	return arms
 }

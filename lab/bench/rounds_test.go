@@ -116,6 +116,6 @@ func TestArms(t *testing.T) {
 		check(c.name, c.arms())
 	}
 	for _, su := range overlayCatalogue() {
-		check(string(su.path), su.arms(false))
+		check(string(su.path), su.arms())
 	}
 }

@@ -263,13 +263,6 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if s.settle >= toldRamp {
 		m.ramp = s.between(start, before).work
 	}
-	if s.setup.accounts && !s.setup.timed && on && d.traffic.Kind != "" {
-		var steal float64
-		if m.programs, steal, err = s.count(ctx); err != nil {
-			return sample{}, err
-		}
-		m.steal = max(m.steal, steal)
-	}
 	return m, nil
 }
 
