@@ -119,9 +119,9 @@ site: ## the documents as a static site, into build/site
 	rm -rf build/site
 	go run ./cmd/internal/site . build/site
 
-demo: ## one minute of before and after, on this machine, as root
+demo: ## half a minute of before and after, on this machine, as root
 	@test/setup demo
-	@$(MAKE) --no-print-directory build
+	go build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead-lab
 	./fairlead-lab demo
 
 # The tiers: test/tally says at the end of each what it leaves out. Guests, which

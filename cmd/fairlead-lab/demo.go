@@ -10,8 +10,8 @@ import (
 func demoVerb(e cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "demo",
-		Short: "Show in a minute what a neighbour's packets cost, without and with fairlead",
-		Long: `Show in a minute what a neighbour's packets cost, without and with fairlead.
+		Short: "Show in half a minute what a neighbour's packets cost, without and with fairlead",
+		Long: `Show in half a minute what a neighbour's packets cost, without and with fairlead.
 The demo builds two sandboxes with a network of their own, floods one of them,
 and removes everything at the end, also on Ctrl-C. It needs root and two CPUs.`,
 		Args: cli.NArgs(0, 0, ""),
