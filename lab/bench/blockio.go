@@ -19,7 +19,6 @@ const (
 	DetectedIn  = "interference declared after"
 	RecoveredIn = "95 % of the undisturbed after"
 	NamedRight  = "burners among the culprits named"
-	BurnersKeep = "work of the burners"
 	DiskIOPS    = "IOPS"
 	Hits        = "losses detected"
 	FalseAlarms = "false alarms"

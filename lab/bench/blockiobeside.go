@@ -99,10 +99,8 @@ const blockioFirst = 2500 * time.Millisecond
 func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures []figure, err error) {
 	switch a {
 	case armAlone:
-		if r.alone, r.due, err = r.undisturbed(ctx, r.take); err != nil {
-			return nil, err
-		}
-		return nil, r.awake(ctx)
+		r.alone, r.due, err = r.undisturbed(ctx, r.take)
+		return nil, err
 	case armOff:
 		w, err := r.disturbed(ctx, blockioSettle)
 		r.unhelped = w.cpu
@@ -138,43 +136,15 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 // loaded is what was done in a window beside the neighbours.
 type loaded struct {
 	load.Window
-	work   float64   // of the burners, per second
-	cpu    sideTimes // per second
-	slowed []figure  // see undisturbed.slowedFigures
+	cpu sideTimes // per second
 }
 
 // loaded measures the load and its neighbours for the length of a window.
 func (r *blockioRig) loaded(ctx context.Context, d time.Duration) (w loaded, err error) {
-	worked, used := r.burnt(), r.sideTimes()
-	var got undisturbed
-	if w.Window, got, err = r.slowed(ctx, d); err != nil {
-		return w, err
-	}
-	w.slowed = r.calm.slowedFigures(got.work, got.said)
-	w.work, w.cpu = float64(r.burnt()-worked)/d.Seconds(), r.sideTimes().since(used)
-	return w, nil
-}
-
-// slowed is window, beside what the agent says of it.
-func (r *blockioRig) slowed(ctx context.Context, d time.Duration) (w load.Window, got undisturbed, err error) {
-	if r.board == nil {
-		w, err = r.window(ctx, d)
-		return w, undisturbed{said: math.NaN()}, err
-	}
-	log := newWorklog(r.board.Ops)
-	defer log.Close()
-	before, err := r.client.Frame(ctx)
-	if err != nil {
-		return w, got, err
-	}
-	if w, err = r.window(ctx, d); err != nil {
-		return w, got, err
-	}
-	after, err := r.client.Frame(ctx)
-	if err != nil {
-		return w, got, err
-	}
-	return w, undisturbed{log.rate(before.Taken, after.Taken), said(before, after, blockioName).Slowed}, nil
+	used := r.sideTimes()
+	w.Window, err = r.window(ctx, d)
+	w.cpu = r.sideTimes().since(used)
+	return w, err
 }
 
 // disturbed measures the load beside all neighbours, which it then stops.
@@ -189,9 +159,9 @@ func (r *blockioRig) disturbed(ctx context.Context, settle time.Duration) (w loa
 	return w, errors.Join(err, r.burn(0))
 }
 
-// kept returns how much of the undisturbed load is left beside the neighbours, and their work.
+// kept returns how much of the undisturbed load is left beside the neighbours.
 func (r *blockioRig) kept(w loaded) []figure {
-	return append(w.slowed, figure{PartOfIOPS, "1", w.Rate() / r.alone.Rate()}, r.longer(w), figure{BurnersKeep, "1/s", w.work})
+	return []figure{{PartOfIOPS, "1", w.Rate() / r.alone.Rate()}, r.longer(w)}
 }
 
 func (r *blockioRig) longer(w loaded) figure {
@@ -325,15 +295,4 @@ func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float
 		}
 	}
 	return after, named, right, err
-}
-
-// awake measures the load undisturbed on CPUs that do not idle, beside what the agent says of it.
-func (r *blockioRig) awake(ctx context.Context) (err error) {
-	stop, err := load.KeepAwake()
-	if err != nil {
-		return err
-	}
-	defer stop()
-	_, r.calm, err = r.slowed(ctx, r.take)
-	return err
 }

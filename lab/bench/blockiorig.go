@@ -48,7 +48,6 @@ type blockioRig struct {
 	burners   []*sandbox.Process
 	boxes     []*sandbox.Box // the neighbours' sandboxes
 	names     []string       // the neighbours' container names, each once or more
-	work      []*load.Board  // of the burners
 	own       []*sandbox.Process
 	tenants   []*tenant
 	boards    []*load.Board // of all others
@@ -56,7 +55,6 @@ type blockioRig struct {
 	// Of the current round: the load undisturbed, by its own count, at the disk and by the
 	// database's, and the CPU times beside the neighbours without help.
 	alone    load.Window
-	calm     undisturbed
 	due      api.BlockIOFigures
 	commits  commits
 	unhelped sideTimes
@@ -139,7 +137,7 @@ func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error
 		if err != nil {
 			return err
 		}
-		r.burners, r.work, r.names, r.boxes = append(r.burners, p), append(r.work, board), append(r.names, box.Name), append(r.boxes, box)
+		r.burners, r.boards, r.names, r.boxes = append(r.burners, p), append(r.boards, board), append(r.names, box.Name), append(r.boxes, box)
 		if err := p.Signal(unix.SIGSTOP); err != nil {
 			return err
 		}
@@ -278,7 +276,7 @@ func (r *blockioRig) close() error {
 	if r.sandboxes != nil {
 		errs = append(errs, r.sandboxes.Close())
 	}
-	for _, b := range append(r.work, r.boards...) {
+	for _, b := range r.boards {
 		errs = append(errs, b.Close())
 	}
 	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
@@ -299,11 +297,4 @@ func (r *blockioRig) window(ctx context.Context, d time.Duration) (load.Window, 
 		return load.Window{}, err
 	}
 	return r.board.Read().Since(before), nil
-}
-
-func (r *blockioRig) burnt() (n uint64) {
-	for _, b := range r.work {
-		n += b.Read().Since(load.Reading{}).Ops
-	}
-	return n
 }

@@ -20,10 +20,7 @@ func (r *blockioRig) mail(ctx context.Context, _ blockioCase, a arm) (figures []
 	settle := blockioSettle
 	switch a {
 	case armAlone:
-		if r.alone, r.due, err = r.undisturbed(ctx, 2*r.take); err != nil {
-			return nil, err
-		}
-		_, r.calm, err = r.slowed(ctx, r.take)
+		r.alone, r.due, err = r.undisturbed(ctx, 2*r.take)
 		return nil, err
 	case armOn:
 		settle = 5 * time.Second
@@ -60,5 +57,5 @@ func (r *blockioRig) mail(ctx context.Context, _ blockioCase, a arm) (figures []
 	if err != nil {
 		return nil, err
 	}
-	return append(w.slowed, figure{PartOfDue, "1", w.Rate() / (dueOfMail * r.alone.Rate())}, r.longer(w)), nil
+	return []figure{{PartOfDue, "1", w.Rate() / (dueOfMail * r.alone.Rate())}, r.longer(w)}, nil
 }

@@ -21,7 +21,7 @@ func TestBars(t *testing.T) {
 		of    []string
 	}{
 		{NetCPUBars(), NetCPUCases, []string{"off", "on", "ratio"}},
-		{TrafficBars(), TrafficCases, []string{"off", "on", "ratio", string(armTC), string(armCNI)}},
+		{TrafficBars(), TrafficCases, []string{"off", "on", "ratio", string(armTC)}},
 		{LatencyBars(), LatencyCases, []string{"off", "on", "ratio", string(withRecords), string(withTruth)}},
 		{BlockIOBars(), BlockIOCases, []string{"off", "on", "ratio"}},
 		{OverlayBars(), OverlayCases, []string{"off", "on", "ratio"}},

@@ -34,7 +34,7 @@ func Experiments() []Experiment {
 			Flags: netcpuFlags, Check: checkNetCPU,
 		},
 		{
-			Name: "traffic", Short: "Measure how containers share an uplink: with fairlead, tc by hand, the CNI plugin bandwidth, and nothing",
+			Name: "traffic", Short: "Measure how containers share an uplink: with fairlead, tc by hand, and nothing",
 			Rounds: "3, with --quick 1", Window: "2s, with --quick 500ms",
 			Cases: TrafficCases, Run: Traffic, Bars: TrafficBars,
 		},

@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"os"
 	"os/exec"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,7 +30,6 @@ const (
 // The median and the worst are over all steps.
 const (
 	stepBias   = "bias"
-	stepPings  = "pings answered"
 	medianStep = "bias, median step"
 	worstStep  = "bias, worst step"
 )
@@ -101,27 +97,6 @@ func (s *latencySession) pings(n int) error {
 	return errors.Join(errs...)
 }
 
-// echoes returns how many echo requests the outside has received; 0 if the kernel does not report
-// it.
-func (s *latencySession) echoes() (n uint64) {
-	var table []byte
-	if err := s.rig.Outside.Do(func() (err error) { table, err = os.ReadFile("/proc/thread-self/net/snmp"); return err }); err != nil {
-		return 0
-	}
-	at := -1
-	for line := range strings.Lines(string(table)) {
-		f := strings.Fields(line)
-		switch {
-		case len(f) == 0 || f[0] != "Icmp:":
-		case at < 0:
-			at = slices.Index(f, "InEchos")
-		case at < len(f):
-			n, _ = strconv.ParseUint(f[at], 10, 64)
-		}
-	}
-	return n
-}
-
 // steps adds the bias of round trips beside a growing number of pinging neighbours: the
 // medians of each step, and the median and the worst of the medians.
 func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
@@ -133,9 +108,7 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 		if err := s.pings(n); err != nil {
 			return err
 		}
-		asked, began := s.echoes(), time.Now()
 		raw, corrected, err := s.bias(ctx)
-		s.report.Add(stepName(n), stepPings, "1/s", true, float64(s.echoes()-asked)/time.Since(began).Seconds())
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()

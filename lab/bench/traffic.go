@@ -20,11 +20,8 @@ const (
 	P999       = "latency p99.9"
 )
 
-// The arms of the traffic experiment, beside armOff and armOn: another mechanism divides the link.
-const (
-	armTC  arm = "tc"
-	armCNI arm = "cni"
-)
+// armTC is an arm of the traffic experiment: classes of tc, made by hand, divide the link.
+const armTC arm = "tc"
 
 // TrafficCases returns the names of the cases that Traffic would measure. Error: ErrNoCase.
 func TrafficCases(o Options) ([]string, error) {
@@ -50,10 +47,6 @@ func Traffic(ctx context.Context, o Options) (*report.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	plugin := rig.CNIPlugin() != ""
-	if !plugin {
-		e.notes = append(e.notes, "the CNI plugin bandwidth is not installed (Debian package containernetworking-plugins): it was left out")
-	}
 	if _, err := exec.LookPath("dockerd"); err != nil {
 		n := len(all)
 		all = slices.DeleteFunc(all, func(su trafficSetup) bool { return su.path == rig.Docker })
@@ -69,13 +62,13 @@ func Traffic(ctx context.Context, o Options) (*report.Report, error) {
 	e.notes = append(e.notes, absent...)
 	var plans []plan
 	for _, su := range all {
-		plans = append(plans, e.traffic(su, plugin))
+		plans = append(plans, e.traffic(su))
 	}
 	return e.run(ctx, plans)
 }
 
 // arms returns the arms of a case.
-func (c trafficCase) arms(plugin bool) []arm {
+func (c trafficCase) arms() []arm {
 	if c.timed { // the other arms have nothing to time
 		return []arm{armOn}
 	}
@@ -83,20 +76,17 @@ func (c trafficCase) arms(plugin bool) []arm {
 	if c.tc != nil {
 		arms = append(arms, armTC)
 	}
-	if c.cni != nil && plugin {
-		arms = append(arms, armCNI)
-	}
 	return arms
 }
 
 // traffic plans the cases of one rig.
-func (e *experiment) traffic(su trafficSetup, plugin bool) plan {
+func (e *experiment) traffic(su trafficSetup) plan {
 	s := &trafficSession{experiment: e, setup: su}
 	p := plan{name: su.name, rigged: s}
 	for _, c := range su.cases {
 		p.series = append(p.series, series{
 			begin: func(ctx context.Context) error { return s.begin(ctx, c) },
-			cases: []armed{{su.name + " " + c.name, c.arms(plugin), func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) }}},
+			cases: []armed{{su.name + " " + c.name, c.arms(), func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) }}},
 			end:   s.end,
 		})
 	}

@@ -77,8 +77,7 @@ func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure,
 	}
 	var out []figure
 	for name, all := range took {
-		slices.Sort(all)
-		out = append(out, figure{InForce + name, "s", report.Median(all)}, figure{InForce + name + ", the longest", "s", all[len(all)-1]})
+		out = append(out, figure{InForce + name, "s", report.Median(all)})
 	}
 	slices.SortFunc(out, func(a, b figure) int { return strings.Compare(a.metric, b.metric) })
 	return out, nil
@@ -105,22 +104,11 @@ func (s *trafficSession) startsOne(ctx context.Context, readers map[string]*rig.
 	for name, g := range readers {
 		all[name] = g
 	}
-	start := time.Now()
-	began := make(chan time.Duration, 1)
-	was := to.Read()
-	go func() {
-		for to.Read().Since(was).Bytes == 0 && time.Since(start) < forcePatience {
-			time.Sleep(time.Millisecond)
-		}
-		began <- time.Since(start)
-	}()
 	done, err := s.makes(ctx, change{"docker start", p.Start, map[string]float64{"w1": 1. / 3, "w2": 1. / 3, "w3": 1. / 3}}, all)
-	first := <-began
 	if err != nil {
 		return err
 	}
 	took["docker start"] = append(took["docker start"], done.Seconds())
-	took["its first byte"] = append(took["its first byte"], max(0, done-first).Seconds())
 	return nil
 }
 

@@ -23,10 +23,9 @@ type trafficSession struct {
 	rig   *rig.Rig
 	guard *guard
 
-	load    map[string]*flow  // load of the case
-	delays  *delays           // delays of its requests; nil without requests or without a queue
-	limited []int             // containers that the CNI plugin limits
-	set     map[string]string // policy by container
+	load  map[string]*flow  // load of the case
+	queue *rig.Queue        // at the NIC, if the case has requests; nil without
+	set   map[string]string // policy by container
 
 	calm undisturbed // the requests of the case without neighbours, in the same arm
 }
@@ -117,37 +116,25 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 		return nil
 	}
 	var err error
-	s.delays, err = newDelays(ctx, s.rig)
+	s.queue, err = s.rig.Queue(requestFrame(s.setup.path))
 	return err
 }
 
-// end ends the load, and removes the limits of the CNI plugin.
+// end ends the load.
 func (s *trafficSession) end() error {
 	var errs []error
 	for _, f := range s.load {
 		errs = append(errs, f.stop())
 	}
-	if s.delays != nil {
-		errs = append(errs, s.delays.close())
+	if s.queue != nil {
+		errs = append(errs, s.queue.Close())
 	}
-	s.load, s.delays = nil, nil
-	return errors.Join(append(errs, s.unlimit())...)
-}
-
-func (s *trafficSession) unlimit() error {
-	var errs []error
-	for _, i := range s.limited {
-		errs = append(errs, s.rig.CNIBandwidth(i, 0))
-	}
-	s.limited = nil
+	s.load, s.queue = nil, nil
 	return errors.Join(errs...)
 }
 
 // divide switches to an arm, with the load paused.
 func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error {
-	if err := s.unlimit(); err != nil {
-		return err
-	}
 	if s.guard.on {
 		if err := s.policy(ctx, nil); err != nil {
 			return err
@@ -167,19 +154,8 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 	if err := s.rig.Link(rate, classes); err != nil {
 		return err
 	}
-	switch a {
-	case armOn:
+	if a == armOn {
 		return s.policy(ctx, c.set)
-	case armCNI:
-		for i, rate := range c.cni {
-			if rate == 0 { // the container has no limit
-				continue
-			}
-			s.limited = append(s.limited, i)
-			if err := s.rig.CNIBandwidth(i, rate); err != nil {
-				return err
-			}
-		}
 	}
 	return nil
 }
@@ -226,13 +202,6 @@ func (s *trafficSession) sends(names []string) {
 			rate = f.rate
 		}
 		f.from.SetRate(rate)
-	}
-	if s.delays != nil {
-		rate := uint64(0)
-		if len(names) > 0 {
-			rate = s.delays.aside.rate
-		}
-		s.delays.aside.from.SetRate(rate)
 	}
 }
 
@@ -336,9 +305,9 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 	if err != nil {
 		return nil, err
 	}
-	var began delayReading
-	if s.delays != nil {
-		if began, err = s.delays.read(); err != nil {
+	var began queueReading
+	if s.queue != nil {
+		if began, err = readQueue(s.queue); err != nil {
 			return nil, err
 		}
 	}
@@ -355,12 +324,12 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 		return nil, err
 	}
 	var waits []figure
-	if s.delays != nil {
-		ended, err := s.delays.read()
+	if s.queue != nil {
+		ended, err := readQueue(s.queue)
 		if err != nil {
 			return nil, err
 		}
-		if waits, err = ended.figures(began); err != nil {
+		if waits, err = ended.figures(began, take); err != nil {
 			return nil, err
 		}
 	}
