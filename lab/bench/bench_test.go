@@ -193,7 +193,7 @@ func alone(t *testing.T) (release func()) {
 
 func TestOnlyOne(t *testing.T) {
 	release := alone(t)
-	if _, err := NetCPU(t.Context(), Options{}); !errors.Is(err, ErrBusy) {
+	if _, err := Experiments()[0].Run(t.Context(), Options{}); !errors.Is(err, ErrBusy) {
 		t.Errorf("a second experiment gives %v", err)
 	}
 	if _, err := Demo(t.Context(), Screen{Writer: io.Discard}, ""); !errors.Is(err, ErrBusy) {
@@ -207,7 +207,7 @@ func TestCancel(t *testing.T) {
 	testkit.NeedRoot(t)
 	alone(t)()
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := NetCPU(ctx, Options{Quick: true, Progress: func(done, _ int, _ string) {
+	_, err := Experiments()[0].Run(ctx, Options{Quick: true, Progress: func(done, _ int, _ string) {
 		if done == 4 {
 			cancel()
 		}
@@ -309,33 +309,21 @@ func TestCharges(t *testing.T) {
 	}
 }
 
-func TestInstalled(t *testing.T) {
-	all := append(services(), idle())
-	for _, tt := range []struct {
-		missing       string // programs
-		setups, notes int
-	}{{"", 25, 0}, {"nginx", 19, 1}, {"redis postgres", 13, 2}, {"redis postgres nginx memcached", 1, 4}} {
-		list, notes := installed(all, func(p string) bool { return !strings.Contains(tt.missing, p) })
-		if len(list) != tt.setups || len(notes) != tt.notes {
-			t.Errorf("without %q: %d setups and notes %q, want %d and %d", tt.missing, len(list), notes, tt.setups, tt.notes)
-		}
-	}
-}
-
 // TestQuickIsQuick counts windows: two minutes are little more than 100 short windows.
 func TestQuickIsQuick(t *testing.T) {
-	all, _, err := Options{Quick: true}.setups()
-	if err != nil {
-		t.Fatal(err)
-	}
 	windows := 0
-	for _, su := range all {
-		windows += 3
+	for _, su := range catalogue() {
+		of := 0
 		for _, d := range su.demands {
-			windows += 2 * max(d.long, 1)
-			if d.busy > 0 {
-				windows += 2 // finding the rate, once
+			if d.quick {
+				of += 2 * max(d.long, 1)
 			}
+			if d.quick && d.busy > 0 {
+				of += 2 // finding the rate, once
+			}
+		}
+		if of > 0 {
+			windows += 3 + of
 		}
 	}
 	if windows > 80 {

@@ -4,11 +4,8 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"slices"
 	"strconv"
-	"time"
 
-	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
@@ -86,34 +83,14 @@ func blockioCatalogue() []blockioCase {
 	}
 }
 
-func (o Options) blockioCases() ([]blockioCase, []string, error) {
-	return choose(o, blockioCatalogue(), func(c *blockioCase, chosen func(string, bool) bool) bool { return chosen(c.name, c.quick) })
-}
-
-// BlockIOCases returns the names of the cases that BlockIO would measure. Error: ErrNoCase.
-func BlockIOCases(o Options) ([]string, error) {
-	_, names, err := o.blockioCases()
-	return names, err
-}
-
-// BlockIO runs the experiments of the MIST paper, scaled to this machine: a load on a disk
-// beside containers that compute, or use the network or the same disk, without protection
-// and with a reservation. It needs root. When ctx ends, BlockIO removes the rig before it
-// returns.
-func BlockIO(ctx context.Context, o Options) (*report.Report, error) {
-	e := o.experiment("blockio", usual{rounds: 5, take: 2 * time.Second}, usual{rounds: 2, take: time.Second})
-	cases, _, err := o.blockioCases()
-	if err != nil {
-		return nil, err
-	}
-	n := needs{have: onMachine}
-	cases = slices.DeleteFunc(cases, func(c blockioCase) bool { return !n.met(string(c.rig.service)) })
-	e.notes = n.notes()
-	var plans []plan
-	for _, c := range cases {
+// blockioPlans measure a load on a disk beside containers that compute, or use the network or the
+// same disk, without protection and with a reservation: the experiments of the MIST paper, scaled to
+// this machine.
+func blockioPlans(e *experiment, _ Options) (plans []plan) {
+	for _, c := range blockioCatalogue() {
 		plans = append(plans, e.blockio(c))
 	}
-	return e.run(ctx, plans)
+	return plans
 }
 
 // blockio plans a case, which has a rig of its own.
@@ -126,11 +103,11 @@ func (e *experiment) blockio(c blockioCase) plan {
 			rounds.rounds = 1
 		}
 	}
-	rounds.cases = []armed{{c.name, c.arms(), func(ctx context.Context, a arm) ([]figure, error) {
+	rounds.cases = []armed{{name: c.name, quick: c.quick, needs: c.rig.service, arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
 		if a == armAll {
 			return nil, c.whole(r, ctx, c)
 		}
 		return c.measure(r, ctx, c, a)
 	}}}
-	return plan{c.name, r, []series{rounds}}
+	return plan{name: c.name, rigged: r, series: []series{rounds}}
 }

@@ -71,8 +71,8 @@ func demo(ctx context.Context, out Screen, version string, rounds int, warm, idl
 		m, err := show(ctx, name, barColours[1+index(a == armOn)], demand{traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}, a == armOn)
 		return []figure{{Penalty, "1", alone.work / m.work}, {Work, "1/s", m.work}, {Sent, "1/s", m.sent}, {Received, "1/s", m.received}}, err
 	}
-	cases := []armed{{"idle", []arm{armOff}, idles}, {DemoCase, offOn(), floods}}
-	r, err := e.run(ctx, []plan{{DemoCase, s, []series{{inOrder: true, cases: cases}}}})
+	cases := []armed{{name: "idle", arms: []arm{armOff}, measure: idles}, {name: DemoCase, arms: offOn(), measure: floods}}
+	r, err := e.run(ctx, []plan{{name: DemoCase, rigged: s, series: []series{{inOrder: true, cases: cases}}}})
 	if err == nil {
 		out.summary(r)
 	}

@@ -8,7 +8,6 @@ import (
 	"math"
 	"path"
 	"slices"
-	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
@@ -82,42 +81,20 @@ func latencyCatalogue() []latencyCase {
 	}
 }
 
-// LatencyCases returns the names of the cases that Latency would measure. Error: ErrNoCase.
-func LatencyCases(o Options) ([]string, error) {
-	_, names, err := o.latencyCases()
-	return names, err
-}
-
-func (o Options) latencyCases() ([]latencyCase, []string, error) {
-	return choose(o, latencyCatalogue(), func(c *latencyCase, chosen func(string, bool) bool) bool { return chosen(c.name, true) })
-}
-
-// Latency runs the latency experiment: round trips from a container, raw, corrected and at
-// the uplink, and the cost of the measurement. It needs root and two CPUs. When ctx ends,
-// Latency removes the rig before it returns.
-func Latency(ctx context.Context, o Options) (*report.Report, error) {
-	e := o.experiment("latency",
-		usual{rounds: 5, settle: 300 * time.Millisecond, take: 2 * time.Second},
-		usual{rounds: 2, settle: 150 * time.Millisecond, take: 500 * time.Millisecond})
-	all, _, err := o.latencyCases()
-	if err != nil {
-		return nil, err
-	}
-	var plans []plan
-	for _, crowd := range []bool{false, true} {
-		cases := slices.DeleteFunc(slices.Clone(all), func(c latencyCase) bool { return c.crowd != crowd })
-		if len(cases) > 0 {
-			plans = append(plans, e.latency(cases, crowd, o.Quick))
-		}
-	}
-	return e.run(ctx, plans)
+// latencyPlans measure round trips from a container, raw, corrected and at the uplink, and the cost
+// of the measurement.
+func latencyPlans(e *experiment, o Options) []plan {
+	return []plan{e.latency(false, o.Quick), e.latency(true, o.Quick)}
 }
 
 // latency plans the cases of one rig.
-func (e *experiment) latency(cases []latencyCase, crowd, quick bool) plan {
+func (e *experiment) latency(crowd, quick bool) plan {
 	s := &latencySession{experiment: e, crowded: crowd, quick: quick}
 	p := plan{name: map[bool]string{false: "two containers", true: "a crowd"}[crowd], rigged: s}
-	for _, c := range cases {
+	for _, c := range latencyCatalogue() {
+		if c.crowd != crowd {
+			continue
+		}
 		rounds := e.report.Rounds
 		if c.flood {
 			rounds *= 2 // differences in throughput are small
@@ -127,7 +104,9 @@ func (e *experiment) latency(cases []latencyCase, crowd, quick bool) plan {
 			begin:  func(ctx context.Context) error { return s.begin(ctx, c) },
 			// Off is the baseline, and records go on for a while after they were asked for.
 			inOrder: true,
-			cases:   []armed{{c.name, c.arms(), func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) }}},
+			cases: []armed{{name: c.name, quick: true, arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
+				return s.measure(ctx, c, a)
+			}}},
 			compare: func() { s.compare(c) },
 			end:     s.end,
 		})

@@ -2,11 +2,7 @@ package bench
 
 import (
 	"context"
-	"fmt"
-	"slices"
-	"time"
 
-	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
@@ -28,47 +24,19 @@ const (
 	armRecipe arm = "recipe" // the cache as the paper describes it; see rig.Recipe
 )
 
-// OverlayCases returns the names of the cases that Overlay would measure. Error: ErrNoCase.
-func OverlayCases(o Options) ([]string, error) {
-	_, names, err := o.overlaySetups()
-	return names, err
-}
-
-func (o Options) overlaySetups() ([]overlaySetup, []string, error) {
-	return choose(o, overlayCatalogue(), func(su *overlaySetup, chosen func(string, bool) bool) bool {
-		su.cases = slices.DeleteFunc(su.cases, func(c overlayCase) bool { return !chosen(su.caseName(c), c.quick) })
-		return len(su.cases) > 0
-	})
-}
-
-// Overlay runs the overlay experiment: containers of two hosts that talk over an overlay
-// network, without and with the short path, against host networking over the same wire. It
-// needs root and two CPUs. When ctx ends, Overlay removes the rig before it returns.
-func Overlay(ctx context.Context, o Options) (*report.Report, error) {
-	e := o.experiment("overlay",
-		usual{rounds: 3, settle: 300 * time.Millisecond, take: 1500 * time.Millisecond},
-		usual{rounds: 2, settle: 200 * time.Millisecond, take: time.Second})
-	all, _, err := o.overlaySetups()
-	if err != nil {
-		return nil, err
-	}
-	noEngine := rig.EngineRuns()
-	all, absent := overlayInstalled(all, onMachine, noEngine)
-	e.notes = append(e.notes, absent...)
-	if len(all) == 0 && noEngine != nil {
-		return nil, fmt.Errorf("overlay experiment: %w", noEngine)
-	}
-	var plans []plan
-	for _, su := range all {
+// overlayPlans measure containers of two hosts that talk over an overlay network, without and with
+// the short path, against host networking over the same wire.
+func overlayPlans(e *experiment, _ Options) (plans []plan) {
+	for _, su := range overlayCatalogue() {
 		plans = append(plans, e.overlay(su))
 	}
-	return e.run(ctx, plans)
+	return plans
 }
 
 // overlay plans the cases of one rig.
 func (e *experiment) overlay(su overlaySetup) plan {
 	s := &overlaySession{experiment: e, setup: su}
-	p := plan{name: string(su.path), rigged: s}
+	p := plan{name: string(su.path), engine: su.path == rig.Swarm, rigged: s}
 	for _, c := range su.cases {
 		name, rates := su.caseName(c), make(map[arm]float64)
 		measure := func(ctx context.Context, a arm) ([]figure, error) {
@@ -87,9 +55,10 @@ func (e *experiment) overlay(su overlaySetup) plan {
 			clear(rates)
 		}
 		p.series = append(p.series, series{
-			begin: func(ctx context.Context) error { return s.begin(ctx, c) },
-			cases: []armed{{name, su.arms(), measure}}, compare: compare,
-			end: s.end,
+			begin:   func(ctx context.Context) error { return s.begin(ctx, c) },
+			cases:   []armed{{name: name, quick: c.quick, needs: c.service, arms: su.arms(), measure: measure}},
+			compare: compare,
+			end:     s.end,
 		})
 	}
 	return p

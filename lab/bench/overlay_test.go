@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -23,10 +22,7 @@ func TestOverlayExperiment(t *testing.T) {
 			su.cases = slices.DeleteFunc(su.cases, func(c overlayCase) bool {
 				return !slices.Contains(map[bool][]string{false: {"udp rr 8", "redis"}, true: {"tcp crr", "udp bulk", "tcp bulk"}}[quick], c.name)
 			})
-			su := su
-			if left, _ := overlayInstalled([]overlaySetup{su}, onMachine, nil); len(left) == 1 {
-				su = left[0]
-			}
+			su.cases = slices.DeleteFunc(su.cases, func(c overlayCase) bool { return c.service != "" && !onMachine(string(c.service)) })
 			if err := e.measure(t.Context(), e.overlay(su)); err != nil {
 				t.Fatal(err)
 			}
@@ -48,25 +44,6 @@ func TestOverlayExperiment(t *testing.T) {
 		})
 	}
 	clean(t)
-}
-
-// TestOverlayInstalled removes the cases of a missing program, with one note; on the path Swarm
-// there are none of nginx.
-func TestOverlayInstalled(t *testing.T) {
-	all, notes := overlayInstalled(overlayCatalogue(), func(program string) bool { return program != "nginx" }, nil)
-	if len(all) != len(overlayPaths) || len(notes) != 1 {
-		t.Fatalf("%d rigs, notes %q", len(all), notes)
-	}
-	for i, su := range overlayCatalogue() {
-		want := map[rig.Path]int{rig.Routed: 1, rig.Bridged: 1}[su.path]
-		if n := len(su.cases) - len(all[i].cases); n != want {
-			t.Errorf("%s: %d cases were left out, want %d", su.path, n, want)
-		}
-	}
-	all, notes = overlayInstalled(overlayCatalogue(), func(string) bool { return true }, errors.New("no dockerd"))
-	if len(all) != len(overlayPaths)-1 || !slices.Equal(notes, []string{"what needs a Docker Engine was left out: no dockerd"}) {
-		t.Errorf("without an engine %d rigs, notes %q", len(all), notes)
-	}
 }
 
 // TestOverlayFigures divides a window's CPU time by the work done in it.

@@ -395,18 +395,6 @@ func (s *session) between(before, after reading) sample {
 	return m
 }
 
-// findRates sets the rates of the demands that are to use a fraction of the shared CPU.
-func (s *session) findRates(ctx context.Context, all []demand) (err error) {
-	for i := range all {
-		if d := &all[i]; d.busy > 0 {
-			if d.rate, err = s.rateFor(ctx, d.traffic, d.busy); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
 // rateFor finds the rate of traffic that uses a fraction busy of the shared CPU, without
 // protection and without quotas.
 func (s *session) rateFor(ctx context.Context, t rig.Traffic, busy float64) (uint64, error) {

@@ -45,28 +45,6 @@ func serving() []trafficSetup {
 	return all
 }
 
-// trafficInstalled removes the cases with servers that are not installed on this machine, with a
-// note about each server.
-func trafficInstalled(all []trafficSetup, have func(program string) bool) (list []trafficSetup, notes []string) {
-	n := needs{have: have}
-	for _, su := range all {
-		var cases []trafficCase
-		for _, c := range su.cases {
-			met := true
-			for _, snd := range c.send {
-				met = n.met(string(snd.service)) && met
-			}
-			if met {
-				cases = append(cases, c)
-			}
-		}
-		if su.cases = cases; len(cases) > 0 {
-			list = append(list, su)
-		}
-	}
-	return list, n.notes()
-}
-
 // ask gives a flow with a server a client with new connections, paused. The connections of the last
 // arm may have been starved. They would send again only after a time that doubles each time (RFC
 // 6298, 5.5), so ask waits for their end as long as they may have been starved.
