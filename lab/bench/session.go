@@ -230,10 +230,6 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if err := s.prepare(ctx, d, on); err != nil {
 		return sample{}, err
 	}
-	start, err := s.read(ctx)
-	if err != nil {
-		return sample{}, err
-	}
 	if d.traffic.Kind != "" {
 		if err := s.running.SetRate(d.rate); err != nil {
 			return sample{}, err
@@ -260,9 +256,6 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 		s.foreign = max(s.foreign, after.all.busySince(before.all)-s.own())
 	}
 	m := s.between(before, after)
-	if s.settle >= toldRamp {
-		m.ramp = s.between(start, before).work
-	}
 	return m, nil
 }
 
@@ -305,15 +298,15 @@ func (s *session) ended() error {
 
 // reading holds all counters at one moment.
 type reading struct {
-	at                   time.Time
-	all, shared, senders cpuTimes
-	victimCPU, agentCPU  time.Duration
-	agentMemory          float64
-	victim               load.Reading
-	sent, received       []load.Reading
-	net                  *api.NetCPU // nil if the agent keeps no accounts
-	softirq              rig.Elapsed // of the stopwatch, if there is one
-	retransmitted        uint64      // by a service and its client
+	at                  time.Time
+	all, shared         cpuTimes
+	victimCPU, agentCPU time.Duration
+	agentMemory         float64
+	victim              load.Reading
+	sent, received      []load.Reading
+	net                 *api.NetCPU // nil if the agent keeps no accounts
+	softirq             rig.Elapsed // of the stopwatch, if there is one
+	retransmitted       uint64      // by a service and its client
 }
 
 func (s *session) read(ctx context.Context) (reading, error) {
@@ -323,7 +316,7 @@ func (s *session) read(ctx context.Context) (reading, error) {
 	}
 	r := reading{
 		net: net, softirq: softirq,
-		at: time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU), senders: readCPU(rig.SenderCPU),
+		at: time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU),
 	}
 	if p := s.guard.process; p != nil {
 		r.agentCPU, r.agentMemory = cpuTime(p.PID), resident(p.PID)
@@ -358,12 +351,11 @@ func (s *session) read(ctx context.Context) (reading, error) {
 func (s *session) between(before, after reading) sample {
 	seconds := after.at.Sub(before.at).Seconds()
 	m := sample{
-		victim:  (after.victimCPU - before.victimCPU).Seconds() / seconds,
-		agent:   (after.agentCPU - before.agentCPU).Seconds() / seconds,
-		memory:  after.agentMemory,
-		used:    after.shared.usedSince(before.shared, after.at.Sub(before.at)),
-		outside: after.senders.usedSince(before.senders, after.at.Sub(before.at)),
-		steal:   after.all.stealSince(before.all),
+		victim: (after.victimCPU - before.victimCPU).Seconds() / seconds,
+		agent:  (after.agentCPU - before.agentCPU).Seconds() / seconds,
+		memory: after.agentMemory,
+		used:   after.shared.usedSince(before.shared, after.at.Sub(before.at)),
+		steal:  after.all.stealSince(before.all),
 
 		charges:   chargesBetween(before.net, after.net, s.rig.Victim().Name),
 		exactness: s.exactnessBetween(before, after),

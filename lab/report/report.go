@@ -6,8 +6,6 @@
 package report
 
 import (
-	"encoding/json"
-	"io"
 	"maps"
 	"math"
 	"slices"
@@ -108,13 +106,6 @@ func (r *Report) Find(name, metric string) (Case, bool) {
 		}
 	}
 	return Case{}, false
-}
-
-// WriteJSON writes the report as JSON, indented.
-func (r *Report) WriteJSON(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(r)
 }
 
 // Median is the middle of the values, or the mean of the two middle ones; NaN
