@@ -66,7 +66,7 @@ func TestGuard(t *testing.T) {
 		return strings.Join(of, ", ")
 	}
 	for _, on := range []bool{false, true, true, false, true} {
-		if err := s.guard.set(ctx, on); err != nil {
+		if err := s.protect(ctx, on); err != nil {
 			t.Fatal(err)
 		}
 		want := "receiver observe, victim observe"
@@ -99,7 +99,7 @@ func TestGuardTellsWhy(t *testing.T) {
 	// Without its agent the session can switch nothing, and reports the agent's end.
 	s.guard.process.Kill()
 	<-s.guard.process.Done()
-	if err := s.guard.set(t.Context(), true); err == nil {
+	if err := s.protect(t.Context(), true); err == nil {
 		t.Error("protection was switched without an agent")
 	}
 	if err := s.close(); err == nil || !strings.Contains(err.Error(), "agent") {

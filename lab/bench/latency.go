@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -133,14 +132,14 @@ func (s *latencySession) build(ctx context.Context) (err error) {
 	if s.rig, err = rig.New(cfg); err != nil {
 		return err
 	}
-	s.trips, s.measured = make(map[arm]float64), s.rig.Prefix()+"*"
+	s.trips, s.measured = make(map[arm]float64), "*"
 	if s.crowded {
-		s.measured = s.rig.Prefix() + "one"
+		s.measured = "one"
 		if err := s.startPings(); err != nil {
 			return err
 		}
 	}
-	if s.guard, err = newGuard(ctx, s.rig, "", "", 100*gbit); err != nil {
+	if s.guard, err = newGuard(ctx, s.rig, "", 100*gbit); err != nil {
 		return err
 	}
 	s.guard.feature = latencyPolicy
@@ -158,8 +157,7 @@ type latencySession struct {
 
 	crowded  bool // many neighbours flood-ping
 	quick    bool
-	measured string             // names of the measured containers
-	inForce  string             // the names in the policy that is in force
+	measured string             // pattern of the measured containers' names
 	trips    map[arm]float64    // of the round so far
 	crowd    []*sandbox.Process // flood pings, one in each neighbour
 	ping     *sandbox.Process   // the ping of the container itself
@@ -225,28 +223,12 @@ func (s *latencySession) begin(ctx context.Context, c latencyCase) error {
 	return err
 }
 
-// policy switches the measurement on for the containers that match a pattern, and off for all
-// others; "" is none.
-func (s *latencySession) policy(ctx context.Context, names string) error {
-	before, text := s.inForce, ""
-	if names == before {
-		return nil
+// policy switches the measurement on for the measured containers, or off.
+func (s *latencySession) policy(ctx context.Context, on bool) error {
+	if !on {
+		return s.guard.apply(ctx, nil)
 	}
-	if names != "" {
-		text = fmt.Sprintf("match: {name: %q}\nset: {latency: on}\n", names)
-	}
-	err := s.guard.policy(ctx, text, func(c api.Container) (taken, changed bool) {
-		was, _ := path.Match(before, c.Name)
-		is, _ := path.Match(names, c.Name)
-		asked := slices.ContainsFunc(c.Policy, func(p api.Setting) bool {
-			return p.Key == "fairlead.latency" && p.Value == "on"
-		})
-		return asked == is, is != was
-	})
-	if err == nil {
-		s.inForce = names
-	}
-	return err
+	return s.guard.apply(ctx, rules{s.measured: "latency: on"})
 }
 
 // measure measures one arm of a case. The cases of a crowd add figures of cases of their own.
@@ -260,11 +242,7 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]f
 		return nil, s.steps(ctx, c)
 	}
 	s.client.SetRate(0)
-	names := s.measured
-	if a == armOff || a == withFtrace {
-		names = ""
-	}
-	if err := s.policy(ctx, names); err != nil {
+	if err := s.policy(ctx, a != armOff && a != withFtrace); err != nil {
 		return nil, err
 	}
 	name := s.rig.Prefix() + "one"

@@ -100,7 +100,7 @@ func (s *latencySession) pings(n int) error {
 // steps adds the bias of round trips beside a growing number of pinging neighbours: the
 // medians of each step, and the median and the worst of the medians.
 func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
-	if err := s.policy(ctx, s.measured); err != nil {
+	if err := s.policy(ctx, true); err != nil {
 		return err
 	}
 	var raws, corrects []float64
@@ -154,7 +154,7 @@ func (s *latencySession) traffic(ctx context.Context, covers string, server, cli
 
 // cover adds the coverage of one kind of traffic beside all pinging neighbours.
 func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
-	if err := errors.Join(s.policy(ctx, s.measured), s.pings(mostPings)); err != nil {
+	if err := errors.Join(s.policy(ctx, true), s.pings(mostPings)); err != nil {
 		return err
 	}
 	switch {
@@ -189,13 +189,13 @@ func tableName(stamps int) string { return fmt.Sprintf("table of %d", stamps) }
 func (s *latencySession) tables(ctx context.Context, c latencyCase) error {
 	name := s.rig.Prefix() + "one"
 	for _, stamps := range tableSizes(s.quick) {
-		if err := s.policy(ctx, ""); err != nil {
+		if err := s.policy(ctx, false); err != nil {
 			return err
 		}
 		if err := s.guard.roomFor(ctx, stamps); err != nil {
 			return err
 		}
-		if err := errors.Join(s.policy(ctx, s.measured), s.pings(mostPings)); err != nil {
+		if err := errors.Join(s.policy(ctx, true), s.pings(mostPings)); err != nil {
 			return err
 		}
 		if _, err := s.guard.client.LatencyRecords(ctx, name, api.LatencyFilter{Port: latencyPort}, 0); err != nil {
@@ -212,7 +212,7 @@ func (s *latencySession) tables(ctx context.Context, c latencyCase) error {
 			s.report.Add(c.name, Covered, "1", true, last.On[len(last.On)-1])
 		}
 	}
-	if err := s.policy(ctx, ""); err != nil {
+	if err := s.policy(ctx, false); err != nil {
 		return err
 	}
 	return s.guard.roomFor(ctx, 0)

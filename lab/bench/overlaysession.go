@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -43,7 +42,7 @@ func (s *overlaySession) build(ctx context.Context) (err error) {
 		return err
 	}
 	for host, r := range s.rig.Hosts {
-		if s.guards[host], err = newGuard(ctx, r, "", "", 0); err != nil {
+		if s.guards[host], err = newGuard(ctx, r, "", 0); err != nil {
 			return err
 		}
 		s.guards[host].feature = "overlay"
@@ -141,19 +140,12 @@ func (s *overlaySession) shorten(ctx context.Context, on bool) error {
 	if s.lacking != "" {
 		return nil // the policy has no effect
 	}
+	var r rules
+	if on {
+		r = rules{"*": "overlay: on"}
+	}
 	for _, g := range s.guards {
-		if g.on == on {
-			continue
-		}
-		text := ""
-		if on {
-			text = fmt.Sprintf("match: {name: %q}\nset: {overlay: on}\n", g.prefix+"*")
-		}
-		err := g.policy(ctx, text, func(c api.Container) (taken, changed bool) {
-			asked := slices.ContainsFunc(c.Policy, func(p api.Setting) bool { return p.Key == "fairlead.overlay" && p.Value == "on" })
-			return asked == on, true
-		})
-		if err != nil {
+		if err := g.apply(ctx, r); err != nil {
 			return err
 		}
 		if g.missing != "" {

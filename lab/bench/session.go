@@ -56,7 +56,7 @@ func (s *session) build(ctx context.Context) (err error) {
 	if err := s.startStopwatch(); err != nil {
 		return err
 	}
-	if s.guard, err = newGuard(ctx, s.rig, su.protect, cmp.Or(su.mode, s.mode), 0); err != nil {
+	if s.guard, err = newGuard(ctx, s.rig, su.protect, 0); err != nil {
 		return err
 	}
 	if err := s.startVictim(ctx); err != nil {
@@ -213,10 +213,18 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 	if err := s.guard.inDriver(ctx, on && d.xdp); err != nil {
 		return err
 	}
-	if err := s.guard.set(ctx, on || d.control); err != nil || !on || !d.xdp || s.guard.missing != "" {
+	if err := s.protect(ctx, on || d.control); err != nil || !on || !d.xdp || s.guard.missing != "" {
 		return err
 	}
 	return s.guard.checkDriver(ctx)
+}
+
+// protect switches the protection on or off.
+func (s *session) protect(ctx context.Context, on bool) error {
+	if !on {
+		return s.guard.apply(ctx, nil)
+	}
+	return s.guard.apply(ctx, rules{s.setup.protect + "*": "netcpu: " + cmp.Or(s.setup.mode, s.mode)})
 }
 
 // measure runs a case with the protection on or off, and measures it after a while. It

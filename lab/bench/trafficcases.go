@@ -64,7 +64,7 @@ type trafficCase struct {
 	name string
 	send []sending
 	// set is the policy while the protection is on, by container.
-	set map[string]string
+	set rules
 	// tc are the classes that an operator would make by hand instead. nil: not measured.
 	tc []rig.Class
 	// phases follow one another in a measurement; nil is one phase in which all containers send.
@@ -81,7 +81,7 @@ type phase struct {
 	name  string
 	sends []string
 	due   map[string]float64 // fraction of the link, by container
-	set   map[string]string  // a new policy at its start
+	set   rules              // a new policy at its start
 	pause time.Duration      // a pause before it, in which no container sends
 }
 
@@ -106,26 +106,26 @@ func trafficCatalogue() []trafficSetup {
 		halves := []rig.Class{{Container: 0, Rate: 475 * mbit, Ceil: gbit}, {Container: 1, Rate: 475 * mbit, Ceil: gbit}}
 		six := trafficCase{
 			name: "6 to 1", send: []sending{bulk("many", 6), bulk("one", 1)},
-			set: map[string]string{"many": "net.weight: 1", "one": "net.weight: 1"}, tc: halves, quick: true,
+			set: rules{"many": "net.weight: 1", "one": "net.weight: 1"}, tc: halves, quick: true,
 		}
 		double := six
 		double.name, double.quick = "6 to 1, weights 1 to 2", false
-		double.set = map[string]string{"many": "net.weight: 1", "one": "net.weight: 2"}
+		double.set = rules{"many": "net.weight: 1", "one": "net.weight: 2"}
 		double.tc = []rig.Class{{Container: 0, Rate: 317 * mbit, Ceil: gbit}, {Container: 1, Rate: 633 * mbit, Ceil: gbit}}
 		fixed := trafficCase{
 			name: "rate beside flood", send: []sending{superflood("many"), bulk("one", 1)}, fixed: "one",
-			set: map[string]string{"many": "net.weight: 9", "one": "{net.rate: 300mbit, net.ceil: 300mbit}"},
+			set: rules{"many": "net.weight: 9", "one": "{net.rate: 300mbit, net.ceil: 300mbit}"},
 			tc:  []rig.Class{{Container: 0, Rate: 650 * mbit, Ceil: gbit}, {Container: 1, Rate: 300 * mbit, Ceil: 300 * mbit}},
 		}
 		fixedUDP := fixed
 		fixedUDP.name, fixedUDP.send = "UDP rate beside bulk", []sending{bulk("many", 6), flood("one")}
 		bound := trafficCase{
 			name: "ceil", send: []sending{flood("one")}, ceil: 100 * mbit,
-			set: map[string]string{"one": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
+			set: rules{"one": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
 		}
 		delay := trafficCase{
 			name: "requests beside bulk", send: []sending{bulk("many", 6), requests("one")}, probe: "one",
-			set: map[string]string{"many": "net.weight: 1", "one": "{net.rate: 50mbit, net.latency: 2ms}"},
+			set: rules{"many": "net.weight: 1", "one": "{net.rate: 50mbit, net.latency: 2ms}"},
 			tc:  []rig.Class{{Container: 0, Rate: 500 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 50 * mbit, Ceil: gbit}}, quick: true,
 		}
 		under := delay
@@ -134,7 +134,7 @@ func trafficCatalogue() []trafficSetup {
 		super.name, super.quick, super.send = "requests beside super-packets", true, []sending{superflood("many"), requests("one")}
 		order := trafficCase{
 			name: "priority", send: []sending{bulk("many", 6), bulk("one", 1)},
-			set: map[string]string{"many": "{net.rate: 100mbit, net.priority: 1}", "one": "{net.rate: 100mbit, net.priority: 0}"},
+			set: rules{"many": "{net.rate: 100mbit, net.priority: 1}", "one": "{net.rate: 100mbit, net.priority: 0}"},
 			tc:  []rig.Class{{Container: 0, Rate: 100 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 100 * mbit, Ceil: gbit}},
 		}
 		su.cases = []trafficCase{six, double, fixed, fixedUDP, bound, delay, under, super, order}
@@ -142,7 +142,7 @@ func trafficCatalogue() []trafficSetup {
 			split := six
 			split.name = "80 to 20"
 			split.send = []sending{bulk("many", 1), bulk("one", 1)}
-			split.set = map[string]string{"many": "net.rate: 760mbit", "one": "net.rate: 190mbit"}
+			split.set = rules{"many": "net.rate: 760mbit", "one": "net.rate: 190mbit"}
 			split.tc = []rig.Class{{Container: 0, Rate: 760 * mbit, Ceil: gbit}, {Container: 1, Rate: 190 * mbit, Ceil: gbit}}
 			su.cases = append(su.cases, split)
 		}
@@ -159,15 +159,15 @@ func inward() trafficSetup {
 	return trafficSetup{name: "ingress", path: rig.NIC, link: gbit, inward: true, boxes: []string{"many", "one"}, cases: []trafficCase{
 		{
 			name: "6 to 1", send: []sending{bulk("many", 6), bulk("one", 1)},
-			set: map[string]string{"many": "net.ingress.weight: 1", "one": "net.ingress.weight: 1"},
+			set: rules{"many": "net.ingress.weight: 1", "one": "net.ingress.weight: 1"},
 		},
 		{
 			name: "ceil", send: []sending{bulk("one", 1)}, fixed: "one",
-			set: map[string]string{"one": "net.ingress.ceil: 100mbit"},
+			set: rules{"one": "net.ingress.ceil: 100mbit"},
 		},
 		{
 			name: "UDP ceil", send: []sending{twice}, fixed: "one",
-			set: map[string]string{"one": "net.ingress.ceil: 100mbit"},
+			set: rules{"one": "net.ingress.ceil: 100mbit"},
 		},
 	}}
 }
@@ -178,7 +178,7 @@ func neighbours() trafficSetup {
 		s.to = name
 		return []sending{s}
 	}
-	set := map[string]string{"one": "net.ceil: 100mbit"}
+	set := rules{"one": "net.ceil: 100mbit"}
 	return trafficSetup{name: "neighbour", path: rig.NIC, link: gbit, boxes: []string{"many", "one"}, cases: []trafficCase{
 		{name: "ceil", send: to(bulk("one", 1), "many"), fixed: "one", set: set},
 		{name: "UDP ceil", send: to(flood("one"), "many"), fixed: "one", set: set},
@@ -191,7 +191,7 @@ func soon() trafficSetup {
 	return trafficSetup{name: "docker", path: rig.Docker, link: gbit, boxes: []string{"w1", "w2"}, cases: []trafficCase{{
 		name: "in force", timed: true,
 		send: []sending{bulk("w1", 2), bulk("w2", 2)},
-		set:  map[string]string{"w1": "net.weight: 1", "w2": "net.weight: 1"},
+		set:  rules{"w1": "net.weight: 1", "w2": "net.weight: 1"},
 	}}}
 }
 
@@ -202,7 +202,7 @@ func changes() trafficSetup {
 	adjust := trafficCase{
 		name: "start and stop",
 		send: []sending{bulk("w1", 2), bulk("w2", 2), bulk("r3", 2), bulk("r4", 2)},
-		set: map[string]string{
+		set: rules{
 			"w1": "net.weight: 1", "w2": "net.weight: 2", "r3": "{net.rate: 400mbit, net.ceil: 400mbit}", "r4": "{net.rate: 240mbit, net.ceil: 240mbit}",
 		},
 		tc: []rig.Class{
@@ -216,14 +216,14 @@ func changes() trafficSetup {
 		},
 		quick: true,
 	}
-	both := map[string]string{"w1": "net.rate: 100mbit", "w2": "net.rate: 100mbit"}
+	both := rules{"w1": "net.rate: 100mbit", "w2": "net.rate: 100mbit"}
 	order := trafficCase{
 		name: "priority changes",
 		send: []sending{bulk("w1", 2), bulk("w2", 2)}, set: both,
 		phases: []phase{
 			{name: "equal", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.5, "w2": 0.5}},
 			{name: "w2 first", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.1, "w2": 0.9},
-				set: map[string]string{"w1": "{net.rate: 100mbit, net.priority: 2}", "w2": "{net.rate: 100mbit, net.priority: 1}"}},
+				set: rules{"w1": "{net.rate: 100mbit, net.priority: 2}", "w2": "{net.rate: 100mbit, net.priority: 1}"}},
 			// HTB uses the old priority of a class until its queue has been empty once.
 			{name: "a pause", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.1, "w2": 0.9}, pause: 200 * time.Millisecond},
 		},
@@ -234,7 +234,7 @@ func changes() trafficSetup {
 // byItself is figure 11(a): the cost of shaping, with bounds that are never reached.
 func byItself() trafficSetup {
 	tc := []rig.Class{{Container: 0, Rate: 90 * gbit, Ceil: 100 * gbit}}
-	set := map[string]string{"only": "net.rate: 90gbit"}
+	set := rules{"only": "net.rate: 90gbit"}
 	return trafficSetup{name: "alone", path: rig.NIC, boxes: []string{"only"}, cases: []trafficCase{
 		{name: "bulk", send: []sending{bulk("only", 1)}, set: set, tc: tc, quick: true},
 		{name: "requests", send: []sending{requests("only")}, set: set, tc: tc, probe: "only", quick: true},

@@ -38,9 +38,9 @@ func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure,
 	const times = 4
 	equal := map[string]float64{"w1": 0.5, "w2": 0.5}
 	more := map[string]float64{"w1": 0.25, "w2": 0.75}
-	file := func(set map[string]string) func(context.Context) error {
+	file := func(set rules) func(context.Context) error {
 		return func(context.Context) error {
-			return os.WriteFile(filepath.Join(s.guard.policies(), policyFile), []byte(s.text(set)), 0o644)
+			return os.WriteFile(filepath.Join(s.guard.policies(), policyFile), []byte(s.guard.text(set)), 0o644)
 		}
 	}
 	hand := func(in api.SetRequest) func(context.Context) error {
@@ -60,7 +60,7 @@ func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure,
 	took := make(map[string][]float64)
 	for range times {
 		for _, ch := range []change{
-			{"a policy file", file(map[string]string{"w1": "net.weight: 1", "w2": "net.weight: 3"}), more},
+			{"a policy file", file(rules{"w1": "net.weight: 1", "w2": "net.weight: 3"}), more},
 			{"a policy file", file(c.set), equal},
 			{"fairlead set", hand(api.SetRequest{Set: map[string]string{"net.weight": "3"}}), more},
 			{"fairlead set", hand(api.SetRequest{Unset: []string{"net.weight"}}), equal},

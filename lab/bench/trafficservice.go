@@ -13,7 +13,7 @@ import (
 // serving is real servers that answer clients outside by the NIC: alone, and beside a
 // neighbour that sends as much as it can. All containers are on CPU 0, the clients on CPU 1.
 func serving() []trafficSetup {
-	set := map[string]string{"many": "{net.weight: 1, net.priority: 1}", "server": "{net.rate: 400mbit, net.priority: 0, net.latency: 2ms}"}
+	set := rules{"many": "{net.weight: 1, net.priority: 1}", "server": "{net.rate: 400mbit, net.priority: 0, net.latency: 2ms}"}
 	tc := []rig.Class{{Container: 0, Rate: 500 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 400 * mbit, Ceil: gbit}}
 	neighbours := []struct {
 		name string
@@ -37,7 +37,7 @@ func serving() []trafficSetup {
 			su.cases = append(su.cases, trafficCase{
 				name: "nginx ceil", ceil: 100 * mbit,
 				send: []sending{{name: "server", rate: load.Flood, service: rig.Nginx, size: rig.LargePage}},
-				set:  map[string]string{"server": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
+				set:  rules{"server": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
 			})
 		}
 		all = append(all, su)

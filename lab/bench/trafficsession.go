@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -23,9 +21,8 @@ type trafficSession struct {
 	rig   *rig.Rig
 	guard *guard
 
-	load  map[string]*flow  // load of the case
-	queue *rig.Queue        // at the NIC, if the case has requests; nil without
-	set   map[string]string // policy by container
+	load  map[string]*flow // load of the case
+	queue *rig.Queue       // at the NIC, if the case has requests; nil without
 
 	calm undisturbed // the requests of the case without neighbours, in the same arm
 }
@@ -65,7 +62,7 @@ func (s *trafficSession) build(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.guard, err = newGuard(ctx, s.rig, "", "", cmp.Or(s.setup.link, 100*gbit))
+	s.guard, err = newGuard(ctx, s.rig, "", cmp.Or(s.setup.link, 100*gbit))
 	return err
 }
 
@@ -135,10 +132,8 @@ func (s *trafficSession) end() error {
 
 // divide switches to an arm, with the load paused.
 func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error {
-	if s.guard.on {
-		if err := s.policy(ctx, nil); err != nil {
-			return err
-		}
+	if err := s.guard.apply(ctx, nil); err != nil {
+		return err
 	}
 	var classes []rig.Class
 	if a == armTC {
@@ -155,40 +150,9 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 		return err
 	}
 	if a == armOn {
-		return s.policy(ctx, c.set)
+		return s.guard.apply(ctx, c.set)
 	}
 	return nil
-}
-
-// policy replaces the policy by set, by container; nil is none.
-func (s *trafficSession) policy(ctx context.Context, set map[string]string) error {
-	was := s.set
-	s.set = set
-	return s.guard.policy(ctx, s.text(set), func(c api.Container) (taken, changed bool) {
-		name := strings.TrimPrefix(c.Name, s.rig.Prefix())
-		want, n := set[name], 0
-		for _, p := range c.Policy {
-			if strings.HasPrefix(p.Key, "fairlead.net.") && p.From != "default" {
-				n++
-				if !strings.Contains(want, strings.TrimPrefix(p.Key, "fairlead.")+": "+p.Value) {
-					return false, false
-				}
-			}
-		}
-		return n == strings.Count(want, "net."), want != was[name]
-	})
-}
-
-// text returns set, by container, in the form of a policy file.
-func (s *trafficSession) text(set map[string]string) (text string) {
-	for _, name := range slices.Sorted(maps.Keys(set)) {
-		what := set[name]
-		if !strings.HasPrefix(what, "{") {
-			what = "{" + what + "}"
-		}
-		text += fmt.Sprintf("---\nmatch: {name: %q}\nset: %s\n", s.rig.Prefix()+name, what)
-	}
-	return text
 }
 
 // sends starts the named flows, and pauses the others.
@@ -233,7 +197,7 @@ func (s *trafficSession) measure(ctx context.Context, c trafficCase, a arm) ([]f
 		changed <- nil
 		if p.set != nil && a == armOn {
 			<-changed
-			go func() { changed <- s.policy(ctx, p.set) }() // while they send
+			go func() { changed <- s.guard.apply(ctx, p.set) }() // while they send
 		}
 		if p.pause > 0 {
 			s.sends(nil)
