@@ -16,20 +16,27 @@ const (
 	P999       = "latency p99.9"
 )
 
-// armTC is an arm of the traffic experiment: classes of tc, made by hand, divide the link.
-const armTC arm = "tc"
+// The arms of the traffic experiment, beside armOff and armOn: another mechanism divides the link.
+const (
+	armTC  arm = "tc"
+	armCNI arm = "cni"
+)
 
 // trafficPlans measure how containers share an uplink without any mechanism, with fairlead, and with
 // another.
 func trafficPlans(e *experiment, _ Options) (plans []plan) {
+	plugin := rig.CNIPlugin() != ""
+	if !plugin {
+		e.notes = append(e.notes, "the CNI plugin bandwidth is not installed (Debian package containernetworking-plugins): it was left out")
+	}
 	for _, su := range trafficCatalogue() {
-		plans = append(plans, e.traffic(su))
+		plans = append(plans, e.traffic(su, plugin))
 	}
 	return plans
 }
 
 // arms returns the arms of a case.
-func (c trafficCase) arms() []arm {
+func (c trafficCase) arms(plugin bool) []arm {
 	if c.timed { // the other arms have nothing to time
 		return []arm{armOn}
 	}
@@ -37,18 +44,21 @@ func (c trafficCase) arms() []arm {
 	if c.tc != nil {
 		arms = append(arms, armTC)
 	}
+	if c.cni != nil && plugin {
+		arms = append(arms, armCNI)
+	}
 	return arms
 }
 
 // traffic plans the cases of one rig.
-func (e *experiment) traffic(su trafficSetup) plan {
+func (e *experiment) traffic(su trafficSetup, plugin bool) plan {
 	s := &trafficSession{experiment: e, setup: su}
 	p := plan{name: su.name, engine: su.path == rig.Docker, rigged: s}
 	for _, c := range su.cases {
 		p.series = append(p.series, series{
 			begin: func(ctx context.Context) error { return s.begin(ctx, c) },
 			cases: []armed{{
-				name: su.name + " " + c.name, quick: c.quick, needs: c.service(), arms: c.arms(),
+				name: su.name + " " + c.name, quick: c.quick, needs: c.service(), arms: c.arms(plugin),
 				measure: func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) },
 			}},
 			end: s.end,
