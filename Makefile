@@ -116,9 +116,9 @@ release: $(CYCLONEDX) ## packages and the image for all architectures, what is i
 	$(MAKE) --no-print-directory image
 	cd $(OUT) && sha256sum * >SHA256SUMS
 
-demo: ## one minute of before and after, on this machine, as root
+demo: ## half a minute of before and after, on this machine, as root
 	@test/setup demo
-	@$(MAKE) --no-print-directory build
+	go build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead-lab
 	./fairlead-lab demo
 
 # The tiers: test/tally says at the end of each what it leaves out. Guests, which

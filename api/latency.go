@@ -218,8 +218,7 @@ type LatencyRecords struct {
 	Lost   uint64 `json:"lost_records" doc:"records of all containers that did not fit into the buffer, or were beyond 20,000 per second of one container, direction and protocol, since the agent began to measure"`
 	// LostWaits is about all containers, too.
 	LostWaits uint64          `json:"lost_waits" doc:"waits of recorded packets of all containers that were overwritten or had no room, since the agent began to measure"`
-	Limited   bool            `json:"limited,omitempty" doc:"the host is not watched for this container now, because it asks by its self socket and has had its time: packets have no mace_seconds and no waits, and a busy CPU passes some over"`
-	OwnCost   LatencyCosts    `json:"own_cost,omitempty" doc:"what the measurement itself costs at each hook; it is included in all times"`
+	Limited   bool            `json:"limited,omitempty" doc:"the host is not watched for this container now, because it asks by its self socket and has had its time: packets have no waits, and a busy CPU passes some over"`
 	Records   []LatencyRecord `json:"records" doc:"packets in the order of their arrival"`
 }
 
@@ -238,7 +237,6 @@ type LatencyRecord struct {
 	Bytes     int           `json:"bytes" doc:"length of the IP packet"`
 	Added     *float64      `json:"added_seconds,omitempty" doc:"time between the container's device and the uplink"`
 	Stack     *float64      `json:"stack_seconds,omitempty" doc:"time between the container's socket and the uplink"`
-	Mace      *float64      `json:"mace_seconds,omitempty" doc:"time between the application and the uplink: from the call that sent the first byte, or to the read that got it; absent if unknown"`
 	Stages    []LatencyPart `json:"stages" doc:"stages in the order in which the packet passed them"`
 	Waits     []LatencyWait `json:"waits,omitempty" doc:"what the CPU did while the packet waited for it; absent if the packet did not wait, or if unknown"`
 }

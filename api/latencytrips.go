@@ -19,9 +19,8 @@ type LatencyTrip struct {
 
 // LatencyTrips pairs each packet with its reply: ICMP echoes by sequence number, UDP by
 // ports and order, and TCP handshakes by ports. Other TCP packets are ignored. unpaired
-// counts the packets without a counterpart. less is what the measurement took, to be
-// subtracted; nil for nothing. LatencyTrips sorts records by time.
-func LatencyTrips(records []LatencyRecord, less LatencyCosts) (trips []LatencyTrip, unpaired int) {
+// counts the packets without a counterpart. LatencyTrips sorts records by time.
+func LatencyTrips(records []LatencyRecord) (trips []LatencyTrip, unpaired int) {
 	type flow struct {
 		protocol, near, far string
 		nearPort, farPort   int
@@ -56,7 +55,7 @@ func LatencyTrips(records []LatencyRecord, less LatencyCosts) (trips []LatencyTr
 		t := LatencyTrip{Time: q.Time, Protocol: q.Protocol, Peer: q.To, Seq: f.seq, Egress: *q.Stack, Ingress: *r.Stack}
 		t.Corrected = r.Time.Sub(q.Time).Seconds() - t.Ingress
 		t.Raw = t.Corrected + t.Egress + t.Ingress
-		trips = append(trips, less.lessTrip(t, q, r))
+		trips = append(trips, t)
 	}
 	return trips, unpaired + len(asked)
 }

@@ -47,7 +47,6 @@ have to reach. docs/bench.md says what each experiment measures.`,
 func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 	cmd := &cobra.Command{Use: x.Name, Short: x.Short}
 	var o bench.Options
-	var page string
 	var list bool
 	if x.Flags != nil {
 		x.Flags(cmd.Flags(), &o)
@@ -59,7 +58,6 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 	cmd.Flags().BoolVar(&o.Quick, "quick", false, "end within two minutes: fewer cases, less exact")
 	cmd.Flags().StringVar(&o.Only, "only", "", "measure only cases that this regular expression matches, also those that --quick would leave out")
 	cmd.Flags().BoolVar(&list, "list", false, "list the cases, and measure nothing")
-	cmd.Flags().StringVar(&page, "html", "", "also write a page with plots to this file")
 	f := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.Rounds < 0 || o.Rounds > 1000 {
@@ -96,27 +94,23 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 		}
 		o.Version = version
 		o.Progress = progress(e.Stderr)
-		var missed bool
-		err = withPage(cmd.Context(), page, func(ctx context.Context, html io.Writer) error {
-			r, err := run(ctx, o)
-			if cli.Terminal(e.Stderr) {
-				fmt.Fprint(e.Stderr, "\r\x1b[K")
-			}
-			if err != nil {
-				return err
-			}
-			if html != nil {
-				if err := r.WriteHTML(html, "fairlead-lab bench "+r.Bench, x.Headline(r), x.Plots(r, o)); err != nil {
-					return err
-				}
-			}
-			missed = against.missed(r.Bars)
-			return f.Print(e.Stdout, r, func(w io.Writer) { write(r, w) })
-		})
-		if err == nil && missed {
+		if err := needRoot(); err != nil {
+			return err
+		}
+		r, err := run(cmd.Context(), o)
+		if cli.Terminal(e.Stderr) {
+			fmt.Fprint(e.Stderr, "\r\x1b[K")
+		}
+		if err != nil {
+			return err
+		}
+		if err := f.Print(e.Stdout, r, func(w io.Writer) { write(r, w) }); err != nil {
+			return err
+		}
+		if against.missed(r.Bars) {
 			return cli.ErrTold
 		}
-		return err
+		return nil
 	}
 	return cmd
 }
@@ -130,24 +124,12 @@ func onlyText(err error) string {
 	return api.Text(err)
 }
 
-// withPage runs an experiment that needs root, with a file for its page if there is a name.
-// It creates the file first, so that an error does not come after minutes of measuring.
-func withPage(ctx context.Context, name string, run func(context.Context, io.Writer) error) error {
+// needRoot returns an error for a user who cannot run an experiment.
+func needRoot() error {
 	if os.Geteuid() != 0 {
 		return errors.New("this command needs root, to create network namespaces and control groups")
 	}
-	if name == "" {
-		return run(ctx, nil)
-	}
-	f, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	err = errors.Join(run(ctx, f), f.Close())
-	if err != nil {
-		os.Remove(name)
-	}
-	return err
+	return nil
 }
 
 // progress shows the progress of an experiment: on a terminal in one line, otherwise in a

@@ -41,8 +41,6 @@ func fake(figures map[string]float64) bench.Experiment {
 			}
 			return r, err
 		},
-		Headline: func(*report.Report) string { return "" },
-		Plots:    func(*report.Report, bench.Options) []report.Plot { return nil },
 		Bars: func() []report.Bar {
 			return []report.Bar{
 				{Case: "one", Metric: "rate", Of: "on", Low: 1e8, High: 2e8, FarLow: 5e7, FarHigh: 3e8, Why: "the first is not held to its rate, which is a sentence that is longer than one line of a terminal"},

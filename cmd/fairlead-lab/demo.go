@@ -1,9 +1,6 @@
 package main
 
 import (
-	"context"
-	"io"
-
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
@@ -11,25 +8,20 @@ import (
 )
 
 func demoVerb(e cli.Env) *cobra.Command {
-	var page string
-	cmd := &cobra.Command{
+	return &cobra.Command{
 		Use:   "demo",
-		Short: "Show in a minute what a neighbour's packets cost, without and with fairlead",
-		Long: `Show in a minute what a neighbour's packets cost, without and with fairlead.
+		Short: "Show in half a minute what a neighbour's packets cost, without and with fairlead",
+		Long: `Show in half a minute what a neighbour's packets cost, without and with fairlead.
 The demo builds two sandboxes with a network of their own, floods one of them,
 and removes everything at the end, also on Ctrl-C. It needs root and two CPUs.`,
 		Args: cli.NArgs(0, 0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needRoot(); err != nil {
+				return err
+			}
 			screen := bench.Screen{Writer: e.Stdout, Colour: cli.Terminal(e.Stdout) && e.Getenv("NO_COLOR") == ""}
-			return withPage(cmd.Context(), page, func(ctx context.Context, html io.Writer) error {
-				r, err := bench.Demo(ctx, screen, version)
-				if err != nil || html == nil {
-					return err
-				}
-				return r.WriteHTML(html, "fairlead-lab demo", bench.DemoHeadline(r), bench.DemoPlots())
-			})
+			_, err := bench.Demo(cmd.Context(), screen, version)
+			return err
 		},
 	}
-	cmd.Flags().StringVar(&page, "html", "", "also write a page with plots to this file")
-	return cmd
 }

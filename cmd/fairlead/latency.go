@@ -17,7 +17,7 @@ import (
 
 func latencyVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "latency [CONTAINER [OTHER]]",
+		Use:   "latency [CONTAINER]",
 		Short: "Show what this host costs the packets of each container",
 		Long: `Show what this host costs the packets of each container that policy has measured
 (fairlead.latency=on), or of one: over --interval, or with --total since each was first
@@ -32,15 +32,12 @@ measured.
 
 --stages shows where the time goes: device, deliver, forward and qdisc on the way out;
 gro, forward, qdisc, deliver and socket on the way in. It also shows which other packets
-the same CPUs handled meanwhile: a packet in the backlog of a CPU waits for those.
-
-With two containers, the first is A and the other is B, over the same interval.`,
+the same CPUs handled meanwhile: a packet in the backlog of a CPU waits for those.`,
 		Example: `  fairlead latency
   fairlead latency web-1 --stages
-  fairlead latency web-1 web-2
   fairlead latency trace web-1 --protocol icmp
   fairlead latency run --container web-1 -- ping -c 10 192.0.2.1`,
-		Args: cli.NArgs(0, 2, "one CONTAINER, or two"),
+		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
 	var f readingFlags
 	f.add(cmd, "show what was counted since each container was first measured")
@@ -53,27 +50,14 @@ With two containers, the first is A and the other is B, over the same interval.`
 		if err != nil {
 			return err
 		}
-		read := func(ref string) func(context.Context, time.Duration) (api.Latency, error) {
-			return func(ctx context.Context, after time.Duration) (api.Latency, error) {
+		return readings[api.Latency]{
+			read: func(ctx context.Context, after time.Duration) (api.Latency, error) {
 				over := min(after, api.MaxOver)
 				if err := wait(ctx, after-over); err != nil {
 					return api.Latency{}, err
 				}
 				return c.Latency(ctx, ref, over)
-			}
-		}
-		if len(args) == 2 {
-			if f.watch || *protocols {
-				return cli.Usagef("--watch and --protocols cannot be used with two containers")
-			}
-			x := comparison{a: ref, b: args[1], interval: f.interval, read: read, stages: *stages}
-			if f.total {
-				x.interval = 0
-			}
-			return x.show(cmd.Context(), e, f.out)
-		}
-		return readings[api.Latency]{
-			read:  read(ref),
+			},
 			after: func(now, _ api.Latency) api.Latency { return now },
 			print: func(w io.Writer, l api.Latency) {
 				v := latencyView{l, ref != "", *protocols, *wide}

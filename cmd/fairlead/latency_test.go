@@ -19,25 +19,13 @@ import (
 type latencyStub struct {
 	serve.Backend
 	report api.Latency
-	double string // a container for which everything takes twice as long
 	asked  []api.LatencyFilter
 }
 
 func (s *latencyStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	f, ok := ask.Body.(api.LatencyFilter)
 	if !ok {
-		out := s.report
-		if ask.Container != "" && ask.Container == s.double {
-			out = latencyReport()
-			for _, c := range out.Containers {
-				for _, s := range []*api.LatencyStage{c.Added, c.Stack} {
-					if s != nil {
-						s.P50, s.P99 = 2*s.P50, 2*s.P99
-					}
-				}
-			}
-		}
-		return out, nil
+		return s.report, nil
 	}
 	s.asked = append(s.asked, f)
 	n := uint64(len(s.asked))
@@ -121,31 +109,6 @@ noisy, 2.0 % for those of id 10
 	s.report.Containers = nil
 	if _, out, _ := against(t, s, "latency", "web-1", "--total"); !strings.Contains(out, "fairlead.latency=on") {
 		t.Errorf("without containers: %q", out)
-	}
-}
-
-// Two containers are compared over the same interval.
-func TestLatencyCompare(t *testing.T) {
-	s := &latencyStub{report: latencyReport(), double: "web-2"}
-	_, out, errs := against(t, s, "latency", "web-1", "web-2", "--stages", "--interval", "100ms")
-	for _, want := range []string{"A: web-1, 2.0 s up to", "B: web-2, 2.0 s up to", "egress  added    5.0us  10.0us  2.00  50.0us   100us  2.00  99.90 %", "egress  qdisc"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("want %q in\n%s%s", want, out, errs)
-		}
-	}
-	_, out, errs = against(t, s, "latency", "web-1", "web-1", "--interval", "100ms")
-	if !strings.Contains(out, "added  5.0us  5.0us  1.00  50.0us  50.0us  1.00  99.90 %") || strings.Contains(out, "qdisc") {
-		t.Errorf("without --stages:\n%s%s", out, errs)
-	}
-	for line := range strings.Lines(out) {
-		if n := utf8.RuneCountInString(line) - 1; n > latencyScreen {
-			t.Errorf("%d columns: %s", n, line)
-		}
-	}
-	for _, args := range [][]string{{"a", "b", "c"}, {"a", "b", "--watch"}, {"a", "b", "--protocols"}} {
-		if status, _, errs := against(t, s, append([]string{"latency"}, args...)...); status != cli.Usage || errs == "" {
-			t.Errorf("%v: status %d: %s", args, status, errs)
-		}
 	}
 }
 

@@ -19,7 +19,6 @@ type packets struct {
 	port                   uint16
 	sample                 uint32
 	self                   bool
-	less                   bool // subtract the time that the measurement itself took
 }
 
 func (p *packets) add(cmd *cobra.Command) {
@@ -28,7 +27,6 @@ func (p *packets) add(cmd *cobra.Command) {
 	s.Uint16Var(&p.port, "port", 0, "packets to or from a port")
 	s.StringVar(&p.protocol, "protocol", "", "packets of tcp, udp, icmp or other")
 	s.BoolVar(&p.self, "self", false, "the container in which this runs, by the agent's self socket")
-	s.BoolVar(&p.less, "less-own-cost", false, "subtract the median time of the measurement's own programs on this host")
 	s.StringVar(&p.socket, "self-socket", api.DefaultSelfSocket, "that socket")
 }
 

@@ -173,9 +173,6 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 		got, err := ask.next(ctx, over)
 		all.Records = append(all.Records, got.Records...)
 		all.Missed += got.Missed
-		if got.OwnCost != nil {
-			all.OwnCost = got.OwnCost
-		}
 		return err
 	}
 	var status error
@@ -203,22 +200,16 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 	if err := collect(last, 300*time.Millisecond); err != nil {
 		return readingHint(err)
 	}
-	trips := roundTrips{Missed: all.Missed, Less: r.less}
-	with, _ := api.LatencyTrips(all.Records, nil)
-	without, unpaired := api.LatencyTrips(all.Records, all.OwnCost)
-	trips.Trips, trips.Unpaired = with, unpaired
-	if r.less {
-		trips.Trips = without
+	trips := roundTrips{Missed: all.Missed}
+	trips.Trips, trips.Unpaired = api.LatencyTrips(all.Records)
+	var raw, corrected []float64
+	for _, t := range trips.Trips {
+		raw, corrected = append(raw, t.Raw), append(corrected, t.Corrected)
 	}
-	var raw, corrected, own []float64
-	for i, t := range trips.Trips {
-		raw, corrected, own = append(raw, t.Raw), append(corrected, t.Corrected), append(own, with[i].Raw-without[i].Raw)
-	}
-	if len(raw) > 0 { // otherwise there is no median
-		trips.Raw, trips.Corrected, trips.OwnCost = median(raw), median(corrected), median(own)
-	}
-	if len(trips.Trips) == 0 {
-		trips.Why = r.why(last, c, program.Args, all.Records, unpaired)
+	if len(raw) > 0 {
+		trips.Raw, trips.Corrected = median(raw), median(corrected)
+	} else {
+		trips.Why = r.why(last, c, program.Args, all.Records, trips.Unpaired)
 	}
 	return errors.Join(r.out.Print(r.env.Stdout, trips, trips.table), ending(program, status))
 }

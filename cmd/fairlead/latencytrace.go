@@ -92,9 +92,6 @@ filters choose what is printed.`,
 				if *count > 0 && shown == uint64(*count) {
 					break
 				}
-				if want.less {
-					r = got.OwnCost.Less(r)
-				}
 				if err := print(e.Stdout, r); err != nil {
 					return err
 				}
@@ -118,7 +115,7 @@ filters choose what is printed.`,
 			fmt.Fprintf(e.Stderr, "%d waits were lost\n", got.LostWaits-lost)
 		}
 		if limited {
-			fmt.Fprintln(e.Stderr, "some packets have no mace and no waits: for a container that asks itself they are watched for 10 s of each minute")
+			fmt.Fprintln(e.Stderr, "some packets have no waits: for a container that asks itself they are watched for 10 s of each minute")
 		}
 		return nil
 	})
@@ -143,7 +140,7 @@ func latencyLine(w io.Writer, r api.LatencyRecord) error {
 	for _, sum := range []struct {
 		name string
 		of   *float64
-	}{{"added", r.Added}, {"stack", r.Stack}, {"mace", r.Mace}} {
+	}{{"added", r.Added}, {"stack", r.Stack}} {
 		if sum.of != nil {
 			line += fmt.Sprintf("  %s %s", sum.name, fine(*sum.of))
 		}

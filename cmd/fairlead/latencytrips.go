@@ -19,9 +19,7 @@ type roundTrips struct {
 	Missed    uint64            `json:"missed_packets"`
 	Raw       float64           `json:"raw_p50_seconds"`
 	Corrected float64           `json:"corrected_p50_seconds"`
-	OwnCost   float64           `json:"own_cost_p50_seconds"` // of a round trip
-	Less      bool              `json:"less_own_cost"`        // whether it is subtracted
-	Why       string            `json:"why,omitempty"`        // why there are no round trips
+	Why       string            `json:"why,omitempty"` // why there are no round trips
 }
 
 // why explains why the records of a program's run contain no round trip.
@@ -108,11 +106,4 @@ func (t roundTrips) table(w io.Writer) {
 		fmt.Fprintf(w, "; %d overwritten before they were read", t.Missed)
 	}
 	fmt.Fprintln(w)
-	if t.OwnCost > 0 {
-		what := "are part of these times (--less-own-cost subtracts them)"
-		if t.Less {
-			what = "have been subtracted"
-		}
-		fmt.Fprintf(w, "%s of a round trip, in the programs that measure it, %s\n", fine(t.OwnCost), what)
-	}
 }

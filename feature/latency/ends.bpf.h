@@ -66,7 +66,6 @@ static __always_inline void sent(struct stamp *s, const struct sk_buff *skb, __u
 	r.id = s->at[E_QUEUED];
 	r.slot = s->slot;
 	r.direction = EGRESS;
-	r.mace = s->called ? between(s->called, now) : NONE;
 	fl_emit(&r);
 }
 
@@ -142,10 +141,6 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 	c->len = r.flow.len && r.flow.len < skb->len ? r.flow.len : skb->len;
 	c->protocol = class_of(&r.flow);
 	c->traced = fl_tenants[device & SLOT] & TRACED && may_emit(t, now);
-	if (c->traced) {
-		c->check = check_of(&r.flow);
-		bpf_core_read(&c->head, sizeof(c->head), &skb->head);
-	}
 	c->since = now;
 	if (!c->traced)
 		return;
@@ -155,8 +150,7 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 	r.id = c->id;
 	r.slot = c->slot;
 	r.direction = INGRESS;
-	r.awaits = AWAITS_SOCKET;
-	r.mace = NONE;
+	r.awaits = 1;
 	fl_emit(&r);
 }
 
@@ -173,7 +167,5 @@ static __always_inline void may_be_host(struct cpu *c, const struct sk_buff *skb
 	c->wait = s->wait;
 	c->id = c->began ^ address(c, skb);
 	c->flow = *f;
-	c->check = check_of(f);
-	bpf_core_read(&c->head, sizeof(c->head), &skb->head);
 	c->since = now;
 }

@@ -2,9 +2,12 @@ package latency
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -162,7 +165,7 @@ func (h *host) costs(client, server *sandbox.Box, to, of string, take time.Durat
 		return unix.Connect(fd, &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()})
 	}))
 	h.T.Cleanup(func() { unix.Close(fd) })
-	sleep, err := load.KeepAwake()
+	sleep, err := keepAwake()
 	must(h.T, err)
 	h.T.Cleanup(sleep)
 	return func() float64 {
@@ -233,4 +236,28 @@ func empty(b testing.TB, names ...string) func() {
 		links = append(links, l...)
 	}
 	return func() { must(b, links.Close()) }
+}
+
+// keepAwake keeps every CPU from idling until stop, by threads that give way to all others at once
+// (SCHED_IDLE): an idle CPU needs some microseconds to wake up, and on a virtual machine often far
+// longer.
+func keepAwake() (stop func(), err error) {
+	var done atomic.Bool
+	var all sync.WaitGroup
+	stop = func() { done.Store(true); all.Wait() }
+	started := make(chan error)
+	for range runtime.NumCPU() {
+		all.Go(func() {
+			runtime.LockOSThread() // never unlocked: the thread ends with its policy
+			err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0)
+			started <- err
+			for err == nil && !done.Load() {
+			}
+		})
+		if err := <-started; err != nil {
+			stop()
+			return nil, fmt.Errorf("keep CPUs awake: %w", err)
+		}
+	}
+	return stop, nil
 }

@@ -15,7 +15,7 @@
  *   netif_rx                 a driver hands a packet to a backlog; attached only if an
  *                            uplink is a veth
  *   netif_receive_skb        the stack receives it, after GRO and RPS
- * and those of waits.bpf.h and app.bpf.h, while the host is watched. At the cgroups of the
+ * and those of waits.bpf.h, while the host is watched. At the cgroups of the
  * containers:
  *   cgroup_skb/ingress       a socket receives it
  *
@@ -45,8 +45,6 @@
 #include "stamp.bpf.h"
 
 #include "waits.bpf.h"
-
-#include "app.bpf.h"
 
 #include "ends.bpf.h"
 
@@ -146,7 +144,6 @@ static __always_inline int look(const struct sk_buff *skb, struct net_device *de
 	}
 	role = device & ROLE;
 	now = bpf_ktime_get_ns();
-	c->worked = 1;
 	if (place < ROW && place >= 0) {
 		s = stamp_at(row * ROW + place);
 		if (!s)
@@ -224,8 +221,6 @@ static __always_inline int look(const struct sk_buff *skb, struct net_device *de
 				may_be_host(c, skb, s, &f, now);
 		} else {
 			s->at[0] = now;
-			if (s->traced && direction == EGRESS)
-				s->called = called(skb);
 			s->host_mode = role == UPLINK && direction == EGRESS;
 		}
 		put(r, place, key);
@@ -268,15 +263,10 @@ static __always_inline int look(const struct sk_buff *skb, struct net_device *de
 static __always_inline int event(const struct sk_buff *skb, struct net_device *dev, const int hook)
 {
 	__u16 near = fl_near[dev->ifindex & (NEAR - 1)];
-	__u64 began;
 
 	if (!(near & (0x11 << hook)))
 		return 0; /* no device with this index is of interest at this hook */
-	began = fl_costing ? bpf_ktime_get_ns() : 0;
-	look(skb, dev, near, hook);
-	if (began)
-		fl_cost(hook, began);
-	return 0;
+	return look(skb, dev, near, hook);
 }
 
 SEC("tp_btf/net_dev_queue")
@@ -369,8 +359,6 @@ int fl_socket(struct __sk_buff *skb)
 			r.slot = fl_slot;
 			r.direction = INGRESS;
 			r.kind = c->slot ? AT_SOCKET : RECORD;
-			r.awaits = hold(skb, c);
-			r.mace = NONE;
 			r.flow = c->flow;
 			fl_emit(&r);
 		}

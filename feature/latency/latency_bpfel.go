@@ -38,9 +38,6 @@ type latencyCpu struct {
 	Polled   uint64
 	Wait     uint32
 	Pad2     uint32
-	Head     uint64
-	Check    uint32
-	Worked   uint32
 	Flow     struct {
 		_        structs.HostLayout
 		From     [16]uint8
@@ -63,7 +60,6 @@ type latencyRecord struct {
 	At    uint64
 	Id    uint64
 	Stage [8]uint64
-	Mace  uint64
 	Flow  struct {
 		_        structs.HostLayout
 		From     [16]uint8
@@ -95,7 +91,6 @@ type latencyStamp struct {
 	Traced    uint8
 	HostMode  uint8
 	Wait      uint32
-	Called    uint64
 	Flow      struct {
 		_        structs.HostLayout
 		From     [16]uint8
@@ -134,13 +129,9 @@ type latencyWaited struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	latencyMapFlCalls      = "fl_calls"
 	latencyMapFlCgroups    = "fl_cgroups"
-	latencyMapFlCosts      = "fl_costs"
 	latencyMapFlCpus       = "fl_cpus"
 	latencyMapFlDevices    = "fl_devices"
-	latencyMapFlHeld       = "fl_held"
-	latencyMapFlHolds      = "fl_holds"
 	latencyMapFlKept       = "fl_kept"
 	latencyMapFlRan        = "fl_ran"
 	latencyMapFlRecords    = "fl_records"
@@ -154,25 +145,20 @@ const (
 	latencyProgFlRanRecv   = "fl_ran_recv"
 	latencyProgFlRanSwitch = "fl_ran_switch"
 	latencyProgFlRanXmit   = "fl_ran_xmit"
-	latencyProgFlRead      = "fl_read"
 	latencyProgFlReceive   = "fl_receive"
-	latencyProgFlSend      = "fl_send"
 	latencyProgFlSocket    = "fl_socket"
 	latencyProgFlXmit      = "fl_xmit"
 	latencyVarFlAttachedAt = "fl_attached_at"
 	latencyVarFlBudget     = "fl_budget"
-	latencyVarFlCosting    = "fl_costing"
 	latencyVarFlEpoch      = "fl_epoch"
 	latencyVarFlHostNetns  = "fl_host_netns"
 	latencyVarFlKeys       = "fl_keys"
 	latencyVarFlLost       = "fl_lost"
 	latencyVarFlLostWaits  = "fl_lost_waits"
 	latencyVarFlNear       = "fl_near"
-	latencyVarFlNoHolds    = "fl_no_holds"
 	latencyVarFlPassedAt   = "fl_passed_at"
 	latencyVarFlRanSince   = "fl_ran_since"
 	latencyVarFlRows       = "fl_rows"
-	latencyVarFlSends      = "fl_sends"
 	latencyVarFlSlot       = "fl_slot"
 	latencyVarFlSplitAt    = "fl_split_at"
 	latencyVarFlTenants    = "fl_tenants"
@@ -232,9 +218,7 @@ type latencyProgramSpecs struct {
 	FlRanRecv   *ebpf.ProgramSpec `ebpf:"fl_ran_recv"`
 	FlRanSwitch *ebpf.ProgramSpec `ebpf:"fl_ran_switch"`
 	FlRanXmit   *ebpf.ProgramSpec `ebpf:"fl_ran_xmit"`
-	FlRead      *ebpf.ProgramSpec `ebpf:"fl_read"`
 	FlReceive   *ebpf.ProgramSpec `ebpf:"fl_receive"`
-	FlSend      *ebpf.ProgramSpec `ebpf:"fl_send"`
 	FlSocket    *ebpf.ProgramSpec `ebpf:"fl_socket"`
 	FlXmit      *ebpf.ProgramSpec `ebpf:"fl_xmit"`
 }
@@ -243,13 +227,9 @@ type latencyProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type latencyMapSpecs struct {
-	FlCalls   *ebpf.MapSpec `ebpf:"fl_calls"`
 	FlCgroups *ebpf.MapSpec `ebpf:"fl_cgroups"`
-	FlCosts   *ebpf.MapSpec `ebpf:"fl_costs"`
 	FlCpus    *ebpf.MapSpec `ebpf:"fl_cpus"`
 	FlDevices *ebpf.MapSpec `ebpf:"fl_devices"`
-	FlHeld    *ebpf.MapSpec `ebpf:"fl_held"`
-	FlHolds   *ebpf.MapSpec `ebpf:"fl_holds"`
 	FlKept    *ebpf.MapSpec `ebpf:"fl_kept"`
 	FlRan     *ebpf.MapSpec `ebpf:"fl_ran"`
 	FlRecords *ebpf.MapSpec `ebpf:"fl_records"`
@@ -263,18 +243,15 @@ type latencyMapSpecs struct {
 type latencyVariableSpecs struct {
 	FlAttachedAt *ebpf.VariableSpec `ebpf:"fl_attached_at"`
 	FlBudget     *ebpf.VariableSpec `ebpf:"fl_budget"`
-	FlCosting    *ebpf.VariableSpec `ebpf:"fl_costing"`
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
 	FlHostNetns  *ebpf.VariableSpec `ebpf:"fl_host_netns"`
 	FlKeys       *ebpf.VariableSpec `ebpf:"fl_keys"`
 	FlLost       *ebpf.VariableSpec `ebpf:"fl_lost"`
 	FlLostWaits  *ebpf.VariableSpec `ebpf:"fl_lost_waits"`
 	FlNear       *ebpf.VariableSpec `ebpf:"fl_near"`
-	FlNoHolds    *ebpf.VariableSpec `ebpf:"fl_no_holds"`
 	FlPassedAt   *ebpf.VariableSpec `ebpf:"fl_passed_at"`
 	FlRanSince   *ebpf.VariableSpec `ebpf:"fl_ran_since"`
 	FlRows       *ebpf.VariableSpec `ebpf:"fl_rows"`
-	FlSends      *ebpf.VariableSpec `ebpf:"fl_sends"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlSplitAt    *ebpf.VariableSpec `ebpf:"fl_split_at"`
 	FlTenants    *ebpf.VariableSpec `ebpf:"fl_tenants"`
@@ -304,13 +281,9 @@ func (o *latencyObjects) Close() error {
 //
 // It can be passed to loadLatencyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type latencyMaps struct {
-	FlCalls   *ebpf.Map `ebpf:"fl_calls"`
 	FlCgroups *ebpf.Map `ebpf:"fl_cgroups"`
-	FlCosts   *ebpf.Map `ebpf:"fl_costs"`
 	FlCpus    *ebpf.Map `ebpf:"fl_cpus"`
 	FlDevices *ebpf.Map `ebpf:"fl_devices"`
-	FlHeld    *ebpf.Map `ebpf:"fl_held"`
-	FlHolds   *ebpf.Map `ebpf:"fl_holds"`
 	FlKept    *ebpf.Map `ebpf:"fl_kept"`
 	FlRan     *ebpf.Map `ebpf:"fl_ran"`
 	FlRecords *ebpf.Map `ebpf:"fl_records"`
@@ -320,13 +293,9 @@ type latencyMaps struct {
 
 func (m *latencyMaps) Close() error {
 	return _LatencyClose(
-		m.FlCalls,
 		m.FlCgroups,
-		m.FlCosts,
 		m.FlCpus,
 		m.FlDevices,
-		m.FlHeld,
-		m.FlHolds,
 		m.FlKept,
 		m.FlRan,
 		m.FlRecords,
@@ -341,18 +310,15 @@ func (m *latencyMaps) Close() error {
 type latencyVariables struct {
 	FlAttachedAt *ebpf.Variable `ebpf:"fl_attached_at"`
 	FlBudget     *ebpf.Variable `ebpf:"fl_budget"`
-	FlCosting    *ebpf.Variable `ebpf:"fl_costing"`
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
 	FlHostNetns  *ebpf.Variable `ebpf:"fl_host_netns"`
 	FlKeys       *ebpf.Variable `ebpf:"fl_keys"`
 	FlLost       *ebpf.Variable `ebpf:"fl_lost"`
 	FlLostWaits  *ebpf.Variable `ebpf:"fl_lost_waits"`
 	FlNear       *ebpf.Variable `ebpf:"fl_near"`
-	FlNoHolds    *ebpf.Variable `ebpf:"fl_no_holds"`
 	FlPassedAt   *ebpf.Variable `ebpf:"fl_passed_at"`
 	FlRanSince   *ebpf.Variable `ebpf:"fl_ran_since"`
 	FlRows       *ebpf.Variable `ebpf:"fl_rows"`
-	FlSends      *ebpf.Variable `ebpf:"fl_sends"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
 	FlSplitAt    *ebpf.Variable `ebpf:"fl_split_at"`
 	FlTenants    *ebpf.Variable `ebpf:"fl_tenants"`
@@ -374,9 +340,7 @@ type latencyPrograms struct {
 	FlRanRecv   *ebpf.Program `ebpf:"fl_ran_recv"`
 	FlRanSwitch *ebpf.Program `ebpf:"fl_ran_switch"`
 	FlRanXmit   *ebpf.Program `ebpf:"fl_ran_xmit"`
-	FlRead      *ebpf.Program `ebpf:"fl_read"`
 	FlReceive   *ebpf.Program `ebpf:"fl_receive"`
-	FlSend      *ebpf.Program `ebpf:"fl_send"`
 	FlSocket    *ebpf.Program `ebpf:"fl_socket"`
 	FlXmit      *ebpf.Program `ebpf:"fl_xmit"`
 }
@@ -391,9 +355,7 @@ func (p *latencyPrograms) Close() error {
 		p.FlRanRecv,
 		p.FlRanSwitch,
 		p.FlRanXmit,
-		p.FlRead,
 		p.FlReceive,
-		p.FlSend,
 		p.FlSocket,
 		p.FlXmit,
 	)

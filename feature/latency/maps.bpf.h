@@ -103,17 +103,6 @@ __u16 fl_near[NEAR];
 #define WINDOW_BITS 24
 __u32 fl_budget;
 
-/* Time of an event with a stamp, by hook, while fl_costing is set: the host is watched. */
-#define HOOKS 4
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, HOOKS);
-	__type(key, __u32);
-	__type(value, struct histogram);
-} fl_costs SEC(".maps");
-
-__u32 fl_costing;
-
 /* When a packet was last passed over, ns; exact to some jiffies. */
 __u64 fl_passed_at;
 
@@ -154,9 +143,8 @@ struct stamp {
 	__u8 protocol;
 	__u8 traced;
 	__u8 host_mode;
-	__u32 wait;   /* ticket in fl_kept; 0: none */
-	__u64 called; /* when the application called, ns; 0: unknown. Set if traced, as is */
-	struct flow flow;
+	__u32 wait; /* ticket in fl_kept; 0: none */
+	struct flow flow; /* set if traced */
 };
 
 /*
@@ -190,21 +178,19 @@ __u64 fl_split_at;
 
 /* The record of one packet, for user space. */
 #define RECORD 0
-#define AT_SOCKET 1      /* adds the times at the socket to the record with the same id */
-#define AT_APPLICATION 2 /* adds the time of the reader */
+#define AT_SOCKET 1 /* adds the times at the socket to the record with the same id */
 struct record {
 	__u64 at; /* ns; the end of the path */
 	__u64 id; /* of the packet */
 	__u64 stage[STAGES]; /* ns; NONE: unknown */
-	__u64 mace; /* ns between the application and the uplink; NONE: unknown */
 	struct flow flow;
 	__u32 slot;
 	__u8 direction;
 	__u8 kind;
-	__u8 awaits; /* AWAITS_ */
+	__u8 awaits; /* AT_SOCKET may follow */
 	__u8 pad[5];
 };
-_Static_assert(sizeof(struct record) == 152, "read by records.go");
+_Static_assert(sizeof(struct record) == 144, "read by parse.go");
 #define NONE (~0ULL)
 
 struct {
@@ -240,9 +226,6 @@ struct cpu {
 	__u64 polled; /* at the uplink, of a packet without a slot */
 	__u32 wait;   /* as in struct stamp, of a packet without a slot */
 	__u32 pad2;
-	__u64 head;   /* address of its bytes */
-	__u32 check;
-	__u32 worked; /* the packet of the current event has a stamp */
 	struct flow flow;
 };
 

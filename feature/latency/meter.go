@@ -11,7 +11,6 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
@@ -50,7 +49,7 @@ type meter struct {
 	}
 	links  bpf.Links // nil: detached for rest
 	queued bpf.Links // of backlog, while an uplink is a veth
-	ran    bpf.Links // of waits.bpf.h and app.bpf.h, while the host is watched
+	ran    bpf.Links // of waits.bpf.h, while the host is watched
 	maps   struct {
 		Tallies  *ebpf.Map      `ebpf:"fl_tallies"`
 		CPUs     *ebpf.Map      `ebpf:"fl_cpus"`
@@ -65,8 +64,6 @@ type meter struct {
 		Lost     *ebpf.Variable `ebpf:"fl_lost"`
 		Waits    *ebpf.Variable `ebpf:"fl_lost_waits"`
 		RanSince *ebpf.Variable `ebpf:"fl_ran_since"`
-		Costs    *ebpf.Map      `ebpf:"fl_costs"`
-		Costing  *ebpf.Variable `ebpf:"fl_costing"`
 	}
 	backlog *ebpf.Program // fl_backlog; nil: no uplink has been a veth
 	ends    *ends
@@ -95,9 +92,6 @@ func (s *socket) close() error {
 	return errors.Join(err, s.program.Close())
 }
 
-// sends are the system calls that send by a socket: fl_sends of app.bpf.h.
-var sends = [5]uint32{unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_SENDMMSG, unix.SYS_WRITE, unix.SYS_WRITEV}
-
 // openMeter loads and attaches the programs. host is the inode of the host's network namespace,
 // stamps is as in Config, shared are the maps of package identity.
 func openMeter(host uint64, stamps uint32, shared bpf.Maps) (_ *meter, err error) {
@@ -107,7 +101,7 @@ func openMeter(host uint64, stamps uint32, shared bpf.Maps) (_ *meter, err error
 			err = errors.Join(fmt.Errorf("measure latency: %w", err), m.close())
 		}
 	}()
-	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlHostNetns: uint32(host), latencyVarFlSends: sends, latencyVarFlRows: stamps / rowOfStamps}, shared); err != nil {
+	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlHostNetns: uint32(host), latencyVarFlRows: stamps / rowOfStamps}, shared); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(m.object.Load(&m.maps, nil), m.object.Load(&m.programs, nil)); err != nil {
@@ -276,29 +270,6 @@ func (m *meter) passed() (events []uint64, evicted uint64, err error) {
 		evicted += c.Evicted
 	}
 	return events, evicted, nil
-}
-
-// costs returns the run time of the programs for packets with a stamp, by hook, while the host was
-// watched.
-func (m *meter) costs() (all [hookXmit + 1]*hist.Histogram, err error) {
-	for hook := range all {
-		var cpus []struct {
-			Sum   uint64
-			Count [buckets]uint64
-		}
-		if err := m.maps.Costs.Lookup(uint32(hook), &cpus); err != nil {
-			return all, fmt.Errorf("read own cost: %w", err)
-		}
-		sum := &hist.Histogram{Sub: subBits, Counts: make([]uint64, buckets)}
-		for _, c := range cpus {
-			sum.Sum += c.Sum
-			for i, n := range c.Count {
-				sum.Counts[i] += n
-			}
-		}
-		all[hook] = sum
-	}
-	return all, nil
 }
 
 // attached returns the numbers of attached programs, for tests.

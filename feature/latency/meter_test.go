@@ -10,7 +10,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	topology.Reexec(appReexec)
+	topology.Reexec()
 	testkit.Main(m)
 }
 

@@ -11,37 +11,30 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// Kinds of records, and what may follow a record: RECORD and AWAITS_ in maps.bpf.h and app.bpf.h.
+// Kinds of records: RECORD and AT_SOCKET in maps.bpf.h.
 const (
 	kindRecord = iota
 	kindAtSocket
-	kindAtApplication
-)
-
-const (
-	awaitsNothing = iota
-	awaitsSocket
-	awaitsRead
 )
 
 // Offsets in struct record, and its length. It is parsed field by field because reflection is too
 // slow for each packet.
 const (
 	recordStage = 16
-	recordFlow  = 88
-	recordSize  = 152
+	recordFlow  = 80
+	recordSize  = 144
 )
 
 // parseRecord parses a struct record. at is the wall time at which the monotonic clock was 0.
-func parseRecord(raw []byte, at time.Time) (r Record, s identity.Slot, kind, awaits uint8, err error) {
+func parseRecord(raw []byte, at time.Time) (r Record, s identity.Slot, kind uint8, awaits bool, err error) {
 	if len(raw) != recordSize {
-		return r, 0, 0, 0, fmt.Errorf("record of %d bytes", len(raw))
+		return r, 0, 0, false, fmt.Errorf("record of %d bytes", len(raw))
 	}
 	host := binary.NativeEndian
 	flow, stage := raw[recordFlow:], raw[recordStage:]
-	slot, direction, kind, awaits := host.Uint32(raw[140:]), raw[144], raw[145], raw[146]
+	slot, direction, kind, awaits := host.Uint32(raw[132:]), raw[136], raw[137], raw[138] != 0
 	if direction >= uint8(directions) {
-		return r, 0, 0, 0, fmt.Errorf("record of direction %d", direction)
+		return r, 0, 0, false, fmt.Errorf("record of direction %d", direction)
 	}
 	seq := host.Uint32(flow[36:])
 	r = Record{
@@ -62,7 +55,6 @@ func parseRecord(raw []byte, at time.Time) (r Record, s identity.Slot, kind, awa
 	for i := range r.Stages {
 		r.Stages[i] = time.Duration(host.Uint64(stage[8*i:])) // NONE is -1
 	}
-	r.Mace = time.Duration(host.Uint64(raw[80:]))
 	return r, identity.Slot(slot), kind, awaits, nil
 }
 

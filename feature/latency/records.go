@@ -23,7 +23,6 @@ const (
 	maxRecords = 4096                  // kept of one tenant
 	lease      = 10 * time.Second      // how long packets are recorded after a request
 	patience   = 20 * time.Millisecond // limit between device and socket
-	readIn     = time.Second           // limit until the application reads; later reads are ignored
 )
 
 // Record is one packet of a container.
@@ -38,9 +37,6 @@ type Record struct {
 	Bytes     int    // of the IP packet
 	// Stages holds the time of each stage; less than 0: unknown.
 	Stages [stages]time.Duration
-	// Mace is the span of the MACE paper, between the application and the uplink: from the call
-	// that sends, or to the copy that begins to read. Less than 0: unknown.
-	Mace time.Duration
 
 	id     uint64
 	number uint64
@@ -56,7 +52,7 @@ type tracer struct {
 
 	mu      sync.Mutex
 	traces  map[identity.Slot]*trace
-	waiting map[uint64]waiting // for the records of socket and reader, by id
+	waiting map[uint64]waiting // for the records of their sockets, by id
 	waits   map[uint64][]wait  // the packet's record follows; by id
 	orphans uint64             // waits without a record
 }
@@ -143,7 +139,7 @@ func (t *tracer) take(raw []byte) {
 		t.takeWait(raw)
 		return
 	}
-	r, s, kind, next, err := parseRecord(raw, t.zero)
+	r, s, kind, awaits, err := parseRecord(raw, t.zero)
 	if err != nil {
 		return // not of our programs
 	}
@@ -152,29 +148,21 @@ func (t *tracer) take(raw []byte) {
 	if kind == kindRecord {
 		r.waits = t.waits[r.id]
 		delete(t.waits, r.id)
-	}
-	if kind != kindRecord {
+	} else {
 		w, known := t.waiting[r.id]
 		if !known {
 			return // too late
 		}
 		delete(t.waiting, r.id)
-		if kind == kindAtSocket {
-			w.At = r.At // Stack ends there
-			w.Stages[Socket], w.Stages[Stack] = r.Stages[Socket], r.Stages[Stack]
-		} else {
-			w.Mace = r.Mace
-		}
+		w.At = r.At // Stack ends there
+		w.Stages[Socket], w.Stages[Stack] = r.Stages[Socket], r.Stages[Stack]
 		r, s = w.Record, w.slot
 	}
-	switch {
-	case next == awaitsNothing || len(t.waiting) == maxRecords:
+	if !awaits || len(t.waiting) == maxRecords {
 		t.add(s, r)
-	case next == awaitsSocket:
-		t.waiting[r.id] = waiting{r, s, time.Now().Add(patience)}
-	default:
-		t.waiting[r.id] = waiting{r, s, time.Now().Add(readIn)}
+		return
 	}
+	t.waiting[r.id] = waiting{r, s, time.Now().Add(patience)}
 }
 
 // maxOrphans limits the packets with a wait but no record yet. The kernel emits a wait right before
@@ -198,7 +186,7 @@ func (t *tracer) takeWait(raw []byte) {
 	}
 }
 
-// flush adds records that have waited too long for their socket or reader.
+// flush adds records that have waited too long for their socket.
 func (t *tracer) flush(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

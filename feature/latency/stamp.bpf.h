@@ -75,22 +75,6 @@ static __always_inline void count(struct tally *t, __u32 stage, __u64 ns)
 	increment(&t->stage[stage].count[bucket]);
 }
 
-/* Counts the time of an event on this CPU. It includes one reading of the clock. */
-__noinline int fl_cost(__u32 hook, __u64 began)
-{
-	struct histogram *h = bpf_map_lookup_elem(&fl_costs, &hook);
-	struct cpu *c = this_cpu();
-	__u64 ns = bpf_ktime_get_ns() - began;
-	__u32 bucket = fl_bucket(ns);
-
-	if (!c || !h || !c->worked || bucket >= HIST_BUCKETS)
-		return 0; /* the packet had no stamp */
-	c->worked = 0;
-	__sync_fetch_and_add(&h->sum, ns);
-	increment(&h->count[bucket]);
-	return 0;
-}
-
 /*
  * Reports whether one more packet may begin on this CPU. After a window of time with more
  * than fl_budget packets, a random sample of that size is admitted; the first busy window

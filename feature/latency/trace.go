@@ -11,7 +11,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/hist"
 )
 
 // Traced holds records of one container's packets.
@@ -20,14 +19,11 @@ type Traced struct {
 	// Next is the number of the next record. Missed counts the requested records that were
 	// overwritten before.
 	Next, Missed uint64
-	// Costs is the run time of the programs for packets with a stamp, by hook, while the host was
-	// watched.
-	Costs [hookXmit + 1]*hist.Histogram
 	// Lost and LostWaits count the lost records and waits of all tenants since the meter was
 	// opened: without room in a buffer, or beyond the rate limit.
 	Lost, LostWaits uint64
 	// Limited is set if the host is not watched because the container that asks has used up its
-	// spell. Records then have neither Mace nor waits.
+	// spell. Records then have no waits.
 	Limited bool
 }
 
@@ -73,10 +69,7 @@ func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter 
 	defer f.mu.Unlock()
 	if f.meter != nil {
 		out.Limited = f.meter.ran == nil
-		var lerr error
-		out.Costs, err = f.meter.costs()
-		out.Lost, out.LostWaits, lerr = f.lost()
-		err = errors.Join(err, lerr)
+		out.Lost, out.LostWaits, err = f.lost()
 	}
 	return out, true, err
 }
@@ -213,7 +206,7 @@ func (f *Latency) recorded(ctx context.Context, id container.ID, self bool, filt
 		if !measured {
 			return nil, notMeasured()
 		}
-		out.Next, out.Lost, out.LostWaits, out.OwnCost, out.Limited = got.Next, got.Lost, got.LostWaits, wireCosts(got.Costs), got.Limited
+		out.Next, out.Lost, out.LostWaits, out.Limited = got.Next, got.Lost, got.LostWaits, got.Limited
 		out.Missed += got.Missed
 		for _, r := range got.Records {
 			if wants(filter, &r) {
@@ -242,17 +235,6 @@ func (f *Latency) membersOf(id container.ID) []container.ID {
 		return members(t)
 	}
 	return []container.ID{id}
-}
-
-// wireCosts converts the costs of hooks to the API's form, without hooks at which nothing was
-// timed.
-func wireCosts(all [hookXmit + 1]*hist.Histogram) (out api.LatencyCosts) {
-	for hook, name := range []string{hookPoll: api.LatencyPoll, hookReceive: api.LatencyReceive, hookQueue: api.LatencyQueue, hookXmit: api.LatencyXmit} {
-		if h := all[hook]; h != nil && h.Count() > 0 {
-			out = append(out, api.LatencyCost{Hook: name, Stamps: h.Count(), P50: h.Quantile(0.5).Seconds()})
-		}
-	}
-	return out
 }
 
 func notMeasured() error {
@@ -285,10 +267,6 @@ func wireRecord(r Record) api.LatencyRecord {
 		Time: r.At, Direction: r.Direction.String(), Protocol: class(r.Protocol).String(),
 		From: r.From.Addr().String(), FromPort: int(r.From.Port()), To: r.To.Addr().String(), ToPort: int(r.To.Port()),
 		Seq: uint64(r.Seq), Type: int(r.Type), Syn: r.Syn, Bytes: r.Bytes, Added: seconds(Added), Stack: seconds(Stack), Stages: []api.LatencyPart{},
-	}
-	if r.Mace >= 0 {
-		v := r.Mace.Seconds()
-		w.Mace = &v
 	}
 	for _, s := range way(r.Direction) {
 		if v := seconds(s); v != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// Waits, and the times of the application, need programs at every system call and every task
-// switch of the host, which slow these down. The host is watched as long as an operator asks. A
+// Waits need programs at every task switch and every softirq of the host, which slow these down. The
+// host is watched as long as an operator asks. A
 // container that asks on its own socket has it watched for one spell in each span. mostSpells
 // limits the spells of all such containers in a span.
 const (
@@ -81,8 +81,7 @@ func (f *Latency) schedule(now time.Time, changed bool) error {
 	return errors.Join(err, f.follow())
 }
 
-// watch attaches or detaches the programs that watch the host: the work of the CPUs, and the calls
-// by which applications send and read.
+// watch attaches or detaches the programs that watch the host: the work of its CPUs.
 func (m *meter) watch(on bool) (err error) {
 	switch {
 	case on && m.ran == nil:
@@ -90,18 +89,17 @@ func (m *meter) watch(on bool) (err error) {
 		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 			return fmt.Errorf("watch CPUs: %w", err)
 		}
-		if err := errors.Join(m.maps.RanSince.Set(uint64(now.Nano())), m.maps.Costing.Set(uint32(1))); err != nil {
+		if err := m.maps.RanSince.Set(uint64(now.Nano())); err != nil {
 			return fmt.Errorf("watch CPUs: %w", err)
 		}
-		m.ran, err = m.object.Attach(latencyProgFlRanSwitch, latencyProgFlRanEntry, latencyProgFlRanExit, latencyProgFlRanRecv, latencyProgFlRanXmit,
-			latencyProgFlRead, latencyProgFlSend)
+		m.ran, err = m.object.Attach(latencyProgFlRanSwitch, latencyProgFlRanEntry, latencyProgFlRanExit, latencyProgFlRanRecv, latencyProgFlRanXmit)
 		if err != nil {
 			return fmt.Errorf("watch CPUs: %w", err)
 		}
 	case !on && m.ran != nil:
 		err = m.ran.Close()
 		m.ran = nil
-		if serr := errors.Join(m.maps.RanSince.Set(uint64(0)), m.maps.Costing.Set(uint32(0))); serr != nil {
+		if serr := m.maps.RanSince.Set(uint64(0)); serr != nil {
 			return fmt.Errorf("watch CPUs: %w", serr)
 		}
 	}

@@ -30,7 +30,6 @@ func (g *guard) accounts(ctx context.Context) (*api.NetCPU, error) {
 
 // charges are the changes of the accounts in one window.
 type charges struct {
-	stolen  float64            // CPU time that others' packets took from the victim, per second
 	slowed  float64            // how much slower the victim ran, as the agent says it; NaN: it has no account
 	balance float64            // charged time divided by measured time; 0: nothing was measured
 	cost    map[string]float64 // CPU time of a received packet in seconds, by protocol
@@ -42,8 +41,7 @@ func chargesBetween(before, after *api.NetCPU, victim string) *charges {
 		return nil
 	}
 	n := after.After(*before)
-	seconds := n.Taken.Sub(n.Since).Seconds()
-	if seconds <= 0 {
+	if !n.Taken.After(n.Since) {
 		return nil
 	}
 	c := &charges{cost: map[string]float64{}, slowed: slowedBetween(before, after, victim)}
@@ -52,9 +50,6 @@ func chargesBetween(before, after *api.NetCPU, victim string) *charges {
 	}
 	work := map[string]api.NetCPUWork{}
 	for _, a := range append([]api.NetCPUAccount{n.System}, n.Accounts...) {
-		if a.Name == victim {
-			c.stolen = a.Stolen / seconds
-		}
 		for _, w := range a.Work {
 			if w.Direction == "receive" {
 				sum := work[w.Protocol]

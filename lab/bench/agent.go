@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -157,14 +160,13 @@ func (d *daemon) stop() error {
 type guard struct {
 	daemon
 	rig     *rig.Rig
-	uplink  uint64 // rate of the NIC in bit/s, which traffic divides; 0: traffic does not
-	xdp     bool   // drop packets in the driver of the NIC
-	stamps  int    // size of latency's table of packets under way; 0: the default
-	feature string // the feature under test
-	mode    string // netcpu: the mode while the protection is on
-	prefix  string // prefix of the names of the protected containers
-	count   int    // number of protected containers
-	on      bool
+	uplink  uint64         // rate of the NIC in bit/s, which traffic divides; 0: traffic does not
+	xdp     bool           // drop packets in the driver of the NIC
+	stamps  int            // size of latency's table of packets under way; 0: the default
+	feature string         // the feature under test
+	prefix  string         // prefix of the names of the protected containers
+	count   int            // number of protected containers
+	rules   rules          // in force
 	others  rig.ProgramSet // BPF programs that were loaded before the agent
 	// missing is why the protection has no effect on this host; "" if it works.
 	missing string
@@ -174,15 +176,15 @@ type guard struct {
 
 const policyFile = "rig.yaml"
 
-// newGuard starts an agent for the rig and waits until it answers. The protection is off at first.
-// mode is netcpu's mode while it is on. If uplink is not 0, feature traffic divides the NIC, at
+// newGuard starts an agent for the rig and waits until it answers. No rules are in force at first. If
+// uplink is not 0, feature traffic divides the NIC, at
 // that rate. protect is the prefix, in the rig, of the names of the protected containers.
-func newGuard(ctx context.Context, r *rig.Rig, protect, mode string, uplink uint64) (*guard, error) {
+func newGuard(ctx context.Context, r *rig.Rig, protect string, uplink uint64) (*guard, error) {
 	dir, err := r.TempDir("agent")
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{daemon: daemon{dir: dir}, rig: r, uplink: uplink, feature: "netcpu", mode: mode, prefix: r.Prefix() + protect}
+	g := &guard{daemon: daemon{dir: dir}, rig: r, uplink: uplink, feature: "netcpu", prefix: r.Prefix() + protect}
 	for _, c := range r.Containers {
 		if strings.HasPrefix(c.Name, protect) {
 			g.count++
@@ -215,7 +217,7 @@ func (g *guard) inDriver(ctx context.Context, xdp bool) error {
 	if g.xdp == xdp {
 		return nil
 	}
-	if err := errors.Join(g.set(ctx, false), g.stop()); err != nil {
+	if err := errors.Join(g.apply(ctx, nil), g.stop()); err != nil {
 		return err
 	}
 	g.xdp = xdp
@@ -248,34 +250,57 @@ func (g *guard) checkDriver(ctx context.Context) error {
 	return fmt.Errorf("the NIC does not drop by XDP: %+v", n.Uplinks)
 }
 
-// set switches the protection on or off, and waits until the agent reports it.
-func (g *guard) set(ctx context.Context, on bool) error {
-	if g.on == on {
-		return nil
-	}
-	text := ""
-	if on {
-		text = fmt.Sprintf("match: {name: %q}\nset: {netcpu: %q}\n", g.prefix+"*", g.mode)
-	}
-	return g.policy(ctx, text, func(c api.Container) (taken, changed bool) {
-		asked := false
-		for _, p := range c.Policy {
-			// In the mode auto the controller may have decided already.
-			asked = asked || p.Key == "fairlead.netcpu" && (p.Value == g.mode || strings.HasPrefix(p.Instead, p.Key+"="+g.mode+" "))
+// rules are the settings of containers, as a policy file has them ("net.weight: 1", or several in
+// braces), by a pattern of their names in the rig.
+type rules map[string]string
+
+// of returns the settings of a container.
+func (r rules) of(name string) string {
+	for pattern, set := range r {
+		if match, _ := path.Match(pattern, name); match {
+			return set
 		}
-		return asked == on, true
-	})
+	}
+	return ""
 }
 
-// policy writes a policy file, or removes it if text is "", and waits until the agent has
-// applied it to all containers. stands reports whether a container has the new policy, and
-// whether that differs from its last one.
-func (g *guard) policy(ctx context.Context, text string, stands func(api.Container) (taken, changed bool)) error {
+// stand reports whether a container has these settings, and no others that are no defaults.
+func stand(set string, of []api.Setting) bool {
+	n := 0
+	for _, p := range of {
+		if p.From == "default" {
+			continue
+		}
+		value := p.Value
+		if was, decided := strings.CutPrefix(p.Instead, p.Key+"="); decided { // by a controller, in the mode auto
+			value, _, _ = strings.Cut(was, " ")
+		}
+		if n++; !strings.Contains(set, strings.TrimPrefix(p.Key, "fairlead.")+": "+value) {
+			return false
+		}
+	}
+	return n == strings.Count(set, ": ")
+}
+
+// text returns rules in the form of a policy file.
+func (g *guard) text(r rules) (text string) {
+	for _, pattern := range slices.Sorted(maps.Keys(r)) {
+		text += fmt.Sprintf("---\nmatch: {name: %q}\nset: {%s}\n", g.rig.Prefix()+pattern, strings.Trim(r[pattern], "{}"))
+	}
+	return text
+}
+
+// apply replaces the policy file by one with the given rules; without any it removes the file. It
+// waits until the agent has applied them to all protected containers.
+func (g *guard) apply(ctx context.Context, r rules) error {
+	if maps.Equal(r, g.rules) {
+		return nil
+	}
 	file := filepath.Join(g.policies(), policyFile)
 	before := time.Now()
 	var err error
-	if text != "" {
-		err = os.WriteFile(file, []byte(text), 0o644)
+	if len(r) > 0 {
+		err = os.WriteFile(file, []byte(g.text(r)), 0o644)
 	} else {
 		err = os.Remove(file)
 	}
@@ -286,8 +311,8 @@ func (g *guard) policy(ctx context.Context, text string, stands func(api.Contain
 		return g.explain(err)
 	}
 	err = g.wait(ctx, func(c api.Container, s api.FeatureStatus) bool {
-		taken, changed := stands(c)
-		if !taken {
+		name := strings.TrimPrefix(c.Name, g.rig.Prefix())
+		if !stand(r.of(name), c.Policy) {
 			return false
 		}
 		if s.State == api.StateUnavailable {
@@ -297,12 +322,12 @@ func (g *guard) policy(ctx context.Context, text string, stands func(api.Contain
 			}
 			return true
 		}
-		return (s.State == api.StateDone || s.State == api.StatePartly) && (!changed || s.Since.After(before))
+		return (s.State == api.StateDone || s.State == api.StatePartly) && (r.of(name) == g.rules.of(name) || s.Since.After(before))
 	})
 	if err != nil {
 		return fmt.Errorf("switch the protection: %w", err)
 	}
-	g.on = text != ""
+	g.rules = r
 	return nil
 }
 

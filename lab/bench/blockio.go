@@ -4,11 +4,8 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"slices"
 	"strconv"
-	"time"
 
-	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
@@ -19,9 +16,7 @@ const (
 	DetectedIn  = "interference declared after"
 	RecoveredIn = "95 % of the undisturbed after"
 	NamedRight  = "burners among the culprits named"
-	BurnersKeep = "work of the burners"
 	DiskIOPS    = "IOPS"
-	DiskP99     = "p99 latency"
 	Hits        = "losses detected"
 	FalseAlarms = "false alarms"
 	MetShare    = "1 s samples in which reservations are met"
@@ -36,7 +31,6 @@ const (
 	// Transactions is the number of a database's transactions per second.
 	Transactions       = "transactions"
 	PartOfTransactions = "transactions, part of the undisturbed"
-	NetworkTime        = "time for the network, part of the disk's CPU"
 )
 
 // armAlone is the load undisturbed. The others are compared with it.
@@ -48,7 +42,6 @@ type blockioCase struct {
 	quick   bool
 	most    int // most rounds, for a case with long ones; 0: no limit
 	rig     blockioConfig
-	steps   []blockioArm // the arms after armAlone, each by settings; nil: armOff and armOn
 	measure func(*blockioRig, context.Context, blockioCase, arm) ([]figure, error)
 	// whole measures all arms of a case at once, in place of measure, and adds the figures.
 	whole func(*blockioRig, context.Context, blockioCase) error
@@ -59,14 +52,7 @@ func (c blockioCase) arms() []arm {
 	if c.whole != nil {
 		return []arm{armAll}
 	}
-	arms := []arm{armAlone}
-	for _, s := range c.steps {
-		arms = append(arms, s.arm)
-	}
-	if c.steps == nil {
-		arms = append(arms, offOn()...)
-	}
-	return arms
+	return append([]arm{armAlone}, offOn()...)
 }
 
 // blockioBurners is the number of neighbours that compute all the time, each in a container
@@ -80,7 +66,7 @@ func blockioCatalogue() []blockioCase {
 	cpus := runtime.NumCPU()
 	// MIST's figure 7: the mix of Hotmail's INDEX, from 4 threads.
 	hotmail := []string{"disk", "--size", "4096", "--also", "65536", "--sequential", "reads", "--writes", "25", "--conns", "4"}
-	all := []blockioCase{
+	return []blockioCase{
 		{name: "12 burners, depth 1", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
 		{name: "12 burners, depth 16", rig: blockioConfig{load: reads(16), burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
 		{name: "12 burners, Hotmail mix", rig: blockioConfig{load: hotmail, burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
@@ -88,47 +74,23 @@ func blockioCatalogue() []blockioCase {
 		{name: "one key, depth 1", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
 		{name: "one key, depth 16", most: 3, rig: blockioConfig{load: reads(16), burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
 		{name: "one key, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true}, measure: (*blockioRig).database},
-		{name: "12 burners, by action", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, steps: actionSteps(), measure: (*blockioRig).step},
 		{name: "detect, 1 thread", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
 		{name: fmt.Sprintf("detect, %d threads", 4*cpus), most: 3, rig: blockioConfig{load: reads(4 * cpus), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
-		{name: "RT runtime", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, steps: budgetSteps(), measure: (*blockioRig).step},
 		{name: "three containers", quick: true, most: 3, rig: blockioConfig{three: true, yield: true}, whole: (*blockioRig).three},
-		{name: "mail beside streams", quick: true, rig: blockioConfig{load: []string{"mail", "--size", "16384", "--conns", "16"}, burners: 8, streams: 2}, steps: streamSteps(), measure: (*blockioRig).step},
+		{name: "mail beside streams", quick: true, rig: blockioConfig{load: []string{"mail", "--size", "16384", "--conns", "16"}, burners: 8, streams: 2}, measure: (*blockioRig).mail},
 		{name: "monitor, depth 1", quick: true, rig: blockioConfig{load: reads(1)}, whole: (*blockioRig).monitored},
 		{name: "monitor, depth 16", rig: blockioConfig{load: reads(16)}, whole: (*blockioRig).monitored},
-		{name: "schedulers", quick: true, rig: blockioConfig{load: append(reads(16), "--writes", "30"), loop: true}, whole: (*blockioRig).scheduled},
 	}
-	return all
 }
 
-func (o Options) blockioCases() ([]blockioCase, []string, error) {
-	return choose(o, blockioCatalogue(), func(c *blockioCase, chosen func(string, bool) bool) bool { return chosen(c.name, c.quick) })
-}
-
-// BlockIOCases returns the names of the cases that BlockIO would measure. Error: ErrNoCase.
-func BlockIOCases(o Options) ([]string, error) {
-	_, names, err := o.blockioCases()
-	return names, err
-}
-
-// BlockIO runs the experiments of the MIST paper, scaled to this machine: a load on a disk
-// beside containers that compute, or use the network or the same disk, without protection
-// and with a reservation. It needs root. When ctx ends, BlockIO removes the rig before it
-// returns.
-func BlockIO(ctx context.Context, o Options) (*report.Report, error) {
-	e := o.experiment("blockio", usual{rounds: 5, take: 2 * time.Second}, usual{rounds: 2, take: time.Second})
-	cases, _, err := o.blockioCases()
-	if err != nil {
-		return nil, err
-	}
-	n := needs{have: onMachine}
-	cases = slices.DeleteFunc(cases, func(c blockioCase) bool { return !n.met(string(c.rig.service)) })
-	e.notes = n.notes()
-	var plans []plan
-	for _, c := range cases {
+// blockioPlans measure a load on a disk beside containers that compute, or use the network or the
+// same disk, without protection and with a reservation: the experiments of the MIST paper, scaled to
+// this machine.
+func blockioPlans(e *experiment, _ Options) (plans []plan) {
+	for _, c := range blockioCatalogue() {
 		plans = append(plans, e.blockio(c))
 	}
-	return e.run(ctx, plans)
+	return plans
 }
 
 // blockio plans a case, which has a rig of its own.
@@ -141,42 +103,11 @@ func (e *experiment) blockio(c blockioCase) plan {
 			rounds.rounds = 1
 		}
 	}
-	rounds.cases = []armed{{c.name, c.arms(), func(ctx context.Context, a arm) ([]figure, error) {
+	rounds.cases = []armed{{name: c.name, quick: c.quick, needs: c.rig.service, arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
 		if a == armAll {
 			return nil, c.whole(r, ctx, c)
 		}
 		return c.measure(r, ctx, c, a)
 	}}}
-	return plan{c.name, r, []series{rounds}}
-}
-
-// BlockIOHeadline returns the result in one sentence.
-func BlockIOHeadline(r *report.Report) string {
-	c, ok := r.Find("12 burners, depth 1", PartOfIOPS)
-	if !ok {
-		return ""
-	}
-	return fmt.Sprintf("Beside 12 containers that compute, a load at a disk keeps %.0f %% of its IOPS with nothing done, and %.0f %% with a reservation.",
-		100*report.Median(c.Off), 100*report.Median(c.On))
-}
-
-// BlockIOPlots returns the plots for a report of BlockIO.
-func BlockIOPlots(*report.Report, Options) []report.Plot {
-	groups := []report.Group{
-		{Label: "depth 1", Case: "12 burners, depth 1"}, {Label: "depth 16", Case: "12 burners, depth 16"}, {Label: "Hotmail", Case: "12 burners, Hotmail mix"},
-	}
-	var detect []report.Group
-	for _, c := range blockioCatalogue() {
-		if c.rig.own > 0 {
-			detect = append(detect, report.Group{Label: c.name, Case: c.name})
-		}
-	}
-	database := []report.Group{{Label: "pgbench", Case: "12 burners, pgbench"}}
-	return []report.Plot{
-		{Title: "IOPS beside 12 burners", Note: "Part of the undisturbed (MIST, figures 5 and 7).", Metric: PartOfIOPS, Ideal: 1, Groups: groups},
-		{Title: "p99 latency beside 12 burners", Note: "Times the undisturbed.", Metric: TimesP99, Ideal: 1, Groups: append(groups, database...)},
-		{Title: "Transactions beside 12 burners", Note: "PostgreSQL, pgbench; part of the undisturbed.", Metric: PartOfTransactions, Ideal: 1, Groups: database},
-		{Title: "Losses of 10 % and more that are detected", Note: "Part of the windows (MIST, figures 2 and 3).", Metric: Hits, Ideal: 1, Groups: detect},
-		{Title: "A mail server beside decoding and streams", Note: "Part of the reservation (MIST, figure 9).", Metric: PartOfDue, Ideal: 1, Groups: []report.Group{{Label: "mail", Case: "mail beside streams"}}},
-	}
+	return plan{name: c.name, rigged: r, series: []series{rounds}}
 }

@@ -30,7 +30,7 @@ func BlockIOBars() (bars []report.Bar) {
 					Case: c.name, Metric: PartOfDue, Of: "off", High: 0.95, FarHigh: 1.2,
 					Why: "The neighbours take nothing with nothing done, so that the case does not show what a reservation does",
 				})
-		case len(c.rig.load) > 0 && !c.rig.loop && c.rig.burners == 0:
+		case len(c.rig.load) > 0 && c.rig.burners == 0:
 			bars = append(bars,
 				atLeast(c.name, DiskIOPS, "ratio", 0.98, 0.8, "Measuring block I/O costs the load more than 2 % of its IOPS"),
 				atMost(c.name, AgentPart, 0.01, 0.05, "The agent takes more than 1 % of a CPU to measure block I/O"))

@@ -11,11 +11,8 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/lab/load"
-	"github.com/fairlead-project/fairlead/lab/rig"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
@@ -49,12 +46,11 @@ func (r *blockioRig) undisturbed(ctx context.Context, over time.Duration) (load.
 	return r.board.Read().Since(before), row.Achieved, err
 }
 
-// monitored measures the cost of the monitor: without it, with empty programs at all its hooks,
-// with a reservation that is met, and with one while somebody looks, so that details are measured.
-// It alternates between the four, because the machine drifts.
+// monitored measures the cost of the monitor: the load without it, and with a reservation that is
+// met. It alternates between the two, because the machine drifts.
 func (r *blockioRig) monitored(ctx context.Context, c blockioCase) error {
 	const turns = 4
-	var off, on, idle, looked uint64
+	var off, on uint64
 	var cpu time.Duration
 	without := func() error {
 		w, err := r.window(ctx, r.take/4)
@@ -65,15 +61,6 @@ func (r *blockioRig) monitored(ctx context.Context, c blockioCase) error {
 		if err := without(); err != nil {
 			return err
 		}
-		links, err := rig.AttachEmpty("block_rq_issue", "block_rq_complete", "sched_switch", "sched_wakeup", "sched_wakeup_new")
-		if err != nil {
-			return err
-		}
-		w, err := r.window(ctx, r.take/2)
-		if err := errors.Join(err, links.Close()); err != nil {
-			return err
-		}
-		idle += w.Ops
 		end, err := r.reserve(ctx, blockioName, api.BlockIOFigures{ReadIOPS: 1})
 		if err != nil {
 			return err
@@ -82,19 +69,15 @@ func (r *blockioRig) monitored(ctx context.Context, c blockioCase) error {
 			return errors.Join(err, end())
 		}
 		before := cpuTime(r.process.PID)
-		w, err = r.window(ctx, r.take/2)
+		w, err := r.window(ctx, r.take/2)
 		cpu += cpuTime(r.process.PID) - before
 		on += w.Ops
-		details, _, lookErr := r.undisturbed(ctx, r.take/2)
-		looked += details.Ops
-		if err := errors.Join(err, lookErr, end(), without()); err != nil {
+		if err := errors.Join(err, end(), without()); err != nil {
 			return err
 		}
 	}
 	span := turns * (r.take / 2).Seconds()
 	r.add(c.name, armOff, figure{DiskIOPS, "1/s", float64(off) / span})
-	r.add(c.name, "empty programs", figure{DiskIOPS, "1/s", float64(idle) / span})
-	r.add(c.name, "details", figure{DiskIOPS, "1/s", float64(looked) / span})
 	r.add(c.name, armOn, figure{DiskIOPS, "1/s", float64(on) / span}, figure{AgentPart, "1", cpu.Seconds() / span})
 	return nil
 }
@@ -116,10 +99,8 @@ const blockioFirst = 2500 * time.Millisecond
 func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures []figure, err error) {
 	switch a {
 	case armAlone:
-		if r.alone, r.due, err = r.undisturbed(ctx, r.take); err != nil {
-			return nil, err
-		}
-		return nil, r.awake(ctx)
+		r.alone, r.due, err = r.undisturbed(ctx, r.take)
+		return nil, err
 	case armOff:
 		w, err := r.disturbed(ctx, blockioSettle)
 		r.unhelped = w.cpu
@@ -155,52 +136,15 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 // loaded is what was done in a window beside the neighbours.
 type loaded struct {
 	load.Window
-	work    float64       // of the burners, per second
-	cpu     sideTimes     // per second
-	slowed  []figure      // see undisturbed.slowedFigures
-	network time.Duration // the most that a CPU of the disk worked for the network; 0 without streams
+	cpu sideTimes // per second
 }
 
 // loaded measures the load and its neighbours for the length of a window.
 func (r *blockioRig) loaded(ctx context.Context, d time.Duration) (w loaded, err error) {
-	worked, used := r.burnt(), r.sideTimes()
-	before, err := irq.Works(kernel.Default().Proc)
-	if err != nil {
-		return w, err
-	}
-	var got undisturbed
-	if w.Window, got, err = r.slowed(ctx, d); err != nil {
-		return w, err
-	}
-	w.slowed = r.calm.slowedFigures(got.work, got.said)
-	now, err := irq.Works(kernel.Default().Proc)
-	for _, cpu := range r.serving {
-		w.network = max(w.network, now[cpu].ForNetwork(before[cpu]))
-	}
-	w.work, w.cpu = float64(r.burnt()-worked)/d.Seconds(), r.sideTimes().since(used)
+	used := r.sideTimes()
+	w.Window, err = r.window(ctx, d)
+	w.cpu = r.sideTimes().since(used)
 	return w, err
-}
-
-// slowed is window, beside what the agent says of it.
-func (r *blockioRig) slowed(ctx context.Context, d time.Duration) (w load.Window, got undisturbed, err error) {
-	if r.board == nil {
-		w, err = r.window(ctx, d)
-		return w, undisturbed{said: math.NaN()}, err
-	}
-	log := newWorklog(r.board.Ops)
-	defer log.Close()
-	before, err := r.client.Frame(ctx)
-	if err != nil {
-		return w, got, err
-	}
-	if w, err = r.window(ctx, d); err != nil {
-		return w, got, err
-	}
-	after, err := r.client.Frame(ctx)
-	if err != nil {
-		return w, got, err
-	}
-	return w, undisturbed{log.rate(before.Taken, after.Taken), said(before, after, blockioName).Slowed}, nil
 }
 
 // disturbed measures the load beside all neighbours, which it then stops.
@@ -215,9 +159,9 @@ func (r *blockioRig) disturbed(ctx context.Context, settle time.Duration) (w loa
 	return w, errors.Join(err, r.burn(0))
 }
 
-// kept returns how much of the undisturbed load is left beside the neighbours, and their work.
+// kept returns how much of the undisturbed load is left beside the neighbours.
 func (r *blockioRig) kept(w loaded) []figure {
-	return append(w.slowed, figure{PartOfIOPS, "1", w.Rate() / r.alone.Rate()}, r.longer(w), figure{BurnersKeep, "1/s", w.work})
+	return []figure{{PartOfIOPS, "1", w.Rate() / r.alone.Rate()}, r.longer(w)}
 }
 
 func (r *blockioRig) longer(w loaded) figure {
@@ -351,42 +295,4 @@ func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float
 		}
 	}
 	return after, named, right, err
-}
-
-// scheduled is one round: the same load with each I/O scheduler of the loop device. Off is
-// the scheduler none.
-func (r *blockioRig) scheduled(ctx context.Context, c blockioCase) error {
-	all, err := r.loop.Schedulers()
-	if err != nil {
-		return err
-	}
-	for _, name := range all {
-		if err := r.loop.Schedule(name); err != nil {
-			return err
-		}
-		if err := sleep(ctx, blockioPoll); err != nil {
-			return err
-		}
-		w, err := r.window(ctx, r.take)
-		if err != nil {
-			return err
-		}
-		with := arm(name)
-		if name == "none" {
-			with = armOff
-		}
-		r.add(c.name, with, figure{DiskIOPS, "1/s", w.Rate()}, figure{DiskP99, "s", w.Latency(0.99).Seconds()})
-	}
-	return nil
-}
-
-// awake measures the load undisturbed on CPUs that do not idle, beside what the agent says of it.
-func (r *blockioRig) awake(ctx context.Context) (err error) {
-	stop, err := load.KeepAwake()
-	if err != nil {
-		return err
-	}
-	defer stop()
-	_, r.calm, err = r.slowed(ctx, r.take)
-	return err
 }

@@ -15,24 +15,12 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// The detectors for comparison with the agent's own. Each decides from one window whether
-// neighbours interfere with the load. All have the paper's threshold, 0.05.
-func detectors() map[string]func(api.BlockIORow) bool {
-	const threshold = 0.05
-	return map[string]func(api.BlockIORow) bool{
-		"I_cpu":          func(r api.BlockIORow) bool { return r.ICPU > threshold },
-		"foreign I_cpu":  func(r api.BlockIORow) bool { return r.ICPUForeign > threshold },
-		"run-queue wait": func(r api.BlockIORow) bool { return r.WaitForeign > threshold },
-		"PSI":            func(r api.BlockIORow) bool { return r.CPUPressure-r.Throttled > threshold },
-	}
-}
-
 const (
 	lossOf    = 0.1             // a load that loses this fraction of its IOPS is interfered with
 	declareIn = 2 * time.Second // time limit for a declaration
 )
 
-// circumstance is one condition for the detectors: how it begins, and how it ends.
+// circumstance is one condition for the detector: how it begins, and how it ends.
 type circumstance struct {
 	name       string
 	burners    int
@@ -77,7 +65,7 @@ func (r *blockioRig) circumstances(ctx context.Context) (all []circumstance) {
 	)
 }
 
-// tally counts the hits, misses and false alarms of a detector.
+// tally counts the hits, misses and false alarms.
 type tally struct{ hits, losses, alarms, calm float64 }
 
 func (t *tally) add(lost, calm, says bool) {
@@ -99,10 +87,7 @@ func (t *tally) add(lost, calm, says bool) {
 // throughput in the first window, because the speed of a disk changes from minute to minute. A loss
 // against the slower of the two windows is due to the circumstance. The agent only observes.
 func (r *blockioRig) detect(ctx context.Context, c blockioCase) error {
-	mine, theirs := tally{}, make(map[string]*tally)
-	for name := range detectors() {
-		theirs[name] = &tally{}
-	}
+	var found tally
 	row, err := r.achieved(ctx, blockioName, r.take/2)
 	if err != nil {
 		return err
@@ -120,10 +105,7 @@ func (r *blockioRig) detect(ctx context.Context, c blockioCase) error {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
 		lost := !x.calm && s.part <= 1-lossOf
-		mine.add(lost, x.calm, s.declared <= declareIn.Seconds() || x.calm && s.named > 0)
-		for name, says := range detectors() {
-			theirs[name].add(lost, x.calm, says(s.row))
-		}
+		found.add(lost, x.calm, s.declared <= declareIn.Seconds() || x.calm && s.named > 0)
 		if lost {
 			worst = max(worst, min(s.declared, blockioPatience.Seconds()))
 			named, right = named+s.named, right+s.right
@@ -132,26 +114,19 @@ func (r *blockioRig) detect(ctx context.Context, c blockioCase) error {
 			r.add(c.name, armOff, figure{PartOfIOPS + ": " + x.name, "1", s.part})
 		}
 	}
-	if mine.losses > 0 {
-		r.add(c.name, armOn, figure{Hits, "1", mine.hits / mine.losses}, figure{DetectedIn, "s", worst})
+	if found.losses > 0 {
+		r.add(c.name, armOn, figure{Hits, "1", found.hits / found.losses}, figure{DetectedIn, "s", worst})
 	}
 	if named > 0 {
 		r.add(c.name, armOn, figure{NamedRight, "1", float64(right) / float64(named)})
 	}
-	r.add(c.name, armOn, figure{FalseAlarms, "1", mine.alarms / mine.calm})
-	for name, t := range theirs {
-		if t.losses > 0 {
-			r.add(c.name, arm(name), figure{Hits, "1", t.hits / t.losses})
-		}
-		r.add(c.name, arm(name), figure{FalseAlarms, "1", t.alarms / t.calm})
-	}
+	r.add(c.name, armOn, figure{FalseAlarms, "1", found.alarms / found.calm})
 	return nil
 }
 
 // found is the result of one circumstance.
 type found struct {
 	part         float64 // IOPS, as a fraction of those before or after, whichever are fewer
-	row          api.BlockIORow
 	declared     float64 // seconds after the begin; infinite if never
 	named, right int
 }
@@ -192,16 +167,8 @@ func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (besi
 	if err := sleep(ctx, blockioSettle); err != nil { // at first the scheduler favours a load that slept
 		return beside, err
 	}
-	before := r.board.Read()
-	b, err := r.client.BlockIO(ctx, blockioName, max(r.take, declareIn/2))
-	if err != nil {
+	if beside, err = r.window(ctx, max(r.take, declareIn/2)); err != nil {
 		return beside, err
-	}
-	beside = r.board.Read().Since(before)
-	for _, row := range b.Rows {
-		if row.Reserved != nil {
-			s.row = row
-		}
 	}
 	for s.declared = math.Inf(1); ; {
 		if s.declared, s.named, s.right, err = r.declared(ctx, start); err != nil || s.named > 0 || time.Since(start) > declareIn+blockioSettle {

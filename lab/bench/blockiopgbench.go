@@ -176,7 +176,7 @@ func (r *blockioRig) database(ctx context.Context, c blockioCase, a arm) (figure
 		rate, p99 := all.in(window)
 		return []figure{
 			{Transactions, "1/s", rate}, {P99, "s", p99.Seconds()}, {PartOfTransactions, "1", rate / r.commits.rate},
-			{TimesP99, "1", p99.Seconds() / r.commits.p99.Seconds()}, {BurnersKeep, "1/s", w.work},
+			{TimesP99, "1", p99.Seconds() / r.commits.p99.Seconds()},
 		}
 	}
 	if a == armOff {

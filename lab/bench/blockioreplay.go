@@ -260,7 +260,7 @@ func (r *blockioRig) startStreams(ctx context.Context, pairs int) error {
 			if err != nil {
 				return fmt.Errorf("%v: %w", args, err)
 			}
-			r.burners, r.work, r.names = append(r.burners, p), append(r.work, board), append(r.names, box.Name)
+			r.burners, r.boards, r.names = append(r.burners, p), append(r.boards, board), append(r.names, box.Name)
 		}
 	}
 	return nil

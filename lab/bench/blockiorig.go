@@ -20,14 +20,12 @@ import (
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // blockioConfig describes a rig.
 type blockioConfig struct {
 	load    []string    // generator and flags of the load in the container with the reservation
 	service rig.Service // a real server in place of load; "" is none
-	loop    bool        // at a loop device, not a file
 	burners int         // containers that compute
 	streams int         // pairs of containers that send one another datagrams
 	own     int         // processes that compute in the container with the reservation
@@ -45,14 +43,11 @@ type blockioRig struct {
 	node      *sandbox.Box // the agent's namespace
 	device    string       // the disk
 	target    string       // the path that the load reads and writes
-	loop      *loop.Disk
 	db        *sandbox.Box
 	board     *load.Board // of the load
 	burners   []*sandbox.Process
 	boxes     []*sandbox.Box // the neighbours' sandboxes
-	serving   []int          // the CPUs of the disk's interrupt, beside streams
 	names     []string       // the neighbours' container names, each once or more
-	work      []*load.Board  // of the burners
 	own       []*sandbox.Process
 	tenants   []*tenant
 	boards    []*load.Board // of all others
@@ -60,7 +55,6 @@ type blockioRig struct {
 	// Of the current round: the load undisturbed, by its own count, at the disk and by the
 	// database's, and the CPU times beside the neighbours without help.
 	alone    load.Window
-	calm     undisturbed
 	due      api.BlockIOFigures
 	commits  commits
 	unhelped sideTimes
@@ -82,7 +76,8 @@ func (r *blockioRig) build(ctx context.Context) (err error) {
 	if _, err := sandbox.Sweep(kernel.Default(), filepath.Join(r.dir, "sandboxes")); err != nil {
 		return err
 	}
-	if err := r.makeDisk(); err != nil {
+	r.target = filepath.Join(r.dir, "scratch")
+	if r.device, err = scratch(r.target); err != nil {
 		return err
 	}
 	if r.sandboxes, err = sandbox.New(sandbox.Config{Dir: filepath.Join(r.dir, "sandboxes")}); err != nil {
@@ -108,18 +103,6 @@ func (r *blockioRig) build(ctx context.Context) (err error) {
 		return err
 	}
 	return r.known(ctx, 1+c.burners+2*c.streams)
-}
-
-func (r *blockioRig) makeDisk() (err error) {
-	if r.config.loop {
-		if r.loop, err = loop.New(r.dir, scratchSize<<20); err == nil {
-			r.device, r.target = r.loop.Path, r.loop.Path
-		}
-		return err
-	}
-	r.target = filepath.Join(r.dir, "scratch")
-	r.device, err = scratch(r.target)
-	return err
 }
 
 // startLoads starts the load, and the neighbours' loads in a stopped state.
@@ -154,7 +137,7 @@ func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error
 		if err != nil {
 			return err
 		}
-		r.burners, r.work, r.names, r.boxes = append(r.burners, p), append(r.work, board), append(r.names, box.Name), append(r.boxes, box)
+		r.burners, r.boards, r.names, r.boxes = append(r.burners, p), append(r.boards, board), append(r.names, box.Name), append(r.boxes, box)
 		if err := p.Signal(unix.SIGSTOP); err != nil {
 			return err
 		}
@@ -293,11 +276,8 @@ func (r *blockioRig) close() error {
 	if r.sandboxes != nil {
 		errs = append(errs, r.sandboxes.Close())
 	}
-	for _, b := range append(r.work, r.boards...) {
+	for _, b := range r.boards {
 		errs = append(errs, b.Close())
-	}
-	if r.loop != nil {
-		errs = append(errs, r.loop.Close())
 	}
 	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
 }
@@ -317,11 +297,4 @@ func (r *blockioRig) window(ctx context.Context, d time.Duration) (load.Window, 
 		return load.Window{}, err
 	}
 	return r.board.Read().Since(before), nil
-}
-
-func (r *blockioRig) burnt() (n uint64) {
-	for _, b := range r.work {
-		n += b.Read().Since(load.Reading{}).Ops
-	}
-	return n
 }

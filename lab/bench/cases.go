@@ -11,9 +11,8 @@ import (
 
 // setup is a rig and the cases that are measured in it.
 type setup struct {
-	name  string
-	title string // of its plots; see plots.go
-	cfg   rig.Config
+	name string
+	cfg  rig.Config
 	// compute makes all neighbours without packets compute, in the base and in the
 	// cases (Iron, section 2). Otherwise they are idle.
 	compute bool
@@ -24,8 +23,6 @@ type setup struct {
 	mode string
 	// timed adds a stopwatch that measures softirqs independently of the accounts.
 	timed bool
-	// victim is a real program that runs as the victim; "" is our own load.
-	victim string
 	// service is a real server that runs as the victim, with clients in the container
 	// serviceClient; "" is none. There is no penalty then, and no base.
 	service rig.Service
@@ -48,8 +45,6 @@ type demand struct {
 	// busy, if not 0, replaces rate: the rate is chosen so that an unprotected receiver
 	// with the whole CPU uses this fraction of it.
 	busy float64
-	// drop is a place where all packets are dropped instead of the protection.
-	drop rig.DropPoint
 	// xdp makes the protection drop in the driver of the NIC, not by tc.
 	xdp bool
 	// lift removes the neighbours' quotas while the protection is off.
@@ -70,12 +65,9 @@ func (su setup) base() demand {
 }
 
 // catalogue holds every case of the netcpu experiment.
-func catalogue(docker bool) []setup {
-	if docker {
-		return pairs(rig.Docker)
-	}
+func catalogue() []setup {
 	all := pairs(rig.Hop, rig.NIC)
-	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle(), calm(), watched(), watchedService()}, programs(), services()} {
+	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle(), calm(), watched(), watchedService()}, services()} {
 		all = append(all, part...)
 	}
 	return all
@@ -118,7 +110,6 @@ func udpSenders() []setup {
 	for _, n := range []int{2, 3, 6, 10} {
 		su := setup{
 			name:    fmt.Sprintf("udp-send %d", n),
-			title:   fmt.Sprintf("UDP senders, %d containers (Iron, figures 1, 7)", n),
 			cfg:     rig.Config{Path: rig.NIC, Containers: rig.Equal(n)},
 			compute: true,
 		}
@@ -142,7 +133,6 @@ func tcpSenders() []setup {
 	for _, n := range []int{2, 10} {
 		su := setup{
 			name:    fmt.Sprintf("tcp-send %d", n),
-			title:   fmt.Sprintf("TCP senders, %d containers (Iron, figures 3, 8)", n),
 			cfg:     rig.Config{Path: rig.NIC, Containers: rig.Equal(n)},
 			compute: true,
 		}
@@ -176,11 +166,11 @@ func tcpSenders() []setup {
 func receivers() []setup {
 	const containers = 8
 	udp := setup{
-		name: "udp-recv", title: "UDP receivers, 8 containers (Iron, figures 4, 9)",
-		cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(containers)}, compute: true,
+		name: "udp-recv",
+		cfg:  rig.Config{Path: rig.NIC, Containers: rig.Equal(containers)}, compute: true,
 	}
 	tcp := udp
-	tcp.name, tcp.title = "tcp-recv", "TCP receivers, 8 containers (Iron, figures 5, 11)"
+	tcp.name = "tcp-recv"
 	for _, n := range []int{1, 4, 7} {
 		for _, rate := range []struct {
 			name string
@@ -206,8 +196,8 @@ func receivers() []setup {
 // caps is figure 12: three containers of 30 % leave a tenth of the CPU.
 func caps() []setup {
 	return []setup{{
-		name: "cap 3x30", title: "CPU used by three containers of 30 % (Iron, figure 12)",
-		cfg: rig.Config{Path: rig.NIC, Containers: []rig.Container{{Name: "victim", Quota: 30}, {Name: "n1", Quota: 30}, {Name: "n2", Quota: 30}}}, compute: true,
+		name: "cap 3x30",
+		cfg:  rig.Config{Path: rig.NIC, Containers: []rig.Container{{Name: "victim", Quota: 30}, {Name: "n1", Quota: 30}, {Name: "n2", Quota: 30}}}, compute: true,
 		demands: []demand{
 			{name: "udp-send", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 1e9, long: 3},
 			{name: "udp-recv", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 400_000, long: 3, quick: true},
@@ -219,40 +209,24 @@ func caps() []setup {
 // limited to 35 %.
 func heavy() setup {
 	return setup{
-		name: "heavy 35", title: "A receiver that needs 35 % of a CPU (Iron, section 4.2)",
-		cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(50, 35)}, alone: true,
+		name: "heavy 35",
+		cfg:  rig.Config{Path: rig.NIC, Containers: rig.Pair(50, 35)}, alone: true,
 		demands: []demand{{name: "udp", traffic: rig.Traffic{Kind: rig.Overrun}, busy: 0.35, lift: true, long: 2, quick: true}},
 	}
 }
 
-// drops is figure 13: the best place to drop a packet to a receiver without CPU time. These cases
-// drop all packets, as if the receivers never had any. They are compared with isolate, which gives
-// the receivers their time, and drops by tc or in the driver.
+// drops is figure 13: the places to drop a packet to a receiver without CPU time, by tc or in the
+// driver.
 func drops() setup {
-	const containers, receivers = 8, 7
-	su := setup{
-		name: "drop", title: "Dropping everything, by place (Iron, figure 13)",
-		cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(containers)}, compute: true,
-	}
+	su := setup{name: "drop", cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(8)}, compute: true}
 	for _, rate := range []struct {
 		name string
 		rate uint64
 	}{{"200k", 200_000}, {"400k", 400_000}} {
-		for _, at := range []rig.DropPoint{rig.AtPorts, rig.AtUplink, rig.AtXDP, ""} {
-			name := string(at)
-			if at == "" {
-				name = "fairlead"
-			}
-			su.demands = append(su.demands, demand{
-				name:    rate.name + " " + name,
-				traffic: rig.Traffic{Kind: rig.Overrun, Neighbours: receivers}, rate: rate.rate, drop: at,
-				quick: rate.rate == 400_000 && at != "" && at != rig.AtPorts,
-			})
-		}
-		protected := su.demands[len(su.demands)-1]
-		protected.name += " xdp"
-		protected.xdp = true
-		su.demands = append(su.demands, protected)
+		d := demand{name: rate.name + " fairlead", traffic: rig.Traffic{Kind: rig.Overrun}, rate: rate.rate}
+		su.demands = append(su.demands, d)
+		d.name, d.xdp = d.name+" xdp", true
+		su.demands = append(su.demands, d)
 	}
 	return su
 }
@@ -266,10 +240,9 @@ func costs() []setup {
 	}
 	udp := demand{name: "udp", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 50_000, quick: true}
 	tcp := demand{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP}, rate: load.Flood, quick: true}
-	const title = "CPU time of a received packet (Iron, table 1)"
 	return []setup{
-		{name: "cost nic", title: title, cfg: cfg(rig.NIC), alone: true, demands: []demand{udp, tcp}},
-		{name: "cost vxlan", title: title, cfg: cfg(rig.VXLAN), alone: true, demands: []demand{udp, tcp}},
+		{name: "cost nic", cfg: cfg(rig.NIC), alone: true, demands: []demand{udp, tcp}},
+		{name: "cost vxlan", cfg: cfg(rig.VXLAN), alone: true, demands: []demand{udp, tcp}},
 	}
 }
 
@@ -278,26 +251,26 @@ func costs() []setup {
 // act.
 func charged() []setup {
 	send := setup{
-		name: "charge udp-send 10", title: "UDP senders, 10 containers, charged",
-		cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(10)}, compute: true, mode: "charge",
+		name: "charge udp-send 10",
+		cfg:  rig.Config{Path: rig.NIC, Containers: rig.Equal(10)}, compute: true, mode: "charge",
 		demands: []demand{{name: "2G", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 2e9}},
 	}
 	recv := setup{
-		name: "charge cap 3x30", title: "Receivers with a quota of 30 %, charged",
-		cfg: caps()[0].cfg, compute: true, mode: "charge",
+		name: "charge cap 3x30",
+		cfg:  caps()[0].cfg, compute: true, mode: "charge",
 		demands: []demand{{name: "udp-recv", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 400_000}},
 	}
 	weights := setup{
-		name: "charge no quotas", title: "A receiver without a quota, charged by its weight",
-		cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(0, 0)}, compute: true, mode: "charge",
+		name: "charge no quotas",
+		cfg:  rig.Config{Path: rig.NIC, Containers: rig.Pair(0, 0)}, compute: true, mode: "charge",
 		demands: []demand{{name: "100k", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 100_000}},
 	}
 	all := []setup{send, recv, weights}
 	for _, mode := range []string{"charge", "auto"} {
 		// Seconds 4 to 12, as one who starts the senders sees it.
 		all = append(all, setup{
-			name: mode + " udp-send 4", title: "UDP senders, 4 containers, " + mode,
-			cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(4)}, compute: true, mode: mode, settled: 4 * time.Second,
+			name: mode + " udp-send 4",
+			cfg:  rig.Config{Path: rig.NIC, Containers: rig.Equal(4)}, compute: true, mode: mode, settled: 4 * time.Second,
 			demands: []demand{{name: "300M", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 300e6, long: 4}},
 		})
 	}
@@ -312,8 +285,8 @@ func idle() setup {
 		all[i].Quota = 0 // with a quota of 1 % a sandbox starts slowly
 	}
 	return setup{
-		name: "agent", title: fmt.Sprintf("What the agent takes beside %d idle containers", len(all)),
-		cfg: rig.Config{Path: rig.NIC, Containers: all}, alone: true,
+		name: "agent",
+		cfg:  rig.Config{Path: rig.NIC, Containers: all}, alone: true,
 		demands: []demand{{name: fmt.Sprintf("%d idle", len(all)), long: 3}}, // the agent has just begun
 	}
 }
@@ -331,7 +304,7 @@ func (d demand) metric() string {
 func calm() setup {
 	rr := func(kind rig.Kind) rig.Traffic { return rig.Traffic{Kind: kind, Within: true, Conns: 1} }
 	return setup{
-		name: "calm", title: "What isolate costs a container that nobody floods",
+		name: "calm",
 		cfg: rig.Config{Path: rig.NIC, Unsteered: true, Containers: []rig.Container{
 			{Name: "client", CPU: rig.SenderCPU}, {Name: "at-server"},
 		}},
@@ -343,27 +316,4 @@ func calm() setup {
 			{name: "udp 10k", traffic: rig.Traffic{Kind: rig.UDP, Within: true}, rate: 10_000},
 		},
 	}
-}
-
-// The real programs that may be the victim.
-const (
-	sysbench  = "sysbench"
-	memcached = "memcached"
-)
-
-// programs are real applications, instead of those in figure 10: two containers on one
-// core.
-func programs() []setup {
-	var all []setup
-	for _, victim := range []string{sysbench, memcached} {
-		su := setup{
-			name: "app " + victim, title: victim + " beside real programs (as Iron's figure 10)", victim: victim,
-			cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(50, 50)}, compute: true,
-		}
-		for _, kind := range []rig.Kind{rig.Iperf3UDP, rig.Iperf3TCP, rig.Memcached, rig.FIO} {
-			su.demands = append(su.demands, demand{name: string(kind), traffic: rig.Traffic{Kind: kind}, rate: load.Flood})
-		}
-		all = append(all, su)
-	}
-	return all
 }

@@ -28,8 +28,8 @@ func accuracy() []setup {
 			cfg.Containers = append(cfg.Containers, rig.Container{Name: "second"})
 		}
 		all = append(all, setup{
-			name: "charges " + string(path), title: "Whether the accounts are right, " + pathNames[path],
-			cfg: cfg, alone: true, accounts: true, timed: true,
+			name: "charges " + string(path),
+			cfg:  cfg, alone: true, accounts: true, timed: true,
 			demands: rates[path],
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-project/fairlead/lab/report"
+	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
 // Experiment is an experiment of `fairlead-lab bench`.
@@ -16,11 +17,11 @@ type Experiment struct {
 	Name, Short    string
 	Rounds, Window string // the defaults, in words
 
-	Cases    func(Options) ([]string, error) // the names of the selected cases; error: ErrNoCase
-	Run      func(context.Context, Options) (*report.Report, error)
-	Headline func(*report.Report) string
-	Plots    func(*report.Report, Options) []report.Plot
-	Bars     func() []report.Bar
+	Cases func(Options) ([]string, error) // the names of the selected cases; error: ErrNoCase
+	// Run measures the selected cases. It needs root and two CPUs. When its context ends, Run removes
+	// the rigs before it returns.
+	Run  func(context.Context, Options) (*report.Report, error)
+	Bars func() []report.Bar
 
 	Flags func(*pflag.FlagSet, *Options)   // adds flags that only it has; nil: none
 	Check func(o Options, bars bool) error // refuses values of these flags, for a run against bars or without; nil: any
@@ -28,32 +29,46 @@ type Experiment struct {
 
 // Experiments lists the experiments. A new feature adds its own.
 func Experiments() []Experiment {
+	const ms = time.Millisecond
+	netcpu := experimentOf("netcpu", "Measure what neighbours' packets cost a victim on the same CPU",
+		usual{rounds: 5, settle: 300 * ms, take: 2 * time.Second, takes: 3}, usual{rounds: 2, settle: 150 * ms, take: 400 * ms, takes: 1}, netcpuPlans, NetCPUBars)
+	netcpu.Flags, netcpu.Check = netcpuFlags, checkNetCPU
 	return []Experiment{
-		{
-			Name: "netcpu", Short: "Measure what neighbours' packets cost a victim on the same CPU",
-			Rounds: "5, with --quick 2", Window: "2s, with --quick 400ms",
-			Cases: NetCPUCases, Run: NetCPU, Headline: NetCPUHeadline, Plots: NetCPUPlots, Bars: NetCPUBars,
-			Flags: netcpuFlags, Check: checkNetCPU,
+		netcpu,
+		experimentOf("traffic", "Measure how containers share an uplink: with fairlead, tc by hand, the CNI plugin bandwidth, and nothing",
+			usual{rounds: 3, settle: 500 * ms, take: 2 * time.Second}, usual{rounds: 1, settle: 300 * ms, take: 500 * ms}, trafficPlans, TrafficBars),
+		experimentOf("latency", "How far round trips from a container are off, raw and corrected, and what measuring costs",
+			usual{rounds: 5, settle: 300 * ms, take: 2 * time.Second}, usual{rounds: 2, settle: 150 * ms, take: 500 * ms}, latencyPlans, LatencyBars),
+		experimentOf("blockio", "How a load at a disk fares beside neighbours that compute, with nothing done and with a reservation",
+			usual{rounds: 5, take: 2 * time.Second}, usual{rounds: 2, take: time.Second}, blockioPlans, BlockIOBars),
+		experimentOf("overlay", "Measure containers of two hosts that talk over an overlay network",
+			usual{rounds: 3, settle: 300 * ms, take: 1500 * ms}, usual{rounds: 2, settle: 200 * ms, take: time.Second}, overlayPlans, OverlayBars),
+	}
+}
+
+// experimentOf makes an experiment of the plans for all its cases.
+func experimentOf(name, short string, u, quick usual, plans func(*experiment, Options) []plan, bars func() []report.Bar) Experiment {
+	return Experiment{
+		Name: name, Short: short, Bars: bars,
+		Rounds: fmt.Sprintf("%d, with --quick %d", u.rounds, quick.rounds),
+		Window: fmt.Sprintf("%v, with --quick %v", u.take, quick.take),
+		Cases: func(o Options) ([]string, error) {
+			_, names, err := choose(plans(o.experiment(name, u, quick), o), o)
+			return names, err
 		},
-		{
-			Name: "traffic", Short: "Measure how containers share an uplink: with fairlead, tc by hand, the CNI plugin bandwidth, and nothing",
-			Rounds: "3, with --quick 1", Window: "2s, with --quick 500ms",
-			Cases: TrafficCases, Run: Traffic, Headline: TrafficHeadline, Plots: TrafficPlots, Bars: TrafficBars,
-		},
-		{
-			Name: "latency", Short: "How far round trips from a container are off, raw and corrected, and what measuring costs",
-			Rounds: "5, with --quick 2", Window: "2s, with --quick 500ms",
-			Cases: LatencyCases, Run: Latency, Headline: LatencyHeadline, Plots: LatencyPlots, Bars: LatencyBars,
-		},
-		{
-			Name: "blockio", Short: "How a load at a disk fares beside neighbours that compute, with nothing done and with a reservation",
-			Rounds: "5, with --quick 2", Window: "2s, with --quick 1s",
-			Cases: BlockIOCases, Run: BlockIO, Headline: BlockIOHeadline, Plots: BlockIOPlots, Bars: BlockIOBars,
-		},
-		{
-			Name: "overlay", Short: "Measure containers of two hosts that talk over an overlay network",
-			Rounds: "3, with --quick 2", Window: "1.5s, with --quick 1s",
-			Cases: OverlayCases, Run: Overlay, Headline: OverlayHeadline, Plots: OverlayPlots, Bars: OverlayBars,
+		Run: func(ctx context.Context, o Options) (*report.Report, error) {
+			e := o.experiment(name, u, quick)
+			list, _, err := choose(plans(e, o), o)
+			if err != nil {
+				return nil, err
+			}
+			noEngine := rig.EngineRuns()
+			list, notes := installed(list, onMachine, noEngine)
+			e.notes = append(e.notes, notes...)
+			if len(list) == 0 && noEngine != nil {
+				return nil, fmt.Errorf("%s experiment: %w", name, noEngine)
+			}
+			return e.run(ctx, list)
 		},
 	}
 }
@@ -61,7 +76,6 @@ func Experiments() []Experiment {
 func netcpuFlags(s *pflag.FlagSet, o *Options) {
 	s.StringVar(&o.Mode, "mode", "isolate", "the containers' policy while protection is on: isolate, charge or auto")
 	s.DurationVar(&o.Settle, "settle", 0, "how long the load runs before it is measured (default 300ms, with --mode charge 3s, auto 8s, with --quick 150ms)")
-	s.BoolVar(&o.Docker, "docker", false, "use containers on the default bridge of a Docker Engine that the experiment starts")
 }
 
 func checkNetCPU(o Options, bars bool) error {

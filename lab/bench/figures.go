@@ -1,8 +1,6 @@
 package bench
 
 import (
-	"time"
-
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
@@ -26,9 +24,6 @@ const (
 	VictimCPU = "victim CPU"
 	// CPUUsed is the fraction of the time in which the shared CPU was not idle.
 	CPUUsed = "CPU used"
-	// Stolen is the part of VictimCPU that the packets of others took, according to the
-	// agent's accounts.
-	Stolen = "victim stolen"
 	// PacketCost is the CPU time of receiving a packet, including decapsulation,
 	// according to the agent's accounts (Iron, table 1).
 	PacketCost = "packet cost"
@@ -42,18 +37,11 @@ const (
 	Price = "price of first to second"
 	// SystemPart is the fraction of the charged time that went to the system.
 	SystemPart = "charged to the system"
-	// Ramp is the penalty between the start of the load and the start of the window, if that time
-	// is at least toldRamp: the cost until the protection has its full effect.
-	Ramp = "ramp penalty"
-	// OutsideCPU is the fraction of the time in which the clients' CPU was busy. At 1 the
-	// clients are the bottleneck, not the victim.
-	OutsideCPU = "outside CPU"
 	// ProgramCost is the CPU time of the agent's BPF programs per packet, according to
 	// the kernel's run-time statistics, without the overhead of those. ProgramRuns is
-	// the number of runs per packet, and StatisticsCost the overhead per run.
-	ProgramCost    = "program cost"
-	ProgramRuns    = "program runs"
-	StatisticsCost = "statistics' own"
+	// the number of runs per packet.
+	ProgramCost = "program cost"
+	ProgramRuns = "program runs"
 	// AccountsCost is the CPU time that the accounts cost the victim per packet.
 	AccountsCost = "accounts cost"
 	// AgentCPU is the agent's own CPU time, per second.
@@ -61,8 +49,6 @@ const (
 	// AgentMemory is the agent's resident memory, beside containers that do nothing.
 	AgentMemory = "agent memory"
 )
-
-const toldRamp = time.Second
 
 // sample is the result of one window.
 type sample struct {
@@ -78,8 +64,6 @@ type sample struct {
 	p50, p99      float64 // of the requests, in seconds; 0 if there are none
 	longest       float64 // likewise
 	retransmitted float64 // segments of TCP in the window
-	ramp          float64 // units per second of the victim before the window; 0 if that time was short
-	outside       float64 // fraction of the time in which the clients' CPU was not idle
 	steal         float64 // fraction of the CPU time that the hypervisor took
 
 	charges   *charges     // nil where the agent keeps no accounts
@@ -100,7 +84,6 @@ func (e *experiment) addSample(su setup, d demand, on bool, alone undisturbed, m
 		add(Retransmitted, "1", m.retransmitted)
 		add(VictimCPU, "1", m.victim)
 		add(CPUUsed, "1", m.used)
-		add(OutsideCPU, "1", m.outside)
 		if d.traffic.Kind != "" {
 			add(Received, "1/s", m.received)
 		}
@@ -108,20 +91,11 @@ func (e *experiment) addSample(su setup, d demand, on bool, alone undisturbed, m
 	}
 	if !su.alone {
 		add(Penalty, "1", base/m.work)
-		if m.ramp > 0 {
-			add(Ramp, "1", base/m.ramp)
-		}
 		add(Work, "1/s", m.work)
-		if su.victim == memcached {
-			add(OutsideCPU, "1", m.outside)
-		}
-		if su.victim != sysbench { // which starts anew for each window
-			add(VictimCPU, "1", m.victim)
-		}
+		add(VictimCPU, "1", m.victim)
 	}
 	if m.charges != nil && d.traffic.Kind != "" {
 		if !su.alone {
-			add(Stolen, "1", m.charges.stolen)
 			for _, f := range alone.slowedFigures(m.counted, m.charges.slowed) {
 				add(f.metric, f.unit, f.value)
 			}
@@ -143,7 +117,6 @@ func (e *experiment) addSample(su setup, d demand, on bool, alone undisturbed, m
 	if p := m.programs; p != nil {
 		add(ProgramCost, "s", p.net)
 		add(ProgramRuns, "1", p.runs)
-		add(StatisticsCost, "s", p.statistics)
 	}
 	if su.alone && d.traffic.Kind == "" {
 		add(AgentCPU, "1", m.agent)
@@ -159,7 +132,7 @@ func (e *experiment) addSample(su setup, d demand, on bool, alone undisturbed, m
 		add(Received, "1/s", m.received)
 	case rig.TCP:
 		add(Received, "bit/s", m.bits)
-	case rig.UDPRR, rig.TCPRR, rig.Memcached:
+	case rig.UDPRR, rig.TCPRR:
 		add(Requests, "1/s", m.sent)
 		add(P50, "s", m.p50)
 		add(P99, "s", m.p99)

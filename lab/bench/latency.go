@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path"
 	"slices"
-	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
@@ -35,8 +33,6 @@ const (
 const (
 	withRecords arm = "records" // on, and each packet recorded
 	withTruth   arm = "checked" // the same, with stamps at the uplink in addition
-	withNothing arm = "empty"   // off, with programs that do nothing at the same hooks
-	withOthers  arm = "others"  // the agent measures another container
 	withFtrace  arm = "ftrace"  // off, with the kernel's tracer recording the same events
 )
 
@@ -64,9 +60,9 @@ func (c latencyCase) arms() []arm {
 	case c.crowd:
 		return []arm{withTruth}
 	case c.flood:
-		return []arm{armOff, withNothing, armOn, withRecords, withFtrace}
+		return []arm{armOff, armOn, withRecords, withFtrace}
 	}
-	return []arm{armOff, withNothing, withOthers, armOn, withRecords, withFtrace, withTruth}
+	return []arm{armOff, armOn, withRecords, withFtrace, withTruth}
 }
 
 // latencyCatalogue holds every case (MACE, figures of RTT bias, coverage and perturbation).
@@ -84,42 +80,20 @@ func latencyCatalogue() []latencyCase {
 	}
 }
 
-// LatencyCases returns the names of the cases that Latency would measure. Error: ErrNoCase.
-func LatencyCases(o Options) ([]string, error) {
-	_, names, err := o.latencyCases()
-	return names, err
-}
-
-func (o Options) latencyCases() ([]latencyCase, []string, error) {
-	return choose(o, latencyCatalogue(), func(c *latencyCase, chosen func(string, bool) bool) bool { return chosen(c.name, true) })
-}
-
-// Latency runs the latency experiment: round trips from a container, raw, corrected and at
-// the uplink, and the cost of the measurement. It needs root and two CPUs. When ctx ends,
-// Latency removes the rig before it returns.
-func Latency(ctx context.Context, o Options) (*report.Report, error) {
-	e := o.experiment("latency",
-		usual{rounds: 5, settle: 300 * time.Millisecond, take: 2 * time.Second},
-		usual{rounds: 2, settle: 150 * time.Millisecond, take: 500 * time.Millisecond})
-	all, _, err := o.latencyCases()
-	if err != nil {
-		return nil, err
-	}
-	var plans []plan
-	for _, crowd := range []bool{false, true} {
-		cases := slices.DeleteFunc(slices.Clone(all), func(c latencyCase) bool { return c.crowd != crowd })
-		if len(cases) > 0 {
-			plans = append(plans, e.latency(cases, crowd, o.Quick))
-		}
-	}
-	return e.run(ctx, plans)
+// latencyPlans measure round trips from a container, raw, corrected and at the uplink, and the cost
+// of the measurement.
+func latencyPlans(e *experiment, o Options) []plan {
+	return []plan{e.latency(false, o.Quick), e.latency(true, o.Quick)}
 }
 
 // latency plans the cases of one rig.
-func (e *experiment) latency(cases []latencyCase, crowd, quick bool) plan {
+func (e *experiment) latency(crowd, quick bool) plan {
 	s := &latencySession{experiment: e, crowded: crowd, quick: quick}
 	p := plan{name: map[bool]string{false: "two containers", true: "a crowd"}[crowd], rigged: s}
-	for _, c := range cases {
+	for _, c := range latencyCatalogue() {
+		if c.crowd != crowd {
+			continue
+		}
 		rounds := e.report.Rounds
 		if c.flood {
 			rounds *= 2 // differences in throughput are small
@@ -129,7 +103,9 @@ func (e *experiment) latency(cases []latencyCase, crowd, quick bool) plan {
 			begin:  func(ctx context.Context) error { return s.begin(ctx, c) },
 			// Off is the baseline, and records go on for a while after they were asked for.
 			inOrder: true,
-			cases:   []armed{{c.name, c.arms(), func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) }}},
+			cases: []armed{{name: c.name, quick: true, arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
+				return s.measure(ctx, c, a)
+			}}},
 			compare: func() { s.compare(c) },
 			end:     s.end,
 		})
@@ -156,14 +132,14 @@ func (s *latencySession) build(ctx context.Context) (err error) {
 	if s.rig, err = rig.New(cfg); err != nil {
 		return err
 	}
-	s.trips, s.measured = make(map[arm]float64), s.rig.Prefix()+"*"
+	s.trips, s.measured = make(map[arm]float64), "*"
 	if s.crowded {
-		s.measured = s.rig.Prefix() + "one"
+		s.measured = "one"
 		if err := s.startPings(); err != nil {
 			return err
 		}
 	}
-	if s.guard, err = newGuard(ctx, s.rig, "", "", 100*gbit); err != nil {
+	if s.guard, err = newGuard(ctx, s.rig, "", 100*gbit); err != nil {
 		return err
 	}
 	s.guard.feature = latencyPolicy
@@ -181,8 +157,7 @@ type latencySession struct {
 
 	crowded  bool // many neighbours flood-ping
 	quick    bool
-	measured string             // names of the measured containers
-	inForce  string             // the names in the policy that is in force
+	measured string             // pattern of the measured containers' names
 	trips    map[arm]float64    // of the round so far
 	crowd    []*sandbox.Process // flood pings, one in each neighbour
 	ping     *sandbox.Process   // the ping of the container itself
@@ -248,28 +223,12 @@ func (s *latencySession) begin(ctx context.Context, c latencyCase) error {
 	return err
 }
 
-// policy switches the measurement on for the containers that match a pattern, and off for all
-// others; "" is none.
-func (s *latencySession) policy(ctx context.Context, names string) error {
-	before, text := s.inForce, ""
-	if names == before {
-		return nil
+// policy switches the measurement on for the measured containers, or off.
+func (s *latencySession) policy(ctx context.Context, on bool) error {
+	if !on {
+		return s.guard.apply(ctx, nil)
 	}
-	if names != "" {
-		text = fmt.Sprintf("match: {name: %q}\nset: {latency: on}\n", names)
-	}
-	err := s.guard.policy(ctx, text, func(c api.Container) (taken, changed bool) {
-		was, _ := path.Match(before, c.Name)
-		is, _ := path.Match(names, c.Name)
-		asked := slices.ContainsFunc(c.Policy, func(p api.Setting) bool {
-			return p.Key == "fairlead.latency" && p.Value == "on"
-		})
-		return asked == is, is != was
-	})
-	if err == nil {
-		s.inForce = names
-	}
-	return err
+	return s.guard.apply(ctx, rules{s.measured: "latency: on"})
 }
 
 // measure measures one arm of a case. The cases of a crowd add figures of cases of their own.
@@ -283,26 +242,13 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]f
 		return nil, s.steps(ctx, c)
 	}
 	s.client.SetRate(0)
-	names := s.measured
-	switch a {
-	case armOff, withNothing, withFtrace:
-		names = ""
-	case withOthers:
-		names = s.rig.Prefix() + "neighbour"
-	}
-	if err := s.policy(ctx, names); err != nil {
+	if err := s.policy(ctx, a != armOff && a != withFtrace); err != nil {
 		return nil, err
 	}
 	name := s.rig.Prefix() + "one"
 	switch a {
 	case withTruth:
 		return s.check(ctx)
-	case withNothing:
-		hooks, err := rig.AttachNothing()
-		if err != nil {
-			return nil, err
-		}
-		defer hooks.Close()
 	case withFtrace:
 		f, err := rig.NewFtrace("net/net_dev_queue", "net/net_dev_start_xmit", "net/napi_gro_receive_entry", "net/netif_rx", "net/netif_receive_skb")
 		if err != nil {
@@ -392,40 +338,4 @@ func (s *latencySession) check(ctx context.Context) ([]figure, error) {
 		{SignedBias, "s", signed}, {RawBias, "s", report.Median(raw)},
 		{Bias, "s", report.Median(corrected)}, {WorstBias, "s", slices.Max(corrected)},
 	}, nil
-}
-
-// LatencyHeadline returns the result in one sentence.
-func LatencyHeadline(r *report.Report) string {
-	if c, ok := r.Find("flood pings", worstStep); ok {
-		return fmt.Sprintf("Beside up to %d flood pings round trips from a container are up to %.1f us too long, and within %.1f us once corrected",
-			mostPings, 1e6*report.Median(c.Off), 1e6*report.Median(c.On))
-	}
-	return "Round trips from a container, and what measuring them costs"
-}
-
-// LatencyPlots returns the plots for a report of Latency.
-func LatencyPlots(r *report.Report, _ Options) []report.Plot {
-	bias := report.Plot{
-		Title: "RTT bias", Metric: stepBias,
-		Note: "By how much a round trip is longer than at the uplink, by how many neighbours flood-ping: raw and corrected.",
-	}
-	for _, n := range []int{0, 20, 40, 60, 80, mostPings} { // more cannot be read
-		bias.Groups = append(bias.Groups, report.Group{Label: fmt.Sprint(n), Case: stepName(n)})
-	}
-	added := report.Plot{Title: "Perturbation", Metric: Perturbation, Note: "What a round trip takes longer than while nothing is attached."}
-	covered := report.Plot{Title: "Coverage beside 100 flood pings", Metric: Covered, Ideal: 1}
-	tables := report.Plot{Title: "Coverage by the size of the table", Metric: Covered, Ideal: 1, Note: "Of UDP requests beside 100 flood pings, by how many packets under way have room."}
-	for _, c := range latencyCatalogue() {
-		switch {
-		case c.tables:
-			for _, n := range tableSizes(false) {
-				tables.Groups = append(tables.Groups, report.Group{Label: fmt.Sprint(n), Case: tableName(n)})
-			}
-		case c.covers != "":
-			covered.Groups = append(covered.Groups, report.Group{Label: c.covers, Case: c.name})
-		case !c.crowd && !c.flood:
-			added.Groups = append(added.Groups, report.Group{Label: c.name, Case: c.name})
-		}
-	}
-	return measured(r, []report.Plot{bias, added, covered, tables})
 }

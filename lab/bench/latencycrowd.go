@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"os"
 	"os/exec"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,7 +30,6 @@ const (
 // The median and the worst are over all steps.
 const (
 	stepBias   = "bias"
-	stepPings  = "pings answered"
 	medianStep = "bias, median step"
 	worstStep  = "bias, worst step"
 )
@@ -101,31 +97,10 @@ func (s *latencySession) pings(n int) error {
 	return errors.Join(errs...)
 }
 
-// echoes returns how many echo requests the outside has received; 0 if the kernel does not report
-// it.
-func (s *latencySession) echoes() (n uint64) {
-	var table []byte
-	if err := s.rig.Outside.Do(func() (err error) { table, err = os.ReadFile("/proc/thread-self/net/snmp"); return err }); err != nil {
-		return 0
-	}
-	at := -1
-	for line := range strings.Lines(string(table)) {
-		f := strings.Fields(line)
-		switch {
-		case len(f) == 0 || f[0] != "Icmp:":
-		case at < 0:
-			at = slices.Index(f, "InEchos")
-		case at < len(f):
-			n, _ = strconv.ParseUint(f[at], 10, 64)
-		}
-	}
-	return n
-}
-
 // steps adds the bias of round trips beside a growing number of pinging neighbours: the
 // medians of each step, and the median and the worst of the medians.
 func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
-	if err := s.policy(ctx, s.measured); err != nil {
+	if err := s.policy(ctx, true); err != nil {
 		return err
 	}
 	var raws, corrects []float64
@@ -133,9 +108,7 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 		if err := s.pings(n); err != nil {
 			return err
 		}
-		asked, began := s.echoes(), time.Now()
 		raw, corrected, err := s.bias(ctx)
-		s.report.Add(stepName(n), stepPings, "1/s", true, float64(s.echoes()-asked)/time.Since(began).Seconds())
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -181,7 +154,7 @@ func (s *latencySession) traffic(ctx context.Context, covers string, server, cli
 
 // cover adds the coverage of one kind of traffic beside all pinging neighbours.
 func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
-	if err := errors.Join(s.policy(ctx, s.measured), s.pings(mostPings)); err != nil {
+	if err := errors.Join(s.policy(ctx, true), s.pings(mostPings)); err != nil {
 		return err
 	}
 	switch {
@@ -216,13 +189,13 @@ func tableName(stamps int) string { return fmt.Sprintf("table of %d", stamps) }
 func (s *latencySession) tables(ctx context.Context, c latencyCase) error {
 	name := s.rig.Prefix() + "one"
 	for _, stamps := range tableSizes(s.quick) {
-		if err := s.policy(ctx, ""); err != nil {
+		if err := s.policy(ctx, false); err != nil {
 			return err
 		}
 		if err := s.guard.roomFor(ctx, stamps); err != nil {
 			return err
 		}
-		if err := errors.Join(s.policy(ctx, s.measured), s.pings(mostPings)); err != nil {
+		if err := errors.Join(s.policy(ctx, true), s.pings(mostPings)); err != nil {
 			return err
 		}
 		if _, err := s.guard.client.LatencyRecords(ctx, name, api.LatencyFilter{Port: latencyPort}, 0); err != nil {
@@ -239,7 +212,7 @@ func (s *latencySession) tables(ctx context.Context, c latencyCase) error {
 			s.report.Add(c.name, Covered, "1", true, last.On[len(last.On)-1])
 		}
 	}
-	if err := s.policy(ctx, ""); err != nil {
+	if err := s.policy(ctx, false); err != nil {
 		return err
 	}
 	return s.guard.roomFor(ctx, 0)

@@ -43,7 +43,7 @@ func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, er
 	if err != nil {
 		return nil, nil, err
 	}
-	trips, _ := api.LatencyTrips(got.Records, nil)
+	trips, _ := api.LatencyTrips(got.Records)
 	return wireBias(trips, wire, zero)
 }
 

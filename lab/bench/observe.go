@@ -21,8 +21,8 @@ func observed() []setup {
 	var all []setup
 	for _, path := range []rig.Path{rig.Hop, rig.NIC, rig.VXLAN} {
 		all = append(all, setup{
-			name: "accounts " + string(path), title: "What the accounts cost, " + pathNames[path],
-			cfg: rig.Config{Path: path, Containers: rig.Pair(100, 100)}, accounts: true,
+			name: "accounts " + string(path),
+			cfg:  rig.Config{Path: path, Containers: rig.Pair(100, 100)}, accounts: true,
 			demands: []demand{at(2_000), at(20_000), flood},
 		})
 	}
@@ -33,7 +33,7 @@ func observed() []setup {
 // windows there. Another container on its bridge, Docker's for example, sends it packets.
 func watched() setup {
 	su := calm()
-	su.name, su.title = "watched", "What watching costs a container whose packets take nobody's time"
+	su.name = "watched"
 	su.accounts, su.protect, su.settled = true, "", 3*time.Second
 	su.demands = append(su.demands, demand{name: "flood", traffic: rig.Traffic{Kind: rig.Overrun, Within: true}, rate: load.Flood})
 	return su
@@ -42,7 +42,7 @@ func watched() setup {
 // watchedService is the same for a real server, which a container on its bridge asks.
 func watchedService() setup {
 	return setup{
-		name: "watched nginx", title: "What watching costs nginx and its clients",
+		name: "watched nginx",
 		cfg: rig.Config{Path: rig.NIC, Unsteered: true, Containers: []rig.Container{
 			{Name: "server"}, {Name: "idle"}, {Name: "client", CPU: rig.SenderCPU},
 		}},
@@ -74,9 +74,8 @@ func (g *guard) programs(during func() error) (rig.Runs, error) {
 // programCost is the cost of the agent's BPF programs per sent packet, according to the
 // kernel's statistics.
 type programCost struct {
-	net        float64 // s, without the overhead of the statistics
-	runs       float64
-	statistics float64 // overhead of the statistics in s, per run
+	net  float64 // s, without the overhead of the statistics
+	runs float64
 }
 
 // count measures the cost of the programs in one more window of the same traffic, because
@@ -101,7 +100,7 @@ func (s *session) count(ctx context.Context) (*programCost, float64, error) {
 	if packets == 0 {
 		return nil, 0, fmt.Errorf("nothing was sent")
 	}
-	return &programCost{net: runs.Net().Seconds() / packets, runs: float64(runs.Count()) / packets, statistics: runs.Idle.Seconds()}, m.steal, nil
+	return &programCost{net: runs.Time.Seconds() / packets, runs: float64(runs.Count) / packets}, m.steal, nil
 }
 
 // loss is the CPU time that the accounts cost the victim per packet, caches included: the

@@ -24,7 +24,7 @@ func TestObserved(t *testing.T) {
 	if e.unmetered != "" {
 		t.Fatalf("the kernel cannot keep accounts: %s", e.unmetered)
 	}
-	for _, metric := range []string{ProgramCost, ProgramRuns, StatisticsCost, Balance} {
+	for _, metric := range []string{ProgramCost, ProgramRuns, Balance} {
 		c, ok := e.report.Find("kept 1k", metric)
 		if !ok || len(c.On) != 2 || len(c.Off) != 0 || c.On[0] <= 0 {
 			t.Errorf("%s: %v, %v off, %v on", metric, ok, c.Off, c.On)

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/lab/report"
+	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
 // Options control an experiment.
@@ -15,7 +17,6 @@ type Options struct {
 	Window  time.Duration // length of a measurement; 0: the experiment's default
 	Settle  time.Duration // netcpu: how long the load runs before a measurement; 0: the default
 	Quick   bool          // end within two minutes: fewer cases, less exact
-	Docker  bool          // netcpu: use containers of a Docker Engine, not sandboxes
 	Mode    string        // netcpu: the mode while the protection is on; "" is isolate
 	Only    string        // a regular expression that selects cases; "" selects all
 	Version string        // version of fairlead, for the report
@@ -27,30 +28,67 @@ type Options struct {
 // ErrNoCase means that Options select no case.
 var ErrNoCase = errors.New("no case has such a name")
 
-// choose returns the rigs, or the cases, of a catalogue that keep accepts, and the names of
-// the selected cases. keep calls chosen for each case, with its name and whether --quick
-// includes it, and may remove cases from a rig. Error: ErrNoCase, if nothing is left.
-func choose[T any](o Options, catalogue []T, keep func(one *T, chosen func(name string, quick bool) bool) bool) (list []T, names []string, err error) {
+// choose returns the plans with the cases that the options select, and the names of these. Error:
+// ErrNoCase.
+func choose(plans []plan, o Options) (list []plan, names []string, err error) {
 	only, err := regexp.Compile(o.Only)
 	if err != nil {
 		return nil, nil, err
 	}
-	chosen := func(name string, quick bool) bool {
-		if !only.MatchString(name) || o.Quick && !quick && o.Only == "" {
+	list = filter(plans, func(_ plan, c armed) bool {
+		if !only.MatchString(c.name) || o.Quick && !c.quick && o.Only == "" {
 			return false
 		}
-		names = append(names, name)
+		names = append(names, c.name)
 		return true
-	}
-	for _, one := range catalogue {
-		if keep(&one, chosen) {
-			list = append(list, one)
-		}
-	}
+	})
 	if len(list) == 0 {
 		return nil, nil, fmt.Errorf("%w: %q", ErrNoCase, o.Only)
 	}
 	return list, names, nil
+}
+
+// onMachine reports whether a program is installed.
+func onMachine(program string) bool { return rig.Service(program).Program() != "" }
+
+// installed returns the plans with the cases for which this machine has what they need, and a note for
+// each thing that it does not have. noEngine is what a Docker Engine lacks; nil: nothing.
+func installed(plans []plan, have func(program string) bool, noEngine error) (list []plan, notes []string) {
+	note := func(format string, args ...any) {
+		if n := fmt.Sprintf(format, args...); !slices.Contains(notes, n) {
+			notes = append(notes, n)
+		}
+	}
+	list = filter(plans, func(p plan, c armed) bool {
+		if p.engine && noEngine != nil {
+			note("what needs a Docker Engine was left out: %v", noEngine)
+			return false
+		}
+		if c.needs == "" || have(string(c.needs)) {
+			return true
+		}
+		note("%s is not installed (Debian package %s): the cases with it were left out", c.needs, c.needs.Package())
+		return false
+	})
+	return list, notes
+}
+
+// filter returns the plans with the cases that keep accepts.
+func filter(plans []plan, keep func(plan, armed) bool) (list []plan) {
+	listed := func(c armed) bool { return !c.base }
+	for _, p := range plans {
+		var left []series
+		for _, s := range p.series {
+			s.cases = slices.DeleteFunc(slices.Clone(s.cases), func(c armed) bool { return !c.base && !keep(p, c) })
+			if slices.ContainsFunc(s.cases, listed) {
+				left = append(left, s)
+			}
+		}
+		if p.series = left; len(left) > 0 {
+			list = append(list, p)
+		}
+	}
+	return list
 }
 
 // usual holds the defaults of an experiment.

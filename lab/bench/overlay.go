@@ -2,11 +2,7 @@ package bench
 
 import (
 	"context"
-	"fmt"
-	"slices"
-	"time"
 
-	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
@@ -18,12 +14,6 @@ const (
 	// that for one byte.
 	RequestCPU = "CPU per request"
 	ByteCPU    = "CPU per byte"
-	// RequestCharged and ByteCharged are the CPU time of receiving and sending in the accounts of
-	// an agent. They cover both hosts, which are one machine.
-	RequestCharged = "accounted per request"
-	ByteCharged    = "accounted per byte"
-	// AgentMaps is the memory of the BPF maps of one agent.
-	AgentMaps = "agent maps"
 	// StalledFlows is how many flows got no answer for a second.
 	StalledFlows = "stalled flows"
 )
@@ -32,52 +22,21 @@ const (
 const (
 	armHost   arm = "host"   // the same load between the hosts' own addresses
 	armRecipe arm = "recipe" // the cache as the paper describes it; see rig.Recipe
-	// Off, but no agent runs. In all other arms two agents run. Each keeps accounts of the packets
-	// of both hosts, which are one machine.
-	armNone arm = "no agent"
 )
 
-// OverlayCases returns the names of the cases that Overlay would measure. Error: ErrNoCase.
-func OverlayCases(o Options) ([]string, error) {
-	_, names, err := o.overlaySetups()
-	return names, err
-}
-
-func (o Options) overlaySetups() ([]overlaySetup, []string, error) {
-	return choose(o, overlayCatalogue(), func(su *overlaySetup, chosen func(string, bool) bool) bool {
-		su.cases = slices.DeleteFunc(su.cases, func(c overlayCase) bool { return !chosen(su.caseName(c), c.quick) })
-		return len(su.cases) > 0
-	})
-}
-
-// Overlay runs the overlay experiment: containers of two hosts that talk over an overlay
-// network, without and with the short path, against host networking over the same wire. It
-// needs root and two CPUs. When ctx ends, Overlay removes the rig before it returns.
-func Overlay(ctx context.Context, o Options) (*report.Report, error) {
-	e := o.experiment("overlay",
-		usual{rounds: 3, settle: 300 * time.Millisecond, take: 1500 * time.Millisecond},
-		usual{rounds: 2, settle: 200 * time.Millisecond, take: time.Second})
-	all, _, err := o.overlaySetups()
-	if err != nil {
-		return nil, err
-	}
-	noEngine := rig.EngineRuns()
-	all, absent := overlayInstalled(all, onMachine, noEngine)
-	e.notes = append(e.notes, absent...)
-	if len(all) == 0 && noEngine != nil {
-		return nil, fmt.Errorf("overlay experiment: %w", noEngine)
-	}
-	var plans []plan
-	for _, su := range all {
+// overlayPlans measure containers of two hosts that talk over an overlay network, without and with
+// the short path, against host networking over the same wire.
+func overlayPlans(e *experiment, _ Options) (plans []plan) {
+	for _, su := range overlayCatalogue() {
 		plans = append(plans, e.overlay(su))
 	}
-	return e.run(ctx, plans)
+	return plans
 }
 
 // overlay plans the cases of one rig.
 func (e *experiment) overlay(su overlaySetup) plan {
 	s := &overlaySession{experiment: e, setup: su}
-	p := plan{name: string(su.path), rigged: s}
+	p := plan{name: string(su.path), engine: su.path == rig.Swarm, rigged: s}
 	for _, c := range su.cases {
 		name, rates := su.caseName(c), make(map[arm]float64)
 		measure := func(ctx context.Context, a arm) ([]figure, error) {
@@ -96,45 +55,11 @@ func (e *experiment) overlay(su overlaySetup) plan {
 			clear(rates)
 		}
 		p.series = append(p.series, series{
-			begin: func(ctx context.Context) error { return s.begin(ctx, c) },
-			cases: []armed{{name, su.arms(e.report.Env.Quick), measure}}, compare: compare,
-			end: s.end,
+			begin:   func(ctx context.Context) error { return s.begin(ctx, c) },
+			cases:   []armed{{name: name, quick: c.quick, needs: c.service, arms: su.arms(), measure: measure}},
+			compare: compare,
+			end:     s.end,
 		})
 	}
 	return p
-}
-
-// OverlayHeadline returns the result in one sentence.
-func OverlayHeadline(r *report.Report) string {
-	for _, path := range overlayPaths {
-		if c, ok := r.Find(string(path)+" tcp rr 1", Requests); ok && len(c.On) > 0 {
-			return fmt.Sprintf("Over an overlay network, one connection makes %.0f requests a second in place of %.0f", report.Median(c.On), report.Median(c.Off))
-		}
-	}
-	return "Containers of two hosts that talk over an overlay network"
-}
-
-// OverlayPlots returns the plots for a report of Overlay.
-func OverlayPlots(r *report.Report, _ Options) []report.Plot {
-	var plots []report.Plot
-	for _, su := range overlayCatalogue() {
-		requests := report.Plot{
-			Title: "Requests per second, " + string(su.path), Metric: Requests,
-			Note: "One byte each way, by protocol and number of flows, and real servers.",
-		}
-		host := report.Plot{Title: "Of host networking, " + string(su.path), Metric: OfHost, Ideal: 1}
-		spent := report.Plot{Title: "CPU time per request, " + string(su.path), Metric: RequestCPU, Note: "Of both hosts. Less is better."}
-		bulk := report.Plot{Title: "Throughput, bit/s, " + string(su.path), Metric: Received}
-		for _, c := range su.cases {
-			g := report.Group{Label: c.name, Case: su.caseName(c)}
-			host.Groups = append(host.Groups, g)
-			if c.bulk {
-				bulk.Groups = append(bulk.Groups, g)
-				continue
-			}
-			requests.Groups, spent.Groups = append(requests.Groups, g), append(spent.Groups, g)
-		}
-		plots = append(plots, requests, host, spent, bulk)
-	}
-	return measured(r, plots)
 }

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -23,10 +22,7 @@ func TestOverlayExperiment(t *testing.T) {
 			su.cases = slices.DeleteFunc(su.cases, func(c overlayCase) bool {
 				return !slices.Contains(map[bool][]string{false: {"udp rr 8", "redis"}, true: {"tcp crr", "udp bulk", "tcp bulk"}}[quick], c.name)
 			})
-			su := su
-			if left, _ := overlayInstalled([]overlaySetup{su}, onMachine, nil); len(left) == 1 {
-				su = left[0]
-			}
+			su.cases = slices.DeleteFunc(su.cases, func(c overlayCase) bool { return c.service != "" && !onMachine(string(c.service)) })
 			if err := e.measure(t.Context(), e.overlay(su)); err != nil {
 				t.Fatal(err)
 			}
@@ -39,7 +35,7 @@ func TestOverlayExperiment(t *testing.T) {
 				if len(got.Off) != 2 || slices.Max(got.Off) <= 0 {
 					t.Errorf("%s: %s off is %v in 2 rounds", c.name, metric, got.Off)
 				}
-				for _, peer := range su.arms(quick)[2:] {
+				for _, peer := range su.arms()[2:] {
 					if values := got.Peers[string(peer)]; len(values) != 2 || slices.Max(values) <= 0 {
 						t.Errorf("%s: %s with %s is %v in 2 rounds", c.name, metric, peer, values)
 					}
@@ -50,25 +46,6 @@ func TestOverlayExperiment(t *testing.T) {
 	clean(t)
 }
 
-// TestOverlayInstalled removes the cases of a missing program, with one note; on the path Swarm
-// there are none of nginx.
-func TestOverlayInstalled(t *testing.T) {
-	all, notes := overlayInstalled(overlayCatalogue(), func(program string) bool { return program != "nginx" }, nil)
-	if len(all) != len(overlayPaths) || len(notes) != 1 {
-		t.Fatalf("%d rigs, notes %q", len(all), notes)
-	}
-	for i, su := range overlayCatalogue() {
-		want := map[rig.Path]int{rig.Routed: 1, rig.Bridged: 1}[su.path]
-		if n := len(su.cases) - len(all[i].cases); n != want {
-			t.Errorf("%s: %d cases were left out, want %d", su.path, n, want)
-		}
-	}
-	all, notes = overlayInstalled(overlayCatalogue(), func(string) bool { return true }, errors.New("no dockerd"))
-	if len(all) != len(overlayPaths)-1 || !slices.Equal(notes, []string{"what needs a Docker Engine was left out: no dockerd"}) {
-		t.Errorf("without an engine %d rigs, notes %q", len(all), notes)
-	}
-}
-
 // TestOverlayFigures divides a window's CPU time by the work done in it.
 func TestOverlayFigures(t *testing.T) {
 	w := load.Window{Seconds: 2, Ops: 1000, Bytes: 4000}
@@ -76,15 +53,13 @@ func TestOverlayFigures(t *testing.T) {
 		name string
 		c    overlayCase
 		w    load.Window
-		cpu  float64 // accounted
 		want []figure
 	}{
-		{"requests", overlayCase{}, w, 1, []figure{{Requests, "1/s", 500}, {RequestCPU, "s", 0.003}, {RequestCharged, "s", 0.001}, {P50, "s", 0}, {P99, "s", 0}, {StalledFlows, "1", 7}}},
-		{"bulk", overlayCase{bulk: true}, w, 1, []figure{{Received, "bit/s", 16000}, {ByteCPU, "s", 0.00075}, {ByteCharged, "s", 0.00025}}},
-		{"no accounts", overlayCase{bulk: true}, w, -1, []figure{{Received, "bit/s", 16000}, {ByteCPU, "s", 0.00075}}},
-		{"nothing came", overlayCase{}, load.Window{Seconds: 2}, 1, []figure{{Requests, "1/s", 0}, {P50, "s", 0}, {P99, "s", 0}, {StalledFlows, "1", 7}}},
+		{"requests", overlayCase{}, w, []figure{{Requests, "1/s", 500}, {RequestCPU, "s", 0.003}, {P50, "s", 0}, {P99, "s", 0}, {StalledFlows, "1", 7}}},
+		{"bulk", overlayCase{bulk: true}, w, []figure{{Received, "bit/s", 16000}, {ByteCPU, "s", 0.00075}}},
+		{"nothing came", overlayCase{}, load.Window{Seconds: 2}, []figure{{Requests, "1/s", 0}, {P50, "s", 0}, {P99, "s", 0}, {StalledFlows, "1", 7}}},
 	} {
-		if got := overlayFigures(c.c, c.w, 3, c.cpu, 7); !slices.Equal(got, c.want) {
+		if got := overlayFigures(c.c, c.w, 3, 7); !slices.Equal(got, c.want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
 		}
 	}

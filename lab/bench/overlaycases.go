@@ -21,13 +21,10 @@ func (su overlaySetup) caseName(c overlayCase) string { return string(su.path) +
 
 // arms returns the arms of each round. The recipe cannot redirect into containers with host ends in
 // another network namespace.
-func (su overlaySetup) arms(quick bool) []arm {
+func (su overlaySetup) arms() []arm {
 	arms := append(offOn(), armHost)
 	if su.path == rig.Routed {
 		arms = append(arms, armRecipe)
-	}
-	if !quick { // agents take a second to start
-		arms = append(arms, armNone)
 	}
 	return arms
 }
@@ -93,21 +90,4 @@ func requestsOf(proto string, flows int) overlayCase {
 		name: fmt.Sprintf("%s rr %d", proto, flows), flows: flows, quick: flows != 8,
 		client: append([]string{"rr-client", "--size", "1"}, common...), server: append([]string{"rr-server"}, common...),
 	}
-}
-
-// overlayInstalled removes the cases with programs that have does not find, and the path Swarm if
-// noEngine states what a Docker Engine lacks, with a note for each.
-func overlayInstalled(all []overlaySetup, have func(program string) bool, noEngine error) (left []overlaySetup, notes []string) {
-	need := needs{have: have}
-	for _, su := range all {
-		if su.path == rig.Swarm && noEngine != nil {
-			notes = append(notes, fmt.Sprintf("what needs a Docker Engine was left out: %v", noEngine))
-			continue
-		}
-		su.cases = slices.DeleteFunc(su.cases, func(c overlayCase) bool { return !need.met(string(c.service)) })
-		if len(su.cases) > 0 {
-			left = append(left, su)
-		}
-	}
-	return left, append(notes, need.notes()...)
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -43,7 +42,7 @@ func (s *overlaySession) build(ctx context.Context) (err error) {
 		return err
 	}
 	for host, r := range s.rig.Hosts {
-		if s.guards[host], err = newGuard(ctx, r, "", "", 0); err != nil {
+		if s.guards[host], err = newGuard(ctx, r, "", 0); err != nil {
 			return err
 		}
 		s.guards[host].feature = "overlay"
@@ -135,39 +134,18 @@ func (s *overlaySession) pair(ctx context.Context, c overlayCase, client, server
 	return p, nil
 }
 
-// agents starts or ends the agents of both hosts, unless they already run or do not.
-func (s *overlaySession) agents(ctx context.Context, run bool) error {
-	var errs []error
-	for _, g := range s.guards {
-		switch runs := g.process != nil; {
-		case run && !runs:
-			errs = append(errs, g.start(ctx))
-		case !run && runs:
-			errs = append(errs, s.shorten(ctx, false), g.stop())
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // shorten switches the short path on or off for the containers of both hosts, and waits until their
 // agents report it.
 func (s *overlaySession) shorten(ctx context.Context, on bool) error {
 	if s.lacking != "" {
 		return nil // the policy has no effect
 	}
+	var r rules
+	if on {
+		r = rules{"*": "overlay: on"}
+	}
 	for _, g := range s.guards {
-		if g.on == on {
-			continue
-		}
-		text := ""
-		if on {
-			text = fmt.Sprintf("match: {name: %q}\nset: {overlay: on}\n", g.prefix+"*")
-		}
-		err := g.policy(ctx, text, func(c api.Container) (taken, changed bool) {
-			asked := slices.ContainsFunc(c.Policy, func(p api.Setting) bool { return p.Key == "fairlead.overlay" && p.Value == "on" })
-			return asked == on, true
-		})
-		if err != nil {
+		if err := g.apply(ctx, r); err != nil {
 			return err
 		}
 		if g.missing != "" {
@@ -188,7 +166,7 @@ func (s *overlaySession) measure(ctx context.Context, c overlayCase, a arm) (_ [
 	if a == armHost {
 		p = s.hosts
 	}
-	if err := errors.Join(s.agents(ctx, a != armNone), s.shorten(ctx, a == armOn)); err != nil {
+	if err := s.shorten(ctx, a == armOn); err != nil {
 		return nil, err
 	}
 	if a == armRecipe {
@@ -211,52 +189,28 @@ func (s *overlaySession) measure(ctx context.Context, c overlayCase, a arm) (_ [
 	if c.bulk {
 		of = p.server
 	}
-	accounts, err := s.guards[0].accounts(ctx)
-	if err != nil {
-		return nil, err
-	}
 	before, from, start := of.Read(), readCPUs(), time.Now()
 	if err := sleep(ctx, s.take); err != nil {
 		return nil, err
 	}
 	w, to, took := of.Read().Since(before), readCPUs(), time.Since(start)
-	after, err := s.guards[0].accounts(ctx)
-	if err != nil {
-		return nil, err
-	}
 	used := 0.0
 	for cpu := range to {
 		used += to[cpu].usedSince(from[cpu], took) * took.Seconds()
 	}
-	charged := -1.0
-	if accounts != nil && after != nil {
-		n := after.After(*accounts)
-		charged = n.Charged * took.Seconds() / n.Taken.Sub(n.Since).Seconds()
-	}
 	// A flow that has stalled since the beginning counts, too.
-	figures := overlayFigures(c, w, used, charged, client.Read().Since(first).Stalled)
-	if a != armOff && a != armOn {
-		return figures, nil
-	}
-	pid := s.guards[0].process.PID
-	maps, err := mapMemory(fmt.Sprintf("/proc/%d", pid))
-	return append(figures, figure{AgentMemory, "B", resident(pid)}, figure{AgentMaps, "B", maps}), err
+	return overlayFigures(c, w, used, client.Read().Since(first).Stalled), nil
 }
 
-// overlayFigures returns the figures of a window. used is the CPU time of the machine, charged the
-// CPU time in the accounts, both in seconds; less than 0 is unknown.
-func overlayFigures(c overlayCase, w load.Window, used, charged float64, stalled uint64) []figure {
+// overlayFigures returns the figures of a window. used is the CPU time of the machine in seconds.
+func overlayFigures(c overlayCase, w load.Window, used float64, stalled uint64) []figure {
 	figures := []figure{{Requests, "1/s", w.Rate()}}
-	n, spent, accounted := float64(w.Ops), RequestCPU, RequestCharged
+	n, spent := float64(w.Ops), RequestCPU
 	if c.bulk {
-		figures = []figure{{Received, "bit/s", w.BitRate()}}
-		n, spent, accounted = float64(w.Bytes), ByteCPU, ByteCharged
+		figures, n, spent = []figure{{Received, "bit/s", w.BitRate()}}, float64(w.Bytes), ByteCPU
 	}
 	if n > 0 {
 		figures = append(figures, figure{spent, "s", used / n})
-		if charged >= 0 {
-			figures = append(figures, figure{accounted, "s", charged / n})
-		}
 	}
 	if c.bulk {
 		return figures

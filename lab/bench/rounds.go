@@ -34,7 +34,8 @@ type figure struct {
 
 // plan is one rig of an experiment, and the series that are measured in it.
 type plan struct {
-	name string // of the rig, in errors
+	name   string // of the rig, in errors
+	engine bool   // the rig needs a Docker Engine
 	rigged
 	series []series
 }
@@ -60,6 +61,9 @@ type series struct {
 // armed is one case with its arms.
 type armed struct {
 	name    string
+	quick   bool        // also with --quick
+	base    bool        // the others are compared with it: it is measured with any of them, and not listed
+	needs   rig.Service // a program; "": none
 	arms    []arm
 	measure func(context.Context, arm) ([]figure, error)
 }
@@ -94,7 +98,7 @@ type experiment struct {
 	quiet   quiet
 	foreign float64 // most CPUs that other programs used beside an idle rig
 	missing string  // why the protection had no effect; "" if it had one
-	// unmetered is why there is no packet cost; "" if there is one.
+	// unmetered is why the agent keeps no accounts; "" if it does.
 	unmetered string
 	notes     []string
 }
@@ -120,6 +124,9 @@ func (e *experiment) run(ctx context.Context, plans []plan) (*report.Report, err
 	}
 	if e.missing != "" {
 		e.notes = append(e.notes, fmt.Sprintf("fairlead had no effect: %s is %s", e.report.Bench, strings.TrimSuffix(e.missing, ".")))
+	}
+	if e.unmetered != "" {
+		e.notes = append(e.notes, "the agent keeps no accounts: "+strings.TrimSuffix(e.unmetered, "."))
 	}
 	e.report.Env.Notes = append(e.notes, notes(e.foreign, e.quiet)...)
 	return e.report, nil

@@ -2,38 +2,10 @@ package bench
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
-
-// needs finds the programs that cases need and this machine does not have.
-type needs struct {
-	have    func(program string) bool // usually onMachine
-	missing []string
-}
-
-func onMachine(program string) bool { return rig.Service(program).Program() != "" }
-
-// met reports whether a program is there; "" is none, which is always there.
-func (n *needs) met(program string) bool {
-	if program == "" || n.have(program) {
-		return true
-	}
-	if !slices.Contains(n.missing, program) {
-		n.missing = append(n.missing, program)
-	}
-	return false
-}
-
-// notes returns a note about each missing program.
-func (n *needs) notes() (notes []string) {
-	for _, program := range n.missing {
-		notes = append(notes, fmt.Sprintf("%s is not installed (Debian package %s): the cases with it were left out", program, rig.Service(program).Package()))
-	}
-	return notes
-}
 
 // serviceConns is how many requests are under way at once.
 const serviceConns = 16
@@ -55,8 +27,7 @@ func services() []setup {
 		for _, quota := range []float64{20, 50, 100} {
 			for _, mode := range []string{"isolate", "auto"} {
 				all = append(all, setup{
-					name:  fmt.Sprintf("%s %v %s", service, quota, mode),
-					title: fmt.Sprintf("%s with %v %% of a CPU", service, quota),
+					name: fmt.Sprintf("%s %v %s", service, quota, mode),
 					cfg: rig.Config{Path: rig.NIC, Unsteered: true, Containers: []rig.Container{
 						{Name: "at-server", Quota: quota}, {Name: "at-neighbour", Quota: 50}, {Name: "client", CPU: rig.SenderCPU},
 					}},

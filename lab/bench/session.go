@@ -18,21 +18,19 @@ import (
 // session is a rig with an active victim, an agent, and one kind of traffic at a time.
 type session struct {
 	*experiment
-	setup setup
-	rig   *rig.Rig
-	guard *guard
-	// victim counts the victim's work; nil if the victim is idle, or counts by itself as
-	// sysbench does. pid is the victim's process; 0 if it does not run all the time.
-	victim *rig.Generator
-	pid    int
-	server *sandbox.Process // memcached
+	setup  setup
+	rig    *rig.Rig
+	guard  *guard
+	victim *rig.Generator   // counts the victim's work; nil if the victim is idle
+	pid    int              // the victim's process; 0 if it is idle
+	server *sandbox.Process // the service's, if the victim is one
 	log    *worklog         // of the victim's work; nil without victim
 
 	burners  []*rig.Generator // in the neighbours, if they compute
 	traffic  rig.Traffic      // the current traffic
 	running  *rig.Running     // nil before the first traffic
 	shape    uint64           // current rate of the NIC, bit/s
-	dropping rig.DropPoint
+	dropping bool
 	lifted   bool
 	settle   time.Duration // how long the load runs before a window
 
@@ -52,18 +50,13 @@ func (s *session) build(ctx context.Context) (err error) {
 	if su.service != "" {
 		s.settle = max(s.settle, 4*time.Second) // the threads have chosen how they take their turns by then
 	}
-	if su.cfg.Path == rig.Docker {
-		s.rig, err = rig.NewDocker(ctx, su.cfg)
-	} else {
-		s.rig, err = rig.New(su.cfg)
-	}
-	if err != nil {
+	if s.rig, err = rig.New(su.cfg); err != nil {
 		return err
 	}
 	if err := s.startStopwatch(); err != nil {
 		return err
 	}
-	if s.guard, err = newGuard(ctx, s.rig, su.protect, cmp.Or(su.mode, s.mode), 0); err != nil {
+	if s.guard, err = newGuard(ctx, s.rig, su.protect, 0); err != nil {
 		return err
 	}
 	if err := s.startVictim(ctx); err != nil {
@@ -101,14 +94,7 @@ func (s *session) startVictim(ctx context.Context) (err error) {
 		}
 		client.SetRate(load.Flood)
 		s.victim, s.pid, s.server = client, server.PID, server
-	case s.setup.alone, s.setup.victim == sysbench:
-	case s.setup.victim == memcached:
-		server, client, err := s.rig.ServeVictim(ctx)
-		if err != nil {
-			return err
-		}
-		client.SetRate(load.Flood)
-		s.victim, s.pid, s.server = client, server.PID, server
+	case s.setup.alone:
 	default:
 		if s.victim, err = s.rig.Start(ctx, s.rig.Victim(), "burn"); err != nil {
 			return err
@@ -215,18 +201,11 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 		}
 		s.lifted = lift
 	}
-	at := d.drop
-	switch {
-	case !on && d.control:
-		at = rig.AtXDP
-	case !on:
-		at = ""
-	}
-	if at != s.dropping {
-		if err := s.rig.Drop(at); err != nil {
+	if drop := d.control && !on; drop != s.dropping {
+		if err := s.rig.Drop(drop); err != nil {
 			return err
 		}
-		s.dropping = at
+		s.dropping = drop
 	}
 	if s.setup.accounts {
 		return s.guard.attended(ctx, on)
@@ -234,10 +213,18 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 	if err := s.guard.inDriver(ctx, on && d.xdp); err != nil {
 		return err
 	}
-	if err := s.guard.set(ctx, (on || d.control) && d.drop == ""); err != nil || !on || !d.xdp || s.guard.missing != "" {
+	if err := s.protect(ctx, on || d.control); err != nil || !on || !d.xdp || s.guard.missing != "" {
 		return err
 	}
 	return s.guard.checkDriver(ctx)
+}
+
+// protect switches the protection on or off.
+func (s *session) protect(ctx context.Context, on bool) error {
+	if !on {
+		return s.guard.apply(ctx, nil)
+	}
+	return s.guard.apply(ctx, rules{s.setup.protect + "*": "netcpu: " + cmp.Or(s.setup.mode, s.mode)})
 }
 
 // measure runs a case with the protection on or off, and measures it after a while. It
@@ -249,10 +236,6 @@ func (s *session) measure(ctx context.Context, d demand, on bool) (sample, error
 // window measures once.
 func (s *session) window(ctx context.Context, d demand, on bool) (sample, error) {
 	if err := s.prepare(ctx, d, on); err != nil {
-		return sample{}, err
-	}
-	start, err := s.read(ctx)
-	if err != nil {
 		return sample{}, err
 	}
 	if d.traffic.Kind != "" {
@@ -267,8 +250,7 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if err != nil {
 		return sample{}, err
 	}
-	work, err := s.wait(ctx, s.take*time.Duration(max(d.long, 1)))
-	if err != nil {
+	if err := sleep(ctx, s.take*time.Duration(max(d.long, 1))); err != nil {
 		return sample{}, err
 	}
 	after, err := s.read(ctx)
@@ -282,12 +264,6 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 		s.foreign = max(s.foreign, after.all.busySince(before.all)-s.own())
 	}
 	m := s.between(before, after)
-	if s.settle >= toldRamp {
-		m.ramp = s.between(start, before).work
-	}
-	if s.victim == nil {
-		m.work = work
-	}
 	if s.setup.accounts && !s.setup.timed && on && d.traffic.Kind != "" {
 		var steal float64
 		if m.programs, steal, err = s.count(ctx); err != nil {
@@ -296,15 +272,6 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 		m.steal = max(m.steal, steal)
 	}
 	return m, nil
-}
-
-// wait waits for the length of a window. A victim that counts by itself runs for that
-// time, and wait returns its work per second.
-func (s *session) wait(ctx context.Context, length time.Duration) (work float64, err error) {
-	if s.setup.victim == sysbench {
-		return s.rig.Sysbench(ctx, length)
-	}
-	return 0, sleep(ctx, length)
 }
 
 // own is the number of CPUs that the rig itself uses without traffic.
@@ -331,9 +298,6 @@ func (s *session) ended() error {
 	for _, g := range all {
 		processes = append(processes, g.Process)
 	}
-	if s.running != nil {
-		processes = append(processes, s.running.Programs()...)
-	}
 	if s.server != nil {
 		processes = append(processes, s.server)
 	}
@@ -349,15 +313,15 @@ func (s *session) ended() error {
 
 // reading holds all counters at one moment.
 type reading struct {
-	at                   time.Time
-	all, shared, senders cpuTimes
-	victimCPU, agentCPU  time.Duration
-	agentMemory          float64
-	victim               load.Reading
-	sent, received       []load.Reading
-	net                  *api.NetCPU // nil if the agent keeps no accounts
-	softirq              rig.Elapsed // of the stopwatch, if there is one
-	retransmitted        uint64      // by a service and its client
+	at                  time.Time
+	all, shared         cpuTimes
+	victimCPU, agentCPU time.Duration
+	agentMemory         float64
+	victim              load.Reading
+	sent, received      []load.Reading
+	net                 *api.NetCPU // nil if the agent keeps no accounts
+	softirq             rig.Elapsed // of the stopwatch, if there is one
+	retransmitted       uint64      // by a service and its client
 }
 
 func (s *session) read(ctx context.Context) (reading, error) {
@@ -367,7 +331,7 @@ func (s *session) read(ctx context.Context) (reading, error) {
 	}
 	r := reading{
 		net: net, softirq: softirq,
-		at: time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU), senders: readCPU(rig.SenderCPU),
+		at: time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU),
 	}
 	if p := s.guard.process; p != nil {
 		r.agentCPU, r.agentMemory = cpuTime(p.PID), resident(p.PID)
@@ -402,12 +366,11 @@ func (s *session) read(ctx context.Context) (reading, error) {
 func (s *session) between(before, after reading) sample {
 	seconds := after.at.Sub(before.at).Seconds()
 	m := sample{
-		victim:  (after.victimCPU - before.victimCPU).Seconds() / seconds,
-		agent:   (after.agentCPU - before.agentCPU).Seconds() / seconds,
-		memory:  after.agentMemory,
-		used:    after.shared.usedSince(before.shared, after.at.Sub(before.at)),
-		outside: after.senders.usedSince(before.senders, after.at.Sub(before.at)),
-		steal:   after.all.stealSince(before.all),
+		victim: (after.victimCPU - before.victimCPU).Seconds() / seconds,
+		agent:  (after.agentCPU - before.agentCPU).Seconds() / seconds,
+		memory: after.agentMemory,
+		used:   after.shared.usedSince(before.shared, after.at.Sub(before.at)),
+		steal:  after.all.stealSince(before.all),
 
 		charges:   chargesBetween(before.net, after.net, s.rig.Victim().Name),
 		exactness: s.exactnessBetween(before, after),
@@ -437,18 +400,6 @@ func (s *session) between(before, after reading) sample {
 		m.bits += w.BitRate()
 	}
 	return m
-}
-
-// findRates sets the rates of the demands that are to use a fraction of the shared CPU.
-func (s *session) findRates(ctx context.Context, all []demand) (err error) {
-	for i := range all {
-		if d := &all[i]; d.busy > 0 {
-			if d.rate, err = s.rateFor(ctx, d.traffic, d.busy); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // rateFor finds the rate of traffic that uses a fraction busy of the shared CPU, without

@@ -1,13 +1,9 @@
 package bench
 
 import (
+	"cmp"
 	"context"
-	"fmt"
-	"os/exec"
-	"slices"
-	"time"
 
-	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
@@ -26,52 +22,17 @@ const (
 	armCNI arm = "cni"
 )
 
-// TrafficCases returns the names of the cases that Traffic would measure. Error: ErrNoCase.
-func TrafficCases(o Options) ([]string, error) {
-	_, names, err := o.trafficSetups()
-	return names, err
-}
-
-func (o Options) trafficSetups() ([]trafficSetup, []string, error) {
-	return choose(o, trafficCatalogue(), func(su *trafficSetup, chosen func(string, bool) bool) bool {
-		su.cases = slices.DeleteFunc(su.cases, func(c trafficCase) bool { return !chosen(su.name+" "+c.name, c.quick) })
-		return len(su.cases) > 0
-	})
-}
-
-// Traffic runs the traffic experiment: how containers share an uplink without any
-// mechanism, with fairlead, and with others. It needs root and two CPUs. When ctx ends,
-// Traffic removes the rig before it returns.
-func Traffic(ctx context.Context, o Options) (*report.Report, error) {
-	e := o.experiment("traffic",
-		usual{rounds: 3, settle: 500 * time.Millisecond, take: 2 * time.Second},
-		usual{rounds: 1, settle: 300 * time.Millisecond, take: 500 * time.Millisecond})
-	all, _, err := o.trafficSetups()
-	if err != nil {
-		return nil, err
-	}
+// trafficPlans measure how containers share an uplink without any mechanism, with fairlead, and with
+// another.
+func trafficPlans(e *experiment, _ Options) (plans []plan) {
 	plugin := rig.CNIPlugin() != ""
 	if !plugin {
 		e.notes = append(e.notes, "the CNI plugin bandwidth is not installed (Debian package containernetworking-plugins): it was left out")
 	}
-	if _, err := exec.LookPath("dockerd"); err != nil {
-		n := len(all)
-		all = slices.DeleteFunc(all, func(su trafficSetup) bool { return su.path == rig.Docker })
-		if len(all) == 0 {
-			return nil, fmt.Errorf("traffic experiment: %w", err)
-		}
-		if len(all) < n {
-			e.notes = append(e.notes, "there is no Docker Engine (Debian package docker.io): what needs one was left out")
-		}
-	}
-	var absent []string
-	all, absent = trafficInstalled(all, onMachine)
-	e.notes = append(e.notes, absent...)
-	var plans []plan
-	for _, su := range all {
+	for _, su := range trafficCatalogue() {
 		plans = append(plans, e.traffic(su, plugin))
 	}
-	return e.run(ctx, plans)
+	return plans
 }
 
 // arms returns the arms of a case.
@@ -92,13 +53,24 @@ func (c trafficCase) arms(plugin bool) []arm {
 // traffic plans the cases of one rig.
 func (e *experiment) traffic(su trafficSetup, plugin bool) plan {
 	s := &trafficSession{experiment: e, setup: su}
-	p := plan{name: su.name, rigged: s}
+	p := plan{name: su.name, engine: su.path == rig.Docker, rigged: s}
 	for _, c := range su.cases {
 		p.series = append(p.series, series{
 			begin: func(ctx context.Context) error { return s.begin(ctx, c) },
-			cases: []armed{{su.name + " " + c.name, c.arms(plugin), func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) }}},
-			end:   s.end,
+			cases: []armed{{
+				name: su.name + " " + c.name, quick: c.quick, needs: c.service(), arms: c.arms(plugin),
+				measure: func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) },
+			}},
+			end: s.end,
 		})
 	}
 	return p
+}
+
+// service returns the real server of a case; "" is none.
+func (c trafficCase) service() (s rig.Service) {
+	for _, snd := range c.send {
+		s = cmp.Or(s, snd.service)
+	}
+	return s
 }

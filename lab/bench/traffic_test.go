@@ -14,17 +14,6 @@ import (
 // TestTrafficCatalogue checks that every case can be measured: the containers that it names exist,
 // its policy is valid, and no peer gets more than the link has.
 func TestTrafficCatalogue(t *testing.T) {
-	names, err := TrafficCases(Options{})
-	if err != nil || len(names) != 60 {
-		t.Errorf("%d cases (%v)", len(names), err)
-	}
-	quick, err := TrafficCases(Options{Quick: true})
-	if err != nil || len(quick) == 0 || len(quick) >= len(names) {
-		t.Errorf("%d quick cases (%v)", len(quick), err)
-	}
-	if _, err := TrafficCases(Options{Only: "^none$"}); err == nil {
-		t.Error("a case that there is not is measured")
-	}
 	for _, su := range trafficCatalogue() {
 		link := su.link
 		if link == 0 {
@@ -71,7 +60,7 @@ func TestTraffic(t *testing.T) {
 	alone(t)()
 	const requests = "overlay requests beside super-packets"
 	const service = "service redis beside bulk"
-	r, err := Traffic(t.Context(), Options{Only: "^(overlay 6 to 1|" + requests + "|overlay ceil|" + service + ")$", Rounds: 1, Window: 500 * time.Millisecond})
+	r, err := Experiments()[1].Run(t.Context(), Options{Only: "^(overlay 6 to 1|" + requests + "|overlay ceil|" + service + ")$", Rounds: 1, Window: 500 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +71,7 @@ func TestTraffic(t *testing.T) {
 	}
 	for _, m := range append(served, []metric{
 		{"overlay 6 to 1", ShareOf + "one"}, {"overlay 6 to 1", Total},
-		{requests, QueueP99}, {requests, P50}, {requests, AsideP99},
+		{requests, QueueP99}, {requests, P50},
 		{"overlay ceil", FirstSecond}, {"overlay ceil", WorstSecond},
 	}...) {
 		c, ok := r.Find(m.name, m.metric)

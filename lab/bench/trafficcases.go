@@ -61,10 +61,10 @@ type trafficSetup struct {
 
 // trafficCase is one case: what each container sends, and the policy of each.
 type trafficCase struct {
-	name, figure string
-	send         []sending
+	name string
+	send []sending
 	// set is the policy while the protection is on, by container.
-	set map[string]string
+	set rules
 	// tc are the classes that an operator would make by hand instead. cni are the
 	// rates for the CNI plugin bandwidth, in bit/s for each container. nil: not measured.
 	tc  []rig.Class
@@ -83,7 +83,7 @@ type phase struct {
 	name  string
 	sends []string
 	due   map[string]float64 // fraction of the link, by container
-	set   map[string]string  // a new policy at its start
+	set   rules              // a new policy at its start
 	pause time.Duration      // a pause before it, in which no container sends
 }
 
@@ -108,36 +108,36 @@ func trafficCatalogue() []trafficSetup {
 		su := trafficSetup{name: p.name, path: p.path, link: gbit, boxes: []string{"many", "one"}}
 		halves := []rig.Class{{Container: 0, Rate: 475 * mbit, Ceil: gbit}, {Container: 1, Rate: 475 * mbit, Ceil: gbit}}
 		six := trafficCase{
-			name: "6 to 1", figure: "figures 1(a), 7(a)", send: []sending{bulk("many", 6), bulk("one", 1)},
-			set: map[string]string{"many": "net.weight: 1", "one": "net.weight: 1"}, tc: halves, quick: true,
+			name: "6 to 1", send: []sending{bulk("many", 6), bulk("one", 1)},
+			set: rules{"many": "net.weight: 1", "one": "net.weight: 1"}, tc: halves, quick: true,
 		}
 		double := six
-		double.name, double.figure, double.quick = "6 to 1, weights 1 to 2", "beyond the paper", false
-		double.set = map[string]string{"many": "net.weight: 1", "one": "net.weight: 2"}
+		double.name, double.quick = "6 to 1, weights 1 to 2", false
+		double.set = rules{"many": "net.weight: 1", "one": "net.weight: 2"}
 		double.tc = []rig.Class{{Container: 0, Rate: 317 * mbit, Ceil: gbit}, {Container: 1, Rate: 633 * mbit, Ceil: gbit}}
 		fixed := trafficCase{
-			name: "rate beside flood", figure: "beyond the paper", send: []sending{superflood("many"), bulk("one", 1)}, fixed: "one",
-			set: map[string]string{"many": "net.weight: 9", "one": "{net.rate: 300mbit, net.ceil: 300mbit}"},
+			name: "rate beside flood", send: []sending{superflood("many"), bulk("one", 1)}, fixed: "one",
+			set: rules{"many": "net.weight: 9", "one": "{net.rate: 300mbit, net.ceil: 300mbit}"},
 			tc:  []rig.Class{{Container: 0, Rate: 650 * mbit, Ceil: gbit}, {Container: 1, Rate: 300 * mbit, Ceil: 300 * mbit}},
 		}
 		fixedUDP := fixed
 		fixedUDP.name, fixedUDP.send = "UDP rate beside bulk", []sending{bulk("many", 6), flood("one")}
 		bound := trafficCase{
-			name: "ceil", figure: "beyond the paper", send: []sending{flood("one")}, ceil: 100 * mbit,
-			set: map[string]string{"one": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
+			name: "ceil", send: []sending{flood("one")}, ceil: 100 * mbit,
+			set: rules{"one": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
 		}
 		delay := trafficCase{
-			name: "requests beside bulk", figure: "figures 1(b), 7(b)", send: []sending{bulk("many", 6), requests("one")}, probe: "one",
-			set: map[string]string{"many": "net.weight: 1", "one": "{net.rate: 50mbit, net.latency: 2ms}"},
+			name: "requests beside bulk", send: []sending{bulk("many", 6), requests("one")}, probe: "one",
+			set: rules{"many": "net.weight: 1", "one": "{net.rate: 50mbit, net.latency: 2ms}"},
 			tc:  []rig.Class{{Container: 0, Rate: 500 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 50 * mbit, Ceil: gbit}}, quick: true,
 		}
 		under := delay
-		under.name, under.figure, under.send, under.quick = "requests beside flood", "beyond the paper", []sending{flood("many"), requests("one")}, false
+		under.name, under.send, under.quick = "requests beside flood", []sending{flood("many"), requests("one")}, false
 		super := under
 		super.name, super.quick, super.send = "requests beside super-packets", true, []sending{superflood("many"), requests("one")}
 		order := trafficCase{
-			name: "priority", figure: "figure 8", send: []sending{bulk("many", 6), bulk("one", 1)},
-			set: map[string]string{"many": "{net.rate: 100mbit, net.priority: 1}", "one": "{net.rate: 100mbit, net.priority: 0}"},
+			name: "priority", send: []sending{bulk("many", 6), bulk("one", 1)},
+			set: rules{"many": "{net.rate: 100mbit, net.priority: 1}", "one": "{net.rate: 100mbit, net.priority: 0}"},
 			tc:  []rig.Class{{Container: 0, Rate: 100 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 100 * mbit, Ceil: gbit}},
 		}
 		if p.cni {
@@ -150,9 +150,9 @@ func trafficCatalogue() []trafficSetup {
 		su.cases = []trafficCase{six, double, fixed, fixedUDP, bound, delay, under, super, order}
 		if p.path == rig.NIC {
 			split := six
-			split.name, split.figure = "80 to 20", "figure 11(b)"
+			split.name = "80 to 20"
 			split.send = []sending{bulk("many", 1), bulk("one", 1)}
-			split.set = map[string]string{"many": "net.rate: 760mbit", "one": "net.rate: 190mbit"}
+			split.set = rules{"many": "net.rate: 760mbit", "one": "net.rate: 190mbit"}
 			split.tc = []rig.Class{{Container: 0, Rate: 760 * mbit, Ceil: gbit}, {Container: 1, Rate: 190 * mbit, Ceil: gbit}}
 			split.cni = []uint64{800 * mbit, 200 * mbit}
 			su.cases = append(su.cases, split)
@@ -169,16 +169,16 @@ func inward() trafficSetup {
 	twice.rate = 20_000 // 224 Mbit/s, which leaves CPU 0 time to receive
 	return trafficSetup{name: "ingress", path: rig.NIC, link: gbit, inward: true, boxes: []string{"many", "one"}, cases: []trafficCase{
 		{
-			name: "6 to 1", figure: "beyond the paper", send: []sending{bulk("many", 6), bulk("one", 1)},
-			set: map[string]string{"many": "net.ingress.weight: 1", "one": "net.ingress.weight: 1"},
+			name: "6 to 1", send: []sending{bulk("many", 6), bulk("one", 1)},
+			set: rules{"many": "net.ingress.weight: 1", "one": "net.ingress.weight: 1"},
 		},
 		{
-			name: "ceil", figure: "beyond the paper", send: []sending{bulk("one", 1)}, fixed: "one",
-			set: map[string]string{"one": "net.ingress.ceil: 100mbit"},
+			name: "ceil", send: []sending{bulk("one", 1)}, fixed: "one",
+			set: rules{"one": "net.ingress.ceil: 100mbit"},
 		},
 		{
-			name: "UDP ceil", figure: "beyond the paper", send: []sending{twice}, fixed: "one",
-			set: map[string]string{"one": "net.ingress.ceil: 100mbit"},
+			name: "UDP ceil", send: []sending{twice}, fixed: "one",
+			set: rules{"one": "net.ingress.ceil: 100mbit"},
 		},
 	}}
 }
@@ -189,10 +189,10 @@ func neighbours() trafficSetup {
 		s.to = name
 		return []sending{s}
 	}
-	set := map[string]string{"one": "net.ceil: 100mbit"}
+	set := rules{"one": "net.ceil: 100mbit"}
 	return trafficSetup{name: "neighbour", path: rig.NIC, link: gbit, boxes: []string{"many", "one"}, cases: []trafficCase{
-		{name: "ceil", figure: "beyond the paper", send: to(bulk("one", 1), "many"), fixed: "one", set: set},
-		{name: "UDP ceil", figure: "beyond the paper", send: to(flood("one"), "many"), fixed: "one", set: set},
+		{name: "ceil", send: to(bulk("one", 1), "many"), fixed: "one", set: set},
+		{name: "UDP ceil", send: to(flood("one"), "many"), fixed: "one", set: set},
 	}}
 }
 
@@ -200,9 +200,9 @@ func neighbours() trafficSetup {
 // containers of a Docker Engine.
 func soon() trafficSetup {
 	return trafficSetup{name: "docker", path: rig.Docker, link: gbit, boxes: []string{"w1", "w2"}, cases: []trafficCase{{
-		name: "in force", figure: "beyond the paper", timed: true,
+		name: "in force", timed: true,
 		send: []sending{bulk("w1", 2), bulk("w2", 2)},
-		set:  map[string]string{"w1": "net.weight: 1", "w2": "net.weight: 1"},
+		set:  rules{"w1": "net.weight: 1", "w2": "net.weight: 1"},
 	}}}
 }
 
@@ -211,9 +211,9 @@ func soon() trafficSetup {
 func changes() trafficSetup {
 	// Two by weight, 1 to 2, and two of a fixed rate, as 50 and 30 MB/s are to the paper's gigabit.
 	adjust := trafficCase{
-		name: "start and stop", figure: "figure 9",
+		name: "start and stop",
 		send: []sending{bulk("w1", 2), bulk("w2", 2), bulk("r3", 2), bulk("r4", 2)},
-		set: map[string]string{
+		set: rules{
 			"w1": "net.weight: 1", "w2": "net.weight: 2", "r3": "{net.rate: 400mbit, net.ceil: 400mbit}", "r4": "{net.rate: 240mbit, net.ceil: 240mbit}",
 		},
 		tc: []rig.Class{
@@ -228,14 +228,14 @@ func changes() trafficSetup {
 		},
 		quick: true,
 	}
-	both := map[string]string{"w1": "net.rate: 100mbit", "w2": "net.rate: 100mbit"}
+	both := rules{"w1": "net.rate: 100mbit", "w2": "net.rate: 100mbit"}
 	order := trafficCase{
-		name: "priority changes", figure: "figure 10",
+		name: "priority changes",
 		send: []sending{bulk("w1", 2), bulk("w2", 2)}, set: both,
 		phases: []phase{
 			{name: "equal", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.5, "w2": 0.5}},
 			{name: "w2 first", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.1, "w2": 0.9},
-				set: map[string]string{"w1": "{net.rate: 100mbit, net.priority: 2}", "w2": "{net.rate: 100mbit, net.priority: 1}"}},
+				set: rules{"w1": "{net.rate: 100mbit, net.priority: 2}", "w2": "{net.rate: 100mbit, net.priority: 1}"}},
 			// HTB uses the old priority of a class until its queue has been empty once.
 			{name: "a pause", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.1, "w2": 0.9}, pause: 200 * time.Millisecond},
 		},
@@ -246,9 +246,9 @@ func changes() trafficSetup {
 // byItself is figure 11(a): the cost of shaping, with bounds that are never reached.
 func byItself() trafficSetup {
 	tc := []rig.Class{{Container: 0, Rate: 90 * gbit, Ceil: 100 * gbit}}
-	set := map[string]string{"only": "net.rate: 90gbit"}
+	set := rules{"only": "net.rate: 90gbit"}
 	return trafficSetup{name: "alone", path: rig.NIC, boxes: []string{"only"}, cases: []trafficCase{
-		{name: "bulk", figure: "figure 11(a)", send: []sending{bulk("only", 1)}, set: set, tc: tc, quick: true},
-		{name: "requests", figure: "figure 11(a)", send: []sending{requests("only")}, set: set, tc: tc, probe: "only", quick: true},
+		{name: "bulk", send: []sending{bulk("only", 1)}, set: set, tc: tc, quick: true},
+		{name: "requests", send: []sending{requests("only")}, set: set, tc: tc, probe: "only", quick: true},
 	}}
 }

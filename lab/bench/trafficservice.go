@@ -13,7 +13,7 @@ import (
 // serving is real servers that answer clients outside by the NIC: alone, and beside a
 // neighbour that sends as much as it can. All containers are on CPU 0, the clients on CPU 1.
 func serving() []trafficSetup {
-	set := map[string]string{"many": "{net.weight: 1, net.priority: 1}", "server": "{net.rate: 400mbit, net.priority: 0, net.latency: 2ms}"}
+	set := rules{"many": "{net.weight: 1, net.priority: 1}", "server": "{net.rate: 400mbit, net.priority: 0, net.latency: 2ms}"}
 	tc := []rig.Class{{Container: 0, Rate: 500 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 400 * mbit, Ceil: gbit}}
 	neighbours := []struct {
 		name string
@@ -29,42 +29,20 @@ func serving() []trafficSetup {
 			for _, n := range neighbours {
 				server := sending{name: "server", rate: load.Flood, service: s, size: rig.PageSize}
 				su.cases = append(su.cases, trafficCase{
-					name: string(s) + " " + n.name, figure: "beyond the paper", send: append(n.send, server), probe: "server", set: set, tc: tc,
+					name: string(s) + " " + n.name, send: append(n.send, server), probe: "server", set: set, tc: tc,
 				})
 			}
 		}
 		if quota == 0 {
 			su.cases = append(su.cases, trafficCase{
-				name: "nginx ceil", figure: "beyond the paper", ceil: 100 * mbit,
+				name: "nginx ceil", ceil: 100 * mbit,
 				send: []sending{{name: "server", rate: load.Flood, service: rig.Nginx, size: rig.LargePage}},
-				set:  map[string]string{"server": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
+				set:  rules{"server": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
 			})
 		}
 		all = append(all, su)
 	}
 	return all
-}
-
-// trafficInstalled removes the cases with servers that are not installed on this machine, with a
-// note about each server.
-func trafficInstalled(all []trafficSetup, have func(program string) bool) (list []trafficSetup, notes []string) {
-	n := needs{have: have}
-	for _, su := range all {
-		var cases []trafficCase
-		for _, c := range su.cases {
-			met := true
-			for _, snd := range c.send {
-				met = n.met(string(snd.service)) && met
-			}
-			if met {
-				cases = append(cases, c)
-			}
-		}
-		if su.cases = cases; len(cases) > 0 {
-			list = append(list, su)
-		}
-	}
-	return list, n.notes()
 }
 
 // ask gives a flow with a server a client with new connections, paused. The connections of the last

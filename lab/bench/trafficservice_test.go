@@ -1,8 +1,6 @@
 package bench
 
 import (
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/lab/load"
@@ -21,32 +19,5 @@ func TestServed(t *testing.T) {
 		if by[P50] != tt.p50 || by[Longest] != tt.longest || by[Requests] != float64(tt.ops)/2 || by[Retransmitted] != 7 {
 			t.Errorf("%d requests: %v", tt.ops, by)
 		}
-	}
-}
-
-func TestTrafficInstalled(t *testing.T) {
-	count := func(all []trafficSetup) (n int) {
-		for _, su := range all {
-			n += len(su.cases)
-		}
-		return n
-	}
-	all := trafficCatalogue()
-	for _, tt := range []struct {
-		missing      string
-		cases, notes int
-	}{{"", 60, 0}, {"redis", 54, 1}, {"nginx", 53, 1}, {"redis nginx", 47, 2}} {
-		list, notes := trafficInstalled(all, func(program string) bool { return !strings.Contains(tt.missing, program) })
-		if count(list) != tt.cases || len(notes) != tt.notes {
-			t.Errorf("without %q: %d cases and notes %q, want %d and %d", tt.missing, count(list), notes, tt.cases, tt.notes)
-		}
-	}
-	if count(all) != 60 {
-		t.Errorf("the catalogue has changed to %d cases", count(all))
-	}
-	n := needs{have: func(string) bool { return false }}
-	n.met("postgres")
-	if notes := n.notes(); !slices.Equal(notes, []string{"postgres is not installed (Debian package postgresql): the cases with it were left out"}) {
-		t.Errorf("notes %q", notes)
 	}
 }

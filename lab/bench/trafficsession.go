@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -23,10 +21,10 @@ type trafficSession struct {
 	rig   *rig.Rig
 	guard *guard
 
-	load    map[string]*flow  // load of the case
-	delays  *delays           // delays of its requests; nil without requests or without a queue
-	limited []int             // containers that the CNI plugin limits
-	set     map[string]string // policy by container
+	load  map[string]*flow // load of the case
+	queue *rig.Queue       // at the NIC, if the case has requests; nil without
+
+	limited []int // containers that the CNI plugin limits
 
 	calm undisturbed // the requests of the case without neighbours, in the same arm
 }
@@ -66,7 +64,7 @@ func (s *trafficSession) build(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.guard, err = newGuard(ctx, s.rig, "", "", cmp.Or(s.setup.link, 100*gbit))
+	s.guard, err = newGuard(ctx, s.rig, "", cmp.Or(s.setup.link, 100*gbit))
 	return err
 }
 
@@ -117,7 +115,7 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 		return nil
 	}
 	var err error
-	s.delays, err = newDelays(ctx, s.rig)
+	s.queue, err = s.rig.Queue(requestFrame(s.setup.path))
 	return err
 }
 
@@ -127,10 +125,10 @@ func (s *trafficSession) end() error {
 	for _, f := range s.load {
 		errs = append(errs, f.stop())
 	}
-	if s.delays != nil {
-		errs = append(errs, s.delays.close())
+	if s.queue != nil {
+		errs = append(errs, s.queue.Close())
 	}
-	s.load, s.delays = nil, nil
+	s.load, s.queue = nil, nil
 	return errors.Join(append(errs, s.unlimit())...)
 }
 
@@ -145,13 +143,8 @@ func (s *trafficSession) unlimit() error {
 
 // divide switches to an arm, with the load paused.
 func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error {
-	if err := s.unlimit(); err != nil {
+	if err := errors.Join(s.unlimit(), s.guard.apply(ctx, nil)); err != nil {
 		return err
-	}
-	if s.guard.on {
-		if err := s.policy(ctx, nil); err != nil {
-			return err
-		}
 	}
 	var classes []rig.Class
 	if a == armTC {
@@ -169,7 +162,7 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 	}
 	switch a {
 	case armOn:
-		return s.policy(ctx, c.set)
+		return s.guard.apply(ctx, c.set)
 	case armCNI:
 		for i, rate := range c.cni {
 			if rate == 0 { // the container has no limit
@@ -184,37 +177,6 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 	return nil
 }
 
-// policy replaces the policy by set, by container; nil is none.
-func (s *trafficSession) policy(ctx context.Context, set map[string]string) error {
-	was := s.set
-	s.set = set
-	return s.guard.policy(ctx, s.text(set), func(c api.Container) (taken, changed bool) {
-		name := strings.TrimPrefix(c.Name, s.rig.Prefix())
-		want, n := set[name], 0
-		for _, p := range c.Policy {
-			if strings.HasPrefix(p.Key, "fairlead.net.") && p.From != "default" {
-				n++
-				if !strings.Contains(want, strings.TrimPrefix(p.Key, "fairlead.")+": "+p.Value) {
-					return false, false
-				}
-			}
-		}
-		return n == strings.Count(want, "net."), want != was[name]
-	})
-}
-
-// text returns set, by container, in the form of a policy file.
-func (s *trafficSession) text(set map[string]string) (text string) {
-	for _, name := range slices.Sorted(maps.Keys(set)) {
-		what := set[name]
-		if !strings.HasPrefix(what, "{") {
-			what = "{" + what + "}"
-		}
-		text += fmt.Sprintf("---\nmatch: {name: %q}\nset: %s\n", s.rig.Prefix()+name, what)
-	}
-	return text
-}
-
 // sends starts the named flows, and pauses the others.
 func (s *trafficSession) sends(names []string) {
 	for name, f := range s.load {
@@ -226,13 +188,6 @@ func (s *trafficSession) sends(names []string) {
 			rate = f.rate
 		}
 		f.from.SetRate(rate)
-	}
-	if s.delays != nil {
-		rate := uint64(0)
-		if len(names) > 0 {
-			rate = s.delays.aside.rate
-		}
-		s.delays.aside.from.SetRate(rate)
 	}
 }
 
@@ -264,7 +219,7 @@ func (s *trafficSession) measure(ctx context.Context, c trafficCase, a arm) ([]f
 		changed <- nil
 		if p.set != nil && a == armOn {
 			<-changed
-			go func() { changed <- s.policy(ctx, p.set) }() // while they send
+			go func() { changed <- s.guard.apply(ctx, p.set) }() // while they send
 		}
 		if p.pause > 0 {
 			s.sends(nil)
@@ -336,9 +291,9 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 	if err != nil {
 		return nil, err
 	}
-	var began delayReading
-	if s.delays != nil {
-		if began, err = s.delays.read(); err != nil {
+	var began queueReading
+	if s.queue != nil {
+		if began, err = readQueue(s.queue); err != nil {
 			return nil, err
 		}
 	}
@@ -355,12 +310,12 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 		return nil, err
 	}
 	var waits []figure
-	if s.delays != nil {
-		ended, err := s.delays.read()
+	if s.queue != nil {
+		ended, err := readQueue(s.queue)
 		if err != nil {
 			return nil, err
 		}
-		if waits, err = ended.figures(began); err != nil {
+		if waits, err = ended.figures(began, take); err != nil {
 			return nil, err
 		}
 	}

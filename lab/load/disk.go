@@ -66,23 +66,11 @@ func mayWrite(fd int, path string) error {
 // blockSize is the largest alignment that O_DIRECT needs.
 const blockSize = 4096
 
-// budgetPeriod is the period of --budget.
-const budgetPeriod = 100 * time.Millisecond
-
 func diskWorker(o options, b *Board, fd int, length int64) error {
 	// A mapping is page-aligned; a Go slice is not.
 	buffer, err := unix.Mmap(-1, 0, max(o.size, o.also), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return err
-	}
-	if o.budget > 0 {
-		runtime.LockOSThread() // never unlocked: the thread ends with this worker
-		if err := unix.SchedSetAttr(0, &unix.SchedAttr{
-			Size: unix.SizeofSchedAttr, Policy: unix.SCHED_DEADLINE, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
-			Runtime: uint64(o.budget), Deadline: uint64(budgetPeriod), Period: uint64(budgetPeriod),
-		}, 0); err != nil {
-			return fmt.Errorf("budget %v: %w", o.budget, err)
-		}
 	}
 	next := rand.Int64N(length) / blockSize * blockSize // for --sequential
 	for done := 0; ; {

@@ -21,7 +21,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,37 +59,6 @@ func Command(args ...string) (*exec.Cmd, *Board, error) {
 	return cmd, board, nil
 }
 
-// Measure runs a generator, as Command does, for a time, and returns its counts over that time.
-func Measure(ctx context.Context, over time.Duration, args ...string) (w Window, err error) {
-	cmd, board, err := Command(args...)
-	if err != nil {
-		return Window{}, err
-	}
-	defer func() { err = errors.Join(err, board.Close()) }()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		return Window{}, err
-	}
-	done := make(chan struct{})
-	go func() { cmd.Wait(); close(done) }()
-	defer func() {
-		cmd.Process.Kill()
-		<-done
-	}()
-	if err := board.Await(ctx, done); err != nil {
-		return Window{}, err
-	}
-	before := board.Read()
-	select {
-	case <-ctx.Done():
-		return Window{}, ctx.Err()
-	case <-done:
-		return Window{}, errors.New("the load generator ended")
-	case <-time.After(over):
-	}
-	return board.Read().Since(before), nil
-}
-
 // Await waits until the generator of a board is at work, or until done is closed because the
 // generator has ended.
 func (b *Board) Await(ctx context.Context, done <-chan struct{}) error {
@@ -124,7 +92,6 @@ type options struct {
 	block      bool
 	connect    bool
 	greet      bool
-	budget     time.Duration
 	segments   int
 	nice       int
 	every, run time.Duration
@@ -206,7 +173,6 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.BoolVar(&o.connect, "connect", false, "rr-client --block --proto tcp: a new connection for each request")
 	fs.BoolVar(&o.greet, "greet", false, "udp-send: wait for an answer to a first datagram of one byte, which udp-recv --greet gives")
 	fs.StringVar(&o.sequential, "sequential", "none", "what of disk follows one another: none, reads, all")
-	fs.DurationVar(&o.budget, "budget", 0, "time in each 100ms in which each thread of disk runs before ordinary ones, and beyond which it waits (SCHED_DEADLINE); 0: it is ordinary")
 	fs.IntVar(&o.nice, "nice", 0, "nice value to run at")
 	fs.DurationVar(&o.every, "every", 0, "print a line this often")
 	fs.DurationVar(&o.run, "for", 0, "end after this time")

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -445,26 +444,6 @@ func TestDisk(t *testing.T) {
 		if err := disk(o, &Board{page: new(page)}); err == nil {
 			t.Errorf("%s is taken", name)
 		}
-	}
-}
-
-func TestDiskDeadlines(t *testing.T) {
-	testkit.NeedRoot(t)
-	const conns = 2
-	r := start(t, nil, "disk", "--to", scratch(t), "--size", "4096", "--conns", "2", "--budget", "5ms")
-	n := 0
-	for end := time.Now().Add(90 * time.Second); n != conns && time.Now().Before(end); time.Sleep(time.Millisecond) {
-		n = 0
-		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", r.cmd.Process.Pid))
-		for _, dir := range threads {
-			tid, _ := strconv.Atoi(filepath.Base(dir))
-			if a, err := unix.SchedGetAttr(tid, 0); err == nil && a.Policy == unix.SCHED_DEADLINE && a.Runtime == 5e6 && a.Period == 1e8 {
-				n++
-			}
-		}
-	}
-	if n != conns {
-		t.Errorf("with a budget %d threads have one, want %d", n, conns)
 	}
 }
 

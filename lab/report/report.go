@@ -1,13 +1,11 @@
 // Package report holds the result of an experiment, in the form that every
 // `fairlead-lab bench` prints: off and on, round by round, with medians and spread,
-// as JSON, as a table and as a page with plots.
+// as JSON and as a table.
 //
 // It measures nothing and knows no experiment; package bench fills it.
 package report
 
 import (
-	"encoding/json"
-	"io"
 	"maps"
 	"math"
 	"slices"
@@ -108,13 +106,6 @@ func (r *Report) Find(name, metric string) (Case, bool) {
 		}
 	}
 	return Case{}, false
-}
-
-// WriteJSON writes the report as JSON, indented.
-func (r *Report) WriteJSON(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(r)
 }
 
 // Median is the middle of the values, or the mean of the two middle ones; NaN

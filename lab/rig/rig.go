@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -22,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
@@ -135,7 +135,7 @@ type Rig struct {
 	mounted []string // files that mount made
 	engine  *engine
 
-	dropping []io.Closer // the links of Drop
+	dropping link.Link // of Drop; nil while it does not drop
 }
 
 // Victim is the first container.

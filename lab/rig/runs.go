@@ -34,38 +34,11 @@ func Programs(without ProgramSet) (ProgramSet, error) {
 }
 
 // Runs is how often BPF programs ran, and for how long by the kernel's run-time statistics
-// (kernel.bpf_stats_enabled).
+// (kernel.bpf_stats_enabled), without the statistics' own time.
 type Runs struct {
-	By map[string]Run // by the programs' names
-	// Idle is the statistics' time for a run of a program that does nothing: their own overhead per
-	// run.
-	Idle time.Duration
-}
-
-// Run is the runs of all programs with one name.
-type Run struct {
 	Count uint64
-	Time  time.Duration // with the statistics' overhead
+	Time  time.Duration
 }
-
-// Count returns the number of runs.
-func (r Runs) Count() (n uint64) {
-	for _, run := range r.By {
-		n += run.Count
-	}
-	return n
-}
-
-// Time returns how long all runs took, with the statistics' overhead.
-func (r Runs) Time() (sum time.Duration) {
-	for _, run := range r.By {
-		sum += run.Time
-	}
-	return sum
-}
-
-// Net is Time without the statistics' overhead.
-func (r Runs) Net() time.Duration { return r.Time() - time.Duration(r.Count())*r.Idle }
 
 // CountRuns enables the kernel's statistics and counts the runs of some programs while during runs.
 // Meanwhile all BPF programs of the machine pay for the statistics, and each packet for a program
@@ -125,27 +98,19 @@ func CountRuns(of ProgramSet, during func() error) (_ Runs, err error) {
 	if n == 0 {
 		return Runs{}, errors.New("no packet came")
 	}
-	r := Runs{By: make(map[string]Run), Idle: (something.Runtime - nothing.Runtime) / time.Duration(n)}
+	var r Runs
 	for id, a := range after {
-		b, ok := before[id]
-		if !ok {
-			continue
+		if b, ok := before[id]; ok {
+			r.Count, r.Time = r.Count+a.Count-b.Count, r.Time+a.Time-b.Time
 		}
-		run := r.By[a.name]
-		run.Count, run.Time = run.Count+a.Count-b.Count, run.Time+a.Time-b.Time
-		r.By[a.name] = run
 	}
+	idling := (something.Runtime - nothing.Runtime) / time.Duration(n) // the statistics' time for a run that does nothing
+	r.Time -= time.Duration(r.Count) * idling
 	return r, nil
 }
 
-// ran is the runs of one program so far.
-type ran struct {
-	name string
-	Run
-}
-
-func read(of ProgramSet) (map[ebpf.ProgramID]ran, error) {
-	all := make(map[ebpf.ProgramID]ran)
+func read(of ProgramSet) (map[ebpf.ProgramID]Runs, error) {
+	all := make(map[ebpf.ProgramID]Runs)
 	for id := range of {
 		p, err := ebpf.NewProgramFromID(id)
 		if errors.Is(err, unix.ENOENT) {
@@ -154,12 +119,11 @@ func read(of ProgramSet) (map[ebpf.ProgramID]ran, error) {
 		if err != nil {
 			return nil, err
 		}
-		info, err := p.Info()
-		stats, serr := p.Stats()
-		if err := errors.Join(err, serr, p.Close()); err != nil {
+		stats, err := p.Stats()
+		if err := errors.Join(err, p.Close()); err != nil {
 			return nil, err
 		}
-		all[id] = ran{name: info.Name, Run: Run{Count: stats.RunCount, Time: stats.Runtime}}
+		all[id] = Runs{Count: stats.RunCount, Time: stats.Runtime}
 	}
 	return all, nil
 }

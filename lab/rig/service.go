@@ -1,6 +1,8 @@
 package rig
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
@@ -210,3 +213,56 @@ func Retransmitted(pid int) (uint64, error) {
 	}
 	return 0, fmt.Errorf("no segments of TCP in /proc/%d/net/snmp", pid)
 }
+
+// listens waits until a process listens on the rig's TCP port.
+func listens(ctx context.Context, p *sandbox.Process) error {
+	return await(ctx, p, func() bool { return atPort(p.PID, listening) })
+}
+
+// atPort reports whether the network namespace of a process has a TCP socket at the rig's port in a
+// state that in accepts.
+func atPort(pid int, in func(state string) bool) bool {
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		return false
+	}
+	for _, file := range []string{"tcp", "tcp6"} {
+		data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "net", file))
+		if err == nil && socket(data, n, in) {
+			return true
+		}
+	}
+	return false
+}
+
+// await waits until a server is ready.
+func await(ctx context.Context, p *sandbox.Process, ready func() bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for !ready() {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for a server to listen: %w", ctx.Err())
+		case <-p.Done():
+			return fmt.Errorf("a server ended before it listened: %w", p.Wait())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// socket reports whether a table in the format of proc_net_tcp has a socket at a local port, in a
+// state that in accepts.
+func socket(table []byte, port int, in func(state string) bool) bool {
+	for s := bufio.NewScanner(bytes.NewReader(table)); s.Scan(); {
+		f := strings.Fields(s.Text()) // sl local_address rem_address st
+		if len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) && in(f[3]) {
+			return true
+		}
+	}
+	return false
+}
+
+// The states of a socket, as in the kernel's tcp_states.h.
+func listening(state string) bool { return state == "0A" }
+func connected(state string) bool { return state != "0A" && state != "06" } // TIME_WAIT

@@ -3,15 +3,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Records when packets of a UDP port leave and enter by the NIC, to check the round
- * trips of feature latency. It shares nothing with the feature. Programs that do
- * nothing, at the hooks of the feature, measure the cost of the hooks themselves.
+ * trips of feature latency. It shares nothing with the feature.
  *
  * Hooks, and cost per event (tp_btf):
  *   net_dev_start_xmit      each packet of each device: two comparisons; for the port's
  *                           packets a read of the header, the clock, an array element
  *   napi_gro_receive_entry  the same
- *   net_dev_queue, net_dev_start_xmit, napi_gro_receive_entry, netif_rx,
- *   netif_receive_skb       fl_no...: nothing
  *
  * Readers of the map: package rig. A full map records no more.
  */
@@ -97,18 +94,3 @@ int BPF_PROG(fl_in, struct sk_buff *skb)
 	bpf_core_read(&data, sizeof(data), &skb->data);
 	return take(skb->dev, data, 0);
 }
-
-SEC("tp_btf/net_dev_queue")
-int BPF_PROG(fl_no_queue) { return 0; }
-
-SEC("tp_btf/net_dev_start_xmit")
-int BPF_PROG(fl_no_xmit) { return 0; }
-
-SEC("tp_btf/napi_gro_receive_entry")
-int BPF_PROG(fl_no_poll) { return 0; }
-
-SEC("tp_btf/netif_rx")
-int BPF_PROG(fl_no_backlog) { return 0; }
-
-SEC("tp_btf/netif_receive_skb")
-int BPF_PROG(fl_no_receive) { return 0; }

@@ -79,25 +79,3 @@ func (t *Tap) Trips() (trips []Trip, err error) {
 
 // Close removes the tap.
 func (t *Tap) Close() error { return errors.Join(t.links.Close(), t.object.Close()) }
-
-// Hooks are programs that do nothing, at the hooks of feature latency.
-type Hooks struct {
-	object *bpf.Object
-	links  bpf.Links
-}
-
-// AttachNothing attaches such programs. The caller closes them.
-func AttachNothing() (_ *Hooks, err error) {
-	h := new(Hooks)
-	if h.object, err = bpf.Open("tap", loadTap, nil, nil); err != nil {
-		return nil, err
-	}
-	h.links, err = h.object.Attach(tapProgFlNoQueue, tapProgFlNoXmit, tapProgFlNoPoll, tapProgFlNoBacklog, tapProgFlNoReceive)
-	if err != nil {
-		return nil, errors.Join(err, h.object.Close())
-	}
-	return h, nil
-}
-
-// Close detaches them.
-func (h *Hooks) Close() error { return errors.Join(h.links.Close(), h.object.Close()) }

@@ -23,18 +23,13 @@ type tapStamp struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	tapMapFlStamps     = "fl_stamps"
-	tapProgFlIn        = "fl_in"
-	tapProgFlNoBacklog = "fl_no_backlog"
-	tapProgFlNoPoll    = "fl_no_poll"
-	tapProgFlNoQueue   = "fl_no_queue"
-	tapProgFlNoReceive = "fl_no_receive"
-	tapProgFlNoXmit    = "fl_no_xmit"
-	tapProgFlOut       = "fl_out"
-	tapVarFlIfindex    = "fl_ifindex"
-	tapVarFlNetns      = "fl_netns"
-	tapVarFlPort       = "fl_port"
-	tapVarFlTaken      = "fl_taken"
+	tapMapFlStamps  = "fl_stamps"
+	tapProgFlIn     = "fl_in"
+	tapProgFlOut    = "fl_out"
+	tapVarFlIfindex = "fl_ifindex"
+	tapVarFlNetns   = "fl_netns"
+	tapVarFlPort    = "fl_port"
+	tapVarFlTaken   = "fl_taken"
 )
 
 // loadTap returns the embedded CollectionSpec for tap.
@@ -79,13 +74,8 @@ type tapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tapProgramSpecs struct {
-	FlIn        *ebpf.ProgramSpec `ebpf:"fl_in"`
-	FlNoBacklog *ebpf.ProgramSpec `ebpf:"fl_no_backlog"`
-	FlNoPoll    *ebpf.ProgramSpec `ebpf:"fl_no_poll"`
-	FlNoQueue   *ebpf.ProgramSpec `ebpf:"fl_no_queue"`
-	FlNoReceive *ebpf.ProgramSpec `ebpf:"fl_no_receive"`
-	FlNoXmit    *ebpf.ProgramSpec `ebpf:"fl_no_xmit"`
-	FlOut       *ebpf.ProgramSpec `ebpf:"fl_out"`
+	FlIn  *ebpf.ProgramSpec `ebpf:"fl_in"`
+	FlOut *ebpf.ProgramSpec `ebpf:"fl_out"`
 }
 
 // tapMapSpecs contains maps before they are loaded into the kernel.
@@ -148,23 +138,13 @@ type tapVariables struct {
 //
 // It can be passed to loadTapObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tapPrograms struct {
-	FlIn        *ebpf.Program `ebpf:"fl_in"`
-	FlNoBacklog *ebpf.Program `ebpf:"fl_no_backlog"`
-	FlNoPoll    *ebpf.Program `ebpf:"fl_no_poll"`
-	FlNoQueue   *ebpf.Program `ebpf:"fl_no_queue"`
-	FlNoReceive *ebpf.Program `ebpf:"fl_no_receive"`
-	FlNoXmit    *ebpf.Program `ebpf:"fl_no_xmit"`
-	FlOut       *ebpf.Program `ebpf:"fl_out"`
+	FlIn  *ebpf.Program `ebpf:"fl_in"`
+	FlOut *ebpf.Program `ebpf:"fl_out"`
 }
 
 func (p *tapPrograms) Close() error {
 	return _TapClose(
 		p.FlIn,
-		p.FlNoBacklog,
-		p.FlNoPoll,
-		p.FlNoQueue,
-		p.FlNoReceive,
-		p.FlNoXmit,
 		p.FlOut,
 	)
 }

@@ -19,11 +19,6 @@ func TestTap(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tap.Close()
-	hooks, err := AttachNothing()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer hooks.Close()
 	const n = 20
 	for _, port := range []int{9002, 9001} {
 		if _, err := r.Start(t.Context(), r.Outside, "rr-server", "--proto", "udp", "--listen", fmt.Sprintf(":%d", port)); err != nil {

@@ -112,13 +112,6 @@ type Running struct {
 	Senders, Receivers []*Generator
 
 	out bool
-	// Real programs: the sources of the load, and the servers.
-	drivers, servers []*sandbox.Process
-}
-
-// Programs are the real programs of both sides.
-func (t *Running) Programs() []*sandbox.Process {
-	return append(append([]*sandbox.Process{}, t.drivers...), t.servers...)
 }
 
 // All are the generators of both sides.
@@ -132,16 +125,11 @@ func (t *Running) Stop() error {
 	for _, g := range t.All() {
 		errs = append(errs, g.Stop())
 	}
-	for _, p := range t.Programs() {
-		p.Kill()
-		<-p.Done()
-	}
 	return errors.Join(errs...)
 }
 
 // SetRate sets the senders' total datagrams per second, as [load.Board.SetRate] does. Senders on
-// the shared CPU cost nothing there while the rate is 0. Real programs run at their own rate, or
-// stand still.
+// the shared CPU cost nothing there while the rate is 0.
 func (t *Running) SetRate(perSecond uint64) error {
 	var errs []error
 	for _, g := range t.Senders {
@@ -155,13 +143,6 @@ func (t *Running) SetRate(perSecond uint64) error {
 		} else if t.out {
 			errs = append(errs, g.Thaw())
 		}
-	}
-	sig := unix.SIGCONT
-	if perSecond == 0 {
-		sig = unix.SIGSTOP
-	}
-	for _, p := range t.drivers {
-		errs = append(errs, p.Signal(sig))
 	}
 	return errors.Join(errs...)
 }
@@ -178,14 +159,6 @@ func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
 			err = errors.Join(err, run.Stop())
 		}
 	}()
-	if t.Kind.Program() != "" {
-		for i := range boxes {
-			if err := r.program(ctx, run, t, 1+i); err != nil {
-				return nil, err
-			}
-		}
-		return run, run.SetRate(0)
-	}
 	send, recv, err := t.commands()
 	if err != nil {
 		return nil, err

@@ -1,7 +1,7 @@
 // Package plot draws the diagrams of fairlead's pages as SVG, with go-analyze/charts: lines over
-// time, and bars with their spread. Colours and fonts are classes of [Style], so that one diagram
-// suits light and dark pages, and a page may forbid inline styles. It knows neither containers nor
-// experiments, and writes no page; packages view/web and lab/report call it.
+// time. Colours and fonts are classes of [Style], so that one diagram suits light and dark pages, and
+// a page may forbid inline styles. It knows no containers and writes no page; package view/web calls
+// it.
 //
 // The text of a diagram may be hostile: it is escaped.
 //

@@ -96,35 +96,6 @@ func TestLinesOfAnything(t *testing.T) {
 	})
 }
 
-func TestBars(t *testing.T) {
-	nothing := Bar{Ink: "on", Low: math.NaN(), Value: math.NaN(), High: math.NaN()}
-	svg, err := Bars("a <title>", []Bar{
-		{Label: "flood <b>", Ink: "off", Low: 2, Value: 2.5, High: 3, Text: "2.50", Gap: true},
-		{Ink: "on", Low: 1, Value: 1, High: 1, Text: "1.00"},
-		nothing,
-		{Label: "idle", Ink: "off", Text: "none", Gap: true},
-	}, func(v float64) string { return fmt.Sprint(v) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	classes, texts := elements(t, string(svg))
-	bars := slices.DeleteFunc(classes["path"], func(c string) bool { return !strings.HasPrefix(c, "fill ") || c == "fill ink-none" })
-	if want := []string{"fill ink-off", "fill ink-on", "fill ink-off", "fill ink-off part", "fill ink-off rest"}; !slices.Equal(bars, want) {
-		t.Errorf("bars %q, want %q, from the bottom", bars, want)
-	}
-	for _, want := range []string{"flood <b>", "2.50", "1.00", "none", "0", "2"} {
-		if !slices.Contains(texts, want) {
-			t.Errorf("no %q among the texts %q", want, texts)
-		}
-	}
-	if slices.ContainsFunc(texts, func(s string) bool { return strings.HasPrefix(s, "-") }) {
-		t.Errorf("an axis that begins below 0: %q", texts)
-	}
-	if _, err := Bars("", []Bar{nothing}, func(float64) string { return "" }); err != nil {
-		t.Errorf("without a value: %v", err)
-	}
-}
-
 func TestTicks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		top := rapid.Float64Range(1e-9, 1e12).Draw(t, "top")
@@ -143,7 +114,7 @@ func TestTicks(t *testing.T) {
 
 // TestInks holds that each ink that the package or its callers use has a colour in both schemes.
 func TestInks(t *testing.T) {
-	for _, ink := range []string{"grid", "text", "off", "on", "peer0", "peer1", "ideal", "packets", "cpu", "uplink", "disk", "main", "second", "bound", "s1", "s2", "s3", "s4", "s5"} {
+	for _, ink := range []string{"grid", "text", "packets", "cpu", "uplink", "disk", "main", "second", "bound", "s1", "s2", "s3", "s4", "s5"} {
 		if !strings.Contains(Style, ".ink-"+ink+" {") {
 			t.Errorf("Style has no class .ink-%s", ink)
 		}

@@ -84,7 +84,7 @@ func TestContrast(t *testing.T) {
 			}
 		}
 		for _, under := range []string{"bg", "card"} {
-			for _, ink := range []string{"off", "on", "peer0", "peer1", "ideal", "packets", "cpu", "uplink", "disk", "main", "second", "bound", "s1", "s2", "s3", "s4", "s5", "edge", "focus"} {
+			for _, ink := range []string{"packets", "cpu", "uplink", "disk", "main", "second", "bound", "s1", "s2", "s3", "s4", "s5", "edge", "focus"} {
 				check(ink+" on "+under, colours[ink], colours[under], 3)
 			}
 		}

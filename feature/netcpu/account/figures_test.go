@@ -46,15 +46,6 @@ func stopwatch(t *testing.T, cfg rig.StopwatchConfig) (w *rig.Stopwatch, read fu
 
 const while = 700 * time.Millisecond
 
-// during measures for a while, once all generators are at work.
-func (l *lab) during(d time.Duration) delta {
-	l.t.Helper()
-	time.Sleep(300 * time.Millisecond)
-	a := l.read()
-	time.Sleep(d)
-	return l.between(a, l.read())
-}
-
 // More expensive packets are charged more: each container's charge equals a stopwatch's time around
 // the softirqs that brought its packets alone.
 func TestUnequal(t *testing.T) {

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -77,17 +75,6 @@ func bind(n int, file *os.File) (string, *os.File, error) {
 		return "", nil, errors.Join(err, device.Close())
 	}
 	return path, device, nil
-}
-
-// Schedule sets the disk's I/O scheduler, such as "none" or "bfq".
-func (d *Disk) Schedule(name string) error {
-	return os.WriteFile(filepath.Join("/sys/block", filepath.Base(d.Path), "queue/scheduler"), []byte(name), 0)
-}
-
-// Schedulers lists those that the kernel has.
-func (d *Disk) Schedulers() ([]string, error) {
-	text, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(d.Path), "queue/scheduler"))
-	return strings.Fields(strings.NewReplacer("[", "", "]", "").Replace(string(text))), err
 }
 
 // Close releases the disk, which ends when its last opener closes it.
