@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -88,29 +89,34 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 		fmt.Fprintln(w, "No block I/O, and nothing is reserved.")
 		return
 	}
-	defer func() {
-		for _, r := range b.Realtime {
-			fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU (%s): %d threads, %d ordinary, %d by their own doing %s\n",
-				cli.Show(r.Name), brief(r.Budget), cli.Show(r.Way), r.Promoted, r.Others, r.Own, cli.OneLine(r.Refused))
-		}
-	}()
-	columns := []column{{"CONTAINER", 24}, {"DISK", 0}, {"RESERVED", 0}, {"ACHIEVED", 0}, {"QUEUE P99", 0}, {"DEVICE P99", 0}, {"CPU P99", 0}, {"STATE", 0}, {"CULPRIT", 24}, {"ACTION", 0}, {"AGE", 0}}
-	var rows [][]string
-	for _, r := range b.Rows {
-		reserved, age := "-", "-"
-		if r.Reserved != nil {
-			reserved = figuresText(*r.Reserved)
-		}
-		if !r.Since.IsZero() {
-			age = ago(r.Since, now)
-		}
-		name := cmp.Or(cli.ShowText(r.Name), "id "+r.Container.String())
-		if r.Container == 0 {
-			name = "(host)"
-		}
-		rows = append(rows, []string{name, cli.Show(r.Disk), reserved, figuresText(r.Achieved), quantile(r.QueueP99), quantile(r.DeviceP99), quantile(r.WaitP99), cli.Show(r.State), cli.Show(r.By), cli.Show(r.Action), age})
-	}
-	table(w, columns, rows)
+	columns.Print(w, b.Rows,
+		columns.Plain("CONTAINER", func(r api.BlockIORow) string {
+			if r.Container == 0 {
+				return "(host)"
+			}
+			return columns.Name(r.Container, r.Name)
+		}).Cut(24),
+		columns.Text("DISK", func(r api.BlockIORow) string { return r.Disk }),
+		columns.Text("RESERVED", func(r api.BlockIORow) string {
+			if r.Reserved == nil {
+				return ""
+			}
+			return figuresText(*r.Reserved)
+		}),
+		columns.Text("ACHIEVED", func(r api.BlockIORow) string { return figuresText(r.Achieved) }),
+		columns.Text("QUEUE P99", func(r api.BlockIORow) string { return quantile(r.QueueP99) }),
+		columns.Text("DEVICE P99", func(r api.BlockIORow) string { return quantile(r.DeviceP99) }),
+		columns.Text("CPU P99", func(r api.BlockIORow) string { return quantile(r.WaitP99) }),
+		columns.Text("STATE", func(r api.BlockIORow) string { return r.State }),
+		columns.Text("CULPRIT", func(r api.BlockIORow) string { return r.By }).Cut(24),
+		columns.Text("ACTION", func(r api.BlockIORow) string { return r.Action }),
+		columns.Text("AGE", func(r api.BlockIORow) string {
+			if r.Since.IsZero() {
+				return ""
+			}
+			return columns.Ago(r.Since, now)
+		}),
+	)
 	admissions(w, b.Reservations)
 	for _, r := range b.Rows {
 		if r.Reserved != nil && r.Evidence != "" {
@@ -119,6 +125,10 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 	}
 	if b.Lost > 0 {
 		fmt.Fprintf(w, "A table in the kernel is full: %d requests and waits are in no figure.\n", b.Lost)
+	}
+	for _, r := range b.Realtime {
+		fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU (%s): %d threads, %d ordinary, %d by their own doing %s\n",
+			cli.Show(r.Name), brief(r.Budget), cli.Show(r.Way), r.Promoted, r.Others, r.Own, cli.OneLine(r.Refused))
 	}
 }
 
@@ -133,12 +143,12 @@ func admissions(w io.Writer, list []api.Reservation) {
 
 func quantile(sec float64) string {
 	if sec == 0 {
-		return "-"
+		return ""
 	}
 	return brief(sec)
 }
 
-// figuresText formats figures briefly.
+// figuresText formats figures briefly; "": there are none.
 func figuresText(f api.BlockIOFigures) string {
 	var parts []string
 	for _, x := range []struct {
@@ -149,9 +159,6 @@ func figuresText(f api.BlockIOFigures) string {
 			parts = append(parts, scale(float64(x.n))+x.unit)
 		}
 	}
-	if parts == nil {
-		return "-"
-	}
 	return strings.Join(parts, " ")
 }
 
@@ -160,15 +167,17 @@ func blockioDevices(w io.Writer, b api.BlockIO) {
 		fmt.Fprintln(w, "No disk has I/O or a reservation.")
 		return
 	}
-	var rows [][]string
-	for _, d := range b.Devices {
-		capacity := figuresText(d.Capacity)
-		if capacity == "-" {
-			capacity = "not known"
-		}
-		rows = append(rows, []string{cli.Show(d.Disk), d.Number, capacity, figuresText(d.Depth1), figuresText(d.Seen), fmt.Sprintf("%.0f %%", 100*d.Reserved), fmt.Sprintf("%.0f %%", 100*d.Headroom), cli.Show(d.Scheduler), cli.Show(d.Support)})
-	}
-	table(w, []column{{"DISK", 0}, {"NUMBER", 0}, {"CAPACITY", 0}, {"ONE AT A TIME", 0}, {"SEEN", 0}, {"RESERVED", 0}, {"HEADROOM", 0}, {"SCHEDULER", 0}, {"SUPPORT", 0}}, rows)
+	columns.Print(w, b.Devices,
+		columns.Text("DISK", func(d api.BlockIODevice) string { return d.Disk }),
+		columns.Plain("NUMBER", func(d api.BlockIODevice) string { return d.Number }),
+		columns.Text("CAPACITY", func(d api.BlockIODevice) string { return cmp.Or(figuresText(d.Capacity), "not known") }),
+		columns.Text("ONE AT A TIME", func(d api.BlockIODevice) string { return figuresText(d.Depth1) }),
+		columns.Text("SEEN", func(d api.BlockIODevice) string { return figuresText(d.Seen) }),
+		columns.Text("RESERVED", func(d api.BlockIODevice) string { return percent(d.Reserved) }),
+		columns.Text("HEADROOM", func(d api.BlockIODevice) string { return percent(d.Headroom) }),
+		columns.Text("SCHEDULER", func(d api.BlockIODevice) string { return d.Scheduler }),
+		columns.Text("SUPPORT", func(d api.BlockIODevice) string { return d.Support }),
+	)
 	for _, d := range b.Devices {
 		fmt.Fprintf(w, "%s: capacity %s\n", cli.Show(d.Disk), cli.OneLine(d.Basis))
 		for _, x := range d.Realtime {
@@ -231,11 +240,13 @@ func blockioEvents(w io.Writer, events []api.BlockIOEvent) {
 		fmt.Fprintln(w, "Nothing has happened.")
 		return
 	}
-	var rows [][]string
-	for _, x := range events {
-		rows = append(rows, []string{x.Time.Local().Format(time.DateTime), cli.Show(x.What), cli.Show(x.Name), cli.Show(x.Disk), cli.OneLine(x.Text)})
-	}
-	table(w, []column{{"TIME", 0}, {"WHAT", 0}, {"RESERVED BY", 24}, {"DISK", 0}, {"TEXT", 0}}, rows)
+	columns.Print(w, events,
+		columns.Plain("TIME", func(x api.BlockIOEvent) string { return x.Time.Local().Format(time.DateTime) }),
+		columns.Text("WHAT", func(x api.BlockIOEvent) string { return x.What }),
+		columns.Text("RESERVED BY", func(x api.BlockIOEvent) string { return x.Name }).Cut(24),
+		columns.Text("DISK", func(x api.BlockIOEvent) string { return x.Disk }),
+		columns.Plain("TEXT", func(x api.BlockIOEvent) string { return cli.OneLine(x.Text) }),
+	)
 }
 
 func reserveVerb(e cli.Env) *cobra.Command {
@@ -264,7 +275,7 @@ all reservations are listed. Only root and the group ` + api.Group + ` may reser
 		case end != "":
 			r, err := c.DeleteReservation(cmd.Context(), end)
 			return cli.Answer(e, out, r, err, func(w io.Writer, r api.Reservation) {
-				fmt.Fprintf(w, "%s (id %s) no longer has %s of %s\n", cli.Show(r.Name), r.Container, figuresText(r.Reserved), cli.Show(r.Device))
+				fmt.Fprintf(w, "%s (id %s) no longer has %s of %s\n", cli.Show(r.Name), r.Container, cli.Show(figuresText(r.Reserved)), cli.Show(r.Device))
 			})
 		case len(args) == 0:
 			list, err := c.Reservations(cmd.Context())
@@ -284,20 +295,22 @@ func reservationTable(w io.Writer, list []api.Reservation) {
 		fmt.Fprintln(w, "Nothing is reserved.")
 		return
 	}
-	var rows [][]string
-	for _, r := range list {
-		rows = append(rows, []string{r.ID, cli.Show(r.Name), cli.Show(r.Device), figuresText(r.Reserved), share(r.Share), cli.Show(r.Admission), cli.Show(r.State), cli.Show(r.From)})
-	}
-	table(w, []column{{"ID", 0}, {"CONTAINER", 24}, {"DEVICE", 0}, {"RESERVED", 0}, {"OF THE DISK", 0}, {"ADMISSION", 0}, {"STATE", 0}, {"FROM", 0}}, rows)
+	columns.Print(w, list,
+		columns.Plain("ID", func(r api.Reservation) string { return r.ID }),
+		columns.Text("CONTAINER", func(r api.Reservation) string { return r.Name }).Cut(24),
+		columns.Text("DEVICE", func(r api.Reservation) string { return r.Device }),
+		columns.Text("RESERVED", func(r api.Reservation) string { return figuresText(r.Reserved) }),
+		columns.Text("OF THE DISK", func(r api.Reservation) string {
+			if r.Share == 0 {
+				return "" // of a disk without measured figures
+			}
+			return fmt.Sprintf("%.1f %%", 100*r.Share)
+		}),
+		columns.Text("ADMISSION", func(r api.Reservation) string { return r.Admission }),
+		columns.Text("STATE", func(r api.Reservation) string { return r.State }),
+		columns.Text("FROM", func(r api.Reservation) string { return r.From }),
+	)
 	admissions(w, list)
-}
-
-// share formats a part of a disk, or "-" for a disk without measured figures.
-func share(x float64) string {
-	if x == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.1f %%", 100*x)
 }
 
 func blockioCapacityVerb(e cli.Env) *cobra.Command {

@@ -3,71 +3,69 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 )
 
 // blockioDetail prints how the watched containers competed for CPUs, and what interrupted
 // the CPUs.
 func blockioDetail(w io.Writer, b api.BlockIO) {
-	var rows [][]string
-	seen := make(map[string]bool)
-	for _, r := range b.Rows {
-		if r.Container == 0 || seen[r.Container.String()] || r.Voluntary+r.Involuntary == 0 && r.CPUPressure == 0 {
-			continue
-		}
-		seen[r.Container.String()] = true // its rows for other disks are the same
-		rows = append(rows, []string{
-			cli.Show(r.Name), scale(float64(r.Voluntary)), scale(float64(r.Involuntary)), two(r.ICPU), two(r.ICPUForeign), two(r.ICPUOwn),
-			quantile(r.WaitForeign), percent(r.CPUPressure), percent(r.IOPressure), quantile(r.Throttled),
-		})
-	}
-	if len(rows) > 0 {
-		fmt.Fprintln(w)
-		table(w, []column{
-			{"CONTAINER", 24}, {"VOLUNTARY", 0}, {"INVOLUNTARY", 0}, {"I_CPU", 0}, {"OF OTHERS", 0}, {"OF ITSELF", 0},
-			{"WAITED FOR OTHERS", 0}, {"CPU PRESSURE", 0}, {"IO PRESSURE", 0}, {"THROTTLED", 0},
-		}, rows)
-	}
-	if rows = nil; len(b.Waits) > 0 {
-		names := make(map[string]string)
-		for _, r := range b.Rows {
-			names[r.Container.String()] = r.Name
-		}
-		for _, x := range b.Waits {
-			rows = append(rows, []string{cli.Show(names[x.Victim.String()]), cli.Show(x.Name), brief(x.Share)})
-		}
-		fmt.Fprintln(w)
-		table(w, []column{{"WAITED", 24}, {"WHILE THERE RAN", 24}, {"IN EACH SECOND", 0}}, rows)
-	}
-	if rows = nil; len(b.Threads) > 0 {
-		for _, t := range b.Threads {
-			rows = append(rows, []string{strconv.Itoa(t.TID), strconv.FormatUint(t.Voluntary, 10), strconv.FormatUint(t.Involuntary, 10)})
-		}
-		fmt.Fprintln(w)
-		table(w, []column{{"THREAD", 0}, {"VOLUNTARY", 0}, {"INVOLUNTARY", 0}}, rows)
-	}
-	if rows = nil; len(b.Interrupts) > 0 {
-		for _, i := range b.Interrupts {
-			kind := "softirq"
-			if !i.Soft {
-				kind = "interrupt"
-				if i.Number > 0 {
-					kind += " " + strconv.Itoa(i.Number)
-				}
+	names := make(map[api.ID]string)
+	watched := slices.DeleteFunc(slices.Clone(b.Rows), func(r api.BlockIORow) bool {
+		names[r.Container] = r.Name
+		return r.Container == 0 || r.Voluntary+r.Involuntary == 0 && r.CPUPressure == 0
+	})
+	seen := make(map[api.ID]bool)
+	watched = slices.DeleteFunc(watched, func(r api.BlockIORow) bool {
+		was := seen[r.Container] // its rows for other disks are the same
+		seen[r.Container] = true
+		return was
+	})
+	columns.Below(w, watched,
+		columns.Text("CONTAINER", func(r api.BlockIORow) string { return r.Name }).Cut(24),
+		columns.Text("VOLUNTARY", func(r api.BlockIORow) string { return scale(float64(r.Voluntary)) }),
+		columns.Text("INVOLUNTARY", func(r api.BlockIORow) string { return scale(float64(r.Involuntary)) }),
+		columns.Text("I_CPU", func(r api.BlockIORow) string { return two(r.ICPU) }),
+		columns.Text("OF OTHERS", func(r api.BlockIORow) string { return two(r.ICPUForeign) }),
+		columns.Text("OF ITSELF", func(r api.BlockIORow) string { return two(r.ICPUOwn) }),
+		columns.Text("WAITED FOR OTHERS", func(r api.BlockIORow) string { return quantile(r.WaitForeign) }),
+		columns.Text("CPU PRESSURE", func(r api.BlockIORow) string { return percent(r.CPUPressure) }),
+		columns.Text("IO PRESSURE", func(r api.BlockIORow) string { return percent(r.IOPressure) }),
+		columns.Text("THROTTLED", func(r api.BlockIORow) string { return quantile(r.Throttled) }),
+	)
+	columns.Below(w, b.Waits,
+		columns.Text("WAITED", func(x api.BlockIOWait) string { return names[x.Victim] }).Cut(24),
+		columns.Text("WHILE THERE RAN", func(x api.BlockIOWait) string { return x.Name }).Cut(24),
+		columns.Text("IN EACH SECOND", func(x api.BlockIOWait) string { return brief(x.Share) }),
+	)
+	columns.Below(w, b.Threads,
+		columns.Text("THREAD", func(t api.BlockIOThread) string { return strconv.Itoa(t.TID) }),
+		columns.Text("VOLUNTARY", func(t api.BlockIOThread) string { return strconv.FormatUint(t.Voluntary, 10) }),
+		columns.Text("INVOLUNTARY", func(t api.BlockIOThread) string { return strconv.FormatUint(t.Involuntary, 10) }),
+	)
+	columns.Below(w, b.Interrupts,
+		columns.Text("SOURCE", func(i api.BlockIOInterrupts) string { return i.Source }),
+		columns.Text("KIND", func(i api.BlockIOInterrupts) string {
+			switch {
+			case i.Soft:
+				return "softirq"
+			case i.Number > 0:
+				return "interrupt " + strconv.Itoa(i.Number)
 			}
+			return "interrupt"
+		}),
+		columns.Plain("PER SECOND, BY CPU", func(i api.BlockIOInterrupts) string {
 			var each []string
 			for _, n := range i.CPUs {
 				each = append(each, scale(n))
 			}
-			rows = append(rows, []string{cli.Show(i.Source), kind, strings.Join(each, " ")})
-		}
-		fmt.Fprintln(w)
-		table(w, []column{{"SOURCE", 0}, {"KIND", 0}, {"PER SECOND, BY CPU", 0}}, rows)
-	}
+			return strings.Join(each, " ")
+		}),
+	)
 	if b.Stolen > 0.005 {
 		fmt.Fprintf(w, "\nThe hypervisor let CPUs wait for %s in each second.\n", brief(b.Stolen))
 	}
@@ -75,7 +73,7 @@ func blockioDetail(w io.Writer, b api.BlockIO) {
 
 func two(n float64) string {
 	if n == 0 {
-		return "-"
+		return ""
 	}
 	return strconv.FormatFloat(n, 'f', 2, 64)
 }

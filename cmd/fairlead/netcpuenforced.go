@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 )
 
 // enforced prints the measures against containers: the limits that their ledgers set, and
@@ -17,54 +17,39 @@ func (v netcpuView) enforced(w io.Writer) {
 	if v.flags.total {
 		dropped = "DROPPED"
 	}
-	columns := []column{{"ENFORCED", 40}, {"LIMIT %", 0}, {"BALANCE MS", 0}, {dropped, 0}}
-	weighed := slices.ContainsFunc(v.n.Accounts, func(a api.NetCPUAccount) bool { return a.IsolationSpared > 0 })
-	if weighed { // the mode auto weighs cost and benefit
-		columns = append(columns, column{"COSTS IT", 0}, column{"SPARES OTHERS", 0})
-	}
-	var rows [][]string
-	for _, a := range v.n.Accounts {
-		limit, balance := "-", "-"
-		if l := a.Ledger; l != nil {
-			limit, balance = fmt.Sprintf("%.0f", l.Factor*100), fmt.Sprintf("%.0f", math.Round(l.Balance*1000)+0) // no "-0"
+	limit := func(a api.NetCPUAccount) string {
+		if a.Ledger == nil {
+			return ""
 		}
-		if (limit == "-" || limit == "100") && (balance == "-" || balance == "0") && a.Dropped == 0 && a.IsolationSpared == 0 {
-			continue
+		return fmt.Sprintf("%.0f", a.Ledger.Factor*100)
+	}
+	balance := func(a api.NetCPUAccount) string {
+		if a.Ledger == nil {
+			return ""
 		}
-		row := []string{v.names[a.Container], limit, balance, v.rate(a.Dropped)}
-		if weighed {
-			row = append(row, v.amount(a.IsolationCost), v.amount(a.IsolationSpared))
-		}
-		rows = append(rows, row)
+		return fmt.Sprintf("%.0f", math.Round(a.Ledger.Balance*1000)+0) // no "-0"
 	}
-	if len(rows) == 0 {
-		return
-	}
-	if v.flags.wide {
-		columns[0].max = 0
-	}
-	right(columns, rows, 1, len(columns)-1)
-	fmt.Fprintln(w)
-	table(w, columns, rows)
+	spared := func(a api.NetCPUAccount) bool { return a.IsolationSpared > 0 }
+	limited := slices.DeleteFunc(slices.Clone(v.n.Accounts), func(a api.NetCPUAccount) bool {
+		free := slices.Contains([]string{"", "100"}, limit(a)) && slices.Contains([]string{"", "0"}, balance(a))
+		return free && a.Dropped == 0 && !spared(a)
+	})
+	weighed := slices.ContainsFunc(limited, spared) // the mode auto weighs cost and benefit
+	columns.Below(v.line(w), limited,
+		columns.Plain("ENFORCED", v.name).Cut(40),
+		columns.Number("LIMIT %", limit),
+		columns.Number("BALANCE MS", balance),
+		columns.Number(dropped, func(a api.NetCPUAccount) string { return v.rate(a.Dropped) }),
+		columns.Number("COSTS IT", func(a api.NetCPUAccount) string { return v.amount(a.IsolationCost) }).When(weighed),
+		columns.Number("SPARES OTHERS", func(a api.NetCPUAccount) string { return v.amount(a.IsolationSpared) }).When(weighed),
+	)
 }
 
 // uplinks prints the devices at which packets from outside are dropped.
 func (v netcpuView) uplinks(w io.Writer) {
-	if len(v.n.Uplinks) == 0 {
-		return
-	}
-	columns := []column{{"UPLINK", 40}, {"DROPS BY", 0}, {"WHY NOT XDP", 0}}
-	var rows [][]string
-	for _, u := range v.n.Uplinks {
-		why := "-"
-		if u.Why != "" {
-			why = cli.Show(u.Why)
-		}
-		rows = append(rows, []string{cli.Show(u.Device), cli.Show(u.DropsBy), why})
-	}
-	if !v.flags.wide {
-		columns[2].max = max(leastCut, cli.Across(w, screen)-width(columns[:2], rows))
-	}
-	fmt.Fprintln(w)
-	table(w, columns, rows)
+	columns.Below(v.line(w), v.n.Uplinks,
+		columns.Text("UPLINK", func(u api.NetCPUUplink) string { return u.Device }).Cut(40),
+		columns.Text("DROPS BY", func(u api.NetCPUUplink) string { return u.DropsBy }),
+		columns.Text("WHY NOT XDP", func(u api.NetCPUUplink) string { return u.Why }).Rest(screen),
+	)
 }

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
@@ -33,53 +34,40 @@ func (v netcpuView) matrix(w io.Writer) {
 		}
 	}
 	if len(cells) == 0 {
-		fmt.Fprintf(w, "In %s no packets took the time of anybody else.\n", span(v.n.Taken.Sub(v.n.Since)))
+		fmt.Fprintf(w, "In %s no packets took the time of anybody else.\n", v.over())
 		v.throttled(w)
 		return
 	}
 	victims := slices.SortedFunc(maps.Keys(cells), func(x, y string) int { return cmp.Or(cmp.Compare(order[y], order[x]), cmp.Compare(x, y)) })
 	culprits := slices.SortedFunc(maps.Keys(sum), func(x, y api.ID) int { return cmp.Or(cmp.Compare(sum[y], sum[x]), cmp.Compare(x, y)) })
-	shown := v.fit(victims, culprits, cli.Across(w, screen))
+	shown := v.fit(victims, culprits, cli.Across(v.line(w), screen))
 
-	columns := []column{{"VICTIM \\ CULPRIT", 28}}
+	table := []columns.Column[string]{columns.Plain("VICTIM \\ CULPRIT", func(name string) string { return name }).Cut(28)}
 	for _, id := range shown {
-		columns = append(columns, column{cli.Cut(v.names[id], v.most()), 0})
+		table = append(table, columns.Number(cli.Cut(v.names[id], v.most()), func(name string) string {
+			if x, ok := cells[name][id]; ok {
+				return v.amount(x)
+			}
+			return ""
+		}))
+	}
+	of := func(name string, list []api.ID) (all float64) {
+		for _, id := range list {
+			all += cells[name][id]
+		}
+		return all
 	}
 	rest := culprits[len(shown):]
-	if len(rest) > 0 {
-		columns = append(columns, column{fmt.Sprintf("%d OTHERS", len(rest)), 0})
-	}
-	columns = append(columns, column{"ALL", 0})
-	var rows [][]string
-	for _, name := range victims {
-		row := []string{name}
-		all, others := 0.0, 0.0
-		for i, id := range culprits {
-			all += cells[name][id]
-			switch x, ok := cells[name][id]; {
-			case i >= len(shown):
-				others += x
-			case ok:
-				row = append(row, v.amount(x))
-			default:
-				row = append(row, "-")
+	table = append(table,
+		columns.Number(fmt.Sprintf("%d OTHERS", len(rest)), func(name string) string {
+			if others := of(name, rest); v.visible(others) {
+				return v.amount(others)
 			}
-		}
-		if len(rest) > 0 {
-			if v.visible(others) {
-				row = append(row, v.amount(others))
-			} else {
-				row = append(row, "-")
-			}
-		}
-		rows = append(rows, append(row, v.amount(all)))
-	}
-	if v.flags.wide {
-		columns[0].max = 0
-	}
+			return ""
+		}).When(len(rest) > 0),
+		columns.Number("ALL", func(name string) string { return v.amount(of(name, culprits)) }))
 	fmt.Fprintln(w, v.unit())
-	right(columns, rows, 1, len(columns)-1)
-	table(w, columns, rows)
+	columns.Print(v.line(w), victims, table...)
 	v.throttled(w)
 }
 
@@ -93,9 +81,6 @@ func (v netcpuView) most() int {
 
 // fit returns the culprits with columns that fit the screen, the largest first.
 func (v netcpuView) fit(victims []string, culprits []api.ID, screen int) []api.ID {
-	if v.flags.wide {
-		return culprits
-	}
 	const number = 7 // "12345.6"
 	left := screen - 2 - number - 2 - number - 6
 	widest := utf8.RuneCountInString("VICTIM \\ CULPRIT")

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
@@ -78,9 +78,31 @@ func (v netcpuView) visible(sec float64) bool { return strings.Trim(v.amount(sec
 // unit describes the unit of a table.
 func (v netcpuView) unit() string {
 	if v.flags.total {
-		return fmt.Sprintf("CPU seconds since %s (%s)", v.n.Since.Local().Format(time.DateTime), span(v.n.Taken.Sub(v.n.Since)))
+		return fmt.Sprintf("CPU seconds since %s (%s)", v.n.Since.Local().Format(time.DateTime), v.over())
 	}
-	return "Percent of one CPU, over " + span(v.n.Taken.Sub(v.n.Since))
+	return "Percent of one CPU, over " + v.over()
+}
+
+func (v netcpuView) over() string { return columns.Span(v.n.Taken.Sub(v.n.Since)) }
+
+// line is w, with lines of any width for --wide.
+func (v netcpuView) line(w io.Writer) io.Writer { return cli.Wide(w, v.flags.wide) }
+
+func (v netcpuView) name(a api.NetCPUAccount) string { return v.names[a.Container] }
+
+func (v netcpuView) tasks(a api.NetCPUAccount) string {
+	if a.Tasks == 0 {
+		return ""
+	}
+	return v.amount(a.Tasks)
+}
+
+// packets is the head of a column of rate.
+func (v netcpuView) packets() string {
+	if v.flags.total {
+		return "PACKETS"
+	}
+	return "PPS"
 }
 
 func (v netcpuView) of() string {
@@ -105,48 +127,41 @@ func (v netcpuView) print(w io.Writer, detail bool) {
 // summary prints one line for each container with anything to show.
 func (v netcpuView) summary(w io.Writer) {
 	if len(v.n.Accounts) == 0 && v.n.System.Network() == 0 {
-		fmt.Fprintf(w, "No container runs here, and no packet was handled in %s.\n", span(v.n.Taken.Sub(v.n.Since)))
+		fmt.Fprintf(w, "No container runs here, and no packet was handled in %s.\n", v.over())
 		return
 	}
-	rate := "PPS"
-	if v.flags.total {
-		rate = "PACKETS"
-	}
-	columns := []column{{"CONTAINER", 20}, {"TASKS", 0}, {"RECV", 0}, {"SEND", 0}, {"STOLEN", 0}, {"TOOK", 0}, {rate, 0}, {"NS/PKT", 0}, {"HELD BACK BY", 0}}
-	var rows [][]string
+	var busy []api.NetCPUAccount
 	quiet := 0
 	for _, a := range append(slices.Clone(v.n.Accounts), v.n.System) {
-		if !slices.ContainsFunc([]float64{a.Tasks, a.Network(), a.Stolen, a.Taken, a.Throttled}, v.visible) {
-			if a.Container != 0 {
-				quiet++
-			}
-			continue
+		if slices.ContainsFunc([]float64{a.Tasks, a.Network(), a.Stolen, a.Taken, a.Throttled}, v.visible) {
+			busy = append(busy, a)
+		} else if a.Container != 0 {
+			quiet++
 		}
-		tasks, stolen, cost := "-", "-", "-"
-		if a.Container != 0 { // the system also uses time for other work than packets
-			stolen, cost = v.amount(a.Stolen), each(a.Network(), a.Packets())
-		}
-		if a.Tasks > 0 {
-			tasks = v.amount(a.Tasks)
-		}
-		rows = append(rows, []string{
-			v.names[a.Container], tasks, v.amount(a.Receive), v.amount(a.Send), stolen, v.amount(a.Taken),
-			v.rate(a.Packets()), cost, v.heldBack(a),
-		})
 	}
-	if len(rows) == 0 {
-		fmt.Fprintf(w, "No container did anything, and no packet was handled for one, in %s.\n", span(v.n.Taken.Sub(v.n.Since)))
+	if len(busy) == 0 {
+		fmt.Fprintf(w, "No container did anything, and no packet was handled for one, in %s.\n", v.over())
 		v.uplinks(w)
 		return
 	}
 	fmt.Fprintln(w, v.unit())
-	right(columns, rows, 1, 7)
-	if v.flags.wide {
-		columns[0].max = 0
-	} else {
-		columns[8].max = max(leastCut, cli.Across(w, screen)-width(columns[:8], rows))
+	own := func(a api.NetCPUAccount, text string) string { // the system also uses time for other work than packets
+		if a.Container == 0 {
+			return ""
+		}
+		return text
 	}
-	table(w, columns, rows)
+	columns.Print(v.line(w), busy,
+		columns.Plain("CONTAINER", v.name).Cut(20),
+		columns.Number("TASKS", v.tasks),
+		columns.Number("RECV", func(a api.NetCPUAccount) string { return v.amount(a.Receive) }),
+		columns.Number("SEND", func(a api.NetCPUAccount) string { return v.amount(a.Send) }),
+		columns.Number("STOLEN", func(a api.NetCPUAccount) string { return own(a, v.amount(a.Stolen)) }),
+		columns.Number("TOOK", func(a api.NetCPUAccount) string { return v.amount(a.Taken) }),
+		columns.Number(v.packets(), func(a api.NetCPUAccount) string { return v.rate(a.Packets()) }),
+		columns.Number("NS/PKT", func(a api.NetCPUAccount) string { return own(a, each(a.Network()*1e9, a.Packets())) }),
+		columns.Plain("HELD BACK BY", v.heldBack).Rest(screen),
+	)
 	fmt.Fprintln(w)
 	switch quiet {
 	case 0:
@@ -206,80 +221,76 @@ func (v netcpuView) detail(w io.Writer, a api.NetCPUAccount) {
 		about += ", has ended"
 	}
 	fmt.Fprintf(w, "%s (%s)\n%s\n\n", v.names[a.Container], about, v.unit())
-	lines := [][]string{
-		{"CPU time of its tasks", v.amount(a.Tasks), ""},
+	type line struct{ what, time, note string }
+	lines := []line{
+		{"CPU time of its tasks", v.tasks(a), ""},
 		{"  of that, into the packets of others", v.amount(a.Stolen), "STOLEN"},
 		{"CPU time of its packets", v.amount(a.Network()), "RECV and SEND"},
 		{"  of that, in its own time", v.amount(a.Own), ""},
 		{"  of that, in the time of others", v.amount(a.Taken), "TOOK"},
 		{"  of that, in nobody's", v.amount(max(0, a.Network()-a.Own-a.Taken)), "idle CPUs, ksoftirqd, the host's NAPI threads"},
 	}
-	if a.Tasks == 0 {
-		lines[0][1] = "-"
-	}
 	if a.Periods > 0 || a.Throttled > 0 {
-		lines = append(lines, []string{"Kept from running by its own quota", v.amount(a.Throttled), fmt.Sprintf("in %d periods", a.Periods)})
+		lines = append(lines, line{"Kept from running by its own quota", v.amount(a.Throttled), fmt.Sprintf("in %d periods", a.Periods)})
 	}
-	columns := []column{{}, {}, {}}
-	right(columns, lines, 1, 1)
-	plain(w, lines)
+	columns.Print(w, lines,
+		columns.Plain("", func(l line) string { return l.what }),
+		columns.Number("", func(l line) string { return l.time }),
+		columns.Plain("", func(l line) string { return l.note }),
+	)
 	v.enforced(w)
 
-	rate := "PPS"
-	if v.flags.total {
-		rate = "PACKETS"
-	}
-	columns = []column{{"DIRECTION", 0}, {"PROTOCOL", 0}, {"CPU", 0}, {rate, 0}, {"NS/PKT", 0}, {"BYTES/PKT", 0}}
-	var rows [][]string
-	for _, k := range a.Work {
-		if k.Packets == 0 && !v.visible(k.Seconds) {
-			continue
-		}
-		bytes := "-"
-		if k.Packets > 0 {
-			bytes = fmt.Sprintf("%.0f", float64(k.Bytes)/float64(k.Packets))
-		}
-		rows = append(rows, []string{cli.Show(k.Direction), cli.Show(k.Protocol), v.amount(k.Seconds), v.rate(k.Packets), each(k.Seconds, k.Packets), bytes})
-	}
+	work := slices.DeleteFunc(slices.Clone(a.Work), func(k api.NetCPUWork) bool { return k.Packets == 0 && !v.visible(k.Seconds) })
 	fmt.Fprintln(w)
-	if len(rows) == 0 {
+	if len(work) == 0 {
 		fmt.Fprintln(w, "It had no packets.")
 	} else {
-		right(columns, rows, 2, 5)
-		table(w, columns, rows)
+		columns.Print(w, work,
+			columns.Text("DIRECTION", func(k api.NetCPUWork) string { return k.Direction }),
+			columns.Text("PROTOCOL", func(k api.NetCPUWork) string { return k.Protocol }),
+			columns.Number("CPU", func(k api.NetCPUWork) string { return v.amount(k.Seconds) }),
+			columns.Number(v.packets(), func(k api.NetCPUWork) string { return v.rate(k.Packets) }),
+			columns.Number("NS/PKT", func(k api.NetCPUWork) string { return each(k.Seconds*1e9, k.Packets) }),
+			columns.Number("BYTES/PKT", func(k api.NetCPUWork) string { return each(float64(k.Bytes), k.Packets) }),
+		)
 	}
 
-	var by [][]string
+	var by []theft
 	for _, c := range a.StolenBy {
-		if v.visible(c.Seconds) {
-			by = append(by, []string{v.names[c.Container], v.amount(c.Seconds)})
-		}
+		by = append(by, theft{v.names[c.Container], c.Seconds})
 	}
-	v.parties(w, "WHOSE PACKETS TOOK ITS TIME", by, "Nobody's packets took its time.")
+	v.thefts(w, "WHOSE PACKETS TOOK ITS TIME", by, "Nobody's packets took its time.")
 	from := make(map[string]float64)
 	for _, t := range v.n.Matrix {
 		if t.Culprit == a.Container {
 			from[v.party(t)] += t.Seconds
 		}
 	}
-	var took [][]string
-	for _, name := range slices.SortedFunc(maps.Keys(from), func(x, y string) int { return cmp.Or(cmp.Compare(from[y], from[x]), cmp.Compare(x, y)) }) {
-		if v.visible(from[name]) {
-			took = append(took, []string{name, v.amount(from[name])})
-		}
+	var took []theft
+	for name, seconds := range from {
+		took = append(took, theft{name, seconds})
 	}
-	v.parties(w, "WHOSE TIME ITS PACKETS TOOK", took, "Its packets took nobody's time.")
+	slices.SortFunc(took, func(x, y theft) int { return cmp.Or(cmp.Compare(y.seconds, x.seconds), cmp.Compare(x.name, y.name)) })
+	v.thefts(w, "WHOSE TIME ITS PACKETS TOOK", took, "Its packets took nobody's time.")
 }
 
-func (v netcpuView) parties(w io.Writer, head string, rows [][]string, none string) {
+// theft is time that one party took from a container, or lost to it.
+type theft struct {
+	name    string // safe to print
+	seconds float64
+}
+
+func (v netcpuView) thefts(w io.Writer, head string, list []theft, none string) {
+	list = slices.DeleteFunc(list, func(t theft) bool { return !v.visible(t.seconds) })
 	fmt.Fprintln(w)
-	if len(rows) == 0 {
+	if len(list) == 0 {
 		fmt.Fprintln(w, none)
 		return
 	}
-	columns := []column{{head, 40}, {"CPU", 0}}
-	right(columns, rows, 1, 1)
-	table(w, columns, rows)
+	columns.Print(w, list,
+		columns.Plain(head, func(t theft) string { return t.name }).Cut(40),
+		columns.Number("CPU", func(t theft) string { return v.amount(t.seconds) }),
+	)
 }
 
 // party names the victim of a theft.
@@ -321,50 +332,9 @@ func (v netcpuView) rate(packets uint64) string {
 	return fmt.Sprintf("%.0f", n)
 }
 
-func each(sec float64, packets uint64) string {
+func each(sum float64, packets uint64) string {
 	if packets == 0 {
-		return "-"
+		return ""
 	}
-	return fmt.Sprintf("%.0f", sec*1e9/float64(packets))
-}
-
-// span formats a time in one unit.
-func span(d time.Duration) string {
-	switch {
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%.1f s", d.Seconds())
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%.0f min", d.Minutes())
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%.1f h", d.Hours())
-	}
-	return fmt.Sprintf("%.1f days", d.Hours()/24)
-}
-
-// right aligns columns first to last, and their heads, to the right.
-func right(columns []column, rows [][]string, first, last int) {
-	for i := first; i <= last; i++ {
-		wide := column{head: columns[i].head}.width(i, rows) // a number is never cut
-		columns[i].head = fmt.Sprintf("%*s", wide, columns[i].head)
-		for _, row := range rows {
-			row[i] = fmt.Sprintf("%*s", wide, row[i])
-		}
-	}
-}
-
-// width is the width of columns, including the space after each.
-func width(columns []column, rows [][]string) int {
-	sum := 0
-	for i, c := range columns {
-		sum += c.width(i, rows) + 2
-	}
-	return sum
-}
-
-// plain prints rows without heads.
-func plain(w io.Writer, rows [][]string) {
-	wide := column{}.width(0, rows)
-	for _, row := range rows {
-		fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf("%-*s  %s  %s", wide, row[0], row[1], row[2]), " "))
-	}
+	return fmt.Sprintf("%.0f", sum/float64(packets))
 }

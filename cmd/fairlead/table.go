@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
@@ -100,4 +101,26 @@ func ago(t, now time.Time) string {
 		return fmt.Sprintf("%d h ago", int(d.Hours()))
 	}
 	return fmt.Sprintf("%d days ago", int(d.Hours()/24))
+}
+
+func span(d time.Duration) string { return columns.Span(d) }
+
+// right aligns columns first to last, and their heads, to the right.
+func right(columns []column, rows [][]string, first, last int) {
+	for i := first; i <= last; i++ {
+		wide := column{head: columns[i].head}.width(i, rows) // a number is never cut
+		columns[i].head = fmt.Sprintf("%*s", wide, columns[i].head)
+		for _, row := range rows {
+			row[i] = fmt.Sprintf("%*s", wide, row[i])
+		}
+	}
+}
+
+// width is the width of columns, including the space after each.
+func width(columns []column, rows [][]string) int {
+	sum := 0
+	for i, c := range columns {
+		sum += c.width(i, rows) + 2
+	}
+	return sum
 }
