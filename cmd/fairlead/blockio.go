@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/view"
 )
 
 // blockioAgentFlags are the agent's flags for the feature.
@@ -128,7 +129,7 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 	}
 	for _, r := range b.Realtime {
 		fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU (%s): %d threads, %d ordinary, %d by their own doing %s\n",
-			cli.Show(r.Name), brief(r.Budget), cli.Show(r.Way), r.Promoted, r.Others, r.Own, cli.OneLine(r.Refused))
+			cli.Show(r.Name), view.Brief(r.Budget), cli.Show(r.Way), r.Promoted, r.Others, r.Own, cli.OneLine(r.Refused))
 	}
 }
 
@@ -145,7 +146,7 @@ func quantile(sec float64) string {
 	if sec == 0 {
 		return ""
 	}
-	return brief(sec)
+	return view.Brief(sec)
 }
 
 // figuresText formats figures briefly; "": there are none.
@@ -156,7 +157,7 @@ func figuresText(f api.BlockIOFigures) string {
 		unit string
 	}{{f.ReadIOPS, "r"}, {f.WriteIOPS, "w"}, {f.ReadBytes, "rb"}, {f.WriteBytes, "wb"}} {
 		if x.n > 0 {
-			parts = append(parts, scale(float64(x.n))+x.unit)
+			parts = append(parts, view.Scale(float64(x.n))+x.unit)
 		}
 	}
 	return strings.Join(parts, " ")
@@ -181,7 +182,7 @@ func blockioDevices(w io.Writer, b api.BlockIO) {
 	for _, d := range b.Devices {
 		fmt.Fprintf(w, "%s: capacity %s\n", cli.Show(d.Disk), cli.OneLine(d.Basis))
 		for _, x := range d.Realtime {
-			fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU: %sr, or %sw\n", cli.Show(d.Disk), brief(x.Budget), scale(float64(x.ReadIOPS)), scale(float64(x.WriteIOPS)))
+			fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU: %sr, or %sw\n", cli.Show(d.Disk), view.Brief(x.Budget), view.Scale(float64(x.ReadIOPS)), view.Scale(float64(x.WriteIOPS)))
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
+	"github.com/fairlead-project/fairlead/view"
 )
 
 // blockioDetail prints how the watched containers competed for CPUs, and what interrupted
@@ -27,8 +28,8 @@ func blockioDetail(w io.Writer, b api.BlockIO) {
 	})
 	columns.Below(w, watched,
 		columns.Text("CONTAINER", func(r api.BlockIORow) string { return r.Name }).Cut(24),
-		columns.Text("VOLUNTARY", func(r api.BlockIORow) string { return scale(float64(r.Voluntary)) }),
-		columns.Text("INVOLUNTARY", func(r api.BlockIORow) string { return scale(float64(r.Involuntary)) }),
+		columns.Text("VOLUNTARY", func(r api.BlockIORow) string { return view.Scale(float64(r.Voluntary)) }),
+		columns.Text("INVOLUNTARY", func(r api.BlockIORow) string { return view.Scale(float64(r.Involuntary)) }),
 		columns.Text("I_CPU", func(r api.BlockIORow) string { return two(r.ICPU) }),
 		columns.Text("OF OTHERS", func(r api.BlockIORow) string { return two(r.ICPUForeign) }),
 		columns.Text("OF ITSELF", func(r api.BlockIORow) string { return two(r.ICPUOwn) }),
@@ -40,7 +41,7 @@ func blockioDetail(w io.Writer, b api.BlockIO) {
 	columns.Below(w, b.Waits,
 		columns.Text("WAITED", func(x api.BlockIOWait) string { return names[x.Victim] }).Cut(24),
 		columns.Text("WHILE THERE RAN", func(x api.BlockIOWait) string { return x.Name }).Cut(24),
-		columns.Text("IN EACH SECOND", func(x api.BlockIOWait) string { return brief(x.Share) }),
+		columns.Text("IN EACH SECOND", func(x api.BlockIOWait) string { return view.Brief(x.Share) }),
 	)
 	columns.Below(w, b.Threads,
 		columns.Text("THREAD", func(t api.BlockIOThread) string { return strconv.Itoa(t.TID) }),
@@ -61,13 +62,13 @@ func blockioDetail(w io.Writer, b api.BlockIO) {
 		columns.Plain("PER SECOND, BY CPU", func(i api.BlockIOInterrupts) string {
 			var each []string
 			for _, n := range i.CPUs {
-				each = append(each, scale(n))
+				each = append(each, view.Scale(n))
 			}
 			return strings.Join(each, " ")
 		}),
 	)
 	if b.Stolen > 0.005 {
-		fmt.Fprintf(w, "\nThe hypervisor let CPUs wait for %s in each second.\n", brief(b.Stolen))
+		fmt.Fprintf(w, "\nThe hypervisor let CPUs wait for %s in each second.\n", view.Brief(b.Stolen))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -57,7 +58,7 @@ func explainContainer(w io.Writer, x api.Explanation, all bool, now time.Time) {
 	if x.Ended {
 		fmt.Fprintln(w, "  has ended")
 	} else if c.PID != 0 {
-		fmt.Fprintf(w, "  runs as process %d, started %s\n", c.PID, ago(c.Started, now))
+		fmt.Fprintf(w, "  runs as process %d, started %s\n", c.PID, columns.Ago(c.Started, now))
 	}
 	explainNetwork(w, c)
 
@@ -99,7 +100,7 @@ func explainDone(w io.Writer, x api.Explanation, now time.Time) {
 		fmt.Fprintln(w, "\nWhat was seen:")
 	}
 	for _, s := range x.Evidence {
-		fmt.Fprintf(w, "  %s, %s: %s\n", cli.Show(s.Feature), ago(s.Time, now), cli.OneLine(s.Text))
+		fmt.Fprintf(w, "  %s, %s: %s\n", cli.Show(s.Feature), columns.Ago(s.Time, now), cli.OneLine(s.Text))
 	}
 
 	if len(x.Changes) == 0 {
@@ -218,7 +219,7 @@ func setting1(s api.Setting, now time.Time) string {
 		from = "by a label of its image"
 	case s.Reason != "":
 		return fmt.Sprintf("%s = %s, by %s for %s, since %s:\n      %s", cli.Show(s.Key), cli.Show(s.Value), cli.ShowText(from),
-			cli.OneLine(s.Instead), strings.TrimSuffix(ago(s.Since, now), " ago"), cli.OneLine(s.Reason))
+			cli.OneLine(s.Instead), strings.TrimSuffix(columns.Ago(s.Since, now), " ago"), cli.OneLine(s.Reason))
 	default:
 		from = "by " + cli.ShowText(from)
 	}
@@ -236,7 +237,7 @@ func understood(key, value string) string {
 func stands(f api.FeatureStatus, now time.Time) string {
 	switch f.State {
 	case api.StateDone:
-		return "as policy says, since " + strings.TrimSuffix(ago(f.Since, now), " ago")
+		return "as policy says, since " + strings.TrimSuffix(columns.Ago(f.Since, now), " ago")
 	case api.StatePending:
 		return "waits to be applied"
 	case api.StateHeld:
@@ -259,7 +260,7 @@ func stands(f api.FeatureStatus, now time.Time) string {
 func explainChanges(w io.Writer, of api.Container, changes []api.Change, now time.Time) {
 	for _, c := range changes {
 		fmt.Fprintf(w, "  %s\n", objectText(of, c.Kind, c.Object, c.Device))
-		what := fmt.Sprintf("was %s, made %s %s", value(c.Before), value(c.Wrote), ago(c.When, now))
+		what := fmt.Sprintf("was %s, made %s %s", value(c.Before), value(c.Wrote), columns.Ago(c.When, now))
 		switch c.State {
 		case api.ChangeInForce:
 			what += ", and so it is now"

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -61,7 +62,7 @@ func printKeys(w io.Writer, list []policyKey) {
 		if k.Default != "" {
 			meaning += "; without it: " + k.Default
 		}
-		for _, line := range cli.Fold(meaning, lineWidth-4) {
+		for _, line := range cli.Fold(meaning, columns.Line-4) {
 			fmt.Fprintf(w, "    %s\n", line)
 		}
 		example := fmt.Sprintf("fairlead.%s=%s", k.Key, k.Example)
@@ -75,7 +76,7 @@ func printKeys(w io.Writer, list []policyKey) {
 	}
 	fmt.Fprintln(w, "\nUnits:")
 	for _, u := range policy.Units() {
-		for i, line := range cli.Fold(u.Forms, lineWidth-12) {
+		for i, line := range cli.Fold(u.Forms, columns.Line-12) {
 			name := u.Name
 			if i > 0 {
 				name = ""

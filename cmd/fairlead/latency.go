@@ -12,7 +12,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/view"
 )
 
 func latencyVerb(e cli.Env) *cobra.Command {
@@ -87,9 +89,6 @@ With two containers, the first is A and the other is B, over the same interval.`
 	})
 }
 
-// latencyScreen is the width of latency's tables where no terminal reports its own.
-const latencyScreen = 80
-
 // latencyView is a reading and the options for its display.
 type latencyView struct {
 	api.Latency
@@ -114,34 +113,45 @@ func (v latencyView) table(w io.Writer) {
 	if v.empty(w) {
 		return
 	}
-	columns := []column{{"CONTAINER", 0}, {"DIR", 0}, {"SPAN", 0}, {"COUNT", 0}, {"P50", 0}, {"P90", 0}, {"P99", 0}, {"MAX", 0}, {"COVERED", 0}}
-	if v.protocols {
-		columns = slices.Insert(columns, 2, column{"PROTO", 0})
+	type row struct {
+		*api.LatencyStage
+		of       api.LatencyContainer
+		protocol string
+		covered  string
 	}
-	var rows [][]string
+	const none = "-"
+	var rows []row
 	for _, c := range v.Containers {
 		v.each(c, func(protocol string, t api.LatencyTimes) {
-			head := []string{latencyName(c), c.Direction}
-			if v.protocols {
-				head = append(head, protocol)
+			sums := slices.DeleteFunc([]*api.LatencyStage{t.Added, t.Stack, t.Local}, func(s *api.LatencyStage) bool { return s == nil })
+			if len(sums) == 0 {
+				sums = []*api.LatencyStage{{Stage: none}}
 			}
-			some := false
-			for _, s := range []*api.LatencyStage{t.Added, t.Stack, t.Local} {
-				if s != nil {
-					some = true
-					rows = append(rows, append(slices.Clone(head), s.Stage, scale(float64(s.Packets)), fine(s.P50), fine(s.P90), fine(s.P99), fine(s.Max), covered(t.Coverage)))
-				}
-			}
-			if !some {
-				rows = append(rows, append(head, "-", "0", "-", "-", "-", "-", covered(t.Coverage)))
+			for _, s := range sums {
+				rows = append(rows, row{s, c, protocol, covered(t.Coverage)})
 			}
 		})
 	}
-	right(columns, rows, len(columns)-6, len(columns)-1)
-	if !v.wide {
-		columns[0].max = max(9, cli.Across(w, latencyScreen)-width(columns[1:], tails(rows)))
+	quantile := func(head string, of func(row) float64) columns.Column[row] {
+		return columns.Number(head, func(r row) string {
+			if r.Stage == none {
+				return ""
+			}
+			return fine(of(r))
+		})
 	}
-	table(w, columns, rows)
+	columns.Print(cli.Wide(w, v.wide), rows,
+		columns.Plain("CONTAINER", func(r row) string { return columns.Name(r.of.Container, r.of.Name) }).Rest(columns.Line),
+		columns.Plain("DIR", func(r row) string { return r.of.Direction }),
+		columns.Plain("PROTO", func(r row) string { return r.protocol }).When(v.protocols),
+		columns.Plain("SPAN", func(r row) string { return r.Stage }),
+		columns.Number("COUNT", func(r row) string { return view.Scale(float64(r.Packets)) }),
+		quantile("P50", func(r row) float64 { return r.P50 }),
+		quantile("P90", func(r row) float64 { return r.P90 }),
+		quantile("P99", func(r row) float64 { return r.P99 }),
+		quantile("MAX", func(r row) float64 { return r.Max }),
+		columns.Number("COVERED", func(r row) string { return r.covered }),
+	)
 	v.notes(w)
 }
 
@@ -161,12 +171,10 @@ func (v latencyView) notes(w io.Writer) {
 	said := make(map[string]bool)
 	for _, c := range v.Containers {
 		for _, g := range c.Uncovered {
-			note := fmt.Sprintf("%s, %s: no %s: %s", latencyName(c), c.Direction, strings.Join(g.Stages, ", "), g.Why)
+			note := fmt.Sprintf("%s, %s: no %s: %s", columns.Name(c.Container, c.Name), c.Direction, strings.Join(g.Stages, ", "), g.Why)
 			if !said[note] {
 				said[note] = true
-				for i, line := range cli.Fold(note, cli.Across(w, latencyScreen)-2) {
-					fmt.Fprintf(w, "%s%s\n", strings.Repeat("  ", min(i, 1)), line)
-				}
+				columns.Note(w, note)
 			}
 		}
 	}
@@ -178,16 +186,9 @@ func (v latencyView) notes(w io.Writer) {
 		{v.Evicted, "packets lost their stamp before their container was known"},
 	} {
 		if note.n > 0 {
-			fmt.Fprintf(w, "%s %s\n", scale(float64(note.n)), note.text)
+			fmt.Fprintf(w, "%s %s\n", view.Scale(float64(note.n)), note.text)
 		}
 	}
-}
-
-func latencyName(c api.LatencyContainer) string {
-	if c.Name == "" {
-		return "id " + c.Container.String()
-	}
-	return cli.Show(c.Name)
 }
 
 // covered formats the fraction of the packets that was measured from end to end. It never
@@ -208,13 +209,5 @@ func fine(sec float64) string {
 	if us := sec * 1e6; us < 100 {
 		return fmt.Sprintf("%.1fus", us)
 	}
-	return brief(sec)
-}
-
-// tails returns rows without their first cells.
-func tails(rows [][]string) (out [][]string) {
-	for _, r := range rows {
-		out = append(out, r[1:])
-	}
-	return out
+	return view.Brief(sec)
 }

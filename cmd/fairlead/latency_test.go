@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
@@ -113,7 +114,7 @@ noisy, 2.0 % for those of id 10
 			t.Errorf("%v: (-want +got)\n%s", tt.args, diff)
 		}
 		for line := range strings.Lines(out) {
-			if n := utf8.RuneCountInString(line) - 1; n > latencyScreen && !slices.Contains(tt.args, "--wide") {
+			if n := utf8.RuneCountInString(line) - 1; n > columns.Line && !slices.Contains(tt.args, "--wide") {
 				t.Errorf("%v: %d columns: %s", tt.args, n, line)
 			}
 		}
@@ -138,7 +139,7 @@ func TestLatencyCompare(t *testing.T) {
 		t.Errorf("without --stages:\n%s%s", out, errs)
 	}
 	for line := range strings.Lines(out) {
-		if n := utf8.RuneCountInString(line) - 1; n > latencyScreen {
+		if n := utf8.RuneCountInString(line) - 1; n > columns.Line {
 			t.Errorf("%d columns: %s", n, line)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
@@ -52,12 +53,16 @@ func (x comparison) table(w io.Writer, both compared) {
 		if side.of.Since.IsZero() {
 			text += " since first measured, up to"
 		} else {
-			text += " " + span(side.of.Taken.Sub(side.of.Since)) + " up to"
+			text += " " + columns.Span(side.of.Taken.Sub(side.of.Since)) + " up to"
 		}
 		fmt.Fprintf(w, "%s %s\n", text, side.of.Taken.Local().Format("15:04:05"))
 	}
-	columns := []column{{"DIR", 0}, {"STAGE", 0}, {"P50 A", 0}, {"P50 B", 0}, {"B/A", 0}, {"P99 A", 0}, {"P99 B", 0}, {"B/A", 0}, {"COVERED", 0}}
-	var rows [][]string
+	type pair struct {
+		a, b      *api.LatencyStage
+		direction string
+		covered   string
+	}
+	var pairs []pair
 	for _, b := range both.B.Containers {
 		stagesB := x.rows(b.LatencyTimes)
 		for _, a := range both.A.Containers {
@@ -70,17 +75,26 @@ func (x comparison) table(w io.Writer, both compared) {
 			}
 			for _, s := range stagesB {
 				if was := stagesA[s.Stage]; was != nil {
-					rows = append(rows, []string{b.Direction, s.Stage, fine(was.P50), fine(s.P50), times(was.P50, s.P50), fine(was.P99), fine(s.P99), times(was.P99, s.P99), lower(a.Coverage, b.Coverage)})
+					pairs = append(pairs, pair{was, s, b.Direction, lower(a.Coverage, b.Coverage)})
 				}
 			}
 		}
 	}
-	if len(rows) == 0 {
+	if len(pairs) == 0 {
 		fmt.Fprintln(w, "No stage has packets in both.")
 		return
 	}
-	right(columns, rows, 2, len(columns)-1)
-	table(w, columns, rows)
+	columns.Print(w, pairs,
+		columns.Plain("DIR", func(p pair) string { return p.direction }),
+		columns.Plain("STAGE", func(p pair) string { return p.b.Stage }),
+		columns.Number("P50 A", func(p pair) string { return fine(p.a.P50) }),
+		columns.Number("P50 B", func(p pair) string { return fine(p.b.P50) }),
+		columns.Number("B/A", func(p pair) string { return times(p.a.P50, p.b.P50) }),
+		columns.Number("P99 A", func(p pair) string { return fine(p.a.P99) }),
+		columns.Number("P99 B", func(p pair) string { return fine(p.b.P99) }),
+		columns.Number("B/A", func(p pair) string { return times(p.a.P99, p.b.P99) }),
+		columns.Number("COVERED", func(p pair) string { return p.covered }),
+	)
 }
 
 // rows returns what to compare: the sums, and with --stages the stages.

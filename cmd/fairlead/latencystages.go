@@ -7,7 +7,9 @@ import (
 	"strings"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/view"
 )
 
 // barWidth is the width of the bars, in characters.
@@ -26,11 +28,11 @@ func (v latencyView) waterfall(w io.Writer) {
 				fmt.Fprintln(w)
 			}
 			first = false
-			title := latencyName(c) + ", " + c.Direction
+			title := columns.Name(c.Container, c.Name) + ", " + c.Direction
 			if v.protocols {
 				title += ", " + protocol
 			}
-			fmt.Fprintf(w, "%s: %s packets, %s covered\n", title, scale(float64(t.Coverage.Seen)), covered(t.Coverage))
+			fmt.Fprintf(w, "%s: %s packets, %s covered\n", title, view.Scale(float64(t.Coverage.Seen)), covered(t.Coverage))
 			stageTable(w, c.Direction, t)
 		})
 		meanwhile(w, c.Meanwhile)
@@ -40,11 +42,11 @@ func (v latencyView) waterfall(w io.Writer) {
 
 // stageTable prints the stages of one direction, and their sums below.
 func stageTable(w io.Writer, direction string, t api.LatencyTimes) {
-	columns := []column{{"STAGE", 0}, {"WHERE THE MEAN GOES", 0}, {"MEAN", 0}, {"P50", 0}, {"P90", 0}, {"P99", 0}, {"MAX", 0}}
-	var rows [][]string
-	row := func(s api.LatencyStage, bar string) {
-		rows = append(rows, []string{s.Stage, bar, fine(s.Mean), fine(s.P50), fine(s.P90), fine(s.P99), fine(s.Max)})
+	type row struct {
+		api.LatencyStage
+		bar string
 	}
+	var rows []row
 	var most uint64 // most packets in a stage: not all packets pass every stage
 	for _, s := range t.Stages {
 		most = max(most, s.Packets)
@@ -57,7 +59,7 @@ func stageTable(w io.Writer, direction string, t api.LatencyTimes) {
 	from, added := 0.0, [2]float64{0, 0} // start and end of the stages in the sum "added"
 	for i, s := range t.Stages {
 		to := from + part(s)
-		row(s, bar(from/all, to/all))
+		rows = append(rows, row{s, bar(from/all, to/all)})
 		switch {
 		case direction == "egress" && s.Stage == "device":
 			added = [2]float64{to, to}
@@ -70,19 +72,26 @@ func stageTable(w io.Writer, direction string, t api.LatencyTimes) {
 		from = to
 	}
 	if t.Added != nil {
-		row(*t.Added, bar(added[0]/all, added[1]/all))
+		rows = append(rows, row{*t.Added, bar(added[0]/all, added[1]/all)})
 	}
 	if t.Stack != nil {
-		row(*t.Stack, bar(0, all/all)) // NaN, and so no bar, if no stage took any time
+		rows = append(rows, row{*t.Stack, bar(0, all/all)}) // NaN, and so no bar, if no stage took any time
 	}
 	if t.Local != nil {
-		row(*t.Local, "")
+		rows = append(rows, row{*t.Local, ""})
 	}
 	if len(rows) == 0 {
 		return
 	}
-	right(columns, rows, 2, len(columns)-1)
-	table(w, columns, rows)
+	columns.Print(w, rows,
+		columns.Plain("STAGE", func(r row) string { return r.Stage }),
+		columns.Plain("WHERE THE MEAN GOES", func(r row) string { return r.bar }),
+		columns.Number("MEAN", func(r row) string { return fine(r.Mean) }),
+		columns.Number("P50", func(r row) string { return fine(r.P50) }),
+		columns.Number("P90", func(r row) string { return fine(r.P90) }),
+		columns.Number("P99", func(r row) string { return fine(r.P99) }),
+		columns.Number("MAX", func(r row) string { return fine(r.Max) }),
+	)
 }
 
 // bar draws a bar between two fractions of the width. Any time above 0 has a mark.
@@ -105,13 +114,9 @@ func meanwhile(w io.Writer, m *api.LatencyMeanwhile) {
 		if i == shown || n.Share < 0.0005 {
 			break
 		}
-		name := cli.Show(n.Name)
-		if n.Name == "" {
-			name = "id " + n.Container.String()
-		}
-		text += fmt.Sprintf(", %.1f %% for those of %s", 100*n.Share, cli.Cut(name, 30))
+		text += fmt.Sprintf(", %.1f %% for those of %s", 100*n.Share, cli.Cut(columns.Name(n.Container, n.Name), 30))
 	}
-	for _, line := range cli.Fold(text, cli.Across(w, latencyScreen)) {
+	for _, line := range cli.Fold(text, cli.Across(w, columns.Line)) {
 		fmt.Fprintln(w, line)
 	}
 }

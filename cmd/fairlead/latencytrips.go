@@ -6,9 +6,9 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"strings"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
@@ -84,25 +84,31 @@ func onThisHost(peer string, list []api.Container) string {
 
 func (t roundTrips) table(w io.Writer) {
 	if len(t.Trips) == 0 {
-		for i, line := range cli.Fold("No round trip was measured: "+t.Why+".", cli.Across(w, latencyScreen)-2) {
-			fmt.Fprintf(w, "%s%s\n", strings.Repeat("  ", min(i, 1)), line)
-		}
+		columns.Note(w, "No round trip was measured: "+t.Why+".")
 		return
 	}
-	columns := []column{{"PROTOCOL", 0}, {"PEER", 40}, {"SEQ", 0}, {"RAW", 0}, {"EGRESS", 0}, {"INGRESS", 0}, {"CORRECTED", 0}}
-	var rows [][]string
-	for _, r := range t.Trips {
-		rows = append(rows, []string{r.Protocol, cli.Show(r.Peer), fmt.Sprint(r.Seq), fine(r.Raw), fine(r.Egress), fine(r.Ingress), fine(r.Corrected)})
+	type row struct {
+		api.LatencyTrip
+		peer, seq string
 	}
-	var sum api.LatencyTrip
+	var rows []row
+	var sum, mean api.LatencyTrip
 	for _, r := range t.Trips {
+		rows = append(rows, row{r, cli.Show(r.Peer), fmt.Sprint(r.Seq)})
 		sum.Raw, sum.Egress, sum.Ingress, sum.Corrected = sum.Raw+r.Raw, sum.Egress+r.Egress, sum.Ingress+r.Ingress, sum.Corrected+r.Corrected
 	}
 	n := float64(len(t.Trips))
-	rows = append(rows, []string{"mean", "", "", fine(sum.Raw / n), fine(sum.Egress / n), fine(sum.Ingress / n), fine(sum.Corrected / n)})
-	rows = append(rows, []string{"sum", "", "", fine(sum.Raw), fine(sum.Egress), fine(sum.Ingress), fine(sum.Corrected)})
-	right(columns, rows, 2, len(columns)-1)
-	table(w, columns, rows)
+	mean.Raw, mean.Egress, mean.Ingress, mean.Corrected = sum.Raw/n, sum.Egress/n, sum.Ingress/n, sum.Corrected/n
+	mean.Protocol, sum.Protocol = "mean", "sum"
+	columns.Print(w, append(rows, row{mean, "", " "}, row{sum, "", " "}),
+		columns.Plain("PROTOCOL", func(r row) string { return r.Protocol }),
+		columns.Plain("PEER", func(r row) string { return r.peer }).Cut(40),
+		columns.Number("SEQ", func(r row) string { return r.seq }),
+		columns.Number("RAW", func(r row) string { return fine(r.Raw) }),
+		columns.Number("EGRESS", func(r row) string { return fine(r.Egress) }),
+		columns.Number("INGRESS", func(r row) string { return fine(r.Ingress) }),
+		columns.Number("CORRECTED", func(r row) string { return fine(r.Corrected) }),
+	)
 	fmt.Fprintf(w, "%d round trips, median %s raw, %s corrected; %d packets without a reply", len(t.Trips), fine(t.Raw), fine(t.Corrected), t.Unpaired)
 	if t.Missed > 0 {
 		fmt.Fprintf(w, "; %d overwritten before they were read", t.Missed)

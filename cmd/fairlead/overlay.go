@@ -14,7 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/view"
 )
 
 // overlayPolicy is the file of one line that turns overlay on for all containers.
@@ -107,16 +109,9 @@ func overlayState(w io.Writer, n api.OverlayNetwork) {
 	if n.Why != "" {
 		text += ": " + cli.OneLine(n.Why)
 	}
-	overlayNote(w, text)
+	columns.Note(w, text)
 	if n.State == api.OverlayKilled {
 		fmt.Fprintf(w, "  to end that: fairlead overlay revive %s\n", cli.Show(n.Network))
-	}
-}
-
-// overlayNote prints a text in lines that a terminal does not wrap.
-func overlayNote(w io.Writer, text string) {
-	for i, line := range cli.Fold(text, cli.Across(w, lineWidth)-2) {
-		fmt.Fprintf(w, "%s%s\n", strings.Repeat("  ", min(i, 1)), line)
 	}
 }
 
@@ -125,27 +120,27 @@ func overlayNetworks(w io.Writer, o api.Overlay) {
 		fmt.Fprintln(w, "This host is on no overlay network.")
 		return
 	}
-	columns := []column{{"NETWORK", 28}, {"KIND", 0}, {"VNI", 0}, {"PORT", 0}, {"FORM", 0}, {"UPLINKS", 16}, {"CONTAINERS", 0}, {"STATE", 0}}
-	var rows [][]string
-	off := false
-	for _, n := range o.Networks {
-		off = off || n.State == api.OverlayOff
-		containers := strconv.Itoa(n.Containers)
-		if n.State == api.OverlayOn {
-			containers = fmt.Sprintf("%d of %d", n.Accelerated, n.Containers)
-		}
-		rows = append(rows, []string{
-			cli.Show(n.Network), cli.Show(n.Kind), number(n.VNI), number(uint64(n.Port)), cli.Show(n.Form), cli.Show(strings.Join(n.Uplinks, ",")), containers, cli.Show(n.State),
-		})
-	}
-	right(columns, rows, 2, 3)
-	table(w, columns, rows)
+	columns.Print(w, o.Networks,
+		columns.Text("NETWORK", func(n api.OverlayNetwork) string { return n.Network }).Cut(28),
+		columns.Text("KIND", func(n api.OverlayNetwork) string { return n.Kind }),
+		columns.Number("VNI", func(n api.OverlayNetwork) string { return number(n.VNI) }),
+		columns.Number("PORT", func(n api.OverlayNetwork) string { return number(uint64(n.Port)) }),
+		columns.Text("FORM", func(n api.OverlayNetwork) string { return n.Form }),
+		columns.Text("UPLINKS", func(n api.OverlayNetwork) string { return strings.Join(n.Uplinks, ",") }).Cut(16),
+		columns.Text("CONTAINERS", func(n api.OverlayNetwork) string {
+			if n.State == api.OverlayOn {
+				return fmt.Sprintf("%d of %d", n.Accelerated, n.Containers)
+			}
+			return strconv.Itoa(n.Containers)
+		}),
+		columns.Text("STATE", func(n api.OverlayNetwork) string { return n.State }),
+	)
 	for _, n := range o.Networks {
 		if n.State == api.OverlayLeftAlone || n.State == api.OverlayKilled {
 			overlayState(w, n)
 		}
 	}
-	if off {
+	if slices.ContainsFunc(o.Networks, overlayOff) {
 		fmt.Fprintf(w, "\nThe fast path is off unless policy asks for it. For one container:\n"+
 			"  fairlead set CONTAINER overlay=on\nFor all, this line in /etc/fairlead/policy.d/50-overlay.yaml:\n  %s\n", overlayPolicy)
 	}
@@ -156,9 +151,11 @@ func overlayNetworks(w io.Writer, o api.Overlay) {
 	}
 }
 
+func overlayOff(n api.OverlayNetwork) bool { return n.State == api.OverlayOff }
+
 func number(n uint64) string {
 	if n == 0 {
-		return "-"
+		return ""
 	}
 	return strconv.FormatUint(n, 10)
 }
@@ -167,43 +164,45 @@ func number(n uint64) string {
 func overlayCounters(w io.Writer, n api.OverlayNetwork, o api.Overlay) {
 	fmt.Fprintf(w, "\n%s", cli.Show(n.Network))
 	if !o.Since.IsZero() {
-		fmt.Fprintf(w, ", over %s", span(o.Taken.Sub(o.Since)))
+		fmt.Fprintf(w, ", over %s", columns.Span(o.Taken.Sub(o.Since)))
 	}
 	fmt.Fprintln(w)
-	columns := []column{{"DIRECTION", 0}, {"FAST", 0}, {"SLOW", 0}, {"HIT RATE", 0}, {"BYTES FAST", 0}, {"SAVED", 0}}
-	var rows [][]string
-	for _, d := range overlayDirections(n) {
-		saved := "-"
-		if d.Saved > 0 {
-			saved = fmt.Sprintf("%.0fns", d.Saved)
-		}
-		rows = append(rows, []string{d.name, scale(float64(d.Fast)), scale(float64(d.Slow)), hitRate(d.OverlayPackets), scale(float64(d.FastBytes)) + "B", saved})
-	}
-	right(columns, rows, 1, 5)
-	table(w, columns, rows)
+	columns.Print(w, overlayDirections(n),
+		columns.Plain("DIRECTION", func(d overlayDirection) string { return d.name }),
+		columns.Number("FAST", func(d overlayDirection) string { return view.Scale(float64(d.Fast)) }),
+		columns.Number("SLOW", func(d overlayDirection) string { return view.Scale(float64(d.Slow)) }),
+		columns.Number("HIT RATE", func(d overlayDirection) string { return hitRate(d.OverlayPackets) }),
+		columns.Number("BYTES FAST", func(d overlayDirection) string { return view.Scale(float64(d.FastBytes)) + "B" }),
+		columns.Number("SAVED", func(d overlayDirection) string {
+			if d.Saved <= 0 {
+				return ""
+			}
+			return fmt.Sprintf("%.0fns", d.Saved)
+		}),
+	)
 	overlayReasons(w, n)
 
 	var parts []string
 	for _, t := range n.Tables {
-		parts = append(parts, fmt.Sprintf("%s of %s %s", scale(float64(t.Entries)), scale(float64(t.Capacity)), cli.Show(t.Kind)))
+		parts = append(parts, fmt.Sprintf("%s of %s %s", view.Scale(float64(t.Entries)), view.Scale(float64(t.Capacity)), cli.Show(t.Kind)))
 	}
 	if len(parts) > 0 {
-		overlayNote(w, "entries: "+strings.Join(parts, ", "))
+		columns.Note(w, "entries: "+strings.Join(parts, ", "))
 	}
 	generation := fmt.Sprintf("generation: %d", n.Generation)
 	if !n.Raised.IsZero() {
-		generation += ", raised " + ago(n.Raised, o.Taken)
+		generation += ", raised " + columns.Ago(n.Raised, o.Taken)
 	}
 	if n.RaisedBy != "" {
 		generation += ": " + cli.OneLine(n.RaisedBy)
 	}
-	overlayNote(w, generation)
+	columns.Note(w, generation)
 	parts = nil
 	for _, e := range n.Evictions {
-		parts = append(parts, fmt.Sprintf("%s %s", scale(float64(e.Times)), cli.Show(e.Cause)))
+		parts = append(parts, fmt.Sprintf("%s %s", view.Scale(float64(e.Times)), cli.Show(e.Cause)))
 	}
 	if len(parts) > 0 {
-		overlayNote(w, "forgotten: "+strings.Join(parts, ", "))
+		columns.Note(w, "forgotten: "+strings.Join(parts, ", "))
 	}
 }
 
@@ -238,41 +237,40 @@ func overlayReasons(w io.Writer, n api.OverlayNetwork) {
 		x, y := counts[a], counts[b]
 		return cmp.Or(cmp.Compare(y[0]+y[1], x[0]+x[1]), strings.Compare(a, b))
 	})
-	columns := []column{{"SLOW BY", 0}, {"EGRESS", 0}, {"INGRESS", 0}, {"BECAUSE", 0}}
-	var rows [][]string
-	for _, r := range reasons {
-		rows = append(rows, []string{cli.Show(r), scale(float64(counts[r][0])), scale(float64(counts[r][1])), cli.Show(api.SlowText(r))})
-	}
-	right(columns, rows, 1, 2)
-	table(w, columns, rows)
+	columns.Print(w, reasons,
+		columns.Text("SLOW BY", func(r string) string { return r }),
+		columns.Number("EGRESS", func(r string) string { return view.Scale(float64(counts[r][0])) }),
+		columns.Number("INGRESS", func(r string) string { return view.Scale(float64(counts[r][1])) }),
+		columns.Text("BECAUSE", api.SlowText),
+	)
 }
 
 func hitRate(p api.OverlayPackets) string {
 	rate, ok := p.HitRate()
 	if !ok {
-		return "-"
+		return ""
 	}
 	return fmt.Sprintf("%.1f %%", 100*rate)
 }
 
+// overlayWay is the way of packets in one direction of a container's end.
+type overlayWay struct {
+	container, network, device, direction string
+	api.OverlayWay
+}
+
 // overlayContainers prints which way the packets of containers take, and why they are slow.
 func overlayContainers(w io.Writer, o api.Overlay) {
-	columns := []column{{"CONTAINER", 24}, {"NETWORK", 28}, {"DEVICE", 0}, {"DIRECTION", 0}, {"WAY", 0}, {"FAST", 0}, {"SLOW", 0}, {"HIT RATE", 0}}
-	var rows [][]string
+	var ways []overlayWay
 	var notes []string
 	said := make(map[string]bool) // reasons shown for both directions, which the network need not repeat
 	for _, c := range o.Containers {
-		name := cmp.Or(cli.ShowText(c.Name), "id "+c.Container.String())
 		for _, end := range c.Ends {
-			for _, d := range []struct {
-				name string
-				api.OverlayWay
-			}{{"egress", end.Egress}, {"ingress", end.Ingress}} {
-				rows = append(rows, []string{
-					name, cli.Show(end.Network), cli.Show(end.Device), d.name, cli.Show(d.Way), scale(float64(d.Fast)), scale(float64(d.Slow)), hitRate(d.OverlayPackets),
-				})
+			for _, d := range []overlayWay{{direction: "egress", OverlayWay: end.Egress}, {direction: "ingress", OverlayWay: end.Ingress}} {
+				d.container, d.network, d.device = columns.Name(c.Container, c.Name), end.Network, end.Device
+				ways = append(ways, d)
 				if d.Why != "" && end.Egress.Why != end.Ingress.Why {
-					notes = append(notes, fmt.Sprintf("%s, %s, is %s: %s", cli.Show(end.Device), d.name, cli.Show(d.Way), cli.OneLine(d.Why)))
+					notes = append(notes, fmt.Sprintf("%s, %s, is %s: %s", cli.Show(end.Device), d.direction, cli.Show(d.Way), cli.OneLine(d.Why)))
 				}
 			}
 			if end.Egress.Why == end.Ingress.Why && end.Egress.Why != "" {
@@ -281,23 +279,29 @@ func overlayContainers(w io.Writer, o api.Overlay) {
 			}
 		}
 	}
-	if len(rows) == 0 {
+	if len(ways) == 0 {
 		fmt.Fprintln(w, "This container is on no overlay network.")
 		return
 	}
-	right(columns, rows, 5, 7)
-	table(w, columns, rows)
+	columns.Print(w, ways,
+		columns.Plain("CONTAINER", func(d overlayWay) string { return d.container }).Cut(24),
+		columns.Text("NETWORK", func(d overlayWay) string { return d.network }).Cut(28),
+		columns.Text("DEVICE", func(d overlayWay) string { return d.device }),
+		columns.Plain("DIRECTION", func(d overlayWay) string { return d.direction }),
+		columns.Text("WAY", func(d overlayWay) string { return d.Way }),
+		columns.Number("FAST", func(d overlayWay) string { return view.Scale(float64(d.Fast)) }),
+		columns.Number("SLOW", func(d overlayWay) string { return view.Scale(float64(d.Slow)) }),
+		columns.Number("HIT RATE", func(d overlayWay) string { return hitRate(d.OverlayPackets) }),
+	)
 	for _, note := range notes {
-		overlayNote(w, note)
+		columns.Note(w, note)
 	}
-	off := false
 	for _, n := range o.Networks {
 		if n.State != api.OverlayOn && (n.Why == "" || !said[n.Why]) {
 			overlayState(w, n)
 		}
-		off = off || n.State == api.OverlayOff
 	}
-	if off {
+	if slices.ContainsFunc(o.Networks, overlayOff) {
 		fmt.Fprintf(w, "To turn it on: fairlead set %s overlay=on\n", cmp.Or(cli.ShowText(o.Containers[0].Name), api.Ref(o.Containers[0].Container)))
 	}
 }
@@ -308,15 +312,15 @@ func overlayFlows(w io.Writer, o api.Overlay) {
 		return
 	}
 	const longest = len("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535")
-	columns := []column{{"CONTAINER", 24}, {"NETWORK", 28}, {"PROTO", 0}, {"LOCAL", longest}, {"REMOTE", longest}, {"STATE", 0}, {"LEASE", 0}}
-	var rows [][]string
-	for _, f := range o.Flows {
-		rows = append(rows, []string{
-			cmp.Or(cli.ShowText(f.Name), "id "+f.Container.String()), cli.Show(f.Network), cli.Show(f.Protocol), at(f.Local, f.LocalPort), at(f.Remote, f.RemotePort), cli.Show(f.State), brief(f.Age),
-		})
-	}
-	right(columns, rows, 6, 6)
-	table(w, columns, rows)
+	columns.Print(w, o.Flows,
+		columns.Plain("CONTAINER", func(f api.OverlayFlow) string { return columns.Name(f.Container, f.Name) }).Cut(24),
+		columns.Text("NETWORK", func(f api.OverlayFlow) string { return f.Network }).Cut(28),
+		columns.Text("PROTO", func(f api.OverlayFlow) string { return f.Protocol }),
+		columns.Text("LOCAL", func(f api.OverlayFlow) string { return at(f.Local, f.LocalPort) }).Cut(longest),
+		columns.Text("REMOTE", func(f api.OverlayFlow) string { return at(f.Remote, f.RemotePort) }).Cut(longest),
+		columns.Text("STATE", func(f api.OverlayFlow) string { return f.State }),
+		columns.Number("LEASE", func(f api.OverlayFlow) string { return view.Brief(f.Age) }),
+	)
 	if o.MoreFlows > 0 {
 		fmt.Fprintf(w, "and %d more\n", o.MoreFlows)
 	}
@@ -324,5 +328,5 @@ func overlayFlows(w io.Writer, o api.Overlay) {
 
 // at formats an address and a port.
 func at(address string, port int) string {
-	return cli.Show(net.JoinHostPort(address, strconv.Itoa(port)))
+	return net.JoinHostPort(address, strconv.Itoa(port))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -60,56 +61,34 @@ func slowedBy(id api.ID, o api.Overview) string {
 	return text
 }
 
-// lineWidth is the width of a line where no terminal reports its own.
-const lineWidth = 80
-
 func psTable(w io.Writer, list []api.Container, st api.Status, o api.Overview, wide bool) {
-	columns := []column{{"CONTAINER", 24}, {"SLOWED BY", 22}, {"SOURCE", 10}}
+	table := []columns.Column[api.Container]{
+		columns.Text("CONTAINER", func(c api.Container) string { return c.Name }).Cut(24),
+		columns.Plain("SLOWED BY", func(c api.Container) string { return slowedBy(c.ID, o) }).Cut(22),
+		columns.Text("SOURCE", func(c api.Container) string { return c.Source }).Cut(10),
+	}
 	for _, f := range st.Features {
-		columns = append(columns, column{strings.ToUpper(cli.Show(f.Name)), 0})
+		table = append(table, columns.Plain(strings.ToUpper(cli.Show(f.Name)), func(c api.Container) string { return standing(c, f.Name) }).Spare(!used(list, f.Name)))
 	}
-	columns = append(columns, column{"IMAGE", 0})
-	if wide {
-		columns[0].max, columns[1].max, columns[2].max = 0, 0, 0
-		columns = append(columns, column{"INTERFACES", 0})
-	}
-	var rows [][]string
+	columns.Print(cli.Wide(w, wide), list, append(table,
+		columns.Text("IMAGE", func(c api.Container) string { return c.Image }).Rest(columns.Line).Spare(true),
+		columns.Plain("INTERFACES", interfacesOf).When(wide))...)
 	var notes []string
 	failed := ""
 	for _, c := range list {
-		row := []string{cli.Show(c.Name), slowedBy(c.ID, o), cli.Show(c.Source)}
-		for _, f := range st.Features {
-			row = append(row, standing(c, f.Name))
-		}
-		row = append(row, cli.Show(c.Image))
-		if wide {
-			row = append(row, interfacesOf(c))
-		}
-		rows = append(rows, row)
 		for _, t := range trouble(c) {
 			notes = append(notes, fmt.Sprintf("%s: %s", cli.Cut(cli.Show(c.Name), 40), t))
-			if failed == "" {
-				failed = typed(c)
-			}
+			failed = cmp.Or(failed, typed(c))
 		}
 	}
-	if !wide {
-		columns, rows = narrow(columns, rows, cli.Across(w, lineWidth), func(head string) bool { return used(list, strings.ToLower(head)) })
-	}
-	table(w, columns, rows)
 	notes = append(notes, concerns(st)...)
 	if len(notes) == 0 {
 		return
 	}
 	fmt.Fprintln(w)
 	for _, n := range notes {
-		for _, line := range strings.Split(n, "\n") {
-			for i, part := range cli.Fold(line, cli.Across(w, lineWidth)-2) {
-				if i > 0 {
-					part = "  " + part
-				}
-				fmt.Fprintln(w, part)
-			}
+		for line := range strings.SplitSeq(n, "\n") {
+			columns.Note(w, line)
 		}
 	}
 	switch {
@@ -142,47 +121,6 @@ func typed(c api.Container) string {
 		return api.Ref(c.ID)
 	}
 	return c.Name
-}
-
-// narrow makes the table of ps fit the screen. Features that nobody uses go first. The last column
-// gets the width that the others leave, or goes if that is too little. Then names are cut, and states
-// only where that is not enough.
-func narrow(columns []column, rows [][]string, have int, used func(head string) bool) ([]column, [][]string) {
-	const least, names = 10, 3 // the features come after the names
-	room := func(columns []column) int { return have - width(columns, rows) }
-	remove := func(i int) {
-		columns = slices.Delete(columns, i, i+1)
-		for n := range rows {
-			rows[n] = slices.Delete(rows[n], i, i+1)
-		}
-	}
-	for i := len(columns) - 2; i >= names && room(columns[:len(columns)-1]) < least; i-- {
-		if !used(columns[i].head) {
-			remove(i)
-		}
-	}
-	last := len(columns) - 1
-	if left := room(columns[:last]); left >= least {
-		columns[last].max = left
-		return columns, rows
-	}
-	remove(last)
-	for _, part := range []struct{ columns, least int }{{names, leastCut}, {last, 1}} {
-		for room(columns) < -2 {
-			widest := 0
-			for i := range part.columns {
-				if columns[i].width(i, rows) > columns[widest].width(widest, rows) {
-					widest = i
-				}
-			}
-			n := columns[widest].width(widest, rows)
-			if n <= part.least {
-				break
-			}
-			columns[widest].max = n - 1
-		}
-	}
-	return columns, rows
 }
 
 // settingOf returns the parsed value of a policy key for a container.

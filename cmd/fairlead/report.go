@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/record"
 )
@@ -106,21 +107,26 @@ func reportTable(w io.Writer, h api.History) {
 		fmt.Fprintf(w, ", without %.0f s in which nothing was recorded", gap)
 	}
 	fmt.Fprint(w, "\n\n")
-	var rows [][]string
-	for _, r := range h.Rows {
-		rows = append(rows, []string{cli.Show(r.Name), tenths(r.Slowed), tenths(r.Worst), clockTime(r.WorstAt), cli.ShowText(blameText(r.By))})
-	}
-	table(w, []column{{"CONTAINER", 24}, {"SLOWED", 0}, {"WORST", 0}, {"AT", 0}, {"MOSTLY BY", 40}}, rows)
+	columns.Print(w, h.Rows,
+		columns.Text("CONTAINER", func(r api.HistoryRow) string { return r.Name }).Cut(24),
+		columns.Plain("SLOWED", func(r api.HistoryRow) string { return tenths(r.Slowed) }),
+		columns.Plain("WORST", func(r api.HistoryRow) string { return tenths(r.Worst) }),
+		columns.Plain("AT", func(r api.HistoryRow) string { return clockTime(r.WorstAt) }),
+		columns.Text("MOSTLY BY", func(r api.HistoryRow) string { return blameText(r.By) }).Cut(40),
+	)
 	if len(h.Moments) == 0 {
 		fmt.Fprintln(w, "\nNo container was slowed by 5 % or more.")
 		return
 	}
 	fmt.Fprintln(w, "\nThe worst moments:")
-	rows = nil
-	for _, m := range h.Moments {
-		rows = append(rows, []string{clockTime(m.Since), clockTime(m.Taken), cli.Show(m.Name), tenths(m.Slowed), tenths(m.Worst), cli.ShowText(blameText(m.By))})
-	}
-	table(w, []column{{"FROM", 0}, {"TO", 0}, {"CONTAINER", 24}, {"SLOWED", 0}, {"WORST", 0}, {"MOSTLY BY", 40}}, rows)
+	columns.Print(w, h.Moments,
+		columns.Plain("FROM", func(m api.HistoryMoment) string { return clockTime(m.Since) }),
+		columns.Plain("TO", func(m api.HistoryMoment) string { return clockTime(m.Taken) }),
+		columns.Text("CONTAINER", func(m api.HistoryMoment) string { return m.Name }).Cut(24),
+		columns.Plain("SLOWED", func(m api.HistoryMoment) string { return tenths(m.Slowed) }),
+		columns.Plain("WORST", func(m api.HistoryMoment) string { return tenths(m.Worst) }),
+		columns.Text("MOSTLY BY", func(m api.HistoryMoment) string { return blameText(m.By) }).Cut(40),
+	)
 }
 
 // reportPage is the report as one page that needs nothing else.

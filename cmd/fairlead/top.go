@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/view"
 	"github.com/fairlead-project/fairlead/view/tui"
@@ -157,31 +158,21 @@ func topOverview(ctx context.Context, s view.Source, at time.Time, interval time
 
 // topTable prints an overview.
 func topTable(w io.Writer, o api.Overview, order view.Order) {
-	var columns []column
-	list := view.Columns()
-	for _, c := range list {
-		columns = append(columns, column{c.Head, 0})
+	var table []columns.Column[view.Row]
+	for _, c := range view.Columns() {
+		of := columns.Number(c.Head, c.Cell)
+		if c.Text {
+			of = columns.Plain(c.Head, c.Cell)
+		}
 		switch c.Key {
 		case view.ByName, view.ByWhom:
-			columns[len(columns)-1].max = 24
+			of = of.Cut(24)
 		case "force":
-			columns[len(columns)-1].max = 40
+			of = of.Cut(40)
 		}
+		table = append(table, of)
 	}
-	var rows [][]string
-	for _, r := range view.Rows(o, order) {
-		var row []string
-		for _, c := range list {
-			row = append(row, c.Cell(r))
-		}
-		rows = append(rows, row)
-	}
-	for i, c := range list {
-		if !c.Text {
-			right(columns, rows, i, i)
-		}
-	}
-	table(w, columns, rows)
+	columns.Print(w, view.Rows(o, order), table...)
 }
 
 // topScreen shows the view on the terminal.

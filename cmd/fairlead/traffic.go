@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/view"
@@ -103,13 +104,13 @@ func trafficTable(w io.Writer, t api.Traffic, one bool) {
 		}
 		link := "rate not known"
 		if c.Link > 0 {
-			link = bits(float64(c.Link))
+			link = view.Bits(float64(c.Link))
 		}
 		fmt.Fprintf(w, "%s, %s, %s", cli.Show(c.Uplink), way, link)
 		if t.Since.IsZero() {
 			fmt.Fprintln(w)
 		} else {
-			fmt.Fprintf(w, "; over %s\n", span(t.Taken.Sub(t.Since)))
+			fmt.Fprintf(w, "; over %s\n", columns.Span(t.Taken.Sub(t.Since)))
 		}
 		trafficClasses(w, rest[:n], t)
 		rest = rest[n:]
@@ -117,43 +118,69 @@ func trafficTable(w io.Writer, t api.Traffic, one bool) {
 	if m := t.Measured; m != nil && m.Error != "" {
 		fmt.Fprintf(w, "\nDelays: %s\n", cli.Show(m.Error))
 	} else if m != nil && m.Missed > 0 {
-		fmt.Fprintf(w, "\nDelays: %s packets were not measured, because too many waited\n", scale(float64(m.Missed)))
+		fmt.Fprintf(w, "\nDelays: %s packets were not measured, because too many waited\n", view.Scale(float64(m.Missed)))
 	}
 }
 
 // trafficClasses prints some classes of t.
 func trafficClasses(w io.Writer, classes []api.TrafficClass, t api.Traffic) {
-	total := t.Since.IsZero()
 	// Without a measurement there are delays only if the agent always measures them.
 	measured := t.Measured != nil && t.Measured.Error == "" ||
 		t.Measured == nil && slices.ContainsFunc(classes, func(c api.TrafficClass) bool { return c.Delay != nil })
-	columns := []column{{"CONTAINER", 24}, {"ASKED", 0}, {"GUARANTEED", 0}, {"SENT", 0}, {"BORROWED", 0}, {"WAITING", 0}, {"DROPS", 0}, {"AT CEIL", 0}}
-	if measured {
-		columns = append(columns, column{"P50", 0}, column{"P99", 0}, column{"P99.9", 0})
-	} else {
-		columns = append(columns, column{"DRAIN", 0})
+	quantile := func(head string, none func(api.TrafficClass) string, of func(*api.TrafficDelay) float64) columns.Column[api.TrafficClass] {
+		return columns.Number(head, func(c api.TrafficClass) string {
+			if c.Delay == nil || c.Delay.Packets == 0 {
+				return none(c)
+			}
+			return view.Brief(of(c.Delay))
+		}).When(measured)
 	}
-	var rows [][]string
-	for _, c := range classes {
-		name := called(c)
-		sent, borrowed := bits(c.Achieved), "-"
-		if total {
-			sent = scale(float64(c.Bytes)) + "B"
+	stuck := func(c api.TrafficClass) string { // no packet left the queue meanwhile
+		if c.Delay == nil || c.BacklogPackets == 0 || t.Measured == nil {
+			return ""
 		}
-		if c.Packets > 0 {
-			borrowed = fmt.Sprintf("%.0f %%", 100*float64(c.Borrowed)/float64(c.Packets))
-		}
-		guaranteed, waiting := "-", "-"
-		if c.Guaranteed > 0 || c.Link > 0 {
-			guaranteed = bits(float64(c.Guaranteed))
-		}
-		if c.BacklogBytes > 0 {
-			waiting = scale(float64(c.BacklogBytes)) + "B"
-		}
-		rows = append(rows, append([]string{name, askedFor(c.Asked), guaranteed, sent, borrowed, waiting, scale(float64(c.Drops)), scale(float64(c.Overlimits))}, waits(c, t.Measured, measured)...))
+		return ">" + view.Brief(t.Measured.Seconds)
 	}
-	right(columns, rows, 2, len(columns)-1)
-	table(w, columns, rows)
+	nothing := func(api.TrafficClass) string { return "" }
+	columns.Print(w, classes,
+		columns.Plain("CONTAINER", called).Cut(24),
+		columns.Plain("ASKED", func(c api.TrafficClass) string { return askedFor(c.Asked) }),
+		columns.Number("GUARANTEED", func(c api.TrafficClass) string {
+			if c.Guaranteed == 0 && c.Link == 0 {
+				return ""
+			}
+			return view.Bits(float64(c.Guaranteed))
+		}),
+		columns.Number("SENT", func(c api.TrafficClass) string {
+			if t.Since.IsZero() {
+				return view.Scale(float64(c.Bytes)) + "B"
+			}
+			return view.Bits(c.Achieved)
+		}),
+		columns.Number("BORROWED", func(c api.TrafficClass) string {
+			if c.Packets == 0 {
+				return ""
+			}
+			return percent(float64(c.Borrowed) / float64(c.Packets))
+		}),
+		columns.Number("WAITING", func(c api.TrafficClass) string {
+			if c.BacklogBytes == 0 {
+				return ""
+			}
+			return view.Scale(float64(c.BacklogBytes)) + "B"
+		}),
+		columns.Number("DROPS", func(c api.TrafficClass) string { return view.Scale(float64(c.Drops)) }),
+		columns.Number("AT CEIL", func(c api.TrafficClass) string { return view.Scale(float64(c.Overlimits)) }),
+		quantile("P50", stuck, func(d *api.TrafficDelay) float64 { return d.P50 }),
+		quantile("P99", nothing, func(d *api.TrafficDelay) float64 { return d.P99 }),
+		quantile("P99.9", nothing, func(d *api.TrafficDelay) float64 { return d.P999 }),
+		columns.Number("DRAIN", func(c api.TrafficClass) string {
+			if c.Drain == 0 {
+				return ""
+			}
+			return view.Brief(c.Drain)
+		}).When(!measured),
+	)
 	if note := splitNote(classes); note != "" {
 		fmt.Fprintln(w, note)
 	}
@@ -193,29 +220,11 @@ func called(c api.TrafficClass) string {
 	if c.Container == 0 {
 		return "(others)"
 	}
-	name := cli.ShowText(c.Name)
-	switch {
-	case name == "":
-		return "id " + c.Container.String()
-	case strings.HasPrefix(name, "("):
+	name := columns.Name(c.Container, c.Name)
+	if strings.HasPrefix(name, "(") {
 		return fmt.Sprintf("%q", name) // only our own names are in brackets
 	}
 	return name
-}
-
-// waits returns the last cells of a class: its delays, or its drain time.
-func waits(c api.TrafficClass, m *api.TrafficMeasured, measured bool) []string {
-	switch {
-	case !measured && c.Drain > 0:
-		return []string{brief(c.Drain)}
-	case !measured:
-		return []string{"-"}
-	case c.Delay != nil && c.Delay.Packets > 0:
-		return []string{brief(c.Delay.P50), brief(c.Delay.P99), brief(c.Delay.P999)}
-	case c.Delay != nil && c.BacklogPackets > 0 && m != nil: // no packet left the queue meanwhile
-		return []string{">" + brief(m.Seconds), "-", "-"}
-	}
-	return []string{"-", "-", "-"}
 }
 
 // askedFor formats the policy of a class briefly.
@@ -237,7 +246,7 @@ func askedFor(a *api.TrafficAsked) string {
 		parts = append(parts, fmt.Sprintf("p%d", *a.Priority))
 	}
 	if a.Latency > 0 {
-		parts = append(parts, brief(a.Latency))
+		parts = append(parts, view.Brief(a.Latency))
 	}
 	if a.Split {
 		parts = append(parts, "split")
@@ -247,9 +256,3 @@ func askedFor(a *api.TrafficAsked) string {
 	}
 	return strings.Join(parts, " ")
 }
-
-func bits(v float64) string { return view.Bits(v) }
-
-func scale(v float64) string { return view.Scale(v) }
-
-func brief(sec float64) string { return view.Brief(sec) }
