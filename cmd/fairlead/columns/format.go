@@ -42,3 +42,8 @@ func Span(d time.Duration) string {
 func Name(id api.ID, name string) string {
 	return cmp.Or(cli.ShowText(name), "id "+id.String())
 }
+
+// Whom describes a container that a verb has changed.
+func Whom(name, source string, id api.ID) string {
+	return fmt.Sprintf("%s (%s, id %s)", cli.Show(name), cli.Show(source), id)
+}
