@@ -117,12 +117,7 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 		columns.Text("STATE", func(r api.BlockIORow) string { return r.State }),
 		columns.Text("CULPRIT", func(r api.BlockIORow) string { return r.By }).Cut(24),
 		columns.Text("ACTION", func(r api.BlockIORow) string { return r.Action }),
-		columns.Text("AGE", func(r api.BlockIORow) string {
-			if r.Since.IsZero() {
-				return ""
-			}
-			return columns.Ago(r.Since, now)
-		}),
+		columns.Text("AGE", func(r api.BlockIORow) string { return columns.If(!r.Since.IsZero(), columns.Ago(r.Since, now)) }),
 	)
 	admissions(w, b.Reservations)
 	for _, r := range b.Rows {
@@ -148,12 +143,7 @@ func admissions(w io.Writer, list []api.Reservation) {
 	}
 }
 
-func quantile(sec float64) string {
-	if sec == 0 {
-		return ""
-	}
-	return view.Brief(sec)
-}
+func quantile(sec float64) string { return columns.If(sec != 0, view.Brief(sec)) }
 
 // figuresText formats figures briefly; "": there are none.
 func figuresText(f api.BlockIOFigures) string {

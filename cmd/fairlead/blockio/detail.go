@@ -72,11 +72,6 @@ func blockioDetail(w io.Writer, b api.BlockIO) {
 	}
 }
 
-func two(n float64) string {
-	if n == 0 {
-		return ""
-	}
-	return strconv.FormatFloat(n, 'f', 2, 64)
-}
+func two(n float64) string { return columns.If(n != 0, strconv.FormatFloat(n, 'f', 2, 64)) }
 
 func percent(part float64) string { return fmt.Sprintf("%.0f %%", 100*part) }

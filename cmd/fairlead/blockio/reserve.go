@@ -64,10 +64,7 @@ func reservationTable(w io.Writer, list []api.Reservation) {
 		columns.Text("DEVICE", func(r api.Reservation) string { return r.Device }),
 		columns.Text("RESERVED", func(r api.Reservation) string { return figuresText(r.Reserved) }),
 		columns.Text("OF THE DISK", func(r api.Reservation) string {
-			if r.Share == 0 {
-				return "" // of a disk without measured figures
-			}
-			return fmt.Sprintf("%.1f %%", 100*r.Share)
+			return columns.If(r.Share > 0, fmt.Sprintf("%.1f %%", 100*r.Share)) // not of a disk without measured figures
 		}),
 		columns.Text("ADMISSION", func(r api.Reservation) string { return r.Admission }),
 		columns.Text("STATE", func(r api.Reservation) string { return r.State }),

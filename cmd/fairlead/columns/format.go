@@ -47,3 +47,11 @@ func Name(id api.ID, name string) string {
 func Whom(name, source string, id api.ID) string {
 	return fmt.Sprintf("%s (%s, id %s)", cli.Show(name), cli.Show(source), id)
 }
+
+// If is a cell that has its text only under a condition.
+func If(is bool, text string) string {
+	if is {
+		return text
+	}
+	return ""
+}

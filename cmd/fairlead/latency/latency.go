@@ -139,12 +139,7 @@ func (v latencyView) table(w io.Writer) {
 		})
 	}
 	quantile := func(head string, of func(row) float64) columns.Column[row] {
-		return columns.Number(head, func(r row) string {
-			if r.Stage == none {
-				return ""
-			}
-			return fine(of(r))
-		})
+		return columns.Number(head, func(r row) string { return columns.If(r.Stage != none, fine(of(r))) })
 	}
 	columns.Print(cli.Wide(w, v.wide), rows,
 		columns.Plain("CONTAINER", func(r row) string { return columns.Name(r.of.Container, r.of.Name) }).Rest(columns.Line),

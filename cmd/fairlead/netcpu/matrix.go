@@ -45,10 +45,8 @@ func (v netcpuView) matrix(w io.Writer) {
 	table := []columns.Column[string]{columns.Plain("VICTIM \\ CULPRIT", func(name string) string { return name }).Cut(28)}
 	for _, id := range shown {
 		table = append(table, columns.Number(cli.Cut(v.names[id], v.most()), func(name string) string {
-			if x, ok := cells[name][id]; ok {
-				return v.amount(x)
-			}
-			return ""
+			x, ok := cells[name][id]
+			return columns.If(ok, v.amount(x))
 		}))
 	}
 	of := func(name string, list []api.ID) (all float64) {
@@ -60,10 +58,8 @@ func (v netcpuView) matrix(w io.Writer) {
 	rest := culprits[len(shown):]
 	table = append(table,
 		columns.Number(fmt.Sprintf("%d OTHERS", len(rest)), func(name string) string {
-			if others := of(name, rest); v.visible(others) {
-				return v.amount(others)
-			}
-			return ""
+			others := of(name, rest)
+			return columns.If(v.visible(others), v.amount(others))
 		}).When(len(rest) > 0),
 		columns.Number("ALL", func(name string) string { return v.amount(of(name, culprits)) }))
 	fmt.Fprintln(w, v.unit())

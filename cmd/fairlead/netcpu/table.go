@@ -91,10 +91,7 @@ func (v netcpuView) line(w io.Writer) io.Writer { return cli.Wide(w, v.flags.wid
 func (v netcpuView) name(a api.NetCPUAccount) string { return v.names[a.Container] }
 
 func (v netcpuView) tasks(a api.NetCPUAccount) string {
-	if a.Tasks == 0 {
-		return ""
-	}
-	return v.amount(a.Tasks)
+	return columns.If(a.Tasks != 0, v.amount(a.Tasks))
 }
 
 // packets is the head of a column of rate.
@@ -145,21 +142,17 @@ func (v netcpuView) summary(w io.Writer) {
 		return
 	}
 	fmt.Fprintln(w, v.unit())
-	own := func(a api.NetCPUAccount, text string) string { // the system also uses time for other work than packets
-		if a.Container == 0 {
-			return ""
-		}
-		return text
-	}
 	columns.Print(v.line(w), busy,
 		columns.Plain("CONTAINER", v.name).Cut(20),
 		columns.Number("TASKS", v.tasks),
 		columns.Number("RECV", func(a api.NetCPUAccount) string { return v.amount(a.Receive) }),
 		columns.Number("SEND", func(a api.NetCPUAccount) string { return v.amount(a.Send) }),
-		columns.Number("STOLEN", func(a api.NetCPUAccount) string { return own(a, v.amount(a.Stolen)) }),
+		columns.Number("STOLEN", func(a api.NetCPUAccount) string { return columns.If(a.Container != 0, v.amount(a.Stolen)) }),
 		columns.Number("TOOK", func(a api.NetCPUAccount) string { return v.amount(a.Taken) }),
 		columns.Number(v.packets(), func(a api.NetCPUAccount) string { return v.rate(a.Packets()) }),
-		columns.Number("NS/PKT", func(a api.NetCPUAccount) string { return own(a, each(a.Network()*1e9, a.Packets())) }),
+		columns.Number("NS/PKT", func(a api.NetCPUAccount) string { // the system also uses time for other work than packets
+			return columns.If(a.Container != 0, each(a.Network()*1e9, a.Packets()))
+		}),
 		columns.Plain("HELD BACK BY", v.heldBack).Rest(screen),
 	)
 	fmt.Fprintln(w)
@@ -333,8 +326,5 @@ func (v netcpuView) rate(packets uint64) string {
 }
 
 func each(sum float64, packets uint64) string {
-	if packets == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%.0f", sum/float64(packets))
+	return columns.If(packets > 0, fmt.Sprintf("%.0f", sum/float64(packets)))
 }

@@ -159,12 +159,7 @@ func overlayNetworks(w io.Writer, o api.Overlay) {
 
 func overlayOff(n api.OverlayNetwork) bool { return n.State == api.OverlayOff }
 
-func number(n uint64) string {
-	if n == 0 {
-		return ""
-	}
-	return strconv.FormatUint(n, 10)
-}
+func number(n uint64) string { return columns.If(n > 0, strconv.FormatUint(n, 10)) }
 
 // overlayCounters prints what the fast path of a network does.
 func overlayCounters(w io.Writer, n api.OverlayNetwork, o api.Overlay) {
@@ -179,12 +174,7 @@ func overlayCounters(w io.Writer, n api.OverlayNetwork, o api.Overlay) {
 		columns.Number("SLOW", func(d overlayDirection) string { return view.Scale(float64(d.Slow)) }),
 		columns.Number("HIT RATE", func(d overlayDirection) string { return hitRate(d.OverlayPackets) }),
 		columns.Number("BYTES FAST", func(d overlayDirection) string { return view.Scale(float64(d.FastBytes)) + "B" }),
-		columns.Number("SAVED", func(d overlayDirection) string {
-			if d.Saved <= 0 {
-				return ""
-			}
-			return fmt.Sprintf("%.0fns", d.Saved)
-		}),
+		columns.Number("SAVED", func(d overlayDirection) string { return columns.If(d.Saved > 0, fmt.Sprintf("%.0fns", d.Saved)) }),
 	)
 	overlayReasons(w, n)
 
@@ -253,10 +243,7 @@ func overlayReasons(w io.Writer, n api.OverlayNetwork) {
 
 func hitRate(p api.OverlayPackets) string {
 	rate, ok := p.HitRate()
-	if !ok {
-		return ""
-	}
-	return fmt.Sprintf("%.1f %%", 100*rate)
+	return columns.If(ok, fmt.Sprintf("%.1f %%", 100*rate))
 }
 
 // overlayWay is the way of packets in one direction of a container's end.

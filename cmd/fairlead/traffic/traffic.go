@@ -152,10 +152,7 @@ func trafficClasses(w io.Writer, classes []api.TrafficClass, t api.Traffic) {
 		columns.Plain("CONTAINER", called).Cut(24),
 		columns.Plain("ASKED", func(c api.TrafficClass) string { return askedFor(c.Asked) }),
 		columns.Number("GUARANTEED", func(c api.TrafficClass) string {
-			if c.Guaranteed == 0 && c.Link == 0 {
-				return ""
-			}
-			return view.Bits(float64(c.Guaranteed))
+			return columns.If(c.Guaranteed > 0 || c.Link > 0, view.Bits(float64(c.Guaranteed)))
 		}),
 		columns.Number("SENT", func(c api.TrafficClass) string {
 			if t.Since.IsZero() {
@@ -164,28 +161,17 @@ func trafficClasses(w io.Writer, classes []api.TrafficClass, t api.Traffic) {
 			return view.Bits(c.Achieved)
 		}),
 		columns.Number("BORROWED", func(c api.TrafficClass) string {
-			if c.Packets == 0 {
-				return ""
-			}
-			return fmt.Sprintf("%.0f %%", 100*float64(c.Borrowed)/float64(c.Packets))
+			return columns.If(c.Packets > 0, fmt.Sprintf("%.0f %%", 100*float64(c.Borrowed)/float64(c.Packets)))
 		}),
 		columns.Number("WAITING", func(c api.TrafficClass) string {
-			if c.BacklogBytes == 0 {
-				return ""
-			}
-			return view.Scale(float64(c.BacklogBytes)) + "B"
+			return columns.If(c.BacklogBytes > 0, view.Scale(float64(c.BacklogBytes))+"B")
 		}),
 		columns.Number("DROPS", func(c api.TrafficClass) string { return view.Scale(float64(c.Drops)) }),
 		columns.Number("AT CEIL", func(c api.TrafficClass) string { return view.Scale(float64(c.Overlimits)) }),
 		quantile("P50", stuck, func(d *api.TrafficDelay) float64 { return d.P50 }),
 		quantile("P99", nothing, func(d *api.TrafficDelay) float64 { return d.P99 }),
 		quantile("P99.9", nothing, func(d *api.TrafficDelay) float64 { return d.P999 }),
-		columns.Number("DRAIN", func(c api.TrafficClass) string {
-			if c.Drain == 0 {
-				return ""
-			}
-			return view.Brief(c.Drain)
-		}).When(!measured),
+		columns.Number("DRAIN", func(c api.TrafficClass) string { return columns.If(c.Drain > 0, view.Brief(c.Drain)) }).When(!measured),
 	)
 	if note := splitNote(classes); note != "" {
 		fmt.Fprintln(w, note)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // maxDevice is the longest name of a device (IFNAMSIZ, without the final NUL).
@@ -43,3 +45,19 @@ func (d *Devices) String() string { return strings.Join(*d, ",") }
 
 // Type implements pflag.Value.
 func (d *Devices) Type() string { return "device" }
+
+// sizeFlag is a flag whose value is a number of bytes, in the units of policy.
+type sizeFlag int64
+
+func (s *sizeFlag) Set(text string) error {
+	n, err := policy.ParseSize(text)
+	if err != nil {
+		return err
+	}
+	*s = sizeFlag(min(n, 1<<50))
+	return nil
+}
+
+func (s *sizeFlag) String() string { return policy.FormatSize(uint64(*s)) }
+
+func (s *sizeFlag) Type() string { return "size" }
