@@ -3,7 +3,6 @@ package netcpu
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"log/slog"
 	"net/http"
 	"path/filepath"
@@ -14,7 +13,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/agent/serve"
@@ -294,37 +292,6 @@ func TestNetCPUAfterARestart(t *testing.T) {
 	_, out, errs := metered(t, &meterStub{readings: two})
 	if errs != "" || !strings.HasPrefix(out, "Percent of one CPU, over 12.0 s\n") {
 		t.Error(out, errs)
-	}
-}
-
-func TestNetCPUFormats(t *testing.T) {
-	two := flooded()
-	want, err := json.Marshal(two[1].After(two[0]))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var expected any
-	if err := json.Unmarshal(want, &expected); err != nil {
-		t.Fatal(err)
-	}
-	for _, format := range []string{"json", "yaml"} {
-		status, out, errs := metered(t, &meterStub{readings: flooded()}, "-o", format)
-		if status != cli.Done || errs != "" {
-			t.Fatal(status, errs)
-		}
-		if strings.ContainsFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
-			t.Errorf("%s: control characters in %q", format, out)
-		}
-		var got any
-		if format == "json" {
-			err = json.Unmarshal([]byte(out), &got)
-		} else if err = yaml.Unmarshal([]byte(out), &got); err == nil {
-			data, _ := json.Marshal(got)
-			err = json.Unmarshal(data, &got)
-		}
-		if diff := cmp.Diff(expected, got); err != nil || diff != "" {
-			t.Errorf("%s: %v (-want +got):\n%s", format, err, diff)
-		}
 	}
 }
 
