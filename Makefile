@@ -28,7 +28,7 @@ PURE_TESTS = $(patsubst pure:%,%,$(filter pure:%,$(TESTED)))
 HOST_TESTS = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED))))
 # What has goroutines of its own is worth the race detector, though its tests
 # change the host.
-RACED = $(filter %/agent %/agent/serve %/api %/discover %/cmd/fairlead,$(filter host:%,$(TESTED)))
+RACED = $(filter %/agent %/agent/serve %/api %/discover %/cmd/fairlead/node %/cmd/fairlead/views,$(filter host:%,$(TESTED)))
 RACE_TESTS = $(patsubst host:%,%,$(RACED))
 TURNS = -p 2 -exec 'flock -o /run/fairlead-turns.lock'
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/policy"
@@ -25,8 +26,8 @@ func TestExamplesPolicy(t *testing.T) {
 		t.Fatalf("no files in %s: %v", dir, err)
 	}
 	for _, file := range append(files, dir) {
-		if ok, err := checkPolicy(cli.Env{Stdout: t.Output(), Stderr: t.Output()}, file); err != nil || !ok {
-			t.Errorf("%s is not good: %v", file, err)
+		if status := run(t.Context(), cli.Env{Stdout: t.Output(), Stderr: t.Output(), Getenv: os.Getenv, Args: []string{"policy", "check", file}}); status != cli.Done {
+			t.Errorf("%s is not good", file)
 		}
 	}
 }
@@ -90,7 +91,7 @@ func TestExamplesDropIn(t *testing.T) {
 	if !ok {
 		t.Fatalf("%q does not start the agent", commands[1])
 	}
-	_, flags := newAgentFlags(cli.Env{Getenv: func(string) string { return "" }})
+	_, flags := verb.NewAgentFlags(env(cli.Env{Getenv: os.Getenv}))
 	if err := flags.Parse(strings.Fields(args)); err != nil {
 		t.Fatal(err)
 	}

@@ -1,26 +1,30 @@
 package main
 
 import (
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-project/fairlead/agent"
-	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/blockio"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/latency"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/netcpu"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/overlay"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/traffic"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 )
 
-// featureParts are the parts of the program for one feature, in files of their own.
-type featureParts struct {
-	verb  func(cli.Env) *cobra.Command               // shows the report of the feature; nil: none
+// feature is what the program has for one feature.
+type feature struct {
+	verbs []verb.Verb
 	flags func(*pflag.FlagSet, *agent.FeatureConfig) // adds flags to the agent; nil: none
 }
 
-// features lists the parts of each feature. A new feature adds a line here.
-func features() []featureParts {
-	return []featureParts{
-		{netcpuVerb, netcpuAgentFlags},
-		{trafficVerb, trafficAgentFlags},
-		{latencyVerb, nil},
-		{blockioVerb, blockioAgentFlags},
-		{overlayVerb, nil},
+// features lists the features. A new one adds a line here.
+func features() []feature {
+	return []feature{
+		{netcpu.Verbs(), netcpu.Flags},
+		{traffic.Verbs(), traffic.Flags},
+		{latency.Verbs(), nil},
+		{blockio.Verbs(), blockio.Flags},
+		{overlay.Verbs(), nil},
 	}
 }

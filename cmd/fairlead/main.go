@@ -1,47 +1,47 @@
-// Command fairlead is the node agent, and the verbs that query an agent or work on the host. Each
-// verb has a file of its own. They share the tables of table.go, and with fairlead-lab the package
-// cli. Experiments and load generators are in fairlead-lab.
+// Command fairlead is the node agent, and the verbs that query an agent or work on the host. The
+// verbs are in the packages below, which share package verb and print tables by package columns.
+// Experiments and load generators are in fairlead-lab.
 package main
 
 import (
 	"context"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/containers"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/node"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/views"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // version is the version of a plain go build; the Makefile has the linker set it.
 var version = api.Release + "-dev"
 
-// verbs lists the verbs in the order of the help. A new verb adds a line here and a file. The verbs
-// of features are in features.go.
-func verbs() []func(cli.Env) *cobra.Command {
-	list := []func(cli.Env) *cobra.Command{
-		agentVerb,
-		topVerb,
-		psVerb,
-		explainVerb,
-		setVerb,
-		reserveVerb,
-		doctorVerb,
-		healthVerb,
-		recordVerb,
-		reportVerb,
-		restoreVerb,
-		webVerb,
-		policyVerb,
-		keysVerb,
-		versionVerb,
-	}
+// verbs returns the verbs of the program. Those of features are in features.go.
+func verbs() (list []func(cli.Env) *cobra.Command) {
+	all := slices.Concat(node.Verbs(), containers.Verbs(), views.Verbs(), []verb.Verb{versionVerb})
 	for _, f := range features() {
-		if f.verb != nil {
-			list = append(list, f.verb)
-		}
+		all = append(all, f.verbs...)
+	}
+	for _, v := range all {
+		list = append(list, func(e cli.Env) *cobra.Command { return v(env(e)) })
 	}
 	return list
+}
+
+// env adds to an environment what verbs know of this program.
+func env(e cli.Env) verb.Env {
+	out := verb.Env{Env: e, Version: version}
+	for _, f := range features() {
+		if f.flags != nil {
+			out.Flags = append(out.Flags, f.flags)
+		}
+	}
+	return out
 }
 
 // run runs the verb in e.Args and returns the exit status.

@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 )
 
 var update = flag.Bool("update", false, "write what the commands of docs/questions print into the pages")
@@ -59,7 +60,7 @@ func TestQuestions(t *testing.T) {
 			if *update {
 				err = os.WriteFile(name, is, 0o644)
 			} else if !bytes.Equal(is, page) {
-				compare(t, string(page), string(is))
+				verbtest.Compare(t, string(page), string(is))
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -82,7 +83,7 @@ func answer(t *testing.T, command string) string {
 		args = append(args, "--interval", "100ms")
 	}
 	if verb.Flags().Lookup("socket") != nil {
-		status, out, errs := against(t, inventedHost(), args...)
+		status, out, errs := verbtest.Against(t, run, inventedHost(), args...)
 		if status != cli.Done {
 			t.Fatalf("%s: status %d: %s", command, status, errs)
 		}
@@ -98,7 +99,7 @@ func answer(t *testing.T, command string) string {
 
 // invented is an agent with fixed values. A verb that compares two readings gets both in turn.
 type invented struct {
-	stub
+	verbtest.Stub
 	readings map[string][]any // by feature
 }
 
@@ -151,10 +152,10 @@ func inventedHost() serve.Backend {
 		{Container: 6659, Name: "batch", Disk: "vdb", State: "best effort", Achieved: api.BlockIOFigures{WriteIOPS: 12}, DeviceP50: 0.0006, DeviceP99: 0.003, QueueP50: 0.00001, QueueP99: 0.0001},
 	}}
 	return invented{
-		stub{
-			list:    []api.Container{{ID: db, Name: "db", Source: "docker", Image: "postgres:17", Started: now.Add(-time.Hour)}, mirror},
-			explain: api.Explanation{Container: mirror, Changes: []api.Change{change}},
-			status:  api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}, Features: []api.Feature{{Name: "netcpu", Support: api.Verdict{Level: api.LevelFull}}, {Name: "traffic", Support: api.Verdict{Level: api.LevelFull}}}},
+		verbtest.Stub{
+			List:      []api.Container{{ID: db, Name: "db", Source: "docker", Image: "postgres:17", Started: now.Add(-time.Hour)}, mirror},
+			Explained: api.Explanation{Container: mirror, Changes: []api.Change{change}},
+			Reported:  api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}, Features: []api.Feature{{Name: "netcpu", Support: api.Verdict{Level: api.LevelFull}}, {Name: "traffic", Support: api.Verdict{Level: api.LevelFull}}}},
 		},
 		map[string][]any{
 			"netcpu":  {api.NetCPU{Since: netcpu.Since, Taken: first}, netcpu},

@@ -9,17 +9,18 @@ import (
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 )
 
 // setStub is an agent that changes nothing, and reports success.
 type setStub struct {
-	stub
+	verbtest.Stub
 	features []api.FeatureStatus
 	reserved []string // containers with a requested reservation
 }
 
 func (s *setStub) Set(context.Context, string, serve.Peer, api.SetRequest) (api.Container, error) {
-	c := s.list[0]
+	c := s.List[0]
 	c.Features = s.features
 	return c, nil
 }
@@ -46,8 +47,8 @@ func TestWhom(t *testing.T) {
 	for _, args := range [][]string{
 		{"set", "web-1", "net.ceil=1mbit"}, {"restore", "web-1"}, {"reserve", "web-1", "/dev/vdb", "riops=5"}, {"reserve", "--end", "4711-254-16"},
 	} {
-		s := &setStub{stub: example()}
-		status, out, errs := against(t, s, args...)
+		s := &setStub{Stub: verbtest.Example()}
+		status, out, errs := verbtest.Against(t, run, s, args...)
 		if status != cli.Done || errs != "" || !strings.Contains(out, "web-1") || !strings.Contains(out, "4711") {
 			t.Errorf("%v: %d\n%s%s", args, status, out, errs)
 		}

@@ -7,10 +7,11 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-func versionVerb(e cli.Env) *cobra.Command {
+func versionVerb(e verb.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Show the version of this program; needs no agent",
@@ -18,7 +19,7 @@ func versionVerb(e cli.Env) *cobra.Command {
 	}
 	out := cli.FormatFlag(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		return cli.Answer(e, out, agent.VersionOf(version), nil, func(w io.Writer, v api.Version) { cli.VersionText(w, "fairlead", v) })
+		return cli.Answer(e.Env, out, agent.VersionOf(e.Version), nil, func(w io.Writer, v api.Version) { cli.VersionText(w, "fairlead", v) })
 	}
 	return cmd
 }

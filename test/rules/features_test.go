@@ -45,11 +45,12 @@ func places(contributing string) (list []string, rows int) {
 // in a slash is a folder with everything below it.
 func isPlace(list, names []string, file string) bool {
 	for _, p := range list {
-		if strings.HasSuffix(p, "/") && strings.HasPrefix(file, p) {
-			return true
-		}
 		for _, name := range names {
-			if ok, err := path.Match(strings.ReplaceAll(p, "NAME", name), file); ok || err != nil {
+			p := strings.ReplaceAll(p, "NAME", name)
+			if strings.HasSuffix(p, "/") && strings.HasPrefix(file, p) {
+				return true
+			}
+			if ok, err := path.Match(p, file); ok || err != nil {
 				return true
 			}
 		}
@@ -81,7 +82,7 @@ func naming(fset *token.FileSet, files []goFile, names, list []string) (problems
 		}
 	}
 	word := regexp.MustCompile(`(?i)^(fairlead[._]|/v1/(containers/\{ref\}/)?)?(` + strings.Join(names, "|") + `)([._/-]\S*)?$`)
-	imported := regexp.MustCompile(`/feature/(` + strings.Join(names, "|") + `)(/|$)`)
+	imported := regexp.MustCompile(`/(?:feature|cmd/fairlead)/(` + strings.Join(names, "|") + `)(/|$)`)
 	for _, f := range files {
 		if isPlace(list, names, f.path) {
 			continue
@@ -155,7 +156,7 @@ func TestFeatureIsAFolder(t *testing.T) {
 			}
 			continue
 		}
-		if in(p.name(), "test", "internal") {
+		if in(p.name(), "test", "internal", "cmd/internal/verbtest") {
 			continue
 		}
 		for _, name := range p.GoFiles {
@@ -176,9 +177,9 @@ func TestFeatureIsAFolder(t *testing.T) {
 
 func TestNaming(t *testing.T) {
 	const doc = "## Who\n\n| 1 | `elsewhere/` | no |\n\n## Adding a feature\n\n| | place | what |\n| --- | --- | --- |\n" +
-		"| 1 | `agent/features.go` | a |\n| 2 | `api/NAME.go`, `api/routes.go` | `b` |\n| 3 | `cmd/NAME*.go` | c |\n| | `lab/` | d |\n\n## Next\n\n| 1 | `metrics/` | no |\n"
+		"| 1 | `agent/features.go` | a |\n| 2 | `api/NAME.go`, `api/routes.go` | `b` |\n| 3 | `cmd/NAME/`, `cmd/verbs.go` | c |\n| | `lab/` | d |\n\n## Next\n\n| 1 | `metrics/` | no |\n"
 	list, rows := places(doc)
-	if want := []string{"agent/features.go", "api/NAME.go", "api/routes.go", "cmd/NAME*.go", "lab/"}; rows != 3 || !slices.Equal(list, want) {
+	if want := []string{"agent/features.go", "api/NAME.go", "api/routes.go", "cmd/NAME/", "cmd/verbs.go", "lab/"}; rows != 3 || !slices.Equal(list, want) {
 		t.Fatalf("places %q in %d rows, want %q in 3", list, rows, want)
 	}
 	const own = "package api\ntype Disk struct{}\nconst Free = 1\nfunc (c *Client) Disk() {}\nfunc diskRoutes() {}\n"
@@ -200,8 +201,11 @@ func TestNaming(t *testing.T) {
 		{"api/types.go", "type s struct { D *Disk }", "api/types.go:2"},
 		{"api/route.go", "var r = diskRoutes", "api/route.go:2"},
 		{"api/route.go", "var r = Free", ""},
-		{"cmd/disktable.go", "const k = \"fairlead.disk\"", ""},
-		{"cmd/tape.go", "const k = \"fairlead.disk\"", ""}, // another feature's own
+		{"cmd/disk/table.go", "const k = \"fairlead.disk\"", ""},
+		{"cmd/tape/tape.go", "const k = \"fairlead.disk\"", ""}, // another feature's own
+		{"cmd/disktable.go", "const k = \"fairlead.disk\"", "cmd/disktable.go:2"},
+		{"cmd/verbs.go", "import _ \"example.com/cmd/fairlead/disk\"", ""},
+		{"cmd/ps.go", "import _ \"example.com/cmd/fairlead/disk\"", "cmd/ps.go:2"},
 		{"lab/load/disk.go", "const k = \"disk\"", ""},
 		{"metrics/rules.go", "const k = \"disk\"", "metrics/rules.go:2"},
 	} {

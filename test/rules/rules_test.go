@@ -67,12 +67,12 @@ func brokenImport(from, to string, test bool) string {
 	if feature(from) && feature(to) && top(from) != top(to) {
 		return "features never import one another"
 	}
-	if test || in(from, "test", "internal/testkit") {
+	if test || in(from, "test", "internal/testkit", "cmd/internal/verbtest") {
 		return ""
 	}
 	own := in(to, "agent", "api", "cmd", "container", "discover", "feature", "hist", "hook", "internal", "kernel", "lab", "metrics", "policy", "record", "tenant", "test", "view")
 	switch {
-	case in(to, "internal/testkit", "test"):
+	case in(to, "internal/testkit", "cmd/internal/verbtest", "test"):
 		return "only tests import what is for tests"
 	case from == "container" && own:
 		return "container imports nothing of ours"
@@ -102,6 +102,8 @@ func brokenImport(from, to string, test bool) string {
 		return "tenant/identity imports container and kernel/... only"
 	case from == "hook" && own && !in(to, "container", "kernel"):
 		return "hook imports container and kernel/... only"
+	case in(to, "cmd/fairlead") && !in(from, "cmd/fairlead"):
+		return "only the program has its verbs"
 	case in(to, "lab") && !in(from, "lab", "cmd/fairlead-lab"):
 		return "only lab/..., cmd/fairlead-lab and tests import lab/..."
 	case feature(to) && !feature(from) && from != "agent":

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"unicode"
@@ -78,7 +79,21 @@ func Across(w io.Writer, otherwise int) int {
 	if p, ok := w.(*page); ok && p.columns > 0 {
 		return p.columns
 	}
+	if _, ok := w.(endless); ok {
+		return math.MaxInt32
+	}
 	return otherwise
+}
+
+// endless is a page whose lines have no end.
+type endless struct{ io.Writer }
+
+// Wide returns w, or, for --wide, w with lines of any width.
+func Wide(w io.Writer, is bool) io.Writer {
+	if is {
+		return endless{w}
+	}
+	return w
 }
 
 // Answer prints the agent's answer, or returns its error.

@@ -1,0 +1,307 @@
+// Package blockio has the verbs io and reserve, and the flags of their feature. It measures a disk for
+// io calibrate; all else is what the agent reports. Main lists its verbs.
+package blockio
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/view"
+)
+
+// Verbs are the verbs of the feature.
+func Verbs() []verb.Verb { return []verb.Verb{blockioVerb, reserveVerb} }
+
+// Flags adds the agent's flags for the feature.
+func Flags(s *pflag.FlagSet, c *agent.FeatureConfig) {
+	s.Var((*namedDisks)(&c.Disks), "kubelet-disk", "a disk of known capacity whose reads and writes kubelet is offered, as NAME=/dev/vdb: pods request fairlead.dev/NAME-riops and -wiops; separate several by commas, or repeat the flag; default: none")
+	s.StringVar(&c.DiskCapacities, "disk-capacities", "/var/lib/fairlead/disk-capacities.json", "file of what disks can do, as io calibrate measured or io capacity gave it; empty: it is forgotten when the agent ends")
+}
+
+func blockioVerb(e verb.Env) *cobra.Command {
+	var over time.Duration
+	var devices, verbose bool
+	cmd := &cobra.Command{
+		Use:        "io [CONTAINER]",
+		SuggestFor: []string{"blockio", "disk", "storage"},
+		Short:      "Show what block I/O containers have reserved and get, and who is in the way",
+		Long: `Show what block I/O containers have reserved and get, and who is in the way: of all
+containers, or of one, over a second, or as --over says.
+
+  RESERVED    reads and writes per second (r, w), or bytes per second (rb, wb)
+  ACHIEVED    the same, as it was
+  QUEUE P99   99 % of the requests waited no longer before they went to the device
+  DEVICE P99  99 % of them took the device no longer
+  CPU P99     99 % of its tasks waited no longer for a CPU
+  STATE       idle, met, asks less, short, throttled, stolen, interference, lost; or best effort
+  CULPRIT     who is in the way
+  ACTION      what is done to a container for the sake of others
+  AGE         of the state, or the action
+
+(host) is what belongs to no container, buffered writes among it that the kernel
+does not attribute.`,
+		Example: `  fairlead io
+  fairlead io db-1 --over 10s
+  fairlead io --devices
+  fairlead io calibrate /dev/vdb --scratch /srv
+  fairlead reserve db-1 /dev/vdb riops=2000 wiops=500`,
+		Args: cli.NArgs(0, 1, "one CONTAINER"),
+	}
+	out := cli.FormatFlag(cmd)
+	cmd.Flags().DurationVar(&over, "over", time.Second, "measure for so long")
+	cmd.Flags().BoolVar(&devices, "devices", false, "show the disks: capacity, what is reserved, scheduler")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "also show context switches, what CPUs were waited for, pressure, and interrupts; of one container, its threads")
+	cmd.AddCommand(blockioEventsVerb(e), blockioCalibrateVerb(e), blockioCapacityVerb(e))
+	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		if over < verb.MinInterval || over > api.MaxOver {
+			return cli.Usagef("--over %v: it is %v to %v", over, verb.MinInterval, api.MaxOver)
+		}
+		ref := ""
+		if len(args) > 0 {
+			if ref = args[0]; ref == "" {
+				return cli.Usagef(`CONTAINER is ""`)
+			}
+		}
+		b, err := c.BlockIO(cmd.Context(), ref, over)
+		return cli.Answer(e.Env, out, b, err, func(w io.Writer, b api.BlockIO) {
+			if devices {
+				blockioDevices(w, b)
+			} else {
+				blockioTable(w, b, time.Now())
+			}
+			if verbose {
+				blockioDetail(w, b)
+			}
+		})
+	})
+}
+
+func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
+	if len(b.Rows) == 0 {
+		fmt.Fprintln(w, "No block I/O, and nothing is reserved.")
+		return
+	}
+	columns.Print(w, b.Rows,
+		columns.Plain("CONTAINER", func(r api.BlockIORow) string {
+			if r.Container == 0 {
+				return "(host)"
+			}
+			return columns.Name(r.Container, r.Name)
+		}).Cut(24),
+		columns.Text("DISK", func(r api.BlockIORow) string { return r.Disk }),
+		columns.Text("RESERVED", func(r api.BlockIORow) string {
+			if r.Reserved == nil {
+				return ""
+			}
+			return figuresText(*r.Reserved)
+		}),
+		columns.Text("ACHIEVED", func(r api.BlockIORow) string { return figuresText(r.Achieved) }),
+		columns.Text("QUEUE P99", func(r api.BlockIORow) string { return quantile(r.QueueP99) }),
+		columns.Text("DEVICE P99", func(r api.BlockIORow) string { return quantile(r.DeviceP99) }),
+		columns.Text("CPU P99", func(r api.BlockIORow) string { return quantile(r.WaitP99) }),
+		columns.Text("STATE", func(r api.BlockIORow) string { return r.State }),
+		columns.Text("CULPRIT", func(r api.BlockIORow) string { return r.By }).Cut(24),
+		columns.Text("ACTION", func(r api.BlockIORow) string { return r.Action }),
+		columns.Text("AGE", func(r api.BlockIORow) string { return columns.If(!r.Since.IsZero(), columns.Ago(r.Since, now)) }),
+	)
+	admissions(w, b.Reservations)
+	for _, r := range b.Rows {
+		if r.Reserved != nil && r.Evidence != "" {
+			fmt.Fprintf(w, "%s: %s\n", cli.Show(r.Name), cli.OneLine(strings.TrimSuffix(r.Evidence+"; "+r.Mend, "; ")))
+		}
+	}
+	if b.Lost > 0 {
+		fmt.Fprintf(w, "A table in the kernel is full: %d requests and waits are in no figure.\n", b.Lost)
+	}
+	for _, r := range b.Realtime {
+		fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU (%s): %d threads, %d ordinary, %d by their own doing %s\n",
+			cli.Show(r.Name), view.Brief(r.Budget), cli.Show(r.Way), r.Promoted, r.Others, r.Own, cli.OneLine(r.Refused))
+	}
+}
+
+// admissions prints the advice on reservations, and the state of their admission.
+func admissions(w io.Writer, list []api.Reservation) {
+	for _, r := range list {
+		if r.Advice != "" {
+			fmt.Fprintf(w, "%s: admission %s: %s\n", cli.Show(r.Name), cli.Show(r.Admission), cli.OneLine(r.Advice))
+		}
+	}
+}
+
+func quantile(sec float64) string { return columns.If(sec != 0, view.Brief(sec)) }
+
+// figuresText formats figures briefly; "": there are none.
+func figuresText(f api.BlockIOFigures) string {
+	var parts []string
+	for _, x := range []struct {
+		n    uint64
+		unit string
+	}{{f.ReadIOPS, "r"}, {f.WriteIOPS, "w"}, {f.ReadBytes, "rb"}, {f.WriteBytes, "wb"}} {
+		if x.n > 0 {
+			parts = append(parts, view.Scale(float64(x.n))+x.unit)
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+func blockioDevices(w io.Writer, b api.BlockIO) {
+	if len(b.Devices) == 0 {
+		fmt.Fprintln(w, "No disk has I/O or a reservation.")
+		return
+	}
+	columns.Print(w, b.Devices,
+		columns.Text("DISK", func(d api.BlockIODevice) string { return d.Disk }),
+		columns.Plain("NUMBER", func(d api.BlockIODevice) string { return d.Number }),
+		columns.Text("CAPACITY", func(d api.BlockIODevice) string { return cmp.Or(figuresText(d.Capacity), "not known") }),
+		columns.Text("ONE AT A TIME", func(d api.BlockIODevice) string { return figuresText(d.Depth1) }),
+		columns.Text("SEEN", func(d api.BlockIODevice) string { return figuresText(d.Seen) }),
+		columns.Text("RESERVED", func(d api.BlockIODevice) string { return percent(d.Reserved) }),
+		columns.Text("HEADROOM", func(d api.BlockIODevice) string { return percent(d.Headroom) }),
+		columns.Text("SCHEDULER", func(d api.BlockIODevice) string { return d.Scheduler }),
+		columns.Text("SUPPORT", func(d api.BlockIODevice) string { return d.Support }),
+	)
+	for _, d := range b.Devices {
+		fmt.Fprintf(w, "%s: capacity %s\n", cli.Show(d.Disk), cli.OneLine(d.Basis))
+		for _, x := range d.Realtime {
+			fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU: %sr, or %sw\n", cli.Show(d.Disk), view.Brief(x.Budget), view.Scale(float64(x.ReadIOPS)), view.Scale(float64(x.WriteIOPS)))
+		}
+	}
+}
+
+func blockioEventsVerb(e verb.Env) *cobra.Command {
+	var follow bool
+	cmd := &cobra.Command{
+		Use:   "events [CONTAINER]",
+		Short: "Show when somebody was in the way of a reservation, and what was done",
+		Example: `  fairlead io events db-1
+  fairlead io events --follow -o json     # a line for each, until Ctrl-C`,
+		Args: cli.NArgs(0, 1, "one CONTAINER"),
+	}
+	out := cli.FormatFlag(cmd)
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens, until Ctrl-C")
+	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		b, err := c.BlockIO(cmd.Context(), strings.Join(args, ""), 0)
+		if err != nil {
+			return err
+		}
+		if !follow {
+			return out.Print(e.Stdout, b.Events, func(w io.Writer) { blockioEvents(w, b.Events) })
+		}
+		concerns := func(api.BlockIOEvent) bool { return true }
+		if len(args) > 0 {
+			all, err := c.Explain(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			id := all.Container.ID
+			concerns = func(x api.BlockIOEvent) bool { return x.Victim == id || x.Culprit == id }
+		}
+		missed := func(n uint64) { fmt.Fprintf(e.Stderr, "%d events are not remembered any more\n", n) }
+		for x, err := range c.FollowBlockIO(cmd.Context(), 0, missed) {
+			if errors.Is(err, context.Canceled) {
+				return nil // an interrupt ends it normally
+			}
+			if err != nil {
+				return err
+			}
+			if !concerns(x) {
+				continue
+			}
+			if err := out.Line(e.Stdout, x, func(w io.Writer) {
+				fmt.Fprintf(w, "%s  %-12s  %s  %s  %s\n", x.Time.Local().Format(time.DateTime), cli.Show(x.What), cli.Show(x.Name), cli.Show(x.Disk), cli.OneLine(x.Text))
+			}); err != nil {
+				return err
+			}
+		}
+		return errors.New("the agent has ended")
+	})
+}
+
+func blockioEvents(w io.Writer, events []api.BlockIOEvent) {
+	if len(events) == 0 {
+		fmt.Fprintln(w, "Nothing has happened.")
+		return
+	}
+	columns.Print(w, events,
+		columns.Plain("TIME", func(x api.BlockIOEvent) string { return x.Time.Local().Format(time.DateTime) }),
+		columns.Text("WHAT", func(x api.BlockIOEvent) string { return x.What }),
+		columns.Text("RESERVED BY", func(x api.BlockIOEvent) string { return x.Name }).Cut(24),
+		columns.Text("DISK", func(x api.BlockIOEvent) string { return x.Disk }),
+		columns.Plain("TEXT", func(x api.BlockIOEvent) string { return cli.OneLine(x.Text) }),
+	)
+}
+
+func blockioCapacityVerb(e verb.Env) *cobra.Command {
+	var headroom float64
+	cmd := &cobra.Command{
+		Use:   "capacity DEVICE FIGURE...",
+		Short: "Say what a device can do",
+		Long: `Say what a device can do: riops=N and wiops=N, in operations of 4 KiB at random
+places, each alone; and, for reservations of bytes, and for operations that are
+larger, rbps=SIZE and wbps=SIZE. The agent keeps
+it in its file --disk-capacities, which outlives the boot.`,
+		Example: `  fairlead io capacity /dev/vdb riops=20000 wiops=8000 rbps=400mb wbps=200mb`,
+		Args:    cli.NArgs(2, 5, "DEVICE and FIGURE"),
+	}
+	out := cli.FormatFlag(cmd)
+	cmd.Flags().Float64Var(&headroom, "headroom", 0.1, "part of it that is never reserved")
+	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		figures, err := parseFigures(args[1:])
+		if err != nil {
+			return err
+		}
+		return showCapacity(cmd, c, e, out, api.CapacityRequest{Device: args[0], Headroom: headroom, BlockIOFigures: figures})
+	})
+}
+
+func showCapacity(cmd *cobra.Command, c *api.Client, e verb.Env, out *cli.Format, in api.CapacityRequest) error {
+	d, err := c.SetCapacity(cmd.Context(), in)
+	return cli.Answer(e.Env, out, d, err, func(w io.Writer, d api.BlockIODevice) {
+		blockioDevices(w, api.BlockIO{Devices: []api.BlockIODevice{d}})
+	})
+}
+
+// parseFigures parses arguments such as riops=2000 wbps=20mb.
+func parseFigures(args []string) (f api.BlockIOFigures, err error) {
+	for _, a := range args {
+		name, text, ok := strings.Cut(a, "=")
+		to := map[string]*uint64{"riops": &f.ReadIOPS, "wiops": &f.WriteIOPS, "rbps": &f.ReadBytes, "wbps": &f.WriteBytes}[name]
+		if !ok || to == nil {
+			return f, cli.Usagef("%q is none of riops=N, wiops=N, rbps=SIZE, wbps=SIZE", a)
+		}
+		if *to != 0 {
+			return f, cli.Usagef("%s is given twice", name)
+		}
+		var n uint64
+		if strings.HasSuffix(name, "iops") {
+			if n, err = strconv.ParseUint(text, 10, 63); err != nil {
+				err = errors.New("want a whole number of operations per second")
+			}
+		} else {
+			n, err = policy.ParseSize(text)
+		}
+		if err == nil && n == 0 {
+			err = errors.New("is 0")
+		}
+		if err != nil {
+			return f, cli.Usagef("%s=%q: %w", name, text, err)
+		}
+		*to = n
+	}
+	return f, nil
+}

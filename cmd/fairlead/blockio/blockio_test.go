@@ -1,0 +1,140 @@
+package blockio
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/agent/serve"
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
+)
+
+// calibrate --raw does not overwrite data: it refuses a device with a signature, and writes to any
+// other only after its name was typed again.
+func TestCalibrateRawRefuses(t *testing.T) {
+	testkit.NeedRoot(t)
+	disk, err := loop.New(t.TempDir(), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disk.Close()
+	calibrate := []string{"io", "calibrate", disk.Path, "--raw", "--for", "100ms"}
+	before, err := os.ReadFile(disk.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, calibrate...)
+	if status != 1 || !strings.Contains(errs, "Type "+disk.Path+" to go on") || !strings.Contains(errs, "nothing was written") {
+		t.Errorf("not confirmed: %d %s", status, errs)
+	}
+	copy(before[512:], "EFI PART")
+	if err := os.WriteFile(disk.Path, before, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{calibrate, append(calibrate, "--yes-destroy-data")} {
+		if status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, args...); status != 1 || !strings.Contains(errs, "GPT partition table") {
+			t.Errorf("%v with partitions: %d %s", args, status, errs)
+		}
+	}
+	if after, err := os.ReadFile(disk.Path); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("written all the same: %v", err)
+	}
+	if status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, "io", "calibrate", disk.Path, "--scratch", "/", "--yes-destroy-data"); status != 2 {
+		t.Errorf("for a scratch file: %d %s", status, errs)
+	}
+}
+
+func TestConfirm(t *testing.T) {
+	for answer, want := range map[string]bool{"/dev/vdc\n": true, " /dev/vdc": true, "": false, "\n": false, "y\n": false, "vdc\n": false, "/dev/vdcc\n": false} {
+		var asked bytes.Buffer
+		err := confirm(t.Context(), verb.Env{Env: cli.Env{Stdin: strings.NewReader(answer), Stderr: &asked}}, "/dev/vdc", block.Disk{Name: "vdc", Size: 5})
+		if (err == nil) != want {
+			t.Errorf("%q: %v", answer, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	silent, closes := io.Pipe()
+	defer closes.Close()
+	if err := confirm(ctx, verb.Env{Env: cli.Env{Stdin: silent, Stderr: io.Discard}}, "/dev/vdc", block.Disk{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted: %v", err)
+	}
+}
+
+func FuzzParseFigures(f *testing.F) {
+	for _, s := range []string{"", "riops=1", "riops=1 wiops=2 rbps=1mb wbps=5", "riops=0", "riops=-1", "riops=1 riops=2", "x=1", "riops", "rbps=99999999999999999999kb"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got, err := parseFigures(strings.Fields(s))
+		if err == nil && len(strings.Fields(s)) > 0 && got == (api.BlockIOFigures{}) {
+			t.Fatalf("%q is nothing", s)
+		}
+	})
+}
+
+// blockioStub has one report, and events.
+type blockioStub struct {
+	serve.Backend
+	report api.BlockIO
+}
+
+func (s *blockioStub) Report(ctx context.Context, ask api.Ask) (any, error) {
+	if after, ok := ask.Body.(api.BlockIOEventsAfter); ok {
+		if after > 0 {
+			<-ctx.Done()
+			return nil, errors.New("the backend is tired") // the last event
+		}
+		return s.report.Events, nil
+	}
+	return s.report, nil
+}
+
+func (s *blockioStub) Command(ctx context.Context, ask api.Ask) (any, error) {
+	return s.Report(ctx, ask)
+}
+
+func TestBlockIO(t *testing.T) {
+	at := time.Date(2026, 11, 22, 8, 0, 0, 0, time.Local)
+	s := &blockioStub{report: api.BlockIO{
+		Rows: []api.BlockIORow{
+			{Container: 7, Name: "db\x1b", Disk: "vda", State: "interference", Reserved: &api.BlockIOFigures{ReadIOPS: 2000}, Achieved: api.BlockIOFigures{ReadIOPS: 900},
+				Voluntary: 1500, Involuntary: 300, ICPU: 0.2, ICPUForeign: 0.15, ICPUOwn: 0.05, WaitForeign: 0.4, CPUPressure: 0.63, By: "batch"},
+			{Container: 8, Name: "batch", Disk: "vda", State: "best effort", Action: "runs on idle CPUs only"},
+		},
+		Waits:      []api.BlockIOWait{{Victim: 7, Culprit: 8, Name: "batch", Share: 0.4}},
+		Interrupts: []api.BlockIOInterrupts{{Source: "virtio0-req.0", Number: 26, CPUs: []float64{900, 0}}, {Source: "BLOCK", Soft: true, CPUs: []float64{900, 4}}},
+		Events:     []api.BlockIOEvent{{ID: 1, Time: at, What: "interference", Name: "db", Disk: "vda", Text: "it waits"}},
+		Stolen:     0.02,
+	}}
+	for _, c := range []struct {
+		args []string
+		says []string
+	}{
+		{[]string{"io", "-v"}, []string{
+			`"db\x1b"`, "2.00kr", "I_CPU", "1.50k", "0.20", "0.15", "0.05", "400ms", "63 %", "WHILE THERE RAN", "virtio0-req.0", "interrupt 26", "900 0", "softirq", "900 4", "20ms in each second",
+		}},
+		{[]string{"io", "events"}, []string{"2026-11-22 08:00:00", "interference", "it waits"}},
+	} {
+		status, out, errs := verbtest.Against(t, run, s, c.args...)
+		for _, w := range c.says {
+			if status != 0 || !strings.Contains(out, w) {
+				t.Errorf("%v: %d %s%s, want %q", c.args, status, out, errs, w)
+			}
+		}
+	}
+	if _, out, _ := verbtest.Against(t, run, s, "io"); strings.Contains(out, "WHILE THERE RAN") {
+		t.Errorf("io shows the detail without being asked: %s", out)
+	}
+}

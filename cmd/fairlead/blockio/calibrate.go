@@ -1,0 +1,220 @@
+package blockio
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+	"github.com/spf13/cobra"
+)
+
+// calibration says how to measure a device.
+type calibration struct {
+	dir   string        // directory for a scratch file
+	raw   bool          // write to the device itself
+	yes   bool          // without asking first
+	size  int64         // size of the file in MiB
+	phase time.Duration // time for each figure
+
+	realtime bool // also the profile of real-time budgets
+}
+
+func blockioCalibrateVerb(e verb.Env) *cobra.Command {
+	var how calibration
+	var headroom float64
+	cmd := &cobra.Command{
+		Use:   "calibrate DEVICE",
+		Short: "Measure what a device can do, and tell the agent",
+		Long: `Measure what a device can do with the load that costs it most: reads alone and writes
+alone at random places, past the page cache. Two figures are of 4 KiB: one request at
+a time, which is what a program with one thread gets, and 16, 64 and 256 at once, of
+which the most counts: reservations share that. Bytes per second are of 128 KiB, 16 at
+once. It takes half a minute. A disk may do less for longer (burst credits, a cache
+that is full): --for 1m tells more of that.
+
+The requests go to a scratch file in --scratch, a directory of a file system on the
+device, of which nothing stays however this ends. Do it while nothing else uses the
+device, and the CPUs are idle.
+
+With --raw they go to the device itself, and what is on it is lost. A device is refused
+that is mounted, is swap, is part of another one (LVM, RAID), or has a signature, such
+as that of a file system or a partition table. Else you are asked for its name again,
+unless you give --yes-destroy-data.
+
+With --realtime also what real-time threads of some budgets do (SCHED_DEADLINE), one for
+each CPU, beside processes that keep all CPUs busy: io.realtime=auto takes a budget from
+that. The host is slow for these 12 figures. All threads end with this command.`,
+		Example: `  fairlead io calibrate /dev/vdb --scratch /srv
+  fairlead io calibrate /dev/vdc --raw      # whatever is on /dev/vdc is lost`,
+		Args: cli.NArgs(1, 1, "DEVICE"),
+	}
+	out := cli.FormatFlag(cmd)
+	cmd.Flags().StringVar(&how.dir, "scratch", "", "directory on the device for the scratch file")
+	cmd.Flags().BoolVar(&how.raw, "raw", false, "read and WRITE the device itself: what is on it is lost")
+	cmd.Flags().BoolVar(&how.yes, "yes-destroy-data", false, "with --raw: do not ask for the device's name again")
+	cmd.Flags().Int64Var(&how.size, "size", 256, "size of the scratch file, in MiB")
+	cmd.Flags().DurationVar(&how.phase, "for", 3*time.Second, "measure each figure for so long")
+	cmd.Flags().BoolVar(&how.realtime, "realtime", false, "also measure the profile for io.realtime=auto, beside busy CPUs")
+	busy := cmd.Flags().Bool("busy", false, "")
+	hidden := cmd.Flags().MarkHidden("busy")
+	cmd.Flags().Float64Var(&headroom, "headroom", 0.1, "part of it that is never reserved")
+	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		if *busy {
+			return burn(cmd.Context())
+		}
+		if hidden != nil {
+			return hidden
+		}
+		if (how.dir == "") != how.raw {
+			return cli.Usagef("want either --scratch DIRECTORY or --raw")
+		}
+		if how.yes && !how.raw {
+			return cli.Usagef("--yes-destroy-data is for --raw")
+		}
+		if how.size < 1 || how.size > 1<<20 || how.phase < 100*time.Millisecond || how.phase > time.Minute {
+			return cli.Usagef("--size is 1 to %d, --for 100ms to 1m", 1<<20)
+		}
+		in, err := how.measure(cmd.Context(), e, args[0])
+		if err != nil {
+			return fmt.Errorf("measure %s: %w", args[0], err)
+		}
+		in.Headroom = headroom
+		return showCapacity(cmd, c, e, out, in)
+	})
+}
+
+// measure measures the figures of a device, and the profile.
+func (how calibration) measure(ctx context.Context, e verb.Env, device string) (in api.CapacityRequest, err error) {
+	disk, err := block.Open(kernel.Default().Sys, device)
+	if err != nil {
+		return in, err
+	}
+	if how.realtime && disk.Loop != "" {
+		return in, errors.New("profile of real-time budgets: it is a loop device, whose work the kernel's workers do, which no budget is given to")
+	}
+	file, err := how.target(ctx, e, device, disk)
+	if err != nil {
+		return in, err
+	}
+	defer file.Close()
+	f, err := block.Calibrate(ctx, file, how.phase, false, nil)
+	if err != nil {
+		return in, err
+	}
+	in = api.CapacityRequest{
+		Device: device, Measured: true, Depth: f.Depth, Seconds: how.phase.Seconds(), Depth1: api.BlockIOFigures{ReadIOPS: f.Reads1, WriteIOPS: f.Writes1},
+		BlockIOFigures: api.BlockIOFigures{ReadIOPS: f.Reads, WriteIOPS: f.Writes, ReadBytes: f.BytesRead, WriteBytes: f.BytesPut},
+	}
+	if how.realtime {
+		in.Realtime, err = how.profile(ctx, device, file)
+	}
+	return in, err
+}
+
+// target opens the file to read and write: the device, claimed, or a scratch file on its disk. The
+// caller closes it.
+func (how calibration) target(ctx context.Context, e verb.Env, device string, disk block.Disk) (*os.File, error) {
+	r := kernel.Default()
+	if how.raw {
+		file, err := block.Claim(r.Proc, r.Sys, device)
+		if err != nil || how.yes {
+			return file, err
+		}
+		if err := confirm(ctx, e, device, disk); err != nil {
+			return nil, errors.Join(err, file.Close())
+		}
+		return file, nil
+	}
+	on, err := block.Holding(r.Sys, how.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if err != nil || on != disk {
+		return nil, fmt.Errorf("%s is not on %s", how.dir, disk.Name)
+	}
+	return block.Scratch(ctx, how.dir, how.size, 0, nil)
+}
+
+// confirm asks for a device's name.
+func confirm(ctx context.Context, e verb.Env, device string, disk block.Disk) error {
+	fmt.Fprintf(e.Stderr, "All that is on %s is lost (%s). Type %s to go on: ", cli.Show(device), cli.Show(disk.Identity()), cli.Show(device))
+	answer := make(chan string, 1)
+	go func() { // no signal interrupts a read from a terminal
+		line, _ := bufio.NewReader(io.LimitReader(e.Stdin, 4096)).ReadString('\n')
+		answer <- strings.TrimSpace(line)
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case a := <-answer:
+		if a != device {
+			return errors.New("nothing was written: its name was not typed again, and --yes-destroy-data was not given")
+		}
+		return nil
+	}
+}
+
+// profile measures operations against budgets of real-time threads. The scheduling policy belongs
+// to these threads alone and ends with them, and so do the burners: profile changes nothing on the
+// host.
+func (how calibration) profile(ctx context.Context, device string, file *os.File) (out []api.RealtimePoint, err error) {
+	if err := sched.TryDeadline(); err != nil {
+		return nil, fmt.Errorf("profile of real-time budgets: %w", err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find own program: %w", err)
+	}
+	runtime.LockOSThread() // Pdeathsig is sent when this thread ends
+	defer runtime.UnlockOSThread()
+	cpus := runtime.NumCPU()
+	for range 4 * cpus {
+		cmd := exec.Command(exe, "io", "calibrate", "--busy", device)
+		cmd.Stderr = os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			return nil, fmt.Errorf("keep the CPUs busy: %w", err)
+		}
+		defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	}
+	for _, budget := range []time.Duration{20, 50, 100, 200, 300, 400} {
+		at := budget * time.Millisecond
+		point := api.RealtimePoint{Budget: at.Seconds()}
+		for write, to := range map[bool]*uint64{false: &point.ReadIOPS, true: &point.WriteIOPS} {
+			inPeriod := at * block.BudgetPeriod / time.Second // at is for each second
+			load := block.Load{Size: block.SmallRequest, Write: write, Depth: cpus, Budget: inPeriod}
+			rate, err := load.Run(ctx, file, how.phase, nil)
+			if err != nil {
+				return nil, fmt.Errorf("profile of real-time budgets, %v: %w", at, err)
+			}
+			*to = uint64(rate)
+		}
+		out = append(out, point)
+	}
+	return out, nil
+}
+
+// burn computes until ctx ends, at nice 19. So the goroutines that start the threads of profile
+// still get CPU time, and those threads run before both.
+func burn(ctx context.Context) error {
+	if err := sched.BeNice(19); err != nil {
+		return err
+	}
+	for ctx.Err() == nil {
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,96 @@
+package containers
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+)
+
+func TestExplain(t *testing.T) {
+	status, out, errs := verbtest.Against(t, run, verbtest.Example(), "explain", "web-1")
+	if status != cli.Done || errs != "" {
+		t.Fatal(status, errs)
+	}
+	verbtest.Compare(t, `web-1 (docker, id 4711, image registry.example.com/team/nginx:1.27)
+  runs as process 99, started 3 min ago
+  eth0 (veth) 172.17.0.2/16, other end veth3f2a1bc on bridge docker0
+
+What policy says:
+  fairlead.netcpu = isolate, /etc/fairlead/policy.d/10-web.yaml line 3
+
+Status:
+  netcpu: as policy says, since 2 min
+
+What netcpu changed on the host for it, because of fairlead.netcpu = isolate:
+  offload gro of eth0 in the container
+      was off, made on 2 min ago, and so it is now
+
+What netcpu changed on the host for it:
+  /sys/x
+      was "", made 7 2 min ago, but somebody else has made it "evil\x1b[31m\u202e\u009b\x7f\n�" since
+`, out)
+}
+
+func TestExplainPlan(t *testing.T) {
+	x := verbtest.Example()
+	because := api.Setting{Key: "fairlead.netcpu", Value: "isolate"}
+	x.Planned = []api.Planned{
+		{Feature: "netcpu", Because: because, Kind: "offload", Object: "11/2/gro", Now: "off", Value: "on"},
+		{Feature: "netcpu", Because: because, Kind: "threaded", Object: "11/2/", Now: "1", Value: "1"},
+		{Feature: "netcpu", Because: because, Kind: "kthread", Object: "napi/eth0", Value: "/sys/x"},
+	}
+	status, out, errs := verbtest.Against(t, run, x, "explain", "web-1", "--plan")
+	if status != cli.Done || errs != "" {
+		t.Fatal(status, errs)
+	}
+	verbtest.Compare(t, `What netcpu would change on the host for web-1 with fairlead.netcpu = isolate:
+  offload gro of eth0 in the container
+      is off, would be on
+  threaded NAPI of eth0 in the container
+      is 1 already
+  control group of each kernel thread that will poll eth0
+      would be /sys/x
+`, out)
+}
+
+// explain shows only settings that policy or a user has set, unless -a asks for the rest.
+func TestExplainDefaults(t *testing.T) {
+	x := verbtest.Example()
+	c := &x.Explained.Container
+	c.Policy = append(c.Policy, api.Setting{Key: "fairlead.net.weight", Value: "1", From: "default"})
+	c.Features[0].State, c.Features[0].Error = api.StateError, "uplink eth0: turn: a\nuplink eth1: turn: b"
+	_, out, errs := verbtest.Against(t, run, x, "explain", "web-1")
+	if strings.Contains(out, "net.weight") || !strings.Contains(out, "uplink eth0: turn: a\n      uplink eth1: turn: b\n") {
+		t.Errorf("%s%s", out, errs)
+	}
+	if _, out, errs := verbtest.Against(t, run, x, "explain", "web-1", "-a"); !strings.Contains(out, "fairlead.net.weight = 1, by default") {
+		t.Errorf("-a: %s%s", out, errs)
+	}
+	c.Policy = c.Policy[1:]
+	if _, out, errs := verbtest.Against(t, run, x, "explain", "web-1"); !strings.Contains(out, "nothing: all is at its default (-a shows what that is)") {
+		t.Errorf("%s%s", out, errs)
+	}
+}
+
+// explain shows a controller's decision with its reason. Names of other containers in the reason
+// may contain anything.
+func TestExplainDecision(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	s := api.Setting{Key: "fairlead.netcpu", Value: "isolate", From: "controller", Instead: "fairlead.netcpu=auto (label)", Reason: "its packets took 7 % (db 7 %)", Since: now.Add(-5 * time.Second)}
+	verbtest.Compare(t, "fairlead.netcpu = isolate, by controller for fairlead.netcpu=auto (label), since 5 s:\n      its packets took 7 % (db 7 %)", setting1(s, now))
+	s.Reason = "its packets took 7 % (\x1b[2J\n)"
+	if got := setting1(s, now); strings.ContainsAny(got, "\x1b") || strings.Count(got, "\n") != 1 {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestSettingsAreUnderstood(t *testing.T) {
+	now := time.Now()
+	verbtest.Compare(t, "fairlead.net.ceil = 20mbit (20.0 Mbit/s), by a label of the container", setting1(api.Setting{Key: "fairlead.net.ceil", Value: "20mbit", From: "label"}, now))
+	verbtest.Compare(t, "fairlead.latency = True (on), by a label of the container", setting1(api.Setting{Key: "fairlead.latency", Value: "True", From: "label"}, now))
+	verbtest.Compare(t, "fairlead.net.weight = 2, by a label of the container", setting1(api.Setting{Key: "fairlead.net.weight", Value: "2", From: "label"}, now))
+}

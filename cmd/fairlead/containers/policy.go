@@ -1,0 +1,171 @@
+package containers
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+func policyVerb(e verb.Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:        "policy",
+		SuggestFor: []string{"reload", "validate", "lint"},
+		Short:      "Check policy files, or make the agent load them",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return cli.Unknown(cmd, "command", args[0])
+			}
+			return cli.Usagef("say what: check or reload")
+		},
+		RunE: func(*cobra.Command, []string) error { return nil },
+	}
+	cmd.AddCommand(policyCheckVerb(e), policyReloadVerb(e))
+	return cmd
+}
+
+func policyCheckVerb(e verb.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:   "check FILE|DIRECTORY|KEY=VALUE...",
+		Short: "List the mistakes in policy files, directories and single values; needs no agent",
+		Long: `List the mistakes in policy: in files, in directories of them as the agent reads them,
+and in single values as for a label or for fairlead set, which are checked together.
+A good value is printed as it was understood. The command needs no agent.`,
+		Example: `  fairlead policy check /etc/fairlead/policy.d
+  fairlead policy check web.yaml
+  fairlead policy check net.rate=10mbit net.ceil=20mbit`,
+		Args: cli.NArgs(1, 1<<20, "FILE, DIRECTORY or KEY=VALUE"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			good := true
+			var values []policy.Override
+			for _, arg := range args {
+				_, err := os.Lstat(arg)
+				if key, value, ok := strings.Cut(arg, "="); ok && err != nil {
+					values = append(values, policy.Override{Key: key, Value: value})
+					continue
+				}
+				ok, err := checkPolicy(e, arg)
+				if err != nil {
+					return err
+				}
+				good = good && ok
+			}
+			if good = checkValues(e, values) && good; !good {
+				return cli.ErrTold
+			}
+			return nil
+		},
+	}
+}
+
+// checkValues checks values together, as those of one container.
+func checkValues(e verb.Env, values []policy.Override) bool {
+	var problems policy.Problems
+	for i, v := range values {
+		key, err := policy.KnownKey(v.Key)
+		if p := (policy.Problem{}); errors.As(err, &p) {
+			problems = append(problems, p)
+		} else if slices.ContainsFunc(values[:i], func(o policy.Override) bool { return o.Key == key }) {
+			problems = append(problems, policy.Problem{Key: key, Reason: "is given twice"})
+		}
+		values[i].Key = key
+	}
+	if len(problems) == 0 {
+		errors.As(policy.NewStore("", nil).Check(container.Container{}, values), &problems)
+	}
+	for _, p := range problems {
+		fmt.Fprintln(e.Stderr, cli.Lines(p.String()))
+	}
+	if len(problems) > 0 {
+		return false
+	}
+	for _, v := range values {
+		fmt.Fprintf(e.Stdout, "%s = %s: good\n", v.Key, understood(v.Key, v.Value))
+	}
+	return true
+}
+
+// checkPolicy checks a file, or a directory as a whole.
+func checkPolicy(e verb.Env, name string) (ok bool, err error) {
+	st, err := os.Stat(name)
+	if err != nil {
+		return false, fmt.Errorf("policy: %w", err)
+	}
+	var p *policy.Policy
+	var problems policy.Problems
+	if st.IsDir() {
+		p, err = policy.LoadDir(name)
+		errors.As(err, &problems)
+	} else {
+		var data []byte
+		if data, err = readPolicy(name); err != nil {
+			return false, err
+		}
+		p, problems = policy.ParseFile(name, data)
+	}
+	for _, x := range problems {
+		fmt.Fprintln(e.Stderr, cli.Lines(x.String()))
+	}
+	if p == nil {
+		return false, nil
+	}
+	of := ""
+	if st.IsDir() {
+		of = fmt.Sprintf(" in %d files", len(p.Files()))
+	}
+	fmt.Fprintf(e.Stdout, "%s: good, %d policies%s\n", cli.ShowText(name), p.Len(), of)
+	return true, nil
+}
+
+func readPolicy(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("policy: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, policy.MaxFileSize+1))
+	if err == nil && len(data) > policy.MaxFileSize {
+		err = fmt.Errorf("%s is larger than %d bytes", name, policy.MaxFileSize)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("policy: %w", err)
+	}
+	return data, nil
+}
+
+func policyReloadVerb(e verb.Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Make the agent read its policy files again, and enforce what restore has undone",
+		Args:  cli.NArgs(0, 0, ""),
+	}
+	out := cli.FormatFlag(cmd)
+	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, _ []string) error {
+		st, err := c.Reload(cmd.Context())
+		if err != nil {
+			return err
+		}
+		err = out.Print(e.Stdout, st, func(w io.Writer) {
+			if st.OK {
+				fmt.Fprintf(w, "loaded %d files from %s\n", len(st.Files), cli.Show(st.Dir))
+			}
+			for _, p := range st.Problems {
+				fmt.Fprintln(w, cli.Lines(p.Text))
+			}
+		})
+		if err == nil && !st.OK {
+			err = fmt.Errorf("%s:\n%s", lastGood(st), st.Error)
+		}
+		return err
+	})
+}

@@ -1,0 +1,268 @@
+package containers
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/goccy/go-yaml"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// An unavailable feature counts for a container that asks for it, whatever the feature's keys are
+// called.
+func TestStandingUnavailable(t *testing.T) {
+	c := api.Container{Features: []api.FeatureStatus{{Feature: "traffic", State: api.StateUnavailable, Error: "no HTB"}, {Feature: "netcpu", State: api.StateDone}}}
+	if word, notes := standing(c, "traffic"), trouble(c); word != "-" || notes != nil {
+		t.Errorf("not asked for: %q, %q", word, notes)
+	}
+	c.Policy = []api.Setting{{Key: "fairlead.net.rate", Value: "1mbit", From: "label"}}
+	if word, notes := standing(c, "traffic"), trouble(c); word != api.StateUnavailable || !slices.Equal(notes, []string{"traffic: unavailable: no HTB"}) {
+		t.Errorf("asked for: %q, %q", word, notes)
+	}
+}
+
+// A column shows the parsed value.
+func TestStandingUnderstood(t *testing.T) {
+	c := api.Container{Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}, Policy: []api.Setting{{Key: "fairlead.netcpu", Value: "ISOLATE", From: "label"}}}
+	if word := standing(c, "netcpu"); word != "isolate done" {
+		t.Errorf("%q", word)
+	}
+}
+
+// An ignored label is listed with the setting that would make it count.
+func TestPSIgnoredLabel(t *testing.T) {
+	_, problems := (&policy.Policy{}).Resolve([]container.Container{{ID: 7, Name: "web", ImageLabels: map[string]string{"fairlead.netcpu": "isolate"}}})
+	st := api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}}
+	for _, p := range problems {
+		st.Policy.Problems = append(st.Policy.Problems, api.Problem{Container: api.ID(p.Container), Text: p.String()})
+	}
+	var out bytes.Buffer
+	psTable(&out, nil, st, api.Overview{}, false)
+	text := strings.Join(strings.Fields(out.String()), " ")
+	for _, want := range []string{`policy: container "web" (7): fairlead.netcpu: "isolate": is ignored: it counts as its image's`, "if it is yours, say labels: image", "--image-labels"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in %s", want, text)
+		}
+	}
+}
+
+// Every feature has a column, however many there are, and no line is wider than a terminal. A state
+// that is not in force is never shown as done.
+func TestPSFits(t *testing.T) {
+	var st api.Status
+	c := api.Container{
+		Name: "kube-system/coredns-5d78c9869d-abcde/coredns", Source: "containerd", Image: "registry.k8s.io/coredns/coredns:v1.11.1",
+		Policy: []api.Setting{{Key: "fairlead.netcpu", Value: "isolate", From: "label"}},
+	}
+	for _, name := range []string{"netcpu", "traffic", "latency", "overlay", "blockio"} {
+		st.Features = append(st.Features, api.Feature{Name: name})
+		c.Features = append(c.Features, api.FeatureStatus{Feature: name, State: api.StatePartly, Error: name + ": not covered: " + strings.Repeat("word ", 40)})
+		var out bytes.Buffer
+		psTable(&out, []api.Container{c}, st, api.Overview{}, false)
+		head, _, _ := strings.Cut(out.String(), "\n")
+		if !strings.Contains(head, strings.ToUpper(name)) || strings.Contains(out.String(), "done") || strings.Count(out.String(), "partly") == 0 {
+			t.Errorf("with %s:\n%s", name, &out)
+		}
+		if want := name + ": not covered:"; !strings.Contains(out.String(), want) || strings.Contains(out.String(), name+": "+want) {
+			t.Errorf("%q is not there once:\n%s", want, &out)
+		}
+		for line := range strings.Lines(out.String()) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 80 {
+				t.Errorf("a line of %d columns: %s", n, line)
+			}
+		}
+	}
+}
+
+// Where there is no room for all, the features that nobody uses go, and names are cut, before a state
+// is.
+func TestPSUsed(t *testing.T) {
+	var st api.Status
+	c := api.Container{Name: "kube-system/coredns-5d78c9869d-abcde/coredns", Source: "containerd", Image: "registry.k8s.io/coredns/coredns:v1.11.1"}
+	for _, name := range []string{"netcpu", "traffic", "latency", "overlay", "blockio"} {
+		st.Features = append(st.Features, api.Feature{Name: name})
+		c.Features = append(c.Features, api.FeatureStatus{Feature: name, State: api.StateDone})
+	}
+	asks := func(keys ...string) (head, row string) {
+		t.Helper()
+		c.Policy = nil
+		for _, k := range keys {
+			key, value, _ := strings.Cut(k, "=")
+			c.Policy = append(c.Policy, api.Setting{Key: "fairlead." + key, Value: value, From: "label"})
+		}
+		var out bytes.Buffer
+		psTable(&out, []api.Container{c}, st, api.Overview{}, false)
+		head, row, _ = strings.Cut(out.String(), "\n")
+		return head, row
+	}
+	head, row := asks("netcpu=isolate")
+	if strings.Contains(head, "OVERLAY") || strings.Contains(head, "BLOCKIO") || !strings.Contains(row, "isolate done") || !strings.Contains(row, "kube-system/coredns-5d7") {
+		t.Errorf("one is used:\n%s\n%s", head, row)
+	}
+	head, row = asks("netcpu=isolate", "net.weight=3", "io.yield=auto")
+	if !strings.Contains(head, "NETCPU") || !strings.Contains(head, "TRAFFIC") || !strings.Contains(head, "BLOCKIO") || strings.Contains(head, "OVERLAY") || !strings.Contains(row, "isolate done") {
+		t.Errorf("three are used:\n%s\n%s", head, row)
+	}
+}
+
+// The last line states the next step for the user.
+func TestPSLastLine(t *testing.T) {
+	good := api.Container{Name: "web", ID: 7, Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}}
+	bad := good
+	bad.Features = []api.FeatureStatus{{Feature: "netcpu", State: api.StateError, Error: "no"}}
+	odd := bad
+	odd.Name = "a b"
+	ok := api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}, Features: []api.Feature{{Name: "netcpu"}}}
+	broken := ok
+	broken.Policy.OK = false
+	degraded := ok
+	degraded.Features = []api.Feature{{Name: "netcpu", Support: api.Verdict{Level: api.LevelDegraded, Why: "no threads", Mend: "threads"}}}
+	harmless := ok
+	harmless.Features = []api.Feature{{Name: "netcpu", Support: api.Verdict{Level: api.LevelDegraded, Why: "no threads", Mend: "none is needed"}}}
+	for _, tt := range []struct {
+		c    api.Container
+		st   api.Status
+		want string
+	}{
+		{good, ok, ""},
+		{bad, ok, "`fairlead explain web`"},
+		{odd, ok, "`fairlead explain id:7`"},
+		{good, broken, "`fairlead policy check`"},
+		{good, harmless, ""},
+		{good, degraded, "`fairlead doctor`"},
+	} {
+		var out bytes.Buffer
+		psTable(&out, []api.Container{tt.c}, tt.st, api.Overview{}, false)
+		_, last, said := strings.Cut(out.String(), "\nWhat to do: ")
+		if said != (tt.want != "") || !strings.Contains(last, tt.want) {
+			t.Errorf("want %q:\n%s", tt.want, &out)
+		}
+		if body, tail, more := strings.Cut(out.String(), "\n\n"); tt.want == "" && more {
+			t.Errorf("below the table is what needs nothing: %s\n%s", tail, body)
+		}
+	}
+}
+
+// cause is one sentence: the first error, without kernel objects and the program's own steps.
+func TestCause(t *testing.T) {
+	for text, want := range map[string]string{
+		"traffic: uplink eth0: turn qdisc to \"htb 666c:\": replace root qdisc of device 2 in netns 4026531840: it already has a shaper of somebody else, which could not be put back: tbf": "uplink eth0: it already has a shaper of somebody else, which could not be put back: tbf",
+		"traffic: eth0: busy\neth1: busy\neth2: busy": "eth0: busy, and 2 more",
+		"no HTB":                 "no HTB",
+		strings.Repeat("x", 900): strings.Repeat("x", 199) + "…",
+	} {
+		if got := cause(api.FeatureStatus{Feature: "traffic", Error: text}); got != want {
+			t.Errorf("%q\nwant %q", got, want)
+		}
+	}
+}
+
+// A container is shown with its worst neighbour, and the neighbour's name is no escape sequence.
+func TestPSSlowedBy(t *testing.T) {
+	o := api.Overview{Rows: []api.OverviewRow{
+		{Container: 7, Slowed: 0.426, By: []api.Slowdown{{Cause: api.SlowedByPackets, Slowed: 0.4, Culprit: 8, Name: "in\x1b[31mgest"}, {Cause: api.SlowedByCPU, Slowed: 0.026}}},
+		{Container: 8, Slowed: 0.25, By: []api.Slowdown{{Cause: api.SlowedByCPU, Slowed: 0.25}}},
+		{Container: 9, Slowed: 0.001, By: []api.Slowdown{{Cause: api.SlowedByCPU, Slowed: 0.001}}},
+	}}
+	for id, want := range map[api.ID]string{7: "43% packets " + cli.Show("in\x1b[31mgest"), 8: "25% cpu", 9: "-", 10: "-"} {
+		if got := slowedBy(id, o); got != want || strings.Contains(got, "\x1b") {
+			t.Errorf("container %d: %q, want %q", id, got, want)
+		}
+	}
+	var out bytes.Buffer
+	psTable(&out, []api.Container{{ID: 8, Name: "web", Source: "docker"}}, api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}}, o, false)
+	if head := "CONTAINER  SLOWED BY  SOURCE"; !strings.HasPrefix(out.String(), head) || !strings.Contains(out.String(), "web        25% cpu    docker") {
+		t.Errorf("%s", &out)
+	}
+}
+
+// A table takes the width of the terminal: names are cut where there is no room, and only there.
+func TestTerminalWidth(t *testing.T) {
+	s := verbtest.Example()
+	const long, image = "payment-service-of-the-shop-in-production-1", "registry.example.com/team/nginx:1.27"
+	s.List[0].Name = long
+	for columns, whole := range map[uint16]bool{60: false, 80: false, 130: true} {
+		lines := verbtest.Screen(t, run, columns, s, "ps")
+		text := strings.Join(lines, "\n")
+		if strings.Contains(text, long) != whole || strings.Contains(text, image) != whole {
+			t.Errorf("%d columns:\n%s", columns, text)
+		}
+		for _, line := range lines {
+			if n := utf8.RuneCountInString(line); n > int(columns) {
+				t.Errorf("%d columns: a line of %d: %s", columns, n, line)
+			}
+		}
+	}
+}
+
+func TestPS(t *testing.T) {
+	status, out, errs := verbtest.Against(t, run, verbtest.Example(), "ps")
+	if status != cli.Done || errs != "" {
+		t.Fatal(status, errs)
+	}
+	verbtest.Compare(t, `CONTAINER                 SLOWED BY   SOURCE  NETCPU        IMAGE
+web-1                     12% uplink  docker  isolate done  registry.example.co…
+"evil\x1b[31m\u202e\u00…  -           cgroup  charge error  -
+
+"evil\x1b[31m\u202e\u009b\x7f\n�": netcpu: "open /x\x1b: no", and 1 more
+  (tried 3 times)
+"evil\x1b[31m\u202e\u009b\x7f\n�": traffic: unavailable:
+  fairlead.net.rate=1mbit (label)
+source docker: "gone\x1b"
+feature netcpu is degraded: no threads
+What to do: `+"`fairlead explain id:5`, then `fairlead doctor`"+`.
+`, out)
+	for line := range strings.Lines(out) {
+		if n := utf8.RuneCountInString(line); n > 81 {
+			t.Errorf("a line of %d columns: %s", n, line)
+		}
+	}
+	if _, out, _ := verbtest.Against(t, run, verbtest.Example(), "ps", "--wide"); !strings.Contains(out, "registry.example.com/team/nginx:1.27") || !strings.Contains(out, "eth0→veth3f2a1bc") || !strings.Contains(out, "(the host's)") {
+		t.Errorf("--wide: %s", out)
+	}
+}
+
+// JSON and YAML preserve any container name exactly, and no output can send control sequences to a
+// terminal.
+func TestMachineFormats(t *testing.T) {
+	s := verbtest.Example()
+	want, err := json.Marshal(s.List)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, format := range []string{"json", "yaml"} {
+		status, out, errs := verbtest.Against(t, run, s, "ps", "-o", format)
+		if status != cli.Done || errs != "" {
+			t.Fatal(status, errs)
+		}
+		if i := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && (r < ' ' || r >= 0x7f && r < 0xa0 || r == 0x202e) }); i >= 0 {
+			t.Errorf("%s: control character at %d: %q", format, i, out[max(0, i-20):i+3])
+		}
+		var got, expected any
+		if format == "json" {
+			err = json.Unmarshal([]byte(out), &got)
+		} else {
+			err = yaml.Unmarshal([]byte(out), &got)
+			var data []byte
+			data, _ = json.Marshal(got)
+			json.Unmarshal(data, &got)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", format, err, out)
+		}
+		json.Unmarshal(want, &expected)
+		if diff := cmp.Diff(expected, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", format, diff)
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package containers
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// memory is a knob of a kind that no Opener opens.
+type memory struct{ name, value string }
+
+func (m *memory) Ref() journal.Ref      { return journal.Ref{Kind: "memory", Object: m.name} }
+func (m *memory) Read() (string, error) { return m.value, nil }
+func (m *memory) Write(v string) error  { m.value = v; return nil }
+
+// TestRestoreExpired checks which entries are tried.
+func TestRestoreExpired(t *testing.T) {
+	dir := t.TempDir()
+	j, err := journal.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, expiry := range map[string]time.Time{"past": time.Now().Add(-time.Hour), "future": time.Now().Add(time.Hour), "never": {}} {
+		if err := j.TurnUntil(&memory{name, "before"}, "after", journal.Owner{Feature: "f", Container: 7}, expiry); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f := &verb.AgentFlags{Cfg: agent.Config{Roots: kernel.Default(), StateDir: dir, Socket: filepath.Join(dir, "nobody")}}
+	for _, c := range []struct {
+		ref     string
+		expired bool
+		tried   int
+	}{{"", true, 1}, {"7", true, 1}, {"8", true, 0}, {"", false, 3}} {
+		done, err := restore(t.Context(), f, c.ref, c.expired)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(done.Outcomes) != c.tried || c.tried == 1 && done.Outcomes[0].Object != "past" {
+			t.Errorf("%+v: %+v", c, done.Outcomes)
+		}
+	}
+}
+
+func TestRestoreThroughTheAgent(t *testing.T) {
+	status, out, errs := verbtest.Against(t, run, verbtest.Example(), "restore")
+	if status != cli.Failed || !strings.Contains(errs, "some values could not be restored") {
+		t.Error(status, errs)
+	}
+	verbtest.Compare(t, `/a: 1 again, was 2
+"/b\x1b[2J": left at 3, which somebody else has set (we wrote 2; before it was 1)
+/c: no longer exists
+/d: is 1 already
+/e: NOT put back to 1: "no\a"
+`, out)
+}

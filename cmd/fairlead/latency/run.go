@@ -1,0 +1,293 @@
+package latency
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/enter"
+)
+
+func latencyRunVerb(e verb.Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "run (--container CONTAINER | --self) -- PROGRAM [ARG...]",
+		Short: "Run a program in a container's network, and take this host's expense off its round trips",
+		Long: `Run a program, such as ping, in the network namespace and the cgroup of a container, or
+with --self where this runs, and print each of its round trips:
+
+  RAW        as the container has it, from when its packet comes to its device to when
+             the reply comes to its socket
+  EGRESS     what the way from there to the uplink took
+  INGRESS    what the way from the uplink to the socket took
+  CORRECTED  what is left: the time that the packet was beyond the uplink
+
+The last lines are the mean and the sum of all. A container that policy does not have
+measured is, while this runs. Ctrl-C ends the program, and shows what was measured so
+far. A request is paired with its reply by
+sequence number for ICMP, by ports and order for UDP; of TCP only handshakes are. The
+program is one of the host's, not of the container's, and runs with the rights of whoever calls this.`,
+		Example: `  fairlead latency run --container web-1 -- ping -c 10 192.0.2.1`,
+		Args:    cli.NArgs(1, 1000, "a PROGRAM"),
+	}
+	r := latencyRun{env: e}
+	r.packets.add(cmd)
+	cmd.Flags().StringVar(&r.container, "container", "", "the container")
+	r.out = cli.FormatFlag(cmd)
+	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		return r.run(cmd.Context(), c, exec.Command(args[0], args[1:]...))
+	})
+}
+
+func latencyProbeVerb(e verb.Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "probe (--container CONTAINER | --self) ADDRESS:PORT",
+		Short: "Measure round trips by UDP datagrams or TCP handshakes, without this host's expense",
+		Long: `Measure round trips from a container as run does, with a prober of its own: TCP handshakes
+with a port that listens, or UDP datagrams to one that answers each of them (echo).`,
+		Args: cli.NArgs(1, 1, "one ADDRESS:PORT"),
+	}
+	r := latencyRun{env: e}
+	r.packets.add(cmd)
+	cmd.Flags().StringVar(&r.container, "container", "", "the container")
+	count := cmd.Flags().UintP("count", "c", 10, "how many")
+	interval := cmd.Flags().Duration("pause", 100*time.Millisecond, "between two of them")
+	udp := cmd.Flags().Bool("udp", false, "datagrams, not handshakes")
+	inside := cmd.Flags().Bool("inside", false, "")
+	hidden := cmd.Flags().MarkHidden("inside")
+	r.out = cli.FormatFlag(cmd)
+	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		network := "tcp"
+		if *udp {
+			network = "udp"
+		}
+		host, port, err := net.SplitHostPort(args[0])
+		n, perr := strconv.ParseUint(port, 10, 16)
+		if err := errors.Join(err, perr, hidden); err != nil || n == 0 {
+			return cli.Usagef("%q: want ADDRESS:PORT", args[0])
+		}
+		if *inside {
+			return knock(cmd.Context(), network, args[0], *count, *interval)
+		}
+		exe, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("find own program: %w", err)
+		}
+		r.port, r.protocol, r.quiet = uint16(n), network, true
+		if _, err := api.ParsePeer(host); err == nil {
+			r.peer = host
+		}
+		return r.run(cmd.Context(), c, exec.Command(exe, "latency", "probe", "--inside", "--udp="+strconv.FormatBool(*udp),
+			"--count", fmt.Sprint(*count), "--pause", interval.String(), args[0]))
+	})
+}
+
+// knock makes the round trips. It measures nothing; the agent measures the packets.
+func knock(ctx context.Context, network, address string, count uint, pause time.Duration) error {
+	d := net.Dialer{Timeout: 5 * time.Second}
+	failed := error(nil)
+	for range count {
+		c, err := d.DialContext(ctx, network, address)
+		if err == nil && network == "udp" {
+			_, err = c.Write([]byte("fairlead"))
+			c.SetReadDeadline(time.Now().Add(time.Second))
+			if err == nil {
+				_, err = c.Read(make([]byte, 64))
+			}
+		}
+		if err == nil {
+			c.Close()
+		}
+		failed = cmp.Or(failed, unreached(address, err))
+		if err := verb.Wait(ctx, pause); err != nil {
+			return err
+		}
+	}
+	return failed
+}
+
+// unreached explains why a round trip was not made.
+func unreached(address string, err error) error {
+	var late net.Error
+	var op *net.OpError
+	switch {
+	case err == nil, errors.Is(err, context.Canceled):
+		return err
+	case errors.As(err, &late) && late.Timeout():
+		return fmt.Errorf("%s does not answer", address)
+	case errors.As(err, &op):
+		err = op.Err
+	}
+	return fmt.Errorf("reach %s: %w", address, err)
+}
+
+// latencyRun is one run of a program.
+type latencyRun struct {
+	env verb.Env
+	packets
+	container string
+	quiet     bool // send the program's output to stderr
+	out       *cli.Format
+}
+
+func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) (failed error) {
+	var args []string
+	if r.container != "" {
+		args = []string{r.container}
+	}
+	ask, err := r.source(c, args)
+	if err != nil {
+		return err
+	}
+	defer ask.close()
+	if err := startable(program); err != nil {
+		return err
+	}
+	// The first call starts the recording.
+	all, end, err := ask.begin(ctx, r.env, c, r.container)
+	if err != nil {
+		return verb.ReadingHint(err)
+	}
+	defer func() { failed = errors.Join(failed, end()) }()
+	program.Stdout, program.Stderr = r.env.Stdout, r.env.Stderr
+	if r.out.Name != "table" || r.quiet {
+		program.Stdout = r.env.Stderr
+	}
+	ended, stop, err := r.start(ctx, c, program)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	collect := func(ctx context.Context, over time.Duration) error {
+		got, err := ask.next(ctx, over)
+		all.Records = append(all.Records, got.Records...)
+		all.Missed += got.Missed
+		return err
+	}
+	var status error
+	for running := true; running; {
+		select {
+		case status = <-ended:
+			running = false
+		case <-ctx.Done():
+			// Show the round trips so far. The program may also have received the
+			// terminal's signal, and may still print.
+			status, running = context.Cause(ctx), false
+			program.Process.Signal(os.Interrupt)
+			select {
+			case <-ended:
+			case <-time.After(lastWord):
+			}
+		default:
+			if err := collect(ctx, 200*time.Millisecond); err != nil && ctx.Err() == nil {
+				return verb.ReadingHint(err)
+			}
+		}
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := collect(last, 300*time.Millisecond); err != nil {
+		return verb.ReadingHint(err)
+	}
+	trips := roundTrips{Missed: all.Missed}
+	trips.Trips, trips.Unpaired = api.LatencyTrips(all.Records)
+	var raw, corrected []float64
+	for _, t := range trips.Trips {
+		raw, corrected = append(raw, t.Raw), append(corrected, t.Corrected)
+	}
+	if len(raw) > 0 {
+		trips.Raw, trips.Corrected = median(raw), median(corrected)
+	} else {
+		trips.Why = r.why(last, c, program.Args, all.Records, trips.Unpaired)
+	}
+	return errors.Join(r.out.Print(r.env.Stdout, trips, trips.table), ending(program, status))
+}
+
+// median returns the middle of values, which must not be empty.
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+// lastWord limits how long an interrupted program may take to end.
+const lastWord = 2 * time.Second
+
+// startable returns an error if the host does not have the program.
+func startable(program *exec.Cmd) error {
+	if program.Err == nil {
+		return nil
+	}
+	name := cli.Show(program.Args[0])
+	if !errors.Is(program.Err, exec.ErrNotFound) {
+		return fmt.Errorf("start %s: %w", name, program.Err)
+	}
+	how := "install it here"
+	if program.Args[0] == "ping" {
+		how = "install it here (iputils-ping), or measure by `fairlead latency probe`"
+	}
+	return fmt.Errorf("there is no program %s on this host: run takes it from the host, not from the container; %s", name, how)
+}
+
+// ending explains how a program failed.
+func ending(program *exec.Cmd, status error) error {
+	var exit *exec.ExitError
+	switch {
+	case !errors.As(status, &exit):
+		return status
+	case exit.Exited():
+		return fmt.Errorf("%s ended with status %d", cli.Show(program.Args[0]), exit.ExitCode())
+	}
+	return fmt.Errorf("%s was ended by a signal", cli.Show(program.Args[0]))
+}
+
+// start starts the program in the container, or with --self in this one.
+func (r *latencyRun) start(ctx context.Context, c *api.Client, program *exec.Cmd) (ended <-chan error, stop func(), err error) {
+	done := make(chan error, 1)
+	if r.self {
+		if err := program.Start(); err != nil {
+			return nil, nil, fmt.Errorf("start %s: %w", program.Path, err)
+		}
+		go func() { done <- program.Wait() }()
+		return done, func() { program.Process.Kill() }, nil
+	}
+	of, err := c.Explain(ctx, r.container)
+	if err != nil {
+		return nil, nil, verb.ReadingHint(err)
+	}
+	list, err := c.Containers(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	i := slices.IndexFunc(list, func(o api.Container) bool { return o.ID == of.Container.ID })
+	if i < 0 || list[i].PID == 0 {
+		return nil, nil, fmt.Errorf("container %s has ended", cli.Show(r.container))
+	}
+	place, err := enter.Of(kernel.Default(), list[i].PID)
+	if err != nil {
+		return nil, nil, fmt.Errorf("enter container %s: %w", cli.Show(r.container), err)
+	}
+	p, err := place.Start(program)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("in container %s: %w", cli.Show(r.container), err), place.Close())
+	}
+	go func() { done <- p.Wait() }()
+	stop = func() {
+		p.Kill()
+		<-p.Done()
+		place.Close()
+	}
+	return done, stop, nil
+}

@@ -1,0 +1,182 @@
+package latency
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+)
+
+func latencyTraceVerb(e verb.Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "trace CONTAINER",
+		Short: "Show a container's packets one by one",
+		Long: `Show the packets of a container one by one, with what each took on this host, until
+interrupted. Packets that could not be kept are counted at the end. With -o json there is
+one object on each line. A container that policy does not have measured is, while this runs.
+
+Inside a container that was given the agent's self socket, --self shows the container's
+own packets. There --on begins to record them for ten minutes, and returns; --off ends
+that; --kept prints what has been recorded since. All packets are recorded then, and
+filters choose what is printed.`,
+		Example: `  fairlead latency trace web-1 --protocol tcp --port 443
+  fairlead latency trace web-1 --sample 64 -o json
+  fairlead latency trace --self --on; ping -c 10 192.0.2.1; fairlead latency trace --self --kept`,
+		Args: cli.NArgs(0, 1, "one CONTAINER"),
+	}
+	var want packets
+	want.add(cmd)
+	cmd.Flags().Uint32Var(&want.sample, "sample", 1, "all packets of one flow in so many, both ways, and none of the others")
+	count := cmd.Flags().Uint("count", 0, "end after so many packets; 0: when interrupted")
+	on := cmd.Flags().Bool("on", false, "with --self: begin to record, and return")
+	off := cmd.Flags().Bool("off", false, "with --self: end that")
+	kept := cmd.Flags().Bool("kept", false, "print what has been recorded up to now, and end")
+	asJSON := cmd.Flags().StringP("output", "o", "table", "how to print: table or json")
+	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) (failed error) {
+		if *asJSON != "table" && *asJSON != "json" {
+			return cli.Usagef("-o %q: it is one of table, json", *asJSON)
+		}
+		if want.sample == 0 {
+			return cli.Usagef("--sample 0: must be at least 1")
+		}
+		if *on && *off || *kept && (*on || *off) || (*on || *off) && !want.self {
+			return cli.Usagef("want one of --on, --off and --kept, the first two with --self")
+		}
+		ask, err := want.source(c, args)
+		if err != nil {
+			return err
+		}
+		defer ask.close()
+		if *on || *off {
+			now, err := ask.tracing(cmd.Context(), *on)
+			switch {
+			case err != nil:
+				return verb.ReadingHint(err)
+			case now.On:
+				_, err = fmt.Fprintf(e.Stdout, "the packets of this container are recorded until %s\n", now.Until.Local().Format(time.TimeOnly))
+			default:
+				_, err = fmt.Fprintln(e.Stdout, "the packets of this container are no longer recorded")
+			}
+			return err
+		}
+		patience := time.Second
+		if *kept {
+			patience, ask.filter.After = 0, 1
+		}
+		got, end, err := ask.begin(cmd.Context(), e, c, strings.Join(args, ""))
+		if err != nil {
+			return verb.ReadingHint(err)
+		}
+		defer func() { failed = errors.Join(failed, end()) }()
+		print := latencyLine
+		if *asJSON == "json" {
+			print = func(w io.Writer, r api.LatencyRecord) error { return json.NewEncoder(w).Encode(r) }
+		}
+		limited, lost := false, got.LostWaits
+		var missed, shown, last uint64
+		for {
+			missed += got.Missed
+			limited = limited || got.Limited
+			if *kept && len(got.Records) == 0 && got.Next == last {
+				break
+			}
+			last = got.Next
+			for _, r := range got.Records {
+				if *count > 0 && shown == uint64(*count) {
+					break
+				}
+				if err := print(e.Stdout, r); err != nil {
+					return err
+				}
+				shown++
+			}
+			if *count > 0 && shown >= uint64(*count) {
+				break
+			}
+			got, err = ask.next(cmd.Context(), patience)
+			if cmd.Context().Err() != nil {
+				break
+			}
+			if err != nil {
+				return verb.ReadingHint(err)
+			}
+		}
+		if missed > 0 {
+			fmt.Fprintf(e.Stderr, "%d packets were overwritten before they were read\n", missed)
+		}
+		if got.LostWaits > lost {
+			fmt.Fprintf(e.Stderr, "%d waits were lost\n", got.LostWaits-lost)
+		}
+		if limited {
+			fmt.Fprintln(e.Stderr, "some packets have no waits: for a container that asks itself they are watched for 10 s of each minute")
+		}
+		return nil
+	})
+}
+
+// latencyLine prints a packet in readable form.
+func latencyLine(w io.Writer, r api.LatencyRecord) error {
+	end := func(addr string, port int) string {
+		switch {
+		case port == 0:
+			return addr
+		case strings.Contains(addr, ":"):
+			return fmt.Sprintf("[%s]:%d", addr, port)
+		}
+		return fmt.Sprintf("%s:%d", addr, port)
+	}
+	line := fmt.Sprintf("%s %-7s %-5s %s > %s", r.Time.Format("15:04:05.000000"), r.Direction, r.Protocol, end(r.From, r.FromPort), end(r.To, r.ToPort))
+	if r.Seq > 0 {
+		line += fmt.Sprintf(" seq %d", r.Seq)
+	}
+	line += fmt.Sprintf(" %d bytes", r.Bytes)
+	for _, sum := range []struct {
+		name string
+		of   *float64
+	}{{"added", r.Added}, {"stack", r.Stack}} {
+		if sum.of != nil {
+			line += fmt.Sprintf("  %s %s", sum.name, fine(*sum.of))
+		}
+	}
+	var parts []string
+	for _, p := range r.Stages {
+		parts = append(parts, p.Stage+" "+fine(p.Seconds))
+	}
+	line = fmt.Sprintf("%s  (%s)\n", line, strings.Join(parts, ", "))
+	for _, w := range r.Waits {
+		line += latencyWait(w)
+	}
+	_, err := io.WriteString(w, line)
+	return err
+}
+
+// latencyWait formats what a CPU did while a packet waited, in one line.
+func latencyWait(w api.LatencyWait) string {
+	var parts []string
+	for _, c := range w.By {
+		part := c.Work
+		switch {
+		case c.Own:
+			part = "its own " + c.Work
+		case c.Name != "":
+			part += " of " + cli.Cut(cli.Show(c.Name), 30)
+		case c.Container != 0:
+			part += " of id " + c.Container.String()
+		case c.Cgroup != "":
+			part += " of cgroup " + cli.Show(c.Cgroup)
+		}
+		parts = append(parts, fine(c.Seconds)+" "+part)
+	}
+	if w.Unknown > 0 {
+		parts = append(parts, fine(w.Unknown)+" not known")
+	}
+	return fmt.Sprintf("    %s waited %s: %s\n", w.Stage, fine(w.Seconds), strings.Join(parts, ", "))
+}

@@ -1,0 +1,127 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/kernel/enter"
+)
+
+func doctorVerb(e verb.Env) *cobra.Command {
+	f, flags := verb.NewAgentFlags(e)
+	cmd := &cobra.Command{
+		Use:        "doctor",
+		SuggestFor: []string{"check", "probe", "diagnose", "info"},
+		Short:      "List what this host supports, and how to fix the rest; needs no agent",
+		Long: `List what this host supports, found by trying it: each capability is full, degraded
+or unavailable, with the reason and a remedy. Also list other software that uses
+the same hooks, how each feature stands, and where the rate of each uplink comes
+from. The last sentence says what works here, and which one remedy would help
+most. Each trial is undone at once. The command needs no agent, and
+reports what it sees from where it runs; of an agent that answers it also lists
+the policies that match no container. It exits with 1 if fairlead cannot work
+here at all, or if it was not run as root: then it cannot tell.`,
+		Args: cli.NArgs(0, 0, ""),
+	}
+	f.Take(cmd, flags, "docker-host", "podman-host", "containerd", "proc", "bpffs", "socket", "config")
+	cmd.Flags().AddFlagSet(f.Features)
+	out := cli.FormatFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := verb.Configure(cmd, f.Config, flags); err != nil {
+			return err
+		}
+		// Other users may not look, or with hidepid not see process 1.
+		if err := enter.HostCgroups(f.Cfg.Roots.Proc); err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		r := append(agent.Examine(cmd.Context(), f.Cfg), unmatched(cmd.Context(), f.Cfg.Socket)...)
+		if err := out.Print(e.Stdout, r, func(w io.Writer) { doctor(w, r) }); err != nil {
+			return err
+		}
+		return useless(r)
+	}
+	return cmd
+}
+
+// unmatched asks the agent, if one runs, for the policies that match nothing.
+func unmatched(ctx context.Context, socket string) api.Report {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	c := api.Dial(socket)
+	defer c.Close()
+	st, err := c.Status(ctx)
+	if err != nil {
+		return nil
+	}
+	return agent.Unmatched(st.Policy)
+}
+
+// useless returns an error if nothing works here, or if the caller's privileges do not show it.
+func useless(r api.Report) error {
+	works := false
+	for _, x := range r {
+		switch {
+		case (x.Capability == "kernel" || x.Capability == "cgroup-v2") && x.Level == api.LevelUnavailable:
+			return fmt.Errorf("fairlead cannot work on this host: %s", x.Why)
+		case x.Capability == "root" && x.Level == api.LevelUnavailable:
+			return fmt.Errorf("this was not run as root (%s), and so says little of what an agent could do here: run it as root", x.Why)
+		case x.Area == api.AreaFeatures:
+			works = works || x.Level != api.LevelUnavailable
+		}
+	}
+	if !works {
+		return errors.New("no feature works here: the list says what each lacks")
+	}
+	return nil
+}
+
+func doctor(w io.Writer, r api.Report) {
+	const head = "  %-11s  %-18s  "
+	wide := max(30, cli.Across(w, 99)-len(fmt.Sprintf(head, "", "")))
+	count := map[api.Level]int{}
+	area := ""
+	for _, x := range r {
+		if x.Area != area {
+			if area != "" {
+				fmt.Fprintln(w)
+			}
+			area = x.Area
+			fmt.Fprintf(w, "%s\n", cli.Show(area))
+		}
+		count[x.Level]++
+		says := cli.ShowText(x.Detail)
+		if x.Level != api.LevelFull {
+			says = cli.ShowText(x.Why)
+			if x.Detail != "" {
+				says += " (" + cli.ShowText(x.Detail) + ")"
+			}
+		}
+		text := cli.Fold(says, wide)
+		if x.Mend != "" {
+			text = append(text, cli.Fold("→ "+cli.ShowText(x.Mend), wide)...)
+		}
+		for i, t := range text {
+			if i == 0 {
+				t = fmt.Sprintf(head, x.Level, cli.Show(x.Capability)) + t
+			} else {
+				t = fmt.Sprintf(head, "", "") + t
+			}
+			fmt.Fprintln(w, strings.TrimRight(t, " "))
+		}
+	}
+	fmt.Fprintf(w, "\n%d full, %d degraded, %d unavailable\n", count[api.LevelFull], count[api.LevelDegraded], count[api.LevelUnavailable])
+	for _, line := range cli.Fold(cli.ShowText(r.Summary()), cli.Across(w, 80)) {
+		fmt.Fprintln(w, line)
+	}
+}

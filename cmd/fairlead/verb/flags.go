@@ -1,0 +1,72 @@
+package verb
+
+import (
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/metrics"
+	"github.com/fairlead-project/fairlead/record"
+)
+
+// AgentFlags are the flags of the agent, which are also the keys of the config file. Other verbs
+// take the flags that they need by name.
+type AgentFlags struct {
+	Config   string // path of the config file; "": none
+	Level    string // of the log
+	TakeOver bool
+	Linger   time.Duration
+	Health   string // directory; "": none
+	Cfg      agent.Config
+
+	Features *pflag.FlagSet // only the flags of the features
+}
+
+// NewAgentFlags returns the flags with their defaults, and the set to parse them by.
+func NewAgentFlags(e Env) (*AgentFlags, *pflag.FlagSet) {
+	f := &AgentFlags{Cfg: agent.Config{Roots: kernel.Default(), Version: e.Version}}
+	f.Cfg.RecordSize = record.DefaultSize
+	s := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	s.StringVar(&f.Config, "config", defaultConfig, "config file; every flag can be set in it as \"flag: value\"; empty: none")
+	s.StringVar(&f.Cfg.Socket, "socket", api.DefaultSocket, "unix socket of the agent")
+	s.StringVar(&f.Cfg.SelfSocket, "self-socket", filepath.Base(api.DefaultSelfSocket), "unix socket on which a container sees its own data; a name without / is one beside --socket; empty: none")
+	s.StringVar(&f.Cfg.StateDir, "state-dir", defaultState, "directory of the journal")
+	s.StringVar(&f.Cfg.PolicyDir, "policy-dir", defaultPolicies, "directory of the policy files *.yaml")
+	s.BoolVar(&f.Cfg.ImageLabels, "image-labels", false, "labels of images are policy, as labels of containers are: for hosts where only those who may set policy build images")
+	s.StringVar(&f.Cfg.DockerHost, "docker-host", e.Getenv("DOCKER_HOST"), "address of Docker, as in DOCKER_HOST; empty: its usual socket")
+	s.StringVar(&f.Cfg.PodmanHost, "podman-host", "", "address of Podman, as in DOCKER_HOST; empty: its usual socket")
+	s.StringVar(&f.Cfg.ContainerdAddr, "containerd", "", "unix socket of containerd; empty: its usual one, and those of k3s and RKE2, MicroK8s, and k0s")
+	s.StringVar(&f.Cfg.CRIOAddr, "crio", "", "unix socket of CRI-O; empty: its usual one")
+	s.StringVar(&f.Cfg.KubeletDir, "kubelet-dir", "", "directory of kubelet, usually /var/lib/kubelet: offer what can be guaranteed to pods as resources of the node, and guarantee what they request of it; empty: do not")
+	s.StringVar(&f.Cfg.Kubeconfig, "kubeconfig", "", "kubeconfig, or in-cluster for the service account of the agent's pod, to follow annotations that change while pods run; it needs the right to list and watch pods; empty: those of a pod's start count")
+	s.StringVar(&f.Cfg.NodeName, "node-name", e.Getenv("NODE_NAME"), "name of this node at the API server, as in NODE_NAME; empty: the host's name")
+	s.StringVar(&f.Cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
+	s.StringVar(&f.Cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page, or unix:/path for a socket of mode 0660; empty: none")
+	s.StringVar(&f.Cfg.RecordDir, "record-dir", defaultRecord, "directory of the recording; empty: nothing is recorded")
+	s.Var((*sizeFlag)(&f.Cfg.RecordSize), "record-size", "most that the recording takes on disk, such as 64mb")
+	s.DurationVar(&f.Cfg.RecordAge, "record-age", record.DefaultAge, "how long the recording goes back at most")
+	s.StringVar(&f.Cfg.Roots.Proc, "proc", f.Cfg.Roots.Proc, "where the host's proc is mounted, with writable sys/net and irq; in a container its own is read-only there")
+	s.StringVar(&f.Cfg.Roots.BPFFS, "bpffs", f.Cfg.Roots.BPFFS, "where the BPF file system is mounted")
+	f.Features = pflag.NewFlagSet("features", pflag.ContinueOnError)
+	for _, add := range e.Flags {
+		add(f.Features, &f.Cfg.FeatureConfig)
+	}
+	s.AddFlagSet(f.Features)
+	s.BoolVar(&f.TakeOver, "take-over", false, "if another agent works on this host, wait until it stops, and go on with what it has applied")
+	s.DurationVar(&f.Linger, "linger", 0, "how long the agent works on after it was told to stop, before it undoes all changes: longer than a supervisor that starts it again waits before it kills it, 5s with Kubernetes")
+	s.StringVar(&f.Health, "health-dir", "", "directory in which the agent shows fairlead health that it is ready and alive; empty: it does not")
+	s.StringVar(&f.Level, "log-level", "info", "lowest level to log: debug, info, warn or error")
+	return f, s
+}
+
+// Take adds some of the agent's flags to cmd.
+func (f *AgentFlags) Take(cmd *cobra.Command, from *pflag.FlagSet, names ...string) {
+	for _, n := range names {
+		cmd.Flags().AddFlag(from.Lookup(n))
+	}
+}

@@ -1,0 +1,130 @@
+package verb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+)
+
+// The bounds of --interval. In a shorter one the cost of the reading itself would dominate.
+const (
+	MinInterval = 100 * time.Millisecond
+	MaxInterval = time.Hour
+)
+
+// ReadingFlags are the flags of verbs that show the difference of two readings of an agent's
+// counters.
+type ReadingFlags struct {
+	Total, Watch bool
+	Interval     time.Duration
+	Out          *cli.Format
+}
+
+// Add adds the flags to a verb; total is the help of --total.
+func (f *ReadingFlags) Add(cmd *cobra.Command, total string) {
+	f.Out = cli.FormatFlag(cmd)
+	cmd.Flags().DurationVar(&f.Interval, "interval", 2*time.Second, "time between two readings")
+	cmd.Flags().BoolVar(&f.Total, "total", false, total)
+	cmd.Flags().BoolVar(&f.Watch, "watch", false, "print again after every interval, until interrupted")
+}
+
+// Check returns the container that args name; "" means all.
+func (f *ReadingFlags) Check(args []string) (ref string, err error) {
+	if f.Interval < MinInterval || f.Interval > MaxInterval {
+		return "", cli.Usagef("--interval %v: must be %v to %v", f.Interval, MinInterval, MaxInterval)
+	}
+	if len(args) == 0 {
+		return "", nil
+	}
+	if args[0] == "" {
+		return "", cli.Usagef(`CONTAINER is ""`)
+	}
+	return args[0], nil
+}
+
+// Readings reads and prints one kind of counters.
+type Readings[T any] struct {
+	// Read returns a reading after a delay, in which it may measure; 0 means at once.
+	Read  func(ctx context.Context, after time.Duration) (T, error)
+	After func(now, before T) T // the difference of two readings
+	Print func(io.Writer, T)    // as a table
+}
+
+// Show reads and prints, once or until ctx ends.
+func (r Readings[T]) Show(ctx context.Context, e Env, f ReadingFlags) error {
+	before, err := r.Read(ctx, 0)
+	if err != nil {
+		return ReadingHint(err)
+	}
+	show := func(v T, again bool) error {
+		if again {
+			again := ""
+			switch {
+			case f.Out.Name == "yaml":
+				again = "---\n"
+			case f.Out.Name == "table" && cli.Terminal(e.Stdout):
+				again = "\x1b[H\x1b[2J" // clear the screen and start at its top
+			case f.Out.Name == "table":
+				again = "\n"
+			}
+			if _, err := io.WriteString(e.Stdout, again); err != nil {
+				return err
+			}
+		}
+		return f.Out.Print(e.Stdout, v, func(w io.Writer) { r.Print(w, v) })
+	}
+	if f.Total {
+		if err := show(before, false); err != nil || !f.Watch {
+			return err
+		}
+	}
+	for again := f.Total; ; again = true {
+		now, err := r.Read(ctx, f.Interval)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return ReadingHint(err)
+		}
+		v := now
+		if !f.Total {
+			v = r.After(now, before)
+		}
+		if err := show(v, again); err != nil || !f.Watch {
+			return err
+		}
+		before = now
+	}
+}
+
+// Wait returns after d, or with an error as soon as ctx ends.
+func Wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// ReadingHint adds advice to an error.
+func ReadingHint(err error) error {
+	var e *api.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	switch e.Code {
+	case "not_found":
+		return fmt.Errorf("%w\n`fairlead ps` lists those that do", err)
+	case "unavailable":
+		return fmt.Errorf("%w\n`fairlead doctor` says what this host can do", err)
+	}
+	return err
+}

@@ -1,0 +1,151 @@
+package views
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/agent/serve"
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/record"
+)
+
+// offline runs a verb without an agent.
+func offline(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	status = run(t.Context(), cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" },
+		Args: append(args, "--config=", "--socket="+filepath.Join(t.TempDir(), "none"))})
+	return status, out.String(), errs.String()
+}
+
+// incident records a minute in which the packets of one container take a quarter of the time of
+// another, from second 20 to second 40, and returns the folder.
+func incident(t *testing.T) (dir string, start time.Time) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "record")
+	w, err := record.New(record.Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.Local)
+	stolen := 0.0
+	for s := 0; s <= 60; s += 5 {
+		if s > 20 && s <= 40 {
+			stolen += 1.25
+		}
+		f := api.Frame{Taken: start.Add(time.Duration(s) * time.Second), Containers: []api.Container{
+			{ID: 1, Name: "db", Image: "registry.example.com/db:1"}, {ID: 2, Name: verbtest.Evil, Image: "registry.example.com/flood:1"},
+		}}
+		f.NetCPU = &api.NetCPU{Since: start, Taken: f.Taken, Accounts: []api.NetCPUAccount{
+			{Container: 1, Name: "db", Tasks: 100 + float64(s), Stolen: stolen, StolenBy: []api.NetCPUCulprit{{Container: 2, Name: verbtest.Evil, Seconds: stolen}}},
+			{Container: 2, Name: verbtest.Evil, Tasks: 100 + float64(s), Receive: stolen},
+		}, Matrix: []api.NetCPUTheft{{Kind: api.VictimTask, Victim: 1, VictimName: "db", Culprit: 2, CulpritName: verbtest.Evil, Seconds: stolen}}}
+		if err := w.Write(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return dir, start
+}
+
+func TestReport(t *testing.T) {
+	dir, start := incident(t)
+	status, out, errs := offline(t, "report", "--record-dir", dir, "-o", "json")
+	var h api.History
+	if err := json.Unmarshal([]byte(out), &h); status != cli.Done || err != nil {
+		t.Fatalf("status %d, %v: %s", status, err, errs)
+	}
+	if len(h.Rows) != 2 || len(h.Moments) != 1 || h.Seconds != 60 {
+		t.Fatalf("%+v", h)
+	}
+	m := h.Moments[0]
+	if m.Name != "db" || !m.Since.Equal(start.Add(20*time.Second)) || !m.Taken.Equal(start.Add(40*time.Second)) || m.By[0].Culprit != 2 || m.By[0].Cause != api.SlowedByPackets || m.Slowed < 0.05 {
+		t.Errorf("%+v", m)
+	}
+	for _, format := range []string{"table", "yaml", "html"} {
+		status, out, errs := offline(t, "report", "--record-dir", dir, "-o", format)
+		if status != cli.Done || !strings.Contains(out, "db") || strings.ContainsAny(out, "\x1b\u202e\u009b\x7f") {
+			t.Errorf("-o %s: status %d, %s%q", format, status, errs, out)
+		}
+		if format != "yaml" && !strings.Contains(out, "12:00:20") {
+			t.Errorf("-o %s does not say when it began:\n%s", format, out)
+		}
+	}
+	// Only the quiet part.
+	status, out, errs = offline(t, "report", "--record-dir", dir, "--at", "2026-03-01 12:00:20", "--since", "1m")
+	if status != cli.Done || !strings.Contains(out, "No container was slowed") {
+		t.Errorf("status %d: %s%s", status, out, errs)
+	}
+	status, _, errs = offline(t, "report", "--record-dir", dir, "--at", "2020-01-01 12:00")
+	if status != cli.Failed || !strings.Contains(errs, "nothing was recorded in that time") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	status, _, errs = offline(t, "report", "--record-dir", dir+"/none")
+	if status != cli.Failed || !strings.Contains(errs, "the agent makes it") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	status, _, errs = offline(t, "report", "--record-dir", dir, "--at", "soon")
+	if status != cli.Usage || !strings.Contains(errs, "--at") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+}
+
+func TestRecordExport(t *testing.T) {
+	dir, _ := incident(t)
+	path := filepath.Join(t.TempDir(), "incident.rec")
+	status, out, errs := offline(t, "record", "export", path, "--record-dir", dir, "--since", "35s", "--anonymous")
+	if status != cli.Done || !strings.Contains(out, "8 frames") {
+		t.Fatalf("status %d: %s%s", status, out, errs)
+	}
+	status, out, errs = offline(t, "report", "--replay", path)
+	if status != cli.Done || !strings.Contains(out, "packets of container-2") || strings.Contains(out, "db") {
+		t.Errorf("status %d: %s%s", status, out, errs)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	status, _, errs = offline(t, "record", "export", path, "--record-dir", dir)
+	if status != cli.Failed || !strings.Contains(errs, "exists") {
+		t.Errorf("onto another file: status %d: %s", status, errs)
+	}
+	none := filepath.Join(t.TempDir(), "none.rec")
+	status, _, errs = offline(t, "record", "export", none, "--record-dir", dir, "--at", "2020-01-01 12:00")
+	if _, err := os.Stat(none); status != cli.Failed || err == nil {
+		t.Errorf("nothing to export: status %d: %s; the file is there: %v", status, errs, err == nil)
+	}
+}
+
+// recordingStub is an agent that records.
+type recordingStub struct {
+	serve.Backend
+	status api.Status
+}
+
+func (s recordingStub) Status(context.Context) (api.Status, error) { return s.status, nil }
+
+func TestRecordStatus(t *testing.T) {
+	dir, _ := incident(t)
+	s := recordingStub{status: api.Status{Started: time.Now().Add(-time.Minute), Recording: &api.Recording{Dir: dir, Frames: 10, CPU: 0.02}}}
+	status, out, errs := verbtest.Against(t, run, s, "record", "--record-dir", dir, "--config=")
+	if status != cli.Done || !strings.Contains(out, "frames   13") || !strings.Contains(out, "2.0 ms") || !strings.Contains(out, "2026-03-01 12:01:00") {
+		t.Errorf("status %d: %s%s", status, out, errs)
+	}
+	s.status.Recording.Error = "no space left\x1b"
+	if _, out, _ = verbtest.Against(t, run, s, "record", "--record-dir", dir, "--config="); !strings.Contains(out, `no space left\x1b`) {
+		t.Error(out)
+	}
+	status, out, errs = offline(t, "record", "--record-dir", dir, "-o", "json")
+	if status != cli.Done || !strings.Contains(out, `"frames": 13`) {
+		t.Errorf("status %d: %s%s", status, out, errs)
+	}
+}

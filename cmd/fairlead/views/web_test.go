@@ -1,0 +1,105 @@
+package views
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/cookiejar"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/agent/serve"
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/test/viewtest"
+)
+
+// webStub is an agent with a victim and a culprit.
+type webStub struct {
+	serve.Backend
+	live *viewtest.Live
+}
+
+func (s webStub) Frame(ctx context.Context) (api.Frame, error) { return s.live.Next(ctx) }
+func (s webStub) Version(context.Context) (api.Version, error) { return api.Version{}, nil }
+func (s webStub) Explain(context.Context, string) (api.Explanation, error) {
+	return api.Explanation{Container: api.Container{Name: "db-1", Policy: []api.Setting{{Key: "fairlead.netcpu", Value: "isolate", From: "label"}}}}, nil
+}
+
+// TestWeb opens the link that the verb prints, until the page names victim and culprit.
+func TestWeb(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := serve.Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	stub := webStub{live: &viewtest.Live{Host: viewtest.Host{Containers: 6, Begin: time.Now().Add(-time.Minute), Every: 2 * time.Second}}}
+	go func() { served <- serve.Serve(ctx, l, stub, slog.New(slog.DiscardHandler)) }()
+	out, in := io.Pipe()
+	status := make(chan int, 1)
+	var errs strings.Builder
+	verb, stop := context.WithCancel(t.Context())
+	go func() {
+		status <- run(verb, cli.Env{Stdin: strings.NewReader(""), Stdout: in, Stderr: &errs, Getenv: func(string) string { return "" }, Args: []string{"web", "--socket", path}})
+		in.Close()
+	}()
+	link, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("%v, status %d: %s", err, <-status, &errs)
+	}
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := http.Client{Jar: jar}
+	get := func(address string) string {
+		t.Helper()
+		answer, err := client.Get(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		body, err := io.ReadAll(answer.Body)
+		if err != nil || answer.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %v, %v: %s", address, answer.Status, err, body)
+		}
+		return string(body)
+	}
+	u, err := url.Parse(strings.TrimSpace(link))
+	if err != nil || u.Hostname() != "127.0.0.1" {
+		t.Fatalf("link %q: %v", link, err)
+	}
+	get(u.String())
+	u.RawQuery = ""
+	for !strings.Contains(get(u.String()), "db-1 runs ") { // the test's time is bounded
+		time.Sleep(100 * time.Millisecond)
+	}
+	if one := get(u.String() + "c/1"); !strings.Contains(one, "flood") || !strings.Contains(one, "netcpu = isolate") {
+		t.Errorf("the page of db-1: %s", one)
+	}
+	client.CloseIdleConnections()
+	stop()
+	if got := <-status; got != cli.Done {
+		t.Errorf("status %d: %s", got, &errs)
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWebWithoutAgent(t *testing.T) {
+	for _, args := range [][]string{{"web", "--socket", filepath.Join(t.TempDir(), "none")}, {"web", "--replay", filepath.Join(t.TempDir(), "none")}} {
+		var errs strings.Builder
+		if got := run(t.Context(), cli.Env{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &errs, Getenv: func(string) string { return "" }, Args: args}); got != cli.Failed || errs.Len() == 0 {
+			t.Errorf("%q: status %d: %s", args, got, &errs)
+		}
+	}
+}

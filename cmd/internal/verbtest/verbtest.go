@@ -1,0 +1,179 @@
+// Package verbtest runs verbs of fairlead in the process of a test: against an agent that returns fixed
+// values, and on a terminal. Only tests import it.
+package verbtest
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/agent/serve"
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+)
+
+// Program runs the verb in e.Args and returns the exit status.
+type Program func(ctx context.Context, e cli.Env) int
+
+// Run runs the verb in e.Args as a program that has only these verbs, and returns the
+// exit status. flags add those of a feature to the agent's.
+func Run(ctx context.Context, verbs []verb.Verb, e cli.Env, flags ...func(*pflag.FlagSet, *agent.FeatureConfig)) int {
+	p := cli.Program{Name: "fairlead"}
+	for _, v := range verbs {
+		p.Verbs = append(p.Verbs, func(e cli.Env) *cobra.Command { return v(verb.Env{Env: e, Flags: flags}) })
+	}
+	return p.Run(ctx, e)
+}
+
+// Stub is an agent that returns fixed values.
+type Stub struct {
+	serve.Backend
+	List      []api.Container
+	Explained api.Explanation
+	Planned   []api.Planned
+	Reported  api.Status
+}
+
+func (s Stub) Containers(context.Context) ([]api.Container, error) { return s.List, nil }
+func (s Stub) Overview(context.Context) (api.Overview, error) {
+	return api.Overview{Rows: []api.OverviewRow{{Container: 4711, Slowed: 0.12, By: []api.Slowdown{{Cause: api.SlowedByUplink, Slowed: 0.12}}}}}, nil
+}
+func (s Stub) Explain(context.Context, string) (api.Explanation, error) { return s.Explained, nil }
+func (s Stub) Plan(context.Context, string) ([]api.Planned, error)      { return s.Planned, nil }
+func (s Stub) Status(context.Context) (api.Status, error)               { return s.Reported, nil }
+func (s Stub) Restore(_ context.Context, ref string) (api.Restored, error) {
+	return api.Restored{Outcomes: []api.Outcome{
+		{Kind: "file", Object: "/a", Result: "restored", Before: "1", Wrote: "2"},
+		{Kind: "file", Object: "/b\x1b[2J", Result: "foreign", Before: "1", Wrote: "2", Now: "3"},
+		{Kind: "file", Object: "/c", Result: "gone"},
+		{Kind: "file", Object: "/d", Result: "unchanged", Before: "1"},
+		{Kind: "file", Object: "/e", Result: "failed", Before: "1", Error: "no\x07"},
+	}}, nil
+}
+
+// against runs one verb against a Stub and returns its output.
+func Against(t *testing.T, run Program, s serve.Backend, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := serve.Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- serve.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
+	var out, errs bytes.Buffer
+	status = run(ctx, cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: append(args, "--socket", path)})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	return status, out.String(), errs.String()
+}
+
+// Screen returns the output of a verb on a terminal of a given width.
+func Screen(t *testing.T, run Program, columns uint16, s serve.Backend, args ...string) []string {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close()
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := serve.Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go serve.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
+	lines := make(chan []string)
+	go func() {
+		var got []string
+		for in := bufio.NewScanner(master); in.Scan(); { // it ends with the terminal
+			got = append(got, strings.TrimRight(in.Text(), "\r"))
+		}
+		lines <- got
+	}()
+	status := run(t.Context(), cli.Env{Stdout: tty, Stderr: tty, Getenv: func(string) string { return "" }, Args: append(args, "--socket", socket)})
+	tty.Close()
+	got := <-lines
+	if status != cli.Done {
+		t.Fatalf("status %d: %q", status, got)
+	}
+	return got
+}
+
+// Evil is a name that would drive a terminal.
+const Evil = "evil\x1b[31m\u202e\u009b\x7f\n\xff"
+
+// Example returns a state as an agent of an earlier version reports it.
+func Example() Stub {
+	web := api.Container{
+		ID: 4711, Name: "web-1", Source: "docker", Image: "registry.example.com/team/nginx:1.27", PID: 99,
+		Started:    time.Now().Add(-3 * time.Minute),
+		Interfaces: []api.Interface{{Name: "eth0", Kind: "veth", Addrs: []string{"172.17.0.2/16"}, Host: &api.HostEnd{Name: "veth3f2a1bc", Index: 7, Master: "docker0", NetNS: 12}, Index: 2}},
+		NetNS:      11,
+		Policy:     []api.Setting{{Key: "fairlead.netcpu", Value: "isolate", From: "/etc/fairlead/policy.d/10-web.yaml", Line: 3}},
+		Features:   []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone, Since: time.Now().Add(-2*time.Minute - time.Second)}},
+	}
+	bad := api.Container{
+		ID: 5, Name: Evil, Source: "cgroup", HostNetwork: true, Pod: "\U000e0001 \u2028", Namespace: "no",
+		Policy:   []api.Setting{{Key: "fairlead.netcpu", Value: "charge", From: "label"}, {Key: "fairlead.net.rate", Value: "1mbit", From: "label"}},
+		Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateError, Error: "open /x\x1b: no\nsuch", Tries: 3}, {Feature: "traffic", State: "unavailable", Error: "fairlead.net.rate=1mbit (label)"}},
+	}
+	return Stub{
+		List: []api.Container{web, bad},
+		Explained: api.Explanation{
+			Container: web,
+			Changes: []api.Change{
+				{Feature: "netcpu", Kind: "offload", Object: "11/2/gro", Before: "off", Wrote: "on", Now: "on", State: api.ChangeInForce, When: time.Now().Add(-121 * time.Second), Because: web.Policy},
+				{Feature: "netcpu", Kind: "file", Object: "/sys/x", Before: "", Wrote: "7", Now: Evil, State: api.ChangeForeign, When: time.Now().Add(-121 * time.Second)},
+			},
+		},
+		Reported: api.Status{
+			Complete: true, Policy: api.PolicyStatus{OK: true},
+			Features: []api.Feature{{Name: "netcpu", Support: api.Verdict{Level: api.LevelDegraded, Why: "no threads", Mend: "threads"}}},
+			Sources:  []api.SourceStatus{{Name: "docker", Error: "gone\x1b"}},
+		},
+	}
+}
+
+// Compare compares what was printed.
+func Compare(t *testing.T, want, got string) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("printed (-want +got):\n%s", diff)
+	}
+}
+
+// GoWords are terms that only a Go programmer understands.
+var GoWords = regexp.MustCompile(`strconv|context canceled|deadline exceeded|time: |exec: |json: |slog: |invalid argument .* for "|parsing |\bEOF\b|dial tcp|<nil>|%!`)
