@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
@@ -164,7 +165,9 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		case c.process.ended():
 			delete(claims, id)
 		default:
-			r.cfg.Log.Warn("look at container", "name", c.record.Name, "source", c.source, "err", err)
+			if !kernel.Gone(err) { // else it is about to end
+				r.cfg.Log.Warn("look at container", "name", c.record.Name, "source", c.source, "err", err)
+			}
 			r.fail(c.process, err)
 			r.settled = false
 			soon(c.process.retry.Sub(now))

@@ -39,14 +39,17 @@ func (t Tier) String() string { return [...]string{"quick", "ci", "full"}[t] }
 // containers that finds the same faults with five calls Scale(t, 5, 50).
 func Scale(t testing.TB, few, full int) int {
 	t.Helper()
+	return ByTier(t, few, few, full)
+}
+
+// ByTier returns the number of a test's repetitions in each tier.
+func ByTier(t testing.TB, quick, ci, full int) int {
+	t.Helper()
 	tier, err := ParseTier(os.Getenv(TierVar))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tier == Full {
-		return full
-	}
-	return few
+	return [...]int{quick, ci, full}[tier]
 }
 
 // Smoke marks a test that the guests of test/vm run on every other kernel, in every tier. It is for

@@ -2,10 +2,14 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,7 +24,7 @@ type churner struct {
 	n    int
 }
 
-const churnNetwork = "flchurn"
+const churnNetwork, secondNetwork = "flchurn", "flsecond"
 
 func newChurner(t *testing.T) *churner {
 	h := newHost(t)
@@ -85,7 +89,7 @@ func TestChurn(t *testing.T) {
 	before.readDevices(t, "host", c.NS.Path)
 	held, memory := c.agent.descriptors(t), testkit.Resident(t, c.agent.pid)
 	began, cpu, first := time.Now(), testkit.CPUTime(t, c.agent.pid), c.n
-	for range testkit.Scale(t, 8, 60) {
+	for range testkit.ByTier(t, 5, 25, 60) {
 		c.round(t)
 	}
 	c.empty(t)
@@ -105,13 +109,114 @@ func TestChurn(t *testing.T) {
 		}
 		return nil
 	})
+	c.logs(t, "level=WARN", "level=ERROR")
+	c.agent.stop()
+}
+
+// logs fails the test for each line of the agent's log that has one of the words.
+func (c *churner) logs(t *testing.T, words ...string) {
+	t.Helper()
 	log, err := os.ReadFile(c.agent.path("log"))
 	must(t, err)
 	for line := range strings.Lines(string(log)) {
-		if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
+		if slices.ContainsFunc(words, func(w string) bool { return strings.Contains(line, w) }) {
 			t.Errorf("the agent logs: %s", line)
 		}
 	}
+}
+
+// meddle does something at random to a container that runs, or has just ended.
+func (c *churner) meddle(r *rand.Rand) {
+	out, err := c.Run("ps", "-q")
+	ids := strings.Fields(out)
+	if err != nil || len(ids) == 0 {
+		return
+	}
+	id := ids[r.IntN(len(ids))]
+	for _, args := range [][][]string{
+		{{"network", "connect", secondNetwork, id}, {"network", "disconnect", "-f", secondNetwork, id}},
+		{{"network", "disconnect", "-f", "bridge", id}},
+		{{"rename", id, fmt.Sprintf("renamed-%d", r.IntN(1000))}},
+		{{"update", "--cpus", fmt.Sprintf("0.%d", 1+r.IntN(9)), id}},
+		{{"pause", id}, {"unpause", id}},
+		{{"kill", id}},
+	}[r.IntN(6)] {
+		c.Run(args...) // fails where the container has ended
+	}
+}
+
+// TestChurnCampaign kills the agent at random points, and the engine now and then, while containers
+// come and go and others meddle with them. Each next agent adopts what it finds, and in the end
+// nothing is left.
+func TestChurnCampaign(t *testing.T) {
+	kills, engineKills := testkit.ByTier(t, 0, 10, 1000), testkit.ByTier(t, 0, 1, 5)
+	if kills == 0 {
+		testkit.Skip(t, "a campaign: only in the tiers ci and full")
+	}
+	c := newChurner(t)
+	c.Must(t, "network", "create", secondNetwork)
+	c.start()
+	before := state{}
+	before.readDevices(t, "host", c.NS.Path)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	var started atomic.Int64
+	ended := make(chan struct{})
+	var others sync.WaitGroup
+	for i := range uint64(4) {
+		others.Go(func() {
+			r := rand.New(rand.NewPCG(seed, 1+i))
+			for {
+				select {
+				case <-ended:
+					return
+				default:
+				}
+				if i == 0 {
+					c.meddle(r)
+				} else if c.run(r.IntN(1000)) == nil { // it fails while the engine is away
+					started.Add(1)
+				}
+			}
+		})
+	}
+	for n := range kills {
+		time.Sleep(time.Duration(r.Int64N(int64(time.Second))))
+		c.agent.kill()
+		if n%(kills/engineKills) == kills/engineKills-1 {
+			c.Kill()
+			c.Start(t)
+		}
+		c.agent.launch()
+	}
+	close(ended)
+	others.Wait()
+	t.Logf("%d containers, %d kills of the agent, %d of the engine", started.Load(), kills, engineKills)
+	await(t, "paused containers to go on, and all to end", func() error {
+		out, err := c.Run("ps", "-aq")
+		if err == nil && out != "" {
+			c.Run(append([]string{"rm", "-f"}, strings.Fields(out)...)...)
+			err = fmt.Errorf("%d are left", len(strings.Fields(out)))
+		}
+		return err
+	})
+	c.agent.kill()
+	c.agent.start()
+	c.agent.idles(c.atStart)
+	after := state{}
+	after.readDevices(t, "host", c.NS.Path)
+	for key, value := range after {
+		// A killed engine leaves veths. They have nothing of ours.
+		if strings.Contains(key, " veth") && (value == "0 programs" || strings.HasSuffix(key, "offloads") || !strings.HasSuffix(key, "gress")) {
+			delete(after, key)
+		}
+	}
+	maps.DeleteFunc(before, func(key, _ string) bool { return strings.Contains(key, " veth") })
+	if diff := after.diff(before); diff != "" {
+		t.Errorf("the host has changed:\n%s", diff)
+	}
+	c.logs(t, "panic", "level=ERROR")
 	c.agent.stop()
 }
 
