@@ -1,13 +1,11 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio"
@@ -27,9 +25,6 @@ type FeatureConfig struct {
 	// (0: the driver's); latency measures between them and the containers. Empty: all hardware that
 	// is up.
 	Uplinks map[string]uint64
-
-	// LinkRates is the file of the uplink rates that CalibrateLink measured.
-	LinkRates string
 
 	// DiskCapacities is the file of the capacities of disks, measured or given.
 	DiskCapacities string
@@ -62,7 +57,7 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 	}
 	t, err := traffic.New(traffic.Config{
 		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at,
-		Uplinks: cfg.Uplinks, Measured: cfg.LinkRates, Delays: cfg.TrafficDelays,
+		Uplinks: cfg.Uplinks, Delays: cfg.TrafficDelays,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close())
@@ -84,13 +79,4 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close(), l.Close(), b.Close())
 	}
 	return []feature.Feature{n, t, l, o, b}, nil
-}
-
-// CalibrateLink measures the rate of the uplink that leads to an address, in bit/s, and records it
-// in cfg.LinkRates; see traffic.Calibrate.
-func CalibrateLink(ctx context.Context, cfg Config, to string, over time.Duration) (device string, rate uint64, err error) {
-	device, c, err := traffic.Calibrate(ctx, traffic.Config{
-		Roots: cfg.Roots, Uplinks: cfg.Uplinks, Measured: cfg.LinkRates,
-	}, to, over)
-	return device, c.Rate, err
 }

@@ -51,7 +51,6 @@ type host struct {
 	slots    *identity.Identity
 	rate     uint64            // of nic0; 0: it is not among the named uplinks
 	delays   bool              // always measured
-	measured string            // file of measured rates
 	others   map[string]uint64 // uplinks beside nic0
 	nic0     int               // its index
 	now      func() time.Time  // nil: time.Now
@@ -82,7 +81,7 @@ func (h *host) start() {
 	}
 	cfg := traffic.Config{
 		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), Identity: h.slots, Ends: hook.Open("/proc", h.journal),
-		Uplinks: uplinks, Delays: h.delays, Measured: h.measured, Now: h.now,
+		Uplinks: uplinks, Delays: h.delays, Now: h.now,
 	}
 	if h.containers != nil {
 		cfg.Containers = h.containers

@@ -60,8 +60,6 @@ type Config struct {
 	// Uplinks names the devices to shape, each with its rate in bit/s; 0 is the rate of the driver.
 	// Empty: all hardware that is up, and bonds.
 	Uplinks map[string]uint64
-	// Measured is the file of the rates that Calibrate measured; "": none.
-	Measured string
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
 	// Delays always measures how long packets wait, for Read and Snapshot, while there is a tenant.

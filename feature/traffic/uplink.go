@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
@@ -100,16 +99,13 @@ func leaves(l netdev.Link, all []netdev.Link) bool {
 }
 
 // rate returns the rate of an uplink in bit/s and its source; 0 and "" if it is unknown. The
-// operator's value comes first, then the driver's, then a measurement.
+// operator's value comes before the driver's.
 func (f *Traffic) rate(l netdev.Link) (rate uint64, by string, err error) {
 	if rate = f.cfg.Uplinks[l.Name]; rate > 0 {
 		return rate, "as the operator says", nil
 	}
 	if rate, err = f.host.Speed(l.Index); rate > 0 || err != nil {
 		return rate, "as its driver says", err
-	}
-	if c, known := f.calibrated(l); known {
-		return c.Rate, fmt.Sprintf("as it was measured to %s on %s", c.To, c.When.Format(time.DateOnly)), nil
 	}
 	return 0, "", nil
 }
@@ -222,7 +218,7 @@ func (f *Traffic) widen() error {
 }
 
 // giveRate tells an operator how to set the rate of an uplink.
-const giveRate = "give its rate with the agent's flag --uplink %[1]s=1gbit, or measure it with `fairlead traffic calibrate`"
+const giveRate = "give its rate with the agent's flag --uplink %s=1gbit"
 
 // Examine implements feature.Examiner: a finding per uplink, with its rate and the source.
 func (f *Traffic) Examine() []probe.Finding {

@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
@@ -111,5 +112,41 @@ func TestSeveralUplinks(t *testing.T) {
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
 	if !strings.HasPrefix(before, h.state()) || len(h.journal.Entries()) != 0 {
 		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
+	}
+}
+
+// examined returns the feature's finding for an uplink.
+func (h *host) examined(device string) probe.Finding {
+	h.t.Helper()
+	for _, f := range h.traffic.Examine() {
+		if f.Capability == device {
+			return f
+		}
+	}
+	h.t.Fatalf("nothing of %s: %+v", device, h.traffic.Examine())
+	return probe.Finding{}
+}
+
+// Each uplink has a line with the source of its rate.
+func TestRateComesFrom(t *testing.T) {
+	h := newHost(t, gbit)
+	h.others = map[string]uint64{"vx0": 0, "nic7": 0}
+	h.tunnelled(false, false)
+	h.start()
+	if f := h.examined("nic0"); f.Level != probe.Full || f.Detail != "1gbit, as the operator says" {
+		t.Errorf("%+v", f)
+	}
+	if f := h.examined("vx0"); f.Level != probe.Degraded || !strings.Contains(f.Why, "not known") || !strings.Contains(f.Mend, "--uplink vx0=1gbit") {
+		t.Errorf("%+v", f)
+	}
+	if f := h.examined("nic7"); f.Level != probe.Unavailable {
+		t.Errorf("%+v", f)
+	}
+	must(t, h.traffic.Close())
+	h.rate, h.others = 0, map[string]uint64{"nic0": 0}
+	must(t, h.journal.Close())
+	h.start()
+	if f := h.examined("nic0"); f.Level != probe.Full || f.Detail != "10gbit, as its driver says" { // as for each veth
+		t.Errorf("%+v", f)
 	}
 }

@@ -43,7 +43,7 @@ func blockioCalibrateVerb(e verb.Env) *cobra.Command {
 alone at random places, past the page cache. Two figures are of 4 KiB: one request at
 a time, which is what a program with one thread gets, and 16, 64 and 256 at once, of
 which the most counts: reservations share that. Bytes per second are of 128 KiB, 16 at
-once. It takes half a minute. A disk may do less for longer (burst credits, a cache
+once. It takes half a minute, and needs fio. A disk may do less for longer (burst credits, a cache
 that is full): --for 1m tells more of that.
 
 The requests go to a scratch file in --scratch, a directory of a file system on the
@@ -111,14 +111,10 @@ func (how calibration) measure(ctx context.Context, e verb.Env, device string) (
 		return in, err
 	}
 	defer file.Close()
-	f, err := block.Calibrate(ctx, file, how.phase, false, nil)
-	if err != nil {
+	if in, err = figures(ctx, file, how.phase); err != nil {
 		return in, err
 	}
-	in = api.CapacityRequest{
-		Device: device, Measured: true, Depth: f.Depth, Seconds: how.phase.Seconds(), Depth1: api.BlockIOFigures{ReadIOPS: f.Reads1, WriteIOPS: f.Writes1},
-		BlockIOFigures: api.BlockIOFigures{ReadIOPS: f.Reads, WriteIOPS: f.Writes, ReadBytes: f.BytesRead, WriteBytes: f.BytesPut},
-	}
+	in.Device, in.Measured, in.Seconds = device, true, how.phase.Seconds()
 	if how.realtime {
 		in.Realtime, err = how.profile(ctx, device, file)
 	}
@@ -129,10 +125,17 @@ func (how calibration) measure(ctx context.Context, e verb.Env, device string) (
 // caller closes it.
 func (how calibration) target(ctx context.Context, e verb.Env, device string, disk block.Disk) (*os.File, error) {
 	r := kernel.Default()
+	_, missing := exec.LookPath("fio")
 	if how.raw {
 		file, err := block.Claim(r.Proc, r.Sys, device)
-		if err != nil || how.yes {
-			return file, err
+		if err != nil {
+			return nil, err
+		}
+		if missing != nil {
+			return nil, errors.Join(errNoFio, file.Close())
+		}
+		if how.yes {
+			return file, nil
 		}
 		if err := confirm(ctx, e, device, disk); err != nil {
 			return nil, errors.Join(err, file.Close())
@@ -146,7 +149,10 @@ func (how calibration) target(ctx context.Context, e verb.Env, device string, di
 	if err != nil || on != disk {
 		return nil, fmt.Errorf("%s is not on %s", how.dir, disk.Name)
 	}
-	return block.Scratch(ctx, how.dir, how.size, 0, nil)
+	if missing != nil {
+		return nil, errNoFio
+	}
+	return block.Scratch(ctx, how.dir, how.size)
 }
 
 // confirm asks for a device's name.
@@ -168,9 +174,8 @@ func confirm(ctx context.Context, e verb.Env, device string, disk block.Disk) er
 	}
 }
 
-// profile measures operations against budgets of real-time threads. The scheduling policy belongs
-// to these threads alone and ends with them, and so do the burners: profile changes nothing on the
-// host.
+// profile measures operations against budgets of real-time processes. The scheduling policy belongs
+// to these alone and ends with them, and so do the burners: profile changes nothing on the host.
 func (how calibration) profile(ctx context.Context, device string, file *os.File) (out []api.RealtimePoint, err error) {
 	if err := sched.TryDeadline(); err != nil {
 		return nil, fmt.Errorf("profile of real-time budgets: %w", err)
@@ -195,9 +200,8 @@ func (how calibration) profile(ctx context.Context, device string, file *os.File
 		at := budget * time.Millisecond
 		point := api.RealtimePoint{Budget: at.Seconds()}
 		for write, to := range map[bool]*uint64{false: &point.ReadIOPS, true: &point.WriteIOPS} {
-			inPeriod := at * block.BudgetPeriod / time.Second // at is for each second
-			load := block.Load{Size: block.SmallRequest, Write: write, Depth: cpus, Budget: inPeriod}
-			rate, err := load.Run(ctx, file, how.phase, nil)
+			inPeriod := at * budgetPeriod / time.Second // at is for each second
+			rate, err := fio{size: smallRequest, write: write, depth: cpus, budget: inPeriod}.run(ctx, file, how.phase)
 			if err != nil {
 				return nil, fmt.Errorf("profile of real-time budgets, %v: %w", at, err)
 			}
@@ -208,8 +212,8 @@ func (how calibration) profile(ctx context.Context, device string, file *os.File
 	return out, nil
 }
 
-// burn computes until ctx ends, at nice 19. So the goroutines that start the threads of profile
-// still get CPU time, and those threads run before both.
+// burn computes until ctx ends, at nice 19. So profile and fio still get CPU time, and fio's
+// processes with a budget run before both.
 func burn(ctx context.Context) error {
 	if err := sched.BeNice(19); err != nil {
 		return err

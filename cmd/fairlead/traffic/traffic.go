@@ -28,7 +28,6 @@ func Verbs() []verb.Verb { return []verb.Verb{trafficVerb} }
 // Flags adds the agent's flags for the feature.
 func Flags(s *pflag.FlagSet, c *agent.FeatureConfig) {
 	s.Var((*uplinks)(&c.Uplinks), "uplink", "a device whose bandwidth is divided, as eth0 or, with its rate, eth0=1gbit; separate several by commas, or repeat the flag; default: all hardware that is up, at the rate that its driver reports")
-	s.StringVar(&c.LinkRates, "link-rates", "/var/lib/fairlead/link-rates.json", "file of the rates that traffic calibrate measured, for uplinks whose driver reports none; empty: none")
 	s.BoolVar(&c.TrafficDelays, "traffic-delays", false, "always measure how long packets wait in the queues of shaped containers, for the metrics page; each packet then costs some 0.2 us more")
 }
 
@@ -62,7 +61,6 @@ class was made.
 	}
 	var f verb.ReadingFlags
 	f.Add(cmd, "show what was counted since each class was made, not rates")
-	cmd.AddCommand(trafficCalibrateVerb(e))
 	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		ref, err := f.Check(args)
 		if err != nil {

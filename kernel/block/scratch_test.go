@@ -1,0 +1,39 @@
+package block
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// The scratch file has the requested size and no name. An interrupted Scratch leaves nothing.
+func TestScratch(t *testing.T) {
+	dir := t.TempDir()
+	file, err := Scratch(t.Context(), dir, 9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := file.Stat(); err != nil || info.Size() != 9<<20 {
+		t.Errorf("size %v, %v", info, err)
+	}
+	file.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Scratch(ctx, dir, 2); !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted: %v", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestHolding(t *testing.T) {
+	if _, err := Holding("/sys", filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no directory: %v", err)
+	}
+	if _, err := Holding("/sys", "/proc"); !errors.Is(err, ErrNoDevice) {
+		t.Errorf("on no disk: %v", err)
+	}
+}
