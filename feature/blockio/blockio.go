@@ -58,7 +58,7 @@ type BlockIO struct {
 	changed    func(container.ID) // asks for another Apply
 	capacities capacities
 	events     *eventLog
-	loop       feature.Loop // of turns, and of calibrations
+	loop       feature.Loop // of turns
 	measured
 	judged
 	placed
