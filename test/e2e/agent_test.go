@@ -452,22 +452,29 @@ func (a *agent) letsGo(i isolation) {
 	})
 }
 
-// idles waits until the agent has nothing in force, and holds no more than at its start.
-func (a *agent) idles(atStart footprint) {
+// rests waits until the agent has nothing in force.
+func (a *agent) rests() {
 	a.t.Helper()
 	await(a.t, "nothing to be in force", func() error {
 		st, err := a.api.Status(a.t.Context())
-		if err != nil {
-			return err
+		if err == nil && st.Changes != 0 {
+			err = fmt.Errorf("%d changes are in the journal", st.Changes)
 		}
-		if st.Changes != 0 {
-			return fmt.Errorf("%d changes are in the journal", st.Changes)
+		if dirs := uplinkGroups(a.inode); err == nil && len(dirs) > len(a.found) {
+			err = fmt.Errorf("cgroups %v are there, were %v", dirs, a.found)
 		}
+		return err
+	})
+}
+
+// idles waits until the agent rests, and holds no more than at its start. Programs wait for their
+// next user for some seconds.
+func (a *agent) idles(atStart footprint) {
+	a.t.Helper()
+	a.rests()
+	await(a.t, "nothing more to be held", func() error {
 		if now := a.holds(); now.BPF > atStart.BPF || now.NetNS > atStart.NetNS || now.DeadProcesses > atStart.DeadProcesses {
 			return fmt.Errorf("the agent holds %+v, at its start %+v", now, atStart)
-		}
-		if dirs := uplinkGroups(a.inode); len(dirs) > len(a.found) {
-			return fmt.Errorf("cgroups %v are there, were %v", dirs, a.found)
 		}
 		return nil
 	})

@@ -55,7 +55,7 @@ func (h *host) testBothKilled(t *testing.T) {
 	})
 	h.remove(t, "kept", "bared")
 	h.agent.forgets(again)
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }
 
 // testEngineHangs kills the agent while the engine accepts connections and answers nothing. What is
@@ -85,5 +85,5 @@ func (h *host) testEngineHangs(t *testing.T) {
 	}
 	h.remove(t, "kept")
 	h.agent.forgets(was)
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }

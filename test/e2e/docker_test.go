@@ -239,13 +239,13 @@ func (h *host) testIsolate(t *testing.T) {
 	if c := h.agent.reaches("lit", api.StateHeld); c.PID != i.PID {
 		t.Errorf("container %+v, was %+v", c, i.Container)
 	}
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 	mustSay(t, h.agent.run("policy", "reload"), 0)
 	again := h.agent.isolated("lit", 1)
 	h.remove(t, "lit")
 	h.agent.forgets(i)
 	h.agent.forgets(again)
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }
 
 // testCPUs changes the CPUs and the weight of an isolated container while it runs, as the CPU manager
@@ -274,7 +274,7 @@ func (h *host) testCPUs(t *testing.T) {
 	}
 	h.remove(t, "moving")
 	h.agent.forgets(i)
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }
 
 const isolateKey = "fairlead.netcpu = isolate"
@@ -330,7 +330,7 @@ func (h *host) testSet(t *testing.T) {
 		t.Errorf("what was set for a container that has ended holds for the next:\n%v", out)
 	}
 	h.remove(t, "hand")
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }
 
 // testEnds ends a container in every possible way.
@@ -399,7 +399,7 @@ func (h *host) testEnds(t *testing.T) {
 	}
 	h.remove(t, "bystander")
 	h.agent.forgets(bystander)
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }
 
 // testNetworks covers the network modes without a veth of the container's own.
@@ -455,5 +455,5 @@ func (h *host) testNetworks(t *testing.T) {
 		t.Errorf("warnings of a removal:\n%s", strings.Join(now[len(warned):], ""))
 	}
 	h.remove(t, names[1:]...)
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }

@@ -111,7 +111,7 @@ func (h *host) testTraffic(t *testing.T) {
 		}
 		return nil
 	})
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }
 
 func classNames(t api.Traffic) (names []string) {

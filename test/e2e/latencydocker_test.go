@@ -228,7 +228,7 @@ func (h *host) testLatency(t *testing.T) {
 	}
 	mustSay(t, h.agent.run("latency", "timed", "--stages", "--total"), 0, "timed, egress", "forward", "WHERE THE MEAN GOES")
 	h.remove(t, "timed", "poor")
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }
 
 // swarmLatency measures packets between two engines on their overlay network: the inner packets, at

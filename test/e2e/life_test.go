@@ -61,7 +61,7 @@ func (h *host) testDockerKilled(t *testing.T) {
 	h.agent.forgets(survivor)
 	h.agent.forgets(victim)
 	h.agent.forgets(newcomer)
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }
 
 // testDockerEnds has an engine that ends its containers when it comes back.
@@ -80,7 +80,7 @@ func (h *host) testDockerEnds(t *testing.T) {
 	after := h.agent.isolated("taken", 1)
 	h.remove(t, "taken")
 	h.agent.forgets(after)
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }
 
 // testAgentKilled kills the agent, and ends a container while no agent runs. A thread in its cgroup

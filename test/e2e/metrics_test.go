@@ -80,5 +80,5 @@ func (h *host) testMetrics(t *testing.T) {
 		}
 		return nil
 	})
-	h.agent.idles(h.atStart)
+	h.agent.rests()
 }
