@@ -3,11 +3,15 @@ package agent
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -25,6 +29,8 @@ func TestGoneIsNoNews(t *testing.T) {
 		{fmt.Errorf("read gro: %w", journal.ErrGone), passing, 0},
 		{fmt.Errorf("link 7: %w", netdev.ErrNoLink), passing, 0},
 		{fmt.Errorf("read gro: %w", journal.ErrGone), time.Minute, 1}, // it does not pass
+		{&fs.PathError{Op: "open", Path: "tasks", Err: unix.ENOENT}, passing, 0},
+		{errors.Join(journal.ErrGone, errFake), passing, 1},
 		{fmt.Errorf("traffic: %w: container 2", feature.ErrDisagree), passing, 0},
 		{fmt.Errorf("traffic: %w: container 2", feature.ErrDisagree), time.Minute, 1},
 		{errFake, time.Millisecond, 1},

@@ -59,7 +59,8 @@ type row struct {
 	touched bool           // Apply was called, so Remove will be due
 	settled bool           // the host was brought to want
 	tries   int            // failures in a row
-	told    bool           // logged that an object stays away
+	away    time.Time      // since when an object is away, or containers disagree; zero: neither
+	told    bool           // that was logged
 	err     error          // of the last call
 	since   time.Time      // when settled or err last changed
 	due     time.Time      // of the next call
@@ -159,7 +160,7 @@ func (w *worker) has(id container.ID) bool {
 }
 
 func (w *worker) ask(r *row, t *policy.Target, now time.Time) {
-	r.want, r.settled, r.tries, r.told, r.err = t, false, 0, false, nil
+	r.want, r.settled, r.tries, r.away, r.told, r.err = t, false, 0, time.Time{}, false, nil
 	r.asked++
 	r.due, r.since = now, now
 }
@@ -287,7 +288,7 @@ func (w *worker) note(r *row, asked uint64, err error) {
 				}
 			})
 		}
-		r.tries, r.told = 0, false
+		r.tries, r.away, r.told = 0, time.Time{}, false
 		r.due = now.Add(w.pace.spread(w.pace.refresh))
 		if errors.Is(err, feature.ErrPartly) { // the host may change without an event
 			r.due = now.Add(w.pace.spread(w.pace.longest))
@@ -312,9 +313,13 @@ const passing = 2 * time.Second
 // news reports whether an error is to be reported.
 func (r *row) news(err error, now time.Time) bool {
 	if !kernel.Gone(err) && !errors.Is(err, feature.ErrDisagree) {
+		r.away = time.Time{}
 		return r.err == nil || r.err.Error() != err.Error()
 	}
-	if r.told || r.err == nil || now.Sub(r.since) < passing || r.ended() {
+	if r.away.IsZero() {
+		r.away = now
+	}
+	if r.told || now.Sub(r.away) < passing || r.ended() {
 		return false
 	}
 	r.told = true
@@ -323,8 +328,8 @@ func (r *row) news(err error, now time.Time) bool {
 
 // ended reports whether the container has ended, before the list of containers says so.
 func (r *row) ended() bool {
-	if r.want == nil {
-		return true
+	if r.want == nil || r.want.Container.Cgroup.V2 == "" {
+		return r.want == nil
 	}
 	_, err := os.Stat(r.want.Container.Cgroup.V2)
 	return errors.Is(err, fs.ErrNotExist)

@@ -1,0 +1,215 @@
+package rules
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// The totals of the budget. They only fall: who adds in one room takes out of another.
+var totals = map[string]int{"product": 72600, "lab": 13500, "test": 86200, "c": 8600, "words": 36600, "exported": 1760, "keys": 40}
+
+// A budget counts what is in each room of the house, the top two levels of folders: lines of Go in
+// the product, in the laboratory and in tests with their kit, lines of C, words of Markdown,
+// exported names of the product, and keys of policy. Generated files do not count.
+type budget map[string]map[string]int
+
+func (b budget) add(room, what string, n int) {
+	if n == 0 {
+		return
+	}
+	if b[room] == nil {
+		b[room] = make(map[string]int)
+	}
+	b[room][what] += n
+}
+
+func (b budget) String() string {
+	var out strings.Builder
+	for _, room := range slices.Sorted(maps.Keys(b)) {
+		out.WriteString(room)
+		for _, what := range slices.Sorted(maps.Keys(b[room])) {
+			fmt.Fprintf(&out, " %d %s", b[room][what], what)
+		}
+		out.WriteString("\n")
+	}
+	return out.String()
+}
+
+// parseBudget reads rows of "ROOM N WHAT N WHAT ...".
+func parseBudget(text string) (budget, error) {
+	b := make(budget)
+	for n, line := range strings.Split(strings.TrimSpace(text), "\n") {
+		words := strings.Fields(line)
+		for i := 1; i < len(words); i += 2 {
+			var count int
+			if _, err := fmt.Sscan(words[i], &count); err != nil || i+1 == len(words) {
+				return nil, fmt.Errorf("line %d: want ROOM N WHAT ...", n+1)
+			}
+			b.add(words[0], words[i+1], count)
+		}
+	}
+	return b, nil
+}
+
+// over lists where real exceeds allowed, and where allowed is more than a twentieth above real.
+func (b budget) over(real budget) (problems []string) {
+	rooms := maps.Clone(b)
+	maps.Copy(rooms, real)
+	for _, room := range slices.Sorted(maps.Keys(rooms)) {
+		kinds := maps.Clone(b[room])
+		if kinds == nil {
+			kinds = make(map[string]int)
+		}
+		maps.Copy(kinds, real[room])
+		for _, what := range slices.Sorted(maps.Keys(kinds)) {
+			allowed, is := b[room][what], real[room][what]
+			if is > allowed {
+				problems = append(problems, fmt.Sprintf("%s has %d %s, and may have %d", room, is, what, allowed))
+			} else if allowed > is+max(is/20, 5) {
+				problems = append(problems, fmt.Sprintf("%s has %d %s: lower its %d in budget.txt", room, is, what, allowed))
+			}
+		}
+	}
+	return problems
+}
+
+// counted counts the files that git lists below root.
+func counted(root string) (budget, error) {
+	list, err := exec.Command("git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.go", "*.c", "*.h", "*.md").Output()
+	if err != nil {
+		return nil, fmt.Errorf("git ls-files: %w", err)
+	}
+	b := make(budget)
+	for name := range strings.Lines(string(list)) {
+		name = strings.TrimSpace(name)
+		data, err := os.ReadFile(filepath.Join(root, name))
+		if os.IsNotExist(err) {
+			continue // it is being deleted
+		}
+		if err != nil {
+			return nil, err
+		}
+		if generated.Match(data) {
+			continue
+		}
+		room := path.Dir(name)
+		if parts := strings.Split(room, "/"); len(parts) > 2 {
+			room = path.Join(parts[:2]...)
+		}
+		lines := bytes.Count(data, []byte("\n"))
+		switch {
+		case path.Ext(name) == ".md":
+			b.add(room, "words", len(bytes.Fields(data)))
+		case path.Ext(name) != ".go":
+			b.add(room, "c", lines)
+		case strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "test/") || strings.HasPrefix(name, "internal/testkit/"):
+			b.add(room, "test", lines)
+		case strings.HasPrefix(name, "lab/") || strings.HasPrefix(name, "cmd/fairlead-lab/"):
+			b.add(room, "lab", lines)
+		default:
+			b.add(room, "product", lines)
+			n, err := exports(name, data)
+			if err != nil {
+				return nil, err
+			}
+			b.add(room, "exported", n)
+		}
+	}
+	b.add("policy", "keys", len(policy.Schema()))
+	return b, nil
+}
+
+// exports counts the exported names that a file declares, methods among them.
+func exports(name string, data []byte) (n int, err error) {
+	f, err := parser.ParseFile(token.NewFileSet(), name, data, 0)
+	if err != nil {
+		return 0, err
+	}
+	count := func(ids ...*ast.Ident) {
+		for _, id := range ids {
+			if id.IsExported() {
+				n++
+			}
+		}
+	}
+	for _, d := range f.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			count(d.Name)
+		case *ast.GenDecl:
+			for _, s := range d.Specs {
+				switch s := s.(type) {
+				case *ast.TypeSpec:
+					count(s.Name)
+				case *ast.ValueSpec:
+					count(s.Names...)
+				}
+			}
+		}
+	}
+	return n, nil
+}
+
+// TestBudget compares budget.txt with what is there. After a change that takes something out,
+// -update lowers the rows.
+func TestBudget(t *testing.T) {
+	real, err := counted("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile("budget.txt", []byte(real.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile("budget.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	allowed, err := parseBudget(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, problem := range allowed.over(real) {
+		t.Error(problem)
+	}
+	sums := make(map[string]int)
+	for _, row := range allowed {
+		for what, n := range row {
+			sums[what] += n
+		}
+	}
+	for _, what := range slices.Sorted(maps.Keys(sums)) {
+		if sums[what] > totals[what] {
+			t.Errorf("the rows have %d %s together, and may have %d", sums[what], what, totals[what])
+		}
+	}
+}
+
+func TestOver(t *testing.T) {
+	allowed, err := parseBudget("agent 100 product 40 test\nlab 10 lab\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := allowed.over(budget{"agent": {"product": 101, "test": 30}, "lab": {"lab": 10}, "view": {"product": 1}})
+	want := []string{"agent has 101 product, and may have 100", "agent has 30 test: lower its 40 in budget.txt", "view has 1 product, and may have 0"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if _, err := parseBudget("agent 100\n"); err == nil {
+		t.Error("a number without what it counts is taken")
+	}
+}
