@@ -82,7 +82,9 @@ func (c *churner) empty(t *testing.T) {
 func TestChurn(t *testing.T) {
 	c := newChurner(t)
 	c.start()
-	c.round(t) // what is made once
+	for range 2 { // each kind of container, and what is made once
+		c.round(t)
+	}
 	c.empty(t)
 	c.agent.idles(c.atStart)
 	before := state{}

@@ -19,7 +19,7 @@ import (
 )
 
 // The totals of the budget. They only fall: who adds in one room takes out of another.
-var totals = map[string]int{"product": 72600, "lab": 13500, "test": 86200, "c": 8600, "words": 36600, "exported": 1760, "keys": 40}
+var totals = map[string]int{"product": 72530, "lab": 13493, "test": 86200, "c": 8310, "words": 36220, "exported": 1780, "keys": 24}
 
 // A budget counts what is in each room of the house, the top two levels of folders: lines of Go in
 // the product, in the laboratory and in tests with their kit, lines of C, words of Markdown,
