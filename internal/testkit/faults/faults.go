@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -141,9 +143,9 @@ func (s *Subject) Do(op string, f Fault) Outcome {
 	r, ok := s.reply()
 	out := s.super.disarm()
 	out.Err = r.Err
-	if !ok {
+	if !ok || f.Kill && out.Met != nil { // a reply may have been on its way
 		s.end()
-		out.Died = fmt.Sprintf("%s: %v\n%s", op, s.cmd.ProcessState, s.output)
+		out.Died = fmt.Sprintf("%s: %v\n%s", op, s.cmd.ProcessState, s.output.brief())
 	}
 	return out
 }
@@ -184,6 +186,15 @@ func (b *tail) Write(p []byte) (int, error) {
 	defer b.mu.Unlock()
 	b.text = append(b.text, p[:min(len(p), 64<<10-len(b.text))]...)
 	return len(p), nil
+}
+
+// frame is a line of a stack with what differs between two that are alike.
+var frame = regexp.MustCompile(`(?m)\(0x.*\)$|\(_, .*\)$| \+0x.*$|\{0x.*\}|^\[signal.*$`)
+
+// brief returns the beginning of a panic, without what differs from one to the next.
+func (b *tail) brief() string {
+	lines := strings.SplitAfter(frame.ReplaceAllString(b.String(), ""), "\n")
+	return strings.Join(lines[:min(len(lines), 18)], "")
 }
 
 func (b *tail) String() string {
