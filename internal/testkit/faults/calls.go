@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -102,7 +103,14 @@ func (s *supervisor) describe(n *notif) (c Call, ok bool) {
 			}
 		}
 	}
-	return Call{Name: k.name + " " + object, Errors: k.errors}, true
+	errors := k.errors
+	if strings.HasPrefix(object, "/") && !strings.HasPrefix(object, "/proc") && !strings.HasPrefix(object, "/sys") {
+		errors = slices.DeleteFunc(slices.Clone(errors), vanished) // files of the product's own do not go by themselves
+	}
+	if len(errors) == 0 {
+		errors = []unix.Errno{unix.EIO}
+	}
+	return Call{Name: k.name + " " + object, Errors: errors}, true
 }
 
 // text reads a path of the subject.

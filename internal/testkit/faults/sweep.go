@@ -16,12 +16,12 @@ import (
 
 // Rig is a host, and what changes it.
 type Rig struct {
-	Arg any // of Start
-	// State describes all of the host that the operations may change. It may add lines once it has
-	// seen what they change.
-	State   func() string
-	Restore func() error // undoes what a killed subject has left
-	Cheap   bool         // an operation takes milliseconds: all tiers try all calls
+	Arg     any           // of Start
+	State   func() string // all of the host that the operations may change
+	Restore func() error  // undoes what a killed subject has left
+	Reset   func() error  // makes the host as at first by force; nil: Restore does
+	Adopt   string        // the operation with which a subject has adopted what another left; "": none
+	Cheap   bool          // an operation takes milliseconds: all tiers try all calls
 }
 
 // Case is an operation to sweep.
@@ -31,6 +31,8 @@ type Case struct {
 	Undo []string // operations after which the host must be as at first
 	// Reads: the operation changes nothing, so any result is right while the host stays.
 	Reads bool
+	// Later: the operation is repeated soon, and what it could not do is reported elsewhere.
+	Later bool
 }
 
 // sweep is a sweep under way.
@@ -54,21 +56,9 @@ type sweep struct {
 // tiers have a few calls of each operation, at equal distances. Sweep logs how many.
 func Sweep(t testing.TB, rig Rig, cases ...Case) {
 	t.Helper()
-	w := &sweep{TB: t, rig: rig, s: Start(t, rig.Arg), findings: make(map[string]int)}
-	first := rig.State()
-	for _, c := range cases {
-		w.all(c.From)
-		if out := w.s.Do(c.Op, Fault{}); out.Died != "" {
-			t.Fatal(out.Died)
-		}
-		rig.State()
-		w.all(c.Undo)
-	}
-	w.clean = rig.State()
-	for _, line := range strings.Split(first, "\n") {
-		if line != "" && !slices.Contains(strings.Split(w.clean, "\n"), line) {
-			t.Fatalf("without a fault, it is not undone: %s", difference(first, w.clean))
-		}
+	w := &sweep{TB: t, rig: rig, s: Start(t, rig.Arg), clean: rig.State(), findings: make(map[string]int)}
+	for _, c := range cases { // what is made once, and kept
+		w.cycle(c)
 	}
 	for _, c := range cases {
 		w.sweep(c)
@@ -180,7 +170,22 @@ func (w *sweep) try(c Case, f Fault, good, usual string) Outcome {
 		w.again()
 		return out
 	}
-	if now := w.rig.State(); now != good && out.Err == usual {
+	if vanished(out.Errno) {
+		// The object is there, though the kernel has said otherwise: the host proves nothing.
+		for _, op := range append([]string{c.Op}, c.Undo...) {
+			if out := w.s.Do(op, Fault{}); out.Died != "" {
+				find("%s afterwards: %s", op, out.Died)
+				break
+			}
+		}
+		if w.s.ended() || w.rig.State() != w.clean {
+			w.again()
+		} else {
+			w.lookAfter(c, f, find)
+		}
+		return out
+	}
+	if now := w.rig.State(); now != good && out.Err == usual && !c.Later {
 		find("it reports %q, and the host is not as it should be: %s", out.Err, difference(good, now))
 	}
 	if !c.Reads {
@@ -203,6 +208,16 @@ func (w *sweep) try(c Case, f Fault, good, usual string) Outcome {
 		w.again()
 		return out
 	}
+	w.lookAfter(c, f, find)
+	return out
+}
+
+// vanished reports whether an error says that there is no such object.
+func vanished(e unix.Errno) bool { return e == unix.ENOENT || e == unix.ENODEV || e == unix.ESRCH }
+
+// lookAfter checks that a fault has left nothing in the subject.
+func (w *sweep) lookAfter(c Case, f Fault, find func(string, ...any)) {
+	w.Helper()
 	if left := w.settled(); left != "" {
 		// What is made once, and kept, is made by now.
 		w.held = w.s.Look()
@@ -215,7 +230,6 @@ func (w *sweep) try(c Case, f Fault, good, usual string) Outcome {
 		}
 		w.held = w.s.Look()
 	}
-	return out
 }
 
 // settled returns what the subject still holds beyond the usual.
@@ -249,7 +263,11 @@ func (w *sweep) kill(c Case, at int, good string, adopt bool) {
 	if !adopt {
 		return
 	}
+	w.all(c.From)
 	next := w.s.Do(c.Op, Fault{})
+	if w.rig.Adopt != "" {
+		w.all([]string{w.rig.Adopt})
+	}
 	if now := w.rig.State(); !c.Reads && (next.Err != "" || now != good) {
 		w.find(c, f, out, fmt.Sprintf("the next subject's returns %q; host: %s", next.Err, difference(good, now)))
 	}
@@ -269,6 +287,9 @@ func (w *sweep) again() {
 	w.Helper()
 	w.s.end()
 	err := w.rig.Restore()
+	if w.rig.Reset != nil && w.rig.State() != w.clean {
+		err = w.rig.Reset()
+	}
 	if now := w.rig.State(); now != w.clean {
 		w.Fatalf("the host cannot be restored (%v): %s\nafter %s", err, difference(w.clean, now), strings.Join(slices.Sorted(maps.Keys(w.findings)), "\n"))
 	}

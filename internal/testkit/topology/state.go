@@ -84,11 +84,11 @@ func program(id ebpf.ProgramID) string {
 // Knobs are the knobs that a journal has had entries for, while State was called.
 type Knobs struct {
 	Dir   string // of the journal
-	known []journal.Ref
+	known []journal.Entry
 }
 
-// State describes the entries of the journal, which another process may hold, and the values of
-// all knobs that it has had entries for.
+// State describes the entries of the journal, which another process may hold, and all knobs with
+// another value than before the first entry.
 func (k *Knobs) State() (string, error) {
 	dir, err := os.MkdirTemp("", "fltop-")
 	if err != nil {
@@ -112,34 +112,45 @@ func (k *Knobs) State() (string, error) {
 	defer j.Close()
 	var out []string
 	for _, e := range j.Entries() {
-		if !slices.Contains(k.known, e.Ref) {
-			k.known = append(k.known, e.Ref)
+		if !slices.ContainsFunc(k.known, func(o journal.Entry) bool { return e.Ref == o.Ref }) {
+			k.known = append(k.known, e)
 		}
 		out = append(out, fmt.Sprintf("entry %s %s of %s: %s", e.Ref.Kind, anyNumber.ReplaceAllString(e.Ref.Object, "N"), e.Owner.Feature, e.Value))
 	}
-	for _, ref := range k.known {
-		value, err := read(ref)
-		if !errors.Is(err, journal.ErrGone) {
-			out = append(out, fmt.Sprintf("%s %s %s %v", ref.Kind, anyNumber.ReplaceAllString(ref.Object, "N"), value, err))
-		}
-	}
+	k.changed(func(e journal.Entry, value string, _ journal.Knob) {
+		out = append(out, fmt.Sprintf("%s %s %s", e.Ref.Kind, anyNumber.ReplaceAllString(e.Ref.Object, "N"), value))
+	})
 	slices.Sort(out)
 	return strings.Join(out, "\n"), nil
 }
 
+// Reset gives all knobs their first value, without the journal, and empties it.
+func (k *Knobs) Reset() error {
+	var errs []error
+	slices.Reverse(k.known)
+	k.changed(func(e journal.Entry, _ string, knob journal.Knob) { errs = append(errs, knob.Write(e.Before)) })
+	slices.Reverse(k.known)
+	return errors.Join(append(errs, os.RemoveAll(k.Dir))...)
+}
+
+// changed calls fn for the knobs that do not have their first value.
+func (k *Knobs) changed(fn func(e journal.Entry, value string, knob journal.Knob)) {
+	for _, e := range k.known {
+		knob, err := kernel.Opener(kernel.Default())(e.Ref)
+		if err != nil {
+			continue // it has gone
+		}
+		if value, err := knob.Read(); err == nil && value != e.Before {
+			fn(e, value, knob)
+		}
+		if c, ok := knob.(io.Closer); ok {
+			c.Close()
+		}
+	}
+}
+
 // anyNumber stands for an object that is made anew with another number.
 var anyNumber = regexp.MustCompile(`[0-9]+`)
-
-func read(ref journal.Ref) (string, error) {
-	k, err := kernel.Opener(kernel.Default())(ref)
-	if err != nil {
-		return "", err
-	}
-	if c, ok := k.(io.Closer); ok {
-		defer c.Close()
-	}
-	return k.Read()
-}
 
 // Restore does what fairlead restore does: it undoes all entries of a journal.
 func Restore(dir string) error {

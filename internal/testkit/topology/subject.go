@@ -144,5 +144,7 @@ func (s Spec) Rig(t testing.TB, net func() string) faults.Rig {
 			return state
 		},
 		Restore: func() error { return Restore(s.Dir) },
+		Reset:   knobs.Reset,
+		Adopt:   "keep",
 	}
 }
