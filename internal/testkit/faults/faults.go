@@ -88,7 +88,7 @@ func Start(t testing.TB, arg any) *Subject {
 	s := &Subject{t: t, control: ours, enc: json.NewEncoder(ours), replies: make(chan reply, 1), output: &tail{}}
 	s.cmd = exec.Command("/proc/self/exe", verb, string(text))
 	// With a given number, the runtime does not look for the CPU quota, and no call is the runtime's.
-	s.cmd.Env = append(os.Environ(), "GOMAXPROCS=2")
+	s.cmd.Env = append(os.Environ(), "GOMAXPROCS=4")
 	s.cmd.Stdout, s.cmd.Stderr, s.cmd.ExtraFiles = s.output, s.output, []*os.File{theirs}
 	s.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	must(t, s.cmd.Start())

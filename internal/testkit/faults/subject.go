@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/pprof"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -69,7 +70,7 @@ func serve(open func([]byte) (map[string]Op, error), arg string) error {
 		answer(reply{Err: err.Error()})
 		return err
 	}
-	listener, err := install()
+	listener, err := install(waker())
 	if err != nil {
 		answer(reply{Err: err.Error()})
 		return err
@@ -102,6 +103,19 @@ func serve(open func([]byte) (map[string]Op, error), arg string) error {
 			}()
 		}
 	}
+}
+
+// waker returns the descriptor by which the runtime wakes the thread that waits for files; -1: none.
+// While it writes there, it cannot do without that thread's processor.
+func waker() int {
+	entries, _ := os.ReadDir("/proc/self/fd")
+	for _, e := range entries {
+		if to, _ := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); to == "anon_inode:[eventfd]" {
+			fd, _ := strconv.Atoi(e.Name())
+			return fd
+		}
+	}
+	return -1
 }
 
 // number is what differs between objects of one kind.

@@ -12,8 +12,8 @@ import (
 )
 
 // install hands the calls of the table to whoever reads the descriptor that it returns. It holds
-// for all threads, and for good.
-func install() (listener int, err error) {
+// for all threads, and for good. waker is the runtime's own.
+func install(waker int) (listener int, err error) {
 	load := func(offset uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
 	}
@@ -24,19 +24,17 @@ func install() (listener int, err error) {
 	const args = 16 // offset in struct seccomp_data
 	prog := []unix.SockFilter{load(0)}
 	for nr := range calls {
-		prog = append(prog, jump(unix.BPF_JEQ, uint32(nr), 0, 4))
+		var those []unix.SockFilter
 		switch nr {
 		case unix.SYS_READ, unix.SYS_WRITE: // not the control, nor what is printed
-			prog = append(prog, load(args), jump(unix.BPF_JGT, control, 0, 1))
+			those = append(those, load(args), jump(unix.BPF_JEQ, uint32(waker), 2, 0), jump(unix.BPF_JGT, control, 0, 1))
 		case unix.SYS_MMAP: // files; the rest is the runtime's
-			prog = append(prog, load(args+8*4), jump(unix.BPF_JEQ, 0xffffffff, 1, 0))
+			those = append(those, load(args+8*4), jump(unix.BPF_JEQ, 0xffffffff, 1, 0))
 		case unix.SYS_FCNTL:
-			prog = append(prog, load(args+8), jump(unix.BPF_JEQ, unix.F_DUPFD_CLOEXEC, 0, 1))
-		default:
-			prog = append(prog, load(args), jump(unix.BPF_JEQ, 0, 0, 0))
+			those = append(those, load(args+8), jump(unix.BPF_JEQ, unix.F_DUPFD_CLOEXEC, 0, 1))
 		}
-		prog = append(prog, ret(unix.SECCOMP_RET_USER_NOTIF), ret(unix.SECCOMP_RET_ALLOW))
-		prog[len(prog)-5].Jf = 4
+		those = append(those, ret(unix.SECCOMP_RET_USER_NOTIF), ret(unix.SECCOMP_RET_ALLOW))
+		prog = append(append(prog, jump(unix.BPF_JEQ, uint32(nr), 0, uint8(len(those)))), those...)
 	}
 	prog = append(prog, ret(unix.SECCOMP_RET_ALLOW))
 	fprog := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
