@@ -199,7 +199,7 @@ func (f *BlockIO) mayRealtime(m *managed) (budget time.Duration, grouped bool, e
 	return budget, grouped, nil
 }
 
-// triedFor is how long it counts what came of trying SCHED_DEADLINE.
+// triedFor is how long SCHED_DEADLINE counts as available once it was.
 const triedFor = time.Minute
 
 // bounded returns whether a real-time group bounds the threads of a cgroup, or else their
@@ -210,7 +210,7 @@ func (f *BlockIO) bounded(cpu string) (grouped bool, err error) {
 			return true, err
 		}
 	}
-	if now := time.Now(); now.Sub(f.tried.at) > triedFor {
+	if now := time.Now(); f.tried.err != nil || now.Sub(f.tried.at) > triedFor {
 		f.tried.at, f.tried.err = now, sched.TryDeadline()
 	}
 	return false, f.tried.err

@@ -61,7 +61,7 @@ var calls = map[int]kind{
 	// The kernel answers a request over netlink by a message; the library returns both alike.
 	unix.SYS_SENDTO:            {"sendto", byFD, 0, []unix.Errno{unix.ENODEV, unix.ENOENT, unix.EBUSY, unix.EPERM, unix.ENOMEM, unix.EINTR}},
 	unix.SYS_SENDMSG:           {"sendmsg", byFD, 0, []unix.Errno{unix.ENODEV, unix.ENOENT, unix.EBUSY, unix.EPERM, unix.ENOMEM, unix.EINTR}},
-	unix.SYS_RECVFROM:          {"recvfrom", byFD, 0, []unix.Errno{unix.EINTR, unix.ENOBUFS, unix.EAGAIN}},
+	unix.SYS_RECVFROM:          {"recvfrom", byFD, 0, []unix.Errno{unix.EINTR, unix.ENOBUFS}},
 	unix.SYS_RECVMSG:           {"recvmsg", byFD, 0, []unix.Errno{unix.EINTR, unix.ENOBUFS}},
 	unix.SYS_BPF:               {"bpf", byNothing, 0, []unix.Errno{unix.ENOMEM, unix.ENODEV, unix.EPERM, unix.ENOENT, unix.EBUSY, unix.ENOSPC}},
 	unix.SYS_PERF_EVENT_OPEN:   {"perf_event_open", byNothing, 0, []unix.Errno{unix.EMFILE, unix.ENODEV, unix.EPERM}},

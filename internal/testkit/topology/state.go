@@ -87,7 +87,7 @@ type Knobs struct {
 	known []journal.Entry
 }
 
-// State describes the entries of the journal, which another process may hold, and all knobs with
+// State describes the entries of the journal for what exists, which another process may hold, and all knobs with
 // another value than before the first entry.
 func (k *Knobs) State() (string, error) {
 	dir, err := os.MkdirTemp("", "fltop-")
@@ -114,6 +114,11 @@ func (k *Knobs) State() (string, error) {
 	for _, e := range j.Entries() {
 		if !slices.ContainsFunc(k.known, func(o journal.Entry) bool { return e.Ref == o.Ref }) {
 			k.known = append(k.known, e)
+		}
+		if knob, err := kernel.Opener(kernel.Default())(e.Ref); errors.Is(err, journal.ErrGone) {
+			continue // with its object
+		} else if c, ok := knob.(io.Closer); ok {
+			c.Close()
 		}
 		out = append(out, fmt.Sprintf("entry %s %s of %s: %s", e.Ref.Kind, anyNumber.ReplaceAllString(e.Ref.Object, "N"), e.Owner.Feature, e.Value))
 	}
