@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
@@ -35,6 +36,9 @@ func TestMain(m *testing.M) {
 	case "panics":
 		panicking(arg)
 	default:
+		if status, ok := faults.Reexec(rounds)(os.Args); ok {
+			os.Exit(status)
+		}
 		testkit.Main(m)
 	}
 }

@@ -80,11 +80,18 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 	for _, tid := range tids {
 		if t, err := sched.FindTask(proc, tid); err == nil {
 			found = append(found, t)
+		} else if ignoreGone(err) != nil {
+			return err
 		}
 	}
-	for _, t := range m.still(found) {
+	if found, err = m.still(found); err != nil {
+		return ignoreGone(err)
+	}
+	for _, t := range found {
 		value, err := sched.Deadline(proc, t).Read()
-		if err != nil {
+		if ignoreGone(err) != nil {
+			return err
+		} else if err != nil {
 			continue
 		}
 		s := decide.Thread{TID: t.TID, Start: t.Start}
@@ -99,7 +106,9 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 			m.own++
 			continue
 		}
-		if ran[t], err = sched.Ran(proc, t.TID); err != nil {
+		if ran[t], err = sched.Ran(proc, t.TID); ignoreGone(err) != nil {
+			return err
+		} else if err != nil {
 			continue
 		}
 		if before, seen := m.ran[t]; seen {

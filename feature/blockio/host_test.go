@@ -16,6 +16,8 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -26,9 +28,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if status, ok := load.Reexec(os.Args); ok {
-		os.Exit(status)
-	}
+	topology.Reexec(faults.Reexec(topology.Subject(subject)))
 	if role := os.Getenv(childEnv); role != "" {
 		child(role)
 	}

@@ -199,7 +199,7 @@ func (f *BlockIO) mayRealtime(m *managed) (budget time.Duration, grouped bool, e
 	return budget, grouped, nil
 }
 
-// triedFor is how long it counts what came of trying SCHED_DEADLINE.
+// triedFor is how long SCHED_DEADLINE counts as available once it was.
 const triedFor = time.Minute
 
 // bounded returns whether a real-time group bounds the threads of a cgroup, or else their
@@ -210,7 +210,7 @@ func (f *BlockIO) bounded(cpu string) (grouped bool, err error) {
 			return true, err
 		}
 	}
-	if now := time.Now(); now.Sub(f.tried.at) > triedFor {
+	if now := time.Now(); f.tried.err != nil || now.Sub(f.tried.at) > triedFor {
 		f.tried.at, f.tried.err = now, sched.TryDeadline()
 	}
 	return false, f.tried.err
@@ -252,7 +252,8 @@ func (f *BlockIO) promote() {
 				}
 			}
 		}
-		for _, t := range m.still(ordinary) {
+		ordinary, _ = m.still(ordinary)
+		for _, t := range ordinary {
 			knob := sched.Deadline(f.cfg.Roots.Proc, t)
 			if e.Before == "0" {
 				err = knob.Write(sched.RoundRobin)
@@ -279,15 +280,12 @@ func (m *managed) untilWhen() time.Time {
 // still gives those of some threads that are the container's. They were found by their
 // numbers, which may have become others' between two steps; a Thread is known by its start,
 // too, and one that is listed now was the container's when it was found, or has ended.
-func (m *managed) still(threads []sched.Thread) []sched.Thread {
+func (m *managed) still(threads []sched.Thread) ([]sched.Thread, error) {
 	if len(threads) == 0 {
-		return nil
+		return nil, nil
 	}
 	tids, err := cgroup.Threads(m.target.Container.Cgroup.V2, maxPromoted)
-	if err != nil {
-		return nil
-	}
-	return slices.DeleteFunc(threads, func(t sched.Thread) bool { return !slices.Contains(tids, t.TID) })
+	return slices.DeleteFunc(threads, func(t sched.Thread) bool { return !slices.Contains(tids, t.TID) }), err
 }
 
 // realtimePriority is that of our threads, the lowest.

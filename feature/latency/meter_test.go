@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 func TestMain(m *testing.M) {
-	topology.Reexec()
+	topology.Reexec(faults.Reexec(topology.Subject(subject)))
 	testkit.Main(m)
 }
 

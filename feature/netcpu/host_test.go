@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -31,7 +32,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	topology.Reexec()
+	topology.Reexec(faults.Reexec(topology.Subject(subject)))
 	// Parallel tests mostly wait, for windows of a second.
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)

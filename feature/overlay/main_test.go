@@ -4,10 +4,11 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 )
 
 func TestMain(m *testing.M) {
-	topology.Reexec()
+	topology.Reexec(faults.Reexec(topology.Subject(subject)))
 	testkit.Main(m)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -30,7 +31,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	topology.Reexec(datagramsReexec)
+	topology.Reexec(datagramsReexec, faults.Reexec(topology.Subject(subject)))
 	testkit.Main(m)
 }
 

@@ -300,3 +300,19 @@ func (f *Traffic) restore(match func(journal.Entry) bool) error {
 	}
 	return nil
 }
+
+// release undoes everything, as no tenant is left.
+func (f *Traffic) release() error {
+	var errs []error
+	for _, u := range f.uplinks {
+		errs = append(errs, u.close())
+	}
+	clear(f.uplinks)
+	f.sharing, f.forwards = false, false
+	err := errors.Join(append(errs, f.unwatch(), f.restore(all))...)
+	f.unreleased = err != nil
+	return err
+}
+
+// all matches every entry of the journal that is ours.
+func all(journal.Entry) bool { return true }

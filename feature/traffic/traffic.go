@@ -84,6 +84,7 @@ type Traffic struct {
 	tenants    *tenant.Register // of the containers that policy gives bandwidth
 	shaped     map[tenant.Key]*shaped
 	uplinks    map[int]*uplink
+	unreleased bool              // not all at the uplinks was undone after the last tenant: Remove goes on
 	sharing    bool              // what uplinks receive is redirected to IFBs
 	watches    map[uint64]*watch // of namespaces with our devices or qdiscs
 	forwards   bool              // the sysctl was set for that, see forward
@@ -337,6 +338,9 @@ func (f *Traffic) Remove(_ context.Context, id container.ID) error {
 
 func (f *Traffic) remove(id container.ID) error {
 	var errs []error
+	if f.unreleased && len(f.shaped) == 0 {
+		errs = append(errs, f.release())
+	}
 	for _, t := range f.tenants.Remove(id) {
 		errs = append(errs, f.settle(t))
 	}
@@ -394,21 +398,6 @@ func (f *Traffic) depart(t *tenant.Tenant) error {
 	}
 	return nil
 }
-
-// release undoes everything, as no tenant is left.
-func (f *Traffic) release() error {
-	var errs []error
-	for _, u := range f.uplinks {
-		errs = append(errs, u.close())
-	}
-	clear(f.uplinks)
-	f.sharing, f.forwards = false, false
-	errs = append(errs, f.unwatch())
-	return errors.Join(append(errs, f.restore(all))...)
-}
-
-// all matches every entry of the journal that is ours.
-func all(journal.Entry) bool { return true }
 
 // Prune implements feature.Feature. It undoes what an earlier agent left at the uplinks and Apply
 // has not adopted.

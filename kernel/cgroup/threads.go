@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -38,10 +40,14 @@ func threads(dir string, most int) (tids []int, err error) {
 		return nil, fmt.Errorf("list threads: %w", err)
 	}
 	defer f.Close()
-	for lines := bufio.NewScanner(f); len(tids) < most && lines.Scan(); {
+	lines := bufio.NewScanner(f)
+	for len(tids) < most && lines.Scan() {
 		if tid, err := strconv.Atoi(lines.Text()); err == nil && tid > 0 { // 0: of another pid namespace
 			tids = append(tids, tid)
 		}
 	}
-	return tids, nil // a cgroup that goes ends the list
+	if err := lines.Err(); err != nil && !errors.Is(err, unix.ENODEV) { // a cgroup that goes ends the list
+		return nil, fmt.Errorf("list threads: %w", err)
+	}
+	return tids, nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
 )
 
 // turnerDir in the environment makes the test binary the process that is killed.
@@ -20,6 +21,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(turnerDir); dir != "" {
 		fmt.Println(turnForever(dir))
 		os.Exit(1)
+	}
+	if status, ok := faults.Reexec(subject)(os.Args); ok {
+		os.Exit(status)
 	}
 	testkit.Main(m)
 }

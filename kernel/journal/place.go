@@ -27,6 +27,14 @@ func (r Ref) place() string {
 	return before
 }
 
+// device returns the device that a knob belongs to, as "NETNS/INDEX"; "" if it belongs to none.
+func (r Ref) device() string {
+	if at := strings.SplitN(r.Object, "/", 3); at[0] != "" && len(at) > 1 {
+		return at[0] + "/" + at[1]
+	}
+	return ""
+}
+
 // places are the places with a call in progress. The zero value is ready.
 type places struct {
 	mu   sync.Mutex

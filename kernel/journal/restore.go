@@ -30,10 +30,14 @@ type Outcome struct {
 	Err    error  `json:"-"`               // for Failed
 }
 
+// errLater is why a knob waits for its turn.
+var errLater = errors.New("a later change of the same device is not undone yet")
+
 // Restore undoes the entries that match (nil: all), the newest knobs first. It works by
 // compare-and-set: it replaces only a value that fairlead wrote, by the result of the remaining
-// claims, or by Before if none remain. It goes on after a failure; the error joins those of all
-// outcomes. It abandons a call that does not return, and the entry's Outcome is Failed with
+// claims, or by Before if none remain. It goes on after a failure, but not with the older knobs of
+// the same device: with generic receive offload a veth loses its NAPI contexts, and the kernel then
+// refuses to change whether threads poll them. The error joins those of all outcomes. It abandons a call that does not return, and the entry's Outcome is Failed with
 // ErrStuck. If the call returns later, the entry is dropped then.
 func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error) {
 	defer j.intact()
@@ -45,8 +49,15 @@ func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error
 	out := make([]Outcome, 0, len(list))
 	var errs []error
 	left := j.patience
+	failed := make(map[string]bool) // by device
 	for _, e := range list {
 		began := time.Now()
+		if failed[e.Ref.device()] {
+			n, _ := j.note(e.Ref)
+			err := fmt.Errorf("restore %s %s: %w", e.Ref.Kind, e.Ref.Object, errLater)
+			out, errs = append(out, outcomes(n.entries(match), Failed, "", err)...), append(errs, err)
+			continue
+		}
 		// Each knob gets some time, however much the others have used.
 		tried := j.restore(open, e.Ref, match, max(left, j.patience/100))
 		if len(tried) > 0 && errors.Is(tried[0].Err, ErrStuck) {
@@ -56,6 +67,7 @@ func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error
 			if o := &tried[i]; o.Err != nil {
 				o.Err = fmt.Errorf("restore %s %s: %w", e.Ref.Kind, e.Ref.Object, o.Err)
 				errs = append(errs, o.Err)
+				failed[e.Ref.device()] = e.Ref.device() != ""
 			}
 		}
 		out = append(out, tried...)

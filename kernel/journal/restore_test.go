@@ -94,3 +94,26 @@ func TestRestoreClosesWhatItOpens(t *testing.T) {
 		t.Errorf("%d knobs were closed, want 2; %v", closed, err)
 	}
 }
+
+// A knob is left until those of the same device that were turned after it are as they were.
+func TestRestoreKeepsTheOrderOfADevice(t *testing.T) {
+	b := newBoard("7/2/a", "1", "7/2/b", "1", "7/3/a", "1", "c", "1")
+	j := open(t, t.TempDir())
+	for _, name := range []string{"c", "7/3/a", "7/2/a", "7/2/b"} {
+		turn(t, j, b.knob(name), "2")
+	}
+	refused := errors.New("refused")
+	out, err := j.Restore(func(r Ref) (Knob, error) {
+		if r.Object == "7/2/b" {
+			return nil, refused
+		}
+		return b.open(r)
+	}, nil)
+	if !errors.Is(err, refused) || !errors.Is(err, errLater) || results(out) != "7/2/b:failed 7/2/a:failed 7/3/a:restored c:restored" {
+		t.Errorf("restore: %q, %v", results(out), err)
+	}
+	out, err = j.Restore(b.open, nil)
+	if err != nil || results(out) != "7/2/b:restored 7/2/a:restored" {
+		t.Errorf("restore: %q, %v", results(out), err)
+	}
+}

@@ -66,6 +66,8 @@ type Isolator struct {
 	flooded  time.Time // last, by deferPolls
 	vacated  vacated
 
+	unreleased bool // releaseUplinks has failed: Release repeats it
+
 	ran atomic.Pointer[map[container.ID]time.Duration] // of takeTurns
 }
 
@@ -235,8 +237,14 @@ func (is *Isolator) Release(ctx context.Context, of *tenant.Tenant, id container
 		return false, err
 	}
 	// The rest belongs to the accounts, which do not end with a decision.
-	if err := is.extend(id); err != nil || s == nil {
+	if err := is.extend(id); err != nil {
 		return false, err
+	}
+	switch {
+	case s == nil && is.unreleased && is.Idle():
+		return false, is.releaseUplinks()
+	case s == nil:
+		return false, nil
 	}
 	if !pays {
 		return false, is.extendAll(s)
@@ -384,5 +392,7 @@ func (is *Isolator) releaseUplinks() error {
 	err := is.forgetQueues()
 	is.forgetAround()
 	is.host, is.resting, is.worked = nil, restControl{}, work{}
-	return errors.Join(err, is.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && e.Ref.Kind != qdisc.KindFilter }))
+	err = errors.Join(err, is.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && e.Ref.Kind != qdisc.KindFilter }))
+	is.unreleased = err != nil
+	return err
 }

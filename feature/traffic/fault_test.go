@@ -1,0 +1,50 @@
+package traffic_test
+
+import (
+	"testing"
+
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/traffic"
+	"github.com/fairlead-project/fairlead/hook"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant/identity"
+)
+
+func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
+	slots, err := identity.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	return traffic.New(traffic.Config{
+		Roots: kernel.Default(), Journal: j, NetNS: s.NetNS, Identity: slots, Ends: hook.Open("/proc", j),
+		Uplinks: map[string]uint64{"nic0": gbit}, Containers: topology.Running(s.Targets),
+	})
+}
+
+// Each call to the kernel fails once.
+func TestFaults(t *testing.T) {
+	needSharing(t)
+	h := newHost(t, gbit)
+	h.bridge()
+	_, one := h.add("faultone", "10.66.0.2/24", h.ns)
+	_, two := h.add("faulttwo", "10.66.0.3/24", h.ns)
+	ceil := policy.Settings{Egress: policy.Net{Ceil: 100 * mbit}, Ingress: policy.Net{Ceil: 50 * mbit}}
+	share := policy.Settings{Egress: policy.Net{Weight: 2}, Ingress: policy.Net{Rate: 20 * mbit}}
+	receive := policy.Settings{Ingress: policy.Net{Ceil: 50 * mbit}}
+	spec := topology.Spec{NetNS: h.ns.NetNS(), Dir: h.dir, Targets: []policy.Target{
+		{Container: one, Settings: ceil}, {Container: two, Settings: share}, {Container: one, Settings: share}, {Container: one, Settings: receive},
+	}}
+	faults.Sweep(t, spec.Rig(t, func() string { return h.Net(h.ns) }),
+		faults.Case{Op: "apply 0", Undo: []string{"remove 0"}},
+		faults.Case{Op: "apply 1", From: []string{"apply 0"}, Undo: []string{"remove 1", "remove 0"}},
+		faults.Case{Op: "apply 2", From: []string{"apply 0"}, Undo: []string{"remove 2"}},
+		faults.Case{Op: "apply 3", From: []string{"apply 2"}, Undo: []string{"remove 3"}},
+		faults.Case{Op: "remove 0", From: []string{"apply 0"}},
+		faults.Case{Op: "keep", From: []string{"apply 0"}, Undo: []string{"remove 0"}},
+		faults.Case{Op: "measure", From: []string{"apply 0"}, Undo: []string{"remove 0"}, Reads: true},
+	)
+}

@@ -1,0 +1,126 @@
+package faults
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// How a call names its object.
+const (
+	byFD = iota
+	byPath
+	byNothing
+)
+
+// kind is one system call by which the product reaches the kernel.
+type kind struct {
+	name   string
+	object int
+	arg    int // with the descriptor, or with the path
+	errors []unix.Errno
+}
+
+// calls are by number. What the Go runtime calls for itself is not here.
+var calls = map[int]kind{
+	unix.SYS_OPENAT:            {"openat", byPath, 1, []unix.Errno{unix.ENOENT, unix.EMFILE, unix.EPERM, unix.EINTR}},
+	unix.SYS_OPENAT2:           {"openat2", byPath, 1, []unix.Errno{unix.ENOENT, unix.EMFILE, unix.EINTR}},
+	unix.SYS_NEWFSTATAT:        {"newfstatat", byPath, 1, []unix.Errno{unix.ENOENT, unix.ENOMEM}},
+	unix.SYS_STATX:             {"statx", byPath, 1, []unix.Errno{unix.ENOENT, unix.ENOMEM}},
+	unix.SYS_FSTAT:             {"fstat", byFD, 0, []unix.Errno{unix.ENOMEM}},
+	unix.SYS_FSTATFS:           {"fstatfs", byFD, 0, []unix.Errno{unix.ENOMEM}},
+	unix.SYS_STATFS:            {"statfs", byPath, 0, []unix.Errno{unix.ENOENT, unix.ENOMEM}},
+	unix.SYS_READLINKAT:        {"readlinkat", byPath, 1, []unix.Errno{unix.ENOENT, unix.ESRCH, unix.EPERM}},
+	unix.SYS_NAME_TO_HANDLE_AT: {"name_to_handle_at", byPath, 1, []unix.Errno{unix.ENOENT, unix.ENOMEM}},
+	unix.SYS_GETDENTS64:        {"getdents64", byFD, 0, []unix.Errno{unix.ENOENT, unix.ENOMEM}},
+	unix.SYS_READ:              {"read", byFD, 0, []unix.Errno{unix.ENODEV, unix.ESRCH, unix.ENOMEM}},
+	unix.SYS_PREAD64:           {"pread64", byFD, 0, []unix.Errno{unix.ENODEV, unix.ESRCH, unix.ENOMEM}},
+	unix.SYS_WRITE:             {"write", byFD, 0, []unix.Errno{unix.ENODEV, unix.EBUSY, unix.ENOSPC, unix.EPERM, unix.ESRCH}},
+	unix.SYS_PWRITE64:          {"pwrite64", byFD, 0, []unix.Errno{unix.ENOSPC, unix.ENODEV, unix.EBUSY}},
+	unix.SYS_FTRUNCATE:         {"ftruncate", byFD, 0, []unix.Errno{unix.ENOSPC}},
+	unix.SYS_FSYNC:             {"fsync", byFD, 0, []unix.Errno{unix.ENOSPC}},
+	unix.SYS_FLOCK:             {"flock", byFD, 0, []unix.Errno{unix.EINTR, unix.ENOMEM}},
+	unix.SYS_FCNTL:             {"fcntl", byFD, 0, []unix.Errno{unix.EMFILE}},
+	unix.SYS_MKDIRAT:           {"mkdirat", byPath, 1, []unix.Errno{unix.ENOSPC, unix.ENOENT, unix.EPERM}},
+	unix.SYS_UNLINKAT:          {"unlinkat", byPath, 1, []unix.Errno{unix.EBUSY, unix.EPERM}},
+	unix.SYS_RENAMEAT:          {"renameat", byPath, 3, []unix.Errno{unix.ENOSPC, unix.EPERM}},
+	unix.SYS_RENAMEAT2:         {"renameat2", byPath, 3, []unix.Errno{unix.ENOSPC, unix.EPERM}},
+	unix.SYS_LINKAT:            {"linkat", byPath, 3, []unix.Errno{unix.ENOSPC}},
+	unix.SYS_MOUNT:             {"mount", byPath, 1, []unix.Errno{unix.EPERM, unix.ENOMEM}},
+	unix.SYS_UMOUNT2:           {"umount2", byPath, 0, []unix.Errno{unix.EBUSY}},
+	unix.SYS_MMAP:              {"mmap", byFD, 4, []unix.Errno{unix.ENOMEM, unix.EPERM}},
+	unix.SYS_IOCTL:             {"ioctl", byFD, 0, []unix.Errno{unix.ENODEV, unix.EPERM, unix.ENOMEM}},
+	unix.SYS_SOCKET:            {"socket", byNothing, 0, []unix.Errno{unix.EMFILE, unix.ENOMEM}},
+	unix.SYS_BIND:              {"bind", byFD, 0, []unix.Errno{unix.ENOMEM}},
+	unix.SYS_SETSOCKOPT:        {"setsockopt", byFD, 0, []unix.Errno{unix.ENOMEM, unix.EPERM}},
+	unix.SYS_GETSOCKNAME:       {"getsockname", byFD, 0, []unix.Errno{unix.ENOMEM}},
+	// The kernel answers a request over netlink by a message; the library returns both alike.
+	unix.SYS_SENDTO:            {"sendto", byFD, 0, []unix.Errno{unix.ENODEV, unix.ENOENT, unix.EBUSY, unix.EPERM, unix.ENOMEM, unix.EINTR}},
+	unix.SYS_SENDMSG:           {"sendmsg", byFD, 0, []unix.Errno{unix.ENODEV, unix.ENOENT, unix.EBUSY, unix.EPERM, unix.ENOMEM, unix.EINTR}},
+	unix.SYS_RECVFROM:          {"recvfrom", byFD, 0, []unix.Errno{unix.EINTR, unix.ENOBUFS}},
+	unix.SYS_RECVMSG:           {"recvmsg", byFD, 0, []unix.Errno{unix.EINTR, unix.ENOBUFS}},
+	unix.SYS_BPF:               {"bpf", byNothing, 0, []unix.Errno{unix.ENOMEM, unix.ENODEV, unix.EPERM, unix.ENOENT, unix.EBUSY, unix.ENOSPC}},
+	unix.SYS_PERF_EVENT_OPEN:   {"perf_event_open", byNothing, 0, []unix.Errno{unix.EMFILE, unix.ENODEV, unix.EPERM}},
+	unix.SYS_SETNS:             {"setns", byFD, 0, []unix.Errno{unix.EPERM, unix.ENOMEM}},
+	unix.SYS_UNSHARE:           {"unshare", byNothing, 0, []unix.Errno{unix.ENOMEM, unix.ENOSPC}},
+	unix.SYS_PIDFD_OPEN:        {"pidfd_open", byNothing, 0, []unix.Errno{unix.ESRCH, unix.EMFILE}},
+	unix.SYS_SCHED_SETATTR:     {"sched_setattr", byNothing, 0, []unix.Errno{unix.ESRCH, unix.EBUSY, unix.EPERM}},
+	unix.SYS_SCHED_GETATTR:     {"sched_getattr", byNothing, 0, []unix.Errno{unix.ESRCH}},
+	unix.SYS_SCHED_SETAFFINITY: {"sched_setaffinity", byNothing, 0, []unix.Errno{unix.ESRCH, unix.EPERM}},
+	unix.SYS_SETPRIORITY:       {"setpriority", byNothing, 0, []unix.Errno{unix.ESRCH, unix.EPERM}},
+}
+
+// bpfCommands are those of enum bpf_cmd that a reader wants to see.
+var bpfCommands = map[uint64]string{
+	0: "MAP_CREATE", 1: "MAP_LOOKUP_ELEM", 2: "MAP_UPDATE_ELEM", 3: "MAP_DELETE_ELEM", 4: "MAP_GET_NEXT_KEY", 5: "PROG_LOAD",
+	8: "PROG_ATTACH", 9: "PROG_DETACH", 10: "PROG_TEST_RUN", 15: "OBJ_GET_INFO_BY_FD", 16: "PROG_QUERY", 28: "LINK_CREATE",
+}
+
+// describe returns a call with its object. Calls of the runtime for itself are not ok.
+func (s *supervisor) describe(n *notif) (c Call, ok bool) {
+	k := calls[int(n.NR)]
+	object := ""
+	switch k.object {
+	case byFD:
+		object, _ = os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", s.pid, int32(n.Args[k.arg])))
+		// The runtime's own: to wake a thread that waits for files.
+		if strings.HasPrefix(object, "anon_inode:[event") {
+			return c, false
+		}
+	case byPath:
+		if object = s.text(uintptr(n.Args[k.arg])); object == "" {
+			object, _ = os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", s.pid, int32(n.Args[0])))
+		}
+	case byNothing:
+		if int(n.NR) == unix.SYS_BPF {
+			object = bpfCommands[n.Args[0]]
+			if object == "" {
+				object = fmt.Sprint(n.Args[0])
+			}
+		}
+	}
+	errors := k.errors
+	if strings.HasPrefix(object, "/") && !strings.HasPrefix(object, "/proc") && !strings.HasPrefix(object, "/sys") {
+		errors = slices.DeleteFunc(slices.Clone(errors), vanished) // files of the product's own do not go by themselves
+	}
+	if len(errors) == 0 {
+		errors = []unix.Errno{unix.EIO}
+	}
+	return Call{Name: k.name + " " + object, Errors: errors}, true
+}
+
+// text reads a path of the subject.
+func (s *supervisor) text(at uintptr) string {
+	// Not across the end of a page, behind which there may be nothing.
+	buf := make([]byte, min(256, 4096-at%4096))
+	n, err := unix.ProcessVMReadv(s.pid, []unix.Iovec{{Base: &buf[0], Len: uint64(len(buf))}}, []unix.RemoteIovec{{Base: at, Len: len(buf)}}, 0)
+	if err != nil {
+		return ""
+	}
+	text, _, _ := bytes.Cut(buf[:n], []byte{0})
+	return string(text)
+}
