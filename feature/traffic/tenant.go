@@ -364,11 +364,14 @@ func (f *Traffic) withdraw(t *shaped, keep map[container.Device]container.End, l
 		if at := leads[inode]; len(at) > 0 && at[0] == s.of {
 			continue
 		}
-		delete(t.sends, inode)
-		errs = append(errs, s.close())
+		err := s.close()
 		if s.index != 0 {
-			errs = append(errs, f.inside(s.path, inode, func(ns *netdev.NS) error { return f.unlead(ns, s.of, &s.ingress) }))
+			err = errors.Join(err, f.inside(s.path, inode, func(ns *netdev.NS) error { return f.unlead(ns, s.of, &s.ingress) }))
 		}
+		if err == nil { // else the next call goes on
+			delete(t.sends, inode)
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

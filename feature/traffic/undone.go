@@ -2,6 +2,7 @@ package traffic
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
@@ -99,7 +101,7 @@ func (f *Traffic) lookAfter(inode uint64, told func(index int) bool) {
 			return
 		}
 		l, err := w.ns.Link(i.index)
-		if err == nil && l.Up {
+		if err == nil && l.Up || err != nil && !errors.Is(err, netdev.ErrNoLink) {
 			return
 		}
 		f.cfg.Log.Warn("somebody has removed or set down an IFB", "index", i.index, "for", i.link.Name)

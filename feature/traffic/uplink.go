@@ -142,9 +142,11 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 		if u.plan == nil {
 			return nil
 		}
-		err := u.program.Close()
-		u.forget()
-		return errors.Join(err, f.undo(u.knobs(f.host)...))
+		err := errors.Join(u.program.Close(), f.undo(u.knobs(f.host)...))
+		if err == nil { // else the next call goes on
+			u.forget()
+		}
+		return err
 	}
 	if err := u.bring(f.cfg.Journal, f.host, plans[u.index], journal.Owner{Feature: name}, f.cfg.Now()); err != nil {
 		if u.lost {

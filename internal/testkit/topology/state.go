@@ -87,8 +87,8 @@ type Knobs struct {
 	known []journal.Entry
 }
 
-// State describes the entries of the journal for what exists, which another process may hold, and all knobs with
-// another value than before the first entry.
+// State describes the entries of the journal, which another process may hold, for what exists, and
+// all knobs with another value than before the first entry.
 func (k *Knobs) State() (string, error) {
 	dir, err := os.MkdirTemp("", "fltop-")
 	if err != nil {
@@ -115,10 +115,8 @@ func (k *Knobs) State() (string, error) {
 		if !slices.ContainsFunc(k.known, func(o journal.Entry) bool { return e.Ref == o.Ref }) {
 			k.known = append(k.known, e)
 		}
-		if knob, err := kernel.Opener(kernel.Default())(e.Ref); errors.Is(err, journal.ErrGone) {
+		if _, err := read(e.Ref); errors.Is(err, journal.ErrGone) {
 			continue // with its object
-		} else if c, ok := knob.(io.Closer); ok {
-			c.Close()
 		}
 		out = append(out, fmt.Sprintf("entry %s %s of %s: %s", e.Ref.Kind, anyNumber.ReplaceAllString(e.Ref.Object, "N"), e.Owner.Feature, e.Value))
 	}
@@ -127,6 +125,17 @@ func (k *Knobs) State() (string, error) {
 	})
 	slices.Sort(out)
 	return strings.Join(out, "\n"), nil
+}
+
+func read(ref journal.Ref) (string, error) {
+	knob, err := kernel.Opener(kernel.Default())(ref)
+	if err != nil {
+		return "", err
+	}
+	if c, ok := knob.(io.Closer); ok {
+		defer c.Close()
+	}
+	return knob.Read()
 }
 
 // Reset gives all knobs their first value, without the journal, and empties it.
