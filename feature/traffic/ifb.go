@@ -101,12 +101,12 @@ func (f *Traffic) unlead(ns *netdev.NS, of int, i *ingress) error {
 		i.index = index
 	}
 	refs := append(i.knobs(ns), ns.IFB(of).Ref())
-	err := errors.Join(append(errs, f.undo(refs...))...)
+	err := f.undo(refs...)
 	if err == nil { // else the next call goes on
 		i.forget()
 		i.index = 0
 	}
-	return errors.Join(err, f.unwatch())
+	return errors.Join(append(errs, err, f.unwatch())...)
 }
 
 // drain waits briefly until our root of a device, or some of its classes, are empty.
