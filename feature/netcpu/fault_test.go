@@ -32,8 +32,8 @@ func TestFaults(t *testing.T) {
 	spec := topology.Spec{NetNS: h.ns.NetNS(), Dir: t.TempDir(), Targets: []policy.Target{h.target(policy.NetCPUIsolate), h.target(policy.NetCPUCharge)}}
 	faults.Sweep(t, spec.Rig(t, func() string { return h.Net(h.ns) }),
 		faults.Case{Op: "apply 0", Undo: []string{"remove 0"}},
-		faults.Case{Op: "apply 1", From: []string{"apply 0"}, Undo: []string{"remove 0"}},
 		faults.Case{Op: "remove 0", From: []string{"apply 0"}},
+		faults.Case{Op: "apply 1", From: []string{"apply 0"}, Undo: []string{"remove 0"}},
 		faults.Case{Op: "keep", From: []string{"apply 0"}, Undo: []string{"remove 0"}},
 		faults.Case{Op: "measure", From: []string{"apply 0"}, Undo: []string{"remove 0"}, Reads: true},
 	)

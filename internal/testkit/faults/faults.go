@@ -163,9 +163,6 @@ func (s *Subject) Look() (h Held) {
 	return *r.Held
 }
 
-// ended reports whether the subject has.
-func (s *Subject) ended() bool { return s.cmd.ProcessState != nil }
-
 // end ends the subject and waits for it.
 func (s *Subject) end() {
 	s.waited.Do(func() {

@@ -21,7 +21,7 @@ type Rig struct {
 	Restore func() error  // undoes what a killed subject has left
 	Reset   func() error  // makes the host as at first by force; nil: Restore does
 	Adopt   string        // the operation with which a subject has adopted what another left; "": none
-	Cheap   bool          // an operation takes milliseconds: all tiers try all calls, and the tier Full all kills
+	Cheap   bool          // an operation takes milliseconds: other tiers than Full try many calls, too
 }
 
 // Case is an operation to sweep.
@@ -53,10 +53,14 @@ type sweep struct {
 //   - after a kill at that call, Restore does that, and another subject also goes on.
 //
 // In the tier Full each call gets a fault, and the first of its kind gets all that it can have. Other
-// tiers have a few calls of each operation, at equal distances. Sweep logs how many.
+// tiers have a few calls of each operation, at equal distances, and the tier Quick has the first three
+// operations. Sweep logs how many.
 func Sweep(t testing.TB, rig Rig, cases ...Case) {
 	t.Helper()
 	w := &sweep{TB: t, rig: rig, s: Start(t, rig.Arg), clean: rig.State(), findings: make(map[string]int)}
+	if tier(t) == testkit.Quick {
+		cases = cases[:min(len(cases), 3)]
+	}
 	for _, c := range cases { // what is made once, and kept
 		w.cycle(c)
 	}
@@ -68,17 +72,20 @@ func Sweep(t testing.TB, rig Rig, cases ...Case) {
 	}
 }
 
-// points returns how many calls of an operation get a fault, and how many are killed; 0: all.
-func points(t testing.TB) (faults, kills int) {
+func tier(t testing.TB) testkit.Tier {
+	t.Helper()
 	tier, err := testkit.ParseTier(os.Getenv(testkit.TierVar))
 	must(t, err)
-	switch tier {
-	case testkit.Quick:
-		return 4, 1
-	case testkit.CI:
-		return 20, 4
+	return tier
+}
+
+// points returns how many calls of an operation get a fault, and how many are killed; 0: all.
+func points(tier testkit.Tier, cheap bool) (faults, kills int) {
+	n := map[testkit.Tier][2]int{testkit.Quick: {2, 1}, testkit.CI: {8, 2}}[tier]
+	if cheap {
+		n[0] *= 10
 	}
-	return 0, 0
+	return n[0], n[1]
 }
 
 // stride returns the distance between n calls out of all; n 0: 1.
@@ -93,10 +100,7 @@ func (w *sweep) sweep(c Case) {
 	began := time.Now()
 	good, out := w.cycle(c)
 	w.held = w.s.Look()
-	n, kills := points(w)
-	if w.rig.Cheap {
-		n = 0
-	}
+	n, kills := points(tier(w), w.rig.Cheap)
 	tried, kinds := 0, make(map[string]bool)
 	each := stride(len(out.Calls), n)
 	for i := 0; ; i++ {
@@ -172,15 +176,13 @@ func (w *sweep) try(c Case, f Fault, good, usual string) Outcome {
 		w.all(c.Undo)
 		return out
 	}
-	find := func(format string, args ...any) {
-		w.find(c, f, out, fmt.Sprintf(format, args...))
-	}
-	if out.Died != "" {
+	find := func(format string, args ...any) { w.find(c, f, out, fmt.Sprintf(format, args...)) }
+	switch {
+	case out.Died != "":
 		find("the subject ended: %s", out.Died)
 		w.again()
 		return out
-	}
-	if vanished(out.Errno) {
+	case vanished(out.Errno):
 		// The object is there, though the kernel has said otherwise: the host proves nothing.
 		for _, op := range append([]string{c.Op}, c.Undo...) {
 			if out := w.s.Do(op, Fault{}); out.Died != "" {
@@ -188,7 +190,7 @@ func (w *sweep) try(c Case, f Fault, good, usual string) Outcome {
 				break
 			}
 		}
-		if w.s.ended() || w.rig.State() != w.clean {
+		if w.s.cmd.ProcessState != nil || w.rig.State() != w.clean {
 			w.again()
 		} else {
 			w.lookAfter(c, f, find)
