@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,9 +21,10 @@ import (
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
-// fakeMeter returns given values.
+// fakeMeter returns given values, also to the agent's overview, which reads when it likes.
 type fakeMeter struct {
 	now    account.Reading
+	mu     sync.Mutex // of err
 	err    error
 	during atomic.Value // a func() called in Read; none: nothing
 }
@@ -31,7 +33,16 @@ func (m *fakeMeter) Read() (account.Reading, error) {
 	if during, ok := m.during.Load().(func()); ok {
 		during()
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	return m.now, m.err
+}
+
+// fail lets Read return an error from now on.
+func (m *fakeMeter) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.err = err
 }
 
 const ms = time.Millisecond
@@ -146,7 +157,7 @@ func TestNetCPU(t *testing.T) {
 		}
 	}
 
-	m.err = errors.New("map is gone")
+	m.fail(errors.New("map is gone"))
 	if _, err := r.client.NetCPU(t.Context(), ""); err == nil || err.Error() != "read whose packets took whose CPU time: map is gone" {
 		t.Errorf("a meter that fails: %v", err)
 	}
