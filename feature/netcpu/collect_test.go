@@ -79,7 +79,7 @@ func TestReport(t *testing.T) {
 // Every sample on the metrics page is explained.
 func TestSamplesAreExplained(t *testing.T) {
 	dir := t.TempDir()
-	for file, text := range map[string]string{"cgroup.procs": "", "cpu.max": "100000 100000\n", "cpu.weight": "100\n", "cpu.stat": "usage_usec 1\n"} {
+	for file, text := range map[string]string{"cgroup.procs": "", "cpu.max": "100000 100000\n", "cpu.weight": "100\n", "cpu.idle": "0\n", "cpu.stat": "usage_usec 1\n"} {
 		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
