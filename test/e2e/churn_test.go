@@ -20,8 +20,7 @@ import (
 // network. On that one a container has a second network, docker_gwbridge, too.
 type churner struct {
 	*host
-	bare bool // its containers have no labels
-	n    int
+	n int
 }
 
 const churnNetwork, secondNetwork = "flchurn", "flsecond"
@@ -39,11 +38,9 @@ func (c *churner) run(n int) error {
 	if n%3 == 0 {
 		args = append(args, "--network", churnNetwork)
 	}
-	if !c.bare {
-		netcpu := []string{"isolate", "charge", "auto", "observe"}[n%4]
-		for _, l := range []string{"netcpu=" + netcpu, fmt.Sprintf("net.ceil=%dmbit", 10+n%90), fmt.Sprintf("net.ingress.ceil=%dmbit", 10+n%90), "latency=on", "io.yield=auto"} {
-			args = append(args, "--label", "fairlead."+l)
-		}
+	netcpu := []string{"isolate", "charge", "auto", "observe"}[n%4]
+	for _, l := range []string{"netcpu=" + netcpu, fmt.Sprintf("net.ceil=%dmbit", 10+n%90), fmt.Sprintf("net.ingress.ceil=%dmbit", 10+n%90), "latency=on", "io.yield=auto"} {
+		args = append(args, "--label", "fairlead."+l)
 	}
 	_, err := c.Run(append(args, c.Image, "sleep", fmt.Sprint(1+n%4))...)
 	return err
