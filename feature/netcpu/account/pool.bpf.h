@@ -14,7 +14,7 @@
 const volatile __u8 fl_exact;
 
 /* A packet that waits longer than this in such a queue was dropped there. */
-#define POOL_NS (fl_exact ? 4 * SECOND : SECOND / 100)
+#define POOL_NS (fl_exact ? 30 * SECOND : SECOND / 100)
 
 /*
  * The most packets in a pool, and the most of a tunnel's (in sampled packets) before
