@@ -16,9 +16,9 @@ import (
 // latencyKey is the policy key that a grant decides.
 const latencyKey = "fairlead.latency"
 
-// granted is how long a container is measured after a process has asked for it. A process renews
+// grantTime is how long a container is measured after a process has asked for it. A process renews
 // its grant by asking again; that of a killed process expires.
-const granted = 15 * time.Second
+const grantTime = 15 * time.Second
 
 // inForce limits how long a request waits until the container is measured.
 const inForce = 10 * time.Second
@@ -73,33 +73,53 @@ func (f *Latency) measureFor(ctx context.Context, id container.ID, ask api.Laten
 	if !had {
 		g = grant{uid: ask.UID, since: now}
 	}
-	g.until = now.Add(granted)
+	g.until = now.Add(grantTime)
 	f.grants[by] = g
-	timeout := time.After(inForce)
-	for f.of(id) == nil {
-		applied := f.applied
+	// A measurement that an earlier grant left is about to end, unless a decision has kept it.
+	if err = f.await(ctx, func() bool { return f.asked[id] && f.of(id) != nil }); err != nil {
+		g.until = time.Now()
+		f.grants[by] = g
+		return out, err
+	}
+	return api.LatencyMeasured{On: true, Until: g.until}, nil
+}
+
+// await waits until what Decide and Apply have done meets a condition. f.mu is held, but not while
+// it waits.
+func (f *Latency) await(ctx context.Context, met func() bool) error {
+	for timeout := time.After(inForce); !met(); {
+		news := f.news
 		f.mu.Unlock()
+		var err error
 		select {
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-timeout:
 			err = &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "the container is not measured yet; `fairlead ps` says why"}
-		case <-applied:
+		case <-news:
 		}
 		f.mu.Lock()
 		if err != nil {
-			g.until = time.Now()
-			f.grants[by] = g
-			return out, err
+			return err
 		}
 	}
-	return api.LatencyMeasured{On: true, Until: g.until}, nil
+	return nil
 }
 
-// wake wakes requests that wait for Apply. f.mu is held.
+// granted reports whether a process has a container measured. f.mu is held.
+func (f *Latency) granted(id container.ID) bool {
+	for by, g := range f.grants {
+		if by.container == id && time.Now().Before(g.until) {
+			return true
+		}
+	}
+	return false
+}
+
+// wake wakes requests that await. f.mu is held.
 func (f *Latency) wake() {
-	close(f.applied)
-	f.applied = make(chan struct{})
+	close(f.news)
+	f.news = make(chan struct{})
 }
 
 // Adopt implements feature.Decider. Processes with a grant of an earlier agent ask again.
@@ -110,6 +130,8 @@ func (f *Latency) Adopt([]journal.Entry) []policy.Decision { return nil }
 func (f *Latency) Decide(targets []policy.Target, _ bool) (out []policy.Decision, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	defer f.wake()
+	clear(f.asked)
 	now := time.Now()
 	stands := make(map[container.ID]policy.Decision)
 	for by, g := range f.grants {
@@ -124,7 +146,10 @@ func (f *Latency) Decide(targets []policy.Target, _ bool) (out []policy.Decision
 		}
 	}
 	for _, t := range targets {
-		if d, asked := stands[t.Container.ID]; asked && (t.Settings.Latency == nil || !*t.Settings.Latency) {
+		d, asked := stands[t.Container.ID]
+		says := t.Settings.Latency != nil && *t.Settings.Latency
+		f.asked[t.Container.ID] = says || asked && !d.Lapsed(now)
+		if asked && !says {
 			out = append(out, d)
 		}
 	}

@@ -88,8 +88,9 @@ type Latency struct {
 	lapsing  bool          // lapse is scheduled
 	spells   spells
 	grants   map[grantee]grant
-	applied  chan struct{} // closed by the next Apply
-	orphans  uint64        // waits without a record in earlier tracers of the meter
+	asked    map[container.ID]bool // containers that the last Decide was to measure
+	news     chan struct{}         // closed by the next Decide or Apply
+	orphans  uint64                // waits without a record in earlier tracers of the meter
 }
 
 // measured is what the feature keeps for one tenant.
@@ -120,7 +121,8 @@ func New(cfg Config) (*Latency, error) {
 		reading:  feature.Loop{Name: "records"},
 		spells:   make(spells),
 		grants:   make(map[grantee]grant),
-		applied:  make(chan struct{}),
+		asked:    make(map[container.ID]bool),
+		news:     make(chan struct{}),
 	}
 	if os.Geteuid() != 0 {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "not root: no program can be loaded", Mend: "run the agent as root"}

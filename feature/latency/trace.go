@@ -35,6 +35,10 @@ func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter 
 	record := func() (*tracer, *trace, error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		// One process's end may part the container from the meter just as another's grant begins.
+		if err := f.await(ctx, func() bool { return f.of(id) != nil || !f.granted(id) }); err != nil {
+			return nil, nil, err
+		}
 		return f.record(id, self, filter, lease)
 	}
 	tracer, tr, err := record()

@@ -18,7 +18,7 @@ import (
 func unwired() *Latency {
 	f := &Latency{
 		cfg: Config{Log: slog.New(slog.DiscardHandler)}, host: new(netdev.NS), tracer: newTraces(), spells: make(spells), grants: make(map[grantee]grant),
-		applied: make(chan struct{}), tenants: tenant.New("/proc", tenant.Network), measured: make(map[tenant.Key]*measured),
+		asked: make(map[container.ID]bool), news: make(chan struct{}), tenants: tenant.New("/proc", tenant.Network), measured: make(map[tenant.Key]*measured),
 	}
 	f.measured[tenant.Key{NetNS: 70}] = &measured{slot: 3, traced: true}
 	f.join()
@@ -209,7 +209,7 @@ func TestMeasureFor(t *testing.T) {
 		began := time.Now()
 		go func() {
 			time.Sleep(time.Second)
-			if got := decided(&off); len(got) != 1 || got[0].Key != "fairlead.latency" || got[0].Value != "on" || got[0].Expiry.Sub(began) != granted {
+			if got := decided(&off); len(got) != 1 || got[0].Key != "fairlead.latency" || got[0].Value != "on" || got[0].Expiry.Sub(began) != grantTime {
 				t.Errorf("%+v", got)
 			}
 			f.mu.Lock()
@@ -218,7 +218,7 @@ func TestMeasureFor(t *testing.T) {
 			f.mu.Unlock()
 		}()
 		got, err := ask(10, true)
-		if err != nil || !got.On || got.Until.Sub(began) != granted || time.Since(began) != time.Second {
+		if err != nil || !got.On || got.Until.Sub(began) != grantTime || time.Since(began) != time.Second {
 			t.Fatalf("after %v: %+v, %v", time.Since(began), got, err)
 		}
 		if got := decided(&on); len(got) != 0 {
@@ -236,9 +236,34 @@ func TestMeasureFor(t *testing.T) {
 		if got := decided(nil); len(got) != 1 || !got[0].Lapsed(time.Now()) || !got[0].Since.Equal(time.Now()) {
 			t.Errorf("both have ended: %+v", got)
 		}
+		// The end of one grant takes nothing from the next, though it is still to come into force.
+		began, f.lapsing = time.Now(), true // there is no ring to close
+		go func() {
+			time.Sleep(time.Second)
+			f.mu.Lock()
+			f.part()
+			f.wake()
+			f.mu.Unlock()
+			time.Sleep(time.Second)
+			decided(nil)
+			_, measured, err := f.Trace(t.Context(), 1, false, api.LatencyFilter{}, 1, 0)
+			if want := 3 * time.Second; !measured || err != nil || time.Since(began) != want {
+				t.Errorf("recorded after %v: %v, %v", time.Since(began), measured, err)
+			}
+		}()
+		go func() {
+			time.Sleep(3 * time.Second)
+			f.mu.Lock()
+			f.join()
+			f.wake()
+			f.mu.Unlock()
+		}()
 		_, err = ask(12, true)
 		must(t, err)
-		time.Sleep(granted)
+		if took := time.Since(began); took != 3*time.Second {
+			t.Errorf("measured after %v, by a measurement that was about to end", took)
+		}
+		time.Sleep(grantTime)
 		if got := decided(nil); len(got) != 1 || !got[0].Lapsed(time.Now()) {
 			t.Errorf("killed: %+v", got)
 		}
