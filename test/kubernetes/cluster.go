@@ -59,21 +59,28 @@ current-context: test
 // ten seconds. dir must not exist; its last element is the cluster's name, which begins with "fl".
 // program is the path of hyperkube. It needs root and what `test/setup kubernetes` installs. If it
 // fails, it removes what it has started; the logs stay in dir.
-func Start(ctx context.Context, dir, program string, nodes int) (c *Cluster, err error) {
+func Start(ctx context.Context, dir, program string, nodes int) (*Cluster, error) {
+	for _, needed := range []string{"etcd", "containerd", "runc", "nft", "/usr/lib/cni/bridge"} {
+		if _, err := exec.LookPath(needed); err != nil {
+			return nil, fmt.Errorf("start a cluster: %s is missing: `test/setup kubernetes` installs it", needed)
+		}
+	}
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err
 	}
-	c = &Cluster{dir: dir}
-	if err := os.Symlink(program, c.program()); err != nil {
-		return nil, err
+	c := &Cluster{dir: dir}
+	if err := c.start(ctx, program, nodes); err != nil {
+		return nil, errors.Join(err, c.kill())
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, c.kill())
-		}
-	}()
+	return c, nil
+}
+
+func (c *Cluster) start(ctx context.Context, program string, nodes int) error {
+	if err := os.Symlink(program, c.program()); err != nil {
+		return err
+	}
 	if err := c.startControl(ctx); err != nil {
-		return nil, fmt.Errorf("start the control plane: %w", err)
+		return fmt.Errorf("start the control plane: %w", err)
 	}
 	for i := range nodes {
 		c.Nodes = append(c.Nodes, newNode(c, i+1))
@@ -85,13 +92,13 @@ func Start(ctx context.Context, dir, program string, nodes int) (c *Cluster, err
 	}
 	all.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return nil, err
+		return err
 	}
 	if err := c.overlay(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	// A node that has not registered yet is an error, not one to wait for.
-	return c, c.await(ctx, "the nodes to be ready", func() error {
+	return c.await(ctx, "the nodes to be ready", func() error {
 		ready, err := c.Kubectl(ctx, "get", "nodes", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}`)
 		if err == nil && strings.Count(ready, "True") != nodes {
 			err = fmt.Errorf("ready: %q", ready)
