@@ -82,9 +82,10 @@ type Agent struct {
 
 	guaranteed guaranteed // what that is offered
 
-	workers  []*worker         // of the features that work here
-	fences   map[string]*fence // by feature
-	requests panics            // in requests
+	workers   []*worker // of the features that work here
+	rewritten *rewritten
+	fences    map[string]*fence // by feature
+	requests  panics            // in requests
 
 	kick     chan struct{} // capacity 1: requests a round
 	rounding sync.Mutex    // one round at a time
@@ -219,6 +220,13 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 		c, _ := set.Lookup(container.ID(id))
 		return c.Source
 	})
+	a.rewritten = newRewritten(j, opener, p, a.log, func(feature string, id container.ID) {
+		for _, w := range a.workers {
+			if feature == "" || feature == w.feature.Name() {
+				w.again(id)
+			}
+		}
+	})
 	for _, f := range fs {
 		v := f.Support()
 		if v.Level != probe.Full {
@@ -233,6 +241,7 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 			continue
 		}
 		w := newWorker(f, p, a.log, a.nudge)
+		w.contest = a.rewritten.contest
 		a.contain(f, w.fence)
 		a.workers = append(a.workers, w)
 	}
@@ -268,6 +277,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	// Changes that have lapsed meanwhile must not be adopted.
 	a.undo(func(e journal.Entry) bool { return e.Expired(a.pace.now()) })
 	a.adopt()
+	a.rewritten.begin()
 	g, ctx := errgroup.WithContext(ctx)
 	for _, s := range serve {
 		g.Go(func() error { return s(ctx) })
@@ -280,6 +290,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		g.Go(func() error { return a.plugin.Run(ctx) })
 	}
 	g.Go(func() error { a.loop(ctx); return nil })
+	g.Go(func() error { a.rewritten.run(ctx); return nil })
 	g.Go(func() error { a.watchOverview(ctx); return nil })
 	for _, w := range a.workers {
 		if d, ok := w.feature.(feature.Decider); ok {

@@ -181,6 +181,7 @@ func (a *Agent) round() (complete bool) {
 	}
 	a.mu.Unlock()
 
+	a.rewritten.follow(wanted)
 	for _, w := range a.workers {
 		// Prune would treat containers that are kept but not wanted as ended.
 		w.want(wanted, snap.Complete && !strange)

@@ -40,17 +40,21 @@ func (w *worker) status(id container.ID) api.FeatureStatus {
 // withRefused adds to the result of an Apply which labels do not count for keys of the
 // feature: without them a Target is in force in part only.
 func withRefused(name string, t policy.Target, err error) error {
-	if err != nil && !errors.Is(err, feature.ErrPartly) {
-		return err
-	}
 	for _, p := range t.Refused {
-		switch {
-		case policy.FeatureOf(p.Key) != name:
-		case err == nil:
-			err = fmt.Errorf("%w: %s: %s", feature.ErrPartly, p.Key, p.Reason)
-		default:
-			err = fmt.Errorf("%w; %s: %s", err, p.Key, p.Reason)
+		if policy.FeatureOf(p.Key) == name {
+			err = partly(err, p.Key+": "+p.Reason)
 		}
+	}
+	return err
+}
+
+// partly adds a part that is not in force to the result of an Apply; an error stays as it is.
+func partly(err error, what string) error {
+	switch {
+	case err == nil:
+		return fmt.Errorf("%w: %s", feature.ErrPartly, what)
+	case errors.Is(err, feature.ErrPartly):
+		return fmt.Errorf("%w; %s", err, what)
 	}
 	return err
 }

@@ -26,8 +26,9 @@ type worker struct {
 	fence   *fence
 	pace    pace
 	log     *slog.Logger
-	wake    chan struct{} // capacity 1
-	left    func()        // called when a container has nothing left, and once adopted
+	wake    chan struct{}                                          // capacity 1
+	left    func()                                                 // called when a container has nothing left, and once adopted
+	contest func(feature string, id container.ID, err error) error // see rewritten
 
 	deciding feature.Loop // of the controller of a feature that decides
 
@@ -227,6 +228,9 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 			err = w.feature.Prune(ctx, func(id container.ID) bool { return alive[id] })
 		case target != nil:
 			err = withRefused(w.feature.Name(), *target, w.feature.Apply(ctx, *target))
+			if w.contest != nil {
+				err = w.contest(w.feature.Name(), r.id, err)
+			}
 		default:
 			err = w.feature.Remove(ctx, r.id)
 		}

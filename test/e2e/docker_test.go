@@ -134,6 +134,7 @@ func TestDocker(t *testing.T) {
 	t.Run("stranger's image", h.testStranger)
 	t.Run("isolate", h.testIsolate)
 	t.Run("cpus", h.testCPUs)
+	t.Run("updated", h.testUpdated)
 	t.Run("set", h.testSet)
 	t.Run("ends", h.testEnds)
 	t.Run("networks", h.testNetworks)

@@ -1,0 +1,229 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// rewritten has policy applied again when another program writes to the cgroup of a container: an
+// engine, for example, writes all limits of a container at each update. The features then compose
+// what it wrote with what policy asks for. It watches the directories of containers with a policy.
+type rewritten struct {
+	journal *journal.Journal
+	opener  func() journal.Opener
+	again   func(feature string, id container.ID) // of all features if it is ""
+	now     func() time.Time
+	log     *slog.Logger
+
+	opened chan *fsnotify.Watcher // capacity 1: events, for run
+
+	mu     sync.Mutex
+	begun  bool
+	events *fsnotify.Watcher       // nil before the first directory
+	of     map[string]container.ID // by directory
+	rows   map[container.ID]*rewrite
+}
+
+// rewrite is what others wrote to one container's files.
+type rewrite struct {
+	file     string
+	features []string // whose claims on it are overwritten; none: it is claimed by nobody
+	times    int      // without a pause between them
+	last     time.Time
+	due      time.Time // of the next Apply; zero: none is
+}
+
+const (
+	// written is how long to wait for more: an engine writes several files at an update.
+	written = 100 * time.Millisecond
+	// contested is how many answers, each followed by another write, make a fight: after 15 s.
+	contested = 5
+)
+
+func newRewritten(j *journal.Journal, opener func() journal.Opener, p pace, log *slog.Logger, again func(string, container.ID)) *rewritten {
+	return &rewritten{journal: j, opener: opener, again: again, now: p.now, log: log, rows: make(map[container.ID]*rewrite), opened: make(chan *fsnotify.Watcher, 1)}
+}
+
+// follow replaces the containers whose directories are watched.
+func (w *rewritten) follow(targets map[container.ID]policy.Target) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.begun {
+		return
+	}
+	of := make(map[string]container.ID)
+	for id, t := range targets {
+		if len(t.Origins) == 0 && len(t.Decided) == 0 {
+			continue
+		}
+		for _, dir := range []string{t.Container.Cgroup.V2, t.Container.Cgroup.CPU, t.Container.Cgroup.IO} {
+			if dir != "" {
+				of[dir] = id
+			}
+		}
+	}
+	if w.events == nil {
+		if len(of) == 0 {
+			return
+		}
+		events, err := fsnotify.NewBufferedWatcher(256)
+		if err != nil {
+			w.begun = false // the host has no more of them
+			w.log.Warn("what others write to containers' cgroups is seen only every few minutes", "err", err)
+			return
+		}
+		w.events = events
+		w.opened <- events
+	}
+	for dir := range w.of {
+		if _, still := of[dir]; !still {
+			w.events.Remove(dir) // ErrNonExistentWatch: the directory has gone
+		}
+	}
+	for dir, id := range of {
+		if was, had := w.of[dir]; (!had || was != id) && w.events.Add(dir) != nil {
+			delete(of, dir) // it has just gone, or there is no room: the next round tries again
+		} else if w.rows[id] == nil {
+			w.rows[id] = new(rewrite)
+		}
+	}
+	for id := range w.rows {
+		if _, still := targets[id]; !still {
+			delete(w.rows, id)
+		}
+	}
+	w.of = of
+}
+
+// begin makes follow watch directories from then on, for run.
+func (w *rewritten) begin() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.begun = true
+}
+
+// run answers what is written, after begin, until ctx ends.
+func (w *rewritten) run(ctx context.Context) {
+	var events chan fsnotify.Event
+	var errs chan error
+	files := make(map[string]bool)
+	timer := time.NewTimer(0)
+	for {
+		select {
+		case <-ctx.Done():
+			w.end()
+			return
+		case first := <-w.opened:
+			events, errs = first.Events, first.Errors
+		case e := <-events:
+			if e.Has(fsnotify.Write) && limits(filepath.Base(e.Name)) {
+				if len(files) == 0 {
+					timer.Reset(written)
+				}
+				files[e.Name] = true
+			}
+		case err := <-errs: // the queue was too long: the next round of all sees the rest
+			w.log.Warn("follow writes to containers' cgroups", "err", err)
+		case <-timer.C:
+			for file := range files {
+				w.wrote(file)
+			}
+			clear(files)
+			if next := w.tell(); next > 0 {
+				timer.Reset(next)
+			}
+		}
+	}
+}
+
+func (w *rewritten) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.begun = false; w.events != nil {
+		w.events.Close()
+	}
+}
+
+// limits reports whether a file of a cgroup limits anything.
+func limits(file string) bool {
+	return strings.HasPrefix(file, "cpu.") || strings.HasPrefix(file, "io.") || strings.HasPrefix(file, "blkio.")
+}
+
+// wrote notes a write to a file, unless the journal's claims on it are still in force.
+func (w *rewritten) wrote(file string) {
+	features, claimed, err := w.journal.Overwritten(w.opener(), file)
+	if err != nil || claimed && features == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := w.rows[w.of[filepath.Dir(file)]]
+	if r == nil || !r.due.IsZero() {
+		return
+	}
+	now := w.now()
+	if !r.lasts(now) {
+		r.times = 0
+	}
+	r.file, r.features, r.due = file, features, now
+	if next := r.last.Add(r.pause()); next.After(now) {
+		r.due = next
+	}
+}
+
+// pause is the least time between two answers to others' writes: it doubles, so that a program that
+// keeps writing costs little.
+func (r *rewrite) pause() time.Duration { return time.Second << min(r.times, 6) / 2 }
+
+// lasts reports whether a write now would come soon after the last answer.
+func (r *rewrite) lasts(now time.Time) bool { return now.Sub(r.last) < 2*r.pause() }
+
+// tell has policy applied where that is due, and returns the time to the next one; zero is never.
+func (w *rewritten) tell() (next time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.now()
+	for id, r := range w.rows {
+		wait := r.due.Sub(now)
+		switch {
+		case r.due.IsZero():
+			continue
+		case wait > 0:
+			if next == 0 || wait < next {
+				next = wait
+			}
+			continue
+		}
+		r.times, r.last, r.due = r.times+1, now, time.Time{}
+		if len(r.features) == 0 {
+			w.again("", id)
+		}
+		for _, feature := range r.features {
+			w.again(feature, id)
+		}
+	}
+	return next
+}
+
+// contest adds to the result of an Apply that another program keeps writing what it wrote.
+func (w *rewritten) contest(name string, id container.ID, err error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := w.rows[id]
+	if r == nil || r.times < contested || !r.lasts(w.now()) || !slices.Contains(r.features, name) {
+		return err
+	}
+	return partly(err, fmt.Sprintf("another program keeps writing %s: have only one of the two set it", r.file))
+}

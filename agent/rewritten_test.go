@@ -1,0 +1,116 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// rewriteRig is a cgroup of container 1 with files on a disk, which inotify treats alike.
+func rewriteRig(t *testing.T, c *clock) (w *rewritten, j *journal.Journal, dir string, told chan string) {
+	t.Helper()
+	root := t.TempDir()
+	dir = filepath.Join(root, "c1")
+	testkit.Must(t, os.Mkdir(dir, 0o755))
+	j, err := journal.Open(t.TempDir())
+	testkit.Must(t, err)
+	t.Cleanup(func() { j.Close() })
+	told = make(chan string, 100)
+	w = newRewritten(j, func() journal.Opener {
+		return func(ref journal.Ref) (journal.Knob, error) { return cgroup.OpenFile(root, ref) }
+	}, c.pace(), quiet(), func(feature string, id container.ID) { told <- fmt.Sprint(feature, id) })
+	return w, j, dir, told
+}
+
+// What an engine writes to a container's cgroup has policy applied again, and what we write there has
+// not.
+func TestRewritten(t *testing.T) {
+	c := newClock()
+	w, j, dir, told := rewriteRig(t, c)
+	quota, other := filepath.Join(dir, "cpu.cfs_quota_us"), filepath.Join(dir, "cpu.cfs_period_us")
+	write := func(path, value string) { testkit.Must(t, os.WriteFile(path, []byte(value+"\n"), 0o644)) }
+	turn := func() {
+		testkit.Must(t, j.Turn(cgroup.File(quota), "20000", journal.Owner{Feature: "blockio", Container: 1}))
+	}
+	write(quota, "100000")
+	write(other, "100000")
+	wanted := target(1, "isolate")
+	wanted.Container.Cgroup.CPU, wanted.Origins = dir, make([]policy.Origin, 1)
+	w.begin()
+	w.follow(targets(wanted))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan bool)
+	go func() { w.run(ctx); close(ended) }()
+	defer func() { cancel(); <-ended }()
+	expect := func(want string) {
+		t.Helper()
+		select {
+		case got := <-told:
+			if got != want {
+				t.Fatalf("applied again: %s, want %s", got, want)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("nothing is applied again, want %s", want)
+		}
+	}
+	turn()
+	write(filepath.Join(dir, "cgroup.procs"), "1")
+	write(quota, "50000")
+	expect("blockio1") // nothing came of the two writes before
+	turn()
+	c.advance(time.Minute)
+	write(other, "50000")
+	expect("1")
+	testkit.Must(t, os.RemoveAll(dir))
+	w.follow(nil)
+}
+
+// Two programs that fight over a file cost less and less, and the status says so until one gives up.
+func TestRewrittenIsContested(t *testing.T) {
+	c := newClock()
+	w, j, dir, told := rewriteRig(t, c)
+	file := filepath.Join(dir, "cpu.weight")
+	w.rows, w.of = map[container.ID]*rewrite{1: {}}, map[string]container.ID{dir: 1}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "cpu.idle"), []byte("0\n"), 0o644))
+	answers := 0
+	for range 600 { // a minute
+		testkit.Must(t, os.WriteFile(file, []byte("100\n"), 0o644))
+		knob, _ := cgroup.WeightKnob(dir, true)
+		testkit.Must(t, j.Turn(knob, "200", journal.Owner{Feature: "netcpu", Container: 1}))
+		testkit.Must(t, os.WriteFile(file, []byte("100\n"), 0o644))
+		w.wrote(file)
+		w.tell()
+		for ; len(told) > 0; answers++ {
+			<-told
+		}
+		c.advance(100 * time.Millisecond)
+	}
+	if answers < contested || answers > 10 {
+		t.Errorf("%d answers in a minute", answers)
+	}
+	if err := w.contest("netcpu", 1, nil); !errors.Is(err, feature.ErrPartly) {
+		t.Errorf("the status does not say so: %v", err)
+	}
+	if err := w.contest("blockio", 1, nil); err != nil {
+		t.Errorf("of another feature: %v", err)
+	}
+	c.advance(2 * time.Minute)
+	if err := w.contest("netcpu", 1, nil); err != nil {
+		t.Errorf("a minute after the last write: %v", err)
+	}
+	w.wrote(file)
+	if w.tell(); len(told) != 1 {
+		t.Error("a write after a long pause is not answered at once")
+	}
+}
