@@ -81,6 +81,7 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 			if bars, names = barsOf(x.Bars(), names); len(bars) == 0 {
 				return cli.Usagef("--check: none of the chosen cases has a bar")
 			}
+			o.Far = *against == checkFar
 			run = func(ctx context.Context, o bench.Options) (*report.Report, error) {
 				return bench.Check(ctx, o, bars, x.Run)
 			}

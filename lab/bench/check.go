@@ -18,7 +18,7 @@ func TrafficBars() []report.Bar { return trafficBars() }
 
 // Check runs an experiment over the cases that bars name, and judges each bar. It
 // measures a case again, up to report.Repetitions times in all, while one of the
-// case's bars is undecided. The report has the rounds of all repetitions.
+// case's bars is undecided: with o.Far whether it is missed by far. The report has the rounds of all repetitions.
 func Check(ctx context.Context, o Options, bars []report.Bar, run func(context.Context, Options) (*report.Report, error)) (*report.Report, error) {
 	if o.Rounds == 0 && o.Quick {
 		o.Rounds = 2 // fewer have no spread
@@ -40,7 +40,7 @@ func Check(ctx context.Context, o Options, bars []report.Bar, run func(context.C
 		var undecided []report.Bar
 		for _, b := range bars {
 			outcome := b.Judge(repetitions)
-			if outcome.Undecided {
+			if outcome.Undecided && (!o.Far || outcome.Missed()) {
 				undecided = append(undecided, b)
 			}
 			outcomes = append(outcomes, outcome)

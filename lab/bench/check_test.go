@@ -114,6 +114,13 @@ func TestCheck(t *testing.T) {
 		t.Errorf("the report has %v", c.On)
 	}
 
+	// Only what misses by far so far can still do so.
+	measured = nil
+	r, err = Check(t.Context(), Options{Quick: true, Far: true, Progress: func(int, int, string) {}}, bars, run)
+	if err != nil || !slices.Equal(measured, []int{4, 1, 1}) || r.Bars[3].Verdict != report.FailFar {
+		t.Errorf("measured %v cases: %+v, %v", measured, r, err)
+	}
+
 	// Check does not wait for what is no longer measured.
 	n := 0
 	if _, err := Check(t.Context(), Options{}, bars[:1], func(context.Context, Options) (*report.Report, error) {

@@ -19,6 +19,7 @@ type Options struct {
 	Quick   bool          // end within two minutes: fewer cases, less exact
 	Mode    string        // netcpu: the mode while the protection is on; "" is isolate
 	Only    string        // a regular expression that selects cases; "" selects all
+	Far     bool          // Check: repeat only what may miss its bar by far
 	Version string        // version of fairlead, for the report
 	// Progress, if not nil, is called before each measurement with the number of
 	// measurements done, their total, and the name of the next one.
