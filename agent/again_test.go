@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
@@ -42,7 +43,16 @@ func TestWorkerIsNotified(t *testing.T) {
 	if did, _ := w.step(t.Context()); did {
 		t.Error("the wait after a failure was cut short")
 	}
+	for range 20 { // each wait after a failure is longer
+		c.advance(w.pace.longest)
+		steps(t, w)
+	}
+	f.took()
 	says = nil
+	c.advance(time.Second)
+	f.changed(1)
+	steps(t, w)
+	expect(t, f.fake, "apply 1 isolate")
 	c.advance(w.pace.longest)
 	steps(t, w)
 	f.took()

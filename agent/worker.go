@@ -60,6 +60,7 @@ type row struct {
 	touched bool           // Apply was called, so Remove will be due
 	settled bool           // the host was brought to want
 	tries   int            // failures in a row
+	tried   time.Time      // end of the last call
 	away    time.Time      // since when an object is away, or containers disagree; zero: neither
 	told    bool           // that was logged
 	err     error          // of the last call
@@ -257,6 +258,7 @@ func (w *worker) note(r *row, asked uint64, err error) {
 	if r.asked != asked { // another target is wanted by now, and due
 		return
 	}
+	r.tried = now
 	if err != nil && r.news(err, now) && !errors.Is(err, context.Canceled) && !isPanic(err) {
 		// A part that cannot hold follows from the policy, and is the container's status.
 		level, what := slog.LevelWarn, "not in force"

@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -84,10 +85,11 @@ var (
 
 // managed is a container for which the agent has called Apply.
 type managed struct {
-	target   policy.Target // the last one
-	reserved []reservation // in force, even if the last Target's was refused
-	apart    bool          // the last call of interrupts kept the network off the CPUs of its disks
-	told     told          // what its status last reported as missed
+	target   policy.Target         // the last one
+	at       map[string]block.Disk // by the name in target; zero if there was none
+	reserved []reservation         // in force, even if the last Target's was refused
+	apart    bool                  // the last call of interrupts kept the network off the CPUs of its disks
+	told     told                  // what its status last reported as missed
 	realtimeState
 }
 
@@ -160,7 +162,7 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 		m = &managed{}
 		f.managed[t.Container.ID] = m
 	}
-	m.target = t
+	m.target, m.at = t, f.disks(t.Settings)
 
 	// What the container gets.
 	errs := []error{f.reserve(m), f.grant(m)}

@@ -92,6 +92,7 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 		f.readmit()
 	}
 	f.tellMissed(w.Taken)
+	f.tellMoved()
 	for _, t := range targets {
 		id := t.Container.ID
 		a := f.actions[id]

@@ -3,6 +3,7 @@ package blockio
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // standing returns how a reservation stands. The caller holds f.mu.
@@ -76,5 +78,27 @@ func (f *BlockIO) tellMissed(now time.Time) {
 		}
 		m.told = told{what.String(), now}
 		f.changed(id)
+	}
+}
+
+// disks returns the disks that settings name now, by name; zero where there is none.
+func (f *BlockIO) disks(s policy.Settings) map[string]block.Disk {
+	at := make(map[string]block.Disk, len(s.IO))
+	for _, io := range s.IO {
+		at[io.Device], _ = block.Open(f.cfg.Roots.Sys, io.Device) // Apply reports the error
+	}
+	return at
+}
+
+// tellMoved asks for another Apply of containers if a name in their policy has come to lead to
+// another disk, to none, or to a disk again. The kernel drops limits together with a disk. The caller
+// holds f.mu.
+func (f *BlockIO) tellMoved() {
+	same := func(a, b block.Disk) bool { return a.Number() == b.Number() && a.Sequence == b.Sequence }
+	for id, m := range f.managed {
+		if now := f.disks(m.target.Settings); !maps.EqualFunc(now, m.at, same) {
+			m.at = now // Apply may be long in coming
+			f.changed(id)
+		}
 	}
 }
