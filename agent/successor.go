@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// ErrQueued means that another agent waits to take over already.
-var ErrQueued = errors.New("another agent waits to take over already")
+// errQueued means that another agent waits to take over already.
+var errQueued = errors.New("another agent waits to take over already")
 
 // successorFile is the file in the state directory by which an agent that waits and the one that
 // works agree on who undoes what is in force. The lock on it is held by the agent that waits. It is
@@ -56,7 +56,7 @@ type Successor struct {
 
 // Succeed takes the place behind the agent that works on this host, or the first place if none
 // does. The caller waits for its turn, makes its Agent by New, and then closes the Successor. Errors:
-// probe.ErrKernel, ErrQueued.
+// probe.ErrKernel.
 func Succeed(cfg Config) (*Successor, error) {
 	if err := probe.Supported(); err != nil {
 		return nil, fmt.Errorf("wait to take over: %w", err)
@@ -196,7 +196,7 @@ func queue(f *os.File) error {
 			break
 		}
 		if time.Now().After(deadline) {
-			err = ErrQueued
+			err = errQueued
 			break
 		}
 	}

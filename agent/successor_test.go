@@ -96,7 +96,7 @@ func TestSucceeded(t *testing.T) {
 	if !s.told() {
 		t.Error("nobody was told to stop")
 	}
-	if _, err := Succeed(cfg); !errors.Is(err, ErrQueued) {
+	if _, err := Succeed(cfg); !errors.Is(err, errQueued) {
 		t.Errorf("a second one: %v", err)
 	}
 	if err := untold(cfg.StateDir); err != nil || s.told() {
