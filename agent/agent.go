@@ -163,7 +163,7 @@ func New(cfg Config) (*Agent, error) {
 	if err := checkMetricsAddr(cfg.MetricsAddr); err != nil {
 		return nil, fmt.Errorf("start agent: %w", err)
 	}
-	only, err := alone(aloneSocket, cfg.Roots.Proc, cfg.Log)
+	only, err := alone(cfg.Roots.Proc)
 	if err != nil {
 		return nil, fmt.Errorf("start agent: %w", err)
 	}

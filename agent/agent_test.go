@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/metrics"
@@ -459,7 +460,7 @@ func TestAgentNeedsItsState(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer j.Close()
-	if _, err := New(Config{StateDir: dir}); !errors.Is(err, journal.ErrBusy) {
+	if _, err := New(Config{StateDir: dir, Roots: kernel.Roots{Proc: fakeProc(t)}}); !errors.Is(err, journal.ErrBusy) {
 		t.Errorf("New beside another agent: %v", err)
 	}
 }

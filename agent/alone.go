@@ -1,17 +1,12 @@
 package agent
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,106 +15,55 @@ import (
 // qdiscs and offloads, whatever their state directories.
 var ErrTwo = errors.New("another agent works in this network namespace")
 
-// aloneSocket is the abstract unix socket of an agent. The kernel keeps such names per network
-// namespace, and releases them with the process.
-const aloneSocket = "@fairlead-agent"
-
-// alone takes name in this network namespace until it is closed. Another process may take a name
-// first: one that could not be an agent does not keep this one from working, but keeps the next
-// from noticing it.
-//
-// Errors: ErrTwo.
-func alone(name, proc string, log *slog.Logger) (io.Closer, error) {
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
+// alone makes this process the only agent of its network namespace until the file is closed. The
+// kernel releases the lock with the process, however that ends; the file stays. Errors: ErrTwo.
+func alone(proc string) (*os.File, error) {
+	f, err := openOwn(proc)
+	if err != nil {
+		return nil, fmt.Errorf("look for another agent in this network namespace: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		pid, _ := io.ReadAll(io.LimitReader(f, 20)) // nothing: it has only just taken the lock
+		return nil, errors.Join(fmt.Errorf("%w: process %s", ErrTwo, pid), f.Close())
+	}
 	if err == nil {
-		return l, nil // nothing is accepted: the peer's credentials come without
+		err = sign(f, proc)
 	}
-	if !errors.Is(err, unix.EADDRINUSE) {
-		log.Warn("a second agent in this network namespace would not be noticed", "err", err)
-		return io.NopCloser(nil), nil
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock this network namespace: %w", err), f.Close())
 	}
-	peer, err := whoListens(name)
-	if err == nil && works(peer, name, proc) {
-		return nil, fmt.Errorf("%w: process %d", ErrTwo, peer.Pid)
-	}
-	log.Warn("a process that is no agent has the name by which agents notice each other; the agent goes on without it",
-		"socket", name, "pid", peer.Pid, "uid", peer.Uid, "err", err)
-	return io.NopCloser(nil), nil
+	return f, nil
 }
 
-// works reports whether the listener at name can be an agent.
-func works(peer unix.Ucred, name, proc string) bool {
-	return peer.Uid == 0 && rules(proc, int(peer.Pid)) && holds(proc, int(peer.Pid), name)
+// openOwn opens the file of this network namespace, as process 1 sees /run: agents in containers
+// meet there, too, and no other container gets there. Where this process may not look through
+// that one's root, its own has to do.
+func openOwn(proc string) (*os.File, error) {
+	var ns unix.Stat_t
+	if err := unix.Stat(filepath.Join(proc, "self/ns/net"), &ns); err != nil {
+		return nil, err
+	}
+	root := filepath.Join(proc, "1/root")
+	if unix.Access(root, unix.X_OK) != nil {
+		root = "/"
+	}
+	return openLock(filepath.Join(root, "run/fairlead"), strconv.FormatUint(ns.Ino, 10)+".lock", 0o755)
 }
 
-// whoListens returns the listener of a unix socket. It fails at once if its backlog is full.
-func whoListens(name string) (unix.Ucred, error) {
-	d := net.Dialer{Timeout: time.Second}
-	c, err := d.Dial("unix", name)
+// sign writes the number of this process into f, as the host counts.
+func sign(f *os.File, proc string) error {
+	pid, err := os.Readlink(filepath.Join(proc, "self"))
 	if err != nil {
-		return unix.Ucred{}, err
+		return err
 	}
-	defer c.Close()
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return unix.Ucred{}, err
-	}
-	var cred *unix.Ucred
-	if cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil {
-		return unix.Ucred{}, cerr
-	}
-	if err != nil {
-		return unix.Ucred{}, err
-	}
-	return *cred, nil
+	return put(f, pid)
 }
 
-// holds reports whether a process has the socket with an abstract name. The credentials of a
-// listener are those of the caller of listen: that process may have passed the socket on and ended,
-// and its number may be another's by now.
-func holds(proc string, pid int, name string) bool {
-	f, err := os.Open(filepath.Join(proc, "net", "unix"))
-	if err != nil {
-		return false
+// openLock opens a file for flock(2), and makes it and its directory if they are missing.
+func openLock(dir, name string, mode os.FileMode) (*os.File, error) {
+	if err := os.MkdirAll(dir, mode); err != nil {
+		return nil, err
 	}
-	defer f.Close()
-	sockets := make(map[string]bool)
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		// Num RefCount Protocol Flags Type St Inode Path
-		if fields := strings.Fields(lines.Text()); len(fields) == 8 && fields[7] == name {
-			sockets["socket:["+fields[6]+"]"] = true
-		}
-	}
-	dir := filepath.Join(proc, strconv.Itoa(pid), "fd")
-	fds, _ := os.ReadDir(dir) // what was read before an error still counts
-	for _, fd := range fds {
-		if to, err := os.Readlink(filepath.Join(dir, fd.Name())); err == nil && sockets[to] {
-			return true
-		}
-	}
-	return false
-}
-
-// rules reports whether a process has what an agent needs to change the host, which root in a
-// container lacks. Capabilities in a user namespace of its own, which any process can have, are none.
-func rules(proc string, pid int) bool {
-	dir := filepath.Join(proc, strconv.Itoa(pid))
-	its, err1 := os.Readlink(filepath.Join(dir, "ns/user"))
-	own, err2 := os.Readlink(filepath.Join(proc, "self/ns/user"))
-	if err1 != nil || err2 != nil || its != own {
-		return false
-	}
-	f, err := os.Open(filepath.Join(dir, "status"))
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if hex, ok := strings.CutPrefix(lines.Text(), "CapEff:"); ok {
-			caps, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
-			const needed = 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_SYS_ADMIN
-			return err == nil && caps&needed == needed
-		}
-	}
-	return false
+	return os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 }

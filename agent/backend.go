@@ -139,7 +139,7 @@ func (a *Agent) samples() api.Samples {
 
 // Report asks a feature for its report.
 func (a *Agent) Report(ctx context.Context, ask api.Ask) (any, error) {
-	return answer(ctx, a, ask, readReport, feature.Reporter.Report)
+	return answer(ctx, a, ask, "report", feature.Reporter.Report)
 }
 
 // Command asks a feature to do something.
@@ -233,18 +233,13 @@ func (a *Agent) Self(ctx context.Context, p serve.Peer) (api.Self, error) {
 			}
 			// The first to ask may hang up meanwhile.
 			fn := func() func(container.Container, *api.SelfReports) { return r.SelfReport(context.WithoutCancel(ctx)) }
-			var report func(container.Container, *api.SelfReports)
-			fence, err := a.fence(f), error(nil)
-			if w := a.worker(f.Name()); w == nil { // unsupported here, but it may have a report
-				err = fence.read(readSelf, 0, func() { report = fn() })
-			} else {
-				report, err = readBy(w, readSelf, fn)
-			}
+			fence := a.fence(f)
+			report, err := readBy(fence, "self report", fn)
 			if err != nil {
 				continue
 			}
 			a.fresh.reports = append(a.fresh.reports, func(c container.Container, out *api.SelfReports) {
-				fence.read(readSelf, c.ID, func() { report(c, out) }) // without its part, if it panics
+				fence.read("self report", c.ID, func() { report(c, out) }) // without its part, if it panics
 			})
 		}
 	}

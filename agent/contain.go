@@ -102,7 +102,8 @@ type fence struct {
 	mu      sync.Mutex
 	times   []time.Time // of the last panics
 	resting map[place]resting
-	why     string // it is unavailable; "" if it is not
+	readers map[string]*reader // by method
+	why     string             // it is unavailable; "" if it is not
 }
 
 // resting is the state of a method or loop that has panicked.
@@ -112,7 +113,7 @@ type resting struct {
 }
 
 func newFence(f feature.Feature, p pace, log *slog.Logger) *fence {
-	return &fence{panics: panics{log: log.With("feature", f.Name())}, pace: p, resting: make(map[place]resting)}
+	return &fence{panics: panics{log: log.With("feature", f.Name())}, pace: p, resting: make(map[place]resting), readers: make(map[string]*reader)}
 }
 
 // unavailable returns why the feature is called no more; "" if it is.

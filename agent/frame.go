@@ -27,19 +27,13 @@ func (a *Agent) Frame(ctx context.Context) (api.Frame, error) {
 		if !ok {
 			continue
 		}
-		read := func() any {
-			out, err := r.Report(context.WithoutCancel(ctx), nil, api.Ask{Feature: x.Name()})
-			if err != nil {
-				return nil
+		out, err := readBy(a.fence(x), "report", func() any {
+			if out, err := r.Report(context.WithoutCancel(ctx), nil, api.Ask{Feature: x.Name()}); err == nil {
+				return out
 			}
-			return out
-		}
-		if w := a.worker(x.Name()); w == nil { // unsupported here, but it may have a report
-			var out any
-			if a.fence(x).read(readReport, 0, func() { out = read() }) == nil {
-				f.Take(out)
-			}
-		} else if out, err := readBy(w, readReport, read); err == nil {
+			return nil
+		})
+		if err == nil {
 			f.Take(out)
 		}
 	}

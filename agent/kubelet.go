@@ -80,7 +80,7 @@ func (g *guaranteed) ask(w *worker, of feature.Guarantor, now time.Time) {
 		all map[string]uint64
 		err error
 	}
-	got, err := readBy(w, readGuarantees, func() (a answer) { a.all, a.err = of.Guarantees(); return a })
+	got, err := readBy(w.fence, "guarantees", func() (a answer) { a.all, a.err = of.Guarantees(); return a })
 	if err != nil {
 		got.err = fmt.Errorf("%s: %w", w.feature.Name(), err)
 	}

@@ -15,11 +15,11 @@ func (v view) Snapshots() []feature.Snapshot {
 	for _, w := range v.a.workers {
 		out = append(out, w.snapshot())
 		if x, ok := w.feature.(feature.Exporter); ok {
-			s, _ := readBy(w, readExport, x.Export)
+			s, _ := readBy(w.fence, "export", x.Export)
 			out = append(out, s)
 		}
 		if f, ok := w.feature.(feature.Mapped); ok {
-			maps, _ := readBy(w, readMaps, f.Maps)
+			maps, _ := readBy(w.fence, "maps", f.Maps)
 			out = append(out, pressure(maps))
 		}
 	}

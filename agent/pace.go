@@ -3,6 +3,8 @@ package agent
 import (
 	"math/rand/v2"
 	"time"
+
+	"github.com/fairlead-project/fairlead/backoff"
 )
 
 // pace holds the intervals of a worker and of the agent. Tests use their own.
@@ -39,19 +41,11 @@ func (p pace) spread(d time.Duration) time.Duration {
 }
 
 func (p pace) backoff(tries int) time.Duration {
-	d := p.first
-	for i := 1; i < tries && d < p.longest; i++ {
-		d *= 2
-	}
-	return p.spread(min(d, p.longest))
+	return p.spread(backoff.Nth(tries, p.first, p.longest))
 }
 
 // rest is the pause after the nth panic in a row of one container, or of one method that reads. The
 // first is long enough that no single one makes the feature unavailable.
 func (p pace) rest(n int) time.Duration {
-	d := panicTime / 2
-	for i := 1; i < n && d < p.refresh; i++ {
-		d *= 2
-	}
-	return p.spread(min(d, p.refresh))
+	return p.spread(backoff.Nth(n, panicTime/2, p.refresh))
 }

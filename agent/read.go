@@ -19,32 +19,26 @@ type reader struct {
 	call feature.Loop
 }
 
-// The methods that are read so, as errors and the log name them.
-const (
-	readSnapshot   = "snapshot"
-	readExport     = "export"
-	readMaps       = "maps"
-	readSelf       = "self report"
-	readReport     = "report"
-	readGuarantees = "guarantees"
-)
-
-func newReaders() map[string]*reader {
-	rs := make(map[string]*reader)
-	for _, method := range []string{readSnapshot, readExport, readMaps, readSelf, readReport, readGuarantees} {
-		rs[method] = &reader{turn: make(chan struct{}, 1)}
+// reader returns the reader of a method, by the name in errors and the log.
+func (f *fence) reader(method string) *reader {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.readers[method]
+	if r == nil {
+		r = &reader{turn: make(chan struct{}, 1)}
+		f.readers[method] = r
 	}
-	return rs
+	return r
 }
 
 // errSilent is returned by readBy in time, when the feature does not.
 var errSilent = errors.New("does not answer")
 
-// readBy calls fn, a method of the feature. It returns errSilent if that, or the wait for an earlier
+// readBy calls fn, a method of the feature behind f. It returns errSilent if that, or the wait for an earlier
 // call, takes longer than readTime; while the call still hangs, later ones fail at once. So a method
 // that hangs keeps one goroutine, and no answer about other features. A panic is that call's error.
-func readBy[T any](w *worker, method string, fn func() T) (out T, err error) {
-	r := w.readers[method]
+func readBy[T any](f *fence, method string, fn func() T) (out T, err error) {
+	r := f.reader(method)
 	if began := r.call.Busy(); !began.IsZero() && time.Since(began) > readTime {
 		return out, errSilent
 	}
@@ -63,7 +57,7 @@ func readBy[T any](w *worker, method string, fn func() T) (out T, err error) {
 	go func() {
 		r.call.Begin()
 		var a answer
-		a.err = w.fence.read(method, 0, func() { a.out = fn() })
+		a.err = f.read(method, 0, func() { a.out = fn() })
 		r.call.End()
 		<-r.turn
 		got <- a
@@ -78,7 +72,7 @@ func readBy[T any](w *worker, method string, fn func() T) (out T, err error) {
 
 // snapshot returns the feature's measurements: none if it does not answer.
 func (w *worker) snapshot() feature.Snapshot {
-	s, _ := readBy(w, readSnapshot, w.feature.Snapshot)
+	s, _ := readBy(w.fence, "snapshot", w.feature.Snapshot)
 	return s
 }
 

@@ -31,8 +31,6 @@ func TestMain(m *testing.M) {
 		askSelf(arg)
 	case "agent":
 		childAgent(arg)
-	case "precede":
-		precede(arg)
 	case "panics":
 		panicking(arg)
 	default:

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,13 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// ErrQueued means that another agent waits to take over already.
-var ErrQueued = errors.New("another agent waits to take over already")
+// errQueued means that another agent waits to take over already.
+var errQueued = errors.New("another agent waits to take over already")
 
 // successorFile is the file in the state directory by which an agent that waits and the one that
 // works agree on who undoes what is in force. The lock on it is held by the agent that waits. It is
@@ -51,7 +49,6 @@ const (
 // Successor is an agent's place behind the one that works on this host.
 type Successor struct {
 	cfg  Config
-	name string   // by which agents notice each other
 	file *os.File // carries the lock
 
 	inherited *qdisc.Inherited // nil: nothing
@@ -59,19 +56,19 @@ type Successor struct {
 
 // Succeed takes the place behind the agent that works on this host, or the first place if none
 // does. The caller waits for its turn, makes its Agent by New, and then closes the Successor. Errors:
-// probe.ErrKernel, ErrQueued.
+// probe.ErrKernel.
 func Succeed(cfg Config) (*Successor, error) {
 	if err := probe.Supported(); err != nil {
 		return nil, fmt.Errorf("wait to take over: %w", err)
 	}
-	f, err := openSuccession(cfg.StateDir)
+	f, err := openLock(cfg.StateDir, successorFile, 0o700)
 	if err == nil {
 		err = queue(f)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("wait to take over: %w", err)
 	}
-	return &Successor{cfg: cfg, name: aloneSocket, file: f}, nil
+	return &Successor{cfg: cfg, file: f}, nil
 }
 
 // New is [New] for an agent whose turn has come. It keeps what the programs of the one before it do
@@ -105,7 +102,7 @@ func (a *Agent) Succeeded(ctx context.Context, patience time.Duration) (bool, er
 }
 
 func succeeded(ctx context.Context, dir string, patience time.Duration, left func() []qdisc.Left) (bool, error) {
-	f, err := openSuccession(dir)
+	f, err := openLock(dir, successorFile, 0o700)
 	if err != nil {
 		return false, fmt.Errorf("look for an agent that takes over: %w", err)
 	}
@@ -190,13 +187,6 @@ func content(f *os.File) (string, error) {
 // mostTold bounds the file: some 60 bytes for each program.
 const mostTold = 4 << 20
 
-func openSuccession(dir string) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	return os.OpenFile(filepath.Join(dir, successorFile), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-}
-
 // queue locks f, or closes it. An agent that looks for its successor has the lock for a moment.
 func queue(f *os.File) error {
 	var err error
@@ -206,7 +196,7 @@ func queue(f *os.File) error {
 			break
 		}
 		if time.Now().After(deadline) {
-			err = ErrQueued
+			err = errQueued
 			break
 		}
 	}
@@ -219,31 +209,22 @@ func queue(f *os.File) error {
 // Wait returns nil when no agent works on this host, so that the caller has to. It returns the
 // error of ctx if that ends first and the agent that works goes on, or undoes its changes itself.
 // If that agent has been told to stop at the same moment, Wait returns nil after its end: the
-// caller then undoes what it has left.
-//
-// The lock of the journal tells whether there is one: only root can open that, while any process in
-// the host's network namespace can take the name by which agents notice each other, or fill its
-// backlog.
+// caller then undoes what it has left. Wait opens the programs of that agent before its end.
 func (s *Successor) Wait(ctx context.Context) error {
-	free, err := journal.Free(s.cfg.StateDir)
-	if err != nil {
-		return fmt.Errorf("wait to take over: %w", err)
-	}
-	if !free {
-		s.cfg.Log.Info("another agent works here; this one takes over when it stops")
-		if err := s.outlive(ctx); err != nil {
-			return err
-		}
-	}
-	return s.alone(ctx)
-}
-
-// outlive waits until the agent that works has ended, and opens its programs before that.
-func (s *Successor) outlive(ctx context.Context) error {
 	look := time.NewTicker(glance)
 	defer look.Stop()
-	stopped, taken := ctx.Done(), false
+	stopped, waiting, taken := ctx.Done(), false, false
 	for {
+		only, err := alone(s.cfg.Roots.Proc)
+		switch {
+		case err == nil:
+			return only.Close()
+		case !errors.Is(err, ErrTwo):
+			return fmt.Errorf("wait to take over: %w", err)
+		case !waiting:
+			s.cfg.Log.Info("another agent works here; this one takes over when it stops", "why", err)
+			waiting = true
+		}
 		select {
 		case <-stopped:
 			stopped = nil
@@ -256,32 +237,9 @@ func (s *Successor) outlive(ctx context.Context) error {
 		case <-look.C:
 		}
 		if !taken {
-			var err error
 			if taken, err = s.take(); err != nil {
 				s.cfg.Log.Warn("programs of the agent that stops end before this one attaches its own", "err", err)
 			}
-		}
-		if free, err := journal.Free(s.cfg.StateDir); free || err != nil {
-			return err
-		}
-	}
-}
-
-// alone waits until no agent with another state directory works in this network namespace. That of
-// this one may have released its journal a moment before its name.
-func (s *Successor) alone(ctx context.Context) error {
-	for told := false; ; told = true {
-		name, err := alone(s.name, s.cfg.Roots.Proc, slog.New(slog.DiscardHandler)) // New logs
-		if err == nil {
-			return name.Close()
-		}
-		if !told {
-			s.cfg.Log.Info("this one takes over when it stops", "err", err)
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
 		}
 	}
 }

@@ -1,96 +1,28 @@
 package agent
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
-	"net"
-	"os"
-	"os/exec"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/kernel"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
-
-// precede is an agent with that state directory, until its input ends.
-func precede(dir string) {
-	j, err := journal.Open(dir)
-	if err != nil {
-		fmt.Println(err)
-		os.Exit(1)
-	}
-	fmt.Println("works")
-	io.Copy(io.Discard, os.Stdin)
-	if err := j.Close(); err != nil {
-		os.Exit(1)
-	}
-}
 
 // signal is a log that closes a channel with its first line.
 type signal struct{ once func() }
 
 func (s signal) Write(b []byte) (int, error) { s.once(); return len(b), nil }
 
-// predecessor starts an agent that works. end ends it.
-func predecessor(t *testing.T, dir string) (end func()) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), childEnv+"=precede "+dir)
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "works\n" {
-		t.Fatalf("%q, %v", line, err)
-	}
-	end = sync.OnceFunc(func() { in.Close(); cmd.Wait() })
-	t.Cleanup(end)
-	return end
-}
-
-// crowd takes the name by which agents notice each other, and fills its backlog, as any container on
-// the host's network can.
-func crowd(t *testing.T, name string) {
-	t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	for {
-		c, err := net.Dial("unix", name)
-		if err != nil {
-			return
-		}
-		t.Cleanup(func() { c.Close() })
-	}
-}
-
 // nothing is what an agent without programs leaves.
 func nothing() []qdisc.Left { return nil }
 
-// TestSuccessorWaits ends the wait of an agent in each way, while a container has the name by which
-// agents notice each other.
+// TestSuccessorWaits ends the wait of an agent in each way.
 func TestSuccessorWaits(t *testing.T) {
-	for i, tt := range []struct {
+	for _, tt := range []struct {
 		name         string
 		told, cancel bool // the agent that works; this one
 		want         error
@@ -102,15 +34,17 @@ func TestSuccessorWaits(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			waits := make(chan struct{})
 			log := slog.New(slog.NewTextHandler(signal{sync.OnceFunc(func() { close(waits) })}, nil))
-			cfg := Config{StateDir: t.TempDir(), Log: log, Roots: kernel.Default()}
+			cfg := Config{StateDir: t.TempDir(), Log: log, Roots: kernel.Roots{Proc: fakeProc(t)}}
 			s, err := Succeed(cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer s.Close()
-			s.name = fmt.Sprintf("@fairlead-test-%d-successor-%d", os.Getpid(), i)
-			crowd(t, s.name)
-			end := predecessor(t, cfg.StateDir)
+			first, err := alone(cfg.Roots.Proc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer first.Close()
 			if tt.told {
 				if followed, err := succeeded(t.Context(), cfg.StateDir, 0, nothing); !followed || err != nil {
 					t.Fatalf("nobody waits: %v, %v", followed, err)
@@ -129,7 +63,7 @@ func TestSuccessorWaits(t *testing.T) {
 				cancel()
 			}
 			if tt.want == nil {
-				end()
+				first.Close()
 			}
 			if err := <-done; !errors.Is(err, tt.want) {
 				t.Errorf("%v, want %v", err, tt.want)
@@ -162,7 +96,7 @@ func TestSucceeded(t *testing.T) {
 	if !s.told() {
 		t.Error("nobody was told to stop")
 	}
-	if _, err := Succeed(cfg); !errors.Is(err, ErrQueued) {
+	if _, err := Succeed(cfg); !errors.Is(err, errQueued) {
 		t.Errorf("a second one: %v", err)
 	}
 	if err := untold(cfg.StateDir); err != nil || s.told() {

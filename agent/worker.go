@@ -32,8 +32,6 @@ type worker struct {
 
 	deciding feature.Loop // of the controller of a feature that decides
 
-	readers map[string]*reader // by method
-
 	mu     sync.Mutex
 	ending bool // stop was called: nothing is wanted from then on
 	rows   map[container.ID]*row
@@ -76,8 +74,6 @@ func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker
 		fence: newFence(f, p, log),
 		rows:  make(map[container.ID]*row),
 		moved: make(chan struct{}),
-
-		readers: newReaders(),
 	}
 	w.fence.fell = w.quit
 	if n, ok := f.(feature.Notifier); ok {

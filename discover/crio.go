@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-project/fairlead/backoff"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -80,7 +81,7 @@ func (c crio) session(ctx context.Context, r *roster) error {
 		case <-silent: // it has no events, or the stream has ended
 			silent, events = nil, nil
 			relist.Reset(0)
-			reopen, again = time.After(again), min(2*again, relistEvery)
+			reopen, again = time.After(again), backoff.Next(again, relistCRI, relistEvery)
 		case <-reopen:
 			events, silent = now.events(ctx)
 			pause = time.Second

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -139,11 +140,7 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 		n.known[inode] = net
 	}
 	now := n.cfg.Now()
-	if now.Sub(net.looked) < 2*net.hold {
-		net.hold = min(2*net.hold, maxHold)
-	} else {
-		net.hold = minHold
-	}
+	net.hold = backoff.Again(net.hold, minHold, maxHold, now.Sub(net.looked), 2*net.hold)
 	net.looked = now
 	net.missed = false
 	net.dirty.Store(false) // before the look, so that changes during it count

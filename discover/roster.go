@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead-project/fairlead/backoff"
 	"golang.org/x/sys/unix"
 )
 
@@ -96,18 +97,14 @@ func (r *roster) begin() {
 // retry runs session repeatedly until ctx ends, after a pause that doubles while sessions end at
 // once.
 func retry(ctx context.Context, session func(context.Context)) {
-	pause := minBackOff
-	for ctx.Err() == nil {
+	for pause := time.Duration(0); ctx.Err() == nil; {
 		start := time.Now()
 		session(ctx)
-		if time.Since(start) > maxBackOff {
-			pause = minBackOff
-		}
+		pause = backoff.Again(pause, minBackOff, maxBackOff, time.Since(start), maxBackOff)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
-		pause = min(2*pause, maxBackOff)
 	}
 }
 
@@ -131,7 +128,7 @@ func (r *roster) ask(ctx context.Context, key string, look inspect) {
 	r.asked[key] = q
 	go func() {
 		defer cancel()
-		for pause := minBackOff; ; pause = min(2*pause, maxRetry) {
+		for pause := minBackOff; ; pause = backoff.Next(pause, minBackOff, maxRetry) {
 			got := answer{key: key, question: q}
 			call, done := context.WithTimeout(ctx, callTimeout)
 			got.record, got.runs, got.err = look(call, key)

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/discover"
 )
 
@@ -55,7 +56,6 @@ func (k Kubelet) Run(ctx context.Context, news <-chan struct{}, publish func(dis
 	}
 	defer conn.Close()
 	client := podresources.NewPodResourcesListerClient(conn)
-	every := cmp.Or(k.Every, 30*time.Second)
 	listed, pause := false, minPause
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -70,10 +70,10 @@ func (k Kubelet) Run(ctx context.Context, news <-chan struct{}, publish func(dis
 			fallthrough
 		default:
 			conn.ResetConnectBackoff() // the pauses are our own
-			pause = min(2*pause, maxPause)
+			pause = backoff.Next(pause, minPause, maxPause)
 		}
 		publish(rep)
-		next := every
+		next := cmp.Or(k.Every, 30*time.Second)
 		if rep.Err != nil || rep.Absent {
 			next = pause
 		}

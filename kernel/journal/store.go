@@ -137,23 +137,6 @@ func lock(dir, boot string) (*store, error) {
 	return s, nil
 }
 
-// Free reports whether no Journal holds dir.
-func Free(dir string) (bool, error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return false, fmt.Errorf("look for a journal: %w", err)
-	}
-	defer f.Close() // releases the lock
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("look for a journal in %s: %w", dir, err)
-	}
-	return true, nil
-}
-
 // acquire takes the lock. A process that was just killed may need a moment to release it.
 func (s *store) acquire() error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {

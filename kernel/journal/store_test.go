@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -107,27 +106,6 @@ func TestBusy(t *testing.T) {
 	}
 	j.Close()
 	open(t, dir)
-}
-
-func TestFree(t *testing.T) {
-	dir := t.TempDir()
-	want := func(want bool) {
-		t.Helper()
-		if got, err := Free(dir); got != want || err != nil {
-			t.Errorf("free: %v, %v, want %v", got, err, want)
-		}
-	}
-	want(true)
-	j := open(t, dir)
-	want(false)
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
-	want(true)
-	open(t, dir) // Free does not hold it
-	if _, err := Free(filepath.Join(dir, "gone")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no directory: %v", err)
-	}
 }
 
 func TestFileStaysShort(t *testing.T) {

@@ -57,9 +57,6 @@ func Inherit(list []Left) (*Inherited, error) {
 	return i, errors.Join(errs...)
 }
 
-// Len returns the number of programs.
-func (i *Inherited) Len() int { return len(i.left) }
-
 // Close detaches the programs, unless their own process still runs.
 func (i *Inherited) Close() error {
 	var errs []error

@@ -9,14 +9,14 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// TestTwoAgents starts a second agent in a network namespace, with directories of its own. It names
-// the agent that it would disturb, and ends.
+// TestTwoAgents starts a second agent in a network namespace, with directories of its own, and in a
+// mount namespace of its own, as in a container. It names the agent that it would disturb, and ends.
 func TestTwoAgents(t *testing.T) {
 	testkit.NeedRoot(t)
 	ns := testkit.NetNS(t)
 	first, second := newAgent(t, ns), newAgent(t, ns)
 	first.start()
-	second.launch()
+	second.launch("unshare", "--mount", "sh", "-c", `if [ -x /proc/1/root ]; then mount -t tmpfs none /run; fi; exec "$0" "$@"`)
 	<-second.ended
 	log, err := os.ReadFile(second.path("log"))
 	must(t, err)

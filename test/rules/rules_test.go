@@ -70,7 +70,7 @@ func brokenImport(from, to string, test bool) string {
 	if test || in(from, "test", "internal/testkit", "cmd/internal/verbtest") {
 		return ""
 	}
-	own := in(to, "agent", "api", "cmd", "container", "discover", "feature", "hist", "hook", "internal", "kernel", "lab", "metrics", "policy", "record", "tenant", "test", "view")
+	own := in(to, "agent", "api", "backoff", "cmd", "container", "discover", "feature", "hist", "hook", "internal", "kernel", "lab", "metrics", "policy", "record", "tenant", "test", "view")
 	switch {
 	case in(to, "internal/testkit", "cmd/internal/verbtest", "test"):
 		return "only tests import what is for tests"
@@ -88,16 +88,16 @@ func brokenImport(from, to string, test bool) string {
 		return "agent/serve imports api and metrics only: it knows the agent as a Backend"
 	case in(to, "agent/serve") && !in(from, "agent"):
 		return "only agent serves"
-	case from == "hist" && own:
-		return "hist imports nothing of ours"
+	case in(from, "backoff", "hist") && own:
+		return from + " imports nothing of ours"
 	case in(from, "view") && own && !in(to, "api", "record", "view"):
 		return "view/... imports api and record only"
 	case in(to, "view") && !in(from, "view", "cmd", "lab"):
 		return "the agent links no view; cmd and lab/... show them"
 	case in(from, "kernel") && own && !in(to, "kernel"):
 		return "kernel/... imports nothing above it"
-	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "tenant", "hook", "api", "hist", "kernel", "metrics"):
-		return "a feature imports feature, policy, container, tenant/..., hook, api, hist, kernel/... and metrics only"
+	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "tenant", "hook", "api", "backoff", "hist", "kernel", "metrics"):
+		return "a feature imports feature, policy, container, tenant/..., hook, api, backoff, hist, kernel/... and metrics only"
 	case in(from, "tenant/identity") && own && !in(to, "container", "kernel"):
 		return "tenant/identity imports container and kernel/... only"
 	case from == "hook" && own && !in(to, "container", "kernel"):

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -128,7 +129,7 @@ func (c *Control) narrow(w Window, d Demand, others map[container.ID]float64) (f
 	switch {
 	case w.Taken.Sub(v.eased) < relapse: // the last step was too far: go back, and try again later
 		v.usable -= v.step
-		v.hold = min(2*v.hold, maxHold)
+		v.hold = backoff.Next(v.hold, holdTime, maxHold)
 	case v.open:
 		v.usable, v.step, v.hold = min(used, 1), sum(others)/steps, holdTime
 	default:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -96,10 +97,7 @@ func (c *Control) assist(w Window, d Demand) (pending bool) {
 	h.lack = ""
 	if h.level == "" {
 		if !h.released.IsZero() {
-			if h.hold *= 2; w.Taken.Sub(h.released) > relapse {
-				h.hold = helpHold
-			}
-			h.hold = min(h.hold, maxHold)
+			h.hold = backoff.Again(h.hold, helpHold, maxHold, w.Taken.Sub(h.released), relapse)
 		}
 		h.since, h.released = w.Taken, time.Time{}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -112,10 +113,7 @@ func (c *Control) act(w Window, id container.ID) *acting {
 		c.acting[id] = a
 	}
 	if !a.released.IsZero() {
-		if a.hold *= 2; w.Taken.Sub(a.released) > relapse {
-			a.hold = holdTime
-		}
-		a.hold = min(a.hold, maxHold)
+		a.hold = backoff.Again(a.hold, holdTime, maxHold, w.Taken.Sub(a.released), relapse)
 		a.released, a.Since = time.Time{}, w.Taken
 	}
 	return a

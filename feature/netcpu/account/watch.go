@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/irq"
 )
@@ -130,7 +131,7 @@ func (w *watch) soon(now time.Time) {
 // rest begins the pause after a window.
 func (w *watch) rest(now time.Time) {
 	w.priced = w.now
-	w.pause = min(max(2*w.pause, firstPause), lastPause)
+	w.pause = backoff.Next(w.pause, firstPause, lastPause)
 	// Random, so that periodic traffic is counted neither too often nor never.
 	w.due = now.Add(scaled(w.pause, 0.75+rand.Float64()/2))
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/fairlead-project/fairlead/backoff"
 )
 
 // The rules of the mode auto, in parts of a CPU over a window of about a second.
@@ -132,14 +134,8 @@ func (a *rule) next(e evidence, steal float64) decision {
 
 // begin ends the role of a bystander.
 func (a *rule) begin(as role, e evidence, reason string) {
-	if a.free += e.length; a.free >= calmForget {
-		a.patience = 0
-	}
-	switch {
-	case a.patience == 0:
-		a.patience = calmFor
-	case a.role == bystander: // it went back too early
-		a.patience = min(2*a.patience, calmLongest)
+	if a.free += e.length; a.role == bystander { // it may have gone back too early
+		a.patience = backoff.Again(a.patience, calmFor, calmLongest, a.free, calmForget)
 	}
 	a.role, a.calm, a.reason = as, 0, reason
 }

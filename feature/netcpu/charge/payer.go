@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -263,7 +264,7 @@ func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
 		// EINVAL, for example, if a child has a larger quota (v1), which can last. The ledger
 		// continues with the quota in force.
 		p.want = p.now
-		p.pause = min(max(2*p.pause, every), maxPause)
+		p.pause = backoff.Next(p.pause, every, maxPause)
 		p.again = time.Now().Add(p.pause)
 		return err
 	}

@@ -3,6 +3,7 @@ package isolate
 import (
 	"time"
 
+	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 )
 
@@ -104,7 +105,7 @@ func (c *control) alarm() shape {
 // relapse chooses single packets, and makes super-packets come later the next time.
 func (c *control) relapse() {
 	if c.shape == super {
-		c.wait = min(2*c.wait, longest)
+		c.wait = backoff.Next(c.wait, patience, longest)
 	}
 	c.shape, c.calm = single, 0
 }
@@ -156,7 +157,7 @@ func (c *queueControl) next(w queueWindow, least, flood uint64) uint32 {
 		if c.owner != nobody {
 			c.owner = nobody
 			c.lost = true
-			c.patience = min(2*c.patience, queueLongest)
+			c.patience = backoff.Next(c.patience, queuePatience, queueLongest)
 		}
 		c.last, c.calm = w.Slot, 0
 		return c.owner

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -102,7 +103,7 @@ func (c *turnControl) next(w turnWindow) turn {
 
 // giveUp makes the next attempt to yield later than the last one.
 func (c *turnControl) giveUp() {
-	c.rest, c.patience = 0, min(max(patience, 2*c.patience), longest)
+	c.rest, c.patience = 0, backoff.Next(c.patience, patience, longest)
 }
 
 // niceOf returns the nice value for the threads of a tenant; nil stands for a new tenant. It
