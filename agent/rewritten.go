@@ -12,6 +12,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
@@ -185,7 +186,9 @@ func (w *rewritten) wrote(file string) {
 
 // pause is the least time between two answers to others' writes: it doubles, so that a program that
 // keeps writing costs little.
-func (r *rewrite) pause() time.Duration { return time.Second << min(r.times, 6) / 2 }
+func (r *rewrite) pause() time.Duration {
+	return backoff.Nth(r.times+1, time.Second/2, 32*time.Second)
+}
 
 // lasts reports whether a write now would come soon after the last answer.
 func (r *rewrite) lasts(now time.Time) bool { return now.Sub(r.last) < 2*r.pause() }
