@@ -19,16 +19,6 @@ var overlayPaths = []rig.Path{rig.Routed, rig.Bridged, rig.Swarm}
 
 func (su overlaySetup) caseName(c overlayCase) string { return string(su.path) + " " + c.name }
 
-// arms returns the arms of each round. The recipe cannot redirect into containers with host ends in
-// another network namespace.
-func (su overlaySetup) arms() []arm {
-	arms := append(offOn(), armHost)
-	if su.path == rig.Routed {
-		arms = append(arms, armRecipe)
-	}
-	return arms
-}
-
 // overlayCase is one load from a client on the first host to a server on the second.
 type overlayCase struct {
 	name   string

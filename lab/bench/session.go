@@ -263,15 +263,7 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if d.traffic.Kind == "" && s.setup.service == "" {
 		s.foreign = max(s.foreign, after.all.busySince(before.all)-s.own())
 	}
-	m := s.between(before, after)
-	if s.setup.accounts && !s.setup.timed && on && d.traffic.Kind != "" {
-		var steal float64
-		if m.programs, steal, err = s.count(ctx); err != nil {
-			return sample{}, err
-		}
-		m.steal = max(m.steal, steal)
-	}
-	return m, nil
+	return s.between(before, after), nil
 }
 
 // own is the number of CPUs that the rig itself uses without traffic.
