@@ -66,10 +66,10 @@ func TestOverlay(t *testing.T) {
 				for host, b := range o.Tunnels {
 					before[host] = sent(t, b, tunnel)
 				}
-				if _, err := o.Hosts[1].Start(t.Context(), c.server, "rr-server", "--block", "--proto", "tcp"); err != nil {
+				if _, err := o.Hosts[1].Start(t.Context(), c.server, "rr-server", "--proto", "tcp"); err != nil {
 					t.Fatal(err)
 				}
-				client, err := o.Hosts[0].Start(t.Context(), c.client, "rr-client", "--block", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", c.at, Port))
+				client, err := o.Hosts[0].Start(t.Context(), c.client, "rr-client", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", c.at, Port))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -110,10 +110,10 @@ func TestSwarm(t *testing.T) {
 			t.Errorf("host %d: there is no tunnel in the overlay's namespace: %+v, %v", host, links, err)
 		}
 	}
-	if _, err := o.Hosts[1].Start(t.Context(), o.Hosts[1].Boxes[0], "rr-server", "--block", "--proto", "tcp"); err != nil {
+	if _, err := o.Hosts[1].Start(t.Context(), o.Hosts[1].Boxes[0], "rr-server", "--proto", "tcp"); err != nil {
 		t.Fatal(err)
 	}
-	client, err := o.Hosts[0].Start(t.Context(), o.Hosts[0].Boxes[0], "rr-client", "--block", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", o.Addr(1), Port))
+	client, err := o.Hosts[0].Start(t.Context(), o.Hosts[0].Boxes[0], "rr-client", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", o.Addr(1), Port))
 	if err != nil {
 		t.Fatal(err)
 	}
