@@ -65,10 +65,7 @@ type trafficCase struct {
 	send []sending
 	// set is the policy while the protection is on, by container.
 	set rules
-	// tc are the classes that an operator would make by hand instead. cni are the
-	// rates for the CNI plugin bandwidth, in bit/s for each container. nil: not measured.
-	tc  []rig.Class
-	cni []uint64
+	tc  []rig.Class // the classes that an operator would make by hand instead; nil: not measured
 	// phases follow one another in a measurement; nil is one phase in which all containers send.
 	phases []phase
 	probe  string // the container with the measured requests; "": bandwidth is measured
@@ -103,8 +100,7 @@ func trafficCatalogue() []trafficSetup {
 	for _, p := range []struct {
 		name string
 		path rig.Path
-		cni  bool // there is a veth for the plugin
-	}{{"bridge", rig.NIC, true}, {"overlay", rig.VXLAN, true}, {"macvlan", rig.Macvlan, false}, {"host", rig.Host, false}} {
+	}{{"bridge", rig.NIC}, {"overlay", rig.VXLAN}, {"macvlan", rig.Macvlan}, {"host", rig.Host}} {
 		su := trafficSetup{name: p.name, path: p.path, link: gbit, boxes: []string{"many", "one"}}
 		halves := []rig.Class{{Container: 0, Rate: 475 * mbit, Ceil: gbit}, {Container: 1, Rate: 475 * mbit, Ceil: gbit}}
 		six := trafficCase{
@@ -140,13 +136,6 @@ func trafficCatalogue() []trafficSetup {
 			set: rules{"many": "{net.rate: 100mbit, net.priority: 1}", "one": "{net.rate: 100mbit, net.priority: 0}"},
 			tc:  []rig.Class{{Container: 0, Rate: 100 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 100 * mbit, Ceil: gbit}},
 		}
-		if p.cni {
-			six.cni, double.cni = []uint64{500 * mbit, 500 * mbit}, []uint64{333 * mbit, 667 * mbit}
-			fixed.cni, bound.cni = []uint64{700 * mbit, 300 * mbit}, []uint64{0, 100 * mbit}
-			fixedUDP.cni = fixed.cni
-			delay.cni = []uint64{950 * mbit, 50 * mbit}
-			under.cni, super.cni = delay.cni, delay.cni
-		}
 		su.cases = []trafficCase{six, double, fixed, fixedUDP, bound, delay, under, super, order}
 		if p.path == rig.NIC {
 			split := six
@@ -154,7 +143,6 @@ func trafficCatalogue() []trafficSetup {
 			split.send = []sending{bulk("many", 1), bulk("one", 1)}
 			split.set = rules{"many": "net.rate: 760mbit", "one": "net.rate: 190mbit"}
 			split.tc = []rig.Class{{Container: 0, Rate: 760 * mbit, Ceil: gbit}, {Container: 1, Rate: 190 * mbit, Ceil: gbit}}
-			split.cni = []uint64{800 * mbit, 200 * mbit}
 			su.cases = append(su.cases, split)
 		}
 		all = append(all, su)
@@ -220,7 +208,6 @@ func changes() trafficSetup {
 			{Container: 0, Rate: 103 * mbit, Ceil: gbit}, {Container: 1, Rate: 207 * mbit, Ceil: gbit},
 			{Container: 2, Rate: 400 * mbit, Ceil: 400 * mbit}, {Container: 3, Rate: 240 * mbit, Ceil: 240 * mbit},
 		},
-		cni: []uint64{103 * mbit, 207 * mbit, 400 * mbit, 240 * mbit},
 		phases: []phase{
 			{name: "w1 w2 r3", sends: []string{"w1", "w2", "r3"}, due: map[string]float64{"w1": 0.2, "w2": 0.4, "r3": 0.4}},
 			{name: "r3 ends", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 1. / 3, "w2": 2. / 3}},

@@ -24,8 +24,6 @@ type trafficSession struct {
 	load  map[string]*flow // load of the case
 	queue *rig.Queue       // at the NIC, if the case has requests; nil without
 
-	limited []int // containers that the CNI plugin limits
-
 	calm undisturbed // the requests of the case without neighbours, in the same arm
 }
 
@@ -119,7 +117,7 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 	return err
 }
 
-// end ends the load, and removes the limits of the CNI plugin.
+// end ends the load.
 func (s *trafficSession) end() error {
 	var errs []error
 	for _, f := range s.load {
@@ -129,21 +127,12 @@ func (s *trafficSession) end() error {
 		errs = append(errs, s.queue.Close())
 	}
 	s.load, s.queue = nil, nil
-	return errors.Join(append(errs, s.unlimit())...)
-}
-
-func (s *trafficSession) unlimit() error {
-	var errs []error
-	for _, i := range s.limited {
-		errs = append(errs, s.rig.CNIBandwidth(i, 0))
-	}
-	s.limited = nil
 	return errors.Join(errs...)
 }
 
 // divide switches to an arm, with the load paused.
 func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error {
-	if err := errors.Join(s.unlimit(), s.guard.apply(ctx, nil)); err != nil {
+	if err := s.guard.apply(ctx, nil); err != nil {
 		return err
 	}
 	var classes []rig.Class
@@ -160,19 +149,8 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 	if err := s.rig.Link(rate, classes); err != nil {
 		return err
 	}
-	switch a {
-	case armOn:
+	if a == armOn {
 		return s.guard.apply(ctx, c.set)
-	case armCNI:
-		for i, rate := range c.cni {
-			if rate == 0 { // the container has no limit
-				continue
-			}
-			s.limited = append(s.limited, i)
-			if err := s.rig.CNIBandwidth(i, rate); err != nil {
-				return err
-			}
-		}
 	}
 	return nil
 }
