@@ -15,12 +15,41 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
+// bed is a rig with an agent, in which an experiment measures.
+type bed struct {
+	*experiment
+	rig   *rig.Rig
+	guard *guard
+}
+
+// leave ends the agent, and removes the rig.
+func (b *bed) leave() (err error) {
+	if b.guard != nil {
+		b.unmetered, b.missing = cmp.Or(b.guard.unmetered, b.unmetered), cmp.Or(b.guard.missing, b.missing)
+		err = b.guard.stop()
+	}
+	if b.rig != nil {
+		err = errors.Join(err, b.rig.Close())
+	}
+	return err
+}
+
+// haveEnded returns an error if one of the processes has ended.
+func haveEnded(load []*sandbox.Process) error {
+	for _, p := range load {
+		select {
+		case <-p.Done():
+			return fmt.Errorf("a load generator has ended: %w", p.Wait())
+		default:
+		}
+	}
+	return nil
+}
+
 // session is a rig with an active victim, an agent, and one kind of traffic at a time.
 type session struct {
-	*experiment
+	bed
 	setup  setup
-	rig    *rig.Rig
-	guard  *guard
 	victim *rig.Generator   // counts the victim's work; nil if the victim is idle
 	pid    int              // the victim's process; 0 if it is idle
 	server *sandbox.Process // the service's, if the victim is one
@@ -118,15 +147,9 @@ func (s *session) close() error {
 	if s.victim != nil {
 		errs = append(errs, s.victim.Stop())
 	}
-	if s.guard != nil {
-		s.unmetered, s.missing = s.guard.unmetered, cmp.Or(s.guard.missing, s.missing)
-		errs = append(errs, s.guard.stop())
-	}
+	errs = append(errs, s.leave())
 	if s.stopwatch != nil {
 		errs = append(errs, s.stopwatch.Close())
-	}
-	if s.rig != nil {
-		errs = append(errs, s.rig.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -293,14 +316,7 @@ func (s *session) ended() error {
 	if s.server != nil {
 		processes = append(processes, s.server)
 	}
-	for _, p := range processes {
-		select {
-		case <-p.Done():
-			return fmt.Errorf("a load generator has ended: %w", p.Wait())
-		default:
-		}
-	}
-	return nil
+	return haveEnded(processes)
 }
 
 // reading holds all counters at one moment.

@@ -42,7 +42,7 @@ func (c trafficCase) arms() []arm {
 
 // traffic plans the cases of one rig.
 func (e *experiment) traffic(su trafficSetup) plan {
-	s := &trafficSession{experiment: e, setup: su}
+	s := &trafficSession{bed: bed{experiment: e}, setup: su}
 	p := plan{name: su.name, engine: su.path == rig.Docker, rigged: s}
 	for _, c := range su.cases {
 		p.series = append(p.series, series{

@@ -16,11 +16,8 @@ import (
 
 // trafficSession is a rig with an agent, and the load of one case at a time.
 type trafficSession struct {
-	*experiment
+	bed
 	setup trafficSetup
-	rig   *rig.Rig
-	guard *guard
-
 	load  map[string]*flow // load of the case
 	queue *rig.Queue       // at the NIC, if the case has requests; nil without
 
@@ -67,15 +64,7 @@ func (s *trafficSession) build(ctx context.Context) (err error) {
 }
 
 func (s *trafficSession) close() error {
-	if s.rig == nil {
-		return nil
-	}
-	errs := []error{s.end()}
-	if s.guard != nil {
-		s.missing = cmp.Or(s.guard.missing, s.missing)
-		errs = append(errs, s.guard.stop())
-	}
-	return errors.Join(append(errs, s.rig.Close())...)
+	return errors.Join(s.end(), s.leave())
 }
 
 // begin starts the load of a case, paused.
@@ -298,12 +287,8 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 		}
 	}
 	for name, f := range s.load {
-		for _, p := range f.processes() {
-			select {
-			case <-p.Done():
-				return nil, fmt.Errorf("the load of %s has ended: %w", name, p.Wait())
-			default:
-			}
+		if err := haveEnded(f.processes()); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	label := ""
