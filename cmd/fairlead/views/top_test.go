@@ -87,11 +87,6 @@ func TestTopOnce(t *testing.T) {
 		t.Errorf("status %d: %s%s", status, out, errs)
 	}
 	clean(t, out)
-	for _, args := range [][]string{{"--sort", "nonsense"}, {"--at", "yesterday"}, {"--interval", "1ns"}, {"web"}} {
-		if status, _, errs := verbtest.Against(t, run, newBusy(), append([]string{"top"}, args...)...); status != cli.Usage {
-			t.Errorf("%q: status %d: %s", args, status, errs)
-		}
-	}
 }
 
 // A host without policy, runtime or features has a table, too.
