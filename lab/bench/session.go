@@ -351,12 +351,8 @@ func (s *session) read(ctx context.Context) (reading, error) {
 		r.victim = s.victim.Read()
 	}
 	if s.setup.service != "" {
-		for _, pid := range []int{s.pid, s.victim.PID} {
-			n, err := rig.Retransmitted(pid)
-			if err != nil {
-				return reading{}, err
-			}
-			r.retransmitted += n
+		if r.retransmitted, err = rig.Retransmitted(s.pid, s.victim.PID); err != nil {
+			return reading{}, err
 		}
 	}
 	if s.running != nil {
