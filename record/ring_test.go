@@ -135,7 +135,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestSize replaces a full ring twice: it stays within its size.
+// TestSize replaces a full ring once: it stays within its size.
 func TestSize(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
@@ -143,7 +143,7 @@ func TestSize(t *testing.T) {
 	h := newHost(10)
 	w := newWriter(t, cfg)
 	most, first := int64(0), epoch
-	for i := 0; w.Written().Bytes < uint64(3*cfg.Size); i++ {
+	for i := 0; w.Written().Bytes < uint64(2*cfg.Size); i++ {
 		c.pass(time.Minute)
 		write(t, w, h.next(time.Minute))
 		if i%13 != 0 {
