@@ -335,37 +335,35 @@ func TestReadWhileWritten(t *testing.T) {
 	w := newWriter(t, c.config(dir))
 	write(t, w, h.next(time.Second))
 	stop := make(chan struct{})
-	var readers sync.WaitGroup
-	for range 2 {
-		readers.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				r, err := Open(dir)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				last := time.Time{}
-				for f, err := range r.Frames(time.Time{}, time.Time{}, 0) {
-					if err != nil || !f.Taken.After(last) || len(f.Containers) != 20 {
-						t.Errorf("frame of %v after %v: %d containers, %v", f.Taken, last, len(f.Containers), err)
-						return
-					}
-					last = f.Taken
-				}
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
 			}
-		})
-	}
-	for first := epoch; !first.After(epoch.Add(time.Minute)); first, _ = open(t, dir).Span() { // several files are removed
+			r, err := Open(dir)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			last := time.Time{}
+			for f, err := range r.Frames(time.Time{}, time.Time{}, 0) {
+				if err != nil || !f.Taken.After(last) || len(f.Containers) != 20 {
+					t.Errorf("frame of %v after %v: %d containers, %v", f.Taken, last, len(f.Containers), err)
+					return
+				}
+				last = f.Taken
+			}
+		}
+	})
+	for first := segmentsOf(t, dir)[0]; segmentsOf(t, dir)[0] == first; {
 		c.pass(time.Second)
 		write(t, w, h.next(time.Second))
 	}
 	close(stop)
-	readers.Wait()
+	reader.Wait()
 }
 
 // TestTwoWriters checks that the second leaves the ring of the first alone.
