@@ -161,7 +161,8 @@ func labelsOf(n, size int) map[string]string {
 
 // TestEngineBounded has images with labels larger than what is read of one, or than what is kept.
 func TestEngineBounded(t *testing.T) {
-	monster, large := labelsOf(20, maxAnswer/16), labelsOf(container.MaxLabels, 2000)
+	t.Parallel()
+	monster, large := labelsOf(17, maxAnswer/16), labelsOf(container.MaxLabels, 2000)
 	own := map[string]string{"fairlead.net.weight": "2"}
 	e := newFakeEngine(t, map[string]any{
 		"monster": inspected("monster", "m", merged(monster, own)),
@@ -191,7 +192,8 @@ func TestEngineBounded(t *testing.T) {
 // TestEngineLongList has a list, and an event, that are larger than what is read in outline, but
 // for the labels.
 func TestEngineLongList(t *testing.T) {
-	monster := labelsOf(20, maxOutline/16)
+	t.Parallel()
+	monster := labelsOf(17, maxOutline/16)
 	e := newFakeEngine(t, map[string]any{"monster": inspected("monster", "m", monster)}, nil)
 	event := map[string]any{"Type": "container", "Action": "start", "Actor": map[string]any{"ID": "late", "Attributes": monster}}
 	e.report(t, func(rep Report) bool {
@@ -248,6 +250,7 @@ func TestEngineImages(t *testing.T) {
 // TestEngineImageNames has images with names that only the engine knows: one with labels larger
 // than what is read of one, and one that it cannot describe.
 func TestEngineImageNames(t *testing.T) {
+	t.Parallel()
 	named := func(labels map[string]string, tags, digests []string) map[string]any {
 		i := imageOf(labels)
 		i["RepoTags"], i["RepoDigests"] = tags, digests
@@ -263,7 +266,7 @@ func TestEngineImageNames(t *testing.T) {
 		"monster": byID("monster", monster), "plain": byID("plain", plain), "bad": byID("bad", bad), "gone": byID("gone", strings.Repeat("3d", 32)),
 		"named": inspected("named", plain, nil),
 	}, map[string]any{
-		monster: named(labelsOf(20, maxAnswer/16), []string{"m:1", strings.Repeat("x", 2*maxName)}, []string{"m@sha256:" + monster}),
+		monster: named(labelsOf(17, maxAnswer/16), []string{"m:1", strings.Repeat("x", 2*maxName)}, []string{"m@sha256:" + monster}),
 		plain:   named(nil, []string{"p:1", "p:2"}, nil),
 		bad:     errors.New("database is locked"),
 	})
@@ -277,6 +280,7 @@ func TestEngineImageNames(t *testing.T) {
 
 // TestEngineFails has an engine that cannot say everything.
 func TestEngineFails(t *testing.T) {
+	t.Parallel()
 	labels := map[string]string{"fairlead.net.weight": "9"}
 	e := newFakeEngine(t, map[string]any{
 		"fine":   inspected("fine", "ok", labels),

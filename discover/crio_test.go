@@ -153,6 +153,7 @@ func (f *fakeCRI) remove(id string) {
 // TestCRIO has a pod with an init container that has ended, two others, and a pause container; one
 // container ends, and comes again under the same name.
 func TestCRIO(t *testing.T) {
+	t.Parallel()
 	for _, events := range []bool{false, true} {
 		t.Run(fmt.Sprint("events ", events), func(t *testing.T) {
 			f := newFakeCRI()

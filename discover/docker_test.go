@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/moby/moby/client"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -24,6 +23,7 @@ import (
 
 // TestDocker runs all that one engine is enough for, since starting it takes longer than any of it.
 func TestDocker(t *testing.T) {
+	t.Parallel() // beside other runtimes: they wait more than they work
 	d := testkit.StartDocker(t, "--live-restore")
 	s := runSet(t, Config{}, Docker(d.Host), CgroupTree("/proc", ""))
 	await(t, s, "the engine", func(snap Snapshot) bool { return snap.Complete })
@@ -35,7 +35,6 @@ func TestDocker(t *testing.T) {
 	})
 	t.Run("changes", func(t *testing.T) { testChanges(t, d, s) })
 	t.Run("short lives", func(t *testing.T) { testShortLives(t, d, s) })
-	t.Run("latency", func(t *testing.T) { testLatency(t, d, s) })
 	t.Run("kill", func(t *testing.T) { testKill(t, d, s) })
 }
 
@@ -242,9 +241,7 @@ func testChanges(t *testing.T, d *testkit.Docker, s *Set) {
 }
 
 func testShortLives(t *testing.T, d *testkit.Docker, s *Set) {
-	for range 3 {
-		d.Must(t, "run", "--rm", "--name", "brief", d.Image, "sleep", "0.05")
-	}
+	d.Must(t, "run", "--rm", "--name", "brief", d.Image, "sleep", "0.05")
 	d.Must(t, "run", "--rm", "--name", "briefest", d.Image, "true")
 	start(t, d, "long")
 	bySource(t, s, "docker", "long")
@@ -262,71 +259,10 @@ func testShortLives(t *testing.T, d *testkit.Docker, s *Set) {
 			t.Errorf("source %+v", src)
 		}
 	}
-}
-
-// testLatency starts and stops containers and logs how long it takes until the Snapshot says so:
-// after the engine's event, and after the start or the end of the process itself. How long depends
-// on the machine, so it only logs.
-func testLatency(t *testing.T, d *testkit.Docker, s *Set) {
-	n := testkit.Scale(t, 4, 20)
-	c, err := client.New(client.WithHost(d.Host))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	filter := make(client.Filters).Add("event", "start")
-	stream := c.Events(t.Context(), client.EventsListOptions{Filters: filter})
-	var names []string
-	var event, process, end []time.Duration
-	for i := range n {
-		name := fmt.Sprintf("run%d", i)
-		seen := make(chan time.Time, 1)
-		go func() {
-			for {
-				changed := s.Changed()
-				if c, ok := named(s.Snapshot(), name); ok && c.Source == "docker" {
-					seen <- time.Now()
-					return
-				}
-				select {
-				case <-changed:
-				case <-t.Context().Done():
-					return
-				}
-			}
-		}()
-		d.Must(t, "run", "-d", "--name", name, d.Image, "sleep", "1000")
-		msg := <-stream.Messages
-		at := <-seen
-		ct, ok := named(s.Snapshot(), name)
-		if !ok {
-			t.Fatalf("%s has gone", name)
+	for end := time.Now().Add(90 * time.Second); deadPidfds(t) > 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d ended processes are held", deadPidfds(t))
 		}
-		event = append(event, at.Sub(time.Unix(0, msg.TimeNano)))
-		process = append(process, at.Sub(ct.Started))
-		killed := time.Now()
-		if err := unix.Kill(ct.PID, unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		awaitGone(t, s, name)
-		end = append(end, time.Since(killed))
-		names = append(names, name)
-	}
-	d.Must(t, append([]string{"rm", "-f"}, names...)...)
-	for what, list := range map[string][]time.Duration{"engine's event to Snapshot": event, "process start to Snapshot": process, "kill to Snapshot": end} {
-		slices.Sort(list)
-		t.Logf("%s: median %v, worst of %d %v", what, list[n/2], n, list[n-1])
-	}
-	deadline := time.Now().Add(90 * time.Second)
-	for {
-		dead := deadPidfds(t)
-		if dead == 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d ended processes are held", dead)
-		}
-		time.Sleep(20 * time.Millisecond)
 	}
 }
 

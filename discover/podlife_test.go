@@ -13,6 +13,7 @@ import (
 // of the same name that starts while that is ending; and a mirror pod. What kubelet and the API
 // server know reaches those that it is about.
 func TestPodLife(t *testing.T) {
+	t.Parallel()
 	const running, exited = runtimeapi.ContainerState_CONTAINER_RUNNING, runtimeapi.ContainerState_CONTAINER_EXITED
 	f := newFakeCRI()
 	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)

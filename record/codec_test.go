@@ -62,7 +62,7 @@ func TestCodec(t *testing.T) {
 	dir := t.TempDir()
 	w := newWriter(t, Config{Dir: dir})
 	var want []api.Frame
-	for range 2 * keyEvery {
+	for range 64 {
 		var f api.Frame
 		fill(r, reflect.ValueOf(&f).Elem())
 		write(t, w, f)

@@ -35,10 +35,10 @@ func export(t *testing.T, from string, c Choice) (string, Exported) {
 func TestExport(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
-	h := newHost(2)
+	h := newHost(1)
 	w := newWriter(t, c.config(dir))
 	var want []api.Frame
-	for range 3 * keyEvery {
+	for range keyEvery + 40 {
 		c.pass(time.Second)
 		f := h.next(time.Second)
 		write(t, w, f)
@@ -53,7 +53,7 @@ func TestExport(t *testing.T) {
 	if diff := cmp.Diff(want[10:], got); diff != "" || errs != nil {
 		t.Errorf("errors %v, frames (-want +got):\n%s", errs, diff)
 	}
-	for _, i := range []int{0, keyEvery - 1, keyEvery, 2*keyEvery + 7} { // a part
+	for _, i := range []int{0, keyEvery - 1, keyEvery, keyEvery + 7} { // a part
 		part := want[10+i : 12+i]
 		got, errs := read(t, path, part[0].Taken, part[1].Taken)
 		if diff := cmp.Diff(part, got); diff != "" || errs != nil {
@@ -73,7 +73,7 @@ func TestExport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data[f.blocks[keyEvery+20].at] ^= 1
+	data[f.blocks[20].at] ^= 1
 	if err := os.WriteFile(path, data, 0o600); err != nil {
 		t.Fatal(err)
 	}

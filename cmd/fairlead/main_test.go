@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
+	"os/exec"
 	"slices"
 	"syscall"
 	"testing"
@@ -11,6 +13,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -25,7 +29,8 @@ func (c checked) Run() int { return testkit.Run(c.m) }
 
 // TestScripts runs the program as its users do. Besides testscript's own there
 // are the commands ready SOCKET (waits until an agent answers), hangup NAME and
-// interrupt NAME (signal a background command), and until COMMAND...
+// interrupt NAME (signal a background command), until COMMAND..., and misused ARGUMENT... (which the
+// program must refuse as a usage error, in words that a user knows).
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
@@ -43,6 +48,13 @@ func TestScripts(t *testing.T) {
 			},
 			"hangup":    func(ts *testscript.TestScript, _ bool, args []string) { send(ts, args[0], syscall.SIGHUP) },
 			"interrupt": func(ts *testscript.TestScript, _ bool, args []string) { send(ts, args[0], syscall.SIGINT) },
+			"misused": func(ts *testscript.TestScript, _ bool, args []string) {
+				err := ts.Exec("fairlead", args...)
+				errs := ts.ReadFile("stderr")
+				if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != cli.Usage || errs == "" || verbtest.GoWords.MatchString(errs) {
+					ts.Fatalf("fairlead %q: %v: %s", args, err, errs)
+				}
+			},
 			"until": func(ts *testscript.TestScript, _ bool, args []string) {
 				patiently(ts, "it succeeds", func() bool { return ts.Exec(args[0], args[1:]...) == nil })
 			},

@@ -47,20 +47,6 @@ func TestFlagWords(t *testing.T) {
 	}
 }
 
-// So is the error for any bad argument.
-func TestArgumentWords(t *testing.T) {
-	for _, args := range [][]string{
-		{"reserve", "web", "/dev/vdb", "riops=x"}, {"io", "capacity", "/dev/vdb", "wiops=99999999999999999999"},
-		{"agent", "--log-level", "loud", "--config="}, {"latency", "probe", "--self", "192.0.2.1"},
-	} {
-		var errs bytes.Buffer
-		status := run(t.Context(), cli.Env{Stdout: new(bytes.Buffer), Stderr: &errs, Getenv: func(string) string { return "" }, Args: args})
-		if status != cli.Usage || verbtest.GoWords.MatchString(errs.String()) {
-			t.Errorf("%q: status %d: %s", args, status, &errs)
-		}
-	}
-}
-
 // An interrupted verb reports the interrupt, and does not mention a context.
 func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())

@@ -23,8 +23,8 @@ import (
 // and socket, and its containers are in cgroups of its own. It does not touch the host's firewall,
 // bridges and engine.
 type Docker struct {
+	dockerCLI
 	Socket string // path of the API's socket
-	Host   string // the same in the form of DOCKER_HOST
 	Image  string // a name to run: a static busybox with all its applets
 	NS     *NS    // the engine's network namespace, where its bridges are
 	NSDir  string // where it bind-mounts network namespaces, in its mount namespace
@@ -33,9 +33,14 @@ type Docker struct {
 	// the containers.
 	CgroupParent string
 
-	dir   string
 	flags []string
-	proc  *daemon
+}
+
+// dockerCLI is an engine that the docker CLI can talk to.
+type dockerCLI struct {
+	Host string // of its API, in the form of DOCKER_HOST
+	dir  string
+	proc *daemon
 }
 
 var daemons atomic.Int64
@@ -58,7 +63,7 @@ func StartDockerIn(t testing.TB, ns *NS, flags ...string) *Docker {
 		Image:        "flbusybox",
 		NS:           ns,
 		CgroupParent: name,
-		dir:          shortDir(t, name),
+		dockerCLI:    dockerCLI{dir: shortDir(t, name)},
 	}
 	d.Socket = filepath.Join(d.dir, "docker.sock")
 	d.Host = "unix://" + d.Socket
@@ -124,10 +129,10 @@ func (d *Docker) Resume() { d.proc.cmd.Process.Signal(unix.SIGCONT) }
 
 // Run runs the docker CLI against the engine and returns its output, without the newline at the
 // end.
-func (d *Docker) Run(args ...string) (string, error) { return d.input(nil, args...) }
+func (d *dockerCLI) Run(args ...string) (string, error) { return d.input(nil, args...) }
 
 // Must is Run, which must succeed.
-func (d *Docker) Must(t testing.TB, args ...string) string {
+func (d *dockerCLI) Must(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := d.Run(args...)
 	if err != nil {
@@ -136,14 +141,14 @@ func (d *Docker) Must(t testing.TB, args ...string) string {
 	return out
 }
 
-func (d *Docker) input(stdin []byte, args ...string) (string, error) {
+func (d *dockerCLI) input(stdin []byte, args ...string) (string, error) {
 	cmd := exec.Command("docker", args...)
 	cmd.Env = append(os.Environ(), "DOCKER_HOST="+d.Host, "DOCKER_CONFIG="+d.dir, "DOCKER_CONTEXT=")
 	return runCommand(cmd, stdin)
 }
 
 // stop removes the containers, and ends the engine and the processes that it leaves.
-func (d *Docker) stop(t testing.TB) {
+func (d *dockerCLI) stop(t testing.TB) {
 	if d.proc == nil {
 		return
 	}

@@ -3,22 +3,17 @@ package testkit
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 )
 
 // Podman is a test's own Podman, with its API service running: state, socket, mount and network
 // namespace are private as in [Docker].
 type Podman struct {
-	Host         string // the API's socket, in the form of DOCKER_HOST
+	dockerCLI
 	Image        string // a name to run: a static busybox with all its applets
 	CgroupParent string
 	NS           *NS // its network namespace, where its bridges are
-
-	dir  string
-	proc *daemon
 }
 
 // StartPodman starts the service and waits until it answers. It needs root,
@@ -28,7 +23,7 @@ func StartPodman(t testing.TB) *Podman {
 	NeedRoot(t)
 	needPrograms(t, "podman", "runc", "docker", "busybox", "unshare")
 	name := fmt.Sprintf("flpodman-%d-%d", os.Getpid(), daemons.Add(1))
-	p := &Podman{Image: "localhost/flbusybox:latest", CgroupParent: name, NS: NetNS(t), dir: shortDir(t, name)}
+	p := &Podman{Image: "localhost/flbusybox:latest", CgroupParent: name, NS: NetNS(t), dockerCLI: dockerCLI{dir: shortDir(t, name)}}
 	socket := filepath.Join(p.dir, "podman.sock")
 	p.Host = "unix://" + socket
 	// Without CAP_SYS_RESOURCE the default limits are refused.
@@ -55,37 +50,4 @@ func StartPodman(t testing.TB) *Podman {
 		t.Fatal(err)
 	}
 	return p
-}
-
-// Run runs the docker CLI against the service and returns its output, without the newline at the
-// end.
-func (p *Podman) Run(args ...string) (string, error) { return p.input(nil, args...) }
-
-// Must is Run, which must succeed.
-func (p *Podman) Must(t testing.TB, args ...string) string {
-	t.Helper()
-	out, err := p.Run(args...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
-func (p *Podman) input(stdin []byte, args ...string) (string, error) {
-	cmd := exec.Command("docker", args...)
-	cmd.Env = append(os.Environ(), "DOCKER_HOST="+p.Host, "DOCKER_CONFIG="+p.dir, "DOCKER_CONTEXT=")
-	return runCommand(cmd, stdin)
-}
-
-func (p *Podman) stop(t testing.TB) {
-	if p.proc == nil {
-		return
-	}
-	if p.proc.running() {
-		p.proc.tell(t, p.Run)
-		if ids, err := p.Run("ps", "-aq"); err == nil && ids != "" {
-			p.Run(append([]string{"rm", "-f"}, strings.Fields(ids)...)...)
-		}
-	}
-	p.proc.end(t)
 }

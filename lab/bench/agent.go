@@ -160,14 +160,13 @@ func (d *daemon) stop() error {
 type guard struct {
 	daemon
 	rig     *rig.Rig
-	uplink  uint64         // rate of the NIC in bit/s, which traffic divides; 0: traffic does not
-	xdp     bool           // drop packets in the driver of the NIC
-	stamps  int            // size of latency's table of packets under way; 0: the default
-	feature string         // the feature under test
-	prefix  string         // prefix of the names of the protected containers
-	count   int            // number of protected containers
-	rules   rules          // in force
-	others  rig.ProgramSet // BPF programs that were loaded before the agent
+	uplink  uint64 // rate of the NIC in bit/s, which traffic divides; 0: traffic does not
+	xdp     bool   // drop packets in the driver of the NIC
+	stamps  int    // size of latency's table of packets under way; 0: the default
+	feature string // the feature under test
+	prefix  string // prefix of the names of the protected containers
+	count   int    // number of protected containers
+	rules   rules  // in force
 	// missing is why the protection has no effect on this host; "" if it works.
 	missing string
 	// unmetered is why the agent keeps no accounts; "" if it does.
@@ -200,10 +199,7 @@ func newGuard(ctx context.Context, r *rig.Rig, protect string, uplink uint64) (*
 }
 
 // start starts the agent, and waits until it answers.
-func (g *guard) start(ctx context.Context) (err error) {
-	if g.others, err = rig.Programs(nil); err != nil {
-		return err
-	}
+func (g *guard) start(ctx context.Context) error {
 	if err := g.launch(g.rig.Node, g.rig.Sandboxes, "--docker-host", g.rig.DockerHost,
 		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp), "--latency-stamps", fmt.Sprint(g.stamps)); err != nil {
 		return err

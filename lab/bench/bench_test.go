@@ -43,7 +43,7 @@ func clean(t *testing.T) {
 func TestGuard(t *testing.T) {
 	testkit.NeedRoot(t)
 	ctx := t.Context()
-	s := &session{experiment: &experiment{mode: "isolate"}, setup: setup{cfg: rig.Config{Path: rig.NIC}}}
+	s := &session{bed: bed{experiment: &experiment{mode: "isolate"}}, setup: setup{cfg: rig.Config{Path: rig.NIC}}}
 	if err := s.build(ctx); err != nil {
 		t.Fatal(errors.Join(err, s.close()))
 	}
@@ -92,7 +92,7 @@ func TestGuard(t *testing.T) {
 
 func TestGuardTellsWhy(t *testing.T) {
 	testkit.NeedRoot(t)
-	s := &session{experiment: &experiment{mode: "isolate"}}
+	s := &session{bed: bed{experiment: &experiment{mode: "isolate"}}}
 	if err := s.build(t.Context()); err != nil {
 		t.Fatal(errors.Join(err, s.close()))
 	}

@@ -1,10 +1,8 @@
 package bench
 
-import (
-	"math"
+import "github.com/fairlead-project/fairlead/lab/report"
 
-	"github.com/fairlead-project/fairlead/lab/report"
-)
+const blockioTakes = "The neighbours take nothing with nothing done, so that the case does not show what a reservation does"
 
 // BlockIOBars are the bars for the figures of BlockIO.
 func BlockIOBars() (bars []report.Bar) {
@@ -20,41 +18,34 @@ func BlockIOBars() (bars []report.Bar) {
 			bars = append(bars, besideBars(c.name)...)
 		case c.rig.three:
 			bars = append(bars,
-				atLeast(c.name, MetShare, "on", 0.95, 0.5, "A reservation is not met beside others at the same disk"),
+				noLess(c.name, MetShare, "on", 0.95, 0.5, "A reservation is not met beside others at the same disk"),
 				atMost(c.name, SettledIn, 3, 10, "A change of reservations takes long to be in force"),
-				atLeast(c.name, Refused, "on", 1, 1, "More is reserved than the disk can do"))
+				noLess(c.name, Refused, "on", 1, 1, "More is reserved than the disk can do"))
 		case c.rig.streams > 0:
 			bars = append(bars,
-				atLeast(c.name, PartOfDue, "on", 1, 0.7, "A mail server gets less than it has reserved beside containers that decode and send"),
-				report.Bar{
-					Case: c.name, Metric: PartOfDue, Of: "off", High: 0.95, FarHigh: 1.2,
-					Why: "The neighbours take nothing with nothing done, so that the case does not show what a reservation does",
-				})
+				noLess(c.name, PartOfDue, "on", 1, 0.7, "A mail server gets less than it has reserved beside containers that decode and send"),
+				noMore(c.name, PartOfDue, "off", 0.95, 1.2, blockioTakes))
 		case len(c.rig.load) > 0 && c.rig.burners == 0:
 			bars = append(bars,
-				atLeast(c.name, DiskIOPS, "ratio", 0.98, 0.8, "Measuring block I/O costs the load more than 2 % of its IOPS"),
+				noLess(c.name, DiskIOPS, "ratio", 0.98, 0.8, "Measuring block I/O costs the load more than 2 % of its IOPS"),
 				atMost(c.name, AgentPart, 0.01, 0.05, "The agent takes more than 1 % of a CPU to measure block I/O"))
 		}
 	}
 	return bars
 }
 
-func atLeast(c, metric, of string, low, far float64, why string) report.Bar {
-	return report.Bar{Case: c, Metric: metric, Of: of, Low: low, High: math.Inf(1), FarLow: far, FarHigh: math.Inf(1), Why: why}
-}
-
 func detectionBars(c string) []report.Bar {
 	return []report.Bar{
-		atLeast(c, Hits, "on", 1, 0.5, "A loss of 10 % through neighbours is not detected within 2 s"),
-		{Case: c, Metric: FalseAlarms, Of: "on", High: 0, FarHigh: 0.5, Why: "Interference is declared where there is none"},
+		noLess(c, Hits, "on", 1, 0.5, "A loss of 10 % through neighbours is not detected within 2 s"),
+		atMost(c, FalseAlarms, 0, 0.5, "Interference is declared where there is none"),
 		atMost(c, DetectedIn, 2, 5, "Interference is noticed late"),
-		{Case: c, Metric: NamedRight, Of: "on", Low: 0.95, High: 1, FarLow: 0.5, FarHigh: 1, Why: "Another than those in the way is named"},
+		within(c, NamedRight, 0.95, 1, 0.5, 1, "Another than those in the way is named"),
 	}
 }
 
 func besideBars(c string) []report.Bar {
 	return append(keptBars(c, PartOfIOPS),
-		atLeast(c, PartOfIOPS, "on", 0.95, 0.7, "A reservation is not met beside neighbours that compute"),
+		noLess(c, PartOfIOPS, "on", 0.95, 0.7, "A reservation is not met beside neighbours that compute"),
 		atMost(c, TimesP99, 1.5, 10, "Requests of a reservation take longer beside neighbours that compute"),
 	)
 }
@@ -62,8 +53,8 @@ func besideBars(c string) []report.Bar {
 // databaseBars are wider, since a transaction is several requests to the disk and much other work.
 func databaseBars(c string) []report.Bar {
 	return append(keptBars(c, PartOfTransactions),
-		atLeast(c, PartOfTransactions, "on", 0.8, 0.5, "A database with a reservation does less beside neighbours that compute"),
-		report.Bar{Case: c, Metric: TimesP99, Of: "ratio", High: 0.6, FarHigh: 1, Why: "A transaction takes as long with a reservation as without"},
+		noLess(c, PartOfTransactions, "on", 0.8, 0.5, "A database with a reservation does less beside neighbours that compute"),
+		noMore(c, TimesP99, "ratio", 0.6, 1, "A transaction takes as long with a reservation as without"),
 	)
 }
 
@@ -90,12 +81,9 @@ func oneKeyBars(c blockioCase) []report.Bar {
 // keptBars are the bars of a load beside burners. metric is the part of its work that is left.
 func keptBars(c, metric string) []report.Bar {
 	return []report.Bar{
-		{
-			Case: c, Metric: metric, Of: "off", High: 0.9, FarHigh: 0.97,
-			Why: "The neighbours take nothing with nothing done, so that the case does not show what a reservation does",
-		},
+		noMore(c, metric, "off", 0.9, 0.97, blockioTakes),
 		atMost(c, DetectedIn, 2, 5, "Interference is noticed late"),
 		atMost(c, RecoveredIn, 5, 10, "A reservation is met late"),
-		{Case: c, Metric: NamedRight, Of: "on", Low: 0.95, High: 1, FarLow: 0.5, FarHigh: 1, Why: "Another than those in the way is named"},
+		within(c, NamedRight, 0.95, 1, 0.5, 1, "Another than those in the way is named"),
 	}
 }

@@ -255,12 +255,9 @@ func (r *blockioRig) startStreams(ctx context.Context, pairs int) error {
 		to := addrs[1].String() + ":9000"
 		// The receiver has to be there first.
 		for j, args := range [][]string{{"udp-recv", "--listen", to}, {"udp-send", "--to", to, "--size", "1400"}} {
-			box := boxes[1-j]
-			p, board, err := startLoad(ctx, box, args...)
-			if err != nil {
-				return fmt.Errorf("%v: %w", args, err)
+			if err := r.startBeside(ctx, boxes[1-j], args...); err != nil {
+				return err
 			}
-			r.burners, r.boards, r.names = append(r.burners, p), append(r.boards, board), append(r.names, box.Name)
 		}
 	}
 	return nil

@@ -133,12 +133,11 @@ func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error
 		if err != nil {
 			return err
 		}
-		p, board, err := startLoad(ctx, box, "burn")
-		if err != nil {
+		r.boxes = append(r.boxes, box)
+		if err := r.startBeside(ctx, box, "burn"); err != nil {
 			return err
 		}
-		r.burners, r.boards, r.names, r.boxes = append(r.burners, p), append(r.boards, board), append(r.names, box.Name), append(r.boxes, box)
-		if err := p.Signal(unix.SIGSTOP); err != nil {
+		if err := r.burn(0); err != nil {
 			return err
 		}
 	}
@@ -146,6 +145,16 @@ func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error
 		return err
 	}
 	return r.burn(0)
+}
+
+// startBeside starts a neighbour's generator.
+func (r *blockioRig) startBeside(ctx context.Context, box *sandbox.Box, args ...string) error {
+	p, board, err := startLoad(ctx, box, args...)
+	if err != nil {
+		return fmt.Errorf("%v: %w", args, err)
+	}
+	r.burners, r.boards, r.names = append(r.burners, p), append(r.boards, board), append(r.names, box.Name)
+	return nil
 }
 
 // startLoad starts a generator in the container with the reservation.

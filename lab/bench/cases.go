@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/lab/load"
@@ -104,19 +105,17 @@ func pairs(paths ...rig.Path) []setup {
 	return all
 }
 
+// level is a rate with its name: in packets, or bits, per second.
+type level struct {
+	name string
+	rate uint64
+}
+
 // udpSenders are Iron's figures 1 and 7.
-func udpSenders() []setup {
-	var all []setup
+func udpSenders() (all []setup) {
 	for _, n := range []int{2, 3, 6, 10} {
-		su := setup{
-			name:    fmt.Sprintf("udp-send %d", n),
-			cfg:     rig.Config{Path: rig.NIC, Containers: rig.Equal(n)},
-			compute: true,
-		}
-		for _, shape := range []struct {
-			name string
-			rate uint64
-		}{{"500M", 500e6}, {"1G", 1e9}, {"2G", 2e9}, {"inf", 0}} {
+		su := setup{name: fmt.Sprintf("udp-send %d", n), cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(n)}, compute: true}
+		for _, shape := range []level{{"500M", 500e6}, {"1G", 1e9}, {"2G", 2e9}, {"inf", 0}} {
 			su.demands = append(su.demands, demand{
 				name: shape.name, traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: shape.rate,
 				quick: n == 10 && shape.name == "1G",
@@ -128,33 +127,19 @@ func udpSenders() []setup {
 }
 
 // tcpSenders are figures 3 and 8.
-func tcpSenders() []setup {
-	var all []setup
+func tcpSenders() (all []setup) {
 	for _, n := range []int{2, 10} {
-		su := setup{
-			name:    fmt.Sprintf("tcp-send %d", n),
-			cfg:     rig.Config{Path: rig.NIC, Containers: rig.Equal(n)},
-			compute: true,
-		}
-		for _, flows := range []int{10, 100} {
-			for _, control := range []string{"", "bbr"} {
-				for _, shape := range []struct {
-					name string
-					rate uint64
-				}{{"1G", 1e9}, {"inf", 0}} {
-					if control != "" && flows == 10 {
-						continue // one line shows enough
-					}
-					name := fmt.Sprintf("%d flows %s", flows, shape.name)
-					if control != "" {
-						name += " " + control
-					}
-					su.demands = append(su.demands, demand{
-						name:    name,
-						traffic: rig.Traffic{Kind: rig.TCP, Out: true, Conns: flows, Congestion: control}, rate: load.Flood, shape: shape.rate,
-						quick: n == 10 && flows == 100 && shape.rate > 0 && control == "",
-					})
-				}
+		su := setup{name: fmt.Sprintf("tcp-send %d", n), cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(n)}, compute: true}
+		for _, by := range []struct {
+			flows   int
+			control string
+		}{{10, ""}, {100, ""}, {100, "bbr"}} {
+			for _, shape := range []level{{"1G", 1e9}, {"inf", 0}} {
+				su.demands = append(su.demands, demand{
+					name:    strings.TrimSpace(fmt.Sprintf("%d flows %s %s", by.flows, shape.name, by.control)),
+					traffic: rig.Traffic{Kind: rig.TCP, Out: true, Conns: by.flows, Congestion: by.control}, rate: load.Flood, shape: shape.rate,
+					quick: n == 10 && by.flows == 100 && shape.rate > 0 && by.control == "",
+				})
 			}
 		}
 		all = append(all, su)
@@ -165,17 +150,11 @@ func tcpSenders() []setup {
 // receivers are figures 4 and 9 (UDP), 5 and 11 (TCP).
 func receivers() []setup {
 	const containers = 8
-	udp := setup{
-		name: "udp-recv",
-		cfg:  rig.Config{Path: rig.NIC, Containers: rig.Equal(containers)}, compute: true,
-	}
+	udp := setup{name: "udp-recv", cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(containers)}, compute: true}
 	tcp := udp
 	tcp.name = "tcp-recv"
 	for _, n := range []int{1, 4, 7} {
-		for _, rate := range []struct {
-			name string
-			rate uint64
-		}{{"100k", 100_000}, {"200k", 200_000}, {"400k", 400_000}, {"flood", load.Flood}} {
+		for _, rate := range []level{{"100k", 100_000}, {"200k", 200_000}, {"400k", 400_000}, {"flood", load.Flood}} {
 			udp.demands = append(udp.demands, demand{
 				name:    fmt.Sprintf("%d of %d %s", n, containers, rate.name),
 				traffic: rig.Traffic{Kind: rig.Overrun, Neighbours: n}, rate: rate.rate,
@@ -219,10 +198,7 @@ func heavy() setup {
 // driver.
 func drops() setup {
 	su := setup{name: "drop", cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(8)}, compute: true}
-	for _, rate := range []struct {
-		name string
-		rate uint64
-	}{{"200k", 200_000}, {"400k", 400_000}} {
+	for _, rate := range []level{{"200k", 200_000}, {"400k", 400_000}} {
 		d := demand{name: rate.name + " fairlead", traffic: rig.Traffic{Kind: rig.Overrun}, rate: rate.rate}
 		su.demands = append(su.demands, d)
 		d.name, d.xdp = d.name+" xdp", true

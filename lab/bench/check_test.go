@@ -48,7 +48,7 @@ func TestBars(t *testing.T) {
 func demandMetrics() (all []string) {
 	e := &experiment{report: &report.Report{}}
 	for _, kind := range []rig.Kind{rig.UDP, rig.TCP, rig.TCPRR} {
-		m := sample{work: 1, charges: &charges{balance: 1, cost: map[string]float64{protocol(string(kind)): 1}}, programs: &programCost{}, exactness: &exactness{price: 1}}
+		m := sample{work: 1, charges: &charges{balance: 1, cost: map[string]float64{protocol(string(kind)): 1}}, exactness: &exactness{price: 1}}
 		e.addSample(setup{}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, true, undisturbed{work: 1}, m)
 	}
 	e.addSample(setup{alone: true}, demand{}, true, undisturbed{work: 1}, sample{})                            // an idle agent

@@ -44,7 +44,7 @@ func Demo(ctx context.Context, out Screen, version string) (*report.Report, erro
 func demo(ctx context.Context, out Screen, version string, rounds int, warm, idle, take time.Duration) (*report.Report, error) {
 	fmt.Fprint(out, demoIntro)
 	e := &experiment{report: &report.Report{Bench: "demo", Env: environment(version, true), Rounds: rounds}, mode: "isolate", settle: warm}
-	s := &session{experiment: e, setup: setup{cfg: rig.Config{Path: rig.NIC}}}
+	s := &session{bed: bed{experiment: e}, setup: setup{cfg: rig.Config{Path: rig.NIC}}}
 	var full float64 // of the bars: the first idle victim
 	var alone sample // of the round
 	show := func(ctx context.Context, name, colour string, d demand, on bool) (m sample, err error) {

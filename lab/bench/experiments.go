@@ -35,7 +35,7 @@ func Experiments() []Experiment {
 	netcpu.Flags, netcpu.Check = netcpuFlags, checkNetCPU
 	return []Experiment{
 		netcpu,
-		experimentOf("traffic", "Measure how containers share an uplink: with fairlead, tc by hand, the CNI plugin bandwidth, and nothing",
+		experimentOf("traffic", "Measure how containers share an uplink: with fairlead, tc by hand, and nothing",
 			usual{rounds: 3, settle: 500 * ms, take: 2 * time.Second}, usual{rounds: 1, settle: 300 * ms, take: 500 * ms}, trafficPlans, TrafficBars),
 		experimentOf("latency", "How far round trips from a container are off, raw and corrected, and what measuring costs",
 			usual{rounds: 5, settle: 300 * ms, take: 2 * time.Second}, usual{rounds: 2, settle: 150 * ms, take: 500 * ms}, latencyPlans, LatencyBars),

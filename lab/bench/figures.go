@@ -37,11 +37,6 @@ const (
 	Price = "price of first to second"
 	// SystemPart is the fraction of the charged time that went to the system.
 	SystemPart = "charged to the system"
-	// ProgramCost is the CPU time of the agent's BPF programs per packet, according to
-	// the kernel's run-time statistics, without the overhead of those. ProgramRuns is
-	// the number of runs per packet.
-	ProgramCost = "program cost"
-	ProgramRuns = "program runs"
 	// AccountsCost is the CPU time that the accounts cost the victim per packet.
 	AccountsCost = "accounts cost"
 	// AgentCPU is the agent's own CPU time, per second.
@@ -66,9 +61,8 @@ type sample struct {
 	retransmitted float64 // segments of TCP in the window
 	steal         float64 // fraction of the CPU time that the hypervisor took
 
-	charges   *charges     // nil where the agent keeps no accounts
-	exactness *exactness   // nil without a stopwatch
-	programs  *programCost // nil if the case does not measure it
+	charges   *charges   // nil where the agent keeps no accounts
+	exactness *exactness // nil without a stopwatch
 }
 
 // addSample adds the figures of one measurement to the report.
@@ -113,10 +107,6 @@ func (e *experiment) addSample(su setup, d demand, on bool, alone undisturbed, m
 		if x.price > 0 {
 			add(Price, "1", x.price)
 		}
-	}
-	if p := m.programs; p != nil {
-		add(ProgramCost, "s", p.net)
-		add(ProgramRuns, "1", p.runs)
 	}
 	if su.alone && d.traffic.Kind == "" {
 		add(AgentCPU, "1", m.agent)

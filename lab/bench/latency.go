@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -88,7 +87,7 @@ func latencyPlans(e *experiment, o Options) []plan {
 
 // latency plans the cases of one rig.
 func (e *experiment) latency(crowd, quick bool) plan {
-	s := &latencySession{experiment: e, crowded: crowd, quick: quick}
+	s := &latencySession{bed: bed{experiment: e}, crowded: crowd, quick: quick}
 	p := plan{name: map[bool]string{false: "two containers", true: "a crowd"}[crowd], rigged: s}
 	for _, c := range latencyCatalogue() {
 		if c.crowd != crowd {
@@ -148,9 +147,7 @@ func (s *latencySession) build(ctx context.Context) (err error) {
 
 // latencySession is a rig with an agent, and the load of one case.
 type latencySession struct {
-	*experiment
-	rig    *rig.Rig
-	guard  *guard
+	bed
 	load   []*rig.Generator
 	client *rig.Generator // the source of the measured round trips or packets; nil: ping
 	server *rig.Generator
@@ -164,18 +161,11 @@ type latencySession struct {
 }
 
 func (s *latencySession) close() error {
-	if s.rig == nil {
-		return nil
-	}
-	errs := []error{s.end()}
+	err := s.end()
 	for _, p := range s.crowd {
 		p.Kill()
 	}
-	if s.guard != nil {
-		s.missing = cmp.Or(s.guard.missing, s.missing)
-		errs = append(errs, s.guard.stop())
-	}
-	return errors.Join(append(errs, s.rig.Close())...)
+	return errors.Join(err, s.leave())
 }
 
 func (s *latencySession) end() error {

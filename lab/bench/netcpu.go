@@ -44,7 +44,7 @@ func netcpuPlans(e *experiment, o Options) (plans []plan) {
 // netcpu plans one setup. A round begins and ends with the base: a victim beside neighbours without
 // packets.
 func (e *experiment) netcpu(su setup) plan {
-	s := &session{experiment: e, setup: su}
+	s := &session{bed: bed{experiment: e}, setup: su}
 	taken := make(map[string]*[2]sample) // of a round
 	take := func(d demand) func(context.Context, arm) ([]figure, error) {
 		name, rate := su.name+" "+d.name, d.rate

@@ -120,6 +120,13 @@ func noMore(name, metric, of string, high, far float64, why string) report.Bar {
 	return report.Bar{Case: name, Metric: metric, Of: of, High: high, FarHigh: far, Why: why}
 }
 
+// upTo is noMore for a figure that may be negative.
+func upTo(name, metric, of string, high, far float64, why string) report.Bar {
+	b := noMore(name, metric, of, high, far, why)
+	b.Low, b.FarLow = math.Inf(-1), math.Inf(-1)
+	return b
+}
+
 func noLess(name, metric, of string, low, far float64, why string) report.Bar {
 	inf := math.Inf(1)
 	return report.Bar{Case: name, Metric: metric, Of: of, Low: low, High: inf, FarLow: far, FarHigh: inf, Why: why}

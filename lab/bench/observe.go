@@ -62,47 +62,6 @@ func (g *guard) attended(ctx context.Context, on bool) error {
 	return g.start(ctx)
 }
 
-// programs counts the runs of the agent's BPF programs while during is called.
-func (g *guard) programs(during func() error) (rig.Runs, error) {
-	mine, err := rig.Programs(g.others)
-	if err != nil {
-		return rig.Runs{}, err
-	}
-	return rig.CountRuns(mine, during)
-}
-
-// programCost is the cost of the agent's BPF programs per sent packet, according to the
-// kernel's statistics.
-type programCost struct {
-	net  float64 // s, without the overhead of the statistics
-	runs float64
-}
-
-// count measures the cost of the programs in one more window of the same traffic, because
-// the statistics would distort the other figures.
-func (s *session) count(ctx context.Context) (*programCost, float64, error) {
-	var before, after reading
-	runs, err := s.guard.programs(func() (err error) {
-		if before, err = s.read(ctx); err != nil {
-			return err
-		}
-		if err = sleep(ctx, s.take); err != nil {
-			return err
-		}
-		after, err = s.read(ctx)
-		return err
-	})
-	if err != nil {
-		return nil, 0, err
-	}
-	m := s.between(before, after)
-	packets := m.sent * after.at.Sub(before.at).Seconds()
-	if packets == 0 {
-		return nil, 0, fmt.Errorf("nothing was sent")
-	}
-	return &programCost{net: runs.Time.Seconds() / packets, runs: float64(runs.Count) / packets}, m.steal, nil
-}
-
 // loss is the CPU time that the accounts cost the victim per packet, caches included: the
 // difference of its work without and with them. ok is false if the two windows did not
 // receive equally many packets, because then the difference has other causes, too.

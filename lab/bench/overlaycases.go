@@ -19,16 +19,6 @@ var overlayPaths = []rig.Path{rig.Routed, rig.Bridged, rig.Swarm}
 
 func (su overlaySetup) caseName(c overlayCase) string { return string(su.path) + " " + c.name }
 
-// arms returns the arms of each round. The recipe cannot redirect into containers with host ends in
-// another network namespace.
-func (su overlaySetup) arms() []arm {
-	arms := append(offOn(), armHost)
-	if su.path == rig.Routed {
-		arms = append(arms, armRecipe)
-	}
-	return arms
-}
-
 // overlayCase is one load from a client on the first host to a server on the second.
 type overlayCase struct {
 	name   string
@@ -65,7 +55,7 @@ func overlayCatalogue() []overlaySetup {
 	for _, s := range []rig.Service{rig.Memcache, rig.Nginx, rig.Redis, rig.Postgres} {
 		cases = append(cases, overlayCase{
 			name: string(s), service: s, flows: serviceConns, quick: s == rig.Memcache,
-			client: []string{"rr-client", "--block", "--proto", s.Proto(), "--size", fmt.Sprint(rig.PageSize), "--conns", fmt.Sprint(serviceConns)},
+			client: []string{"rr-client", "--proto", s.Proto(), "--size", fmt.Sprint(rig.PageSize), "--conns", fmt.Sprint(serviceConns)},
 		})
 	}
 	var all []overlaySetup
@@ -85,7 +75,7 @@ func overlayCatalogue() []overlaySetup {
 // requestsOf sends one byte and receives one, on each of so many flows at once, as TCP_RR and
 // UDP_RR of netperf do.
 func requestsOf(proto string, flows int) overlayCase {
-	common := []string{"--block", "--proto", proto, "--conns", fmt.Sprint(flows)}
+	common := []string{"--proto", proto, "--conns", fmt.Sprint(flows)}
 	return overlayCase{
 		name: fmt.Sprintf("%s rr %d", proto, flows), flows: flows, quick: flows != 8,
 		client: append([]string{"rr-client", "--size", "1"}, common...), server: append([]string{"rr-server"}, common...),

@@ -20,7 +20,6 @@ type overlaySession struct {
 	setup  overlaySetup
 	rig    *rig.Overlay
 	guards [2]*guard
-	recipe *rig.Recipe // nil while it is not attached
 	// The servers of the current case, between the containers and between the hosts. Only one of
 	// them has clients at a time.
 	containers, hosts *overlayPair
@@ -58,21 +57,13 @@ func (s *overlaySession) close() error {
 	if s.rig == nil {
 		return nil
 	}
-	errs := []error{s.detach(), s.end()}
+	errs := []error{s.end()}
 	for _, g := range s.guards {
 		if g != nil {
 			errs = append(errs, g.stop())
 		}
 	}
 	return errors.Join(append(errs, s.rig.Close())...)
-}
-
-func (s *overlaySession) detach() (err error) {
-	if s.recipe != nil {
-		err = s.recipe.Close()
-		s.recipe = nil
-	}
-	return err
 }
 
 // end ends the load of a case.
@@ -168,12 +159,6 @@ func (s *overlaySession) measure(ctx context.Context, c overlayCase, a arm) (_ [
 	}
 	if err := s.shorten(ctx, a == armOn); err != nil {
 		return nil, err
-	}
-	if a == armRecipe {
-		if s.recipe, err = s.rig.AttachRecipe(ctx); err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, s.detach()) }()
 	}
 	// Each arm has its own connections, as a load that begins then has.
 	client, err := s.rig.Hosts[0].Start(ctx, p.box, append(slices.Clone(c.client), "--to", p.to)...)

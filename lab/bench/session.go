@@ -15,12 +15,41 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
+// bed is a rig with an agent, in which an experiment measures.
+type bed struct {
+	*experiment
+	rig   *rig.Rig
+	guard *guard
+}
+
+// leave ends the agent, and removes the rig.
+func (b *bed) leave() (err error) {
+	if b.guard != nil {
+		b.unmetered, b.missing = cmp.Or(b.guard.unmetered, b.unmetered), cmp.Or(b.guard.missing, b.missing)
+		err = b.guard.stop()
+	}
+	if b.rig != nil {
+		err = errors.Join(err, b.rig.Close())
+	}
+	return err
+}
+
+// haveEnded returns an error if one of the processes has ended.
+func haveEnded(load []*sandbox.Process) error {
+	for _, p := range load {
+		select {
+		case <-p.Done():
+			return fmt.Errorf("a load generator has ended: %w", p.Wait())
+		default:
+		}
+	}
+	return nil
+}
+
 // session is a rig with an active victim, an agent, and one kind of traffic at a time.
 type session struct {
-	*experiment
+	bed
 	setup  setup
-	rig    *rig.Rig
-	guard  *guard
 	victim *rig.Generator   // counts the victim's work; nil if the victim is idle
 	pid    int              // the victim's process; 0 if it is idle
 	server *sandbox.Process // the service's, if the victim is one
@@ -118,15 +147,9 @@ func (s *session) close() error {
 	if s.victim != nil {
 		errs = append(errs, s.victim.Stop())
 	}
-	if s.guard != nil {
-		s.unmetered, s.missing = s.guard.unmetered, cmp.Or(s.guard.missing, s.missing)
-		errs = append(errs, s.guard.stop())
-	}
+	errs = append(errs, s.leave())
 	if s.stopwatch != nil {
 		errs = append(errs, s.stopwatch.Close())
-	}
-	if s.rig != nil {
-		errs = append(errs, s.rig.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -263,15 +286,7 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if d.traffic.Kind == "" && s.setup.service == "" {
 		s.foreign = max(s.foreign, after.all.busySince(before.all)-s.own())
 	}
-	m := s.between(before, after)
-	if s.setup.accounts && !s.setup.timed && on && d.traffic.Kind != "" {
-		var steal float64
-		if m.programs, steal, err = s.count(ctx); err != nil {
-			return sample{}, err
-		}
-		m.steal = max(m.steal, steal)
-	}
-	return m, nil
+	return s.between(before, after), nil
 }
 
 // own is the number of CPUs that the rig itself uses without traffic.
@@ -301,14 +316,7 @@ func (s *session) ended() error {
 	if s.server != nil {
 		processes = append(processes, s.server)
 	}
-	for _, p := range processes {
-		select {
-		case <-p.Done():
-			return fmt.Errorf("a load generator has ended: %w", p.Wait())
-		default:
-		}
-	}
-	return nil
+	return haveEnded(processes)
 }
 
 // reading holds all counters at one moment.
@@ -343,12 +351,8 @@ func (s *session) read(ctx context.Context) (reading, error) {
 		r.victim = s.victim.Read()
 	}
 	if s.setup.service != "" {
-		for _, pid := range []int{s.pid, s.victim.PID} {
-			n, err := rig.Retransmitted(pid)
-			if err != nil {
-				return reading{}, err
-			}
-			r.retransmitted += n
+		if r.retransmitted, err = rig.Retransmitted(s.pid, s.victim.PID); err != nil {
+			return reading{}, err
 		}
 	}
 	if s.running != nil {

@@ -16,27 +16,20 @@ const (
 	P999       = "latency p99.9"
 )
 
-// The arms of the traffic experiment, beside armOff and armOn: another mechanism divides the link.
-const (
-	armTC  arm = "tc"
-	armCNI arm = "cni"
-)
+// armTC divides the link as an operator would by hand, beside armOff and armOn.
+const armTC arm = "tc"
 
-// trafficPlans measure how containers share an uplink without any mechanism, with fairlead, and with
-// another.
+// trafficPlans measure how containers share an uplink without any mechanism, with fairlead, and with tc
+// by hand.
 func trafficPlans(e *experiment, _ Options) (plans []plan) {
-	plugin := rig.CNIPlugin() != ""
-	if !plugin {
-		e.notes = append(e.notes, "the CNI plugin bandwidth is not installed (Debian package containernetworking-plugins): it was left out")
-	}
 	for _, su := range trafficCatalogue() {
-		plans = append(plans, e.traffic(su, plugin))
+		plans = append(plans, e.traffic(su))
 	}
 	return plans
 }
 
 // arms returns the arms of a case.
-func (c trafficCase) arms(plugin bool) []arm {
+func (c trafficCase) arms() []arm {
 	if c.timed { // the other arms have nothing to time
 		return []arm{armOn}
 	}
@@ -44,21 +37,18 @@ func (c trafficCase) arms(plugin bool) []arm {
 	if c.tc != nil {
 		arms = append(arms, armTC)
 	}
-	if c.cni != nil && plugin {
-		arms = append(arms, armCNI)
-	}
 	return arms
 }
 
 // traffic plans the cases of one rig.
-func (e *experiment) traffic(su trafficSetup, plugin bool) plan {
-	s := &trafficSession{experiment: e, setup: su}
+func (e *experiment) traffic(su trafficSetup) plan {
+	s := &trafficSession{bed: bed{experiment: e}, setup: su}
 	p := plan{name: su.name, engine: su.path == rig.Docker, rigged: s}
 	for _, c := range su.cases {
 		p.series = append(p.series, series{
 			begin: func(ctx context.Context) error { return s.begin(ctx, c) },
 			cases: []armed{{
-				name: su.name + " " + c.name, quick: c.quick, needs: c.service(), arms: c.arms(plugin),
+				name: su.name + " " + c.name, quick: c.quick, needs: c.service(), arms: c.arms(),
 				measure: func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) },
 			}},
 			end: s.end,

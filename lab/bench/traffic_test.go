@@ -1,9 +1,6 @@
 package bench
 
 import (
-	"os/exec"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -46,7 +43,7 @@ func TestTrafficCatalogue(t *testing.T) {
 			for _, class := range c.tc {
 				sum += class.Rate
 			}
-			if sum > link || len(c.tc) > len(su.boxes) || len(c.cni) > len(su.boxes) {
+			if sum > link || len(c.tc) > len(su.boxes) {
 				t.Errorf("%s %s: tc is given %d bit/s of %d", su.name, c.name, sum, link)
 			}
 		}
@@ -79,50 +76,5 @@ func TestTraffic(t *testing.T) {
 			t.Errorf("%s, %s: %+v", m.name, m.metric, c)
 		}
 	}
-	if rig.CNIPlugin() == "" && !slices.ContainsFunc(r.Env.Notes, func(n string) bool { return strings.Contains(n, "containernetworking-plugins") }) {
-		t.Errorf("the plugin is not there, and the notes are %q", r.Env.Notes)
-	}
 	clean(t)
-}
-
-// TestCNIBandwidth checks that the CNI plugin's device is removed with its limit.
-func TestCNIBandwidth(t *testing.T) {
-	testkit.NeedRoot(t)
-	if rig.CNIPlugin() == "" {
-		testkit.Skip(t, "no CNI plugin bandwidth")
-	}
-	r, err := rig.New(rig.Config{Path: rig.NIC})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := r.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	devices := func() (names []string) {
-		if err := r.Node.Do(func() error {
-			dirs, err := exec.Command("ip", "-o", "link").Output()
-			for line := range strings.Lines(string(dirs)) {
-				names = append(names, strings.Fields(line)[1])
-			}
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		return names
-	}
-	before := devices()
-	if err := r.CNIBandwidth(1, 50*mbit); err != nil {
-		t.Fatal(err)
-	}
-	if during := devices(); len(during) != len(before)+1 {
-		t.Errorf("devices %q, were %q", during, before)
-	}
-	if err := r.CNIBandwidth(1, 0); err != nil {
-		t.Fatal(err)
-	}
-	if after := devices(); !slices.Equal(after, before) {
-		t.Errorf("devices %q, were %q", after, before)
-	}
 }

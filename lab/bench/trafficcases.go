@@ -65,10 +65,7 @@ type trafficCase struct {
 	send []sending
 	// set is the policy while the protection is on, by container.
 	set rules
-	// tc are the classes that an operator would make by hand instead. cni are the
-	// rates for the CNI plugin bandwidth, in bit/s for each container. nil: not measured.
-	tc  []rig.Class
-	cni []uint64
+	tc  []rig.Class // the classes that an operator would make by hand instead; nil: not measured
 	// phases follow one another in a measurement; nil is one phase in which all containers send.
 	phases []phase
 	probe  string // the container with the measured requests; "": bandwidth is measured
@@ -100,62 +97,38 @@ func (su trafficSetup) box(name string) int {
 // and 7 to 11).
 func trafficCatalogue() []trafficSetup {
 	var all []trafficSetup
+	// The classes of both, in Mbit/s. In order, that of "many" comes last if late is 1.
+	tc := func(many, one, ceil uint64, late uint32) []rig.Class {
+		return []rig.Class{{Container: 0, Rate: many * mbit, Ceil: gbit, Prio: late}, {Container: 1, Rate: one * mbit, Ceil: ceil * mbit}}
+	}
+	six := []sending{bulk("many", 6), bulk("one", 1)}
+	fixed := rules{"many": "net.weight: 9", "one": "{net.rate: 300mbit, net.ceil: 300mbit}"}
+	delay := func(beside string, quick bool, many sending) trafficCase {
+		return trafficCase{
+			name: "requests beside " + beside, send: []sending{many, requests("one")}, probe: "one",
+			set: rules{"many": "net.weight: 1", "one": "{net.rate: 50mbit, net.latency: 2ms}"}, tc: tc(500, 50, 1000, 1), quick: quick,
+		}
+	}
 	for _, p := range []struct {
 		name string
 		path rig.Path
-		cni  bool // there is a veth for the plugin
-	}{{"bridge", rig.NIC, true}, {"overlay", rig.VXLAN, true}, {"macvlan", rig.Macvlan, false}, {"host", rig.Host, false}} {
+	}{{"bridge", rig.NIC}, {"overlay", rig.VXLAN}, {"macvlan", rig.Macvlan}, {"host", rig.Host}} {
 		su := trafficSetup{name: p.name, path: p.path, link: gbit, boxes: []string{"many", "one"}}
-		halves := []rig.Class{{Container: 0, Rate: 475 * mbit, Ceil: gbit}, {Container: 1, Rate: 475 * mbit, Ceil: gbit}}
-		six := trafficCase{
-			name: "6 to 1", send: []sending{bulk("many", 6), bulk("one", 1)},
-			set: rules{"many": "net.weight: 1", "one": "net.weight: 1"}, tc: halves, quick: true,
+		su.cases = []trafficCase{
+			{name: "6 to 1", send: six, set: rules{"many": "net.weight: 1", "one": "net.weight: 1"}, tc: tc(475, 475, 1000, 0), quick: true},
+			{name: "6 to 1, weights 1 to 2", send: six, set: rules{"many": "net.weight: 1", "one": "net.weight: 2"}, tc: tc(317, 633, 1000, 0)},
+			{name: "rate beside flood", send: []sending{superflood("many"), bulk("one", 1)}, fixed: "one", set: fixed, tc: tc(650, 300, 300, 0)},
+			{name: "UDP rate beside bulk", send: []sending{bulk("many", 6), flood("one")}, fixed: "one", set: fixed, tc: tc(650, 300, 300, 0)},
+			{name: "ceil", send: []sending{flood("one")}, ceil: 100 * mbit, set: rules{"one": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}}},
+			delay("bulk", true, bulk("many", 6)), delay("flood", false, flood("many")), delay("super-packets", true, superflood("many")),
+			{name: "priority", send: six, tc: tc(100, 100, 1000, 1),
+				set: rules{"many": "{net.rate: 100mbit, net.priority: 1}", "one": "{net.rate: 100mbit, net.priority: 0}"}},
 		}
-		double := six
-		double.name, double.quick = "6 to 1, weights 1 to 2", false
-		double.set = rules{"many": "net.weight: 1", "one": "net.weight: 2"}
-		double.tc = []rig.Class{{Container: 0, Rate: 317 * mbit, Ceil: gbit}, {Container: 1, Rate: 633 * mbit, Ceil: gbit}}
-		fixed := trafficCase{
-			name: "rate beside flood", send: []sending{superflood("many"), bulk("one", 1)}, fixed: "one",
-			set: rules{"many": "net.weight: 9", "one": "{net.rate: 300mbit, net.ceil: 300mbit}"},
-			tc:  []rig.Class{{Container: 0, Rate: 650 * mbit, Ceil: gbit}, {Container: 1, Rate: 300 * mbit, Ceil: 300 * mbit}},
-		}
-		fixedUDP := fixed
-		fixedUDP.name, fixedUDP.send = "UDP rate beside bulk", []sending{bulk("many", 6), flood("one")}
-		bound := trafficCase{
-			name: "ceil", send: []sending{flood("one")}, ceil: 100 * mbit,
-			set: rules{"one": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
-		}
-		delay := trafficCase{
-			name: "requests beside bulk", send: []sending{bulk("many", 6), requests("one")}, probe: "one",
-			set: rules{"many": "net.weight: 1", "one": "{net.rate: 50mbit, net.latency: 2ms}"},
-			tc:  []rig.Class{{Container: 0, Rate: 500 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 50 * mbit, Ceil: gbit}}, quick: true,
-		}
-		under := delay
-		under.name, under.send, under.quick = "requests beside flood", []sending{flood("many"), requests("one")}, false
-		super := under
-		super.name, super.quick, super.send = "requests beside super-packets", true, []sending{superflood("many"), requests("one")}
-		order := trafficCase{
-			name: "priority", send: []sending{bulk("many", 6), bulk("one", 1)},
-			set: rules{"many": "{net.rate: 100mbit, net.priority: 1}", "one": "{net.rate: 100mbit, net.priority: 0}"},
-			tc:  []rig.Class{{Container: 0, Rate: 100 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 100 * mbit, Ceil: gbit}},
-		}
-		if p.cni {
-			six.cni, double.cni = []uint64{500 * mbit, 500 * mbit}, []uint64{333 * mbit, 667 * mbit}
-			fixed.cni, bound.cni = []uint64{700 * mbit, 300 * mbit}, []uint64{0, 100 * mbit}
-			fixedUDP.cni = fixed.cni
-			delay.cni = []uint64{950 * mbit, 50 * mbit}
-			under.cni, super.cni = delay.cni, delay.cni
-		}
-		su.cases = []trafficCase{six, double, fixed, fixedUDP, bound, delay, under, super, order}
 		if p.path == rig.NIC {
-			split := six
-			split.name = "80 to 20"
-			split.send = []sending{bulk("many", 1), bulk("one", 1)}
-			split.set = rules{"many": "net.rate: 760mbit", "one": "net.rate: 190mbit"}
-			split.tc = []rig.Class{{Container: 0, Rate: 760 * mbit, Ceil: gbit}, {Container: 1, Rate: 190 * mbit, Ceil: gbit}}
-			split.cni = []uint64{800 * mbit, 200 * mbit}
-			su.cases = append(su.cases, split)
+			su.cases = append(su.cases, trafficCase{
+				name: "80 to 20", send: []sending{bulk("many", 1), bulk("one", 1)}, quick: true,
+				set: rules{"many": "net.rate: 760mbit", "one": "net.rate: 190mbit"}, tc: tc(760, 190, 1000, 0),
+			})
 		}
 		all = append(all, su)
 	}
@@ -220,7 +193,6 @@ func changes() trafficSetup {
 			{Container: 0, Rate: 103 * mbit, Ceil: gbit}, {Container: 1, Rate: 207 * mbit, Ceil: gbit},
 			{Container: 2, Rate: 400 * mbit, Ceil: 400 * mbit}, {Container: 3, Rate: 240 * mbit, Ceil: 240 * mbit},
 		},
-		cni: []uint64{103 * mbit, 207 * mbit, 400 * mbit, 240 * mbit},
 		phases: []phase{
 			{name: "w1 w2 r3", sends: []string{"w1", "w2", "r3"}, due: map[string]float64{"w1": 0.2, "w2": 0.4, "r3": 0.4}},
 			{name: "r3 ends", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 1. / 3, "w2": 2. / 3}},

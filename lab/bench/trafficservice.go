@@ -83,19 +83,12 @@ func (f *flow) processes() (all []*sandbox.Process) {
 
 // retransmitted returns how many segments the server of a case and its client have retransmitted so
 // far; 0 if there is no server.
-func (s *trafficSession) retransmitted(c trafficCase) (segments uint64, err error) {
+func (s *trafficSession) retransmitted(c trafficCase) (uint64, error) {
 	f := s.load[c.probe]
 	if f == nil || f.server == nil {
 		return 0, nil
 	}
-	for _, pid := range []int{f.server.PID, f.from.PID} {
-		n, err := rig.Retransmitted(pid)
-		if err != nil {
-			return 0, err
-		}
-		segments += n
-	}
-	return segments, nil
+	return rig.Retransmitted(f.server.PID, f.from.PID)
 }
 
 // served returns the figures of a window of a server's client. If fewer requests were answered than

@@ -16,15 +16,10 @@ import (
 
 // trafficSession is a rig with an agent, and the load of one case at a time.
 type trafficSession struct {
-	*experiment
+	bed
 	setup trafficSetup
-	rig   *rig.Rig
-	guard *guard
-
 	load  map[string]*flow // load of the case
 	queue *rig.Queue       // at the NIC, if the case has requests; nil without
-
-	limited []int // containers that the CNI plugin limits
 
 	calm undisturbed // the requests of the case without neighbours, in the same arm
 }
@@ -69,15 +64,7 @@ func (s *trafficSession) build(ctx context.Context) (err error) {
 }
 
 func (s *trafficSession) close() error {
-	if s.rig == nil {
-		return nil
-	}
-	errs := []error{s.end()}
-	if s.guard != nil {
-		s.missing = cmp.Or(s.guard.missing, s.missing)
-		errs = append(errs, s.guard.stop())
-	}
-	return errors.Join(append(errs, s.rig.Close())...)
+	return errors.Join(s.end(), s.leave())
 }
 
 // begin starts the load of a case, paused.
@@ -119,7 +106,7 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 	return err
 }
 
-// end ends the load, and removes the limits of the CNI plugin.
+// end ends the load.
 func (s *trafficSession) end() error {
 	var errs []error
 	for _, f := range s.load {
@@ -129,21 +116,12 @@ func (s *trafficSession) end() error {
 		errs = append(errs, s.queue.Close())
 	}
 	s.load, s.queue = nil, nil
-	return errors.Join(append(errs, s.unlimit())...)
-}
-
-func (s *trafficSession) unlimit() error {
-	var errs []error
-	for _, i := range s.limited {
-		errs = append(errs, s.rig.CNIBandwidth(i, 0))
-	}
-	s.limited = nil
 	return errors.Join(errs...)
 }
 
 // divide switches to an arm, with the load paused.
 func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error {
-	if err := errors.Join(s.unlimit(), s.guard.apply(ctx, nil)); err != nil {
+	if err := s.guard.apply(ctx, nil); err != nil {
 		return err
 	}
 	var classes []rig.Class
@@ -160,19 +138,8 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 	if err := s.rig.Link(rate, classes); err != nil {
 		return err
 	}
-	switch a {
-	case armOn:
+	if a == armOn {
 		return s.guard.apply(ctx, c.set)
-	case armCNI:
-		for i, rate := range c.cni {
-			if rate == 0 { // the container has no limit
-				continue
-			}
-			s.limited = append(s.limited, i)
-			if err := s.rig.CNIBandwidth(i, rate); err != nil {
-				return err
-			}
-		}
 	}
 	return nil
 }
@@ -320,12 +287,8 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 		}
 	}
 	for name, f := range s.load {
-		for _, p := range f.processes() {
-			select {
-			case <-p.Done():
-				return nil, fmt.Errorf("the load of %s has ended: %w", name, p.Wait())
-			default:
-			}
+		if err := haveEnded(f.processes()); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	label := ""

@@ -151,7 +151,7 @@ type Window struct {
 	Ops     uint64
 	Bytes   uint64
 	Errors  uint64
-	// Stalled is how many flows of a client with --block got no answer for a second.
+	// Stalled is how many flows of a client got no answer for a second.
 	Stalled uint64
 	hist    hist.Histogram
 }

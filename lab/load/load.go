@@ -89,7 +89,6 @@ type options struct {
 	writes     int
 	also       int
 	sequential string
-	block      bool
 	connect    bool
 	greet      bool
 	segments   int
@@ -158,7 +157,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	fs.StringVar(&o.to, "to", "127.0.0.1:9000", "address to send to, or several with commas: all get the same")
-	fs.StringVar(&o.listen, "listen", ":9000", "address to receive at")
+	fs.StringVar(&o.listen, "listen", ":9000", "address to receive at, or several of UDP for rr-server, with commas")
 	fs.StringVar(&o.proto, "proto", "udp", "what rr-client speaks: "+strings.Join(names(), ", ")+"; rr-server answers udp and tcp")
 	fs.StringVar(&o.congestion, "congestion", "", "congestion control of tcp-send; by default the kernel's")
 	fs.Var(&o.rate, "rate", "datagrams per second, or at most requests of each connection; flood, or 0 to wait for the board (all senders)")
@@ -169,8 +168,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.IntVar(&o.segments, "segments", 1, "datagrams of udp-send that the kernel gets, and passes on, as one super-packet (UDP_SEGMENT)")
 	fs.IntVar(&o.writes, "writes", 0, "percentage of writes of disk; the rest are reads")
 	fs.IntVar(&o.also, "also", 0, "size of every other block of disk; 0: all are of --size")
-	fs.BoolVar(&o.block, "block", false, "rr-client and rr-server: a thread for each connection, which waits in the kernel; rr-server may --listen at several addresses of UDP, with commas")
-	fs.BoolVar(&o.connect, "connect", false, "rr-client --block --proto tcp: a new connection for each request")
+	fs.BoolVar(&o.connect, "connect", false, "rr-client --proto tcp: a new connection for each request")
 	fs.BoolVar(&o.greet, "greet", false, "udp-send: wait for an answer to a first datagram of one byte, which udp-recv --greet gives")
 	fs.StringVar(&o.sequential, "sequential", "none", "what of disk follows one another: none, reads, all")
 	fs.IntVar(&o.nice, "nice", 0, "nice value to run at")
@@ -221,8 +219,8 @@ func (o options) check(rest int) error {
 		return errors.New("--sequential must be none, reads or all")
 	case o.greet && o.size <= greeting:
 		return fmt.Errorf("--greet needs a --size of more than %d", greeting)
-	case o.connect && (!o.block || o.proto != "tcp"):
-		return errors.New("--connect needs --block and --proto tcp")
+	case o.connect && o.proto != "tcp":
+		return errors.New("--connect needs --proto tcp")
 	case o.conns < 1 || o.conns > 10000:
 		return errors.New("--conns must be 1 to 10000")
 	case !slices.Contains(names(), o.proto):

@@ -1,28 +1,91 @@
 package load
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
+	"runtime"
+	"strings"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// A client and a server have a thread for each connection, which waits in the kernel, as netperf's
+// processes do. Go's poller would take more time for a request than the kernel's network stack.
 
 // Lost is how long a client without --count waits for an answer by UDP before it counts an error
 // and asks again.
 const Lost = 200 * time.Millisecond
 
-// rrClient keeps one request under way on each connection.
-func rrClient(o options, b *Board) error {
-	if o.block {
-		return blockClient(o, b)
+// spare is how many threads may run Go code in addition to the connections' threads.
+const spare = 4
+
+// flow is one connection of a client that blocks in the kernel.
+type flow struct {
+	answers atomic.Uint64
+	done    atomic.Bool // all its requests are made
+	seen    uint64      // answers that watch has seen
+	quiet   int         // ticks of watch without an answer
+}
+
+// watchTick is the interval of watch. A flow without an answer for stalledTicks, a second, is
+// stalled.
+const (
+	watchTick    = 100 * time.Millisecond
+	stalledTicks = int(time.Second / watchTick)
+)
+
+// watch counts the flows without an answer for a second. It counts each stall once, until the flow
+// gets an answer. No time passes while the board pauses the client.
+func watch(flows []*flow, b *Board) {
+	for range time.Tick(watchTick) {
+		look(flows, b)
 	}
+}
+
+// look is one tick of watch.
+func look(flows []*flow, b *Board) {
+	idle := b.rate() == 0
+	for _, f := range flows {
+		n := f.answers.Load()
+		if idle || n != f.seen || f.done.Load() {
+			f.seen, f.quiet = n, 0
+			continue
+		}
+		if f.quiet++; f.quiet == stalledTicks {
+			b.stall()
+		}
+	}
+}
+
+// rrClient keeps one request under way on each connection, or opens a new connection for each
+// request if o.connect is set.
+func rrClient(o options, b *Board) error {
+	runtime.GOMAXPROCS(o.conns + spare)
 	failed := make(chan error, o.conns)
 	targets := o.targets()
 	speaks := protocols()[o.proto]
+	var flows []*flow
 	for i := range o.conns {
-		c, err := dial(network(o.proto), targets[i%len(targets)], nil)
+		f := new(flow)
+		flows = append(flows, f)
+		to := targets[i%len(targets)]
+		if o.connect {
+			addr, err := netip.ParseAddrPort(to)
+			if err != nil {
+				return err
+			}
+			request, buf := make([]byte, o.size), make([]byte, o.size)
+			go locked(failed, func() error {
+				return f.ask(o, b, 2*o.size, func() (bool, error) { return connectAndAsk(addr, request, buf) })
+			})
+			continue
+		}
+		c, err := dial(network(o.proto), to, nil)
 		if err != nil {
 			return err
 		}
@@ -32,13 +95,24 @@ func rrClient(o options, b *Board) error {
 				return fmt.Errorf("begin %s: %w", o.proto, err)
 			}
 		}
-		buf := make([]byte, answer)
-		go func() {
-			if err := ask(o, b, len(request)+answer, func() (bool, error) { return exchange(o, c, request, buf) }); err != nil {
-				failed <- err
+		fd, err := blocking(c)
+		if err != nil {
+			return err
+		}
+		exchange := askTCP
+		if o.proto == "udp" {
+			exchange = askUDP
+			tv := unix.NsecToTimeval(int64(patience(o)))
+			if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+				return err
 			}
-		}()
+		}
+		buf := make([]byte, answer)
+		go locked(failed, func() error {
+			return f.ask(o, b, len(request)+answer, func() (bool, error) { return exchange(fd, request, buf) })
+		})
 	}
+	go watch(flows, b)
 	b.setReady()
 	return <-failed
 }
@@ -52,7 +126,8 @@ func network(proto string) string {
 
 // ask makes requests, and returns nil once it has made o.count of them. do makes one request, and
 // returns false if no answer came. An answered request counts as bytes, the sum of both directions.
-func ask(o options, b *Board, bytes int, do func() (answered bool, err error)) error {
+func (f *flow) ask(o options, b *Board, bytes int, do func() (answered bool, err error)) error {
+	defer f.done.Store(true)
 	for sent := 0; o.count == 0 || sent < o.count; {
 		if paused(b) {
 			continue
@@ -67,6 +142,7 @@ func ask(o options, b *Board, bytes int, do func() (answered bool, err error)) e
 			b.fail()
 			continue
 		}
+		f.answers.Add(1)
 		b.count(1, bytes)
 		b.latency(time.Since(start))
 		if r := b.rate(); r != Flood && r > 0 {
@@ -74,28 +150,6 @@ func ask(o options, b *Board, bytes int, do func() (answered bool, err error)) e
 		}
 	}
 	return nil
-}
-
-// exchange sends a request and reads its answer, which is as long as buf. By UDP it takes a late
-// answer for the next request's. With losses, the error count shows how far to trust the latencies.
-func exchange(o options, c net.Conn, request, buf []byte) (answered bool, err error) {
-	if network(o.proto) == "tcp" {
-		if _, err := c.Write(request); err != nil {
-			return false, err
-		}
-		_, err := io.ReadFull(c, buf)
-		return err == nil, err
-	}
-	if _, err = c.Write(request); err == nil {
-		if err := c.SetReadDeadline(time.Now().Add(patience(o))); err != nil {
-			return false, err
-		}
-		_, err = c.Read(buf)
-	}
-	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		time.Sleep(time.Millisecond) // no server listens yet
-	}
-	return err == nil, nil
 }
 
 // patience is how long a client waits for an answer by UDP.
@@ -106,43 +160,157 @@ func patience(o options) time.Duration {
 	return Lost
 }
 
-// rrServer answers each request with a copy of it.
+// locked runs fn on a thread of its own, which ends with fn.
+func locked(failed chan<- error, fn func() error) {
+	runtime.LockOSThread()
+	if err := fn(); err != nil {
+		failed <- err
+	}
+}
+
+// blocking takes over the socket of a connection and makes it block in the kernel.
+func blocking(c net.Conn) (fd int, err error) {
+	defer c.Close()
+	s, ok := c.(interface{ File() (*os.File, error) })
+	if !ok {
+		return -1, fmt.Errorf("%T has no socket", c)
+	}
+	f, err := s.File()
+	if err != nil {
+		return -1, err
+	}
+	defer f.Close()
+	if fd, err = unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil { // f's finalizer would close its own
+		return -1, err
+	}
+	return fd, unix.SetNonblock(fd, false)
+}
+
+// askUDP numbers its requests, so that a late answer is not taken for the next one's. It returns
+// false if no answer came in time, or the request could not be sent. With losses, the error count
+// shows how far to trust the latencies.
+func askUDP(fd int, request, buf []byte) (ok bool, err error) {
+	request[0]++
+	n := 0
+	if _, err = unix.Write(fd, request); err == nil {
+		for n, err = unix.Read(fd, buf); err == unix.EINTR || err == nil && (n == 0 || buf[0] != request[0]); {
+			n, err = unix.Read(fd, buf)
+		}
+	}
+	if err != nil && err != unix.EAGAIN {
+		time.Sleep(time.Millisecond) // no server listens yet
+	}
+	return err == nil, nil
+}
+
+func askTCP(fd int, request, buf []byte) (ok bool, err error) {
+	if err := writeAll(fd, request); err != nil {
+		return false, err
+	}
+	for len(buf) > 0 {
+		n, err := unix.Read(fd, buf)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return false, err
+		case n == 0:
+			return false, io.ErrUnexpectedEOF
+		default:
+			buf = buf[n:]
+		}
+	}
+	return true, nil
+}
+
+func writeAll(fd int, data []byte) error {
+	for len(data) > 0 {
+		n, err := unix.Write(fd, data)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		data = data[n:]
+	}
+	return nil
+}
+
+// connectAndAsk makes a connection, asks once, and closes it. It returns false if no server
+// listens, or no port is free for the moment.
+func connectAndAsk(to netip.AddrPort, request, buf []byte) (answered bool, err error) {
+	family, sa := sockaddr(to)
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false, os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	if err = unix.Connect(fd, sa); err == nil {
+		answered, err = askTCP(fd, request, buf)
+	}
+	if err != nil {
+		time.Sleep(time.Millisecond)
+	}
+	return answered, nil
+}
+
+// rrServer answers each request with a copy of it, at each of the addresses.
 func rrServer(o options, b *Board) error {
 	if protocols()[o.proto].begin != nil {
 		return fmt.Errorf("serve %s: use a real server", o.proto)
 	}
-	if o.block {
-		return blockServer(o, b)
-	}
+	const clients = 32 // as many as an experiment has, if --conns does not say
+	runtime.GOMAXPROCS(max(o.conns, clients) + spare)
+	all := strings.Split(o.listen, ",")
+	failed := make(chan error, len(all))
 	if o.proto == "tcp" {
 		return serveTCP(o, b, func(c net.Conn) {
+			runtime.LockOSThread()
+			fd, err := blocking(c)
+			if err != nil {
+				return
+			}
+			defer unix.Close(fd)
+			echo(fd, b)
+		})
+	}
+	for _, listen := range all {
+		fd, err := udpSocket(listen, unix.Bind)
+		if err != nil {
+			return err
+		}
+		go locked(failed, func() error {
 			buf := make([]byte, 64<<10)
 			for {
-				n, err := c.Read(buf)
-				if err != nil {
-					return
+				n, from, err := unix.Recvfrom(fd, buf, 0)
+				if err == unix.EINTR {
+					continue
 				}
-				if _, err := c.Write(buf[:n]); err != nil {
-					return
+				if err != nil {
+					return err
+				}
+				if err := unix.Sendto(fd, buf[:n], 0, from); err != nil {
+					b.fail()
+					continue
 				}
 				b.count(1, 2*n)
 			}
 		})
 	}
-	c, err := net.ListenPacket("udp", o.listen)
-	if err != nil {
-		return err
-	}
 	b.setReady()
+	return <-failed
+}
+
+// echo returns when the other side closes the connection.
+func echo(fd int, b *Board) {
 	buf := make([]byte, 64<<10)
 	for {
-		n, from, err := c.ReadFrom(buf)
-		if err != nil {
-			return err
-		}
-		if _, err := c.WriteTo(buf[:n], from); err != nil {
-			b.fail()
+		n, err := unix.Read(fd, buf)
+		if err == unix.EINTR {
 			continue
+		}
+		if err != nil || n == 0 || writeAll(fd, buf[:n]) != nil {
+			return
 		}
 		b.count(1, 2*n)
 	}

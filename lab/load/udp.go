@@ -1,6 +1,7 @@
 package load
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -155,6 +156,15 @@ func greet(fd int, b *Board) error {
 			return fmt.Errorf("greet: %w", err)
 		}
 	}
+}
+
+// refused returns nil if err only means that no server listens yet, else the error.
+func refused(err error) error {
+	if errors.Is(err, unix.ECONNREFUSED) {
+		time.Sleep(time.Millisecond)
+		return nil
+	}
+	return err
 }
 
 // answer sends a greeting back to its sender.

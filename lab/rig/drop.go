@@ -6,6 +6,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // Drop starts or stops to drop all packets from outside, by XDP at the NIC of the path NIC. A real
@@ -50,4 +53,13 @@ func (r *Rig) stopDrop() error {
 	err := r.dropping.Close()
 	r.dropping = nil
 	return err
+}
+
+// indexOf returns the index of a device.
+func indexOf(box *sandbox.Box, dev string) (index int, err error) {
+	err = box.Change(dev, func(_ *netlink.Handle, link netlink.Link) error {
+		index = link.Attrs().Index
+		return nil
+	})
+	return index, err
 }

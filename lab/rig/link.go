@@ -1,15 +1,9 @@
 package rig
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -119,65 +113,6 @@ func (r *Rig) Sent() (bytes uint64, err error) {
 
 // burst returns the bytes that a rate, in bit/s, carries in 10 ms, but at least one super-packet.
 func burst(rate uint64) uint32 { return uint32(max(rate/8/100, 64<<10)) }
-
-// CNIPlugin returns the path of the CNI plugin bandwidth, "" if this machine does not have it
-// (Debian package containernetworking-plugins).
-func CNIPlugin() string {
-	for _, dir := range []string{"/usr/lib/cni", "/opt/cni/bin"} {
-		path := filepath.Join(dir, "bandwidth")
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
-			return path
-		}
-	}
-	return ""
-}
-
-// CNIBandwidth has the CNI plugin bandwidth limit what the i-th container sends to a rate, in
-// bit/s, as a container runtime would; 0 removes the limit. The container needs a veth with its end
-// in Node.
-func (r *Rig) CNIBandwidth(i int, rate uint64) error {
-	type object map[string]any
-	name := r.Containers[i].Name
-	limit := max(rate, 1_000_000) // the removal needs one, too
-	config, err := json.Marshal(object{
-		"cniVersion": "0.4.0", "name": "fairlead-rig", "type": "bandwidth",
-		"egressRate": limit, "egressBurst": limit / 50, // 20 ms; TBF cuts up what is larger
-		"prevResult": object{
-			"cniVersion": "0.4.0", "ips": []object{}, "dns": object{},
-			"interfaces": []object{{"name": PortPrefix + name}, {"name": "eth0", "sandbox": r.Boxes[i].NetNS()}},
-		},
-	})
-	if err != nil {
-		return err
-	}
-	command := "ADD"
-	if rate == 0 {
-		command = "DEL"
-	}
-	cmd := exec.Command(CNIPlugin())
-	cmd.Env = append(os.Environ(), "CNI_COMMAND="+command, "CNI_CONTAINERID="+r.Boxes[i].Name, "CNI_NETNS="+r.Boxes[i].NetNS(), "CNI_IFNAME=eth0", "CNI_PATH="+filepath.Dir(cmd.Path))
-	var out bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &out, &out
-	p, err := r.Node.Start(cmd)
-	if err == nil {
-		err = p.Wait()
-	}
-	if err != nil {
-		return fmt.Errorf("CNI bandwidth %s %s: %w: %s", command, name, err, strings.TrimSpace(out.String()))
-	}
-	if rate > 0 {
-		return nil
-	}
-	// The plugin leaves a filter on the veth that redirects all packets to a device that has gone.
-	// A runtime would remove the veth.
-	return r.Node.Change(PortPrefix+name, func(h *netlink.Handle, link netlink.Link) error {
-		err := h.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Parent: netlink.HANDLE_INGRESS}})
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("remove what CNI bandwidth left at %s: %w", link.Attrs().Name, err)
-		}
-		return nil
-	})
-}
 
 // Uplink returns the address at which containers find a receiver that runs in Outside.
 func (r *Rig) Uplink(port int) string { return fmt.Sprintf("%s:%d", outsideAddr, port) }

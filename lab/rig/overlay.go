@@ -21,10 +21,6 @@ import (
 // OverlayConfig describes the overlay to build.
 type OverlayConfig struct {
 	Path Path // Routed, Bridged or Swarm
-	// Steered has each host receive on its own CPU, by RPS. Otherwise a packet is received on the
-	// CPU of its sender. RPS costs an IPI to the other CPU for each packet, which a sender does not
-	// pay with a NIC. On a virtual machine that is more than the work of the tunnel.
-	Steered bool
 }
 
 // Overlay is two hosts joined by a wire, with an overlay network (VXLAN) over it, and a container
@@ -137,10 +133,7 @@ func (o *Overlay) wire() error {
 		return err
 	}
 	var errs []error
-	for host, r := range o.Hosts {
-		if o.Steered {
-			errs = append(errs, r.Node.SetQueues(NICDevice, "rx", "rps_cpus", func(int) string { return fmt.Sprintf("%x", 1<<host) }))
-		}
+	for _, r := range o.Hosts {
 		errs = append(errs, r.Node.Sysctl("ipv4/ip_forward", "1"), manyPorts(r.Node),
 			r.Node.Sysctl("netfilter/nf_conntrack_tcp_timeout_time_wait", "5"))
 	}

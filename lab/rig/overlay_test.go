@@ -5,7 +5,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -67,10 +66,10 @@ func TestOverlay(t *testing.T) {
 				for host, b := range o.Tunnels {
 					before[host] = sent(t, b, tunnel)
 				}
-				if _, err := o.Hosts[1].Start(t.Context(), c.server, "rr-server", "--block", "--proto", "tcp"); err != nil {
+				if _, err := o.Hosts[1].Start(t.Context(), c.server, "rr-server", "--proto", "tcp"); err != nil {
 					t.Fatal(err)
 				}
-				client, err := o.Hosts[0].Start(t.Context(), c.client, "rr-client", "--block", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", c.at, Port))
+				client, err := o.Hosts[0].Start(t.Context(), c.client, "rr-client", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", c.at, Port))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -111,73 +110,14 @@ func TestSwarm(t *testing.T) {
 			t.Errorf("host %d: there is no tunnel in the overlay's namespace: %+v, %v", host, links, err)
 		}
 	}
-	if _, err := o.Hosts[1].Start(t.Context(), o.Hosts[1].Boxes[0], "rr-server", "--block", "--proto", "tcp"); err != nil {
+	if _, err := o.Hosts[1].Start(t.Context(), o.Hosts[1].Boxes[0], "rr-server", "--proto", "tcp"); err != nil {
 		t.Fatal(err)
 	}
-	client, err := o.Hosts[0].Start(t.Context(), o.Hosts[0].Boxes[0], "rr-client", "--block", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", o.Addr(1), Port))
+	client, err := o.Hosts[0].Start(t.Context(), o.Hosts[0].Boxes[0], "rr-client", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", o.Addr(1), Port))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !moves(client) {
 		t.Error("no answer comes")
-	}
-}
-
-// TestRecipe attaches the published cache. Flows come to take the short path, where the tunnel's
-// device does not see them, and UDP flows survive the removal of the cache.
-func TestRecipe(t *testing.T) {
-	o := overlay(t, Routed)
-	c, err := o.AttachRecipe(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	const conns = 3
-	var clients []*Generator
-	for _, proto := range []string{"udp", "tcp"} {
-		if _, err := o.Hosts[1].Start(t.Context(), o.Hosts[1].Boxes[0], "rr-server", "--block", "--proto", proto, "--conns", fmt.Sprint(conns)); err != nil {
-			t.Fatal(err)
-		}
-		client, err := o.Hosts[0].Start(t.Context(), o.Hosts[0].Boxes[0], "rr-client", "--block", "--proto", proto, "--size", "1",
-			"--conns", fmt.Sprint(conns), "--to", fmt.Sprintf("%s:%s", o.Addr(1), Port))
-		if err != nil {
-			t.Fatal(err)
-		}
-		clients = append(clients, client)
-	}
-	both := func() bool {
-		for host := range o.Hosts {
-			if n, err := c.Flows(host); err != nil || n < 2*conns {
-				return false
-			}
-		}
-		return true
-	}
-	for end := time.Now().Add(time.Minute); !both(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the flows do not come to take the short path")
-		}
-	}
-	const count = 200 // a few of these may still pass the tunnel
-	before := sent(t, o.Tunnels[0], RoutedTunnel)
-	for _, client := range clients {
-		for first := client.Read(); client.Read().Since(first).Ops < count; {
-			if !moves(client) {
-				t.Fatal("no answer comes over the short path")
-			}
-		}
-	}
-	if n := sent(t, o.Tunnels[0], RoutedTunnel) - before; n >= count {
-		t.Errorf("the tunnel sent %d packets of flows that take the short path", n)
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if !moves(clients[0]) {
-		t.Error("no answer comes by UDP once the cache is gone")
 	}
 }

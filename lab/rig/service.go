@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -188,30 +189,28 @@ func (r *Rig) Ask(ctx context.Context, s Service, server int, client *sandbox.Bo
 // client that is gone and left answers that the kernel retransmits.
 func Connected(pid int) bool { return atPort(pid, connected) }
 
-// Retransmitted returns how many TCP segments were retransmitted so far in the network namespace of
-// a process.
-func Retransmitted(pid int) (uint64, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/snmp", pid))
-	if err != nil {
-		return 0, err
+// Retransmitted returns how many TCP segments were retransmitted so far in the network namespaces of
+// some processes.
+func Retransmitted(pids ...int) (sum uint64, err error) {
+	for _, pid := range pids {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/snmp", pid))
+		if err != nil {
+			return 0, err
+		}
+		_, text, _ := strings.Cut(string(data), "Tcp: ") // a line of names, and one of values
+		head, values, _ := strings.Cut(text, "\nTcp: ")
+		at := slices.Index(strings.Fields(head), "RetransSegs")
+		fields := strings.Fields(values)
+		if at < 0 || at >= len(fields) {
+			return 0, fmt.Errorf("no segments of TCP in /proc/%d/net/snmp", pid)
+		}
+		n, err := strconv.ParseUint(fields[at], 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
 	}
-	var names []string
-	for line := range strings.Lines(string(data)) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] != "Tcp:" {
-			continue
-		}
-		if names == nil {
-			names = fields
-			continue
-		}
-		for i, name := range names {
-			if name == "RetransSegs" && i < len(fields) {
-				return strconv.ParseUint(fields[i], 10, 64)
-			}
-		}
-	}
-	return 0, fmt.Errorf("no segments of TCP in /proc/%d/net/snmp", pid)
+	return sum, nil
 }
 
 // listens waits until a process listens on the rig's TCP port.

@@ -11,7 +11,6 @@
 package sandbox
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -73,8 +72,6 @@ type Host struct {
 	boxes map[string]*Box
 }
 
-var _ discover.Source = (*Host)(nil)
-
 // New makes a Host. It needs root, and a program that calls [Reexec] in main (or TestMain).
 func New(cfg Config) (*Host, error) {
 	if cfg.Roots == (kernel.Roots{}) {
@@ -110,17 +107,7 @@ func New(cfg Config) (*Host, error) {
 	}, nil
 }
 
-// Name makes the Host a [container.Source].
-func (h *Host) Name() string { return h.source().Name() }
-
-// Run reports the sandboxes of this Host's directory until ctx ends.
-func (h *Host) Run(ctx context.Context, publish func(discover.Report)) error {
-	return h.source().Run(ctx, publish)
-}
-
-func (h *Host) source() discover.Source { return discover.Sandboxes(h.roots.Proc, h.dir) }
-
-// Dir returns the directory of the state files, for [discover.Sandboxes] in another process.
+// Dir returns the directory of the state files, for [discover.Sandboxes].
 func (h *Host) Dir() string { return h.dir }
 
 // Close destroys all sandboxes that the Host made.

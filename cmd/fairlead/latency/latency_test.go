@@ -129,11 +129,6 @@ func TestLatencyTrace(t *testing.T) {
 	if status, out, errs := verbtest.Against(t, run, s, "latency", "trace", "web-1", "--kept", "--count", "1", "--sample", "16"); status != cli.Done || len(s.asked) != 1 || s.asked[0].After != 1 || s.asked[0].Sample != 16 {
 		t.Errorf("kept: status %d: %s%s, asked %+v", status, out, errs, s.asked)
 	}
-	for _, args := range [][]string{{}, {"web-1", "--on"}, {"--self", "--on", "--off"}, {"web-1", "--sample", "0"}, {"web-1", "--self"}, {"web-1", "--protocol", "sctp"}, {"web-1", "--peer", "x"}, {"web-1", "-o", "yaml"}} {
-		if status, _, errs := verbtest.Against(t, run, s, append([]string{"latency", "trace"}, args...)...); status != cli.Usage || errs == "" {
-			t.Errorf("%v: status %d: %s", args, status, errs)
-		}
-	}
 }
 
 // A table takes the width of the terminal.

@@ -271,10 +271,6 @@ func TestNetCPUWithoutNews(t *testing.T) {
 		{&meterStub{readings: empty(idle)}, []string{"nobody"}, cli.Failed, "fairlead netcpu: no container \"nobody\" runs here\n`fairlead ps` lists those that do\n"},
 		{&meterStub{err: &api.Error{Status: 503, Code: "unavailable", Text: "cannot be measured on this host: no\x1b BTF"}}, nil, cli.Failed,
 			"fairlead netcpu: \"cannot be measured on this host: no\\x1b BTF\"\n`fairlead doctor` says what this host can do\n"},
-		{&meterStub{}, []string{"--interval", "1ms"}, cli.Usage, "fairlead netcpu: --interval 1ms: must be 100ms to 1h0m0s\nsee fairlead netcpu --help\n"},
-		{&meterStub{}, []string{"--interval", "-1s"}, cli.Usage, "fairlead netcpu: --interval -1s: must be 100ms to 1h0m0s\nsee fairlead netcpu --help\n"},
-		{&meterStub{}, []string{""}, cli.Usage, "fairlead netcpu: CONTAINER is \"\"\nsee fairlead netcpu --help\n"},
-		{&meterStub{}, []string{"a", "b"}, cli.Usage, "fairlead netcpu: takes one CONTAINER only, got \"a\" \"b\"\nsee fairlead netcpu --help\n"},
 	} {
 		status, out, errs := metered(t, x.stub, x.args...)
 		if status != x.status || out+errs != x.want {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 )
 
@@ -80,9 +79,6 @@ web-1      <=1gbit     475Mbit  0bit         -        -      0        0      -
 	before.Sharer, after.Sharer = "app", "app"
 	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{before, after}}, "vpn"); !strings.HasPrefix(out, "Policy of app, which shares the network of this container:\n\neth0, from containers, ") {
 		t.Errorf("shared: %s", out)
-	}
-	if status, _, errs = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "a", "b"); status != cli.Usage {
-		t.Errorf("two containers: %d %s", status, errs)
 	}
 }
 

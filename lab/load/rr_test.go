@@ -47,7 +47,7 @@ func TestBlock(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			at := strings.Join(free(t, c.proto, c.servers), ",")
-			common := []string{"--block", "--proto", c.proto, "--conns", fmt.Sprint(conns)}
+			common := []string{"--proto", c.proto, "--conns", fmt.Sprint(conns)}
 			server := start(t, nil, append(append([]string{"rr-server"}, common...), "--listen", at)...)
 			client := start(t, nil, append(append([]string{"rr-client"}, common...), append(c.more, "--size", "1", "--count", fmt.Sprint(count), "--to", at)...)...)
 			if got := client.all(conns * count); got.ops != conns*count || got.bytes != 2*conns*count || got.errors != 0 {
@@ -65,8 +65,8 @@ func TestBlock(t *testing.T) {
 func TestStalled(t *testing.T) {
 	const conns = 3
 	at := free(t, "tcp", 1)[0]
-	server := start(t, nil, "rr-server", "--block", "--proto", "tcp", "--conns", fmt.Sprint(conns), "--listen", at)
-	client := start(t, nil, "rr-client", "--block", "--proto", "tcp", "--size", "1", "--conns", fmt.Sprint(conns), "--to", at)
+	server := start(t, nil, "rr-server", "--proto", "tcp", "--conns", fmt.Sprint(conns), "--listen", at)
+	client := start(t, nil, "rr-client", "--proto", "tcp", "--size", "1", "--conns", fmt.Sprint(conns), "--to", at)
 	if !client.counts() {
 		t.Fatal("no answer comes")
 	}
