@@ -92,13 +92,13 @@ func points(tier testkit.Tier, cheap bool) (faults, kills int) {
 
 // sample returns n of the calls; n 0: all. It chooses by what they are, so that another run, with a
 // call more or less, has the same ones.
-func sample(calls []Call, n int) []Call {
-	if n == 0 || n >= len(calls) {
-		return calls
+func sample(list []Call, n int) []Call {
+	if n == 0 || n >= len(list) {
+		return list
 	}
-	calls = slices.Clone(calls)
-	slices.SortStableFunc(calls, func(a, b Call) int { return cmp.Compare(a.At.hash(), b.At.hash()) })
-	return calls[:n]
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b Call) int { return cmp.Compare(a.At.hash(), b.At.hash()) })
+	return list[:n]
 }
 
 func (p Point) hash() int {
