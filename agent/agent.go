@@ -57,7 +57,6 @@ type policies interface {
 }
 
 const (
-	stopTime    = 15 * time.Second // for the features to remove what is in force, and for the journal
 	refreshTime = 5 * time.Minute  // between rounds without a request
 	readyTime   = 10 * time.Second // to wait for sources that do not answer
 )
@@ -259,8 +258,25 @@ func (a *Agent) nudge() {
 
 // Run works until ctx ends, and then stops cleanly: it removes what it has applied, restores what
 // remains in the journal, and closes everything. It is called once. The error is nil after a clean
-// stop.
+// stop. However a call to the host or to the state directory hangs, Run returns within a minute after
+// the end of ctx: what is in force then stays in the journal.
 func (a *Agent) Run(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() { done <- a.run(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(3*a.pace.stop + a.pace.call): // beyond the bounds of its parts
+		return errors.New("stop agent: a call to the kernel does not return")
+	}
+}
+
+func (a *Agent) run(ctx context.Context) error {
 	serve, err := a.servers()
 	if err != nil {
 		errs := []error{fmt.Errorf("run agent: %w", err)}
@@ -306,7 +322,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	for _, w := range a.workers {
 		go func() {
 			w.run(ctx)
-			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.pace.stop)
 			defer cancel()
 			stopped <- w.stop(end)
 		}()
@@ -316,7 +332,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	loops := make(chan error, 1)
 	go func() { loops <- g.Wait() }()
 	<-ctx.Done()
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime+a.pace.call)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.pace.stop+a.pace.call)
 	defer cancel()
 	select {
 	case err = <-loops:
@@ -359,7 +375,7 @@ func (a *Agent) restoreAll() error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(stopTime):
+	case <-time.After(a.pace.stop):
 		return errors.New("stop agent: restoring takes too long: some entries of the journal remain")
 	}
 }

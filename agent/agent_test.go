@@ -326,7 +326,7 @@ func TestAgentWithHungFeature(t *testing.T) {
 		if err := <-done; err == nil || !strings.Contains(err.Error(), "a feature does not return") {
 			t.Errorf("stop: %v", err)
 		}
-		if took := time.Since(began); took > stopTime+a.pace.call {
+		if took := time.Since(began); took > a.pace.stop+a.pace.call {
 			t.Errorf("stop took %v", took)
 		}
 		if got := r.host.get(t, 2); got != "plain" {
@@ -385,7 +385,7 @@ func TestAgentWithHungKnob(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "a feature does not return") || !errors.Is(err, journal.ErrStuck) {
 			t.Errorf("stop: %v", err)
 		}
-		if took := time.Since(began); took > 2*stopTime+a.pace.call {
+		if took := time.Since(began); took > 2*a.pace.stop+a.pace.call {
 			t.Errorf("stop took %v", took)
 		}
 		if got := r.host.get(t, 1); got != "plain" {

@@ -15,6 +15,7 @@ type pace struct {
 	refresh time.Duration // how often what is in force is applied again
 	decide  time.Duration // how often to ask features for decisions
 	view    time.Duration // how often to compute the overview
+	stop    time.Duration // for the features to remove what is in force, and for the journal
 	now     func() time.Time
 	jitter  func() float64 // in [0, 1)
 }
@@ -29,6 +30,7 @@ func ordinary() pace {
 		refresh: 5 * time.Minute,
 		decide:  time.Second,
 		view:    overviewEvery,
+		stop:    15 * time.Second,
 		now:     time.Now,
 		jitter:  rand.Float64,
 	}

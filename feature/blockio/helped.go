@@ -182,7 +182,16 @@ func (t *turning) end() {
 
 func (t *turning) run(in *feature.Loop) {
 	defer close(t.done)
-	in.Turn(t.turns)
+	for over := false; !over; { // after a panic Turn rests, and does not wait
+		in.Turn(func() { t.turns(); over = true })
+		if !over {
+			select {
+			case <-t.stop:
+				return
+			case <-time.After(turnPeriod):
+			}
+		}
+	}
 }
 
 // turns takes turns until stop is closed.

@@ -7,11 +7,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
@@ -90,4 +93,23 @@ func TestRealtime(t *testing.T) {
 	if left := h.journal.Entries(); len(left) > 0 {
 		t.Errorf("left in the journal: %+v", left)
 	}
+}
+
+// Turns go on after a panic.
+func TestTurnsAgain(t *testing.T) {
+	var made atomic.Int64
+	var in feature.Loop
+	in.Contain(func(turn func()) {
+		if made.Add(1) > 2 { // the panic, and a turn while the loop rests
+			turn()
+		}
+	})
+	r := &turning{dir: t.TempDir(), on: turnPeriod, stop: make(chan struct{}), done: make(chan struct{})}
+	go r.run(&in)
+	for end := time.Now().Add(time.Minute); made.Load() < 3; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d turns", made.Load())
+		}
+	}
+	r.end()
 }

@@ -251,7 +251,7 @@ int fl_ov_receive(struct __sk_buff *skb)
 	}
 	if (why == -1 || (why == FAST && !to))
 		return TCX_DROP; /* half of the headers could be written: cannot be */
-	count(o.net, IN, why, bytes);
+	count(o.net, IN, why, bytes - (o.bytes - ETH_HLEN));
 	if (why != FAST || !to)
 		return TCX_NEXT; /* the slow path decides */
 	ifindex = to->ifindex;

@@ -110,7 +110,11 @@ func (s *supervisor) describe(n *notif) (c Call, ok bool) {
 	if len(errors) == 0 {
 		errors = []unix.Errno{unix.EIO}
 	}
-	return Call{Name: k.name + " " + object, Errors: errors}, true
+	c = Call{Name: k.name + " " + object, Errors: errors}
+	c.At.Kind = number.ReplaceAllString(c.Name, "N")
+	s.nth[c.At.Kind]++
+	c.At.Nth = s.nth[c.At.Kind]
+	return c, true
 }
 
 // text reads a path of the subject.

@@ -2,8 +2,8 @@
 //
 // A subject is a child of the test that executes the test's own binary and does what the test asks
 // for: Apply, Remove. A seccomp filter hands the subject's calls to the test process, which counts
-// those of an operation, and lets one of them fail, ends the operation's context there, or kills
-// the subject. The product has no hook for it. The kernel does not execute a call that fails so.
+// those of an operation, and lets one of them fail or hang, ends the operation's context there, or
+// kills the subject. The product has no hook for it. The kernel does not execute a call that fails so.
 //
 // It knows nothing of fairlead: package topology makes subjects of features. Only tests use it.
 package faults
@@ -24,10 +24,11 @@ import (
 
 // Fault is what happens to one call of an operation. The zero value is no fault.
 type Fault struct {
-	At     int  // the number of the call, from 1; 0: none
-	Error  int  // which of the errors that this call can have, from 0; modulo their number
-	Cancel bool // the operation's context ends before the call, which then goes on
-	Kill   bool // the subject is killed in place of the call
+	At     Point // the zero value: none
+	Error  int   // which of the errors that this call can have, from 0; modulo their number
+	Cancel bool  // the operation's context ends before the call, which then goes on
+	Kill   bool  // the subject is killed in place of the call
+	Hang   bool  // the operation's context ends before the call, which goes on once the operation has returned
 }
 
 func (f Fault) String() string {
@@ -36,13 +37,23 @@ func (f Fault) String() string {
 		return "the context ends"
 	case f.Kill:
 		return "kill -9"
+	case f.Hang:
+		return "a call that hangs"
 	}
 	return fmt.Sprintf("error %d", f.Error)
+}
+
+// Point is a call of an operation by what it is: how many others come before it differs a little
+// from one run to the next.
+type Point struct {
+	Kind string // the name of the call, with N for each number
+	Nth  int    // from 1, of those of its kind
 }
 
 // Call is one system call of an operation.
 type Call struct {
 	Name   string // with its object: "openat /proc/net/dev"
+	At     Point
 	Errors []unix.Errno
 }
 

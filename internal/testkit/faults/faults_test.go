@@ -33,6 +33,16 @@ func open(arg []byte) (map[string]faults.Op, error) {
 			}
 			return nil
 		},
+		"wait": func(ctx context.Context) error {
+			done := make(chan error, 1)
+			go func() { done <- os.Mkdir(filepath.Join(dir, "d"), 0o700) }()
+			select {
+			case err := <-done:
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		},
 		"panic": func(context.Context) error { panic("of the subject") },
 		"leak": func(context.Context) error {
 			if _, err := os.Open(dir); err != nil {
@@ -73,21 +83,34 @@ func TestFaults(t *testing.T) {
 		t.Errorf("the second call is %q, want %q", out.Calls[1].Name, want)
 	}
 	for n := 1; n <= 3; n++ {
+		at := out.Calls[n-1].At
 		for i, e := range out.Calls[n-1].Errors {
-			got := s.Do("three", faults.Fault{At: n, Error: i})
+			got := s.Do("three", faults.Fault{At: at, Error: i})
 			if want := "mkdir " + filepath.Join(dir, string("abc"[n-1])) + ": " + e.Error(); got.Err != want || got.Errno != e || made() != n-1 {
 				t.Errorf("call %d, error %d: %+v", n, i, got)
 			}
 		}
-		if got := s.Do("three", faults.Fault{At: n, Cancel: true}); (got.Err == "context canceled") != (n < 3) || made() != n {
+		if got := s.Do("three", faults.Fault{At: at, Cancel: true}); (got.Err == "context canceled") != (n < 3) || made() != n {
 			t.Errorf("the context ends at call %d: %+v", n, got)
 		}
 	}
-	if got := s.Do("three", faults.Fault{At: 4}); got.Met != nil || got.Err != "" {
+	if got := s.Do("three", faults.Fault{At: faults.Point{Kind: out.Calls[2].At.Kind, Nth: 2}}); got.Met != nil || got.Err != "" {
 		t.Errorf("a call that is not made: %+v", got)
 	}
 	made()
-	if got := s.Do("three", faults.Fault{At: 2, Kill: true}); got.Died == "" || made() != 1 {
+	wait := s.Do("wait", faults.Fault{})
+	if wait.Err != "" || made() != 1 {
+		t.Errorf("a call that does not hang: %+v", wait)
+	}
+	if got := s.Do("wait", faults.Fault{At: wait.Calls[0].At, Hang: true}); got.Err != "context canceled" || got.Met == nil {
+		t.Errorf("a call that hangs: %+v", got)
+	}
+	for end := time.Now().Add(time.Minute); made() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not go on afterwards")
+		}
+	}
+	if got := s.Do("three", faults.Fault{At: out.Calls[1].At, Kill: true}); got.Died == "" || made() != 1 {
 		t.Errorf("killed at call 2: %+v", got)
 	}
 }

@@ -118,8 +118,8 @@ func waker() int {
 	return -1
 }
 
-// number is what differs between objects of one kind.
-var number = regexp.MustCompile(`[0-9]+`)
+// number is what differs between objects of one kind, and the id of a boot.
+var number = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9]+`)
 
 func held() *Held {
 	h := &Held{Files: make(map[string]int), Goroutines: runtime.NumGoroutine()}

@@ -78,6 +78,8 @@ type supervisor struct {
 	armed bool
 	fault Fault
 	out   Outcome
+	nth   map[string]int // calls so far by kind
+	hung  uint64         // the call that hangs; 0: none
 }
 
 // supervise begins to answer.
@@ -101,13 +103,17 @@ func supervise(pid, listener int, cancel func()) (*supervisor, error) {
 func (s *supervisor) arm(f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.armed, s.fault, s.out = true, f, Outcome{}
+	s.armed, s.fault, s.out, s.nth = true, f, Outcome{}, make(map[string]int)
 }
 
 func (s *supervisor) disarm() Outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.armed = false
+	if s.hung != 0 {
+		s.answer(s.hung, 0)
+		s.hung = 0
+	}
 	return s.out
 }
 
@@ -129,12 +135,22 @@ func (s *supervisor) run() {
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s.fd), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&n))); errno != 0 {
 			continue // ENOENT: the call was interrupted
 		}
-		r := response{ID: n.ID, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
-		if errno := s.judge(&n); errno != 0 {
-			r.Flags, r.Error = 0, -int32(errno)
+		if errno := s.judge(&n); errno != hangs {
+			s.answer(n.ID, errno)
 		}
-		unix.Syscall(unix.SYS_IOCTL, uintptr(s.fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r)))
 	}
+}
+
+// hangs is what judge returns for a call that is not answered before disarm.
+const hangs = unix.Errno(4096)
+
+// answer ends a call with an error, or lets it go on.
+func (s *supervisor) answer(id uint64, errno unix.Errno) {
+	r := response{ID: id, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+	if errno != 0 {
+		r.Flags, r.Error = 0, -int32(errno)
+	}
+	unix.Syscall(unix.SYS_IOCTL, uintptr(s.fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r)))
 }
 
 // judge returns the error for a call; 0: it goes on.
@@ -152,7 +168,7 @@ func (s *supervisor) judge(n *notif) unix.Errno {
 		return 0
 	}
 	s.out.Calls = append(s.out.Calls, call)
-	if len(s.out.Calls) != s.fault.At {
+	if call.At != s.fault.At {
 		return 0
 	}
 	s.out.Met = &call
@@ -160,11 +176,15 @@ func (s *supervisor) judge(n *notif) unix.Errno {
 	case s.fault.Kill:
 		unix.Kill(s.pid, unix.SIGKILL)
 		return unix.EINTR
-	case s.fault.Cancel:
+	case s.fault.Cancel, s.fault.Hang:
 		s.cancel()
 		select {
 		case <-s.cancelled:
 		case <-time.After(time.Second): // the call holds the runtime up
+		}
+		if s.fault.Hang {
+			s.hung = n.ID
+			return hangs
 		}
 		return 0
 	}

@@ -1,7 +1,9 @@
 package faults
 
 import (
+	"cmp"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"os"
 	"slices"
@@ -53,7 +55,7 @@ type sweep struct {
 //   - after a kill at that call, Restore does that, and another subject also goes on.
 //
 // In the tier Full each call gets a fault, and the first of its kind gets all that it can have. Other
-// tiers have a few calls of each operation, at equal distances, and the tier Quick has the first three
+// tiers have a few calls of each operation, in each run the same, and the tier Quick has the first three
 // operations. Sweep logs how many.
 func Sweep(t testing.TB, rig Rig, cases ...Case) {
 	t.Helper()
@@ -88,12 +90,21 @@ func points(tier testkit.Tier, cheap bool) (faults, kills int) {
 	return n[0], n[1]
 }
 
-// stride returns the distance between n calls out of all; n 0: 1.
-func stride(all, n int) int {
-	if n == 0 {
-		return 1
+// sample returns n of the calls; n 0: all. It chooses by what they are, so that another run, with a
+// call more or less, has the same ones.
+func sample(list []Call, n int) []Call {
+	if n == 0 || n >= len(list) {
+		return list
 	}
-	return max(1, all/n)
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b Call) int { return cmp.Compare(a.At.hash(), b.At.hash()) })
+	return list[:n]
+}
+
+func (p Point) hash() int {
+	h := fnv.New32a()
+	fmt.Fprint(h, p.Kind, p.Nth)
+	return int(h.Sum32())
 }
 
 func (w *sweep) sweep(c Case) {
@@ -102,30 +113,22 @@ func (w *sweep) sweep(c Case) {
 	w.held = w.s.Look()
 	n, kills := points(tier(w), w.rig.Cheap)
 	tried, kinds := 0, make(map[string]bool)
-	each := stride(len(out.Calls), n)
-	for i := 0; ; i++ {
-		at := 1 + i*each
-		got := w.try(c, Fault{At: at, Error: i / 2, Cancel: i%2 == 1}, good, out.Err)
-		if got.Died == "" && got.Met == nil {
-			break
-		}
+	for _, call := range sample(out.Calls, n) {
+		at := call.At
+		w.try(c, Fault{At: at, Error: at.hash() / 2, Cancel: at.hash()%2 == 1}, good, out.Err)
 		tried++
-		if got.Met == nil {
-			continue
-		}
-		call := number.ReplaceAllString(got.Met.Name, "N")
-		if n == 0 && !kinds[call] { // the first of its kind gets all
-			for e := range got.Met.Errors {
+		if n == 0 && !kinds[at.Kind] { // the first of its kind gets all
+			for e := range call.Errors {
 				w.try(c, Fault{At: at, Error: e}, good, out.Err)
 			}
 			w.try(c, Fault{At: at, Cancel: true}, good, out.Err)
-			tried += len(got.Met.Errors) + 1
+			tried += len(call.Errors) + 1
 		}
-		kinds[call] = true
+		kinds[at.Kind] = true
 	}
 	killed := 0
-	for at := stride(len(out.Calls), kills); at <= len(out.Calls); at += stride(len(out.Calls), kills) {
-		w.kill(c, at, good, killed%2 == 1)
+	for _, call := range sample(out.Calls, kills) {
+		w.kill(c, call.At, good, killed%2 == 1)
 		killed++
 	}
 	w.Logf("%-10s %4d calls, %4d faults tried at %3d kinds of calls, %3d kills, %v", c.Op, len(out.Calls), tried, len(kinds), killed, time.Since(began).Round(time.Millisecond))
@@ -168,20 +171,20 @@ func (w *sweep) all(ops []string) {
 }
 
 // try does an operation with a fault. usual is its error without one.
-func (w *sweep) try(c Case, f Fault, good, usual string) Outcome {
+func (w *sweep) try(c Case, f Fault, good, usual string) {
 	w.Helper()
 	w.all(c.From)
 	out := w.s.Do(c.Op, f)
 	if out.Met == nil && out.Died == "" {
 		w.all(c.Undo)
-		return out
+		return
 	}
 	find := func(format string, args ...any) { w.find(c, f, out, fmt.Sprintf(format, args...)) }
 	switch {
 	case out.Died != "":
 		find("the subject ended: %s", out.Died)
 		w.again()
-		return out
+		return
 	case vanished(out.Errno):
 		// The object is there, though the kernel has said otherwise: the host proves nothing.
 		for _, op := range append([]string{c.Op}, c.Undo...) {
@@ -195,7 +198,7 @@ func (w *sweep) try(c Case, f Fault, good, usual string) Outcome {
 		} else {
 			w.lookAfter(c, f, find)
 		}
-		return out
+		return
 	}
 	if now := w.rig.State(); now != good && out.Err == usual && !c.Later {
 		find("it reports %q, and the host is not as it should be: %s", out.Err, difference(good, now))
@@ -207,7 +210,7 @@ func (w *sweep) try(c Case, f Fault, good, usual string) Outcome {
 		}
 		if out.Died != "" {
 			w.again()
-			return out
+			return
 		}
 	}
 	for _, op := range c.Undo {
@@ -218,10 +221,9 @@ func (w *sweep) try(c Case, f Fault, good, usual string) Outcome {
 	if now := w.rig.State(); now != w.clean {
 		find("it is not undone: %s", difference(w.clean, now))
 		w.again()
-		return out
+		return
 	}
 	w.lookAfter(c, f, find)
-	return out
 }
 
 // vanished reports whether an error says that there is no such object.
@@ -254,7 +256,7 @@ func (w *sweep) settled() (left string) {
 }
 
 // kill kills the subject at a call. adopt: another goes on.
-func (w *sweep) kill(c Case, at int, good string, adopt bool) {
+func (w *sweep) kill(c Case, at Point, good string, adopt bool) {
 	w.Helper()
 	w.all(c.From)
 	f := Fault{At: at, Kill: true}
@@ -311,7 +313,7 @@ func (w *sweep) again() {
 func (w *sweep) find(c Case, f Fault, out Outcome, what string) {
 	at := ""
 	if out.Met != nil {
-		at = number.ReplaceAllString(out.Met.Name, "N")
+		at = out.Met.At.Kind
 	}
 	with := f.String()
 	if out.Errno != 0 {
@@ -319,7 +321,7 @@ func (w *sweep) find(c Case, f Fault, out Outcome, what string) {
 	}
 	what = fmt.Sprintf("%s, %s at %s: %s", c.Op, with, at, what)
 	if w.findings[what] == 0 {
-		w.Logf("finding at call %d: %s", f.At, what)
+		w.Logf("finding at its call %d: %s", f.At.Nth, what)
 	}
 	w.findings[what]++
 }
