@@ -12,7 +12,7 @@ func watch(cfg Config, known *discover.Known) *discover.Set {
 	if sources == nil {
 		sources = runtimes(cfg)
 	}
-	return discover.NewSet(discover.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Known: known, Pods: pods(cfg), Log: cfg.Log}, sources...)
+	return discover.NewSet(discover.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Known: known, Monitor: cfg.Roots.Monitor, Pods: pods(cfg), Log: cfg.Log}, sources...)
 }
 
 // runtimes returns the sources of an ordinary agent, the best informed first. A runtime that is

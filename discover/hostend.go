@@ -94,7 +94,7 @@ func (n *networks) fromOutside(ns *netdev.NS, links []netdev.Link) []netdev.Link
 		if err != nil || id < 0 {
 			return
 		}
-		ends, err := there.Links(netdev.MostLinks)
+		ends, err := n.cfg.Monitor.Links(there, netdev.MostLinks)
 		if err != nil {
 			n.cfg.Log.Warn("look for host ends", "netns", there.Inode(), "err", err)
 		}

@@ -26,7 +26,8 @@ const (
 type networks struct {
 	cfg  Config
 	wake func()
-	own  *netdev.NS // the agent's
+	own  *netdev.NS   // the agent's
+	stop func() error // ends its watch
 
 	known   map[uint64]*network
 	hosts   map[uint64]string // namespaces of host ends, by inode
@@ -64,11 +65,17 @@ func newNetworks(cfg Config, wake func()) (*networks, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &networks{cfg: cfg, wake: wake, own: own, known: make(map[uint64]*network), hosts: make(map[uint64]string)}, nil
+	// For all who list its devices.
+	stop, err := cfg.Monitor.Watch(own, netdev.Interest{}, nil)
+	if err != nil {
+		return nil, errors.Join(err, own.Close())
+	}
+	return &networks{cfg: cfg, wake: wake, own: own, stop: stop, known: make(map[uint64]*network), hosts: make(map[uint64]string)}, nil
 }
 
 func (n *networks) close() {
 	n.keep(nil)
+	n.stop()
 	n.own.Close()
 }
 
@@ -128,7 +135,8 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	}
 	if net == nil {
 		net = &network{hold: minHold, ids: make(map[int]location)}
-		net.stop, err = ns.Watch(func() {
+		about := netdev.Interest{Causes: []netdev.Cause{netdev.LinkChanged, netdev.AddressChanged}}
+		net.stop, err = n.cfg.Monitor.Watch(ns, about, func([]netdev.Change) {
 			if !net.dirty.Swap(true) {
 				n.wake()
 			}
@@ -145,7 +153,7 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	net.missed = false
 	net.dirty.Store(false) // before the look, so that changes during it count
 
-	links, err := ns.Links(n.cfg.Links)
+	links, err := n.cfg.Monitor.Links(ns, n.cfg.Links)
 	many := errors.Is(err, netdev.ErrMany)
 	if err != nil && !many {
 		net.dirty.Store(true)
@@ -156,7 +164,7 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	if many {
 		links = n.fromOutside(ns, links)
 	}
-	links = slices.DeleteFunc(links, func(l netdev.Link) bool { return l.Name == "lo" })
+	links = slices.DeleteFunc(slices.Clone(links), func(l netdev.Link) bool { return l.Name == "lo" })
 	if many = many || len(links) > maxInterfaces; many {
 		// The devices that lead out of the namespace must not be lost among others, which a
 		// container may make in any number.

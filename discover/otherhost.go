@@ -98,7 +98,7 @@ func (n *networks) examine(at []location) []far {
 			list = append(list, far{})
 			continue
 		}
-		links, err := there.Links(left)
+		links, err := n.cfg.Monitor.Links(there, left)
 		left -= len(links)
 		// The list assigns ids to its namespaces, so it comes first.
 		id, idErr := there.ID(n.own)

@@ -28,6 +28,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 const (
@@ -50,6 +51,7 @@ type Config struct {
 	Links   int              // 4096: devices, and addresses, that one look at a network reads
 	Known   *Known           // from an earlier Set; nil: none
 	Pods    []PodSource      // what Kubernetes knows of pods
+	Monitor *netdev.Monitor  // shared with others; nil: none is
 	Now     func() time.Time // time.Now
 	Log     *slog.Logger     // slog.DiscardHandler
 }

@@ -15,18 +15,20 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Roots are the mount points through which fairlead sees the host. Tests put temporary directories
-// there.
+// Roots are the mount points through which fairlead sees the host, and its eyes on the network. Tests
+// put temporary directories there.
 type Roots struct {
 	Proc   string
 	Sys    string
 	Cgroup string // the directory above all hierarchies
 	BPFFS  string
+
+	Monitor *netdev.Monitor // of network namespaces, for all who share these Roots; nil: each for itself
 }
 
-// Default returns the mount points of an ordinary host.
+// Default returns the mount points of an ordinary host, with a Monitor of their own.
 func Default() Roots {
-	return Roots{Proc: "/proc", Sys: "/sys", Cgroup: cgroup.DefaultRoot, BPFFS: "/sys/fs/bpf"}
+	return Roots{Proc: "/proc", Sys: "/sys", Cgroup: cgroup.DefaultRoot, BPFFS: "/sys/fs/bpf", Monitor: netdev.NewMonitor()}
 }
 
 // Opener returns a function that opens any knob of fairlead, by the Kind of its Ref. It lists the
@@ -35,7 +37,7 @@ func Default() Roots {
 func Opener(r Roots) journal.Opener {
 	// The mounts of the hierarchies do not change while this process runs.
 	layout := sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(r.Proc, r.Cgroup) })
-	find := netdev.NewGlance(r.Proc)
+	find := netdev.NewGlance(r.Proc, r.Monitor)
 	return func(ref journal.Ref) (journal.Knob, error) {
 		switch ref.Kind {
 		case cgroup.KindFile:

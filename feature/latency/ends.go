@@ -9,21 +9,21 @@ import (
 // ends lists where the programs look at packets, in the form of maps.bpf.h.
 type ends struct {
 	near    [4096]uint16 // NEAR
-	uplinks [64]uint32   // UPLINKS
+	uplinks uplinks
 	tenants [1 << 16]uint8
 	unseen  uint32             // tenants without a device at which the programs see packets arrive
 	sockets map[string]sockets // by cgroup directory
-	queued  bool               // an uplink is a veth, so its driver may not poll
 }
 
 // ends finds the devices, uplinks and sockets of the measured tenants. Package identity maps them
 // to tenants.
 func (f *Latency) ends() (*ends, error) {
 	e := &ends{sockets: make(map[string]sockets)}
-	links, err := f.host.Links(netdev.MostLinks)
-	if err != nil {
+	var err error
+	if e.uplinks, err = f.findUplinks(); err != nil {
 		return nil, err
 	}
+	f.uplinks = e.uplinks
 	for _, t := range f.tenants.Tenants() {
 		m := f.measured[t.Key()]
 		if m == nil {
@@ -58,16 +58,29 @@ func (f *Latency) ends() (*ends, error) {
 	if e.unseen > 0 {
 		bits |= begin(hookQueue)
 	}
+	for _, index := range e.uplinks.at {
+		e.watch(int(index), bits)
+	}
+	return e, nil
+}
+
+// uplinks are the devices by which packets leave the host.
+type uplinks struct {
+	at     [64]uint32 // UPLINKS
+	queued bool       // one is a veth, so its driver may not poll
+}
+
+func (f *Latency) findUplinks() (list uplinks, err error) {
+	links, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
 	found := 0
 	for _, l := range links {
-		if f.isUplink(l, links) && found < len(e.uplinks) {
-			e.watch(l.Index, bits)
-			e.uplinks[found] = uint32(l.Index)
-			e.queued = e.queued || l.Kind == "veth"
+		if f.isUplink(l, links) && found < len(list.at) {
+			list.at[found] = uint32(l.Index)
+			list.queued = list.queued || l.Kind == "veth"
 			found++
 		}
 	}
-	return e, nil
+	return list, err
 }
 
 func (e *ends) watch(index int, bits uint16) {

@@ -79,6 +79,7 @@ type Latency struct {
 	mu       sync.Mutex
 	host     *netdev.NS // nil once closed, or without support
 	unwatch  func() error
+	uplinks  uplinks                  // as of the last ends
 	meter    *meter                   // nil while no container is measured
 	tracer   *tracer                  // nil while no records are requested
 	tenants  *tenant.Register         // of the containers that policy measures
@@ -251,7 +252,9 @@ func (f *Latency) open() (err error) {
 	f.stop = make(chan struct{})
 	go f.dutyCycle(f.stop)
 	// Without a watch, a change of the uplinks is seen only at the next Apply.
-	if f.unwatch, err = f.host.Watch(func() { f.reading.Turn(f.changed) }); err != nil {
+	if f.unwatch, err = f.cfg.Roots.Monitor.Watch(f.host, netdev.Interest{Causes: []netdev.Cause{netdev.LinkChanged}}, func([]netdev.Change) {
+		f.reading.Turn(f.changed)
+	}); err != nil {
 		f.cfg.Log.Warn("watch uplinks", "err", err)
 		f.unwatch = nil
 	}
@@ -280,6 +283,9 @@ func (f *Latency) changed() {
 	defer f.mu.Unlock()
 	if f.meter == nil {
 		return
+	}
+	if now, err := f.findUplinks(); err == nil && now == f.uplinks {
+		return // a container's device
 	}
 	if err := f.follow(); err != nil {
 		f.cfg.Log.Warn("follow uplinks", "err", err)

@@ -179,13 +179,13 @@ func (m *meter) follow(e *ends, budget uint32) error {
 	const windows = 59 // of 2^24 ns, in a second
 	return errors.Join(
 		m.maps.Budget.Set(max(budget/windows, 1)),
-		m.maps.Uplinks.Set(&e.uplinks), m.maps.Unseen.Set(e.unseen), m.maps.Tenants.Set(e.tenants[:]), m.maps.Near.Set(&e.near),
+		m.maps.Uplinks.Set(&e.uplinks.at), m.maps.Unseen.Set(e.unseen), m.maps.Tenants.Set(e.tenants[:]), m.maps.Near.Set(&e.near),
 		m.queue(), m.listen())
 }
 
 // queue attaches or detaches the program at the backlog.
 func (m *meter) queue() (err error) {
-	want := m.ends.queued && m.links != nil
+	want := m.ends.uplinks.queued && m.links != nil
 	switch {
 	case want && m.queued == nil:
 		if m.backlog == nil { // to load it takes up to 0.1 s in a flood

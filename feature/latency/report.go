@@ -60,7 +60,7 @@ func (f *Latency) Read() (Reading, error) {
 		r.Tenants = append(r.Tenants, Tenant{Container: ids[0], Members: ids, key: t.Key(), tallies: all})
 	}
 	slices.SortFunc(r.Tenants, func(a, b Tenant) int { return cmp.Compare(a.Container, b.Container) })
-	for _, index := range f.meter.ends.uplinks {
+	for _, index := range f.meter.ends.uplinks.at {
 		if index != 0 {
 			r.Uplinks++
 		}

@@ -131,7 +131,7 @@ func New(cfg Config) (*Netcpu, error) {
 		throttled = true
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
-	n.uplinks = uplink.NewFinder(cfg.NetNS, n.find, cfg.Identity)
+	n.uplinks = uplink.NewFinder(cfg.NetNS, n.find, cfg.Identity, cfg.Roots.Monitor)
 	if n.hostNS, err = n.uplinks.Host(); err != nil {
 		cfg.Log.Warn("reading the counters of the host's devices over a new socket each time", "feature", name, "err", err)
 	}
@@ -372,7 +372,7 @@ func (n *Netcpu) Close() error {
 	if n.counting != nil {
 		n.counting.Close()
 	}
-	return errors.Join(append(errs, n.uplinks.Close())...)
+	return errors.Join(errs...)
 }
 
 // DropPoints returns the uplinks at which packets are dropped now; see drop.Dropper.Points. It does

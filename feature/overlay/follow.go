@@ -30,8 +30,7 @@ func (f *Overlay) open() (err error) {
 		return err
 	}
 	f.mtus = make(map[uint32]uint32)
-	own := f.gather(f.host.Inode())
-	if f.unwatch, err = f.host.WatchPaths("", own.Tell); err != nil {
+	if f.unwatch, err = f.watch(f.host, ""); err != nil {
 		return errors.Join(err, f.shut())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -131,9 +130,17 @@ func (f *Overlay) again(why string) {
 	}
 }
 
-// gather returns the receiver of a namespace's changes.
-func (f *Overlay) gather(netns uint64) *network.Gather {
-	return network.NewGather(f.cfg.Now, func(d time.Duration, do func()) { time.AfterFunc(d, do) }, func(changes []netdev.Change) {
+// followEvery is the least time between two looks because of changes in one namespace.
+const followEvery = 100 * time.Millisecond
+
+// watch follows what may make packets go another way in a namespace, until path ceases to lead there.
+func (f *Overlay) watch(ns *netdev.NS, path string) (stop func() error, err error) {
+	netns := ns.Inode()
+	about := netdev.Interest{Pause: followEvery, Path: path, Causes: []netdev.Cause{
+		netdev.LinkChanged, netdev.AddressChanged, netdev.RouteChanged, netdev.NeighbourChanged,
+		netdev.FDBChanged, netdev.FilterChanged, netdev.NFTChanged, netdev.PolicyChanged,
+	}}
+	return f.cfg.Roots.Monitor.Watch(ns, about, func(changes []netdev.Change) {
 		f.looking.Turn(func() { f.follow(netns, changes) })
 	})
 }

@@ -45,7 +45,6 @@ type force struct {
 	ns      *netdev.NS
 	table   *conntrack.Table // nil: the kernel has none
 	at      hook.Set
-	gather  *network.Gather
 	// tracking is how conntrack takes what it did not see: netLiberal, netEager.
 	tracking uint32
 	unwatch  func() error
@@ -200,8 +199,7 @@ func (f *Overlay) begin(n network.Network) (_ *force, err error) {
 	if o.table, err = conntrack.Open(o.ns); err != nil && !errors.Is(err, conntrack.ErrUnsupported) {
 		return nil, err
 	}
-	o.gather = f.gather(n.NetNS)
-	if o.unwatch, err = o.ns.WatchPaths(n.Path, o.gather.Tell); err != nil {
+	if o.unwatch, err = f.watch(o.ns, n.Path); err != nil {
 		return nil, err
 	}
 	f.force[keyOf(n)] = o

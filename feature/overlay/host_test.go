@@ -401,8 +401,9 @@ func (r *rig) fastBy(ask func()) {
 func (r *rig) devices(n *node) (sum netdev.Counters) {
 	r.T.Helper()
 	for _, b := range n.boxes {
-		c, err := r.Open(b).Counters(r.Index(b, "eth0"))
+		all, err := r.Open(b).AllCounters(netdev.MostLinks)
 		must(r.T, err)
+		c := all[r.Index(b, "eth0")]
 		sum.RxPackets += c.RxPackets
 		sum.TxPackets += c.TxPackets
 	}

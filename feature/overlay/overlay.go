@@ -67,8 +67,7 @@ type Overlay struct {
 	beating feature.Loop
 
 	mu      sync.Mutex
-	host    *netdev.NS      // nil once closed, or without support
-	listing *netdev.Listing // of its devices
+	host    *netdev.NS // nil once closed, or without support
 	changed func(container.ID)
 	tenants *tenant.Register
 	slots   map[tenant.Key]identity.Slot
@@ -130,12 +129,12 @@ func New(cfg Config) (*Overlay, error) {
 	if f.host, err = netdev.Open(cfg.NetNS); err != nil {
 		return nil, errors.Join(fmt.Errorf("overlay: %w", err), f.own.Close())
 	}
-	if f.listing, err = netdev.NewListing(cfg.NetNS); err != nil {
-		return nil, errors.Join(fmt.Errorf("overlay: %w", err), f.host.Close(), f.own.Close())
+	f.reader = network.Reader{
+		Own: f.host, Path: cfg.NetNS, Monitor: cfg.Roots.Monitor, Find: netdev.NewFinder(cfg.Roots.Proc, cfg.Now), Look: cfg.Ends.Look,
+		Home: f.cfg.Identity.Home,
 	}
-	f.reader = network.Reader{Own: f.host, Path: cfg.NetNS, Find: netdev.NewFinder(cfg.Roots.Proc, cfg.Now), Look: cfg.Ends.Look, Home: f.cfg.Identity.Home}
 	if err := f.readKilled(); err != nil {
-		return nil, errors.Join(fmt.Errorf("overlay: %w", err), f.listing.Close(), f.host.Close(), f.own.Close())
+		return nil, errors.Join(fmt.Errorf("overlay: %w", err), f.host.Close(), f.own.Close())
 	}
 	f.support = probe.Verdict{Level: probe.Full}
 	return f, nil
@@ -262,7 +261,7 @@ func (f *Overlay) Close() error {
 	host, err := f.end()
 	f.done.Wait()
 	if host != nil {
-		err = errors.Join(err, f.listing.Close(), host.Close(), f.own.Close())
+		err = errors.Join(err, host.Close(), f.own.Close())
 	}
 	return err
 }

@@ -115,11 +115,7 @@ func (f *Overlay) all() ([]network.Network, map[container.Device]fastEnd, error)
 			}
 		}
 	}
-	reader := f.reader
-	if f.cache == nil { // nothing is fast that a change must slow down at once
-		reader.Listed = f.listing.Links
-	}
-	h, err := reader.Read(of)
+	h, err := f.reader.Read(of)
 	if err != nil {
 		return nil, nil, err
 	}

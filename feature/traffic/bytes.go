@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"errors"
 	"path/filepath"
 	"strconv"
 
@@ -50,13 +51,17 @@ func (f *Traffic) bytesOf(c container.Container) map[string]netdev.Counters {
 		return nil // it has ended
 	}
 	defer ns.Close()
+	all, err := ns.AllCounters(mostOwn)
+	if err != nil && !errors.Is(err, netdev.ErrMany) {
+		return nil
+	}
 	of := make(map[string]netdev.Counters)
 	for _, e := range c.Ends(f.cfg.Roots.Proc) {
 		if !leadsOut(e) {
 			continue
 		}
-		n, err := ns.Counters(e.Inside.Index)
-		if err != nil {
+		n, ok := all[e.Inside.Index]
+		if !ok {
 			continue // it has gone
 		}
 		name := e.Inside.Kind

@@ -102,7 +102,7 @@ func (f *Traffic) waiting() (seen map[int]contend.Uplink, names map[int]string) 
 	if f.host == nil || f.programs == nil || f.cfg.Containers == nil {
 		return nil, nil
 	}
-	links, err := f.listing.Links()
+	links, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
 	if err != nil {
 		return nil, nil // the feature's status reports it
 	}

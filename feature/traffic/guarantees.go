@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -20,7 +21,7 @@ func (f *Traffic) Guarantees() (map[string]uint64, error) {
 	if f.host == nil {
 		return nil, nil
 	}
-	links, err := f.listing.Links()
+	links, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
 	if err != nil {
 		return nil, fmt.Errorf("list uplinks: %w", err)
 	}

@@ -381,7 +381,10 @@ func (f *Traffic) inside(path string, inode uint64, undo func(*netdev.NS) error)
 	ns, err := f.find.Open(path, inode)
 	if errors.Is(err, netdev.ErrNoNS) {
 		prefix := fmt.Sprintf("%d/", inode)
-		err = f.restore(func(e journal.Entry) bool { return strings.HasPrefix(e.Ref.Object, prefix) })
+		gone := func(journal.Ref) (journal.Knob, error) { return nil, journal.ErrGone }
+		_, err = f.cfg.Journal.Restore(gone, func(e journal.Entry) bool {
+			return e.Owner.Feature == name && strings.HasPrefix(e.Ref.Object, prefix)
+		})
 		return errors.Join(err, f.unwatch()) // which would keep it alive
 	}
 	if err != nil {

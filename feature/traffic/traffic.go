@@ -78,8 +78,7 @@ type Traffic struct {
 	measuring chan struct{} // holds one for each Measure
 
 	mu         sync.Mutex
-	host       *netdev.NS      // nil once closed, or without support
-	listing    *netdev.Listing // of its devices
+	host       *netdev.NS // nil once closed, or without support
 	programs   *programs
 	tenants    *tenant.Register // of the containers that policy gives bandwidth
 	shaped     map[tenant.Key]*shaped
@@ -134,9 +133,6 @@ func New(cfg Config) (*Traffic, error) {
 	var err error
 	if f.host, err = netdev.Open(cfg.NetNS); err != nil {
 		return nil, fmt.Errorf("traffic: %w", err)
-	}
-	if f.listing, err = netdev.NewListing(cfg.NetNS); err != nil {
-		return nil, errors.Join(fmt.Errorf("traffic: %w", err), f.host.Close())
 	}
 	if err := qdisc.Supported(qdisc.KindHTB); err != nil {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "no HTB: " + err.Error(), Mend: "a kernel with CONFIG_NET_SCH_HTB"}
@@ -451,7 +447,7 @@ func (f *Traffic) Close() error {
 	}
 	if f.host != nil {
 		close(f.done)
-		errs = append(errs, f.listing.Close(), f.host.Close())
+		errs = append(errs, f.host.Close())
 		f.host = nil
 	}
 	return errors.Join(errs...)

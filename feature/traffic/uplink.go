@@ -37,7 +37,7 @@ func (u *uplink) close() error {
 
 // look finds the present uplinks. missing lists the operator's uplinks that do not exist.
 func (f *Traffic) look() (missing []string, err error) {
-	links, err := f.listing.Links()
+	links, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +229,7 @@ func (f *Traffic) Examine() []probe.Finding {
 	if f.host == nil {
 		return nil
 	}
-	links, err := f.listing.Links()
+	links, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
 	if err != nil {
 		return []probe.Finding{uplinkFinding("uplinks", probe.Verdict{Level: probe.Unavailable, Why: err.Error()}, "")}
 	}

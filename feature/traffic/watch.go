@@ -30,11 +30,11 @@ func (f *Traffic) watch(ns *netdev.NS) error {
 		return err
 	}
 	w := &watch{ns: own}
-	w.stop, err = own.WatchDevices(func(devices map[int]bool, lost bool) {
+	about := netdev.Interest{Causes: []netdev.Cause{netdev.LinkChanged, netdev.QdiscChanged, netdev.FilterChanged}, Pause: lookPause}
+	w.stop, err = f.cfg.Roots.Monitor.Watch(own, about, func(changes []netdev.Change) {
 		f.looking.Turn(func() {
-			f.lookAfter(inode, func(index int) bool { return lost || devices[index] })
+			f.lookAfter(inode, func(index int) bool { return netdev.Concern(changes, index) })
 		})
-		time.Sleep(lookPause)
 	})
 	if err != nil {
 		return errors.Join(err, own.Close())

@@ -182,17 +182,13 @@ func (o *Object) load(vars Vars, programs, names []string, change []func(*ebpf.P
 			err = fmt.Errorf("load BPF object %s: %w", o.name, err)
 		}
 	}()
-	spec := o.spec.Copy()
-	if err := set(spec, vars); err != nil {
-		return err
-	}
 	need := make(map[string]bool)
 	for _, name := range names {
 		need[name] = true
 	}
 	wanted := make(map[string]*ebpf.ProgramSpec)
 	for _, name := range programs {
-		p := spec.Programs[name]
+		p := o.spec.Programs[name].Copy()
 		if p == nil {
 			return fmt.Errorf("no program %s", name)
 		}
@@ -206,8 +202,14 @@ func (o *Object) load(vars Vars, programs, names []string, change []func(*ebpf.P
 		}
 		wanted[name] = p
 	}
-	spec.Programs = wanted
+	// A copy of all would take as long as to load a program.
+	spec := &ebpf.CollectionSpec{Programs: wanted, Maps: maps.Clone(o.spec.Maps), Variables: maps.Clone(o.spec.Variables), ByteOrder: o.spec.ByteOrder}
 	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return !need[name] })
+	maps.DeleteFunc(spec.Variables, func(name string, v *ebpf.VariableSpec) bool { return !need[v.SectionName] && vars[name] == nil })
+	spec = spec.Copy()
+	if err := set(spec, vars); err != nil {
+		return err
+	}
 	maps.DeleteFunc(spec.Variables, func(_ string, v *ebpf.VariableSpec) bool { return !need[v.SectionName] })
 
 	have := make(Maps)

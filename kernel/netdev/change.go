@@ -3,17 +3,14 @@ package netdev
 import (
 	"encoding/binary"
 	"errors"
-	"io/fs"
 	"net/netip"
-	"os"
-	"sync"
+	"slices"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Change is something that may make packets go another way.
+// Change is a change in a network namespace.
 type Change struct {
 	Cause  Cause
 	Device int // index; 0 if the kernel reports none, or several
@@ -29,198 +26,92 @@ const (
 	RouteChanged     Cause = "route"     // or a rule, or a nexthop
 	NeighbourChanged Cause = "neighbour" // another link layer address, or none any more
 	FDBChanged       Cause = "fdb"       // another port or VTEP, or none any more
-	FilterChanged    Cause = "tc"        // a qdisc or a filter; the kernel does not report tcx
+	QdiscChanged     Cause = "qdisc"     // or a class; perhaps it was only asked for
+	FilterChanged    Cause = "tc"        // another qdisc, or a filter; the kernel does not report tcx
 	NFTChanged       Cause = "nftables"  // not what iptables-legacy and ebtables-legacy do
 	PolicyChanged    Cause = "xfrm"
 	Overrun          Cause = "overrun" // messages were lost: anything may have changed
 	Gone             Cause = "gone"    // the path no longer leads to the namespace, and the watch has ended
 )
 
-// mostChanges limits the changes that one call reports.
-const mostChanges = 64
-
-// WatchPaths calls changed whenever something may have changed that affects the path of packets
-// through the namespace, until stop is called or the namespace has gone. Calls come from its own
-// goroutines, one at a time; one may still be under way when stop returns.
-//
-// It reports neighbours and FDBs only if an entry has another address, port or VTEP, has gone, or
-// has come for an address seen before. A neighbour that is probed again, or is new, is no change.
-//
-// The watch keeps the namespace alive. It ends about a second after path has ceased to lead to the
-// namespace, or never if path is "".
-func (ns *NS) WatchPaths(path string, changed func([]Change)) (stop func() error, err error) {
-	w := &pathsWatch{path: path, changed: changed}
-	if w.ns, err = ns.Dup(); err != nil {
-		return nil, err
-	}
-	var starts []func()
-	for _, s := range []struct {
-		family   int
-		groups   []int
-		optional []int // missing in older kernels
-		follow   func(*os.File, syscall.RawConn)
-	}{
-		{unix.NETLINK_ROUTE, append(deviceGroups, unix.RTNLGRP_TC, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE),
-			[]int{unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_BRVLAN}, w.rtnetlink},
-		{unix.NETLINK_NETFILTER, []int{unix.NFNLGRP_NFTABLES}, nil, w.plain(NFTChanged)},
-		{unix.NETLINK_XFRM, []int{xfrmGroupPolicy}, nil, w.plain(PolicyChanged)},
-	} {
-		f, conn, err := ns.listen(s.family, s.groups...)
-		if s.family != unix.NETLINK_ROUTE && errors.Is(err, unix.EPROTONOSUPPORT) {
-			continue // the kernel has no such thing that could change
-		}
-		if err != nil {
-			return nil, errors.Join(err, w.stop())
-		}
-		w.files = append(w.files, f)
-		if err := conn.Control(func(fd uintptr) {
-			for _, group := range s.optional {
-				_ = unix.SetsockoptInt(int(fd), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group)
-			}
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watchBuffer)
-		}); err != nil {
-			return nil, errors.Join(err, w.stop())
-		}
-		starts = append(starts, func() { s.follow(f, conn) })
-	}
-	// After the sockets, so that no change is missed.
-	if err := w.known.read(w.ns); err != nil {
-		return nil, errors.Join(err, w.stop())
-	}
-	for _, start := range starts {
-		go start()
-	}
-	return w.stop, nil
-}
+// feed is what one socket receives.
+type feed int
 
 const (
-	xfrmGroupPolicy = 4       // XFRMNLGRP_POLICY
-	watchBuffer     = 1 << 20 // bytes
-	watchGone       = time.Second
+	devices feed = iota // also keeps the list of devices up to date
+	tc
+	near
+	routes
+	nft
+	xfrm
 )
 
-// pathsWatch is the state of WatchPaths.
-type pathsWatch struct {
-	ns      *NS
-	path    string
-	changed func([]Change)
-	known   reaches
-	qdiscs  qdiscs
-
-	mu      sync.Mutex // one call of changed at a time
-	files   []*os.File
-	stopped sync.Once
-	err     error
+// feeds are multicast groups of a netlink family. Older kernels have not the optional one (0: none).
+var feeds = map[feed]struct {
+	family   int
+	groups   []int
+	optional int
+}{
+	devices: {unix.NETLINK_ROUTE, []int{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR}, unix.RTNLGRP_BRVLAN},
+	tc:      {unix.NETLINK_ROUTE, []int{unix.RTNLGRP_TC}, 0},
+	near:    {unix.NETLINK_ROUTE, []int{unix.RTNLGRP_NEIGH}, 0},
+	routes:  {unix.NETLINK_ROUTE, []int{unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE}, unix.RTNLGRP_NEXTHOP},
+	nft:     {unix.NETLINK_NETFILTER, []int{unix.NFNLGRP_NFTABLES}, 0},
+	xfrm:    {unix.NETLINK_XFRM, []int{4}, 0}, // XFRMNLGRP_POLICY
 }
 
-func (w *pathsWatch) stop() error {
-	w.stopped.Do(func() {
-		errs := []error{w.ns.Close()}
-		for _, f := range w.files {
-			errs = append(errs, f.Close())
-		}
-		w.err = errors.Join(errs...)
-	})
-	return w.err
+// feedOf are the feeds of the causes that a watch can be interested in.
+var feedOf = map[Cause]feed{
+	LinkChanged: devices, AddressChanged: devices, RouteChanged: routes, NeighbourChanged: near, FDBChanged: near,
+	QdiscChanged: tc, FilterChanged: tc, NFTChanged: nft, PolicyChanged: xfrm,
 }
 
-func (w *pathsWatch) tell(changes ...Change) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.changed(changes)
+// Concern reports whether any of the changes may be one of a device, by index.
+func Concern(changes []Change, device int) bool {
+	return slices.ContainsFunc(changes, func(c Change) bool { return c.Device == device || c.Cause == Overrun })
 }
 
-// plain follows a socket with one cause for all messages.
-func (w *pathsWatch) plain(cause Cause) func(*os.File, syscall.RawConn) {
-	return func(_ *os.File, conn syscall.RawConn) {
-		follow(conn, drain, func() { w.tell(Change{Cause: cause}) })
-	}
-}
-
-// rtnetlink follows the socket with most messages, and checks from time to time whether the
-// namespace still exists.
-func (w *pathsWatch) rtnetlink(f *os.File, conn syscall.RawConn) {
-	var changes []Change
-	for looked := time.Now(); ; {
-		if now := time.Now(); w.path != "" && now.Sub(looked) >= watchGone {
-			if looked = now; w.gone() {
-				_ = w.stop() // sockets have nothing to lose
-				w.tell(Change{Cause: Gone})
-				return
-			}
-		}
-		// After a time without messages, look at the namespace.
-		if w.path != "" && f.SetReadDeadline(looked.Add(watchGone)) != nil {
-			return // closed
-		}
-		follow(conn, func(fd int) bool {
-			changes = w.told(fd)
-			return len(changes) > 0
-		}, func() { w.tell(changes...) })
-		if f.SetReadDeadline(time.Time{}) != nil {
-			return
-		}
-	}
-}
-
-// gone reports whether the path leads elsewhere now, or nowhere. A path that cannot be examined at
-// the moment may still be there.
-func (w *pathsWatch) gone() bool {
-	there, err := Open(w.path)
-	if err != nil {
-		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNotNS) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOTDIR)
-	}
-	defer there.Close()
-	return there.Inode() != w.ns.inode
-}
-
-// told reads all pending messages, and returns the distinct changes.
-func (w *pathsWatch) told(fd int) (changes []Change) {
-	once := make(map[Change]bool)
-	lost := messages(fd, func(m syscall.NetlinkMessage) {
-		if c, ok := w.change(m); ok && !once[c] {
-			once[c] = true
-			changes = append(changes, c)
-		}
-	})
-	if lost {
-		w.known.lost(w.ns)
-	}
-	if lost || len(changes) > mostChanges {
-		return []Change{{Cause: Overrun}}
-	}
-	return changes
-}
-
-// change converts a message; ok is false if it is no change.
-func (w *pathsWatch) change(m syscall.NetlinkMessage) (c Change, ok bool) {
+// hear takes in one message of rtnetlink.
+func (s *space) hear(m syscall.NetlinkMessage) {
 	switch m.Header.Type {
-	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_NEWVLAN, unix.RTM_DELVLAN:
-		return Change{LinkChanged, aboutDevice(m.Data)}, true
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		s.devices.hear(m)
+		s.tell(LinkChanged, aboutDevice(m.Data))
+	case unix.RTM_NEWVLAN, unix.RTM_DELVLAN:
+		s.tell(LinkChanged, aboutDevice(m.Data))
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		return Change{AddressChanged, aboutDevice(m.Data)}, true
+		s.devices.hear(m)
+		s.tell(AddressChanged, aboutDevice(m.Data))
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		r, _, _ := parseRoute(m.Data)
-		return Change{RouteChanged, r.Device}, true
+		s.tell(RouteChanged, r.Device)
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP, unix.RTM_NEWNEXTHOPBUCKET, unix.RTM_DELNEXTHOPBUCKET:
-		return Change{Cause: RouteChanged}, true
+		s.tell(RouteChanged, 0)
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC:
-		return Change{FilterChanged, aboutDevice(m.Data)}, w.qdiscs.hear(m)
+		s.tell(QdiscChanged, aboutDevice(m.Data))
+		if s.qdiscs.hear(m) {
+			s.tell(FilterChanged, aboutDevice(m.Data))
+		}
+	case unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS:
+		s.tell(QdiscChanged, aboutDevice(m.Data))
 	case unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER, unix.RTM_NEWCHAIN, unix.RTM_DELCHAIN:
-		return Change{FilterChanged, aboutDevice(m.Data)}, true
+		s.tell(FilterChanged, aboutDevice(m.Data))
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		n, ok, err := parseNeighbour(m.Data)
-		if err != nil || !ok {
-			return Change{}, false
+		if err != nil || !ok || s.known.now == nil || !s.known.hear(n, m.Header.Type == unix.RTM_DELNEIGH) {
+			return
 		}
-		cause := NeighbourChanged
 		if n.FDB() {
-			cause = FDBChanged
+			s.tell(FDBChanged, n.Device)
+			return
 		}
-		return Change{cause, n.Device}, w.known.hear(n, m.Header.Type == unix.RTM_DELNEIGH)
+		s.tell(NeighbourChanged, n.Device)
 	}
-	return Change{}, false // classes, which change with every rate
 }
+
+// aboutDevice reads the index of the device, which struct ifinfomsg, ifaddrmsg, tcmsg, ndmsg and
+// br_vlan_msg have at the same offset.
+func aboutDevice(data []byte) int { return int(int32(binary.NativeEndian.Uint32(data[4:]))) }
 
 // qdiscs is the last message about each qdisc: struct tcmsg, and the kind. The kernel also notifies
 // all listeners of a qdisc when a process has only asked for it.

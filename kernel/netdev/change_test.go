@@ -16,6 +16,9 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
+// paths are the causes that may make packets go another way.
+var paths = []Cause{LinkChanged, AddressChanged, RouteChanged, NeighbourChanged, FDBChanged, FilterChanged, NFTChanged, PolicyChanged}
+
 // watched has a namespace with a watch.
 type watched struct {
 	*testkit.NS
@@ -28,7 +31,7 @@ type watched struct {
 func newWatched(t *testing.T, kit *testkit.NS, path string) *watched {
 	t.Helper()
 	w := &watched{NS: kit, t: t, h: kit.Handle(t), told: make(chan Change, 10000)}
-	stop, err := open(t, kit.Path).WatchPaths(path, func(changes []Change) {
+	stop, err := NewMonitor().Watch(open(t, kit.Path), Interest{Causes: paths, Path: path}, func(changes []Change) {
 		for _, c := range changes {
 			w.told <- c
 		}
@@ -68,7 +71,7 @@ func (w *watched) silent(when string) {
 	}
 }
 
-func TestWatchPaths(t *testing.T) {
+func TestWatch(t *testing.T) {
 	kit, other := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, kit, "flout", other, "flin")
 	kit.Address(t, "flout", "192.0.2.1/24")
@@ -160,7 +163,7 @@ func TestWatchPaths(t *testing.T) {
 }
 
 // A namespace that its maker closes is not kept for long.
-func TestWatchPathsEnds(t *testing.T) {
+func TestWatchEnds(t *testing.T) {
 	kit := testkit.NetNS(t)
 	path := kit.Bind(t)
 	w := newWatched(t, kit, path)
@@ -172,46 +175,28 @@ func TestWatchPathsEnds(t *testing.T) {
 	w.hears("unmounted", Change{Cause: Gone})
 }
 
-// If more changes come than the socket holds, anything may have changed.
-func TestWatchPathsOverrun(t *testing.T) {
+// If more messages come than the socket holds, anything may have changed.
+func TestWatchOverrun(t *testing.T) {
 	kit := testkit.NetNS(t)
 	h := kit.Handle(t)
 	ifb := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flifb"}}
 	must(t, h.LinkAdd(ifb))
-	busy, resume := make(chan bool), make(chan bool)
 	causes := make(chan Cause, 10000)
-	stop, err := open(t, kit.Path).WatchPaths("", func(changes []Change) {
-		select {
-		case busy <- true:
-			<-resume
-		default:
-		}
+	m := NewMonitor()
+	stop, err := m.Watch(open(t, kit.Path), Interest{Causes: paths}, func(changes []Change) {
 		for _, c := range changes {
 			causes <- c.Cause
 		}
 	})
 	must(t, err)
 	defer stop()
-	change := func(i int) {
+	s := m.space(kit.Inode)
+	s.mu.Lock() // nothing is read meanwhile
+	for i := range 20000 {
 		must(t, h.NeighSet(&netlink.Neigh{LinkIndex: ifb.Index, State: netlink.NUD_PERMANENT, IP: net.IPv4(192, 0, 2, 2), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}}))
 	}
-	for i := 0; ; i++ { // until it is in a call
-		change(i)
-		select {
-		case <-busy:
-		case <-time.After(time.Millisecond):
-			continue
-		}
-		break
-	}
-	for i := range 20000 {
-		change(i)
-	}
-	resume <- true
-	for cause := range causes {
-		if cause == Overrun {
-			break
-		}
+	s.mu.Unlock()
+	for <-causes != Overrun {
 	}
 }
 

@@ -127,6 +127,22 @@ func attributes(b []byte) ([]syscall.NetlinkRouteAttr, error) {
 	return nl.ParseRouteAttr(b)
 }
 
+// eachAttr passes the attributes at the end of a message to see, without the flags of their types, until
+// that fails.
+func eachAttr(b []byte, see func(typ uint16, value []byte) error) error {
+	for len(b) >= unix.SizeofRtAttr {
+		size := int(binary.NativeEndian.Uint16(b))
+		if size < unix.SizeofRtAttr || size > len(b) {
+			return errors.New("bad attribute of a netlink message")
+		}
+		if err := see(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), b[unix.SizeofRtAttr:size]); err != nil {
+			return err
+		}
+		b = b[min(len(b), (size+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1)):]
+	}
+	return nil
+}
+
 // errorIn reads the error number at the start of an NLMSG_ERROR or NLMSG_DONE.
 func errorIn(data []byte) error {
 	if len(data) < 4 {

@@ -80,7 +80,7 @@ func TestForgedDump(t *testing.T) {
 				return os.NewSyscallError("send forged answer", err)
 			}
 		}
-		return dumpBy(s, linksRequest(), func(msg []byte) (bool, error) {
+		return dumpBy(s, linksRequest(0), func(msg []byte) (bool, error) {
 			l, err := netlink.LinkDeserialize(nil, msg)
 			if err == nil {
 				names = append(names, l.Attrs().Name)

@@ -35,10 +35,11 @@ func ordinary() bounds { return bounds{processes: 32768, tables: 8192, mounts: 1
 // a second, at the mount tables of other mount namespaces (possibly one per container). It is safe
 // for concurrent use.
 type Finder struct {
-	proc   string
-	now    func() time.Time
-	once   bool
-	bounds bounds
+	proc    string
+	now     func() time.Time
+	once    bool
+	watched *Monitor // may be nil
+	bounds  bounds
 
 	mu     sync.Mutex
 	own    *look // our own namespace and mounts; nil: not looked yet
@@ -59,12 +60,13 @@ func NewFinder(proc string, now func() time.Time) *Finder {
 	return &Finder{proc: proc, now: now, bounds: ordinary()}
 }
 
-// NewGlance makes a Finder that looks once, at its first use. It does not look again for a
-// namespace that it did not see then, but does for one that has gone since. It is for callers that
-// work through a list of earlier entries, and discard the Finder afterwards.
-func NewGlance(proc string) *Finder {
+// NewGlance makes a Finder that looks once, at its first use, and not for a namespace that watched
+// (which may be nil) has open. It does not look again for a namespace that it did not see then, but
+// does for one that has gone since. It is for callers that work through a list of earlier entries,
+// and discard the Finder afterwards.
+func NewGlance(proc string, watched *Monitor) *Finder {
 	f := NewFinder(proc, time.Now)
-	f.once = true
+	f.once, f.watched = true, watched
 	return f
 }
 
@@ -140,6 +142,9 @@ func (f *Finder) lookNear() (err error) {
 // opening: paths come and go with containers, and a process may choose some of them. Errors:
 // [ErrNoNS], [ErrCutOff].
 func (f *Finder) Open(path string, inode uint64) (*NS, error) {
+	if ns := f.watched.Open(inode); ns != nil {
+		return ns, nil
+	}
 	const tries = 3 // the first may return old paths
 	paths := []string{path}
 	for try := 0; ; try++ {

@@ -98,7 +98,7 @@ func BenchmarkOpenKnobs(b *testing.B) {
 		}
 	}
 	for b.Loop() {
-		find := NewGlance("/proc")
+		find := NewGlance("/proc", nil)
 		for _, ref := range refs {
 			k, err := OpenKnob(find, ref)
 			if err != nil {
@@ -130,7 +130,7 @@ func TestCutOff(t *testing.T) {
 		if c.cut {
 			want = ErrCutOff
 		}
-		for _, f := range []*Finder{NewFinder(p.dir, time.Now), NewGlance(p.dir)} {
+		for _, f := range []*Finder{NewFinder(p.dir, time.Now), NewGlance(p.dir, nil)} {
 			f.bounds = c.bounds
 			if path, err := f.Find(1000); !errors.Is(err, want) {
 				t.Errorf("%s: %q, %v, want %v", c.name, path, err, want)
@@ -149,7 +149,7 @@ func TestLooks(t *testing.T) {
 	p := newProcs(t)
 	p.add("100", 100, 100, nsfs(200, "/a"))
 	clock := time.Unix(0, 0)
-	finder, glance := NewFinder(p.dir, func() time.Time { return clock }), NewGlance(p.dir)
+	finder, glance := NewFinder(p.dir, func() time.Time { return clock }), NewGlance(p.dir, nil)
 	want := func(when string, f *Finder, inode uint64, path string) {
 		t.Helper()
 		if path != "" {

@@ -374,7 +374,7 @@ func (d dying) Write(string) error {
 	ref, _, _, err := d.Exposes()
 	if err == nil {
 		var super journal.Knob
-		super, err = netdev.OpenKnob(netdev.NewGlance("/proc"), ref)
+		super, err = netdev.OpenKnob(netdev.NewGlance("/proc", nil), ref)
 		if err == nil {
 			defer super.(io.Closer).Close()
 			err = super.Write("rw")
@@ -422,7 +422,7 @@ func TestSysfsInterrupted(t *testing.T) {
 }
 
 func kernelOpener() journal.Opener {
-	find := netdev.NewGlance("/proc")
+	find := netdev.NewGlance("/proc", nil)
 	return func(ref journal.Ref) (journal.Knob, error) { return netdev.OpenKnob(find, ref) }
 }
 

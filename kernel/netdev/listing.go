@@ -1,106 +1,101 @@
 package netdev
 
 import (
-	"errors"
-	"fmt"
-	"os"
 	"slices"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// Listing lists the devices of one namespace, and asks the kernel again only for changed ones. It
-// is for a namespace with a device per container, which is looked at for each container. Its socket
-// keeps the namespace alive until Close. It is safe for concurrent use.
-type Listing struct {
-	mu    sync.Mutex
-	path  string // to the namespace
-	f     *os.File
-	conn  syscall.RawConn
-	links []Link
-	known bool // links is up to date, except for pending messages
-	lists int
-	asked int // for single devices
+// mostWaiting limits the messages that wait for the next look at a listing: to ask for all devices
+// costs no more.
+const mostWaiting = 256
+
+// listing is the devices of a namespace, kept up to date by the messages about them. The zero value
+// knows nothing.
+type listing struct {
+	known   bool
+	links   []Link // in order of Index; replaced by a change, as callers have the old one
+	waiting []syscall.NetlinkMessage
 }
 
-// NewListing makes a Listing of the namespace at a path, which has to lead to it until Close.
-func NewListing(path string) (*Listing, error) {
-	ns, err := Open(path)
-	if err != nil {
-		return nil, err
+// hear takes a message about a device or an address.
+func (l *listing) hear(m syscall.NetlinkMessage) {
+	switch {
+	case !l.known:
+	case len(l.waiting) == mostWaiting:
+		*l = listing{}
+	default:
+		m.Data = slices.Clone(m.Data)
+		l.waiting = append(l.waiting, m)
 	}
-	defer ns.Close()
-	// Before the first list, so that no change is missed.
-	f, conn, err := ns.listen(unix.NETLINK_ROUTE, deviceGroups...)
-	if err != nil {
-		return nil, err
-	}
-	return &Listing{path: path, f: f, conn: conn}, nil
 }
 
-// Links is [NS.Links] of at most [MostLinks]. The kernel queues the message about a change before
-// the changer's call returns, so a caller sees what was there before. The exception is an IPv6
-// address, which the kernel reports after duplicate address detection. The caller must not change
-// the list.
-func (l *Listing) Links() ([]Link, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	changed, lost := map[int]bool(nil), false
-	if err := l.conn.Control(func(fd uintptr) { changed, lost = devicesTold(int(fd)) }); err != nil {
-		return nil, fmt.Errorf("list links of %s: %w", l.path, err)
-	}
-	if l.known && !lost && len(changed) == 0 {
+// all is [NS.Links], of the namespace of the listing.
+func (l *listing) all(ns *NS, most int) ([]Link, error) {
+	l.renew()
+	if l.known && len(l.links) <= most {
 		return l.links, nil
 	}
-	ns, err := Open(l.path)
-	if err != nil {
-		l.known = false
-		return nil, err
+	links, err := ns.Links(most)
+	if err == nil {
+		slices.SortFunc(links, func(a, b Link) int { return a.Index - b.Index })
+		*l = listing{known: true, links: slices.Clip(links)}
 	}
-	defer ns.Close()
-	// A list of all costs about as much as a few single requests.
-	if l.known && !lost && len(changed) <= 16+len(l.links)/16 && l.renew(ns, changed) == nil {
-		return l.links, nil
-	}
-	links, err := ns.Links(MostLinks)
-	l.lists++
-	if l.known = err == nil; err != nil {
-		return nil, err
-	}
-	l.links = links
-	return l.links, nil
+	return links, err
 }
 
-// renew asks for single devices.
-func (l *Listing) renew(ns *NS, changed map[int]bool) error {
-	// Callers have the old list.
-	links := slices.DeleteFunc(slices.Clone(l.links), func(old Link) bool { return changed[old.Index] })
-	for index := range changed {
-		l.asked++
-		link, err := ns.Link(index)
-		if errors.Is(err, ErrNoLink) {
-			continue
-		}
-		if err == nil {
-			err = ns.Do(func() error {
-				return addresses(index, MostLinks, func(_ int, prefix string) {
-					if len(link.Addrs) < maxAddrs {
-						link.Addrs = append(link.Addrs, prefix)
-					}
-				})
-			})
-		}
-		if err != nil {
-			return err
-		}
-		links = append(links, link)
+// renew takes in the messages that wait.
+func (l *listing) renew() {
+	if len(l.waiting) == 0 {
+		return
 	}
-	slices.SortFunc(links, func(a, b Link) int { return a.Index - b.Index })
-	l.links = links
-	return nil
+	links := slices.Clone(l.links)
+	for _, m := range l.waiting {
+		index := aboutDevice(m.Data)
+		at, found := slices.BinarySearchFunc(links, index, func(l Link, index int) int { return l.Index - index })
+		switch {
+		case m.Header.Type == unix.RTM_NEWADDR || m.Header.Type == unix.RTM_DELADDR:
+			_, prefix, err := parseAddr(m.Data)
+			if err != nil || found && !links[at].address(prefix, m.Header.Type == unix.RTM_NEWADDR) {
+				*l = listing{}
+				return
+			}
+		case m.Data[0] != unix.AF_UNSPEC: // what it is as a port of a bridge
+		case m.Header.Type == unix.RTM_DELLINK:
+			if found {
+				links = slices.Delete(links, at, at+1)
+			}
+		default:
+			link, err := parseLink(m.Data)
+			switch {
+			case err != nil:
+				*l = listing{}
+				return
+			case link.TxQueues == 0: // a wireless event, without the attributes of the device
+			case found:
+				link.Addrs = links[at].Addrs
+				links[at] = link
+			default:
+				links = slices.Insert(links, at, link)
+			}
+		}
+	}
+	l.links, l.waiting = slices.Clip(links), nil
 }
 
-// Close ends the Listing.
-func (l *Listing) Close() error { return l.f.Close() }
+// address adds an address, or takes it away. It returns false if others were left out earlier, of
+// which one may take its place.
+func (l *Link) address(prefix string, there bool) bool {
+	i := slices.Index(l.Addrs, prefix)
+	switch {
+	case prefix == "" || there == (i >= 0):
+	case !there && len(l.Addrs) == maxAddrs:
+		return false
+	case !there:
+		l.Addrs = slices.Delete(slices.Clone(l.Addrs), i, i+1)
+	case len(l.Addrs) < maxAddrs:
+		l.Addrs = append(slices.Clip(l.Addrs), prefix)
+	}
+	return true
+}

@@ -3,6 +3,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,82 +13,106 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// The kernel is asked once per change, for what has changed only, however often the list is read,
-// and the list includes every change before the call.
-func TestListing(t *testing.T) {
+// The devices of a watched namespace are read once, and then kept up to date by the messages. The
+// list includes every change before the call.
+func TestMonitorLinks(t *testing.T) {
 	made := testkit.NetNS(t)
-	l, err := NewListing(made.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	names := func() map[string]Link {
+	ns := open(t, made.Path)
+	m := NewMonitor()
+	stop, err := m.Watch(ns, Interest{}, nil)
+	must(t, err)
+	defer stop()
+	reads := 0
+	list := func() []Link {
 		t.Helper()
-		links, err := l.Links()
-		if err != nil {
-			t.Fatal(err)
+		if s := m.space(ns.inode); !s.devices.known {
+			reads++
 		}
-		list := make(map[string]Link)
-		for _, link := range links {
-			list[link.Name] = link
-		}
-		return list
+		links, err := m.Links(ns, MostLinks)
+		must(t, err)
+		return links
 	}
-	names()
+	same := func(when string, want int) {
+		t.Helper()
+		got := list()
+		read, err := ns.Links(MostLinks)
+		must(t, err)
+		byIndex := cmpopts.SortSlices(func(a, b Link) bool { return a.Index < b.Index })
+		addrs := cmpopts.SortSlices(func(a, b string) bool { return a < b })
+		if diff := cmp.Diff(read, got, byIndex, addrs, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s (-read +listed):\n%s", when, diff)
+		}
+		if reads != want {
+			t.Errorf("%s: all devices were read %d times, want %d", when, reads, want)
+		}
+	}
+	same("at first", 1)
 	h := made.Handle(t)
 	for i := range 20 {
 		name := fmt.Sprint("fl", i)
-		if err := h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: name}}); err != nil {
-			t.Fatal(err)
-		}
-		if _, ok := names()[name]; !ok {
-			t.Errorf("%s is not in the list", name)
-		}
+		must(t, h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: name}}))
+		same(name, 1)
 		made.Address(t, name, fmt.Sprintf("10.1.%d.1/24", i))
-		for range 10 {
-			if got := names()[name].Addrs; len(got) != 1 {
-				t.Errorf("%s has the addresses %v", name, got)
-			}
-		}
+		same(name+" has an address", 1)
 	}
-	// Once for each device, and once for each address.
-	if l.lists != 1 || l.asked != 40 {
-		t.Errorf("the kernel was asked %d times for all devices, and %d times for one", l.lists, l.asked)
-	}
-	same := func(when string) {
-		t.Helper()
-		got, err := l.Links()
-		ns, wantErr := Open(made.Path)
-		if wantErr != nil {
-			t.Fatal(wantErr)
-		}
-		defer ns.Close()
-		want, wantErr := ns.Links(MostLinks)
-		byIndex := cmpopts.SortSlices(func(a, b Link) bool { return a.Index < b.Index })
-		if diff := cmp.Diff(want, got, byIndex); diff != "" || err != nil || wantErr != nil {
-			t.Errorf("%s (-want +got):\n%s%v %v", when, diff, err, wantErr)
-		}
-	}
-	same("made one by one")
 	link, err := h.LinkByName("fl7")
-	if err != nil {
-		t.Fatal(err)
+	must(t, err)
+	must(t, errors.Join(h.LinkSetName(link, "flnew"), h.LinkSetMTU(link, 1400)))
+	same("one is renamed", 1)
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "flbr"}}
+	must(t, errors.Join(h.LinkAdd(bridge), h.LinkSetMaster(link, bridge)))
+	same("is a port of a bridge", 1)
+	must(t, h.LinkSetNoMaster(link))
+	same("and no more", 1)
+	addr, err := netlink.ParseAddr("10.1.7.1/24")
+	must(t, errors.Join(err, h.AddrDel(link, addr)))
+	same("has no address", 1)
+	must(t, h.LinkDel(link))
+	same("and is removed", 1)
+	for i := range 30 {
+		must(t, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("flv", i)}, PeerName: fmt.Sprint("flw", i)}))
 	}
-	if err := errors.Join(h.LinkSetName(link, "flnew"), h.LinkSetMTU(link, 1400)); err != nil {
-		t.Fatal(err)
+	same("pairs", 1)
+	for range 2 * mostWaiting {
+		must(t, errors.Join(h.LinkSetMTU(bridge, 1400), h.LinkSetMTU(bridge, 1500)))
 	}
-	same("one is renamed")
-	if err := h.LinkDel(link); err != nil {
-		t.Fatal(err)
+	same("after too many changes", 2)
+	old := list()
+	was := slices.Clone(old)
+	must(t, h.LinkSetMTU(bridge, 1300))
+	same("once more", 2)
+	if diff := cmp.Diff(was, old); diff != "" {
+		t.Errorf("a list has changed after it was returned: %s", diff)
 	}
-	same("and removed")
-	for i := range 100 {
-		if err := h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("flv", i)}, PeerName: fmt.Sprint("flw", i)}); err != nil {
-			t.Fatal(err)
-		}
+}
+
+// More addresses than are listed: one that was left out takes the place of one that goes.
+func TestMonitorLinksOfManyAddresses(t *testing.T) {
+	made := testkit.NetNS(t)
+	ns := open(t, made.Path)
+	m := NewMonitor()
+	stop, err := m.Watch(ns, Interest{}, nil)
+	must(t, err)
+	defer stop()
+	h := made.Handle(t)
+	must(t, h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flmany"}}))
+	count := func() int {
+		links, err := m.Links(ns, MostLinks)
+		must(t, err)
+		return len(links[slices.IndexFunc(links, func(l Link) bool { return l.Name == "flmany" })].Addrs)
 	}
-	same("many at once")
-	if l.lists != 2 {
-		t.Errorf("the kernel was asked %d times for all devices", l.lists)
+	count()
+	for i := range maxAddrs + 1 {
+		made.Address(t, "flmany", fmt.Sprintf("10.1.%d.1/32", i))
+	}
+	if n := count(); n != maxAddrs {
+		t.Errorf("%d addresses are listed", n)
+	}
+	link, err := h.LinkByName("flmany")
+	must(t, err)
+	addr, err := netlink.ParseAddr("10.1.0.1/32")
+	must(t, errors.Join(err, h.AddrDel(link, addr)))
+	if n := count(); n != maxAddrs {
+		t.Errorf("%d addresses are listed after one was removed", n)
 	}
 }

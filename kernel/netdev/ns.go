@@ -171,13 +171,13 @@ func (ns *NS) Do(fn func() error) error {
 			err = ns.Do(fn)
 			return
 		}
-		home, herr := os.Open("/proc/thread-self/ns/net")
+		home, herr := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if herr != nil {
 			runtime.UnlockOSThread()
 			err = fmt.Errorf("enter netns %d: %w", ns.inode, herr)
 			return
 		}
-		defer home.Close()
+		defer unix.Close(home)
 		if serr := unix.Setns(int(ns.f.Fd()), unix.CLONE_NEWNET); serr != nil {
 			runtime.UnlockOSThread()
 			err = fmt.Errorf("enter netns %d: %w", ns.inode, serr)
@@ -186,7 +186,7 @@ func (ns *NS) Do(fn func() error) error {
 		// Deferred, so that the thread also comes back when fn panics or leaves; without the unlock
 		// the runtime ends the thread.
 		defer func() {
-			if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+			if unix.Setns(home, unix.CLONE_NEWNET) == nil {
 				runtime.UnlockOSThread()
 			}
 		}()

@@ -196,31 +196,6 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-func TestWatch(t *testing.T) {
-	testkit.OnKernels(t)
-	made := testkit.NetNS(t)
-	ns := open(t, made.Path)
-	events := make(chan struct{}, 1)
-	stop, err := ns.Watch(func() {
-		select {
-		case events <- struct{}{}:
-		default:
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := made.Handle(t)
-	ifb := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flifb"}}
-	if err := h.LinkAdd(ifb); err != nil {
-		t.Fatal(err)
-	}
-	<-events // hangs, and so fails, if there is none
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestFind(t *testing.T) {
 	bound, lived := testkit.NetNS(t), testkit.NetNS(t)
 	want := bound.Bind(t)

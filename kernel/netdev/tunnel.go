@@ -8,7 +8,6 @@ import (
 	"os"
 	"syscall"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,7 +53,7 @@ func (l Link) IsTunnel() bool { return l.Kind == "vxlan" || l.Kind == "geneve" }
 // Tunnels lists the tunnels of the namespace, without their addresses. It looks at up to most
 // devices: an error that matches [ErrMany] comes with those seen so far.
 func (ns *NS) Tunnels(most int) ([]Tunnel, error) {
-	list, err := bounded(ns, unix.NETLINK_ROUTE, most, false, linksRequest(), parseTunnel)
+	list, err := bounded(ns, unix.NETLINK_ROUTE, most, false, linksRequest(0), parseTunnel)
 	return list, ns.listed("tunnels", most, err)
 }
 
@@ -67,11 +66,9 @@ func parseTunnel(msg []byte) (t Tunnel, ok bool, err error) {
 	if err != nil || !(Link{Kind: kind}).IsTunnel() {
 		return t, false, err
 	}
-	l, err := netlink.LinkDeserialize(nil, msg)
-	if err != nil {
+	if t.Link, err = parseLink(msg); err != nil {
 		return t, false, err
 	}
-	t.Link = fromNetlink(l)
 	if kind == "vxlan" {
 		t.vxlan(data)
 	} else {
@@ -82,30 +79,21 @@ func parseTunnel(msg []byte) (t Tunnel, ok bool, err error) {
 
 // linkInfo returns the kind of a device, and its driver's data.
 func linkInfo(msg []byte) (kind string, data []syscall.NetlinkRouteAttr, err error) {
-	attrs, err := attributes(msg[unix.SizeofIfInfomsg:])
-	if err != nil {
-		return "", nil, err
-	}
-	for _, a := range attrs {
-		if a.Attr.Type&^unix.NLA_F_NESTED != unix.IFLA_LINKINFO {
-			continue
+	err = eachAttr(msg[unix.SizeofIfInfomsg:], func(typ uint16, info []byte) error {
+		if typ != unix.IFLA_LINKINFO {
+			return nil
 		}
-		infos, err := attributes(a.Value)
-		if err != nil {
-			return "", nil, err
-		}
-		for _, i := range infos {
-			switch i.Attr.Type &^ unix.NLA_F_NESTED {
+		return eachAttr(info, func(typ uint16, value []byte) (err error) {
+			switch typ {
 			case unix.IFLA_INFO_KIND:
-				kind = unix.ByteSliceToString(i.Value)
+				kind = unix.ByteSliceToString(value)
 			case unix.IFLA_INFO_DATA:
-				if data, err = attributes(i.Value); err != nil {
-					return "", nil, err
-				}
+				data, err = attributes(value)
 			}
-		}
-	}
-	return kind, data, nil
+			return err
+		})
+	})
+	return kind, data, err
 }
 
 func (t *Tunnel) vxlan(data []syscall.NetlinkRouteAttr) {

@@ -20,7 +20,8 @@ import (
 // network. On that one a container has a second network, docker_gwbridge, too.
 type churner struct {
 	*host
-	n int
+	n     int
+	plain bool // without labels
 }
 
 const churnNetwork, secondNetwork = "flchurn", "flsecond"
@@ -39,8 +40,11 @@ func (c *churner) run(n int) error {
 		args = append(args, "--network", churnNetwork)
 	}
 	netcpu := []string{"isolate", "charge", "auto", "observe"}[n%4]
-	for _, l := range []string{"netcpu=" + netcpu, fmt.Sprintf("net.ceil=%dmbit", 10+n%90), fmt.Sprintf("net.ingress.ceil=%dmbit", 10+n%90), "latency=on", "io.yield=auto"} {
-		args = append(args, "--label", "fairlead."+l)
+	labels := []string{"netcpu=" + netcpu, fmt.Sprintf("net.ceil=%dmbit", 10+n%90), fmt.Sprintf("net.ingress.ceil=%dmbit", 10+n%90), "latency=on", "io.yield=auto"}
+	for _, l := range labels {
+		if !c.plain {
+			args = append(args, "--label", "fairlead."+l)
+		}
 	}
 	_, err := c.Run(append(args, c.Image, "sleep", fmt.Sprint(1+n%4))...)
 	return err
@@ -60,6 +64,19 @@ func (c *churner) round(t *testing.T) {
 	for _, err := range errs {
 		must(t, err)
 	}
+}
+
+// rounds logs the CPU time that the agent spends for each container of some rounds.
+func (c *churner) rounds(t *testing.T, what string, rounds int) {
+	t.Helper()
+	began, cpu, first := time.Now(), testkit.CPUTime(t, c.agent.pid), c.n
+	for range rounds {
+		c.round(t)
+	}
+	c.empty(t)
+	each := (testkit.CPUTime(t, c.agent.pid) - cpu) / time.Duration(c.n-first)
+	t.Logf("%d containers %s in %v: %v of CPU each, %.1f MB", c.n-first, what, time.Since(began).Round(time.Second),
+		each.Round(100*time.Microsecond), testkit.Resident(t, c.agent.pid)/1e6)
 }
 
 // empty waits until no container runs.
@@ -86,17 +103,11 @@ func TestChurn(t *testing.T) {
 	c.agent.idles(c.atStart)
 	before := state{}
 	before.readDevices(t, "host", c.NS.Path)
-	held, memory := c.agent.descriptors(t), testkit.Resident(t, c.agent.pid)
-	began, cpu, first := time.Now(), testkit.CPUTime(t, c.agent.pid), c.n
-	for range testkit.ByTier(t, 5, 25, 60) {
-		c.round(t)
-	}
-	c.empty(t)
-	each := (testkit.CPUTime(t, c.agent.pid) - cpu) / time.Duration(c.n-first)
-	took := time.Since(began)
+	held := c.agent.descriptors(t)
+	c.rounds(t, "with labels", testkit.ByTier(t, 5, 25, 60))
+	c.plain = true
+	c.rounds(t, "without labels", testkit.ByTier(t, 2, 10, 20))
 	c.agent.idles(c.atStart)
-	t.Logf("%d containers in %v: %v of CPU each, %.1f MB, were %.1f", c.n-first, took.Round(time.Second),
-		each.Round(100*time.Microsecond), testkit.Resident(t, c.agent.pid)/1e6, memory/1e6)
 	after := state{}
 	after.readDevices(t, "host", c.NS.Path)
 	if diff := after.diff(before); diff != "" {

@@ -70,7 +70,7 @@ func (s *swarm) start(n int) {
 // path leads to the engine's namespace of the network at a node.
 func (s *swarm) path(n int) string {
 	s.t.Helper()
-	path, err := netdev.NewGlance("/proc").Find(s.inner[n])
+	path, err := netdev.NewGlance("/proc", nil).Find(s.inner[n])
 	must(s.t, err)
 	return path
 }

@@ -252,7 +252,7 @@ func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 		if end == nil || end.NetNS == d.NS.Inode {
 			t.Fatalf("host end %+v, want one in a namespace of its own", end)
 		}
-		path, err := netdev.NewGlance("/proc").Find(end.NetNS)
+		path, err := netdev.NewGlance("/proc", nil).Find(end.NetNS)
 		must(t, err)
 		under[n] = state{}
 		under[n].readDevices(t, "overlay", path)
@@ -291,7 +291,7 @@ func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 		a.forgets(i)
 		a.idles(atStart[n])
 		unchanged(t, d.NS, before[n], d.CgroupParent, i)
-		path, err := netdev.NewGlance("/proc").Find(overlay(a.reaches("plain", api.StateDone)).NetNS)
+		path, err := netdev.NewGlance("/proc", nil).Find(overlay(a.reaches("plain", api.StateDone)).NetNS)
 		must(t, err)
 		now := state{}
 		now.readDevices(t, "overlay", path)

@@ -351,19 +351,21 @@ func (is *Isolator) neededBy(id container.ID) (list []policy.Target) {
 // undo restores all changes for one container.
 func (is *Isolator) undo(id container.ID) error {
 	mine := func(e journal.Entry) bool { return e.Owner.Container == uint64(id) }
+	open := kernel.Opener(is.cfg.Roots)
 	// The threads first, in any order of moves: a group made later may hold them now.
-	out, err := is.restored(func(e journal.Entry) bool { return e.Ref.Kind == sched.KindKthread && mine(e) })
+	out, err := is.restored(open, func(e journal.Entry) bool { return e.Ref.Kind == sched.KindKthread && mine(e) })
 	is.vacated.now = append(is.vacated.now, out...)
-	return errors.Join(err, is.restore(mine))
+	_, rest := is.restored(open, mine)
+	return errors.Join(err, rest)
 }
 
 func (is *Isolator) restore(match func(journal.Entry) bool) error {
-	_, err := is.restored(match)
+	_, err := is.restored(kernel.Opener(is.cfg.Roots), match)
 	return err
 }
 
-func (is *Isolator) restored(match func(journal.Entry) bool) ([]journal.Outcome, error) {
-	return is.cfg.Journal.Restore(kernel.Opener(is.cfg.Roots), func(e journal.Entry) bool {
+func (is *Isolator) restored(open journal.Opener, match func(journal.Entry) bool) ([]journal.Outcome, error) {
+	return is.cfg.Journal.Restore(open, func(e journal.Entry) bool {
 		return e.Owner.Feature == is.cfg.Feature && match(e)
 	})
 }

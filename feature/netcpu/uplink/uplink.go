@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -33,14 +32,13 @@ type Finder struct {
 	find *netdev.Finder
 	who  *identity.Identity
 
-	mu      sync.Mutex
-	devices *netdev.Listing // of the host; nil until they are asked for
+	monitor *netdev.Monitor
 }
 
 // NewFinder makes a Finder for the host with its network namespace at a path. who knows which
-// namespaces are containers'.
-func NewFinder(host string, find *netdev.Finder, who *identity.Identity) *Finder {
-	return &Finder{host: host, find: find, who: who}
+// namespaces are containers'. monitor may be nil.
+func NewFinder(host string, find *netdev.Finder, who *identity.Identity, monitor *netdev.Monitor) *Finder {
+	return &Finder{host: host, find: find, who: who, monitor: monitor}
 }
 
 // Host returns the inode of the host's network namespace.
@@ -53,31 +51,14 @@ func (f *Finder) Host() (uint64, error) {
 	return ns.Inode(), nil
 }
 
-// Links lists the devices of the host's namespace. They are listed again only if
-// something has changed there.
+// Links lists the devices of the host's namespace.
 func (f *Finder) Links() ([]netdev.Link, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.devices == nil {
-		devices, err := netdev.NewListing(f.host)
-		if err != nil {
-			return nil, err
-		}
-		f.devices = devices
+	ns, err := netdev.Open(f.host)
+	if err != nil {
+		return nil, err
 	}
-	return f.devices.Links()
-}
-
-// Close ends the listing of the host's devices.
-func (f *Finder) Close() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.devices == nil {
-		return nil
-	}
-	err := f.devices.Close()
-	f.devices = nil
-	return err
+	defer ns.Close()
+	return f.monitor.Links(ns, netdev.MostLinks)
 }
 
 // Each calls do with the uplinks of c: the devices of the host's namespace that poll and are
@@ -111,11 +92,13 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 			errs = append(errs, err)
 			continue
 		}
-		list := f.Links
-		if inode != host {
-			list = func() ([]netdev.Link, error) { return ns.Links(netdev.MostLinks) }
+		all, err := f.monitor.Links(ns, netdev.MostLinks)
+		if err != nil {
+			errs = append(errs, err)
+			ns.Close()
+			continue
 		}
-		links, err := uplinks(ns, list, bridges[inode])
+		links, err := uplinks(ns, all, bridges[inode])
 		errs = append(errs, err)
 		for _, l := range links {
 			err := do(Uplink{Key: container.Device{NetNS: inode, Index: l.Index}, Link: l, NS: ns, Path: path, Host: inode == host})
@@ -128,13 +111,9 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 	return errors.Join(errs...)
 }
 
-// uplinks returns the uplinks among the devices of one namespace; bridges are the bridges that
-// reach the container.
-func uplinks(ns *netdev.NS, list func() ([]netdev.Link, error), bridges []string) (up []netdev.Link, err error) {
-	all, err := list()
-	if err != nil {
-		return nil, err
-	}
+// uplinks returns the uplinks among all devices of one namespace; bridges are the bridges that reach
+// the container.
+func uplinks(ns *netdev.NS, all []netdev.Link, bridges []string) (up []netdev.Link, err error) {
 	reached := make(map[int]bool)
 	for _, l := range all {
 		reached[l.Index] = slices.Contains(bridges, l.Name)

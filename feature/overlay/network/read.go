@@ -24,10 +24,8 @@ type Reader struct {
 	Find *netdev.Finder
 	Look func(at container.Device, path string) (qdisc.State, error) // ends.Ends.Look
 	Home func(netns uint64) bool                                     // a container lives in that namespace
-
-	// Listed returns the devices of Own, perhaps as they were before a change that other sockets have
-	// just been told of. If nil, they are read.
-	Listed func() ([]netdev.Link, error)
+	// Monitor lists devices; it may be nil.
+	Monitor *netdev.Monitor
 }
 
 // Read reads the agent's namespace, and those of host ends of containers, unless a container may
@@ -93,12 +91,7 @@ func (r Reader) space(ns *netdev.NS, path string, ways map[way]int) (s Space, er
 		}
 		return err
 	}
-	if r.Listed != nil && ns == r.Own {
-		s.Links, err = r.Listed()
-	} else {
-		s.Links, err = ns.Links(netdev.MostLinks)
-	}
-	if all(err) != nil {
+	if s.Links, err = r.Monitor.Links(ns, netdev.MostLinks); all(err) != nil {
 		return s, err
 	}
 	if err != nil || slices.ContainsFunc(s.Links, netdev.Link.IsTunnel) {
@@ -166,7 +159,7 @@ func (r Reader) leads(s Space, t netdev.Tunnel, ways map[way]int) (list []int) {
 		list = append(list, t.Below)
 	}
 	if len(list) == 0 && t.Local.IsValid() {
-		links, _ := r.Own.Links(netdev.MostLinks)
+		links, _ := r.Monitor.Links(r.Own, netdev.MostLinks)
 		for _, l := range links {
 			if slices.ContainsFunc(l.Addrs, func(prefix string) bool { return strings.HasPrefix(prefix, t.Local.String()+"/") }) {
 				list = append(list, l.Index)

@@ -227,14 +227,15 @@ func TestReadEnd(t *testing.T) {
 func TestReadListed(t *testing.T) {
 	testkit.OnKernels(t)
 	n := newNode(t)
-	listing, err := netdev.NewListing(n.Bind(t))
+	monitor := netdev.NewMonitor()
+	stop, err := monitor.Watch(n.reader.Own, netdev.Interest{}, nil)
 	must(t, err)
-	defer listing.Close()
+	defer stop()
 	same := func(after string, tunnels int) {
 		t.Helper()
 		want := n.networks(n.list)
-		n.reader.Listed = listing.Links
-		defer func() { n.reader.Listed = nil }()
+		n.reader.Monitor = monitor
+		defer func() { n.reader.Monitor = nil }()
 		if diff := cmp.Diff(want, n.networks(n.list), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || len(want) != tunnels {
 			t.Errorf("after %s there are %d networks, want %d; -read +listed:\n%s", after, len(want), tunnels, diff)
 		}

@@ -1,0 +1,402 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	watchPause  = 5 * time.Millisecond // between two reads, and between two calls of a watch
+	watchBuffer = 1 << 20              // bytes of a socket
+	watchGone   = time.Second          // between two looks at a path
+	maxDrain    = 8192                 // messages of one read
+	mostChanges = 64                   // of one call
+)
+
+// Monitor listens to the kernel's notifications of changes in network namespaces, and lists their
+// devices. All watches of a namespace share its sockets, and one list that the notifications keep
+// up to date. It is safe for concurrent use. A nil Monitor works, too, but shares nothing.
+type Monitor struct {
+	mu     sync.Mutex
+	spaces map[uint64]*space // those with a watch, by inode
+}
+
+// NewMonitor makes a Monitor that watches nothing.
+func NewMonitor() *Monitor { return &Monitor{spaces: make(map[uint64]*space)} }
+
+// Interest is what a watch is told, and when.
+type Interest struct {
+	// Causes are the changes that it is told of, beside Overrun and Gone. A watch without any is told
+	// nothing, and only keeps the list of devices up to date.
+	Causes []Cause
+	// Pause is the least time between the beginnings of two calls, at least 5 ms. The namespace's
+	// owner can cause a call after each pause.
+	Pause time.Duration
+	// Path ends the watch about a second after the path has ceased to lead to the namespace, which
+	// the watch would keep alive. "": it does not end.
+	Path string
+}
+
+// Watch calls changed with distinct changes in the namespace, in the order of their messages,
+// until stop is called. Calls come from one goroutine; one may still be under way when stop
+// returns. If there are too many changes, or messages were lost, Overrun stands for all. The watch
+// keeps the namespace alive, also after ns is closed.
+//
+// It reports neighbours and FDBs only if an entry has another address, port or VTEP, has gone, or
+// has come for an address seen before. A neighbour that is probed again, or is new, is no change.
+func (m *Monitor) Watch(ns *NS, about Interest, changed func([]Change)) (stop func() error, err error) {
+	if m == nil {
+		m = NewMonitor()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.spaces[ns.inode]
+	if s == nil {
+		s = &space{sockets: make(map[feed]*socket), watches: make(map[*watch]bool)}
+		if s.ns, err = ns.Dup(); err != nil {
+			return nil, err
+		}
+	}
+	w := &watch{about: about, changed: changed, wake: make(chan struct{}, 1), stopped: make(chan struct{})}
+	if err := s.begin(w); err != nil {
+		return nil, errors.Join(fmt.Errorf("watch netns %d: %w", ns.inode, err), s.end(w))
+	}
+	m.spaces[ns.inode] = s
+	stop = sync.OnceValue(func() error {
+		close(w.stopped)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if len(s.watches) == 1 {
+			delete(m.spaces, s.ns.inode)
+		}
+		return s.end(w)
+	})
+	go w.run(s.ns.inode, stop)
+	return stop, nil
+}
+
+// Links is [NS.Links]. For a watched namespace it costs little: the kernel is asked again only after
+// messages were lost. The kernel queues the message about a change before the changer's call
+// returns, so a caller sees what was there before. The exception is an IPv6 address, which the
+// kernel reports after duplicate address detection. The caller must not change the list.
+func (m *Monitor) Links(ns *NS, most int) ([]Link, error) {
+	if s := m.space(ns.inode); s != nil {
+		return s.list(ns, most)
+	}
+	return ns.Links(most)
+}
+
+// Open opens a watched namespace; nil if it is not watched.
+func (m *Monitor) Open(inode uint64) *NS {
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.spaces[inode]
+	if s == nil {
+		return nil
+	}
+	ns, err := s.ns.Dup()
+	if err != nil {
+		return nil // it is to be searched for, then
+	}
+	return ns
+}
+
+func (m *Monitor) space(inode uint64) *space {
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.spaces[inode]
+}
+
+// watch is one caller of Watch.
+type watch struct {
+	about   Interest
+	changed func([]Change)
+	wake    chan struct{} // holds one
+	stopped chan struct{}
+
+	mu      sync.Mutex
+	pending []Change // distinct
+}
+
+func (w *watch) run(inode uint64, stop func() error) {
+	var look <-chan time.Time
+	if w.about.Path != "" {
+		tick := time.NewTicker(watchGone)
+		defer tick.Stop()
+		look = tick.C
+	}
+	for {
+		select {
+		case <-w.stopped:
+			return
+		case <-look:
+			if !leads(w.about.Path, inode) {
+				_ = stop() // sockets have nothing to lose
+				w.changed([]Change{{Cause: Gone}})
+				return
+			}
+			continue
+		case <-w.wake:
+		}
+		began := time.Now()
+		w.changed(w.take())
+		select {
+		case <-w.stopped:
+			return
+		case <-time.After(max(watchPause, w.about.Pause-time.Since(began))):
+		}
+	}
+}
+
+// take returns the changes that wait.
+func (w *watch) take() []Change {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	list := w.pending
+	w.pending = nil
+	return list
+}
+
+// tell adds a change if the watch is interested in it.
+func (w *watch) tell(c Change) {
+	if !slices.Contains(w.about.Causes, c.Cause) && (c.Cause != Overrun || len(w.about.Causes) == 0) {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	overrun := Change{Cause: Overrun}
+	if slices.Contains(w.pending, c) || slices.Contains(w.pending, overrun) {
+		return
+	}
+	if w.pending = append(w.pending, c); c == overrun || len(w.pending) > mostChanges {
+		w.pending = []Change{overrun}
+	}
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// leads reports whether a path still leads to a namespace. One that cannot be examined at the moment
+// may.
+func leads(path string, inode uint64) bool {
+	there, err := Open(path)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNotNS) && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENOTDIR)
+	}
+	defer there.Close()
+	return there.Inode() == inode
+}
+
+// space is a watched namespace.
+type space struct {
+	ns *NS
+
+	mu      sync.Mutex
+	watches map[*watch]bool
+	sockets map[feed]*socket
+	devices listing
+	known   reaches // while neighbours are watched
+	qdiscs  qdiscs
+}
+
+// socket receives a feed.
+type socket struct {
+	f    *os.File
+	conn syscall.RawConn
+}
+
+// begin lets a watch take part. After an error, too, end is to be called.
+func (s *space) begin(w *watch) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watches[w] = true
+	for from := range w.feeds() {
+		if s.sockets[from] != nil {
+			continue
+		}
+		k, err := s.listen(from)
+		if feeds[from].family != unix.NETLINK_ROUTE && errors.Is(err, unix.EPROTONOSUPPORT) {
+			continue // the kernel has no such thing that could change
+		}
+		if err != nil {
+			return err
+		}
+		s.sockets[from] = k
+		go s.follow(k, from)
+		if from == near { // after the socket, so that no change is missed
+			if err := s.known.read(s.ns); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// feeds returns what a watch listens to. All keep the list of devices up to date.
+func (w *watch) feeds() map[feed]bool {
+	used := map[feed]bool{devices: true}
+	for _, c := range w.about.Causes {
+		used[feedOf[c]] = true
+	}
+	return used
+}
+
+// end lets a watch go, and closes what only that has used.
+func (s *space) end(w *watch) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.watches, w)
+	used := make(map[feed]bool)
+	for o := range s.watches {
+		maps.Copy(used, o.feeds())
+	}
+	var errs []error
+	for from, k := range s.sockets {
+		if !used[from] {
+			delete(s.sockets, from)
+			errs = append(errs, k.f.Close())
+		}
+	}
+	if !used[near] {
+		s.known = reaches{}
+	}
+	if !used[tc] {
+		s.qdiscs = nil
+	}
+	if len(s.watches) == 0 {
+		errs = append(errs, s.ns.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// listen opens the socket of a feed.
+func (s *space) listen(from feed) (*socket, error) {
+	var fd int
+	err := s.ns.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, feeds[from].family)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	k := &socket{f: os.NewFile(uintptr(fd), "netlink")}
+	join := func(group int) error {
+		return unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group)
+	}
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watchBuffer)
+	err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	for _, group := range feeds[from].groups {
+		err = errors.Join(err, join(group))
+	}
+	if optional := feeds[from].optional; optional != 0 {
+		_ = join(optional)
+	}
+	var cerr error
+	k.conn, cerr = k.f.SyscallConn()
+	if err = errors.Join(err, cerr); err != nil {
+		return nil, errors.Join(err, k.f.Close())
+	}
+	return k, nil
+}
+
+// follow reads the messages of a socket until it is closed.
+func (s *space) follow(k *socket, from feed) {
+	for k.conn.Read(func(fd uintptr) bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.drain(int(fd), from)
+	}) == nil {
+		time.Sleep(watchPause)
+	}
+}
+
+// drain takes in all pending messages, and reports whether there were any. s.mu is held.
+func (s *space) drain(fd int, from feed) (any bool) {
+	lost := messages(fd, func(m syscall.NetlinkMessage) {
+		any = true
+		switch from {
+		case nft:
+			s.tell(NFTChanged, 0)
+		case xfrm:
+			s.tell(PolicyChanged, 0)
+		default:
+			s.hear(m)
+		}
+	})
+	if lost {
+		switch from {
+		case devices:
+			s.devices = listing{}
+		case near:
+			s.known.lost(s.ns)
+		}
+		s.tell(Overrun, 0)
+	}
+	return any || lost
+}
+
+func (s *space) tell(cause Cause, device int) {
+	for w := range s.watches {
+		w.tell(Change{cause, device})
+	}
+}
+
+// list lists the devices, of which ns is another handle.
+func (s *space) list(ns *NS, most int) (links []Link, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.sockets[devices]
+	if k == nil || k.conn.Control(func(fd uintptr) { s.drain(int(fd), devices) }) != nil {
+		return ns.Links(most) // the last watch has just ended
+	}
+	return s.devices.all(ns, most)
+}
+
+// received holds buffers for messages.
+var received = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+
+// messages passes all pending messages of the kernel to see, which must not keep them: CAP_NET_ADMIN
+// in the namespace is enough to send others here. lost: there were more.
+func messages(fd int, see func(m syscall.NetlinkMessage)) (lost bool) {
+	buf := received.Get().(*[32 << 10]byte)
+	defer received.Put(buf)
+	for range maxDrain {
+		n, from, err := unix.Recvfrom(fd, buf[:], 0)
+		if errors.Is(err, unix.EAGAIN) {
+			return lost
+		}
+		if err != nil { // ENOBUFS
+			lost = true
+			continue
+		}
+		if kernel, ok := from.(*unix.SockaddrNetlink); !ok || kernel.Pid != 0 {
+			continue
+		}
+		list, err := syscall.ParseNetlinkMessage(buf[:n])
+		for _, m := range list {
+			if len(m.Data) < 8 {
+				lost = true
+				continue
+			}
+			see(m)
+		}
+		lost = lost || err != nil
+	}
+	return true
+}
