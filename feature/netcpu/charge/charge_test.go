@@ -46,9 +46,7 @@ func newChargeRig(t *testing.T, v2 bool, files ...string) *chargeRig {
 		layout.CPU = layout.V2
 	}
 	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { j.Close() })
 	r := &chargeRig{t: t, dir: filepath.Join(layout.CPU, "web"), now: time.Now(), costs: make(map[container.ID]Cost)}
 	r.Charger = idle(Config{

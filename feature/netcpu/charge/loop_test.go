@@ -32,9 +32,7 @@ func TestLoopBehindACall(t *testing.T) {
 func TestLoopSleeps(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "max 100000\n")
 	r.charge() // would go on for ever
-	if err := r.Add(r.container(), 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Add(r.container(), 0))
 	select {
 	case <-r.first:
 	default:
@@ -45,8 +43,6 @@ func TestLoopSleeps(t *testing.T) {
 	for r.turn.Busy().IsZero() { // it is at work
 		runtime.Gosched()
 	}
-	if err := r.Remove(webID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Remove(webID))
 	<-done
 }
