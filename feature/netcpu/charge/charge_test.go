@@ -351,23 +351,6 @@ func TestChargeWeightBesideQuota(t *testing.T) {
 	})
 }
 
-// The agent was killed while a container was in debt: the next agent does not take the quota that
-// it finds for the owner's.
-func TestChargeAdopts(t *testing.T) {
-	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
-		must(t, r.Add(r.container(), 0))
-		r.rounds(30, 20*ms, 0)
-		if r.read(file) == value {
-			t.Fatal("nothing is in force")
-		}
-		next := &chargeRig{Charger: idle(r.cfg), t: t, dir: r.dir}
-		must(t, next.Add(r.container(), 0))
-		if got := next.of[webID].limit.Quota; got != 50*ms || r.read(file) != value {
-			t.Errorf("quota of %v was adopted, %q is in force", got, r.read(file))
-		}
-	})
-}
-
 // The changes last while rounds are made, and lapse after the last.
 func TestChargeLapses(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {

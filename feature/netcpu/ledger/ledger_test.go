@@ -10,8 +10,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-const ms = time.Millisecond
-
 // TestMain makes rapid draw the same cases in each run: with others, a container of 8 ms once got
 // 9.4 (-rapid.seed=5815113021465649731 for TestBudgetHolds).
 func TestMain(m *testing.M) {
