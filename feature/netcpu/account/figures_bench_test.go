@@ -47,8 +47,8 @@ func byHandCounting(b *testing.B) (*Meter, *fabric) {
 	return m, f
 }
 
-// begin lets the windows of a Meter that was opened by hand begin.
-func (m *Meter) begin(b *testing.B) {
+// opens lets the windows of a Meter that was opened by hand begin.
+func (m *Meter) opens(b *testing.B) {
 	must(b, m.turn(steady))
 	m.windows.done = make(chan struct{})
 	go m.sample()
@@ -151,7 +151,7 @@ func BenchmarkEstimated(b *testing.B) {
 				must(b, v[1].Set(ns))
 			}
 			if how == "windows" {
-				m.begin(b)
+				m.opens(b)
 			} else {
 				m.mu.Lock()
 				must(b, m.turn(steady))
@@ -199,7 +199,7 @@ func BenchmarkTheftFound(b *testing.B) {
 			f.load(f.host, 1, "udp-send", "--to", "10.66.0.3:9000", "--rate", "2000", "--size", "64")
 			f.victim()
 			sender := f.load(f.host, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "0", "--size", "64")
-			m.begin(b)
+			m.opens(b)
 			until := func(to phase) {
 				b.Helper()
 				f.await(func() string {
