@@ -39,10 +39,12 @@ func TestLoopSleeps(t *testing.T) {
 		t.Error("the first container does not wake the loop")
 	}
 	done := make(chan struct{})
+	r.mu.Lock()
 	go func() { r.charge(); close(done) }()
-	for r.turn.Busy().IsZero() { // it is at work
+	for r.turn.Busy().IsZero() { // it is at work, and waits for the lock
 		runtime.Gosched()
 	}
+	r.mu.Unlock()
 	must(t, r.Remove(webID))
 	<-done
 }
