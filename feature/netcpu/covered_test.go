@@ -15,6 +15,7 @@ import (
 // The host's own uplink is a veth without GRO, which does not poll: isolate does what it can, and
 // reports what is not covered for as long as that lasts.
 func TestUncovered(t *testing.T) {
+	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	target := policy.Target{Container: h.container, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}
 	must(t, h.netcpu.Apply(t.Context(), target))

@@ -37,6 +37,7 @@ func (h *host) uplink(b *sandbox.Box, name string) {
 
 // The drop points of a deleted namespace go with it, while others stay.
 func TestDropPointsOfAGoneNamespace(t *testing.T) {
+	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	far := *h
 	far.ns = h.create(sandbox.Spec{Name: "nethost2", Bare: true})
@@ -65,6 +66,7 @@ func TestDropPointsOfAGoneNamespace(t *testing.T) {
 // points without a device are still removed.
 func TestDropPointsGoOn(t *testing.T) {
 	testkit.InFull(t)
+	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	h.uplink(h.ns, "nic1") // after nic0 in order
 	nic := h.Open(h.ns)

@@ -3,6 +3,7 @@ package netcpu_test
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -114,6 +115,17 @@ func newHost(t *testing.T, cpu sandbox.CPU) *host {
 		h.others[th.TID] = true
 	}
 	return h
+}
+
+// join makes one more container behind the bridge, with the address 10.66.0.n.
+func (h *host) join(name string, n int) (*sandbox.Box, container.Container) {
+	h.t.Helper()
+	box := h.create(sandbox.Spec{Name: fmt.Sprint(name, n)})
+	end := fmt.Sprint("h", n)
+	h.Join(box, fmt.Sprintf("10.66.0.%d/24", n), h.ns, end)
+	c := h.Describe(box)
+	c.Interfaces = []container.Interface{h.Veth(box, "eth0", h.ns, end)}
+	return box, c
 }
 
 // describe returns the sandbox as package container would find it.

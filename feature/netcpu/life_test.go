@@ -52,21 +52,22 @@ func TestContainerEnds(t *testing.T) {
 
 	// The engine has given up on the cgroups before Remove: the thread was in them. Of v2, TestTidy
 	// has names as engines give them.
-	for _, closes := range []bool{false, true} {
-		h = newHost(t, sandbox.CPU{})
-		in := h.container.Cgroup
+	for i, closes := range []bool{false, true} {
+		box, c := h.join("given-up", 3+i)
+		in := c.Cgroup
 		if in.V2 == in.CPU {
 			break
 		}
-		must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-		kill(t, h.box)
+		h.apply(c, policy.NetCPUIsolate)
+		kill(t, box)
 		until(t, "the engine removes the cgroup without threads", func() bool { return os.Remove(in.V2) == nil })
 		if err := os.Remove(in.CPU); err == nil {
 			t.Fatal("the engine could remove the cgroup with the thread")
 		}
-		must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+		must(t, h.netcpu.Remove(t.Context(), c.ID))
 		if closes {
 			must(t, h.netcpu.Close())
+			h.open()
 		}
 		for _, d := range []string{in.CPU, in.CPUSet} {
 			until(t, d+" is removed", func() bool { _, err := os.Stat(d); return errors.Is(err, os.ErrNotExist) })
@@ -74,11 +75,12 @@ func TestContainerEnds(t *testing.T) {
 	}
 
 	// The other order: everything has gone by itself before Remove.
-	h = newHost(t, sandbox.CPU{Quota: 100e6, Period: 100e6})
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-	kill(t, h.box)
-	h.vacate(h.container.Cgroup)
-	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	box, c := h.join("gone", 5)
+	must(t, box.Limit(sandbox.CPU{Quota: 100e6, Period: 100e6}))
+	h.apply(c, policy.NetCPUIsolate)
+	kill(t, box)
+	h.vacate(c.Cgroup)
+	must(t, h.netcpu.Remove(t.Context(), c.ID))
 	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
 	}
@@ -115,6 +117,7 @@ func (h *host) vacate(c container.Cgroup) {
 // The agent is killed and another one adopts what is in force.
 func TestAdopt(t *testing.T) {
 	testkit.InFull(t)
+	t.Parallel()
 	h := newHost(t, sandbox.CPU{Quota: 20e6, Period: 100e6})
 	before := h.state()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
@@ -136,36 +139,6 @@ func TestAdopt(t *testing.T) {
 	same(t, "given up", h.state(), before)
 	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
-	}
-}
-
-// Two containers in one network namespace are one tenant. When the payer ends, the other takes
-// over.
-func TestSharedNamespace(t *testing.T) {
-	testkit.InFull(t)
-	h := newHost(t, sandbox.CPU{})
-	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box})
-	one, two := h.container, h.describe(shared)
-	if one.NetNS != two.NetNS || one.ID == two.ID {
-		t.Fatalf("containers %+v and %+v, want one namespace and two cgroups", one, two)
-	}
-	apply := func(c container.Container) {
-		t.Helper()
-		must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
-	}
-	where := func() string { return strings.Join(h.threads()["eth0"], " ") }
-	apply(one)
-	apply(two)
-	if where() != payer(one) {
-		t.Errorf("threads are in %q, want them with the first, %s", where(), payer(one))
-	}
-	must(t, h.netcpu.Remove(t.Context(), one.ID))
-	if where() != payer(two) {
-		t.Errorf("after the first has ended threads are in %q, want %s", where(), payer(two))
-	}
-	must(t, h.netcpu.Remove(t.Context(), two.ID))
-	if where() != "" || len(h.notes()) != 0 {
-		t.Errorf("after both have ended: threads in %q, journal %+v", where(), h.notes())
 	}
 }
 
@@ -206,56 +179,22 @@ func TestApplyRefuses(t *testing.T) {
 	if err := h.netcpu.Apply(ctx, h.target(policy.NetCPUIsolate)); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
+
+	// Packets that cannot all be accounted for are no reason not to isolate. The status names the gap.
+	if _, err := h.netcpu.Read(); err == nil {
+		target := h.target(policy.NetCPUIsolate)
+		gone := container.Interface{Name: "gone0", Index: 99, Kind: "macvlan", Host: container.HostEnd{NetNS: 1, Index: 1}}
+		target.Container.Interfaces = append(target.Container.Interfaces[:1:1], gone)
+		if err := h.netcpu.Apply(t.Context(), target); err == nil || !strings.Contains(err.Error(), "observe") {
+			t.Errorf("a device that is not there: %v, want an error about observing", err)
+		}
+		if got := h.threads()["eth0"]; len(got) != 1 || got[0] != payer(h.container) {
+			t.Errorf("threads of eth0 are in %q, want %q", got, payer(h.container))
+		}
+	}
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal after Remove: %+v", left)
-	}
-}
-
-// A container with packets that cannot all be accounted for is still isolated, and its status names
-// the gap.
-func TestIsolateWithoutAccounts(t *testing.T) {
-	testkit.InFull(t)
-	h := newHost(t, sandbox.CPU{})
-	if _, err := h.netcpu.Read(); err != nil {
-		testkit.Skip(t, "kernel keeps no accounts")
-	}
-	target := h.target(policy.NetCPUIsolate)
-	gone := container.Interface{Name: "gone0", Index: 99, Kind: "macvlan", Host: container.HostEnd{NetNS: 1, Index: 1}}
-	target.Container.Interfaces = append(target.Container.Interfaces[:1:1], gone)
-	if err := h.netcpu.Apply(t.Context(), target); err == nil || !strings.Contains(err.Error(), "observe") {
-		t.Errorf("a device that is not there: %v, want an error about observing", err)
-	}
-	if got := h.threads()["eth0"]; len(got) != 1 || got[0] != payer(h.container) {
-		t.Errorf("threads of eth0 are in %q, want %q", got, payer(h.container))
-	}
-	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-}
-
-// Real packets: a flood reaches the receiver through its thread, and packets beyond its queue are
-// dropped at the uplink.
-func TestFloodIsDroppedAtTheUplink(t *testing.T) {
-	testkit.InFull(t)
-	h := newHost(t, oneCPU)
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-	board := h.start(h.box, "udp-recv")
-	// The container's tasks keep its thread from emptying its queue.
-	for range 8 {
-		h.start(h.box, "burn")
-	}
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
-	deadline := time.Now().Add(90 * time.Second)
-	for {
-		r, err := h.netcpu.Read()
-		must(t, err)
-		drops, own, received := h.netcpu.Drops()[h.container.ID], of(r, h).Own, board.Read().Since(load.Reading{}).Ops
-		if drops.Dropped > 0 && own > 0 && received > 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after 90 s of flood: %+v, its threads had %v, %d received", drops, own, received)
-		}
-		time.Sleep(50 * time.Millisecond)
 	}
 }
 
@@ -268,50 +207,39 @@ func TestFloodBeyondQuota(t *testing.T) {
 	if throttled {
 		testkit.Skip(t, "kernel throttles kernel threads")
 	}
-	t.Run("its own", func(t *testing.T) {
-		h := newHost(t, sandbox.CPU{})
-		h.dropsBeyond(func(quota, period time.Duration) error {
-			return h.box.Limit(sandbox.CPU{Quota: quota, Period: period})
-		})
-	})
-	t.Run("above", func(t *testing.T) {
-		h := newHost(t, sandbox.CPU{})
-		dir, v2 := filepath.Dir(h.container.Cgroup.CPU), h.container.Cgroup.CPU == h.container.Cgroup.V2
-		knob, _ := cgroup.Quota(dir, v2, 0, 0)
-		none, err := knob.Read()
-		must(t, err)
-		t.Cleanup(func() { must(t, knob.Write(none)) })
-		h.dropsBeyond(func(quota, period time.Duration) error {
-			_, value := cgroup.Quota(dir, v2, quota, period)
-			return knob.Write(value)
-		})
-	})
-}
-
-// dropsBeyond floods the container with some quotas in turn, until packets are both dropped and
-// received under one.
-func (h *host) dropsBeyond(limit func(quota, period time.Duration) error) {
-	h.t.Helper()
+	h := newHost(t, sandbox.CPU{})
 	// Before the quota, with which they would not start within the time of a test.
 	board := h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
-	// With the first quota an emulated CPU may need all of it for the packet that passes each
-	// millisecond, and have no time to receive. The right quota depends on the machine: each one
-	// gets some seconds.
-	quotas := []time.Duration{5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond}
-	for turn, began := 0, time.Now(); time.Since(began) < 90*time.Second; turn++ {
-		quota := quotas[turn%len(quotas)]
-		must(h.t, limit(quota, 100*time.Millisecond))
-		h.apply(h.container, policy.NetCPUIsolate)
-		dropped, was := h.beyond(), board.Read()
-		for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-			if h.beyond() > dropped && board.Read().Since(was).Ops > 0 {
-				return
+	own := h.container.Cgroup.CPU
+	for _, dir := range []string{own, filepath.Dir(own)} {
+		knob, _ := cgroup.Quota(dir, own == h.container.Cgroup.V2, 0, 0)
+		none, err := knob.Read()
+		must(t, err)
+		t.Cleanup(func() { must(t, knob.Write(none)) })
+		// With the first quota an emulated CPU may need all of it for the packet that passes each
+		// millisecond, and have no time to receive. The right quota depends on the machine: each one
+		// gets some seconds.
+		both := func(quota time.Duration) bool {
+			_, value := cgroup.Quota(dir, own == h.container.Cgroup.V2, quota, 100*time.Millisecond)
+			must(t, knob.Write(value))
+			h.apply(h.container, policy.NetCPUIsolate)
+			dropped, was := h.beyond(), board.Read()
+			for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+				if h.beyond() > dropped && board.Read().Since(was).Ops > 0 {
+					return true
+				}
 			}
+			return false
 		}
-		h.t.Logf("quota %v: %v packets dropped for its sake, %d received", quota, h.beyond()-dropped, board.Read().Since(was).Ops)
+		quotas := []time.Duration{5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond}
+		turn := 0
+		until(t, "packets are both dropped for the quota of "+dir+", and received", func() bool {
+			turn++
+			return both(quotas[turn%len(quotas)])
+		})
+		must(t, knob.Write(none))
 	}
-	h.t.Fatal("with no quota packets were both dropped for its sake and received")
 }
 
 // beyond returns the number of packets dropped because of a quota.

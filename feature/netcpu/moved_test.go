@@ -3,7 +3,6 @@ package netcpu_test
 import (
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -45,6 +44,15 @@ func (m *moving) owners(when, dir, was string) {
 	}
 }
 
+// ended checks that nothing is left of a mode.
+func (m *moving) ended(dir, was string) {
+	m.t.Helper()
+	m.owners("in the end", dir, was)
+	if left := m.notes(); len(left) != 0 || len(m.threads()) != 0 {
+		m.t.Errorf("in the end: threads %v, journal %+v", m.threads(), left)
+	}
+}
+
 func (m *moving) lowered(dir string) bool {
 	return limitsOf(m.t, dir).Quota < m.limits[m.elsewhere.Cgroup.CPU].Quota
 }
@@ -77,8 +85,6 @@ func (m *moving) inForce(when string, c container.Container, mode policy.NetCPU)
 	until(m.t, when+", packets are charged to it", func() bool { return m.accounts()[c.ID] > from[c.ID]+10*time.Millisecond })
 	m.addsUp(when)
 }
-
-var movedModes = []policy.NetCPU{policy.NetCPUIsolate, policy.NetCPUCharge}
 
 // All processes of a container are moved to other cgroups, which makes it another container:
 // everything that was changed for the first is undone, whichever of the two the agent sees first,
@@ -120,72 +126,49 @@ func TestMovedElsewhere(t *testing.T) {
 			// An empty cgroup can be removed.
 			until(t, "its cgroup can be removed", func() bool { return os.Remove(one.Cgroup.CPU) == nil })
 			must(t, m.netcpu.Remove(t.Context(), two.ID))
-			m.owners("in the end", two.Cgroup.CPU, two.Cgroup.CPU)
-			if left := m.notes(); len(left) != 0 || len(m.threads()) != 0 {
-				t.Errorf("in the end: threads %v, journal %+v", m.threads(), left)
-			}
+			m.ended(two.Cgroup.CPU, two.Cgroup.CPU)
 		})
 	}
 }
 
 // If the cpu controller has a hierarchy of its own, a container can be moved in that alone, with
-// the threads in it or without, and its cgroup can be renamed: it remains the same container.
+// the threads in it or without, and its cgroup can be renamed: it remains the same container, with
+// its changes and the record of its owner's limit.
 func TestMovedInHierarchy(t *testing.T) {
 	t.Parallel()
 	for mode, kthreads := range map[policy.NetCPU]bool{policy.NetCPUIsolate: true, policy.NetCPUCharge: false} {
-		t.Run(string(mode)+", with kernel threads "+strconv.FormatBool(kthreads), func(t *testing.T) {
-			needOwnHierarchy(t)
-			m := newMoving(t)
-			c := m.container
-			m.apply(c, mode)
-			m.inForce("before", c, mode)
-			was := c.Cgroup.CPU
-			m.move(was, m.elsewhere.Cgroup.CPU, kthreads)
-			c.Cgroup.CPU = m.elsewhere.Cgroup.CPU
-			for range 2 { // the second time there is nothing to do
-				m.apply(c, mode)
-			}
-			m.owners("moved away", was, was)
-			m.inForce("moved", c, mode)
-			until(t, "its cgroup can be removed", func() bool { return os.Remove(was) == nil })
-			must(t, m.netcpu.Remove(t.Context(), c.ID))
-			m.owners("in the end", c.Cgroup.CPU, c.Cgroup.CPU)
-			if left := m.notes(); len(left) != 0 || len(m.threads()) != 0 {
-				t.Errorf("in the end: threads %v, journal %+v", m.threads(), left)
-			}
-		})
-	}
-}
-
-// A renamed cgroup keeps its changes, and the record of its owner's limit.
-func TestRenamed(t *testing.T) {
-	t.Parallel()
-	for _, mode := range movedModes {
 		t.Run(string(mode), func(t *testing.T) {
 			needOwnHierarchy(t)
 			m := newMoving(t)
 			c := m.container
 			m.apply(c, mode)
 			m.inForce("before", c, mode)
-			was := c.Cgroup.CPU
+			was, to := c.Cgroup.CPU, m.elsewhere.Cgroup.CPU
+			m.move(was, to, kthreads)
+			c.Cgroup.CPU = to
+			for range 2 { // the second time there is nothing to do
+				m.apply(c, mode)
+			}
+			m.owners("moved away", was, was)
+			m.inForce("moved", c, mode)
+			until(t, "its cgroup can be removed", func() bool { return os.Remove(was) == nil })
+
 			c.Cgroup.CPU += "-renamed"
-			must(t, os.Rename(was, c.Cgroup.CPU))
-			t.Cleanup(func() { os.Rename(c.Cgroup.CPU, was) }) // for its removal
-			time.Sleep(time.Second)                            // rounds before the rename is known
+			must(t, os.Rename(to, c.Cgroup.CPU))
+			t.Cleanup(func() { os.Rename(c.Cgroup.CPU, to) }) // for its removal
+			from := m.accounts()[c.ID]
+			until(t, "its packets cost something before the rename is known", func() bool { return m.accounts()[c.ID] > from+50*time.Millisecond })
 			for range 2 {
 				m.apply(c, mode)
 			}
 			m.inForce("renamed", c, mode)
 			for _, e := range m.notes() {
-				if strings.Contains(e.Ref.Object+"/", was+"/") || e.Wrote == was {
+				if strings.Contains(e.Ref.Object+"/", to+"/") || e.Wrote == to {
 					t.Errorf("the journal still has %+v", e)
 				}
 			}
 			must(t, m.netcpu.Remove(t.Context(), c.ID))
-			m.owners("in the end", c.Cgroup.CPU, was)
-			if left := m.notes(); len(left) != 0 || len(m.threads()) != 0 {
-				t.Errorf("in the end: threads %v, journal %+v", m.threads(), left)
-			}
+			m.ended(c.Cgroup.CPU, to)
 		})
 	}
 }
@@ -206,37 +189,33 @@ func needOwnHierarchy(t *testing.T) {
 func TestMovedToAnotherNetwork(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
-	for _, mode := range movedModes {
-		t.Run(string(mode), func(t *testing.T) {
-			h := newHost(t, sandbox.CPU{})
-			other := h.create(sandbox.Spec{Name: "other"})
-			h.Join(other, "10.66.0.3/24", h.ns, "h1")
-			one, two := h.container, h.Describe(other)
-			two.ID, two.Cgroup = one.ID, one.Cgroup
-			two.Interfaces = []container.Interface{h.Veth(other, "eth0", h.ns, "h1")}
-			before := h.state()
-			h.apply(one, mode)
-			for range 2 { // the second time there is nothing to do
-				h.apply(two, mode)
+	h := newHost(t, sandbox.CPU{})
+	_, two := h.join("other", 3)
+	one := h.container
+	two.ID, two.Cgroup = one.ID, one.Cgroup
+	before := h.state()
+	attached := func(box *sandbox.Box, device string) int {
+		state, err := hook.Open("/proc", h.journal).Look(container.Device{NetNS: h.Open(box).Inode(), Index: h.Index(box, device)}, box.NetNS())
+		must(t, err)
+		return len(state.Egress)
+	}
+	for _, mode := range []policy.NetCPU{policy.NetCPUIsolate, policy.NetCPUCharge} {
+		h.apply(one, mode)
+		for range 2 { // the second time there is nothing to do
+			h.apply(two, mode)
+		}
+		moved := h.state()
+		for _, name := range []string{"eth0 gro", "eth0 threaded", "eth0 rps", "h0 tso"} {
+			if moved[name] != before[name] {
+				t.Errorf("%s, moved: %s is %q, want %q", mode, name, moved[name], before[name])
 			}
-			moved := h.state()
-			for _, name := range []string{"eth0 gro", "eth0 threaded", "eth0 rps", "h0 tso"} {
-				if moved[name] != before[name] {
-					t.Errorf("moved: %s is %q, want %q", name, moved[name], before[name])
-				}
-			}
-			attached := func(box *sandbox.Box, device string) int {
-				state, err := hook.Open("/proc", h.journal).Look(container.Device{NetNS: h.Open(box).Inode(), Index: h.Index(box, device)}, box.NetNS())
-				must(t, err)
-				return len(state.Egress)
-			}
-			if was, is := attached(h.ns, "h0"), attached(h.ns, "h1"); was != 0 || is != 1 {
-				t.Errorf("moved: %d programs count what the first veth gets, and %d the second, want 0 and 1", was, is)
-			}
-			must(t, h.netcpu.Remove(t.Context(), two.ID))
-			if left := h.notes(); len(left) != 0 || attached(h.ns, "h1") != 0 {
-				t.Errorf("in the end: journal %+v", left)
-			}
-		})
+		}
+		if was, is := attached(h.ns, "h0"), attached(h.ns, "h3"); was != 0 || is != 1 {
+			t.Errorf("%s, moved: %d programs count what the first veth gets, and %d the second, want 0 and 1", mode, was, is)
+		}
+		must(t, h.netcpu.Remove(t.Context(), two.ID))
+		if left := h.notes(); len(left) != 0 || attached(h.ns, "h3") != 0 {
+			t.Errorf("%s, in the end: journal %+v", mode, left)
+		}
 	}
 }

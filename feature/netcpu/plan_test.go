@@ -17,6 +17,7 @@ import (
 // Isolate changes what Plan announced; Plan itself changes nothing.
 func TestPlan(t *testing.T) {
 	testkit.InFull(t)
+	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	before := h.state()
 	plan, err := h.netcpu.Plan(t.Context(), h.container)

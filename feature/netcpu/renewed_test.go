@@ -17,17 +17,26 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A container with a queue ends after the uplink has recreated its queues: its changes are still
-// undone.
+// A container that gets a quota while it has a queue loses the queue if the quota does not stop its
+// thread, and gets one again without the quota. If it ends after the uplink has recreated its
+// queues, its changes are still undone.
 func TestQueueOfAnEndedThread(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
+	throttled, err := probe.KthreadsThrottled(kernel.Default())
+	must(t, err)
 	h := newHost(t, sandbox.CPU{})
 	h.needNAPIs()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", worth())
 	h.untilThreads("one container's packets alone", payer(h.container), h.uplinkGroup())
+	if !throttled {
+		must(t, h.box.Limit(sandbox.CPU{Quota: 80 * time.Millisecond, Period: 100 * time.Millisecond}))
+		h.untilThreads("with a quota over two CPUs", h.uplinkGroup(), h.uplinkGroup())
+		must(t, h.box.Limit(sandbox.CPU{Quota: -1}))
+		h.untilThreads("without a quota again", payer(h.container), h.uplinkGroup())
+	}
 	was := h.polling("nic0")
 	h.Change(h.ns, "nic0", (*netlink.Handle).LinkSetDown)
 	until(t, "the threads of nic0 end", func() bool {
@@ -94,31 +103,6 @@ func TestThreadsMadeAnew(t *testing.T) {
 		t.Errorf("journal after Remove: %+v", left)
 	}
 	same(t, "after Remove", h.state(), before)
-}
-
-// A container that gets a quota while it has a queue loses the queue if the quota does not stop its
-// thread, and may get one again without the quota. The queue goes back before the container ends.
-func TestQueueFollowsQuota(t *testing.T) {
-	testkit.InFull(t)
-	t.Parallel()
-	throttled, err := probe.KthreadsThrottled(kernel.Default())
-	must(t, err)
-	h := newHost(t, sandbox.CPU{})
-	h.needNAPIs()
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-	h.start(h.box, "udp-recv")
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", worth())
-	h.untilThreads("without a quota", payer(h.container), h.uplinkGroup())
-	if !throttled {
-		must(t, h.box.Limit(sandbox.CPU{Quota: 80 * time.Millisecond, Period: 100 * time.Millisecond}))
-		h.untilThreads("with a quota over two CPUs", h.uplinkGroup(), h.uplinkGroup())
-		must(t, h.box.Limit(sandbox.CPU{Quota: -1}))
-		h.untilThreads("without a quota again", payer(h.container), h.uplinkGroup())
-	}
-	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-	if got := h.threads(); len(got) != 0 || len(h.notes()) != 0 {
-		t.Errorf("after Remove: threads %v, journal %+v", got, h.notes())
-	}
 }
 
 // hastened reports whether this many threads of a device have their slice, which is set last, if

@@ -93,28 +93,43 @@ func TestModesInOneNamespace(t *testing.T) {
 	}
 }
 
-// The agent is killed, and the payer of a namespace ends. The changes that the next agent has
-// adopted for the other container are not undone with those of the payer.
-func TestSharedNamespaceIsAdopted(t *testing.T) {
+// Two isolated containers in one network namespace are one tenant. When the payer ends, the other
+// takes over, also where the agent was killed meanwhile: the changes that the next agent has adopted
+// for the other container are not undone with those of the payer.
+func TestSharedNamespace(t *testing.T) {
+	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
 	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box})
 	one, two := h.container, h.describe(shared)
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	if one.NetNS != two.NetNS || one.ID == two.ID {
+		t.Fatalf("containers %+v and %+v, want one namespace and two cgroups", one, two)
+	}
+	pays := func(when string, want container.Container) {
+		t.Helper()
+		if got := strings.Join(h.threads()["eth0"], " "); got != payer(want) {
+			t.Errorf("%s: threads are in %q, want %s", when, got, payer(want))
+		}
+	}
+	h.apply(one, policy.NetCPUIsolate)
+	h.apply(two, policy.NetCPUIsolate)
+	pays("both are isolated", one)
+	must(t, h.netcpu.Remove(t.Context(), one.ID))
+	pays("the first has ended", two)
+	h.apply(one, policy.NetCPUIsolate)
+	must(t, h.netcpu.Remove(t.Context(), two.ID))
 	must(t, h.netcpu.Close())
 
 	h.open()
-	must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: two, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
+	h.apply(two, policy.NetCPUIsolate)
 	during := h.state()
 	out, err := h.journal.Restore(kernel.Opener(kernel.Default()), func(e journal.Entry) bool { return e.Owner.Container == uint64(one.ID) })
 	must(t, err)
 	must(t, kernel.Tidy(kernel.Default(), out))
 	same(t, "after the first was swept away", h.state(), during)
-	if got := strings.Join(h.threads()["eth0"], " "); got != payer(two) {
-		t.Errorf("threads are in %q, want %s", got, payer(two))
-	}
+	pays("with another agent", two)
 	must(t, h.netcpu.Remove(t.Context(), two.ID))
-	if left := h.notes(); len(left) != 0 {
-		t.Errorf("journal: %+v", left)
+	if left := h.notes(); len(left) != 0 || len(h.threads()) != 0 {
+		t.Errorf("after both have ended: threads in %v, journal %+v", h.threads(), left)
 	}
 }
 

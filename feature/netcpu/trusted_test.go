@@ -13,6 +13,7 @@ import (
 // A container makes a namespace with a bridge, and a veth that leads there: devices that poll at
 // that bridge are not the host's uplinks.
 func TestNoUplinksOfAContainer(t *testing.T) {
+	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	child := h.create(sandbox.Spec{Name: "child"})
 	must(t, child.Bridge("br1", netip.Prefix{}))

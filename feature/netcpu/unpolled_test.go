@@ -28,8 +28,7 @@ func TestQueueUnpolled(t *testing.T) {
 	}
 	h := newHost(t, sandbox.CPU{})
 	h.needNAPIs()
-	other := h.create(sandbox.Spec{Name: "neighbour"})
-	h.Join(other, "10.66.0.3/24", h.ns, "h1")
+	other, _ := h.join("neighbour", 3)
 	// The sender's CPU chooses the queue, as a NIC's steering would.
 	must(t, h.wire.SetQueues("wire", "tx", "xps_cpus", func(q int) string { return strconv.Itoa(1 << q) }))
 	// Static neighbour entries prevent ARP meanwhile: a request counts as another's packet, and may

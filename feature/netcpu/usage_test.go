@@ -11,19 +11,21 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
+var must = testkit.Must
+
 // The files of a container's cgroups are open only while it runs.
 func TestUsagesClose(t *testing.T) {
 	root := t.TempDir()
 	var running []container.Container
 	for i := range 3 {
 		dir := filepath.Join(root, fmt.Sprint(i))
-		testkit.Must(t, os.Mkdir(dir, 0o755))
-		testkit.Must(t, os.WriteFile(filepath.Join(dir, "cpu.stat"), []byte("usage_usec 7\n"), 0o644))
+		must(t, os.Mkdir(dir, 0o755))
+		must(t, os.WriteFile(filepath.Join(dir, "cpu.stat"), []byte("usage_usec 7\n"), 0o644))
 		running = append(running, container.Container{ID: container.ID(i), Started: time.Now(), Cgroup: container.Cgroup{V2: dir}})
 	}
 	open := func() (n int) {
 		links, err := filepath.Glob("/proc/self/fd/*")
-		testkit.Must(t, err)
+		must(t, err)
 		for _, l := range links {
 			if to, err := os.Readlink(l); err == nil && filepath.Dir(filepath.Dir(to)) == root {
 				n++

@@ -66,17 +66,11 @@ func TestWaits(t *testing.T) {
 // The threads of a container are read within bounds, and only where they are found.
 func TestThreadsOf(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(dir+"/cgroup.threads", []byte("7\n8\n9\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(dir+"/cgroup.threads", []byte("7\n8\n9\n"), 0o644))
 	proc := t.TempDir()
 	for tid, text := range map[string]string{"7": "5 6 7\n", "8": "1 2 3\n"} { // 9 has ended
-		if err := os.Mkdir(proc+"/"+tid, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(proc+"/"+tid+"/schedstat", []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(proc+"/"+tid, 0o755))
+		must(t, os.WriteFile(proc+"/"+tid+"/schedstat", []byte(text), 0o644))
 	}
 	if got := threadsOf(proc, dir, 3); len(got) != 2 || got[7] != (sched.Usage{Ran: 5, Waited: 6, Turns: 7}) {
 		t.Errorf("threads %v", got)

@@ -136,6 +136,7 @@ func (h *host) flood(count func(drop.Counters) uint64, args ...string) (dropped 
 
 // A dropped packet counts with all of its bytes, including further fragments.
 func TestXDPCountsFragments(t *testing.T) {
+	t.Parallel()
 	h := newHost(t, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond})
 	for _, d := range []struct {
 		box  *sandbox.Box
@@ -224,58 +225,50 @@ func verdict(t *testing.T) *ebpf.Program {
 // reason.
 func TestXDPKeepsOut(t *testing.T) {
 	testkit.InFull(t)
-	type obstacle struct {
-		name    string
-		prepare func(h *host) (foreign bool)
-		why     string
-	}
-	for _, c := range testkit.Cases(t, 2,
-		obstacle{"too few queues", func(h *host) bool {
-			must(t, h.Open(h.ns).Do(func() error {
-				e, err := ethtool.NewEthtool()
-				if err != nil {
-					return err
-				}
-				defer e.Close()
-				_, err = e.SetChannels("nic0", ethtool.Channels{RxCount: 1, TxCount: 2})
+	t.Parallel()
+	h := newHost(t, sandbox.CPU{})
+	h.byXDP()
+	channels := func(rx uint32) error {
+		return h.Open(h.ns).Do(func() error {
+			e, err := ethtool.NewEthtool()
+			if err != nil {
 				return err
-			}))
-			return false
-		}, unix.ENOSPC.Error()},
-		obstacle{"a link", func(h *host) bool {
-			must(t, h.Open(h.ns).Do(func() error {
-				l, err := link.AttachXDP(link.XDPOptions{Interface: h.Index(h.ns, "nic0"), Program: verdict(t), Flags: link.XDPDriverMode})
-				if err == nil {
-					t.Cleanup(func() { l.Close() })
-				}
-				return err
-			}))
-			return true
-		}, netdev.ErrXDPTaken.Error()},
-		obstacle{"generic", func(h *host) bool {
-			must(t, h.attach(verdict(t), 1<<1)) // XDP_FLAGS_SKB_MODE
-			return true
-		}, netdev.ErrXDPTaken.Error()},
-	) {
-		t.Run(c.name, func(t *testing.T) {
-			h := newHost(t, sandbox.CPU{})
-			h.byXDP()
-			foreign := c.prepare(h)
-			was, before := h.xdp(), h.features()
-			if foreign == (was == 0) {
-				t.Fatalf("XDP program %d", was)
 			}
-			h.apply(h.container, policy.NetCPUIsolate)
-			h.apply(h.container, policy.NetCPUIsolate)
-			if d := h.dropPoint(); d.By != drop.ByTC || !strings.Contains(d.Why, c.why) || d.Why == "" {
-				t.Errorf("the uplink drops at %+v", d)
-			}
-			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-			if id := h.xdp(); id != was {
-				t.Errorf("XDP program %d in place of %d", id, was)
-			}
-			same(t, "after Remove", h.features(), before)
+			defer e.Close()
+			_, err = e.SetChannels("nic0", ethtool.Channels{RxCount: rx, TxCount: 2})
+			return err
 		})
+	}
+	var foreign link.Link
+	const generic = 1 << 1 // XDP_FLAGS_SKB_MODE
+	for _, c := range []struct {
+		name       string
+		begin, end func() error
+		why        error
+	}{
+		{"too few queues", func() error { return channels(1) }, func() error { return channels(2) }, unix.ENOSPC},
+		{"a link", func() error {
+			return h.Open(h.ns).Do(func() (err error) {
+				foreign, err = link.AttachXDP(link.XDPOptions{Interface: h.Index(h.ns, "nic0"), Program: verdict(t), Flags: link.XDPDriverMode})
+				return err
+			})
+		}, func() error { return foreign.Close() }, netdev.ErrXDPTaken},
+		{"generic", func() error { return h.attach(verdict(t), generic) }, func() error { return h.attach(nil, generic) }, netdev.ErrXDPTaken},
+	} {
+		must(t, c.begin())
+		was, before := h.xdp(), h.features()
+		for range 2 {
+			h.apply(h.container, policy.NetCPUIsolate)
+		}
+		if d := h.dropPoint(); d.By != drop.ByTC || !strings.Contains(d.Why, c.why.Error()) {
+			t.Errorf("%s: the uplink drops at %+v", c.name, d)
+		}
+		must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+		if id := h.xdp(); id != was || (c.why == netdev.ErrXDPTaken) != (was != 0) {
+			t.Errorf("%s: XDP program %d in place of %d", c.name, id, was)
+		}
+		same(t, c.name+", after Remove", h.features(), before)
+		must(t, c.end())
 	}
 }
 

@@ -9,20 +9,6 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// A container that neither sends nor receives is charged nothing at all, whatever happens beside
-// it.
-func TestIdle(t *testing.T) {
-	f := newFabric(t, exactMeter(t))
-	busy, idle := f.add("busy", 2), f.add("idle", 3)
-	r := f.receive(busy, 0, ":9000")
-	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
-	f.got(r, packets)
-	f.expect(func(d delta) {
-		d.received(busy, UDP, packets, packets*sizeUDP4)
-		d.nothing(idle)
-	})
-}
-
 // A full table of thefts is counted, and the accounts stay exact: so do the sums that each
 // container took and lost.
 func TestLost(t *testing.T) {

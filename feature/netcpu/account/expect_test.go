@@ -174,11 +174,13 @@ func (d delta) exact() {
 	if d.readingLost != 0 {
 		d.t.Errorf("%d charges lost", d.readingLost)
 	}
+	charges := d.l.charges()
 	for b, id := range d.l.ids {
-		slot, ok := d.l.m.Slot(id)
+		charge, ok := charges[id]
 		if !ok {
 			continue
 		}
+		charge -= d.l.charged[id]
 		a := d.of(b)
 		var by, took, of, robbed time.Duration
 		for t, ns := range d.thefts {
@@ -195,13 +197,9 @@ func (d delta) exact() {
 				}
 			}
 		}
-		var charge int64
-		if err := d.l.m.Charges().Lookup(slot, &charge); err != nil {
-			d.t.Error(err)
-		}
-		if a.CPU() != a.Own+by || a.Took != took || a.Robbed != robbed || time.Duration(charge) != by-of {
+		if a.CPU() != a.Own+by || a.Took != took || a.Robbed != robbed || charge != by-of {
 			d.t.Errorf("%s: %v, own %v, took %v, lost %v, charge %v; by the pairs it took %v in all and %v from tasks, and lost %v in all and %v of its tasks",
-				b.Name, a.CPU(), a.Own, a.Took, a.Robbed, time.Duration(charge), by, took, of, robbed)
+				b.Name, a.CPU(), a.Own, a.Took, a.Robbed, charge, by, took, of, robbed)
 		}
 	}
 }

@@ -21,6 +21,7 @@ type fabric struct {
 	*lab
 	wire, host *sandbox.Box
 	ends       map[*sandbox.Box]netip.Addr // of all containers at the bridge
+	v6         bool                        // see sixth
 }
 
 // newFabric makes a fabric with a NIC that hands its packets to CPU 0.
@@ -112,6 +113,7 @@ func (f *fabric) victim() *sandbox.Box {
 // sixth also gives the ends of a path an IPv6 address: fd00:66::n.
 func (f *fabric) sixth(box *sandbox.Box, last int) {
 	f.t.Helper()
+	f.v6 = true
 	for _, b := range []*sandbox.Box{f.wire, f.host, box} {
 		f.ipv6(b, true)
 	}

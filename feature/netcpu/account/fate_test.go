@@ -169,17 +169,18 @@ func TestHandedOverToNobody(t *testing.T) {
 func TestRedirectedToUplink(t *testing.T) {
 	testkit.InFull(t)
 	m := exactMeter(t)
-	for _, shaped := range []bool{false, true} {
-		t.Run(fmt.Sprintf("shaped %v", shaped), func(t *testing.T) {
-			f := newFabric(t, m)
+	f := newFabric(t, m)
+	box, other := f.add("box", 2), f.add("other", 3)
+	f.attach(f.host, "h2", hook.Redirect, bypass.Send(m.cfg.Identity.Maps(), f.Index(f.host, "nic0")))
+	r := f.receive(f.wire, 1, ":9000")
+	for turn, shaped := range []bool{false, true} {
+		t.Run(fmt.Sprint("shaped ", shaped), func(t *testing.T) {
 			if shaped {
 				f.shape(f.host, "nic0", 500e3) // 1.7 ms for a packet
 			}
-			box, other := f.add("box", 2), f.add("other", 3)
-			f.attach(f.host, "h2", hook.Redirect, bypass.Send(m.cfg.Identity.Maps(), f.Index(f.host, "nic0")))
-			r := f.receive(f.wire, 1, ":9000")
+			f.begin(t)
 			f.load(box, 0, "udp-send", "--to", "10.66.0.1:9000", "--size", fmt.Sprint(payload), "--count", fmt.Sprint(packets))
-			f.got(r, packets)
+			f.got(r, uint64((1+turn)*packets))
 			f.expect(func(d delta) {
 				d.sent(box, UDP, packets, packets*sizeUDP4)
 				d.nothing(other)

@@ -24,32 +24,32 @@ import (
 // the sender.
 func TestForged(t *testing.T) {
 	testkit.InFull(t)
-	m := exactMeter(t)
-	for _, to := range []string{"10.66.0.1:9000", "10.66.0.4:9000"} { // outside, and on the same host
-		t.Run(to, func(t *testing.T) {
-			f := newFabric(t, m)
-			victim, bad, third := f.add("victim", 2), f.add("bad", 3), f.add("third", 4)
-			at := map[string]*sandbox.Box{"10.66.0.1:9000": f.wire, "10.66.0.4:9000": third}[to]
-			r := f.receive(at, 1, ":9000")
-
-			f.Address(bad, "eth0", "10.66.0.2/32")
-			hw := f.mac(victim, "eth0")
-			f.Change(bad, "eth0", func(h *netlink.Handle, k netlink.Link) error { return h.LinkSetHardwareAddr(k, hw) })
-			for _, addr := range f.ends { // the change of address made the device forget them
-				must(t, bad.Neighbour("eth0", addr, mac(addr)))
-			}
-			slot := f.m.accounts[f.ids[victim]].slot
-			// It could not do this itself: that takes CAP_BPF in the host's namespace.
-			var forger hook.Set
-			defer forger.Close()
-			d := f.device(bad, "eth0", false)
-			forge := hook.Place{Device: container.Device{NetNS: d.Netns, Index: d.Ifindex}, Egress: true, Name: "forge", Owner: f.m.cfg.Owner}
-			must(t, forger.PutCopy(f.m.cfg.Ends, forge, func() (*bpf.Copy, error) { return f.m.stampOf(f.m.accounts[f.ids[victim]]) }))
-
-			claims := []uint32{slot, qdisc.Handle | slot, 0x66000000 | slot, 0xffffffff}
+	f := newFabric(t, exactMeter(t))
+	victim, bad, third := f.add("victim", 2), f.add("bad", 3), f.add("third", 4)
+	f.Address(bad, "eth0", "10.66.0.2/32")
+	hw := f.mac(victim, "eth0")
+	f.Change(bad, "eth0", func(h *netlink.Handle, k netlink.Link) error { return h.LinkSetHardwareAddr(k, hw) })
+	for _, addr := range f.ends { // the change of address made the device forget them
+		must(t, bad.Neighbour("eth0", addr, mac(addr)))
+	}
+	slot := f.m.accounts[f.ids[victim]].slot
+	// It could not do this itself: that takes CAP_BPF in the host's namespace.
+	var forger hook.Set
+	defer forger.Close()
+	d := f.device(bad, "eth0", false)
+	forge := hook.Place{Device: container.Device{NetNS: d.Netns, Index: d.Ifindex}, Egress: true, Name: "forge", Owner: f.m.cfg.Owner}
+	must(t, forger.PutCopy(f.m.cfg.Ends, forge, func() (*bpf.Copy, error) { return f.m.stampOf(f.m.accounts[f.ids[victim]]) }))
+	claims := []uint32{slot, qdisc.Handle | slot, 0x66000000 | slot, 0xffffffff}
+	for _, c := range []struct {
+		to string
+		at *sandbox.Box
+	}{{"10.66.0.1:9000", f.wire}, {"10.66.0.4:9000", third}} { // outside, and on the same host
+		t.Run(c.to, func(t *testing.T) {
+			f.begin(t)
+			r := f.receive(c.at, 1, ":9000")
 			must(t, bad.Do(func() error {
 				for _, claim := range claims {
-					if err := claimed(claim, to, packets/len(claims)); err != nil {
+					if err := claimed(claim, c.to, packets/len(claims)); err != nil {
 						return err
 					}
 				}
@@ -59,7 +59,7 @@ func TestForged(t *testing.T) {
 			f.expect(func(d delta) {
 				d.sent(bad, UDP, packets, packets*sizeUDP4)
 				d.nothing(victim)
-				if at == third {
+				if c.at == third {
 					d.received(third, UDP, packets, packets*sizeUDP4)
 				} else {
 					d.nothing(third)

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,6 +31,7 @@ type lab struct {
 	// outside is the tenant of world.
 	outside container.ID
 	began   Reading
+	charged map[container.ID]time.Duration // until then; see charges
 }
 
 // exactMeter opens a Meter that samples nothing, so that it counts every packet. Opening one takes
@@ -40,14 +43,41 @@ func exactMeter(t testing.TB) *Meter {
 
 func newLab(t testing.TB, m *Meter) *lab {
 	t.Helper()
-	l := &lab{Host: topology.New(t), t: t, m: m, softirqs: testkit.WatchSoftirqs(t), ids: make(map[*sandbox.Box]container.ID)}
+	l := &lab{Host: topology.New(t), m: m, ids: make(map[*sandbox.Box]container.ID)}
 	t.Cleanup(func() {
 		for _, id := range l.ids {
 			must(t, l.m.Forget(id))
 		}
 	})
-	l.began = l.read()
+	l.begin(t)
 	return l
+}
+
+// begin makes what comes from now on what expect looks at, for a test or one of its cases.
+func (l *lab) begin(t testing.TB) {
+	t.Helper()
+	l.t, l.softirqs = t, testkit.WatchSoftirqs(t)
+	l.await(func() string {
+		l.charged, l.began = l.charges(), l.read()
+		if !maps.Equal(l.charges(), l.charged) {
+			return "packets come all the time"
+		}
+		return ""
+	})
+}
+
+// charges reads what the limits of package drop compare with.
+func (l *lab) charges() map[container.ID]time.Duration {
+	l.t.Helper()
+	all := make(map[container.ID]time.Duration)
+	for _, id := range l.ids {
+		if slot, ok := l.m.Slot(id); ok {
+			var ns int64
+			must(l.t, l.m.Charges().Lookup(slot, &ns))
+			all[id] = time.Duration(ns)
+		}
+	}
+	return all
 }
 
 func (l *lab) read() Reading {

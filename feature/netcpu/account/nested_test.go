@@ -27,8 +27,11 @@ const portVXLAN = 4789
 // others.
 func TestNested(t *testing.T) {
 	testkit.InFull(t)
-	m := exactMeter(t)
-	for _, c := range []struct {
+	f := newFabric(t, exactMeter(t))
+	boxes := map[string]*sandbox.Box{"bad": f.add("bad", 2), "victim": f.add("victim", 3)}
+	bad, victim := boxes["bad"], boxes["victim"]
+	r := f.receive(victim, 1, ":9000")
+	for i, c := range []struct {
 		name  string
 		rps   string // of the loopback there; the sender is on CPU 0
 		port  int
@@ -42,12 +45,10 @@ func TestNested(t *testing.T) {
 		{"as a tunnel's", "2", portVXLAN, "victim", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := newFabric(t, m)
-			boxes := map[string]*sandbox.Box{"bad": f.add("bad", 2), "victim": f.add("victim", 3)}
-			bad, victim := boxes["bad"], boxes["victim"]
-			r := f.receive(victim, 1, ":9000")
+			f.begin(t)
 			if c.burns != "" {
-				f.load(boxes[c.burns], 1, "burn")
+				_, burns := f.Load(boxes[c.burns], []int{1}, "burn")
+				defer burns.Kill()
 			}
 			below := ""
 			if c.below {
@@ -56,7 +57,7 @@ func TestNested(t *testing.T) {
 			}
 			f.nest(bad, c.rps, below, "udp-send", "--to", fmt.Sprintf("127.0.0.1:%d", c.port), "--rate", "1000", "--size", fmt.Sprint(payload), "--count", fmt.Sprint(packets))
 			f.send(f.wire, 1, packets, "udp-send", "10.66.0.3:9000")
-			f.got(r, packets)
+			f.got(r, uint64(packets*(1+i)))
 			f.expect(func(d delta) {
 				// The port has no listener: its owner answers many of the packets by ICMP, which is
 				// also the container's.

@@ -40,68 +40,88 @@ func TestOneHop(t *testing.T) {
 		d.robs(box)
 		d.nothing(victim, other)
 	})
-}
-
-// datagrams is a kind of datagram: packets per datagram, and bytes with headers.
-type datagrams struct {
-	name           string
-	v6, polls      bool
-	size           int
-	packets, bytes uint64
-}
-
-// A packet for one container, by NIC and bridge.
-func TestBridge(t *testing.T) {
-	testkit.OnKernels(t)
-	bridged(t, []datagrams{
-		{"backlog", false, false, payload, 1, sizeUDP4},
-		{"polled", false, true, payload, 1, sizeUDP4},
+	t.Run("loopback", func(t *testing.T) {
+		l.begin(t)
+		l.send(box, 1, packets, "udp-send", "127.0.0.1:9000")
+		l.got(r, 2*packets)
+		l.expect(func(d delta) {
+			d.received(box, UDP, packets, packets*sizeUDP4)
+			if d.of(box).Own <= 0 {
+				d.t.Error("nothing of it in its own time")
+			}
+			d.nothing(victim, other)
+		})
 	})
 }
 
-// The same for each kind of datagram.
-func TestBridgeFamilies(t *testing.T) {
-	testkit.InFull(t)
-	bridged(t, testkit.Cases(t, 1,
-		datagrams{"ipv6 fragments", true, false, 4000, 3, 4000 + 8 + 3*48},
-		datagrams{"fragments", false, false, 4000, 3, 4000 + 8 + 3*20},
-		datagrams{"ipv6", true, false, payload, 1, sizeUDP6},
-	))
-}
+// stream is the size of a stream of TCP, with packets that may be merged.
+const (
+	writes = 8
+	stream = writes << 17 // the size of a write in load's tcp-send
+)
 
-func bridged(t *testing.T, cases []datagrams) {
-	t.Helper()
-	m := exactMeter(t)
-	for _, c := range cases {
+// Packets for one container, by NIC and bridge: datagrams of each kind, by the number of their
+// packets and of bytes with headers, and streams.
+func TestBridge(t *testing.T) {
+	testkit.OnKernels(t)
+	f := newFabric(t, exactMeter(t))
+	box, other := f.add("box", 2), f.add("other", 3)
+	victim := f.victim()
+	for i, c := range testkit.Cases(t, 3, []struct {
+		name           string
+		proto          Protocol
+		v6, polls      bool
+		size           int
+		packets, bytes uint64
+	}{
+		{"udp", UDP, false, false, payload, 1, sizeUDP4},
+		{"tcp", TCP, false, false, 0, 0, 0},
+		{"udp polled", UDP, false, true, payload, 1, sizeUDP4},
+		{"tcp polled", TCP, false, true, 0, 0, 0},
+		{"fragments", UDP, false, true, 4000, 3, 4000 + 8 + 3*20},
+		{"ipv6", UDP, true, true, payload, 1, sizeUDP6},
+		{"ipv6 fragments", UDP, true, true, 4000, 3, 4000 + 8 + 3*48},
+	}...) {
 		t.Run(c.name, func(t *testing.T) {
-			f := newFabric(t, m)
-			box, other := f.add("box", 2), f.add("other", 3)
-			victim := f.victim()
-			if c.polls {
-				f.polls()
-			}
-			// The host's work for a packet, up to the veth, is on one CPU, and the container's on
-			// the other.
+			f.t = t
+			// The host's work for a packet, up to the veth, is on one CPU, and the container's on the
+			// other.
 			nic, inside := 0, "2"
 			if c.polls {
+				f.polls()
 				nic, inside = 1, "1"
 			}
 			f.rps(box, "eth0", inside)
-			listen, to := ":9000", "10.66.0.2:9000"
+			listen, to := fmt.Sprint(":", 9000+i), fmt.Sprint("10.66.0.2:", 9000+i)
 			if c.v6 {
-				f.sixth(box, 2)
-				listen, to = "[::]:9000", "[fd00:66::2]:9000"
-			}
-			r := f.receive(box, 0, listen)
-			// The sender of fragments needs no free buffer: some kernels free fragments late.
-			f.send(f.wire, 1, packets, "udp-send", to, "--size", fmt.Sprint(c.size), "--buffer", "33554432")
-			f.got(r, packets)
-			f.expect(func(d delta) {
-				d.received(box, UDP, packets*c.packets, packets*c.bytes)
-				if w := d.of(box).Send[UDP]; w != (Work{}) {
-					d.t.Errorf("for sending it is charged %+v", w)
+				if !f.v6 {
+					f.sixth(box, 2)
 				}
-				if d.on(box, nic).By[UDP].Ns == 0 {
+				listen, to = fmt.Sprint("[::]:", 9000+i), fmt.Sprintf("[fd00:66::2]:%d", 9000+i)
+			}
+			f.begin(t)
+			was := f.between(f.began, f.began).on(box, nic).By[c.proto].Ns
+			if c.proto == TCP {
+				r := f.load(box, 0, "tcp-recv", "--listen", listen)
+				f.send(f.wire, 1, writes, "tcp-send", to)
+				f.gotBytes(r, stream)
+			} else {
+				r := f.receive(box, 0, listen)
+				// The sender of fragments needs no free buffer: some kernels free fragments late.
+				f.send(f.wire, 1, packets, "udp-send", to, "--size", fmt.Sprint(c.size), "--buffer", "33554432")
+				f.got(r, packets)
+			}
+			f.expect(func(d delta) {
+				a := d.of(box)
+				if c.proto == TCP {
+					d.streamed(a.Receive[TCP], a.Send[TCP], stream)
+				} else {
+					d.received(box, UDP, packets*c.packets, packets*c.bytes)
+				}
+				if (c.proto == TCP && a.Receive[UDP] != Work{}) || a.Send[UDP] != (Work{}) {
+					d.t.Errorf("for UDP it is charged %+v, %+v", a.Receive[UDP], a.Send[UDP])
+				}
+				if d.on(box, nic).By[c.proto].Ns == was {
 					d.t.Error("nothing for what the host does up to the veth")
 				}
 				d.robs(box)
@@ -111,78 +131,6 @@ func bridged(t *testing.T, cases []datagrams) {
 			})
 		})
 	}
-}
-
-// stream is the same for TCP, with packets that may be merged.
-const (
-	writes = 8
-	stream = writes << 17 // the size of a write in load's tcp-send
-)
-
-func TestBridgeTCP(t *testing.T) {
-	testkit.InFull(t)
-	m := exactMeter(t)
-	for _, polls := range []bool{false, true} {
-		t.Run(fmt.Sprintf("polled %v", polls), func(t *testing.T) {
-			f := newFabric(t, m)
-			box, other := f.add("box", 2), f.add("other", 3)
-			if polls {
-				f.polls()
-			}
-			r := f.load(box, 0, "tcp-recv", "--listen", ":9000")
-			f.send(f.wire, 1, writes, "tcp-send", "10.66.0.2:9000")
-			f.gotBytes(r, stream)
-			f.expect(func(d delta) {
-				a := d.of(box)
-				d.streamed(a.Receive[TCP], a.Send[TCP], stream)
-				if a.Receive[UDP] != (Work{}) || a.Send[UDP] != (Work{}) {
-					d.t.Errorf("for UDP it is charged %+v, %+v", a.Receive[UDP], a.Send[UDP])
-				}
-				d.nothing(other)
-			})
-		})
-	}
-}
-
-// From one container to another: the receiver is charged for its part, and takes that time from the
-// sender.
-func TestSameHost(t *testing.T) {
-	testkit.InFull(t)
-	f := newFabric(t, exactMeter(t))
-	from, to, other := f.add("from", 2), f.add("to", 3), f.add("other", 4)
-	r := f.receive(to, 0, ":9000")
-	f.send(from, 1, packets, "udp-send", "10.66.0.3:9000")
-	f.got(r, packets)
-	f.expect(func(d delta) {
-		d.sent(from, UDP, packets, packets*sizeUDP4)
-		d.received(to, UDP, packets, packets*sizeUDP4)
-		d.robs(to)
-		if d.of(from).Own <= 0 {
-			d.t.Error("nothing of it in the sender's own time")
-		}
-		if from, to := d.of(from).Receive[UDP], d.of(to).Send[UDP]; from != (Work{}) || to != (Work{}) {
-			d.t.Errorf("for the other direction the sender is charged %+v, the receiver %+v", from, to)
-		}
-		d.nothing(other)
-	})
-}
-
-func TestLoopback(t *testing.T) {
-	testkit.InFull(t)
-	l := newLab(t, exactMeter(t))
-	wire, box := l.bare("wire"), l.box("box")
-	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
-		sandbox.End{Box: box, Name: "eth0", Addr: prefix("10.66.0.2/24")}, "")
-	l.watch(box, l.device(wire, "h0", true), l.device(box, "eth0", false))
-	r := l.receive(box, 0, ":9000")
-	l.send(box, 1, packets, "udp-send", "127.0.0.1:9000")
-	l.got(r, packets)
-	l.expect(func(d delta) {
-		d.received(box, UDP, packets, packets*sizeUDP4)
-		if d.of(box).Own <= 0 {
-			d.t.Error("nothing of it in its own time")
-		}
-	})
 }
 
 // Two containers behind one tunnel: each pays for its packets, and for the packets that carried
@@ -231,67 +179,61 @@ func TestOverlayTCP(t *testing.T) {
 	})
 }
 
-// either sends datagrams, or a stream, from outside to 10.66.0.2, and checks that the box with that
+// either sends datagrams, and a stream, from outside to 10.66.0.2, and checks that the box with that
 // address is charged for them and others are not.
-func (l *lab) either(p Protocol, wire, box *sandbox.Box, others ...*sandbox.Box) {
-	l.t.Helper()
-	if p == TCP {
-		r := l.load(box, 0, "tcp-recv", "--listen", ":9000")
-		l.send(wire, 1, writes, "tcp-send", "10.66.0.2:9000")
-		l.gotBytes(r, stream)
-	} else {
-		r := l.receive(box, 0, ":9000")
-		l.send(wire, 1, packets, "udp-send", "10.66.0.2:9000")
-		l.got(r, packets)
+func (l *lab) either(t *testing.T, wire, box *sandbox.Box, others ...*sandbox.Box) {
+	for _, p := range []Protocol{UDP, TCP} {
+		t.Run(p.String(), func(t *testing.T) {
+			l.begin(t)
+			if p == TCP {
+				r := l.load(box, 0, "tcp-recv", "--listen", ":9000")
+				l.send(wire, 1, writes, "tcp-send", "10.66.0.2:9000")
+				l.gotBytes(r, stream)
+			} else {
+				r := l.receive(box, 0, ":9000")
+				l.send(wire, 1, packets, "udp-send", "10.66.0.2:9000")
+				l.got(r, packets)
+			}
+			l.expect(func(d delta) {
+				d.nothing(others...)
+				w := d.of(box).Receive[p]
+				if p == UDP {
+					d.counted(box.Name, w, packets, packets*sizeUDP4)
+				} else if w.Bytes < stream || w.CPU <= 0 {
+					d.t.Errorf("%+v for %d bytes of TCP", w, stream)
+				}
+			})
+		})
 	}
-	l.expect(func(d delta) {
-		d.nothing(others...)
-		w := d.of(box).Receive[p]
-		if p == UDP {
-			d.counted(box.Name, w, packets, packets*sizeUDP4)
-		} else if w.Bytes < stream || w.CPU <= 0 {
-			d.t.Errorf("%+v for %d bytes of TCP", w, stream)
-		}
-	})
 }
 
 func TestMacvlan(t *testing.T) {
 	testkit.OnKernels(t)
-	m := exactMeter(t)
-	for _, proto := range []Protocol{UDP, TCP} {
-		t.Run(proto.String(), func(t *testing.T) {
-			l := newLab(t, m)
-			wire, host, box, other := l.bare("wire"), l.bare("host"), l.box("box"), l.box("other")
-			l.wire(sandbox.End{Box: wire, Name: "wire", Addr: prefix("10.66.0.1/24")}, sandbox.End{Box: host, Name: "nic0"}, "1")
-			l.world(wire, "wire")
-			for i, b := range []*sandbox.Box{box, other} {
-				mv := l.Macvlan(host, sandbox.End{Box: b, Name: fmt.Sprint("mv", i)})
-				l.watch(b, l.device(b, mv.Name, false))
-			}
-			l.Address(box, "mv0", "10.66.0.2/24")
-			l.either(proto, wire, box)
-		})
+	l := newLab(t, exactMeter(t))
+	wire, host, box, other := l.bare("wire"), l.bare("host"), l.box("box"), l.box("other")
+	l.wire(sandbox.End{Box: wire, Name: "wire", Addr: prefix("10.66.0.1/24")}, sandbox.End{Box: host, Name: "nic0"}, "1")
+	l.world(wire, "wire")
+	for i, b := range []*sandbox.Box{box, other} {
+		mv := l.Macvlan(host, sandbox.End{Box: b, Name: fmt.Sprint("mv", i)})
+		l.watch(b, l.device(b, mv.Name, false))
 	}
+	l.Address(box, "mv0", "10.66.0.2/24")
+	l.either(t, wire, box)
 }
 
 func TestHostMode(t *testing.T) {
 	testkit.OnKernels(t)
-	m := exactMeter(t)
-	for _, proto := range []Protocol{UDP, TCP} {
-		t.Run(proto.String(), func(t *testing.T) {
-			l := newLab(t, m)
-			wire, host := l.bare("wire"), l.bare("host")
-			l.wire(sandbox.End{Box: wire, Name: "wire", Addr: prefix("10.66.0.1/24")},
-				sandbox.End{Box: host, Name: "nic0", Addr: prefix("10.66.0.2/24")}, "1")
-			l.world(wire, "wire")
-			box, other := l.boxIn("box", host), l.boxIn("other", host)
-			for _, b := range []*sandbox.Box{box, other} {
-				must(t, l.m.Watch(identity.Member{ID: l.ids[b], Cgroups: []uint64{uint64(l.ids[b])}, HostNetwork: true}))
-			}
-			l.load(other, 0, "udp-recv", "--listen", ":9001")
-			l.either(proto, wire, box, other)
-		})
+	l := newLab(t, exactMeter(t))
+	wire, host := l.bare("wire"), l.bare("host")
+	l.wire(sandbox.End{Box: wire, Name: "wire", Addr: prefix("10.66.0.1/24")},
+		sandbox.End{Box: host, Name: "nic0", Addr: prefix("10.66.0.2/24")}, "1")
+	l.world(wire, "wire")
+	box, other := l.boxIn("box", host), l.boxIn("other", host)
+	for _, b := range []*sandbox.Box{box, other} {
+		must(t, l.m.Watch(identity.Member{ID: l.ids[b], Cgroups: []uint64{uint64(l.ids[b])}, HostNetwork: true}))
 	}
+	l.load(other, 0, "udp-recv", "--listen", ":9001")
+	l.either(t, wire, box, other)
 }
 
 // NAPI threads replace softirqs, as in the mode isolate.

@@ -39,21 +39,21 @@ func TestQdisc(t *testing.T) {
 // owner is known only after it.
 func TestIFB(t *testing.T) {
 	testkit.OnKernels(t)
-	m := exactMeter(t)
-	for _, shaped := range testkit.Cases(t, 1, true, false) {
-		t.Run(fmt.Sprintf("shaped %v", shaped), func(t *testing.T) {
-			f := newFabric(t, m)
-			f.redirect(f.host, "nic0", "ifb0")
+	f := newFabric(t, exactMeter(t))
+	f.redirect(f.host, "nic0", "ifb0")
+	a, b, other := f.add("a", 2), f.add("b", 3), f.add("other", 4)
+	far := f.behindRouter(a, b)
+	receivers := []*load.Board{f.receive(a, 0, ":9000"), f.receive(b, 0, ":9000")}
+	for turn, shaped := range []bool{false, true} {
+		t.Run(fmt.Sprint("shaped ", shaped), func(t *testing.T) {
 			if shaped {
 				f.shape(f.host, "ifb0", 2e6)
 			}
-			a, b, other := f.add("a", 2), f.add("b", 3), f.add("other", 4)
-			far := f.behindRouter(a, b)
-			receivers := []*load.Board{f.receive(a, 0, ":9000"), f.receive(b, 0, ":9000")}
+			f.begin(t)
 			f.send(far, 1, packets, "udp-send", "10.66.0.2:9000")
 			f.send(far, 1, packets/2, "udp-send", "10.66.0.3:9000")
 			for i, r := range receivers {
-				f.got(r, uint64(packets/(1+i)))
+				f.got(r, uint64((1+turn)*packets/(1+i)))
 			}
 			f.expect(func(d delta) {
 				d.received(a, UDP, packets, packets*sizeUDP4)

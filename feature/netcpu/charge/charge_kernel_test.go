@@ -125,60 +125,105 @@ func waitFor(t *testing.T, what string, ok func() (bool, string)) {
 	}
 }
 
-// TestChargeInKernel charges a container for packets that do not exist: its quota is lowered, with
-// an entry in the journal. The owner's quota returns once the container has paid and rests, and at
-// once when the Charger ends.
+// TestChargeInKernel charges a container for packets that do not exist, in each mode: its quota, or
+// without one its weight, is lowered, with an entry in the journal. The owner's returns once the
+// container has paid, and at once when the Charger ends.
 func TestChargeInKernel(t *testing.T) {
 	testkit.Smoke(t)
-	cg := needCPU(t)
 	const quota = 40 * ms
-	k, owners := cgroup.Quota(cg.CPU, cg.CPU == cg.V2, quota, 100*ms)
-	must(t, k.Write(owners))
-	id, err := cgroup.ID(cg.V2)
-	must(t, err)
-	layout, err := cgroup.Detect("/proc", "")
-	must(t, err)
-	j := testkit.Journal(t, journal.Open)
-
-	var packets load
-	ch := New(Config{
-		Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Log: slog.New(slog.DiscardHandler),
-		Read: func() (map[container.ID]Cost, error) {
-			return map[container.ID]Cost{container.ID(id): {Charge: packets.cost()}}, nil
-		},
-	})
-	t.Cleanup(func() { ch.Close() })
-	must(t, ch.Add(container.Container{ID: container.ID(id), Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU}}, 0))
-	now := func() (quota time.Duration, notes int, seen string) {
-		b, err := cgroup.ReadBandwidth(cg.CPU)
-		must(t, err)
-		return b.Quota, len(j.Entries()), fmt.Sprintf("the quota is %v, the owner's %v, the journal %+v", b.Quota, quota, j.Entries())
-	}
-	lowered := func(when string) {
-		t.Helper()
-		waitFor(t, "a lowered quota "+when, func() (bool, string) {
-			q, notes, seen := now()
-			return q < quota && notes == 1 && j.Entries()[0].Before == owners, seen
+	for _, c := range []struct {
+		name string
+		// limit gives a cgroup what is lowered, and the owner's value of it.
+		limit func(t *testing.T, cg testkit.CG) (journal.Knob, string)
+		// lowered tells whether it is.
+		lowered func(cg testkit.CG) (bool, error)
+	}{
+		{"quota", func(t *testing.T, cg testkit.CG) (journal.Knob, string) {
+			k, owners := cgroup.Quota(cg.CPU, cg.CPU == cg.V2, quota, 100*ms)
+			must(t, k.Write(owners))
+			return k, owners
+		}, func(cg testkit.CG) (bool, error) {
+			b, err := cgroup.ReadBandwidth(cg.CPU)
+			return b.Quota < quota, err
+		}},
+		{"weight", func(t *testing.T, cg testkit.CG) (journal.Knob, string) {
+			k, weight := cgroup.WeightKnob(cg.CPU, cg.CPU == cg.V2)
+			must(t, k.Write(strconv.FormatUint(2*weight.Usual, 10)))
+			owners, err := k.Read()
+			must(t, err)
+			return k, owners
+		}, func(cg testkit.CG) (bool, error) {
+			w, err := cgroup.Weight(cg.CPU)
+			_, usual := cgroup.WeightKnob(cg.CPU, cg.CPU == cg.V2)
+			return w < 2*usual.Usual, err
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			cg, other := siblings(t)
+			k, owners := c.limit(t, cg)
+			id, err := cgroup.ID(cg.V2)
+			must(t, err)
+			layout, err := cgroup.Detect("/proc", "")
+			must(t, err)
+			j := testkit.Journal(t, journal.Open)
+			var packets load
+			ch := New(Config{
+				Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Log: slog.New(slog.DiscardHandler),
+				Read: func() (map[container.ID]Cost, error) {
+					took := packets.cost()
+					return map[container.ID]Cost{container.ID(id): {Charge: took, Took: took}}, nil
+				},
+			})
+			t.Cleanup(func() { ch.Close() })
+			must(t, ch.Add(container.Container{ID: container.ID(id), Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU}}, 0))
+			now := func() (value string, notes []journal.Entry) {
+				value, err := k.Read()
+				must(t, err)
+				return value, j.Entries()
+			}
+			lowered := func(when string) {
+				t.Helper()
+				waitFor(t, "a lowered "+c.name+" "+when, func() (bool, string) {
+					is, err := c.lowered(cg)
+					must(t, err)
+					value, notes := now()
+					return is && len(notes) == 1 && notes[0].Ref == k.Ref() && notes[0].Before == owners, fmt.Sprint(value, notes)
+				})
+			}
+			burn(t, other, 0)
+			stop := burn(t, cg, 0)
+			packets.set(0.2)
+			lowered("while it is charged")
+			packets.set(0)
+			// It also rests: where ticks come late, as in an emulated guest, it runs beyond its quota and
+			// goes on paying for that.
+			stop()
+			waitFor(t, "its owner's "+c.name, func() (bool, string) {
+				value, notes := now()
+				return value == owners && len(notes) == 0, fmt.Sprint(value, notes)
+			})
+			burn(t, cg, 0)
+			packets.set(0.2)
+			lowered("once more")
+			must(t, ch.Close())
+			if value, notes := now(); value != owners || len(notes) != 0 {
+				t.Errorf("%s is %q after close, want %q; journal %+v", c.name, value, owners, notes)
+			}
 		})
 	}
-	stop := burn(t, cg)
-	packets.set(0.2)
-	lowered("while it is charged")
-	packets.set(0)
-	// It also rests: where ticks come late, as in an emulated guest, it runs beyond its quota and
-	// goes on paying for that.
-	stop()
-	waitFor(t, "its owner's quota", func() (bool, string) {
-		v, err := k.Read()
-		must(t, err)
-		_, notes, seen := now()
-		return v == owners && notes == 0, seen
-	})
-	burn(t, cg)
-	packets.set(0.5)
-	lowered("once more")
-	must(t, ch.Close())
-	if v, err := k.Read(); err != nil || v != owners || len(j.Entries()) != 0 {
-		t.Errorf("quota is %q after close, %v, journal %+v", v, err, j.Entries())
+}
+
+// siblings makes a cgroup for a container, and one beside it without which a weight has no effect.
+func siblings(t *testing.T) (cg, other testkit.CG) {
+	t.Helper()
+	parent := needCPU(t)
+	if parent.CPU == parent.V2 {
+		must(t, os.WriteFile(filepath.Join(parent.V2, "cgroup.subtree_control"), []byte("+cpu"), 0))
 	}
+	// Other users of this CPU take time from both; with less than most of it, a share that is
+	// computed from the whole CPU would be too much.
+	k, weight := cgroup.WeightKnob(parent.CPU, parent.CPU == parent.V2)
+	must(t, k.Write(strconv.FormatUint(4*weight.Usual, 10)))
+	return parent.Child(t, "charged"), parent.Child(t, "other")
 }

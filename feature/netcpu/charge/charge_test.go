@@ -46,9 +46,7 @@ func newChargeRig(t *testing.T, v2 bool, files ...string) *chargeRig {
 		layout.CPU = layout.V2
 	}
 	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { j.Close() })
 	r := &chargeRig{t: t, dir: filepath.Join(layout.CPU, "web"), now: time.Now(), costs: make(map[container.ID]Cost)}
 	r.Charger = idle(Config{
@@ -349,23 +347,6 @@ func TestChargeWeightBesideQuota(t *testing.T) {
 		must(t, r.Remove(webID))
 		if e := r.cfg.Journal.Entries(); len(e) != 0 || r.read(file) != value || p.weighs != own {
 			t.Errorf("%q, weight %d and %+v afterwards", r.read(file), p.weighs, e)
-		}
-	})
-}
-
-// The agent was killed while a container was in debt: the next agent does not take the quota that
-// it finds for the owner's.
-func TestChargeAdopts(t *testing.T) {
-	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
-		must(t, r.Add(r.container(), 0))
-		r.rounds(30, 20*ms, 0)
-		if r.read(file) == value {
-			t.Fatal("nothing is in force")
-		}
-		next := &chargeRig{Charger: idle(r.cfg), t: t, dir: r.dir}
-		must(t, next.Add(r.container(), 0))
-		if got := next.of[webID].limit.Quota; got != 50*ms || r.read(file) != value {
-			t.Errorf("quota of %v was adopted, %q is in force", got, r.read(file))
 		}
 	})
 }

@@ -32,21 +32,19 @@ func TestLoopBehindACall(t *testing.T) {
 func TestLoopSleeps(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "max 100000\n")
 	r.charge() // would go on for ever
-	if err := r.Add(r.container(), 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Add(r.container(), 0))
 	select {
 	case <-r.first:
 	default:
 		t.Error("the first container does not wake the loop")
 	}
 	done := make(chan struct{})
+	r.mu.Lock()
 	go func() { r.charge(); close(done) }()
-	for r.turn.Busy().IsZero() { // it is at work
+	for r.turn.Busy().IsZero() { // it is at work, and waits for the lock
 		runtime.Gosched()
 	}
-	if err := r.Remove(webID); err != nil {
-		t.Fatal(err)
-	}
+	r.mu.Unlock()
+	must(t, r.Remove(webID))
 	<-done
 }

@@ -309,21 +309,27 @@ func TestChargeRestoreFails(t *testing.T) {
 	})
 }
 
-// An earlier agent was killed while a pod was in debt: its changes are undone, whichever container
-// of the pod is added first now.
-func TestChargeAdoptsPod(t *testing.T) {
+// An earlier agent was killed while a container or a pod was in debt: the next one does not take the
+// quota that it finds for the owner's, whichever container of the pod is added first.
+func TestChargeAdopts(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		one, two := r.pod()
-		must(t, r.Add(one, 0))
-		r.rounds(30, 20*ms, 0)
-		if r.read(file) == value {
-			t.Fatal("nothing is in force")
-		}
-		next := idle(r.cfg)
-		for _, c := range []container.Container{two, one} {
-			must(t, next.Add(c, 0))
-			if got := next.payers[r.dir].limit.Quota; got != 50*ms || r.read(file) != value {
-				t.Errorf("quota of %v was adopted, %q is in force", got, r.read(file))
+		for _, next := range [][]container.Container{{r.container()}, {two, one}} {
+			owes := next[len(next)-1]
+			must(t, r.Add(owes, 0))
+			r.rounds(30, 20*ms, 0)
+			if r.read(file) == value {
+				t.Fatal("nothing is in force")
+			}
+			r.Charger = idle(r.cfg)
+			for _, c := range next {
+				must(t, r.Add(c, 0))
+				if got := r.payers[r.dir].limit.Quota; got != 50*ms || r.read(file) != value {
+					t.Errorf("quota of %v was adopted, %q is in force", got, r.read(file))
+				}
+			}
+			for _, c := range next {
+				must(t, r.Remove(c.ID))
 			}
 		}
 	})

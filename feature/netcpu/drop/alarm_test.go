@@ -19,28 +19,28 @@ func TestIntruding(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	w, err := e.add(another(e), 1)
-	testkit.Must(t, err)
+	must(t, err)
 	const netns, port = 77, 5
 	p, err := e.counter(w.slot, guestMAC(), netns)
-	testkit.Must(t, err)
+	must(t, err)
 	defer p.Close()
 	layout, err := cgroup.Detect("/proc", kernel.Default().Cgroup)
-	testkit.Must(t, err)
+	must(t, err)
 	paths, err := layout.OfPID("/proc", os.Getpid())
-	testkit.Must(t, err)
+	must(t, err)
 	group, err := cgroup.ID(paths.V2)
-	testkit.Must(t, err)
+	must(t, err)
 	maps := e.cfg.Identity.Maps()
 	from := func(ifindex uint32, packets uint32) (intruding uint64) {
 		t.Helper()
 		skb := make([]byte, 192) // struct __sk_buff
 		binary.NativeEndian.PutUint32(skb[36:], ifindex)
 		before, err := w.Counters()
-		testkit.Must(t, err)
+		must(t, err)
 		_, err = p.Run(&ebpf.RunOptions{Data: frame("10.0.0.1"), Context: skb, Repeat: packets})
-		testkit.Must(t, err)
+		must(t, err)
 		after, err := w.Counters()
-		testkit.Must(t, err)
+		must(t, err)
 		return after.Intruding - before.Intruding
 	}
 	const other, hostEnd = 9, 1 // FL_HOST_END
@@ -60,8 +60,8 @@ func TestIntruding(t *testing.T) {
 		{"from outside, while a tenant runs", other, port + 1, [2]uint16{other, hostEnd}, 1},
 		{"from a device in the tenant's own namespace", other, port, [2]uint16{other, 0}, 1},
 	} {
-		testkit.Must(t, maps["fl_cgroups"].Put(group, c.runs))
-		testkit.Must(t, maps["fl_devices"].Put([2]uint32{netns, port}, c.sender))
+		must(t, maps["fl_cgroups"].Put(group, c.runs))
+		must(t, maps["fl_devices"].Put([2]uint32{netns, port}, c.sender))
 		if got := from(c.ifindex, 1); got != c.want {
 			t.Errorf("%s: %d intrude, want %d", c.name, got, c.want)
 		}
@@ -73,7 +73,7 @@ func TestIntruding(t *testing.T) {
 		t.Errorf("slot %d has an alarm although its packets go through its ring", slot)
 	default:
 	}
-	testkit.Must(t, w.UseRing(false))
+	must(t, w.UseRing(false))
 	from(port, 10*enough)
 	select {
 	case slot := <-e.Alarms():

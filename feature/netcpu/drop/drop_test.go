@@ -24,6 +24,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
+var must = testkit.Must
+
 // frame builds an Ethernet frame to a container with an IP header to the given address, or with an
 // address that no container has.
 func frame(to string) []byte {
@@ -69,9 +71,7 @@ func guestMAC() net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, 0xaa} 
 func hardware(t *testing.T, mac string) net.HardwareAddr {
 	t.Helper()
 	m, err := net.ParseMAC(mac)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return m
 }
 
@@ -83,9 +83,7 @@ func load(t testing.TB) *Dropper {
 	testkit.NeedRoot(t)
 	j := testkit.Journal(t, journal.Open)
 	who, err := identity.Open("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { who.Close() })
 	find := netdev.NewFinder("/proc", time.Now)
 	e, err := Load(Config{Feature: "netcpu", Identity: who, Ends: hook.Open("/proc", j), Find: find, Log: slog.New(slog.DiscardHandler)})
@@ -105,9 +103,7 @@ func another(e *Dropper) tenant.Key {
 func count(t *testing.T, e *Dropper, w *Drops) *ebpf.Program {
 	t.Helper()
 	p, err := e.counter(w.slot, guestMAC(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p.Program
 }
@@ -118,9 +114,7 @@ func run(t *testing.T, p *ebpf.Program, data []byte, repeat uint32) uint32 {
 	var verdict uint32
 	for range repeat {
 		v, err := p.Run(&ebpf.RunOptions{Data: data})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		verdict = v
 	}
 	if p.Type() == ebpf.XDP {
@@ -139,9 +133,7 @@ func routes(t *testing.T, to map[string]string) host {
 	testkit.Veth(t, h.ns, "br0", testkit.NetNS(t), "far")
 	n := h.ns.Handle(t)
 	br, err := n.LinkByName("br0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var errs []error
 	h.ns.Address(t, "br0", "10.0.0.254/24")
 	h.ns.Address(t, "br0", "fd00::254/64")
@@ -154,9 +146,7 @@ func routes(t *testing.T, to map[string]string) host {
 			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
 			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
 	}))
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(errs...))
 	return h
 }
 
@@ -177,13 +167,9 @@ func TestEarlyDrop(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	one, err := e.add(another(e), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	two, err := e.add(another(e), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if one.slot == two.slot {
 		t.Fatalf("both tenants got slot %d", one.slot)
 	}
@@ -218,16 +204,12 @@ func TestEarlyDrop(t *testing.T) {
 		}
 	}
 	c, err := one.read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if c.Sent != ring+1 || c.Dropped != 2 {
 		t.Errorf("counters %+v, want %d sent and 2 dropped", c, ring+1)
 	}
 	c.Polled = c.Sent
-	if err := e.maps.FlTenants.Put(one.slot, c); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.maps.FlTenants.Put(one.slot, c))
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxNext {
 		t.Errorf("after the ring was emptied: verdict %d, want next", v)
 	}
@@ -236,13 +218,9 @@ func TestEarlyDrop(t *testing.T) {
 	if _, err := e.cfg.Identity.Take(one.key); err != nil { // another feature uses it
 		t.Fatal(err)
 	}
-	if err := one.close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, one.close())
 	three, err := e.add(one.key, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, err := three.read(); err != nil || three.slot != one.slot || got.Sent != 0 {
 		t.Errorf("slot %d used again: %d with %+v, %v", one.slot, three.slot, got, err)
 	}
@@ -254,9 +232,7 @@ func TestEarlyDropBeyondQuota(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	w, err := e.add(another(e), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	counter, driver := count(t, e, w), native(t, e, lo)
 	run(t, counter, frame("10.0.0.1"), 1)
 	for _, c := range []struct {
@@ -273,16 +249,12 @@ func TestEarlyDropBeyondQuota(t *testing.T) {
 	} {
 		for name, p := range map[string]*ebpf.Program{"uplink": e.tc, "driver": driver, "host end": counter} {
 			before := dropTenant{Stopped: c.stopped, Retried: c.retried, NoRing: c.noRing, Waits: ahead, Waiting: ring}
-			if err := e.maps.FlTenants.Put(w.slot, before); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.maps.FlTenants.Put(w.slot, before))
 			if v := run(t, p, frame("10.0.0.1"), 1); v != c.want {
 				t.Errorf("%s, at the %s: verdict %d, want %d", c.name, name, v, c.want)
 			}
 			after, err := w.read()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if dropped := c.want == tcxDrop; (after.Dropped == 1) != dropped || (after.Beyond == 1) != dropped {
 				t.Errorf("%s, at the %s: %+v", c.name, name, after)
 			}
@@ -295,20 +267,14 @@ func TestEarlyDropBeyondLimit(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	w, err := e.add(another(e), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	counter, driver := count(t, e, w), native(t, e, lo)
 	run(t, counter, frame("10.0.0.1"), 1)
-	if err := w.UseRing(false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.UseRing(false))
 	const slot = 7
 	charge := func(ns int64) {
 		t.Helper()
-		if err := e.maps.FlCharges.Put(uint32(slot), ns); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.maps.FlCharges.Put(uint32(slot), ns))
 	}
 	expect := func(when string, want uint32) {
 		t.Helper()
@@ -334,9 +300,7 @@ func TestEarlyDropBeyondLimit(t *testing.T) {
 	limited(t, w, slot, -5, -time.Second)
 	expect("a limit that has lapsed", tcxNext)
 	limited(t, w, slot, -5, time.Hour)
-	if err := w.unlimited(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.unlimited())
 	expect("no limit any more", tcxNext)
 }
 
@@ -345,17 +309,13 @@ func TestEarlyDropBeyondLimit(t *testing.T) {
 func retry(t *testing.T, e *Dropper, slot uint32, now bool) {
 	t.Helper()
 	var c dropTenant
-	if err := e.maps.FlTenants.Lookup(slot, &c); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.maps.FlTenants.Lookup(slot, &c))
 	c.Retried = 0
 	if now {
 		// Ahead of the clock of even a slow machine.
 		c.Retried = uint64(100 * 365 * 24 * time.Hour)
 	}
-	if err := e.maps.FlTenants.Put(slot, c); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.maps.FlTenants.Put(slot, c))
 }
 
 // seen sets the time of every known address in the future: a slow machine may take longer than it
@@ -370,9 +330,7 @@ func seen(t *testing.T, e *Dropper) {
 	}
 	for key, o := range known {
 		o.Seen = uint64(100 * 365 * 24 * time.Hour)
-		if err := e.maps.FlAddresses.Put(key, o); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.maps.FlAddresses.Put(key, o))
 	}
 }
 
@@ -381,9 +339,7 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	thief, err := e.add(another(e), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	run(t, count(t, e, thief), frame("10.0.0.1"), 300)
 	retry(t, e, thief.slot, true)
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxDrop {
@@ -392,13 +348,9 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 	var key dropFlAddress
 	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 1})
 	var o dropOwner
-	if err := e.maps.FlAddresses.Lookup(key, &o); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.maps.FlAddresses.Lookup(key, &o))
 	o.Seen -= min(o.Seen, uint64(2*time.Second))
-	if err := e.maps.FlAddresses.Put(key, o); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.maps.FlAddresses.Put(key, o))
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxNext {
 		t.Errorf("two seconds after it was last seen: verdict %d, want next", v)
 	}
@@ -411,9 +363,7 @@ func TestEarlyDropManyAddresses(t *testing.T) {
 	e := load(t)
 	add := func() (*Drops, *ebpf.Program) {
 		w, err := e.add(another(e), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return w, count(t, e, w)
 	}
 	_, many := add()
@@ -442,9 +392,7 @@ func TestEarlyDropManyAddresses(t *testing.T) {
 func openNS(t *testing.T, path string) *netdev.NS {
 	t.Helper()
 	ns, err := netdev.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { ns.Close() })
 	return ns
 }

@@ -16,16 +16,12 @@ func TestEarlyDropForged(t *testing.T) {
 	e := load(t)
 	add := func() *Drops {
 		w, err := e.add(another(e), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return w
 	}
 	at := func(w *Drops, mac string) *ebpf.Program {
 		p, err := e.counter(w.slot, hardware(t, mac), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { p.Close() })
 		return p.Program
 	}
@@ -93,13 +89,9 @@ func TestEarlyDropForged(t *testing.T) {
 	var key dropFlAddress
 	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 5})
 	var o dropOwner
-	if err := e.maps.FlAddresses.Lookup(key, &o); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.maps.FlAddresses.Lookup(key, &o))
 	o.Seen -= min(o.Seen, uint64(2*time.Second))
-	if err := e.maps.FlAddresses.Put(key, o); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.maps.FlAddresses.Put(key, o))
 	limit(-time.Second)
 	h.sends(t, thiefs, to(bad, "10.0.0.5"))
 	limit(time.Hour)

@@ -20,9 +20,7 @@ func TestEarlyDropFullMaps(t *testing.T) {
 	c := container.Container{ID: 1, NetNS: another(e).NetNS}
 	c.Interfaces = []container.Interface{{Kind: "veth", Index: 2, Host: container.HostEnd{NetNS: host.Inode(), NSPath: a.Path, Index: 2}}}
 	w, err := e.add(c.TenantKey(), c.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range e.maps.FlTenants.MaxEntries() {
 		if _, err := e.cfg.Identity.Take(identity.Tenant{NetNS: 1<<40 + uint64(i)}); err != nil {
 			t.Fatal(err)
@@ -35,9 +33,7 @@ func TestEarlyDropFullMaps(t *testing.T) {
 		return binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, 1), i)
 	}
 	for i := range e.maps.FlCounted.MaxEntries() {
-		if err := e.maps.FlCounted.Put(key(i), uint32(1)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.maps.FlCounted.Put(key(i), uint32(1)))
 	}
 	if err := w.countVeths(inside, c); err == nil {
 		t.Error("device with a full map: no error")
@@ -45,9 +41,7 @@ func TestEarlyDropFullMaps(t *testing.T) {
 	if w.counts.Len() != 0 {
 		t.Error("after the error the device counts as watched")
 	}
-	if err := e.maps.FlCounted.Delete(key(0)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.maps.FlCounted.Delete(key(0)))
 	if err := w.countVeths(inside, c); err != nil || w.counts.Len() != 1 {
 		t.Errorf("device once there is room: %v", err)
 	}

@@ -16,7 +16,7 @@ func TestPace(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	w, err := e.add(another(e), 1)
-	testkit.Must(t, err)
+	must(t, err)
 	counter, driver := count(t, e, w), native(t, e, lo)
 	run(t, counter, frame("10.0.0.1"), 1)
 	seen(t, e)
@@ -26,12 +26,12 @@ func TestPace(t *testing.T) {
 		sends := func() (dropped, pass uint64) {
 			t.Helper()
 			before, err := w.read()
-			testkit.Must(t, err)
+			must(t, err)
 			began := time.Now()
 			run(t, p, frame("10.0.0.1"), packets)
 			pass = ring + 1 + uint64(time.Since(began)*perSecond/time.Second)
 			after, err := w.read()
-			testkit.Must(t, err)
+			must(t, err)
 			dropped = after.Dropped - before.Dropped
 			if got := after.Arrived - before.Arrived; got != packets {
 				t.Errorf("%s: %d packets arrived, want %d", name, got, packets)
@@ -41,8 +41,8 @@ func TestPace(t *testing.T) {
 			}
 			return dropped, pass
 		}
-		testkit.Must(t, w.change(func(t *dropTenant) { t.Next = 0 }))
-		testkit.Must(t, w.Pace(perSecond, time.Hour))
+		must(t, w.change(func(t *dropTenant) { t.Next = 0 }))
+		must(t, w.Pace(perSecond, time.Hour))
 		if dropped, pass := sends(); dropped > packets-ring || dropped < packets-pass {
 			t.Errorf("%s: %d of %d packets were dropped, want %d to %d", name, dropped, packets, packets-pass, packets-ring)
 		}
@@ -50,7 +50,7 @@ func TestPace(t *testing.T) {
 			t.Errorf("at the host end: verdict %d, want next", v)
 		}
 		unowned, err := e.Others()
-		testkit.Must(t, err)
+		must(t, err)
 		run(t, p, frame("10.0.0.9"), packets)
 		if now, err := e.Others(); err != nil || now-unowned != packets {
 			t.Errorf("%s: %d packets for others arrived (%v), want %d", name, now-unowned, err, packets)
@@ -58,19 +58,19 @@ func TestPace(t *testing.T) {
 		w.charged = true
 		e.tenants = map[tenant.Key]*Drops{w.key: w}
 		both, err := e.Others()
-		testkit.Must(t, err)
+		must(t, err)
 		run(t, p, frame("10.0.0.1"), packets)
 		run(t, p, frame("10.0.0.9"), packets)
 		if now, err := e.Others(); err != nil || now-both != 2*packets {
 			t.Errorf("%s: %d packets for others arrived (%v), want %d with those of a charged one", name, now-both, err, 2*packets)
 		}
 		w.charged, e.tenants = false, nil
-		testkit.Must(t, w.Pace(perSecond, -time.Second))
+		must(t, w.Pace(perSecond, -time.Second))
 		if dropped, _ := sends(); dropped > 0 {
 			t.Errorf("%s: a pace that has lapsed dropped %d packets", name, dropped)
 		}
-		testkit.Must(t, w.Pace(perSecond, time.Hour))
-		testkit.Must(t, w.Pace(0, time.Hour))
+		must(t, w.Pace(perSecond, time.Hour))
+		must(t, w.Pace(0, time.Hour))
 		if dropped, _ := sends(); dropped > 0 {
 			t.Errorf("%s: without a pace %d packets were dropped", name, dropped)
 		}

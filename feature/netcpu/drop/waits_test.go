@@ -15,15 +15,11 @@ func TestEarlyDropWaits(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	w, err := e.add(another(e), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	counter, driver := count(t, e, w), native(t, e, lo)
 	run(t, counter, frame("10.0.0.1"), 1)
 	seen(t, e)
-	if err := e.maps.FlCharges.Put(uint32(7), int64(0)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.maps.FlCharges.Put(uint32(7), int64(0)))
 	for name, spent := range map[string]dropTenant{
 		"quota":                    {Stopped: ahead},
 		"limit":                    {Account: 7, Limit: -1, Until: ahead},
@@ -47,9 +43,7 @@ func TestEarlyDropWaits(t *testing.T) {
 			{"one too many, at the uplink", at(ring), e.tc, tcxDrop, ring},
 			{"one too many, at the driver", at(ring), driver, tcxDrop, ring},
 		} {
-			if err := e.maps.FlTenants.Put(w.slot, c.dropTenant); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.maps.FlTenants.Put(w.slot, c.dropTenant))
 			if v := run(t, c.p, frame("10.0.0.1"), 1); v != c.want {
 				t.Errorf("%s, %s: verdict %d, want %d", name, c.when, v, c.want)
 			}
@@ -60,9 +54,7 @@ func TestEarlyDropWaits(t *testing.T) {
 		// A period later there is room again, whether or not a poll has come between.
 		old := at(ring)
 		old.Waits = 1
-		if err := e.maps.FlTenants.Put(w.slot, old); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.maps.FlTenants.Put(w.slot, old))
 		if v := run(t, counter, frame("10.0.0.1"), 1); v != tcxNext {
 			t.Errorf("%s, a period later: verdict %d, want next", name, v)
 		}
@@ -78,10 +70,6 @@ const (
 // limited is limit for a tenant without room for waiting packets.
 func limited(t *testing.T, w *Drops, account uint32, sum int64, lasts time.Duration) {
 	t.Helper()
-	if err := w.limit(account, sum, lasts); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.change(func(e *dropTenant) { e.Waits, e.Waiting = ahead, ring }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.limit(account, sum, lasts))
+	must(t, w.change(func(e *dropTenant) { e.Waits, e.Waiting = ahead, ring }))
 }

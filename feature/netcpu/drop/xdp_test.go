@@ -51,14 +51,10 @@ func TestDriverDecides(t *testing.T) {
 	e := load(t)
 	const own, other, uplink, tunnel = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:09", "02:00:00:00:00:08"
 	w, err := e.add(another(e), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	to := func(mac, ip string) []byte { return with(frame(ip), 0, hardware(t, mac)...) }
 	counter, err := e.counter(w.slot, hardware(t, own), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer counter.Close()
 	h := routes(t, map[string]string{"10.0.0.1": own, "fd00::1": own})
 	for _, ip := range []string{"10.0.0.1", "fd00::1"} {
@@ -71,7 +67,7 @@ func TestDriverDecides(t *testing.T) {
 	ext := func(next byte) []byte { return with(append(to(own, "fd00::1"), make([]byte, 64)...), 14+6, next) }
 	// One that has gone, one that stays, and what is no tunnel.
 	for _, first := range []string{other, tunnel} {
-		testkit.Must(t, e.holdTunnels([]netdev.Link{{Kind: "vxlan", MAC: first}, {Kind: "veth", MAC: uplink}}))
+		must(t, e.holdTunnels([]netdev.Link{{Kind: "vxlan", MAC: first}, {Kind: "veth", MAC: uplink}}))
 	}
 	in := func(outer []byte, port uint16, header, inner []byte) []byte {
 		if outer[12] == 0x08 {
@@ -153,9 +149,7 @@ func TestDriverDecides(t *testing.T) {
 	}
 	count := func() uint64 {
 		c, err := w.read()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return c.Beyond
 	}
 	for _, c := range cases {
@@ -189,9 +183,7 @@ func TestDriverDecides(t *testing.T) {
 func fates(t *testing.T, e *Dropper) []dropFlFate {
 	t.Helper()
 	var all []dropFlFate
-	if err := e.maps.FlFates.Lookup(uint32(0), &all); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.maps.FlFates.Lookup(uint32(0), &all))
 	return slices.DeleteFunc(all, func(f dropFlFate) bool { return f.Fate == 0 })
 }
 
@@ -200,9 +192,7 @@ func TestDriverAgrees(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	w, err := e.add(another(e), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	counter := count(t, e, w)
 	carrier := with(with(append(frame("192.0.2.1"), make([]byte, 16)...), 0, hardware(t, lo)...), 14+9, unix.IPPROTO_UDP)
 	heads := [][]byte{frame("10.0.0.1"), frame("fd00::1"), frame("10.0.0.2"), frame("arp"),
@@ -230,9 +220,7 @@ func TestDriverAgrees(t *testing.T) {
 		if errors.Is(err, unix.EINVAL) {
 			v, err = tcxNext, nil // the kernel makes no skb with truncated headers
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if v != x || v != tcxDrop && v != tcxNext {
 			t.Fatalf("frame %x: tc says %d, XDP %d", f, v, x)
 		}
@@ -249,9 +237,7 @@ func TestMappedTeachesNothing(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	w, err := e.add(another(e), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	mapped := with(frame("fd00::1"), 14+24, netip.MustParseAddr("::ffff:10.0.0.2").AsSlice()...)
 	run(t, count(t, e, w), mapped, 1)
 	var key dropFlAddress
@@ -267,9 +253,7 @@ func TestDriverIdles(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	w, err := e.add(another(e), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	drop := native(t, e, lo)
 	run(t, count(t, e, w), frame("10.0.0.1"), 300)
 	retry(t, e, w.slot, true)
@@ -277,9 +261,7 @@ func TestDriverIdles(t *testing.T) {
 	if v := run(t, drop, frame("10.0.0.1"), 1); v != tcxDrop {
 		t.Fatalf("verdict %d with a full ring", v)
 	}
-	if err := w.close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.close())
 	retry(t, e, w.slot, true)
 	seen(t, e)
 	if v := run(t, drop, frame("10.0.0.1"), 1); v != tcxNext {
@@ -295,19 +277,14 @@ func TestDriverHolds(t *testing.T) {
 	h := routes(t, nil)
 	n := h.ns.Handle(t)
 	l, err := n.LinkByName("br0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	number := l.Attrs().Index
 	var ns *netdev.NS
-	if err := h.ns.Do(func() (err error) { ns, err = netdev.Open("/proc/thread-self/ns/net"); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.ns.Do(func() (err error) { ns, err = netdev.Open("/proc/thread-self/ns/net"); return err }))
 	defer ns.Close()
 	d := &point{name: "br0"}
-	if d.driver, err = e.attachXDP(ns, number); err != nil {
-		t.Fatal(err)
-	}
+	d.driver, err = e.attachXDP(ns, number)
+	must(t, err)
 	defer d.close()
 	mac := d.driver.mac
 	for _, c := range []struct {
@@ -322,9 +299,7 @@ func TestDriverHolds(t *testing.T) {
 			t.Errorf("address %q: the program is at %+v, %v", c.mac, info, err)
 		}
 	}
-	if err := n.LinkDel(l); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.LinkDel(l))
 	for _, mac := range []string{mac, "02:00:00:00:00:77"} {
 		if err := e.hold(d, netdev.Link{Name: "br0", Index: number, MAC: mac}); !errors.Is(err, journal.ErrGone) {
 			t.Errorf("another device with the number, address %s: %v", mac, err)

@@ -34,7 +34,7 @@ func TestDeferPolls(t *testing.T) {
 	testkit.OnKernels(t)
 	is, ns, index, path := bare(t)
 	links, err := ns.Links(netdev.MostLinks)
-	testkit.Must(t, err)
+	must(t, err)
 	other := 0
 	for _, l := range links {
 		if l.Name == "flta" {
@@ -56,7 +56,7 @@ func TestDeferPolls(t *testing.T) {
 	after := func(d time.Duration, rate float64) {
 		t.Helper()
 		at = at.Add(d)
-		testkit.Must(t, is.deferPolls(at, rate))
+		must(t, is.deferPolls(at, rate))
 	}
 	after(0, 0)
 	expect("without a flood", index, "0", "0")
@@ -70,20 +70,20 @@ func TestDeferPolls(t *testing.T) {
 	after(2*time.Second, 0)
 	expect("after it", index, "0", "0")
 
-	testkit.Must(t, ns.Defer(index, netdev.FlushTimeout).Write("7000"))
+	must(t, ns.Defer(index, netdev.FlushTimeout).Write("7000"))
 	after(time.Second, 256_000)
 	expect("with the operator's time", index, "7000", "0")
 	after(2*deferCalm, 0)
-	testkit.Must(t, ns.Defer(index, netdev.FlushTimeout).Write("0"))
+	must(t, ns.Defer(index, netdev.FlushTimeout).Write("0"))
 
 	after(time.Second, 256_000)
-	testkit.Must(t, is.ExtendHost())
+	must(t, is.ExtendHost())
 	for _, e := range is.cfg.Journal.Entries() {
 		if e.Ref.Kind == netdev.KindDefer && !e.Expiry.Equal(at.Add(deferLasts)) {
 			t.Errorf("%v lapses %v after it was set, want %v", e.Ref, e.Expiry.Sub(at), deferLasts)
 		}
 	}
-	testkit.Must(t, New(Config{}).Close()) // it has no journal
-	testkit.Must(t, is.Close())
+	must(t, New(Config{}).Close()) // it has no journal
+	must(t, is.Close())
 	expect("without the agent", index, "0", "0")
 }

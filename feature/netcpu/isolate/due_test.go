@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestDue(t *testing.T) {
@@ -61,7 +60,7 @@ func TestDueIn(t *testing.T) {
 func TestApart(t *testing.T) {
 	on := func(cpus string) container.Container {
 		dir := t.TempDir()
-		testkit.Must(t, os.WriteFile(filepath.Join(dir, "cpuset.cpus.effective"), []byte(cpus+"\n"), 0o644))
+		must(t, os.WriteFile(filepath.Join(dir, "cpuset.cpus.effective"), []byte(cpus+"\n"), 0o644))
 		return container.Container{Cgroup: container.Cgroup{CPUSet: dir}}
 	}
 	for _, c := range []struct {

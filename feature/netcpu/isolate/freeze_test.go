@@ -27,27 +27,19 @@ func TestFrozenContainer(t *testing.T) {
 	scope := scratch.Child(t, "docker-0a.scope")
 	process := testkit.NetNS(t).Start(t, "sleep", "1000").Process.Pid
 	scope.Child(t, "init.scope").Add(t, process)
-	if err := ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()))
 	threads, err := is.threads(device{ns: ns, index: index, name: "fltb"}, 7)
 	if err != nil || len(threads) != 1 {
 		t.Fatalf("threads %v, %v", threads, err)
 	}
 	at := place{group: filepath.Join(scope.V2, "fairlead"), child: true}
-	if err := is.move(threads[0], at, 7); err != nil {
-		t.Fatal(err)
-	}
+	must(t, is.move(threads[0], at, 7))
 	freeze := func(value string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(scope.V2, "cgroup.freeze"), []byte(value), 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(scope.V2, "cgroup.freeze"), []byte(value), 0))
 		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 			events, err := os.ReadFile(filepath.Join(scope.V2, "cgroup.events"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if slices.Contains(strings.Split(string(events), "\n"), "frozen "+value) {
 				return
 			}
@@ -64,9 +56,7 @@ func TestFrozenContainer(t *testing.T) {
 		}
 		freeze("0")
 	}
-	if err := is.undo(7); err != nil {
-		t.Fatal(err)
-	}
+	must(t, is.undo(7))
 	freeze("1")
 	freeze("0")
 	if left, _ := filepath.Glob(at.group); len(left) != 0 || slices.ContainsFunc(is.cfg.Journal.Entries(), func(e journal.Entry) bool { return e.Owner.Container == 7 }) {

@@ -22,9 +22,7 @@ func TestLapse(t *testing.T) {
 			Container: container.Container{ID: id, NetNS: netns}, Settings: policy.Settings{NetCPU: mode},
 			Decided: map[string]time.Time{key: until},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return of
 	}
 	lapses := func(when string, id container.ID, want time.Time) {

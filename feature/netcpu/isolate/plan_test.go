@@ -102,9 +102,7 @@ func TestPlanSteering(t *testing.T) {
 				d.rps = append(d.rps, receiveQueue{mask: "0", given: mask})
 			}
 			cpus, err := d.steered()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			same(t, steering(affinity, tt.may, cpus), tt.want...)
 		})
 	}
@@ -135,9 +133,7 @@ func TestPlanWeight(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			knob, takes := cgroup.WeightKnob("/g", tt.v2)
 			plan, err := weight{knob, takes, tt.now, tt.given, tt.mine}.lowered(tt.shares)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			same(t, plan, tt.want...)
 		})
 	}

@@ -17,6 +17,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
+var must = testkit.Must
+
 // The thread of a queue that can be moved into the container's cpu group but not into its cpuset
 // gets no owner, and stays in the group of the uplinks.
 func TestQueueIsNotHalfGiven(t *testing.T) {
@@ -31,16 +33,12 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	if is.cfg.Layout.CPUSet == is.cfg.Layout.CPU { // one move, which fails
 		isolated.at.group = filepath.Join(group, "fairlead-none")
 	}
-	if err := ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()))
 	threads, err := is.threads(device{ns: ns, index: index, name: "fltb"}, 0)
 	if err != nil || len(threads) != 1 {
 		t.Fatalf("threads %v, %v", threads, err)
 	}
-	if err := is.move(threads[0], place{group: shared}, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, is.move(threads[0], place{group: shared}, 0))
 	u := &uplinkDevice{at: place{group: shared}}
 	q := &queue{thread: threads[0], control: newQueueControl()}
 	w := queueWindow{time.Second, drop.Queue{Own: queueMin, Slot: slot}}
@@ -67,19 +65,14 @@ func bare(t *testing.T) (is *Isolator, ns *netdev.NS, index int, path string) {
 	at := testkit.NetNS(t)
 	testkit.Veth(t, at, "flta", at, "fltb")
 	link, err := at.Handle(t).LinkByName("fltb")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	path = at.Bind(t) // for the restore
-	if ns, err = netdev.Open(path); err != nil {
-		t.Fatal(err)
-	}
+	ns, err = netdev.Open(path)
+	must(t, err)
 	t.Cleanup(func() { ns.Close() })
 	j := testkit.Journal(t, journal.Open)
 	layout, err := cgroup.Detect("/proc", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	is = New(Config{Feature: "netcpu", Tenants: tenant.New("/proc", tenant.Network), Roots: kernel.Default(), Layout: layout, Journal: j, Find: netdev.NewFinder("/proc", time.Now)})
 	t.Cleanup(func() {
 		if _, err := j.Restore(kernel.Opener(is.cfg.Roots), nil); err != nil {

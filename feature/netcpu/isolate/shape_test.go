@@ -17,23 +17,17 @@ func TestSuperIsWhatItWas(t *testing.T) {
 	end := container.HostEnd{NetNS: ns.Inode(), NSPath: at, Index: index}
 	knob := ns.Offload(index, netdev.TSO)
 	for _, was := range []string{netdev.TSO.On(), "tx-tcp-segmentation", netdev.Off} {
-		if err := knob.Write(was); err != nil {
-			t.Fatal(err)
-		}
+		must(t, knob.Write(was))
 		isolated := &isolation{payer: container.Container{ID: 1, Interfaces: []container.Interface{{Kind: "veth", Host: end}}}}
 		for _, step := range []struct {
 			shape shape
 			want  string
 		}{{single, netdev.Off}, {super, was}, {super, was}, {single, netdev.Off}} {
 			e, err := is.lookAtEnd(end)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			err = is.turn(e.sending(step.shape), 1)
 			e.close()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got, err := knob.Read(); err != nil || got != step.want {
 				t.Errorf("tso was %s, shape %d: it is %s (%v), want %s", was, step.shape, got, err, step.want)
 			}
@@ -41,9 +35,7 @@ func TestSuperIsWhatItWas(t *testing.T) {
 		if off, err := is.switchedOff(isolated); err != nil || off != (was != netdev.Off) {
 			t.Errorf("tso was %s: switched off by us %v, %v", was, off, err)
 		}
-		if err := is.restore(func(e journal.Entry) bool { return true }); err != nil {
-			t.Fatal(err)
-		}
+		must(t, is.restore(func(e journal.Entry) bool { return true }))
 		if got, err := knob.Read(); err != nil || got != was {
 			t.Errorf("tso was %s: it is %s (%v) in the end", was, got, err)
 		}

@@ -38,21 +38,15 @@ func TestWeightFollowsQuota(t *testing.T) {
 	dir := t.TempDir()
 	set := func(file, value string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, file), []byte(value), 0o600))
 	}
 	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer j.Close()
 	c := container.Container{ID: 7, NetNS: 1, Cgroup: container.Cgroup{CPU: dir}}
 	tenants := tenant.New("/proc", tenant.Network)
 	of, _, err := tenants.Apply(policy.Target{Container: c})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	is := New(Config{Feature: "netcpu", Tenants: tenants, Journal: j, Layout: cgroup.Layout{CPU: filepath.Dir(dir)}})
 	is.isolated[of.Key()] = &isolation{of: of, payer: c}
 	set("cgroup.procs", "") // present in every cgroup
@@ -84,9 +78,7 @@ func TestWeightFollowsQuota(t *testing.T) {
 			set("cpu.shares", step.shares)
 		}
 		for range 2 {
-			if err := is.reweigh(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, is.reweigh())
 		}
 		got, err := cgroup.Weight(dir)
 		before := ""
@@ -112,9 +104,7 @@ func TestTurns(t *testing.T) {
 		is := New(Config{Tenants: tenants})
 		for i := range n {
 			of, _, err := tenants.Apply(policy.Target{Container: container.Container{ID: container.ID(i), NetNS: uint64(4026532000 + i)}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			is.isolated[of.Key()] = &isolation{of: of}
 		}
 		looked := make(map[tenant.Key]int)

@@ -1,8 +1,8 @@
 package ledger
 
-import (
-	"time"
-)
+import "time"
+
+const ms = time.Millisecond
 
 // tick is the step of the simulated CPU, and its time slice.
 const tick = ms / 2
