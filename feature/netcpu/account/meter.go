@@ -50,8 +50,8 @@ type Config struct {
 	// work in between is estimated. If nil, they are always attached.
 	Count func(netns uint64) (map[int]netdev.Counters, error)
 
-	byHand bool // for tests: nothing begins and ends windows
-	exact  bool // for tests that count every packet: never sample, and let packets wait longer in a tunnel's queue
+	byHand bool  // for tests: nothing begins and ends windows
+	exact  uint8 // for tests that count every packet: never sample, and let packets wait so many seconds in a queue
 }
 
 // Meter keeps the accounts. It is safe for concurrent use.

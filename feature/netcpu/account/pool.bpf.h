@@ -8,13 +8,13 @@
 
 /*
  * For tests that count every packet: sample all runs, however busy a CPU is, and take
- * no packet for dropped because ksoftirqd had to wait for an emulated CPU; set before
- * the object is loaded.
+ * no packet for dropped that waits less than so many seconds, as ksoftirqd may for an
+ * emulated CPU; set before the object is loaded.
  */
 const volatile __u8 fl_exact;
 
 /* A packet that waits longer than this in such a queue was dropped there. */
-#define POOL_NS (fl_exact ? 30 * SECOND : SECOND / 100)
+#define POOL_NS (fl_exact ? fl_exact * SECOND : SECOND / 100)
 
 /*
  * The most packets in a pool, and the most of a tunnel's (in sampled packets) before

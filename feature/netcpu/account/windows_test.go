@@ -16,7 +16,7 @@ func byHand(t testing.TB) *Meter {
 	t.Helper()
 	testkit.NeedRoot(t)
 	cfg := config(t)
-	cfg.exact, cfg.byHand = true, true
+	cfg.exact, cfg.byHand = seconds(), true
 	find := netdev.NewFinder("/proc", time.Now)
 	cfg.Count = func(netns uint64) (map[int]netdev.Counters, error) {
 		ns, err := find.Open("", netns)
