@@ -1,6 +1,7 @@
 package netdev
 
 import (
+	"errors"
 	"slices"
 	"syscall"
 
@@ -34,6 +35,7 @@ func (l *listing) hear(m syscall.NetlinkMessage) {
 // all is [NS.Links], of the namespace of the listing.
 func (l *listing) all(ns *NS, most int) ([]Link, error) {
 	l.renew()
+	l.pair(ns)
 	if l.known && len(l.links) <= most {
 		return l.links, nil
 	}
@@ -82,6 +84,27 @@ func (l *listing) renew() {
 		}
 	}
 	l.links, l.waiting = slices.Clip(links), nil
+}
+
+// pair asks for devices that were not paired yet when the kernel reported them: of two it registers
+// the peer first (drivers/net/veth.c, veth_newlink).
+func (l *listing) pair(ns *NS) {
+	for i, link := range l.links {
+		if link.Peer != 0 || link.Kind != "veth" && link.Kind != "netkit" {
+			continue
+		}
+		now, err := ns.Link(link.Index)
+		switch {
+		case errors.Is(err, ErrNoLink): // the message that it has gone waits
+		case err != nil:
+			*l = listing{}
+			return
+		case now.Peer != 0:
+			now.Addrs = link.Addrs
+			l.links = slices.Clone(l.links)
+			l.links[i] = now
+		}
+	}
 }
 
 // address adds an address, or takes it away. It returns false if others were left out earlier, of

@@ -25,9 +25,12 @@ func TestMonitorLinks(t *testing.T) {
 	reads := 0
 	list := func() []Link {
 		t.Helper()
-		if s := m.space(ns.inode); !s.devices.known {
+		s := m.space(ns.inode)
+		s.mu.Lock()
+		if !s.devices.known {
 			reads++
 		}
+		s.mu.Unlock()
 		links, err := m.Links(ns, MostLinks)
 		must(t, err)
 		return links

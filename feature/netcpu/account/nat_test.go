@@ -63,14 +63,14 @@ func TestNAT(t *testing.T) {
 			if c.polls {
 				f.polls()
 			}
-			server, client, to, on := box, f.wire, "10.65.0.2", []int{0, 1}
+			server, client, to, all, on := box, f.wire, "10.65.0.2", "0.0.0.0", []int{0, 1}
 			if c.out { // outside can reach the container only through NAT
 				server, client, to, on = f.wire, box, "10.65.0.1", []int{1, 0}
 			} else if c.v6 {
-				to = "fd00:65::2"
+				to, all = "fd00:65::2", "::"
 			}
 			port := fmt.Sprint(9000 + i)
-			s := f.load(server, on[0], "rr-server", "--proto", c.proto.String(), "--listen", ":"+port)
+			s := f.load(server, on[0], "rr-server", "--proto", c.proto.String(), "--listen", net.JoinHostPort(all, port))
 			const conns = 4
 			r := f.send(client, on[1], packets/conns, "rr-client", net.JoinHostPort(to, port), "--proto", c.proto.String(), "--conns", fmt.Sprint(conns))
 			f.got(r, packets)
