@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unsafe"
 
+	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -69,19 +69,13 @@ func (o offload) Ref() journal.Ref {
 
 func (o offload) Read() (string, error) {
 	var on []string
-	err := o.do(func(e ethtool) error {
-		numbers, blocks, err := e.features()
+	err := o.do(func(e *ethtool.Ethtool, name string) error {
+		all, err := e.Features(name)
 		if err != nil {
 			return err
 		}
-		const size, active = 4, 2 // of struct ethtool_get_features_block, in words
-		request := make([]uint32, 2+size*blocks)
-		request[0], request[1] = unix.ETHTOOL_GFEATURES, uint32(blocks)
-		if err := e.ask(request); err != nil {
-			return err
-		}
 		for _, f := range o.group.features() {
-			if n, ok := numbers[f]; ok && request[2+size*(n/32)+active]&(1<<(n%32)) != 0 {
+			if all[f] {
 				on = append(on, f)
 			}
 		}
@@ -109,88 +103,26 @@ func (o offload) Write(value string) error {
 			want[f] = true
 		}
 	}
-	err := o.do(func(e ethtool) error {
-		numbers, blocks, err := e.features()
-		if err != nil {
-			return err
-		}
-		const size, valid, requested = 2, 0, 1 // of struct ethtool_set_features_block
-		request := make([]uint32, 2+size*blocks)
-		request[0], request[1] = unix.ETHTOOL_SFEATURES, uint32(blocks)
-		for f, on := range want {
-			n, ok := numbers[f]
-			if !ok {
-				return fmt.Errorf("the kernel has no %s", f)
-			}
-			at := 2 + size*(n/32)
-			request[at+valid] |= 1 << (n % 32)
-			if on {
-				request[at+requested] |= 1 << (n % 32)
-			}
-		}
-		return e.ask(request)
-	})
+	err := o.do(func(e *ethtool.Ethtool, name string) error { return e.Change(name, want) })
 	if err != nil {
 		return fmt.Errorf("switch %s of device %d in netns %d: %w", o.group, o.index, o.ns.inode, err)
 	}
 	return nil
 }
 
-func (o offload) do(fn func(ethtool) error) error {
+func (o offload) do(fn func(e *ethtool.Ethtool, name string) error) error {
 	err := o.ns.withName(o.index, func(name string) error {
 		return o.ns.Do(func() error {
-			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			e, err := ethtool.NewEthtool()
 			if err != nil {
 				return err
 			}
-			defer unix.Close(fd)
-			return fn(ethtool{fd, name})
+			defer e.Close()
+			return fn(e, name)
 		})
 	})
 	if errors.Is(err, ErrNoLink) || errors.Is(err, unix.ENODEV) {
 		err = errors.Join(journal.ErrGone, err)
 	}
 	return err
-}
-
-// ethtool asks about one device (linux/ethtool.h).
-type ethtool struct {
-	fd   int
-	name string
-}
-
-// ask makes a request, which begins with its command. The answer replaces it.
-func (e ethtool) ask(request []uint32) error {
-	ifreq := struct {
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte // of the union
-	}{data: unsafe.Pointer(&request[0])}
-	copy(ifreq.name[:unix.IFNAMSIZ-1], e.name)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(e.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&ifreq))); errno != 0 {
-		return errno
-	}
-	return nil
-}
-
-// features returns the numbers of the kernel's features by name, and how many words of bits they
-// take.
-func (e ethtool) features() (numbers map[string]int, words int, err error) {
-	const set, length = 4, 32 // ETH_SS_FEATURES, ETH_GSTRING_LEN
-	info := []uint32{unix.ETHTOOL_GSSET_INFO, 0, 1 << set, 0, 0}
-	if err := e.ask(info); err != nil {
-		return nil, 0, err
-	}
-	count := int(info[4])
-	request := make([]uint32, 3+count*length/4)
-	request[0], request[1], request[2] = unix.ETHTOOL_GSTRINGS, set, uint32(count)
-	if err := e.ask(request); err != nil {
-		return nil, 0, err
-	}
-	numbers = make(map[string]int, count)
-	for i := range count {
-		name := unsafe.Slice((*byte)(unsafe.Pointer(&request[3+i*length/4])), length)
-		numbers[unix.ByteSliceToString(name)] = i
-	}
-	return numbers, (count + 31) / 32, nil
 }
