@@ -12,7 +12,6 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
@@ -40,16 +39,19 @@ type rewritten struct {
 // rewrite is what others wrote to one container's files.
 type rewrite struct {
 	file     string
-	features []string // whose claims on it are overwritten; none: it is claimed by nobody
-	times    int      // without a pause between them
-	last     time.Time
-	due      time.Time // of the next Apply; zero: none is
+	features []string  // whose claims on it were overwritten; none: nobody claims it
+	last     time.Time // that policy was applied again
+	times    int       // that it was, one soon after the other
 }
 
 const (
 	// written is how long to wait for more: an engine writes several files at an update.
 	written = 100 * time.Millisecond
-	// contested is how many answers, each followed by another write, make a fight: after 15 s.
+	// answering is the least time between two answers for one container, so that another program
+	// that keeps writing costs little.
+	answering = time.Second
+	// contested is how many answers within five times that, each followed by another write, make a
+	// fight.
 	contested = 5
 )
 
@@ -138,12 +140,8 @@ func (w *rewritten) run(ctx context.Context) {
 		case err := <-errs: // the queue was too long: the next round of all sees the rest
 			w.log.Warn("follow writes to containers' cgroups", "err", err)
 		case <-timer.C:
-			for file := range files {
-				w.wrote(file)
-			}
-			clear(files)
-			if next := w.tell(); next > 0 {
-				timer.Reset(next)
+			if w.answer(files); len(files) > 0 {
+				timer.Reset(answering)
 			}
 		}
 	}
@@ -162,62 +160,44 @@ func limits(file string) bool {
 	return strings.HasPrefix(file, "cpu.") || strings.HasPrefix(file, "io.") || strings.HasPrefix(file, "blkio.")
 }
 
-// wrote notes a write to a file, unless the journal's claims on it are still in force.
-func (w *rewritten) wrote(file string) {
-	features, claimed, err := w.journal.Overwritten(w.opener(), file)
-	if err != nil || claimed && features == nil {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	r := w.rows[w.of[filepath.Dir(file)]]
-	if r == nil || !r.due.IsZero() {
-		return
-	}
+// answer has policy applied again where others wrote to files, unless the journal's claims on a file
+// are still in force. It leaves those in files for which it is too early.
+func (w *rewritten) answer(files map[string]bool) {
 	now := w.now()
-	if !r.lasts(now) {
-		r.times = 0
-	}
-	r.file, r.features, r.due = file, features, now
-	if next := r.last.Add(r.pause()); next.After(now) {
-		r.due = next
+	for file := range files {
+		features, claimed, err := w.journal.Overwritten(w.opener(), file)
+		if err != nil || claimed && features == nil || w.note(file, features, now) {
+			delete(files, file)
+		}
 	}
 }
 
-// pause is the least time between two answers to others' writes: it doubles, so that a program that
-// keeps writing costs little.
-func (r *rewrite) pause() time.Duration {
-	return backoff.Nth(r.times+1, time.Second/2, 32*time.Second)
-}
-
-// lasts reports whether a write now would come soon after the last answer.
-func (r *rewrite) lasts(now time.Time) bool { return now.Sub(r.last) < 2*r.pause() }
-
-// tell has policy applied where that is due, and returns the time to the next one; zero is never.
-func (w *rewritten) tell() (next time.Duration) {
+// note answers a write to a file. It returns false if it is too early for that.
+func (w *rewritten) note(file string, features []string, now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now := w.now()
-	for id, r := range w.rows {
-		wait := r.due.Sub(now)
-		switch {
-		case r.due.IsZero():
-			continue
-		case wait > 0:
-			if next == 0 || wait < next {
-				next = wait
-			}
-			continue
-		}
-		r.times, r.last, r.due = r.times+1, now, time.Time{}
-		if len(r.features) == 0 {
-			w.again("", id)
-		}
-		for _, feature := range r.features {
-			w.again(feature, id)
-		}
+	id := w.of[filepath.Dir(file)]
+	r := w.rows[id]
+	if r == nil {
+		return true
 	}
-	return next
+	switch since := now.Sub(r.last); {
+	case since == 0: // a file of the same update
+	case since < answering:
+		return false
+	case since > 5*answering:
+		r.times = 1
+	default:
+		r.times++
+	}
+	r.file, r.features, r.last = file, features, now
+	if len(features) == 0 {
+		w.again("", id)
+	}
+	for _, feature := range features {
+		w.again(feature, id)
+	}
+	return true
 }
 
 // contest adds to the result of an Apply that another program keeps writing what it wrote.
@@ -225,7 +205,7 @@ func (w *rewritten) contest(name string, id container.ID, err error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r := w.rows[id]
-	if r == nil || r.times < contested || !r.lasts(w.now()) || !slices.Contains(r.features, name) {
+	if r == nil || r.times < contested || w.now().Sub(r.last) > 5*answering || !slices.Contains(r.features, name) {
 		return err
 	}
 	return partly(err, fmt.Sprintf("another program keeps writing %s: have only one of the two set it", r.file))

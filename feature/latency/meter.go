@@ -272,16 +272,6 @@ func (m *meter) passed() (events []uint64, evicted uint64, err error) {
 	return events, evicted, nil
 }
 
-// attached returns the numbers of attached programs, for tests.
-func (m *meter) attached() (programs, sockets int) {
-	for _, s := range m.sockets {
-		if s.link != nil {
-			sockets++
-		}
-	}
-	return len(m.links), sockets
-}
-
 // supported returns why this kernel cannot measure, or nil.
 func supported() error {
 	o, err := bpf.Open("latency", loadLatency, nil, nil)

@@ -54,3 +54,13 @@ func TestFlood(t *testing.T) {
 		}
 	}
 }
+
+// attached returns the numbers of attached programs.
+func (m *meter) attached() (programs, sockets int) {
+	for _, s := range m.sockets {
+		if s.link != nil {
+			sockets++
+		}
+	}
+	return len(m.links), sockets
+}

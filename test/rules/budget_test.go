@@ -115,7 +115,7 @@ func counted(root string) (budget, error) {
 			b.add(room, "words", len(bytes.Fields(data)))
 		case path.Ext(name) != ".go":
 			b.add(room, "c", lines)
-		case strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "test/") || strings.HasPrefix(name, "internal/testkit/"):
+		case strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "test/") || strings.HasPrefix(name, "internal/testkit/") || strings.HasPrefix(name, "cmd/internal/verbtest/"):
 			b.add(room, "test", lines)
 		case strings.HasPrefix(name, "lab/") || strings.HasPrefix(name, "cmd/fairlead-lab/"):
 			b.add(room, "lab", lines)

@@ -48,13 +48,10 @@ func elements(t interface{ Fatalf(string, ...any) }, svg string) (classes map[st
 }
 
 func TestLines(t *testing.T) {
-	svg, err := Lines([]Line{
+	svg := Lines([]Line{
 		{Name: "a", Ink: "main", Values: []float64{1, 2, math.NaN(), 3, 2}},
 		{Name: "b", Ink: "bound", Values: []float64{3, 3, 3, 3, 3}, Dashed: true},
 	}, []float64{0, 2, 4})
-	if err != nil {
-		t.Fatal(err)
-	}
 	classes, texts := elements(t, string(svg))
 	want := []string{"stroke ink-grid", "stroke ink-grid", "stroke ink-grid", "stroke ink-main", "stroke ink-main", "stroke ink-bound dashed"}
 	if !slices.Equal(classes["path"], want) || len(texts) > 0 {
@@ -83,10 +80,7 @@ func TestLinesOfAnything(t *testing.T) {
 			}
 			lines = append(lines, l)
 		}
-		svg, err := Lines(lines, Ticks(top))
-		if err != nil {
-			t.Fatal(err)
-		}
+		svg := Lines(lines, Ticks(top))
 		classes, _ := elements(t, string(svg))
 		for _, class := range slices.Concat(classes["path"], classes["circle"]) {
 			if !regexp.MustCompile(`^(stroke|fill) ink-(grid|s\d)$`).MatchString(class) {

@@ -106,11 +106,7 @@ func (t *timeline) done() *timeline {
 		at := t.look.to.Add(-t.look.span + time.Duration(i)*t.look.span/marks)
 		t.Times = append(t.Times, at.In(t.look.now0.Location()).Format(layout))
 	}
-	svg, err := plot.Lines(t.lines, ticks)
-	if err != nil {
-		t.Note = err.Error()
-	}
-	t.SVG = svg
+	t.SVG = plot.Lines(t.lines, ticks)
 	text, err := json.Marshal(d)
 	if err == nil {
 		t.Data = string(text)
