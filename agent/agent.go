@@ -293,7 +293,7 @@ func (a *Agent) run(ctx context.Context) error {
 	// Changes that have lapsed meanwhile must not be adopted.
 	a.undo(func(e journal.Entry) bool { return e.Expired(a.pace.now()) })
 	a.adopt()
-	a.rewritten.begin()
+	opened := a.rewritten.begin()
 	g, ctx := errgroup.WithContext(ctx)
 	for _, s := range serve {
 		g.Go(func() error { return s(ctx) })
@@ -306,7 +306,7 @@ func (a *Agent) run(ctx context.Context) error {
 		g.Go(func() error { return a.plugin.Run(ctx) })
 	}
 	g.Go(func() error { a.loop(ctx); return nil })
-	g.Go(func() error { a.rewritten.run(ctx); return nil })
+	g.Go(func() error { a.rewritten.run(ctx, opened); return nil })
 	g.Go(func() error { a.watchOverview(ctx); return nil })
 	for _, w := range a.workers {
 		if d, ok := w.feature.(feature.Decider); ok {

@@ -50,33 +50,36 @@ const OverlaysFile = "overlays.json"
 // features constructs the features, in display order. Only this function names them. One that
 // cannot work here is no error: its Support has the reason. On an error nothing is left open.
 // Without who, those that need it are unavailable, and the log has the reason.
-func features(cfg Config, set containers, j *journal.Journal, who *identity.Identity, at *hook.Ends) ([]feature.Feature, error) {
-	n, err := netcpu.New(netcpu.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at, XDP: cfg.XDP})
+func features(cfg Config, set containers, j *journal.Journal, who *identity.Identity, at *hook.Ends) (made []feature.Feature, err error) {
+	h := feature.Host{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at}
+	n, err := netcpu.New(netcpu.Config{Host: h, XDP: cfg.XDP})
 	if err != nil {
 		return nil, fmt.Errorf("make feature: %w", err)
 	}
-	t, err := traffic.New(traffic.Config{
-		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at,
-		Uplinks: cfg.Uplinks, Delays: cfg.TrafficDelays,
-	})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close())
+	made = append(made, n)
+	for _, next := range []func() (feature.Feature, error){
+		func() (feature.Feature, error) {
+			return traffic.New(traffic.Config{Host: h, Uplinks: cfg.Uplinks, Delays: cfg.TrafficDelays})
+		},
+		func() (feature.Feature, error) {
+			return latency.New(latency.Config{Host: h, Work: n, Uplinks: slices.Sorted(maps.Keys(cfg.Uplinks)), Stamps: cfg.LatencyStamps})
+		},
+		func() (feature.Feature, error) {
+			return overlay.New(overlay.Config{Host: h, Killed: filepath.Join(cfg.StateDir, OverlaysFile)})
+		},
+		func() (feature.Feature, error) {
+			return blockio.New(blockio.Config{Host: h, Capacities: cfg.DiskCapacities, Disks: cfg.Disks})
+		},
+	} {
+		f, err := next()
+		if err != nil {
+			errs := []error{fmt.Errorf("make feature: %w", err)}
+			for _, f := range made {
+				errs = append(errs, f.Close())
+			}
+			return nil, errors.Join(errs...)
+		}
+		made = append(made, f)
 	}
-	l, err := latency.New(latency.Config{
-		Roots: cfg.Roots, Log: cfg.Log, Containers: set, Identity: who, Work: n, Uplinks: slices.Sorted(maps.Keys(cfg.Uplinks)), Stamps: cfg.LatencyStamps,
-	})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close())
-	}
-	b, err := blockio.New(blockio.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Capacities: cfg.DiskCapacities, Disks: cfg.Disks})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close(), l.Close())
-	}
-	o, err := overlay.New(overlay.Config{
-		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at, Killed: filepath.Join(cfg.StateDir, OverlaysFile),
-	})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close(), l.Close(), b.Close())
-	}
-	return []feature.Feature{n, t, l, o, b}, nil
+	return made, nil
 }

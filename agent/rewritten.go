@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -27,10 +27,8 @@ type rewritten struct {
 	now     func() time.Time
 	log     *slog.Logger
 
-	opened chan *fsnotify.Watcher // capacity 1: events, for run
-
 	mu     sync.Mutex
-	begun  bool
+	opened chan *fsnotify.Watcher  // capacity 1: takes events to run; nil: there is no run
 	events *fsnotify.Watcher       // nil before the first directory
 	of     map[string]container.ID // by directory
 	rows   map[container.ID]*rewrite
@@ -56,14 +54,14 @@ const (
 )
 
 func newRewritten(j *journal.Journal, opener func() journal.Opener, p pace, log *slog.Logger, again func(string, container.ID)) *rewritten {
-	return &rewritten{journal: j, opener: opener, again: again, now: p.now, log: log, rows: make(map[container.ID]*rewrite), opened: make(chan *fsnotify.Watcher, 1)}
+	return &rewritten{journal: j, opener: opener, again: again, now: p.now, log: log, rows: make(map[container.ID]*rewrite)}
 }
 
 // follow replaces the containers whose directories are watched.
 func (w *rewritten) follow(targets map[container.ID]policy.Target) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.begun {
+	if w.opened == nil {
 		return
 	}
 	of := make(map[string]container.ID)
@@ -83,7 +81,7 @@ func (w *rewritten) follow(targets map[container.ID]policy.Target) {
 		}
 		events, err := fsnotify.NewBufferedWatcher(256)
 		if err != nil {
-			w.begun = false // the host has no more of them
+			w.opened = nil // the host has no more of them
 			w.log.Warn("what others write to containers' cgroups is seen only every few minutes", "err", err)
 			return
 		}
@@ -110,15 +108,16 @@ func (w *rewritten) follow(targets map[container.ID]policy.Target) {
 	w.of = of
 }
 
-// begin makes follow watch directories from then on, for run.
-func (w *rewritten) begin() {
+// begin makes follow watch directories from then on, and returns what run needs.
+func (w *rewritten) begin() <-chan *fsnotify.Watcher {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.begun = true
+	w.opened = make(chan *fsnotify.Watcher, 1)
+	return w.opened
 }
 
-// run answers what is written, after begin, until ctx ends.
-func (w *rewritten) run(ctx context.Context) {
+// run answers what is written until ctx ends.
+func (w *rewritten) run(ctx context.Context, opened <-chan *fsnotify.Watcher) {
 	var events chan fsnotify.Event
 	var errs chan error
 	files := make(map[string]bool)
@@ -128,10 +127,10 @@ func (w *rewritten) run(ctx context.Context) {
 		case <-ctx.Done():
 			w.end()
 			return
-		case first := <-w.opened:
+		case first := <-opened:
 			events, errs = first.Events, first.Errors
 		case e := <-events:
-			if e.Has(fsnotify.Write) && limits(filepath.Base(e.Name)) {
+			if e.Has(fsnotify.Write) && limits.MatchString(filepath.Base(e.Name)) {
 				if len(files) == 0 {
 					timer.Reset(written)
 				}
@@ -150,15 +149,13 @@ func (w *rewritten) run(ctx context.Context) {
 func (w *rewritten) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.begun = false; w.events != nil {
+	if w.opened = nil; w.events != nil {
 		w.events.Close()
 	}
 }
 
-// limits reports whether a file of a cgroup limits anything.
-func limits(file string) bool {
-	return strings.HasPrefix(file, "cpu.") || strings.HasPrefix(file, "io.") || strings.HasPrefix(file, "blkio.")
-}
+// limits matches the files of a cgroup that limit anything.
+var limits = regexp.MustCompile(`^(cpu|io|blkio)\.`)
 
 // answer has policy applied again where others wrote to files, unless the journal's claims on a file
 // are still in force. It leaves those in files for which it is too early.

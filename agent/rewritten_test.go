@@ -47,11 +47,11 @@ func TestRewritten(t *testing.T) {
 	write(other, "100000")
 	wanted := target(1, "isolate")
 	wanted.Container.Cgroup.CPU, wanted.Origins = dir, make([]policy.Origin, 1)
-	w.begin()
+	opened := w.begin()
 	w.follow(targets(wanted))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan bool)
-	go func() { w.run(ctx); close(ended) }()
+	go func() { w.run(ctx, opened); close(ended) }()
 	defer func() { cancel(); <-ended }()
 	expect := func(want string) {
 		t.Helper()

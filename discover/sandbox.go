@@ -12,8 +12,6 @@ import (
 	"regexp"
 	"strings"
 	"time"
-
-	"github.com/fsnotify/fsnotify"
 )
 
 const sandboxSource = "sandbox"
@@ -68,12 +66,10 @@ func (p Process) Alive(proc string) bool {
 // ignores a missing directory.
 func ReadSandboxes(dir string) ([]Sandbox, error) { return (&states{dir: dir}).read() }
 
-// sandboxRelist is how often a source looks without an event: a sandbox of a killed process leaves none.
-const sandboxRelist = time.Second
-
-// sandboxSettle is how long events are gathered: a state takes a few steps, and sandboxes may come in
-// bursts.
-const sandboxSettle = 20 * time.Millisecond
+const (
+	sandboxPoll   = 50 * time.Millisecond // between two looks whether a directory that exists has changed
+	sandboxRelist = time.Second           // between lists: a killed sandbox changes nothing there
+)
 
 // Sandboxes reports the sandboxes with state files in dir, of any process. proc is where proc is
 // mounted. The directory need not exist.
@@ -84,98 +80,80 @@ type sandboxes struct{ proc, dir string }
 func (s sandboxes) Name() string { return sandboxSource }
 
 func (s sandboxes) Run(ctx context.Context, publish func(Report)) error {
-	tick := time.NewTicker(sandboxRelist)
-	defer tick.Stop()
-	// Without a watcher (too many of them on this host) only the ticks remain.
-	var events <-chan fsnotify.Event
-	watch := func() {}
-	if w, err := fsnotify.NewBufferedWatcher(1024); err == nil {
-		defer w.Close()
-		events = w.Events
-		// Again and again: the directory may come later, or go and come.
-		watch = func() { w.Add(s.dir) }
-		go func() {
-			for range w.Errors {
-				// Events were lost; the next tick looks.
-			}
-		}()
-	}
 	files := &states{dir: s.dir}
-	first := true
 	var last Report
+	var listed time.Time
 	for {
-		watch()
-		var now Report
-		now.Records, now.Err = files.records(s.proc)
-		if first || !reflect.DeepEqual(now, last) {
-			publish(now)
-			first, last = false, now
+		changed := files.changed()
+		if first := listed.IsZero(); first || changed || time.Since(listed) >= sandboxRelist {
+			var now Report
+			now.Records, now.Err = files.records(s.proc)
+			if first || !reflect.DeepEqual(now, last) {
+				publish(now)
+				last = now
+			}
+			listed = time.Now()
+		}
+		pause := sandboxRelist
+		if files.there {
+			pause = sandboxPoll
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick.C:
-		case <-events:
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(sandboxSettle):
-			}
-			for len(events) > 0 {
-				<-events
-			}
+		case <-time.After(pause):
 		}
 	}
 }
 
-// states are the state files of a directory. A file is read again only when it is replaced: a state
+// states are the state files of a directory, which are read again only after it has changed: a state
 // is always written as a new file.
 type states struct {
 	dir   string
-	known map[string]knownState // by the name of the file
+	there bool
+	at    time.Time // of the last change of the directory; zero if another may have had the same time
+	all   []Sandbox
 	reads int
 }
 
-type knownState struct {
-	Sandbox
-	info fs.FileInfo
-	ok   bool // it is a state
+// changed reports whether the directory may have changed since read.
+func (ss *states) changed() bool {
+	info, err := os.Stat(ss.dir)
+	if ss.there = err == nil; !ss.there {
+		return ss.all != nil
+	}
+	return !info.ModTime().Equal(ss.at)
 }
 
 // read reads the state files. It skips files that are no states, and ignores a missing directory.
 func (ss *states) read() ([]Sandbox, error) {
-	entries, err := os.ReadDir(ss.dir)
+	info, err := os.Stat(ss.dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		ss.known = nil
+		ss.at, ss.all = time.Time{}, nil
 		return nil, nil
 	}
+	if err != nil || info.ModTime().Equal(ss.at) {
+		return ss.all, err
+	}
+	began := time.Now()
+	entries, err := os.ReadDir(ss.dir)
 	if err != nil {
 		return nil, err
 	}
-	var all []Sandbox
-	now := make(map[string]knownState, len(entries))
+	ss.reads++
+	ss.at, ss.all = time.Time{}, nil
 	for _, e := range entries {
+		var s Sandbox
 		name, ok := strings.CutSuffix(e.Name(), ".json")
-		if !ok || !SandboxName.MatchString(name) {
-			continue
-		}
-		info, err := e.Info()
-		if err != nil {
-			continue
-		}
-		k := ss.known[name]
-		if k.info == nil || !os.SameFile(k.info, info) || !k.info.ModTime().Equal(info.ModTime()) || k.info.Size() != info.Size() {
-			k = knownState{info: info}
-			ss.reads++
-			data, err := os.ReadFile(filepath.Join(ss.dir, e.Name()))
-			k.ok = err == nil && json.Unmarshal(data, &k.Sandbox) == nil && k.Name == name
-		}
-		if now[name] = k; k.ok {
-			all = append(all, k.Sandbox)
+		if data, err := os.ReadFile(filepath.Join(ss.dir, e.Name())); ok && err == nil && json.Unmarshal(data, &s) == nil && s.Name == name && SandboxName.MatchString(name) {
+			ss.all = append(ss.all, s)
 		}
 	}
-	ss.known = now
-	return all, nil
+	// The clock of files has ticks, in which the directory may change twice.
+	if began.Sub(info.ModTime()) > sandboxRelist {
+		ss.at = info.ModTime()
+	}
+	return ss.all, nil
 }
 
 // records returns the containers of the directory with a live first process.

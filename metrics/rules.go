@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -27,19 +28,10 @@ func labelName(s string) bool {
 	return ok && !strings.HasPrefix(s, "__") && !strings.HasSuffix(s, "_id")
 }
 
-// name returns the full name of a series, and whether it is valid: lower-case letters,
-// digits and underscores, without a digit at the start.
-func name(sample string) (string, bool) {
-	if sample == "" || len(sample) > 128 || sample[0] >= '0' && sample[0] <= '9' {
-		return "", false
-	}
-	for _, r := range sample {
-		if r != '_' && (r < 'a' || r > 'z') && (r < '0' || r > '9') {
-			return "", false
-		}
-	}
-	return Prefix + sample, true
-}
+var validName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,127}$`)
+
+// name returns the full name of a series, and whether it is valid.
+func name(sample string) (string, bool) { return Prefix + sample, validName.MatchString(sample) }
 
 // counts reports whether the series with this name is a counter.
 func counts(name string) bool { return strings.HasSuffix(name, "_total") }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,16 +24,13 @@ const (
 // DiskResources returns the names of the resources of a disk: reads and writes per second.
 func DiskResources(name string) (reads, writes string) { return name + "-riops", name + "-wiops" }
 
-// maxDiskName is the longest name of a disk: with its ending it is a name that Kubernetes takes.
-const maxDiskName = 57
+// diskName is a name of a disk: with its ending it is one that Kubernetes takes.
+var diskName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,56}$`)
 
 // CheckDiskName returns an error unless a name can be a part of Kubernetes' names of resources.
 func CheckDiskName(name string) error {
-	odd := strings.ContainsFunc(name, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-'
-	})
-	if name == "" || len(name) > maxDiskName || odd || strings.HasPrefix(name, "-") {
-		return fmt.Errorf("%s is no name for a disk: want at most %d lower-case letters, digits and dashes", quote(name), maxDiskName)
+	if !diskName.MatchString(name) {
+		return fmt.Errorf("%s is no name for a disk: want at most 57 lower-case letters, digits and dashes", quote(name))
 	}
 	return nil
 }

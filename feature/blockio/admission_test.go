@@ -120,7 +120,7 @@ func TestLostToItsTwin(t *testing.T) {
 	put("4")
 	d, err := block.Find(sys, 8, 0)
 	must(t, err)
-	f, err := New(Config{Roots: kernel.Roots{Sys: sys, Proc: t.TempDir()}})
+	f, err := New(Config{Host: feature.Host{Roots: kernel.Roots{Sys: sys, Proc: t.TempDir()}}})
 	must(t, err)
 	if f.lost(reservation{disk: d}) {
 		t.Error("lost, though nothing has changed")

@@ -22,7 +22,6 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
-	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -35,10 +34,8 @@ const name = "blockio"
 
 // Config is what New needs.
 type Config struct {
-	Roots      kernel.Roots
-	Journal    *journal.Journal
-	Log        *slog.Logger // nil: no log
-	Containers feature.Containers
+	feature.Host
+
 	Capacities string // the file of capacities; "": they are lost with the feature
 	Deadline   bool   // use SCHED_DEADLINE even where there are real-time groups
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-project/fairlead/feature"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -26,7 +28,7 @@ func TestDeadlines(t *testing.T) {
 	j := testkit.Journal(t, journal.Open)
 	roster := &roster{}
 	open := func() *BlockIO {
-		f, err := New(Config{Roots: kernel.Default(), Journal: j, Containers: roster, Deadline: true})
+		f, err := New(Config{Host: feature.Host{Roots: kernel.Default(), Journal: j, Containers: roster}, Deadline: true})
 		must(t, err)
 		return f
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-project/fairlead/feature"
+
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -43,7 +45,7 @@ func TestServing(t *testing.T) {
 	}
 	for set, want := range map[string]string{"": "[0 1 2 3]", "set": "[2 3]"} {
 		root := tree(t, files)
-		f := &BlockIO{cfg: Config{Roots: kernel.Roots{Proc: filepath.Join(root, "proc"), Sys: filepath.Join(root, "sys")}}}
+		f := &BlockIO{cfg: Config{Host: feature.Host{Roots: kernel.Roots{Proc: filepath.Join(root, "proc"), Sys: filepath.Join(root, "sys")}}}}
 		m := askers("nvme0n1")[0]
 		if set != "" {
 			m.target.Container.Cgroup.CPUSet = filepath.Join(root, set)
@@ -70,7 +72,7 @@ func TestCarriers(t *testing.T) {
 		"block/nbd0": "->devices/virtual/block/nbd0", "devices/virtual/block/nbd0/pid": "77\n",
 		"class/net/flstore0/lower_bond0/x": "", "class/net/bond0/lower_eth1/x": "", "class/net/bond0/lower_eth2/x": "",
 	})
-	f := &BlockIO{cfg: Config{Roots: kernel.Roots{Proc: "/proc", Sys: sys}}}
+	f := &BlockIO{cfg: Config{Host: feature.Host{Roots: kernel.Roots{Proc: "/proc", Sys: sys}}}}
 	var err error
 	f.net, err = netdev.Open(ns.Path)
 	must(t, err)

@@ -16,7 +16,7 @@ import (
 )
 
 func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
-	return New(Config{Roots: kernel.Default(), Journal: j, Containers: topology.Running(s.Targets), Deadline: true})
+	return New(Config{Host: feature.Host{Roots: kernel.Default(), Journal: j, Containers: topology.Running(s.Targets)}, Deadline: true})
 }
 
 // Each call to the kernel fails once.

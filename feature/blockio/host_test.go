@@ -82,7 +82,7 @@ func newHost(t *testing.T) *host {
 // open makes the feature, as an agent does that is started again.
 func (h *host) open() {
 	h.t.Helper()
-	f, err := New(Config{Roots: kernel.Default(), Journal: h.journal, Containers: h.roster, Capacities: filepath.Join(h.state, "lib", "capacities.json")})
+	f, err := New(Config{Host: feature.Host{Roots: kernel.Default(), Journal: h.journal, Containers: h.roster}, Capacities: filepath.Join(h.state, "lib", "capacities.json")})
 	must(h.t, err)
 	h.BlockIO = f
 }

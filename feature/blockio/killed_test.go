@@ -55,7 +55,7 @@ func childAgent(state string, deadline bool, cg container.Cgroup) error {
 		return err
 	}
 	c := container.Container{ID: container.ID(id), Cgroup: cg}
-	f, err := New(Config{Roots: kernel.Default(), Journal: j, Containers: &roster{c}, Deadline: deadline})
+	f, err := New(Config{Host: feature.Host{Roots: kernel.Default(), Journal: j, Containers: &roster{c}}, Deadline: deadline})
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,8 @@ func subject(s topology.Spec, _ *journal.Journal) (feature.Feature, error) {
 		return nil, err
 	}
 	return New(Config{
-		Roots: kernel.Default(), Identity: who, NetNS: s.NetNS, Uplinks: []string{"nic0"}, Budget: 1 << 20, Containers: topology.Running(s.Targets),
+		Host:    feature.Host{Roots: kernel.Default(), Identity: who, NetNS: s.NetNS, Containers: topology.Running(s.Targets)},
+		Uplinks: []string{"nic0"}, Budget: 1 << 20,
 	})
 }
 

@@ -106,16 +106,6 @@ func (f *Latency) await(ctx context.Context, met func() bool) error {
 	return nil
 }
 
-// granted reports whether a process has a container measured. f.mu is held.
-func (f *Latency) granted(id container.ID) bool {
-	for by, g := range f.grants {
-		if by.container == id && time.Now().Before(g.until) {
-			return true
-		}
-	}
-	return false
-}
-
 // wake wakes requests that await. f.mu is held.
 func (f *Latency) wake() {
 	close(f.news)

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature"
+
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -39,7 +41,7 @@ func newHost(t testing.TB) *host {
 	who, err := identity.Open("/proc")
 	must(t, err)
 	t.Cleanup(func() { must(t, who.Close()) })
-	h.f, err = New(Config{Roots: kernel.Default(), Identity: who, NetNS: h.ns.NetNS(), Uplinks: []string{"nic0"}, Budget: 1 << 20})
+	h.f, err = New(Config{Host: feature.Host{Roots: kernel.Default(), Identity: who, NetNS: h.ns.NetNS()}, Uplinks: []string{"nic0"}, Budget: 1 << 20})
 	must(t, err)
 	t.Cleanup(func() { must(t, h.f.Close()) })
 	if v := h.f.Support(); v.Level != probe.Full {

@@ -21,7 +21,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -47,19 +46,11 @@ const MostStamps = rowOfStamps << 12
 
 // Config is what New needs.
 type Config struct {
-	Roots kernel.Roots
-	Log   *slog.Logger // nil: no log
-	// Identity maps devices and sockets to tenants. Without it the feature is unavailable.
-	Identity *identity.Identity
+	feature.Host
 
-	// Containers lists the containers of the host. It may be nil if no reports are needed.
-	Containers feature.Containers
 	// Work reports the packet work of the CPUs. It may be nil.
 	Work feature.Worker
 
-	// NetNS is the path of the host's network namespace, which holds the uplinks; "" is the
-	// namespace of this process.
-	NetNS string
 	// Uplinks names the devices by which packets leave and enter the host. Empty: all hardware
 	// that is up, and bonds.
 	Uplinks []string

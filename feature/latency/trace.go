@@ -36,7 +36,7 @@ func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter 
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		// One process's end may part the container from the meter just as another's grant begins.
-		if err := f.await(ctx, func() bool { return f.of(id) != nil || !f.granted(id) }); err != nil {
+		if err := f.await(ctx, func() bool { return f.of(id) != nil || !f.asked[id] }); err != nil {
 			return nil, nil, err
 		}
 		return f.record(id, self, filter, lease)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
@@ -17,7 +18,7 @@ import (
 // unwired makes a feature that records one container, of slot 3, and has nothing in the kernel.
 func unwired() *Latency {
 	f := &Latency{
-		cfg: Config{Log: slog.New(slog.DiscardHandler)}, host: new(netdev.NS), tracer: newTraces(), spells: make(spells), grants: make(map[grantee]grant),
+		cfg: Config{Host: feature.Host{Log: slog.New(slog.DiscardHandler)}}, host: new(netdev.NS), tracer: newTraces(), spells: make(spells), grants: make(map[grantee]grant),
 		asked: make(map[container.ID]bool), news: make(chan struct{}), tenants: tenant.New("/proc", tenant.Network), measured: make(map[tenant.Key]*measured),
 	}
 	f.measured[tenant.Key{NetNS: 70}] = &measured{slot: 3, traced: true}

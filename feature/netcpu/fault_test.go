@@ -22,7 +22,7 @@ func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 		return nil, err
 	}
 	return netcpu.New(netcpu.Config{
-		Roots: kernel.Default(), Journal: j, NetNS: s.NetNS, Identity: who, Ends: hook.Open("/proc", j), Containers: topology.Running(s.Targets),
+		Host: feature.Host{Roots: kernel.Default(), Journal: j, NetNS: s.NetNS, Identity: who, Ends: hook.Open("/proc", j), Containers: topology.Running(s.Targets)},
 	})
 }
 

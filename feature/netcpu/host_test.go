@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -70,8 +72,8 @@ func (h *host) open(xdp ...string) {
 		who = nil
 	}
 	cfg := netcpu.Config{
-		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), XDP: xdp,
-		Identity: who, Ends: hook.Open("/proc", h.journal), QueueFlood: h.feltFrom,
+		Host: feature.Host{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), Identity: who, Ends: hook.Open("/proc", h.journal)},
+		XDP:  xdp, QueueFlood: h.feltFrom,
 	}
 	if testing.Short() {
 		cfg.QueueMin, cfg.Ring = 50, 16

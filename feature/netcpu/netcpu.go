@@ -32,7 +32,6 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
-	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -41,7 +40,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
-	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // name is the feature's name and the owner of its journal entries.
@@ -49,19 +47,7 @@ const name = "netcpu"
 
 // Config is what New needs.
 type Config struct {
-	Roots   kernel.Roots
-	Journal *journal.Journal
-	Log     *slog.Logger // for errors in the background; nil: no log
-
-	// Containers lists the running containers. It may be nil if no reports are needed.
-	Containers feature.Containers
-
-	Identity *identity.Identity // nil: neither accounts nor early drop
-	Ends     *hook.Ends
-
-	// NetNS is a path to the host's network namespace, where its uplinks are;
-	// "" is the namespace of this process.
-	NetNS string
+	feature.Host
 
 	// XDP names the uplinks of that namespace at which the driver drops packets, if it can, from
 	// the first container that needs it until Close. By naming them the operator accepts that most

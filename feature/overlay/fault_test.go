@@ -14,7 +14,7 @@ import (
 
 func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 	return New(Config{
-		Roots: kernel.Default(), Journal: j, Ends: hook.Open("/proc", j), NetNS: s.NetNS, Containers: topology.Running(s.Targets),
+		Host: feature.Host{Roots: kernel.Default(), Journal: j, Ends: hook.Open("/proc", j), NetNS: s.NetNS, Containers: topology.Running(s.Targets)},
 	})
 }
 

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature"
+
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -207,7 +209,7 @@ func (r *rig) feature(n *node) {
 	must(t, err)
 	t.Cleanup(func() { must(t, who.Close()) })
 	n.f, err = New(Config{
-		Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who, Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS(),
+		Host: feature.Host{Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who, Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS()},
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, n.f.Close()) })

@@ -39,19 +39,8 @@ const name = "overlay"
 
 // Config is what New needs.
 type Config struct {
-	Roots   kernel.Roots
-	Journal *journal.Journal
-	Log     *slog.Logger // nil: no log
+	feature.Host
 
-	// Identity is the owners of packets, shared by all features. nil: New opens one of its own.
-	Identity *identity.Identity
-	Ends     *hook.Ends
-	// Containers lists the containers of the host. It may be nil if no reports are needed.
-	Containers feature.Containers
-
-	// NetNS is the path of the host's network namespace, which holds the uplinks; "" is the
-	// namespace of this process.
-	NetNS string
 	// Killed is the file of the networks stopped by hand; "": none is kept.
 	Killed string
 	// Now is the clock; nil: time.Now.

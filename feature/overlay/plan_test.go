@@ -3,6 +3,8 @@ package overlay
 import (
 	"testing"
 
+	"github.com/fairlead-project/fairlead/feature"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
@@ -49,7 +51,7 @@ func TestExamine(t *testing.T) {
 	r := newRig(t, routed)
 	n := r.nodes[0]
 	f, err := New(Config{
-		Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS(),
+		Host: feature.Host{Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS()},
 	})
 	must(t, err)
 	defer func() { must(t, f.Close()) }()

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature"
+
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hook"
@@ -183,8 +185,8 @@ func TestKillSwitch(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { must(t, who.Close()) })
 	next, err := New(Config{
-		Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who,
-		Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS(), Killed: n.f.cfg.Killed,
+		Host:   feature.Host{Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who, Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS()},
+		Killed: n.f.cfg.Killed,
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, next.Close()) })

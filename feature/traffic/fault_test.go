@@ -20,8 +20,8 @@ func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 		return nil, err
 	}
 	return traffic.New(traffic.Config{
-		Roots: kernel.Default(), Journal: j, NetNS: s.NetNS, Identity: slots, Ends: hook.Open("/proc", j),
-		Uplinks: map[string]uint64{"nic0": gbit}, Containers: topology.Running(s.Targets),
+		Host:    feature.Host{Roots: kernel.Default(), Journal: j, NetNS: s.NetNS, Identity: slots, Ends: hook.Open("/proc", j), Containers: topology.Running(s.Targets)},
+		Uplinks: map[string]uint64{"nic0": gbit},
 	})
 }
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -81,7 +83,7 @@ func (h *host) start() {
 		uplinks["nic0"] = h.rate
 	}
 	cfg := traffic.Config{
-		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), Identity: h.slots, Ends: hook.Open("/proc", h.journal),
+		Host:    feature.Host{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), Identity: h.slots, Ends: hook.Open("/proc", h.journal)},
 		Uplinks: uplinks, Delays: h.delays, Now: h.now,
 	}
 	if h.containers != nil {

@@ -24,8 +24,6 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
-	"github.com/fairlead-project/fairlead/hook"
-	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -42,21 +40,8 @@ const name = "traffic"
 
 // Config is what New needs.
 type Config struct {
-	Roots   kernel.Roots
-	Journal *journal.Journal
-	Log     *slog.Logger // nil: no log
+	feature.Host
 
-	// Identity is the owners of packets, shared by all features; nil: there is none, and Support
-	// says so.
-	Identity *identity.Identity
-	Ends     *hook.Ends
-
-	// Containers lists the containers of the host. It may be nil if no reports are needed.
-	Containers feature.Containers
-
-	// NetNS is the path of the host's network namespace, which holds the uplinks; "" is the
-	// namespace of this process.
-	NetNS string
 	// Uplinks names the devices to shape, each with its rate in bit/s; 0 is the rate of the driver.
 	// Empty: all hardware that is up, and bonds.
 	Uplinks map[string]uint64

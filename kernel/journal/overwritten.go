@@ -26,15 +26,12 @@ func (j *Journal) overwritten(open Opener, ref Ref) (features []string, err erro
 		return nil, err
 	}
 	defer leave()
-	n, ok := j.note(ref)
-	if !ok {
-		return nil, nil
-	}
 	k, err := open(ref)
 	if err != nil {
 		return nil, err
 	}
 	value, err := k.Read()
+	n, _ := j.note(ref) // without claims if it has been dropped meanwhile
 	if errors.Is(err, ErrGone) || err == nil && n.ours(k, value) {
 		return nil, nil
 	}

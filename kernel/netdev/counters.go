@@ -1,6 +1,14 @@
 package netdev
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
 
 // Counters are what has passed a device since it was made, as the device counts: bytes with link
 // headers. A super-packet is one packet, and has one header.
@@ -13,4 +21,91 @@ func stats64(b []byte) (c Counters, ok bool) {
 	}
 	v := func(i int) uint64 { return binary.NativeEndian.Uint64(b[8*i:]) }
 	return Counters{RxPackets: v(0), TxPackets: v(1), RxBytes: v(2), TxBytes: v(3)}, true
+}
+
+// The attributes of RTM_GETSTATS (include/uapi/linux/if_link.h).
+const (
+	statsHeader = 12 // struct if_stats_msg
+	statsLink64 = 1  // IFLA_STATS_LINK_64: struct rtnl_link_stats64
+)
+
+// statsRequest is the body of RTM_GETSTATS: struct if_stats_msg.
+type statsRequest struct{}
+
+func (statsRequest) Len() int { return statsHeader }
+
+func (statsRequest) Serialize() []byte {
+	b := make([]byte, statsHeader)
+	binary.NativeEndian.PutUint32(b[8:], 1<<(statsLink64-1))
+	return b
+}
+
+// AllCounters returns the counters of the devices of the namespace, by index. It is much cheaper than
+// [NS.Links]. The error matches ErrMany after most devices; what was read until then is returned,
+// too.
+func (ns *NS) AllCounters(most int) (map[int]Counters, error) {
+	c, err := ns.Counting()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return c.Read(most)
+}
+
+// Counting reads the counters of a namespace's devices again and again, which is cheaper than
+// [NS.AllCounters]. It keeps the namespace alive, and with it its devices, until Close. It is not
+// safe for concurrent use.
+type Counting struct {
+	ns *NS // perhaps closed
+	s  *nl.NetlinkSocket
+}
+
+// Counting opens a Counting. It does not need ns any more.
+func (ns *NS) Counting() (*Counting, error) {
+	c := &Counting{ns: ns}
+	if err := ns.Do(func() (err error) {
+		c.s, err = nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("read counters of netns %d: %w", ns.inode, err)
+	}
+	return c, nil
+}
+
+// Read is as [NS.AllCounters]. After an error the Counting can only be closed.
+func (c *Counting) Read(most int) (map[int]Counters, error) {
+	req := nl.NewNetlinkRequest(unix.RTM_GETSTATS, unix.NLM_F_DUMP)
+	req.AddData(statsRequest{})
+	counts := make(map[int]Counters)
+	err := dumpBy(c.s, req, func(msg []byte) (bool, error) {
+		if len(counts) == most {
+			return false, ErrMany
+		}
+		index, of, err := parseCounters(msg)
+		if err == nil {
+			counts[index] = of
+		}
+		return true, err
+	})
+	return counts, c.ns.listed("counters", most, err)
+}
+
+// Close lets go of the namespace.
+func (c *Counting) Close() { c.s.Close() }
+
+// parseCounters reads one answer to RTM_GETSTATS.
+func parseCounters(msg []byte) (index int, c Counters, err error) {
+	if len(msg) < statsHeader {
+		return 0, Counters{}, errors.New("short message with counters")
+	}
+	attrs, err := nl.ParseRouteAttr(msg[statsHeader:])
+	if err != nil {
+		return 0, Counters{}, err
+	}
+	for _, a := range attrs {
+		if a.Attr.Type == statsLink64 {
+			c, _ = stats64(a.Value)
+		}
+	}
+	return int(binary.NativeEndian.Uint32(msg[4:])), c, nil
 }

@@ -1,7 +1,6 @@
 package netdev
 
 import (
-	"errors"
 	"slices"
 	"syscall"
 
@@ -93,13 +92,8 @@ func (l *listing) pair(ns *NS) {
 		if link.Peer != 0 || link.Kind != "veth" && link.Kind != "netkit" {
 			continue
 		}
-		now, err := ns.Link(link.Index)
-		switch {
-		case errors.Is(err, ErrNoLink): // the message that it has gone waits
-		case err != nil:
-			*l = listing{}
-			return
-		case now.Peer != 0:
+		// One that has just gone has none, and the message about that waits.
+		if now, err := ns.Link(link.Index); err == nil && now.Peer != 0 {
 			now.Addrs = link.Addrs
 			l.links = slices.Clone(l.links)
 			l.links[i] = now

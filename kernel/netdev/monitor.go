@@ -208,6 +208,7 @@ type space struct {
 	ns *NS
 
 	mu      sync.Mutex
+	buf     [32 << 10]byte // of messages
 	watches map[*watch]bool
 	sockets map[feed]*socket
 	devices listing
@@ -328,7 +329,7 @@ func (s *space) follow(k *socket, from feed) {
 
 // drain takes in all pending messages, and reports whether there were any. s.mu is held.
 func (s *space) drain(fd int, from feed) (any bool) {
-	lost := messages(fd, func(m syscall.NetlinkMessage) {
+	lost := s.messages(fd, func(m syscall.NetlinkMessage) {
 		any = true
 		switch from {
 		case nft:
@@ -368,16 +369,11 @@ func (s *space) list(ns *NS, most int) (links []Link, err error) {
 	return s.devices.all(ns, most)
 }
 
-// received holds buffers for messages.
-var received = sync.Pool{New: func() any { return new([32 << 10]byte) }}
-
-// messages passes all pending messages of the kernel to see, which must not keep them: CAP_NET_ADMIN
+// messages passes all pending messages of the kernel to see, which must not keep them; s.mu is held. CAP_NET_ADMIN
 // in the namespace is enough to send others here. lost: there were more.
-func messages(fd int, see func(m syscall.NetlinkMessage)) (lost bool) {
-	buf := received.Get().(*[32 << 10]byte)
-	defer received.Put(buf)
+func (s *space) messages(fd int, see func(m syscall.NetlinkMessage)) (lost bool) {
 	for range maxDrain {
-		n, from, err := unix.Recvfrom(fd, buf[:], 0)
+		n, from, err := unix.Recvfrom(fd, s.buf[:], 0)
 		if errors.Is(err, unix.EAGAIN) {
 			return lost
 		}
@@ -388,7 +384,7 @@ func messages(fd int, see func(m syscall.NetlinkMessage)) (lost bool) {
 		if kernel, ok := from.(*unix.SockaddrNetlink); !ok || kernel.Pid != 0 {
 			continue
 		}
-		list, err := syscall.ParseNetlinkMessage(buf[:n])
+		list, err := syscall.ParseNetlinkMessage(s.buf[:n])
 		for _, m := range list {
 			if len(m.Data) < 8 {
 				lost = true

@@ -1,7 +1,6 @@
 package identity
 
 import (
-	"container/heap"
 	"errors"
 	"fmt"
 	"slices"
@@ -44,7 +43,7 @@ type Allocator struct {
 	now     func() time.Time
 	taken   map[Tenant]*use
 	next    Slot     // lowest never allocated
-	free    slots    // below next and free, the lowest on top
+	free    []Slot   // below next and free, in order
 	resting []rested // in quarantine, the oldest first
 }
 
@@ -110,30 +109,19 @@ func (a *Allocator) lowest() (Slot, error) {
 	now := a.now()
 	over := 0
 	for over < len(a.resting) && !now.Before(a.resting[over].until) {
-		heap.Push(&a.free, a.resting[over].slot)
+		at, _ := slices.BinarySearch(a.free, a.resting[over].slot)
+		a.free = slices.Insert(a.free, at, a.resting[over].slot)
 		over++
 	}
 	a.resting = slices.Delete(a.resting, 0, over)
 	if len(a.free) > 0 {
-		return heap.Pop(&a.free).(Slot), nil
+		lowest := a.free[0]
+		a.free = slices.Delete(a.free, 0, 1)
+		return lowest, nil
 	}
 	if a.next > Max {
 		return Nobody, fmt.Errorf("%w: %d tenants, %d numbers in quarantine for %s after their tenant's end", ErrFull, len(a.taken), len(a.resting), Quarantine)
 	}
 	a.next++
 	return a.next - 1, nil
-}
-
-// slots is a heap with the lowest on top.
-type slots []Slot
-
-func (s slots) Len() int           { return len(s) }
-func (s slots) Less(i, j int) bool { return s[i] < s[j] }
-func (s slots) Swap(i, j int)      { s[i], s[j] = s[j], s[i] }
-func (s *slots) Push(x any)        { *s = append(*s, x.(Slot)) }
-func (s *slots) Pop() any {
-	old := *s
-	x := old[len(old)-1]
-	*s = old[:len(old)-1]
-	return x
 }

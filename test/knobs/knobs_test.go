@@ -90,7 +90,7 @@ func (h *host) open() (err error) {
 	if h.journal, err = journal.Open(h.state); err != nil {
 		return err
 	}
-	if h.blockio, err = blockio.New(blockio.Config{Roots: h.roots, Journal: h.journal, Containers: h, Measures: func() error { return nil }}); err != nil {
+	if h.blockio, err = blockio.New(blockio.Config{Host: feature.Host{Roots: h.roots, Journal: h.journal, Containers: h}, Measures: func() error { return nil }}); err != nil {
 		return err
 	}
 	h.isolator = isolate.New(isolate.Config{Feature: "netcpu", Tenants: tenant.New("/proc", tenant.Network), Journal: h.journal, Roots: h.roots, Layout: h.layout})

@@ -116,16 +116,15 @@ func used(list []api.Container, feature string) bool {
 	})
 }
 
-// typed is a short name of a container that needs no quoting in a shell.
+// plain is a short name that needs no quoting in a shell.
+var plain = regexp.MustCompile(`^[A-Za-z0-9_./][A-Za-z0-9_./-]{0,23}$`)
+
+// typed is what to type for a container.
 func typed(c api.Container) string {
-	const most = 24
-	odd := func(r rune) bool {
-		return !strings.ContainsRune("-_./", r) && (r < '0' || r > 'z' || r > '9' && r < 'A' || r > 'Z' && r < 'a')
+	if plain.MatchString(c.Name) {
+		return c.Name
 	}
-	if c.Name == "" || len(c.Name) > most || c.Name[0] == '-' || strings.ContainsFunc(c.Name, odd) {
-		return api.Ref(c.ID)
-	}
-	return c.Name
+	return api.Ref(c.ID)
 }
 
 // settingOf returns the parsed value of a policy key for a container.

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -220,7 +222,7 @@ func newNetcpu(t *testing.T, j *journal.Journal, netns string) (*netcpu.Netcpu, 
 	who, err := identity.Open("/proc")
 	must(t, err)
 	t.Cleanup(func() { who.Close() })
-	return netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, Identity: who, Ends: hook.Open("/proc", j), NetNS: netns})
+	return netcpu.New(netcpu.Config{Host: feature.Host{Roots: kernel.Default(), Journal: j, Identity: who, Ends: hook.Open("/proc", j), NetNS: netns}})
 }
 
 var must = testkit.Must
