@@ -2,7 +2,6 @@ package netdev
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -59,14 +58,11 @@ func (ns *NS) Tunnels(most int) ([]Tunnel, error) {
 
 // parseTunnel reads an RTM_NEWLINK message; ok: it is a tunnel.
 func parseTunnel(msg []byte) (t Tunnel, ok bool, err error) {
-	if len(msg) < unix.SizeofIfInfomsg {
-		return t, false, errors.New("short link message")
-	}
-	kind, data, err := linkInfo(msg)
-	if err != nil || !(Link{Kind: kind}).IsTunnel() {
+	if t.Link, err = parseLink(msg); err != nil || !t.IsTunnel() {
 		return t, false, err
 	}
-	if t.Link, err = parseLink(msg); err != nil {
+	kind, data, err := linkInfo(msg)
+	if err != nil {
 		return t, false, err
 	}
 	if kind == "vxlan" {
@@ -93,7 +89,10 @@ func linkInfo(msg []byte) (kind string, data []syscall.NetlinkRouteAttr, err err
 			return err
 		})
 	})
-	return kind, data, err
+	if err != nil {
+		return "", nil, err
+	}
+	return kind, data, nil
 }
 
 func (t *Tunnel) vxlan(data []syscall.NetlinkRouteAttr) {

@@ -201,7 +201,7 @@ func FuzzParseTunnel(f *testing.F) {
 	}
 	f.Add(link("vxlan", nl.NewRtAttr(unix.IFLA_VXLAN_ID, nl.Uint32Attr(7)), nl.NewRtAttr(unix.IFLA_VXLAN_GROUP, []byte{192, 0, 2, 1}), nl.NewRtAttr(unix.IFLA_VXLAN_PORT_RANGE, []byte{1, 2})))
 	f.Add(link("geneve", nl.NewRtAttr(unix.IFLA_GENEVE_ID, nl.Uint32Attr(7)), nl.NewRtAttr(unix.IFLA_GENEVE_PORT, []byte{1})))
-	f.Add(link("veth"))
+	f.Add([]byte("\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00,\x00\x12\x00\t\x00\x01\x00vxlan\x00\x00\x00\x1c\x00\x02\x00\b\x00\x01\x00\a\x00\x00\x00\x00\b\x00\x01\x00\a\x02\x01\x06\x00\n\x00\x01\x02\x00\x00"))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		if len(msg) < unix.SizeofIfInfomsg {
