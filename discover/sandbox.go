@@ -14,8 +14,6 @@ import (
 	"time"
 )
 
-const sandboxSource = "sandbox"
-
 // DefaultSandboxes is the default directory of the sandboxes' state files.
 const DefaultSandboxes = "/run/fairlead/sandbox"
 
@@ -77,7 +75,7 @@ func Sandboxes(proc, dir string) Source { return sandboxes{proc, dir} }
 
 type sandboxes struct{ proc, dir string }
 
-func (s sandboxes) Name() string { return sandboxSource }
+func (s sandboxes) Name() string { return "sandbox" }
 
 func (s sandboxes) Run(ctx context.Context, publish func(Report)) error {
 	files := &states{dir: s.dir}

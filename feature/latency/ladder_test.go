@@ -38,46 +38,6 @@ func BenchmarkLadder(b *testing.B) {
 	}
 }
 
-// BenchmarkCycle measures the price as the agent has it, with the programs attached for a part of
-// each second, and that part.
-//
-//	go test -run - -bench Cycle -benchtime 1x ./feature/latency
-func BenchmarkCycle(b *testing.B) {
-	for _, of := range []string{"flood", "trips"} {
-		b.Run(of, func(b *testing.B) {
-			h := newHost(b)
-			h.climb("local", of, 12, cycle, func(m *meter, others, own *ends) []rung {
-				unwatched := func(m *meter) time.Duration {
-					h.f.mu.Lock()
-					defer h.f.mu.Unlock()
-					return m.unwatched()
-				}
-				turns := func(name string, e *ends) rung {
-					return rung{name, func() func() {
-						must(b, m.follow(e, DefaultBudget))
-						must(b, m.resume())
-						stop, done := make(chan struct{}), make(chan struct{})
-						h.f.stop = stop
-						go func() { h.f.dutyCycle(stop); close(done) }()
-						time.Sleep(cycle)
-						began, rested := time.Now(), unwatched(m)
-						return func() {
-							b.ReportMetric(1-float64(unwatched(m)-rested)/float64(time.Since(began)), name+"-attached")
-							close(stop)
-							<-done
-							h.f.stop = make(chan struct{})
-							if m.links != nil {
-								must(b, m.rest())
-							}
-						}
-					}}
-				}
-				return []rung{nothing(), turns("1others", others), turns("2own", own)}
-			})
-		})
-	}
-}
-
 // rung is what is attached in one step. attach returns what detaches it.
 type rung struct {
 	name   string

@@ -261,17 +261,16 @@ func (w *watch) feeds() map[feed]bool {
 // end lets a watch go, and closes what only that has used.
 func (s *space) end(w *watch) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	delete(s.watches, w)
 	used := make(map[feed]bool)
 	for o := range s.watches {
 		maps.Copy(used, o.feeds())
 	}
-	var errs []error
+	var unused []*socket
 	for from, k := range s.sockets {
 		if !used[from] {
 			delete(s.sockets, from)
-			errs = append(errs, k.f.Close())
+			unused = append(unused, k)
 		}
 	}
 	if !used[near] {
@@ -280,7 +279,13 @@ func (s *space) end(w *watch) error {
 	if !used[tc] {
 		s.qdiscs = nil
 	}
-	if len(s.watches) == 0 {
+	last := len(s.watches) == 0
+	s.mu.Unlock()
+	var errs []error
+	for _, k := range unused { // without the lock: Close waits for follow, which takes it
+		errs = append(errs, k.f.Close())
+	}
+	if last {
 		errs = append(errs, s.ns.Close())
 	}
 	return errors.Join(errs...)
@@ -321,7 +326,7 @@ func (s *space) follow(k *socket, from feed) {
 	for k.conn.Read(func(fd uintptr) bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.drain(int(fd), from)
+		return s.sockets[from] != k || s.drain(int(fd), from)
 	}) == nil {
 		time.Sleep(watchPause)
 	}

@@ -158,3 +158,19 @@ func TestWatchOfMany(t *testing.T) {
 		t.Errorf("and again: %v", got)
 	}
 }
+
+// A watch ends while messages come.
+func TestMonitorEnds(t *testing.T) {
+	kit := testkit.NetNS(t)
+	ns := open(t, kit.Path)
+	h := kit.Handle(t)
+	must(t, ns.IFB(77).Write(OurIFB))
+	link, err := h.LinkByName(IFBName(77))
+	must(t, err)
+	m := NewMonitor()
+	for i := range 300 {
+		stop, err := m.Watch(ns, Interest{Causes: []Cause{LinkChanged, QdiscChanged}}, func([]Change) {})
+		must(t, err)
+		must(t, errors.Join(h.LinkSetMTU(link, 1400+i%2), stop()))
+	}
+}

@@ -2,6 +2,7 @@ package qdisc_test
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -51,11 +52,19 @@ func (l listener) heard(t *testing.T, minors ...uint16) (out []qdisc.Ceiling) {
 	}
 }
 
-// became returns what a class became since the last call, as far as it has this ceil: the news of a
-// change before can come late.
-func (l listener) became(t *testing.T, minor uint16, ceil uint64) []qdisc.Ceiling {
+// became waits until classes became something n times, as far as they have these ceils, and returns
+// what: the news of a change before can come late. It does not wait if a class had sent all before.
+func (l listener) became(t *testing.T, n int, ceils map[uint16]uint64) (out []qdisc.Ceiling) {
 	t.Helper()
-	return slices.DeleteFunc(l.heard(t, minor), func(c qdisc.Ceiling) bool { return c.Ceil != ceil })
+	minors := slices.Collect(maps.Keys(ceils))
+	other := func(c qdisc.Ceiling) bool { return c.Ceil != ceils[c.Minor] }
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+		out = append(out, slices.DeleteFunc(l.heard(t, minors...), other)...)
+		if len(out) >= n || len(out) > 0 && out[0].Packets >= 1000 {
+			break
+		}
+	}
+	return append(out, slices.DeleteFunc(l.heard(t, minors...), other)...)
 }
 
 // crowd returns classes with a last one, of the given minor, that has 1000 packets of 542 bytes to
@@ -96,7 +105,7 @@ func TestLowerCeilSpendsNoSavings(t *testing.T) {
 		if took := time.Since(start); took < 3*time.Millisecond {
 			t.Fatalf("done in %v, too soon for a packet to leave", took)
 		}
-		got := l.became(t, minor, 2*mbit)
+		got := l.became(t, 2, map[uint16]uint64{minor: 2 * mbit})
 		if len(got) == 1 && got[0].Packets >= 1000 {
 			t.Log("all packets have left before the change: the machine has stood still for a second")
 			continue
@@ -138,7 +147,7 @@ func TestTightBurstDoesNotStay(t *testing.T) {
 	if n, err := d.Bring(qdisc.KindHTB, append(classes, qdisc.Class{Minor: 6})); err == nil { // a rate of 0
 		t.Fatalf("a class without a rate: %d changes, no error", n)
 	}
-	if got := l.became(t, 5, 3*mbit); len(got) != 2 || got[1].Burst != 400*time.Millisecond {
+	if got := l.became(t, 2, map[uint16]uint64{5: 3 * mbit}); len(got) != 2 || got[1].Burst != 400*time.Millisecond {
 		t.Errorf("beside an error: %+v; want a tight burst and then one of 400 ms", got)
 	}
 	// What the first of the two writes leaves.
@@ -150,7 +159,7 @@ func TestTightBurstDoesNotStay(t *testing.T) {
 	if n, err := again.Bring(qdisc.KindHTB, classes); err != nil || n != 1 {
 		t.Errorf("the next agent: %d changes, %v; want 1", n, err)
 	}
-	if got := l.became(t, 5, 3*mbit); len(got) != 2 || got[1].Burst != 400*time.Millisecond {
+	if got := l.became(t, 2, map[uint16]uint64{5: 3 * mbit}); len(got) != 2 || got[1].Burst != 400*time.Millisecond {
 		t.Errorf("left tight: %+v; want a tight burst and then one of 400 ms", got)
 	}
 }
@@ -165,13 +174,13 @@ func TestBurstIsSetAtOnce(t *testing.T) {
 	classes := append(w.crowd(d, 5, slow), class(6, mbit))
 	_, err := d.Bring(qdisc.KindHTB, classes)
 	must(t, err)
-	l.heard(t)
+	l.heard(t, 5, 6)
 	classes[2].HTB.Ceil *= 2   // raised
 	classes[3].HTB.Ceil = mbit // lowered, and empty
 	if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 2 {
 		t.Fatalf("%d changes, %v; want 2", n, err)
 	}
-	if got := l.heard(t, 5, 6); len(got) != 2 || got[0].Minor != 5 || got[1].Minor != 6 {
+	if got := l.became(t, 2, map[uint16]uint64{5: classes[2].HTB.Ceil, 6: mbit}); len(got) != 2 || got[0].Minor != 5 || got[1].Minor != 6 {
 		t.Errorf("%+v; want each class set once", got)
 	}
 }

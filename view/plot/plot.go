@@ -1,9 +1,6 @@
 // Package plot draws the diagrams of fairlead's pages as SVG: lines over time. Colours are classes of
 // [Style], so that one diagram suits light and dark pages, and a page may forbid inline styles. It
 // knows no containers and writes no page; package view/web calls it.
-//
-// A library of charts writes colours as styles, and taking these out again was more code than the
-// lines are.
 package plot
 
 import (
