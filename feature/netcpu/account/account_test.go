@@ -47,11 +47,11 @@ func openMeter(t testing.TB, exact bool) *Meter {
 	return m
 }
 
-// seconds is how long an exact meter lets packets wait: much longer on an emulated CPU, where
+// seconds is how long an exact meter lets packets wait: longer on an emulated CPU, where
 // ksoftirqd may get none for seconds.
 func seconds() uint8 {
 	if testing.Short() {
-		return 60
+		return 15
 	}
 	return 4
 }
