@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -108,11 +109,13 @@ func TestChurn(t *testing.T) {
 	c.plain = true
 	c.rounds(t, "without labels", testkit.ByTier(t, 2, 10, 20))
 	c.agent.idles(c.atStart)
-	after := state{}
-	after.readDevices(t, "host", c.NS.Path)
-	if diff := after.diff(before); diff != "" {
-		t.Errorf("the host has changed:\n%s", diff)
-	}
+	await(t, "the host to be as before", func() error { // the engine's devices go a moment later
+		after := state{}
+		if after.readDevices(t, "host", c.NS.Path); after.diff(before) != "" {
+			return errors.New(after.diff(before))
+		}
+		return nil
+	})
 	await(t, "the agent to have no more descriptors than before", func() error {
 		if now := c.agent.descriptors(t); now > held {
 			return fmt.Errorf("it has %d, had %d", now, held)

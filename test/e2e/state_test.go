@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/safchain/ethtool"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -37,7 +38,7 @@ func (s state) readDevices(t *testing.T, name, path string) {
 			continue
 		}
 		prefix := name + " " + l.Name + " "
-		must(t, ns.Do(func() error {
+		err := ns.Do(func() error {
 			e, err := ethtool.NewEthtool()
 			if err != nil {
 				return err
@@ -60,7 +61,11 @@ func (s state) readDevices(t *testing.T, name, path string) {
 				s[prefix+hook] = fmt.Sprintf("%d programs", n)
 			}
 			return nil
-		}))
+		})
+		if errors.Is(err, unix.ENODEV) { // it has just gone
+			continue
+		}
+		must(t, err)
 		threaded, err := ns.Threaded(l.Index).Read()
 		if err != nil {
 			threaded = "none" // it has no NAPI
