@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"golang.org/x/sys/unix"
 )
 
 // churner starts containers that end by themselves, on an engine with an attachable overlay
@@ -211,6 +213,13 @@ func TestChurnCampaign(t *testing.T) {
 		if err == nil && out != "" {
 			c.Run(append([]string{"rm", "-f"}, strings.Fields(out)...)...)
 			err = fmt.Errorf("%d are left", len(strings.Fields(out)))
+		}
+		for _, file := range c.cgroups() { // a killed engine leaves what it was about to start
+			pids, _ := os.ReadFile(file)
+			for pid := range strings.FieldsSeq(string(pids)) {
+				n, _ := strconv.Atoi(pid)
+				err = errors.Join(err, fmt.Errorf("process %d is left", n), unix.Kill(n, unix.SIGKILL))
+			}
 		}
 		return err
 	})

@@ -25,7 +25,6 @@ func (h *host) testUpdated(t *testing.T) {
 	c := h.agent.reaches("updated", api.StateDone)
 	holds := func(when string, quota time.Duration, bytes string) {
 		t.Helper()
-		began := time.Now()
 		await(t, fmt.Sprintf("%s: a quota of %v and %s bytes/s", when, quota, bytes), func() error {
 			now, err := cgroup.ReadBandwidth(c.Cgroup.CPU)
 			if err != nil || now.Quota != quota {
@@ -38,7 +37,6 @@ func (h *host) testUpdated(t *testing.T) {
 			}
 			return nil
 		})
-		t.Logf("%s: after %v", when, time.Since(began).Round(time.Millisecond))
 	}
 	const period = 100 * time.Millisecond
 	holds("at first", period/5, "2097152")
