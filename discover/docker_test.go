@@ -314,43 +314,6 @@ func testKill(t *testing.T, d *testkit.Docker, s *Set) {
 	}
 }
 
-// TestSwarm joins two engines, as two hosts, and looks at an overlay network.
-func TestSwarm(t *testing.T) {
-	t.Parallel() // beside other runtimes: they wait more than they work
-	engines := testkit.StartSwarm(t)
-	var ips []string
-	for i, d := range engines {
-		s := runSet(t, Config{}, Docker(d.Host))
-		name := fmt.Sprintf("node%d", i)
-		start(t, d, name, "--network", testkit.SwarmNetwork)
-		c := bySource(t, s, "docker", name, "br0", "docker_gwbridge")
-		var over *container.Interface
-		for _, i := range c.Interfaces {
-			for _, addr := range i.Addrs {
-				if strings.HasPrefix(addr, "10.216.0.") {
-					over = &i
-					ips = append(ips, strings.TrimSuffix(addr, "/24"))
-				}
-			}
-		}
-		if len(c.Interfaces) != 2 || over == nil {
-			t.Fatalf("interfaces %+v, want one in 10.216.0.0/24 and one for the way out", c.Interfaces)
-		}
-		if over.Host.NetNS == d.NS.Inode || over.Host.NetNS == 0 || !strings.HasSuffix(filepath.Dir(over.Host.NSPath), d.NSDir) || over.Host.Master == "" {
-			t.Errorf("overlay interface %+v, want its end in a namespace of its own below %s", *over, d.NSDir)
-		}
-		for _, i := range c.Interfaces {
-			checkHostEnd(t, i)
-			if i.Name != over.Name && i.Host.NetNS != d.NS.Inode {
-				t.Errorf("interface %+v, want its end in netns %d", i, d.NS.Inode)
-			}
-		}
-	}
-	if out, err := engines[0].Run("exec", "node0", "ping", "-c", "3", "-W", "5", ips[1]); err != nil {
-		t.Errorf("no way from node to node: %v\n%s", err, out)
-	}
-}
-
 // TestEngineErrors has sockets with no proper server.
 func TestEngineErrors(t *testing.T) {
 	dir := t.TempDir()

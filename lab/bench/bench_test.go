@@ -40,56 +40,6 @@ func clean(t *testing.T) {
 	}
 }
 
-func TestGuard(t *testing.T) {
-	testkit.NeedRoot(t)
-	ctx := t.Context()
-	s := &session{bed: bed{experiment: &experiment{mode: "isolate"}}, setup: setup{cfg: rig.Config{Path: rig.NIC}}}
-	if err := s.build(ctx); err != nil {
-		t.Fatal(errors.Join(err, s.close()))
-	}
-	// The containers' policy, as far as it is visible from here.
-	setting := func() string {
-		t.Helper()
-		all, err := s.guard.client.Containers(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var of []string
-		for _, c := range all {
-			for _, p := range c.Policy {
-				if p.Key == "fairlead.netcpu" {
-					of = append(of, strings.TrimPrefix(c.Name, s.rig.Prefix())+" "+p.Value)
-				}
-			}
-		}
-		slices.Sort(of)
-		return strings.Join(of, ", ")
-	}
-	for _, on := range []bool{false, true, true, false, true} {
-		if err := s.protect(ctx, on); err != nil {
-			t.Fatal(err)
-		}
-		want := "receiver observe, victim observe"
-		if on {
-			want = "receiver isolate, victim isolate"
-		}
-		if got := setting(); got != want {
-			t.Errorf("on %v: policy is %q, want %q", on, got, want)
-		}
-	}
-	if s.guard.missing != "" {
-		t.Logf("netcpu is %s", s.guard.missing)
-	}
-	dir := s.guard.dir
-	if err := s.close(); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is left (%v)", dir, err)
-	}
-	clean(t)
-}
-
 func TestGuardTellsWhy(t *testing.T) {
 	testkit.NeedRoot(t)
 	s := &session{bed: bed{experiment: &experiment{mode: "isolate"}}}

@@ -139,7 +139,6 @@ func TestDocker(t *testing.T) {
 	t.Run("ends", h.testEnds)
 	t.Run("networks", h.testNetworks)
 	t.Run("traffic", h.testTraffic)
-	t.Run("killed", h.testDockerKilled)
 	t.Run("fifty", h.testFifty)
 	t.Run("agent killed", h.testAgentKilled)
 
