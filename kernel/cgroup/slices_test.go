@@ -24,9 +24,7 @@ func TestSlicesInKernel(t *testing.T) {
 	}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	must(err)
 	start := func() int {

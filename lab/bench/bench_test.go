@@ -22,6 +22,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) {
 	if status, ok := Reexec(os.Args); ok {
 		os.Exit(status)
@@ -70,9 +72,7 @@ func TestExperiment(t *testing.T) {
 		{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP}, rate: load.Flood},
 		{name: "udp-rr", traffic: rig.Traffic{Kind: rig.UDPRR}, rate: load.Flood},
 	}}
-	if err := e.measure(t.Context(), e.netcpu(su)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.measure(t.Context(), e.netcpu(su)))
 	var got []string
 	for _, c := range e.report.Cases {
 		if !accounted(c) {
@@ -174,9 +174,7 @@ func TestDemo(t *testing.T) {
 		alone(t)()
 		var out bytes.Buffer
 		_, err := demo(t.Context(), Screen{&out, colour}, "dev", 1, 10*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		last := out.String()[strings.LastIndex(strings.TrimSpace(out.String()), "\n")+1:]
 		if !regexp.MustCompile(`Your victim ran \d+\.\d\d times slower beside the flood; with fairlead \d+\.\d\d times\.`).MatchString(last) {
 			t.Errorf("the last line is %q", last)
@@ -209,9 +207,7 @@ func TestNeighbours(t *testing.T) {
 			su.demands[0].busy, su.demands[0].rate = 0, 10_000
 			err = e.measure(t.Context(), e.netcpu(su))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	for _, c := range e.report.Cases {
 		if figures(t, c); max(len(c.Off), len(c.On)) > 1 || min(len(c.Off), len(c.On)) < 1 && !accounted(c) {

@@ -18,9 +18,7 @@ func TestObserved(t *testing.T) {
 	su := setup{name: "kept", cfg: rig.Config{Path: rig.Hop, Containers: rig.Pair(100, 100)}, accounts: true, demands: []demand{
 		{name: "1k", traffic: rig.Traffic{Kind: rig.UDP}, rate: 1000},
 	}}
-	if err := e.measure(t.Context(), e.netcpu(su)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.measure(t.Context(), e.netcpu(su)))
 	if e.unmetered != "" {
 		t.Fatalf("the kernel cannot keep accounts: %s", e.unmetered)
 	}

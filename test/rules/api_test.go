@@ -131,9 +131,7 @@ func load(t *testing.T, path string) *types.Package {
 		return os.Open(files[path])
 	}
 	p, err := importer.ForCompiler(token.NewFileSet(), "gc", open).Import(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p
 }
 
@@ -143,14 +141,10 @@ func TestAPI(t *testing.T) {
 	const golden = "testdata/api.txt"
 	is := exported(load(t, module+"/api"))
 	if *update {
-		if err := os.WriteFile(golden, []byte(strings.Join(is, "\n")+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(golden, []byte(strings.Join(is, "\n")+"\n"), 0o644))
 	}
 	data, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, problem := range changes(strings.Split(strings.TrimSpace(string(data)), "\n"), is) {
 		t.Errorf("api: %s", problem)
 	}
@@ -164,13 +158,9 @@ func TestExported(t *testing.T) {
 		t.Helper()
 		fset := token.NewFileSet()
 		f, err := parser.ParseFile(fset, "a.go", "package a\n"+text, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		p, err := new(types.Config).Check("a", fset, []*ast.File{f}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return exported(p)
 	}
 	for _, tt := range []struct{ was, is, want string }{
