@@ -101,7 +101,7 @@ func openMeter(host uint64, shared bpf.Maps) (_ *meter, err error) {
 			err = errors.Join(fmt.Errorf("measure latency: %w", err), m.close())
 		}
 	}()
-	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlHostNetns: uint32(host), latencyVarFlRows: mostStamps / rowOfStamps}, shared); err != nil {
+	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlHostNetns: uint32(host), latencyVarFlRows: uint32(mostStamps / rowOfStamps)}, shared); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(m.object.Load(&m.maps, nil), m.object.Load(&m.programs, nil)); err != nil {

@@ -91,7 +91,7 @@ func TestFileRefusals(t *testing.T) {
 
 // TestFileInKernel turns and restores the knobs of a real cgroup.
 func TestFileInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.CPU == "" {
 		testkit.Skip(t, "no cpu controller")

@@ -15,7 +15,7 @@ import (
 
 // Group makes a cgroup and removes it again, but not while a process is in it.
 func TestGroupInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.CPU == "" {
 		testkit.Skip(t, "no cpu controller")

@@ -15,7 +15,7 @@ import (
 
 // Throttle caps a cgroup at a disk, and Restore removes the caps.
 func TestThrottleInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.IO == "" {
 		testkit.Skip(t, "no io or blkio controller")

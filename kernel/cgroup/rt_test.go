@@ -16,7 +16,7 @@ import (
 // A budget can be taken back while a task of the group is real-time. The task is ordinary
 // afterwards.
 func TestRTInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if _, err := RT(cg.CPU).Read(); cg.CPU == "" || errors.Is(err, errors.ErrUnsupported) {
 		testkit.Skip(t, "no real-time groups of cgroup v1")

@@ -10,7 +10,7 @@ import (
 
 // A cgroup that was made idle gets its own weight back, not the kernel's default.
 func TestIdleInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.CPU == "" {
 		testkit.Skip(t, "no cpu controller")

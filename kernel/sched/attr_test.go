@@ -15,7 +15,7 @@ import (
 )
 
 func TestSlice(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	th, remove := napi(t)
 	j := testkit.Journal(t, journal.Open)
@@ -55,7 +55,7 @@ func TestSlice(t *testing.T) {
 }
 
 func TestNice(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	th, _ := napi(t)
 	j := testkit.Journal(t, journal.Open)

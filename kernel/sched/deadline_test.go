@@ -18,7 +18,7 @@ import (
 // A thread gets its runtime. After its agent is gone, Restore gives it back its policy and nice
 // value. Its children are ordinary.
 func TestDeadlineInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	must(t, TryDeadline())
 	dir := t.TempDir()

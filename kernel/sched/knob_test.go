@@ -48,7 +48,7 @@ func napi(t *testing.T) (thread Named, remove func()) {
 }
 
 func TestKnobsInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	l, err := cgroup.Detect("/proc", "")
 	must(t, err)
