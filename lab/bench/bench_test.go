@@ -186,46 +186,6 @@ func TestDemo(t *testing.T) {
 	clean(t)
 }
 
-// TestNeighbours runs one case of each kind with more than one neighbour.
-func TestNeighbours(t *testing.T) {
-	testkit.NeedRoot(t)
-	e := &experiment{report: &report.Report{Rounds: 1}, mode: "isolate", settle: 50 * time.Millisecond, take: 200 * time.Millisecond}
-	several := setup{name: "several", cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(4)}, compute: true, demands: []demand{
-		{name: "send", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood},
-		{name: "shaped", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 30e6, long: 2},
-		{name: "recv", traffic: rig.Traffic{Kind: rig.Overrun, Neighbours: 2}, rate: 10_000},
-		{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP, Conns: 6}, rate: load.Flood},
-	}}
-	alone := setup{name: "alone", cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(50, 35)}, alone: true, demands: []demand{
-		{name: "heavy", traffic: rig.Traffic{Kind: rig.Overrun}, busy: 0.2, lift: true},
-	}}
-	for _, su := range []setup{several, alone} {
-		err := e.measure(t.Context(), e.netcpu(su))
-		if errors.Is(err, errNoRate) {
-			// Others keep the CPU busy; TestFindRate covers the search itself.
-			t.Log(err)
-			su.demands[0].busy, su.demands[0].rate = 0, 10_000
-			err = e.measure(t.Context(), e.netcpu(su))
-		}
-		must(t, err)
-	}
-	for _, c := range e.report.Cases {
-		if figures(t, c); max(len(c.Off), len(c.On)) > 1 || min(len(c.Off), len(c.On)) < 1 && !accounted(c) {
-			t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
-		}
-	}
-	// The HTB limits the senders to 30 Mbit/s and its bursts, however busy the machine is.
-	if shaped, ok := e.report.Find("several shaped", Received); !ok || shaped.Off[0]*1400*8 > 60e6 {
-		t.Errorf("senders with an HTB: %v packets/s", shaped.Off)
-	}
-	for _, missing := range []string{Penalty, Work, VictimCPU} {
-		if _, ok := e.report.Find("alone heavy", missing); ok {
-			t.Errorf("a setup without a victim has the metric %s", missing)
-		}
-	}
-	clean(t)
-}
-
 func TestCharges(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	account := func(seconds float64, packets uint64) api.NetCPUAccount {

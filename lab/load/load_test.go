@@ -167,19 +167,6 @@ func TestSuperPackets(t *testing.T) {
 	}
 }
 
-func TestTCP(t *testing.T) {
-	ns := testkit.NetNS(t)
-	recv := start(t, ns, "tcp-recv", "--listen", ":9000")
-	send := start(t, ns, "tcp-send", "--to", "127.0.0.1:9000", "--conns", "2", "--rate", "0", "--congestion", "reno")
-	if send.Read().page.ops != 0 {
-		t.Error("a paused sender sent")
-	}
-	send.SetRate(Flood)
-	if !send.counts() || !recv.counts() {
-		t.Error("nothing sent, or nothing received")
-	}
-}
-
 func TestCongestion(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -264,13 +251,6 @@ func TestDialogues(t *testing.T) {
 			}
 			client.Close()
 		}
-	}
-}
-
-func TestBurn(t *testing.T) {
-	ns := testkit.NetNS(t)
-	if !start(t, ns, "burn").counts() {
-		t.Error("no work done")
 	}
 }
 

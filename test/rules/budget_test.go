@@ -190,16 +190,3 @@ func TestBudget(t *testing.T) {
 		}
 	}
 }
-
-func TestOver(t *testing.T) {
-	allowed, err := parseBudget("agent 100 product 40 test\nlab 10 lab\n")
-	must(t, err)
-	got := allowed.over(budget{"agent": {"product": 101, "test": 30}, "lab": {"lab": 10}, "view": {"product": 1}})
-	want := []string{"agent has 101 product, and may have 100", "agent has 30 test: lower its 40 in budget.txt", "view has 1 product, and may have 0"}
-	if !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if _, err := parseBudget("agent 100\n"); err == nil {
-		t.Error("a number without what it counts is taken")
-	}
-}
