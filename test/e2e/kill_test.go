@@ -42,6 +42,8 @@ func TestAgentKilled(t *testing.T) {
 		certain bool
 	}{
 		{"applied, restore", 1, k.onceApplied, k.restore, true},
+		{"applied, damaged, restore", testkit.Scale(t, 1, 4), k.damaged, k.restore, true},
+		{"applied, damaged, adopt", testkit.Scale(t, 1, 4), k.damaged, k.adopt, true},
 		{"apply, restore", testkit.Scale(t, 1, 12), k.whileApplying, k.restore, false},
 		{"remove, restore", testkit.Scale(t, 1, 8), k.whileRemoving, k.restore, false},
 		{"apply, adopt", testkit.Scale(t, 1, 6), k.whileApplying, k.adopt, false},
@@ -155,6 +157,28 @@ func (k *killer) onceApplied() {
 	k.agent.start()
 	k.applied()
 	k.agent.kill()
+}
+
+// damaged ruins the files in the state directory, or removes them, after a kill.
+func (k *killer) damaged() {
+	k.t.Helper()
+	k.onceApplied()
+	files, err := filepath.Glob(filepath.Join(k.agent.path("state"), "*"))
+	must(k.t, err)
+	how := k.rand.IntN(3)
+	k.t.Logf("damage %d of %q", how, files)
+	for _, name := range files {
+		st, err := os.Stat(name)
+		must(k.t, err)
+		switch how {
+		case 0:
+			must(k.t, os.Remove(name))
+		case 1:
+			must(k.t, os.Truncate(name, st.Size()/2))
+		default:
+			must(k.t, os.WriteFile(name, make([]byte, st.Size()), 0o600))
+		}
+	}
 }
 
 func (k *killer) whileRemoving() {
