@@ -68,11 +68,7 @@ type NetCPUAccount struct {
 	Work         []NetCPUWork    `json:"work,omitempty" doc:"the container's packets by direction and protocol"`
 	Dropped      uint64          `json:"dropped_packets,omitempty" doc:"packets for the container that were dropped before its queue, because that was full or its quota was used up; counted since its mode is in force"`
 	QuotaDropped uint64          `json:"quota_dropped_packets,omitempty" doc:"those of the dropped packets that were dropped because the quota was used up"`
-	// In the mode auto.
-	IsolationCost   float64 `json:"isolation_cost_seconds,omitempty" doc:"in the mode auto, while the container was isolated: CPU time that its packets cost more by that, in seconds"`
-	IsolationSpared float64 `json:"isolation_spared_seconds,omitempty" doc:"likewise: CPU time that its packets would have taken from others, in seconds"`
-
-	Ledger *NetCPULedger `json:"ledger,omitempty" doc:"debt and credit in the mode charge; one container of a pod has those of the whole pod"`
+	Ledger       *NetCPULedger   `json:"ledger,omitempty" doc:"debt and credit in the mode charge; one container of a pod has those of the whole pod"`
 }
 
 // NetCPULedger is the account by which a container is charged, from when its mode
@@ -208,8 +204,6 @@ func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
 	a.Work = slices.DeleteFunc(a.Work, func(w NetCPUWork) bool { return w.Packets == 0 && w.Seconds == 0 })
 	a.Dropped = less(a.Dropped, before.Dropped)
 	a.QuotaDropped = less(a.QuotaDropped, before.QuotaDropped)
-	a.IsolationCost = less(a.IsolationCost, before.IsolationCost)
-	a.IsolationSpared = less(a.IsolationSpared, before.IsolationSpared)
 	if a.Ledger != nil {
 		l := *a.Ledger
 		if b := before.Ledger; b != nil {

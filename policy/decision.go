@@ -20,8 +20,8 @@ type Decision struct {
 	Value     string // as in a label: "isolate"
 	Expiry    time.Time
 
-	// Instead is the value that the decision replaces: it does not count if policy has any other.
-	// "" replaces any.
+	// Instead is the value that the decision replaces, or several with | between them: it does not
+	// count if policy has any other. "" replaces any.
 	Instead string
 	Reason  string // why, in words, for explain; it may quote names of containers
 	Since   time.Time
@@ -55,7 +55,10 @@ func (t Target) With(decisions []Decision, now time.Time) (Target, error) {
 
 // says reports whether policy has the value that a decision replaces.
 func (t Target) says(d Decision) bool {
-	return d.Instead == "" || slices.ContainsFunc(t.Origins, func(o Origin) bool { return o.Key == d.Key && strings.EqualFold(o.Value, d.Instead) })
+	values := strings.Split(d.Instead, "|")
+	return d.Instead == "" || slices.ContainsFunc(t.Origins, func(o Origin) bool {
+		return o.Key == d.Key && slices.ContainsFunc(values, func(v string) bool { return strings.EqualFold(o.Value, v) })
+	})
 }
 
 func (t Target) with(d Decision) (Target, error) {

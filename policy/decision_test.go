@@ -43,6 +43,7 @@ func TestWith(t *testing.T) {
 		{"unknown key", []Decision{decided(7, "netcpu", "isolate", later)}, NetCPUAuto, time.Time{}, "label", `decision netcpu = "isolate": unknown key`},
 		{"bad value", []Decision{decided(7, "fairlead.netcpu", "x", later), isolate}, NetCPUIsolate, later, "controller", `decision fairlead.netcpu = "x": must be one of observe, charge, isolate, auto`},
 		{"what policy says", []Decision{of("auto")}, NetCPUIsolate, later, "controller", ""},
+		{"one of several that policy may say", []Decision{of("auto|isolate")}, NetCPUIsolate, later, "controller", ""},
 		{"what policy says no longer", []Decision{of("charge")}, NetCPUAuto, time.Time{}, "label", ""},
 		{"contradiction", []Decision{decided(7, "fairlead.net.rate", "3mbit", soon), isolate}, NetCPUIsolate, later, "controller",
 			`decision fairlead.net.rate = "3mbit": net.rate 3mbit is more than net.ceil 2mbit`},
@@ -79,5 +80,28 @@ func TestWithSays(t *testing.T) {
 	want := []Origin{{Key: "fairlead.netcpu", Value: "isolate", From: "controller", Instead: "fairlead.netcpu=auto (/p/1.yaml:2)", Reason: "a flood", Since: now}}
 	if diff := cmp.Diff(want, got.Origins); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
+	}
+}
+
+// A mode is in force while a controller says so, or always if a container may take nothing.
+func TestInForce(t *testing.T) {
+	nothing, some := 0.0, 0.03
+	decided := map[string]time.Time{"fairlead.netcpu": time.Unix(1, 0)}
+	for _, x := range []struct {
+		of   Target
+		want NetCPU
+	}{
+		{Target{}, ""},
+		{Target{Settings: Settings{NetCPU: NetCPUObserve, NetCPUSteal: &nothing}}, NetCPUObserve},
+		{Target{Settings: Settings{NetCPU: NetCPUIsolate}}, NetCPUAuto},
+		{Target{Settings: Settings{NetCPU: NetCPUIsolate, NetCPUSteal: &some}}, NetCPUAuto},
+		{Target{Settings: Settings{NetCPU: NetCPUCharge}}, NetCPUCharge},
+		{Target{Settings: Settings{NetCPU: NetCPUIsolate, NetCPUSteal: &nothing}}, NetCPUIsolate},
+		{Target{Settings: Settings{NetCPU: NetCPUIsolate}, Decided: decided}, NetCPUIsolate},
+		{Target{Settings: Settings{NetCPU: NetCPUIsolate}, Decided: map[string]time.Time{"fairlead.io.yield": time.Unix(1, 0)}}, NetCPUAuto},
+	} {
+		if got := x.of.InForce(); got != x.want {
+			t.Errorf("%+v: %q, want %q", x.of, got, x.want)
+		}
 	}
 }

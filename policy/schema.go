@@ -21,7 +21,7 @@ const (
 	maxWeight                = 10000 // as in cgroup v2
 	maxPriority              = 65535
 	maxReserve               = 0.99       // with nothing left, no packet would ever come
-	minSteal, maxSteal       = 0.001, 1.0 // below, auto could not tell calm from traffic
+	minSteal, maxSteal       = 0.001, 1.0 // below, calm cannot be told from traffic
 )
 
 // Key describes one key of the schema, for documentation and completion.
@@ -73,8 +73,8 @@ var schema = slices.Concat(
 		{Name: "netcpu.reserve", Feature: "netcpu", Form: "0%..99%; 5% if it is not set", Example: "5%",
 			Meaning: "how much of its budget a charged container has left when its incoming packets are dropped",
 			parse:   parseNetCPUReserve, show: func(s Settings) string { return percentText(*s.NetCPUReserve) }},
-		{Name: "netcpu.steal", Feature: "netcpu", Form: "0.1%..100% of a CPU; 3% if it is not set", Example: "3%",
-			Meaning: "how much of a CPU the packets of a container in auto may take from others before it is isolated or charged",
+		{Name: "netcpu.steal", Feature: "netcpu", Form: "0.1%..100% of a CPU, or 0%; 3% if it is not set", Example: "3%",
+			Meaning: "how much of a CPU the container's packets may take from others before isolate or auto acts; with 0% isolate always does",
 			parse:   parseNetCPUSteal, show: func(s Settings) string { return percentText(*s.NetCPUSteal) }},
 		{Name: "latency", Feature: "latency", Form: "off, on", Example: "on", Default: "off",
 			Meaning: "histograms of the delay that this host adds to packets",
@@ -226,8 +226,8 @@ func parseNetCPUReserve(v string) (setter, error) {
 
 func parseNetCPUSteal(v string) (setter, error) {
 	share, err := ParsePercent(v)
-	if err == nil && (share < minSteal || share > maxSteal) {
-		err = fmt.Errorf("must be between %v%% and %v%%", 100*minSteal, 100*maxSteal)
+	if err == nil && share != 0 && (share < minSteal || share > maxSteal) {
+		err = fmt.Errorf("must be 0%%, or between %v%% and %v%%", 100*minSteal, 100*maxSteal)
 	}
 	return func(s *Settings) { t := share; s.NetCPUSteal = &t }, err
 }

@@ -80,8 +80,8 @@ type Settings struct {
 	// NetCPUReserve is the T of Iron, in parts of 1; nil: the default of the
 	// feature.
 	NetCPUReserve *float64
-	// NetCPUSteal is the CPU time that packets may take from others before auto isolates the
-	// container, in parts of 1; nil: the default of the feature.
+	// NetCPUSteal is the CPU time that packets may take from others before auto or isolate acts, in
+	// parts of 1; nil: the default of the feature. With 0 isolate always acts.
 	NetCPUSteal *float64
 	Latency     *bool // nil: the default of the feature
 	Overlay     *bool
@@ -133,3 +133,14 @@ type Target struct {
 // the decision, if one was made about it. What policy itself says holds until it is changed
 // (zero), whatever is decided about other keys.
 func (t Target) Until(key string) time.Time { return t.Decided[key] }
+
+// InForce returns the mode of netcpu in force. A container in the mode isolate pays for its packets
+// while a controller says so, and always if it may take nothing from others. Until then it is free,
+// as in the mode auto.
+func (t Target) InForce() NetCPU {
+	always := t.Settings.NetCPUSteal != nil && *t.Settings.NetCPUSteal == 0
+	if t.Settings.NetCPU == NetCPUIsolate && !always && t.Until(prefix+"netcpu").IsZero() {
+		return NetCPUAuto
+	}
+	return t.Settings.NetCPU
+}

@@ -39,15 +39,11 @@ type Accounts struct {
 	Since      time.Time // when Meter began to count
 	Proc       string    // where threads are read; "": they are not
 
-	// Threads returns the CPU time of the NAPI threads of each isolated container; nil: no
-	// container is isolated.
-	Threads func() map[container.ID]time.Duration
 	// InForce returns the measures beside accounting, for the report; nil: there are none.
 	InForce func() InForce
 
-	used    usages
-	modes   auto.Chooser // of Adopt and Decide
-	bargain bargains
+	used  usages
+	modes auto.Chooser // of Adopt and Decide
 
 	exporting sync.Mutex // one Export at a time; guards pairs
 	pairs     pairs
@@ -76,7 +72,7 @@ func (x *Accounts) Adopt(left []journal.Entry) (ds []policy.Decision) {
 		}
 		ds = append(ds, policy.Decision{
 			Container: id, Key: modeKey, Value: string(policy.NetCPUIsolate), Expiry: e.Expiry,
-			Instead: string(policy.NetCPUAuto), Reason: reason, Since: e.When,
+			Instead: string(policy.NetCPUAuto + "|" + policy.NetCPUIsolate), Reason: reason, Since: e.When,
 		})
 		x.modes.Adopt(id, reason, e.When)
 	}
@@ -87,7 +83,7 @@ func (x *Accounts) Adopt(left []journal.Entry) (ds []policy.Decision) {
 func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.Decision, err error) {
 	var left []policy.Target
 	for _, t := range targets {
-		if t.Settings.NetCPU == policy.NetCPUAuto {
+		if t.InForce() == policy.NetCPUAuto {
 			left = append(left, t)
 		}
 	}
@@ -98,19 +94,13 @@ func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.D
 	if err != nil {
 		return nil, err
 	}
-	var threads map[container.ID]time.Duration
-	if x.Threads != nil {
-		threads = x.Threads()
-	}
-	choices := x.modes.Next(r, threads, left, complete, x.nameOf)
-	x.bargain.add(r.Taken, choices)
-	for _, m := range choices {
+	for i, m := range x.modes.Next(r, left, complete, x.nameOf) {
 		if m.Since.IsZero() {
 			continue // there is no decision yet
 		}
 		ds = append(ds, policy.Decision{
 			Container: m.Container, Key: modeKey, Value: string(m.Mode),
-			Instead: string(policy.NetCPUAuto), Reason: m.Reason, Since: m.Since.UTC(),
+			Instead: string(left[i].Settings.NetCPU), Reason: m.Reason, Since: m.Since.UTC(),
 		})
 	}
 	return ds, nil

@@ -138,8 +138,9 @@ func (h *host) describe(box *sandbox.Box) container.Container {
 	return c
 }
 
+// target is what policy asks for a container that pays from the start.
 func (h *host) target(mode policy.NetCPU) policy.Target {
-	return policy.Target{Container: h.container, Settings: policy.Settings{NetCPU: mode}}
+	return policy.Target{Container: h.container, Settings: policy.Settings{NetCPU: mode, NetCPUSteal: new(float64)}}
 }
 
 // apply applies a mode as the agent does, with retries: a new thread cannot be moved before it has
@@ -148,7 +149,8 @@ func (h *host) target(mode policy.NetCPU) policy.Target {
 // once.
 func (h *host) apply(c container.Container, mode policy.NetCPU) {
 	h.t.Helper()
-	target := policy.Target{Container: c, Settings: policy.Settings{NetCPU: mode}}
+	target := h.target(mode)
+	target.Container = c
 	err := h.netcpu.Apply(h.t.Context(), target)
 	again := func() bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EEXIST) }
 	for tries := 0; tries < 10 && again(); tries++ {
@@ -183,6 +185,38 @@ func (h *host) state() map[string]string {
 		s["group"] = "present"
 	}
 	return s
+}
+
+// A container in the mode isolate is free until it is decided that it pays, and after that. What
+// prevents isolation is an error meanwhile.
+func TestFree(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, sandbox.CPU{})
+	if _, err := h.netcpu.Read(); err != nil {
+		testkit.Skip(t, "no accounts: it always pays")
+	}
+	before := h.state()
+	free := policy.Target{Container: h.container, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}
+	pays, back := free, h.target(policy.NetCPUObserve)
+	pays.Decided = map[string]time.Time{"fairlead.netcpu": time.Now().Add(time.Hour)}
+	back.Decided = pays.Decided
+	for _, x := range []struct {
+		policy.Target
+		threads int
+	}{{free, 0}, {pays, 1}, {back, 0}, {pays, 1}, {free, 0}} {
+		must(t, h.netcpu.Apply(t.Context(), x.Target))
+		if got := h.threads()["eth0"]; len(got) != x.threads {
+			t.Errorf("with %+v, decided %v: threads in %q, want %d", x.Settings, x.Decided, got, x.threads)
+		}
+		if x.threads == 0 {
+			same(t, "while it is free", h.state(), before)
+		}
+	}
+	free.Container.HostNetwork = true
+	if err := h.netcpu.Apply(t.Context(), free); err == nil || !strings.Contains(err.Error(), "host's network") {
+		t.Errorf("in the host's network: %v", err)
+	}
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 }
 
 func TestIsolateAndRemove(t *testing.T) {

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -151,7 +152,6 @@ func New(cfg Config) (*Netcpu, error) {
 		Feature: name, Key: modeKey, Tenants: n.tenants, Roots: cfg.Roots, Layout: layout, Journal: cfg.Journal,
 		Find: n.find, Uplinks: n.uplinks, Throttled: throttled, Drop: n.dropper, QueueMin: cfg.QueueMin, QueueFlood: cfg.QueueFlood,
 	})
-	n.Threads = n.isolator.Ran
 	go n.loop()
 	return n, nil
 }
@@ -162,16 +162,20 @@ func (n *Netcpu) Name() string { return name }
 // Support implements feature.Feature.
 func (n *Netcpu) Support() probe.Verdict { return n.support }
 
-// Apply implements feature.Feature. In the mode auto it only observes: package auto decides what
-// follows, which comes as another mode. A container that cannot be accounted for in every part is
-// still enforced. Errors: ErrNoAccounts for auto and charge, feature.ErrPartly if isolate does not
-// cover all of the packets' way.
+// Apply implements feature.Feature. It observes a container until package auto decides that it pays
+// (policy.Target.InForce); one in the mode isolate pays at once where no accounts are kept. A
+// container that cannot be accounted for in every part is still enforced. Errors: ErrNoAccounts for
+// auto and charge, feature.ErrPartly if isolate does not, or would not, cover all of the packets'
+// way.
 func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
-	mode := cmp.Or(t.Settings.NetCPU, policy.NetCPUObserve)
-	if err := n.locate(t.Container); err != nil {
-		return fmt.Errorf("netcpu %s: %w", mode, err)
+	asked := cmp.Or(t.Settings.NetCPU, policy.NetCPUObserve)
+	if t.Settings.NetCPU = asked; n.meter != nil {
+		t.Settings.NetCPU = t.InForce()
 	}
-	observed, enforced := n.observe(t.Container, mode), n.enforce(ctx, t, mode)
+	if err := n.locate(t.Container); err != nil {
+		return fmt.Errorf("netcpu %s: %w", asked, err)
+	}
+	observed, enforced := n.observe(t), n.enforce(ctx, t, asked)
 	if observed != nil && enforced != nil { // beside an error, a partial success is none
 		for _, err := range []*error{&observed, &enforced} {
 			if errors.Is(*err, feature.ErrPartly) {
@@ -182,19 +186,19 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	return errors.Join(observed, enforced)
 }
 
-// enforce applies a mode beyond observing. It does not settle the container's tenant: Change goes
-// on to list the members that have left it and are not released.
-func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCPU) error {
-	if err := n.refuses(t.Container, mode); err != nil {
+// enforce applies a mode beyond observing, in place of the one that was asked for. It does not settle
+// the container's tenant: Change goes on to list the members that have left it and are not released.
+func (n *Netcpu) enforce(ctx context.Context, t policy.Target, asked policy.NetCPU) error {
+	if err := n.refuses(t.Container, asked); err != nil {
 		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	c := t.Container
+	c, mode := t.Container, t.Settings.NetCPU
 	in, left, err := n.tenants.Apply(t)
 	switch {
 	case err == nil:
-	case mode == policy.NetCPUIsolate:
+	case asked == policy.NetCPUIsolate:
 		return fmt.Errorf("netcpu isolate: %w", err)
 	default: // charging and the end of isolation need no network
 		left = n.tenants.Remove(c.ID)
@@ -215,8 +219,11 @@ func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCP
 		return n.uncovered(ctx, c)
 	}
 	err = n.release(ctx, in, c.ID)
-	if mode == policy.NetCPUAuto && n.meter == nil {
+	switch {
+	case mode == policy.NetCPUAuto && n.meter == nil:
 		err = errors.Join(err, fmt.Errorf("netcpu auto: %w: %w", ErrNoAccounts, n.noMeter))
+	case asked == policy.NetCPUIsolate:
+		err = errors.Join(err, n.uncovered(ctx, c))
 	}
 	return err
 }
@@ -255,6 +262,8 @@ func (n *Netcpu) isolates(c container.Container) error {
 		return fmt.Errorf("netcpu isolate: %s", n.support.Why)
 	case c.HostNetwork:
 		return errors.New("netcpu isolate: the container uses the host's network namespace, whose packets cannot be told apart by device")
+	case len(c.Interfaces) > 0 && !slices.ContainsFunc(c.Interfaces, container.Interface.HasHostEnd):
+		return fmt.Errorf("netcpu isolate: %s: no veth with a host end that can be found: it has no polling of its own to move", c.Interfaces[0].Name)
 	}
 	return nil
 }

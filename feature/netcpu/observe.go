@@ -18,8 +18,9 @@ func rank(mode policy.NetCPU) int {
 }
 
 // observe begins to charge a container for its packets, whatever its mode. Any mode but observe acts
-// on the accounts, which have to be complete then.
-func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
+// on the accounts, which have to be complete then, as do decisions.
+func (n *Netcpu) observe(t policy.Target) error {
+	c, mode := t.Container, t.Settings.NetCPU
 	if n.cfg.Identity == nil {
 		return nil // Read returns the reason
 	}
@@ -27,7 +28,7 @@ func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 	m, err := identity.Of(c)
 	m.Rank = max(0, rank(mode))
 	if n.meter != nil {
-		err = errors.Join(err, n.places.watch(n.meter, m, claimOf(c, mode)), n.meter.Demand(n.places.count(asked) > 0))
+		err = errors.Join(err, n.places.watch(n.meter, m, claimOf(c, mode, !t.Until(modeKey).IsZero())), n.meter.Demand(n.places.count(asked) > 0))
 	} else {
 		_, terr := n.cfg.Identity.Tell(name, m) // the other features need the container in Identity
 		err = errors.Join(err, terr)

@@ -18,12 +18,12 @@ type claim int
 const (
 	bare     claim = iota // a cgroup that no runtime knows, and no policy asks for
 	observed              // a container that is only observed
-	asked                 // a container with a mode that needs the account
+	asked                 // a container with a mode that needs the account, or that went back to observe
 )
 
-func claimOf(c container.Container, mode policy.NetCPU) claim {
+func claimOf(c container.Container, mode policy.NetCPU, decided bool) claim {
 	switch {
-	case mode != policy.NetCPUObserve:
+	case mode != policy.NetCPUObserve || decided:
 		return asked
 	case c.Source == container.CgroupSource:
 		return bare

@@ -65,14 +65,16 @@ func TestPlaces(t *testing.T) {
 func TestClaimOf(t *testing.T) {
 	scope, docker := container.Container{Source: container.CgroupSource}, container.Container{Source: "docker"}
 	for _, x := range []struct {
-		c    container.Container
-		mode policy.NetCPU
-		want claim
+		c       container.Container
+		mode    policy.NetCPU
+		decided bool
+		want    claim
 	}{
-		{scope, policy.NetCPUObserve, bare}, {scope, policy.NetCPUCharge, asked},
-		{docker, policy.NetCPUObserve, observed}, {docker, policy.NetCPUAuto, asked}, {docker, policy.NetCPUIsolate, asked},
+		{scope, policy.NetCPUObserve, false, bare}, {scope, policy.NetCPUCharge, false, asked},
+		{docker, policy.NetCPUObserve, false, observed}, {docker, policy.NetCPUAuto, false, asked}, {docker, policy.NetCPUIsolate, false, asked},
+		{docker, policy.NetCPUObserve, true, asked},
 	} {
-		if got := claimOf(x.c, x.mode); got != x.want {
+		if got := claimOf(x.c, x.mode, x.decided); got != x.want {
 			t.Errorf("%s, %s: %v", x.c.Source, x.mode, got)
 		}
 	}

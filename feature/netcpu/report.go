@@ -180,7 +180,6 @@ func (x *Accounts) wire(r reading) api.NetCPU {
 			lost, active := u.lost.Seconds(), u.active.Seconds()
 			a.Waited, a.WaitedCPUs, a.Active = &w, &lost, active
 		}
-		a.IsolationCost, a.IsolationSpared = x.bargain.of(id)
 		n.Accounts = append(n.Accounts, *a)
 	}
 	api.SortNetCPU(n.Accounts)

@@ -141,7 +141,7 @@ func TestIsolationLapses(t *testing.T) {
 	one, two := h.container, h.describe(shared)
 	apply := func(c container.Container, expiry time.Time) {
 		t.Helper()
-		must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}, Decided: map[string]time.Time{"fairlead.netcpu": expiry}}))
+		must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate, NetCPUSteal: new(float64)}, Decided: map[string]time.Time{"fairlead.netcpu": expiry}}))
 	}
 	lapses := func(when string, want time.Time) {
 		t.Helper()
@@ -167,7 +167,7 @@ func TestIsolationLapses(t *testing.T) {
 	three := h.Describe(h.create(sandbox.Spec{Name: "charged"}))
 	later := late.Add(time.Hour)
 	for _, at := range []time.Time{later, {}} {
-		must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: three, Settings: policy.Settings{NetCPU: policy.NetCPUCharge}, Decided: map[string]time.Time{"fairlead.netcpu": at}}))
+		must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: three, Settings: policy.Settings{NetCPU: policy.NetCPUCharge, NetCPUSteal: new(float64)}, Decided: map[string]time.Time{"fairlead.netcpu": at}}))
 		hosts := 0
 		for _, e := range h.journal.Entries() {
 			switch {

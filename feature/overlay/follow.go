@@ -243,7 +243,7 @@ func (f *Overlay) look(e fastEnd) (s network.EndState, err error) {
 	for _, t := range e.of.Members() {
 		s.Watched = s.Watched || t.Settings.Latency != nil && *t.Settings.Latency
 		// No event reports that threads poll from now on, except that it is asked for.
-		s.Threaded = s.Threaded || t.Settings.NetCPU == policy.NetCPUIsolate
+		s.Threaded = s.Threaded || t.InForce() == policy.NetCPUIsolate
 	}
 	return s, nil
 }

@@ -20,7 +20,7 @@ func TestOthers(t *testing.T) {
 		word     string
 	}{
 		{policy.Settings{}, network.Peer, ""},
-		{policy.Settings{NetCPU: policy.NetCPUIsolate}, network.End, network.Thread},
+		{policy.Settings{NetCPU: policy.NetCPUIsolate, NetCPUSteal: new(float64)}, network.End, network.Thread},
 		{policy.Settings{NetCPU: policy.NetCPUAuto}, network.Peer, ""},
 		{policy.Settings{Latency: &on}, network.End, network.Watched},
 		{policy.Settings{}, network.Peer, ""},

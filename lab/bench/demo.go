@@ -24,7 +24,7 @@ const (
 	demoRounds = 3
 	demoIdle   = time.Second
 	demoTake   = 3 * time.Second
-	demoWarm   = 400 * time.Millisecond
+	demoWarm   = 2 * time.Second
 )
 
 const demoIntro = `What a neighbour's packets cost, and what fairlead makes of it

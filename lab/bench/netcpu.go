@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// settle is the time until a mode has its full effect: almost none for isolate, some rounds
-// of the ledger for charge. The mode auto first waits before it acts.
+// settle is the time until a mode has its full effect: a container is free until it has taken from
+// others for a second, and charge needs some rounds of the ledger.
 func settle(mode string) time.Duration {
 	switch mode {
 	case "charge":
@@ -22,16 +22,14 @@ func settle(mode string) time.Duration {
 	case "auto":
 		return 8 * time.Second
 	}
-	return 300 * time.Millisecond
+	return 2 * time.Second
 }
 
 // netcpuPlans measure the cost of a neighbour's packets for a victim that computes, without
 // protection and with it.
 func netcpuPlans(e *experiment, o Options) (plans []plan) {
 	e.mode = cmp.Or(o.Mode, "isolate")
-	if !o.Quick {
-		e.settle = settle(o.Mode)
-	}
+	e.settle = settle(e.mode)
 	if o.Settle > 0 {
 		e.settle = o.Settle
 	}

@@ -72,8 +72,7 @@ func serviceBars() []report.Bar {
 	const (
 		lost   = "TCP learns by a loss that a quota is used up"
 		late   = "A request waits longer than its own quota makes it wait"
-		less   = "A server alone with its client does less isolated, by more than its own packets cost"
-		idle   = "The mode auto acts although nobody else is there"
+		idle   = "A mode acts although nobody else is there"
 		beside = "A server does less beside a flood to its neighbour than beside one that computes"
 	)
 	var bars []report.Bar
@@ -81,15 +80,8 @@ func serviceBars() []report.Bar {
 		for _, quota := range []float64{20, 50, 100} {
 			for _, mode := range []string{"isolate", "auto"} {
 				alone := fmt.Sprintf("%s %v %s alone", service, quota, mode)
-				bars = append(bars, atMost(alone, Retransmitted, 0, 100, lost), atMost(alone, Longest, 0.15, 0.6, late))
-				switch {
-				case mode == "auto":
-					bars = append(bars, noLess(alone, Requests, "ratio", 0.97, 0.7, idle))
-				case quota < 100:
-					bars = append(bars, noLess(alone, Requests, "ratio", 0.7, 0.4, less))
-				default:
-					bars = append(bars, noLess(alone, Requests, "ratio", 0.9, 0.4, less))
-				}
+				bars = append(bars, atMost(alone, Retransmitted, 0, 100, lost), atMost(alone, Longest, 0.15, 0.6, late),
+					noLess(alone, Requests, "ratio", 0.97, 0.7, idle))
 			}
 		}
 	}

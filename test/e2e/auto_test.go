@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-const autoAll = "match: {name: \"e2e-*\"}\nset: {netcpu: auto, netcpu.steal: 2.5%}\n"
+const autoAll = "match: {name: \"e2e-*\"}\nset: {netcpu: auto, netcpu.steal: 2.5%}\n---\nmatch: {name: e2e-flood}\nset: {netcpu: isolate}\n"
 
 // onOne keeps the computing and the flooded containers on one CPU. The weight of a group on a CPU
 // changes all the time if it has work on several. Then 6.18 may let the kernel's own workers wait
@@ -18,9 +18,9 @@ const autoAll = "match: {name: \"e2e-*\"}\nset: {netcpu: auto, netcpu.steal: 2.5
 // that waits for RCU or has watched a file.
 var onOne = sandbox.CPU{Set: "0"}
 
-// TestAuto floods a container that policy leaves to auto. The agent isolates it, which stops the
-// theft from its victim, and reports why. After a kill and a restart the agent continues where it
-// was. Once the flood is over, everything is as before.
+// TestAuto floods a container in the mode isolate. Nothing is done until it robs another, in the mode
+// auto. Then the agent isolates it, which stops the theft, and reports why. After a kill and a
+// restart the agent continues where it was. Once the flood is over, everything is as before.
 func TestAuto(t *testing.T) {
 	r := newRig(t)
 	flood := r.add(sandbox.Spec{Name: "e2e-flood", CPU: onOne})
@@ -36,7 +36,7 @@ func TestAuto(t *testing.T) {
 		t.Fatal(err)
 	}
 	observed := r.state() // the accounts have programs of their own
-	mustSay(t, a.run("explain", "e2e-flood"), 0, "fairlead.netcpu = auto", "Nothing was changed")
+	mustSay(t, a.run("explain", "e2e-flood"), 0, "fairlead.netcpu = isolate", "auto.yaml line 5", "Nothing was changed")
 
 	generate(t, flood, 0, "udp-recv")
 	rest := generate(t, victim, 0, "burn")
@@ -45,7 +45,7 @@ func TestAuto(t *testing.T) {
 	a.isolated("e2e-flood", 1)
 	t.Logf("isolated after %v", time.Since(began).Round(100*time.Millisecond))
 	o := a.run("explain", "e2e-flood")
-	mustSay(t, o, 0, "fairlead.netcpu = isolate, by controller for fairlead.netcpu=auto (", "auto.yaml:2), since ", "of a CPU from others (", "more than 2.5 %", "until ")
+	mustSay(t, o, 0, "fairlead.netcpu = isolate, by controller for fairlead.netcpu=isolate (", "auto.yaml:5), since ", "of a CPU from others (", "more than 2.5 %", "until ")
 	mustSay(t, a.run("explain", "e2e-victim"), 0, "fairlead.netcpu = auto", "Nothing was changed")
 	a.spares(victim, flood)
 	t.Logf("its victim is spared after %v", time.Since(began).Round(100*time.Millisecond))

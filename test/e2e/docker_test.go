@@ -19,6 +19,9 @@ import (
 
 const isolate = "fairlead.netcpu=isolate"
 
+// always isolates also a container whose packets take nothing from others.
+const always = "fairlead.netcpu.steal=0%"
+
 // host is a Docker Engine with an uplink, and an agent beside it.
 type host struct {
 	*testkit.Docker
@@ -67,7 +70,7 @@ func (h *host) start() {
 // sleeper starts a container that sleeps.
 func (h *host) sleeper(t *testing.T, name string, flags ...string) {
 	t.Helper()
-	args := append([]string{"run", "-d", "--name", name}, flags...)
+	args := append([]string{"run", "-d", "--name", name, "--label", always}, flags...)
 	h.Must(t, append(args, h.Image, "sleep", "1000")...)
 }
 
@@ -171,7 +174,7 @@ func (h *host) with(t *testing.T) func() {
 // can set.
 func (h *host) testStranger(t *testing.T) {
 	defer h.with(t)()
-	h.Import(t, "flstranger", "fairlead.net.rate=800mbit", isolate, "io.kubernetes.pod.name=x")
+	h.Import(t, "flstranger", "fairlead.net.rate=800mbit", isolate, always, "io.kubernetes.pod.name=x")
 	h.Must(t, "run", "-d", "--name", "stranger", "flstranger", "sleep", "1000")
 	h.Must(t, "run", "-d", "--name", "guaranteed", "--label", "fairlead.net.rate=100mbit", "flstranger", "sleep", "1000")
 	c := h.agent.reaches("guaranteed", api.StateDone)

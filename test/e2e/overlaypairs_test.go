@@ -250,7 +250,7 @@ func TestOverlayNetCPU(t *testing.T) {
 		}
 		return now.Thread - before.Thread
 	}
-	p.beside("netcpu: isolate", false, func() {
+	p.beside("netcpu: isolate, netcpu.steal: 0%", false, func() {
 		p.ways("fast", "", "peer", "")
 		charged()
 	}, func() {

@@ -100,4 +100,4 @@ func (r *rig) reachable(when string) {
 	}
 }
 
-const isolateAll = "match: {name: \"e2e-*\"}\nset: {netcpu: isolate}\n"
+const isolateAll = "match: {name: \"e2e-*\"}\nset: {netcpu: isolate, netcpu.steal: 0%}\n"

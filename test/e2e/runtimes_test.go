@@ -85,7 +85,7 @@ func TestPodman(t *testing.T) {
 	atStart := a.footprint()
 	before := devicesOf(t, p.NS)
 
-	sleeper("lit", "--label", isolate)
+	sleeper("lit", "--label", isolate, "--label", always)
 	i := a.isolated("lit", 1)
 	a.listed("lit", "podman")
 	a.explained("lit", "by a label of the container")
@@ -110,7 +110,7 @@ func TestContainerd(t *testing.T) {
 	d := testkit.StartContainerd(t)
 	d.Import(t, "default")
 	a := newAgent(t, d.NS, "--containerd", d.Socket)
-	a.policy("files.yaml", "match: {name: by-file}\nset: {netcpu: isolate}\n")
+	a.policy("files.yaml", "match: {name: by-file}\nset: {netcpu: isolate, netcpu.steal: 0%}\n")
 	a.start()
 	atStart := a.footprint()
 
@@ -135,7 +135,7 @@ func TestContainerd(t *testing.T) {
 		// With an address and no container behind it, this veth would be a way in that does not
 		// poll.
 		d.NS.Address(t, fmt.Sprintf("veth%d", n), fmt.Sprintf("10.217.%d.1/24", n))
-		d.Start(t, "default", c.name, "--label", c.label, "--with-ns", "network:"+boxes[n].Path)
+		d.Start(t, "default", c.name, "--label", c.label, "--label", always, "--with-ns", "network:"+boxes[n].Path)
 		i := a.isolated(c.name, 1)
 		running = append(running, i)
 		a.listed(c.name, "containerd")
@@ -258,7 +258,7 @@ func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 		under[n].readDevices(t, "overlay", path)
 
 		name := fmt.Sprintf("node%d", n)
-		d.Must(t, "run", "-d", "--name", name, "--label", isolate, "--label", "fairlead.net.weight=2", "--network", testkit.SwarmNetwork, d.Image, "sleep", "1000")
+		d.Must(t, "run", "-d", "--name", name, "--label", isolate, "--label", always, "--label", "fairlead.net.weight=2", "--network", testkit.SwarmNetwork, d.Image, "sleep", "1000")
 		i := a.isolated(name, 2) // the other one is the way out
 		running[n] = i
 		a.listed(name, "docker")

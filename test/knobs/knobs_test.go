@@ -52,7 +52,7 @@ type key struct {
 func keys(disk string) []key {
 	io := func(name string, s policy.Settings) key { return key{name, "blockio", s} }
 	net := func(mode policy.NetCPU) key {
-		return key{"netcpu=" + string(mode), "netcpu", policy.Settings{NetCPU: mode}}
+		return key{"netcpu=" + string(mode), "netcpu", policy.Settings{NetCPU: mode, NetCPUSteal: new(float64)}}
 	}
 	most := []policy.IO{{Device: disk, MaxReadIOPS: 70, MaxWriteIOPS: 500}}
 	return []key{

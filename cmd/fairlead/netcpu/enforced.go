@@ -29,19 +29,15 @@ func (v netcpuView) enforced(w io.Writer) {
 		}
 		return fmt.Sprintf("%.0f", math.Round(a.Ledger.Balance*1000)+0) // no "-0"
 	}
-	spared := func(a api.NetCPUAccount) bool { return a.IsolationSpared > 0 }
 	limited := slices.DeleteFunc(slices.Clone(v.n.Accounts), func(a api.NetCPUAccount) bool {
 		free := slices.Contains([]string{"", "100"}, limit(a)) && slices.Contains([]string{"", "0"}, balance(a))
-		return free && a.Dropped == 0 && !spared(a)
+		return free && a.Dropped == 0
 	})
-	weighed := slices.ContainsFunc(limited, spared) // the mode auto weighs cost and benefit
 	columns.Below(v.line(w), limited,
 		columns.Plain("ENFORCED", v.name).Cut(40),
 		columns.Number("LIMIT %", limit),
 		columns.Number("BALANCE MS", balance),
 		columns.Number(dropped, func(a api.NetCPUAccount) string { return v.rate(a.Dropped) }),
-		columns.Number("COSTS IT", func(a api.NetCPUAccount) string { return v.amount(a.IsolationCost) }).When(weighed),
-		columns.Number("SPARES OTHERS", func(a api.NetCPUAccount) string { return v.amount(a.IsolationSpared) }).When(weighed),
 	)
 }
 

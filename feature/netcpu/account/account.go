@@ -82,14 +82,6 @@ func (a Account) SendCPU() (sum time.Duration) {
 	return sum
 }
 
-// Bytes is the sum of the bytes of Receive and Send.
-func (a Account) Bytes() (sum uint64) {
-	for i := range Protocols {
-		sum += a.Receive[i].Bytes + a.Send[i].Bytes
-	}
-	return sum
-}
-
 // PartyKind is the kind of context that lost the time of a packet.
 type PartyKind int
 

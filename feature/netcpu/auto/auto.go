@@ -21,9 +21,8 @@ import (
 // credit. It depends on nothing but its readings, and is not safe for concurrent use. The zero
 // value knows no container.
 type Chooser struct {
-	last    account.Reading
-	threads map[container.ID]time.Duration
-	of      map[container.ID]*state
+	last account.Reading
+	of   map[container.ID]*state
 }
 
 // state is a Chooser's state of one container.
@@ -38,10 +37,6 @@ type Choice struct {
 	Mode      policy.NetCPU // observe, isolate, or charge
 	Reason    string        // of the last change; "" before the first
 	Since     time.Time
-
-	// Of the last window, while it is isolated: the cost of isolation to the container, and the CPU
-	// time that its packets would have taken from others.
-	Cost, Spared time.Duration
 }
 
 // Adopt records that an earlier agent isolated a container: the isolation is in force, and ends
@@ -57,15 +52,11 @@ func (a *Chooser) Adopt(id container.ID, reason string, since time.Time) {
 // container, in the order of of. A target's Settings contain the share that its container may take
 // (NetCPUSteal). Next forgets containers that are not in of, except, unless of is complete,
 // enforced ones: of does not contain a container before its labels are known, or if they cannot be
-// read. name names the victims in reasons. threads is the CPU time of each container's NAPI threads
-// so far.
-func (a *Chooser) Next(r account.Reading, threads map[container.ID]time.Duration, of []policy.Target, complete bool, name func(container.ID) string) []Choice {
+// read. name names the victims in reasons.
+func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, name func(container.ID) string) []Choice {
 	d := between(a.last, r)
-	d.threads = make(map[container.ID]time.Duration, len(threads))
-	for id, ran := range threads {
-		d.threads[id] = max(0, ran-a.threads[id])
-	}
-	a.last, a.threads = r, threads
+	a.last = r
+	d.many = d.sumOf(of)
 	next := make(map[container.ID]*state, len(of))
 	out := make([]Choice, 0, len(of))
 	for _, t := range of {
@@ -78,15 +69,16 @@ func (a *Chooser) Next(r account.Reading, threads map[container.ID]time.Duration
 			w = &state{}
 		}
 		next[c.ID] = w
-		if w.next(d.evidence(c.ID, name), steal).changed {
+		e := d.evidence(c.ID, name)
+		if t.Settings.NetCPU == policy.NetCPUIsolate {
+			e.lost, e.senders, e.many = 0, 0, d.many // it is not credited for these
+		}
+		if w.next(e, steal).changed {
 			w.since = r.Taken
 		}
 		m := Choice{Container: c.ID, Mode: policy.NetCPUObserve, Reason: w.reason, Since: w.since}
 		if w.role != bystander {
-			m.Mode = enforcement(c, w.role)
-		}
-		if m.Mode == policy.NetCPUIsolate {
-			m.Cost, m.Spared = w.bargain.extra, w.bargain.spared
+			m.Mode = enforcement(t, w.role)
 		}
 		out = append(out, m)
 	}
@@ -100,7 +92,11 @@ func (a *Chooser) Next(r account.Reading, threads map[container.ID]time.Duration
 }
 
 // enforcement returns the mode that limits a container's packets.
-func enforcement(c container.Container, r role) policy.NetCPU {
+func enforcement(t policy.Target, r role) policy.NetCPU {
+	if t.Settings.NetCPU == policy.NetCPUIsolate {
+		return policy.NetCPUIsolate
+	}
+	c := t.Container
 	if r == receiver && !c.HostNetwork && slices.ContainsFunc(c.Interfaces, container.Interface.HasHostEnd) {
 		return policy.NetCPUIsolate
 	}
@@ -111,44 +107,46 @@ func enforcement(c container.Container, r role) policy.NetCPU {
 type reading struct {
 	length  time.Duration
 	network map[container.ID]time.Duration // all that a container's packets cost
-	sent    map[container.ID]time.Duration // the part of that for what it sent
-	bytes   map[container.ID]uint64        // of them
-	threads map[container.ID]time.Duration // CPU time of its NAPI threads
+	others  map[container.ID]time.Duration // the part of that in others' time,
+	sent    map[container.ID]time.Duration // and of that part for what it sent
 	thefts  []account.Theft                // from other contexts than the culprit's own
 	wanted  float64                        // how often others wanted the CPU of a softirq
 	exact   sums                           // the sums that thefts may not contain in full
+	many    time.Duration                  // of sumOf
 }
 
 // between returns the difference of two readings. Accounts that went back, because they are another
 // agent's or use a recycled slot, count from zero. Without an earlier reading the length is 0, and
 // nothing is judged.
 func between(a, b account.Reading) reading {
-	d := reading{network: make(map[container.ID]time.Duration, len(b.Accounts)), sent: make(map[container.ID]time.Duration), bytes: make(map[container.ID]uint64), wanted: 1}
+	d := reading{network: make(map[container.ID]time.Duration, len(b.Accounts)), others: make(map[container.ID]time.Duration), sent: make(map[container.ID]time.Duration), wanted: 1}
 	if a.Taken.IsZero() {
 		return d
 	}
 	d.length, d.exact = b.Taken.Sub(a.Taken), grown(a, b)
-	for _, x := range b.Accounts {
-		d.network[x.Container], d.sent[x.Container], d.bytes[x.Container] = x.CPU(), x.SendCPU(), x.Bytes()
-	}
+	before := make(map[container.ID]account.Account, len(a.Accounts))
 	for _, x := range a.Accounts {
-		if was := x.CPU(); was <= d.network[x.Container] {
-			d.network[x.Container] -= was
-			d.sent[x.Container] -= min(x.SendCPU(), d.sent[x.Container])
-			d.bytes[x.Container] -= min(x.Bytes(), d.bytes[x.Container])
+		before[x.Container] = x
+	}
+	for _, x := range b.Accounts {
+		network, sent, own := x.CPU(), x.SendCPU(), x.Own
+		if was := before[x.Container]; was.CPU() <= network {
+			network, sent, own = network-was.CPU(), max(0, sent-was.SendCPU()), max(0, own-was.Own)
 		}
+		// What is sent in its own time is paid for: mostly by system calls of its tasks.
+		d.network[x.Container], d.others[x.Container], d.sent[x.Container] = network, network-own, max(0, sent-own)
 	}
 	type pair struct {
 		victim  account.Party
 		culprit container.ID
 	}
-	before := make(map[pair]time.Duration, len(a.Thefts))
+	taken := make(map[pair]time.Duration, len(a.Thefts))
 	for _, t := range a.Thefts {
-		before[pair{t.Victim, t.Culprit}] = t.CPU
+		taken[pair{t.Victim, t.Culprit}] = t.CPU
 	}
 	var tasks, others time.Duration
 	for _, t := range b.Thefts {
-		if was := before[pair{t.Victim, t.Culprit}]; was <= t.CPU {
+		if was := taken[pair{t.Victim, t.Culprit}]; was <= t.CPU {
 			t.CPU -= was
 		}
 		if t.CPU == 0 {
@@ -171,8 +169,18 @@ func between(a, b account.Reading) reading {
 	return d
 }
 
-// sends reports whether most of the cost of a container's packets is for what it sends.
-func (d reading) sends(id container.ID) bool { return mostly(d.sent[id], d.network[id]) }
+// sumOf returns what the packets of all containers in the mode isolate took from others.
+func (d reading) sumOf(of []policy.Target) (sum time.Duration) {
+	for _, t := range of {
+		if t.Settings.NetCPU == policy.NetCPUIsolate {
+			sum += d.evidence(t.Container.ID, container.ID.String).robbed()
+		}
+	}
+	return sum
+}
+
+// sends reports whether most of what a container's packets cost others is for what it sends.
+func (d reading) sends(id container.ID) bool { return d.sent[id] > d.others[id]/2 }
 
 // evidence returns what one container's packets did.
 //
@@ -181,7 +189,7 @@ func (d reading) sends(id container.ID) bool { return mostly(d.sent[id], d.netwo
 // other containers' tasks; no where they hit idle CPUs, the receiver itself or the sender of the
 // packets.
 func (d reading) evidence(id container.ID, name func(container.ID) string) evidence {
-	e := evidence{length: d.length, network: d.network[id], sent: d.sent[id], receive: d.network[id] - d.sent[id], threads: d.threads[id], bytes: d.bytes[id]}
+	e := evidence{length: d.length, network: d.network[id], sends: d.sends(id)}
 	sum := make(map[string]time.Duration)
 	for _, t := range d.thefts {
 		if t.Culprit != id {

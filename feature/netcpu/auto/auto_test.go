@@ -1,6 +1,7 @@
 package auto
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +53,7 @@ func (r *readings) next(more map[account.Theft]time.Duration) account.Reading {
 	for id, ns := range cpu {
 		a := account.Account{Container: id}
 		a.Receive[account.UDP].CPU, a.Send[account.UDP].CPU = ns-r.sends[id], r.sends[id]
+		a.Own = sums[from(account.Task, id, id)]
 		r.now.Accounts = append(r.now.Accounts, a)
 	}
 	return r.now
@@ -113,7 +115,7 @@ func TestChooser(t *testing.T) {
 	var autos Chooser
 	of := targets(veths(1), veths(2))
 	step := func(more map[account.Theft]time.Duration) []Choice {
-		return autos.Next(r.next(more), nil, of, true, boxName)
+		return autos.Next(r.next(more), of, true, boxName)
 	}
 	want := func(when string, got []Choice, one, two policy.NetCPU) {
 		t.Helper()
@@ -173,7 +175,7 @@ func TestChooserSender(t *testing.T) {
 	var autos Chooser
 	step := func(sent, received time.Duration) policy.NetCPU {
 		r.sends[1] += sent
-		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), nil, targets(veths(1)), true, boxName)[0].Mode
+		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), targets(veths(1)), true, boxName)[0].Mode
 	}
 	step(0, time.Hour+time.Minute)
 	for _, tt := range []struct {
@@ -196,13 +198,61 @@ func TestChooserSender(t *testing.T) {
 	}
 }
 
+// Whatever a container in the mode isolate robs by, it is isolated, and it is not credited. Many that
+// each take less than they may are isolated as well, but not one that takes next to nothing.
+func TestChooserIsolate(t *testing.T) {
+	r := readings{sends: map[container.ID]time.Duration{}}
+	var autos Chooser
+	of := targets(veths(1), veths(2), veths(3), veths(4))
+	for i := range of {
+		of[i].Settings.NetCPU = policy.NetCPUIsolate
+	}
+	step := func(one, two, three time.Duration) (modes []policy.NetCPU) {
+		for range 4 {
+			r.sends[1] += one
+			modes = nil
+			for _, m := range autos.Next(r.next(map[account.Theft]time.Duration{
+				from(account.Task, 4, 1): one, from(account.Task, 4, 2): two, from(account.Task, 4, 3): three}), of, true, boxName) {
+				modes = append(modes, m.Mode)
+			}
+		}
+		return modes
+	}
+	for _, x := range []struct {
+		one, two, three time.Duration
+		want            string
+	}{
+		{10 * ms, 10 * ms, 4 * ms, "[observe observe observe observe]"},
+		{16 * ms, 12 * ms, 4 * ms, "[isolate isolate observe observe]"},
+		{100 * ms, 0, 4 * ms, "[isolate isolate observe observe]"},
+	} {
+		if got := fmt.Sprint(step(x.one, x.two, x.three)); got != x.want {
+			t.Errorf("%+v: %s", x, got)
+		}
+	}
+}
+
+// A flooded server whose answers cost more than the requests sends them in its own time: it is
+// isolated.
+func TestChooserAnswers(t *testing.T) {
+	r := readings{sends: map[container.ID]time.Duration{}}
+	var autos Chooser
+	for _, want := range []policy.NetCPU{policy.NetCPUObserve, policy.NetCPUIsolate} {
+		r.sends[1] += 300 * ms
+		second := map[account.Theft]time.Duration{from(account.Task, 2, 1): 200 * ms, from(account.Task, 1, 1): 300 * ms}
+		if got := autos.Next(r.next(second), targets(veths(1)), true, boxName)[0]; got.Mode != want {
+			t.Errorf("%+v, want %s", got, want)
+		}
+	}
+}
+
 // A container that was isolated as a receiver, and now robs by what it sends, is charged.
 func TestChooserTurnsSender(t *testing.T) {
 	r := readings{sends: map[container.ID]time.Duration{}}
 	var autos Chooser
 	step := func(sent, received time.Duration) Choice {
 		r.sends[1] += sent
-		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), nil, targets(veths(1)), true, boxName)[0]
+		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), targets(veths(1)), true, boxName)[0]
 	}
 	step(0, time.Minute)
 	was := step(0, 100*ms)
@@ -243,7 +293,7 @@ func TestChooserRobbed(t *testing.T) {
 				if tt.sends {
 					r.sends[1] += stolen
 				}
-				return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): stolen}), nil, targets(veths(1), veths(2)), true, boxName)
+				return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): stolen}), targets(veths(1), veths(2)), true, boxName)
 			}
 			step(time.Minute)
 			for i, p := range tt.phases {
@@ -264,7 +314,7 @@ func TestChooserAdopt(t *testing.T) {
 	autos.Adopt(1, "as before", time.Unix(5, 0))
 	of := targets(veths(1))
 	for i := range 12 {
-		m := autos.Next(r.next(nil), nil, of, true, boxName)[0]
+		m := autos.Next(r.next(nil), of, true, boxName)[0]
 		// The first reading has no length.
 		if isolated := m.Mode == policy.NetCPUIsolate; isolated != (i < 10) || isolated && (m.Reason != "as before" || !m.Since.Equal(time.Unix(5, 0))) {
 			t.Fatalf("reading %d: %+v", i, m)
@@ -278,8 +328,8 @@ func TestChooserKeepWhatIsNotKnownYet(t *testing.T) {
 	for _, complete := range []bool{false, true} {
 		var autos Chooser
 		autos.Adopt(1, "adopted", time.Unix(1, 0))
-		autos.Next(account.Reading{Taken: time.Unix(2, 0)}, nil, []policy.Target{two}, complete, boxName)
-		m := autos.Next(account.Reading{Taken: time.Unix(3, 0)}, nil, []policy.Target{one, two}, true, boxName)
+		autos.Next(account.Reading{Taken: time.Unix(2, 0)}, []policy.Target{two}, complete, boxName)
+		m := autos.Next(account.Reading{Taken: time.Unix(3, 0)}, []policy.Target{one, two}, true, boxName)
 		if kept := m[0].Reason == "adopted" && m[0].Mode != policy.NetCPUObserve; kept == complete {
 			t.Errorf("after a list that is complete: %v, it is %+v", complete, m[0])
 		}

@@ -28,7 +28,7 @@ func TestChooserWithoutPairs(t *testing.T) {
 			a.Receive[account.UDP].CPU = took[id]
 			now.Accounts = append(now.Accounts, a)
 		}
-		return autos.Next(now, nil, targets(veths(1), veths(2), veths(3)), true, boxName)
+		return autos.Next(now, targets(veths(1), veths(2), veths(3)), true, boxName)
 	}
 	second(false)
 	// The pairs are complete: that they are read a moment later is no theft.

@@ -46,17 +46,11 @@ type evidence struct {
 	idle    time.Duration // taken from idle CPUs, which is no loss
 	peers   time.Duration // taken from the sender of the packets, which is no loss either
 	network time.Duration // all that its packets cost, in any context
-	sent    time.Duration // the part of that for what it sent
+	sends   bool          // most of that in others' time is for what it sends
 	lost    time.Duration // of its own time, to others' packets
 	senders time.Duration // the part of that for packets of containers that mostly send
-	receive time.Duration // the part of network for what it received
-	threads time.Duration // CPU time of its NAPI threads, with the cost of waking them
-	bytes   uint64        // of its packets
+	many    time.Duration // taken by all containers in the mode isolate, if it is one of them
 }
-
-// whole returns the cost of its packets, including the switches to and from its threads: the
-// accounts begin with the first packet of a poll.
-func (e evidence) whole() time.Duration { return e.network + max(0, e.threads-e.receive) }
 
 // robbed returns the time that was taken from tasks that wanted to run.
 func (e evidence) robbed() (sum time.Duration) {
@@ -92,7 +86,6 @@ type rule struct {
 	patience time.Duration // how long that has to last; 0: calmFor
 	free     time.Duration // how long it has been a bystander, since its last other role
 	losing   time.Duration // how long it has lost much
-	bargain  bargain
 }
 
 // next takes one window into account, in which the container may take the share steal. Windows that
@@ -107,19 +100,18 @@ func (a *rule) next(e evidence, steal float64) decision {
 		a.losing = 0
 	}
 	switch {
-	case a.role == receiver && robs && e.sends():
+	case a.role == receiver && robs && e.sends:
 		a.role, a.calm = sender, 0 // nothing has been done against that yet
 		a.reason = e.takes(steal)
-	case a.role == receiver && a.bargain.within(e):
-		a.role, a.free = bystander, 0
-		a.reason = fmt.Sprintf("for %d s %s", dearFor, a.bargain.text(e.length))
 	case a.role == receiver, a.role == sender:
 		a.cool(e, e.network, calmPart*steal, "its packets cost")
-	case robs && e.sends():
+	case robs && e.sends:
 		a.begin(sender, e, e.takes(steal))
-	case robs && a.bargain.worth(e):
+	case robs:
 		a.begin(receiver, e, e.takes(steal))
-		a.bargain.before(e)
+	case share(e.many, e.length) > steal && share(e.robbed(), e.length) > usualLoss:
+		a.begin(receiver, e, fmt.Sprintf("its packets took %s of a CPU from others, and those of all that may be isolated %s, more than %s",
+			percent(e.robbed(), e.length), percent(e.many, e.length), limit(steal)))
 	case a.role == robbed:
 		a.cool(e, e.lost, calmPart*usualLoss, "others' packets took")
 	case share(e.senders, e.length) > usualSteal:
@@ -153,11 +145,6 @@ func (a *rule) cool(e evidence, network time.Duration, most float64, what string
 	a.reason = fmt.Sprintf("for %v %s at most %s of a CPU a second, in the last %s",
 		a.patience, what, limit(most), percent(network, e.length))
 }
-
-// sends reports whether most of the packets' cost is for what the container sends.
-func (e evidence) sends() bool { return mostly(e.sent, e.network) }
-
-func mostly(part, of time.Duration) bool { return part > of/2 }
 
 // takes describes what the packets take from others, which may lose at most this share.
 func (e evidence) takes(most float64) string {

@@ -57,9 +57,6 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 		}
 		steps = append(steps, of...)
 	}
-	if len(steps) == 0 {
-		return nil, errNoHostEnd
-	}
 	if !is.cfg.Throttled {
 		plan, err := is.weighing(c)
 		if err != nil {

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -67,8 +66,6 @@ type Isolator struct {
 	vacated  vacated
 
 	unreleased bool // releaseUplinks has failed: Release repeats it
-
-	ran atomic.Pointer[map[container.ID]time.Duration] // of takeTurns
 }
 
 // isolation is what is in force for one tenant.
@@ -170,14 +167,12 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 		}
 	}
 	var threads []thread
-	var skipped []error
 	for _, dev := range c.Interfaces {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		if !dev.HasHostEnd() {
-			skipped = append(skipped, fmt.Errorf("%s: %w", dev.Name, errNoHostEnd))
-			continue
+			continue // the device below a macvlan polls it, together with the packets of all others
 		}
 		polling, err := is.bringVeth(ns, dev, s.control.shape, at, c.ID)
 		if err != nil {
@@ -187,9 +182,6 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 	}
 	if err := is.restore(func(e journal.Entry) bool { return e.Owner == is.by(c.ID) && stale(e, c, at, pays, threads) }); err != nil {
 		return err
-	}
-	if len(threads) == 0 && len(skipped) > 0 {
-		return errors.Join(skipped...)
 	}
 	if err := is.Weigh(c); err != nil {
 		return err
@@ -211,10 +203,6 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 func (is *Isolator) open(c container.Container) (*netdev.NS, error) {
 	return is.cfg.Find.Open(filepath.Join(is.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
 }
-
-// errNoHostEnd explains why a device cannot be isolated: the device below a macvlan polls it,
-// together with the packets of all others.
-var errNoHostEnd = errors.New("no veth with a host end that can be found: it has no polling of its own to move")
 
 // Release ends isolation of a container that has left a tenant, or no longer asks for isolation
 // there, and undoes all changes for it, also those of an earlier agent. of is nil for a container

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/backoff"
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
@@ -127,14 +126,11 @@ type taken struct {
 // takeTurns sets the turn of each tenant's threads by its traffic.
 func (is *Isolator) takeTurns() error {
 	var errs []error
-	ran := make(map[container.ID]time.Duration)
-	defer is.ran.Store(&ran)
 	for _, s := range is.isolated {
 		if s.drops == nil {
 			continue // its packets are not counted
 		}
 		now, err := is.takenBy(s)
-		ran[s.payer.ID] = now.Ran
 		last := s.taken
 		s.taken = now
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, journal.ErrGone) {
@@ -161,15 +157,6 @@ func (is *Isolator) takeTurns() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// Ran returns the CPU time of the threads of each isolated container, as of the last window. It may
-// be called at any time. The caller must not change the map.
-func (is *Isolator) Ran() map[container.ID]time.Duration {
-	if ran := is.ran.Load(); ran != nil {
-		return *ran
-	}
-	return nil
 }
 
 // takenBy returns the counters of a tenant's threads so far; zero with an error.

@@ -44,9 +44,9 @@ spec:
 	}
 	const sleep = "trap exit TERM; while :; do sleep 1; done"
 	return map[string]string{
-		"web":   pod("web", "kubernetes.io/egress-bandwidth: 8M, fairlead.netcpu: isolate", "limits: {cpu: 500m, memory: 64Mi}", "while :; do dd if=/dev/zero bs=64k count=32 2>/dev/null | nc 10.66.0.2 9000; sleep 1; done"),
+		"web":   pod("web", "kubernetes.io/egress-bandwidth: 8M, fairlead.netcpu: isolate, fairlead.netcpu.steal: 0%", "limits: {cpu: 500m, memory: 64Mi}", "while :; do dd if=/dev/zero bs=64k count=32 2>/dev/null | nc 10.66.0.2 9000; sleep 1; done"),
 		"db":    pod("db", "fairlead.netcpu: charge", "requests: {cpu: 250m}", sleep),
-		"batch": pod("batch", "fairlead.netcpu: isolate", "", sleep),
+		"batch": pod("batch", "fairlead.netcpu: isolate, fairlead.netcpu.steal: 0%", "", sleep),
 	}
 }
 

@@ -71,7 +71,7 @@ func TestPod(t *testing.T) {
 		c := found[0]
 		c.Cgroup.V2 = testkit.Cgroup(t).Child(t, "plain").V2
 		c.Cgroup.CPU, c.PodCgroup = c.Cgroup.V2, false
-		err = n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}})
+		err = n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate, NetCPUSteal: new(float64)}})
 		if err == nil || !strings.Contains(err.Error(), "no cpu controller") {
 			t.Errorf("isolate without a group to charge: %v", err)
 		}
@@ -89,7 +89,7 @@ func TestPod(t *testing.T) {
 			defer n.Close()
 			for _, c := range found {
 				c.Pod, c.PodCgroup = cri, cri != ""
-				must(t, n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
+				must(t, n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate, NetCPUSteal: new(float64)}}))
 			}
 			threads := receivers(t)
 			if len(threads) == 0 {
@@ -140,7 +140,7 @@ func TestDelegation(t *testing.T) {
 	n, err := newNetcpu(t, j, hostEnd)
 	must(t, err)
 	defer n.Close()
-	must(t, n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
+	must(t, n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate, NetCPUSteal: new(float64)}}))
 	scope.Child(t, "init.scope").Add(t, process)
 	handDown(t, scope.V2)
 	threads := receivers(t)
