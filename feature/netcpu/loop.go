@@ -42,9 +42,6 @@ func (n *Netcpu) loop() {
 		select {
 		case <-n.stop:
 			return
-		case slot := <-n.dropper.Alarms():
-			glances-- // it is none
-			n.following.Turn(func() { told(time.Now(), n.heed(slot)) })
 		case now := <-tick.C:
 			n.following.Turn(func() { told(now, n.look(now, glances%int(window/glance) == 0)) })
 		}
@@ -71,15 +68,6 @@ func (n *Netcpu) glance(now time.Time, whole bool) error {
 		err = errors.Join(err, n.isolator.Follow(now))
 	}
 	return err
-}
-
-// heed acts on an alarm.
-func (n *Netcpu) heed(slot uint32) error {
-	n.following.Begin()
-	defer n.following.End()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.isolator.Heed(slot)
 }
 
 // logEvery limits how often the log reports failed windows: a container can make each window fail.

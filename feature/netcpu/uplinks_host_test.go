@@ -16,35 +16,19 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Bulk TCP gets its super-packets back, and so do requests that a neighbour receives in the client's
-// own time, which take no thread. Both lose them to a flood at once.
+// Bulk TCP gets its super-packets back, and loses them to a flood.
 func TestShapeFollowsTraffic(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	client, neighbour := h.join("client", 3)
-	h.apply(neighbour, policy.NetCPUObserve)
 	h.apply(h.container, policy.NetCPUIsolate)
 	if got := h.state()["h0 tso"]; got != netdev.Off {
 		t.Fatalf("tso of h0 is %q, want it off", got)
 	}
 	h.start(h.box, "tcp-recv", "--listen", ":9001")
-	h.start(h.box, "rr-server", "--proto", "tcp", "--listen", ":9002")
-	for _, c := range []struct {
-		what string
-		from *sandbox.Box
-		args []string
-	}{
-		{"bulk TCP", h.wire, []string{"tcp-send", "--to", "10.66.0.2:9001", "--size", "65536"}},
-		{"requests", client, []string{"rr-client", "--proto", "tcp", "--to", "10.66.0.2:9002", "--size", "64"}},
-	} {
-		_, traffic := h.Load(c.from, nil, c.args...)
-		h.until(c.what+" alone", netdev.TSO.On())
-		_, flood := h.Load(h.wire, nil, "udp-send", "--to", "10.66.0.2:9000", "--rate", "60000")
-		h.until("a flood beside "+c.what, netdev.Off)
-		flood.Kill()
-		traffic.Kill()
-	}
+	h.start(h.wire, "tcp-send", "--to", "10.66.0.2:9001", "--size", "65536")
+	h.until("bulk TCP alone", netdev.TSO.On())
+	h.Load(h.wire, nil, "udp-send", "--to", "10.66.0.2:9000", "--rate", "60000")
+	h.until("a flood beside it", netdev.Off)
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-	must(t, h.netcpu.Remove(t.Context(), neighbour.ID))
 	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
 	}

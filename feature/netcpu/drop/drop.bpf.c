@@ -33,8 +33,7 @@
  *   tc egress, host end of an isolated container's veth
  *                      fl_count    one hash look-up and two atomic adds per packet;
  *                                  for a single one two more look-ups, and if
- *                                  neither end pays for it an add and, while
- *                                  softirqs handle it, the clock; ten times a second,
+ *                                  neither end pays for it an add; ten times a second,
  *                                  for each address, a look at the host's routes
  *   tc ingress on an uplink
  *                      fl_drop_tc  two hash look-ups per packet; in a tunnel four
@@ -46,7 +45,7 @@
  * User space creates the entries of fl_queues, fl_counted and fl_tunnels; a full map is an error of
  * Apply. fl_addresses is learnt here as an LRU map: packets to an address without an
  * entry are not dropped early. Once the agent has ended the programs no longer run, and
- * nothing is dropped. A full fl_alarms delays an alarm.
+ * nothing is dropped.
  */
 
 #include "charges.h"
@@ -289,24 +288,6 @@ static __always_inline int intrudes(struct __sk_buff *skb)
 	return !sender || !(sender->flags & FL_HOST_END) || sender->tenant != runs;
 }
 
-/* Counts a packet that intrudes, and tells user space of many. */
-static __always_inline void intruded(struct tenant *t, __u32 slot)
-{
-	__u64 now;
-
-	__sync_fetch_and_add(&t->intruding, 1);
-	if (!t->alarm)
-		return;
-	now = bpf_ktime_get_ns();
-	if ((__s64)(now - t->since) > ALARM_NS) {
-		t->since = now;
-		t->burst = 0;
-	}
-	/* Without atomics: another CPU's packet that is lost here delays the alarm by one. */
-	if (++t->burst == ALARM_PACKETS)
-		bpf_ringbuf_output(&fl_alarms, &slot, sizeof(slot), 0);
-}
-
 static __always_inline int to_many(struct __sk_buff *skb)
 {
 	return skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST;
@@ -334,7 +315,7 @@ int fl_count(struct __sk_buff *skb)
 	__sync_fetch_and_add(packets > 1 ? &t->super : &t->small, 1);
 	__sync_fetch_and_add(&t->sent, packets);
 	if (packets == 1 && intrudes(skb))
-		intruded(t, slot);
+		__sync_fetch_and_add(&t->intruding, 1);
 
 	if (!to_many(skb) && !fl_frame_destination(data, end, &to))
 		learn(skb, data, &to);
@@ -367,7 +348,10 @@ static __always_inline int unwanted(struct ethhdr *eth, struct fl_address *to, i
 		return 0; /* the address may be another tenant's by now */
 	*slot = o->slot;
 	t = bpf_map_lookup_elem(&fl_tenants, slot);
-	return t && (full(t, *slot, now, 0) || too_soon(t, *slot, now));
+	if (!t || (!full(t, *slot, now, 0) && !too_soon(t, *slot, now)))
+		return 0;
+	__sync_fetch_and_add(&t->held, 1);
+	return 1;
 }
 
 /*

@@ -6,7 +6,6 @@
 package drop
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -64,10 +62,6 @@ type Dropper struct {
 	tunnels map[uint64]bool             // the keys of fl_tunnels
 	points  map[container.Device]*point // by tc while there is a tenant, by XDP from the first one on
 
-	alarms chan uint32
-	ring   *ringbuf.Reader // feeds alarms, until Close
-	heard  chan struct{}   // closed once it does no more
-
 	mu      sync.Mutex // of these fields alone: an Open may wait long for a driver
 	tenants map[tenant.Key]*Drops
 	shown   []Point
@@ -75,7 +69,7 @@ type Dropper struct {
 
 // Load loads the programs. An error means that this kernel cannot run them.
 func Load(cfg Config) (_ *Dropper, err error) {
-	d := &Dropper{cfg: cfg, alarms: make(chan uint32, 64), heard: make(chan struct{}), tunnels: make(map[uint64]bool), points: make(map[container.Device]*point), tenants: make(map[tenant.Key]*Drops)}
+	d := &Dropper{cfg: cfg, tunnels: make(map[uint64]bool), points: make(map[container.Device]*point), tenants: make(map[tenant.Key]*Drops)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("early drop: %w", err), d.tc.Close(), d.poll.Close(), d.object.Close())
@@ -106,38 +100,7 @@ func Load(cfg Config) (_ *Dropper, err error) {
 	if err := objs.Count.Close(); err != nil {
 		return nil, err
 	}
-	if d.ring, err = ringbuf.NewReader(d.maps.FlAlarms); err != nil {
-		return nil, err
-	}
-	go d.hear()
 	return d, nil
-}
-
-// hear passes on alarms. It drops one that nobody waits for: the next comes soon.
-func (d *Dropper) hear() {
-	defer close(d.heard)
-	for {
-		r, err := d.ring.Read()
-		if err != nil {
-			return // closed
-		}
-		if len(r.RawSample) < 4 {
-			continue // not of our programs
-		}
-		select {
-		case d.alarms <- binary.NativeEndian.Uint32(r.RawSample):
-		default:
-		}
-	}
-}
-
-// Alarms returns the slots of tenants that got many Intruding packets in a moment, while these do
-// not go through the ring. With a nil *Dropper there are none.
-func (d *Dropper) Alarms() <-chan uint32 {
-	if d == nil {
-		return nil
-	}
-	return d.alarms
 }
 
 // Close ends everything.
@@ -145,8 +108,7 @@ func (d *Dropper) Close() error {
 	if d == nil {
 		return nil
 	}
-	errs := []error{d.ring.Close()}
-	<-d.heard
+	var errs []error
 	for key := range d.tenants {
 		errs = append(errs, d.end(key))
 	}

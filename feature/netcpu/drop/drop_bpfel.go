@@ -68,10 +68,8 @@ type dropTenant struct {
 	Account    uint32
 	NoRing     uint32
 	Intruding  uint64
-	Since      uint64
-	Burst      uint32
-	Alarm      uint32
 	Arrived    uint64
+	Held       uint64
 	Gap        uint64
 	Next       uint64
 	PacedUntil uint64
@@ -82,7 +80,6 @@ type dropTenant struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	dropMapFlAddresses  = "fl_addresses"
-	dropMapFlAlarms     = "fl_alarms"
 	dropMapFlCgroups    = "fl_cgroups"
 	dropMapFlCharger    = "fl_charger"
 	dropMapFlCharges    = "fl_charges"
@@ -157,7 +154,6 @@ type dropProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropMapSpecs struct {
 	FlAddresses *ebpf.MapSpec `ebpf:"fl_addresses"`
-	FlAlarms    *ebpf.MapSpec `ebpf:"fl_alarms"`
 	FlCgroups   *ebpf.MapSpec `ebpf:"fl_cgroups"`
 	FlCharger   *ebpf.MapSpec `ebpf:"fl_charger"`
 	FlCharges   *ebpf.MapSpec `ebpf:"fl_charges"`
@@ -202,7 +198,6 @@ func (o *dropObjects) Close() error {
 // It can be passed to loadDropObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropMaps struct {
 	FlAddresses *ebpf.Map `ebpf:"fl_addresses"`
-	FlAlarms    *ebpf.Map `ebpf:"fl_alarms"`
 	FlCgroups   *ebpf.Map `ebpf:"fl_cgroups"`
 	FlCharger   *ebpf.Map `ebpf:"fl_charger"`
 	FlCharges   *ebpf.Map `ebpf:"fl_charges"`
@@ -217,7 +212,6 @@ type dropMaps struct {
 func (m *dropMaps) Close() error {
 	return _DropClose(
 		m.FlAddresses,
-		m.FlAlarms,
 		m.FlCgroups,
 		m.FlCharger,
 		m.FlCharges,

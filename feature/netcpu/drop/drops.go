@@ -156,12 +156,12 @@ func (d *Dropper) counter(slot uint32, mac net.HardwareAddr, netns uint64) (*bpf
 }
 
 // UseRing sets whether packets go through the ring of the veth, which can then be full. The
-// counters of packets go on. While they do not, Alarms tells of many Intruding ones.
+// counters of packets go on.
 func (t *Drops) UseRing(used bool) error {
 	return t.change(func(e *dropTenant) {
-		e.NoRing, e.Alarm = 1, 1
+		e.NoRing = 1
 		if used {
-			e.NoRing, e.Alarm = 0, 0
+			e.NoRing = 0
 			e.Polled = e.Sent // earlier packets bypassed the ring
 		}
 	})
@@ -225,11 +225,12 @@ type Counters struct {
 	Intruding    uint64 // the part of Small in the time of neither the sender, the tenant nor an idle CPU
 	Dropped      uint64 // dropped before its veths,
 	Beyond       uint64 // and the part of Dropped beyond its quota or limit
-	Arrived      uint64 // by uplinks, the dropped ones too
+	Arrived      uint64 // by uplinks,
+	Held         uint64 // and the part of Arrived that was dropped there
 }
 
 // Counters returns the counters so far.
 func (t *Drops) Counters() (Counters, error) {
 	e, err := t.read()
-	return Counters{Small: e.Small, Super: e.Super, Intruding: e.Intruding, Dropped: e.Dropped, Beyond: e.Beyond, Arrived: e.Arrived}, err
+	return Counters{Small: e.Small, Super: e.Super, Intruding: e.Intruding, Dropped: e.Dropped, Beyond: e.Beyond, Arrived: e.Arrived, Held: e.Held}, err
 }

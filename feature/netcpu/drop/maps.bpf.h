@@ -56,10 +56,8 @@ struct tenant {
 	__u32 no_ring; /* its packets do not go through the ring, so that nothing */
 		       /* waits there: softirqs handle them */
 	__u64 intruding; /* the part of small that came in the time of a third party */
-	__u64 since;	 /* when burst began, ns */
-	__u32 burst;	 /* such packets since then */
-	__u32 alarm;	 /* set by user space: tell it of many of them */
-	__u64 arrived;	 /* packets that came by an uplink */
+	__u64 arrived;	 /* packets that came by an uplink, */
+	__u64 held;	 /* and the part of them that was dropped there */
 	/*
 	 * Set by user space: from uplinks a packet passes each gap ns, and up to a ring of
 	 * them at once after a pause. next is when the next one may pass, ns; until
@@ -70,19 +68,6 @@ struct tenant {
 	__u64 paced_until;
 };
 
-/* So many packets within this time, half a percent of a CPU, cannot wait. */
-#define ALARM_PACKETS 500
-#define ALARM_NS 100000000LL
-
-/*
- * Slots of tenants with an alarm. If it is full, the next alarm comes after ALARM_NS, and
- * user space looks each second anyway.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 16);
-} fl_alarms SEC(".maps");
-
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_TENANTS);
@@ -90,7 +75,7 @@ struct {
 	__type(value, struct tenant);
 } fl_tenants SEC(".maps");
 
-_Static_assert(sizeof(struct tenant) == 160, "read by drops.go");
+_Static_assert(sizeof(struct tenant) == 152, "read by drops.go");
 
 /*
  * A tenant's end of a veth -> slot of the tenant. Polls of that end take packets out of

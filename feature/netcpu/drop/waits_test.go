@@ -47,8 +47,12 @@ func TestEarlyDropWaits(t *testing.T) {
 			if v := run(t, c.p, frame("10.0.0.1"), 1); v != c.want {
 				t.Errorf("%s, %s: verdict %d, want %d", name, c.when, v, c.want)
 			}
-			if after, err := w.read(); err != nil || after.Waiting != c.waiting {
+			after, err := w.read()
+			if err != nil || after.Waiting != c.waiting {
 				t.Errorf("%s, %s: %d wait, want %d (%v)", name, c.when, after.Waiting, c.waiting, err)
+			}
+			if held := c.want == tcxDrop && c.p != counter; held != (after.Held == 1) || after.Held > after.Arrived {
+				t.Errorf("%s, %s: %d of %d that arrived are held at an uplink", name, c.when, after.Held, after.Arrived)
 			}
 		}
 		// A period later there is room again, whether or not a poll has come between.

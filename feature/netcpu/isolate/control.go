@@ -9,9 +9,8 @@ import (
 
 // A container's packets come in one of two shapes. Single packets all pass its NAPI thread: that
 // isolates. With super-packets (TSO left on at the host end) all take the ordinary softirq: bulk TCP
-// is then three times faster and costs so little per byte that it hardly disturbs others, and a
-// request wakes the server without waking the thread before, but nothing is isolated. MEASURED.md
-// has the measurement.
+// is then three times faster and costs so little per byte that it hardly disturbs others, but nothing
+// is isolated. MEASURED.md has the measurement.
 //
 // Single packets that the softirq handles in their sender's time, in the container's own or on an
 // idle CPU harm nobody. Only the others, the intruding ones, need isolation.
@@ -23,16 +22,12 @@ const (
 )
 
 // The bounds between the shapes, in packets per second. Intruding ones are what hurts: at smallMax
-// they cost the neighbours some 3 % of a core without isolation, at calmMax 1 to 2 %. The gap
-// between the bounds prevents oscillation.
+// they cost the neighbours some 3 % of a core without isolation. The gap between the bounds prevents
+// oscillation.
 const (
 	smallMax = 20_000 // more must be isolated, although bulk comes in super-packets
-	smallLow = 5_000  // fewer, with enough super-packets, allow super
+	smallLow = 5_000  // fewer, with enough super-packets, allow super; more end it without bulk
 	superMin = 2_000  // super-packets worth that: about 0.3 Gbit/s and up
-
-	calmMax = 2_000 // without bulk, more must be isolated
-	calmLow = 1_000 // fewer allow super,
-	calmMin = 100   // if enough single packets are worth the change
 )
 
 // How many consecutive windows must favour super-packets. One is enough for the way back, which is
@@ -47,8 +42,7 @@ const (
 // window is a container's packet counts in some time.
 type window struct {
 	length    time.Duration
-	small     uint64 // single packets,
-	intruding uint64 // and the part of them that takes time from others
+	intruding uint64 // single packets that take time from others
 	super     uint64 // super-packets
 }
 
@@ -58,7 +52,6 @@ type control struct {
 	calm    int // consecutive windows in favour of super
 	wait    int // windows needed; 0: patience
 	granted int // windows with super-packets since they were last chosen
-	bulk    bool
 }
 
 // next counts one window and returns the shape from now on.
@@ -67,10 +60,9 @@ func (c *control) next(w window) shape {
 		return c.shape
 	}
 	perSecond := func(n uint64) float64 { return float64(n) / w.length.Seconds() }
-	intruding := perSecond(w.intruding)
-	most, least := float64(calmMax), float64(calmLow)
-	if c.bulk = perSecond(w.super) >= superMin; c.bulk {
-		most, least = smallMax, smallLow
+	intruding, bulk, most := perSecond(w.intruding), perSecond(w.super) >= superMin, float64(smallLow)
+	if bulk {
+		most = smallMax
 	}
 	if c.wait == 0 {
 		c.wait = patience
@@ -83,21 +75,12 @@ func (c *control) next(w window) shape {
 	switch {
 	case intruding > most:
 		c.relapse()
-	case c.shape == single && intruding < least && (c.bulk || perSecond(w.small) >= calmMin):
+	case c.shape == single && bulk && intruding < smallLow:
 		if c.calm++; c.calm >= c.wait {
 			c.shape, c.calm, c.granted = super, 0, 0
 		}
 	default:
 		c.calm = 0
-	}
-	return c.shape
-}
-
-// alarm counts many intruding packets that came in a moment, and returns the shape from now on.
-// Beside bulk the end of the window decides.
-func (c *control) alarm() shape {
-	if !c.bulk {
-		c.relapse()
 	}
 	return c.shape
 }

@@ -78,10 +78,10 @@ func (c *paceControl) next(w paceWindow) float64 {
 
 // flow is pace's last reading of one tenant.
 type flow struct {
-	at               time.Time
-	own              time.Duration
-	arrived, dropped uint64
-	single, super    uint64 // of those that have reached it
+	at            time.Time
+	own           time.Duration
+	arrived, held uint64
+	single, super uint64 // of those that have reached it
 }
 
 // work is a reading of what the uplinks have done so far.
@@ -274,12 +274,12 @@ func (is *Isolator) flows(s *isolation, since, now time.Time, heavy bool, w *pac
 		return err
 	}
 	last := s.flow
-	s.flow = flow{at: now, arrived: c.Arrived, dropped: c.Dropped, single: c.Small, super: c.Super}
+	s.flow = flow{at: now, arrived: c.Arrived, held: c.Held, single: c.Small, super: c.Super}
 	if last.at.IsZero() || last.at != since {
 		return nil
 	}
 	w.arrived = c.Arrived - last.arrived
-	w.passed = w.arrived - min(w.arrived, c.Dropped-last.dropped)
+	w.passed = w.arrived - min(w.arrived, c.Held-last.held)
 	w.single, w.super = c.Small-last.single, c.Super-last.super
 	if !heavy || is.ownsQueue(s) {
 		return nil

@@ -42,7 +42,7 @@ func (is *Isolator) reshape(now time.Time) error {
 			continue
 		}
 		before := s.control
-		want := s.control.next(window{now.Sub(last.at), c.Small - last.Small, c.Intruding - last.Intruding, c.Super - last.Super})
+		want := s.control.next(window{now.Sub(last.at), c.Intruding - last.Intruding, c.Super - last.Super})
 		if want == before.shape {
 			continue
 		}
@@ -57,20 +57,6 @@ func (is *Isolator) reshape(now time.Time) error {
 		errs = append(errs, is.follow(s, before))
 	}
 	return errors.Join(errs...)
-}
-
-// Heed isolates the tenant in a slot at once, if an alarm is reason enough.
-func (is *Isolator) Heed(slot uint32) error {
-	for _, s := range is.isolated {
-		if s.drops == nil || s.drops.Slot() != slot {
-			continue
-		}
-		before := s.control
-		if s.control.alarm() != before.shape {
-			return is.follow(s, before)
-		}
-	}
-	return nil
 }
 
 // follow gives a tenant's packets the shape that has been chosen.

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -13,8 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// Packets intrude that come in the time of neither their sender nor their receiver. Many of them
-// ring an alarm, once in a while, and only while they do not go through the ring.
+// Packets intrude that come in the time of neither their sender nor their receiver.
 func TestIntruding(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -31,13 +29,13 @@ func TestIntruding(t *testing.T) {
 	group, err := cgroup.ID(paths.V2)
 	must(t, err)
 	maps := e.cfg.Identity.Maps()
-	from := func(ifindex uint32, packets uint32) (intruding uint64) {
+	from := func(ifindex uint32) (intruding uint64) {
 		t.Helper()
 		skb := make([]byte, 192) // struct __sk_buff
 		binary.NativeEndian.PutUint32(skb[36:], ifindex)
 		before, err := w.Counters()
 		must(t, err)
-		_, err = p.Run(&ebpf.RunOptions{Data: frame("10.0.0.1"), Context: skb, Repeat: packets})
+		_, err = p.Run(&ebpf.RunOptions{Data: frame("10.0.0.1"), Context: skb})
 		must(t, err)
 		after, err := w.Counters()
 		must(t, err)
@@ -62,25 +60,8 @@ func TestIntruding(t *testing.T) {
 	} {
 		must(t, maps["fl_cgroups"].Put(group, c.runs))
 		must(t, maps["fl_devices"].Put([2]uint32{netns, port}, c.sender))
-		if got := from(c.ifindex, 1); got != c.want {
+		if got := from(c.ifindex); got != c.want {
 			t.Errorf("%s: %d intrude, want %d", c.name, got, c.want)
 		}
-	}
-	const enough = 500 // ALARM_PACKETS
-	from(port, 2*enough)
-	select {
-	case slot := <-e.Alarms():
-		t.Errorf("slot %d has an alarm although its packets go through its ring", slot)
-	default:
-	}
-	must(t, w.UseRing(false))
-	from(port, 10*enough)
-	select {
-	case slot := <-e.Alarms():
-		if slot != w.slot {
-			t.Errorf("slot %d has an alarm, want %d", slot, w.slot)
-		}
-	case <-time.After(time.Minute):
-		t.Error("no alarm")
 	}
 }
