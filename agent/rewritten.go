@@ -58,7 +58,7 @@ func newRewritten(j *journal.Journal, opener func() journal.Opener, p pace, log 
 }
 
 // follow replaces the containers whose directories are watched.
-func (w *rewritten) follow(targets map[container.ID]policy.Target) {
+func (w *rewritten) follow(targets map[container.ID]*policy.Target) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.opened == nil {
