@@ -107,9 +107,10 @@ type Agent struct {
 	hung    map[*worker]time.Time // hanging calls in the log; belongs to loop
 
 	// Guarded by rounding:
-	remembered *discover.Known   // as last written into the state directory
-	forgetful  bool              // that failed
-	said       map[string]string // last log line of each source
+	remembered *discover.Known                 // as last written into the state directory
+	forgetful  bool                            // that failed
+	said       map[string]string               // last log line of each source
+	wanted     map[container.ID]*policy.Target // of the workers
 
 	mu        sync.Mutex // guards what follows
 	targets   map[container.ID]policy.Target

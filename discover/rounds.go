@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"golang.org/x/sys/unix"
 )
 
 // rounds converts reports to containers, repeatedly. It belongs to the goroutine that runs the Set.
@@ -27,6 +28,20 @@ type rounds struct {
 	procs   map[recordKey]*process
 	live    map[container.ID]*entry
 	settled bool // the last round left nothing for the next one
+	awaits  bool // there are runtimes, and each cgroup that was there before has been seen
+}
+
+// youth is how long an engine may take to report a container whose cgroup is there. Until then its
+// network is not complete and its labels are not known, so all work for it would be done twice.
+const youth = 10 * time.Second
+
+var errYoung = errors.New("its engine is about to report it")
+
+// expected reports whether an engine is about to report the container of a new cgroup. The name may
+// be the choice of a user who may make cgroups, but not the owner.
+func expected(dir string) bool {
+	var st unix.Stat_t
+	return engineScope.MatchString(filepath.Base(dir)) && unix.Lstat(dir, &st) == nil && st.Uid == 0
 }
 
 // recordKey distinguishes the records of one source. A container that is restarted has a new PID,
@@ -93,14 +108,22 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 	}
 	claims := make(map[container.ID]claim)
 	owned := make(map[string]bool) // v2 directories of runtimes' containers
+	listed, runtimes := true, false
 	for i, rep := range reports {
+		bare := rep.status.Name == container.CgroupSource
+		listed, runtimes = listed && rep.status.Listed, runtimes || !bare && !rep.status.Absent
 		for _, rec := range rep.records {
+			if bare && covered(owned, rec.CgroupV2, r.layout.V2) {
+				continue
+			}
 			key := recordKey{i, rec.RuntimeID, rec.PID, rec.CgroupV2}
 			p := r.procs[key]
-			if p == nil || stale(key, p, now) || full && r.moved(rec, p) {
+			if p == nil && bare && r.awaits && expected(rec.CgroupV2) {
+				p = &process{err: errYoung, retry: now.Add(youth)}
+			} else if p == nil || stale(key, p, now) || full && r.moved(rec, p) {
 				p = r.reopen(rec, p)
-				r.procs[key] = p
 			}
+			r.procs[key] = p
 			p.claimed = true
 			if p.err != nil && (key.pid == 0 || !errors.Is(p.err, fs.ErrNotExist)) {
 				soon(p.retry.Sub(now))
@@ -111,17 +134,16 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			if _, taken := claims[p.id]; taken {
 				continue
 			}
-			if rep.status.Name != container.CgroupSource {
+			if !bare {
 				owned[p.cgroup.V2] = true
 				if rec.Sandbox {
 					continue
 				}
-			} else if covered(owned, p.cgroup.V2, r.layout.V2) {
-				continue
 			}
 			claims[p.id] = claim{rec, rep.status.Name, p}
 		}
 	}
+	r.awaits = listed && runtimes
 	for key, p := range r.procs {
 		if !p.claimed {
 			p.close()

@@ -84,7 +84,7 @@ type Snapshot struct {
 	Complete bool
 	Sources  []SourceStatus
 
-	Known *Known // replaced whenever Containers is; nil if there were none yet
+	Known *Known // replaced when it changes; nil if there were no Containers yet
 }
 
 // Known is what runtimes have reported of the running containers. Given to a new Set in the same
@@ -338,20 +338,25 @@ func (s *Set) publish(r *rounds, reports []reported) {
 		}
 		delete(s.ended, id)
 	}
-	if sameContainers && next.Complete == s.snap.Complete && reflect.DeepEqual(next.Sources, s.snap.Sources) {
-		return
-	}
-	if sameContainers {
-		next.Containers, next.Known = s.snap.Containers, s.snap.Known
-	} else {
-		next.Known = r.known(reports)
-		next.Known.Pods = s.knownPods()
+	alike := slices.EqualFunc(next.Sources, s.snap.Sources, func(a, b SourceStatus) bool {
+		a.Records = b.Records // of one that comes and goes there are more news
+		return reflect.DeepEqual(a, b)
+	})
+	news := !sameContainers || next.Complete != s.snap.Complete || !alike
+	next.Containers, next.Known = s.snap.Containers, s.snap.Known
+	if !sameContainers {
+		known := r.known(reports)
+		known.Pods = s.knownPods()
+		if !reflect.DeepEqual(known, next.Known) {
+			next.Known = known
+		}
 		s.byID = live
 		next.Containers = slices.SortedFunc(maps.Values(s.byID), func(a, b container.Container) int { return cmp.Compare(a.ID, b.ID) })
 	}
-	s.snap = next
-	close(s.changed)
-	s.changed = make(chan struct{})
+	if s.snap = next; news {
+		close(s.changed)
+		s.changed = make(chan struct{})
+	}
 }
 
 func (s *Set) bury(c container.Container, now time.Time) {
@@ -375,8 +380,8 @@ func (s *Set) Snapshot() Snapshot {
 // Running returns the containers of the Snapshot. The caller must not change them.
 func (s *Set) Running() []container.Container { return s.Snapshot().Containers }
 
-// Changed returns a channel that is closed when the Snapshot is next replaced. To miss nothing,
-// call it before Snapshot.
+// Changed returns a channel that is closed when the Snapshot is next replaced by one that differs in
+// more than numbers of records. To miss nothing, call it before Snapshot.
 func (s *Set) Changed() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -118,15 +116,6 @@ func (ns *NS) listed(what string, most int, err error) error {
 	return nil
 }
 
-// attributes reads the attributes at the end of a message. The kernel pads the last one; nl relies
-// on that, and panics where the padding is missing.
-func attributes(b []byte) ([]syscall.NetlinkRouteAttr, error) {
-	if rest := len(b) % unix.RTA_ALIGNTO; rest != 0 {
-		b = append(slices.Clip(b), make([]byte, unix.RTA_ALIGNTO-rest)...)
-	}
-	return nl.ParseRouteAttr(b)
-}
-
 // eachAttr passes the attributes at the end of a message to see, without the flags of their types, until
 // that fails.
 func eachAttr(b []byte, see func(typ uint16, value []byte) error) error {
@@ -141,6 +130,20 @@ func eachAttr(b []byte, see func(typ uint16, value []byte) error) error {
 		b = b[min(len(b), (size+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1)):]
 	}
 	return nil
+}
+
+// eachAt passes the attributes at a path of nested ones to see.
+func eachAt(b []byte, see func(value []byte), path ...uint16) error {
+	if len(path) == 0 {
+		see(b)
+		return nil
+	}
+	return eachAttr(b, func(typ uint16, value []byte) error {
+		if typ != path[0] {
+			return nil
+		}
+		return eachAt(value, see, path[1:]...)
+	})
 }
 
 // errorIn reads the error number at the start of an NLMSG_ERROR or NLMSG_DONE.

@@ -107,7 +107,7 @@ func bySocket(t identity.Member) bool {
 type sockets struct {
 	reached *bpf.Copy
 	cgroup  *os.File
-	link    link.Link // nil: the program is not attached
+	link    *link.RawLink // nil: the program is not attached
 }
 
 // watchSockets attaches the program to the sockets of a container while the others are attached,
