@@ -194,7 +194,6 @@ func TestLiberalWindow(t *testing.T) {
 	}
 }
 
-// stray sends a segment with a sequence number.
 func stray(kit *testkit.NS, tuple conntrack.Tuple, seq uint32, flags byte) error {
 	return kit.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -234,9 +233,7 @@ func TestReadState(t *testing.T) {
 	testkit.NeedRoot(t)
 	kit := testkit.NetNS(t)
 	ns, err := netdev.Open(kit.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { ns.Close() })
 	if s, err := conntrack.Read(ns); err != nil || s != (conntrack.State{}) {
 		t.Fatalf("%+v, %v", s, err)
