@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
@@ -103,48 +101,6 @@ func TestPlanInForce(t *testing.T) {
 	want(map[uint16]uint64{qdisc.MinorDefault: 950 * mbit / 4, 1: 950 * mbit / 4 * 3})
 	if n := len(h.traffic.Snapshot().Samples); n != 18 {
 		t.Errorf("%d samples, want 9 for each of two classes", n)
-	}
-}
-
-// The agent is killed. Another one adopts what it finds; or a restore undoes it.
-func TestAdoptAndRestore(t *testing.T) {
-	testkit.OnKernels(t)
-	for _, adopt := range []bool{true, false} {
-		h := newHost(t, gbit)
-		h.start()
-		before := h.state()
-		must(t, h.apply(fake(1), policy.Net{Weight: 3}))
-		must(t, h.apply(fake(2), policy.Net{Weight: 1}))
-		during := h.state()
-		must(t, h.traffic.Close())
-		must(t, h.journal.Close())
-		if h.state() != during {
-			t.Errorf("after a kill:\n%swas\n%s", h.state(), during)
-		}
-		h.start()
-		if adopt {
-			// Without tcx filters have entries too, and go with the agent.
-			notes := func() int {
-				return len(slices.DeleteFunc(h.journal.Entries(), func(e journal.Entry) bool { return e.Ref.Kind == qdisc.KindFilter }))
-			}
-			entries := notes()
-			must(t, h.apply(fake(2), policy.Net{Weight: 1}))
-			must(t, h.traffic.Prune(t.Context(), func(container.ID) bool { return true }))
-			if n := notes(); n != entries || h.state() != during {
-				t.Errorf("adopted: %d entries, had %d:\n%swas\n%s", n, entries, h.state(), during)
-			}
-			if got := h.classes(); len(got) != 3 || got[1] != 475*mbit {
-				t.Errorf("adopted: classes %v", got)
-			}
-			must(t, h.traffic.Remove(t.Context(), fake(2).ID))
-		} else {
-			// Its policy is gone by now.
-			must(t, h.apply(fake(1), policy.Net{}))
-			must(t, h.traffic.Prune(t.Context(), func(container.ID) bool { return true }))
-		}
-		if h.state() != before || len(h.journal.Entries()) != 0 {
-			t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
-		}
 	}
 }
 
