@@ -136,27 +136,43 @@ func TestOperator(t *testing.T) {
 	}
 }
 
-// The uplink is deleted, and comes back as another.
+// An uplink that goes, or gets another name, is noticed, and so is one that comes back: the agent is
+// told, and Apply divides it. Nothing stays at a device that is none any more.
 func TestUplinkVanishes(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, gbit)
 	h.start()
-	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
-	must(t, h.ns.Delete("nic0"))
-	if err := h.apply(fake(2), policy.Net{Weight: 3}); err == nil || !strings.Contains(err.Error(), "no uplink nic0") {
-		t.Errorf("without uplink: %v", err)
+	told := make(chan container.ID, 1000)
+	h.traffic.Notify(func(id container.ID) { told <- id })
+	before := h.state()
+	apply := func() error { return h.apply(fake(1), policy.Net{Weight: 3}) }
+	must(t, apply())
+	next := func(words ...string) {
+		t.Helper()
+		<-told
+		holds(t, apply(), false, words...)
+		if len(words) == 0 && len(h.classes()) != 3 {
+			t.Errorf("classes %v", h.classes())
+		}
 	}
+	must(t, h.ns.Delete("nic0"))
+	next("no uplink nic0")
 	must(t, sandbox.Wire(sandbox.End{Box: h.wire, Name: "wire2"}, sandbox.End{Box: h.ns, Name: "nic0"}))
 	h.nic0 = h.Index(h.ns, "nic0")
-	must(t, h.apply(fake(2), policy.Net{Weight: 3}))
-	if got := h.classes(); len(got) != 4 {
-		t.Errorf("on the new one: classes %v", got)
+	next()
+	rename := func(from, to string) {
+		h.Change(h.ns, from, (*netlink.Handle).LinkSetDown)
+		h.Change(h.ns, from, func(n *netlink.Handle, l netlink.Link) error { return n.LinkSetName(l, to) })
 	}
+	rename("nic0", "nic9")
+	next("no uplink nic0")
+	if now := h.state(); strings.Contains(now, "666c:") {
+		t.Errorf("with another name: %s", now)
+	}
+	rename("nic9", "nic0")
+	next()
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
-	must(t, h.traffic.Remove(t.Context(), fake(2).ID))
-	if n := len(h.journal.Entries()); n != 0 {
-		t.Errorf("journal: %+v", h.journal.Entries())
-	}
+	h.undone(before)
 }
 
 // Containers that share a network namespace are one tenant.

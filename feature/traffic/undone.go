@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -79,8 +81,9 @@ func (t *shaped) lost() bool {
 	return lost || t.socket != nil && t.socket.detached()
 }
 
-// lookAfter restores what others undid at those devices of a namespace that have changed. It begins
-// by ending redirection to an IFB that takes no packets, and drops at a device with a raised MTU.
+// lookAfter restores what others undid at those devices of a namespace that have changed, and
+// notifies the tenants if uplinks have come, gone or become others. It begins by ending redirection
+// to an IFB that takes no packets, and drops at a device with a raised MTU.
 func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 	told := func(index int) bool { return netdev.Concern(changes, index) }
 	f.mu.Lock()
@@ -105,8 +108,14 @@ func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 		}
 	})
 	if f.host != nil && f.host.Inode() == inode {
-		if err := f.widen(); err != nil {
-			f.cfg.Log.Error("uplinks are not known, or frames may be dropped where an MTU was raised", "err", err)
+		if slices.ContainsFunc(changes, func(c netdev.Change) bool { return c.Cause == netdev.LinkChanged || c.Cause == netdev.Overrun }) {
+			was := f.links()
+			if err := f.widen(); err != nil {
+				f.cfg.Log.Error("uplinks are not known, or frames may be dropped where an MTU was raised", "err", err)
+			}
+			if f.links() != was { // Apply divides them
+				f.tellAll()
+			}
 		}
 		for _, u := range f.uplinks {
 			if told(u.index) || u.ingress.index != 0 && told(u.ingress.index) {
@@ -128,6 +137,14 @@ func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 			f.reidentify(t)
 		}
 	}
+}
+
+// links sums up the uplinks.
+func (f *Traffic) links() (all string) {
+	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
+		all += fmt.Sprint(index, f.uplinks[index].link)
+	}
+	return all
 }
 
 // renew restores an uplink's plans. It notifies all tenants if that begins, or ceases, to fail.

@@ -63,8 +63,8 @@ func (f *Traffic) look() (missing []string, err error) {
 		u.ingress.link.Rate, u.ingress.link.Received = rate/100*received, true
 	}
 	for index, u := range f.uplinks {
-		if !there[index] {
-			errs = append(errs, u.close())
+		if !there[index] { // it has gone, or is the port of a bond now
+			errs = append(errs, f.send(u, nil), f.receive(u, nil), u.close())
 			delete(f.uplinks, index)
 		}
 	}
