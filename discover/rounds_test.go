@@ -42,9 +42,7 @@ func TestSetSharedNetwork(t *testing.T) {
 	}
 	await(t, s, "the pod", all(0))
 	for i := range 3 {
-		if err := ns.Handle(t).LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("fl%d", i)}}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, ns.Handle(t).LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("fl%d", i)}}))
 		await(t, s, "the next device", all(i+1))
 	}
 }
@@ -111,9 +109,7 @@ func TestSetMoved(t *testing.T) {
 	}
 	testkit.CG{CPU: one.CPU}.Add(t, pid)
 	at("it was moved in one hierarchy", one.CPU)
-	if err := os.Rename(one.CPU, one.CPU+"-renamed"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(one.CPU, one.CPU+"-renamed"))
 	at("the cgroup was renamed", one.CPU+"-renamed")
 }
 
@@ -199,14 +195,10 @@ func TestOfRuntime(t *testing.T) {
 // that the networks do not show: one refresh finds all.
 func TestRefreshLooksAtAll(t *testing.T) {
 	layout, err := cgroup.Detect("/proc", cgroup.DefaultRoot)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cg, host := testkit.Cgroup(t), testkit.NetNS(t)
 	r, err := newRounds(NewSet(Config{NetNS: host.Path}).cfg, layout, func() {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer r.close()
 	rep := []reported{{status: SourceStatus{Name: "docker", Listed: true}}}
 	const n = perRound + 4
@@ -234,9 +226,7 @@ func TestRefreshLooksAtAll(t *testing.T) {
 		if err == nil {
 			err = h.LinkSetName(l, fmt.Sprint("flxc", i))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	if got := run(true); got["flx"] != n {
 		t.Errorf("host ends after a refresh: %v", got)
