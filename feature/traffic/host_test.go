@@ -314,6 +314,14 @@ func (h *host) state() string {
 	return out
 }
 
+// undone checks that the host is as it was, and nothing is noted.
+func (h *host) undone(before string) {
+	h.t.Helper()
+	if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
+		h.t.Errorf("in the end: %d IFBs\n%swas\n%s%+v", h.ifbs(), h.state(), before, h.journal.Entries())
+	}
+}
+
 // ipt runs iptables in a box.
 func ipt(b *sandbox.Box, args ...string) error {
 	return b.Do(func() error { return exec.Command("iptables", args...).Run() })

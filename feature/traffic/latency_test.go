@@ -96,9 +96,7 @@ func TestLatencyPolicy(t *testing.T) {
 
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 	must(t, h.traffic.Remove(t.Context(), two.ID))
-	if h.state() != before || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
-	}
+	h.undone(before)
 }
 
 // The same towards a container.
@@ -124,9 +122,7 @@ func TestIngressLatency(t *testing.T) {
 		t.Errorf("of %d packets towards the container %d are in its class", datagrams, n)
 	}
 	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if h.state() != before || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
-	}
+	h.undone(before)
 }
 
 // ping sends n echo requests from a box, one every 2 ms, and returns the sorted response times. The

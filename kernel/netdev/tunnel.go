@@ -162,34 +162,20 @@ func (ns *NS) LocalPorts() (ports [2]uint16, err error) {
 	return ports, nil
 }
 
-// The kernel writes these values; one that is too short reads as zero.
-
-func octet(v []byte) uint8 {
-	if len(v) < 1 {
-		return 0
-	}
-	return v[0]
-}
-
-func number(v []byte) uint32 {
-	if len(v) < 4 {
-		return 0
-	}
-	return binary.NativeEndian.Uint32(v)
-}
-
-func port(v []byte) uint16 {
-	if len(v) < 2 {
-		return 0
-	}
-	return binary.BigEndian.Uint16(v)
-}
-
+func octet(v []byte) uint8   { return whole(v, 1)[0] }
+func port(v []byte) uint16   { return binary.BigEndian.Uint16(whole(v, 2)) }
+func number(v []byte) uint32 { return binary.NativeEndian.Uint32(whole(v, 4)) }
 func ports(v []byte) [2]uint16 {
-	if len(v) < 4 {
-		return [2]uint16{}
-	}
+	v = whole(v, 4)
 	return [2]uint16{port(v), port(v[2:])}
+}
+
+// whole returns a value of the kernel's; zero for one that is too short.
+func whole(v []byte, size int) []byte {
+	if len(v) < size {
+		return make([]byte, size)
+	}
+	return v
 }
 
 // address returns an invalid address for the unspecified one, the kernel's none.
