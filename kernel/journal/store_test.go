@@ -20,12 +20,8 @@ func ruin(t *testing.T, dir string, change func([]byte) []byte) {
 	t.Helper()
 	name := filepath.Join(dir, prefix+boot)
 	data, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, change(data), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(name, change(data), 0o600))
 }
 
 func TestCorruptFileIsSetAside(t *testing.T) {
@@ -81,9 +77,7 @@ func TestLastLineCutShort(t *testing.T) {
 	turn(t, j, b.knob("b"), "2")
 	j.Close()
 	whole, err := os.ReadFile(filepath.Join(dir, prefix+boot))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for n := len(header); n < len(whole); n++ {
 		want := map[int]string{1: "", 2: "a:1>2"}[bytes.Count(whole[:n], []byte("\n"))]
 		ruin(t, dir, func([]byte) []byte { return whole[:n] })
@@ -158,9 +152,7 @@ func TestVersion(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	testkit.NeedRoot(t)
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Error(err)
@@ -271,9 +263,7 @@ func TestCannotTidy(t *testing.T) {
 	if got := brief(j.Entries()); got != want {
 		t.Errorf("entries are %q, want %q", got, want)
 	}
-	if err := os.Remove(j.store.path + ".new"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(j.store.path+".new"))
 	for i := range slack {
 		turn(t, j, b.knob("a"), fmt.Sprint(-i))
 	}

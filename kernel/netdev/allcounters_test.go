@@ -9,25 +9,21 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
+var must = testkit.Must
+
 func TestAllCounters(t *testing.T) {
 	testkit.OnKernels(t)
 	kit := testkit.NetNS(t)
 	ns, err := netdev.Open(kit.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer ns.Close()
 	again, err := ns.Counting()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer again.Close()
 	read := func() netdev.Counters {
 		t.Helper()
 		counts, err := ns.AllCounters(netdev.MostLinks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if same, err := again.Read(netdev.MostLinks); err != nil || same[1] != counts[1] {
 			t.Fatalf("%+v, %v over a socket that stays, %+v over another", same[1], err, counts[1])
 		}

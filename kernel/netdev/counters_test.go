@@ -41,9 +41,7 @@ func TestCounters(t *testing.T) {
 	read := func() netdev.Counters {
 		t.Helper()
 		all, err := p.host.AllCounters(netdev.MostLinks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return all[p.h0]
 	}
 	was := read()
