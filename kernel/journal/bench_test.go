@@ -9,7 +9,7 @@ import (
 // and Remove of a feature does.
 func BenchmarkRestoreOne(b *testing.B) {
 	board := newBoard()
-	j, err := OpenBoot(b.TempDir(), boot)
+	j, err := openBoot(b.TempDir(), "", boot)
 	must(b, err)
 	defer j.Close()
 	for c := range uint64(1000) {
