@@ -97,10 +97,7 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 			t.Errorf("%d packets were sent, %d met the ceil behind the veth, which has dropped %d", heldPackets, n, st.Drops)
 		}
 	}
-	must(t, h.traffic.Remove(t.Context(), w.c.ID))
-	if h.state() != before || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
-	}
+	h.removes(before, w.c.ID)
 }
 
 func TestCeilAtUplink(t *testing.T) {
@@ -259,10 +256,7 @@ func TestCeilOnHostVanishes(t *testing.T) {
 	}
 	// The veth goes with the container, before any notice.
 	must(t, h.ns.Delete("hone"))
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end: %d IFBs\n%swas\n%s%+v", h.ifbs(), h.state(), before, h.journal.Entries())
-	}
+	h.removes(before, c.ID)
 }
 
 // Bridge and veths may be in a namespace of their own, as Docker's overlays have them: the IFB is

@@ -332,10 +332,7 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 	if n := h.ifbs(); n != 1 {
 		t.Errorf("there are %d IFBs, want one for both", n)
 	}
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end: %d IFBs\n%swas\n%s%+v", h.ifbs(), h.state(), before, h.journal.Entries())
-	}
+	h.removes(before, c.ID)
 }
 
 // Without a veth a ceil holds at each uplink, and the status reports that.
