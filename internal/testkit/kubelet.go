@@ -41,9 +41,7 @@ snapshotter = "native"
 	})
 	c.Import(t, "k8s.io")
 	n := &Node{Containerd: c, Name: "flnode", manifests: filepath.Join(c.dir, "pods")}
-	if err := os.Mkdir(n.manifests, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, os.Mkdir(n.manifests, 0o755))
 	c.makeParent(t)
 	config := filepath.Join(c.dir, "kubelet.yaml")
 	write(t, config, fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
@@ -83,18 +81,14 @@ imageGCHighThresholdPercent: 100
 func (c *Containerd) makeParent(t testing.TB) {
 	t.Helper()
 	mounts, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	for _, procs := range append(mounts, "/sys/fs/cgroup/cgroup.procs") {
 		root := filepath.Dir(procs)
 		if _, err := os.Stat(procs); err != nil {
 			continue
 		}
 		dir := filepath.Join(root, c.CgroupParent)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, os.MkdirAll(dir, 0o755))
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // empty in a new v1 cgroup
 			if data, err := os.ReadFile(filepath.Join(root, file)); err == nil && len(strings.TrimSpace(string(data))) > 0 {
 				os.WriteFile(filepath.Join(dir, file), data, 0)
@@ -108,23 +102,15 @@ func (n *Node) Pod(t testing.TB, name, manifest string) {
 	t.Helper()
 	path := filepath.Join(n.manifests, name+".yaml")
 	if manifest == "" {
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, os.Remove(path))
 		return
 	}
 	write(t, path+".new", manifest)
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, os.Rename(path+".new", path))
 }
 
 func write(t testing.TB, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	Must(t, os.WriteFile(path, []byte(text), 0o644))
 }
