@@ -23,7 +23,7 @@ func (a *Agent) Doctor(ctx context.Context) (api.Report, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return append(wireReport(slices.Concat(findings(ctx, a.cfg), examined(a.all, a.examine), offered(a.plugin, &a.guaranteed))), Unmatched(a.policyStatus())...), nil
+	return append(wireReport(slices.Concat(findings(ctx, a.cfg), examined(a.all, a.examine), offered(a.plugin, &a.guaranteed, a.plugged))), Unmatched(a.policyStatus())...), nil
 }
 
 // Unmatched returns findings for policies of files that match no container.
@@ -43,7 +43,7 @@ func Unmatched(st api.PolicyStatus) (list api.Report) {
 // makes the features, which change nothing, and closes them again.
 func Examine(ctx context.Context, cfg Config) api.Report {
 	r := findings(ctx, cfg)
-	fs, err := features(cfg, watch(cfg, nil), nil, nil, hook.Open(cfg.Roots.Proc, nil))
+	fs, err := features(cfg, watch(cfg, nil, make(parts), nil), nil, nil, hook.Open(cfg.Roots.Proc, nil))
 	if err != nil {
 		return wireReport(append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}}))
 	}

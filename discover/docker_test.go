@@ -72,12 +72,8 @@ func testNetworks(t *testing.T, d *testkit.Docker, s, tree *Set) {
 		t.Fatal(err)
 	}
 	parent, err := h.LinkByName("flparent")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.LinkSetUp(parent); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, h.LinkSetUp(parent))
 	d.Must(t, "network", "create", "-d", "macvlan", "-o", "parent=flparent", "--subnet", "10.215.0.0/24", "flmac")
 	t.Cleanup(func() { d.Must(t, "network", "rm", "flmac") })
 
@@ -234,9 +230,7 @@ func testChanges(t *testing.T, d *testkit.Docker, s *Set) {
 	}
 	// Its first process goes, behind the engine's back.
 	c = bySource(t, s, "docker", "changing")
-	if err := unix.Kill(c.PID, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Kill(c.PID, unix.SIGKILL))
 	awaitGone(t, s, "changing")
 }
 
@@ -270,9 +264,7 @@ func testShortLives(t *testing.T, d *testkit.Docker, s *Set) {
 func deadPidfds(t *testing.T) int {
 	t.Helper()
 	names, err := filepath.Glob("/proc/self/fdinfo/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	n := 0
 	for _, name := range names {
 		b, _ := os.ReadFile(name) // it may have been closed since
@@ -297,9 +289,7 @@ func testKill(t *testing.T, d *testkit.Docker, s *Set) {
 			t.Errorf("without its engine %s is %+v, %v", want.Name, c, ok)
 		}
 	}
-	if err := unix.Kill(victim.PID, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Kill(victim.PID, unix.SIGKILL))
 	awaitGone(t, s, "victim")
 
 	d.Start(t)
@@ -355,9 +345,7 @@ func TestSwarm(t *testing.T) {
 func TestEngineErrors(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, nil, 0o600))
 	s := runSet(t, Config{}, Docker("unix://"+file), Podman("no scheme"), Containerd(file))
 	snap := await(t, s, "the reports", func(snap Snapshot) bool {
 		return !slices.ContainsFunc(snap.Sources[1:2], func(st SourceStatus) bool { return st.Err == nil }) && snap.Sources[0].Listed && snap.Sources[2].Listed

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // A directory is read again after it has changed, and only then.
@@ -15,24 +17,16 @@ func TestStatesAreReadOnce(t *testing.T) {
 	list := func() []Sandbox {
 		t.Helper()
 		all, err := ss.read()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return all
 	}
 	write := func(s Sandbox) {
 		t.Helper()
 		data, err := json.Marshal(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		tmp := filepath.Join(dir, "."+s.Name+".tmp")
-		if err := os.WriteFile(tmp, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(tmp, filepath.Join(dir, s.Name+".json")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(tmp, data, 0o600))
+		testkit.Must(t, os.Rename(tmp, filepath.Join(dir, s.Name+".json")))
 	}
 	write(Sandbox{Name: "box-1"})
 	write(Sandbox{Name: "box-2"})
@@ -45,9 +39,7 @@ func TestStatesAreReadOnce(t *testing.T) {
 		t.Errorf("read %d times while the directory was new", ss.reads)
 	}
 	long := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(dir, long, long); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chtimes(dir, long, long))
 	list()
 	list()
 	if ss.reads != 3 {

@@ -119,9 +119,7 @@ func sleeper(t *testing.T, ns *testkit.NS, cg testkit.CG) *exec.Cmd {
 func idOf(t *testing.T, cg testkit.CG) container.ID {
 	t.Helper()
 	id, err := cgroup.ID(cg.V2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return container.ID(id)
 }
 
@@ -132,9 +130,7 @@ func TestSetDescribes(t *testing.T) {
 	h := host.Handle(t)
 	host.Port(t, "flh0", "flbr0")
 	outer, err := h.LinkByName("flh0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	path := host.Bind(t)
 	cg := testkit.Cgroup(t)
 	before := time.Now().Add(-50 * time.Millisecond)
@@ -149,9 +145,7 @@ func TestSetDescribes(t *testing.T) {
 	src.report(rec)
 	c := awaitName(t, s, "n/p/one")
 	inner, err := ns.Handle(t).LinkByName("fl0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if c.Started.Before(before) || c.Started.After(time.Now()) {
 		t.Errorf("started %v, the test did at %v", c.Started, before)
 	}
@@ -306,9 +300,7 @@ func TestSetMerges(t *testing.T) {
 func TestSetHostNetwork(t *testing.T) {
 	cg := testkit.Cgroup(t)
 	cmd := exec.Command("sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	cg.Add(t, cmd.Process.Pid)
 	src := newFake("docker")
@@ -316,9 +308,7 @@ func TestSetHostNetwork(t *testing.T) {
 	src.report(Record{PID: cmd.Process.Pid, Name: "open"}, Record{PID: 1 << 22, Name: "no such process"}, Record{PID: -5}, Record{})
 	c := awaitName(t, s, "open")
 	own, err := netdev.InodeOf("/proc", os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if !c.HostNetwork || c.NetNS != own || c.Interfaces != nil {
 		t.Errorf("container %+v", c)
 	}
@@ -368,9 +358,7 @@ func TestSetLeavesNothing(t *testing.T) {
 func openFiles(t *testing.T) []string {
 	t.Helper()
 	names, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var open []string
 	for _, name := range names {
 		if target, err := os.Readlink(name); err == nil {
@@ -382,13 +370,9 @@ func openFiles(t *testing.T) []string {
 
 func TestSetNeedsV2(t *testing.T) {
 	proc := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(proc, "self"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Join(proc, "self"), 0o755))
 	err := os.WriteFile(filepath.Join(proc, "self", "mountinfo"), []byte("32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"), 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if err := NewSet(Config{Proc: proc}).Run(t.Context()); !errors.Is(err, cgroup.ErrNone) || !strings.Contains(err.Error(), "v2") {
 		t.Errorf("v1 host: %v, want an error about v2 that is ErrNone", err)
 	}
