@@ -93,13 +93,19 @@ package: $(NFPM) ## deb, rpm and apk for ARCH, into OUT
 
 # A tag has no "+": Helm's way with versions in labels.
 IMAGE ?= ghcr.io/fairlead-project/fairlead:$(subst +,_,$(VERSION))
+IMAGE_PARTS = $(subst :, ,$(IMAGE))
+# The manifests that are applied with that image: base or observe-only.
+BASE ?= base
 IMAGE_TOOL = build/image
-image: $(IMAGE_TOOL) ## the container image as an OCI archive for amd64 and arm64, into OUT
+image: $(IMAGE_TOOL) ## the container image as an OCI archive for amd64 and arm64, into OUT, and what applies it to a cluster
 	mkdir -p $(OUT)
 	for arch in amd64 arm64; do \
 		GOARCH=$$arch go build -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o build/package/$$arch/program/ ./cmd/fairlead || exit 1; \
 	done
 	$(IMAGE_TOOL) $(IMAGE) LICENSE build/package/amd64/program/fairlead build/package/arm64/program/fairlead >$(OUT)/fairlead-$(VERSION)-image.tar
+	@mkdir -p build/kubernetes
+	@printf '%s\n' 'resources: [../../packaging/kubernetes/$(BASE)]' 'images: [{name: $(word 1,$(IMAGE_PARTS)), newTag: "$(word 2,$(IMAGE_PARTS))"}]' >build/kubernetes/kustomization.yaml
+	@printf '%s\n' 'On each node:  ctr -n k8s.io images import $(OUT)/fairlead-$(VERSION)-image.tar' 'Then:          kubectl apply -k build/kubernetes'
 
 # Its modules are none of ours.
 .PHONY: $(IMAGE_TOOL)

@@ -168,11 +168,7 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start agent: %w", err)
 	}
-	j, err := journal.Open(cfg.StateDir)
-	if errors.Is(err, journal.ErrCorrupt) {
-		cfg.Log.Error("journal was damaged; going on with the rest of it", "err", err)
-		j, err = journal.Open(cfg.StateDir)
-	}
+	j, err := openJournal(cfg)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), only.Close())
 	}

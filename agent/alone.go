@@ -36,19 +36,28 @@ func alone(proc string) (*os.File, error) {
 	return f, nil
 }
 
-// openOwn opens the file of this network namespace, as process 1 sees /run: agents in containers
-// meet there, too, and no other container gets there. Where this process may not look through
-// that one's root, its own has to do.
+// openOwn opens the lock file of this network namespace.
 func openOwn(proc string) (*os.File, error) {
+	dir, ns, err := own(proc)
+	if err != nil {
+		return nil, err
+	}
+	return openLock(dir, ns+".lock", 0o755)
+}
+
+// own returns the directory of what belongs to a network namespace, and the number of this one. It
+// is /run/fairlead as process 1 sees it: agents in containers meet there, too, and no other container
+// gets there. Where this process may not look through that one's root, its own has to do.
+func own(proc string) (dir, number string, err error) {
 	var ns unix.Stat_t
 	if err := unix.Stat(filepath.Join(proc, "self/ns/net"), &ns); err != nil {
-		return nil, err
+		return "", "", err
 	}
 	root := filepath.Join(proc, "1/root")
 	if unix.Access(root, unix.X_OK) != nil {
 		root = "/"
 	}
-	return openLock(filepath.Join(root, "run/fairlead"), strconv.FormatUint(ns.Ino, 10)+".lock", 0o755)
+	return filepath.Join(root, "run/fairlead"), strconv.FormatUint(ns.Ino, 10), nil
 }
 
 // sign writes the number of this process into f, as the host counts.

@@ -2,7 +2,9 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // Doctor reports what this host can do.
@@ -42,8 +45,16 @@ func Unmatched(st api.PolicyStatus) (list api.Report) {
 // Examine is Doctor without an agent: it reports what an agent with this configuration could do. It
 // makes the features, which change nothing, and closes them again.
 func Examine(ctx context.Context, cfg Config) api.Report {
+	if cfg.Roots == (kernel.Roots{}) {
+		cfg.Roots = kernel.Default()
+	}
 	r := findings(ctx, cfg)
-	fs, err := features(cfg, watch(cfg, nil, make(parts), nil), nil, nil, hook.Open(cfg.Roots.Proc, nil))
+	who, err := identity.Open(cfg.Roots.Proc)
+	if err != nil && !errors.Is(err, fs.ErrPermission) { // each feature tells of a missing right
+		r = append(r, probe.Finding{Capability: "identity", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}})
+	}
+	defer who.Close()
+	fs, err := features(cfg, watch(cfg, nil, make(parts), nil), nil, who, hook.Open(cfg.Roots.Proc, nil))
 	if err != nil {
 		return wireReport(append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}}))
 	}
@@ -55,9 +66,6 @@ func Examine(ctx context.Context, cfg Config) api.Report {
 }
 
 func findings(ctx context.Context, cfg Config) probe.Report {
-	if cfg.Roots == (kernel.Roots{}) {
-		cfg.Roots = kernel.Default()
-	}
 	containerd := cfg.ContainerdAddr
 	for _, addr := range discover.ContainerdAddrs() {
 		if _, err := os.Stat(addr); containerd == "" && err == nil {

@@ -6,7 +6,27 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 )
+
+// A doctor without an agent says of a feature what an agent would: none depends on an agent that runs.
+func TestExamine(t *testing.T) {
+	testkit.NeedRoot(t)
+	seen := 0
+	for _, f := range Examine(t.Context(), Config{StateDir: t.TempDir()}) {
+		if f.Area != probe.Features {
+			continue
+		}
+		seen++
+		if f.Level == api.LevelUnavailable {
+			t.Errorf("%s: %s", f.Capability, f.Why)
+		}
+	}
+	if seen < 5 {
+		t.Errorf("%d features are examined", seen)
+	}
+}
 
 // A policy that matches nothing is a finding with its place.
 func TestUnmatched(t *testing.T) {

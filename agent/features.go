@@ -36,9 +36,6 @@ type FeatureConfig struct {
 	// operator accepts that most drivers reset their queues for it.
 	XDP []string
 
-	// LatencyStamps limits the packets under way that latency keeps; see latency.Config.
-	LatencyStamps uint32
-
 	// TrafficDelays makes traffic always measure how long packets wait in its queues, for the
 	// metrics page, and not only on request.
 	TrafficDelays bool
@@ -62,7 +59,7 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 			return traffic.New(traffic.Config{Host: h, Uplinks: cfg.Uplinks, Delays: cfg.TrafficDelays})
 		},
 		func() (feature.Feature, error) {
-			return latency.New(latency.Config{Host: h, Work: n, Uplinks: slices.Sorted(maps.Keys(cfg.Uplinks)), Stamps: cfg.LatencyStamps})
+			return latency.New(latency.Config{Host: h, Work: n, Uplinks: slices.Sorted(maps.Keys(cfg.Uplinks))})
 		},
 		func() (feature.Feature, error) {
 			return overlay.New(overlay.Config{Host: h, Killed: filepath.Join(cfg.StateDir, overlaysFile)})

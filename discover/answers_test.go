@@ -49,9 +49,7 @@ func newFakeEngine(t *testing.T, containers map[string]any, images map[string]an
 		e.answers["/images/"+id+"/json"] = i
 	}
 	l, err := net.Listen("unix", strings.TrimPrefix(e.host, "unix://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := &http.Server{Handler: e}
 	go s.Serve(l)
 	t.Cleanup(func() { s.Close() })
@@ -347,9 +345,7 @@ func FuzzOutline(f *testing.F) {
 	f.Add([]byte(`{"a":"\u00e9\\\"","b":[[[]]]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		got, err := io.ReadAll(&outline{r: strings.NewReader(string(data))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if json.Valid(data) && !json.Valid(got) {
 			t.Errorf("%q became %q", data, got)
 		}

@@ -88,8 +88,8 @@ func onHost(t *testing.T, cg testkit.CG, name string, arg ...string) (*exec.Cmd,
 	t.Helper()
 	cmd := exec.Command(name, arg...)
 	in, err := cmd.StdinPipe()
-	testkit.Must(t, err)
-	testkit.Must(t, cmd.Start())
+	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	cg.Add(t, cmd.Process.Pid)
 	return cmd, in
@@ -103,7 +103,7 @@ func newTree(top string) *tree {
 // TestTreeIsBounded has a tree that is deeper than is looked at.
 func TestTreeIsBounded(t *testing.T) {
 	top := t.TempDir()
-	testkit.Must(t, os.MkdirAll(filepath.Join(top, strings.Repeat("d/", treeDepth+5)), 0o755))
+	must(t, os.MkdirAll(filepath.Join(top, strings.Repeat("d/", treeDepth+5)), 0o755))
 	tr := newTree(top)
 	tr.walk()
 	if want := treeDepth + 1; len(tr.nodes) != want { // and top
@@ -127,7 +127,7 @@ func TestTreeIsBounded(t *testing.T) {
 func TestTreeBlind(t *testing.T) {
 	cg := testkit.Cgroup(t)
 	own, err := netdev.InodeOf("/proc", os.Getpid())
-	testkit.Must(t, err)
+	must(t, err)
 	tr := newTree(cg.V2)
 	tr.host = own
 	list := func() string {
@@ -162,7 +162,7 @@ func TestTreeOfOthers(t *testing.T) {
 	user := filepath.Join(top, "user.slice")
 	for i := range 2 * treeOthers {
 		dir := filepath.Join(user, fmt.Sprintf("web-%d", i))
-		testkit.Must(t, errors.Join(os.MkdirAll(dir, 0o755), os.Chown(dir, 1000, 1000)))
+		must(t, errors.Join(os.MkdirAll(dir, 0o755), os.Chown(dir, 1000, 1000)))
 	}
 	tr := newTree(top)
 	tr.walk()
@@ -170,23 +170,23 @@ func TestTreeOfOthers(t *testing.T) {
 		t.Errorf("%d cgroups, want %d; that some were left out: %v", len(tr.nodes), want, tr.over)
 	}
 	late := filepath.Join(top, "system.slice")
-	testkit.Must(t, os.MkdirAll(late, 0o755))
+	must(t, os.MkdirAll(late, 0o755))
 	if tr.event(fsnotify.Event{Name: late, Op: fsnotify.Create}); tr.nodes[late] == nil {
 		t.Error("one of root's has no room")
 	}
-	testkit.Must(t, os.RemoveAll(user))
+	must(t, os.RemoveAll(user))
 	tr.walk()
 	if len(tr.nodes) != 2 || tr.others != 0 || tr.over {
 		t.Errorf("%d cgroups, %d of others, left out %v, after those have gone", len(tr.nodes), tr.others, tr.over)
 	}
 	for i := range 2 * treeEvents { // one after the other
 		dir := filepath.Join(top, "x")
-		testkit.Must(t, errors.Join(os.Mkdir(dir, 0o755), os.Chown(dir, 1000, 1000)))
+		must(t, errors.Join(os.Mkdir(dir, 0o755), os.Chown(dir, 1000, 1000)))
 		tr.event(fsnotify.Event{Name: dir, Op: fsnotify.Create})
 		if took := tr.nodes[dir] != nil; took != (i < treeEvents) {
 			t.Fatalf("number %d was taken up: %v", i, took)
 		}
-		testkit.Must(t, os.Remove(dir))
+		must(t, os.Remove(dir))
 		tr.event(fsnotify.Event{Name: dir, Op: fsnotify.Remove})
 	}
 	if !tr.over || tr.others != 0 {
@@ -227,7 +227,7 @@ func TestTreeFlooded(t *testing.T) {
 	flood := func() {
 		for range 10 * most {
 			dir := filepath.Join(top, "x")
-			testkit.Must(t, errors.Join(os.Mkdir(dir, 0o755), os.Remove(dir)))
+			must(t, errors.Join(os.Mkdir(dir, 0o755), os.Remove(dir)))
 		}
 	}
 	flood()
@@ -236,7 +236,7 @@ func TestTreeFlooded(t *testing.T) {
 	}
 	flood()
 	scope := filepath.Join(top, "one.scope")
-	testkit.Must(t, errors.Join(os.Mkdir(scope, 0o755), os.WriteFile(filepath.Join(scope, "cgroup.events"), []byte("populated 1\n"), 0o600)))
+	must(t, errors.Join(os.Mkdir(scope, 0o755), os.WriteFile(filepath.Join(scope, "cgroup.events"), []byte("populated 1\n"), 0o600)))
 	for r := next(); len(r.Records) != 1; r = next() {
 		if !r.Partial {
 			t.Errorf("without a watch: %+v", r)
@@ -270,12 +270,12 @@ func TestTreeFlooded(t *testing.T) {
 func TestTreeLooksAtChanges(t *testing.T) {
 	top := t.TempDir()
 	for i := range 100 {
-		testkit.Must(t, os.MkdirAll(filepath.Join(top, fmt.Sprintf("%d.scope", i)), 0o755))
+		must(t, os.MkdirAll(filepath.Join(top, fmt.Sprintf("%d.scope", i)), 0o755))
 	}
 	write := func(i int) {
 		t.Helper()
 		file := filepath.Join(top, fmt.Sprintf("%d.scope", i), "cgroup.events")
-		testkit.Must(t, os.WriteFile(file, []byte("populated 1\n"), 0o600))
+		must(t, os.WriteFile(file, []byte("populated 1\n"), 0o600))
 	}
 	for i := range 100 {
 		write(i)
@@ -290,7 +290,7 @@ func TestTreeLooksAtChanges(t *testing.T) {
 	}
 	// Whichever is looked at now is no container any more.
 	for i := range 100 {
-		testkit.Must(t, os.Remove(filepath.Join(top, fmt.Sprintf("%d.scope", i), "cgroup.events")))
+		must(t, os.Remove(filepath.Join(top, fmt.Sprintf("%d.scope", i), "cgroup.events")))
 	}
 	tr.event(fsnotify.Event{Name: filepath.Join(top, "7.scope", "cgroup.events"), Op: fsnotify.Write})
 	if tr.look(time.Now().Add(time.Second)); len(tr.records()) != 99 || tr.steps != 0 {
@@ -305,7 +305,7 @@ func TestTreeWrites(t *testing.T) {
 	populate := func(name, value string) {
 		t.Helper()
 		dir := filepath.Join(top, name)
-		testkit.Must(t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "cgroup.events"), []byte("populated "+value+"\n"), 0o600)))
+		must(t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "cgroup.events"), []byte("populated "+value+"\n"), 0o600)))
 	}
 	populate("noisy.scope", "0")
 	populate("quiet.scope", "0")

@@ -47,9 +47,7 @@ func (f *fakeCRI) serve(t *testing.T) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "crio.sock")
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(s, f)
 	go s.Serve(l)
@@ -216,14 +214,10 @@ func TestPodUnread(t *testing.T) {
 	f.sandbox("s1", "web-0", "u1", 0, map[string]string{"fairlead.net.rate": "5mbit"})
 	f.container("c1", "httpd", "s1", "u1", os.Getpid(), runtimeapi.ContainerState_CONTAINER_RUNNING)
 	conn, err := grpc.NewClient("unix://"+f.serve(t), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	data, err := json.Marshal(map[string]any{"Metadata": criData{SandboxID: "s1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d := &fakeContainerd{container: &containers.Container{ID: "c1", Extensions: map[string]*anypb.Any{containerMetadata: {Value: data}}}}
 	for name, inspect := range map[string]func() (Record, bool, error){
 		"cri-o": func() (Record, bool, error) {

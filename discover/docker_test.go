@@ -68,12 +68,10 @@ func bySource(t *testing.T, s *Set, source, name string, masters ...string) cont
 
 func testNetworks(t *testing.T, d *testkit.Docker, s, tree *Set) {
 	h := d.NS.Handle(t)
-	if err := h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flparent"}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flparent"}}))
 	parent, err := h.LinkByName("flparent")
-	testkit.Must(t, err)
-	testkit.Must(t, h.LinkSetUp(parent))
+	must(t, err)
+	must(t, h.LinkSetUp(parent))
 	d.Must(t, "network", "create", "-d", "macvlan", "-o", "parent=flparent", "--subnet", "10.215.0.0/24", "flmac")
 	t.Cleanup(func() { d.Must(t, "network", "rm", "flmac") })
 
@@ -230,7 +228,7 @@ func testChanges(t *testing.T, d *testkit.Docker, s *Set) {
 	}
 	// Its first process goes, behind the engine's back.
 	c = bySource(t, s, "docker", "changing")
-	testkit.Must(t, unix.Kill(c.PID, unix.SIGKILL))
+	must(t, unix.Kill(c.PID, unix.SIGKILL))
 	awaitGone(t, s, "changing")
 }
 
@@ -264,7 +262,7 @@ func testShortLives(t *testing.T, d *testkit.Docker, s *Set) {
 func deadPidfds(t *testing.T) int {
 	t.Helper()
 	names, err := filepath.Glob("/proc/self/fdinfo/*")
-	testkit.Must(t, err)
+	must(t, err)
 	n := 0
 	for _, name := range names {
 		b, _ := os.ReadFile(name) // it may have been closed since
@@ -289,7 +287,7 @@ func testKill(t *testing.T, d *testkit.Docker, s *Set) {
 			t.Errorf("without its engine %s is %+v, %v", want.Name, c, ok)
 		}
 	}
-	testkit.Must(t, unix.Kill(victim.PID, unix.SIGKILL))
+	must(t, unix.Kill(victim.PID, unix.SIGKILL))
 	awaitGone(t, s, "victim")
 
 	d.Start(t)
@@ -304,48 +302,11 @@ func testKill(t *testing.T, d *testkit.Docker, s *Set) {
 	}
 }
 
-// TestSwarm joins two engines, as two hosts, and looks at an overlay network.
-func TestSwarm(t *testing.T) {
-	t.Parallel() // beside other runtimes: they wait more than they work
-	engines := testkit.StartSwarm(t)
-	var ips []string
-	for i, d := range engines {
-		s := runSet(t, Config{}, Docker(d.Host))
-		name := fmt.Sprintf("node%d", i)
-		start(t, d, name, "--network", testkit.SwarmNetwork)
-		c := bySource(t, s, "docker", name, "br0", "docker_gwbridge")
-		var over *container.Interface
-		for _, i := range c.Interfaces {
-			for _, addr := range i.Addrs {
-				if strings.HasPrefix(addr, "10.216.0.") {
-					over = &i
-					ips = append(ips, strings.TrimSuffix(addr, "/24"))
-				}
-			}
-		}
-		if len(c.Interfaces) != 2 || over == nil {
-			t.Fatalf("interfaces %+v, want one in 10.216.0.0/24 and one for the way out", c.Interfaces)
-		}
-		if over.Host.NetNS == d.NS.Inode || over.Host.NetNS == 0 || !strings.HasSuffix(filepath.Dir(over.Host.NSPath), d.NSDir) || over.Host.Master == "" {
-			t.Errorf("overlay interface %+v, want its end in a namespace of its own below %s", *over, d.NSDir)
-		}
-		for _, i := range c.Interfaces {
-			checkHostEnd(t, i)
-			if i.Name != over.Name && i.Host.NetNS != d.NS.Inode {
-				t.Errorf("interface %+v, want its end in netns %d", i, d.NS.Inode)
-			}
-		}
-	}
-	if out, err := engines[0].Run("exec", "node0", "ping", "-c", "3", "-W", "5", ips[1]); err != nil {
-		t.Errorf("no way from node to node: %v\n%s", err, out)
-	}
-}
-
 // TestEngineErrors has sockets with no proper server.
 func TestEngineErrors(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	testkit.Must(t, os.WriteFile(file, nil, 0o600))
+	must(t, os.WriteFile(file, nil, 0o600))
 	s := runSet(t, Config{}, Docker("unix://"+file), Podman("no scheme"), Containerd(file))
 	snap := await(t, s, "the reports", func(snap Snapshot) bool {
 		return !slices.ContainsFunc(snap.Sources[1:2], func(st SourceStatus) bool { return st.Err == nil }) && snap.Sources[0].Listed && snap.Sources[2].Listed

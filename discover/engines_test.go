@@ -42,16 +42,12 @@ func TestEngineOf(t *testing.T) {
 func TestEngines(t *testing.T) {
 	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
 	before, err := Engines("/proc", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	name := fmt.Sprintf("crio-%064x.scope", 1)
 	sleeper(t, ns, cg.Child(t, name))
 	cg.Child(t, fmt.Sprintf("crio-%064x.scope", 2)) // without processes
 	after, err := Engines("/proc", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if e := (Engine{Name: "cri-o"}); after[e] != before[e]+1 {
 		t.Errorf("%v, before %v", after, before)
 	}

@@ -22,9 +22,7 @@ func TestManyDevices(t *testing.T) {
 			path := host.Bind(t)
 			h := ns.Handle(t)
 			for i := range n {
-				if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("flbr", i)}}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("flbr", i)}}))
 			}
 			testkit.Veth(t, ns, "fl0", host, "flh0")
 			cmd := sleeper(t, ns, testkit.Cgroup(t))
@@ -55,9 +53,7 @@ func TestHiddenHostEnds(t *testing.T) {
 	cmd := sleeper(t, ns, testkit.Cgroup(t))
 	asked := 0
 	nets, err := newNetworks(Config{Proc: "/proc", NetNS: "/proc/self/ns/net", Links: 100, Now: func() time.Time { asked++; return time.Now() }}, func() {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer nets.close()
 	net, err := nets.of(ns.Inode, cmd.Process.Pid, true)
 	if err != nil || len(net.interfaces) != devices || !net.missed {

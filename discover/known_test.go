@@ -19,9 +19,7 @@ func (f *fake) say(rep Report) {
 
 func kill(t *testing.T, pid int) {
 	t.Helper()
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Kill(pid, unix.SIGKILL))
 }
 
 // names lists the containers of a Snapshot.
@@ -96,13 +94,9 @@ func TestSetKnown(t *testing.T) {
 	src.say(Report{Records: []Record{a, b}})
 	before := awaitNames(t, s, "both", "n/p/a", "n/p/b")
 	data, err := json.Marshal(before.Known)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var known Known
-	if err := json.Unmarshal(data, &known); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(data, &known))
 	other := record("other") // another process has its number meanwhile
 	other.Start = 1
 	known.Records["docker"] = append(known.Records["docker"], other)

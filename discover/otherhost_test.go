@@ -68,29 +68,19 @@ func TestOtherHost(t *testing.T) {
 	move := func(from *testkit.NS, l netlink.Link, to *testkit.NS) {
 		t.Helper()
 		h := from.Handle(t)
-		if err := h.LinkAdd(l); err != nil {
-			t.Fatal(err)
-		}
+		must(t, h.LinkAdd(l))
 		made, err := h.LinkByName(l.Attrs().Name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := h.LinkSetNsFd(made, to.FD()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, h.LinkSetNsFd(made, to.FD()))
 	}
 	bridged, macvlan, overlaid, rootless := live("bridged"), live("macvlan"), live("overlaid"), live("rootless")
 	pod, second, inner := live("pod"), live("second"), live("inner")
 	live("none")
 	join(bridged, host)
 
-	if err := host.Handle(t).LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flparent"}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, host.Handle(t).LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flparent"}}))
 	parent, err := host.Handle(t).LinkByName("flparent")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	move(host, &netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "flmac", ParentIndex: parent.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE}, macvlan)
 
 	// As Docker does for an overlay: its bridge and its VXLAN have a namespace of their own.
@@ -104,9 +94,7 @@ func TestOtherHost(t *testing.T) {
 	err = user.Do(func() error {
 		return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "fltap"}, Mode: netlink.TUNTAP_MODE_TAP})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	join(rootless, user)
 
 	// A node beside this host, and an engine inside one of its containers.
@@ -123,13 +111,9 @@ func TestOtherHost(t *testing.T) {
 	outside, neighbour := node(), live("neighbour")
 	join(host, outside)
 	uplink, err := host.Handle(t).LinkByName(fmt.Sprint("flb", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = host.Handle(t).RouteAdd(&netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Scope: netlink.SCOPE_LINK})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	join(neighbour, outside)
 
 	docker := newFake("docker")

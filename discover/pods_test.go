@@ -89,9 +89,7 @@ func TestSetRequests(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(data, &known)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	runtime, kubelet = newFake("containerd"), newFakePods()
 	s = runSet(t, Config{NetNS: ns.Path, Known: &known, Pods: []PodSource{kubelet}}, runtime)
 	awaitOf(t, s, "shop/web-0/httpd", "what another agent knew", has("httpd"))

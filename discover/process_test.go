@@ -60,19 +60,13 @@ func FuzzProcs(f *testing.F) {
 
 func TestOpenProcess(t *testing.T) {
 	boot, err := bootTime(time.Now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd := exec.Command("sleep", "1000")
 	before := time.Now()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	ended := make(chan struct{})
 	p, err := openProcess("/proc", cmd.Process.Pid, boot, func() { close(ended) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer p.close()
 	// proc counts in hundredths of a second, rounded down.
 	if p.started.Before(before.Add(-30*time.Millisecond)) || p.started.After(time.Now()) {
@@ -95,9 +89,7 @@ func TestOpenProcess(t *testing.T) {
 		t.Errorf("no process: %v, want ErrNotExist", err)
 	}
 	self, err := openProcess("/proc", os.Getpid(), boot, func() { t.Error("this process has ended") })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	self.close()
 }
 
@@ -106,9 +98,7 @@ func TestOpenProcess(t *testing.T) {
 func TestSubdirsOfAFullHost(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 3 * maxDirs {
-		if err := os.Mkdir(filepath.Join(dir, strconv.Itoa(i)), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(filepath.Join(dir, strconv.Itoa(i)), 0o755))
 	}
 	tree := &tree{top: dir, nodes: make(map[string]*node), due: make(map[string]*node)}
 	tree.walk()

@@ -46,9 +46,7 @@ func TestSetSharedNetwork(t *testing.T) {
 	}
 	await(t, s, "the pod", all(0))
 	for i := range 3 {
-		if err := ns.Handle(t).LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("fl%d", i)}}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, ns.Handle(t).LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("fl%d", i)}}))
 		await(t, s, "the next device", all(i+1))
 	}
 }
@@ -73,7 +71,7 @@ func TestSetPanics(t *testing.T) {
 		records = append(records, Record{PID: sleeper(t, ns, cg.Child(t, name)).Process.Pid, Name: name})
 	}
 	id, err := cgroup.ID(filepath.Join(cg.V2, "one"))
-	testkit.Must(t, err)
+	must(t, err)
 	bad.Store(id)
 	src.report(records...)
 	if snap := awaitNames(t, s, "the other", "two"); snap.Complete {
@@ -152,7 +150,7 @@ func TestSetMoved(t *testing.T) {
 	}
 	testkit.CG{CPU: one.CPU}.Add(t, pid)
 	at("it was moved in one hierarchy", one.CPU)
-	testkit.Must(t, os.Rename(one.CPU, one.CPU+"-renamed"))
+	must(t, os.Rename(one.CPU, one.CPU+"-renamed"))
 	at("the cgroup was renamed", one.CPU+"-renamed")
 }
 
@@ -238,10 +236,10 @@ func TestOfRuntime(t *testing.T) {
 // that the networks do not show: one refresh finds all.
 func TestRefreshLooksAtAll(t *testing.T) {
 	layout, err := cgroup.Detect("/proc", cgroup.DefaultRoot)
-	testkit.Must(t, err)
+	must(t, err)
 	cg, host := testkit.Cgroup(t), testkit.NetNS(t)
 	r, err := newRounds(NewSet(Config{NetNS: host.Path}).cfg, layout, func() {})
-	testkit.Must(t, err)
+	must(t, err)
 	defer r.close()
 	rep := []reported{{status: SourceStatus{Name: "docker", Listed: true}}}
 	const n = perRound + 4
@@ -269,7 +267,7 @@ func TestRefreshLooksAtAll(t *testing.T) {
 		if err == nil {
 			err = h.LinkSetName(l, fmt.Sprint("flxc", i))
 		}
-		testkit.Must(t, err)
+		must(t, err)
 	}
 	if got := run(true); got["flx"] != n {
 		t.Errorf("host ends after a refresh: %v", got)

@@ -37,9 +37,7 @@ func TestPodman(t *testing.T) {
 		t.Fatalf("interfaces %+v, want one with its end at podman0", c.Interfaces)
 	}
 	checkHostEnd(t, c.Interfaces[0])
-	if err := unix.Kill(c.PID, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Kill(c.PID, unix.SIGKILL))
 	awaitGone(t, s, "pod")
 	p.Must(t, "wait", "pod") // Podman takes longer, and starts nothing that it thinks runs
 	p.Must(t, "start", "pod")
@@ -101,9 +99,7 @@ func TestContainerd(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, s, "the new label", func(snap Snapshot) bool { c, ok := named(snap, "early"); return ok && c.Labels["a"] == "c" })
-	if err := d.Remove("default", "early"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Remove("default", "early"))
 	awaitGone(t, s, "early")
 }
 
@@ -206,9 +202,7 @@ func FuzzImage(f *testing.F) {
 			return
 		}
 		again, err := json.Marshal(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, err := parseBlob(again)
 		if diff := cmp.Diff(b, got); err != nil || diff != "" {
 			t.Errorf("read again: %v\n%s", err, diff)
@@ -223,9 +217,7 @@ func FuzzCRI(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		got := parseCRI(b)
 		again, err := json.Marshal(struct{ Metadata criData }{got})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if diff := cmp.Diff(got, parseCRI(again), cmp.Transformer("len", func(m map[string]string) int { return len(m) })); diff != "" {
 			t.Errorf("read again:\n%s", diff)
 		}
@@ -236,16 +228,12 @@ func FuzzCRI(f *testing.F) {
 func extend(t *testing.T, d *testkit.Containerd, id, name, value string) {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+d.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	ctx := metadata.AppendToOutgoingContext(t.Context(), namespaceHeader, "k8s.io")
 	_, err = containers.NewContainersClient(conn).Update(ctx, &containers.UpdateContainerRequest{
 		Container:  &containers.Container{ID: id, Extensions: map[string]*anypb.Any{name: {TypeUrl: "fairlead.net/test", Value: []byte(value)}}},
 		UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"extensions"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }

@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
-
-	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // A directory is read again after it has changed, and only then.
@@ -17,16 +15,16 @@ func TestStatesAreReadOnce(t *testing.T) {
 	list := func() []Sandbox {
 		t.Helper()
 		all, err := ss.read()
-		testkit.Must(t, err)
+		must(t, err)
 		return all
 	}
 	write := func(s Sandbox) {
 		t.Helper()
 		data, err := json.Marshal(s)
-		testkit.Must(t, err)
+		must(t, err)
 		tmp := filepath.Join(dir, "."+s.Name+".tmp")
-		testkit.Must(t, os.WriteFile(tmp, data, 0o600))
-		testkit.Must(t, os.Rename(tmp, filepath.Join(dir, s.Name+".json")))
+		must(t, os.WriteFile(tmp, data, 0o600))
+		must(t, os.Rename(tmp, filepath.Join(dir, s.Name+".json")))
 	}
 	write(Sandbox{Name: "box-1"})
 	write(Sandbox{Name: "box-2"})
@@ -39,7 +37,7 @@ func TestStatesAreReadOnce(t *testing.T) {
 		t.Errorf("read %d times while the directory was new", ss.reads)
 	}
 	long := time.Now().Add(-time.Hour)
-	testkit.Must(t, os.Chtimes(dir, long, long))
+	must(t, os.Chtimes(dir, long, long))
 	list()
 	list()
 	if ss.reads != 3 {

@@ -24,6 +24,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // fake is a source that reports what the test says.
@@ -119,7 +121,7 @@ func sleeper(t *testing.T, ns *testkit.NS, cg testkit.CG) *exec.Cmd {
 func idOf(t *testing.T, cg testkit.CG) container.ID {
 	t.Helper()
 	id, err := cgroup.ID(cg.V2)
-	testkit.Must(t, err)
+	must(t, err)
 	return container.ID(id)
 }
 
@@ -130,7 +132,7 @@ func TestSetDescribes(t *testing.T) {
 	h := host.Handle(t)
 	host.Port(t, "flh0", "flbr0")
 	outer, err := h.LinkByName("flh0")
-	testkit.Must(t, err)
+	must(t, err)
 	path := host.Bind(t)
 	cg := testkit.Cgroup(t)
 	before := time.Now().Add(-50 * time.Millisecond)
@@ -145,7 +147,7 @@ func TestSetDescribes(t *testing.T) {
 	src.report(rec)
 	c := awaitName(t, s, "n/p/one")
 	inner, err := ns.Handle(t).LinkByName("fl0")
-	testkit.Must(t, err)
+	must(t, err)
 	if c.Started.Before(before) || c.Started.After(time.Now()) {
 		t.Errorf("started %v, the test did at %v", c.Started, before)
 	}
@@ -168,9 +170,7 @@ func TestSetDescribes(t *testing.T) {
 	}
 
 	// A device that comes later is seen without the source saying anything.
-	if err := ns.Handle(t).LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "fl1"}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ns.Handle(t).LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "fl1"}}))
 	await(t, s, "second device", func(snap Snapshot) bool {
 		c, ok := named(snap, "n/p/one")
 		return ok && len(c.Interfaces) == 2 && c.Interfaces[1].Name == "fl1" && c.Interfaces[1].Host == container.HostEnd{}
@@ -300,7 +300,7 @@ func TestSetMerges(t *testing.T) {
 func TestSetHostNetwork(t *testing.T) {
 	cg := testkit.Cgroup(t)
 	cmd := exec.Command("sleep", "1000")
-	testkit.Must(t, cmd.Start())
+	must(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	cg.Add(t, cmd.Process.Pid)
 	src := newFake("docker")
@@ -308,7 +308,7 @@ func TestSetHostNetwork(t *testing.T) {
 	src.report(Record{PID: cmd.Process.Pid, Name: "open"}, Record{PID: 1 << 22, Name: "no such process"}, Record{PID: -5}, Record{})
 	c := awaitName(t, s, "open")
 	own, err := netdev.InodeOf("/proc", os.Getpid())
-	testkit.Must(t, err)
+	must(t, err)
 	if !c.HostNetwork || c.NetNS != own || c.Interfaces != nil {
 		t.Errorf("container %+v", c)
 	}
@@ -358,7 +358,7 @@ func TestSetLeavesNothing(t *testing.T) {
 func openFiles(t *testing.T) []string {
 	t.Helper()
 	names, err := filepath.Glob("/proc/self/fd/*")
-	testkit.Must(t, err)
+	must(t, err)
 	var open []string
 	for _, name := range names {
 		if target, err := os.Readlink(name); err == nil {
@@ -370,9 +370,9 @@ func openFiles(t *testing.T) []string {
 
 func TestSetNeedsV2(t *testing.T) {
 	proc := t.TempDir()
-	testkit.Must(t, os.MkdirAll(filepath.Join(proc, "self"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(proc, "self"), 0o755))
 	err := os.WriteFile(filepath.Join(proc, "self", "mountinfo"), []byte("32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"), 0o644)
-	testkit.Must(t, err)
+	must(t, err)
 	if err := NewSet(Config{Proc: proc}).Run(t.Context()); !errors.Is(err, cgroup.ErrNone) || !strings.Contains(err.Error(), "v2") {
 		t.Errorf("v1 host: %v, want an error about v2 that is ErrNone", err)
 	}

@@ -67,9 +67,7 @@ func page(t *testing.T, v View) string {
 	r := prometheus.NewRegistry()
 	r.MustRegister(samples{v}, agent{v})
 	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var out strings.Builder
 	for _, f := range families {
 		if _, err := expfmt.MetricFamilyToText(&out, f); err != nil {
@@ -135,14 +133,10 @@ func TestPage(t *testing.T) {
 	got := strings.ReplaceAll(page(t, example()), runtime.Version(), "GOVERSION")
 	const golden = "testdata/page.txt"
 	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(golden, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("the page has changed; go test ./metrics -update writes it down (-file +now):\n%s", diff)
 	}
@@ -158,9 +152,7 @@ func TestNativeHistogram(t *testing.T) {
 	v := example()
 	v.snaps = []feature.Snapshot{{Samples: []feature.Sample{{Container: 7, Name: "latency_seconds", Histogram: h.Forms(20, 22)}}}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- Serve(ctx, l, v, slog.New(slog.DiscardHandler)) }()
@@ -171,15 +163,11 @@ func TestNativeHistogram(t *testing.T) {
 		}
 	}()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+l.Addr().String()+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	req.Header.Set("Accept", "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited")
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer resp.Body.Close()
 	dec := expfmt.NewDecoder(resp.Body, expfmt.ResponseFormat(resp.Header))
 	for {
@@ -262,9 +250,7 @@ func FuzzLabel(f *testing.F) {
 
 func TestServe(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !Loopback(l) {
 		t.Errorf("%v is not taken for loopback", l.Addr())
 	}
@@ -272,9 +258,7 @@ func TestServe(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- Serve(ctx, l, example(), slog.New(slog.DiscardHandler)) }()
 	resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	body, err := io.ReadAll(resp.Body)
 	resp.Body.Close()
 	if err != nil || resp.StatusCode != http.StatusOK {
@@ -307,11 +291,16 @@ func TestListenRefuses(t *testing.T) {
 		}
 	}
 	l, err := Listen("0.0.0.0:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	if Loopback(l) {
 		t.Error("0.0.0.0 is taken for loopback")
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -56,17 +56,13 @@ func (l *counted) Accept() (net.Conn, error) {
 // others get theirs in turn.
 func TestManyClients(t *testing.T) {
 	inner, err := Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l := &counted{Listener: inner}
 	go Serve(t.Context(), l, example(), slog.New(slog.DiscardHandler))
 	var clients []net.Conn
 	for range 4 * maxClients {
 		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer c.Close()
 		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 			t.Fatal(err)

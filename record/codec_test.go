@@ -86,9 +86,7 @@ func BenchmarkFrame(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		data, err := bl.frame(frames[n%100], n == 0)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		all, n = all+len(data), n+1
 	}
 	b.ReportMetric(float64(all)/float64(n), "B/frame")
@@ -97,9 +95,7 @@ func BenchmarkFrame(b *testing.B) {
 func BenchmarkParse(b *testing.B) {
 	h := newHost(60)
 	text, err := json.Marshal(h.next(5 * time.Second))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := parseFrame(text); err != nil {

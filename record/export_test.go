@@ -21,14 +21,10 @@ func export(t *testing.T, from string, c Choice) (string, Exported) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "out")
 	out, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer out.Close()
 	done, err := open(t, from).Export(out, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return path, done
 }
 
@@ -62,21 +58,13 @@ func TestExport(t *testing.T) {
 	}
 	// One broken frame costs no more than what is left until the next one in full.
 	f, err := openFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
-	if err := f.readBlocks(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.readBlocks())
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	data[f.blocks[20].at] ^= 1
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, data, 0o600))
 	got, errs = read(t, path, time.Time{}, time.Time{})
 	if len(errs) != 1 || len(got) != done.Frames-keyEvery+20 {
 		t.Errorf("%d frames of %d, errors %v", len(got), done.Frames, errs)
@@ -174,26 +162,16 @@ func TestAnonymous(t *testing.T) {
 func contents(t *testing.T, path string) []byte {
 	t.Helper()
 	all, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f, err := openFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
-	if err := f.readBlocks(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.readBlocks())
 	d, err := newReading()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer d.z.Close()
 	for _, b := range f.blocks {
-		if err := d.block(f, b); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.block(f, b))
 		all = append(all, d.raw...)
 	}
 	return all

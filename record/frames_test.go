@@ -3,6 +3,7 @@ package record
 import (
 	"fmt"
 	"math/rand/v2"
+	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -120,4 +121,11 @@ func (h *host) next(after time.Duration) api.Frame {
 	f.BlockIO = &b
 	h.frame = f
 	return f
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -24,9 +24,7 @@ func sample(t testing.TB) []byte {
 	var all []byte
 	for i := range 3 {
 		data, err := b.frame(h.next(time.Second), i == 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		all = append(all, data...)
 	}
 	return all
@@ -47,9 +45,7 @@ func FuzzFile(f *testing.F) {
 			checksums(data)
 		}
 		path := filepath.Join(t.TempDir(), "f")
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, data, 0o600))
 		r, err := Open(path)
 		if err != nil {
 			if !errors.Is(err, ErrFormat) {
@@ -108,9 +104,7 @@ func TestHostileSizes(t *testing.T) {
 	binary.LittleEndian.PutUint32(bomb[len(magic)+12:], 100)
 	checksums(bomb)
 	path := filepath.Join(t.TempDir(), "bomb")
-	if err := os.WriteFile(path, bomb, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, bomb, 0o600))
 	if got, errs := read(t, path, time.Time{}, time.Time{}); len(got) != 0 || len(errs) != 1 || !errors.Is(errs[0], ErrDamaged) {
 		t.Errorf("%d frames, errors %v", len(got), errs)
 	}

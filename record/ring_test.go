@@ -31,26 +31,20 @@ func (c *clock) config(dir string) Config {
 func newWriter(t testing.TB, cfg Config) *Writer {
 	t.Helper()
 	w, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { w.Close() })
 	return w
 }
 
 func write(t testing.TB, w *Writer, f api.Frame) {
 	t.Helper()
-	if err := w.Write(f); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Write(f))
 }
 
 func open(t testing.TB, path string) *Reader {
 	t.Helper()
 	r, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return r
 }
 
@@ -77,9 +71,7 @@ func takenOf(frames []api.Frame) (list []time.Time) {
 func segmentsOf(t testing.TB, dir string) []string {
 	t.Helper()
 	list, err := segments(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return list
 }
 
@@ -97,9 +89,7 @@ func TestRing(t *testing.T) {
 			write(t, w, f)
 			want = append(want, f)
 		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.Close())
 	}
 	if n := len(segmentsOf(t, dir)); n < 4 {
 		t.Fatalf("the ring has %d files", n)
@@ -114,9 +104,7 @@ func TestRing(t *testing.T) {
 	}
 	var apart []time.Time
 	for f, err := range open(t, dir).Frames(want[50].Taken, want[60].Taken, 11*time.Second) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		apart = append(apart, f.Taken)
 	}
 	if diff := cmp.Diff(takenOf([]api.Frame{want[50], want[53], want[56], want[59]}), apart); diff != "" {
@@ -152,9 +140,7 @@ func TestSize(t *testing.T) {
 		disk := int64(0)
 		for _, path := range segmentsOf(t, dir) {
 			info, err := os.Stat(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			disk += onDisk(info.Size())
 		}
 		most = max(most, disk)
@@ -239,22 +225,16 @@ func TestKilled(t *testing.T) {
 		write(t, w, f)
 		want = append(want, f)
 		info, err := os.Stat(segmentsOf(t, dir)[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		sizes = append(sizes, info.Size())
 	}
 	w.Close()
 	whole, err := os.ReadFile(segmentsOf(t, dir)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for cut := sizes[2]; cut < sizes[3]; cut += 1 + (cut-sizes[2])/8*2 { // in the head at each byte, or nearly
 		dir := t.TempDir()
 		path := filepath.Join(dir, "000000000001.rec")
-		if err := os.WriteFile(path, whole[:cut], 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, whole[:cut], 0o600))
 		w := newWriter(t, c.config(dir))
 		next := h.next(time.Second)
 		write(t, w, next)
@@ -268,17 +248,13 @@ func TestKilled(t *testing.T) {
 	torn := append([]byte(nil), whole...)
 	clear(torn[len(torn)-20:])
 	path := filepath.Join(t.TempDir(), "torn")
-	if err := os.WriteFile(path, torn, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, torn, 0o600))
 	if got, errs := read(t, path, time.Time{}, time.Time{}); len(got) != 3 || errs != nil {
 		t.Errorf("%d frames, errors %v", len(got), errs)
 	}
 	// And if it ends within its first line.
 	dir = t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "000000000001.rec"), whole[:5], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "000000000001.rec"), whole[:5], 0o600))
 	if got, errs := read(t, dir, time.Time{}, time.Time{}); got != nil || errs != nil {
 		t.Errorf("%d frames, errors %v", len(got), errs)
 	}
@@ -299,23 +275,15 @@ func TestDamaged(t *testing.T) {
 	path := segmentsOf(t, dir)[1]
 	before, _ := read(t, segmentsOf(t, dir)[0], time.Time{}, time.Time{})
 	f, err := openFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
-	if err := f.readBlocks(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.readBlocks())
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, at := range map[string]int64{"payload": f.blocks[3].at + 7, "head": f.blocks[3].at - headSize + 9} {
 		broken := append([]byte(nil), data...)
 		broken[at] ^= 0x10
-		if err := os.WriteFile(path, broken, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, broken, 0o600))
 		got, errs := read(t, dir, time.Time{}, time.Time{})
 		if len(errs) != 1 || !errors.Is(errs[0], ErrDamaged) {
 			t.Errorf("%s: errors %v", name, errs)
@@ -393,9 +361,7 @@ func TestOpenErrors(t *testing.T) {
 		t.Errorf("no file: %v", err)
 	}
 	path := filepath.Join(dir, "text")
-	if err := os.WriteFile(path, []byte("a text that is longer than the first line of a recording\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("a text that is longer than the first line of a recording\n"), 0o600))
 	if _, err := Open(path); !errors.Is(err, ErrFormat) {
 		t.Errorf("another file: %v", err)
 	}
@@ -414,9 +380,7 @@ func TestFullRing(t *testing.T) {
 	write(t, w, h.next(time.Second))
 	// A file that takes no more: the kernel's own full disk.
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	good := w.out
 	w.out = full
 	err = w.Write(h.next(time.Second))

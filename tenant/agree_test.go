@@ -29,39 +29,6 @@ func members(says string) (list []policy.Target) {
 	return list
 }
 
-func TestAgree(t *testing.T) {
-	for _, tt := range []struct {
-		members  string
-		on       bool
-		disagree bool
-		against  []container.ID // of each member; 0: none
-	}{
-		{"", false, false, nil},
-		{"-", false, false, []container.ID{0}},
-		{"y", true, false, []container.ID{0}},
-		{"n", false, false, []container.ID{0}},
-		{"-y-", true, false, []container.ID{0, 0, 0}},
-		{"n-n", false, false, []container.ID{0, 0, 0}},
-		{"yy", true, false, []container.ID{0, 0}},
-		{"yn", false, true, []container.ID{2, 1}},
-		{"-nyy-n", false, true, []container.ID{0, 3, 2, 2, 0, 3}},
-	} {
-		a := tenant.Agree(members(tt.members), overlay)
-		if a.Value != tt.on || a.Disagree() != tt.disagree {
-			t.Errorf("%q: %v, disagree %v", tt.members, a.Value, a.Disagree())
-		}
-		for i, want := range tt.against {
-			other, ok := a.Against(container.ID(i + 1))
-			if other.ID != want || ok != (want != 0) {
-				t.Errorf("%q: against %d is %v, %v, want %v", tt.members, i+1, other.ID, ok, want)
-			}
-		}
-		if other, ok := a.Against(99); ok {
-			t.Errorf("%q: %v is against one that is no member", tt.members, other.ID)
-		}
-	}
-}
-
 // The rules of the features that are there, by the same question.
 func TestRulesOfFeatures(t *testing.T) {
 	list := []policy.Target{in(5, 1), in(5, 2), in(5, 3)}

@@ -10,6 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/bench"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestExperimentUsage(t *testing.T) {

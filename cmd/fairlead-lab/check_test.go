@@ -121,9 +121,7 @@ func TestCheckJSON(t *testing.T) {
 	testkit.NeedRoot(t)
 	status, out, _ := runVerb(t, fake(map[string]float64{"one": 1.5e8, "two": 2.5e8}), "--check -o json")
 	var r report.Report
-	if err := json.Unmarshal([]byte(out), &r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(out), &r))
 	if status != cli.Failed || len(r.Cases) != 2 || len(r.Bars) != 2 || r.Bars[0].Verdict != report.Pass || r.Bars[1].Verdict != report.Fail || !slices.Equal(r.Bars[1].Values, []float64{2.5e8, 2.5e8}) {
 		t.Errorf("status %d: %s", status, out)
 	}

@@ -35,15 +35,11 @@ func TestExamplesPolicy(t *testing.T) {
 // Each service in the Compose file has labels, and all of them count.
 func TestExamplesCompose(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join(examples, "compose.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var compose struct {
 		Services map[string]struct{ Labels map[string]string }
 	}
-	if err := yaml.Unmarshal(data, &compose); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal(data, &compose))
 	var containers []container.Container
 	for name, s := range compose.Services {
 		containers = append(containers, container.Container{ID: container.ID(len(containers) + 1), Name: name, Labels: s.Labels})
@@ -65,13 +61,9 @@ func TestExamplesCompose(t *testing.T) {
 // The drop-in replaces the unit's command by one with flags that the agent has.
 func TestExamplesDropIn(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join(examples, "fairlead.service.d/override.conf"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	unit, err := os.ReadFile("../../packaging/fairlead.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	values := map[string][]string{}
 	for line := range strings.Lines(string(data)) {
 		key, value, ok := strings.Cut(strings.TrimSpace(line), "=")
@@ -92,7 +84,5 @@ func TestExamplesDropIn(t *testing.T) {
 		t.Fatalf("%q does not start the agent", commands[1])
 	}
 	_, flags := verb.NewAgentFlags(env(cli.Env{Getenv: os.Getenv}))
-	if err := flags.Parse(strings.Fields(args)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, flags.Parse(strings.Fields(args)))
 }

@@ -5,6 +5,9 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -56,6 +59,18 @@ func program(verbs []func(cli.Env) *cobra.Command) cli.Program {
 		Name:    "fairlead",
 		Short:   "Make a shared host behave, for each container, as if the neighbours were not there",
 		Version: agent.VersionOf(version),
+		Next:    next,
 		Verbs:   verbs,
+	}
+}
+
+// next prints one step that leads on, by whether an agent runs.
+func next(ctx context.Context, w io.Writer) {
+	c := api.Dial(api.DefaultSocket)
+	defer c.Close()
+	if _, err := c.Version(ctx); errors.Is(err, api.ErrNoAgent) {
+		fmt.Fprintf(w, "\nNo agent runs here. `fairlead doctor` says what one could do, `fairlead agent` starts one.\n")
+	} else {
+		fmt.Fprintf(w, "\nAn agent runs here. `fairlead top` shows who is slowed by whom.\n")
 	}
 }

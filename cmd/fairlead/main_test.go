@@ -18,6 +18,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) {
 	testscript.Main(checked{m}, map[string]func(){"fairlead": main, kubectlName: main, kubectlComplete: main})
 }

@@ -31,9 +31,7 @@ var (
 // what they print with what the pages show. -update writes it there.
 func TestQuestions(t *testing.T) {
 	folder, err := filepath.Abs("../../docs/questions")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pages, err := filepath.Glob(folder + "/*.md")
 	if err != nil || len(pages) < 6 {
 		t.Fatalf("pages %q, %v", pages, err)
@@ -41,14 +39,10 @@ func TestQuestions(t *testing.T) {
 	for _, name := range pages {
 		t.Run(strings.TrimSuffix(filepath.Base(name), ".md"), func(t *testing.T) {
 			page, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			t.Chdir(t.TempDir())
 			for _, m := range named.FindAllSubmatch(page, -1) {
-				if err := os.WriteFile(string(m[1]), m[2], 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(string(m[1]), m[2], 0o644))
 			}
 			if !question.Match(page) {
 				t.Error("no command")
@@ -62,9 +56,7 @@ func TestQuestions(t *testing.T) {
 			} else if !bytes.Equal(is, page) {
 				verbtest.Compare(t, string(page), string(is))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		})
 	}
 }
@@ -76,9 +68,7 @@ func answer(t *testing.T, command string) string {
 	var errs bytes.Buffer
 	e := cli.Env{Stdin: strings.NewReader(""), Stderr: &errs, Getenv: func(string) string { return "" }}
 	verb, _, err := program(verbs()).Root(e).Find(args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if verb.Flags().Lookup("interval") != nil {
 		args = append(args, "--interval", "100ms")
 	}

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/bits"
 	"os"
 	"path/filepath"
 	"sync"
@@ -41,8 +40,8 @@ const DefaultBudget = 5000
 // rowOfStamps is ROW of maps.bpf.h: a packet's stamp has one of this many places.
 const rowOfStamps = 8
 
-// MostStamps limits the packets under way that have a stamp.
-const MostStamps = rowOfStamps << 12
+// mostStamps limits the packets under way that have a stamp.
+const mostStamps = rowOfStamps << 12
 
 // Config is what New needs.
 type Config struct {
@@ -57,9 +56,6 @@ type Config struct {
 	// Budget limits how many packets each CPU measures per second. Beyond it packets are chosen
 	// at random. 0: DefaultBudget.
 	Budget uint32
-	// Stamps limits the packets under way that have a stamp: a power of two from 8 to MostStamps.
-	// 0: MostStamps.
-	Stamps uint32
 }
 
 // Latency is the feature. See feature.Feature for how it may be called.
@@ -102,10 +98,7 @@ func New(cfg Config) (*Latency, error) {
 	if cfg.NetNS == "" {
 		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
 	}
-	cfg.Budget, cfg.Stamps = cmp.Or(cfg.Budget, DefaultBudget), cmp.Or(cfg.Stamps, MostStamps)
-	if cfg.Stamps < rowOfStamps || cfg.Stamps > MostStamps || bits.OnesCount32(cfg.Stamps) != 1 {
-		return nil, fmt.Errorf("latency: %d stamps: want a power of two from %d to %d", cfg.Stamps, rowOfStamps, MostStamps)
-	}
+	cfg.Budget = cmp.Or(cfg.Budget, DefaultBudget)
 	f := &Latency{
 		cfg:      cfg,
 		tenants:  tenant.New(cfg.Roots.Proc, tenant.Network),
@@ -236,7 +229,7 @@ func (f *Latency) open() (err error) {
 	if f.meter != nil {
 		return nil
 	}
-	if f.meter, err = openMeter(f.host.Inode(), f.cfg.Stamps, f.cfg.Identity.Maps()); err != nil {
+	if f.meter, err = openMeter(f.host.Inode(), f.cfg.Identity.Maps()); err != nil {
 		f.meter = nil
 		return err
 	}

@@ -93,15 +93,15 @@ func (s *socket) close() error {
 }
 
 // openMeter loads and attaches the programs. host is the inode of the host's network namespace,
-// stamps is as in Config, shared are the maps of package identity.
-func openMeter(host uint64, stamps uint32, shared bpf.Maps) (_ *meter, err error) {
+// shared are the maps of package identity.
+func openMeter(host uint64, shared bpf.Maps) (_ *meter, err error) {
 	m := &meter{ends: new(ends), sockets: make(map[string]*socket), tallies: make(map[identity.Slot]*ebpf.Map)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("measure latency: %w", err), m.close())
 		}
 	}()
-	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlHostNetns: uint32(host), latencyVarFlRows: stamps / rowOfStamps}, shared); err != nil {
+	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlHostNetns: uint32(host), latencyVarFlRows: uint32(mostStamps / rowOfStamps)}, shared); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(m.object.Load(&m.maps, nil), m.object.Load(&m.programs, nil)); err != nil {

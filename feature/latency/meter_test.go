@@ -23,7 +23,7 @@ func TestMeter(t *testing.T) {
 	who, err := identity.Open("/proc")
 	must(t, err)
 	defer who.Close()
-	m, err := openMeter(1, MostStamps, who.Maps())
+	m, err := openMeter(1, who.Maps())
 	must(t, err)
 	must(t, m.add(1))
 	all, err := m.read(1)

@@ -121,12 +121,6 @@ func (d *Docker) PID() int { return d.proc.cmd.Process.Pid }
 // Kill ends dockerd alone, with SIGKILL: its containers and their shims live on.
 func (d *Docker) Kill() { d.proc.kill() }
 
-// Hang stops dockerd at an arbitrary point, until Resume: clients that connect get no answer.
-func (d *Docker) Hang() { d.proc.cmd.Process.Signal(unix.SIGSTOP) }
-
-// Resume ends Hang.
-func (d *Docker) Resume() { d.proc.cmd.Process.Signal(unix.SIGCONT) }
-
 // Run runs the docker CLI against the engine and returns its output, without the newline at the
 // end.
 func (d *dockerCLI) Run(args ...string) (string, error) { return d.input(nil, args...) }

@@ -53,8 +53,7 @@ func ByTier(t testing.TB, quick, ci, full int) int {
 }
 
 // Smoke marks a test that the guests of test/vm run on every other kernel, in every tier. It is for
-// the one story of a feature that shows that it works there, and for a knob that is written and
-// restored.
+// the one story of a feature that shows that it works there.
 //
 // The call is the first statement of a top-level test: test/vm reads it from the source and runs
 // nothing to find it.

@@ -12,6 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // tree makes a sysfs of files, and of links, which begin with "->".
@@ -20,18 +22,14 @@ func tree(t *testing.T, files map[string]string) string {
 	sys := t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(sys, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		var err error
 		if to, link := strings.CutPrefix(text, "->"); link {
 			err = os.Symlink(filepath.Join(sys, to), path)
 		} else {
 			err = os.WriteFile(path, []byte(text), 0o644)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	return sys
 }
@@ -46,9 +44,7 @@ func TestFind(t *testing.T) {
 		"devices/zram0/dev": "251:0\n",
 	})
 	for _, d := range []string{"sda", "dm-0", "zram0"} {
-		if err := errors.Join(os.MkdirAll(filepath.Join(sys, "block"), 0o755), os.Symlink(filepath.Join(sys, "devices", d), filepath.Join(sys, "block", d))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Join(sys, "block"), 0o755), os.Symlink(filepath.Join(sys, "devices", d), filepath.Join(sys, "block", d))))
 	}
 	want := Disk{Name: "sda", Major: 8, Size: 1 << 20, Model: "DISK S1", Unique: "serial S1", Sequence: 9, Scheduler: "bfq"}
 	for _, minor := range []uint32{0, 1} {
@@ -81,36 +77,26 @@ func TestFind(t *testing.T) {
 func TestOpenInKernel(t *testing.T) {
 	testkit.NeedRoot(t)
 	l, err := loop.New(t.TempDir(), 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d, err := Open("/sys", l.Path)
 	if err != nil || "/dev/"+d.Name != l.Path || d.Size != 1<<20 || d.Loop == "" || d.Scheduler == "" {
 		t.Errorf("%+v, %v, of %s", d, err, l.Path)
 	}
 	for name, to := range map[string]string{"a": l.Path, "b": d.Name} { // absolute and relative
 		link := filepath.Join("/dev", filepath.Base(filepath.Dir(t.TempDir()))+"-"+name)
-		if err := os.Symlink(to, link); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(to, link))
 		if got, err := Open("/sys", link); err != nil || got != d {
 			t.Errorf("by a link to %s: %+v, %v", to, got, err)
 		}
-		if err := os.Remove(link); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(link))
 	}
 	// Any user may make files, links and mounts on a file system below /dev.
 	stranger := filepath.Join("/dev/shm", filepath.Base(filepath.Dir(t.TempDir()))+"-block")
-	if err := os.Symlink(l.Path, stranger); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(l.Path, stranger))
 	if _, err := Open("/sys", stranger); !errors.Is(err, ErrNoDevice) {
 		t.Errorf("through another file system: %v", err)
 	}
-	if err := errors.Join(os.Remove(stranger), l.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Remove(stranger), l.Close()))
 }
 
 // Identity distinguishes disks of one model and size by WWID or serial number, or else by the place

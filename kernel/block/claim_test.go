@@ -19,9 +19,7 @@ func testDisk(t *testing.T) string {
 	t.Helper()
 	testkit.NeedRoot(t)
 	l, err := loop.New(t.TempDir(), 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
@@ -49,29 +47,21 @@ func TestClaimMounted(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	mustRefuse(t, path, "signature of an ext2, ext3 or ext4 file system (`wipefs --all "+path)
-	if err := unix.Mount(path, dir, "ext4", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount(path, dir, "ext4", 0, ""))
 	mustRefuse(t, path, path+" is mounted at "+dir)
-	if err := unix.Unmount(dir, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Unmount(dir, 0))
 }
 
 // A claim is exclusive, also within one process, and ends when the file is closed.
 func TestClaimHeld(t *testing.T) {
 	path := testDisk(t)
 	f, err := Claim("/proc", "/sys", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	mustRefuse(t, path, "another program holds it")
 	if err := Vacant("/proc", "/sys", path); err != nil {
 		t.Errorf("what is claimed is not occupied: %v", err)
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Close())
 	if f, err = Claim("/proc", "/sys", path); err != nil {
 		t.Fatal(err)
 	}
@@ -92,9 +82,7 @@ func TestClaimSigned(t *testing.T) {
 		"(md)": {1<<20 - 8<<10: "\xfc\x4e\x2b\xa9"}, "BlueStore": {0: "bluestore block device"},
 	} {
 		f, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for offset, magic := range at {
 			if _, err := f.WriteAt([]byte(magic), offset); err != nil {
 				t.Fatal(err)
@@ -104,9 +92,7 @@ func TestClaimSigned(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.Close())
 	}
 	if err := Vacant("/proc", "/sys", path); err != nil {
 		t.Errorf("without any of them: %v", err)

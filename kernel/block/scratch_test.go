@@ -12,9 +12,7 @@ import (
 func TestScratch(t *testing.T) {
 	dir := t.TempDir()
 	file, err := Scratch(t.Context(), dir, 9)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if info, err := file.Stat(); err != nil || info.Size() != 9<<20 {
 		t.Errorf("size %v, %v", info, err)
 	}

@@ -93,7 +93,7 @@ func run(t *testing.T, p *ebpf.Program) uint32 {
 
 // Programs of an object share its maps and what varies; constants are their own.
 func TestLoad(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	o := open(t, Vars{"fl_const": uint32(1)}, nil)
 	if o.Map("fl_seen") != nil {
@@ -153,7 +153,7 @@ func attached(t *testing.T, name string) (n int) {
 
 // It attaches all programs, or none.
 func TestAttach(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	o := open(t, nil, nil)
 	links, err := o.Attach("fl_in", "fl_out")

@@ -10,7 +10,7 @@ import (
 // Copies have variables of their own, and one that was given back serves the next user with the
 // next user's variables, until it has been idle for too long.
 func TestCopy(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	o := open(t, nil, nil)
 	take := func(n uint32) *Copy {

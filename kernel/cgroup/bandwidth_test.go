@@ -80,9 +80,7 @@ func TestQuotaInKernel(t *testing.T) {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	k, value := Quota(cg.CPU, cg.CPU == cg.V2, 12345678*time.Nanosecond, before.Period)
-	if err := k.Write(value); err != nil {
-		t.Fatal(err)
-	}
+	must(t, k.Write(value))
 	want := Bandwidth{Quota: 12346 * time.Microsecond, Limited: true, Period: before.Period}
 	if got, err := ReadBandwidth(cg.CPU); err != nil || got != want {
 		t.Errorf("%+v, %v, want %+v", got, err, want)
@@ -94,9 +92,7 @@ func TestQuotaInKernel(t *testing.T) {
 		t.Error(err)
 	}
 	child := cg.Child(t, "child")
-	if err := os.Remove(child.CPU); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(child.CPU))
 	if _, err := ReadPeriods(child.CPU); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("gone: %v", err)
 	}

@@ -15,6 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestFileOnDisk(t *testing.T) {
@@ -23,9 +25,7 @@ func TestFileOnDisk(t *testing.T) {
 	write(t, name, "1024\n")
 	write(t, filepath.Join(root, "cpu", "cpu.idle"), "0\n")
 	k, err := OpenFile(root, journal.Ref{Kind: "file", Object: name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, err := k.Read(); err != nil || got != "1024" {
 		t.Errorf("read %q, %v", got, err)
 	}
@@ -38,9 +38,7 @@ func TestFileOnDisk(t *testing.T) {
 	if k.Ref() != (journal.Ref{Kind: "file", Object: name}) || File(name).Ref() != k.Ref() {
 		t.Errorf("ref is %v", k.Ref())
 	}
-	if err := os.RemoveAll(filepath.Dir(name)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(filepath.Dir(name)))
 	if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("read of a gone cgroup: %v", err)
 	}
@@ -59,13 +57,9 @@ func TestFileRefusals(t *testing.T) {
 	write(t, secret, "secret")
 	write(t, filepath.Join(root, "a/cpu.shares"), "1024\n")
 	for link, to := range map[string]string{"a/link": secret, "dirlink": filepath.Join(root, "a"), "up": base} {
-		if err := os.Symlink(to, filepath.Join(root, link)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(to, filepath.Join(root, link)))
 	}
-	if err := unix.Mkfifo(filepath.Join(root, "a/fifo"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mkfifo(filepath.Join(root, "a/fifo"), 0o600))
 	for _, path := range []string{
 		"", "/", ".", "cpu.shares", root, root + "/", secret, root + "-more/x", root + "/../secret", root + "/a/../a/cpu.shares", root + "//a/cpu.shares",
 	} {
@@ -78,9 +72,7 @@ func TestFileRefusals(t *testing.T) {
 	}
 	for _, path := range []string{"a/link", "dirlink/cpu.shares", "up/secret", "a", "a/fifo"} {
 		k, err := OpenFile(root, journal.Ref{Kind: "file", Object: filepath.Join(root, path)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if v, err := k.Read(); err == nil || errors.Is(err, journal.ErrGone) {
 			t.Errorf("read %s: %q, %v", path, v, err)
 		}
@@ -99,7 +91,7 @@ func TestFileRefusals(t *testing.T) {
 
 // TestFileInKernel turns and restores the knobs of a real cgroup.
 func TestFileInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.CPU == "" {
 		testkit.Skip(t, "no cpu controller")
@@ -116,9 +108,7 @@ func TestFileInKernel(t *testing.T) {
 		if before[name], err = k.Read(); err != nil {
 			t.Fatal(err)
 		}
-		if err := j.Turn(k, value, journal.Owner{Feature: "test"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.Turn(k, value, journal.Owner{Feature: "test"}))
 	}
 	if q, limited, err := CPUQuota(cg.CPU); err != nil || !limited || q != 0.2 {
 		t.Errorf("quota is %v, %v, %v", q, limited, err)
@@ -150,9 +140,7 @@ func TestFileInKernel(t *testing.T) {
 	// A cgroup is removed while the knob is open, and before.
 	child := cg.Child(t, "child")
 	k := File(filepath.Join(child.CPU, "cgroup.procs"))
-	if err := os.Remove(child.CPU); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(child.CPU))
 	if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("read: %v", err)
 	}
@@ -176,13 +164,9 @@ func TestCPUsInKernel(t *testing.T) {
 		testkit.Skip(t, "no cpuset controller")
 	}
 	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.SchedGetaffinity(0, &set))
 	cpus, err := CPUs(l.CPUSet)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// A process's affinity is a subset of the root's CPUs.
 	for i := range 1024 {
 		if set.IsSet(i) && !slices.Contains(cpus, i) {

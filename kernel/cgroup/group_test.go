@@ -15,7 +15,7 @@ import (
 
 // Group makes a cgroup and removes it again, but not while a process is in it.
 func TestGroupInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.CPU == "" {
 		testkit.Skip(t, "no cpu controller")
@@ -29,18 +29,14 @@ func TestGroupInKernel(t *testing.T) {
 		}
 	}
 	expect(Absent)
-	if err := j.Turn(k, Present, journal.Owner{Feature: "test"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.Turn(k, Present, journal.Owner{Feature: "test"}))
 	expect(Present)
 	if _, err := os.Stat(filepath.Join(k.Ref().Object, "cgroup.procs")); err != nil {
 		t.Errorf("what was made is no cgroup: %v", err)
 	}
 
 	sleeper := exec.Command("sleep", "1000")
-	if err := sleeper.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, sleeper.Start())
 	defer func() { sleeper.Process.Kill(); sleeper.Wait() }()
 	testkit.CG{CPU: k.Ref().Object}.Add(t, sleeper.Process.Pid)
 	if err := k.Write(Absent); !errors.Is(err, unix.EBUSY) {

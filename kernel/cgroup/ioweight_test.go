@@ -42,9 +42,7 @@ func TestIOWeightInKernel(t *testing.T) {
 	}
 	expect("at first", "100", "100")
 	for _, l := range lines {
-		if err := j.Turn(l, l.Value, journal.Owner{Feature: "test"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.Turn(l, l.Value, journal.Owner{Feature: "test"}))
 	}
 	expect("when set", "5000", "1000")
 	open := func(r journal.Ref) (journal.Knob, error) {
@@ -69,14 +67,10 @@ func TestCostEnabledInKernel(t *testing.T) {
 		testkit.Skip(t, "no cgroup v2 tree with iocost")
 	}
 	disk, err := loop.New(t.TempDir(), 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer disk.Close()
 	var st unix.Stat_t
-	if err := unix.Stat(disk.Path, &st); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Stat(disk.Path, &st))
 	device := fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 	if CostEnabled(root, device) {
 		t.Error("enabled at first")
@@ -86,9 +80,7 @@ func TestCostEnabledInKernel(t *testing.T) {
 		if on {
 			text = " enable=1"
 		}
-		if err := qos.Write(device + text); err != nil {
-			t.Fatal(err)
-		}
+		must(t, qos.Write(device+text))
 		if CostEnabled(root, device) != on {
 			t.Errorf("after%s: enabled is %v", text, !on)
 		}

@@ -37,12 +37,8 @@ func fakeHost(t *testing.T, mounts string, v2 string, controllers string) (proc,
 
 func write(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	must(t, os.WriteFile(name, []byte(content), 0o644))
 }
 
 func TestDetect(t *testing.T) {
@@ -60,9 +56,7 @@ func TestDetect(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			proc, root := fakeHost(t, tc.mounts, tc.v2, tc.controllers)
 			got, err := Detect(proc, root)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, p := range []*string{&tc.want.V2, &tc.want.CPU, &tc.want.CPUSet, &tc.want.IO} {
 				if *p != "" {
 					*p = filepath.Join(root, *p)
@@ -126,13 +120,9 @@ func TestOfPID(t *testing.T) {
 func TestThisHost(t *testing.T) {
 	testkit.OnKernels(t)
 	l, err := Detect("/proc", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p, err := l.OfPID("/proc", os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, dir := range []string{p.V2, p.CPU, p.CPUSet, p.IO} {
 		if dir == "" {
 			continue

@@ -15,27 +15,21 @@ import (
 
 // Throttle caps a cgroup at a disk, and Restore removes the caps.
 func TestThrottleInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.IO == "" {
 		testkit.Skip(t, "no io or blkio controller")
 	}
 	disk, err := loop.New(t.TempDir(), 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer disk.Close()
 	var st unix.Stat_t
-	if err := unix.Stat(disk.Path, &st); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Stat(disk.Path, &st))
 	device := fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 	j := testkit.Journal(t, journal.Open)
 	for _, l := range []Limits{{ReadIOPS: 100, WriteBytes: 1 << 20}, {ReadIOPS: 50, WriteIOPS: 10}} {
 		for _, line := range Throttle(cg.IO, cg.IO == cg.V2, device, l) {
-			if err := j.Turn(line, line.Value, journal.Owner{Feature: "test"}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, j.Turn(line, line.Value, journal.Owner{Feature: "test"}))
 			if got, err := line.Read(); err != nil || got != line.Value {
 				t.Errorf("%s reads %q, %v, want %q", line.Ref().Object, got, err, line.Value)
 			}

@@ -94,28 +94,20 @@ func TestWaitedInKernel(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var may, cpu unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &may); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.SchedGetaffinity(0, &may))
 	for n := 0; cpu.Count() == 0; n++ {
 		if may.IsSet(n) {
 			cpu.Set(n)
 		}
 	}
-	if err := unix.SchedSetaffinity(0, &cpu); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.SchedSetaffinity(0, &cpu))
 	defer unix.SchedSetaffinity(0, &may)
 	compute := func(cg testkit.CG, n int) {
 		t.Helper()
 		cmd := exec.Command("/bin/sh", "-c", "read x; "+strings.Repeat("while :; do :; done & ", n-1)+"while :; do :; done")
 		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, cmd.Start())
 		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) // the others go with the cgroup
 		cg.Add(t, cmd.Process.Pid)
 		in.Close()
@@ -123,21 +115,15 @@ func TestWaitedInKernel(t *testing.T) {
 	// The waits of any task, from the line "some".
 	some := func() time.Duration {
 		text, err := os.ReadFile(filepath.Join(one.V2, "cpu.pressure"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		line, _, _ := strings.Cut(string(text), "\n")
 		d, err := parsePressure(line, "some")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return d
 	}
 	waited := func() time.Duration {
 		d, err := Waited(one.V2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return d
 	}
 	for _, tt := range []struct {

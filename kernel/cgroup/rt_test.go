@@ -16,29 +16,19 @@ import (
 // A budget can be taken back while a task of the group is real-time. The task is ordinary
 // afterwards.
 func TestRTInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if _, err := RT(cg.CPU).Read(); cg.CPU == "" || errors.Is(err, errors.ErrUnsupported) {
 		testkit.Skip(t, "no real-time groups of cgroup v1")
 	}
 	j := testkit.Journal(t, journal.Open)
-	if err := j.Turn(RT(cg.CPU), "100000", journal.Owner{Feature: "test"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.Turn(RT(cg.CPU), "100000", journal.Owner{Feature: "test"}))
 	cmd := exec.Command("sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	defer func() { cmd.Process.Kill(); cmd.Wait() }()
-	if err := File(filepath.Join(cg.CPU, "cgroup.procs")).Write(strconv.Itoa(cmd.Process.Pid)); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, 5); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.SchedSetAttr(cmd.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, File(filepath.Join(cg.CPU, "cgroup.procs")).Write(strconv.Itoa(cmd.Process.Pid)))
+	must(t, unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, 5))
+	must(t, unix.SchedSetAttr(cmd.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0))
 	if err := File(filepath.Join(cg.CPU, rtFile)).Write("0"); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("the budget of a real-time task was taken: %v", err)
 	}

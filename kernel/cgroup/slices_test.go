@@ -16,7 +16,7 @@ import (
 // The threads of a cgroup get short slices, except one that has requested its own, and Restore
 // gives back their former slices. A later thread gets a short slice too.
 func TestSlicesInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	usual, err := ownSlice()
 	if cg.V2 == "" || errors.Is(err, errors.ErrUnsupported) {
@@ -24,9 +24,7 @@ func TestSlicesInKernel(t *testing.T) {
 	}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	must(err)
 	start := func() int {

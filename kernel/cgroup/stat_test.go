@@ -90,21 +90,15 @@ func TestStatInKernel(t *testing.T) {
 	}
 	cmd := exec.Command("/bin/sh", "-c", "read x; while :; do :; done")
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	cg.Add(t, cmd.Process.Pid)
 	in.Close()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		usage, err1 := Usage(cg.V2)
 		throttled, periods, err2 := Throttled(cg.CPU)
-		if err := errors.Join(err1, err2); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err1, err2))
 		if usage > 0 && throttled > 0 && periods > 0 {
 			return
 		}

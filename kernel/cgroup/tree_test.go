@@ -14,21 +14,13 @@ func TestIDs(t *testing.T) {
 	want := []uint64{}
 	for _, sub := range []string{"", "a", "a/b", "c"} {
 		path := filepath.Join(dir, sub)
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(path, "cgroup.procs"), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(path, 0o755))
+		must(t, os.WriteFile(filepath.Join(path, "cgroup.procs"), nil, 0o644))
 		id, err := ID(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want = append(want, id)
 	}
-	if err := os.Symlink("/", filepath.Join(dir, "out")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink("/", filepath.Join(dir, "out")))
 	if got, err := IDs(dir, 100); err != nil || !slices.Equal(got, want) {
 		t.Errorf("ids %v, %v, want %v", got, err, want)
 	}

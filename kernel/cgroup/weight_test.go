@@ -10,7 +10,7 @@ import (
 
 // A cgroup that was made idle gets its own weight back, not the kernel's default.
 func TestIdleInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.CPU == "" {
 		testkit.Skip(t, "no cpu controller")
@@ -19,9 +19,7 @@ func TestIdleInKernel(t *testing.T) {
 	if cg.CPU == cg.V2 {
 		weight = "cpu.weight"
 	}
-	if err := File(filepath.Join(cg.CPU, weight)).Write("321"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, File(filepath.Join(cg.CPU, weight)).Write("321"))
 	knob, _ := WeightKnob(cg.CPU, cg.CPU == cg.V2)
 	j := testkit.Journal(t, journal.Open)
 	open := func(r journal.Ref) (journal.Knob, error) { return OpenFile(DefaultRoot, r) }
@@ -40,9 +38,7 @@ func TestIdleInKernel(t *testing.T) {
 	}
 	turn := func() {
 		t.Helper()
-		if err := j.Turn(knob, Idled, journal.Owner{Feature: "test"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.Turn(knob, Idled, journal.Owner{Feature: "test"}))
 		if w, err := Weight(cg.CPU); err != nil || w != 0 {
 			t.Errorf("the weight is %d, %v, after it was made idle", w, err)
 		}
@@ -51,9 +47,7 @@ func TestIdleInKernel(t *testing.T) {
 	restore("after restore")
 	turn()
 	// A restore was killed between its two steps.
-	if err := File(filepath.Join(cg.CPU, idleFile)).Write("0"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, File(filepath.Join(cg.CPU, idleFile)).Write("0"))
 	restore("after a restore that was cut short")
 }
 

@@ -233,9 +233,7 @@ func TestReadState(t *testing.T) {
 	testkit.NeedRoot(t)
 	kit := testkit.NetNS(t)
 	ns, err := netdev.Open(kit.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { ns.Close() })
 	if s, err := conntrack.Read(ns); err != nil || s != (conntrack.State{}) {
 		t.Fatalf("%+v, %v", s, err)

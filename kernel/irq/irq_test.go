@@ -19,7 +19,7 @@ var must = testkit.Must
 
 // An interrupt that is movable moves, and Restore moves it back. One that is not reports so.
 func TestAffinityInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	entries, err := os.ReadDir("/proc/irq")
 	must(t, err)

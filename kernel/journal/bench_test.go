@@ -9,7 +9,7 @@ import (
 // and Remove of a feature does.
 func BenchmarkRestoreOne(b *testing.B) {
 	board := newBoard()
-	j, err := OpenBoot(b.TempDir(), boot)
+	j, err := openBoot(b.TempDir(), "", boot)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func TestExpiryOverClockStep(t *testing.T) {
 	if e, _ := j.Entry(b.knob("a").Ref(), "test"); e.Expiry != expiry {
 		t.Errorf("the expiry is %v, not %v with its monotonic reading", e.Expiry, expiry)
 	}
-	path := j.store.path
+	path := j.store.main.path
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}

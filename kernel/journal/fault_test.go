@@ -18,7 +18,7 @@ import (
 func subject(arg []byte) (map[string]faults.Op, error) {
 	dir := strings.Trim(string(arg), `"`)
 	state := filepath.Join(dir, "state")
-	j, err := OpenBoot(state, boot)
+	j, err := openBoot(state, "", boot)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func subject(arg []byte) (map[string]faults.Op, error) {
 		"restore": func(context.Context) error { _, err := j.Restore(openPage, nil); return err },
 		"open": func(context.Context) error {
 			j.Close()
-			next, err := OpenBoot(state, boot)
+			next, err := openBoot(state, "", boot)
 			if err == nil {
 				j = next
 			}
@@ -77,7 +77,7 @@ func TestFaults(t *testing.T) {
 		return strings.Join(lines, "\n")
 	}
 	restore := func() error {
-		j, err := OpenBoot(filepath.Join(dir, "state"), boot)
+		j, err := openBoot(filepath.Join(dir, "state"), "", boot)
 		if err != nil {
 			return err
 		}

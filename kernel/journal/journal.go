@@ -31,7 +31,8 @@ import (
 var ErrBusy = errors.New("journal is held by another process")
 
 // ErrCorrupt is returned by Open for a damaged file, which it has set aside (renamed to
-// NAME.corrupt). The next Open continues with the intact entries.
+// NAME.corrupt), and for one that lacked entries of its copy. The next Open continues with the
+// intact entries of both.
 var ErrCorrupt = errors.New("journal is corrupt")
 
 // ErrVersion is returned by Open for a file in the format of another release. Open leaves the file
@@ -87,18 +88,22 @@ type Journal struct {
 
 // Open opens the journal in dir for the running boot. It creates a missing dir with mode 0700. It
 // needs no room on the disk, and neither does Restore. Errors: ErrBusy, ErrCorrupt, ErrVersion.
-func Open(dir string) (*Journal, error) {
+func Open(dir string) (*Journal, error) { return OpenCopied(dir, "") }
+
+// OpenCopied is Open with a copy of the journal in another directory, for the case that the file in
+// dir is damaged or removed.
+func OpenCopied(dir, second string) (*Journal, error) {
 	boot, err := BootID("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("open journal %s: %w", dir, err)
 	}
-	return OpenBoot(dir, boot)
+	return openBoot(dir, second, boot)
 }
 
-// OpenBoot is Open for the boot with the given id (see BootID). Entries of any other boot are
+// openBoot is OpenCopied for the boot with the given id (see BootID). Entries of any other boot are
 // dropped.
-func OpenBoot(dir, boot string) (*Journal, error) {
-	s, err := lock(dir, boot)
+func openBoot(dir, second, boot string) (*Journal, error) {
+	s, err := lock(dir, second, boot)
 	if err != nil {
 		return nil, fmt.Errorf("open journal %s: %w", dir, err)
 	}

@@ -90,7 +90,7 @@ func (k memKnob) Write(v string) error {
 
 func open(t *testing.T, dir string) *Journal {
 	t.Helper()
-	j, err := OpenBoot(dir, boot)
+	j, err := openBoot(dir, "", boot)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -377,7 +377,7 @@ func TestOtherBootIsDropped(t *testing.T) {
 	// After a loss of power the file may contain anything: it must not be read at all.
 	ruin(t, dir, func([]byte) []byte { return []byte{0, 0, 0} })
 
-	j, err := OpenBoot(dir, "11111111-5f5e-4b5c-9a53-8d3e6a1f4c11")
+	j, err := openBoot(dir, "", "11111111-5f5e-4b5c-9a53-8d3e6a1f4c11")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -402,7 +402,7 @@ func TestBootID(t *testing.T) {
 		t.Errorf("got %q, %v", got, err)
 	}
 	for _, bad := range []string{"", "../x", "A", strings.Repeat("a", 65)} {
-		if j, err := OpenBoot(t.TempDir(), bad); err == nil {
+		if j, err := openBoot(t.TempDir(), "", bad); err == nil {
 			j.Close()
 			t.Errorf("boot id %q was taken", bad)
 		}
@@ -481,7 +481,7 @@ func TestConcurrentUse(t *testing.T) {
 
 func BenchmarkTurn(b *testing.B) {
 	board := newBoard("a", "0")
-	j, err := OpenBoot(b.TempDir(), boot)
+	j, err := openBoot(b.TempDir(), "", boot)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -60,7 +60,7 @@ func openPage(r Ref) (Knob, error) { return pageKnob{r.Object}, nil }
 // turnForever turns each knob once and reports it. Then several features turn knobs up and down
 // until the process is killed.
 func turnForever(dir string) error {
-	j, err := OpenBoot(filepath.Join(dir, "state"), boot)
+	j, err := openBoot(filepath.Join(dir, "state"), "", boot)
 	if err != nil {
 		return err
 	}

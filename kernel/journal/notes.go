@@ -333,11 +333,11 @@ func (n *notes) end(ref Ref) error {
 // is full), the notes and the file stay valid, and tidy tries again after the same number of
 // records.
 func (n *notes) tidy() {
-	if n.store.lines < max(n.untidy, slack+4*len(n.byRef)) {
+	if n.store.main.lines < max(n.untidy, slack+4*len(n.byRef)) {
 		return
 	}
 	n.untidy = 0
 	if err := n.store.rewrite(slices.Collect(maps.Values(n.byRef))); err != nil {
-		n.untidy = n.store.lines + slack
+		n.untidy = n.store.main.lines + slack
 	}
 }

@@ -6,10 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -82,14 +83,21 @@ func (r record) note(c clock) note {
 	return n
 }
 
-// store is the file of one boot: a header and one line for each knob, each appended by a single
-// write. Putting a knob back overwrites one byte, the first of the knob's last line. A kill cannot
-// cut one byte in two, and it needs no room on a full disk. A lock on its directory protects the
-// file.
+// store is the two files of one boot with the same notes, so that one may be damaged or lost. A lock
+// on the directory of the first protects both. A note that only one of them has counts: undoing
+// compares with the host, so a note too many does no harm.
 type store struct {
-	dir   *os.File // carries the lock
+	dir  *os.File // carries the lock
+	main file
+	copy *file // nil: there is none, or it cannot be written
+}
+
+// file is a header and one line for each knob, each appended by a single write. Putting a knob back
+// overwrites one byte, the first of the knob's last line. A kill cannot cut one byte in two, and it
+// needs no room on a full disk.
+type file struct {
 	path  string
-	file  *os.File // nil before the first record
+	open  *os.File // nil before the first record
 	clock clock
 	layout
 }
@@ -104,10 +112,15 @@ type layout struct {
 // dropped is the first byte of a line that has ended, in place of a digit of its checksum.
 const dropped = '-'
 
-// lock makes and locks dir, and removes the files of other boots.
-func lock(dir, boot string) (*store, error) {
+// lock makes and locks dir, and makes the directory of the copy, if that is not "". It removes the
+// files of other boots in both.
+func lock(dir, second, boot string) (*store, error) {
 	if !bootID.MatchString(boot) {
 		return nil, fmt.Errorf("boot id %q is not one", boot)
+	}
+	c, err := readClock()
+	if err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -116,25 +129,32 @@ func lock(dir, boot string) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &store{dir: f, path: filepath.Join(dir, prefix+boot)}
-	if s.clock, err = readClock(); err != nil {
-		return nil, errors.Join(err, s.close())
-	}
+	s := &store{dir: f, main: file{path: filepath.Join(dir, prefix+boot), clock: c}}
 	if err := s.acquire(); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
-	names, err := os.ReadDir(dir)
-	if err != nil {
+	if err := dropOthers(dir, boot); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
-	for _, n := range names {
-		if strings.HasPrefix(n.Name(), prefix) && !strings.HasPrefix(n.Name(), prefix+boot) {
-			if err := os.Remove(filepath.Join(dir, n.Name())); err != nil {
-				return nil, errors.Join(fmt.Errorf("drop the journal of another boot: %w", err), s.close())
-			}
-		}
+	// The journal works without the copy.
+	if second != "" && os.MkdirAll(second, 0o700) == nil && dropOthers(second, boot) == nil {
+		s.copy = &file{path: filepath.Join(second, prefix+boot), clock: c}
 	}
 	return s, nil
+}
+
+// dropOthers removes the files of other boots.
+func dropOthers(dir, boot string) error {
+	names, err := os.ReadDir(dir)
+	for _, n := range names {
+		if err == nil && strings.HasPrefix(n.Name(), prefix) && !strings.HasPrefix(n.Name(), prefix+boot) {
+			err = os.Remove(filepath.Join(dir, n.Name()))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("drop the journal of another boot: %w", err)
+	}
+	return nil
 }
 
 // acquire takes the lock. A process that was just killed may need a moment to release it.
@@ -153,59 +173,155 @@ func (s *store) acquire() error {
 }
 
 func (s *store) close() error {
-	err := s.dir.Close()
-	if s.file != nil {
-		err = errors.Join(s.file.Close(), err)
+	err := errors.Join(s.main.close(), s.dir.Close())
+	if s.copy == nil {
+		return err
 	}
-	return err
+	if len(s.copy.at) == 0 {
+		os.Remove(s.copy.path)
+		os.Remove(filepath.Dir(s.copy.path)) // unless it has something else
+	}
+	return errors.Join(s.copy.close(), err)
 }
 
-// load reads the notes by number. It changes the disk only if the file is damaged: then it keeps
-// the intact lines, sets the file aside, and returns ErrCorrupt. It leaves a file in another format
-// as it is, and returns ErrVersion.
+// load reads the notes by number, and makes the files equal. It leaves a file in another format as
+// it is, and returns ErrVersion. If the first file is damaged it keeps the intact lines, sets the
+// file aside, and returns ErrCorrupt. So it does if the copy had notes that the first file lacked.
 func (s *store) load() (map[uint64]note, error) {
-	f, err := os.OpenFile(s.path, os.O_RDWR, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		if err := s.rewrite(nil); !errors.Is(err, unix.ENOSPC) {
-			return nil, err
-		}
-		return nil, nil // there is nothing to undo; the first entry tries again
-	}
+	notes, damage, err := s.main.load()
 	if err != nil {
 		return nil, err
 	}
-	data, err := io.ReadAll(f)
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
+	if notes == nil {
+		notes = make(map[uint64]note)
 	}
-	first, _, _ := strings.Cut(string(data[:min(len(data), 64)]), "\n")
-	if other, ok := strings.CutPrefix(first, magic); ok && other != version {
-		return nil, errors.Join(fmt.Errorf("%w: %s has form %q, this program reads %s", ErrVersion, s.path, other, version), f.Close())
+	found := 0
+	if s.copy != nil {
+		more, _, err := s.copy.load()
+		if err != nil { // another release's, or not to be read: the next rewrite replaces it
+			more = nil
+		}
+		found = merge(notes, more)
 	}
-	notes, layout, damage := parse(data, s.clock)
 	var whole []*note
 	for _, n := range notes {
 		whole = append(whole, &n)
 	}
+	switch {
+	case damage != nil:
+		aside := s.main.path + ".corrupt"
+		damage = fmt.Errorf("%w: %s: %w; set aside as %s, %d entries kept, %d of them from its copy", ErrCorrupt, s.main.path, damage, aside, len(notes), found)
+		// Link it to a second name first: the intact file then has a name at any moment.
+		if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, errors.Join(damage, err)
+		}
+		damage = errors.Join(damage, os.Link(s.main.path, aside))
+	case found > 0:
+		damage = fmt.Errorf("%w: %s lacks %d of %d entries; taken from its copy", ErrCorrupt, s.main.path, found, len(notes))
+	}
+	if damage != nil || s.main.open == nil {
+		err = s.main.rewrite(whole)
+		if damage == nil && errors.Is(err, unix.ENOSPC) {
+			err = nil // there is nothing to undo; the first entry tries again
+		}
+	}
+	s.second(func(c *file) error { return c.rewrite(whole) })
+	return notes, errors.Join(damage, err)
+}
+
+// merge adds the notes of knobs that are only in more, and returns their number.
+func merge(notes, more map[uint64]note) (found int) {
+	have, last := make(map[Ref]bool), uint64(0)
+	for seq, n := range notes {
+		have[n.Ref], last = true, max(last, seq)
+	}
+	for _, seq := range slices.Sorted(maps.Keys(more)) {
+		n := more[seq]
+		if have[n.Ref] {
+			continue
+		}
+		if _, taken := notes[seq]; taken {
+			last++
+			n.seq = last
+		}
+		notes[n.seq], last = n, max(last, n.seq)
+		found++
+	}
+	return found
+}
+
+// second makes a change to the copy. A copy that cannot be written is given up and removed: an old
+// one would name what has been undone since.
+func (s *store) second(change func(*file) error) {
+	if s.copy == nil {
+		return
+	}
+	if err := change(s.copy); err != nil {
+		s.copy.close()
+		os.Remove(s.copy.path)
+		s.copy = nil
+	}
+}
+
+// rewrite replaces the files by new ones with just these notes.
+func (s *store) rewrite(notes []*note) error {
+	err := s.main.rewrite(notes)
+	if err == nil {
+		s.second(func(c *file) error { return c.rewrite(notes) })
+	}
+	return err
+}
+
+// add appends a note. Any living process sees it whole or not at all.
+func (s *store) add(n note) error {
+	err := s.main.add(n)
+	if err == nil {
+		s.second(func(c *file) error { return c.add(n) })
+	}
+	return err
+}
+
+// drop ends a note, in the copy first: a kill in between leaves the note.
+func (s *store) drop(n uint64) error {
+	s.second(func(c *file) error { return c.drop(n) })
+	return s.main.drop(n)
+}
+
+func (f *file) close() error {
+	if f.open == nil {
+		return nil
+	}
+	return f.open.Close()
+}
+
+// load reads the notes by number, and changes nothing. Of a file that is not there it reads none.
+// Its first error says what is damaged, the second that nothing is to be read: ErrVersion.
+func (f *file) load() (notes map[uint64]note, damage, err error) {
+	data, err := os.ReadFile(f.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	first, _, _ := strings.Cut(string(data[:min(len(data), 64)]), "\n")
+	if other, ok := strings.CutPrefix(first, magic); ok && other != version {
+		return nil, nil, fmt.Errorf("%w: %s has form %q, this program reads %s", ErrVersion, f.path, other, version)
+	}
+	notes, layout, damage := parse(data, f.clock)
 	if damage == nil {
-		s.file, s.layout = f, layout
-		return notes, nil
+		if f.open, err = os.OpenFile(f.path, os.O_RDWR, 0); err == nil {
+			f.layout = layout
+		}
 	}
-	f.Close()
-	aside := s.path + ".corrupt"
-	damage = fmt.Errorf("%w: %s: %w; set aside as %s, %d entries kept", ErrCorrupt, s.path, damage, aside, len(notes))
-	// Link it to a second name first: the intact file then has a name at any moment.
-	if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, errors.Join(damage, err)
-	}
-	return nil, errors.Join(damage, os.Link(s.path, aside), s.rewrite(whole))
+	return notes, damage, err
 }
 
 // rewrite replaces the file by a new one with just these notes.
-func (s *store) rewrite(notes []*note) error {
+func (f *file) rewrite(notes []*note) error {
 	buf, next := []byte(header), layout{at: make(map[uint64]int64)}
 	for _, n := range notes {
-		line, err := format(recordOf(*n, s.clock))
+		line, err := format(recordOf(*n, f.clock))
 		if err != nil {
 			return err
 		}
@@ -213,50 +329,50 @@ func (s *store) rewrite(notes []*note) error {
 		buf = append(buf, line...)
 	}
 	next.size, next.lines = int64(len(buf)), len(notes)
-	f, err := os.OpenFile(s.path+".new", os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+	to, err := os.OpenFile(f.path+".new", os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
 	}
-	if _, err := f.Write(buf); err != nil {
+	if _, err := to.Write(buf); err != nil {
 		// The new file may itself take the last room on the disk.
-		return errors.Join(err, f.Close(), os.Remove(f.Name()))
+		return errors.Join(err, to.Close(), os.Remove(to.Name()))
 	}
-	if err := os.Rename(f.Name(), s.path); err != nil {
-		return errors.Join(err, f.Close())
+	if err := os.Rename(to.Name(), f.path); err != nil {
+		return errors.Join(err, to.Close())
 	}
-	if s.file != nil {
-		s.file.Close() // superseded
+	if f.open != nil {
+		f.open.Close() // superseded
 	}
-	s.file, s.layout = f, next
+	f.open, f.layout = to, next
 	return nil
 }
 
 // add appends a note. Any living process sees it whole or not at all.
-func (s *store) add(n note) error {
-	line, err := format(recordOf(n, s.clock))
+func (f *file) add(n note) error {
+	line, err := format(recordOf(n, f.clock))
 	if err != nil {
 		return err
 	}
-	if s.file == nil {
-		if err := s.rewrite(nil); err != nil {
+	if f.open == nil {
+		if err := f.rewrite(nil); err != nil {
 			return err
 		}
 	}
-	if _, err := s.file.WriteAt(line, s.size); err != nil {
-		return errors.Join(err, s.file.Truncate(s.size))
+	if _, err := f.open.WriteAt(line, f.size); err != nil {
+		return errors.Join(err, f.open.Truncate(f.size))
 	}
-	s.at[n.seq] = s.size
-	s.size += int64(len(line))
-	s.lines++
+	f.at[n.seq] = f.size
+	f.size += int64(len(line))
+	f.lines++
 	return nil
 }
 
 // drop ends a note.
-func (s *store) drop(n uint64) error {
-	if _, err := s.file.WriteAt([]byte{dropped}, s.at[n]); err != nil {
+func (f *file) drop(n uint64) error {
+	if _, err := f.open.WriteAt([]byte{dropped}, f.at[n]); err != nil {
 		return err
 	}
-	delete(s.at, n)
+	delete(f.at, n)
 	return nil
 }
 

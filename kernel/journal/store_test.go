@@ -52,7 +52,7 @@ func TestCorruptFileIsSetAside(t *testing.T) {
 			j.Close()
 			ruin(t, dir, c.change)
 
-			j, err := OpenBoot(dir, boot)
+			j, err := openBoot(dir, "", boot)
 			if err == nil {
 				j.Close()
 			}
@@ -68,6 +68,75 @@ func TestCorruptFileIsSetAside(t *testing.T) {
 				t.Errorf("kept %q, want %q", got, c.kept)
 			}
 		})
+	}
+}
+
+// What the file has lost, by damage or with its directory, comes from the copy, and each of the two
+// is whole again afterwards. An entry that was undone stays undone.
+func TestCopy(t *testing.T) {
+	for name, change := range map[string]func([]byte) []byte{
+		"zeroed":           func(b []byte) []byte { return make([]byte, len(b)) },
+		"cut to half":      func(b []byte) []byte { return b[:len(b)/2] },
+		"one line damaged": func(b []byte) []byte { return bytes.Replace(b, []byte(`"before":"1"`), []byte(`"before":"9"`), 1) },
+		"removed":          nil,
+	} {
+		for _, which := range []string{"journal", "copy"} {
+			t.Run(name+"/"+which, func(t *testing.T) {
+				b := newBoard("a", "1", "b", "1", "c", "1")
+				dir, second := t.TempDir(), filepath.Join(t.TempDir(), "made")
+				j, err := openBoot(dir, second, boot)
+				testkit.Must(t, err)
+				turn(t, j, b.knob("a"), "2")
+				turn(t, j, b.knob("c"), "2")
+				turn(t, j, b.knob("b"), "2")
+				turn(t, j, b.knob("c"), "1")
+				j.Close()
+				at := map[string]string{"journal": dir, "copy": second}[which]
+				if change == nil {
+					testkit.Must(t, os.Remove(filepath.Join(at, prefix+boot)))
+				} else {
+					ruin(t, at, change)
+				}
+				j, err = openBoot(dir, second, boot)
+				if which == "journal" {
+					if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "copy") {
+						t.Fatalf("error is %v", err)
+					}
+					j, err = openBoot(dir, second, boot)
+				}
+				testkit.Must(t, err)
+				j.Close()
+				for _, one := range []string{dir, second} {
+					j = open(t, one)
+					if got, want := brief(j.Entries()), "a:1>2 b:1>2"; got != want {
+						t.Errorf("%s has %q afterwards, want %q", one, got, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A copy that cannot be written is given up, and is not found later.
+func TestNoCopy(t *testing.T) {
+	b := newBoard("a", "1", "b", "1")
+	dir, second := t.TempDir(), t.TempDir()
+	j, err := openBoot(dir, second, boot)
+	testkit.Must(t, err)
+	turn(t, j, b.knob("a"), "2")
+	testkit.Must(t, j.store.copy.open.Close())
+	turn(t, j, b.knob("b"), "2")
+	if _, err := os.Stat(filepath.Join(second, prefix+boot)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the old copy is still there: %v", err)
+	}
+	j.Close()
+	testkit.Must(t, os.RemoveAll(second))
+	testkit.Must(t, os.WriteFile(second, nil, 0o600)) // no directory
+	j, err = openBoot(dir, second, boot)
+	testkit.Must(t, err)
+	defer j.Close()
+	if got := brief(j.Entries()); got != "a:1>2 b:1>2" {
+		t.Errorf("entries are %q", got)
 	}
 }
 
@@ -87,7 +156,7 @@ func TestLastLineCutShort(t *testing.T) {
 	for n := len(header); n < len(whole); n++ {
 		want := map[int]string{1: "", 2: "a:1>2"}[bytes.Count(whole[:n], []byte("\n"))]
 		ruin(t, dir, func([]byte) []byte { return whole[:n] })
-		j, err := OpenBoot(dir, boot)
+		j, err := openBoot(dir, "", boot)
 		if err != nil {
 			t.Fatalf("%d of %d bytes: %v", n, len(whole), err)
 		}
@@ -101,7 +170,7 @@ func TestLastLineCutShort(t *testing.T) {
 func TestBusy(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
-	if _, err := OpenBoot(dir, boot); !errors.Is(err, ErrBusy) {
+	if _, err := openBoot(dir, "", boot); !errors.Is(err, ErrBusy) {
 		t.Errorf("second open: %v", err)
 	}
 	j.Close()
@@ -116,8 +185,8 @@ func TestFileStaysShort(t *testing.T) {
 	for i := range 3 * slack {
 		turn(t, j, b.knob("a"), fmt.Sprint("v", i))
 	}
-	if j.store.lines > slack+8 {
-		t.Errorf("%d lines", j.store.lines)
+	if j.store.main.lines > slack+8 {
+		t.Errorf("%d lines", j.store.main.lines)
 	}
 	j.Close()
 	j = open(t, dir)
@@ -125,8 +194,8 @@ func TestFileStaysShort(t *testing.T) {
 		t.Errorf("entries are %q, want %q", got, want)
 	}
 	turn(t, j, b.knob("a"), "w") // the file has its greatest length
-	if j.store.lines > slack+8 {
-		t.Errorf("%d lines after opening", j.store.lines)
+	if j.store.main.lines > slack+8 {
+		t.Errorf("%d lines after opening", j.store.main.lines)
 	}
 }
 
@@ -143,7 +212,7 @@ func TestVersion(t *testing.T) {
 			was = append([]byte(magic+other+"\n"), data[len(header):]...)
 			return was
 		})
-		_, err := OpenBoot(dir, boot)
+		_, err := openBoot(dir, "", boot)
 		if !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), fmt.Sprintf("form %q", other)) {
 			t.Errorf("form %s: %v", other, err)
 		}
@@ -256,7 +325,7 @@ func TestCannotTidy(t *testing.T) {
 	b := newBoard("a", "0")
 	dir := t.TempDir()
 	j := open(t, dir)
-	if err := os.Mkdir(j.store.path+".new", 0o700); err != nil { // blocks the name of the new file
+	if err := os.Mkdir(j.store.main.path+".new", 0o700); err != nil { // blocks the name of the new file
 		t.Fatal(err)
 	}
 	last := ""
@@ -264,21 +333,21 @@ func TestCannotTidy(t *testing.T) {
 		last = fmt.Sprint(i + 1)
 		turn(t, j, b.knob("a"), last)
 	}
-	if j.store.lines < slack {
-		t.Fatalf("%d lines: it was made shorter", j.store.lines)
+	if j.store.main.lines < slack {
+		t.Fatalf("%d lines: it was made shorter", j.store.main.lines)
 	}
 	want := "a:0>" + last
 	if got := brief(j.Entries()); got != want {
 		t.Errorf("entries are %q, want %q", got, want)
 	}
-	if err := os.Remove(j.store.path + ".new"); err != nil {
+	if err := os.Remove(j.store.main.path + ".new"); err != nil {
 		t.Fatal(err)
 	}
 	for i := range slack {
 		turn(t, j, b.knob("a"), fmt.Sprint(-i))
 	}
-	if j.store.lines > 2*slack {
-		t.Errorf("%d lines: it was not tried again", j.store.lines)
+	if j.store.main.lines > 2*slack {
+		t.Errorf("%d lines: it was not tried again", j.store.main.lines)
 	}
 	j.Close()
 	if got, want := brief(open(t, dir).Entries()), fmt.Sprint("a:0>", 1-slack); got != want {

@@ -62,7 +62,7 @@ func openNS(t *testing.T, path string) *netdev.NS {
 
 // Each knob of a veth is turned, and all are as they were after a restore.
 func TestKnobsOfAVeth(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	p := newPair(t)
 	j := testkit.Journal(t, journal.Open)
@@ -233,7 +233,7 @@ func TestOpenKnob(t *testing.T) {
 
 // An IFB is made and removed; a foreign one of its name is neither.
 func TestIFB(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	box := testkit.NetNS(t)
 	ns := openNS(t, box.Path)
@@ -386,7 +386,7 @@ func (d dying) Write(string) error {
 // A write that a kill interrupts leaves a container's sysfs writable, and an entry by which the
 // next agent makes it read-only again.
 func TestSysfsInterrupted(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	ns, eth0, readOnly := readOnlySysfs(t)
 	dir := t.TempDir()
@@ -428,7 +428,7 @@ func kernelOpener() journal.Opener {
 
 // A pair joins two namespaces, and goes with the knob; a foreign one of its name is left alone.
 func TestPair(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	inside, outside := testkit.NetNS(t), testkit.NetNS(t)
 	ns, to := openNS(t, inside.Path), openNS(t, outside.Path)

@@ -17,12 +17,8 @@ import (
 
 func write(t *testing.T, name, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	must(t, os.WriteFile(name, []byte(text), 0o644))
 }
 
 func TestCapabilities(t *testing.T) {
@@ -106,15 +102,11 @@ func TestBandwidthWithoutController(t *testing.T) {
 
 func TestSweep(t *testing.T) {
 	cmd := exec.Command("true")
-	if err := cmd.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Run())
 	dir := t.TempDir()
 	dead, alive, other := fmt.Sprint(groupPrefix, cmd.Process.Pid, "-1"), fmt.Sprint(groupPrefix, os.Getppid(), "-1"), "fairlead-probe"
 	for _, n := range []string{dead, alive, other} {
-		if err := os.Mkdir(filepath.Join(dir, n), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(filepath.Join(dir, n), 0o755))
 	}
 	sweep(dir)
 	for n, want := range map[string]bool{dead: false, alive: true, other: true} {
@@ -139,13 +131,9 @@ func withType(t *testing.T, name string, members ...string) kernel.Roots {
 		typ.Members = append(typ.Members, btf.Member{Name: m, Type: u32, Offset: btf.Bits(32 * i)})
 	}
 	b, err := btf.NewBuilder([]btf.Type{typ}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	raw, err := b.Marshal(nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	sys := t.TempDir()
 	write(t, filepath.Join(sys, "kernel/btf/vmlinux"), string(raw))
 	return kernel.Roots{Sys: sys}
@@ -190,9 +178,7 @@ func TestSoftirqsChargeTasks(t *testing.T) {
 				t.Errorf("%v, %v", got, err)
 			}
 			spec, err := kernelTypes(roots, btf.NewCache())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			a := softirqCharge(roots, spec)
 			if (a.Level == Full) != c.charges || !strings.Contains(a.Why+a.detail, c.says) {
 				t.Errorf("doctor says %+v", a)

@@ -24,9 +24,7 @@ func TestHooks(t *testing.T) {
 	testkit.Veth(t, ns, "flo2", ns, "flo3")
 	look := func() answers {
 		a := answers{}
-		if err := ns.Do(func() error { hooks(t.Context(), a); return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must(t, ns.Do(func() error { hooks(t.Context(), a); return nil }))
 		return a
 	}
 	for c, a := range look() {
@@ -38,18 +36,14 @@ func TestHooks(t *testing.T) {
 	h := ns.Handle(t)
 	index := func(name string) int {
 		l, err := h.LinkByName(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return l.Attrs().Index
 	}
 	program := func(typ ebpf.ProgramType, name string) *ebpf.Program {
 		spec := classifier(typ)
 		spec.Name = name
 		p, err := ebpf.NewProgram(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { p.Close() })
 		return p
 	}
@@ -82,31 +76,21 @@ func TestHooks(t *testing.T) {
 	for i, name := range []string{"cil_tc", "fl_tc"} {
 		at := index(fmt.Sprint("flo", 1+2*i))
 		q := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: at, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-		if err := h.QdiscAdd(q); err != nil {
-			t.Fatal(err)
-		}
+		must(t, h.QdiscAdd(q))
 		f := &netlink.BpfFilter{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: at, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
 			Fd:          program(ebpf.SchedCLS, name).FD(), Name: name, DirectAction: true,
 		}
-		if err := h.FilterAdd(f); err != nil {
-			t.Fatal(err)
-		}
+		must(t, h.FilterAdd(f))
 	}
 	htb := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index("flo3"), Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT})
-	if err := h.QdiscAdd(htb); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.QdiscAdd(htb))
 
 	// The agent's own qdiscs belong to no other owner: the one of a veth, and of an IFB.
-	if err := h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(7), TxQLen: -1}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(7), TxQLen: -1}}))
 	for _, name := range []string{"flo2", netdev.IFBName(7)} {
 		ours := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index(name), Handle: qdisc.Handle, Parent: netlink.HANDLE_ROOT})
-		if err := h.QdiscAdd(ours); err != nil {
-			t.Fatal(err)
-		}
+		must(t, h.QdiscAdd(ours))
 	}
 
 	want := map[string]string{"xdp-programs": "cil_xdp (flo0)", "tc-programs": "cil_tc (flo1)", "qdiscs": "htb (flo3)"}

@@ -23,6 +23,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
+var must = testkit.Must
+
 // reporter in the environment makes the test binary print a Report and end.
 const reporter = "FAIRLEAD_PROBE_REPORT"
 
@@ -139,16 +141,12 @@ func traces(t *testing.T) map[string]string {
 		}
 	}
 	threads, err := sched.Threads("/proc", fmt.Sprintf("napi/fl%d", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, th := range threads {
 		seen[th.Comm] = ""
 	}
 	fds, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, fd := range fds {
 		to, _ := os.Readlink(filepath.Join("/proc/self/fd", fd.Name()))
 		for _, kind := range []string{"net:", "bpf", "socket:", "/sys/fs/cgroup"} {
@@ -218,9 +216,7 @@ func TestThisHost(t *testing.T) {
 		}
 	}
 	l, err := cgroup.Detect("/proc", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if f := r.find(t, "cgroup-v2"); f.Detail != l.V2 {
 		t.Errorf("cgroup-v2 is at %q, want %q", f.Detail, l.V2)
 	}

@@ -16,9 +16,7 @@ func listen(t *testing.T, serve func(net.Conn)) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -40,9 +38,7 @@ func engine(t *testing.T, status int) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Server", "Docker/20.10")
 		if r.URL.Path != "/_ping" {
@@ -58,9 +54,7 @@ func engine(t *testing.T, status int) string {
 func TestAnswering(t *testing.T) {
 	stale := filepath.Join(t.TempDir(), "stale")
 	l, err := net.Listen("unix", stale)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	l.Close()
 

@@ -340,7 +340,7 @@ func TestIngressQdisc(t *testing.T) {
 // A process that drops packets is killed: they pass at once. A restore then removes the rest, or
 // the next process replaces it.
 func TestHookOfAKilledProcess(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	for _, adopt := range []bool{false, true} {
 		t.Run(fmt.Sprintf("adopt=%v", adopt), func(t *testing.T) {
 			h := newHooked(t, true)

@@ -117,7 +117,7 @@ func (w *wire) foreigners() map[string]func() {
 
 // What was there before comes back, byte for byte as the kernel shows it.
 func TestForeignRootComesBack(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	for name := range (&wire{}).foreigners() {
 		t.Run(name, func(t *testing.T) {
@@ -196,7 +196,7 @@ func TestKept(t *testing.T) {
 }
 
 func TestQueueLenComesBack(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	w := newWire(t)
 	w.near.Bind(t)
 	must(t, w.h.LinkSetTxQLen(w.u0, 0))
@@ -216,7 +216,7 @@ func TestQueueLenComesBack(t *testing.T) {
 }
 
 func TestForwardPriorityComesBack(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	w := newWire(t)
 	w.near.Bind(t)
 	j, k := openJournal(t, t.TempDir()), qdisc.ForwardPriority("/proc", w.ns)

@@ -15,22 +15,18 @@ import (
 )
 
 func TestSlice(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	th, remove := napi(t)
 	j := testkit.Journal(t, journal.Open)
 	knob := Slice("/proc", th.Thread)
 	before, err := knob.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if before == NoSlice {
 		testkit.Skip(t, "kernel has no slices of a thread's own")
 	}
 	want := FormatSlice(300 * time.Microsecond)
-	if err := j.Turn(knob, want, journal.Owner{Feature: "test"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.Turn(knob, want, journal.Owner{Feature: "test"}))
 	if got, err := knob.Read(); err != nil || got != want || got == before {
 		t.Errorf("slice is %q after %q was written over %q (%v)", got, want, before, err)
 	}
@@ -59,7 +55,7 @@ func TestSlice(t *testing.T) {
 }
 
 func TestNice(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	th, _ := napi(t)
 	j := testkit.Journal(t, journal.Open)
@@ -69,12 +65,8 @@ func TestNice(t *testing.T) {
 		t.Fatalf("nice value %q (%v)", before, err)
 	}
 	asked, err := slice.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Turn(knob, "15", journal.Owner{Feature: "test"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, j.Turn(knob, "15", journal.Owner{Feature: "test"}))
 	if got, err := knob.Read(); err != nil || got != "15" {
 		t.Errorf("nice value %q after 15 was written (%v)", got, err)
 	}

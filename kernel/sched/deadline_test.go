@@ -18,22 +18,16 @@ import (
 // A thread gets its runtime. After its agent is gone, Restore gives it back its policy and nice
 // value. Its children are ordinary.
 func TestDeadlineInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
-	if err := TryDeadline(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, TryDeadline())
 	dir := t.TempDir()
 	j, err := journal.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd := exec.Command("sh", "-c", "read x; sleep 1000 & echo $!; wait")
 	in, _ := cmd.StdinPipe()
 	out, _ := cmd.StdoutPipe()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	child := 0
 	defer func() {
 		cmd.Process.Kill()
@@ -43,29 +37,19 @@ func TestDeadlineInKernel(t *testing.T) {
 		}
 	}()
 	pid := cmd.Process.Pid
-	if err := unix.Setpriority(unix.PRIO_PROCESS, pid, 7); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Setpriority(unix.PRIO_PROCESS, pid, 7))
 	thread, err := FindTask("/proc", pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	policyOf := func(pid int) string {
 		t.Helper()
 		th, err := FindTask("/proc", pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		s, err := Deadline("/proc", th).Read()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return s
 	}
 	given := FormatDeadline(5*time.Millisecond, 100*time.Millisecond)
-	if err := j.Turn(Deadline("/proc", thread), given, journal.Owner{Feature: "test"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.Turn(Deadline("/proc", thread), given, journal.Owner{Feature: "test"}))
 	attr, err := unix.SchedGetAttr(pid, 0)
 	if err != nil || attr.Policy != unix.SCHED_DEADLINE || attr.Runtime != 5e6 || attr.Period != 1e8 {
 		t.Errorf("the thread is %+v, %v", attr, err)
@@ -95,9 +79,7 @@ func TestDeadlineInKernel(t *testing.T) {
 	}
 
 	// The knob reads a policy that the thread has changed itself.
-	if err := unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_BATCH, Nice: 3}, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_BATCH, Nice: 3}, 0))
 	if got := policyOf(pid); got != "batch 3" {
 		t.Errorf("batch is %q", got)
 	}
@@ -115,25 +97,17 @@ func TestDeadlineAffinity(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	cmd := exec.Command("sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	defer func() { cmd.Process.Kill(); cmd.Wait() }()
 	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.SchedGetaffinity(0, &all))
 	if all.Count() < 2 {
 		testkit.Skip(t, "one CPU only")
 	}
 	one.Set(0)
-	if err := unix.SchedSetaffinity(cmd.Process.Pid, &one); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.SchedSetaffinity(cmd.Process.Pid, &one))
 	thread, err := FindTask("/proc", cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = ExplainDeadline(Deadline("/proc", thread).Write(FormatDeadline(time.Millisecond, time.Second)))
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "all CPUs") {
 		t.Errorf("%v", err)

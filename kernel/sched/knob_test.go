@@ -23,28 +23,18 @@ func napi(t *testing.T) (thread Named, remove func()) {
 	testkit.Veth(t, ns, "flta", ns, "fltb")
 	h := ns.Handle(t)
 	link, err := h.LinkByName("fltb")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dev, err := netdev.Open(ns.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { dev.Close() })
-	if err := dev.Offload(link.Attrs().Index, netdev.GRO).Write(netdev.GRO.On()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, dev.Offload(link.Attrs().Index, netdev.GRO).Write(netdev.GRO.On()))
 	threads := func() []Named {
 		list, err := Threads("/proc", "napi/fltb-")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return list
 	}
 	before := threads() // a stopped one may still be there for a moment
-	if err := dev.Threaded(link.Attrs().Index).Write("1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, dev.Threaded(link.Attrs().Index).Write("1"))
 	var list []Named
 	for end := time.Now().Add(20 * time.Second); len(list) != 1; time.Sleep(time.Millisecond) {
 		list = slices.DeleteFunc(threads(), func(th Named) bool { return slices.Contains(before, th) })
@@ -53,19 +43,15 @@ func napi(t *testing.T) (thread Named, remove func()) {
 		}
 	}
 	return list[0], func() {
-		if err := h.LinkDel(link); err != nil {
-			t.Fatal(err)
-		}
+		must(t, h.LinkDel(link))
 	}
 }
 
 func TestKnobsInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	l, err := cgroup.Detect("/proc", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	th, remove := napi(t)
 	j := testkit.Journal(t, journal.Open)
 	owner := journal.Owner{Feature: "test"}
@@ -83,9 +69,7 @@ func TestKnobsInKernel(t *testing.T) {
 		if got, err := k.Read(); err != nil || got != m.hierarchy {
 			t.Errorf("before: %q, %v", got, err)
 		}
-		if err := j.Turn(k, m.dir, owner); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.Turn(k, m.dir, owner))
 		if got, err := k.Read(); err != nil || got != m.dir {
 			t.Errorf("after: %q, %v", got, err)
 		}
@@ -95,12 +79,8 @@ func TestKnobsInKernel(t *testing.T) {
 	}
 	a := Affinity("/proc", th.Thread)
 	all, err := a.Read()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Turn(a, "0", owner); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, j.Turn(a, "0", owner))
 	for _, bad := range []string{"", "x", "1024", "1023"} {
 		if err := a.Write(bad); err == nil {
 			t.Errorf("affinity %q was taken", bad)
@@ -131,12 +111,8 @@ func TestKnobsInKernel(t *testing.T) {
 
 	// Deleting a device takes its thread out of the cgroup.
 	group := Group("/proc", l, th.Thread, l.V2)
-	if err := j.Turn(group, cg.V2, owner); err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Turn(a, "0", owner); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.Turn(group, cg.V2, owner))
+	must(t, j.Turn(a, "0", owner))
 	remove()
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if _, err := group.Read(); err != nil {
@@ -164,18 +140,14 @@ func TestRefusesProcesses(t *testing.T) {
 	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	l, err := cgroup.Detect("/proc", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s, err := readStat("/proc", os.Getpid())
 	if !errors.Is(err, ErrNotKernel) {
 		t.Fatalf("this process: %v", err)
 	}
 	self := Thread{TID: os.Getpid(), Start: s.start}
 	before, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, err := range map[string]error{
 		"move":     Group("/proc", l, self, l.V2).Write(cg.V2),
 		"affinity": Affinity("/proc", self).Write("0"),
@@ -195,9 +167,7 @@ func TestThreadsOfThisHost(t *testing.T) {
 	if errors.Is(err, ErrHidden) {
 		testkit.Skip(t, "not in the host's pid namespace")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	found := false
 	for _, n := range list {
 		found = found || n.Comm == "ksoftirqd/0"

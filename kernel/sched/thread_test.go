@@ -14,6 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // task writes proc/TID of a process or, with PF_KTHREAD, of a kernel thread.
@@ -25,24 +27,16 @@ func task(t *testing.T, proc string, tid int, comm string, flags, start uint64, 
 		"cgroup": cg,
 	} {
 		path := filepath.Join(proc, fmt.Sprint(tid), name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 }
 
 func kthreadChildren(t *testing.T, proc, list string) {
 	t.Helper()
 	dir := filepath.Join(proc, "2/task/2")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "children"), []byte(list), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(dir, 0o755))
+	must(t, os.WriteFile(filepath.Join(dir, "children"), []byte(list), 0o644))
 }
 
 func names(list []Named) string {
@@ -117,9 +111,7 @@ func TestOpenKnob(t *testing.T) {
 	task(t, proc, 7, "napi/eth0-1", pfKthread, 42, "0::/pod/c1\n")
 	task(t, proc, 8, "sh", 0, 42, "0::/pod/c1\n")
 	k, err := OpenKnob(proc, l, journal.Ref{Kind: "kthread", Object: "7:42:" + root})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, err := k.Read(); err != nil || got != filepath.Join(root, "pod/c1") {
 		t.Errorf("read %q, %v", got, err)
 	}

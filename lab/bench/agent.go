@@ -61,7 +61,6 @@ func runAgent(args []string) error {
 	fs.StringVar(&cfg.DockerHost, "docker-host", "", "where Docker answers; with it, sandboxes are not looked for")
 	xdp := fs.Bool("xdp", false, "drop in the driver of the rig's NIC")
 	uplink := fs.Uint64("uplink", 0, "rate of the rig's NIC in bit/s; 0: nothing is shaped")
-	stamps := fs.Uint("latency-stamps", 0, "packets under way that latency has room for; 0: as many as ever")
 	sandboxes := fs.String("sandbox-dir", "", "directory of the sandboxes' state")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -69,7 +68,6 @@ func runAgent(args []string) error {
 	if *uplink > 0 {
 		cfg.Uplinks = map[string]uint64{rig.NICDevice: *uplink}
 	}
-	cfg.LatencyStamps = uint32(*stamps)
 	if *xdp {
 		cfg.XDP = []string{rig.NICDevice}
 	}
@@ -162,7 +160,6 @@ type guard struct {
 	rig     *rig.Rig
 	uplink  uint64 // rate of the NIC in bit/s, which traffic divides; 0: traffic does not
 	xdp     bool   // drop packets in the driver of the NIC
-	stamps  int    // size of latency's table of packets under way; 0: the default
 	feature string // the feature under test
 	prefix  string // prefix of the names of the protected containers
 	count   int    // number of protected containers
@@ -201,7 +198,7 @@ func newGuard(ctx context.Context, r *rig.Rig, protect string, uplink uint64) (*
 // start starts the agent, and waits until it answers.
 func (g *guard) start(ctx context.Context) error {
 	if err := g.launch(g.rig.Node, g.rig.Sandboxes, "--docker-host", g.rig.DockerHost,
-		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp), "--latency-stamps", fmt.Sprint(g.stamps)); err != nil {
+		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp)); err != nil {
 		return err
 	}
 	return g.wait(ctx, func(api.Container, api.FeatureStatus) bool { return true })
@@ -217,18 +214,6 @@ func (g *guard) inDriver(ctx context.Context, xdp bool) error {
 		return err
 	}
 	g.xdp = xdp
-	return g.start(ctx)
-}
-
-// roomFor sets the size of the agent's table of stamps. It restarts the agent for a change.
-func (g *guard) roomFor(ctx context.Context, stamps int) error {
-	if g.stamps == stamps {
-		return nil
-	}
-	if err := g.stop(); err != nil {
-		return err
-	}
-	g.stamps = stamps
 	return g.start(ctx)
 }
 

@@ -22,6 +22,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) {
 	if status, ok := Reexec(os.Args); ok {
 		os.Exit(status)
@@ -38,56 +40,6 @@ func clean(t *testing.T) {
 			t.Errorf("left: %v", left)
 		}
 	}
-}
-
-func TestGuard(t *testing.T) {
-	testkit.NeedRoot(t)
-	ctx := t.Context()
-	s := &session{bed: bed{experiment: &experiment{mode: "isolate"}}, setup: setup{cfg: rig.Config{Path: rig.NIC}}}
-	if err := s.build(ctx); err != nil {
-		t.Fatal(errors.Join(err, s.close()))
-	}
-	// The containers' policy, as far as it is visible from here.
-	setting := func() string {
-		t.Helper()
-		all, err := s.guard.client.Containers(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var of []string
-		for _, c := range all {
-			for _, p := range c.Policy {
-				if p.Key == "fairlead.netcpu" {
-					of = append(of, strings.TrimPrefix(c.Name, s.rig.Prefix())+" "+p.Value)
-				}
-			}
-		}
-		slices.Sort(of)
-		return strings.Join(of, ", ")
-	}
-	for _, on := range []bool{false, true, true, false, true} {
-		if err := s.protect(ctx, on); err != nil {
-			t.Fatal(err)
-		}
-		want := "receiver observe, victim observe"
-		if on {
-			want = "receiver isolate, victim isolate"
-		}
-		if got := setting(); got != want {
-			t.Errorf("on %v: policy is %q, want %q", on, got, want)
-		}
-	}
-	if s.guard.missing != "" {
-		t.Logf("netcpu is %s", s.guard.missing)
-	}
-	dir := s.guard.dir
-	if err := s.close(); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is left (%v)", dir, err)
-	}
-	clean(t)
 }
 
 func TestGuardTellsWhy(t *testing.T) {
@@ -120,9 +72,7 @@ func TestExperiment(t *testing.T) {
 		{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP}, rate: load.Flood},
 		{name: "udp-rr", traffic: rig.Traffic{Kind: rig.UDPRR}, rate: load.Flood},
 	}}
-	if err := e.measure(t.Context(), e.netcpu(su)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.measure(t.Context(), e.netcpu(su)))
 	var got []string
 	for _, c := range e.report.Cases {
 		if !accounted(c) {
@@ -224,57 +174,13 @@ func TestDemo(t *testing.T) {
 		alone(t)()
 		var out bytes.Buffer
 		_, err := demo(t.Context(), Screen{&out, colour}, "dev", 1, 10*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		last := out.String()[strings.LastIndex(strings.TrimSpace(out.String()), "\n")+1:]
 		if !regexp.MustCompile(`Your victim ran \d+\.\d\d times slower beside the flood; with fairlead \d+\.\d\d times\.`).MatchString(last) {
 			t.Errorf("the last line is %q", last)
 		}
 		if ansi := strings.Contains(out.String(), "\x1b["); ansi != colour {
 			t.Errorf("colour %v, ANSI sequences %v", colour, ansi)
-		}
-	}
-	clean(t)
-}
-
-// TestNeighbours runs one case of each kind with more than one neighbour.
-func TestNeighbours(t *testing.T) {
-	testkit.NeedRoot(t)
-	e := &experiment{report: &report.Report{Rounds: 1}, mode: "isolate", settle: 50 * time.Millisecond, take: 200 * time.Millisecond}
-	several := setup{name: "several", cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(4)}, compute: true, demands: []demand{
-		{name: "send", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood},
-		{name: "shaped", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 30e6, long: 2},
-		{name: "recv", traffic: rig.Traffic{Kind: rig.Overrun, Neighbours: 2}, rate: 10_000},
-		{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP, Conns: 6}, rate: load.Flood},
-	}}
-	alone := setup{name: "alone", cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(50, 35)}, alone: true, demands: []demand{
-		{name: "heavy", traffic: rig.Traffic{Kind: rig.Overrun}, busy: 0.2, lift: true},
-	}}
-	for _, su := range []setup{several, alone} {
-		err := e.measure(t.Context(), e.netcpu(su))
-		if errors.Is(err, errNoRate) {
-			// Others keep the CPU busy; TestFindRate covers the search itself.
-			t.Log(err)
-			su.demands[0].busy, su.demands[0].rate = 0, 10_000
-			err = e.measure(t.Context(), e.netcpu(su))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, c := range e.report.Cases {
-		if figures(t, c); max(len(c.Off), len(c.On)) > 1 || min(len(c.Off), len(c.On)) < 1 && !accounted(c) {
-			t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
-		}
-	}
-	// The HTB limits the senders to 30 Mbit/s and its bursts, however busy the machine is.
-	if shaped, ok := e.report.Find("several shaped", Received); !ok || shaped.Off[0]*1400*8 > 60e6 {
-		t.Errorf("senders with an HTB: %v packets/s", shaped.Off)
-	}
-	for _, missing := range []string{Penalty, Work, VictimCPU} {
-		if _, ok := e.report.Find("alone heavy", missing); ok {
-			t.Errorf("a setup without a victim has the metric %s", missing)
 		}
 	}
 	clean(t)

@@ -59,9 +59,7 @@ func TestDatabase(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if err := r.build(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.build(t.Context()))
 	all, err := r.logged(t.Context(), func() error { return nil }, "--transactions", "10")
 	if err != nil || len(all) != 10*pgbenchClients {
 		t.Errorf("%d transactions (%v)", len(all), err)

@@ -17,9 +17,7 @@ func TestAccuracy(t *testing.T) {
 	e := &experiment{report: &report.Report{Rounds: 1}, settle: 20 * time.Millisecond, take: 300 * time.Millisecond}
 	su := accuracy()[slices.IndexFunc(accuracy(), func(su setup) bool { return su.cfg.Path == rig.NIC })]
 	su.demands = su.demands[:1]
-	if err := e.measure(t.Context(), e.netcpu(su)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.measure(t.Context(), e.netcpu(su)))
 	name := su.name + " " + su.demands[0].name
 	for _, b := range accountBars() {
 		if b.Case != name {

@@ -96,9 +96,7 @@ func TestCheck(t *testing.T) {
 		return r, nil
 	}
 	r, err := Check(t.Context(), Options{Quick: true, Progress: func(_, _ int, what string) { said = append(said, what) }}, bars, run)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var got []string
 	for _, o := range r.Bars {
 		got = append(got, fmt.Sprintf("%s %s %s %d %d", o.Case, o.Of, o.Verdict, o.Repetitions, len(o.Values)))

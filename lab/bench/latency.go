@@ -49,7 +49,6 @@ type latencyCase struct {
 	flood     bool     // the case measures throughput
 	crowd     bool     // its rig has many neighbours that flood-ping; see latencycrowd.go
 	covers    string   // of a crowd: the traffic for a measurement of coverage; "": round trips
-	tables    bool     // of a crowd: coverage is measured with tables of several sizes
 }
 
 // arms are the arms of the case, which are measured in turns. The independent stamps at the
@@ -75,7 +74,6 @@ func latencyCatalogue() []latencyCase {
 		{name: "UDP beside 100 flood pings", crowd: true, covers: api.LatencyUDP},
 		{name: "TCP beside 100 flood pings", crowd: true, covers: api.LatencyTCP},
 		{name: "bulk TCP beside 100 flood pings", crowd: true, covers: bulkTCP},
-		{name: "tables beside 100 flood pings", crowd: true, covers: api.LatencyUDP, tables: true},
 	}
 }
 
@@ -224,8 +222,6 @@ func (s *latencySession) policy(ctx context.Context, on bool) error {
 // measure measures one arm of a case. The cases of a crowd add figures of cases of their own.
 func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]figure, error) {
 	switch {
-	case c.tables:
-		return nil, s.tables(ctx, c)
 	case c.covers != "":
 		return nil, s.cover(ctx, c)
 	case c.crowd:

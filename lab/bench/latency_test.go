@@ -56,27 +56,3 @@ func TestWireBias(t *testing.T) {
 		}
 	}
 }
-
-// TestLatencyBars checks that each bar is about an existing case and figure, and that each case has
-// a bar.
-func TestLatencyBars(t *testing.T) {
-	with := make(map[string]bool)
-	for _, b := range LatencyBars() {
-		with[b.Case] = true
-		if b.Why == "" || b.Low < b.FarLow || b.High > b.FarHigh {
-			t.Errorf("%+v", b)
-		}
-	}
-	for _, c := range latencyCatalogue() {
-		if !with[c.name] {
-			t.Errorf("%s has no bar", c.name)
-		}
-		delete(with, c.name)
-	}
-	if len(with) > 0 {
-		t.Errorf("bars without a case: %v", with)
-	}
-	if all := pingSteps(false); len(all) != 11 || all[0] != 0 || all[10] != mostPings {
-		t.Errorf("steps %v", all)
-	}
-}

@@ -171,53 +171,6 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
 	return errors.Join(s.covered(ctx, c.name, c.covers), s.pings(0))
 }
 
-// allStamps is the default size of the table of packets under way.
-const allStamps = 32768
-
-// tableSizes returns the sizes of the table of packets under way, measured in turns.
-func tableSizes(quick bool) []int {
-	if quick {
-		return []int{8, 128, allStamps}
-	}
-	return []int{8, 32, 128, 512, 4096, allStamps}
-}
-
-func tableName(stamps int) string { return fmt.Sprintf("table of %d", stamps) }
-
-// tables adds the coverage of UDP requests beside all pinging neighbours by the size of the table
-// of stamps. It asks for records meanwhile, so that the agent passes over no packet.
-func (s *latencySession) tables(ctx context.Context, c latencyCase) error {
-	name := s.rig.Prefix() + "one"
-	for _, stamps := range tableSizes(s.quick) {
-		if err := s.policy(ctx, false); err != nil {
-			return err
-		}
-		if err := s.guard.roomFor(ctx, stamps); err != nil {
-			return err
-		}
-		if err := errors.Join(s.policy(ctx, true), s.pings(mostPings)); err != nil {
-			return err
-		}
-		if _, err := s.guard.client.LatencyRecords(ctx, name, api.LatencyFilter{Port: latencyPort}, 0); err != nil {
-			return s.guard.explain(err)
-		}
-		s.client.SetRate(load.Flood)
-		if err := sleep(ctx, s.settle); err != nil {
-			return err
-		}
-		if err := errors.Join(s.covered(ctx, tableName(stamps), c.covers), s.pings(0)); err != nil {
-			return err
-		}
-		if last, ok := s.report.Find(tableName(stamps), Covered); ok && stamps == allStamps {
-			s.report.Add(c.name, Covered, "1", true, last.On[len(last.On)-1])
-		}
-	}
-	if err := s.policy(ctx, false); err != nil {
-		return err
-	}
-	return s.guard.roomFor(ctx, 0)
-}
-
 // covered adds the coverage of one kind of traffic, and ends that traffic.
 func (s *latencySession) covered(ctx context.Context, name, covers string) error {
 	seen, err := s.guard.client.Latency(ctx, s.rig.Prefix()+"one", max(s.take, 100*time.Millisecond))

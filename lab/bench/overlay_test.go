@@ -23,9 +23,7 @@ func TestOverlayExperiment(t *testing.T) {
 				return !slices.Contains(map[bool][]string{false: {"udp rr 8", "redis"}, true: {"tcp crr", "udp bulk", "tcp bulk"}}[quick], c.name)
 			})
 			su.cases = slices.DeleteFunc(su.cases, func(c overlayCase) bool { return c.service != "" && !onMachine(string(c.service)) })
-			if err := e.measure(t.Context(), e.overlay(su)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.measure(t.Context(), e.overlay(su)))
 			for _, c := range su.cases {
 				metric := Requests
 				if c.bulk {

@@ -49,9 +49,7 @@ func TestRounds(t *testing.T) {
 				compare: func() { note("compare") },
 				end:     func() error { return note("end") },
 			}}}
-			if err := e.measure(t.Context(), p); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.measure(t.Context(), p))
 			if got := strings.Join(did, " "); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}

@@ -58,9 +58,7 @@ func TestTraffic(t *testing.T) {
 	const requests = "overlay requests beside super-packets"
 	const service = "service redis beside bulk"
 	r, err := Experiments()[1].Run(t.Context(), Options{Only: "^(overlay 6 to 1|" + requests + "|overlay ceil|" + service + ")$", Rounds: 1, Window: 500 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	type metric struct{ name, metric string }
 	var served []metric
 	if rig.Redis.Program() != "" {

@@ -20,6 +20,8 @@ import (
 	"pgregory.net/rapid"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) {
 	if status, ok := Reexec(os.Args); ok {
 		os.Exit(status)
@@ -39,18 +41,14 @@ type running struct {
 func start(t *testing.T, ns *testkit.NS, args ...string) *running {
 	t.Helper()
 	cmd, board, err := Command(args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := &running{Board: board, cmd: cmd, done: make(chan struct{})}
 	cmd.Stdout = &r.out
 	in := func(do func() error) error { return do() }
 	if ns != nil {
 		in = ns.Do
 	}
-	if err := in(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
+	must(t, in(cmd.Start))
 	go func() {
 		cmd.Wait()
 		close(r.done)
@@ -62,9 +60,7 @@ func start(t *testing.T, ns *testkit.NS, args ...string) *running {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if err := board.Await(ctx, r.done); err != nil {
-		t.Fatal(err)
-	}
+	must(t, board.Await(ctx, r.done))
 	return r
 }
 
@@ -171,37 +167,18 @@ func TestSuperPackets(t *testing.T) {
 	}
 }
 
-func TestTCP(t *testing.T) {
-	ns := testkit.NetNS(t)
-	recv := start(t, ns, "tcp-recv", "--listen", ":9000")
-	send := start(t, ns, "tcp-send", "--to", "127.0.0.1:9000", "--conns", "2", "--rate", "0", "--congestion", "reno")
-	if send.Read().page.ops != 0 {
-		t.Error("a paused sender sent")
-	}
-	send.SetRate(Flood)
-	if !send.counts() || !recv.counts() {
-		t.Error("nothing sent, or nothing received")
-	}
-}
-
 func TestCongestion(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	if _, err := dial("tcp", l.Addr().String(), congestion("pigeon")); err == nil || !strings.Contains(err.Error(), "pigeon") {
 		t.Errorf("pigeons control congestion: %v", err)
 	}
 	c, err := dial("tcp", l.Addr().String(), congestion("reno"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer c.Close()
 	raw, err := c.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var got string
 	raw.Control(func(fd uintptr) { got, err = unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION) })
 	if err != nil || strings.TrimRight(got, "\x00") != "reno" {
@@ -277,13 +254,6 @@ func TestDialogues(t *testing.T) {
 	}
 }
 
-func TestBurn(t *testing.T) {
-	ns := testkit.NetNS(t)
-	if !start(t, ns, "burn").counts() {
-		t.Error("no work done")
-	}
-}
-
 func TestNice(t *testing.T) {
 	ns := testkit.NetNS(t)
 	r := start(t, ns, "burn", "--nice", "5")
@@ -315,9 +285,7 @@ func TestLines(t *testing.T) {
 	var lines []line
 	for dec := json.NewDecoder(&r.out); dec.More(); {
 		var l line
-		if err := dec.Decode(&l); err != nil {
-			t.Fatal(err)
-		}
+		must(t, dec.Decode(&l))
 		lines = append(lines, l)
 	}
 	if len(lines) < 2 {
@@ -424,9 +392,7 @@ func TestLatency(t *testing.T) {
 func scratch(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "scratch")
-	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
 	return file
 }
 

@@ -16,17 +16,13 @@ func free(t *testing.T, proto string, n int) (addrs []string) {
 	for range n {
 		if proto == "udp" {
 			c, err := net.ListenPacket("udp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer c.Close()
 			addrs = append(addrs, c.LocalAddr().String())
 			continue
 		}
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer l.Close()
 		addrs = append(addrs, l.Addr().String())
 	}
@@ -71,15 +67,11 @@ func TestStalled(t *testing.T) {
 		t.Fatal("no answer comes")
 	}
 	before := client.Read()
-	if err := server.cmd.Process.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.cmd.Process.Signal(unix.SIGSTOP))
 	for end := time.Now().Add(time.Minute); client.Read().Since(before).Stalled < conns && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
-	if err := server.cmd.Process.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.cmd.Process.Signal(unix.SIGCONT))
 	if !client.counts() {
 		t.Fatal("no answer comes any more")
 	}

@@ -67,48 +67,6 @@ func TestGolden(t *testing.T) {
 	golden(t, "report.json", append(data, '\n'))
 }
 
-// TestJSONForm holds the form that docs/bench.md promises.
-func TestJSONForm(t *testing.T) {
-	data, err := json.Marshal(example())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var top map[string]json.RawMessage
-	if err := json.Unmarshal(data, &top); err != nil {
-		t.Fatal(err)
-	}
-	var cases []map[string]json.RawMessage
-	if err := json.Unmarshal(top["cases"], &cases); err != nil {
-		t.Fatal(err)
-	}
-	keys := func(m map[string]json.RawMessage) []string {
-		var k []string
-		for name := range m {
-			k = append(k, name)
-		}
-		slices.Sort(k)
-		return k
-	}
-	if got, want := keys(top), []string{"bench", "cases", "env", "rounds"}; !slices.Equal(got, want) {
-		t.Errorf("keys are %v, want %v", got, want)
-	}
-	for _, c := range cases {
-		if got, want := keys(c), []string{"case", "metric", "off", "on", "ratio", "unit"}; !slices.Equal(got, want) {
-			t.Errorf("keys of a case are %v, want %v", got, want)
-		}
-	}
-	if got := string(cases[2]["on"]); got != "[]" {
-		t.Errorf("a case that was never on has on = %s, want []", got)
-	}
-	var back Report
-	if err := json.Unmarshal(data, &back); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(example(), &back); diff != "" {
-		t.Errorf("read back (-want +got):\n%s", diff)
-	}
-}
-
 func TestQuantile(t *testing.T) {
 	for _, tt := range []struct {
 		values []float64

@@ -29,9 +29,7 @@ func needEngine(t *testing.T) {
 func TestDocker(t *testing.T) {
 	needEngine(t)
 	r, err := NewDocker(t.Context(), Config{Containers: Pair(60, 30)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir := r.engine.dir
 	groups := r.Neighbours()[0].Cgroups()
 	t.Cleanup(func() {
@@ -46,14 +44,10 @@ func TestDocker(t *testing.T) {
 	})
 	// The generators run in the containers' cgroups, with their limits.
 	self, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, kind := range []Kind{UDP, TCP} {
 		run, err := r.Send(t.Context(), Traffic{Kind: kind})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		send, recv := run.Senders[0], run.Receivers[0]
 		inside, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(recv.PID), "cgroup"))
 		if err != nil || string(inside) == string(self) || !strings.Contains(string(inside), "0::/fairlead-sandbox/") {

@@ -15,13 +15,9 @@ import (
 func TestFtrace(t *testing.T) {
 	testkit.NeedRoot(t)
 	f, err := NewFtrace("net/net_dev_queue", "net/netif_receive_skb")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, err := net.Dial("udp", "127.0.0.1:9")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for range 1000 {
 		c.Write([]byte("x")) // mostly refused: no socket listens
 	}
@@ -43,19 +39,13 @@ func TestFtrace(t *testing.T) {
 func instances(t *testing.T) []string {
 	t.Helper()
 	fs, err := openTracefs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unix.Close(fs)
 	fd, err := unix.Openat(fs, "instances", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir := os.NewFile(uintptr(fd), "instances")
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return names
 }

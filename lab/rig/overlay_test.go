@@ -18,9 +18,7 @@ func overlay(t *testing.T, path Path) *Overlay {
 	t.Helper()
 	testkit.NeedRoot(t)
 	o, err := NewOverlay(t.Context(), OverlayConfig{Path: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := o.Close(); err != nil {
 			t.Error(err)
@@ -70,9 +68,7 @@ func TestOverlay(t *testing.T) {
 					t.Fatal(err)
 				}
 				client, err := o.Hosts[0].Start(t.Context(), c.client, "rr-client", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", c.at, Port))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				for first := client.Read(); client.Read().Since(first).Ops < count; {
 					if !moves(client) {
 						t.Fatalf("%s: no answer comes", c.name)
@@ -101,9 +97,7 @@ func TestSwarm(t *testing.T) {
 			t.Fatalf("host %d: %v is mounted", host, r.mounted)
 		}
 		ns, err := netdev.Open(r.mounted[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		links, err := ns.Links(netdev.MostLinks)
 		ns.Close()
 		if err != nil || !slices.ContainsFunc(links, func(l netdev.Link) bool { return l.Kind == "vxlan" }) {
@@ -114,9 +108,7 @@ func TestSwarm(t *testing.T) {
 		t.Fatal(err)
 	}
 	client, err := o.Hosts[0].Start(t.Context(), o.Hosts[0].Boxes[0], "rr-client", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", o.Addr(1), Port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !moves(client) {
 		t.Error("no answer comes")
 	}

@@ -18,9 +18,7 @@ func TestQueue(t *testing.T) {
 	r := build(t, Config{Path: NIC})
 	const payload, frame, sent = 1000, 1000 + 14 + 20 + 8, 200
 	q, err := r.Queue(frame)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer q.Close()
 	if _, err := r.Start(t.Context(), r.Outside, "udp-recv", "--listen", ":9001"); err != nil {
 		t.Fatal(err)
@@ -34,24 +32,18 @@ func TestQueue(t *testing.T) {
 		return h
 	}
 	for _, link := range []uint64{1000 * 1000 * 1000, 4 * 1000 * 1000} {
-		if err := r.Link(link, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Link(link, nil))
 		before, start := read(), time.Now()
 		for _, size := range []int{payload, payload - 1} {
 			g, err := r.Start(t.Context(), r.Boxes[0], "udp-send", "--to", r.Uplink(9001), "--size", fmt.Sprint(size), "--rate", "20000", "--count", fmt.Sprint(sent), "--buffer", "1000000")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			// A sender that the clock ends may not have counted its last packets.
 			for end := time.Now().Add(90 * time.Second); g.Read().Since(load.Reading{}).Ops < sent; time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatalf("of %d packets %d were sent", sent, g.Read().Since(load.Reading{}).Ops)
 				}
 			}
-			if err := g.Stop(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, g.Stop())
 		}
 		took := time.Since(start)
 		var waited *hist.Histogram

@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) {
 	if status, ok := sandbox.Reexec(os.Args); ok {
 		os.Exit(status)
@@ -33,9 +35,7 @@ func build(t *testing.T, cfg Config) *Rig {
 	t.Helper()
 	testkit.NeedRoot(t)
 	r, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		dirs := append(r.Neighbours()[0].Cgroups(), r.Sandboxes.Dir())
 		if err := r.Close(); err != nil {
@@ -113,20 +113,14 @@ func TestTraffic(t *testing.T) {
 func TestFreeze(t *testing.T) {
 	r := build(t, Config{Path: NIC})
 	run, err := r.Send(t.Context(), Traffic{Kind: UDP, Out: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	state := func() string {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", run.Senders[0].PID))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))[0]
 	}
 	for range 3 {
-		if err := run.SetRate(0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, run.SetRate(0))
 		for range 9000 {
 			if state() == "T" {
 				break
@@ -149,17 +143,11 @@ func TestShape(t *testing.T) {
 		t.Errorf("taking nothing away: %v", err)
 	}
 	for _, rate := range []uint64{10e6, 20e6} { // the second in place of the first
-		if err := r.Shape(rate); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Shape(rate))
 	}
 	run, err := r.Send(t.Context(), Traffic{Kind: UDP, Out: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := run.SetRate(load.Flood); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, run.SetRate(load.Flood))
 	for range 9000 {
 		bytes, err := r.Shaped()
 		if err != nil || len(bytes) != 2 {
@@ -182,12 +170,8 @@ func TestShape(t *testing.T) {
 func TestDrop(t *testing.T) {
 	r := build(t, Config{Path: NIC, Containers: Equal(3)})
 	run, err := r.Send(t.Context(), Traffic{Kind: Overrun})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := run.SetRate(5000); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, run.SetRate(5000))
 	received := func(length time.Duration) (n uint64) {
 		var before []load.Reading
 		for _, g := range run.Receivers {
@@ -199,9 +183,7 @@ func TestDrop(t *testing.T) {
 		}
 		return n
 	}
-	if err := r.Drop(true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Drop(true))
 	// Packets under way may still be received, for as long as the receivers wait for a CPU.
 	// Then nothing is received, however much is sent.
 	for end := time.Now().Add(90 * time.Second); ; {
@@ -215,9 +197,7 @@ func TestDrop(t *testing.T) {
 			t.Fatalf("%d packets were sent and %d received", sent, n)
 		}
 	}
-	if err := r.Drop(false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Drop(false))
 	for _, g := range run.Receivers {
 		if !moves(g) {
 			t.Error("after dropping nothing is received")
@@ -228,9 +208,7 @@ func TestDrop(t *testing.T) {
 func TestLift(t *testing.T) {
 	r := build(t, Config{Path: NIC, Containers: Pair(50, 35)})
 	for _, lifted := range []bool{true, false} {
-		if err := r.Lift(1, lifted); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Lift(1, lifted))
 		limited := false
 		for _, dir := range r.Neighbours()[0].Cgroups() {
 			cpus, yes, err := cgroup.CPUQuota(dir)
@@ -247,9 +225,7 @@ func TestLift(t *testing.T) {
 func TestSteering(t *testing.T) {
 	r := build(t, Config{Path: NIC, Containers: Pair(80, 20)})
 	run, err := r.Send(t.Context(), Traffic{Kind: UDP})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	recv := run.Receivers[0]
 	before := netRx(t)
 	run.SetRate(20000)
@@ -281,9 +257,7 @@ func TestSteering(t *testing.T) {
 func netRx(t *testing.T) []uint64 {
 	t.Helper()
 	data, err := os.ReadFile("/proc/net/softnet_stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var counts []uint64
 	for line := range strings.Lines(string(data)) {
 		var n uint64

@@ -12,9 +12,7 @@ import (
 func TestStopwatch(t *testing.T) {
 	testkit.NeedRoot(t)
 	w, err := NewStopwatch(StopwatchConfig{Tells: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := w.Close(); err != nil {
 			t.Error(err)
@@ -22,28 +20,20 @@ func TestStopwatch(t *testing.T) {
 	})
 	r := build(t, Config{Path: NIC, Unsteered: true})
 	run, err := r.Send(t.Context(), Traffic{Kind: UDP}) // to 10.111.0.3
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	read := func() Elapsed {
 		e, err := w.Read()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return e
 	}
-	if err := run.SetRate(1000); err != nil {
-		t.Fatal(err)
-	}
+	must(t, run.SetRate(1000))
 	if !moves(run.Receivers[0]) {
 		t.Fatal("nothing is received")
 	}
 	if e := read(); e != (Elapsed{}) {
 		t.Errorf("before its start it has %v", e)
 	}
-	if err := w.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Start())
 	for n := 0; ; n++ {
 		e := read()
 		if e[NetRx] > 0 && e[Second] > 0 {

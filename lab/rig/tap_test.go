@@ -15,9 +15,7 @@ func TestTap(t *testing.T) {
 	testkit.NeedRoot(t)
 	r := build(t, Config{Path: NIC})
 	tap, err := r.Tap(9001)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer tap.Close()
 	const n = 20
 	for _, port := range []int{9002, 9001} {
@@ -25,9 +23,7 @@ func TestTap(t *testing.T) {
 			t.Fatal(err)
 		}
 		g, err := r.Start(t.Context(), r.Boxes[0], "rr-client", "--proto", "udp", "--to", r.Uplink(port), "--conns", "1", "--rate", "1000", "--count", fmt.Sprint(n))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for end := time.Now().Add(90 * time.Second); g.Read().Since(load.Reading{}).Ops < n; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("of %d requests %d were answered", n, g.Read().Since(load.Reading{}).Ops)

@@ -25,6 +25,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+var must = testkit.Must
+
 // makerEnv makes the test program a maker of sandboxes that is to be killed.
 const makerEnv = "FAIRLEAD_TEST_MAKER"
 
@@ -42,9 +44,7 @@ func newHost(t *testing.T) *Host {
 	t.Helper()
 	testkit.NeedRoot(t)
 	h, err := New(Config{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil {
 			t.Error(err)
@@ -59,9 +59,7 @@ func name(s string) string { return fmt.Sprintf("flt%d-%s", os.Getpid(), s) }
 func create(t *testing.T, h *Host, spec Spec) *Box {
 	t.Helper()
 	b, err := h.Create(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return b
 }
 
@@ -72,9 +70,7 @@ func output(t *testing.T, b *Box, cpus []int, args ...string) string {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	p, err := b.Start(cmd, cpus...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := p.Wait(); err != nil {
 		t.Fatalf("%v: %v\n%s", args, err, &out)
 	}
@@ -93,9 +89,7 @@ func TestCreateDestroy(t *testing.T) {
 	// Everything that runs in it, the first process too, is in its cgroups.
 	inside := output(t, b, []int{0}, "cat", "/proc/self/cgroup")
 	first, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", b.PID))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if inside != string(first) {
 		t.Errorf("a process is in\n%s, the first one in\n%s", inside, first)
 	}
@@ -138,9 +132,7 @@ func TestCreateDestroy(t *testing.T) {
 	}
 
 	dirs, pid := b.Cgroups(), b.PID
-	if err := b.Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Destroy())
 	if err := b.Destroy(); err != nil {
 		t.Errorf("second Destroy: %v", err)
 	}
@@ -185,9 +177,7 @@ func limits(t *testing.T, b *Box) string {
 func read(t *testing.T, dir, file string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(dir, file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return strings.TrimSpace(string(data))
 }
 
@@ -233,9 +223,7 @@ func TestWire(t *testing.T) {
 	host := create(t, h, Spec{Name: name("host"), Bare: true})
 	box := create(t, h, Spec{Name: name("box")})
 	pod := create(t, h, Spec{Name: name("pod"), Network: box})
-	if err := host.Bridge("br0", netip.MustParsePrefix("10.9.0.254/24")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, host.Bridge("br0", netip.MustParsePrefix("10.9.0.254/24")))
 	err := errors.Join(
 		Wire(End{Box: host, Name: "nic", Queues: 2, Bridge: "br0"},
 			End{Box: outside, Name: "eth0", Queues: 2, Addr: netip.MustParsePrefix("10.9.0.1/24")}),
@@ -245,17 +233,13 @@ func TestWire(t *testing.T) {
 		host.Sysctl("ipv6/conf/all/disable_ipv6", "1"),
 		host.SetQueues("nic", "rx", "rps_cpus", func(q int) string { return strconv.Itoa(q + 1) }),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var l net.Listener
 	err = box.Do(func() (err error) {
 		l, err = net.Listen("tcp", "10.9.0.2:9")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	err = outside.Do(func() error {
 		c, err := net.DialTimeout("tcp", "10.9.0.2:9", 10*time.Second)
@@ -296,14 +280,10 @@ func TestProcessEndsWithSandbox(t *testing.T) {
 	h := newHost(t)
 	b := create(t, h, Spec{Name: name("a")})
 	p, err := b.Start(exec.Command("sleep", "1000"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// The cgroup finds an unknown grandchild.
 	output(t, b, nil, "sh", "-c", "sleep 1000 >/dev/null 2>&1 &")
-	if err := b.Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Destroy())
 	select {
 	case <-p.Done():
 	default:
@@ -350,9 +330,7 @@ func TestSource(t *testing.T) {
 	unix.Kill(b.PID, unix.SIGKILL)
 	<-b.Done()
 	expect(discover.Record{PID: other.PID, Name: other.Name})
-	if err := other.Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, other.Destroy())
 	expect()
 }
 
@@ -381,19 +359,13 @@ func TestSweepAfterKill(t *testing.T) {
 	dir := t.TempDir()
 	t.Cleanup(func() { Sweep(kernel.Roots{}, dir) })
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for round := range 4 {
 		cmd := exec.Command(exe)
 		cmd.Env = append(os.Environ(), makerEnv+"="+dir)
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, cmd.Start())
 		var word string
 		var pid int
 		if _, err := fmt.Fscan(out, &word, &pid); err != nil || word != "made" {
@@ -425,14 +397,10 @@ func TestSweepTrustsNoFile(t *testing.T) {
 	root, dir := t.TempDir(), t.TempDir()
 	roots := kernel.Roots{Proc: filepath.Join(root, "proc"), Cgroup: filepath.Join(root, "cgroup")}
 	precious := filepath.Join(root, "cgroup", "cpu", "precious")
-	if err := os.MkdirAll(precious, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(precious, 0o755))
 	for _, bad := range []string{precious, filepath.Join(root, "cgroup", Parent, "..", "cpu", "precious"), "/", "", filepath.Join(root, "cgroup", Parent)} {
 		file := filepath.Join(dir, "precious.json")
-		if err := os.WriteFile(file, fmt.Appendf(nil, `{"name":"precious","cgroups":[%q]}`, bad), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, fmt.Appendf(nil, `{"name":"precious","cgroups":[%q]}`, bad), 0o644))
 		if swept, err := Sweep(roots, dir); err == nil || len(swept) > 0 {
 			t.Errorf("swept %v from %q (%v)", swept, bad, err)
 		}

@@ -139,13 +139,8 @@ func TestDocker(t *testing.T) {
 	t.Run("ends", h.testEnds)
 	t.Run("networks", h.testNetworks)
 	t.Run("traffic", h.testTraffic)
-	t.Run("latency", h.testLatency)
-	t.Run("metrics", h.testMetrics)
-	t.Run("killed", h.testDockerKilled)
 	t.Run("fifty", h.testFifty)
 	t.Run("agent killed", h.testAgentKilled)
-	t.Run("both killed", h.testBothKilled)
-	t.Run("engine hangs", h.testEngineHangs)
 
 	for name, was := range before {
 		c, err := h.agent.find(name)

@@ -9,8 +9,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -110,125 +108,6 @@ func (a *agent) latencyIs(name string) {
 		}
 		return err
 	})
-}
-
-// testLatency measures packets of Docker's own containers: each packet once, a stage that delays
-// them, and what a container sees of itself, with privileges and without.
-func (h *host) testLatency(t *testing.T) {
-	defer h.with(t)()
-	const outside = "10.213.255.1"
-	exe, err := os.Executable()
-	must(t, err)
-	exe, err = filepath.EvalSymlinks(exe)
-	must(t, err)
-	inside := []string{
-		"--label", "fairlead.latency=on", "-v", h.agent.path("self.sock") + ":" + api.DefaultSelfSocket,
-		"-v", program + ":/bin/fairlead:ro", "-v", exe + ":/bin/ask:ro",
-	}
-	h.sleeper(t, "timed", inside...)
-	h.sleeper(t, "poor", append(inside, "--user", "65534:65534", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")...)
-	h.agent.latencyIs("timed")
-	h.agent.latencyIs("poor")
-	ping := func(args ...string) {
-		t.Helper()
-		h.Must(t, append([]string{"exec", "timed", "ping", "-W", "30"}, append(args, outside)...)...)
-	}
-	in := func(name string, args ...string) string {
-		t.Helper()
-		out, err := h.Run(append([]string{"exec", name}, args...)...)
-		if err != nil {
-			out += err.Error()
-		}
-		return out
-	}
-	curl := func(name, method, url, body string) string {
-		t.Helper()
-		return in(name, "/bin/ask", httpVerb, api.DefaultSelfSocket, method, "http://self"+url, body)
-	}
-
-	h.agent.records("timed", outside, 20, func() { ping("-c", "20", "-i", "0.02") })
-
-	// This is how MACE is used: on, measure, read.
-	in("timed", "fairlead", "latency", "trace", "--self", "--on")
-	lines := h.agent.records("timed", outside, 5, func() { ping("-c", "5", "-i", "0.02") })
-	for packet, read := range map[string]func() string{
-		`(?m)^\S+ (egress|ingress) .*  stack \d`: func() string {
-			return in("timed", "fairlead", "latency", "trace", "--self", "--kept", "--peer", outside)
-		},
-		`"direction": ?"(egress|ingress)"`: func() string {
-			return curl("timed", "GET", "/v1/self/latency/records?after=1&peer="+outside, "")
-		},
-	} {
-		await(t, "the packets of the container itself", func() error {
-			if out := read(); len(regexp.MustCompile(packet).FindAllString(out, -1)) < lines {
-				return fmt.Errorf("%s", out)
-			}
-			return nil
-		})
-	}
-	if out := curl("timed", "POST", "/v1/self/latency/tracing", `{"on": false}`); !strings.HasPrefix(out, "200 application/json") || !strings.Contains(out, `"on":false`) {
-		t.Errorf("off: %s", out)
-	}
-
-	// Without privileges the container still sees itself, and nothing of others.
-	other, err := h.agent.find("timed")
-	must(t, err)
-	for _, url := range []string{"/v1/self", "/v1/self/latency/records?after=1"} {
-		out := curl("poor", "GET", url, "")
-		if !strings.HasPrefix(out, "200 ") {
-			t.Errorf("poor asks for %s: %s", url, out)
-		}
-		for _, secret := range []string{"timed", other.ID.String(), outside, h.agent.dir} {
-			if strings.Contains(out, secret) {
-				t.Errorf("poor is told of %q: %s", secret, out)
-			}
-		}
-	}
-	for _, bad := range []struct{ method, url, body, status string }{
-		{"GET", "/v1/self/latency/records?peer=x", "", "400"},
-		{"GET", "/v1/self/latency/records?over=1h", "", "400"},
-		{"POST", "/v1/self/latency/tracing", "on", "400"},
-		{"POST", "/v1/self/latency/tracing", `{"container": "timed", "on": true}`, "400"},
-		{"POST", "/v1/self/latency/tracing", strings.Repeat(" ", 70_000), "413"},
-		{"DELETE", "/v1/self/latency/tracing", "", "405"},
-		{"GET", "/v1/latency", "", "404"},
-		{"GET", "/v1/containers/timed/latency/records", "", "404"},
-		{"POST", "/v1/restore", "{}", "404"},
-	} {
-		if out := curl("poor", bad.method, bad.url, bad.body); !strings.HasPrefix(out, bad.status+" ") {
-			t.Errorf("%s %s: %.200s, want %s", bad.method, bad.url, out, bad.status)
-		}
-	}
-
-	// Packets held by a ceil show where they are held, at the host's end of the veth, and in no
-	// other stage.
-	const long = 1.0 // seconds
-	_, before, err := h.agent.coverageOf("timed", "egress", api.LatencyICMP)
-	must(t, err)
-	for _, s := range before {
-		if s.Max >= long {
-			t.Fatalf("before anything is held: %+v", s)
-		}
-	}
-	mustSay(t, h.agent.run("set", "timed", "net.ceil=64kbit"), 0)
-	// Together they take two seconds, less than the wire's three probes for the container's
-	// address. The answer to these waits in the class behind the pings: after three seconds the
-	// wire would give the address up, and drop replies.
-	h.agent.records("timed", outside, 15, func() {
-		// A single ping for all packets would not wait for replies later than twice the worst so
-		// far.
-		h.Must(t, "exec", "timed", "sh", "-c", "for i in $(seq 15); do ping -c 1 -W 60 -s 1400 "+outside+" & done; wait")
-	})
-	_, after, err := h.agent.coverageOf("timed", "egress", api.LatencyICMP)
-	must(t, err)
-	for _, s := range after {
-		if held := s.Max >= long; held != (s.Stage == "forward") {
-			t.Errorf("while the class is held: %+v", s)
-		}
-	}
-	mustSay(t, h.agent.run("latency", "timed", "--stages", "--total"), 0, "timed, egress", "forward", "WHERE THE MEAN GOES")
-	h.remove(t, "timed", "poor")
-	h.agent.rests()
 }
 
 // swarmLatency measures packets between two engines on their overlay network: the inner packets, at

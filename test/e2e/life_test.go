@@ -9,60 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
-
-// testDockerKilled kills the engine while the agent runs.
-func (h *host) testDockerKilled(t *testing.T) {
-	defer h.with(t)()
-	h.sleeper(t, "survivor", "--label", isolate)
-	h.sleeper(t, "victim", "--label", isolate)
-	survivor, victim := h.agent.isolated("survivor", 1), h.agent.isolated("victim", 1)
-	same := func(when string) {
-		t.Helper()
-		now := h.agent.isolated("survivor", 1)
-		if now.ID != survivor.ID || now.PID != survivor.PID || !slices.Equal(now.threads, survivor.threads) {
-			t.Errorf("%s survivor is %+v, was %+v", when, now, survivor)
-		}
-	}
-	source := func() api.SourceStatus {
-		st := h.agent.status()
-		i := slices.IndexFunc(st.Sources, func(s api.SourceStatus) bool { return s.Name == "docker" })
-		return st.Sources[i]
-	}
-	h.Kill()
-	await(t, "the agent to notice", func() error {
-		if s := source(); s.Error == "" {
-			return fmt.Errorf("source %+v", s)
-		}
-		return nil
-	})
-	mustSay(t, h.agent.run("ps"), 0, "source docker: ")
-	same("without its engine")
-	// Only the engine takes down the network of a container.
-	must(t, unix.Kill(victim.PID, unix.SIGKILL))
-	h.agent.letsGo(victim)
-
-	h.Start(t)
-	await(t, "the agent to find the engine", func() error {
-		if s := source(); s.Error != "" {
-			return fmt.Errorf("source %+v", s)
-		}
-		return nil
-	})
-	same("after the restart of its engine")
-	h.sleeper(t, "newcomer", "--label", isolate)
-	newcomer := h.agent.isolated("newcomer", 1)
-	h.remove(t, "survivor", "victim", "newcomer")
-	h.agent.forgets(survivor)
-	h.agent.forgets(victim)
-	h.agent.forgets(newcomer)
-	h.agent.rests()
-}
 
 // testDockerEnds has an engine that ends its containers when it comes back.
 func (h *host) testDockerEnds(t *testing.T) {

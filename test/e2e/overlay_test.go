@@ -54,9 +54,7 @@ func swarmOverlay(t *testing.T, nodes [2]*testkit.Docker) {
 		talks = append(talks, d)
 	}
 	s.translated()
-	s.switched(talks[0])
 	s.killed(talks)
-	s.moved()
 	s.encrypted()
 	s.removed()
 }
@@ -119,28 +117,6 @@ func (s *swarm) translated() {
 		s.fast(d)
 		d.Close()
 	}
-}
-
-// switched stops the fast path of the network by hand, and revives it.
-func (s *swarm) switched(d *dialogue) {
-	s.t.Helper()
-	end, err := s.web[0].end()
-	must(s.t, err)
-	a := s.agents[0]
-	mustSay(s.t, a.run("overlay", "kill", end.Network), 0, end.Network+" is killed", "stopped by hand", "fairlead overlay revive")
-	s.web[0].on(api.StatePartly, "stopped by hand")
-	before, err := s.web[0].end()
-	must(s.t, err)
-	must(s.t, d.ask())
-	now, err := s.web[0].end()
-	must(s.t, err)
-	if now.Egress.Fast != before.Egress.Fast || now.Ingress.Fast != before.Ingress.Fast {
-		s.t.Errorf("killed, it was %+v, and is %+v", before, now)
-	}
-	mustSay(s.t, a.run("overlay"), 0, "killed")
-	mustSay(s.t, a.run("overlay", "revive", end.Network), 0, end.Network+" is on")
-	s.web[0].on(api.StateDone)
-	s.fast(d)
 }
 
 // killed ends agents during dialogues. None breaks, and under the next agent packets become fast
@@ -222,42 +198,6 @@ func (s *swarm) nothing(n int) {
 		}
 		return errors.Join(errs...)
 	})
-}
-
-// moved ends a container with an address and starts another with that address on the other node,
-// and back. A dialogue finds it each time.
-func (s *swarm) moved() {
-	s.t.Helper()
-	const addr = "10.216.0.77"
-	at := func(n int) (c *overlaid, gone func()) {
-		s.t.Helper()
-		d := s.engines[n]
-		await(s.t, addr+" to be free", func() error {
-			_, err := d.Run("run", "-d", "--name", "roams", "--network", testkit.SwarmNetwork, "--ip", addr, "--label", overlayOn, d.Image, "sleep", "1000")
-			if err != nil {
-				d.Run("rm", "-f", "roams")
-			}
-			return err
-		})
-		c = &overlaid{agent: s.agents[n], engine: d, name: "roams", addr: addr}
-		c.on(api.StateDone)
-		stop := c.echo()
-		return c, func() {
-			stop()
-			d.Must(s.t, "rm", "-f", "roams")
-		}
-	}
-	c, gone := at(1)
-	d := s.web[0].dial("udp", addr)
-	fast(s.t, d, s.web[0], c)
-	gone()
-	_, gone = at(0)
-	must(s.t, d.ask())
-	gone()
-	c, gone = at(1)
-	must(s.t, d.ask())
-	fast(s.t, d, s.web[0], c)
-	gone()
 }
 
 // encrypted has a network with encryption by IPsec.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -109,81 +108,6 @@ func TestBrokenPolicy(t *testing.T) {
 	r.sameAs(observed, "without isolation")
 	a.stop()
 	r.sameAs(before, "without the agent")
-}
-
-// hostile returns labels that containers might have. None may harm, and only the last may isolate.
-func hostile() []map[string]string {
-	many := map[string]string{}
-	for i := range 5000 {
-		many[fmt.Sprintf("fairlead.k%d", i)] = "v"
-	}
-	return []map[string]string{
-		{"fairlead.netcpu": "\x1b[31misolate\x1b[0m"},
-		{"fairlead.netcpu": "isolate\n"},
-		{"fairlead.netcpu": strings.Repeat("isolate", 200000)},
-		{"fairlead.netcpu": "charge,isolate", "fairlead.netcpu.reserve": "-0", "fairlead.netcpu.steal": "1e400%"},
-		{"fairlead.netcup": "isolate", "fairlead.\x1b]0;owned\a": "x", "fairlead.": "", "fairlead": "y"},
-		{"\x1b[2J\x1b[H": "\u202egnp.exe\u202c", "fairlead.net.rate": "\u009b31m9e99tbit"},
-		{"fairlead.net.rate": "99999999999999999999999999999999bit", "fairlead.io.reserve": "/dev/../etc/passwd riops=1"},
-		many,
-		{"fairlead.netcpu": "isolate", "fairlead.latency": "maybe", "x\x00y": "\xff\xfe"},
-	}
-}
-
-// TestHostileLabels runs containers with labels that are wrong in every way.
-func TestHostileLabels(t *testing.T) {
-	r := newRig(t)
-	labels := hostile()
-	for n, l := range labels {
-		r.add(sandbox.Spec{Name: fmt.Sprintf("e2e-%d", n), Image: "evil\x1b]2;owned\a\u202e", Labels: l})
-	}
-	r.add(sandbox.Spec{Name: "e2e-good", Labels: map[string]string{"fairlead.netcpu": "isolate"}})
-	a := r.agent()
-	a.start()
-	a.isolated("e2e-good", 1)
-	last := len(labels) - 1
-	for n := range labels {
-		name := fmt.Sprintf("e2e-%d", n)
-		a.reaches(name, api.StateDone)
-		x, err := a.api.Explain(t.Context(), name)
-		must(t, err)
-		if len(x.Problems) == 0 {
-			t.Errorf("%s: no problem is reported of labels %.300q", name, fmt.Sprint(labels[n]))
-		}
-		if n == last {
-			a.isolated(name, 1)
-		} else if len(x.Changes) > 0 {
-			t.Errorf("%s: %+v was changed", name, x.Changes)
-		}
-		for _, format := range []string{"table", "json", "yaml"} {
-			o := a.run("explain", "-o", format, name)
-			mustSay(t, o, 0, name)
-			quiet(t, o)
-		}
-	}
-	for _, args := range [][]string{{"ps"}, {"ps", "-w"}, {"ps", "-o", "json"}, {"ps", "-o", "yaml"}, {"explain", "\x1b[31mnobody"}, {"policy", "reload"}} {
-		o := a.run(args...)
-		quiet(t, o)
-		if args[0] == "ps" {
-			mustSay(t, o, 0, "e2e-0", "e2e-good")
-			if !slices.Contains(args, "-o") {
-				o.out = strings.Join(strings.Fields(o.out), " ") // the terminal's width wraps lines
-				mustSay(t, o, 0, "fairlead.netcpu: label of 1400015 bytes is ignored: the most is 4096")
-			}
-		}
-	}
-	st := a.status()
-	if len(st.Policy.Problems) < last {
-		t.Errorf("%d problems of %d hostile containers", len(st.Policy.Problems), len(labels))
-	}
-	log, err := os.ReadFile(a.path("log"))
-	must(t, err)
-	quiet(t, output{out: string(log)})
-	if len(log) > 1<<20 {
-		t.Errorf("the log has grown to %d bytes", len(log))
-	}
-	a.metrics()
-	a.stop()
 }
 
 // quiet fails the test if a text could drive a terminal.

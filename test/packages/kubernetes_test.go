@@ -146,9 +146,7 @@ func renderer(t *testing.T) (render func(values string, args ...string) map[stri
 			if errors.Is(err, io.EOF) {
 				return objects
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			meta, _ := o["metadata"].(map[string]any)
 			objects[fmt.Sprint(o["kind"], " ", meta["name"])] = o
 		}

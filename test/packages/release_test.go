@@ -42,9 +42,7 @@ func TestRelease(t *testing.T) {
 		BOMFormat  string
 		Components []struct{ Name, Version, PURL string }
 	}
-	if err := json.Unmarshal([]byte(read(t, filepath.Join(first, "fairlead-"+api.Release+"-arm64.cdx.json"))), &bom); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(read(t, filepath.Join(first, "fairlead-"+api.Release+"-arm64.cdx.json"))), &bom))
 	modules := map[string]bool{}
 	for _, c := range bom.Components {
 		modules[c.Name] = c.Version != "" && c.PURL != ""
@@ -69,21 +67,15 @@ func release(t *testing.T, name string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
 	top, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.Mkdir(dir, 0o755))
 	copied := exec.Command("sh", "-c", `git ls-files -coz --exclude-standard | xargs -0 cp --parents -t "$0"`, dir)
 	copied.Dir = top
 	output(t, copied)
 	// The tools are built once.
 	tools := exec.Command("make", "-C", top, "--no-print-directory", "release-tools")
 	output(t, tools)
-	if err := os.Mkdir(filepath.Join(dir, "build"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(dir, "build"), 0o755))
 	output(t, exec.Command("sh", "-ec", `cp -R "$0"/build/nfpm-* "$0"/build/cyclonedx-* "$1/build/"`, top, dir))
 	build := exec.Command("make", "-C", dir, "release", "VERSION="+api.Release)
 	build.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000", "GOCACHE="+t.TempDir())
@@ -170,9 +162,7 @@ func one(t *testing.T, dir, pattern string) string {
 func read(t *testing.T, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(data)
 }
 

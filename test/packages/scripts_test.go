@@ -12,6 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // alone runs a script of a package with programs of a folder before all others, and with a /run of
@@ -42,9 +44,7 @@ func TestScripts(t *testing.T) {
 	)
 	dir := t.TempDir()
 	for _, name := range []string{"systemctl", "groupadd", "fairlead"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(stub), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(stub), 0o755))
 	}
 	for _, tt := range []struct {
 		name, script    string
@@ -70,9 +70,7 @@ func TestScripts(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			calls := filepath.Join(t.TempDir(), "calls")
 			script, err := filepath.Abs("../../packaging/scripts/" + tt.script)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			systemd, status := "", "ACTIVE=3"
 			if tt.systemd {
 				systemd = "yes"

@@ -29,9 +29,7 @@ type host struct {
 func newHost(t *testing.T) *host {
 	d := testkit.StartDocker(t)
 	dir, err := os.MkdirTemp("/tmp", "flquick-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -45,17 +43,13 @@ func newHost(t *testing.T) *host {
 	}
 	// It has the repository's place there: what go has built of that is good for it, too.
 	top, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	bind := exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", d.PID()), "mount", "--bind", dir, top)
 	if out, err := bind.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	h := &host{Docker: d, clone: dir, top: top, root: fmt.Sprintf("/proc/%d/root", d.PID())}
-	if err := os.Symlink(d.Socket, h.root+"/run/docker.sock"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(d.Socket, h.root+"/run/docker.sock"))
 	h.agent = api.Dial(h.root + "/run/fairlead/fairlead.sock")
 	t.Cleanup(h.agent.Close)
 	return h
@@ -68,16 +62,10 @@ func (h *host) shell(t *testing.T) *shell {
 	cmd.Env = append(os.Environ(), "DOCKER_HOST=", "DOCKER_CONTEXT=", "DOCKER_CONFIG="+h.clone)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		if t.Failed() {
 			log, _ := os.ReadFile(filepath.Join(h.clone, "agent.log"))

@@ -19,6 +19,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // patience is how long a busy machine may take for what takes milliseconds.
@@ -96,9 +98,7 @@ func TestGuide(t *testing.T) {
 		}
 	}
 	guide, err := os.ReadFile("../../docs/quickstart.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list := steps(string(guide))
 	if len(list) < 8 {
 		t.Fatalf("the guide has %d blocks of commands", len(list))
@@ -137,9 +137,7 @@ func mbits(t *testing.T, line string) float64 {
 		return 0
 	}
 	n, err := strconv.ParseFloat(m[1], 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if m[2] == "G" {
 		n *= 1000
 	}

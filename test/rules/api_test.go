@@ -4,9 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"go/ast"
 	"go/importer"
-	"go/parser"
 	"go/token"
 	"go/types"
 	"io"
@@ -131,9 +129,7 @@ func load(t *testing.T, path string) *types.Package {
 		return os.Open(files[path])
 	}
 	p, err := importer.ForCompiler(token.NewFileSet(), "gc", open).Import(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p
 }
 
@@ -143,56 +139,14 @@ func TestAPI(t *testing.T) {
 	const golden = "testdata/api.txt"
 	is := exported(load(t, module+"/api"))
 	if *update {
-		if err := os.WriteFile(golden, []byte(strings.Join(is, "\n")+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(golden, []byte(strings.Join(is, "\n")+"\n"), 0o644))
 	}
 	data, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, problem := range changes(strings.Split(strings.TrimSpace(string(data)), "\n"), is) {
 		t.Errorf("api: %s", problem)
 	}
 	if t.Failed() {
 		t.Log("if that is meant: go test ./test/rules -run API -update, and a line in CHANGELOG.md")
-	}
-}
-
-func TestExported(t *testing.T) {
-	list := func(text string) []string {
-		t.Helper()
-		fset := token.NewFileSet()
-		f, err := parser.ParseFile(fset, "a.go", "package a\n"+text, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := new(types.Config).Check("a", fset, []*ast.File{f}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return exported(p)
-	}
-	for _, tt := range []struct{ was, is, want string }{
-		{"func F(a int) {}", "func F(b int) {}", ""},
-		{"func F(a int) {}", "func F(a ...int) {}", "gone or has another type: func F(int)"},
-		{"func F() {}", "func f() {}", "gone or has another type: func F()"},
-		{"func f() {}", "", ""},
-		{"", "func F() {}", "not recorded: func F()"},
-		{"const C = 1", "const C = 2", ""},
-		{"const C = 1", "const C = 1.5", "const C untyped int"},
-		{"var V []int", "var V map[int]int", "var V []int"},
-		{"type T int", "type T = int", "type T int"},
-		{"type T struct{ A, b int }", "type T struct{ A int }", ""},
-		{"type T struct{ A int }", "type T struct{ A uint }", "field T.A int"},
-		{"type T struct{}; func (*T) M() error { return nil }", "type T struct{}", "method (*T) M() error"},
-		{"type T struct{}; func (T) M() {}", "type T struct{}; func (*T) M() {}", "method (T) M()"},
-		{"type T interface{ M(int) bool }", "type T interface{}", "method (T) M(int) bool"},
-		{"type t struct{}; func (t) M() {}", "", ""},
-	} {
-		got := strings.Join(changes(list(tt.was), list(tt.is)), "\n")
-		if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
-			t.Errorf("from %q to %q: %q, want %q", tt.was, tt.is, got, tt.want)
-		}
 	}
 }

@@ -54,9 +54,7 @@ func readmes(features fs.FS) (problems []string, err error) {
 
 func TestReadmes(t *testing.T) {
 	problems, err := readmes(os.DirFS("../../feature"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, problem := range problems {
 		t.Error(problem)
 	}
@@ -127,9 +125,7 @@ func TestLinks(t *testing.T) {
 	}
 	for name, root := range map[string]string{"the tree": "../..", "as installed": dir + "/usr/share/doc/fairlead"} {
 		problems, err := dangling(os.DirFS(root))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, problem := range problems {
 			t.Errorf("%s: %s", name, problem)
 		}

@@ -139,9 +139,7 @@ func declared(f *ast.File) (ids []string) {
 // its folder.
 func TestFeatureIsAFolder(t *testing.T) {
 	data, err := os.ReadFile("../../CONTRIBUTING.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list, rows := places(string(data))
 	if rows == 0 || rows > maxPlaces {
 		t.Errorf("CONTRIBUTING.md lists %d places that a new feature touches: %q; the most is %d", rows, list, maxPlaces)
@@ -161,9 +159,7 @@ func TestFeatureIsAFolder(t *testing.T) {
 		}
 		for _, name := range p.GoFiles {
 			f, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			files = append(files, goFile{path.Join(p.name(), name), f})
 		}
 	}
@@ -213,9 +209,7 @@ func TestNaming(t *testing.T) {
 		var files []goFile
 		for name, text := range map[string]string{"api/disk.go": own, tt.file: "package x\n" + tt.text + "\n"} {
 			f, err := parser.ParseFile(fset, name, text, parser.SkipObjectResolution)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			files = append(files, goFile{name, f})
 		}
 		got := naming(fset, files, []string{"disk", "tape"}, list)

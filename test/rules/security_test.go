@@ -12,22 +12,16 @@ import (
 // TestSecurity checks that each claim of SECURITY.md names its tests, and that these exist.
 func TestSecurity(t *testing.T) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	root := strings.TrimSpace(string(out))
 	text, err := os.ReadFile(filepath.Join(root, "SECURITY.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	there := make(map[string]bool)
 	function := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 	for _, p := range packages(t) {
 		for _, name := range append(p.TestGoFiles, p.XTestGoFiles...) {
 			data, err := os.ReadFile(filepath.Join(p.Dir, name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, m := range function.FindAllSubmatch(data, -1) {
 				there[string(m[1])] = true
 			}

@@ -262,9 +262,7 @@ func TestSourceChecks(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := source{fset: token.NewFileSet(), pkg: "a", vars: map[string]bool{}}
 			s.lines(tt.file, []byte(tt.text))
-			if err := s.parse(tt.file, []byte(tt.text)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.parse(tt.file, []byte(tt.text)))
 			got := strings.Join(s.check(), "\n")
 			if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
 				t.Errorf("got %q, want %q", got, tt.want)

@@ -12,18 +12,14 @@ import (
 // garbage has not been collected yet.
 func TestMemoryLimit(t *testing.T) {
 	data, err := os.ReadFile("../../packaging/fairlead.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	size := func(line string) int {
 		m := regexp.MustCompile(`(?m)^` + line + `$`).FindSubmatch(data)
 		if m == nil {
 			t.Fatalf("the unit has no line like %s", line)
 		}
 		n, err := strconv.Atoi(string(m[1]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return n
 	}
 	most, limit := size(`MemoryMax=(\d+)G`)<<10, size(`Environment=GOMEMLIMIT=(\d+)MiB`)
@@ -37,9 +33,7 @@ func TestMemoryLimit(t *testing.T) {
 // look at its flags (seccomp_restrict_sxid of systemd's seccomp-util.c).
 func TestUnitOpens(t *testing.T) {
 	data, err := os.ReadFile("../../packaging/fairlead.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if line := regexp.MustCompile(`(?m)^(RestrictSUIDSGID|DynamicUser)=(yes|true|on|1)$`).Find(data); line != nil {
 		t.Errorf("the unit has the line %s", line)
 	}

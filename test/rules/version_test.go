@@ -17,16 +17,10 @@ func TestVersion(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"Makefile", "api/version.go"} {
 		data, err := os.ReadFile("../../" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		to := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(to, data, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(to), 0o755))
+		must(t, os.WriteFile(to, data, 0o644))
 	}
 	run := func(args ...string) string {
 		t.Helper()
@@ -64,9 +58,7 @@ func TestVersion(t *testing.T) {
 // TestChangelog fails if the newest section of the changelog does not have the version of the tree.
 func TestChangelog(t *testing.T) {
 	data, err := os.ReadFile("../../CHANGELOG.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m := regexp.MustCompile(`(?m)^## (\S+) - (unreleased|\d{4}-\d\d-\d\d)$`).FindSubmatch(data)
 	if m == nil || string(m[1]) != api.Release {
 		t.Errorf("CHANGELOG.md: newest section %q, want \"## %s - DATE\" or \"- unreleased\"", m, api.Release)

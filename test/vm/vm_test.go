@@ -41,17 +41,11 @@ func TestKernels(t *testing.T) {
 		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")
 	}
 	tier, err := testkit.ParseTier(os.Getenv(testkit.TierVar))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	top, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	tests, err := marks(top)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var kernels []Kernel
 	for _, k := range Kernels() {
 		if chosen := strings.Fields(os.Getenv("VM_KERNELS")); len(chosen) == 0 && (!k.Slow || tier == testkit.Full) || slices.Contains(chosen, k.Name) {
@@ -60,13 +54,9 @@ func TestKernels(t *testing.T) {
 	}
 	build := filepath.Join(top, "build/vm")
 	cache, err := cacheDir("kernels")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	objects, err := objects(top)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var guests []*Guest
 	packages := map[string][]string{} // by the architecture of their guests
 	for _, k := range kernels {
@@ -214,9 +204,7 @@ func onKernel(t *testing.T, g *Guest) (times []testTime) {
 // report turns the output of a test binary into subtests with its results, which it returns.
 func report(t *testing.T, test Test, r Run) []outcome {
 	ended, rest, err := r.outcomes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	failed := false
 	for _, o := range ended {
 		failed = failed || o.action == "fail"
@@ -258,9 +246,7 @@ func goBuild(t *testing.T, arch, verb, to string, packages []string, flags ...st
 func TestParse(t *testing.T) {
 	got, err := parse(strings.NewReader("noise\r\n@@@ no module /modules/x.ko\r\n@@@ kernel 6.1\r\n" +
 		"@@@ begin a\r\n\x16=== RUN   TestA\r\nno line end@@@ end a 0\r\n@@@ begin b\r\nhalf"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := Result{
 		Release: "6.1",
 		Notes:   []string{"no module /modules/x.ko"},
@@ -309,9 +295,7 @@ func TestChoose(t *testing.T) {
 // TestMarks reads the marks of this project: every kernel runs a story of each feature.
 func TestMarks(t *testing.T) {
 	tests, err := marks("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	features, err := filepath.Glob("../../feature/*/README.md")
 	if err != nil || len(features) == 0 {
 		t.Fatalf("features %v, %v", features, err)
@@ -337,9 +321,7 @@ func TestMisplaced(t *testing.T) {
 		"func f(t *testing.T) {\n\ttestkit.InFull(t)\n}\n":           true,
 	} {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "a_test.go"), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, "a_test.go"), []byte(text), 0o644))
 		if _, err := marks(dir); (err != nil) != want {
 			t.Errorf("%q: %v", text, err)
 		}
@@ -353,9 +335,7 @@ func TestArchive(t *testing.T) {
 	a := &archive{w: &out}
 	a.dir("d")
 	a.file("d/f", 0o644, []byte("hello"))
-	if err := a.close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.close())
 	want := "070701" + "00000001" + "000041ed" + "00000000" + "00000000" + "00000001" + "00000000" + "00000000" +
 		"00000000" + "00000000" + "00000000" + "00000000" + "00000002" + "00000000" + "d\x00" +
 		"070701" + "00000002" + "000081a4" + "00000000" + "00000000" + "00000001" + "00000000" + "00000005" +

@@ -17,6 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
+var must = testkit.Must
+
 // browser is a Chromium that is driven by the DevTools protocol over pipes.
 type browser struct {
 	t       *testing.T
@@ -34,18 +36,12 @@ func start(t *testing.T) *browser {
 		testkit.Skip(t, "no chromium-headless-shell")
 	}
 	inRead, inWrite, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	outRead, outWrite, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd := exec.Command(path, "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", "--user-data-dir="+t.TempDir(), "about:blank")
 	cmd.ExtraFiles = []*os.File{inRead, outWrite}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	inRead.Close()
 	outWrite.Close()
 	b := &browser{t: t, to: inWrite, from: bufio.NewReaderSize(outRead, 1<<20)}
@@ -56,9 +52,7 @@ func start(t *testing.T) *browser {
 		inWrite.Close()
 		outRead.Close()
 	})
-	if err := outRead.SetReadDeadline(time.Now().Add(2 * time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, outRead.SetReadDeadline(time.Now().Add(2*time.Minute)))
 	var target struct{ TargetID string }
 	b.call("Target.createTarget", map[string]any{"url": "about:blank"}, &target)
 	var attached struct{ SessionID string }
@@ -87,9 +81,7 @@ func (b *browser) read() message {
 		b.t.Fatalf("read from the browser: %v", err)
 	}
 	var m message
-	if err := json.Unmarshal(data[:len(data)-1], &m); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, json.Unmarshal(data[:len(data)-1], &m))
 	switch m.Method {
 	case "Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled":
 		b.console = append(b.console, string(m.Params))
@@ -114,9 +106,7 @@ func (b *browser) call(method string, params, result any) {
 		request["sessionId"] = b.session
 	}
 	data, err := json.Marshal(request)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	if _, err := b.to.Write(append(data, 0)); err != nil {
 		b.t.Fatal(err)
 	}
@@ -129,9 +119,7 @@ func (b *browser) call(method string, params, result any) {
 			b.t.Fatalf("%s: %s", method, m.Error.Message)
 		}
 		if result != nil {
-			if err := json.Unmarshal(m.Result, result); err != nil {
-				b.t.Fatal(err)
-			}
+			must(b.t, json.Unmarshal(m.Result, result))
 		}
 		return
 	}
@@ -159,9 +147,7 @@ func (b *browser) eval(expression string, result any) {
 		b.t.Fatalf("%s: %s", expression, out.ExceptionDetails)
 	}
 	if result != nil {
-		if err := json.Unmarshal(out.Result.Value, result); err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, json.Unmarshal(out.Result.Value, result))
 	}
 }
 

@@ -17,9 +17,7 @@ func parse(t *testing.T, hex string) (c colour) {
 	t.Helper()
 	for i := range c {
 		v, err := strconv.ParseUint(hex[1+2*i:3+2*i], 16, 8)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		c[i] = float64(v) / 255
 	}
 	return c
@@ -59,9 +57,7 @@ func TestContrast(t *testing.T) {
 		t.Fatalf("%d schemes", len(root))
 	}
 	css, err := files.ReadFile("page.css")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	mixes := regexp.MustCompile(`\.heat\.(h\d+), .*color-mix\(in srgb, var\(--heat\) (\d+)%, var\(--bg\)\)`).FindAllStringSubmatch(string(css), -1)
 	if len(mixes) != 10 {
 		t.Fatalf("%d steps of heat", len(mixes))
@@ -91,9 +87,7 @@ func TestContrast(t *testing.T) {
 		last := colours["bg"]
 		for _, m := range mixes {
 			part, err := strconv.ParseFloat(m[2], 64)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			heat := colours["heat"].over(colours["bg"], part/100)
 			check(fmt.Sprintf("fg on %s", m[1]), colours["fg"], heat, 4.5)
 			if heat == last {

@@ -32,9 +32,7 @@ func recorded(t testing.TB) *Server {
 			return view.Show(x.Container.Name) + "\n<script>alert(2)</script> policy"
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -50,9 +48,7 @@ func get(s *Server, path string) *httptest.ResponseRecorder {
 func TestGuard(t *testing.T) {
 	s := recorded(t)
 	other, err := newGuard()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cookie := &http.Cookie{Name: cookieName, Value: s.g.cookie}
 	for _, tt := range []struct {
 		name, method, host, path string
@@ -173,9 +169,7 @@ func TestContainers(t *testing.T) {
 	text := get(s, "").Body.String()
 	rows := regexp.MustCompile(`<th scope="row"[^>]*>(?:<a [^>]*>)?([^<]*)`).FindAllStringSubmatch(text, -1)
 	h, err := view.Load(context.Background(), s.o.Source, time.Time{}, time.Time{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, last := h.Bounds()
 	o, _ := h.At(last)
 	want := view.Rows(o, view.Order{})
@@ -251,9 +245,7 @@ func TestLive(t *testing.T) {
 	live := &viewtest.Live{Host: viewtest.Host{Containers: 6, Every: view.Every, Calm: 1}}
 	now := viewtest.Start
 	s, err := New(Options{Source: live, Title: "host", Now: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ask := func() string {
 		s.ask(t.Context())
 		now = now.Add(view.Every)
@@ -286,9 +278,7 @@ func TestServe(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ctx, srv.Listener) }()
 	answer, err := http.Get(s.Link(srv.Listener.Addr()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if body, err := io.ReadAll(answer.Body); err != nil || answer.StatusCode != 200 || len(answer.Cookies()) != 1 {
 		t.Errorf("%v, %v: %s", answer.Status, err, body)
 	}

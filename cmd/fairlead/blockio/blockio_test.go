@@ -25,23 +25,17 @@ import (
 func TestCalibrateRawRefuses(t *testing.T) {
 	testkit.NeedRoot(t)
 	disk, err := loop.New(t.TempDir(), 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer disk.Close()
 	calibrate := []string{"io", "calibrate", disk.Path, "--raw", "--for", "100ms"}
 	before, err := os.ReadFile(disk.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, calibrate...)
 	if status != 1 || !strings.Contains(errs, "Type "+disk.Path+" to go on") || !strings.Contains(errs, "nothing was written") {
 		t.Errorf("not confirmed: %d %s", status, errs)
 	}
 	copy(before[512:], "EFI PART")
-	if err := os.WriteFile(disk.Path, before, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(disk.Path, before, 0))
 	for _, args := range [][]string{calibrate, append(calibrate, "--yes-destroy-data")} {
 		if status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, args...); status != 1 || !strings.Contains(errs, "GPT partition table") {
 			t.Errorf("%v with partitions: %d %s", args, status, errs)

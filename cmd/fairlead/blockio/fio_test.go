@@ -20,14 +20,10 @@ import (
 func TestFigures(t *testing.T) {
 	testkit.NeedRoot(t)
 	disk, err := loop.New(t.TempDir(), 4<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer disk.Close()
 	file, err := os.OpenFile(disk.Path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer file.Close()
 	f, err := figures(t.Context(), file, 100*time.Millisecond)
 	if err != nil || f.ReadIOPS == 0 || f.WriteIOPS == 0 || f.Depth1.ReadIOPS == 0 || f.Depth1.WriteIOPS == 0 ||
@@ -54,9 +50,7 @@ func TestFigures(t *testing.T) {
 func TestCalibrateWithoutFio(t *testing.T) {
 	testkit.NeedRoot(t)
 	disk, err := loop.New(t.TempDir(), 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer disk.Close()
 	t.Setenv("PATH", t.TempDir())
 	if _, err := exec.LookPath("fio"); err == nil {

@@ -186,25 +186,6 @@ func TestPSSlowedBy(t *testing.T) {
 	}
 }
 
-// A table takes the width of the terminal: names are cut where there is no room, and only there.
-func TestTerminalWidth(t *testing.T) {
-	s := verbtest.Example()
-	const long, image = "payment-service-of-the-shop-in-production-1", "registry.example.com/team/nginx:1.27"
-	s.List[0].Name = long
-	for columns, whole := range map[uint16]bool{60: false, 80: false, 130: true} {
-		lines := verbtest.Screen(t, run, columns, s, "ps")
-		text := strings.Join(lines, "\n")
-		if strings.Contains(text, long) != whole || strings.Contains(text, image) != whole {
-			t.Errorf("%d columns:\n%s", columns, text)
-		}
-		for _, line := range lines {
-			if n := utf8.RuneCountInString(line); n > int(columns) {
-				t.Errorf("%d columns: a line of %d: %s", columns, n, line)
-			}
-		}
-	}
-}
-
 func TestPS(t *testing.T) {
 	status, out, errs := verbtest.Against(t, run, verbtest.Example(), "ps")
 	if status != cli.Done || errs != "" {

@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/enter"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
@@ -93,23 +92,15 @@ func restoreAlone(f *verb.AgentFlags, ref string, match func(journal.Entry) bool
 		}
 		match = func(e journal.Entry) bool { return e.Owner.Container == id && all(e) }
 	}
-	j, err := journal.Open(f.Cfg.StateDir)
-	if errors.Is(err, journal.ErrCorrupt) {
-		// Open has set the broken entries aside; the rest can be restored.
-		j, err = journal.Open(f.Cfg.StateDir)
-	}
+	out, err := agent.RestoreAlone(f.Cfg, match)
 	if errors.Is(err, journal.ErrBusy) {
 		return api.Restored{}, fmt.Errorf("no agent answers at %s, but one holds %s: give its --socket", f.Cfg.Socket, f.Cfg.StateDir)
 	}
-	if err != nil {
-		return api.Restored{}, err
-	}
-	out, _ := j.Restore(kernel.Opener(f.Cfg.Roots), match) // the outcomes contain the errors
 	done, names := api.Restored{Outcomes: []api.Outcome{}}, agent.HostDevices(f.Cfg.Roots)
 	for _, o := range out {
 		done.Outcomes = append(done.Outcomes, agent.WireOutcome(o, names))
 	}
-	return done, errors.Join(kernel.Tidy(f.Cfg.Roots, out), j.Close())
+	return done, err
 }
 
 func restored(w io.Writer, done api.Restored) {

@@ -36,7 +36,7 @@ func TestRestoreExpired(t *testing.T) {
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}
-	f := &verb.AgentFlags{Cfg: agent.Config{Roots: kernel.Default(), StateDir: dir, Socket: filepath.Join(dir, "nobody")}}
+	f := &verb.AgentFlags{Cfg: agent.Config{Roots: kernel.Roots{Proc: dir}, StateDir: dir, Socket: filepath.Join(dir, "nobody")}}
 	for _, c := range []struct {
 		ref     string
 		expired bool

@@ -31,7 +31,12 @@ does not hold. Only root and the group ` + api.Group + ` may use it.`,
 		Example: `  fairlead set web-1 net.rate=50mbit net.weight=2
   fairlead set web-1 net.rate- netcpu=isolate
   fairlead explain web-1`,
-		Args: cli.NArgs(2, 1000, "CONTAINER, and KEY=VALUE or KEY-,"),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				printKeys(e.Stdout, keysFrom(""))
+			}
+			return cli.NArgs(2, 1000, "CONTAINER, and KEY=VALUE or KEY-,")(cmd, args)
+		},
 	}
 	out := cli.FormatFlag(cmd)
 	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {

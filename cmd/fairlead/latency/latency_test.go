@@ -130,13 +130,3 @@ func TestLatencyTrace(t *testing.T) {
 		t.Errorf("kept: status %d: %s%s, asked %+v", status, out, errs, s.asked)
 	}
 }
-
-// A table takes the width of the terminal.
-func TestLatencyWidth(t *testing.T) {
-	for across, whole := range map[uint16]bool{80: false, 130: true} {
-		lines := verbtest.Screen(t, run, across, &latencyStub{report: latencyReport()}, "latency", "--interval", "100ms")
-		if got := strings.Contains(strings.Join(lines, "\n"), "web-1-of-a-deployment-with-a-long-name"); got != whole {
-			t.Errorf("latency, %d across:\n%s", across, strings.Join(lines, "\n"))
-		}
-	}
-}

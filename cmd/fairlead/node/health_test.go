@@ -27,9 +27,7 @@ func TestHealth(t *testing.T) {
 	says("ready", cli.Failed, "not ready")
 
 	h, err := openHealth(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	says("alive", cli.Done, "")
 	says("ready", cli.Failed, "not ready")
 	waited := h.waiting(log)
@@ -40,9 +38,7 @@ func TestHealth(t *testing.T) {
 	says("ready", cli.Done, "")
 
 	// A sign of life of this boot's first second.
-	if err := os.WriteFile(filepath.Join(dir, aliveFile), []byte("1"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, aliveFile), []byte("1"), 0o644))
 	says("alive", cli.Failed, "no sign of life for")
 	if _, err := openHealth(dir); err != nil {
 		t.Fatal(err)
@@ -60,9 +56,7 @@ func TestHealth(t *testing.T) {
 func TestHealthBeats(t *testing.T) {
 	dir := t.TempDir()
 	silence := func() {
-		if err := os.WriteFile(filepath.Join(dir, aliveFile), []byte("1"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, aliveFile), []byte("1"), 0o644))
 	}
 	beats := func() bool {
 		synctest.Wait()
@@ -72,9 +66,7 @@ func TestHealthBeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		h, err := openHealth(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		waited := h.waiting(slog.New(slog.NewTextHandler(&log, nil)))
 		for second := range 3 {
 			silence()
@@ -91,9 +83,7 @@ func TestHealthBeats(t *testing.T) {
 			t.Error("a sign of life after the wait")
 		}
 
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.RemoveAll(dir))
 		if h.alive(slog.New(slog.NewTextHandler(&log, nil))); !strings.Contains(log.String(), "show health") {
 			t.Errorf("without its directory the log is %q", &log)
 		}

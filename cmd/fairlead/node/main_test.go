@@ -9,6 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e) }

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
@@ -214,31 +213,4 @@ type refusing struct{ serve.Backend }
 
 func (refusing) Report(context.Context, api.Ask) (any, error) {
 	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "no BTF"}
-}
-
-// The verb prints no line wider than a terminal of 80 columns.
-func TestOverlayWidth(t *testing.T) {
-	_, o := overlayReadings()
-	const long = "vx-001001-o3ex6ms@4026532291"
-	o.Networks[1].Network, o.Networks[1].VNI, o.Networks[1].Uplinks = long, 1<<24-1, []string{"enp0s31f6", "enp0s31f7"}
-	name := "payment-service-of-the-shop-in-production-1"
-	way := api.OverlayWay{Way: api.WaySlow, Why: strings.Repeat("a long reason ", 20)}
-	o.Containers = []api.OverlayContainer{{Container: 7, Name: name, Ends: []api.OverlayEnd{{Network: long, Device: "eth0", Egress: way, Ingress: way}}}}
-	const address = "fd00:1234:5678:9abc:def0:1234:5678:9abc"
-	o.Flows = []api.OverlayFlow{{Network: long, Container: 7, Name: name, Protocol: "tcp", Local: address, LocalPort: 65535, Remote: address, RemotePort: 65535, State: api.SlowOtherDirection, Age: 0.1}}
-	for _, reason := range []string{api.SlowNoEntry, api.SlowLease, api.SlowGeneration, api.SlowKilled, api.SlowOptions, api.SlowFragment, api.SlowTTL, api.SlowMTU,
-		api.SlowProtocol, api.SlowHeader, api.SlowSource, api.SlowChecksum, api.SlowWay, api.SlowCut} {
-		o.Networks[1].Egress.Reasons = append(o.Networks[1].Egress.Reasons, api.OverlayReason{Reason: reason, Packets: 123_456})
-	}
-	for _, args := range [][]string{{"overlay", "--total"}, {"overlay", "web-1", "--total"}, {"overlay", "--flows"}} {
-		lines := verbtest.Screen(t, run, 80, &overlayStub{readings: []api.Overlay{o}}, args...)
-		if len(lines) < 2 {
-			t.Errorf("%q: %q", args, lines)
-		}
-		for _, line := range lines {
-			if n := utf8.RuneCountInString(line); n > 80 {
-				t.Errorf("%q: a line of %d: %s", args, n, line)
-			}
-		}
-	}
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
+var must = testkit.Must
+
 func TestMain(m *testing.M) {
 	testscript.Main(checked{m}, map[string]func(){"fairlead": func() {
 		os.Exit(run(context.Background(), cli.Env{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv, Args: os.Args[1:]}))

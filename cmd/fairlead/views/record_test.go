@@ -32,9 +32,7 @@ func incident(t *testing.T) (dir string, start time.Time) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "record")
 	w, err := record.New(record.Config{Dir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.Local)
 	stolen := 0.0
 	for s := 0; s <= 60; s += 5 {
@@ -48,13 +46,9 @@ func incident(t *testing.T) (dir string, start time.Time) {
 			{Container: 1, Name: "db", Tasks: 100 + float64(s), Stolen: stolen, StolenBy: []api.NetCPUCulprit{{Container: 2, Name: verbtest.Evil, Seconds: stolen}}},
 			{Container: 2, Name: verbtest.Evil, Tasks: 100 + float64(s), Receive: stolen},
 		}, Matrix: []api.NetCPUTheft{{Kind: api.VictimTask, Victim: 1, VictimName: "db", Culprit: 2, CulpritName: verbtest.Evil, Seconds: stolen}}}
-		if err := w.Write(f); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.Write(f))
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	return dir, start
 }
 

@@ -57,17 +57,11 @@ func recordedHost(t *testing.T, h viewtest.Host, frames int) string {
 	t.Helper()
 	dir := t.TempDir()
 	w, err := record.New(record.Config{Dir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range frames {
-		if err := w.Write(h.Frame(i)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.Write(h.Frame(i)))
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	return dir
 }
 
@@ -235,9 +229,7 @@ func first(screen string) string {
 func serveAt(t *testing.T, path string, b serve.Backend) (stop func()) {
 	t.Helper()
 	l, err := serve.Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- serve.Serve(ctx, l, b, slog.New(slog.DiscardHandler)) }()

@@ -35,9 +35,7 @@ func (s webStub) Explain(context.Context, string) (api.Explanation, error) {
 func TestWeb(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := serve.Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	stub := webStub{live: &viewtest.Live{Host: viewtest.Host{Containers: 6, Begin: time.Now().Add(-time.Minute), Every: 2 * time.Second}}}
@@ -55,16 +53,12 @@ func TestWeb(t *testing.T) {
 		t.Fatalf("%v, status %d: %s", err, <-status, &errs)
 	}
 	jar, err := cookiejar.New(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	client := http.Client{Jar: jar}
 	get := func(address string) string {
 		t.Helper()
 		answer, err := client.Get(address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer answer.Body.Close()
 		body, err := io.ReadAll(answer.Body)
 		if err != nil || answer.StatusCode != http.StatusOK {

@@ -28,6 +28,7 @@ type Env struct {
 type Program struct {
 	Name, Short string
 	Version     api.Version
+	Next        func(context.Context, io.Writer) // prints what to do next, for a call without a verb; nil: nothing
 	Verbs       []func(Env) *cobra.Command // in the order of the help
 }
 
@@ -77,7 +78,11 @@ func (p Program) Root(e Env) *cobra.Command {
 				VersionText(e.Stdout, p.Name, p.Version)
 				return nil
 			}
-			return cmd.Help()
+			err := cmd.Help()
+			if err == nil && p.Next != nil {
+				p.Next(cmd.Context(), e.Stdout)
+			}
+			return err
 		},
 	}
 	root.Flags().BoolVar(&shown, "version", false, "show the version of this program")

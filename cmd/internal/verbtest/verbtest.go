@@ -3,12 +3,9 @@
 package verbtest
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -18,7 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/agent/serve"
@@ -85,51 +81,6 @@ func Against(t *testing.T, run Program, s serve.Backend, args ...string) (status
 		t.Error(err)
 	}
 	return status, out.String(), errs.String()
-}
-
-// Screen returns the output of a verb on a terminal of a given width.
-func Screen(t *testing.T, run Program, columns uint16, s serve.Backend, args ...string) []string {
-	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer master.Close()
-	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
-		t.Fatal(err)
-	}
-	socket := filepath.Join(t.TempDir(), "s")
-	l, err := serve.Listen(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	go serve.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
-	lines := make(chan []string)
-	go func() {
-		var got []string
-		for in := bufio.NewScanner(master); in.Scan(); { // it ends with the terminal
-			got = append(got, strings.TrimRight(in.Text(), "\r"))
-		}
-		lines <- got
-	}()
-	status := run(t.Context(), cli.Env{Stdout: tty, Stderr: tty, Getenv: func(string) string { return "" }, Args: append(args, "--socket", socket)})
-	tty.Close()
-	got := <-lines
-	if status != cli.Done {
-		t.Fatalf("status %d: %q", status, got)
-	}
-	return got
 }
 
 // Evil is a name that would drive a terminal.

@@ -19,7 +19,7 @@ const (
 )
 
 func TestOneHop(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	l := newLab(t, exactMeter(t))
 	wire, box, victim, other := l.bare("wire"), l.box("box"), l.box("victim"), l.box("other")
 	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},

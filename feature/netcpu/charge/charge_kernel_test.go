@@ -129,7 +129,7 @@ func waitFor(t *testing.T, what string, ok func() (bool, string)) {
 // without one its weight, is lowered, with an entry in the journal. The owner's returns once the
 // container has paid, and at once when the Charger ends.
 func TestChargeInKernel(t *testing.T) {
-	testkit.Smoke(t)
+	testkit.OnKernels(t)
 	const quota = 40 * ms
 	for _, c := range []struct {
 		name string
