@@ -16,8 +16,10 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
@@ -234,6 +236,29 @@ func TestPanicOfSource(t *testing.T) {
 			}
 		})
 	}
+}
+
+// unsound is a source that panics.
+type unsound struct{}
+
+func (unsound) Name() string { return "docker" }
+
+func (unsound) Run(context.Context, func(discover.Report)) error { panic("at odds") }
+
+// The list of containers goes on without a source that panics, and says why.
+func TestPanicInSet(t *testing.T) {
+	testkit.NeedRoot(t)
+	in := make(parts)
+	set := watch(Config{Sources: []discover.Source{unsound{}, discover.CgroupTree("/proc", "")}, Roots: kernel.Default(), Log: quiet()}, nil, in, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- set.Run(ctx) }()
+	become(t, func() bool {
+		s := set.Snapshot().Sources
+		return s[0].Err != nil && strings.Contains(s[0].Err.Error(), "run: panic: at odds") && s[1].Listed && in["docker"].count.Load() == 1
+	})
+	cancel()
+	testkit.Must(t, <-done)
 }
 
 // panicking is an agent that panics in a round that a request has made, or in the journal while a
