@@ -218,22 +218,19 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	}
 	w.mu.Unlock()
 
-	var err error
-	if panicked := w.fence.call(at, func() {
+	err := w.fence.call(at, func() error {
 		switch {
 		case alive != nil:
-			err = w.feature.Prune(ctx, func(id container.ID) bool { return alive[id] })
-		case target != nil:
-			err = withRefused(w.feature.Name(), *target, w.feature.Apply(ctx, *target))
-			if w.contest != nil {
-				err = w.contest(w.feature.Name(), r.id, err)
-			}
-		default:
-			err = w.feature.Remove(ctx, r.id)
+			return w.feature.Prune(ctx, func(id container.ID) bool { return alive[id] })
+		case target == nil:
+			return w.feature.Remove(ctx, r.id)
 		}
-	}); panicked != nil {
-		err = panicked
-	}
+		err := withRefused(w.feature.Name(), *target, w.feature.Apply(ctx, *target))
+		if w.contest != nil {
+			err = w.contest(w.feature.Name(), r.id, err)
+		}
+		return err
+	})
 
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/backoff"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"golang.org/x/sys/unix"
 )
 
@@ -131,8 +132,10 @@ func (r *roster) ask(ctx context.Context, key string, look inspect) {
 		for pause := minBackOff; ; pause = backoff.Next(pause, minBackOff, maxRetry) {
 			got := answer{key: key, question: q}
 			call, done := context.WithTimeout(ctx, callTimeout)
-			got.record, got.runs, got.err = look(call, key)
-			got.err = unanswered(call, got.err)
+			got.err = contained(func() (err error) {
+				got.record, got.runs, err = look(call, key)
+				return unanswered(call, err)
+			})
 			done()
 			got.record = bounded(got.record)
 			select {
@@ -275,7 +278,8 @@ func (r *roster) say() {
 		}
 	}
 	if len(failed) > 0 {
-		key := slices.Min(failed)
+		slices.Sort(failed)
+		key := failed[max(0, slices.IndexFunc(failed, func(key string) bool { return errors.As(r.asked[key].err, new(*netdev.Panic)) }))]
 		rep.Err = r.wrap(fmt.Errorf("look at container %s: %w", key, r.asked[key].err))
 		if more := len(failed) - 1; more > 0 {
 			rep.Err = fmt.Errorf("%w (and at %d more)", rep.Err, more)

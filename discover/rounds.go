@@ -177,7 +177,12 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			continue
 		}
 		budget--
-		got, look, err := r.describe(c.record, c.source, c.process, !known || full || e.afresh)
+		var got container.Container
+		var look int
+		err := r.cfg.Look(id, func() (err error) {
+			got, look, err = r.describe(c.record, c.source, c.process, !known || full || e.afresh)
+			return err
+		})
 		switch {
 		case err == nil:
 			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got, look: look}

@@ -100,8 +100,7 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 	} else if st := h.stats(&w.c); st.Packets-own.Packets < heldPackets || st.Drops != 0 {
 		t.Errorf("%d packets were sent, %d are in the class at the uplink, which has dropped %d", heldPackets, st.Packets-own.Packets, st.Drops)
 	}
-	must(t, h.traffic.Remove(t.Context(), w.c.ID))
-	h.undone(before)
+	h.removes(before, w.c.ID)
 }
 
 func TestCeilAtUplink(t *testing.T) {
@@ -263,8 +262,7 @@ func TestCeilOnHostLife(t *testing.T) {
 	if h.ifbs() != 0 {
 		t.Error("without a ceil there is an IFB")
 	}
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	h.undone(before)
+	h.removes(before, c.ID)
 	if !h.gets(box, got) {
 		t.Error("after Remove packets are lost")
 	}
@@ -300,8 +298,7 @@ func TestCeilOnHostVanishes(t *testing.T) {
 	}
 	// The veth goes with the container, before any notice.
 	must(t, h.ns.Delete("hone"))
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	h.undone(before)
+	h.removes(before, c.ID)
 }
 
 // Bridge and veths may be in a namespace of their own, as Docker's overlays have them: the IFB is

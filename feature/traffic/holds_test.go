@@ -333,8 +333,7 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 	if n := h.ifbs(); n != 1 {
 		t.Errorf("there are %d IFBs, want one for both", n)
 	}
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	h.undone(before)
+	h.removes(before, c.ID)
 }
 
 // Without a veth a ceil holds at each uplink, and the status reports that.

@@ -39,8 +39,7 @@ func TestCeilWithoutRate(t *testing.T) {
 			t.Errorf("nobody knows the rate, and so there is no guarantee: %+v", row)
 		}
 	}
-	must(t, h.traffic.Remove(t.Context(), w.c.ID))
-	h.undone(before)
+	h.removes(before, w.c.ID)
 }
 
 // Keys that need the link's rate report that, and how to set it; the others do not.
@@ -102,6 +101,5 @@ func TestCeilWithoutUplink(t *testing.T) {
 			t.Errorf("%+v: %v", n, err)
 		}
 	}
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	h.undone(before)
+	h.removes(before, c.ID)
 }

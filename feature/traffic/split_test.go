@@ -172,8 +172,7 @@ func TestIngressLatencySplit(t *testing.T) {
 	}
 	must(t, h.traffic.Remove(t.Context(), two.ID))
 	super(t, ifb, true, "the latency is gone")
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	h.undone(before)
+	h.removes(before, c.ID)
 }
 
 // A container with full control of its namespace cannot send longer packets.

@@ -196,8 +196,11 @@ func (f *Traffic) forward() error {
 	if value != "0" && f.forwards && !f.forwarding.again(f.cfg.Now()) {
 		return left("net.ipv4.ip_forward_update_priority was set to " + value)
 	}
+	if err := f.cfg.Journal.Turn(k, "0", journal.Owner{Feature: name}); err != nil {
+		return err // and no change by others
+	}
 	f.forwards = true
-	return f.cfg.Journal.Turn(k, "0", journal.Owner{Feature: name})
+	return nil
 }
 
 // widen looks for uplinks, and raises the frame length at those with a raised MTU, because longer

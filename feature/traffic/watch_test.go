@@ -145,8 +145,7 @@ func TestPutBack(t *testing.T) {
 		})
 	}
 	must(t, h.due(c, all, all))
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	h.undone(before)
+	h.removes(before, c.ID)
 }
 
 // After three repairs within an hour the next removal is left alone, and the status reports that

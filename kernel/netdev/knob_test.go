@@ -20,6 +20,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
+var must = testkit.Must
+
 // pair is a veth with its ends in two namespaces, like a container's.
 type pair struct {
 	host, inside *netdev.NS
