@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,8 +73,7 @@ type containerd struct{ addr string }
 func (c *containerd) Name() string { return "containerd" }
 
 func (c *containerd) Run(ctx context.Context, publish func(Report)) error {
-	r := newRoster(c.Name(), c.addr, publish)
-	r.follow(ctx, func(ctx context.Context) error { return c.session(ctx, r) })
+	newRoster(c.Name(), c.addr, publish).follow(ctx, c.session)
 	return nil
 }
 
@@ -139,7 +139,7 @@ func (c *containerd) session(ctx context.Context, r *roster) error {
 				return err
 			}
 			current := func(key string, rec Record) bool { return running[key] == rec.PID }
-			r.replace(ctx, keysOf(running), current, now.inspect)
+			r.replace(ctx, slices.Collect(maps.Keys(running)), current, now.inspect)
 			relist.Reset(pause)
 			pause = relistEvery
 		case err := <-broken:
@@ -148,14 +148,6 @@ func (c *containerd) session(ctx context.Context, r *roster) error {
 			return ctx.Err()
 		}
 	}
-}
-
-func keysOf(m map[string]int) []string {
-	var keys []string
-	for key := range maps.Keys(m) {
-		keys = append(keys, key)
-	}
-	return keys
 }
 
 func (c cri) event(ctx context.Context, r *roster, msg *types.Envelope) {
@@ -296,14 +288,7 @@ func criRecord(ct, pod *containers.Container) Record {
 	} else {
 		rec.Name = cmp.Or(own.Metadata.Name, ct.GetID())
 		rec.Labels = merged(sandbox.Labels, own.Labels)
-		// Annotations are the users', except the kubelet's with this prefix.
-		for _, annotations := range []map[string]string{sandbox.Annotations, own.Annotations} {
-			for key, value := range annotations {
-				if !strings.HasPrefix(key, kubeletPrefix) {
-					rec.annotate(key, value)
-				}
-			}
-		}
+		rec.annotate(merged(sandbox.Annotations, own.Annotations))
 	}
 	rec.ImageLabels, _ = part(ct.GetLabels(), own.Labels)
 	delete(rec.ImageLabels, kindLabel) // the plugin's
@@ -312,12 +297,18 @@ func criRecord(ct, pod *containers.Container) Record {
 	return rec
 }
 
-// annotate adds an annotation of the CRI to the labels.
-func (r *Record) annotate(key, value string) {
-	if r.Annotations == nil {
-		r.Annotations = make(map[string]bool)
+// annotate adds annotations of the CRI to the labels: the users', and so none with the prefix of the
+// kubelet.
+func (r *Record) annotate(annotations map[string]string) {
+	for key, value := range annotations {
+		if strings.HasPrefix(key, kubeletPrefix) {
+			continue
+		}
+		if r.Annotations == nil {
+			r.Annotations = make(map[string]bool)
+		}
+		r.Labels[key], r.Annotations[key] = value, true
 	}
-	r.Labels[key], r.Annotations[key] = value, true
 }
 
 // criData is what we use of the JSON that the CRI plugin attaches to its containers and sandboxes.

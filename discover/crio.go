@@ -36,8 +36,7 @@ type crio struct{ addr string }
 func (crio) Name() string { return "cri-o" }
 
 func (c crio) Run(ctx context.Context, publish func(Report)) error {
-	r := newRoster(c.Name(), c.addr, publish)
-	r.follow(ctx, func(ctx context.Context) error { return c.session(ctx, r) })
+	newRoster(c.Name(), c.addr, publish).follow(ctx, c.session)
 	return nil
 }
 
@@ -214,13 +213,7 @@ func crioRecord(ct *runtimeapi.ContainerStatus, pod *runtimeapi.PodSandboxStatus
 		rec.RuntimeID, rec.Name = ct.GetId(), cmp.Or(ct.GetMetadata().GetName(), ct.GetId())
 		rec.Image = cmp.Or(image.GetUserSpecifiedImage(), image.GetImage(), ct.GetImageRef())
 		rec.Labels = merged(pod.GetLabels(), ct.GetLabels())
-		for _, annotations := range []map[string]string{pod.GetAnnotations(), ct.GetAnnotations()} {
-			for key, value := range annotations {
-				if !strings.HasPrefix(key, kubeletPrefix) {
-					rec.annotate(key, value)
-				}
-			}
-		}
+		rec.annotate(merged(pod.GetAnnotations(), ct.GetAnnotations()))
 	}
 	of := pod.GetMetadata()
 	rec.Pod, rec.Namespace, rec.PodUID = of.GetName(), of.GetNamespace(), of.GetUid()

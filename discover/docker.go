@@ -39,8 +39,7 @@ type engine struct {
 func (e *engine) Name() string { return e.name }
 
 func (e *engine) Run(ctx context.Context, publish func(Report)) error {
-	r := newRoster(e.name, e.host, publish)
-	r.follow(ctx, func(ctx context.Context) error { return e.session(ctx, r) })
+	newRoster(e.name, e.host, publish).follow(ctx, e.session)
 	return nil
 }
 

@@ -69,12 +69,12 @@ func newRoster(name, addr string, publish func(Report)) *roster {
 // follow runs session, which uses one connection to the runtime, repeatedly until ctx ends, and
 // reports why each one ended. A runtime that was never there is not an error, but one that has left
 // its socket is.
-func (r *roster) follow(ctx context.Context, session func(context.Context) error) {
+func (r *roster) follow(ctx context.Context, session func(context.Context, *roster) error) {
 	retry(ctx, func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel() // ends the session's questions
 		r.begin()
-		err := session(ctx)
+		err := session(ctx, r)
 		if ctx.Err() != nil {
 			return
 		}
