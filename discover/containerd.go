@@ -59,23 +59,20 @@ const (
 // which a Set does not list, only the labels do.
 func Containerd(addr string) Source {
 	if addr != "" {
-		return &containerd{addr: strings.TrimPrefix(addr, "unix://")}
+		return containerdAt(strings.TrimPrefix(addr, "unix://"))
 	}
 	var all places
 	for _, addr := range ContainerdAddrs() {
-		all = append(all, &containerd{addr: addr})
+		all = append(all, containerdAt(addr))
 	}
 	return all
 }
 
-type containerd struct{ addr string }
-
-func (c *containerd) Name() string { return "containerd" }
-
-func (c *containerd) Run(ctx context.Context, publish func(Report)) error {
-	newRoster(c.Name(), c.addr, publish).follow(ctx, c.session)
-	return nil
+func containerdAt(addr string) Source {
+	return rostered{"containerd", addr, containerd{addr}.session}
 }
+
+type containerd struct{ addr string }
 
 // cri is one connection to containerd. A container's key is namespace/id.
 type cri struct {
@@ -85,7 +82,7 @@ type cri struct {
 	content    content.ContentClient
 }
 
-func (c *containerd) session(ctx context.Context, r *roster) error {
+func (c containerd) session(ctx context.Context, r *roster) error {
 	if err := listens(ctx, c.addr); err != nil {
 		return err
 	}
@@ -218,28 +215,19 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 	}
 	ctx = metadata.AppendToOutgoingContext(ctx, namespaceHeader, space)
 	t, err := c.tasks.Get(ctx, &tasks.GetRequest{ContainerID: id})
-	if status.Code(err) == codes.NotFound {
-		return Record{}, false, nil
-	}
-	if err != nil {
-		return Record{}, false, err
-	}
-	if !alive(t.GetProcess()) {
-		return Record{}, false, nil
+	if err != nil || !alive(t.GetProcess()) {
+		return Record{}, false, unlessGone(err)
 	}
 	got, err := c.containers.Get(ctx, &containers.GetContainerRequest{ID: id})
-	if status.Code(err) == codes.NotFound {
-		return Record{}, false, nil
-	}
 	if err != nil {
-		return Record{}, false, err
+		return Record{}, false, unlessGone(err)
 	}
 	ct := got.GetContainer()
 	var pod *containers.Container
 	var lack error
 	if sandbox := criMetadata(ct, containerMetadata).SandboxID; sandbox != "" {
 		got, err := c.containers.Get(ctx, &containers.GetContainerRequest{ID: sandbox})
-		if pod = got.GetContainer(); err != nil && status.Code(err) != codes.NotFound {
+		if pod, err = got.GetContainer(), unlessGone(err); err != nil {
 			lack = fmt.Errorf("read its pod: %w", err)
 		}
 	}
@@ -262,6 +250,15 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 		}
 	}
 	return rec, true, lack
+}
+
+// unlessGone returns the error of a question about a container, but nil if the runtime does not know
+// that container.
+func unlessGone(err error) error {
+	if status.Code(err) == codes.NotFound {
+		return nil
+	}
+	return err
 }
 
 // ofCRI reports whether the CRI plugin has made a container. Only a client of containerd can write

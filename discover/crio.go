@@ -12,9 +12,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/backoff"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -28,17 +26,11 @@ const relistCRI = time.Second
 // if empty, CRIOAddr. What Containerd says of pods and their annotations holds here too. The CRI
 // reports no labels of images.
 func CRIO(addr string) Source {
-	return crio{cmp.Or(strings.TrimPrefix(addr, "unix://"), CRIOAddr)}
+	addr = cmp.Or(strings.TrimPrefix(addr, "unix://"), CRIOAddr)
+	return rostered{"cri-o", addr, crio{addr}.session}
 }
 
 type crio struct{ addr string }
-
-func (crio) Name() string { return "cri-o" }
-
-func (c crio) Run(ctx context.Context, publish func(Report)) error {
-	newRoster(c.Name(), c.addr, publish).follow(ctx, c.session)
-	return nil
-}
 
 // crioClient is one connection. A sandbox's key has sandboxPrefix before its id.
 type crioClient struct {
@@ -169,22 +161,16 @@ func infoOf(info map[string]string) (i crioInfo) {
 func (c crioClient) inspect(ctx context.Context, key string) (Record, bool, error) {
 	if id, ok := strings.CutPrefix(key, sandboxPrefix); ok {
 		pod, err := c.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
-		if status.Code(err) == codes.NotFound {
-			return Record{}, false, nil
-		}
 		if err != nil {
-			return Record{}, false, err
+			return Record{}, false, unlessGone(err)
 		}
 		rec := crioRecord(nil, pod.GetStatus(), infoOf(pod.GetInfo()))
 		// Without a pause container, which is CRI-O's default, there is nothing to know of.
 		return rec, rec.PID > 0 && pod.GetStatus().GetState() == runtimeapi.PodSandboxState_SANDBOX_READY, nil
 	}
 	ct, err := c.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: key, Verbose: true})
-	if status.Code(err) == codes.NotFound {
-		return Record{}, false, nil
-	}
 	if err != nil {
-		return Record{}, false, err
+		return Record{}, false, unlessGone(err)
 	}
 	info := infoOf(ct.GetInfo())
 	if ct.GetStatus().GetState() != runtimeapi.ContainerState_CONTAINER_RUNNING || info.PID <= 0 {
@@ -194,7 +180,7 @@ func (c crioClient) inspect(ctx context.Context, key string) (Record, bool, erro
 	var lack error
 	if info.SandboxID != "" {
 		got, err := c.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: info.SandboxID})
-		if pod = got.GetStatus(); err != nil && status.Code(err) != codes.NotFound {
+		if pod, err = got.GetStatus(), unlessGone(err); err != nil {
 			lack = fmt.Errorf("read its pod: %w", err)
 		}
 	}

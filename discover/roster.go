@@ -62,6 +62,19 @@ type answer struct {
 	err      error
 }
 
+// rostered is the source of a runtime with a roster.
+type rostered struct {
+	name, addr string
+	session    func(context.Context, *roster) error // see follow
+}
+
+func (s rostered) Name() string { return s.name }
+
+func (s rostered) Run(ctx context.Context, publish func(Report)) error {
+	newRoster(s.name, s.addr, publish).follow(ctx, s.session)
+	return nil
+}
+
 func newRoster(name, addr string, publish func(Report)) *roster {
 	return &roster{at: name + " at " + addr, publish: publish, answers: make(chan answer)}
 }
