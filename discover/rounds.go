@@ -1,6 +1,7 @@
 package discover
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -402,10 +403,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (c
 		// All of the above may be of another process.
 		return container.Container{}, 0, fs.ErrNotExist
 	}
-	name := rec.Name
-	if name == "" {
-		name = filepath.Base(p.cgroup.V2)
-	}
+	name := cmp.Or(rec.Name, filepath.Base(p.cgroup.V2))
 	if rec.Pod != "" {
 		name = rec.Namespace + "/" + rec.Pod + "/" + name
 	}
