@@ -62,6 +62,19 @@ type answer struct {
 	err      error
 }
 
+// rostered is the source of a runtime with a roster.
+type rostered struct {
+	name, addr string
+	session    func(context.Context, *roster) error // see follow
+}
+
+func (s rostered) Name() string { return s.name }
+
+func (s rostered) Run(ctx context.Context, publish func(Report)) error {
+	newRoster(s.name, s.addr, publish).follow(ctx, s.session)
+	return nil
+}
+
 func newRoster(name, addr string, publish func(Report)) *roster {
 	return &roster{at: name + " at " + addr, publish: publish, answers: make(chan answer)}
 }
@@ -69,12 +82,12 @@ func newRoster(name, addr string, publish func(Report)) *roster {
 // follow runs session, which uses one connection to the runtime, repeatedly until ctx ends, and
 // reports why each one ended. A runtime that was never there is not an error, but one that has left
 // its socket is.
-func (r *roster) follow(ctx context.Context, session func(context.Context) error) {
+func (r *roster) follow(ctx context.Context, session func(context.Context, *roster) error) {
 	retry(ctx, func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel() // ends the session's questions
 		r.begin()
-		err := session(ctx)
+		err := session(ctx, r)
 		if ctx.Err() != nil {
 			return
 		}

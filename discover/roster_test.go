@@ -226,7 +226,7 @@ func TestRosterFollow(t *testing.T) {
 			func() error { return fs.ErrNotExist },
 			func() error { cancel(); return errors.New("too late") },
 		}
-		r.follow(ctx, func(context.Context) error {
+		r.follow(ctx, func(context.Context, *roster) error {
 			step := steps[0]
 			steps = steps[1:]
 			return step()

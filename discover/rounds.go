@@ -1,6 +1,7 @@
 package discover
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"golang.org/x/sys/unix"
 )
 
@@ -292,18 +294,38 @@ func (r *rounds) reopen(rec Record, old *process) *process {
 
 // open finds the process and the cgroups of a record. A failure is in the result.
 func (r *rounds) open(rec Record) *process {
-	if rec.PID <= 0 {
-		return r.openCgroup(rec)
-	}
-	p, err := openProcess(r.cfg.Proc, rec.PID, r.boot, r.wake)
-	if err == nil && rec.Start != 0 && rec.Start != p.start {
-		p.close()
-		err = fmt.Errorf("process %d is another one: %w", rec.PID, fs.ErrNotExist)
-	}
+	p, err := r.process(rec)
 	if err != nil {
 		return &process{err: err}
 	}
-	return r.place(rec, p)
+	paths, err := r.paths(rec, p.pid)
+	if err != nil {
+		p.err = err
+		return p
+	}
+	p.setCgroup(paths)
+	return p
+}
+
+// process opens the process of a record. One with only a directory stands for the oldest in it.
+func (r *rounds) process(rec Record) (*process, error) {
+	pid := rec.PID
+	if pid <= 0 {
+		dir := rec.CgroupV2
+		if !strings.HasPrefix(dir, r.layout.V2+"/") || filepath.Clean(dir) != dir {
+			return nil, fmt.Errorf("cgroup %q is not below %s", dir, r.layout.V2)
+		}
+		var err error
+		if pid, err = oldest(r.cfg.Proc, dir, r.nets.own.Inode()); err != nil {
+			return nil, err
+		}
+	}
+	p, err := openProcess(r.cfg.Proc, pid, r.boot, r.wake)
+	if err == nil && rec.Start != 0 && rec.Start != p.start {
+		p.close()
+		return nil, fmt.Errorf("process %d is another one: %w", pid, fs.ErrNotExist)
+	}
+	return p, err
 }
 
 // known returns the runtimes' records with live processes, by source.
@@ -318,17 +340,6 @@ func (r *rounds) known(reports []reported) *Known {
 		}
 	}
 	return &known
-}
-
-// place records the cgroups of a record's process.
-func (r *rounds) place(rec Record, p *process) *process {
-	paths, err := r.paths(rec, p.pid)
-	if err != nil {
-		p.err = err
-		return p
-	}
-	p.setCgroup(paths)
-	return p
 }
 
 // paths returns the cgroups of a record with process pid.
@@ -357,23 +368,6 @@ func (r *rounds) paths(rec Record, pid int) (cgroup.Paths, error) {
 	return paths, nil
 }
 
-// openCgroup is open for a record with only a directory: it stands for the oldest process in it.
-func (r *rounds) openCgroup(rec Record) *process {
-	dir := rec.CgroupV2
-	if !strings.HasPrefix(dir, r.layout.V2+"/") || filepath.Clean(dir) != dir {
-		return &process{err: fmt.Errorf("cgroup %q is not below %s", dir, r.layout.V2)}
-	}
-	pid, err := oldest(r.cfg.Proc, dir, r.nets.own.Inode())
-	if err != nil {
-		return &process{err: err}
-	}
-	p, err := openProcess(r.cfg.Proc, pid, r.boot, r.wake)
-	if err != nil {
-		return &process{err: err}
-	}
-	return r.place(rec, p)
-}
-
 // ofRuntime cuts a cgroup directory after the element with the runtime's id: init systems inside
 // containers, and some runtimes, put the first process into a cgroup below the container's own.
 func ofRuntime(dir, id string) string {
@@ -394,7 +388,7 @@ func ofRuntime(dir, id string) string {
 
 // describe combines all that is known of a container.
 func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (container.Container, int, error) {
-	ns, err := netnsOf(r.cfg.Proc, p.pid)
+	ns, err := netdev.InodeOf(r.cfg.Proc, p.pid)
 	if err != nil {
 		return container.Container{}, 0, err
 	}
@@ -409,10 +403,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (c
 		// All of the above may be of another process.
 		return container.Container{}, 0, fs.ErrNotExist
 	}
-	name := rec.Name
-	if name == "" {
-		name = filepath.Base(p.cgroup.V2)
-	}
+	name := cmp.Or(rec.Name, filepath.Base(p.cgroup.V2))
 	if rec.Pod != "" {
 		name = rec.Namespace + "/" + rec.Pod + "/" + name
 	}

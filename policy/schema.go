@@ -73,10 +73,10 @@ var schema = slices.Concat(
 			parse:   parseWord(func(s *Settings) *NetCPU { return &s.NetCPU }, NetCPUObserve, NetCPUCharge, NetCPUIsolate, NetCPUAuto), show: func(s Settings) string { return string(s.NetCPU) }},
 		{Name: "netcpu.reserve", Feature: "netcpu", Form: "0%..99%; 5% if it is not set", Example: "5%",
 			Meaning: "how much of its budget a charged container has left when its incoming packets are dropped",
-			parse:   parseNetCPUReserve, show: func(s Settings) string { return percentText(*s.NetCPUReserve) }},
+			parse:   parseShare(0, maxReserve, func(s *Settings) **float64 { return &s.NetCPUReserve }), show: func(s Settings) string { return percentText(*s.NetCPUReserve) }},
 		{Name: "netcpu.steal", Feature: "netcpu", Form: "0.1%..100% of a CPU; 3% if it is not set", Example: "3%",
 			Meaning: "how much of a CPU the packets of a container in auto may take from others before it is isolated or charged",
-			parse:   parseNetCPUSteal, show: func(s Settings) string { return percentText(*s.NetCPUSteal) }},
+			parse:   parseShare(minSteal, maxSteal, func(s *Settings) **float64 { return &s.NetCPUSteal }), show: func(s Settings) string { return percentText(*s.NetCPUSteal) }},
 		{Name: "latency", Feature: "latency", Form: "off, on", Example: "on", Default: "off",
 			Meaning: "histograms of the delay that this host adds to packets",
 			parse:   parseSwitch(func(s *Settings) **bool { return &s.Latency }), show: func(s Settings) string { return onOffText(*s.Latency) }},
@@ -217,20 +217,14 @@ func parseWord[W ~string](field func(*Settings) *W, words ...W) func(string) (se
 	}
 }
 
-func parseNetCPUReserve(v string) (setter, error) {
-	share, err := ParsePercent(v)
-	if err == nil && share > maxReserve {
-		err = fmt.Errorf("must be between 0%% and %d%%", int(100*maxReserve))
+func parseShare(low, high float64, field func(*Settings) **float64) func(string) (setter, error) {
+	return func(v string) (setter, error) {
+		share, err := ParsePercent(v)
+		if err == nil && (share < low || share > high) {
+			err = fmt.Errorf("must be between %s and %s", percentText(low), percentText(high))
+		}
+		return func(s *Settings) { t := share; *field(s) = &t }, err
 	}
-	return func(s *Settings) { t := share; s.NetCPUReserve = &t }, err
-}
-
-func parseNetCPUSteal(v string) (setter, error) {
-	share, err := ParsePercent(v)
-	if err == nil && (share < minSteal || share > maxSteal) {
-		err = fmt.Errorf("must be between %v%% and %v%%", 100*minSteal, 100*maxSteal)
-	}
-	return func(s *Settings) { t := share; s.NetCPUSteal = &t }, err
 }
 
 func lookup(name string) (Key, bool) {
