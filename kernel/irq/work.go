@@ -1,7 +1,7 @@
 package irq
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"strconv"
@@ -25,7 +25,7 @@ const tick = 10 * time.Millisecond
 func Works(proc string) (map[int]Work, error) {
 	stat, err := readLong(filepath.Join(proc, "stat"))
 	softirqs, serr := readLong(filepath.Join(proc, "softirqs"))
-	if err := errors.Join(err, serr); err != nil {
+	if err := cmp.Or(err, serr); err != nil {
 		return nil, fmt.Errorf("read work for interrupts: %w", err)
 	}
 	return parseWorks(stat, softirqs), nil
