@@ -38,27 +38,24 @@ type gap struct{ from, to uint64 }
 // interrupts. It takes some 10 ms of one CPU, or of two for calls, and up to 50 ms if
 // it sees no interrupt. It returns 0 if it sees too few.
 func (m *Meter) measureAround(call bool) (time.Duration, error) {
-	type result struct {
-		found []uint64
-		err   error
-	}
-	done := make(chan result)
+	var found []uint64
+	err := errors.New("it was not measured")
+	done := make(chan struct{})
 	go func() {
 		runtime.LockOSThread() // for good: the thread ends with its affinity
-		r := result{err: errors.New("it was not measured")}
-		m.loop.Turn(func() { r.found, r.err = m.interruptsAround(call) })
-		done <- r
+		m.loop.Turn(func() { found, err = m.interruptsAround(call) })
+		close(done)
 	}()
-	r := <-done
-	if r.err != nil {
-		return 0, fmt.Errorf("measure interrupts: %w", r.err)
+	<-done
+	if err != nil {
+		return 0, fmt.Errorf("measure interrupts: %w", err)
 	}
-	if len(r.found) < aroundLeast {
+	if len(found) < aroundLeast {
 		return 0, nil
 	}
-	slices.Sort(r.found)
+	slices.Sort(found)
 	// Disturbances only make a result longer.
-	return min(time.Duration(r.found[len(r.found)/4]), aroundMost), nil
+	return min(time.Duration(found[len(found)/4]), aroundMost), nil
 }
 
 // calibrate measures the overhead of interrupts and makes the programs charge it. A
