@@ -79,27 +79,35 @@ func (t *Drops) close() error {
 
 // countPolls counts the polls of exactly these devices of the tenant.
 func (t *Drops) countPolls(devices map[dropFlDevice]bool) error {
-	counted := t.dropper.maps.FlCounted
-	var errs []error
-	for d := range t.polls {
-		if devices[d] {
-			continue
-		}
-		if err := counted.Delete(d); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, fmt.Errorf("count no polls of device %d in netns %d: %w", d.Ifindex, d.Netns, err))
-			continue
-		}
-		delete(t.polls, d)
+	if err := setKeys(t.dropper.maps.FlCounted, t.slot, t.polls, devices); err != nil {
+		return fmt.Errorf("count polls: %w", err)
 	}
-	for d := range devices {
-		if t.polls[d] {
+	return nil
+}
+
+// setKeys gives a map exactly the keys of want, with a value. has are the keys so far, and is
+// updated. It goes on after an error.
+func setKeys[K comparable](in *ebpf.Map, value any, has, want map[K]bool) error {
+	var errs []error
+	for k := range has {
+		if want[k] {
 			continue
 		}
-		if err := counted.Put(d, t.slot); err != nil {
-			errs = append(errs, fmt.Errorf("count polls of device %d in netns %d: %w", d.Ifindex, d.Netns, err))
+		if err := in.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, fmt.Errorf("remove %+v: %w", k, err))
 			continue
 		}
-		t.polls[d] = true
+		delete(has, k)
+	}
+	for k := range want {
+		if has[k] {
+			continue
+		}
+		if err := in.Put(k, value); err != nil {
+			errs = append(errs, fmt.Errorf("add %+v: %w", k, err))
+			continue
+		}
+		has[k] = true
 	}
 	return errors.Join(errs...)
 }
