@@ -132,11 +132,7 @@ func (is *Isolator) mayOwnQueues(c container.Container) (bool, error) {
 	if is.cfg.Throttled {
 		return true, nil
 	}
-	dir, err := c.TenantGroup()
-	if err != nil {
-		return false, err
-	}
-	_, limited, err := is.quota(dir)
+	_, limited, err := is.quota(c)
 	if err != nil || !limited || c.Cgroup.CPUSet == "" {
 		return !limited, err
 	}
