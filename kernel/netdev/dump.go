@@ -18,20 +18,18 @@ var ErrMany = errors.New("more network devices or addresses than are looked at")
 
 // dump asks the kernel for a list, over a socket of its own in the calling thread's namespace. It
 // passes each message to see, until see returns false or the list ends. It holds one answer at a
-// time, and the kernel produces the rest of a list only as it is read.
-func dump(family int, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
-	return dumpWith(family, func(*nl.NetlinkSocket) error { return nil }, req, see)
-}
-
-// dumpWith is dump with socket options.
-func dumpWith(family int, options func(*nl.NetlinkSocket) error, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
+// time, and the kernel produces the rest of a list only as it is read. With strict it applies the
+// request's filters (5.0).
+func dump(family int, strict bool, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
 	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), family)
 	if err != nil {
 		return err
 	}
 	defer s.Close()
-	if err := options(s); err != nil {
-		return err
+	if strict {
+		if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+			return err
+		}
 	}
 	return dumpBy(s, req, see)
 }
@@ -78,16 +76,11 @@ func dumpBy(s *nl.NetlinkSocket, req *nl.NetlinkRequest, see func(msg []byte) (m
 }
 
 // bounded lists what parse makes of the messages of a dump in the namespace, if it returns ok.
-// After most messages the error is ErrMany. With strict the kernel applies the request's filters
-// (5.0).
+// After most messages the error is ErrMany. strict is as in dump.
 func bounded[T any](ns *NS, family, most int, strict bool, req *nl.NetlinkRequest, parse func(msg []byte) (item T, ok bool, err error)) (list []T, err error) {
-	options := func(*nl.NetlinkSocket) error { return nil }
-	if strict {
-		options = strictly
-	}
 	err = ns.Do(func() error {
 		seen := 0
-		return dumpWith(family, options, req, func(msg []byte) (bool, error) {
+		return dump(family, strict, req, func(msg []byte) (bool, error) {
 			if seen++; seen > most {
 				return false, ErrMany
 			}
@@ -99,10 +92,6 @@ func bounded[T any](ns *NS, family, most int, strict bool, req *nl.NetlinkReques
 		})
 	})
 	return list, err
-}
-
-func strictly(s *nl.NetlinkSocket) error {
-	return unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 }
 
 // listed wraps the error of a list.

@@ -47,7 +47,7 @@ func (ns *NS) Links(most int) ([]Link, error) {
 	err := ns.Do(func() error {
 		at := make(map[int]int) // by index
 		seen := 0
-		err := dump(unix.NETLINK_ROUTE, linksRequest(0), func(msg []byte) (bool, error) {
+		err := dump(unix.NETLINK_ROUTE, false, linksRequest(0), func(msg []byte) (bool, error) {
 			if seen++; seen > most {
 				return false, ErrMany
 			}
@@ -85,7 +85,7 @@ func addresses(index, most int, see func(index int, prefix string)) error {
 	req.AddData(head)
 	seen := 0
 	// Without strict checks (5.0) the kernel lists all regardless of the index.
-	return dumpWith(unix.NETLINK_ROUTE, strictly, req, func(msg []byte) (bool, error) {
+	return dump(unix.NETLINK_ROUTE, true, req, func(msg []byte) (bool, error) {
 		if seen++; seen > most {
 			return false, ErrMany
 		}

@@ -47,7 +47,7 @@ func (ns *NS) NAPIs(index int) ([]NAPI, error) {
 		if index != 0 {
 			req.AddData(nl.NewRtAttr(napiIfindex, nl.Uint32Attr(uint32(index))))
 		}
-		err = dump(unix.NETLINK_GENERIC, req, func(msg []byte) (bool, error) {
+		err = dump(unix.NETLINK_GENERIC, false, req, func(msg []byte) (bool, error) {
 			n, err := parseNAPI(msg)
 			if err == nil && (index == 0 || n.Device == index) {
 				list = append(list, n)

@@ -138,7 +138,7 @@ func (o offload) ask(command byte, about *nl.RtAttr, see func(attrs []byte) erro
 		if about != nil {
 			req.AddData(about)
 		}
-		return dump(unix.NETLINK_GENERIC, req, func(msg []byte) (bool, error) {
+		return dump(unix.NETLINK_GENERIC, false, req, func(msg []byte) (bool, error) {
 			return true, see(msg[min(len(msg), nl.SizeofGenlmsg):])
 		})
 	})

@@ -60,7 +60,7 @@ func (ns *NS) RouteTo(to, source netip.Addr, by int) (index int, err error) {
 			req.AddData(nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(by))))
 		}
 		req.AddData(nl.NewRtAttr(unix.RTA_IP_PROTO, nl.Uint8Attr(unix.IPPROTO_UDP)))
-		return dump(unix.NETLINK_ROUTE, req, func(msg []byte) (bool, error) {
+		return dump(unix.NETLINK_ROUTE, false, req, func(msg []byte) (bool, error) {
 			r, _, err := parseRoute(msg)
 			index = r.Device
 			return false, err

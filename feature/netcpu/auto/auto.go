@@ -138,17 +138,13 @@ func between(a, b account.Reading) reading {
 			d.bytes[x.Container] -= min(x.Bytes(), d.bytes[x.Container])
 		}
 	}
-	type pair struct {
-		victim  account.Party
-		culprit container.ID
-	}
-	before := make(map[pair]time.Duration, len(a.Thefts))
+	before := make(map[account.Pair]time.Duration, len(a.Thefts))
 	for _, t := range a.Thefts {
-		before[pair{t.Victim, t.Culprit}] = t.CPU
+		before[account.Pair{Victim: t.Victim, Culprit: t.Culprit}] = t.CPU
 	}
 	var tasks, others time.Duration
 	for _, t := range b.Thefts {
-		if was := before[pair{t.Victim, t.Culprit}]; was <= t.CPU {
+		if was := before[account.Pair{Victim: t.Victim, Culprit: t.Culprit}]; was <= t.CPU {
 			t.CPU -= was
 		}
 		if t.CPU == 0 {
