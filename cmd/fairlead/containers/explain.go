@@ -62,7 +62,11 @@ func explainContainer(w io.Writer, x api.Explanation, all bool, now time.Time) {
 	c := x.Container
 	about := []string{cli.Show(c.Source), "id " + c.ID.String()}
 	if c.Image != "" {
-		about = append(about, "image "+strings.Join(append([]string{cli.Show(c.Image)}, cli.Shown(c.ImageNames)...), " = "))
+		image := "image " + cli.Show(c.Image)
+		for _, name := range c.ImageNames {
+			image += " = " + cli.Show(name)
+		}
+		about = append(about, image)
 	}
 	if c.Pod != "" {
 		about = append(about, "pod "+cli.Show(c.Namespace)+"/"+cli.Show(c.Pod))
