@@ -170,15 +170,14 @@ func printPlan(w io.Writer, of api.Container, steps []api.Planned) {
 // together groups changes by feature and reason.
 func together(changes []api.Change) [][]api.Change {
 	var groups [][]api.Change
-next:
 	for _, c := range changes {
-		for i, g := range groups {
-			if g[0].Feature == c.Feature && slices.Equal(g[0].Because, c.Because) {
-				groups[i] = append(g, c)
-				continue next
-			}
+		i := slices.IndexFunc(groups, func(g []api.Change) bool {
+			return g[0].Feature == c.Feature && slices.Equal(g[0].Because, c.Because)
+		})
+		if i < 0 {
+			i, groups = len(groups), append(groups, nil)
 		}
-		groups = append(groups, []api.Change{c})
+		groups[i] = append(groups[i], c)
 	}
 	return groups
 }
