@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-project/fairlead/view"
 )
 
-// Options are what a Server shows. Source and Now are required.
+// Options are what a Server shows. Source, Now and Text are required.
 type Options struct {
 	Source view.Source
 	Title  string // of the host or the recording; hostile
@@ -28,7 +28,7 @@ type Options struct {
 	// Explain asks the agent what was changed on the host for a container; nil: that is not known.
 	Explain func(ctx context.Context, id api.ID) (api.Explanation, error)
 	// Text writes an explanation as text, safe to print; changes: with what was changed on the
-	// host. nil: none is shown.
+	// host.
 	Text func(x api.Explanation, changes bool, now time.Time) string
 }
 
