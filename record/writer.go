@@ -1,6 +1,7 @@
 package record
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -81,12 +82,8 @@ type Written struct {
 
 // New returns a writer of a ring. It does not touch the disk: the first Write does.
 func New(cfg Config) (*Writer, error) {
-	if cfg.Size == 0 {
-		cfg.Size = DefaultSize
-	}
-	if cfg.Age == 0 {
-		cfg.Age = DefaultAge
-	}
+	cfg.Size = cmp.Or(cfg.Size, DefaultSize)
+	cfg.Age = cmp.Or(cfg.Age, DefaultAge)
 	if cfg.Size < MinSize || cfg.Age < time.Minute {
 		return nil, fmt.Errorf("record: %d bytes and %v are less than %d and %v", cfg.Size, cfg.Age, int64(MinSize), time.Minute)
 	}
