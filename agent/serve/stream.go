@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -91,7 +92,7 @@ func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logge
 		if err == nil {
 			err = out.Flush()
 		}
-		slow = slow || isTimeout(err)
+		slow = slow || errors.Is(err, os.ErrDeadlineExceeded)
 		return err == nil
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -115,11 +116,6 @@ func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logge
 		ok = ctx.Err() == nil && send(text)
 	}
 	return nil
-}
-
-func isTimeout(err error) bool {
-	t := interface{ Timeout() bool }(nil)
-	return errors.As(err, &t) && t.Timeout()
 }
 
 // lastEvent returns the id of the last event that a reader has: the header Last-Event-ID, as in the
