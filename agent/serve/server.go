@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -86,12 +87,7 @@ func newHandler(b Backend, self bool, end <-chan struct{}, log *slog.Logger) htt
 }
 
 // done returns the status of an answer without an error.
-func (r route) done() int {
-	if r.status != 0 {
-		return r.status
-	}
-	return http.StatusOK
-}
+func (r route) done() int { return cmp.Or(r.status, http.StatusOK) }
 
 func endpoint(b Backend, r route, rs *readers, log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -145,6 +141,17 @@ func allowed(r route, req *http.Request) error {
 			Text: fmt.Sprintf("user id %d may not change anything: only root and the group %s may", p.UID, api.Group)}
 	}
 	return nil
+}
+
+// taking returns the call of a route that takes a T as the body of its request.
+func taking[T any](call func(Backend, *http.Request, T) (any, error)) func(Backend, *http.Request) (any, error) {
+	return func(b Backend, r *http.Request) (any, error) {
+		var in T
+		if err := read(r, &in); err != nil {
+			return nil, err
+		}
+		return call(b, r, in)
+	}
 }
 
 // read decodes the body of a request; an empty body leaves in as it is.
