@@ -47,9 +47,7 @@ func followBlockIO(b Backend, r *http.Request, after uint64) (out []streamed, er
 func blockio(b Backend, r *http.Request, ask api.Ask) (out api.BlockIO, err error) {
 	ask.Feature = "blockio"
 	got, err := b.Report(r.Context(), ask)
-	if err == nil {
-		out, _ = got.(api.BlockIO)
-	}
+	out, _ = got.(api.BlockIO)
 	return out, err
 }
 

@@ -129,7 +129,7 @@ func (s schemas) add(t reflect.Type) {
 	}
 	props, required := map[string]any{}, []string{}
 	s[t.Name()] = map[string]any{"type": "object", "properties": props}
-	for f := range fields(t) {
+	for _, f := range fields(t) {
 		name, opts := jsonName(f)
 		prop := s.of(f.Type)
 		if slices.Contains(opts, "string") {
@@ -148,19 +148,12 @@ func (s schemas) add(t reflect.Type) {
 	}
 }
 
-// fields yields the fields of t that are in the JSON, including those of embedded
+// fields returns the fields of t that are in the JSON, including those of embedded
 // structs.
-func fields(t reflect.Type) func(func(reflect.StructField) bool) {
-	return func(yield func(reflect.StructField) bool) {
-		for _, f := range reflect.VisibleFields(t) {
-			if f.Anonymous || !f.IsExported() || f.Tag.Get("json") == "-" {
-				continue
-			}
-			if !yield(f) {
-				return
-			}
-		}
-	}
+func fields(t reflect.Type) []reflect.StructField {
+	return slices.DeleteFunc(reflect.VisibleFields(t), func(f reflect.StructField) bool {
+		return f.Anonymous || !f.IsExported() || f.Tag.Get("json") == "-"
+	})
 }
 
 func jsonName(f reflect.StructField) (name string, opts []string) {

@@ -26,14 +26,14 @@ const (
 // Serve answers on the agent's socket until ctx ends. Then it lets running requests finish for a
 // moment, and closes l.
 func Serve(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
-	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople)}, newHandler(b, false, ctx.Done(), log), time.Minute)
+	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople)}, newHandler(ctx, b, false, log), time.Minute)
 }
 
 // ServeSelf answers on the socket of the containers. A container must not block it for long, by
 // anything that it sends or does not send, and must not occupy it alone: see guests.
 func ServeSelf(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
 	v := visitors{Listener: l, places: make(chan struct{}, maxSelves), guests: newGuests(b.Caller, log)}
-	return serve(ctx, v, newHandler(b, true, ctx.Done(), log), 2*time.Second)
+	return serve(ctx, v, newHandler(ctx, b, true, log), 2*time.Second)
 }
 
 func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) error {
@@ -53,10 +53,10 @@ func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) 
 	return nil
 }
 
-// newHandler serves the routes of one of the two sockets. Streams end when end is closed.
-func newHandler(b Backend, self bool, end <-chan struct{}, log *slog.Logger) http.Handler {
+// newHandler serves the routes of one of the two sockets. Streams end with ctx.
+func newHandler(ctx context.Context, b Backend, self bool, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
-	rs := &readers{end: end}
+	rs := &readers{end: ctx}
 	for _, r := range routes() {
 		if r.self == self {
 			mux.Handle(r.method+" "+r.path, endpoint(b, r, rs, log))

@@ -33,7 +33,7 @@ type streamed struct {
 
 // readers are the clients that read streams of one socket.
 type readers struct {
-	end <-chan struct{} // closed when the server ends
+	end context.Context // of the server
 
 	mu            sync.Mutex
 	open, dropped int
@@ -78,13 +78,7 @@ func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logge
 	}()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	go func() {
-		select {
-		case <-rs.end:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+	defer context.AfterFunc(rs.end, cancel)()
 	out := http.NewResponseController(w)
 	send := func(text string) bool {
 		out.SetWriteDeadline(time.Now().Add(readerPause))
