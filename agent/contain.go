@@ -290,12 +290,7 @@ func (a *Agent) contain(f feature.Feature, fence *fence) {
 }
 
 // fence returns the fence of a feature.
-func (a *Agent) fence(f feature.Feature) *fence {
-	if it := a.fences[f.Name()]; it != nil {
-		return it
-	}
-	return newFence(f, a.pace, a.log) // of none of this agent's
-}
+func (a *Agent) fence(f feature.Feature) *fence { return a.fences[f.Name()] }
 
 // uncalled is the answer to a request for what a feature was not called for, or has panicked in.
 func uncalled(f feature.Feature, err error) error {
