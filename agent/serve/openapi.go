@@ -18,7 +18,7 @@ import (
 func OpenAPI() []byte {
 	type m = map[string]any
 	s := schemas{}
-	paths := m{}
+	paths := map[string]m{}
 	for _, r := range routes() {
 		op := m{
 			"summary":     r.summary,
@@ -53,12 +53,10 @@ func OpenAPI() []byte {
 		if params != nil {
 			op["parameters"] = params
 		}
-		item, _ := paths[r.path].(m)
-		if item == nil {
-			item = m{}
-			paths[r.path] = item
+		if paths[r.path] == nil {
+			paths[r.path] = m{}
 		}
-		item[strings.ToLower(r.method)] = op
+		paths[r.path][strings.ToLower(r.method)] = op
 	}
 	paths["/v1/openapi.json"] = m{"get": m{
 		"summary": "Show this document.", "operationId": "getOpenapi",
