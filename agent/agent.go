@@ -390,9 +390,7 @@ func (a *Agent) close() error {
 			errs = append(errs, a.fence(f).close(f))
 		}
 	}
-	if err := a.disinherit(); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, a.disinherit())
 	if err := a.identity.Close(); err != nil {
 		errs = append(errs, fmt.Errorf("close identity: %w", err))
 	}

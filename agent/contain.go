@@ -221,11 +221,16 @@ func (f *fence) often(at place, rest func(panics int) time.Duration, fn func()) 
 		return fmt.Errorf("%s %w", at, errRests)
 	}
 	err := f.call(at, func() error { fn(); return nil })
-	switch {
-	case isPanic(err):
-		f.rest(at, rest)
-	case f.troubled.Load():
-		f.awake(at)
+	if !f.troubled.Load() {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if isPanic(err) {
+		row := f.resting[at].row + 1
+		f.resting[at] = resting{f.pace.now().Add(rest(row)), row}
+	} else {
+		delete(f.resting, at)
 	}
 	return err
 }
@@ -234,19 +239,6 @@ func (f *fence) rests(at place) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.pace.now().Before(f.resting[at].until)
-}
-
-func (f *fence) rest(at place, rest func(int) time.Duration) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	row := f.resting[at].row + 1
-	f.resting[at] = resting{f.pace.now().Add(rest(row)), row}
-}
-
-func (f *fence) awake(at place) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.resting, at)
 }
 
 // read calls a method that reads something for others.
@@ -298,12 +290,7 @@ func (a *Agent) contain(f feature.Feature, fence *fence) {
 }
 
 // fence returns the fence of a feature.
-func (a *Agent) fence(f feature.Feature) *fence {
-	if it := a.fences[f.Name()]; it != nil {
-		return it
-	}
-	return newFence(f, a.pace, a.log) // of none of this agent's
-}
+func (a *Agent) fence(f feature.Feature) *fence { return a.fences[f.Name()] }
 
 // uncalled is the answer to a request for what a feature was not called for, or has panicked in.
 func uncalled(f feature.Feature, err error) error {
