@@ -105,7 +105,7 @@ func (n *networks) changed(inode uint64, look int) (time.Duration, bool) {
 	case net.dirty.Load():
 		return net.hold - n.cfg.Now().Sub(net.looked), true
 	case net.missed && net.misses < maxMisses:
-		return scanEvery - n.cfg.Now().Sub(net.looked), true
+		return scanEvery - n.cfg.Now().Sub(n.scanned), true
 	}
 	return 0, false
 }

@@ -23,8 +23,6 @@ func TestBusyHost(t *testing.T) {
 			newSink(t, r.nodes[1].web)
 			s := newStream(t, r.nodes[0].web, r.nodes[1].addr)
 			n := r.nodes[0]
-			// Link-local addresses come a second after a device, and are changes.
-			must(t, n.inside.Sysctl("ipv6/conf/all/addr_gen_mode", "1"))
 			must(t, n.inside.Bridge("br1", netip.MustParsePrefix("10.9.0.1/24")))
 			beside := r.Create(sandbox.Spec{Name: named("beside", 0)})
 			r.Wire(sandbox.End{Box: n.inside, Name: "vo", Bridge: "br1"}, sandbox.End{Box: beside, Name: "eth0", Addr: netip.MustParsePrefix("10.9.0.2/24")})

@@ -86,6 +86,9 @@ func makeRig(r *rig) *rig {
 			n.inside = r.Create(sandbox.Spec{Name: named("in"+n.tag, i), Bare: true})
 		}
 		r.nodes[i] = n
+		// Duplicate address detection delays addresses, which are changes.
+		must(t, n.host.Sysctl("ipv6/conf/default/accept_dad", "0"))
+		must(t, n.inside.Sysctl("ipv6/conf/default/accept_dad", "0"))
 	}
 	r.Wire(
 		sandbox.End{Box: r.nodes[0].host, Name: "nic0", Addr: netip.MustParsePrefix("10.66.0.1/24")},
@@ -104,7 +107,6 @@ func makeRig(r *rig) *rig {
 func (r *rig) overlay(n *node) {
 	t := r.T
 	t.Helper()
-	must(t, n.inside.Sysctl("ipv6/conf/default/accept_dad", "0"))
 	switch r.form {
 	case routed:
 		must(t, n.inside.Bridge("br0", netip.MustParsePrefix(fmt.Sprintf("10.244.%d.1/24", n.n))))

@@ -107,7 +107,8 @@ func (t *shaped) devices() (map[container.Device]container.End, error) {
 	for _, e := range t.Ends() {
 		switch {
 		case e.Inside.Kind == "veth" && !e.Host:
-			errs = append(errs, fmt.Errorf("%s: the host's end of this veth is not to be found", e.Name))
+			// It goes before its container, and is found a moment after a new one.
+			errs = append(errs, fmt.Errorf("%s: look for the host's end of this veth: %w", e.Name, netdev.ErrNoLink))
 		case e.Inside.Kind == "veth" || unseen(e.Inside.Kind):
 			want[e.Device] = e
 		}
