@@ -69,14 +69,16 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 	for id, m := range f.managed {
 		for _, r := range m.reserved {
 			at := decide.Place{Container: id, Disk: r.at()}
-			out.Reservations = append(out.Reservations, f.reservation(m, r, achieved(accounts[at], length)))
-			accounts[at] = accounts[at] // a row, even of nothing
+			a := accounts[at]
+			out.Reservations = append(out.Reservations, f.reservation(m, r, achieved(a, length)))
+			accounts[at] = a // a row, even of nothing
 		}
 	}
 	for id, act := range f.actions { // a cap may leave nothing to be seen in so short a time
 		for disk := range act.Caps {
 			at := decide.Place{Container: id, Disk: disk}
-			accounts[at] = accounts[at]
+			a := accounts[at]
+			accounts[at] = a
 		}
 	}
 	for at, a := range accounts {
