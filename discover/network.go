@@ -46,8 +46,8 @@ type network struct {
 	examined   int              // the look that read it
 	stop       func() error     // ends the watch; nil if there is none
 	dirty      atomic.Bool
-	missed     bool // a host end was not found in the last look
-	misses     int  // such looks
+	missed     bool      // a host end was not found in the last look
+	misses     int       // such looks
 	scanned    time.Time // of the search in the last of them
 
 	looks  int // numbers the looks, for containers that share the namespace
