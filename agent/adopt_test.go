@@ -6,6 +6,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -23,13 +24,9 @@ func TestAgentAdopts(t *testing.T) {
 		case 5:
 			owner.Container = 0 // the host as a whole
 		}
-		if err := j.Turn(r.host.knob(id), "isolated", owner); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, j.Turn(r.host.knob(id), "isolated", owner))
 	}
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, j.Close())
 	r.host.writes.Store(0)
 
 	// While the list may lack some, nothing may be taken for ended.
@@ -52,9 +49,7 @@ func TestAgentAdopts(t *testing.T) {
 	if got := r.host.writes.Load(); got != 3 {
 		t.Errorf("%d writes, want those of 2, 3 and 4", got)
 	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.stop())
 	for id := container.ID(1); id <= 5; id++ {
 		if got := r.host.get(t, id); got != "plain" {
 			t.Errorf("after a clean stop %d is %q", id, got)
@@ -68,13 +63,9 @@ func TestAgentAdoptsPod(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
 	j := r.journal()
 	for _, id := range []container.ID{1, 3} {
-		if err := j.Turn(r.host.knob(id), "isolated", journal.Owner{Feature: "netcpu", Container: uint64(id)}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, j.Turn(r.host.knob(id), "isolated", journal.Owner{Feature: "netcpu", Container: uint64(id)}))
 	}
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, j.Close())
 	r.host.writes.Store(0)
 	first := make(chan struct{})
 	r.apply = func(context.Context, policy.Target) error {

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -84,7 +85,8 @@ type Agent struct {
 	workers   []*worker // of the features that work here
 	rewritten *rewritten
 	fences    map[string]*fence // by feature
-	requests  panics            // in requests
+	parts     parts
+	plugged   *fence // of plugin
 
 	kick     chan struct{} // capacity 1: requests a round
 	rounding sync.Mutex    // one round at a time
@@ -107,9 +109,10 @@ type Agent struct {
 	hung    map[*worker]time.Time // hanging calls in the log; belongs to loop
 
 	// Guarded by rounding:
-	remembered *discover.Known   // as last written into the state directory
-	forgetful  bool              // that failed
-	said       map[string]string // last log line of each source
+	remembered *discover.Known                 // as last written into the state directory
+	forgetful  bool                            // that failed
+	said       map[string]string               // last log line of each source
+	wanted     map[container.ID]*policy.Target // of the workers
 
 	mu        sync.Mutex // guards what follows
 	targets   map[container.ID]policy.Target
@@ -173,11 +176,12 @@ func New(cfg Config) (*Agent, error) {
 	if err := untold(cfg.StateDir); err != nil {
 		cfg.Log.Warn("an agent that gives up waiting may take this one for told to stop", "err", err)
 	}
-	rec, err := newRecorder(cfg)
+	in := make(parts)
+	rec, err := newRecorder(cfg, in.add("recorder", cfg.Log, j.Broken))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), j.Close(), only.Close())
 	}
-	set := watch(cfg, loadKnown(cfg))
+	set := watch(cfg, loadKnown(cfg), in, j.Broken)
 	who, err := identity.Open(cfg.Roots.Proc)
 	if err != nil {
 		cfg.Log.Warn("packets have no common identity", "err", err)
@@ -193,7 +197,9 @@ func New(cfg Config) (*Agent, error) {
 	}
 	store.NameDisks(cfg.Disks)
 	a := assemble(cfg, set, store, j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary())
-	a.alone, a.identity, a.ends, a.recorder, a.plugin = only, who, at, rec, a.offers()
+	a.alone, a.identity, a.ends, a.recorder = only, who, at, rec
+	a.plugin, a.plugged = a.offers(), in.add("device plugin", cfg.Log, j.Broken)
+	maps.Copy(a.parts, in)
 	return a, nil
 }
 
@@ -208,7 +214,7 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 		decisions: make(map[choice]policy.Decision),
 		hung:      make(map[*worker]time.Time),
 		fences:    make(map[string]*fence),
-		requests:  panics{log: cfg.Log},
+		parts:     parts{"requests": {panics: panics{log: cfg.Log}}},
 		layout:    sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup) }),
 	}
 	j.Attribute(func(id uint64) string {
@@ -299,7 +305,7 @@ func (a *Agent) run(ctx context.Context) error {
 		g.Go(func() error { return a.policy.Watch(ctx, a.policyChanged) })
 	}
 	if a.plugin != nil {
-		g.Go(func() error { return a.plugin.Run(ctx) })
+		g.Go(func() error { a.plugged.keep(ctx, a.plugin.Run, func(error) {}); return nil })
 	}
 	g.Go(func() error { a.loop(ctx); return nil })
 	g.Go(func() error { a.rewritten.run(ctx, opened); return nil })
@@ -384,9 +390,7 @@ func (a *Agent) close() error {
 			errs = append(errs, a.fence(f).close(f))
 		}
 	}
-	if err := a.disinherit(); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, a.disinherit())
 	if err := a.identity.Close(); err != nil {
 		errs = append(errs, fmt.Errorf("close identity: %w", err))
 	}

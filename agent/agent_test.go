@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -32,13 +33,9 @@ func TestAgentFollowsContainersAndPolicy(t *testing.T) {
 	r.untilValue(1, "isolated")
 
 	file := filepath.Join(r.policies, "10.yaml")
-	if err := os.WriteFile(file, []byte("match: {name: box-2}\nset: {netcpu: isolate}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("match: {name: box-2}\nset: {netcpu: isolate}\n"), 0o600))
 	r.untilValue(2, "isolated")
-	if err := os.WriteFile(file, []byte("match: {name: box-2}\nset: {netcpu: isolat}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("match: {name: box-2}\nset: {netcpu: isolat}\n"), 0o600))
 	r.until("the broken policy is noticed", func() bool {
 		st, err := r.client.Status(t.Context())
 		return err == nil && !st.Policy.OK && strings.Contains(st.Policy.Error, "10.yaml:2")
@@ -51,14 +48,10 @@ func TestAgentFollowsContainersAndPolicy(t *testing.T) {
 
 	r.set.set(true, box(2, ""), box(3, "isolate"))
 	r.untilValue(1, "plain")
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(file))
 	r.untilValue(2, "plain")
 
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.stop())
 	if got := r.host.get(t, 3); got != "plain" {
 		t.Errorf("after a clean stop the value of 3 is %q", got)
 	}
@@ -88,9 +81,7 @@ func TestAgentExplains(t *testing.T) {
 		t.Errorf("plan (-want +got):\n%s%v", diff, err)
 	}
 	x, err := r.client.Explain(t.Context(), "evil\x1b[31m")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(x.Changes) != 1 || x.Changes[0].When.IsZero() {
 		t.Fatalf("changes %+v", x.Changes)
 	}
@@ -121,9 +112,7 @@ func TestAgentExplains(t *testing.T) {
 	if x, err = r.client.Explain(t.Context(), "1"); err != nil || x.Changes[0].State != api.ChangeUndone {
 		t.Errorf("a value that is as before: %v, %+v", err, x.Changes)
 	}
-	if err := os.Remove(r.host.path(1)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(r.host.path(1)))
 	if x, err = r.client.Explain(t.Context(), "1"); err != nil || x.Changes[0].State != api.ChangeGone {
 		t.Errorf("an object that is gone: %v, %+v", err, x.Changes)
 	}
@@ -275,9 +264,7 @@ func TestAgentClosesWhatItCannotServe(t *testing.T) {
 	r.start()
 	state := t.TempDir()
 	j, err := journal.Open(state)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	f := newFake()
 	cfg := Config{StateDir: state, Socket: r.agent.cfg.Socket, Log: quiet()}
 	a := assemble(cfg, r.set, policy.NewStore("", time.Now), j, r.host.opener, []feature.Feature{f}, ordinary())
@@ -430,9 +417,7 @@ func TestAgentMetrics(t *testing.T) {
 		t.Error("container 1 is not found")
 	}
 	families, err := metrics.New(view{r.agent}).Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	got := make(map[string][]float64)
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
@@ -456,9 +441,7 @@ func TestAgentNeedsItsState(t *testing.T) {
 	}
 	dir := t.TempDir()
 	j, err := journal.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer j.Close()
 	if _, err := New(Config{StateDir: dir, Roots: kernel.Roots{Proc: fakeProc(t)}}); !errors.Is(err, journal.ErrBusy) {
 		t.Errorf("New beside another agent: %v", err)

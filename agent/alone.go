@@ -18,7 +18,11 @@ var ErrTwo = errors.New("another agent works in this network namespace")
 // alone makes this process the only agent of its network namespace until the file is closed. The
 // kernel releases the lock with the process, however that ends; the file stays. Errors: ErrTwo.
 func alone(proc string) (*os.File, error) {
-	f, err := openOwn(proc)
+	dir, ns, err := own(proc)
+	var f *os.File
+	if err == nil {
+		f, err = openLock(dir, ns+".lock", 0o755)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("look for another agent in this network namespace: %w", err)
 	}
@@ -34,15 +38,6 @@ func alone(proc string) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("lock this network namespace: %w", err), f.Close())
 	}
 	return f, nil
-}
-
-// openOwn opens the lock file of this network namespace.
-func openOwn(proc string) (*os.File, error) {
-	dir, ns, err := own(proc)
-	if err != nil {
-		return nil, err
-	}
-	return openLock(dir, ns+".lock", 0o755)
 }
 
 // own returns the directory of what belongs to a network namespace, and the number of this one. It

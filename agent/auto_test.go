@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
@@ -170,13 +171,9 @@ func TestAutoAdopts(t *testing.T) {
 	j := r.journal()
 	expiry := map[container.ID]time.Time{1: time.Now().Add(time.Minute), 2: time.Now().Add(time.Minute), 3: {}}
 	for id, at := range expiry {
-		if err := j.TurnUntil(moved{r.host.knob(id)}, "isolated", journal.Owner{Feature: "netcpu", Container: uint64(id)}, at); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, j.TurnUntil(moved{r.host.knob(id)}, "isolated", journal.Owner{Feature: "netcpu", Container: uint64(id)}, at))
 	}
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, j.Close())
 	writes := r.host.writes.Load()
 	r.set.set(false) // none is known at first
 	r.start()

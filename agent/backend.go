@@ -68,14 +68,10 @@ func (a *Agent) Containers(context.Context) ([]api.Container, error) {
 }
 
 // Status reports sources, policy and features.
-func (a *Agent) Status(ctx context.Context) (api.Status, error) {
-	v, err := a.Version(ctx)
-	if err != nil {
-		return api.Status{}, err
-	}
+func (a *Agent) Status(context.Context) (api.Status, error) {
 	snap := a.set.Snapshot()
 	s := api.Status{
-		Version: v, Started: a.started, Complete: snap.Complete, Containers: len(snap.Containers),
+		Version: VersionOf(a.cfg.Version), Started: a.started, Complete: snap.Complete, Containers: len(snap.Containers),
 		Sources: []api.SourceStatus{}, Policy: a.policyStatus(),
 		Features: a.featureTotals(), Changes: len(a.journal.Entries()),
 		Recording: a.recorder.status(),
@@ -110,31 +106,22 @@ func (a *Agent) policyStatus() api.PolicyStatus {
 	defer a.mu.Unlock()
 	w := api.PolicyStatus{
 		Dir: st.Dir, Files: st.Files, Loaded: st.LastSuccess, Tried: st.LastLoad, OK: st.Err == nil,
+		Error: api.Text(st.Err), Watch: api.Text(st.WatchErr),
 		Problems: wireProblems(a.problems, func(policy.Problem) bool { return true }),
 	}
 	for _, i := range st.Idle {
 		w.Idle = append(w.Idle, api.Idle(i))
-	}
-	if st.Err != nil {
-		w.Error = api.Text(st.Err)
-	}
-	if st.WatchErr != nil {
-		w.Watch = api.Text(st.WatchErr)
 	}
 	return w
 }
 
 // Samples reads the features' samples.
 func (a *Agent) Samples(context.Context) (api.Samples, error) {
-	return a.samples(), nil
-}
-
-func (a *Agent) samples() api.Samples {
 	out := api.Samples{Features: []api.FeatureSamples{}}
 	for _, w := range a.workers {
 		out.Features = append(out.Features, wireSamples(w.feature.Name(), w.snapshot()))
 	}
-	return out
+	return out, nil
 }
 
 // Report asks a feature for its report.
@@ -224,8 +211,8 @@ func (a *Agent) Self(ctx context.Context, p serve.Peer) (api.Self, error) {
 	a.fresh.mu.Lock()
 	defer a.fresh.mu.Unlock()
 	if now := time.Now(); now.Sub(a.fresh.at) > freshFor {
-		a.fresh.at, a.fresh.samples = now, a.samples()
-		a.fresh.reports = nil
+		a.fresh.at, a.fresh.reports = now, nil
+		a.fresh.samples, _ = a.Samples(ctx) // what does not answer is left out
 		for _, f := range a.all {
 			r, ok := f.(feature.SelfReporter)
 			if !ok {

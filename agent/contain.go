@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -69,6 +72,7 @@ func end(value any) {
 // panics counts panics, and logs the stack of each kind once.
 type panics struct {
 	log    *slog.Logger
+	doubt  func() bool // the agent's own state is in doubt: panics pass; nil: never
 	count  atomic.Uint64
 	logged sync.Map // texts
 }
@@ -89,13 +93,25 @@ func (p *panics) note(at place, value any) *panicked {
 	return err
 }
 
-// fence keeps the panics of one feature from the rest of the agent. All calls of a feature, and the
-// turns of its loops, go through it.
+// try calls fn. A panic of fn is its error, a *panicked.
+func (p *panics) try(at place, fn func() error) (err error) {
+	defer func() {
+		if p.doubt != nil && p.doubt() {
+			return // without recover: what panics goes on
+		}
+		if value := recover(); value != nil {
+			err = p.note(at, value)
+		}
+	}()
+	return fn()
+}
+
+// fence keeps the panics of one feature, or of one part that keep runs, from the rest of the agent. All
+// calls of a feature, and the turns of its loops, go through it.
 type fence struct {
 	panics
-	pace  pace
-	doubt func() bool // the agent's own state is in doubt: panics pass; nil: never
-	fell  func()      // called when the feature becomes unavailable; nil: nothing
+	pace pace
+	fell func() // called when the feature becomes unavailable; nil: nothing
 
 	troubled atomic.Bool // there was a panic: look at what follows
 
@@ -116,9 +132,49 @@ func newFence(f feature.Feature, p pace, log *slog.Logger) *fence {
 	return &fence{panics: panics{log: log.With("feature", f.Name())}, pace: p, resting: make(map[place]resting), readers: make(map[string]*reader)}
 }
 
+// parts are the fences of what the agent does beside features, by name. They are made before it runs.
+type parts map[string]*fence
+
+func (p parts) add(name string, log *slog.Logger, doubt func() bool) *fence {
+	p[name] = &fence{panics: panics{log: cmp.Or(log, slog.New(slog.DiscardHandler)).With("part", name), doubt: doubt}, pace: ordinary()}
+	return p[name]
+}
+
+// keep calls run, and again after a panic and a pause that grows, until ctx ends. After too many panics
+// it returns why it does not any more. told takes that, and the error of each panic.
+func (f *fence) keep(ctx context.Context, run func(context.Context) error, told func(error)) (err error) {
+	ctx, f.fell = context.WithCancel(ctx)
+	defer f.fell()
+	for pause := time.Duration(0); ; {
+		began := f.pace.now()
+		err = f.call(place{op: "run"}, func() error {
+			err := run(ctx)
+			if p := (*netdev.Panic)(nil); errors.As(err, &p) {
+				panic(p)
+			}
+			return err
+		})
+		if why := f.unavailable(); why != "" {
+			err = errors.New(why)
+			told(err)
+			return err
+		}
+		if !isPanic(err) {
+			return err
+		}
+		told(err)
+		pause = backoff.Again(pause, loopRest, f.pace.refresh, f.pace.now().Sub(began), panicTime)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
+
 // unavailable returns why the feature is called no more; "" if it is.
 func (f *fence) unavailable() string {
-	if !f.troubled.Load() {
+	if f == nil || !f.troubled.Load() {
 		return ""
 	}
 	f.mu.Lock()
@@ -127,37 +183,23 @@ func (f *fence) unavailable() string {
 }
 
 // call calls fn. A panic of fn is its error.
-func (f *fence) call(at place, fn func()) error {
+func (f *fence) call(at place, fn func() error) error {
 	if why := f.unavailable(); why != "" {
 		return errors.New(why)
 	}
 	return f.try(at, fn)
 }
 
-// try is call, available or not.
-func (f *fence) try(at place, fn func()) (err error) {
-	defer func() {
-		if f.doubt != nil && f.doubt() {
-			return // without recover: what panics goes on
-		}
-		if value := recover(); value != nil {
-			p := f.note(at, value)
-			f.strike(p)
-			err = p
-		}
-	}()
-	fn()
-	return nil
-}
-
-// strike makes the feature unavailable if it panics too often.
-func (f *fence) strike(p *panicked) {
-	if f.struck(p) && f.fell != nil {
+// try is call, available or not. Too many panics make the feature unavailable.
+func (f *fence) try(at place, fn func() error) error {
+	err := f.panics.try(at, fn)
+	if p, ok := err.(*panicked); ok && f.strike(p) && f.fell != nil {
 		f.fell()
 	}
+	return err
 }
 
-func (f *fence) struck(p *panicked) (fell bool) {
+func (f *fence) strike(p *panicked) (fell bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.troubled.Store(true)
@@ -167,8 +209,8 @@ func (f *fence) struck(p *panicked) (fell bool) {
 	if f.why != "" || len(f.times) < mostPanics || now.Sub(f.times[0]) >= panicTime {
 		return false
 	}
-	f.why = fmt.Sprintf("it has panicked %d times within a minute, the last time in %s: %v; what it has put in force stays", mostPanics, p.place, p.value)
-	f.log.Error("a feature is unavailable until the agent starts again", "why", f.why)
+	f.why = fmt.Sprintf("it has panicked %d times within a minute, the last time in %s: %v; what it has done stays", mostPanics, p.place, p.value)
+	f.log.Error("it is unavailable until the agent starts again", "why", f.why)
 	return true
 }
 
@@ -178,12 +220,17 @@ func (f *fence) often(at place, rest func(panics int) time.Duration, fn func()) 
 	if f.troubled.Load() && f.rests(at) {
 		return fmt.Errorf("%s %w", at, errRests)
 	}
-	err := f.call(at, fn)
-	switch {
-	case isPanic(err):
-		f.rest(at, rest)
-	case f.troubled.Load():
-		f.awake(at)
+	err := f.call(at, func() error { fn(); return nil })
+	if !f.troubled.Load() {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if isPanic(err) {
+		row := f.resting[at].row + 1
+		f.resting[at] = resting{f.pace.now().Add(rest(row)), row}
+	} else {
+		delete(f.resting, at)
 	}
 	return err
 }
@@ -192,19 +239,6 @@ func (f *fence) rests(at place) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.pace.now().Before(f.resting[at].until)
-}
-
-func (f *fence) rest(at place, rest func(int) time.Duration) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	row := f.resting[at].row + 1
-	f.resting[at] = resting{f.pace.now().Add(rest(row)), row}
-}
-
-func (f *fence) awake(at place) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.resting, at)
 }
 
 // read calls a method that reads something for others.
@@ -218,12 +252,7 @@ func (f *fence) turn(loop string, fn func()) error {
 }
 
 // close closes the feature, available or not.
-func (f *fence) close(of feature.Feature) (err error) {
-	if panicked := f.try(place{op: "close"}, func() { err = of.Close() }); panicked != nil {
-		return panicked
-	}
-	return err
-}
+func (f *fence) close(of feature.Feature) error { return f.try(place{op: "close"}, of.Close) }
 
 // verdict is the feature's support, or why it is not called any more.
 func (f *fence) verdict(of feature.Feature) probe.Verdict {
@@ -261,12 +290,7 @@ func (a *Agent) contain(f feature.Feature, fence *fence) {
 }
 
 // fence returns the fence of a feature.
-func (a *Agent) fence(f feature.Feature) *fence {
-	if it := a.fences[f.Name()]; it != nil {
-		return it
-	}
-	return newFence(f, a.pace, a.log) // of none of this agent's
-}
+func (a *Agent) fence(f feature.Feature) *fence { return a.fences[f.Name()] }
 
 // uncalled is the answer to a request for what a feature was not called for, or has panicked in.
 func uncalled(f feature.Feature, err error) error {
@@ -282,5 +306,5 @@ func (a *Agent) Panicked(request string, value any) error {
 	if a.journal.Broken() {
 		end(value)
 	}
-	return &api.Error{Status: http.StatusInternalServerError, Code: "internal", Text: api.Text(a.requests.note(place{op: request}, value))}
+	return &api.Error{Status: http.StatusInternalServerError, Code: "internal", Text: api.Text(a.parts["requests"].note(place{op: request}, value))}
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,7 +16,10 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
@@ -110,7 +114,7 @@ func TestPanicsOfOneFeature(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		synctest.Wait()
 
-		const want = "it has panicked 3 times within a minute, the last time in apply of container 5: at odds with 5; what it has put in force stays"
+		const want = "it has panicked 3 times within a minute, the last time in apply of container 5: at odds with 5; what it has done stays"
 		for id := range container.ID(5) {
 			c, _ := set.Lookup(id + 1)
 			st := a.statuses(a.target(c))
@@ -200,6 +204,63 @@ func TestPanicBesideCalls(t *testing.T) {
 	})
 }
 
+// A source that panics runs again, later each time. The third panic in a minute ends it for good.
+func TestPanicOfSource(t *testing.T) {
+	elsewhere := fmt.Errorf("docker: %w", &netdev.Panic{Value: "at odds", Stack: []byte("elsewhere")})
+	const fell = "it has panicked 3 times within a minute, the last time in run: at odds; what it has done stays"
+	for name, tc := range map[string]struct {
+		run  func() error
+		at   []time.Duration // it runs
+		told string          // last
+	}{
+		"at once":     {func() error { panic("at odds") }, []time.Duration{0, 5, 15}, fell},
+		"elsewhere":   {func() error { return elsewhere }, []time.Duration{0, 5, 15}, fell},
+		"each minute": {func() error { time.Sleep(61 * time.Second); panic("at odds") }, []time.Duration{0, 66, 132}, "run: panic: at odds"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			var at []time.Duration
+			began, told := time.Now(), ""
+			f := make(parts).add("docker", slog.New(slog.NewTextHandler(&log, nil)), nil)
+			ctx, cancel := context.WithTimeout(t.Context(), 195*time.Second)
+			defer cancel()
+			err := f.keep(ctx, func(context.Context) error {
+				at = append(at, time.Since(began)/time.Second)
+				return tc.run()
+			}, func(err error) { told = err.Error() })
+			if !slices.Equal(at, tc.at) || !strings.HasPrefix(told, tc.told) || (tc.told == fell) != (err != nil) {
+				t.Errorf("%s: it ran at %d s, told %q, and ended with %v", name, at, told, err)
+			}
+			if n := strings.Count(log.String(), "stack="); n != 1 || !strings.Contains(log.String(), "part=docker") || f.count.Load() != 3 {
+				t.Errorf("%s: the log has %d stacks of %d panics:\n%s", name, n, f.count.Load(), &log)
+			}
+		})
+	}
+}
+
+// unsound is a source that panics.
+type unsound struct{}
+
+func (unsound) Name() string { return "docker" }
+
+func (unsound) Run(context.Context, func(discover.Report)) error { panic("at odds") }
+
+// The list of containers goes on without a source that panics, and says why.
+func TestPanicInSet(t *testing.T) {
+	testkit.NeedRoot(t)
+	in := make(parts)
+	set := watch(Config{Sources: []discover.Source{unsound{}, discover.CgroupTree("/proc", "")}, Roots: kernel.Default(), Log: quiet()}, nil, in, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- set.Run(ctx) }()
+	become(t, func() bool {
+		s := set.Snapshot().Sources
+		return s[0].Err != nil && strings.Contains(s[0].Err.Error(), "run: panic: at odds") && s[1].Listed && in["docker"].count.Load() == 1
+	})
+	cancel()
+	testkit.Must(t, <-done)
+}
+
 // panicking is an agent that panics in a round that a request has made, or in the journal while a
 // feature uses it.
 func panicking(args string) {
@@ -240,9 +301,7 @@ func TestPanicEnds(t *testing.T) {
 	for where, frame := range map[string]string{"journal": "panicking.func1.1", "round": "agent.(*Agent).round"} {
 		t.Run(where, func(t *testing.T) {
 			state := t.TempDir()
-			if err := os.WriteFile(state+"/knob", []byte("before"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(state+"/knob", []byte("before"), 0o600))
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, "/proc/self/exe")
@@ -252,9 +311,7 @@ func TestPanicEnds(t *testing.T) {
 				t.Errorf("%v:\n%s", err, out)
 			}
 			j, err := journal.Open(state)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer j.Close()
 			if data, err := os.ReadFile(state + "/knob"); string(data) != "ours" || len(j.Entries()) != 1 {
 				t.Errorf("the knob is %q, %v, and the journal has %v", data, err, j.Entries())

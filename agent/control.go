@@ -83,10 +83,11 @@ func (a *Agent) adopt() {
 		left := slices.DeleteFunc(a.journal.Entries(), func(e journal.Entry) bool {
 			return e.Expiry.IsZero() || e.Owner.Feature != w.feature.Name()
 		})
-		w.fence.call(place{op: "adopt"}, func() {
+		w.fence.call(place{op: "adopt"}, func() error {
 			for _, d := range by.Adopt(left) {
 				a.decisions[choice{d.Container, d.Key}] = d
 			}
+			return nil
 		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -103,13 +104,9 @@ func TestExpiredAtStart(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
 	j := r.journal()
 	for id, expiry := range map[container.ID]time.Time{1: time.Now().Add(-time.Second), 2: time.Now().Add(time.Hour), 3: {}} {
-		if err := j.TurnUntil(r.host.knob(id), "isolated", journal.Owner{Feature: "netcpu", Container: uint64(id)}, expiry); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, j.TurnUntil(r.host.knob(id), "isolated", journal.Owner{Feature: "netcpu", Container: uint64(id)}, expiry))
 	}
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, j.Close())
 	r.set.set(false, box(2, "observe")) // so that nothing else is undone
 	r.start()
 	r.untilValue(1, "plain")
@@ -126,9 +123,7 @@ func TestExpiredEntries(t *testing.T) {
 	r.start()
 	r.untilValue(1, "isolated")
 	expiry := time.Now().Add(time.Hour)
-	if err := r.agent.journal.TurnUntil(r.host.knob(2), "forgotten", journal.Owner{Feature: "netcpu", Container: 1}, expiry); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.agent.journal.TurnUntil(r.host.knob(2), "forgotten", journal.Owner{Feature: "netcpu", Container: 1}, expiry))
 	r.ahead.Store(int64(time.Hour + lapseGrace/2))
 	rounds := r.agent.roundsMade()
 	r.until("some rounds more", func() bool { r.agent.nudge(); return r.agent.roundsMade() > rounds+2 })

@@ -1,10 +1,9 @@
 package agent
 
 import (
+	"fmt"
 	"path/filepath"
 	"regexp"
-	"strconv"
-	"strings"
 
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -57,16 +56,11 @@ func (a *Agent) devices() Devices {
 // of names the device of a journal object (NETNS/INDEX, and perhaps more); "" if it has none, or
 // its name is not known.
 func (d Devices) of(object string) string {
-	part := strings.SplitN(object, "/", 3)
-	if len(part) < 2 {
+	var at device
+	if n, _ := fmt.Sscanf(object, "%d/%d", &at.netns, &at.index); n < 2 {
 		return ""
 	}
-	netns, err1 := strconv.ParseUint(part[0], 10, 64)
-	index, err2 := strconv.Atoi(part[1])
-	if err1 != nil || err2 != nil {
-		return ""
-	}
-	return d[device{netns, index}]
+	return d[at]
 }
 
 // numbered matches a device in errors of packages netdev and qdisc.

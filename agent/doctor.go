@@ -26,7 +26,7 @@ func (a *Agent) Doctor(ctx context.Context) (api.Report, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return append(wireReport(slices.Concat(findings(ctx, a.cfg), examined(a.all, a.examine), offered(a.plugin, &a.guaranteed))), Unmatched(a.policyStatus())...), nil
+	return append(wireReport(slices.Concat(findings(ctx, a.cfg), examined(a.all, a.examine), offered(a.plugin, &a.guaranteed, a.plugged))), Unmatched(a.policyStatus())...), nil
 }
 
 // Unmatched returns findings for policies of files that match no container.
@@ -54,7 +54,7 @@ func Examine(ctx context.Context, cfg Config) api.Report {
 		r = append(r, probe.Finding{Capability: "identity", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}})
 	}
 	defer who.Close()
-	fs, err := features(cfg, watch(cfg, nil), nil, who, hook.Open(cfg.Roots.Proc, nil))
+	fs, err := features(cfg, watch(cfg, nil, make(parts), nil), nil, who, hook.Open(cfg.Roots.Proc, nil))
 	if err != nil {
 		return wireReport(append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}}))
 	}

@@ -206,13 +206,10 @@ func WireOutcome(o journal.Outcome, names Devices) api.Outcome {
 	e := o.Entry
 	w := api.Outcome{
 		Container: api.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object, Device: names.of(e.Ref.Object),
-		Result: string(o.Result), Before: e.Before, Wrote: e.Wrote,
+		Result: string(o.Result), Before: e.Before, Wrote: e.Wrote, Error: named(api.Text(o.Err), func() Devices { return names }),
 	}
 	if o.Result == journal.Foreign {
 		w.Now = o.Value
-	}
-	if o.Err != nil {
-		w.Error = named(api.Text(o.Err), func() Devices { return names })
 	}
 	return w
 }

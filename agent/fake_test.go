@@ -246,10 +246,10 @@ func target(id container.ID, mode policy.NetCPU) policy.Target {
 	return policy.Target{Container: box(id, mode), Settings: policy.Settings{NetCPU: mode}}
 }
 
-func targets(list ...policy.Target) map[container.ID]policy.Target {
-	out := make(map[container.ID]policy.Target)
+func targets(list ...policy.Target) map[container.ID]*policy.Target {
+	out := make(map[container.ID]*policy.Target)
 	for _, t := range list {
-		out[t.Container.ID] = t
+		out[t.Container.ID] = &t
 	}
 	return out
 }

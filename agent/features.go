@@ -41,8 +41,8 @@ type FeatureConfig struct {
 	TrafficDelays bool
 }
 
-// OverlaysFile is the file in StateDir of the overlay networks that were stopped by hand.
-const OverlaysFile = "overlays.json"
+// overlaysFile is the file in StateDir of the overlay networks that were stopped by hand.
+const overlaysFile = "overlays.json"
 
 // features constructs the features, in display order. Only this function names them. One that
 // cannot work here is no error: its Support has the reason. On an error nothing is left open.
@@ -62,7 +62,7 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 			return latency.New(latency.Config{Host: h, Work: n, Uplinks: slices.Sorted(maps.Keys(cfg.Uplinks))})
 		},
 		func() (feature.Feature, error) {
-			return overlay.New(overlay.Config{Host: h, Killed: filepath.Join(cfg.StateDir, OverlaysFile)})
+			return overlay.New(overlay.Config{Host: h, Killed: filepath.Join(cfg.StateDir, overlaysFile)})
 		},
 		func() (feature.Feature, error) {
 			return blockio.New(blockio.Config{Host: h, Capacities: cfg.DiskCapacities, Disks: cfg.Disks})

@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -34,9 +35,7 @@ func (s *fakeSet) says(partial bool, list ...container.Container) {
 func TestAgentKeeps(t *testing.T) {
 	r := newRig(t, 1, 2, 3, 4)
 	file := filepath.Join(r.policies, "10.yaml")
-	if err := os.WriteFile(file, []byte("match: {name: \"4\", runtime: cgroup}\nset: {netcpu: isolate}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("match: {name: \"4\", runtime: cgroup}\nset: {netcpu: isolate}\n"), 0o600))
 	r.set.says(false, box(1, "isolate"), box(2, "isolate"), box(3, "isolate"), nameless(4))
 	r.start()
 	for id := container.ID(1); id <= 4; id++ {
@@ -58,22 +57,14 @@ func TestAgentKeeps(t *testing.T) {
 	}
 
 	// As if killed: what it would put back on its way is put in force again.
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.stop())
 	j := r.journal()
 	for _, e := range entries {
 		j.Attribute(func(uint64) string { return e.Source })
-		if err := j.Turn(r.host.knob(container.ID(e.Owner.Container)), "isolated", e.Owner); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, j.Turn(r.host.knob(container.ID(e.Owner.Container)), "isolated", e.Owner))
 	}
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, j.Close())
+	testkit.Must(t, os.Remove(file))
 	r.set.says(true, nameless(1), nameless(2), nameless(4)) // 3 has ended
 	r.start()
 	r.ahead.Store(int64(readyTime + time.Second)) // it has waited for the runtime
@@ -116,12 +107,8 @@ func TestAgentKeepsNothingOnRestore(t *testing.T) {
 	r := newRig(t, 1)
 	j := r.journal()
 	j.Attribute(func(uint64) string { return "fake" })
-	if err := j.Turn(r.host.knob(1), "isolated", journal.Owner{Feature: "netcpu", Container: 1}); err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, j.Turn(r.host.knob(1), "isolated", journal.Owner{Feature: "netcpu", Container: 1}))
+	testkit.Must(t, j.Close())
 	r.set.says(true, nameless(1))
 	r.start()
 	r.until("1 is kept", func() bool { return r.state1(1) == api.StateKept })

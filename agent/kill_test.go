@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -25,7 +26,7 @@ const killBoxes = 40
 func childAgent(dirs string) {
 	state, dir, _ := strings.Cut(dirs, " ")
 	h := &host{dir: dir}
-	j, err := journal.Open(state)
+	j, err := journal.OpenCopied(state, filepath.Join(state, "copy"))
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -114,13 +115,36 @@ func TestKillAndRestart(t *testing.T) {
 	}
 }
 
-// After a kill at any point, the journal alone brings everything back.
+var damage = []func(file string) error{
+	func(string) error { return nil },
+	os.Remove,
+	func(file string) error { return os.Truncate(file, 0) },
+	func(file string) error {
+		st, err := os.Stat(file)
+		if err == nil {
+			err = os.Truncate(file, st.Size()/2)
+		}
+		return err
+	},
+}
+
+// After a kill at any point, the journal alone brings everything back, or its copy if the journal was
+// damaged.
 func TestKillAndRestore(t *testing.T) {
 	changed := 0
-	for range testkit.Scale(t, 3, 10) {
+	for i := range testkit.Scale(t, 4, 12) {
 		r := killRig(t)
 		killed(t, r)
-		j := r.journal()
+		files, err := filepath.Glob(filepath.Join(r.state, "journal-*"))
+		testkit.Must(t, err)
+		for _, name := range files {
+			testkit.Must(t, damage[i%len(damage)](name))
+		}
+		j, err := journal.OpenCopied(r.state, filepath.Join(r.state, "copy"))
+		if errors.Is(err, journal.ErrCorrupt) {
+			j, err = journal.OpenCopied(r.state, filepath.Join(r.state, "copy"))
+		}
+		testkit.Must(t, err)
 		out, err := j.Restore(r.host.open, nil)
 		if err != nil {
 			t.Error(err)

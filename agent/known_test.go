@@ -45,9 +45,7 @@ func TestAgentBesideSilentRuntime(t *testing.T) {
 	pid := ns.Start(t, "sleep", "1000").Process.Pid
 	cg.Add(t, pid)
 	n, err := cgroup.ID(cg.V2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	id := container.ID(n)
 	r := newRig(t, id)
 	source := engine{list: []discover.Record{{PID: pid, Name: "web", RuntimeID: strings.Repeat("ab", 32), Labels: map[string]string{"fairlead.netcpu": "isolate"}}}}
@@ -56,9 +54,7 @@ func TestAgentBesideSilentRuntime(t *testing.T) {
 	}
 	r.start()
 	r.untilValue(id, "isolated")
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.stop())
 	if got := r.host.get(t, id); got != "plain" {
 		t.Fatalf("after the agent's end it is %q", got)
 	}
@@ -84,14 +80,10 @@ func TestKnownFile(t *testing.T) {
 	}
 	path := filepath.Join(cfg.StateDir, KnownFile)
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	other := bytes.Replace(data, []byte(`{"boot":"`), []byte(`{"boot":"x`), 1)
 	for _, content := range [][]byte{other, []byte(`{"boot":`), nil} {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, content, 0o600))
 		if got := loadKnown(cfg); got != nil {
 			t.Errorf("of %.20q: %+v", content, got)
 		}
@@ -127,13 +119,9 @@ func FuzzKnownFile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		cfg := Config{StateDir: t.TempDir(), Roots: kernel.Default(), Log: quiet()}
 		boot, err := journal.BootID(cfg.Roots.Proc)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		data = bytes.Replace(data, []byte("{"), []byte(`{"boot":"`+boot+`",`), 1)
-		if err := os.WriteFile(fileOfKnown(cfg).path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(fileOfKnown(cfg).path, data, 0o600))
 		discover.NewSet(discover.Config{Known: loadKnown(cfg)}, engine{})
 	})
 }

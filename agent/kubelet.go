@@ -131,9 +131,12 @@ func (g *guaranteed) why(resource string) error {
 }
 
 // offered returns a finding for each resource that kubelet is offered.
-func offered(p *deviceplugin.Plugin, g *guaranteed) (list []probe.Finding) {
+func offered(p *deviceplugin.Plugin, g *guaranteed, plugged *fence) (list []probe.Finding) {
 	if p == nil {
 		return nil
+	}
+	if plugged.unavailable() != "" {
+		return []probe.Finding{{Capability: policy.RequestDomain + policy.ResourceEgress, Area: "kubelet", Verdict: plugged.verdict(nil)}}
 	}
 	offers := p.Offers()
 	if len(offers) == 0 {

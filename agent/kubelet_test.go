@@ -84,7 +84,7 @@ func TestOffered(t *testing.T) {
 		t.Error(err)
 	}
 	got := make(map[string]string)
-	for _, f := range offered(p, &a.guaranteed) {
+	for _, f := range offered(p, &a.guaranteed, nil) {
 		if f.Area != "kubelet" || f.Level != probe.Degraded || !strings.Contains(f.Why, "not asked") {
 			t.Errorf("%+v", f)
 		}
@@ -93,10 +93,10 @@ func TestOffered(t *testing.T) {
 	if d := cmp.Diff(map[string]string{"fairlead.dev/egress-mbit": "950", "fairlead.dev/ingress-mbit": "10000"}, got); d != "" {
 		t.Error(d)
 	}
-	if nothing := offered((&Agent{cfg: a.cfg, log: a.log}).offers(), &guaranteed{}); len(nothing) != 1 || nothing[0].Mend == "" {
+	if nothing := offered((&Agent{cfg: a.cfg, log: a.log}).offers(), &guaranteed{}, nil); len(nothing) != 1 || nothing[0].Mend == "" {
 		t.Errorf("nothing is offered: %+v", nothing)
 	}
-	if (&Agent{}).offers() != nil || offered(nil, nil) != nil || pods(Config{}) != nil {
+	if (&Agent{}).offers() != nil || offered(nil, nil, nil) != nil || pods(Config{}) != nil {
 		t.Error("kubelet is spoken to, and nobody asked for that")
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -19,16 +20,12 @@ func TestAgentStartsWithBrokenPolicy(t *testing.T) {
 	file := filepath.Join(r.policies, "10.yaml")
 	write := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	status := func() api.PolicyStatus {
 		t.Helper()
 		st, err := r.client.Status(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return st.Policy
 	}
 	write("match: {name: box-1}\nset: {netcpu: isolate}\n")
@@ -36,9 +33,7 @@ func TestAgentStartsWithBrokenPolicy(t *testing.T) {
 	r.set.set(true, box(1, ""))
 	r.untilValue(1, "isolated")
 	was := status()
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.stop())
 	if got := r.host.get(t, 1); got != "plain" {
 		t.Errorf("without an agent it is %q", got)
 	}
@@ -49,15 +44,11 @@ func TestAgentStartsWithBrokenPolicy(t *testing.T) {
 	if st := status(); st.OK || !strings.Contains(st.Error, "10.yaml:2") || !st.Loaded.Equal(was.Loaded) || len(st.Files) != 1 {
 		t.Errorf("with broken files: %+v", st)
 	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.stop())
 
 	for _, content := range []string{"", "{", `{"dir":"/elsewhere","when":"2026-01-01T00:00:00Z"}`} {
 		if content == "" {
-			if err := os.Remove(filepath.Join(r.state, lastGoodFile)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Remove(filepath.Join(r.state, lastGoodFile)))
 		} else if err := os.WriteFile(filepath.Join(r.state, lastGoodFile), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -66,9 +57,7 @@ func TestAgentStartsWithBrokenPolicy(t *testing.T) {
 		if st := status(); st.OK || !st.Loaded.IsZero() || r.host.get(t, 1) != "plain" {
 			t.Errorf("without a last good policy (%q): %+v, the value is %q", content, st, r.host.get(t, 1))
 		}
-		if err := r.stop(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.stop())
 	}
 }
 
@@ -78,9 +67,7 @@ func FuzzLastGood(f *testing.F) {
 	f.Add([]byte("{"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		file := fileOfLastGood(Config{StateDir: t.TempDir()})
-		if err := os.WriteFile(file.path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(file.path, data, 0o600))
 		var kept policy.Kept
 		if _, err := file.read(&kept); err != nil {
 			return

@@ -55,7 +55,10 @@ func (v view) Agent() metrics.Agent {
 	snap, st, changes := a.set.Snapshot(), a.policy.Status(), a.journal.Entries()
 	m := metrics.Agent{
 		Version: VersionOf(a.cfg.Version).Version, Containers: make(map[string]int), Complete: snap.Complete,
-		PolicyOK: st.Err == nil, PolicyLoaded: st.LastSuccess, Changes: len(changes), Panics: a.requests.count.Load(),
+		PolicyOK: st.Err == nil, PolicyLoaded: st.LastSuccess, Changes: len(changes), Panics: make(map[string]uint64),
+	}
+	for name, f := range a.parts {
+		m.Panics[name] = f.count.Load()
 	}
 	for _, src := range snap.Sources {
 		if !src.Pods {

@@ -26,7 +26,7 @@ func TestWorkerRandom(t *testing.T) {
 			f.host[container.ID(id)] = "isolate"
 		}
 		var w *worker
-		running := map[container.ID]policy.Target{}
+		running := map[container.ID]*policy.Target{}
 		complete := false
 		tell := func() { w.want(maps.Clone(running), complete) }
 
@@ -41,7 +41,7 @@ func TestWorkerRandom(t *testing.T) {
 				if _, runs := running[id]; runs && rapid.Bool().Draw(t, "end") {
 					delete(running, id)
 				} else if id != 0 {
-					running[id] = target(id, modes.Draw(t, "mode"))
+					running[id] = new(target(id, modes.Draw(t, "mode")))
 				}
 				tell()
 			}
@@ -66,7 +66,7 @@ func TestWorkerRandom(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"start": func(t *rapid.T) {
 				id := container.ID(ids.Draw(t, "id"))
-				running[id] = target(id, modes.Draw(t, "mode"))
+				running[id] = new(target(id, modes.Draw(t, "mode")))
 				tell()
 			},
 			"end": func(t *rapid.T) {

@@ -42,11 +42,10 @@ func readBy[T any](f *fence, method string, fn func() T) (out T, err error) {
 	if began := r.call.Busy(); !began.IsZero() && time.Since(began) > readTime {
 		return out, errSilent
 	}
-	late := time.NewTimer(readTime)
-	defer late.Stop()
+	late := time.After(readTime)
 	select {
 	case r.turn <- struct{}{}:
-	case <-late.C:
+	case <-late:
 		return out, errSilent
 	}
 	type answer struct {
@@ -65,7 +64,7 @@ func readBy[T any](f *fence, method string, fn func() T) (out T, err error) {
 	select {
 	case a := <-got:
 		return a.out, a.err
-	case <-late.C:
+	case <-late:
 		return out, errSilent
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-project/fairlead/agent/serve"
@@ -27,10 +28,12 @@ type recorder struct {
 	log    *slog.Logger
 	frames chan api.Frame // capacity 1
 	done   chan struct{}  // closed when run has returned
+	fence  *fence
+	halted atomic.Pointer[string] // why nothing is written after a panic; nil: something is
 }
 
 // newRecorder returns the recorder of an agent; nil if it is not to record.
-func newRecorder(cfg Config) (*recorder, error) {
+func newRecorder(cfg Config, fence *fence) (*recorder, error) {
 	if cfg.RecordDir == "" {
 		return nil, nil
 	}
@@ -40,7 +43,7 @@ func newRecorder(cfg Config) (*recorder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &recorder{cfg: c, writer: w, log: cfg.Log, frames: make(chan api.Frame, 1), done: make(chan struct{})}, nil
+	return &recorder{cfg: c, writer: w, log: cfg.Log, frames: make(chan api.Frame, 1), done: make(chan struct{}), fence: fence}, nil
 }
 
 // take hands over a frame, which must not change any more. While the one before is still being
@@ -55,9 +58,17 @@ func (r *recorder) take(f api.Frame) {
 	}
 }
 
-// run writes frames until ctx ends.
+// run writes frames until ctx ends. After a panic it begins with another file.
 func (r *recorder) run(ctx context.Context) {
 	defer close(r.done)
+	r.fence.keep(ctx, r.write, func(err error) {
+		why := err.Error()
+		r.halted.Store(&why)
+		r.fence.panics.try(place{op: "close"}, r.writer.Close)
+	})
+}
+
+func (r *recorder) write(ctx context.Context) error {
 	told := ""
 	for {
 		select {
@@ -65,9 +76,10 @@ func (r *recorder) run(ctx context.Context) {
 			if err := r.writer.Close(); err != nil {
 				r.log.Warn("close recording", "err", err)
 			}
-			return
+			return nil
 		case f := <-r.frames:
 			err := r.writer.Write(f)
+			r.halted.Store(nil)
 			switch {
 			case err != nil && err.Error() != told:
 				told = err.Error()
@@ -102,7 +114,9 @@ func (r *recorder) status() *api.Recording {
 	out := &api.Recording{
 		Dir: r.cfg.Dir, Bytes: uint64(w.Disk), Frames: w.Frames, FrameBytes: w.Bytes, Failed: w.Failed, CPU: w.CPU.Seconds(),
 	}
-	if w.Err != nil {
+	if why := r.halted.Load(); why != nil {
+		out.Error = *why
+	} else if w.Err != nil {
 		out.Error = fmt.Sprint(w.Err)
 	}
 	return out

@@ -8,9 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/record"
 )
 
@@ -28,10 +30,8 @@ func become(t *testing.T, holds func() bool) {
 // them.
 func TestRecorder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "record")
-	r, err := newRecorder(Config{RecordConfig: RecordConfig{RecordDir: dir}, Log: quiet()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, err := newRecorder(Config{RecordConfig: RecordConfig{RecordDir: dir}, Log: quiet()}, make(parts).add("recorder", quiet(), nil))
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	go r.run(ctx)
 	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -47,9 +47,7 @@ func TestRecorder(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	in, err := record.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	n := 0
 	for f, err := range in.Frames(time.Time{}, time.Time{}, 0) {
 		if err != nil || len(f.Containers) != 1 || f.Containers[0].Name != "web" {
@@ -62,17 +60,50 @@ func TestRecorder(t *testing.T) {
 	}
 }
 
+// TestRecorderPanics has a frame that the recorder cannot take: it says so, and goes on with another file.
+func TestRecorderPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir, bad := filepath.Join(t.TempDir(), "record"), false
+		r, err := newRecorder(Config{RecordConfig: RecordConfig{RecordDir: dir}, Log: quiet()}, make(parts).add("recorder", quiet(), nil))
+		testkit.Must(t, err)
+		r.writer, err = record.New(record.Config{Dir: dir, Elapsed: func() time.Duration {
+			if bad {
+				panic("at odds")
+			}
+			return 0
+		}})
+		testkit.Must(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		go r.run(ctx)
+		for range 3 {
+			r.take(api.Frame{Taken: time.Now()})
+			synctest.Wait()
+			bad = !bad
+			r.take(api.Frame{Taken: time.Now()})
+			synctest.Wait()
+			if why := r.status().Error; strings.Contains(why, "panic: at odds") != bad {
+				t.Errorf("bad %v: it says %q", bad, why)
+			}
+			bad = !bad
+			time.Sleep(time.Minute)
+		}
+		cancel()
+		if err := r.await(); err != nil || r.status().Frames != 3 || r.fence.count.Load() != 3 {
+			t.Errorf("%v; %+v; %d panics", err, r.status(), r.fence.count.Load())
+		}
+		if files, err := filepath.Glob(filepath.Join(dir, "*.rec")); len(files) != 3 {
+			t.Errorf("files %v, %v", files, err)
+		}
+	})
+}
+
 // TestRecorderWithoutDisk records where that is not possible: it says so once, and nothing waits.
 func TestRecorderWithoutDisk(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, nil, 0o600))
 	var log bytes.Buffer
-	r, err := newRecorder(Config{RecordConfig: RecordConfig{RecordDir: filepath.Join(file, "record")}, Log: slog.New(slog.NewTextHandler(&log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, err := newRecorder(Config{RecordConfig: RecordConfig{RecordDir: filepath.Join(file, "record")}, Log: slog.New(slog.NewTextHandler(&log, nil))}, make(parts).add("recorder", quiet(), nil))
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	go r.run(ctx)
 	for i := range 3 {

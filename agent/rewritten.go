@@ -13,6 +13,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -58,7 +59,7 @@ func newRewritten(j *journal.Journal, opener func() journal.Opener, p pace, log 
 }
 
 // follow replaces the containers whose directories are watched.
-func (w *rewritten) follow(targets map[container.ID]policy.Target) {
+func (w *rewritten) follow(targets map[container.ID]*policy.Target) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.opened == nil {
@@ -160,9 +161,14 @@ var limits = regexp.MustCompile(`^(cpu|io|blkio)\.`)
 // answer has policy applied again where others wrote to files, unless the journal's claims on a file
 // are still in force. It leaves those in files for which it is too early.
 func (w *rewritten) answer(files map[string]bool) {
-	now := w.now()
+	now, open := w.now(), w.opener()
 	for file := range files {
-		features, claimed, err := w.journal.Overwritten(w.opener(), file)
+		var features []string
+		var claimed bool
+		knob, err := open(journal.Ref{Kind: cgroup.KindFile, Object: file})
+		if err == nil {
+			features, claimed, err = w.journal.Overwritten(open, knob.Ref().Object)
+		}
 		if err != nil || claimed && features == nil || w.note(file, features, now) {
 			delete(files, file)
 		}

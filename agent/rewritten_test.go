@@ -80,12 +80,18 @@ func TestRewrittenIsContested(t *testing.T) {
 	w, j, dir, told := rewriteRig(t, c)
 	file := filepath.Join(dir, "cpu.weight")
 	w.rows, w.of = map[container.ID]*rewrite{1: {}}, map[string]container.ID{dir: 1}
-	testkit.Must(t, os.WriteFile(filepath.Join(dir, "cpu.idle"), []byte("0\n"), 0o644))
+	idle, netcpu := filepath.Join(dir, "cpu.idle"), journal.Owner{Feature: "netcpu", Container: 1}
+	knob, _ := cgroup.WeightKnob(dir, true)
+	testkit.Must(t, os.WriteFile(idle, []byte("0\n"), 0o644))
+	testkit.Must(t, os.WriteFile(file, []byte("100\n"), 0o644))
+	testkit.Must(t, j.Turn(knob, cgroup.Idled, netcpu))
+	if w.answer(map[string]bool{idle: true}); len(told) > 0 {
+		t.Errorf("what we wrote to another file of a knob is answered: %s", <-told)
+	}
 	answers := 0
 	for range 600 { // of a minute
 		testkit.Must(t, os.WriteFile(file, []byte("100\n"), 0o644))
-		knob, _ := cgroup.WeightKnob(dir, true)
-		testkit.Must(t, j.Turn(knob, "200", journal.Owner{Feature: "netcpu", Container: 1}))
+		testkit.Must(t, j.Turn(knob, "200", netcpu))
 		testkit.Must(t, os.WriteFile(file, []byte("100\n"), 0o644))
 		w.answer(map[string]bool{file: true})
 		for ; len(told) > 0; answers++ {

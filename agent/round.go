@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -160,7 +161,7 @@ func (a *Agent) round() (complete bool) {
 	a.decide(byID, snap.Complete, now)
 	a.targets, a.problems, a.complete, a.kept = byID, problems, snap.Complete, kept
 	a.whole = a.whole || snap.Complete || now.Sub(a.started) > readyTime
-	wanted := make(map[container.ID]policy.Target, len(byID))
+	wanted := make(map[container.ID]*policy.Target, len(byID))
 	for id, t := range byID {
 		if !a.whole && t.Container.Source == container.CgroupSource {
 			// Its runtime may be about to report labels, which caused an earlier agent to put in
@@ -171,7 +172,10 @@ func (a *Agent) round() (complete bool) {
 			continue
 		}
 		if !a.heldAll && !a.held[id] {
-			wanted[id] = t
+			wanted[id] = &t
+			if was := a.wanted[id]; reflect.DeepEqual(was, &t) {
+				wanted[id] = was // compared here, once for all workers
+			}
 		}
 	}
 	for id := range a.held {
@@ -181,6 +185,7 @@ func (a *Agent) round() (complete bool) {
 	}
 	a.mu.Unlock()
 
+	a.wanted = wanted
 	a.rewritten.follow(wanted)
 	for _, w := range a.workers {
 		// Prune would treat containers that are kept but not wanted as ended.

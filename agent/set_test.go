@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -69,17 +70,13 @@ func TestSet(t *testing.T) {
 	r.start()
 	r.set.set(true, box(1, ""), box(2, ""))
 	r.until("both are there", func() bool { return r.state1(1) == api.StateDone && r.state1(2) == api.StateDone })
-	if err := r.put("box-1", sets("fairlead.netcpu", "isolate")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.put("box-1", sets("fairlead.netcpu", "isolate")))
 	// Set returns when it is in force.
 	if got := r.host.get(t, 1); got != "isolated" {
 		t.Errorf("after set it is %q", got)
 	}
 	x, err := r.client.Explain(t.Context(), "box-1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if p := byPolicy(x); len(p) != 1 || !strings.HasPrefix(p[0].From, "set by uid 0 at 2") || len(x.Changes) != 1 || len(x.Changes[0].Because) != 1 {
 		t.Errorf("explained as %+v, %+v", p, x.Changes)
 	}
@@ -163,15 +160,11 @@ func TestSetForAPod(t *testing.T) {
 		return nil
 	}
 	done, err := r.client.Set(t.Context(), "1", sets("netcpu", "isolate"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if f := done.Features[0]; f.State != api.StateError || !strings.Contains(f.Error, "container 2") || len(r.written()) != 1 {
 		t.Errorf("set for the first: %+v", f)
 	}
-	if err := r.put("2", sets("netcpu", "isolate")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.put("2", sets("netcpu", "isolate")))
 	r.untilValue(2, "isolated")
 	r.untilValue(1, "isolated")
 }
@@ -183,14 +176,10 @@ func TestSetSurvives(t *testing.T) {
 	r.set.set(true, box(1, ""), box(2, ""))
 	r.until("both are there", func() bool { return r.state1(1) == api.StateDone && r.state1(2) == api.StateDone })
 	for _, ref := range []string{"1", "2"} {
-		if err := r.put(ref, sets("netcpu", "isolate")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.put(ref, sets("netcpu", "isolate")))
 	}
 	was := r.written()
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.stop())
 	if got := r.host.get(t, 1); got != "plain" {
 		t.Errorf("without an agent it is %q", got)
 	}
@@ -229,34 +218,24 @@ func TestSetSurvives(t *testing.T) {
 	if first == "apply 2 isolate" { // not even for a moment
 		t.Error("what was set by hand for the last container of this id is applied to a new one")
 	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.stop())
 
 	// Of another boot: no running container can be meant.
 	file := filepath.Join(r.state, "set.json")
 	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var f overridesFile
-	if err := json.Unmarshal(data, &f); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(data, &f))
 	f.Boot = "another"
 	data, _ = json.Marshal(f)
 	for _, content := range [][]byte{data, []byte(`{"boot":`)} {
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(file, content, 0o600))
 		r.start()
 		r.until("1 is there", func() bool { return r.state1(1) == api.StateDone })
 		if got := r.host.get(t, 1); got != "plain" {
 			t.Errorf("with %.20q in the file it is %q", content, got)
 		}
-		if err := r.stop(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.stop())
 	}
 }
 
@@ -267,9 +246,7 @@ func FuzzOverridesFile(f *testing.F) {
 	store := policy.NewStore(f.TempDir(), nil)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		o := overrides{file: bootFile{stateFile{filepath.Join(t.TempDir(), OverridesFile), maxOverrides}, "/proc"}}
-		if err := os.WriteFile(o.file.path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(o.file.path, data, 0o600))
 		if o.load() == nil {
 			store.Override(o.all)
 			store.Resolve([]container.Container{box(1, "")})

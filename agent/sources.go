@@ -2,17 +2,32 @@ package agent
 
 import (
 	"cmp"
+	"context"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
 )
 
 // watch makes the Set of the containers on this host, which starts with what an earlier one knew.
-func watch(cfg Config, known *discover.Known) *discover.Set {
-	sources := cfg.Sources
+func watch(cfg Config, known *discover.Known, in parts, doubt func() bool) *discover.Set {
+	sources, of := cfg.Sources, pods(cfg)
 	if sources == nil {
 		sources = runtimes(cfg)
 	}
-	return discover.NewSet(discover.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Known: known, Monitor: cfg.Roots.Monitor, Pods: pods(cfg), Log: cfg.Log}, sources...)
+	for _, s := range sources {
+		in.add(s.Name(), cfg.Log, doubt)
+	}
+	for _, s := range of {
+		in.add(s.Name(), cfg.Log, doubt)
+	}
+	looks := in.add("containers", cfg.Log, doubt)
+	return discover.NewSet(discover.Config{
+		Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Known: known, Monitor: cfg.Roots.Monitor, Pods: of, Log: cfg.Log,
+		Look: func(id container.ID, look func() error) error { return looks.panics.try(place{"look", id}, look) },
+		Watch: func(ctx context.Context, source string, run func(context.Context) error, told func(error)) error {
+			return in[source].keep(ctx, run, told)
+		},
+	}, sources...)
 }
 
 // runtimes returns the sources of an ordinary agent, the best informed first. A runtime that is

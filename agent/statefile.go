@@ -19,27 +19,22 @@ type stateFile struct {
 
 // read decodes the file into in, and reports whether it exists.
 func (f stateFile) read(in any) (bool, error) {
-	data, err := f.bytes()
-	if err != nil || data == nil {
+	file, err := os.Open(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, int64(f.most)))
+	if err != nil {
 		return false, err
 	}
 	if err := json.Unmarshal(data, in); err != nil {
 		return false, fmt.Errorf("read %s: %w", f.path, err)
 	}
 	return true, nil
-}
-
-// bytes returns the content of the file; nil if there is none.
-func (f stateFile) bytes() ([]byte, error) {
-	file, err := os.Open(f.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	return io.ReadAll(io.LimitReader(file, int64(f.most)))
 }
 
 // write replaces the file atomically.

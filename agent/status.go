@@ -70,7 +70,7 @@ func (w *worker) counts() counts {
 func (w *worker) totals() api.Feature {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	t := api.Feature{Name: w.feature.Name(), Support: wireVerdict(w.fence.verdict(w.feature))}
+	t := api.Feature{Name: w.feature.Name(), Support: wireVerdict(w.fence.verdict(w.feature)), Prune: api.Text(w.prune.err)}
 	for _, r := range w.rows {
 		switch {
 		case r.err != nil && !r.settled, w.busy == r && w.hang() != "":
@@ -82,9 +82,6 @@ func (w *worker) totals() api.Feature {
 		default:
 			t.Pending++
 		}
-	}
-	if w.prune.err != nil {
-		t.Prune = api.Text(w.prune.err)
 	}
 	return t
 }

@@ -189,21 +189,17 @@ const mostTold = 4 << 20
 
 // queue locks f, or closes it. An agent that looks for its successor has the lock for a moment.
 func queue(f *os.File) error {
-	var err error
 	for deadline := time.Now().Add(time.Second); ; time.Sleep(10 * time.Millisecond) {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			break
-		}
-		if time.Now().After(deadline) {
-			err = errQueued
-			break
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return errors.Join(err, f.Close())
+		case time.Now().After(deadline):
+			return errors.Join(errQueued, f.Close())
 		}
 	}
-	if err != nil {
-		return errors.Join(err, f.Close())
-	}
-	return nil
 }
 
 // Wait returns nil when no agent works on this host, so that the caller has to. It returns the

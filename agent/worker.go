@@ -84,7 +84,7 @@ func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker
 
 // want replaces what is wanted. Containers that are not in targets are removed at once, and a call
 // for one of them is cancelled. With complete, targets holds every running container.
-func (w *worker) want(targets map[container.ID]policy.Target, complete bool) {
+func (w *worker) want(targets map[container.ID]*policy.Target, complete bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.ending {
@@ -92,7 +92,7 @@ func (w *worker) want(targets map[container.ID]policy.Target, complete bool) {
 	}
 }
 
-func (w *worker) replace(targets map[container.ID]policy.Target, complete bool) {
+func (w *worker) replace(targets map[container.ID]*policy.Target, complete bool) {
 	now := w.pace.now()
 	for id, t := range targets {
 		r := w.rows[id]
@@ -101,8 +101,8 @@ func (w *worker) replace(targets map[container.ID]policy.Target, complete bool) 
 			w.rows[id] = r
 		}
 		r.netns = t.Container.NetNS
-		if r.want == nil || !reflect.DeepEqual(*r.want, t) {
-			w.ask(r, &t, now)
+		if !reflect.DeepEqual(r.want, t) { // the same one, mostly
+			w.ask(r, t, now)
 		}
 	}
 	for id, r := range w.rows {
@@ -218,22 +218,19 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	}
 	w.mu.Unlock()
 
-	var err error
-	if panicked := w.fence.call(at, func() {
+	err := w.fence.call(at, func() error {
 		switch {
 		case alive != nil:
-			err = w.feature.Prune(ctx, func(id container.ID) bool { return alive[id] })
-		case target != nil:
-			err = withRefused(w.feature.Name(), *target, w.feature.Apply(ctx, *target))
-			if w.contest != nil {
-				err = w.contest(w.feature.Name(), r.id, err)
-			}
-		default:
-			err = w.feature.Remove(ctx, r.id)
+			return w.feature.Prune(ctx, func(id container.ID) bool { return alive[id] })
+		case target == nil:
+			return w.feature.Remove(ctx, r.id)
 		}
-	}); panicked != nil {
-		err = panicked
-	}
+		err := withRefused(w.feature.Name(), *target, w.feature.Apply(ctx, *target))
+		if w.contest != nil {
+			err = w.contest(w.feature.Name(), r.id, err)
+		}
+		return err
+	})
 
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -199,14 +199,14 @@ func TestWorkerUrgency(t *testing.T) {
 	w.want(all, true)
 	steps(t, w)
 	for id := container.ID(1); id < 10; id++ {
-		all[id] = target(id, "isolate")
+		all[id] = new(target(id, "isolate"))
 	}
 	w.want(all, true)
 	steps(t, w)
 	f.took()
 	c.advance(w.pace.refresh + time.Minute) // all of it is due
 	delete(all, 20)
-	all[30] = target(30, "isolate")
+	all[30] = new(target(30, "isolate"))
 	w.want(all, true)
 	steps(t, w)
 	got := f.took()

@@ -43,8 +43,7 @@ func parts(err error, list []error) []error {
 
 // wordsFor gives the words for one of Go's errors, or "" for any other.
 func wordsFor(err error) string {
-	switch x := err.(type) {
-	case *strconv.NumError:
+	if x, ok := err.(*strconv.NumError); ok {
 		what := "a whole number"
 		switch {
 		case errors.Is(x.Err, strconv.ErrRange):

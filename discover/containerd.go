@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,24 +59,20 @@ const (
 // which a Set does not list, only the labels do.
 func Containerd(addr string) Source {
 	if addr != "" {
-		return &containerd{addr: strings.TrimPrefix(addr, "unix://")}
+		return containerdAt(strings.TrimPrefix(addr, "unix://"))
 	}
 	var all places
 	for _, addr := range ContainerdAddrs() {
-		all = append(all, &containerd{addr: addr})
+		all = append(all, containerdAt(addr))
 	}
 	return all
 }
 
-type containerd struct{ addr string }
-
-func (c *containerd) Name() string { return "containerd" }
-
-func (c *containerd) Run(ctx context.Context, publish func(Report)) error {
-	r := newRoster(c.Name(), c.addr, publish)
-	r.follow(ctx, func(ctx context.Context) error { return c.session(ctx, r) })
-	return nil
+func containerdAt(addr string) Source {
+	return rostered{"containerd", addr, containerd{addr}.session}
 }
+
+type containerd struct{ addr string }
 
 // cri is one connection to containerd. A container's key is namespace/id.
 type cri struct {
@@ -85,7 +82,7 @@ type cri struct {
 	content    content.ContentClient
 }
 
-func (c *containerd) session(ctx context.Context, r *roster) error {
+func (c containerd) session(ctx context.Context, r *roster) error {
 	if err := listens(ctx, c.addr); err != nil {
 		return err
 	}
@@ -139,7 +136,7 @@ func (c *containerd) session(ctx context.Context, r *roster) error {
 				return err
 			}
 			current := func(key string, rec Record) bool { return running[key] == rec.PID }
-			r.replace(ctx, keysOf(running), current, now.inspect)
+			r.replace(ctx, slices.Collect(maps.Keys(running)), current, now.inspect)
 			relist.Reset(pause)
 			pause = relistEvery
 		case err := <-broken:
@@ -148,14 +145,6 @@ func (c *containerd) session(ctx context.Context, r *roster) error {
 			return ctx.Err()
 		}
 	}
-}
-
-func keysOf(m map[string]int) []string {
-	var keys []string
-	for key := range maps.Keys(m) {
-		keys = append(keys, key)
-	}
-	return keys
 }
 
 func (c cri) event(ctx context.Context, r *roster, msg *types.Envelope) {
@@ -226,28 +215,19 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 	}
 	ctx = metadata.AppendToOutgoingContext(ctx, namespaceHeader, space)
 	t, err := c.tasks.Get(ctx, &tasks.GetRequest{ContainerID: id})
-	if status.Code(err) == codes.NotFound {
-		return Record{}, false, nil
-	}
-	if err != nil {
-		return Record{}, false, err
-	}
-	if !alive(t.GetProcess()) {
-		return Record{}, false, nil
+	if err != nil || !alive(t.GetProcess()) {
+		return Record{}, false, unlessGone(err)
 	}
 	got, err := c.containers.Get(ctx, &containers.GetContainerRequest{ID: id})
-	if status.Code(err) == codes.NotFound {
-		return Record{}, false, nil
-	}
 	if err != nil {
-		return Record{}, false, err
+		return Record{}, false, unlessGone(err)
 	}
 	ct := got.GetContainer()
 	var pod *containers.Container
 	var lack error
 	if sandbox := criMetadata(ct, containerMetadata).SandboxID; sandbox != "" {
 		got, err := c.containers.Get(ctx, &containers.GetContainerRequest{ID: sandbox})
-		if pod = got.GetContainer(); err != nil && status.Code(err) != codes.NotFound {
+		if pod, err = got.GetContainer(), unlessGone(err); err != nil {
 			lack = fmt.Errorf("read its pod: %w", err)
 		}
 	}
@@ -270,6 +250,15 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 		}
 	}
 	return rec, true, lack
+}
+
+// unlessGone returns the error of a question about a container, but nil if the runtime does not know
+// that container.
+func unlessGone(err error) error {
+	if status.Code(err) == codes.NotFound {
+		return nil
+	}
+	return err
 }
 
 // ofCRI reports whether the CRI plugin has made a container. Only a client of containerd can write
@@ -296,14 +285,7 @@ func criRecord(ct, pod *containers.Container) Record {
 	} else {
 		rec.Name = cmp.Or(own.Metadata.Name, ct.GetID())
 		rec.Labels = merged(sandbox.Labels, own.Labels)
-		// Annotations are the users', except the kubelet's with this prefix.
-		for _, annotations := range []map[string]string{sandbox.Annotations, own.Annotations} {
-			for key, value := range annotations {
-				if !strings.HasPrefix(key, kubeletPrefix) {
-					rec.annotate(key, value)
-				}
-			}
-		}
+		rec.annotate(merged(sandbox.Annotations, own.Annotations))
 	}
 	rec.ImageLabels, _ = part(ct.GetLabels(), own.Labels)
 	delete(rec.ImageLabels, kindLabel) // the plugin's
@@ -312,12 +294,18 @@ func criRecord(ct, pod *containers.Container) Record {
 	return rec
 }
 
-// annotate adds an annotation of the CRI to the labels.
-func (r *Record) annotate(key, value string) {
-	if r.Annotations == nil {
-		r.Annotations = make(map[string]bool)
+// annotate adds annotations of the CRI to the labels: the users', and so none with the prefix of the
+// kubelet.
+func (r *Record) annotate(annotations map[string]string) {
+	for key, value := range annotations {
+		if strings.HasPrefix(key, kubeletPrefix) {
+			continue
+		}
+		if r.Annotations == nil {
+			r.Annotations = make(map[string]bool)
+		}
+		r.Labels[key], r.Annotations[key] = value, true
 	}
-	r.Labels[key], r.Annotations[key] = value, true
 }
 
 // criData is what we use of the JSON that the CRI plugin attaches to its containers and sandboxes.

@@ -12,9 +12,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/backoff"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -28,18 +26,11 @@ const relistCRI = time.Second
 // if empty, CRIOAddr. What Containerd says of pods and their annotations holds here too. The CRI
 // reports no labels of images.
 func CRIO(addr string) Source {
-	return crio{cmp.Or(strings.TrimPrefix(addr, "unix://"), CRIOAddr)}
+	addr = cmp.Or(strings.TrimPrefix(addr, "unix://"), CRIOAddr)
+	return rostered{"cri-o", addr, crio{addr}.session}
 }
 
 type crio struct{ addr string }
-
-func (crio) Name() string { return "cri-o" }
-
-func (c crio) Run(ctx context.Context, publish func(Report)) error {
-	r := newRoster(c.Name(), c.addr, publish)
-	r.follow(ctx, func(ctx context.Context) error { return c.session(ctx, r) })
-	return nil
-}
 
 // crioClient is one connection. A sandbox's key has sandboxPrefix before its id.
 type crioClient struct {
@@ -170,22 +161,16 @@ func infoOf(info map[string]string) (i crioInfo) {
 func (c crioClient) inspect(ctx context.Context, key string) (Record, bool, error) {
 	if id, ok := strings.CutPrefix(key, sandboxPrefix); ok {
 		pod, err := c.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
-		if status.Code(err) == codes.NotFound {
-			return Record{}, false, nil
-		}
 		if err != nil {
-			return Record{}, false, err
+			return Record{}, false, unlessGone(err)
 		}
 		rec := crioRecord(nil, pod.GetStatus(), infoOf(pod.GetInfo()))
 		// Without a pause container, which is CRI-O's default, there is nothing to know of.
 		return rec, rec.PID > 0 && pod.GetStatus().GetState() == runtimeapi.PodSandboxState_SANDBOX_READY, nil
 	}
 	ct, err := c.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: key, Verbose: true})
-	if status.Code(err) == codes.NotFound {
-		return Record{}, false, nil
-	}
 	if err != nil {
-		return Record{}, false, err
+		return Record{}, false, unlessGone(err)
 	}
 	info := infoOf(ct.GetInfo())
 	if ct.GetStatus().GetState() != runtimeapi.ContainerState_CONTAINER_RUNNING || info.PID <= 0 {
@@ -195,7 +180,7 @@ func (c crioClient) inspect(ctx context.Context, key string) (Record, bool, erro
 	var lack error
 	if info.SandboxID != "" {
 		got, err := c.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: info.SandboxID})
-		if pod = got.GetStatus(); err != nil && status.Code(err) != codes.NotFound {
+		if pod, err = got.GetStatus(), unlessGone(err); err != nil {
 			lack = fmt.Errorf("read its pod: %w", err)
 		}
 	}
@@ -214,13 +199,7 @@ func crioRecord(ct *runtimeapi.ContainerStatus, pod *runtimeapi.PodSandboxStatus
 		rec.RuntimeID, rec.Name = ct.GetId(), cmp.Or(ct.GetMetadata().GetName(), ct.GetId())
 		rec.Image = cmp.Or(image.GetUserSpecifiedImage(), image.GetImage(), ct.GetImageRef())
 		rec.Labels = merged(pod.GetLabels(), ct.GetLabels())
-		for _, annotations := range []map[string]string{pod.GetAnnotations(), ct.GetAnnotations()} {
-			for key, value := range annotations {
-				if !strings.HasPrefix(key, kubeletPrefix) {
-					rec.annotate(key, value)
-				}
-			}
-		}
+		rec.annotate(merged(pod.GetAnnotations(), ct.GetAnnotations()))
 	}
 	of := pod.GetMetadata()
 	rec.Pod, rec.Namespace, rec.PodUID = of.GetName(), of.GetNamespace(), of.GetUid()

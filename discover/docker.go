@@ -20,28 +20,21 @@ const podmanHost = "unix:///run/podman/podman.sock"
 // Docker is the source for the containers of a Docker Engine. host is in the form of DOCKER_HOST
 // ("unix:///var/run/docker.sock"); if empty, DOCKER_HOST itself counts, and then Docker's default.
 func Docker(host string) Source {
-	return &engine{name: "docker", host: cmp.Or(host, os.Getenv("DOCKER_HOST"), client.DefaultDockerHost)}
+	host = cmp.Or(host, os.Getenv("DOCKER_HOST"), client.DefaultDockerHost)
+	return rostered{"docker", host, (&engine{host: host}).session}
 }
 
 // Podman is the source for the containers of Podman, by way of the socket that speaks Docker's API.
 // If host is empty it is that of the system service.
 func Podman(host string) Source {
-	return &engine{name: "podman", host: cmp.Or(host, podmanHost)}
+	host = cmp.Or(host, podmanHost)
+	return rostered{"podman", host, (&engine{host: host}).session}
 }
 
 // engine watches a server of the Docker Engine API.
 type engine struct {
-	name   string
 	host   string
 	images labelsOfImages
-}
-
-func (e *engine) Name() string { return e.name }
-
-func (e *engine) Run(ctx context.Context, publish func(Report)) error {
-	r := newRoster(e.name, e.host, publish)
-	r.follow(ctx, func(ctx context.Context) error { return e.session(ctx, r) })
-	return nil
 }
 
 func (e *engine) session(ctx context.Context, r *roster) error {

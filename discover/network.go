@@ -46,8 +46,9 @@ type network struct {
 	examined   int              // the look that read it
 	stop       func() error     // ends the watch; nil if there is none
 	dirty      atomic.Bool
-	missed     bool // a host end was not found in the last look
-	misses     int  // such looks
+	missed     bool      // a host end was not found in the last look
+	misses     int       // such looks
+	scanned    time.Time // of the search in the last of them
 
 	looks  int // numbers the looks, for containers that share the namespace
 	looked time.Time
@@ -105,7 +106,10 @@ func (n *networks) changed(inode uint64, look int) (time.Duration, bool) {
 	case net.dirty.Load():
 		return net.hold - n.cfg.Now().Sub(net.looked), true
 	case net.missed && net.misses < maxMisses:
-		return scanEvery - n.cfg.Now().Sub(net.looked), true
+		if n.scanned.After(net.scanned) {
+			return 0, true // another's search has looked further meanwhile
+		}
+		return scanEvery - n.cfg.Now().Sub(n.scanned), true
 	}
 	return 0, false
 }
@@ -183,6 +187,7 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	}
 	if net.missed {
 		net.misses++
+		net.scanned = n.scanned
 	}
 	net.interfaces, net.leads = list, n.leads(net, ns, links)
 	return net, nil

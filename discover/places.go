@@ -31,14 +31,16 @@ func (p places) Run(ctx context.Context, publish func(Report)) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for i, s := range p {
 		g.Go(func() error {
-			return s.Run(ctx, func(rep Report) {
-				mu.Lock()
-				defer mu.Unlock()
-				if rep.Err != nil && !rep.Partial && last[i] != nil {
-					rep.Records = last[i].Records
-				}
-				last[i] = &rep
-				publish(together(last))
+			return contained(func() error {
+				return s.Run(ctx, func(rep Report) {
+					mu.Lock()
+					defer mu.Unlock()
+					if rep.Err != nil && !rep.Partial && last[i] != nil {
+						rep.Records = last[i].Records
+					}
+					last[i] = &rep
+					publish(together(last))
+				})
 			})
 		})
 	}

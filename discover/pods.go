@@ -157,11 +157,7 @@ func (r Record) with(p Pod) Record {
 		}
 	}
 	r.Labels, r.Annotations = labels, nil
-	for key, value := range p.Annotations {
-		if !strings.HasPrefix(key, kubeletPrefix) {
-			r.annotate(key, value)
-		}
-	}
+	r.annotate(p.Annotations)
 	r.LeftOut = nil
 	return bounded(r)
 }

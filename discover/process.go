@@ -183,8 +183,6 @@ func bootTime(now func() time.Time) (time.Time, error) {
 	return now().Add(-time.Duration(ts.Nano())).Round(0), nil // without the monotonic reading
 }
 
-func netnsOf(proc string, pid int) (uint64, error) { return netdev.InodeOf(proc, pid) }
-
 // procsIn lists processes in the cgroup dir itself, kernel threads included, at most maxProcs.
 func procsIn(dir string) ([]int, error) {
 	b, err := readSmall(filepath.Join(dir, "cgroup.procs"))
@@ -226,7 +224,7 @@ func oldest(proc, dir string, host uint64) (int, error) {
 			if err != nil || st.flags&kthread != 0 {
 				continue
 			}
-			ns, err := netnsOf(proc, pid)
+			ns, err := netdev.InodeOf(proc, pid)
 			if err != nil {
 				continue
 			}

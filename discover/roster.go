@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/backoff"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"golang.org/x/sys/unix"
 )
 
@@ -61,6 +62,19 @@ type answer struct {
 	err      error
 }
 
+// rostered is the source of a runtime with a roster.
+type rostered struct {
+	name, addr string
+	session    func(context.Context, *roster) error // see follow
+}
+
+func (s rostered) Name() string { return s.name }
+
+func (s rostered) Run(ctx context.Context, publish func(Report)) error {
+	newRoster(s.name, s.addr, publish).follow(ctx, s.session)
+	return nil
+}
+
 func newRoster(name, addr string, publish func(Report)) *roster {
 	return &roster{at: name + " at " + addr, publish: publish, answers: make(chan answer)}
 }
@@ -68,12 +82,12 @@ func newRoster(name, addr string, publish func(Report)) *roster {
 // follow runs session, which uses one connection to the runtime, repeatedly until ctx ends, and
 // reports why each one ended. A runtime that was never there is not an error, but one that has left
 // its socket is.
-func (r *roster) follow(ctx context.Context, session func(context.Context) error) {
+func (r *roster) follow(ctx context.Context, session func(context.Context, *roster) error) {
 	retry(ctx, func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel() // ends the session's questions
 		r.begin()
-		err := session(ctx)
+		err := session(ctx, r)
 		if ctx.Err() != nil {
 			return
 		}
@@ -131,8 +145,10 @@ func (r *roster) ask(ctx context.Context, key string, look inspect) {
 		for pause := minBackOff; ; pause = backoff.Next(pause, minBackOff, maxRetry) {
 			got := answer{key: key, question: q}
 			call, done := context.WithTimeout(ctx, callTimeout)
-			got.record, got.runs, got.err = look(call, key)
-			got.err = unanswered(call, got.err)
+			got.err = contained(func() (err error) {
+				got.record, got.runs, err = look(call, key)
+				return unanswered(call, err)
+			})
 			done()
 			got.record = bounded(got.record)
 			select {
@@ -275,7 +291,8 @@ func (r *roster) say() {
 		}
 	}
 	if len(failed) > 0 {
-		key := slices.Min(failed)
+		slices.Sort(failed)
+		key := failed[max(0, slices.IndexFunc(failed, func(key string) bool { return errors.As(r.asked[key].err, new(*netdev.Panic)) }))]
 		rep.Err = r.wrap(fmt.Errorf("look at container %s: %w", key, r.asked[key].err))
 		if more := len(failed) - 1; more > 0 {
 			rep.Err = fmt.Errorf("%w (and at %d more)", rep.Err, more)

@@ -7,10 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"golang.org/x/sys/unix"
 )
 
@@ -132,6 +134,52 @@ func TestRosterHangs(t *testing.T) {
 	})
 }
 
+// A panic over one container, or of one place, is an error of it, named before others.
+func TestRosterPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := newTestRoster()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r.begin()
+		r.replace(ctx, []string{"bad", "fine", "torn"}, lives, func(_ context.Context, key string) (Record, bool, error) {
+			switch key {
+			case "bad":
+				return Record{}, false, errors.New("busy")
+			case "torn":
+				panic("at odds")
+			}
+			return Record{Name: key}, true, nil
+		})
+		err, p := s.reports[len(s.reports)-1].Err, (*netdev.Panic)(nil)
+		if got := s.names(); !slices.Equal(got, []string{"fine"}) || s.whole() || !errors.As(err, &p) || !strings.Contains(string(p.Stack), "TestRosterPanics") {
+			t.Errorf("names %v, whole %v, err %v", got, s.whole(), err)
+		}
+		if want := "docker at there: look at container torn: panic: at odds: this is a bug of fairlead; please report it with the stack in the agent's log (and at 1 more)"; err.Error() != want {
+			t.Errorf("error %v, want %s", err, want)
+		}
+	})
+	for _, value := range []any{"at odds", &netdev.Panic{Value: "at odds"}} {
+		err, p := places{torn{value: value}, torn{}}.Run(t.Context(), nil), (*netdev.Panic)(nil)
+		if !errors.As(err, &p) || p.Value != "at odds" {
+			t.Errorf("a place that panics: %v", err)
+		}
+	}
+}
+
+// torn is a place that panics, if it has a value.
+type torn struct {
+	Source
+	value any
+}
+
+func (s torn) Run(ctx context.Context, _ func(Report)) error {
+	if s.value != nil {
+		panic(s.value)
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
 func TestRosterReplace(t *testing.T) {
 	r, s := newTestRoster()
 	r.records["kept"] = Record{Name: "kept", PID: os.Getpid()}
@@ -178,7 +226,7 @@ func TestRosterFollow(t *testing.T) {
 			func() error { return fs.ErrNotExist },
 			func() error { cancel(); return errors.New("too late") },
 		}
-		r.follow(ctx, func(context.Context) error {
+		r.follow(ctx, func(context.Context, *roster) error {
 			step := steps[0]
 			steps = steps[1:]
 			return step()

@@ -1,6 +1,7 @@
 package discover
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"golang.org/x/sys/unix"
 )
 
 // rounds converts reports to containers, repeatedly. It belongs to the goroutine that runs the Set.
@@ -27,6 +30,20 @@ type rounds struct {
 	procs   map[recordKey]*process
 	live    map[container.ID]*entry
 	settled bool // the last round left nothing for the next one
+	awaits  bool // there are runtimes, and each cgroup that was there before has been seen
+}
+
+// youth is how long an engine may take to report a container whose cgroup is there. Until then its
+// network is not complete and its labels are not known, so all work for it would be done twice.
+const youth = 10 * time.Second
+
+var errYoung = errors.New("its engine is about to report it")
+
+// expected reports whether an engine is about to report the container of a new cgroup. The name may
+// be the choice of a user who may make cgroups, but not the owner.
+func expected(dir string) bool {
+	var st unix.Stat_t
+	return engineScope.MatchString(filepath.Base(dir)) && unix.Lstat(dir, &st) == nil && st.Uid == 0
 }
 
 // recordKey distinguishes the records of one source. A container that is restarted has a new PID,
@@ -93,14 +110,22 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 	}
 	claims := make(map[container.ID]claim)
 	owned := make(map[string]bool) // v2 directories of runtimes' containers
+	listed, runtimes := true, false
 	for i, rep := range reports {
+		bare := rep.status.Name == container.CgroupSource
+		listed, runtimes = listed && rep.status.Listed, runtimes || !bare && !rep.status.Absent
 		for _, rec := range rep.records {
+			if bare && covered(owned, rec.CgroupV2, r.layout.V2) {
+				continue
+			}
 			key := recordKey{i, rec.RuntimeID, rec.PID, rec.CgroupV2}
 			p := r.procs[key]
-			if p == nil || stale(key, p, now) || full && r.moved(rec, p) {
+			if p == nil && bare && r.awaits && expected(rec.CgroupV2) {
+				p = &process{err: errYoung, retry: now.Add(youth)}
+			} else if p == nil || stale(key, p, now) || full && r.moved(rec, p) {
 				p = r.reopen(rec, p)
-				r.procs[key] = p
 			}
+			r.procs[key] = p
 			p.claimed = true
 			if p.err != nil && (key.pid == 0 || !errors.Is(p.err, fs.ErrNotExist)) {
 				soon(p.retry.Sub(now))
@@ -111,17 +136,16 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			if _, taken := claims[p.id]; taken {
 				continue
 			}
-			if rep.status.Name != container.CgroupSource {
+			if !bare {
 				owned[p.cgroup.V2] = true
 				if rec.Sandbox {
 					continue
 				}
-			} else if covered(owned, p.cgroup.V2, r.layout.V2) {
-				continue
 			}
 			claims[p.id] = claim{rec, rep.status.Name, p}
 		}
 	}
+	r.awaits = listed && runtimes
 	for key, p := range r.procs {
 		if !p.claimed {
 			p.close()
@@ -155,7 +179,12 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			continue
 		}
 		budget--
-		got, look, err := r.describe(c.record, c.source, c.process, !known || full || e.afresh)
+		var got container.Container
+		var look int
+		err := r.cfg.Look(id, func() (err error) {
+			got, look, err = r.describe(c.record, c.source, c.process, !known || full || e.afresh)
+			return err
+		})
 		switch {
 		case err == nil:
 			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got, look: look}
@@ -265,18 +294,38 @@ func (r *rounds) reopen(rec Record, old *process) *process {
 
 // open finds the process and the cgroups of a record. A failure is in the result.
 func (r *rounds) open(rec Record) *process {
-	if rec.PID <= 0 {
-		return r.openCgroup(rec)
-	}
-	p, err := openProcess(r.cfg.Proc, rec.PID, r.boot, r.wake)
-	if err == nil && rec.Start != 0 && rec.Start != p.start {
-		p.close()
-		err = fmt.Errorf("process %d is another one: %w", rec.PID, fs.ErrNotExist)
-	}
+	p, err := r.process(rec)
 	if err != nil {
 		return &process{err: err}
 	}
-	return r.place(rec, p)
+	paths, err := r.paths(rec, p.pid)
+	if err != nil {
+		p.err = err
+		return p
+	}
+	p.setCgroup(paths)
+	return p
+}
+
+// process opens the process of a record. One with only a directory stands for the oldest in it.
+func (r *rounds) process(rec Record) (*process, error) {
+	pid := rec.PID
+	if pid <= 0 {
+		dir := rec.CgroupV2
+		if !strings.HasPrefix(dir, r.layout.V2+"/") || filepath.Clean(dir) != dir {
+			return nil, fmt.Errorf("cgroup %q is not below %s", dir, r.layout.V2)
+		}
+		var err error
+		if pid, err = oldest(r.cfg.Proc, dir, r.nets.own.Inode()); err != nil {
+			return nil, err
+		}
+	}
+	p, err := openProcess(r.cfg.Proc, pid, r.boot, r.wake)
+	if err == nil && rec.Start != 0 && rec.Start != p.start {
+		p.close()
+		return nil, fmt.Errorf("process %d is another one: %w", pid, fs.ErrNotExist)
+	}
+	return p, err
 }
 
 // known returns the runtimes' records with live processes, by source.
@@ -291,17 +340,6 @@ func (r *rounds) known(reports []reported) *Known {
 		}
 	}
 	return &known
-}
-
-// place records the cgroups of a record's process.
-func (r *rounds) place(rec Record, p *process) *process {
-	paths, err := r.paths(rec, p.pid)
-	if err != nil {
-		p.err = err
-		return p
-	}
-	p.setCgroup(paths)
-	return p
 }
 
 // paths returns the cgroups of a record with process pid.
@@ -330,23 +368,6 @@ func (r *rounds) paths(rec Record, pid int) (cgroup.Paths, error) {
 	return paths, nil
 }
 
-// openCgroup is open for a record with only a directory: it stands for the oldest process in it.
-func (r *rounds) openCgroup(rec Record) *process {
-	dir := rec.CgroupV2
-	if !strings.HasPrefix(dir, r.layout.V2+"/") || filepath.Clean(dir) != dir {
-		return &process{err: fmt.Errorf("cgroup %q is not below %s", dir, r.layout.V2)}
-	}
-	pid, err := oldest(r.cfg.Proc, dir, r.nets.own.Inode())
-	if err != nil {
-		return &process{err: err}
-	}
-	p, err := openProcess(r.cfg.Proc, pid, r.boot, r.wake)
-	if err != nil {
-		return &process{err: err}
-	}
-	return r.place(rec, p)
-}
-
 // ofRuntime cuts a cgroup directory after the element with the runtime's id: init systems inside
 // containers, and some runtimes, put the first process into a cgroup below the container's own.
 func ofRuntime(dir, id string) string {
@@ -367,7 +388,7 @@ func ofRuntime(dir, id string) string {
 
 // describe combines all that is known of a container.
 func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (container.Container, int, error) {
-	ns, err := netnsOf(r.cfg.Proc, p.pid)
+	ns, err := netdev.InodeOf(r.cfg.Proc, p.pid)
 	if err != nil {
 		return container.Container{}, 0, err
 	}
@@ -382,10 +403,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (c
 		// All of the above may be of another process.
 		return container.Container{}, 0, fs.ErrNotExist
 	}
-	name := rec.Name
-	if name == "" {
-		name = filepath.Base(p.cgroup.V2)
-	}
+	name := cmp.Or(rec.Name, filepath.Base(p.cgroup.V2))
 	if rec.Pod != "" {
 		name = rec.Namespace + "/" + rec.Pod + "/" + name
 	}

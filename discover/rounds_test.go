@@ -1,11 +1,14 @@
 package discover
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 // TestSetSharedNetwork has a pod: one network, several containers. What changes there has changed
@@ -44,6 +48,43 @@ func TestSetSharedNetwork(t *testing.T) {
 	for i := range 3 {
 		must(t, ns.Handle(t).LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("fl%d", i)}}))
 		await(t, s, "the next device", all(i+1))
+	}
+}
+
+// A container that cannot be looked at without a panic is left out, and looked at again.
+func TestSetPanics(t *testing.T) {
+	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
+	src := newFake("containerd")
+	var bad, noted atomic.Uint64
+	s := runSet(t, Config{Look: func(of container.ID, fn func() error) error {
+		if of == 0 {
+			noted.Add(1)
+			return nil
+		}
+		if bad.Load() == uint64(of) {
+			return errors.New("panic")
+		}
+		return fn()
+	}}, src)
+	var records []Record
+	for _, name := range []string{"one", "two"} {
+		records = append(records, Record{PID: sleeper(t, ns, cg.Child(t, name)).Process.Pid, Name: name})
+	}
+	id, err := cgroup.ID(filepath.Join(cg.V2, "one"))
+	must(t, err)
+	bad.Store(id)
+	src.report(records...)
+	if snap := awaitNames(t, s, "the other", "two"); snap.Complete {
+		t.Error("the list is complete without one")
+	}
+	bad.Store(0)
+	awaitNames(t, s, "both", "one", "two")
+	torn := fmt.Errorf("look at container: %w", &netdev.Panic{})
+	for range 3 {
+		src.fail(torn)
+	}
+	if n := noted.Load(); n != 1 {
+		t.Errorf("a panic in three reports is noted %d times", n)
 	}
 }
 

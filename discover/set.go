@@ -53,7 +53,13 @@ type Config struct {
 	Pods    []PodSource      // what Kubernetes knows of pods
 	Monitor *netdev.Monitor  // shared with others; nil: none is
 	Now     func() time.Time // time.Now
-	Log     *slog.Logger     // slog.DiscardHandler
+
+	// Look calls look, and Watch run; nil: panics pass. Else a panic of look is its error, and after one of
+	// run, which told is told of, Watch calls it again. Container 0: one that a source has asked about.
+	Look  func(id container.ID, look func() error) error
+	Watch func(ctx context.Context, source string, run func(context.Context) error, told func(error)) error
+
+	Log *slog.Logger // slog.DiscardHandler
 }
 
 // Set joins the reports of several sources into one list of the containers that run on this host.
@@ -84,7 +90,7 @@ type Snapshot struct {
 	Complete bool
 	Sources  []SourceStatus
 
-	Known *Known // replaced whenever Containers is; nil if there were none yet
+	Known *Known // replaced when it changes; nil if there were no Containers yet
 }
 
 // Known is what runtimes have reported of the running containers. Given to a new Set in the same
@@ -110,6 +116,7 @@ type SourceStatus struct {
 type reported struct {
 	records []Record
 	status  SourceStatus
+	panic   *netdev.Panic // the last one
 }
 
 type tombstone struct {
@@ -128,6 +135,14 @@ func NewSet(cfg Config, sources ...Source) *Set {
 	cfg.Links = cmp.Or(cfg.Links, 4096)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
+	}
+	if cfg.Look == nil {
+		cfg.Look = func(_ container.ID, look func() error) error { return look() }
+	}
+	if cfg.Watch == nil {
+		cfg.Watch = func(ctx context.Context, _ string, run func(context.Context) error, _ func(error)) error {
+			return run(ctx)
+		}
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -185,28 +200,27 @@ func (s *Set) Run(ctx context.Context) error {
 	defer r.close()
 
 	g, ctx := errgroup.WithContext(ctx)
-	for i, src := range s.sources {
+	watch := func(what, name string, run func(context.Context) error, fail func(error)) {
 		g.Go(func() error {
-			err := src.Run(ctx, func(rep Report) { s.report(i, rep) })
+			err := s.cfg.Watch(ctx, name, run, fail)
 			if ctx.Err() != nil {
 				return nil
 			}
 			// One source that gives up must not end the others.
-			s.cfg.Log.Error("container source ended", "source", src.Name(), "err", err)
-			s.report(i, Report{Err: cmp.Or(err, errors.New("source ended"))})
+			s.cfg.Log.Error(what+" ended", "source", name, "err", err)
+			fail(cmp.Or(err, errors.New("source ended")))
 			return nil
 		})
 	}
+	for i, src := range s.sources {
+		run := func(ctx context.Context) error { return src.Run(ctx, func(rep Report) { s.report(i, rep) }) }
+		watch("container source", src.Name(), run, func(err error) { s.report(i, Report{Err: err}) })
+	}
 	for i, src := range s.cfg.Pods {
-		g.Go(func() error {
-			err := src.Run(ctx, s.pods[i].news, func(rep PodReport) { s.reportPods(i, rep) })
-			if ctx.Err() != nil {
-				return nil
-			}
-			s.cfg.Log.Error("source of pods ended", "source", src.Name(), "err", err)
-			s.reportPods(i, PodReport{Err: cmp.Or(err, errors.New("source ended"))})
-			return nil
-		})
+		run := func(ctx context.Context) error {
+			return src.Run(ctx, s.pods[i].news, func(rep PodReport) { s.reportPods(i, rep) })
+		}
+		watch("source of pods", src.Name(), run, func(err error) { s.reportPods(i, PodReport{Err: err}) })
 	}
 	g.Go(func() error { s.loop(ctx, r); return nil })
 	return g.Wait()
@@ -268,6 +282,10 @@ func (s *Set) poke() {
 func (s *Set) report(i int, rep Report) {
 	s.mu.Lock()
 	r := &s.reports[i]
+	if p := (*netdev.Panic)(nil); errors.As(rep.Err, &p) && p != r.panic {
+		r.panic = p
+		s.cfg.Look(0, func() error { panic(p) })
+	}
 	before := r.status
 	if r.status.Err = rep.Err; rep.Err == nil || rep.Partial {
 		if len(rep.Records) > maxRecords {
@@ -338,20 +356,25 @@ func (s *Set) publish(r *rounds, reports []reported) {
 		}
 		delete(s.ended, id)
 	}
-	if sameContainers && next.Complete == s.snap.Complete && reflect.DeepEqual(next.Sources, s.snap.Sources) {
-		return
-	}
-	if sameContainers {
-		next.Containers, next.Known = s.snap.Containers, s.snap.Known
-	} else {
-		next.Known = r.known(reports)
-		next.Known.Pods = s.knownPods()
+	alike := slices.EqualFunc(next.Sources, s.snap.Sources, func(a, b SourceStatus) bool {
+		a.Records = b.Records // of one that comes and goes there are more news
+		return reflect.DeepEqual(a, b)
+	})
+	news := !sameContainers || next.Complete != s.snap.Complete || !alike
+	next.Containers, next.Known = s.snap.Containers, s.snap.Known
+	if !sameContainers {
+		known := r.known(reports)
+		known.Pods = s.knownPods()
+		if !reflect.DeepEqual(known, next.Known) {
+			next.Known = known
+		}
 		s.byID = live
 		next.Containers = slices.SortedFunc(maps.Values(s.byID), func(a, b container.Container) int { return cmp.Compare(a.ID, b.ID) })
 	}
-	s.snap = next
-	close(s.changed)
-	s.changed = make(chan struct{})
+	if s.snap = next; news {
+		close(s.changed)
+		s.changed = make(chan struct{})
+	}
 }
 
 func (s *Set) bury(c container.Container, now time.Time) {
@@ -375,8 +398,8 @@ func (s *Set) Snapshot() Snapshot {
 // Running returns the containers of the Snapshot. The caller must not change them.
 func (s *Set) Running() []container.Container { return s.Snapshot().Containers }
 
-// Changed returns a channel that is closed when the Snapshot is next replaced. To miss nothing,
-// call it before Snapshot.
+// Changed returns a channel that is closed when the Snapshot is next replaced by one that differs in
+// more than numbers of records. To miss nothing, call it before Snapshot.
 func (s *Set) Changed() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

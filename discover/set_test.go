@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -183,13 +182,8 @@ func TestSetDescribes(t *testing.T) {
 
 // TestSetEnds is about the end of a container that its source says nothing of.
 func TestSetEnds(t *testing.T) {
-	var mu sync.Mutex
-	ahead := time.Duration(0)
-	now := func() time.Time {
-		mu.Lock()
-		defer mu.Unlock()
-		return time.Now().Add(ahead)
-	}
+	var ahead atomic.Int64
+	now := func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
 	cg := testkit.Cgroup(t)
 	cmd := sleeper(t, testkit.NetNS(t), cg)
 	src := newFake("docker")
@@ -222,9 +216,7 @@ func TestSetEnds(t *testing.T) {
 	if c, ok := named(s.Snapshot(), "mortal"); ok {
 		t.Errorf("came back: %+v", c)
 	}
-	mu.Lock()
-	ahead = time.Minute + time.Second
-	mu.Unlock()
+	ahead.Store(int64(time.Minute + time.Second))
 	if c, ok := s.Lookup(c.ID); ok {
 		t.Errorf("still known after its time: %+v", c)
 	}
@@ -238,6 +230,39 @@ func TestSetEnds(t *testing.T) {
 	if back := awaitName(t, s, "mortal"); back.PID != again.Process.Pid || back.ID != c.ID {
 		t.Errorf("restarted: %+v", back)
 	}
+}
+
+// TestSetAwaitsTheRuntime has three cgroups that are new. Two have an engine's names: it reports one,
+// and the other counts only after a time.
+func TestSetAwaitsTheRuntime(t *testing.T) {
+	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
+	var records []Record
+	var pids []int
+	for i, name := range []string{"old", "told", "late", "bare"} {
+		dir := name
+		if name != "bare" {
+			dir = fmt.Sprintf("%064x", i)
+		}
+		at := cg.Child(t, dir)
+		records, pids = append(records, Record{CgroupV2: at.V2, Name: name}), append(pids, sleeper(t, ns, at).Process.Pid)
+	}
+	var ahead atomic.Int64
+	start := time.Now()
+	runtime, tree := newFake("docker"), newFake(container.CgroupSource)
+	s := runSet(t, Config{Now: func() time.Time { return start.Add(time.Duration(ahead.Load())) }}, runtime, tree)
+	runtime.report()
+	tree.report(records[0])
+	await(t, s, "one that was there before", func(snap Snapshot) bool { return snap.Complete && len(snap.Containers) == 1 })
+	tree.report(records...)
+	runtime.report(Record{PID: pids[1], Name: "web"})
+	await(t, s, "others", func(snap Snapshot) bool { return len(snap.Containers) == 3 })
+	snap := s.Snapshot()
+	if _, ok := named(snap, "late"); ok || !snap.Complete {
+		t.Errorf("containers %+v", snap.Containers)
+	}
+	ahead.Store(int64(youth))
+	runtime.report(Record{PID: pids[1], Name: "renamed"})
+	awaitName(t, s, "late")
 }
 
 // TestSetMerges has two sources that know the same cgroup.

@@ -3,11 +3,14 @@ package discover
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"strings"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,7 +21,8 @@ type Source interface {
 	Name() string
 	// Run watches until ctx ends. It calls publish with the whole list, once as soon as it is known
 	// and again whenever it has changed. It re-lists now and then, because events get lost, and
-	// reconnects itself.
+	// reconnects itself. A panic of a goroutine that it starts is an error with a *netdev.Panic: of Run, or
+	// of the Report, if it is about one container.
 	Run(ctx context.Context, publish func(Report)) error
 }
 
@@ -72,6 +76,20 @@ type Record struct {
 	// Sandbox: it only holds the namespaces of a pod. The runtime knows its cgroup, and it is no
 	// container of its own.
 	Sandbox bool `json:",omitempty"`
+}
+
+// contained calls fn. A panic of fn is its error, for the goroutine that gets it.
+func contained(fn func() error) (err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			p, again := value.(*netdev.Panic)
+			if !again {
+				p = &netdev.Panic{Value: value, Stack: debug.Stack()}
+			}
+			err = fmt.Errorf("panic: %v: this is a bug of fairlead; please report it with the stack in the agent's log%.0w", p.Value, p)
+		}
+	}()
+	return fn()
 }
 
 // joined adds to a partial list the earlier knowledge of running containers that it lacks, in whole

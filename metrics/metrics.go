@@ -43,10 +43,10 @@ type Agent struct {
 	PolicyLoaded time.Time      // when the policy in force was loaded
 	Problems     int            // values of policy that cannot be used
 	Rounds       uint64
-	RoundTime    time.Duration // all rounds together
-	Changes      int           // in the journal
-	Stale        int           // of these, for containers that do not run
-	Panics       uint64        // of requests
+	RoundTime    time.Duration     // all rounds together
+	Changes      int               // in the journal
+	Stale        int               // of these, for containers that do not run
+	Panics       map[string]uint64 // by part of the agent, features apart
 	Features     []Feature
 }
 
@@ -198,7 +198,9 @@ func (a agent) Collect(out chan<- prometheus.Metric) {
 	gauge("agent_policy_problems", "Policy values of running containers that are invalid.", float64(s.Problems))
 	gauge("agent_journal_changes", "Changes of host state in the journal.", float64(s.Changes))
 	gauge("agent_journal_stale_changes", "Changes of host state in the journal for containers that have ended, which are not undone yet.", float64(s.Stale))
-	counter("agent_request_panics_total", "Requests that were answered with status 500 because of a panic.", float64(s.Panics))
+	for part, n := range s.Panics {
+		counter("agent_panics_total", "Panics of the agent's parts beside the features: a source of containers, requests, looks at containers.", float64(n), "part", part)
+	}
 	out <- prometheus.MustNewConstSummary(prometheus.NewDesc(Prefix+"agent_round_seconds",
 		"Duration of the reconcile loop's rounds, without the calls to features.", nil, nil), s.Rounds, s.RoundTime.Seconds(), nil)
 	for _, f := range s.Features {

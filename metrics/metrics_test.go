@@ -123,7 +123,7 @@ func example() *fakeView {
 		}}},
 		agent: Agent{
 			Version: "v1", Containers: map[string]int{"docker": 2, "cgroup": 0}, Complete: true, PolicyOK: false,
-			PolicyLoaded: time.Unix(1_800_000_000, 500_000_000), Problems: 1, Rounds: 4, RoundTime: 2 * time.Second, Changes: 9, Stale: 2,
+			PolicyLoaded: time.Unix(1_800_000_000, 500_000_000), Problems: 1, Panics: map[string]uint64{"docker": 2}, Rounds: 4, RoundTime: 2 * time.Second, Changes: 9, Stale: 2,
 			Features: []Feature{{Name: "netcpu", Level: probe.Degraded, Done: 1, Pending: 2, Failed: 3, Calls: 10, Failures: 4}},
 		},
 	}

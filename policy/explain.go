@@ -32,12 +32,8 @@ func (o Origin) String() string {
 
 // printableValue keeps values of the usual form as they are.
 func printableValue(v string) string {
-	for _, r := range v {
-		if r < ' ' || r > '~' || r == '"' || r == '\\' {
-			return quote(v)
-		}
-	}
-	if v == "" {
+	odd := func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }
+	if v == "" || strings.ContainsFunc(v, odd) {
 		return quote(v)
 	}
 	return v

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/token"
 )
 
 // Limits of one file.
@@ -27,16 +28,13 @@ func ParseFile(name string, data []byte) (*Policy, []Problem) {
 	for _, d := range docs {
 		r.document(d)
 	}
-	for i := range r.rules {
-		trust := &r.rules[i].trust
-		switch {
-		case r.labels == nil:
-		case r.labels.value == "deny":
-			trust.deny = fmt.Sprintf("%s:%d says labels: deny", plain(name), r.labels.line)
-		case r.labels.value == "image":
-			trust.images = true
-		case r.labels.value == "host":
-			trust.host = true
+	if said := r.labels; said != nil {
+		t := trust{images: said.value == "image", host: said.value == "host"}
+		if said.value == "deny" {
+			t.deny = fmt.Sprintf("%s:%d says labels: deny", plain(name), said.line)
+		}
+		for i := range r.rules {
+			r.rules[i].trust = t
 		}
 	}
 	r.emptyRules()
@@ -65,8 +63,7 @@ type place struct {
 	value        string
 }
 
-func placeOf(n ast.Node) place {
-	tk := n.GetToken()
+func placeOf(tk *token.Token) place {
 	if tk == nil || tk.Position == nil {
 		return place{line: 1, column: 1}
 	}
@@ -96,7 +93,7 @@ func (r *reader) pairs(n ast.Node) []pair {
 	var ps []pair
 	first := map[string]int{} // line by key
 	for _, v := range values {
-		at := placeOf(v.Key)
+		at := placeOf(v.Key.GetToken())
 		key, ok := scalar(v.Key)
 		if !ok {
 			r.problem(at, "", "", "a key must be plain text")
@@ -154,7 +151,7 @@ func (r *reader) scalars(key string, at place, n ast.Node) []place {
 			r.problem(at, key, "", "must be %s", map[bool]string{true: "given a value", false: "plain text"}[n == nil || n.Type() == ast.NullType])
 			continue
 		}
-		p := placeOf(n)
+		p := placeOf(n.GetToken())
 		p.value = s
 		ps = append(ps, p)
 	}
@@ -163,7 +160,7 @@ func (r *reader) scalars(key string, at place, n ast.Node) []place {
 
 func (r *reader) document(n ast.Node) {
 	if !isMapping(n) {
-		r.problem(placeOf(n), "", "", "must be a mapping with the keys labels, policies, match, set")
+		r.problem(placeOf(n.GetToken()), "", "", "must be a mapping with the keys labels, policies, match, set")
 		return
 	}
 	var list, matched, set *pair
@@ -199,7 +196,7 @@ func (r *reader) unknown(p pair, path string, known []string) {
 
 func (r *reader) fileLabels(p pair) {
 	v, _ := scalar(p.value)
-	at := placeOf(p.value)
+	at := placeOf(p.value.GetToken())
 	at.value = v
 	switch {
 	case !slices.Contains([]string{"allow", "deny", "image", "host"}, v):
@@ -219,7 +216,7 @@ func (r *reader) policies(p pair) {
 	}
 	for _, n := range list.Values {
 		if !isMapping(n) {
-			r.problem(placeOf(n), p.key, "", "must be a list of mappings with match and set")
+			r.problem(placeOf(n.GetToken()), p.key, "", "must be a list of mappings with match and set")
 			continue
 		}
 		var matched, set *pair

@@ -91,10 +91,7 @@ func sizeHint(number, suffix string) string {
 
 // eightfold multiplies a decimal number by eight.
 func eightfold(number string) string {
-	r, ok := new(big.Rat).SetString(number)
-	if !ok {
-		return number
-	}
+	r, _ := new(big.Rat).SetString(number) // parseQuantity has read it
 	s := r.Mul(r, big.NewRat(8, 1)).FloatString(len(number))
 	return strings.TrimSuffix(strings.TrimRight(s, "0"), ".")
 }

@@ -54,35 +54,33 @@ func formatDevices(ios []IO, figures func(*IO) []*uint64) string {
 // parseDevices reads a value such as "/dev/vdb riops=2000 wbps=5mb; /dev/vdc riops=100". figures
 // returns the fields to set.
 func parseDevices(figures func(*IO) []*uint64) func(string) (setter, error) {
-	return func(value string) (setter, error) { return parseDeviceList(value, figures) }
-}
-
-func parseDeviceList(value string, figures func(*IO) []*uint64) (setter, error) {
-	var ios []IO
-	for part := range strings.SplitSeq(value, ";") {
-		io, err := parseDevice(part, figures)
-		if err != nil {
-			return nil, err
-		}
-		if slices.ContainsFunc(ios, func(o IO) bool { return o.Device == io.Device }) {
-			return nil, fmt.Errorf("%s is given twice", io.Device)
-		}
-		if ios = append(ios, io); len(ios) > maxDevices {
-			return nil, fmt.Errorf("more than %d devices", maxDevices)
-		}
-	}
-	return func(s *Settings) {
-		s.IO = slices.Clone(s.IO)
-		for i := range s.IO { // earlier values of these fields
-			for _, n := range figures(&s.IO[i]) {
-				*n = 0
+	return func(value string) (setter, error) {
+		var ios []IO
+		for part := range strings.SplitSeq(value, ";") {
+			io, err := parseDevice(part, figures)
+			if err != nil {
+				return nil, err
+			}
+			if slices.ContainsFunc(ios, func(o IO) bool { return o.Device == io.Device }) {
+				return nil, fmt.Errorf("%s is given twice", io.Device)
+			}
+			if ios = append(ios, io); len(ios) > maxDevices {
+				return nil, fmt.Errorf("more than %d devices", maxDevices)
 			}
 		}
-		s.IO = slices.DeleteFunc(s.IO, func(io IO) bool { return io == IO{Device: io.Device} })
-		for _, io := range ios {
-			s.addIO(io)
-		}
-	}, nil
+		return func(s *Settings) {
+			s.IO = slices.Clone(s.IO)
+			for i := range s.IO { // earlier values of these fields
+				for _, n := range figures(&s.IO[i]) {
+					*n = 0
+				}
+			}
+			s.IO = slices.DeleteFunc(s.IO, func(io IO) bool { return io == IO{Device: io.Device} })
+			for _, io := range ios {
+				s.addIO(io)
+			}
+		}, nil
+	}
 }
 
 func parseDevice(part string, figures func(*IO) []*uint64) (IO, error) {
@@ -92,7 +90,7 @@ func parseDevice(part string, figures func(*IO) []*uint64) (IO, error) {
 		return IO{}, errors.New(`must be a device and figures, like "/dev/vdb riops=2000"`)
 	}
 	io := IO{Device: words[0]}
-	if err := checkDevice(io.Device); err != nil {
+	if err := CheckDisk(io.Device); err != nil {
 		return IO{}, err
 	}
 	if len(words) == 1 {
@@ -132,7 +130,8 @@ func parseFigure(name, figure string) (uint64, error) {
 	return n, err
 }
 
-func checkDevice(d string) error {
+// CheckDisk returns an error unless a device is a path as io.reserve takes it.
+func CheckDisk(d string) error {
 	odd := strings.ContainsFunc(d, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\=*?`, r) })
 	if !strings.HasPrefix(d, "/dev/") || path.Clean(d) != d || odd || len(d) > 128 {
 		return fmt.Errorf("%s is not a device: must be a plain path below /dev", quote(d))

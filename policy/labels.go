@@ -54,7 +54,7 @@ func parseLabels(labels map[string]string, leftOut map[string]int, counts func(K
 			continue
 		}
 		if !counts(k) {
-			ls.refused = append(ls.refused, Problem{Key: name, Value: value, Reason: "is ignored: " + ofHost})
+			ls.refused = append(ls.refused, Problem{Key: name, Value: value, Reason: "is ignored: " + k.Host + ofHost})
 			continue
 		}
 		set, err := parse(k, value)

@@ -234,5 +234,5 @@ func FuzzParseFile(f *testing.F) {
 func ParseLabels(labels map[string]string) (Settings, []Origin, []error) {
 	ls := parseLabels(labels, nil, func(Key) bool { return true })
 	settings, origins := ls.layer.settings()
-	return settings, origins, errorsOf(ls.problems)
+	return settings, origins, Problems(ls.problems).Unwrap()
 }

@@ -51,12 +51,7 @@ func (m match) holds(c container.Container, images func() []string) bool {
 }
 
 func (ps patterns) any(s string) bool {
-	for _, p := range ps {
-		if glob(p, s) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(ps, func(p string) bool { return glob(p, s) })
 }
 
 // glob reports whether all of s matches the pattern, with * for any bytes (slashes too: images have

@@ -116,7 +116,7 @@ func (p *Policy) resolve(c container.Container, held []int, last layer, asked re
 	layers, trust := p.layersOf(held)
 	var problems, refused []Problem
 	broken := map[string]bool{}
-	counts := func(k Key) bool { return trust.host || !k.Host }
+	counts := func(k Key) bool { return trust.host || k.Host == "" }
 	switch {
 	case trust.deny != "":
 		problems = append(ignored(c.Labels, trust.deny), ignored(c.ImageLabels, trust.deny)...)
@@ -198,9 +198,8 @@ func (p *Policy) resolve(c container.Container, held []int, last layer, asked re
 const ofImage = "it counts as its image's, which has the same label and value or was removed; " +
 	"if it is yours, say labels: image in a policy file that matches the container, or run the agent with --image-labels"
 
-// ofHost is why a label does not count for a key that acts on others than its container, and what
-// its operator can do.
-const ofHost = "it acts on others than the container; set it in a policy file or by hand, " +
+// ofHost is what the operator can do if a label does not count because of Key.Host.
+const ofHost = "; set it in a policy file or by hand, " +
 	"or say labels: host in a policy file that matches the container"
 
 // matching lists the rules that match c, by their place in the files.

@@ -141,7 +141,7 @@ func TestResolve(t *testing.T) {
 			files:    []string{all("io.realtime: 20ms")},
 			labels:   map[string]string{"fairlead.io.realtime": "500ms", "fairlead.io.interrupts": "apart", "fairlead.net.latency.split": "on", "fairlead.io.yield": "auto"},
 			origins:  "fairlead.io.realtime=20ms (p/1.yaml:2)\nfairlead.io.yield=auto (label)",
-			problems: "container \"web\" (7): fairlead.io.interrupts: \"apart\": is ignored: " + ofHost + "\ncontainer \"web\" (7): fairlead.io.realtime: \"500ms\": is ignored: " + ofHost + "\ncontainer \"web\" (7): fairlead.net.latency.split: \"on\": is ignored: " + ofHost,
+			problems: "container \"web\" (7): fairlead.io.interrupts: \"apart\": is ignored: " + onOthers + ofHost + "\ncontainer \"web\" (7): fairlead.io.realtime: \"500ms\": is ignored: " + onOthers + ofHost + "\ncontainer \"web\" (7): fairlead.net.latency.split: \"on\": is ignored: " + onOthers + ofHost,
 			refused:  3,
 		},
 		{
@@ -153,8 +153,8 @@ func TestResolve(t *testing.T) {
 		{
 			name:     "a file that does not match gives none",
 			files:    []string{"labels: host\nmatch: {name: db}\n"},
-			labels:   map[string]string{"fairlead.io.interrupts": "auto"},
-			problems: "container \"web\" (7): fairlead.io.interrupts: \"auto\": is ignored: " + ofHost,
+			labels:   map[string]string{"fairlead.overlay": "on"},
+			problems: "container \"web\" (7): fairlead.overlay: \"on\": is ignored: " + pastHost + ofHost,
 			refused:  1,
 		},
 		{
@@ -168,7 +168,7 @@ func TestResolve(t *testing.T) {
 			files:    []string{"labels: image\nmatch: {name: web}\n"},
 			image:    map[string]string{"fairlead.io.realtime": "500ms", "fairlead.netcpu": "auto"},
 			origins:  "fairlead.netcpu=auto (image label)",
-			problems: "container \"web\" (7): fairlead.io.realtime: \"500ms\": is ignored: " + ofHost,
+			problems: "container \"web\" (7): fairlead.io.realtime: \"500ms\": is ignored: " + onOthers + ofHost,
 			refused:  1,
 		},
 		{

@@ -67,12 +67,7 @@ func (ps Problems) Error() string {
 }
 
 // Unwrap lets errors.As find the first Problem.
-func (ps Problems) Unwrap() []error { return errorsOf(ps) }
-
-func errorsOf(ps []Problem) []error {
-	if len(ps) == 0 {
-		return nil
-	}
+func (ps Problems) Unwrap() []error {
 	errs := make([]error, len(ps))
 	for i, p := range ps {
 		errs[i] = p

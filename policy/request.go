@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -37,9 +36,6 @@ func CheckDiskName(name string) error {
 
 // Disks are the disks that pods can request of, by name: paths below /dev.
 type Disks map[string]string
-
-// CheckDisk returns an error unless device is a path as io.reserve takes it.
-func CheckDisk(device string) error { return checkDevice(device) }
 
 // NameDisks sets the disks that pods can request of. Call it before anything else.
 func (s *Store) NameDisks(disks Disks) { s.disks = disks }
@@ -88,7 +84,10 @@ func requested(c container.Container, disks Disks) requests {
 	}
 	for _, resource := range slices.Sorted(maps.Keys(c.Requests)) {
 		if !slices.Contains(known, resource) {
-			r.fail(resource, c.Requests[resource], errors.New("no disk has that name here any more: name it by the agent's flag --kubelet-disk"))
+			r.problems = append(r.problems, Problem{
+				Key: RequestDomain + resource, Value: strconv.FormatUint(c.Requests[resource], 10),
+				Reason: "no disk has that name here any more: name it by the agent's flag --kubelet-disk",
+			})
 		}
 	}
 	return r
@@ -102,10 +101,6 @@ func (r *requests) add(key, value string, resources ...string) {
 		return
 	}
 	r.layer[key] = entry{set: set, origin: Origin{Key: prefix + key, Value: value, From: "request of " + RequestDomain + strings.Join(resources, ", ")}}
-}
-
-func (r *requests) fail(resource string, n uint64, err error) {
-	r.problems = append(r.problems, Problem{Key: RequestDomain + resource, Value: strconv.FormatUint(n, 10), Reason: err.Error()})
 }
 
 // without returns the layer of what no label says otherwise.

@@ -22,6 +22,9 @@ const (
 	maxPriority              = 65535
 	maxReserve               = 0.99       // with nothing left, no packet would ever come
 	minSteal, maxSteal       = 0.001, 1.0 // below, calm cannot be told from traffic
+
+	onOthers = "it acts on others than the container" // why labels count only by a file
+	pastHost = "it takes packets past the host's own rules"
 )
 
 // Key describes one key of the schema, for documentation and completion.
@@ -33,9 +36,8 @@ type Key struct {
 	Default string // what holds without it; "" is nothing
 	Meaning string
 	Column  bool // `fairlead ps` shows its value in the feature's column
-	// Host says that the key acts on others than its container: labels and annotations
-	// count for it only where a file says "labels: host".
-	Host bool
+	// Host is why labels count for the key only where a file says "labels: host"; "": they count.
+	Host string
 
 	// parse checks a value and gives what writes it into Settings.
 	parse func(string) (setter, error)
@@ -45,8 +47,7 @@ type Key struct {
 	list bool // a YAML list may stand for the value; it is joined by ";"
 }
 
-// setter writes one value into Settings. It must not keep s, and what it
-// writes is a copy: setters are used again for other containers.
+// setter writes one value into Settings, and keeps nothing of s. What it writes is a copy.
 type setter func(s *Settings)
 
 // Schema lists the keys in the order of the documentation.
@@ -72,14 +73,14 @@ var schema = slices.Concat(
 			parse:   parseWord(func(s *Settings) *NetCPU { return &s.NetCPU }, NetCPUObserve, NetCPUCharge, NetCPUIsolate, NetCPUAuto), show: func(s Settings) string { return string(s.NetCPU) }},
 		{Name: "netcpu.reserve", Feature: "netcpu", Form: "0%..99%; 5% if it is not set", Example: "5%",
 			Meaning: "how much of its budget a charged container has left when its incoming packets are dropped",
-			parse:   parseNetCPUReserve, show: func(s Settings) string { return percentText(*s.NetCPUReserve) }},
+			parse:   parseShare(0, maxReserve, func(s *Settings) **float64 { return &s.NetCPUReserve }), show: func(s Settings) string { return percentText(*s.NetCPUReserve) }},
 		{Name: "netcpu.steal", Feature: "netcpu", Form: "0.1%..100% of a CPU, or 0%; 3% if it is not set", Example: "3%",
 			Meaning: "how much of a CPU the container's packets may take from others before isolate or auto acts; with 0% isolate always does",
 			parse:   parseNetCPUSteal, show: func(s Settings) string { return percentText(*s.NetCPUSteal) }},
 		{Name: "latency", Feature: "latency", Form: "off, on", Example: "on", Default: "off",
 			Meaning: "histograms of the delay that this host adds to packets",
 			parse:   parseSwitch(func(s *Settings) **bool { return &s.Latency }), show: func(s Settings) string { return onOffText(*s.Latency) }},
-		{Name: "overlay", Feature: "overlay", Form: "off, on", Example: "on", Default: "off",
+		{Name: "overlay", Feature: "overlay", Form: "off, on", Example: "on", Default: "off", Host: pastHost,
 			Meaning: "a short path through this host for known flows of an overlay network",
 			parse:   parseSwitch(func(s *Settings) **bool { return &s.Overlay }), show: func(s Settings) string { return onOffText(*s.Overlay) }},
 		{Name: "io.reserve", Feature: "blockio", Form: "devices, each with riops=N, wiops=N, rbps=SIZE, wbps=SIZE", Example: "/dev/vdb riops=2000 wiops=500", list: true,
@@ -94,13 +95,13 @@ var schema = slices.Concat(
 		{Name: "io.yield", Feature: "blockio", Form: "off, auto, idle, quota", Example: "auto", Default: "off",
 			Meaning: "how the container makes way for the reservations of others",
 			parse:   parseWord(func(s *Settings) *Yield { return &s.IOYield }, YieldOff, YieldAuto, YieldIdle, YieldQuota), show: func(s Settings) string { return string(s.IOYield) }},
-		{Name: "io.help", Feature: "blockio", Form: "off, auto, weight, realtime, turns", Example: "off", Default: "auto", Host: true,
+		{Name: "io.help", Feature: "blockio", Form: "off, auto, weight, realtime, turns", Example: "off", Default: "auto", Host: onOthers,
 			Meaning: "what is done for the container's own tasks while its reservation is missed because others have the CPUs",
 			parse:   parseWord(func(s *Settings) *Help { return &s.IOHelp }, HelpOff, HelpAuto, HelpWeight, HelpRealtime, HelpTurns), show: func(s Settings) string { return string(s.IOHelp) }},
-		{Name: "io.interrupts", Feature: "blockio", Form: "off, auto, apart", Example: "auto", Default: "off", Host: true,
+		{Name: "io.interrupts", Feature: "blockio", Form: "off, auto, apart", Example: "auto", Default: "off", Host: onOthers,
 			Meaning: "whether the network's interrupts are kept off the CPUs that serve the disks of its reservations",
 			parse:   parseWord(func(s *Settings) *Interrupts { return &s.Interrupts }, InterruptsOff, InterruptsAuto, InterruptsApart), show: func(s Settings) string { return string(s.Interrupts) }},
-		{Name: "io.realtime", Feature: "blockio", Form: "1ms..500ms, auto", Example: "100ms", Host: true,
+		{Name: "io.realtime", Feature: "blockio", Form: "1ms..500ms, auto", Example: "100ms", Host: onOthers,
 			Meaning: "time in each second of each CPU in which its threads run before all ordinary ones, and beyond which they wait; auto: as its reservations need, by the disk's profile",
 			parse: func(v string) (setter, error) {
 				if strings.EqualFold(v, "auto") {
@@ -137,7 +138,7 @@ func netKeys(group, way string, net func(*Settings) *Net) []Key {
 				}
 				return func(s *Settings) { net(s).Latency = d }, err
 			}, show: func(s Settings) string { return net(&s).Latency.String() }},
-		{Name: group + "latency.split", Feature: "traffic", Form: "off, on; off if it is not set", Example: "on", Host: true, Meaning: "whether packets of others may be cut into frames for that bound, " + way,
+		{Name: group + "latency.split", Feature: "traffic", Form: "off, on; off if it is not set", Example: "on", Host: onOthers, Meaning: "whether packets of others may be cut into frames for that bound, " + way,
 			parse: parseOnOff(func(s *Settings) *bool { return &net(s).Split }), show: func(s Settings) string { return onOffText(net(&s).Split) }},
 	}
 }
@@ -216,12 +217,14 @@ func parseWord[W ~string](field func(*Settings) *W, words ...W) func(string) (se
 	}
 }
 
-func parseNetCPUReserve(v string) (setter, error) {
-	share, err := ParsePercent(v)
-	if err == nil && share > maxReserve {
-		err = fmt.Errorf("must be between 0%% and %d%%", int(100*maxReserve))
+func parseShare(low, high float64, field func(*Settings) **float64) func(string) (setter, error) {
+	return func(v string) (setter, error) {
+		share, err := ParsePercent(v)
+		if err == nil && (share < low || share > high) {
+			err = fmt.Errorf("must be between %s and %s", percentText(low), percentText(high))
+		}
+		return func(s *Settings) { t := share; *field(s) = &t }, err
 	}
-	return func(s *Settings) { t := share; s.NetCPUReserve = &t }, err
 }
 
 func parseNetCPUSteal(v string) (setter, error) {

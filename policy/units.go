@@ -153,10 +153,7 @@ func parseQuantity(s string, m measure) (uint64, error) {
 		if !m.is(u, suffix) {
 			continue
 		}
-		r, ok := new(big.Rat).SetString(number)
-		if !ok {
-			return 0, errors.New("must start with a decimal number")
-		}
+		r, _ := new(big.Rat).SetString(number) // it has digits, and one point at most
 		r.Mul(r, new(big.Rat).SetFrac(new(big.Int).SetUint64(u.num), new(big.Int).SetUint64(max(u.den, 1))))
 		n := new(big.Int).Quo(r.Num(), r.Denom())
 		if !n.IsUint64() {

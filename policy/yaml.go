@@ -48,9 +48,7 @@ func (r *reader) parse(data []byte) (docs []ast.Node) {
 		var ye yaml.Error
 		if errors.As(err, &ye) {
 			text = ye.GetMessage() // Error() would draw the whole file around it
-			if tk := ye.GetToken(); tk != nil && tk.Position != nil {
-				at = place{line: tk.Position.Line, column: tk.Position.Column}
-			}
+			at = placeOf(ye.GetToken())
 		}
 		if text == "" {
 			text = err.Error()
@@ -93,7 +91,7 @@ func unfit(data []byte) (place, string) {
 func (r *reader) unwanted(tokens token.Tokens) {
 	depth, dashes, line := 0, 0, 0
 	for i, tk := range tokens {
-		at := place{line: tk.Position.Line, column: tk.Position.Column}
+		at := placeOf(tk)
 		if i == maxTokens {
 			r.problem(at, "", "", "is too much for one file; split it")
 			return

@@ -54,11 +54,12 @@ func Open(path string) (*Reader, error) {
 
 // Stat is what there is of a recording.
 type Stat struct {
-	First, Last time.Time // of the first frame and of the last, as recorded; zero without frames
-	Frames      int
-	Files       int
-	Bytes       int64
-	Damaged     int // files with a damaged part, beside a last frame that was not completed
+	First   time.Time `json:"first,omitzero"` // of the first frame, as recorded; zero without frames
+	Last    time.Time `json:"last,omitzero"`
+	Frames  int       `json:"frames"`
+	Files   int       `json:"files"`
+	Bytes   int64     `json:"bytes"`
+	Damaged int       `json:"damaged_files,omitempty"` // files with a damaged part, beside a last frame that was not completed
 }
 
 // Stat returns what there is. It reads no frame, and so does not notice all damage.

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -81,12 +82,8 @@ type Written struct {
 
 // New returns a writer of a ring. It does not touch the disk: the first Write does.
 func New(cfg Config) (*Writer, error) {
-	if cfg.Size == 0 {
-		cfg.Size = DefaultSize
-	}
-	if cfg.Age == 0 {
-		cfg.Age = DefaultAge
-	}
+	cfg.Size = cmp.Or(cfg.Size, DefaultSize)
+	cfg.Age = cmp.Or(cfg.Age, DefaultAge)
 	if cfg.Size < MinSize || cfg.Age < time.Minute {
 		return nil, fmt.Errorf("record: %d bytes and %v are less than %d and %v", cfg.Size, cfg.Age, int64(MinSize), time.Minute)
 	}
@@ -106,17 +103,22 @@ func (w *Writer) Write(f api.Frame) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.broken == nil || w.cfg.Elapsed() >= w.retry {
-		began := threadTime()
-		runtime.LockOSThread()
-		w.broken = w.write(f)
-		w.stats.CPU += max(threadTime()-began, 0)
-		runtime.UnlockOSThread()
+		w.broken = w.timed(f)
 		w.retry = w.cfg.Elapsed() + retryTime
 	}
 	if w.broken != nil {
 		w.stats.Failed++
 	}
 	return w.broken
+}
+
+// timed is write, and adds the time that it takes.
+func (w *Writer) timed(f api.Frame) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := threadTime()
+	defer func() { w.stats.CPU += max(threadTime()-began, 0) }()
+	return w.write(f)
 }
 
 // threadTime is the CPU time of the calling thread.
@@ -195,7 +197,7 @@ func (w *Writer) open() (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil {
+		if w.lock != lock { // after an error, or a panic
 			err = errors.Join(err, lock.Close())
 		}
 	}()

@@ -85,14 +85,7 @@ func (h *History) find(t time.Time) (int, bool) {
 
 // At returns the last overview that ends at t or before; ok is false if there is none.
 func (h *History) At(t time.Time) (o api.Overview, ok bool) {
-	i, exact := h.find(t)
-	if !exact {
-		i--
-	}
-	if i < 0 {
-		return o, false
-	}
-	return h.list[i], true
+	return h.Step(t, 0)
 }
 
 // Step returns the overview n places after the last one that ends at t or before, or before it

@@ -36,10 +36,6 @@ type offer struct {
 	err     error
 }
 
-func newOffer(resource, path string, nudge func()) *offer {
-	return &offer{resource: resource, path: path, nudge: nudge, changed: make(chan struct{})}
-}
-
 func (o *offer) state() Offer {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -96,15 +96,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 		if !p.round(ctx) {
 			wait = min(wait, retryTime)
 		}
-		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-		case <-timer.C:
+		case <-time.After(wait):
 		case <-watch.Events:
 		case <-watch.Errors:
 		case <-p.wake:
 		}
-		timer.Stop()
 		select {
 		case <-ctx.Done():
 		case <-time.After(eventRest):
@@ -140,7 +138,8 @@ func (p *Plugin) round(ctx context.Context) bool {
 	p.mu.Lock()
 	for name := range amounts {
 		if p.offers[name] == nil {
-			p.offers[name] = newOffer(p.cfg.Domain+name, filepath.Join(p.cfg.Dir, prefix+name+".sock"), p.nudge)
+			path := filepath.Join(p.cfg.Dir, prefix+name+".sock")
+			p.offers[name] = &offer{resource: p.cfg.Domain + name, path: path, nudge: p.nudge, changed: make(chan struct{})}
 		}
 	}
 	offers := maps.Clone(p.offers)

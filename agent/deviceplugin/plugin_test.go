@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	kubelet "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -41,9 +42,7 @@ func startKubelet(t *testing.T, dir string) *fakeKubelet {
 func startRefusing(t *testing.T, dir string, refuse error) *fakeKubelet {
 	t.Helper()
 	old, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, path := range old {
 		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
@@ -54,9 +53,7 @@ func startRefusing(t *testing.T, dir string, refuse error) *fakeKubelet {
 		clients: make(map[string]*grpc.ClientConn), devices: make(map[string][]string), news: make(chan struct{}, 1),
 	}
 	l, err := net.Listen("unix", filepath.Join(dir, "kubelet.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	kubelet.RegisterRegistrationServer(k.server, k)
 	go k.server.Serve(l)
 	t.Cleanup(k.stop)
@@ -240,14 +237,40 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
+// After a panic the plugin can run again.
+func TestPanics(t *testing.T) {
+	dir, calls := t.TempDir(), 0
+	startKubelet(t, dir)
+	p := New(Config{Dir: dir, Domain: "fairlead.dev/", Every: 10 * time.Millisecond, Amounts: func() map[string]int {
+		if calls++; calls == 3 {
+			panic("at odds")
+		}
+		return map[string]int{"egress-mbit": calls}
+	}})
+	func() {
+		defer func() {
+			if value := recover(); value != "at odds" {
+				t.Errorf("it panics with %v", value)
+			}
+		}()
+		p.Run(t.Context())
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	awaitOffer(t, p, "not watched again", func(o Offer) bool { return o.Watched && o.Amount > 3 })
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestKubeletRestarts starts kubelet after the plugin, restarts it, has it hang up and refuse.
 func TestKubeletRestarts(t *testing.T) {
 	dir, a := filepath.Join(t.TempDir(), "device-plugins"), &amounts{of: map[string]int{"egress-mbit": 950}}
 	p := start(t, dir, a) // there is no directory yet
 	awaitOffer(t, p, "no kubelet is no error", func(o Offer) bool { return !o.Watched && o.Err == nil })
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(dir, 0o755))
 	first := startKubelet(t, dir)
 	first.await("fairlead.dev/egress-mbit", 950)
 	first.stop()
@@ -275,9 +298,7 @@ func TestLeftSocket(t *testing.T) {
 	dir, a := t.TempDir(), &amounts{of: map[string]int{"egress-mbit": 1}}
 	k := startKubelet(t, dir)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, prefix+"egress-mbit.sock"), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	l.SetUnlinkOnClose(false)
 	l.Close()
 	start(t, dir, a)

@@ -19,15 +19,15 @@ func blockioRoutes() []route {
 			summary: "Follow the events of reservations, as server-sent events. The stream starts with the oldest event that the agent still has, or after the one in the header Last-Event-ID. Its first event, named state, counts the readers, and those that were dropped because they read too slowly. An event named missed counts the events that the agent no longer has."},
 		route{method: "GET", path: "/v1/reservations", out: api.Reservations{}, call: listReservations,
 			summary: "List the reservations of block I/O, including those from policy, with the I/O that each achieves."},
-		route{method: "POST", path: "/v1/reservations", in: api.ReservationRequest{}, out: api.Reservation{}, status: http.StatusCreated, call: reserve,
+		route{method: "POST", path: "/v1/reservations", in: api.ReservationRequest{}, out: api.Reservation{}, status: http.StatusCreated, call: taking(reserve),
 			summary: "Reserve block I/O of a device for a running container, until the container ends. The request is refused if the device does not have that much left, or if the container already has a reservation there. The error names what is left, and the containers that hold the rest."},
-		route{method: "GET", path: "/v1/reservations/{id}", params: one, out: api.Reservation{}, call: oneReservation,
+		route{method: "GET", path: "/v1/reservations/{id}", params: one, out: api.Reservation{}, call: func(b Backend, r *http.Request) (any, error) { return reservation(b, r) },
 			summary: "Show one reservation."},
-		route{method: "PATCH", path: "/v1/reservations/{id}", params: one, in: api.BlockIOFigures{}, out: api.Reservation{}, call: changeReservation,
+		route{method: "PATCH", path: "/v1/reservations/{id}", params: one, in: api.BlockIOFigures{}, out: api.Reservation{}, call: taking(changeReservation),
 			summary: "Replace the figures of one reservation. A refused request leaves it unchanged. The new figures override a reservation from policy until they are deleted or the container ends."},
 		route{method: "DELETE", path: "/v1/reservations/{id}", params: one, out: api.Reservation{}, call: deleteReservation,
 			summary: "Delete one reservation that was made by hand. A reservation from policy applies again. The answer is the deleted reservation."},
-		route{method: "POST", path: "/v1/capacities", in: api.CapacityRequest{}, out: api.BlockIODevice{}, status: http.StatusCreated, call: setCapacity,
+		route{method: "POST", path: "/v1/capacities", in: api.CapacityRequest{}, out: api.BlockIODevice{}, status: http.StatusCreated, call: taking(setCapacity),
 			summary: "Set the capacity of a device, measured or given by its operator. The agent keeps it in its file --disk-capacities, which outlives a reboot; the status is 503 if it cannot write the file. Reservations that exceed the new capacity stay."},
 	)
 }
@@ -47,9 +47,7 @@ func followBlockIO(b Backend, r *http.Request, after uint64) (out []streamed, er
 func blockio(b Backend, r *http.Request, ask api.Ask) (out api.BlockIO, err error) {
 	ask.Feature = "blockio"
 	got, err := b.Report(r.Context(), ask)
-	if err == nil {
-		out, _ = got.(api.BlockIO)
-	}
+	out, _ = got.(api.BlockIO)
 	return out, err
 }
 
@@ -58,11 +56,9 @@ func listReservations(b Backend, r *http.Request) (any, error) {
 	return api.Reservations{Reservations: out.Reservations}, err
 }
 
-func oneReservation(b Backend, r *http.Request) (any, error) {
-	return reservation(b, r, r.PathValue("id"))
-}
-
-func reservation(b Backend, r *http.Request, id string) (api.Reservation, error) {
+// reservation returns the one that the path names.
+func reservation(b Backend, r *http.Request) (api.Reservation, error) {
+	id := r.PathValue("id")
 	out, err := blockio(b, r, api.Ask{})
 	if err != nil {
 		return api.Reservation{}, err
@@ -92,11 +88,7 @@ func setReserve(b Backend, r *http.Request, ref string, change api.ReservationCh
 	return err
 }
 
-func reserve(b Backend, r *http.Request) (any, error) {
-	var in api.ReservationRequest
-	if err := read(r, &in); err != nil {
-		return nil, err
-	}
+func reserve(b Backend, r *http.Request, in api.ReservationRequest) (any, error) {
 	if in.Container == "" {
 		return nil, &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: "no container is named"}
 	}
@@ -114,33 +106,25 @@ func reserve(b Backend, r *http.Request) (any, error) {
 	return out.Reservations[i], nil
 }
 
-func changeReservation(b Backend, r *http.Request) (any, error) {
-	var in api.BlockIOFigures
-	if err := read(r, &in); err != nil {
-		return nil, err
-	}
-	was, err := reservation(b, r, r.PathValue("id"))
+func changeReservation(b Backend, r *http.Request, in api.BlockIOFigures) (any, error) {
+	was, err := reservation(b, r)
 	if err != nil {
 		return nil, err
 	}
 	if err := setReserve(b, r, api.Ref(was.Container), api.ReservationChange{ID: was.ID, Figures: in}); err != nil {
 		return nil, err
 	}
-	return reservation(b, r, was.ID)
+	return reservation(b, r)
 }
 
 func deleteReservation(b Backend, r *http.Request) (any, error) {
-	was, err := reservation(b, r, r.PathValue("id"))
+	was, err := reservation(b, r)
 	if err != nil {
 		return nil, err
 	}
 	return was, setReserve(b, r, api.Ref(was.Container), api.ReservationChange{ID: was.ID, Delete: true})
 }
 
-func setCapacity(b Backend, r *http.Request) (any, error) {
-	var in api.CapacityRequest
-	if err := read(r, &in); err != nil {
-		return nil, err
-	}
+func setCapacity(b Backend, r *http.Request, in api.CapacityRequest) (any, error) {
 	return b.Command(r.Context(), api.Ask{Feature: "blockio", Body: in})
 }

@@ -110,23 +110,22 @@ func (g *guests) admit(v *visitor) bool {
 	return true
 }
 
-// turn waits until the container that made ctx's request may have its next answer.
-func turn(ctx context.Context) error {
+// turn waits until the container that made ctx's request may have its next answer, and returns the
+// process that made it.
+func turn(ctx context.Context) (Peer, error) {
 	v, ok := ctx.Value(peerKey{}).(*visitor)
 	if !ok || v.guest == nil {
-		return errors.New("read peer: unknown connection")
+		return Peer{}, errors.New("read peer: unknown connection")
 	}
 	g := v.guest.all
 	g.mu.Lock()
 	wait := max(0, time.Until(v.guest.next))
 	v.guest.next = time.Now().Add(wait + selfPause)
 	g.mu.Unlock()
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
-		return nil
+	case <-time.After(wait):
+		return v.peer, v.err
 	case <-ctx.Done():
-		return ctx.Err()
+		return Peer{}, ctx.Err()
 	}
 }

@@ -100,7 +100,7 @@ func TestGuests(t *testing.T) {
 		// Answers to one container are paced; an answer to another comes at once.
 		began := time.Now()
 		for _, v := range []*visitor{in[0], in[1], other, in[2]} {
-			if err := turn(withPeer(t.Context(), v)); err != nil {
+			if _, err := turn(withPeer(t.Context(), v)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -109,7 +109,7 @@ func TestGuests(t *testing.T) {
 		}
 		gone, cancel := context.WithCancel(withPeer(t.Context(), in[0]))
 		cancel()
-		if err := turn(gone); !errors.Is(err, context.Canceled) {
+		if _, err := turn(gone); !errors.Is(err, context.Canceled) {
 			t.Errorf("who has gone waits for an answer: %v", err)
 		}
 

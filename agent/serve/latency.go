@@ -46,7 +46,7 @@ func latencyRoutes() []route {
 		route{
 			method: "POST", path: "/v1/containers/{ref}/latency/measured", in: api.LatencyMeasured{}, out: api.LatencyMeasured{},
 			summary: "Measure the packets of one container for 15 seconds, whatever policy says, on behalf of the calling process: it asks again to go on, and with on=false to end. The answer comes when the measurement has begun.",
-			call:    measured,
+			call:    taking(measured),
 		},
 		route{
 			method: "GET", path: "/v1/self/latency/records", query: query, out: api.LatencyRecords{}, self: true,
@@ -56,7 +56,7 @@ func latencyRoutes() []route {
 		route{
 			method: "POST", path: "/v1/self/latency/tracing", in: api.LatencyTracing{}, out: api.LatencyTracing{}, self: true,
 			summary: "Start or stop recording the packets of the calling container. Served on the self socket only. Ask for records with after=1 to get all packets since the start.",
-			call:    selfTracing,
+			call:    taking(selfTracing),
 		})
 }
 
@@ -77,19 +77,11 @@ func selfRecords(b Backend, r *http.Request) (any, error) {
 	return out, err
 }
 
-func selfTracing(b Backend, r *http.Request) (any, error) {
-	var in api.LatencyTracing
-	if err := read(r, &in); err != nil {
-		return nil, err
-	}
+func selfTracing(b Backend, r *http.Request, in api.LatencyTracing) (any, error) {
 	return selfAsk(b, r, api.Ask{Feature: "latency", Body: in})
 }
 
-func measured(b Backend, r *http.Request) (any, error) {
-	var in api.LatencyMeasured
-	if err := read(r, &in); err != nil {
-		return nil, err
-	}
+func measured(b Backend, r *http.Request, in api.LatencyMeasured) (any, error) {
 	p, err := peer(r.Context())
 	if err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package serve
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -19,7 +18,7 @@ import (
 func OpenAPI() []byte {
 	type m = map[string]any
 	s := schemas{}
-	paths := m{}
+	paths := map[string]m{}
 	for _, r := range routes() {
 		op := m{
 			"summary":     r.summary,
@@ -54,18 +53,16 @@ func OpenAPI() []byte {
 		if params != nil {
 			op["parameters"] = params
 		}
-		item, _ := paths[r.path].(m)
-		if item == nil {
-			item = m{}
-			paths[r.path] = item
+		if paths[r.path] == nil {
+			paths[r.path] = m{}
 		}
-		item[strings.ToLower(r.method)] = op
+		paths[r.path][strings.ToLower(r.method)] = op
 	}
 	paths["/v1/openapi.json"] = m{"get": m{
 		"summary": "Show this document.", "operationId": "getOpenapi",
 		"responses": m{"200": m{"description": "Done.", "content": content(m{"type": "object"})}},
 	}}
-	doc, err := json.MarshalIndent(m{
+	doc, _ := json.MarshalIndent(m{
 		"openapi": "3.1.0",
 		"info": m{
 			"title":       "fairlead",
@@ -75,10 +72,7 @@ func OpenAPI() []byte {
 		},
 		"paths":      paths,
 		"components": m{"schemas": s},
-	}, "", "  ")
-	if err != nil { // cannot happen: maps of strings only
-		return []byte(fmt.Sprintf("%q", err))
-	}
+	}, "", "  ") // maps of strings only: there is no error
 	return append(doc, '\n')
 }
 
@@ -133,7 +127,7 @@ func (s schemas) add(t reflect.Type) {
 	}
 	props, required := map[string]any{}, []string{}
 	s[t.Name()] = map[string]any{"type": "object", "properties": props}
-	for f := range fields(t) {
+	for _, f := range fields(t) {
 		name, opts := jsonName(f)
 		prop := s.of(f.Type)
 		if slices.Contains(opts, "string") {
@@ -152,19 +146,12 @@ func (s schemas) add(t reflect.Type) {
 	}
 }
 
-// fields yields the fields of t that are in the JSON, including those of embedded
+// fields returns the fields of t that are in the JSON, including those of embedded
 // structs.
-func fields(t reflect.Type) func(func(reflect.StructField) bool) {
-	return func(yield func(reflect.StructField) bool) {
-		for _, f := range reflect.VisibleFields(t) {
-			if f.Anonymous || !f.IsExported() || f.Tag.Get("json") == "-" {
-				continue
-			}
-			if !yield(f) {
-				return
-			}
-		}
-	}
+func fields(t reflect.Type) []reflect.StructField {
+	return slices.DeleteFunc(reflect.VisibleFields(t), func(f reflect.StructField) bool {
+		return f.Anonymous || !f.IsExported() || f.Tag.Get("json") == "-"
+	})
 }
 
 func jsonName(f reflect.StructField) (name string, opts []string) {

@@ -56,7 +56,7 @@ func TestOpenAPI(t *testing.T) {
 			t.Errorf("no schema for %v", typ)
 		}
 		n := 0
-		for f := range fields(typ) {
+		for _, f := range fields(typ) {
 			n++
 			name, _ := jsonName(f)
 			p, ok := schema.Properties[name]
@@ -96,7 +96,7 @@ func TestOpenAPIKinds(t *testing.T) {
 			}
 			walk(typ.Elem())
 		case reflect.Struct:
-			for f := range fields(typ) {
+			for _, f := range fields(typ) {
 				walk(f.Type)
 			}
 		case reflect.String, reflect.Bool, reflect.Float64, reflect.Int, reflect.Uint64:

@@ -20,7 +20,7 @@ type Peer struct {
 	UID int
 	GID int
 	// Groups are the supplementary groups.
-	Groups []int
+	Groups []uint32
 	// FD is a pidfd of the process, or -1. Same uses it to check that PID still means the
 	// process that connected.
 	FD int
@@ -32,7 +32,7 @@ func (p Peer) mayWrite() bool {
 		return true
 	}
 	gid, ok := GroupID()
-	return ok && (p.GID == gid || slices.Contains(p.Groups, gid))
+	return ok && (p.GID == gid || slices.Contains(p.Groups, uint32(gid)))
 }
 
 // Same reports whether PID still is the process that connected. Data read below /proc/PID count
@@ -90,7 +90,7 @@ func peerPidfd(fd, pid int) int {
 
 // peerGroups returns the supplementary groups, or none on any error, which can only take rights
 // away.
-func peerGroups(fd int) []int {
+func peerGroups(fd int) []uint32 {
 	for n := uint32(32); ; {
 		buf, size := make([]uint32, n), n*4
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,
@@ -102,11 +102,7 @@ func peerGroups(fd int) []int {
 		if errno != 0 {
 			return nil
 		}
-		var out []int
-		for _, g := range buf[:size/4] {
-			out = append(out, int(g))
-		}
-		return out
+		return buf[:size/4]
 	}
 }
 

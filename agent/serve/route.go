@@ -86,11 +86,11 @@ func routes() []route {
 		}, {
 			method: "POST", path: "/v1/restore", in: api.RestoreRequest{}, out: api.Restored{},
 			summary: "Undo what is applied to one container, or to all, and hold it so until the next policy reload.",
-			call:    restore,
+			call:    taking(restore),
 		}, {
 			method: "POST", path: "/v1/containers/{ref}/set", in: api.SetRequest{}, out: api.Container{},
 			summary: "Give a running container values above those of files and labels, until it ends, and take such values back. All or nothing: what is no value, or contradicts the rest, or is refused by a feature (as bandwidth that no uplink has) changes nothing, with the reason.",
-			call:    set,
+			call:    taking(set),
 		}, {
 			method: "GET", path: "/v1/self", out: api.Self{}, self: true,
 			summary: "Tell the calling container about itself. Served on the self socket only.",
@@ -131,19 +131,11 @@ func report(feature string, out any, over, all, one string) []route {
 	}
 }
 
-func restore(b Backend, r *http.Request) (any, error) {
-	var in api.RestoreRequest
-	if err := read(r, &in); err != nil {
-		return nil, err
-	}
+func restore(b Backend, r *http.Request, in api.RestoreRequest) (any, error) {
 	return b.Restore(r.Context(), in.Container)
 }
 
-func set(b Backend, r *http.Request) (any, error) {
-	var in api.SetRequest
-	if err := read(r, &in); err != nil {
-		return nil, err
-	}
+func set(b Backend, r *http.Request, in api.SetRequest) (any, error) {
 	p, err := peer(r.Context())
 	if err != nil {
 		return nil, err
@@ -153,11 +145,8 @@ func set(b Backend, r *http.Request) (any, error) {
 
 // selfAsk gives a feature a command on behalf of the caller's own container.
 func selfAsk(b Backend, r *http.Request, ask api.Ask) (any, error) {
-	p, err := peer(r.Context())
+	p, err := turn(r.Context())
 	if err != nil {
-		return nil, err
-	}
-	if err := turn(r.Context()); err != nil {
 		return nil, err
 	}
 	id := b.Caller(p)
@@ -169,11 +158,8 @@ func selfAsk(b Backend, r *http.Request, ask api.Ask) (any, error) {
 }
 
 func self(b Backend, r *http.Request) (any, error) {
-	p, err := peer(r.Context())
+	p, err := turn(r.Context())
 	if err != nil {
-		return nil, err
-	}
-	if err := turn(r.Context()); err != nil {
 		return nil, err
 	}
 	return b.Self(r.Context(), p)

@@ -339,14 +339,14 @@ func TestMayWrite(t *testing.T) {
 	}{
 		{Peer{UID: 0, GID: 5}, true},
 		{Peer{UID: 1000, GID: 0}, false},
-		{Peer{UID: 1000, GID: 1000, Groups: []int{0, 4}}, false},
+		{Peer{UID: 1000, GID: 1000, Groups: []uint32{0, 4}}, false},
 	} {
 		if got := x.peer.mayWrite(); got != x.want {
 			t.Errorf("%+v may write: %v", x.peer, got)
 		}
 	}
 	gid, ok := GroupID()
-	if ok && !(Peer{UID: 1000, GID: 1000, Groups: []int{4, gid}}).mayWrite() {
+	if ok && !(Peer{UID: 1000, GID: 1000, Groups: []uint32{4, uint32(gid)}}).mayWrite() {
 		t.Error("a member of the group may not write")
 	}
 }

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,14 +26,14 @@ const (
 // Serve answers on the agent's socket until ctx ends. Then it lets running requests finish for a
 // moment, and closes l.
 func Serve(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
-	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople)}, newHandler(b, false, ctx.Done(), log), time.Minute)
+	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople)}, newHandler(ctx, b, false, log), time.Minute)
 }
 
 // ServeSelf answers on the socket of the containers. A container must not block it for long, by
 // anything that it sends or does not send, and must not occupy it alone: see guests.
 func ServeSelf(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
 	v := visitors{Listener: l, places: make(chan struct{}, maxSelves), guests: newGuests(b.Caller, log)}
-	return serve(ctx, v, newHandler(b, true, ctx.Done(), log), 2*time.Second)
+	return serve(ctx, v, newHandler(ctx, b, true, log), 2*time.Second)
 }
 
 func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) error {
@@ -52,10 +53,10 @@ func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) 
 	return nil
 }
 
-// newHandler serves the routes of one of the two sockets. Streams end when end is closed.
-func newHandler(b Backend, self bool, end <-chan struct{}, log *slog.Logger) http.Handler {
+// newHandler serves the routes of one of the two sockets. Streams end with ctx.
+func newHandler(ctx context.Context, b Backend, self bool, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
-	rs := &readers{end: end}
+	rs := &readers{end: ctx}
 	for _, r := range routes() {
 		if r.self == self {
 			mux.Handle(r.method+" "+r.path, endpoint(b, r, rs, log))
@@ -86,12 +87,7 @@ func newHandler(b Backend, self bool, end <-chan struct{}, log *slog.Logger) htt
 }
 
 // done returns the status of an answer without an error.
-func (r route) done() int {
-	if r.status != 0 {
-		return r.status
-	}
-	return http.StatusOK
-}
+func (r route) done() int { return cmp.Or(r.status, http.StatusOK) }
 
 func endpoint(b Backend, r route, rs *readers, log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -145,6 +141,17 @@ func allowed(r route, req *http.Request) error {
 			Text: fmt.Sprintf("user id %d may not change anything: only root and the group %s may", p.UID, api.Group)}
 	}
 	return nil
+}
+
+// taking returns the call of a route that takes a T as the body of its request.
+func taking[T any](call func(Backend, *http.Request, T) (any, error)) func(Backend, *http.Request) (any, error) {
+	return func(b Backend, r *http.Request) (any, error) {
+		var in T
+		if err := read(r, &in); err != nil {
+			return nil, err
+		}
+		return call(b, r, in)
+	}
 }
 
 // read decodes the body of a request; an empty body leaves in as it is.

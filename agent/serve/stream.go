@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -32,7 +33,7 @@ type streamed struct {
 
 // readers are the clients that read streams of one socket.
 type readers struct {
-	end <-chan struct{} // closed when the server ends
+	end context.Context // of the server
 
 	mu            sync.Mutex
 	open, dropped int
@@ -77,13 +78,7 @@ func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logge
 	}()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	go func() {
-		select {
-		case <-rs.end:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+	defer context.AfterFunc(rs.end, cancel)()
 	out := http.NewResponseController(w)
 	send := func(text string) bool {
 		out.SetWriteDeadline(time.Now().Add(readerPause))
@@ -91,7 +86,7 @@ func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logge
 		if err == nil {
 			err = out.Flush()
 		}
-		slow = slow || isTimeout(err)
+		slow = slow || errors.Is(err, os.ErrDeadlineExceeded)
 		return err == nil
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -115,11 +110,6 @@ func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logge
 		ok = ctx.Err() == nil && send(text)
 	}
 	return nil
-}
-
-func isTimeout(err error) bool {
-	t := interface{ Timeout() bool }(nil)
-	return errors.As(err, &t) && t.Timeout()
 }
 
 // lastEvent returns the id of the last event that a reader has: the header Last-Event-ID, as in the

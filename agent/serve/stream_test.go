@@ -175,10 +175,9 @@ func TestReaders(t *testing.T) {
 // The server ends its streams at once when it ends: it does not wait for them.
 func TestStreamsEnd(t *testing.T) {
 	b := newTeller()
-	rs := &readers{end: make(chan struct{})}
-	end := make(chan struct{})
-	rs.end = end
-	close(end)
+	end, stop := context.WithCancel(t.Context())
+	rs := &readers{end: end}
+	stop()
 	w := &pipeWriter{header: http.Header{}}
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://x/", nil)
 	if err != nil {

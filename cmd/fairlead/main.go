@@ -48,11 +48,7 @@ func env(e cli.Env) verb.Env {
 }
 
 // run runs the verb in e.Args and returns the exit status.
-func run(ctx context.Context, e cli.Env) int { return runVerbs(ctx, e, verbs()) }
-
-func runVerbs(ctx context.Context, e cli.Env, verbs []func(cli.Env) *cobra.Command) int {
-	return program(verbs).Run(ctx, e)
-}
+func run(ctx context.Context, e cli.Env) int { return program(verbs()).Run(ctx, e) }
 
 func program(verbs []func(cli.Env) *cobra.Command) cli.Program {
 	return cli.Program{

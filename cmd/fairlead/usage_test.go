@@ -58,7 +58,7 @@ func TestInterrupted(t *testing.T) {
 			return cmd.Context().Err()
 		}}
 	}
-	status := runVerbs(ctx, cli.Env{Stdout: new(bytes.Buffer), Stderr: &errs, Getenv: func(string) string { return "" }, Args: []string{"wait"}}, []func(cli.Env) *cobra.Command{verb})
+	status := program([]func(cli.Env) *cobra.Command{verb}).Run(ctx, cli.Env{Stdout: new(bytes.Buffer), Stderr: &errs, Getenv: func(string) string { return "" }, Args: []string{"wait"}})
 	if status != cli.Failed || errs.String() != "fairlead wait: interrupted\n" {
 		t.Errorf("status %d: %s", status, &errs)
 	}

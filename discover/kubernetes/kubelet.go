@@ -77,13 +77,11 @@ func (k Kubelet) Run(ctx context.Context, news <-chan struct{}, publish func(dis
 		if rep.Err != nil || rep.Absent {
 			next = pause
 		}
-		timer := time.NewTimer(next)
 		select {
 		case <-news:
-		case <-timer.C:
+		case <-time.After(next):
 		case <-ctx.Done():
 		}
-		timer.Stop()
 		// A burst of pods is one question.
 		select {
 		case <-time.After(minPause - time.Since(began)):

@@ -152,7 +152,10 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.support.Level == probe.Unavailable {
-		return f.unavailable(t.Settings)
+		if len(t.Settings.IO) > 0 || !slices.Contains([]policy.Yield{"", policy.YieldOff}, t.Settings.IOYield) {
+			return fmt.Errorf("blockio: %s", f.support.Why)
+		}
+		return nil
 	}
 	m := f.managed[t.Container.ID]
 	if m == nil {
@@ -174,14 +177,6 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	errs = append(errs, m.unbudgeted, f.cover(m))
 	if err := joined(errs); err != nil {
 		return fmt.Errorf("blockio: %w", err)
-	}
-	return nil
-}
-
-// unavailable returns an error if settings ask for anything of a host that can do nothing.
-func (f *BlockIO) unavailable(s policy.Settings) error {
-	if len(s.IO) > 0 || !slices.Contains([]policy.Yield{"", policy.YieldOff}, s.IOYield) {
-		return fmt.Errorf("blockio: %s", f.support.Why)
 	}
 	return nil
 }
@@ -210,14 +205,14 @@ func joined(errs []error) (failed error) {
 func (f *BlockIO) Remove(_ context.Context, id container.ID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if m := f.managed[id]; m != nil && m.turning != nil {
+	m := f.managed[id]
+	if m != nil && m.turning != nil {
 		m.turning.end() // before its threads are made ordinary
 		m.turning = nil
 	}
 	if err := f.restore(func(e journal.Entry) bool { return e.Owner == journal.Owner{Feature: name, Container: uint64(id)} }); err != nil {
 		return fmt.Errorf("blockio: %w", err)
 	}
-	m := f.managed[id]
 	delete(f.managed, id)
 	if err := f.realtime(); err != nil {
 		return fmt.Errorf("blockio: %w", err)

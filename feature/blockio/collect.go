@@ -338,10 +338,8 @@ func (f *BlockIO) windowOf(d reading) decide.Window {
 
 // yields returns what policy allows. A decision only replaces auto.
 func yields(t policy.Target) policy.Yield {
-	for _, o := range t.Origins {
-		if o.Key == yieldKey && o.Instead != "" {
-			return policy.YieldAuto
-		}
+	if origin(t, yieldKey).Instead != "" {
+		return policy.YieldAuto
 	}
 	return t.Settings.IOYield
 }

@@ -1,6 +1,7 @@
 package blockio
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -44,11 +45,8 @@ func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
 		return nil, refused(http.StatusBadRequest, "bad_request", "%s", err)
 	}
 	c := decide.Capacity{
-		BlockIOFigures: in.BlockIOFigures, Headroom: in.Headroom, Measured: in.Measured, Realtime: decide.NewProfile(in.Realtime),
+		BlockIOFigures: in.BlockIOFigures, Headroom: cmp.Or(in.Headroom, decide.UsualHeadroom), Measured: in.Measured, Realtime: decide.NewProfile(in.Realtime),
 		Depth1: in.Depth1, Depth: in.Depth, Seconds: in.Seconds, Recorded: time.Now().Truncate(time.Second),
-	}
-	if c.Headroom == 0 {
-		c.Headroom = decide.UsualHeadroom
 	}
 	if err := c.Check(); err != nil {
 		return nil, refused(http.StatusBadRequest, "bad_request", "capacity of %s: %s", in.Device, err)
@@ -103,7 +101,7 @@ func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any
 	default:
 		device = m.reserved[i].device
 	}
-	from := origin(m.target)
+	from := origin(m.target, reserveKey)
 	if in.Delete && !strings.HasPrefix(from.From, "set by ") {
 		return nil, refused(http.StatusConflict, "refused", "reservation %s comes from policy (%s) and ends there", in.ID, from.From)
 	}
@@ -122,10 +120,10 @@ func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any
 	return set, nil
 }
 
-// origin returns the origin of a container's reservations.
-func origin(t policy.Target) policy.Origin {
+// origin returns the origin of a key's value.
+func origin(t policy.Target, key string) policy.Origin {
 	for _, o := range t.Origins {
-		if o.Key == reserveKey {
+		if o.Key == key {
 			return o
 		}
 	}

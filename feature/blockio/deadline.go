@@ -2,7 +2,6 @@ package blockio
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -124,11 +123,10 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 	for _, s := range shares {
 		wanted[sched.Deadline(proc, sched.Thread{TID: s.TID, Start: s.Start}).Ref()] = true
 	}
-	var errs []error
 	if slices.ContainsFunc(was, func(e journal.Entry) bool { return !wanted[e.Ref] }) {
-		errs = append(errs, f.restore(func(e journal.Entry) bool {
+		err = f.restore(func(e journal.Entry) bool {
 			return e.Ref.Kind == sched.KindDeadline && e.Owner == owner(id) && !wanted[e.Ref]
-		}))
+		})
 	}
 	for _, s := range shares {
 		k := sched.Deadline(proc, sched.Thread{TID: s.TID, Start: s.Start})
@@ -140,7 +138,7 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 		}
 	}
 	m.others = len(tids) - m.promoted - m.own
-	return errors.Join(errs...)
+	return err
 }
 
 // unpromoted returns why a budget has no effect. It returns nil if it has, and without threads.

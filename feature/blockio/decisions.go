@@ -1,6 +1,7 @@
 package blockio
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -96,17 +97,13 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 	for _, t := range targets {
 		id := t.Container.ID
 		a := f.actions[id]
+		d := policy.Decision{Container: id, Reason: a.Reason, Since: a.Since}
 		if t.Settings.IOYield == policy.YieldAuto {
-			d := policy.Decision{Container: id, Key: yieldKey, Instead: string(policy.YieldAuto), Value: string(policy.YieldOff), Reason: a.Reason, Since: a.Since}
-			if a.Yield != "" {
-				d.Value = string(a.Yield)
-			}
+			d.Key, d.Instead, d.Value = yieldKey, string(policy.YieldAuto), string(cmp.Or(a.Yield, policy.YieldOff))
 			out = append(out, d)
 		}
 		if t.Settings.Interrupts == policy.InterruptsAuto {
-			d := policy.Decision{
-				Container: id, Key: interruptsKey, Instead: string(policy.InterruptsAuto), Value: string(policy.InterruptsOff), Reason: a.Reason, Since: a.Since,
-			}
+			d.Key, d.Instead, d.Value = interruptsKey, string(policy.InterruptsAuto), string(policy.InterruptsOff)
 			if a.Apart {
 				d.Value = string(policy.InterruptsApart)
 			}

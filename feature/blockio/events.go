@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -41,21 +42,11 @@ func (l *eventLog) add(events []api.BlockIOEvent) {
 	l.added = make(chan struct{})
 }
 
-// after returns the events with a larger id.
-func (l *eventLog) after(id uint64) (out []api.BlockIOEvent) {
+// kept returns the events that are kept.
+func (l *eventLog) kept() []api.BlockIOEvent {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.since(id)
-}
-
-// since is after for a caller that holds l.mu.
-func (l *eventLog) since(id uint64) (out []api.BlockIOEvent) {
-	for _, e := range l.all {
-		if e.ID > id {
-			out = append(out, e)
-		}
-	}
-	return out
+	return slices.Clone(l.all)
 }
 
 // wait waits for events with a larger id. It takes an id that it has not reached for one of
@@ -66,7 +57,8 @@ func (l *eventLog) wait(ctx context.Context, id uint64) ([]api.BlockIOEvent, err
 		if id > l.last {
 			id = 0
 		}
-		out, added := l.since(id), l.added
+		out := slices.DeleteFunc(slices.Clone(l.all), func(e api.BlockIOEvent) bool { return e.ID <= id })
+		added := l.added
 		l.mu.Unlock()
 		if len(out) > 0 {
 			return out, nil
@@ -85,7 +77,7 @@ const maxEvidence = 8
 // Evidence implements feature.Witness: the latest events in which a container is the victim
 // or the culprit.
 func (f *BlockIO) Evidence(id container.ID) (out []api.Evidence) {
-	for _, e := range f.named(f.events.after(0)) {
+	for _, e := range f.named(f.events.kept()) {
 		switch {
 		case e.Victim == api.ID(id) && e.What != "release":
 			who := ""

@@ -40,10 +40,8 @@ const maxTurned = 256
 func (f *BlockIO) mayHelp(m *managed) (may decide.May) {
 	t := m.target
 	may.Help = cmp.Or(t.Settings.IOHelp, policy.HelpAuto)
-	for _, o := range t.Origins {
-		if o.Key == helpKey && o.From == fromController {
-			may.Help = policy.HelpAuto
-		}
+	if origin(t, helpKey).From == fromController {
+		may.Help = policy.HelpAuto
 	}
 	may.Weight = unweighable(t)
 	if t.Settings.Realtime > 0 || t.Settings.RealtimeAuto {

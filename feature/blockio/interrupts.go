@@ -240,10 +240,8 @@ func (f *BlockIO) networkTime() map[decide.Disk]time.Duration {
 
 // interrupts is what policy says, decisions apart.
 func (m *managed) interrupts() policy.Interrupts {
-	for _, o := range m.target.Origins {
-		if o.Key == interruptsKey && o.Instead != "" {
-			return policy.InterruptsAuto
-		}
+	if origin(m.target, interruptsKey).Instead != "" {
+		return policy.InterruptsAuto
 	}
 	return m.target.Settings.Interrupts
 }

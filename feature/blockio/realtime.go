@@ -111,16 +111,11 @@ func (f *BlockIO) realtime() error {
 }
 
 // lastExpiry returns the last of some expiries. Zero is never.
-func lastExpiry(all []time.Time) (last time.Time) {
-	for _, e := range all {
-		if e.IsZero() {
-			return e
-		}
-		if e.After(last) {
-			last = e
-		}
+func lastExpiry(all []time.Time) time.Time {
+	if len(all) == 0 || slices.ContainsFunc(all, time.Time.IsZero) {
+		return time.Time{}
 	}
-	return last
+	return slices.MaxFunc(all, time.Time.Compare)
 }
 
 // budget sets the budget of one group, in each second, if it is to grow or shrink as said,

@@ -69,18 +69,16 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 	for id, m := range f.managed {
 		for _, r := range m.reserved {
 			at := decide.Place{Container: id, Disk: r.at()}
-			out.Reservations = append(out.Reservations, f.reservation(m, r, achieved(accounts[at], length)))
-			if _, had := accounts[at]; !had {
-				accounts[at] = monitor.Account{Container: id, Disk: r.at()}
-			}
+			a := accounts[at]
+			out.Reservations = append(out.Reservations, f.reservation(m, r, achieved(a, length)))
+			accounts[at] = a // a row, even of nothing
 		}
 	}
 	for id, act := range f.actions { // a cap may leave nothing to be seen in so short a time
 		for disk := range act.Caps {
 			at := decide.Place{Container: id, Disk: disk}
-			if _, had := accounts[at]; !had {
-				accounts[at] = monitor.Account{Container: id, Disk: disk}
-			}
+			a := accounts[at]
+			accounts[at] = a
 		}
 	}
 	for at, a := range accounts {
@@ -104,7 +102,7 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 			out.Devices = append(out.Devices, f.device(disk))
 		}
 	}
-	out.Events = append(out.Events, f.named(f.events.after(0))...)
+	out.Events = append(out.Events, f.named(f.events.kept())...)
 	out.Realtime = f.realtimes()
 	api.SortBlockIO(out)
 	return out
@@ -189,7 +187,7 @@ func (f *BlockIO) reservation(m *managed, r reservation, got api.BlockIOFigures)
 	s := f.standing(id, r)
 	out := api.Reservation{
 		ID: reservationID(id, r), Container: api.ID(id), Name: m.target.Container.Name, Device: r.device, Reserved: r.figures, Achieved: got,
-		State: s.State, Evidence: s.Evidence, Mend: s.Mend, From: origin(m.target).From,
+		State: s.State, Evidence: s.Evidence, Mend: s.Mend, From: origin(m.target, reserveKey).From,
 	}
 	if c := f.capacity(r.disk); c.Known() {
 		out.Share, _, _ = c.Share(r.figures)

@@ -279,8 +279,5 @@ func supported() error {
 		return err
 	}
 	p, err := o.Program(latencyProgFlPoll, nil)
-	if err != nil {
-		return errors.Join(err, o.Close())
-	}
-	return errors.Join(p.Close(), o.Close())
+	return errors.Join(err, p.Close(), o.Close())
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
@@ -204,7 +203,17 @@ func times(t Tenant, d Direction, of ...Protocol) api.LatencyTimes {
 		},
 		Stages: []api.LatencyStage{},
 	}
-	stage := func(s Stage) *api.LatencyStage { return stageOf(s.Name(d), t.Histogram(d, s, of...)) }
+	stage := func(s Stage) *api.LatencyStage { // nil without packets
+		h := t.Histogram(d, s, of...)
+		n := h.Count()
+		if n == 0 {
+			return nil
+		}
+		return &api.LatencyStage{
+			Stage: s.Name(d), Packets: n, Mean: h.Seconds() / float64(n),
+			P50: h.Quantile(0.5).Seconds(), P90: h.Quantile(0.9).Seconds(), P99: h.Quantile(0.99).Seconds(), Max: h.Quantile(1).Seconds(),
+		}
+	}
 	out.Added, out.Stack, out.Local = stage(Added), stage(Stack), stage(Local)
 	for _, s := range way(d) {
 		if st := stage(s); st != nil {
@@ -212,18 +221,6 @@ func times(t Tenant, d Direction, of ...Protocol) api.LatencyTimes {
 		}
 	}
 	return out
-}
-
-// stageOf returns nil without packets.
-func stageOf(name string, h *hist.Histogram) *api.LatencyStage {
-	n := h.Count()
-	if n == 0 {
-		return nil
-	}
-	return &api.LatencyStage{
-		Stage: name, Packets: n, Mean: h.Seconds() / float64(n),
-		P50: h.Quantile(0.5).Seconds(), P90: h.Quantile(0.9).Seconds(), P99: h.Quantile(0.99).Seconds(), Max: h.Quantile(1).Seconds(),
-	}
 }
 
 // SelfReport implements feature.SelfReporter. A container sees its own packets only.

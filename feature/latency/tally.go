@@ -11,7 +11,7 @@ const (
 
 // tally is struct tally of maps.bpf.h.
 type tally struct {
-	Seen, Matched, Local, Unsampled, Unmatched, Mismatched, Evicted uint64
+	Coverage
 
 	Window, Emitted uint32 // limit the rate of records
 
@@ -40,11 +40,8 @@ func (t *tallies) since(before *tallies) *tallies {
 			if now.Seen < was.Seen {
 				return t
 			}
-			for _, c := range []struct{ now, was *uint64 }{
-				{&now.Seen, &was.Seen}, {&now.Matched, &was.Matched}, {&now.Local, &was.Local}, {&now.Unsampled, &was.Unsampled},
-				{&now.Unmatched, &was.Unmatched}, {&now.Mismatched, &was.Mismatched}, {&now.Evicted, &was.Evicted},
-			} {
-				*c.now -= *c.was
+			for i, n := range was.counts() {
+				*now.counts()[i] -= *n
 			}
 			for s := range stages {
 				now.Stage[s].Sum -= was.Stage[s].Sum
@@ -57,7 +54,8 @@ func (t *tallies) since(before *tallies) *tallies {
 	return out
 }
 
-// Coverage counts the packets of one direction and protocol by the result of the measurement.
+// Coverage counts the packets of one direction and protocol by the result of the measurement. It is
+// the head of struct tally.
 type Coverage struct {
 	Seen       uint64 // sent at the container's device, or arrived there
 	Matched    uint64 // measured between the container's device and the uplink
@@ -66,6 +64,10 @@ type Coverage struct {
 	Unmatched  uint64 // dropped, for the host itself, or not followed
 	Mismatched uint64 // the stamp belonged to another packet
 	Evicted    uint64 // a newer packet took the place of the stamp
+}
+
+func (c *Coverage) counts() [7]*uint64 {
+	return [...]*uint64{&c.Seen, &c.Matched, &c.Local, &c.Unsampled, &c.Unmatched, &c.Mismatched, &c.Evicted}
 }
 
 // Waiting returns the number of packets that are under way, or ended where no program saw it.
@@ -80,14 +82,9 @@ func (c Coverage) Waiting() uint64 {
 // Of returns the coverage of one direction and some protocols.
 func (t Tenant) Of(d Direction, of ...Protocol) (c Coverage) {
 	for _, p := range of {
-		x := &t.tallies[d][p]
-		c.Seen += x.Seen
-		c.Matched += x.Matched
-		c.Local += x.Local
-		c.Unsampled += x.Unsampled
-		c.Unmatched += x.Unmatched
-		c.Mismatched += x.Mismatched
-		c.Evicted += x.Evicted
+		for i, n := range t.tallies[d][p].counts() {
+			*c.counts()[i] += *n
+		}
 	}
 	return c
 }

@@ -49,25 +49,20 @@ type attribution struct {
 	paths   map[uint64]string              // directories of cgroup ids looked up before
 }
 
-// members returns the containers that the feature knows.
-func (f *Latency) members() (list []container.Container) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, t := range f.tenants.Tenants() {
-		for _, m := range t.Members() {
-			list = append(list, m.Container)
-		}
-	}
-	return list
-}
-
-// attribution returns the attribution to the containers that run now.
+// attribution returns the attribution to the containers that run now, and to those that the feature
+// knows.
 func (f *Latency) attribution() *attribution {
 	var list []container.Container
 	if f.cfg.Containers != nil {
 		list = f.cfg.Containers.Running()
 	}
-	list = append(list, f.members()...)
+	f.mu.Lock()
+	for _, t := range f.tenants.Tenants() {
+		for _, m := range t.Members() {
+			list = append(list, m.Container)
+		}
+	}
+	f.mu.Unlock()
 	o := &attribution{devices: make(map[uint64]container.Container), groups: make(map[string]container.Container), paths: make(map[uint64]string)}
 	for _, c := range list {
 		if c.Cgroup.V2 != "" {

@@ -86,22 +86,18 @@ func (m *meter) watch(on bool) (err error) {
 	switch {
 	case on && m.ran == nil:
 		var now unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-			return fmt.Errorf("watch CPUs: %w", err)
+		if err = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err == nil {
+			err = m.maps.RanSince.Set(uint64(now.Nano()))
 		}
-		if err := m.maps.RanSince.Set(uint64(now.Nano())); err != nil {
-			return fmt.Errorf("watch CPUs: %w", err)
-		}
-		m.ran, err = m.object.Attach(latencyProgFlRanSwitch, latencyProgFlRanEntry, latencyProgFlRanExit, latencyProgFlRanRecv, latencyProgFlRanXmit)
-		if err != nil {
-			return fmt.Errorf("watch CPUs: %w", err)
+		if err == nil {
+			m.ran, err = m.object.Attach(latencyProgFlRanSwitch, latencyProgFlRanEntry, latencyProgFlRanExit, latencyProgFlRanRecv, latencyProgFlRanXmit)
 		}
 	case !on && m.ran != nil:
-		err = m.ran.Close()
+		err = errors.Join(m.ran.Close(), m.maps.RanSince.Set(uint64(0)))
 		m.ran = nil
-		if serr := m.maps.RanSince.Set(uint64(0)); serr != nil {
-			return fmt.Errorf("watch CPUs: %w", serr)
-		}
 	}
-	return err
+	if err != nil {
+		return fmt.Errorf("watch CPUs: %w", err)
+	}
+	return nil
 }

@@ -16,14 +16,9 @@ const maxPairs = 500
 // its series until one of its containers ends, and what was added to the sum of the others stays
 // there, so no counter ever goes back. Its zero value is ready.
 type pairs struct {
-	shown map[cell]bool
-	last  map[cell]time.Duration // all entries of the previous reading
+	shown map[account.Pair]bool
+	last  map[account.Pair]time.Duration // all entries of the previous reading
 	other time.Duration
-}
-
-type cell struct {
-	victim  account.Party
-	culprit container.ID
 }
 
 // split returns the entries with a series of their own, at most limit, and the sum of all others'
@@ -33,28 +28,24 @@ func (p *pairs) split(thefts []account.Theft, limit int, runs func(container.ID)
 	slices.SortFunc(thefts, func(x, y account.Theft) int {
 		return cmp.Or(cmp.Compare(y.CPU, x.CPU), cmp.Compare(x.Culprit, y.Culprit), cmp.Compare(x.Victim.Container, y.Victim.Container), cmp.Compare(x.Victim.Kind, y.Victim.Kind))
 	})
-	shown := make(map[cell]bool, limit)
+	shown := make(map[account.Pair]bool, limit)
 	for _, first := range []bool{true, false} { // entries with a series, then new ones
 		for _, t := range thefts {
-			k := cell{t.Victim, t.Culprit}
+			k := account.Pair{Victim: t.Victim, Culprit: t.Culprit}
 			if len(shown) < limit && p.shown[k] == first && runs(t.Culprit) && runs(t.Victim.Container) {
 				shown[k] = true
 			}
 		}
 	}
-	last := make(map[cell]time.Duration, len(thefts))
+	last := make(map[account.Pair]time.Duration, len(thefts))
 	for _, t := range thefts {
-		k := cell{t.Victim, t.Culprit}
+		k := account.Pair{Victim: t.Victim, Culprit: t.Culprit}
 		last[k] = t.CPU
 		if shown[k] {
 			show = append(show, t)
 			continue
 		}
-		if before := p.last[k]; t.CPU >= before {
-			p.other += t.CPU - before
-		} else {
-			p.other += t.CPU
-		}
+		p.other += grown(t.CPU, p.last[k])
 	}
 	p.shown, p.last = shown, last
 	return show, p.other

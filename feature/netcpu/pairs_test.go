@@ -16,11 +16,11 @@ func TestPairs(t *testing.T) {
 	const limit, containers = 4, 6
 	rnd := rand.New(rand.NewPCG(1, 2))
 	var p pairs
-	cpu := make(map[cell]time.Duration)
+	cpu := make(map[account.Pair]time.Duration)
 	alive := make(map[container.ID]bool)
 	next := container.ID(1)
 	type state struct {
-		shown map[cell]time.Duration
+		shown map[account.Pair]time.Duration
 		other time.Duration
 	}
 	before := state{}
@@ -38,28 +38,28 @@ func TestPairs(t *testing.T) {
 			// Running containers, the host, and some that have ended.
 			v := max(next, containers+2) - 1 - container.ID(rnd.Uint64N(containers+2))
 			c := max(next, containers+2) - 1 - container.ID(rnd.Uint64N(containers+2))
-			cpu[cell{account.Party{Container: v, Kind: []account.PartyKind{account.Task, account.Idle}[rnd.IntN(2)]}, c}] += time.Duration(rnd.IntN(1000))
+			cpu[account.Pair{Victim: account.Party{Container: v, Kind: []account.PartyKind{account.Task, account.Idle}[rnd.IntN(2)]}, Culprit: c}] += time.Duration(rnd.IntN(1000))
 		}
 		for k := range cpu { // the meter forgets ended containers at some time
-			if !alive[k.culprit] && k.culprit != 0 && rnd.IntN(50) == 0 {
+			if !alive[k.Culprit] && k.Culprit != 0 && rnd.IntN(50) == 0 {
 				delete(cpu, k)
 			}
 		}
 		var thefts []account.Theft
 		for k, d := range cpu {
-			t := account.Theft{Victim: k.victim, Culprit: k.culprit, CPU: d}
+			t := account.Theft{Victim: k.Victim, Culprit: k.Culprit, CPU: d}
 			thefts = append(thefts, t)
 		}
 		show, other := p.split(thefts, limit, func(id container.ID) bool { return id == 0 || alive[id] })
-		now := state{make(map[cell]time.Duration), other}
+		now := state{make(map[account.Pair]time.Duration), other}
 		for _, t := range show {
-			now.shown[cell{t.Victim, t.Culprit}] = t.CPU
+			now.shown[account.Pair{Victim: t.Victim, Culprit: t.Culprit}] = t.CPU
 		}
 		if len(show) > limit || len(now.shown) != len(show) || other < before.other {
 			t.Fatalf("step %d: %d shown, other %v after %v", step, len(show), other, before.other)
 		}
 		for k, d := range before.shown {
-			runs := (k.culprit == 0 || alive[k.culprit]) && (k.victim.Container == 0 || alive[k.victim.Container])
+			runs := (k.Culprit == 0 || alive[k.Culprit]) && (k.Victim.Container == 0 || alive[k.Victim.Container])
 			if is, ok := now.shown[k]; runs && !ok && cpu[k] > 0 || ok && is < d || ok && !runs {
 				t.Fatalf("step %d: %+v was %v, is %v (shown %v, runs %v)", step, k, d, is, ok, runs)
 			}

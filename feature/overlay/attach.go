@@ -14,8 +14,7 @@ const (
 	atSend   = "overlay_send"
 	atArrive = "overlay_arrive"
 	atTunnel = "overlay_tunnel"
-	atOut    = "overlay_out"
-	atIn     = "overlay_in"
+	atPair   = "overlay_pair"
 	atUplink = "overlay_uplink"
 	atNIC    = "overlay_nic"
 )
@@ -23,6 +22,10 @@ const (
 // attach attaches the programs of a network where they should be.
 func (f *Overlay) attach(o *force, list map[container.Device]overlayEnd) error {
 	by := journal.Owner{Feature: name}
+	pair := map[container.Device]string{
+		{NetNS: o.NetNS, Index: int(o.value.Inside)}:         o.Path,
+		{NetNS: f.host.Inode(), Index: int(o.value.Outside)}: f.cfg.NetNS,
+	}
 	put := func(d container.Device, path, at, program string, egress bool, number uint32) error {
 		stage := hook.Redirect
 		if egress {
@@ -30,25 +33,20 @@ func (f *Overlay) attach(o *force, list map[container.Device]overlayEnd) error {
 		}
 		return o.at.Put(f.cfg.Ends, hook.Place{Device: d, Path: path, Egress: egress, Stage: stage, Name: at, Owner: by}, f.cache.program(program, number))
 	}
-	path := o.Path
-	if o.NetNS == f.host.Inode() {
-		path = f.cfg.NetNS
-	}
 	err := o.at.Drop(func(d container.Device, _ bool, at string) bool {
 		_, fast := list[d]
-		return (at == atSend || at == atArrive) && !fast || at == atTunnel && d.Index != o.Index ||
-			at == atOut && d.Index != int(o.value.Outside) || at == atIn && d.Index != int(o.value.Inside)
+		return (at == atSend || at == atArrive) && !fast || at == atTunnel && d.Index != o.Index || at == atPair && pair[d] == ""
 	})
-	errs := []error{err, put(container.Device{NetNS: o.NetNS, Index: o.Index}, path, atTunnel, overlayProgFlOvTunnel, true, o.number)}
-	if o.value.Inside != 0 {
-		errs = append(errs,
-			put(container.Device{NetNS: o.NetNS, Index: int(o.value.Inside)}, path, atIn, overlayProgFlOvIn, false, 0),
-			put(container.Device{NetNS: f.host.Inode(), Index: int(o.value.Outside)}, f.cfg.NetNS, atOut, overlayProgFlOvOut, false, 0))
+	errs := []error{err, put(container.Device{NetNS: o.NetNS, Index: o.Index}, o.Path, atTunnel, overlayProgFlOvTunnel, true, o.number)}
+	for d, path := range pair {
+		if d.Index != 0 {
+			errs = append(errs, put(d, path, atPair, overlayProgFlOvPair, false, 0))
+		}
 	}
 	for d := range list {
 		for _, err := range []error{
-			put(d, path, atArrive, overlayProgFlOvArrive, true, o.number),
-			put(d, path, atSend, overlayProgFlOvSend, false, o.number),
+			put(d, o.Path, atArrive, overlayProgFlOvArrive, true, o.number),
+			put(d, o.Path, atSend, overlayProgFlOvSend, false, o.number),
 		} {
 			if !errors.Is(err, journal.ErrGone) { // its container ends
 				errs = append(errs, err)

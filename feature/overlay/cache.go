@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"time"
@@ -22,7 +23,6 @@ import (
 // Flags of struct network and struct end; maps.bpf.h.
 const (
 	netOn     = 1
-	netPaused = 2
 	netRouted = 4
 	netTOS    = 8
 
@@ -34,10 +34,14 @@ const (
 	wayOut  = 4
 )
 
-// vouched is how long the caches may be renewed after a beat; beat is the interval of beats.
+// vouched is how long the caches may be renewed after a beat; beat is the interval of beats, which
+// end once the feature has hung for patience. settle is how long nothing is learnt after a change,
+// of which packets under way may not know: a tick of the programs' clock.
 const (
-	vouched = 3 * time.Second
-	beat    = 500 * time.Millisecond
+	vouched  = 3 * time.Second
+	beat     = 100 * time.Millisecond
+	patience = 5 * time.Second
+	settle   = 10 * time.Millisecond
 )
 
 // cache is the BPF maps, and the programs that use them. The caller knows the networks and where
@@ -46,7 +50,8 @@ type cache struct {
 	object   *bpf.Object
 	maps     overlayMaps
 	ready    *ebpf.Program
-	tracks   bool // the kernel has bpf_skb_ct_lookup
+	tracks   bool   // the kernel has bpf_skb_ct_lookup
+	secret   uint64 // of the place of a flow in fl_ov_sights
 	programs map[copyOf]*ebpf.Program
 }
 
@@ -58,7 +63,7 @@ type copyOf struct {
 
 // openCache makes the maps. shared are those of package identity.
 func openCache(shared bpf.Maps) (_ *cache, err error) {
-	c := &cache{programs: make(map[copyOf]*ebpf.Program)}
+	c := &cache{programs: make(map[copyOf]*ebpf.Program), secret: rand.Uint64()}
 	if c.object, err = bpf.Open("overlay", loadOverlay, nil, shared); err != nil {
 		return nil, err
 	}
@@ -121,7 +126,7 @@ func (c *cache) program(name string, network uint32) func() (*ebpf.Program, erro
 		p := c.programs[key]
 		if p == nil {
 			var err error
-			if p, err = c.object.Program(name, bpf.Vars{"fl_ov_net": network, "fl_ov_tracks": c.tracks}); err != nil {
+			if p, err = c.object.Program(name, bpf.Vars{"fl_ov_net": network, "fl_ov_tracks": c.tracks, "fl_ov_secret": c.secret}); err != nil {
 				return nil, err
 			}
 			c.programs[key] = p
@@ -144,11 +149,14 @@ func (c *cache) forget(network uint32) error {
 
 // beat lets learnt entries be renewed for a while.
 func (c *cache) beat() error {
+	return c.maps.FlOvBeat.Put(uint32(0), monotonic()+uint64(vouched))
+}
+
+// monotonic is the clock of the programs, in ns.
+func monotonic() uint64 {
 	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return err
-	}
-	return c.maps.FlOvBeat.Put(uint32(0), uint64(now.Nano())+uint64(vouched))
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // there is always one
+	return uint64(now.Nano())
 }
 
 // asked is a flow that the programs would make fast.
@@ -222,11 +230,25 @@ func (c *cache) clear(number uint32) error {
 	if number == 0 {
 		return nil
 	}
-	n, err := ebpf.PossibleCPU()
-	if err != nil {
-		return err
+	return errors.Join(c.maps.FlOvNets.Put(number, overlayNetwork{}), zero[overlayCounts](c.maps.FlOvCounts, number))
+}
+
+// unlearn deletes what was learnt of addresses behind host ends of a network.
+func (c *cache) unlearn(number uint32, ends map[uint32]bool) error {
+	var list []overlayHostKey
+	var key overlayHostKey
+	var value overlayLocal
+	it := c.maps.FlOvLocals.Iterate()
+	for it.Next(&key, &value) {
+		if key.Net == number && ends[value.Ifindex] {
+			list = append(list, key)
+		}
 	}
-	return errors.Join(c.maps.FlOvNets.Put(number, overlayNetwork{}), c.maps.FlOvCounts.Put(number, make([]overlayCounts, n)))
+	errs := []error{it.Err()}
+	for _, key := range list {
+		errs = append(errs, absent(c.maps.FlOvLocals.Delete(key)))
+	}
+	return errors.Join(errs...)
 }
 
 // unpass deletes the counters of an end.
@@ -234,9 +256,13 @@ func (c *cache) unpass(slot uint16) error {
 	if slot == 0 {
 		return nil
 	}
+	return zero[overlayPassed](c.maps.FlOvPassed, uint32(slot))
+}
+
+func zero[V any](m *ebpf.Map, key uint32) error {
 	n, err := ebpf.PossibleCPU()
 	if err != nil {
 		return err
 	}
-	return c.maps.FlOvPassed.Put(uint32(slot), make([]overlayPassed, n))
+	return m.Put(key, make([]V, n))
 }

@@ -37,23 +37,22 @@ func (n *node) run(t testing.TB, command string, args ...string) {
 	}))
 }
 
-// drops lists rules that drop the datagrams to a sink, on the path of the form.
+// drops adds rules that drop the datagrams to a sink, on the path of the form.
 func (r *rig) drops(n *node) {
 	r.T.Helper()
-	family := "bridge"
-	if r.form == routed {
-		family = "inet"
-	}
-	n.nft(r.T, "table "+family+" fl_deny { chain f { type filter hook forward priority 0; udp dport 9001 drop; }; }")
+	n.nft(r.T, "table "+r.family()+" fl_deny { chain f { type filter hook forward priority 0; udp dport 9001 drop; }; }")
 }
 
 func (r *rig) undrops(n *node) {
 	r.T.Helper()
-	family := "bridge"
+	n.nft(r.T, "delete table "+r.family()+" fl_deny")
+}
+
+func (r *rig) family() string {
 	if r.form == routed {
-		family = "inet"
+		return "inet"
 	}
-	n.nft(r.T, "delete table "+family+" fl_deny")
+	return "bridge"
 }
 
 func (r *rig) mtu(n *node, dev string, mtu int) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -36,7 +37,7 @@ func (f *Overlay) open() (err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	f.stop = cancel
 	c := f.cache
-	f.done.Go(func() { f.beat(ctx) })
+	f.done.Go(func() { f.beat(ctx, c) })
 	f.done.Go(func() {
 		answer := func(list []asked) (yes []bool) {
 			f.beating.Turn(func() { yes = f.answer(list) })
@@ -72,16 +73,22 @@ func (f *Overlay) shut() error {
 	return errors.Join(append(errs, c.close())...)
 }
 
-// beat vouches for the cache as long as this feature works: not while another call hangs.
-func (f *Overlay) beat(ctx context.Context) {
+// beat vouches for the cache, and does what is due. It waits for no lock, so that long rounds do not
+// end learning; only a feature that hangs is vouched for no longer.
+func (f *Overlay) beat(ctx context.Context, c *cache) {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
-	last := f.cfg.Now()
-	for {
+	free, last := time.Now(), f.cfg.Now()
+	for n := 0; ; n++ {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		}
+		if time.Since(free) < patience {
+			if err := c.beat(); err != nil && ctx.Err() == nil {
+				f.cfg.Log.Warn("heartbeat of overlay networks", "err", err)
+			}
 		}
 		f.beating.Turn(func() {
 			if !f.mu.TryLock() {
@@ -90,18 +97,32 @@ func (f *Overlay) beat(ctx context.Context) {
 			defer f.mu.Unlock()
 			f.beating.Begin()
 			defer f.beating.End()
-			if ctx.Err() != nil {
-				return
-			}
-			if err := f.cache.beat(); err != nil {
-				f.cfg.Log.Warn("heartbeat of overlay networks", "err", err)
-			}
-			if now := f.cfg.Now(); now.Sub(last) >= lookEvery || f.lost() {
+			free = time.Now()
+			switch now := f.cfg.Now(); {
+			case ctx.Err() != nil:
+			case now.Sub(last) >= lookEvery || n%5 == 0 && f.lost():
 				last = now
+				for _, o := range f.force {
+					clear(o.states)
+				}
 				f.again("look")
+			case f.overdue(now):
+				f.again(f.due)
 			}
 		})
 	}
+}
+
+// overdue invalidates what a change of the last second has left to do, and reports whether to look at
+// the host again.
+func (f *Overlay) overdue(now time.Time) bool {
+	for _, o := range f.force {
+		if o.due != "" && now.Sub(o.raised) >= raiseEvery {
+			f.due = o.due
+			f.invalidate(o, o.due)
+		}
+	}
+	return f.due != "" && now.Sub(f.looked) >= raiseEvery
 }
 
 // lost reports whether a program was detached.
@@ -145,6 +166,13 @@ func (f *Overlay) watch(ns *netdev.NS, path string) (stop func() error, err erro
 	})
 }
 
+// fickle are the changes that containers, or a busy host, can cause at will.
+var fickle = []netdev.Cause{netdev.NFTChanged, netdev.NeighbourChanged, netdev.FDBChanged, netdev.Overrun}
+
+// raiseEvery is the least time between two invalidations of a network because of such a change.
+// A lease is no longer, so a change counts after that anyway.
+const raiseEvery = lease
+
 // follow first invalidates what was learnt before a change, and then looks at the host again.
 func (f *Overlay) follow(netns uint64, changes []netdev.Change) {
 	f.mu.Lock()
@@ -152,36 +180,69 @@ func (f *Overlay) follow(netns uint64, changes []netdev.Change) {
 	if f.cache == nil || f.host == nil {
 		return
 	}
-	changes = slices.DeleteFunc(changes, func(c netdev.Change) bool { return f.ours(netns, c) })
-	if len(changes) == 0 {
-		return
-	}
-	for _, o := range f.force {
-		if o.NetNS != netns && netns != f.host.Inode() {
-			continue
-		}
-		f.raise(o, string(changes[0].Cause))
-		// Packets under way may have passed before the change: learning goes on after the round,
-		// which takes longer than they do.
-		if err := f.write(o, f.flags(o)|netPaused); err != nil {
-			f.cfg.Log.Error("forget what was learnt", "network", o.Name, "err", err)
+	why := ""
+	for _, c := range changes {
+		if f.concerns(netns, c) {
+			why = string(c.Cause)
 		}
 	}
-	f.again(string(changes[0].Cause))
+	if why != "" {
+		f.again(why)
+	}
 }
 
-// ours reports whether a change is at a device that only this feature uses.
-func (f *Overlay) ours(netns uint64, c netdev.Change) bool {
-	if c.Device == 0 {
-		return false
-	}
-	for _, o := range f.force {
-		if netns == o.NetNS && uint32(c.Device) == o.value.Inside && o.value.Inside != 0 ||
-			netns == f.host.Inode() && uint32(c.Device) == o.value.Outside && o.value.Outside != 0 {
-			return c.Cause == netdev.LinkChanged || c.Cause == netdev.AddressChanged || c.Cause == netdev.FilterChanged
+// concerns invalidates what a change touches, and reports whether to look at the host now. What is on
+// the way of no flow touches nothing.
+func (f *Overlay) concerns(netns uint64, c netdev.Change) (now bool) {
+	known := false
+	for _, n := range f.nets {
+		here, host := netns == n.NetNS, netns == f.host.Inode()
+		o, end := f.force[keyOf(n)], container.Device{NetNS: netns, Index: c.Device}
+		often := slices.Contains(fickle, c.Cause)
+		switch {
+		case o == nil: // a network that is not fast is looked at in a second
+			continue
+		case c.Device == 0 && (here || host), here && c.Device == n.Index,
+			host && slices.ContainsFunc(n.Uplinks, func(u network.Uplink) bool { return u.Index == c.Device }):
+			if !often || c.Cause == netdev.Overrun {
+				clear(o.states)
+			}
+		case c.Cause == netdev.FDBChanged: // of a port that is no tunnel, or of the bridge itself
+			continue
+		case here && (c.Device == n.Bridge || o.bridges(c.Device)):
+			often = often || c.Cause == netdev.LinkChanged // by any other port
+			clear(o.states)
+		case slices.Contains(n.Ends, end):
+			often = c.Cause != netdev.FilterChanged // the container has the other end
+			delete(o.states, end)
+		default:
+			continue
 		}
+		known = true
+		if often && f.cfg.Now().Sub(o.raised) < raiseEvery {
+			o.due = string(c.Cause)
+			continue
+		}
+		now = true
+		f.invalidate(o, string(c.Cause))
 	}
-	return false
+	if !known { // it may be a new tunnel, or lead to one
+		f.due = string(c.Cause)
+	}
+	return now
+}
+
+// bridges reports whether a device is the bridge of one of a network's ends.
+func (o *force) bridges(device int) bool {
+	return slices.ContainsFunc(slices.Collect(maps.Values(o.states)), func(s network.EndState) bool { return s.Bridge == device })
+}
+
+// invalidate makes everything that was learnt of a network count no more.
+func (f *Overlay) invalidate(o *force, why string) {
+	f.raise(o, why)
+	if err := f.write(o, f.flags(o)); err != nil {
+		f.cfg.Log.Error("forget what was learnt", "network", o.Name, "err", err)
+	}
 }
 
 // flags returns the flags of a network as bring has left it.
@@ -194,23 +255,23 @@ func (f *Overlay) flags(o *force) uint32 {
 
 // answer prepares conntrack for flows.
 func (f *Overlay) answer(list []asked) []bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.asking.Lock()
+	defer f.asking.Unlock()
 	yes := make([]bool, len(list))
-	for _, o := range f.force {
+	for number, table := range f.tables {
 		var at []int
 		var tuples []conntrack.Tuple
 		for i, a := range list {
-			if a.network == o.number {
+			if a.network == number {
 				at, tuples = append(at, i), append(tuples, a.tuple)
 			}
 		}
-		if len(at) == 0 || o.table == nil {
+		if len(at) == 0 || table == nil {
 			continue
 		}
-		found, err := o.table.BeLiberal(tuples)
+		found, err := table.BeLiberal(tuples)
 		if err != nil {
-			f.cfg.Log.Warn("make conntrack ready", "network", o.Name, "err", err)
+			f.cfg.Log.Warn("make conntrack ready", "network", number, "err", err)
 		}
 		for i := range found {
 			yes[at[i]] = found[i]
@@ -228,18 +289,22 @@ func (f *Overlay) find(list []container.End) ([]network.Network, error) {
 	return network.Find(h), nil
 }
 
-// look reads the state of an end.
-func (f *Overlay) look(e fastEnd) (s network.EndState, err error) {
-	m := e.of.Members()[0].Container
-	inside, err := f.reader.Find.Open(filepath.Join(f.cfg.Roots.Proc, strconv.Itoa(m.PID), "ns", "net"), m.NetNS)
-	if err != nil {
-		return s, err
+// look returns the state of an end. It reads it where it is not known from before.
+func (f *Overlay) look(o *force, e fastEnd) (s network.EndState, err error) {
+	s, known := o.states[e.Device]
+	if !known {
+		m := e.of.Members()[0].Container
+		inside, err := f.reader.Find.Open(filepath.Join(f.cfg.Roots.Proc, strconv.Itoa(m.PID), "ns", "net"), m.NetNS)
+		if err != nil {
+			return s, err
+		}
+		defer inside.Close()
+		if s, err = f.reader.End(e.End, inside); err != nil {
+			return s, fmt.Errorf("look at %s: %w", e.Name, err)
+		}
+		s.Send, s.Arrive = atSend, atArrive
+		o.states[e.Device] = s
 	}
-	defer inside.Close()
-	if s, err = f.reader.End(e.End, inside); err != nil {
-		return s, fmt.Errorf("look at %s: %w", e.Name, err)
-	}
-	s.Send, s.Arrive = atSend, atArrive
 	for _, t := range e.of.Members() {
 		s.Watched = s.Watched || t.Settings.Latency != nil && *t.Settings.Latency
 		// No event reports that threads poll from now on, except that it is asked for.

@@ -36,38 +36,39 @@ func keyOf(n network.Network) key { return key{n.NetNS, n.Index} }
 // force is a network with a fast path.
 type force struct {
 	network.Network
-	number  uint32
-	value   overlayNetwork  // what fl_ov_nets holds
-	tunnels []overlayTunnel // the keys by which packets find it
-	ends    map[container.Device]overlayEnd
-	ways    map[container.Device]network.Ways
-	err     error // of the last round; if set, nothing is fast
-	ns      *netdev.NS
-	table   *conntrack.Table // nil: the kernel has none
-	at      hook.Set
+	number uint32
+	value  overlayNetwork // what fl_ov_nets holds
+	ends   map[container.Device]overlayEnd
+	ways   map[container.Device]network.Ways
+	states map[container.Device]network.EndState // as looked at last; what may have changed is not there
+	err    error                                 // of the last round; if set, nothing is fast
+	ns     *netdev.NS
+	at     hook.Set
 	// tracking is how conntrack takes what it did not see: netLiberal, netEager.
 	tracking uint32
 	unwatch  func() error
 
 	raised    time.Time
 	raisedBy  string
+	due       string // why it is to be raised again, a second after that
 	evictions map[string]uint64
 }
 
-// fast returns the host ends of containers that ask for the fast path.
-func (f *Overlay) fast() map[container.Device]fastEnd {
-	list := make(map[container.Device]fastEnd)
+// endsWith returns the host ends of containers; fast: of those that ask for the fast path.
+func (f *Overlay) endsWith(fast bool) (list map[container.Device]fastEnd, plain []container.End) {
+	list = make(map[container.Device]fastEnd)
 	for _, t := range f.tenants.Tenants() {
-		if !tenant.Agree(t.Members(), wants).Value {
+		if fast && !tenant.Agree(t.Members(), wants).Value {
 			continue
 		}
 		for _, e := range t.Ends() {
 			if e.Host {
 				list[e.Device] = fastEnd{e, t}
+				plain = append(plain, e)
 			}
 		}
 	}
-	return list
+	return list, plain
 }
 
 type fastEnd struct {
@@ -80,19 +81,15 @@ type fastEnd struct {
 func (f *Overlay) round(why string) error {
 	f.looking.Begin()
 	defer f.looking.End()
-	fast := f.fast()
+	fast, list := f.endsWith(true)
 	if len(fast) == 0 && f.cache == nil {
 		return nil
-	}
-	list := make([]container.End, 0, len(fast))
-	for _, e := range fast {
-		list = append(list, e.End)
 	}
 	nets, err := f.find(list)
 	if err != nil {
 		return err
 	}
-	f.nets = nets
+	f.nets, f.looked, f.due = nets, f.cfg.Now(), ""
 	clear(f.broken)
 	wanted := make(map[key]network.Network)
 	for _, n := range nets {
@@ -171,7 +168,7 @@ func (f *Overlay) slot(fast map[container.Device]fastEnd, wanted map[key]network
 
 // begin takes a network up. Nothing is fast yet.
 func (f *Overlay) begin(n network.Network) (_ *force, err error) {
-	o := &force{Network: n, ends: make(map[container.Device]overlayEnd), evictions: make(map[string]uint64)}
+	o := &force{Network: n, ends: make(map[container.Device]overlayEnd), states: make(map[container.Device]network.EndState), evictions: make(map[string]uint64)}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("network %s: %w", n.Name, errors.Join(err, f.drop(o)))
@@ -186,19 +183,19 @@ func (f *Overlay) begin(n network.Network) (_ *force, err error) {
 	if o.number > maxNetworks {
 		return nil, fmt.Errorf("there is room for %d networks", maxNetworks)
 	}
-	path := n.Path
-	if n.NetNS == f.host.Inode() {
-		path = f.cfg.NetNS
-	}
-	if o.ns, err = netdev.Open(path); err != nil {
+	if o.ns, err = netdev.Open(n.Path); err != nil {
 		return nil, err
 	}
 	if o.ns.Inode() != n.NetNS {
 		return nil, fmt.Errorf("netns %d: %w", n.NetNS, netdev.ErrNoNS)
 	}
-	if o.table, err = conntrack.Open(o.ns); err != nil && !errors.Is(err, conntrack.ErrUnsupported) {
+	table, err := conntrack.Open(o.ns)
+	if err != nil && !errors.Is(err, conntrack.ErrUnsupported) {
 		return nil, err
 	}
+	f.asking.Lock()
+	f.tables[o.number] = table
+	f.asking.Unlock()
 	if o.unwatch, err = f.watch(o.ns, n.Path); err != nil {
 		return nil, err
 	}
@@ -216,7 +213,7 @@ func (f *Overlay) drop(o *force) error {
 		errs = append(errs, f.undo(o.ns.Pair(o.Index, f.host).Ref()))
 	}
 	if f.cache != nil {
-		for _, t := range o.tunnels {
+		for _, t := range tunnelsOf(o.value) {
 			errs = append(errs, absent(f.cache.maps.FlOvTunnels.Delete(t)))
 		}
 		for d := range o.ends {
@@ -224,9 +221,12 @@ func (f *Overlay) drop(o *force) error {
 		}
 		errs = append(errs, f.cache.forget(o.number), f.cache.clear(o.number))
 	}
-	if o.table != nil {
-		o.table.Close()
+	f.asking.Lock()
+	if table := f.tables[o.number]; table != nil {
+		table.Close()
 	}
+	delete(f.tables, o.number)
+	f.asking.Unlock()
 	if o.ns != nil {
 		errs = append(errs, o.ns.Close())
 	}
@@ -236,8 +236,8 @@ func (f *Overlay) drop(o *force) error {
 	return errors.Join(errs...)
 }
 
-// bring updates a network to the present host. If learnt entries could predate a change, they are
-// invalidated: learning pauses, the generation goes up, the change is made, and learning goes on.
+// bring updates a network to the present host. Learnt entries that predate a change are
+// invalidated: all by a new generation, or those of the ends that are others now.
 func (f *Overlay) bring(o *force, n network.Network, fast map[container.Device]fastEnd, why string) error {
 	want, err := f.valueOf(o, n)
 	if err != nil {
@@ -247,22 +247,23 @@ func (f *Overlay) bring(o *force, n network.Network, fast map[container.Device]f
 	if err != nil {
 		return err
 	}
-	tunnels := tunnelsOf(want)
-	o.ways = ways
-	want.Gen = o.value.Gen
-	same := want == o.value && maps.Equal(list, o.ends) && slices.Equal(tunnels, o.tunnels)
-	o.Network = n
-	if !same {
+	o.ways, o.Network = ways, n
+	others, err := f.fill(o, list)
+	if err != nil {
+		return err
+	}
+	want.Gen, want.From = o.value.Gen, o.value.From
+	if want != o.value {
 		o.value = want
 		f.raise(o, why)
-		if err := f.write(o, netPaused); err != nil {
-			return err
+		err = f.write(o, f.flags(o))
+		for _, t := range tunnelsOf(want) { // as long as the device is there it has the same
+			err = errors.Join(err, f.cache.maps.FlOvTunnels.Put(t, o.number))
 		}
-		if err := f.fill(o, list, tunnels); err != nil {
-			return err
-		}
+	} else {
+		err = f.unlearn(o, others, why)
 	}
-	if err := f.attach(o, list); err != nil {
+	if err := errors.Join(err, f.attach(o, list)); err != nil {
 		return err
 	}
 	s, err := conntrack.Read(o.ns)
@@ -275,11 +276,8 @@ func (f *Overlay) bring(o *force, n network.Network, fast map[container.Device]f
 	case s.Entries == 0:
 		o.tracking = netEager
 	}
-	flags := uint32(netOn)
-	if f.killed[f.nameOf(o.Network)] != "" {
-		flags = 0
-	}
-	return f.write(o, flags)
+	o.err = nil
+	return f.write(o, f.flags(o))
 }
 
 // valueOf returns the programs' description of a network.
@@ -318,6 +316,7 @@ func tunnelsOf(v overlayNetwork) []overlayTunnel {
 // endsOf returns the ends of a network, and the paths of their packets.
 func (f *Overlay) endsOf(o *force, n network.Network, fast map[container.Device]fastEnd) (map[container.Device]overlayEnd, map[container.Device]network.Ways, error) {
 	list, ways := make(map[container.Device]overlayEnd), make(map[container.Device]network.Ways)
+	maps.DeleteFunc(o.states, func(d container.Device, _ network.EndState) bool { return !slices.Contains(n.Ends, d) })
 	slots := make(map[uint16]bool)
 	for _, other := range f.force {
 		for _, e := range other.ends {
@@ -329,7 +328,7 @@ func (f *Overlay) endsOf(o *force, n network.Network, fast map[container.Device]
 		if !ok {
 			continue
 		}
-		state, err := f.look(e)
+		state, err := f.look(o, e)
 		if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) || errors.Is(err, netdev.ErrNoNS) {
 			gone := network.Reason{Word: network.Unread, Text: fmt.Sprintf("it could not be looked at: %v", err)} // its container ends, or begins
 			ways[d] = network.Ways{In: network.Slow, WhyIn: gone, WhyOut: gone}
@@ -368,30 +367,40 @@ func (f *Overlay) endsOf(o *force, n network.Network, fast map[container.Device]
 	return list, ways, nil
 }
 
-// fill updates the maps to the ends and the tunnels of a network.
-func (f *Overlay) fill(o *force, list map[container.Device]overlayEnd, tunnels []overlayTunnel) error {
+// fill updates the maps to the ends of a network. It returns those that were there, and are others
+// now.
+func (f *Overlay) fill(o *force, list map[container.Device]overlayEnd) (others map[uint32]bool, err error) {
 	var errs []error
-	for _, t := range o.tunnels {
-		if !slices.Contains(tunnels, t) {
-			errs = append(errs, absent(f.cache.maps.FlOvTunnels.Delete(t)))
-		}
-	}
-	for _, t := range tunnels {
-		errs = append(errs, f.cache.maps.FlOvTunnels.Put(t, o.number))
-	}
-	o.tunnels = tunnels
+	others = make(map[uint32]bool)
 	for d := range o.ends {
 		if _, ok := list[d]; !ok {
+			others[uint32(d.Index)] = true
 			errs = append(errs, f.forget(o, d))
 		}
 	}
 	for d, v := range list {
-		if o.ends[d] != v {
+		if was, ok := o.ends[d]; was != v {
+			if ok {
+				others[uint32(d.Index)] = true
+			}
 			errs = append(errs, f.cache.maps.FlOvEnds.Put(overlayEndKey{Net: o.number, Ifindex: uint32(d.Index)}, v))
 			o.ends[d] = v
 		}
 	}
-	return errors.Join(errs...)
+	return others, errors.Join(errs...)
+}
+
+// unlearn invalidates what was learnt of some ends of a network, as others' flows do not pass there.
+func (f *Overlay) unlearn(o *force, ends map[uint32]bool, why string) error {
+	if len(ends) == 0 {
+		return nil
+	}
+	if f.cache.unlearn(o.number, ends) == nil {
+		o.evictions[why]++
+		return nil
+	}
+	f.raise(o, why) // the table changed too much meanwhile
+	return f.write(o, f.flags(o))
 }
 
 // forget removes an end from the maps.
@@ -405,7 +414,8 @@ func (f *Overlay) forget(o *force, d container.Device) error {
 // raise invalidates all that was learnt of a network, as of the next write.
 func (f *Overlay) raise(o *force, why string) {
 	f.last++
-	o.value.Gen, o.raised, o.raisedBy = f.last, f.cfg.Now(), why
+	o.value.Gen, o.value.From = f.last, monotonic()+uint64(settle)
+	o.raised, o.raisedBy, o.due = f.cfg.Now(), why, ""
 	o.evictions[why]++
 }
 
@@ -413,9 +423,6 @@ func (f *Overlay) raise(o *force, why string) {
 func (f *Overlay) write(o *force, flags uint32) error {
 	if f.cache == nil || o.number == 0 || o.number > maxNetworks {
 		return nil
-	}
-	if flags&netPaused != 0 && o.err == nil && f.killed[f.nameOf(o.Network)] == "" {
-		flags |= netOn // what was learnt is invalid, and nothing is learnt
 	}
 	v := o.value
 	v.Flags |= flags | o.tracking

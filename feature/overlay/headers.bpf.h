@@ -5,6 +5,16 @@
 #define OUTER_IP ETH_HLEN
 #define INNER_ETH(bytes) ((bytes) - ETH_HLEN)
 
+/* Reads the inner IP packet behind the headers of a tunnel's packet. */
+static __always_inline enum reason parse_inner(struct __sk_buff *skb, __u32 bytes, __be16 type, struct packet *p)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
+	if (bytes == V4_HEADERS)
+		return data + V4_HEADERS > end ? CUT : parse(data + V4_HEADERS, end, type, p);
+	return data + V6_HEADERS > end ? CUT : parse(data + V6_HEADERS, end, type, p);
+}
+
 /* The checksum of the outer UDP header that stands in h, where it has 0 or the right one. */
 static __always_inline __u16 outer_sum(const __u8 *h, __u32 bytes, const struct packet *p, __u8 ttl)
 {
@@ -22,7 +32,6 @@ static __always_inline __u16 outer_sum(const __u8 *h, __u32 bytes, const struct 
 static __always_inline void fill(__u8 *h, __u32 bytes, struct network *n, const struct packet *p, __u32 hash, int summed)
 {
 	__u8 ttl = n->flags & NET_ROUTED ? p->ttl - 1 : p->ttl;
-
 	__u32 inside = p->length + ETH_HLEN + 8; /* tunnel header */
 	__u8 ecn = (p->tos & 3) == 3 ? 2 : p->tos & 3;
 	struct udp *udp = (void *)(h + bytes - ETH_HLEN - 8 - sizeof(*udp));

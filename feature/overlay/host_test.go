@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -28,6 +29,11 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
+
+func TestMain(m *testing.M) {
+	topology.Reexec(faults.Reexec(topology.Subject(subject)))
+	testkit.Main(m)
+}
 
 // The forms of an overlay.
 const (
@@ -80,6 +86,9 @@ func makeRig(r *rig) *rig {
 			n.inside = r.Create(sandbox.Spec{Name: named("in"+n.tag, i), Bare: true})
 		}
 		r.nodes[i] = n
+		// Duplicate address detection delays addresses, which are changes.
+		must(t, n.host.Sysctl("ipv6/conf/default/accept_dad", "0"))
+		must(t, n.inside.Sysctl("ipv6/conf/default/accept_dad", "0"))
 	}
 	r.Wire(
 		sandbox.End{Box: r.nodes[0].host, Name: "nic0", Addr: netip.MustParsePrefix("10.66.0.1/24")},
@@ -98,7 +107,6 @@ func makeRig(r *rig) *rig {
 func (r *rig) overlay(n *node) {
 	t := r.T
 	t.Helper()
-	must(t, n.inside.Sysctl("ipv6/conf/default/accept_dad", "0"))
 	switch r.form {
 	case routed:
 		must(t, n.inside.Bridge("br0", netip.MustParsePrefix(fmt.Sprintf("10.244.%d.1/24", n.n))))
@@ -205,14 +213,22 @@ func (r *rig) feature(n *node) {
 	t := r.T
 	t.Helper()
 	n.j = testkit.Journal(t, journal.Open)
+	n.begin(t, "")
+}
+
+// begin makes a node's feature, which knows the networks that were stopped by hand from a file.
+func (n *node) begin(t testing.TB, killed string) {
+	t.Helper()
 	who, err := identity.Open("/proc")
 	must(t, err)
 	t.Cleanup(func() { must(t, who.Close()) })
-	n.f, err = New(Config{
-		Host: feature.Host{Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who, Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS()},
+	f, err := New(Config{
+		Host:   feature.Host{Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who, Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS()},
+		Killed: killed,
 	})
 	must(t, err)
-	t.Cleanup(func() { must(t, n.f.Close()) })
+	t.Cleanup(func() { must(t, f.Close()) })
+	n.f = f
 }
 
 func (n *node) apply(t testing.TB, on bool) error {
@@ -267,19 +283,16 @@ func (n *node) report(t testing.TB) api.OverlayNetwork {
 	return o.Networks[0]
 }
 
-// echo answers in a box at port 9000, by TCP and UDP, until the test ends.
+// echo answers in a box at port 9001, by TCP and, as a sink, UDP, until the test ends.
 func echo(t testing.TB, b *sandbox.Box) {
 	t.Helper()
+	newSink(t, b)
 	var l net.Listener
-	var p net.PacketConn
 	must(t, b.Do(func() (err error) {
-		if l, err = net.Listen("tcp", ":9000"); err != nil {
-			return err
-		}
-		p, err = net.ListenPacket("udp", ":9000")
+		l, err = net.Listen("tcp", ":9001")
 		return err
 	}))
-	t.Cleanup(func() { l.Close(); p.Close() })
+	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -301,16 +314,6 @@ func echo(t testing.TB, b *sandbox.Box) {
 			}()
 		}
 	}()
-	go func() {
-		buf := make([]byte, 64<<10)
-		for {
-			n, from, err := p.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			p.WriteTo(buf[:n], from)
-		}
-	}()
 }
 
 // dialogue is a connection to an echo.
@@ -323,7 +326,7 @@ func dial(t testing.TB, b *sandbox.Box, proto, to string) *dialogue {
 	t.Helper()
 	var c net.Conn
 	must(t, b.Do(func() (err error) {
-		c, err = net.DialTimeout(proto, net.JoinHostPort(to, "9000"), 5*time.Second)
+		c, err = net.DialTimeout(proto, net.JoinHostPort(to, "9001"), 5*time.Second)
 		return err
 	}))
 	t.Cleanup(func() { c.Close() })

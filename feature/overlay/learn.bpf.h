@@ -23,9 +23,14 @@ struct nf_conn {
 	union nf_conntrack_proto proto;
 } __kernel_type;
 
+struct sk_buff___nfct {
+	unsigned long _nfct; /* absent without conntrack */
+} __kernel_type;
+
 extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *, struct bpf_sock_tuple *, __u32,
 					 struct bpf_ct_opts___fl *, __u32) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *) __ksym __weak;
+extern void *bpf_cast_to_kern_ctx(void *) __ksym __weak;
 
 /*
  * Whether the kernel has bpf_skb_ct_lookup. Set before a program is loaded, as the address
@@ -36,7 +41,7 @@ const volatile __u8 fl_ov_tracks;
 /* include/uapi/linux/netfilter/nf_conntrack_common.h and nf_conntrack_tcp.h */
 #define CT_SEEN_REPLY (1 << 1)
 #define CT_CONFIRMED (1 << 3)
-#define CT_NAT (3 << 4)
+#define CT_NAT (7 << 4) /* or changed sequence numbers */
 #define CT_DYING (1 << 9)
 #define CT_HELPER (1 << 13)
 #define CT_TCP_ESTABLISHED 3
@@ -68,6 +73,17 @@ static __always_inline struct nf_conn *find(struct __sk_buff *skb, const struct 
 	return bpf_skb_ct_lookup(skb, &t, sizeof(t.ipv4), &opts, sizeof(opts));
 }
 
+/* Whether conntrack has a packet that it does not find: in a zone. Before Linux 6.2 nothing tells. */
+static __always_inline int has_entry(struct __sk_buff *skb)
+{
+	struct sk_buff___nfct *whole = 0;
+
+	if (!bpf_cast_to_kern_ctx || !bpf_core_field_exists(whole->_nfct))
+		return 0;
+	whole = bpf_cast_to_kern_ctx(skb);
+	return !!(whole->_nfct & ~7UL);
+}
+
 /*
  * What conntrack says of a packet, in the namespace of the device that it is at. Behind NAT
  * the packet is no tuple, but turned around it is: that is found too, and no.
@@ -84,7 +100,7 @@ static __always_inline enum track tracked(struct __sk_buff *skb, const struct pa
 	if (!ct)
 		ct = find(skb, p, 1);
 	if (!ct)
-		return NOT_TRACKED;
+		return p->proto == IPPROTO_TCP && has_entry(skb) ? NO : NOT_TRACKED;
 	status = ct->status;
 	if ((status & (CT_SEEN_REPLY | CT_CONFIRMED)) == (CT_SEEN_REPLY | CT_CONFIRMED) &&
 	    !(status & (CT_NAT | CT_DYING | CT_HELPER)) &&
@@ -94,12 +110,13 @@ static __always_inline enum track tracked(struct __sk_buff *skb, const struct pa
 	return t;
 }
 
-static __always_inline int beats(__u64 now)
+/* Whether anything may be learnt of a network. */
+static __always_inline int learns(const struct network *n, __u64 now)
 {
 	__u32 zero = 0;
 	__u64 *until = bpf_map_lookup_elem(&fl_ov_beat, &zero);
 
-	return until && (__s64)(*until - now) > 0;
+	return n->flags & NET_ON && (__s64)(now - n->from) >= 0 && until && (__s64)(*until - now) > 0;
 }
 
 /* Asks user space to make conntrack ready for a flow. */
@@ -113,11 +130,14 @@ static __always_inline void ask(struct flow *f, const struct flow_key *key, __u6
 
 static __always_inline __u32 ms_of(__u64 ns) { return ns / 1000000; }
 
+/* Nobody can choose flows that share a place with another's. Set before a program is loaded. */
+const volatile __u64 fl_ov_secret;
+
 /* The place of a flow in the small table; tag tells it from most others there. */
 static __always_inline struct sight *sight_of(const struct flow_key *key, __u32 *tag)
 {
 	const __u32 *l = (void *)&key->local, *r = (void *)&key->remote;
-	__u64 h = (__u64)key->net << 40 | (__u64)key->proto << 32 | (__u32)key->lport << 16 | key->rport;
+	__u64 h = fl_ov_secret ^ ((__u64)key->net << 40 | (__u64)key->proto << 32 | (__u32)key->lport << 16 | key->rport);
 	__u32 at;
 
 #pragma unroll
@@ -202,6 +222,11 @@ static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, 
 		f->ready = UNTRACKED;
 	else if (f->ready == UNTRACKED)
 		f->ready = 0;
+	/* What conntrack knows of sequence numbers stays behind, until they seem to be earlier ones. */
+	if (f->ready == READY && p->seq - seen->seq > ASK_BYTES) {
+		seen->seq = p->seq;
+		ask(f, key, now);
+	}
 	if (!f->ready && (seen->alone || other->gen == n->gen))
 		ask(f, key, now);
 	return 1;

@@ -82,6 +82,12 @@ func TestNotKnown(t *testing.T) {
 			{"sent by another end", flow(func(f *overlayFlow) { f.End = 12345 }), fastPath, header},
 			{"no local", func() { must(t, b.c.maps.FlOvLocals.Delete(address(b.near()))) }, noLocal, noLocal},
 			{"no remote", func() { must(t, b.c.maps.FlOvRemotes.Delete(address(b.far()))) }, noRemote, noRemote},
+			{"by another uplink", func() {
+				var r overlayRemote
+				must(t, b.c.maps.FlOvRemotes.Lookup(address(b.far()), &r))
+				r.Uplink = 12345
+				must(t, b.c.maps.FlOvRemotes.Put(address(b.far()), r))
+			}, source, fastPath},
 			{"no way", func() {
 				var l overlayLocal
 				must(t, b.c.maps.FlOvLocals.Lookup(address(b.near()), &l))
@@ -103,6 +109,39 @@ func TestNotKnown(t *testing.T) {
 			if _, _, why := b.send(s.sent(random(20))); why != x.send {
 				t.Errorf("%s, %s: sent: reason %d, want %d", s.name(), x.name, why, x.send)
 			}
+		}
+	}
+}
+
+// Nobody can choose the place of a flow, and one that no container here sends has none.
+func TestPlaces(t *testing.T) {
+	for _, s := range []shape{{}, {bridged: true}} {
+		var places []uint32
+		for range 2 {
+			b := newBench(t)
+			send := func(stranger bool) (at []uint32) {
+				b.fill(s)
+				if stranger {
+					must(t, b.c.maps.FlOvLocals.Delete(address(b.near())))
+					must(t, b.c.maps.FlOvEnds.Delete(overlayEndKey{Net: 1, Ifindex: b.veth}))
+				}
+				b.run(overlayProgFlOvTunnel, 1, s.sent(random(20)), skb{Ifindex: b.nic, Ingress: b.veth})
+				var place uint32
+				var value overlaySight
+				for it := b.c.maps.FlOvSights.Iterate(); it.Next(&place, &value); {
+					if value.Tag != 0 {
+						at = append(at, place)
+					}
+				}
+				return at
+			}
+			if at := send(true); len(at) > 0 {
+				t.Errorf("%s: a stranger's flow has the place %d", s.name(), at)
+			}
+			places = append(places, send(false)...)
+		}
+		if len(places) != 2 || places[0] == places[1] {
+			t.Errorf("%s: the places are %d", s.name(), places)
 		}
 	}
 }

@@ -19,11 +19,11 @@
 #define YOUNG_MS 10 /* more than a tick of the coarse clock */
 /* A note for fl_ov_uplink is read by the same CPU at once; the coarse clock is up to 10 ms late. */
 #define NOTE_NS 20000000ULL
-/* How often user space is asked for one flow. */
+/* How often user space is asked for one flow; and again after so many bytes of TCP. */
 #define ASK_NS 100000000ULL
+#define ASK_BYTES (1 << 30)
 
 #define NET_ON 1     /* the fast path may be used */
-#define NET_PAUSED 2 /* nothing is learnt */
 #define NET_ROUTED 4 /* the tunnel device has the route; else it is a port of a bridge */
 #define NET_TOS 8    /* the outer header has the inner DSCP */
 #define NET_LIBERAL 16 /* conntrack takes packets of TCP whatever it did not see */
@@ -31,6 +31,7 @@
 
 /* A network: a tunnel device, and the host ends behind it. By its number, from 1. */
 struct network {
+	__u64 from;   /* nothing is learnt before, by the monotonic clock: a change is under way */
 	__u32 gen;    /* what was learnt under another counts no more */
 	__u32 flags;
 	__u32 tunnel; /* index of the tunnel device in its namespace */
@@ -46,6 +47,7 @@ struct network {
 	 */
 	__u32 inside;
 	__u32 outside;
+	__u32 pad;
 };
 
 struct {
@@ -175,6 +177,8 @@ struct seen {
 	__u64 until;
 	__u32 gen;
 	__u32 alone; /* conntrack has seen the other direction */
+	__u32 seq;   /* of TCP, when conntrack was last made ready */
+	__u32 pad;
 };
 
 struct flow {
@@ -199,7 +203,7 @@ struct {
  * A small table in front of the large one, by a hash of the flow. Most connections end before
  * they are worth an entry, and what a look-up costs that has to go to memory: here is when a
  * flow without an entry was seen first, and until when any flow of this place may have a
- * lease. Two flows of one place keep each other from being learnt while both are slow.
+ * lease.
  */
 #define MAX_SIGHTS 16384
 
@@ -228,7 +232,7 @@ struct note {
 	__u64 at;
 	__u64 socket; /* cookie of the packet's; 0: it has none */
 	struct flow_key flow; /* to fl_ov_uplink; net 0: nothing */
-	__u32 to;	      /* to fl_ov_out and fl_ov_in: the index to redirect to; 0: nothing */
+	__u32 to;	      /* to fl_ov_pair: the index to redirect to; 0: nothing */
 	__u32 way;
 	__u64 sent;	      /* when fl_ov_send began with it; 0: not timed */
 	__u32 sent_net;

@@ -2,20 +2,9 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * A cache in front of a container overlay network (ONCache, NSDI 2025). A packet of a flow
- * that the slow path (bridge, routing, netfilter, tunnel) has let through in both directions
- * takes a short way: from the host end of its container's veth, with the learnt headers, to
- * the uplink; from the uplink, without its outer headers, into the container.
- *
- * What is learnt is a lease. After LEASE_NS the next packet of the flow takes the slow path
- * again, and renews the lease if that delivers it: so whatever changes in the slow path
- * counts after that time at the latest, whether anybody has noticed it or not. User space,
- * which watches for changes, raises the generation of a network: then nothing that was learnt
- * counts any more. Nothing is learnt while user space does not vouch for itself (fl_ov_beat).
- *
- * Nothing on the wire is marked. Whether a flow is established is asked of the kernel's
- * conntrack where a packet leaves the slow path; where it does not track, a flow has to be
- * seen in both directions.
+ * A cache in front of a container overlay network (ONCache, NSDI 2025): packets of known flows
+ * go from the host end of a veth to the uplink, and from the uplink into the container.
+ * README.md says what is learnt, and how that ends.
  *
  * Hooks, and cost per event:
  *   tc ingress, host end   fl_ov_send     up to four look-ups; the headers written
@@ -27,7 +16,7 @@
  *                                         packet of which fl_ov_tunnel has left a note
  *   tc ingress, uplink     fl_ov_receive  for UDP one look-up, for the tunnel's up to four
  *   tc ingress, the pair into another namespace
- *                          fl_ov_out, fl_ov_in   a look-up of a per-CPU array
+ *                          fl_ov_pair     a look-up of a per-CPU array
  *
  * User space writes fl_ov_nets, fl_ov_tunnels, fl_ov_ends, fl_ov_uplinks and fl_ov_beat, and
  * reads fl_ov_counts and the caches. A full cache forgets what was not used for longest:
@@ -265,21 +254,8 @@ int fl_ov_send(struct __sk_buff *skb)
 	if (!n->inside)
 		return bpf_redirect(to->uplink, 0);
 	hand->to = to->uplink;
+	hand->way = 0;
 	return bpf_redirect_peer(n->inside, 0);
-}
-
-/* At the host's end of the pair: what fl_ov_send has made ready. */
-SEC("tc")
-int fl_ov_out(struct __sk_buff *skb)
-{
-	struct note *hand = note();
-	__u32 to;
-
-	if (!hand || !hand->to)
-		return TCX_DROP; /* nobody else sends here */
-	to = hand->to;
-	hand->to = 0;
-	return bpf_redirect(to, 0);
 }
 
 /* Where a packet out of the tunnel is given to a container. */
@@ -296,14 +272,14 @@ int fl_ov_arrive(struct __sk_buff *skb)
 	struct end *e;
 	__u64 now;
 
-	if (!n || skb->ingress_ifindex != n->tunnel || (n->flags & (NET_ON | NET_PAUSED)) != NET_ON)
-		return TCX_NEXT; /* not out of the tunnel, or nothing is to be learnt */
+	if (!n || skb->ingress_ifindex != n->tunnel || !(n->flags & NET_ON))
+		return TCX_NEXT; /* not out of the tunnel, or nothing is fast now */
 	e = end_of(net, skb->ifindex);
 	if (!e)
 		return TCX_NEXT; /* no end that may be fast */
 	passed(e->slot, IN, 1, skb->len);
 	now = bpf_ktime_get_coarse_ns();
-	if (!beats(now))
+	if (!learns(n, now))
 		return TCX_NEXT;
 	linear(skb, ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IPV6) ? 60 : 40));
 	if (parse_frame(skb, &p) != FAST)
@@ -354,15 +330,16 @@ int fl_ov_tunnel(struct __sk_buff *skb)
 	to->flow.net = 0;
 	if (to->sent_net == net)
 		to->sent_way = TIMED_SLOW;
-	if ((n->flags & (NET_ON | NET_PAUSED)) != NET_ON)
-		return TCX_NEXT; /* nothing is to be learnt */
+	now = bpf_ktime_get_coarse_ns();
+	if (!learns(n, now))
+		return TCX_NEXT;
 	linear(skb, ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IPV6) ? 60 : 40));
 	if (parse_frame(skb, &p) != FAST)
 		return TCX_NEXT;
-	now = bpf_ktime_get_coarse_ns();
-	if (!beats(now))
-		return TCX_NEXT;
 	key_of(&key, net, &p, OUT);
+	host.ip = p.src;
+	if (n->flags & NET_ROUTED ? !bpf_map_lookup_elem(&fl_ov_locals, &host) : !end_of(net, skb->ingress_ifindex))
+		return TCX_NEXT; /* of no container here that may be fast */
 	if (!learn_flow(skb, n, &p, &key, OUT, now)) {
 		if (p.proto != IPPROTO_UDP)
 			return TCX_NEXT;
@@ -436,12 +413,8 @@ int fl_ov_uplink(struct __sk_buff *skb)
 		return TCX_NEXT;
 	}
 	linear(skb, bytes + 48);
-	if (bytes == V4_HEADERS) {
-		if (parse((void *)(long)skb->data + V4_HEADERS, (void *)(long)skb->data_end, type, &p) != FAST)
-			return TCX_NEXT;
-	} else if (parse((void *)(long)skb->data + V6_HEADERS, (void *)(long)skb->data_end, type, &p) != FAST) {
+	if (parse_inner(skb, bytes, type, &p) != FAST)
 		return TCX_NEXT;
-	}
 	if (!same_ip(&p.dst, &from->flow.remote) || !same_ip(&p.src, &from->flow.local) ||
 	    p.sport != from->flow.lport || p.dport != from->flow.rport)
 		return TCX_NEXT; /* another packet */

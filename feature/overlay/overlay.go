@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
+	"github.com/fairlead-project/fairlead/kernel/conntrack"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -55,6 +56,9 @@ type Overlay struct {
 	looking feature.Loop
 	beating feature.Loop
 
+	asking sync.Mutex                  // no flow waits for a round
+	tables map[uint32]*conntrack.Table // by number of the network; nil: the kernel has none
+
 	mu      sync.Mutex
 	host    *netdev.NS // nil once closed, or without support
 	changed func(container.ID)
@@ -71,6 +75,8 @@ type Overlay struct {
 	broken  map[key]error     // networks that failed in the last round
 	nets    []network.Network // of containers that ask for it, as of the last round
 	last    uint32            // last generation; each network gets new ones
+	looked  time.Time         // when the last round was
+	due     string            // why another one is due
 	killed  map[string]string
 }
 
@@ -92,6 +98,7 @@ func New(cfg Config) (*Overlay, error) {
 		changed: func(container.ID) {},
 		tenants: tenant.New(cfg.Roots.Proc, tenant.Network),
 		slots:   make(map[tenant.Key]identity.Slot),
+		tables:  make(map[uint32]*conntrack.Table),
 		force:   make(map[key]*force),
 		broken:  make(map[key]error),
 		killed:  make(map[string]string),
@@ -232,7 +239,17 @@ func (f *Overlay) Prune(context.Context, func(container.ID) bool) error {
 	if f.host == nil {
 		return nil
 	}
-	return f.prune()
+	return f.restore(func(e journal.Entry) bool {
+		if e.Ref.Kind == qdisc.KindFilter {
+			return f.cfg.Ends.Stray(e)
+		}
+		for _, o := range f.force {
+			if o.NetNS != f.host.Inode() && e.Ref == o.ns.Pair(o.Index, nil).Ref() {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // Maps implements feature.Mapped.
@@ -279,21 +296,6 @@ func supported() error {
 		return errors.Join(err, c.close())
 	}
 	return errors.Join(p.Close(), c.close())
-}
-
-// prune removes what an earlier agent has left.
-func (f *Overlay) prune() error {
-	return f.restore(func(e journal.Entry) bool {
-		if e.Ref.Kind == qdisc.KindFilter {
-			return f.cfg.Ends.Stray(e)
-		}
-		for _, o := range f.force {
-			if o.NetNS != f.host.Inode() && e.Ref == o.ns.Pair(o.Index, nil).Ref() {
-				return false
-			}
-		}
-		return true
-	})
 }
 
 // restore undoes the changes of this feature that match.

@@ -43,6 +43,8 @@ type overlayFlow struct {
 		Until uint64
 		Gen   uint32
 		Alone uint32
+		Seq   uint32
+		Pad   uint32
 	}
 	Learnt uint64
 	Asked  uint64
@@ -91,6 +93,7 @@ type overlayLocal struct {
 
 type overlayNetwork struct {
 	_       structs.HostLayout
+	From    uint64
 	Gen     uint32
 	Flags   uint32
 	Tunnel  uint32
@@ -102,6 +105,7 @@ type overlayNetwork struct {
 	High    uint16
 	Inside  uint32
 	Outside uint32
+	Pad     uint32
 }
 
 type overlayNote struct {
@@ -171,14 +175,14 @@ const (
 	overlayMapFlOvTunnels  = "fl_ov_tunnels"
 	overlayMapFlOvUplinks  = "fl_ov_uplinks"
 	overlayProgFlOvArrive  = "fl_ov_arrive"
-	overlayProgFlOvIn      = "fl_ov_in"
-	overlayProgFlOvOut     = "fl_ov_out"
+	overlayProgFlOvPair    = "fl_ov_pair"
 	overlayProgFlOvReady   = "fl_ov_ready"
 	overlayProgFlOvReceive = "fl_ov_receive"
 	overlayProgFlOvSend    = "fl_ov_send"
 	overlayProgFlOvTunnel  = "fl_ov_tunnel"
 	overlayProgFlOvUplink  = "fl_ov_uplink"
 	overlayVarFlOvNet      = "fl_ov_net"
+	overlayVarFlOvSecret   = "fl_ov_secret"
 	overlayVarFlOvTracks   = "fl_ov_tracks"
 )
 
@@ -225,8 +229,7 @@ type overlaySpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type overlayProgramSpecs struct {
 	FlOvArrive  *ebpf.ProgramSpec `ebpf:"fl_ov_arrive"`
-	FlOvIn      *ebpf.ProgramSpec `ebpf:"fl_ov_in"`
-	FlOvOut     *ebpf.ProgramSpec `ebpf:"fl_ov_out"`
+	FlOvPair    *ebpf.ProgramSpec `ebpf:"fl_ov_pair"`
 	FlOvReady   *ebpf.ProgramSpec `ebpf:"fl_ov_ready"`
 	FlOvReceive *ebpf.ProgramSpec `ebpf:"fl_ov_receive"`
 	FlOvSend    *ebpf.ProgramSpec `ebpf:"fl_ov_send"`
@@ -259,6 +262,7 @@ type overlayMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type overlayVariableSpecs struct {
 	FlOvNet    *ebpf.VariableSpec `ebpf:"fl_ov_net"`
+	FlOvSecret *ebpf.VariableSpec `ebpf:"fl_ov_secret"`
 	FlOvTracks *ebpf.VariableSpec `ebpf:"fl_ov_tracks"`
 }
 
@@ -322,6 +326,7 @@ func (m *overlayMaps) Close() error {
 // It can be passed to loadOverlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type overlayVariables struct {
 	FlOvNet    *ebpf.Variable `ebpf:"fl_ov_net"`
+	FlOvSecret *ebpf.Variable `ebpf:"fl_ov_secret"`
 	FlOvTracks *ebpf.Variable `ebpf:"fl_ov_tracks"`
 }
 
@@ -330,8 +335,7 @@ type overlayVariables struct {
 // It can be passed to loadOverlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type overlayPrograms struct {
 	FlOvArrive  *ebpf.Program `ebpf:"fl_ov_arrive"`
-	FlOvIn      *ebpf.Program `ebpf:"fl_ov_in"`
-	FlOvOut     *ebpf.Program `ebpf:"fl_ov_out"`
+	FlOvPair    *ebpf.Program `ebpf:"fl_ov_pair"`
 	FlOvReady   *ebpf.Program `ebpf:"fl_ov_ready"`
 	FlOvReceive *ebpf.Program `ebpf:"fl_ov_receive"`
 	FlOvSend    *ebpf.Program `ebpf:"fl_ov_send"`
@@ -342,8 +346,7 @@ type overlayPrograms struct {
 func (p *overlayPrograms) Close() error {
 	return _OverlayClose(
 		p.FlOvArrive,
-		p.FlOvIn,
-		p.FlOvOut,
+		p.FlOvPair,
 		p.FlOvReady,
 		p.FlOvReceive,
 		p.FlOvSend,

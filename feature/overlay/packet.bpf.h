@@ -15,6 +15,7 @@ struct packet {
 	__u8 unsummed;	/* UDP without a checksum */
 	__u8 v6;
 	__be32 first;	/* word of an IPv6 header */
+	__u32 seq;	/* of TCP */
 };
 
 #define TCP_FIN 1
@@ -106,6 +107,7 @@ static __always_inline enum reason parse(void *l3, void *end, __be16 type, struc
 		p->sport = tcp->source;
 		p->dport = tcp->dest;
 		p->tcp = tcp->flags;
+		p->seq = bpf_ntohl(tcp->seq);
 		p->headers += (tcp->offset >> 4) * 4;
 		if (tcp->offset < 0x50 || p->headers > p->length)
 			return CUT;

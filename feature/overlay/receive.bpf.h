@@ -147,15 +147,7 @@ static __always_inline int receive(struct __sk_buff *skb, struct network *n, str
 
 	if (o->word != n->word)
 		return HEADER; /* flags, or options */
-	if (o->bytes == V4_HEADERS) {
-		if (data + V4_HEADERS > end)
-			return CUT;
-		why = parse(data + V4_HEADERS, end, o->inner, &p);
-	} else {
-		if (data + V6_HEADERS > end)
-			return CUT;
-		why = parse(data + V6_HEADERS, end, o->inner, &p);
-	}
+	why = parse_inner(skb, o->bytes, o->inner, &p);
 	if (why != FAST)
 		return why;
 	if (p.length + o->bytes != skb->len)
@@ -168,6 +160,8 @@ static __always_inline int receive(struct __sk_buff *skb, struct network *n, str
 	r = bpf_map_lookup_elem(&fl_ov_remotes, &host);
 	if (!r || r->gen != n->gen || r->bytes != o->bytes)
 		return NO_REMOTE;
+	if (r->uplink != skb->ifindex)
+		return SOURCE; /* by another uplink than packets go there */
 	host.ip = p.dst;
 	l = bpf_map_lookup_elem(&fl_ov_locals, &host);
 	if (!l || l->gen != n->gen)
@@ -185,7 +179,7 @@ static __always_inline int receive(struct __sk_buff *skb, struct network *n, str
 	if (n->flags & NET_ROUTED && p.ttl <= 1)
 		return TTL;
 	/* Congestion on the way, or a codepoint that decapsulation would have to combine. */
-	if (o->tos & 3 && (o->tos ^ p.tos) & 3)
+	if (o->tos & 3 && (o->tos ^ p.tos) & 3 && !((o->tos & 3) == 2 && (p.tos & 3) == 3))
 		return HEADER;
 	if ((skb->gso_size ? p.headers + skb->gso_size : p.length) > (n->mtu < l->mtu ? n->mtu : l->mtu))
 		return MTU;
@@ -208,18 +202,11 @@ static __always_inline int receive(struct __sk_buff *skb, struct network *n, str
 static __always_inline int may_be_udp(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	__u8 *proto = data + OUTER_IP + (skb->protocol == bpf_htons(ETH_P_IP) ? 9 : 6);
 
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		struct iphdr *ip = data + OUTER_IP;
-
-		return (void *)(ip + 1) > end || ip->protocol == IPPROTO_UDP;
-	}
-	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr *ip = data + OUTER_IP;
-
-		return (void *)(ip + 1) > end || ip->nexthdr == IPPROTO_UDP;
-	}
-	return 0;
+	if (skb->protocol != bpf_htons(ETH_P_IP) && skb->protocol != bpf_htons(ETH_P_IPV6))
+		return 0;
+	return (void *)(proto + 1) > end || *proto == IPPROTO_UDP;
 }
 
 SEC("tc")
@@ -272,9 +259,9 @@ int fl_ov_receive(struct __sk_buff *skb)
 	return way & WAY_PEER ? bpf_redirect_peer(ifindex, 0) : bpf_redirect(ifindex, 0);
 }
 
-/* At the network's end of the pair: what fl_ov_receive has made ready. */
+/* At the other end of the pair: what fl_ov_send, or fl_ov_receive, has made ready. */
 SEC("tc")
-int fl_ov_in(struct __sk_buff *skb)
+int fl_ov_pair(struct __sk_buff *skb)
 {
 	struct note *hand = note();
 	__u32 to;

@@ -105,21 +105,24 @@ func (f *Overlay) Snapshot() feature.Snapshot {
 
 // all finds the networks of any container, by the tenants' ends.
 func (f *Overlay) all() ([]network.Network, map[container.Device]fastEnd, error) {
-	list := make(map[container.Device]fastEnd)
-	var of []container.End
-	for _, t := range f.tenants.Tenants() {
-		for _, e := range t.Ends() {
-			if e.Host {
-				list[e.Device] = fastEnd{e, t}
-				of = append(of, e)
-			}
-		}
+	list, of := f.endsWith(false)
+	nets, err := f.find(of)
+	return nets, list, err
+}
+
+// condition is the state of a network (o is nil: not a fast one), and why: a word and a sentence.
+func (f *Overlay) condition(n network.Network, o *force) (state, word, why string) {
+	switch by := f.killed[f.nameOf(n)]; {
+	case len(n.Refused) > 0:
+		return api.OverlayLeftAlone, n.Refused[0].Word, n.Refused[0].Text
+	case by != "":
+		return api.OverlayKilled, "killed", "it was stopped by hand (" + by + "): fairlead overlay revive " + f.nameOf(n)
+	case o != nil && o.err != nil:
+		return api.OverlayLeftAlone, "error", o.err.Error()
+	case o != nil:
+		return api.OverlayOn, "", ""
 	}
-	h, err := f.reader.Read(of)
-	if err != nil {
-		return nil, nil, err
-	}
-	return network.Find(h), list, nil
+	return api.OverlayOff, "error", "it is not taken up yet"
 }
 
 // report reads the counters; of: of one container only.
@@ -193,7 +196,7 @@ func members(t *tenant.Tenant) []container.Container {
 // wire converts a network; o is nil if it is not fast.
 func (f *Overlay) wire(n network.Network, o *force, entries map[uint32][3]uint64) api.OverlayNetwork {
 	w := api.OverlayNetwork{
-		Network: f.nameOf(n), Device: n.Name, Kind: n.Kind, VNI: uint64(n.VNI), Port: int(n.Port), Bridge: n.BridgeName, State: api.OverlayOff,
+		Network: f.nameOf(n), Device: n.Name, Kind: n.Kind, VNI: uint64(n.VNI), Port: int(n.Port), Bridge: n.BridgeName,
 	}
 	if n.NetNS != f.host.Inode() {
 		w.NetNS = n.NetNS
@@ -206,15 +209,8 @@ func (f *Overlay) wire(n network.Network, o *force, entries map[uint32][3]uint64
 	for _, u := range n.Uplinks {
 		w.Uplinks = append(w.Uplinks, u.Name)
 	}
-	switch by := f.killed[w.Network]; {
-	case len(n.Refused) > 0:
-		w.State, w.Reason, w.Why = api.OverlayLeftAlone, n.Refused[0].Word, n.Refused[0].Text
-	case by != "":
-		w.State, w.Reason, w.Why = api.OverlayKilled, "killed", "stopped by hand ("+by+")"
-	case o != nil && o.err != nil:
-		w.State, w.Reason, w.Why = api.OverlayLeftAlone, "error", o.err.Error()
-	case o != nil:
-		w.State = api.OverlayOn
+	if w.State, w.Reason, w.Why = f.condition(n, o); w.State == api.OverlayOff {
+		w.Reason, w.Why = "", ""
 	}
 	if o == nil {
 		return w
@@ -270,27 +266,18 @@ func (f *Overlay) wire(n network.Network, o *force, entries map[uint32][3]uint64
 // wireEnd converts an end.
 func (f *Overlay) wireEnd(n network.Network, o *force, e fastEnd) api.OverlayEnd {
 	w := api.OverlayEnd{Network: f.nameOf(n), Device: e.Inside.Name}
-	why := func(word, text string) {
-		w.Egress.Way, w.Egress.Reason, w.Egress.Why = api.WaySlow, word, text
-		w.Ingress.Way, w.Ingress.Reason, w.Ingress.Why = api.WaySlow, word, text
+	state, word, why := f.condition(n, o)
+	if len(n.Refused) == 0 && !tenant.Agree(e.of.Members(), wants).Value {
+		state, word, why = api.OverlayOff, "off", "policy does not ask for it"
 	}
-	on := tenant.Agree(e.of.Members(), wants).Value
-	switch {
-	case len(n.Refused) > 0:
-		why(n.Refused[0].Word, n.Refused[0].Text)
-	case !on:
-		why("off", "policy does not ask for it")
-	case o == nil || o.err != nil:
-		why("error", "see the network")
-	case f.killed[w.Network] != "":
-		why("killed", "the network was stopped by hand")
-	default:
-		ways := o.ways[e.Device]
-		w.Ingress.Way, w.Ingress.Reason, w.Ingress.Why = string(cmp.Or(ways.In, network.Slow)), ways.WhyIn.Word, ways.WhyIn.Text
-		w.Egress.Way, w.Egress.Reason, w.Egress.Why = api.WaySlow, ways.WhyOut.Word, ways.WhyOut.Text
-		if ways.Out {
-			w.Egress.Way = api.WayFast
-		}
+	ways := network.Ways{WhyIn: network.Reason{Word: word, Text: why}, WhyOut: network.Reason{Word: word, Text: why}}
+	if state == api.OverlayOn {
+		ways = o.ways[e.Device]
+	}
+	w.Ingress.Way, w.Ingress.Reason, w.Ingress.Why = string(cmp.Or(ways.In, network.Slow)), ways.WhyIn.Word, ways.WhyIn.Text
+	w.Egress.Way, w.Egress.Reason, w.Egress.Why = api.WaySlow, ways.WhyOut.Word, ways.WhyOut.Text
+	if ways.Out {
+		w.Egress.Way = api.WayFast
 	}
 	if o == nil {
 		return w
@@ -350,11 +337,7 @@ func (f *Overlay) flows(of *container.Container, most int) ([]api.OverlayFlow, u
 	if f.cache == nil {
 		return nil, 0, nil
 	}
-	var clock unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock); err != nil {
-		return nil, 0, err
-	}
-	now := uint64(clock.Nano())
+	now := monotonic()
 	numbers := make(map[uint32]*force)
 	for _, o := range f.force {
 		numbers[o.number] = o

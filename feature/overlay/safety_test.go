@@ -7,14 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-project/fairlead/feature"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel"
-	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // fastCount returns the number of fast packets of a node's one network.
@@ -46,7 +41,6 @@ func TestHangs(t *testing.T) {
 	}
 	r.on()
 	echo(t, r.nodes[1].web)
-	newSink(t, r.nodes[1].web)
 	d, s := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr), newStream(t, r.nodes[0].web, r.nodes[1].addr)
 	r.fast(d, 100)
 	r.quick(s)
@@ -61,7 +55,7 @@ func TestHangs(t *testing.T) {
 			}
 			s.calls(t)
 		}
-		for began := time.Now(); time.Since(began) < vouched+lease+coarse; {
+		for began := time.Now(); time.Since(began) < patience+vouched+lease+coarse; {
 			both()
 		}
 		fast := n.fastNow(t)
@@ -181,16 +175,7 @@ func TestKillSwitch(t *testing.T) {
 	n.slowFor(t, s, 20)
 
 	must(t, n.f.Close()) // the next agent
-	who, err := identity.Open("/proc")
-	must(t, err)
-	t.Cleanup(func() { must(t, who.Close()) })
-	next, err := New(Config{
-		Host:   feature.Host{Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who, Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS()},
-		Killed: n.f.cfg.Killed,
-	})
-	must(t, err)
-	t.Cleanup(func() { must(t, next.Close()) })
-	n.f = next
+	n.begin(t, n.f.cfg.Killed)
 	if err := n.apply(t, true); err == nil || !strings.Contains(err.Error(), "somebody") {
 		t.Errorf("applied by the next agent: %v", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
@@ -53,17 +54,10 @@ func (f *Overlay) state(t *tenant.Tenant) error {
 }
 
 func (f *Overlay) stateAt(n network.Network, e container.End) error {
-	if len(n.Refused) > 0 {
-		return errors.New(n.Refused[0].Text)
-	}
 	o := f.force[keyOf(n)]
-	switch {
-	case o == nil:
-		return cmp.Or(f.broken[keyOf(n)], errors.New("it is not taken up yet"))
-	case o.err != nil:
-		return o.err
-	case f.killed[f.nameOf(n)] != "":
-		return fmt.Errorf("it was stopped by hand (%s): fairlead overlay revive %s", f.killed[f.nameOf(n)], f.nameOf(n))
+	switch state, _, why := f.condition(n, o); {
+	case state != api.OverlayOn:
+		return cmp.Or(f.broken[keyOf(n)], errors.New(why))
 	case len(n.Uplinks) == 0:
 		return errors.New("it has no uplink yet: no other node is known")
 	}

@@ -39,12 +39,11 @@ func newSink(t testing.TB, b *sandbox.Box) *sink {
 			if err != nil {
 				return
 			}
-			if n < 16 {
-				continue
+			if n >= 16 {
+				s.mu.Lock()
+				s.got[numbers(buf)] = true
+				s.mu.Unlock()
 			}
-			s.mu.Lock()
-			s.got[numbers(buf)] = true
-			s.mu.Unlock()
 			p.WriteTo(buf[:n], from)
 		}
 	}()
@@ -147,30 +146,43 @@ func (r *rig) quick(s *stream) {
 	r.fastBy(func() { r.T.Helper(); s.calls(r.T) })
 }
 
-// generation returns the generation of a node's one network, and why it was raised last; 0 if none
-// may be fast.
-func (n *node) generation() (gen uint32, by string) {
+// generation returns the generation of a node's one network, 0 if none may be fast, and how often a
+// cause has invalidated what was learnt.
+func (n *node) generation(cause netdev.Cause) (gen uint32, times uint64) {
 	n.f.mu.Lock()
 	defer n.f.mu.Unlock()
 	for _, o := range n.f.force {
 		if o.err != nil {
-			return 0, ""
+			return 0, 0
 		}
-		return o.value.Gen, o.raisedBy
+		return o.value.Gen, o.evictions[string(cause)]
 	}
-	return 0, ""
+	return 0, 0
+}
+
+// idle reports whether a node has followed all changes.
+func (n *node) idle() bool {
+	n.f.mu.Lock()
+	defer n.f.mu.Unlock()
+	for _, o := range n.f.force {
+		if o.due != "" {
+			return false
+		}
+	}
+	return n.f.due == ""
 }
 
 // told makes a change at a node and waits until its feature has followed it. The kernel may report
 // several changes in one, so after a while another cause counts too.
 func (n *node) told(t testing.TB, cause netdev.Cause, change func()) {
 	t.Helper()
-	before, _ := n.generation()
+	eventually(t, "a change of before is still due", n.idle)
+	before, had := n.generation(cause)
 	change()
 	began := time.Now()
 	eventually(t, fmt.Sprintf("nobody has heard of a change of %s", cause), func() bool {
-		gen, by := n.generation()
-		return gen == 0 && before != 0 || gen > before && (by == string(cause) || time.Since(began) > 2*time.Second)
+		gen, times := n.generation(cause)
+		return gen == 0 && before != 0 || times > had || gen > before && time.Since(began) > 2*time.Second
 	})
 	t.Logf("followed %s after %v", cause, time.Since(began))
 }

@@ -81,6 +81,23 @@ func TestClosesInOrder(t *testing.T) {
 	}
 }
 
+// In a zone, where conntrack cannot be made ready for them, connections do not stall.
+func TestZone(t *testing.T) {
+	r := newRig(t, routed)
+	for _, n := range r.nodes {
+		n.stateful(t)
+		n.nft(t, "table inet fl_zone { chain p { type filter hook prerouting priority -300; ct zone set 5; }; }")
+	}
+	r.on()
+	echo(t, r.nodes[1].web)
+	d := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr)
+	for began := time.Now(); time.Since(began) < 3*lease; {
+		if !d.ask(t, 60000, 10*time.Second) {
+			t.Fatal("it stalls")
+		}
+	}
+}
+
 // While a UDP flow is fast, the slow packet of each lease keeps its conntrack entry alive, also one
 // with a short timeout.
 func TestKeepsEntry(t *testing.T) {

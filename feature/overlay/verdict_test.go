@@ -263,6 +263,11 @@ func TestDecapsulate(t *testing.T) {
 		b.fill(s)
 		for _, size := range []int{0, 1, 2, 999, 1300} {
 			packet := s.received(random(size))
+			if size == 999 { // congestion before the tunnel, which says outside that it can be marked
+				setTOS(packet[s.innerIP():], s.inner6, 3)
+				setTOS(packet[14:], s.outer6, 2)
+				s.sum(packet)
+			}
 			verdict, out, why := b.receive(packet)
 			if verdict != redirect || why != fastPath {
 				t.Errorf("%s, %d bytes: verdict %d, reason %d", s.name(), size, verdict, why)

@@ -22,13 +22,8 @@ func (f *Traffic) Export() feature.Snapshot {
 	if f.cfg.Containers == nil {
 		return s
 	}
-	seen := make(map[uint64]bool) // network namespaces
-	for _, c := range f.cfg.Containers.Running() {
-		if c.HostNetwork || c.NetNS == 0 || seen[c.NetNS] {
-			continue
-		}
-		seen[c.NetNS] = true
-		for device, n := range f.bytesOf(c) {
+	f.spaces(func(c container.Container, ns *netdev.NS) {
+		for device, n := range f.bytesOf(c, ns) {
 			add := func(way Direction, bytes uint64) {
 				s.Samples = append(s.Samples, feature.Sample{
 					Container: c.ID, Name: deviceBytes, Device: device, Value: float64(bytes),
@@ -38,19 +33,32 @@ func (f *Traffic) Export() feature.Snapshot {
 			add(Egress, n.TxBytes)
 			add(Ingress, n.RxBytes)
 		}
-	}
+	})
 	return s
+}
+
+// spaces calls fn for each container with a network of its own; of those that share one, for the
+// first.
+func (f *Traffic) spaces(fn func(container.Container, *netdev.NS)) {
+	seen := make(map[uint64]bool)
+	for _, c := range f.cfg.Containers.Running() {
+		if c.HostNetwork || c.NetNS == 0 || seen[c.NetNS] {
+			continue
+		}
+		seen[c.NetNS] = true
+		ns, err := f.find.Open(filepath.Join(f.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
+		if err != nil {
+			continue // it has ended
+		}
+		fn(c, ns)
+		ns.Close()
+	}
 }
 
 // bytesOf returns what the devices of a container count, by the name of the host end, or by the kind
 // of a device without one: a container may rename its own devices again and again. It reads them at
 // the container's side, because what bpf_redirect_peer hands over does not pass the host end.
-func (f *Traffic) bytesOf(c container.Container) map[string]netdev.Counters {
-	ns, err := f.find.Open(filepath.Join(f.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
-	if err != nil {
-		return nil // it has ended
-	}
-	defer ns.Close()
+func (f *Traffic) bytesOf(c container.Container, ns *netdev.NS) map[string]netdev.Counters {
 	all, err := ns.AllCounters(mostOwn)
 	if err != nil && !errors.Is(err, netdev.ErrMany) {
 		return nil

@@ -3,9 +3,11 @@ package traffic_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -58,8 +60,8 @@ func (h *host) held(from *sandbox.Box, to string, got *load.Board) time.Duration
 	return time.Since(start)
 }
 
-// All that a container with a ceil sends is limited, at the uplink and in the queue behind its
-// veth; no packet is lost, and nothing stays behind.
+// All that a container with a ceil sends is limited, in the queue behind its veth, or at the uplink
+// if it has none; no packet is lost, and nothing stays behind.
 func testCeil(t *testing.T, mode string, neighbour bool) {
 	h := newHost(t, gbit)
 	w := h.way(mode, neighbour)
@@ -68,39 +70,37 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 	got, to := h.take(w.at), w.to+":9000"
 	h.resolve(w.box, w.at, to)
 	mostly(t, h.apply(w.c, policy.Net{Ceil: slow})) // without a veth at the uplinks alone
-	if got := h.classesOf(h.ns, "nic0")[h.minor(w.c)].ceil; got != slow {
-		t.Errorf("the ceil at the uplink is %d, want %d", got, slow)
-	}
 	veth := h.leads() && mode != "macvlan" && mode != "host"
 	var held uint64
+	var own qdisc.Stats
 	if veth {
+		if h.state() != before {
+			t.Errorf("a ceil at the veth changes the uplink:\n%swas\n%s", h.state(), before)
+		}
 		index := h.Index(h.ns, "hone")
 		if got := h.classesOf(h.ns, netdev.IFBName(index))[qdisc.MinorDefault].ceil; got != slow {
 			t.Errorf("the ceil behind the veth is %d, want %d", got, slow)
 		}
 		held = h.passed(h.ns, index)
+	} else {
+		if got := h.classesOf(h.ns, "nic0")[h.minor(w.c)].ceil; got != slow {
+			t.Errorf("the ceil at the uplink is %d, want %d", got, slow)
+		}
+		own = h.stats(&w.c)
 	}
-	own := h.stats(&w.c)
 	took := h.held(w.box, to, got)
 	if took < heldFor {
 		t.Errorf("all came within %v, sooner than the ceil lets them", took)
-	}
-	if n := h.stats(&w.c).Packets - own.Packets; !neighbour && n < heldPackets || n > heldPackets/4 && neighbour {
-		t.Errorf("%d packets were sent, %d are in the class at the uplink", heldPackets, n)
-	}
-	if n := h.stats(&w.c).Drops; n != 0 {
-		t.Errorf("the class at the uplink has dropped %d packets", n)
 	}
 	if veth {
 		st := h.passedAt(h.ns, netdev.IFBName(h.Index(h.ns, "hone")))
 		if n := st.Packets - held; n < heldPackets || n > heldPackets+heldPackets/4 || st.Drops != 0 {
 			t.Errorf("%d packets were sent, %d met the ceil behind the veth, which has dropped %d", heldPackets, n, st.Drops)
 		}
+	} else if st := h.stats(&w.c); st.Packets-own.Packets < heldPackets || st.Drops != 0 {
+		t.Errorf("%d packets were sent, %d are in the class at the uplink, which has dropped %d", heldPackets, st.Packets-own.Packets, st.Drops)
 	}
-	must(t, h.traffic.Remove(t.Context(), w.c.ID))
-	if h.state() != before || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
-	}
+	h.removes(before, w.c.ID)
 }
 
 func TestCeilAtUplink(t *testing.T) {
@@ -117,6 +117,80 @@ func TestCeilOnHost(t *testing.T) {
 	for _, mode := range testkit.Cases(t, 1, "bridge", "routed", "overlay") {
 		t.Run(mode, func(t *testing.T) { testCeil(t, mode, true) })
 	}
+}
+
+// A ceil at a veth leaves the uplink as it is. The classes come with the first policy that needs them
+// and go with the last, in whatever order policies come and go, also while no agent runs.
+func TestCeilLeavesUplink(t *testing.T) {
+	testkit.OnKernels(t)
+	h := newHost(t, gbit)
+	h.bridge()
+	_, one := h.add("one", "10.66.0.2/24", h.ns)
+	_, two := h.add("two", "10.66.0.3/24", h.ns)
+	h.start()
+	before := h.state()
+	ceil, rate := policy.Net{Ceil: slow}, policy.Net{Rate: mbit}
+	type state [2]policy.Net // of one and two
+	states := []state{{}, {ceil}, {{}, rate}, {ceil, ceil}, {ceil, rate}}
+	bring := func(s state, first int, when string) {
+		t.Helper()
+		var alive []container.ID
+		for _, i := range []int{first, 1 - first} {
+			c := []container.Container{one, two}[i]
+			mostly(t, h.apply(c, s[i])) // without a veth at the uplinks alone
+			if s[i] != (policy.Net{}) {
+				alive = append(alive, c.ID)
+			}
+		}
+		h.sweep(alive...)
+		must(t, h.traffic.Prune(t.Context(), func(container.ID) bool { return true }))
+		tree := s[1] == rate || !h.leads() && s != state{}
+		classes, ceils := 2, 0
+		for i, veth := range []string{"hone", "htwo"} {
+			want := 0
+			if tree && s[i] != (policy.Net{}) { // its packets are identified
+				want, classes = want+1, classes+1
+			}
+			if s[i] == ceil { // and led to an IFB
+				want, ceils = want+1, ceils+1
+			}
+			if h.leads() && len(h.programs(veth, ebpf.AttachTCXIngress)) != want {
+				t.Errorf("%s: %d programs at %s, want %d", when, len(h.programs(veth, ebpf.AttachTCXIngress)), veth, want)
+			}
+		}
+		if n := h.ifbs(); h.leads() && n != ceils {
+			t.Errorf("%s: %d IFBs, want %d", when, n, ceils)
+		}
+		if said := fmt.Sprint(h.traffic.Evidence(one.ID)); strings.Contains(said, "net.ceil: only the container's own devices") != (s[0] == ceil && h.leads()) {
+			t.Errorf("%s: explained by %s", when, said)
+		}
+		if now := h.state(); (now != before) != tree {
+			t.Errorf("%s: the uplink's state is\n%swas\n%s", when, now, before)
+		} else if n := len(h.classes()); tree && n != classes {
+			t.Errorf("%s: %d classes, want %d", when, n, classes)
+		}
+	}
+	for i, from := range states {
+		for j, to := range states {
+			for first := range 2 {
+				bring(from, 0, fmt.Sprintf("%d before %d", i, j))
+				bring(to, first, fmt.Sprintf("%d after %d, by %d", j, i, first))
+			}
+			if j != (i+2)%len(states) {
+				continue
+			}
+			during := h.state()
+			must(t, h.traffic.Close()) // killed, once before each
+			must(t, h.journal.Close())
+			if now := h.state(); now != during {
+				t.Errorf("after a kill:\n%swas\n%s", now, during)
+			}
+			h.start()
+			bring(from, 0, fmt.Sprintf("%d after %d and a kill", i, j))
+		}
+	}
+	bring(states[0], 0, "in the end")
+	h.undone(before)
 }
 
 // limited makes a container with a ceil and a neighbour that listens, and reports whether packets
@@ -163,8 +237,7 @@ func (h *host) passedAt(at *sandbox.Box, dev string) qdisc.Stats {
 	return all[qdisc.MinorDefault]
 }
 
-// A change of the ceil is made in place; the ceil goes with the policy and with the container, and
-// that of a killed agent is adopted.
+// A change of the ceil is made in place; the ceil goes with the policy and with the container.
 func TestCeilOnHostLife(t *testing.T) {
 	testkit.InFull(t)
 	needSharing(t)
@@ -173,15 +246,6 @@ func TestCeilOnHostLife(t *testing.T) {
 	veth := h.Index(h.ns, "hone")
 	h.start()
 	before := h.state()
-	none := func(when string) {
-		t.Helper()
-		if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
-			t.Errorf("%s: %d IFBs\n%swas\n%s%+v", when, h.ifbs(), h.state(), before, h.journal.Entries())
-		}
-		if !h.gets(box, got) {
-			t.Errorf("%s: packets are lost", when)
-		}
-	}
 	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
 	if !h.gets(box, got) || h.passed(h.ns, veth) < 50 {
 		t.Errorf("with a ceil: %d packets were held", h.passed(h.ns, veth))
@@ -198,35 +262,10 @@ func TestCeilOnHostLife(t *testing.T) {
 	if h.ifbs() != 0 {
 		t.Error("without a ceil there is an IFB")
 	}
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	none("after Remove")
-
-	// Killed, and adopted: with the ceil, and without.
-	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
-	entries := len(h.journal.Entries())
-	again := func() {
-		t.Helper()
-		must(t, h.traffic.Close())
-		must(t, h.journal.Close())
-		if !h.gets(box, got) || h.ifbs() != 1 {
-			t.Errorf("after a kill: %d IFBs, or packets are lost", h.ifbs())
-		}
-		h.start()
+	h.removes(before, c.ID)
+	if !h.gets(box, got) {
+		t.Error("after Remove packets are lost")
 	}
-	again()
-	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
-	must(t, h.traffic.Prune(t.Context(), func(container.ID) bool { return true }))
-	was := h.passed(h.ns, veth)
-	if n := len(h.journal.Entries()); n != entries || !h.gets(box, got) || h.passed(h.ns, veth) < was+50 {
-		t.Errorf("adopted: %d entries, had %d; %d packets were held, had been %d", n, entries, h.passed(h.ns, veth), was)
-	}
-	again()
-	must(t, h.apply(c, policy.Net{Weight: 1})) // its ceil has gone meanwhile
-	if h.ifbs() != 0 {
-		t.Error("the IFB of a killed agent stays")
-	}
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	none("in the end")
 }
 
 func rowOf(rows []traffic.Row, device string) int {
@@ -259,10 +298,7 @@ func TestCeilOnHostVanishes(t *testing.T) {
 	}
 	// The veth goes with the container, before any notice.
 	must(t, h.ns.Delete("hone"))
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end: %d IFBs\n%swas\n%s%+v", h.ifbs(), h.state(), before, h.journal.Entries())
-	}
+	h.removes(before, c.ID)
 }
 
 // Bridge and veths may be in a namespace of their own, as Docker's overlays have them: the IFB is

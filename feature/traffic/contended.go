@@ -3,9 +3,7 @@ package traffic
 import (
 	"cmp"
 	"fmt"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -102,12 +100,12 @@ func (f *Traffic) waiting() (seen map[int]contend.Uplink, names map[int]string) 
 	if f.host == nil || f.programs == nil || f.cfg.Containers == nil {
 		return nil, nil
 	}
-	links, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
+	links, err := f.present()
 	if err != nil {
 		return nil, nil // the feature's status reports it
 	}
 	for _, l := range links {
-		if u := f.uplinks[l.Index]; u != nil && u.claimed || !f.isUplink(l, links) {
+		if u := f.uplinks[l.Index]; u != nil && u.claimed {
 			continue
 		}
 		stats, err := f.rootStats(l.Index)
@@ -144,29 +142,25 @@ func (f *Traffic) rootStats(index int) (qdisc.Stats, error) {
 // container has sent. Of containers that share a network, the first answers for all.
 func (f *Traffic) senders() (list map[uint64]contend.Sender, sent map[container.ID]uint64) {
 	list, sent = make(map[uint64]contend.Sender), make(map[container.ID]uint64)
-	hosts, owners := make(map[container.ID]bool), make(map[uint64]bool)
+	hosts := make(map[container.ID]bool)
 	for _, c := range f.cfg.Containers.Running() {
 		if c.HostNetwork {
 			hosts[c.ID] = true
-			continue
 		}
-		if c.NetNS == 0 || owners[c.NetNS] || len(owners) == mostSpaces {
-			continue
-		}
-		owners[c.NetNS] = true
-		ns, err := f.find.Open(filepath.Join(f.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
-		if err != nil {
-			continue // it has ended
+	}
+	looked := 0
+	f.spaces(func(c container.Container, ns *netdev.NS) {
+		if looked++; looked > mostSpaces {
+			return
 		}
 		socks, err := ns.Senders(mostSocks)
 		if err == nil && len(socks) > 0 {
 			sent[c.ID] = bytesSent(ns)
 		}
-		ns.Close()
 		for _, s := range socks {
 			list[s.Cookie] = contend.Sender{Container: c.ID, Sender: s}
 		}
-	}
+	})
 	if len(hosts) == 0 {
 		return list, sent
 	}

@@ -48,3 +48,24 @@ func TestFaults(t *testing.T) {
 		faults.Case{Op: "measure", From: []string{"apply 0"}, Undo: []string{"remove 0"}, Reads: true},
 	)
 }
+
+// A write of our own that fails is not taken for a change by others, however often it fails.
+func TestWriteFails(t *testing.T) {
+	needSharing(t)
+	h := newHost(t, gbit)
+	h.bridge()
+	_, c := h.add("writefails", "10.66.0.2/24", h.ns)
+	share := policy.Settings{Egress: policy.Net{Rate: 20 * mbit}}
+	s := faults.Start(t, topology.Spec{NetNS: h.ns.NetNS(), Dir: h.dir, Targets: []policy.Target{{Container: c, Settings: share}}})
+	fault := faults.Fault{At: faults.Point{Kind: "write /proc/sys/net/ipvN/ip_forward_update_priority", Nth: 1}, Error: 1}
+	for i := range 5 {
+		if out := s.Do("apply 0", fault); out.Met == nil || out.Err == "" {
+			t.Fatalf("a write that fails: %q at %v", out.Err, out.Met)
+		}
+		for _, op := range []string{"apply 0", "remove 0"} {
+			if out := s.Do(op, faults.Fault{}); out.Err != "" {
+				t.Fatalf("%s after failure %d: %s", op, i+1, out.Err)
+			}
+		}
+	}
+}

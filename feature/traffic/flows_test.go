@@ -9,38 +9,45 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
+	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/policy"
 )
+
+// crowded makes a host with two containers that share what nic0 receives: one that is sent many flows,
+// and one with a single flow. It returns a receiver at the first, and what sends a packet of the
+// single flow and waits until it has arrived, so that no queue overflows.
+func crowded(t *testing.T) (h *host, many, single container.Container, got *load.Board, send func() error) {
+	t.Helper()
+	needSharing(t)
+	h = newHost(t, gbit)
+	h.bridge()
+	one, many := h.add("one", "10.66.0.2/24", h.ns)
+	two, single := h.add("two", "10.66.0.3/24", h.ns)
+	h.start()
+	h.resolve(one, h.wire, "10.66.0.1:9000")
+	h.resolve(two, h.wire, "10.66.0.1:9000")
+	got = h.take(one)
+	must(t, h.due(many, policy.Net{}, policy.Net{Weight: 1}))
+	must(t, h.due(single, policy.Net{}, policy.Net{Weight: 1}))
+	var in net.PacketConn
+	var out net.Conn
+	must(t, two.Do(func() (err error) { in, err = net.ListenPacket("udp", ":9000"); return err }))
+	must(t, h.wire.Do(func() (err error) { out, err = net.Dial("udp", "10.66.0.3:9000"); return err }))
+	t.Cleanup(func() { in.Close(); out.Close() })
+	return h, many, single, got, func() error {
+		return errors.Join(write(out, 1, 100), in.SetReadDeadline(time.Now().Add(20*time.Second)), third(in.ReadFrom(make([]byte, 200))))
+	}
+}
 
 // One container receives more flows than the table holds. A neighbour's flow that goes on meanwhile
 // is not forgotten: each of its packets is in its class. Afterwards the host learns new flows as
 // before.
 func TestManyFlows(t *testing.T) {
 	testkit.InFull(t)
-	needSharing(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	one, many := h.add("one", "10.66.0.2/24", h.ns)
-	two, steady := h.add("two", "10.66.0.3/24", h.ns)
-	h.start()
-	h.resolve(one, h.wire, "10.66.0.1:9000")
-	h.resolve(two, h.wire, "10.66.0.1:9000")
-	got := h.take(one)
-	must(t, h.due(many, policy.Net{}, policy.Net{Weight: 1}))
-	must(t, h.due(steady, policy.Net{}, policy.Net{Weight: 1}))
-
-	var in net.PacketConn
-	var out net.Conn
-	must(t, two.Do(func() (err error) { in, err = net.ListenPacket("udp", ":9000"); return err }))
-	defer in.Close()
-	must(t, h.wire.Do(func() (err error) { out, err = net.Dial("udp", "10.66.0.3:9000"); return err }))
-	defer out.Close()
-	// Nothing else is sent until the packet has arrived, so that no queue overflows.
-	goesOn := func() error {
-		return errors.Join(write(out, 1, 100), in.SetReadDeadline(time.Now().Add(20*time.Second)), third(in.ReadFrom(make([]byte, 200))))
-	}
+	h, many, steady, got, goesOn := crowded(t)
 	must(t, goesOn()) // the host knows the flow now
 	own, sent := h.arrived(&steady).Packets, uint64(0)
 	const ports = 60_000
@@ -71,26 +78,7 @@ func TestManyFlows(t *testing.T) {
 // receives more new flows than the table holds.
 func TestRareFlow(t *testing.T) {
 	testkit.InFull(t)
-	needSharing(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	one, many := h.add("one", "10.66.0.2/24", h.ns)
-	two, rare := h.add("two", "10.66.0.3/24", h.ns)
-	h.start()
-	h.resolve(one, h.wire, "10.66.0.1:9000")
-	h.resolve(two, h.wire, "10.66.0.1:9000")
-	must(t, h.due(many, policy.Net{}, policy.Net{Weight: 1}))
-	must(t, h.due(rare, policy.Net{}, policy.Net{Weight: 1}))
-
-	var in net.PacketConn
-	var out net.Conn
-	must(t, two.Do(func() (err error) { in, err = net.ListenPacket("udp", ":9000"); return err }))
-	defer in.Close()
-	must(t, h.wire.Do(func() (err error) { out, err = net.Dial("udp", "10.66.0.3:9000"); return err }))
-	defer out.Close()
-	send := func() error {
-		return errors.Join(write(out, 1, 100), in.SetReadDeadline(time.Now().Add(20*time.Second)), third(in.ReadFrom(make([]byte, 200))))
-	}
+	h, _, rare, _, send := crowded(t)
 	steady := func() bool {
 		return slices.ContainsFunc(h.traffic.Maps(), func(u bpf.Usage) bool { return u.Map == "fl_steady" && u.Entries > 0 })
 	}

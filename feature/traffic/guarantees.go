@@ -6,7 +6,6 @@ import (
 	"math"
 
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -21,15 +20,12 @@ func (f *Traffic) Guarantees() (map[string]uint64, error) {
 	if f.host == nil {
 		return nil, nil
 	}
-	links, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
+	links, err := f.present()
 	if err != nil {
 		return nil, fmt.Errorf("list uplinks: %w", err)
 	}
 	slowest := uint64(math.MaxUint64)
 	for _, l := range links {
-		if !f.isUplink(l, links) {
-			continue
-		}
 		rate, _, err := f.rate(l)
 		if err == nil && rate == 0 {
 			err = errors.New("its rate is not known")

@@ -53,9 +53,6 @@ func (t *shaped) ways() (w ways) {
 	return w
 }
 
-// seen reports whether all packets pass veths.
-func (w ways) seen() bool { return len(w.veths) > 0 && len(w.below)+len(w.beside) == 0 }
-
 // account is the part of a tenant's due that holds, and the part that does not.
 type account struct {
 	places map[string]int // by key: where it holds
@@ -109,10 +106,9 @@ func wishes(n policy.Net) (keys []string) {
 func (f *Traffic) unkeptWay(a *account, t *shaped, w ways, way direction, missing []string) {
 	n := way.due(t.due)
 	keys := wishes(n)
-	sent := way.prefix == sending().prefix
-	if n.Ceil > 0 && len(w.veths) > 0 && !(sent && f.cfg.Ends.Filters()) {
-		t.unkeptCeil(a, way.prefix+"ceil", sent)
-		if w.seen() { // and need not hold anywhere else
+	if n.Ceil > 0 && len(w.veths) > 0 && !f.atUplinks(way) {
+		t.unkeptCeil(a, way.prefix+"ceil", way)
+		if len(w.below) == 0 { // and need not hold anywhere else
 			keys = slices.DeleteFunc(keys, func(k string) bool { return k == "ceil" })
 		}
 	}
@@ -149,30 +145,41 @@ func (f *Traffic) unkeptWay(a *account, t *shaped, w ways, way direction, missin
 	}
 }
 
-// unkeptCeil adds a ceil at veths, of what the tenant sends or receives.
-func (t *shaped) unkeptCeil(a *account, key string, sent bool) {
-	var holding []string
-	add := func(at string, unheld error) {
-		if unheld != nil {
-			a.gap("%s: %s is not kept: %w", at, key, unheld)
-			return
+// holder is a queue that holds a tenant's ceil at its own devices.
+type holder struct {
+	At     string
+	Unheld error
+	Theirs string // it is somebody else's
+}
+
+// holders lists those of what a tenant sends or receives.
+func (t *shaped) holders(way direction) (list []holder) {
+	for _, s := range t.sends {
+		if way.sent() {
+			list = append(list, holder{s.link.Name, s.unheld, s.theirs})
 		}
-		holding = append(holding, at)
+	}
+	for _, e := range t.ends {
+		if !way.sent() && e.host && t.due.ingress.Ceil > 0 {
+			list = append(list, holder{e.name, e.unheld, e.receives.theirs})
+		}
+	}
+	slices.SortFunc(list, func(a, b holder) int { return strings.Compare(a.At, b.At) })
+	return list
+}
+
+// unkeptCeil adds a ceil at veths, of what the tenant sends or receives.
+func (t *shaped) unkeptCeil(a *account, key string, way direction) {
+	var holding []string
+	for _, h := range t.holders(way) {
+		if h.Unheld != nil {
+			a.gap("%s: %s is not kept: %w", h.At, key, h.Unheld)
+			continue
+		}
+		holding = append(holding, h.At)
 		a.places[key]++
 	}
-	if sent {
-		for _, inode := range slices.Sorted(maps.Keys(t.sends)) {
-			add(t.sends[inode].link.Name, t.sends[inode].unheld)
-		}
-	} else {
-		for _, e := range t.ends {
-			if e.host {
-				add(e.name, e.unheld)
-			}
-		}
-	}
 	if len(holding) > 1 {
-		slices.Sort(holding)
 		a.gap("%s holds for each of %s, not for their sum; possible with: a single network, or a ceil divided by their number", key, strings.Join(holding, ", "))
 	}
 }
@@ -201,24 +208,30 @@ func are(keys []string) string {
 	return "is"
 }
 
-// Evidence implements feature.Witness: the ceils that qdiscs of others hold, which are as strict.
+// Evidence implements feature.Witness: what holds a container's due: the uplinks, its own devices
+// alone, or qdiscs of others that are as strict as its ceil.
 func (f *Traffic) Evidence(id container.ID) (out []api.Evidence) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	held := func(key string, ceil uint64, theirs string) {
-		if theirs != "" {
-			out = append(out, api.Evidence{Feature: name, Time: f.cfg.Now(), Text: fmt.Sprintf("%s = %s is held by somebody else's %s, which is left in place", key, policy.FormatRate(ceil), theirs)})
-		}
+	say := func(format string, args ...any) {
+		out = append(out, api.Evidence{Feature: name, Time: f.cfg.Now(), Text: fmt.Sprintf(format, args...)})
 	}
 	for _, t := range f.shaped {
 		if !slices.Contains(t.members(), id) {
 			continue
 		}
-		for _, s := range t.sends {
-			held(sending().prefix+"ceil", t.due.egress.Ceil, s.theirs)
-		}
-		for _, e := range t.ends {
-			held(receiving().prefix+"ceil", t.due.ingress.Ceil, e.receives.theirs)
+		for _, way := range []direction{sending(), receiving()} {
+			n := way.due(t.due)
+			for _, h := range t.holders(way) {
+				if h.Theirs != "" {
+					say("%sceil = %s is held by somebody else's %s, which is left in place", way.prefix, policy.FormatRate(n.Ceil), h.Theirs)
+				}
+			}
+			if f.needs(t, way) {
+				say("%s: the uplinks have classes for it", listed(way.prefix, wishes(n)))
+			} else if n.Ceil > 0 {
+				say("%sceil: only the container's own devices were changed for it", way.prefix)
+			}
 		}
 	}
 	return out

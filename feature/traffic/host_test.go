@@ -130,10 +130,23 @@ func (h *host) apply(c container.Container, n policy.Net) error {
 	return h.traffic.Apply(h.t.Context(), policy.Target{Container: c, Settings: policy.Settings{Egress: n}})
 }
 
+// removes removes a container, after which the host must be as before.
+func (h *host) removes(before string, id container.ID) {
+	h.t.Helper()
+	must(h.t, h.traffic.Remove(h.t.Context(), id))
+	h.undone(before)
+}
+
 // stats returns the counters of a container's class; nil: of the default class.
 func (h *host) stats(c *container.Container) qdisc.Stats {
 	h.t.Helper()
-	d, err := qdisc.Open(h.Open(h.ns), h.nic0)
+	return h.counters(h.nic0, c)
+}
+
+// counters is stats at a device.
+func (h *host) counters(device int, c *container.Container) qdisc.Stats {
+	h.t.Helper()
+	d, err := qdisc.Open(h.Open(h.ns), device)
 	must(h.t, err)
 	defer d.Close()
 	all, err := d.Stats(qdisc.KindHTB)
@@ -312,6 +325,14 @@ func (h *host) state() string {
 		out += fmt.Sprintf("%s %s\n", k.Ref().Kind, v)
 	}
 	return out
+}
+
+// undone checks that the host is as it was, and nothing is noted.
+func (h *host) undone(before string) {
+	h.t.Helper()
+	if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
+		h.t.Errorf("in the end: %d IFBs\n%swas\n%s%+v", h.ifbs(), h.state(), before, h.journal.Entries())
+	}
 }
 
 // ipt runs iptables in a box.

@@ -295,10 +295,7 @@ func testIngressAdopt(t *testing.T, adopt bool) {
 	if now := h.veth(h.ns, "hone"); now != veth || h.ifbs() != 0 {
 		t.Errorf("adopt %v, one direction: %s, was %s; %d IFBs", adopt, now, veth, h.ifbs())
 	}
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if h.state() != before || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
-	}
+	h.removes(before, c.ID)
 }
 
 // A foreign device of our name is reported, and left alone.

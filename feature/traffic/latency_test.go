@@ -95,10 +95,7 @@ func TestLatencyPolicy(t *testing.T) {
 	packets(qdisc.KindHTB)
 
 	must(t, h.traffic.Remove(t.Context(), c.ID))
-	must(t, h.traffic.Remove(t.Context(), two.ID))
-	if h.state() != before || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
-	}
+	h.removes(before, two.ID)
 }
 
 // The same towards a container.
@@ -123,10 +120,7 @@ func TestIngressLatency(t *testing.T) {
 	}, 0, datagrams); n != datagrams {
 		t.Errorf("of %d packets towards the container %d are in its class", datagrams, n)
 	}
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if h.state() != before || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
-	}
+	h.removes(before, c.ID)
 }
 
 // ping sends n echo requests from a box, one every 2 ms, and returns the sorted response times. The

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
@@ -106,48 +104,6 @@ func TestPlanInForce(t *testing.T) {
 	}
 }
 
-// The agent is killed. Another one adopts what it finds; or a restore undoes it.
-func TestAdoptAndRestore(t *testing.T) {
-	testkit.OnKernels(t)
-	for _, adopt := range []bool{true, false} {
-		h := newHost(t, gbit)
-		h.start()
-		before := h.state()
-		must(t, h.apply(fake(1), policy.Net{Weight: 3}))
-		must(t, h.apply(fake(2), policy.Net{Weight: 1}))
-		during := h.state()
-		must(t, h.traffic.Close())
-		must(t, h.journal.Close())
-		if h.state() != during {
-			t.Errorf("after a kill:\n%swas\n%s", h.state(), during)
-		}
-		h.start()
-		if adopt {
-			// Without tcx filters have entries too, and go with the agent.
-			notes := func() int {
-				return len(slices.DeleteFunc(h.journal.Entries(), func(e journal.Entry) bool { return e.Ref.Kind == qdisc.KindFilter }))
-			}
-			entries := notes()
-			must(t, h.apply(fake(2), policy.Net{Weight: 1}))
-			must(t, h.traffic.Prune(t.Context(), func(container.ID) bool { return true }))
-			if n := notes(); n != entries || h.state() != during {
-				t.Errorf("adopted: %d entries, had %d:\n%swas\n%s", n, entries, h.state(), during)
-			}
-			if got := h.classes(); len(got) != 3 || got[1] != 475*mbit {
-				t.Errorf("adopted: classes %v", got)
-			}
-			must(t, h.traffic.Remove(t.Context(), fake(2).ID))
-		} else {
-			// Its policy is gone by now.
-			must(t, h.apply(fake(1), policy.Net{}))
-			must(t, h.traffic.Prune(t.Context(), func(container.ID) bool { return true }))
-		}
-		if h.state() != before || len(h.journal.Entries()) != 0 {
-			t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
-		}
-	}
-}
-
 // An operator's root qdisc comes back; one that replaces ours is reported and left alone.
 func TestOperator(t *testing.T) {
 	testkit.InFull(t)
@@ -180,27 +136,43 @@ func TestOperator(t *testing.T) {
 	}
 }
 
-// The uplink is deleted, and comes back as another.
+// An uplink that goes, or gets another name, is noticed, and so is one that comes back: the agent is
+// told, and Apply divides it. Nothing stays at a device that is none any more.
 func TestUplinkVanishes(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, gbit)
 	h.start()
-	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
-	must(t, h.ns.Delete("nic0"))
-	if err := h.apply(fake(2), policy.Net{Weight: 3}); err == nil || !strings.Contains(err.Error(), "no uplink nic0") {
-		t.Errorf("without uplink: %v", err)
+	told := make(chan container.ID, 1000)
+	h.traffic.Notify(func(id container.ID) { told <- id })
+	before := h.state()
+	apply := func() error { return h.apply(fake(1), policy.Net{Weight: 3}) }
+	must(t, apply())
+	next := func(words ...string) {
+		t.Helper()
+		<-told
+		holds(t, apply(), false, words...)
+		if len(words) == 0 && len(h.classes()) != 3 {
+			t.Errorf("classes %v", h.classes())
+		}
 	}
+	must(t, h.ns.Delete("nic0"))
+	next("no uplink nic0")
 	must(t, sandbox.Wire(sandbox.End{Box: h.wire, Name: "wire2"}, sandbox.End{Box: h.ns, Name: "nic0"}))
 	h.nic0 = h.Index(h.ns, "nic0")
-	must(t, h.apply(fake(2), policy.Net{Weight: 3}))
-	if got := h.classes(); len(got) != 4 {
-		t.Errorf("on the new one: classes %v", got)
+	next()
+	rename := func(from, to string) {
+		h.Change(h.ns, from, (*netlink.Handle).LinkSetDown)
+		h.Change(h.ns, from, func(n *netlink.Handle, l netlink.Link) error { return n.LinkSetName(l, to) })
 	}
+	rename("nic0", "nic9")
+	next("no uplink nic0")
+	if now := h.state(); strings.Contains(now, "666c:") {
+		t.Errorf("with another name: %s", now)
+	}
+	rename("nic9", "nic0")
+	next()
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
-	must(t, h.traffic.Remove(t.Context(), fake(2).ID))
-	if n := len(h.journal.Entries()); n != 0 {
-		t.Errorf("journal: %+v", h.journal.Entries())
-	}
+	h.undone(before)
 }
 
 // Containers that share a network namespace are one tenant.

@@ -86,13 +86,7 @@ func TestIdentity(t *testing.T) {
 			if gained < sent || gained > sent+sent/4 || drops != 0 {
 				t.Errorf("%d packets were sent: %d are in the container's class, %d dropped", sent, gained, drops)
 			}
-			must(t, h.traffic.Remove(t.Context(), c.ID))
-			if after := h.state(); after != before {
-				t.Errorf("before:\n%safter:\n%s", before, after)
-			}
-			if left := h.journal.Entries(); len(left) != 0 {
-				t.Errorf("journal: %+v", left)
-			}
+			h.removes(before, c.ID)
 		})
 	}
 }

@@ -40,13 +40,15 @@ func receiving() direction {
 	}}
 }
 
+func (way direction) sent() bool { return way.prefix == sending().prefix }
+
 // plans divides every uplink among the tenants, in both directions. It changes nothing. A nil map
 // means that the uplinks need nothing in that direction.
 func (f *Traffic) plans() (out, in map[int]model.Plan, err error) {
 	sends, shares := false, false
 	for _, t := range f.shaped {
-		sends = sends || asked(t.due.egress)
-		shares = shares || t.shares()
+		sends = sends || f.needs(t, sending())
+		shares = shares || f.needs(t, receiving())
 	}
 	if sends {
 		if out, err = f.divide(sending()); err != nil {
@@ -67,18 +69,30 @@ func (f *Traffic) plans() (out, in map[int]model.Plan, err error) {
 	return out, in, nil
 }
 
-// shares reports whether a tenant's due needs the ingress of the uplinks. A ceil alone needs its
-// veth.
-func (t *shaped) shares() bool {
-	n := t.due.ingress
-	if !asked(n) || t.Key().NetNS == 0 {
-		return asked(n)
+// needed reports whether any tenant needs the uplinks.
+func (f *Traffic) needed() bool {
+	for _, t := range f.shaped {
+		if f.needs(t, sending()) || f.needs(t, receiving()) {
+			return true
+		}
 	}
-	if slices.ContainsFunc(t.Ends(), func(e container.End) bool { return unseen(e.Inside.Kind) }) {
-		return true
+	return false
+}
+
+// needs reports whether a tenant's due needs the uplinks. A ceil alone does not, unless packets pass
+// no veth that could hold it.
+func (f *Traffic) needs(t *shaped, way direction) bool {
+	n := way.due(t.due)
+	past := func(e container.End) bool { return unseen(e.Inside.Kind) }
+	if t.Key().NetNS != 0 && !f.atUplinks(way) && !slices.ContainsFunc(t.Ends(), past) {
+		n.Ceil = 0
 	}
-	n.Ceil = 0
 	return asked(n)
+}
+
+// atUplinks reports whether ceils hold at uplinks only: see errNoSharing.
+func (f *Traffic) atUplinks(way direction) bool {
+	return way.sent() && f.cfg.Ends.Filters()
 }
 
 // divide divides what the uplinks send or receive.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -81,8 +80,13 @@ func attachCgroup(dir string, load func() (*bpf.Copy, error)) (*arrival, error) 
 	return &arrival{l, p}, nil
 }
 
-// Close detaches the program.
-func (a *arrival) Close() error { return errors.Join(a.Link.Close(), a.copied.Close()) }
+// Close detaches the program, if there is one.
+func (a *arrival) Close() error {
+	if a == nil {
+		return nil
+	}
+	return errors.Join(a.Link.Close(), a.copied.Close())
+}
 
 // detached reports whether a program was detached from its cgroup.
 func (a *arrival) detached() bool {
@@ -134,25 +138,12 @@ func unseen(kind string) bool { return kind == "macvlan" || kind == "ipvlan" }
 
 // trust records whether a container sends past its veths. While any does, packets that neither a
 // device received nor a known socket sent may not identify themselves.
-func (p *programs) trust(c container.Container) error {
-	delete(p.past, c.ID)
-	if slices.ContainsFunc(c.Interfaces, func(dev container.Interface) bool { return unseen(dev.Kind) }) {
-		p.past[c.ID] = true
-	}
-	return p.setStrict()
-}
-
-// distrust undoes trust.
-func (p *programs) distrust(id container.ID) error {
-	if !p.past[id] {
-		return nil
-	}
+func (p *programs) trust(id container.ID, past bool) error {
 	delete(p.past, id)
-	return p.setStrict()
-}
-
-func (p *programs) setStrict() error {
 	strict := uint32(0)
+	if past {
+		p.past[id] = true
+	}
 	if len(p.past) > 0 {
 		strict = 1
 	}

@@ -283,11 +283,7 @@ func (d *dispute) again(now time.Time) bool {
 
 // undo restores the named knobs, and no others.
 func (f *Traffic) undo(refs ...journal.Ref) error {
-	named := make(map[journal.Ref]bool, len(refs))
-	for _, r := range refs {
-		named[r] = true
-	}
-	return f.restore(func(e journal.Entry) bool { return named[e.Ref] })
+	return f.restore(func(e journal.Entry) bool { return slices.Contains(refs, e.Ref) })
 }
 
 // restore undoes the changes of this feature that match.
@@ -308,7 +304,7 @@ func (f *Traffic) release() error {
 		errs = append(errs, u.close())
 	}
 	clear(f.uplinks)
-	f.sharing, f.forwards = false, false
+	f.dividing, f.sharing, f.forwards = false, false, false
 	err := errors.Join(append(errs, f.unwatch(), f.restore(all))...)
 	f.unreleased = err != nil
 	return err

@@ -12,22 +12,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
-	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // arrived returns the counters of a container's class for what nic0 receives; nil: of the default
 // class.
 func (h *host) arrived(c *container.Container) qdisc.Stats {
 	h.t.Helper()
-	d, err := qdisc.Open(h.Open(h.ns), h.Index(h.ns, netdev.IFBName(h.nic0)))
-	must(h.t, err)
-	defer d.Close()
-	all, err := d.Stats(qdisc.KindHTB)
-	must(h.t, err)
-	if c == nil {
-		return all[qdisc.MinorDefault]
-	}
-	return all[uint16(h.slots.Lookup(identity.TenantOf(*c)))]
+	return h.counters(h.Index(h.ns, netdev.IFBName(h.nic0)), c)
 }
 
 // take listens in a box, by a process of its container, so that packets to it cause no answer.

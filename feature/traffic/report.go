@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
@@ -115,15 +116,7 @@ func (f *Traffic) owners() map[identity.Slot]owner {
 
 // read adds the classes of one device.
 func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners map[identity.Slot]owner) []Row {
-	d, err := qdisc.Open(f.host, index)
-	if err != nil {
-		return to
-	}
-	defer d.Close()
-	stats, err := d.Stats(kindOf(p))
-	if err != nil {
-		return to // the device has gone, or someone else's qdisc is there
-	}
+	stats := statsOf(f.host, index, kindOf(p))
 	for _, c := range p.Classes {
 		minor := minorOf(c.Slot)
 		o, known := owners[c.Slot]
@@ -144,6 +137,18 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 	return to
 }
 
+// statsOf reads the counters of the classes of a device; none if it has gone, or its root qdisc is
+// someone else's.
+func statsOf(ns *netdev.NS, index int, kind qdisc.Kind) map[uint16]qdisc.Stats {
+	d, err := qdisc.Open(ns, index)
+	if err != nil {
+		return nil
+	}
+	defer d.Close()
+	stats, _ := d.Stats(kind)
+	return stats
+}
+
 // readCeil adds the class that limits a tenant to a ceil at the host ends of its veths, which
 // guarantees nothing. path is that of their namespace.
 func (f *Traffic) readCeil(to []Row, t *shaped, inode uint64, path string, way Direction, q *queue) []Row {
@@ -152,19 +157,14 @@ func (f *Traffic) readCeil(to []Row, t *shaped, inode uint64, path string, way D
 		return to
 	}
 	defer ns.Close()
-	d, err := qdisc.Open(ns, q.index)
-	if err != nil {
-		return to
-	}
-	defer d.Close()
-	stats, err := d.Stats(qdisc.KindHTB)
-	if err != nil {
+	st, there := statsOf(ns, q.index, qdisc.KindHTB)[qdisc.MinorDefault]
+	if !there {
 		return to
 	}
 	asked, members := map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}[way], t.members()
 	return append(to, Row{
 		Container: members[0], Members: members, Uplink: q.link.Name, Direction: way,
-		Link: q.link.Rate, Asked: asked, Ceil: asked.Ceil, Stats: stats[qdisc.MinorDefault],
+		Link: q.link.Rate, Asked: asked, Ceil: asked.Ceil, Stats: st,
 		class: delay.Class{NetNS: ns.Inode(), Index: q.index, Minor: qdisc.MinorDefault}, tenant: t.Key(),
 	})
 }

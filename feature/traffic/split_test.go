@@ -172,10 +172,7 @@ func TestIngressLatencySplit(t *testing.T) {
 	}
 	must(t, h.traffic.Remove(t.Context(), two.ID))
 	super(t, ifb, true, "the latency is gone")
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if h.state() != before || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
-	}
+	h.removes(before, c.ID)
 }
 
 // A container with full control of its namespace cannot send longer packets.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -42,13 +43,7 @@ func dueOf(t policy.Target) (due, bool) {
 	return d, asked(d.egress) || asked(d.ingress)
 }
 
-func (d due) equal(o due) bool { return equal(d.egress, o.egress) && equal(d.ingress, o.ingress) }
-
-func equal(a, b policy.Net) bool {
-	same := a.Priority == nil && b.Priority == nil || a.Priority != nil && b.Priority != nil && *a.Priority == *b.Priority
-	a.Priority, b.Priority = nil, nil
-	return same && a == b
-}
+func (d due) equal(o due) bool { return reflect.DeepEqual(d, o) }
 
 // asked reports whether policy gives anything.
 func asked(n policy.Net) bool { return n != policy.Net{} }
@@ -112,7 +107,8 @@ func (t *shaped) devices() (map[container.Device]container.End, error) {
 	for _, e := range t.Ends() {
 		switch {
 		case e.Inside.Kind == "veth" && !e.Host:
-			errs = append(errs, fmt.Errorf("%s: the host's end of this veth is not to be found", e.Name))
+			// It goes before its container, and is found a moment after a new one.
+			errs = append(errs, fmt.Errorf("%s: look for the host's end of this veth: %w", e.Name, netdev.ErrNoLink))
 		case e.Inside.Kind == "veth" || unseen(e.Inside.Kind):
 			want[e.Device] = e
 		}
@@ -194,9 +190,6 @@ func (f *Traffic) learnAtSockets(t *shaped) error {
 func (t *shaped) closeSocket() error {
 	l := t.socket
 	t.socket = nil
-	if l == nil {
-		return nil
-	}
 	return l.Close()
 }
 
@@ -209,21 +202,25 @@ func (f *Traffic) unlearn(t *shaped) error {
 
 // reach configures one device of a tenant. named: an IFB bears its index, for holdSent.
 func (f *Traffic) reach(t *shaped, e *end, dev container.End, named bool) error {
-	at := hook.Place{Device: dev.Device, Path: dev.Path, Owner: journal.Owner{Feature: name}}
-	if dev.Host {
-		at.Stage, at.Name = hook.Identify, identify
-		if err := t.at.PutCopy(f.cfg.Ends, at, f.programs.copyFor(trafficProgFlIdentify, t.slot)); err != nil {
+	// A veth's host end sends what the container receives.
+	for _, p := range []struct {
+		wanted, egress bool
+		stage          qdisc.Stage
+		name, program  string
+	}{
+		{dev.Host && f.dividing && asked(t.due.egress), false, hook.Identify, identify, trafficProgFlIdentify},
+		{f.learns(t), dev.Host, hook.Learn, deliver, trafficProgFlDeliver},
+	} {
+		at := hook.Place{Device: dev.Device, Path: dev.Path, Owner: journal.Owner{Feature: name}, Egress: p.egress, Stage: p.stage, Name: p.name}
+		err := t.at.Drop(func(d container.Device, _ bool, name string) bool {
+			return !p.wanted && d == dev.Device && name == p.name
+		})
+		if p.wanted {
+			err = t.at.PutCopy(f.cfg.Ends, at, f.programs.copyFor(p.program, t.slot))
+		}
+		if err != nil {
 			return err
 		}
-	}
-	if f.learns(t) {
-		// A veth's host end sends what the container receives.
-		at.Egress, at.Stage, at.Name = dev.Host, hook.Learn, deliver
-		if err := t.at.PutCopy(f.cfg.Ends, at, f.programs.copyFor(trafficProgFlDeliver, t.slot)); err != nil {
-			return err
-		}
-	} else if err := t.at.Drop(func(d container.Device, _ bool, name string) bool { return d == dev.Device && name == deliver }); err != nil {
-		return err
 	}
 	if !dev.Host {
 		return nil

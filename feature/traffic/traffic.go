@@ -69,6 +69,7 @@ type Traffic struct {
 	shaped     map[tenant.Key]*shaped
 	uplinks    map[int]*uplink
 	unreleased bool              // not all at the uplinks was undone after the last tenant: Remove goes on
+	dividing   bool              // what uplinks send has classes
 	sharing    bool              // what uplinks receive is redirected to IFBs
 	watches    map[uint64]*watch // of namespaces with our devices or qdiscs
 	forwards   bool              // the sysctl was set for that, see forward
@@ -171,7 +172,7 @@ func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 		}
 		return nil
 	}
-	if err := f.programs.trust(t.Container); err != nil {
+	if err := f.programs.trust(t.Container.ID, slices.ContainsFunc(t.Container.Interfaces, func(dev container.Interface) bool { return unseen(dev.Kind) })); err != nil {
 		return err
 	}
 	var err error
@@ -218,10 +219,12 @@ func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
 			return err
 		}
 	}
-	errs = []error{a.failed, a.told}
-	if a.failed == nil {
-		// The class first, so that no packet names a missing one.
-		errs = append(errs, f.enforce(ctx, a.out, a.in))
+	errs = []error{a.told}
+	switch {
+	case a.failed == nil: // the class first, so that no packet names a missing one
+		errs = append(errs, f.enforce(a.out, a.in))
+	case f.needs(s, sending()) || f.needs(s, receiving()):
+		errs = append(errs, a.failed)
 	}
 	if err := errors.Join(append(errs, f.identify(ctx, s))...); err != nil {
 		return err
@@ -291,17 +294,24 @@ func (f *Traffic) enroll(c container.Container) (identity.Slot, error) {
 	return s, nil
 }
 
-// enforce puts plans into force, and lets all who take part in what uplinks receive be learnt where
-// their packets arrive.
-func (f *Traffic) enforce(ctx context.Context, out, in map[int]model.Plan) error {
-	errs := []error{f.bring(out, in)}
-	if sharing := in != nil; f.sharing != sharing {
-		f.sharing = sharing
-		for _, t := range f.shaped {
-			errs = append(errs, f.identify(ctx, t))
-		}
+// enforce puts plans into force, and lets packets be told apart where uplinks have classes. Packets
+// leave classes before those go, and enter them once they are there.
+func (f *Traffic) enforce(out, in map[int]model.Plan) error {
+	f.apart(f.dividing && out != nil, f.sharing && in != nil)
+	err := f.bring(out, in)
+	f.apart(out != nil, in != nil)
+	return err
+}
+
+// apart begins, or ends, to tell packets apart for classes of what uplinks send and receive.
+func (f *Traffic) apart(dividing, sharing bool) {
+	if f.dividing == dividing && f.sharing == sharing {
+		return
 	}
-	return errors.Join(errs...)
+	f.dividing, f.sharing = dividing, sharing
+	for _, t := range f.shaped {
+		f.reidentify(t) // a failure is the tenant's own
+	}
 }
 
 // Remove implements feature.Feature.
@@ -310,7 +320,7 @@ func (f *Traffic) Remove(_ context.Context, id container.ID) error {
 	defer f.mu.Unlock()
 	defer f.follow()
 	if f.programs != nil {
-		if err := f.programs.distrust(id); err != nil {
+		if err := f.programs.trust(id, false); err != nil {
 			return err
 		}
 	}
@@ -355,7 +365,7 @@ func (f *Traffic) settle(t *tenant.Tenant) error {
 	default:
 		out, in, err := f.plans()
 		if err == nil {
-			err = f.enforce(context.Background(), out, in)
+			err = f.enforce(out, in)
 		}
 		errs = append(errs, err)
 	}
@@ -388,17 +398,16 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 	if len(f.shaped) == 0 {
 		return f.restore(all)
 	}
-	held := make(map[journal.Ref]bool)
+	var held []journal.Ref
+	if f.forwards {
+		held = append(held, qdisc.ForwardPriority(f.cfg.Roots.Proc, f.host).Ref())
+	}
 	for _, u := range f.uplinks {
-		refs := []journal.Ref{qdisc.ForwardPriority(f.cfg.Roots.Proc, f.host).Ref()}
 		if u.claimed {
-			refs = append(refs, u.knobs(f.host)...)
+			held = append(held, u.knobs(f.host)...)
 		}
 		if u.ingress.index != 0 {
-			refs = append(refs, append(u.ingress.knobs(f.host), f.host.IFB(u.index).Ref())...)
-		}
-		for _, r := range refs {
-			held[r] = true
+			held = append(held, append(u.ingress.knobs(f.host), f.host.IFB(u.index).Ref())...)
 		}
 	}
 	// The agent and Apply undo the entries of a single container.
@@ -406,7 +415,7 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 		if e.Ref.Kind == qdisc.KindFilter {
 			return f.cfg.Ends.Stray(e)
 		}
-		return e.Owner.Container == 0 && !held[e.Ref]
+		return e.Owner.Container == 0 && !slices.Contains(held, e.Ref)
 	})
 }
 

@@ -58,11 +58,8 @@ func (f *Traffic) lookAround() {
 	if f.host == nil || f.programs == nil {
 		return
 	}
-	forward := false
-	if len(f.shaped) > 0 && slices.ContainsFunc(slices.Collect(maps.Values(f.uplinks)), func(u *uplink) bool { return u.program.Len() > 0 || u.ingress.inbound.Len() > 0 }) {
-		value, err := qdisc.ForwardPriority(f.cfg.Roots.Proc, f.host).Read()
-		forward = err == nil && value != "0"
-	}
+	value, err := qdisc.ForwardPriority(f.cfg.Roots.Proc, f.host).Read()
+	forward := f.forwards && err == nil && value != "0"
 	for _, u := range f.uplinks {
 		if forward || u.program.Lost() || u.ingress.inbound.Lost() {
 			f.renew(u)
@@ -84,10 +81,11 @@ func (t *shaped) lost() bool {
 	return lost || t.socket != nil && t.socket.detached()
 }
 
-// lookAfter restores what others undid at those devices of a namespace for which told is true. It
-// begins by ending redirection to an IFB that takes no packets, and drops at a device with a raised
-// MTU.
-func (f *Traffic) lookAfter(inode uint64, told func(index int) bool) {
+// lookAfter restores what others undid at those devices of a namespace that have changed, and
+// notifies the tenants if uplinks have come, gone or become others. It begins by ending redirection
+// to an IFB that takes no packets, and drops at a device with a raised MTU.
+func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
+	told := func(index int) bool { return netdev.Concern(changes, index) }
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.looking.Begin()
@@ -110,8 +108,14 @@ func (f *Traffic) lookAfter(inode uint64, told func(index int) bool) {
 		}
 	})
 	if f.host != nil && f.host.Inode() == inode {
-		if err := f.widen(); err != nil {
-			f.cfg.Log.Error("frames may be dropped: an uplink's MTU was raised", "err", err)
+		if slices.ContainsFunc(changes, func(c netdev.Change) bool { return c.Cause == netdev.LinkChanged || c.Cause == netdev.Overrun }) {
+			was := f.links()
+			if err := f.widen(); err != nil {
+				f.cfg.Log.Error("uplinks are not known, or frames may be dropped where an MTU was raised", "err", err)
+			}
+			if f.links() != was { // Apply divides them
+				f.tellAll()
+			}
 		}
 		for _, u := range f.uplinks {
 			if told(u.index) || u.ingress.index != 0 && told(u.ingress.index) {
@@ -135,6 +139,14 @@ func (f *Traffic) lookAfter(inode uint64, told func(index int) bool) {
 	}
 }
 
+// links sums up the uplinks.
+func (f *Traffic) links() (all string) {
+	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
+		all += fmt.Sprint(index, f.uplinks[index].link)
+	}
+	return all
+}
+
 // renew restores an uplink's plans. It notifies all tenants if that begins, or ceases, to fail.
 func (f *Traffic) renew(u *uplink) {
 	was := fmt.Sprint(u.unsent, u.unreceived)
@@ -145,9 +157,7 @@ func (f *Traffic) renew(u *uplink) {
 		u.unreceived = f.receive(u, plansOf(u.index, u.ingress.plan))
 	}
 	if fmt.Sprint(u.unsent, u.unreceived) != was {
-		for _, t := range f.shaped {
-			f.tell(t)
-		}
+		f.tellAll()
 	}
 }
 
@@ -161,17 +171,13 @@ func (f *Traffic) reidentify(t *shaped) {
 	}
 }
 
-// unheld sums up what is not enforced at the tenant's devices.
-func (t *shaped) unheld() string {
-	var list []string
-	for inode, s := range t.sends {
-		list = append(list, fmt.Sprint(inode, s.unheld))
+// unheld sums up what is, and is not, enforced at the tenant's devices.
+func (t *shaped) unheld() string { return fmt.Sprint(t.holders(sending()), t.holders(receiving())) }
+
+func (f *Traffic) tellAll() {
+	for _, t := range f.shaped {
+		f.tell(t)
 	}
-	for _, e := range t.ends {
-		list = append(list, fmt.Sprint(e.name, e.unheld))
-	}
-	slices.Sort(list)
-	return fmt.Sprint(list)
 }
 
 // tell lets the agent look at the status of a tenant's containers again.

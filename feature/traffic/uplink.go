@@ -37,7 +37,7 @@ func (u *uplink) close() error {
 
 // look finds the present uplinks. missing lists the operator's uplinks that do not exist.
 func (f *Traffic) look() (missing []string, err error) {
-	links, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
+	links, err := f.present()
 	if err != nil {
 		return nil, err
 	}
@@ -45,9 +45,6 @@ func (f *Traffic) look() (missing []string, err error) {
 	there := make(map[int]bool)
 	named := make(map[string]bool)
 	for _, l := range links {
-		if !f.isUplink(l, links) {
-			continue
-		}
 		named[l.Name] = true
 		rate, _, err := f.rate(l)
 		if err != nil {
@@ -66,8 +63,8 @@ func (f *Traffic) look() (missing []string, err error) {
 		u.ingress.link.Rate, u.ingress.link.Received = rate/100*received, true
 	}
 	for index, u := range f.uplinks {
-		if !there[index] {
-			errs = append(errs, u.close())
+		if !there[index] { // it has gone, or is the port of a bond now
+			errs = append(errs, f.send(u, nil), f.receive(u, nil), u.close())
 			delete(f.uplinks, index)
 		}
 	}
@@ -79,13 +76,15 @@ func (f *Traffic) look() (missing []string, err error) {
 	return missing, errors.Join(errs...)
 }
 
-// isUplink reports whether a device is an uplink: one of the operator's, if there are any.
-func (f *Traffic) isUplink(l netdev.Link, all []netdev.Link) bool {
-	if len(f.cfg.Uplinks) > 0 {
-		_, named := f.cfg.Uplinks[l.Name]
-		return named
+// present lists the devices that are uplinks now: the operator's, if he names any.
+func (f *Traffic) present() (list []netdev.Link, err error) {
+	all, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
+	for _, l := range all {
+		if _, named := f.cfg.Uplinks[l.Name]; named || len(f.cfg.Uplinks) == 0 && leaves(l, all) {
+			list = append(list, l)
+		}
 	}
-	return leaves(l, all)
+	return list, err
 }
 
 // leaves reports whether packets leave the host by a device, rather than by a device above it. The
@@ -115,7 +114,7 @@ func (f *Traffic) rate(l netdev.Link) (rate uint64, by string, err error) {
 // may mend; what lasts longer is recorded in the uplink, see unkept.
 func (f *Traffic) bring(out, in map[int]model.Plan) error {
 	errs := []error{f.reorder(out)}
-	if out != nil || in != nil {
+	if f.needed() {
 		errs = append(errs, f.watch(f.host))
 	}
 	for index, u := range f.uplinks {
@@ -131,6 +130,10 @@ func (f *Traffic) bring(out, in map[int]model.Plan) error {
 				errs = append(errs, fmt.Errorf("uplink %s: %w", u.link.Name, err))
 			}
 		}
+	}
+	if out == nil && in == nil && f.forwards {
+		err := f.undo(qdisc.ForwardPriority(f.cfg.Roots.Proc, f.host).Ref())
+		f.forwards, errs = err != nil, append(errs, err)
 	}
 	// No event reports an MTU that was raised before the watch began.
 	return errors.Join(append(errs, f.unwatch(), f.widen())...)
@@ -193,28 +196,20 @@ func (f *Traffic) forward() error {
 	if value != "0" && f.forwards && !f.forwarding.again(f.cfg.Now()) {
 		return left("net.ipv4.ip_forward_update_priority was set to " + value)
 	}
+	if err := f.cfg.Journal.Turn(k, "0", journal.Owner{Feature: name}); err != nil {
+		return err // and no change by others
+	}
 	f.forwards = true
-	return f.cfg.Journal.Turn(k, "0", journal.Owner{Feature: name})
+	return nil
 }
 
-// widen raises the frame length at uplinks with a raised MTU, because longer frames would be
-// dropped. It does no more: the next round makes, or refuses, a plan for the new MTU.
+// widen looks for uplinks, and raises the frame length at those with a raised MTU, because longer
+// frames would be dropped. It does no more: Apply makes, or refuses, a plan for the new MTU.
 func (f *Traffic) widen() error {
-	var errs []error
-	for index, u := range f.uplinks {
-		if !u.cuts() && !u.ingress.cuts() {
-			continue
-		}
-		l, err := f.host.Link(index)
-		if errors.Is(err, netdev.ErrNoLink) {
-			continue // which took everything along
-		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		frame := linkOf(l).Frame()
-		errs = append(errs, u.widen(f.host, frame), u.ingress.widen(f.host, frame))
+	_, err := f.look()
+	errs := []error{err}
+	for _, u := range f.uplinks {
+		errs = append(errs, u.widen(f.host, u.link.Frame()), u.ingress.widen(f.host, u.link.Frame()))
 	}
 	return errors.Join(errs...)
 }
@@ -229,15 +224,12 @@ func (f *Traffic) Examine() []probe.Finding {
 	if f.host == nil {
 		return nil
 	}
-	links, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
+	links, err := f.present()
 	if err != nil {
 		return []probe.Finding{uplinkFinding("uplinks", probe.Verdict{Level: probe.Unavailable, Why: err.Error()}, "")}
 	}
 	var list []probe.Finding
 	for _, l := range links {
-		if !f.isUplink(l, links) {
-			continue
-		}
 		rate, by, err := f.rate(l)
 		switch {
 		case err != nil:

@@ -33,7 +33,7 @@ func (f *Traffic) watch(ns *netdev.NS) error {
 	about := netdev.Interest{Causes: []netdev.Cause{netdev.LinkChanged, netdev.QdiscChanged, netdev.FilterChanged}, Pause: lookPause}
 	w.stop, err = f.cfg.Roots.Monitor.Watch(own, about, func(changes []netdev.Change) {
 		f.looking.Turn(func() {
-			f.lookAfter(inode, func(index int) bool { return netdev.Concern(changes, index) })
+			f.lookAfter(inode, changes)
 		})
 	})
 	if err != nil {
@@ -46,10 +46,8 @@ func (f *Traffic) watch(ns *netdev.NS) error {
 // unwatch ends the watches of namespaces with nothing of ours left.
 func (f *Traffic) unwatch() error {
 	used := make(map[uint64]bool)
-	for _, u := range f.uplinks {
-		if f.host != nil && (u.plan != nil || u.ingress.plan != nil) {
-			used[f.host.Inode()] = true
-		}
+	if f.host != nil {
+		used[f.host.Inode()] = f.needed()
 	}
 	for _, t := range f.shaped {
 		for inode := range t.sends {

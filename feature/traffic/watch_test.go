@@ -145,10 +145,7 @@ func TestPutBack(t *testing.T) {
 		})
 	}
 	must(t, h.due(c, all, all))
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end: %d IFBs\n%swas\n%s%+v", h.ifbs(), h.state(), before, h.journal.Entries())
-	}
+	h.removes(before, c.ID)
 }
 
 // After three repairs within an hour the next removal is left alone, and the status reports that

@@ -52,9 +52,7 @@ disabled_plugins = [%s]
 [grpc]
 address = %q
 %s`, filepath.Join(c.dir, "root"), filepath.Join(c.dir, "state"), disabled, c.Socket, plugin), 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { removeCgroups(t, name) })
 	t.Cleanup(func() { c.stop(t) })
 	c.proc = startDaemon(t, nil, c.NS, c.dir, "containerd", "--config", config)
@@ -127,30 +125,22 @@ func imageTar(t testing.TB, name string) []byte {
 		"config": map[string]any{"Env": []string{"PATH=/bin"}, "Cmd": []string{"sleep", "100000"}, "Labels": map[string]string{"from": "image", "given": "image"}},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	manifest, err := json.Marshal([]map[string]any{{
 		"Config": "config.json", "RepoTags": []string{name}, "Layers": []string{"layer.tar"},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	for _, f := range []struct {
 		name    string
 		content []byte
 	}{{"config.json", config}, {"layer.tar", layer}, {"manifest.json", manifest}} {
-		if err := w.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.content)), Typeflag: tar.TypeReg}); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, w.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.content)), Typeflag: tar.TypeReg}))
 		if _, err := w.Write(f.content); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, w.Close())
 	return buf.Bytes()
 }

@@ -129,9 +129,7 @@ func (d *dockerCLI) Run(args ...string) (string, error) { return d.input(nil, ar
 func (d *dockerCLI) Must(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := d.Run(args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return out
 }
 
@@ -181,9 +179,7 @@ exec "$@"
 `
 	d := &daemon{name: program, log: filepath.Join(dir, program+".log"), done: make(chan struct{})}
 	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer log.Close()
 	enter := []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", script, dir}
 	if earlier != nil {
@@ -233,9 +229,7 @@ func (d *daemon) await(t testing.TB, try func() error) {
 		return
 	}
 	mnt, err := os.Open(filepath.Join("/proc", strconv.Itoa(d.cmd.Process.Pid), "ns", "mnt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	d.mnt = mnt
 }
 
@@ -306,9 +300,7 @@ func (d *daemon) tell(t testing.TB, run func(...string) (string, error)) {
 func shortDir(t testing.TB, name string) string {
 	t.Helper()
 	dir := filepath.Join("/tmp", name)
-	if err := os.Mkdir(dir, 0o711); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, os.Mkdir(dir, 0o711))
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -351,24 +343,16 @@ func runCommand(cmd *exec.Cmd, stdin []byte) (string, error) {
 func busyboxTar(t testing.TB) []byte {
 	t.Helper()
 	path, err := exec.LookPath("busybox")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	binary, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	applets, err := exec.Command(path, "--list").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	add := func(h tar.Header, content []byte) {
 		h.Size = int64(len(content))
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, w.WriteHeader(&h))
 		if _, err := w.Write(content); err != nil {
 			t.Fatal(err)
 		}
@@ -383,8 +367,6 @@ func busyboxTar(t testing.TB) []byte {
 			add(tar.Header{Name: "bin/" + name, Typeflag: tar.TypeSymlink, Linkname: "busybox", Mode: 0o777}, nil)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, w.Close())
 	return buf.Bytes()
 }

@@ -28,9 +28,7 @@ func StartPodman(t testing.TB) *Podman {
 	p.Host = "unix://" + socket
 	// Without CAP_SYS_RESOURCE the default limits are refused.
 	config := filepath.Join(p.dir, "containers.conf")
-	if err := os.WriteFile(config, []byte("[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, os.WriteFile(config, []byte("[containers]\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1024:1024\"]\n"), 0o600))
 	t.Cleanup(func() { removeCgroups(t, name) })
 	t.Cleanup(func() { p.stop(t) })
 	p.proc = startDaemon(t, nil, p.NS, p.dir, "env", "CONTAINERS_CONF="+config, "podman",

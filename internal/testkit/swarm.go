@@ -26,16 +26,10 @@ func StartSwarm(t testing.TB) [2]*Docker {
 	for i, ns := range ns {
 		h := ns.Handle(t)
 		wire, err := h.LinkByName("flwire")
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		addr, err := netlink.ParseAddr(fmt.Sprintf("10.214.0.%d/24", i+1))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := h.AddrAdd(wire, addr); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
+		Must(t, h.AddrAdd(wire, addr))
 		engines[i] = StartDockerIn(t, ns)
 	}
 	engines[0].Must(t, "swarm", "init", "--advertise-addr", "10.214.0.1")

@@ -46,7 +46,8 @@ func FindRemote(sys, disk string) (r Remote, ok bool) {
 	}
 	// A namespace lies below its controller. With several paths, it lies below a subsystem that
 	// links to the controllers.
-	for _, c := range append([]string{filepath.Dir(dir)}, controllers(filepath.Dir(dir))...) {
+	linked, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), "nvme*"))
+	for _, c := range append([]string{filepath.Dir(dir)}, linked...) {
 		name, known := map[string]string{"tcp": "NVMe/TCP", "rdma": "NVMe/RDMA"}[text(c, "transport")]
 		if !known {
 			continue
@@ -57,11 +58,6 @@ func FindRemote(sys, disk string) (r Remote, ok bool) {
 		}
 	}
 	return r, r.Transport != ""
-}
-
-func controllers(subsystem string) []string {
-	found, _ := filepath.Glob(filepath.Join(subsystem, "nvme*"))
-	return found
 }
 
 // fabric parses a controller's address, "traddr=192.0.2.1,trsvcid=4420,src_addr=...".

@@ -83,10 +83,7 @@ func place(sys, dir string) string {
 // order returns the position of host among the SCSI hosts of one device.
 func order(dir, host string) int {
 	number := func(name string) int {
-		n, err := strconv.Atoi(strings.TrimPrefix(name, "host"))
-		if err != nil {
-			return -1
-		}
+		n, _ := strconv.Atoi(strings.TrimPrefix(name, "host")) // the names match scsiHost
 		return n
 	}
 	entries, _ := os.ReadDir(dir)

@@ -28,8 +28,9 @@ const maxValue = 64 << 10
 // [Quota].
 func File(path string) journal.Knob { return file(path) }
 
-// OpenFile opens a knob that an earlier process wrote into the journal. It refuses a path that does
-// not lie below root, the directory above all hierarchies.
+// OpenFile opens a knob that an earlier process wrote into the journal, or to which a file belongs:
+// cpu.idle is a part of the weight's. It refuses a path that does not lie below root, the directory
+// above all hierarchies.
 func OpenFile(root string, ref journal.Ref) (journal.Knob, error) {
 	path := ref.Object
 	if ref.Kind != KindFile {
@@ -42,6 +43,10 @@ func OpenFile(root string, ref journal.Ref) (journal.Knob, error) {
 	switch f := file(path); filepath.Base(path) {
 	case weightFile, sharesFile:
 		return weight{f}, nil
+	case idleFile:
+		_, err := file(filepath.Join(filepath.Dir(path), sharesFile)).Read()
+		k, _ := WeightKnob(filepath.Dir(path), err != nil)
+		return k, nil
 	case bandFile, quotaFile:
 		return quota{f}, nil
 	default:

@@ -121,27 +121,22 @@ func Shorten(dir string) error {
 func Relax(tid int) error { return Demote(tid, shortSlice) }
 
 // ownSlice returns the slice of a thread that has requested none.
-func ownSlice() (uint64, error) {
-	type result struct {
-		slice uint64
-		err   error
-	}
-	out := make(chan result)
+func ownSlice() (slice uint64, err error) {
+	done := make(chan struct{})
 	go func() {
+		defer close(done)
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr}, 0)
+		err = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr}, 0)
 		a, rerr := unix.SchedGetAttr(0, 0)
 		if err = errors.Join(err, rerr); err == nil && a.Runtime == 0 {
 			err = fmt.Errorf("%w: they need Linux 6.12", errors.ErrUnsupported)
 		}
-		if err != nil {
-			out <- result{err: err}
-			return
+		if err == nil {
+			slice = a.Runtime
 		}
-		out <- result{slice: a.Runtime}
 	}()
-	r := <-out
-	return r.slice, r.err
+	<-done
+	return slice, err
 }
 
 // each calls do for the threads of the fair class. It leaves out threads that end meanwhile.

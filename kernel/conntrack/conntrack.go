@@ -43,6 +43,7 @@ const batch = 64
 const (
 	update    = 1<<8 | nl.IPCTNL_MSG_CT_NEW // NFNL_SUBSYS_CTNETLINK; without NLM_F_CREATE
 	beLiberal = 0x08                        // IP_CT_TCP_FLAG_BE_LIBERAL
+	maxAckSet = 0x20                        // IP_CT_TCP_FLAG_MAXACK_SET: a RST before td_maxack is invalid
 )
 
 // Open opens the table of a namespace, which stays alive until Close. Errors: ErrUnsupported.
@@ -98,8 +99,7 @@ func (t *Table) send(tuples []Tuple, found []bool) error {
 	var requests []byte
 	at := make(map[uint32]int) // by sequence number
 	for i, tuple := range tuples {
-		req, ok := liberal(tuple)
-		if ok {
+		if req, ok := liberal(tuple); ok {
 			at[req.Seq] = i
 			requests = append(requests, req.Serialize()...)
 		}
@@ -166,7 +166,7 @@ func liberal(t Tuple) (req *nl.NetlinkRequest, ok bool) {
 	tuple.AddChild(ip)
 	tuple.AddChild(proto)
 	// struct nf_ct_tcp_flags: the values, and their mask.
-	flags := []byte{beLiberal, beLiberal}
+	flags := []byte{beLiberal, beLiberal | maxAckSet}
 	tcp := nested(nl.CTA_PROTOINFO_TCP)
 	tcp.AddRtAttr(nl.CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, flags)
 	tcp.AddRtAttr(nl.CTA_PROTOINFO_TCP_FLAGS_REPLY, flags)

@@ -172,13 +172,13 @@ func TestLiberalWindow(t *testing.T) {
 		}
 		return err
 	}))
-	strays := func() {
+	strays := func(flags byte) {
 		t.Helper()
 		for part := range uint32(4) {
-			must(t, errors.Join(stray(kit, tuple, part<<30), stray(kit, reverse(tuple), part<<30)))
+			must(t, errors.Join(stray(kit, tuple, part<<30, flags), stray(kit, reverse(tuple), part<<30, flags)))
 		}
 	}
-	strays()
+	strays(0x10) // ACK
 	before := invalid(t, kit)
 	// Half of the number space is beyond the window, the other half counts as acknowledged.
 	if before < 2 {
@@ -187,14 +187,14 @@ func TestLiberalWindow(t *testing.T) {
 	if found, err := table.BeLiberal([]conntrack.Tuple{tuple}); err != nil || !found[0] {
 		t.Fatalf("%v, %v", found, err)
 	}
-	strays()
+	strays(0x10)
+	strays(0x04) // RST, long after what the table has seen
 	if now := invalid(t, kit); now != before {
 		t.Errorf("%d packets more are invalid", now-before)
 	}
 }
 
-// stray sends a segment with a sequence number.
-func stray(kit *testkit.NS, tuple conntrack.Tuple, seq uint32) error {
+func stray(kit *testkit.NS, tuple conntrack.Tuple, seq uint32, flags byte) error {
 	return kit.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
@@ -209,7 +209,7 @@ func stray(kit *testkit.NS, tuple conntrack.Tuple, seq uint32) error {
 		binary.BigEndian.PutUint16(b[20:], tuple.Source.Port())
 		binary.BigEndian.PutUint16(b[22:], tuple.Destination.Port())
 		binary.BigEndian.PutUint32(b[24:], seq)
-		b[32], b[33] = 5<<4, 0x10 // ACK
+		b[32], b[33] = 5<<4, flags
 		// The TCP checksum is wrong: only connection tracking reads the segment.
 		return unix.Sendto(fd, b, 0, &unix.SockaddrInet4{Addr: tuple.Destination.Addr().As4()})
 	})

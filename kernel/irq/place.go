@@ -1,6 +1,7 @@
 package irq
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -110,11 +111,8 @@ func (b Balancer) Places(irq int) bool { return b.Runs && !slices.Contains(b.Ban
 // ours, because a container may start one.
 func Balancing(proc string) (Balancer, error) {
 	ours, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
-	if err != nil {
-		return Balancer{}, fmt.Errorf("look for irqbalance: %w", err)
-	}
-	list, err := os.ReadDir(proc)
-	if err != nil {
+	list, lerr := os.ReadDir(proc)
+	if err := cmp.Or(err, lerr); err != nil {
 		return Balancer{}, fmt.Errorf("look for irqbalance: %w", err)
 	}
 	for _, e := range list {

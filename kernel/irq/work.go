@@ -1,6 +1,7 @@
 package irq
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"strconv"
@@ -23,11 +24,8 @@ const tick = 10 * time.Millisecond
 // counted in ticks: an interrupt of a CPU that idles without ticks is missed.
 func Works(proc string) (map[int]Work, error) {
 	stat, err := readLong(filepath.Join(proc, "stat"))
-	if err != nil {
-		return nil, fmt.Errorf("read work for interrupts: %w", err)
-	}
-	softirqs, err := readLong(filepath.Join(proc, "softirqs"))
-	if err != nil {
+	softirqs, serr := readLong(filepath.Join(proc, "softirqs"))
+	if err := cmp.Or(err, serr); err != nil {
 		return nil, fmt.Errorf("read work for interrupts: %w", err)
 	}
 	return parseWorks(stat, softirqs), nil

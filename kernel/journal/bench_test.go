@@ -10,17 +10,13 @@ import (
 func BenchmarkRestoreOne(b *testing.B) {
 	board := newBoard()
 	j, err := openBoot(b.TempDir(), "", boot)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	defer j.Close()
 	for c := range uint64(1000) {
 		for k := range 20 {
 			name := fmt.Sprintf("%d/%d", c, k)
 			board.set(name, "0")
-			if err := j.Turn(board.knob(name), "1", Owner{Feature: "bench", Container: c + 1}); err != nil {
-				b.Fatal(err)
-			}
+			must(b, j.Turn(board.knob(name), "1", Owner{Feature: "bench", Container: c + 1}))
 		}
 	}
 	for b.Loop() {

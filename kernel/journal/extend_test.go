@@ -17,15 +17,11 @@ func TestExtend(t *testing.T) {
 	j := open(t, dir)
 	early, late := time.Unix(1_800_000_000, 0).UTC(), time.Unix(1_900_000_000, 0).UTC()
 	for name, at := range map[string]time.Time{"a": early, "b": {}} {
-		if err := j.TurnUntil(b.knob(name), "2", Owner{Feature: "test"}, at); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.TurnUntil(b.knob(name), "2", Owner{Feature: "test"}, at))
 	}
 	b.set("a", "by somebody else")
 	of := func(name string) func(Entry) bool { return func(e Entry) bool { return e.Ref.Object == name } }
-	if err := errors.Join(j.Extend(of("a"), late), j.Extend(of("nothing"), late)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(j.Extend(of("a"), late), j.Extend(of("nothing"), late)))
 	expiry := func(j *Journal) map[string]time.Time {
 		out := make(map[string]time.Time)
 		for _, e := range j.Entries() {
@@ -36,9 +32,7 @@ func TestExtend(t *testing.T) {
 	if diff := cmp.Diff(map[string]time.Time{"a": late, "b": {}}, expiry(j)); diff != "" || b.get("a") != "by somebody else" {
 		t.Errorf("a is %q; expiries:\n%s", b.get("a"), diff)
 	}
-	if err := j.Extend(nil, time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.Extend(nil, time.Time{}))
 	j.Close()
 	if err := j.Extend(nil, late); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("closed: %v", err)
@@ -57,9 +51,7 @@ func TestReassign(t *testing.T) {
 	j := open(t, dir)
 	j.Attribute(func(id uint64) string { return map[uint64]string{1: "first", 2: "second"}[id] })
 	for name, id := range map[string]uint64{"a": 1, "b": 3} {
-		if err := j.Turn(b.knob(name), "2", Owner{Feature: "test", Container: id}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.Turn(b.knob(name), "2", Owner{Feature: "test", Container: id}))
 	}
 	of := func(id uint64) func(Entry) bool { return func(e Entry) bool { return e.Owner.Container == id } }
 	want := map[string]string{"a": "2 second", "b": "3 "}
@@ -71,9 +63,7 @@ func TestReassign(t *testing.T) {
 		return out
 	}
 	for range 2 {
-		if err := j.Reassign(of(1), Owner{Feature: "test", Container: 2}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.Reassign(of(1), Owner{Feature: "test", Container: 2}))
 		if diff := cmp.Diff(want, owners(j)); diff != "" || b.get("a") != "2" {
 			t.Errorf("a is %q; owners:\n%s", b.get("a"), diff)
 		}
@@ -110,9 +100,7 @@ func TestTurnTakesOver(t *testing.T) {
 		{Owner{"other", 3}, Owner{"one", 2}, "source 2"},
 		{Owner{"one", 0}, Owner{"one", 0}, ""},
 	} {
-		if err := j.Turn(b.knob("a"), "2", step.by); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.Turn(b.knob("a"), "2", step.by))
 		for _, e := range j.Entries()[:1] {
 			if e.Owner != step.want || e.Source != step.source || e.Before != "1" || e.Wrote != "2" {
 				t.Errorf("by %+v: %+v", step.by, e)

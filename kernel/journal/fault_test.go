@@ -54,7 +54,7 @@ func TestFaults(t *testing.T) {
 	testkit.NeedRoot(t)
 	dir := t.TempDir()
 	for i := range knobs {
-		testkit.Must(t, os.WriteFile(fileName(dir, i), []byte(first(i)), 0o600))
+		must(t, os.WriteFile(fileName(dir, i), []byte(first(i)), 0o600))
 	}
 	state := func() string {
 		t.Helper()

@@ -91,18 +91,14 @@ func (k memKnob) Write(v string) error {
 func open(t *testing.T, dir string) *Journal {
 	t.Helper()
 	j, err := openBoot(dir, "", boot)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { j.Close() })
 	return j
 }
 
 func turn(t *testing.T, j *Journal, k Knob, v string) {
 	t.Helper()
-	if err := j.Turn(k, v, Owner{Feature: "test"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.Turn(k, v, Owner{Feature: "test"}))
 }
 
 // brief renders entries as "object: before>wrote" with "(prior)" where there is one.
@@ -189,9 +185,7 @@ func TestTurnAgainMovesTheExpiry(t *testing.T) {
 	soon := time.Date(2026, 3, 4, 5, 6, 7, 0, time.FixedZone("CET", 3600))
 	for _, expiry := range []time.Time{soon, soon.Add(time.Minute)} {
 		for _, name := range []string{"a", "b"} {
-			if err := j.TurnUntil(b.knob(name), "2", Owner{Feature: "test"}, expiry); err != nil {
-				t.Fatal(err)
-			}
+			must(t, j.TurnUntil(b.knob(name), "2", Owner{Feature: "test"}, expiry))
 		}
 		if got := j.Expired(expiry); len(got) != 1 || got[0].Ref.Object != "a" {
 			t.Errorf("expired: %v", got)
@@ -304,9 +298,7 @@ func TestPriorIsOurs(t *testing.T) {
 	e := *j.byRef[Ref{"mem", "a"}]
 	prior := "2"
 	e.Wrote, e.Prior = "3", &prior
-	if err := j.put(e); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.put(e))
 	j.Close()
 
 	j = open(t, dir)
@@ -317,9 +309,7 @@ func TestPriorIsOurs(t *testing.T) {
 	if got := brief(j.Entries()); got != "a:1>2" {
 		t.Errorf("entries are %q", got)
 	}
-	if err := j.put(e); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.put(e))
 	out, err := j.Restore(b.open, nil)
 	if err != nil || results(out) != "a:restored" || b.get("a") != "1" {
 		t.Errorf("restore: %v, %v, value %q", results(out), err, b.get("a"))
@@ -332,12 +322,8 @@ func TestEntriesSurviveReopening(t *testing.T) {
 	j := open(t, dir)
 	when := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	j.now = func() time.Time { return when }
-	if err := j.TurnUntil(b.knob("a"), "2", Owner{"netcpu", 42}, when.Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Turn(b.knob("b"), "", Owner{"netcpu", 43}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.TurnUntil(b.knob("a"), "2", Owner{"netcpu", 42}, when.Add(time.Minute)))
+	must(t, j.Turn(b.knob("b"), "", Owner{"netcpu", 43}))
 	want := []Entry{
 		{Ref: Ref{"mem", "a"}, Before: "1", Wrote: "2", Value: "2", Owner: Owner{"netcpu", 42}, When: when, Expiry: when.Add(time.Minute)},
 		{Ref: Ref{"mem", "b"}, Before: "x\n\t\"<é>", Wrote: "", Owner: Owner{"netcpu", 43}, When: when},
@@ -356,9 +342,7 @@ func TestEntriesSurviveReopening(t *testing.T) {
 	if got := brief(j.Expired(when.Add(time.Minute))); got != "a:1>2" {
 		t.Errorf("expired: %q", got)
 	}
-	if err := j.Forget(func(e Entry) bool { return e.Owner.Container == 42 }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.Forget(func(e Entry) bool { return e.Owner.Container == 42 }))
 	if len(j.Entries()) != 1 || b.get("a") != "2" {
 		t.Errorf("after forget: %q, value %q", brief(j.Entries()), b.get("a"))
 	}
@@ -378,9 +362,7 @@ func TestOtherBootIsDropped(t *testing.T) {
 	ruin(t, dir, func([]byte) []byte { return []byte{0, 0, 0} })
 
 	j, err := openBoot(dir, "", "11111111-5f5e-4b5c-9a53-8d3e6a1f4c11")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer j.Close()
 	if len(j.Entries()) != 0 {
 		t.Errorf("entries of another boot: %q", brief(j.Entries()))
@@ -414,9 +396,7 @@ func TestDirectoryMode(t *testing.T) {
 	open(t, dir)
 	for name, want := range map[string]os.FileMode{dir: 0o700, filepath.Join(dir, prefix+boot): 0o600} {
 		info, err := os.Stat(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if info.Mode().Perm() != want {
 			t.Errorf("mode of %s is %o, want %o", name, info.Mode().Perm(), want)
 		}
@@ -482,13 +462,9 @@ func TestConcurrentUse(t *testing.T) {
 func BenchmarkTurn(b *testing.B) {
 	board := newBoard("a", "0")
 	j, err := openBoot(b.TempDir(), "", boot)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	defer j.Close()
 	for i := 0; b.Loop(); i++ {
-		if err := j.Turn(board.knob("a"), fmt.Sprint("v", i), Owner{Feature: "test"}); err != nil {
-			b.Fatal(err)
-		}
+		must(b, j.Turn(board.knob("a"), fmt.Sprint("v", i), Owner{Feature: "test"}))
 	}
 }

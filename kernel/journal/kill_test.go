@@ -14,6 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit/faults"
 )
 
+var must = testkit.Must
+
 // turnerDir in the environment makes the test binary the process that is killed.
 const turnerDir = "FAIRLEAD_JOURNAL_TURNER"
 
@@ -93,16 +95,12 @@ func first(i int) string { return fmt.Sprintf("first%03d", i) }
 
 func TestKilledAtAnyPoint(t *testing.T) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	seen := map[Result]int{}
 	for round := range 60 {
 		dir := t.TempDir()
 		for i := range knobs {
-			if err := os.WriteFile(fileName(dir, i), []byte(first(i)), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(fileName(dir, i), []byte(first(i)), 0o600))
 		}
 		// Some rounds kill two processes in turn; the second begins with what the first
 		// left.
@@ -111,9 +109,7 @@ func TestKilledAtAnyPoint(t *testing.T) {
 		}
 		edited := round%3 == 0
 		if edited {
-			if err := (pageKnob{fileName(dir, foreign)}).Write("someone!"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, (pageKnob{fileName(dir, foreign)}).Write("someone!"))
 		}
 
 		j := open(t, filepath.Join(dir, "state"))
@@ -122,9 +118,7 @@ func TestKilledAtAnyPoint(t *testing.T) {
 			recorded[e.Ref.Object] = true
 		}
 		out, err := j.Restore(openPage, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, o := range out {
 			seen[o.Result]++
 			if want := edited && o.Entry.Ref.Object == fileName(dir, foreign); (o.Result == Foreign) != want {
@@ -154,20 +148,14 @@ func kill(t *testing.T, self, dir string, d time.Duration) {
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), turnerDir+"="+dir)
 	pipe, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	lines := bufio.NewScanner(pipe)
 	if !lines.Scan() || lines.Text() != "go" {
 		t.Errorf("turner says %q", lines.Text())
 	}
 	time.Sleep(d)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Kill())
 	if lines.Scan() {
 		t.Errorf("turner ended by itself: %q", lines.Text())
 	}

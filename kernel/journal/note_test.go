@@ -106,9 +106,7 @@ func TestClaimsLapse(t *testing.T) {
 	j := open(t, dir)
 	soon, late := time.Now().Add(time.Minute), time.Now().Add(time.Hour)
 	for by, at := range map[string]time.Time{"A": soon, "B": late, "C": {}} {
-		if err := j.TurnUntil(least{b.knob("a")}, map[string]string{"A": "3", "B": "5", "C": "6"}[by], Owner{Feature: by}, at); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.TurnUntil(least{b.knob("a")}, map[string]string{"A": "3", "B": "5", "C": "6"}[by], Owner{Feature: by}, at))
 	}
 	expired := func(at time.Time) (by string) {
 		for _, e := range j.Expired(at) {
@@ -164,9 +162,7 @@ func TestClaimRefused(t *testing.T) {
 	b := newBoard("a", "9")
 	j := open(t, t.TempDir())
 	k := least{b.knob("a")}
-	if err := errors.Join(j.Turn(k, "5", Owner{Feature: "A"}), j.Turn(k, "6", Owner{Feature: "B"})); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(j.Turn(k, "5", Owner{Feature: "A"}), j.Turn(k, "6", Owner{Feature: "B"})))
 	b.fail["a"] = refused
 	opener := func(Ref) (Knob, error) { return k, nil }
 	out, err := j.Restore(opener, func(e Entry) bool { return e.Owner.Feature == "A" })

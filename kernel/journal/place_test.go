@@ -129,9 +129,7 @@ func TestLateReturn(t *testing.T) {
 		turned := make(chan error, 1)
 		go func() { turned <- j.Turn(h, "2", Owner{Feature: "one"}) }()
 		<-h.began
-		if err := j.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.Close())
 		j = open(t, dir)
 		close(h.release)
 		if err := <-turned; err != nil && !errors.Is(err, os.ErrClosed) {

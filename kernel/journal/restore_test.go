@@ -11,9 +11,7 @@ func TestRestoreNewestFirstAndMatch(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
 	for i, n := range []string{"a", "b", "c", "d"} {
-		if err := j.Turn(b.knob(n), "2", Owner{Feature: "f", Container: uint64(i % 2)}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.Turn(b.knob(n), "2", Owner{Feature: "f", Container: uint64(i % 2)}))
 	}
 	turn(t, j, b.knob("a"), "3") // does not change the position of a
 	delete(b.values, "c")
@@ -57,15 +55,11 @@ func TestUnfinishedIsOurs(t *testing.T) {
 	}
 	j := open(t, t.TempDir())
 	for _, name := range []string{"a", "b"} {
-		if err := j.Turn(stepwise{b.knob(name)}, "9", Owner{Feature: "f"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.Turn(stepwise{b.knob(name)}, "9", Owner{Feature: "f"}))
 		b.set(name, "12") // killed while it put 123 back
 	}
 	// Turned again before the interrupted write was finished.
-	if err := j.Turn(stepwise{b.knob("b")}, "8", Owner{Feature: "f"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.Turn(stepwise{b.knob("b")}, "8", Owner{Feature: "f"}))
 	out, err := j.Restore(opener, nil)
 	if err != nil || results(out) != "b:restored a:restored" || b.values["a"] != "123" || b.values["b"] != "123" {
 		t.Errorf("restore: %q, %v, %v", results(out), err, b.values)

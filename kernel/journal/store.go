@@ -83,11 +83,10 @@ func (r record) note(c clock) note {
 	return n
 }
 
-// store is the two files of one boot with the same notes, so that one may be damaged or lost. A lock
-// on the directory of the first protects both. A note that only one of them has counts: undoing
+// store is the two files of one boot with the same notes, so that one may be damaged or lost. Locks
+// on their directories protect them. A note that only one of them has counts: undoing
 // compares with the host, so a note too many does no harm.
 type store struct {
-	dir  *os.File // carries the lock
 	main file
 	copy *file // nil: there is none, or it cannot be written
 }
@@ -96,6 +95,7 @@ type store struct {
 // overwrites one byte, the first of the knob's last line. A kill cannot cut one byte in two, and it
 // needs no room on a full disk.
 type file struct {
+	dir   *os.File // carries the lock
 	path  string
 	open  *os.File // nil before the first record
 	clock clock
@@ -112,12 +112,24 @@ type layout struct {
 // dropped is the first byte of a line that has ended, in place of a digit of its checksum.
 const dropped = '-'
 
-// lock makes and locks dir, and makes the directory of the copy, if that is not "". It removes the
-// files of other boots in both.
+// lock makes and locks dir, and second, if that is not "". It removes the files of other boots in
+// both.
 func lock(dir, second, boot string) (*store, error) {
 	if !bootID.MatchString(boot) {
 		return nil, fmt.Errorf("boot id %q is not one", boot)
 	}
+	main, err := lockFile(dir, boot)
+	if err != nil {
+		return nil, err
+	}
+	s := &store{main: *main}
+	if second != "" {
+		s.copy, _ = lockFile(second, boot) // the journal works without it
+	}
+	return s, nil
+}
+
+func lockFile(dir, boot string) (*file, error) {
 	c, err := readClock()
 	if err != nil {
 		return nil, err
@@ -129,22 +141,9 @@ func lock(dir, second, boot string) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &store{dir: f, main: file{path: filepath.Join(dir, prefix+boot), clock: c}}
-	if err := s.acquire(); err != nil {
-		return nil, errors.Join(err, s.close())
+	if err := acquire(f); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
-	if err := dropOthers(dir, boot); err != nil {
-		return nil, errors.Join(err, s.close())
-	}
-	// The journal works without the copy.
-	if second != "" && os.MkdirAll(second, 0o700) == nil && dropOthers(second, boot) == nil {
-		s.copy = &file{path: filepath.Join(second, prefix+boot), clock: c}
-	}
-	return s, nil
-}
-
-// dropOthers removes the files of other boots.
-func dropOthers(dir, boot string) error {
 	names, err := os.ReadDir(dir)
 	for _, n := range names {
 		if err == nil && strings.HasPrefix(n.Name(), prefix) && !strings.HasPrefix(n.Name(), prefix+boot) {
@@ -152,15 +151,15 @@ func dropOthers(dir, boot string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("drop the journal of another boot: %w", err)
+		return nil, errors.Join(fmt.Errorf("drop the journal of another boot: %w", err), f.Close())
 	}
-	return nil
+	return &file{dir: f, path: filepath.Join(dir, prefix+boot), clock: c}, nil
 }
 
 // acquire takes the lock. A process that was just killed may need a moment to release it.
-func (s *store) acquire() error {
+func acquire(dir *os.File) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		err := unix.Flock(int(s.dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
 			return nil
@@ -173,7 +172,7 @@ func (s *store) acquire() error {
 }
 
 func (s *store) close() error {
-	err := errors.Join(s.main.close(), s.dir.Close())
+	err := s.main.close()
 	if s.copy == nil {
 		return err
 	}
@@ -288,10 +287,11 @@ func (s *store) drop(n uint64) error {
 }
 
 func (f *file) close() error {
-	if f.open == nil {
-		return nil
+	err := f.dir.Close()
+	if f.open != nil {
+		err = errors.Join(f.open.Close(), err)
 	}
-	return f.open.Close()
+	return err
 }
 
 // load reads the notes by number, and changes nothing. Of a file that is not there it reads none.

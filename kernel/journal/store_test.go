@@ -20,12 +20,8 @@ func ruin(t *testing.T, dir string, change func([]byte) []byte) {
 	t.Helper()
 	name := filepath.Join(dir, prefix+boot)
 	data, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, change(data), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(name, change(data), 0o600))
 }
 
 func TestCorruptFileIsSetAside(t *testing.T) {
@@ -85,7 +81,7 @@ func TestCopy(t *testing.T) {
 				b := newBoard("a", "1", "b", "1", "c", "1")
 				dir, second := t.TempDir(), filepath.Join(t.TempDir(), "made")
 				j, err := openBoot(dir, second, boot)
-				testkit.Must(t, err)
+				must(t, err)
 				turn(t, j, b.knob("a"), "2")
 				turn(t, j, b.knob("c"), "2")
 				turn(t, j, b.knob("b"), "2")
@@ -93,7 +89,7 @@ func TestCopy(t *testing.T) {
 				j.Close()
 				at := map[string]string{"journal": dir, "copy": second}[which]
 				if change == nil {
-					testkit.Must(t, os.Remove(filepath.Join(at, prefix+boot)))
+					must(t, os.Remove(filepath.Join(at, prefix+boot)))
 				} else {
 					ruin(t, at, change)
 				}
@@ -104,7 +100,7 @@ func TestCopy(t *testing.T) {
 					}
 					j, err = openBoot(dir, second, boot)
 				}
-				testkit.Must(t, err)
+				must(t, err)
 				j.Close()
 				for _, one := range []string{dir, second} {
 					j = open(t, one)
@@ -122,18 +118,18 @@ func TestNoCopy(t *testing.T) {
 	b := newBoard("a", "1", "b", "1")
 	dir, second := t.TempDir(), t.TempDir()
 	j, err := openBoot(dir, second, boot)
-	testkit.Must(t, err)
+	must(t, err)
 	turn(t, j, b.knob("a"), "2")
-	testkit.Must(t, j.store.copy.open.Close())
+	must(t, j.store.copy.open.Close())
 	turn(t, j, b.knob("b"), "2")
 	if _, err := os.Stat(filepath.Join(second, prefix+boot)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the old copy is still there: %v", err)
 	}
 	j.Close()
-	testkit.Must(t, os.RemoveAll(second))
-	testkit.Must(t, os.WriteFile(second, nil, 0o600)) // no directory
+	must(t, os.RemoveAll(second))
+	must(t, os.WriteFile(second, nil, 0o600)) // no directory
 	j, err = openBoot(dir, second, boot)
-	testkit.Must(t, err)
+	must(t, err)
 	defer j.Close()
 	if got := brief(j.Entries()); got != "a:1>2 b:1>2" {
 		t.Errorf("entries are %q", got)
@@ -150,9 +146,7 @@ func TestLastLineCutShort(t *testing.T) {
 	turn(t, j, b.knob("b"), "2")
 	j.Close()
 	whole, err := os.ReadFile(filepath.Join(dir, prefix+boot))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for n := len(header); n < len(whole); n++ {
 		want := map[int]string{1: "", 2: "a:1>2"}[bytes.Count(whole[:n], []byte("\n"))]
 		ruin(t, dir, func([]byte) []byte { return whole[:n] })
@@ -227,9 +221,7 @@ func TestVersion(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	testkit.NeedRoot(t)
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Error(err)
@@ -340,9 +332,7 @@ func TestCannotTidy(t *testing.T) {
 	if got := brief(j.Entries()); got != want {
 		t.Errorf("entries are %q, want %q", got, want)
 	}
-	if err := os.Remove(j.store.main.path + ".new"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(j.store.main.path+".new"))
 	for i := range slack {
 		turn(t, j, b.knob("a"), fmt.Sprint(-i))
 	}

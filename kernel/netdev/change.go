@@ -133,14 +133,8 @@ func (q *qdiscs) hear(m syscall.NetlinkMessage) bool {
 		return true
 	}
 	what := string(m.Data[8:12])
-	attrs, err := attributes(m.Data[size:])
-	if err != nil {
+	if eachAt(m.Data[size:], func(kind []byte) { what += unix.ByteSliceToString(kind) }, unix.TCA_KIND) != nil {
 		return true
-	}
-	for _, a := range attrs {
-		if a.Attr.Type == unix.TCA_KIND {
-			what += unix.ByteSliceToString(a.Value)
-		}
 	}
 	if (*q)[key] == what {
 		return false

@@ -14,15 +14,6 @@ import (
 // headers. A super-packet is one packet, and has one header.
 type Counters struct{ RxPackets, TxPackets, RxBytes, TxBytes uint64 }
 
-// stats64 reads a struct rtnl_link_stats64.
-func stats64(b []byte) (c Counters, ok bool) {
-	if len(b) < 4*8 {
-		return Counters{}, false
-	}
-	v := func(i int) uint64 { return binary.NativeEndian.Uint64(b[8*i:]) }
-	return Counters{RxPackets: v(0), TxPackets: v(1), RxBytes: v(2), TxBytes: v(3)}, true
-}
-
 // The attributes of RTM_GETSTATS (include/uapi/linux/if_link.h).
 const (
 	statsHeader = 12 // struct if_stats_msg
@@ -98,14 +89,11 @@ func parseCounters(msg []byte) (index int, c Counters, err error) {
 	if len(msg) < statsHeader {
 		return 0, Counters{}, errors.New("short message with counters")
 	}
-	attrs, err := nl.ParseRouteAttr(msg[statsHeader:])
-	if err != nil {
-		return 0, Counters{}, err
-	}
-	for _, a := range attrs {
-		if a.Attr.Type == statsLink64 {
-			c, _ = stats64(a.Value)
+	err = eachAt(msg[statsHeader:], func(b []byte) {
+		if len(b) >= 4*8 {
+			v := func(i int) uint64 { return binary.NativeEndian.Uint64(b[8*i:]) }
+			c = Counters{RxPackets: v(0), TxPackets: v(1), RxBytes: v(2), TxBytes: v(3)}
 		}
-	}
-	return int(binary.NativeEndian.Uint32(msg[4:])), c, nil
+	}, statsLink64)
+	return int(binary.NativeEndian.Uint32(msg[4:])), c, err
 }

@@ -1,6 +1,7 @@
 package netdev_test
 
 import (
+	"errors"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -29,20 +30,26 @@ func packets(t *testing.T, from *netdev.NS, index, n, size int) {
 	}
 }
 
-// What passes a veth is counted at its other end, to the byte.
+// What passes a veth is counted at its other end, to the byte: read over one socket or over many.
 func TestCounters(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
-	a, b := testkit.NetNS(t), testkit.NetNS(t)
-	testkit.Veth(t, a, "h0", b, "eth0")
-	p := pair{host: openNS(t, a.Path), inside: openNS(t, b.Path)}
-	p.h0, p.eth0 = index(t, p.host, "h0"), index(t, p.inside, "eth0")
-	const size, n = 1000, 50
+	p := newPair(t)
+	again, err := p.host.Counting()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	const size, n, others = 1000, 50, 10000 // bytes of IPv6 itself
 	read := func() netdev.Counters {
 		t.Helper()
 		all, err := p.host.AllCounters(netdev.MostLinks)
 		if err != nil {
 			t.Fatal(err)
+		}
+		same, err := again.Read(netdev.MostLinks)
+		if more := same[p.h0].RxBytes - all[p.h0].RxBytes; err != nil || more > others {
+			t.Fatalf("%+v, %v over a socket that stays, %+v over another", same[p.h0], err, all[p.h0])
 		}
 		return all[p.h0]
 	}
@@ -50,7 +57,10 @@ func TestCounters(t *testing.T) {
 	packets(t, p.inside, p.eth0, n, size)
 	packets(t, p.host, p.h0, 2*n, size)
 	now := read()
-	if got, sent := now.RxBytes-was.RxBytes, now.TxBytes-was.TxBytes; got < n*size || sent < 2*n*size || got > n*size+10000 || sent > 2*n*size+10000 { // and IPv6's own
+	if got, sent := now.RxBytes-was.RxBytes, now.TxBytes-was.TxBytes; got < n*size || sent < 2*n*size || got > n*size+others || sent > 2*n*size+others {
 		t.Errorf("%d bytes received and %d sent, want %d and %d", got, sent, n*size, 2*n*size)
+	}
+	if _, err := p.host.AllCounters(0); !errors.Is(err, netdev.ErrMany) {
+		t.Errorf("most 0: %v, want ErrMany", err)
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -20,20 +18,18 @@ var ErrMany = errors.New("more network devices or addresses than are looked at")
 
 // dump asks the kernel for a list, over a socket of its own in the calling thread's namespace. It
 // passes each message to see, until see returns false or the list ends. It holds one answer at a
-// time, and the kernel produces the rest of a list only as it is read.
-func dump(family int, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
-	return dumpWith(family, func(*nl.NetlinkSocket) error { return nil }, req, see)
-}
-
-// dumpWith is dump with socket options.
-func dumpWith(family int, options func(*nl.NetlinkSocket) error, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
+// time, and the kernel produces the rest of a list only as it is read. With strict it applies the
+// request's filters (5.0).
+func dump(family int, strict bool, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
 	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), family)
 	if err != nil {
 		return err
 	}
 	defer s.Close()
-	if err := options(s); err != nil {
-		return err
+	if strict {
+		if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+			return err
+		}
 	}
 	return dumpBy(s, req, see)
 }
@@ -80,16 +76,11 @@ func dumpBy(s *nl.NetlinkSocket, req *nl.NetlinkRequest, see func(msg []byte) (m
 }
 
 // bounded lists what parse makes of the messages of a dump in the namespace, if it returns ok.
-// After most messages the error is ErrMany. With strict the kernel applies the request's filters
-// (5.0).
+// After most messages the error is ErrMany. strict is as in dump.
 func bounded[T any](ns *NS, family, most int, strict bool, req *nl.NetlinkRequest, parse func(msg []byte) (item T, ok bool, err error)) (list []T, err error) {
-	options := func(*nl.NetlinkSocket) error { return nil }
-	if strict {
-		options = strictly
-	}
 	err = ns.Do(func() error {
 		seen := 0
-		return dumpWith(family, options, req, func(msg []byte) (bool, error) {
+		return dump(family, strict, req, func(msg []byte) (bool, error) {
 			if seen++; seen > most {
 				return false, ErrMany
 			}
@@ -103,10 +94,6 @@ func bounded[T any](ns *NS, family, most int, strict bool, req *nl.NetlinkReques
 	return list, err
 }
 
-func strictly(s *nl.NetlinkSocket) error {
-	return unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-}
-
 // listed wraps the error of a list.
 func (ns *NS) listed(what string, most int, err error) error {
 	switch {
@@ -116,15 +103,6 @@ func (ns *NS) listed(what string, most int, err error) error {
 		return fmt.Errorf("list %s of netns %d: %w", what, ns.inode, err)
 	}
 	return nil
-}
-
-// attributes reads the attributes at the end of a message. The kernel pads the last one; nl relies
-// on that, and panics where the padding is missing.
-func attributes(b []byte) ([]syscall.NetlinkRouteAttr, error) {
-	if rest := len(b) % unix.RTA_ALIGNTO; rest != 0 {
-		b = append(slices.Clip(b), make([]byte, unix.RTA_ALIGNTO-rest)...)
-	}
-	return nl.ParseRouteAttr(b)
 }
 
 // eachAttr passes the attributes at the end of a message to see, without the flags of their types, until
@@ -141,6 +119,20 @@ func eachAttr(b []byte, see func(typ uint16, value []byte) error) error {
 		b = b[min(len(b), (size+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1)):]
 	}
 	return nil
+}
+
+// eachAt passes the attributes at a path of nested ones to see.
+func eachAt(b []byte, see func(value []byte), path ...uint16) error {
+	if len(path) == 0 {
+		see(b)
+		return nil
+	}
+	return eachAttr(b, func(typ uint16, value []byte) error {
+		if typ != path[0] {
+			return nil
+		}
+		return eachAt(value, see, path[1:]...)
+	})
 }
 
 // errorIn reads the error number at the start of an NLMSG_ERROR or NLMSG_DONE.

@@ -22,9 +22,7 @@ func TestManyLinks(t *testing.T) {
 	h := made.Handle(t)
 	const devices, addrs = 40, maxAddrs + 20
 	for i := range devices {
-		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("flbr", i)}}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("flbr", i)}}))
 	}
 	for i := range addrs {
 		made.Address(t, "lo", fmt.Sprintf("192.0.2.%d/32", i))

@@ -47,28 +47,20 @@ func nsfs(inode int, dir string) string {
 // namespace needs no path.
 func TestHiddenMounts(t *testing.T) {
 	own, err := InodeOf("/proc", os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir := t.TempDir()
 	hidden, good := filepath.Join(dir, "hidden"), filepath.Join(dir, "good")
-	if err := errors.Join(os.WriteFile(hidden, nil, 0o600), os.Symlink("/proc/self/ns/net", good)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.WriteFile(hidden, nil, 0o600), os.Symlink("/proc/self/ns/net", good)))
 	p := newProcs(t)
 	p.add("100", int(own), 2, "") // has ended since, or is none of a real proc
 	mounts := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(p.dir, "self", "mountinfo"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(p.dir, "self", "mountinfo"), []byte(text), 0o600))
 	}
 	opens := func(f *Finder) {
 		t.Helper()
 		ns, err := f.Open("", own)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer ns.Close()
 		if ns.Inode() != own {
 			t.Errorf("netns %d, want %d", ns.Inode(), own)
@@ -101,9 +93,7 @@ func BenchmarkOpenKnobs(b *testing.B) {
 		find := NewGlance("/proc", nil)
 		for _, ref := range refs {
 			k, err := OpenKnob(find, ref)
-			if err != nil {
-				b.Fatal(err)
-			}
+			must(b, err)
 			k.(io.Closer).Close()
 		}
 	}
@@ -170,9 +160,7 @@ func TestLooks(t *testing.T) {
 	clock = clock.Add(time.Second)
 	want("a second later", finder, 201, "101/root/a")
 	want("later", glance, 201, "")
-	if err := os.RemoveAll(filepath.Join(p.dir, "100")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(filepath.Join(p.dir, "100")))
 	want("gone", finder, 100, "100/ns/net") // without a look
 	for _, f := range []*Finder{finder, glance} {
 		// Opening notices.

@@ -20,6 +20,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
+var must = testkit.Must
+
 // pair is a veth with its ends in two namespaces, like a container's.
 type pair struct {
 	host, inside *netdev.NS
@@ -38,9 +40,7 @@ func newPair(t *testing.T) pair {
 func index(t *testing.T, ns *netdev.NS, name string) int {
 	t.Helper()
 	links, err := ns.Links(netdev.MostLinks)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, l := range links {
 		if l.Name == name {
 			return l.Index
@@ -53,9 +53,7 @@ func index(t *testing.T, ns *netdev.NS, name string) int {
 func openNS(t *testing.T, path string) *netdev.NS {
 	t.Helper()
 	ns, err := netdev.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { ns.Close() })
 	return ns
 }
@@ -84,9 +82,7 @@ func TestKnobsOfAVeth(t *testing.T) {
 		if got, err := c.knob.Read(); err != nil || got != c.before {
 			t.Fatalf("%v before: %q, %v; want %q", c.knob.Ref(), got, err, c.before)
 		}
-		if err := j.Turn(c.knob, c.after, journal.Owner{Feature: "test"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, j.Turn(c.knob, c.after, journal.Owner{Feature: "test"}))
 		if got, err := c.knob.Read(); err != nil || strings.TrimLeft(got, "0,") != strings.TrimLeft(c.after, "0,") {
 			t.Fatalf("%v after: %q, %v; want %q", c.knob.Ref(), got, err, c.after)
 		}
@@ -109,16 +105,12 @@ func TestNAPIs(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	p := newPair(t)
-	if err := errors.Join(p.inside.Offload(p.eth0, netdev.GRO).Write(netdev.GRO.On()), p.inside.Threaded(p.eth0).Write("1")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(p.inside.Offload(p.eth0, netdev.GRO).Write(netdev.GRO.On()), p.inside.Threaded(p.eth0).Write("1")))
 	list, err := p.inside.NAPIs(p.eth0)
 	if errors.Is(err, netdev.ErrNoNAPIList) {
 		testkit.Skip(t, "kernel does not list napi contexts (before 6.8)")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if all, err := p.inside.NAPIs(0); err != nil || !slices.Equal(all, list) {
 		t.Errorf("napi contexts of all devices: %+v, %v; want those of the only one, %+v", all, err, list)
 	}
@@ -212,18 +204,14 @@ func TestOpenKnob(t *testing.T) {
 		}
 	}
 	self, err := netdev.InodeOf("/proc", os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	home := openNS(t, "/proc/self/ns/net")
 	if home.Inode() != self {
 		t.Fatalf("own netns: %d and %d", home.Inode(), self)
 	}
 	lo := home.RPS(1, 0)
 	k, err := netdev.OpenKnob(netdev.NewFinder("/proc", time.Now), lo.Ref())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want, err1 := lo.Read()
 	got, err2 := k.Read()
 	if got != want || err1 != nil || err2 != nil || k.Ref() != lo.Ref() {
@@ -246,22 +234,16 @@ func TestIFB(t *testing.T) {
 	}
 	expect(netdev.NoDevice)
 	for range 2 {
-		if err := k.Write(netdev.OurIFB); err != nil {
-			t.Fatal(err)
-		}
+		must(t, k.Write(netdev.OurIFB))
 		expect(netdev.OurIFB)
 	}
 	at, err := ns.Index(netdev.IFBName(7))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if l, err := ns.Link(at); err != nil || l.Kind != "ifb" || !l.Up {
 		t.Errorf("%+v, %v", l, err)
 	}
 	for range 2 {
-		if err := k.Write(netdev.NoDevice); err != nil {
-			t.Fatal(err)
-		}
+		must(t, k.Write(netdev.NoDevice))
 		expect(netdev.NoDevice)
 	}
 	if _, err := ns.Index(netdev.IFBName(7)); !errors.Is(err, netdev.ErrNoLink) {
@@ -269,9 +251,7 @@ func TestIFB(t *testing.T) {
 	}
 
 	theirs := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(7)}}
-	if err := ns.Do(func() error { return netlink.LinkAdd(theirs) }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ns.Do(func() error { return netlink.LinkAdd(theirs) }))
 	was, err := k.Read()
 	if err != nil || !strings.HasPrefix(was, "somebody's bridge") {
 		t.Fatalf("%q, %v", was, err)
@@ -391,9 +371,7 @@ func TestSysfsInterrupted(t *testing.T) {
 	ns, eth0, readOnly := readOnlySysfs(t)
 	dir := t.TempDir()
 	j, err := journal.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	func() {
 		defer func() {
 			if r := recover(); fmt.Sprint(r) != errKilled.Error() {
@@ -441,15 +419,11 @@ func TestPair(t *testing.T) {
 	}
 	expect(netdev.NoDevice)
 	for range 2 {
-		if err := k.Write(netdev.OurPair); err != nil {
-			t.Fatal(err)
-		}
+		must(t, k.Write(netdev.OurPair))
 		expect(netdev.OurPair)
 	}
 	inner, outer, err := ns.PairEnds(7)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for ns, index := range map[*netdev.NS]int{ns: inner, to: outer} {
 		if l, err := ns.Link(index); err != nil || l.Kind != "veth" || !l.Up {
 			t.Errorf("%+v, %v", l, err)
@@ -467,9 +441,7 @@ func TestPair(t *testing.T) {
 	}
 
 	theirs := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "flov7"}}
-	if err := ns.Do(func() error { return netlink.LinkAdd(theirs) }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ns.Do(func() error { return netlink.LinkAdd(theirs) }))
 	was, err := k.Read()
 	if err != nil || !strings.HasPrefix(was, "somebody's bridge") {
 		t.Fatalf("%q, %v", was, err)

@@ -1,7 +1,6 @@
 package netdev
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -48,7 +47,7 @@ func (ns *NS) Links(most int) ([]Link, error) {
 	err := ns.Do(func() error {
 		at := make(map[int]int) // by index
 		seen := 0
-		err := dump(unix.NETLINK_ROUTE, linksRequest(0), func(msg []byte) (bool, error) {
+		err := dump(unix.NETLINK_ROUTE, false, linksRequest(0), func(msg []byte) (bool, error) {
 			if seen++; seen > most {
 				return false, ErrMany
 			}
@@ -86,7 +85,7 @@ func addresses(index, most int, see func(index int, prefix string)) error {
 	req.AddData(head)
 	seen := 0
 	// Without strict checks (5.0) the kernel lists all regardless of the index.
-	return dumpWith(unix.NETLINK_ROUTE, strictly, req, func(msg []byte) (bool, error) {
+	return dump(unix.NETLINK_ROUTE, true, req, func(msg []byte) (bool, error) {
 		if seen++; seen > most {
 			return false, ErrMany
 		}
@@ -198,11 +197,6 @@ func parseLink(msg []byte) (Link, error) {
 		Up: head.Flags&unix.IFF_UP != 0, Ether: head.Type == unix.ARPHRD_ETHER,
 	}
 	return l, eachAttr(msg[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) error {
-		number := func(to *int) {
-			if len(v) >= 4 {
-				*to = int(int32(binary.NativeEndian.Uint32(v)))
-			}
-		}
 		switch typ {
 		case unix.IFLA_IFNAME:
 			l.Name = unix.ByteSliceToString(v)
@@ -211,27 +205,23 @@ func parseLink(msg []byte) (Link, error) {
 				l.MAC = net.HardwareAddr(v).String()
 			}
 		case unix.IFLA_MTU:
-			number(&l.MTU)
+			l.MTU = int(int32(number(v)))
 		case unix.IFLA_MASTER:
-			number(&l.Master)
+			l.Master = int(int32(number(v)))
 		case unix.IFLA_LINK:
-			number(&l.Peer)
+			l.Peer = int(int32(number(v)))
 		case unix.IFLA_LINK_NETNSID:
-			number(&l.PeerNS)
+			l.PeerNS = int(int32(number(v)))
 		case unix.IFLA_NUM_RX_QUEUES:
-			number(&l.RxQueues)
+			l.RxQueues = int(int32(number(v)))
 		case unix.IFLA_NUM_TX_QUEUES:
-			number(&l.TxQueues)
+			l.TxQueues = int(int32(number(v)))
 		case unix.IFLA_LINKINFO:
-			return eachAttr(v, func(typ uint16, v []byte) error {
-				if typ == unix.IFLA_INFO_KIND {
-					l.Kind = unix.ByteSliceToString(v)
-				}
-				if l.Kind == "tun" {
+			return eachAt(v, func(kind []byte) {
+				if l.Kind = unix.ByteSliceToString(kind); l.Kind == "tun" {
 					l.Kind = "tuntap"
 				}
-				return nil
-			})
+			}, unix.IFLA_INFO_KIND)
 		}
 		return nil
 	})

@@ -1,7 +1,6 @@
 package netdev
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -48,7 +47,7 @@ func (ns *NS) NAPIs(index int) ([]NAPI, error) {
 		if index != 0 {
 			req.AddData(nl.NewRtAttr(napiIfindex, nl.Uint32Attr(uint32(index))))
 		}
-		err = dump(unix.NETLINK_GENERIC, req, func(msg []byte) (bool, error) {
+		err = dump(unix.NETLINK_GENERIC, false, req, func(msg []byte) (bool, error) {
 			n, err := parseNAPI(msg)
 			if err == nil && (index == 0 || n.Device == index) {
 				list = append(list, n)
@@ -83,25 +82,17 @@ func parseNAPI(msg []byte) (NAPI, error) {
 	if len(msg) < nl.SizeofGenlmsg {
 		return n, errors.New("short netdev message")
 	}
-	attrs, err := attributes(msg[nl.SizeofGenlmsg:])
-	if err != nil {
-		return n, err
-	}
-	for _, a := range attrs {
-		if len(a.Value) < 4 {
-			continue
-		}
-		v := int(binary.NativeEndian.Uint32(a.Value))
-		switch a.Attr.Type {
+	return n, eachAttr(msg[nl.SizeofGenlmsg:], func(typ uint16, v []byte) error {
+		switch typ {
 		case napiIfindex:
-			n.Device = v
+			n.Device = int(number(v))
 		case napiID:
-			n.ID = v
+			n.ID = int(number(v))
 		case napiPID:
-			n.Thread = v
+			n.Thread = int(number(v))
 		}
-	}
-	return n, nil
+		return nil
+	})
 }
 
 // Threaded returns the knob that makes every NAPI of a device a kernel thread ("1") or part of the

@@ -73,36 +73,36 @@ func parseNeighbour(msg []byte) (n Neighbour, ok bool, err error) {
 	if len(msg) < unix.SizeofNdMsg {
 		return n, false, errors.New("short neighbour message")
 	}
-	attrs, err := attributes(msg[unix.SizeofNdMsg:])
-	if err != nil {
-		return n, false, err
-	}
 	n.Device = int(int32(binary.NativeEndian.Uint32(msg[4:])))
 	state := binary.NativeEndian.Uint16(msg[8:])
 	var dst netip.Addr
 	var lladdr string
 	var group bool
 	var master int
-	for _, a := range attrs {
-		switch a.Attr.Type {
+	err = eachAttr(msg[unix.SizeofNdMsg:], func(typ uint16, v []byte) error {
+		switch typ {
 		case unix.NDA_DST:
-			dst, _ = netip.AddrFromSlice(a.Value)
+			dst, _ = netip.AddrFromSlice(v)
 		case unix.NDA_LLADDR:
-			if len(a.Value) <= 32 { // MAX_ADDR_LEN
-				lladdr = net.HardwareAddr(a.Value).String()
-				group = len(a.Value) > 0 && (a.Value[0]&1 != 0 || len(bytes.Trim(a.Value, "\x00")) == 0)
+			if len(v) <= 32 { // MAX_ADDR_LEN
+				lladdr = net.HardwareAddr(v).String()
+				group = len(v) > 0 && (v[0]&1 != 0 || len(bytes.Trim(v, "\x00")) == 0)
 			}
 		case unix.NDA_VLAN:
-			if len(a.Value) >= 2 {
-				n.VLAN = binary.NativeEndian.Uint16(a.Value)
+			if len(v) >= 2 {
+				n.VLAN = binary.NativeEndian.Uint16(v)
 			}
 		case unix.NDA_VNI, unix.NDA_SRC_VNI:
-			n.VNI = number(a.Value)
+			n.VNI = number(v)
 		case unix.NDA_MASTER:
-			master = int(number(a.Value))
+			master = int(number(v))
 		case ndaNextHop:
-			n.NextHop = number(a.Value)
+			n.NextHop = number(v)
 		}
+		return nil
+	})
+	if err != nil {
+		return n, false, err
 	}
 	if msg[0] == unix.AF_BRIDGE {
 		n.MAC = lladdr

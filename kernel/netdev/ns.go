@@ -6,6 +6,7 @@
 package netdev
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -47,7 +48,7 @@ func Open(path string) (*NS, error) {
 	defer unix.Close(at)
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(at, &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
-		return nil, fmt.Errorf("open netns %s: %w", path, errNotNS)
+		return nil, fmt.Errorf("open netns %s: %w", path, cmp.Or(err, errNotNS))
 	}
 	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", at))
 	if err != nil {
@@ -55,7 +56,7 @@ func Open(path string) (*NS, error) {
 	}
 	if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		f.Close()
-		return nil, fmt.Errorf("open netns %s: %w", path, errNotNS)
+		return nil, fmt.Errorf("open netns %s: %w", path, cmp.Or(err, errNotNS))
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

@@ -29,9 +29,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func open(t *testing.T, path string) *NS {
 	t.Helper()
 	ns, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { ns.Close() })
 	return ns
 }
@@ -48,20 +46,14 @@ func TestPatience(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 func TestOpenRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "stray")
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o644))
 	fifo := filepath.Join(t.TempDir(), "fifo") // opening it would never end
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mkfifo(fifo, 0o600))
 	for _, path := range []string{file, fifo, "/proc/self/ns/mnt", "/proc/self/exe", "/dev/null", t.TempDir()} {
 		if ns, err := Open(path); err == nil {
 			ns.Close()
@@ -108,9 +100,7 @@ func TestDo(t *testing.T) {
 	}
 	wg.Wait()
 	home, err := InodeOf("/proc", os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
 	if err != nil || len(tasks) == 0 {
 		t.Fatal("no threads", err)
@@ -130,19 +120,13 @@ func TestLinks(t *testing.T) {
 	a.Address(t, "fla0", "192.0.2.7/24")
 	ha := a.Handle(t)
 	inner, err := ha.LinkByName("fla0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ha.LinkAdd(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "flmv", ParentIndex: inner.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, ha.LinkAdd(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "flmv", ParentIndex: inner.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE}))
 
 	na, nb := open(t, a.Path), open(t, b.Path)
 	byName := func(ns *NS) map[string]Link {
 		links, err := ns.Links(MostLinks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		m := make(map[string]Link)
 		for _, l := range links {
 			m[l.Name] = l
@@ -268,14 +252,10 @@ func elsewhere(t *testing.T, script string) string {
 	t.Helper()
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec", script+"\necho ready\nexec sleep 1000")
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var complaint bytes.Buffer
 	cmd.Stderr = &complaint
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	// The pipe closes when the process ends, so this does not wait for one that failed.
 	said, _ := bufio.NewReader(out).ReadString('\n')
 	if said != "ready\n" {
@@ -311,9 +291,7 @@ func TestMounted(t *testing.T) {
 func TestFindElsewhere(t *testing.T) {
 	plain, hidden, trap := testkit.NetNS(t), testkit.NetNS(t), testkit.NetNS(t)
 	bound, dir := trap.Bind(t), filepath.Join(t.TempDir(), "1") // dir/root looks like a process's root
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o755))
 	pid := elsewhere(t, fmt.Sprintf(`mount -t tmpfs tmpfs %s
 cd %[1]s
 mkdir -p "run/a b" over
@@ -380,14 +358,10 @@ func FuzzNSLink(f *testing.F) {
 func TestDoLeavesTheFirstThread(t *testing.T) {
 	testkit.NeedRoot(t)
 	ns, err := Open(testkit.NetNS(t).Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer ns.Close()
 	own, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	done := make(chan error)
 	const workers = 16
 	for range workers {

@@ -6,7 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -67,23 +68,30 @@ func (o offload) Ref() journal.Ref {
 	return deviceRef(KindOffload, o.ns, o.index, string(o.group))
 }
 
+// The ethtool generic netlink family, include/uapi/linux/ethtool_netlink.h.
+const (
+	featuresGet    = 11 // ETHTOOL_MSG_FEATURES_GET
+	featuresSet    = 12 // ETHTOOL_MSG_FEATURES_SET
+	featuresHeader = 1  // ETHTOOL_A_FEATURES_HEADER
+	headerDevice   = 1  // ETHTOOL_A_HEADER_DEV_INDEX
+	featuresWanted = 3  // ETHTOOL_A_FEATURES_WANTED
+	featuresActive = 4  // ETHTOOL_A_FEATURES_ACTIVE
+	bitsetBits     = 3  // ETHTOOL_A_BITSET_BITS
+	bitsetBit      = 1  // ETHTOOL_A_BITSET_BITS_BIT
+	bitName        = 2  // ETHTOOL_A_BITSET_BIT_NAME
+	bitValue       = 3  // ETHTOOL_A_BITSET_BIT_VALUE
+)
+
 func (o offload) Read() (string, error) {
-	var on []string
-	err := o.do(func(e *ethtool.Ethtool, name string) error {
-		all, err := e.Features(name)
-		if err != nil {
-			return err
-		}
-		for _, f := range o.group.features() {
-			if all[f] {
-				on = append(on, f)
-			}
-		}
-		return nil
+	var active []string
+	err := o.ask(featuresGet, nil, func(msg []byte) error {
+		return eachAt(msg, func(name []byte) { active = append(active, unix.ByteSliceToString(name)) },
+			featuresActive, bitsetBits, bitsetBit, bitName)
 	})
 	if err != nil {
 		return "", fmt.Errorf("read %s of device %d in netns %d: %w", o.group, o.index, o.ns.inode, err)
 	}
+	on := slices.DeleteFunc(o.group.features(), func(f string) bool { return !slices.Contains(active, f) })
 	if len(on) == 0 {
 		return Off, nil
 	}
@@ -91,37 +99,50 @@ func (o offload) Read() (string, error) {
 }
 
 func (o offload) Write(value string) error {
-	want := make(map[string]bool)
-	for _, f := range o.group.features() {
-		want[f] = false
-	}
+	var on []string
 	if value != Off {
-		for f := range strings.SplitSeq(value, ",") {
-			if !slices.Contains(o.group.features(), f) {
-				return fmt.Errorf("switch %s of device %d: %q is not of this group", o.group, o.index, f)
-			}
-			want[f] = true
+		on = strings.Split(value, ",")
+	}
+	for _, f := range on {
+		if !slices.Contains(o.group.features(), f) {
+			return fmt.Errorf("switch %s of device %d: %q is not of this group", o.group, o.index, f)
 		}
 	}
-	err := o.do(func(e *ethtool.Ethtool, name string) error { return e.Change(name, want) })
-	if err != nil {
+	wanted := nl.NewRtAttr(unix.NLA_F_NESTED|featuresWanted, nil)
+	bits := wanted.AddRtAttr(unix.NLA_F_NESTED|bitsetBits, nil)
+	for _, f := range o.group.features() {
+		bit := bits.AddRtAttr(unix.NLA_F_NESTED|bitsetBit, nil)
+		bit.AddRtAttr(bitName, nl.ZeroTerminated(f))
+		if slices.Contains(on, f) {
+			bit.AddRtAttr(bitValue, nil)
+		}
+	}
+	if err := o.ask(featuresSet, wanted, func([]byte) error { return nil }); err != nil {
 		return fmt.Errorf("switch %s of device %d in netns %d: %w", o.group, o.index, o.ns.inode, err)
 	}
 	return nil
 }
 
-func (o offload) do(fn func(e *ethtool.Ethtool, name string) error) error {
-	err := o.ns.withName(o.index, func(name string) error {
-		return o.ns.Do(func() error {
-			e, err := ethtool.NewEthtool()
-			if err != nil {
-				return err
-			}
-			defer e.Close()
-			return fn(e, name)
+// ask makes a request about the device, and passes the attributes of the answer to see.
+func (o offload) ask(command byte, about *nl.RtAttr, see func(attrs []byte) error) error {
+	err := o.ns.Do(func() error {
+		family, err := netlink.GenlFamilyGet("ethtool")
+		if err != nil {
+			return err
+		}
+		req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
+		req.AddData(genlHeader{command, 1})
+		header := nl.NewRtAttr(unix.NLA_F_NESTED|featuresHeader, nil)
+		header.AddRtAttr(headerDevice, nl.Uint32Attr(uint32(o.index)))
+		req.AddData(header)
+		if about != nil {
+			req.AddData(about)
+		}
+		return dump(unix.NETLINK_GENERIC, false, req, func(msg []byte) (bool, error) {
+			return true, see(msg[min(len(msg), nl.SizeofGenlmsg):])
 		})
 	})
-	if errors.Is(err, ErrNoLink) || errors.Is(err, unix.ENODEV) {
+	if errors.Is(err, unix.ENODEV) {
 		err = errors.Join(journal.ErrGone, err)
 	}
 	return err

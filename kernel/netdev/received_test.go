@@ -27,18 +27,14 @@ func TestHowADeviceReceives(t *testing.T) {
 		}
 	}
 	want("new", false, false)
-	if err := errors.Join(p.inside.Offload(p.eth0, netdev.GRO).Write(netdev.GRO.On()), p.inside.Threaded(p.eth0).Write("1")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(p.inside.Offload(p.eth0, netdev.GRO).Write(netdev.GRO.On()), p.inside.Threaded(p.eth0).Write("1")))
 	want("threaded", true, false)
 	const pass = 2 // XDP_PASS
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "fl_test", Type: ebpf.XDP, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, pass), asm.Return()},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer program.Close()
 	var attached link.Link
 	if err := p.inside.Do(func() (err error) {
@@ -48,8 +44,6 @@ func TestHowADeviceReceives(t *testing.T) {
 		t.Fatal(err)
 	}
 	want("with XDP", true, true)
-	if err := attached.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, attached.Close())
 	want("without", true, false)
 }

@@ -60,7 +60,7 @@ func (ns *NS) RouteTo(to, source netip.Addr, by int) (index int, err error) {
 			req.AddData(nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(by))))
 		}
 		req.AddData(nl.NewRtAttr(unix.RTA_IP_PROTO, nl.Uint8Attr(unix.IPPROTO_UDP)))
-		return dump(unix.NETLINK_ROUTE, req, func(msg []byte) (bool, error) {
+		return dump(unix.NETLINK_ROUTE, false, req, func(msg []byte) (bool, error) {
 			r, _, err := parseRoute(msg)
 			index = r.Device
 			return false, err
@@ -83,26 +83,23 @@ func parseRoute(msg []byte) (r Route, ok bool, err error) {
 	if len(msg) < unix.SizeofRtMsg {
 		return r, false, errors.New("short route message")
 	}
-	attrs, err := attributes(msg[unix.SizeofRtMsg:])
-	if err != nil {
-		return r, false, err
-	}
 	to := netip.IPv4Unspecified()
 	if msg[0] == unix.AF_INET6 {
 		to = netip.IPv6Unspecified()
 	}
-	for _, a := range attrs {
-		switch a.Attr.Type {
+	err = eachAttr(msg[unix.SizeofRtMsg:], func(typ uint16, v []byte) error {
+		switch typ {
 		case unix.RTA_DST:
-			if dst, ok := netip.AddrFromSlice(a.Value); ok && dst.BitLen() == to.BitLen() {
+			if dst, ok := netip.AddrFromSlice(v); ok && dst.BitLen() == to.BitLen() {
 				to = dst
 			}
 		case unix.RTA_GATEWAY:
-			r.Via = address(a.Value)
+			r.Via = address(v)
 		case unix.RTA_OIF:
-			r.Device = int(number(a.Value))
+			r.Device = int(number(v))
 		}
-	}
+		return nil
+	})
 	r.To = netip.PrefixFrom(to, int(msg[1]))
-	return r, msg[7] == unix.RTN_UNICAST && (msg[0] == unix.AF_INET || msg[0] == unix.AF_INET6) && r.To.IsValid(), nil
+	return r, err == nil && msg[7] == unix.RTN_UNICAST && (msg[0] == unix.AF_INET || msg[0] == unix.AF_INET6) && r.To.IsValid(), err
 }

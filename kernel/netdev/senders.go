@@ -98,20 +98,15 @@ func parseSender(b []byte) (s Sender, ok bool, err error) {
 	}
 	ne := binary.NativeEndian
 	s.Cookie = uint64(ne.Uint32(b[diagCookie:])) | uint64(ne.Uint32(b[diagCookie+4:]))<<32
-	attrs, err := attributes(b[sizeofDiag:])
-	if err != nil {
-		return s, false, fmt.Errorf("socket message: %w", err)
-	}
-	for _, a := range attrs {
-		v := a.Value
+	err = eachAttr(b[sizeofDiag:], func(typ uint16, v []byte) error {
 		switch {
-		case a.Attr.Type == diagCgroup && len(v) >= 8:
+		case typ == diagCgroup && len(v) >= 8:
 			s.Cgroup = ne.Uint64(v)
-		case a.Attr.Type == diagCongestion:
+		case typ == diagCongestion:
 			// Others find their pace by measuring, at a bottleneck that may be elsewhere.
 			name, _, _ := strings.Cut(string(v), "\x00")
 			s.Paced = s.Paced || name != "cubic" && name != "reno"
-		case a.Attr.Type == diagInfo && len(v) >= sizeofTCPInfo:
+		case typ == diagInfo && len(v) >= sizeofTCPInfo:
 			s.Unsent = uint64(ne.Uint32(v[tcpNotSent:]))
 			s.InFlight = uint64(ne.Uint32(v[tcpUnacked:])) * uint64(ne.Uint32(v[tcpSendMSS:]))
 			ok = s.Unsent > 0 || s.InFlight > 0
@@ -122,6 +117,10 @@ func parseSender(b []byte) (s Sender, ok bool, err error) {
 			s.RTT, s.Least = micro(uint64(ne.Uint32(v[tcpRTT:]))), micro(uint64(ne.Uint32(v[tcpMinRTT:])))
 			s.Paced = s.Paced || ne.Uint64(v[tcpMaxPacing:]) != unlimitedPacing
 		}
+		return nil
+	})
+	if err != nil {
+		return s, false, fmt.Errorf("socket message: %w", err)
 	}
 	return s, ok, nil
 }

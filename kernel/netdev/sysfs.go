@@ -23,12 +23,8 @@ import (
 // read-only throughout. There is no lock on that: writers go through the journal, which makes one
 // call at a time in one namespace (journal.Ref), and readers change nothing.
 func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
-	return ns.mountSysfs(func(mnt int) (err error) {
-		var st unix.Statfs_t
-		if err := unix.Fstatfs(mnt, &st); err != nil {
-			return fmt.Errorf("stat sysfs of netns %d: %w", ns.inode, err)
-		}
-		if write && st.Flags&unix.ST_RDONLY != 0 {
+	return ns.mountSysfs(func(mnt int, protected bool) (err error) {
+		if write && protected {
 			if err := remount(mnt, writable); err != nil {
 				return fmt.Errorf("make sysfs of netns %d writable: %w", ns.inode, err)
 			}
@@ -50,8 +46,8 @@ func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 }
 
 // mountSysfs runs fn inside the namespace with a mount of its sysfs that only a file descriptor
-// refers to.
-func (ns *NS) mountSysfs(fn func(mnt int) error) error {
+// refers to. protected: its superblock is read-only.
+func (ns *NS) mountSysfs(fn func(mnt int, protected bool) error) error {
 	return ns.Do(func() error {
 		ctx, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
 		if err != nil {
@@ -69,7 +65,11 @@ func (ns *NS) mountSysfs(fn func(mnt int) error) error {
 			return fmt.Errorf("mount sysfs of netns %d: %w", ns.inode, err)
 		}
 		defer unix.Close(mnt)
-		return fn(mnt)
+		var st unix.Statfs_t
+		if err := unix.Fstatfs(mnt, &st); err != nil {
+			return fmt.Errorf("stat sysfs of netns %d: %w", ns.inode, err)
+		}
+		return fn(mnt, st.Flags&unix.ST_RDONLY != 0)
 	})
 }
 
@@ -86,12 +86,8 @@ type superblock struct{ ns *NS }
 func (s superblock) Ref() journal.Ref { return deviceRef(KindSysfs, s.ns, 0, "superblock") }
 
 func (s superblock) Read() (value string, err error) {
-	err = s.ns.mountSysfs(func(mnt int) error {
-		var st unix.Statfs_t
-		if err := unix.Fstatfs(mnt, &st); err != nil {
-			return fmt.Errorf("stat sysfs of netns %d: %w", s.ns.inode, err)
-		}
-		if value = writable; st.Flags&unix.ST_RDONLY != 0 {
+	err = s.ns.mountSysfs(func(_ int, protected bool) error {
+		if value = writable; protected {
 			value = readOnly
 		}
 		return nil
@@ -100,7 +96,7 @@ func (s superblock) Read() (value string, err error) {
 }
 
 func (s superblock) Write(value string) error {
-	return s.ns.mountSysfs(func(mnt int) error {
+	return s.ns.mountSysfs(func(mnt int, _ bool) error {
 		if value == readOnly {
 			return protect(mnt)
 		}

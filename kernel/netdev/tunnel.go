@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -61,115 +60,89 @@ func parseTunnel(msg []byte) (t Tunnel, ok bool, err error) {
 	if t.Link, err = parseLink(msg); err != nil || !t.IsTunnel() {
 		return t, false, err
 	}
-	kind, data, err := linkInfo(msg)
-	if err != nil {
-		return t, false, err
+	read := t.vxlan
+	if t.Kind == "geneve" {
+		read = t.geneve
+		t.Sources = [2]uint16{1, 1<<16 - 1} // if the kernel does not report them (geneve_xmit_skb)
 	}
-	if kind == "vxlan" {
-		t.vxlan(data)
-	} else {
-		t.geneve(data)
+	var data []byte
+	err = eachAt(msg[unix.SizeofIfInfomsg:], func(v []byte) { data = v }, unix.IFLA_LINKINFO, unix.IFLA_INFO_DATA)
+	if err == nil {
+		err = eachAttr(data, read)
 	}
-	return t, true, nil
+	return t, err == nil, err
 }
 
-// linkInfo returns the kind of a device, and its driver's data.
-func linkInfo(msg []byte) (kind string, data []syscall.NetlinkRouteAttr, err error) {
-	err = eachAttr(msg[unix.SizeofIfInfomsg:], func(typ uint16, info []byte) error {
-		if typ != unix.IFLA_LINKINFO {
-			return nil
-		}
-		return eachAttr(info, func(typ uint16, value []byte) (err error) {
-			switch typ {
-			case unix.IFLA_INFO_KIND:
-				kind = unix.ByteSliceToString(value)
-			case unix.IFLA_INFO_DATA:
-				data, err = attributes(value)
-			}
-			return err
-		})
-	})
-	if err != nil {
-		return "", nil, err
+func (t *Tunnel) vxlan(typ uint16, v []byte) error {
+	switch typ {
+	case unix.IFLA_VXLAN_ID:
+		t.VNI = number(v)
+	case unix.IFLA_VXLAN_GROUP, unix.IFLA_VXLAN_GROUP6:
+		t.Remote = address(v)
+	case unix.IFLA_VXLAN_LOCAL, unix.IFLA_VXLAN_LOCAL6:
+		t.Local = address(v)
+	case unix.IFLA_VXLAN_LINK:
+		t.Below = int(number(v))
+	case unix.IFLA_VXLAN_PORT:
+		t.Port = port(v)
+	case unix.IFLA_VXLAN_PORT_RANGE:
+		t.Sources = ports(v)
+	case unix.IFLA_VXLAN_TOS:
+		t.InheritTOS = octet(v) == tosInherit
+	case unix.IFLA_VXLAN_TTL_INHERIT:
+		t.InheritTTL = octet(v) != 0
+	case unix.IFLA_VXLAN_DF:
+		t.InheritDF = octet(v) == dfInherit
+	case unix.IFLA_VXLAN_LABEL_POLICY:
+		t.InheritLabel = number(v) == labelInherit
+	case unix.IFLA_VXLAN_COLLECT_METADATA:
+		t.External = octet(v) != 0
+	case unix.IFLA_VXLAN_GBP:
+		t.GBP = true // a flag: it has no value
+	case unix.IFLA_VXLAN_GPE:
+		t.GPE = true
+	case unix.IFLA_VXLAN_LEARNING:
+		t.Learning = octet(v) != 0
+	case unix.IFLA_VXLAN_UDP_CSUM:
+		t.Checksum = octet(v) != 0
+	case unix.IFLA_VXLAN_UDP_ZERO_CSUM6_TX:
+		t.ZeroTx6 = octet(v) != 0
+	case unix.IFLA_VXLAN_UDP_ZERO_CSUM6_RX:
+		t.ZeroRx6 = octet(v) != 0
+	case unix.IFLA_VXLAN_REMCSUM_TX, unix.IFLA_VXLAN_REMCSUM_RX:
+		t.RemoteCsum = t.RemoteCsum || octet(v) != 0
 	}
-	return kind, data, nil
+	return nil
 }
 
-func (t *Tunnel) vxlan(data []syscall.NetlinkRouteAttr) {
-	for _, a := range data {
-		v := a.Value
-		switch a.Attr.Type {
-		case unix.IFLA_VXLAN_ID:
-			t.VNI = number(v)
-		case unix.IFLA_VXLAN_GROUP, unix.IFLA_VXLAN_GROUP6:
-			t.Remote = address(v)
-		case unix.IFLA_VXLAN_LOCAL, unix.IFLA_VXLAN_LOCAL6:
-			t.Local = address(v)
-		case unix.IFLA_VXLAN_LINK:
-			t.Below = int(number(v))
-		case unix.IFLA_VXLAN_PORT:
-			t.Port = port(v)
-		case unix.IFLA_VXLAN_PORT_RANGE:
-			t.Sources = ports(v)
-		case unix.IFLA_VXLAN_TOS:
-			t.InheritTOS = octet(v) == tosInherit
-		case unix.IFLA_VXLAN_TTL_INHERIT:
-			t.InheritTTL = octet(v) != 0
-		case unix.IFLA_VXLAN_DF:
-			t.InheritDF = octet(v) == dfInherit
-		case unix.IFLA_VXLAN_LABEL_POLICY:
-			t.InheritLabel = number(v) == labelInherit
-		case unix.IFLA_VXLAN_COLLECT_METADATA:
-			t.External = octet(v) != 0
-		case unix.IFLA_VXLAN_GBP:
-			t.GBP = true // a flag: it has no value
-		case unix.IFLA_VXLAN_GPE:
-			t.GPE = true
-		case unix.IFLA_VXLAN_LEARNING:
-			t.Learning = octet(v) != 0
-		case unix.IFLA_VXLAN_UDP_CSUM:
-			t.Checksum = octet(v) != 0
-		case unix.IFLA_VXLAN_UDP_ZERO_CSUM6_TX:
-			t.ZeroTx6 = octet(v) != 0
-		case unix.IFLA_VXLAN_UDP_ZERO_CSUM6_RX:
-			t.ZeroRx6 = octet(v) != 0
-		case unix.IFLA_VXLAN_REMCSUM_TX, unix.IFLA_VXLAN_REMCSUM_RX:
-			t.RemoteCsum = t.RemoteCsum || octet(v) != 0
-		}
+func (t *Tunnel) geneve(typ uint16, v []byte) error {
+	switch typ {
+	case unix.IFLA_GENEVE_ID:
+		t.VNI = number(v)
+	case unix.IFLA_GENEVE_REMOTE, unix.IFLA_GENEVE_REMOTE6:
+		t.Remote = address(v)
+	case unix.IFLA_GENEVE_PORT:
+		t.Port = port(v)
+	case genevePortRange:
+		t.Sources = ports(v)
+	case unix.IFLA_GENEVE_TOS:
+		t.InheritTOS = octet(v) == tosInherit
+	case unix.IFLA_GENEVE_TTL_INHERIT:
+		t.InheritTTL = octet(v) != 0
+	case unix.IFLA_GENEVE_DF:
+		t.InheritDF = octet(v) == dfInherit
+	case unix.IFLA_GENEVE_INNER_PROTO_INHERIT:
+		t.Inner = true // a flag
+	case unix.IFLA_GENEVE_COLLECT_METADATA:
+		t.External = true // a flag
+	case unix.IFLA_GENEVE_UDP_CSUM:
+		t.Checksum = octet(v) != 0
+	case unix.IFLA_GENEVE_UDP_ZERO_CSUM6_TX:
+		t.ZeroTx6 = octet(v) != 0
+	case unix.IFLA_GENEVE_UDP_ZERO_CSUM6_RX:
+		t.ZeroRx6 = octet(v) != 0
 	}
-}
-
-func (t *Tunnel) geneve(data []syscall.NetlinkRouteAttr) {
-	t.Sources = [2]uint16{1, 1<<16 - 1} // if the kernel does not report them (geneve_xmit_skb)
-	for _, a := range data {
-		v := a.Value
-		switch a.Attr.Type {
-		case unix.IFLA_GENEVE_ID:
-			t.VNI = number(v)
-		case unix.IFLA_GENEVE_REMOTE, unix.IFLA_GENEVE_REMOTE6:
-			t.Remote = address(v)
-		case unix.IFLA_GENEVE_PORT:
-			t.Port = port(v)
-		case genevePortRange:
-			t.Sources = ports(v)
-		case unix.IFLA_GENEVE_TOS:
-			t.InheritTOS = octet(v) == tosInherit
-		case unix.IFLA_GENEVE_TTL_INHERIT:
-			t.InheritTTL = octet(v) != 0
-		case unix.IFLA_GENEVE_DF:
-			t.InheritDF = octet(v) == dfInherit
-		case unix.IFLA_GENEVE_INNER_PROTO_INHERIT:
-			t.Inner = true // a flag
-		case unix.IFLA_GENEVE_COLLECT_METADATA:
-			t.External = true // a flag
-		case unix.IFLA_GENEVE_UDP_CSUM:
-			t.Checksum = octet(v) != 0
-		case unix.IFLA_GENEVE_UDP_ZERO_CSUM6_TX:
-			t.ZeroTx6 = octet(v) != 0
-		case unix.IFLA_GENEVE_UDP_ZERO_CSUM6_RX:
-			t.ZeroRx6 = octet(v) != 0
-		}
-	}
+	return nil
 }
 
 // LocalPorts reads net.ipv4.ip_local_port_range: the first and the last port that the kernel
@@ -189,34 +162,20 @@ func (ns *NS) LocalPorts() (ports [2]uint16, err error) {
 	return ports, nil
 }
 
-// The kernel writes these values; one that is too short reads as zero.
-
-func octet(v []byte) uint8 {
-	if len(v) < 1 {
-		return 0
-	}
-	return v[0]
-}
-
-func number(v []byte) uint32 {
-	if len(v) < 4 {
-		return 0
-	}
-	return binary.NativeEndian.Uint32(v)
-}
-
-func port(v []byte) uint16 {
-	if len(v) < 2 {
-		return 0
-	}
-	return binary.BigEndian.Uint16(v)
-}
-
+func octet(v []byte) uint8   { return whole(v, 1)[0] }
+func port(v []byte) uint16   { return binary.BigEndian.Uint16(whole(v, 2)) }
+func number(v []byte) uint32 { return binary.NativeEndian.Uint32(whole(v, 4)) }
 func ports(v []byte) [2]uint16 {
-	if len(v) < 4 {
-		return [2]uint16{}
-	}
+	v = whole(v, 4)
 	return [2]uint16{port(v), port(v[2:])}
+}
+
+// whole returns a value of the kernel's; zero for one that is too short.
+func whole(v []byte, size int) []byte {
+	if len(v) < size {
+		return make([]byte, size)
+	}
+	return v
 }
 
 // address returns an invalid address for the unspecified one, the kernel's none.

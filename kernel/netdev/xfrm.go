@@ -57,10 +57,6 @@ func parsePolicy(msg []byte) (p Policy, ok bool, err error) {
 	if len(msg) < nl.SizeofXfrmUserpolicyInfo {
 		return p, false, errors.New("short policy message")
 	}
-	attrs, err := attributes(msg[nl.SizeofXfrmUserpolicyInfo:])
-	if err != nil {
-		return p, false, err
-	}
 	ne := binary.NativeEndian
 	v6 := ne.Uint16(msg[family:]) == unix.AF_INET6
 	p = Policy{
@@ -73,15 +69,16 @@ func parsePolicy(msg []byte) (p Policy, ok bool, err error) {
 		Device:    int(int32(ne.Uint32(msg[family+8:]))),
 		Block:     msg[action] != 0, // XFRM_POLICY_ALLOW
 	}
-	for _, a := range attrs {
+	err = eachAttr(msg[nl.SizeofXfrmUserpolicyInfo:], func(typ uint16, v []byte) error {
 		switch {
-		case a.Attr.Type == uint16(nl.XFRMA_TMPL):
-			p.Transforms = len(a.Value) > 0
-		case a.Attr.Type == uint16(nl.XFRMA_MARK) && len(a.Value) >= nl.SizeofXfrmMark:
-			p.Mark, p.MarkMask = ne.Uint32(a.Value), ne.Uint32(a.Value[4:])
+		case typ == uint16(nl.XFRMA_TMPL):
+			p.Transforms = len(v) > 0
+		case typ == uint16(nl.XFRMA_MARK) && len(v) >= nl.SizeofXfrmMark:
+			p.Mark, p.MarkMask = ne.Uint32(v), ne.Uint32(v[4:])
 		}
-	}
-	return p, p.Direction < socket, nil
+		return nil
+	})
+	return p, err == nil && p.Direction < socket, err
 }
 
 // selected returns an invalid prefix if bits is too large.

@@ -137,12 +137,17 @@ func bpffs(cfg Config) answer {
 // (kernel/sched/fair.c, task_throttle_setup_work): such a kernel charges the thread and lets it
 // run. A work item for that in task_struct identifies these kernels. Error: ErrNoBTF.
 func KthreadsThrottled(r kernel.Roots) (yes bool, err error) {
+	return ask(r, throttled)
+}
+
+// ask asks a question about the types of the kernel.
+func ask(r kernel.Roots, question func(*btf.Spec) (bool, error)) (yes bool, err error) {
 	err = bpf.WithTypes(func(cache *btf.Cache) error {
 		spec, err := kernelTypes(r, cache)
 		if err != nil {
 			return err
 		}
-		yes, err = throttled(spec)
+		yes, err = question(spec)
 		return err
 	})
 	return yes, err
@@ -165,17 +170,18 @@ func kernelTypes(r kernel.Roots, cache *btf.Cache) (*btf.Spec, error) {
 	return spec, nil
 }
 
+// has reports whether a struct of the kernel has a member.
+func has(spec *btf.Spec, name, member string) (bool, error) {
+	var s *btf.Struct
+	if err := spec.TypeByName(name, &s); err != nil {
+		return false, fmt.Errorf("type %s: %w", name, err)
+	}
+	return slices.ContainsFunc(s.Members, func(m btf.Member) bool { return m.Name == member }), nil
+}
+
 func throttled(spec *btf.Spec) (bool, error) {
-	var task *btf.Struct
-	if err := spec.TypeByName("task_struct", &task); err != nil {
-		return false, fmt.Errorf("type task_struct: %w", err)
-	}
-	for _, m := range task.Members {
-		if m.Name == "sched_throttle_work" {
-			return false, nil
-		}
-	}
-	return true, nil
+	apart, err := has(spec, "task_struct", "sched_throttle_work")
+	return err == nil && !apart, err
 }
 
 func throttling(spec *btf.Spec) answer {
@@ -197,25 +203,13 @@ func throttling(spec *btf.Spec) answer {
 // because its TSC turned out to be unstable, looks the same: for it the function returns false too.
 // Error: ErrNoBTF.
 func SoftirqsChargeTasks(r kernel.Roots) (yes bool, err error) {
-	err = bpf.WithTypes(func(cache *btf.Cache) error {
-		spec, err := kernelTypes(r, cache)
-		if err != nil {
-			return err
-		}
-		apart, err := irqTime(spec)
-		yes = err == nil && (!apart || noIRQTime(r))
-		return err
-	})
-	return yes, err
+	apart, err := ask(r, irqTime)
+	return err == nil && (!apart || noIRQTime(r)), err
 }
 
 // irqTime reports whether the kernel is built to account interrupt time separately.
 func irqTime(spec *btf.Spec) (bool, error) {
-	var rq *btf.Struct
-	if err := spec.TypeByName("rq", &rq); err != nil {
-		return false, fmt.Errorf("type rq: %w", err)
-	}
-	return slices.ContainsFunc(rq.Members, func(m btf.Member) bool { return m.Name == "prev_irq_time" }), nil
+	return has(spec, "rq", "prev_irq_time")
 }
 
 // noIRQTime reports whether the kernel's command line turns that off: arch/x86/kernel/tsc.c,

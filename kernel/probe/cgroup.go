@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -29,9 +30,7 @@ func cgroups(ctx context.Context, cfg Config) answers {
 		defer removeGroup(group)
 		a["cfs-bandwidth"] = bandwidth(group)
 	}
-	for k, v := range network(ctx, cfg, l, group, err) {
-		a[k] = v
-	}
+	maps.Copy(a, network(ctx, cfg, l, group, err))
 	return a
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -93,18 +94,15 @@ func groupFairness(version string) answer {
 	return degraded("a control group with work on several CPUs, in which something wakes up all the time, can starve all else on a CPU for minutes", "Linux 6.18.45 or later; against groups made of sessions, kernel.sched_autogroup_enabled=0")
 }
 
-// needed lists the capabilities that fairlead uses, and their purpose. Any one of the capabilities
-// in an entry suffices.
-func needed() []struct {
+// need is a capability that fairlead uses, and its purpose. Any one of the bits suffices.
+type need struct {
 	name string
 	bits []uint
 	what string
-} {
-	return []struct {
-		name string
-		bits []uint
-		what string
-	}{
+}
+
+func needed() []need {
+	return []need{
 		{"CAP_NET_ADMIN", []uint{unix.CAP_NET_ADMIN}, "devices and qdiscs"},
 		{"CAP_SYS_ADMIN", []uint{unix.CAP_SYS_ADMIN}, "entering the containers' network namespaces"},
 		{"CAP_BPF", []uint{unix.CAP_BPF, unix.CAP_SYS_ADMIN}, "loading BPF programs"},
@@ -127,11 +125,7 @@ func capabilities(cfg Config) answer {
 	}
 	var missing []string
 	for _, n := range needed() {
-		has := false
-		for _, b := range n.bits {
-			has = has || mask&(1<<b) != 0
-		}
-		if !has {
+		if !slices.ContainsFunc(n.bits, func(b uint) bool { return mask&(1<<b) != 0 }) {
 			missing = append(missing, n.name+" ("+n.what+")")
 		}
 	}

@@ -11,8 +11,10 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"time"
 	"unicode"
@@ -70,9 +72,7 @@ func Run(ctx context.Context, cfg Config) Report {
 	for range groups {
 		select {
 		case a := <-found:
-			for k, v := range a {
-				got[k] = v
-			}
+			maps.Copy(got, a)
 		case <-over:
 			return report(got)
 		}
@@ -81,20 +81,11 @@ func Run(ctx context.Context, cfg Config) Report {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Roots == (kernel.Roots{}) {
-		c.Roots = kernel.Default()
-	}
-	for _, f := range []struct {
-		field *string
-		value string
-	}{
-		{&c.Run, "/run"}, {&c.Etc, "/etc"},
-		{&c.Docker, "/run/docker.sock"}, {&c.Podman, "/run/podman/podman.sock"}, {&c.Containerd, "/run/containerd/containerd.sock"},
-	} {
-		if *f.field == "" {
-			*f.field = f.value
-		}
-	}
+	c.Roots = cmp.Or(c.Roots, kernel.Default())
+	c.Run, c.Etc = cmp.Or(c.Run, "/run"), cmp.Or(c.Etc, "/etc")
+	c.Docker = cmp.Or(c.Docker, "/run/docker.sock")
+	c.Podman = cmp.Or(c.Podman, "/run/podman/podman.sock")
+	c.Containerd = cmp.Or(c.Containerd, "/run/containerd/containerd.sock")
 	if c.Timeout <= 0 {
 		c.Timeout = limit
 	}

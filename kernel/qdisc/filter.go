@@ -312,15 +312,7 @@ func (k filterKnob) do(op string, fn func(*Device) error) error {
 // there is none.
 func (d *Device) clsact() (message, error) {
 	list, err := d.all()
-	if err != nil {
-		return message{}, err
-	}
-	for _, m := range list {
-		if m.parent == ingressParent {
-			return m, nil
-		}
-	}
-	return message{}, nil
+	return under(ingressParent, list), err
 }
 
 // filters lists the filters at a hook. The kernel also lists each preference, with a handle of 0.

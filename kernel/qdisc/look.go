@@ -35,21 +35,13 @@ func (h *Hooks) Look(ns *netdev.NS, index int) (s State, err error) {
 		if err != nil {
 			return err
 		}
-		var hooks message // the qdisc with the filters
-		for _, m := range list {
-			switch m.parent {
-			case rootParent:
-				s.Root = m.kind
-			case ingressParent:
-				hooks = m
-			}
-		}
+		s.Root = under(rootParent, list).kind
 		if !h.filters {
 			if err := ns.Do(func() error { return h.tcx(index, &s) }); err != nil {
 				return err
 			}
 		}
-		return d.hooked(hooks, &s)
+		return d.hooked(under(ingressParent, list), &s)
 	})
 	s.Ingress, s.Egress = s.Ingress[:min(len(s.Ingress), mostHooked)], s.Egress[:min(len(s.Egress), mostHooked)]
 	return s, err

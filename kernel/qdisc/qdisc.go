@@ -356,12 +356,7 @@ func (d *Device) RootStats() (Stats, error) {
 	if err != nil {
 		return Stats{}, d.wrap("list qdiscs", err)
 	}
-	for _, m := range list {
-		if m.parent == rootParent {
-			return m.stats, nil
-		}
-	}
-	return Stats{}, nil
+	return under(rootParent, list).stats, nil
 }
 
 // ours lists the classes of our root.
@@ -392,15 +387,17 @@ func (d *Device) root() (message, error) {
 		return m, nil
 	}
 	list, err := d.qdiscs()
-	if err != nil {
-		return message{}, err
-	}
+	return under(rootParent, list), err // the kernel hides some of its own kinds
+}
+
+// under returns the qdisc with a parent; its handle is 0 if there is none.
+func under(parent uint32, list []message) message {
 	for _, m := range list {
-		if m.parent == rootParent {
-			return m, nil
+		if m.parent == parent {
+			return m
 		}
 	}
-	return message{}, nil // the kernel hides some of its own kinds
+	return message{}
 }
 
 // rootAlone asks for the root qdisc only, as the kernel otherwise lists those of all devices. It

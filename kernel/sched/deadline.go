@@ -3,7 +3,6 @@ package sched
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -39,12 +38,8 @@ func FindTask(proc string, tid int) (Thread, error) {
 
 // Ran returns how long a thread of a process has run. Error: journal.ErrGone.
 func Ran(proc string, tid int) (time.Duration, error) {
-	text, err := readFile(filepath.Join(proc, strconv.Itoa(tid), "schedstat"))
-	if err == nil {
-		var ns int64
-		if _, err := fmt.Sscan(string(text), &ns); err == nil {
-			return time.Duration(ns), nil
-		}
+	if u, err := usage(proc, tid); err == nil {
+		return u.Ran, nil
 	}
 	s, err := readStat(proc, tid)
 	if err != nil && !errors.Is(err, ErrNotKernel) {

@@ -102,15 +102,12 @@ func Stolen(proc string) (time.Duration, error) {
 
 func parseStolen(text string) (time.Duration, error) {
 	line, _, _ := strings.Cut(text, "\n")
-	const tick = 10 * time.Millisecond // USER_HZ is 100 everywhere
 	// cpu user nice system idle iowait irq softirq steal
 	fields := strings.Fields(line)
-	if len(fields) < 9 || fields[0] != "cpu" {
-		return 0, fmt.Errorf("stat: bad line %q", line)
+	if len(fields) >= 9 && fields[0] == "cpu" {
+		if n, err := strconv.ParseUint(fields[8], 10, 40); err == nil {
+			return time.Duration(n) * (time.Second / ticks), nil
+		}
 	}
-	n, err := strconv.ParseUint(fields[8], 10, 40)
-	if err != nil {
-		return 0, fmt.Errorf("stat: bad line %q", line)
-	}
-	return time.Duration(n) * tick, nil
+	return 0, fmt.Errorf("stat: bad line %q", line)
 }

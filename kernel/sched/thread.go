@@ -99,7 +99,6 @@ func Threads(proc, prefix string) ([]Named, error) {
 
 // children returns the threads that kthreadd started.
 func children(proc string) ([]int, error) {
-	self := filepath.Join(proc, strconv.Itoa(kthreadd))
 	comm, err := readComm(proc, kthreadd)
 	if errors.Is(err, journal.ErrGone) || err == nil && comm != "kthreadd" {
 		return nil, ErrHidden
@@ -107,7 +106,7 @@ func children(proc string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(self, "task", strconv.Itoa(kthreadd), "children"))
+	text, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(kthreadd), "task", strconv.Itoa(kthreadd), "children"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return allTasks(proc) // a kernel without CONFIG_PROC_CHILDREN
 	}
@@ -127,18 +126,13 @@ func children(proc string) ([]int, error) {
 
 // allTasks returns every process. Find selects the kernel's threads among them.
 func allTasks(proc string) ([]int, error) {
-	d, err := os.Open(proc)
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
-	names, err := d.Readdirnames(-1)
+	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return nil, err
 	}
 	var tids []int
-	for _, n := range names {
-		if tid, err := strconv.Atoi(n); err == nil {
+	for _, e := range entries {
+		if tid, err := strconv.Atoi(e.Name()); err == nil {
 			tids = append(tids, tid)
 		}
 	}

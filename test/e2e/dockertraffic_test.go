@@ -66,6 +66,15 @@ func (h *host) testTraffic(t *testing.T) {
 		return c
 	}
 	const mbit = 1_000_000
+	h.sleeper(t, "capped", "--label", "fairlead.net.ceil=50mbit")
+	await(t, "the ceil of capped, at its own devices alone", func() error {
+		all, err := h.agent.api.Traffic(t.Context(), "capped", 0)
+		if err == nil && (len(all.Classes) != 1 || all.Classes[0].Ceil != 50*mbit || shown() != before) {
+			err = fmt.Errorf("classes %+v\n%swas\n%s", all.Classes, shown(), before)
+		}
+		return err
+	})
+	h.remove(t, "capped")
 	h.sleeper(t, "rated", "--label", "fairlead.net.rate=50mbit", "--label", "fairlead.net.ceil=200mbit")
 	h.sleeper(t, "weighed", "--label", "fairlead.net.weight=3")
 	h.sleeper(t, "hosted", "--network", "host", "--label", "fairlead.net.weight=1")

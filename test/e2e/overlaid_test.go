@@ -17,8 +17,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-const overlayOn = "fairlead.overlay=on"
-
 // overlaid is a container on an overlay network between nodes.
 type overlaid struct {
 	*agent

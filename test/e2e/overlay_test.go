@@ -33,6 +33,7 @@ func swarmOverlay(t *testing.T, nodes [2]*testkit.Docker) {
 	s := &swarm{t: t, engines: nodes}
 	for n, d := range s.engines {
 		s.agents[n] = newAgent(t, d.NS, "--docker-host", d.Host)
+		s.agents[n].policy("overlay.yaml", "match: {name: [\"web*\", secret]}\nset: {overlay: on}\n")
 		s.plain[n] = joined(t, s.agents[n], d, testkit.SwarmNetwork, "plain")
 		s.start(n)
 	}
@@ -41,7 +42,7 @@ func swarmOverlay(t *testing.T, nodes [2]*testkit.Docker) {
 		s.host[n], s.under[n] = s.devices(n)
 	}
 	for n, d := range s.engines {
-		s.web[n] = joined(t, s.agents[n], d, testkit.SwarmNetwork, fmt.Sprintf("web%d", n), "--label", overlayOn)
+		s.web[n] = joined(t, s.agents[n], d, testkit.SwarmNetwork, fmt.Sprintf("web%d", n))
 	}
 	for _, c := range s.web { // a lone node has no uplink yet
 		c.on(api.StateDone)
@@ -207,7 +208,7 @@ func (s *swarm) encrypted() {
 	s.engines[0].Must(s.t, "network", "create", "-d", "overlay", "--attachable", "--opt", "encrypted", "--subnet", "10.218.0.0/24", network)
 	var both []*overlaid
 	for n, d := range s.engines {
-		both = append(both, joined(s.t, s.agents[n], d, network, "secret", "--label", overlayOn))
+		both = append(both, joined(s.t, s.agents[n], d, network, "secret"))
 	}
 	for _, c := range both {
 		c.on(api.StatePartly, "IPsec", "encrypted")

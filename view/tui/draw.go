@@ -2,6 +2,7 @@ package tui
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -163,7 +164,7 @@ func (m *model) columns() []placed {
 		kept := list[:0:0]
 		left = m.width + gap
 		for _, c := range list {
-			if indexOf(leaves[:drop], c.Key) < 0 {
+			if !slices.Contains(leaves[:drop], c.Key) {
 				kept = append(kept, c)
 				left -= max(widths[c.Key], leasts[c.Key]) + gap
 			}
@@ -189,15 +190,6 @@ func (m *model) columns() []placed {
 		x += p.width + gap
 	}
 	return out
-}
-
-func indexOf(list []string, s string) int {
-	for i, x := range list {
-		if x == s {
-			return i
-		}
-	}
-	return -1
 }
 
 // table draws the table of containers.
@@ -285,14 +277,10 @@ func (m *model) about(columns []placed) []string {
 		one += "  slowed " + view.Percent(r.Slowed) + " by " + view.Reasons(r.By)
 	}
 	var rest []string
-next:
 	for _, c := range view.Columns() {
-		for _, p := range columns {
-			if p.Key == c.Key {
-				continue next
-			}
+		if !slices.ContainsFunc(columns, func(p placed) bool { return p.Key == c.Key }) {
+			rest = append(rest, c.Head+" "+c.Cell(r))
 		}
-		rest = append(rest, c.Head+" "+c.Cell(r))
 	}
 	return []string{m.look.text(one), m.look.dim.Render(m.look.text(strings.Join(rest, "   ")))}
 }

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -68,12 +69,10 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 		}
 		m.page = pageTable
 	case "esc", "backspace":
-		switch {
-		case m.page != pageTable:
-			m.page = pageTable
-		default:
+		if m.page == pageTable {
 			m.order.Filter = ""
 		}
+		m.page = pageTable
 	default:
 		if m.page == pageTable {
 			m.arrange(name)
@@ -84,11 +83,7 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 
 // scrolls reports whether a key moves in the help, and does not leave it.
 func scrolls(name string) bool {
-	switch name {
-	case "up", "down", "k", "j", "pgup", "pgdown", "home", "end":
-		return true
-	}
-	return false
+	return slices.Contains([]string{"up", "down", "k", "j", "pgup", "pgdown", "home", "end"}, name)
 }
 
 // arrange acts on the keys that change what the table shows.
@@ -110,12 +105,8 @@ func (m *model) arrange(name string) {
 // sortBeside sorts by a column that is n places from the one by which the table is sorted.
 func (m *model) sortBeside(n int) {
 	columns := view.Columns()
-	for i, c := range columns {
-		if c.Key == m.order.Sort {
-			m.sortBy(columns[(i+n+len(columns))%len(columns)].Key)
-			return
-		}
-	}
+	i := slices.IndexFunc(columns, func(c view.Column) bool { return c.Key == m.order.Sort })
+	m.sortBy(columns[(i+n+len(columns))%len(columns)].Key)
 }
 
 func (m *model) sortBy(key string) {

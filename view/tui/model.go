@@ -345,10 +345,9 @@ func (m *model) refresh() {
 // row returns the row of the container of pageOne.
 func (m *model) row() (api.OverviewRow, bool) {
 	o, _ := m.shown()
-	for _, r := range o.Rows {
-		if r.Container == m.id {
-			return r, true
-		}
+	i := slices.IndexFunc(o.Rows, func(r api.OverviewRow) bool { return r.Container == m.id })
+	if i < 0 {
+		return api.OverviewRow{Container: m.id, Name: m.name}, false
 	}
-	return api.OverviewRow{Container: m.id, Name: m.name}, false
+	return o.Rows[i], true
 }

@@ -3,6 +3,7 @@ package tui
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -121,15 +122,11 @@ func (m *model) about1(now time.Time) []string {
 	}
 	x := k.explain
 	if !k.changes {
-		found := false
-		for _, c := range k.frame.Containers {
-			if c.ID == m.id {
-				x.Container, found = c, true
-			}
-		}
-		if !found {
+		i := slices.IndexFunc(k.frame.Containers, func(c api.Container) bool { return c.ID == m.id })
+		if i < 0 {
 			return lines
 		}
+		x.Container = k.frame.Containers[i]
 	} else {
 		now = m.o.Now()
 	}

@@ -77,9 +77,6 @@ func (s *Server) container(r *http.Request, l look, h *view.History) (page, erro
 
 // explain is what policy says about a container; of now, also what was changed on the host for it.
 func (s *Server) explain(ctx context.Context, l look, h *view.History, id api.ID) string {
-	if s.o.Text == nil {
-		return ""
-	}
 	if l.now && s.agent != nil && s.o.Explain != nil {
 		x, err := s.o.Explain(ctx, id)
 		if err != nil {

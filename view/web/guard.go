@@ -20,8 +20,8 @@ type guard struct {
 
 const cookieName = "fairlead"
 
-func newGuard() (*guard, error) {
-	return &guard{token: rand.Text(), cookie: rand.Text(), path: "/" + strings.ToLower(rand.Text()[:10]) + "/"}, nil
+func newGuard() *guard {
+	return &guard{token: rand.Text(), cookie: rand.Text(), path: "/" + strings.ToLower(rand.Text()[:10]) + "/"}
 }
 
 func (g *guard) link() string { return g.path + "?token=" + g.token }

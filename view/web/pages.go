@@ -225,15 +225,10 @@ func (s *Server) problem(w http.ResponseWriter, r *http.Request, status int, err
 
 func (s *Server) write(w http.ResponseWriter, path string, status int, p page) {
 	p.Up, p.Host = up(path), view.Show(s.o.Title)
-	t, err := template.ParseFS(files, "page.html.tmpl")
-	if err == nil {
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		w.WriteHeader(status)
-		err = t.Execute(w, p)
-	}
-	if err != nil {
-		s.o.Log.Debug("write page", "path", path, "err", err)
-	}
+	t := template.Must(template.ParseFS(files, "page.html.tmpl")) // embedded
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	t.Execute(w, p) // an error means that the browser is gone
 }
 
 // head makes the bar of a look.

@@ -84,9 +84,6 @@ func (t *timeline) done() *timeline {
 	}
 	t.Flat = top == 0
 	ticks := plot.Ticks(top)
-	if t.Flat {
-		ticks = []float64{0, 1}
-	}
 	for _, v := range slices.Backward(ticks) {
 		text := t.form(v)
 		if t.Flat && v > 0 {
@@ -107,9 +104,7 @@ func (t *timeline) done() *timeline {
 		t.Times = append(t.Times, at.In(t.look.now0.Location()).Format(layout))
 	}
 	t.SVG = plot.Lines(t.lines, ticks)
-	text, err := json.Marshal(d)
-	if err == nil {
-		t.Data = string(text)
-	}
+	text, _ := json.Marshal(d) // never fails for numbers and strings
+	t.Data = string(text)
 	return t
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-project/fairlead/view"
 )
 
-// Options are what a Server shows. Source and Now are required.
+// Options are what a Server shows. Source, Now and Text are required.
 type Options struct {
 	Source view.Source
 	Title  string // of the host or the recording; hostile
@@ -28,9 +28,8 @@ type Options struct {
 	// Explain asks the agent what was changed on the host for a container; nil: that is not known.
 	Explain func(ctx context.Context, id api.ID) (api.Explanation, error)
 	// Text writes an explanation as text, safe to print; changes: with what was changed on the
-	// host. nil: none is shown.
+	// host.
 	Text func(x api.Explanation, changes bool, now time.Time) string
-	Log  *slog.Logger // nil: none
 }
 
 // Server serves the pages to those who have its link. Make it with New.
@@ -48,16 +47,9 @@ type Server struct {
 const keep = 15 * time.Minute
 
 // New makes a Server with a token of its own.
-func New(o Options) (*Server, error) {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	g, err := newGuard()
-	if err != nil {
-		return nil, err
-	}
+func New(o Options) *Server {
 	agent, _ := o.Source.(view.Live)
-	return &Server{o: o, agent: agent, g: g, live: view.History{Keep: keep}}, nil
+	return &Server{o: o, agent: agent, g: newGuard(), live: view.History{Keep: keep}}
 }
 
 // Link is the address to open, for a Server that listens at addr. It contains the token.
@@ -79,7 +71,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		WriteTimeout:      time.Minute,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
 	stop := context.AfterFunc(ctx, func() { srv.Close() }) // its pages are read only: nothing is lost

@@ -17,14 +17,9 @@ import (
 func blockioDetail(w io.Writer, b api.BlockIO) {
 	names := make(map[api.ID]string)
 	watched := slices.DeleteFunc(slices.Clone(b.Rows), func(r api.BlockIORow) bool {
+		_, seen := names[r.Container] // its rows for other disks are the same
 		names[r.Container] = r.Name
-		return r.Container == 0 || r.Voluntary+r.Involuntary == 0 && r.CPUPressure == 0
-	})
-	seen := make(map[api.ID]bool)
-	watched = slices.DeleteFunc(watched, func(r api.BlockIORow) bool {
-		was := seen[r.Container] // its rows for other disks are the same
-		seen[r.Container] = true
-		return was
+		return seen || r.Container == 0 || r.Voluntary+r.Involuntary == 0 && r.CPUPressure == 0
 	})
 	columns.Below(w, watched,
 		columns.Text("CONTAINER", func(r api.BlockIORow) string { return r.Name }).Cut(24),

@@ -7,22 +7,15 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/view"
 )
 
 // Ago formats the time from t to now, in one unit.
 func Ago(t, now time.Time) string {
-	d := now.Sub(t)
-	switch {
-	case t.IsZero():
+	if t.IsZero() {
 		return "never"
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%d s ago", int(max(d, 0).Seconds()))
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%d min ago", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%d h ago", int(d.Hours()))
 	}
-	return fmt.Sprintf("%d days ago", int(d.Hours()/24))
+	return view.Age(t, now) + " ago"
 }
 
 // Span formats a time in one unit.

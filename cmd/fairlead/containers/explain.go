@@ -62,7 +62,11 @@ func explainContainer(w io.Writer, x api.Explanation, all bool, now time.Time) {
 	c := x.Container
 	about := []string{cli.Show(c.Source), "id " + c.ID.String()}
 	if c.Image != "" {
-		about = append(about, "image "+strings.Join(append([]string{cli.Show(c.Image)}, cli.Shown(c.ImageNames)...), " = "))
+		image := "image " + cli.Show(c.Image)
+		for _, name := range c.ImageNames {
+			image += " = " + cli.Show(name)
+		}
+		about = append(about, image)
 	}
 	if c.Pod != "" {
 		about = append(about, "pod "+cli.Show(c.Namespace)+"/"+cli.Show(c.Pod))
@@ -166,15 +170,14 @@ func printPlan(w io.Writer, of api.Container, steps []api.Planned) {
 // together groups changes by feature and reason.
 func together(changes []api.Change) [][]api.Change {
 	var groups [][]api.Change
-next:
 	for _, c := range changes {
-		for i, g := range groups {
-			if g[0].Feature == c.Feature && slices.Equal(g[0].Because, c.Because) {
-				groups[i] = append(g, c)
-				continue next
-			}
+		i := slices.IndexFunc(groups, func(g []api.Change) bool {
+			return g[0].Feature == c.Feature && slices.Equal(g[0].Because, c.Because)
+		})
+		if i < 0 {
+			i, groups = len(groups), append(groups, nil)
 		}
-		groups = append(groups, []api.Change{c})
+		groups[i] = append(groups[i], c)
 	}
 	return groups
 }

@@ -31,7 +31,7 @@ func keysVerb(e verb.Env) *cobra.Command {
 		Long: `List the keys of policy, or those that begin with PREFIX: what values each takes, an
 example, what holds without it, and what it means. A key stands in a policy file as
 it is listed, and in a label with "fairlead." in front. Labels do not count for keys
-that act on others than the container, unless a policy file says "labels: host".`,
+that act on others, or evade the host's rules, unless a policy file says "labels: host".`,
 		Example: `  fairlead keys
   fairlead keys net.ingress`,
 		Args: cli.NArgs(0, 1, "one PREFIX"),
@@ -50,7 +50,7 @@ that act on others than the container, unless a policy file says "labels: host".
 func keysFrom(prefix string) (list []policyKey) {
 	for _, k := range policy.Schema() {
 		if strings.HasPrefix(k.Name, prefix) {
-			list = append(list, policyKey{k.Name, k.Form, k.Example, k.Default, k.Meaning, k.Feature, k.Host})
+			list = append(list, policyKey{k.Name, k.Form, k.Example, k.Default, k.Meaning, k.Feature, k.Host != ""})
 		}
 	}
 	return list

@@ -44,11 +44,7 @@ only changes that have lapsed, which a running agent does by itself.`,
 		if err := verb.Configure(cmd, f.Config, flags); err != nil {
 			fmt.Fprintf(e.Stderr, "%s: %s\ngoing on without the config file\n", cmd.CommandPath(), cli.Lines(err.Error()))
 		}
-		ref := ""
-		if len(args) > 0 {
-			ref = args[0]
-		}
-		done, err := restore(cmd.Context(), f, ref, *expired)
+		done, err := restore(cmd.Context(), f, strings.Join(args, ""), *expired)
 		if err := cli.Answer(e.Env, out, done, err, restored); err != nil {
 			return err
 		}

@@ -85,10 +85,7 @@ func assignments(args []string) (api.SetRequest, error) {
 
 // wasSet prints the new values of the keys, and the features that are not in force.
 func wasSet(w io.Writer, c api.Container, in api.SetRequest) {
-	keys := slices.Clone(in.Unset)
-	for key := range in.Set {
-		keys = append(keys, key)
-	}
+	keys := slices.AppendSeq(slices.Clone(in.Unset), maps.Keys(in.Set))
 	slices.Sort(keys)
 	for _, key := range keys {
 		key = "fairlead." + strings.TrimPrefix(key, "fairlead.")

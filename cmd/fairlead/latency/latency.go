@@ -59,13 +59,8 @@ the same CPUs handled meanwhile: a packet in the backlog of a CPU waits for thos
 			return err
 		}
 		return verb.Readings[api.Latency]{
-			Read: func(ctx context.Context, after time.Duration) (api.Latency, error) {
-				over := min(after, api.MaxOver)
-				if err := verb.Wait(ctx, after-over); err != nil {
-					return api.Latency{}, err
-				}
-				return c.Latency(ctx, ref, over)
-			},
+			Over:  api.MaxOver,
+			Read:  func(ctx context.Context, over time.Duration) (api.Latency, error) { return c.Latency(ctx, ref, over) },
 			After: func(now, _ api.Latency) api.Latency { return now },
 			Print: func(w io.Writer, l api.Latency) {
 				v := latencyView{l, ref != "", *protocols, *wide}
@@ -163,16 +158,11 @@ func (v latencyView) notes(w io.Writer) {
 			}
 		}
 	}
-	for _, note := range []struct {
-		n    uint64
-		text string
-	}{
-		{v.Passed, "times a packet was passed over: its CPU had more than it measures"},
-		{v.Evicted, "packets lost their stamp before their container was known"},
-	} {
-		if note.n > 0 {
-			fmt.Fprintf(w, "%s %s\n", view.Scale(float64(note.n)), note.text)
-		}
+	if v.Passed > 0 {
+		fmt.Fprintf(w, "%s times a packet was passed over: its CPU had more than it measures\n", view.Scale(float64(v.Passed)))
+	}
+	if v.Evicted > 0 {
+		fmt.Fprintf(w, "%s packets lost their stamp before their container was known\n", view.Scale(float64(v.Evicted)))
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -125,26 +127,21 @@ filters choose what is printed.`,
 // latencyLine prints a packet in readable form.
 func latencyLine(w io.Writer, r api.LatencyRecord) error {
 	end := func(addr string, port int) string {
-		switch {
-		case port == 0:
+		if port == 0 {
 			return addr
-		case strings.Contains(addr, ":"):
-			return fmt.Sprintf("[%s]:%d", addr, port)
 		}
-		return fmt.Sprintf("%s:%d", addr, port)
+		return net.JoinHostPort(addr, strconv.Itoa(port))
 	}
 	line := fmt.Sprintf("%s %-7s %-5s %s > %s", r.Time.Format("15:04:05.000000"), r.Direction, r.Protocol, end(r.From, r.FromPort), end(r.To, r.ToPort))
 	if r.Seq > 0 {
 		line += fmt.Sprintf(" seq %d", r.Seq)
 	}
 	line += fmt.Sprintf(" %d bytes", r.Bytes)
-	for _, sum := range []struct {
-		name string
-		of   *float64
-	}{{"added", r.Added}, {"stack", r.Stack}} {
-		if sum.of != nil {
-			line += fmt.Sprintf("  %s %s", sum.name, fine(*sum.of))
-		}
+	if r.Added != nil {
+		line += "  added " + fine(*r.Added)
+	}
+	if r.Stack != nil {
+		line += "  stack " + fine(*r.Stack)
 	}
 	var parts []string
 	for _, p := range r.Stages {

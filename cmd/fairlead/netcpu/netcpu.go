@@ -82,12 +82,7 @@ everybody; what ran while a CPU was idle is nobody's loss.`,
 			return err
 		}
 		return verb.Readings[api.NetCPU]{
-			Read: func(ctx context.Context, after time.Duration) (api.NetCPU, error) {
-				if err := verb.Wait(ctx, after); err != nil {
-					return api.NetCPU{}, err
-				}
-				return c.NetCPU(ctx, ref)
-			},
+			Read:  func(ctx context.Context, _ time.Duration) (api.NetCPU, error) { return c.NetCPU(ctx, ref) },
 			After: api.NetCPU.After,
 			Print: func(w io.Writer, n api.NetCPU) { newNetcpuView(n, f).print(w, ref != "") },
 		}.Show(cmd.Context(), e, f.ReadingFlags)

@@ -71,12 +71,7 @@ kill stops the fast path of a network at once, until revive or the next boot.`,
 			most, f.Total = api.MaxOverlayFlows, true
 		}
 		return verb.Readings[api.Overlay]{
-			Read: func(ctx context.Context, after time.Duration) (api.Overlay, error) {
-				if err := verb.Wait(ctx, after); err != nil {
-					return api.Overlay{}, err
-				}
-				return c.Overlay(ctx, ref, most)
-			},
+			Read:  func(ctx context.Context, _ time.Duration) (api.Overlay, error) { return c.Overlay(ctx, ref, most) },
 			After: api.Overlay.After,
 			Print: func(w io.Writer, o api.Overlay) {
 				switch {

@@ -67,13 +67,8 @@ class was made.
 			return err
 		}
 		return verb.Readings[api.Traffic]{
-			Read: func(ctx context.Context, after time.Duration) (api.Traffic, error) {
-				over := min(after, api.MaxOver)
-				if err := verb.Wait(ctx, after-over); err != nil {
-					return api.Traffic{}, err
-				}
-				return c.Traffic(ctx, ref, over)
-			},
+			Over:  api.MaxOver,
+			Read:  func(ctx context.Context, over time.Duration) (api.Traffic, error) { return c.Traffic(ctx, ref, over) },
 			After: api.Traffic.After,
 			Print: func(w io.Writer, t api.Traffic) { trafficTable(w, t, ref != "") },
 		}.Show(cmd.Context(), e, f)

@@ -51,15 +51,25 @@ func (f *ReadingFlags) Check(args []string) (ref string, err error) {
 
 // Readings reads and prints one kind of counters.
 type Readings[T any] struct {
-	// Read returns a reading after a delay, in which it may measure; 0 means at once.
-	Read  func(ctx context.Context, after time.Duration) (T, error)
+	// Read returns a reading; it may measure over a time for that, 0 means at once.
+	Read  func(ctx context.Context, over time.Duration) (T, error)
+	Over  time.Duration         // the longest that Read measures
 	After func(now, before T) T // the difference of two readings
 	Print func(io.Writer, T)    // as a table
 }
 
+// next returns a reading after a delay, at the end of which it is measured.
+func (r Readings[T]) next(ctx context.Context, after time.Duration) (v T, err error) {
+	over := min(after, r.Over)
+	if err := Wait(ctx, after-over); err != nil {
+		return v, err
+	}
+	return r.Read(ctx, over)
+}
+
 // Show reads and prints, once or until ctx ends.
 func (r Readings[T]) Show(ctx context.Context, e Env, f ReadingFlags) error {
-	before, err := r.Read(ctx, 0)
+	before, err := r.next(ctx, 0)
 	if err != nil {
 		return ReadingHint(err)
 	}
@@ -86,7 +96,7 @@ func (r Readings[T]) Show(ctx context.Context, e Env, f ReadingFlags) error {
 		}
 	}
 	for again := f.Total; ; again = true {
-		now, err := r.Read(ctx, f.Interval)
+		now, err := r.next(ctx, f.Interval)
 		if ctx.Err() != nil {
 			return nil
 		}

@@ -38,7 +38,7 @@ part of it into a file. Deleting the directory deletes the recording.`,
 		if err != nil {
 			return err
 		}
-		v := recordStatus{First: s.First, Last: s.Last, Frames: s.Frames, Files: s.Files, Bytes: s.Bytes, Damaged: s.Damaged}
+		v := recordStatus{Stat: s}
 		if from.Replay == "" {
 			c := api.Dial(from.Agent.Cfg.Socket)
 			defer c.Close()
@@ -55,13 +55,8 @@ part of it into a file. Deleting the directory deletes the recording.`,
 
 // recordStatus is what fairlead record prints.
 type recordStatus struct {
-	First   time.Time      `json:"first,omitzero"`
-	Last    time.Time      `json:"last,omitzero"`
-	Frames  int            `json:"frames"`
-	Files   int            `json:"files"`
-	Bytes   int64          `json:"bytes"`
-	Damaged int            `json:"damaged_files,omitempty"`
-	Agent   *api.Recording `json:"agent,omitempty"` // absent if none answers, or it records nothing
+	record.Stat
+	Agent *api.Recording `json:"agent,omitempty"` // absent if none answers, or it records nothing
 
 	seconds float64 // since the agent started
 }

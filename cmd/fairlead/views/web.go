@@ -48,10 +48,7 @@ forward the port first: ssh -L PORT:127.0.0.1:PORT HOST`,
 			}
 			o.Explain = func(ctx context.Context, id api.ID) (api.Explanation, error) { return c.Explain(ctx, api.Ref(id)) }
 		}
-		s, err := web.New(o)
-		if err != nil {
-			return err
-		}
+		s := web.New(o)
 		l, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(*port))))
 		if err != nil {
 			return err

@@ -29,7 +29,7 @@ type Program struct {
 	Name, Short string
 	Version     api.Version
 	Next        func(context.Context, io.Writer) // prints what to do next, for a call without a verb; nil: nothing
-	Verbs       []func(Env) *cobra.Command // in the order of the help
+	Verbs       []func(Env) *cobra.Command       // in the order of the help
 }
 
 // ErrTold is the error of a verb that has printed the failure itself.

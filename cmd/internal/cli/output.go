@@ -28,13 +28,9 @@ func FormatFlag(cmd *cobra.Command, more ...string) *Format {
 	last := len(names) - 1
 	words := strings.Join(names[:last], ", ") + " or " + names[last]
 	cmd.Flags().StringVarP(&f.Name, "output", "o", "table", "output format: "+words)
-	before := cmd.PreRunE
-	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if !slices.Contains(names, f.Name) {
 			return Usagef("-o %q: must be %s", f.Name, words)
-		}
-		if before != nil {
-			return before(cmd, args)
 		}
 		return nil
 	}
@@ -44,27 +40,22 @@ func FormatFlag(cmd *cobra.Command, more ...string) *Format {
 // Print prints v, a wire type, as JSON or YAML, or calls table.
 func (f *Format) Print(w io.Writer, v any, table func(io.Writer)) error {
 	out := page{columns: terminalWidth(w)}
-	switch f.Name {
-	case "table":
+	if f.Name == "table" {
 		table(&out)
-	default:
-		data, err := json.Marshal(v)
-		if err != nil {
-			return fmt.Errorf("print as %s: %w", f.Name, err)
-		}
-		if f.Name == "yaml" {
-			err = WriteYAML(&out, data)
-		} else {
-			err = json.Indent(&out.Buffer, data, "", "  ")
-			out.WriteByte('\n')
-		}
-		if err != nil {
-			return fmt.Errorf("print as %s: %w", f.Name, err)
-		}
-		_, err = w.Write(escapeControls(out.Bytes(), f.Name == "yaml"))
+		_, err := w.Write(out.Bytes())
 		return err
 	}
-	_, err := w.Write(out.Bytes())
+	data, err := json.Marshal(v)
+	if err == nil && f.Name == "yaml" {
+		err = WriteYAML(&out, data)
+	} else if err == nil {
+		err = json.Indent(&out.Buffer, data, "", "  ")
+		out.WriteByte('\n')
+	}
+	if err != nil {
+		return fmt.Errorf("print as %s: %w", f.Name, err)
+	}
+	_, err = w.Write(escapeControls(out.Bytes(), f.Name == "yaml"))
 	return err
 }
 
@@ -149,15 +140,6 @@ func Show(s string) string { return view.Show(s) }
 
 // ShowText is Show for text that may be empty.
 func ShowText(s string) string { return view.ShowText(s) }
-
-// Shown is Show for each of several.
-func Shown(list []string) []string {
-	out := make([]string, len(list))
-	for i, s := range list {
-		out[i] = Show(s)
-	}
-	return out
-}
 
 // Lines is Show for a text of several lines.
 func Lines(s string) string {

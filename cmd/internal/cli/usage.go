@@ -70,22 +70,15 @@ func Unknown(cmd *cobra.Command, what, word string) error {
 // NArgs checks the number of arguments, and returns a UsageError.
 func NArgs(low, high int, what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
+		got := strings.Trim(fmt.Sprintf("%q", args), "[]")
 		switch {
 		case len(args) < low:
 			return Usagef("%s is missing", what)
 		case len(args) > high && high == 0:
-			return Usagef("takes no argument, got %s", strings.Join(quoted(args), " "))
+			return Usagef("takes no argument, got %s", got)
 		case len(args) > high:
-			return Usagef("takes %s only, got %s", what, strings.Join(quoted(args), " "))
+			return Usagef("takes %s only, got %s", what, got)
 		}
 		return nil
 	}
-}
-
-func quoted(args []string) []string {
-	out := make([]string, len(args))
-	for i, a := range args {
-		out[i] = fmt.Sprintf("%q", a)
-	}
-	return out
 }

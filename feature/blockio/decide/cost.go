@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -98,9 +99,7 @@ func share(ops, bytes float64, mostOps, mostBytes uint64) float64 {
 	if ops == 0 {
 		ops = bytes / LargeRequest
 	}
-	if bytes < ops*SmallRequest {
-		bytes = ops * SmallRequest // a request costs no less for being smaller
-	}
+	bytes = max(bytes, ops*SmallRequest) // a request costs no less for being smaller
 	if mostOps == 0 {
 		return unaffordable
 	}
@@ -229,13 +228,7 @@ func Admit(device string, c Capacity, others []Holder, want api.BlockIOFigures) 
 	r := &Refusal{Device: device, Want: asked, Left: max(left, 0), Holders: slices.Clone(others)}
 	r.Reads, r.Writes = uint64(r.Left*float64(c.ReadIOPS)), uint64(r.Left*float64(c.WriteIOPS))
 	slices.SortStableFunc(r.Holders, func(a, b Holder) int {
-		switch x, y := of(a), of(b); {
-		case x > y:
-			return -1
-		case x < y:
-			return 1
-		}
-		return 0
+		return cmp.Compare(of(b), of(a))
 	})
 	for _, h := range r.Holders {
 		r.shares = append(r.shares, of(h))

@@ -124,7 +124,7 @@ func (c *Control) narrow(w Window, d Demand, others map[container.ID]float64) (f
 	if v.reduced.Equal(w.Taken) {
 		return false // for another reservation
 	}
-	first = w.Taken.Sub(later(v.reduced, v.eased)) > relapse
+	first = min(w.Taken.Sub(v.reduced), w.Taken.Sub(v.eased)) > relapse
 	used, due := sum(w.shares(at, w.doneAt(at))), aim*sum(w.reserved(at))
 	switch {
 	case w.Taken.Sub(v.eased) < relapse: // the last step was too far: go back, and try again later
@@ -150,7 +150,7 @@ func (c *Control) divide(w Window) {
 			delete(c.divisions, at)
 			continue
 		case v.open:
-			if w.Taken.Sub(later(v.reduced, v.eased)) > 2*maxHold {
+			if min(w.Taken.Sub(v.reduced), w.Taken.Sub(v.eased)) > 2*maxHold {
 				delete(c.divisions, at)
 			}
 			continue
@@ -158,7 +158,7 @@ func (c *Control) divide(w Window) {
 		due := w.reserved(at)
 		switch {
 		case v.again, !maps.Equal(due, v.due), slices.ContainsFunc(slices.Collect(maps.Keys(v.caps)), func(id container.ID) bool { return !w.mayCap(id) }):
-		case w.Taken.Sub(later(v.needed, v.eased)) >= v.hold/4:
+		case min(w.Taken.Sub(v.needed), w.Taken.Sub(v.eased)) >= v.hold/4:
 			v.usable, v.eased = v.usable+v.step, w.Taken
 		default:
 			continue
@@ -166,13 +166,6 @@ func (c *Control) divide(w Window) {
 		v.due, v.again = due, false
 		c.apportion(w, at, v)
 	}
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // apportion caps the containers that want more of a disk than their part.

@@ -101,8 +101,7 @@ func (c *Control) yieldDisk(w Window, d Demand, others map[container.ID]float64)
 // mayAct reports whether anything may be done to a container: it has reserved nothing, and
 // policy lets it yield.
 func (w Window) mayAct(id container.ID) bool {
-	n, known := w.Neighbours[id]
-	return known && !n.Reserved && n.Yield == policy.YieldAuto
+	return w.mayCap(id) && !w.Neighbours[id].Reserved
 }
 
 // act gives what is done to a container, begun anew where it was released.

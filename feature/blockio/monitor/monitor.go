@@ -10,7 +10,6 @@ package monitor
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"time"
@@ -186,13 +185,7 @@ func Supported() error {
 // reserved something first.
 func (m *Meter) Follow(groups []Group) error {
 	first := slices.SortedStableFunc(slices.Values(groups), func(a, b Group) int {
-		switch {
-		case len(a.Reserved) > 0 == (len(b.Reserved) > 0):
-			return 0
-		case len(a.Reserved) > 0:
-			return -1
-		}
-		return 1
+		return min(len(b.Reserved), 1) - min(len(a.Reserved), 1)
 	})
 	var v2, io []entry
 	var watched []Group
@@ -317,43 +310,39 @@ func replace(m *ebpf.Map, was map[uint64]container.ID, want []entry) error {
 
 // forget drops the accounts and waits of containers that are known no more.
 func (m *Meter) forget(known func(container.ID) bool) error {
-	var errs []error
-	var at monitorPlace
-	var a monitorAccount
-	var places []monitorPlace
-	for it := m.objs.Accounts.Iterate(); it.Next(&at, &a); {
-		if _, is := m.accounts[at.Cgroup]; !is {
-			places = append(places, at)
-		}
-	}
-	for _, at := range places {
-		errs = append(errs, absent(m.objs.Accounts.Delete(at)))
-	}
+	errs := []error{drop[monitorPlace, monitorAccount](m.objs.Accounts, func(at monitorPlace) bool {
+		_, is := m.accounts[at.Cgroup]
+		return !is
+	})}
 	for _, x := range []struct {
 		waits    *ebpf.Map
 		reserved bool
 	}{{m.objs.Waits, true}, {m.objs.Shown, false}} {
-		var p monitorPair
-		var w monitorWait
-		var pairs []monitorPair
-		for it := x.waits.Iterate(); it.Next(&p, &w); {
+		errs = append(errs, drop[monitorPair, monitorWait](x.waits, func(p monitorPair) bool {
 			reserved, watched := m.watched[container.ID(p.Victim)]
-			if !known(container.ID(p.Victim)) || !known(container.ID(p.Culprit)) || !watched || reserved != x.reserved {
-				pairs = append(pairs, p)
-			}
-		}
-		for _, p := range pairs {
-			errs = append(errs, absent(x.waits.Delete(p)))
-		}
+			return !known(container.ID(p.Victim)) || !known(container.ID(p.Culprit)) || !watched || reserved != x.reserved
+		}))
 	}
 	return errors.Join(errs...)
 }
 
-func absent(err error) error {
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
+// drop deletes keys of a map of V.
+func drop[K, V any](m *ebpf.Map, which func(K) bool) error {
+	var key K
+	var value V
+	var keys []K
+	for it := m.Iterate(); it.Next(&key, &value); {
+		if which(key) {
+			keys = append(keys, key)
+		}
 	}
-	return err
+	var errs []error
+	for _, k := range keys {
+		if err := m.Delete(k); !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // subBits is HIST_SUB_BITS of monitor.bpf.c.
@@ -405,7 +394,7 @@ func (m *Meter) Read() (Reading, error) {
 		}
 		errs = append(errs, waits.Err())
 	}
-	for id := range maps.Keys(m.watched) {
+	for id := range m.watched {
 		var s monitorSwitches
 		if err := m.objs.Watched.Lookup(uint64(id), &s); err != nil {
 			errs = append(errs, err)

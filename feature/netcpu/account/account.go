@@ -66,21 +66,10 @@ type Account struct {
 }
 
 // CPU is the sum of Receive and Send.
-func (a Account) CPU() time.Duration {
-	var sum time.Duration
-	for i := range Protocols {
-		sum += a.Receive[i].CPU + a.Send[i].CPU
-	}
-	return sum
-}
+func (a Account) CPU() time.Duration { return works(a.Receive).CPU + works(a.Send).CPU }
 
 // SendCPU is the sum of Send.
-func (a Account) SendCPU() (sum time.Duration) {
-	for _, w := range a.Send {
-		sum += w.CPU
-	}
-	return sum
-}
+func (a Account) SendCPU() time.Duration { return works(a.Send).CPU }
 
 // PartyKind is the kind of context that lost the time of a packet.
 type PartyKind int
@@ -111,6 +100,12 @@ func (k PartyKind) String() string {
 type Party struct {
 	Container container.ID // 0: no watched container
 	Kind      PartyKind
+}
+
+// Pair identifies a Theft.
+type Pair struct {
+	Victim  Party
+	Culprit container.ID
 }
 
 // Theft is the time that one container's packets took from another context.

@@ -38,27 +38,24 @@ type gap struct{ from, to uint64 }
 // interrupts. It takes some 10 ms of one CPU, or of two for calls, and up to 50 ms if
 // it sees no interrupt. It returns 0 if it sees too few.
 func (m *Meter) measureAround(call bool) (time.Duration, error) {
-	type result struct {
-		found []uint64
-		err   error
-	}
-	done := make(chan result)
+	var found []uint64
+	err := errors.New("it was not measured")
+	done := make(chan struct{})
 	go func() {
 		runtime.LockOSThread() // for good: the thread ends with its affinity
-		r := result{err: errors.New("it was not measured")}
-		m.loop.Turn(func() { r.found, r.err = m.interruptsAround(call) })
-		done <- r
+		m.loop.Turn(func() { found, err = m.interruptsAround(call) })
+		close(done)
 	}()
-	r := <-done
-	if r.err != nil {
-		return 0, fmt.Errorf("measure interrupts: %w", r.err)
+	<-done
+	if err != nil {
+		return 0, fmt.Errorf("measure interrupts: %w", err)
 	}
-	if len(r.found) < aroundLeast {
+	if len(found) < aroundLeast {
 		return 0, nil
 	}
-	slices.Sort(r.found)
+	slices.Sort(found)
 	// Disturbances only make a result longer.
-	return min(time.Duration(r.found[len(r.found)/4]), aroundMost), nil
+	return min(time.Duration(found[len(found)/4]), aroundMost), nil
 }
 
 // calibrate measures the overhead of interrupts and makes the programs charge it. A
@@ -128,10 +125,7 @@ func (m *Meter) watchInterrupts(cpu int, call bool, cause func() error) (found [
 		if err := cause(); err != nil {
 			return nil, err
 		}
-		gaps, usual, err := watchClock()
-		if err != nil {
-			return nil, err
-		}
+		gaps, usual := watchClock()
 		var states []accountCpu
 		if err := m.maps.FlCpus.Lookup(uint32(0), &states); err != nil {
 			return nil, err
@@ -227,17 +221,11 @@ func stay() (cpu, other int, err error) {
 
 // watchClock reads the clock until there is a notable gap after the timer was due. It
 // returns the notable gaps between two readings, and the shortest gap.
-func watchClock() (gaps []gap, usual uint64, err error) {
-	begin, err := clock()
-	if err != nil {
-		return nil, 0, err
-	}
+func watchClock() (gaps []gap, usual uint64) {
+	begin := clock()
 	usual = math.MaxUint64
 	for last := begin; last-begin < uint64(aroundWait); {
-		now, err := clock()
-		if err != nil {
-			return nil, 0, err
-		}
+		now := clock()
 		usual = min(usual, now-last)
 		if (now-last)/notable > usual {
 			gaps = append(gaps, gap{last, now})
@@ -247,14 +235,12 @@ func watchClock() (gaps []gap, usual uint64, err error) {
 		}
 		last = now
 	}
-	return gaps, usual, nil
+	return gaps, usual
 }
 
 // clock reads the clock of bpf_ktime_get_ns.
-func clock() (uint64, error) {
+func clock() uint64 {
 	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0, fmt.Errorf("read the clock: %w", err)
-	}
-	return uint64(ts.Nano()), nil
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // there is always one
+	return uint64(ts.Nano())
 }

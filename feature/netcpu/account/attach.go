@@ -52,35 +52,22 @@ func (m *Meter) attach(acc *account) error {
 // attached reports whether the programs are attached.
 func (m *Meter) attached() bool { return m.windows == nil || m.windows.phase >= full }
 
-// reattach calls attach for every account.
-func (m *Meter) reattach() error {
-	var errs []error
-	for _, acc := range m.slots {
-		if acc != nil {
-			errs = append(errs, m.attach(acc))
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // stamp says whether packets are stamped.
 func (m *Meter) stamp(yes bool) error {
 	if m.stamping == yes {
 		return nil
 	}
 	m.stamping = yes
-	return m.reattach()
+	return m.reattach(nil)
 }
 
-// attachAll calls attach for every account of a tenant with a changed member: its
-// holder may be another one now.
-func (m *Meter) attachAll(changed ...identity.Member) error {
+// reattach calls attach for every account of a tenant with a changed member, as its
+// holder may be another one now; nil: for every account.
+func (m *Meter) reattach(changed []identity.Member) error {
 	var errs []error
 	for _, acc := range m.slots {
-		if acc == nil {
-			continue
-		}
-		if slices.ContainsFunc(changed, func(c identity.Member) bool { return c.ID == acc.member.ID || shares(c, acc.member) }) {
+		of := func(c identity.Member) bool { return c.ID == acc.member.ID || shares(c, acc.member) }
+		if acc != nil && (changed == nil || slices.ContainsFunc(changed, of)) {
 			errs = append(errs, m.attach(acc))
 		}
 	}
@@ -107,7 +94,7 @@ func bySocket(t identity.Member) bool {
 type sockets struct {
 	reached *bpf.Copy
 	cgroup  *os.File
-	link    link.Link // nil: the program is not attached
+	link    *link.RawLink // nil: the program is not attached
 }
 
 // watchSockets attaches the program to the sockets of a container while the others are attached,

@@ -54,17 +54,12 @@ type estimate struct {
 	recent          map[container.ID]*recent
 	extra           map[container.ID]*Account
 	byCPU           map[container.ID][]time.Duration
-	thefts          map[theftKey]time.Duration
+	thefts          map[Pair]time.Duration
 	softirq, thread time.Duration
 	inThreads       float64 // the part of the work that the last window saw in threads
 
 	all, packets float64 // ns of the last windows, and of that in softirqs of packets, as bare windows see them
 	bare         float64 // ns of the last bare windows
-}
-
-type theftKey struct {
-	victim  Party
-	culprit container.ID
 }
 
 // recent is what the last windows have shown of one container. The older ones count less.
@@ -125,7 +120,7 @@ type window struct {
 func (e *estimate) of(id container.ID) *recent {
 	if e.recent == nil {
 		e.recent, e.extra = make(map[container.ID]*recent), make(map[container.ID]*Account)
-		e.byCPU, e.thefts = make(map[container.ID][]time.Duration), make(map[theftKey]time.Duration)
+		e.byCPU, e.thefts = make(map[container.ID][]time.Duration), make(map[Pair]time.Duration)
 	}
 	r := e.recent[id]
 	if r == nil {
@@ -276,7 +271,7 @@ func (e *estimate) charge(r *recent, correction float64) time.Duration {
 	e.account(r.Container).plus(more)
 	for victim, d := range r.thefts {
 		d = scaled(d, all)
-		e.thefts[theftKey{victim, r.Container}] += d
+		e.thefts[Pair{victim, r.Container}] += d
 		if victim.Kind == Task || victim.Kind == Peer {
 			e.account(victim.Container).Robbed += d
 		}
@@ -333,7 +328,7 @@ func (e *estimate) forget(id container.ID) (cpu time.Duration) {
 	delete(e.extra, id)
 	delete(e.byCPU, id)
 	for k := range e.thefts {
-		if k.culprit == id || k.victim.Container == id {
+		if k.Culprit == id || k.Victim.Container == id {
 			delete(e.thefts, k)
 		}
 	}
@@ -366,16 +361,16 @@ func (e *estimate) addTo(r *Reading, thefts bool) {
 	if !thefts {
 		return
 	}
-	seen := make(map[theftKey]bool, len(r.Thefts))
+	seen := make(map[Pair]bool, len(r.Thefts))
 	for i := range r.Thefts {
 		t := &r.Thefts[i]
-		k := theftKey{t.Victim, t.Culprit}
+		k := Pair{t.Victim, t.Culprit}
 		seen[k] = true
 		t.CPU += e.thefts[k]
 	}
 	for k, d := range e.thefts {
 		if !seen[k] && d > 0 {
-			r.Thefts = append(r.Thefts, Theft{Victim: k.victim, Culprit: k.culprit, CPU: d})
+			r.Thefts = append(r.Thefts, Theft{Victim: k.Victim, Culprit: k.Culprit, CPU: d})
 		}
 	}
 }
@@ -385,9 +380,7 @@ func scaled(d time.Duration, f float64) time.Duration { return time.Duration(flo
 // works adds up the work of all protocols.
 func works(of [Protocols]Work) (sum Work) {
 	for _, w := range of {
-		sum.CPU += w.CPU
-		sum.Packets += w.Packets
-		sum.Bytes += w.Bytes
+		sum.plus(w)
 	}
 	return sum
 }
@@ -481,13 +474,13 @@ func (r Reading) after(was Reading) Reading {
 		}
 		byCPU[id] = grown
 	}
-	before := make(map[theftKey]time.Duration, len(was.Thefts))
+	before := make(map[Pair]time.Duration, len(was.Thefts))
 	for _, t := range was.Thefts {
-		before[theftKey{t.Victim, t.Culprit}] = t.CPU
+		before[Pair{t.Victim, t.Culprit}] = t.CPU
 	}
 	thefts := make([]Theft, 0, len(r.Thefts))
 	for _, t := range r.Thefts {
-		if t.CPU -= before[theftKey{t.Victim, t.Culprit}]; t.CPU > 0 {
+		if t.CPU -= before[Pair{t.Victim, t.Culprit}]; t.CPU > 0 {
 			thefts = append(thefts, t)
 		}
 	}

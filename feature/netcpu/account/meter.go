@@ -380,7 +380,7 @@ func (m *Meter) tell(was, now identity.Member) error {
 		errs = append(errs, m.cgroups.Forget(now.ID), m.cfg.Identity.Forget(teller, now.ID))
 	}
 	errs = append(errs, m.charge(was.Tenant, before), m.charge(now.Tenant, after))
-	return errors.Join(append(errs, m.attachAll(was, now))...)
+	return errors.Join(append(errs, m.reattach([]identity.Member{was, now}))...)
 }
 
 // Room is how many containers can be accounted for at a time.

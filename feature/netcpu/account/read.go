@@ -109,9 +109,7 @@ func sum(id container.ID, perCPU []accountAccount) Account {
 			if i >= int(Protocols) {
 				w = &a.Send[i%int(Protocols)]
 			}
-			w.CPU += time.Duration(c.By[i].Ns)
-			w.Packets += c.By[i].Packets
-			w.Bytes += c.By[i].Bytes
+			w.plus(Work{time.Duration(c.By[i].Ns), c.By[i].Packets, c.By[i].Bytes})
 		}
 		a.Own += time.Duration(c.Own)
 		a.Took += time.Duration(c.Took)

@@ -223,7 +223,7 @@ func (m *Meter) turn(to phase) error {
 			return errors.Join(append(errs, err, m.detach(idle))...)
 		}
 		if to >= full {
-			errs = append(errs, m.reattach()) // where it fails, the rest is metered
+			errs = append(errs, m.reattach(nil)) // where it fails, the rest is metered
 		}
 		errs = append(errs, m.vars.Over.Set(uint8(0)))
 		now, counts = time.Now(), m.count()
@@ -259,7 +259,7 @@ func (m *Meter) detach(to phase) error {
 	was := w.phase
 	w.phase = to
 	if was >= full {
-		errs = append(errs, w.others.Close(), m.reattach())
+		errs = append(errs, w.others.Close(), m.reattach(nil))
 		w.others = nil
 	}
 	if to == idle {

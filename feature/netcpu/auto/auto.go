@@ -136,17 +136,13 @@ func between(a, b account.Reading) reading {
 		// What is sent in its own time is paid for: mostly by system calls of its tasks.
 		d.network[x.Container], d.others[x.Container], d.sent[x.Container] = network, network-own, max(0, sent-own)
 	}
-	type pair struct {
-		victim  account.Party
-		culprit container.ID
-	}
-	taken := make(map[pair]time.Duration, len(a.Thefts))
+	earlier := make(map[account.Pair]time.Duration, len(a.Thefts))
 	for _, t := range a.Thefts {
-		taken[pair{t.Victim, t.Culprit}] = t.CPU
+		earlier[account.Pair{Victim: t.Victim, Culprit: t.Culprit}] = t.CPU
 	}
 	var tasks, others time.Duration
 	for _, t := range b.Thefts {
-		if was := taken[pair{t.Victim, t.Culprit}]; was <= t.CPU {
+		if was := earlier[account.Pair{Victim: t.Victim, Culprit: t.Culprit}]; was <= t.CPU {
 			t.CPU -= was
 		}
 		if t.CPU == 0 {

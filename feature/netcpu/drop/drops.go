@@ -79,27 +79,35 @@ func (t *Drops) close() error {
 
 // countPolls counts the polls of exactly these devices of the tenant.
 func (t *Drops) countPolls(devices map[dropFlDevice]bool) error {
-	counted := t.dropper.maps.FlCounted
-	var errs []error
-	for d := range t.polls {
-		if devices[d] {
-			continue
-		}
-		if err := counted.Delete(d); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, fmt.Errorf("count no polls of device %d in netns %d: %w", d.Ifindex, d.Netns, err))
-			continue
-		}
-		delete(t.polls, d)
+	if err := setKeys(t.dropper.maps.FlCounted, t.slot, t.polls, devices); err != nil {
+		return fmt.Errorf("count polls: %w", err)
 	}
-	for d := range devices {
-		if t.polls[d] {
+	return nil
+}
+
+// setKeys gives a map exactly the keys of want, with a value. has are the keys so far, and is
+// updated. It goes on after an error.
+func setKeys[K comparable](in *ebpf.Map, value any, has, want map[K]bool) error {
+	var errs []error
+	for k := range has {
+		if want[k] {
 			continue
 		}
-		if err := counted.Put(d, t.slot); err != nil {
-			errs = append(errs, fmt.Errorf("count polls of device %d in netns %d: %w", d.Ifindex, d.Netns, err))
+		if err := in.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, fmt.Errorf("remove %+v: %w", k, err))
 			continue
 		}
-		t.polls[d] = true
+		delete(has, k)
+	}
+	for k := range want {
+		if has[k] {
+			continue
+		}
+		if err := in.Put(k, value); err != nil {
+			errs = append(errs, fmt.Errorf("add %+v: %w", k, err))
+			continue
+		}
+		has[k] = true
 	}
 	return errors.Join(errs...)
 }
@@ -170,14 +178,7 @@ func (t *Drops) UseRing(used bool) error {
 // limit drops packets for the time lasts once the charges of an account have reached sum, in ns. It
 // must be renewed: without an agent there is no limit.
 func (t *Drops) limit(account uint32, sum int64, lasts time.Duration) error {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return fmt.Errorf("early drop: %w", err)
-	}
-	return t.change(func(e *dropTenant) {
-		e.Account, e.Limit = account, sum
-		e.Until = uint64(now.Nano() + lasts.Nanoseconds())
-	})
+	return t.change(func(e *dropTenant) { e.Account, e.Limit, e.Until = account, sum, in(lasts) })
 }
 
 // unlimited ends the limit.
@@ -188,16 +189,19 @@ func (t *Drops) unlimited() error {
 // Pace lets so many packets a second, at most, pass the uplinks from now on, for so long; 0 is any
 // number. After a pause a ring of packets passes at once.
 func (t *Drops) Pace(perSecond float64, lasts time.Duration) error {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return fmt.Errorf("early drop: %w", err)
-	}
 	return t.change(func(e *dropTenant) {
 		e.Gap, e.PacedUntil = 0, 0
 		if perSecond > 0 {
-			e.Gap, e.PacedUntil = uint64(float64(time.Second)/perSecond), uint64(now.Nano()+lasts.Nanoseconds())
+			e.Gap, e.PacedUntil = uint64(float64(time.Second)/perSecond), in(lasts)
 		}
 	})
+}
+
+// in returns the moment so much later than now, by the clock of bpf_ktime_get_ns.
+func in(d time.Duration) uint64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // there is always one
+	return uint64(now.Nano() + d.Nanoseconds())
 }
 
 // change changes a part of the tenant's entry. The counters lose an event between reading and

@@ -55,30 +55,13 @@ func (d *Dropper) Open(ctx context.Context, c container.Container) error {
 
 // holdTunnels updates the addresses of the host's tunnel devices.
 func (d *Dropper) holdTunnels(links []netdev.Link) error {
-	var errs []error
 	now := make(map[uint64]bool)
 	for _, l := range links {
 		if mac, err := net.ParseMAC(l.MAC); err == nil && len(mac) == 6 && l.IsTunnel() {
 			now[binary.NativeEndian.Uint64(append(mac, 0, 0))] = true
 		}
 	}
-	for key := range now {
-		if d.tunnels[key] {
-			continue
-		}
-		if err := d.maps.FlTunnels.Put(key, uint8(1)); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		d.tunnels[key] = true
-	}
-	for key := range d.tunnels {
-		if !now[key] {
-			errs = append(errs, d.maps.FlTunnels.Delete(key))
-			delete(d.tunnels, key)
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := setKeys(d.maps.FlTunnels, uint8(1), d.tunnels, now); err != nil {
 		return fmt.Errorf("tell the addresses of tunnels: %w", err)
 	}
 	return nil

@@ -7,6 +7,7 @@
 package isolate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,12 +108,7 @@ type thread struct {
 
 // New makes an Isolator. It changes nothing.
 func New(cfg Config) *Isolator {
-	if cfg.QueueMin == 0 {
-		cfg.QueueMin = queueMin
-	}
-	if cfg.QueueFlood == 0 {
-		cfg.QueueFlood = queueFlood
-	}
+	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, queueMin), cmp.Or(cfg.QueueFlood, queueFlood)
 	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation)}
 }
 

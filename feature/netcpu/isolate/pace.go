@@ -293,11 +293,7 @@ func (is *Isolator) flows(s *isolation, since, now time.Time, heavy bool, w *pac
 		return nil
 	}
 	w.own = max(1, own-last.own)
-	dir, err := s.payer.TenantGroup()
-	if err != nil {
-		return err
-	}
-	cpus, limited, err := is.quota(dir)
+	cpus, limited, err := is.quota(s.payer)
 	if s.quota = 0; limited {
 		s.quota = cpus
 	}

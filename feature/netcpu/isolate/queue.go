@@ -108,23 +108,15 @@ func (is *Isolator) assignQueue(u *uplinkDevice, q *queue, w queueWindow) error 
 // The host owns the changes, as the queue outlives the container. A thread that has ended has no
 // owner: its device has recreated its queues.
 func (is *Isolator) giveQueue(u *uplinkDevice, q *queue, slot uint32) error {
-	err := is.moveQueue(u, q, slot)
-	if errors.Is(err, journal.ErrGone) {
-		return nil
-	}
-	return err
-}
-
-func (is *Isolator) moveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 	for _, s := range is.isolated {
 		if s.drops != nil && s.drops.Slot() == slot && s.queues {
 			at := s.at
 			at.child = false // it exists, and its entry is the container's
 			at.nice = ""
-			return errors.Join(is.unsteer(q.thread), is.move(q.thread, at, 0))
+			return IgnoreGone(errors.Join(is.unsteer(q.thread), is.move(q.thread, at, 0)))
 		}
 	}
-	return is.move(q.thread, u.at, 0)
+	return IgnoreGone(is.move(q.thread, u.at, 0))
 }
 
 // unsteer undoes steering: the container's CPUs apply now.
@@ -140,11 +132,7 @@ func (is *Isolator) mayOwnQueues(c container.Container) (bool, error) {
 	if is.cfg.Throttled {
 		return true, nil
 	}
-	dir, err := c.TenantGroup()
-	if err != nil {
-		return false, err
-	}
-	_, limited, err := is.quota(dir)
+	_, limited, err := is.quota(c)
 	if err != nil || !limited || c.Cgroup.CPUSet == "" {
 		return !limited, err
 	}

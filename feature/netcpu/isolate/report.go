@@ -29,19 +29,15 @@ func (is *Isolator) Samples(to []feature.Sample) []feature.Sample {
 // with its device and its container.
 func (is *Isolator) kthreads(to []feature.Sample, id container.ID, threads []thread) []feature.Sample {
 	sum := make(map[string]float64)
-	var order []string
 	for _, t := range threads {
 		sec, err := sched.CPUTime(is.cfg.Roots.Proc, t.TID)
 		if err != nil {
 			continue
 		}
-		if _, seen := sum[t.device]; !seen {
-			order = append(order, t.device)
-		}
 		sum[t.device] += sec
 	}
-	for _, d := range order {
-		to = append(to, feature.Sample{Container: id, Name: "netcpu_kthread_seconds_total", Device: d, Value: sum[d]})
+	for d, sec := range sum {
+		to = append(to, feature.Sample{Container: id, Name: "netcpu_kthread_seconds_total", Device: d, Value: sec})
 	}
 	return to
 }

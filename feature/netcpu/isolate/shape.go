@@ -26,37 +26,30 @@ func (is *Isolator) Follow(now time.Time) error {
 
 // reshape sets the shape of each tenant's packets by its traffic.
 func (is *Isolator) reshape(now time.Time) error {
-	var errs []error
-	for _, s := range is.isolated {
-		if s.drops == nil {
-			continue
-		}
+	return is.counting(func(s *isolation) error {
 		c, err := s.drops.Counters()
 		if err != nil {
-			errs = append(errs, err)
-			continue
+			return err
 		}
 		last := s.counted
 		s.counted = counted{now, c}
 		if last.at.IsZero() {
-			continue
+			return nil
 		}
 		before := s.control
 		want := s.control.next(window{now.Sub(last.at), c.Intruding - last.Intruding, c.Super - last.Super})
 		if want == before.shape {
-			continue
+			return nil
 		}
 		if want == super {
 			off, err := is.switchedOff(s)
 			if !off {
 				s.control = control{}
-				errs = append(errs, IgnoreGone(err))
-				continue
+				return err
 			}
 		}
-		errs = append(errs, is.follow(s, before))
-	}
-	return errors.Join(errs...)
+		return is.follow(s, before)
+	})
 }
 
 // follow gives a tenant's packets the shape that has been chosen.

@@ -151,12 +151,7 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, id cont
 		if err != nil {
 			return nil, err
 		}
-		var threads []sched.Thread
-		for _, t := range after {
-			if !slices.Contains(before, t) {
-				threads = append(threads, t.Thread)
-			}
-		}
+		threads := chosen(after, func(t sched.Named) bool { return !slices.Contains(before, t) })
 		if len(threads) > 0 {
 			return threads, nil
 		}
@@ -168,12 +163,7 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, id cont
 		// dev_set_threaded): then they are among the earlier ones, and not placed. One more idle
 		// thread does no harm.
 		placed := is.placed(func(journal.Entry) bool { return true })
-		var kept []sched.Thread
-		for _, t := range before {
-			if !placed[strconv.Itoa(t.TID)] {
-				kept = append(kept, t.Thread)
-			}
-		}
+		kept := chosen(before, func(t sched.Named) bool { return !placed[strconv.Itoa(t.TID)] })
 		if len(kept) > 0 {
 			return kept, nil
 		}
@@ -214,16 +204,16 @@ func pollsFor(comm, prefix string) bool {
 func (is *Isolator) moved(device string, id container.ID) ([]sched.Thread, error) {
 	ours := is.placed(func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
 	list, err := is.pollers(device)
-	if err != nil {
-		return nil, err
-	}
-	var threads []sched.Thread
+	return chosen(list, func(t sched.Named) bool { return ours[strconv.Itoa(t.TID)] }), err
+}
+
+func chosen(list []sched.Named, choose func(sched.Named) bool) (threads []sched.Thread) {
 	for _, t := range list {
-		if ours[strconv.Itoa(t.TID)] {
+		if choose(t) {
 			threads = append(threads, t.Thread)
 		}
 	}
-	return threads, nil
+	return threads
 }
 
 // movedAlong takes over the threads that moved with a container's processes from one cgroup to

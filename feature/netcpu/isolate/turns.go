@@ -125,29 +125,25 @@ type taken struct {
 
 // takeTurns sets the turn of each tenant's threads by its traffic.
 func (is *Isolator) takeTurns() error {
-	var errs []error
-	for _, s := range is.isolated {
-		if s.drops == nil {
-			continue // its packets are not counted
-		}
+	return is.counting(func(s *isolation) error {
 		now, err := is.takenBy(s)
 		last := s.taken
 		s.taken = now
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, journal.ErrGone) {
-			continue // the kernel does not count, or one has ended
+			return nil // the kernel does not count, or one has ended
 		}
 		if err != nil {
-			errs = append(errs, err)
-			continue
+			return err
 		}
 		if last.Turns == 0 || now.Turns < last.Turns || now.Waited < last.Waited || now.packets < last.packets {
-			continue // the first time, or other threads
+			return nil // the first time, or other threads
 		}
 		before := s.turns
 		next := s.turns.next(turnWindow{now.Waited - last.Waited, now.Turns - last.Turns, now.packets - last.packets})
 		if next == before.turn {
-			continue
+			return nil
 		}
+		var errs []error
 		s.at.nice = next.nice()
 		for _, th := range s.threads {
 			if err := is.turn(pacing(is.cfg.Roots.Proc, th.Thread, sched.NoSlice, s.at.nice), s.payer.ID); IgnoreGone(err) != nil {
@@ -155,8 +151,8 @@ func (is *Isolator) takeTurns() error {
 				errs = append(errs, err)
 			}
 		}
-	}
-	return errors.Join(errs...)
+		return errors.Join(errs...)
+	})
 }
 
 // takenBy returns the counters of a tenant's threads so far; zero with an error.

@@ -30,7 +30,7 @@ func (is *Isolator) weighing(c container.Container) ([]journal.Setting, error) {
 	if err != nil {
 		return nil, err
 	}
-	cpus, limited, err := is.quota(dir)
+	cpus, limited, err := is.quota(c)
 	if err != nil {
 		return nil, err
 	}
@@ -41,8 +41,12 @@ func (is *Isolator) weighing(c container.Container) ([]journal.Setting, error) {
 	return is.lowering(dir, shares, c.ID)
 }
 
-// quota returns the limit of a cgroup by its owner, in CPUs.
-func (is *Isolator) quota(dir string) (cpus float64, limited bool, err error) {
+// quota returns the limit of a container's tenant by its owner, in CPUs.
+func (is *Isolator) quota(c container.Container) (cpus float64, limited bool, err error) {
+	dir, err := c.TenantGroup()
+	if err != nil {
+		return 0, false, err
+	}
 	b, _, err := cgroup.GivenBandwidth(is.cfg.Journal, dir, is.v2())
 	if errors.Is(err, errors.ErrUnsupported) {
 		return 0, false, nil

@@ -109,9 +109,6 @@ func New(limit Limit) *Ledger {
 	return l
 }
 
-// Limit returns the owner's limit.
-func (l *Ledger) Limit() Limit { return l.limit }
-
 // SetLimit records that the owner has changed the limit, which is in force now. Debts and credits
 // remain.
 func (l *Ledger) SetLimit(limit Limit) {
@@ -165,7 +162,7 @@ func (l *Ledger) Step(c Counters) time.Duration {
 func (l *Ledger) book(d interval, n float64) {
 	l.state.Charged += d.charge
 	l.state.Credited += d.credit
-	left := l.quotas(n) - (d.ran + d.charge - d.credit)
+	left := time.Duration(n*float64(l.limit.Quota)) - (d.ran + d.charge - d.credit)
 	if left < 0 {
 		// Overuse is paid from the credit first, then from the slack; the rest is a debt.
 		use := min(l.slack, max(0, -left-max(0, l.state.Balance)))
@@ -211,10 +208,6 @@ func (l *Ledger) bound() {
 		l.state.Lapsed += over
 		l.state.Balance -= over
 	}
-}
-
-func (l *Ledger) quotas(n float64) time.Duration {
-	return time.Duration(n * float64(l.limit.Quota))
 }
 
 // decide returns the quota: the owner's, plus the expected net of the coming periods, plus a part

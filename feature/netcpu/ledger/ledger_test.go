@@ -77,7 +77,7 @@ func TestConverges(t *testing.T) {
 		h.run(3 * time.Second)
 		for i, got := range perPeriod(h, 6*time.Second) {
 			// A twenty-fifth, and the slack.
-			if q := h.ledgers[i].Limit().Quota; !within(got, q, 0.04+2.0/60) {
+			if q := h.ledgers[i].limit.Quota; !within(got, q, 0.04+2.0/60) {
 				t.Errorf("container %d of %v used %v a period (%+v)", i, q, got, h.ledgers[i].State())
 			}
 			if own := h.tasks[i].work; own == 0 {
@@ -134,7 +134,7 @@ func TestDoesNotHoard(t *testing.T) {
 			}
 		}
 		for i, k := range tasks {
-			q := h.ledgers[i].Limit().Quota
+			q := h.ledgers[i].limit.Quota
 			var worst, sum time.Duration
 			for j := 1; j < len(marks[i]); j++ { // the largest sum over any stretch
 				sum = max(0, sum+marks[i][j]-marks[i][j-1]-q)

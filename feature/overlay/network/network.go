@@ -72,8 +72,8 @@ const (
 
 // Host is the state of a host as read.
 type Host struct {
-	Own      uint64 // the agent's namespace
-	Spaces   []Space
+	Own      uint64          // the agent's namespace
+	Spaces   []Space         // the agent's first
 	Ends     []container.End // of containers
 	Policies []netdev.Policy // IPsec, in the agent's namespace
 	// Partly is why Policies are incomplete; nil if they are complete.
@@ -102,7 +102,7 @@ const mostVTEPs = 256
 // kinds that look like those of an overlay.
 func Find(h Host) []Network {
 	var list []Network
-	own := h.own()
+	own := h.Spaces[0]
 	for _, s := range h.Spaces {
 		for _, t := range s.Tunnels {
 			list = append(list, find(h, s, own, t))
@@ -116,15 +116,6 @@ func Find(h Host) []Network {
 	twins(list)
 	slices.SortFunc(list, func(a, b Network) int { return cmp.Or(cmp.Compare(a.NetNS, b.NetNS), cmp.Compare(a.Index, b.Index)) })
 	return list
-}
-
-func (h Host) own() Space {
-	for _, s := range h.Spaces {
-		if s.NetNS == h.Own {
-			return s
-		}
-	}
-	return Space{}
 }
 
 func find(h Host, s, own Space, t netdev.Tunnel) Network {

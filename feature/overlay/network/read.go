@@ -210,7 +210,7 @@ func (r Reader) End(e container.End, inside *netdev.NS) (state EndState, err err
 		return state, err
 	}
 	state.MTU = min(l.MTU, host.MTU)
-	if host.Master != 0 {
+	if state.Bridge = host.Master; host.Master != 0 {
 		var bridge netdev.Link
 		if bridge, err = ns.Link(host.Master); err != nil {
 			return state, err

@@ -25,6 +25,7 @@ type EndState struct {
 	Trusted  bool        // the namespace of the host end was not created by a container
 	Host     qdisc.State // of the host end
 	Master   qdisc.State // of the bridge that the host end is a port of
+	Bridge   int         // index of that bridge; 0: none
 	Threaded bool        // NAPI threads poll the container's device
 	XDP      bool        // it has an XDP program
 	MTU      int         // the lowest of the container's device, the host end and that bridge

@@ -55,6 +55,7 @@ type Call struct {
 	Name   string // with its object: "openat /proc/net/dev"
 	At     Point
 	Errors []unix.Errno
+	own    bool // a file of the product's own, which may lie where calls wait and signals interrupt them
 }
 
 // Outcome is what became of an operation.

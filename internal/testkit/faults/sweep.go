@@ -90,14 +90,20 @@ func points(tier testkit.Tier, cheap bool) (faults, kills int) {
 	return n[0], n[1]
 }
 
-// sample returns n of the calls; n 0: all. It chooses by what they are, so that another run, with a
-// call more or less, has the same ones.
+// sample returns n of the calls, one of each kind first; n 0: all. It chooses by what they are, so that
+// another run, with a call more or less, has the same ones.
 func sample(list []Call, n int) []Call {
 	if n == 0 || n >= len(list) {
 		return list
 	}
 	list = slices.Clone(list)
 	slices.SortStableFunc(list, func(a, b Call) int { return cmp.Compare(a.At.hash(), b.At.hash()) })
+	turn, of := make(map[Point]int), make(map[string]int)
+	for _, c := range list {
+		turn[c.At] = of[c.At.Kind]
+		of[c.At.Kind]++
+	}
+	slices.SortStableFunc(list, func(a, b Call) int { return cmp.Compare(turn[a.At], turn[b.At]) })
 	return list[:n]
 }
 
@@ -199,6 +205,9 @@ func (w *sweep) try(c Case, f Fault, good, usual string) {
 			w.lookAfter(c, f, find)
 		}
 		return
+	}
+	if out.Errno == unix.EINTR && out.Met.own && out.Err != usual {
+		find("a signal is no fault, and it reports %q", out.Err)
 	}
 	if now := w.rig.State(); now != good && out.Err == usual && !c.Later {
 		find("it reports %q, and the host is not as it should be: %s", out.Err, difference(good, now))
