@@ -15,12 +15,17 @@ import (
 // entries of the journal.
 const decisionFor = 5 * time.Minute
 
+// urgencies is how often a feature is asked in the time between decisions whether one is urgent.
+const urgencies = 5
+
 // controller applies what the feature of w decides, at the agent's pace, until ctx ends.
 func (a *Agent) controller(ctx context.Context, w *worker, d feature.Decider) {
-	tick := time.NewTicker(a.pace.decide)
+	tick := time.NewTicker(a.pace.decide / urgencies)
 	defer tick.Stop()
+	hurries, _ := d.(feature.Urgent)
+	mine := make(map[choice]bool)
 	failed := ""
-	for {
+	for turn := 1; ; turn++ {
 		select {
 		case <-ctx.Done():
 			return
@@ -28,7 +33,11 @@ func (a *Agent) controller(ctx context.Context, w *worker, d feature.Decider) {
 		}
 		w.deciding.Begin()
 		var err error
-		panicked := w.fence.turn("decisions", func() { err = a.control(d) })
+		panicked := w.fence.turn("decisions", func() {
+			if turn%urgencies == 0 || hurries != nil && hurries.Urgent() {
+				err = a.control(d, mine)
+			}
+		})
 		w.deciding.End()
 		switch {
 		case panicked != nil: // the log says so
@@ -41,15 +50,19 @@ func (a *Agent) controller(ctx context.Context, w *worker, d feature.Decider) {
 	}
 }
 
-// control applies the decisions of one moment.
-func (a *Agent) control(by feature.Decider) error {
+// control applies the decisions of one moment, and withdraws those in mine that were made before and no
+// longer stand. It updates mine.
+func (a *Agent) control(by feature.Decider, mine map[choice]bool) error {
 	a.mu.Lock()
 	complete := a.complete
 	targets := a.ordered
 	a.mu.Unlock()
 	decisions, err := by.Decide(targets, complete)
 	now := a.pace.now()
+	stand := make(map[choice]bool, len(decisions))
 	for _, d := range decisions {
+		stand[choice{d.Container, d.Key}] = true
+		mine[choice{d.Container, d.Key}] = true
 		if d.Expiry.IsZero() {
 			d.Expiry = now.Add(decisionFor)
 		}
@@ -59,7 +72,23 @@ func (a *Agent) control(by feature.Decider) error {
 		}
 		a.Decide(d)
 	}
+	if err == nil {
+		a.withdraw(targets, mine, stand)
+	}
 	return err
+}
+
+// withdraw ends the decisions in mine about these targets that no longer stand.
+func (a *Agent) withdraw(targets []policy.Target, mine, stand map[choice]bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range mine {
+		if !stand[c] && slices.ContainsFunc(targets, func(t policy.Target) bool { return t.Container.ID == c.container }) {
+			delete(mine, c)
+			delete(a.decisions, c)
+			a.nudge()
+		}
+	}
 }
 
 // decision returns the decision in force for the container and key of d.

@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,25 +17,57 @@ func decision(id container.ID, mode policy.NetCPU, expiry time.Time) policy.Deci
 	return policy.Decision{Container: id, Key: "fairlead.netcpu", Value: string(mode), Expiry: expiry}
 }
 
-// half is a decider that fails in a part of what it does.
-type half struct{ err error }
-
-func (h half) Adopt([]journal.Entry) []policy.Decision { return nil }
-func (h half) Decide([]policy.Target, bool) ([]policy.Decision, error) {
-	return []policy.Decision{decision(1, "isolate", time.Time{})}, h.err
+// script is a decider that notes its calls, and is urgent once.
+type script struct {
+	decides []policy.Decision
+	err     error
+	calls   []string
+	stop    func()
 }
 
-// Decisions beside an error stand, and the error is reported.
+func (s *script) Adopt([]journal.Entry) []policy.Decision { return nil }
+func (s *script) Decide([]policy.Target, bool) ([]policy.Decision, error) {
+	if s.calls = append(s.calls, "decide"); len(s.calls) > urgencies+1 {
+		s.stop()
+	}
+	return s.decides, s.err
+}
+func (s *script) Urgent() bool {
+	s.calls = append(s.calls, "urgent?")
+	return len(s.calls) == 1
+}
+
+// Decide is called in its turn, and at once when that is urgent.
+func TestUrgent(t *testing.T) {
+	r := newRig(t)
+	r.start()
+	ctx, stop := context.WithCancel(t.Context())
+	s := &script{stop: stop}
+	r.agent.controller(ctx, &worker{feature: r.agent.workers[0].feature, fence: r.agent.workers[0].fence}, s)
+	if got := strings.Join(s.calls, " "); got != "urgent? decide urgent? urgent? urgent? decide urgent? urgent? urgent? urgent? decide" {
+		t.Error(got)
+	}
+}
+
+// Decisions beside an error stand, and the error is reported. Without one, a decision ends that is
+// not made again.
 func TestDecisionsBesideAnError(t *testing.T) {
 	r := newRig(t, 1, 2)
 	r.set.set(true, box(1, "observe"), box(2, "isolate"))
 	r.start()
 	r.untilValue(2, "isolated")
 	failed := errors.New("no")
-	if err := r.agent.control(half{failed}); !errors.Is(err, failed) {
-		t.Errorf("control: %v", err)
+	mine := make(map[choice]bool)
+	for _, ds := range [][]policy.Decision{{decision(1, "isolate", time.Time{})}, nil} {
+		if err := r.agent.control(&script{decides: ds, err: failed, stop: func() {}}, mine); !errors.Is(err, failed) {
+			t.Errorf("control: %v", err)
+		}
+		r.untilValue(1, "isolated")
 	}
-	r.untilValue(1, "isolated")
+	if err := r.agent.control(&script{stop: func() {}}, mine); err != nil || len(mine) > 0 {
+		t.Errorf("control: %v, %v", mine, err)
+	}
+	r.untilValue(1, "plain")
 }
 
 // TestDecisionsLapse has a controller that decides, renews once, and goes silent.

@@ -107,6 +107,13 @@ type Decider interface {
 	Decide(targets []policy.Target, complete bool) ([]policy.Decision, error)
 }
 
+// Urgent is a Decider that may have to decide sooner than in a second. The agent calls Urgent five times
+// a second, between calls of Decide, and calls Decide at once if it returns true.
+type Urgent interface {
+	Decider
+	Urgent() bool
+}
+
 // Notifier is a Feature that notices by itself when the host undoes a part of what Apply put in
 // force, or when such a part becomes possible. The agent calls Notify once, before Apply. The
 // feature calls changed, from any goroutine, to have Apply called soon for a container for which

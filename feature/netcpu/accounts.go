@@ -88,6 +88,7 @@ func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.D
 		}
 	}
 	if len(left) == 0 {
+		x.modes.Next(account.Reading{}, nil, complete, x.nameOf)
 		return nil, nil // reading the accounts has a cost
 	}
 	r, err := x.Meter.Read()
@@ -105,6 +106,9 @@ func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.D
 	}
 	return ds, nil
 }
+
+// Urgent implements feature.Urgent.
+func (n *Netcpu) Urgent() bool { return n.meter != nil && n.modes.Alarm(n.meter.Accounts) }
 
 func (x *Accounts) nameOf(id container.ID) string {
 	if c, ok := x.Containers.Lookup(id); ok && c.Name != "" {

@@ -28,7 +28,8 @@ type Chooser struct {
 // state is a Chooser's state of one container.
 type state struct {
 	rule
-	since time.Time // of the last change
+	since time.Time     // of the last change
+	most  time.Duration // that its packets may take in a second
 }
 
 // Choice is the mode of one container.
@@ -48,6 +49,26 @@ func (a *Chooser) Adopt(id container.ID, reason string, since time.Time) {
 	a.of[id] = &state{rule: rule{role: receiver, patience: calmFor, reason: reason}, since: since}
 }
 
+// Alarm reports whether Next should not wait for the rest of a second: the packets of a container that
+// does not pay seem to have taken more than they may in one. It calls read, which needs no thefts, only
+// if there is such a container.
+func (a *Chooser) Alarm(read func() (account.Reading, error)) bool {
+	free := make(map[container.ID]time.Duration) // what their packets may have taken by then
+	for _, x := range a.last.Accounts {
+		if w := a.of[x.Container]; w != nil && w.role != receiver && w.role != sender {
+			free[x.Container] = x.Took + w.most
+		}
+	}
+	if len(free) == 0 {
+		return false
+	}
+	r, err := read()
+	return err == nil && slices.ContainsFunc(r.Accounts, func(x account.Account) bool {
+		most, is := free[x.Container]
+		return is && x.Took > most
+	})
+}
+
 // Next takes the time since the last reading into account, and returns the mode in force for each
 // container, in the order of of. A target's Settings contain the share that its container may take
 // (NetCPUSteal). Next forgets containers that are not in of, except, unless of is complete,
@@ -55,7 +76,9 @@ func (a *Chooser) Adopt(id container.ID, reason string, since time.Time) {
 // read. name names the victims in reasons.
 func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, name func(container.ID) string) []Choice {
 	d := between(a.last, r)
-	a.last = r
+	if a.last.Taken.IsZero() || d.length >= windowMin {
+		a.last = r
+	}
 	d.many = d.sumOf(of)
 	next := make(map[container.ID]*state, len(of))
 	out := make([]Choice, 0, len(of))
@@ -68,7 +91,7 @@ func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, nam
 		if w == nil {
 			w = &state{}
 		}
-		next[c.ID] = w
+		next[c.ID], w.most = w, inSecond(steal)
 		e := d.evidence(c.ID, name)
 		if t.Settings.NetCPU == policy.NetCPUIsolate {
 			e.lost, e.senders, e.many = 0, 0, d.many // it is not credited for these

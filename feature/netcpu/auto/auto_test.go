@@ -335,3 +335,42 @@ func TestChooserKeepWhatIsNotKnownYet(t *testing.T) {
 		}
 	}
 }
+
+// An alarm is raised once the packets of a container that does not pay have taken a second's share. The
+// reading that follows counts for that container, and once more, with the rest of the second, for others.
+func TestAlarm(t *testing.T) {
+	var autos Chooser
+	now := account.Reading{Taken: time.Unix(1_800_000_000, 0)}
+	after := func(d, one, two time.Duration) account.Reading {
+		r := account.Reading{Taken: now.Taken.Add(d)}
+		for id, took := range map[container.ID]time.Duration{1: one, 2: two} {
+			a := account.Account{Container: id, Took: took}
+			a.Receive[account.UDP].CPU = took
+			r.Accounts, r.Thefts = append(r.Accounts, a), append(r.Thefts, account.Theft{Victim: account.Party{Kind: account.Task, Container: 3}, Culprit: id, CPU: took})
+		}
+		return r
+	}
+	alarmed := func(r account.Reading) bool {
+		return autos.Alarm(func() (account.Reading, error) { return r, nil })
+	}
+	next := func(r account.Reading, one, two policy.NetCPU) {
+		t.Helper()
+		if got := autos.Next(r, targets(veths(1), veths(2)), true, boxName); got[0].Mode != one || got[1].Mode != two {
+			t.Errorf("%v: %+v", r.Taken.Sub(now.Taken), got)
+		}
+	}
+	if alarmed(after(0, time.Hour, 0)) {
+		t.Error("an alarm about nobody")
+	}
+	next(after(0, 0, 0), policy.NetCPUObserve, policy.NetCPUObserve)
+	for took, want := range map[time.Duration]bool{30 * ms: false, 31 * ms: true} {
+		if got := alarmed(after(200*ms, took, 0)); got != want {
+			t.Errorf("%v are taken: %v", took, got)
+		}
+	}
+	next(after(200*ms, 31*ms, 20*ms), policy.NetCPUIsolate, policy.NetCPUObserve)
+	if alarmed(after(400*ms, time.Hour, 30*ms)) {
+		t.Error("an alarm about one that pays")
+	}
+	next(after(time.Second, 31*ms, 31*ms), policy.NetCPUIsolate, policy.NetCPUIsolate)
+}

@@ -29,7 +29,8 @@ const (
 	calmLongest = 160 * time.Second // limit of its growth for a container that keeps coming back
 	calmForget  = 60 * time.Second  // without isolation until it is calmFor again
 
-	// windowMin is the shortest window that is judged: in a shorter one, one burst would decide.
+	// windowMin is the shortest window that is judged by what it would be in a second: in a shorter
+	// one, one burst would decide. It only shows who has taken a second's share already.
 	windowMin = 500 * time.Millisecond
 )
 
@@ -88,13 +89,18 @@ type rule struct {
 	losing   time.Duration // how long it has lost much
 }
 
-// next takes one window into account, in which the container may take the share steal. Windows that
-// are too short to judge, or without a length, change nothing.
+// next takes one window into account, in which the container may take the share steal. A window that
+// is too short to judge changes nothing, unless the packets of a container that does not pay have
+// taken as much as they may in a second.
 func (a *rule) next(e evidence, steal float64) decision {
-	if e.length < windowMin {
-		return decision{role: a.role, reason: a.reason}
-	}
 	was := a.role
+	if e.length < windowMin {
+		if (was == bystander || was == robbed) && e.robbed() > inSecond(steal) {
+			e.length = time.Second
+		} else {
+			return decision{role: a.role, reason: a.reason}
+		}
+	}
 	robs := share(e.robbed(), e.length) > steal
 	if a.losing += e.length; share(e.lost, e.length) <= usualLoss {
 		a.losing = 0
@@ -168,6 +174,9 @@ func (e evidence) who() string {
 	}
 	return strings.Join(parts, ", ")
 }
+
+// inSecond returns the time that a share of a CPU is in a second.
+func inSecond(share float64) time.Duration { return time.Duration(share * float64(time.Second)) }
 
 func share(part, of time.Duration) float64 { return float64(part) / float64(of) }
 

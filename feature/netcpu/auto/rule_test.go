@@ -97,6 +97,25 @@ func TestAutoSteal(t *testing.T) {
 	}
 }
 
+// A window that is too short to judge shows who has taken a second's share already, and ends no role.
+func TestEarlyWindow(t *testing.T) {
+	for _, x := range []struct {
+		took time.Duration
+		was  role
+		want role
+	}{
+		{30 * ms, bystander, bystander}, {31 * ms, bystander, receiver}, {31 * ms, robbed, receiver},
+		{31 * ms, receiver, receiver}, {31 * ms, sender, sender}, {0, receiver, receiver},
+	} {
+		a := rule{role: x.was}
+		e := robs(0.4, 0.4)
+		e.length, e.victims = 200*ms, []victim{{"db", x.took}}
+		if d := a.next(e, usualSteal); d.role != x.want || d.changed != (x.want != x.was) {
+			t.Errorf("%+v: %+v", x, d)
+		}
+	}
+}
+
 func TestAutoReason(t *testing.T) {
 	var a rule
 	if d := a.next(evidence{}, usualSteal); d != (decision{}) {
