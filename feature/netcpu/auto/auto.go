@@ -76,7 +76,7 @@ func (a *Chooser) Alarm(read func() (account.Reading, error)) bool {
 // read. name names the victims in reasons.
 func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, name func(container.ID) string) []Choice {
 	d := between(a.last, r)
-	if a.last.Taken.IsZero() || d.length >= windowMin {
+	if a.last.Taken.IsZero() || d.length >= windowMin || len(of) == 0 {
 		a.last = r
 	}
 	d.many = d.sumOf(of)

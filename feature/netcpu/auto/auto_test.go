@@ -373,4 +373,6 @@ func TestAlarm(t *testing.T) {
 		t.Error("an alarm about one that pays")
 	}
 	next(after(time.Second, 31*ms, 31*ms), policy.NetCPUIsolate, policy.NetCPUIsolate)
+	autos.Next(account.Reading{}, nil, true, boxName)
+	next(after(time.Minute, time.Hour, time.Hour), policy.NetCPUObserve, policy.NetCPUObserve)
 }
