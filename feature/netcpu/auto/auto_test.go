@@ -169,32 +169,28 @@ func TestChooser(t *testing.T) {
 	want("more than it may again", step(flood), "isolate", "observe")
 }
 
-// A container that robs by what it sends is charged for as long as it does so.
+// A container that robs by what it sends is charged for as long as it does so, also after it was isolated
+// as a receiver. A server sends its answers in its own time, which robs nobody.
 func TestChooserSender(t *testing.T) {
-	r := readings{sends: map[container.ID]time.Duration{1: time.Hour}} // long ago
-	var autos Chooser
-	step := func(sent, received time.Duration) policy.NetCPU {
-		r.sends[1] += sent
-		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), targets(veths(1)), true, boxName)[0].Mode
+	type second struct {
+		sent, received, answers time.Duration
+		want                    policy.NetCPU
 	}
-	step(0, time.Hour+time.Minute)
-	for _, tt := range []struct {
-		sent, received time.Duration
-		want           policy.NetCPU
-	}{
-		{10 * ms, 10 * ms, policy.NetCPUObserve},
-		{101 * ms, 100 * ms, policy.NetCPUCharge},
-		{0, 200 * ms, policy.NetCPUCharge}, // it does not change its mind meanwhile
+	for name, seconds := range map[string][]second{
+		"sends more, and does not change its mind": {{10 * ms, 10 * ms, 0, policy.NetCPUObserve}, {101 * ms, 100 * ms, 0, policy.NetCPUCharge}, {0, 200 * ms, 0, policy.NetCPUCharge}},
+		"receives more":             {{100 * ms, 101 * ms, 0, policy.NetCPUIsolate}},
+		"is a flooded server":       {{0, 200 * ms, 300 * ms, policy.NetCPUIsolate}},
+		"sends once it is isolated": {{0, 100 * ms, 0, policy.NetCPUIsolate}, {100 * ms, 10 * ms, 0, policy.NetCPUCharge}},
 	} {
-		if got := step(tt.sent, tt.received); got != tt.want {
-			t.Errorf("%v of sending and %v of receiving: %s, want %s", tt.sent, tt.received, got, tt.want)
+		r := readings{sends: map[container.ID]time.Duration{1: time.Hour}} // long ago
+		var autos Chooser
+		for i, x := range append([]second{{0, time.Hour + time.Minute, 0, policy.NetCPUObserve}}, seconds...) {
+			r.sends[1] += x.sent + x.answers
+			more := map[account.Theft]time.Duration{from(account.Task, 2, 1): x.sent + x.received, from(account.Task, 1, 1): x.answers}
+			if got := autos.Next(r.next(more), targets(veths(1)), true, boxName)[0]; got.Mode != x.want {
+				t.Errorf("%s, second %d: %+v, want %s", name, i, got, x.want)
+			}
 		}
-	}
-	for range 10 {
-		step(0, 0)
-	}
-	if got := step(100*ms, 101*ms); got != policy.NetCPUIsolate {
-		t.Errorf("more of receiving: %s", got)
 	}
 }
 
@@ -229,36 +225,6 @@ func TestChooserIsolate(t *testing.T) {
 		if got := fmt.Sprint(step(x.one, x.two, x.three)); got != x.want {
 			t.Errorf("%+v: %s", x, got)
 		}
-	}
-}
-
-// A flooded server whose answers cost more than the requests sends them in its own time: it is
-// isolated.
-func TestChooserAnswers(t *testing.T) {
-	r := readings{sends: map[container.ID]time.Duration{}}
-	var autos Chooser
-	for _, want := range []policy.NetCPU{policy.NetCPUObserve, policy.NetCPUIsolate} {
-		r.sends[1] += 300 * ms
-		second := map[account.Theft]time.Duration{from(account.Task, 2, 1): 200 * ms, from(account.Task, 1, 1): 300 * ms}
-		if got := autos.Next(r.next(second), targets(veths(1)), true, boxName)[0]; got.Mode != want {
-			t.Errorf("%+v, want %s", got, want)
-		}
-	}
-}
-
-// A container that was isolated as a receiver, and now robs by what it sends, is charged.
-func TestChooserTurnsSender(t *testing.T) {
-	r := readings{sends: map[container.ID]time.Duration{}}
-	var autos Chooser
-	step := func(sent, received time.Duration) Choice {
-		r.sends[1] += sent
-		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), targets(veths(1)), true, boxName)[0]
-	}
-	step(0, time.Minute)
-	was := step(0, 100*ms)
-	now := step(100*ms, 10*ms)
-	if was.Mode != policy.NetCPUIsolate || now.Mode != policy.NetCPUCharge || !now.Since.After(was.Since) {
-		t.Errorf("%+v, then %+v", was, now)
 	}
 }
 
@@ -358,9 +324,6 @@ func TestAlarm(t *testing.T) {
 		if got := autos.Next(r, targets(veths(1), veths(2)), true, boxName); got[0].Mode != one || got[1].Mode != two {
 			t.Errorf("%v: %+v", r.Taken.Sub(now.Taken), got)
 		}
-	}
-	if alarmed(after(0, time.Hour, 0)) {
-		t.Error("an alarm about nobody")
 	}
 	next(after(0, 0, 0), policy.NetCPUObserve, policy.NetCPUObserve)
 	for took, want := range map[time.Duration]bool{30 * ms: false, 31 * ms: true} {
