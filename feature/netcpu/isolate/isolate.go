@@ -187,12 +187,14 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 	}
 	s.payer, s.threads, s.at = c, threads, at
 	is.isolated[of.Key()] = s
+	// The threads first: to attach a program waits for RCU, in a flood of softirqs for seconds.
+	claimed := is.claimUplinks(ctx, c)
 	// From now on it pays for the packets of a charged member of the tenant.
 	if s.drops, err = is.cfg.Drop.Begin(ns, of, c, false); err != nil {
-		return err
+		return errors.Join(claimed, err)
 	}
 	// In this order: some drivers recreate their NAPIs, and so the threads, for XDP.
-	return errors.Join(is.cfg.Drop.Open(ctx, c), is.RenewUplinks(), is.claimUplinks(ctx, c))
+	return errors.Join(claimed, is.cfg.Drop.Open(ctx, c), is.RenewUplinks())
 }
 
 // open opens the network namespace of a container.
