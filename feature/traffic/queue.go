@@ -16,8 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// queue is a device with our root qdisc, present or planned: an uplink, the IFB for what an uplink
-// receives, or the host end of a veth, which sends what the container receives.
+// queue is a device with our root qdisc, present or planned.
 type queue struct {
 	link    model.Link
 	index   int
@@ -25,13 +24,10 @@ type queue struct {
 	kind    qdisc.Kind  // of this kind
 	lost    bool        // it was, until it was replaced
 	theirs  string      // the foreign qdisc that limits the device to no more than ours would; empty: none
-	ordered bool        // its classes are not all of one level
 	plan    *model.Plan // in force, or to be; nil: none
 	brought bool        // the kernel confirmed it
 	dispute dispute
-	split   []uint16 // classes, by minor, that split packets into frames
-	frame   int      // of this length, bytes; 0: none do
-	cut     bool     // some were, since the root became ours
+	cut     bool // classes split packets into frames, or have since the root became ours
 }
 
 const (
@@ -100,12 +96,6 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	}
 	q.cut = q.cut || p.Split > 0
 	_, err = d.Bring(kind, classes(p))
-	q.ordered, q.split, q.frame = ordered(p), nil, p.Split
-	for _, c := range p.Classes {
-		if c.Split > 0 {
-			q.split = append(q.split, minorOf(c.Slot))
-		}
-	}
 	if !errors.Is(err, qdisc.ErrNotOurs) {
 		q.brought = err == nil
 		return err
@@ -125,15 +115,17 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	return q.bring(j, ns, p, by, now)
 }
 
-// forget records that nothing of ours is, or should be, at the device.
-func (q *queue) forget() { *q = queue{link: q.link, index: q.index} }
+// live reports whether the classes are ours.
+func (q *queue) live() bool { return q.claimed && !q.lost }
 
-// cuts reports whether any class splits packets.
-func (q *queue) cuts() bool { return q.claimed && !q.lost && q.frame > 0 }
+// splits reports whether a class splits packets into frames.
+func (q *queue) splits(minor uint16) bool {
+	return slices.ContainsFunc(q.plan.Classes, func(c model.Class) bool { return minorOf(c.Slot) == minor && c.Split > 0 })
+}
 
 // widen raises the length of the frames that packets are split into.
 func (q *queue) widen(ns *netdev.NS, frame int) error {
-	if !q.cuts() || q.frame >= frame {
+	if !q.live() || q.plan.Split == 0 || q.plan.Split >= frame {
 		return nil
 	}
 	d, err := qdisc.Open(ns, q.index)
@@ -155,7 +147,7 @@ func (q *queue) widen(ns *netdev.NS, frame int) error {
 			p.Classes[i].Split = max(c.Split, frame)
 		}
 	}
-	q.plan, q.frame = &p, frame
+	p.Split, q.plan = frame, &p
 	return nil
 }
 
@@ -304,7 +296,7 @@ func (f *Traffic) release() error {
 		errs = append(errs, u.close())
 	}
 	clear(f.uplinks)
-	f.dividing, f.sharing, f.forwards = false, false, false
+	f.divides, f.forwards = nil, false
 	err := errors.Join(append(errs, f.unwatch(), f.restore(all))...)
 	f.unreleased = err != nil
 	return err

@@ -67,28 +67,22 @@ func (f *Traffic) Read() Reading {
 	if f.programs == nil || len(f.shaped) == 0 {
 		return r
 	}
-	out, in, err := f.plans()
+	all, err := f.plans()
 	if err != nil { // an uplink has become too slow: the status reports it
 		return r
 	}
 	owners := f.owners()
 	for index, u := range f.uplinks {
-		if p, planned := out[index]; planned && u.claimed && !u.lost {
-			r.Rows = f.read(r.Rows, index, Egress, p, owners)
-		}
-		if p, planned := in[index]; planned && u.ingress.claimed && !u.ingress.lost {
-			r.Rows = f.read(r.Rows, u.ingress.index, Ingress, p, owners)
+		for _, way := range directions() {
+			if p, planned := all[way][index]; planned && u.hold(way).live() {
+				r.Rows = f.read(r.Rows, u.hold(way).index, way, p, owners)
+			}
 		}
 	}
 	for _, t := range f.shaped {
-		for key, e := range t.ends {
-			if e.receives.claimed && !e.receives.lost {
-				r.Rows = f.readCeil(r.Rows, t, key.NetNS, e.path, Ingress, &e.receives)
-			}
-		}
-		for inode, s := range t.sends {
-			if s.claimed && !s.lost {
-				r.Rows = f.readCeil(r.Rows, t, inode, s.path, Egress, &s.queue)
+		for at, h := range t.holds {
+			if h.live() {
+				r.Rows = f.readCeil(r.Rows, t, at.way, h)
 			}
 		}
 	}
@@ -103,13 +97,13 @@ func (f *Traffic) Read() Reading {
 type owner struct {
 	tenant  tenant.Key
 	members []container.ID // sorted; nil: the default class
-	asked   map[Direction]policy.Net
+	asked   due
 }
 
 func (f *Traffic) owners() map[identity.Slot]owner {
 	owners := map[identity.Slot]owner{identity.Nobody: {}}
 	for _, t := range f.shaped {
-		owners[t.slot] = owner{t.Key(), t.members(), map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}}
+		owners[t.slot] = owner{t.Key(), t.members(), t.due}
 	}
 	return owners
 }
@@ -150,22 +144,22 @@ func statsOf(ns *netdev.NS, index int, kind qdisc.Kind) map[uint16]qdisc.Stats {
 }
 
 // readCeil adds the class that limits a tenant to a ceil at the host ends of its veths, which
-// guarantees nothing. path is that of their namespace.
-func (f *Traffic) readCeil(to []Row, t *shaped, inode uint64, path string, way Direction, q *queue) []Row {
-	ns, err := f.find.Open(path, inode)
+// guarantees nothing.
+func (f *Traffic) readCeil(to []Row, t *shaped, way Direction, h *hold) []Row {
+	ns, err := f.find.Open(h.path, h.of.NetNS)
 	if err != nil {
 		return to
 	}
 	defer ns.Close()
-	st, there := statsOf(ns, q.index, qdisc.KindHTB)[qdisc.MinorDefault]
+	st, there := statsOf(ns, h.index, qdisc.KindHTB)[qdisc.MinorDefault]
 	if !there {
 		return to
 	}
-	asked, members := map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}[way], t.members()
+	asked, members := t.due[way], t.members()
 	return append(to, Row{
-		Container: members[0], Members: members, Uplink: q.link.Name, Direction: way,
-		Link: q.link.Rate, Asked: asked, Ceil: asked.Ceil, Stats: st,
-		class: delay.Class{NetNS: ns.Inode(), Index: q.index, Minor: qdisc.MinorDefault}, tenant: t.Key(),
+		Container: members[0], Members: members, Uplink: h.link.Name, Direction: way,
+		Link: h.link.Rate, Asked: asked, Ceil: asked.Ceil, Stats: st,
+		class: delay.Class{NetNS: ns.Inode(), Index: h.index, Minor: qdisc.MinorDefault}, tenant: t.Key(),
 	})
 }
 

@@ -47,16 +47,11 @@ func (f *Traffic) watch(ns *netdev.NS) error {
 func (f *Traffic) unwatch() error {
 	used := make(map[uint64]bool)
 	if f.host != nil {
-		used[f.host.Inode()] = f.needed()
+		used[f.host.Inode()] = f.needed(Egress) || f.needed(Ingress)
 	}
 	for _, t := range f.shaped {
-		for inode := range t.sends {
-			used[inode] = true
-		}
-		for key, e := range t.ends {
-			if e.receives.plan != nil || e.receives.theirs != "" {
-				used[key.NetNS] = true
-			}
+		for at := range t.holds {
+			used[at.NetNS] = true
 		}
 	}
 	var errs []error
