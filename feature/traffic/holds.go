@@ -131,7 +131,7 @@ func (f *Traffic) unkeptWay(a *account, t *shaped, w ways, way Direction, missin
 			continue
 		}
 		holding = append(holding, link.Name)
-		unkept := link.Unkept(n)
+		unkept := link.Unkept(keys)
 		for _, k := range keys {
 			if !slices.Contains(unkept, k) {
 				a.places[prefix+k]++

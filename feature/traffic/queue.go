@@ -156,12 +156,12 @@ func ordered(p model.Plan) bool {
 	return slices.ContainsFunc(p.Classes, func(c model.Class) bool { return c.HTB.Prio != p.Classes[0].HTB.Prio })
 }
 
-// classes converts a plan to the types of kernel/qdisc.
+// classes lists the classes of a plan.
 func classes(p model.Plan) []qdisc.Class {
 	out := make([]qdisc.Class, 0, len(p.Classes)+1)
-	out = append(out, qdisc.Class{Minor: qdisc.MinorTop, HTB: qdisc.HTB(p.Root), HFSC: hfsc(p.Top)})
+	out = append(out, qdisc.Class{Minor: qdisc.MinorTop, HTB: p.Root, HFSC: p.Top})
 	for _, c := range p.Classes {
-		out = append(out, qdisc.Class{Minor: minorOf(c.Slot), HTB: qdisc.HTB(c.HTB), HFSC: hfsc(c.HFSC), Split: c.Split})
+		out = append(out, qdisc.Class{Minor: minorOf(c.Slot), HTB: c.HTB, HFSC: c.HFSC, Split: c.Split})
 	}
 	return out
 }
@@ -180,10 +180,6 @@ func kindOf(p model.Plan) qdisc.Kind {
 		return qdisc.KindHFSC
 	}
 	return qdisc.KindHTB
-}
-
-func hfsc(c model.HFSC) qdisc.HFSC {
-	return qdisc.HFSC{RealTime: qdisc.Curve(c.RealTime), LinkShare: qdisc.Curve(c.LinkShare), UpperLimit: qdisc.Curve(c.UpperLimit)}
 }
 
 // shapedBy is the error of a device with a foreign root qdisc that, as far as is known, limits
