@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -99,25 +98,6 @@ func TestKnobsOfAVeth(t *testing.T) {
 	}
 	if left := j.Entries(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
-	}
-}
-
-// A device that polls in a thread reports the thread.
-func TestNAPIs(t *testing.T) {
-	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
-	p := newPair(t)
-	must(t, errors.Join(p.inside.Offload(p.eth0, netdev.GRO).Write(netdev.GRO.On()), p.inside.Threaded(p.eth0).Write("1")))
-	list, err := p.inside.NAPIs(p.eth0)
-	if errors.Is(err, netdev.ErrNoNAPIList) {
-		testkit.Skip(t, "kernel does not list napi contexts (before 6.8)")
-	}
-	must(t, err)
-	if all, err := p.inside.NAPIs(0); err != nil || !slices.Equal(all, list) {
-		t.Errorf("napi contexts of all devices: %+v, %v; want those of the only one, %+v", all, err, list)
-	}
-	if len(list) != 1 || list[0].Device != p.eth0 || list[0].ID == 0 || list[0].Thread == 0 {
-		t.Errorf("napi contexts: %+v, want one with a thread", list)
 	}
 }
 

@@ -266,26 +266,6 @@ func elsewhere(t *testing.T, script string) string {
 	return strconv.Itoa(cmd.Process.Pid)
 }
 
-func TestMounted(t *testing.T) {
-	made := testkit.NetNS(t)
-	path := made.Bind(t)
-	if got := Mounted("/proc", "self")[made.Inode]; got != path {
-		t.Errorf("in our own mount namespace: %q, want %s", got, path)
-	}
-	// Another mount namespace, with the only copy of the mount.
-	pid := elsewhere(t, "")
-	there := Mounted("/proc", pid)[made.Inode]
-	if want := "/proc/" + pid + "/root" + path; there != want {
-		t.Errorf("in another mount namespace: %q, want %s", there, want)
-	}
-	if ns := open(t, there); ns.Inode() != made.Inode {
-		t.Errorf("%s is netns %d, want %d", there, ns.Inode(), made.Inode)
-	}
-	if n := len(Mounted("/proc", "0")); n != 0 {
-		t.Errorf("%d namespaces of no process", n)
-	}
-}
-
 // TestFindElsewhere has namespaces that only another mount namespace leads to, of a process which
 // puts things in the way.
 func TestFindElsewhere(t *testing.T) {
