@@ -67,10 +67,10 @@ type Traffic struct {
 	tenants    *tenant.Register // of the containers that policy gives bandwidth
 	shaped     map[tenant.Key]*shaped
 	uplinks    map[int]*uplink
-	unreleased bool               // not all at the uplinks was undone after the last tenant: Remove goes on
-	divides    map[Direction]bool // what uplinks send has classes, what they receive passes IFBs
-	watches    map[uint64]*watch  // of namespaces with our devices or qdiscs
-	forwards   bool               // the sysctl was set for that, see forward
+	unreleased bool                    // not all at the uplinks was undone after the last tenant: Remove goes on
+	divides    map[Direction]bool      // what uplinks send has classes, what they receive passes IFBs
+	watches    map[uint64]func() error // of namespaces with our devices or qdiscs: each ends one
+	forwards   bool                    // the sysctl was set for that, see forward
 	forwarding dispute
 	changed    func(container.ID) // see Notify
 	done       chan struct{}      // closed by Close
@@ -104,7 +104,7 @@ func New(cfg Config) (*Traffic, error) {
 		tenants: tenant.New(cfg.Roots.Proc, tenant.Network),
 		shaped:  make(map[tenant.Key]*shaped),
 		uplinks: make(map[int]*uplink),
-		watches: make(map[uint64]*watch),
+		watches: make(map[uint64]func() error),
 
 		measuring: make(chan struct{}, atOnce),
 		done:      make(chan struct{}),

@@ -89,16 +89,14 @@ func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 	defer f.mu.Unlock()
 	f.looking.Begin()
 	defer f.looking.End()
-	w := f.watches[inode]
-	if w == nil || f.programs == nil {
+	if f.watches[inode] == nil || f.programs == nil {
 		return
 	}
 	for h := range f.all() {
 		if h.of.NetNS != inode || !h.ifb() || h.set.Len() == 0 || !told(h.index) {
 			continue
 		}
-		l, err := w.ns.Link(h.index)
-		if err == nil && l.Up || err != nil && !errors.Is(err, netdev.ErrNoLink) {
+		if up, err := f.up(h); up || err != nil && !errors.Is(err, netdev.ErrNoLink) {
 			continue
 		}
 		f.cfg.Log.Warn("somebody has removed or set down an IFB", "index", h.index, "for", h.link.Name)
@@ -135,6 +133,17 @@ func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 			f.reidentify(t)
 		}
 	}
+}
+
+// up reports whether the device of a hold is up.
+func (f *Traffic) up(h *hold) (bool, error) {
+	ns, err := f.find.Open(h.path, h.of.NetNS)
+	if err != nil {
+		return false, err
+	}
+	defer ns.Close()
+	l, err := ns.Link(h.index)
+	return l.Up, err
 }
 
 // links sums up the uplinks.

@@ -48,9 +48,7 @@ func (f *Traffic) look() (missing []string, err error) {
 	}
 	var errs []error
 	there := make(map[int]bool)
-	named := make(map[string]bool)
 	for _, l := range links {
-		named[l.Name] = true
 		rate, _, err := f.rate(l)
 		if err != nil {
 			errs = append(errs, err)
@@ -76,12 +74,14 @@ func (f *Traffic) look() (missing []string, err error) {
 			delete(f.uplinks, index)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(f.cfg.Uplinks)) {
-		if !named[name] {
-			missing = append(missing, name)
-		}
-	}
-	return missing, errors.Join(errs...)
+	return f.absent(links), errors.Join(errs...)
+}
+
+// absent lists the operator's uplinks that are not among the present ones.
+func (f *Traffic) absent(present []netdev.Link) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(f.cfg.Uplinks)), func(name string) bool {
+		return slices.ContainsFunc(present, func(l netdev.Link) bool { return l.Name == name })
+	})
 }
 
 // present lists the devices that are uplinks now: the operator's, if he names any.
@@ -236,10 +236,8 @@ func (f *Traffic) Examine() []probe.Finding {
 			list = append(list, uplinkFinding(l.Name, probe.Verdict{Level: probe.Full}, policy.FormatRate(rate)+", "+by))
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(f.cfg.Uplinks)) {
-		if !slices.ContainsFunc(links, func(l netdev.Link) bool { return l.Name == name }) {
-			list = append(list, uplinkFinding(name, probe.Verdict{Level: probe.Unavailable, Why: "there is no device of that name", Mend: "name another by the agent's flag --uplink"}, ""))
-		}
+	for _, name := range f.absent(links) {
+		list = append(list, uplinkFinding(name, probe.Verdict{Level: probe.Unavailable, Why: "there is no device of that name", Mend: "name another by the agent's flag --uplink"}, ""))
 	}
 	if len(list) == 0 {
 		list = append(list, uplinkFinding("uplinks", probe.Verdict{
