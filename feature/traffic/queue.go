@@ -182,12 +182,6 @@ func kindOf(p model.Plan) qdisc.Kind {
 	return qdisc.KindHTB
 }
 
-// shapedBy is the error of a device with a foreign root qdisc that, as far as is known, limits
-// it to less than ours would.
-func shapedBy(l qdisc.Limit, mend string) error {
-	return fmt.Errorf("%w (%s), which is left in place; possible with: %s", errShaped, limitText(l), mend)
-}
-
 func limitText(l qdisc.Limit) string {
 	if l.Rate == 0 {
 		return l.Kind
@@ -212,7 +206,7 @@ func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, most u
 		if by.Container == 0 {
 			mend += fmt.Sprintf(", and its rate given by the agent's flag --uplink %s=RATE", q.link.Name)
 		}
-		return shapedBy(l, mend)
+		return fmt.Errorf("%w (%s), which is left in place; possible with: %s", errShaped, limitText(l), mend)
 	}
 	// An earlier agent may have turned them for a container that has ended.
 	knobs := q.knobs(ns)
@@ -274,10 +268,10 @@ func (f *Traffic) undo(refs ...journal.Ref) error {
 	return f.restore(func(e journal.Entry) bool { return slices.Contains(refs, e.Ref) })
 }
 
-// restore undoes the changes of this feature that match.
+// restore undoes the changes of this feature that match; nil: all.
 func (f *Traffic) restore(match func(journal.Entry) bool) error {
 	_, err := f.cfg.Journal.Restore(kernel.Opener(f.cfg.Roots), func(e journal.Entry) bool {
-		return e.Owner.Feature == name && match(e)
+		return e.Owner.Feature == name && (match == nil || match(e))
 	})
 	if err != nil {
 		return fmt.Errorf("traffic: %w", err)
@@ -293,10 +287,7 @@ func (f *Traffic) release() error {
 	}
 	clear(f.uplinks)
 	f.divides, f.forwards = nil, false
-	err := errors.Join(append(errs, f.unwatch(), f.restore(all))...)
+	err := errors.Join(append(errs, f.unwatch(), f.restore(nil))...)
 	f.unreleased = err != nil
 	return err
 }
-
-// all matches every entry of the journal that is ours.
-func all(journal.Entry) bool { return true }

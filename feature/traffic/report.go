@@ -12,7 +12,6 @@ import (
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hist"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
@@ -102,7 +101,12 @@ func (f *Traffic) read(to []Row, h *hold, way Direction, p model.Plan, owners ma
 		return to
 	}
 	defer ns.Close()
-	stats := statsOf(ns, h.index, kindOf(p))
+	d, err := qdisc.Open(ns, h.index)
+	if err != nil {
+		return to
+	}
+	defer d.Close()
+	stats, _ := d.Stats(kindOf(p)) // none if it has gone, or its root qdisc is someone else's
 	for _, c := range p.Classes {
 		minor := minorOf(c.Slot)
 		t, known := owners[c.Slot]
@@ -125,18 +129,6 @@ func (f *Traffic) read(to []Row, h *hold, way Direction, p model.Plan, owners ma
 		to = append(to, row)
 	}
 	return to
-}
-
-// statsOf reads the counters of the classes of a device; none if it has gone, or its root qdisc is
-// someone else's.
-func statsOf(ns *netdev.NS, index int, kind qdisc.Kind) map[uint16]qdisc.Stats {
-	d, err := qdisc.Open(ns, index)
-	if err != nil {
-		return nil
-	}
-	defer d.Close()
-	stats, _ := d.Stats(kind)
-	return stats
 }
 
 // The bounds of traffic_delay_seconds are 2^firstBound ns (16 us) and each doubling up to

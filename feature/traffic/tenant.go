@@ -53,10 +53,6 @@ func (d due) equal(o due) bool { return reflect.DeepEqual(d, o) }
 // asked reports whether policy gives anything.
 func asked(n policy.Net) bool { return n != policy.Net{} }
 
-func newShaped(t *tenant.Tenant, s identity.Slot) *shaped {
-	return &shaped{Tenant: t, slot: s, holds: make(map[spot]*hold)}
-}
-
 // bare reports whether no runtime knows any of the tenant's containers.
 func (t *shaped) bare() bool {
 	return !slices.ContainsFunc(t.Members(), func(m policy.Target) bool { return m.Container.Source != container.CgroupSource })

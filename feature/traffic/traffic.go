@@ -259,7 +259,7 @@ func (f *Traffic) admit(in *tenant.Tenant, c container.Container) (a admission, 
 	s := f.shaped[key]
 	made := s == nil
 	if made {
-		s = newShaped(in, slot)
+		s = &shaped{Tenant: in, slot: slot, holds: make(map[spot]*hold)}
 	}
 	a.was, s.due, s.name = s.due, agreed.Value, c.Name
 	f.shaped[key] = s
@@ -396,7 +396,7 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.shaped) == 0 {
-		return f.restore(all)
+		return f.restore(nil)
 	}
 	var held []journal.Ref
 	if f.forwards {
