@@ -101,7 +101,8 @@ func (t *shaped) devices() (map[container.Device]container.End, error) {
 // and holds them to its ceils. It may be repeated at any time, and then only repairs.
 func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 	want, err := t.devices()
-	ceils := f.ceils(t, want)
+	ends := hostEnds(want)
+	ceils := f.ceils(t, ends)
 	errs := []error{err, f.programs.setClass(t.slot, t.slot), f.learnAtSockets(t), t.at.Drop(func(d container.Device, _ bool, _ string) bool {
 		_, kept := want[d]
 		return !kept
@@ -128,7 +129,7 @@ func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 		}
 		h, what := t.holds[at], want[at.Device].Name
 		if h.ifb() {
-			h.from, what = hostEnds(want, at.NetNS), "what it sends"
+			h.from, what = ends[at.NetNS], "what it sends"
 		}
 		if err := h.keep(f.limit(t, h, ceil)); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", what, err))
@@ -140,28 +141,31 @@ func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 // ceils lists the ceils that are wanted at a tenant's own devices; 0: none there. What it sends has
 // one queue for all veths with a host end in one namespace, which the one with the lowest index
 // names.
-func (f *Traffic) ceils(t *shaped, want map[container.Device]container.End) map[spot]uint64 {
+func (f *Traffic) ceils(t *shaped, ends map[uint64][]int) map[spot]uint64 {
 	ceils := make(map[spot]uint64)
-	for d, e := range want {
-		if !e.Host {
-			continue
-		}
-		ceils[spot{d, Ingress}], ceils[spot{d, Egress}] = t.due[Ingress].Ceil, 0
-		if d.Index == hostEnds(want, d.NetNS)[0] && !f.cfg.Ends.Filters() { // errNoSharing
-			ceils[spot{d, Egress}] = t.due[Egress].Ceil
+	for netns, list := range ends {
+		for i, index := range list {
+			d := container.Device{NetNS: netns, Index: index}
+			ceils[spot{d, Ingress}], ceils[spot{d, Egress}] = t.due[Ingress].Ceil, 0
+			if i == 0 && !f.cfg.Ends.Filters() { // errNoSharing
+				ceils[spot{d, Egress}] = t.due[Egress].Ceil
+			}
 		}
 	}
 	return ceils
 }
 
-// hostEnds lists the host ends of veths in a namespace, by index.
-func hostEnds(want map[container.Device]container.End, netns uint64) (ends []int) {
+// hostEnds lists the host ends of veths by namespace, the lowest index first.
+func hostEnds(want map[container.Device]container.End) map[uint64][]int {
+	ends := make(map[uint64][]int)
 	for d, e := range want {
-		if e.Host && d.NetNS == netns {
-			ends = append(ends, d.Index)
+		if e.Host {
+			ends[d.NetNS] = append(ends[d.NetNS], d.Index)
 		}
 	}
-	slices.Sort(ends)
+	for _, list := range ends {
+		slices.Sort(list)
+	}
 	return ends
 }
 
