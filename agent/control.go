@@ -33,14 +33,15 @@ func (a *Agent) controller(ctx context.Context, w *worker, d feature.Decider) {
 		}
 		w.deciding.Begin()
 		var err error
+		now := turn%urgencies == 0
 		panicked := w.fence.turn("decisions", func() {
-			if turn%urgencies == 0 || hurries != nil && hurries.Urgent() {
+			if now = now || hurries != nil && hurries.Urgent(); now {
 				err = a.control(d, mine)
 			}
 		})
 		w.deciding.End()
 		switch {
-		case panicked != nil: // the log says so
+		case panicked != nil, !now: // the log says so; nothing was asked
 		case err == nil:
 			failed = ""
 		case err.Error() != failed:
@@ -73,17 +74,18 @@ func (a *Agent) control(by feature.Decider, mine map[choice]bool) error {
 		a.Decide(d)
 	}
 	if err == nil {
-		a.withdraw(targets, mine, stand)
+		a.withdraw(targets, complete, mine, stand)
 	}
 	return err
 }
 
-// withdraw ends the decisions in mine about these targets that no longer stand.
-func (a *Agent) withdraw(targets []policy.Target, mine, stand map[choice]bool) {
+// withdraw ends the decisions in mine about these targets, or all if they are complete, that no longer
+// stand.
+func (a *Agent) withdraw(targets []policy.Target, complete bool, mine, stand map[choice]bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for c := range mine {
-		if !stand[c] && slices.ContainsFunc(targets, func(t policy.Target) bool { return t.Container.ID == c.container }) {
+		if !stand[c] && (complete || slices.ContainsFunc(targets, func(t policy.Target) bool { return t.Container.ID == c.container })) {
 			delete(mine, c)
 			delete(a.decisions, c)
 			a.nudge()
