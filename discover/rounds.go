@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,6 +32,15 @@ type rounds struct {
 	live    map[container.ID]*entry
 	settled bool // the last round left nothing for the next one
 	awaits  bool // there are runtimes, and each cgroup that was there before has been seen
+
+	early map[string]first // by the runtime's id: see begun
+}
+
+// first is the first process of a container that its runtime has not reported to run; 0: there is none yet.
+type first struct {
+	dir   string
+	pid   int
+	since time.Time
 }
 
 // youth is how long an engine may take to report a container whose cgroup is there. Until then its
@@ -65,6 +75,7 @@ type entry struct {
 	due       bool // look again in the next round
 	afresh    bool // and at the network as well, without an event
 	elsewhere bool // it is another host's
+	bare      bool // its runtime has yet to give it a network
 }
 
 func newRounds(cfg Config, layout cgroup.Layout, wake func()) (*rounds, error) {
@@ -107,6 +118,9 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		if next < 0 || d < next {
 			next = max(d, 0)
 		}
+	}
+	if wait := r.begun(reports, now); wait > 0 {
+		soon(wait)
 	}
 	claims := make(map[container.ID]claim)
 	owned := make(map[string]bool) // v2 directories of runtimes' containers
@@ -164,7 +178,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			if !changed {
 				continue
 			}
-			if wait > 0 {
+			if wait > 0 && !e.bare {
 				soon(wait)
 				continue
 			}
@@ -187,7 +201,12 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		})
 		switch {
 		case err == nil:
-			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got, look: look}
+			_, early := r.early[c.record.RuntimeID]
+			bare := early && !got.HostNetwork && !slices.ContainsFunc(got.Interfaces, func(i container.Interface) bool { return len(i.Addrs) > 0 })
+			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got, look: look, bare: bare}
+			if known && e.bare && !bare {
+				r.nets.known[got.NetNS].hold = minHold // those looks were at what the runtime did
+			}
 			if wait, changed := r.nets.changed(got.NetNS, look); changed {
 				soon(wait)
 			}
@@ -214,6 +233,9 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			delete(r.live, id)
 			continue
 		}
+		if _, early := r.early[e.record.RuntimeID]; e.bare && !early {
+			e.bare = false // it runs without one
+		}
 		used[e.container.NetNS] = true
 		if e.source != container.CgroupSource {
 			inhabited[e.container.NetNS] = true
@@ -226,11 +248,55 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 	return next
 }
 
+// begun adds to the reports the records of created containers whose first process is there: the runtime
+// sets up their cgroups and networks around it, and then has it execute the program. It returns when to look
+// for more of them, or 0.
+func (r *rounds) begun(reports []reported, now time.Time) (wait time.Duration) {
+	type place struct{ source, created int }
+	at := make(map[string]place)
+	for i, rep := range reports {
+		for n, rec := range rep.created {
+			at[rec.RuntimeID] = place{i, n}
+		}
+	}
+	before := r.early
+	r.early = make(map[string]first)
+	for _, tree := range reports {
+		if len(at) == 0 || tree.status.Name != container.CgroupSource {
+			continue
+		}
+		for _, in := range tree.records {
+			id := engineID(in.CgroupV2)
+			p, ok := at[id]
+			if !ok || !expected(in.CgroupV2) {
+				continue
+			}
+			f := before[id]
+			if f.dir != in.CgroupV2 || f.pid != 0 && errors.Is(unix.Kill(f.pid, 0), unix.ESRCH) {
+				f = first{dir: in.CgroupV2, since: now}
+			}
+			if f.pid == 0 {
+				f.pid = initIn(r.cfg.Proc, f.dir)
+			}
+			if r.early[id] = f; f.pid == 0 {
+				if next := max(now.Sub(f.since), settle); wait == 0 || next < wait {
+					wait = next // one in the host's PID namespace is known once it runs
+				}
+				continue
+			}
+			rec := reports[p.source].created[p.created]
+			rec.PID = f.pid
+			reports[p.source].records = append(slices.Clip(reports[p.source].records), rec)
+		}
+	}
+	return wait
+}
+
 // containers returns the running ones of this host.
 func (r *rounds) containers() map[container.ID]container.Container {
 	list := make(map[container.ID]container.Container, len(r.live))
 	for id, e := range r.live {
-		if !e.elsewhere {
+		if !e.elsewhere && !e.bare {
 			list[id] = e.container
 		}
 	}
