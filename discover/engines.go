@@ -52,18 +52,9 @@ func EngineOf(dir string) (e Engine, ok bool) {
 	return Engine{}, false
 }
 
-// engineScope matches an engine's name for a container's cgroup, with systemd and without.
-var engineScope = regexp.MustCompile(`^(docker-|libpod-|crio-|cri-containerd-|nerdctl-|)[0-9a-f]{64}(\.scope)?$`)
-
-// engineID returns the id of the container with a cgroup of an engine's name, or "".
-func engineID(dir string) string {
-	name := filepath.Base(dir)
-	m := engineScope.FindStringSubmatch(name)
-	if m == nil {
-		return ""
-	}
-	return strings.TrimSuffix(strings.TrimPrefix(name, m[1]), ".scope")
-}
+// engineScope matches an engine's name for a container's cgroup, with systemd and without: its prefix, and the
+// container's id.
+var engineScope = regexp.MustCompile(`^(docker-|libpod-|crio-|cri-containerd-|nerdctl-|)([0-9a-f]{64})(\.scope)?$`)
 
 // engineMonitor matches the cgroup of conmon, with which Podman and CRI-O watch one container.
 var engineMonitor = regexp.MustCompile(`^(libpod|crio)-conmon-[0-9a-f]{64}(\.scope)?$`)

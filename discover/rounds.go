@@ -33,19 +33,15 @@ type rounds struct {
 	settled bool // the last round left nothing for the next one
 	awaits  bool // there are runtimes, and each cgroup that was there before has been seen
 
-	early map[string]first // by the runtime's id: see begun
-}
-
-// first is the first process of a container that its runtime has not reported to run; 0: there is none yet.
-type first struct {
-	dir   string
-	pid   int
-	since time.Time
+	early map[string]int // first processes of created containers, by cgroup: see begun
 }
 
 // youth is how long an engine may take to report a container whose cgroup is there. Until then its
 // network is not complete and its labels are not known, so all work for it would be done twice.
 const youth = 10 * time.Second
+
+// begins is the pause between looks for the first process of a container that a runtime sets up.
+const begins = 10 * time.Millisecond
 
 var errYoung = errors.New("its engine is about to report it")
 
@@ -119,8 +115,8 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			next = max(d, 0)
 		}
 	}
-	if wait := r.begun(reports, now); wait > 0 {
-		soon(wait)
+	if r.begun(reports) {
+		soon(begins)
 	}
 	claims := make(map[container.ID]claim)
 	owned := make(map[string]bool) // v2 directories of runtimes' containers
@@ -201,8 +197,8 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		})
 		switch {
 		case err == nil:
-			_, early := r.early[c.record.RuntimeID]
-			bare := early && !got.HostNetwork && !slices.ContainsFunc(got.Interfaces, func(i container.Interface) bool { return len(i.Addrs) > 0 })
+			addressed := slices.ContainsFunc(got.Interfaces, func(i container.Interface) bool { return len(i.Addrs) > 0 })
+			bare := r.early[got.Cgroup.V2] != 0 && !got.HostNetwork && !addressed
 			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got, look: look, bare: bare}
 			if known && e.bare && !bare {
 				r.nets.known[got.NetNS].hold = minHold // those looks were at what the runtime did
@@ -233,9 +229,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			delete(r.live, id)
 			continue
 		}
-		if _, early := r.early[e.record.RuntimeID]; e.bare && !early {
-			e.bare = false // it runs without one
-		}
+		e.bare = e.bare && r.early[e.container.Cgroup.V2] != 0 // else it runs without one
 		used[e.container.NetNS] = true
 		if e.source != container.CgroupSource {
 			inhabited[e.container.NetNS] = true
@@ -249,9 +243,9 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 }
 
 // begun adds to the reports the records of created containers whose first process is there: the runtime
-// sets up their cgroups and networks around it, and then has it execute the program. It returns when to look
-// for more of them, or 0.
-func (r *rounds) begun(reports []reported, now time.Time) (wait time.Duration) {
+// sets up their cgroups and networks around it, and then has it execute the program. It reports whether some
+// have a cgroup and no such process yet; one in the host's PID namespace is known only once it runs.
+func (r *rounds) begun(reports []reported) (wait bool) {
 	type place struct{ source, created int }
 	at := make(map[string]place)
 	for i, rep := range reports {
@@ -259,33 +253,34 @@ func (r *rounds) begun(reports []reported, now time.Time) (wait time.Duration) {
 			at[rec.RuntimeID] = place{i, n}
 		}
 	}
+	if len(at) == 0 {
+		r.early = nil
+		return false
+	}
 	before := r.early
-	r.early = make(map[string]first)
-	for _, tree := range reports {
-		if len(at) == 0 || tree.status.Name != container.CgroupSource {
-			continue
-		}
-		for _, in := range tree.records {
-			id := engineID(in.CgroupV2)
-			p, ok := at[id]
-			if !ok || !expected(in.CgroupV2) {
+	r.early = make(map[string]int)
+	for _, rep := range reports {
+		for _, rec := range rep.records {
+			dir := rec.CgroupV2
+			m := engineScope.FindStringSubmatch(filepath.Base(dir))
+			if m == nil || !expected(dir) {
 				continue
 			}
-			f := before[id]
-			if f.dir != in.CgroupV2 || f.pid != 0 && errors.Is(unix.Kill(f.pid, 0), unix.ESRCH) {
-				f = first{dir: in.CgroupV2, since: now}
-			}
-			if f.pid == 0 {
-				f.pid = initIn(r.cfg.Proc, f.dir)
-			}
-			if r.early[id] = f; f.pid == 0 {
-				if next := max(now.Sub(f.since), settle); wait == 0 || next < wait {
-					wait = next // one in the host's PID namespace is known once it runs
-				}
+			p, created := at[m[2]]
+			if !created {
 				continue
 			}
-			rec := reports[p.source].created[p.created]
-			rec.PID = f.pid
+			pid := before[dir]
+			if pid == 0 || errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+				pid = initIn(r.cfg.Proc, dir)
+			}
+			if pid == 0 {
+				wait = true
+				continue
+			}
+			r.early[dir] = pid
+			rec = reports[p.source].created[p.created]
+			rec.PID = pid
 			reports[p.source].records = append(slices.Clip(reports[p.source].records), rec)
 		}
 	}
