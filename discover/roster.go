@@ -20,7 +20,7 @@ const (
 	callTimeout = 10 * time.Second
 	parallel    = 16 // questions at a time after a list
 
-	maxCreated   = 256         // containers of a runtime that wait for their start
+	maxCreated   = 256         // containers that wait for a start, beyond which a list drops them
 	listPatience = time.Second // with the answers to them
 
 	minBackOff = 50 * time.Millisecond
@@ -37,7 +37,7 @@ type roster struct {
 	answers chan answer
 
 	// Of the session under way:
-	records map[string]Record    // without PID: it is not started
+	records map[string]Record    // without PID: it waits for its start
 	asked   map[string]*question // the last question about a container, while it is open
 	whole   bool                 // the runtime has listed its containers
 
@@ -213,9 +213,7 @@ func (r *roster) note(got answer) bool {
 		return news
 	}
 	delete(r.asked, got.key)
-	if got.runs && got.record.PID == 0 {
-		r.waits(got.key, got.record)
-	} else if got.runs {
+	if got.runs {
 		r.records[got.key] = got.record
 	} else {
 		delete(r.records, got.key)
@@ -223,35 +221,20 @@ func (r *roster) note(got answer) bool {
 	return true
 }
 
-// end records that a container has ended. If it stays, it may be started again.
+// end records that a container has ended. If it stays, it waits for its next start.
 func (r *roster) end(key string, stays bool) {
 	news := r.drop(key) // the answer would be out of date
 	// An event may be older than a list, and the container may have been restarted since.
 	if rec, known := r.records[key]; known && (rec.PID == 0 && !stays || rec.PID > 0 && unix.Kill(rec.PID, 0) != nil) {
 		delete(r.records, key)
-		if stays && !rec.Unread {
-			r.waits(key, rec)
+		if rec.PID = 0; stays {
+			r.records[key] = rec
 		}
 		news = true
 	}
 	if news {
 		r.say()
 	}
-}
-
-// waits records a container that may be started.
-func (r *roster) waits(key string, rec Record) {
-	n, other := 0, ""
-	for key, rec := range r.records {
-		if rec.PID == 0 {
-			n, other = n+1, key
-		}
-	}
-	if n >= maxCreated {
-		delete(r.records, other)
-	}
-	rec.PID = 0
-	r.records[key] = rec
 }
 
 // replace takes the keys of all running containers. It inspects unknown ones, and those with a
@@ -273,7 +256,13 @@ func (r *roster) replace(ctx context.Context, keys []string, current func(key st
 	for _, key := range keys {
 		listed[key] = true
 	}
-	maps.DeleteFunc(r.records, func(key string, rec Record) bool { return rec.PID > 0 && !(listed[key] && current(key, rec)) })
+	many := len(r.records) > len(keys)+maxCreated
+	maps.DeleteFunc(r.records, func(key string, rec Record) bool {
+		if rec.PID == 0 {
+			return many || listed[key]
+		}
+		return !listed[key] || !current(key, rec)
+	})
 	for key := range r.asked {
 		if !listed[key] {
 			r.drop(key)
