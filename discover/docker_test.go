@@ -22,7 +22,7 @@ import (
 // TestDocker runs all that one engine is enough for, since starting it takes longer than any of it.
 func TestDocker(t *testing.T) {
 	t.Parallel() // beside other runtimes: they wait more than they work
-	d := testkit.StartDocker(t, "--live-restore")
+	d := testkit.StartDocker(t)
 	s := runSet(t, Config{}, Docker(d.Host), CgroupTree("/proc", ""))
 	await(t, s, "the engine", func(snap Snapshot) bool { return snap.Complete })
 
@@ -31,7 +31,6 @@ func TestDocker(t *testing.T) {
 		testNetworks(t, d, s, runSet(t, Config{NetNS: d.NS.Path}, CgroupTree("/proc", "")))
 	})
 	t.Run("changes", func(t *testing.T) { testChanges(t, d, s) })
-	t.Run("kill", func(t *testing.T) { testKill(t, d, s) })
 }
 
 // start runs a container that sleeps, and removes it when t ends.
@@ -208,35 +207,6 @@ func testChanges(t *testing.T, d *testkit.Docker, s *Set) {
 	c = bySource(t, s, "docker", "changing")
 	must(t, unix.Kill(c.PID, unix.SIGKILL))
 	awaitGone(t, s, "changing")
-}
-
-// testKill kills the engine under the Set, and has containers live and die without it.
-func testKill(t *testing.T, d *testkit.Docker, s *Set) {
-	start(t, d, "survivor")
-	start(t, d, "victim")
-	survivor, victim := bySource(t, s, "docker", "survivor"), bySource(t, s, "docker", "victim")
-	status := func(snap Snapshot) SourceStatus { return snap.Sources[0] }
-
-	d.Kill()
-	snap := await(t, s, "the engine's end", func(snap Snapshot) bool { return status(snap).Err != nil })
-	for _, want := range []container.Container{survivor, victim} {
-		if c, ok := named(snap, want.Name); !ok || c.ID != want.ID || c.Source != "docker" {
-			t.Errorf("without its engine %s is %+v, %v", want.Name, c, ok)
-		}
-	}
-	must(t, unix.Kill(victim.PID, unix.SIGKILL))
-	awaitGone(t, s, "victim")
-
-	d.Start(t)
-	await(t, s, "the engine", func(snap Snapshot) bool { return status(snap).Err == nil })
-	start(t, d, "newcomer")
-	bySource(t, s, "docker", "newcomer")
-	if c := bySource(t, s, "docker", "survivor"); c.ID != survivor.ID || c.PID != survivor.PID {
-		t.Errorf("survivor is %+v, was %+v", c, survivor)
-	}
-	if c, ok := named(s.Snapshot(), "victim"); ok {
-		t.Errorf("victim is back: %+v", c)
-	}
 }
 
 // TestEngineErrors has sockets with no proper server.

@@ -241,21 +241,6 @@ func oldest(proc, dir string, host uint64) (int, error) {
 	return 0, fmt.Errorf("no process in cgroup %s: %w", dir, fs.ErrNotExist)
 }
 
-// initIn finds the process in the cgroup dir itself that is the first in a PID namespace of its own, which a
-// runtime creates last and then executes the program; 0: there is none.
-func initIn(proc, dir string) int {
-	pids, _ := procsIn(dir)
-	for _, pid := range pids {
-		b, _ := readSmall(filepath.Join(proc, strconv.Itoa(pid), "status"))
-		_, rest, _ := strings.Cut(string(b), "\nNSpid:")
-		line, _, _ := strings.Cut(rest, "\n")
-		if inside := strings.Fields(line); len(inside) > 1 && inside[len(inside)-1] == "1" {
-			return pid
-		}
-	}
-	return 0
-}
-
 // subdirs lists the cgroups directly below dir, at most so many.
 func subdirs(dir string, most int) []string {
 	d, err := os.Open(dir)

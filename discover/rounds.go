@@ -40,9 +40,6 @@ type rounds struct {
 // network is not complete and its labels are not known, so all work for it would be done twice.
 const youth = 10 * time.Second
 
-// begins is the pause between looks for the first process of a container that a runtime sets up.
-const begins = 10 * time.Millisecond
-
 var errYoung = errors.New("its engine is about to report it")
 
 // expected reports whether an engine is about to report the container of a new cgroup. The name may
@@ -240,51 +237,6 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 	}
 	r.nets.keep(used)
 	return next
-}
-
-// begun adds to the reports the records of created containers whose first process is there: the runtime
-// sets up their cgroups and networks around it, and then has it execute the program. It reports whether some
-// have a cgroup and no such process yet; one in the host's PID namespace is known only once it runs.
-func (r *rounds) begun(reports []reported) (wait bool) {
-	type place struct{ source, created int }
-	at := make(map[string]place)
-	for i, rep := range reports {
-		for n, rec := range rep.created {
-			at[rec.RuntimeID] = place{i, n}
-		}
-	}
-	if len(at) == 0 {
-		r.early = nil
-		return false
-	}
-	before := r.early
-	r.early = make(map[string]int)
-	for _, rep := range reports {
-		for _, rec := range rep.records {
-			dir := rec.CgroupV2
-			m := engineScope.FindStringSubmatch(filepath.Base(dir))
-			if m == nil || !expected(dir) {
-				continue
-			}
-			p, created := at[m[2]]
-			if !created {
-				continue
-			}
-			pid := before[dir]
-			if pid == 0 || errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
-				pid = initIn(r.cfg.Proc, dir)
-			}
-			if pid == 0 {
-				wait = true
-				continue
-			}
-			r.early[dir] = pid
-			rec = reports[p.source].created[p.created]
-			rec.PID = pid
-			reports[p.source].records = append(slices.Clip(reports[p.source].records), rec)
-		}
-	}
-	return wait
 }
 
 // containers returns the running ones of this host.
