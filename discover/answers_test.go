@@ -319,8 +319,8 @@ func TestEnginePods(t *testing.T) {
 	}
 }
 
-// TestEngineCreated has a container created, started and ended. Until the start the engine only lists it, since
-// it holds back the answer to an inspection.
+// TestEngineCreated has a container created, started and ended. Before the start it is only listed:
+// an engine that starts one holds back the answer to an inspection.
 func TestEngineCreated(t *testing.T) {
 	e := newFakeEngine(t, nil, map[string]any{"sha256:i": imageOf(map[string]string{"of": "image"})})
 	labels := map[string]string{"own": "x", "of": "image"}
