@@ -140,11 +140,7 @@ func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 	if length < leastLearnt {
 		return
 	}
-	did := make(map[decide.Disk]api.BlockIOFigures)
-	for _, a := range accounts {
-		did[a.Disk] = decide.Plus(did[a.Disk], achieved(a, length))
-	}
-	for at, n := range did {
+	for at, n := range didAt(accounts, length) {
 		d, err := block.Find(f.cfg.Roots.Sys, at.Major, at.Minor)
 		if err != nil || n == (api.BlockIOFigures{}) {
 			continue // it has vanished
@@ -163,12 +159,18 @@ func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 // limit updates what is known of disks that are short of their reservations. The caller holds
 // f.mu.
 func (f *BlockIO) limit(w decide.Window) {
-	did, reserved := make(map[decide.Disk]api.BlockIOFigures), make(map[decide.Disk]api.BlockIOFigures)
-	for _, a := range f.shown.Accounts {
-		did[a.Disk] = decide.Plus(did[a.Disk], achieved(a, w.Length))
-	}
+	reserved := make(map[decide.Disk]api.BlockIOFigures)
 	for _, d := range w.Demands {
 		reserved[d.Disk] = f.reservedOf(d.Disk)
 	}
-	f.limits.Note(w, f.standings, did, reserved)
+	f.limits.Note(w, f.standings, didAt(f.shown.Accounts, w.Length), reserved)
+}
+
+// didAt is what all together did at each disk.
+func didAt(accounts []monitor.Account, length time.Duration) map[decide.Disk]api.BlockIOFigures {
+	did := make(map[decide.Disk]api.BlockIOFigures)
+	for _, a := range accounts {
+		did[a.Disk] = decide.Plus(did[a.Disk], achieved(a, length))
+	}
+	return did
 }

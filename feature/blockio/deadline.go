@@ -68,10 +68,7 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 	if err != nil {
 		return ignoreGone(err)
 	}
-	ours := make(map[journal.Ref]journal.Entry)
-	for _, e := range was {
-		ours[e.Ref] = e
-	}
+	ours := keyed(was, func(e journal.Entry) journal.Ref { return e.Ref })
 	ran := make(map[sched.Thread]time.Duration)
 	var all []decide.Thread
 	m.promoted, m.own, m.refused = 0, 0, nil
