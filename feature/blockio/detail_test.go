@@ -1,7 +1,7 @@
 package blockio
 
 import (
-	"os/exec"
+	"os"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -38,18 +38,14 @@ func TestDetails(t *testing.T) {
 		r := row()
 		return !h.window.Detailed && r.State == decide.StateMet && r.Voluntary > 0 && r.DeviceP99 > 0 && r.Achieved.ReadIOPS > 0
 	})
-	var burners []*exec.Cmd
+	var burners []*os.Process
 	for range 3 {
-		cmd := exec.Command("sh", "-c", "while :; do :; done")
-		must(t, cmd.Start())
-		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		batchCG.Add(t, cmd.Process.Pid)
-		burners = append(burners, cmd)
+		burners = append(burners, batchCG.Spinner(t))
 	}
 	missed := reserve("50000000")
 	h.untilDecided("details while it is missed", missed, func(policy.Target) bool { return h.meter.Detailed() && row().State == decide.StateContended })
 	for _, b := range burners {
-		must(t, b.Process.Kill())
+		must(t, b.Kill())
 	}
 	met = reserve("1")
 	h.untilDecided("no details while it is met", met, func(policy.Target) bool { return !h.meter.Detailed() && row().State == decide.StateMet })

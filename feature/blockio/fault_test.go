@@ -1,7 +1,6 @@
 package blockio
 
 import (
-	"os/exec"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -30,10 +29,7 @@ func TestFaults(t *testing.T) {
 	must(t, err)
 	// A thread that sleeps while it becomes SCHED_DEADLINE, and while it ends to be that, costs Linux
 	// 6.18 its bandwidth until the domains of the scheduler are made anew.
-	task := exec.Command("sh", "-c", "while :; do :; done")
-	must(t, task.Start())
-	t.Cleanup(func() { task.Process.Kill(); task.Wait() })
-	cg.Add(t, task.Process.Pid)
+	cg.Spinner(t)
 	c := container.Container{ID: container.ID(id), Name: "task", Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU, IO: cg.IO}}
 	due := policy.Settings{Realtime: killedBudget, IOYield: "auto"}
 	spec := topology.Spec{Dir: t.TempDir(), Targets: []policy.Target{{Container: c, Settings: due}}}

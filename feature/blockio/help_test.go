@@ -2,7 +2,7 @@ package blockio
 
 import (
 	"errors"
-	"os/exec"
+	"os"
 	"slices"
 	"strconv"
 	"testing"
@@ -31,13 +31,9 @@ func TestOneKey(t *testing.T) {
 	leave := target(t, db, "io.reserve: "+l.Path+" riops=50000000")
 	h.apply(leave)
 	run(t, dbCG, "disk", "--to", l.Path, "--size", "4096", "--conns", "16")
-	var burners []*exec.Cmd
+	var burners []*os.Process
 	for range 3 {
-		cmd := exec.Command("sh", "-c", "while :; do :; done")
-		must(t, cmd.Start())
-		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		batchCG.Add(t, cmd.Process.Pid)
-		burners = append(burners, cmd)
+		burners = append(burners, batchCG.Spinner(t))
 	}
 	weight := func(cg testkit.CG) string {
 		t.Helper()
@@ -74,7 +70,7 @@ func TestOneKey(t *testing.T) {
 		t.Errorf("origins %+v", decided.Origins)
 	}
 	for _, b := range burners {
-		must(t, b.Process.Signal(unix.SIGSTOP))
+		must(t, b.Signal(unix.SIGSTOP))
 	}
 	released := func(when string) {
 		t.Helper()

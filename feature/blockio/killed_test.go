@@ -133,13 +133,10 @@ func TestRealtimeKilled(t *testing.T) {
 			if _, err := cgroup.RT(cg.CPU).Read(); !deadline && errors.Is(err, errors.ErrUnsupported) {
 				testkit.Skip(t, "no real-time groups of cgroup v1")
 			}
-			spin := exec.Command("sh", "-c", "while :; do :; done")
-			must(t, spin.Start())
-			t.Cleanup(func() { spin.Process.Kill(); spin.Wait() })
-			cg.Add(t, spin.Process.Pid)
+			spin := cg.Spinner(t)
 			policyOf := func() uint32 {
 				t.Helper()
-				attr, err := unix.SchedGetAttr(spin.Process.Pid, 0)
+				attr, err := unix.SchedGetAttr(spin.Pid, 0)
 				must(t, err)
 				return attr.Policy
 			}
@@ -155,11 +152,11 @@ func TestRealtimeKilled(t *testing.T) {
 			if got := policyOf(); got != want {
 				t.Errorf("policy %d, want %d", got, want)
 			}
-			ran, err := sched.Ran("/proc", spin.Process.Pid)
+			ran, err := sched.Ran("/proc", spin.Pid)
 			must(t, err)
 			began := time.Now()
 			time.Sleep(2 * time.Second)
-			now, err := sched.Ran("/proc", spin.Process.Pid)
+			now, err := sched.Ran("/proc", spin.Pid)
 			must(t, err)
 			// Of each CPU a second's budget may be left, and the kernel may see its end a tick
 			// late.

@@ -7,11 +7,10 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
-
-	"github.com/fairlead-project/fairlead/feature"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -90,15 +89,7 @@ func (h *host) read(c container.Container) Tenant {
 // await waits until want says "".
 func (h *host) await(want func() string) {
 	h.T.Helper()
-	for end := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		missing := want()
-		if missing == "" {
-			return
-		}
-		if time.Now().After(end) {
-			h.T.Fatal(missing)
-		}
-	}
+	testkit.Await(h.T, want)
 }
 
 // ask has a box make n requests of a protocol to another, one after the other, and

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -79,6 +80,27 @@ func (c CG) Add(t testing.TB, pid int) {
 			t.Fatalf("move process %d to %s: %v", pid, dir, err)
 		}
 	}
+}
+
+// Sleeper runs a process that sleeps in the cgroup until t ends.
+func (c CG) Sleeper(t testing.TB) *os.Process {
+	t.Helper()
+	return c.start(t, "sleep", "inf")
+}
+
+// Spinner runs a process that computes in the cgroup until t ends.
+func (c CG) Spinner(t testing.TB) *os.Process {
+	t.Helper()
+	return c.start(t, "sh", "-c", "while :; do :; done")
+}
+
+func (c CG) start(t testing.TB, name string, args ...string) *os.Process {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	Must(t, cmd.Start())
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Process.Wait() })
+	c.Add(t, cmd.Process.Pid)
+	return cmd.Process
 }
 
 // Child creates a cgroup below c in each of its hierarchies. It is removed with c.

@@ -2,8 +2,8 @@ package cgroup
 
 import (
 	"errors"
+	"fmt"
 	"math"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -88,22 +88,14 @@ func TestStatInKernel(t *testing.T) {
 	if !set {
 		t.Fatal("no quota can be set")
 	}
-	cmd := exec.Command("/bin/sh", "-c", "read x; while :; do :; done")
-	in, err := cmd.StdinPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	cg.Add(t, cmd.Process.Pid)
-	in.Close()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	cg.Spinner(t)
+	testkit.Await(t, func() string {
 		usage, err1 := Usage(cg.V2)
 		throttled, periods, err2 := Throttled(cg.CPU)
 		must(t, errors.Join(err1, err2))
 		if usage > 0 && throttled > 0 && periods > 0 {
-			return
+			return ""
 		}
-		if time.Now().After(end) {
-			t.Fatalf("usage %v, throttled %v in %d periods", usage, throttled, periods)
-		}
-	}
+		return fmt.Sprintf("usage %v, throttled %v in %d periods", usage, throttled, periods)
+	})
 }

@@ -2,6 +2,7 @@ package sched
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"math"
 	"testing"
@@ -45,13 +46,12 @@ func TestSlice(t *testing.T) {
 	}
 	remove()
 	// The thread of a stopped kthread lives on for a moment.
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if _, err := knob.Read(); errors.Is(err, journal.ErrGone) {
-			break
-		} else if err != nil || time.Now().After(end) {
-			t.Fatalf("slice of a thread that has ended: %v, want ErrGone", err)
+	testkit.Await(t, func() string {
+		if _, err := knob.Read(); !errors.Is(err, journal.ErrGone) {
+			return fmt.Sprintf("slice of a thread that has ended: %v, want ErrGone", err)
 		}
-	}
+		return ""
+	})
 }
 
 func TestNice(t *testing.T) {

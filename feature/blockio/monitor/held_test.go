@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 )
 
 // waits returns what one container waited for another, or for what is none.
@@ -100,7 +101,7 @@ func TestOwnRealtime(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(victim.CPU, "cpu.rt_period_us"), []byte("100000"), 0))
 		must(t, os.WriteFile(budget, []byte("10000"), 0))
 		culprit.run(t, culprit.CG, 0, "burn")
-		_, pid := victim.start(t, victim.CG, 0, "burn")
+		_, pid := topology.InGroup(t, victim.CG, 0, "burn")
 		realtime(t, pid, unix.SchedAttr{Policy: unix.SCHED_RR, Priority: 1})
 		m := newMeter(t, victim.Group, culprit.Group) // only now: until then it waited as others do
 		heldBack(t, m, victim.Container, culprit.Container, decide.Realtime)
@@ -110,7 +111,7 @@ func TestOwnRealtime(t *testing.T) {
 		for cpu := range runtime.NumCPU() {
 			culprit.run(t, culprit.CG, cpu, "burn")
 		}
-		_, pid := victim.start(t, victim.CG, -1, "burn")
+		_, pid := topology.InGroup(t, victim.CG, -1, "burn")
 		realtime(t, pid, unix.SchedAttr{Policy: unix.SCHED_DEADLINE, Flags: unix.SCHED_FLAG_RESET_ON_FORK, Runtime: 2e6, Deadline: 20e6, Period: 20e6})
 		m := newMeter(t, victim.Group, culprit.Group)
 		heldBack(t, m, victim.Container, culprit.Container, decide.Realtime)
