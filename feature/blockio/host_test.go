@@ -43,35 +43,19 @@ func second(n int) time.Time { return time.Unix(1_000_000+int64(n), 0) }
 
 var must = testkit.Must
 
-// roster is who runs.
-type roster []container.Container
-
-func (r *roster) Running() []container.Container {
-	return *r
-}
-
-func (r *roster) Lookup(id container.ID) (container.Container, bool) {
-	for _, c := range *r {
-		if c.ID == id {
-			return c, true
-		}
-	}
-	return container.Container{}, false
-}
-
 // host is a feature on this kernel, with what it needs.
 type host struct {
 	*BlockIO
 	t       *testing.T
 	journal *journal.Journal
-	roster  *roster
+	roster  *topology.Containers
 	state   string
 }
 
 func newHost(t *testing.T) *host {
 	t.Helper()
 	testkit.NeedRoot(t)
-	h := &host{t: t, journal: testkit.Journal(t, journal.Open), roster: &roster{}, state: t.TempDir()}
+	h := &host{t: t, journal: testkit.Journal(t, journal.Open), roster: new(topology.Containers), state: t.TempDir()}
 	h.open()
 	t.Cleanup(func() { must(t, h.Close()) })
 	return h

@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 )
 
 // raw is a record as the kernel gives it.
@@ -211,7 +212,7 @@ func TestTrace(t *testing.T) {
 	h.bridge()
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
 	_, other := h.add("other", "10.66.0.3/24", h.ns)
-	h.f.cfg.Containers = known{}
+	h.f.cfg.Containers = topology.Containers{}
 	ask := func(of container.Container, f api.LatencyFilter, over time.Duration) api.LatencyRecords {
 		t.Helper()
 		out, err := h.f.Command(t.Context(), &of, api.Ask{Body: f, Over: over})
@@ -250,10 +251,3 @@ func TestTrace(t *testing.T) {
 		t.Errorf("the neighbour has %d records", len(got.Records))
 	}
 }
-
-// known knows no container.
-type known struct{}
-
-func (known) Running() []container.Container { return nil }
-
-func (known) Lookup(container.ID) (container.Container, bool) { return container.Container{}, false }
