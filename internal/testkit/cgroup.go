@@ -34,9 +34,7 @@ func Cgroup(t testing.TB) CG {
 	t.Helper()
 	NeedRoot(t)
 	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	root := cgroupMounts(data)
 	for dir, controller := range map[*string]string{&root.CPU: "cpu", &root.IO: "io"} {
 		if *dir != "" || root.V2 == "" {
@@ -62,11 +60,7 @@ func Cgroup(t testing.TB) CG {
 			t.Fatal(err)
 		}
 		*h.dir = dir
-		t.Cleanup(func() {
-			if err := removeCgroup(dir); err != nil {
-				t.Error(err)
-			}
-		})
+		t.Cleanup(func() { Must(t, removeCgroup(dir)) })
 	}
 	return cg
 }
@@ -117,9 +111,7 @@ func (c CG) Child(t testing.TB, name string) CG {
 		child.IO = filepath.Join(c.IO, name)
 	}
 	for _, dir := range child.dirs() {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, os.Mkdir(dir, 0o755))
 	}
 	return child
 }

@@ -13,11 +13,7 @@ func TestStopwatch(t *testing.T) {
 	testkit.NeedRoot(t)
 	w, err := NewStopwatch(StopwatchConfig{Tells: true})
 	must(t, err)
-	t.Cleanup(func() {
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must(t, w.Close()) })
 	r := build(t, Config{Path: NIC, Unsteered: true})
 	run, err := r.Send(t.Context(), Traffic{Kind: UDP}) // to 10.111.0.3
 	must(t, err)
