@@ -66,6 +66,16 @@ func (h *host) add(name, addr string, at *sandbox.Box) (*sandbox.Box, container.
 	return box, c
 }
 
+// newWeb is a host with one measured container, behind its bridge.
+func newWeb(t testing.TB) (h *host, web *sandbox.Box, c container.Container) {
+	t.Helper()
+	h = newHost(t)
+	h.bridge()
+	web, c = h.add("web", "10.66.0.2/24", h.ns)
+	h.measure(true, c)
+	return h, web, c
+}
+
 // measure turns the feature on or off for containers.
 func (h *host) measure(on bool, of ...container.Container) {
 	h.T.Helper()

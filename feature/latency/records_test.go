@@ -14,7 +14,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 )
 
@@ -207,7 +206,6 @@ func TestSample(t *testing.T) {
 // Packets are recorded while records are requested: with both ends, for the requested container
 // only.
 func TestTrace(t *testing.T) {
-	testkit.NeedRoot(t)
 	h := newHost(t)
 	h.bridge()
 	web, c := h.add("web", "10.66.0.2/24", h.ns)

@@ -229,11 +229,7 @@ func TestWaitsBesideFlood(t *testing.T) {
 // What waits for the thread that polls a container's device, on a CPU that has other work,
 // shows in the stage before that device, and in no other of the same packet.
 func TestThread(t *testing.T) {
-	testkit.NeedRoot(t)
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
-	h.measure(true, c)
+	h, web, c := newWeb(t)
 	others, err := sched.Threads("/proc", "napi/eth0")
 	must(t, err)
 	outside, inside := h.Open(h.ns), h.Open(web)
