@@ -122,16 +122,6 @@ func (f *BlockIO) unverified(m *managed) error {
 	return fmt.Errorf("%w: io.reserve is protected, but unverified: %w", feature.ErrPartly, errors.Join(errs...))
 }
 
-// readmit asks for another Apply where a reservation is admitted otherwise than Apply reported.
-// The caller holds f.mu.
-func (f *BlockIO) readmit() {
-	for id, m := range f.managed {
-		if slices.ContainsFunc(m.reserved, func(r reservation) bool { return f.admission(r).How != r.told }) {
-			f.changed(id)
-		}
-	}
-}
-
 // leastLearnt is the length of the shortest window that rates are learnt from.
 const leastLearnt = 500 * time.Millisecond
 

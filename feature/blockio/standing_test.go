@@ -64,7 +64,7 @@ func TestMissedIsPartly(t *testing.T) {
 		{20 * time.Second, decide.StateIdle, "", false},
 	} {
 		h.standings = map[decide.Place]decide.Standing{at: {State: x.state, Evidence: "300 of 1000 reads a second", Mend: x.mend}}
-		h.tellMissed(second(0).Add(x.after))
+		h.tellChanged(second(0).Add(x.after), true)
 		if changed := slices.Equal(told, []container.ID{c.ID}); changed != x.changed {
 			t.Errorf("after %v: told of %v, want that it has changed: %v", x.after, told, x.changed)
 		}
