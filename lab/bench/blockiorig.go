@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -235,28 +234,14 @@ func (r *blockioRig) startAgent() error {
 
 // known waits until the agent knows count containers, and has applied their policy.
 func (r *blockioRig) known(ctx context.Context, count int) error {
-	const patience = 30 * time.Second
-	for end := time.Now().Add(patience); ; {
-		all, err := r.client.Containers(ctx)
-		done := 0
-		for _, c := range all {
-			if slices.ContainsFunc(c.Features, func(f api.FeatureStatus) bool { return f.Feature == "blockio" && f.State == api.StateDone }) {
-				done++
-			}
-		}
-		switch {
-		case done == count:
-			_, err := r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: api.BlockIOFigures{
-				ReadIOPS: 10_000_000, WriteIOPS: 10_000_000, ReadBytes: 1 << 40, WriteBytes: 1 << 40,
-			}})
-			return err
-		case time.Now().After(end):
-			return fmt.Errorf("the agent knows %d of %d containers (%w): %s", done, count, err, &r.log)
-		}
-		if err := sleep(ctx, 20*time.Millisecond); err != nil {
-			return err
-		}
+	err := r.wait(ctx, "blockio", "", count, func(_ api.Container, s api.FeatureStatus) bool { return s.State == api.StateDone })
+	if err != nil {
+		return err
 	}
+	_, err = r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: api.BlockIOFigures{
+		ReadIOPS: 10_000_000, WriteIOPS: 10_000_000, ReadBytes: 1 << 40, WriteBytes: 1 << 40,
+	}})
+	return err
 }
 
 func (r *blockioRig) close() error {
