@@ -12,7 +12,6 @@ import (
 // A reservation of a disk of unknown capacity is admitted, and what is said of it
 // follows from what the disk was seen to do.
 func TestAdmission(t *testing.T) {
-	reads := func(n uint64) api.BlockIOFigures { return api.BlockIOFigures{ReadIOPS: n} }
 	short := Limit{Did: reads(700), Depth: 9.26, Taken: second(1)}
 	for _, x := range []struct {
 		name     string
