@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// Setting is a Knob and the value that it is to have, such as one device's line in a cgroup file. A
-// list of settings is a plan. Making a plan need not touch the host, so a plan can be shown and tested
-// before it is carried out.
+// Setting is a Knob and the value that it is to have. A list of settings is a plan. Making a plan
+// need not touch the host, so a plan can be shown and tested before it is carried out.
 type Setting struct {
 	Knob
 	Value string
