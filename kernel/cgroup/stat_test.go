@@ -80,14 +80,8 @@ func TestStatInKernel(t *testing.T) {
 	if cg.V2 == "" || cg.CPU == "" {
 		testkit.Skip(t, "no cgroup v2 tree, or no cpu controller")
 	}
-	quota := map[string]string{"cpu.cfs_quota_us": "10000", "cpu.max": "10000 100000"}
-	set := false
-	for name, v := range quota {
-		set = set || File(filepath.Join(cg.CPU, name)).Write(v) == nil
-	}
-	if !set {
-		t.Fatal("no quota can be set")
-	}
+	quota, value := Quota(cg.CPU, cg.CPU == cg.V2, 10*time.Millisecond, 100*time.Millisecond)
+	must(t, quota.Write(value))
 	cg.Spinner(t)
 	testkit.Await(t, func() string {
 		usage, err1 := Usage(cg.V2)
