@@ -27,7 +27,7 @@ func TestOneKey(t *testing.T) {
 	db, dbCG := h.container("db")
 	_, batchCG := h.container("batch")
 	realtime := !errors.Is(func() error { _, err := cgroup.RT(dbCG.CPU).Read(); return err }(), errors.ErrUnsupported)
-	must(t, cgroup.File(dbCG.CPU+"/"+weightFile(dbCG)).Write("321"))
+	must(t, weightOf(dbCG).Write("321"))
 	leave := target(t, db, "io.reserve: "+l.Path+" riops=50000000")
 	h.apply(leave)
 	run(t, dbCG, "disk", "--to", l.Path, "--size", "4096", "--conns", "16")

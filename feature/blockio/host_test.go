@@ -145,7 +145,7 @@ func TestInterference(t *testing.T) {
 	l := h.disk(100_000_000)
 	db, dbCG := h.container("db")
 	batch, batchCG := h.container("batch")
-	must(t, cgroup.File(batchCG.CPU+"/"+weightFile(batchCG)).Write("321"))
+	must(t, weightOf(batchCG).Write("321"))
 	ctx := t.Context()
 	// More than any disk does, so that it is always missed.
 	must(t, h.Apply(ctx, target(t, db, "io.reserve: "+l.Path+" riops=50000000")))
@@ -195,13 +195,6 @@ func TestInterference(t *testing.T) {
 	if left := h.journal.Entries(); len(left) != 0 {
 		t.Errorf("left in the journal: %+v", left)
 	}
-}
-
-func weightFile(cg testkit.CG) string {
-	if cg.CPU == cg.V2 {
-		return "cpu.weight"
-	}
-	return "cpu.shares"
 }
 
 // Caps and yielding that policy asks for are in force, and are put back one by one.
