@@ -3,12 +3,14 @@ package bpf
 import (
 	"errors"
 	"reflect"
+	"runtime"
 	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
@@ -192,7 +194,7 @@ func TestUsage(t *testing.T) {
 		Array  *ebpf.Map `ebpf:"fl_array"`
 	}
 	must(t, o.Load(&objs, nil))
-	want := []Usage{{"test", "fl_lru", 0, 100_000}, {"test", "fl_percpu", 0, 20_000}}
+	want := []Usage{{"test", "fl_lru", 0, 100_000 + 256*ebpf.MustPossibleCPU()}, {"test", "fl_percpu", 0, 20_000}}
 	if got := o.Usage(); !slices.Equal(got, want) {
 		t.Errorf("usage %v, want %v", got, want)
 	}
@@ -214,6 +216,42 @@ func TestUsage(t *testing.T) {
 	}
 	if got := (*Object)(nil).Usage(); got != nil {
 		t.Errorf("usage %v without an object", got)
+	}
+}
+
+// An LRU map holds as many entries as it is made for, whichever CPUs make them.
+func TestReserve(t *testing.T) {
+	testkit.NeedRoot(t)
+	o, err := Open("test", func() (*ebpf.CollectionSpec, error) {
+		spec, err := object()
+		spec.Maps["fl_lru"].MaxEntries = 200
+		return spec, err
+	}, nil, nil)
+	must(t, err)
+	defer o.Close()
+	var objs struct {
+		LRU *ebpf.Map `ebpf:"fl_lru"`
+	}
+	must(t, o.Load(&objs, nil))
+	runtime.LockOSThread() // it ends with the test
+	var cpus, one unix.CPUSet
+	must(t, unix.SchedGetaffinity(0, &cpus))
+	key := uint32(0)
+	for left := cpus.Count(); left > 0; left-- {
+		cpu := 0
+		for ; !cpus.IsSet(cpu); cpu++ {
+		}
+		cpus.Clear(cpu)
+		one.Zero()
+		one.Set(cpu)
+		must(t, unix.SchedSetaffinity(0, &one))
+		for more := true; more; more = left == 1 && key < 200 { // the last one makes the rest
+			must(t, objs.LRU.Put(key, uint64(0)))
+			key++
+		}
+	}
+	if got := o.Usage(); got[0].Entries != 200 {
+		t.Errorf("%d of 200 entries are there", got[0].Entries)
 	}
 }
 
