@@ -260,7 +260,7 @@ static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, 
 			hold(slot, -1);
 		f = bpf_map_lookup_elem(&fl_ov_flows, key);
 		if (!f)
-			return 0; /* cannot be */
+			return 0; /* others have taken the last places */
 		if (dirs & 1 << (dir == OUT ? IN : OUT))
 			f->dir[dir == OUT ? IN : OUT].gen = n->gen;
 	}
