@@ -162,7 +162,9 @@ func (c *cache) sweep() error {
 	keys := make([]overlayFlowKey, 4096)
 	values := make([]overlayFlow, len(keys))
 	now := monotonic()
-	clear(c.held)
+	for slot := range c.held {
+		c.held[slot] = 0 // also if none is left: the programs may have counted while it was written
+	}
 	c.held[0] = 0
 	for more := true; more; {
 		n, err := c.maps.FlOvFlows.BatchLookup(&cursor, keys, values, nil)
@@ -181,6 +183,9 @@ func (c *cache) sweep() error {
 	}
 	for slot, n := range c.held {
 		errs = append(errs, c.maps.FlOvHeld.Put(slot, n))
+		if n == 0 {
+			delete(c.held, slot)
+		}
 	}
 	return errors.Join(errs...)
 }
