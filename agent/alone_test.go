@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // fakeProc is what the kernel says of this process, as process 42 of a host of its own.
@@ -22,28 +24,20 @@ func fakeProc(t *testing.T) (proc string) {
 func TestAlone(t *testing.T) {
 	proc := fakeProc(t)
 	first, err := alone(proc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := alone(proc); !errors.Is(err, ErrTwo) || !strings.Contains(err.Error(), "process 42") {
 		t.Errorf("a second agent: %v", err)
 	}
 	other, err := alone(fakeProc(t)) // of another host
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	other.Close()
 	elsewhere := filepath.Join(proc, "42/ns/net")
-	if err := errors.Join(os.Remove(elsewhere), os.Symlink("/proc/self/ns/mnt", elsewhere)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(os.Remove(elsewhere), os.Symlink("/proc/self/ns/mnt", elsewhere)))
 	if other, err = alone(proc); err != nil {
 		t.Fatalf("in another namespace: %v", err)
 	}
 	other.Close()
-	if err := errors.Join(os.Remove(elsewhere), os.Symlink("/proc/self/ns/net", elsewhere), first.Close()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(os.Remove(elsewhere), os.Symlink("/proc/self/ns/net", elsewhere), first.Close()))
 	again, err := alone(proc)
 	if err != nil {
 		t.Fatalf("after the end of the first: %v", err)

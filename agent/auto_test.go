@@ -68,9 +68,7 @@ func veth(id container.ID, mode policy.NetCPU) container.Container {
 func (r *rig) netcpuSetting(name string) api.Setting {
 	r.t.Helper()
 	x, err := r.client.Explain(r.t.Context(), name)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, err)
 	for _, s := range x.Container.Policy {
 		if s.Key == "fairlead.netcpu" {
 			return s

@@ -9,6 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // TestFrame: a frame has the containers and the report of the feature, and the agent makes an
@@ -19,9 +20,7 @@ func TestFrame(t *testing.T) {
 	r.view = 10 * time.Millisecond
 	r.start()
 	f, err := r.client.Frame(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(f.Containers) != 1 || f.Containers[0].ID != 7 || f.Taken.IsZero() {
 		t.Errorf("the frame has %+v of %v, want container 7", f.Containers, f.Taken)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/discover"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -65,9 +66,7 @@ func TestGuaranteesKept(t *testing.T) {
 // is no kubelet.
 func TestOffered(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "device-plugins"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "device-plugins"), 0o755))
 	r := newRig(t)
 	a := &Agent{cfg: Config{KubeletDir: dir}, log: quiet(), pace: ordinary()}
 	a.workers = []*worker{
@@ -107,9 +106,7 @@ func TestPodSources(t *testing.T) {
 	r.set.snap.Sources = []discover.SourceStatus{{Name: "cri-o", Listed: true, Records: 4}, {Name: "kubelet", Listed: true, Records: 3, Pods: true}}
 	r.start()
 	st, err := r.client.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := []api.SourceStatus{{Name: "cri-o", Ready: true, Containers: 4}, {Name: "kubelet", Ready: true}}
 	if d := cmp.Diff(want, st.Sources); d != "" {
 		t.Error(d)

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
@@ -199,9 +200,7 @@ func TestNetCPUUnavailable(t *testing.T) {
 func page(t *testing.T, a *Agent) []string {
 	t.Helper()
 	families, err := metrics.New(view{a}).Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var out strings.Builder
 	for _, f := range families {
 		if strings.HasPrefix(f.GetName(), "fairlead_netcpu") || f.GetName() == "fairlead_metrics_refused" {

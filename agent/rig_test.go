@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
@@ -40,17 +41,13 @@ func (h *host) path(id container.ID) string { return filepath.Join(h.dir, id.Str
 
 func (h *host) set(t *testing.T, id container.ID, value string) {
 	t.Helper()
-	if err := os.WriteFile(h.path(id), []byte(value), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(h.path(id), []byte(value), 0o600))
 }
 
 func (h *host) get(t *testing.T, id container.ID) string {
 	t.Helper()
 	data, err := os.ReadFile(h.path(id))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return string(data)
 }
 
@@ -158,9 +155,7 @@ type rig struct {
 func (r *rig) journal() *journal.Journal {
 	r.t.Helper()
 	j, err := journal.Open(r.state)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, err)
 	return j
 }
 
@@ -238,9 +233,7 @@ func newRig(t *testing.T, ids ...container.ID) *rig {
 func (r *rig) state1(id container.ID) string {
 	r.t.Helper()
 	list, err := r.client.Containers(r.t.Context())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, err)
 	for _, c := range list {
 		if c.ID == api.ID(id) && len(c.Features) > 0 {
 			return c.Features[0].State

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -26,9 +27,7 @@ import (
 // once it can.
 func TestAgentWithoutMetrics(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer taken.Close()
 	addr := taken.Addr().String()
 	r := newRig(t, 1)
@@ -91,9 +90,7 @@ func TestMetricsAddr(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "m")
 	l, err := new(Agent).listenMetrics("unix:" + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer l.Close()
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
 		t.Errorf("%v, %v; want a socket of mode 0660", info, err)

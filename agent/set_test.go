@@ -54,9 +54,7 @@ func (r *rig) written() (out []policy.Override) {
 	if err == nil {
 		err = json.Unmarshal(data, &f)
 	}
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, err)
 	return f.Set
 }
 
@@ -103,9 +101,7 @@ func TestSet(t *testing.T) {
 		t.Errorf("after refusals 2 is %q, and written down is %+v", got, r.written())
 	}
 
-	if err := r.put("box-1", api.SetRequest{Unset: []string{"netcpu"}}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.put("box-1", api.SetRequest{Unset: []string{"netcpu"}}))
 	if got := r.host.get(t, 1); got != "plain" || len(r.written()) != 0 {
 		t.Errorf("taken back, it is %q, and written down is %+v", got, r.written())
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
@@ -36,14 +37,10 @@ func TestSuccessorWaits(t *testing.T) {
 			log := slog.New(slog.NewTextHandler(signal{sync.OnceFunc(func() { close(waits) })}, nil))
 			cfg := Config{StateDir: t.TempDir(), Log: log, Roots: kernel.Roots{Proc: fakeProc(t)}}
 			s, err := Succeed(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer s.Close()
 			first, err := alone(cfg.Roots.Proc)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer first.Close()
 			if tt.told {
 				if followed, err := succeeded(t.Context(), cfg.StateDir, 0, nothing); !followed || err != nil {
@@ -89,9 +86,7 @@ func TestSucceeded(t *testing.T) {
 	}
 	check(false)
 	s, err := Succeed(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	check(true)
 	if !s.told() {
 		t.Error("nobody was told to stop")
@@ -102,9 +97,7 @@ func TestSucceeded(t *testing.T) {
 	if err := untold(cfg.StateDir); err != nil || s.told() {
 		t.Errorf("the next was told to stop before it began: %v", err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.Close())
 	check(false)
 }
 
@@ -131,9 +124,7 @@ func TestSucceededLate(t *testing.T) {
 	}
 	got = stop(t.Context())
 	s, err := Succeed(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer s.Close()
 	if a := <-got; !a.followed || a.err != nil {
 		t.Errorf("with one that came: %+v", a)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // What a container used before the accounts began is not in them, what it has
@@ -19,9 +20,7 @@ func TestUsageSince(t *testing.T) {
 	r.accounts = &netcpu.Accounts{Since: since, Meter: &fakeMeter{now: robbery()}}
 	stat := func(dir, text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, "cpu.stat"), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, "cpu.stat"), []byte(text), 0o644))
 	}
 	old, young, moved := box(1, ""), box(2, ""), box(3, "")
 	old.Started, young.Started, moved.Started = since.Add(-time.Hour), since.Add(time.Second), since.Add(-time.Minute)
@@ -50,9 +49,7 @@ func TestUsageSince(t *testing.T) {
 	}
 	r.until("what was used since", func() bool {
 		n, err := r.client.NetCPU(t.Context(), "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		right := 0
 		for _, x := range n.Accounts {
 			w, ok := want[x.Name]

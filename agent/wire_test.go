@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -17,9 +18,7 @@ func TestWireReport(t *testing.T) {
 		{Capability: "kthread-throttling", Area: "sched", Verdict: probe.Verdict{Level: probe.Degraded, Why: "charged only", Mend: "weights"}, Detail: "seen"},
 		{Capability: "btf", Area: "bpf", Verdict: probe.Verdict{Level: probe.Unavailable, Why: "it did not answer in time", Mend: "try again when the host is less busy"}},
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	const want = `[{"capability":"root","area":"host","level":"full"},` +
 		`{"capability":"cgroup-layout","area":"cgroup","level":"full","detail":"hybrid"},` +
 		`{"capability":"kthread-throttling","area":"sched","level":"degraded","why":"charged only","mend":"weights","detail":"seen"},` +

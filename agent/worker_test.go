@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -422,9 +423,7 @@ func TestWorkerStop(t *testing.T) {
 		w.want(targets(target(1, "isolate"), target(2, "isolate"), target(3, "isolate")), true)
 		steps(t, w)
 		f.took()
-		if err := w.stop(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, w.stop(t.Context()))
 		// 2 is given up after some tries: the journal has it.
 		expect(t, f, "remove 1", "remove 2", "remove 3", "remove 2", "remove 2", "close")
 		// A round that was under way must not bring anything back.

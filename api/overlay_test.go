@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestOverlayAfter(t *testing.T) {
@@ -69,9 +71,7 @@ func TestSlowText(t *testing.T) {
 		t.Errorf("reasons (-with a text +in the document):\n%s", diff)
 	}
 	guide, err := os.ReadFile("../docs/overlay.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, word := range words {
 		if !strings.Contains(string(guide), "`"+word+"`") {
 			t.Errorf("docs/overlay.md has no %s", word)

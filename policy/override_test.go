@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestOverride(t *testing.T) {
@@ -13,7 +14,7 @@ func TestOverride(t *testing.T) {
 	file := filepath.Join(dir, "10.yaml")
 	write(t, file, "labels: deny\nmatch: {name: \"*\"}\nset: {netcpu: observe, net.ceil: 200mbit}\n")
 	s := NewStore(dir, time.Now)
-	do(t, s.Reload())
+	testkit.Must(t, s.Reload())
 	c := container.Container{ID: 1, Name: "web", Labels: map[string]string{"fairlead.net.weight": "3"}}
 	other := container.Container{ID: 2, Name: "other"}
 	const from = "set by uid 0 at 2026-11-22T08:00:00Z"
@@ -30,7 +31,7 @@ func TestOverride(t *testing.T) {
 	}
 	files := "fairlead.net.ceil=200mbit (" + file + ":3)\n"
 	says("before", files+"fairlead.netcpu=observe ("+file+":3)")
-	do(t, s.Override([]Override{by("netcpu", "isolate"), by("net.rate", "50mbit"), by("net.weight", "2")}))
+	testkit.Must(t, s.Override([]Override{by("netcpu", "isolate"), by("net.rate", "50mbit"), by("net.weight", "2")}))
 	hand := "fairlead.net.rate=50mbit (" + from + ")\nfairlead.net.weight=2 (" + from + ")\nfairlead.netcpu=isolate (" + from + ")"
 	says("above files, though labels are denied", files+hand)
 
@@ -48,17 +49,17 @@ func TestOverride(t *testing.T) {
 // contradict each other.
 func TestOverrideTakenBack(t *testing.T) {
 	s := NewStore(t.TempDir(), time.Now)
-	do(t, s.Reload())
+	testkit.Must(t, s.Reload())
 	c := container.Container{ID: 1, Labels: map[string]string{}}
 	resolve := func() string {
 		targets, _ := s.Resolve([]container.Container{c})
 		return originText(targets[0].Origins)
 	}
-	do(t, s.Override([]Override{{1, "net.rate", "50mbit", "set by me"}, {1, "net.ceil", "60mbit", "set by me"}}))
+	testkit.Must(t, s.Override([]Override{{1, "net.rate", "50mbit", "set by me"}, {1, "net.ceil", "60mbit", "set by me"}}))
 	if got := resolve(); got != "fairlead.net.ceil=60mbit (set by me)\nfairlead.net.rate=50mbit (set by me)" {
 		t.Fatal(got)
 	}
-	do(t, s.Override([]Override{{1, "net.ceil", "60mbit", "set by me"}}))
+	testkit.Must(t, s.Override([]Override{{1, "net.ceil", "60mbit", "set by me"}}))
 	c.Labels = map[string]string{"fairlead.net.rate": "50mbyte"}
 	if got := resolve(); got != "fairlead.net.ceil=60mbit (set by me)" {
 		t.Errorf("a broken label brings back what was taken back: %s", got)
@@ -70,7 +71,7 @@ func TestOverrideTakenBack(t *testing.T) {
 	if got := resolve(); got != "fairlead.net.ceil=60mbit (set by me)\nfairlead.net.rate=40mbit (label)" {
 		t.Errorf("contradiction: %s", got)
 	}
-	do(t, s.Override(nil))
+	testkit.Must(t, s.Override(nil))
 	if got := resolve(); got != "fairlead.net.rate=70mbit (label)" {
 		t.Errorf("nothing is set by hand any more: %s", got)
 	}
@@ -81,7 +82,7 @@ func TestCheckOverrides(t *testing.T) {
 	file := filepath.Join(dir, "10.yaml")
 	write(t, file, all("net.ceil: 200mbit"))
 	s := NewStore(dir, time.Now)
-	do(t, s.Reload())
+	testkit.Must(t, s.Reload())
 	c := container.Container{ID: 1, Name: "web", Labels: map[string]string{"fairlead.netcpu": "broken"}}
 	for _, tt := range []struct {
 		set  []Override

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // What a label was once allowed to ask for does not stand in for it after that, and what
@@ -30,9 +31,7 @@ func TestStoreHostLabels(t *testing.T) {
 		{"20ms", nil, nil, "", 1},
 		{"20ms", nil, []Override{hand}, "fairlead.io.realtime=30ms (hand)", 0},
 	} {
-		if err := s.Override(step.hand); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, s.Override(step.hand))
 		s.use(join(t, step.files...), nil, time.Time{}, time.Time{})
 		targets, problems := s.Resolve([]container.Container{{ID: 1, Name: "x", Labels: map[string]string{"fairlead.io.realtime": step.label}}})
 		if got := originText(targets[0].Origins); got != step.want || len(problems) != step.problems {

@@ -137,15 +137,11 @@ func served(t *testing.T, b Backend, mode os.FileMode, serve func(context.Contex
 	t.Helper()
 	dir := t.TempDir()
 	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if err := os.Chmod(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Chmod(d, 0o755))
 	}
 	path := filepath.Join(dir, "sock")
 	l, err := listen(path, mode)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- serve(ctx, l, b, slog.New(slog.DiscardHandler)) }()
@@ -258,9 +254,7 @@ func TestErrors(t *testing.T) {
 func raw(t *testing.T, socket, request string) string {
 	t.Helper()
 	c, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(10 * time.Second))
 	if _, err := c.Write([]byte(request)); err != nil {
@@ -381,9 +375,7 @@ func TestListen(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "deeper", "sock")
 	l, err := Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode() != os.ModeSocket|0o660 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
@@ -401,9 +393,7 @@ func TestListen(t *testing.T) {
 
 	// A dead agent left this socket.
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	dead.SetUnlinkOnClose(false)
 	dead.Close()
 	l, err = Listen(path)
@@ -412,9 +402,7 @@ func TestListen(t *testing.T) {
 	}
 	// Another file has taken the name: Close must leave it.
 	os.Remove(path)
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, nil, 0o600))
 	l.Close()
 	if _, err := os.Lstat(path); err != nil {
 		t.Errorf("Close removed what is not its own: %v", err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // teller is a backend with events. It remembers the last few.
@@ -70,9 +71,7 @@ func TestFollow(t *testing.T) {
 	defer cancel()
 	var got []uint64
 	for e, err := range c.FollowBlockIO(ctx, 0, nil) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if got = append(got, e.ID); len(got) == 2 {
 			b.tell(2)
 		}
@@ -99,9 +98,7 @@ func TestFollow(t *testing.T) {
 func rawStream(t *testing.T, socket, header string) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	c, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	fmt.Fprintf(c, "GET /v1/blockio/events HTTP/1.1\r\nHost: x\r\n%s\r\n", header)
 	return c, bufio.NewReader(c)
@@ -112,9 +109,7 @@ func firstState(t *testing.T, socket string) (s api.StreamState) {
 	c, r := rawStream(t, socket, "")
 	defer c.Close()
 	resp, err := http.ReadResponse(r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for lines := bufio.NewScanner(resp.Body); lines.Scan() && lines.Text() != ""; {
 		switch field, value, _ := strings.Cut(lines.Text(), ": "); field {
 		case "event":
@@ -160,9 +155,7 @@ func TestReaders(t *testing.T) {
 	for end := time.Now().Add(90 * time.Second); ; time.Sleep(10 * time.Millisecond) { // former readers may not have left yet
 		_, r = rawStream(t, socket, "")
 		resp, err := http.ReadResponse(r, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if resp.StatusCode == http.StatusServiceUnavailable {
 			break
 		}
@@ -180,9 +173,7 @@ func TestStreamsEnd(t *testing.T) {
 	stop()
 	w := &pipeWriter{header: http.Header{}}
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://x/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	err = rs.serve(w, r, nil, func(ctx context.Context, after uint64) ([]streamed, error) {
 		return followBlockIO(b, r.WithContext(ctx), max(after, 2))
 	})

@@ -4,18 +4,16 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestUngrouped(t *testing.T) {
 	for was, during := range map[string]string{"1\n": "0\n", "0\n": "0\n"} {
 		path := filepath.Join(t.TempDir(), "enabled")
-		if err := os.WriteFile(path, []byte(was), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(was), 0o644))
 		restore, err := ungrouped(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if is, _ := os.ReadFile(path); string(is) != during {
 			t.Errorf("%q became %q, want %q", was, is, during)
 		}

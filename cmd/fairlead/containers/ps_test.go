@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -218,9 +219,7 @@ What to do: `+"`fairlead explain id:5`, then `fairlead doctor`"+`.
 func TestMachineFormats(t *testing.T) {
 	s := verbtest.Example()
 	want, err := json.Marshal(s.List)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, format := range []string{"json", "yaml"} {
 		status, out, errs := verbtest.Against(t, run, s, "ps", "-o", format)
 		if status != cli.Done || errs != "" {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func FuzzYAML(f *testing.F) {
@@ -54,9 +56,7 @@ func FuzzYAML(f *testing.F) {
 func TestYAML(t *testing.T) {
 	in := `{"a":[{"b":1,"c":[],"l":["x",["y"]]},{"d":{},"e":{"f":"g"}}],"h":null,"i":"yes","j":"x y","on":true}`
 	var out bytes.Buffer
-	if err := WriteYAML(&out, []byte(in)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, WriteYAML(&out, []byte(in)))
 	want := `a:
   - b: 1
     c: []
