@@ -385,3 +385,5 @@ eth9        -         no such uplink
 		t.Errorf("without uplinks:\n%s", out)
 	}
 }
+
+func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e, Flags) }

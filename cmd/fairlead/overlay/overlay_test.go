@@ -214,3 +214,5 @@ type refusing struct{ serve.Backend }
 func (refusing) Report(context.Context, api.Ask) (any, error) {
 	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "no BTF"}
 }
+
+func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e) }
