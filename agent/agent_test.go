@@ -90,9 +90,7 @@ func TestAgentExplains(t *testing.T) {
 		Container: 1, Feature: "netcpu", Kind: "test", Object: r.host.path(1), Before: "plain", Wrote: "isolated", Now: "isolated",
 		State: api.ChangeInForce, Because: []api.Setting{{Key: "fairlead.netcpu", Value: "isolate", From: "label"}},
 	}
-	if diff := cmp.Diff(want, x.Changes[0]); diff != "" {
-		t.Errorf("change (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "change", want, x.Changes[0])
 	if len(x.Container.Interfaces) != 1 || x.Container.Interfaces[0].Host == nil || x.Container.Interfaces[0].Host.Name != "veth1" {
 		t.Errorf("interfaces %+v", x.Container.Interfaces)
 	}
@@ -100,9 +98,7 @@ func TestAgentExplains(t *testing.T) {
 	for _, f := range x.Container.Features {
 		states[f.Feature] = f.State
 	}
-	if diff := cmp.Diff(map[string]string{"netcpu": api.StateDone}, states); diff != "" {
-		t.Errorf("features (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "features", map[string]string{"netcpu": api.StateDone}, states)
 
 	r.host.set(t, 1, "somebody's")
 	if x, err = r.client.Explain(t.Context(), "1"); err != nil || x.Changes[0].State != api.ChangeForeign || x.Changes[0].Now != "somebody's" {
@@ -248,9 +244,7 @@ func TestAgentWithUnavailableFeature(t *testing.T) {
 		t.Fatal(list, err)
 	}
 	want := []api.FeatureStatus{{Feature: "netcpu", State: api.StateUnavailable, Asked: true, Error: "no such thing"}}
-	if diff := cmp.Diff(want, list[0].Features); diff != "" {
-		t.Errorf("features (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "features", want, list[0].Features)
 	if calls := f.took(); len(calls) != 0 {
 		t.Errorf("an unavailable feature was called: %v", calls)
 	}

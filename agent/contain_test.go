@@ -150,9 +150,7 @@ func TestPanicsOfOneFeature(t *testing.T) {
 			t.Errorf("calls: %v", calls)
 		}
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-done)
 		if v := r.host.get(t, 1); v != "plain" || !bad.closed {
 			t.Errorf("after the end %q is in force", v)
 		}

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -55,7 +53,5 @@ func TestWireReport(t *testing.T) {
 		`{"capability":"cgroup-layout","area":"cgroup","level":"full","detail":"hybrid"},` +
 		`{"capability":"kthread-throttling","area":"sched","level":"degraded","why":"charged only","mend":"weights","detail":"seen"},` +
 		`{"capability":"btf","area":"bpf","level":"unavailable","why":"it did not answer in time","mend":"try again when the host is less busy"}]`
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "report", want, string(got))
 }

@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -45,9 +43,7 @@ func TestSlowedSamples(t *testing.T) {
 		{Container: 1, Name: "slowed_by_ratio", Value: 0.4, Labels: []feature.Label{{Name: "cause", Value: "cpu"}, {Name: "culprit", Value: "unknown"}}},
 		{Container: 1, Name: "slowed_by_ratio", Value: 0.1, Labels: []feature.Label{{Name: "cause", Value: "packets"}, {Name: "culprit", Container: 2}}},
 	}
-	if diff := cmp.Diff(want, slowed(o).Samples); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "samples", want, slowed(o).Samples)
 	for i := range 2 * maxSlowdowns {
 		o.Rows[0].By = append(o.Rows[0].By, api.Slowdown{Cause: api.SlowedByPackets, Culprit: api.ID(3 + i)})
 	}

@@ -142,9 +142,7 @@ func TestKillAndRestore(t *testing.T) {
 			t.Error(err)
 		}
 		changed += len(out)
-		if err := j.Close(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, j.Close())
 		r.allPlain()
 	}
 	if changed == 0 {

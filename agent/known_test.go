@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
@@ -77,9 +75,7 @@ func TestKnownFile(t *testing.T) {
 	want := &discover.Known{Records: map[string][]discover.Record{"docker": {{PID: 7, Start: 8, Name: "a", Labels: map[string]string{"b": "c"}}}}}
 	a := &Agent{cfg: cfg, log: cfg.Log}
 	a.remember(want)
-	if diff := cmp.Diff(want, loadKnown(cfg)); diff != "" {
-		t.Errorf("read again (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "read again", want, loadKnown(cfg))
 	path := filepath.Join(cfg.StateDir, KnownFile)
 	data, err := os.ReadFile(path)
 	testkit.Must(t, err)
@@ -134,9 +130,7 @@ func TestKnownPods(t *testing.T) {
 		Records: map[string][]discover.Record{"cri-o": {{PID: 1, Name: "a"}}},
 		Pods:    map[string][]discover.Pod{"kubelet": {{Name: "web-0", Requests: map[string]map[string]uint64{"httpd": {"egress-mbit": 5}}}}},
 	}
-	if d := cmp.Diff(known, within(known, 64<<10)); d != "" {
-		t.Error(d)
-	}
+	testkit.Same(t, "known", known, within(known, 64<<10))
 	known.Pods["api-server"] = []discover.Pod{{Name: "web-0", Annotations: map[string]string{"x": strings.Repeat("x", 40<<10)}}}
 	if got := within(known, 64<<10); got.Pods != nil || len(got.Records["cri-o"]) != 1 {
 		t.Errorf("%d pods, %d records", len(got.Pods), len(got.Records["cri-o"]))

@@ -79,9 +79,7 @@ func TestOffered(t *testing.T) {
 	go func() { done <- p.Run(ctx) }()
 	r.until("both are offered", func() bool { return len(p.Offers()) == 2 && p.Offers()[1].Amount > 0 })
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-done)
 	got := make(map[string]string)
 	for _, f := range offered(p, &a.guaranteed, nil) {
 		if f.Area != "kubelet" || f.Level != probe.Degraded || !strings.Contains(f.Why, "not asked") {
@@ -89,9 +87,7 @@ func TestOffered(t *testing.T) {
 		}
 		got[f.Capability] = f.Detail
 	}
-	if d := cmp.Diff(map[string]string{"fairlead.dev/egress-mbit": "950", "fairlead.dev/ingress-mbit": "10000"}, got); d != "" {
-		t.Error(d)
-	}
+	testkit.Same(t, "offers", map[string]string{"fairlead.dev/egress-mbit": "950", "fairlead.dev/ingress-mbit": "10000"}, got)
 	if nothing := offered((&Agent{cfg: a.cfg, log: a.log}).offers(), &guaranteed{}, nil); len(nothing) != 1 || nothing[0].Mend == "" {
 		t.Errorf("nothing is offered: %+v", nothing)
 	}
@@ -108,9 +104,7 @@ func TestPodSources(t *testing.T) {
 	st, err := r.client.Status(t.Context())
 	testkit.Must(t, err)
 	want := []api.SourceStatus{{Name: "cri-o", Ready: true, Containers: 4}, {Name: "kubelet", Ready: true}}
-	if d := cmp.Diff(want, st.Sources); d != "" {
-		t.Error(d)
-	}
+	testkit.Same(t, "sources", want, st.Sources)
 }
 
 // TestExplainRequest has a container of a pod that was given bandwidth, and another whose annotation

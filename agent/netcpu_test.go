@@ -256,9 +256,7 @@ func TestNetCPUMetrics(t *testing.T) {
 	got := page(t, r.agent)
 	slices.Sort(want)
 	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("page (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "page", want, got)
 	// The series end with either of the two.
 	r.set.set(true, box(2, ""))
 	r.until("1 has gone", func() bool { _, ok := (view{r.agent}).Container(1); return !ok })

@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -129,9 +130,7 @@ func TestAgentWithHungCall(t *testing.T) {
 			t.Errorf("the metrics afterwards are %+v", m)
 		}
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-done)
 	})
 }
 

@@ -40,9 +40,7 @@ func TestRecorder(t *testing.T) {
 		become(t, func() bool { return r.status().Frames == uint64(i+1) })
 	}
 	cancel()
-	if err := r.await(); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, r.await())
 	if s := r.status(); s.Dir != dir || s.Bytes == 0 || s.FrameBytes == 0 || s.Error != "" {
 		t.Errorf("%+v", s)
 	}
@@ -114,9 +112,7 @@ func TestRecorderWithoutDisk(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	cancel()
-	if err := r.await(); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, r.await())
 	if n := strings.Count(log.String(), "nothing is recorded"); n != 1 {
 		t.Errorf("the log says so %d times:\n%s", n, &log)
 	}

@@ -208,9 +208,7 @@ func (r *rig) start() {
 	r.client = api.Dial(cfg.Socket)
 	r.t.Cleanup(func() {
 		r.client.Close()
-		if err := r.stop(); err != nil {
-			r.t.Error(err)
-		}
+		testkit.Check(r.t, r.stop())
 	})
 	r.until("the socket answers", func() bool {
 		_, err := r.client.Version(ctx)

@@ -55,9 +55,7 @@ func TestAgentWithoutMetrics(t *testing.T) {
 	})
 	http.DefaultClient.CloseIdleConnections()
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-done)
 }
 
 // safeBuffer is a log that is read while it is written.
@@ -169,9 +167,7 @@ func testHungLoop(t *testing.T, loop string, hang func(*fakeSet, *looper) (goOn 
 			t.Errorf("%d signs of life in the minute after that", n)
 		}
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-done)
 		if want := fmt.Sprintf("loop=%q", loop); strings.Count(log.String(), want) != 1 {
 			t.Errorf("the log names it %d times, want once:\n%s", strings.Count(log.String(), want), &log)
 		}

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -182,9 +180,7 @@ func TestSetSurvives(t *testing.T) {
 	r.start()
 	r.untilValue(1, "isolated")
 	r.untilValue(2, "isolated")
-	if diff := cmp.Diff(was, r.written()); diff != "" {
-		t.Errorf("written down (-was +is):\n%s", diff)
-	}
+	testkit.Same(t, "written down", was, r.written())
 	// While not all is known, nothing is forgotten.
 	r.set.set(false, box(1, ""))
 	r.until("2 has gone", func() bool { return r.state1(2) == "" })

@@ -212,9 +212,7 @@ func TestWorkerUrgency(t *testing.T) {
 	steps(t, w)
 	got := f.took()
 	want := []string{"remove 20", "apply 30 isolate", "prune"}
-	if diff := cmp.Diff(want, got[:3]); diff != "" {
-		t.Errorf("first calls (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "first calls", want, got[:3])
 	if last := got[len(got)-1]; last != "apply 21 isolate" || len(got) != 3+9+1 {
 		t.Errorf("%d calls, the last is %q; want the 9 retries and then the refresh of 21", len(got), last)
 	}
@@ -244,9 +242,7 @@ func TestWorkerPrunesOnlyWhenComplete(t *testing.T) {
 	c.advance(w.pace.first)
 	steps(t, w)
 	expect(t, f, "prune")
-	if diff := cmp.Diff(map[container.ID]policy.NetCPU{1: "isolate"}, f.inForce()); diff != "" {
-		t.Errorf("in force (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "in force", map[container.ID]policy.NetCPU{1: "isolate"}, f.inForce())
 }
 
 // What is not covered in full is neither done nor failed, and is looked at again.

@@ -17,7 +17,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -138,9 +137,7 @@ func TestPage(t *testing.T) {
 	}
 	want, err := os.ReadFile(golden)
 	must(t, err)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("the page has changed; go test ./metrics -update writes it down (-file +now):\n%s", diff)
-	}
+	testkit.Same(t, "the page has changed; go test ./metrics -update writes it down", string(want), got)
 }
 
 // A scrape that asks for it gets a histogram in both forms, with the same durations.
@@ -159,9 +156,7 @@ func TestNativeHistogram(t *testing.T) {
 	go func() { done <- Serve(ctx, l, v, slog.New(slog.DiscardHandler)) }()
 	defer func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-done)
 	}()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+l.Addr().String()+"/metrics", nil)
 	must(t, err)
@@ -272,9 +267,7 @@ func TestServe(t *testing.T) {
 	}
 	http.DefaultClient.CloseIdleConnections()
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-done)
 }
 
 func TestListenRefuses(t *testing.T) {

@@ -62,9 +62,7 @@ func TestWith(t *testing.T) {
 					t.Errorf("netcpu is from %s", o.From)
 				}
 			}
-			if diff := cmp.Diff(before, base); diff != "" {
-				t.Errorf("the Target itself was changed:\n%s", diff)
-			}
+			testkit.Same(t, "the Target itself was changed", before, base)
 		})
 	}
 }

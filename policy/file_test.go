@@ -6,9 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -87,19 +86,13 @@ func TestParseFileEverything(t *testing.T) {
 		if len(problems) > 0 {
 			t.Fatalf("Resolve: %v", Problems(problems))
 		}
-		if diff := cmp.Diff(Settings{NetCPU: NetCPUAuto}, targets[0].Settings); diff != "" {
-			t.Errorf("db: %s", diff)
-		}
-		if diff := cmp.Diff(everythingSettings, targets[1].Settings); diff != "" {
-			t.Errorf("web-1: %s", diff)
-		}
+		testkit.Same(t, "db", Settings{NetCPU: NetCPUAuto}, targets[0].Settings)
+		testkit.Same(t, "web-1", everythingSettings, targets[1].Settings)
 		if got, want := len(targets[1].Origins), len(schema); got != want {
 			t.Errorf("%d origins, want one for each of the %d keys", got, want)
 		}
 		want := Origin{Key: "fairlead.io.reserve", Value: "/dev/vdb riops=2000 wiops=500; /dev/vdc wiops=7", From: "all.yaml", Line: 24}
-		if diff := cmp.Diff(want, targets[1].Origins[4]); diff != "" {
-			t.Errorf("origin: %s", diff)
-		}
+		testkit.Same(t, "origin", want, targets[1].Origins[4])
 	}
 }
 

@@ -133,12 +133,8 @@ fairlead.overlay: must not be empty`,
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			settings, origins, errs := ParseLabels(c.labels)
-			if diff := cmp.Diff(c.want, settings); diff != "" {
-				t.Error(diff)
-			}
-			if diff := cmp.Diff(c.origins, origins); diff != "" {
-				t.Error(diff)
-			}
+			testkit.Same(t, "settings", c.want, settings)
+			testkit.Same(t, "origins", c.origins, origins)
 			if got := errorText(errs); got != c.errors {
 				t.Errorf("errors\n%s\nwant\n%s", got, c.errors)
 			}

@@ -62,9 +62,7 @@ func TestResolveRuntime(t *testing.T) {
 				got = append(got, source)
 			}
 		}
-		if diff := cmp.Diff(c.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", c.match, diff)
-		}
+		testkit.Same(t, c.match, c.want, got)
 	}
 }
 

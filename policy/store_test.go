@@ -356,9 +356,7 @@ func TestWatch(t *testing.T) {
 	testkit.Must(t, os.MkdirAll(dir, 0o755))
 	write(t, dir+"/a.yaml", all("netcpu: isolate"))
 	await("that they are back", is(NetCPUIsolate))
-	if err := s.Status().WatchErr; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, s.Status().WatchErr)
 }
 
 // TestWatchConfigMap swaps a symbolic link to the data, as the kubelet does.

@@ -99,9 +99,7 @@ func TestWatchNoLease(t *testing.T) {
 	calls, found, done := make(chan NetCPU, 100), make(chan writer, 1), make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with this
-		if err := withoutLease(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, withoutLease())
 		_, w, _ := readFile(a)
 		found <- w
 		done <- s.Watch(ctx, func() { calls <- netcpuOf(s) })

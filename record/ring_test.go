@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // clock is the time of a test: the wall clock and the monotonic one.
@@ -107,9 +108,7 @@ func TestRing(t *testing.T) {
 		must(t, err)
 		apart = append(apart, f.Taken)
 	}
-	if diff := cmp.Diff(takenOf([]api.Frame{want[50], want[53], want[56], want[59]}), apart); diff != "" {
-		t.Errorf("some: times (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "some: times", takenOf([]api.Frame{want[50], want[53], want[56], want[59]}), apart)
 	r := open(t, dir)
 	if first, last := r.Span(); !first.Equal(want[0].Taken) || !last.Equal(want[119].Taken) {
 		t.Errorf("span %v to %v", first, last)

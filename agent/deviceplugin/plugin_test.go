@@ -10,10 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-project/fairlead/internal/testkit"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	kubelet "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // fakeKubelet is kubelet's side of the API: it calls ListAndWatch of each plugin that registers.
@@ -165,9 +166,7 @@ func start(t *testing.T, dir string, a *amounts) *Plugin {
 	go func() { done <- p.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-done)
 		if left, _ := filepath.Glob(filepath.Join(dir, prefix+"*")); len(left) > 0 {
 			t.Errorf("left behind: %q", left)
 		}
@@ -260,9 +259,7 @@ func TestPanics(t *testing.T) {
 	go func() { done <- p.Run(ctx) }()
 	awaitOffer(t, p, "not watched again", func(o Offer) bool { return o.Watched && o.Amount > 3 })
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-done)
 }
 
 // TestKubeletRestarts starts kubelet after the plugin, restarts it, has it hang up and refuse.

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
@@ -117,7 +115,5 @@ func TestOpenAPIGolden(t *testing.T) {
 	}
 	want, err := os.ReadFile(golden)
 	testkit.Must(t, err)
-	if diff := cmp.Diff(string(want), string(OpenAPI())); diff != "" {
-		t.Errorf("the interface has changed; go test ./agent/serve -update writes it down (-file +now):\n%s", diff)
-	}
+	testkit.Same(t, "the interface has changed; go test ./agent/serve -update writes it down", string(want), string(OpenAPI()))
 }

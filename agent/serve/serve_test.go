@@ -18,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
@@ -147,9 +145,7 @@ func served(t *testing.T, b Backend, mode os.FileMode, serve func(context.Contex
 	go func() { done <- serve(ctx, l, b, slog.New(slog.DiscardHandler)) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-done)
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the socket is still there: %v", err)
 		}
@@ -362,9 +358,7 @@ func TestStrangerMayNotWrite(t *testing.T) {
 	}
 	const refused = "user id 65534 may not change anything: only root and the group fairlead may\n"
 	want := "read: <nil>\nwrite: " + refused + "set: " + refused + "kill: " + refused
-	if diff := cmp.Diff(want, stranger(served(t, &backend{}, 0o666, Serve))); diff != "" {
-		t.Errorf("on an open socket (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "on an open socket", want, stranger(served(t, &backend{}, 0o666, Serve)))
 	closed := served(t, &backend{}, 0o660, Serve)
 	if out := stranger(closed); !strings.HasPrefix(out, "read: connect to the agent at "+closed+": permission denied") {
 		t.Errorf("on the agent's socket: %s", out)
@@ -384,9 +378,7 @@ func TestListen(t *testing.T) {
 	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "another agent answers") {
 		t.Errorf("a second agent: %v", err)
 	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, l.Close())
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("after Close: %v", err)
 	}

@@ -117,9 +117,7 @@ func firstState(t *testing.T, socket string) (s api.StreamState) {
 				t.Errorf("the first event is %s", value)
 			}
 		case "data":
-			if err := json.Unmarshal([]byte(value), &s); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, json.Unmarshal([]byte(value), &s))
 		}
 	}
 	return s

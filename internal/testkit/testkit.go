@@ -7,10 +7,13 @@
 package testkit
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // patience is how long things that end by themselves may take. A busy machine may delay the
@@ -35,6 +38,44 @@ func NeedRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		Skip(t, "needs root")
+	}
+}
+
+// Check fails the test unless err is nil, and goes on.
+func Check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Same fails the test where a value is not as it should be, and goes on. what names the value.
+func Same(t testing.TB, what string, want, got any, opts ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, opts...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// Await waits until a condition holds, and ends the test if it does not come about.
+func Await(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(90 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+// Background calls a loop until the function that it returns is called, which returns the loop's
+// error.
+func Background(t testing.TB, loop func(context.Context) error) (stop func() error) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- loop(ctx) }()
+	return func() error {
+		cancel()
+		return <-done
 	}
 }
 

@@ -17,9 +17,7 @@ func TestUngrouped(t *testing.T) {
 		if is, _ := os.ReadFile(path); string(is) != during {
 			t.Errorf("%q became %q, want %q", was, is, during)
 		}
-		if err := restore(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, restore())
 		if is, _ := os.ReadFile(path); string(is) != was {
 			t.Errorf("%q was restored to %q", was, is)
 		}
@@ -28,7 +26,5 @@ func TestUngrouped(t *testing.T) {
 	if err != nil {
 		t.Fatalf("where the kernel has no such groups: %v", err)
 	}
-	if err := restore(); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, restore())
 }

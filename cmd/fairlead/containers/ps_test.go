@@ -9,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
@@ -241,8 +240,6 @@ func TestMachineFormats(t *testing.T) {
 			t.Fatalf("%s: %v\n%s", format, err, out)
 		}
 		json.Unmarshal(want, &expected)
-		if diff := cmp.Diff(expected, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", format, diff)
-		}
+		testkit.Same(t, format, expected, got)
 	}
 }

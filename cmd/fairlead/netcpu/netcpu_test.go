@@ -309,9 +309,7 @@ func TestNetCPUWatch(t *testing.T) {
 		t.Errorf("status %d, %s\n%s", status, errs.String(), out.String())
 	}
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-done)
 }
 
 // countingWriter calls then when text has been written often enough.

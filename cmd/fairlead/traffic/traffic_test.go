@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // trafficStub returns one reading after the other.
@@ -108,9 +109,7 @@ Delays: 2.00k packets were not measured, because too many waited
 	if _, out, _ := shaped(t, &trafficStub{readings: []api.Traffic{always}}, "--total"); !strings.Contains(out, "  12us  1.23ms  1.23s\n") || strings.Contains(out, "100ms") {
 		t.Errorf("totals:\n%s", out)
 	}
-	if diff := cmp.Diff([]time.Duration{0, 100 * time.Millisecond}, s.over); diff != "" {
-		t.Errorf("asked for (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "asked for", []time.Duration{0, 100 * time.Millisecond}, s.over)
 	after.Measured = &api.TrafficMeasured{Error: "no such hook\x1b"}
 	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{before, after}}); !strings.Contains(out, "DRAIN\n") || !strings.HasSuffix(out, "Delays: \"no such hook\\x1b\"\n") {
 		t.Errorf("not measured:\n%s", out)

@@ -162,9 +162,7 @@ func newTmux(t *testing.T, columns, rows int, env ...string) tmux {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(alive.Close(), end.Wait()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, errors.Join(alive.Close(), end.Wait()))
 	})
 	m.text("PS1='rea''dy> '\n") // dash ignores that of the environment
 	m.until("the shell is ready", "ready>")

@@ -71,7 +71,5 @@ i: "yes"
 j: "x y"
 "on": true
 `
-	if diff := cmp.Diff(want, out.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "printed", want, out.String())
 }
