@@ -290,9 +290,7 @@ func TestAgentWithHungFeature(t *testing.T) {
 		}
 		r.set = newFakeSet(true, box(1, "isolate"))
 		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, r.host.opener, []feature.Feature{bad, good}, ordinary())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- a.Run(ctx) }()
+		stop := testkit.Background(t, a.Run)
 		synctest.Wait()
 		if one, two := r.host.get(t, 1), r.host.get(t, 2); one != "isolated" || two != "isolated" {
 			t.Fatalf("values %q and %q", one, two)
@@ -303,8 +301,7 @@ func TestAgentWithHungFeature(t *testing.T) {
 			t.Errorf("the good feature waits for the bad one: %q", got)
 		}
 		began := time.Now()
-		cancel()
-		if err := <-done; err == nil || !strings.Contains(err.Error(), "a feature does not return") {
+		if err := stop(); err == nil || !strings.Contains(err.Error(), "a feature does not return") {
 			t.Errorf("stop: %v", err)
 		}
 		if took := time.Since(began); took > a.pace.stop+a.pace.call {
@@ -342,12 +339,10 @@ func TestAgentWithHungKnob(t *testing.T) {
 		}
 		f := reporter{good, &netcpu.Accounts{Meter: lockedMeter(locked), Containers: r.set, Since: time.Now()}}
 		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, func() journal.Opener { return open }, []feature.Feature{bad, f}, ordinary())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- a.Run(ctx) }()
+		stop := testkit.Background(t, a.Run)
 		<-stuck.began
 		synctest.Wait()
-		if st, err := a.Status(ctx); err != nil || st.Changes != 2 {
+		if st, err := a.Status(t.Context()); err != nil || st.Changes != 2 {
 			t.Errorf("status: %+v, %v", st, err)
 		}
 		if got := r.host.get(t, 1); got != "isolated" {
@@ -361,8 +356,7 @@ func TestAgentWithHungKnob(t *testing.T) {
 			t.Errorf("the good feature waits for the bad one: %q", got)
 		}
 		began := time.Now()
-		cancel()
-		err := <-done
+		err := stop()
 		if err == nil || !strings.Contains(err.Error(), "a feature does not return") || !errors.Is(err, journal.ErrStuck) {
 			t.Errorf("stop: %v", err)
 		}

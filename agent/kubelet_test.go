@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -74,12 +73,9 @@ func TestOffered(t *testing.T) {
 		newWorker(guarantor{newFake(), map[string]uint64{"egress-mbit": 950, "ingress-mbit": 400_000}, nil}, ordinary(), a.log, func() {}),
 	}
 	p := a.offers()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
+	stop := testkit.Background(t, p.Run)
 	r.until("both are offered", func() bool { return len(p.Offers()) == 2 && p.Offers()[1].Amount > 0 })
-	cancel()
-	testkit.Check(t, <-done)
+	testkit.Check(t, stop())
 	got := make(map[string]string)
 	for _, f := range offered(p, &a.guaranteed, nil) {
 		if f.Area != "kubelet" || f.Level != probe.Degraded || !strings.Contains(f.Why, "not asked") {

@@ -193,36 +193,22 @@ func (r *rig) start() {
 		set = r.real(cfg)
 	}
 	r.agent = assemble(cfg, set, policy.NewStore(r.policies, time.Now), j, r.host.opener, []feature.Feature{f}, p)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.agent.Run(ctx) }()
-	stopped := false
-	r.stop = func() error {
-		if stopped {
-			return nil
-		}
-		stopped = true
-		cancel()
-		return <-done
-	}
+	stop := testkit.Background(r.t, r.agent.Run)
+	r.stop = sync.OnceValue(stop)
 	r.client = api.Dial(cfg.Socket)
 	r.t.Cleanup(func() {
 		r.client.Close()
 		testkit.Check(r.t, r.stop())
 	})
 	r.until("the socket answers", func() bool {
-		_, err := r.client.Version(ctx)
+		_, err := r.client.Version(r.t.Context())
 		return err == nil
 	})
 }
 
 func (r *rig) until(what string, ok func() bool) {
 	r.t.Helper()
-	for end := time.Now().Add(90 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			r.t.Fatalf("waited in vain until %s", what)
-		}
-	}
+	testkit.Await(r.t, what, ok)
 }
 
 func (r *rig) untilValue(id container.ID, want string) {

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"log/slog"
 	"net"
@@ -37,13 +36,11 @@ func TestAgentWithoutMetrics(t *testing.T) {
 	r.set = newFakeSet(true, box(1, "isolate"))
 	f := newFake()
 	a := assemble(cfg, r.set, policy.NewStore("", time.Now), r.journal(), r.host.opener, []feature.Feature{f}, ordinary())
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
+	stop := testkit.Background(t, a.Run)
 	select {
 	case <-ready:
-	case err := <-done:
-		t.Fatalf("it does not start: %v", err)
+	case <-time.After(90 * time.Second):
+		t.Fatalf("it does not start: %v", stop())
 	}
 	for _, what := range []string{"the metrics page is not served", "the socket for containers is not served"} {
 		r.until("the log says that "+what, func() bool { return strings.Contains(log.String(), what) })
@@ -54,8 +51,7 @@ func TestAgentWithoutMetrics(t *testing.T) {
 		return err == nil && resp.Body.Close() == nil && resp.StatusCode == http.StatusOK
 	})
 	http.DefaultClient.CloseIdleConnections()
-	cancel()
-	testkit.Check(t, <-done)
+	testkit.Check(t, stop())
 }
 
 // safeBuffer is a log that is read while it is written.
@@ -142,9 +138,7 @@ func testHungLoop(t *testing.T, loop string, hang func(*fakeSet, *looper) (goOn 
 		l := &looper{fake: newFake(), loop: feature.Loop{Name: "of its own"}}
 		cfg := Config{StateDir: r.state, Log: slog.New(slog.NewTextHandler(&log, nil)), Alive: func() { signs.Add(1) }}
 		a := assemble(cfg, set, policy.NewStore("", time.Now), r.journal(), r.host.opener, []feature.Feature{l}, ordinary())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- a.Run(ctx) }()
+		stop := testkit.Background(t, a.Run)
 		in := func(d time.Duration) int64 {
 			was := signs.Load()
 			time.Sleep(d)
@@ -166,8 +160,7 @@ func testHungLoop(t *testing.T, loop string, hang func(*fakeSet, *looper) (goOn 
 		if n := in(time.Minute); n < 50 {
 			t.Errorf("%d signs of life in the minute after that", n)
 		}
-		cancel()
-		testkit.Check(t, <-done)
+		testkit.Check(t, stop())
 		if want := fmt.Sprintf("loop=%q", loop); strings.Count(log.String(), want) != 1 {
 			t.Errorf("the log names it %d times, want once:\n%s", strings.Count(log.String(), want), &log)
 		}

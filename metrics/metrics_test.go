@@ -151,14 +151,9 @@ func TestNativeHistogram(t *testing.T) {
 	v.snaps = []feature.Snapshot{{Samples: []feature.Sample{{Container: 7, Name: "latency_seconds", Histogram: h.Forms(20, 22)}}}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, l, v, slog.New(slog.DiscardHandler)) }()
-	defer func() {
-		cancel()
-		testkit.Check(t, <-done)
-	}()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+l.Addr().String()+"/metrics", nil)
+	stop := testkit.Background(t, func(ctx context.Context) error { return Serve(ctx, l, v, slog.New(slog.DiscardHandler)) })
+	defer func() { testkit.Check(t, stop()) }()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String()+"/metrics", nil)
 	must(t, err)
 	req.Header.Set("Accept", "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited")
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -250,9 +245,7 @@ func TestServe(t *testing.T) {
 	if !Loopback(l) {
 		t.Errorf("%v is not taken for loopback", l.Addr())
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, l, example(), slog.New(slog.DiscardHandler)) }()
+	stop := testkit.Background(t, func(ctx context.Context) error { return Serve(ctx, l, example(), slog.New(slog.DiscardHandler)) })
 	resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
 	must(t, err)
 	body, err := io.ReadAll(resp.Body)
@@ -266,8 +259,7 @@ func TestServe(t *testing.T) {
 		}
 	}
 	http.DefaultClient.CloseIdleConnections()
-	cancel()
-	testkit.Check(t, <-done)
+	testkit.Check(t, stop())
 }
 
 func TestListenRefuses(t *testing.T) {

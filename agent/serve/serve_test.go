@@ -140,12 +140,9 @@ func served(t *testing.T, b Backend, mode os.FileMode, serve func(context.Contex
 	path := filepath.Join(dir, "sock")
 	l, err := listen(path, mode)
 	testkit.Must(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- serve(ctx, l, b, slog.New(slog.DiscardHandler)) }()
+	stop := testkit.Background(t, func(ctx context.Context) error { return serve(ctx, l, b, slog.New(slog.DiscardHandler)) })
 	t.Cleanup(func() {
-		cancel()
-		testkit.Check(t, <-done)
+		testkit.Check(t, stop())
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the socket is still there: %v", err)
 		}

@@ -135,11 +135,7 @@ func TestReaders(t *testing.T) {
 	}
 	rawStream(t, socket, "") // never read
 	b.tell(200)              // more than a socket buffer holds
-	for end := time.Now().Add(90 * time.Second); firstState(t, socket).Dropped == 0; time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it is not dropped")
-		}
-	}
+	testkit.Await(t, "it is dropped", func() bool { return firstState(t, socket).Dropped > 0 })
 
 	b.mu.Lock()
 	b.text = ""
@@ -150,17 +146,12 @@ func TestReaders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(90 * time.Second); ; time.Sleep(10 * time.Millisecond) { // former readers may not have left yet
+	testkit.Await(t, "there is no place", func() bool { // former readers may not have left yet
 		_, r = rawStream(t, socket, "")
 		resp, err := http.ReadResponse(r, nil)
 		testkit.Must(t, err)
-		if resp.StatusCode == http.StatusServiceUnavailable {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("there is place without end")
-		}
-	}
+		return resp.StatusCode == http.StatusServiceUnavailable
+	})
 }
 
 // The server ends its streams at once when it ends: it does not wait for them.

@@ -68,9 +68,10 @@ func Await(t testing.TB, what string, holds func() bool) {
 }
 
 // Background calls a loop until the function that it returns is called, which returns the loop's
-// error.
+// error, or else until the test ends.
 func Background(t testing.TB, loop func(context.Context) error) (stop func() error) {
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	t.Cleanup(cancel)
 	done := make(chan error, 1)
 	go func() { done <- loop(ctx) }()
 	return func() error {

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // Program runs the verb in e.Args and returns the exit status.
@@ -67,19 +68,11 @@ func Against(t *testing.T, run Program, s serve.Backend, args ...string) (status
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := serve.Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- serve.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
+	testkit.Must(t, err)
+	stop := testkit.Background(t, func(ctx context.Context) error { return serve.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) })
 	var out, errs bytes.Buffer
-	status = run(ctx, cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: append(args, "--socket", path)})
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	status = run(t.Context(), cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: append(args, "--socket", path)})
+	testkit.Check(t, stop())
 	return status, out.String(), errs.String()
 }
 
