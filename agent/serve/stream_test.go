@@ -106,7 +106,7 @@ func rawStream(t *testing.T, socket, header string) (net.Conn, *bufio.Reader) {
 
 func firstState(t *testing.T, socket string) (s api.StreamState) {
 	t.Helper()
-	c, r := rawStream(t, socket, "")
+	c, r := rawStream(t, socket, "Last-Event-ID: 1000\r\n") // beyond all, which are large
 	defer c.Close()
 	resp, err := http.ReadResponse(r, nil)
 	testkit.Must(t, err)
