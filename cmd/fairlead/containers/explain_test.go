@@ -12,11 +12,7 @@ import (
 )
 
 func TestExplain(t *testing.T) {
-	status, out, errs := verbtest.Against(t, run, verbtest.Example(), "explain", "web-1")
-	if status != cli.Done || errs != "" {
-		t.Fatal(status, errs)
-	}
-	verbtest.Compare(t, `web-1 (docker, id 4711, image registry.example.com/team/nginx:1.27)
+	verbtest.Prints(t, run, verbtest.Example(), `web-1 (docker, id 4711, image registry.example.com/team/nginx:1.27)
   runs as process 99, started 3 min ago
   eth0 (veth) 172.17.0.2/16, other end veth3f2a1bc on bridge docker0
 
@@ -33,7 +29,7 @@ What netcpu changed on the host for it, because of fairlead.netcpu = isolate:
 What netcpu changed on the host for it:
   /sys/x
       was "", made 7 2 min ago, but somebody else has made it "evil\x1b[31m\u202e\u009b\x7f\n�" since
-`, out)
+`, "explain", "web-1")
 }
 
 func TestExplainPlan(t *testing.T) {
@@ -44,18 +40,14 @@ func TestExplainPlan(t *testing.T) {
 		{Feature: "netcpu", Because: because, Kind: "threaded", Object: "11/2/", Now: "1", Value: "1"},
 		{Feature: "netcpu", Because: because, Kind: "kthread", Object: "napi/eth0", Value: "/sys/x"},
 	}
-	status, out, errs := verbtest.Against(t, run, x, "explain", "web-1", "--plan")
-	if status != cli.Done || errs != "" {
-		t.Fatal(status, errs)
-	}
-	verbtest.Compare(t, `What netcpu would change on the host for web-1 with fairlead.netcpu = isolate:
+	verbtest.Prints(t, run, x, `What netcpu would change on the host for web-1 with fairlead.netcpu = isolate:
   offload gro of eth0 in the container
       is off, would be on
   threaded NAPI of eth0 in the container
       is 1 already
   control group of each kernel thread that will poll eth0
       would be /sys/x
-`, out)
+`, "explain", "web-1", "--plan")
 }
 
 // explain shows only settings that policy or a user has set, unless -a asks for the rest.

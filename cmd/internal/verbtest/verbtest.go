@@ -63,7 +63,7 @@ func (s Stub) Restore(_ context.Context, ref string) (api.Restored, error) {
 	}}, nil
 }
 
-// against runs one verb against a Stub and returns its output.
+// Against runs one verb against an agent and returns its output.
 func Against(t *testing.T, run Program, s serve.Backend, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -74,6 +74,17 @@ func Against(t *testing.T, run Program, s serve.Backend, args ...string) (status
 	status = run(t.Context(), cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: append(args, "--socket", path)})
 	testkit.Check(t, stop())
 	return status, out.String(), errs.String()
+}
+
+// Prints runs one verb against an agent, which must do no more than print a text.
+func Prints(t *testing.T, run Program, s serve.Backend, want string, args ...string) (stdout string) {
+	t.Helper()
+	status, out, errs := Against(t, run, s, args...)
+	if status != cli.Done || errs != "" {
+		t.Fatalf("%q: status %d: %s", args, status, errs)
+	}
+	Compare(t, want, out)
+	return out
 }
 
 // Evil is a name that would drive a terminal.
