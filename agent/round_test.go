@@ -37,9 +37,7 @@ func TestRoundsRest(t *testing.T) {
 		set, m := newFakeSet(true), &many{policies: policy.NewStore("", time.Now)}
 		a := assemble(Config{StateDir: r.state, Log: quiet()}, set, m, r.journal(), r.host.opener, []feature.Feature{newFake()}, ordinary())
 		defer a.journal.Close()
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { a.loop(ctx); close(done) }()
+		stop := testkit.Background(t, func(ctx context.Context) error { a.loop(ctx); return nil })
 		const changes = 10_000
 		for n := range changes {
 			set.set(true, box(container.ID(n+1), ""))
@@ -56,8 +54,7 @@ func TestRoundsRest(t *testing.T) {
 		if !seen {
 			t.Error("the last container is not seen")
 		}
-		cancel()
-		<-done
+		stop()
 	})
 }
 

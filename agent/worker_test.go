@@ -352,9 +352,7 @@ func TestWorkerCutsShort(t *testing.T) {
 		}
 		p := ordinary()
 		w := newWorker(f, p, quiet(), func() {})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { w.run(ctx); close(done) }()
+		stop := testkit.Background(t, func(ctx context.Context) error { w.run(ctx); return nil })
 
 		began := time.Now()
 		w.want(targets(target(1, "isolate")), false)
@@ -375,8 +373,7 @@ func TestWorkerCutsShort(t *testing.T) {
 		if got := w.status(2); got.State != api.StateError || got.Error != "it took too long" {
 			t.Errorf("status after the call %+v", got)
 		}
-		cancel()
-		<-done
+		stop()
 		if err := w.stop(context.Background()); err != nil || len(f.inForce()) != 0 || !f.closed {
 			t.Errorf("stop: %v, in force %v, closed %v", err, f.inForce(), f.closed)
 		}
@@ -388,9 +385,7 @@ func TestWorkerTellsOfACallThatHangs(t *testing.T) {
 		f, release := newFake(), make(chan struct{})
 		f.apply = func(context.Context, policy.Target) error { <-release; return nil }
 		w := newWorker(f, ordinary(), quiet(), func() {})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { w.run(ctx); close(done) }()
+		stop := testkit.Background(t, func(ctx context.Context) error { w.run(ctx); return nil })
 		w.want(targets(target(1, "isolate")), false)
 		time.Sleep(3 * w.pace.call)
 		if got := w.status(1); got.State != api.StateError || !strings.Contains(got.Error, "not returned") {
@@ -401,8 +396,7 @@ func TestWorkerTellsOfACallThatHangs(t *testing.T) {
 		if got := w.status(1); got.State != api.StateDone {
 			t.Errorf("status after it returned %+v", got)
 		}
-		cancel()
-		<-done
+		stop()
 	})
 }
 
@@ -443,16 +437,13 @@ func TestWorkerLetGo(t *testing.T) {
 		w := newWorker(f, ordinary(), quiet(), func() {})
 		w.want(targets(target(1, "isolate"), target(2, "isolate"), target(3, "isolate")), true)
 		steps(t, w)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
 		w.want(targets(target(3, "isolate")), true)
-		go func() { w.run(ctx); close(done) }()
+		stop := testkit.Background(t, func(ctx context.Context) error { w.run(ctx); return nil })
 		began := time.Now()
-		w.letGo(ctx, func(container.ID) bool { return true })
+		w.letGo(t.Context(), func(container.ID) bool { return true })
 		if took := time.Since(began); took != 2*time.Second || w.has(1) || !w.has(2) || !w.has(3) {
 			t.Errorf("after %v: has 1 %v, 2 %v, 3 %v", took, w.has(1), w.has(2), w.has(3))
 		}
-		cancel()
-		<-done
+		stop()
 	})
 }
