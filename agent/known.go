@@ -11,9 +11,9 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// KnownFile is a file in the state directory: the runtimes' records of running containers, for an
+// knownName is a file in the state directory: the runtimes' records of running containers, for an
 // agent that starts while they do not answer.
-const KnownFile = "containers.json"
+const knownName = "containers.json"
 
 // maxKnown limits that file, in bytes. The next agent knows containers without room, those with the
 // most labels first, only by their entries in the journal.
@@ -26,7 +26,7 @@ type knownFile struct {
 }
 
 func fileOfKnown(cfg Config) bootFile {
-	return bootFile{stateFile{filepath.Join(cfg.StateDir, KnownFile), maxKnown}, cfg.Roots.Proc}
+	return bootFile{stateFile{filepath.Join(cfg.StateDir, knownName), maxKnown}, cfg.Roots.Proc}
 }
 
 // loadKnown loads what an earlier agent knew; nil if nothing.

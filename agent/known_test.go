@@ -76,7 +76,7 @@ func TestKnownFile(t *testing.T) {
 	a := &Agent{cfg: cfg, log: cfg.Log}
 	a.remember(want)
 	testkit.Same(t, "read again", want, loadKnown(cfg))
-	path := filepath.Join(cfg.StateDir, KnownFile)
+	path := filepath.Join(cfg.StateDir, knownName)
 	data, err := os.ReadFile(path)
 	testkit.Must(t, err)
 	other := bytes.Replace(data, []byte(`{"boot":"`), []byte(`{"boot":"x`), 1)

@@ -237,7 +237,7 @@ func FuzzOverridesFile(f *testing.F) {
 	f.Add([]byte("{"))
 	store := policy.NewStore(f.TempDir(), nil)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		o := overrides{file: bootFile{stateFile{filepath.Join(t.TempDir(), OverridesFile), maxOverrides}, "/proc"}}
+		o := overrides{file: bootFile{stateFile{filepath.Join(t.TempDir(), overridesName), maxOverrides}, "/proc"}}
 		testkit.Must(t, os.WriteFile(o.file.path, data, 0o600))
 		if o.load() == nil {
 			store.Override(o.all)

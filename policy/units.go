@@ -101,10 +101,10 @@ func ParseDuration(s string) (time.Duration, error) {
 // percentUnits are the endings of a percentage, in millionths.
 var percentUnits = []unit{{suffix: "%", num: 10_000}, {suffix: "", num: 10_000}}
 
-// ParsePercent reads a percentage, with or without its sign, and returns it in parts of 1: "5%" and
+// parsePercent reads a percentage, with or without its sign, and returns it in parts of 1: "5%" and
 // "5" are 0.05. Decimal fractions are read to a millionth; there are no signs, exponents or blanks,
 // and no value exceeds 100%.
-func ParsePercent(s string) (float64, error) {
+func parsePercent(s string) (float64, error) {
 	n, err := parseQuantity(s, measure{units: percentUnits, names: "%"})
 	if err == nil && n > 1_000_000 {
 		err = errors.New("must not be more than 100%")

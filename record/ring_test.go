@@ -26,7 +26,7 @@ func (c *clock) pass(d time.Duration) { c.wall, c.elapsed = c.wall.Add(d), c.ela
 
 // config returns a Config by this clock.
 func (c *clock) config(dir string) Config {
-	return Config{Dir: dir, Size: MinSize, Age: 24 * time.Hour, Now: func() time.Time { return c.wall }, Elapsed: func() time.Duration { return c.elapsed }}
+	return Config{Dir: dir, Size: minSize, Age: 24 * time.Hour, Now: func() time.Time { return c.wall }, Elapsed: func() time.Duration { return c.elapsed }}
 }
 
 func newWriter(t testing.TB, cfg Config) *Writer {

@@ -49,7 +49,7 @@ func (f *Format) Print(w io.Writer, v any, table func(io.Writer)) error {
 	}
 	data, err := json.Marshal(v)
 	if err == nil && f.Name == "yaml" {
-		err = WriteYAML(&out, data)
+		err = writeYAML(&out, data)
 	} else if err == nil {
 		err = json.Indent(&out.Buffer, data, "", "  ")
 		out.WriteByte('\n')

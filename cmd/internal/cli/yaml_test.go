@@ -27,7 +27,7 @@ func FuzzYAML(f *testing.F) {
 			t.Fatalf("%q: %v", s, err)
 		}
 		var out bytes.Buffer
-		if err := WriteYAML(&out, doc); err != nil {
+		if err := writeYAML(&out, doc); err != nil {
 			t.Fatalf("%q: %v", s, err)
 		}
 		printed := escapeControls(out.Bytes(), true)
@@ -56,7 +56,7 @@ func FuzzYAML(f *testing.F) {
 func TestYAML(t *testing.T) {
 	in := `{"a":[{"b":1,"c":[],"l":["x",["y"]]},{"d":{},"e":{"f":"g"}}],"h":null,"i":"yes","j":"x y","on":true}`
 	var out bytes.Buffer
-	testkit.Must(t, WriteYAML(&out, []byte(in)))
+	testkit.Must(t, writeYAML(&out, []byte(in)))
 	want := `a:
   - b: 1
     c: []
