@@ -219,7 +219,7 @@ func parseWord[W ~string](field func(*Settings) *W, words ...W) func(string) (se
 
 func parseShare(low, high float64, field func(*Settings) **float64) func(string) (setter, error) {
 	return func(v string) (setter, error) {
-		share, err := ParsePercent(v)
+		share, err := parsePercent(v)
 		if err == nil && (share < low || share > high) {
 			err = fmt.Errorf("must be between %s and %s", percentText(low), percentText(high))
 		}

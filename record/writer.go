@@ -24,8 +24,8 @@ const (
 	DefaultAge  = 7 * 24 * time.Hour
 )
 
-// MinSize is the least size of a ring: room for two full frames of a large host.
-const MinSize = 1 << 20
+// minSize is the least size of a ring: room for two full frames of a large host.
+const minSize = 1 << 20
 
 const (
 	files     = 32          // of a full ring
@@ -84,8 +84,8 @@ type Written struct {
 func New(cfg Config) (*Writer, error) {
 	cfg.Size = cmp.Or(cfg.Size, DefaultSize)
 	cfg.Age = cmp.Or(cfg.Age, DefaultAge)
-	if cfg.Size < MinSize || cfg.Age < time.Minute {
-		return nil, fmt.Errorf("record: %d bytes and %v are less than %d and %v", cfg.Size, cfg.Age, int64(MinSize), time.Minute)
+	if cfg.Size < minSize || cfg.Age < time.Minute {
+		return nil, fmt.Errorf("record: %d bytes and %v are less than %d and %v", cfg.Size, cfg.Age, int64(minSize), time.Minute)
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now

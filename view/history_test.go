@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/test/viewtest"
 )
 
@@ -15,9 +16,7 @@ func loaded(t *testing.T, h viewtest.Host, frames int) *History {
 	t.Helper()
 	h.Every = 10 * time.Second
 	hist, err := Load(t.Context(), Recorded{viewtest.Recording{Host: h, Count: frames}}, time.Time{}, time.Time{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return hist
 }
 

@@ -18,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
@@ -137,23 +135,14 @@ func served(t *testing.T, b Backend, mode os.FileMode, serve func(context.Contex
 	t.Helper()
 	dir := t.TempDir()
 	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if err := os.Chmod(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Chmod(d, 0o755))
 	}
 	path := filepath.Join(dir, "sock")
 	l, err := listen(path, mode)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- serve(ctx, l, b, slog.New(slog.DiscardHandler)) }()
+	testkit.Must(t, err)
+	stop := testkit.Background(t, func(ctx context.Context) error { return serve(ctx, l, b, slog.New(slog.DiscardHandler)) })
 	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, stop())
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the socket is still there: %v", err)
 		}
@@ -258,9 +247,7 @@ func TestErrors(t *testing.T) {
 func raw(t *testing.T, socket, request string) string {
 	t.Helper()
 	c, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(10 * time.Second))
 	if _, err := c.Write([]byte(request)); err != nil {
@@ -368,9 +355,7 @@ func TestStrangerMayNotWrite(t *testing.T) {
 	}
 	const refused = "user id 65534 may not change anything: only root and the group fairlead may\n"
 	want := "read: <nil>\nwrite: " + refused + "set: " + refused + "kill: " + refused
-	if diff := cmp.Diff(want, stranger(served(t, &backend{}, 0o666, Serve))); diff != "" {
-		t.Errorf("on an open socket (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "on an open socket", want, stranger(served(t, &backend{}, 0o666, Serve)))
 	closed := served(t, &backend{}, 0o660, Serve)
 	if out := stranger(closed); !strings.HasPrefix(out, "read: connect to the agent at "+closed+": permission denied") {
 		t.Errorf("on the agent's socket: %s", out)
@@ -381,9 +366,7 @@ func TestListen(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "deeper", "sock")
 	l, err := Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode() != os.ModeSocket|0o660 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
@@ -392,18 +375,14 @@ func TestListen(t *testing.T) {
 	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "another agent answers") {
 		t.Errorf("a second agent: %v", err)
 	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, l.Close())
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("after Close: %v", err)
 	}
 
 	// A dead agent left this socket.
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	dead.SetUnlinkOnClose(false)
 	dead.Close()
 	l, err = Listen(path)
@@ -412,9 +391,7 @@ func TestListen(t *testing.T) {
 	}
 	// Another file has taken the name: Close must leave it.
 	os.Remove(path)
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, nil, 0o600))
 	l.Close()
 	if _, err := os.Lstat(path); err != nil {
 		t.Errorf("Close removed what is not its own: %v", err)

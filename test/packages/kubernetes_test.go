@@ -15,7 +15,6 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -51,9 +50,7 @@ func TestKubernetesObjects(t *testing.T) {
 	delete(base, "Namespace fairlead-system")
 	chart := render("", "helm", "chart", "fairlead-system")
 	sum := checksum(t, chart)
-	if diff := cmp.Diff(base, chart); diff != "" {
-		t.Errorf("-kustomize +helm:\n%s", diff)
-	}
+	testkit.Same(t, "kustomize and helm", base, chart)
 
 	observing := render("", "kustomize", "observe-only")
 	delete(observing, "Namespace fairlead-system")
@@ -63,9 +60,7 @@ func TestKubernetesObjects(t *testing.T) {
 	}
 	// kustomize has the mounts that it patches first.
 	anyOrder := cmpopts.SortSlices(func(a, b any) bool { return fmt.Sprint(a) < fmt.Sprint(b) })
-	if diff := cmp.Diff(observing, same, anyOrder); diff != "" {
-		t.Errorf("observing only: -kustomize +helm:\n%s", diff)
-	}
+	testkit.Same(t, "kustomize and helm, observing only", observing, same, anyOrder)
 
 	values := `
 image: {tag: 9.9.9, pullPolicy: Never}
