@@ -214,6 +214,8 @@ type space struct {
 	devices listing
 	known   reaches // while neighbours are watched
 	qdiscs  qdiscs
+
+	carriers []int // the devices whose routes are told of
 }
 
 // socket receives a feed.
@@ -240,10 +242,13 @@ func (s *space) begin(w *watch) error {
 		}
 		s.sockets[from] = k
 		go s.follow(k, from)
-		if from == near { // after the socket, so that no change is missed
+		switch from { // after the socket, so that no change is missed
+		case near:
 			if err := s.known.read(s.ns); err != nil {
 				return err
 			}
+		case routes:
+			s.narrow()
 		}
 	}
 	return nil
@@ -349,6 +354,7 @@ func (s *space) drain(fd int, from feed) (any bool) {
 		switch from {
 		case devices:
 			s.devices = listing{}
+			s.narrow()
 		case near:
 			s.known.lost(s.ns)
 		}
