@@ -155,7 +155,7 @@ func TestNativeHistogram(t *testing.T) {
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, l, v, slog.New(slog.DiscardHandler)) }()
+	go func() { done <- Serve(ctx, l, v, "", slog.New(slog.DiscardHandler)) }()
 	defer func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -256,7 +256,7 @@ func TestServe(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, l, example(), slog.New(slog.DiscardHandler)) }()
+	go func() { done <- Serve(ctx, l, example(), "", slog.New(slog.DiscardHandler)) }()
 	resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
 	must(t, err)
 	body, err := io.ReadAll(resp.Body)

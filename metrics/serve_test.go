@@ -2,11 +2,14 @@ package metrics
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -58,7 +61,7 @@ func TestManyClients(t *testing.T) {
 	inner, err := Listen("127.0.0.1:0")
 	must(t, err)
 	l := &counted{Listener: inner}
-	go Serve(t.Context(), l, example(), slog.New(slog.DiscardHandler))
+	go Serve(t.Context(), l, example(), "", slog.New(slog.DiscardHandler))
 	var clients []net.Conn
 	for range 4 * maxClients {
 		c, err := net.Dial("tcp", l.Addr().String())
@@ -80,6 +83,74 @@ func TestManyClients(t *testing.T) {
 	defer l.mu.Unlock()
 	if l.most > maxClients {
 		t.Errorf("%d connections were open at a time, want at most %d", l.most, maxClients)
+	}
+}
+
+// dialed makes the client of a connection an address elsewhere.
+type dialed struct {
+	net.Listener
+	from chan string
+}
+
+type dialedConn struct {
+	net.Conn
+	from string
+}
+
+func (c dialedConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.from), Port: 1} }
+
+func (l dialed) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return dialedConn{c, <-l.from}, nil
+}
+
+// A client elsewhere, such as a pod, takes no more than its share of the places, and gets nothing
+// without the token, which may come and change while the page is served.
+func TestStrangers(t *testing.T) {
+	inner, err := Listen("127.0.0.1:0")
+	must(t, err)
+	l := dialed{inner, make(chan string, 100)}
+	path := filepath.Join(t.TempDir(), "token")
+	go Serve(t.Context(), l, example(), path, slog.New(slog.DiscardHandler))
+	dial := func(from string) net.Conn {
+		t.Helper()
+		l.from <- from
+		c, err := net.Dial("tcp", inner.Addr().String())
+		must(t, err)
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	ask := func(c net.Conn, path, token string) (status int) {
+		t.Helper()
+		_, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n", path, token)
+		must(t, err)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			return 0 // it is closed
+		}
+		must(t, resp.Body.Close())
+		return resp.StatusCode
+	}
+	for i := range 2 * maxClients {
+		if got := ask(dial("10.0.0.1"), "/", ""); (got == http.StatusOK) != (i < maxOfOne) {
+			t.Errorf("connection %d of one client: %d", i, got)
+		}
+	}
+	for _, x := range []struct {
+		file, token string
+		want        int
+	}{{"", "", 401}, {"secret\n", "", 401}, {"secret\n", "secret", 200}, {"secret\n", "secreT", 401}, {"other", "secret", 401}, {"other", "other", 200}, {"\n", "", 401}} {
+		if x.file != "" {
+			must(t, os.WriteFile(path, []byte(x.file), 0o600))
+		}
+		c := dial("10.0.0.2")
+		if got := ask(c, "/metrics", x.token); got != x.want {
+			t.Errorf("token %q where it is %q: %d, want %d", x.token, x.file, got, x.want)
+		}
+		must(t, c.Close())
 	}
 }
 

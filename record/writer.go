@@ -192,7 +192,7 @@ func (w *Writer) open() (err error) {
 	if err := os.Mkdir(w.cfg.Dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	lock, err := os.Open(w.cfg.Dir)
+	lock, err := os.OpenFile(w.cfg.Dir, unix.O_NOFOLLOW|unix.O_DIRECTORY, 0) // another's link leads to no folder of ours
 	if err != nil {
 		return err
 	}

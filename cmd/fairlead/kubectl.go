@@ -41,7 +41,8 @@ func runAs(ctx context.Context, name string, e cli.Env) int {
 }
 
 // kubectl is the plugin `kubectl fairlead`. It runs a verb in the agent's pod on the node of a
-// container, by the caller's own kubectl, with the caller's kubeconfig and rights.
+// container, or in that of the readers there, by the caller's own kubectl, with the caller's
+// kubeconfig and rights.
 type kubectl struct {
 	e      cli.Env
 	status int // of the verb in the pod, if that failed
@@ -103,11 +104,11 @@ func (k *kubectl) remote(cmd *cobra.Command) {
 	s.StringVarP(&k.namespace, "namespace", "n", "", "namespace of a CONTAINER that is given without one")
 	s.StringVar(&k.context, "context", "", "context of the kubeconfig")
 	s.StringVar(&k.kubeconfig, "kubeconfig", "", "path of the kubeconfig")
-	s.StringVar(&k.agents, "agent-namespace", "fairlead-system", "namespace of the agents")
+	s.StringVar(&k.agents, "agent-namespace", agentNamespace, "namespace of the agents; by default, "+strings.Join(looking, ", ")+" run in the readers' pods where there are any, in "+viewNamespace)
 	s.StringVar(&k.node, "node", "", "node, for a verb without a CONTAINER")
 	cmd.Flags().AddFlagSet(s)
 	cmd.RegisterFlagCompletionFunc("node", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		pods, _ := k.pods(cmd.Context())
+		pods, _ := k.pods(cmd.Context(), k.agents)
 		var nodes []string
 		for _, p := range pods {
 			nodes = append(nodes, p.Spec.NodeName)
@@ -129,6 +130,15 @@ func (k *kubectl) remote(cmd *cobra.Command) {
 		}
 	}
 }
+
+// The namespaces of agents, and of the pods of packaging/kubernetes/view, which may only look.
+const (
+	agentNamespace = "fairlead-system"
+	viewNamespace  = "fairlead-view"
+)
+
+// looking are the verbs that run in a pod that may only look.
+var looking = []string{"ps", "top", "report", "explain", "netcpu", "traffic"}
 
 // ofContainer reports whether the first argument of a verb is a container.
 func ofContainer(cmd *cobra.Command) bool {
@@ -170,7 +180,14 @@ func (k *kubectl) run(cmd *cobra.Command, flags *pflag.FlagSet, args []string) e
 		}
 		args = append([]string{p.Metadata.Namespace + "/" + name + rest}, args[1:]...)
 	}
-	to, err := k.agent(cmd.Context(), node)
+	var to pod
+	err := errors.ErrUnsupported
+	if k.agents == agentNamespace && slices.Contains(looking, verbOf(cmd)) {
+		to, err = k.podOn(cmd.Context(), viewNamespace, node)
+	}
+	if err != nil {
+		to, err = k.podOn(cmd.Context(), k.agents, node)
+	}
 	if err != nil {
 		return err
 	}
@@ -242,16 +259,16 @@ func (k *kubectl) pod(ctx context.Context, namespace, name string) (p pod, err e
 	return p, err
 }
 
-// pods returns the pods of agents.
-func (k *kubectl) pods(ctx context.Context) ([]pod, error) {
+// pods returns the pods of agents, or of readers, in a namespace.
+func (k *kubectl) pods(ctx context.Context, namespace string) ([]pod, error) {
 	var list struct{ Items []pod }
-	err := k.get(ctx, &list, append([]string{"get", "pods", "--selector=app.kubernetes.io/name=fairlead"}, k.in(k.agents)...)...)
+	err := k.get(ctx, &list, append([]string{"get", "pods", "--selector=app.kubernetes.io/name=fairlead"}, k.in(namespace)...)...)
 	return list.Items, err
 }
 
-// agent returns the pod of the agent on a node; without one, of the only agent.
-func (k *kubectl) agent(ctx context.Context, node string) (pod, error) {
-	list, err := k.pods(ctx)
+// podOn returns one of them on a node; without one, the only one.
+func (k *kubectl) podOn(ctx context.Context, namespace, node string) (pod, error) {
+	list, err := k.pods(ctx, namespace)
 	if err != nil {
 		return pod{}, err
 	}
@@ -265,7 +282,7 @@ func (k *kubectl) agent(ctx context.Context, node string) (pod, error) {
 	nodes = slices.Compact(nodes) // during an update a node has two
 	switch {
 	case len(nodes) == 0:
-		return pod{}, fmt.Errorf("no agent runs in namespace %s (--agent-namespace names another)", k.agents)
+		return pod{}, fmt.Errorf("no agent runs in namespace %s (--agent-namespace names another)", namespace)
 	case node == "" && len(nodes) > 1:
 		return pod{}, cli.Usagef("say which node by --node: %s", strings.Join(nodes, ", "))
 	case node == "":
