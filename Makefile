@@ -112,7 +112,9 @@ image: $(IMAGE_TOOL) ## the container image as an OCI archive for amd64 and arm6
 $(IMAGE_TOOL):
 	GOARCH= go -C packaging/image build -o $(CURDIR)/$@ .
 
-release: $(CYCLONEDX) ## packages and the image for all architectures, what is in them (SBOM) and their checksums, into build/release
+# An ssh key that signs the checksums (ssh-keygen -Y sign); none: they are not signed.
+RELEASE_KEY ?=
+release: $(CYCLONEDX) ## packages and the image for all architectures, the chart, what is in them (SBOM), checksums and, with RELEASE_KEY, their signature, into build/release
 	rm -rf $(OUT)
 	for arch in amd64 arm64; do \
 		$(MAKE) --no-print-directory package ARCH=$$arch || exit 1; \
@@ -120,7 +122,10 @@ release: $(CYCLONEDX) ## packages and the image for all architectures, what is i
 			-output $(OUT)/fairlead-$(VERSION)-$$arch.cdx.json build/package/$$arch/program/fairlead || exit 1; \
 	done
 	$(MAKE) --no-print-directory image
+	tar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --transform='s|^chart|fairlead|' \
+		-C packaging/kubernetes -c chart | gzip -9n >$(OUT)/fairlead-$(RELEASE).tgz
 	cd $(OUT) && sha256sum * >SHA256SUMS
+	$(if $(RELEASE_KEY),ssh-keygen -Y sign -q -n fairlead-release -f $(abspath $(RELEASE_KEY)) $(OUT)/SHA256SUMS)
 
 demo: ## half a minute of before and after, on this machine, as root
 	@test/setup demo

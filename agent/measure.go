@@ -1,6 +1,9 @@
 package agent
 
 import (
+	"context"
+	"time"
+
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
@@ -23,9 +26,33 @@ func (v view) Snapshots() []feature.Snapshot {
 			out = append(out, pressure(maps))
 		}
 	}
+	out = append(out, spent())
 	v.a.viewing.Lock()
 	defer v.a.viewing.Unlock()
 	return append(out, pressure(v.a.identity.Usage()), slowed(v.a.overview))
+}
+
+// costWindow is how long a scrape times the BPF programs.
+const costWindow = 100 * time.Millisecond
+
+// spent returns the samples of what the BPF programs take now. There are none where the kernel times
+// no programs.
+func spent() (s feature.Snapshot) {
+	costs, err := bpf.Costs(context.Background(), costWindow)
+	if err != nil {
+		return s
+	}
+	for _, c := range costs {
+		labels := []feature.Label{{Name: "program", Value: c.Program}}
+		s.Samples = append(s.Samples,
+			feature.Sample{Name: "bpf_program_cpu_ratio", Labels: labels, Value: c.Time.Seconds() / costWindow.Seconds()},
+			feature.Sample{Name: "bpf_program_runs_per_second", Labels: labels, Value: float64(c.Runs) / costWindow.Seconds()})
+	}
+	s.Help = map[string]string{
+		"bpf_program_cpu_ratio":       "CPUs that the program's runs take, timed for 100 ms of this scrape.",
+		"bpf_program_runs_per_second": "Runs of the program, counted for 100 ms of this scrape.",
+	}
+	return s
 }
 
 // pressure returns the samples of BPF maps, bpf_map_entries and

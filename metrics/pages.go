@@ -57,7 +57,7 @@ func (p *pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	case <-ctx.Done():
-		http.Error(w, "the counters cannot be read at present: see fairlead status", http.StatusServiceUnavailable)
+		http.Error(w, "the counters cannot be read at present: see the log of the agent", http.StatusServiceUnavailable)
 		return
 	}
 	w.Header().Set("Content-Type", string(f.format))

@@ -3,6 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -44,6 +49,41 @@ func TestFlagWords(t *testing.T) {
 	}
 	if tried < 50 {
 		t.Errorf("only %d were tried", tried)
+	}
+}
+
+// spoken finds the verbs in what users read.
+var spoken = regexp.MustCompile("(?:`|see )(?:kubectl )?fairlead ([a-z]+)")
+
+// Documents, alerts and messages name no verb that does not exist.
+func TestVerbsNamed(t *testing.T) {
+	known := []string{"help", "completion"}
+	for _, verb := range verbs() {
+		known = append(known, verb(cli.Env{Getenv: func(string) string { return "" }}).Name())
+	}
+	found := 0
+	must(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			if d != nil && (d.Name() == "build" || d.Name() == ".git") {
+				return fs.SkipDir
+			}
+			return err
+		}
+		if ext := filepath.Ext(path); !slices.Contains([]string{".md", ".yml", ".yaml", ".go"}, ext) || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		for line := range strings.Lines(string(text)) {
+			for _, m := range spoken.FindAllStringSubmatch(line, -1) {
+				if found++; !slices.Contains(known, m[1]) {
+					t.Errorf("%s: no verb %s: %s", path, m[1], line)
+				}
+			}
+		}
+		return err
+	}))
+	if found < 50 {
+		t.Errorf("only %d were found", found)
 	}
 }
 

@@ -69,7 +69,7 @@ func (h *host) untilDecided(what string, leave policy.Target, ok func(policy.Tar
 // A neighbour in the way at a disk that does not divide by weight is capped, and let go
 // once policy says so; one that reserves something itself is not capped below that.
 func TestCapping(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t)
 	l, batch, cg, _ := h.crowd()
 	leave := target(t, batch, "io.yield: auto")

@@ -299,7 +299,7 @@ func same(t *testing.T, when string, got, want map[string]string) {
 // A queue of the uplink that carries one container's packets alone is polled in that container's
 // cgroup, until another's packets arrive by it.
 func TestQueueFollowsTraffic(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	h.needNAPIs()
@@ -329,7 +329,7 @@ func (h *host) othersPackets(rate string) {
 // TestUplinkSteered checks that the threads of an uplink stay on the CPUs of RPS: in the group of
 // the uplinks, not while a queue is a container's, and again after that.
 func TestUplinkSteered(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{Set: "0"})
 	h.needNAPIs()

@@ -122,7 +122,7 @@ func TestCeilOnHost(t *testing.T) {
 // A ceil at a veth leaves the uplink as it is. The classes come with the first policy that needs them
 // and go with the last, in whatever order policies come and go, also while no agent runs.
 func TestCeilLeavesUplink(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, gbit)
 	h.bridge()
 	_, one := h.add("one", "10.66.0.2/24", h.ns)

@@ -103,7 +103,7 @@ func (h *host) burst(from *sandbox.Box, n int) burst {
 // TestDelays sends bursts by a slow uplink, where each datagram waits for those before it, and
 // compares the meter with how long they really took.
 func TestDelays(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	const n = 200
 	h := newHost(t, 2*mbit) // 5 ms for each datagram, longer than it takes to send
 	h.bridge()

@@ -267,7 +267,7 @@ func TestIFB(t *testing.T) {
 // A runtime has made the namespace's sysfs read-only. Readers and writers, and several writers,
 // must not get in each other's way.
 func TestReadOnlySysfs(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	testkit.NeedRoot(t)
 	ns, eth0, readOnly := readOnlySysfs(t)
 	j := testkit.Journal(t, journal.Open)

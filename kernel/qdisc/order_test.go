@@ -67,7 +67,7 @@ func (o *ordered) order() string {
 // Whatever is there when a program comes, it goes to the place of its stage: programs attached in
 // any order run in that of their stages, and foreign ones between the two halves.
 func TestOrder(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	stages := []qdisc.Stage{0, 3, qdisc.Others, qdisc.Stages - 1, 1, 2, qdisc.Others + 1}
 	stages = stages[:testkit.Scale(t, 4, len(stages))]
 	slices.Sort(stages)

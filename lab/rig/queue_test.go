@@ -13,7 +13,7 @@ import (
 // TestQueue checks that the queue's delays are the delays of all packets of one length and of no
 // others, and as long as the link makes them.
 func TestQueue(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	testkit.NeedRoot(t)
 	r := build(t, Config{Path: NIC})
 	const payload, frame, sent = 1000, 1000 + 14 + 20 + 8, 200

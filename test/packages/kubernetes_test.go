@@ -118,6 +118,11 @@ podAnnotations: {prometheus.io/scrape: null, prometheus.io/port: null, prometheu
 	if !strings.Contains(closed, "match: {name: x}") || !strings.Contains(closed, "labels: deny") {
 		t.Errorf("observing only, not every policy is in\n%s", closed)
 	}
+	for value, key := range map[string]string{"imagee: {tag: x}": "imagee", "podMonitor: {interval: fast}": "interval", "policy: {web.txt: x}": "web.txt", "observeOnly: sometimes": "observeOnly"} {
+		if out, err := run(value, "helm", "chart", "elsewhere"); err == nil || !strings.Contains(out, key) {
+			t.Errorf("%s: %v\n%s", value, err, out)
+		}
+	}
 	if out, err := run("config: {kubelet-dir: /elsewhere}", "helm", "chart", "elsewhere"); err == nil || !strings.Contains(out, "config.kubelet-dir is /elsewhere") {
 		t.Errorf("with two directories of kubelet: %v\n%s", err, out)
 	}

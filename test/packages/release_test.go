@@ -29,10 +29,13 @@ func TestRelease(t *testing.T) {
 	if diff := cmp.Diff(sums, read(t, filepath.Join(second, "SHA256SUMS"))); diff != "" {
 		t.Errorf("two builds differ (-first +second):\n%s", diff)
 	}
+	verify := exec.Command("ssh-keygen", "-Y", "verify", "-f", filepath.Join(first, "../signers"), "-I", "releases", "-n", "fairlead-release", "-s", filepath.Join(first, "SHA256SUMS.sig"))
+	verify.Stdin = strings.NewReader(sums)
+	output(t, verify)
 	check := exec.Command("sha256sum", "--check", "--quiet", "SHA256SUMS")
 	check.Dir = first
 	output(t, check)
-	for _, want := range []string{"_amd64.deb", "_arm64.deb", ".x86_64.rpm", ".aarch64.rpm", "_x86_64.apk", "_aarch64.apk", "-amd64.cdx.json", "-arm64.cdx.json", "-image.tar"} {
+	for _, want := range []string{"_amd64.deb", "_arm64.deb", ".x86_64.rpm", ".aarch64.rpm", "_x86_64.apk", "_aarch64.apk", "-amd64.cdx.json", "-arm64.cdx.json", "-image.tar", "-" + api.Release + ".tgz"} {
 		if !regexp.MustCompile(`(?m)  fairlead\S*` + regexp.QuoteMeta(want) + `$`).MatchString(sums) {
 			t.Errorf("no %s in\n%s", want, sums)
 		}
@@ -77,7 +80,10 @@ func release(t *testing.T, name string) string {
 	output(t, tools)
 	must(t, os.Mkdir(filepath.Join(dir, "build"), 0o755))
 	output(t, exec.Command("sh", "-ec", `cp -R "$0"/build/nfpm-* "$0"/build/cyclonedx-* "$1/build/"`, top, dir))
-	build := exec.Command("make", "-C", dir, "release", "VERSION="+api.Release)
+	key := filepath.Join(dir, "build/key")
+	output(t, exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key))
+	must(t, os.WriteFile(filepath.Join(dir, "build/signers"), []byte("releases "+read(t, key+".pub")), 0o600))
+	build := exec.Command("make", "-C", dir, "release", "VERSION="+api.Release, "RELEASE_KEY="+key)
 	build.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000", "GOCACHE="+t.TempDir())
 	output(t, build)
 	return filepath.Join(dir, "build/release")

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -113,6 +114,25 @@ func leads(root fs.FS, file, heading string) bool {
 	return err == nil && slices.ContainsFunc(headings.FindAllSubmatch(text, -1), func(m [][]byte) bool {
 		return strings.ReplaceAll(unlinked.ReplaceAllString(strings.ToLower(string(m[1])), ""), " ", "-") == heading
 	})
+}
+
+// runbook finds the pages that alerts name.
+var runbook = regexp.MustCompile(`(?m)runbook_url: https://\S+/blob/main/(\S+)#(\S+)$`)
+
+// Each alert names a section of the runbook.
+func TestRunbooks(t *testing.T) {
+	root := os.DirFS("../..")
+	rules, err := fs.ReadFile(root, "packaging/prometheus/rules.yml")
+	must(t, err)
+	named := runbook.FindAllSubmatch(rules, -1)
+	if alerts := bytes.Count(rules, []byte("- alert: ")); alerts == 0 || alerts != len(named) {
+		t.Errorf("%d alerts name %d sections", alerts, len(named))
+	}
+	for _, m := range named {
+		if !leads(root, string(m[1]), string(m[2])) {
+			t.Errorf("%s has no section %s", m[1], m[2])
+		}
+	}
 }
 
 // TestLinks checks that relative links have a target, in the tree and where make install puts the

@@ -31,15 +31,23 @@ from. The last sentence says what works here, and which one remedy would help
 most. Each trial is undone at once. The command needs no agent, and
 reports what it sees from where it runs; of an agent that answers it also lists
 the policies that match no container. It exits with 1 if fairlead cannot work
-here at all, or if it was not run as root: then it cannot tell.`,
+here at all, or if it was not run as root: then it cannot tell.
+
+With --cost it shows instead what an agent that runs here takes: its process, and
+each BPF program, whose time is part of the packets' and tasks' that it runs for.`,
 		Args: cli.NArgs(0, 0, ""),
 	}
 	f.Take(cmd, flags, "docker-host", "podman-host", "containerd", "proc", "bpffs", "socket", "config")
 	cmd.Flags().AddFlagSet(f.Features)
 	out := cli.FormatFlag(cmd)
+	window := cmd.Flags().Duration("cost", 0, "show what the agent and its BPF programs take, over so long")
+	cmd.Flags().Lookup("cost").NoOptDefVal = "5s"
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := verb.Configure(cmd, f.Config, flags); err != nil {
 			return err
+		}
+		if *window > 0 {
+			return showCost(cmd.Context(), e, f.Cfg, *window, out)
 		}
 		// Other users may not look, or with hidepid not see process 1.
 		if err := enter.HostCgroups(f.Cfg.Roots.Proc); err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {

@@ -90,7 +90,7 @@ func realtime(t *testing.T, pid int, attr unix.SchedAttr) {
 
 // A container that has used up its real-time budget waits for no other.
 func TestOwnRealtime(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	t.Run("group", func(t *testing.T) {
 		victim, culprit := newTenant(t, true), newTenant(t, false)
 		budget := filepath.Join(victim.CPU, "cpu.rt_runtime_us")
@@ -119,7 +119,7 @@ func TestOwnRealtime(t *testing.T) {
 
 // Who hides in cgroups below its own is found at any depth, at CPUs and at disks.
 func TestDeepCulprit(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	testkit.NeedRoot(t)
 	l, disk := newLoop(t)
 	victim, culprit := newTenant(t, true), newTenant(t, false)

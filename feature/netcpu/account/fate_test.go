@@ -124,7 +124,7 @@ func TestHandedOver(t *testing.T) {
 
 // A container that replies in the softirq of the received packet is charged for both.
 func TestHandedOverTCP(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	f := newTunnelled(t, exactMeter(t))
 	box := f.inTunnel("box", 2)
 	f.segmented(f.wire, "vx0")

@@ -208,7 +208,7 @@ func (l *lab) either(t *testing.T, wire, box *sandbox.Box, others ...*sandbox.Bo
 }
 
 func TestMacvlan(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	l := newLab(t, exactMeter(t))
 	wire, host, box, other := l.bare("wire"), l.bare("host"), l.box("box"), l.box("other")
 	l.wire(sandbox.End{Box: wire, Name: "wire", Addr: prefix("10.66.0.1/24")}, sandbox.End{Box: host, Name: "nic0"}, "1")
@@ -222,7 +222,7 @@ func TestMacvlan(t *testing.T) {
 }
 
 func TestHostMode(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	l := newLab(t, exactMeter(t))
 	wire, host := l.bare("wire"), l.bare("host")
 	l.wire(sandbox.End{Box: wire, Name: "wire", Addr: prefix("10.66.0.1/24")},
@@ -238,7 +238,7 @@ func TestHostMode(t *testing.T) {
 
 // NAPI threads replace softirqs, as in the mode isolate.
 func TestThreads(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	f.polls()
 	box, other := f.add("box", 2), f.add("other", 3)

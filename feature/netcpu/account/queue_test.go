@@ -15,7 +15,7 @@ import (
 // With a queue in the way, packets go out in NET_TX and by timers, and are charged to their sender.
 // The victim is chance.
 func TestQdisc(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	f.shape(f.host, "nic0", 500e3) // 1.7 ms for a packet
 	a, b := f.add("a", 2), f.add("b", 3)
@@ -38,7 +38,7 @@ func TestQdisc(t *testing.T) {
 // An IFB works in a tasklet: packets from the uplink pass it before they reach the bridge. Their
 // owner is known only after it.
 func TestIFB(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	f.redirect(f.host, "nic0", "ifb0")
 	a, b, other := f.add("a", 2), f.add("b", 3), f.add("other", 4)

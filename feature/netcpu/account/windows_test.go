@@ -40,7 +40,7 @@ func attachedPrograms(m *Meter) int {
 // Packets that come while no program is attached are counted by the kernel, and cost what packets
 // cost in the window before. So it is for what is received and for what is sent.
 func TestWindows(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	m := byHand(t)
 	f := newFabric(t, m)
 	box := f.add("box", 2)
