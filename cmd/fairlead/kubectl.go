@@ -138,7 +138,7 @@ const (
 )
 
 // looking are the verbs that run in a pod that may only look.
-var looking = []string{"ps", "top", "report", "explain", "netcpu", "traffic"}
+var looking = []string{"ps", "top", "report", "explain"}
 
 // ofContainer reports whether the first argument of a verb is a container.
 func ofContainer(cmd *cobra.Command) bool {
