@@ -22,17 +22,22 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 )
 
-// counted is a listener that notes how many of its connections were open at a time.
+// counted is a listener that notes how many of its connections were open at a time. It takes them for
+// connections from the addresses in from, if that is not nil.
 type counted struct {
 	net.Listener
+	from       chan string
 	mu         sync.Mutex
 	open, most int
 }
 
 type countedConn struct {
 	net.Conn
+	from   net.Addr
 	closed func()
 }
+
+func (c *countedConn) RemoteAddr() net.Addr { return c.from }
 
 func (c *countedConn) Close() error {
 	c.closed()
@@ -52,7 +57,11 @@ func (l *counted) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	l.add(1)
-	return &countedConn{c, sync.OnceFunc(func() { l.add(-1) })}, nil
+	from := c.RemoteAddr()
+	if l.from != nil {
+		from = &net.TCPAddr{IP: net.ParseIP(<-l.from), Port: 1}
+	}
+	return &countedConn{c, from, sync.OnceFunc(func() { l.add(-1) })}, nil
 }
 
 // Clients that keep their connections take no more than maxClients places, and all the
@@ -86,33 +95,12 @@ func TestManyClients(t *testing.T) {
 	}
 }
 
-// dialed makes the client of a connection an address elsewhere.
-type dialed struct {
-	net.Listener
-	from chan string
-}
-
-type dialedConn struct {
-	net.Conn
-	from string
-}
-
-func (c dialedConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.from), Port: 1} }
-
-func (l dialed) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return dialedConn{c, <-l.from}, nil
-}
-
 // A client elsewhere, such as a pod, takes no more than its share of the places, and gets nothing
 // without the token, which may come and change while the page is served.
 func TestStrangers(t *testing.T) {
 	inner, err := Listen("127.0.0.1:0")
 	must(t, err)
-	l := dialed{inner, make(chan string, 100)}
+	l := &counted{Listener: inner, from: make(chan string, 100)}
 	path := filepath.Join(t.TempDir(), "token")
 	go Serve(t.Context(), l, example(), path, slog.New(slog.DiscardHandler))
 	dial := func(from string) net.Conn {

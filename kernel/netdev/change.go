@@ -76,7 +76,7 @@ func (s *space) hear(m syscall.NetlinkMessage) {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		s.devices.hear(m)
-		if s.recarries(m) {
+		if l, err := parseLink(m.Data); err == nil && l.carries() {
 			s.narrow() // before those who are told read the routes
 		}
 		s.tell(LinkChanged, aboutDevice(m.Data))

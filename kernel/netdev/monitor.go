@@ -214,8 +214,6 @@ type space struct {
 	devices listing
 	known   reaches // while neighbours are watched
 	qdiscs  qdiscs
-
-	carriers []int // the devices whose routes are told of
 }
 
 // socket receives a feed.

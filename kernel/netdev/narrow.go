@@ -3,7 +3,6 @@ package netdev
 import (
 	"encoding/binary"
 	"slices"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/net/bpf"
@@ -24,42 +23,28 @@ func (s *space) narrow() {
 	if k == nil {
 		return
 	}
-	s.carriers = nil
 	links, err := s.devices.all(s.ns, MostLinks)
-	for _, l := range links {
-		if l.carries() {
-			s.carriers = append(s.carriers, l.Index)
-		}
+	links = slices.DeleteFunc(slices.Clone(links), func(l Link) bool { return !l.carries() })
+	filter := []bpf.Instruction{pass}
+	if err == nil && len(links) <= mostNarrow {
+		filter = routeFilter(links)
 	}
-	program, aerr := bpf.Assemble(routeFilter(s.carriers))
-	k.conn.Control(func(fd uintptr) { // an error means that the socket is closed
-		if err == nil && aerr == nil && len(s.carriers) <= mostNarrow {
-			at := (*unix.SockFilter)(unsafe.Pointer(&program[0])) // both are struct sock_filter
-			if unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: at}) == nil {
-				return
-			}
+	program, _ := bpf.Assemble(filter)
+	at := (*unix.SockFilter)(unsafe.Pointer(&program[0])) // both are struct sock_filter
+	k.conn.Control(func(fd uintptr) {                     // an error means that the socket is closed
+		if unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: at}) != nil {
+			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) // that of before knows other devices
 		}
-		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) // it knows other devices; ENOENT: there is none
 	})
 }
 
-// recarries reports whether a message about a device changes which devices the filter has to know.
-func (s *space) recarries(m syscall.NetlinkMessage) bool {
-	l, err := parseLink(m.Data)
-	if err != nil || m.Data[0] != unix.AF_UNSPEC { // or what it is as a port of a bridge
-		return false
-	}
-	known := slices.Contains(s.carriers, l.Index)
-	if m.Header.Type == unix.RTM_DELLINK {
-		return known
-	}
-	return !known && l.carries()
-}
+// pass is a verdict.
+var pass = bpf.RetConstant{Val: 1<<32 - 1}
 
 // routeFilter passes messages about default routes, about routes to the devices, and about what is
 // no route. A route with several next hops has no RTA_OIF.
-func routeFilter(devices []int) []bpf.Instruction {
-	pass, drop := bpf.RetConstant{Val: 1<<32 - 1}, bpf.RetConstant{}
+func routeFilter(devices []Link) []bpf.Instruction {
+	drop := bpf.RetConstant{}
 	kind := func(typ uint16) uint32 { // loads convert from network byte order
 		return uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, typ)))
 	}
@@ -79,8 +64,8 @@ func routeFilter(devices []int) []bpf.Instruction {
 		bpf.TAX{},
 		bpf.LoadIndirect{Off: unix.SizeofNlAttr, Size: 4},
 	}
-	for _, index := range devices {
-		value := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, uint32(index)))
+	for _, l := range devices {
+		value := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, uint32(l.Index)))
 		program = append(program, bpf.JumpIf{Val: value, SkipFalse: 1}, pass)
 	}
 	return append(program, drop)
