@@ -242,7 +242,10 @@ func (w *Writer) adopt(path string) (segment, error) {
 		if f.readBlocks() == nil && len(f.blocks) > 0 {
 			last = f.blocks[len(f.blocks)-1].time()
 		}
-		f.Close()
+		err = w.share(f.File, 0o640) // the group may be another one now
+		if f.Close(); err != nil {
+			return segment{}, err
+		}
 	}
 	return segment{path: path, size: info.Size(), last: w.cfg.Elapsed() - max(w.cfg.Now().Sub(last), 0)}, nil
 }
