@@ -171,8 +171,8 @@ func (k *kubectl) run(cmd *cobra.Command, flags *pflag.FlagSet, args []string) e
 	node := k.node
 	if ofContainer(cmd) && len(args) > 0 && node == "" {
 		namespace, name, rest := k.reference(args[0])
-		p, err := k.pod(cmd.Context(), namespace, name)
-		if err != nil {
+		var p pod // without a namespace, of that which kubectl takes
+		if err := k.get(cmd.Context(), &p, append(append([]string{"get", "pod"}, k.in(namespace)...), "--", name)...); err != nil {
 			return err
 		}
 		if node = p.Spec.NodeName; node == "" {
@@ -198,8 +198,14 @@ func (k *kubectl) run(cmd *cobra.Command, flags *pflag.FlagSet, args []string) e
 	argv = append(argv, to.Metadata.Name, "--", "fairlead")
 	argv = append(argv, strings.Fields(verbOf(cmd))...)
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if flags.Lookup(f.Name) == nil {
-			argv = append(argv, given(f)...)
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, v := range values {
+			if flags.Lookup(f.Name) == nil {
+				argv = append(argv, "--"+f.Name+"="+v)
+			}
 		}
 	})
 	if len(args) > 0 {
@@ -221,18 +227,6 @@ func verbOf(cmd *cobra.Command) string {
 	return strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().CommandPath()))
 }
 
-// given returns a flag as it is given on a command line.
-func given(f *pflag.Flag) (args []string) {
-	values := []string{f.Value.String()}
-	if list, ok := f.Value.(pflag.SliceValue); ok {
-		values = list.GetSlice()
-	}
-	for _, v := range values {
-		args = append(args, "--"+f.Name+"="+v)
-	}
-	return args
-}
-
 // reference splits [NAMESPACE/]POD[/CONTAINER]. Of two words the first is the namespace, unless that
 // is given by its flag.
 func (k *kubectl) reference(s string) (namespace, pod, rest string) {
@@ -251,12 +245,6 @@ type pod struct {
 	Metadata struct{ Name, Namespace string }
 	Spec     struct{ NodeName string }
 	Status   struct{ Phase string }
-}
-
-// pod returns a pod; without a namespace, of that which kubectl takes.
-func (k *kubectl) pod(ctx context.Context, namespace, name string) (p pod, err error) {
-	err = k.get(ctx, &p, append(append([]string{"get", "pod"}, k.in(namespace)...), "--", name)...)
-	return p, err
 }
 
 // pods returns the pods of agents, or of readers, in a namespace.
