@@ -115,7 +115,6 @@ func (l *model) tenant(key tenant.Key) (w what, ends []container.End, there bool
 		w.Ends = append(w.Ends, e.Device)
 	}
 	// Those who were there at any time since, in the order in which they went.
-	was := l.ends(since, key)
 	for n := since; n < now; n++ {
 		next := l.members(n+1, key)
 		for _, m := range l.members(n, key) {
@@ -125,7 +124,6 @@ func (l *model) tenant(key tenant.Key) (w what, ends []container.End, there bool
 				w.Change.Left = append(slices.DeleteFunc(w.Change.Left, func(l container.ID) bool { return l == id }), id)
 			}
 		}
-		w.Change.Ends = w.Change.Ends || !reflect.DeepEqual(l.ends(n+1, key), was)
 	}
 	return w, ends, len(w.Members) > 0 || len(w.Change.Left) > 0
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"maps"
-	"reflect"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -129,9 +128,6 @@ type Change struct {
 	// Left are the containers that have left since then, in that order, and have not come
 	// back. Journal entries in their names pass to the Owner, unless all members have left.
 	Left []container.ID
-	// Ends says that the list of ends, or any field of one, has changed since then, even if
-	// it has changed back.
-	Ends bool
 }
 
 func (c *Change) join(id container.ID) {
@@ -166,7 +162,7 @@ func (t *Tenant) Ends() []container.End { return slices.Clone(t.ends) }
 
 // Change returns what has happened since the last Settle, or since the tenant was made.
 func (t *Tenant) Change() Change {
-	return Change{Joined: slices.Clone(t.change.Joined), Left: slices.Clone(t.change.Left), Ends: t.change.Ends}
+	return Change{Joined: slices.Clone(t.change.Joined), Left: slices.Clone(t.change.Left)}
 }
 
 func (t *Tenant) join(target policy.Target, proc string) {
@@ -196,16 +192,14 @@ func (t *Tenant) follow(proc string) {
 	if len(t.members) > 0 {
 		t.owner = t.members[0].Container.ID
 	}
-	var ends []container.End
+	t.ends = nil
 	seen := make(map[container.Device]bool)
 	for _, m := range t.members {
 		for _, e := range m.Container.Ends(proc) {
 			if !seen[e.Device] {
 				seen[e.Device] = true
-				ends = append(ends, e)
+				t.ends = append(t.ends, e)
 			}
 		}
 	}
-	t.change.Ends = t.change.Ends || !reflect.DeepEqual(t.ends, ends)
-	t.ends = ends
 }

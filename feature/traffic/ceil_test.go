@@ -8,10 +8,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -237,70 +235,6 @@ func (h *host) passedAt(at *sandbox.Box, dev string) qdisc.Stats {
 	return all[qdisc.MinorDefault]
 }
 
-// A change of the ceil is made in place; the ceil goes with the policy and with the container.
-func TestCeilOnHostLife(t *testing.T) {
-	testkit.InFull(t)
-	needSharing(t)
-	h := newHost(t, gbit)
-	box, c, got := h.limited()
-	veth := h.Index(h.ns, "hone")
-	h.start()
-	before := h.state()
-	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
-	if !h.gets(box, got) || h.passed(h.ns, veth) < 50 {
-		t.Errorf("with a ceil: %d packets were held", h.passed(h.ns, veth))
-	}
-	rows := h.traffic.Read().Rows
-	if i := rowOf(rows, "hone"); i < 0 || rows[i].Direction != "egress" || rows[i].Ceil != 50*mbit || rows[i].Packets < 50 {
-		t.Errorf("rows %+v", rows)
-	}
-	must(t, h.apply(c, policy.Net{Ceil: 60 * mbit}))
-	if n := h.passed(h.ns, veth); n < 50 {
-		t.Errorf("after a change: %d packets were held: it was not made in place", n)
-	}
-	must(t, h.apply(c, policy.Net{Weight: 1}))
-	if h.ifbs() != 0 {
-		t.Error("without a ceil there is an IFB")
-	}
-	h.removes(before, c.ID)
-	if !h.gets(box, got) {
-		t.Error("after Remove packets are lost")
-	}
-}
-
-func rowOf(rows []traffic.Row, device string) int {
-	return slices.IndexFunc(rows, func(r traffic.Row) bool { return r.Uplink == device })
-}
-
-// The IFB, or the veth, is deleted.
-func TestCeilOnHostVanishes(t *testing.T) {
-	testkit.InFull(t)
-	needSharing(t)
-	h := newHost(t, gbit)
-	box, c, got := h.limited()
-	veth := h.Index(h.ns, "hone")
-	h.start()
-	before := h.state()
-	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
-	passes := func(when string) {
-		t.Helper()
-		h.passesFrom(box, "10.66.0.3:9000", got, when+": packets")
-	}
-	h.Change(h.ns, netdev.IFBName(veth), (*netlink.Handle).LinkSetDown)
-	passes("the IFB was set down")
-	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
-	must(t, h.ns.Delete(netdev.IFBName(veth)))
-	passes("the IFB has gone")
-	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
-	passes("with another IFB")
-	if n := h.passed(h.ns, veth); n < 50 {
-		t.Errorf("with another IFB: %d packets were held", n)
-	}
-	// The veth goes with the container, before any notice.
-	must(t, h.ns.Delete("hone"))
-	h.removes(before, c.ID)
-}
-
 // Bridge and veths may be in a namespace of their own, as Docker's overlays have them: the IFB is
 // made, watched and removed there.
 func TestCeilOnHostApart(t *testing.T) {
@@ -331,42 +265,5 @@ func TestCeilOnHostApart(t *testing.T) {
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 	if n := h.passed(at, veth); n != 0 || len(h.journal.Entries()) != 0 {
 		t.Errorf("in the end there is an IFB, or a note: %+v", h.journal.Entries())
-	}
-}
-
-// BenchmarkCeil measures the cost of a ceil that is never reached: bulk TCP and pings from a
-// container to the wire and to a neighbour, without a ceil and with one, in turns.
-func BenchmarkCeil(b *testing.B) {
-	for _, neighbour := range []bool{false, true} {
-		b.Run(fmt.Sprintf("to a neighbour %v", neighbour), func(b *testing.B) {
-			h := newHost(b, 100*gbit)
-			w := h.way("bridge", neighbour)
-			h.start()
-			got := h.run(w.at, "tcp-recv", "--listen", ":9002")
-			bulk := h.run(w.box, "tcp-send", "--conns", "1", "--to", w.to+":9002")
-			var rates, pings [2][]float64
-			for b.Loop() {
-				for round := range 6 {
-					on := (round + round/2) % 2 // forwards, then backwards
-					must(b, h.apply(w.c, []policy.Net{{Weight: 1}, {Weight: 1, Ceil: 90 * gbit}}[on]))
-					bulk.SetRate(load.Flood)
-					time.Sleep(500 * time.Millisecond)
-					was := got.Read()
-					time.Sleep(1500 * time.Millisecond)
-					rates[on] = append(rates[on], got.Read().Since(was).BitRate()/gbit)
-					bulk.SetRate(0)
-					time.Sleep(300 * time.Millisecond)
-					took, err := ping(w.box, w.to, 500)
-					must(b, err)
-					pings[on] = append(pings[on], float64(took[len(took)/2].Nanoseconds())/1e3)
-				}
-			}
-			for on, name := range []string{"without", "with"} {
-				slices.Sort(rates[on])
-				slices.Sort(pings[on])
-				b.ReportMetric(rates[on][len(rates[on])/2], name+"-Gbit/s")
-				b.ReportMetric(pings[on][len(pings[on])/2], name+"-ping-us")
-			}
-		})
 	}
 }

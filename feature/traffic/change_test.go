@@ -1,6 +1,7 @@
 package traffic_test
 
 import (
+	"fmt"
 	"maps"
 	"testing"
 	"time"
@@ -79,11 +80,7 @@ func TestChange(t *testing.T) {
 // emptied waits until a container's class is empty.
 func (h *host) emptied(c container.Container) {
 	h.t.Helper()
-	for end := time.Now().Add(20 * time.Second); h.stats(&c).Queued > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			h.t.Fatalf("%d packets still wait in the class of %s", h.stats(&c).Queued, c.Name)
-		}
-	}
+	until(h.t, "the class of "+c.Name+" is empty", func() (string, bool) { n := h.stats(&c).Queued; return fmt.Sprint(n), n == 0 })
 }
 
 // The order of two containers changes while packets of one wait. HTB keeps that class in its old
@@ -127,11 +124,7 @@ func TestPriorityChange(t *testing.T) {
 			}
 			steady.SetRate(0)
 			lost := func() uint64 { return steady.Read().Since(load.Reading{}).Ops + waiting - got.Read().Since(was).Ops }
-			for end := time.Now().Add(20 * time.Second); lost() > 0; time.Sleep(5 * time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatalf("%d packets are lost", lost())
-				}
-			}
+			until(t, "no packet is lost", func() (string, bool) { n := lost(); return fmt.Sprint(n), n == 0 })
 			if n := h.stats(&x.c).Drops; n != 0 {
 				t.Errorf("its class has dropped %d packets", n)
 			}

@@ -105,7 +105,7 @@ func (f *Traffic) waiting() (seen map[int]contend.Uplink, names map[int]string) 
 		return nil, nil // the feature's status reports it
 	}
 	for _, l := range links {
-		if u := f.uplinks[l.Index]; u != nil && u.claimed {
+		if u := f.uplinks[l.Index]; u != nil && u.out.claimed {
 			continue
 		}
 		stats, err := f.rootStats(l.Index)

@@ -123,33 +123,31 @@ func (f *Traffic) unfollow() error {
 // classes lists the classes of all our roots, and separately those that split packets.
 func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 	cut = make(map[delay.Class]bool)
-	add := func(netns uint64, q *queue, minors ...uint16) {
-		if !q.claimed || q.lost {
-			return
-		}
-		for _, minor := range slices.Concat(minors, []uint16{qdisc.MinorDefault}) {
-			c := delay.Class{NetNS: netns, Index: q.index, Minor: minor}
-			all, cut[c] = append(all, c), slices.Contains(q.split, minor)
+	minors := make(map[Direction][]uint16)
+	for _, t := range f.shaped {
+		for _, way := range directions() {
+			if asked(t.due[way]) {
+				minors[way] = append(minors[way], uint16(t.slot))
+			}
 		}
 	}
-	var out, in []uint16
-	for _, t := range f.shaped {
-		if asked(t.due.egress) {
-			out = append(out, uint16(t.slot))
+	add := func(h *hold, minors ...uint16) {
+		if !h.live() {
+			return
 		}
-		if asked(t.due.ingress) {
-			in = append(in, uint16(t.slot))
-		}
-		for key, e := range t.ends {
-			add(key.NetNS, &e.receives)
-		}
-		for inode, s := range t.sends {
-			add(inode, &s.queue)
+		for _, minor := range append(minors, qdisc.MinorDefault) {
+			c := delay.Class{NetNS: h.of.NetNS, Index: h.index, Minor: minor}
+			all, cut[c] = append(all, c), h.splits(minor)
 		}
 	}
 	for _, u := range f.uplinks {
-		add(f.host.Inode(), &u.queue, out...)
-		add(f.host.Inode(), &u.ingress.queue, in...)
+		add(u.out, slices.Clip(minors[Egress])...)
+		add(u.in, slices.Clip(minors[Ingress])...)
+	}
+	for _, t := range f.shaped {
+		for _, h := range t.holds {
+			add(h)
+		}
 	}
 	return all, cut
 }

@@ -2,6 +2,7 @@ package traffic_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"testing"
@@ -9,18 +10,13 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic"
-	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/lab/load"
-	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
-	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // eachProgram calls fn with all BPF programs in the kernel.
@@ -59,15 +55,7 @@ func meters(t *testing.T) (n int) {
 // metersAre waits for that number: the kernel frees programs later.
 func metersAre(t *testing.T, want int, when string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		got := meters(t)
-		if got == want {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %d programs time packets, want %d", when, got, want)
-		}
-	}
+	until(t, fmt.Sprintf("%s: %d programs", when, want), func() (string, bool) { n := meters(t); return fmt.Sprint(n), n == want })
 }
 
 // delaysOf returns the histogram of a container at the uplink; nil: there is none.
@@ -80,64 +68,27 @@ func (h *host) delaysOf(id container.ID) *hist.Classic {
 	return nil
 }
 
-// TestDelaysAlways compares the histogram for the metrics with how long the datagrams really took.
+// The programs that always measure come with the first class and go with the last; a class that is
+// made anew begins at zero. TestDelays shows that what they measure is right.
 func TestDelaysAlways(t *testing.T) {
 	testkit.InFull(t)
-	const n = 200
 	before := meters(t)
-	h := newHost(t, 2*mbit) // as in TestDelays
+	h := newHost(t, gbit)
 	h.delays = true
 	h.bridge()
 	box, c := h.add("one", "10.66.0.2/24", h.ns)
-	quiet, q := h.add("two", "10.66.0.3/24", h.ns)
+	_, q := h.add("two", "10.66.0.3/24", h.ns)
 	h.listen()
 	h.start()
 	metersAre(t, before, "nobody is shaped")
 	must(t, h.apply(c, policy.Net{Weight: 1}))
 	must(t, h.apply(q, policy.Net{Weight: 1}))
 	metersAre(t, before+1, "two are shaped")
-	for _, b := range []*sandbox.Box{box, quiet} {
-		must(t, b.Sysctl("ipv6/conf/all/disable_ipv6", "1")) // IPv6 sends packets by itself
-		h.resolve(b, h.wire, "10.66.0.1:9000")
-	}
-
-	h.emptied(c)
-	was := h.delaysOf(c.ID)
-	if was == nil || h.delaysOf(0) == nil {
-		t.Fatalf("no histogram: %+v", h.traffic.Snapshot())
-	}
-	sent := h.burst(box, n)
-	is := h.delaysOf(c.ID)
-	got := int(is.Count - was.Count)
-	if len(sent.took) != n || got < n*9/10 || got > n+5 {
-		t.Fatalf("of %d datagrams %d came; %d waited", n, len(sent.took), got)
-	}
-	missing, low, high := max(0, n-got), time.Duration(0), 5*sent.took[n-1]
-	for k, took := range sent.took {
-		if high += took; k < n-missing {
-			low += sent.floor(k)
-		}
-	}
-	if sum := is.Sum - was.Sum; sum < low.Seconds() || sum > high.Seconds() {
-		t.Errorf("they waited %.3f s in all, the datagrams from %v to %v", sum, low, high)
-	}
-	shortest, longest := is.Buckets[0].Le, is.Buckets[len(is.Buckets)-1].Le
-	if shortest > 20e-6 || longest < 4 || !slices.IsSortedFunc(is.Buckets, func(a, b hist.Bound) int { return int(a.Count) - int(b.Count) }) {
-		t.Errorf("buckets %+v", is.Buckets)
-	}
-	for i, b := range is.Buckets {
-		least, most := -missing, 5
-		for k, took := range sent.took {
-			if took.Seconds() <= b.Le {
-				least++
-			}
-			if sent.floor(k).Seconds() <= b.Le {
-				most++
-			}
-		}
-		if got := int(b.Count - was.Buckets[i].Count); got < least || got > most {
-			t.Errorf("%d waited for up to %.4f s, and %d to %d of the datagrams did", got, b.Le, least, most)
-		}
+	h.resolve(box, h.wire, "10.66.0.1:9000")
+	h.send(box, "10.66.0.1:9000")
+	// A kernel may run no BPF program while some process is current.
+	if is := h.delaysOf(c.ID); is == nil || is.Count < datagrams*9/10 || h.delaysOf(0) == nil {
+		t.Fatalf("%+v", h.traffic.Snapshot())
 	}
 
 	// A caller gets exactly what is sent meanwhile, from the same programs.
@@ -230,84 +181,4 @@ func TestDelaysForged(t *testing.T) {
 	if after := stamps(t); after > before+5 {
 		t.Errorf("%d stamps, %d before its packets", after, before)
 	}
-}
-
-// BenchmarkDelays measures the cost of delays, off and on in turns: how many small datagrams one
-// sender sends, and what one TCP connection carries, both at the limit of their CPU; the median of
-// pings; and how long the two programs run for each packet, by the kernel's statistics, which are a
-// part of it.
-func BenchmarkDelays(b *testing.B) {
-	h := newHost(b, 100*gbit)
-	h.bridge()
-	box, c := h.add("one", "10.66.0.2/24", h.ns)
-	h.listen()
-	h.start()
-	must(b, h.apply(c, policy.Net{Weight: 1}))
-	got := h.run(h.wire, "tcp-recv", "--listen", ":9002")
-	small := h.run(box, "udp-send", "--to", "10.66.0.1:9000", "--rate", "0", "--size", "100")
-	bulk := h.run(box, "tcp-send", "--conns", "1", "--to", "10.66.0.1:9002")
-	bulk.SetRate(0)
-	own := delay.Class{NetNS: h.Open(h.ns).Inode(), Index: h.nic0, Minor: uint16(h.slots.Lookup(identity.TenantOf(c)))}
-	during := func(sender, counts *load.Board) load.Window {
-		sender.SetRate(load.Flood)
-		time.Sleep(300 * time.Millisecond)
-		was := counts.Read()
-		time.Sleep(time.Second)
-		w := counts.Read().Since(was)
-		sender.SetRate(0)
-		time.Sleep(300 * time.Millisecond)
-		return w
-	}
-	var datagrams, rates, pings [2][]float64
-	for b.Loop() {
-		for round := range 10 {
-			on := (round + round/2) % 2 // forwards, then backwards
-			var m *delay.Meter
-			if on == 1 {
-				var err error
-				m, err = delay.Open(own.NetNS, []delay.Class{own})
-				must(b, err)
-			}
-			w := during(small, small)
-			datagrams[on] = append(datagrams[on], float64(w.Ops)/w.Seconds/1e3)
-			rates[on] = append(rates[on], during(bulk, got).BitRate()/gbit)
-			took, err := ping(box, "10.66.0.1", 500)
-			must(b, err)
-			pings[on] = append(pings[on], float64(took[len(took)/2].Nanoseconds())/1e3)
-			if m != nil {
-				must(b, m.Close())
-			}
-		}
-	}
-	median := func(v []float64) float64 { slices.Sort(v); return v[len(v)/2] }
-	for on, name := range []string{"without", "with"} {
-		b.ReportMetric(median(datagrams[on]), name+"-kpps")
-		b.ReportMetric(median(rates[on]), name+"-Gbit/s")
-		b.ReportMetric(median(pings[on]), name+"-ping-us")
-	}
-	m, err := delay.Open(own.NetNS, []delay.Class{own})
-	must(b, err)
-	defer m.Close()
-	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
-	must(b, err)
-	defer stats.Close()
-	during(small, small)
-	for _, name := range []string{"fl_enqueue", "fl_dequeue"} {
-		spent, runs := runTime(b, name)
-		b.ReportMetric(float64(spent.Nanoseconds())/float64(runs), "ns/"+name)
-	}
-}
-
-// runTime returns how long the programs of a name have run, and how often.
-func runTime(t testing.TB, name string) (spent time.Duration, runs uint64) {
-	t.Helper()
-	eachProgram(t, func(info *ebpf.ProgramInfo, p *ebpf.Program) {
-		if info.Name != name {
-			return
-		}
-		s, err := p.Stats()
-		must(t, err)
-		spent, runs = spent+s.Runtime, runs+s.RunCount
-	})
-	return spent, runs
 }

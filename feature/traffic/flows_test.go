@@ -2,6 +2,7 @@ package traffic_test
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"testing"
@@ -79,15 +80,11 @@ func TestManyFlows(t *testing.T) {
 func TestRareFlow(t *testing.T) {
 	testkit.InFull(t)
 	h, _, rare, _, send := crowded(t)
-	steady := func() bool {
-		return slices.ContainsFunc(h.traffic.Maps(), func(u bpf.Usage) bool { return u.Map == "fl_steady" && u.Entries > 0 })
-	}
-	for end := time.Now().Add(30 * time.Second); !steady(); time.Sleep(time.Millisecond) {
+	until(t, "a flow that goes on is taken for one", func() (string, bool) {
 		must(t, send())
-		if time.Now().After(end) {
-			t.Fatal("a flow that goes on is not taken for one")
-		}
-	}
+		used := h.traffic.Maps()
+		return fmt.Sprint(used), slices.ContainsFunc(used, func(u bpf.Usage) bool { return u.Map == "fl_steady" && u.Entries > 0 })
+	})
 	own := h.arrived(&rare).Packets
 	const ports = 60_000
 	flows := testkit.Scale(t, 5*65536/4, 3*65536)

@@ -75,8 +75,9 @@ func (f *Traffic) unkept(t *shaped, missing []string) error {
 		a.gap("what passes %s comes to no device of the host at which it could be held; possible with: a bridge network or a macvlan", strings.Join(w.beside, ", "))
 	}
 	if len(w.veths)+len(w.below) > 0 {
-		f.unkeptWay(&a, t, w, sending(), missing)
-		f.unkeptWay(&a, t, w, receiving(), missing)
+		for _, way := range directions() {
+			f.unkeptWay(&a, t, w, way, missing)
+		}
 	}
 	if len(a.gaps) == 0 {
 		return nil
@@ -103,11 +104,11 @@ func wishes(n policy.Net) (keys []string) {
 }
 
 // unkeptWay adds one direction.
-func (f *Traffic) unkeptWay(a *account, t *shaped, w ways, way direction, missing []string) {
-	n := way.due(t.due)
+func (f *Traffic) unkeptWay(a *account, t *shaped, w ways, way Direction, missing []string) {
+	n, prefix := t.due[way], way.prefix()
 	keys := wishes(n)
 	if n.Ceil > 0 && len(w.veths) > 0 && !f.atUplinks(way) {
-		t.unkeptCeil(a, way.prefix+"ceil", way)
+		t.unkeptCeil(a, way)
 		if len(w.below) == 0 { // and need not hold anywhere else
 			keys = slices.DeleteFunc(keys, func(k string) bool { return k == "ceil" })
 		}
@@ -119,64 +120,54 @@ func (f *Traffic) unkeptWay(a *account, t *shaped, w ways, way direction, missin
 		a.gap("there is no uplink %s", name)
 	}
 	if len(f.uplinks) == 0 && len(missing) == 0 {
-		a.gap("%s %s not kept: the host has no uplink: no hardware is up (the agent's flag --uplink names others)", listed(way.prefix, keys), are(keys))
+		a.gap("%s %s not kept: the host has no uplink: no hardware is up (the agent's flag --uplink names others)", listed(prefix, keys), are(keys))
 	}
 	var holding []string
 	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
 		u := f.uplinks[index]
-		if err := way.failed(u); err != nil {
-			a.gap("uplink %s: %s %s not kept: %w", u.link.Name, listed(way.prefix, keys), are(keys), err)
+		link := u.hold(way).link
+		if err := u.unheld(way); err != nil {
+			a.gap("uplink %s: %s %s not kept: %w", link.Name, listed(prefix, keys), are(keys), err)
 			continue
 		}
-		holding = append(holding, u.link.Name)
-		unkept := way.link(u).Unkept(n)
+		holding = append(holding, link.Name)
+		unkept := link.Unkept(keys)
 		for _, k := range keys {
 			if !slices.Contains(unkept, k) {
-				a.places[way.prefix+k]++
+				a.places[prefix+k]++
 			}
 		}
 		if len(unkept) > 0 {
 			a.gap("uplink %s: %s %s not kept, as the rate of the link is not known: its driver does not tell ("+giveRate+")",
-				u.link.Name, listed(way.prefix, unkept), are(unkept), u.link.Name)
+				link.Name, listed(prefix, unkept), are(unkept), link.Name)
 		}
 	}
 	if slices.Contains(keys, "ceil") && len(holding) > 0 {
-		f.aside(a, w, way.prefix+"ceil", holding)
+		f.aside(a, w, prefix+"ceil", holding)
 	}
 }
 
-// holder is a queue that holds a tenant's ceil at its own devices.
-type holder struct {
-	At     string
-	Unheld error
-	Theirs string // it is somebody else's
-}
-
-// holders lists those of what a tenant sends or receives.
-func (t *shaped) holders(way direction) (list []holder) {
-	for _, s := range t.sends {
-		if way.sent() {
-			list = append(list, holder{s.link.Name, s.unheld, s.theirs})
+// holding lists the holds of a tenant's ceil of what it sends or receives.
+func (t *shaped) holding(way Direction) (list []*hold) {
+	for at, h := range t.holds {
+		if at.way == way {
+			list = append(list, h)
 		}
 	}
-	for _, e := range t.ends {
-		if !way.sent() && e.host && t.due.ingress.Ceil > 0 {
-			list = append(list, holder{e.name, e.unheld, e.receives.theirs})
-		}
-	}
-	slices.SortFunc(list, func(a, b holder) int { return strings.Compare(a.At, b.At) })
+	slices.SortFunc(list, func(a, b *hold) int { return strings.Compare(a.link.Name, b.link.Name) })
 	return list
 }
 
 // unkeptCeil adds a ceil at veths, of what the tenant sends or receives.
-func (t *shaped) unkeptCeil(a *account, key string, way direction) {
+func (t *shaped) unkeptCeil(a *account, way Direction) {
+	key := way.prefix() + "ceil"
 	var holding []string
-	for _, h := range t.holders(way) {
-		if h.Unheld != nil {
-			a.gap("%s: %s is not kept: %w", h.At, key, h.Unheld)
+	for _, h := range t.holding(way) {
+		if h.why != nil {
+			a.gap("%s: %s is not kept: %w", h.link.Name, key, h.why)
 			continue
 		}
-		holding = append(holding, h.At)
+		holding = append(holding, h.link.Name)
 		a.places[key]++
 	}
 	if len(holding) > 1 {
@@ -220,17 +211,17 @@ func (f *Traffic) Evidence(id container.ID) (out []api.Evidence) {
 		if !slices.Contains(t.members(), id) {
 			continue
 		}
-		for _, way := range []direction{sending(), receiving()} {
-			n := way.due(t.due)
-			for _, h := range t.holders(way) {
-				if h.Theirs != "" {
-					say("%sceil = %s is held by somebody else's %s, which is left in place", way.prefix, policy.FormatRate(n.Ceil), h.Theirs)
+		for _, way := range directions() {
+			n, prefix := t.due[way], way.prefix()
+			for _, h := range t.holding(way) {
+				if h.theirs != "" {
+					say("%sceil = %s is held by somebody else's %s, which is left in place", prefix, policy.FormatRate(n.Ceil), h.theirs)
 				}
 			}
 			if f.needs(t, way) {
-				say("%s: the uplinks have classes for it", listed(way.prefix, wishes(n)))
+				say("%s: the uplinks have classes for it", listed(prefix, wishes(n)))
 			} else if n.Ceil > 0 {
-				say("%sceil: only the container's own devices were changed for it", way.prefix)
+				say("%sceil: only the container's own devices were changed for it", prefix)
 			}
 		}
 	}

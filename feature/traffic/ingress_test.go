@@ -1,9 +1,14 @@
 package traffic_test
 
 import (
+	"errors"
 	"fmt"
+	"maps"
+	"net"
+	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -13,6 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -173,42 +179,6 @@ func TestIngressCeil(t *testing.T) {
 	}
 }
 
-// An operator's qdisc at the veth stays, or comes back.
-func TestIngressOperator(t *testing.T) {
-	h := newHost(t, gbit)
-	h.bridge()
-	_, c := h.add("one", "10.66.0.2/24", h.ns)
-	index := h.Index(h.ns, "hone")
-	tbf := func() {
-		h.Netlink(h.ns, func(n *netlink.Handle) error {
-			return n.QdiscReplace(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: 0x10000, Parent: netlink.HANDLE_ROOT}, Rate: 1e8, Limit: 300000, Buffer: 200000})
-		})
-	}
-	tbf()
-	h.start()
-	was := h.veth(h.ns, "hone")
-	must(t, h.due(c, policy.Net{}, policy.Net{Ceil: 50 * mbit}))
-	must(t, h.due(c, policy.Net{Weight: 1}, policy.Net{})) // only the other direction is left
-	if now := h.veth(h.ns, "hone"); now != was {
-		t.Errorf("without a ceil: %s, was %s", now, was)
-	}
-	must(t, h.due(c, policy.Net{Weight: 1}, policy.Net{Ceil: 50 * mbit}))
-	tbf()
-	for range 2 {
-		err := h.due(c, policy.Net{Weight: 1}, policy.Net{Ceil: 60 * mbit})
-		if err == nil || !strings.Contains(err.Error(), "someone has replaced the root qdisc") || !strings.Contains(err.Error(), "the ceil does not hold there") {
-			t.Errorf("replaced by someone: %v", err)
-		}
-	}
-	// What the error says helps.
-	must(t, h.due(c, policy.Net{Weight: 1}, policy.Net{}))
-	must(t, h.due(c, policy.Net{Weight: 1}, policy.Net{Ceil: 60 * mbit}))
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if now := h.veth(h.ns, "hone"); now != was {
-		t.Errorf("after Remove: %s, was %s", now, was)
-	}
-}
-
 // needSharing skips a test on a kernel that cannot share what uplinks receive, after checking that
 // it refuses such a policy.
 func needSharing(t *testing.T) {
@@ -247,106 +217,6 @@ func (h *host) ifbs() int {
 	return n
 }
 
-// The agent is killed while ingress of the uplink is shared.
-func TestIngressAdopt(t *testing.T) {
-	testkit.InFull(t)
-	needSharing(t)
-	for _, adopt := range []bool{true, false} {
-		t.Run(fmt.Sprint("policy still there ", adopt), func(t *testing.T) { testIngressAdopt(t, adopt) })
-	}
-}
-
-func testIngressAdopt(t *testing.T, adopt bool) {
-	h := newHost(t, gbit)
-	h.bridge()
-	box, c := h.add("one", "10.66.0.2/24", h.ns)
-	h.start()
-	before, veth := h.state(), h.veth(h.ns, "hone")
-	got := h.take(box)
-	due := policy.Net{Weight: 3, Ceil: 100 * mbit}
-	must(t, h.due(c, policy.Net{Weight: 1}, due))
-	entries := len(h.journal.Entries())
-	must(t, h.traffic.Close())
-	must(t, h.journal.Close())
-	was := got.Read()
-	sent := h.send(h.wire, "10.66.0.2:9000")
-	if n := h.through(got, was, sent); n < sent || h.ifbs() != 1 {
-		t.Errorf("after a kill: %d packets were sent, %d got through; %d IFBs", sent, n, h.ifbs())
-	}
-	h.start()
-	if adopt {
-		must(t, h.due(c, policy.Net{Weight: 1}, due))
-		must(t, h.traffic.Prune(t.Context(), func(container.ID) bool { return true }))
-		if n := len(h.journal.Entries()); n != entries {
-			t.Errorf("adopted: %d entries, had %d", n, entries)
-		}
-		own := h.arrived(&c).Packets
-		must(t, write(h.learnt("10.66.0.2:9000", got), datagrams, 100))
-		if n := counted(func() uint64 { return h.arrived(&c).Packets }, own, datagrams); n != datagrams {
-			t.Errorf("adopted: of %d packets %d are in the container's class", datagrams, n)
-		}
-		// One direction ends, the other stays.
-		must(t, h.due(c, policy.Net{Weight: 1}, policy.Net{}))
-	} else {
-		// Its policy for what it receives is gone by now.
-		must(t, h.due(c, policy.Net{Weight: 1}, policy.Net{}))
-		must(t, h.traffic.Prune(t.Context(), func(container.ID) bool { return true }))
-	}
-	if now := h.veth(h.ns, "hone"); now != veth || h.ifbs() != 0 {
-		t.Errorf("adopt %v, one direction: %s, was %s; %d IFBs", adopt, now, veth, h.ifbs())
-	}
-	h.removes(before, c.ID)
-}
-
-// A foreign device of our name is reported, and left alone.
-func TestIngressNameTaken(t *testing.T) {
-	testkit.InFull(t)
-	needSharing(t)
-	h := newHost(t, gbit)
-	h.Netlink(h.ns, func(n *netlink.Handle) error {
-		return n.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(h.nic0)}})
-	})
-	h.start()
-	before := h.state()
-	err := h.due(fake(1), policy.Net{}, policy.Net{Weight: 1})
-	if err == nil || !strings.Contains(err.Error(), "somebody's ifb") {
-		t.Errorf("the name is taken: %v", err)
-	}
-	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
-	if h.state() != before || h.ifbs() != 1 || len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end: %d IFBs\n%swas\n%s%+v", h.ifbs(), h.state(), before, h.journal.Entries())
-	}
-}
-
-// The IFB is deleted, or set down: packets bypass it as soon as that is noticed, and it comes back.
-func TestIngressDeviceVanishes(t *testing.T) {
-	testkit.InFull(t)
-	needSharing(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	box, c := h.add("one", "10.66.0.2/24", h.ns)
-	h.start()
-	got := h.take(box)
-	must(t, h.due(c, policy.Net{}, policy.Net{Weight: 1}))
-	h.Change(h.ns, netdev.IFBName(h.nic0), (*netlink.Handle).LinkSetDown)
-	h.passes(got)
-	must(t, h.due(c, policy.Net{}, policy.Net{Weight: 1}))
-	h.passes(got)
-	must(t, h.ns.Delete(netdev.IFBName(h.nic0)))
-	h.passes(got)
-	must(t, h.due(c, policy.Net{}, policy.Net{Weight: 1}))
-	flow := h.learnt("10.66.0.2:9000", got)
-	own, was := h.arrived(&c).Packets, got.Read()
-	must(t, write(flow, datagrams, 100))
-	if n := h.through(got, was, datagrams); n != datagrams || h.arrived(&c).Packets-own != datagrams {
-		t.Errorf("%d packets were sent, %d got through, %d are in the class", datagrams, n, h.arrived(&c).Packets-own)
-	}
-	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if n := len(h.journal.Entries()); n != 0 {
-		t.Errorf("journal: %+v", h.journal.Entries())
-	}
-}
-
 // Promises for the other direction are limited to 95 % of 95 % of the uplink.
 func TestIngressRefused(t *testing.T) {
 	testkit.InFull(t)
@@ -359,4 +229,160 @@ func TestIngressRefused(t *testing.T) {
 		t.Errorf("more than the link: %v", err)
 	}
 	must(t, h.due(fake(2), policy.Net{Rate: 900 * mbit}, policy.Net{})) // the other direction is another link
+}
+
+// arrived returns the counters of a container's class for what nic0 receives; nil: of the default
+// class.
+func (h *host) arrived(c *container.Container) qdisc.Stats {
+	h.t.Helper()
+	return h.counters(h.Index(h.ns, netdev.IFBName(h.nic0)), c)
+}
+
+// take listens in a box, by a process of its container, so that packets to it cause no answer.
+func (h *host) take(box *sandbox.Box) *load.Board {
+	h.t.Helper()
+	return h.takeAt(box, 9000)
+}
+
+// takeAt listens at another port. The socket's buffer holds all that a test sends, as the process
+// may have to wait for a CPU.
+func (h *host) takeAt(box *sandbox.Box, port int) *load.Board {
+	h.t.Helper()
+	return h.run(box, "udp-recv", "--buffer", "8388608", "--listen", fmt.Sprintf("[::]:%d", port))
+}
+
+// reach returns the address by which the wire reaches a container of a mode.
+func (h *host) reach(mode string) string {
+	switch {
+	case strings.HasPrefix(mode, "overlay"):
+		return "10.69.0.2:9000"
+	case strings.HasSuffix(mode, "IPv6"):
+		return "[fd66::2]:9000"
+	case mode == "routed":
+		return "10.67.0.2:9000"
+	case mode == "NAT":
+		must(h.t, ipt(h.ns, "-t", "nat", "-A", "PREROUTING", "-i", "nic0", "-p", "udp", "--dport", "9000", "-j", "DNAT", "--to-destination", "10.67.0.2"))
+		return "10.66.0.254:9000"
+	case mode == "host":
+		return "10.66.0.254:9000"
+	}
+	return "10.66.0.2:9000"
+}
+
+// through returns how many of the sent packets a receiver has got, once all have arrived or no more
+// come.
+func (h *host) through(got *load.Board, was load.Reading, sent uint64) uint64 {
+	return counted(func() uint64 { return got.Read().Since(was).Ops }, 0, sent)
+}
+
+// learnt opens a flow from the wire, by default from any port, and waits until its first packet has
+// arrived. From then on the host knows its receiver.
+func (h *host) learnt(to string, got *load.Board, port ...int) net.Conn {
+	h.t.Helper()
+	var dialer net.Dialer
+	if len(port) > 0 {
+		dialer.LocalAddr = &net.UDPAddr{Port: port[0]}
+	}
+	var flow net.Conn
+	must(h.t, h.wire.Do(func() (err error) { flow, err = dialer.Dial("udp", to); return err }))
+	h.t.Cleanup(func() { flow.Close() })
+	was := got.Read()
+	must(h.t, write(flow, 1, 100))
+	if h.through(got, was, 1) == 0 {
+		h.t.Fatalf("the first packet to %s is lost", to)
+	}
+	return flow
+}
+
+// neighbour makes a box send what is for an address to the eth0 of another box, whichever box claims it.
+func (h *host) neighbour(at *sandbox.Box, dev, addr string, to *sandbox.Box) {
+	h.t.Helper()
+	must(h.t, at.Neighbour(dev, netip.MustParseAddr(addr), h.MAC(to, "eth0")))
+}
+
+// spoof sends some datagrams from an address and port to another.
+func (h *host) spoof(b *sandbox.Box, from, to string, priority uint32) {
+	h.t.Helper()
+	local, err := net.ResolveUDPAddr("udp", from)
+	must(h.t, err)
+	must(h.t, b.Do(func() error {
+		c, err := (&net.Dialer{LocalAddr: local}).Dial("udp", to)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return sendAs(c.(*net.UDPConn), priority, 5)
+	}))
+}
+
+// passesFrom waits until all of some packets get through, and no more is lost.
+func (h *host) passesFrom(from *sandbox.Box, to string, got *load.Board, what string) {
+	h.t.Helper()
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+		was := got.Read()
+		sent := h.send(from, to)
+		if countedFor(time.Second, func() uint64 { return got.Read().Since(was).Ops }, 0, sent) >= sent {
+			return
+		}
+	}
+	h.t.Errorf("%s are lost", what)
+}
+
+// twoReceivers makes two containers of a mode that the wire can reach.
+func (h *host) twoReceivers(mode string) (a, b sender) {
+	h.t.Helper()
+	a, b, _ = h.two(mode)
+	prefix := map[string]string{"routed": "10.67.0.", "overlay": "10.69.0."}[mode]
+	if prefix == "" {
+		prefix = "10.66.0."
+	}
+	a.to, b.to = prefix+"2", prefix+"3"
+	if mode == "host" {
+		a.to, b.to = prefix+"254", prefix+"254"
+	}
+	return a, b
+}
+
+// Two containers receive at once, in every mode: the kernel has the right classes, each packet of a
+// known flow is in the class of its receiver, and none is lost.
+func TestIngressClasses(t *testing.T) {
+	testkit.OnKernels(t)
+	needSharing(t)
+	for _, mode := range testkit.Cases(t, 1, "bridge", "routed", "overlay", "macvlan", "host") {
+		t.Run(mode, func(t *testing.T) {
+			h := newHost(t, gbit)
+			h.start()
+			a, b := h.twoReceivers(mode)
+			mostly(t, h.due(a.c, policy.Net{}, policy.Net{Weight: 3, Ceil: 600 * mbit}))
+			must(t, h.due(b.c, policy.Net{}, policy.Net{Rate: 150 * mbit}))
+			// The IFB has 950 Mbit/s, with 902.5 to promise: 150, and of the rest 1 for the host
+			// and 3.
+			const left = 902_500_000 - 150*mbit
+			want := map[uint16]class{
+				qdisc.MinorTop: {950 * mbit, 950 * mbit, 0}, qdisc.MinorDefault: {left / 4, 950 * mbit, 0},
+				h.minor(a.c): {left / 4 * 3, 600 * mbit, 0}, h.minor(b.c): {150 * mbit, 950 * mbit, 0},
+			}
+			if is := h.classesOf(h.ns, netdev.IFBName(h.nic0)); !maps.Equal(is, want) {
+				t.Errorf("classes %v, want %v", is, want)
+			}
+			boards := []*load.Board{h.takeAt(a.box, 9001), h.takeAt(b.box, 9002)}
+			one, two := h.learnt(a.to+":9001", boards[0]), h.learnt(b.to+":9002", boards[1])
+			own, other := h.arrived(&a.c).Packets, h.arrived(&b.c).Packets
+			wasOne, wasTwo := boards[0].Read(), boards[1].Read()
+			for range datagrams { // in turns, three to one
+				must(t, errors.Join(write(one, 3, 100), write(two, 1, 100)))
+			}
+			for _, r := range []struct {
+				c         *container.Container
+				got       *load.Board
+				before    load.Reading
+				was, sent uint64
+			}{{&a.c, boards[0], wasOne, own, 3 * datagrams}, {&b.c, boards[1], wasTwo, other, datagrams}} {
+				through, st := h.through(r.got, r.before, r.sent), h.arrived(r.c)
+				if gained := st.Packets - r.was; gained != r.sent || through != r.sent || st.Drops != 0 {
+					t.Errorf("%d packets were sent to %s: %d are in its class, %d dropped, %d got through", r.sent, r.c.Name, gained, st.Drops, through)
+				}
+			}
+		})
+	}
 }

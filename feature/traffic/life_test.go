@@ -250,3 +250,52 @@ func TestApplyEnds(t *testing.T) {
 		}
 	}
 }
+
+// Each of many tenants has a class of its own, and all go without a trace.
+func TestManyTenants(t *testing.T) {
+	n := testkit.Scale(t, 100, 1000)
+	h := newHost(t, 10*gbit)
+	h.start()
+	for i := range n {
+		// A guarantee changes no other class, a weight changes all.
+		must(t, h.apply(fake(container.ID(i+1)), policy.Net{Rate: 5 * mbit}))
+	}
+	if got := len(h.classes()); got != n+2 {
+		t.Errorf("%d classes for %d tenants", got, n)
+	}
+	before := h.journal.Entries()
+	must(t, h.apply(fake(container.ID(n/2)), policy.Net{Rate: 5 * mbit}))
+	if after := h.journal.Entries(); len(after) != len(before) {
+		t.Errorf("%d entries, had %d", len(after), len(before))
+	}
+	for i := range n {
+		must(t, h.traffic.Remove(t.Context(), fake(container.ID(i+1)).ID))
+	}
+	if left := h.journal.Entries(); len(left) != 0 {
+		t.Errorf("journal: %+v", left)
+	}
+}
+
+// All slots are taken: the next tenant is refused with the reason, and the others go on as before.
+func TestEverySlotTaken(t *testing.T) {
+	h := newHost(t, gbit)
+	h.start()
+	must(t, h.apply(fake(1), policy.Net{Weight: 1}))
+	for i := range uint64(identity.Max) - 1 {
+		if _, err := h.slots.Take(identity.Tenant{NetNS: 1<<50 + i}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, entries := h.state(), len(h.journal.Entries())
+	if err := h.apply(fake(2), policy.Net{Weight: 1}); !errors.Is(err, identity.ErrFull) {
+		t.Errorf("no slot is left: %v, want ErrFull", err)
+	}
+	if h.state() != before || len(h.journal.Entries()) != entries || len(h.classes()) != 3 {
+		t.Errorf("refused, but changed: classes %v\n%swas\n%s%+v", h.classes(), h.state(), before, h.journal.Entries())
+	}
+	must(t, h.apply(fake(1), policy.Net{Rate: 100 * mbit}))
+	if got := h.classes(); got[1] != 100*mbit {
+		t.Errorf("who has a slot: classes %v", got)
+	}
+	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
+}

@@ -8,6 +8,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -194,4 +195,47 @@ func (h *host) macvlan(name, addr string) (*sandbox.Box, container.Container) {
 	c := h.describe(box)
 	c.Interfaces = []container.Interface{dev}
 	return box, c
+}
+
+// sender is a container beside another.
+type sender struct {
+	box *sandbox.Box
+	c   container.Container
+	to  string // its address from the wire
+}
+
+// run starts a generator in a box, and returns its board when it is at work.
+func (h *host) run(box *sandbox.Box, args ...string) *load.Board {
+	h.t.Helper()
+	board, _ := h.Load(box, nil, args...)
+	return board
+}
+
+// two makes two containers in a mode, and returns the address of the wire there.
+func (h *host) two(mode string) (a, b sender, to string) {
+	h.t.Helper()
+	to = "10.66.0.1"
+	switch mode {
+	case "bridge":
+		h.bridge()
+		a.box, a.c = h.add("one", "10.66.0.2/24", h.ns)
+		b.box, b.c = h.add("two", "10.66.0.3/24", h.ns)
+	case "routed":
+		a.box, a.c = h.routed()
+		b.box, b.c = h.add("two", "10.67.0.3/24", h.ns)
+		h.Route(b.box, "0.0.0.0/0", "10.67.0.1")
+	case "overlay":
+		a.box, a.c = h.overlay(false)
+		b.box, b.c = h.add("two", "10.69.0.3/24", h.ns)
+		to = "10.69.0.1"
+	case "macvlan":
+		a.box, a.c = h.macvlan("one", "10.66.0.2/24")
+		b.box, b.c = h.macvlan("two", "10.66.0.3/24")
+	case "host":
+		h.Address(h.ns, "nic0", netip.MustParsePrefix("10.66.0.254/24").String())
+		a.box = h.Create(sandbox.Spec{Name: "one", Network: h.ns})
+		b.box = h.Create(sandbox.Spec{Name: "two", Network: h.ns})
+		a.c, b.c = h.describe(a.box), h.describe(b.box)
+	}
+	return a, b, to
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
-	"github.com/fairlead-project/fairlead/policy"
 )
 
 // errNoSharing is returned on kernels whose IFBs drop what a BPF program redirects to them, as it
@@ -18,61 +17,53 @@ var errNoSharing = errors.New("what uplinks receive cannot be shared on this ker
 // errNoHeader is the error of an uplink that cannot share what it receives.
 var errNoHeader = errors.New("its packets have no Ethernet header, as those of WireGuard, tun and PPP, and so no IFB can queue them; possible with: net.ingress.ceil alone, which veths hold")
 
-// direction is egress or ingress, and how they differ.
-type direction struct {
-	prefix string // of its keys
-	what   string // of an uplink, for errors
-	due    func(due) policy.Net
-	link   func(*uplink) model.Link
-	failed func(*uplink) error
+// directions lists both.
+func directions() []Direction { return []Direction{Egress, Ingress} }
+
+// prefix begins the keys of a direction.
+func (way Direction) prefix() string {
+	if way == Egress {
+		return "net."
+	}
+	return "net.ingress."
 }
 
-func sending() direction {
-	return direction{"net.", "", func(d due) policy.Net { return d.egress }, func(u *uplink) model.Link { return u.link }, func(u *uplink) error { return u.unsent }}
+// unheld returns why the plan of a direction is not in force.
+func (u *uplink) unheld(way Direction) error {
+	if way == Ingress && !u.ether {
+		return errNoHeader
+	}
+	return u.hold(way).why
 }
 
-func receiving() direction {
-	return direction{"net.ingress.", ", what it receives", func(d due) policy.Net { return d.ingress }, func(u *uplink) model.Link { return u.ingress.link }, func(u *uplink) error {
-		if !u.ether {
-			return errNoHeader
-		}
-		return u.unreceived
-	}}
-}
+// plans are those of the uplinks, by index, in the directions in which tenants need them.
+type plans map[Direction]map[int]model.Plan
 
-func (way direction) sent() bool { return way.prefix == sending().prefix }
-
-// plans divides every uplink among the tenants, in both directions. It changes nothing. A nil map
-// means that the uplinks need nothing in that direction.
-func (f *Traffic) plans() (out, in map[int]model.Plan, err error) {
-	sends, shares := false, false
-	for _, t := range f.shaped {
-		sends = sends || f.needs(t, sending())
-		shares = shares || f.needs(t, receiving())
-	}
-	if sends {
-		if out, err = f.divide(sending()); err != nil {
-			return nil, nil, err
+// plans divides every uplink among the tenants. It changes nothing.
+func (f *Traffic) plans() (all plans, err error) {
+	all = make(plans)
+	for _, way := range directions() {
+		if !f.needed(way) {
+			continue
+		}
+		if all[way], err = f.divide(way); err != nil {
+			return nil, err
 		}
 	}
-	if shares {
-		if in, err = f.divide(receiving()); err != nil {
-			return nil, nil, err
-		}
-	}
-	if len(in) == 0 { // nothing can be enforced there, see unkept
-		return out, nil, nil
+	if len(all[Ingress]) == 0 { // nothing can be enforced there, see unkept
+		delete(all, Ingress)
+		return all, nil
 	}
 	if f.cfg.Ends.Filters() {
-		return nil, nil, errNoSharing
+		return nil, errNoSharing
 	}
-	return out, in, nil
+	return all, nil
 }
 
 // needed reports whether any tenant needs the uplinks.
-func (f *Traffic) needed() bool {
+func (f *Traffic) needed(way Direction) bool {
 	for _, t := range f.shaped {
-		if f.needs(t, sending()) || f.needs(t, receiving()) {
+		if f.needs(t, way) {
 			return true
 		}
 	}
@@ -81,8 +72,8 @@ func (f *Traffic) needed() bool {
 
 // needs reports whether a tenant's due needs the uplinks. A ceil alone does not, unless packets pass
 // no veth that could hold it.
-func (f *Traffic) needs(t *shaped, way direction) bool {
-	n := way.due(t.due)
+func (f *Traffic) needs(t *shaped, way Direction) bool {
+	n := t.due[way]
 	past := func(e container.End) bool { return unseen(e.Inside.Kind) }
 	if t.Key().NetNS != 0 && !f.atUplinks(way) && !slices.ContainsFunc(t.Ends(), past) {
 		n.Ceil = 0
@@ -91,16 +82,14 @@ func (f *Traffic) needs(t *shaped, way direction) bool {
 }
 
 // atUplinks reports whether ceils hold at uplinks only: see errNoSharing.
-func (f *Traffic) atUplinks(way direction) bool {
-	return way.sent() && f.cfg.Ends.Filters()
-}
+func (f *Traffic) atUplinks(way Direction) bool { return way == Egress && f.cfg.Ends.Filters() }
 
 // divide divides what the uplinks send or receive.
-func (f *Traffic) divide(way direction) (map[int]model.Plan, error) {
+func (f *Traffic) divide(way Direction) (map[int]model.Plan, error) {
 	tenants := make([]model.Tenant, 0, len(f.shaped))
 	bounds, orders := false, false
 	for _, t := range f.shaped {
-		if n := way.due(t.due); asked(n) {
+		if n := t.due[way]; asked(n) {
 			tenants = append(tenants, model.Tenant{Slot: t.slot, Name: t.name, Net: n, Bare: t.bare()})
 			bounds, orders = bounds || n.Latency > 0, orders || n.Priority != nil
 		}
@@ -108,7 +97,7 @@ func (f *Traffic) divide(way direction) (map[int]model.Plan, error) {
 	plans := make(map[int]model.Plan, len(f.uplinks))
 	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
 		u := f.uplinks[index]
-		l := way.link(u)
+		l := u.hold(way).link
 		// Without a rate, only a ceil can be kept of what is received.
 		keeps := func(t model.Tenant) bool { return l.Rate > 0 || t.Ceil > 0 }
 		if l.Received && (!u.ether || !slices.ContainsFunc(tenants, keeps)) {
@@ -119,7 +108,7 @@ func (f *Traffic) divide(way direction) (map[int]model.Plan, error) {
 		l.HFSC = f.hfsc && bounds && !orders
 		p, err := model.Compute(l, tenants)
 		if err != nil {
-			return nil, fmt.Errorf("uplink %s%s: %w", l.Name, way.what, err)
+			return nil, fmt.Errorf("uplink %s%s: %w", l.Name, map[Direction]string{Ingress: ", what it receives"}[way], err)
 		}
 		plans[index] = p
 	}

@@ -16,8 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// queue is a device with our root qdisc, present or planned: an uplink, the IFB for what an uplink
-// receives, or the host end of a veth, which sends what the container receives.
+// queue is a device with our root qdisc, present or planned.
 type queue struct {
 	link    model.Link
 	index   int
@@ -25,13 +24,10 @@ type queue struct {
 	kind    qdisc.Kind  // of this kind
 	lost    bool        // it was, until it was replaced
 	theirs  string      // the foreign qdisc that limits the device to no more than ours would; empty: none
-	ordered bool        // its classes are not all of one level
 	plan    *model.Plan // in force, or to be; nil: none
 	brought bool        // the kernel confirmed it
 	dispute dispute
-	split   []uint16 // classes, by minor, that split packets into frames
-	frame   int      // of this length, bytes; 0: none do
-	cut     bool     // some were, since the root became ours
+	cut     bool // classes split packets into frames, or have since the root became ours
 }
 
 const (
@@ -100,12 +96,6 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	}
 	q.cut = q.cut || p.Split > 0
 	_, err = d.Bring(kind, classes(p))
-	q.ordered, q.split, q.frame = ordered(p), nil, p.Split
-	for _, c := range p.Classes {
-		if c.Split > 0 {
-			q.split = append(q.split, minorOf(c.Slot))
-		}
-	}
 	if !errors.Is(err, qdisc.ErrNotOurs) {
 		q.brought = err == nil
 		return err
@@ -125,15 +115,17 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	return q.bring(j, ns, p, by, now)
 }
 
-// forget records that nothing of ours is, or should be, at the device.
-func (q *queue) forget() { *q = queue{link: q.link, index: q.index} }
+// live reports whether the classes are ours.
+func (q *queue) live() bool { return q.claimed && !q.lost }
 
-// cuts reports whether any class splits packets.
-func (q *queue) cuts() bool { return q.claimed && !q.lost && q.frame > 0 }
+// splits reports whether a class splits packets into frames.
+func (q *queue) splits(minor uint16) bool {
+	return slices.ContainsFunc(q.plan.Classes, func(c model.Class) bool { return minorOf(c.Slot) == minor && c.Split > 0 })
+}
 
 // widen raises the length of the frames that packets are split into.
 func (q *queue) widen(ns *netdev.NS, frame int) error {
-	if !q.cuts() || q.frame >= frame {
+	if !q.live() || q.plan.Split == 0 || q.plan.Split >= frame {
 		return nil
 	}
 	d, err := qdisc.Open(ns, q.index)
@@ -155,7 +147,7 @@ func (q *queue) widen(ns *netdev.NS, frame int) error {
 			p.Classes[i].Split = max(c.Split, frame)
 		}
 	}
-	q.plan, q.frame = &p, frame
+	p.Split, q.plan = frame, &p
 	return nil
 }
 
@@ -164,12 +156,12 @@ func ordered(p model.Plan) bool {
 	return slices.ContainsFunc(p.Classes, func(c model.Class) bool { return c.HTB.Prio != p.Classes[0].HTB.Prio })
 }
 
-// classes converts a plan to the types of kernel/qdisc.
+// classes lists the classes of a plan.
 func classes(p model.Plan) []qdisc.Class {
 	out := make([]qdisc.Class, 0, len(p.Classes)+1)
-	out = append(out, qdisc.Class{Minor: qdisc.MinorTop, HTB: qdisc.HTB(p.Root), HFSC: hfsc(p.Top)})
+	out = append(out, qdisc.Class{Minor: qdisc.MinorTop, HTB: p.Root, HFSC: p.Top})
 	for _, c := range p.Classes {
-		out = append(out, qdisc.Class{Minor: minorOf(c.Slot), HTB: qdisc.HTB(c.HTB), HFSC: hfsc(c.HFSC), Split: c.Split})
+		out = append(out, qdisc.Class{Minor: minorOf(c.Slot), HTB: c.HTB, HFSC: c.HFSC, Split: c.Split})
 	}
 	return out
 }
@@ -188,16 +180,6 @@ func kindOf(p model.Plan) qdisc.Kind {
 		return qdisc.KindHFSC
 	}
 	return qdisc.KindHTB
-}
-
-func hfsc(c model.HFSC) qdisc.HFSC {
-	return qdisc.HFSC{RealTime: qdisc.Curve(c.RealTime), LinkShare: qdisc.Curve(c.LinkShare), UpperLimit: qdisc.Curve(c.UpperLimit)}
-}
-
-// shapedBy is the error of a device with a foreign root qdisc that, as far as is known, limits
-// it to less than ours would.
-func shapedBy(l qdisc.Limit, mend string) error {
-	return fmt.Errorf("%w (%s), which is left in place; possible with: %s", errShaped, limitText(l), mend)
 }
 
 func limitText(l qdisc.Limit) string {
@@ -224,7 +206,7 @@ func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, most u
 		if by.Container == 0 {
 			mend += fmt.Sprintf(", and its rate given by the agent's flag --uplink %s=RATE", q.link.Name)
 		}
-		return shapedBy(l, mend)
+		return fmt.Errorf("%w (%s), which is left in place; possible with: %s", errShaped, limitText(l), mend)
 	}
 	// An earlier agent may have turned them for a container that has ended.
 	knobs := q.knobs(ns)
@@ -286,10 +268,10 @@ func (f *Traffic) undo(refs ...journal.Ref) error {
 	return f.restore(func(e journal.Entry) bool { return slices.Contains(refs, e.Ref) })
 }
 
-// restore undoes the changes of this feature that match.
+// restore undoes the changes of this feature that match; nil: all.
 func (f *Traffic) restore(match func(journal.Entry) bool) error {
 	_, err := f.cfg.Journal.Restore(kernel.Opener(f.cfg.Roots), func(e journal.Entry) bool {
-		return e.Owner.Feature == name && match(e)
+		return e.Owner.Feature == name && (match == nil || match(e))
 	})
 	if err != nil {
 		return fmt.Errorf("traffic: %w", err)
@@ -304,11 +286,8 @@ func (f *Traffic) release() error {
 		errs = append(errs, u.close())
 	}
 	clear(f.uplinks)
-	f.dividing, f.sharing, f.forwards = false, false, false
-	err := errors.Join(append(errs, f.unwatch(), f.restore(all))...)
+	f.divides, f.forwards = nil, false
+	err := errors.Join(append(errs, f.unwatch(), f.restore(nil))...)
 	f.unreleased = err != nil
 	return err
 }
-
-// all matches every entry of the journal that is ours.
-func all(journal.Entry) bool { return true }

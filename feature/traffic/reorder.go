@@ -23,10 +23,10 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 	late := make(map[identity.Slot]bool)
 	for index, u := range f.uplinks {
 		p, planned := plans[index]
-		if !planned || !u.claimed || u.lost || u.kind != qdisc.KindHTB || p.Link.HFSC {
+		if !planned || !u.out.live() || u.out.kind != qdisc.KindHTB || p.Link.HFSC {
 			continue
 		}
-		if !u.ordered && !ordered(p) { // all levels were equal, and are
+		if !ordered(*u.out.plan) && !ordered(p) { // all levels were equal, and are
 			continue
 		}
 		d, err := qdisc.Open(f.host, index)
@@ -62,8 +62,8 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 	aside := func(emptied func(t *shaped) identity.Slot) error {
 		var errs []error
 		for index, u := range f.uplinks {
-			if p, planned := plans[index]; planned && u.claimed && !u.lost {
-				errs = append(errs, u.bring(f.cfg.Journal, f.host, with(p, beside, emptied), journal.Owner{Feature: name}, f.cfg.Now()))
+			if p, planned := plans[index]; planned && u.out.live() {
+				errs = append(errs, u.out.bring(f.cfg.Journal, f.host, with(p, beside, emptied), journal.Owner{Feature: name}, f.cfg.Now()))
 			}
 		}
 		return errors.Join(errs...)
@@ -77,8 +77,8 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 		minors = append(minors, uint16(t.slot))
 	}
 	for index, u := range f.uplinks {
-		if u.claimed && !u.lost {
-			errs = append(errs, f.drain(f.host, index, u.kind, minors...))
+		if u.out.live() {
+			errs = append(errs, f.drain(f.host, index, u.out.kind, minors...))
 		}
 	}
 	for t := range beside {

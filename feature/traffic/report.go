@@ -12,7 +12,6 @@ import (
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hist"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
@@ -67,28 +66,23 @@ func (f *Traffic) Read() Reading {
 	if f.programs == nil || len(f.shaped) == 0 {
 		return r
 	}
-	out, in, err := f.plans()
+	all, err := f.plans()
 	if err != nil { // an uplink has become too slow: the status reports it
 		return r
 	}
-	owners := f.owners()
-	for index, u := range f.uplinks {
-		if p, planned := out[index]; planned && u.claimed && !u.lost {
-			r.Rows = f.read(r.Rows, index, Egress, p, owners)
-		}
-		if p, planned := in[index]; planned && u.ingress.claimed && !u.ingress.lost {
-			r.Rows = f.read(r.Rows, u.ingress.index, Ingress, p, owners)
-		}
-	}
+	owners := map[identity.Slot]*shaped{identity.Nobody: nil}
 	for _, t := range f.shaped {
-		for key, e := range t.ends {
-			if e.receives.claimed && !e.receives.lost {
-				r.Rows = f.readCeil(r.Rows, t, key.NetNS, e.path, Ingress, &e.receives)
+		owners[t.slot] = t
+		for at, h := range t.holds {
+			if h.live() {
+				r.Rows = f.read(r.Rows, h, at.way, *h.plan, map[identity.Slot]*shaped{identity.Nobody: t})
 			}
 		}
-		for inode, s := range t.sends {
-			if s.claimed && !s.lost {
-				r.Rows = f.readCeil(r.Rows, t, inode, s.path, Egress, &s.queue)
+	}
+	for index, u := range f.uplinks {
+		for _, way := range directions() {
+			if p, planned := all[way][index]; planned && u.hold(way).live() {
+				r.Rows = f.read(r.Rows, u.hold(way), way, p, owners)
 			}
 		}
 	}
@@ -99,74 +93,42 @@ func (f *Traffic) Read() Reading {
 	return r
 }
 
-// owner is the owner of a class, and its policy in each direction.
-type owner struct {
-	tenant  tenant.Key
-	members []container.ID // sorted; nil: the default class
-	asked   map[Direction]policy.Net
-}
-
-func (f *Traffic) owners() map[identity.Slot]owner {
-	owners := map[identity.Slot]owner{identity.Nobody: {}}
-	for _, t := range f.shaped {
-		owners[t.slot] = owner{t.Key(), t.members(), map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}}
+// read adds the classes of a hold that have one of the owners, by slot; nil owns the default class of
+// an uplink. At a tenant's own devices that class is the tenant's, and guarantees nothing.
+func (f *Traffic) read(to []Row, h *hold, way Direction, p model.Plan, owners map[identity.Slot]*shaped) []Row {
+	ns, err := f.find.Open(h.path, h.of.NetNS)
+	if err != nil {
+		return to
 	}
-	return owners
-}
-
-// read adds the classes of one device.
-func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners map[identity.Slot]owner) []Row {
-	stats := statsOf(f.host, index, kindOf(p))
+	defer ns.Close()
+	d, err := qdisc.Open(ns, h.index)
+	if err != nil {
+		return to
+	}
+	defer d.Close()
+	stats, _ := d.Stats(kindOf(p)) // none if it has gone, or its root qdisc is someone else's
 	for _, c := range p.Classes {
 		minor := minorOf(c.Slot)
-		o, known := owners[c.Slot]
+		t, known := owners[c.Slot]
 		st, there := stats[minor]
 		if !known || !there {
 			continue
 		}
 		row := Row{
-			Members: o.members, Uplink: p.Link.Name, Direction: way, Link: p.Link.Rate, Asked: o.asked[way],
+			Uplink: p.Link.Name, Direction: way, Link: p.Link.Rate,
 			Guaranteed: c.Guaranteed, Ceil: c.Ceil, Level: c.Level, Split: c.Split, Stats: st,
-			class: delay.Class{NetNS: f.host.Inode(), Index: index, Minor: minor}, tenant: o.tenant,
+			class: delay.Class{NetNS: h.of.NetNS, Index: h.index, Minor: minor},
 		}
-		if len(o.members) > 0 {
-			row.Container = o.members[0]
+		if t != nil {
+			row.Members, row.Asked, row.tenant = t.members(), t.due[way], t.Key()
+			row.Container = row.Members[0]
+		}
+		if owners[identity.Nobody] != nil {
+			row.Guaranteed = 0
 		}
 		to = append(to, row)
 	}
 	return to
-}
-
-// statsOf reads the counters of the classes of a device; none if it has gone, or its root qdisc is
-// someone else's.
-func statsOf(ns *netdev.NS, index int, kind qdisc.Kind) map[uint16]qdisc.Stats {
-	d, err := qdisc.Open(ns, index)
-	if err != nil {
-		return nil
-	}
-	defer d.Close()
-	stats, _ := d.Stats(kind)
-	return stats
-}
-
-// readCeil adds the class that limits a tenant to a ceil at the host ends of its veths, which
-// guarantees nothing. path is that of their namespace.
-func (f *Traffic) readCeil(to []Row, t *shaped, inode uint64, path string, way Direction, q *queue) []Row {
-	ns, err := f.find.Open(path, inode)
-	if err != nil {
-		return to
-	}
-	defer ns.Close()
-	st, there := statsOf(ns, q.index, qdisc.KindHTB)[qdisc.MinorDefault]
-	if !there {
-		return to
-	}
-	asked, members := map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}[way], t.members()
-	return append(to, Row{
-		Container: members[0], Members: members, Uplink: q.link.Name, Direction: way,
-		Link: q.link.Rate, Asked: asked, Ceil: asked.Ceil, Stats: st,
-		class: delay.Class{NetNS: ns.Inode(), Index: q.index, Minor: qdisc.MinorDefault}, tenant: t.Key(),
-	})
 }
 
 // The bounds of traffic_delay_seconds are 2^firstBound ns (16 us) and each doubling up to

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -24,51 +23,35 @@ import (
 type shaped struct {
 	*tenant.Tenant
 	slot    identity.Slot
-	name    string // of one of its containers
-	due     due    // in force: what all members last agreed on
-	ends    map[container.Device]*end
-	at      hook.Set                // fl_identify and fl_deliver, at those
-	sends   map[uint64]*egressQueue // by network namespace
-	socket  *arrival                // fl_arrive, of a container in the host's network; nil: none
-	looked  time.Time               // last look at its devices after a netlink event
-	touched bool                    // another event has come since
+	name    string         // of one of its containers
+	due     due            // in force: what all members last agreed on
+	holds   map[spot]*hold // of its ceils
+	at      hook.Set       // fl_identify and fl_deliver, at its devices
+	socket  *arrival       // fl_arrive, of a container in the host's network; nil: none
+	looked  time.Time      // last look at its devices after a netlink event
+	touched bool           // another event has come since
+}
+
+// spot is a host end of a tenant's veth where a ceil may hold: what the tenant receives by it
+// (Ingress), or what it sends by it and the others in its namespace (Egress).
+type spot struct {
+	container.Device
+	way Direction
 }
 
 // due is what policy gives a tenant in the two directions.
-type due struct{ egress, ingress policy.Net }
+type due map[Direction]policy.Net
 
 // dueOf returns what policy gives a container, and false if that is nothing.
 func dueOf(t policy.Target) (due, bool) {
-	d := due{t.Settings.Egress, t.Settings.Ingress}
-	return d, asked(d.egress) || asked(d.ingress)
+	d := due{Egress: t.Settings.Egress, Ingress: t.Settings.Ingress}
+	return d, asked(d[Egress]) || asked(d[Ingress])
 }
 
 func (d due) equal(o due) bool { return reflect.DeepEqual(d, o) }
 
 // asked reports whether policy gives anything.
 func asked(n policy.Net) bool { return n != policy.Net{} }
-
-// end is a device that a tenant's packets pass: the host end of a veth, or a macvlan in the
-// container's namespace.
-type end struct {
-	receives queue  // of a veth: limits what the tenant receives
-	name     string // of the device
-	host     bool   // it is the host end of a veth
-	path     string // of the device's namespace
-	unheld   error  // why receives enforces nothing, until the host is changed
-}
-
-// egressQueue limits what a tenant sends: one queue for all veths with a host end in one namespace.
-type egressQueue struct {
-	ingress
-	of     int    // the host end that names the IFB: the one with the lowest index
-	path   string // of the namespace
-	unheld error  // as of an end
-}
-
-func newShaped(t *tenant.Tenant, s identity.Slot) *shaped {
-	return &shaped{Tenant: t, slot: s, ends: make(map[container.Device]*end), sends: make(map[uint64]*egressQueue)}
-}
 
 // bare reports whether no runtime knows any of the tenant's containers.
 func (t *shaped) bare() bool {
@@ -91,13 +74,11 @@ func (t *shaped) members() (ids []container.ID) {
 
 // close closes the programs of a tenant. Queues stay.
 func (t *shaped) close() error {
-	var errs []error
-	for inode, s := range t.sends {
-		errs = append(errs, s.close())
-		delete(t.sends, inode)
+	errs := []error{t.closeSocket(), t.at.Close()}
+	for _, h := range t.holds {
+		errs = append(errs, h.set.Close())
 	}
-	clear(t.ends)
-	return errors.Join(append(errs, t.closeSocket(), t.at.Close())...)
+	return errors.Join(errs...)
 }
 
 // devices lists the ends that identify a tenant's packets.
@@ -117,55 +98,79 @@ func (t *shaped) devices() (map[container.Device]container.End, error) {
 }
 
 // identify numbers a tenant's packets wherever they enter the host, learns them where they arrive,
-// and limits what the tenant receives. It may be repeated at any time, and then only repairs.
+// and holds them to its ceils. It may be repeated at any time, and then only repairs.
 func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 	want, err := t.devices()
-	leads := f.leads(t, want)
-	errs := []error{err, f.programs.setClass(t.slot, t.slot), f.learnAtSockets(t), f.withdraw(t, want, leads)}
-	for key, dev := range want {
+	ends := hostEnds(want)
+	ceils := f.ceils(t, ends)
+	errs := []error{err, f.programs.setClass(t.slot, t.slot), f.learnAtSockets(t), t.at.Drop(func(d container.Device, _ bool, _ string) bool {
+		_, kept := want[d]
+		return !kept
+	})}
+	for at := range ceils {
+		if t.holds[at] == nil {
+			t.holds[at] = newHold(at.Device, want[at.Device].Path, map[Direction]string{Egress: trafficProgFlLead}[at.way])
+		}
+		t.holds[at].link.Name = want[at.Device].Name
+	}
+	// First, as two may redirect from one device. What is not wanted may be of an earlier agent.
+	errs = append(errs, f.withdraw(t, ceils))
+	for _, dev := range want {
 		if err := ctx.Err(); err != nil {
-			// The rest of the devices have no end yet, on which what follows depends.
 			return errors.Join(append(errs, err)...)
 		}
-		e := t.ends[key]
-		if e == nil {
-			e = &end{receives: queue{index: key.Index}, path: dev.Path}
-			t.ends[key] = e
-		}
-		e.name, e.host = dev.Name, dev.Host
-		at := leads[key.NetNS]
-		if err := f.reach(t, e, dev, len(at) > 0 && at[0] == key.Index); err != nil {
+		if err := f.reach(t, dev); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", dev.Name, err))
 		}
 	}
-	for inode, at := range leads {
-		if err := f.holdSent(t, inode, want[container.Device{NetNS: inode, Index: at[0]}].Path, at); err != nil {
-			errs = append(errs, fmt.Errorf("what it sends: %w", err))
+	for at, ceil := range ceils {
+		if ceil == 0 {
+			continue
+		}
+		h, what := t.holds[at], want[at.Device].Name
+		if h.ifb() {
+			h.from, what = ends[at.NetNS], "what it sends"
+		}
+		if err := h.keep(f.limit(t, h, ceil)); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// leads lists, by namespace, the host ends that lead to the queue for the tenant's egress ceil, the
-// lowest index first.
-func (f *Traffic) leads(t *shaped, want map[container.Device]container.End) map[uint64][]int {
-	leads := make(map[uint64][]int)
-	if t.due.egress.Ceil == 0 || f.cfg.Ends.Filters() { // errNoSharing
-		return leads
-	}
-	for key, e := range want {
-		if e.Host {
-			leads[key.NetNS] = append(leads[key.NetNS], key.Index)
+// ceils lists the ceils that are wanted at a tenant's own devices; 0: none there. What it sends has
+// one queue for all veths with a host end in one namespace, which the one with the lowest index
+// names.
+func (f *Traffic) ceils(t *shaped, ends map[uint64][]int) map[spot]uint64 {
+	ceils := make(map[spot]uint64)
+	for netns, list := range ends {
+		for i, index := range list {
+			d := container.Device{NetNS: netns, Index: index}
+			ceils[spot{d, Ingress}], ceils[spot{d, Egress}] = t.due[Ingress].Ceil, 0
+			if i == 0 && !f.cfg.Ends.Filters() { // errNoSharing
+				ceils[spot{d, Egress}] = t.due[Egress].Ceil
+			}
 		}
 	}
-	for _, at := range leads {
-		slices.Sort(at)
+	return ceils
+}
+
+// hostEnds lists the host ends of veths by namespace, the lowest index first.
+func hostEnds(want map[container.Device]container.End) map[uint64][]int {
+	ends := make(map[uint64][]int)
+	for d, e := range want {
+		if e.Host {
+			ends[d.NetNS] = append(ends[d.NetNS], d.Index)
+		}
 	}
-	return leads
+	for _, list := range ends {
+		slices.Sort(list)
+	}
+	return ends
 }
 
 // learns reports whether to learn flows where the tenant receives them.
-func (f *Traffic) learns(t *shaped) bool { return f.sharing && asked(t.due.ingress) }
+func (f *Traffic) learns(t *shaped) bool { return f.divides[Ingress] && asked(t.due[Ingress]) }
 
 // learnAtSockets begins, or ends, to learn at the sockets of a container in the host's network.
 func (f *Traffic) learnAtSockets(t *shaped) error {
@@ -200,15 +205,15 @@ func (f *Traffic) unlearn(t *shaped) error {
 		t.closeSocket(), f.programs.forgetFlows())
 }
 
-// reach configures one device of a tenant. named: an IFB bears its index, for holdSent.
-func (f *Traffic) reach(t *shaped, e *end, dev container.End, named bool) error {
+// reach attaches the programs that number and learn a tenant's packets at one of its devices.
+func (f *Traffic) reach(t *shaped, dev container.End) error {
 	// A veth's host end sends what the container receives.
 	for _, p := range []struct {
 		wanted, egress bool
 		stage          qdisc.Stage
 		name, program  string
 	}{
-		{dev.Host && f.dividing && asked(t.due.egress), false, hook.Identify, identify, trafficProgFlIdentify},
+		{dev.Host && f.divides[Egress] && asked(t.due[Egress]), false, hook.Identify, identify, trafficProgFlIdentify},
 		{f.learns(t), dev.Host, hook.Learn, deliver, trafficProgFlDeliver},
 	} {
 		at := hook.Place{Device: dev.Device, Path: dev.Path, Owner: journal.Owner{Feature: name}, Egress: p.egress, Stage: p.stage, Name: p.name}
@@ -222,101 +227,55 @@ func (f *Traffic) reach(t *shaped, e *end, dev container.End, named bool) error 
 			return err
 		}
 	}
-	if !dev.Host {
-		return nil
-	}
-	ns, err := f.find.Open(dev.Path, dev.NetNS)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	if !named {
-		err = f.unlead(ns, dev.Index, &ingress{}) // from an earlier agent
-	}
-	e.unheld = f.holdReceived(t, &e.receives, ns)
-	if !lasting(e.unheld) {
-		err = errors.Join(err, e.unheld)
-	}
-	return err
+	return nil
 }
 
 // The names of fl_identify and fl_deliver at a device.
 const identify, deliver = "identify", "deliver"
 
-// holdReceived limits what a tenant receives by a veth, from any source, to its ceil. A foreign
-// qdisc with a lower limit stays, as that of the CNI plugin bandwidth.
-func (f *Traffic) holdReceived(t *shaped, q *queue, ns *netdev.NS) error {
-	ceil := t.due.ingress.Ceil
-	if ceil == 0 {
-		q.forget()
-		return f.undo(q.knobs(ns)...) // also those of an earlier agent
-	}
-	if err := f.watch(ns); err != nil {
-		return err
-	}
-	var err error
-	if q.theirs, err = stricter(ns, q.index, ceil); err != nil {
-		return err
-	}
-	if q.theirs != "" {
-		q.claimed = false
-		return nil
-	}
-	p, err := ceiling(ns, q.index, ceil)
-	if err != nil {
-		return err
-	}
-	q.link = p.Link
-	return q.bring(f.cfg.Journal, ns, p, t.owner(), f.cfg.Now())
-}
-
-// holdSent limits what a tenant sends by the host ends at, to any destination, to its ceil; path is
-// the path of their namespace. Uplinks do not see what stays on the host. A device of others, to
-// which the ends redirect all that they receive, with a lower limit holds the ceil in its place, as
-// an IFB of the CNI plugin bandwidth.
-func (f *Traffic) holdSent(t *shaped, inode uint64, path string, at []int) error {
-	s := t.sends[inode]
-	if s == nil {
-		s = &egressQueue{of: at[0], path: path}
-		t.sends[inode] = s
-	}
-	ns, err := f.find.Open(s.path, inode)
+// limit holds what passes the veths of a hold, from or to anywhere, to a ceil: uplinks do not see
+// what stays on the host. A qdisc of others with a lower limit stays, and holds in its place.
+func (f *Traffic) limit(t *shaped, h *hold, ceil uint64) error {
+	ns, err := f.find.Open(h.path, h.of.NetNS)
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	s.theirs = ""
-	if len(at) == 1 {
-		// Ours redirects before any filter, so theirs would see nothing.
-		to, err := qdisc.Redirected(ns, at[0])
-		if err == nil && to != 0 {
-			s.theirs, err = stricter(ns, to, t.due.egress.Ceil)
-		}
-		if err != nil {
-			return err
-		}
-		if theirs := s.theirs; theirs != "" {
-			s.unheld = nil
-			err := f.unlead(ns, s.of, &s.ingress)
-			s.theirs = theirs
-			return err
-		}
+	if err := f.watch(ns); err != nil {
+		return err
 	}
-	p, err := ceiling(ns, s.of, t.due.egress.Ceil)
+	theirs, err := h.stricter(ns, ceil)
 	if err != nil {
 		return err
 	}
-	s.link = p.Link
-	s.unheld = f.lead(ns, s.of, at, &s.ingress, p, t.owner(), trafficProgFlLead)
-	if lasting(s.unheld) {
-		return nil
+	if theirs != "" {
+		err = f.take(ns, h)
+		h.theirs = theirs
+		return err
 	}
-	return s.unheld
+	p, err := ceiling(ns, h.of.Index, ceil)
+	if err != nil {
+		return err
+	}
+	h.theirs, h.link = "", p.Link
+	return f.put(ns, h, p, t.owner())
 }
 
-// stricter describes the root qdisc of a device if it is foreign and limits it to no more than ceil,
-// in bit/s.
-func stricter(ns *netdev.NS, index int, ceil uint64) (string, error) {
+// stricter describes the foreign root qdisc that limits what passes the hold to no more than ceil,
+// in bit/s; empty: there is none. It is that of the device, or of the one to which the device
+// redirects all that it receives, as the CNI plugin bandwidth has it.
+func (h *hold) stricter(ns *netdev.NS, ceil uint64) (string, error) {
+	index := h.of.Index
+	if h.ifb() {
+		if len(h.from) > 1 {
+			return "", nil
+		}
+		// Ours redirects before any filter, so theirs would see nothing.
+		var err error
+		if index, err = qdisc.Redirected(ns, index); err != nil || index == 0 {
+			return "", err
+		}
+	}
 	value, err := qdisc.Root(ns, index).Read()
 	if err != nil {
 		return "", err
@@ -343,50 +302,18 @@ func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
 	return model.Compute(l, nil)
 }
 
-// withdraw undoes what is in force at a tenant's devices that are not in keep, and the queues of
-// what it sends, except where leads names the same device. With neither it undoes all.
-func (f *Traffic) withdraw(t *shaped, keep map[container.Device]container.End, leads map[uint64][]int) error {
-	gone := func(d container.Device) bool { _, kept := keep[d]; return !kept }
-	errs := []error{t.at.Drop(func(d container.Device, _ bool, _ string) bool { return gone(d) })}
-	for d, e := range t.ends {
-		if !gone(d) {
+// withdraw undoes a tenant's holds except those with a ceil.
+func (f *Traffic) withdraw(t *shaped, ceils map[spot]uint64) error {
+	var errs []error
+	for at, h := range t.holds {
+		if ceils[at] != 0 {
 			continue
 		}
-		delete(t.ends, d)
-		if e.receives.claimed {
-			errs = append(errs, f.inside(e.path, d.NetNS, func(ns *netdev.NS) error { return f.undo(e.receives.knobs(ns)...) }))
+		if err := f.free(h); err != nil {
+			errs = append(errs, err) // the next call goes on
+		} else {
+			delete(t.holds, at)
 		}
 	}
-	for inode, s := range t.sends {
-		if at := leads[inode]; len(at) > 0 && at[0] == s.of {
-			continue
-		}
-		err := s.close()
-		if s.index != 0 {
-			err = errors.Join(err, f.inside(s.path, inode, func(ns *netdev.NS) error { return f.unlead(ns, s.of, &s.ingress) }))
-		}
-		if err == nil { // else the next call goes on
-			delete(t.sends, inode)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// inside calls undo in a namespace. If that has gone, it drops all entries of it.
-func (f *Traffic) inside(path string, inode uint64, undo func(*netdev.NS) error) error {
-	ns, err := f.find.Open(path, inode)
-	if errors.Is(err, netdev.ErrNoNS) {
-		prefix := fmt.Sprintf("%d/", inode)
-		gone := func(journal.Ref) (journal.Knob, error) { return nil, journal.ErrGone }
-		_, err = f.cfg.Journal.Restore(gone, func(e journal.Entry) bool {
-			return e.Owner.Feature == name && strings.HasPrefix(e.Ref.Object, prefix)
-		})
-		return errors.Join(err, f.unwatch()) // which would keep it alive
-	}
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	return undo(ns)
+	return errors.Join(append(errs, f.unwatch())...)
 }

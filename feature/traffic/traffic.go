@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
-	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -68,11 +67,10 @@ type Traffic struct {
 	tenants    *tenant.Register // of the containers that policy gives bandwidth
 	shaped     map[tenant.Key]*shaped
 	uplinks    map[int]*uplink
-	unreleased bool              // not all at the uplinks was undone after the last tenant: Remove goes on
-	dividing   bool              // what uplinks send has classes
-	sharing    bool              // what uplinks receive is redirected to IFBs
-	watches    map[uint64]*watch // of namespaces with our devices or qdiscs
-	forwards   bool              // the sysctl was set for that, see forward
+	unreleased bool                    // not all at the uplinks was undone after the last tenant: Remove goes on
+	divides    map[Direction]bool      // what uplinks send has classes, what they receive passes IFBs
+	watches    map[uint64]func() error // of namespaces with our devices or qdiscs: each ends one
+	forwards   bool                    // the sysctl was set for that, see forward
 	forwarding dispute
 	changed    func(container.ID) // see Notify
 	done       chan struct{}      // closed by Close
@@ -106,7 +104,7 @@ func New(cfg Config) (*Traffic, error) {
 		tenants: tenant.New(cfg.Roots.Proc, tenant.Network),
 		shaped:  make(map[tenant.Key]*shaped),
 		uplinks: make(map[int]*uplink),
-		watches: make(map[uint64]*watch),
+		watches: make(map[uint64]func() error),
 
 		measuring: make(chan struct{}, atOnce),
 		done:      make(chan struct{}),
@@ -213,7 +211,7 @@ func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
 	}
 	f.tenants.Settle(in)
 	s := f.shaped[in.Key()]
-	if asked(a.was.ingress) && !asked(s.due.ingress) {
+	if asked(a.was[Ingress]) && !asked(s.due[Ingress]) {
 		// Its packets leave the class first.
 		if err := f.unlearn(s); err != nil {
 			return err
@@ -222,8 +220,8 @@ func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
 	errs = []error{a.told}
 	switch {
 	case a.failed == nil: // the class first, so that no packet names a missing one
-		errs = append(errs, f.enforce(a.out, a.in))
-	case f.needs(s, sending()) || f.needs(s, receiving()):
+		errs = append(errs, f.enforce(a.plans))
+	case f.needs(s, Egress) || f.needs(s, Ingress):
 		errs = append(errs, a.failed)
 	}
 	if err := errors.Join(append(errs, f.identify(ctx, s))...); err != nil {
@@ -235,7 +233,7 @@ func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
 // admission is what is to be put in force for a member of a tenant.
 type admission struct {
 	was     due // in force so far
-	out, in map[int]model.Plan
+	plans   plans
 	failed  error    // why the uplinks cannot be divided at all, with or without the member's due
 	missing []string // uplinks that do not exist
 	told    error    // why the member's sockets are not recognised
@@ -261,11 +259,11 @@ func (f *Traffic) admit(in *tenant.Tenant, c container.Container) (a admission, 
 	s := f.shaped[key]
 	made := s == nil
 	if made {
-		s = newShaped(in, slot)
+		s = &shaped{Tenant: in, slot: slot, holds: make(map[spot]*hold)}
 	}
 	a.was, s.due, s.name = s.due, agreed.Value, c.Name
 	f.shaped[key] = s
-	a.out, a.in, a.failed = f.plans()
+	a.plans, a.failed = f.plans()
 	if a.failed == nil {
 		return a, nil
 	}
@@ -273,7 +271,7 @@ func (f *Traffic) admit(in *tenant.Tenant, c container.Container) (a admission, 
 	if made {
 		delete(f.shaped, key)
 	}
-	if _, _, before := f.plans(); before == nil { // its own fault
+	if _, before := f.plans(); before == nil { // its own fault
 		return a, a.failed
 	}
 	// Without it the uplinks cannot be divided either: its veths enforce what they can.
@@ -296,19 +294,21 @@ func (f *Traffic) enroll(c container.Container) (identity.Slot, error) {
 
 // enforce puts plans into force, and lets packets be told apart where uplinks have classes. Packets
 // leave classes before those go, and enter them once they are there.
-func (f *Traffic) enforce(out, in map[int]model.Plan) error {
-	f.apart(f.dividing && out != nil, f.sharing && in != nil)
-	err := f.bring(out, in)
-	f.apart(out != nil, in != nil)
+func (f *Traffic) enforce(all plans) error {
+	was := f.divides
+	f.apart(func(way Direction) bool { return was[way] && all[way] != nil })
+	err := f.bring(all)
+	f.apart(func(way Direction) bool { return all[way] != nil })
 	return err
 }
 
 // apart begins, or ends, to tell packets apart for classes of what uplinks send and receive.
-func (f *Traffic) apart(dividing, sharing bool) {
-	if f.dividing == dividing && f.sharing == sharing {
+func (f *Traffic) apart(divides func(Direction) bool) {
+	is := map[Direction]bool{Egress: divides(Egress), Ingress: divides(Ingress)}
+	if is[Egress] == f.divides[Egress] && is[Ingress] == f.divides[Ingress] {
 		return
 	}
-	f.dividing, f.sharing = dividing, sharing
+	f.divides = is
 	for _, t := range f.shaped {
 		f.reidentify(t) // a failure is the tenant's own
 	}
@@ -348,8 +348,8 @@ func (f *Traffic) settle(t *tenant.Tenant) error {
 	if ended {
 		// First move its packets, then remove its classes.
 		delete(f.shaped, t.Key())
-		errs = append(errs, f.programs.setClass(s.slot, identity.Nobody), f.withdraw(s, nil, nil), f.unwatch(), s.close())
-		if asked(s.due.ingress) {
+		errs = append(errs, f.programs.setClass(s.slot, identity.Nobody), s.close(), f.withdraw(s, nil))
+		if asked(s.due[Ingress]) {
 			errs = append(errs, f.programs.forgetFlows())
 		}
 	}
@@ -363,9 +363,9 @@ func (f *Traffic) settle(t *tenant.Tenant) error {
 	case len(f.shaped) == 0:
 		errs = append(errs, f.release())
 	default:
-		out, in, err := f.plans()
+		all, err := f.plans()
 		if err == nil {
-			err = f.enforce(out, in)
+			err = f.enforce(all)
 		}
 		errs = append(errs, err)
 	}
@@ -396,18 +396,17 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.shaped) == 0 {
-		return f.restore(all)
+		return f.restore(nil)
 	}
 	var held []journal.Ref
 	if f.forwards {
 		held = append(held, qdisc.ForwardPriority(f.cfg.Roots.Proc, f.host).Ref())
 	}
 	for _, u := range f.uplinks {
-		if u.claimed {
-			held = append(held, u.knobs(f.host)...)
-		}
-		if u.ingress.index != 0 {
-			held = append(held, append(u.ingress.knobs(f.host), f.host.IFB(u.index).Ref())...)
+		for _, h := range []*hold{u.out, u.in} {
+			if h.claimed || h.ifb() && h.index != 0 {
+				held = append(held, h.refs(f.host)...)
+			}
 		}
 	}
 	// The agent and Apply undo the entries of a single container.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
@@ -61,8 +60,8 @@ func (f *Traffic) lookAround() {
 	value, err := qdisc.ForwardPriority(f.cfg.Roots.Proc, f.host).Read()
 	forward := f.forwards && err == nil && value != "0"
 	for _, u := range f.uplinks {
-		if forward || u.program.Lost() || u.ingress.inbound.Lost() {
-			f.renew(u)
+		if forward || u.out.set.Lost() || u.in.set.Lost() {
+			f.restoreUplink(u)
 		}
 	}
 	for _, t := range f.shaped {
@@ -75,8 +74,8 @@ func (f *Traffic) lookAround() {
 // lost reports whether a program of the tenant was detached.
 func (t *shaped) lost() bool {
 	lost := t.at.Lost()
-	for _, s := range t.sends {
-		lost = lost || s.inbound.Lost()
+	for _, h := range t.holds {
+		lost = lost || h.set.Lost()
 	}
 	return lost || t.socket != nil && t.socket.detached()
 }
@@ -90,23 +89,21 @@ func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 	defer f.mu.Unlock()
 	f.looking.Begin()
 	defer f.looking.End()
-	w := f.watches[inode]
-	if w == nil || f.programs == nil {
+	if f.watches[inode] == nil || f.programs == nil {
 		return
 	}
-	f.led(inode, func(i *ingress) {
-		if !told(i.index) {
-			return
+	for h := range f.all() {
+		if h.of.NetNS != inode || !h.ifb() || h.set.Len() == 0 || !told(h.index) {
+			continue
 		}
-		l, err := w.ns.Link(i.index)
-		if err == nil && l.Up || err != nil && !errors.Is(err, netdev.ErrNoLink) {
-			return
+		if up, err := f.up(h); up || err != nil && !errors.Is(err, netdev.ErrNoLink) {
+			continue
 		}
-		f.cfg.Log.Warn("somebody has removed or set down an IFB", "index", i.index, "for", i.link.Name)
-		if err := i.close(); err != nil {
-			f.cfg.Log.Error("packets may still be led to an IFB that takes none", "for", i.link.Name, "err", err)
+		f.cfg.Log.Warn("somebody has removed or set down an IFB", "index", h.index, "for", h.link.Name)
+		if err := h.set.Close(); err != nil {
+			f.cfg.Log.Error("packets may still be led to an IFB that takes none", "for", h.link.Name, "err", err)
 		}
-	})
+	}
 	if f.host != nil && f.host.Inode() == inode {
 		if slices.ContainsFunc(changes, func(c netdev.Change) bool { return c.Cause == netdev.LinkChanged || c.Cause == netdev.Overrun }) {
 			was := f.links()
@@ -118,16 +115,15 @@ func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 			}
 		}
 		for _, u := range f.uplinks {
-			if told(u.index) || u.ingress.index != 0 && told(u.ingress.index) {
-				f.renew(u)
+			if told(u.out.index) || u.in.index != 0 && told(u.in.index) {
+				f.restoreUplink(u)
 			}
 		}
 	}
 	for _, t := range f.shaped {
-		s := t.sends[inode]
-		touched := s != nil && s.index != 0 && told(s.index)
-		for key := range t.ends {
-			touched = touched || key.NetNS == inode && told(key.Index)
+		touched := slices.ContainsFunc(t.Ends(), func(e container.End) bool { return e.NetNS == inode && told(e.Index) })
+		for at, h := range t.holds {
+			touched = touched || at.NetNS == inode && h.index != 0 && told(h.index)
 		}
 		switch {
 		case !touched:
@@ -139,24 +135,35 @@ func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 	}
 }
 
+// up reports whether the device of a hold is up.
+func (f *Traffic) up(h *hold) (bool, error) {
+	ns, err := f.find.Open(h.path, h.of.NetNS)
+	if err != nil {
+		return false, err
+	}
+	defer ns.Close()
+	l, err := ns.Link(h.index)
+	return l.Up, err
+}
+
 // links sums up the uplinks.
 func (f *Traffic) links() (all string) {
 	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
-		all += fmt.Sprint(index, f.uplinks[index].link)
+		all += fmt.Sprint(index, f.uplinks[index].out.link)
 	}
 	return all
 }
 
-// renew restores an uplink's plans. It notifies all tenants if that begins, or ceases, to fail.
-func (f *Traffic) renew(u *uplink) {
-	was := fmt.Sprint(u.unsent, u.unreceived)
-	if u.plan != nil {
-		u.unsent = f.send(u, plansOf(u.index, u.plan))
+// restoreUplink restores an uplink's plans. It notifies all tenants if that begins, or ceases, to
+// fail.
+func (f *Traffic) restoreUplink(u *uplink) {
+	was := u.whys()
+	for _, h := range []*hold{u.out, u.in} {
+		if h.plan != nil {
+			h.why = f.renew(h, h.plan)
+		}
 	}
-	if u.ingress.plan != nil {
-		u.unreceived = f.receive(u, plansOf(u.index, u.ingress.plan))
-	}
-	if fmt.Sprint(u.unsent, u.unreceived) != was {
+	if u.whys() != was {
 		f.tellAll()
 	}
 }
@@ -172,7 +179,14 @@ func (f *Traffic) reidentify(t *shaped) {
 }
 
 // unheld sums up what is, and is not, enforced at the tenant's devices.
-func (t *shaped) unheld() string { return fmt.Sprint(t.holders(sending()), t.holders(receiving())) }
+func (t *shaped) unheld() (all string) {
+	for _, way := range directions() {
+		for _, h := range t.holding(way) {
+			all += fmt.Sprint(way, h.link.Name, h.why, h.theirs)
+		}
+	}
+	return all
+}
 
 func (f *Traffic) tellAll() {
 	for _, t := range f.shaped {
@@ -185,22 +199,6 @@ func (f *Traffic) tell(t *shaped) {
 	for _, id := range t.members() {
 		if f.changed != nil {
 			f.changed(id)
-		}
-	}
-}
-
-func plansOf(index int, p *model.Plan) map[int]model.Plan { return map[int]model.Plan{index: *p} }
-
-// led calls fn for all IFBs in a namespace that packets are redirected to.
-func (f *Traffic) led(inode uint64, fn func(*ingress)) {
-	for _, u := range f.uplinks {
-		if f.host != nil && f.host.Inode() == inode && u.ingress.inbound.Len() > 0 {
-			fn(&u.ingress)
-		}
-	}
-	for _, t := range f.shaped {
-		if s := t.sends[inode]; s != nil && s.inbound.Len() > 0 {
-			fn(&s.ingress)
 		}
 	}
 }

@@ -23,17 +23,22 @@ const received = 95
 
 // uplink is a device of the host that packets leave and enter by.
 type uplink struct {
-	queue            // for what it sends
-	program hook.Set // fl_normalise
-	ingress ingress  // for what it receives, if shared
-	ether   bool     // its packets have Ethernet headers
-	// Why the last plan of each direction is not in force.
-	unsent, unreceived error
+	out   *hold // for what it sends
+	in    *hold // for what it receives, if shared
+	ether bool  // its packets have Ethernet headers
 }
 
-func (u *uplink) close() error {
-	return errors.Join(u.program.Close(), u.ingress.close())
+func (u *uplink) hold(way Direction) *hold {
+	if way == Egress {
+		return u.out
+	}
+	return u.in
 }
+
+func (u *uplink) close() error { return errors.Join(u.out.set.Close(), u.in.set.Close()) }
+
+// whys sums up what is not in force.
+func (u *uplink) whys() string { return fmt.Sprint(u.out.why, u.in.why) }
 
 // look finds the present uplinks. missing lists the operator's uplinks that do not exist.
 func (f *Traffic) look() (missing []string, err error) {
@@ -43,9 +48,7 @@ func (f *Traffic) look() (missing []string, err error) {
 	}
 	var errs []error
 	there := make(map[int]bool)
-	named := make(map[string]bool)
 	for _, l := range links {
-		named[l.Name] = true
 		rate, _, err := f.rate(l)
 		if err != nil {
 			errs = append(errs, err)
@@ -54,26 +57,31 @@ func (f *Traffic) look() (missing []string, err error) {
 		there[l.Index] = true
 		u := f.uplinks[l.Index]
 		if u == nil {
-			u = &uplink{queue: queue{index: l.Index}}
+			of := container.Device{NetNS: f.host.Inode(), Index: l.Index}
+			u = &uplink{out: newHold(of, f.cfg.NetNS, ""), in: newHold(of, f.cfg.NetNS, trafficProgFlInbound)}
+			u.in.from = []int{l.Index}
 			f.uplinks[l.Index] = u
 		}
-		u.link, u.ether = linkOf(l), l.Ether
-		u.link.Rate, u.link.Splits = rate, f.splits
-		u.ingress.link = u.link
-		u.ingress.link.Rate, u.ingress.link.Received = rate/100*received, true
+		u.ether = l.Ether
+		u.out.link = linkOf(l)
+		u.out.link.Rate, u.out.link.Splits = rate, f.splits
+		u.in.link = u.out.link
+		u.in.link.Rate, u.in.link.Received = rate/100*received, true
 	}
 	for index, u := range f.uplinks {
 		if !there[index] { // it has gone, or is the port of a bond now
-			errs = append(errs, f.send(u, nil), f.receive(u, nil), u.close())
+			errs = append(errs, f.renew(u.out, nil), f.renew(u.in, nil), u.close())
 			delete(f.uplinks, index)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(f.cfg.Uplinks)) {
-		if !named[name] {
-			missing = append(missing, name)
-		}
-	}
-	return missing, errors.Join(errs...)
+	return f.absent(links), errors.Join(errs...)
+}
+
+// absent lists the operator's uplinks that are not among the present ones.
+func (f *Traffic) absent(present []netdev.Link) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(f.cfg.Uplinks)), func(name string) bool {
+		return slices.ContainsFunc(present, func(l netdev.Link) bool { return l.Name == name })
+	})
 }
 
 // present lists the devices that are uplinks now: the operator's, if he names any.
@@ -109,29 +117,33 @@ func (f *Traffic) rate(l netdev.Link) (rate uint64, by string, err error) {
 	return 0, "", nil
 }
 
-// bring puts plans into force, for what uplinks send and receive; nil plans mean that no tenant is
-// due anything in that direction. A failure does not stop the others. The error is one that a retry
-// may mend; what lasts longer is recorded in the uplink, see unkept.
-func (f *Traffic) bring(out, in map[int]model.Plan) error {
-	errs := []error{f.reorder(out)}
-	if f.needed() {
+// bring puts plans into force, for what uplinks send and receive; none for a direction means that
+// no tenant is due anything there. A failure does not stop the others. The error is one that a
+// retry may mend; what lasts longer is recorded in the hold, see unkept.
+func (f *Traffic) bring(all plans) error {
+	errs := []error{f.reorder(all[Egress])}
+	if f.needed(Egress) || f.needed(Ingress) {
 		errs = append(errs, f.watch(f.host))
 	}
 	for index, u := range f.uplinks {
-		u.unsent, u.unreceived = f.send(u, out), f.receive(u, in)
-		err := errors.Join(u.unsent, u.unreceived)
-		if errors.Is(err, journal.ErrGone) { // it has vanished, with all that was set there
-			errs = append(errs, u.close())
-			delete(f.uplinks, index)
-			continue
-		}
-		for _, err := range []error{u.unsent, u.unreceived} {
-			if err != nil && !lasting(err) {
-				errs = append(errs, fmt.Errorf("uplink %s: %w", u.link.Name, err))
+		var failed []error
+		for _, way := range directions() {
+			var plan *model.Plan
+			if p, planned := all[way][index]; planned {
+				plan = &p
+			}
+			h := u.hold(way)
+			if err := h.keep(f.renew(h, plan)); err != nil {
+				failed = append(failed, fmt.Errorf("uplink %s: %w", h.link.Name, err))
 			}
 		}
+		if errors.Is(errors.Join(failed...), journal.ErrGone) { // it has vanished, with all that was set there
+			failed = []error{u.close()}
+			delete(f.uplinks, index)
+		}
+		errs = append(errs, failed...)
 	}
-	if out == nil && in == nil && f.forwards {
+	if len(all) == 0 && f.forwards {
 		err := f.undo(qdisc.ForwardPriority(f.cfg.Roots.Proc, f.host).Ref())
 		f.forwards, errs = err != nil, append(errs, err)
 	}
@@ -139,51 +151,32 @@ func (f *Traffic) bring(out, in map[int]model.Plan) error {
 	return errors.Join(append(errs, f.unwatch(), f.widen())...)
 }
 
-// send puts the plan of what an uplink sends into force.
-func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
-	if plans == nil {
-		if u.plan == nil {
-			return nil
-		}
-		err := errors.Join(u.program.Close(), f.undo(u.knobs(f.host)...))
-		if err == nil { // else the next call goes on
-			u.forget()
-		}
-		return err
-	}
-	if err := u.bring(f.cfg.Journal, f.host, plans[u.index], journal.Owner{Feature: name}, f.cfg.Now()); err != nil {
-		if u.lost {
-			err = errors.Join(err, u.program.Close())
-		}
-		return err
-	}
-	at := hook.Place{
-		Device: container.Device{NetNS: f.host.Inode(), Index: u.index}, Path: f.cfg.NetNS,
-		Egress: true, Stage: hook.Identify, Name: "normalise", Owner: journal.Owner{Feature: name},
-	}
-	// Without the sysctl, forwarded packets carry no priority.
-	return errors.Join(f.forward(), u.program.Put(f.cfg.Ends, at, f.programs.Normalise.Clone))
-}
-
-// receive enforces the plan for what an uplink receives, if there is one.
-func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
-	by := journal.Owner{Feature: name}
-	p, planned := plans[u.index]
-	if !planned {
-		if u.ingress.index == 0 {
+// renew puts the plan of what an uplink sends or receives in force; nil: none.
+func (f *Traffic) renew(h *hold, p *model.Plan) error {
+	if p == nil {
+		if h.plan == nil && (!h.ifb() || h.index == 0) {
 			return nil // Prune undoes what an earlier agent left
 		}
-		return f.unlead(f.host, u.index, &u.ingress)
+		return f.take(f.host, h)
 	}
-	// Without it routing would overwrite the packet's tag.
-	forward := f.forward()
-	if forward != nil && !lasting(forward) {
+	by := journal.Owner{Feature: name}
+	if h.ifb() {
+		// Without it routing would overwrite the packet's tag.
+		forward := f.forward()
+		if forward != nil && !lasting(forward) {
+			return forward
+		}
+		if err := f.put(f.host, h, *p, by); err != nil {
+			return fmt.Errorf("what it receives: %w", err)
+		}
 		return forward
 	}
-	if err := f.lead(f.host, u.index, []int{u.index}, &u.ingress, p, by, trafficProgFlInbound); err != nil {
-		return fmt.Errorf("what it receives: %w", err)
+	if err := f.put(f.host, h, *p, by); err != nil {
+		return err
 	}
-	return forward
+	at := hook.Place{Device: h.of, Path: h.path, Egress: true, Stage: hook.Identify, Name: "normalise", Owner: by}
+	// Without the sysctl, forwarded packets carry no priority.
+	return errors.Join(f.forward(), h.set.Put(f.cfg.Ends, at, f.programs.Normalise.Clone))
 }
 
 // forward stops IPv4 forwarding from changing the priority of packets.
@@ -209,7 +202,7 @@ func (f *Traffic) widen() error {
 	_, err := f.look()
 	errs := []error{err}
 	for _, u := range f.uplinks {
-		errs = append(errs, u.widen(f.host, u.link.Frame()), u.ingress.widen(f.host, u.link.Frame()))
+		errs = append(errs, u.out.widen(f.host, u.out.link.Frame()), u.in.widen(f.host, u.in.link.Frame()))
 	}
 	return errors.Join(errs...)
 }
@@ -243,10 +236,8 @@ func (f *Traffic) Examine() []probe.Finding {
 			list = append(list, uplinkFinding(l.Name, probe.Verdict{Level: probe.Full}, policy.FormatRate(rate)+", "+by))
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(f.cfg.Uplinks)) {
-		if !slices.ContainsFunc(links, func(l netdev.Link) bool { return l.Name == name }) {
-			list = append(list, uplinkFinding(name, probe.Verdict{Level: probe.Unavailable, Why: "there is no device of that name", Mend: "name another by the agent's flag --uplink"}, ""))
-		}
+	for _, name := range f.absent(links) {
+		list = append(list, uplinkFinding(name, probe.Verdict{Level: probe.Unavailable, Why: "there is no device of that name", Mend: "name another by the agent's flag --uplink"}, ""))
 	}
 	if len(list) == 0 {
 		list = append(list, uplinkFinding("uplinks", probe.Verdict{

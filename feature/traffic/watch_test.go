@@ -73,15 +73,17 @@ func detach(id link.ID) error {
 	return d.Detach()
 }
 
-// Whatever of ours is removed, or changed, comes back without a call of Apply.
+// Whatever of ours is removed, or changed, comes back without a call of Apply, and packets get
+// through.
 func TestPutBack(t *testing.T) {
 	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
-	_, c := h.add("one", "10.66.0.2/24", h.ns)
+	box, c := h.add("one", "10.66.0.2/24", h.ns)
 	h.start()
 	before := h.state()
+	there, here := h.take(h.wire), h.take(box)
 	all := policy.Net{Weight: 3, Ceil: 50 * mbit}
 	must(t, h.due(c, all, all))
 	veth, own, shared := "hone", netdev.IFBName(h.Index(h.ns, "hone")), netdev.IFBName(h.nic0)
@@ -142,6 +144,12 @@ func TestPutBack(t *testing.T) {
 				}
 			})
 			until(t, tt.name, func() (string, bool) { is := tt.shown(); return is, is == want })
+			held := h.passedAt(h.ns, own).Packets
+			h.passesFrom(box, "10.66.0.1:9000", there, "packets to the wire")
+			if n := h.passedAt(h.ns, own).Packets - held; n < datagrams {
+				t.Errorf("%d packets met the ceil", n)
+			}
+			h.passesFrom(h.wire, "10.66.0.2:9000", here, "packets from the wire")
 		})
 	}
 	must(t, h.due(c, all, all))

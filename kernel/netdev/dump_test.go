@@ -127,14 +127,23 @@ func FuzzParseNAPI(f *testing.F) {
 	})
 }
 
-func TestMaskCPUs(t *testing.T) {
-	for mask, want := range map[string][]int{
-		"0": nil, "00000000,00000000": nil, "1": {0}, "3": {0, 1}, "80000000": {31},
-		"00000001,80000002": {1, 31, 32}, "1,00000000,00000000": {64},
+func TestMasks(t *testing.T) {
+	for _, c := range []struct {
+		mask string
+		cpus []int
+	}{
+		{"0", nil}, {"00000000,00000000", nil}, {"1", []int{0}}, {"23", []int{0, 1, 5}}, {"80000000", []int{31}}, {"81,00000001", []int{0, 32, 39}},
+		{"00000001,80000002", []int{1, 31, 32}}, {"1,00000000,00000000", []int{64}},
 	} {
-		if got, err := MaskCPUs(mask); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%q: %v, %v, want %v", mask, got, err, want)
+		if got, err := MaskCPUs(c.mask); err != nil || !slices.Equal(got, c.cpus) {
+			t.Errorf("%q: %v, %v, want %v", c.mask, got, err, c.cpus)
 		}
+		if got := CPUMask(c.cpus, c.mask); got != c.mask {
+			t.Errorf("mask of %v: %q, want %q", c.cpus, got, c.mask)
+		}
+	}
+	if got := CPUMask([]int{2, 64}, "f"); got != "4" { // there is no CPU 64
+		t.Errorf("mask of CPU 2: %q", got)
 	}
 	for _, bad := range []string{"", ",", "x", "1,", "-1", "100000000", "0x1", "1 "} {
 		if got, err := MaskCPUs(bad); err == nil {

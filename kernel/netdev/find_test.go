@@ -3,13 +3,11 @@ package netdev
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -76,26 +74,6 @@ func TestHiddenMounts(t *testing.T) {
 	opens(f)
 	if path, err := f.Find(own); err != nil || path != "/proc/self/ns/net" {
 		t.Errorf("the own namespace is at %q, %v", path, err)
-	}
-}
-
-// BenchmarkOpenKnobs opens the knobs of a Restore with 200 containers of ten entries each.
-func BenchmarkOpenKnobs(b *testing.B) {
-	var refs []journal.Ref
-	for range 200 {
-		made := testkit.NetNS(b)
-		made.Start(b, "sleep", "1000")
-		for q := range 10 {
-			refs = append(refs, journal.Ref{Kind: KindRPS, Object: fmt.Sprintf("%d/1/%d", made.Inode, q)})
-		}
-	}
-	for b.Loop() {
-		find := NewGlance("/proc", nil)
-		for _, ref := range refs {
-			k, err := OpenKnob(find, ref)
-			must(b, err)
-			k.(io.Closer).Close()
-		}
 	}
 }
 

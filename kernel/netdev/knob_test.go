@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -64,6 +63,8 @@ func TestKnobsOfAVeth(t *testing.T) {
 	testkit.NeedRoot(t)
 	p := newPair(t)
 	j := testkit.Journal(t, journal.Open)
+	zero, err := p.inside.RPS(p.eth0, 0).Read() // its width depends on the number of possible CPUs
+	must(t, err)
 	knobs := []struct {
 		knob          journal.Knob
 		before, after string
@@ -72,7 +73,7 @@ func TestKnobsOfAVeth(t *testing.T) {
 		{p.inside.Offload(p.eth0, netdev.UDPForward), netdev.Off, netdev.UDPForward.On()},
 		{p.host.Offload(p.h0, netdev.TSO), netdev.TSO.On(), netdev.Off},
 		{p.inside.Threaded(p.eth0), "0", "1"},
-		{p.inside.RPS(p.eth0, 0), zeroMask(t, p), "1"},
+		{p.inside.RPS(p.eth0, 0), netdev.CPUMask(nil, zero), "1"},
 		{p.inside.Defer(p.eth0, netdev.FlushTimeout), "0", "200000"},
 		{p.inside.Defer(p.eth0, netdev.HardIRQs), "0", "1"},
 	}
@@ -98,35 +99,6 @@ func TestKnobsOfAVeth(t *testing.T) {
 	if left := j.Entries(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
 	}
-}
-
-// A device that polls in a thread reports the thread.
-func TestNAPIs(t *testing.T) {
-	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
-	p := newPair(t)
-	must(t, errors.Join(p.inside.Offload(p.eth0, netdev.GRO).Write(netdev.GRO.On()), p.inside.Threaded(p.eth0).Write("1")))
-	list, err := p.inside.NAPIs(p.eth0)
-	if errors.Is(err, netdev.ErrNoNAPIList) {
-		testkit.Skip(t, "kernel does not list napi contexts (before 6.8)")
-	}
-	must(t, err)
-	if all, err := p.inside.NAPIs(0); err != nil || !slices.Equal(all, list) {
-		t.Errorf("napi contexts of all devices: %+v, %v; want those of the only one, %+v", all, err, list)
-	}
-	if len(list) != 1 || list[0].Device != p.eth0 || list[0].ID == 0 || list[0].Thread == 0 {
-		t.Errorf("napi contexts: %+v, want one with a thread", list)
-	}
-}
-
-// zeroMask returns the form in which this kernel shows an empty CPU mask: its width depends on the
-// number of possible CPUs.
-func zeroMask(t *testing.T, p pair) string {
-	v, err := p.inside.RPS(p.eth0, 0).Read()
-	if err != nil || strings.Trim(v, "0,") != "" {
-		t.Fatalf("rps of a new device: %q, %v", v, err)
-	}
-	return v
 }
 
 func TestKnobOfADeviceThatWent(t *testing.T) {
@@ -219,49 +191,69 @@ func TestOpenKnob(t *testing.T) {
 	}
 }
 
-// An IFB is made and removed; a foreign one of its name is neither.
-func TestIFB(t *testing.T) {
+// An IFB, and a pair that joins two namespaces, are made and removed; a foreign device of their name
+// is neither.
+func TestMade(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
-	box := testkit.NetNS(t)
-	ns := openNS(t, box.Path)
-	k := ns.IFB(7)
-	expect := func(want string) {
-		t.Helper()
-		if got, err := k.Read(); err != nil || got != want {
-			t.Fatalf("%q, %v, want %q", got, err, want)
+	ns, to := openNS(t, testkit.NetNS(t).Path), openNS(t, testkit.NetNS(t).Path)
+	for _, c := range []struct {
+		knob, again journal.Knob // the same after a restart
+		ours, name  string
+		ends        func() (map[*netdev.NS]int, error) // the devices
+	}{
+		{ns.IFB(7), ns.IFB(7), netdev.OurIFB, netdev.IFBName(7), func() (map[*netdev.NS]int, error) {
+			index, err := ns.Index(netdev.IFBName(7))
+			return map[*netdev.NS]int{ns: index}, err
+		}},
+		{ns.Pair(7, to), ns.Pair(7, nil), netdev.OurPair, "flov7", func() (map[*netdev.NS]int, error) {
+			inner, outer, err := ns.PairEnds(7)
+			return map[*netdev.NS]int{ns: inner, to: outer}, err
+		}},
+	} {
+		expect := func(want string) {
+			t.Helper()
+			if got, err := c.knob.Read(); err != nil || got != want {
+				t.Fatalf("%s: %q, %v, want %q", c.name, got, err, want)
+			}
 		}
-	}
-	expect(netdev.NoDevice)
-	for range 2 {
-		must(t, k.Write(netdev.OurIFB))
-		expect(netdev.OurIFB)
-	}
-	at, err := ns.Index(netdev.IFBName(7))
-	must(t, err)
-	if l, err := ns.Link(at); err != nil || l.Kind != "ifb" || !l.Up {
-		t.Errorf("%+v, %v", l, err)
-	}
-	for range 2 {
-		must(t, k.Write(netdev.NoDevice))
 		expect(netdev.NoDevice)
-	}
-	if _, err := ns.Index(netdev.IFBName(7)); !errors.Is(err, netdev.ErrNoLink) {
-		t.Errorf("index of what has gone: %v", err)
-	}
-
-	theirs := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(7)}}
-	must(t, ns.Do(func() error { return netlink.LinkAdd(theirs) }))
-	was, err := k.Read()
-	if err != nil || !strings.HasPrefix(was, "somebody's bridge") {
-		t.Fatalf("%q, %v", was, err)
-	}
-	for _, v := range []string{netdev.OurIFB, netdev.NoDevice} {
-		if err := k.Write(v); err == nil {
-			t.Errorf("%s was written over somebody's", v)
+		for range 2 {
+			must(t, c.knob.Write(c.ours))
+			expect(c.ours)
 		}
+		ends, err := c.ends()
+		must(t, err)
+		for at, index := range ends {
+			if l, err := at.Link(index); err != nil || !l.Up {
+				t.Errorf("%s: %+v, %v", c.name, l, err)
+			}
+		}
+		for range 2 {
+			must(t, c.again.Write(netdev.NoDevice))
+			expect(netdev.NoDevice)
+		}
+		if _, err := c.ends(); !errors.Is(err, netdev.ErrNoLink) {
+			t.Errorf("%s has gone: %v", c.name, err)
+		}
+		for at, index := range ends {
+			if _, err := at.Link(index); !errors.Is(err, netdev.ErrNoLink) {
+				t.Errorf("%s has gone, and %d is there: %v", c.name, index, err)
+			}
+		}
+		theirs := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: c.name}}
+		must(t, ns.Do(func() error { return netlink.LinkAdd(theirs) }))
+		was, err := c.knob.Read()
+		if err != nil || !strings.HasPrefix(was, "somebody's bridge") {
+			t.Fatalf("%q, %v", was, err)
+		}
+		for _, v := range []string{c.ours, netdev.NoDevice} {
+			if err := c.knob.Write(v); err == nil {
+				t.Errorf("%s was written over somebody's", v)
+			}
+		}
+		expect(was)
 	}
-	expect(was)
 }
 
 // A runtime has made the namespace's sysfs read-only. Readers and writers, and several writers,
@@ -402,54 +394,4 @@ func TestSysfsInterrupted(t *testing.T) {
 func kernelOpener() journal.Opener {
 	find := netdev.NewGlance("/proc", nil)
 	return func(ref journal.Ref) (journal.Knob, error) { return netdev.OpenKnob(find, ref) }
-}
-
-// A pair joins two namespaces, and goes with the knob; a foreign one of its name is left alone.
-func TestPair(t *testing.T) {
-	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
-	inside, outside := testkit.NetNS(t), testkit.NetNS(t)
-	ns, to := openNS(t, inside.Path), openNS(t, outside.Path)
-	k := ns.Pair(7, to)
-	expect := func(want string) {
-		t.Helper()
-		if got, err := k.Read(); err != nil || got != want {
-			t.Fatalf("%q, %v, want %q", got, err, want)
-		}
-	}
-	expect(netdev.NoDevice)
-	for range 2 {
-		must(t, k.Write(netdev.OurPair))
-		expect(netdev.OurPair)
-	}
-	inner, outer, err := ns.PairEnds(7)
-	must(t, err)
-	for ns, index := range map[*netdev.NS]int{ns: inner, to: outer} {
-		if l, err := ns.Link(index); err != nil || l.Kind != "veth" || !l.Up {
-			t.Errorf("%+v, %v", l, err)
-		}
-	}
-	if err := ns.Pair(7, nil).Write(netdev.NoDevice); err != nil { // as after a restart
-		t.Fatal(err)
-	}
-	expect(netdev.NoDevice)
-	if _, _, err := ns.PairEnds(7); !errors.Is(err, netdev.ErrNoLink) {
-		t.Errorf("ends of what has gone: %v", err)
-	}
-	if _, err := to.Link(outer); !errors.Is(err, netdev.ErrNoLink) {
-		t.Errorf("the outer end: %v", err)
-	}
-
-	theirs := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "flov7"}}
-	must(t, ns.Do(func() error { return netlink.LinkAdd(theirs) }))
-	was, err := k.Read()
-	if err != nil || !strings.HasPrefix(was, "somebody's bridge") {
-		t.Fatalf("%q, %v", was, err)
-	}
-	for _, v := range []string{netdev.OurPair, netdev.NoDevice} {
-		if err := k.Write(v); err == nil {
-			t.Errorf("%s was written over somebody's", v)
-		}
-	}
-	expect(was)
 }

@@ -266,26 +266,6 @@ func elsewhere(t *testing.T, script string) string {
 	return strconv.Itoa(cmd.Process.Pid)
 }
 
-func TestMounted(t *testing.T) {
-	made := testkit.NetNS(t)
-	path := made.Bind(t)
-	if got := Mounted("/proc", "self")[made.Inode]; got != path {
-		t.Errorf("in our own mount namespace: %q, want %s", got, path)
-	}
-	// Another mount namespace, with the only copy of the mount.
-	pid := elsewhere(t, "")
-	there := Mounted("/proc", pid)[made.Inode]
-	if want := "/proc/" + pid + "/root" + path; there != want {
-		t.Errorf("in another mount namespace: %q, want %s", there, want)
-	}
-	if ns := open(t, there); ns.Inode() != made.Inode {
-		t.Errorf("%s is netns %d, want %d", there, ns.Inode(), made.Inode)
-	}
-	if n := len(Mounted("/proc", "0")); n != 0 {
-		t.Errorf("%d namespaces of no process", n)
-	}
-}
-
 // TestFindElsewhere has namespaces that only another mount namespace leads to, of a process which
 // puts things in the way.
 func TestFindElsewhere(t *testing.T) {
@@ -388,4 +368,19 @@ func TestDoLeavesTheFirstThread(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A panic inside a namespace comes to who has called Do, where it can be contained.
+func TestPanicInNamespace(t *testing.T) {
+	ns := open(t, testkit.NetNS(t).Path)
+	defer func() {
+		p, ok := recover().(*Panic)
+		if !ok || p.Value != "inside" || !strings.Contains(string(p.Stack), "TestPanicInNamespace") {
+			t.Errorf("Do panicked with %v", p)
+		}
+		if err := ns.Do(func() error { return nil }); err != nil { // nothing is left locked
+			t.Errorf("Do after that: %v", err)
+		}
+	}()
+	ns.Do(func() error { panic("inside") })
 }

@@ -2,6 +2,7 @@ package netdev_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -29,6 +30,16 @@ func TestHowADeviceReceives(t *testing.T) {
 	want("new", false, false)
 	must(t, errors.Join(p.inside.Offload(p.eth0, netdev.GRO).Write(netdev.GRO.On()), p.inside.Threaded(p.eth0).Write("1")))
 	want("threaded", true, false)
+	list, err := p.inside.NAPIs(p.eth0)
+	if !errors.Is(err, netdev.ErrNoNAPIList) { // since 6.7
+		must(t, err)
+		if all, err := p.inside.NAPIs(0); err != nil || !slices.Equal(all, list) {
+			t.Errorf("napi contexts of all devices: %+v, %v; want those of the only one, %+v", all, err, list)
+		}
+		if len(list) != 1 || list[0].Device != p.eth0 || list[0].ID == 0 || list[0].Thread == 0 {
+			t.Errorf("napi contexts: %+v, want one with a thread", list)
+		}
+	}
 	const pass = 2 // XDP_PASS
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "fl_test", Type: ebpf.XDP, License: "Dual BSD/GPL",

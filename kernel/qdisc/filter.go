@@ -1,7 +1,6 @@
 package qdisc
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
@@ -327,15 +326,10 @@ func (d *Device) filters(parent uint32) ([]filter, error) {
 			continue
 		}
 		f := filter{message: m, pref: uint16(m.info >> 16)}
-		if attrs, err := attributes(m.options); m.kind == "bpf" && err == nil {
-			for _, a := range attrs {
-				switch {
-				case a.typ == nl.TCA_BPF_NAME:
-					label, _, _ := bytes.Cut(a.value, []byte{0})
-					f.label = string(label)
-				case a.typ == nl.TCA_BPF_ID && len(a.value) >= 4:
-					f.id = binary.NativeEndian.Uint32(a.value)
-				}
+		if m.kind == "bpf" {
+			f.label = unix.ByteSliceToString(valueOf(m.options, nl.TCA_BPF_NAME, 0))
+			if id := valueOf(m.options, nl.TCA_BPF_ID, 4); id != nil {
+				f.id = binary.NativeEndian.Uint32(id)
 			}
 		}
 		out = append(out, f)

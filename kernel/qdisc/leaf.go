@@ -52,24 +52,12 @@ func splitOptions(size int) []byte {
 // splitOf reads the size that packets are split to from options as the kernel shows them: without
 // the burst, but with the limit, which implies it. It returns 0 for a foreign filter.
 func splitOf(kind string, options []byte) int {
-	attrs, err := attributes(options)
-	if kind != string(KindTBF) || err != nil {
-		return 0
-	}
 	ne := binary.NativeEndian
-	ours, size := false, 0
-	for _, a := range attrs {
-		switch {
-		case a.typ == tbfParms && len(a.value) >= sizeofTBFOpt:
-			size = int(ne.Uint32(a.value[tbfOptLimit:]) / splitQueue)
-		case a.typ == tbfRate64 && len(a.value) >= 8:
-			ours = ne.Uint64(a.value) == splitRate
-		}
-	}
-	if !ours {
+	opt, rate := valueOf(options, tbfParms, sizeofTBFOpt), valueOf(options, tbfRate64, 8)
+	if kind != string(KindTBF) || opt == nil || rate == nil || ne.Uint64(rate) != splitRate {
 		return 0
 	}
-	return size
+	return int(ne.Uint32(opt[tbfOptLimit:]) / splitQueue)
 }
 
 // leaf is the qdisc below a class of ours, if it is not the kernel's own.
@@ -106,13 +94,9 @@ func (d *Device) leaves(classes map[uint16]message) (map[uint16]leaf, error) {
 // Widen raises the size that the classes of our root split packets to, to at least size, counted as
 // in Class.Split. It loses no packet. Errors: ErrNotOurs, journal.ErrGone.
 func (d *Device) Widen(kind Kind, size int) error {
-	have, err := d.ours(kind)
+	_, cut, err := d.classes(kind)
 	if err != nil {
-		return d.wrap("list classes", err)
-	}
-	cut, err := d.leaves(have)
-	if err != nil {
-		return d.wrap("list leaves", err)
+		return err
 	}
 	var errs []error
 	for minor, is := range cut {

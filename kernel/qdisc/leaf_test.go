@@ -43,27 +43,10 @@ func (w *wire) lengths() (next func() []int) {
 // segments sends one super-packet of n datagrams of 1000 bytes by a class.
 func (w *wire) segments(minor uint16, n int) {
 	w.t.Helper()
-	must(w.t, w.near.Do(func() error {
-		c, err := net.DialUDP("udp", nil, w.address)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		raw, err := c.SyscallConn()
-		if err != nil {
-			return err
-		}
-		if cerr := raw.Control(func(fd uintptr) {
-			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(qdisc.Handle|uint32(minor))),
-				unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, 1000))
-		}); err == nil {
-			err = cerr
-		}
-		if err == nil {
-			_, err = c.Write(make([]byte, 1000*n))
-		}
+	w.dial(func(c *net.UDPConn) error {
+		_, err := c.Write(make([]byte, 1000*n))
 		return err
-	}))
+	}, unix.SOL_SOCKET, unix.SO_PRIORITY, int(qdisc.Handle|uint32(minor)), unix.SOL_UDP, unix.UDP_SEGMENT, 1000)
 }
 
 // Exactly the packets of classes with Split are cut, with HTB and HFSC.

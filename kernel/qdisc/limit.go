@@ -50,21 +50,15 @@ func Limits(value string) (l Limit, limits bool) {
 // false for the other kinds.
 func (n node) most() (rate uint64, known bool) {
 	const tbfRate, cakeBaseRate64 = 8, 2
-	attrs, err := attributes(n.Options)
-	if err != nil {
-		return 0, false
-	}
 	get := func(typ uint16, at, size int) uint64 {
-		for _, a := range attrs {
-			switch {
-			case a.typ != typ || len(a.value) < at+size:
-			case size == 4:
-				return uint64(binary.NativeEndian.Uint32(a.value[at:]))
-			default:
-				return binary.NativeEndian.Uint64(a.value[at:])
-			}
+		v := valueOf(n.Options, typ, at+size)
+		switch {
+		case v == nil:
+			return 0
+		case size == 4:
+			return uint64(binary.NativeEndian.Uint32(v[at:]))
 		}
-		return 0
+		return binary.NativeEndian.Uint64(v[at:])
 	}
 	switch n.Kind {
 	case "tbf": // struct tc_tbf_qopt begins with the tc_ratespec

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -36,6 +37,20 @@ func attributes(b []byte) ([]attribute, error) {
 		b = b[min((n+3)&^3, len(b)):]
 	}
 	return out, nil
+}
+
+// valueOf returns the value of the first attribute of a type that has at least size bytes; nil:
+// there is none.
+func valueOf(options []byte, typ uint16, size int) []byte {
+	attrs, err := attributes(options)
+	if err != nil {
+		return nil
+	}
+	i := slices.IndexFunc(attrs, func(a attribute) bool { return a.typ == typ && len(a.value) >= size })
+	if i < 0 {
+		return nil
+	}
+	return attrs[i].value
 }
 
 // message is one qdisc, class or filter of a device, as rtnetlink has it.
@@ -243,16 +258,11 @@ func lowered(shown, want []byte) bool {
 
 // htbWord reads one word of struct tc_htb_opt.
 func htbWord(options []byte, at int) (uint32, bool) {
-	attrs, err := attributes(options)
-	if err != nil {
+	opt := valueOf(options, htbParms, sizeofHTBOpt)
+	if opt == nil {
 		return 0, false
 	}
-	for _, a := range attrs {
-		if a.typ == htbParms && len(a.value) >= sizeofHTBOpt {
-			return binary.NativeEndian.Uint32(a.value[at:]), true
-		}
-	}
-	return 0, false
+	return binary.NativeEndian.Uint32(opt[at:]), true
 }
 
 func (c Curve) serialize() []byte {
@@ -275,35 +285,19 @@ func ticks(bytes uint32, rate uint64) uint32 {
 // same compares a class's options as the kernel shows them with the desired ones. The kernel adds
 // values of its own.
 func same(kind Kind, shown, want []byte) bool {
-	a, err1 := attributes(shown)
-	b, err2 := attributes(want)
-	if err1 != nil || err2 != nil {
-		return false
-	}
-	value := func(list []attribute, typ uint16) string {
-		for _, x := range list {
-			if x.typ != typ {
-				continue
-			}
-			v := append([]byte{}, x.value...)
-			if kind == KindHTB && typ == htbParms && len(v) >= sizeofHTBOpt {
-				v = v[:sizeofHTBOpt]
-				clear(v[0:htbOptRate])           // cell_log, linklayer and so on: not ours
-				clear(v[12:htbOptCeil])          //
-				clear(v[htbOptLevel:htbOptPrio]) // depends on the classes below
-			}
-			return string(v)
+	value := func(options []byte, typ uint16) []byte {
+		v := bytes.Clone(valueOf(options, typ, 0))
+		if kind == KindHTB && typ == htbParms && len(v) >= sizeofHTBOpt {
+			v = v[:sizeofHTBOpt]
+			clear(v[0:htbOptRate])           // cell_log, linklayer and so on: not ours
+			clear(v[12:htbOptCeil])          //
+			clear(v[htbOptLevel:htbOptPrio]) // depends on the classes below
 		}
-		return ""
+		return v
 	}
 	types := []uint16{htbParms, htbRate64, htbCeil64}
 	if kind == KindHFSC {
 		types = []uint16{hfscRSC, hfscFSC, hfscUSC}
 	}
-	for _, typ := range types {
-		if value(a, typ) != value(b, typ) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(types, func(typ uint16) bool { return !bytes.Equal(value(shown, typ), value(want, typ)) })
 }

@@ -43,12 +43,13 @@ const (
 	KindTBF Kind = "tbf"
 )
 
-// HTB holds the parameters of a class of HTB: tc-htb(8).
+// HTB holds the parameters of a class of HTB: tc-htb(8). Prio orders borrowing only: a class gets
+// its own rate at any priority.
 type HTB struct {
 	Rate, Ceil    uint64 // bit/s; fractions of a byte are dropped
-	Burst, CBurst uint32 // bytes
-	Quantum       uint32 // bytes
-	Prio          uint32 // 0 to 7
+	Burst, CBurst uint32 // bytes that may be sent at device speed after a silence, on account of Rate and Ceil
+	Quantum       uint32 // bytes per turn of a class that borrows
+	Prio          uint32 // 0 to 7, the smallest first
 }
 
 // Curve is a service curve of HFSC, tc-hfsc(7): M1 bit/s for D, then M2. The zero Curve is none.
@@ -150,13 +151,9 @@ func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
 	if len(classes) == 0 || classes[0].Minor != MinorTop {
 		return 0, d.wrap("bring classes", errors.New("the first one is not the top"))
 	}
-	have, err := d.ours(kind)
+	have, cut, err := d.classes(kind)
 	if err != nil {
-		return 0, d.wrap("list classes", err)
-	}
-	cut, err := d.leaves(have)
-	if err != nil {
-		return 0, d.wrap("list leaves", err)
+		return 0, err
 	}
 	changes, tight, err := d.set(kind, have, cut, classes)
 	if err := errors.Join(err, d.loosen(tight)); err != nil {
@@ -256,18 +253,8 @@ func (d *Device) loosen(tight []message) error {
 
 // remove removes a class once it is empty, or after drainTime.
 func (d *Device) remove(kind Kind, minor uint16) error {
-	for end := time.Now().Add(drainTime); ; time.Sleep(drainStep) {
-		all, err := d.ours(kind)
-		if err != nil {
-			return err
-		}
-		c, there := all[minor]
-		if !there {
-			return nil
-		}
-		if c.stats.Queued == 0 || time.Now().After(end) {
-			break
-		}
+	if err := d.Drain(kind, minor); err != nil {
+		return err
 	}
 	err := d.send(unix.RTM_DELTCLASS, 0, message{handle: Handle | uint32(minor), kind: string(kind)})
 	if errors.Is(err, unix.ENOENT) {
@@ -334,13 +321,9 @@ func (d *Device) Late(classes []Class) ([]uint16, error) {
 // Stats reads the counters of all classes of our root, by minor. Errors: ErrNotOurs,
 // journal.ErrGone.
 func (d *Device) Stats(kind Kind) (map[uint16]Stats, error) {
-	all, err := d.ours(kind)
+	all, cut, err := d.classes(kind)
 	if err != nil {
-		return nil, d.wrap("list classes", err)
-	}
-	cut, err := d.leaves(all)
-	if err != nil {
-		return nil, d.wrap("list leaves", err)
+		return nil, err
 	}
 	out := make(map[uint16]Stats, len(all))
 	for minor, c := range all {
@@ -357,6 +340,17 @@ func (d *Device) RootStats() (Stats, error) {
 		return Stats{}, d.wrap("list qdiscs", err)
 	}
 	return under(rootParent, list).stats, nil
+}
+
+// classes lists the classes of our root, and the qdiscs below them.
+func (d *Device) classes(kind Kind) (all map[uint16]message, cut map[uint16]leaf, err error) {
+	if all, err = d.ours(kind); err != nil {
+		return nil, nil, d.wrap("list classes", err)
+	}
+	if cut, err = d.leaves(all); err != nil {
+		return nil, nil, d.wrap("list leaves", err)
+	}
+	return all, cut, nil
 }
 
 // ours lists the classes of our root.

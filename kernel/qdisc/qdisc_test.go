@@ -152,50 +152,27 @@ func TestBring(t *testing.T) {
 	}
 }
 
-// HFSC is not in every kernel; with it, the same holds.
-func TestBringHFSC(t *testing.T) {
-	testkit.OnKernels(t)
-	w := newWire(t)
-	err := qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHFSC))
-	if errors.Is(err, unix.ENOENT) {
-		testkit.Skip(t, "kernel has no hfsc")
-	}
-	must(t, err)
-	d := w.device()
-	curve := func(r uint64) qdisc.Curve { return qdisc.Curve{M1: r, M2: r} }
-	top := qdisc.Class{Minor: qdisc.MinorTop, HFSC: qdisc.HFSC{LinkShare: curve(1000 * mbit), UpperLimit: curve(1000 * mbit)}}
-	rest := qdisc.Class{Minor: qdisc.MinorDefault, HFSC: qdisc.HFSC{RealTime: curve(mbit), LinkShare: curve(mbit)}}
-	one := qdisc.Class{Minor: 1, HFSC: qdisc.HFSC{RealTime: qdisc.Curve{M1: 8 * mbit, D: 1500 * time.Microsecond, M2: mbit}, LinkShare: curve(mbit)}}
-	for i, want := range []int{3, 0} {
-		if n, err := d.Bring(qdisc.KindHFSC, []qdisc.Class{top, rest, one}); err != nil || n != want {
-			t.Fatalf("call %d: %d changes, %v; want %d", i, n, err, want)
-		}
-	}
-	one.HFSC.RealTime.D = time.Millisecond
-	if n, err := d.Bring(qdisc.KindHFSC, []qdisc.Class{top, rest, one}); err != nil || n != 1 {
-		t.Fatalf("another curve: %d changes, %v", n, err)
-	}
-	w.send(qdisc.Handle|1, 10)
-	if st, err := d.Stats(qdisc.KindHFSC); err != nil || st[1].Packets != 10 {
-		t.Errorf("%+v, %v; want 10 packets", st, err)
-	}
-	if st, err := d.RootStats(); err != nil || st.Packets < 10 || st.Backlog != 0 {
-		t.Errorf("the root: %+v, %v; want 10 packets", st, err)
-	}
-	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Default))
-	if st, err := d.RootStats(); err != nil || st != (qdisc.Stats{}) {
-		t.Errorf("no root: %+v, %v", st, err)
-	}
-	if r := w.root(); r != qdisc.Default {
-		t.Errorf("in the end: %s", r)
-	}
-}
-
 // send sends packets with a priority, from a socket in the near namespace.
 func (w *wire) send(priority uint32, n int) { w.sendSized(priority, n, 100) }
 
 // sendSized sends packets with so many bytes of payload.
 func (w *wire) sendSized(priority uint32, n, size int) {
+	w.t.Helper()
+	w.dial(func(c *net.UDPConn) error {
+		for sent := 0; sent < n; {
+			// The next call returns an ICMP error, and sends nothing.
+			if _, err := c.Write(make([]byte, size)); err == nil {
+				sent++
+			} else if !errors.Is(err, syscall.ECONNREFUSED) {
+				return err
+			}
+		}
+		return nil
+	}, unix.SOL_SOCKET, unix.SO_PRIORITY, int(priority))
+}
+
+// dial calls fn with a socket of the near namespace, with options: level, name and value of each.
+func (w *wire) dial(fn func(*net.UDPConn) error, options ...int) {
 	w.t.Helper()
 	must(w.t, w.near.Do(func() error {
 		c, err := net.DialUDP("udp", nil, w.address)
@@ -207,20 +184,16 @@ func (w *wire) sendSized(priority uint32, n, size int) {
 		if err != nil {
 			return err
 		}
-		if err := raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(priority))
-		}); err != nil {
+		var errs []error
+		err = raw.Control(func(fd uintptr) {
+			for o := range slices.Chunk(options, 3) {
+				errs = append(errs, unix.SetsockoptInt(int(fd), o[0], o[1], o[2]))
+			}
+		})
+		if err := errors.Join(append(errs, err)...); err != nil {
 			return err
 		}
-		for sent := 0; sent < n; {
-			// The next call returns an ICMP error, and sends nothing.
-			if _, err := c.Write(make([]byte, size)); err == nil {
-				sent++
-			} else if !errors.Is(err, syscall.ECONNREFUSED) {
-				return err
-			}
-		}
-		return err
+		return fn(c)
 	}))
 }
 
@@ -246,6 +219,9 @@ func TestClassByPriority(t *testing.T) {
 	}
 	if n := after[qdisc.MinorDefault].Packets - before[qdisc.MinorDefault].Packets; n < 28 || n > 32 { // and those of the protocols
 		t.Errorf("the default has sent %d packets, want 28", n)
+	}
+	if st, err := d.RootStats(); err != nil || st.Packets < 31 || st.Backlog != 0 {
+		t.Errorf("the root: %+v, %v; want 31 packets", st, err)
 	}
 	if after[5].Bytes-before[5].Bytes != 3*142 || after[5].Queued != 0 || after[5].Drops != 0 {
 		t.Errorf("class 5: %+v", after[5])

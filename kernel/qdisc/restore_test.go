@@ -195,42 +195,6 @@ func TestKept(t *testing.T) {
 	}
 }
 
-func TestQueueLenComesBack(t *testing.T) {
-	testkit.OnKernels(t)
-	w := newWire(t)
-	w.near.Bind(t)
-	must(t, w.h.LinkSetTxQLen(w.u0, 0))
-	j := openJournal(t, t.TempDir())
-	must(t, shape(j, w.ns, w.index))
-	if n, err := qdisc.QueueLen(w.ns, w.index).Read(); err != nil || n != qdisc.DefaultQueueLen {
-		t.Fatalf("shaped: %s, %v", n, err)
-	}
-	_, err := j.Restore(kernel.Opener(kernel.Default()), nil)
-	must(t, err)
-	if n, err := qdisc.QueueLen(w.ns, w.index).Read(); err != nil || n != "0" {
-		t.Errorf("restored: %s, %v; want 0", n, err)
-	}
-	if r := w.root(); r != qdisc.Default {
-		t.Errorf("restored: %s", r)
-	}
-}
-
-func TestForwardPriorityComesBack(t *testing.T) {
-	testkit.OnKernels(t)
-	w := newWire(t)
-	w.near.Bind(t)
-	j, k := openJournal(t, t.TempDir()), qdisc.ForwardPriority("/proc", w.ns)
-	must(t, j.Turn(k, "0", journal.Owner{Feature: "traffic"}))
-	if v, err := k.Read(); err != nil || v != "0" {
-		t.Errorf("turned: %q, %v; want 0", v, err)
-	}
-	_, err := j.Restore(kernel.Opener(kernel.Default()), nil)
-	must(t, err)
-	if v, err := k.Read(); err != nil || v != "1" || len(j.Entries()) != 0 {
-		t.Errorf("restored: %q, %v, %+v; want 1", v, err, j.Entries())
-	}
-}
-
 // turnerDir in the environment makes the test binary the process that is killed.
 const turnerDir = "FAIRLEAD_QDISC_TURNER"
 

@@ -4,19 +4,12 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Curve is a service curve of HFSC (tc-hfsc(7)): M1 bit/s for the time D after a class wakes, M2
-// from then on. The zero Curve is none.
-type Curve struct {
-	M1 uint64
-	D  time.Duration
-	M2 uint64
-}
-
-// after returns how many bits the curve has promised by t.
-func (c Curve) after(t time.Duration) float64 {
+// after returns how many bits a curve has promised by t.
+func after(c qdisc.Curve, t time.Duration) float64 {
 	if t <= c.D {
 		return float64(c.M1) * t.Seconds()
 	}
@@ -35,19 +28,19 @@ func (c Curve) after(t time.Duration) float64 {
 //	d  = L - Lmax/R - D0
 //	m1 = max(r, sigma/d)
 //	m2 = r
-func realTime(l Link, lmax int, rate uint64, burst int, latency time.Duration) (Curve, bool) {
+func realTime(l Link, lmax int, rate uint64, burst int, latency time.Duration) (qdisc.Curve, bool) {
 	if latency == 0 {
-		return Curve{M1: rate, M2: rate}, true
+		return qdisc.Curve{M1: rate, M2: rate}, true
 	}
 	d := latency - wire(lmax, l.Rate) - l.Below
 	if d <= 0 {
-		return Curve{}, false
+		return qdisc.Curve{}, false
 	}
 	m1 := muldiv(uint64(burst)*8, uint64(time.Second), uint64(d)) + 1 // rounded up
 	if m1 <= rate {
-		return Curve{M1: rate, M2: rate}, true
+		return qdisc.Curve{M1: rate, M2: rate}, true
 	}
-	return Curve{M1: m1, D: d, M2: rate}, m1 <= l.Rate
+	return qdisc.Curve{M1: m1, D: d, M2: rate}, m1 <= l.Rate
 }
 
 // promised is the rate of a class's real-time curve in bit/s: its own rate, and half of its share
@@ -74,7 +67,7 @@ func burstOf(l Link, t Tenant) int {
 // at the same moment, never promise more than the link carries. ts and classes are in the same
 // order.
 func feasible(l Link, ts []Tenant, classes []Class) error {
-	var curves []Curve
+	var curves []qdisc.Curve
 	for i, t := range ts {
 		c, ok := realTime(l, l.largest(t), promised(t, classes[i]), burstOf(l, t), t.Latency)
 		if !ok {
@@ -125,7 +118,7 @@ func tooMany(l Link, ts []Tenant) error {
 // crossing returns a time at which the curves promise more than the link has carried, and how many
 // bits; 0 if there is none. The promise is linear between the breakpoints of the curves, and does
 // not outgrow the link in the end.
-func crossing(l Link, curves []Curve) (time.Duration, float64) {
+func crossing(l Link, curves []qdisc.Curve) (time.Duration, float64) {
 	// A time far beyond any breakpoint stands for the end.
 	at := []time.Duration{time.Hour}
 	for _, c := range curves {
@@ -136,7 +129,7 @@ func crossing(l Link, curves []Curve) (time.Duration, float64) {
 	for _, t := range at {
 		var sum float64
 		for _, c := range curves {
-			sum += c.after(t)
+			sum += after(c, t)
 		}
 		// One millionth allows for the rounding of each m1.
 		if sum > float64(l.Rate)*t.Seconds()*(1+1e-6) {
@@ -148,14 +141,14 @@ func crossing(l Link, curves []Curve) (time.Duration, float64) {
 
 // leastLatency returns the shortest latency of one tenant that lets all curves fit, up to the
 // longest that policy allows.
-func leastLatency(l Link, t Tenant, rate uint64, curves []Curve, i int) (time.Duration, bool) {
+func leastLatency(l Link, t Tenant, rate uint64, curves []qdisc.Curve, i int) (time.Duration, bool) {
 	const step, longest = 10 * time.Microsecond, 10 * time.Second
 	fits := func(latency time.Duration) bool {
 		c, ok := realTime(l, l.largest(t), rate, burstOf(l, t), latency)
 		if !ok {
 			return false
 		}
-		others := append([]Curve(nil), curves...)
+		others := append([]qdisc.Curve(nil), curves...)
 		others[i] = c
 		at, _ := crossing(l, others)
 		return at == 0

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
@@ -58,16 +59,16 @@ type Class struct {
 	Weight     uint64 // share of idle bandwidth, in units of Plan.PerWeight
 	Level      int    // order for idle bandwidth, 0 to 7, the smallest first
 	Split      int    // larger packets are cut into frames, bytes; 0: no splitting
-	HTB        HTB
-	HFSC       HFSC
+	HTB        qdisc.HTB
+	HFSC       qdisc.HFSC
 }
 
 // Plan is how a Link is divided.
 type Plan struct {
 	Link    Link
-	Root    HTB     // of the class that lends to all others
-	Top     HFSC    // the same for HFSC
-	Classes []Class // by Slot; the first is that of identity.Nobody
+	Root    qdisc.HTB  // of the class that lends to all others
+	Top     qdisc.HFSC // the same for HFSC
+	Classes []Class    // by Slot; the first is that of identity.Nobody
 
 	// The paper's B_s, B_d, W_s and W_d: what is promised as rates, what is divided by weight, and
 	// the weights of both kinds, in thousandths.

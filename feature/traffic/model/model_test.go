@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
@@ -165,11 +166,11 @@ func TestUrgent(t *testing.T) {
 func TestParameters(t *testing.T) {
 	p := compute(t, link(gbit),
 		tenant(1, policy.Net{Weight: 1}), tenant(2, policy.Net{Weight: 2, Ceil: 100 * mbit}), tenant(3, policy.Net{Rate: 10 * mbit}))
-	if want := (HTB{Rate: gbit, Ceil: gbit, Burst: 1250000, CBurst: 1250000, Quantum: 1514}); p.Root != want {
+	if want := (qdisc.HTB{Rate: gbit, Ceil: gbit, Burst: 1250000, CBurst: 1250000, Quantum: 1514}); p.Root != want {
 		t.Errorf("root %+v, want %+v", p.Root, want)
 	}
 	two := p.Classes[2]
-	if want := (HTB{Rate: 100 * mbit, Ceil: 100 * mbit, Burst: 125000, CBurst: 125000, Quantum: two.HTB.Quantum}); two.HTB != want {
+	if want := (qdisc.HTB{Rate: 100 * mbit, Ceil: 100 * mbit, Burst: 125000, CBurst: 125000, Quantum: two.HTB.Quantum}); two.HTB != want {
 		t.Errorf("class 2: %+v, want %+v", two.HTB, want)
 	}
 	if got := two.HTB.Quantum / p.Classes[1].HTB.Quantum; got != 2 {
@@ -179,10 +180,10 @@ func TestParameters(t *testing.T) {
 	if three.Burst != 12500 || three.CBurst != 1250000 || three.Quantum < 1514 {
 		t.Errorf("class 3: %+v", three)
 	}
-	if c := two.HFSC.UpperLimit; c != (Curve{M1: 100 * mbit, M2: 100 * mbit}) {
+	if c := two.HFSC.UpperLimit; c != (qdisc.Curve{M1: 100 * mbit, M2: 100 * mbit}) {
 		t.Errorf("upper limit %+v", c)
 	}
-	if c := p.Classes[1].HFSC.UpperLimit; c != (Curve{}) {
+	if c := p.Classes[1].HFSC.UpperLimit; c != (qdisc.Curve{}) {
 		t.Errorf("upper limit without a ceil: %+v", c)
 	}
 }
@@ -295,20 +296,20 @@ func TestRealTime(t *testing.T) {
 		rate    uint64
 		burst   int
 		latency time.Duration
-		want    Curve // M1 and D to the nearest kbit/s and microsecond
+		want    qdisc.Curve // M1 and D to the nearest kbit/s and microsecond
 		ok      bool
 	}{
 		// Formula (1) as it is meant: 12 ms of a 1500-byte packet on a link of 1 Mbit/s leave 8 ms.
 		// 250 bytes in that time are the paper's 250 kbit/s.
-		{"the paper's 250 kbit/s for 8 ms", Link{Rate: mbit, MTU: 1500, MaxPacket: 1500}, 100_000, 250, 20 * time.Millisecond, Curve{250_000, 8 * time.Millisecond, 100_000}, true},
+		{"the paper's 250 kbit/s for 8 ms", Link{Rate: mbit, MTU: 1500, MaxPacket: 1500}, 100_000, 250, 20 * time.Millisecond, qdisc.Curve{M1: 250_000, D: 8 * time.Millisecond, M2: 100_000}, true},
 		// For a whole packet within 20 ms: 1500 bytes in 8 ms.
-		{"a whole packet of it", Link{Rate: mbit, MTU: 1500, MaxPacket: 1500}, 100_000, 1500, 20 * time.Millisecond, Curve{M1: 1_500_000}, false},
-		{"2 ms at 1 Gbit/s beside super-packets", link(gbit), mbit, 1500, 2 * time.Millisecond, Curve{8_132_000, 1476 * time.Microsecond, mbit}, true},
-		{"500 us there", link(gbit), mbit, 1500, 500 * time.Microsecond, Curve{}, false},
-		{"500 us without super-packets", Link{Rate: gbit, MTU: 1514, MaxPacket: 1514}, mbit, 1500, 500 * time.Microsecond, Curve{24_596_000, 488 * time.Microsecond, mbit}, true},
-		{"a ring below", Link{Rate: gbit, MTU: 1514, MaxPacket: 1514, Below: time.Millisecond}, mbit, 1500, 500 * time.Microsecond, Curve{}, false},
-		{"a rate that is enough", link(gbit), 100 * mbit, 1500, 2 * time.Millisecond, Curve{100 * mbit, 0, 100 * mbit}, true},
-		{"none asked for", link(gbit), mbit, 1500, 0, Curve{mbit, 0, mbit}, true},
+		{"a whole packet of it", Link{Rate: mbit, MTU: 1500, MaxPacket: 1500}, 100_000, 1500, 20 * time.Millisecond, qdisc.Curve{M1: 1_500_000}, false},
+		{"2 ms at 1 Gbit/s beside super-packets", link(gbit), mbit, 1500, 2 * time.Millisecond, qdisc.Curve{M1: 8_132_000, D: 1476 * time.Microsecond, M2: mbit}, true},
+		{"500 us there", link(gbit), mbit, 1500, 500 * time.Microsecond, qdisc.Curve{}, false},
+		{"500 us without super-packets", Link{Rate: gbit, MTU: 1514, MaxPacket: 1514}, mbit, 1500, 500 * time.Microsecond, qdisc.Curve{M1: 24_596_000, D: 488 * time.Microsecond, M2: mbit}, true},
+		{"a ring below", Link{Rate: gbit, MTU: 1514, MaxPacket: 1514, Below: time.Millisecond}, mbit, 1500, 500 * time.Microsecond, qdisc.Curve{}, false},
+		{"a rate that is enough", link(gbit), 100 * mbit, 1500, 2 * time.Millisecond, qdisc.Curve{M1: 100 * mbit, D: 0, M2: 100 * mbit}, true},
+		{"none asked for", link(gbit), mbit, 1500, 0, qdisc.Curve{M1: mbit, D: 0, M2: mbit}, true},
 	} {
 		got, ok := realTime(tt.link, tt.link.MaxPacket, tt.rate, tt.burst, tt.latency)
 		got.M1, got.D = (got.M1+500)/1000*1000, got.D.Round(time.Microsecond)

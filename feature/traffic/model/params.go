@@ -1,23 +1,10 @@
 package model
 
-import "time"
+import (
+	"time"
 
-// HTB holds the parameters of a class of HTB (tc-htb(8)). Prio orders borrowing only: a class gets
-// its own rate at any priority.
-type HTB struct {
-	Rate, Ceil uint64 // bit/s
-	// Burst and CBurst are the bytes that may be sent at device speed after a silence, on account
-	// of Rate and of Ceil.
-	Burst, CBurst uint32
-	Quantum       uint32 // bytes per turn of a class that borrows
-	Prio          uint32 // 0 to 7, the smallest first
-}
-
-// HFSC holds the curves of a class of HFSC (tc-hfsc(7)): its deadline, its share of the rest, and
-// its upper bound.
-type HFSC struct {
-	RealTime, LinkShare, UpperLimit Curve
-}
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
 
 // burstTime limits the rate and the ceil that a class saves up. A timer that fires later costs
 // rate; a ceil is exceeded by at most a hundredth in one second.
@@ -30,13 +17,13 @@ const turnTime = 5 * time.Millisecond
 // parameters computes the parameters of both shapers.
 func (p *Plan) parameters(ts []Tenant) {
 	rate := p.Link.Rate
-	p.Root = HTB{Rate: rate, Ceil: rate, Burst: p.burst(rate), CBurst: p.burst(rate), Quantum: uint32(p.Link.MTU)}
-	all := Curve{M1: rate, M2: rate}
-	p.Top = HFSC{LinkShare: all, UpperLimit: all}
+	p.Root = qdisc.HTB{Rate: rate, Ceil: rate, Burst: p.burst(rate), CBurst: p.burst(rate), Quantum: uint32(p.Link.MTU)}
+	all := qdisc.Curve{M1: rate, M2: rate}
+	p.Top = qdisc.HFSC{LinkShare: all, UpperLimit: all}
 	quantum := p.quanta()
 	for i := range p.Classes {
 		c := &p.Classes[i]
-		c.HTB = HTB{
+		c.HTB = qdisc.HTB{
 			Rate: c.Guaranteed, Ceil: c.Ceil,
 			Burst: p.burst(c.Guaranteed), CBurst: p.burst(c.Ceil),
 			Quantum: quantum(c.Weight), Prio: uint32(c.Level),
@@ -48,9 +35,9 @@ func (p *Plan) parameters(ts []Tenant) {
 		// has admitted this curve.
 		c.HFSC.RealTime, _ = realTime(p.Link, p.Link.largest(ts[i]), promised(ts[i], *c), burstOf(p.Link, ts[i]), ts[i].Latency)
 		share := max(muldiv(c.Weight, p.PerWeight, unit), minShare)
-		c.HFSC.LinkShare = Curve{M1: share, M2: share}
+		c.HFSC.LinkShare = qdisc.Curve{M1: share, M2: share}
 		if c.Ceil < rate { // an upper limit on every class would defeat the sharing
-			c.HFSC.UpperLimit = Curve{M1: c.Ceil, M2: c.Ceil}
+			c.HFSC.UpperLimit = qdisc.Curve{M1: c.Ceil, M2: c.Ceil}
 		}
 	}
 }

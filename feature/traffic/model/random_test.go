@@ -84,7 +84,7 @@ func TestRandomPlans(t *testing.T) {
 			if l.HFSC && want.Latency > 0 && want.Rate > 0 && c.HFSC.RealTime.D > 0 {
 				// The promise: one frame by the deadline, after the largest packet of another.
 				d := c.HFSC.RealTime.D
-				if lost := wire(p.Link.MaxPacket, l.Rate) + l.Below; d+lost > want.Latency+2 || c.HFSC.RealTime.after(d) < float64(l.MTU)*8*(1-1e-6) {
+				if lost := wire(p.Link.MaxPacket, l.Rate) + l.Below; d+lost > want.Latency+2 || after(c.HFSC.RealTime, d) < float64(l.MTU)*8*(1-1e-6) {
 					t.Fatalf("%+v breaks the latency %s", c, want.Latency)
 				}
 			}

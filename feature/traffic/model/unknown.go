@@ -1,7 +1,5 @@
 package model
 
-import "github.com/fairlead-project/fairlead/policy"
-
 // Stand-ins for an unknown link rate, bit/s.
 const (
 	fastest = 1 << 40 // faster than any link: the device limits a class before HTB does
@@ -11,28 +9,17 @@ const (
 	slowest = 10_000_000
 )
 
-// Unkept lists a tenant's keys that are not kept on this link because its rate is unknown. A ceil
-// is kept all the same. So are weights and priorities of what is sent: the device takes no more
-// than the link carries, and packets wait in their order. What was received has passed the link,
-// and nothing waits.
-func (l Link) Unkept(n policy.Net) (keys []string) {
-	if l.Rate > 0 {
-		return nil
-	}
-	for _, k := range []struct {
-		name   string
-		unkept bool
-	}{
-		{"rate", n.Rate > 0},
-		{"weight", n.Weight > 0 && l.Received},
-		{"priority", n.Priority != nil && l.Received},
-		{"latency", n.Latency > 0},
-	} {
-		if k.unkept {
-			keys = append(keys, k.name)
+// Unkept lists those of a tenant's keys that are not kept on this link because its rate is unknown.
+// A ceil is kept all the same. So are weights and priorities of what is sent: the device takes no
+// more than the link carries, and packets wait in their order. What was received has passed the
+// link, and nothing waits.
+func (l Link) Unkept(keys []string) (unkept []string) {
+	for _, k := range keys {
+		if l.Rate == 0 && (k == "rate" || k == "latency" || l.Received && k != "ceil") {
+			unkept = append(unkept, k)
 		}
 	}
-	return keys
+	return unkept
 }
 
 // unknown is Compute for a link with an unknown rate.

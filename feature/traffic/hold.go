@@ -1,0 +1,199 @@
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/hook"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+// hold is a queue that is wanted: of an uplink, of the host end of a veth, which sends what the
+// container receives, or of an IFB, to which devices redirect what they receive. The holds of the
+// uplinks and the tenants are the desired state of all qdiscs: put makes a device so, and what is
+// watched, explained, reported and undone is read from them.
+type hold struct {
+	queue
+	of      container.Device // has the queue, or names the IFB that has it
+	path    string           // of its namespace
+	program string           // redirects to the IFB; empty: there is none
+	from    []int            // the devices that are redirected
+	set     hook.Set         // programs that must not run without the queue
+	why     error            // the plan is not in force
+}
+
+// newHold makes a hold with nothing in force. program is as in hold.
+func newHold(of container.Device, path, program string) *hold {
+	h := &hold{of: of, path: path, program: program}
+	if !h.ifb() {
+		h.index = of.Index
+	}
+	return h
+}
+
+// ifb reports whether the queue is that of an IFB. Its index is 0 while there is none.
+func (h *hold) ifb() bool { return h.program != "" }
+
+// refs lists the knobs that put may have turned.
+func (h *hold) refs(ns *netdev.NS) []journal.Ref {
+	refs := h.knobs(ns)
+	if h.ifb() {
+		refs = append(refs, ns.IFB(h.of.Index).Ref())
+	}
+	return refs
+}
+
+// all passes the holds of all uplinks and tenants.
+func (f *Traffic) all() iter.Seq[*hold] {
+	return func(yield func(*hold) bool) {
+		for _, u := range f.uplinks {
+			if !yield(u.out) || !yield(u.in) {
+				return
+			}
+		}
+		for _, t := range f.shaped {
+			for _, h := range t.holds {
+				if !yield(h) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// keep records why a hold is not in force, and returns it if a retry may mend it.
+func (h *hold) keep(why error) error {
+	if h.why = why; lasting(why) {
+		return nil
+	}
+	return why
+}
+
+// put puts a plan in force, in the namespace of the hold.
+func (f *Traffic) put(ns *netdev.NS, h *hold, p model.Plan, by journal.Owner) error {
+	if h.ifb() {
+		if err := f.makeIFB(ns, h, by); err != nil {
+			return err
+		}
+	}
+	err := h.bring(f.cfg.Journal, ns, p, by, f.cfg.Now())
+	switch {
+	case err != nil && h.lost:
+		return errors.Join(err, h.set.Close())
+	case err != nil || !h.ifb():
+		return err
+	}
+	return f.lead(ns, h)
+}
+
+// makeIFB makes the IFB of a hold, unless others remove it again and again.
+func (f *Traffic) makeIFB(ns *netdev.NS, h *hold, by journal.Owner) error {
+	ifb := netdev.IFBName(h.of.Index)
+	if h.index != 0 {
+		index, err := ns.Index(ifb)
+		if err != nil && !errors.Is(err, netdev.ErrNoLink) {
+			return err
+		}
+		if index != h.index && !h.dispute.again(f.cfg.Now()) {
+			return errors.Join(left("the IFB was removed"), h.set.Close())
+		}
+	}
+	if err := f.cfg.Journal.Turn(ns.IFB(h.of.Index), netdev.OurIFB, by); err != nil {
+		return err
+	}
+	index, err := ns.Index(ifb)
+	if err != nil || index == h.index {
+		return err
+	}
+	err = h.set.Close()
+	if h.index != 0 { // the last one was removed
+		err = errors.Join(err, f.undo(h.knobs(ns)...))
+	}
+	h.index, h.claimed, h.lost, h.brought = index, false, false, false
+	return err
+}
+
+// lead redirects packets to the IFB of a hold.
+func (f *Traffic) lead(ns *netdev.NS, h *hold) error {
+	l, err := ns.Link(h.index)
+	if err != nil {
+		return err
+	}
+	if !l.Up {
+		if !h.dispute.again(f.cfg.Now()) {
+			return errors.Join(left("the IFB was set down"), h.set.Close())
+		}
+		if err := ns.RaiseIFB(h.of.Index); err != nil {
+			return err
+		}
+	}
+	errs := []error{h.set.Drop(func(d container.Device, _ bool, _ string) bool { return !slices.Contains(h.from, d.Index) })}
+	for _, dev := range h.from {
+		place := hook.Place{
+			Device: container.Device{NetNS: ns.Inode(), Index: dev}, Stage: hook.Ceil, Name: "inbound", Owner: journal.Owner{Feature: name},
+		}
+		errs = append(errs, h.set.PutCopy(f.cfg.Ends, place, f.programs.leading(h.program, h.index)))
+	}
+	return errors.Join(errs...)
+}
+
+// take undoes put, also that of an earlier agent. Packets that wait in an IFB are delivered.
+func (f *Traffic) take(ns *netdev.NS, h *hold) error {
+	errs := []error{h.set.Close()}
+	if h.ifb() && h.live() {
+		errs = append(errs, f.drain(ns, h.index, h.kind))
+	}
+	if h.index == 0 {
+		index, err := ns.Index(netdev.IFBName(h.of.Index))
+		if err != nil && !errors.Is(err, netdev.ErrNoLink) {
+			return err
+		}
+		h.index = index
+	}
+	err := f.undo(h.refs(ns)...)
+	if err == nil { // else the next call goes on
+		h.queue = queue{link: h.link}
+		if !h.ifb() {
+			h.index = h.of.Index
+		}
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// free is take, in a namespace that it opens. If that has gone, it drops all entries of it.
+func (f *Traffic) free(h *hold) error {
+	ns, err := f.find.Open(h.path, h.of.NetNS)
+	if errors.Is(err, netdev.ErrNoNS) {
+		prefix := fmt.Sprintf("%d/", h.of.NetNS)
+		gone := func(journal.Ref) (journal.Knob, error) { return nil, journal.ErrGone }
+		_, err = f.cfg.Journal.Restore(gone, func(e journal.Entry) bool {
+			return e.Owner.Feature == name && strings.HasPrefix(e.Ref.Object, prefix)
+		})
+		return errors.Join(err, h.set.Close())
+	}
+	if err != nil {
+		return errors.Join(err, h.set.Close())
+	}
+	defer ns.Close()
+	return f.take(ns, h)
+}
+
+// drain waits briefly until our root of a device, or some of its classes, are empty.
+func (f *Traffic) drain(ns *netdev.NS, index int, kind qdisc.Kind, minors ...uint16) error {
+	d, err := qdisc.Open(ns, index)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := d.Drain(kind, minors...); err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, qdisc.ErrNotOurs) {
+		return err
+	}
+	return nil
+}
