@@ -61,8 +61,10 @@ func (e *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if rest, ok := strings.CutPrefix(path, "/v"); ok {
 		path = rest[strings.Index(rest, "/"):]
 	}
-	if p := r.URL.Query().Get("platform"); p != "" {
-		path += " " + p
+	for _, key := range []string{"platform", "filters"} {
+		if v := r.URL.Query().Get(key); v != "" && path != "/events" {
+			path += " " + v
+		}
 	}
 	w.Header().Set("Api-Version", "1.50")
 	w.Header().Set("Content-Type", "application/json")
@@ -315,6 +317,47 @@ func TestEnginePods(t *testing.T) {
 			t.Errorf("%s is %+v, want %q", name, rec, want)
 		}
 	}
+}
+
+// TestEngineCreated has a container created, started and ended. Before the start it is only listed:
+// an engine that starts one holds back the answer to an inspection.
+func TestEngineCreated(t *testing.T) {
+	e := newFakeEngine(t, nil, map[string]any{"sha256:i": imageOf(map[string]string{"of": "image"})})
+	labels := map[string]string{"own": "x", "of": "image"}
+	e.answers[`/containers/json {"id":{"web":true}}`] = []any{map[string]any{
+		"Id": "web", "Names": []string{"/web"}, "Image": "i:latest", "ImageID": "sha256:i", "Labels": labels,
+	}}
+	reports := make(chan Report)
+	go Docker(e.host).Run(t.Context(), func(rep Report) {
+		select {
+		case reports <- rep:
+		case <-t.Context().Done():
+		}
+	})
+	want := Record{Name: "web", RuntimeID: "web", Image: "i:latest", Labels: map[string]string{"own": "x"}, ImageLabels: map[string]string{"of": "image"}}
+	event := func(action string, running, created []Record) {
+		t.Helper()
+		e.mu.Lock()
+		e.events = append(e.events, map[string]any{"Type": "container", "Action": action, "Actor": map[string]any{"ID": "web"}})
+		e.mu.Unlock()
+		e.told <- struct{}{}
+		if rep := <-reports; rep.Err != nil || !cmp.Equal(rep.Records, running) || !cmp.Equal(rep.Created, created) {
+			t.Errorf("after %s: %+v, want %+v and %+v", action, rep, running, created)
+		}
+	}
+	<-reports
+	event("create", nil, []Record{want})
+	web := inspected("web", "sha256:i", labels)
+	web["Config"].(map[string]any)["Image"] = "i:latest"
+	web["State"] = map[string]any{"Running": true, "Pid": noPID}
+	e.mu.Lock()
+	e.answers["/containers/web/json"] = web
+	e.mu.Unlock()
+	ran := want
+	ran.PID = noPID
+	event("start", []Record{ran}, nil)
+	event("die", nil, []Record{want}) // it may be started again
+	event("destroy", nil, nil)
 }
 
 func TestOutline(t *testing.T) {

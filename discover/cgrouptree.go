@@ -216,7 +216,7 @@ func (t *tree) event(ev fsnotify.Event) {
 // lookSoon makes look visit a cgroup now, and a few times after that: a runtime first puts a
 // process in, and then gives it its namespaces.
 func (t *tree) lookSoon(dir string, n *node) {
-	n.next, n.pause = time.Now().Add(treeSettle), 20*time.Millisecond
+	n.next, n.pause = time.Now().Add(treeSettle), 2*treeSettle
 	t.due[dir] = n
 }
 
@@ -332,7 +332,7 @@ func (t *tree) look(now time.Time) (wait time.Duration) {
 				delete(t.due, dir)
 				continue
 			} else {
-				n.next, n.pause = now.Add(n.pause), 4*n.pause
+				n.next, n.pause = now.Add(n.pause), 3*n.pause
 			}
 		}
 		if wait < 0 || n.next.Sub(now) < wait {

@@ -97,7 +97,7 @@ func (c containerd) session(ctx context.Context, r *roster) error {
 	spaces := namespaces.NewNamespacesClient(conn)
 
 	stream, err := events.NewEventsClient(conn).Subscribe(ctx, &events.SubscribeRequest{Filters: []string{
-		`topic=="/tasks/start"`, `topic=="/tasks/exit"`, `topic=="/tasks/delete"`, `topic=="/containers/update"`,
+		`topic=="/tasks/create"`, `topic=="/tasks/start"`, `topic=="/tasks/exit"`, `topic=="/tasks/delete"`, `topic=="/containers/update"`,
 	}})
 	if err != nil {
 		return err
@@ -154,8 +154,12 @@ func (c cri) event(ctx context.Context, r *roster, msg *types.Envelope) {
 	}
 	key := func(id string) string { return msg.GetNamespace() + "/" + id }
 	switch ev := ev.(type) {
-	case *eventtypes.TaskStart:
+	case *eventtypes.TaskCreate: // its first process is there, and waits for the start
 		r.ask(ctx, key(ev.GetContainerID()), c.inspect)
+	case *eventtypes.TaskStart:
+		if !r.knows(key(ev.GetContainerID())) {
+			r.ask(ctx, key(ev.GetContainerID()), c.inspect)
+		}
 	case *eventtypes.ContainerUpdate:
 		// A pending answer may be from before the update.
 		if r.knows(key(ev.GetID())) {
@@ -163,11 +167,11 @@ func (c cri) event(ctx context.Context, r *roster, msg *types.Envelope) {
 		}
 	case *eventtypes.TaskExit:
 		if ev.GetID() == ev.GetContainerID() { // else it is an added process
-			r.end(key(ev.GetContainerID()))
+			r.end(key(ev.GetContainerID()), false)
 		}
 	case *eventtypes.TaskDelete:
 		if ev.GetID() == "" || ev.GetID() == ev.GetContainerID() {
-			r.end(key(ev.GetContainerID()))
+			r.end(key(ev.GetContainerID()), false)
 		}
 	}
 }
@@ -202,7 +206,7 @@ func (c cri) list(ctx context.Context, spaces namespaces.NamespacesClient) (map[
 
 func alive(t *task.Process) bool {
 	switch t.GetStatus() {
-	case task.Status_RUNNING, task.Status_PAUSED, task.Status_PAUSING:
+	case task.Status_CREATED, task.Status_RUNNING, task.Status_PAUSED, task.Status_PAUSING:
 		return t.GetPid() > 0
 	}
 	return false

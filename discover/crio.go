@@ -66,8 +66,8 @@ func (c crio) session(ctx context.Context, r *roster) error {
 				// The event does not say whether it is a container or a sandbox: the list does.
 				relist.Reset(0)
 			case runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT:
-				r.end(key)
-				r.end(sandboxPrefix + key)
+				r.end(key, false)
+				r.end(sandboxPrefix+key, false)
 			}
 		case <-silent: // it has no events, or the stream has ended
 			silent, events = nil, nil

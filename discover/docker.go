@@ -62,7 +62,7 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 
 	// Subscribe before listing, so that no event is lost between the two.
 	filter := make(client.Filters).Add("type", "container").
-		Add("event", "start", "die", "died", "rename", "update", "destroy", "remove")
+		Add("event", "create", "start", "die", "died", "rename", "update", "destroy", "remove")
 	stream := now.outline.Events(ctx, client.EventsListOptions{Filters: filter})
 	relist := time.NewTimer(0)
 	defer relist.Stop()
@@ -70,10 +70,12 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 		select {
 		case msg := <-stream.Messages:
 			switch msg.Action {
+			case "create":
+				r.ask(ctx, msg.Actor.ID, now.created)
 			case "start", "rename", "update":
 				r.ask(ctx, msg.Actor.ID, now.inspect)
 			default:
-				r.end(msg.Actor.ID)
+				r.end(msg.Actor.ID, msg.Action == "die" || msg.Action == "died")
 			}
 		case got := <-r.answers:
 			r.take(got)
@@ -125,32 +127,55 @@ func (c connection) inspect(ctx context.Context, id string) (Record, bool, error
 	if ct.State == nil || !ct.State.Running || ct.State.Pid <= 0 {
 		return Record{}, false, nil
 	}
-	rec := Record{PID: ct.State.Pid, Name: strings.TrimPrefix(ct.Name, "/"), RuntimeID: ct.ID}
-	if ct.Config == nil {
-		return rec, true, nil
+	var image string
+	var labels map[string]string
+	if ct.Config != nil {
+		image, labels = ct.Config.Image, ct.Config.Labels
 	}
-	rec.Image = ct.Config.Image
+	rec, lack := c.record(ctx, got, image, labels) // of a known container
+	rec.PID = ct.State.Pid
 	if unread {
 		rec.LeftOut = map[string]int{allLabels: maxAnswer}
 	}
-	if len(ct.Config.Labels) > 0 {
-		rec.Labels = ct.Config.Labels
+	return rec, true, lack
+}
+
+// created is inspect for a container that has not been started. An engine that starts one answers an
+// inspection only once its program runs, but a list at once. What it lacks here, the start tells.
+func (c connection) created(ctx context.Context, id string) (Record, bool, error) {
+	filter := make(client.Filters).Add("id", id)
+	list, err := c.whole.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: filter})
+	if err != nil || len(list.Items) != 1 || len(list.Items[0].Names) == 0 || list.Items[0].Labels[uidLabel] != "" {
+		return Record{}, false, nil // only an inspection tells the cgroup of a pod
 	}
-	var lack error // of known containers
-	var image labelsOfImage
+	item := list.Items[0]
+	var got client.ContainerInspectResult
+	ct := &got.Container
+	ct.ID, ct.Name, ct.Image, ct.ImageManifestDescriptor = item.ID, item.Names[0], item.ImageID, item.ImageManifestDescriptor
+	rec, lack := c.record(ctx, got, item.Image, item.Labels)
+	return rec, lack == nil, nil
+}
+
+// record is what an engine says of a container, without its process. The error is what it lacks.
+func (c connection) record(ctx context.Context, got client.ContainerInspectResult, name string, labels map[string]string) (rec Record, lack error) {
+	ct := got.Container
+	rec = Record{Name: strings.TrimPrefix(ct.Name, "/"), RuntimeID: ct.ID, Image: name}
+	if len(labels) > 0 {
+		rec.Labels = labels
+	}
 	if ct.Image != "" && rec.Labels != nil { // Podman's --rootfs has none
-		image, err = c.images.of(ctx, c.whole, got)
+		image, err := c.images.of(ctx, c.whole, got)
 		if err != nil { // any of them may be the image's
 			image = labelsOfImage{rec.Labels}
 			if !errdefs.IsNotFound(err) && !errors.Is(err, errAnswer) && !errors.Is(err, errImage) {
 				lack = fmt.Errorf("read the labels of image %s: %w", ct.Image, err)
 			}
 		}
-	}
-	for _, labels := range image {
-		var alike map[string]string
-		rec.Labels, alike = part(rec.Labels, labels)
-		rec.ImageLabels = merged(rec.ImageLabels, alike)
+		for _, labels := range image {
+			var alike map[string]string
+			rec.Labels, alike = part(rec.Labels, labels)
+			rec.ImageLabels = merged(rec.ImageLabels, alike)
+		}
 	}
 	// Users can write these labels too; cri-dockerd made the directory for the pod.
 	if ct.HostConfig != nil {
@@ -159,12 +184,13 @@ func (c connection) inspect(ctx context.Context, id string) (Record, bool, error
 		}
 	}
 	if ct.Image != "" && unnamed(rec.Image, ct.Image) {
+		var err error
 		if rec.ImageNames, err = c.names(ctx, ct.Image); err != nil {
 			lack = cmp.Or(lack, fmt.Errorf("read the names of image %s: %w", ct.Image, err))
 		}
 	}
 	rec.Unread = lack != nil
-	return rec, true, lack
+	return rec, lack
 }
 
 // names returns the present names of an image. They are not cached, unlike its labels: a name can

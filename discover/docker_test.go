@@ -10,9 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -24,18 +22,15 @@ import (
 // TestDocker runs all that one engine is enough for, since starting it takes longer than any of it.
 func TestDocker(t *testing.T) {
 	t.Parallel() // beside other runtimes: they wait more than they work
-	d := testkit.StartDocker(t, "--live-restore")
+	d := testkit.StartDocker(t)
 	s := runSet(t, Config{}, Docker(d.Host), CgroupTree("/proc", ""))
 	await(t, s, "the engine", func(snap Snapshot) bool { return snap.Complete })
 
-	t.Run("image labels", func(t *testing.T) { testImageLabels(t, d, s) })
 	t.Run("image names", func(t *testing.T) { testImageNames(t, d, s) })
 	t.Run("networks", func(t *testing.T) {
 		testNetworks(t, d, s, runSet(t, Config{NetNS: d.NS.Path}, CgroupTree("/proc", "")))
 	})
 	t.Run("changes", func(t *testing.T) { testChanges(t, d, s) })
-	t.Run("short lives", func(t *testing.T) { testShortLives(t, d, s) })
-	t.Run("kill", func(t *testing.T) { testKill(t, d, s) })
 }
 
 // start runs a container that sleeps, and removes it when t ends.
@@ -154,24 +149,6 @@ func checkHostEnd(t *testing.T, i container.Interface) {
 	}
 }
 
-// Docker merges an image's labels into those of its containers.
-func testImageLabels(t *testing.T, d *testkit.Docker, s *Set) {
-	const image = "flstranger"
-	d.Import(t, image, "from=image", "given=image", "alike=image", podLabel+"=web", "fairlead.net.rate=900mbit")
-	d.Must(t, "run", "-d", "--name", "stranger", "--label", "given=otherwise", "--label", "alike=image", "--label", "own=x", image, "sleep", "1000")
-	c := bySource(t, s, "docker", "stranger")
-	given := map[string]string{"given": "otherwise", "own": "x"}
-	came := map[string]string{"from": "image", "alike": "image", podLabel: "web", "fairlead.net.rate": "900mbit"}
-	if diff := cmp.Diff([2]map[string]string{given, came}, [2]map[string]string{c.Labels, c.ImageLabels}); diff != "" {
-		t.Errorf("labels, and those of the image (-want +got):\n%s", diff)
-	}
-	if c.Pod != "" || c.PodCgroup {
-		t.Errorf("an image made it a container of pod %q", c.Pod)
-	}
-	d.Must(t, "rm", "-f", "stranger")
-	awaitGone(t, s, "stranger")
-}
-
 // testImageNames: the engine knows the names of an image that was given by its id.
 func testImageNames(t *testing.T, d *testkit.Docker, s *Set) {
 	id := strings.TrimPrefix(strings.TrimSpace(d.Must(t, "image", "inspect", "-f", "{{.Id}}", d.Image)), "sha256:")
@@ -230,76 +207,6 @@ func testChanges(t *testing.T, d *testkit.Docker, s *Set) {
 	c = bySource(t, s, "docker", "changing")
 	must(t, unix.Kill(c.PID, unix.SIGKILL))
 	awaitGone(t, s, "changing")
-}
-
-func testShortLives(t *testing.T, d *testkit.Docker, s *Set) {
-	d.Must(t, "run", "--rm", "--name", "brief", d.Image, "sleep", "0.05")
-	d.Must(t, "run", "--rm", "--name", "briefest", d.Image, "true")
-	start(t, d, "long")
-	bySource(t, s, "docker", "long")
-	snap := await(t, s, "the one that lives", func(snap Snapshot) bool {
-		n := 0
-		for _, c := range snap.Containers { // the tree finds other engines' too
-			if strings.Contains(c.Cgroup.V2, d.CgroupParent) {
-				n++
-			}
-		}
-		return n == 1 && snap.Complete
-	})
-	for _, src := range snap.Sources {
-		if src.Err != nil {
-			t.Errorf("source %+v", src)
-		}
-	}
-	for end := time.Now().Add(90 * time.Second); deadPidfds(t) > 0; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d ended processes are held", deadPidfds(t))
-		}
-	}
-}
-
-// deadPidfds counts the processes that this one holds though they have ended.
-func deadPidfds(t *testing.T) int {
-	t.Helper()
-	names, err := filepath.Glob("/proc/self/fdinfo/*")
-	must(t, err)
-	n := 0
-	for _, name := range names {
-		b, _ := os.ReadFile(name) // it may have been closed since
-		if strings.Contains(string(b), "\nPid:\t-1\n") {
-			n++
-		}
-	}
-	return n
-}
-
-// testKill kills the engine under the Set, and has containers live and die without it.
-func testKill(t *testing.T, d *testkit.Docker, s *Set) {
-	start(t, d, "survivor")
-	start(t, d, "victim")
-	survivor, victim := bySource(t, s, "docker", "survivor"), bySource(t, s, "docker", "victim")
-	status := func(snap Snapshot) SourceStatus { return snap.Sources[0] }
-
-	d.Kill()
-	snap := await(t, s, "the engine's end", func(snap Snapshot) bool { return status(snap).Err != nil })
-	for _, want := range []container.Container{survivor, victim} {
-		if c, ok := named(snap, want.Name); !ok || c.ID != want.ID || c.Source != "docker" {
-			t.Errorf("without its engine %s is %+v, %v", want.Name, c, ok)
-		}
-	}
-	must(t, unix.Kill(victim.PID, unix.SIGKILL))
-	awaitGone(t, s, "victim")
-
-	d.Start(t)
-	await(t, s, "the engine", func(snap Snapshot) bool { return status(snap).Err == nil })
-	start(t, d, "newcomer")
-	bySource(t, s, "docker", "newcomer")
-	if c := bySource(t, s, "docker", "survivor"); c.ID != survivor.ID || c.PID != survivor.PID {
-		t.Errorf("survivor is %+v, was %+v", c, survivor)
-	}
-	if c, ok := named(s.Snapshot(), "victim"); ok {
-		t.Errorf("victim is back: %+v", c)
-	}
 }
 
 // TestEngineErrors has sockets with no proper server.

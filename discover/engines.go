@@ -52,8 +52,9 @@ func EngineOf(dir string) (e Engine, ok bool) {
 	return Engine{}, false
 }
 
-// engineScope matches an engine's name for a container's cgroup, with systemd and without.
-var engineScope = regexp.MustCompile(`^(docker-|libpod-|crio-|cri-containerd-|nerdctl-|)[0-9a-f]{64}(\.scope)?$`)
+// engineScope matches an engine's name for a container's cgroup, with systemd and without: its prefix, and the
+// container's id.
+var engineScope = regexp.MustCompile(`^(docker-|libpod-|crio-|cri-containerd-|nerdctl-|)([0-9a-f]{64})(\.scope)?$`)
 
 // engineMonitor matches the cgroup of conmon, with which Podman and CRI-O watch one container.
 var engineMonitor = regexp.MustCompile(`^(libpod|crio)-conmon-[0-9a-f]{64}(\.scope)?$`)

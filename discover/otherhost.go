@@ -118,11 +118,11 @@ func (n *networks) examine(at []location) []far {
 func (n *networks) outside() (ids []int) {
 	// No host has these addresses (RFC 5737, RFC 3849), so only a default route leads to them.
 	for _, nowhere := range []string{"192.0.2.1", "2001:db8::1"} {
-		index, err := n.own.RouteTo(netip.MustParseAddr(nowhere), netip.Addr{}, 0)
+		by, err := n.own.RouteTo(netip.MustParseAddr(nowhere), netip.Addr{}, 0)
 		if err != nil {
 			continue
 		}
-		if l, err := n.own.Link(index); err == nil && l.PeerNS >= 0 {
+		if l, err := n.own.Link(by[0]); err == nil && l.PeerNS >= 0 {
 			ids = append(ids, l.PeerNS)
 		}
 	}

@@ -56,7 +56,7 @@ func together(reports []*Report) Report {
 			all.Partial, all.Absent = true, false
 			continue
 		}
-		all.Records = append(all.Records, rep.Records...)
+		all.Records, all.Created = append(all.Records, rep.Records...), append(all.Created, rep.Created...)
 		all.Absent = all.Absent && rep.Absent
 		all.Partial = all.Partial || rep.Partial && !rep.Absent
 		if rep.Err != nil {

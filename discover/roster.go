@@ -20,6 +20,7 @@ const (
 	callTimeout = 10 * time.Second
 	parallel    = 16 // questions at a time after a list
 
+	maxCreated   = 256         // containers that wait for a start, beyond which a list drops them
 	listPatience = time.Second // with the answers to them
 
 	minBackOff = 50 * time.Millisecond
@@ -36,7 +37,7 @@ type roster struct {
 	answers chan answer
 
 	// Of the session under way:
-	records map[string]Record
+	records map[string]Record    // without PID: it waits for its start
 	asked   map[string]*question // the last question about a container, while it is open
 	whole   bool                 // the runtime has listed its containers
 
@@ -187,11 +188,7 @@ func (r *roster) drop(key string) bool {
 }
 
 // knows reports whether a container runs or is being asked about.
-func (r *roster) knows(key string) bool {
-	_, runs := r.records[key]
-	_, open := r.asked[key]
-	return runs || open
-}
+func (r *roster) knows(key string) bool { return r.records[key].PID > 0 || r.asked[key] != nil }
 
 // take records an answer, and reports the resulting list.
 func (r *roster) take(got answer) {
@@ -224,12 +221,15 @@ func (r *roster) note(got answer) bool {
 	return true
 }
 
-// end records that a container has ended.
-func (r *roster) end(key string) {
+// end records that a container has ended. If it stays, it waits for its next start.
+func (r *roster) end(key string, stays bool) {
 	news := r.drop(key) // the answer would be out of date
 	// An event may be older than a list, and the container may have been restarted since.
-	if rec, runs := r.records[key]; runs && unix.Kill(rec.PID, 0) != nil {
+	if rec, known := r.records[key]; known && (rec.PID == 0 && !stays || rec.PID > 0 && unix.Kill(rec.PID, 0) != nil) {
 		delete(r.records, key)
+		if rec.PID = 0; stays {
+			r.records[key] = rec
+		}
 		news = true
 	}
 	if news {
@@ -256,7 +256,13 @@ func (r *roster) replace(ctx context.Context, keys []string, current func(key st
 	for _, key := range keys {
 		listed[key] = true
 	}
-	maps.DeleteFunc(r.records, func(key string, rec Record) bool { return !listed[key] || !current(key, rec) })
+	many := len(r.records) > len(keys)+maxCreated
+	maps.DeleteFunc(r.records, func(key string, rec Record) bool {
+		if rec.PID == 0 {
+			return many || listed[key]
+		}
+		return !listed[key] || !current(key, rec)
+	})
 	for key := range r.asked {
 		if !listed[key] {
 			r.drop(key)
@@ -283,7 +289,14 @@ func (r *roster) replace(ctx context.Context, keys []string, current func(key st
 }
 
 func (r *roster) say() {
-	rep := Report{Records: slices.Collect(maps.Values(r.records)), Partial: !r.whole || len(r.asked) > 0}
+	rep := Report{Partial: !r.whole || len(r.asked) > 0}
+	for _, rec := range r.records {
+		to := &rep.Records
+		if rec.PID == 0 {
+			to = &rep.Created
+		}
+		*to = append(*to, rec)
+	}
 	var failed []string
 	for key, q := range r.asked {
 		if q.err != nil {

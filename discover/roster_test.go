@@ -75,10 +75,10 @@ func TestRosterOrder(t *testing.T) {
 	// An end that comes while the question is open.
 	r.ask(ctx, "b", answerWith(Record{Name: "b"}, true, nil))
 	old = answer{key: "b", question: r.asked["b"], record: Record{Name: "b"}, runs: true}
-	r.end("b")
+	r.end("b", false)
 	r.take(old)
-	r.end("a")
-	r.end("never heard of")
+	r.end("a", false)
+	r.end("never heard of", false)
 	if got := s.names(); len(got) != 0 {
 		t.Errorf("names %v after the ends", got)
 	}
@@ -89,7 +89,7 @@ func TestRosterOrder(t *testing.T) {
 	r.ask(ctx, "c", answerWith(Record{}, false, errors.New("busy")))
 	answered("c")
 	// An end that is older than what is known: the process is there.
-	r.end("c")
+	r.end("c", false)
 	if got := s.names(); !slices.Equal(got, []string{"c"}) {
 		t.Errorf("names %v", got)
 	}
@@ -114,7 +114,7 @@ func TestRosterHangs(t *testing.T) {
 			<-ctx.Done()
 			return Record{}, false, ctx.Err()
 		})
-		r.ask(ctx, "fine", answerWith(Record{Name: "fine"}, true, nil))
+		r.ask(ctx, "fine", answerWith(Record{Name: "fine", PID: os.Getpid()}, true, nil))
 		r.take(<-r.answers)
 		if got := s.names(); !slices.Equal(got, []string{"fine"}) || s.whole() {
 			t.Errorf("names %v, whole %v", got, s.whole())
@@ -124,7 +124,7 @@ func TestRosterHangs(t *testing.T) {
 			if key == "stuck" {
 				<-ctx.Done()
 			}
-			return Record{Name: key}, true, ctx.Err()
+			return Record{Name: key, PID: os.Getpid()}, true, ctx.Err()
 		})
 		if got := s.names(); !slices.Equal(got, []string{"fine", "other"}) || s.whole() {
 			t.Errorf("names %v, whole %v", got, s.whole())
@@ -148,7 +148,7 @@ func TestRosterPanics(t *testing.T) {
 			case "torn":
 				panic("at odds")
 			}
-			return Record{Name: key}, true, nil
+			return Record{Name: key, PID: os.Getpid()}, true, nil
 		})
 		err, p := s.reports[len(s.reports)-1].Err, (*netdev.Panic)(nil)
 		if got := s.names(); !slices.Equal(got, []string{"fine"}) || s.whole() || !errors.As(err, &p) || !strings.Contains(string(p.Stack), "TestRosterPanics") {
@@ -194,7 +194,7 @@ func TestRosterReplace(t *testing.T) {
 		case "ended":
 			return Record{}, false, nil
 		}
-		return Record{Name: key + " again"}, true, nil
+		return Record{Name: key + " again", PID: os.Getpid()}, true, nil
 	}
 	r.replace(t.Context(), []string{"kept", "stale", "bad", "ended", "new"}, lives, look)
 	if got, want := s.names(), []string{"kept", "new again", "stale again"}; !slices.Equal(got, want) {

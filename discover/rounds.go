@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,6 +32,8 @@ type rounds struct {
 	live    map[container.ID]*entry
 	settled bool // the last round left nothing for the next one
 	awaits  bool // there are runtimes, and each cgroup that was there before has been seen
+
+	early map[string]int // first processes of created containers, by cgroup: see begun
 }
 
 // youth is how long an engine may take to report a container whose cgroup is there. Until then its
@@ -65,6 +68,7 @@ type entry struct {
 	due       bool // look again in the next round
 	afresh    bool // and at the network as well, without an event
 	elsewhere bool // it is another host's
+	bare      bool // its runtime has yet to give it a network
 }
 
 func newRounds(cfg Config, layout cgroup.Layout, wake func()) (*rounds, error) {
@@ -107,6 +111,9 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		if next < 0 || d < next {
 			next = max(d, 0)
 		}
+	}
+	if r.begun(reports) {
+		soon(begins)
 	}
 	claims := make(map[container.ID]claim)
 	owned := make(map[string]bool) // v2 directories of runtimes' containers
@@ -164,7 +171,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			if !changed {
 				continue
 			}
-			if wait > 0 {
+			if wait > 0 && !e.bare {
 				soon(wait)
 				continue
 			}
@@ -187,7 +194,12 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		})
 		switch {
 		case err == nil:
-			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got, look: look}
+			addressed := slices.ContainsFunc(got.Interfaces, func(i container.Interface) bool { return len(i.Addrs) > 0 })
+			bare := r.early[got.Cgroup.V2] != 0 && !got.HostNetwork && !addressed
+			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got, look: look, bare: bare}
+			if known && e.bare && !bare {
+				r.nets.known[got.NetNS].hold = minHold // those looks were at what the runtime did
+			}
 			if wait, changed := r.nets.changed(got.NetNS, look); changed {
 				soon(wait)
 			}
@@ -214,6 +226,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			delete(r.live, id)
 			continue
 		}
+		e.bare = e.bare && r.early[e.container.Cgroup.V2] != 0 // else it runs without one
 		used[e.container.NetNS] = true
 		if e.source != container.CgroupSource {
 			inhabited[e.container.NetNS] = true
@@ -230,7 +243,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 func (r *rounds) containers() map[container.ID]container.Container {
 	list := make(map[container.ID]container.Container, len(r.live))
 	for id, e := range r.live {
-		if !e.elsewhere {
+		if !e.elsewhere && !e.bare {
 			list[id] = e.container
 		}
 	}

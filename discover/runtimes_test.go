@@ -4,12 +4,10 @@ import (
 	"encoding/json"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 
 	containers "github.com/containerd/containerd/api/services/containers/v1"
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
@@ -19,34 +17,6 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
-
-func TestPodman(t *testing.T) {
-	t.Parallel()
-	p := testkit.StartPodman(t)
-	s := runSet(t, Config{}, Podman(p.Host), CgroupTree("/proc", ""))
-	await(t, s, "the service", func(snap Snapshot) bool { return snap.Complete })
-	p.Must(t, "run", "-d", "--name", "pod", "--cgroup-parent", "/"+p.CgroupParent, "--label", "fairlead.net.rate=5mbit", p.Image, "sleep", "1000")
-	c := bySource(t, s, "podman", "pod", "podman0")
-	if id := p.Must(t, "inspect", "-f", "{{.Id}} {{.State.Pid}}", "pod"); id != c.RuntimeID+" "+strconv.Itoa(c.PID) {
-		t.Errorf("pod is %s, want %s %d", id, c.RuntimeID, c.PID)
-	}
-	if c.Image != p.Image || c.Labels["fairlead.net.rate"] != "5mbit" || !strings.Contains(filepath.Base(c.Cgroup.V2), c.RuntimeID) {
-		t.Errorf("container %+v", c)
-	}
-	if len(c.Interfaces) != 1 || c.Interfaces[0].Kind != "veth" || c.Interfaces[0].Host.Master != "podman0" {
-		t.Fatalf("interfaces %+v, want one with its end at podman0", c.Interfaces)
-	}
-	checkHostEnd(t, c.Interfaces[0])
-	must(t, unix.Kill(c.PID, unix.SIGKILL))
-	awaitGone(t, s, "pod")
-	p.Must(t, "wait", "pod") // Podman takes longer, and starts nothing that it thinks runs
-	p.Must(t, "start", "pod")
-	if again := bySource(t, s, "podman", "pod"); again.PID == c.PID || again.RuntimeID != c.RuntimeID {
-		t.Errorf("started again: %+v, before %+v", again, c)
-	}
-	p.Must(t, "rm", "-f", "pod")
-	awaitGone(t, s, "pod")
-}
 
 func TestContainerd(t *testing.T) {
 	t.Parallel()

@@ -115,6 +115,7 @@ type SourceStatus struct {
 
 type reported struct {
 	records []Record
+	created []Record
 	status  SourceStatus
 	panic   *netdev.Panic // the last one
 }
@@ -295,7 +296,7 @@ func (s *Set) report(i int, rep Report) {
 		if rep.Partial {
 			said = joined(said, r.records)
 		}
-		r.records = said
+		r.records, r.created = said, boundedAll(rep.Created)
 		r.status.Listed, r.status.Records, r.status.Partial, r.status.Absent = true, len(said), rep.Partial, rep.Absent
 	}
 	if before.Listed != r.status.Listed || (before.Err == nil) != (r.status.Err == nil) {

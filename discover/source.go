@@ -30,6 +30,10 @@ type Source interface {
 type Report struct {
 	Records []Record
 
+	// Created are containers that the runtime has not started, without PID. A Set finds the first process
+	// of one when the runtime makes it, by its cgroup: before the program of the container runs.
+	Created []Record
+
 	// Err is why the source cannot report more. Unless the Report is Partial, the list is unknown
 	// at present, and the Set keeps the last one.
 	Err error

@@ -122,16 +122,6 @@ func (f *BlockIO) unverified(m *managed) error {
 	return fmt.Errorf("%w: io.reserve is protected, but unverified: %w", feature.ErrPartly, errors.Join(errs...))
 }
 
-// readmit asks for another Apply where a reservation is admitted otherwise than Apply reported.
-// The caller holds f.mu.
-func (f *BlockIO) readmit() {
-	for id, m := range f.managed {
-		if slices.ContainsFunc(m.reserved, func(r reservation) bool { return f.admission(r).How != r.told }) {
-			f.changed(id)
-		}
-	}
-}
-
 // leastLearnt is the length of the shortest window that rates are learnt from.
 const leastLearnt = 500 * time.Millisecond
 
@@ -140,11 +130,7 @@ func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 	if length < leastLearnt {
 		return
 	}
-	did := make(map[decide.Disk]api.BlockIOFigures)
-	for _, a := range accounts {
-		did[a.Disk] = decide.Plus(did[a.Disk], achieved(a, length))
-	}
-	for at, n := range did {
+	for at, n := range didAt(accounts, length) {
 		d, err := block.Find(f.cfg.Roots.Sys, at.Major, at.Minor)
 		if err != nil || n == (api.BlockIOFigures{}) {
 			continue // it has vanished
@@ -163,12 +149,18 @@ func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 // limit updates what is known of disks that are short of their reservations. The caller holds
 // f.mu.
 func (f *BlockIO) limit(w decide.Window) {
-	did, reserved := make(map[decide.Disk]api.BlockIOFigures), make(map[decide.Disk]api.BlockIOFigures)
-	for _, a := range f.shown.Accounts {
-		did[a.Disk] = decide.Plus(did[a.Disk], achieved(a, w.Length))
-	}
+	reserved := make(map[decide.Disk]api.BlockIOFigures)
 	for _, d := range w.Demands {
 		reserved[d.Disk] = f.reservedOf(d.Disk)
 	}
-	f.limits.Note(w, f.standings, did, reserved)
+	f.limits.Note(w, f.standings, didAt(f.shown.Accounts, w.Length), reserved)
+}
+
+// didAt is what all together did at each disk.
+func didAt(accounts []monitor.Account, length time.Duration) map[decide.Disk]api.BlockIOFigures {
+	did := make(map[decide.Disk]api.BlockIOFigures)
+	for _, a := range accounts {
+		did[a.Disk] = decide.Plus(did[a.Disk], achieved(a, length))
+	}
+	return did
 }

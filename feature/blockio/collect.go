@@ -224,12 +224,9 @@ func since(now, before reading) reading {
 	}
 	d.stolen = max(now.stolen-before.stolen, 0)
 	d.Detailed = max(now.Detailed-before.Detailed, 0)
-	was := make(map[decide.Place]monitor.Account, len(before.Accounts))
-	for _, a := range before.Accounts {
-		was[decide.Place{Container: a.Container, Disk: a.Disk}] = a
-	}
+	was := keyed(before.Accounts, placeOf)
 	for _, a := range now.Accounts {
-		if b, had := was[decide.Place{Container: a.Container, Disk: a.Disk}]; had && b.Reads <= a.Reads && b.Writes <= a.Writes {
+		if b, had := was[placeOf(a)]; had && b.Reads <= a.Reads && b.Writes <= a.Writes {
 			a.Reads, a.Writes, a.ReadBytes, a.WriteBytes = a.Reads-b.Reads, a.Writes-b.Writes, a.ReadBytes-b.ReadBytes, a.WriteBytes-b.WriteBytes
 			a.Errors -= min(b.Errors, a.Errors)
 			a.Under -= min(b.Under, a.Under)
@@ -238,20 +235,14 @@ func since(now, before reading) reading {
 		d.Accounts = append(d.Accounts, a)
 	}
 	type pair struct{ victim, culprit container.ID }
-	waited := make(map[pair]monitor.Wait, len(before.Waits))
-	for _, w := range before.Waits {
-		waited[pair{w.Victim, w.Culprit}] = w
-	}
+	waited := keyed(before.Waits, func(w monitor.Wait) pair { return pair{w.Victim, w.Culprit} })
 	for _, w := range now.Waits {
 		if b := waited[pair{w.Victim, w.Culprit}]; b.For <= w.For {
 			w.For, w.IO, w.Times = w.For-b.For, w.IO-min(b.IO, w.IO), w.Times-min(b.Times, w.Times)
 		}
 		d.Waits = append(d.Waits, w)
 	}
-	switched := make(map[container.ID]monitor.Switches, len(before.Switches))
-	for _, s := range before.Switches {
-		switched[s.Container] = s
-	}
+	switched := keyed(before.Switches, func(s monitor.Switches) container.ID { return s.Container })
 	for _, s := range now.Switches {
 		if b, had := switched[s.Container]; had && b.Voluntary <= s.Voluntary && b.Involuntary <= s.Involuntary {
 			s.Voluntary, s.Involuntary, s.Foreign = s.Voluntary-b.Voluntary, s.Involuntary-b.Involuntary, s.Foreign-min(b.Foreign, s.Foreign)
@@ -267,15 +258,25 @@ func since(now, before reading) reading {
 	return d
 }
 
+// keyed returns the elements of a list by their keys.
+func keyed[K comparable, V any](list []V, key func(V) K) map[K]V {
+	out := make(map[K]V, len(list))
+	for _, v := range list {
+		out[key(v)] = v
+	}
+	return out
+}
+
+func placeOf(a monitor.Account) decide.Place {
+	return decide.Place{Container: a.Container, Disk: a.Disk}
+}
+
 // detailedAs returns a reading without details with those of an earlier one.
 func (d reading) detailedAs(last reading) reading {
 	d.Detailed, d.Waits, d.Switches = last.Detailed, last.Waits, last.Switches
-	was := make(map[decide.Place]monitor.Account, len(last.Accounts))
-	for _, a := range last.Accounts {
-		was[decide.Place{Container: a.Container, Disk: a.Disk}] = a
-	}
+	was := keyed(last.Accounts, placeOf)
 	for i, a := range d.Accounts {
-		if b, had := was[decide.Place{Container: a.Container, Disk: a.Disk}]; had {
+		if b, had := was[placeOf(a)]; had {
 			d.Accounts[i].Queue, d.Accounts[i].Device = b.Queue, b.Device
 		}
 	}
@@ -290,13 +291,7 @@ func (f *BlockIO) windowOf(d reading) decide.Window {
 	}
 	const enough = 8 // part of a window that is to have details
 	w.Detailed = d.Detailed > 0 && d.Detailed >= w.Length/enough
-	done, under, ended := make(map[decide.Place]api.BlockIOFigures), make(map[decide.Place]time.Duration), make(map[decide.Place]time.Duration)
-	for _, a := range d.Accounts {
-		at := decide.Place{Container: a.Container, Disk: a.Disk}
-		done[at] = achieved(a, w.Length)
-		under[at] = a.Under
-		ended[at] = a.Last
-	}
+	accounts := keyed(d.Accounts, placeOf)
 	for _, c := range f.cfg.Containers.Running() {
 		n := decide.Neighbour{Name: c.Name, IO: make(map[decide.Disk]api.BlockIOFigures)}
 		if m := f.managed[c.ID]; m != nil {
@@ -305,9 +300,9 @@ func (f *BlockIO) windowOf(d reading) decide.Window {
 		}
 		w.Neighbours[c.ID] = n
 	}
-	for at, io := range done {
+	for at, a := range accounts {
 		if n, known := w.Neighbours[at.Container]; known {
-			n.IO[at.Disk] = io
+			n.IO[at.Disk] = achieved(a, w.Length)
 		}
 	}
 	for id, m := range f.managed {
@@ -319,10 +314,10 @@ func (f *BlockIO) windowOf(d reading) decide.Window {
 			if d, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor); err == nil { // its scheduler may have been changed
 				w.Divides[r.at()] = f.divides(d)
 			}
-			at := decide.Place{Container: id, Disk: r.at()}
+			a, delayed := accounts[decide.Place{Container: id, Disk: r.at()}], d.delays[id]
 			demand := decide.Demand{
-				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: done[at], Under: under[at], Ended: ended[at],
-				Waited: make(map[container.ID]time.Duration), Quota: d.delays[id].quota(), Pressure: d.delays[id].cpu, Stalls: d.delays[id].stalls, Used: d.delays[id].used, Interrupts: m.interrupts(), May: f.mayHelp(m),
+				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: achieved(a, w.Length), Under: a.Under, Ended: a.Last,
+				Waited: make(map[container.ID]time.Duration), Quota: delayed.quota(), Pressure: delayed.cpu, Stalls: delayed.stalls, Used: delayed.used, Interrupts: m.interrupts(), May: f.mayHelp(m),
 			}
 			for _, wait := range d.Waits {
 				if wait.Victim == id && w.Detailed { // as if that were the whole window

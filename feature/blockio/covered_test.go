@@ -3,7 +3,6 @@ package blockio
 import (
 	"errors"
 	"fmt"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -28,10 +27,7 @@ func TestThrottleCovered(t *testing.T) {
 		mustSayPartly(t, h.Apply(t.Context(), target(t, c, "io.max: "+l.Path+" "+x.caps)), v1 && x.says != "", x.says)
 	}
 	below := cg.Child(t, "below")
-	idle := exec.Command("sleep", "inf")
-	must(t, idle.Start())
-	defer func() { idle.Process.Kill(); idle.Wait() }()
-	below.Add(t, idle.Process.Pid)
+	below.Sleeper(t)
 	mustSayPartly(t, h.Apply(t.Context(), target(t, c, "io.max: "+l.Path+" riops=5")), v1, `cgroups below the container's ("below") pass`)
 	mustSayPartly(t, h.Apply(t.Context(), target(t, c, "netcpu: observe")), false, "")
 }

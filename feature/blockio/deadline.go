@@ -68,10 +68,7 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 	if err != nil {
 		return ignoreGone(err)
 	}
-	ours := make(map[journal.Ref]journal.Entry)
-	for _, e := range was {
-		ours[e.Ref] = e
-	}
+	ours := keyed(was, func(e journal.Entry) journal.Ref { return e.Ref })
 	ran := make(map[sched.Thread]time.Duration)
 	var all []decide.Thread
 	m.promoted, m.own, m.refused = 0, 0, nil
@@ -154,23 +151,17 @@ func (f *BlockIO) Examine() []probe.Finding {
 	if f.support.Level == probe.Unavailable {
 		return nil
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	v, detail := probe.Verdict{Level: probe.Full}, "real-time groups of cgroup v1 (cpu.rt_runtime_us): a container's threads share its budget"
-	if !f.hasGroups() {
+	f.tried.at = time.Time{} // whoever asks wants to know how it is now
+	if grouped, err := f.bounded(f.layout.CPU); !grouped {
 		detail = "SCHED_DEADLINE: a container's budget is divided among its threads"
-		if err := sched.TryDeadline(); err != nil {
+		if err != nil {
 			v = probe.Verdict{Level: probe.Unavailable, Why: "io.realtime: no real-time groups of cgroup v1, and " + err.Error(), Mend: "start the agent with CAP_SYS_NICE, and kernel.sched_rt_runtime_us above 0"}
 		}
 	}
 	return []probe.Finding{{Capability: "io.realtime", Area: "blockio", Verdict: v, Detail: detail}}
-}
-
-// hasGroups reports whether this host bounds real-time threads by groups.
-func (f *BlockIO) hasGroups() bool {
-	if f.cfg.Deadline || f.layout.CPU == "" || f.layout.CPU == f.layout.V2 {
-		return false
-	}
-	_, err := cgroup.RT(f.layout.CPU).Read()
-	return err == nil
 }
 
 // realtimes returns how the budgets of real-time containers stand. The caller holds f.mu.

@@ -2,20 +2,14 @@ package blockio
 
 import (
 	"errors"
-	"os/exec"
 	"strings"
 	"testing"
-
-	"github.com/fairlead-project/fairlead/feature"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
-	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
@@ -24,30 +18,13 @@ import (
 // know is put back.
 func TestDeadlines(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
-	j := testkit.Journal(t, journal.Open)
-	roster := &roster{}
-	open := func() *BlockIO {
-		f, err := New(Config{Host: feature.Host{Roots: kernel.Default(), Journal: j, Containers: roster}, Deadline: true})
-		must(t, err)
-		return f
-	}
-	f := open()
-	cg := testkit.Cgroup(t)
-	if f.support.Level == "unavailable" || cg.V2 == "" {
-		testkit.Skip(t, "no cgroup v2 tree, or no controller of CPUs or of block I/O")
-	}
-	id, err := cgroup.ID(cg.V2)
-	must(t, err)
-	c := container.Container{ID: container.ID(id), Name: "db", Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU, IO: cg.IO}}
-	*roster = append(*roster, c)
+	h := newHost(t)
+	h.cfg.Deadline = true
+	c, cg := h.container("db")
 	start := func(nice int) int {
-		cmd := exec.Command("sh", "-c", "while :; do :; done")
-		must(t, cmd.Start())
-		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		must(t, unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, nice))
-		cg.Add(t, cmd.Process.Pid)
-		return cmd.Process.Pid
+		pid := cg.Spinner(t).Pid
+		must(t, unix.Setpriority(unix.PRIO_PROCESS, pid, nice))
+		return pid
 	}
 	policyOf := func(pid int) string {
 		t.Helper()
@@ -67,54 +44,52 @@ func TestDeadlines(t *testing.T) {
 	}
 	a := start(5)
 	ctx := t.Context()
-	must(t, f.Apply(ctx, target(t, c, "io.realtime: 20ms")))
+	must(t, h.Apply(ctx, target(t, c, "io.realtime: 20ms")))
 	held("a thread that spins", a, true)
-	if got := f.realtimes(); len(got) != 1 || got[0].Way != "deadline" || got[0].Promoted != 1 || got[0].Own != 0 {
+	if got := h.realtimes(); len(got) != 1 || got[0].Way != "deadline" || got[0].Promoted != 1 || got[0].Own != 0 {
 		t.Errorf("the report is %+v", got)
 	}
 	b := start(0)
-	_, err = f.Decide(nil, true)
+	_, err := h.Decide(nil, true)
 	must(t, err)
 	held("a new thread", b, true)
 
 	// One that is real-time by its own doing is counted, and left alone.
 	for flags, own := range map[uint64]string{0: "policy 6", unix.SCHED_FLAG_RESET_ON_FORK: "deadline 1000000/200000000"} {
 		must(t, unix.SchedSetAttr(b, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_DEADLINE, Flags: flags, Runtime: 1e6, Deadline: 2e8, Period: 2e8}, 0))
-		_, err = f.Decide(nil, true)
+		_, err = h.Decide(nil, true)
 		must(t, err)
-		if got := f.realtimes(); len(got) != 1 || got[0].Own != 1 || got[0].Promoted != 1 || !strings.HasPrefix(policyOf(b), own) {
+		if got := h.realtimes(); len(got) != 1 || got[0].Own != 1 || got[0].Promoted != 1 || !strings.HasPrefix(policyOf(b), own) {
 			t.Errorf("the report is %+v, the thread %q", got, policyOf(b))
 		}
 	}
 	must(t, unix.SchedSetAttr(b, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0))
-	sleeper := exec.Command("sleep", "1000")
-	must(t, sleeper.Start())
-	t.Cleanup(func() { sleeper.Process.Kill(); sleeper.Wait() })
-	cg.Add(t, sleeper.Process.Pid)
-	err = unix.SchedSetAttr(sleeper.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+	sleeper := cg.Sleeper(t)
+	err = unix.SchedSetAttr(sleeper.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
 	if !errors.Is(err, unix.EPERM) { // a real-time group without runtime: no container can do that there
 		must(t, err)
-		_, err = f.Decide(nil, true)
+		_, err = h.Decide(nil, true)
 		must(t, err)
-		if got := f.realtimes(); len(got) != 1 || got[0].Own != 1 || !strings.HasPrefix(policyOf(sleeper.Process.Pid), "policy 1,") {
-			t.Errorf("the report is %+v, the thread %q", got, policyOf(sleeper.Process.Pid))
+		if got := h.realtimes(); len(got) != 1 || got[0].Own != 1 || !strings.HasPrefix(policyOf(sleeper.Pid), "policy 1,") {
+			t.Errorf("the report is %+v, the thread %q", got, policyOf(sleeper.Pid))
 		}
 	}
-	must(t, sleeper.Process.Kill())
+	must(t, sleeper.Kill())
 	sleeper.Wait()
 
-	must(t, f.Close()) // the agent has died: the kernel goes on
+	must(t, h.Close()) // the agent has died: the kernel goes on
 	held("without an agent", a, true)
-	f = open()
-	must(t, f.Apply(ctx, target(t, c, "io.realtime: 10ms")))
+	h.open()
+	h.cfg.Deadline = true
+	must(t, h.Apply(ctx, target(t, c, "io.realtime: 10ms")))
 	held("another agent", a, true)
-	must(t, f.Apply(ctx, target(t, c, "netcpu: observe")))
+	must(t, h.Apply(ctx, target(t, c, "netcpu: observe")))
 	if x, y := policyOf(a), policyOf(b); x != "normal 5" || y != "normal 0" {
 		t.Errorf("not asked for: %q and %q", x, y)
 	}
-	must(t, f.Apply(ctx, target(t, c, "io.realtime: 10ms")))
-	must(t, f.Close())
-	out, err := j.Restore(kernel.Opener(kernel.Default()), nil) // as `fairlead restore` does
+	must(t, h.Apply(ctx, target(t, c, "io.realtime: 10ms")))
+	must(t, h.Close())
+	out, err := h.journal.Restore(kernel.Opener(kernel.Default()), nil) // as `fairlead restore` does
 	must(t, err)
 	if got := policyOf(a); len(out) != 2 || got != "normal 5" {
 		t.Errorf("restore: %q, %+v", got, out)

@@ -84,16 +84,18 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 		// Nothing is reserved, so that nothing needs to be done any more.
 		w = decide.Window{Taken: time.Now(), Length: time.Second, Neighbours: f.windowOf(reading{}).Neighbours}
 	}
-	if w.Complete = complete; f.meter != nil || complete { // else a reservation may only not be known yet
-		f.judge(w)
+	w.Complete = complete
+	judged := f.meter != nil || complete // else a reservation may only not be known yet
+	if judged {
+		f.control.Next(w)
+		f.standings, f.actions = f.control.Standings(), f.control.Actions()
+		f.events.add(f.control.TakeEvents())
 		f.limit(w)
 		if f.watching = f.meter != nil && f.control.Watches(w.Taken); f.meter != nil {
 			err = errors.Join(err, f.detail())
 		}
-		f.readmit()
 	}
-	f.tellMissed(w.Taken)
-	f.tellMoved()
+	f.tellChanged(w.Taken, judged)
 	for _, t := range targets {
 		id := t.Container.ID
 		a := f.actions[id]
@@ -127,13 +129,6 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 		}
 	}
 	return out, err
-}
-
-// judge has a window judged. The caller holds f.mu.
-func (f *BlockIO) judge(w decide.Window) {
-	f.control.Next(w)
-	f.standings, f.actions = f.control.Standings(), f.control.Actions()
-	f.events.add(f.control.TakeEvents())
 }
 
 // decided names a decision for which policy has no word to come back to.

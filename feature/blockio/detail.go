@@ -62,10 +62,7 @@ func rates(before, now []sched.Interrupts, soft bool, length time.Duration) (out
 		source string
 		number int
 	}
-	was := make(map[key]sched.Interrupts, len(before))
-	for _, b := range before {
-		was[key{b.Source, b.Number}] = b
-	}
+	was := keyed(before, func(i sched.Interrupts) key { return key{i.Source, i.Number} })
 	for _, n := range now {
 		b := was[key{n.Source, n.Number}]
 		if len(b.Counts) != len(n.Counts) {

@@ -127,11 +127,11 @@ func (f *BlockIO) carriers(disk string) (names []string, err error) {
 				return nil, fmt.Errorf("%s: %w", disk, err)
 			}
 		}
-		index, err := f.net.RouteTo(path.To, path.From, by)
+		toward, err := f.net.RouteTo(path.To, path.From, by)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", disk, err)
 		}
-		l, err := f.net.Link(index)
+		l, err := f.net.Link(toward[0])
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", disk, err)
 		}

@@ -91,15 +91,15 @@ func unweighable(t policy.Target) string {
 }
 
 // helpKnobs are what a Target's help asks for beside real time.
-func helpKnobs(t policy.Target) (lines []cgroup.Line) {
+func helpKnobs(t policy.Target) (lines []journal.Setting) {
 	h, c := t.Settings.IOHelp, t.Container.Cgroup
 	if !slices.Contains([]policy.Help{policy.HelpWeight, policy.HelpRealtime, policy.HelpTurns}, h) || unweighable(t) != "" {
 		return nil
 	}
 	k, r := cgroup.WeightKnob(c.CPU, c.CPU == c.V2)
-	lines = append(lines, cgroup.Line{Knob: k, Value: strconv.FormatUint(r.Most, 10)})
+	lines = append(lines, journal.Setting{Knob: k, Value: strconv.FormatUint(r.Most, 10)})
 	if h == policy.HelpWeight {
-		lines = append(lines, cgroup.Line{Knob: cgroup.Slices(c.V2), Value: cgroup.ShortSlices})
+		lines = append(lines, journal.Setting{Knob: cgroup.Slices(c.V2), Value: cgroup.ShortSlices})
 	}
 	return lines
 }

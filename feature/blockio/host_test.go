@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -45,35 +43,19 @@ func second(n int) time.Time { return time.Unix(1_000_000+int64(n), 0) }
 
 var must = testkit.Must
 
-// roster is who runs.
-type roster []container.Container
-
-func (r *roster) Running() []container.Container {
-	return *r
-}
-
-func (r *roster) Lookup(id container.ID) (container.Container, bool) {
-	for _, c := range *r {
-		if c.ID == id {
-			return c, true
-		}
-	}
-	return container.Container{}, false
-}
-
 // host is a feature on this kernel, with what it needs.
 type host struct {
 	*BlockIO
 	t       *testing.T
 	journal *journal.Journal
-	roster  *roster
+	roster  *topology.Containers
 	state   string
 }
 
 func newHost(t *testing.T) *host {
 	t.Helper()
 	testkit.NeedRoot(t)
-	h := &host{t: t, journal: testkit.Journal(t, journal.Open), roster: &roster{}, state: t.TempDir()}
+	h := &host{t: t, journal: testkit.Journal(t, journal.Open), roster: new(topology.Containers), state: t.TempDir()}
 	h.open()
 	t.Cleanup(func() { must(t, h.Close()) })
 	return h
@@ -153,27 +135,7 @@ func (h *host) report() api.BlockIO {
 // run starts a generator in cgroups, on CPU 0.
 func run(t *testing.T, cg testkit.CG, args ...string) *load.Board {
 	t.Helper()
-	cmd, board, err := load.Command(args...)
-	must(t, err)
-	must(t, cmd.Start())
-	done := make(chan struct{})
-	go func() { cmd.Wait(); close(done) }()
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		<-done
-		must(t, board.Close())
-	})
-	cg.Add(t, cmd.Process.Pid)
-	must(t, board.Await(t.Context(), done))
-	var set unix.CPUSet
-	set.Set(0)
-	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", cmd.Process.Pid))
-	must(t, err)
-	for _, task := range tasks { // later ones inherit it
-		tid := 0
-		fmt.Sscan(task.Name(), &tid)
-		must(t, unix.SchedSetaffinity(tid, &set))
-	}
+	board, _ := topology.InGroup(t, cg, 0, args...)
 	return board
 }
 
@@ -183,7 +145,7 @@ func TestInterference(t *testing.T) {
 	l := h.disk(100_000_000)
 	db, dbCG := h.container("db")
 	batch, batchCG := h.container("batch")
-	must(t, cgroup.File(batchCG.CPU+"/"+weightFile(batchCG)).Write("321"))
+	must(t, weightOf(batchCG).Write("321"))
 	ctx := t.Context()
 	// More than any disk does, so that it is always missed.
 	must(t, h.Apply(ctx, target(t, db, "io.reserve: "+l.Path+" riops=50000000")))
@@ -193,31 +155,10 @@ func TestInterference(t *testing.T) {
 	for range 3 {
 		run(t, batchCG, "burn")
 	}
-	next := func() (of policy.Decision) {
-		t.Helper()
-		all, err := h.Decide([]policy.Target{leave}, true)
-		must(t, err)
-		for _, d := range all {
-			if d.Container == batch.ID && d.Key == yieldKey {
-				return d
-			}
-		}
-		t.Fatalf("nothing is decided about who yields: %+v", all)
-		return of
+	decided := h.untilDecided("it yields", leave, func(d policy.Target) bool { return d.Settings.IOYield == policy.YieldIdle })
+	if reason := origin(decided, yieldKey).Reason; !strings.Contains(reason, `"db" waited for it`) {
+		t.Errorf("reason %q", reason)
 	}
-	var d policy.Decision
-	for end := time.Now().Add(90 * time.Second); d.Value != "idle"; time.Sleep(200 * time.Millisecond) {
-		if d = next(); time.Now().After(end) {
-			t.Fatalf("it does not yield: %+v, %+v", d, h.report())
-		}
-	}
-	if !strings.Contains(d.Reason, `"db" waited for it`) {
-		t.Errorf("reason %q", d.Reason)
-	}
-	d.Expiry = time.Now().Add(time.Hour)
-	decided, err := leave.With([]policy.Decision{d}, time.Now())
-	must(t, err)
-	must(t, h.Apply(ctx, decided))
 	if v, err := weightOf(batchCG).Read(); err != nil || v != cgroup.Idled {
 		t.Errorf("the burner's cgroup is %q, %v", v, err)
 	}
@@ -244,7 +185,7 @@ func TestInterference(t *testing.T) {
 	// An agent that is started again goes on, and lets go when policy says so.
 	must(t, h.Close())
 	h.open()
-	if left := h.Adopt(h.journal.Entries()); len(left) != 1 || left[0].Container != batch.ID || left[0].Value != "idle" || !left[0].Expiry.Equal(d.Expiry) {
+	if left := h.Adopt(h.journal.Entries()); len(left) != 1 || left[0].Container != batch.ID || left[0].Value != "idle" || !left[0].Expiry.Equal(decided.Until(yieldKey)) {
 		t.Errorf("adopted %+v", left)
 	}
 	must(t, h.Apply(ctx, leave))
@@ -254,13 +195,6 @@ func TestInterference(t *testing.T) {
 	if left := h.journal.Entries(); len(left) != 0 {
 		t.Errorf("left in the journal: %+v", left)
 	}
-}
-
-func weightFile(cg testkit.CG) string {
-	if cg.CPU == cg.V2 {
-		return "cpu.weight"
-	}
-	return "cpu.shares"
 }
 
 // Caps and yielding that policy asks for are in force, and are put back one by one.

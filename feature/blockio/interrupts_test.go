@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -39,8 +38,7 @@ func TestInterruptsApart(t *testing.T) {
 	}
 	before := state()
 	path := "/dev/" + known.name
-	_, err = h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
-	must(t, err)
+	h.capacity(path, 1000)
 	a, _ := h.container("a")
 	b, _ := h.container("b")
 	apply := func(c container.Container, way string) {
@@ -100,8 +98,7 @@ func TestInterruptByHand(t *testing.T) {
 	theirs := cgroup.FormatCPUs(cpus)
 	t.Cleanup(func() { must(t, knob.Write(before)) })
 	must(t, knob.Write(theirs))
-	_, err = h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: "/dev/" + known.name, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
-	must(t, err)
+	h.capacity("/dev/"+known.name, 1000)
 	c, _ := h.container("c")
 	for _, way := range []string{"auto", "apart"} {
 		err := h.Apply(t.Context(), target(t, c, "io.reserve: /dev/"+known.name+" riops=1", "io.interrupts: "+way))
@@ -176,8 +173,7 @@ func TestVethsApart(t *testing.T) {
 		return v
 	}
 	path := "/dev/" + disk.name
-	_, err = h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
-	must(t, err)
+	h.capacity(path, 1000)
 	before := func(c container.Container, k journal.Knob) string {
 		t.Helper()
 		was := value(k)

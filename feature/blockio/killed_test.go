@@ -21,6 +21,8 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -55,7 +57,7 @@ func childAgent(state string, deadline bool, cg container.Cgroup) error {
 		return err
 	}
 	c := container.Container{ID: container.ID(id), Cgroup: cg}
-	f, err := New(Config{Host: feature.Host{Roots: kernel.Default(), Journal: j, Containers: &roster{c}}, Deadline: deadline})
+	f, err := New(Config{Host: feature.Host{Roots: kernel.Default(), Journal: j, Containers: topology.Containers{c}}, Deadline: deadline})
 	if err != nil {
 		return err
 	}
@@ -133,13 +135,10 @@ func TestRealtimeKilled(t *testing.T) {
 			if _, err := cgroup.RT(cg.CPU).Read(); !deadline && errors.Is(err, errors.ErrUnsupported) {
 				testkit.Skip(t, "no real-time groups of cgroup v1")
 			}
-			spin := exec.Command("sh", "-c", "while :; do :; done")
-			must(t, spin.Start())
-			t.Cleanup(func() { spin.Process.Kill(); spin.Wait() })
-			cg.Add(t, spin.Process.Pid)
+			spin := cg.Spinner(t)
 			policyOf := func() uint32 {
 				t.Helper()
-				attr, err := unix.SchedGetAttr(spin.Process.Pid, 0)
+				attr, err := unix.SchedGetAttr(spin.Pid, 0)
 				must(t, err)
 				return attr.Policy
 			}
@@ -155,11 +154,11 @@ func TestRealtimeKilled(t *testing.T) {
 			if got := policyOf(); got != want {
 				t.Errorf("policy %d, want %d", got, want)
 			}
-			ran, err := sched.Ran("/proc", spin.Process.Pid)
+			ran, err := sched.Ran("/proc", spin.Pid)
 			must(t, err)
 			began := time.Now()
 			time.Sleep(2 * time.Second)
-			now, err := sched.Ran("/proc", spin.Process.Pid)
+			now, err := sched.Ran("/proc", spin.Pid)
 			must(t, err)
 			// Of each CPU a second's budget may be left, and the kernel may see its end a tick
 			// late.
@@ -205,4 +204,32 @@ func TestManyThreads(t *testing.T) {
 	if err := h.Apply(t.Context(), target(t, c, "io.realtime: 20ms")); err != nil && !errors.Is(err, feature.ErrPartly) {
 		t.Error(err)
 	}
+}
+
+func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
+	return New(Config{Host: feature.Host{Roots: kernel.Default(), Journal: j, Containers: topology.Running(s.Targets)}, Deadline: true})
+}
+
+// Each call to the kernel fails once.
+func TestFaults(t *testing.T) {
+	testkit.NeedRoot(t)
+	cg := testkit.Cgroup(t)
+	if cg.V2 == "" || cg.IO == "" || cg.CPU == "" {
+		testkit.Skip(t, "no cgroup v2 tree, or no controller of CPUs or of block I/O")
+	}
+	id, err := cgroup.ID(cg.V2)
+	must(t, err)
+	// A thread that sleeps while it becomes SCHED_DEADLINE, and while it ends to be that, costs Linux
+	// 6.18 its bandwidth until the domains of the scheduler are made anew.
+	cg.Spinner(t)
+	c := container.Container{ID: container.ID(id), Name: "task", Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU, IO: cg.IO}}
+	due := policy.Settings{Realtime: killedBudget, IOYield: "auto"}
+	spec := topology.Spec{Dir: t.TempDir(), Targets: []policy.Target{{Container: c, Settings: due}}}
+	faults.Sweep(t, spec.Rig(t, nil),
+		faults.Case{Op: "apply 0", Undo: []string{"remove 0"}},
+		faults.Case{Op: "remove 0", From: []string{"apply 0", "decide"}},
+		faults.Case{Op: "decide", From: []string{"apply 0"}, Undo: []string{"remove 0"}, Later: true},
+		faults.Case{Op: "keep", From: []string{"apply 0"}, Undo: []string{"remove 0"}},
+		faults.Case{Op: "measure", From: []string{"apply 0"}, Undo: []string{"remove 0"}, Reads: true},
+	)
 }

@@ -19,7 +19,7 @@ const quotaPart = 5 // a fifth
 
 // setting is a knob that a Target asks for, the value, and when that lapses.
 type setting struct {
-	cgroup.Line
+	journal.Setting
 	until time.Time
 }
 
@@ -27,7 +27,7 @@ type setting struct {
 // what is in force of it as it is.
 func (f *BlockIO) knobs(m *managed) (all []setting, keep func(journal.Ref) bool, err error) {
 	t := m.target
-	add := func(key string, lines ...cgroup.Line) {
+	add := func(key string, lines ...journal.Setting) {
 		for _, l := range lines {
 			all = append(all, setting{l, t.Until(key)})
 		}
@@ -49,7 +49,7 @@ func (f *BlockIO) knobs(m *managed) (all []setting, keep func(journal.Ref) bool,
 		return all, keep, errors.Join(capErr, errors.New("io.yield: the container has no cgroup with the cpu controller"))
 	}
 	weight, _ := cgroup.WeightKnob(c.CPU, c.CPU == c.V2)
-	add(yieldKey, cgroup.Line{Knob: weight, Value: cgroup.Idled})
+	add(yieldKey, journal.Setting{Knob: weight, Value: cgroup.Idled})
 	if y == policy.YieldQuota {
 		var b cgroup.Bandwidth
 		b, _, err = cgroup.GivenBandwidth(f.cfg.Journal, c.CPU, c.CPU == c.V2)
@@ -57,7 +57,7 @@ func (f *BlockIO) knobs(m *managed) (all []setting, keep func(journal.Ref) bool,
 		if err != nil {
 			quota, err = k.Ref(), fmt.Errorf("io.yield: %w", err)
 		} else if !b.Limited || b.Quota > b.Period/quotaPart { // nothing of ours is looser than the owner's
-			add(yieldKey, cgroup.Line{Knob: k, Value: value})
+			add(yieldKey, journal.Setting{Knob: k, Value: value})
 		}
 	}
 	return all, keep, errors.Join(capErr, err)
@@ -65,7 +65,7 @@ func (f *BlockIO) knobs(m *managed) (all []setting, keep func(journal.Ref) bool,
 
 // maxima are the lines that cap a container at its disks. Of what is capped already, by
 // Docker or an administrator, the stricter counts.
-func (f *BlockIO) maxima(m *managed) (lines []cgroup.Line, err error) {
+func (f *BlockIO) maxima(m *managed) (lines []journal.Setting, err error) {
 	c := m.target.Container.Cgroup
 	named := make(map[string]string)
 	for _, io := range m.target.Settings.IO {

@@ -3,7 +3,6 @@ package blockio
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -154,13 +153,10 @@ func (h *host) group(above testkit.CG, name string) (container.Container, int) {
 	}
 	id, err := cgroup.ID(cg.V2)
 	must(h.t, err)
-	cmd := exec.Command("sleep", "1000")
-	must(h.t, cmd.Start())
-	h.t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	cg.Add(h.t, cmd.Process.Pid)
+	sleeper := cg.Sleeper(h.t)
 	c := container.Container{ID: container.ID(id), Name: name, Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU}}
 	*h.roster = append(*h.roster, c)
-	return c, cmd.Process.Pid
+	return c, sleeper.Pid
 }
 
 // A budget in a real-time group is renewed with the decision for it, the parent's too. It

@@ -30,14 +30,9 @@ func (f *BlockIO) profiled(reserved []reservation) (sum time.Duration, err error
 func (f *BlockIO) reprofile() error {
 	var errs []error
 	for _, m := range f.managed {
-		if m.budget == 0 || !m.target.Settings.RealtimeAuto {
-			continue
+		if m.budget > 0 && m.target.Settings.RealtimeAuto {
+			errs = append(errs, f.grant(m))
 		}
-		budget, grouped, err := f.mayRealtime(m)
-		if err == nil {
-			m.budget, m.grouped = budget, grouped
-		}
-		errs = append(errs, err)
 	}
 	errs = append(errs, f.realtime())
 	f.promote()

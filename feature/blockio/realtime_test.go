@@ -2,14 +2,11 @@ package blockio
 
 import (
 	"errors"
-	"os"
-	"os/exec"
-	"path/filepath"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,24 +24,8 @@ func TestRealtime(t *testing.T) {
 	if _, err := cgroup.RT(above.CPU).Read(); above.CPU == "" || errors.Is(err, errors.ErrUnsupported) {
 		testkit.Skip(t, "no real-time groups of cgroup v1")
 	}
-	in := func(name string) (container.Container, int) {
-		cg := testkit.CG{V2: filepath.Join(above.V2, name), CPU: filepath.Join(above.CPU, name)}
-		for _, dir := range []string{cg.V2, cg.CPU} {
-			must(t, os.Mkdir(dir, 0o755))
-			t.Cleanup(func() { must(t, os.Remove(dir)) })
-		}
-		id, err := cgroup.ID(cg.V2)
-		must(t, err)
-		cmd := exec.Command("sleep", "1000")
-		must(t, cmd.Start())
-		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		cg.Add(t, cmd.Process.Pid)
-		c := container.Container{ID: container.ID(id), Name: name, Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU}}
-		*h.roster = append(*h.roster, c)
-		return c, cmd.Process.Pid
-	}
-	a, pidA := in("a")
-	b, pidB := in("b")
+	a, pidA := h.group(above, "a")
+	b, pidB := h.group(above, "b")
 	check := func(when, want string) {
 		t.Helper()
 		var got []string
@@ -106,10 +87,11 @@ func TestTurnsAgain(t *testing.T) {
 	})
 	r := &turning{dir: t.TempDir(), on: turnPeriod, stop: make(chan struct{}), done: make(chan struct{})}
 	go r.run(&in)
-	for end := time.Now().Add(time.Minute); made.Load() < 3; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d turns", made.Load())
+	testkit.Await(t, func() string {
+		if n := made.Load(); n < 3 {
+			return fmt.Sprintf("%d turns", n)
 		}
-	}
+		return ""
+	})
 	r.end()
 }

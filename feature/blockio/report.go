@@ -59,12 +59,7 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 	if length > 0 {
 		out.Stolen = d.stolen.Seconds() / length.Seconds()
 	}
-	accounts := make(map[decide.Place]monitor.Account)
-	for _, a := range d.Accounts {
-		if a.Reads+a.Writes+a.Errors > 0 {
-			accounts[decide.Place{Container: a.Container, Disk: a.Disk}] = a
-		}
-	}
+	accounts := keyed(slices.DeleteFunc(slices.Clone(d.Accounts), func(a monitor.Account) bool { return a.Reads+a.Writes+a.Errors == 0 }), placeOf)
 	disks := make(map[decide.Disk]bool)
 	for id, m := range f.managed {
 		for _, r := range m.reserved {

@@ -2,6 +2,7 @@ package blockio
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // A disk that vanishes takes its reservation along, which is reported, and holds up nothing
@@ -135,5 +137,15 @@ func TestEventsAfter(t *testing.T) {
 	add("two")
 	if out := <-got; len(out) != 1 || out[0].ID != 2 || out[0].Text != "two" {
 		t.Errorf("after 1: %+v", out)
+	}
+}
+
+// TestGuarantees has a disk of known capacity, and one that is not there.
+func TestGuarantees(t *testing.T) {
+	h := newHost(t)
+	h.cfg.Disks = policy.Disks{"data": h.disk(1000).Path, "gone": "/dev/nowhere"}
+	got, err := h.Guarantees()
+	if want := (map[string]uint64{"data-riops": 450, "data-wiops": 450}); !maps.Equal(got, want) || err == nil || !strings.Contains(err.Error(), "disk gone: ") {
+		t.Errorf("%v, %v; want %v, and why nothing of the other", got, err, want)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -60,25 +61,38 @@ type told struct {
 // tellAgain is how long a status stays as it is at least.
 const tellAgain = 5 * time.Second
 
-// tellMissed asks for another Apply of containers if their reservations are newly missed, are
-// met again, or are missed for another reason. The caller holds f.mu.
-func (f *BlockIO) tellMissed(now time.Time) {
+// tellChanged asks for another Apply of containers whose status is not what Apply reported: a name in
+// their policy has come to lead to another disk, to none, or to a disk again (the kernel drops limits
+// together with a disk); a reservation is newly missed, met again, or missed for another reason; or,
+// once the last window has been judged, a reservation is admitted otherwise. The caller holds f.mu.
+func (f *BlockIO) tellChanged(now time.Time, judged bool) {
+	same := func(a, b block.Disk) bool { return a.Number() == b.Number() && a.Sequence == b.Sequence }
 	for id, m := range f.managed {
-		var what strings.Builder
-		for _, r := range m.reserved {
-			if s := f.standing(id, r); s.Missed() {
-				fmt.Fprintln(&what, r.device, s.State, s.Culprit, s.Mend)
-			}
+		changed := judged && slices.ContainsFunc(m.reserved, func(r reservation) bool { return f.admission(r).How != r.told })
+		if at := f.disks(m.target.Settings); !maps.EqualFunc(at, m.at, same) {
+			m.at, changed = at, true // Apply may be long in coming
 		}
-		if len(m.reserved) > 0 {
-			what.WriteString(f.failed)
+		if what := f.missed(m); what != m.told.what && now.Sub(m.told.at) >= tellAgain {
+			m.told, changed = told{what, now}, true
 		}
-		if f.changed == nil || what.String() == m.told.what || now.Sub(m.told.at) < tellAgain {
-			continue
+		if changed {
+			f.changed(id)
 		}
-		m.told = told{what.String(), now}
-		f.changed(id)
 	}
+}
+
+// missed names the missed reservations of a container, and why.
+func (f *BlockIO) missed(m *managed) string {
+	var what strings.Builder
+	for _, r := range m.reserved {
+		if s := f.standing(m.target.Container.ID, r); s.Missed() {
+			fmt.Fprintln(&what, r.device, s.State, s.Culprit, s.Mend)
+		}
+	}
+	if len(m.reserved) > 0 {
+		what.WriteString(f.failed)
+	}
+	return what.String()
 }
 
 // disks returns the disks that settings name now, by name; zero where there is none.
@@ -88,17 +102,4 @@ func (f *BlockIO) disks(s policy.Settings) map[string]block.Disk {
 		at[io.Device], _ = block.Open(f.cfg.Roots.Sys, io.Device) // Apply reports the error
 	}
 	return at
-}
-
-// tellMoved asks for another Apply of containers if a name in their policy has come to lead to
-// another disk, to none, or to a disk again. The kernel drops limits together with a disk. The caller
-// holds f.mu.
-func (f *BlockIO) tellMoved() {
-	same := func(a, b block.Disk) bool { return a.Number() == b.Number() && a.Sequence == b.Sequence }
-	for id, m := range f.managed {
-		if now := f.disks(m.target.Settings); !maps.EqualFunc(now, m.at, same) {
-			m.at = now // Apply may be long in coming
-			f.changed(id)
-		}
-	}
 }

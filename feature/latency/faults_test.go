@@ -10,7 +10,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
@@ -35,10 +34,7 @@ func now(t *testing.T) uint64 {
 // Where every place is taken, the oldest stamp of a row makes room and is counted. New
 // packets are measured all the same.
 func TestFull(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
-	h.measure(true, c)
+	h, web, c := newWeb(t)
 	h.ask(web, h.wire, "udp", "10.66.0.1:9000", 1)
 	h.settled(c, UDP, Egress, 1)
 	before := h.read(c).Of(Egress, UDP)
@@ -63,10 +59,7 @@ func TestFull(t *testing.T) {
 
 // Records for which the buffer has no room are counted as lost, and histograms go on.
 func TestLost(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
-	h.measure(true, c)
+	h, web, c := newWeb(t)
 	h.f.mu.Lock()
 	h.f.of(c.ID).traced = true // without a reader
 	err := h.f.follow()
@@ -111,10 +104,7 @@ func (h *host) held(web *sandbox.Box, c container.Container) (at []uint32, stamp
 // A stamp that turns out to be another packet's, as of an skb that was used again, is
 // counted as that, and its times nowhere.
 func TestReused(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
-	h.measure(true, c)
+	h, web, c := newWeb(t)
 	at, stamps := h.held(web, c)
 	var s latencyStamp
 	for _, i := range at {
@@ -136,10 +126,7 @@ func TestReused(t *testing.T) {
 
 // What is under way while the programs are detached is not believed afterwards.
 func TestInterrupted(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
-	h.measure(true, c)
+	h, web, c := newWeb(t)
 	h.held(web, c)
 	h.f.mu.Lock()
 	err := h.f.meter.rest()
@@ -166,11 +153,7 @@ func TestInterrupted(t *testing.T) {
 // A flood of a container that is recorded takes no more than its share of the records of a
 // second: the rest is counted, and costs the agent nothing.
 func TestRecordsOfAFlood(t *testing.T) {
-	testkit.NeedRoot(t)
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
-	h.measure(true, c)
+	h, web, c := newWeb(t)
 	const each = 335 // MOST_TOLD, in 2^24 ns
 	began := time.Now()
 	_, ok, err := h.f.Trace(t.Context(), c.ID, false, api.LatencyFilter{Protocol: api.LatencyUDP, Port: 9000}, 1, 0)

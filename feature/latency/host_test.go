@@ -7,11 +7,10 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
-
-	"github.com/fairlead-project/fairlead/feature"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -67,6 +66,16 @@ func (h *host) add(name, addr string, at *sandbox.Box) (*sandbox.Box, container.
 	return box, c
 }
 
+// newWeb is a host with one measured container, behind its bridge.
+func newWeb(t testing.TB) (h *host, web *sandbox.Box, c container.Container) {
+	t.Helper()
+	h = newHost(t)
+	h.bridge()
+	web, c = h.add("web", "10.66.0.2/24", h.ns)
+	h.measure(true, c)
+	return h, web, c
+}
+
 // measure turns the feature on or off for containers.
 func (h *host) measure(on bool, of ...container.Container) {
 	h.T.Helper()
@@ -90,15 +99,7 @@ func (h *host) read(c container.Container) Tenant {
 // await waits until want says "".
 func (h *host) await(want func() string) {
 	h.T.Helper()
-	for end := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		missing := want()
-		if missing == "" {
-			return
-		}
-		if time.Now().After(end) {
-			h.T.Fatal(missing)
-		}
-	}
+	testkit.Await(h.T, want)
 }
 
 // ask has a box make n requests of a protocol to another, one after the other, and

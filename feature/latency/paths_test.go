@@ -122,7 +122,6 @@ func TestPaths(t *testing.T) {
 // Packets between two containers of the host are measured from device to device, and
 // nowhere else.
 func TestLocal(t *testing.T) {
-	testkit.NeedRoot(t)
 	h := newHost(t)
 	h.bridge()
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
@@ -153,7 +152,6 @@ func TestLocal(t *testing.T) {
 // A super-packet that the kernel cuts up for a device that cannot leaves in other skbs
 // than it came in. It is measured once, when the first of them leaves.
 func TestSplit(t *testing.T) {
-	testkit.NeedRoot(t)
 	h := newHost(t)
 	h.bridge()
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
@@ -178,7 +176,6 @@ func TestSplit(t *testing.T) {
 // In a flood the programs are attached for a part of the time. A request for records ends that, and
 // packets that began before have no record.
 func TestTurns(t *testing.T) {
-	testkit.NeedRoot(t)
 	h := newHost(t)
 	h.bridge()
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
@@ -232,7 +229,6 @@ func TestTurns(t *testing.T) {
 // A container that goes while its packets are under way leaves nothing, and what is
 // measured of another goes on.
 func TestGone(t *testing.T) {
-	testkit.NeedRoot(t)
 	h := newHost(t)
 	h.bridge()
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
@@ -256,7 +252,6 @@ func TestGone(t *testing.T) {
 
 // A CPU that has more packets than it measures passes some over, and counts that.
 func TestBudget(t *testing.T) {
-	testkit.NeedRoot(t)
 	h := newHost(t)
 	h.bridge()
 	web, c := h.add("web", "10.66.0.2/24", h.ns)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 )
 
 // raw is a record as the kernel gives it.
@@ -206,12 +206,11 @@ func TestSample(t *testing.T) {
 // Packets are recorded while records are requested: with both ends, for the requested container
 // only.
 func TestTrace(t *testing.T) {
-	testkit.NeedRoot(t)
 	h := newHost(t)
 	h.bridge()
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
 	_, other := h.add("other", "10.66.0.3/24", h.ns)
-	h.f.cfg.Containers = known{}
+	h.f.cfg.Containers = topology.Containers{}
 	ask := func(of container.Container, f api.LatencyFilter, over time.Duration) api.LatencyRecords {
 		t.Helper()
 		out, err := h.f.Command(t.Context(), &of, api.Ask{Body: f, Over: over})
@@ -250,10 +249,3 @@ func TestTrace(t *testing.T) {
 		t.Errorf("the neighbour has %d records", len(got.Records))
 	}
 }
-
-// known knows no container.
-type known struct{}
-
-func (known) Running() []container.Container { return nil }
-
-func (known) Lookup(container.ID) (container.Container, bool) { return container.Container{}, false }

@@ -36,8 +36,10 @@ const (
 
 // vouched is how long the caches may be renewed after a beat; beat is the interval of beats, which
 // end once the feature has hung for patience. settle is how long nothing is learnt after a change,
-// of which packets under way may not know: a tick of the programs' clock.
+// of which packets under way may not know: a tick of the programs' clock. A flow is over once its
+// lease has been for kept; maps.bpf.h.
 const (
+	kept     = 2 * time.Second
 	vouched  = 3 * time.Second
 	beat     = 100 * time.Millisecond
 	patience = 5 * time.Second
@@ -50,8 +52,9 @@ type cache struct {
 	object   *bpf.Object
 	maps     overlayMaps
 	ready    *ebpf.Program
-	tracks   bool   // the kernel has bpf_skb_ct_lookup
-	secret   uint64 // of the place of a flow in fl_ov_sights
+	tracks   bool             // the kernel has bpf_skb_ct_lookup
+	secret   uint64           // of the place of a flow in fl_ov_sights
+	held     map[uint32]int64 // how many flows each slot has, as of the last sweep; 0: all
 	programs map[copyOf]*ebpf.Program
 }
 
@@ -63,7 +66,7 @@ type copyOf struct {
 
 // openCache makes the maps. shared are those of package identity.
 func openCache(shared bpf.Maps) (_ *cache, err error) {
-	c := &cache{programs: make(map[copyOf]*ebpf.Program), secret: rand.Uint64()}
+	c := &cache{programs: make(map[copyOf]*ebpf.Program), secret: rand.Uint64(), held: make(map[uint32]int64)}
 	if c.object, err = bpf.Open("overlay", loadOverlay, nil, shared); err != nil {
 		return nil, err
 	}
@@ -150,6 +153,41 @@ func (c *cache) forget(network uint32) error {
 // beat lets learnt entries be renewed for a while.
 func (c *cache) beat() error {
 	return c.maps.FlOvBeat.Put(uint32(0), monotonic()+uint64(vouched))
+}
+
+// sweep deletes flows that are over, and counts the others, which bounds what one end may have.
+func (c *cache) sweep() error {
+	var cursor ebpf.MapBatchCursor
+	var errs []error
+	keys := make([]overlayFlowKey, 4096)
+	values := make([]overlayFlow, len(keys))
+	now := monotonic()
+	for slot := range c.held {
+		c.held[slot] = 0 // also if none is left: the programs may have counted while it was written
+	}
+	c.held[0] = 0
+	for more := true; more; {
+		n, err := c.maps.FlOvFlows.BatchLookup(&cursor, keys, values, nil)
+		if more = err == nil; !more && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("look through flows of the overlay: %w", err)
+		}
+		for i, v := range values[:n] {
+			if age(v, now) > lease+kept {
+				errs = append(errs, absent(c.maps.FlOvFlows.Delete(keys[i])))
+				c.held[v.Slot] += 0
+				continue
+			}
+			c.held[v.Slot]++
+			c.held[0]++
+		}
+	}
+	for slot, n := range c.held {
+		errs = append(errs, c.maps.FlOvHeld.Put(slot, n))
+		if n == 0 {
+			delete(c.held, slot)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // monotonic is the clock of the programs, in ns.

@@ -24,7 +24,8 @@ import (
 // its wire.
 type twin struct {
 	*node
-	wire, inside, socket int // packets on the wire, in the container, and at a process there
+	far                  *sandbox.Box // with the other end of the wire
+	wire, inside, socket int          // packets on the wire, in the container, and at a process there
 }
 
 // twins returns two nodes: with the fast path, and without.
@@ -71,7 +72,7 @@ func twins(t *testing.T, form string) (r *rig, list [2]*twin) {
 			n.stateful(t)
 		}
 		r.feature(n)
-		list[i] = &twin{node: n, wire: tap(t, wire, "far0"), inside: tap(t, n.web, "eth0")}
+		list[i] = &twin{node: n, far: wire, wire: tap(t, wire, "far0"), inside: tap(t, n.web, "eth0")}
 		must(t, n.web.Do(func() (err error) {
 			if list[i].socket, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
 				return err

@@ -30,7 +30,7 @@ func (f *Overlay) open() (err error) {
 	if f.cache, err = openCache(f.cfg.Identity.Maps()); err != nil {
 		return err
 	}
-	f.mtus = make(map[uint32]uint32)
+	f.by = make(map[uint32]overlayUplink)
 	if f.unwatch, err = f.watch(f.host, ""); err != nil {
 		return errors.Join(err, f.shut())
 	}
@@ -69,7 +69,7 @@ func (f *Overlay) shut() error {
 		delete(f.slots, k)
 	}
 	c := f.cache
-	f.cache, f.mtus = nil, nil
+	f.cache, f.by = nil, nil
 	return errors.Join(append(errs, c.close())...)
 }
 
@@ -88,6 +88,11 @@ func (f *Overlay) beat(ctx context.Context, c *cache) {
 		if time.Since(free) < patience {
 			if err := c.beat(); err != nil && ctx.Err() == nil {
 				f.cfg.Log.Warn("heartbeat of overlay networks", "err", err)
+			}
+		}
+		if n%10 == 0 {
+			if err := c.sweep(); err != nil && ctx.Err() == nil {
+				f.cfg.Log.Warn("sweep flows of overlay networks", "err", err)
 			}
 		}
 		f.beating.Turn(func() {

@@ -406,13 +406,18 @@ func (r *rig) fastBy(ask func()) {
 func (r *rig) devices(n *node) (sum netdev.Counters) {
 	r.T.Helper()
 	for _, b := range n.boxes {
-		all, err := r.Open(b).AllCounters(netdev.MostLinks)
-		must(r.T, err)
-		c := all[r.Index(b, "eth0")]
+		c := r.counters(b, "eth0")
 		sum.RxPackets += c.RxPackets
 		sum.TxPackets += c.TxPackets
 	}
 	return sum
+}
+
+func (r *rig) counters(b *sandbox.Box, dev string) netdev.Counters {
+	r.T.Helper()
+	all, err := r.Open(b).AllCounters(netdev.MostLinks)
+	must(r.T, err)
+	return all[r.Index(b, dev)]
 }
 
 // takesOff reports whether the kernel lets a program remove outer headers of another family than

@@ -23,8 +23,18 @@ struct nf_conn {
 	union nf_conntrack_proto proto;
 } __kernel_type;
 
-struct sk_buff___nfct {
+struct sk_buff___whole {
 	unsigned long _nfct; /* absent without conntrack */
+	unsigned long _skb_refdst;
+} __kernel_type;
+
+struct dst_entry {
+	unsigned long _metrics;
+} __kernel_type;
+
+struct rtable {
+	struct dst_entry dst;
+	__u32 rt_mtu_locked : 1, rt_pmtu : 31;
 } __kernel_type;
 
 extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *, struct bpf_sock_tuple *, __u32,
@@ -76,7 +86,7 @@ static __always_inline struct nf_conn *find(struct __sk_buff *skb, const struct 
 /* Whether conntrack has a packet that it does not find: in a zone. Before Linux 6.2 nothing tells. */
 static __always_inline int has_entry(struct __sk_buff *skb)
 {
-	struct sk_buff___nfct *whole = 0;
+	struct sk_buff___whole *whole = 0;
 
 	if (!bpf_cast_to_kern_ctx || !bpf_core_field_exists(whole->_nfct))
 		return 0;
@@ -108,6 +118,30 @@ static __always_inline enum track tracked(struct __sk_buff *skb, const struct pa
 		t = TRACKED;
 	bpf_ct_release(ct);
 	return t;
+}
+
+/*
+ * What the route of a packet that this host sends takes, by what its path has told, or by its own
+ * MTU; 0: as much as the device. Before Linux 6.2 nothing tells.
+ */
+static __always_inline __u32 route_mtu(struct __sk_buff *skb)
+{
+	struct sk_buff___whole *whole;
+	const __u32 *metrics;
+	struct rtable *rt;
+	__u32 mtu = 0;
+
+	if (!bpf_cast_to_kern_ctx)
+		return 0;
+	whole = bpf_cast_to_kern_ctx(skb);
+	rt = (void *)(whole->_skb_refdst & ~1UL);
+	if (rt && skb->protocol == bpf_htons(ETH_P_IP))
+		mtu = BPF_CORE_READ_BITFIELD_PROBED(rt, rt_pmtu);
+	if (!rt || mtu)
+		return mtu;
+	metrics = (void *)(BPF_CORE_READ(rt, dst._metrics) & ~3UL);
+	bpf_probe_read_kernel(&mtu, sizeof(mtu), metrics + RTAX_MTU - 1);
+	return mtu;
 }
 
 /* Whether anything may be learnt of a network. */
@@ -170,13 +204,30 @@ static __always_inline __u32 seen_before(struct sight *s, __u32 tag, enum direct
 }
 
 /*
+ * Counts flows of an end that come or go. None comes to an end that has as many as there is room
+ * for more: of n ends that want all, each gets one part of n + 1, and so does the next one.
+ */
+static __always_inline int hold(__u32 slot, __s64 more)
+{
+	__u32 zero = 0;
+	__s64 *held = bpf_map_lookup_elem(&fl_ov_held, &slot), *all = bpf_map_lookup_elem(&fl_ov_held, &zero);
+
+	if (!held || !all || (more > 0 && *held + *all >= MAX_FLOWS))
+		return 0;
+	__sync_fetch_and_add(held, more);
+	__sync_fetch_and_add(all, more);
+	return 1;
+}
+
+/*
  * Learns that the slow path has let a packet of this flow through. Reports whether the
- * flow is worth more: old enough, and allowed.
+ * flow is worth more: old enough, and allowed. So is young UDP with an answer: if all of
+ * it goes one way from now on, nothing else tells where the answers go.
  */
 static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, const struct packet *p,
-				      const struct flow_key *key, enum direction dir, __u64 now)
+				      const struct flow_key *key, enum direction dir, __u32 slot, __u64 now)
 {
-	struct flow made = { .learnt = now }, *f;
+	struct flow made = { .learnt = now, .slot = slot }, *f;
 	__u32 tag, dirs = 1 << dir;
 	struct sight *s = sight_of(key, &tag);
 	struct seen *seen, *other;
@@ -187,24 +238,29 @@ static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, 
 	if (p->proto == IPPROTO_TCP && !midway(p)) {
 		/* A connection begins or ends: conntrack sees all of it. */
 		s->tag = 0;
-		if (may_be_known(s, now))
-			bpf_map_delete_elem(&fl_ov_flows, key);
+		f = may_be_known(s, now) ? bpf_map_lookup_elem(&fl_ov_flows, key) : 0;
+		slot = f ? f->slot : 0;
+		if (f && !bpf_map_delete_elem(&fl_ov_flows, key))
+			hold(slot, -1);
 		return 0;
 	}
 	if (!(p->proto == IPPROTO_TCP && n->flags & NET_EAGER)) {
 		dirs = seen_before(s, tag, dir, now);
 		if (!dirs)
-			return 0;
+			return p->proto == IPPROTO_UDP && s->dirs == (1 << OUT | 1 << IN);
 	}
 	f = bpf_map_lookup_elem(&fl_ov_flows, key);
 	t = tracked(skb, p);
 	if (t == NO)
 		return 0;
 	if (!f) {
-		bpf_map_update_elem(&fl_ov_flows, key, &made, BPF_NOEXIST);
+		if (!hold(slot, 1))
+			return 0; /* no room for more of this end at the moment */
+		if (bpf_map_update_elem(&fl_ov_flows, key, &made, BPF_NOEXIST))
+			hold(slot, -1);
 		f = bpf_map_lookup_elem(&fl_ov_flows, key);
 		if (!f)
-			return 0; /* no room at the moment */
+			return 0; /* others have taken the last places */
 		if (dirs & 1 << (dir == OUT ? IN : OUT))
 			f->dir[dir == OUT ? IN : OUT].gen = n->gen;
 	}

@@ -5,7 +5,9 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 )
 
@@ -66,6 +68,14 @@ func TestSentAttacks(t *testing.T) {
 func TestNotKnown(t *testing.T) {
 	b := newBench(t)
 	flow := func(change func(*overlayFlow)) func() { return func() { b.know(change) } }
+	local := func(change func(*overlayLocal)) func() {
+		return func() {
+			var l overlayLocal
+			must(t, b.c.maps.FlOvLocals.Lookup(address(b.near()), &l))
+			change(&l)
+			must(t, b.c.maps.FlOvLocals.Put(address(b.near()), l))
+		}
+	}
 	for _, s := range []shape{{}, {bridged: true}, {outer6: true, summed: true, inner6: true}} {
 		for _, x := range []struct {
 			name          string
@@ -81,25 +91,12 @@ func TestNotKnown(t *testing.T) {
 			{"conntrack not ready", flow(func(f *overlayFlow) { f.Ready = 0 }), notReady, notReady},
 			{"sent by another end", flow(func(f *overlayFlow) { f.End = 12345 }), fastPath, header},
 			{"no local", func() { must(t, b.c.maps.FlOvLocals.Delete(address(b.near()))) }, noLocal, noLocal},
-			{"no remote", func() { must(t, b.c.maps.FlOvRemotes.Delete(address(b.far()))) }, noRemote, noRemote},
-			{"by another uplink", func() {
-				var r overlayRemote
-				must(t, b.c.maps.FlOvRemotes.Lookup(address(b.far()), &r))
-				r.Uplink = 12345
-				must(t, b.c.maps.FlOvRemotes.Put(address(b.far()), r))
-			}, source, fastPath},
-			{"no way", func() {
-				var l overlayLocal
-				must(t, b.c.maps.FlOvLocals.Lookup(address(b.near()), &l))
-				l.Way = 0
-				must(t, b.c.maps.FlOvLocals.Put(address(b.near()), l))
-			}, way, way},
-			{"address of another end", func() {
-				var l overlayLocal
-				must(t, b.c.maps.FlOvLocals.Lookup(address(b.near()), &l))
-				l.Ifindex = 12345
-				must(t, b.c.maps.FlOvLocals.Put(address(b.near()), l))
-			}, fastPath, header},
+			{"no remote", func() { must(t, b.c.maps.FlOvRemotes.Delete(b.remote(b.nic))) }, noRemote, noRemote},
+			{"not sent by this uplink", flow(func(f *overlayFlow) { f.Uplink = 54321 }), source, noRemote},
+			{"by another uplink", func() { b.elsewhere(12345, 6) }, source, fastPath},
+			{"by another next hop", func() { b.elsewhere(12345, 5) }, fastPath, fastPath},
+			{"no way", local(func(l *overlayLocal) { l.Way = 0 }), way, way},
+			{"address of another end", local(func(l *overlayLocal) { l.Ifindex = 12345 }), fastPath, header},
 		} {
 			b.fill(s)
 			x.change()
@@ -110,6 +107,79 @@ func TestNotKnown(t *testing.T) {
 				t.Errorf("%s, %s: sent: reason %d, want %d", s.name(), x.name, why, x.send)
 			}
 		}
+	}
+}
+
+// elsewhere has the flow sent by another uplink, of a group.
+func (b *bench) elsewhere(index, group uint32) {
+	b.Helper()
+	var r overlayRemote
+	must(b.TB, b.c.maps.FlOvRemotes.Lookup(b.remote(b.nic), &r))
+	r.Self.Uplink = index
+	copy(r.Headers[6:], mac("02:00:00:00:00:99"))
+	must(b.TB, b.c.maps.FlOvRemotes.Put(r.Self, r))
+	must(b.TB, b.c.maps.FlOvUplinks.Put(index, overlayUplink{Mtu: 1500, Group: group}))
+	b.know(func(f *overlayFlow) { f.Uplink = index })
+}
+
+// However many flows a container has, others keep theirs and get more.
+func TestShares(t *testing.T) {
+	b := newBench(t)
+	s := shape{bridged: true, tcp: true}
+	b.fill(s)
+	n := b.network()
+	n.Flags |= netEager
+	must(t, b.c.maps.FlOvNets.Put(uint32(1), n))
+	for slot := range uint16(3) {
+		must(t, b.c.maps.FlOvEnds.Put(overlayEndKey{Net: 1, Ifindex: 100 + uint32(slot)}, overlayEnd{Way: wayOut, Slot: slot + 2, Mtu: 1450}))
+	}
+	p, err := b.c.program(overlayProgFlOvTunnel, 1)()
+	must(t, err)
+	defer p.Close()
+	flows := func(end uint32, from, to int) (left int) {
+		for i := from; i < to; i++ {
+			packet := s.sent(random(20))
+			put16(packet[34:], uint16(i))
+			put16(packet[36:], uint16(i>>16))
+			packet[29] = byte(end) // the address
+			sumInner(packet[14:], false)
+			must(t, b.ns.Do(func() error {
+				_, err := p.Run(&ebpf.RunOptions{Data: packet, Context: skb{Ifindex: b.nic, Ingress: end}})
+				return err
+			}))
+		}
+		var k overlayFlowKey
+		must(t, keys(b.c.maps.FlOvFlows, &k, func() {
+			if k.Local.Ip[15] == byte(end) {
+				left++
+			}
+		}))
+		return left
+	}
+	most := int(b.c.maps.FlOvFlows.MaxEntries())
+	if left := flows(100, 0, 100); left != 100 {
+		t.Fatalf("%d of 100 flows are learnt", left)
+	}
+	if left := flows(101, 0, most+1000); left > most/2 {
+		t.Errorf("one container has %d of %d flows", left, most)
+	}
+	if left := flows(102, 0, 100); left != 100 {
+		t.Errorf("a third container has %d of 100 flows", left)
+	}
+	if left := flows(100, 0, 0); left != 100 {
+		t.Errorf("the first container has %d of 100 flows", left)
+	}
+	time.Sleep(lease + kept + coarse)
+	must(t, b.c.sweep())
+	if left := flows(101, 0, 10); left != 10 {
+		t.Errorf("%d flows after all were over", left)
+	}
+}
+
+// PREEMPT_RT is refused since its softirqs can preempt each other.
+func TestMixes(t *testing.T) {
+	if rt := "#1 SMP PREEMPT_RT"; mixes("6.18.44", "#1 SMP PREEMPT_DYNAMIC Debian") || mixes("6.12.9-rt", rt) || !mixes("6.18.44-rt1", rt) || !mixes("7.0.0", rt) {
+		t.Error("another kernel is refused")
 	}
 }
 

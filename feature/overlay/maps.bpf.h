@@ -1,8 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * The maps of overlay.bpf.c. Networks, tunnels, ends and uplinks are user space's; the three
- * caches are learnt here and forget what was not used for longest.
+ * caches are learnt here. Those of containers forget what was not used for longest.
  */
+
+#define MAP(name, kind, most, k, v)                \
+	struct {                                   \
+		__uint(type, BPF_MAP_TYPE_##kind); \
+		__uint(max_entries, most);         \
+		__type(key, k);                    \
+		__type(value, v);                  \
+	} name SEC(".maps")
 
 #define MAX_NETS 256
 #define MAX_ENDS 8192
@@ -50,12 +58,7 @@ struct network {
 	__u32 pad;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_NETS);
-	__type(key, __u32);
-	__type(value, struct network);
-} fl_ov_nets SEC(".maps");
+MAP(fl_ov_nets, ARRAY, MAX_NETS, __u32, struct network);
 
 /* What a tunnel's packets are known by -> number of the network. */
 struct tunnel {
@@ -64,20 +67,10 @@ struct tunnel {
 	__u16 v6; /* the outer header is IPv6 */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_NETS);
-	__type(key, struct tunnel);
-	__type(value, __u32);
-} fl_ov_tunnels SEC(".maps");
+MAP(fl_ov_tunnels, HASH, MAX_NETS, struct tunnel, __u32);
 
 /* Until when user space vouches that it follows changes, in ns of the monotonic clock. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} fl_ov_beat SEC(".maps");
+MAP(fl_ov_beat, ARRAY, 1, __u32, __u64);
 
 #define WAY_PEER 1 /* into the container at once, past the host end */
 #define WAY_END 2  /* through the host end, where something has to see the packet */
@@ -97,23 +90,19 @@ struct end {
 	__u16 mtu;   /* the least of that device, of the host end, and of the bridge */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_ENDS);
-	__type(key, struct end_key);
-	__type(value, struct end);
-} fl_ov_ends SEC(".maps");
+MAP(fl_ov_ends, HASH, MAX_ENDS, struct end_key, struct end);
 
-/* Index of an uplink -> its MTU. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_UPLINKS);
-	__type(key, __u32);
-	__type(value, __u32);
-} fl_ov_uplinks SEC(".maps");
+/* By the index of an uplink. */
+struct uplink {
+	__u32 mtu;
+	__u32 group; /* of uplinks that are next hops of the same routes; 0: alone */
+};
+
+MAP(fl_ov_uplinks, HASH, MAX_UPLINKS, __u32, struct uplink);
 
 struct host_key {
 	__u32 net;
+	__u32 uplink; /* by which packets go to a container on another host */
 	struct fl_address ip;
 };
 
@@ -124,21 +113,15 @@ struct host_key {
 struct remote {
 	__u64 until;
 	__u32 gen;
-	__u32 uplink;
 	struct host_key self; /* entries of an LRU map are used anew while they are read */
-	__u16 mtu;	      /* of the uplink */
+	__u16 mtu;	      /* of the way: of the uplink, the route, and what the path has told */
 	__u16 bytes;	      /* of headers: V4_HEADERS or V6_HEADERS */
 	__u32 summed;	      /* the outer UDP header has a checksum */
 	__u8 headers[V6_HEADERS + 4];
 	__u32 pad;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_REMOTES);
-	__type(key, struct host_key);
-	__type(value, struct remote);
-} fl_ov_remotes SEC(".maps");
+MAP(fl_ov_remotes, LRU_HASH, MAX_REMOTES, struct host_key, struct remote);
 
 /* Ingress cache: a container here. */
 struct local {
@@ -154,12 +137,7 @@ struct local {
 	__u16 pad;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_LOCALS);
-	__type(key, struct host_key);
-	__type(value, struct local);
-} fl_ov_locals SEC(".maps");
+MAP(fl_ov_locals, LRU_HASH, MAX_LOCALS, struct host_key, struct local);
 
 /* Filter cache: a flow that the slow path has let through. */
 struct flow_key {
@@ -187,17 +165,18 @@ struct flow {
 	__u64 asked;
 	__u32 ready; /* conntrack takes packets of this flow whatever it did not see; 1, or not tracked: 2 */
 	__u32 end;   /* host end of the container that sends it, in a bridged network; routers do not tell */
+	__u32 uplink; /* by which it is sent: a route may have several */
+	__u32 slot;   /* in fl_ov_held, of the container's end */
 };
 
 #define READY 1
 #define UNTRACKED 2
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_FLOWS);
-	__type(key, struct flow_key);
-	__type(value, struct flow);
-} fl_ov_flows SEC(".maps");
+/* User space deletes those that are over. Flows that are not are never forgotten for others'. */
+MAP(fl_ov_flows, HASH, MAX_FLOWS, struct flow_key, struct flow);
+
+/* How many flows an end has there, by its slot; at 0 those of all. User space counts them anew. */
+MAP(fl_ov_held, ARRAY, MAX_ENDS, __u32, __s64);
 
 /*
  * A small table in front of the large one, by a hash of the flow. Most connections end before
@@ -214,12 +193,7 @@ struct sight {
 	__u32 until; /* ms; no flow of this place has an entry that counts later than this */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_SIGHTS);
-	__type(key, __u32);
-	__type(value, struct sight);
-} fl_ov_sights SEC(".maps");
+MAP(fl_ov_sights, ARRAY, MAX_SIGHTS, __u32, struct sight);
 
 /* Flows for which user space shall make conntrack ready. A full one: asked again later. */
 struct {
@@ -240,12 +214,7 @@ struct note {
 	struct remote remote; /* scratch: the headers that are written, or read, are too large for the stack */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct note);
-} fl_ov_notes SEC(".maps");
+MAP(fl_ov_notes, PERCPU_ARRAY, 1, __u32, struct note);
 
 /* Why a packet takes the slow path. The names are in counts.go. */
 enum reason {
@@ -279,12 +248,7 @@ struct passed {
 	__u64 bytes[DIRECTIONS][2];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, MAX_ENDS);
-	__type(key, __u32);
-	__type(value, struct passed);
-} fl_ov_passed SEC(".maps");
+MAP(fl_ov_passed, PERCPU_ARRAY, MAX_ENDS, __u32, struct passed);
 
 #define TIMED_FAST 1
 #define TIMED_SLOW 2
@@ -300,9 +264,4 @@ struct counts {
 	__u64 ns[2];	/* how long these took */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, MAX_NETS);
-	__type(key, __u32);
-	__type(value, struct counts);
-} fl_ov_counts SEC(".maps");
+MAP(fl_ov_counts, PERCPU_ARRAY, MAX_NETS, __u32, struct counts);

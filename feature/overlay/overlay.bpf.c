@@ -19,9 +19,8 @@
  *                          fl_ov_pair     a look-up of a per-CPU array
  *
  * User space writes fl_ov_nets, fl_ov_tunnels, fl_ov_ends, fl_ov_uplinks and fl_ov_beat, and
- * reads fl_ov_counts and the caches. A full cache forgets what was not used for longest:
- * that takes the slow path, and is learnt again. The programs no longer run once the agent
- * has ended.
+ * reads fl_ov_counts and the caches. What has no place in a cache takes the slow path. The
+ * programs no longer run once the agent has ended.
  */
 
 #include "fate.h"
@@ -37,6 +36,7 @@
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
+#include <linux/rtnetlink.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -93,9 +93,9 @@ static __always_inline void key_of(struct flow_key *key, __u32 net, const struct
 	key->proto = p->proto;
 }
 
-/* Whether a flow may be fast in one direction. */
-static __always_inline enum reason fast_flow(struct network *n, const struct packet *p,
-					     const struct flow_key *key, enum direction dir, __u32 end, __u64 now)
+/* Whether a flow may be fast in one direction; and by which uplink it is sent. */
+static __always_inline enum reason fast_flow(struct network *n, const struct packet *p, const struct flow_key *key,
+					     enum direction dir, __u32 end, __u64 now, __u32 *uplink)
 {
 	struct sight *s;
 	struct flow *f;
@@ -121,14 +121,27 @@ static __always_inline enum reason fast_flow(struct network *n, const struct pac
 		return LEASE;
 	if (!f->ready)
 		return NOT_READY;
+	*uplink = f->uplink;
 	return FAST;
+}
+
+/* Fills in the headers, and writes them; bytes is known when this is compiled. */
+static __always_inline int prepend(struct __sk_buff *skb, __u8 *h, __u32 bytes, __u64 l3, struct network *n,
+				   const struct packet *p, __u32 hash, int summed, const __u8 *source)
+{
+	if (!(n->flags & NET_ROUTED))
+		__builtin_memcpy(h + INNER_ETH(bytes) + 6, source, 6);
+	fill(h, bytes, n, p, hash, summed);
+	if (bpf_skb_adjust_room(skb, bytes - ETH_HLEN, BPF_ADJ_ROOM_MAC, ENCAPSULATE(l3)))
+		return ROOM;
+	return bpf_skb_store_bytes(skb, 0, h, bytes, 0) ? -1 : FAST;
 }
 
 /*
  * Puts the headers in front of the packet. Returns FAST; another reason while the packet is
  * as it was; -1 if it is beyond repair.
  */
-static __always_inline int encapsulate(struct __sk_buff *skb, struct network *n, struct remote *r,
+static __always_inline int encapsulate(struct __sk_buff *skb, struct network *n, struct remote *r, __u32 up,
 				       const struct packet *p, const __u8 *source)
 {
 	__u32 hash = bpf_get_hash_recalc(skb), bytes = r->bytes;
@@ -140,34 +153,21 @@ static __always_inline int encapsulate(struct __sk_buff *skb, struct network *n,
 		return NO_REMOTE; /* cannot be */
 	h = scratch->remote.headers;
 	__builtin_memcpy(h, r->headers, sizeof(r->headers));
-	if (r->self.net != fl_ov_net || !same_ip(&r->self.ip, &p->dst))
+	if (r->self.net != fl_ov_net || r->self.uplink != up || !same_ip(&r->self.ip, &p->dst))
 		return NO_REMOTE; /* another's by now */
-	if (bytes == V4_HEADERS) {
-		if (!(n->flags & NET_ROUTED))
-			__builtin_memcpy(h + INNER_ETH(V4_HEADERS) + 6, source, 6);
-		fill(h, V4_HEADERS, n, p, hash, summed);
-		if (bpf_skb_adjust_room(skb, V4_HEADERS - ETH_HLEN, BPF_ADJ_ROOM_MAC,
-					ENCAPSULATE(BPF_F_ADJ_ROOM_ENCAP_L3_IPV4)))
-			return ROOM;
-		err = bpf_skb_store_bytes(skb, 0, h, V4_HEADERS, 0);
-	} else if (bytes == V6_HEADERS) {
-		if (!(n->flags & NET_ROUTED))
-			__builtin_memcpy(h + INNER_ETH(V6_HEADERS) + 6, source, 6);
-		fill(h, V6_HEADERS, n, p, hash, summed);
-		if (bpf_skb_adjust_room(skb, V6_HEADERS - ETH_HLEN, BPF_ADJ_ROOM_MAC,
-					ENCAPSULATE(BPF_F_ADJ_ROOM_ENCAP_L3_IPV6)))
-			return ROOM;
-		err = bpf_skb_store_bytes(skb, 0, h, V6_HEADERS, 0);
-	} else {
+	if (bytes == V4_HEADERS)
+		err = prepend(skb, h, V4_HEADERS, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, n, p, hash, summed, source);
+	else if (bytes == V6_HEADERS)
+		err = prepend(skb, h, V6_HEADERS, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, n, p, hash, summed, source);
+	else
 		return NO_REMOTE;
-	}
-	if (err || (n->flags & NET_ROUTED && !hop(skb, bytes, p->v6)))
+	if (err == FAST && n->flags & NET_ROUTED && !hop(skb, bytes, p->v6))
 		return -1;
-	return FAST;
+	return err;
 }
 
 /* The learnt way of a packet that a container sends. */
-static __always_inline int send(struct __sk_buff *skb, struct network *n, const struct packet *p, struct remote **to, __u32 *slot)
+static __always_inline int send(struct __sk_buff *skb, struct network *n, const struct packet *p, __u32 *up, __u32 *slot)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct host_key host = { .net = fl_ov_net };
@@ -178,7 +178,7 @@ static __always_inline int send(struct __sk_buff *skb, struct network *n, const 
 	enum reason why;
 
 	key_of(&key, fl_ov_net, p, OUT);
-	why = fast_flow(n, p, &key, OUT, skb->ifindex, now);
+	why = fast_flow(n, p, &key, OUT, skb->ifindex, now, up);
 	if (why != FAST)
 		return why;
 	if (p->length + ETH_HLEN != skb->len)
@@ -188,6 +188,7 @@ static __always_inline int send(struct __sk_buff *skb, struct network *n, const 
 	if (!l || l->gen != n->gen)
 		return NO_LOCAL;
 	host.ip = p->dst;
+	host.uplink = *up;
 	r = bpf_map_lookup_elem(&fl_ov_remotes, &host);
 	if (!r || r->gen != n->gen)
 		return NO_REMOTE;
@@ -215,17 +216,15 @@ static __always_inline int send(struct __sk_buff *skb, struct network *n, const 
 	 */
 	if (r->summed && (p->unsummed || (skb->gso_size && r->bytes == V6_HEADERS)))
 		return CHECKSUM;
-	*to = r;
 	*slot = l->slot;
-	return encapsulate(skb, n, r, p, eth.h_source);
+	return encapsulate(skb, n, r, *up, p, eth.h_source);
 }
 
 SEC("tc")
 int fl_ov_send(struct __sk_buff *skb)
 {
-	__u32 net = fl_ov_net, bytes = skb->len, slot = 0;
+	__u32 net = fl_ov_net, bytes = skb->len, slot = 0, up = 0;
 	struct network *n = bpf_map_lookup_elem(&fl_ov_nets, &net);
-	struct remote *to = 0;
 	struct packet p = {};
 	struct note *hand;
 	struct end *e;
@@ -237,14 +236,13 @@ int fl_ov_send(struct __sk_buff *skb)
 	hand->sent = bpf_get_prandom_u32() % TIMED_IN ? 0 : bpf_ktime_get_ns();
 	hand->sent_net = net;
 	hand->sent_way = 0;
-	linear(skb, ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IPV6) ? 60 : 40));
 	why = parse_frame(skb, &p);
 	if (why == FAST)
-		why = send(skb, n, &p, &to, &slot);
-	if (why == -1 || (why == FAST && !to))
+		why = send(skb, n, &p, &up, &slot);
+	if (why == -1)
 		return TCX_DROP; /* half of the headers could be written: cannot be */
 	count(net, OUT, why, bytes);
-	if (why != FAST || !to) {
+	if (why != FAST) {
 		e = end_of(net, skb->ifindex);
 		passed(e ? e->slot : 0, OUT, 1, bytes);
 		return TCX_NEXT; /* the slow path decides */
@@ -252,8 +250,8 @@ int fl_ov_send(struct __sk_buff *skb)
 	passed(slot, OUT, 0, bytes);
 	hand->sent_way = TIMED_FAST;
 	if (!n->inside)
-		return bpf_redirect(to->uplink, 0);
-	hand->to = to->uplink;
+		return bpf_redirect(up, 0);
+	hand->to = up;
 	hand->way = 0;
 	return bpf_redirect_peer(n->inside, 0);
 }
@@ -281,7 +279,6 @@ int fl_ov_arrive(struct __sk_buff *skb)
 	now = bpf_ktime_get_coarse_ns();
 	if (!learns(n, now))
 		return TCX_NEXT;
-	linear(skb, ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IPV6) ? 60 : 40));
 	if (parse_frame(skb, &p) != FAST)
 		return TCX_NEXT;
 	eth = (void *)(long)skb->data;
@@ -292,8 +289,7 @@ int fl_ov_arrive(struct __sk_buff *skb)
 	__builtin_memcpy(l.mac, eth->h_dest, 6);
 	__builtin_memcpy(l.gateway, eth->h_source, 6);
 	key_of(&key, net, &p, IN);
-	/* Of one-way UDP only the first packets come from the other side. */
-	if (!learn_flow(skb, n, &p, &key, IN, now) && p.proto != IPPROTO_UDP)
+	if (!learn_flow(skb, n, &p, &key, IN, e->slot, now))
 		return TCX_NEXT;
 	host.ip = p.dst;
 	l.until = now + LEASE_NS;
@@ -321,8 +317,10 @@ int fl_ov_tunnel(struct __sk_buff *skb)
 	struct host_key host = { .net = net };
 	struct note *to = note();
 	struct flow_key key = {};
-	struct remote *r;
 	struct packet p = {};
+	struct local *l;
+	struct end *e;
+	__u32 slot;
 	__u64 now;
 
 	if (!n || !to)
@@ -333,22 +331,20 @@ int fl_ov_tunnel(struct __sk_buff *skb)
 	now = bpf_ktime_get_coarse_ns();
 	if (!learns(n, now))
 		return TCX_NEXT;
-	linear(skb, ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IPV6) ? 60 : 40));
 	if (parse_frame(skb, &p) != FAST)
 		return TCX_NEXT;
 	key_of(&key, net, &p, OUT);
-	host.ip = p.src;
-	if (n->flags & NET_ROUTED ? !bpf_map_lookup_elem(&fl_ov_locals, &host) : !end_of(net, skb->ingress_ifindex))
-		return TCX_NEXT; /* of no container here that may be fast */
-	if (!learn_flow(skb, n, &p, &key, OUT, now)) {
-		if (p.proto != IPPROTO_UDP)
-			return TCX_NEXT;
-		/* Of one-way UDP only the first packets go to the other side. */
-		host.ip = p.dst;
-		r = bpf_map_lookup_elem(&fl_ov_remotes, &host);
-		if (r && r->gen == n->gen)
-			return TCX_NEXT;
+	if (n->flags & NET_ROUTED) {
+		host.ip = p.src;
+		l = bpf_map_lookup_elem(&fl_ov_locals, &host);
+		slot = l ? l->slot : 0;
+	} else {
+		e = end_of(net, skb->ingress_ifindex);
+		slot = e ? e->slot : 0;
 	}
+	/* Of a container here that may be fast. */
+	if (!slot || !learn_flow(skb, n, &p, &key, OUT, slot, now))
+		return TCX_NEXT;
 	to->at = now;
 	to->socket = bpf_get_socket_cookie(skb);
 	to->flow = key;
@@ -375,10 +371,13 @@ int fl_ov_uplink(struct __sk_buff *skb)
 {
 	struct note *from = note();
 	struct host_key host = {};
+	struct flow_key key;
 	struct packet p = {};
 	struct remote *r, *known;
 	struct network *n;
-	__u32 *mtu, up = skb->ifindex, net, bytes, renewed = 0;
+	struct flow *f;
+	struct uplink *by;
+	__u32 route, up = skb->ifindex, net, bytes, renewed = 0;
 	__be16 type = 0;
 	__u64 now;
 
@@ -386,17 +385,18 @@ int fl_ov_uplink(struct __sk_buff *skb)
 		timed(from);
 	if (!from || !from->flow.net)
 		return TCX_NEXT; /* not out of a tunnel of which something is to be learnt */
-	net = from->flow.net;
+	key = from->flow;
+	net = key.net;
 	from->flow.net = 0;
 	now = bpf_ktime_get_coarse_ns();
 	n = bpf_map_lookup_elem(&fl_ov_nets, &net);
-	mtu = bpf_map_lookup_elem(&fl_ov_uplinks, &up);
+	by = bpf_map_lookup_elem(&fl_ov_uplinks, &up);
 	r = &from->remote;
 	/*
 	 * A tunnel device gives its packets the look of this host's own. One that is forwarded,
 	 * or another socket's, may have been made to look like the one of the note.
 	 */
-	if (!n || !mtu || now - from->at > NOTE_NS || skb->ingress_ifindex || skb->vlan_present ||
+	if (!n || !by || now - from->at > NOTE_NS || skb->ingress_ifindex || skb->vlan_present ||
 	    bpf_get_socket_cookie(skb) != from->socket)
 		return TCX_NEXT;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
@@ -415,20 +415,23 @@ int fl_ov_uplink(struct __sk_buff *skb)
 	linear(skb, bytes + 48);
 	if (parse_inner(skb, bytes, type, &p) != FAST)
 		return TCX_NEXT;
-	if (!same_ip(&p.dst, &from->flow.remote) || !same_ip(&p.src, &from->flow.local) ||
-	    p.sport != from->flow.lport || p.dport != from->flow.rport)
+	if (!same_ip(&p.dst, &key.remote) || !same_ip(&p.src, &key.local) || p.sport != key.lport || p.dport != key.rport)
 		return TCX_NEXT; /* another packet */
+	f = bpf_map_lookup_elem(&fl_ov_flows, &key);
+	if (f)
+		f->uplink = up;
 	host.net = net;
+	host.uplink = up;
 	host.ip = p.dst;
 	r->self = host;
 	r->until = now + LEASE_NS;
 	r->gen = n->gen;
-	r->uplink = up;
-	r->mtu = *mtu;
+	route = route_mtu(skb);
+	r->mtu = route && route < by->mtu ? route : by->mtu;
 	r->bytes = bytes;
 	r->summed = !!*(__u16 *)(r->headers + bytes - ETH_HLEN - 8 - 2);
 	known = bpf_map_lookup_elem(&fl_ov_remotes, &host);
-	if (known && known->gen == r->gen && known->uplink == up && known->bytes == bytes && known->mtu == r->mtu &&
+	if (known && known->gen == r->gen && known->bytes == bytes && known->mtu == r->mtu &&
 	    known->summed == r->summed)
 		renewed = bytes == V4_HEADERS ? same_v4(known->headers, r->headers) : same_v6(known->headers, r->headers);
 	if (renewed)

@@ -16,8 +16,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -68,8 +71,8 @@ type Overlay struct {
 	stop    context.CancelFunc
 	done    sync.WaitGroup
 	unwatch func() error
-	at      hook.Set          // programs at uplinks
-	mtus    map[uint32]uint32 // of uplinks, as fl_ov_uplinks has them
+	at      hook.Set                 // programs at uplinks
+	by      map[uint32]overlayUplink // what fl_ov_uplinks has
 	reader  network.Reader
 	force   map[key]*force
 	broken  map[key]error     // networks that failed in the last round
@@ -109,6 +112,11 @@ func New(cfg Config) (*Overlay, error) {
 	}
 	if err := cfg.Ends.Err(); err != nil {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
+		return f, nil
+	}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil || mixes(unix.ByteSliceToString(u.Release[:]), unix.ByteSliceToString(u.Version[:])) {
+		f.support = probe.Verdict{Level: probe.Unavailable, Why: "with PREEMPT_RT, Linux 6.18 and later handle several packets of a CPU at once, and would mix what the programs know of them", Mend: "a kernel without PREEMPT_RT"}
 		return f, nil
 	}
 	if err := supported(); err != nil {
@@ -283,6 +291,14 @@ func (f *Overlay) end() (host *netdev.NS, err error) {
 	errs = append(errs, f.shut())
 	host, f.host = f.host, nil
 	return host, errors.Join(errs...)
+}
+
+// mixes reports whether a softirq can be preempted by another one of its CPU. Until Linux 6.18 a lock
+// prevents that.
+func mixes(release, version string) bool {
+	var major, minor int
+	fmt.Sscanf(release, "%d.%d", &major, &minor)
+	return strings.Contains(version, "PREEMPT_RT") && (major > 6 || major == 6 && minor >= 18)
 }
 
 // supported reports whether the programs can be loaded.

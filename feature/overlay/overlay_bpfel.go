@@ -50,6 +50,8 @@ type overlayFlow struct {
 	Asked  uint64
 	Ready  uint32
 	End    uint32
+	Uplink uint32
+	Slot   uint32
 }
 
 type overlayFlowKey struct {
@@ -69,9 +71,10 @@ type overlayFlowKey struct {
 }
 
 type overlayHostKey struct {
-	_   structs.HostLayout
-	Net uint32
-	Ip  struct {
+	_      structs.HostLayout
+	Net    uint32
+	Uplink uint32
+	Ip     struct {
 		_  structs.HostLayout
 		Ip [16]uint8
 	}
@@ -132,7 +135,6 @@ type overlayRemote struct {
 	_       structs.HostLayout
 	Until   uint64
 	Gen     uint32
-	Uplink  uint32
 	Self    overlayHostKey
 	Mtu     uint16
 	Bytes   uint16
@@ -156,6 +158,12 @@ type overlayTunnel struct {
 	V6   uint16
 }
 
+type overlayUplink struct {
+	_     structs.HostLayout
+	Mtu   uint32
+	Group uint32
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -166,6 +174,7 @@ const (
 	overlayMapFlOvCounts   = "fl_ov_counts"
 	overlayMapFlOvEnds     = "fl_ov_ends"
 	overlayMapFlOvFlows    = "fl_ov_flows"
+	overlayMapFlOvHeld     = "fl_ov_held"
 	overlayMapFlOvLocals   = "fl_ov_locals"
 	overlayMapFlOvNets     = "fl_ov_nets"
 	overlayMapFlOvNotes    = "fl_ov_notes"
@@ -247,6 +256,7 @@ type overlayMapSpecs struct {
 	FlOvCounts  *ebpf.MapSpec `ebpf:"fl_ov_counts"`
 	FlOvEnds    *ebpf.MapSpec `ebpf:"fl_ov_ends"`
 	FlOvFlows   *ebpf.MapSpec `ebpf:"fl_ov_flows"`
+	FlOvHeld    *ebpf.MapSpec `ebpf:"fl_ov_held"`
 	FlOvLocals  *ebpf.MapSpec `ebpf:"fl_ov_locals"`
 	FlOvNets    *ebpf.MapSpec `ebpf:"fl_ov_nets"`
 	FlOvNotes   *ebpf.MapSpec `ebpf:"fl_ov_notes"`
@@ -292,6 +302,7 @@ type overlayMaps struct {
 	FlOvCounts  *ebpf.Map `ebpf:"fl_ov_counts"`
 	FlOvEnds    *ebpf.Map `ebpf:"fl_ov_ends"`
 	FlOvFlows   *ebpf.Map `ebpf:"fl_ov_flows"`
+	FlOvHeld    *ebpf.Map `ebpf:"fl_ov_held"`
 	FlOvLocals  *ebpf.Map `ebpf:"fl_ov_locals"`
 	FlOvNets    *ebpf.Map `ebpf:"fl_ov_nets"`
 	FlOvNotes   *ebpf.Map `ebpf:"fl_ov_notes"`
@@ -310,6 +321,7 @@ func (m *overlayMaps) Close() error {
 		m.FlOvCounts,
 		m.FlOvEnds,
 		m.FlOvFlows,
+		m.FlOvHeld,
 		m.FlOvLocals,
 		m.FlOvNets,
 		m.FlOvNotes,

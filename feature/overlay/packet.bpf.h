@@ -147,9 +147,12 @@ static __always_inline void linear(struct __sk_buff *skb, __u32 bytes)
 /* Reads the frame of a packet. */
 static __always_inline enum reason parse_frame(struct __sk_buff *skb, struct packet *p)
 {
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	struct ethhdr *eth = data;
+	void *end;
+	struct ethhdr *eth;
 
+	linear(skb, ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IPV6) ? 60 : 40));
+	eth = (void *)(long)skb->data;
+	end = (void *)(long)skb->data_end;
 	if (skb->vlan_present)
 		return PROTOCOL; /* it would take its tag along */
 	if ((void *)(eth + 1) > end)

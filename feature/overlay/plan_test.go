@@ -1,18 +1,13 @@
 package overlay
 
 import (
-	"errors"
-	"strings"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/feature/overlay/network"
-	"github.com/fairlead-project/fairlead/policy"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -73,46 +68,4 @@ func TestExamine(t *testing.T) {
 	if diff := cmp.Diff(want, f.Examine()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-}
-
-// What another feature is about to do counts as soon as policy asks for it, in either order of
-// calls.
-func TestOthers(t *testing.T) {
-	r := newRig(t, bridged)
-	n := r.nodes[0]
-	on := true
-	for _, x := range []struct {
-		settings policy.Settings
-		way      network.Mode
-		word     string
-	}{
-		{policy.Settings{}, network.Peer, ""},
-		{policy.Settings{NetCPU: policy.NetCPUIsolate}, network.End, network.Thread},
-		{policy.Settings{NetCPU: policy.NetCPUAuto}, network.Peer, ""},
-		{policy.Settings{Latency: &on}, network.End, network.Watched},
-		{policy.Settings{}, network.Peer, ""},
-	} {
-		x.settings.Overlay = &on
-		must(t, n.f.Apply(t.Context(), policy.Target{Container: n.c, Settings: x.settings}))
-		o, err := n.f.Report(t.Context(), nil, api.Ask{Body: api.OverlayAsk{}})
-		must(t, err)
-		got := o.(api.Overlay).Containers[0].Ends[0].Ingress
-		if got.Way != string(x.way) || got.Reason != x.word {
-			t.Errorf("with %+v the way is %+v, want %s", x.settings, got, x.way)
-		}
-	}
-}
-
-// A container with a host end in an untrusted namespace is on no network that can be examined, and
-// its status reports that.
-func TestUntrusted(t *testing.T) {
-	r := newRig(t, apart)
-	n := r.nodes[0]
-	n.c.Interfaces[0].Host.Trusted = false
-	if err := n.apply(t, true); !errors.Is(err, feature.ErrPartly) || !strings.Contains(err.Error(), "eth0: its host end") {
-		t.Errorf("got %v, want that its host end is the reason", err)
-	}
-	n.c.Interfaces[0].Host.Trusted = true
-	must(t, r.nodes[1].apply(t, true))
-	must(t, n.apply(t, true))
 }

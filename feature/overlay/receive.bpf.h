@@ -74,10 +74,10 @@ static __always_inline enum reason parse_outer(struct __sk_buff *skb, struct out
 
 /*
  * Whether the headers of a received packet are those that would be sent to where it comes
- * from, with source and destination changed over.
+ * from, with source and destination changed over. It comes by another uplink unless one_way.
  */
 static __always_inline enum reason reverse(const __u8 *got, struct network *n, struct remote *r, struct local *l,
-					   __u32 bytes)
+					   __u32 bytes, __u32 one_way)
 {
 	const __u8 *sent = r->headers;
 
@@ -85,7 +85,7 @@ static __always_inline enum reason reverse(const __u8 *got, struct network *n, s
 		    !same(got + OUTER_IP + 12, sent + OUTER_IP + 16, 4) || !same(got + OUTER_IP + 16, sent + OUTER_IP + 12, 4) :
 		    !same(got + OUTER_IP + 8, sent + OUTER_IP + 24, 16) || !same(got + OUTER_IP + 24, sent + OUTER_IP + 8, 16))
 		return SOURCE;
-	if (!fl_same_mac(got, sent + 6))
+	if (one_way && !fl_same_mac(got, sent + 6))
 		return HEADER; /* not to this uplink's address */
 	if (!fl_same_mac(got + INNER_ETH(bytes) + 6, sent + INNER_ETH(bytes)))
 		return HEADER;
@@ -133,6 +133,14 @@ static __always_inline int decapsulate(struct __sk_buff *skb, struct network *n,
 	return FAST;
 }
 
+/* Whether two uplinks are next hops of the same routes: packets go by one, and come by any. */
+static __always_inline int together(__u32 a, __u32 b)
+{
+	struct uplink *x = bpf_map_lookup_elem(&fl_ov_uplinks, &a), *y = bpf_map_lookup_elem(&fl_ov_uplinks, &b);
+
+	return x && y && x->group && x->group == y->group;
+}
+
 /* The learnt way of a packet out of a tunnel. */
 static __always_inline int receive(struct __sk_buff *skb, struct network *n, struct outer *o, struct local **to, __u8 *proto)
 {
@@ -143,6 +151,7 @@ static __always_inline int receive(struct __sk_buff *skb, struct network *n, str
 	struct packet p = {};
 	struct remote *r;
 	struct local *l;
+	__u32 up = 0;
 	int why;
 
 	if (o->word != n->word)
@@ -153,23 +162,26 @@ static __always_inline int receive(struct __sk_buff *skb, struct network *n, str
 	if (p.length + o->bytes != skb->len)
 		return CUT;
 	key_of(&key, o->net, &p, IN);
-	why = fast_flow(n, &p, &key, IN, 0, now);
+	why = fast_flow(n, &p, &key, IN, 0, now, &up);
 	if (why != FAST)
 		return why;
+	up = up ?: skb->ifindex;
+	if (up != skb->ifindex && !together(up, skb->ifindex))
+		return SOURCE;
 	host.ip = p.src;
+	host.uplink = up;
 	r = bpf_map_lookup_elem(&fl_ov_remotes, &host);
 	if (!r || r->gen != n->gen || r->bytes != o->bytes)
 		return NO_REMOTE;
-	if (r->uplink != skb->ifindex)
-		return SOURCE; /* by another uplink than packets go there */
 	host.ip = p.dst;
+	host.uplink = 0;
 	l = bpf_map_lookup_elem(&fl_ov_locals, &host);
 	if (!l || l->gen != n->gen)
 		return NO_LOCAL;
 	if (o->bytes == V4_HEADERS)
-		why = reverse(data, n, r, l, V4_HEADERS);
+		why = reverse(data, n, r, l, V4_HEADERS, up == skb->ifindex);
 	else
-		why = data + V6_HEADERS > end ? CUT : reverse(data, n, r, l, V6_HEADERS);
+		why = data + V6_HEADERS > end ? CUT : reverse(data, n, r, l, V6_HEADERS, up == skb->ifindex);
 	if (why != FAST)
 		return why;
 	if ((__s64)(l->until - now) <= 0)

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -81,70 +80,6 @@ func (n *node) fastNow(t testing.TB) (sum uint64) {
 		}
 	}
 	return sum
-}
-
-// A feature can be closed under load: no connection breaks, and nothing is left.
-func TestCloseUnderLoad(t *testing.T) {
-	testkit.InFull(t)
-	for _, form := range testkit.Cases(t, 1, apart, bridged, routed) {
-		t.Run(form, func(t *testing.T) {
-			r := newRig(t, form)
-			if form == routed {
-				for _, n := range r.nodes {
-					n.stateful(t)
-				}
-			}
-			r.on()
-			echo(t, r.nodes[1].web)
-			d := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr)
-			r.fast(d, 20000)
-			stop, broken := make(chan bool), make(chan bool)
-			go func() {
-				for {
-					select {
-					case <-stop:
-						broken <- false
-						return
-					default:
-					}
-					if !d.ask(t, 20000, 10*time.Second) {
-						broken <- true
-						return
-					}
-				}
-			}()
-			for _, n := range r.nodes {
-				must(t, n.f.Close())
-			}
-			for _, n := range r.nodes {
-				if left := n.j.Entries(); len(left) > 0 {
-					t.Errorf("the journal has %+v", left)
-				}
-				for dev, box := range map[string]string{"veth0": n.inside.NetNS(), "vx0": n.inside.NetNS(), "nic0": n.host.NetNS()} {
-					at := n.inside
-					if dev == "nic0" {
-						at = n.host
-					}
-					state, err := n.f.cfg.Ends.Look(container.Device{NetNS: r.Open(at).Inode(), Index: r.Index(at, dev)}, box)
-					must(t, err)
-					if len(state.Ingress)+len(state.Egress) > 0 {
-						t.Errorf("programs are left at %s: %+v", dev, state)
-					}
-				}
-				links, err := r.Open(n.host).Links(1000)
-				must(t, err)
-				for _, l := range links {
-					if strings.HasPrefix(l.Name, "fl") {
-						t.Errorf("%s is left", l.Name)
-					}
-				}
-			}
-			stop <- true
-			if <-broken || !d.ask(t, 20000, 10*time.Second) {
-				t.Error("the connection breaks")
-			}
-		})
-	}
 }
 
 // The kill switch makes all packets of a network slow at once, until it is turned back, also for

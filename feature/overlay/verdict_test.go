@@ -94,6 +94,13 @@ func address(a netip.Addr) (v overlayHostKey) {
 	return v
 }
 
+// remote is the key of the other node's container, by an uplink.
+func (b *bench) remote(uplink uint32) (v overlayHostKey) {
+	v = address(b.far())
+	v.Uplink = uplink
+	return v
+}
+
 func (b *bench) network() (v overlayNetwork) {
 	v.Gen, v.Flags, v.Tunnel, v.Mtu, v.Low, v.High = 7, netOn, 99, 1450, 32768, 60999
 	if !b.bridged {
@@ -134,7 +141,7 @@ func (b *bench) fill(s shape) {
 		must(t, m.FlOvTunnels.Put(k, uint32(1)))
 	}
 	must(t, m.FlOvBeat.Put(uint32(0), b.until))
-	must(t, m.FlOvUplinks.Put(b.nic, uint32(1500)))
+	must(t, m.FlOvUplinks.Put(b.nic, overlayUplink{Mtu: 1500, Group: 5}))
 	end := overlayEnd{Way: wayPeer | wayOut, Slot: 1, Mtu: 1450}
 	copy(end.Mac[:], nearWeb)
 	must(t, m.FlOvEnds.Put(overlayEndKey{Net: 1, Ifindex: b.veth}, end))
@@ -142,12 +149,12 @@ func (b *bench) fill(s shape) {
 	copy(l.Mac[:], nearWeb)
 	copy(l.Gateway[:], gateway)
 	must(t, m.FlOvLocals.Put(address(b.near()), l))
-	r := overlayRemote{Until: b.until, Gen: n.Gen, Uplink: b.nic, Self: address(b.far()), Mtu: 1500}
+	r := overlayRemote{Until: b.until, Gen: n.Gen, Self: b.remote(b.nic), Mtu: 1500}
 	r.Bytes = uint16(copy(r.Headers[:], b.headers()))
 	if b.summed {
 		r.Summed = 1
 	}
-	must(t, m.FlOvRemotes.Put(address(b.far()), r))
+	must(t, m.FlOvRemotes.Put(r.Self, r))
 	b.know(func(*overlayFlow) {})
 	must(t, m.FlOvNotes.Put(uint32(0), make([]overlayNote, must1(ebpf.PossibleCPU()))))
 }
@@ -162,7 +169,7 @@ func must1[T any](v T, err error) T {
 // know changes the flow's entry.
 func (b *bench) know(change func(*overlayFlow)) {
 	b.Helper()
-	f := overlayFlow{Ready: 1}
+	f := overlayFlow{Ready: 1, Uplink: b.nic}
 	for i := range f.Dir {
 		f.Dir[i].Until, f.Dir[i].Gen = b.until, 7
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -33,9 +34,7 @@ func Cgroup(t testing.TB) CG {
 	t.Helper()
 	NeedRoot(t)
 	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	root := cgroupMounts(data)
 	for dir, controller := range map[*string]string{&root.CPU: "cpu", &root.IO: "io"} {
 		if *dir != "" || root.V2 == "" {
@@ -61,11 +60,7 @@ func Cgroup(t testing.TB) CG {
 			t.Fatal(err)
 		}
 		*h.dir = dir
-		t.Cleanup(func() {
-			if err := removeCgroup(dir); err != nil {
-				t.Error(err)
-			}
-		})
+		t.Cleanup(func() { Must(t, removeCgroup(dir)) })
 	}
 	return cg
 }
@@ -79,6 +74,27 @@ func (c CG) Add(t testing.TB, pid int) {
 			t.Fatalf("move process %d to %s: %v", pid, dir, err)
 		}
 	}
+}
+
+// Sleeper runs a process that sleeps in the cgroup until t ends.
+func (c CG) Sleeper(t testing.TB) *os.Process {
+	t.Helper()
+	return c.start(t, "sleep", "inf")
+}
+
+// Spinner runs a process that computes in the cgroup until t ends.
+func (c CG) Spinner(t testing.TB) *os.Process {
+	t.Helper()
+	return c.start(t, "sh", "-c", "while :; do :; done")
+}
+
+func (c CG) start(t testing.TB, name string, args ...string) *os.Process {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	Must(t, cmd.Start())
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Process.Wait() })
+	c.Add(t, cmd.Process.Pid)
+	return cmd.Process
 }
 
 // Child creates a cgroup below c in each of its hierarchies. It is removed with c.
@@ -95,9 +111,7 @@ func (c CG) Child(t testing.TB, name string) CG {
 		child.IO = filepath.Join(c.IO, name)
 	}
 	for _, dir := range child.dirs() {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, os.Mkdir(dir, 0o755))
 	}
 	return child
 }

@@ -301,11 +301,7 @@ func shortDir(t testing.TB, name string) string {
 	t.Helper()
 	dir := filepath.Join("/tmp", name)
 	Must(t, os.Mkdir(dir, 0o711))
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { Must(t, os.RemoveAll(dir)) })
 	return dir
 }
 

@@ -24,14 +24,8 @@ func Journal[J journal](t testing.TB, open func(dir string) (J, error)) J {
 func JournalIn[J journal](t testing.TB, dir string, open func(dir string) (J, error)) J {
 	t.Helper()
 	j, err := open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := j.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	Must(t, err)
+	t.Cleanup(func() { Must(t, j.Close()) })
 	j.SetPatience(10 * patience)
 	return j
 }

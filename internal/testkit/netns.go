@@ -32,9 +32,7 @@ func NetNS(t testing.TB) *NS {
 	t.Helper()
 	NeedRoot(t)
 	fd, err := newNetNS()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { fd.Close() })
 	var st unix.Stat_t
 	if err := unix.Fstat(int(fd), &st); err != nil {
@@ -134,13 +132,9 @@ const netnsNames = "/run/netns"
 // returns the path. The name begins with "flt-" and is removed when t ends.
 func (n *NS) Bind(t testing.TB) string {
 	t.Helper()
-	if err := os.MkdirAll(netnsNames, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, os.MkdirAll(netnsNames, 0o755))
 	f, err := os.CreateTemp(netnsNames, fmt.Sprintf("flt-%d-", os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	f.Close()
 	path := f.Name()
 	t.Cleanup(func() {
@@ -210,9 +204,7 @@ func (n *NS) Address(t testing.TB, dev, cidr string) {
 		t.Fatalf("find %s: %v", dev, err)
 	}
 	addr, err := netlink.ParseAddr(cidr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if addr.IP.To4() == nil {
 		addr.Flags = unix.IFA_F_NODAD
 	}

@@ -30,7 +30,7 @@ type Softirqs struct {
 func WatchSoftirqs(t testing.TB) *Softirqs {
 	t.Helper()
 	seen, err := ebpf.NewMap(&ebpf.MapSpec{Name: "fl_softirqs", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 16})
-	fatal(t, err)
+	Must(t, err)
 	t.Cleanup(func() { seen.Close() })
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "fl_softirqs", Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: "softirq_entry", License: "Dual BSD/GPL",
@@ -48,10 +48,10 @@ func WatchSoftirqs(t testing.TB) *Softirqs {
 			asm.Return(),
 		},
 	})
-	fatal(t, err)
+	Must(t, err)
 	defer p.Close()
 	l, err := link.AttachTracing(link.TracingOptions{Program: p, AttachType: ebpf.AttachTraceRawTp})
-	fatal(t, err)
+	Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	s := &Softirqs{t: t, seen: seen}
 	for { // until no softirq comes between two looks
@@ -86,7 +86,7 @@ func (s *Softirqs) calls() (sum int64) {
 	s.t.Helper()
 	for vector := range networkSoftirqs {
 		var n uint64
-		fatal(s.t, s.seen.Lookup(vector, &n))
+		Must(s.t, s.seen.Lookup(vector, &n))
 		sum += int64(n)
 	}
 	return sum
@@ -95,25 +95,18 @@ func (s *Softirqs) calls() (sum int64) {
 func (s *Softirqs) softirqs() (sum int64) {
 	s.t.Helper()
 	b, err := os.ReadFile("/proc/softirqs")
-	fatal(s.t, err)
+	Must(s.t, err)
 	for _, name := range networkSoftirqs {
 		_, row, _ := strings.Cut(string(b), name+":")
 		row, _, found := strings.Cut(row, "\n")
 		if !found {
-			fatal(s.t, fmt.Errorf("/proc/softirqs: no %s", name))
+			Must(s.t, fmt.Errorf("/proc/softirqs: no %s", name))
 		}
 		for _, field := range strings.Fields(row) {
 			n, err := strconv.ParseInt(field, 10, 64)
-			fatal(s.t, err)
+			Must(s.t, err)
 			sum += n
 		}
 	}
 	return sum
-}
-
-func fatal(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -13,16 +13,16 @@ func TestSoftirqs(t *testing.T) {
 	s := WatchSoftirqs(t)
 	before := s.calls()
 	to, err := net.ListenPacket("udp", "127.0.0.1:0")
-	fatal(t, err)
+	Must(t, err)
 	defer to.Close()
 	from, err := net.Dial("udp", to.LocalAddr().String())
-	fatal(t, err)
+	Must(t, err)
 	defer from.Close()
 	for range 100 {
 		_, err := from.Write(make([]byte, 10))
-		fatal(t, err)
+		Must(t, err)
 		_, _, err = to.ReadFrom(make([]byte, 10))
-		fatal(t, err)
+		Must(t, err)
 	}
 	time.Sleep(time.Millisecond)
 	if calls, missed := uint64(s.calls()-before), s.Missed(); calls+missed < 1 {

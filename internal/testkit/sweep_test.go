@@ -23,9 +23,7 @@ func TestSweep(t *testing.T) {
 		t.Helper()
 		cmd := exec.Command("sleep", "1000")
 		cmd.Env = append(os.Environ(), env...)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, cmd.Start())
 		t.Cleanup(func() {
 			cmd.Process.Kill()
 			cmd.Wait()
@@ -42,9 +40,7 @@ func TestSweep(t *testing.T) {
 			t.Errorf("%s: %v, want %v", dir, err, want)
 		}
 	}
-	if err := other.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, other.Process.Signal(unix.SIGTERM))
 	if err := other.Wait(); err == nil || err.Error() != "signal: terminated" {
 		t.Errorf("the process without the mark ended by %v, want by the test's signal", err)
 	}
@@ -66,14 +62,10 @@ func TestSwept(t *testing.T) {
 func TestSweepNames(t *testing.T) {
 	dir := t.TempDir()
 	ended := exec.Command("true")
-	if err := ended.Run(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, ended.Run())
 	gone := filepath.Join(dir, fmt.Sprintf("flt-%d-1", ended.Process.Pid))
 	for _, path := range []string{gone, filepath.Join(dir, fmt.Sprintf("flt-%d-1", os.Getpid())), filepath.Join(dir, "flt-x-1"), filepath.Join(dir, "mine")} {
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, os.WriteFile(path, nil, 0o600))
 	}
 	if removed := sweepNames(dir); !slices.Equal(removed, []string{"netns " + gone}) {
 		t.Errorf("removed: %q", removed)

@@ -38,6 +38,21 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
+// Await waits until missing returns "". If that takes longer than on any machine, the test ends with
+// what is missing.
+func Await(t testing.TB, missing func() string) {
+	t.Helper()
+	for end := time.Now().Add(3 * patience); ; time.Sleep(5 * time.Millisecond) {
+		what := missing()
+		if what == "" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(what)
+		}
+	}
+}
+
 // Must ends the test unless err is nil.
 func Must(t testing.TB, err error) {
 	t.Helper()

@@ -19,16 +19,12 @@ func TestNetNS(t *testing.T) {
 	ns := NetNS(t)
 	var inside string
 	host, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	err = ns.Do(func() (err error) {
 		inside, err = os.Readlink("/proc/thread-self/ns/net")
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if want := "net:[" + strconv.FormatUint(ns.Inode, 10) + "]"; inside != want || inside == host {
 		t.Errorf("Do ran in %s, want %s (the host has %s)", inside, want, host)
 	}
@@ -46,9 +42,7 @@ func TestVeth(t *testing.T) {
 	a, b := NetNS(t), NetNS(t)
 	Veth(t, a, "fla", b, "flb")
 	link, err := b.Handle(t).LinkByName("flb")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if up := link.Attrs().RawFlags & 0x1; up == 0 {
 		t.Errorf("flb is down")
 	}
@@ -65,17 +59,13 @@ func TestCgroup(t *testing.T) {
 		child := cg.Child(t, "leaf")
 		dirs = append(cg.dirs(), child.dirs()...)
 		cmd := exec.Command("sleep", "100")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, cmd.Start())
 		go cmd.Wait() // reaped when the cleanup kills it
 		pid = cmd.Process.Pid
 		child.Add(t, pid)
 		for _, dir := range child.dirs() {
 			data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			Must(t, err)
 			if got := strings.TrimSpace(string(data)); got != strconv.Itoa(pid) {
 				t.Errorf("%s holds %q, want %d", dir, got, pid)
 			}
@@ -125,20 +115,14 @@ func TestDebris(t *testing.T) {
 		cg := Cgroup(t)
 
 		link := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flleak"}}
-		if err := netlink.LinkAdd(link); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, netlink.LinkAdd(link))
 		t.Cleanup(func() { netlink.LinkDel(link) })
 		qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Index, Handle: 0xffff0000, Parent: netlink.HANDLE_CLSACT}}
-		if err := netlink.QdiscAdd(qdisc); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, netlink.QdiscAdd(qdisc))
 
 		// A shell that ends leaves its sleep to init.
 		orphan, err := exec.Command("sh", "-c", "sleep 100 >/dev/null 2>&1 & echo $!").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		pid := strings.TrimSpace(string(orphan))
 		t.Cleanup(func() { exec.Command("kill", "-9", pid).Run() })
 
@@ -167,9 +151,7 @@ func TestDebris(t *testing.T) {
 func TestDebrisLoopAndPin(t *testing.T) {
 	root := t.TempDir()
 	for _, dir := range []string{"a/flx", "a/other", "fairlead/deep/fly", "b"} {
-		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	want := []string{filepath.Join(root, "a/flx"), filepath.Join(root, "fairlead")}
 	if diff := cmp.Diff(want, markedDirs(root)); diff != "" {

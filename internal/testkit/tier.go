@@ -46,9 +46,7 @@ func Scale(t testing.TB, few, full int) int {
 func ByTier(t testing.TB, quick, ci, full int) int {
 	t.Helper()
 	tier, err := ParseTier(os.Getenv(TierVar))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return [...]int{quick, ci, full}[tier]
 }
 

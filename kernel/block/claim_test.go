@@ -20,11 +20,7 @@ func testDisk(t *testing.T) string {
 	testkit.NeedRoot(t)
 	l, err := loop.New(t.TempDir(), 1<<20)
 	must(t, err)
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must(t, l.Close()) })
 	return l.Path
 }
 

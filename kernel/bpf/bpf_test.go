@@ -3,12 +3,14 @@ package bpf
 import (
 	"errors"
 	"reflect"
+	"runtime"
 	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
@@ -192,7 +194,7 @@ func TestUsage(t *testing.T) {
 		Array  *ebpf.Map `ebpf:"fl_array"`
 	}
 	must(t, o.Load(&objs, nil))
-	want := []Usage{{"test", "fl_lru", 0, 100_000}, {"test", "fl_percpu", 0, 20_000}}
+	want := []Usage{{"test", "fl_lru", 0, 100_000 + 256*ebpf.MustPossibleCPU()}, {"test", "fl_percpu", 0, 20_000}}
 	if got := o.Usage(); !slices.Equal(got, want) {
 		t.Errorf("usage %v, want %v", got, want)
 	}
@@ -214,6 +216,32 @@ func TestUsage(t *testing.T) {
 	}
 	if got := (*Object)(nil).Usage(); got != nil {
 		t.Errorf("usage %v without an object", got)
+	}
+}
+
+// An LRU map holds as many entries as it is made for, whichever CPUs make them.
+func TestReserve(t *testing.T) {
+	testkit.NeedRoot(t)
+	o, err := Open("test", func() (*ebpf.CollectionSpec, error) {
+		spec, err := object()
+		spec.Maps["fl_lru"].MaxEntries = 200
+		return spec, err
+	}, nil, nil)
+	must(t, err)
+	defer o.Close()
+	var objs struct {
+		LRU *ebpf.Map `ebpf:"fl_lru"`
+	}
+	must(t, o.Load(&objs, nil))
+	runtime.LockOSThread() // it ends with the test
+	for key := range uint32(200) {
+		var one unix.CPUSet
+		one.Set(min(int(key), runtime.NumCPU()-1)) // the last one makes most
+		must(t, unix.SchedSetaffinity(0, &one))
+		must(t, objs.LRU.Put(key, uint64(0)))
+	}
+	if got := o.Usage(); got[0].Entries != 200 {
+		t.Errorf("%d of 200 entries are there", got[0].Entries)
 	}
 }
 

@@ -45,12 +45,25 @@ type Object struct {
 func Open(name string, read func() (*ebpf.CollectionSpec, error), vars Vars, shared Maps) (*Object, error) {
 	spec, err := read()
 	if err == nil {
-		err = set(spec, vars)
+		err = errors.Join(set(spec, vars), reserve(spec))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open BPF object %s: %w", name, err)
 	}
 	return &Object{name: name, spec: spec, maps: make(Maps), shared: shared, idle: make(map[string][]*Copy)}, nil
+}
+
+// reserve adds to each LRU map what every CPU may keep for itself: up to 128 free entries, and as many
+// that it has just filled. Others cannot use these, and before Linux 6.16 a map of 8,192 entries would
+// forget live ones at once where 64 CPUs use it.
+func reserve(spec *ebpf.CollectionSpec) error {
+	cpus, err := ebpf.PossibleCPU()
+	for _, m := range spec.Maps {
+		if m.Type == ebpf.LRUHash {
+			m.MaxEntries += uint32(256 * cpus)
+		}
+	}
+	return err
 }
 
 func set(spec *ebpf.CollectionSpec, vars Vars) error {

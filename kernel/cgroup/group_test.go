@@ -3,7 +3,6 @@ package cgroup
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -35,15 +34,12 @@ func TestGroupInKernel(t *testing.T) {
 		t.Errorf("what was made is no cgroup: %v", err)
 	}
 
-	sleeper := exec.Command("sleep", "1000")
-	must(t, sleeper.Start())
-	defer func() { sleeper.Process.Kill(); sleeper.Wait() }()
-	testkit.CG{CPU: k.Ref().Object}.Add(t, sleeper.Process.Pid)
+	sleeper := testkit.CG{CPU: k.Ref().Object}.Sleeper(t)
 	if err := k.Write(Absent); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("removed with a process in it: %v, want EBUSY", err)
 	}
 	expect(Present)
-	testkit.CG{CPU: cg.CPU}.Add(t, sleeper.Process.Pid)
+	testkit.CG{CPU: cg.CPU}.Add(t, sleeper.Pid)
 
 	open := func(r journal.Ref) (journal.Knob, error) { return OpenGroup(DefaultRoot, r) }
 	if _, err := j.Restore(open, nil); err != nil || len(j.Entries()) != 0 {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // usual is the prefix of a line for all devices (block/blk-cgroup.c).
@@ -19,11 +21,14 @@ const maxBFQ = 1000
 // that are shared by weight: io.weight (iocost, v2 only) and io.bfq.weight, or blkio.bfq.weight on
 // v1. It leaves out a file that does not exist, because the kernel was built without it or its
 // module is not loaded.
-func IOWeight(dir string, v2 bool, weight uint32) (lines []Line) {
+func IOWeight(dir string, v2 bool, weight uint32) (lines []journal.Setting) {
 	text, bfq := strconv.Itoa(int(weight)), strconv.Itoa(int(min(weight, maxBFQ)))
-	all := []Line{{File(filepath.Join(dir, "blkio.bfq.weight")), bfq}}
+	all := []journal.Setting{{Knob: File(filepath.Join(dir, "blkio.bfq.weight")), Value: bfq}}
 	if v2 {
-		all = []Line{{line{filepath.Join(dir, "io.weight"), usual}, text}, {line{filepath.Join(dir, "io.bfq.weight"), usual}, bfq}}
+		all = []journal.Setting{
+			{Knob: line{filepath.Join(dir, "io.weight"), usual}, Value: text},
+			{Knob: line{filepath.Join(dir, "io.bfq.weight"), usual}, Value: bfq},
+		}
 	}
 	for _, l := range all {
 		path, _, _ := strings.Cut(l.Ref().Object, " ")

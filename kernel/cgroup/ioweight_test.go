@@ -2,16 +2,12 @@ package cgroup
 
 import (
 	"errors"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // IOWeight sets a cgroup's weight at disks in every file that exists. Restore brings back the
@@ -66,12 +62,7 @@ func TestCostEnabledInKernel(t *testing.T) {
 	if _, err := qos.Read(); cg.V2 == "" || cg.IO != cg.V2 || errors.Is(err, journal.ErrGone) {
 		testkit.Skip(t, "no cgroup v2 tree with iocost")
 	}
-	disk, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
-	defer disk.Close()
-	var st unix.Stat_t
-	must(t, unix.Stat(disk.Path, &st))
-	device := fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+	device := disk(t)
 	if CostEnabled(root, device) {
 		t.Error("enabled at first")
 	}

@@ -16,25 +16,19 @@ const KindLine = "line"
 // Limits are caps on the I/O of a cgroup at one disk, per second; 0 is none.
 type Limits struct{ ReadIOPS, WriteIOPS, ReadBytes, WriteBytes uint64 }
 
-// Line is one device's line in a cgroup file, and its value.
-type Line struct {
-	journal.Knob
-	Value string // "" is no line
-}
-
 // Throttle returns the lines that cap the I/O of a cgroup directory at a whole disk, given as
-// MAJOR:MINOR: one of io.max on v2, four of blkio.throttle.* on v1. The caps apply to the requests
-// that the kernel charges to the cgroup. It charges buffered writes only on v2, and only where the
-// file system supports cgroup writeback.
-func Throttle(dir string, v2 bool, device string, l Limits) []Line {
+// MAJOR:MINOR: one of io.max on v2, four of blkio.throttle.* on v1; the value "" is no line. The caps
+// apply to the requests that the kernel charges to the cgroup. It charges buffered writes only on v2,
+// and only where the file system supports cgroup writeback.
+func Throttle(dir string, v2 bool, device string, l Limits) []journal.Setting {
 	if v2 {
 		text := ""
 		if l != (Limits{}) {
 			text = fmt.Sprintf("rbps=%s wbps=%s riops=%s wiops=%s", most(l.ReadBytes), most(l.WriteBytes), most(l.ReadIOPS), most(l.WriteIOPS))
 		}
-		return []Line{{line{filepath.Join(dir, "io.max"), device}, text}}
+		return []journal.Setting{{Knob: line{filepath.Join(dir, "io.max"), device}, Value: text}}
 	}
-	var lines []Line
+	var lines []journal.Setting
 	for _, f := range []struct {
 		name string
 		most uint64
@@ -43,7 +37,7 @@ func Throttle(dir string, v2 bool, device string, l Limits) []Line {
 		if f.most != 0 {
 			text = strconv.FormatUint(f.most, 10)
 		}
-		lines = append(lines, Line{line{filepath.Join(dir, throttlePrefix+f.name+"_device"), device}, text})
+		lines = append(lines, journal.Setting{Knob: line{filepath.Join(dir, throttlePrefix+f.name+"_device"), device}, Value: text})
 	}
 	return lines
 }
@@ -51,7 +45,7 @@ func Throttle(dir string, v2 bool, device string, l Limits) []Line {
 // Stricter returns those lines that hold the cgroup to less than the host's owner does, whatever
 // the journal's claims have put in force. v2 has one line with all figures: there, looser and
 // missing figures stay the owner's. Error: journal.ErrGone.
-func Stricter(j *journal.Journal, dir string, v2 bool, device string, l Limits) (lines []Line, err error) {
+func Stricter(j *journal.Journal, dir string, v2 bool, device string, l Limits) (lines []journal.Setting, err error) {
 	for _, line := range Throttle(dir, v2, device, l) {
 		now, err := line.Read()
 		if err != nil {

@@ -13,6 +13,17 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
+// disk makes one, and returns its MAJOR:MINOR.
+func disk(t *testing.T) string {
+	t.Helper()
+	disk, err := loop.New(t.TempDir(), 1<<20)
+	must(t, err)
+	t.Cleanup(func() { must(t, disk.Close()) })
+	var st unix.Stat_t
+	must(t, unix.Stat(disk.Path, &st))
+	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+}
+
 // Throttle caps a cgroup at a disk, and Restore removes the caps.
 func TestThrottleInKernel(t *testing.T) {
 	testkit.OnKernels(t)
@@ -20,12 +31,7 @@ func TestThrottleInKernel(t *testing.T) {
 	if cg.IO == "" {
 		testkit.Skip(t, "no io or blkio controller")
 	}
-	disk, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
-	defer disk.Close()
-	var st unix.Stat_t
-	must(t, unix.Stat(disk.Path, &st))
-	device := fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+	device := disk(t)
 	j := testkit.Journal(t, journal.Open)
 	for _, l := range []Limits{{ReadIOPS: 100, WriteBytes: 1 << 20}, {ReadIOPS: 50, WriteIOPS: 10}} {
 		for _, line := range Throttle(cg.IO, cg.IO == cg.V2, device, l) {

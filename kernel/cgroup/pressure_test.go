@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
@@ -75,13 +76,8 @@ func TestWaitedInKernel(t *testing.T) {
 	}
 	// Both groups together get nearly all of the CPU, whatever else runs there.
 	for _, cg := range []testkit.CG{one, other} {
-		heavy := false
-		for name, v := range map[string]string{"cpu.shares": "262144", "cpu.weight": "10000"} {
-			heavy = heavy || File(filepath.Join(cg.CPU, name)).Write(v) == nil
-		}
-		if !heavy {
-			t.Fatal("no weight can be set")
-		}
+		weight, most := WeightKnob(cg.CPU, cg.CPU == cg.V2)
+		must(t, weight.Write(fmt.Sprint(most.Most)))
 	}
 	begin, err := Waited(one.V2)
 	if errors.Is(err, errors.ErrUnsupported) {
@@ -134,16 +130,14 @@ func TestWaitedInKernel(t *testing.T) {
 	}{{"two of one group", one, 2, true}, {"and another group", other, 1, false}} {
 		compute(tt.cg, tt.n)
 		// Other load on the machine disturbs a measurement now and then.
-		for end := time.Now().Add(time.Minute); ; {
+		testkit.Await(t, func() string {
 			s, w := some(), waited()
 			time.Sleep(200 * time.Millisecond)
 			s, w = some()-s, waited()-w
 			if s > 50*time.Millisecond && (w < s/4) == tt.own {
-				break
+				return ""
 			}
-			if time.Now().After(end) {
-				t.Fatalf("%s: %v, and %v while none ran", tt.name, s, w)
-			}
-		}
+			return fmt.Sprintf("%s: %v, and %v while none ran", tt.name, s, w)
+		})
 	}
 }

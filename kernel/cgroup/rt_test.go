@@ -2,9 +2,7 @@ package cgroup
 
 import (
 	"errors"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -23,12 +21,9 @@ func TestRTInKernel(t *testing.T) {
 	}
 	j := testkit.Journal(t, journal.Open)
 	must(t, j.Turn(RT(cg.CPU), "100000", journal.Owner{Feature: "test"}))
-	cmd := exec.Command("sleep", "1000")
-	must(t, cmd.Start())
-	defer func() { cmd.Process.Kill(); cmd.Wait() }()
-	must(t, File(filepath.Join(cg.CPU, "cgroup.procs")).Write(strconv.Itoa(cmd.Process.Pid)))
-	must(t, unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, 5))
-	must(t, unix.SchedSetAttr(cmd.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0))
+	pid := testkit.CG{CPU: cg.CPU}.Sleeper(t).Pid
+	must(t, unix.Setpriority(unix.PRIO_PROCESS, pid, 5))
+	must(t, unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0))
 	if err := File(filepath.Join(cg.CPU, rtFile)).Write("0"); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("the budget of a real-time task was taken: %v", err)
 	}
@@ -39,7 +34,7 @@ func TestRTInKernel(t *testing.T) {
 	if now, err := RT(cg.CPU).Read(); err != nil || now != "0" {
 		t.Errorf("the budget is %q, %v", now, err)
 	}
-	attr, err := unix.SchedGetAttr(cmd.Process.Pid, 0)
+	attr, err := unix.SchedGetAttr(pid, 0)
 	if err != nil || attr.Policy != unix.SCHED_NORMAL || attr.Nice != 5 {
 		t.Errorf("the task is %+v, %v", attr, err)
 	}

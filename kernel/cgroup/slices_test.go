@@ -2,9 +2,7 @@ package cgroup
 
 import (
 	"errors"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -27,13 +25,7 @@ func TestSlicesInKernel(t *testing.T) {
 		must(t, err)
 	}
 	must(err)
-	start := func() int {
-		cmd := exec.Command("sleep", "1000")
-		must(cmd.Start())
-		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		must(File(filepath.Join(cg.V2, "cgroup.procs")).Write(strconv.Itoa(cmd.Process.Pid)))
-		return cmd.Process.Pid
-	}
+	start := func() int { return testkit.CG{V2: cg.V2}.Sleeper(t).Pid }
 	slice := func(pid int) uint64 {
 		a, err := unix.SchedGetAttr(pid, 0)
 		must(err)

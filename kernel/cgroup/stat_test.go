@@ -2,8 +2,8 @@ package cgroup
 
 import (
 	"errors"
+	"fmt"
 	"math"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -80,30 +80,16 @@ func TestStatInKernel(t *testing.T) {
 	if cg.V2 == "" || cg.CPU == "" {
 		testkit.Skip(t, "no cgroup v2 tree, or no cpu controller")
 	}
-	quota := map[string]string{"cpu.cfs_quota_us": "10000", "cpu.max": "10000 100000"}
-	set := false
-	for name, v := range quota {
-		set = set || File(filepath.Join(cg.CPU, name)).Write(v) == nil
-	}
-	if !set {
-		t.Fatal("no quota can be set")
-	}
-	cmd := exec.Command("/bin/sh", "-c", "read x; while :; do :; done")
-	in, err := cmd.StdinPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	cg.Add(t, cmd.Process.Pid)
-	in.Close()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	quota, value := Quota(cg.CPU, cg.CPU == cg.V2, 10*time.Millisecond, 100*time.Millisecond)
+	must(t, quota.Write(value))
+	cg.Spinner(t)
+	testkit.Await(t, func() string {
 		usage, err1 := Usage(cg.V2)
 		throttled, periods, err2 := Throttled(cg.CPU)
 		must(t, errors.Join(err1, err2))
 		if usage > 0 && throttled > 0 && periods > 0 {
-			return
+			return ""
 		}
-		if time.Now().After(end) {
-			t.Fatalf("usage %v, throttled %v in %d periods", usage, throttled, periods)
-		}
-	}
+		return fmt.Sprintf("usage %v, throttled %v in %d periods", usage, throttled, periods)
+	})
 }

@@ -204,17 +204,6 @@ func TestTurnAgainMovesTheExpiry(t *testing.T) {
 	}
 }
 
-func TestTurnWritesOnlyOnDifference(t *testing.T) {
-	b := newBoard("a", "1")
-	j := open(t, t.TempDir())
-	for range 3 {
-		turn(t, j, b.knob("a"), "2")
-	}
-	if b.writes != 1 {
-		t.Errorf("%d writes, want 1", b.writes)
-	}
-}
-
 func TestTurnFailure(t *testing.T) {
 	refused := errors.New("refused")
 	for _, c := range []struct {

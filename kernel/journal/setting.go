@@ -8,7 +8,7 @@ import (
 // Setting is a Knob and the value that it is to have. A list of settings is a plan. Making a plan
 // need not touch the host, so a plan can be shown and tested before it is carried out.
 type Setting struct {
-	Knob  Knob
+	Knob
 	Value string
 }
 

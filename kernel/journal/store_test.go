@@ -222,11 +222,7 @@ func TestFullDisk(t *testing.T) {
 	testkit.NeedRoot(t)
 	dir := t.TempDir()
 	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	b := newBoard("a", "1", "b", "1", "c", "1")
 	j := open(t, dir)
 	turn(t, j, b.knob("a"), "2")

@@ -1,6 +1,7 @@
 package netdev
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -37,17 +38,17 @@ func (ns *NS) Routes(index, most int) ([]Route, error) {
 	return all, nil
 }
 
-// RouteTo returns the index of the device that the namespace sends UDP packets to an address by. A
-// valid source is their source address; a by other than 0 is the device they are bound to. The
-// error matches [ErrNoRoute] if there is no route.
-func (ns *NS) RouteTo(to, source netip.Addr, by int) (index int, err error) {
+// RouteTo returns the indexes of the devices that the namespace sends UDP packets to an address by:
+// at least one, several if the route has several next hops. A valid source is their source address; a
+// by other than 0 is the device they are bound to. The error matches [ErrNoRoute] if there is no route.
+func (ns *NS) RouteTo(to, source netip.Addr, by int) (list []int, err error) {
 	family, bits := uint8(unix.AF_INET), to.BitLen()
 	if to.Is6() {
 		family = unix.AF_INET6
 	}
 	err = ns.Do(func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
-		head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Dst_len: uint8(bits)}}
+		head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Dst_len: uint8(bits), Flags: unix.RTM_F_FIB_MATCH}}
 		if source.IsValid() {
 			head.Src_len = uint8(source.BitLen())
 		}
@@ -61,18 +62,30 @@ func (ns *NS) RouteTo(to, source netip.Addr, by int) (index int, err error) {
 		}
 		req.AddData(nl.NewRtAttr(unix.RTA_IP_PROTO, nl.Uint8Attr(unix.IPPROTO_UDP)))
 		return dump(unix.NETLINK_ROUTE, false, req, func(msg []byte) (bool, error) {
-			r, _, err := parseRoute(msg)
-			index = r.Device
-			return false, err
+			if len(msg) < unix.SizeofRtMsg {
+				return false, errors.New("short route message")
+			}
+			return false, eachAttr(msg[unix.SizeofRtMsg:], func(typ uint16, v []byte) error {
+				switch typ {
+				case unix.RTA_OIF:
+					list = append(list, int(number(v)))
+				case unix.RTA_MULTIPATH: // struct rtnexthop, each with attributes
+					for len(v) >= unix.SizeofRtNexthop {
+						list = append(list, int(number(v[4:8])))
+						v = v[min(len(v), max(int(binary.NativeEndian.Uint16(v)), unix.SizeofRtNexthop)):]
+					}
+				}
+				return nil
+			})
 		})
 	})
-	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || err == nil && index == 0 {
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || err == nil && len(list) == 0 {
 		err = ErrNoRoute
 	}
 	if err != nil {
-		return 0, fmt.Errorf("route to %s in netns %d: %w", to, ns.inode, err)
+		return nil, fmt.Errorf("route to %s in netns %d: %w", to, ns.inode, err)
 	}
-	return index, nil
+	return list, nil
 }
 
 // ErrNoRoute means that a namespace has no route to an address.

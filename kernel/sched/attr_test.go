@@ -2,6 +2,7 @@ package sched
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"math"
 	"testing"
@@ -14,77 +15,63 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
+// turned turns a knob of a kernel thread, has it refuse what is no value, and restores it.
+func turned(t *testing.T, knob journal.Knob, to string, bad ...string) {
+	t.Helper()
+	j := testkit.Journal(t, journal.Open)
+	before, err := knob.Read()
+	must(t, err)
+	must(t, j.Turn(knob, to, journal.Owner{Feature: "test"}))
+	if got, err := knob.Read(); err != nil || got != to || got == before {
+		t.Errorf("%s is %q after %q was written over %q (%v)", knob.Ref().Kind, got, to, before, err)
+	}
+	open := func(ref journal.Ref) (journal.Knob, error) { return OpenKnob("/proc", cgroup.Layout{}, ref) }
+	_, err = j.Restore(open, nil)
+	must(t, err)
+	if got, err := knob.Read(); err != nil || got != before {
+		t.Errorf("%s is %q after restore, was %q before (%v)", knob.Ref().Kind, got, before, err)
+	}
+	for _, value := range bad {
+		if err := knob.Write(value); err == nil {
+			t.Errorf("%s: %q was accepted", knob.Ref().Kind, value)
+		}
+	}
+}
+
 func TestSlice(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	th, remove := napi(t)
-	j := testkit.Journal(t, journal.Open)
 	knob := Slice("/proc", th.Thread)
-	before, err := knob.Read()
-	must(t, err)
-	if before == NoSlice {
+	if before, err := knob.Read(); err == nil && before == NoSlice {
 		testkit.Skip(t, "kernel has no slices of a thread's own")
 	}
-	want := FormatSlice(300 * time.Microsecond)
-	must(t, j.Turn(knob, want, journal.Owner{Feature: "test"}))
-	if got, err := knob.Read(); err != nil || got != want || got == before {
-		t.Errorf("slice is %q after %q was written over %q (%v)", got, want, before, err)
-	}
-	open := func(ref journal.Ref) (journal.Knob, error) { return OpenKnob("/proc", cgroup.Layout{}, ref) }
-	if _, err := j.Restore(open, func(journal.Entry) bool { return true }); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := knob.Read(); err != nil || got != before {
-		t.Errorf("slice is %q after restore, was %q before (%v)", got, before, err)
-	}
-
-	for _, bad := range []string{"", "-1", "1ms", "99999999999999999999"} {
-		if err := knob.Write(bad); err == nil {
-			t.Errorf("%q was accepted", bad)
-		}
-	}
+	turned(t, knob, FormatSlice(300*time.Microsecond), "", "-1", "1ms", "99999999999999999999")
 	remove()
 	// The thread of a stopped kthread lives on for a moment.
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if _, err := knob.Read(); errors.Is(err, journal.ErrGone) {
-			break
-		} else if err != nil || time.Now().After(end) {
-			t.Fatalf("slice of a thread that has ended: %v, want ErrGone", err)
+	testkit.Await(t, func() string {
+		if _, err := knob.Read(); !errors.Is(err, journal.ErrGone) {
+			return fmt.Sprintf("slice of a thread that has ended: %v, want ErrGone", err)
 		}
-	}
+		return ""
+	})
 }
 
 func TestNice(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	th, _ := napi(t)
-	j := testkit.Journal(t, journal.Open)
 	knob, slice := Nice("/proc", th.Thread), Slice("/proc", th.Thread)
-	before, err := knob.Read()
-	if err != nil || before != "0" {
+	if before, err := knob.Read(); err != nil || before != "0" {
 		t.Fatalf("nice value %q (%v)", before, err)
 	}
+	turned(t, knob, "15", "", "20", "-21", "1.5", NoNice)
+	// One call of the kernel sets both, and turning one leaves the other unchanged.
 	asked, err := slice.Read()
 	must(t, err)
-	must(t, j.Turn(knob, "15", journal.Owner{Feature: "test"}))
-	if got, err := knob.Read(); err != nil || got != "15" {
-		t.Errorf("nice value %q after 15 was written (%v)", got, err)
-	}
-	// One call of the kernel sets both, and turning one leaves the other unchanged.
+	must(t, knob.Write("15"))
 	if got, err := slice.Read(); err != nil || got != asked {
 		t.Errorf("slice %q, was %q before the nice value was set (%v)", got, asked, err)
-	}
-	open := func(ref journal.Ref) (journal.Knob, error) { return OpenKnob("/proc", cgroup.Layout{}, ref) }
-	if _, err := j.Restore(open, func(journal.Entry) bool { return true }); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := knob.Read(); err != nil || got != before {
-		t.Errorf("nice value %q after restore, was %q before (%v)", got, before, err)
-	}
-	for _, bad := range []string{"", "20", "-21", "1.5", NoNice} {
-		if err := knob.Write(bad); err == nil {
-			t.Errorf("%q was accepted", bad)
-		}
 	}
 	if err := unix.SchedSetAttr(th.TID, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0); err != nil {
 		t.Logf("no real time here: %v", err) // an operator could have set it

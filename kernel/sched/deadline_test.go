@@ -96,17 +96,15 @@ func TestDeadlineInKernel(t *testing.T) {
 func TestDeadlineAffinity(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
-	cmd := exec.Command("sleep", "1000")
-	must(t, cmd.Start())
-	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	pid := testkit.CG{}.Sleeper(t).Pid
 	var all, one unix.CPUSet
 	must(t, unix.SchedGetaffinity(0, &all))
 	if all.Count() < 2 {
 		testkit.Skip(t, "one CPU only")
 	}
 	one.Set(0)
-	must(t, unix.SchedSetaffinity(cmd.Process.Pid, &one))
-	thread, err := FindTask("/proc", cmd.Process.Pid)
+	must(t, unix.SchedSetaffinity(pid, &one))
+	thread, err := FindTask("/proc", pid)
 	must(t, err)
 	err = ExplainDeadline(Deadline("/proc", thread).Write(FormatDeadline(time.Millisecond, time.Second)))
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "all CPUs") {

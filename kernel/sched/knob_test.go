@@ -2,12 +2,12 @@ package sched
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -36,12 +36,13 @@ func napi(t *testing.T) (thread Named, remove func()) {
 	before := threads() // a stopped one may still be there for a moment
 	must(t, dev.Threaded(link.Attrs().Index).Write("1"))
 	var list []Named
-	for end := time.Now().Add(20 * time.Second); len(list) != 1; time.Sleep(time.Millisecond) {
+	testkit.Await(t, func() string { // a thread may set its own name when it first runs
 		list = slices.DeleteFunc(threads(), func(th Named) bool { return slices.Contains(before, th) })
-		if time.Now().After(end) { // a thread may set its own name when it first runs
-			t.Fatalf("threads of fltb: %v, before %v", list, before)
+		if len(list) != 1 {
+			return fmt.Sprintf("threads of fltb: %v, before %v", list, before)
 		}
-	}
+		return ""
+	})
 	return list[0], func() {
 		must(t, h.LinkDel(link))
 	}
@@ -114,15 +115,13 @@ func TestKnobsInKernel(t *testing.T) {
 	must(t, j.Turn(group, cg.V2, owner))
 	must(t, j.Turn(a, "0", owner))
 	remove()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if _, err := group.Read(); err != nil {
-			break
-		}
-	}
 	for _, k := range []journal.Knob{group, a} {
-		if v, err := k.Read(); !errors.Is(err, journal.ErrGone) {
-			t.Errorf("%v reads %q, %v", k.Ref(), v, err)
-		}
+		testkit.Await(t, func() string {
+			if v, err := k.Read(); !errors.Is(err, journal.ErrGone) {
+				return fmt.Sprintf("%v reads %q, %v", k.Ref(), v, err)
+			}
+			return ""
+		})
 	}
 	if err := group.Write(cg.V2); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("move of an ended thread: %v", err)

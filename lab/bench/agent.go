@@ -312,41 +312,47 @@ func (g *guard) apply(ctx context.Context, r rules) error {
 	return nil
 }
 
-// wait polls the agent until good accepts all containers.
+// wait polls the agent until good accepts all protected containers.
 func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureStatus) bool) error {
+	return g.daemon.wait(ctx, g.feature, g.prefix, g.count, good)
+}
+
+// wait polls the agent until good accepts count containers whose names begin with prefix, by how a
+// feature stands for them.
+func (d *daemon) wait(ctx context.Context, feature, prefix string, count int, good func(api.Container, api.FeatureStatus) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	last := "it does not answer"
 	for {
-		all, err := g.client.Containers(ctx)
+		all, err := d.client.Containers(ctx)
 		if err != nil && !errors.Is(err, api.ErrNoAgent) && ctx.Err() == nil {
-			return g.explain(err)
+			return d.explain(err)
 		}
 		stand := 0
 		for _, c := range all {
-			if !strings.HasPrefix(c.Name, g.prefix) {
+			if !strings.HasPrefix(c.Name, prefix) {
 				continue
 			}
 			var s api.FeatureStatus
 			for _, f := range c.Features {
-				if f.Feature == g.feature {
+				if f.Feature == feature {
 					s = f
 				}
 			}
 			if good(c, s) {
 				stand++
 			} else {
-				last = fmt.Sprintf("%s of %s is %s: %s", g.feature, strings.TrimPrefix(c.Name, g.prefix), s.State, s.Error)
+				last = fmt.Sprintf("%s of %s is %s: %s", feature, strings.TrimPrefix(c.Name, prefix), s.State, s.Error)
 			}
 		}
-		if stand == g.count {
+		if stand == count {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return g.explain(fmt.Errorf("%w (%s)", ctx.Err(), last))
-		case <-g.process.Done():
-			return g.explain(errors.New("the agent has ended"))
+			return d.explain(fmt.Errorf("%w (%s)", ctx.Err(), last))
+		case <-d.process.Done():
+			return d.explain(errors.New("the agent has ended"))
 		case <-time.After(5 * time.Millisecond):
 		}
 	}

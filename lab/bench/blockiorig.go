@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -42,7 +41,8 @@ type blockioRig struct {
 	sandboxes *sandbox.Host
 	node      *sandbox.Box // the agent's namespace
 	device    string       // the disk
-	target    string       // the path that the load reads and writes
+	scratch   *os.File     // that the load reads and writes
+	target    string       // its path
 	db        *sandbox.Box
 	board     *load.Board // of the load
 	burners   []*sandbox.Process
@@ -76,10 +76,15 @@ func (r *blockioRig) build(ctx context.Context) (err error) {
 	if _, err := sandbox.Sweep(kernel.Default(), filepath.Join(r.dir, "sandboxes")); err != nil {
 		return err
 	}
-	r.target = filepath.Join(r.dir, "scratch")
-	if r.device, err = scratch(r.target); err != nil {
+	if r.scratch, err = block.Scratch(ctx, r.dir, scratchSize); err != nil {
 		return err
 	}
+	r.target = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), r.scratch.Fd())
+	disk, err := block.Holding(kernel.Default().Sys, r.dir)
+	if err != nil {
+		return fmt.Errorf("%w (TMPDIR says where)", err)
+	}
+	r.device = "/dev/" + disk.Name
 	if r.sandboxes, err = sandbox.New(sandbox.Config{Dir: filepath.Join(r.dir, "sandboxes")}); err != nil {
 		return err
 	}
@@ -190,37 +195,10 @@ func lighten(box *sandbox.Box) error {
 	return nil
 }
 
-// scratchSize is the size of the scratch file, in MiB.
+// scratchSize is the size of the scratch file, in MiB. It lies on a real disk: a loop device would
+// distort the result, because kernel threads do its work, they wait for the burners as well, and no
+// container is charged for that wait.
 const scratchSize = 256
-
-// scratch creates the file that the load reads, and returns the disk below it. A loop
-// device would distort the result: kernel threads do its work, they wait for the burners as
-// well, and no container is charged for that wait.
-func scratch(path string) (device string, err error) {
-	f, err := os.Create(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	data := make([]byte, 1<<20)
-	for i := range data {
-		data[i] = byte(i*7 + i>>8) // not zeros, which some disks do not store
-	}
-	for range scratchSize {
-		if _, err := f.Write(data); err != nil {
-			return "", err
-		}
-	}
-	var st unix.Stat_t
-	if err := errors.Join(f.Sync(), unix.Fstat(int(f.Fd()), &st)); err != nil {
-		return "", err
-	}
-	disk, err := block.Find(kernel.Default().Sys, unix.Major(st.Dev), unix.Minor(st.Dev))
-	if err != nil {
-		return "", fmt.Errorf("the disk of %s (TMPDIR says where): %w", path, err)
-	}
-	return "/dev/" + disk.Name, nil
-}
 
 func startLoad(ctx context.Context, box *sandbox.Box, args ...string) (*sandbox.Process, *load.Board, error) {
 	cmd, board, err := load.Command(args...)
@@ -256,28 +234,14 @@ func (r *blockioRig) startAgent() error {
 
 // known waits until the agent knows count containers, and has applied their policy.
 func (r *blockioRig) known(ctx context.Context, count int) error {
-	const patience = 30 * time.Second
-	for end := time.Now().Add(patience); ; {
-		all, err := r.client.Containers(ctx)
-		done := 0
-		for _, c := range all {
-			if slices.ContainsFunc(c.Features, func(f api.FeatureStatus) bool { return f.Feature == "blockio" && f.State == api.StateDone }) {
-				done++
-			}
-		}
-		switch {
-		case done == count:
-			_, err := r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: api.BlockIOFigures{
-				ReadIOPS: 10_000_000, WriteIOPS: 10_000_000, ReadBytes: 1 << 40, WriteBytes: 1 << 40,
-			}})
-			return err
-		case time.Now().After(end):
-			return fmt.Errorf("the agent knows %d of %d containers (%w): %s", done, count, err, &r.log)
-		}
-		if err := sleep(ctx, 20*time.Millisecond); err != nil {
-			return err
-		}
+	err := r.wait(ctx, "blockio", "", count, func(_ api.Container, s api.FeatureStatus) bool { return s.State == api.StateDone })
+	if err != nil {
+		return err
 	}
+	_, err = r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: api.BlockIOFigures{
+		ReadIOPS: 10_000_000, WriteIOPS: 10_000_000, ReadBytes: 1 << 40, WriteBytes: 1 << 40,
+	}})
+	return err
 }
 
 func (r *blockioRig) close() error {
@@ -287,6 +251,9 @@ func (r *blockioRig) close() error {
 	}
 	for _, b := range r.boards {
 		errs = append(errs, b.Close())
+	}
+	if r.scratch != nil {
+		errs = append(errs, r.scratch.Close())
 	}
 	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
 }

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
@@ -50,7 +51,7 @@ func (s *session) exactnessBetween(before, after reading) *exactness {
 		return nil
 	}
 	n := after.net.After(*before.net)
-	e := &exactness{whole: n.Softirq / after.softirq.Since(before.softirq, rig.NetRx, rig.NetTx).Seconds()}
+	e := &exactness{whole: n.Softirq / (after.softirq - before.softirq).Seconds()}
 	if n.Charged > 0 {
 		e.system = (n.System.Receive + n.System.Send) / n.Charged
 	}
@@ -75,14 +76,14 @@ func (s *session) startStopwatch() (err error) {
 	if !s.setup.timed {
 		return nil
 	}
-	if s.stopwatch, err = rig.NewStopwatch(rig.StopwatchConfig{}); err != nil {
+	if s.stopwatch, err = rig.NewStopwatch(); err != nil {
 		return err
 	}
 	return s.stopwatch.Start()
 }
 
 // readAccounts reads the accounts and the stopwatch together.
-func (s *session) readAccounts(ctx context.Context) (net *api.NetCPU, softirq rig.Elapsed, err error) {
+func (s *session) readAccounts(ctx context.Context) (net *api.NetCPU, softirq time.Duration, err error) {
 	if net, err = s.guard.accounts(ctx); err != nil || s.stopwatch == nil {
 		return net, softirq, err
 	}

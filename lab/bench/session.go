@@ -327,9 +327,9 @@ type reading struct {
 	agentMemory         float64
 	victim              load.Reading
 	sent, received      []load.Reading
-	net                 *api.NetCPU // nil if the agent keeps no accounts
-	softirq             rig.Elapsed // of the stopwatch, if there is one
-	retransmitted       uint64      // by a service and its client
+	net                 *api.NetCPU   // nil if the agent keeps no accounts
+	softirq             time.Duration // of the stopwatch, if there is one
+	retransmitted       uint64        // by a service and its client
 }
 
 func (s *session) read(ctx context.Context) (reading, error) {

@@ -32,6 +32,7 @@ func TestMain(m *testing.M) {
 // running is a generator that ends with its test.
 type running struct {
 	*Board
+	t    *testing.T
 	cmd  *exec.Cmd
 	out  bytes.Buffer
 	done chan struct{}
@@ -42,7 +43,7 @@ func start(t *testing.T, ns *testkit.NS, args ...string) *running {
 	t.Helper()
 	cmd, board, err := Command(args...)
 	must(t, err)
-	r := &running{Board: board, cmd: cmd, done: make(chan struct{})}
+	r := &running{Board: board, t: t, cmd: cmd, done: make(chan struct{})}
 	cmd.Stdout = &r.out
 	in := func(do func() error) error { return do() }
 	if ns != nil {
@@ -78,9 +79,12 @@ func (r *running) counts() bool {
 
 // all returns the counts of a generator with --count, which should reach ops.
 func (r *running) all(ops uint64) page {
-	for end := time.Now().Add(time.Minute); r.Read().page.ops < ops && time.Now().Before(end); {
-		time.Sleep(10 * time.Millisecond)
-	}
+	testkit.Await(r.t, func() string {
+		if n := r.Read().page.ops; n < ops {
+			return fmt.Sprintf("%d are counted, want %d", n, ops)
+		}
+		return ""
+	})
 	time.Sleep(20 * time.Millisecond) // lets a generator that does not stop exceed ops
 	return r.Read().page
 }
@@ -98,29 +102,6 @@ func TestUDP(t *testing.T) {
 	send.SetRate(1000)
 	if !send.counts() || !recv.counts() {
 		t.Fatal("nothing sent, or nothing received")
-	}
-	// Both runs share machine and time, so the ratio of the rates must hold at any rate.
-	measure := func(pps uint64) float64 {
-		send.SetRate(pps)
-		time.Sleep(20 * time.Millisecond)
-		before := send.Read()
-		time.Sleep(300 * time.Millisecond)
-		return send.Read().Since(before).Rate()
-	}
-	for try := 1; ; try++ { // others may use the CPU for most of one try
-		slow, fast, flood := measure(5000), measure(20000), measure(Flood)
-		said := fmt.Sprintf("of 5000 a second %.0f were sent, of 20000 %.0f, of a flood %.0f", slow, fast, flood)
-		if fast > 20000*1.1 {
-			t.Error(said)
-		}
-		if ratio := fast / slow; ratio >= 2.8 && ratio <= 5.7 && flood >= 2*fast {
-			break
-		}
-		t.Log(said)
-		if try == 5 {
-			t.Error("4 times the rate does not give 4 times the datagrams, or a flood no more")
-			break
-		}
 	}
 	send.SetRate(0)
 	time.Sleep(50 * time.Millisecond)
@@ -183,24 +164,6 @@ func TestCongestion(t *testing.T) {
 	raw.Control(func(fd uintptr) { got, err = unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION) })
 	if err != nil || strings.TrimRight(got, "\x00") != "reno" {
 		t.Errorf("congestion control is %q (%v)", got, err)
-	}
-}
-
-func TestRequestResponse(t *testing.T) {
-	for _, proto := range []string{"udp", "tcp"} {
-		t.Run(proto, func(t *testing.T) {
-			ns := testkit.NetNS(t)
-			server := start(t, ns, "rr-server", "--proto", proto, "--listen", ":9000")
-			client := start(t, ns, "rr-client", "--proto", proto, "--to", "127.0.0.1:9000", "--conns", "4", "--size", "64")
-			before := client.Read()
-			if !client.counts() || !server.counts() {
-				t.Fatal("no answers")
-			}
-			w := client.Read().Since(before)
-			if p50, p99 := w.Latency(0.5), w.Latency(0.99); p50 <= 0 || p99 < p50 {
-				t.Errorf("p50 %v, p99 %v", p50, p99)
-			}
-		})
 	}
 }
 
@@ -388,16 +351,9 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// scratch returns a file of one megabyte, for the disk generator.
-func scratch(t *testing.T) string {
-	t.Helper()
+func TestDisk(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "scratch")
 	must(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
-	return file
-}
-
-func TestDisk(t *testing.T) {
-	file := scratch(t)
 	const count, conns = 6, 2
 	r := start(t, nil, "disk", "--to", file, "--size", "4096", "--also", "65536", "--conns", "2", "--count", "6", "--sequential", "all", "--writes", "50")
 	if got := r.all(count * conns); got.ops != count*conns || got.bytes != count*conns/2*(4096+65536) {

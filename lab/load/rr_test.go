@@ -5,8 +5,8 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"golang.org/x/sys/unix"
 )
 
@@ -49,6 +49,9 @@ func TestBlock(t *testing.T) {
 			if got := client.all(conns * count); got.ops != conns*count || got.bytes != 2*conns*count || got.errors != 0 {
 				t.Errorf("the client counts %d requests, %d bytes, %d errors", got.ops, got.bytes, got.errors)
 			}
+			if w := client.Read().Since(Reading{}); w.Latency(0.5) <= 0 || w.Latency(0.99) < w.Latency(0.5) {
+				t.Errorf("p50 %v, p99 %v", w.Latency(0.5), w.Latency(0.99))
+			}
 			if got := server.all(conns * count); got.ops != conns*count {
 				t.Errorf("the server counts %d", got.ops)
 			}
@@ -68,15 +71,15 @@ func TestStalled(t *testing.T) {
 	}
 	before := client.Read()
 	must(t, server.cmd.Process.Signal(unix.SIGSTOP))
-	for end := time.Now().Add(time.Minute); client.Read().Since(before).Stalled < conns && time.Now().Before(end); {
-		time.Sleep(10 * time.Millisecond)
-	}
+	testkit.Await(t, func() string {
+		if n := client.Read().Since(before).Stalled; n < conns {
+			return fmt.Sprintf("%d flows are stalled, of %d", n, conns)
+		}
+		return ""
+	})
 	must(t, server.cmd.Process.Signal(unix.SIGCONT))
 	if !client.counts() {
 		t.Fatal("no answer comes any more")
-	}
-	if n := client.Read().Since(before).Stalled; n < conns {
-		t.Errorf("%d flows were stalled, of %d", n, conns)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/lab/load"
 )
 
 // TestQueue checks that the queue's delays are the delays of all packets of one length and of no
@@ -38,11 +37,7 @@ func TestQueue(t *testing.T) {
 			g, err := r.Start(t.Context(), r.Boxes[0], "udp-send", "--to", r.Uplink(9001), "--size", fmt.Sprint(size), "--rate", "20000", "--count", fmt.Sprint(sent), "--buffer", "1000000")
 			must(t, err)
 			// A sender that the clock ends may not have counted its last packets.
-			for end := time.Now().Add(90 * time.Second); g.Read().Since(load.Reading{}).Ops < sent; time.Sleep(time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatalf("of %d packets %d were sent", sent, g.Read().Since(load.Reading{}).Ops)
-				}
-			}
+			counted(t, g, sent)
 			must(t, g.Stop())
 		}
 		took := time.Since(start)

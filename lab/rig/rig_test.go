@@ -62,6 +62,17 @@ func moves(g *Generator) bool {
 	return false
 }
 
+// counted waits until the generator has counted n since its start.
+func counted(t *testing.T, g *Generator, n uint64) {
+	t.Helper()
+	testkit.Await(t, func() string {
+		if ops := g.Ops(); ops < n {
+			return fmt.Sprintf("%d are counted, of %d", ops, n)
+		}
+		return ""
+	})
+}
+
 func TestTraffic(t *testing.T) {
 	kinds := []Traffic{{Kind: UDP}, {Kind: Overrun}, {Kind: TCP, Conns: 3}, {Kind: UDPRR}, {Kind: TCPRR}}
 	for name, cfg := range map[string]Config{"hop": {Path: Hop}, "nic": {Path: NIC}, "several": {Path: NIC, Containers: Equal(4)}, "vxlan": {Path: VXLAN}} {
@@ -121,15 +132,12 @@ func TestFreeze(t *testing.T) {
 	}
 	for range 3 {
 		must(t, run.SetRate(0))
-		for range 9000 {
-			if state() == "T" {
-				break
+		testkit.Await(t, func() string {
+			if got := state(); got != "T" {
+				return "a paused sender is in state " + got + ", want T"
 			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		if got := state(); got != "T" {
-			t.Errorf("a paused sender is in state %s, want T", got)
-		}
+			return ""
+		})
 		if err := run.SetRate(1000); err != nil || !moves(run.Senders[0]) {
 			t.Errorf("a sender does not go on (%v)", err)
 		}
@@ -148,23 +156,16 @@ func TestShape(t *testing.T) {
 	run, err := r.Send(t.Context(), Traffic{Kind: UDP, Out: true})
 	must(t, err)
 	must(t, run.SetRate(load.Flood))
-	for range 9000 {
-		bytes, err := r.Shaped()
-		if err != nil || len(bytes) != 2 {
-			t.Fatalf("classes let out %v (%v), want two", bytes, err)
+	testkit.Await(t, func() string {
+		if bytes, err := r.Shaped(); err != nil || len(bytes) != 2 || min(bytes[0], bytes[1]) <= 10_000 {
+			return fmt.Sprintf("the senders' packets do not go through their two classes: %v (%v)", bytes, err)
 		}
-		if bytes[0] > 10_000 && bytes[1] > 10_000 {
-			if err := r.Shape(0); err != nil {
-				t.Error(err)
-			}
-			if bytes, err := r.Shaped(); err == nil && len(bytes) > 0 {
-				t.Errorf("left: %d classes", len(bytes))
-			}
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
+		return ""
+	})
+	must(t, r.Shape(0))
+	if bytes, err := r.Shaped(); err == nil && len(bytes) > 0 {
+		t.Errorf("left: %d classes", len(bytes))
 	}
-	t.Error("the senders' packets do not go through their classes")
 }
 
 func TestDrop(t *testing.T) {
@@ -186,17 +187,14 @@ func TestDrop(t *testing.T) {
 	must(t, r.Drop(true))
 	// Packets under way may still be received, for as long as the receivers wait for a CPU.
 	// Then nothing is received, however much is sent.
-	for end := time.Now().Add(90 * time.Second); ; {
+	testkit.Await(t, func() string {
 		before := run.Senders[0].Read()
 		n := received(300 * time.Millisecond)
-		sent := run.Senders[0].Read().Since(before).Ops
-		if n == 0 && sent >= 300 {
-			break
+		if sent := run.Senders[0].Read().Since(before).Ops; n > 0 || sent < 300 {
+			return fmt.Sprintf("%d packets were sent and %d received", sent, n)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%d packets were sent and %d received", sent, n)
-		}
-	}
+		return ""
+	})
 	must(t, r.Drop(false))
 	for _, g := range run.Receivers {
 		if !moves(g) {
@@ -229,11 +227,7 @@ func TestSteering(t *testing.T) {
 	recv := run.Receivers[0]
 	before := netRx(t)
 	run.SetRate(20000)
-	for recv.Read().Since(load.Reading{}).Ops < 5000 {
-		if !moves(recv) {
-			t.Fatal("nothing received")
-		}
-	}
+	counted(t, recv, 5000)
 	after := netRx(t)
 	if shared := after[SharedCPU] - before[SharedCPU]; shared < 1000 {
 		t.Errorf("CPU %d received %d times, CPU %d %d times", SharedCPU, shared, SenderCPU, after[SenderCPU]-before[SenderCPU])

@@ -16,14 +16,9 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	stopwatchMapFlBrought     = "fl_brought"
 	stopwatchMapFlStints      = "fl_stints"
-	stopwatchProgFlReceived   = "fl_received"
 	stopwatchProgFlSoftirq    = "fl_softirq"
 	stopwatchProgFlSoftirqEnd = "fl_softirq_end"
-	stopwatchProgFlTimer      = "fl_timer"
-	stopwatchProgFlTimerEnd   = "fl_timer_end"
-	stopwatchVarFlTells       = "fl_tells"
 )
 
 // loadStopwatch returns the embedded CollectionSpec for stopwatch.
@@ -68,26 +63,21 @@ type stopwatchSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type stopwatchProgramSpecs struct {
-	FlReceived   *ebpf.ProgramSpec `ebpf:"fl_received"`
 	FlSoftirq    *ebpf.ProgramSpec `ebpf:"fl_softirq"`
 	FlSoftirqEnd *ebpf.ProgramSpec `ebpf:"fl_softirq_end"`
-	FlTimer      *ebpf.ProgramSpec `ebpf:"fl_timer"`
-	FlTimerEnd   *ebpf.ProgramSpec `ebpf:"fl_timer_end"`
 }
 
 // stopwatchMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type stopwatchMapSpecs struct {
-	FlBrought *ebpf.MapSpec `ebpf:"fl_brought"`
-	FlStints  *ebpf.MapSpec `ebpf:"fl_stints"`
+	FlStints *ebpf.MapSpec `ebpf:"fl_stints"`
 }
 
 // stopwatchVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type stopwatchVariableSpecs struct {
-	FlTells *ebpf.VariableSpec `ebpf:"fl_tells"`
 }
 
 // stopwatchObjects contains all objects after they have been loaded into the kernel.
@@ -110,13 +100,11 @@ func (o *stopwatchObjects) Close() error {
 //
 // It can be passed to loadStopwatchObjects or ebpf.CollectionSpec.LoadAndAssign.
 type stopwatchMaps struct {
-	FlBrought *ebpf.Map `ebpf:"fl_brought"`
-	FlStints  *ebpf.Map `ebpf:"fl_stints"`
+	FlStints *ebpf.Map `ebpf:"fl_stints"`
 }
 
 func (m *stopwatchMaps) Close() error {
 	return _StopwatchClose(
-		m.FlBrought,
 		m.FlStints,
 	)
 }
@@ -125,27 +113,20 @@ func (m *stopwatchMaps) Close() error {
 //
 // It can be passed to loadStopwatchObjects or ebpf.CollectionSpec.LoadAndAssign.
 type stopwatchVariables struct {
-	FlTells *ebpf.Variable `ebpf:"fl_tells"`
 }
 
 // stopwatchPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadStopwatchObjects or ebpf.CollectionSpec.LoadAndAssign.
 type stopwatchPrograms struct {
-	FlReceived   *ebpf.Program `ebpf:"fl_received"`
 	FlSoftirq    *ebpf.Program `ebpf:"fl_softirq"`
 	FlSoftirqEnd *ebpf.Program `ebpf:"fl_softirq_end"`
-	FlTimer      *ebpf.Program `ebpf:"fl_timer"`
-	FlTimerEnd   *ebpf.Program `ebpf:"fl_timer_end"`
 }
 
 func (p *stopwatchPrograms) Close() error {
 	return _StopwatchClose(
-		p.FlReceived,
 		p.FlSoftirq,
 		p.FlSoftirqEnd,
-		p.FlTimer,
-		p.FlTimerEnd,
 	)
 }
 

@@ -3,10 +3,8 @@ package rig
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/lab/load"
 )
 
 // TestTap checks that a tap has each request to the port and its reply, in order, and no other
@@ -24,11 +22,7 @@ func TestTap(t *testing.T) {
 		}
 		g, err := r.Start(t.Context(), r.Boxes[0], "rr-client", "--proto", "udp", "--to", r.Uplink(port), "--conns", "1", "--rate", "1000", "--count", fmt.Sprint(n))
 		must(t, err)
-		for end := time.Now().Add(90 * time.Second); g.Read().Since(load.Reading{}).Ops < n; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("of %d requests %d were answered", n, g.Read().Since(load.Reading{}).Ops)
-			}
-		}
+		counted(t, g, n)
 	}
 	trips, err := tap.Trips()
 	if err != nil || len(trips) != n {

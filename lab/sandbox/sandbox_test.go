@@ -45,11 +45,7 @@ func newHost(t *testing.T) *Host {
 	testkit.NeedRoot(t)
 	h, err := New(Config{Dir: t.TempDir()})
 	must(t, err)
-	t.Cleanup(func() {
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must(t, h.Close()) })
 	return h
 }
 

@@ -121,7 +121,9 @@ func (h *host) noComplaints(t *testing.T) {
 
 // TestDocker runs every test that one engine is enough for.
 func TestDocker(t *testing.T) {
-	h := newHost(t, "--live-restore")
+	held := filepath.Join(t.TempDir(), "held")
+	must(t, os.WriteFile(held, []byte(heldRuntime), 0o755))
+	h := newHost(t, "--live-restore", "--add-runtime", "held="+held)
 	h.sleeper(t, "plain")
 	h.sleeper(t, "said-no", "--label", "fairlead.netcpu=observe")
 	h.start()
@@ -132,6 +134,7 @@ func TestDocker(t *testing.T) {
 	h.agent.idles(h.atStart)
 
 	t.Run("stranger's image", h.testStranger)
+	t.Run("before its program", func(t *testing.T) { h.testBegins(t, held) })
 	t.Run("isolate", h.testIsolate)
 	t.Run("cpus", h.testCPUs)
 	t.Run("updated", h.testUpdated)

@@ -2,8 +2,11 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -121,6 +124,53 @@ func (h *host) testTraffic(t *testing.T) {
 		return nil
 	})
 	h.agent.rests()
+}
+
+// heldRuntime is runc, but executes no program while there is a file beside it.
+const heldRuntime = `#!/bin/sh
+case " $* " in *" start "*) while [ -e "$0.hold" ]; do sleep 0.01; done ;; esac
+exec runc "$@"
+`
+
+// testBegins has limits in force before the container's program is executed, and unchanged by that.
+func (h *host) testBegins(t *testing.T, held string) {
+	defer h.with(t)()
+	must(t, os.WriteFile(held+".hold", nil, 0o600))
+	ran := make(chan error, 1)
+	go func() {
+		_, err := h.Run("run", "-d", "--name", "held", "--runtime", "held", "--label", "fairlead.netcpu=isolate", "--label", "fairlead.net.ingress.ceil=15mbit", h.Image, "sleep", "1000")
+		ran <- err
+	}()
+	inForce := func() (c api.Container) {
+		await(t, "held to be isolated, with its ceil in force", func() (err error) {
+			if c, err = h.agent.find("held"); err != nil {
+				return err
+			}
+			for _, f := range c.Features {
+				if set := f.Feature == "netcpu" || f.Feature == "traffic"; set && f.State != api.StateDone {
+					return fmt.Errorf("%+v", f)
+				}
+			}
+			got, err := h.agent.api.Traffic(t.Context(), "held", 0)
+			if err == nil && (len(got.Classes) != 1 || got.Classes[0].Direction != "ingress" || got.Classes[0].Ceil != 15_000_000) {
+				err = fmt.Errorf("classes %+v", got.Classes)
+			}
+			return err
+		})
+		return c
+	}
+	before := inForce()
+	if got := h.Must(t, "ps", "-a", "--filter", "name=held", "--format", "{{.State}}"); got != "created" || len(ran) > 0 {
+		t.Errorf("its state is %s: the program runs", got)
+	}
+	must(t, os.Remove(held+".hold"))
+	must(t, <-ran)
+	h.sleeper(t, "next") // its start is news after that of held
+	h.agent.reaches("next", api.StateDone)
+	if diff := cmp.Diff(before, inForce()); diff != "" {
+		t.Errorf("the start changed (-before +after):\n%s", diff)
+	}
+	h.remove(t, "held", "next")
 }
 
 func classNames(t api.Traffic) (names []string) {

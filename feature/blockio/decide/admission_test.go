@@ -1,8 +1,6 @@
 package decide
 
 import (
-	"maps"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +12,6 @@ import (
 // A reservation of a disk of unknown capacity is admitted, and what is said of it
 // follows from what the disk was seen to do.
 func TestAdmission(t *testing.T) {
-	reads := func(n uint64) api.BlockIOFigures { return api.BlockIOFigures{ReadIOPS: n} }
 	short := Limit{Did: reads(700), Depth: 9.26, Taken: second(1)}
 	for _, x := range []struct {
 		name     string
@@ -87,52 +84,10 @@ func TestSee(t *testing.T) {
 }
 
 // unmeasured is a window at a disk of unknown capacity.
-func unmeasured(at int, change func(*Demand, map[container.ID]Neighbour)) Window {
+func unmeasured(at int, change change) Window {
 	w := window(at, change)
 	w.Capacity[disk] = Capacity{Seen: api.BlockIOFigures{ReadIOPS: 5000}}.OrAssumed(api.BlockIOFigures{ReadIOPS: 1000})
 	return w
-}
-
-// Measuring, judging and acting need no capacity.
-func TestStandingUnmeasured(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		change  func(*Demand, map[container.ID]Neighbour)
-		state   string
-		culprit container.ID
-		acts    container.ID
-	}{
-		{"met", nil, StateMet, 0, 0},
-		{"burner", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 600 * ms }, StateContended, burner, burner},
-		{"the disk", func(d *Demand, ns map[container.ID]Neighbour) {
-			slow(d)
-			d.Under = 900 * ms
-			ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: 4700, ReadBytes: 4700 * SmallRequest}
-		}, StateContended, hog, hog},
-		{"burners come first, as nobody knows whether the disk is full", func(d *Demand, ns map[container.ID]Neighbour) {
-			slow(d)
-			d.Under, d.Waited[burner] = 900*ms, 600*ms
-			ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: 4700, ReadBytes: 4700 * SmallRequest}
-		}, StateContended, burner, burner},
-		{"nobody", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Under = 900 * ms }, StateShort, 0, 0},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var control Control
-			control.Next(unmeasured(0, nil))
-			control.Next(unmeasured(1, c.change))
-			s := control.standing[Place{victim, disk}]
-			if s.State != c.state || s.Culprit != c.culprit {
-				t.Errorf("%+v, want %s by %v", s, c.state, c.culprit)
-			}
-			var acts []container.ID
-			if c.acts != 0 {
-				acts = []container.ID{c.acts}
-			}
-			if got := slices.Sorted(maps.Keys(control.Actions())); !slices.Equal(got, acts) {
-				t.Errorf("acts on %v, want %v", got, acts)
-			}
-		})
-	}
 }
 
 // Who has one request under way at a time, and gets what the disk does of these, is in
@@ -171,30 +126,45 @@ func TestOneAtATime(t *testing.T) {
 func TestLimit(t *testing.T) {
 	var control Control
 	limits, reserved := make(Limits), map[Disk]api.BlockIOFigures{disk: {ReadIOPS: 1000}}
-	judge := func(at int, change func(*Demand, map[container.ID]Neighbour)) Limit {
+	judge := func(at int, change change) Limit {
 		w := unmeasured(at, change)
 		control.Next(w)
 		limits.Note(w, control.Standings(), nil, reserved)
 		return limits[disk]
 	}
 	judge(0, nil)
-	if l := judge(1, func(d *Demand, _ map[container.ID]Neighbour) {
-		slow(d)
-		d.Waited[burner] = 600 * ms
-		d.Under = 900 * ms
-	}); !l.Taken.IsZero() {
+	if l := judge(1, and(robbed(by{burner: 600 * ms}), of(func(d *Demand) { d.Under = 900 * ms }))); !l.Taken.IsZero() {
 		t.Errorf("somebody was in the way: %+v", l)
 	}
-	if l := judge(2, func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Under = 100 * ms }); !l.Taken.IsZero() {
+	if l := judge(2, asking(300, 100*ms, nil)); !l.Taken.IsZero() {
 		t.Errorf("it did not ask for more: %+v", l)
 	}
-	if l := judge(3, func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Under = 4000 * ms }); l.Did.ReadIOPS != 300 || l.Depth != 4 {
+	if l := judge(3, asking(300, 4000*ms, nil)); l.Did.ReadIOPS != 300 || l.Depth != 4 {
 		t.Errorf("short: %+v", l)
 	}
-	if l := judge(4, func(d *Demand, _ map[container.ID]Neighbour) { d.Achieved = api.BlockIOFigures{} }); l.Taken.IsZero() {
+	if l := judge(4, asking(0, 0, nil)); l.Taken.IsZero() {
 		t.Error("forgotten, though it asks for nothing now")
 	}
 	if l := judge(5, nil); !l.Taken.IsZero() {
 		t.Errorf("still told, though it is met: %+v", l)
+	}
+}
+
+// What is offered as reads and what is offered as writes can be reserved together.
+func TestHalves(t *testing.T) {
+	c := Capacity{BlockIOFigures: api.BlockIOFigures{ReadIOPS: 20001, WriteIOPS: 9999}, Headroom: 0.1}
+	got, known := c.Halves()
+	if want := (api.BlockIOFigures{ReadIOPS: 9000, WriteIOPS: 4499}); got != want || !known {
+		t.Errorf("%+v, %v, want %+v", got, known, want)
+	}
+	if err := Admit("/dev/vdb", c, nil, got); err != nil {
+		t.Error(err)
+	}
+	got.ReadIOPS += 10
+	if Admit("/dev/vdb", c, nil, got) == nil {
+		t.Error("more than was offered is admitted")
+	}
+	if _, known := (Capacity{}).Halves(); known {
+		t.Error("a capacity that nobody measured is known")
 	}
 }

@@ -90,7 +90,8 @@ func (c *Control) TakeEvents() []api.BlockIOEvent {
 
 func (c *Control) make() {
 	if c.acting == nil {
-		c.acting, c.standing, c.divisions = make(map[container.ID]*acting), make(map[Place]Standing), make(map[Disk]*division)
+		c.acting, c.helps = make(map[container.ID]*acting), make(map[container.ID]*helping)
+		c.standing, c.divisions = make(map[Place]Standing), make(map[Disk]*division)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
+func reads(n uint64) api.BlockIOFigures { return api.BlockIOFigures{ReadIOPS: n} }
+
 func TestParts(t *testing.T) {
 	type by = map[container.ID]float64
 	for _, x := range []struct {
@@ -180,7 +182,6 @@ func TestFigure8(t *testing.T) {
 // One whom policy lets nothing be done to keeps what it takes, and one that has gone back
 // behind its reservation is not capped for it.
 func TestWhoIsCapped(t *testing.T) {
-	reads := func(n uint64) api.BlockIOFigures { return api.BlockIOFigures{ReadIOPS: n} }
 	s := simulated{
 		want:  map[container.ID]api.BlockIOFigures{1: reads(5000), 2: reads(5000), 3: reads(5000), 4: reads(500)},
 		keeps: map[container.ID]bool{3: true},
@@ -210,7 +211,6 @@ func TestWhoIsCapped(t *testing.T) {
 
 // One that a cap holds below its reservation is not capped any more.
 func TestLossyCap(t *testing.T) {
-	reads := func(n uint64) api.BlockIOFigures { return api.BlockIOFigures{ReadIOPS: n} }
 	s := simulated{want: map[container.ID]api.BlockIOFigures{1: reads(6000), 2: reads(9000)}, lossy: 0.4}
 	capped := false
 	for range 5 {
@@ -244,7 +244,6 @@ func TestWithinReservation(t *testing.T) {
 // A disk that does less than its capacity says is divided by what it does; and one that
 // does more, by its capacity, which is what was promised.
 func TestOtherDisks(t *testing.T) {
-	reads := func(n uint64) api.BlockIOFigures { return api.BlockIOFigures{ReadIOPS: n} }
 	s := simulated{
 		want: map[container.ID]api.BlockIOFigures{1: reads(9000), 2: reads(9000)},
 		cost: map[container.ID]float64{1: 2, 2: 2},

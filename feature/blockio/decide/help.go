@@ -51,9 +51,7 @@ type helping struct {
 }
 
 func (c *Control) helpOf(id container.ID) *helping {
-	if c.helps == nil {
-		c.helps = make(map[container.ID]*helping)
-	}
+	c.make()
 	h := c.helps[id]
 	if h == nil {
 		h = &helping{hold: helpHold}

@@ -11,7 +11,7 @@ import (
 // The network is in the way if nobody else is and a CPU that serves the disk works for it;
 // it is kept apart where policy leaves that to the agent, for longer each time.
 func TestNetworkInTheWay(t *testing.T) {
-	at := func(second int, works time.Duration, leave policy.Interrupts, change func(*Demand, map[container.ID]Neighbour)) Window {
+	at := func(second int, works time.Duration, leave policy.Interrupts, change change) Window {
 		w := window(second, func(d *Demand, ns map[container.ID]Neighbour) {
 			slow(d)
 			d.Interrupts = leave
@@ -31,10 +31,8 @@ func TestNetworkInTheWay(t *testing.T) {
 		{"auto", at(0, 100*ms, policy.InterruptsAuto, nil), StateContended, true},
 		{"off", at(0, 200*ms, policy.InterruptsOff, nil), StateContended, false},
 		{"a little", at(0, 99*ms, policy.InterruptsAuto, nil), StateShort, false},
-		{"met", at(0, 200*ms, policy.InterruptsAuto, func(d *Demand, _ map[container.ID]Neighbour) {
-			d.Achieved.ReadIOPS, d.Achieved.ReadBytes = 1000, 1000*SmallRequest
-		}), StateMet, false},
-		{"a burner", at(0, 200*ms, policy.InterruptsAuto, func(d *Demand, _ map[container.ID]Neighbour) { d.Waited[burner] = 600 * ms }), StateContended, false},
+		{"met", at(0, 200*ms, policy.InterruptsAuto, asking(1000, 0, nil)), StateMet, false},
+		{"a burner", at(0, 200*ms, policy.InterruptsAuto, of(func(d *Demand) { d.Waited[burner] = 600 * ms })), StateContended, false},
 	} {
 		var control Control
 		control.Next(c.w)

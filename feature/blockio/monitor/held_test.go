@@ -16,6 +16,8 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
 // waits returns what one container waited for another, or for what is none.
@@ -29,16 +31,13 @@ func (r Reading) waits(victim, culprit container.ID) (all Wait) {
 }
 
 // limit gives a cgroup a hundredth of a CPU, which is less than it gets on a busy host.
-func limit(t *testing.T, dir string) {
+func limit(t *testing.T, cg testkit.CG) {
 	t.Helper()
-	if dir == "" {
+	if cg.CPU == "" {
 		testkit.Skip(t, "no cpu controller")
 	}
-	file, value := "cpu.cfs_quota_us", "1000"
-	if _, err := os.Stat(filepath.Join(dir, "cpu.max")); err == nil {
-		file, value = "cpu.max", "1000 100000"
-	}
-	if err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0); err != nil {
+	quota, value := cgroup.Quota(cg.CPU, cg.CPU == cg.V2, time.Millisecond, 100*time.Millisecond)
+	if err := quota.Write(value); err != nil {
 		testkit.Skip(t, "no quotas: "+err.Error())
 	}
 }
@@ -68,7 +67,7 @@ func TestOwnQuota(t *testing.T) {
 			for range 4 {
 				victim.run(t, cg, 0, "burn")
 			}
-			limit(t, victim.CPU) // only now, as they would take long to begin
+			limit(t, victim.CG) // only now, as they would take long to begin
 			m := newMeter(t, victim.Group, culprit.Group)
 			heldBack(t, m, victim.Container, culprit.Container, decide.Quota)
 		})
@@ -100,7 +99,7 @@ func TestOwnRealtime(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(victim.CPU, "cpu.rt_period_us"), []byte("100000"), 0))
 		must(t, os.WriteFile(budget, []byte("10000"), 0))
 		culprit.run(t, culprit.CG, 0, "burn")
-		_, pid := victim.start(t, victim.CG, 0, "burn")
+		_, pid := topology.InGroup(t, victim.CG, 0, "burn")
 		realtime(t, pid, unix.SchedAttr{Policy: unix.SCHED_RR, Priority: 1})
 		m := newMeter(t, victim.Group, culprit.Group) // only now: until then it waited as others do
 		heldBack(t, m, victim.Container, culprit.Container, decide.Realtime)
@@ -110,7 +109,7 @@ func TestOwnRealtime(t *testing.T) {
 		for cpu := range runtime.NumCPU() {
 			culprit.run(t, culprit.CG, cpu, "burn")
 		}
-		_, pid := victim.start(t, victim.CG, -1, "burn")
+		_, pid := topology.InGroup(t, victim.CG, -1, "burn")
 		realtime(t, pid, unix.SchedAttr{Policy: unix.SCHED_DEADLINE, Flags: unix.SCHED_FLAG_RESET_ON_FORK, Runtime: 2e6, Deadline: 20e6, Period: 20e6})
 		m := newMeter(t, victim.Group, culprit.Group)
 		heldBack(t, m, victim.Container, culprit.Container, decide.Realtime)

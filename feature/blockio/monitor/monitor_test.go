@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
@@ -48,37 +49,8 @@ func newTenant(t testing.TB, watched bool) tenant {
 // run starts a generator in the tenant's cgroups, which waits for a rate on its board.
 func (n tenant) run(t testing.TB, cg testkit.CG, cpu int, args ...string) *load.Board {
 	t.Helper()
-	board, _ := n.start(t, cg, cpu, args...)
+	board, _ := topology.InGroup(t, cg, cpu, args...)
 	return board
-}
-
-// start does the same, and also returns the process.
-func (n tenant) start(t testing.TB, cg testkit.CG, cpu int, args ...string) (*load.Board, int) {
-	t.Helper()
-	cmd, board, err := load.Command(args...)
-	must(t, err)
-	must(t, cmd.Start())
-	done := make(chan struct{})
-	go func() { cmd.Wait(); close(done) }()
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		<-done
-		must(t, board.Close())
-	})
-	if cpu >= 0 {
-		var set unix.CPUSet
-		set.Set(cpu)
-		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", cmd.Process.Pid))
-		must(t, err)
-		for _, task := range tasks { // the others are made by these
-			tid := 0
-			fmt.Sscan(task.Name(), &tid)
-			must(t, unix.SchedSetaffinity(tid, &set))
-		}
-	}
-	cg.Add(t, cmd.Process.Pid)
-	must(t, board.Await(t.Context(), done))
-	return board, cmd.Process.Pid
 }
 
 func newMeter(t *testing.T, groups ...Group) *Meter {
@@ -112,17 +84,16 @@ func newLoop(t *testing.T) (*loop.Disk, decide.Disk) {
 func until(t *testing.T, m *Meter, what string, ok func(Reading) bool) Reading {
 	t.Helper()
 	var r Reading
-	for end := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	testkit.Await(t, func() string {
 		var err error
 		r, err = m.Read()
 		must(t, err)
-		if ok(r) {
-			return r
+		if !ok(r) {
+			return fmt.Sprintf("%s: not so; the last reading is %+v", what, r)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: not so; the last reading is %+v", what, r)
-		}
-	}
+		return ""
+	})
+	return r
 }
 
 func (r Reading) account(id container.ID, d decide.Disk) Account {

@@ -42,6 +42,9 @@ type Uplink struct {
 	Index int
 	Name  string
 	MTU   int
+	// Group is the same for next hops of the same routes: packets go by one, and may come by any
+	// of them. 0: it is alone.
+	Group uint32
 }
 
 // Reason is why something is left alone.
@@ -78,6 +81,7 @@ type Host struct {
 	Policies []netdev.Policy // IPsec, in the agent's namespace
 	// Partly is why Policies are incomplete; nil if they are complete.
 	Partly error
+	Groups map[int]uint32 // of devices of the agent's namespace; see Uplink
 }
 
 // Space is a network namespace with host ends of containers, or the agent's own.
@@ -150,7 +154,7 @@ func find(h Host, s, own Space, t netdev.Tunnel) Network {
 		case !l.Ether:
 			refuse(Link, "its packets leave by %s (%s), which has no Ethernet: use one that has for the tunnel", l.Name, l.Kind)
 		default:
-			n.Uplinks = append(n.Uplinks, Uplink{index, l.Name, l.MTU})
+			n.Uplinks = append(n.Uplinks, Uplink{index, l.Name, l.MTU, h.Groups[index]})
 			if who := behind(own.State[index].Ingress, ""); who != "" {
 				refuse(Filtered, "%s has %s for what it receives, which packets would not meet: remove it, or attach it by tcx", l.Name, who)
 			}

@@ -2,6 +2,8 @@ package network
 
 import (
 	"errors"
+	"fmt"
+	"hash/crc32"
 	"net/netip"
 	"slices"
 	"strings"
@@ -35,7 +37,7 @@ func (r Reader) Read(list []container.End) (Host, error) {
 	h := Host{Own: r.Own.Inode(), Ends: list}
 	policies, err := r.Own.Policies(mostPolicies)
 	h.Policies, h.Partly = policies, err
-	ways := make(map[way]int)
+	ways := make(map[way][]int)
 	own, err := r.space(r.Own, r.Path, ways)
 	if err != nil {
 		return Host{}, err
@@ -61,6 +63,7 @@ func (r Reader) Read(list []container.End) (Host, error) {
 		}
 		h.Spaces = append(h.Spaces, s)
 	}
+	h.Groups = groups(ways)
 	// Of the devices that any tunnel leads to.
 	for _, s := range h.Spaces {
 		for _, leads := range s.Leads {
@@ -72,13 +75,32 @@ func (r Reader) Read(list []container.End) (Host, error) {
 	return h, nil
 }
 
+// groups numbers the sets of next hops. A device that other routes lead to by itself, or with others,
+// is in none.
+func groups(ways map[way][]int) map[int]uint32 {
+	of := make(map[int]uint32)
+	for _, hops := range ways {
+		number := uint32(0)
+		if len(hops) > 1 {
+			number = crc32.ChecksumIEEE(fmt.Append(nil, hops))
+		}
+		for _, index := range hops {
+			if was, known := of[index]; known && was != number {
+				number = 0
+			}
+			of[index] = number
+		}
+	}
+	return of
+}
+
 // way is a route lookup for packets of a tunnel.
 type way struct {
 	to, from netip.Addr
 	by       int
 }
 
-func (r Reader) space(ns *netdev.NS, path string, ways map[way]int) (s Space, err error) {
+func (r Reader) space(ns *netdev.NS, path string, ways map[way][]int) (s Space, err error) {
 	s = Space{
 		NetNS: ns.Inode(), Path: path, Trusted: true, Outer: -1, Unread: make(map[int]error),
 		Routed: make(map[int]bool), Leads: make(map[int][]int), State: make(map[int]qdisc.State),
@@ -138,22 +160,21 @@ func leadsOut(r netdev.Route) bool {
 }
 
 // leads finds the devices of the agent's namespace that a tunnel's packets leave by.
-func (r Reader) leads(s Space, t netdev.Tunnel, ways map[way]int) (list []int) {
+func (r Reader) leads(s Space, t netdev.Tunnel, ways map[way][]int) (list []int) {
 	to := s.vteps(t)
 	if t.Remote.IsMulticast() {
 		to = append(to, t.Remote)
 	}
 	for _, a := range to {
 		w := way{a, t.Local, t.Below}
-		index, known := ways[w]
+		by, known := ways[w]
 		if !known {
 			// No route: the tunnel cannot send there either.
-			index, _ = r.Own.RouteTo(a, t.Local, t.Below)
-			ways[w] = index
+			by, _ = r.Own.RouteTo(a, t.Local, t.Below)
+			slices.Sort(by)
+			ways[w] = by
 		}
-		if index != 0 {
-			list = append(list, index)
-		}
+		list = append(list, by...)
 	}
 	if t.Below != 0 {
 		list = append(list, t.Below)

@@ -222,33 +222,3 @@ func TestReadEnd(t *testing.T) {
 	e.Trusted = false
 	way("not trusted", network.Slow, network.Untrusted, network.Untrusted)
 }
-
-// What Find is given does not depend on who lists the devices.
-func TestReadListed(t *testing.T) {
-	testkit.OnKernels(t)
-	n := newNode(t)
-	monitor := netdev.NewMonitor()
-	stop, err := monitor.Watch(n.reader.Own, netdev.Interest{}, nil)
-	must(t, err)
-	defer stop()
-	same := func(after string, tunnels int) {
-		t.Helper()
-		want := n.networks(n.list)
-		n.reader.Monitor = monitor
-		defer func() { n.reader.Monitor = nil }()
-		if diff := cmp.Diff(want, n.networks(n.list), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || len(want) != tunnels {
-			t.Errorf("after %s there are %d networks, want %d; -read +listed:\n%s", after, len(want), tunnels, diff)
-		}
-	}
-	same("the start", 2)
-	h := n.Handle(t)
-	alone := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "flalone"}, VxlanId: 2, Port: 8472}
-	must(t, h.LinkAdd(alone))
-	same("a tunnel was added", 3)
-	for _, name := range []string{"flalone", "flannel.1"} {
-		l, err := h.LinkByName(name)
-		must(t, err)
-		must(t, h.LinkDel(l))
-	}
-	same("the host's were removed", 1)
-}

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"golang.org/x/sys/unix"
 )
 
@@ -93,9 +94,9 @@ const patience = time.Minute
 func Start(t testing.TB, arg any) *Subject {
 	t.Helper()
 	text, err := json.Marshal(arg)
-	must(t, err)
+	testkit.Must(t, err)
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	must(t, err)
+	testkit.Must(t, err)
 	ours, theirs := os.NewFile(uintptr(pair[0]), "control"), os.NewFile(uintptr(pair[1]), "control")
 	s := &Subject{t: t, control: ours, enc: json.NewEncoder(ours), replies: make(chan reply, 1), output: &tail{}}
 	s.cmd = exec.Command("/proc/self/exe", verb, string(text))
@@ -103,7 +104,7 @@ func Start(t testing.TB, arg any) *Subject {
 	s.cmd.Env = append(os.Environ(), "GOMAXPROCS=4")
 	s.cmd.Stdout, s.cmd.Stderr, s.cmd.ExtraFiles = s.output, s.output, []*os.File{theirs}
 	s.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	must(t, s.cmd.Start())
+	testkit.Must(t, s.cmd.Start())
 	theirs.Close()
 	go s.read()
 	t.Cleanup(s.end)
@@ -112,7 +113,7 @@ func Start(t testing.TB, arg any) *Subject {
 		t.Fatalf("start a subject: %s\n%s", r.Err, s.output)
 	}
 	s.super, err = supervise(s.cmd.Process.Pid, r.Listener, s.cancel)
-	must(t, err)
+	testkit.Must(t, err)
 	return s
 }
 
@@ -213,11 +214,4 @@ func (b *tail) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return string(b.text)
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

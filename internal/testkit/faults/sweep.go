@@ -77,7 +77,7 @@ func Sweep(t testing.TB, rig Rig, cases ...Case) {
 func tier(t testing.TB) testkit.Tier {
 	t.Helper()
 	tier, err := testkit.ParseTier(os.Getenv(testkit.TierVar))
-	must(t, err)
+	testkit.Must(t, err)
 	return tier
 }
 

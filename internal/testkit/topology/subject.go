@@ -121,10 +121,19 @@ func (r Running) Running() (list []container.Container) {
 
 // Lookup implements feature.Containers.
 func (r Running) Lookup(id container.ID) (container.Container, bool) {
-	for _, t := range r {
-		if t.Container.ID == id {
-			return t.Container, true
-		}
+	return Containers(r.Running()).Lookup(id)
+}
+
+// Containers are those of a host, for features that list all.
+type Containers []container.Container
+
+// Running implements feature.Containers.
+func (l Containers) Running() []container.Container { return l }
+
+// Lookup implements feature.Containers.
+func (l Containers) Lookup(id container.ID) (container.Container, bool) {
+	if i := slices.IndexFunc(l, func(c container.Container) bool { return c.ID == id }); i >= 0 {
+		return l[i], true
 	}
 	return container.Container{}, false
 }

@@ -8,6 +8,7 @@ package topology
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -224,6 +225,36 @@ func (h *Host) Load(b *sandbox.Box, cpus []int, args ...string) (*load.Board, *s
 	cmd, board, err := load.Command(args...)
 	testkit.Must(h.T, err)
 	return board, h.Start(b, cpus, cmd, board)
+}
+
+// InGroup starts a load generator in the cgroups of a test, on one CPU or, if that is negative, on
+// all, and waits until it is at work.
+func InGroup(t testing.TB, cg testkit.CG, cpu int, args ...string) (*load.Board, int) {
+	t.Helper()
+	cmd, board, err := load.Command(args...)
+	testkit.Must(t, err)
+	testkit.Must(t, cmd.Start())
+	done := make(chan struct{})
+	go func() { cmd.Wait(); close(done) }()
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-done
+		testkit.Must(t, board.Close())
+	})
+	if cpu >= 0 {
+		var set unix.CPUSet
+		set.Set(cpu)
+		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", cmd.Process.Pid))
+		testkit.Must(t, err)
+		for _, task := range tasks { // the others are made by these
+			tid := 0
+			fmt.Sscan(task.Name(), &tid)
+			testkit.Must(t, unix.SchedSetaffinity(tid, &set))
+		}
+	}
+	cg.Add(t, cmd.Process.Pid)
+	testkit.Must(t, board.Await(t.Context(), done))
+	return board, cmd.Process.Pid
 }
 
 // Start is Load with the command of a generator, which the caller may have changed.

@@ -2,7 +2,7 @@ package blockio
 
 import (
 	"errors"
-	"os/exec"
+	"os"
 	"slices"
 	"strconv"
 	"testing"
@@ -27,17 +27,17 @@ func TestOneKey(t *testing.T) {
 	db, dbCG := h.container("db")
 	_, batchCG := h.container("batch")
 	realtime := !errors.Is(func() error { _, err := cgroup.RT(dbCG.CPU).Read(); return err }(), errors.ErrUnsupported)
-	must(t, cgroup.File(dbCG.CPU+"/"+weightFile(dbCG)).Write("321"))
+	must(t, weightOf(dbCG).Write("321"))
 	leave := target(t, db, "io.reserve: "+l.Path+" riops=50000000")
 	h.apply(leave)
 	run(t, dbCG, "disk", "--to", l.Path, "--size", "4096", "--conns", "16")
-	var burners []*exec.Cmd
+	var burners []*os.Process
+	var first unix.CPUSet
+	first.Set(0) // where the load is: the scheduler may leave it to the host and them the others
 	for range 3 {
-		cmd := exec.Command("sh", "-c", "while :; do :; done")
-		must(t, cmd.Start())
-		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-		batchCG.Add(t, cmd.Process.Pid)
-		burners = append(burners, cmd)
+		b := batchCG.Spinner(t)
+		must(t, unix.SchedSetaffinity(b.Pid, &first))
+		burners = append(burners, b)
 	}
 	weight := func(cg testkit.CG) string {
 		t.Helper()
@@ -74,7 +74,7 @@ func TestOneKey(t *testing.T) {
 		t.Errorf("origins %+v", decided.Origins)
 	}
 	for _, b := range burners {
-		must(t, b.Process.Signal(unix.SIGSTOP))
+		must(t, b.Signal(unix.SIGSTOP))
 	}
 	released := func(when string) {
 		t.Helper()
@@ -114,4 +114,46 @@ func TestOneKey(t *testing.T) {
 	_, err := h.journal.Restore(kernel.Opener(kernel.Default()), nil)
 	must(t, err)
 	released("after restore")
+}
+
+// Details are measured for a moment while a reservation is met, all the time while it is missed and
+// its container stalled, and no longer once it is met again. What is shown has the last ones.
+func TestDetails(t *testing.T) {
+	h := newHost(t)
+	l := h.disk(100_000_000)
+	db, dbCG := h.container("db")
+	_, batchCG := h.container("batch")
+	reserve := func(riops string) policy.Target {
+		leave := target(t, db, "io.reserve: "+l.Path+" riops="+riops)
+		h.apply(leave)
+		return leave
+	}
+	row := func() (of api.BlockIORow) {
+		for _, r := range h.report().Rows {
+			if r.Container == api.ID(db.ID) && r.Reserved != nil {
+				of = r
+			}
+		}
+		return of
+	}
+	met := reserve("1")
+	run(t, dbCG, "disk", "--to", l.Path, "--size", "4096", "--conns", "16")
+	h.untilDecided("a glance at what it waits for", met, func(policy.Target) bool {
+		return row().State == decide.StateMet && row().Voluntary > 0
+	})
+	h.untilDecided("the last details in a window without", met, func(policy.Target) bool {
+		r := row()
+		return !h.window.Detailed && r.State == decide.StateMet && r.Voluntary > 0 && r.DeviceP99 > 0 && r.Achieved.ReadIOPS > 0
+	})
+	var burners []*os.Process
+	for range 3 {
+		burners = append(burners, batchCG.Spinner(t))
+	}
+	missed := reserve("50000000")
+	h.untilDecided("details while it is missed", missed, func(policy.Target) bool { return h.meter.Detailed() && row().State == decide.StateContended })
+	for _, b := range burners {
+		must(t, b.Kill())
+	}
+	met = reserve("1")
+	h.untilDecided("no details while it is met", met, func(policy.Target) bool { return !h.meter.Detailed() && row().State == decide.StateMet })
 }
