@@ -40,7 +40,13 @@ func Dial(socket string) *Client {
 		Timeout: time.Minute,
 		Transport: &http.Transport{
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return d.DialContext(ctx, "unix", socket)
+				c, err := d.DialContext(ctx, "unix", socket)
+				if errors.Is(err, fs.ErrPermission) {
+					if v, verr := d.DialContext(ctx, "unix", ViewSocket(socket)); verr == nil {
+						return v, nil
+					}
+				}
+				return c, err
 			},
 			MaxIdleConns:    2,
 			IdleConnTimeout: 30 * time.Second,

@@ -13,6 +13,7 @@ package api
 
 import (
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -21,6 +22,10 @@ const (
 	DefaultSocket     = "/run/fairlead/fairlead.sock"
 	DefaultSelfSocket = "/run/fairlead/self.sock"
 )
+
+// ViewSocket returns the path of the socket, beside an agent's, for those who may look and change
+// nothing. A [Client] takes it where it may not connect to the agent's.
+func ViewSocket(socket string) string { return strings.TrimSuffix(socket, ".sock") + "-view.sock" }
 
 // Group is the group whose members may use the agent's socket. Where it does
 // not exist, only root may.

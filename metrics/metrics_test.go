@@ -151,7 +151,7 @@ func TestNativeHistogram(t *testing.T) {
 	v.snaps = []feature.Snapshot{{Samples: []feature.Sample{{Container: 7, Name: "latency_seconds", Histogram: h.Forms(20, 22)}}}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	stop := testkit.Background(t, func(ctx context.Context) error { return Serve(ctx, l, v, slog.New(slog.DiscardHandler)) })
+	stop := testkit.Background(t, func(ctx context.Context) error { return Serve(ctx, l, v, "", slog.New(slog.DiscardHandler)) })
 	defer func() { testkit.Check(t, stop()) }()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String()+"/metrics", nil)
 	must(t, err)
@@ -245,7 +245,7 @@ func TestServe(t *testing.T) {
 	if !Loopback(l) {
 		t.Errorf("%v is not taken for loopback", l.Addr())
 	}
-	stop := testkit.Background(t, func(ctx context.Context) error { return Serve(ctx, l, example(), slog.New(slog.DiscardHandler)) })
+	stop := testkit.Background(t, func(ctx context.Context) error { return Serve(ctx, l, example(), "", slog.New(slog.DiscardHandler)) })
 	resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
 	must(t, err)
 	body, err := io.ReadAll(resp.Body)

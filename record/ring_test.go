@@ -82,8 +82,12 @@ func TestRing(t *testing.T) {
 	c := &clock{wall: epoch}
 	h := newHost(6)
 	var want []api.Frame
-	for range 3 {
-		w := newWriter(t, c.config(dir))
+	for i := range 3 {
+		cfg := c.config(dir)
+		if os.Geteuid() == 0 {
+			cfg.Group = 64640 + i // another one with each agent
+		}
+		w := newWriter(t, cfg)
 		for range 40 {
 			c.pass(5 * time.Second)
 			f := h.next(5 * time.Second)
@@ -119,6 +123,8 @@ func TestRing(t *testing.T) {
 	}
 	if info, err := os.Stat(segmentsOf(t, dir)[0]); err != nil || info.Mode().Perm() != 0o640 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
+	} else if gid := info.Sys().(*syscall.Stat_t).Gid; os.Geteuid() == 0 && gid != 64642 {
+		t.Errorf("the first file is of the group %d, not of the last agent's", gid)
 	}
 }
 

@@ -192,7 +192,7 @@ func (w *Writer) open() (err error) {
 	if err := os.Mkdir(w.cfg.Dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	lock, err := os.Open(w.cfg.Dir)
+	lock, err := os.OpenFile(w.cfg.Dir, unix.O_NOFOLLOW|unix.O_DIRECTORY, 0) // another's link leads to no folder of ours
 	if err != nil {
 		return err
 	}
@@ -242,7 +242,10 @@ func (w *Writer) adopt(path string) (segment, error) {
 		if f.readBlocks() == nil && len(f.blocks) > 0 {
 			last = f.blocks[len(f.blocks)-1].time()
 		}
-		f.Close()
+		err = w.share(f.File, 0o640) // the group may be another one now
+		if f.Close(); err != nil {
+			return segment{}, err
+		}
 	}
 	return segment{path: path, size: info.Size(), last: w.cfg.Elapsed() - max(w.cfg.Now().Sub(last), 0)}, nil
 }

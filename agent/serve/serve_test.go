@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/google/go-cmp/cmp"
 )
 
 const childEnv = "FAIRLEAD_TEST_CHILD"
@@ -138,7 +139,7 @@ func served(t *testing.T, b Backend, mode os.FileMode, serve func(context.Contex
 		testkit.Must(t, os.Chmod(d, 0o755))
 	}
 	path := filepath.Join(dir, "sock")
-	l, err := listen(path, mode)
+	l, err := listen(path, mode, -1)
 	testkit.Must(t, err)
 	stop := testkit.Background(t, func(ctx context.Context) error { return serve(ctx, l, b, slog.New(slog.DiscardHandler)) })
 	t.Cleanup(func() {
@@ -332,7 +333,7 @@ func TestMayWrite(t *testing.T) {
 			t.Errorf("%+v may write: %v", x.peer, got)
 		}
 	}
-	gid, ok := GroupID()
+	gid, ok := GroupID(api.Group)
 	if ok && !(Peer{UID: 1000, GID: 1000, Groups: []uint32{4, uint32(gid)}}).mayWrite() {
 		t.Error("a member of the group may not write")
 	}
@@ -356,9 +357,25 @@ func TestStrangerMayNotWrite(t *testing.T) {
 	const refused = "user id 65534 may not change anything: only root and the group fairlead may\n"
 	want := "read: <nil>\nwrite: " + refused + "set: " + refused + "kill: " + refused
 	testkit.Same(t, "on an open socket", want, stranger(served(t, &backend{}, 0o666, Serve)))
+	view := served(t, &backend{}, 0o666, ServeView)
+	const looks = "this socket is for looking: only root and the group fairlead may change anything, by the agent's own\n"
+	want = "read: <nil>\nwrite: " + looks + "set: " + looks + "kill: " + looks
+	testkit.Same(t, "on the socket for looking", want, stranger(view))
+	if _, err := api.Dial(view).Reload(t.Context()); err == nil || err.Error()+"\n" != looks {
+		t.Errorf("root on the socket for looking: %v", err)
+	}
 	closed := served(t, &backend{}, 0o660, Serve)
 	if out := stranger(closed); !strings.HasPrefix(out, "read: connect to the agent at "+closed+": permission denied") {
 		t.Errorf("on the agent's socket: %s", out)
+	}
+	// A member of the group for looking finds its way there.
+	l, err := ListenView(api.ViewSocket(closed), 65533)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go ServeView(t.Context(), l, &backend{}, slog.New(slog.DiscardHandler))
+	if diff := cmp.Diff(want, stranger(closed)); diff != "" {
+		t.Errorf("in the group for looking (-want +got):\n%s", diff)
 	}
 }
 
