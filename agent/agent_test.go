@@ -90,9 +90,7 @@ func TestAgentExplains(t *testing.T) {
 		Container: 1, Feature: "netcpu", Kind: "test", Object: r.host.path(1), Before: "plain", Wrote: "isolated", Now: "isolated",
 		State: api.ChangeInForce, Because: []api.Setting{{Key: "fairlead.netcpu", Value: "isolate", From: "label"}},
 	}
-	if diff := cmp.Diff(want, x.Changes[0]); diff != "" {
-		t.Errorf("change (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "change", want, x.Changes[0])
 	if len(x.Container.Interfaces) != 1 || x.Container.Interfaces[0].Host == nil || x.Container.Interfaces[0].Host.Name != "veth1" {
 		t.Errorf("interfaces %+v", x.Container.Interfaces)
 	}
@@ -100,9 +98,7 @@ func TestAgentExplains(t *testing.T) {
 	for _, f := range x.Container.Features {
 		states[f.Feature] = f.State
 	}
-	if diff := cmp.Diff(map[string]string{"netcpu": api.StateDone}, states); diff != "" {
-		t.Errorf("features (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "features", map[string]string{"netcpu": api.StateDone}, states)
 
 	r.host.set(t, 1, "somebody's")
 	if x, err = r.client.Explain(t.Context(), "1"); err != nil || x.Changes[0].State != api.ChangeForeign || x.Changes[0].Now != "somebody's" {
@@ -248,9 +244,7 @@ func TestAgentWithUnavailableFeature(t *testing.T) {
 		t.Fatal(list, err)
 	}
 	want := []api.FeatureStatus{{Feature: "netcpu", State: api.StateUnavailable, Asked: true, Error: "no such thing"}}
-	if diff := cmp.Diff(want, list[0].Features); diff != "" {
-		t.Errorf("features (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "features", want, list[0].Features)
 	if calls := f.took(); len(calls) != 0 {
 		t.Errorf("an unavailable feature was called: %v", calls)
 	}
@@ -296,9 +290,7 @@ func TestAgentWithHungFeature(t *testing.T) {
 		}
 		r.set = newFakeSet(true, box(1, "isolate"))
 		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, r.host.opener, []feature.Feature{bad, good}, ordinary())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- a.Run(ctx) }()
+		stop := testkit.Background(t, a.Run)
 		synctest.Wait()
 		if one, two := r.host.get(t, 1), r.host.get(t, 2); one != "isolated" || two != "isolated" {
 			t.Fatalf("values %q and %q", one, two)
@@ -309,8 +301,7 @@ func TestAgentWithHungFeature(t *testing.T) {
 			t.Errorf("the good feature waits for the bad one: %q", got)
 		}
 		began := time.Now()
-		cancel()
-		if err := <-done; err == nil || !strings.Contains(err.Error(), "a feature does not return") {
+		if err := stop(); err == nil || !strings.Contains(err.Error(), "a feature does not return") {
 			t.Errorf("stop: %v", err)
 		}
 		if took := time.Since(began); took > a.pace.stop+a.pace.call {
@@ -348,12 +339,10 @@ func TestAgentWithHungKnob(t *testing.T) {
 		}
 		f := reporter{good, &netcpu.Accounts{Meter: lockedMeter(locked), Containers: r.set, Since: time.Now()}}
 		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, func() journal.Opener { return open }, []feature.Feature{bad, f}, ordinary())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- a.Run(ctx) }()
+		stop := testkit.Background(t, a.Run)
 		<-stuck.began
 		synctest.Wait()
-		if st, err := a.Status(ctx); err != nil || st.Changes != 2 {
+		if st, err := a.Status(t.Context()); err != nil || st.Changes != 2 {
 			t.Errorf("status: %+v, %v", st, err)
 		}
 		if got := r.host.get(t, 1); got != "isolated" {
@@ -367,8 +356,7 @@ func TestAgentWithHungKnob(t *testing.T) {
 			t.Errorf("the good feature waits for the bad one: %q", got)
 		}
 		began := time.Now()
-		cancel()
-		err := <-done
+		err := stop()
 		if err == nil || !strings.Contains(err.Error(), "a feature does not return") || !errors.Is(err, journal.ErrStuck) {
 			t.Errorf("stop: %v", err)
 		}

@@ -16,7 +16,10 @@ type Config struct {
 	SelfSocket  string       // of the API for containers
 	PolicyDir   string       // its *.yaml are the policy files
 	ImageLabels bool         // labels of images are policy, like those of containers
+	ViewGroup   string       // of those who may only look, by name or number; a host without it has no socket for them
 	MetricsAddr string       // of the metrics page: host:port, or unix:/path
+	// MetricsToken is the path of a file with the token that the page asks for; empty: it asks for none.
+	MetricsToken string
 
 	// The addresses of runtimes; empty: the usual ones. Sources, if not nil, replaces the sources
 	// for these.

@@ -106,9 +106,7 @@ func TestPanicsOfOneFeature(t *testing.T) {
 		}
 		set := newFakeSet(true, box(1, "isolate"), box(2, "isolate"))
 		a := assemble(Config{StateDir: r.state, Log: quiet()}, set, policy.NewStore("", time.Now), good.journal, r.host.opener, []feature.Feature{bad, good}, ordinary())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- a.Run(ctx) }()
+		stop := testkit.Background(t, a.Run)
 		time.Sleep(time.Minute)
 		set.set(true, box(1, "isolate"), box(2, "isolate"), box(3, "isolate"), box(4, "isolate"), box(5, "isolate"))
 		time.Sleep(20 * time.Second)
@@ -149,10 +147,7 @@ func TestPanicsOfOneFeature(t *testing.T) {
 		if calls := bad.took(); len(calls) > 0 {
 			t.Errorf("calls: %v", calls)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, stop())
 		if v := r.host.get(t, 1); v != "plain" || !bad.closed {
 			t.Errorf("after the end %q is in force", v)
 		}
@@ -250,15 +245,12 @@ func TestPanicInSet(t *testing.T) {
 	testkit.NeedRoot(t)
 	in := make(parts)
 	set := watch(Config{Sources: []discover.Source{unsound{}, discover.CgroupTree("/proc", "")}, Roots: kernel.Default(), Log: quiet()}, nil, in, nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- set.Run(ctx) }()
-	become(t, func() bool {
+	stop := testkit.Background(t, set.Run)
+	testkit.Await(t, "the list goes on without it", func() bool {
 		s := set.Snapshot().Sources
 		return s[0].Err != nil && strings.Contains(s[0].Err.Error(), "run: panic: at odds") && s[1].Listed && in["docker"].count.Load() == 1
 	})
-	cancel()
-	testkit.Must(t, <-done)
+	testkit.Must(t, stop())
 }
 
 // panicking is an agent that panics in a round that a request has made, or in the journal while a

@@ -2,10 +2,12 @@ package agent
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -96,4 +98,117 @@ func (a *Agent) lapsed() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return !a.lapses.IsZero() && !a.lapses.After(a.pace.now())
+}
+
+// decisionFor is how long a decision counts, and with it the changes on the host
+// that it caused, if nobody renews it. Each renewal rewrites the container's
+// entries of the journal.
+const decisionFor = 5 * time.Minute
+
+// urgencies is how often a feature is asked in the time between decisions whether one is urgent.
+const urgencies = 5
+
+// controller applies what the feature of w decides, at the agent's pace, until ctx ends.
+func (a *Agent) controller(ctx context.Context, w *worker, d feature.Decider) {
+	tick := time.NewTicker(a.pace.decide / urgencies)
+	defer tick.Stop()
+	hurries, _ := d.(feature.Urgent)
+	mine := make(map[choice]bool)
+	failed := ""
+	for turn := 1; ; turn++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		w.deciding.Begin()
+		var err error
+		now := turn%urgencies == 0
+		panicked := w.fence.turn("decisions", func() {
+			if now = now || hurries != nil && hurries.Urgent(); now {
+				err = a.control(d, mine)
+			}
+		})
+		w.deciding.End()
+		switch {
+		case panicked != nil, !now: // the log says so; nothing was asked
+		case err == nil:
+			failed = ""
+		case err.Error() != failed:
+			failed = err.Error()
+			a.log.Warn("nothing new is decided", "feature", w.feature.Name(), "err", err)
+		}
+	}
+}
+
+// control applies the decisions of one moment, and withdraws those in mine that were made before and no
+// longer stand. It updates mine.
+func (a *Agent) control(by feature.Decider, mine map[choice]bool) error {
+	a.mu.Lock()
+	complete := a.complete
+	targets := a.ordered
+	a.mu.Unlock()
+	decisions, err := by.Decide(targets, complete)
+	now := a.pace.now()
+	stand := make(map[choice]bool, len(decisions))
+	for _, d := range decisions {
+		stand[choice{d.Container, d.Key}] = true
+		mine[choice{d.Container, d.Key}] = true
+		if d.Expiry.IsZero() {
+			d.Expiry = now.Add(decisionFor)
+		}
+		old := a.decision(d)
+		if old.Value == d.Value && old.Since.Equal(d.Since) && old.Expiry.Sub(now) > d.Expiry.Sub(now)/2 {
+			continue
+		}
+		a.Decide(d)
+	}
+	if err == nil {
+		a.withdraw(targets, complete, mine, stand)
+	}
+	return err
+}
+
+// withdraw ends the decisions in mine about these targets, or all if they are complete, that no longer
+// stand.
+func (a *Agent) withdraw(targets []policy.Target, complete bool, mine, stand map[choice]bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range mine {
+		if !stand[c] && (complete || slices.ContainsFunc(targets, func(t policy.Target) bool { return t.Container.ID == c.container })) {
+			delete(mine, c)
+			delete(a.decisions, c)
+			a.nudge()
+		}
+	}
+}
+
+// decision returns the decision in force for the container and key of d.
+func (a *Agent) decision(d policy.Decision) policy.Decision {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.decisions[choice{d.Container, d.Key}]
+}
+
+// adopt continues the decisions of an agent that was killed, before a round
+// undoes what they have changed. They lapse, which distinguishes them from what
+// policy itself asked for.
+func (a *Agent) adopt() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, w := range a.workers {
+		by, ok := w.feature.(feature.Decider)
+		if !ok {
+			continue
+		}
+		left := slices.DeleteFunc(a.journal.Entries(), func(e journal.Entry) bool {
+			return e.Expiry.IsZero() || e.Owner.Feature != w.feature.Name()
+		})
+		w.fence.call(place{op: "adopt"}, func() error {
+			for _, d := range by.Adopt(left) {
+				a.decisions[choice{d.Container, d.Key}] = d
+			}
+			return nil
+		})
+	}
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -37,4 +38,20 @@ func TestUnmatched(t *testing.T) {
 	if len(r) != 1 || r[0].Capability != "10-web.yaml:3" || r[0].Level != api.LevelDegraded || !strings.Contains(r[0].Why, "matched no container since 20") || !strings.Contains(r[0].Mend, "policy.d/10-web.yaml") {
 		t.Errorf("with one: %+v", r)
 	}
+}
+
+// TestWireReport checks the JSON form of a report, which clients parse.
+func TestWireReport(t *testing.T) {
+	got, err := json.Marshal(wireReport(probe.Report{
+		{Capability: "root", Area: "host", Verdict: probe.Verdict{Level: probe.Full}},
+		{Capability: "cgroup-layout", Area: "cgroup", Verdict: probe.Verdict{Level: probe.Full}, Detail: "hybrid"},
+		{Capability: "kthread-throttling", Area: "sched", Verdict: probe.Verdict{Level: probe.Degraded, Why: "charged only", Mend: "weights"}, Detail: "seen"},
+		{Capability: "btf", Area: "bpf", Verdict: probe.Verdict{Level: probe.Unavailable, Why: "it did not answer in time", Mend: "try again when the host is less busy"}},
+	}))
+	testkit.Must(t, err)
+	const want = `[{"capability":"root","area":"host","level":"full"},` +
+		`{"capability":"cgroup-layout","area":"cgroup","level":"full","detail":"hybrid"},` +
+		`{"capability":"kthread-throttling","area":"sched","level":"degraded","why":"charged only","mend":"weights","detail":"seen"},` +
+		`{"capability":"btf","area":"bpf","level":"unavailable","why":"it did not answer in time","mend":"try again when the host is less busy"}]`
+	testkit.Same(t, "report", want, string(got))
 }

@@ -4,11 +4,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // TestFrame: a frame has the containers and the report of the feature, and the agent makes an
@@ -19,9 +18,7 @@ func TestFrame(t *testing.T) {
 	r.view = 10 * time.Millisecond
 	r.start()
 	f, err := r.client.Frame(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(f.Containers) != 1 || f.Containers[0].ID != 7 || f.Taken.IsZero() {
 		t.Errorf("the frame has %+v of %v, want container 7", f.Containers, f.Taken)
 	}
@@ -46,9 +43,7 @@ func TestSlowedSamples(t *testing.T) {
 		{Container: 1, Name: "slowed_by_ratio", Value: 0.4, Labels: []feature.Label{{Name: "cause", Value: "cpu"}, {Name: "culprit", Value: "unknown"}}},
 		{Container: 1, Name: "slowed_by_ratio", Value: 0.1, Labels: []feature.Label{{Name: "cause", Value: "packets"}, {Name: "culprit", Container: 2}}},
 	}
-	if diff := cmp.Diff(want, slowed(o).Samples); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "samples", want, slowed(o).Samples)
 	for i := range 2 * maxSlowdowns {
 		o.Rows[0].By = append(o.Rows[0].By, api.Slowdown{Cause: api.SlowedByPackets, Culprit: api.ID(3 + i)})
 	}

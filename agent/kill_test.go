@@ -57,12 +57,8 @@ func killed(t *testing.T, r *rig) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), childEnv+"=agent "+r.state+" "+r.host.dir)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, cmd.Start())
 	word := make([]byte, 5)
 	_, err = out.Read(word)
 	if err != nil || string(word) != "ready" {
@@ -70,9 +66,7 @@ func killed(t *testing.T, r *rig) {
 	}
 	r.until("something is in force", func() bool {
 		files, err := os.ReadDir(r.host.dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, f := range files {
 			if data, err := os.ReadFile(filepath.Join(r.host.dir, f.Name())); err == nil && string(data) == "isolated" {
 				return true
@@ -108,9 +102,7 @@ func TestKillAndRestart(t *testing.T) {
 			}
 			r.untilValue(id, want)
 		}
-		if err := r.stop(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.stop())
 		r.allPlain()
 	}
 }
@@ -150,9 +142,7 @@ func TestKillAndRestore(t *testing.T) {
 			t.Error(err)
 		}
 		changed += len(out)
-		if err := j.Close(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, j.Close())
 		r.allPlain()
 	}
 	if changed == 0 {

@@ -6,12 +6,14 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
-// KnownFile is a file in the state directory: the runtimes' records of running containers, for an
+// knownName is a file in the state directory: the runtimes' records of running containers, for an
 // agent that starts while they do not answer.
-const KnownFile = "containers.json"
+const knownName = "containers.json"
 
 // maxKnown limits that file, in bytes. The next agent knows containers without room, those with the
 // most labels first, only by their entries in the journal.
@@ -24,7 +26,7 @@ type knownFile struct {
 }
 
 func fileOfKnown(cfg Config) bootFile {
-	return bootFile{stateFile{filepath.Join(cfg.StateDir, KnownFile), maxKnown}, cfg.Roots.Proc}
+	return bootFile{stateFile{filepath.Join(cfg.StateDir, knownName), maxKnown}, cfg.Roots.Proc}
 }
 
 // loadKnown loads what an earlier agent knew; nil if nothing.
@@ -101,4 +103,40 @@ func (a *Agent) say(sources []discover.SourceStatus) {
 		}
 		a.said[s.Name] = text
 	}
+}
+
+// keep finds the containers with anything in force because of a runtime's report, while that
+// runtime reports nothing: it does not answer (a restarted agent), or has not yet answered about
+// all containers in its list. The Set keeps the runtime's earlier reports; these are the containers
+// missing there, because no agent could store them. Only the cgroup tree knows them. It knows no
+// labels, so policy has nothing for them. The result is the name of the runtime, by container.
+func (a *Agent) keep(snap discover.Snapshot) map[container.ID]string {
+	silent := make(map[string]bool)
+	for _, s := range snap.Sources {
+		// The cgroup tree will not learn more later.
+		if s.Name != container.CgroupSource && (!s.Listed || s.Partial) {
+			silent[s.Name] = true
+		}
+	}
+	nameless := make(map[container.ID]bool)
+	for _, c := range snap.Containers {
+		if c.Source == container.CgroupSource {
+			nameless[c.ID] = true
+		}
+	}
+	if len(silent) == 0 || len(nameless) == 0 {
+		return nil
+	}
+	kept := make(map[container.ID]string)
+	for _, e := range a.journal.Entries() {
+		if id := container.ID(e.Owner.Container); nameless[id] && silent[e.Source] {
+			kept[id] = e.Source
+		}
+	}
+	return kept
+}
+
+// known reports whether a Target was made with what a runtime knows.
+func known(t policy.Target) bool {
+	return t.Container.Source != "" && t.Container.Source != container.CgroupSource
 }

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/discover"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -65,9 +65,7 @@ func TestGuaranteesKept(t *testing.T) {
 // is no kubelet.
 func TestOffered(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "device-plugins"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "device-plugins"), 0o755))
 	r := newRig(t)
 	a := &Agent{cfg: Config{KubeletDir: dir}, log: quiet(), pace: ordinary()}
 	a.workers = []*worker{
@@ -75,14 +73,9 @@ func TestOffered(t *testing.T) {
 		newWorker(guarantor{newFake(), map[string]uint64{"egress-mbit": 950, "ingress-mbit": 400_000}, nil}, ordinary(), a.log, func() {}),
 	}
 	p := a.offers()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
+	stop := testkit.Background(t, p.Run)
 	r.until("both are offered", func() bool { return len(p.Offers()) == 2 && p.Offers()[1].Amount > 0 })
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, stop())
 	got := make(map[string]string)
 	for _, f := range offered(p, &a.guaranteed, nil) {
 		if f.Area != "kubelet" || f.Level != probe.Degraded || !strings.Contains(f.Why, "not asked") {
@@ -90,9 +83,7 @@ func TestOffered(t *testing.T) {
 		}
 		got[f.Capability] = f.Detail
 	}
-	if d := cmp.Diff(map[string]string{"fairlead.dev/egress-mbit": "950", "fairlead.dev/ingress-mbit": "10000"}, got); d != "" {
-		t.Error(d)
-	}
+	testkit.Same(t, "offers", map[string]string{"fairlead.dev/egress-mbit": "950", "fairlead.dev/ingress-mbit": "10000"}, got)
 	if nothing := offered((&Agent{cfg: a.cfg, log: a.log}).offers(), &guaranteed{}, nil); len(nothing) != 1 || nothing[0].Mend == "" {
 		t.Errorf("nothing is offered: %+v", nothing)
 	}
@@ -107,13 +98,9 @@ func TestPodSources(t *testing.T) {
 	r.set.snap.Sources = []discover.SourceStatus{{Name: "cri-o", Listed: true, Records: 4}, {Name: "kubelet", Listed: true, Records: 3, Pods: true}}
 	r.start()
 	st, err := r.client.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := []api.SourceStatus{{Name: "cri-o", Ready: true, Containers: 4}, {Name: "kubelet", Ready: true}}
-	if d := cmp.Diff(want, st.Sources); d != "" {
-		t.Error(d)
-	}
+	testkit.Same(t, "sources", want, st.Sources)
 }
 
 // TestExplainRequest has a container of a pod that was given bandwidth, and another whose annotation

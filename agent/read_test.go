@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -69,9 +70,7 @@ func TestAgentWithHungCall(t *testing.T) {
 		set := newFakeSet(true, box(1, "isolate"), box(2, "isolate"))
 		cfg := Config{StateDir: r.state, Log: slog.New(slog.NewTextHandler(&log, nil)), Alive: func() { signs.Add(1) }}
 		a := assemble(cfg, set, policy.NewStore("", time.Now), good.journal, r.host.opener, []feature.Feature{bad, good}, ordinary())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- a.Run(ctx) }()
+		stop := testkit.Background(t, a.Run)
 		synctest.Wait()
 
 		number := func(list []feature.Snapshot, name string) bool {
@@ -83,7 +82,7 @@ func TestAgentWithHungCall(t *testing.T) {
 			if list := (view{a}).Snapshots(); !number(list, "netcpu_test_seconds_total") || !number(list, "bpf_map_entries") {
 				t.Fatal("the page lacks the numbers of the feature that works")
 			}
-			if got, err := a.Samples(ctx); err != nil || len(got.Features) != 2 || len(got.Features[0].Samples) != 0 || len(got.Features[1].Samples) == 0 {
+			if got, err := a.Samples(t.Context()); err != nil || len(got.Features) != 2 || len(got.Features[0].Samples) != 0 || len(got.Features[1].Samples) == 0 {
 				t.Fatalf("samples: %+v, %v", got, err)
 			}
 		}
@@ -107,10 +106,10 @@ func TestAgentWithHungCall(t *testing.T) {
 		if m := (view{a}).Agent().Features[0]; m.Failed != 1 || m.Hangs < time.Minute {
 			t.Errorf("the metrics are %+v", m)
 		}
-		if _, err := a.Report(ctx, api.Ask{Feature: "blockio"}); err == nil || !strings.Contains(err.Error(), "blockio does not answer: "+what) {
+		if _, err := a.Report(t.Context(), api.Ask{Feature: "blockio"}); err == nil || !strings.Contains(err.Error(), "blockio does not answer: "+what) {
 			t.Errorf("its report: %v", err)
 		}
-		if _, err := a.Command(ctx, api.Ask{Feature: "blockio"}); err == nil || !strings.Contains(err.Error(), "blockio does not answer: "+what) {
+		if _, err := a.Command(t.Context(), api.Ask{Feature: "blockio"}); err == nil || !strings.Contains(err.Error(), "blockio does not answer: "+what) {
 			t.Errorf("a command: %v", err)
 		}
 		if list := examined(a.all, a.examine); len(list) != 2 || !strings.HasPrefix(list[0].Why, "blockio does not answer: "+what) {
@@ -128,10 +127,7 @@ func TestAgentWithHungCall(t *testing.T) {
 		if m := (view{a}).Agent().Features[0]; m.Done != 2 || m.Hangs != 0 {
 			t.Errorf("the metrics afterwards are %+v", m)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, stop())
 	})
 }
 

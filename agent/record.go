@@ -38,7 +38,11 @@ func newRecorder(cfg Config, fence *fence) (*recorder, error) {
 		return nil, nil
 	}
 	c := record.Config{Dir: cfg.RecordDir, Size: cfg.RecordSize, Age: cfg.RecordAge}
-	c.Group, _ = serve.GroupID()
+	for _, group := range []string{api.Group, cfg.ViewGroup} { // the last that there is
+		if gid, ok := serve.GroupID(group); ok {
+			c.Group = gid
+		}
+	}
 	w, err := record.New(c)
 	if err != nil {
 		return nil, err

@@ -16,16 +16,6 @@ import (
 	"github.com/fairlead-project/fairlead/record"
 )
 
-// become waits until a condition holds.
-func become(t *testing.T, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it does not come about")
-		}
-	}
-}
-
 // TestRecorder hands frames to a recorder: they can be read, also by its group, and the status has
 // them.
 func TestRecorder(t *testing.T) {
@@ -37,12 +27,10 @@ func TestRecorder(t *testing.T) {
 	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	for i := range 3 {
 		r.take(api.Frame{Taken: start.Add(time.Duration(i) * time.Second), Containers: []api.Container{{ID: 7, Name: "web"}}})
-		become(t, func() bool { return r.status().Frames == uint64(i+1) })
+		testkit.Await(t, "the frame is recorded", func() bool { return r.status().Frames == uint64(i+1) })
 	}
 	cancel()
-	if err := r.await(); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, r.await())
 	if s := r.status(); s.Dir != dir || s.Bytes == 0 || s.FrameBytes == 0 || s.Error != "" {
 		t.Errorf("%+v", s)
 	}
@@ -108,15 +96,13 @@ func TestRecorderWithoutDisk(t *testing.T) {
 	go r.run(ctx)
 	for i := range 3 {
 		r.take(api.Frame{})
-		become(t, func() bool { return r.status().Failed == uint64(i+1) })
+		testkit.Await(t, "the frame is lost", func() bool { return r.status().Failed == uint64(i+1) })
 	}
 	if s := r.status(); !strings.Contains(s.Error, "not a directory") || s.Frames != 0 {
 		t.Errorf("%+v", s)
 	}
 	cancel()
-	if err := r.await(); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, r.await())
 	if n := strings.Count(log.String(), "nothing is recorded"); n != 1 {
 		t.Errorf("the log says so %d times:\n%s", n, &log)
 	}

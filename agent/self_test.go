@@ -68,14 +68,10 @@ func selfIn(t *testing.T, r *rig, cg *testkit.CG) (out string, err error) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), childEnv+"=self "+r.agent.cfg.SelfSocket)
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var buf strings.Builder
 	cmd.Stdout = &buf
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	if cg != nil {
 		cg.Add(t, cmd.Process.Pid)
 	}
@@ -93,9 +89,7 @@ func TestSelf(t *testing.T) {
 	var ids [2]container.ID
 	for i, cg := range []testkit.CG{mine, others} {
 		id, err := cgroup.ID(cg.V2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		ids[i] = container.ID(id)
 	}
 	r := newRig(t, ids[:]...)
@@ -126,9 +120,7 @@ func TestSelf(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	var s api.Self
-	if err := json.Unmarshal([]byte(out), &s); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(out), &s))
 	if s.ID != api.ID(ids[0]) || s.Name != "mine" || len(s.Features) != 1 || s.Features[0].State != api.StateDone {
 		t.Errorf("self %+v", s)
 	}

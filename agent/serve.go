@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/agent/serve"
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
@@ -24,6 +25,12 @@ func (a *Agent) servers() (list []func(context.Context) error, err error) {
 		}
 		list = append(list, func(ctx context.Context) error { return serve.Serve(ctx, l, a, a.log) })
 	}
+	if gid, ok := serve.GroupID(a.cfg.ViewGroup); ok && a.cfg.Socket != "" {
+		listen := func() (net.Listener, error) { return serve.ListenView(api.ViewSocket(a.cfg.Socket), gid) }
+		list = append(list, a.optional("the socket for looking", listen, func(ctx context.Context, l net.Listener) error {
+			return serve.ServeView(ctx, l, a, a.log)
+		}))
+	}
 	if path := a.cfg.SelfSocket; path != "" {
 		listen := func() (net.Listener, error) { return serve.ListenSelf(path) }
 		list = append(list, a.optional("the socket for containers", listen, func(ctx context.Context, l net.Listener) error {
@@ -33,7 +40,7 @@ func (a *Agent) servers() (list []func(context.Context) error, err error) {
 	if addr := a.cfg.MetricsAddr; addr != "" {
 		listen := func() (net.Listener, error) { return a.listenMetrics(addr) }
 		list = append(list, a.optional("the metrics page", listen, func(ctx context.Context, l net.Listener) error {
-			return metrics.Serve(ctx, l, view{a}, a.log)
+			return metrics.Serve(ctx, l, view{a}, a.cfg.MetricsToken, a.log)
 		}))
 	}
 	return list, nil
@@ -84,8 +91,8 @@ func (a *Agent) listenMetrics(addr string) (net.Listener, error) {
 		return serve.Listen(path)
 	}
 	l, err := metrics.Listen(addr)
-	if err == nil && !metrics.Loopback(l) {
-		a.log.Warn("the metrics page, which has no access control, can be reached from outside this host", "addr", l.Addr())
+	if err == nil && !metrics.Loopback(l) && a.cfg.MetricsToken == "" {
+		a.log.Warn("the metrics page, which asks for no token (metrics-token-file), can be reached from outside this host", "addr", l.Addr())
 	}
 	return l, err
 }

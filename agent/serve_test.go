@@ -2,7 +2,6 @@ package agent
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"log/slog"
 	"net"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -26,9 +26,7 @@ import (
 // once it can.
 func TestAgentWithoutMetrics(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer taken.Close()
 	addr := taken.Addr().String()
 	r := newRig(t, 1)
@@ -38,13 +36,11 @@ func TestAgentWithoutMetrics(t *testing.T) {
 	r.set = newFakeSet(true, box(1, "isolate"))
 	f := newFake()
 	a := assemble(cfg, r.set, policy.NewStore("", time.Now), r.journal(), r.host.opener, []feature.Feature{f}, ordinary())
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
+	stop := testkit.Background(t, a.Run)
 	select {
 	case <-ready:
-	case err := <-done:
-		t.Fatalf("it does not start: %v", err)
+	case <-time.After(90 * time.Second):
+		t.Fatalf("it does not start: %v", stop())
 	}
 	for _, what := range []string{"the metrics page is not served", "the socket for containers is not served"} {
 		r.until("the log says that "+what, func() bool { return strings.Contains(log.String(), what) })
@@ -55,10 +51,7 @@ func TestAgentWithoutMetrics(t *testing.T) {
 		return err == nil && resp.Body.Close() == nil && resp.StatusCode == http.StatusOK
 	})
 	http.DefaultClient.CloseIdleConnections()
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, stop())
 }
 
 // safeBuffer is a log that is read while it is written.
@@ -91,9 +84,7 @@ func TestMetricsAddr(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "m")
 	l, err := new(Agent).listenMetrics("unix:" + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer l.Close()
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
 		t.Errorf("%v, %v; want a socket of mode 0660", info, err)
@@ -147,9 +138,7 @@ func testHungLoop(t *testing.T, loop string, hang func(*fakeSet, *looper) (goOn 
 		l := &looper{fake: newFake(), loop: feature.Loop{Name: "of its own"}}
 		cfg := Config{StateDir: r.state, Log: slog.New(slog.NewTextHandler(&log, nil)), Alive: func() { signs.Add(1) }}
 		a := assemble(cfg, set, policy.NewStore("", time.Now), r.journal(), r.host.opener, []feature.Feature{l}, ordinary())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- a.Run(ctx) }()
+		stop := testkit.Background(t, a.Run)
 		in := func(d time.Duration) int64 {
 			was := signs.Load()
 			time.Sleep(d)
@@ -171,10 +160,7 @@ func testHungLoop(t *testing.T, loop string, hang func(*fakeSet, *looper) (goOn 
 		if n := in(time.Minute); n < 50 {
 			t.Errorf("%d signs of life in the minute after that", n)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, stop())
 		if want := fmt.Sprintf("loop=%q", loop); strings.Count(log.String(), want) != 1 {
 			t.Errorf("the log names it %d times, want once:\n%s", strings.Count(log.String(), want), &log)
 		}

@@ -227,11 +227,11 @@ type overridesFile struct {
 // maxOverrides limits the file, in bytes.
 const maxOverrides = 16 << 20
 
-// OverridesFile is its name in the state directory.
-const OverridesFile = "set.json"
+// overridesName is its name in the state directory.
+const overridesName = "set.json"
 
 func fileOfOverrides(cfg Config) bootFile {
-	return bootFile{stateFile{filepath.Join(cfg.StateDir, OverridesFile), maxOverrides}, cfg.Roots.Proc}
+	return bootFile{stateFile{filepath.Join(cfg.StateDir, overridesName), maxOverrides}, cfg.Roots.Proc}
 }
 
 func (o *overrides) load() error {

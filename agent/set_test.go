@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -54,9 +52,7 @@ func (r *rig) written() (out []policy.Override) {
 	if err == nil {
 		err = json.Unmarshal(data, &f)
 	}
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testkit.Must(r.t, err)
 	return f.Set
 }
 
@@ -103,9 +99,7 @@ func TestSet(t *testing.T) {
 		t.Errorf("after refusals 2 is %q, and written down is %+v", got, r.written())
 	}
 
-	if err := r.put("box-1", api.SetRequest{Unset: []string{"netcpu"}}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.put("box-1", api.SetRequest{Unset: []string{"netcpu"}}))
 	if got := r.host.get(t, 1); got != "plain" || len(r.written()) != 0 {
 		t.Errorf("taken back, it is %q, and written down is %+v", got, r.written())
 	}
@@ -186,9 +180,7 @@ func TestSetSurvives(t *testing.T) {
 	r.start()
 	r.untilValue(1, "isolated")
 	r.untilValue(2, "isolated")
-	if diff := cmp.Diff(was, r.written()); diff != "" {
-		t.Errorf("written down (-was +is):\n%s", diff)
-	}
+	testkit.Same(t, "written down", was, r.written())
 	// While not all is known, nothing is forgotten.
 	r.set.set(false, box(1, ""))
 	r.until("2 has gone", func() bool { return r.state1(2) == "" })
@@ -245,7 +237,7 @@ func FuzzOverridesFile(f *testing.F) {
 	f.Add([]byte("{"))
 	store := policy.NewStore(f.TempDir(), nil)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		o := overrides{file: bootFile{stateFile{filepath.Join(t.TempDir(), OverridesFile), maxOverrides}, "/proc"}}
+		o := overrides{file: bootFile{stateFile{filepath.Join(t.TempDir(), overridesName), maxOverrides}, "/proc"}}
 		testkit.Must(t, os.WriteFile(o.file.path, data, 0o600))
 		if o.load() == nil {
 			store.Override(o.all)

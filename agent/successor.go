@@ -6,13 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
@@ -262,4 +267,95 @@ func (s *Successor) Close() error {
 		err = s.inherited.Close()
 	}
 	return errors.Join(err, s.file.Close())
+}
+
+// ErrTwo means that another agent works in this network namespace: the two would undo each other's
+// qdiscs and offloads, whatever their state directories.
+var ErrTwo = errors.New("another agent works in this network namespace")
+
+// alone makes this process the only agent of its network namespace until the file is closed. The
+// kernel releases the lock with the process, however that ends; the file stays. Errors: ErrTwo.
+func alone(proc string) (*os.File, error) {
+	dir, ns, err := own(proc)
+	var f *os.File
+	if err == nil {
+		f, err = openLock(dir, ns+".lock", 0o755)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for another agent in this network namespace: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		pid, _ := io.ReadAll(io.LimitReader(f, 20)) // nothing: it has only just taken the lock
+		return nil, errors.Join(fmt.Errorf("%w: process %s", ErrTwo, pid), f.Close())
+	}
+	if err == nil {
+		err = sign(f, proc)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock this network namespace: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// own returns the directory of what belongs to a network namespace, and the number of this one. It
+// is /run/fairlead as process 1 sees it: agents in containers meet there, too, and no other container
+// gets there. Where this process may not look through that one's root, its own has to do.
+func own(proc string) (dir, number string, err error) {
+	var ns unix.Stat_t
+	if err := unix.Stat(filepath.Join(proc, "self/ns/net"), &ns); err != nil {
+		return "", "", err
+	}
+	root := filepath.Join(proc, "1/root")
+	if unix.Access(root, unix.X_OK) != nil {
+		root = "/"
+	}
+	return filepath.Join(root, "run/fairlead"), strconv.FormatUint(ns.Ino, 10), nil
+}
+
+// sign writes the number of this process into f, as the host counts.
+func sign(f *os.File, proc string) error {
+	pid, err := os.Readlink(filepath.Join(proc, "self"))
+	if err != nil {
+		return err
+	}
+	return put(f, pid)
+}
+
+// openLock opens a file for flock(2), and makes it and its directory if they are missing.
+func openLock(dir, name string, mode os.FileMode) (*os.File, error) {
+	if err := os.MkdirAll(dir, mode); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+}
+
+// openJournal opens the journal in the state directory, with a copy in /run/fairlead: what an agent has
+// changed is found although its state was damaged or removed.
+func openJournal(cfg Config) (*journal.Journal, error) {
+	second := ""
+	if state, err := filepath.Abs(cfg.StateDir); err == nil {
+		if dir, _, err := own(cfg.Roots.Proc); err == nil { // the journal works without the copy
+			second = filepath.Join(dir, url.PathEscape(state))
+		}
+	}
+	j, err := journal.OpenCopied(cfg.StateDir, second)
+	if errors.Is(err, journal.ErrCorrupt) {
+		cfg.Log.Error("journal was damaged; going on with the rest of it", "err", err)
+		j, err = journal.OpenCopied(cfg.StateDir, second)
+	}
+	return j, err
+}
+
+// RestoreAlone undoes the changes that match, which an agent has left; it finds them although the
+// journal was damaged or removed. The error does not contain those of the outcomes. Errors:
+// journal.ErrBusy if an agent has StateDir; journal.ErrVersion.
+func RestoreAlone(cfg Config, match func(journal.Entry) bool) (out []journal.Outcome, err error) {
+	cfg.Log = slog.New(slog.DiscardHandler)
+	j, err := openJournal(cfg)
+	if err != nil {
+		return nil, err
+	}
+	out, _ = j.Restore(kernel.Opener(cfg.Roots), match)
+	return out, errors.Join(kernel.Tidy(cfg.Roots, out), j.Close())
 }

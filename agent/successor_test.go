@@ -4,11 +4,17 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
@@ -36,14 +42,10 @@ func TestSuccessorWaits(t *testing.T) {
 			log := slog.New(slog.NewTextHandler(signal{sync.OnceFunc(func() { close(waits) })}, nil))
 			cfg := Config{StateDir: t.TempDir(), Log: log, Roots: kernel.Roots{Proc: fakeProc(t)}}
 			s, err := Succeed(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer s.Close()
 			first, err := alone(cfg.Roots.Proc)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer first.Close()
 			if tt.told {
 				if followed, err := succeeded(t.Context(), cfg.StateDir, 0, nothing); !followed || err != nil {
@@ -89,9 +91,7 @@ func TestSucceeded(t *testing.T) {
 	}
 	check(false)
 	s, err := Succeed(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	check(true)
 	if !s.told() {
 		t.Error("nobody was told to stop")
@@ -102,9 +102,7 @@ func TestSucceeded(t *testing.T) {
 	if err := untold(cfg.StateDir); err != nil || s.told() {
 		t.Errorf("the next was told to stop before it began: %v", err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.Close())
 	check(false)
 }
 
@@ -131,11 +129,69 @@ func TestSucceededLate(t *testing.T) {
 	}
 	got = stop(t.Context())
 	s, err := Succeed(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer s.Close()
 	if a := <-got; !a.followed || a.err != nil {
 		t.Errorf("with one that came: %+v", a)
+	}
+}
+
+// fakeProc is what the kernel says of this process, as process 42 of a host of its own.
+func fakeProc(t *testing.T) (proc string) {
+	t.Helper()
+	proc = t.TempDir()
+	if err := errors.Join(os.MkdirAll(filepath.Join(proc, "1/root"), 0o700), os.MkdirAll(filepath.Join(proc, "42/ns"), 0o700),
+		os.Symlink("/proc/self/ns/net", filepath.Join(proc, "42/ns/net")), os.Symlink("42", filepath.Join(proc, "self"))); err != nil {
+		t.Fatal(err)
+	}
+	return proc
+}
+
+func TestAlone(t *testing.T) {
+	proc := fakeProc(t)
+	first, err := alone(proc)
+	testkit.Must(t, err)
+	if _, err := alone(proc); !errors.Is(err, ErrTwo) || !strings.Contains(err.Error(), "process 42") {
+		t.Errorf("a second agent: %v", err)
+	}
+	other, err := alone(fakeProc(t)) // of another host
+	testkit.Must(t, err)
+	other.Close()
+	elsewhere := filepath.Join(proc, "42/ns/net")
+	testkit.Must(t, errors.Join(os.Remove(elsewhere), os.Symlink("/proc/self/ns/mnt", elsewhere)))
+	if other, err = alone(proc); err != nil {
+		t.Fatalf("in another namespace: %v", err)
+	}
+	other.Close()
+	testkit.Must(t, errors.Join(os.Remove(elsewhere), os.Symlink("/proc/self/ns/net", elsewhere), first.Close()))
+	again, err := alone(proc)
+	if err != nil {
+		t.Fatalf("after the end of the first: %v", err)
+	}
+	again.Close()
+}
+
+// What a killed agent has changed is undone although its state directory was removed, unless the
+// agent lives: its copy is locked.
+func TestRestoreAlone(t *testing.T) {
+	proc, dir, group := fakeProc(t), t.TempDir(), filepath.Join(t.TempDir(), "fairlead")
+	cfg := Config{Roots: kernel.Roots{Proc: proc, Cgroup: filepath.Dir(group)}, StateDir: filepath.Join(dir, "state"), Log: quiet()}
+	j, err := openJournal(cfg)
+	testkit.Must(t, err)
+	testkit.Must(t, j.Turn(cgroup.Group(group), cgroup.Present, journal.Owner{Feature: "netcpu"}))
+	testkit.Must(t, os.RemoveAll(cfg.StateDir))
+	if out, err := RestoreAlone(cfg, nil); err != nil || len(out) != 0 {
+		t.Errorf("beside the agent: %+v, %v", out, err)
+	}
+	testkit.Must(t, j.Close())
+	testkit.Must(t, os.RemoveAll(cfg.StateDir))
+	if out, err := RestoreAlone(cfg, nil); err != nil || len(out) != 1 || out[0].Result != journal.Restored {
+		t.Errorf("alone: %+v, %v", out, err)
+	}
+	if _, err := os.Stat(group); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the group is still there: %v", err)
+	}
+	if left, err := filepath.Glob(filepath.Join(proc, "1/root/run/fairlead/%*")); err != nil || len(left) > 0 {
+		t.Errorf("copies are left: %q, %v", left, err)
 	}
 }

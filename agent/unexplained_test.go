@@ -44,9 +44,7 @@ func TestUnexplained(t *testing.T) {
 	r.set.snap.Sources = []discover.SourceStatus{{Name: "docker", Listed: true}, {Name: "podman", Listed: true, Partial: true, Absent: true}, {Name: "cri-o", Listed: true, Partial: true, Absent: true}, {Name: container.CgroupSource, Listed: true}}
 	r.start()
 	st, err := r.client.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i, says := range [][]string{
 		{"2 containers of the rootless Docker of user 1000", "--docker-host=unix:///run/user/1000/docker.sock"},
 		{"1 container of Podman", "systemctl enable --now podman.socket"},

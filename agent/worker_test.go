@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -211,9 +212,7 @@ func TestWorkerUrgency(t *testing.T) {
 	steps(t, w)
 	got := f.took()
 	want := []string{"remove 20", "apply 30 isolate", "prune"}
-	if diff := cmp.Diff(want, got[:3]); diff != "" {
-		t.Errorf("first calls (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "first calls", want, got[:3])
 	if last := got[len(got)-1]; last != "apply 21 isolate" || len(got) != 3+9+1 {
 		t.Errorf("%d calls, the last is %q; want the 9 retries and then the refresh of 21", len(got), last)
 	}
@@ -243,9 +242,7 @@ func TestWorkerPrunesOnlyWhenComplete(t *testing.T) {
 	c.advance(w.pace.first)
 	steps(t, w)
 	expect(t, f, "prune")
-	if diff := cmp.Diff(map[container.ID]policy.NetCPU{1: "isolate"}, f.inForce()); diff != "" {
-		t.Errorf("in force (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "in force", map[container.ID]policy.NetCPU{1: "isolate"}, f.inForce())
 }
 
 // What is not covered in full is neither done nor failed, and is looked at again.
@@ -355,9 +352,7 @@ func TestWorkerCutsShort(t *testing.T) {
 		}
 		p := ordinary()
 		w := newWorker(f, p, quiet(), func() {})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { w.run(ctx); close(done) }()
+		stop := testkit.Background(t, func(ctx context.Context) error { w.run(ctx); return nil })
 
 		began := time.Now()
 		w.want(targets(target(1, "isolate")), false)
@@ -378,8 +373,7 @@ func TestWorkerCutsShort(t *testing.T) {
 		if got := w.status(2); got.State != api.StateError || got.Error != "it took too long" {
 			t.Errorf("status after the call %+v", got)
 		}
-		cancel()
-		<-done
+		stop()
 		if err := w.stop(context.Background()); err != nil || len(f.inForce()) != 0 || !f.closed {
 			t.Errorf("stop: %v, in force %v, closed %v", err, f.inForce(), f.closed)
 		}
@@ -391,9 +385,7 @@ func TestWorkerTellsOfACallThatHangs(t *testing.T) {
 		f, release := newFake(), make(chan struct{})
 		f.apply = func(context.Context, policy.Target) error { <-release; return nil }
 		w := newWorker(f, ordinary(), quiet(), func() {})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { w.run(ctx); close(done) }()
+		stop := testkit.Background(t, func(ctx context.Context) error { w.run(ctx); return nil })
 		w.want(targets(target(1, "isolate")), false)
 		time.Sleep(3 * w.pace.call)
 		if got := w.status(1); got.State != api.StateError || !strings.Contains(got.Error, "not returned") {
@@ -404,8 +396,7 @@ func TestWorkerTellsOfACallThatHangs(t *testing.T) {
 		if got := w.status(1); got.State != api.StateDone {
 			t.Errorf("status after it returned %+v", got)
 		}
-		cancel()
-		<-done
+		stop()
 	})
 }
 
@@ -422,9 +413,7 @@ func TestWorkerStop(t *testing.T) {
 		w.want(targets(target(1, "isolate"), target(2, "isolate"), target(3, "isolate")), true)
 		steps(t, w)
 		f.took()
-		if err := w.stop(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, w.stop(t.Context()))
 		// 2 is given up after some tries: the journal has it.
 		expect(t, f, "remove 1", "remove 2", "remove 3", "remove 2", "remove 2", "close")
 		// A round that was under way must not bring anything back.
@@ -448,16 +437,13 @@ func TestWorkerLetGo(t *testing.T) {
 		w := newWorker(f, ordinary(), quiet(), func() {})
 		w.want(targets(target(1, "isolate"), target(2, "isolate"), target(3, "isolate")), true)
 		steps(t, w)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
 		w.want(targets(target(3, "isolate")), true)
-		go func() { w.run(ctx); close(done) }()
+		stop := testkit.Background(t, func(ctx context.Context) error { w.run(ctx); return nil })
 		began := time.Now()
-		w.letGo(ctx, func(container.ID) bool { return true })
+		w.letGo(t.Context(), func(container.ID) bool { return true })
 		if took := time.Since(began); took != 2*time.Second || w.has(1) || !w.has(2) || !w.has(3) {
 			t.Errorf("after %v: has 1 %v, 2 %v, 3 %v", took, w.has(1), w.has(2), w.has(3))
 		}
-		cancel()
-		<-done
+		stop()
 	})
 }

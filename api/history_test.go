@@ -4,8 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // TestHistory adds overviews of five seconds each: a container is slowed, recovers, is slowed again
@@ -42,9 +43,7 @@ func TestHistory(t *testing.T) {
 			{Since: at(100), Taken: at(105), Container: 1, Name: "victim", Slowed: 0.1, Worst: 0.1, Lost: 0.5, By: []HistoryBlame{{Cause: SlowedByPackets, Culprit: 3, Name: "another", Lost: 0.5}}},
 		},
 	}
-	if diff := cmp.Diff(want, h.Finish(), cmpopts.IgnoreUnexported(History{}), cmpopts.EquateApprox(0, 1e-9)); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "history", want, h.Finish(), cmpopts.IgnoreUnexported(History{}), cmpopts.EquateApprox(0, 1e-9))
 
 	var most History // of very many moments the worst are kept
 	for i := range 3 * maxMoments {

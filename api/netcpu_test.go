@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestNetCPUAfter(t *testing.T) {
@@ -48,15 +48,9 @@ func TestNetCPUAfter(t *testing.T) {
 		Matrix: []NetCPUTheft{{Kind: VictimTask, Victim: 1, Culprit: 3, Seconds: 0.75}, {Kind: VictimTask, Victim: 1, Culprit: 2, Seconds: 0.25}},
 	}
 	copyOf := now.After(NetCPU{}) // began anew: all of it
-	if diff := cmp.Diff(now, copyOf); diff != "" {
-		t.Errorf("after another beginning (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(want, now.After(before)); diff != "" {
-		t.Errorf("after (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(copyOf, now); diff != "" {
-		t.Errorf("After has changed what it was called on (-before +after):\n%s", diff)
-	}
+	testkit.Same(t, "after another beginning", now, copyOf)
+	testkit.Same(t, "after", want, now.After(before))
+	testkit.Same(t, "After has changed what it was called on", copyOf, now)
 
 	// A counter that went back has begun anew.
 	now.Accounts[0].Receive, now.Lost = 1, 1

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestOverlayAfter(t *testing.T) {
@@ -46,9 +48,7 @@ func TestOverlayAfter(t *testing.T) {
 	}
 	unchanged := now.After(Overlay{})
 	got := now.After(before)
-	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("after (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "after", want, got, cmpopts.EquateEmpty())
 	if again := now.After(Overlay{}); !cmp.Equal(unchanged, again) {
 		t.Errorf("After has changed what it was called on:\n%s", cmp.Diff(unchanged, again))
 	}
@@ -65,13 +65,9 @@ func TestOverlayAfter(t *testing.T) {
 func TestSlowText(t *testing.T) {
 	field, _ := reflect.TypeFor[OverlayReason]().FieldByName("Reason")
 	words := slices.Sorted(slices.Values(regexp.MustCompile(`, | or `).Split(field.Tag.Get("doc"), -1)))
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(slowTexts())), words); diff != "" {
-		t.Errorf("reasons (-with a text +in the document):\n%s", diff)
-	}
+	testkit.Same(t, "reasons with a text, and in the document", slices.Sorted(maps.Keys(slowTexts())), words)
 	guide, err := os.ReadFile("../docs/overlay.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, word := range words {
 		if !strings.Contains(string(guide), "`"+word+"`") {
 			t.Errorf("docs/overlay.md has no %s", word)

@@ -12,6 +12,8 @@
 package api
 
 import (
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -20,6 +22,10 @@ const (
 	DefaultSocket     = "/run/fairlead/fairlead.sock"
 	DefaultSelfSocket = "/run/fairlead/self.sock"
 )
+
+// ViewSocket returns the path of the socket, beside an agent's, for those who may look and change
+// nothing. A [Client] takes it where it may not connect to the agent's.
+func ViewSocket(socket string) string { return strings.TrimSuffix(socket, ".sock") + "-view.sock" }
 
 // Group is the group whose members may use the agent's socket. Where it does
 // not exist, only root may.
@@ -334,3 +340,28 @@ func (e *Error) Error() string { return e.Text }
 type Failure struct {
 	Error Error `json:"error" doc:"what is wrong"`
 }
+
+// Ask is what somebody wants to know of a feature.
+type Ask struct {
+	Feature   string        // its name
+	Container string        // id, runtime id or name of one container; "": all
+	Over      time.Duration // measure for so long first; 0: do not
+	Self      bool          // the container itself asks
+	Body      any           // a command, or what a route makes of its parameters, with the type that it declares; else nil
+}
+
+// MaxOver is the longest time over which an agent measures for one request.
+const MaxOver = 30 * time.Second
+
+// ID identifies a container: the inode number of its cgroup v2 directory. It is unique until
+// the next boot. 0 is no container. In JSON it is a string, in decimal.
+type ID uint64
+
+// String returns the ID in decimal.
+func (id ID) String() string { return strconv.FormatUint(uint64(id), 10) }
+
+// IDPrefix makes a reference to a container an id, whatever containers are called.
+const IDPrefix = "id:"
+
+// Ref is the reference that means the container with an id and no other.
+func Ref(id ID) string { return IDPrefix + id.String() }

@@ -17,7 +17,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -26,6 +25,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -137,9 +137,7 @@ func TestPage(t *testing.T) {
 	}
 	want, err := os.ReadFile(golden)
 	must(t, err)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("the page has changed; go test ./metrics -update writes it down (-file +now):\n%s", diff)
-	}
+	testkit.Same(t, "the page has changed; go test ./metrics -update writes it down", string(want), got)
 }
 
 // A scrape that asks for it gets a histogram in both forms, with the same durations.
@@ -153,16 +151,9 @@ func TestNativeHistogram(t *testing.T) {
 	v.snaps = []feature.Snapshot{{Samples: []feature.Sample{{Container: 7, Name: "latency_seconds", Histogram: h.Forms(20, 22)}}}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, l, v, slog.New(slog.DiscardHandler)) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+l.Addr().String()+"/metrics", nil)
+	stop := testkit.Background(t, func(ctx context.Context) error { return Serve(ctx, l, v, "", slog.New(slog.DiscardHandler)) })
+	defer func() { testkit.Check(t, stop()) }()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String()+"/metrics", nil)
 	must(t, err)
 	req.Header.Set("Accept", "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited")
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -254,9 +245,7 @@ func TestServe(t *testing.T) {
 	if !Loopback(l) {
 		t.Errorf("%v is not taken for loopback", l.Addr())
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, l, example(), slog.New(slog.DiscardHandler)) }()
+	stop := testkit.Background(t, func(ctx context.Context) error { return Serve(ctx, l, example(), "", slog.New(slog.DiscardHandler)) })
 	resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
 	must(t, err)
 	body, err := io.ReadAll(resp.Body)
@@ -270,10 +259,7 @@ func TestServe(t *testing.T) {
 		}
 	}
 	http.DefaultClient.CloseIdleConnections()
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, stop())
 }
 
 func TestListenRefuses(t *testing.T) {
@@ -298,9 +284,4 @@ func TestListenRefuses(t *testing.T) {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must

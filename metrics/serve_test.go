@@ -2,11 +2,14 @@ package metrics
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,17 +22,22 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 )
 
-// counted is a listener that notes how many of its connections were open at a time.
+// counted is a listener that notes how many of its connections were open at a time. It takes them for
+// connections from the addresses in from, if that is not nil.
 type counted struct {
 	net.Listener
+	from       chan string
 	mu         sync.Mutex
 	open, most int
 }
 
 type countedConn struct {
 	net.Conn
+	from   net.Addr
 	closed func()
 }
+
+func (c *countedConn) RemoteAddr() net.Addr { return c.from }
 
 func (c *countedConn) Close() error {
 	c.closed()
@@ -49,7 +57,11 @@ func (l *counted) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	l.add(1)
-	return &countedConn{c, sync.OnceFunc(func() { l.add(-1) })}, nil
+	from := c.RemoteAddr()
+	if l.from != nil {
+		from = &net.TCPAddr{IP: net.ParseIP(<-l.from), Port: 1}
+	}
+	return &countedConn{c, from, sync.OnceFunc(func() { l.add(-1) })}, nil
 }
 
 // Clients that keep their connections take no more than maxClients places, and all the
@@ -58,7 +70,7 @@ func TestManyClients(t *testing.T) {
 	inner, err := Listen("127.0.0.1:0")
 	must(t, err)
 	l := &counted{Listener: inner}
-	go Serve(t.Context(), l, example(), slog.New(slog.DiscardHandler))
+	go Serve(t.Context(), l, example(), "", slog.New(slog.DiscardHandler))
 	var clients []net.Conn
 	for range 4 * maxClients {
 		c, err := net.Dial("tcp", l.Addr().String())
@@ -80,6 +92,53 @@ func TestManyClients(t *testing.T) {
 	defer l.mu.Unlock()
 	if l.most > maxClients {
 		t.Errorf("%d connections were open at a time, want at most %d", l.most, maxClients)
+	}
+}
+
+// A client elsewhere, such as a pod, takes no more than its share of the places, and gets nothing
+// without the token, which may come and change while the page is served.
+func TestStrangers(t *testing.T) {
+	inner, err := Listen("127.0.0.1:0")
+	must(t, err)
+	l := &counted{Listener: inner, from: make(chan string, 100)}
+	path := filepath.Join(t.TempDir(), "token")
+	go Serve(t.Context(), l, example(), path, slog.New(slog.DiscardHandler))
+	dial := func(from string) net.Conn {
+		t.Helper()
+		l.from <- from
+		c, err := net.Dial("tcp", inner.Addr().String())
+		must(t, err)
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	ask := func(c net.Conn, path, token string) (status int) {
+		t.Helper()
+		_, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n", path, token)
+		must(t, err)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			return 0 // it is closed
+		}
+		must(t, resp.Body.Close())
+		return resp.StatusCode
+	}
+	for i := range 2 * maxClients {
+		if got := ask(dial("10.0.0.1"), "/", ""); (got == http.StatusOK) != (i < maxOfOne) {
+			t.Errorf("connection %d of one client: %d", i, got)
+		}
+	}
+	for _, x := range []struct {
+		file, token string
+		want        int
+	}{{"", "", 401}, {"secret\n", "", 401}, {"secret\n", "secret", 200}, {"secret\n", "secreT", 401}, {"other", "secret", 401}, {"other", "other", 200}, {"\n", "", 401}} {
+		if x.file != "" {
+			must(t, os.WriteFile(path, []byte(x.file), 0o600))
+		}
+		c := dial("10.0.0.2")
+		if got := ask(c, "/metrics", x.token); got != x.want {
+			t.Errorf("token %q where it is %q: %d, want %d", x.token, x.file, got, x.want)
+		}
+		must(t, c.Close())
 	}
 }
 

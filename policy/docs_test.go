@@ -5,15 +5,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // TestDocs: the reference has a row for each key, with its default, and its examples
 // are valid.
 func TestDocs(t *testing.T) {
 	data, err := os.ReadFile("../docs/policy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	text := string(data)
 	for _, k := range Schema() {
 		if _, err := k.parseValue(k.Example); err != nil || k.Form == "" || k.Meaning == "" {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // What is formatted reads as it was, and a decision stands in the place of policy and is
@@ -25,9 +26,7 @@ func TestIOFormats(t *testing.T) {
 	for key, value := range map[string]string{"io.reserve": reserve, "io.max": max} {
 		k, _ := lookup(key)
 		set, err := k.parseValue(value)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		set(&s)
 	}
 	if len(s.IO) != 2 || s.IO[0] != ios[0] || s.IO[1] != ios[1] {

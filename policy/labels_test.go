@@ -4,8 +4,12 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func errorText(errs []error) string {
@@ -129,12 +133,8 @@ fairlead.overlay: must not be empty`,
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			settings, origins, errs := ParseLabels(c.labels)
-			if diff := cmp.Diff(c.want, settings); diff != "" {
-				t.Error(diff)
-			}
-			if diff := cmp.Diff(c.origins, origins); diff != "" {
-				t.Error(diff)
-			}
+			testkit.Same(t, "settings", c.want, settings)
+			testkit.Same(t, "origins", c.origins, origins)
 			if got := errorText(errs); got != c.errors {
 				t.Errorf("errors\n%s\nwant\n%s", got, c.errors)
 			}
@@ -235,4 +235,129 @@ func ParseLabels(labels map[string]string) (Settings, []Origin, []error) {
 	ls := parseLabels(labels, nil, func(Key) bool { return true })
 	settings, origins := ls.layer.settings()
 	return settings, origins, Problems(ls.problems).Unwrap()
+}
+
+// TestLeftOut has labels that were too long, or too many, to be read.
+func TestLeftOut(t *testing.T) {
+	p, err := ParseFile("10.yaml", []byte("match: {labels: {tier: \"*\"}}\nset: {net.rate: 9mbit}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name    string
+		labels  map[string]string
+		leftOut map[string]int
+		want    Settings
+		says    string
+	}{
+		{name: "not ours", leftOut: map[string]int{"kubectl.kubernetes.io/last-applied-configuration": 100000}},
+		{
+			name: "too long", leftOut: map[string]int{"fairlead.netcpu": 5000, "fairlead.nonsense": 5000},
+			labels: map[string]string{"fairlead.net.rate": "1mbit"}, want: Settings{Egress: Net{Rate: 1e6}},
+			says: "container \"web\" (7): fairlead.netcpu: label of 5000 bytes is ignored: the most is 4096, with its name\n" +
+				"container \"web\" (7): fairlead.nonsense: label of 5000 bytes is ignored: the most is 4096, with its name",
+		},
+		{
+			name: "too many", leftOut: map[string]int{"fairlead.netcpu": 22},
+			says: "container \"web\" (7): fairlead.netcpu: label is ignored: the container has more than 1024, or more than 262144 bytes of them",
+		},
+		{
+			name: "in place of an annotation", leftOut: map[string]int{"fairlead.net.ceil": 5000},
+			labels: map[string]string{kubernetesEgress: "10M"},
+			says:   "container \"web\" (7): fairlead.net.ceil: label of 5000 bytes is ignored: the most is 4096, with its name",
+		},
+		{
+			name: "an annotation beside the label", leftOut: map[string]int{kubernetesEgress: 5000},
+			labels: map[string]string{"fairlead.net.ceil": "1mbit"}, want: Settings{Egress: Net{Ceil: 1e6}},
+			says: "container \"web\" (7): kubernetes.io/egress-bandwidth: label of 5000 bytes is ignored: the most is 4096, with its name",
+		},
+		{
+			name: "matched by a file", leftOut: map[string]int{"tier": 5000},
+			says: "container \"web\" (7): tier: no policy file can match it: label of 5000 bytes is ignored: the most is 4096, with its name",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			targets, problems := p.Resolve([]container.Container{{ID: 7, Name: "web", Labels: c.labels, LeftOut: c.leftOut}})
+			var lines []string
+			for _, p := range problems {
+				lines = append(lines, p.String())
+			}
+			if got := strings.Join(lines, "\n"); got != c.says {
+				t.Errorf("problems:\n%s\nwant:\n%s", got, c.says)
+			}
+			if got := targets[0].Settings; got.Egress != c.want.Egress || got.NetCPU != c.want.NetCPU {
+				t.Errorf("settings %+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
+// TestLeftOutKeepsLastGood has a label grow too long.
+func TestLeftOutKeepsLastGood(t *testing.T) {
+	s := NewStore(t.TempDir(), nil)
+	good := container.Container{ID: 7, Labels: map[string]string{"fairlead.netcpu": "isolate"}}
+	bad := container.Container{ID: 7, LeftOut: map[string]int{"fairlead.netcpu": 5000}}
+	for _, c := range []container.Container{good, bad} {
+		if targets, _ := s.Resolve([]container.Container{c}); targets[0].Settings.NetCPU != NetCPUIsolate {
+			t.Errorf("with %+v it is %q", c, targets[0].Settings.NetCPU)
+		}
+	}
+}
+
+// What a label was once allowed to ask for does not stand in for it after that, and what
+// is set by hand needs no label.
+func TestStoreHostLabels(t *testing.T) {
+	s := NewStore("", nil)
+	const host = "labels: host\nmatch: {name: x}\n"
+	hand := Override{Container: 1, Key: "io.realtime", Value: "30ms", From: "hand"}
+	for i, step := range []struct {
+		label    string
+		files    []string
+		hand     []Override
+		want     string
+		problems int
+	}{
+		{"20ms", []string{host}, nil, "fairlead.io.realtime=20ms (label)", 0},
+		{"fast", []string{host}, nil, "fairlead.io.realtime=20ms (label)", 1}, // the last good one
+		{"20ms", []string{host}, nil, "fairlead.io.realtime=20ms (label)", 0},
+		{"fast", nil, nil, "", 1},
+		{"20ms", nil, nil, "", 1},
+		{"20ms", nil, []Override{hand}, "fairlead.io.realtime=30ms (hand)", 0},
+	} {
+		testkit.Must(t, s.Override(step.hand))
+		s.use(join(t, step.files...), nil, time.Time{}, time.Time{})
+		targets, problems := s.Resolve([]container.Container{{ID: 1, Name: "x", Labels: map[string]string{"fairlead.io.realtime": step.label}}})
+		if got := originText(targets[0].Origins); got != step.want || len(problems) != step.problems {
+			t.Errorf("step %d: %q, %v, want %q, %d", i, got, problems, step.want, step.problems)
+		}
+	}
+}
+
+// TestTrustImages: where the builder is the operator, labels of images are labels.
+func TestTrustImages(t *testing.T) {
+	c := container.Container{ID: 1, Name: "web", Source: "docker", Labels: map[string]string{"fairlead.net.ceil": "2mbit"},
+		ImageLabels: map[string]string{"fairlead.netcpu": "isolate", "fairlead.net.ceil": "1mbit", "tier": "gold"}}
+	for _, trusting := range []bool{false, true} {
+		s := NewStore(t.TempDir(), nil)
+		s.use(join(t, "match: {labels: {tier: gold}}\nset: {net.weight: 3}\n"), nil, time.Time{}, time.Time{})
+		if trusting {
+			s.TrustImages()
+		}
+		targets, problems := s.Resolve([]container.Container{c})
+		want, wrong := Settings{Egress: Net{Ceil: 2e6}}, 3
+		if trusting {
+			want, wrong = Settings{NetCPU: NetCPUIsolate, Egress: Net{Ceil: 2e6, Weight: 3}}, 0
+		}
+		if diff := cmp.Diff(want, targets[0].Settings); diff != "" || len(problems) != wrong {
+			t.Errorf("trusting %v: %s%v", trusting, diff, problems)
+		}
+		for _, p := range problems {
+			if !strings.Contains(p.String(), "if it is yours, ") {
+				t.Errorf("no remedy in %s", p)
+			}
+		}
+	}
+	if c.Labels["tier"] != "" {
+		t.Error("what the Set has published was changed")
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // join makes one Policy of files as LoadDir does.
@@ -23,9 +24,7 @@ func join(t *testing.T, texts ...string) *Policy {
 		files = append(files, file{fmt.Sprintf("p/%d.yaml", i+1), []byte(text), noWriter})
 	}
 	p, err := load(files, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return p
 }
 
@@ -63,9 +62,7 @@ func TestResolveRuntime(t *testing.T) {
 				got = append(got, source)
 			}
 		}
-		if diff := cmp.Diff(c.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", c.match, diff)
-		}
+		testkit.Same(t, c.match, c.want, got)
 	}
 }
 

@@ -4,9 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 const egressRequest, ingressRequest = "request of fairlead.dev/egress-mbit", "request of fairlead.dev/ingress-mbit"
@@ -101,19 +100,13 @@ func TestRequests(t *testing.T) {
 				}
 			}
 			got, problems, _ := p.resolve(tt.c, p.matching(tt.c), nil, requested(tt.c, disks), nil)
-			if d := cmp.Diff(tt.want, got.Settings); d != "" {
-				t.Error(d)
-			}
-			if d := cmp.Diff(tt.origins, got.Origins); d != "" {
-				t.Error(d)
-			}
+			testkit.Same(t, "settings", tt.want, got.Settings)
+			testkit.Same(t, "origins", tt.origins, got.Origins)
 			var lines []string
 			for _, p := range problems {
 				lines = append(lines, p.Error())
 			}
-			if d := cmp.Diff(tt.problems, strings.Join(lines, "\n")); d != "" {
-				t.Error(d)
-			}
+			testkit.Same(t, "problems", tt.problems, strings.Join(lines, "\n"))
 		})
 	}
 }

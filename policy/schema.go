@@ -219,7 +219,7 @@ func parseWord[W ~string](field func(*Settings) *W, words ...W) func(string) (se
 
 func parseShare(low, high float64, field func(*Settings) **float64) func(string) (setter, error) {
 	return func(v string) (setter, error) {
-		share, err := ParsePercent(v)
+		share, err := parsePercent(v)
 		if err == nil && (share < low || share > high) {
 			err = fmt.Errorf("must be between %s and %s", percentText(low), percentText(high))
 		}
@@ -228,7 +228,7 @@ func parseShare(low, high float64, field func(*Settings) **float64) func(string)
 }
 
 func parseNetCPUSteal(v string) (setter, error) {
-	share, err := ParsePercent(v)
+	share, err := parsePercent(v)
 	if err == nil && share != 0 && (share < minSteal || share > maxSteal) {
 		err = fmt.Errorf("must be 0%%, or between %v%% and %v%%", 100*minSteal, 100*maxSteal)
 	}

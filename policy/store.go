@@ -46,7 +46,7 @@ type Status struct {
 	LastLoad    time.Time // when the directory was last read, with or without success
 	LastSuccess time.Time // when the policy in force was read, by any Store; zero if there was none
 	Err         error     // of the last load, a [Problems]; nil if it succeeded
-	Idle        []Idle    // the policies without a match for IdleAfter
+	Idle        []Idle    // the policies without a match for an hour
 	WatchErr    error     // why changes are noticed late, by polling; nil if they are not
 }
 
@@ -57,8 +57,8 @@ type Idle struct {
 	Since time.Time // of its last match, or when it came into force
 }
 
-// IdleAfter is how long a policy must match nothing to be reported.
-const IdleAfter = time.Hour
+// idleAfter is how long a policy must match nothing to be reported.
+const idleAfter = time.Hour
 
 // NewStore makes a Store with the empty policy; Reload fills it. now is the clock for Status; nil:
 // time.Now.
@@ -199,7 +199,7 @@ func (s *Store) Status() Status {
 	defer s.mu.Unlock()
 	st := s.status
 	for i, since := range s.matched {
-		if s.ran.Sub(since) >= IdleAfter {
+		if s.ran.Sub(since) >= idleAfter {
 			st.Idle = append(st.Idle, Idle{s.policy.rules[i].file, s.policy.rules[i].line, since})
 		}
 	}

@@ -12,21 +12,12 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// do fails the test for the error of a system call.
-func do(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 func TestLoadDir(t *testing.T) {
@@ -38,11 +29,9 @@ func TestLoadDir(t *testing.T) {
 	write(t, filepath.Join(dir, "10.yaml"), all("netcpu: isolate, net.weight: 3"))
 	write(t, filepath.Join(dir, ".30.yaml"), "broken")
 	write(t, filepath.Join(dir, "40.yaml~"), "broken")
-	do(t, os.Symlink("10.yaml", filepath.Join(dir, "05.yaml")))
+	testkit.Must(t, os.Symlink("10.yaml", filepath.Join(dir, "05.yaml")))
 	p, err := LoadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if got, want := fmt.Sprint(p.Files()), fmt.Sprint([]string{dir + "/05.yaml", dir + "/10.yaml", dir + "/20.yml"}); got != want {
 		t.Errorf("Files = %s, want %s", got, want)
 	}
@@ -58,9 +47,9 @@ func TestLoadDirErrors(t *testing.T) {
 	write(t, filepath.Join(dir, "1.yaml"), "x: 1\n")
 	write(t, filepath.Join(dir, "2.yaml"), all("netcpu: isolate"))
 	write(t, filepath.Join(dir, "3.yaml"), "y: 1\n")
-	do(t, os.Mkdir(filepath.Join(dir, "4.yaml"), 0o755))
-	do(t, syscall.Mkfifo(filepath.Join(dir, "5.yaml"), 0o644))
-	do(t, os.Symlink("gone", filepath.Join(dir, "6.yaml")))
+	testkit.Must(t, os.Mkdir(filepath.Join(dir, "4.yaml"), 0o755))
+	testkit.Must(t, syscall.Mkfifo(filepath.Join(dir, "5.yaml"), 0o644))
+	testkit.Must(t, os.Symlink("gone", filepath.Join(dir, "6.yaml")))
 	write(t, filepath.Join(dir, "7.yaml"), string(make([]byte, MaxFileSize+1)))
 	p, err := LoadDir(dir)
 	want := dir + "/4.yaml: is not a regular file\n" + dir + "/5.yaml: is not a regular file\n" + dir + "/6.yaml: open: no such file or directory\n" +
@@ -98,7 +87,7 @@ func TestReloadKeepsLastGood(t *testing.T) {
 	a, b := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
 	s := NewStore(dir, ticking())
 	write(t, a, all("netcpu: isolate"))
-	do(t, s.Reload())
+	testkit.Must(t, s.Reload())
 	if st := s.Status(); st.Err != nil || st.Policies != 1 || len(st.Files) != 1 || !st.LastSuccess.Equal(time.Unix(1001, 0)) || !st.LastLoad.Equal(st.LastSuccess) {
 		t.Errorf("after success: %+v", st)
 	}
@@ -116,13 +105,13 @@ func TestReloadKeepsLastGood(t *testing.T) {
 		t.Errorf("after a broken file: %+v", st)
 	}
 
-	do(t, os.Remove(b))
-	do(t, s.Reload())
+	testkit.Must(t, os.Remove(b))
+	testkit.Must(t, s.Reload())
 	if got := netcpuOf(s); got != NetCPUAuto {
 		t.Errorf("after mending: %q is in force", got)
 	}
-	do(t, os.RemoveAll(dir))
-	do(t, s.Reload())
+	testkit.Must(t, os.RemoveAll(dir))
+	testkit.Must(t, s.Reload())
 	if got, st := netcpuOf(s), s.Status(); got != "" || st.Err != nil || st.Policies != 0 {
 		t.Errorf("without a directory: %q is in force, %+v", got, st)
 	}
@@ -145,7 +134,7 @@ func TestReloadNeverGood(t *testing.T) {
 		}
 	}
 	write(t, filepath.Join(dir, "a.yaml"), "")
-	do(t, s.Reload())
+	testkit.Must(t, s.Reload())
 	if targets, problems := s.Resolve(labelled); targets[0].Settings.NetCPU != NetCPUIsolate || len(problems) > 0 {
 		t.Errorf("after mending: %+v, problems %v", targets[0].Settings, problems)
 	}
@@ -160,7 +149,7 @@ func TestIdle(t *testing.T) {
 	s := NewStore(dir, func() time.Time { return now })
 	const two = "policies:\n- match: {name: web}\n  set: {netcpu: isolate}\n- match: {image: 'ngnix:*'}\n  set: {netcpu: isolate}\n"
 	write(t, file, two)
-	do(t, s.Reload())
+	testkit.Must(t, s.Reload())
 	web := container.Container{ID: 1, Name: "web", Source: "docker", Image: "nginx"}
 	idle := func() string { return fmt.Sprint(s.Status().Idle) }
 	pass := func(d time.Duration, list ...container.Container) {
@@ -176,12 +165,12 @@ func TestIdle(t *testing.T) {
 		t.Errorf("after the hour: %s, want %s", idle(), want)
 	}
 	// A reload of what is the same changes nothing; another pattern has its own hour.
-	do(t, s.Reload())
+	testkit.Must(t, s.Reload())
 	if got := idle(); got == "[]" {
 		t.Error("a reload begins the hour anew")
 	}
 	write(t, file, strings.Replace(two, "ngnix", "nginxx", 1))
-	do(t, s.Reload())
+	testkit.Must(t, s.Reload())
 	if got := idle(); got != "[]" {
 		t.Errorf("a new pattern at once: %s", got)
 	}
@@ -206,7 +195,7 @@ func TestRecall(t *testing.T) {
 	if k := first.Kept(); !k.When.IsZero() {
 		t.Errorf("kept before a load: %+v", k)
 	}
-	do(t, first.Reload())
+	testkit.Must(t, first.Reload())
 	write(t, file, all("netcpu: isolat"))
 	if first.Reload() == nil {
 		t.Fatal("a broken file is loaded")
@@ -214,7 +203,7 @@ func TestRecall(t *testing.T) {
 	kept := first.Kept()
 
 	next := NewStore(dir, ticking())
-	do(t, next.Recall(kept))
+	testkit.Must(t, next.Recall(kept))
 	if next.Reload() == nil {
 		t.Fatal("a broken file is loaded")
 	}
@@ -225,13 +214,13 @@ func TestRecall(t *testing.T) {
 		t.Errorf("kept for the next: %+v, was %+v", again, kept)
 	}
 	write(t, file, all("netcpu: auto"))
-	do(t, next.Reload())
+	testkit.Must(t, next.Reload())
 	if got := netcpuOf(next); got != NetCPUAuto {
 		t.Errorf("after mending: %q is in force", got)
 	}
 
 	other := NewStore(t.TempDir(), ticking())
-	do(t, other.Recall(kept))
+	testkit.Must(t, other.Recall(kept))
 	if got := netcpuOf(other); got != "" {
 		t.Errorf("of another directory: %q is in force", got)
 	}
@@ -325,7 +314,7 @@ func TestWatch(t *testing.T) {
 	is := func(m NetCPU) func() bool { return func() bool { return netcpuOf(s) == m && s.Status().Err == nil } }
 	await("the first load", func() bool { return !s.Status().LastLoad.IsZero() })
 
-	do(t, os.MkdirAll(dir, 0o755))
+	testkit.Must(t, os.MkdirAll(dir, 0o755))
 	write(t, dir+"/a.yaml", all("netcpu: isolate"))
 	await("a directory that was made", is(NetCPUIsolate))
 
@@ -333,7 +322,7 @@ func TestWatch(t *testing.T) {
 	await("a file that was written", is(NetCPUAuto))
 
 	write(t, dir+"/.tmp", all("netcpu: charge"))
-	do(t, os.Rename(dir+"/.tmp", dir+"/a.yaml"))
+	testkit.Must(t, os.Rename(dir+"/.tmp", dir+"/a.yaml"))
 	await("a file that was renamed", is(NetCPUCharge))
 
 	write(t, dir+"/a.yaml", "")
@@ -346,30 +335,28 @@ func TestWatch(t *testing.T) {
 	if got := netcpuOf(s); got != NetCPUCharge {
 		t.Errorf("after a broken file: %q is in force", got)
 	}
-	do(t, os.Remove(dir+"/b.yaml"))
+	testkit.Must(t, os.Remove(dir+"/b.yaml"))
 	await("that it was mended", is(NetCPUCharge))
 
-	do(t, os.Mkdir(dir+".new", 0o755))
+	testkit.Must(t, os.Mkdir(dir+".new", 0o755))
 	write(t, dir+".new/a.yaml", all("netcpu: isolate"))
-	do(t, os.Rename(dir, dir+".old"))
-	do(t, os.Rename(dir+".new", dir))
+	testkit.Must(t, os.Rename(dir, dir+".old"))
+	testkit.Must(t, os.Rename(dir+".new", dir))
 	await("a directory that was replaced", is(NetCPUIsolate))
 	write(t, dir+"/a.yaml", all("netcpu: auto"))
 	await("a file in the new directory", is(NetCPUAuto))
 
-	do(t, os.RemoveAll(dir))
+	testkit.Must(t, os.RemoveAll(dir))
 	await("that the directory is gone", is(""))
-	do(t, os.Mkdir(dir, 0o755))
+	testkit.Must(t, os.Mkdir(dir, 0o755))
 	write(t, dir+"/a.yaml", all("netcpu: charge"))
 	await("that it is back", is(NetCPUCharge))
-	do(t, os.RemoveAll(filepath.Join(root, "etc")))
+	testkit.Must(t, os.RemoveAll(filepath.Join(root, "etc")))
 	await("that its parents are gone", is(""))
-	do(t, os.MkdirAll(dir, 0o755))
+	testkit.Must(t, os.MkdirAll(dir, 0o755))
 	write(t, dir+"/a.yaml", all("netcpu: isolate"))
 	await("that they are back", is(NetCPUIsolate))
-	if err := s.Status().WatchErr; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, s.Status().WatchErr)
 }
 
 // TestWatchConfigMap swaps a symbolic link to the data, as the kubelet does.
@@ -378,13 +365,13 @@ func TestWatchConfigMap(t *testing.T) {
 	version := func(n int, text string) {
 		t.Helper()
 		data := fmt.Sprintf("..v%d", n)
-		do(t, os.Mkdir(filepath.Join(dir, data), 0o755))
+		testkit.Must(t, os.Mkdir(filepath.Join(dir, data), 0o755))
 		write(t, filepath.Join(dir, data, "a.yaml"), text)
-		do(t, os.Symlink(data, filepath.Join(dir, "..data_tmp")))
-		do(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+		testkit.Must(t, os.Symlink(data, filepath.Join(dir, "..data_tmp")))
+		testkit.Must(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
 	}
 	version(1, all("netcpu: auto"))
-	do(t, os.Symlink("..data/a.yaml", filepath.Join(dir, "a.yaml")))
+	testkit.Must(t, os.Symlink("..data/a.yaml", filepath.Join(dir, "a.yaml")))
 	s := NewStore(dir, time.Now)
 	s.poll = time.Hour
 	await := watch(t, s)
@@ -398,17 +385,17 @@ func TestWatchLinkedDirectory(t *testing.T) {
 	root := t.TempDir()
 	for i, m := range []string{"auto", "isolate"} {
 		d := filepath.Join(root, fmt.Sprint("release", i))
-		do(t, os.Mkdir(d, 0o755))
+		testkit.Must(t, os.Mkdir(d, 0o755))
 		write(t, d+"/a.yaml", all("netcpu: "+m))
 	}
 	dir := filepath.Join(root, "policy.d")
-	do(t, os.Symlink("release0", dir))
+	testkit.Must(t, os.Symlink("release0", dir))
 	s := NewStore(dir, time.Now)
 	s.poll = time.Hour
 	await := watch(t, s)
 	await("the first release", func() bool { return netcpuOf(s) == NetCPUAuto })
-	do(t, os.Symlink("release1", dir+".tmp"))
-	do(t, os.Rename(dir+".tmp", dir))
+	testkit.Must(t, os.Symlink("release1", dir+".tmp"))
+	testkit.Must(t, os.Rename(dir+".tmp", dir))
 	await("the second release", func() bool { return netcpuOf(s) == NetCPUIsolate })
 	write(t, root+"/release1/a.yaml", all("netcpu: charge"))
 	await("a file of the second release", func() bool { return netcpuOf(s) == NetCPUCharge })
@@ -418,7 +405,7 @@ func TestWatchLinkedDirectory(t *testing.T) {
 func TestWatchPolls(t *testing.T) {
 	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "x")
 	write(t, elsewhere, all("netcpu: auto"))
-	do(t, os.Symlink(elsewhere, filepath.Join(dir, "a.yaml")))
+	testkit.Must(t, os.Symlink(elsewhere, filepath.Join(dir, "a.yaml")))
 	s := NewStore(dir, time.Now)
 	s.poll = 50 * time.Millisecond
 	await := watch(t, s)
@@ -441,11 +428,11 @@ func TestWatchReportsNews(t *testing.T) {
 	first := <-calls
 	for range 20 {
 		write(t, file+".tmp", all("netcpu: auto"))
-		do(t, os.Rename(file+".tmp", file))
+		testkit.Must(t, os.Rename(file+".tmp", file))
 		time.Sleep(5 * time.Millisecond) // some looks, at whatever moment
 	}
 	write(t, file+".tmp", all("netcpu: isolate"))
-	do(t, os.Rename(file+".tmp", file))
+	testkit.Must(t, os.Rename(file+".tmp", file))
 	seen := []NetCPU{first}
 	for seen[len(seen)-1] != NetCPUIsolate {
 		seen = append(seen, <-calls)
@@ -471,7 +458,7 @@ func TestReloadAndWatchTogether(t *testing.T) {
 	await := watch(t, s)
 	for i := range 50 {
 		write(t, filepath.Join(dir, "a.yaml"), all(fmt.Sprintf("net.weight: %d, netcpu: isolate", i+1)))
-		do(t, s.Reload())
+		testkit.Must(t, s.Reload())
 		s.Resolve([]container.Container{{ID: 1}})
 	}
 	await("the last state", func() bool { return netcpuOf(s) == NetCPUIsolate })

@@ -38,7 +38,7 @@ func TestUnitHints(t *testing.T) {
 	rate := func(s string) error { _, err := ParseRate(s); return err }
 	size := func(s string) error { _, err := ParseSize(s); return err }
 	length := func(s string) error { _, err := ParseDuration(s); return err }
-	percent := func(s string) error { _, err := ParsePercent(s); return err }
+	percent := func(s string) error { _, err := parsePercent(s); return err }
 	for _, c := range []struct {
 		parse       func(string) error
 		value, want string
@@ -127,13 +127,13 @@ func TestParseSizeAndDuration(t *testing.T) {
 
 func TestParsePercent(t *testing.T) {
 	for s, want := range map[string]float64{"0%": 0, "5%": 0.05, "5": 0.05, "12.5%": 0.125, "100%": 1, "0.0001%": 0.000001} {
-		if got, err := ParsePercent(s); err != nil || got != want {
-			t.Errorf("ParsePercent(%q) = %v, %v, want %v", s, got, err, want)
+		if got, err := parsePercent(s); err != nil || got != want {
+			t.Errorf("parsePercent(%q) = %v, %v, want %v", s, got, err, want)
 		}
 	}
 	for _, s := range []string{"", "%", "-5%", "+5%", "five", "5 %", "5%%", "1e1%", "100.001%", "101", "NaN", "inf", ".5%", "99999999999999999999999%"} {
-		if got, err := ParsePercent(s); err == nil {
-			t.Errorf("ParsePercent(%q) = %v, want an error", s, got)
+		if got, err := parsePercent(s); err == nil {
+			t.Errorf("parsePercent(%q) = %v, want an error", s, got)
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // TestWatchWriter: a file that is being written is not read, though it would be valid, until it is
@@ -53,10 +55,10 @@ func TestWatchWriter(t *testing.T) {
 			}
 			await(state{NetCPUAuto, 2})
 			f, err := os.OpenFile(dir+"/a.yaml", os.O_WRONLY|os.O_TRUNC, 0)
-			do(t, err)
+			testkit.Must(t, err)
 			defer f.Close()
 			_, err = f.WriteString(c.first)
-			do(t, err)
+			testkit.Must(t, err)
 			if !c.close {
 				await(state{NetCPUIsolate, 1})
 				return
@@ -64,12 +66,12 @@ func TestWatchWriter(t *testing.T) {
 			time.Sleep(10 * quiet)
 			rest := all("netcpu: isolate") + "---\n" + all("net.weight: 3")
 			_, err = f.WriteString(rest[len(c.first):])
-			do(t, err)
+			testkit.Must(t, err)
 			time.Sleep(3 * quiet) // and it has no event when it is closed
 			if len(calls) > 0 {
 				t.Errorf("news of %+v while it is open", <-calls)
 			}
-			do(t, f.Close())
+			testkit.Must(t, f.Close())
 			await(state{NetCPUIsolate, 2})
 			time.Sleep(3 * quiet)
 			if len(calls) > 0 {
@@ -87,9 +89,9 @@ func TestWatchNoLease(t *testing.T) {
 	// A file of another user's, without CAP_LEASE.
 	if os.Geteuid() == 0 {
 		write(t, a, all("netcpu: auto"))
-		do(t, os.Chown(a, 1, 1))
+		testkit.Must(t, os.Chown(a, 1, 1))
 	} else {
-		do(t, os.Symlink("/etc/passwd", a))
+		testkit.Must(t, os.Symlink("/etc/passwd", a))
 	}
 	s := NewStore(dir, time.Now)
 	s.poll = time.Hour
@@ -97,9 +99,7 @@ func TestWatchNoLease(t *testing.T) {
 	calls, found, done := make(chan NetCPU, 100), make(chan writer, 1), make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with this
-		if err := withoutLease(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, withoutLease())
 		_, w, _ := readFile(a)
 		found <- w
 		done <- s.Watch(ctx, func() { calls <- netcpuOf(s) })

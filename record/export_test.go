@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // export exports to a file of its own.
@@ -148,9 +149,7 @@ func TestAnonymous(t *testing.T) {
 		if !strings.HasPrefix(c.Name, "container-") || c.Name != one.Containers[i].Name || c.ID != one.Containers[i].ID {
 			t.Errorf("container %d is %q, was %q", i, c.Name, one.Containers[i].Name)
 		}
-		if diff := cmp.Diff([]api.Setting{{Key: "fairlead.net.rate", Value: "50mbit", From: "label"}, {Key: "fairlead.netcpu", Value: "auto", From: "label"}}, c.Policy); diff != "" {
-			t.Error(diff)
-		}
+		testkit.Same(t, "policy", []api.Setting{{Key: "fairlead.net.rate", Value: "50mbit", From: "label"}, {Key: "fairlead.netcpu", Value: "auto", From: "label"}}, c.Policy)
 	}
 	// The original has them: the test would find them.
 	if path, _ := export(t, dir, Choice{}); !bytes.Contains(contents(t, path), []byte(hidden[0])) {
@@ -183,7 +182,5 @@ func TestAnonymousLeavesFrames(t *testing.T) {
 	fill(rand.New(rand.NewPCG(3, 4)), reflect.ValueOf(&f).Elem())
 	fill(rand.New(rand.NewPCG(3, 4)), reflect.ValueOf(&same).Elem())
 	newAnonymous(nil).frame(f)
-	if diff := cmp.Diff(same, f); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "frame", same, f)
 }

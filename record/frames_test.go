@@ -3,10 +3,10 @@ package record
 import (
 	"fmt"
 	"math/rand/v2"
-	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // host makes the frames of a host with containers that all work, as the agent would report them.
@@ -123,9 +123,4 @@ func (h *host) next(after time.Duration) api.Frame {
 	return f
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must

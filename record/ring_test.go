@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // clock is the time of a test: the wall clock and the monotonic one.
@@ -25,7 +26,7 @@ func (c *clock) pass(d time.Duration) { c.wall, c.elapsed = c.wall.Add(d), c.ela
 
 // config returns a Config by this clock.
 func (c *clock) config(dir string) Config {
-	return Config{Dir: dir, Size: MinSize, Age: 24 * time.Hour, Now: func() time.Time { return c.wall }, Elapsed: func() time.Duration { return c.elapsed }}
+	return Config{Dir: dir, Size: minSize, Age: 24 * time.Hour, Now: func() time.Time { return c.wall }, Elapsed: func() time.Duration { return c.elapsed }}
 }
 
 func newWriter(t testing.TB, cfg Config) *Writer {
@@ -81,8 +82,12 @@ func TestRing(t *testing.T) {
 	c := &clock{wall: epoch}
 	h := newHost(6)
 	var want []api.Frame
-	for range 3 {
-		w := newWriter(t, c.config(dir))
+	for i := range 3 {
+		cfg := c.config(dir)
+		if os.Geteuid() == 0 {
+			cfg.Group = 64640 + i // another one with each agent
+		}
+		w := newWriter(t, cfg)
 		for range 40 {
 			c.pass(5 * time.Second)
 			f := h.next(5 * time.Second)
@@ -107,9 +112,7 @@ func TestRing(t *testing.T) {
 		must(t, err)
 		apart = append(apart, f.Taken)
 	}
-	if diff := cmp.Diff(takenOf([]api.Frame{want[50], want[53], want[56], want[59]}), apart); diff != "" {
-		t.Errorf("some: times (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "some: times", takenOf([]api.Frame{want[50], want[53], want[56], want[59]}), apart)
 	r := open(t, dir)
 	if first, last := r.Span(); !first.Equal(want[0].Taken) || !last.Equal(want[119].Taken) {
 		t.Errorf("span %v to %v", first, last)
@@ -120,6 +123,8 @@ func TestRing(t *testing.T) {
 	}
 	if info, err := os.Stat(segmentsOf(t, dir)[0]); err != nil || info.Mode().Perm() != 0o640 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
+	} else if gid := info.Sys().(*syscall.Stat_t).Gid; os.Geteuid() == 0 && gid != 64642 {
+		t.Errorf("the first file is of the group %d, not of the last agent's", gid)
 	}
 }
 

@@ -24,8 +24,8 @@ const (
 	DefaultAge  = 7 * 24 * time.Hour
 )
 
-// MinSize is the least size of a ring: room for two full frames of a large host.
-const MinSize = 1 << 20
+// minSize is the least size of a ring: room for two full frames of a large host.
+const minSize = 1 << 20
 
 const (
 	files     = 32          // of a full ring
@@ -84,8 +84,8 @@ type Written struct {
 func New(cfg Config) (*Writer, error) {
 	cfg.Size = cmp.Or(cfg.Size, DefaultSize)
 	cfg.Age = cmp.Or(cfg.Age, DefaultAge)
-	if cfg.Size < MinSize || cfg.Age < time.Minute {
-		return nil, fmt.Errorf("record: %d bytes and %v are less than %d and %v", cfg.Size, cfg.Age, int64(MinSize), time.Minute)
+	if cfg.Size < minSize || cfg.Age < time.Minute {
+		return nil, fmt.Errorf("record: %d bytes and %v are less than %d and %v", cfg.Size, cfg.Age, int64(minSize), time.Minute)
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -192,7 +192,7 @@ func (w *Writer) open() (err error) {
 	if err := os.Mkdir(w.cfg.Dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	lock, err := os.Open(w.cfg.Dir)
+	lock, err := os.OpenFile(w.cfg.Dir, unix.O_NOFOLLOW|unix.O_DIRECTORY, 0) // another's link leads to no folder of ours
 	if err != nil {
 		return err
 	}
@@ -242,7 +242,10 @@ func (w *Writer) adopt(path string) (segment, error) {
 		if f.readBlocks() == nil && len(f.blocks) > 0 {
 			last = f.blocks[len(f.blocks)-1].time()
 		}
-		f.Close()
+		err = w.share(f.File, 0o640) // the group may be another one now
+		if f.Close(); err != nil {
+			return segment{}, err
+		}
 	}
 	return segment{path: path, size: info.Size(), last: w.cfg.Elapsed() - max(w.cfg.Now().Sub(last), 0)}, nil
 }

@@ -3,9 +3,11 @@ package view
 import (
 	"cmp"
 	"context"
+	"errors"
 	"math"
 	"slices"
 	"time"
+	"unsafe"
 
 	"github.com/fairlead-project/fairlead/api"
 )
@@ -13,13 +15,47 @@ import (
 // Span is the time that plots of one container show.
 const Span = 10 * time.Minute
 
-// History is the overviews between successive frames, in order, over a bounded time. The zero
-// value keeps them without a bound.
+// History is the newest overviews between successive frames, in order. The zero value keeps what it
+// has room for. A copy stays as it is when the original takes in more.
 type History struct {
 	Keep time.Duration // from the oldest overview to the newest; 0: no bound
+	Cut  bool          // older ones were left out, as there is no room for them
 
 	last *api.Frame
 	list []api.Overview
+	size int // of all in list
+}
+
+// ErrRoom means that a History has left out older overviews.
+var ErrRoom = errors.New("what is older is left out: it takes too much memory")
+
+// room is how much memory overviews may take: anybody may have made the frames.
+const room = 256 << 20
+
+// sizeOf returns about how much memory an overview takes.
+func sizeOf(o api.Overview) int {
+	size := int(unsafe.Sizeof(o)) + len(o.Rows)*int(unsafe.Sizeof(api.OverviewRow{}))
+	for _, r := range o.Rows {
+		size += len(r.Name) + len(r.Pod) + len(r.Namespace) + len(r.By)*int(unsafe.Sizeof(api.Slowdown{}))
+		for _, s := range r.By {
+			size += len(s.Cause) + len(s.Name)
+		}
+		for _, name := range r.InForce {
+			size += int(unsafe.Sizeof(name)) + len(name)
+		}
+	}
+	return size
+}
+
+// drop drops the oldest n overviews, and more as long as there is no room.
+func (h *History) drop(n int) {
+	gone := 0
+	for ; gone < len(h.list) && (gone < n || h.size > room); gone++ {
+		h.size -= sizeOf(h.list[gone])
+	}
+	if h.Cut = h.Cut || gone > n; gone > 0 {
+		h.list = slices.Clone(h.list[gone:])
+	}
 }
 
 // Add takes the next frame of a source, and returns the overview of the time since the frame
@@ -35,14 +71,17 @@ func (h *History) Add(f api.Frame) (o api.Overview, ok bool) {
 	}
 	o = f.After(*before)
 	h.list = append(h.list, o)
-	if old, _ := h.find(o.Taken.Add(-h.Keep)); h.Keep > 0 && old > 0 {
-		h.list = slices.Delete(h.list, 0, old)
+	h.size += sizeOf(o)
+	old, _ := h.find(o.Taken.Add(-h.Keep))
+	if h.Keep == 0 {
+		old = 0
 	}
+	h.drop(old)
 	return o, true
 }
 
 // Load makes a History of the frames that a source has recorded from one time to another. If parts
-// cannot be read, it has the rest, and the error is the first.
+// cannot be read or kept, it has the rest, and the error is the first.
 func Load(ctx context.Context, s Source, from, to time.Time) (h *History, first error) {
 	h = new(History)
 	for f, err := range s.Frames(ctx, from, to, 0) {
@@ -51,6 +90,9 @@ func Load(ctx context.Context, s Source, from, to time.Time) (h *History, first 
 		} else if first == nil {
 			first = err
 		}
+	}
+	if h.Cut && first == nil {
+		first = ErrRoom
 	}
 	return h, first
 }
@@ -61,7 +103,11 @@ func (h *History) Before(old *History) {
 	if len(h.list) > 0 {
 		n, _ = old.find(h.list[0].Since.Add(1))
 	}
+	for _, o := range old.list[:n] {
+		h.size += sizeOf(o)
+	}
 	h.list = slices.Concat(old.list[:n], h.list)
+	h.drop(0)
 }
 
 // Last is the newest frame; nil without any. The caller must not change it.
@@ -150,27 +196,23 @@ type Share struct {
 	Mean  float64 // over all of the time
 }
 
-// Blame sums up, over a span that ends at to, who has slowed a container (by) and whom it has
+// Blame sums up, over a span that ends at to, who has slowed each container (by) and whom each has
 // slowed (of), each the largest mean first.
-func (h *History) Blame(id api.ID, to time.Time, span time.Duration) (by, of []Share) {
+func (h *History) Blame(to time.Time, span time.Duration) (by, of map[api.ID][]Share) {
+	type loss struct {
+		victim, culprit api.ID
+		cause           string
+	}
+	type sum struct {
+		Share
+		victim string
+	}
 	var total time.Duration
+	sums := make(map[loss]*sum)
 	first, _ := h.find(to.Add(-span + 1))
 	last, exact := h.find(to)
 	if exact {
 		last++
-	}
-	add := func(list *[]Share, other api.ID, name string, s api.Slowdown, d time.Duration, now bool) {
-		i := slices.IndexFunc(*list, func(x Share) bool { return x.Other == other && x.Cause == s.Cause })
-		if i < 0 {
-			i = len(*list)
-			*list = append(*list, Share{Other: other, Cause: s.Cause})
-		}
-		x := &(*list)[i]
-		x.Name = name
-		x.Mean += s.Slowed * d.Seconds()
-		if now {
-			x.Now += s.Slowed
-		}
 	}
 	for i := first; i < last; i++ {
 		o := h.list[i]
@@ -178,19 +220,33 @@ func (h *History) Blame(id api.ID, to time.Time, span time.Duration) (by, of []S
 		total += d
 		for _, r := range o.Rows {
 			for _, s := range r.By {
-				if r.Container == id {
-					add(&by, s.Culprit, s.Name, s, d, i == last-1)
-				} else if s.Culprit == id {
-					add(&of, r.Container, r.Name, s, d, i == last-1)
+				key := loss{r.Container, s.Culprit, s.Cause}
+				x := sums[key]
+				if x == nil {
+					x = &sum{Share: Share{Other: s.Culprit, Cause: s.Cause}}
+					sums[key] = x
+				}
+				x.Name, x.victim = s.Name, r.Name
+				x.Mean += s.Slowed * d.Seconds()
+				if i == last-1 {
+					x.Now += s.Slowed
 				}
 			}
 		}
 	}
-	for _, list := range [][]Share{by, of} {
-		for i := range list {
-			list[i].Mean /= max(total.Seconds(), 1e-9)
+	by, of = make(map[api.ID][]Share), make(map[api.ID][]Share)
+	for key, x := range sums {
+		x.Mean /= max(total.Seconds(), 1e-9)
+		by[key.victim] = append(by[key.victim], x.Share)
+		x.Other, x.Name = key.victim, x.victim
+		of[key.culprit] = append(of[key.culprit], x.Share)
+	}
+	for _, lists := range []map[api.ID][]Share{by, of} {
+		for _, list := range lists {
+			slices.SortFunc(list, func(a, b Share) int {
+				return cmp.Or(cmp.Compare(b.Mean, a.Mean), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Other, b.Other), cmp.Compare(a.Cause, b.Cause))
+			})
 		}
-		slices.SortStableFunc(list, func(a, b Share) int { return cmp.Compare(b.Mean, a.Mean) })
 	}
 	return by, of
 }

@@ -3,10 +3,12 @@ package view
 import (
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/test/viewtest"
 )
 
@@ -15,9 +17,7 @@ func loaded(t *testing.T, h viewtest.Host, frames int) *History {
 	t.Helper()
 	h.Every = 10 * time.Second
 	hist, err := Load(t.Context(), Recorded{viewtest.Recording{Host: h, Count: frames}}, time.Time{}, time.Time{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return hist
 }
 
@@ -77,6 +77,34 @@ func TestHistoryKeep(t *testing.T) {
 	}
 }
 
+// A recording from somebody else takes bounded memory, however much there is in each of its frames.
+func TestHistoryRoom(t *testing.T) {
+	f := viewtest.Host{Containers: 5}.Frame(0)
+	long := strings.Repeat("x", room/4)
+	f.Containers[0].Name = long
+	var h History
+	for i := range 10 {
+		f.Taken = viewtest.Start.Add(time.Duration(i) * time.Second)
+		before := h
+		h.Add(f)
+		if h.size > room || before.Len() > 0 && before.list[0].Taken.After(h.list[0].Taken) {
+			t.Errorf("%d bytes, and a copy of before begins at %v", h.size, before.list[0].Taken)
+		}
+	}
+	old := h
+	h.Before(&old)
+	if _, last := h.Bounds(); !h.Cut || h.Len() != 3 || !last.Equal(f.Taken) {
+		t.Errorf("%d overviews to %v are left, cut: %v", h.Len(), last, h.Cut)
+	}
+	for i := range f.Containers {
+		f.Containers[i].Name = long
+	}
+	f.Taken = f.Taken.Add(1)
+	if h.Add(f); h.Len() != 0 || h.size != 0 {
+		t.Errorf("of what is too large alone %d are left", h.Len())
+	}
+}
+
 func TestSeries(t *testing.T) {
 	h := loaded(t, viewtest.Host{Containers: 5, Calm: 30}, 61)
 	slowed := func(r api.OverviewRow) float64 { return r.Slowed }
@@ -100,18 +128,18 @@ func TestSeries(t *testing.T) {
 func TestBlame(t *testing.T) {
 	h := loaded(t, viewtest.Host{Containers: 5, Calm: 30}, 61)
 	at := viewtest.Start.Add(10 * time.Minute)
-	by, _ := h.Blame(viewtest.Victim, at, Span)
+	all, of := h.Blame(at, Span)
+	by := all[viewtest.Victim]
 	if len(by) != 2 || by[0].Name != "flood" || by[0].Cause != api.SlowedByPackets || by[0].Now <= by[1].Now {
 		t.Fatalf("%+v", by)
 	}
 	if ratio := by[0].Mean / by[0].Now; math.Abs(ratio-0.5) > 1e-6 { // half of the time
 		t.Errorf("in the mean %v of what it is now", ratio)
 	}
-	_, of := h.Blame(viewtest.Culprit, at, Span)
-	if len(of) != 1 || of[0].Other != viewtest.Victim || of[0].Now != by[0].Now {
+	if of := of[viewtest.Culprit]; len(of) != 1 || of[0].Other != viewtest.Victim || of[0].Now != by[0].Now {
 		t.Errorf("%+v", of)
 	}
-	if by, of := h.Blame(99, at, Span); by != nil || of != nil {
-		t.Errorf("of nobody: %v, %v", by, of)
+	if all[99] != nil || of[99] != nil {
+		t.Errorf("of nobody: %v, %v", all[99], of[99])
 	}
 }

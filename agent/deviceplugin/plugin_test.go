@@ -6,14 +6,16 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/fairlead-project/fairlead/internal/testkit"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	kubelet "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // fakeKubelet is kubelet's side of the API: it calls ListAndWatch of each plugin that registers.
@@ -160,14 +162,9 @@ func (a *amounts) get() map[string]int {
 func start(t *testing.T, dir string, a *amounts) *Plugin {
 	t.Helper()
 	p := New(Config{Dir: dir, Domain: "fairlead.dev/", Amounts: a.get, Every: 50 * time.Millisecond})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
+	stop := testkit.Background(t, p.Run)
 	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, stop())
 		if left, _ := filepath.Glob(filepath.Join(dir, prefix+"*")); len(left) > 0 {
 			t.Errorf("left behind: %q", left)
 		}
@@ -178,18 +175,7 @@ func start(t *testing.T, dir string, a *amounts) *Plugin {
 // awaitOffer waits for a state of a resource.
 func awaitOffer(t *testing.T, p *Plugin, what string, ok func(Offer) bool) {
 	t.Helper()
-	late := time.Now().Add(60 * time.Second)
-	var offers []Offer
-	for time.Now().Before(late) {
-		offers = p.Offers()
-		for _, o := range offers {
-			if ok(o) {
-				return
-			}
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("%s: %+v", what, offers)
+	testkit.Await(t, what, func() bool { return slices.ContainsFunc(p.Offers(), ok) })
 }
 
 // TestOffers has a link that becomes slower, a disk that comes, and one that vanishes.
@@ -255,14 +241,9 @@ func TestPanics(t *testing.T) {
 		}()
 		p.Run(t.Context())
 	}()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
+	stop := testkit.Background(t, p.Run)
 	awaitOffer(t, p, "not watched again", func(o Offer) bool { return o.Watched && o.Amount > 3 })
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, stop())
 }
 
 // TestKubeletRestarts starts kubelet after the plugin, restarts it, has it hang up and refuse.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // Containers that open connections and send nothing must not lock out the others for long.
@@ -21,9 +22,7 @@ func TestSelfSocketIsLetGo(t *testing.T) {
 	socket := served(t, b, 0o666, ServeSelf)
 	for range maxSelves {
 		c, err := net.Dial("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer c.Close()
 	}
 	c := api.Dial(socket)
@@ -39,9 +38,7 @@ func TestSelfSocketRefuses(t *testing.T) {
 	var last net.Conn
 	for range 2 * maxOfOne {
 		c, err := net.Dial("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer c.Close()
 		last = c
 	}
@@ -154,9 +151,7 @@ func TestGuestPace(t *testing.T) {
 
 	path := filepath.Join(t.TempDir(), "self")
 	inner, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer inner.Close()
 	g := newGuests(func(Peer) api.ID { return 0 }, slog.New(slog.DiscardHandler))
 	l := visitors{Listener: inner, places: make(chan struct{}, maxSelves), guests: g}
@@ -174,9 +169,7 @@ func TestGuestPace(t *testing.T) {
 	start = time.Now()
 	for range many {
 		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		c.Close()
 		(<-held).Close()
 	}
@@ -199,9 +192,7 @@ func TestGuestPace(t *testing.T) {
 func TestGuestsWhoHaveGone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "self")
 	inner, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer inner.Close()
 	asked := 0
 	g := newGuests(func(Peer) api.ID { asked++; return 7 }, slog.New(slog.DiscardHandler))
@@ -218,9 +209,7 @@ func TestGuestsWhoHaveGone(t *testing.T) {
 		}
 	}
 	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer c.Close()
 	last.Write([]byte("x"))
 	if n, err := c.Read(make([]byte, 8)); n != 1 || err != nil || asked != 1 || len(l.places) != 1 {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestRecordsAsk(t *testing.T) {
@@ -26,9 +27,7 @@ func TestRecordsAsk(t *testing.T) {
 		{"protocol=sctp", `protocol="sctp": want tcp, udp, icmp or other`},
 	} {
 		q, err := url.ParseQuery(tt.query)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		_, _, err = recordsAsk(q, maxSelfOver)
 		got := ""
 		if err != nil {
@@ -55,9 +54,7 @@ func FuzzRecordsAsk(f *testing.F) {
 			return
 		}
 		q, err = url.ParseQuery(want.Query(over))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		got, again, err := recordsAsk(q, api.MaxOver)
 		if err != nil || got != want || again != over {
 			t.Errorf("%q: %+v, %v; again %+v, %v, %v", query, want, over, got, again, err)

@@ -16,26 +16,34 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// GroupID returns the number of Group, or false if the host does not have it.
-func GroupID() (int, bool) {
-	g, err := user.LookupGroup(api.Group)
-	if err != nil {
-		return 0, false
+// GroupID returns the number of a group, by its name or number, or false if the host does not have it.
+func GroupID(name string) (int, bool) {
+	if g, err := user.LookupGroup(name); err == nil {
+		name = g.Gid
 	}
-	id, err := strconv.Atoi(g.Gid)
+	id, err := strconv.Atoi(name)
 	return id, err == nil
 }
 
 // Listen makes the agent's socket: mode 0660, owned by Group where it exists. It replaces a socket
 // that a dead agent left. A socket that an agent answers on is an error, and so is a file that is
 // not a socket. Close removes the socket.
-func Listen(path string) (net.Listener, error) { return listen(path, 0o660) }
+func Listen(path string) (net.Listener, error) {
+	gid, ok := GroupID(api.Group)
+	if !ok {
+		gid = -1
+	}
+	return listen(path, 0o660, gid)
+}
+
+// ListenView makes the socket for those who may only look: mode 0660, owned by the group gid.
+func ListenView(path string, gid int) (net.Listener, error) { return listen(path, 0o660, gid) }
 
 // ListenSelf makes the socket for containers. Any process may connect, and sees only its own
 // container.
-func ListenSelf(path string) (net.Listener, error) { return listen(path, 0o666) }
+func ListenSelf(path string) (net.Listener, error) { return listen(path, 0o666, -1) }
 
-func listen(path string, mode fs.FileMode) (net.Listener, error) {
+func listen(path string, mode fs.FileMode, gid int) (net.Listener, error) {
 	if err := vacant(path); err != nil {
 		return nil, fmt.Errorf("listen at %s: %w", path, err)
 	}
@@ -53,7 +61,7 @@ func listen(path string, mode fs.FileMode) (net.Listener, error) {
 	}
 	l.SetUnlinkOnClose(false)
 	s := &socket{UnixListener: l, path: path, name: tmp}
-	if err := s.show(mode); err != nil {
+	if err := s.show(mode, gid); err != nil {
 		return nil, errors.Join(fmt.Errorf("listen at %s: %w", path, err), s.Close())
 	}
 	return s, nil
@@ -91,11 +99,11 @@ type socket struct {
 	once sync.Once
 }
 
-func (s *socket) show(mode fs.FileMode) error {
+func (s *socket) show(mode fs.FileMode, gid int) error {
 	if err := os.Chmod(s.name, mode); err != nil {
 		return err
 	}
-	if gid, ok := GroupID(); ok && mode&0o007 == 0 && os.Geteuid() == 0 {
+	if gid >= 0 && os.Geteuid() == 0 {
 		if err := os.Chown(s.name, -1, gid); err != nil {
 			return err
 		}

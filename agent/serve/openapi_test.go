@@ -9,9 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 var update = flag.Bool("update", false, "write testdata/openapi.json anew")
@@ -30,9 +29,7 @@ type document struct {
 // The document has every route and every field, each with a description.
 func TestOpenAPI(t *testing.T) {
 	var doc document
-	if err := json.Unmarshal(OpenAPI(), &doc); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(OpenAPI(), &doc))
 	if doc.OpenAPI != "3.1.0" {
 		t.Errorf("openapi %q", doc.OpenAPI)
 	}
@@ -114,15 +111,9 @@ func TestOpenAPIKinds(t *testing.T) {
 func TestOpenAPIGolden(t *testing.T) {
 	const golden = "testdata/openapi.json"
 	if *update {
-		if err := os.WriteFile(golden, OpenAPI(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(golden, OpenAPI(), 0o644))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(OpenAPI())); diff != "" {
-		t.Errorf("the interface has changed; go test ./agent/serve -update writes it down (-file +now):\n%s", diff)
-	}
+	testkit.Must(t, err)
+	testkit.Same(t, "the interface has changed; go test ./agent/serve -update writes it down", string(want), string(OpenAPI()))
 }

@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
 )
 
 // Peer is the process that connected, as the kernel recorded it at that moment. IDs are those in
@@ -24,6 +26,8 @@ type Peer struct {
 	// FD is a pidfd of the process, or -1. Same uses it to check that PID still means the
 	// process that connected.
 	FD int
+
+	looks bool // came by the socket for those who may only look
 }
 
 // mayWrite reports whether the peer may change things: root, or a member of Group.
@@ -31,7 +35,7 @@ func (p Peer) mayWrite() bool {
 	if p.UID == 0 {
 		return true
 	}
-	gid, ok := GroupID()
+	gid, ok := GroupID(api.Group)
 	return ok && (p.GID == gid || slices.Contains(p.Groups, uint32(gid)))
 }
 
@@ -134,6 +138,7 @@ type visitors struct {
 	net.Listener
 	places chan struct{}
 	guests *guests // nil on a socket without limits per container
+	looks  bool    // those who connect may only look
 }
 
 func (l visitors) Accept() (net.Conn, error) {
@@ -159,6 +164,7 @@ func (l visitors) Accept() (net.Conn, error) {
 		} else {
 			v.err = errors.New("read peer: not a unix socket")
 		}
+		v.peer.looks = l.looks
 		if l.guests == nil || l.guests.admit(v) {
 			return v, nil
 		}

@@ -18,10 +18,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/google/go-cmp/cmp"
 )
 
 const childEnv = "FAIRLEAD_TEST_CHILD"
@@ -137,23 +136,14 @@ func served(t *testing.T, b Backend, mode os.FileMode, serve func(context.Contex
 	t.Helper()
 	dir := t.TempDir()
 	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if err := os.Chmod(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Chmod(d, 0o755))
 	}
 	path := filepath.Join(dir, "sock")
-	l, err := listen(path, mode)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- serve(ctx, l, b, slog.New(slog.DiscardHandler)) }()
+	l, err := listen(path, mode, -1)
+	testkit.Must(t, err)
+	stop := testkit.Background(t, func(ctx context.Context) error { return serve(ctx, l, b, slog.New(slog.DiscardHandler)) })
 	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, stop())
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the socket is still there: %v", err)
 		}
@@ -258,9 +248,7 @@ func TestErrors(t *testing.T) {
 func raw(t *testing.T, socket, request string) string {
 	t.Helper()
 	c, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(10 * time.Second))
 	if _, err := c.Write([]byte(request)); err != nil {
@@ -345,7 +333,7 @@ func TestMayWrite(t *testing.T) {
 			t.Errorf("%+v may write: %v", x.peer, got)
 		}
 	}
-	gid, ok := GroupID()
+	gid, ok := GroupID(api.Group)
 	if ok && !(Peer{UID: 1000, GID: 1000, Groups: []uint32{4, uint32(gid)}}).mayWrite() {
 		t.Error("a member of the group may not write")
 	}
@@ -368,12 +356,26 @@ func TestStrangerMayNotWrite(t *testing.T) {
 	}
 	const refused = "user id 65534 may not change anything: only root and the group fairlead may\n"
 	want := "read: <nil>\nwrite: " + refused + "set: " + refused + "kill: " + refused
-	if diff := cmp.Diff(want, stranger(served(t, &backend{}, 0o666, Serve))); diff != "" {
-		t.Errorf("on an open socket (-want +got):\n%s", diff)
+	testkit.Same(t, "on an open socket", want, stranger(served(t, &backend{}, 0o666, Serve)))
+	view := served(t, &backend{}, 0o666, ServeView)
+	const looks = "this socket is for looking: only root and the group fairlead may change anything, by the agent's own\n"
+	want = "read: <nil>\nwrite: " + looks + "set: " + looks + "kill: " + looks
+	testkit.Same(t, "on the socket for looking", want, stranger(view))
+	if _, err := api.Dial(view).Reload(t.Context()); err == nil || err.Error()+"\n" != looks {
+		t.Errorf("root on the socket for looking: %v", err)
 	}
 	closed := served(t, &backend{}, 0o660, Serve)
 	if out := stranger(closed); !strings.HasPrefix(out, "read: connect to the agent at "+closed+": permission denied") {
 		t.Errorf("on the agent's socket: %s", out)
+	}
+	// A member of the group for looking finds its way there.
+	l, err := ListenView(api.ViewSocket(closed), 65533)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go ServeView(t.Context(), l, &backend{}, slog.New(slog.DiscardHandler))
+	if diff := cmp.Diff(want, stranger(closed)); diff != "" {
+		t.Errorf("in the group for looking (-want +got):\n%s", diff)
 	}
 }
 
@@ -381,9 +383,7 @@ func TestListen(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "deeper", "sock")
 	l, err := Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode() != os.ModeSocket|0o660 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
@@ -392,18 +392,14 @@ func TestListen(t *testing.T) {
 	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "another agent answers") {
 		t.Errorf("a second agent: %v", err)
 	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, l.Close())
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("after Close: %v", err)
 	}
 
 	// A dead agent left this socket.
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	dead.SetUnlinkOnClose(false)
 	dead.Close()
 	l, err = Listen(path)
@@ -412,9 +408,7 @@ func TestListen(t *testing.T) {
 	}
 	// Another file has taken the name: Close must leave it.
 	os.Remove(path)
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, nil, 0o600))
 	l.Close()
 	if _, err := os.Lstat(path); err != nil {
 		t.Errorf("Close removed what is not its own: %v", err)

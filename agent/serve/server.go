@@ -29,6 +29,12 @@ func Serve(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) err
 	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople)}, newHandler(ctx, b, false, log), time.Minute)
 }
 
+// ServeView answers on the socket of those who may only look: as Serve, but all changes are refused,
+// also to root.
+func ServeView(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
+	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople), looks: true}, newHandler(ctx, b, false, log), time.Minute)
+}
+
 // ServeSelf answers on the socket of the containers. A container must not block it for long, by
 // anything that it sends or does not send, and must not occupy it alone: see guests.
 func ServeSelf(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
@@ -135,6 +141,10 @@ func allowed(r route, req *http.Request) error {
 	p, err := peer(req.Context())
 	if err != nil {
 		return err
+	}
+	if p.looks {
+		return &api.Error{Status: http.StatusForbidden, Code: "forbidden",
+			Text: fmt.Sprintf("this socket is for looking: only root and the group %s may change anything, by the agent's own", api.Group)}
 	}
 	if !p.mayWrite() {
 		return &api.Error{Status: http.StatusForbidden, Code: "forbidden",

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // teller is a backend with events. It remembers the last few.
@@ -70,9 +71,7 @@ func TestFollow(t *testing.T) {
 	defer cancel()
 	var got []uint64
 	for e, err := range c.FollowBlockIO(ctx, 0, nil) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if got = append(got, e.ID); len(got) == 2 {
 			b.tell(2)
 		}
@@ -99,9 +98,7 @@ func TestFollow(t *testing.T) {
 func rawStream(t *testing.T, socket, header string) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	c, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	fmt.Fprintf(c, "GET /v1/blockio/events HTTP/1.1\r\nHost: x\r\n%s\r\n", header)
 	return c, bufio.NewReader(c)
@@ -109,12 +106,10 @@ func rawStream(t *testing.T, socket, header string) (net.Conn, *bufio.Reader) {
 
 func firstState(t *testing.T, socket string) (s api.StreamState) {
 	t.Helper()
-	c, r := rawStream(t, socket, "")
+	c, r := rawStream(t, socket, "Last-Event-ID: 1000\r\n") // beyond all, which are large
 	defer c.Close()
 	resp, err := http.ReadResponse(r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for lines := bufio.NewScanner(resp.Body); lines.Scan() && lines.Text() != ""; {
 		switch field, value, _ := strings.Cut(lines.Text(), ": "); field {
 		case "event":
@@ -122,9 +117,7 @@ func firstState(t *testing.T, socket string) (s api.StreamState) {
 				t.Errorf("the first event is %s", value)
 			}
 		case "data":
-			if err := json.Unmarshal([]byte(value), &s); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, json.Unmarshal([]byte(value), &s))
 		}
 	}
 	return s
@@ -142,11 +135,7 @@ func TestReaders(t *testing.T) {
 	}
 	rawStream(t, socket, "") // never read
 	b.tell(200)              // more than a socket buffer holds
-	for end := time.Now().Add(90 * time.Second); firstState(t, socket).Dropped == 0; time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it is not dropped")
-		}
-	}
+	testkit.Await(t, "it is dropped", func() bool { return firstState(t, socket).Dropped > 0 })
 
 	b.mu.Lock()
 	b.text = ""
@@ -157,19 +146,12 @@ func TestReaders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(90 * time.Second); ; time.Sleep(10 * time.Millisecond) { // former readers may not have left yet
+	testkit.Await(t, "there is no place", func() bool { // former readers may not have left yet
 		_, r = rawStream(t, socket, "")
 		resp, err := http.ReadResponse(r, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if resp.StatusCode == http.StatusServiceUnavailable {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("there is place without end")
-		}
-	}
+		testkit.Must(t, err)
+		return resp.StatusCode == http.StatusServiceUnavailable
+	})
 }
 
 // The server ends its streams at once when it ends: it does not wait for them.
@@ -180,9 +162,7 @@ func TestStreamsEnd(t *testing.T) {
 	stop()
 	w := &pipeWriter{header: http.Header{}}
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://x/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	err = rs.serve(w, r, nil, func(ctx context.Context, after uint64) ([]streamed, error) {
 		return followBlockIO(b, r.WithContext(ctx), max(after, 2))
 	})

@@ -41,7 +41,8 @@ func runAs(ctx context.Context, name string, e cli.Env) int {
 }
 
 // kubectl is the plugin `kubectl fairlead`. It runs a verb in the agent's pod on the node of a
-// container, by the caller's own kubectl, with the caller's kubeconfig and rights.
+// container, or in that of the readers there, by the caller's own kubectl, with the caller's
+// kubeconfig and rights.
 type kubectl struct {
 	e      cli.Env
 	status int // of the verb in the pod, if that failed
@@ -103,11 +104,11 @@ func (k *kubectl) remote(cmd *cobra.Command) {
 	s.StringVarP(&k.namespace, "namespace", "n", "", "namespace of a CONTAINER that is given without one")
 	s.StringVar(&k.context, "context", "", "context of the kubeconfig")
 	s.StringVar(&k.kubeconfig, "kubeconfig", "", "path of the kubeconfig")
-	s.StringVar(&k.agents, "agent-namespace", "fairlead-system", "namespace of the agents")
+	s.StringVar(&k.agents, "agent-namespace", agentNamespace, "namespace of the agents; by default, "+strings.Join(looking, ", ")+" run in the readers' pods where there are any, in "+viewNamespace)
 	s.StringVar(&k.node, "node", "", "node, for a verb without a CONTAINER")
 	cmd.Flags().AddFlagSet(s)
 	cmd.RegisterFlagCompletionFunc("node", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		pods, _ := k.pods(cmd.Context())
+		pods, _ := k.pods(cmd.Context(), k.agents)
 		var nodes []string
 		for _, p := range pods {
 			nodes = append(nodes, p.Spec.NodeName)
@@ -129,6 +130,15 @@ func (k *kubectl) remote(cmd *cobra.Command) {
 		}
 	}
 }
+
+// The namespaces of agents, and of the pods of packaging/kubernetes/view, which may only look.
+const (
+	agentNamespace = "fairlead-system"
+	viewNamespace  = "fairlead-view"
+)
+
+// looking are the verbs that run in a pod that may only look.
+var looking = []string{"ps", "top", "report", "explain"}
 
 // ofContainer reports whether the first argument of a verb is a container.
 func ofContainer(cmd *cobra.Command) bool {
@@ -161,8 +171,8 @@ func (k *kubectl) run(cmd *cobra.Command, flags *pflag.FlagSet, args []string) e
 	node := k.node
 	if ofContainer(cmd) && len(args) > 0 && node == "" {
 		namespace, name, rest := k.reference(args[0])
-		p, err := k.pod(cmd.Context(), namespace, name)
-		if err != nil {
+		var p pod // without a namespace, of that which kubectl takes
+		if err := k.get(cmd.Context(), &p, append(append([]string{"get", "pod"}, k.in(namespace)...), "--", name)...); err != nil {
 			return err
 		}
 		if node = p.Spec.NodeName; node == "" {
@@ -170,7 +180,14 @@ func (k *kubectl) run(cmd *cobra.Command, flags *pflag.FlagSet, args []string) e
 		}
 		args = append([]string{p.Metadata.Namespace + "/" + name + rest}, args[1:]...)
 	}
-	to, err := k.agent(cmd.Context(), node)
+	var to pod
+	err := errors.ErrUnsupported
+	if k.agents == agentNamespace && slices.Contains(looking, verbOf(cmd)) {
+		to, err = k.podOn(cmd.Context(), viewNamespace, node)
+	}
+	if err != nil {
+		to, err = k.podOn(cmd.Context(), k.agents, node)
+	}
 	if err != nil {
 		return err
 	}
@@ -181,8 +198,14 @@ func (k *kubectl) run(cmd *cobra.Command, flags *pflag.FlagSet, args []string) e
 	argv = append(argv, to.Metadata.Name, "--", "fairlead")
 	argv = append(argv, strings.Fields(verbOf(cmd))...)
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if flags.Lookup(f.Name) == nil {
-			argv = append(argv, given(f)...)
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, v := range values {
+			if flags.Lookup(f.Name) == nil {
+				argv = append(argv, "--"+f.Name+"="+v)
+			}
 		}
 	})
 	if len(args) > 0 {
@@ -202,18 +225,6 @@ func (k *kubectl) run(cmd *cobra.Command, flags *pflag.FlagSet, args []string) e
 // verbOf returns the words of a verb.
 func verbOf(cmd *cobra.Command) string {
 	return strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().CommandPath()))
-}
-
-// given returns a flag as it is given on a command line.
-func given(f *pflag.Flag) (args []string) {
-	values := []string{f.Value.String()}
-	if list, ok := f.Value.(pflag.SliceValue); ok {
-		values = list.GetSlice()
-	}
-	for _, v := range values {
-		args = append(args, "--"+f.Name+"="+v)
-	}
-	return args
 }
 
 // reference splits [NAMESPACE/]POD[/CONTAINER]. Of two words the first is the namespace, unless that
@@ -236,22 +247,16 @@ type pod struct {
 	Status   struct{ Phase string }
 }
 
-// pod returns a pod; without a namespace, of that which kubectl takes.
-func (k *kubectl) pod(ctx context.Context, namespace, name string) (p pod, err error) {
-	err = k.get(ctx, &p, append(append([]string{"get", "pod"}, k.in(namespace)...), "--", name)...)
-	return p, err
-}
-
-// pods returns the pods of agents.
-func (k *kubectl) pods(ctx context.Context) ([]pod, error) {
+// pods returns the pods of agents, or of readers, in a namespace.
+func (k *kubectl) pods(ctx context.Context, namespace string) ([]pod, error) {
 	var list struct{ Items []pod }
-	err := k.get(ctx, &list, append([]string{"get", "pods", "--selector=app.kubernetes.io/name=fairlead"}, k.in(k.agents)...)...)
+	err := k.get(ctx, &list, append([]string{"get", "pods", "--selector=app.kubernetes.io/name=fairlead"}, k.in(namespace)...)...)
 	return list.Items, err
 }
 
-// agent returns the pod of the agent on a node; without one, of the only agent.
-func (k *kubectl) agent(ctx context.Context, node string) (pod, error) {
-	list, err := k.pods(ctx)
+// podOn returns one of them on a node; without one, the only one.
+func (k *kubectl) podOn(ctx context.Context, namespace, node string) (pod, error) {
+	list, err := k.pods(ctx, namespace)
 	if err != nil {
 		return pod{}, err
 	}
@@ -265,7 +270,7 @@ func (k *kubectl) agent(ctx context.Context, node string) (pod, error) {
 	nodes = slices.Compact(nodes) // during an update a node has two
 	switch {
 	case len(nodes) == 0:
-		return pod{}, fmt.Errorf("no agent runs in namespace %s (--agent-namespace names another)", k.agents)
+		return pod{}, fmt.Errorf("no agent runs in namespace %s (--agent-namespace names another)", namespace)
 	case node == "" && len(nodes) > 1:
 		return pod{}, cli.Usagef("say which node by --node: %s", strings.Join(nodes, ", "))
 	case node == "":

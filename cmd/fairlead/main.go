@@ -70,3 +70,16 @@ func next(ctx context.Context, w io.Writer) {
 		fmt.Fprintf(w, "\nAn agent runs here. `fairlead top` shows who is slowed by whom.\n")
 	}
 }
+
+func versionVerb(e verb.Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Show the version of this program; needs no agent",
+		Args:  cli.NArgs(0, 0, ""),
+	}
+	out := cli.FormatFlag(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		return cli.Answer(e.Env, out, agent.VersionOf(e.Version), nil, func(w io.Writer, v api.Version) { cli.VersionText(w, "fairlead", v) })
+	}
+	return cmd
+}

@@ -87,7 +87,7 @@ func TestTurnsAgain(t *testing.T) {
 	})
 	r := &turning{dir: t.TempDir(), on: turnPeriod, stop: make(chan struct{}), done: make(chan struct{})}
 	go r.run(&in)
-	testkit.Await(t, func() string {
+	testkit.AwaitNone(t, func() string {
 		if n := made.Load(); n < 3 {
 			return fmt.Sprintf("%d turns", n)
 		}

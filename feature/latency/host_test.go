@@ -99,7 +99,7 @@ func (h *host) read(c container.Container) Tenant {
 // await waits until want says "".
 func (h *host) await(want func() string) {
 	h.T.Helper()
-	testkit.Await(h.T, want)
+	testkit.AwaitNone(h.T, want)
 }
 
 // ask has a box make n requests of a protocol to another, one after the other, and

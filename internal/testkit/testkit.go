@@ -7,10 +7,13 @@
 package testkit
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // patience is how long things that end by themselves may take. A busy machine may delay the
@@ -38,9 +41,9 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// Await waits until missing returns "". If that takes longer than on any machine, the test ends with
-// what is missing.
-func Await(t testing.TB, missing func() string) {
+// AwaitNone waits until missing returns "". If that takes longer than on any machine, the test ends
+// with what is missing.
+func AwaitNone(t testing.TB, missing func() string) {
 	t.Helper()
 	for end := time.Now().Add(3 * patience); ; time.Sleep(5 * time.Millisecond) {
 		what := missing()
@@ -50,6 +53,45 @@ func Await(t testing.TB, missing func() string) {
 		if time.Now().After(end) {
 			t.Fatal(what)
 		}
+	}
+}
+
+// Check fails the test unless err is nil, and goes on.
+func Check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Same fails the test where a value is not as it should be, and goes on. what names the value.
+func Same(t testing.TB, what string, want, got any, opts ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, opts...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// Await waits until a condition holds, and ends the test if it does not come about.
+func Await(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(90 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+// Background calls a loop until the function that it returns is called, which returns the loop's
+// error, or else until the test ends.
+func Background(t testing.TB, loop func(context.Context) error) (stop func() error) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	t.Cleanup(cancel)
+	done := make(chan error, 1)
+	go func() { done <- loop(ctx) }()
+	return func() error {
+		cancel()
+		return <-done
 	}
 }
 

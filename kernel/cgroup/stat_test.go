@@ -83,7 +83,7 @@ func TestStatInKernel(t *testing.T) {
 	quota, value := Quota(cg.CPU, cg.CPU == cg.V2, 10*time.Millisecond, 100*time.Millisecond)
 	must(t, quota.Write(value))
 	cg.Spinner(t)
-	testkit.Await(t, func() string {
+	testkit.AwaitNone(t, func() string {
 		usage, err1 := Usage(cg.V2)
 		throttled, periods, err2 := Throttled(cg.CPU)
 		must(t, errors.Join(err1, err2))

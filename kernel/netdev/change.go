@@ -23,7 +23,7 @@ type Cause string
 const (
 	LinkChanged      Cause = "link"
 	AddressChanged   Cause = "address"
-	RouteChanged     Cause = "route"     // or a rule, or a nexthop
+	RouteChanged     Cause = "route"     // a default one, or one to a tunnel; or a rule, or a nexthop
 	NeighbourChanged Cause = "neighbour" // another link layer address, or none any more
 	FDBChanged       Cause = "fdb"       // another port or VTEP, or none any more
 	QdiscChanged     Cause = "qdisc"     // or a class; perhaps it was only asked for
@@ -76,6 +76,9 @@ func (s *space) hear(m syscall.NetlinkMessage) {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		s.devices.hear(m)
+		if l, err := parseLink(m.Data); err == nil && l.carries() {
+			s.narrow() // before those who are told read the routes
+		}
 		s.tell(LinkChanged, aboutDevice(m.Data))
 	case unix.RTM_NEWVLAN, unix.RTM_DELVLAN:
 		s.tell(LinkChanged, aboutDevice(m.Data))

@@ -118,14 +118,14 @@ func TestWatch(t *testing.T) {
 		{"no VTEP", func() error { return h.NeighDel(far(mac(13), ip(2))) }, fdb},
 		{"a device is set up", func() error { return h.LinkSetUp(vxlan) }, Change{LinkChanged, vxlan.Index}},
 		{"an address", func() error { kit.Address(t, "flout", "192.0.2.9/32"); return nil }, Change{AddressChanged, index}},
-		{"a route", func() error {
-			_, to, _ := net.ParseCIDR("10.1.0.0/16")
+		{"a default route", func() error {
+			_, to, _ := net.ParseCIDR("0.0.0.0/0")
 			return h.RouteAdd(&netlink.Route{LinkIndex: index, Dst: to})
 		}, Change{RouteChanged, index}},
-		{"a route of IPv6", func() error {
+		{"a route of IPv6 to a tunnel", func() error {
 			_, to, _ := net.ParseCIDR("2001:db8::/32")
-			return h.RouteAdd(&netlink.Route{LinkIndex: index, Dst: to})
-		}, Change{RouteChanged, index}},
+			return h.RouteAdd(&netlink.Route{LinkIndex: vxlan.Index, Dst: to})
+		}, Change{RouteChanged, vxlan.Index}},
 		{"a rule", func() error {
 			rule := netlink.NewRule()
 			rule.Table, rule.Priority = 100, 1000
@@ -243,6 +243,59 @@ func TestReaches(t *testing.T) {
 		n := Neighbour{at(i, 1), up("a")}
 		if told := []bool{r.hear(n, false), r.hear(n, true)}; !slices.Equal(told, []bool{false, true}) {
 			t.Fatalf("the %dth: %v", i, told)
+		}
+	}
+}
+
+// Routes that a routing daemon changes all the time wake nobody, as the kernel does not queue them.
+// Those by a tunnel do, also if it was made later.
+func TestRoutesOfOthers(t *testing.T) {
+	testkit.OnKernels(t)
+	kit := testkit.NetNS(t)
+	h := kit.Handle(t)
+	up := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flup", Flags: net.FlagUp}}
+	must(t, h.LinkAdd(up))
+	told := make(chan Change, 10000)
+	m := NewMonitor()
+	stop, err := m.Watch(open(t, kit.Path), Interest{Causes: paths}, func(changes []Change) {
+		for _, c := range changes {
+			told <- c
+		}
+	})
+	must(t, err)
+	defer stop()
+	s := m.space(kit.Inode)
+	for round, name := range []string{"fltun1", "fltun2"} {
+		tunnel := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: name, Flags: net.FlagUp}, VxlanId: 1 + round, Port: 8472}
+		must(t, h.LinkAdd(tunnel))
+		for c := range told {
+			if c == (Change{LinkChanged, tunnel.Index}) {
+				break
+			}
+		}
+		_, to, _ := net.ParseCIDR("198.51.100.0/24")
+		churn := func(device, n int) {
+			for range n {
+				r := &netlink.Route{LinkIndex: device, Dst: to, Scope: netlink.SCOPE_LINK}
+				must(t, errors.Join(h.RouteAdd(r), h.RouteDel(r)))
+			}
+		}
+		s.mu.Lock() // nothing is read meanwhile
+		churn(up.Index, 1000)
+		must(t, s.sockets[routes].conn.Control(func(fd uintptr) {
+			if n, _, err := unix.Recvfrom(int(fd), nil, unix.MSG_PEEK); !errors.Is(err, unix.EAGAIN) {
+				t.Errorf("%s: routes by another device are queued: %d, %v", name, n, err)
+			}
+		}))
+		s.mu.Unlock()
+		churn(tunnel.Index, 1)
+		for c := range told {
+			if c == (Change{RouteChanged, tunnel.Index}) {
+				break
+			}
+			if c.Cause == RouteChanged {
+				t.Errorf("%s: %v is told", name, c)
+			}
 		}
 	}
 }

@@ -94,13 +94,21 @@ func (f *Finder) paths(inode uint64) ([]string, error) {
 		}
 	}
 	if f.own == nil || !f.once {
-		f.lookOwn()
+		f.own = newLook()
+		own := filepath.Join(f.proc, "self", "ns", "net")
+		if inode, err := linkInode(own); err == nil {
+			f.own.see(inode, own) // whatever is mounted
+		}
+		f.own.mounted(f.proc, []string{"self"}, f.bounds)
 		if paths := f.own.found[inode]; len(paths) > 0 {
 			return paths, nil
 		}
 	}
 	if f.near == nil || !f.once {
-		if err := f.lookNear(); err != nil {
+		f.near = newLook()
+		var err error
+		if f.others, err = f.near.lived(f.proc, f.bounds); err != nil {
+			f.near = nil
 			return nil, fmt.Errorf("find netns %d: %w", inode, err)
 		}
 		if paths := f.near.found[inode]; len(paths) > 0 {
@@ -118,23 +126,6 @@ func (f *Finder) paths(inode uint64) ([]string, error) {
 		return nil, fmt.Errorf("find netns %d: %w", inode, ErrCutOff)
 	}
 	return nil, fmt.Errorf("find netns %d: %w", inode, ErrNoNS)
-}
-
-func (f *Finder) lookOwn() {
-	f.own = newLook()
-	own := filepath.Join(f.proc, "self", "ns", "net")
-	if inode, ok := linkInode(own); ok {
-		f.own.see(inode, own) // whatever is mounted
-	}
-	f.own.mounted(f.proc, []string{"self"}, f.bounds)
-}
-
-func (f *Finder) lookNear() (err error) {
-	f.near = newLook()
-	if f.others, err = f.near.lived(f.proc, f.bounds); err != nil {
-		f.near = nil
-	}
-	return err
 }
 
 // Open opens the network namespace with the given inode, through path if that leads to it ("" does
@@ -240,7 +231,7 @@ func (l *look) lived(proc string, b bounds) (others []string, err error) {
 				return others, nil
 			}
 			path := filepath.Join(proc, name, "ns", "net")
-			if inode, ok := linkInode(path); ok {
+			if inode, err := linkInode(path); err == nil {
 				l.see(inode, path)
 			}
 			mnt, err := os.Readlink(filepath.Join(proc, name, "ns", "mnt"))
@@ -302,36 +293,29 @@ func (l *look) mounted(proc string, pids []string, b bounds) {
 // InodeOf returns the inode of the network namespace of a process. An error matches fs.ErrNotExist
 // if the process has ended.
 func InodeOf(proc string, pid int) (uint64, error) {
-	path := filepath.Join(proc, strconv.Itoa(pid), "ns", "net")
-	target, err := os.Readlink(path)
+	ino, err := linkInode(filepath.Join(proc, strconv.Itoa(pid), "ns", "net"))
 	if err != nil {
 		return 0, fmt.Errorf("netns of process %d: %w", pid, err)
-	}
-	ino, ok := parseNSLink(target)
-	if !ok {
-		return 0, fmt.Errorf("netns of process %d: unexpected link %q", pid, target)
 	}
 	return ino, nil
 }
 
-func linkInode(path string) (uint64, bool) {
+func linkInode(path string) (uint64, error) {
 	target, err := os.Readlink(path)
 	if err != nil {
-		return 0, false
+		return 0, err
 	}
-	return parseNSLink(target)
+	ino, ok := parseNSLink(target)
+	if !ok {
+		return 0, fmt.Errorf("unexpected link %q", target)
+	}
+	return ino, nil
 }
 
 // parseNSLink reads the form "net:[4026531840]".
 func parseNSLink(s string) (uint64, bool) {
-	s, ok := strings.CutPrefix(s, "net:[")
-	if !ok {
-		return 0, false
-	}
-	s, ok = strings.CutSuffix(s, "]")
-	if !ok {
-		return 0, false
-	}
+	s, begins := strings.CutPrefix(s, "net:[")
+	s, ends := strings.CutSuffix(s, "]")
 	ino, err := strconv.ParseUint(s, 10, 64)
-	return ino, err == nil
+	return ino, begins && ends && err == nil
 }

@@ -240,10 +240,13 @@ func (s *space) begin(w *watch) error {
 		}
 		s.sockets[from] = k
 		go s.follow(k, from)
-		if from == near { // after the socket, so that no change is missed
+		switch from { // after the socket, so that no change is missed
+		case near:
 			if err := s.known.read(s.ns); err != nil {
 				return err
 			}
+		case routes:
+			s.narrow()
 		}
 	}
 	return nil
@@ -349,6 +352,7 @@ func (s *space) drain(fd int, from feed) (any bool) {
 		switch from {
 		case devices:
 			s.devices = listing{}
+			s.narrow()
 		case near:
 			s.known.lost(s.ns)
 		}

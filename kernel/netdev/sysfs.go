@@ -146,35 +146,37 @@ type attribute struct {
 	file  string // "threaded", "queues/rx-0/rps_cpus"
 }
 
-func (a attribute) read() (string, error) {
-	var value string
-	err := a.ns.withName(a.index, func(name string) error {
-		return a.ns.sysfs(false, func(root *os.Root) error {
-			f, err := root.Open(path.Join("class/net", name, a.file))
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			b, err := io.ReadAll(io.LimitReader(f, 4096))
-			value = strings.TrimSpace(string(b))
-			return err
-		})
+func (a attribute) read() (value string, err error) {
+	err = a.open(os.O_RDONLY, func(f *os.File) error {
+		b, err := io.ReadAll(io.LimitReader(f, 4096))
+		value = strings.TrimSpace(string(b))
+		return err
 	})
 	return value, a.wrap("read", err)
 }
 
 func (a attribute) write(value string) error {
-	return a.wrap("write", a.ns.withName(a.index, func(name string) error {
-		return a.ns.sysfs(true, func(root *os.Root) error {
-			f, err := root.OpenFile(path.Join("class/net", name, a.file), os.O_WRONLY, 0)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			_, err = f.WriteString(value)
-			return err
-		})
+	return a.wrap("write", a.open(os.O_WRONLY, func(f *os.File) error {
+		_, err := f.WriteString(value)
+		return err
 	}))
+}
+
+// open opens the file for fn, by the name that the device has at present: containers may rename
+// their devices, the index stays.
+func (a attribute) open(flag int, fn func(*os.File) error) error {
+	link, err := a.ns.Link(a.index)
+	if err != nil {
+		return err
+	}
+	return a.ns.sysfs(flag == os.O_WRONLY, func(root *os.Root) error {
+		f, err := root.OpenFile(path.Join("class/net", link.Name, a.file), flag, 0)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return fn(f)
+	})
 }
 
 func (a attribute) wrap(verb string, err error) error {
@@ -195,14 +197,4 @@ func (a attribute) wrap(verb string, err error) error {
 func (a attribute) up() bool {
 	link, err := a.ns.Link(a.index)
 	return err == nil && link.Up
-}
-
-// withName runs fn with the name that the device has at present: containers may rename their
-// devices, the index stays.
-func (ns *NS) withName(index int, fn func(name string) error) error {
-	link, err := ns.Link(index)
-	if err != nil {
-		return err
-	}
-	return fn(link.Name)
 }

@@ -49,7 +49,7 @@ func TestSlice(t *testing.T) {
 	turned(t, knob, FormatSlice(300*time.Microsecond), "", "-1", "1ms", "99999999999999999999")
 	remove()
 	// The thread of a stopped kthread lives on for a moment.
-	testkit.Await(t, func() string {
+	testkit.AwaitNone(t, func() string {
 		if _, err := knob.Read(); !errors.Is(err, journal.ErrGone) {
 			return fmt.Sprintf("slice of a thread that has ended: %v, want ErrGone", err)
 		}

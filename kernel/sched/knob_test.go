@@ -36,7 +36,7 @@ func napi(t *testing.T) (thread Named, remove func()) {
 	before := threads() // a stopped one may still be there for a moment
 	must(t, dev.Threaded(link.Attrs().Index).Write("1"))
 	var list []Named
-	testkit.Await(t, func() string { // a thread may set its own name when it first runs
+	testkit.AwaitNone(t, func() string { // a thread may set its own name when it first runs
 		list = slices.DeleteFunc(threads(), func(th Named) bool { return slices.Contains(before, th) })
 		if len(list) != 1 {
 			return fmt.Sprintf("threads of fltb: %v, before %v", list, before)
@@ -116,7 +116,7 @@ func TestKnobsInKernel(t *testing.T) {
 	must(t, j.Turn(a, "0", owner))
 	remove()
 	for _, k := range []journal.Knob{group, a} {
-		testkit.Await(t, func() string {
+		testkit.AwaitNone(t, func() string {
 			if v, err := k.Read(); !errors.Is(err, journal.ErrGone) {
 				return fmt.Sprintf("%v reads %q, %v", k.Ref(), v, err)
 			}

@@ -79,7 +79,7 @@ func (r *running) counts() bool {
 
 // all returns the counts of a generator with --count, which should reach ops.
 func (r *running) all(ops uint64) page {
-	testkit.Await(r.t, func() string {
+	testkit.AwaitNone(r.t, func() string {
 		if n := r.Read().page.ops; n < ops {
 			return fmt.Sprintf("%d are counted, want %d", n, ops)
 		}

@@ -71,7 +71,7 @@ func TestStalled(t *testing.T) {
 	}
 	before := client.Read()
 	must(t, server.cmd.Process.Signal(unix.SIGSTOP))
-	testkit.Await(t, func() string {
+	testkit.AwaitNone(t, func() string {
 		if n := client.Read().Since(before).Stalled; n < conns {
 			return fmt.Sprintf("%d flows are stalled, of %d", n, conns)
 		}

@@ -65,7 +65,7 @@ func moves(g *Generator) bool {
 // counted waits until the generator has counted n since its start.
 func counted(t *testing.T, g *Generator, n uint64) {
 	t.Helper()
-	testkit.Await(t, func() string {
+	testkit.AwaitNone(t, func() string {
 		if ops := g.Ops(); ops < n {
 			return fmt.Sprintf("%d are counted, of %d", ops, n)
 		}
@@ -132,7 +132,7 @@ func TestFreeze(t *testing.T) {
 	}
 	for range 3 {
 		must(t, run.SetRate(0))
-		testkit.Await(t, func() string {
+		testkit.AwaitNone(t, func() string {
 			if got := state(); got != "T" {
 				return "a paused sender is in state " + got + ", want T"
 			}
@@ -156,7 +156,7 @@ func TestShape(t *testing.T) {
 	run, err := r.Send(t.Context(), Traffic{Kind: UDP, Out: true})
 	must(t, err)
 	must(t, run.SetRate(load.Flood))
-	testkit.Await(t, func() string {
+	testkit.AwaitNone(t, func() string {
 		if bytes, err := r.Shaped(); err != nil || len(bytes) != 2 || min(bytes[0], bytes[1]) <= 10_000 {
 			return fmt.Sprintf("the senders' packets do not go through their two classes: %v (%v)", bytes, err)
 		}
@@ -187,7 +187,7 @@ func TestDrop(t *testing.T) {
 	must(t, r.Drop(true))
 	// Packets under way may still be received, for as long as the receivers wait for a CPU.
 	// Then nothing is received, however much is sent.
-	testkit.Await(t, func() string {
+	testkit.AwaitNone(t, func() string {
 		before := run.Senders[0].Read()
 		n := received(300 * time.Millisecond)
 		if sent := run.Senders[0].Read().Since(before).Ops; n > 0 || sent < 300 {

@@ -23,7 +23,7 @@ func TestStopwatch(t *testing.T) {
 		t.Errorf("before its start it has %v, %v", sum, err)
 	}
 	must(t, w.Start())
-	testkit.Await(t, func() string {
+	testkit.AwaitNone(t, func() string {
 		sum, err := w.Read()
 		must(t, err)
 		if sum == 0 {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
@@ -49,9 +50,7 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 	dir, err := os.MkdirTemp("/tmp", "fle2e-") // short, for the sockets in it
 	must(t, err)
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, os.RemoveAll(dir))
 	})
 	must(t, os.Chmod(dir, 0o755))
 	a := &agent{t: t, ns: ns, dir: dir}

@@ -155,9 +155,7 @@ func startAtOnce(cmd *exec.Cmd) error {
 // mustSay fails the test unless the command ended with the status and printed all of the words.
 func mustSay(t *testing.T, o output, status int, words ...string) {
 	t.Helper()
-	if err := says(o, status, words...); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, says(o, status, words...))
 }
 
 // says returns an error if a command did not end with the status or did not print one of the words.

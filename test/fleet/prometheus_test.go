@@ -21,7 +21,7 @@ func (f *fleet) prometheus(t *testing.T) func(query string) (map[string]string, 
 	rules, err := filepath.Abs(filepath.Join(root, "packaging/prometheus/rules.yml"))
 	testkit.Must(t, err)
 	dir := t.TempDir()
-	config := fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\nscrape_configs:\n- job_name: fairlead\n  honor_labels: true\n  static_configs:\n", rules)
+	config := fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\nscrape_configs:\n- job_name: fairlead\n  honor_labels: true\n  authorization: {credentials: fleet}\n  static_configs:\n", rules)
 	for _, n := range f.Nodes {
 		config += fmt.Sprintf("  - {targets: [%q], labels: {node: %s}}\n", n.Address+":9643", n.Name)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +16,6 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -51,9 +51,7 @@ func TestKubernetesObjects(t *testing.T) {
 	delete(base, "Namespace fairlead-system")
 	chart := render("", "helm", "chart", "fairlead-system")
 	sum := checksum(t, chart)
-	if diff := cmp.Diff(base, chart); diff != "" {
-		t.Errorf("-kustomize +helm:\n%s", diff)
-	}
+	testkit.Same(t, "kustomize and helm", base, chart)
 
 	observing := render("", "kustomize", "observe-only")
 	delete(observing, "Namespace fairlead-system")
@@ -63,8 +61,23 @@ func TestKubernetesObjects(t *testing.T) {
 	}
 	// kustomize has the mounts that it patches first.
 	anyOrder := cmpopts.SortSlices(func(a, b any) bool { return fmt.Sprint(a) < fmt.Sprint(b) })
-	if diff := cmp.Diff(observing, same, anyOrder); diff != "" {
-		t.Errorf("observing only: -kustomize +helm:\n%s", diff)
+	testkit.Same(t, "kustomize and helm, observing only", observing, same, anyOrder)
+
+	readers := render("", "kustomize", "view")
+	all := render("view: {enabled: true}", "helm", "chart", "fairlead-system")
+	maps.DeleteFunc(all, func(name string, _ map[string]any) bool { return readers[name] == nil })
+	testkit.Same(t, "readers by kustomize and helm", readers, all)
+	// They may do nothing on the node.
+	text := fmt.Sprint(readers["DaemonSet fairlead-view"])
+	for _, want := range []string{"runAsUser:65534", "runAsNonRoot:true", "drop:[ALL]", "readOnlyRootFilesystem:true", "automountServiceAccountToken:false"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the readers have not %s: %s", want, text)
+		}
+	}
+	for _, no := range []string{"hostNetwork", "hostPID", "privileged", "add:", "readOnly:false"} {
+		if strings.Contains(text, no) || strings.Count(text, "mountPath") != strings.Count(text, "readOnly:true") {
+			t.Errorf("the readers have %s, or a mount that can be written: %s", no, text)
+		}
 	}
 
 	values := `
@@ -79,8 +92,8 @@ podAnnotations: {prometheus.io/scrape: null, prometheus.io/port: null, prometheu
 	if got := checksum(t, given); got == sum {
 		t.Error("other flags have the same checksum: the pods would not be replaced")
 	}
-	text := fmt.Sprint(given)
-	for _, want := range []string{":9.9.9", "imagePullPolicy:Never", `log-level: "debug"`, "match: {name: x}", "release:prometheus", "mountPath:/var/lib/k0s/kubelet/device-plugins", "path:/var/lib/k0s/kubelet/device-plugins", "PodMonitor fairlead", "namespace:elsewhere"} {
+	text = fmt.Sprint(given)
+	for _, want := range []string{"name:fairlead-metrics", ":9.9.9", "imagePullPolicy:Never", `log-level: "debug"`, "match: {name: x}", "release:prometheus", "mountPath:/var/lib/k0s/kubelet/device-plugins", "path:/var/lib/k0s/kubelet/device-plugins", "PodMonitor fairlead", "namespace:elsewhere"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("with values there is no %q in\n%s", want, text)
 		}

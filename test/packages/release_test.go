@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/test/vm"
@@ -26,9 +24,7 @@ func TestRelease(t *testing.T) {
 	testkit.NeedRoot(t)
 	first, second := release(t, "a"), release(t, "another-and-longer-name")
 	sums := read(t, filepath.Join(first, "SHA256SUMS"))
-	if diff := cmp.Diff(sums, read(t, filepath.Join(second, "SHA256SUMS"))); diff != "" {
-		t.Errorf("two builds differ (-first +second):\n%s", diff)
-	}
+	testkit.Same(t, "two builds", sums, read(t, filepath.Join(second, "SHA256SUMS")))
 	verify := exec.Command("ssh-keygen", "-Y", "verify", "-f", filepath.Join(first, "../signers"), "-I", "releases", "-n", "fairlead-release", "-s", filepath.Join(first, "SHA256SUMS.sig"))
 	verify.Stdin = strings.NewReader(sums)
 	output(t, verify)

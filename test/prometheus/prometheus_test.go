@@ -52,6 +52,7 @@ func TestScrape(t *testing.T) {
 	testkit.Must(t, err)
 	static = strings.Replace(static, "rule_files: [rules.yml]", "rule_files: ["+rules+"]", 1)
 	path := filepath.Join(t.TempDir(), "prometheus.yml")
+	testkit.Must(t, os.WriteFile(filepath.Join(filepath.Dir(path), "fairlead-token"), []byte("x"), 0o644))
 	testkit.Must(t, os.WriteFile(path, []byte(static), 0o644))
 	if !strings.Contains(static, "static_configs") || !strings.Contains(static, rules) {
 		t.Fatalf("not replaced:\n%s", static)

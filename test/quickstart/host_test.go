@@ -31,9 +31,7 @@ func newHost(t *testing.T) *host {
 	dir, err := os.MkdirTemp("/tmp", "flquick-")
 	must(t, err)
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, os.RemoveAll(dir))
 	})
 	// What would be committed, and nothing else: no built file may be needed.
 	copied := exec.Command("sh", "-c", `git ls-files -coz --exclude-standard | xargs -0 cp --parents -t "$0"`, dir)

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 const module = "github.com/fairlead-project/fairlead"
@@ -165,9 +167,4 @@ func TestPackageComments(t *testing.T) {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = testkit.Must

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
@@ -37,9 +39,7 @@ func TestSource(t *testing.T) {
 			}
 			src.lines(name, data)
 			if strings.HasSuffix(name, ".go") {
-				if err := src.parse(name, data); err != nil {
-					t.Error(err)
-				}
+				testkit.Check(t, src.parse(name, data))
 			}
 		}
 		for _, problem := range src.check() {

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestAlone(t *testing.T) {
@@ -24,9 +26,7 @@ func TestAlone(t *testing.T) {
 	if got := bytes.Count(out.Bytes(), []byte("waiting for another run")); got != 1 {
 		t.Errorf("said %d times that it waits", got)
 	}
-	if err := first(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, first())
 	second, err := alone(t.Context(), path, &out)
 	if err != nil {
 		t.Fatalf("after the other has ended: %v", err)

@@ -4,24 +4,20 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestUngrouped(t *testing.T) {
 	for was, during := range map[string]string{"1\n": "0\n", "0\n": "0\n"} {
 		path := filepath.Join(t.TempDir(), "enabled")
-		if err := os.WriteFile(path, []byte(was), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(was), 0o644))
 		restore, err := ungrouped(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if is, _ := os.ReadFile(path); string(is) != during {
 			t.Errorf("%q became %q, want %q", was, is, during)
 		}
-		if err := restore(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, restore())
 		if is, _ := os.ReadFile(path); string(is) != was {
 			t.Errorf("%q was restored to %q", was, is)
 		}
@@ -30,7 +26,5 @@ func TestUngrouped(t *testing.T) {
 	if err != nil {
 		t.Fatalf("where the kernel has no such groups: %v", err)
 	}
-	if err := restore(); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, restore())
 }

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestTally(t *testing.T) {
@@ -107,18 +109,14 @@ func TestLimit(t *testing.T) {
 		"a_test.go": "package a\n\nimport (\n\t\"testing\"\n\t\"time\"\n)\n\n" +
 			"func TestA(t *testing.T) {\n\tt.Parallel()\n\ttime.Sleep(time.Hour)\n}\n\nfunc TestB(t *testing.T) { t.Fail() }\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	t.Chdir(dir)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	out := &trigger{on: "--- FAIL: TestB", do: cancel}
 	ta := newTally(out, "m", knowledge{})
-	if err := ta.run(ctx, []string{"-count=1", "."}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, ta.run(ctx, []string{"-count=1", "."}))
 	if ta.close() || !strings.Contains(out.String(), "failed: m TestA (did not end)") {
 		t.Errorf("got\n%s", out)
 	}
@@ -169,9 +167,7 @@ func lists(t *testing.T, given map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range []string{"expected-skips.txt", "bounds.txt"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(given[name]), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(given[name]), 0o644))
 	}
 	return dir
 }
@@ -179,8 +175,6 @@ func lists(t *testing.T, given map[string]string) string {
 func read(t *testing.T, given map[string]string) knowledge {
 	t.Helper()
 	known, err := readLists(lists(t, given))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return known
 }

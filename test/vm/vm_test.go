@@ -101,9 +101,7 @@ func TestKernels(t *testing.T) {
 		})
 	}
 	t.Logf("times of the guests\n%s", took.String())
-	if err := os.WriteFile(filepath.Join(build, "times"), []byte(took.String()), 0o644); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, os.WriteFile(filepath.Join(build, "times"), []byte(took.String()), 0o644))
 }
 
 // objects finds the committed BPF objects.
@@ -255,9 +253,7 @@ func TestParse(t *testing.T) {
 			"b": {Output: []byte("half\n")},
 		},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "result", want, got)
 }
 
 // What a guest runs depends on the tier, the kernel and the marks.
@@ -340,9 +336,7 @@ func TestArchive(t *testing.T) {
 		"00000000" + "00000000" + "00000000" + "00000000" + "00000002" + "00000000" + "d\x00" +
 		"070701" + "00000002" + "000081a4" + "00000000" + "00000000" + "00000001" + "00000000" + "00000005" +
 		"00000000" + "00000000" + "00000000" + "00000000" + "00000004" + "00000000" + "d/f\x00\x00\x00" + "hello\x00\x00\x00"
-	if diff := cmp.Diff(want, out.String()[:len(want)]); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "printed", want, out.String()[:len(want)])
 	if a.copy("gone", filepath.Join(t.TempDir(), "gone")); a.close() == nil {
 		t.Error("a file that is not there: no error")
 	}

@@ -173,7 +173,9 @@ func (m *model) loaded(msg loadedMsg) tea.Cmd {
 	}
 	switch {
 	case ok:
-		m.past = msg.history
+		if m.past = msg.history; m.past.Cut {
+			m.note = view.ErrRoom.Error()
+		}
 		return m.show(o.Taken)
 	case msg.worst && msg.history != nil:
 		m.note = "no container was slowed in the hour before"

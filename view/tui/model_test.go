@@ -16,6 +16,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/test/viewtest"
 	"github.com/fairlead-project/fairlead/view"
 )
@@ -457,9 +458,7 @@ func TestSlowLine(t *testing.T) {
 				}
 				each := (out.written() - first) / frames
 				p.Quit()
-				if err := <-ended; err != nil {
-					t.Error(err)
-				}
+				testkit.Check(t, <-ended)
 				t.Logf("first screen %d bytes, each refresh %d", first, each)
 				if first > 10_000 || each > 10_000 {
 					t.Errorf("the first screen has %d bytes, each refresh %d: more than 10 kB", first, each)

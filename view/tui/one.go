@@ -31,9 +31,9 @@ func (m *model) one() []string {
 	}
 	lines = append(lines, m.plots(h, row, o.Taken)...)
 
-	by, of := h.Blame(m.id, o.Taken, view.Span)
-	lines = append(lines, m.shares("Who slows it", "now", by)...)
-	lines = append(lines, m.shares("Whom it slows", "now", of)...)
+	by, of := h.Blame(o.Taken, view.Span)
+	lines = append(lines, m.shares("Who slows it", "now", by[m.id])...)
+	lines = append(lines, m.shares("Whom it slows", "now", of[m.id])...)
 	if f := m.known.frame; f != nil {
 		lines = append(lines, m.actions(view.Actions(*f, m.id), o.Taken)...)
 	}

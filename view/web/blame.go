@@ -42,9 +42,6 @@ func (s *Server) blame(_ *http.Request, l look, h *view.History) (page, error) {
 		b.Causes = append(b.Causes, choice{cmp.Or(c, "all causes"), l.link("blame", func(l *look) { l.cause = c }), c == l.cause})
 	}
 	o, _ := h.At(l.to)
-	here := func(id api.ID) bool {
-		return slices.ContainsFunc(o.Rows, func(r api.OverviewRow) bool { return r.Container == id })
-	}
 	type culprit struct { // of what has no id, the name says what it is
 		id   api.ID
 		name string
@@ -56,10 +53,10 @@ func (s *Server) blame(_ *http.Request, l look, h *view.History) (page, error) {
 	}
 	var lines []line
 	sums := make(map[culprit]float64)
+	all, _ := h.Blame(l.to, l.span)
 	for _, r := range o.Rows {
 		x := line{victim: victim{party: party{view.Show(r.Name), l.container(r.Container)}}, by: make(map[culprit][]view.Share)}
-		by, _ := h.Blame(r.Container, l.to, l.span)
-		for _, share := range by {
+		for _, share := range all[r.Container] {
 			if l.cause == "" || share.Cause == l.cause {
 				c := culprit{share.Other, view.Neighbour(share.Other, share.Name, share.Cause)}
 				x.by[c] = append(x.by[c], share)
@@ -81,7 +78,7 @@ func (s *Server) blame(_ *http.Request, l look, h *view.History) (page, error) {
 	}
 	for _, c := range culprits {
 		p := party{Name: c.name}
-		if here(c.id) {
+		if slices.ContainsFunc(o.Rows, func(r api.OverviewRow) bool { return r.Container == c.id }) {
 			p.Link = l.container(c.id)
 		}
 		b.Culprits = append(b.Culprits, p)

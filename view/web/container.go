@@ -54,7 +54,7 @@ func (s *Server) container(r *http.Request, l look, h *view.History) (page, erro
 		}
 		b.Figures = append(b.Figures, x)
 	}
-	by, of := h.Blame(id, l.to, l.span)
+	by, of := h.Blame(l.to, l.span)
 	shares := func(list []view.Share) (out []share) {
 		for _, x := range list {
 			p := party{Name: view.Neighbour(x.Other, x.Name, x.Cause)}
@@ -65,7 +65,7 @@ func (s *Server) container(r *http.Request, l look, h *view.History) (page, erro
 		}
 		return out
 	}
-	b.By, b.Of = shares(by), shares(of)
+	b.By, b.Of = shares(by[id]), shares(of[id])
 	if f := h.Last(); f != nil {
 		for _, a := range view.Actions(*f, id) {
 			b.Actions = append(b.Actions, action{view.Age(a.Since, l.to), view.Show(a.Feature), a.Text})

@@ -124,28 +124,22 @@ func said(o api.Overview) string {
 // slowedPlot shows the containers that are slowed most at any moment of the span.
 func slowedPlot(l look, h *view.History, o api.Overview) *timeline {
 	slowed := func(r api.OverviewRow) float64 { return r.Slowed }
-	type line struct {
-		name   string
-		values []float64
-		most   float64
-	}
-	var lines []line
-	n := parts(l, h)
-	for _, r := range o.Rows {
-		x := line{name: view.Show(r.Name), values: h.Series(r.Container, slowed, l.to, l.span, n)}
-		for _, v := range x.values {
-			if v > x.most {
-				x.most = v
-			}
+	most := make(map[api.ID]float64)
+	for n := 0; ; n-- {
+		x, ok := h.Step(l.to, n)
+		if !ok || x.Taken.Before(l.to.Add(-l.span)) {
+			break
 		}
-		if x.most >= 0.01 {
-			lines = append(lines, x)
+		for _, r := range x.Rows {
+			most[r.Container] = max(most[r.Container], r.Slowed)
 		}
 	}
-	slices.SortStableFunc(lines, func(a, b line) int { return cmp.Compare(b.most, a.most) })
+	lines := slices.DeleteFunc(slices.Clone(o.Rows), func(r api.OverviewRow) bool { return most[r.Container] < 0.01 })
+	slices.SortStableFunc(lines, func(a, b api.OverviewRow) int { return cmp.Compare(most[b.Container], most[a.Container]) })
 	t := newTimeline(l, "slowed", "Slowed by neighbours", view.Percent)
-	for i, x := range lines[:min(len(lines), worst)] {
-		t.add(plot.Line{Name: x.name, Ink: plot.Ink("s" + strconv.Itoa(i+1)), Values: x.values})
+	for i, r := range lines[:min(len(lines), worst)] {
+		values := h.Series(r.Container, slowed, l.to, l.span, parts(l, h))
+		t.add(plot.Line{Name: view.Show(r.Name), Ink: plot.Ink("s" + strconv.Itoa(i+1)), Values: values})
 	}
 	if len(lines) > worst {
 		t.Note = fmt.Sprintf("The %d that were slowed most, of %d.", worst, len(lines))

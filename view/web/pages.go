@@ -173,8 +173,7 @@ type choice struct {
 	Chosen     bool
 }
 
-// page serves one kind of page. fill returns its title, body and a sentence about it; it is called
-// with s.mu held for reading.
+// page serves one kind of page. fill returns its title, body and a sentence about it.
 func (s *Server) page(kind string, fill func(*http.Request, look, *view.History) (page, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		l, err := s.look(r)
@@ -182,9 +181,10 @@ func (s *Server) page(kind string, fill func(*http.Request, look, *view.History)
 			s.problem(w, r, http.StatusBadRequest, err)
 			return
 		}
-		s.mu.RLock()
-		defer s.mu.RUnlock()
-		h, err := s.window(r.Context(), l.to, l.span, l.now)
+		s.mu.Lock() // not while it asks or writes: others look meanwhile, and follow goes on
+		live, fail := s.live, s.fail
+		s.mu.Unlock()
+		h, err := s.window(r.Context(), live, l.to, l.span, l.now)
 		if err != nil {
 			s.problem(w, r, http.StatusInternalServerError, err)
 			return
@@ -203,9 +203,12 @@ func (s *Server) page(kind string, fill func(*http.Request, look, *view.History)
 		p.State = l.to.In(l.now0.Location()).Format(time.DateTime)
 		if p.Live {
 			p.State = "live"
-			if s.fail != nil {
-				p.Problem = "The agent does not answer: " + api.Text(s.fail)
+			if fail != nil {
+				p.Problem = "The agent does not answer: " + api.Text(fail)
 			}
+		}
+		if p.Problem == "" && h.Cut {
+			p.Problem = "Of this time, " + view.ErrRoom.Error() + "."
 		}
 		if p.Problem == "" && h.Len() == 0 {
 			p.Problem = "Nothing is recorded of this time."

@@ -4,11 +4,13 @@
 
 const every = 2000;
 let held = false; // something is under the pointer
+let busy = false; // an answer is awaited
 
 // refresh replaces the content by that of a new answer, and keeps what has the focus.
 async function refresh() {
 	const main = document.getElementById("main");
-	if (main.dataset.live !== "true" || document.hidden || held || document.activeElement.tagName === "INPUT") return;
+	if (main.dataset.live !== "true" || document.hidden || busy || held || document.activeElement.tagName === "INPUT") return;
+	busy = true;
 	try {
 		const answer = await fetch(location.href);
 		if (!answer.ok) throw new Error(answer.statusText);
@@ -35,6 +37,8 @@ async function refresh() {
 		const state = document.getElementById("state");
 		state.className = "state";
 		state.textContent = "fairlead web does not answer";
+	} finally {
+		busy = false;
 	}
 }
 

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/netutil"
+
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/view"
 )
@@ -38,7 +40,7 @@ type Server struct {
 	agent view.Live // the Source, if it is an agent
 	g     *guard
 
-	mu   sync.RWMutex
+	mu   sync.Mutex
 	live view.History // of an agent, since the server runs
 	fail error        // of the last try to ask the agent
 }
@@ -76,12 +78,15 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 	stop := context.AfterFunc(ctx, func() { srv.Close() }) // its pages are read only: nothing is lost
 	defer stop()
-	err := srv.Serve(l)
+	err := srv.Serve(netutil.LimitListener(l, maxClients))
 	if cancel(); errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
 	return err
 }
+
+// maxClients is how many connections there are at a time: any local user may connect.
+const maxClients = 128
 
 // follow adds the agent's frames to the history until ctx ends.
 func (s *Server) follow(ctx context.Context) {
@@ -111,10 +116,9 @@ func (s *Server) ask(ctx context.Context) {
 // difference of two that lie further apart is still exact.
 const most = 300
 
-// window returns the history of a span that ends at to. now: the span goes on. The caller must
-// hold s.mu for reading as long as it uses the history.
-func (s *Server) window(ctx context.Context, to time.Time, span time.Duration, now bool) (*view.History, error) {
-	live := s.live
+// window returns the history of a span that ends at to; live is what is in memory. now: the span goes
+// on.
+func (s *Server) window(ctx context.Context, live view.History, to time.Time, span time.Duration, now bool) (*view.History, error) {
 	if first, _ := live.Bounds(); s.agent != nil && !first.IsZero() && !first.After(to.Add(-span+2*view.Every)) {
 		return &live, nil
 	}

@@ -267,6 +267,38 @@ func TestLive(t *testing.T) {
 	}
 }
 
+// stalled is a client that reads nothing.
+type stalled struct {
+	*httptest.ResponseRecorder
+	wrote chan bool
+	read  chan bool
+}
+
+func (s stalled) Write(p []byte) (int, error) {
+	s.wrote <- true
+	<-s.read
+	return s.ResponseRecorder.Write(p)
+}
+
+// A reader that stalls stops neither the agent's frames nor the pages of others.
+func TestStalledReader(t *testing.T) {
+	s := New(Options{Source: &viewtest.Live{Host: viewtest.Host{Containers: 6, Every: view.Every}}, Now: func() time.Time { return viewtest.Start }})
+	s.ask(t.Context())
+	w := stalled{httptest.NewRecorder(), make(chan bool, 1000), make(chan bool)}
+	ended := make(chan bool)
+	go func() {
+		s.page("containers", s.containers)(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		close(ended)
+	}()
+	<-w.wrote
+	s.ask(t.Context())
+	if code := get(s, "").Code; code != http.StatusOK {
+		t.Errorf("beside it a page has the status %d", code)
+	}
+	close(w.read)
+	<-ended
+}
+
 func TestServe(t *testing.T) {
 	s := recorded(t)
 	srv := httptest.NewUnstartedServer(nil) // for its listener

@@ -5,9 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 type row struct{ name, state, note, figure string }
@@ -55,9 +54,7 @@ short   1000
 	} {
 		var out bytes.Buffer
 		Print(cli.Wide(&out, tt.wide), tt.rows, tt.of...)
-		if diff := cmp.Diff(tt.want, out.String()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
-		}
+		testkit.Same(t, tt.name, tt.want, out.String())
 	}
 }
 
@@ -68,9 +65,7 @@ func TestPrintTooLong(t *testing.T) {
 	columns[2] = columns[2].Spare(false)
 	var out bytes.Buffer
 	Print(&out, long, columns...)
-	if diff := cmp.Diff("NAME              FIGURE  STATE\nnnnnnnnn…  999999999999…  sssssssssssss…\n", out.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "printed", "NAME              FIGURE  STATE\nnnnnnnnn…  999999999999…  sssssssssssss…\n", out.String())
 }
 
 func TestBelow(t *testing.T) {

@@ -1,6 +1,7 @@
 package containers
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -11,11 +12,7 @@ import (
 )
 
 func TestExplain(t *testing.T) {
-	status, out, errs := verbtest.Against(t, run, verbtest.Example(), "explain", "web-1")
-	if status != cli.Done || errs != "" {
-		t.Fatal(status, errs)
-	}
-	verbtest.Compare(t, `web-1 (docker, id 4711, image registry.example.com/team/nginx:1.27)
+	verbtest.Prints(t, run, verbtest.Example(), `web-1 (docker, id 4711, image registry.example.com/team/nginx:1.27)
   runs as process 99, started 3 min ago
   eth0 (veth) 172.17.0.2/16, other end veth3f2a1bc on bridge docker0
 
@@ -32,7 +29,7 @@ What netcpu changed on the host for it, because of fairlead.netcpu = isolate:
 What netcpu changed on the host for it:
   /sys/x
       was "", made 7 2 min ago, but somebody else has made it "evil\x1b[31m\u202e\u009b\x7f\n�" since
-`, out)
+`, "explain", "web-1")
 }
 
 func TestExplainPlan(t *testing.T) {
@@ -43,18 +40,14 @@ func TestExplainPlan(t *testing.T) {
 		{Feature: "netcpu", Because: because, Kind: "threaded", Object: "11/2/", Now: "1", Value: "1"},
 		{Feature: "netcpu", Because: because, Kind: "kthread", Object: "napi/eth0", Value: "/sys/x"},
 	}
-	status, out, errs := verbtest.Against(t, run, x, "explain", "web-1", "--plan")
-	if status != cli.Done || errs != "" {
-		t.Fatal(status, errs)
-	}
-	verbtest.Compare(t, `What netcpu would change on the host for web-1 with fairlead.netcpu = isolate:
+	verbtest.Prints(t, run, x, `What netcpu would change on the host for web-1 with fairlead.netcpu = isolate:
   offload gro of eth0 in the container
       is off, would be on
   threaded NAPI of eth0 in the container
       is 1 already
   control group of each kernel thread that will poll eth0
       would be /sys/x
-`, out)
+`, "explain", "web-1", "--plan")
 }
 
 // explain shows only settings that policy or a user has set, unless -a asks for the rest.
@@ -93,4 +86,37 @@ func TestSettingsAreUnderstood(t *testing.T) {
 	verbtest.Compare(t, "fairlead.net.ceil = 20mbit (20.0 Mbit/s), by a label of the container", setting1(api.Setting{Key: "fairlead.net.ceil", Value: "20mbit", From: "label"}, now))
 	verbtest.Compare(t, "fairlead.latency = True (on), by a label of the container", setting1(api.Setting{Key: "fairlead.latency", Value: "True", From: "label"}, now))
 	verbtest.Compare(t, "fairlead.net.weight = 2, by a label of the container", setting1(api.Setting{Key: "fairlead.net.weight", Value: "2", From: "label"}, now))
+}
+
+func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e) }
+
+func TestObjectText(t *testing.T) {
+	c := verbtest.Example().Explained.Container
+	for _, x := range []struct{ kind, object, want string }{
+		{"offload", "11/2/gro", "offload gro of eth0 in the container"},
+		{"offload", "12/7/tso", "offload tso of veth3f2a1bc, the other end of eth0"},
+		{"threaded", "12/8/", "threaded NAPI of docker0"},
+		{"qdisc", "9/3", "root qdisc of docker0"}, {"txqueuelen", "9/3", "queue length of docker0"}, {"forward-priority", "9/0", "priority of forwarded packets (ip_forward_update_priority)"},
+		{"pair", "9/3/pair", "veth pair past the network namespace of docker0"},
+		{"tc-filter", "9/3/ingress/fl_x", "program fl_x at the ingress hook of docker0"},
+		{"rps", "11/2/0", "packet steering (rps_cpus) of queue 0 of eth0 in the container"},
+		{"defer", "12/8/gro_flush_timeout", "delay of polls (gro_flush_timeout) of docker0"},
+		{"kthread", "17:99:/sys/fs/cgroup/cpu", "control group of kernel thread 17 in /sys/fs/cgroup/cpu"},
+		{"affinity", "17:99", "allowed CPUs of kernel thread 17"},
+		{"slice", "17:99", "slice, in ns, of kernel thread 17"},
+		{"nice", "17:99", "nice value of kernel thread 17"},
+		{"file", "/sys/fs/cgroup/x\x1b", `"/sys/fs/cgroup/x\x1b"`},
+		{"offload", "gro", "offload gro"}, {"offload", "x/y/z", "offload x/y/z"}, {"kthread", "x:y", "kthread x:y"}, {"new\x07", "thing", `"new\a" thing`},
+	} {
+		if got := objectText(c, x.kind, x.object, "docker0"); got != x.want {
+			t.Errorf("%s %s is %q, want %q", x.kind, x.object, got, x.want)
+		}
+	}
+}
+
+// A device without a known name has no numbers either.
+func TestObjectTextUnnamed(t *testing.T) {
+	if got := objectText(api.Container{}, "qdisc", "4026531840/8", ""); got != "root qdisc of a device that is not seen any more" {
+		t.Errorf("%q", got)
+	}
 }

@@ -9,12 +9,12 @@ import (
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -187,11 +187,7 @@ func TestPSSlowedBy(t *testing.T) {
 }
 
 func TestPS(t *testing.T) {
-	status, out, errs := verbtest.Against(t, run, verbtest.Example(), "ps")
-	if status != cli.Done || errs != "" {
-		t.Fatal(status, errs)
-	}
-	verbtest.Compare(t, `CONTAINER                 SLOWED BY   SOURCE  NETCPU        IMAGE
+	out := verbtest.Prints(t, run, verbtest.Example(), `CONTAINER                 SLOWED BY   SOURCE  NETCPU        IMAGE
 web-1                     12% uplink  docker  isolate done  registry.example.co…
 "evil\x1b[31m\u202e\u00…  -           cgroup  charge error  -
 
@@ -202,7 +198,7 @@ web-1                     12% uplink  docker  isolate done  registry.example.co�
 source docker: "gone\x1b"
 feature netcpu is degraded: no threads
 What to do: `+"`fairlead explain id:5`, then `fairlead doctor`"+`.
-`, out)
+`, "ps")
 	for line := range strings.Lines(out) {
 		if n := utf8.RuneCountInString(line); n > 81 {
 			t.Errorf("a line of %d columns: %s", n, line)
@@ -218,9 +214,7 @@ What to do: `+"`fairlead explain id:5`, then `fairlead doctor`"+`.
 func TestMachineFormats(t *testing.T) {
 	s := verbtest.Example()
 	want, err := json.Marshal(s.List)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, format := range []string{"json", "yaml"} {
 		status, out, errs := verbtest.Against(t, run, s, "ps", "-o", format)
 		if status != cli.Done || errs != "" {
@@ -242,8 +236,6 @@ func TestMachineFormats(t *testing.T) {
 			t.Fatalf("%s: %v\n%s", format, err, out)
 		}
 		json.Unmarshal(want, &expected)
-		if diff := cmp.Diff(expected, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", format, diff)
-		}
+		testkit.Same(t, format, expected, got)
 	}
 }

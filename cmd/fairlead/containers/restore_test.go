@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
@@ -25,17 +26,11 @@ func (m *memory) Write(v string) error  { m.value = v; return nil }
 func TestRestoreExpired(t *testing.T) {
 	dir := t.TempDir()
 	j, err := journal.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for name, expiry := range map[string]time.Time{"past": time.Now().Add(-time.Hour), "future": time.Now().Add(time.Hour), "never": {}} {
-		if err := j.TurnUntil(&memory{name, "before"}, "after", journal.Owner{Feature: "f", Container: 7}, expiry); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, j.TurnUntil(&memory{name, "before"}, "after", journal.Owner{Feature: "f", Container: 7}, expiry))
 	}
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, j.Close())
 	f := &verb.AgentFlags{Cfg: agent.Config{Roots: kernel.Roots{Proc: dir}, StateDir: dir, Socket: filepath.Join(dir, "nobody")}}
 	for _, c := range []struct {
 		ref     string
@@ -43,9 +38,7 @@ func TestRestoreExpired(t *testing.T) {
 		tried   int
 	}{{"", true, 1}, {"7", true, 1}, {"8", true, 0}, {"", false, 3}} {
 		done, err := restore(t.Context(), f, c.ref, c.expired)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if len(done.Outcomes) != c.tried || c.tried == 1 && done.Outcomes[0].Object != "past" {
 			t.Errorf("%+v: %+v", c, done.Outcomes)
 		}

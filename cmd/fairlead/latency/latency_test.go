@@ -130,3 +130,5 @@ func TestLatencyTrace(t *testing.T) {
 		t.Errorf("kept: status %d: %s%s, asked %+v", status, out, errs, s.asked)
 	}
 }
+
+func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e) }

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // runStub is an agent with a self socket, on which the caller is a container. The first request for
@@ -69,9 +70,7 @@ func runSelf(ctx context.Context, t *testing.T, s *runStub, args ...string) (sta
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "self")
 	l, err := serve.ListenSelf(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	go serve.ServeSelf(t.Context(), l, s, slog.New(slog.DiscardHandler))
 	var out, errs bytes.Buffer
 	args = append([]string{"latency", "run", "--config=", "--self", "--self-socket", socket, "--"}, args...)
@@ -145,17 +144,13 @@ func TestLatencyRunMeasures(t *testing.T) {
 	s := &runStub{Stub: verbtest.Example()}
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := serve.Listen(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	go serve.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
 	c := api.Dial(socket)
 	defer c.Close()
 	var errs bytes.Buffer
 	ask, err := (&packets{}).source(c, []string{"web-1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, end, err := ask.begin(t.Context(), verb.Env{Env: cli.Env{Stderr: &errs}}, c, "web-1")
 	if err != nil || !s.measured || !strings.Contains(errs.String(), "web-1 (docker, id 4711): its packets are measured while this runs") {
 		t.Fatalf("%v: %s", err, &errs)

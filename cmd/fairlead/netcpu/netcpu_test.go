@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // meterStub is an agent that returns one reading after the other, and then repeats the last.
@@ -295,9 +296,7 @@ func TestNetCPUAfterARestart(t *testing.T) {
 func TestNetCPUWatch(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := serve.Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- serve.Serve(ctx, l, &meterStub{readings: flooded()}, slog.New(slog.DiscardHandler)) }()
@@ -310,9 +309,7 @@ func TestNetCPUWatch(t *testing.T) {
 		t.Errorf("status %d, %s\n%s", status, errs.String(), out.String())
 	}
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-done)
 }
 
 // countingWriter calls then when text has been written often enough.
@@ -386,3 +383,5 @@ eth9        -         no such uplink
 		t.Errorf("without uplinks:\n%s", out)
 	}
 }
+
+func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e, Flags) }

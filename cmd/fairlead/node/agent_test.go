@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -80,3 +81,9 @@ func TestBeside(t *testing.T) {
 		}
 	}
 }
+
+var must = testkit.Must
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e) }

@@ -118,17 +118,22 @@ func monotonic() (time.Duration, error) {
 func healthVerb(e verb.Env) *cobra.Command {
 	f, flags := verb.NewAgentFlags(e)
 	cmd := &cobra.Command{
-		Use:   "health ready|alive",
+		Use:   "health ready|alive|wait",
 		Short: "Tell a supervisor whether the agent is ready, or alive",
 		Long: `Tell a supervisor, such as Kubernetes by its probes, about the agent with the
 same --health-dir. An agent is ready once it has seen every container and has
 begun to apply policy, and while it waits to take over. It is alive unless one of
-its loops hangs.`,
-		Args:      cli.NArgs(1, 1, "ready or alive"),
-		ValidArgs: []string{readyFile, aliveFile},
+its loops hangs. With wait it asks nobody, and ends when it is told to: a pod in
+which verbs are run has nothing else to do.`,
+		Args:      cli.NArgs(1, 1, "ready, alive or wait"),
+		ValidArgs: []string{readyFile, aliveFile, "wait"},
 	}
 	f.Take(cmd, flags, "health-dir", "config")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if args[0] == "wait" {
+			<-cmd.Context().Done()
+			return nil
+		}
 		if err := verb.Configure(cmd, f.Config, flags); err != nil {
 			return err
 		}
@@ -144,7 +149,7 @@ its loops hangs.`,
 		case aliveFile:
 			return lives(f.Health)
 		}
-		return cli.Usagef("%q: want ready or alive", args[0])
+		return cli.Usagef("%q: want ready, alive or wait", args[0])
 	}
 	return cmd
 }

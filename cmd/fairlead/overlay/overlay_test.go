@@ -69,11 +69,7 @@ func overlayReadings() (before, now api.Overlay) {
 
 func TestOverlay(t *testing.T) {
 	before, now := overlayReadings()
-	status, out, errs := overlaid(t, &overlayStub{readings: []api.Overlay{before, now}}, "--interval", "100ms")
-	if status != cli.Done || errs != "" {
-		t.Fatal(status, errs)
-	}
-	verbtest.Compare(t, `NETWORK       KIND   VNI  PORT  FORM    UPLINKS  CONTAINERS  STATE
+	verbtest.Prints(t, run, &overlayStub{readings: []api.Overlay{before, now}}, `NETWORK       KIND   VNI  PORT  FORM    UPLINKS  CONTAINERS  STATE
 cilium_vxlan  vxlan    -  8472  -       -        12          left alone
 flannel.1     vxlan    1  8472  routed  eth0     2 of 3      on
 cilium_vxlan is left alone: Cilium forwards the packets of this device by
@@ -91,9 +87,9 @@ tcp_flags            40        0  SYN, FIN or RST of TCP
 entries: 120 of 65.5k flow, 10 of 4.10k remote, 3 of 1.02k local
 generation: 12, raised 3 min ago: a route to 10.244.2.0/24 was changed
 forgotten: 12 route, 3 nftables
-`, out)
+`, "overlay", "--interval", "100ms")
 
-	status, out, _ = overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total")
+	status, out, _ := overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total")
 	if status != cli.Done || !strings.Contains(out, "\nflannel.1\nDIRECTION") || !strings.Contains(out, "egress     13.3k   130 ") {
 		t.Errorf("totals: status %d\n%s", status, out)
 	}
@@ -101,10 +97,10 @@ forgotten: 12 route, 3 nftables
 	if status != cli.Done || !strings.Contains(out, `"fast_packets": 12300`) || !strings.Contains(out, `"raised_by": "a route to 10.244.2.0/24 was changed"`) {
 		t.Errorf("json: status %d\n%s", status, out)
 	}
-	if status, out, _ = overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total", "-o", "yaml"); status != cli.Done || !strings.Contains(out, "left alone") {
+	if status, out, _ := overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total", "-o", "yaml"); status != cli.Done || !strings.Contains(out, "left alone") {
 		t.Errorf("yaml: status %d\n%s", status, out)
 	}
-	if _, out, _ = overlaid(t, &overlayStub{readings: []api.Overlay{{}}}, "--total"); out != "This host is on no overlay network.\n" {
+	if _, out, _ := overlaid(t, &overlayStub{readings: []api.Overlay{{}}}, "--total"); out != "This host is on no overlay network.\n" {
 		t.Errorf("none: %s", out)
 	}
 }
@@ -115,18 +111,14 @@ func TestOverlayOff(t *testing.T) {
 	o := api.Overlay{Networks: []api.OverlayNetwork{
 		{Network: "vx-001001-o3ex6@4026532291", Device: "vx-001001-o3ex6", NetNS: 4026532291, Kind: "vxlan", VNI: 4097, Port: 4789, Form: "bridged", Bridge: "br0", Uplinks: []string{"eth0", "eth1"}, Containers: 3, State: api.OverlayOff},
 	}}
-	status, out, errs := overlaid(t, &overlayStub{readings: []api.Overlay{o}}, "--total")
-	if status != cli.Done || errs != "" {
-		t.Fatal(status, errs)
-	}
-	verbtest.Compare(t, `NETWORK                     KIND    VNI  PORT  FORM     UPLINKS    CONTAINERS  STATE
+	verbtest.Prints(t, run, &overlayStub{readings: []api.Overlay{o}}, `NETWORK                     KIND    VNI  PORT  FORM     UPLINKS    CONTAINERS  STATE
 vx-001001-o3ex6@4026532291  vxlan  4097  4789  bridged  eth0,eth1  3           off
 
 The fast path is off unless policy asks for it. For one container:
   fairlead set CONTAINER overlay=on
 For all, this line in /etc/fairlead/policy.d/50-overlay.yaml:
   {match: {name: "*"}, set: {overlay: on}}
-`, out)
+`, "overlay", "--total")
 	if _, problems := policy.ParseFile("50-overlay.yaml", []byte(overlayPolicy+"\n")); len(problems) > 0 {
 		t.Errorf("the line: %v", problems)
 	}
@@ -192,18 +184,14 @@ and 7 more
 
 func TestOverlayKill(t *testing.T) {
 	s := &overlayStub{readings: []api.Overlay{{Networks: []api.OverlayNetwork{{Network: "flannel.1", State: api.OverlayOn}}}}}
-	status, out, errs := overlaid(t, s, "kill", "flannel.1")
-	if status != cli.Done || errs != "" {
-		t.Fatal(status, errs)
-	}
-	verbtest.Compare(t, "flannel.1 is killed: by uid 0 at 2026-11-22T08:30:00Z\n  to end that: fairlead overlay revive flannel.1\n", out)
-	if status, out, errs = overlaid(t, s, "revive", "flannel.1"); status != cli.Done || out != "flannel.1 is on\n" {
+	verbtest.Prints(t, run, s, "flannel.1 is killed: by uid 0 at 2026-11-22T08:30:00Z\n  to end that: fairlead overlay revive flannel.1\n", "overlay", "kill", "flannel.1")
+	if status, out, errs := overlaid(t, s, "revive", "flannel.1"); status != cli.Done || out != "flannel.1 is on\n" {
 		t.Errorf("revive: %d %s %s", status, out, errs)
 	}
-	if status, _, errs = overlaid(t, s, "kill", "eth0"); status != cli.Failed || !strings.Contains(errs, `there is no overlay network "eth0" here`) {
+	if status, _, errs := overlaid(t, s, "kill", "eth0"); status != cli.Failed || !strings.Contains(errs, `there is no overlay network "eth0" here`) {
 		t.Errorf("unknown: %d %s", status, errs)
 	}
-	if status, _, errs = verbtest.Against(t, run, refusing{}, "overlay", "--total"); status != cli.Failed || !strings.Contains(errs, "no BTF\n`fairlead doctor`") {
+	if status, _, errs := verbtest.Against(t, run, refusing{}, "overlay", "--total"); status != cli.Failed || !strings.Contains(errs, "no BTF\n`fairlead doctor`") {
 		t.Errorf("unavailable: %d %s", status, errs)
 	}
 }
@@ -214,3 +202,5 @@ type refusing struct{ serve.Backend }
 func (refusing) Report(context.Context, api.Ask) (any, error) {
 	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "no BTF"}
 }
+
+func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e) }

@@ -11,7 +11,9 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // trafficStub returns one reading after the other.
@@ -107,11 +109,57 @@ Delays: 2.00k packets were not measured, because too many waited
 	if _, out, _ := shaped(t, &trafficStub{readings: []api.Traffic{always}}, "--total"); !strings.Contains(out, "  12us  1.23ms  1.23s\n") || strings.Contains(out, "100ms") {
 		t.Errorf("totals:\n%s", out)
 	}
-	if diff := cmp.Diff([]time.Duration{0, 100 * time.Millisecond}, s.over); diff != "" {
-		t.Errorf("asked for (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "asked for", []time.Duration{0, 100 * time.Millisecond}, s.over)
 	after.Measured = &api.TrafficMeasured{Error: "no such hook\x1b"}
 	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{before, after}}); !strings.Contains(out, "DRAIN\n") || !strings.HasSuffix(out, "Delays: \"no such hook\\x1b\"\n") {
 		t.Errorf("not measured:\n%s", out)
 	}
+}
+
+func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e, Flags) }
+
+func TestUplinks(t *testing.T) {
+	for _, tt := range []struct {
+		in        []string
+		want, err string
+	}{
+		{[]string{"eth0"}, "eth0", ""},
+		{[]string{"eth1=2.5gbit", "eth0=100mbit"}, "eth0=100mbit,eth1=2500mbit", ""},
+		{[]string{"eth1, eth0=1gbit"}, "eth0=1gbit,eth1", ""},
+		{[]string{""}, "", "not a device name"},
+		{[]string{"a/b=1gbit"}, "", "not a device name"},
+		{[]string{"abcdefghijklmnop"}, "", "not a device name"},
+		{[]string{"eth0=fast"}, "", "eth0: must start with a decimal number"},
+		{[]string{"eth0=0"}, "", "the rate is 0"},
+		{[]string{"eth0", "eth0=1gbit"}, "", "given twice"},
+	} {
+		var u uplinks
+		var err error
+		for _, s := range tt.in {
+			if err == nil {
+				err = u.Set(s)
+			}
+		}
+		if tt.err != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("%q: %v, want %q", tt.in, err, tt.err)
+			}
+		} else if err != nil || u.String() != tt.want {
+			t.Errorf("%q: %s, %v; want %s", tt.in, u.String(), err, tt.want)
+		}
+	}
+}
+
+func FuzzUplinks(f *testing.F) {
+	f.Add("eth0=1gbit,eth1")
+	f.Add("=,=")
+	f.Fuzz(func(t *testing.T, s string) {
+		var u, again uplinks
+		if u.Set(s) != nil {
+			return
+		}
+		if err := again.Set(u.String()); err != nil || again.String() != u.String() {
+			t.Errorf("%q: %s comes back as %s, %v", s, u.String(), again.String(), err)
+		}
+	})
 }

@@ -1,7 +1,11 @@
 package verb
 
 import (
+	"errors"
+	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/metrics"
+	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/record"
 )
 
@@ -35,6 +40,7 @@ func NewAgentFlags(e Env) (*AgentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.Config, "config", defaultConfig, "config file; every flag can be set in it as \"flag: value\"; empty: none")
 	s.StringVar(&f.Cfg.Socket, "socket", api.DefaultSocket, "unix socket of the agent")
 	s.StringVar(&f.Cfg.SelfSocket, "self-socket", filepath.Base(api.DefaultSelfSocket), "unix socket on which a container sees its own data; a name without / is one beside --socket; empty: none")
+	s.StringVar(&f.Cfg.ViewGroup, "view-group", "fairlead-view", "group, by name or number, whose members may look and change nothing: a socket beside --socket and the recording are theirs, if the host has it; empty: none")
 	s.StringVar(&f.Cfg.StateDir, "state-dir", defaultState, "directory of the journal")
 	s.StringVar(&f.Cfg.PolicyDir, "policy-dir", defaultPolicies, "directory of the policy files *.yaml")
 	s.BoolVar(&f.Cfg.ImageLabels, "image-labels", false, "labels of images are policy, as labels of containers are: for hosts where only those who may set policy build images")
@@ -47,6 +53,7 @@ func NewAgentFlags(e Env) (*AgentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.Cfg.NodeName, "node-name", e.Getenv("NODE_NAME"), "name of this node at the API server, as in NODE_NAME; empty: the host's name")
 	s.StringVar(&f.Cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
 	s.StringVar(&f.Cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page, or unix:/path for a socket of mode 0660; empty: none")
+	s.StringVar(&f.Cfg.MetricsToken, "metrics-token-file", "", "file with the token that the metrics page wants as \"Authorization: Bearer TOKEN\"; while it cannot be read, all are refused; empty: the page is for all who can connect")
 	s.StringVar(&f.Cfg.RecordDir, "record-dir", defaultRecord, "directory of the recording; empty: nothing is recorded")
 	s.Var((*sizeFlag)(&f.Cfg.RecordSize), "record-size", "most that the recording takes on disk, such as 64mb")
 	s.DurationVar(&f.Cfg.RecordAge, "record-age", record.DefaultAge, "how long the recording goes back at most")
@@ -70,3 +77,56 @@ func (f *AgentFlags) Take(cmd *cobra.Command, from *pflag.FlagSet, names ...stri
 		cmd.Flags().AddFlag(from.Lookup(n))
 	}
 }
+
+// maxDevice is the longest name of a device (IFNAMSIZ, without the final NUL).
+const maxDevice = 15
+
+// CheckDevice returns an error unless name is a valid name of a device.
+func CheckDevice(name string) error {
+	if name == "" || name == "." || name == ".." || len(name) > maxDevice || strings.ContainsAny(name, "/: \t") {
+		return fmt.Errorf("%q is not a device name", name)
+	}
+	return nil
+}
+
+// Devices is a flag that lists devices.
+type Devices []string
+
+// Set implements pflag.Value: it adds "eth0,eth1".
+func (d *Devices) Set(s string) error {
+	list := slices.Clone(*d)
+	for name := range strings.SplitSeq(s, ",") {
+		name = strings.TrimSpace(name)
+		if err := CheckDevice(name); err != nil {
+			return err
+		}
+		if slices.Contains(list, name) {
+			return errors.New(name + " is given twice")
+		}
+		list = append(list, name)
+	}
+	*d = list
+	return nil
+}
+
+// String implements pflag.Value.
+func (d *Devices) String() string { return strings.Join(*d, ",") }
+
+// Type implements pflag.Value.
+func (d *Devices) Type() string { return "device" }
+
+// sizeFlag is a flag whose value is a number of bytes, in the units of policy.
+type sizeFlag int64
+
+func (s *sizeFlag) Set(text string) error {
+	n, err := policy.ParseSize(text)
+	if err != nil {
+		return err
+	}
+	*s = sizeFlag(min(n, 1<<50))
+	return nil
+}
+
+func (s *sizeFlag) String() string { return policy.FormatSize(uint64(*s)) }
+
+func (s *sizeFlag) Type() string { return "size" }

@@ -49,7 +49,7 @@ func (r Recording) Open() (*record.Reader, error) {
 	out, err := record.Open(path)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		err = fmt.Errorf("%w\na recording is for root and the group %s", err, api.Group)
+		err = fmt.Errorf("%w\na recording is for root and the group %s, or fairlead-view where there is one", err, api.Group)
 	case errors.Is(err, fs.ErrNotExist) && r.Replay == "":
 		err = fmt.Errorf("%w\nthe agent makes it when it runs: `systemctl status fairlead`", err)
 	}

@@ -162,9 +162,7 @@ func newTmux(t *testing.T, columns, rows int, env ...string) tmux {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(alive.Close(), end.Wait()); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, errors.Join(alive.Close(), end.Wait()))
 	})
 	m.text("PS1='rea''dy> '\n") // dash ignores that of the environment
 	m.until("the shell is ready", "ready>")
@@ -230,13 +228,8 @@ func serveAt(t *testing.T, path string, b serve.Backend) (stop func()) {
 	t.Helper()
 	l, err := serve.Listen(path)
 	must(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- serve.Serve(ctx, l, b, slog.New(slog.DiscardHandler)) }()
-	return func() {
-		cancel()
-		<-done
-	}
+	served := testkit.Background(t, func(ctx context.Context) error { return serve.Serve(ctx, l, b, slog.New(slog.DiscardHandler)) })
+	return func() { testkit.Check(t, served()) }
 }
 
 // A person drives the program in a terminal: names appear, sorting, opening, resizing, an agent that

@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/test/viewtest"
 )
 
@@ -84,9 +85,7 @@ func TestWeb(t *testing.T) {
 		t.Errorf("status %d: %s", got, &errs)
 	}
 	cancel()
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-served)
 }
 
 func TestWebWithoutAgent(t *testing.T) {

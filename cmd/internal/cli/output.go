@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"unicode"
@@ -13,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/view"
 )
@@ -47,7 +49,7 @@ func (f *Format) Print(w io.Writer, v any, table func(io.Writer)) error {
 	}
 	data, err := json.Marshal(v)
 	if err == nil && f.Name == "yaml" {
-		err = WriteYAML(&out, data)
+		err = writeYAML(&out, data)
 	} else if err == nil {
 		err = json.Indent(&out.Buffer, data, "", "  ")
 		out.WriteByte('\n')
@@ -177,4 +179,24 @@ func Fold(s string, n int) []string {
 		line += word
 	}
 	return append(out, line)
+}
+
+// terminalWidth is the number of columns of a terminal; 0: it is none, or does not say.
+func terminalWidth(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
+			return int(size.Col)
+		}
+	}
+	return 0
+}
+
+// Terminal reports whether w is a terminal.
+func Terminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }

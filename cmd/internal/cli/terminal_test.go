@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestTerminal(t *testing.T) {
@@ -12,9 +14,7 @@ func TestTerminal(t *testing.T) {
 		t.Error("a buffer is a terminal")
 	}
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer f.Close()
 	if Terminal(f) {
 		t.Error("a file is a terminal")

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// WriteYAML writes a JSON document as YAML, with the fields in the same order. Strings that
+// writeYAML writes a JSON document as YAML, with the fields in the same order. Strings that
 // are not plain words stay JSON strings, which are valid YAML. So neither a parser nor a
 // terminal can misinterpret them. (goccy/go-yaml 1.19 writes control characters as they
 // are, and 1e300 so that it reads back as a string.)
-func WriteYAML(w io.Writer, data []byte) error {
+func writeYAML(w io.Writer, data []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
 	var out strings.Builder

@@ -9,6 +9,8 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func FuzzYAML(f *testing.F) {
@@ -25,7 +27,7 @@ func FuzzYAML(f *testing.F) {
 			t.Fatalf("%q: %v", s, err)
 		}
 		var out bytes.Buffer
-		if err := WriteYAML(&out, doc); err != nil {
+		if err := writeYAML(&out, doc); err != nil {
 			t.Fatalf("%q: %v", s, err)
 		}
 		printed := escapeControls(out.Bytes(), true)
@@ -54,9 +56,7 @@ func FuzzYAML(f *testing.F) {
 func TestYAML(t *testing.T) {
 	in := `{"a":[{"b":1,"c":[],"l":["x",["y"]]},{"d":{},"e":{"f":"g"}}],"h":null,"i":"yes","j":"x y","on":true}`
 	var out bytes.Buffer
-	if err := WriteYAML(&out, []byte(in)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, writeYAML(&out, []byte(in)))
 	want := `a:
   - b: 1
     c: []
@@ -71,7 +71,5 @@ i: "yes"
 j: "x y"
 "on": true
 `
-	if diff := cmp.Diff(want, out.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "printed", want, out.String())
 }

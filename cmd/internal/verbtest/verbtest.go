@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // Program runs the verb in e.Args and returns the exit status.
@@ -62,25 +63,28 @@ func (s Stub) Restore(_ context.Context, ref string) (api.Restored, error) {
 	}}, nil
 }
 
-// against runs one verb against a Stub and returns its output.
+// Against runs one verb against an agent and returns its output.
 func Against(t *testing.T, run Program, s serve.Backend, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := serve.Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- serve.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
+	testkit.Must(t, err)
+	stop := testkit.Background(t, func(ctx context.Context) error { return serve.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) })
 	var out, errs bytes.Buffer
-	status = run(ctx, cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: append(args, "--socket", path)})
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	status = run(t.Context(), cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: append(args, "--socket", path)})
+	testkit.Check(t, stop())
 	return status, out.String(), errs.String()
+}
+
+// Prints runs one verb against an agent, which must do no more than print a text.
+func Prints(t *testing.T, run Program, s serve.Backend, want string, args ...string) (stdout string) {
+	t.Helper()
+	status, out, errs := Against(t, run, s, args...)
+	if status != cli.Done || errs != "" {
+		t.Fatalf("%q: status %d: %s", args, status, errs)
+	}
+	Compare(t, want, out)
+	return out
 }
 
 // Evil is a name that would drive a terminal.

@@ -84,7 +84,7 @@ func newLoop(t *testing.T) (*loop.Disk, decide.Disk) {
 func until(t *testing.T, m *Meter, what string, ok func(Reading) bool) Reading {
 	t.Helper()
 	var r Reading
-	testkit.Await(t, func() string {
+	testkit.AwaitNone(t, func() string {
 		var err error
 		r, err = m.Read()
 		must(t, err)

@@ -21,9 +21,7 @@ func version(t *testing.T) (v [2]int) {
 		testkit.Skip(t, "runs in the guests of test/vm only")
 	}
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := fmt.Sscanf(string(release), "%d.%d", &v[0], &v[1]); err != nil {
 		t.Fatalf("kernel release %q: %v", release, err)
 	}
@@ -37,16 +35,12 @@ func TestGuest(t *testing.T) {
 	testkit.Smoke(t)
 	version(t)
 	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if strings.Contains(string(mounts), " cgroup ") || !strings.Contains(string(mounts), " /sys/fs/cgroup cgroup2 ") {
 		t.Errorf("not cgroup v2 only:\n%s", mounts)
 	}
 	controllers, err := os.ReadFile("/sys/fs/cgroup/cgroup.subtree_control")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, c := range []string{"cpu", "cpuset", "io", "memory"} {
 		if !strings.Contains(string(controllers), c) {
 			t.Errorf("controller %s is not handed down: %s", c, controllers)

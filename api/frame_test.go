@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // frames returns two frames ten seconds apart, of the containers 1 to n, named a, b, c and so on.
@@ -288,9 +290,7 @@ func TestOverview(t *testing.T) {
 		t.Fatalf("the overview is %+v", o)
 	}
 	want := OverviewRow{Container: 2, Name: "b", Added: 0.003, InForce: []string{"netcpu", "blockio partly"}}
-	if diff := cmp.Diff(want, o.Rows[1]); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "row", want, o.Rows[1])
 	accounts(&before, &after, nil, NetCPUAccount{Container: 3, Tasks: 5, WaitedCPUs: seconds(5), Active: 10})
 	if o := after.After(before); o.Rows[0].Name != "c" || o.Rows[1].Name != "a" {
 		t.Errorf("the order is %v", o.Rows)
