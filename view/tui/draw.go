@@ -211,7 +211,7 @@ func (m *model) table() []string {
 func (m *model) keys(text string) string {
 	switch {
 	case m.typing:
-		return m.look.strong.Render(m.look.text("Only names with: "+m.order.Filter)+"_") + m.look.text("   Enter: keep, Esc: all")
+		return m.look.head.Render(m.look.text("Only names with: "+m.order.Filter)+"_") + m.look.text("   Enter: keep, Esc: all")
 	case m.note != "":
 		return m.look.warn.Render(m.look.text(m.note))
 	}
@@ -254,7 +254,7 @@ func (m *model) line(columns []placed, r view.Row, cursor bool) string {
 		out.WriteString(style.Render(cell))
 	}
 	if cursor {
-		return m.look.cursor.Render(m.look.cell(out.String(), m.width, false))
+		return m.look.bar.Render(m.look.cell(out.String(), m.width, false))
 	}
 	return out.String()
 }

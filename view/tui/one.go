@@ -18,7 +18,7 @@ func (m *model) one() []string {
 	row, there := m.row()
 	o, _ := m.shown()
 	h := m.history()
-	name := m.look.strong.Render(m.look.text(view.Show(row.Name)))
+	name := m.look.head.Render(m.look.text(view.Show(row.Name)))
 	var lines []string
 	switch {
 	case !there:
