@@ -44,12 +44,7 @@ func (h *Histogram) middle(i int) uint64 {
 }
 
 // Count returns the number of durations.
-func (h *Histogram) Count() (n uint64) {
-	for _, c := range h.Counts {
-		n += c
-	}
-	return n
-}
+func (h *Histogram) Count() uint64 { return h.Below(64) }
 
 // Seconds returns the sum of all durations. A time.Duration would overflow: a thousand packets that
 // always wait add up to its 292 years within four months.
@@ -95,17 +90,11 @@ func (h *Histogram) Quantile(q float64) time.Duration {
 	if q < 1 { // a float64 is not exact above 2^53
 		rank = min(rank, uint64(max(q, 0)*float64(rank)))
 	}
-	last := 0
-	for i, n := range h.Counts {
-		if n == 0 {
-			continue
-		}
-		if last = i; rank < n {
-			break
-		}
-		rank -= n
+	i := 0
+	for ; rank >= h.Counts[i]; i++ {
+		rank -= h.Counts[i]
 	}
-	return time.Duration(h.middle(last))
+	return time.Duration(h.middle(i))
 }
 
 // Classic is a classic histogram of Prometheus, and the JSON form, in seconds.

@@ -128,10 +128,7 @@ func constant(desc *prometheus.Desc, x feature.Sample, values []string) (prometh
 	if x.Histogram != nil {
 		return newHistogram(desc, x.Histogram, values)
 	}
-	if counts(x.Name) {
-		return prometheus.NewConstMetric(desc, prometheus.CounterValue, x.Value, values...)
-	}
-	return prometheus.NewConstMetric(desc, prometheus.GaugeValue, x.Value, values...)
+	return prometheus.NewConstMetric(desc, kind(x.Name), x.Value, values...)
 }
 
 // labels returns the names and values of a sample's labels. There are fewer values than
@@ -174,48 +171,42 @@ func (agent) Describe(chan<- *prometheus.Desc) {}
 func (a agent) Collect(out chan<- prometheus.Metric) {
 	defer contain(a.view, out)
 	s := a.view.Agent()
-	send := func(kind prometheus.ValueType, name, help string, value float64, pairs ...string) {
+	send := func(name, help string, value float64, pairs ...string) {
 		var names, values []string
 		for i := 0; i+1 < len(pairs); i += 2 {
 			names, values = append(names, pairs[i]), append(values, label(pairs[i+1]))
 		}
-		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(Prefix+name, help, names, nil), kind, value, values...)
-	}
-	gauge := func(name, help string, value float64, pairs ...string) {
-		send(prometheus.GaugeValue, name, help, value, pairs...)
-	}
-	counter := func(name, help string, value float64, pairs ...string) {
-		send(prometheus.CounterValue, name, help, value, pairs...)
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(Prefix+name, help, names, nil), kind(name), value, values...)
 	}
 
-	gauge("build_info", "1, with the version as a label.", 1, "version", s.Version, "goversion", runtime.Version())
+	send("build_info", "1, with the version as a label.", 1, "version", s.Version, "goversion", runtime.Version())
 	for source, n := range s.Containers {
-		gauge("agent_containers", "Running containers.", float64(n), "source", source)
+		send("agent_containers", "Running containers.", float64(n), "source", source)
 	}
-	gauge("agent_complete", "1 if every source of containers has delivered its list.", truth(s.Complete))
-	gauge("agent_policy_last_reload_success", "1 if the last load of the policy files succeeded.", truth(s.PolicyOK))
+	send("agent_complete", "1 if every source of containers has delivered its list.", truth(s.Complete))
+	send("agent_policy_last_reload_success", "1 if the last load of the policy files succeeded.", truth(s.PolicyOK))
 	if !s.PolicyLoaded.IsZero() {
-		gauge("agent_policy_loaded_timestamp_seconds", "Time at which the policy in force was loaded.", float64(s.PolicyLoaded.UnixMilli())/1000)
+		send("agent_policy_loaded_timestamp_seconds", "Time at which the policy in force was loaded.", float64(s.PolicyLoaded.UnixMilli())/1000)
 	}
-	gauge("agent_policy_problems", "Policy values of running containers that are invalid.", float64(s.Problems))
-	gauge("agent_journal_changes", "Changes of host state in the journal.", float64(s.Changes))
-	gauge("agent_journal_stale_changes", "Changes of host state in the journal for containers that have ended, which are not undone yet.", float64(s.Stale))
+	send("agent_policy_problems", "Policy values of running containers that are invalid.", float64(s.Problems))
+	send("agent_journal_changes", "Changes of host state in the journal.", float64(s.Changes))
+	send("agent_journal_stale_changes", "Changes of host state in the journal for containers that have ended, which are not undone yet.", float64(s.Stale))
 	for part, n := range s.Panics {
-		counter("agent_panics_total", "Panics of the agent's parts beside the features: a source of containers, requests, looks at containers.", float64(n), "part", part)
+		send("agent_panics_total", "Panics of the agent's parts beside the features: a source of containers, requests, looks at containers.", float64(n), "part", part)
 	}
 	out <- prometheus.MustNewConstSummary(prometheus.NewDesc(Prefix+"agent_round_seconds",
 		"Duration of the reconcile loop's rounds, without the calls to features.", nil, nil), s.Rounds, s.RoundTime.Seconds(), nil)
 	for _, f := range s.Features {
 		for _, l := range []probe.Level{probe.Full, probe.Degraded, probe.Unavailable} {
-			gauge("feature_support", "1 for the level at which this host supports the feature.", truth(l == f.Level), "feature", f.Name, "level", string(l))
+			send("feature_support", "1 for the level at which this host supports the feature.", truth(l == f.Level), "feature", f.Name, "level", string(l))
 		}
 		for state, n := range map[string]int{"done": f.Done, "partly": f.Partly, "pending": f.Pending, "error": f.Failed} {
-			gauge("feature_containers", "Containers by the state of the feature.", float64(n), "feature", f.Name, "state", state)
+			send("feature_containers", "Containers by the state of the feature.", float64(n), "feature", f.Name, "state", state)
 		}
-		gauge("feature_hangs_seconds", "Time for which a call to the feature has not returned; 0 if none hangs.", f.Hangs.Seconds(), "feature", f.Name)
-		counter("feature_calls_total", "Calls to the feature's Apply, Remove and Prune.", float64(f.Calls), "feature", f.Name)
-		counter("feature_panics_total", "Panics in the feature's code, each of which became the error of one call.", float64(f.Panics), "feature", f.Name)
-		counter("feature_call_failures_total", "Calls to the feature that returned an error.", float64(f.Failures), "feature", f.Name)
+		send("feature_hangs_seconds", "Time for which a call to the feature has not returned; 0 if none hangs.", f.Hangs.Seconds(), "feature", f.Name)
+		send("feature_calls_total", "Calls to the feature's Apply, Remove and Prune.", float64(f.Calls), "feature", f.Name)
+		send("feature_panics_total", "Panics in the feature's code, each of which became the error of one call.", float64(f.Panics), "feature", f.Name)
+		send("feature_call_failures_total", "Calls to the feature that returned an error.", float64(f.Failures), "feature", f.Name)
 	}
 }
 

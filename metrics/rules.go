@@ -5,6 +5,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Prefix begins the name of every series.
@@ -33,8 +35,13 @@ var validName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,127}$`)
 // name returns the full name of a series, and whether it is valid.
 func name(sample string) (string, bool) { return Prefix + sample, validName.MatchString(sample) }
 
-// counts reports whether the series with this name is a counter.
-func counts(name string) bool { return strings.HasSuffix(name, "_total") }
+// kind returns what the series with this name is.
+func kind(name string) prometheus.ValueType {
+	if strings.HasSuffix(name, "_total") {
+		return prometheus.CounterValue
+	}
+	return prometheus.GaugeValue
+}
 
 // label turns a string that a container chose into a label's value: valid UTF-8 of bounded
 // length. Bytes that are not UTF-8 become U+FFFD, and so do unprintable characters, which
@@ -58,7 +65,7 @@ func label(s string) string {
 // sent, counted up" for packets_sent_total.
 func help(sample string) string {
 	words := strings.ReplaceAll(strings.TrimSuffix(sample, "_total"), "_", " ")
-	if counts(sample) {
+	if kind(sample) == prometheus.CounterValue {
 		return words + ", counted up"
 	}
 	return words

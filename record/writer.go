@@ -103,22 +103,13 @@ func (w *Writer) Write(f api.Frame) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.broken == nil || w.cfg.Elapsed() >= w.retry {
-		w.broken = w.timed(f)
+		w.broken = w.write(f)
 		w.retry = w.cfg.Elapsed() + retryTime
 	}
 	if w.broken != nil {
 		w.stats.Failed++
 	}
 	return w.broken
-}
-
-// timed is write, and adds the time that it takes.
-func (w *Writer) timed(f api.Frame) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	began := threadTime()
-	defer func() { w.stats.CPU += max(threadTime()-began, 0) }()
-	return w.write(f)
 }
 
 // threadTime is the CPU time of the calling thread.
@@ -130,7 +121,12 @@ func threadTime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
+// write writes a frame, and adds the time that it takes.
 func (w *Writer) write(f api.Frame) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := threadTime()
+	defer func() { w.stats.CPU += max(threadTime()-began, 0) }()
 	if err := w.open(); err != nil {
 		return fmt.Errorf("record in %s: %w", w.cfg.Dir, err)
 	}

@@ -168,10 +168,7 @@ func (h *History) Series(id api.ID, figure func(api.OverviewRow) float64, to tim
 	if end.Before(to) {
 		end = end.Add(part)
 	}
-	out := make([]float64, n)
-	for i := range out {
-		out[i] = math.NaN()
-	}
+	out := slices.Repeat([]float64{math.NaN()}, n)
 	first, _ := h.find(end.Add(-time.Duration(n)*part + 1))
 	for _, o := range h.list[first:] {
 		if o.Taken.After(to) {

@@ -23,10 +23,8 @@ func Show(s string) string {
 
 // ShowText is Show for text that may be empty.
 func ShowText(s string) string {
-	for _, r := range s {
-		if !unicode.IsPrint(r) || r == utf8.RuneError {
-			return strconv.Quote(s)
-		}
+	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }) {
+		return strconv.Quote(s)
 	}
 	return s
 }

@@ -40,35 +40,30 @@ type Recording interface {
 
 // Agent is an agent that runs, with what it has recorded.
 type Agent struct {
-	Client *api.Client
-	Past   Recording // the agent's own, possibly still written; nil: none, or none that may be read
+	Recorded // the agent's own, possibly still written
+	Client   *api.Client
 }
 
 // Next asks the agent at once.
 func (a *Agent) Next(ctx context.Context) (api.Frame, error) { return a.Client.Frame(ctx) }
 
+// Recorded is the Source of a recording; nil: none, or none that may be read.
+type Recorded struct{ Recording }
+
 // Span implements [Source].
-func (a *Agent) Span() (first, last time.Time) {
-	if a.Past != nil {
-		first, last = a.Past.Span()
+func (r Recorded) Span() (first, last time.Time) {
+	if r.Recording != nil {
+		first, last = r.Recording.Span()
 	}
 	return first, last
 }
 
-// Frames implements [Source].
-func (a *Agent) Frames(ctx context.Context, from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
-	if a.Past == nil {
-		return func(func(api.Frame, error) bool) {}
-	}
-	return Recorded{a.Past}.Frames(ctx, from, to, every)
-}
-
-// Recorded is the Source of a recording alone.
-type Recorded struct{ Recording }
-
 // Frames implements [Source]. It ends with the error of ctx when that has ended.
 func (r Recorded) Frames(ctx context.Context, from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
 	return func(yield func(api.Frame, error) bool) {
+		if r.Recording == nil {
+			return
+		}
 		for f, err := range r.Recording.Frames(from, to, every) {
 			if e := ctx.Err(); e != nil {
 				yield(api.Frame{}, e)

@@ -85,13 +85,10 @@ func (o *offer) known(at socket) bool {
 	return o.at == at
 }
 
-// serves returns an error unless the server's socket is where kubelet looks for it.
-func (o *offer) serves() error {
+// serves reports whether the server's socket is where kubelet looks for it.
+func (o *offer) serves() bool {
 	now, err := identify(o.path)
-	if err == nil && (o.server == nil || now != o.bound) {
-		err = fmt.Errorf("%s is not ours", o.path)
-	}
-	return err
+	return err == nil && o.server != nil && now == o.bound
 }
 
 // listen makes the socket, in place of any other there, and serves.

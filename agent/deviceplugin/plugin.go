@@ -161,7 +161,7 @@ func (p *Plugin) offer(ctx context.Context, o *offer, at socket, err error) bool
 		o.done(socket{}, nil) // kubelet does not run, and tells by its socket when it does
 		return true
 	}
-	if err == nil && o.serves() != nil {
+	if err == nil && !o.serves() {
 		err = o.listen()
 	}
 	if err == nil {
@@ -173,16 +173,6 @@ func (p *Plugin) offer(ctx context.Context, o *offer, at socket, err error) bool
 		}
 		err = p.register(ctx, o)
 	}
-	p.done(o, at, err)
-	return err == nil
-}
-
-func (p *Plugin) kubelet() string {
-	return filepath.Join(p.cfg.Dir, filepath.Base(kubelet.KubeletSocket))
-}
-
-// done notes the end of an attempt, and logs what is new.
-func (p *Plugin) done(o *offer, at socket, err error) {
 	was := o.done(at, err)
 	switch {
 	case err == nil && at != (socket{}):
@@ -190,6 +180,11 @@ func (p *Plugin) done(o *offer, at socket, err error) {
 	case err != nil && (was == nil || was.Error() != err.Error()):
 		p.cfg.Log.Warn("kubelet does not know a resource: pods that request it are not placed here", "resource", o.resource, "err", err)
 	}
+	return err == nil
+}
+
+func (p *Plugin) kubelet() string {
+	return filepath.Join(p.cfg.Dir, filepath.Base(kubelet.KubeletSocket))
 }
 
 // register tells kubelet of a resource. kubelet then calls ListAndWatch.

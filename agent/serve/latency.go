@@ -94,10 +94,21 @@ func recordsAsk(q url.Values, most time.Duration) (f api.LatencyFilter, over tim
 	bad := func(name, want string) error {
 		return &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("%s=%q: want %s", name, q.Get(name), want)}
 	}
-	if v := q.Get("after"); v != "" {
-		if f.After, err = strconv.ParseUint(v, 10, 64); err != nil {
-			return f, 0, bad("after", "a whole number")
+	number := func(name string, least uint64, bits int, want string) (n uint64) {
+		v := q.Get(name)
+		if v == "" || err != nil {
+			return 0
 		}
+		if n, err = strconv.ParseUint(v, 10, bits); err != nil || n < least {
+			err = bad(name, want)
+		}
+		return n
+	}
+	f.After = number("after", 0, 64, "a whole number")
+	f.Port = uint16(number("port", 1, 16, "a number from 1 to 65535"))
+	f.Sample = uint32(number("sample", 1, 32, "a whole number from 1"))
+	if err != nil {
+		return f, 0, err
 	}
 	if v := q.Get("over"); v != "" {
 		if over, err = time.ParseDuration(v); err != nil || over <= 0 || over > most {
@@ -108,20 +119,6 @@ func recordsAsk(q url.Values, most time.Duration) (f api.LatencyFilter, over tim
 		if f.Peer, err = api.ParsePeer(v); err != nil {
 			return f, 0, bad("peer", "an address, or a prefix, as 10.0.0.0/8")
 		}
-	}
-	if v := q.Get("port"); v != "" {
-		n, err := strconv.ParseUint(v, 10, 16)
-		if err != nil || n == 0 {
-			return f, 0, bad("port", "a number from 1 to 65535")
-		}
-		f.Port = uint16(n)
-	}
-	if v := q.Get("sample"); v != "" {
-		n, err := strconv.ParseUint(v, 10, 32)
-		if err != nil || n == 0 {
-			return f, 0, bad("sample", "a whole number from 1")
-		}
-		f.Sample = uint32(n)
 	}
 	if f.Protocol = q.Get("protocol"); f.Protocol != "" && !slices.Contains([]string{api.LatencyTCP, api.LatencyUDP, api.LatencyICMP, api.LatencyOther}, f.Protocol) {
 		return f, 0, bad("protocol", "tcp, udp, icmp or other")

@@ -52,27 +52,36 @@ func (p Peer) Same() bool {
 }
 
 // peerOf asks the kernel for the process at the other end. The caller closes FD.
-func peerOf(c *net.UnixConn) (Peer, error) {
+func peerOf(c net.Conn) (Peer, error) {
 	p := Peer{FD: -1}
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return p, fmt.Errorf("read peer: %w", err)
-	}
 	var inner error
-	err = raw.Control(func(fd uintptr) {
-		cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	err := control(c, func(fd int) {
+		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 		if err != nil {
 			inner = err
 			return
 		}
 		p.PID, p.UID, p.GID = int(cred.Pid), int(cred.Uid), int(cred.Gid)
-		p.Groups = peerGroups(int(fd))
-		p.FD = peerPidfd(int(fd), p.PID)
+		p.Groups = peerGroups(fd)
+		p.FD = peerPidfd(fd, p.PID)
 	})
 	if err = errors.Join(err, inner); err != nil {
 		return p, fmt.Errorf("read peer: %w", err)
 	}
 	return p, nil
+}
+
+// control calls fn with the descriptor of a unix socket.
+func control(c net.Conn, fn func(fd int)) error {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return errors.New("not a unix socket")
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Control(func(fd uintptr) { fn(int(fd)) })
 }
 
 // peerPidfd returns a pidfd of the process that connected. Kernels before 6.5 do not provide it.
@@ -158,12 +167,8 @@ func (l visitors) Accept() (net.Conn, error) {
 			<-l.places
 			continue
 		}
-		v := &visitor{Conn: c, peer: Peer{FD: -1}, leave: func() { <-l.places }}
-		if u, ok := c.(*net.UnixConn); ok {
-			v.peer, v.err = peerOf(u)
-		} else {
-			v.err = errors.New("read peer: not a unix socket")
-		}
+		v := &visitor{Conn: c, leave: func() { <-l.places }}
+		v.peer, v.err = peerOf(c)
 		v.peer.looks = l.looks
 		if l.guests == nil || l.guests.admit(v) {
 			return v, nil
@@ -174,16 +179,8 @@ func (l visitors) Accept() (net.Conn, error) {
 
 // hungUp reports whether the other end of a connection has been closed.
 func hungUp(c net.Conn) bool {
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		return false
-	}
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return false
-	}
 	poll := []unix.PollFd{{}}
-	err = raw.Control(func(fd uintptr) {
+	err := control(c, func(fd int) {
 		poll[0].Fd = int32(fd)
 		unix.Poll(poll, 0) // an error counts as not hung up
 	})

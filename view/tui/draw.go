@@ -196,14 +196,11 @@ func (m *model) columns() []placed {
 func (m *model) table() []string {
 	columns := m.columns()
 	lines := []string{m.title(), m.summary(), m.heads(columns)}
-	for i := range m.room() {
-		n := m.offset + i
-		if n < len(m.rows) {
-			lines = append(lines, m.line(columns, m.rows[n], n == m.cursor))
-		} else {
-			lines = append(lines, "")
-		}
+	end := min(m.offset+m.room(), len(m.rows))
+	for n := m.offset; n < end; n++ {
+		lines = append(lines, m.line(columns, m.rows[n], n == m.cursor))
 	}
+	lines = append(lines, make([]string, m.offset+m.room()-end)...)
 	if m.below() > 1 {
 		lines = append(lines, m.about(columns)...)
 	}
@@ -214,7 +211,7 @@ func (m *model) table() []string {
 func (m *model) keys(text string) string {
 	switch {
 	case m.typing:
-		return m.look.strong.Render(m.look.text("Only names with: "+m.order.Filter)+"_") + m.look.text("   Enter: keep, Esc: all")
+		return m.look.head.Render(m.look.text("Only names with: "+m.order.Filter)+"_") + m.look.text("   Enter: keep, Esc: all")
 	case m.note != "":
 		return m.look.warn.Render(m.look.text(m.note))
 	}
@@ -257,7 +254,7 @@ func (m *model) line(columns []placed, r view.Row, cursor bool) string {
 		out.WriteString(style.Render(cell))
 	}
 	if cursor {
-		return m.look.cursor.Render(m.look.cell(out.String(), m.width, false))
+		return m.look.bar.Render(m.look.cell(out.String(), m.width, false))
 	}
 	return out.String()
 }
@@ -291,9 +288,7 @@ func (m *model) scrolled(page []string, keys string) []string {
 	m.scroll = max(0, min(m.scroll, len(page)-room))
 	part := page[m.scroll:min(len(page), m.scroll+room)]
 	lines := append([]string{m.title()}, part...)
-	for len(lines) < m.height-1 {
-		lines = append(lines, "")
-	}
+	lines = append(lines, make([]string, max(0, m.height-1-len(lines)))...)
 	if more := len(page) - m.scroll - len(part); more > 0 {
 		keys = fmt.Sprintf("%d more lines  ", more) + keys
 	}

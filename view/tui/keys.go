@@ -222,12 +222,10 @@ func (m *model) help() []string {
 	}
 	lines = append(lines, "", m.look.head.Render("Columns"))
 	for _, c := range view.Columns() {
-		for i, l := range m.look.wrap(c.Help, max(m.width-14, 20)) {
-			head := ""
-			if i == 0 {
-				head = c.Head
-			}
+		head := c.Head
+		for _, l := range m.look.wrap(c.Help, max(m.width-14, 20)) {
 			lines = append(lines, m.look.cell("  "+head, 14, false)+l)
+			head = ""
 		}
 	}
 	return lines

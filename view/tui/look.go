@@ -11,22 +11,20 @@ import (
 
 // look is how things look on the terminal. Colours are the first eight, which follow its theme.
 type look struct {
-	ascii                                           bool
-	bar, cursor, head, dim, bad, warn, good, strong lipgloss.Style
+	ascii                           bool
+	bar, head, dim, bad, warn, good lipgloss.Style
 }
 
 func newLook(o Options) look {
 	s := lipgloss.NewStyle
 	return look{
-		ascii:  o.ASCII,
-		bar:    s().Reverse(true),
-		cursor: s().Reverse(true),
-		head:   s().Bold(true),
-		dim:    s().Faint(!o.ASCII),
-		bad:    s().Bold(true).Foreground(lipgloss.Red),
-		warn:   s().Foreground(lipgloss.Yellow),
-		good:   s().Foreground(lipgloss.Cyan),
-		strong: s().Bold(true),
+		ascii: o.ASCII,
+		bar:   s().Reverse(true),
+		head:  s().Bold(true),
+		dim:   s().Faint(!o.ASCII),
+		bad:   s().Bold(true).Foreground(lipgloss.Red),
+		warn:  s().Foreground(lipgloss.Yellow),
+		good:  s().Foreground(lipgloss.Cyan),
 	}
 }
 

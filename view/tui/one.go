@@ -18,7 +18,7 @@ func (m *model) one() []string {
 	row, there := m.row()
 	o, _ := m.shown()
 	h := m.history()
-	name := m.look.strong.Render(m.look.text(view.Show(row.Name)))
+	name := m.look.head.Render(m.look.text(view.Show(row.Name)))
 	var lines []string
 	switch {
 	case !there:
@@ -32,8 +32,8 @@ func (m *model) one() []string {
 	lines = append(lines, m.plots(h, row, o.Taken)...)
 
 	by, of := h.Blame(o.Taken, view.Span)
-	lines = append(lines, m.shares("Who slows it", "now", by[m.id])...)
-	lines = append(lines, m.shares("Whom it slows", "now", of[m.id])...)
+	lines = append(lines, m.shares("Who slows it", by[m.id])...)
+	lines = append(lines, m.shares("Whom it slows", of[m.id])...)
 	if f := m.known.frame; f != nil {
 		lines = append(lines, m.actions(view.Actions(*f, m.id), o.Taken)...)
 	}
@@ -52,15 +52,12 @@ func (m *model) plots(h *view.History, row api.OverviewRow, to time.Time) []stri
 			continue
 		}
 		values := h.Series(row.Container, c.Figure, to, view.Span, n)
-		most, known := 0.0, false
+		most, text := 0.0, "-"
 		for _, v := range values {
 			if !math.IsNaN(v) {
-				most, known = max(most, v), true
+				most = max(most, v)
+				text = c.Plot(most)
 			}
-		}
-		text := "-"
-		if known {
-			text = c.Plot(most)
 		}
 		plot := m.look.spark(values, most)
 		style := m.look.good
@@ -76,19 +73,18 @@ func (m *model) plots(h *view.History, row api.OverviewRow, to time.Time) []stri
 }
 
 // shares draws what neighbours have cost each other.
-func (m *model) shares(head, now string, list []view.Share) []string {
+func (m *model) shares(head string, list []view.Share) []string {
 	if len(list) == 0 {
 		return nil
 	}
 	const most = 8
-	lines := []string{"", m.look.head.Render(m.look.cell(head, 40, false) + " " + m.look.cell(now, 7, true) + m.look.cell("10 minutes", 12, true))}
-	for i, s := range list {
-		if i == most {
-			lines = append(lines, fmt.Sprintf("  and %d more", len(list)-most))
-			break
-		}
+	lines := []string{"", m.look.head.Render(m.look.cell(head, 40, false) + " " + m.look.cell("now", 7, true) + m.look.cell("10 minutes", 12, true))}
+	for _, s := range list[:min(len(list), most)] {
 		text := view.Neighbour(s.Other, s.Name, s.Cause) + ": " + view.Show(s.Cause)
 		lines = append(lines, "  "+m.look.cell(text, 38, false)+" "+m.look.cell(view.Percent(s.Now), 7, true)+m.look.cell(view.Percent(s.Mean), 12, true))
+	}
+	if more := len(list) - most; more > 0 {
+		lines = append(lines, fmt.Sprintf("  and %d more", more))
 	}
 	return lines
 }
@@ -99,10 +95,7 @@ func (m *model) actions(list []view.Action, now time.Time) []string {
 		return nil
 	}
 	lines := []string{"", m.look.head.Render("Actions, the latest first")}
-	for i, a := range list {
-		if i == 20 {
-			break
-		}
+	for _, a := range list[:min(len(list), 20)] {
 		lines = append(lines, m.look.wrap("  "+m.look.cell(view.Age(a.Since, now), 7, true)+"  "+a.Text, m.width)...)
 	}
 	return lines

@@ -107,7 +107,7 @@ func containerPlots(l look, h *view.History, at api.OverviewRow) (out []*timelin
 	series := func(figure func(api.OverviewRow) float64) []float64 {
 		return h.Series(at.Container, figure, l.to, l.span, n)
 	}
-	slowed := newTimeline(l, "slowed", "Slowed by neighbours", view.Percent)
+	slowed := &timeline{look: l, ID: "slowed", Title: "Slowed by neighbours", form: view.Percent}
 	for _, cause := range []string{api.SlowedByPackets, api.SlowedByCPU, api.SlowedByUplink, api.SlowedByDisk} {
 		values := series(func(r api.OverviewRow) (sum float64) {
 			for _, s := range r.By {
@@ -118,7 +118,7 @@ func containerPlots(l look, h *view.History, at api.OverviewRow) (out []*timelin
 			return sum
 		})
 		if slices.ContainsFunc(values, func(v float64) bool { return v >= 0.005 }) {
-			slowed.add(plot.Line{Name: cause, Ink: plot.Ink(cause), Values: values})
+			slowed.lines = append(slowed.lines, plot.Line{Name: cause, Ink: plot.Ink(cause), Values: values})
 		}
 	}
 	out = append(out, slowed.done())
@@ -139,9 +139,9 @@ func containerPlots(l look, h *view.History, at api.OverviewRow) (out []*timelin
 		{"Added latency, 99th percentile", []string{"added"}, []string{"added"}, nil, ""},
 		{"Reads and writes per second", []string{"iops"}, []string{"achieved"}, func(r api.OverviewRow) float64 { return r.Reserved }, "reserved"},
 	} {
-		t := newTimeline(l, p.lines[0], p.title, columns[p.lines[0]].Plot)
+		t := &timeline{look: l, ID: p.lines[0], Title: p.title, form: columns[p.lines[0]].Plot}
 		for i, key := range p.lines {
-			t.add(plot.Line{Name: p.names[i], Ink: plot.Ink([]string{"main", "second"}[i]), Values: series(columns[key].Figure)})
+			t.lines = append(t.lines, plot.Line{Name: p.names[i], Ink: plot.Ink([]string{"main", "second"}[i]), Values: series(columns[key].Figure)})
 		}
 		if p.bound != nil && p.bound(at) > 0 {
 			values := series(p.bound)
@@ -150,7 +150,7 @@ func containerPlots(l look, h *view.History, at api.OverviewRow) (out []*timelin
 					values[i] = math.NaN()
 				}
 			}
-			t.add(plot.Line{Name: p.of, Ink: "bound", Values: values, Dashed: true})
+			t.lines = append(t.lines, plot.Line{Name: p.of, Ink: "bound", Values: values, Dashed: true})
 		}
 		out = append(out, t.done())
 	}

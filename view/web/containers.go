@@ -26,9 +26,9 @@ type containersBody struct {
 }
 
 type columnHead struct {
-	Head, Help, Link string
-	Text             bool
-	Order            string // for aria-sort: ascending, descending or ""
+	view.Column
+	Link  string
+	Order string // for aria-sort: ascending, descending or ""
 }
 
 type row struct {
@@ -56,7 +56,7 @@ func (s *Server) containers(_ *http.Request, l look, h *view.History) (page, err
 	columns := view.Columns()
 	sorted := cmp.Or(l.order.Sort, view.BySlowed)
 	for _, c := range columns {
-		head := columnHead{Head: c.Head, Help: c.Help, Text: c.Text}
+		head := columnHead{Column: c}
 		head.Link = l.link("", func(l *look) {
 			l.order.Reverse = c.Key == sorted && !l.order.Reverse
 			l.order.Sort = c.Key
@@ -136,10 +136,10 @@ func slowedPlot(l look, h *view.History, o api.Overview) *timeline {
 	}
 	lines := slices.DeleteFunc(slices.Clone(o.Rows), func(r api.OverviewRow) bool { return most[r.Container] < 0.01 })
 	slices.SortStableFunc(lines, func(a, b api.OverviewRow) int { return cmp.Compare(most[b.Container], most[a.Container]) })
-	t := newTimeline(l, "slowed", "Slowed by neighbours", view.Percent)
+	t := &timeline{look: l, ID: "slowed", Title: "Slowed by neighbours", form: view.Percent}
 	for i, r := range lines[:min(len(lines), worst)] {
 		values := h.Series(r.Container, slowed, l.to, l.span, parts(l, h))
-		t.add(plot.Line{Name: view.Show(r.Name), Ink: plot.Ink("s" + strconv.Itoa(i+1)), Values: values})
+		t.lines = append(t.lines, plot.Line{Name: view.Show(r.Name), Ink: plot.Ink("s" + strconv.Itoa(i+1)), Values: values})
 	}
 	if len(lines) > worst {
 		t.Note = fmt.Sprintf("The %d that were slowed most, of %d.", worst, len(lines))

@@ -5,6 +5,7 @@ import (
 	"crypto/subtle"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -36,6 +37,7 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 func (g *guard) wrap(next http.Handler) http.Handler {
 	pages := http.StripPrefix(strings.TrimSuffix(g.path, "/"), next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		first := r.URL.Path == g.path && r.URL.Query().Has("token")
 		h := w.Header()
 		h.Set("Content-Security-Policy", policy)
 		h.Set("X-Content-Type-Options", "nosniff")
@@ -49,36 +51,23 @@ func (g *guard) wrap(next http.Handler) http.Handler {
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			h.Set("Allow", "GET, HEAD")
 			http.Error(w, "this page changes nothing", http.StatusMethodNotAllowed)
-		case !strings.HasPrefix(r.URL.Path, g.path):
-			http.Error(w, refused, http.StatusForbidden)
-		case r.URL.Path == g.path && r.URL.Query().Has("token"):
-			if !same(r.URL.Query().Get("token"), g.token) {
-				http.Error(w, refused, http.StatusForbidden)
-				return
-			}
+		case first && same(r.URL.Query().Get("token"), g.token):
 			http.SetCookie(w, &http.Cookie{Name: cookieName, Value: g.cookie, Path: g.path, HttpOnly: true, SameSite: http.SameSiteStrictMode})
 			// Not a redirect: after one from another site's link the browser would leave the
 			// cookie out. The token must not stay in the address.
 			h.Set("Content-Type", "text/html; charset=utf-8")
 			h.Set("Refresh", "0; url="+g.path)
 			w.Write([]byte(`<!DOCTYPE html><html lang="en"><title>fairlead</title><p><a href="` + g.path + `">fairlead</a></p></html>`))
-		case !g.knows(r):
-			http.Error(w, refused, http.StatusForbidden)
+		case first, !strings.HasPrefix(r.URL.Path, g.path), !g.knows(r):
+			http.Error(w, "open the link that `fairlead web` has printed", http.StatusForbidden)
 		default:
 			pages.ServeHTTP(w, r)
 		}
 	})
 }
 
-const refused = "open the link that `fairlead web` has printed"
-
 func (g *guard) knows(r *http.Request) bool {
-	for _, c := range r.CookiesNamed(cookieName) {
-		if same(c.Value, g.cookie) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.CookiesNamed(cookieName), func(c *http.Cookie) bool { return same(c.Value, g.cookie) })
 }
 
 // loopback reports whether a Host header names this host by what nobody else can make resolve to

@@ -203,18 +203,16 @@ func (s *Server) page(kind string, fill func(*http.Request, look, *view.History)
 		p.State = l.to.In(l.now0.Location()).Format(time.DateTime)
 		if p.Live {
 			p.State = "live"
-			if fail != nil {
-				p.Problem = "The agent does not answer: " + api.Text(fail)
-			}
 		}
-		if p.Problem == "" && h.Cut {
+		switch {
+		case p.Live && fail != nil:
+			p.Problem = "The agent does not answer: " + api.Text(fail)
+		case h.Cut:
 			p.Problem = "Of this time, " + view.ErrRoom.Error() + "."
-		}
-		if p.Problem == "" && h.Len() == 0 {
+		case h.Len() == 0 && p.Live:
+			p.Problem = "The first figures come with the second reading, in " + view.Every.String() + "."
+		case h.Len() == 0:
 			p.Problem = "Nothing is recorded of this time."
-			if p.Live {
-				p.Problem = "The first figures come with the second reading, in " + view.Every.String() + "."
-			}
 		}
 		s.write(w, l.path, http.StatusOK, p)
 	}

@@ -28,16 +28,9 @@ type timeline struct {
 
 // legend is the key of one line.
 type legend struct {
-	Name, Last, Most string
-	Ink              plot.Ink
-	Dashed           bool
+	plot.Line
+	Last, Most string
 }
-
-func newTimeline(l look, id, title string, form func(float64) string) *timeline {
-	return &timeline{ID: id, Title: title, look: l, form: form}
-}
-
-func (t *timeline) add(l plot.Line) { t.lines = append(t.lines, l) }
 
 // parts is in how many parts a plot divides its span: so few that each has a value, where frames
 // lie at equal distances.
@@ -65,7 +58,7 @@ func (t *timeline) done() *timeline {
 	top := 0.0
 	d := data{From: t.look.to.Add(-t.look.span).UnixMilli(), To: t.look.to.UnixMilli()}
 	for _, l := range t.lines {
-		key := legend{Name: l.Name, Ink: l.Ink, Dashed: l.Dashed, Last: "-", Most: "-"}
+		key := legend{Line: l, Last: "-", Most: "-"}
 		most := math.Inf(-1)
 		var texts []string
 		for _, v := range l.Values {

@@ -66,7 +66,7 @@ func (r Recording) Source(c *api.Client) (view.Source, string, error) {
 	host, err := os.Hostname()
 	a := &view.Agent{Client: c}
 	if past, err := r.Open(); err == nil { // else there is no past to be shown
-		a.Past = past
+		a.Recording = past
 	}
 	return a, host, err
 }
