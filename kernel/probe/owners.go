@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -272,10 +273,7 @@ func processes(cfg Config, a answers) {
 	}
 	a["cgroup-managers"] = managers.answer("others also write to the cgroups of containers, and may undo what fairlead sets", "leave CPU and IO of a container to one of them")
 	a["irqbalance"] = irq.answer("irqbalance moves interrupts between CPUs, and receive work with them", "exclude the network's interrupts from it if that matters")
-	a["fairlead-agents"] = full("no other")
-	if len(agents) > 0 {
-		a["fairlead-agents"] = full(agents.String())
-	}
+	a["fairlead-agents"] = full(cmp.Or(agents.String(), "no other"))
 }
 
 func readLimited(name string) ([]byte, error) {

@@ -86,9 +86,7 @@ func (c Config) withDefaults() Config {
 	c.Docker = cmp.Or(c.Docker, "/run/docker.sock")
 	c.Podman = cmp.Or(c.Podman, "/run/podman/podman.sock")
 	c.Containerd = cmp.Or(c.Containerd, "/run/containerd/containerd.sock")
-	if c.Timeout <= 0 {
-		c.Timeout = limit
-	}
+	c.Timeout = cmp.Or(c.Timeout, limit)
 	return c
 }
 
