@@ -137,6 +137,13 @@ func printable(s string) string {
 // answers are the findings of one group by capability.
 type answers map[string]answer
 
+// all gives one answer to several questions.
+func (a answers) all(same answer, capabilities ...string) {
+	for _, c := range capabilities {
+		a[c] = same
+	}
+}
+
 type answer struct {
 	Verdict
 	detail string
