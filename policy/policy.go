@@ -172,13 +172,9 @@ func (p *Policy) resolve(c container.Container, held []int, last layer, asked re
 			broken[key] = true
 		}
 	}
-	good := layer{}
-	for key, e := range merged {
-		if !broken[key] {
-			good[key] = e
-		}
-	}
+	good := maps.Clone(merged)
 	for key := range broken {
+		delete(good, key)
 		if e, ok := last[key]; ok {
 			good[key] = e
 		}
