@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -166,9 +167,7 @@ func (r Record) with(p Pod) Record {
 func (s *Set) knownPods() map[string][]Pod {
 	known := make(map[string][]Pod)
 	for _, p := range s.pods {
-		for _, pod := range p.pods {
-			known[p.status.Name] = append(known[p.status.Name], pod)
-		}
+		known[p.status.Name] = slices.Collect(maps.Values(p.pods))
 	}
 	return known
 }

@@ -81,11 +81,6 @@ func openProcess(proc string, pid int, boot time.Time, ended func()) (*process, 
 	return p, nil
 }
 
-func (p *process) setCgroup(paths cgroup.Paths) {
-	id, err := cgroup.ID(paths.V2)
-	p.cgroup, p.id, p.err = paths, container.ID(id), err
-}
-
 // gone reports whether the process is known to have exited, or could not be opened at all.
 func (p *process) gone() bool { return p.fd == nil || p.exited.Load() }
 

@@ -58,11 +58,16 @@ type recordKey struct {
 	cgroup    string
 }
 
+// claim is a record that stands for a container in one round.
+type claim struct {
+	record  Record
+	source  string
+	process *process
+}
+
 // entry is one container that runs.
 type entry struct {
-	record    Record
-	source    string
-	process   *process
+	claim
 	container container.Container
 	look      int  // number of the look at its network that container is of
 	due       bool // look again in the next round
@@ -100,11 +105,6 @@ func (r *rounds) close() {
 // run updates live from the reports. With full it looks at everything again. It returns when to run
 // again at the latest, or -1 if there is no such time.
 func (r *rounds) run(reports []reported, full bool) time.Duration {
-	type claim struct {
-		record  Record
-		source  string
-		process *process
-	}
 	now := r.cfg.Now()
 	next := time.Duration(-1)
 	soon := func(d time.Duration) {
@@ -196,7 +196,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		case err == nil:
 			addressed := slices.ContainsFunc(got.Interfaces, func(i container.Interface) bool { return len(i.Addrs) > 0 })
 			bare := r.early[got.Cgroup.V2] != 0 && !got.HostNetwork && !addressed
-			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got, look: look, bare: bare}
+			r.live[id] = &entry{claim: c, container: got, look: look, bare: bare}
 			if known && e.bare && !bare {
 				r.nets.known[got.NetNS].hold = minHold // those looks were at what the runtime did
 			}
@@ -316,7 +316,8 @@ func (r *rounds) open(rec Record) *process {
 		p.err = err
 		return p
 	}
-	p.setCgroup(paths)
+	id, err := cgroup.ID(paths.V2)
+	p.cgroup, p.id, p.err = paths, container.ID(id), err
 	return p
 }
 
@@ -361,22 +362,17 @@ func (r *rounds) paths(rec Record, pid int) (cgroup.Paths, error) {
 	if err != nil {
 		return paths, err
 	}
-	if rec.PID > 0 {
-		for _, dir := range []*string{&paths.V2, &paths.CPU, &paths.CPUSet, &paths.IO} {
-			*dir = ofRuntime(*dir, rec.RuntimeID)
+	cut := func(dir string) string { return ofRuntime(dir, rec.RuntimeID) }
+	if rec.PID <= 0 {
+		sub, ok := strings.CutPrefix(paths.V2, rec.CgroupV2)
+		if !ok || sub != "" && sub[0] != '/' {
+			return paths, fmt.Errorf("process %d has left cgroup %s: %w", pid, rec.CgroupV2, fs.ErrNotExist)
 		}
-		return paths, nil
+		// The process may be further down; the directory is the container.
+		cut = func(dir string) string { return strings.TrimSuffix(dir, sub) }
 	}
-	sub, ok := strings.CutPrefix(paths.V2+"/", rec.CgroupV2+"/")
-	if !ok {
-		return paths, fmt.Errorf("process %d has left cgroup %s: %w", pid, rec.CgroupV2, fs.ErrNotExist)
-	}
-	// The process may be further down; the directory is the container.
-	sub = strings.TrimSuffix(sub, "/")
-	for _, d := range []*string{&paths.V2, &paths.CPU, &paths.CPUSet, &paths.IO} {
-		if sub != "" {
-			*d = strings.TrimSuffix(*d, "/"+sub)
-		}
+	for _, dir := range []*string{&paths.V2, &paths.CPU, &paths.CPUSet, &paths.IO} {
+		*dir = cut(*dir)
 	}
 	return paths, nil
 }

@@ -344,17 +344,13 @@ func (s *Set) publish(r *rounds, reports []reported) {
 		}
 	}
 	live := r.containers()
-	sameContainers := len(live) == len(s.byID)
+	sameContainers := reflect.DeepEqual(live, s.byID)
 	for id, old := range s.byID {
 		if _, lives := live[id]; !lives {
-			sameContainers = false
 			s.bury(old, now)
 		}
 	}
-	for id, c := range live {
-		if sameContainers && !reflect.DeepEqual(s.byID[id], c) {
-			sameContainers = false
-		}
+	for id := range live {
 		delete(s.ended, id)
 	}
 	alike := slices.EqualFunc(next.Sources, s.snap.Sources, func(a, b SourceStatus) bool {

@@ -133,7 +133,9 @@ func bounded(rec Record) Record {
 			*s = strings.ToValidUTF8((*s)[:maxName], "")
 		}
 	}
-	rec.ImageNames = boundedNames(rec.ImageNames)
+	// A part of a name would be another.
+	rec.ImageNames = slices.DeleteFunc(slices.Clone(rec.ImageNames), func(name string) bool { return len(name) > maxName })
+	rec.ImageNames = rec.ImageNames[:min(len(rec.ImageNames), maxImageNames)]
 	// Each by itself, so that an image cannot crowd out the operator's labels.
 	for _, labels := range []*map[string]string{&rec.Labels, &rec.ImageLabels} {
 		var leftOut map[string]int
@@ -142,16 +144,6 @@ func bounded(rec Record) Record {
 		}
 	}
 	return rec
-}
-
-// boundedNames leaves out a name that is too long, because a part of it would be another.
-func boundedNames(names []string) (within []string) {
-	for _, name := range names {
-		if len(name) <= maxName && len(within) < maxImageNames {
-			within = append(within, name)
-		}
-	}
-	return within
 }
 
 func boundedLabels(labels map[string]string) (within map[string]string, leftOut map[string]int) {

@@ -281,16 +281,11 @@ func (r *reader) match(p pair) match {
 	if len(ps) == 0 {
 		r.problem(p.at, p.key, "", "must name at least one of name, image, labels, namespace, pod, runtime")
 	}
+	fields := map[string]*patterns{"name": &m.name, "image": &m.image, "namespace": &m.namespace, "pod": &m.pod}
 	for _, e := range ps {
 		switch e.key {
-		case "name":
-			m.name = r.patterns("match.name", e)
-		case "image":
-			m.image = r.patterns("match.image", e)
-		case "namespace":
-			m.namespace = r.patterns("match.namespace", e)
-		case "pod":
-			m.pod = r.patterns("match.pod", e)
+		case "name", "image", "namespace", "pod":
+			*fields[e.key] = r.patterns("match."+e.key, e)
 		case "runtime":
 			m.runtime = r.runtimes(e)
 		case "labels":

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -111,14 +112,9 @@ func unread(size int) string {
 // ours lists the labels meant for fairlead, sorted: those with its prefix in any case, and those
 // that are a key except for their separators.
 func ours[V any](labels map[string]V) []string {
-	var ns []string
-	for n := range labels {
-		if meant(n) || n == kubernetesIngress || n == kubernetesEgress {
-			ns = append(ns, n)
-		}
-	}
-	slices.Sort(ns)
-	return ns
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(labels)), func(name string) bool {
+		return !meant(name) && name != kubernetesIngress && name != kubernetesEgress
+	})
 }
 
 func meant(name string) bool {

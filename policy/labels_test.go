@@ -12,14 +12,6 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-func errorText(errs []error) string {
-	var lines []string
-	for _, err := range errs {
-		lines = append(lines, err.Error())
-	}
-	return strings.Join(lines, "\n")
-}
-
 func TestParseLabels(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -135,7 +127,7 @@ fairlead.overlay: must not be empty`,
 			settings, origins, errs := ParseLabels(c.labels)
 			testkit.Same(t, "settings", c.want, settings)
 			testkit.Same(t, "origins", c.origins, origins)
-			if got := errorText(errs); got != c.errors {
+			if got := errs.Error(); got != c.errors {
 				t.Errorf("errors\n%s\nwant\n%s", got, c.errors)
 			}
 		})
@@ -231,10 +223,10 @@ func FuzzParseFile(f *testing.F) {
 	})
 }
 
-func ParseLabels(labels map[string]string) (Settings, []Origin, []error) {
+func ParseLabels(labels map[string]string) (Settings, []Origin, Problems) {
 	ls := parseLabels(labels, nil, func(Key) bool { return true })
 	settings, origins := ls.layer.settings()
-	return settings, origins, Problems(ls.problems).Unwrap()
+	return settings, origins, ls.problems
 }
 
 // TestLeftOut has labels that were too long, or too many, to be read.

@@ -172,13 +172,9 @@ func (p *Policy) resolve(c container.Container, held []int, last layer, asked re
 			broken[key] = true
 		}
 	}
-	good := layer{}
-	for key, e := range merged {
-		if !broken[key] {
-			good[key] = e
-		}
-	}
+	good := maps.Clone(merged)
 	for key := range broken {
+		delete(good, key)
 		if e, ok := last[key]; ok {
 			good[key] = e
 		}
@@ -343,15 +339,12 @@ func keep(merged, last layer, keys []string) (layer, bool) {
 }
 
 func contradictionProblem(c conflict, l layer) Problem {
-	key := c.keys[0]
-	reason := c.reason + " ("
-	for i, k := range c.keys {
-		if i > 0 {
-			reason += ", "
-		}
-		reason += fmt.Sprintf("%s from %s", k, l[k].origin.place())
+	var from []string
+	for _, k := range c.keys {
+		from = append(from, fmt.Sprintf("%s from %s", k, l[k].origin.place()))
 	}
-	return Problem{Key: prefix + key, Value: l[key].origin.Value, Reason: reason + ")"}
+	key := c.keys[0]
+	return Problem{Key: prefix + key, Value: l[key].origin.Value, Reason: c.reason + " (" + strings.Join(from, ", ") + ")"}
 }
 
 // place returns where the value was set: "label", or "/etc/.../10-web.yaml:7".

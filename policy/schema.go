@@ -139,7 +139,10 @@ func netKeys(group, way string, net func(*Settings) *Net) []Key {
 				return func(s *Settings) { net(s).Latency = d }, err
 			}, show: func(s Settings) string { return net(&s).Latency.String() }},
 		{Name: group + "latency.split", Feature: "traffic", Form: "off, on; off if it is not set", Example: "on", Host: onOthers, Meaning: "whether packets of others may be cut into frames for that bound, " + way,
-			parse: parseOnOff(func(s *Settings) *bool { return &net(s).Split }), show: func(s Settings) string { return onOffText(net(&s).Split) }},
+			parse: func(v string) (setter, error) {
+				on, err := onOff(v)
+				return func(s *Settings) { net(s).Split = on }, err
+			}, show: func(s Settings) string { return onOffText(net(&s).Split) }},
 	}
 }
 
@@ -172,13 +175,6 @@ func parseSwitch(field func(*Settings) **bool) func(string) (setter, error) {
 	return func(v string) (setter, error) {
 		on, err := onOff(v)
 		return func(s *Settings) { b := on; *field(s) = &b }, err
-	}
-}
-
-func parseOnOff(field func(*Settings) *bool) func(string) (setter, error) {
-	return func(v string) (setter, error) {
-		on, err := onOff(v)
-		return func(s *Settings) { *field(s) = on }, err
 	}
 }
 

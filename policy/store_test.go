@@ -57,9 +57,9 @@ func TestLoadDirErrors(t *testing.T) {
 	if p != nil || err == nil || err.Error() != want {
 		t.Errorf("policy %v, error\n%v\nwant\n%s", p, err, want)
 	}
-	var problem Problem
-	if !errors.As(err, &problem) || problem.File != dir+"/4.yaml" {
-		t.Errorf("errors.As finds %v", problem)
+	var problems Problems
+	if !errors.As(err, &problems) || problems[0].File != dir+"/4.yaml" {
+		t.Errorf("errors.As finds %v", problems)
 	}
 
 	many := t.TempDir()

@@ -157,11 +157,11 @@ func (k *kubectl) complete(cmd *cobra.Command, args []string, _ string) ([]strin
 	}
 	var names []string
 	for _, p := range list.Items {
-		if k.namespace != "" {
-			names = append(names, p.Metadata.Name)
-			continue
+		name := p.Metadata.Name
+		if k.namespace == "" {
+			name = p.Metadata.Namespace + "/" + name
 		}
-		names = append(names, p.Metadata.Namespace+"/"+p.Metadata.Name)
+		names = append(names, name)
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
@@ -260,11 +260,10 @@ func (k *kubectl) podOn(ctx context.Context, namespace, node string) (pod, error
 	if err != nil {
 		return pod{}, err
 	}
+	list = slices.DeleteFunc(list, func(p pod) bool { return p.Status.Phase != "Running" })
 	var nodes []string
 	for _, p := range list {
-		if p.Status.Phase == "Running" {
-			nodes = append(nodes, p.Spec.NodeName)
-		}
+		nodes = append(nodes, p.Spec.NodeName)
 	}
 	slices.Sort(nodes)
 	nodes = slices.Compact(nodes) // during an update a node has two
@@ -276,7 +275,7 @@ func (k *kubectl) podOn(ctx context.Context, namespace, node string) (pod, error
 	case node == "":
 		node = nodes[0]
 	}
-	i := slices.IndexFunc(list, func(p pod) bool { return p.Spec.NodeName == node && p.Status.Phase == "Running" })
+	i := slices.IndexFunc(list, func(p pod) bool { return p.Spec.NodeName == node })
 	if i < 0 {
 		return pod{}, fmt.Errorf("no agent runs on node %s; agents run on %s", node, strings.Join(nodes, ", "))
 	}

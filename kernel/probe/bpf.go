@@ -37,9 +37,7 @@ func types(_ context.Context, cfg Config) answers {
 	spec, err := kernelTypes(cfg.Roots, cache)
 	if err != nil {
 		a := answers{"btf": refused(err, mendBTF)}
-		for _, c := range []string{"bpf-tp-btf", "bpf-fentry", "bpf-cgroup-id", "kthread-throttling", "softirq-charge"} {
-			a[c] = unavailable(ErrNoBTF.Error(), mendBTF)
-		}
+		a.all(unavailable(ErrNoBTF.Error(), mendBTF), "bpf-tp-btf", "bpf-fentry", "bpf-cgroup-id", "kthread-throttling", "softirq-charge")
 		return a
 	}
 	return answers{

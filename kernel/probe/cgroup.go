@@ -39,9 +39,7 @@ func layout(l cgroup.Layout, err error, cfg Config) answers {
 	mount := "mount the cgroup hierarchies at " + cfg.Roots.Cgroup
 	a := make(answers)
 	if err != nil {
-		for _, c := range []string{"cgroup-v2", "cgroup-layout", "cgroup-cpu", "cgroup-cpuset", "cgroup-io"} {
-			a[c] = refused(err, mount)
-		}
+		a.all(refused(err, mount), "cgroup-v2", "cgroup-layout", "cgroup-cpu", "cgroup-cpuset", "cgroup-io")
 		return a
 	}
 	a["cgroup-layout"] = full(l.Mode)

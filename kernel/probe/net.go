@@ -34,18 +34,14 @@ func network(ctx context.Context, cfg Config, l cgroup.Layout, group string, gro
 	t, err := newTrial(cfg)
 	if err != nil {
 		a["netns"] = refused(err, "use a kernel with CONFIG_NET_NS")
-		for _, c := range rest {
-			a[c] = unavailable("no network namespace to try it in: "+a["netns"].Why, a["netns"].Mend)
-		}
+		a.all(unavailable("no network namespace to try it in: "+a["netns"].Why, a["netns"].Mend), rest...)
 		return a
 	}
 	defer t.close()
 	a["netns"] = full("")
 	if err := t.addVeth(); err != nil {
 		a["veth"] = refused(err, "use a kernel with CONFIG_VETH, with its modules installed")
-		for _, c := range rest[1:] {
-			a[c] = unavailable("no veth to try it on: "+a["veth"].Why, a["veth"].Mend)
-		}
+		a.all(unavailable("no veth to try it on: "+a["veth"].Why, a["veth"].Mend), rest[1:]...)
 		return a
 	}
 	a["veth"] = full("")

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,14 +67,9 @@ func (c crowd) answer(why, mend string) answer {
 func hooks(ctx context.Context, a answers) {
 	const why, mend = "programs of others are attached to devices here", "none is needed: they are left in place; ours run beside them where the hook can hold several"
 	xdp, tc, tcx, qdiscs := crowd{}, crowd{}, crowd{}, crowd{}
-	fail := func(err error, capabilities ...string) {
-		for _, c := range capabilities {
-			a[c] = refused(err, "")
-		}
-	}
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		fail(fmt.Errorf("list devices: %w", err), "xdp-programs", "tc-programs", "tcx-programs", "qdiscs")
+		a.all(refused(fmt.Errorf("list devices: %w", err), ""), "xdp-programs", "tc-programs", "tcx-programs", "qdiscs")
 		return
 	}
 	names := make(map[int]string)
@@ -89,16 +85,16 @@ func hooks(ctx context.Context, a answers) {
 	case err == nil:
 		a["tcx-programs"] = tcx.answer(why, mend)
 	case !errors.Is(err, ebpf.ErrNotSupported):
-		fail(err, "tcx-programs")
+		a["tcx-programs"] = refused(err, "")
 	case unix.Geteuid() != 0: // the library reports any refusal as a missing feature
-		fail(fmt.Errorf("query tcx: %w", unix.EPERM), "tcx-programs")
+		a["tcx-programs"] = refused(fmt.Errorf("query tcx: %w", unix.EPERM), "")
 	default:
 		a["tcx-programs"] = full("this kernel has no tcx")
 	}
 
 	list, err := netlink.QdiscList(nil)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		fail(fmt.Errorf("list qdiscs: %w", err), "tc-programs", "qdiscs")
+		a.all(refused(fmt.Errorf("list qdiscs: %w", err), ""), "tc-programs", "qdiscs")
 		return
 	}
 	for _, q := range list {
@@ -265,17 +261,12 @@ func processes(cfg Config, a answers) {
 		}
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
-		for _, c := range []string{"cgroup-managers", "irqbalance", "fairlead-agents"} {
-			a[c] = refused(err, "mount proc")
-		}
+		a.all(refused(err, "mount proc"), "cgroup-managers", "irqbalance", "fairlead-agents")
 		return
 	}
 	a["cgroup-managers"] = managers.answer("others also write to the cgroups of containers, and may undo what fairlead sets", "leave CPU and IO of a container to one of them")
 	a["irqbalance"] = irq.answer("irqbalance moves interrupts between CPUs, and receive work with them", "exclude the network's interrupts from it if that matters")
-	a["fairlead-agents"] = full("no other")
-	if len(agents) > 0 {
-		a["fairlead-agents"] = full(agents.String())
-	}
+	a["fairlead-agents"] = full(cmp.Or(agents.String(), "no other"))
 }
 
 func readLimited(name string) ([]byte, error) {

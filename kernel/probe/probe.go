@@ -86,9 +86,7 @@ func (c Config) withDefaults() Config {
 	c.Docker = cmp.Or(c.Docker, "/run/docker.sock")
 	c.Podman = cmp.Or(c.Podman, "/run/podman/podman.sock")
 	c.Containerd = cmp.Or(c.Containerd, "/run/containerd/containerd.sock")
-	if c.Timeout <= 0 {
-		c.Timeout = limit
-	}
+	c.Timeout = cmp.Or(c.Timeout, limit)
 	return c
 }
 
@@ -138,6 +136,13 @@ func printable(s string) string {
 
 // answers are the findings of one group by capability.
 type answers map[string]answer
+
+// all gives one answer to several questions.
+func (a answers) all(same answer, capabilities ...string) {
+	for _, c := range capabilities {
+		a[c] = same
+	}
+}
 
 type answer struct {
 	Verdict

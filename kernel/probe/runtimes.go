@@ -113,9 +113,8 @@ func askHTTP2(ctx context.Context, e endpoint) (string, error) {
 		return "", err
 	}
 	defer conn.Close()
-	if deadline, ok := ctx.Deadline(); ok {
-		conn.SetDeadline(deadline)
-	}
+	deadline, _ := ctx.Deadline() // zero, which sets none, without one
+	conn.SetDeadline(deadline)
 	const settings = "\x00\x00\x00\x04\x00\x00\x00\x00\x00" // an empty frame
 	if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+settings); err != nil {
 		return "", err

@@ -214,10 +214,7 @@ func interfacesOf(c api.Container) string {
 		}
 		names = append(names, name)
 	}
-	if len(names) == 0 {
-		return "-"
-	}
-	return strings.Join(names, " ")
+	return cmp.Or(strings.Join(names, " "), "-")
 }
 
 // lastGood describes the policy in force while the policy files are not usable.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -72,10 +73,11 @@ func (h *health) beat() error {
 		return err
 	}
 	name := filepath.Join(h.dir, aliveFile)
-	if err := os.WriteFile(name+".new", strconv.AppendInt(nil, int64(now), 10), 0o644); err != nil {
-		return fmt.Errorf("show health: %w", err)
+	err = os.WriteFile(name+".new", strconv.AppendInt(nil, int64(now), 10), 0o644)
+	if err == nil {
+		err = os.Rename(name+".new", name)
 	}
-	if err := os.Rename(name+".new", name); err != nil {
+	if err != nil {
 		return fmt.Errorf("show health: %w", err)
 	}
 	return nil
@@ -87,21 +89,16 @@ func (h *health) waiting(log *slog.Logger) (waited func()) {
 		return func() {}
 	}
 	h.ready(log, true)
-	beat, done, ended := time.NewTicker(time.Second), make(chan struct{}), make(chan struct{})
+	waits, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for {
-			select {
-			case <-beat.C:
-				h.alive(log)
-			case <-done:
-				return
-			}
+		for verb.Wait(waits, time.Second) == nil {
+			h.alive(log)
 		}
 	}()
 	return func() {
-		beat.Stop()
-		close(done)
+		stop()
 		<-ended // the agent's own signs of life are in the same files
 		h.ready(log, false)
 	}

@@ -3,6 +3,7 @@
 package traffic
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -238,10 +239,7 @@ func askedFor(a *api.TrafficAsked) string {
 	if a.Split {
 		parts = append(parts, "split")
 	}
-	if len(parts) == 0 {
-		return "-"
-	}
-	return strings.Join(parts, " ")
+	return cmp.Or(strings.Join(parts, " "), "-")
 }
 
 // uplinks is the flag --uplink: devices, each with its rate in bit/s; 0 is unknown.

@@ -1,6 +1,7 @@
 package views
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,10 +91,7 @@ func blameText(by []api.HistoryBlame) string {
 	}
 	who := "the host, or unknown"
 	if by[0].Culprit != 0 {
-		who = by[0].Name
-		if who == "" {
-			who = api.Ref(by[0].Culprit)
-		}
+		who = cmp.Or(by[0].Name, api.Ref(by[0].Culprit))
 	}
 	return by[0].Cause + " of " + who
 }
