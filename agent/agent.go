@@ -207,7 +207,7 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, pace: p, started: p.now(),
 		set: set, policy: store, journal: j, opener: opener, all: fs,
-		hand:      overrides{file: fileOfOverrides(cfg)},
+		hand:      overrides{file: cfg.file(overridesName, maxOverrides)},
 		said:      make(map[string]string),
 		kick:      make(chan struct{}, 1),
 		held:      make(map[container.ID]bool),
