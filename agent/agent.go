@@ -251,9 +251,12 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 }
 
 // nudge requests a round.
-func (a *Agent) nudge() {
+func (a *Agent) nudge() { poke(a.kick) }
+
+// poke wakes who waits at a channel of capacity 1, now or next.
+func poke(waits chan<- struct{}) {
 	select {
-	case a.kick <- struct{}{}:
+	case waits <- struct{}{}:
 	default:
 	}
 }

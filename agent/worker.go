@@ -123,7 +123,7 @@ func (w *worker) replace(targets map[container.ID]*policy.Target, complete bool)
 	}
 	w.alive = complete
 	w.begun = w.begun || w.tried()
-	w.nudge()
+	poke(w.wake)
 }
 
 // move wakes those who wait for the end of a call.
@@ -161,13 +161,6 @@ func (w *worker) ask(r *row, t *policy.Target, now time.Time) {
 	r.want, r.settled, r.tries, r.away, r.told, r.err = t, false, 0, time.Time{}, false, nil
 	r.asked++
 	r.due, r.since = now, now
-}
-
-func (w *worker) nudge() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
 }
 
 // run makes the calls that are due until ctx ends.
