@@ -25,5 +25,5 @@ func (w *worker) again(id container.ID) {
 		r.asked++
 	}
 	r.due = due
-	w.nudge()
+	poke(w.wake)
 }

@@ -207,7 +207,7 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, pace: p, started: p.now(),
 		set: set, policy: store, journal: j, opener: opener, all: fs,
-		hand:      overrides{file: fileOfOverrides(cfg)},
+		hand:      overrides{file: cfg.file(overridesName, maxOverrides)},
 		said:      make(map[string]string),
 		kick:      make(chan struct{}, 1),
 		held:      make(map[container.ID]bool),
@@ -251,9 +251,12 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 }
 
 // nudge requests a round.
-func (a *Agent) nudge() {
+func (a *Agent) nudge() { poke(a.kick) }
+
+// poke wakes who waits at a channel of capacity 1, now or next.
+func poke(waits chan<- struct{}) {
 	select {
-	case a.kick <- struct{}{}:
+	case waits <- struct{}{}:
 	default:
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"runtime/debug"
 	"sync"
@@ -267,11 +268,7 @@ func (f *fence) verdict(of feature.Feature) probe.Verdict {
 func (w *worker) quit() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for id, r := range w.rows {
-		if r.want == nil {
-			delete(w.rows, id)
-		}
-	}
+	maps.DeleteFunc(w.rows, func(_ container.ID, r *row) bool { return r.want == nil })
 	w.move()
 	w.left()
 }

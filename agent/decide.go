@@ -86,11 +86,12 @@ func (a *Agent) lapse(now time.Time) {
 }
 
 // undo takes back the entries that match, and logs what became of them.
-func (a *Agent) undo(match func(journal.Entry) bool) {
+func (a *Agent) undo(match func(journal.Entry) bool) (out []journal.Outcome) {
 	if slices.ContainsFunc(a.journal.Entries(), match) { // an Opener is only made where there is something
-		out, _ := a.journal.Restore(a.opener(), match) // the outcomes tell the errors
+		out, _ = a.journal.Restore(a.opener(), match) // the outcomes tell the errors
 		a.tell(out)
 	}
+	return out
 }
 
 // lapsed says whether something has lapsed since the last round.

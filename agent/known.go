@@ -3,7 +3,6 @@ package agent
 import (
 	"encoding/json"
 	"maps"
-	"path/filepath"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -25,14 +24,10 @@ type knownFile struct {
 	*discover.Known
 }
 
-func fileOfKnown(cfg Config) bootFile {
-	return bootFile{stateFile{filepath.Join(cfg.StateDir, knownName), maxKnown}, cfg.Roots.Proc}
-}
-
 // loadKnown loads what an earlier agent knew; nil if nothing.
 func loadKnown(cfg Config) *discover.Known {
 	in := knownFile{Known: new(discover.Known)}
-	found, err := fileOfKnown(cfg).read(&in)
+	found, err := cfg.file(knownName, maxKnown).read(&in)
 	if err != nil {
 		cfg.Log.Warn("what an earlier agent knew of containers cannot be read; runtimes must answer first", "err", err)
 	}
@@ -48,7 +43,7 @@ func (a *Agent) remember(now *discover.Known) {
 		return
 	}
 	a.remembered = now
-	err := fileOfKnown(a.cfg).write(func(boot string) any { return knownFile{boot, within(now, maxKnown)} })
+	err := a.cfg.file(knownName, maxKnown).write(func(boot string) any { return knownFile{boot, within(now, maxKnown)} })
 	if err != nil && !a.forgetful {
 		a.log.Warn("what is known of containers cannot be written down: an agent that starts while a runtime does not answer will not know their policy", "err", err)
 	}

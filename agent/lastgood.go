@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"path/filepath"
 	"time"
 
 	"github.com/fairlead-project/fairlead/policy"
@@ -15,15 +14,11 @@ const lastGoodFile = "policy.json"
 // the escapes of JSON.
 const maxLastGood = 2 * policy.MaxFiles * policy.MaxFileSize
 
-func fileOfLastGood(cfg Config) stateFile {
-	return stateFile{filepath.Join(cfg.StateDir, lastGoodFile), maxLastGood}
-}
-
 // recallPolicy puts the last good policy of an earlier agent in force, in case the files are broken
 // now.
 func (a *Agent) recallPolicy() {
 	var kept policy.Kept
-	_, err := fileOfLastGood(a.cfg).read(&kept)
+	_, err := a.cfg.file(lastGoodFile, maxLastGood).stateFile.read(&kept)
 	if err == nil {
 		err = a.policy.Recall(kept)
 	}
@@ -40,7 +35,7 @@ func (a *Agent) keepPolicy() {
 	if kept.When.IsZero() || kept.When.Equal(a.keptWhen) {
 		return
 	}
-	if err := fileOfLastGood(a.cfg).write(kept); err != nil {
+	if err := a.cfg.file(lastGoodFile, maxLastGood).stateFile.write(kept); err != nil {
 		a.log.Error("the policy is not written down: with broken files a restarted agent would have none", "err", err)
 		return
 	}

@@ -66,7 +66,7 @@ func FuzzLastGood(f *testing.F) {
 	f.Add([]byte(`{"dir":"/d","when":"2026-01-01T00:00:00Z","files":[null,{"name":"\u001b","text":"labels: deny"}]}`))
 	f.Add([]byte("{"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		file := fileOfLastGood(Config{StateDir: t.TempDir()})
+		file := Config{StateDir: t.TempDir()}.file(lastGoodFile, maxLastGood).stateFile
 		testkit.Must(t, os.WriteFile(file.path, data, 0o600))
 		var kept policy.Kept
 		if _, err := file.read(&kept); err != nil {

@@ -100,8 +100,9 @@ func (v view) Agent() metrics.Agent {
 		if w := a.worker(f.Name()); w != nil {
 			t := w.totals()
 			row.Done, row.Partly, row.Pending, row.Failed = t.Done, t.Partly, t.Pending, t.Failed
-			c := w.counts()
-			row.Calls, row.Failures = c.Calls, c.Failures
+			w.mu.Lock()
+			row.Calls, row.Failures = w.calls, w.failures
+			w.mu.Unlock()
 			if what, since := w.hangs(); what != "" {
 				row.Hangs = a.pace.now().Sub(since)
 			}

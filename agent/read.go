@@ -48,22 +48,18 @@ func readBy[T any](f *fence, method string, fn func() T) (out T, err error) {
 	case <-late:
 		return out, errSilent
 	}
-	type answer struct {
-		out T
-		err error
-	}
-	got := make(chan answer, 1)
+	var answer T // belongs to the call until got has its error
+	got := make(chan error, 1)
 	go func() {
 		r.call.Begin()
-		var a answer
-		a.err = f.read(method, 0, func() { a.out = fn() })
+		err := f.read(method, 0, func() { answer = fn() })
 		r.call.End()
 		<-r.turn
-		got <- a
+		got <- err
 	}()
 	select {
-	case a := <-got:
-		return a.out, a.err
+	case err := <-got:
+		return answer, err
 	case <-late:
 		return out, errSilent
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -101,11 +102,7 @@ func (w *rewritten) follow(targets map[container.ID]*policy.Target) {
 			w.rows[id] = new(rewrite)
 		}
 	}
-	for id := range w.rows {
-		if _, still := targets[id]; !still {
-			delete(w.rows, id)
-		}
-	}
+	maps.DeleteFunc(w.rows, func(id container.ID, _ *rewrite) bool { return targets[id] == nil })
 	w.of = of
 }
 

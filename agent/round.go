@@ -220,9 +220,7 @@ func (a *Agent) sweep(alive map[container.ID]policy.Target, now time.Time) {
 		_, runs := alive[id]
 		return id != 0 && !runs && !w.has(id) && (late || w.adopted())
 	}
-	out, _ := a.journal.Restore(a.opener(), left) // the outcomes have the errors
-	a.tell(out)
-	if err := kernel.Tidy(a.cfg.Roots, out); err != nil {
+	if err := kernel.Tidy(a.cfg.Roots, a.undo(left)); err != nil {
 		a.log.Warn("left by containers that have ended", "err", err)
 	}
 }

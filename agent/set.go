@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -229,10 +228,6 @@ const maxOverrides = 16 << 20
 
 // overridesName is its name in the state directory.
 const overridesName = "set.json"
-
-func fileOfOverrides(cfg Config) bootFile {
-	return bootFile{stateFile{filepath.Join(cfg.StateDir, overridesName), maxOverrides}, cfg.Roots.Proc}
-}
 
 func (o *overrides) load() error {
 	var in overridesFile

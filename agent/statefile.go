@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
@@ -58,6 +59,11 @@ func (f stateFile) write(out any) error {
 type bootFile struct {
 	stateFile
 	proc string
+}
+
+// file returns a file of the state directory, of at most so many bytes.
+func (cfg Config) file(name string, most int) bootFile {
+	return bootFile{stateFile{filepath.Join(cfg.StateDir, name), most}, cfg.Roots.Proc}
 }
 
 // write writes content for the present boot.

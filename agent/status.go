@@ -59,13 +59,6 @@ func partly(err error, what string) error {
 	return err
 }
 
-// counts returns how many calls were made.
-func (w *worker) counts() counts {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.calls
-}
-
 // totals counts the containers by state.
 func (w *worker) totals() api.Feature {
 	w.mu.Lock()

@@ -289,8 +289,12 @@ func alone(proc string) (*os.File, error) {
 		pid, _ := io.ReadAll(io.LimitReader(f, 20)) // nothing: it has only just taken the lock
 		return nil, errors.Join(fmt.Errorf("%w: process %s", ErrTwo, pid), f.Close())
 	}
+	pid := ""
 	if err == nil {
-		err = sign(f, proc)
+		pid, err = os.Readlink(filepath.Join(proc, "self")) // as the host counts
+	}
+	if err == nil {
+		err = put(f, pid)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock this network namespace: %w", err), f.Close())
@@ -311,15 +315,6 @@ func own(proc string) (dir, number string, err error) {
 		root = "/"
 	}
 	return filepath.Join(root, "run/fairlead"), strconv.FormatUint(ns.Ino, 10), nil
-}
-
-// sign writes the number of this process into f, as the host counts.
-func sign(f *os.File, proc string) error {
-	pid, err := os.Readlink(filepath.Join(proc, "self"))
-	if err != nil {
-		return err
-	}
-	return put(f, pid)
 }
 
 // openLock opens a file for flock(2), and makes it and its directory if they are missing.

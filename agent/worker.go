@@ -43,11 +43,9 @@ type worker struct {
 	doing  string             // the name of that call
 	began  time.Time          // its start
 	moved  chan struct{}      // closed at the next end of a call
-	calls  counts
-}
 
-// counts are the calls of a worker since it was made.
-type counts struct{ Calls, Failures uint64 }
+	calls, failures uint64 // since it was made
+}
 
 // row is the state of the feature for one container.
 type row struct {
@@ -123,7 +121,7 @@ func (w *worker) replace(targets map[container.ID]*policy.Target, complete bool)
 	}
 	w.alive = complete
 	w.begun = w.begun || w.tried()
-	w.nudge()
+	poke(w.wake)
 }
 
 // move wakes those who wait for the end of a call.
@@ -161,13 +159,6 @@ func (w *worker) ask(r *row, t *policy.Target, now time.Time) {
 	r.want, r.settled, r.tries, r.away, r.told, r.err = t, false, 0, time.Time{}, false, nil
 	r.asked++
 	r.due, r.since = now, now
-}
-
-func (w *worker) nudge() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
 }
 
 // run makes the calls that are due until ctx ends.
@@ -247,7 +238,7 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 // note records the result of a call; asked is the row's asked from before the call.
 func (w *worker) note(r *row, asked uint64, err error) {
 	now := w.pace.now()
-	w.calls.Calls++
+	w.calls++
 	if r.asked != asked { // another target is wanted by now, and due
 		return
 	}
@@ -268,7 +259,7 @@ func (w *worker) note(r *row, asked uint64, err error) {
 	r.settled, r.err = !failed, err
 	switch {
 	case failed:
-		w.calls.Failures++
+		w.failures++
 		r.tries++
 		r.due = now.Add(w.pace.backoff(r.tries))
 		if isPanic(err) {

@@ -86,10 +86,7 @@ func (f *BlockIO) movable(devices []device) error {
 // The kernel spreads the interrupts of a disk with a queue for each CPU, or for several:
 // those of CPUs that the container may not use are for others.
 func (f *BlockIO) serving(m *managed) (disks []device, remote []string, err error) {
-	cpus, err := cgroup.CPUs(m.target.Container.Cgroup.CPUSet)
-	if err != nil {
-		cpus = nil // no cpuset: all
-	}
+	cpus, _ := cgroup.CPUs(m.target.Container.Cgroup.CPUSet) // none without a cpuset: all
 	proc := f.cfg.Roots.Proc
 	for _, r := range m.reserved {
 		found, err := f.devices("block", []string{r.disk.Name})

@@ -37,15 +37,7 @@ func (f *BlockIO) lost(r reservation) bool {
 // unmet returns a feature.ErrPartly that lists the missed reservations of a container, with the
 // reason and the remedy, or nil.
 func (f *BlockIO) unmet(m *managed) error {
-	var reasons []string
-	for _, r := range m.reserved {
-		if s := f.standing(m.target.Container.ID, r); s.Missed() {
-			reasons = append(reasons, fmt.Sprintf("io.reserve of %s is %s: %s; %s", r.device, s.State, s.Evidence, s.Mend))
-		}
-	}
-	if len(m.reserved) > 0 && f.failed != "" {
-		reasons = append(reasons, "whether io.reserve is met is not known: "+f.failed)
-	}
+	_, reasons := f.missed(m)
 	if reasons == nil {
 		return nil
 	}
@@ -72,7 +64,7 @@ func (f *BlockIO) tellChanged(now time.Time, judged bool) {
 		if at := f.disks(m.target.Settings); !maps.EqualFunc(at, m.at, same) {
 			m.at, changed = at, true // Apply may be long in coming
 		}
-		if what := f.missed(m); what != m.told.what && now.Sub(m.told.at) >= tellAgain {
+		if what, _ := f.missed(m); what != m.told.what && now.Sub(m.told.at) >= tellAgain {
 			m.told, changed = told{what, now}, true
 		}
 		if changed {
@@ -81,18 +73,20 @@ func (f *BlockIO) tellChanged(now time.Time, judged bool) {
 	}
 }
 
-// missed names the missed reservations of a container, and why.
-func (f *BlockIO) missed(m *managed) string {
-	var what strings.Builder
+// missed names the missed reservations of a container, and why. what stays the same while figures
+// alone change.
+func (f *BlockIO) missed(m *managed) (what string, reasons []string) {
 	for _, r := range m.reserved {
 		if s := f.standing(m.target.Container.ID, r); s.Missed() {
-			fmt.Fprintln(&what, r.device, s.State, s.Culprit, s.Mend)
+			what += fmt.Sprintln(r.device, s.State, s.Culprit, s.Mend)
+			reasons = append(reasons, fmt.Sprintf("io.reserve of %s is %s: %s; %s", r.device, s.State, s.Evidence, s.Mend))
 		}
 	}
-	if len(m.reserved) > 0 {
-		what.WriteString(f.failed)
+	if len(m.reserved) > 0 && f.failed != "" {
+		what += f.failed
+		reasons = append(reasons, "whether io.reserve is met is not known: "+f.failed)
 	}
-	return what.String()
+	return what, reasons
 }
 
 // disks returns the disks that settings name now, by name; zero where there is none.

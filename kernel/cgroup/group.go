@@ -58,10 +58,7 @@ func (g group) Write(value string) error {
 	switch value {
 	case Present:
 		if err := os.Mkdir(string(g), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-			if errors.Is(err, os.ErrNotExist) {
-				err = errors.Join(journal.ErrGone, err)
-			}
-			return fmt.Errorf("make cgroup: %w", err)
+			return fmt.Errorf("make cgroup: %w", gone(err))
 		}
 	case Absent:
 		if err := unix.Rmdir(string(g)); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -92,14 +89,8 @@ func children(dir string, most int) (dirs []string, err error) {
 			}
 		}
 	}
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		err = errors.Join(journal.ErrGone, err)
-	case errors.Is(err, io.EOF):
-		err = nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list cgroups: %w", err)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("list cgroups: %w", gone(err))
 	}
 	slices.Sort(dirs)
 	return dirs, nil

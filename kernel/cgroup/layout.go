@@ -8,6 +8,7 @@ package cgroup
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -110,24 +111,18 @@ func (l *Layout) mounted(m mountinfo.Mount, root string) {
 	}
 	switch m.Type {
 	case "cgroup2":
-		keepFirst(&l.V2, m.Dir)
+		l.V2 = cmp.Or(l.V2, m.Dir)
 	case "cgroup":
 		for opt := range strings.SplitSeq(m.Super, ",") {
 			switch opt {
 			case "cpu":
-				keepFirst(&l.CPU, m.Dir)
+				l.CPU = cmp.Or(l.CPU, m.Dir)
 			case "cpuset":
-				keepFirst(&l.CPUSet, m.Dir)
+				l.CPUSet = cmp.Or(l.CPUSet, m.Dir)
 			case "blkio":
-				keepFirst(&l.IO, m.Dir)
+				l.IO = cmp.Or(l.IO, m.Dir)
 			}
 		}
-	}
-}
-
-func keepFirst(dst *string, dir string) {
-	if *dst == "" {
-		*dst = dir
 	}
 }
 

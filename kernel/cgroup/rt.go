@@ -1,10 +1,9 @@
 package cgroup
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"os"
+	"math"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -115,20 +114,11 @@ func Demote(tid int, slice time.Duration) error {
 // demote makes all real-time tasks of the group ordinary, including those that are ordinary for a
 // moment between two real-time turns.
 func (k rt) demote() error {
-	f, err := os.Open(filepath.Join(string(k), "tasks"))
-	if errors.Is(err, os.ErrNotExist) {
-		return errors.Join(journal.ErrGone, err)
-	}
+	tids, err := threads(filepath.Join(string(k), "tasks"), math.MaxInt)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		tid, err := strconv.Atoi(lines.Text())
-		if err != nil || tid <= 0 {
-			continue // in another pid namespace
-		}
+	for _, tid := range tids {
 		attr, err := unix.SchedGetAttr(tid, 0)
 		if err == nil && (attr.Policy == unix.SCHED_RR || attr.Policy == unix.SCHED_FIFO || attr.Policy == unix.SCHED_NORMAL && attr.Runtime == uint64(shortSlice)) {
 			err = Demote(tid, 0)
@@ -137,5 +127,5 @@ func (k rt) demote() error {
 			return fmt.Errorf("task %d: %w", tid, err)
 		}
 	}
-	return lines.Err()
+	return nil
 }

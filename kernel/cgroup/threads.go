@@ -20,7 +20,7 @@ const threadsFile = "cgroup.threads"
 // journal.ErrGone for the directory itself. It leaves out cgroups that go meanwhile.
 func Threads(dir string, most int) (tids []int, err error) {
 	for dirs := []string{dir}; len(dirs) > 0 && len(tids) < most; dirs = dirs[1:] {
-		more, err := threads(dirs[0], most-len(tids))
+		more, err := threads(filepath.Join(dirs[0], threadsFile), most-len(tids))
 		tids = append(tids, more...)
 		below, listErr := children(dirs[0], max(most-len(dirs), 0))
 		dirs = append(dirs, below...)
@@ -31,13 +31,11 @@ func Threads(dir string, most int) (tids []int, err error) {
 	return tids, nil
 }
 
-func threads(dir string, most int) (tids []int, err error) {
-	f, err := os.Open(filepath.Join(dir, threadsFile))
-	if errors.Is(err, os.ErrNotExist) {
-		err = errors.Join(journal.ErrGone, err)
-	}
+// threads reads a file of a cgroup that lists threads, up to most.
+func threads(path string, most int) (tids []int, err error) {
+	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("list threads: %w", err)
+		return nil, fmt.Errorf("list threads: %w", gone(err))
 	}
 	defer f.Close()
 	lines := bufio.NewScanner(f)

@@ -191,9 +191,6 @@ func (s *store) load() (map[uint64]note, error) {
 	if err != nil {
 		return nil, err
 	}
-	if notes == nil {
-		notes = make(map[uint64]note)
-	}
 	found := 0
 	if s.copy != nil {
 		more, _, err := s.copy.load()
@@ -299,7 +296,7 @@ func (f *file) close() error {
 func (f *file) load() (notes map[uint64]note, damage, err error) {
 	data, err := os.ReadFile(f.path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil, nil
+		return make(map[uint64]note), nil, nil
 	}
 	if err != nil {
 		return nil, nil, err

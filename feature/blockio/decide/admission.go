@@ -2,6 +2,7 @@ package decide
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"strings"
 	"time"
@@ -152,9 +153,5 @@ func (limits Limits) Note(w Window, standings map[Place]Standing, did, reserved 
 			limits[disk] = Limit{s.did, s.under.Seconds() / w.Length.Seconds(), w.Taken}
 		}
 	}
-	for disk := range limits {
-		if at[disk] == nil {
-			delete(limits, disk)
-		}
-	}
+	maps.DeleteFunc(limits, func(disk Disk, _ Limit) bool { return at[disk] == nil })
 }

@@ -223,10 +223,8 @@ func (c *Control) apportion(w Window, at Disk, v *division) {
 // uncap removes the caps at a disk of all containers but still.
 func (c *Control) uncap(at Disk, v *division, still map[container.ID]api.BlockIOFigures) {
 	for id := range v.caps {
-		if _, capped := still[id]; capped {
-			continue
-		}
-		if a := c.acting[id]; a != nil {
+		_, capped := still[id]
+		if a := c.acting[id]; a != nil && !capped {
 			delete(a.Caps, at)
 		}
 	}

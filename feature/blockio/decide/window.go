@@ -8,6 +8,7 @@ package decide
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"time"
 
@@ -128,12 +129,10 @@ func (d Demand) held() time.Duration { return d.Waited[Quota] + d.Waited[Realtim
 
 // foreign returns how long it waited while others ran, by container.
 func (d Demand) foreign(w Window) map[container.ID]time.Duration {
-	out := make(map[container.ID]time.Duration)
-	for id, t := range d.Waited {
-		if id != d.Container && (id == System || IsContainer(id)) && t >= time.Millisecond {
-			out[id] = t
-		}
-	}
+	out := maps.Clone(d.Waited)
+	maps.DeleteFunc(out, func(id container.ID, t time.Duration) bool {
+		return id == d.Container || id != System && !IsContainer(id) || t < time.Millisecond
+	})
 	return out
 }
 
