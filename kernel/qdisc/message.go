@@ -245,9 +245,6 @@ func (c Class) options(kind Kind) []byte {
 	return b
 }
 
-// prio reads the Prio of an HTB class.
-func prio(options []byte) (uint32, bool) { return htbWord(options, htbOptPrio) }
-
 // lowered reports whether a class of HTB gets a lower ceil. The kernel shows all rates above 32
 // bits of bytes/s as the same.
 func lowered(shown, want []byte) bool {
