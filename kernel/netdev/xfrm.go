@@ -69,7 +69,7 @@ func parsePolicy(msg []byte) (p Policy, ok bool, err error) {
 		Device:    int(int32(ne.Uint32(msg[family+8:]))),
 		Block:     msg[action] != 0, // XFRM_POLICY_ALLOW
 	}
-	err = eachAttr(msg[nl.SizeofXfrmUserpolicyInfo:], func(typ uint16, v []byte) error {
+	err = EachAttr(msg[nl.SizeofXfrmUserpolicyInfo:], func(typ uint16, v []byte) error {
 		switch {
 		case typ == uint16(nl.XFRMA_TMPL):
 			p.Transforms = len(v) > 0
