@@ -13,7 +13,6 @@ import (
 // Route is a route that leads to a device.
 type Route struct {
 	To     netip.Prefix
-	Via    netip.Addr // the gateway; invalid if there is none
 	Device int
 }
 
@@ -106,8 +105,6 @@ func parseRoute(msg []byte) (r Route, ok bool, err error) {
 			if dst, ok := netip.AddrFromSlice(v); ok && dst.BitLen() == to.BitLen() {
 				to = dst
 			}
-		case unix.RTA_GATEWAY:
-			r.Via = address(v)
 		case unix.RTA_OIF:
 			r.Device = int(number(v))
 		}
