@@ -64,8 +64,6 @@ type Plan struct {
 	Top     qdisc.HFSC // the same for HFSC
 	Classes []Class    // by Slot; the first is that of identity.Nobody
 
-	// The paper's B_s and B_d: what is promised as rates, and what is divided by weight.
-	Static, Dynamic uint64
 	// PerWeight is the bandwidth of one unit of weight, bit/s.
 	PerWeight uint64
 	// Split is the Class.Split of the classes that have one; 0: every latency is kept without
@@ -125,13 +123,11 @@ func Compute(l Link, tenants []Tenant) (Plan, error) {
 // share assigns each tenant its class; most is the limit of all promises, bit/s.
 func (p Plan) share(ts []Tenant, most uint64) (_ Plan, err error) {
 	l := p.Link
+	static := uint64(0) // the paper's B_s: what is promised as rates; the rest is its B_d
 	for _, t := range ts {
-		p.Static += t.Rate
+		static += t.Rate
 	}
-	if p.Static < most {
-		p.Dynamic = most - p.Static
-	}
-	shares := divide(p.Dynamic, ts)
+	shares := divide(most-min(static, most), ts)
 	// The bandwidth of a unit of weight, from a share that no ceil limits: that of the default
 	// class, which has none.
 	p.PerWeight = max(shares[0]/defaultWeight, minShare)
