@@ -70,11 +70,21 @@ func NewGlance(proc string, watched *Monitor) *Finder {
 	return f
 }
 
-// paths returns one or more paths that appear to lead to a namespace: a bind mount (in /run/netns,
+// Find returns a path to the network namespace with the given inode: a bind mount (in /run/netns,
 // say), which outlives processes, proc/PID/ns/net, or a bind mount in the mount namespace of a
-// process. Another mount may hide one, so that it leads elsewhere. It may return those of an earlier
-// look; in the worst case it reads all of proc. The error matches [ErrNoNS] if there is none, or
-// [ErrCutOff]; an open file or a socket alone may also keep a namespace alive.
+// process. It may return a path of an earlier look; in the worst case it reads all of proc. The
+// error matches [ErrNoNS] if there is none, or [ErrCutOff]; an open file or a socket alone may also
+// keep a namespace alive.
+func (f *Finder) Find(inode uint64) (string, error) {
+	paths, err := f.paths(inode)
+	if err != nil {
+		return "", err
+	}
+	return paths[0], nil
+}
+
+// paths returns one or more paths that appear to lead to a namespace. Another mount may hide one,
+// so that it leads elsewhere.
 func (f *Finder) paths(inode uint64) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -119,7 +129,7 @@ func (f *Finder) paths(inode uint64) ([]string, error) {
 }
 
 // Open opens the network namespace with the given inode, through path if that leads to it ("" does
-// not), otherwise through a bind mount or a process, until one leads to it. It checks that after
+// not), otherwise through the paths of [Finder.Find], until one leads to it. It checks that after
 // opening: paths come and go with containers, and a process may choose some of them. Errors:
 // [ErrNoNS], [ErrCutOff].
 func (f *Finder) Open(path string, inode uint64) (*NS, error) {
@@ -160,7 +170,7 @@ func (f *Finder) Open(path string, inode uint64) (*NS, error) {
 	}
 }
 
-// forget makes the next Open look again.
+// forget makes the next Find look again.
 func (f *Finder) forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -73,14 +72,9 @@ func TestHiddenMounts(t *testing.T) {
 	}
 	f := NewFinder("/proc", time.Now)
 	opens(f)
-	if path, err := first(f.paths(own)); err != nil || path != "/proc/self/ns/net" {
+	if path, err := f.Find(own); err != nil || path != "/proc/self/ns/net" {
 		t.Errorf("the own namespace is at %q, %v", path, err)
 	}
-}
-
-// first returns the best of some paths.
-func first(paths []string, err error) (string, error) {
-	return strings.Join(paths[:min(len(paths), 1)], ""), err
 }
 
 // After an incomplete search a namespace is not known to have gone.
@@ -106,7 +100,7 @@ func TestCutOff(t *testing.T) {
 		}
 		for _, f := range []*Finder{NewFinder(p.dir, time.Now), NewGlance(p.dir, nil)} {
 			f.bounds = c.bounds
-			if path, err := first(f.paths(1000)); !errors.Is(err, want) {
+			if path, err := f.Find(1000); !errors.Is(err, want) {
 				t.Errorf("%s: %q, %v, want %v", c.name, path, err, want)
 			}
 			ref := journal.Ref{Kind: KindThreaded, Object: "1000/1/"}
@@ -129,7 +123,7 @@ func TestLooks(t *testing.T) {
 		if path != "" {
 			path = filepath.Join(p.dir, path)
 		}
-		if got, err := first(f.paths(inode)); got != path || (err == nil) != (path != "") || err != nil && !errors.Is(err, ErrNoNS) {
+		if got, err := f.Find(inode); got != path || (err == nil) != (path != "") || err != nil && !errors.Is(err, ErrNoNS) {
 			t.Errorf("%s: %d is at %q, %v, want %q", when, inode, got, err, path)
 		}
 	}

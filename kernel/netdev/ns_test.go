@@ -183,21 +183,21 @@ func TestLinks(t *testing.T) {
 func TestFind(t *testing.T) {
 	bound, lived := testkit.NetNS(t), testkit.NetNS(t)
 	want := bound.Bind(t)
-	if got, err := first(NewFinder("/proc", time.Now).paths(bound.Inode)); err != nil || got != want {
+	if got, err := NewFinder("/proc", time.Now).Find(bound.Inode); err != nil || got != want {
 		t.Errorf("bound: %q, %v, want %s", got, err, want)
 	}
 	cmd := lived.Start(t, "sleep", "100")
 	want = filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "ns", "net")
-	if got, err := first(NewFinder("/proc", time.Now).paths(lived.Inode)); err != nil || got != want {
+	if got, err := NewFinder("/proc", time.Now).Find(lived.Inode); err != nil || got != want {
 		t.Errorf("lived in: %q, %v, want %s", got, err, want)
 	}
 	if ino, err := InodeOf("/proc", cmd.Process.Pid); err != nil || ino != lived.Inode {
 		t.Errorf("InodeOf: %d, %v, want %d", ino, err, lived.Inode)
 	}
-	if got, err := first(NewFinder("/proc", time.Now).paths(1)); !errors.Is(err, ErrNoNS) {
+	if got, err := NewFinder("/proc", time.Now).Find(1); !errors.Is(err, ErrNoNS) {
 		t.Errorf("nowhere: %q, %v, want ErrNoNS", got, err)
 	}
-	if _, err := NewFinder(filepath.Join(t.TempDir(), "proc"), time.Now).paths(1); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := NewFinder(filepath.Join(t.TempDir(), "proc"), time.Now).Find(1); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no proc: %v, want ErrNotExist", err)
 	}
 	if _, err := InodeOf("/proc", 1<<30); !errors.Is(err, fs.ErrNotExist) {
@@ -234,7 +234,7 @@ func TestFinderOpen(t *testing.T) {
 		gone, dir := testkit.NetNS(t), t.TempDir()
 		find := NewFinder("/proc", never)
 		pid := elsewhere(t, fmt.Sprintf("mount -t tmpfs tmpfs %s; cd %[1]s; touch a; mount --bind %s a", dir, gone.Path))
-		if _, err := find.paths(gone.Inode); err != nil {
+		if _, err := find.Find(gone.Inode); err != nil {
 			t.Fatal(err)
 		}
 		if out, err := exec.Command("nsenter", "-m", "-t", pid, "sh", "-c", "cd "+dir+"; "+strings.ReplaceAll(script, "OTHER", bound)).CombinedOutput(); err != nil {
@@ -285,7 +285,7 @@ ln -s %s link
 ln -s /proc/self/ns/net magic
 mkfifo fifo
 stat fifo link magic root >/dev/null`, dir, plain.Path, hidden.Path, bound))
-	path, err := first(NewFinder("/proc", time.Now).paths(plain.Inode))
+	path, err := NewFinder("/proc", time.Now).Find(plain.Inode)
 	if err != nil || path != "/proc/"+pid+"/root"+dir+"/run/a b/ns" {
 		t.Fatalf("found at %q, %v", path, err)
 	}
@@ -295,16 +295,16 @@ stat fifo link magic root >/dev/null`, dir, plain.Path, hidden.Path, bound))
 	// The tables of others are read again after a second, not before.
 	now := time.Now()
 	f := NewFinder("/proc", func() time.Time { return now })
-	if at, err := first(f.paths(plain.Inode)); err != nil || at != path {
+	if at, err := f.Find(plain.Inode); err != nil || at != path {
 		t.Errorf("found at %q, %v", at, err)
 	}
 	late := testkit.NetNS(t)
 	elsewhere(t, fmt.Sprintf("mount -t tmpfs tmpfs %s\ncd %[1]s\ntouch ns\nmount --bind %s ns", dir, late.Path))
-	if at, err := first(f.paths(late.Inode)); !errors.Is(err, ErrNoNS) {
+	if at, err := f.Find(late.Inode); !errors.Is(err, ErrNoNS) {
 		t.Errorf("found at %q, %v, without a second look", at, err)
 	}
 	now = now.Add(time.Second)
-	if _, err := f.paths(late.Inode); err != nil {
+	if _, err := f.Find(late.Inode); err != nil {
 		t.Error(err)
 	}
 	if at := All("/proc")[plain.Inode]; at != path {
