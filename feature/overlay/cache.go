@@ -138,11 +138,12 @@ func (c *cache) program(name string, network uint32) func() (*ebpf.Program, erro
 	}
 }
 
-// forget closes the programs of a network.
+// forget closes the programs of a network, and deletes its counters, so that the next one of its
+// number starts anew.
 func (c *cache) forget(network uint32) error {
-	var errs []error
+	errs := []error{c.maps.FlOvNets.Put(network, overlayNetwork{}), zero[overlayCounts](c.maps.FlOvCounts, network)}
 	for key, p := range c.programs {
-		if key.network == network && network != 0 {
+		if key.network == network {
 			errs = append(errs, p.Close())
 			delete(c.programs, key)
 		}
@@ -263,14 +264,6 @@ func absent(err error) error {
 	return err
 }
 
-// clear deletes the counters of a network, so that the next one of its number starts anew.
-func (c *cache) clear(number uint32) error {
-	if number == 0 {
-		return nil
-	}
-	return errors.Join(c.maps.FlOvNets.Put(number, overlayNetwork{}), zero[overlayCounts](c.maps.FlOvCounts, number))
-}
-
 // unlearn deletes what was learnt of addresses behind host ends of a network.
 func (c *cache) unlearn(number uint32, ends map[uint32]bool) error {
 	var list []overlayHostKey
@@ -289,14 +282,7 @@ func (c *cache) unlearn(number uint32, ends map[uint32]bool) error {
 	return errors.Join(errs...)
 }
 
-// unpass deletes the counters of an end.
-func (c *cache) unpass(slot uint16) error {
-	if slot == 0 {
-		return nil
-	}
-	return zero[overlayPassed](c.maps.FlOvPassed, uint32(slot))
-}
-
+// zero deletes the counters of a network or of an end.
 func zero[V any](m *ebpf.Map, key uint32) error {
 	n, err := ebpf.PossibleCPU()
 	if err != nil {

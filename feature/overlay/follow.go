@@ -13,7 +13,6 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
 	"github.com/fairlead-project/fairlead/kernel/conntrack"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -132,15 +131,7 @@ func (f *Overlay) overdue(now time.Time) bool {
 
 // lost reports whether a program was detached.
 func (f *Overlay) lost() bool {
-	if f.at.Lost() {
-		return true
-	}
-	for _, o := range f.force {
-		if o.at.Lost() {
-			return true
-		}
-	}
-	return false
+	return f.at.Lost() || slices.ContainsFunc(slices.Collect(maps.Values(f.force)), func(o *force) bool { return o.at.Lost() })
 }
 
 // again is a round without a caller that waits.
@@ -316,9 +307,4 @@ func (f *Overlay) look(o *force, e fastEnd) (s network.EndState, err error) {
 		s.Threaded = s.Threaded || t.InForce() == policy.NetCPUIsolate
 	}
 	return s, nil
-}
-
-// undo undoes the journal entry of a knob.
-func (f *Overlay) undo(ref journal.Ref) error {
-	return f.restore(func(e journal.Entry) bool { return e.Ref == ref })
 }

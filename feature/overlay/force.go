@@ -210,7 +210,7 @@ func (f *Overlay) drop(o *force) error {
 		errs = append(errs, o.unwatch())
 	}
 	if o.ns != nil && o.NetNS != f.host.Inode() {
-		errs = append(errs, f.undo(o.ns.Pair(o.Index, f.host).Ref()))
+		errs = append(errs, f.restore(func(e journal.Entry) bool { return e.Ref == o.ns.Pair(o.Index, f.host).Ref() }))
 	}
 	if f.cache != nil {
 		for _, t := range tunnelsOf(o.value) {
@@ -219,7 +219,7 @@ func (f *Overlay) drop(o *force) error {
 		for d := range o.ends {
 			errs = append(errs, f.forget(o, d))
 		}
-		errs = append(errs, f.cache.forget(o.number), f.cache.clear(o.number))
+		errs = append(errs, f.cache.forget(o.number))
 	}
 	f.asking.Lock()
 	if table := f.tables[o.number]; table != nil {
@@ -406,7 +406,7 @@ func (f *Overlay) unlearn(o *force, ends map[uint32]bool, why string) error {
 // forget removes an end from the maps.
 func (f *Overlay) forget(o *force, d container.Device) error {
 	err := absent(f.cache.maps.FlOvEnds.Delete(overlayEndKey{Net: o.number, Ifindex: uint32(d.Index)}))
-	err = errors.Join(err, f.cache.unpass(o.ends[d].Slot))
+	err = errors.Join(err, zero[overlayPassed](f.cache.maps.FlOvPassed, uint32(o.ends[d].Slot)))
 	delete(o.ends, d)
 	return err
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
+	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
@@ -155,12 +156,12 @@ func (f *Overlay) report(of *container.Container) (api.Overlay, error) {
 					wire.Accelerated++
 				}
 			}
-			if of != nil && !slices.ContainsFunc(members(e.of), func(c container.Container) bool { return c.ID == of.ID }) {
+			if of != nil && !slices.ContainsFunc(e.of.Members(), func(m policy.Target) bool { return m.Container.ID == of.ID }) {
 				continue
 			}
 			c := byTenant[key]
 			if c == nil {
-				first := slices.MinFunc(members(e.of), func(a, b container.Container) int { return cmp.Compare(a.ID, b.ID) })
+				first := slices.MinFunc(e.of.Members(), func(a, b policy.Target) int { return cmp.Compare(a.Container.ID, b.Container.ID) }).Container
 				if of != nil {
 					first = *of
 				}
@@ -183,14 +184,6 @@ func (f *Overlay) report(of *container.Container) (api.Overlay, error) {
 	})
 	slices.SortFunc(r.Networks, func(a, b api.OverlayNetwork) int { return cmp.Compare(a.Network, b.Network) })
 	return r, nil
-}
-
-func members(t *tenant.Tenant) []container.Container {
-	var list []container.Container
-	for _, m := range t.Members() {
-		list = append(list, m.Container)
-	}
-	return list
 }
 
 // wire converts a network; o is nil if it is not fast.

@@ -2,7 +2,6 @@ package traffic
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -108,7 +107,7 @@ func (f *Traffic) waiting() (seen map[int]contend.Uplink, names map[int]string) 
 		if u := f.uplinks[l.Index]; u != nil && u.out.claimed {
 			continue
 		}
-		stats, err := f.rootStats(l.Index)
+		stats, err := qdisc.RootStats(f.host, l.Index)
 		if err != nil || stats.Backlog == 0 {
 			continue
 		}
@@ -127,15 +126,6 @@ func (f *Traffic) waiting() (seen map[int]contend.Uplink, names map[int]string) 
 		seen[index] = u
 	}
 	return seen, names
-}
-
-func (f *Traffic) rootStats(index int) (qdisc.Stats, error) {
-	d, err := qdisc.Open(f.host, index)
-	if err != nil {
-		return qdisc.Stats{}, fmt.Errorf("traffic: %w", err)
-	}
-	defer d.Close()
-	return d.RootStats()
 }
 
 // senders lists the sockets of all containers that hold data which they may not send, and what each

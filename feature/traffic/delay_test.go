@@ -18,7 +18,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
-	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // burst is datagrams of 1250 bytes, headers included, sent at once by an uplink of 2 Mbit/s: 5 ms
@@ -121,7 +120,7 @@ func TestDelays(t *testing.T) {
 	nic := func(minor uint16) delay.Class {
 		return delay.Class{NetNS: h.Open(h.ns).Inode(), Index: h.nic0, Minor: minor}
 	}
-	own, other := nic(uint16(h.slots.Lookup(identity.TenantOf(c)))), nic(uint16(h.slots.Lookup(identity.TenantOf(q))))
+	own, other := nic(uint16(h.slots.Lookup(c.TenantKey()))), nic(uint16(h.slots.Lookup(q.TenantKey())))
 	m, err := delay.Open(own.NetNS, []delay.Class{own, other, nic(qdisc.MinorDefault)})
 	must(t, err)
 	sent := h.burst(box, n)

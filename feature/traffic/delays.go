@@ -60,14 +60,7 @@ func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error
 		m.since(was, before.Missed)
 		return m, nil
 	}
-	for i, row := range m.Rows {
-		if m.Err == nil && row.Split == 0 && !cut[row.class] {
-			m.Rows[i].Delays, m.Err = meter.Read(row.class)
-		}
-	}
-	if m.Err == nil {
-		m.Missed, m.Err = meter.Missed()
-	}
+	m.Err = m.fill(meter, cut)
 	return m, nil
 }
 
@@ -98,7 +91,7 @@ func (f *Traffic) follow() {
 	case f.meter == nil:
 		f.meter, err = delay.Open(f.host.Inode(), classes)
 	default:
-		// Counts made while packets are split are meaningless: see delays.
+		// Counts made while packets are split are meaningless: see fill.
 		same := slices.DeleteFunc(slices.Clone(classes), func(c delay.Class) bool { return cut[c] != f.cut[c] })
 		err = errors.Join(f.meter.Follow(same), f.meter.Follow(classes))
 	}
@@ -152,26 +145,17 @@ func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 	return all, cut
 }
 
-// delays fills in the delays since each class was made, if they are always measured and packets
-// leave as they were enqueued. The frames of a split packet are other skbs, at addresses without a
-// stamp.
-func (f *Traffic) delays(r *Reading) {
-	if f.meter == nil {
-		return
-	}
-	var err error
+// fill fills in the delays that a meter has of classes whose packets leave as they were enqueued,
+// unlike those that are, or were, cut. The frames of a split packet are other skbs, at addresses
+// without a stamp.
+func (r *Reading) fill(meter *delay.Meter, cut map[delay.Class]bool) (err error) {
 	for i, row := range r.Rows {
-		if row.Split > 0 {
-			continue
-		}
-		if r.Rows[i].Delays, err = f.meter.Read(row.class); err != nil {
-			break
+		if err == nil && row.Split == 0 && !cut[row.class] {
+			r.Rows[i].Delays, err = meter.Read(row.class)
 		}
 	}
 	if err == nil {
-		r.Missed, err = f.meter.Missed()
+		r.Missed, err = meter.Missed()
 	}
-	if err != nil {
-		f.cfg.Log.Error("delays are not all known", "err", err)
-	}
+	return err
 }

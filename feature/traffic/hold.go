@@ -139,7 +139,7 @@ func (f *Traffic) lead(ns *netdev.NS, h *hold) error {
 		place := hook.Place{
 			Device: container.Device{NetNS: ns.Inode(), Index: dev}, Stage: hook.Ceil, Name: "inbound", Owner: journal.Owner{Feature: name},
 		}
-		errs = append(errs, h.set.PutCopy(f.cfg.Ends, place, f.programs.leading(h.program, h.index)))
+		errs = append(errs, h.set.PutCopy(f.cfg.Ends, place, f.programs.copyFor(h.program, trafficVarFlIfb, uint32(h.index))))
 	}
 	return errors.Join(errs...)
 }

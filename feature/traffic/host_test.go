@@ -154,7 +154,7 @@ func (h *host) counters(device int, c *container.Container) qdisc.Stats {
 	if c == nil {
 		return all[qdisc.MinorDefault]
 	}
-	return all[uint16(h.slots.Lookup(identity.TenantOf(*c)))]
+	return all[uint16(h.slots.Lookup(c.TenantKey()))]
 }
 
 // counted waits until a counter has grown by n, and returns its growth. The sender may end before

@@ -11,7 +11,6 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
-	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // shaper is the kind of qdisc that keeps a latency on this kernel.
@@ -30,7 +29,7 @@ func (h *host) sentBy(kind qdisc.Kind, c container.Container) qdisc.Stats {
 	defer d.Close()
 	all, err := d.Stats(kind)
 	must(h.t, err)
-	st, there := all[uint16(h.slots.Lookup(identity.TenantOf(c)))]
+	st, there := all[uint16(h.slots.Lookup(c.TenantKey()))]
 	if !there {
 		h.t.Errorf("no class for %s: %v", c.Name, all)
 	}

@@ -47,7 +47,7 @@ func (h *host) classesOf(at *sandbox.Box, dev string) map[uint16]class {
 
 // minor returns the minor of a container's class.
 func (h *host) minor(c container.Container) uint16 {
-	return uint16(h.slots.Lookup(identity.TenantOf(c)))
+	return uint16(h.slots.Lookup(c.TenantKey()))
 }
 
 // classes returns the rate of each class of the uplink.

@@ -77,13 +77,13 @@ func TestPodMemberMoves(t *testing.T) {
 	ceil := policy.Net{Ceil: 50 * mbit}
 	must(t, p.due(one, ceil, ceil))
 	must(t, p.due(two, ceil, ceil))
-	during, slot := p.root(), p.slots.Lookup(identity.TenantOf(two))
+	during, slot := p.root(), p.slots.Lookup(two.TenantKey())
 	moved := one
 	moved.NetNS, moved.PID, moved.Interfaces = apart.NetNS, apart.PID, apart.Interfaces
 	for range 2 {
 		must(t, p.due(moved, ceil, ceil))
 	}
-	if got := p.slots.Lookup(identity.TenantOf(moved)); got == identity.Nobody || got == slot {
+	if got := p.slots.Lookup(moved.TenantKey()); got == identity.Nobody || got == slot {
 		t.Errorf("it has slot %d in its own network, and the others have %d", got, slot)
 	}
 	must(t, p.due(two, policy.Net{Ceil: 40 * mbit}, ceil)) // which it is not in the way of

@@ -47,18 +47,10 @@ func load(shared bpf.Maps, v2 string) (_ *programs, err error) {
 	return p, nil
 }
 
-// copyFor returns a loader of the copy of a program for one slot.
-func (p *programs) copyFor(program string, s identity.Slot) func() (*bpf.Copy, error) {
-	return func() (*bpf.Copy, error) {
-		return p.object.Copy(program, bpf.Vars{trafficVarFlSlot: uint32(s)})
-	}
-}
-
-// leading returns a loader of the copy of a program that redirects to the IFB with an index.
-func (p *programs) leading(program string, ifb int) func() (*bpf.Copy, error) {
-	return func() (*bpf.Copy, error) {
-		return p.object.Copy(program, bpf.Vars{trafficVarFlIfb: uint32(ifb)})
-	}
+// copyFor returns a loader of the copy of a program for one slot, or one IFB to redirect to, which the
+// variable of that name says.
+func (p *programs) copyFor(program, variable string, number uint32) func() (*bpf.Copy, error) {
+	return func() (*bpf.Copy, error) { return p.object.Copy(program, bpf.Vars{variable: number}) }
 }
 
 // arrival is a program at what the sockets of a cgroup receive.

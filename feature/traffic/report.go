@@ -89,7 +89,11 @@ func (f *Traffic) Read() Reading {
 	slices.SortFunc(r.Rows, func(a, b Row) int {
 		return cmp.Or(cmp.Compare(a.Uplink, b.Uplink), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.Container, b.Container))
 	})
-	f.delays(&r)
+	if f.meter != nil {
+		if err := r.fill(f.meter, nil); err != nil {
+			f.cfg.Log.Error("delays are not all known", "err", err)
+		}
+	}
 	return r
 }
 

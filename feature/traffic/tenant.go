@@ -188,7 +188,7 @@ func (f *Traffic) learnAtSockets(t *shaped) error {
 		return nil
 	}
 	var err error
-	t.socket, err = attachCgroup(dir, f.programs.copyFor(trafficProgFlArrive, t.slot))
+	t.socket, err = attachCgroup(dir, f.programs.copyFor(trafficProgFlArrive, trafficVarFlSlot, uint32(t.slot)))
 	return err
 }
 
@@ -221,7 +221,7 @@ func (f *Traffic) reach(t *shaped, dev container.End) error {
 			return !p.wanted && d == dev.Device && name == p.name
 		})
 		if p.wanted {
-			err = t.at.PutCopy(f.cfg.Ends, at, f.programs.copyFor(p.program, t.slot))
+			err = t.at.PutCopy(f.cfg.Ends, at, f.programs.copyFor(p.program, trafficVarFlSlot, uint32(t.slot)))
 		}
 		if err != nil {
 			return err

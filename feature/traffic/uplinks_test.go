@@ -15,7 +15,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
-	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // TestSeveralUplinks has a host with two, the second slower: each is divided by itself, and a rate
@@ -106,7 +105,7 @@ func TestSeveralUplinks(t *testing.T) {
 	if err := h.apply(c, policy.Net{Rate: 96 * mbit}); err == nil || !strings.Contains(err.Error(), "there is no uplink nic1") {
 		t.Errorf("one of two has gone: %v", err)
 	}
-	if got := h.classes(); len(got) != 4 || got[uint16(h.slots.Lookup(identity.TenantOf(c)))] != 96*mbit {
+	if got := h.classes(); len(got) != 4 || got[uint16(h.slots.Lookup(c.TenantKey()))] != 96*mbit {
 		t.Errorf("classes %v", got)
 	}
 	must(t, h.traffic.Remove(t.Context(), c.ID))

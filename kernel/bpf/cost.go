@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,10 +58,7 @@ func Costs(ctx context.Context, window time.Duration) ([]Cost, error) {
 		list[i].Time += now.Time - before[id].Time
 	}
 	slices.SortFunc(list, func(a, b Cost) int {
-		if a.Time != b.Time {
-			return int(b.Time - a.Time)
-		}
-		return strings.Compare(a.Program, b.Program)
+		return cmp.Or(cmp.Compare(b.Time, a.Time), strings.Compare(a.Program, b.Program))
 	})
 	return list, nil
 }

@@ -5,6 +5,7 @@
 package bpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -227,9 +228,7 @@ func (o *Object) load(vars Vars, programs, names []string, change []func(*ebpf.P
 
 	have := make(Maps)
 	for name := range spec.Maps {
-		if m := o.shared[name]; m != nil {
-			have[name] = m
-		} else if m := o.maps[name]; m != nil {
+		if m := cmp.Or(o.shared[name], o.maps[name]); m != nil {
 			have[name] = m
 		}
 	}

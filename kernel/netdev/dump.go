@@ -105,9 +105,9 @@ func (ns *NS) listed(what string, most int, err error) error {
 	return nil
 }
 
-// eachAttr passes the attributes at the end of a message to see, without the flags of their types, until
+// EachAttr passes the attributes at the end of a message to see, without the flags of their types, until
 // that fails.
-func eachAttr(b []byte, see func(typ uint16, value []byte) error) error {
+func EachAttr(b []byte, see func(typ uint16, value []byte) error) error {
 	for len(b) >= unix.SizeofRtAttr {
 		size := int(binary.NativeEndian.Uint16(b))
 		if size < unix.SizeofRtAttr || size > len(b) {
@@ -127,7 +127,7 @@ func eachAt(b []byte, see func(value []byte), path ...uint16) error {
 		see(b)
 		return nil
 	}
-	return eachAttr(b, func(typ uint16, value []byte) error {
+	return EachAttr(b, func(typ uint16, value []byte) error {
 		if typ != path[0] {
 			return nil
 		}

@@ -119,7 +119,7 @@ func parseAddr(msg []byte) (index int, prefix string, err error) {
 	}
 	head := nl.DeserializeIfAddrmsg(msg)
 	var addr, local net.IP
-	err = eachAttr(msg[unix.SizeofIfAddrmsg:], func(typ uint16, value []byte) error {
+	err = EachAttr(msg[unix.SizeofIfAddrmsg:], func(typ uint16, value []byte) error {
 		switch typ {
 		case unix.IFA_ADDRESS:
 			addr = value
@@ -196,7 +196,7 @@ func parseLink(msg []byte) (Link, error) {
 		Index: int(head.Index), Kind: "device", PeerNS: -1,
 		Up: head.Flags&unix.IFF_UP != 0, Ether: head.Type == unix.ARPHRD_ETHER,
 	}
-	return l, eachAttr(msg[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) error {
+	return l, EachAttr(msg[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) error {
 		switch typ {
 		case unix.IFLA_IFNAME:
 			l.Name = unix.ByteSliceToString(v)

@@ -82,7 +82,7 @@ func parseNAPI(msg []byte) (NAPI, error) {
 	if len(msg) < nl.SizeofGenlmsg {
 		return n, errors.New("short netdev message")
 	}
-	return n, eachAttr(msg[nl.SizeofGenlmsg:], func(typ uint16, v []byte) error {
+	return n, EachAttr(msg[nl.SizeofGenlmsg:], func(typ uint16, v []byte) error {
 		switch typ {
 		case napiIfindex:
 			n.Device = int(number(v))

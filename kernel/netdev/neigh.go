@@ -79,7 +79,7 @@ func parseNeighbour(msg []byte) (n Neighbour, ok bool, err error) {
 	var lladdr string
 	var group bool
 	var master int
-	err = eachAttr(msg[unix.SizeofNdMsg:], func(typ uint16, v []byte) error {
+	err = EachAttr(msg[unix.SizeofNdMsg:], func(typ uint16, v []byte) error {
 		switch typ {
 		case unix.NDA_DST:
 			dst, _ = netip.AddrFromSlice(v)

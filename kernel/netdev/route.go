@@ -13,7 +13,6 @@ import (
 // Route is a route that leads to a device.
 type Route struct {
 	To     netip.Prefix
-	Via    netip.Addr // the gateway; invalid if there is none
 	Device int
 }
 
@@ -65,7 +64,7 @@ func (ns *NS) RouteTo(to, source netip.Addr, by int) (list []int, err error) {
 			if len(msg) < unix.SizeofRtMsg {
 				return false, errors.New("short route message")
 			}
-			return false, eachAttr(msg[unix.SizeofRtMsg:], func(typ uint16, v []byte) error {
+			return false, EachAttr(msg[unix.SizeofRtMsg:], func(typ uint16, v []byte) error {
 				switch typ {
 				case unix.RTA_OIF:
 					list = append(list, int(number(v)))
@@ -100,14 +99,12 @@ func parseRoute(msg []byte) (r Route, ok bool, err error) {
 	if msg[0] == unix.AF_INET6 {
 		to = netip.IPv6Unspecified()
 	}
-	err = eachAttr(msg[unix.SizeofRtMsg:], func(typ uint16, v []byte) error {
+	err = EachAttr(msg[unix.SizeofRtMsg:], func(typ uint16, v []byte) error {
 		switch typ {
 		case unix.RTA_DST:
 			if dst, ok := netip.AddrFromSlice(v); ok && dst.BitLen() == to.BitLen() {
 				to = dst
 			}
-		case unix.RTA_GATEWAY:
-			r.Via = address(v)
 		case unix.RTA_OIF:
 			r.Device = int(number(v))
 		}

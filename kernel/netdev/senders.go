@@ -98,7 +98,7 @@ func parseSender(b []byte) (s Sender, ok bool, err error) {
 	}
 	ne := binary.NativeEndian
 	s.Cookie = uint64(ne.Uint32(b[diagCookie:])) | uint64(ne.Uint32(b[diagCookie+4:]))<<32
-	err = eachAttr(b[sizeofDiag:], func(typ uint16, v []byte) error {
+	err = EachAttr(b[sizeofDiag:], func(typ uint16, v []byte) error {
 		switch {
 		case typ == diagCgroup && len(v) >= 8:
 			s.Cgroup = ne.Uint64(v)

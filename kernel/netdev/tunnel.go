@@ -68,7 +68,7 @@ func parseTunnel(msg []byte) (t Tunnel, ok bool, err error) {
 	var data []byte
 	err = eachAt(msg[unix.SizeofIfInfomsg:], func(v []byte) { data = v }, unix.IFLA_LINKINFO, unix.IFLA_INFO_DATA)
 	if err == nil {
-		err = eachAttr(data, read)
+		err = EachAttr(data, read)
 	}
 	return t, err == nil, err
 }

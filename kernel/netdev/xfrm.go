@@ -11,15 +11,14 @@ import (
 
 // Policy is an IPsec policy (xfrm) for packets that are sent, received or forwarded.
 type Policy struct {
-	Direction      Direction
-	From, To       netip.Prefix // which packets match
-	Protocol       uint8        // 0: any
-	FromPort       PortMask
-	ToPort         PortMask
-	Device         int    // 0: any
-	Mark, MarkMask uint32 // of the packets: those with Mark under MarkMask
-	Block          bool   // they are dropped
-	Transforms     bool   // they are encrypted, authenticated or the like; else they pass as they are
+	Direction  Direction
+	From, To   netip.Prefix // which packets match
+	Protocol   uint8        // 0: any
+	FromPort   PortMask
+	ToPort     PortMask
+	Device     int  // 0: any
+	Block      bool // they are dropped
+	Transforms bool // they are encrypted, authenticated or the like; else they pass as they are
 }
 
 // PortMask matches ports that equal Port under Mask.
@@ -69,12 +68,9 @@ func parsePolicy(msg []byte) (p Policy, ok bool, err error) {
 		Device:    int(int32(ne.Uint32(msg[family+8:]))),
 		Block:     msg[action] != 0, // XFRM_POLICY_ALLOW
 	}
-	err = eachAttr(msg[nl.SizeofXfrmUserpolicyInfo:], func(typ uint16, v []byte) error {
-		switch {
-		case typ == uint16(nl.XFRMA_TMPL):
+	err = EachAttr(msg[nl.SizeofXfrmUserpolicyInfo:], func(typ uint16, v []byte) error {
+		if typ == uint16(nl.XFRMA_TMPL) {
 			p.Transforms = len(v) > 0
-		case typ == uint16(nl.XFRMA_MARK) && len(v) >= nl.SizeofXfrmMark:
-			p.Mark, p.MarkMask = ne.Uint32(v), ne.Uint32(v[4:])
 		}
 		return nil
 	})

@@ -40,11 +40,11 @@ func ParseCeiling(b []byte) (Ceiling, error) {
 	ceil, _ := htbWord(m.options, htbOptCeil)
 	burst, _ := htbWord(m.options, htbOptCBuffer)
 	c.Ceil, c.Burst = 8*uint64(ceil), time.Duration(burst)*tick
-	attrs, err := attributes(b[nl.SizeofTcMsg:])
-	for _, a := range attrs {
-		if a.typ == nl.TCA_XSTATS && len(a.value) >= 20 { // struct tc_htb_xstats: lends, borrows, giants, tokens, ctokens
-			c.Saved = time.Duration(int32(binary.NativeEndian.Uint32(a.value[16:]))) * tick
+	err = netdev.EachAttr(b[nl.SizeofTcMsg:], func(typ uint16, v []byte) error {
+		if typ == nl.TCA_XSTATS && len(v) >= 20 { // struct tc_htb_xstats: lends, borrows, giants, tokens, ctokens
+			c.Saved = time.Duration(int32(binary.NativeEndian.Uint32(v[16:]))) * tick
 		}
-	}
+		return nil
+	})
 	return c, err
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 // Parents with a meaning of their own (linux/pkt_sched.h).
@@ -18,39 +20,19 @@ const (
 	ingressParent = 0xfffffff1 // TC_H_INGRESS, also that of clsact
 )
 
-// attribute is one that a message has.
-type attribute struct {
-	typ   uint16 // without NLA_F_NESTED
-	value []byte
-}
-
-// attributes reads consecutive attributes.
-func attributes(b []byte) ([]attribute, error) {
-	ne := binary.NativeEndian
-	var out []attribute
-	for len(b) >= unix.SizeofRtAttr {
-		n := int(ne.Uint16(b))
-		if n < unix.SizeofRtAttr || n > len(b) {
-			return nil, fmt.Errorf("attribute of %d bytes where %d are left", n, len(b))
-		}
-		out = append(out, attribute{ne.Uint16(b[2:]) &^ unix.NLA_F_NESTED, b[unix.SizeofRtAttr:n]})
-		b = b[min((n+3)&^3, len(b)):]
-	}
-	return out, nil
-}
-
 // valueOf returns the value of the first attribute of a type that has at least size bytes; nil:
 // there is none.
-func valueOf(options []byte, typ uint16, size int) []byte {
-	attrs, err := attributes(options)
+func valueOf(options []byte, typ uint16, size int) (value []byte) {
+	err := netdev.EachAttr(options, func(t uint16, v []byte) error {
+		if value == nil && t == typ && len(v) >= size {
+			value = v
+		}
+		return nil
+	})
 	if err != nil {
 		return nil
 	}
-	i := slices.IndexFunc(attrs, func(a attribute) bool { return a.typ == typ && len(a.value) >= size })
-	if i < 0 {
-		return nil
-	}
-	return attrs[i].value
+	return value
 }
 
 // message is one qdisc, class or filter of a device, as rtnetlink has it.
@@ -134,22 +116,17 @@ func parse(b []byte) (message, int, error) {
 	ne := binary.NativeEndian
 	m := message{handle: ne.Uint32(b[8:]), parent: ne.Uint32(b[12:]), info: ne.Uint32(b[16:])}
 	index := int(int32(ne.Uint32(b[4:])))
-	attrs, err := attributes(b[nl.SizeofTcMsg:])
-	if err != nil {
-		return message{}, 0, fmt.Errorf("qdisc message: %w", err)
-	}
-	for _, a := range attrs {
-		switch a.typ {
+	err := netdev.EachAttr(b[nl.SizeofTcMsg:], func(typ uint16, v []byte) error {
+		switch typ {
 		case nl.TCA_KIND:
-			name, _, _ := bytes.Cut(a.value, []byte{0})
-			m.kind = string(name)
+			m.kind = unix.ByteSliceToString(v)
 		case nl.TCA_OPTIONS:
-			m.options = append([]byte{}, a.value...)
+			m.options = append([]byte{}, v...)
 		case nl.TCA_STATS2:
-			m.stats.read(a.value)
+			return m.stats.read(v)
 		case nl.TCA_XSTATS:
-			if len(a.value) >= xstatsHTBBorrows+4 && m.kind == string(KindHTB) {
-				m.stats.Borrowed = uint64(ne.Uint32(a.value[xstatsHTBBorrows:]))
+			if len(v) >= xstatsHTBBorrows+4 && m.kind == string(KindHTB) {
+				m.stats.Borrowed = uint64(ne.Uint32(v[xstatsHTBBorrows:]))
 			}
 		case nl.TCA_STAB:
 			m.keep = "it has a size table"
@@ -158,34 +135,34 @@ func parse(b []byte) (message, int, error) {
 		case tcaIngressBlock, tcaEgressBlock:
 			m.keep = sharesBlock
 		case tcaHWOffload:
-			if len(a.value) > 0 && a.value[0] != 0 {
+			if len(v) > 0 && v[0] != 0 {
 				m.keep = "it runs in the device's hardware"
 			}
 		}
+		return nil
+	})
+	if err != nil {
+		return message{}, 0, fmt.Errorf("qdisc message: %w", err)
 	}
 	return m, index, nil
 }
 
-func (s *Stats) read(b []byte) {
-	attrs, err := attributes(b)
-	if err != nil {
-		return
-	}
+func (s *Stats) read(b []byte) error {
 	ne := binary.NativeEndian
-	for _, a := range attrs {
-		v := a.value
+	return netdev.EachAttr(b, func(typ uint16, v []byte) error {
 		switch {
-		case a.typ == statsBasic && len(v) >= 12:
+		case typ == statsBasic && len(v) >= 12:
 			s.Bytes = ne.Uint64(v)
 			s.Packets = max(s.Packets, uint64(ne.Uint32(v[8:])))
-		case a.typ == statsPkt64 && len(v) >= 8:
+		case typ == statsPkt64 && len(v) >= 8:
 			s.Packets = ne.Uint64(v)
-		case a.typ == statsQueue && len(v) >= 20:
+		case typ == statsQueue && len(v) >= 20:
 			// struct gnet_stats_queue: qlen, backlog, drops, requeues, overlimits.
 			s.Queued, s.Backlog, s.Drops = uint64(ne.Uint32(v)), uint64(ne.Uint32(v[4:])), uint64(ne.Uint32(v[8:]))
 			s.Overlimits = uint64(ne.Uint32(v[16:]))
 		}
-	}
+		return nil
+	})
 }
 
 // Options of HTB and HFSC (linux/pkt_sched.h).
@@ -244,9 +221,6 @@ func (c Class) options(kind Kind) []byte {
 	}
 	return b
 }
-
-// prio reads the Prio of an HTB class.
-func prio(options []byte) (uint32, bool) { return htbWord(options, htbOptPrio) }
 
 // lowered reports whether a class of HTB gets a lower ceil. The kernel shows all rates above 32
 // bits of bytes/s as the same.

@@ -297,7 +297,7 @@ func (d *Device) Late(classes []Class) ([]uint16, error) {
 	var changed, late []uint16
 	for _, c := range classes {
 		old, there := have[c.Minor]
-		if prio, known := prio(old.options); there && known && prio != c.HTB.Prio {
+		if prio, known := htbWord(old.options, htbOptPrio); there && known && prio != c.HTB.Prio {
 			changed = append(changed, c.Minor)
 		}
 	}
@@ -332,14 +332,15 @@ func (d *Device) Stats(kind Kind) (map[uint16]Stats, error) {
 	return out, nil
 }
 
-// RootStats reads the counters of the root qdisc, whoever made it; all are 0 where the kernel shows
+// RootStats reads the counters of a device's root qdisc, whoever made it; all are 0 where the kernel shows
 // none. It notifies nobody. Errors: journal.ErrGone.
-func (d *Device) RootStats() (Stats, error) {
-	list, err := d.qdiscs() // a request for the root qdisc alone would notify all listeners
-	if err != nil {
-		return Stats{}, d.wrap("list qdiscs", err)
-	}
-	return under(rootParent, list).stats, nil
+func RootStats(ns *netdev.NS, index int) (s Stats, err error) {
+	err = root{ns, index}.do("list qdiscs", func(d *Device) error {
+		list, err := d.qdiscs() // a request for the root qdisc alone would notify all listeners
+		s = under(rootParent, list).stats
+		return err
+	})
+	return s, err
 }
 
 // classes lists the classes of our root, and the qdiscs below them.

@@ -220,7 +220,7 @@ func TestClassByPriority(t *testing.T) {
 	if n := after[qdisc.MinorDefault].Packets - before[qdisc.MinorDefault].Packets; n < 28 || n > 32 { // and those of the protocols
 		t.Errorf("the default has sent %d packets, want 28", n)
 	}
-	if st, err := d.RootStats(); err != nil || st.Packets < 31 || st.Backlog != 0 {
+	if st, err := qdisc.RootStats(w.ns, w.index); err != nil || st.Packets < 31 || st.Backlog != 0 {
 		t.Errorf("the root: %+v, %v; want 31 packets", st, err)
 	}
 	if after[5].Bytes-before[5].Bytes != 3*142 || after[5].Queued != 0 || after[5].Drops != 0 {

@@ -155,17 +155,17 @@ func (n node) told() []byte {
 
 // edit changes an attribute, of at least size bytes, in a copy of some options.
 func edit(options []byte, typ uint16, size int, how func([]byte)) []byte {
-	attrs, err := attributes(options)
-	if err != nil {
-		return options
-	}
 	var out []byte
-	for _, a := range attrs {
-		v := append([]byte{}, a.value...)
-		if a.typ == typ && len(v) >= size {
+	err := netdev.EachAttr(options, func(t uint16, value []byte) error {
+		v := bytes.Clone(value)
+		if t == typ && len(v) >= size {
 			how(v)
 		}
-		out = append(out, nl.NewRtAttr(int(a.typ), v).Serialize()...)
+		out = append(out, nl.NewRtAttr(int(t), v).Serialize()...)
+		return nil
+	})
+	if err != nil {
+		return options
 	}
 	return out
 }

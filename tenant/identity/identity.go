@@ -63,7 +63,7 @@ const cgroupsMost = 256
 // Of describes a container: its tenant, its devices with their host ends, and its
 // cgroups. If reading the cgroups fails, the Member has those read so far.
 func Of(c container.Container) (Member, error) {
-	m := Member{ID: c.ID, Tenant: TenantOf(c), HostNetwork: c.HostNetwork}
+	m := Member{ID: c.ID, Tenant: c.TenantKey(), HostNetwork: c.HostNetwork}
 	for _, dev := range c.Interfaces {
 		m.Devices = append(m.Devices, Device{Netns: c.NetNS, Ifindex: dev.Index})
 		if dev.Host.NetNS != 0 {

@@ -283,7 +283,7 @@ func TestHome(t *testing.T) {
 	must(t, err)
 	t.Cleanup(func() { i.Close() })
 	for _, c := range []container.Container{{ID: 1, NetNS: 40}, {ID: 1, NetNS: 41}, {ID: 2, NetNS: 41}, {ID: 3, NetNS: 10, HostNetwork: true}} {
-		_, err := i.Tell("a", Member{ID: c.ID, Tenant: TenantOf(c)})
+		_, err := i.Tell("a", Member{ID: c.ID, Tenant: c.TenantKey()})
 		must(t, err)
 	}
 	check := func(when string, want ...uint64) {

@@ -33,9 +33,6 @@ var ErrFull = errors.New("every slot for network tenants is taken")
 // Tenant identifies a tenant.
 type Tenant = container.TenantKey
 
-// TenantOf returns the tenant of a container: see container.Container.TenantKey.
-func TenantOf(c container.Container) Tenant { return c.TenantKey() }
-
 // Allocator allocates slots: the lowest free one, as the paper's manager does, except
 // during its Quarantine. It is safe for concurrent use.
 type Allocator struct {

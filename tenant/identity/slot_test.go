@@ -85,8 +85,8 @@ func TestOf(t *testing.T) {
 		{container.Container{ID: 6, NetNS: 77}, Tenant{NetNS: 77}},
 		{container.Container{ID: 7, NetNS: 1, HostNetwork: true}, Tenant{Container: 7}},
 	} {
-		if got := TenantOf(tt.c); got != tt.want {
-			t.Errorf("TenantOf(%+v) = %+v, want %+v", tt.c, got, tt.want)
+		if got := tt.c.TenantKey(); got != tt.want {
+			t.Errorf("TenantKey(%+v) = %+v, want %+v", tt.c, got, tt.want)
 		}
 	}
 }

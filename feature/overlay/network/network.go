@@ -184,11 +184,8 @@ func find(h Host, s, own Space, t netdev.Tunnel) Network {
 	if n.Bridge != 0 {
 		taken(s, master, refuse)
 	}
-	for _, err := range unread {
-		if err != nil {
-			refuse(Unread, "not all could be read: %v", err)
-			break
-		}
+	if err := cmp.Or(unread...); err != nil {
+		refuse(Unread, "not all could be read: %v", err)
 	}
 	return n
 }

@@ -99,7 +99,7 @@ func TestRefused(t *testing.T) {
 	policy := func(change func(*netdev.Policy)) func(*Host, *Space, *netdev.Tunnel) {
 		return func(h *Host, _ *Space, _ *netdev.Tunnel) {
 			p := netdev.Policy{
-				Direction: netdev.Out, Transforms: true, Protocol: 17, Mark: 0xD0C4E3, MarkMask: 0xffffffff,
+				Direction: netdev.Out, Transforms: true, Protocol: 17,
 				From: netip.MustParsePrefix("192.0.2.1/32"), To: netip.MustParsePrefix("192.0.2.2/32"), ToPort: netdev.PortMask{Port: 4789, Mask: 0xffff},
 			}
 			change(&p)

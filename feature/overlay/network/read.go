@@ -35,8 +35,7 @@ type Reader struct {
 // decided.
 func (r Reader) Read(list []container.End) (Host, error) {
 	h := Host{Own: r.Own.Inode(), Ends: list}
-	policies, err := r.Own.Policies(mostPolicies)
-	h.Policies, h.Partly = policies, err
+	h.Policies, h.Partly = r.Own.Policies(mostPolicies)
 	ways := make(map[way][]int)
 	own, err := r.space(r.Own, r.Path, ways)
 	if err != nil {

@@ -119,13 +119,9 @@ func policyText(p netdev.Policy) string {
 	if p.Block {
 		does = "a policy of IPsec that drops"
 	}
-	direction := "to"
+	direction, peer := "to", p.To
 	if p.Direction == netdev.In {
-		direction = "from"
-	}
-	peer := p.To
-	if p.Direction == netdev.In {
-		peer = p.From
+		direction, peer = "from", p.From
 	}
 	return fmt.Sprintf("%s (ip xfrm policy, %s %s)", does, direction, peer)
 }

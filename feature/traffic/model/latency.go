@@ -22,17 +22,16 @@ func after(c qdisc.Curve, t time.Duration) float64 {
 // The paper's formulas (1) and (2) are wrong as they are printed: the time that is lost is that of
 // the largest packet of *anybody* at the rate of the *link*, not of an own one at the own rate,
 // which gives 20 ms - 120 ms in the paper's own example; and r·L is 250 bytes there, less than one
-// packet. With sigma the burst, Lmax the largest packet (lmax, in bytes), R the link and D0 what
-// waits below:
+// packet. With sigma the burst, Lmax the largest packet (lmax, in bytes) and R the link:
 //
-//	d  = L - Lmax/R - D0
+//	d  = L - Lmax/R
 //	m1 = max(r, sigma/d)
 //	m2 = r
 func realTime(l Link, lmax int, rate uint64, burst int, latency time.Duration) (qdisc.Curve, bool) {
 	if latency == 0 {
 		return qdisc.Curve{M1: rate, M2: rate}, true
 	}
-	d := latency - wire(lmax, l.Rate) - l.Below
+	d := latency - wire(lmax, l.Rate)
 	if d <= 0 {
 		return qdisc.Curve{}, false
 	}
@@ -55,21 +54,13 @@ func wire(bytes int, rate uint64) time.Duration {
 	return time.Duration(muldiv(uint64(bytes)*8, uint64(time.Second), rate) + 1)
 }
 
-// burstOf returns how much of a tenant must leave within its latency.
-func burstOf(l Link, t Tenant) int {
-	if t.Burst == 0 {
-		return l.MTU
-	}
-	return t.Burst
-}
-
 // feasible reports whether all latencies can be kept at once: the curves of all classes, which wake
 // at the same moment, never promise more than the link carries. ts and classes are in the same
 // order.
 func feasible(l Link, ts []Tenant, classes []Class) error {
 	var curves []qdisc.Curve
 	for i, t := range ts {
-		c, ok := realTime(l, l.largest(t), promised(t, classes[i]), burstOf(l, t), t.Latency)
+		c, ok := realTime(l, l.largest(t), promised(t, classes[i]), l.MTU, t.Latency)
 		if !ok {
 			return tooShort(l, t)
 		}
@@ -83,10 +74,9 @@ func feasible(l Link, ts []Tenant, classes []Class) error {
 	// the one with the greatest need is named.
 	last, greedy := -1, -1
 	for i, c := range curves {
-		if c.D == 0 {
-			continue
+		if c.D > 0 {
+			last = i
 		}
-		last = i
 	}
 	for i, c := range curves {
 		if i != last && c.D > 0 && (greedy < 0 || c.M1 > curves[greedy].M1) {
@@ -144,7 +134,7 @@ func crossing(l Link, curves []qdisc.Curve) (time.Duration, float64) {
 func leastLatency(l Link, t Tenant, rate uint64, curves []qdisc.Curve, i int) (time.Duration, bool) {
 	const step, longest = 10 * time.Microsecond, 10 * time.Second
 	fits := func(latency time.Duration) bool {
-		c, ok := realTime(l, l.largest(t), rate, burstOf(l, t), latency)
+		c, ok := realTime(l, l.largest(t), rate, l.MTU, latency)
 		if !ok {
 			return false
 		}
@@ -171,17 +161,14 @@ func leastLatency(l Link, t Tenant, rate uint64, curves []qdisc.Curve, i int) (t
 // burst.
 func tooShort(l Link, t Tenant) error {
 	lmax := l.largest(t)
-	lost := wire(lmax, l.Rate) + l.Below
-	own := wire(burstOf(l, t), l.Rate)
+	lost := wire(lmax, l.Rate)
+	own := wire(l.MTU, l.Rate)
 	r := &Refusal{Slot: t.Slot, Key: "latency", err: ErrInfeasible,
-		Reason: fmt.Sprintf("a packet of any other container, which has up to %d bytes, takes %s on the %s link", lmax, wire(lmax, l.Rate).Round(time.Microsecond), policy.FormatRate(l.Rate)),
+		Reason: fmt.Sprintf("a packet of any other container, which has up to %d bytes, takes %s on the %s link", lmax, lost.Round(time.Microsecond), policy.FormatRate(l.Rate)),
 		Mend:   fmt.Sprintf("a latency of at least %s", roundUp(lost+own)),
 	}
-	if l.Below > 0 {
-		r.Reason += fmt.Sprintf(", and %s pass below the shaper", l.Below)
-	}
 	if lost < t.Latency {
-		r.Reason += fmt.Sprintf(", and its own %d bytes take %s", burstOf(l, t), own.Round(time.Microsecond))
+		r.Reason += fmt.Sprintf(", and its own %d bytes take %s", l.MTU, own.Round(time.Microsecond))
 	}
 	return r
 }

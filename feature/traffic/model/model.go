@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
-	"time"
 
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
@@ -30,8 +29,6 @@ type Link struct {
 	MaxPacket int
 	// Splits: the shaper can split packets of a class into frames.
 	Splits bool
-	// Below is the longest wait after the shaper, as in the device's ring.
-	Below time.Duration
 	// HFSC: the shaper is HFSC, not HTB.
 	HFSC bool
 	// Received: packets have passed the link before they are shaped.
@@ -45,9 +42,6 @@ type Tenant struct {
 	policy.Net
 	// Bare: only the cgroup tree reports it; see maxBare.
 	Bare bool
-	// Burst is how much it may send at once and have all of it leave within Latency, in bytes; 0 is
-	// one full frame.
-	Burst int
 }
 
 // Class is what one tenant gets. identity.Nobody has the default class, for the host's own packets
@@ -70,10 +64,6 @@ type Plan struct {
 	Top     qdisc.HFSC // the same for HFSC
 	Classes []Class    // by Slot; the first is that of identity.Nobody
 
-	// The paper's B_s, B_d, W_s and W_d: what is promised as rates, what is divided by weight, and
-	// the weights of both kinds, in thousandths.
-	Static, Dynamic             uint64
-	StaticWeight, DynamicWeight uint64
 	// PerWeight is the bandwidth of one unit of weight, bit/s.
 	PerWeight uint64
 	// Split is the Class.Split of the classes that have one; 0: every latency is kept without
@@ -116,7 +106,7 @@ func Compute(l Link, tenants []Tenant) (Plan, error) {
 	if l.MaxPacket == 0 {
 		l.MaxPacket = l.MTU
 	}
-	if l.Rate > 0 && l.Rate < minShare || l.MTU <= 0 || l.MaxPacket < l.MTU || l.Below < 0 {
+	if l.Rate > 0 && l.Rate < minShare || l.MTU <= 0 || l.MaxPacket < l.MTU {
 		return Plan{}, fmt.Errorf("divide link %q: impossible link: rate %d bit/s, mtu %d, largest packet %d", l.Name, l.Rate, l.MTU, l.MaxPacket)
 	}
 	if l.Rate == 0 {
@@ -133,16 +123,11 @@ func Compute(l Link, tenants []Tenant) (Plan, error) {
 // share assigns each tenant its class; most is the limit of all promises, bit/s.
 func (p Plan) share(ts []Tenant, most uint64) (_ Plan, err error) {
 	l := p.Link
+	static := uint64(0) // the paper's B_s: what is promised as rates; the rest is its B_d
 	for _, t := range ts {
-		p.Static += t.Rate
-		if t.weighted() {
-			p.DynamicWeight += uint64(t.Weight) * unit
-		}
+		static += t.Rate
 	}
-	if p.Static < most {
-		p.Dynamic = most - p.Static
-	}
-	shares := divide(p.Dynamic, ts)
+	shares := divide(most-min(static, most), ts)
 	// The bandwidth of a unit of weight, from a share that no ceil limits: that of the default
 	// class, which has none.
 	p.PerWeight = max(shares[0]/defaultWeight, minShare)
@@ -154,7 +139,6 @@ func (p Plan) share(ts []Tenant, most uint64) (_ Plan, err error) {
 		}
 		if !t.weighted() {
 			c.Weight = max(muldiv(t.Rate, unit, p.PerWeight), 1)
-			p.StaticWeight += c.Weight
 		}
 		p.Classes = append(p.Classes, c)
 	}

@@ -95,15 +95,12 @@ func TestDivide(t *testing.T) {
 func TestSums(t *testing.T) {
 	p := compute(t, link(gbit),
 		tenant(1, policy.Net{Weight: 3}), tenant(2, policy.Net{Rate: 100 * mbit}), tenant(3, policy.Net{Rate: 50 * mbit}))
-	if p.Static != 150*mbit || p.Dynamic != 800*mbit {
-		t.Errorf("B_s %d, B_d %d, want 150 and 800 Mbit/s", p.Static, p.Dynamic)
-	}
 	// W_d is 1 for the default class and 3: 200 Mbit/s for each unit.
-	if p.DynamicWeight != 4*unit || p.PerWeight != 200*mbit {
-		t.Errorf("W_d %d, %d bit/s for each", p.DynamicWeight, p.PerWeight)
+	if p.PerWeight != 200*mbit {
+		t.Errorf("%d bit/s for each weight", p.PerWeight)
 	}
-	if a, b := p.Classes[2].Weight, p.Classes[3].Weight; a != unit/2 || b != unit/4 || p.StaticWeight != a+b {
-		t.Errorf("weights of the rates %d and %d, W_s %d; want 500, 250, 750", a, b, p.StaticWeight)
+	if a, b := p.Classes[2].Weight, p.Classes[3].Weight; a != unit/2 || b != unit/4 {
+		t.Errorf("weights of the rates %d and %d, want 500, 250", a, b)
 	}
 	if p.Classes[0].Slot != identity.Nobody || p.Classes[0].Ceil != gbit {
 		t.Errorf("everybody else: %+v", p.Classes[0])
@@ -307,7 +304,6 @@ func TestRealTime(t *testing.T) {
 		{"2 ms at 1 Gbit/s beside super-packets", link(gbit), mbit, 1500, 2 * time.Millisecond, qdisc.Curve{M1: 8_132_000, D: 1476 * time.Microsecond, M2: mbit}, true},
 		{"500 us there", link(gbit), mbit, 1500, 500 * time.Microsecond, qdisc.Curve{}, false},
 		{"500 us without super-packets", Link{Rate: gbit, MTU: 1514, MaxPacket: 1514}, mbit, 1500, 500 * time.Microsecond, qdisc.Curve{M1: 24_596_000, D: 488 * time.Microsecond, M2: mbit}, true},
-		{"a ring below", Link{Rate: gbit, MTU: 1514, MaxPacket: 1514, Below: time.Millisecond}, mbit, 1500, 500 * time.Microsecond, qdisc.Curve{}, false},
 		{"a rate that is enough", link(gbit), 100 * mbit, 1500, 2 * time.Millisecond, qdisc.Curve{M1: 100 * mbit, D: 0, M2: 100 * mbit}, true},
 		{"none asked for", link(gbit), mbit, 1500, 0, qdisc.Curve{M1: mbit, D: 0, M2: mbit}, true},
 	} {

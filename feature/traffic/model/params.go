@@ -29,11 +29,11 @@ func (p *Plan) parameters(ts []Tenant) {
 			Quantum: quantum(c.Weight), Prio: uint32(c.Level),
 		}
 		if ts[i].urgent(p.Link) {
-			c.HTB.Burst = uint32(ownBurst(p.Link, ts[i]))
+			c.HTB.Burst = uint32(ownBurst(p.Link))
 		}
 		// Each leaf has a real-time curve, or it would starve behind those that have one. feasible
 		// has admitted this curve.
-		c.HFSC.RealTime, _ = realTime(p.Link, p.Link.largest(ts[i]), promised(ts[i], *c), burstOf(p.Link, ts[i]), ts[i].Latency)
+		c.HFSC.RealTime, _ = realTime(p.Link, p.Link.largest(ts[i]), promised(ts[i], *c), p.Link.MTU, ts[i].Latency)
 		share := max(muldiv(c.Weight, p.PerWeight, unit), minShare)
 		c.HFSC.LinkShare = qdisc.Curve{M1: share, M2: share}
 		if c.Ceil < rate { // an upper limit on every class would defeat the sharing

@@ -14,7 +14,7 @@ import (
 // others like it may send: each its burst and one packet more, as HTB looks at what is left of a
 // burst before it sends and not after, and from then on its guaranteed rate:
 //
-//	delay_i = (Lmax + sigma_i + sum_j (sigma_j + Lmax)) / (R - sum_j r_j) + D0
+//	delay_i = (Lmax + sigma_i + sum_j (sigma_j + Lmax)) / (R - sum_j r_j)
 //
 // with j over the other tenants with a latency, and the rest as in realTime. Unlike a curve of
 // HFSC, the first place is all or nothing: such a tenant also comes first for idle bandwidth.
@@ -40,20 +40,20 @@ func inTurn(l Link, ts []Tenant, classes []Class) error {
 // turn returns the longest wait of a packet of tenant i.
 func turn(l Link, ts []Tenant, classes []Class, i int) time.Duration {
 	lmax := l.largest(ts[i])
-	bytes, rate := uint64(lmax+burstOf(l, ts[i])), l.Rate
+	bytes, rate := uint64(lmax+l.MTU), l.Rate
 	for j, t := range ts {
 		if j != i && t.Latency > 0 {
-			bytes += uint64(ownBurst(l, t)) + uint64(lmax)
+			bytes += uint64(ownBurst(l) + lmax)
 			rate -= min(classes[j].Guaranteed, rate-1)
 		}
 	}
 	const longest = 1000 * time.Hour
-	return time.Duration(min(muldiv(bytes*8, uint64(time.Second), rate), uint64(longest))) + 1 + l.Below
+	return time.Duration(min(muldiv(bytes*8, uint64(time.Second), rate), uint64(longest))) + 1
 }
 
 // ownBurst is how much an urgent tenant may send at once. Its savings delay the others like it, so
 // they are no more than it needs.
-func ownBurst(l Link, t Tenant) int { return max(burstOf(l, t), 2*l.MTU) }
+func ownBurst(l Link) int { return 2 * l.MTU }
 
 // tooLate refuses tenant i, which would wait for longer than its latency.
 func tooLate(l Link, ts []Tenant, classes []Class, i int, need time.Duration) error {
