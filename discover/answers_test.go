@@ -323,7 +323,7 @@ func TestEnginePods(t *testing.T) {
 // an engine that starts one holds back the answer to an inspection.
 func TestEngineCreated(t *testing.T) {
 	e := newFakeEngine(t, nil, map[string]any{"sha256:i": imageOf(map[string]string{"of": "image"})})
-	labels := map[string]string{"own": "x", "of": "image"}
+	labels := map[string]string{"fairlead.own": "x", "of": "image"}
 	e.answers[`/containers/json {"id":{"web":true}}`] = []any{map[string]any{
 		"Id": "web", "Names": []string{"/web"}, "Image": "i:latest", "ImageID": "sha256:i", "Labels": labels,
 	}}
@@ -334,7 +334,7 @@ func TestEngineCreated(t *testing.T) {
 		case <-t.Context().Done():
 		}
 	})
-	want := Record{Name: "web", RuntimeID: "web", Image: "i:latest", Labels: map[string]string{"own": "x"}, ImageLabels: map[string]string{"of": "image"}}
+	want := Record{Name: "web", RuntimeID: "web", Image: "i:latest", Labels: map[string]string{"fairlead.own": "x"}, ImageLabels: map[string]string{"of": "image"}}
 	event := func(action string, running, created []Record) {
 		t.Helper()
 		e.mu.Lock()

@@ -149,11 +149,24 @@ func (c connection) created(ctx context.Context, id string) (Record, bool, error
 		return Record{}, false, nil // only an inspection tells the cgroup of a pod
 	}
 	item := list.Items[0]
+	if !asks(item.Labels) {
+		return Record{}, false, nil // it can wait for its start, which tells all
+	}
 	var got client.ContainerInspectResult
 	ct := &got.Container
 	ct.ID, ct.Name, ct.Image, ct.ImageManifestDescriptor = item.ID, item.Names[0], item.ImageID, item.ImageManifestDescriptor
 	rec, lack := c.record(ctx, got, item.Image, item.Labels)
 	return rec, lack == nil, nil
+}
+
+// asks reports whether one of the labels may be policy.
+func asks(labels map[string]string) bool {
+	for key := range labels {
+		if strings.HasPrefix(key, "fairlead.") {
+			return true
+		}
+	}
+	return false
 }
 
 // record is what an engine says of a container, without its process. The error is what it lacks.

@@ -221,13 +221,13 @@ func (r *roster) note(got answer) bool {
 	return true
 }
 
-// end records that a container has ended. If it stays, it waits for its next start.
+// end records that a container has ended. One that stays and has policy waits for its next start.
 func (r *roster) end(key string, stays bool) {
 	news := r.drop(key) // the answer would be out of date
 	// An event may be older than a list, and the container may have been restarted since.
 	if rec, known := r.records[key]; known && (rec.PID == 0 && !stays || rec.PID > 0 && unix.Kill(rec.PID, 0) != nil) {
 		delete(r.records, key)
-		if rec.PID = 0; stays {
+		if rec.PID = 0; stays && (asks(rec.Labels) || asks(rec.ImageLabels)) {
 			r.records[key] = rec
 		}
 		news = true

@@ -197,8 +197,8 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			addressed := slices.ContainsFunc(got.Interfaces, func(i container.Interface) bool { return len(i.Addrs) > 0 })
 			bare := r.early[got.Cgroup.V2] != 0 && !got.HostNetwork && !addressed
 			r.live[id] = &entry{claim: c, container: got, look: look, bare: bare}
-			if known && e.bare && !bare {
-				r.nets.known[got.NetNS].hold = minHold // those looks were at what the runtime did
+			if net := r.nets.known[got.NetNS]; net != nil && known && e.bare && !bare {
+				net.hold = minHold // those looks were at what the runtime did
 			}
 			if wait, changed := r.nets.changed(got.NetNS, look); changed {
 				soon(wait)

@@ -201,14 +201,6 @@ func (h *host) limited() (box *sandbox.Box, c container.Container, got *load.Boa
 	return box, c, h.take(near)
 }
 
-// gets reports whether all packets of a container reach its neighbour.
-func (h *host) gets(box *sandbox.Box, got *load.Board) bool {
-	h.t.Helper()
-	was := got.Read()
-	sent := h.send(box, "10.66.0.3:9000")
-	return h.through(got, was, sent) >= sent
-}
-
 // passed returns the packets of a container that passed its egress queue, by the index of its
 // veth's end in a box; 0 without a queue.
 func (h *host) passed(at *sandbox.Box, veth int) uint64 {

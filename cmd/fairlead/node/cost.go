@@ -74,13 +74,16 @@ func listener(ctx context.Context, socket string) (pid int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	var cred *unix.Ucred
-	if control := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); control != nil || err != nil {
-		return 0, fmt.Errorf("find the agent at %s: %w", socket, errors.Join(control, err))
+	control := raw.Control(func(fd uintptr) {
+		var cred *unix.Ucred
+		if cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(cred.Pid)
+		}
+	})
+	if err = errors.Join(control, err); err != nil {
+		return 0, fmt.Errorf("find the agent at %s: %w", socket, err)
 	}
-	return int(cred.Pid), nil
+	return pid, nil
 }
 
 func process(proc string, pid int) (procfs.ProcStat, error) {
