@@ -26,8 +26,8 @@ type Cost struct {
 }
 
 // Costs has the kernel time the runs of all programs for a window (BPF_ENABLE_STATS), and returns
-// what those of fairlead took, the dearest first. A run of any program costs some 50 ns more
-// meanwhile. It needs CAP_SYS_ADMIN.
+// what those of fairlead took, the dearest first. Meanwhile each run of any program reads the clock
+// twice more. It needs CAP_SYS_ADMIN.
 func Costs(ctx context.Context, window time.Duration) ([]Cost, error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
