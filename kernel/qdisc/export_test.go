@@ -15,6 +15,9 @@ func FilterHooks(find *netdev.Finder, j *journal.Journal) *Hooks {
 	return &Hooks{journal: j, find: find, filters: true, held: make(map[journal.Ref]*Attachment)}
 }
 
+// Die closes the link as the end of the process would.
+func (a *Attachment) Die() error { return a.link.Close() }
+
 // Count returns the counters of a class that splits its packets, or not, with drops below it.
 func Count(class Stats, split int, drops uint64) Stats {
 	return leaf{split: split, drops: drops}.count(class)

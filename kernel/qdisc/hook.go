@@ -321,8 +321,12 @@ func (a *Attachment) Close() error {
 	a.hooks.mu.Lock()
 	if a.link != nil {
 		defer a.hooks.mu.Unlock()
+		if _, ok := a.hooks.linked[a.id]; !ok {
+			return nil // closed before
+		}
 		delete(a.hooks.linked, a.id)
-		return a.link.Close()
+		// Closing alone detaches only once nobody else, such as bpftool, has the link open.
+		return errors.Join(a.link.Detach(), a.link.Close())
 	}
 	defer a.forget()
 	if a.hooks.held[a.ref] == a {

@@ -174,6 +174,9 @@ func TestHooks(t *testing.T) {
 			h.forget()
 			h.want("with one that drops what is received", false)
 			must(t, other.Hold())
+			open, err := qdisc.Inherit(h.hooks.Left()) // as bpftool has links open while it lists them
+			must(t, err)
+			defer open.Close()
 			must(t, other.Close())
 			must(t, other.Close())
 			h.want("in the end", true)

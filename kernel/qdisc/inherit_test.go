@@ -39,8 +39,8 @@ func TestInherit(t *testing.T) {
 	}
 	i, err := qdisc.Inherit(append(left, qdisc.Left{Link: 1 << 30, Name: "gone"}))
 	must(t, err)
-	for _, a := range first { // as its end would
-		must(t, a.Close())
+	for _, a := range first {
+		must(t, a.Die())
 	}
 	h.want("while nobody works", false)
 
