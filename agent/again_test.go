@@ -44,16 +44,16 @@ func TestWorkerIsNotified(t *testing.T) {
 		t.Error("the wait after a failure was cut short")
 	}
 	for range 20 { // each wait after a failure is longer
-		c.advance(w.pace.longest)
+		c.Advance(w.pace.longest)
 		steps(t, w)
 	}
 	f.took()
 	says = nil
-	c.advance(time.Second)
+	c.Advance(time.Second)
 	f.changed(1)
 	steps(t, w)
 	expect(t, f.fake, "apply 1 isolate")
-	c.advance(w.pace.longest)
+	c.Advance(w.pace.longest)
 	steps(t, w)
 	f.took()
 	once := true

@@ -59,7 +59,7 @@ func TestPanicOfOneContainer(t *testing.T) {
 	w.want(targets(target(1, "isolate"), target(2, "isolate")), true)
 	for range 3600 {
 		steps(t, w)
-		c.advance(time.Second)
+		c.Advance(time.Second)
 	}
 	st := w.status(1)
 	if st.State != api.StateError || st.Error != "apply: panic: at odds: this is a bug of fairlead; please report it with the stack in the agent's log" || st.Next.IsZero() {
@@ -84,7 +84,7 @@ func TestPanicOfOneContainer(t *testing.T) {
 		t.Error("after a panic in Remove it is taken for removed")
 	}
 	bad = false
-	c.advance(time.Minute)
+	c.Advance(time.Minute)
 	if steps(t, w); w.has(1) || w.status(2).State != api.StateDone {
 		t.Error("it is not removed once Remove works")
 	}

@@ -41,7 +41,7 @@ func TestGoneIsNoNews(t *testing.T) {
 		f.apply = func(context.Context, policy.Target) error { return c.err }
 		w := newWorker(f, clock.pace(), slog.New(slog.NewTextHandler(&log, nil)), func() {})
 		w.want(targets(target(1, "isolate")), false)
-		for end := clock.Now().Add(c.lasts); clock.Now().Before(end); clock.advance(20 * time.Millisecond) {
+		for end := clock.Now().Add(c.lasts); clock.Now().Before(end); clock.Advance(20 * time.Millisecond) {
 			// Another container in its namespace has ended: it is due at once.
 			w.rows[1].due = clock.Now()
 			if did, _ := w.step(t.Context()); !did {

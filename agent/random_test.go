@@ -80,7 +80,7 @@ func TestWorkerRandom(t *testing.T) {
 			"fail": func(t *rapid.T) { failures += rapid.IntRange(1, 5).Draw(t, "times") },
 			"step": func(t *rapid.T) { w.step(context.Background()) },
 			"wait": func(t *rapid.T) {
-				c.advance(time.Duration(rapid.Int64Range(0, int64(2*time.Minute)).Draw(t, "for")))
+				c.Advance(time.Duration(rapid.Int64Range(0, int64(2*time.Minute)).Draw(t, "for")))
 			},
 		})
 		steps(t, w) // so that no refresh is due when peace begins
@@ -92,7 +92,7 @@ func TestWorkerRandom(t *testing.T) {
 		// What failed is tried again by then; a refresh is not due, which would mend what went
 		// wrong.
 		steps(t, w)
-		c.advance(w.pace.longest + time.Second)
+		c.Advance(w.pace.longest + time.Second)
 		steps(t, w)
 		f.took()
 		want := map[container.ID]policy.NetCPU{}

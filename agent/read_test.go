@@ -134,7 +134,7 @@ func TestAgentWithHungCall(t *testing.T) {
 // A loop that waits for a mutex of Apply's may take as long as it says.
 func TestLoopWithABound(t *testing.T) {
 	r, c, signs := newRig(t), newClock(), 0
-	c.now = time.Now()
+	c.Advance(time.Since(c.Now()))
 	l := &looper{fake: newFake(), loop: feature.Loop{Name: "behind calls", Bound: feature.BehindCalls}}
 	cfg := Config{StateDir: r.state, Log: quiet(), Alive: func() { signs++ }}
 	j := r.journal()
@@ -144,8 +144,8 @@ func TestLoopWithABound(t *testing.T) {
 	for _, want := range []int{1, 2, 2} {
 		a.alive()
 		if signs != want {
-			t.Errorf("%d signs of life after %v, want %d", signs, c.now.Sub(l.loop.Busy()), want)
+			t.Errorf("%d signs of life after %v, want %d", signs, c.Now().Sub(l.loop.Busy()), want)
 		}
-		c.advance(40 * time.Second)
+		c.Advance(40 * time.Second)
 	}
 }

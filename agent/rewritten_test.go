@@ -18,7 +18,7 @@ import (
 )
 
 // rewriteRig is a cgroup of container 1 with files on a disk, which inotify treats alike.
-func rewriteRig(t *testing.T, c *clock) (w *rewritten, j *journal.Journal, dir string, told chan string) {
+func rewriteRig(t *testing.T, c clock) (w *rewritten, j *journal.Journal, dir string, told chan string) {
 	t.Helper()
 	root := t.TempDir()
 	dir = filepath.Join(root, "c1")
@@ -69,7 +69,7 @@ func TestRewritten(t *testing.T) {
 	write(quota, "50000")
 	expect("blockio1") // nothing came of the two writes before
 	turn()
-	c.advance(time.Minute)
+	c.Advance(time.Minute)
 	write(other, "50000")
 	expect("1")
 }
@@ -97,7 +97,7 @@ func TestRewrittenIsContested(t *testing.T) {
 		for ; len(told) > 0; answers++ {
 			<-told
 		}
-		c.advance(100 * time.Millisecond)
+		c.Advance(100 * time.Millisecond)
 	}
 	if answers < 30 || answers > 60 {
 		t.Errorf("%d answers in a minute", answers)
@@ -108,7 +108,7 @@ func TestRewrittenIsContested(t *testing.T) {
 	if err := w.contest("blockio", 1, nil); err != nil {
 		t.Errorf("of another feature: %v", err)
 	}
-	c.advance(2 * time.Minute)
+	c.Advance(2 * time.Minute)
 	if err := w.contest("netcpu", 1, nil); err != nil {
 		t.Errorf("a minute after the last write: %v", err)
 	}

@@ -232,28 +232,13 @@ func (r *rig) state1(id container.ID) string {
 	return ""
 }
 
-// clock is a clock that stands until it is moved.
-type clock struct {
-	mu  sync.Mutex
-	now time.Time
-}
+// clock is a clock with a pace.
+type clock struct{ *testkit.Clock }
 
-func newClock() *clock { return &clock{now: time.Unix(1_800_000_000, 0)} }
-
-func (c *clock) Now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.now
-}
-
-func (c *clock) advance(d time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.now = c.now.Add(d)
-}
+func newClock() clock { return clock{testkit.NewClock()} }
 
 // pace is an ordinary one on this clock, without chance.
-func (c *clock) pace() pace {
+func (c clock) pace() pace {
 	p := ordinary()
 	p.now, p.jitter = c.Now, func() float64 { return 0.5 }
 	return p

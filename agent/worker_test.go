@@ -84,10 +84,10 @@ func TestWorkerRefreshes(t *testing.T) {
 	if want := c.Now().Add(w.pace.refresh); !next.Equal(want) {
 		t.Fatalf("next call at %v, want %v", next, want)
 	}
-	c.advance(w.pace.refresh - 1)
+	c.Advance(w.pace.refresh - 1)
 	steps(t, w)
 	expect(t, f)
-	c.advance(1)
+	c.Advance(1)
 	steps(t, w)
 	expect(t, f, "prune", "apply 1 isolate")
 	if got := w.status(1); got.State != api.StateDone || got.Since.Equal(c.Now()) {
@@ -116,10 +116,10 @@ func TestWorkerBacksOff(t *testing.T) {
 		if got := w.status(1); got.State != api.StateError || got.Tries != try || got.Error != errFake.Error() || !got.Next.Equal(next) {
 			t.Fatalf("status after try %d: %+v", try, got)
 		}
-		c.advance(wait - 1)
+		c.Advance(wait - 1)
 		steps(t, w)
 		expect(t, f)
-		c.advance(1)
+		c.Advance(1)
 		wait = min(2*wait, w.pace.longest)
 	}
 	// Another target is tried at once, and with new patience.
@@ -130,7 +130,7 @@ func TestWorkerBacksOff(t *testing.T) {
 		t.Errorf("%d tries of the new target, want 1", got)
 	}
 	broken = false
-	c.advance(w.pace.first)
+	c.Advance(w.pace.first)
 	steps(t, w)
 	if got := w.status(1); got.State != api.StateDone || got.Error != "" {
 		t.Errorf("status after success: %+v", got)
@@ -179,7 +179,7 @@ func TestWorkerRemovesUntilItSucceeds(t *testing.T) {
 		t.Fatalf("in force: %v", got)
 	}
 	broken = false
-	c.advance(w.pace.first)
+	c.Advance(w.pace.first)
 	steps(t, w)
 	if w.has(1) || left != 1 || len(f.inForce()) != 0 {
 		t.Fatalf("after Remove: has %v, left called %d times, in force %v", w.has(1), left, f.inForce())
@@ -205,7 +205,7 @@ func TestWorkerUrgency(t *testing.T) {
 	w.want(all, true)
 	steps(t, w)
 	f.took()
-	c.advance(w.pace.refresh + time.Minute) // all of it is due
+	c.Advance(w.pace.refresh + time.Minute) // all of it is due
 	delete(all, 20)
 	all[30] = new(target(30, "isolate"))
 	w.want(all, true)
@@ -239,7 +239,7 @@ func TestWorkerPrunesOnlyWhenComplete(t *testing.T) {
 		t.Errorf("totals tell of prune: %q", got)
 	}
 	broken = false
-	c.advance(w.pace.first)
+	c.Advance(w.pace.first)
 	steps(t, w)
 	expect(t, f, "prune")
 	testkit.Same(t, "in force", map[container.ID]policy.NetCPU{1: "isolate"}, f.inForce())
@@ -271,7 +271,7 @@ func TestWorkerPartly(t *testing.T) {
 		t.Errorf("a value set by hand would be taken back: %v", err)
 	}
 	covered = true
-	c.advance(w.pace.longest)
+	c.Advance(w.pace.longest)
 	steps(t, w)
 	if got := w.status(1); got.State != api.StateDone || got.Error != "" {
 		t.Errorf("status %+v", got)

@@ -39,7 +39,7 @@ func crowded(t *testing.T) (h *host, many, single container.Container, got *load
 	must(t, h.wire.Do(func() (err error) { out, err = net.Dial("udp", "10.66.0.3:9000"); return err }))
 	t.Cleanup(func() { in.Close(); out.Close() })
 	return h, many, single, got, func() error {
-		return errors.Join(write(out, 1, 100), in.SetReadDeadline(time.Now().Add(20*time.Second)), third(in.ReadFrom(make([]byte, 200))))
+		return errors.Join(testkit.SendDatagrams(out, 1, 100), in.SetReadDeadline(time.Now().Add(20*time.Second)), third(in.ReadFrom(make([]byte, 200))))
 	}
 }
 
@@ -69,7 +69,7 @@ func TestManyFlows(t *testing.T) {
 
 	flow := h.learnt("10.66.0.2:9000", got)
 	own = h.arrived(&many).Packets
-	must(t, write(flow, datagrams, 100))
+	must(t, testkit.SendDatagrams(flow, datagrams, 100))
 	if n := counted(func() uint64 { return h.arrived(&many).Packets }, own, datagrams); n != datagrams {
 		t.Errorf("of %d packets of a new flow %d are in their class", datagrams, n)
 	}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
@@ -221,26 +220,13 @@ func datagramsReexec(args []string) (status int, ok bool) {
 	c, err3 := net.Dial("udp", args[2])
 	err := errors.Join(err1, err2, err3)
 	if err == nil {
-		err = write(c, n, size)
+		err = testkit.SendDatagrams(c, n, size)
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "send datagrams to %s: %v\n", args[2], err)
 		return 1, true
 	}
 	return 0, true
-}
-
-// write sends n datagrams of so many bytes.
-func write(c net.Conn, n, size int) error {
-	for sent := 0; sent < n; {
-		// Without a listener the next call fails, and sends nothing.
-		if _, err := c.Write(make([]byte, size)); err == nil {
-			sent++
-		} else if !errors.Is(err, syscall.ECONNREFUSED) {
-			return err
-		}
-	}
-	return nil
 }
 
 // resolve waits until a datagram passes from one box to another, at the address of to. From then on
@@ -260,7 +246,7 @@ func (h *host) resolve(from, at *sandbox.Box, to string) {
 				return err
 			}
 			defer out.Close()
-			return write(out, 1, 100)
+			return testkit.SendDatagrams(out, 1, 100)
 		}))
 		must(h.t, in.SetReadDeadline(time.Now().Add(500*time.Millisecond)))
 		if _, _, err := in.ReadFrom(make([]byte, 200)); err == nil {
@@ -286,20 +272,11 @@ func (h *host) forge(box *sandbox.Box, to string, priority uint32, n int) {
 
 // sendAs sends n datagrams with a priority, and a mark, of the sender's choice.
 func sendAs(c *net.UDPConn, priority uint32, n int) error {
-	raw, err := c.SyscallConn()
+	err := testkit.SetSockopts(c, unix.SOL_SOCKET, unix.SO_PRIORITY, int(priority), unix.SOL_SOCKET, unix.SO_MARK, int(priority&0xffff))
 	if err != nil {
 		return err
 	}
-	if cerr := raw.Control(func(fd uintptr) {
-		err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(priority)),
-			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(priority&0xffff)))
-	}); cerr != nil {
-		return cerr
-	}
-	if err != nil {
-		return err
-	}
-	return write(c, n, 100)
+	return testkit.SendDatagrams(c, n, 100)
 }
 
 // listen receives what is sent to port 9000 of the wire.

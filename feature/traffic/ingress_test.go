@@ -46,7 +46,7 @@ func TestArrival(t *testing.T) {
 			for range 2 { // also when it is applied anew
 				flow := h.learnt(to, got)
 				own, was := h.arrived(&c).Packets, got.Read()
-				must(t, write(flow, datagrams, 100))
+				must(t, testkit.SendDatagrams(flow, datagrams, 100))
 				through := h.through(got, was, datagrams)
 				if gained := h.arrived(&c).Packets - own; gained != datagrams || through != datagrams {
 					paths, _ := h.traffic.Inpaths()
@@ -88,7 +88,7 @@ func TestArrivalForged(t *testing.T) {
 	lied, own := h.arrived(&liar).Packets, h.arrived(&victim).Packets
 	flow := h.learnt("10.66.0.2:9000", got, 9999)
 	was := got.Read()
-	must(t, write(flow, datagrams, 100))
+	must(t, testkit.SendDatagrams(flow, datagrams, 100))
 	if n := h.through(got, was, datagrams); n != datagrams {
 		t.Errorf("%d of %d packets got through", n, datagrams)
 	}
@@ -287,7 +287,7 @@ func (h *host) learnt(to string, got *load.Board, port ...int) net.Conn {
 	must(h.t, h.wire.Do(func() (err error) { flow, err = dialer.Dial("udp", to); return err }))
 	h.t.Cleanup(func() { flow.Close() })
 	was := got.Read()
-	must(h.t, write(flow, 1, 100))
+	must(h.t, testkit.SendDatagrams(flow, 1, 100))
 	if h.through(got, was, 1) == 0 {
 		h.t.Fatalf("the first packet to %s is lost", to)
 	}
@@ -370,7 +370,7 @@ func TestIngressClasses(t *testing.T) {
 			own, other := h.arrived(&a.c).Packets, h.arrived(&b.c).Packets
 			wasOne, wasTwo := boards[0].Read(), boards[1].Read()
 			for range datagrams { // in turns, three to one
-				must(t, errors.Join(write(one, 3, 100), write(two, 1, 100)))
+				must(t, errors.Join(testkit.SendDatagrams(one, 3, 100), testkit.SendDatagrams(two, 1, 100)))
 			}
 			for _, r := range []struct {
 				c         *container.Container

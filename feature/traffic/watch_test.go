@@ -3,7 +3,6 @@ package traffic_test
 import (
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -163,8 +162,8 @@ func TestDispute(t *testing.T) {
 	h := newHost(t, gbit)
 	h.bridge()
 	_, c := h.add("one", "10.66.0.2/24", h.ns)
-	clock := testClock()
-	h.now = clock.now
+	clock := testkit.NewClock()
+	h.now = clock.Now
 	h.start()
 	told := make(chan container.ID, 1000)
 	h.traffic.Notify(func(id container.ID) { told <- id })
@@ -191,7 +190,7 @@ func TestDispute(t *testing.T) {
 	if root() == ours {
 		t.Error("it was put back a fourth time")
 	}
-	clock.advance(time.Hour)
+	clock.Advance(time.Hour)
 	must(t, apply())
 	if root() != ours {
 		t.Errorf("an hour later there is %s", root())
@@ -236,24 +235,4 @@ func TestPutBackAtCgroup(t *testing.T) {
 	must(t, detach(was[0]))
 	until(t, "the program is there", func() (string, bool) { is := list(); return fmt.Sprint(is), len(is) == 1 && is[0] != was[0] })
 	must(t, h.traffic.Remove(t.Context(), c.ID))
-}
-
-// clock is one that a test moves.
-type clock struct {
-	mu sync.Mutex
-	at time.Time
-}
-
-func testClock() *clock { return &clock{at: time.Unix(1_000_000, 0)} }
-
-func (c *clock) now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.at
-}
-
-func (c *clock) advance(d time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.at = c.at.Add(d)
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -158,17 +157,7 @@ func (w *wire) send(priority uint32, n int) { w.sendSized(priority, n, 100) }
 // sendSized sends packets with so many bytes of payload.
 func (w *wire) sendSized(priority uint32, n, size int) {
 	w.t.Helper()
-	w.dial(func(c *net.UDPConn) error {
-		for sent := 0; sent < n; {
-			// The next call returns an ICMP error, and sends nothing.
-			if _, err := c.Write(make([]byte, size)); err == nil {
-				sent++
-			} else if !errors.Is(err, syscall.ECONNREFUSED) {
-				return err
-			}
-		}
-		return nil
-	}, unix.SOL_SOCKET, unix.SO_PRIORITY, int(priority))
+	w.dial(func(c *net.UDPConn) error { return testkit.SendDatagrams(c, n, size) }, unix.SOL_SOCKET, unix.SO_PRIORITY, int(priority))
 }
 
 // dial calls fn with a socket of the near namespace, with options: level, name and value of each.
@@ -180,17 +169,7 @@ func (w *wire) dial(fn func(*net.UDPConn) error, options ...int) {
 			return err
 		}
 		defer c.Close()
-		raw, err := c.SyscallConn()
-		if err != nil {
-			return err
-		}
-		var errs []error
-		err = raw.Control(func(fd uintptr) {
-			for o := range slices.Chunk(options, 3) {
-				errs = append(errs, unix.SetsockoptInt(int(fd), o[0], o[1], o[2]))
-			}
-		})
-		if err := errors.Join(append(errs, err)...); err != nil {
+		if err := testkit.SetSockopts(c, options...); err != nil {
 			return err
 		}
 		return fn(c)

@@ -1,0 +1,36 @@
+package testkit
+
+import (
+	"errors"
+	"net"
+	"slices"
+	"syscall"
+)
+
+// SetSockopts sets options of a socket: level, name and value of each.
+func SetSockopts(c syscall.Conn, options ...int) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	err = raw.Control(func(fd uintptr) {
+		for o := range slices.Chunk(options, 3) {
+			errs = append(errs, syscall.SetsockoptInt(int(fd), o[0], o[1], o[2]))
+		}
+	})
+	return errors.Join(append(errs, err)...)
+}
+
+// SendDatagrams sends n datagrams with size bytes of payload over a connection.
+func SendDatagrams(c net.Conn, n, size int) error {
+	for sent := 0; sent < n; {
+		// Without a listener, the next call returns an ICMP error, and sends nothing.
+		if _, err := c.Write(make([]byte, size)); err == nil {
+			sent++
+		} else if !errors.Is(err, syscall.ECONNREFUSED) {
+			return err
+		}
+	}
+	return nil
+}
