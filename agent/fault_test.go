@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,22 @@ func serving(dir string, hosts ...*host) map[string]faults.Op {
 		}
 		return list
 	}
+	// run runs the agent until ok, or until the agent ends.
+	run := func(ok func() bool) {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		ended := make(chan error)
+		go func() { defer close(ended); a.Run(ctx) }()
+		for !ok() {
+			select {
+			case <-ended:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+		cancel()
+		<-ended
+	}
 	return map[string]faults.Op{
 		"open": func(context.Context) error {
 			j, err := journal.Open(dir)
@@ -123,20 +140,17 @@ func serving(dir string, hosts ...*host) map[string]faults.Op {
 		// The context ends when a call hangs. Then the status tells what is not done, the other
 		// feature goes on, and the agent stops. In a start, there is no status yet.
 		"start": func(hangs context.Context) error {
-			ctx, cancel := context.WithCancel(context.Background())
-			defer context.AfterFunc(hangs, cancel)()
-			time.AfterFunc(time.Second, cancel) // there may have been no such call
-			a.Run(ctx)
+			run(func() bool {
+				return hangs.Err() != nil || !slices.ContainsFunc(states(), func(s api.FeatureStatus) bool { return s.State != api.StateDone })
+			})
 			return nil
 		},
 		"serve": func(hangs context.Context) error {
-			ctx, cancel := context.WithCancel(context.Background())
-			done := make(chan error, 1)
-			go func() { done <- a.Run(ctx) }()
 			var errs []error
-			for told, most := 0, 0; told < 4 || most < 2; time.Sleep(time.Millisecond) {
+			run(func() bool {
 				finished := make(map[string]int)
-				told, most, errs = 0, 0, nil
+				told, most := 0, 0
+				errs = nil
 				for _, s := range states() {
 					if s.State == api.StateDone {
 						finished[s.Feature]++
@@ -148,9 +162,8 @@ func serving(dir string, hosts ...*host) map[string]faults.Op {
 						told++
 					}
 				}
-			}
-			cancel()
-			<-done
+				return told >= 4 && most >= 2
+			})
 			return errors.Join(errs...)
 		},
 	}
