@@ -2,10 +2,6 @@ package bench
 
 import (
 	"testing"
-	"time"
-
-	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
 // TestTrafficCatalogue checks that every case can be measured: the containers that it names exist,
@@ -48,31 +44,4 @@ func TestTrafficCatalogue(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestTraffic runs some cases for a moment and checks the form of the results. The figures are not
-// the subject of a test.
-func TestTraffic(t *testing.T) {
-	testkit.NeedRoot(t)
-	alone(t)()
-	const requests = "overlay requests beside super-packets"
-	const service = "service redis beside bulk"
-	r, err := Experiments()[1].Run(t.Context(), Options{Only: "^(overlay 6 to 1|" + requests + "|overlay ceil|" + service + ")$", Rounds: 1, Window: 500 * time.Millisecond})
-	must(t, err)
-	type metric struct{ name, metric string }
-	var served []metric
-	if rig.Redis.Program() != "" {
-		served = []metric{{service, Requests}, {service, P99}, {service, Longest}, {service, Total}}
-	}
-	for _, m := range append(served, []metric{
-		{"overlay 6 to 1", ShareOf + "one"}, {"overlay 6 to 1", Total},
-		{requests, QueueP99}, {requests, P50},
-		{"overlay ceil", FirstSecond}, {"overlay ceil", WorstSecond},
-	}...) {
-		c, ok := r.Find(m.name, m.metric)
-		if !ok || len(c.Off) != 1 || len(c.On) != 1 || len(c.Peers["tc"]) != 1 || c.On[0] <= 0 {
-			t.Errorf("%s, %s: %+v", m.name, m.metric, c)
-		}
-	}
-	clean(t)
 }
