@@ -19,7 +19,7 @@ const (
 )
 
 func TestOneHop(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	l := newLab(t, exactMeter(t))
 	wire, box, victim, other := l.bare("wire"), l.box("box"), l.box("victim"), l.box("other")
 	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
@@ -67,7 +67,7 @@ func TestBridge(t *testing.T) {
 	f := newFabric(t, exactMeter(t))
 	box, other := f.add("box", 2), f.add("other", 3)
 	victim := f.victim()
-	for i, c := range testkit.Cases(t, 3, []struct {
+	for i, c := range testkit.Cases(t, 2, []struct {
 		name           string
 		proto          Protocol
 		v6, polls      bool
