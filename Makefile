@@ -20,17 +20,21 @@ export CGO_ENABLED = 0
 TAGS = grpcnotrace
 LDFLAGS = -s -w -X main.version=$(VERSION)
 
-# Packages whose tests import testkit change the host, so they run one after
-# another, and meanwhile the next one is built. New packages fall into place.
-HAS_TESTS = {{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.TestImports}} {{.XTestImports}}{{end}}
-TESTED = $(shell go list -e -f '$(HAS_TESTS)' ./... | awk '$$1 !~ /test\/vm$$/ {print (/internal\/testkit/ ? "host:" : "pure:") $$1}')
+# Packages whose tests look for what they leave (testkit.Main) change the host, so they
+# run one after another, and meanwhile the next one is built. Others that import testkit
+# run beside them. New packages fall into place.
+HAS_TESTS = {{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}
+TESTED = $(shell go list -e -f '$(HAS_TESTS)' ./... | grep -v '/test/vm ' | while read -r package dir; do \
+	if grep -qsE '^[^"]*\<(Main|Run)\((c\.)?m\)' $$dir/*_test.go; then echo host:$$package; \
+	elif grep -qs internal/testkit $$dir/*_test.go; then echo kit:$$package; else echo pure:$$package; fi; done)
 PURE_TESTS = $(patsubst pure:%,%,$(filter pure:%,$(TESTED)))
+KIT_TESTS = $(patsubst kit:%,%,$(filter-out $(RACED),$(filter kit:%,$(TESTED))))
 HOST_TESTS = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED))))
 # What has goroutines of its own is worth the race detector, though its tests
 # change the host.
-RACED = $(filter %/agent %/agent/serve %/api %/discover %/cmd/fairlead/node %/cmd/fairlead/views,$(filter host:%,$(TESTED)))
-RACE_TESTS = $(patsubst host:%,%,$(RACED))
-TURNS = -p 2 -exec 'flock -o /run/fairlead-turns.lock'
+RACED = $(filter %/agent %/agent/serve %/api %/discover %/cmd/fairlead/node %/cmd/fairlead/views,$(filter host:% kit:%,$(TESTED)))
+RACE_TESTS = $(patsubst kit:%,%,$(patsubst host:%,%,$(RACED)))
+TURNS = -exec 'flock -o /run/fairlead-turns.lock'
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.
 RACE ?=
 
@@ -151,10 +155,10 @@ test: ## the tests of every day, as root: this kernel, real runtimes, a smoke on
 	$(if $(filter full,$(TIER)),@test/setup packages || echo "what some packages need is missing: they are not tried" >&2)
 	@go build ./... && go build -o build/tally ./test/tally
 	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
-		+ -count=1 -vet=off -timeout $(LIMIT_$(TIER)) ./test/vm -- \
-		+ CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -count=1 -vet=off $(PURE_TESTS) -- \
-		CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -count=1 -vet=off $(TURNS) -timeout 20m $(RACE_TESTS) -- \
-		-count=1 -vet=off $(TURNS) -timeout $(if $(filter full,$(TIER)),60m,20m) $(HOST_TESTS)
+		+ -count=1 -vet=off -timeout $(LIMIT_$(TIER)) ./test/vm $(KIT_TESTS) -- \
+		+ CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -p 1 -count=1 -vet=off $(PURE_TESTS) -- \
+		+ CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -p 1 -count=1 -vet=off $(TURNS) -timeout $(LIMIT_$(TIER)) $(RACE_TESTS) -- \
+		-p 2 -count=1 -vet=off $(TURNS) -timeout $(LIMIT_$(TIER)) $(HOST_TESTS)
 
 test-full: ## every test in full, on every kernel, and the figures: more than an hour, alone on the machine
 	@status=0; $(MAKE) --no-print-directory bars || status=1; \
