@@ -50,10 +50,11 @@ func TestLoadDirErrors(t *testing.T) {
 	testkit.Must(t, os.Mkdir(filepath.Join(dir, "4.yaml"), 0o755))
 	testkit.Must(t, syscall.Mkfifo(filepath.Join(dir, "5.yaml"), 0o644))
 	testkit.Must(t, os.Symlink("gone", filepath.Join(dir, "6.yaml")))
+	testkit.Must(t, os.Symlink("/dev/zero", filepath.Join(dir, "8.yaml")))
 	write(t, filepath.Join(dir, "7.yaml"), string(make([]byte, MaxFileSize+1)))
 	p, err := LoadDir(dir)
 	want := dir + "/4.yaml: is not a regular file\n" + dir + "/5.yaml: is not a regular file\n" + dir + "/6.yaml: open: no such file or directory\n" +
-		dir + "/7.yaml: is larger than 65536 bytes\n" + dir + "/1.yaml:1:1: x: unknown key\n" + dir + "/3.yaml:1:1: y: unknown key"
+		dir + "/7.yaml: is larger than 65536 bytes\n" + dir + "/8.yaml: is not a regular file\n" + dir + "/1.yaml:1:1: x: unknown key\n" + dir + "/3.yaml:1:1: y: unknown key"
 	if p != nil || err == nil || err.Error() != want {
 		t.Errorf("policy %v, error\n%v\nwant\n%s", p, err, want)
 	}
