@@ -200,7 +200,7 @@ func TestDetail(t *testing.T) {
 	t.Cleanup(func() { must(t, m.Close()) })
 	reader.SetRate(load.Flood)
 	reads := func(r Reading) uint64 { return r.account(n.Container, disk).Reads }
-	for range 3 {
+	for range 2 {
 		bare := until(t, m, "I/O is counted", func(r Reading) bool { return reads(r) > 0 })
 		bare = until(t, m, "I/O is counted on", func(r Reading) bool { return reads(r) > reads(bare) })
 		if m.Detailed() {
