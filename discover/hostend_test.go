@@ -14,7 +14,7 @@ import (
 // TestManyDevices has a container make more devices than are looked at. The one for its packets is
 // found all the same, though it is the last.
 func TestManyDevices(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	const most = 2 * maxInterfaces
 	for _, n := range []int{maxInterfaces + 1, most + 1} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -43,7 +43,7 @@ func TestManyDevices(t *testing.T) {
 // TestHiddenHostEnds has the other ends of a container's devices in namespaces that nothing leads
 // to. All that there is is tried, but once for all of them.
 func TestHiddenHostEnds(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	ns := testkit.NetNS(t)
 	const devices = 8
 	for i := range devices {

@@ -79,7 +79,7 @@ func (h *host) dropPoint() drop.Point {
 // like packets that tc drops. The program stays when the last container has gone,
 // and the device is unchanged once it ends.
 func TestXDPDropsAreCharged(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
 	h.byXDP()
 	before := h.features()

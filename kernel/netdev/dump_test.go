@@ -17,7 +17,7 @@ import (
 
 // A namespace may be full of devices: a look ends all the same, and keeps what it saw.
 func TestManyLinks(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	made := testkit.NetNS(t)
 	h := made.Handle(t)
 	const devices, addrs = 40, maxAddrs + 20

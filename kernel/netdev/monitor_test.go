@@ -20,7 +20,7 @@ import (
 // All watches of a namespace share its sockets. Each is told what it is interested in, and what the
 // last of them has used is closed.
 func TestMonitorShares(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	kit := testkit.NetNS(t)
 	ns := open(t, kit.Bind(t))
 	h := kit.Handle(t)
