@@ -21,7 +21,7 @@ import (
 // NAT by the host, in both directions: for a published port, or for a container that opens the
 // connection.
 func TestNAT(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	f := newFabric(t, exactMeter(t))
 	box, other := f.add("box", 2), f.add("other", 3)
 	f.sixth(box, 2)

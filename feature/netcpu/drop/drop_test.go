@@ -359,7 +359,7 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 // A tenant with packets to more addresses than there is room for loses the least recently used
 // ones. Another tenant's address is learnt again by its next packet.
 func TestEarlyDropManyAddresses(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	e := load(t)
 	add := func() (*Drops, *ebpf.Program) {
 		w, err := e.add(another(e), 1)
