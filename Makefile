@@ -34,7 +34,8 @@ HOST_TESTS = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED)
 # change the host.
 RACED = $(filter %/agent %/agent/serve %/api %/discover %/cmd/fairlead/node %/cmd/fairlead/views,$(filter host:% kit:%,$(TESTED)))
 RACE_TESTS = $(patsubst kit:%,%,$(patsubst host:%,%,$(RACED)))
-TURNS = -exec 'flock -o /run/fairlead-turns.lock'
+# A package's time includes what it waits for its turn.
+TURNS = -timeout $(if $(filter full,$(TIER)),60m,20m) -exec 'flock -o /run/fairlead-turns.lock'
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.
 RACE ?=
 
@@ -157,8 +158,8 @@ test: ## the tests of every day, as root: this kernel, real runtimes, a smoke on
 	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
 		+ -count=1 -vet=off -timeout $(LIMIT_$(TIER)) ./test/vm $(KIT_TESTS) -- \
 		+ CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -p 1 -count=1 -vet=off $(PURE_TESTS) -- \
-		+ CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -p 1 -count=1 -vet=off $(TURNS) -timeout $(LIMIT_$(TIER)) $(RACE_TESTS) -- \
-		-p 2 -count=1 -vet=off $(TURNS) -timeout $(LIMIT_$(TIER)) $(HOST_TESTS)
+		+ CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -p 1 -count=1 -vet=off $(TURNS) $(RACE_TESTS) -- \
+		-p 2 -count=1 -vet=off $(TURNS) $(HOST_TESTS)
 
 test-full: ## every test in full, on every kernel, and the figures: more than an hour, alone on the machine
 	@status=0; $(MAKE) --no-print-directory bars || status=1; \
