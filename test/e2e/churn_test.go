@@ -107,9 +107,9 @@ func TestChurn(t *testing.T) {
 	before := state{}
 	before.readDevices(t, "host", c.NS.Path)
 	held := c.agent.descriptors(t)
-	c.rounds(t, "with labels", testkit.Scale(t, 5, 60))
+	c.rounds(t, "with labels", testkit.ByTier(t, 5, 18, 60))
 	c.plain = true
-	c.rounds(t, "without labels", testkit.Scale(t, 2, 20))
+	c.rounds(t, "without labels", testkit.ByTier(t, 2, 7, 20))
 	c.agent.idles(c.atStart)
 	await(t, "the host to be as before", func() error { // the engine's devices go a moment later
 		after := state{}
