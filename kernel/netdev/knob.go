@@ -73,7 +73,7 @@ func knobOf(kind, detail string) (func(*NS, int) journal.Knob, error) {
 	case KindSysfs:
 		return func(ns *NS, _ int) journal.Knob { return superblock{ns} }, nil
 	case KindIFB:
-		return (*NS).IFB, nil
+		return func(ns *NS, index int) journal.Knob { return ns.IFB(index, detail == ifbSent) }, nil
 	case KindPair:
 		return func(ns *NS, index int) journal.Knob { return ns.Pair(index, nil) }, nil
 	case KindRPS:

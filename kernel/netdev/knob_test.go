@@ -202,8 +202,8 @@ func TestMade(t *testing.T) {
 		ours, name  string
 		ends        func() (map[*netdev.NS]int, error) // the devices
 	}{
-		{ns.IFB(7), ns.IFB(7), netdev.OurIFB, netdev.IFBName(7), func() (map[*netdev.NS]int, error) {
-			index, err := ns.Index(netdev.IFBName(7))
+		{ns.IFB(7, false), ns.IFB(7, false), netdev.OurIFB, netdev.IFBName(7, false), func() (map[*netdev.NS]int, error) {
+			index, err := ns.Index(netdev.IFBName(7, false))
 			return map[*netdev.NS]int{ns: index}, err
 		}},
 		{ns.Pair(7, to), ns.Pair(7, nil), netdev.OurPair, "flov7", func() (map[*netdev.NS]int, error) {
