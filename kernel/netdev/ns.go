@@ -47,7 +47,7 @@ func Open(path string) (*NS, error) {
 	}
 	defer unix.Close(at)
 	var fs unix.Statfs_t
-	if err := unix.Fstatfs(at, &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
+	if err := uninterrupted(func() error { return unix.Fstatfs(at, &fs) }); err != nil || fs.Type != unix.NSFS_MAGIC {
 		return nil, fmt.Errorf("open netns %s: %w", path, cmp.Or(err, errNotNS))
 	}
 	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", at))

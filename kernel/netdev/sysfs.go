@@ -66,7 +66,7 @@ func (ns *NS) mountSysfs(fn func(mnt int, protected bool) error) error {
 		}
 		defer unix.Close(mnt)
 		var st unix.Statfs_t
-		if err := unix.Fstatfs(mnt, &st); err != nil {
+		if err := uninterrupted(func() error { return unix.Fstatfs(mnt, &st) }); err != nil {
 			return fmt.Errorf("stat sysfs of netns %d: %w", ns.inode, err)
 		}
 		return fn(mnt, st.Flags&unix.ST_RDONLY != 0)
