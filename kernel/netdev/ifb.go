@@ -20,8 +20,7 @@ var ifbMAC = [6]byte{0x02, 'f', 'l', 'i', 'f', 'b'}
 // local senders; these have crossed the wire already.
 const ifbQueue = 1000
 
-// ifbSent is the detail, in its reference, of an IFB for what devices send.
-const ifbSent = "sent"
+const ifbSent = "sent" // detail of the reference of an IFB for what devices send
 
 // IFBName returns the name of the IFB for what the device with an index receives, or for what it and
 // others send.

@@ -392,10 +392,9 @@ func dropForever(dir string) error {
 }
 
 func TestOpenFilter(t *testing.T) {
-	find := netdev.NewFinder("/proc", time.Now)
 	h := newHooked(t, true)
 	ref := journal.Ref{Kind: qdisc.KindFilter, Object: fmt.Sprintf("%d/%d/egress/a", h.ns.Inode(), h.index)}
-	k, err := qdisc.OpenKnob("/proc", find, ref)
+	k, err := qdisc.OpenKnob("/proc", netdev.NewFinder("/proc", time.Now), ref)
 	must(t, err)
 	defer k.(interface{ Close() error }).Close()
 	if k.Ref() != ref {
