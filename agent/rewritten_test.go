@@ -28,7 +28,7 @@ func rewriteRig(t *testing.T, c clock) (w *rewritten, j *journal.Journal, dir st
 	t.Cleanup(func() { j.Close() })
 	told = make(chan string, 100)
 	w = newRewritten(j, func() journal.Opener {
-		return func(ref journal.Ref) (journal.Knob, error) { return cgroup.OpenFile(root, ref) }
+		return func(ref journal.Ref) (journal.Knob, error) { return cgroup.Open(root, ref) }
 	}, c.pace(), quiet(), func(feature string, id container.ID) { told <- fmt.Sprint(feature, id) })
 	return w, j, dir, told
 }

@@ -40,8 +40,8 @@ func Opener(r Roots) journal.Opener {
 	find := netdev.NewGlance(r.Proc, r.Monitor)
 	return func(ref journal.Ref) (journal.Knob, error) {
 		switch ref.Kind {
-		case cgroup.KindFile:
-			return cgroup.OpenFile(r.Cgroup, ref)
+		case cgroup.KindFile, cgroup.KindGroup, cgroup.KindSlices, cgroup.KindRT, cgroup.KindLine:
+			return cgroup.Open(r.Cgroup, ref)
 		case sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice:
 			l, err := layout()
 			if err != nil {
@@ -50,14 +50,6 @@ func Opener(r Roots) journal.Opener {
 			return sched.OpenKnob(r.Proc, l, ref)
 		case sched.KindDeadline:
 			return sched.OpenDeadline(r.Proc, ref)
-		case cgroup.KindGroup:
-			return cgroup.OpenGroup(r.Cgroup, ref)
-		case cgroup.KindSlices:
-			return cgroup.OpenSlices(r.Cgroup, ref)
-		case cgroup.KindRT:
-			return cgroup.OpenRT(r.Cgroup, ref)
-		case cgroup.KindLine:
-			return cgroup.OpenLine(r.Cgroup, ref)
 		case irq.KindIRQ:
 			return irq.Open(r.Proc, ref)
 		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindDefer, netdev.KindIFB, netdev.KindPair, netdev.KindSysfs:

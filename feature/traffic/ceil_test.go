@@ -76,7 +76,7 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 			t.Errorf("a ceil at the veth changes the uplink:\n%swas\n%s", h.state(), before)
 		}
 		index := h.Index(h.ns, "hone")
-		if got := h.classesOf(h.ns, netdev.IFBName(index))[qdisc.MinorDefault].ceil; got != slow {
+		if got := h.classesOf(h.ns, netdev.IFBName(index, false))[qdisc.MinorDefault].ceil; got != slow {
 			t.Errorf("the ceil behind the veth is %d, want %d", got, slow)
 		}
 		held = h.passed(h.ns, index)
@@ -91,7 +91,7 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 		t.Errorf("all came within %v, sooner than the ceil lets them", took)
 	}
 	if veth {
-		st := h.passedAt(h.ns, netdev.IFBName(h.Index(h.ns, "hone")))
+		st := h.passedAt(h.ns, netdev.IFBName(h.Index(h.ns, "hone"), false))
 		if n := st.Packets - held; n < heldPackets || n > heldPackets+heldPackets/4 || st.Drops != 0 {
 			t.Errorf("%d packets were sent, %d met the ceil behind the veth, which has dropped %d", heldPackets, n, st.Drops)
 		}
@@ -205,7 +205,7 @@ func (h *host) limited() (box *sandbox.Box, c container.Container, got *load.Boa
 // veth's end in a box; 0 without a queue.
 func (h *host) passed(at *sandbox.Box, veth int) uint64 {
 	h.t.Helper()
-	return h.passedAt(at, netdev.IFBName(veth)).Packets
+	return h.passedAt(at, netdev.IFBName(veth, false)).Packets
 }
 
 // passedAt returns the counters of the class of a device that limits a container to a ceil; zero if
@@ -248,7 +248,7 @@ func TestCeilOnHostApart(t *testing.T) {
 	if sent, through := gets(); through < sent || h.passed(at, veth) < sent || h.ifbs() != 0 {
 		t.Errorf("%d packets were sent, %d got through, %d passed the queue; %d IFBs in the host's namespace", sent, through, h.passed(at, veth), h.ifbs())
 	}
-	must(t, at.Delete(netdev.IFBName(veth)))
+	must(t, at.Delete(netdev.IFBName(veth, false)))
 	h.passesFrom(box, "10.69.0.3:9000", got, "the IFB has gone: packets")
 	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
 	if sent, _ := gets(); h.passed(at, veth) < sent {

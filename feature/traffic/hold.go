@@ -17,23 +17,25 @@ import (
 )
 
 // hold is a queue that is wanted: of an uplink, of the host end of a veth, which sends what the
-// container receives, or of an IFB, to which devices redirect what they receive. The holds of the
-// uplinks and the tenants are the desired state of all qdiscs: put makes a device so, and what is
-// watched, explained, reported and undone is read from them.
+// container receives, or of an IFB, to which devices redirect what they receive or send. The holds
+// of the uplinks and the tenants are the desired state of all qdiscs: put makes a device so, and
+// what is watched, explained, reported and undone is read from them.
 type hold struct {
 	queue
 	of      container.Device // has the queue, or names the IFB that has it
 	path    string           // of its namespace
-	program string           // redirects to the IFB; empty: there is none
+	program string           // redirects what is received to the IFB; empty: there is none
+	sum     bool             // of an IFB for what devices send, below whose own roots filters redirect
 	from    []int            // the devices that are redirected
+	led     []int            // and those that may have a filter besides
 	set     hook.Set         // programs that must not run without the queue
 	before  string           // programs of others that packets meet on the way to the IFB; empty: none
 	why     error            // the plan is not in force
 }
 
-// newHold makes a hold with nothing in force. program is as in hold.
-func newHold(of container.Device, path, program string) *hold {
-	h := &hold{of: of, path: path, program: program}
+// newHold makes a hold with nothing in force. program and sum are as in hold.
+func newHold(of container.Device, path, program string, sum bool) *hold {
+	h := &hold{of: of, path: path, program: program, sum: sum}
 	if !h.ifb() {
 		h.index = of.Index
 	}
@@ -41,13 +43,31 @@ func newHold(of container.Device, path, program string) *hold {
 }
 
 // ifb reports whether the queue is that of an IFB. Its index is 0 while there is none.
-func (h *hold) ifb() bool { return h.program != "" }
+func (h *hold) ifb() bool { return h.program != "" || h.sum }
+
+// part ends the redirection to the IFB of a hold.
+func (h *hold) part(ns *netdev.NS) error {
+	return errors.Join(h.set.Close(), h.gather(ns, nil))
+}
+
+// gather redirects what the devices from send, and nothing else, to the IFB of a sum.
+func (h *hold) gather(ns *netdev.NS, from []int) error {
+	var errs []error
+	for _, dev := range h.led {
+		to := 0
+		if slices.Contains(from, dev) {
+			to = h.index
+		}
+		errs = append(errs, qdisc.Lead(ns, dev, to))
+	}
+	return errors.Join(errs...)
+}
 
 // refs lists the knobs that put may have turned.
 func (h *hold) refs(ns *netdev.NS) []journal.Ref {
 	refs := h.knobs(ns)
 	if h.ifb() {
-		refs = append(refs, ns.IFB(h.of.Index).Ref())
+		refs = append(refs, ns.IFB(h.of.Index, h.sum).Ref())
 	}
 	return refs
 }
@@ -93,7 +113,7 @@ func (f *Traffic) put(ns *netdev.NS, h *hold, p model.Plan, by journal.Owner) er
 	err := h.bring(f.cfg.Journal, ns, p, by, f.cfg.Now())
 	switch {
 	case err != nil && h.lost:
-		return errors.Join(err, h.set.Close())
+		return errors.Join(err, h.part(ns))
 	case err != nil || !h.ifb():
 		return err
 	}
@@ -102,24 +122,24 @@ func (f *Traffic) put(ns *netdev.NS, h *hold, p model.Plan, by journal.Owner) er
 
 // makeIFB makes the IFB of a hold, unless others remove it again and again.
 func (f *Traffic) makeIFB(ns *netdev.NS, h *hold, by journal.Owner) error {
-	ifb := netdev.IFBName(h.of.Index)
+	ifb := netdev.IFBName(h.of.Index, h.sum)
 	if h.index != 0 {
 		index, err := ns.Index(ifb)
 		if err != nil && !errors.Is(err, netdev.ErrNoLink) {
 			return err
 		}
 		if index != h.index && !h.dispute.again(f.cfg.Now()) {
-			return errors.Join(left("the IFB was removed"), h.set.Close())
+			return errors.Join(left("the IFB was removed"), h.part(ns))
 		}
 	}
-	if err := f.cfg.Journal.Turn(ns.IFB(h.of.Index), netdev.OurIFB, by); err != nil {
+	if err := f.cfg.Journal.Turn(ns.IFB(h.of.Index, h.sum), netdev.OurIFB, by); err != nil {
 		return err
 	}
 	index, err := ns.Index(ifb)
 	if err != nil || index == h.index {
 		return err
 	}
-	err = h.set.Close()
+	err = h.part(ns)
 	if h.index != 0 { // the last one was removed
 		err = errors.Join(err, f.undo(h.knobs(ns)...))
 	}
@@ -163,11 +183,14 @@ func (f *Traffic) lead(ns *netdev.NS, h *hold) error {
 	}
 	if !l.Up {
 		if !h.dispute.again(f.cfg.Now()) {
-			return errors.Join(left("the IFB was set down"), h.set.Close())
+			return errors.Join(left("the IFB was set down"), h.part(ns))
 		}
-		if err := ns.RaiseIFB(h.of.Index); err != nil {
+		if err := ns.RaiseIFB(h.of.Index, h.sum); err != nil {
 			return err
 		}
+	}
+	if h.sum {
+		return h.gather(ns, h.from)
 	}
 	errs := []error{h.set.Drop(func(d container.Device, _ bool, _ string) bool { return !slices.Contains(h.from, d.Index) })}
 	for _, dev := range h.from {
@@ -181,12 +204,12 @@ func (f *Traffic) lead(ns *netdev.NS, h *hold) error {
 
 // take undoes put, also that of an earlier agent. Packets that wait in an IFB are delivered.
 func (f *Traffic) take(ns *netdev.NS, h *hold) error {
-	errs := []error{h.set.Close()}
+	errs := []error{h.part(ns)}
 	if h.ifb() && h.live() {
 		errs = append(errs, f.drain(ns, h.index, h.kind))
 	}
 	if h.index == 0 {
-		index, err := ns.Index(netdev.IFBName(h.of.Index))
+		index, err := ns.Index(netdev.IFBName(h.of.Index, h.sum))
 		if err != nil && !errors.Is(err, netdev.ErrNoLink) {
 			return err
 		}

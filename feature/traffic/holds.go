@@ -166,18 +166,30 @@ func (t *shaped) holding(way Direction) (list []*hold) {
 	return list
 }
 
+// summed reports whether a hold of what the tenant receives is below one of the sum.
+func (t *shaped) summed(h *hold) bool {
+	for at, s := range t.holds {
+		if at.sum && at.NetNS == h.of.NetNS && s.why == nil && !h.ifb() && slices.Contains(s.from, h.of.Index) {
+			return true
+		}
+	}
+	return false
+}
+
 // unkeptCeil adds a ceil at veths, of what the tenant sends or receives.
 func (t *shaped) unkeptCeil(a *account, way Direction) {
 	key := way.prefix() + "ceil"
 	var holding []string
 	for _, h := range t.holding(way) {
 		if h.why != nil {
-			a.gap("%s: %s is not kept: %w", h.link.Name, key, h.why)
+			a.gap("%s%s: %s is not kept: %w", h.link.Name, map[bool]string{true: " and others together"}[h.sum], key, h.why)
 			continue
 		}
-		holding = append(holding, h.link.Name)
 		a.places[key]++
 		a.beside(h, key)
+		if !t.summed(h) {
+			holding = append(holding, h.link.Name)
+		}
 	}
 	if len(holding) > 1 {
 		a.gap("%s holds for each of %s, not for their sum; possible with: a single network, or a ceil divided by their number", key, strings.Join(holding, ", "))

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -75,7 +76,7 @@ func TestUplinkOfSomebody(t *testing.T) {
 	ceil := policy.Net{Ceil: slow}
 	check := func(veth string) {
 		t.Helper()
-		in, out := h.classesOf(h.ns, veth)[qdisc.MinorDefault].ceil, h.classesOf(h.ns, netdev.IFBName(h.Index(h.ns, veth)))[qdisc.MinorDefault].ceil
+		in, out := h.classesOf(h.ns, veth)[qdisc.MinorDefault].ceil, h.classesOf(h.ns, netdev.IFBName(h.Index(h.ns, veth), false))[qdisc.MinorDefault].ceil
 		if in != slow || out != slow {
 			t.Errorf("%s is held to %d and %d, want %d", veth, in, out, slow)
 		}
@@ -294,18 +295,20 @@ func TestUplinkOfSomebodySlower(t *testing.T) {
 	}
 }
 
-// A container with several networks has one ceil for all it sends, by one queue. What it receives
-// is limited on each, and the status reports that.
+// A container with several networks has one ceil for all it sends, by one queue, and one for all it
+// receives.
 func TestCeilOfSeveralNetworks(t *testing.T) {
 	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
 	box, c := h.add("one", "10.66.0.2/24", h.ns)
-	must(t, h.ns.Bridge("br1", netip.MustParsePrefix("10.70.0.254/24")))
-	h.Wire(sandbox.End{Box: h.ns, Name: "hsecond", Bridge: "br1"}, sandbox.End{Box: box, Name: "eth1", Addr: netip.MustParsePrefix("10.70.0.2/24")})
-	second := h.Veth(box, "eth1", h.ns, "hsecond")
-	one := c.Interfaces[0]
+	network := func(bridge, veth, eth, prefix string) container.Interface {
+		must(t, h.ns.Bridge(bridge, netip.MustParsePrefix(prefix+"254/24")))
+		h.Wire(sandbox.End{Box: h.ns, Name: veth, Bridge: bridge}, sandbox.End{Box: box, Name: eth, Addr: netip.MustParsePrefix(prefix + "2/24")})
+		return h.Veth(box, eth, h.ns, veth)
+	}
+	one, second, third := c.Interfaces[0], network("br1", "hsecond", "eth1", "10.70.0."), network("br2", "hthird", "eth2", "10.71.0.")
 	h.start()
 	before := h.state()
 	ceil := policy.Net{Ceil: slow}
@@ -323,7 +326,35 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 	if n := counted(held, was, 2*datagrams); n < 2*datagrams {
 		t.Errorf("of %d packets %d passed the queue", 2*datagrams, n)
 	}
-	holds(t, h.due(c, ceil, ceil), true, "net.ingress.ceil holds for each of hone, hsecond, not for their sum")
+	c.Interfaces = []container.Interface{one, second, third}
+	holds(t, h.due(c, ceil, ceil), false)
+	here, sum := h.take(box), netdev.IFBName(h.Index(h.ns, "hone"), true)
+	receives := func(when string) {
+		t.Helper()
+		to := map[string]*sandbox.Box{"10.66.0.2:9000": h.wire, "10.70.0.2:9000": h.ns, "10.71.0.2:9000": h.ns}
+		for to, from := range to {
+			h.resolve(from, box, to)
+		}
+		start, was, own := time.Now(), here.Read(), h.passedAt(h.ns, sum).Packets
+		for to, from := range to {
+			h.startSending(from, to, heldPackets, heldSize)
+		}
+		n, took := h.through(here, was, 3*heldPackets), time.Since(start)
+		if passed := h.passedAt(h.ns, sum).Packets - own; n != 3*heldPackets || passed < n || took < 3*heldFor {
+			t.Errorf("%s: of %d packets %d came, %d by the queue of the sum, within %v; the ceil lets them within %v", when, 3*heldPackets, n, passed, took, 3*heldFor)
+		}
+	}
+	receives("by three networks")
+	ns, index := h.Open(h.ns), h.Index(h.ns, sum)
+	must(t, h.ns.Delete(sum))
+	testkit.Await(t, "another queue of the sum", func() bool { n, err := ns.Index(sum); return err == nil && n != index })
+	holds(t, h.due(c, ceil, ceil), false)
+	receives("after its IFB was removed")
+	must(t, h.traffic.Close())
+	must(t, h.journal.Close())
+	h.start()
+	holds(t, h.due(c, ceil, ceil), false)
+	receives("with the next agent")
 	// It leaves the network that names the queue, and comes back.
 	c.Interfaces = []container.Interface{second}
 	holds(t, h.due(c, ceil, ceil), false)

@@ -235,7 +235,7 @@ func TestIngressRefused(t *testing.T) {
 // class.
 func (h *host) arrived(c *container.Container) qdisc.Stats {
 	h.t.Helper()
-	return h.counters(h.Index(h.ns, netdev.IFBName(h.nic0)), c)
+	return h.counters(h.Index(h.ns, netdev.IFBName(h.nic0, false)), c)
 }
 
 // take listens in a box, by a process of its container, so that packets to it cause no answer.
@@ -362,7 +362,7 @@ func TestIngressClasses(t *testing.T) {
 				qdisc.MinorTop: {950 * mbit, 950 * mbit, 0}, qdisc.MinorDefault: {left / 4, 950 * mbit, 0},
 				h.minor(a.c): {left / 4 * 3, 600 * mbit, 0}, h.minor(b.c): {150 * mbit, 950 * mbit, 0},
 			}
-			if is := h.classesOf(h.ns, netdev.IFBName(h.nic0)); !maps.Equal(is, want) {
+			if is := h.classesOf(h.ns, netdev.IFBName(h.nic0, false)); !maps.Equal(is, want) {
 				t.Errorf("classes %v, want %v", is, want)
 			}
 			boards := []*load.Board{h.takeAt(a.box, 9001), h.takeAt(b.box, 9002)}

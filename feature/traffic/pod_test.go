@@ -44,8 +44,8 @@ func (p *pod) root() string {
 	p.t.Helper()
 	ns := p.Open(p.ns)
 	veth := p.members[0].Interfaces[0].Host.Index
-	knobs := []journal.Knob{qdisc.Root(ns, veth), ns.IFB(veth)}
-	if index, err := ns.Index(netdev.IFBName(veth)); err == nil {
+	knobs := []journal.Knob{qdisc.Root(ns, veth), ns.IFB(veth, false)}
+	if index, err := ns.Index(netdev.IFBName(veth, false)); err == nil {
 		knobs = append(knobs, qdisc.Root(ns, index))
 	}
 	var out []string

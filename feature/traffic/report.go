@@ -74,7 +74,7 @@ func (f *Traffic) Read() Reading {
 	for _, t := range f.shaped {
 		owners[t.slot] = t
 		for at, h := range t.holds {
-			if h.live() {
+			if h.live() && !t.summed(h) {
 				r.Rows = f.read(r.Rows, h, at.way, *h.plan, map[identity.Slot]*shaped{identity.Nobody: t})
 			}
 		}

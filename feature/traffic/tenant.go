@@ -33,10 +33,12 @@ type shaped struct {
 }
 
 // spot is a host end of a tenant's veth where a ceil may hold: what the tenant receives by it
-// (Ingress), or what it sends by it and the others in its namespace (Egress).
+// (Ingress) or by it and the others in its namespace (sum), or what it sends by all of these
+// (Egress).
 type spot struct {
 	container.Device
 	way Direction
+	sum bool
 }
 
 // due is what policy gives a tenant in the two directions.
@@ -109,9 +111,12 @@ func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 	})}
 	for at := range ceils {
 		if t.holds[at] == nil {
-			t.holds[at] = newHold(at.Device, want[at.Device].Path, map[Direction]string{Egress: trafficProgFlLead}[at.way])
+			t.holds[at] = newHold(at.Device, want[at.Device].Path, map[Direction]string{Egress: trafficProgFlLead}[at.way], at.sum)
 		}
-		t.holds[at].link.Name = want[at.Device].Name
+		h := t.holds[at]
+		if h.link.Name = want[at.Device].Name; at.sum {
+			h.led = slices.Compact(slices.Sorted(slices.Values(append(h.led, ends[at.NetNS]...))))
+		}
 	}
 	// First, as two may redirect from one device. What is not wanted may be of an earlier agent.
 	errs = append(errs, f.withdraw(t, ceils))
@@ -123,16 +128,21 @@ func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 			errs = append(errs, fmt.Errorf("%s: %w", dev.Name, err))
 		}
 	}
-	for at, ceil := range ceils {
-		if ceil == 0 {
-			continue
-		}
-		h, what := t.holds[at], want[at.Device].Name
-		if h.ifb() {
-			h.from, what = ends[at.NetNS], "what it sends"
-		}
-		if err := h.keep(f.limit(t, h, ceil)); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", what, err))
+	for _, sum := range []bool{false, true} { // of ends that are held
+		for at, ceil := range ceils {
+			if ceil == 0 || at.sum != sum {
+				continue
+			}
+			h, what := t.holds[at], want[at.Device].Name
+			if h.ifb() {
+				what = map[Direction]string{Egress: "what it sends", Ingress: "what it receives"}[at.way]
+				h.from = slices.DeleteFunc(slices.Clone(ends[at.NetNS]), func(index int) bool {
+					return sum && !t.holds[spot{container.Device{NetNS: at.NetNS, Index: index}, Ingress, false}].live()
+				})
+			}
+			if err := h.keep(f.limit(t, h, ceil)); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", what, err))
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -140,15 +150,19 @@ func (f *Traffic) identify(ctx context.Context, t *shaped) error {
 
 // ceils lists the ceils that are wanted at a tenant's own devices; 0: none there. What it sends has
 // one queue for all veths with a host end in one namespace, which the one with the lowest index
-// names.
+// names, and what it receives has one behind those of these veths.
 func (f *Traffic) ceils(t *shaped, ends map[uint64][]int) map[spot]uint64 {
 	ceils := make(map[spot]uint64)
 	for netns, list := range ends {
 		for i, index := range list {
 			d := container.Device{NetNS: netns, Index: index}
-			ceils[spot{d, Ingress}], ceils[spot{d, Egress}] = t.due[Ingress].Ceil, 0
+			in, sum, out := spot{d, Ingress, false}, spot{d, Ingress, true}, spot{d, Egress, false}
+			ceils[in], ceils[sum], ceils[out] = t.due[Ingress].Ceil, 0, 0
+			if i == 0 && len(list) > 1 {
+				ceils[sum] = t.due[Ingress].Ceil
+			}
 			if i == 0 && !f.cfg.Ends.Filters() { // errNoSharing
-				ceils[spot{d, Egress}] = t.due[Egress].Ceil
+				ceils[out] = t.due[Egress].Ceil
 			}
 		}
 	}
@@ -267,7 +281,7 @@ func (f *Traffic) limit(t *shaped, h *hold, ceil uint64) error {
 func (h *hold) stricter(ns *netdev.NS, ceil uint64) (string, error) {
 	index := h.of.Index
 	if h.ifb() {
-		if len(h.from) > 1 {
+		if h.sum || len(h.from) > 1 {
 			return "", nil
 		}
 		// Ours redirects before any filter, so theirs would see nothing.

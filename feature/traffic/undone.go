@@ -93,14 +93,10 @@ func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 		return
 	}
 	for h := range f.all() {
-		if h.of.NetNS != inode || !h.ifb() || h.set.Len() == 0 || !told(h.index) {
+		if h.of.NetNS != inode || !h.ifb() || h.set.Len()+len(h.led) == 0 || !told(h.index) {
 			continue
 		}
-		if up, err := f.up(h); up || err != nil && !errors.Is(err, netdev.ErrNoLink) {
-			continue
-		}
-		f.cfg.Log.Warn("somebody has removed or set down an IFB", "index", h.index, "for", h.link.Name)
-		if err := h.set.Close(); err != nil {
+		if err := f.spare(h); err != nil {
 			f.cfg.Log.Error("packets may still be led to an IFB that takes none", "for", h.link.Name, "err", err)
 		}
 	}
@@ -135,15 +131,18 @@ func (f *Traffic) lookAfter(inode uint64, changes []netdev.Change) {
 	}
 }
 
-// up reports whether the device of a hold is up.
-func (f *Traffic) up(h *hold) (bool, error) {
+// spare ends the redirection to an IFB that takes no packets.
+func (f *Traffic) spare(h *hold) error {
 	ns, err := f.find.Open(h.path, h.of.NetNS)
 	if err != nil {
-		return false, err
+		return nil // it has gone with its packets
 	}
 	defer ns.Close()
-	l, err := ns.Link(h.index)
-	return l.Up, err
+	if l, err := ns.Link(h.index); l.Up || err != nil && !errors.Is(err, netdev.ErrNoLink) {
+		return nil
+	}
+	f.cfg.Log.Warn("somebody has removed or set down an IFB", "index", h.index, "for", h.link.Name)
+	return h.part(ns)
 }
 
 // links sums up the uplinks.

@@ -58,7 +58,7 @@ func (f *Traffic) look() (missing []string, err error) {
 		u := f.uplinks[l.Index]
 		if u == nil {
 			of := container.Device{NetNS: f.host.Inode(), Index: l.Index}
-			u = &uplink{out: newHold(of, f.cfg.NetNS, ""), in: newHold(of, f.cfg.NetNS, trafficProgFlInbound)}
+			u = &uplink{out: newHold(of, f.cfg.NetNS, "", false), in: newHold(of, f.cfg.NetNS, trafficProgFlInbound, false)}
 			u.in.from = []int{l.Index}
 			f.uplinks[l.Index] = u
 		}

@@ -85,7 +85,7 @@ func TestPutBack(t *testing.T) {
 	there, here := h.take(h.wire), h.take(box)
 	all := policy.Net{Weight: 3, Ceil: 50 * mbit}
 	must(t, h.due(c, all, all))
-	veth, own, shared := "hone", netdev.IFBName(h.Index(h.ns, "hone")), netdev.IFBName(h.nic0)
+	veth, own, shared := "hone", netdev.IFBName(h.Index(h.ns, "hone"), false), netdev.IFBName(h.nic0, false)
 	classes := func(dev string) func() string {
 		return func() string {
 			if links, err := h.Open(h.ns).Links(netdev.MostLinks); err != nil || !slices.ContainsFunc(links, func(l netdev.Link) bool { return l.Name == dev && l.Up }) {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -28,29 +29,48 @@ const maxValue = 64 << 10
 // [Quota].
 func File(path string) journal.Knob { return file(path) }
 
-// OpenFile opens a knob that an earlier process wrote into the journal, or to which a file belongs:
-// cpu.idle is a part of the weight's. It refuses a path that does not lie below root, the directory
-// above all hierarchies.
-func OpenFile(root string, ref journal.Ref) (journal.Knob, error) {
-	path := ref.Object
-	if ref.Kind != KindFile {
-		return nil, fmt.Errorf("open knob %s %q: not a cgroup file", ref.Kind, path)
+// Open opens a knob of this package that an earlier process wrote into the journal. It refuses a path
+// that is not clean or not below root, the directory above all hierarchies, and a file that is none
+// of the kind.
+func Open(root string, ref journal.Ref) (journal.Knob, error) {
+	path, device := ref.Object, ""
+	if ref.Kind == KindLine {
+		path, device, _ = strings.Cut(path, " ")
 	}
 	root = filepath.Clean(root)
 	if filepath.Clean(path) != path || path == root || !below(path, root) {
 		return nil, fmt.Errorf("open knob %s %q: not a clean path below %s", ref.Kind, path, root)
 	}
+	dir, name := filepath.Dir(path), filepath.Base(path)
+	switch {
+	case ref.Kind == KindFile:
+		return fileOf(path), nil
+	case ref.Kind == KindGroup:
+		return group(path), nil
+	case ref.Kind == KindRT && name == rtFile:
+		return rt(dir), nil
+	case ref.Kind == KindSlices && name == threadsFile:
+		return slicesOf(dir), nil
+	case deviceNumber.MatchString(device) && IsThrottle(ref),
+		device == usual && (name == "io.weight" || name == "io.bfq.weight"):
+		return line{path, device}, nil
+	}
+	return nil, fmt.Errorf("open knob %s %q: no file of that kind", ref.Kind, ref.Object)
+}
+
+// fileOf opens the knob to which a file belongs: cpu.idle is a part of the weight's.
+func fileOf(path string) journal.Knob {
 	switch f := file(path); filepath.Base(path) {
 	case weightFile, sharesFile:
-		return weight{f}, nil
+		return weight{f}
 	case idleFile:
 		_, err := file(filepath.Join(filepath.Dir(path), sharesFile)).Read()
 		k, _ := WeightKnob(filepath.Dir(path), err != nil)
-		return k, nil
+		return k
 	case bandFile, quotaFile:
-		return quota{f}, nil
+		return quota{f}
 	default:
-		return f, nil
+		return f
 	}
 }
 

@@ -24,7 +24,7 @@ func TestFileOnDisk(t *testing.T) {
 	name := filepath.Join(root, "cpu", "cpu.shares")
 	write(t, name, "1024\n")
 	write(t, filepath.Join(root, "cpu", "cpu.idle"), "0\n")
-	k, err := OpenFile(root, journal.Ref{Kind: "file", Object: name})
+	k, err := Open(root, journal.Ref{Kind: "file", Object: name})
 	must(t, err)
 	if got, err := k.Read(); err != nil || got != "1024" {
 		t.Errorf("read %q, %v", got, err)
@@ -60,18 +60,24 @@ func TestFileRefusals(t *testing.T) {
 		must(t, os.Symlink(to, filepath.Join(root, link)))
 	}
 	must(t, unix.Mkfifo(filepath.Join(root, "a/fifo"), 0o600))
-	for _, path := range []string{
-		"", "/", ".", "cpu.shares", root, root + "/", secret, root + "-more/x", root + "/../secret", root + "/a/../a/cpu.shares", root + "//a/cpu.shares",
+	for kind, objects := range map[string][]string{
+		KindFile:   {"", "/", ".", "cpu.shares", root, root + "/", secret, root + "-more/x", root + "/../secret", root + "/a/../a/cpu.shares", root + "//a/cpu.shares"},
+		"kthread":  {root + "/a/cpu.shares"},
+		KindSlices: {root + "/a/cgroup.procs"},
+		KindRT:     {"", "/etc/" + rtFile, root + "/a/tasks", root + "/a"},
+		KindLine: {
+			"", "io.max 8:0", root + "/io.max", root + "/io.max 8", root + "/io.max 8:0 9:0", root + "/cgroup.procs 8:0", "/etc/io.max 8:0", root + "/../io.max 8:0",
+			root + "/io.weight 8:0", root + "/io.max default", root + "/io.cost.qos default", root + "/io.weight",
+		},
 	} {
-		if _, err := OpenFile(root, journal.Ref{Kind: "file", Object: path}); err == nil {
-			t.Errorf("%q was opened below %s", path, root)
+		for _, object := range objects {
+			if _, err := Open(root, journal.Ref{Kind: kind, Object: object}); err == nil {
+				t.Errorf("%s %q was opened below %s", kind, object, root)
+			}
 		}
 	}
-	if _, err := OpenFile(root, journal.Ref{Kind: "kthread", Object: root + "/a/cpu.shares"}); err == nil {
-		t.Error("another kind was opened")
-	}
 	for _, path := range []string{"a/link", "dirlink/cpu.shares", "up/secret", "a", "a/fifo"} {
-		k, err := OpenFile(root, journal.Ref{Kind: "file", Object: filepath.Join(root, path)})
+		k, err := Open(root, journal.Ref{Kind: "file", Object: filepath.Join(root, path)})
 		must(t, err)
 		if v, err := k.Read(); err == nil || errors.Is(err, journal.ErrGone) {
 			t.Errorf("read %s: %q, %v", path, v, err)
@@ -116,7 +122,7 @@ func TestFileInKernel(t *testing.T) {
 	if w, err := Weight(cg.CPU); err != nil || fmt.Sprint(w) != knobs["cpu.shares"]+knobs["cpu.weight"] {
 		t.Errorf("weight is %v, %v", w, err)
 	}
-	open := func(r journal.Ref) (journal.Knob, error) { return OpenFile(DefaultRoot, r) }
+	open := func(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }
 	out, err := j.Restore(open, nil)
 	if err != nil || len(out) != len(knobs) {
 		t.Errorf("restore: %v, %v", out, err)

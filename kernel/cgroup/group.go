@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -28,16 +27,6 @@ const (
 // [Present] or [Absent]; Write makes or removes the directory. Removing fails with EBUSY while
 // threads are in it. They have to be moved out first, which the journal's order ensures.
 func Group(path string) journal.Knob { return group(path) }
-
-// OpenGroup opens a knob that an earlier process wrote into the journal. It refuses a path that is
-// not clean or not below root.
-func OpenGroup(root string, ref journal.Ref) (journal.Knob, error) {
-	path := ref.Object
-	if filepath.Clean(path) != path || !strings.HasPrefix(path, filepath.Clean(root)+"/") {
-		return nil, fmt.Errorf("open knob %s %q: not a path below %s", ref.Kind, path, root)
-	}
-	return group(path), nil
-}
 
 type group string
 

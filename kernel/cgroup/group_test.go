@@ -41,8 +41,7 @@ func TestGroupInKernel(t *testing.T) {
 	expect(Present)
 	testkit.CG{CPU: cg.CPU}.Add(t, sleeper.Pid)
 
-	open := func(r journal.Ref) (journal.Knob, error) { return OpenGroup(DefaultRoot, r) }
-	if _, err := j.Restore(open, nil); err != nil || len(j.Entries()) != 0 {
+	if _, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }, nil); err != nil || len(j.Entries()) != 0 {
 		t.Errorf("restore: %v, %+v", err, j.Entries())
 	}
 	expect(Absent)

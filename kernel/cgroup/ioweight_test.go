@@ -41,12 +41,7 @@ func TestIOWeightInKernel(t *testing.T) {
 		must(t, j.Turn(l, l.Value, journal.Owner{Feature: "test"}))
 	}
 	expect("when set", "5000", "1000")
-	open := func(r journal.Ref) (journal.Knob, error) {
-		if r.Kind == KindFile {
-			return OpenFile(DefaultRoot, r)
-		}
-		return OpenLine(DefaultRoot, r)
-	}
+	open := func(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }
 	if out, err := j.Restore(open, nil); err != nil || len(out) != len(lines) {
 		t.Errorf("restore: %v, %v", out, err)
 	}
@@ -100,12 +95,6 @@ func TestIOWeight(t *testing.T) {
 	} {
 		if c.got != c.want {
 			t.Errorf("%q, want %q", c.got, c.want)
-		}
-	}
-	root := t.TempDir()
-	for _, object := range []string{root + "/io.weight 8:0", root + "/io.max default", root + "/io.cost.qos default", root + "/io.weight"} {
-		if _, err := OpenLine(root, journal.Ref{Kind: KindLine, Object: object}); err == nil {
-			t.Errorf("%q was opened", object)
 		}
 	}
 }

@@ -107,22 +107,6 @@ func most(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-// OpenLine opens a knob that an earlier process wrote into the journal. It refuses a path that does
-// not lie below root, and any file that Throttle and IOWeight do not use.
-func OpenLine(root string, ref journal.Ref) (journal.Knob, error) {
-	path, device, _ := strings.Cut(ref.Object, " ")
-	if _, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: path}); err != nil {
-		return nil, err
-	}
-	name := filepath.Base(path)
-	caps := deviceNumber.MatchString(device) && IsThrottle(ref)
-	weight := device == usual && (name == "io.weight" || name == "io.bfq.weight")
-	if !caps && !weight {
-		return nil, fmt.Errorf("open knob %s %q: not a file with lines and a device", ref.Kind, ref.Object)
-	}
-	return line{path, device}, nil
-}
-
 var deviceNumber = regexp.MustCompile(`^[0-9]{1,9}:[0-9]{1,9}$`)
 
 type line struct{ path, device string }

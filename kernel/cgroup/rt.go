@@ -27,19 +27,6 @@ const KindRT = "rt"
 // and on cgroup v2.
 func RT(dir string) journal.Knob { return rt(dir) }
 
-// OpenRT opens a knob that an earlier process wrote into the journal. It refuses a path that is not
-// below root.
-func OpenRT(root string, ref journal.Ref) (journal.Knob, error) {
-	k, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: ref.Object})
-	if err != nil {
-		return nil, err
-	}
-	if path := k.Ref().Object; filepath.Base(path) == rtFile {
-		return rt(filepath.Dir(path)), nil
-	}
-	return nil, fmt.Errorf("open knob %s %q: not a file %s", ref.Kind, ref.Object, rtFile)
-}
-
 const rtFile = "cpu.rt_runtime_us"
 
 // RTPeriod returns the period of a cgroup v1 directory's budget: a second, unless the host's owner

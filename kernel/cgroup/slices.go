@@ -36,19 +36,6 @@ const maxSliced = 1024
 // slice, or get it from the next [Shorten]. Errors of Write: errors.ErrUnsupported before 6.12.
 func Slices(dir string) journal.Knob { return slicesOf(dir) }
 
-// OpenSlices opens a knob that an earlier process wrote into the journal. It refuses a path that
-// does not lie below root.
-func OpenSlices(root string, ref journal.Ref) (journal.Knob, error) {
-	k, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: ref.Object})
-	if err != nil {
-		return nil, err
-	}
-	if path := k.Ref().Object; filepath.Base(path) == threadsFile {
-		return slicesOf(filepath.Dir(path)), nil
-	}
-	return nil, fmt.Errorf("open knob %s %q: not a file %s", ref.Kind, ref.Object, threadsFile)
-}
-
 type slicesOf string
 
 func (k slicesOf) Ref() journal.Ref {

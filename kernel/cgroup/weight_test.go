@@ -22,7 +22,7 @@ func TestIdleInKernel(t *testing.T) {
 	must(t, File(filepath.Join(cg.CPU, weight)).Write("321"))
 	knob, _ := WeightKnob(cg.CPU, cg.CPU == cg.V2)
 	j := testkit.Journal(t, journal.Open)
-	open := func(r journal.Ref) (journal.Knob, error) { return OpenFile(DefaultRoot, r) }
+	open := func(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }
 	restore := func(when string) {
 		t.Helper()
 		out, err := j.Restore(open, nil)

@@ -20,16 +20,28 @@ var ifbMAC = [6]byte{0x02, 'f', 'l', 'i', 'f', 'b'}
 // local senders; these have crossed the wire already.
 const ifbQueue = 1000
 
-// IFBName returns the name of the IFB for what the device with an index receives.
-func IFBName(index int) string { return fmt.Sprintf("flifb%d", index) }
+const ifbSent = "sent" // detail of the reference of an IFB for what devices send
+
+// IFBName returns the name of the IFB for what the device with an index receives, or for what it and
+// others send.
+func IFBName(index int, sent bool) string {
+	if sent {
+		return fmt.Sprintf("flsum%d", index)
+	}
+	return fmt.Sprintf("flifb%d", index)
+}
 
 // IFB returns the knob of the intermediate functional block for a device, which shapes what that
-// device receives at its own egress. Write of OurIFB makes it, up and with no packets redirected to
-// it; NoDevice removes it. A foreign device of its name is no error of Read, but is one of Write.
-func (ns *NS) IFB(index int) journal.Knob { return ns.ifb(index) }
+// device receives, or what it and others send, at its own egress. Write of OurIFB makes it, up and
+// with no packets redirected to it; NoDevice removes it. A foreign device of its name is no error of
+// Read, but is one of Write.
+func (ns *NS) IFB(index int, sent bool) journal.Knob { return ns.ifb(index, sent) }
 
-func (ns *NS) ifb(index int) made {
-	m := made{ns: ns, index: index, kind: KindIFB, name: IFBName(index), link: "ifb", mac: ifbMAC}
+func (ns *NS) ifb(index int, sent bool) made {
+	m := made{ns: ns, index: index, kind: KindIFB, detail: KindIFB, name: IFBName(index, sent), link: "ifb", mac: ifbMAC}
+	if sent {
+		m.detail = ifbSent
+	}
 	m.make = func() error {
 		a := netlink.LinkAttrs{Name: m.name, TxQLen: ifbQueue, HardwareAddr: m.mac[:], Flags: net.FlagUp}
 		return ns.with(func(h *netlink.Handle) error { return h.LinkAdd(&netlink.Ifb{LinkAttrs: a}) })
@@ -38,13 +50,13 @@ func (ns *NS) ifb(index int) made {
 }
 
 // RaiseIFB sets the IFB for a device up again. Errors: ErrNoLink if there is none of ours.
-func (ns *NS) RaiseIFB(index int) error {
-	l, err := ns.ifb(index).ours()
+func (ns *NS) RaiseIFB(index int, sent bool) error {
+	l, err := ns.ifb(index, sent).ours()
 	if err == nil {
 		err = ns.with(func(h *netlink.Handle) error { return h.LinkSetUp(l) })
 	}
 	if err != nil {
-		return fmt.Errorf("set up %s in netns %d: %w", IFBName(index), ns.inode, err)
+		return fmt.Errorf("set up %s in netns %d: %w", IFBName(index, sent), ns.inode, err)
 	}
 	return nil
 }

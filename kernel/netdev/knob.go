@@ -26,32 +26,35 @@ func deviceRef(kind string, ns *NS, index int, detail string) journal.Ref {
 	return journal.Ref{Kind: kind, Object: fmt.Sprintf("%d/%d/%s", ns.inode, index, detail)}
 }
 
-// OpenKnob opens a knob by its entry in the journal. Errors: journal.ErrGone if the namespace has
-// gone; ErrCutOff if that is not known.
+// OpenKnob opens a knob by its entry in the journal. Errors: those of OpenAt.
+func OpenKnob(find *Finder, ref journal.Ref) (journal.Knob, error) {
+	return OpenAt(find, ref, true, knobOf)
+}
+
+// OpenAt opens a knob of one device by its reference, NETNS/DEVICE, or NETNS/DEVICE/DETAIL if it is
+// detailed. knobOf returns the constructor of its kind, without touching the host. Errors:
+// journal.ErrGone if the namespace has gone; ErrCutOff if that is not known.
 //
 // The knob keeps its namespace open until it is closed (it is an io.Closer).
-func OpenKnob(find *Finder, ref journal.Ref) (journal.Knob, error) {
+func OpenAt(find *Finder, ref journal.Ref, detailed bool, knobOf func(kind, detail string) (func(*NS, int) journal.Knob, error)) (journal.Knob, error) {
 	parts := strings.SplitN(ref.Object, "/", 3)
-	if len(parts) != 3 {
-		return nil, fmt.Errorf("open knob %s %q: want NETNS/DEVICE/DETAIL", ref.Kind, ref.Object)
+	if len(parts) < 2 || (len(parts) == 3) != detailed {
+		return nil, fmt.Errorf("open knob %s %q: want NETNS/DEVICE, and a detail: %t", ref.Kind, ref.Object, detailed)
 	}
 	inode, err1 := strconv.ParseUint(parts[0], 10, 64)
-	index, err2 := strconv.Atoi(parts[1])
-	if err := errors.Join(err1, err2); err != nil {
-		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
-	}
-	knob, err := knobOf(ref.Kind, parts[2])
-	if err != nil {
-		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
-	}
-	ns, err := find.Open("", inode)
-	if errors.Is(err, ErrNoNS) {
-		err = errors.Join(journal.ErrGone, err)
+	index, err2 := strconv.ParseUint(parts[1], 10, 31)
+	knob, err3 := knobOf(ref.Kind, strings.Join(parts[2:], ""))
+	err := errors.Join(err1, err2, err3)
+	var ns *NS
+	if err == nil {
+		if ns, err = find.Open("", inode); errors.Is(err, ErrNoNS) {
+			err = errors.Join(journal.ErrGone, err)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
 	}
-	return opened{knob(ns, index), ns}, nil
+	return opened{knob(ns, int(index)), ns}, nil
 }
 
 // knobOf returns the constructor of a kind of knob, without touching the host.
@@ -73,7 +76,7 @@ func knobOf(kind, detail string) (func(*NS, int) journal.Knob, error) {
 	case KindSysfs:
 		return func(ns *NS, _ int) journal.Knob { return superblock{ns} }, nil
 	case KindIFB:
-		return (*NS).IFB, nil
+		return func(ns *NS, index int) journal.Knob { return ns.IFB(index, detail == ifbSent) }, nil
 	case KindPair:
 		return func(ns *NS, index int) journal.Knob { return ns.Pair(index, nil) }, nil
 	case KindRPS:
@@ -100,4 +103,10 @@ func (o opened) Exposes() (ref journal.Ref, before, during string, err error) {
 		return x.Exposes()
 	}
 	return journal.Ref{}, "", "", nil
+}
+
+// Unfinished is that of the knob, if it has one.
+func (o opened) Unfinished(value, from, target string) bool {
+	s, ok := o.Knob.(journal.Stepwise)
+	return ok && s.Unfinished(value, from, target)
 }

@@ -161,18 +161,10 @@ func TestOpenKnob(t *testing.T) {
 	if _, err := netdev.OpenKnob(netdev.NewFinder("/proc", time.Now), p.inside.Threaded(p.eth0).Ref()); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("open knob in a namespace without a path: %v, want ErrGone", err)
 	}
-	for _, bad := range []journal.Ref{
-		{Kind: "threaded", Object: ""},
-		{Kind: "threaded", Object: "1/2"},
-		{Kind: "threaded", Object: "x/2/"},
-		{Kind: "offload", Object: "1/2/lro"},
-		{Kind: "rps", Object: "1/2/-1"},
-		{Kind: "rps", Object: "1/2/../../x"},
-		{Kind: "defer", Object: "1/2/../threaded"},
-		{Kind: "nonsense", Object: "1/2/"},
-	} {
-		if k, err := netdev.OpenKnob(netdev.NewFinder("/proc", time.Now), bad); err == nil || errors.Is(err, journal.ErrGone) {
-			t.Errorf("open %+v: %v, %v; want an error that is not ErrGone", bad, k, err)
+	for _, bad := range []string{"threaded ", "threaded 1/2", "threaded x/2/", "threaded 1/-2/", "offload 1/2/lro", "rps 1/2/-1", "rps 1/2/../../x", "defer 1/2/../threaded", "nonsense 1/2/"} {
+		kind, object, _ := strings.Cut(bad, " ")
+		if k, err := netdev.OpenKnob(netdev.NewFinder("/proc", time.Now), journal.Ref{Kind: kind, Object: object}); err == nil || errors.Is(err, journal.ErrGone) {
+			t.Errorf("open %s: %v, %v; want an error that is not ErrGone", bad, k, err)
 		}
 	}
 	self, err := netdev.InodeOf("/proc", os.Getpid())
@@ -202,8 +194,8 @@ func TestMade(t *testing.T) {
 		ours, name  string
 		ends        func() (map[*netdev.NS]int, error) // the devices
 	}{
-		{ns.IFB(7), ns.IFB(7), netdev.OurIFB, netdev.IFBName(7), func() (map[*netdev.NS]int, error) {
-			index, err := ns.Index(netdev.IFBName(7))
+		{ns.IFB(7, false), ns.IFB(7, false), netdev.OurIFB, netdev.IFBName(7, false), func() (map[*netdev.NS]int, error) {
+			index, err := ns.Index(netdev.IFBName(7, false))
 			return map[*netdev.NS]int{ns: index}, err
 		}},
 		{ns.Pair(7, to), ns.Pair(7, nil), netdev.OurPair, "flov7", func() (map[*netdev.NS]int, error) {

@@ -17,17 +17,18 @@ const NoDevice = "none"
 
 // made is the knob of a device that we make for another device. Its address identifies it as ours.
 type made struct {
-	ns    *NS
-	index int    // of the device that it is for
-	kind  string // of the knob, and its value with the device
-	name  string
-	link  string // its type
-	mac   [6]byte
-	make  func() error // nil: the knob can only remove it
+	ns     *NS
+	index  int    // of the device that it is for
+	kind   string // of the knob, and its value with the device
+	detail string // of the knob's reference
+	name   string
+	link   string // its type
+	mac    [6]byte
+	make   func() error // nil: the knob can only remove it
 }
 
 // Ref implements journal.Knob.
-func (m made) Ref() journal.Ref { return deviceRef(m.kind, m.ns, m.index, m.kind) }
+func (m made) Ref() journal.Ref { return deviceRef(m.kind, m.ns, m.index, m.detail) }
 
 // Read implements journal.Knob.
 func (m made) Read() (string, error) {

@@ -24,8 +24,8 @@ func TestMonitorShares(t *testing.T) {
 	kit := testkit.NetNS(t)
 	ns := open(t, kit.Bind(t))
 	h := kit.Handle(t)
-	must(t, ns.IFB(77).Write(OurIFB))
-	index, err := ns.Index(IFBName(77))
+	must(t, ns.IFB(77, false).Write(OurIFB))
+	index, err := ns.Index(IFBName(77, false))
 	must(t, err)
 	m := NewMonitor()
 	watch := func(causes ...Cause) (<-chan Change, func() error) {
@@ -69,11 +69,11 @@ func TestMonitorShares(t *testing.T) {
 			t.Errorf("who is interested in devices is told %v", c)
 		}
 	}
-	must(t, ns.RaiseIFB(77))
+	must(t, ns.RaiseIFB(77, false))
 	if l, err = h.LinkByIndex(index); err != nil || l.Attrs().Flags&net.FlagUp == 0 {
 		t.Errorf("it is not up again: %v", err)
 	}
-	if err := ns.RaiseIFB(78); err == nil {
+	if err := ns.RaiseIFB(78, false); err == nil {
 		t.Error("there is no IFB for 78")
 	}
 
@@ -167,8 +167,8 @@ func TestMonitorEnds(t *testing.T) {
 	kit := testkit.NetNS(t)
 	ns := open(t, kit.Path)
 	h := kit.Handle(t)
-	must(t, ns.IFB(77).Write(OurIFB))
-	link, err := h.LinkByName(IFBName(77))
+	must(t, ns.IFB(77, false).Write(OurIFB))
+	link, err := h.LinkByName(IFBName(77, false))
 	must(t, err)
 	m := NewMonitor()
 	for i := range 300 {

@@ -26,7 +26,7 @@ const genModeNone = 1 // IN6_ADDR_GEN_MODE_NONE
 func (ns *NS) Pair(index int, to *NS) journal.Knob { return ns.pair(index, to) }
 
 func (ns *NS) pair(index int, to *NS) made {
-	m := made{ns: ns, index: index, kind: KindPair, name: fmt.Sprintf("flov%d", index), link: "veth", mac: pairMAC}
+	m := made{ns: ns, index: index, kind: KindPair, detail: KindPair, name: fmt.Sprintf("flov%d", index), link: "veth", mac: pairMAC}
 	if to != nil {
 		m.make = func() error { return makePair(m, to) }
 	}

@@ -87,8 +87,8 @@ func TestHooks(t *testing.T) {
 	must(t, h.QdiscAdd(htb))
 
 	// The agent's own qdiscs belong to no other owner: the one of a veth, and of an IFB.
-	must(t, h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(7), TxQLen: -1}}))
-	for _, name := range []string{"flo2", netdev.IFBName(7)} {
+	must(t, h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(7, false), TxQLen: -1}}))
+	for _, name := range []string{"flo2", netdev.IFBName(7, false)} {
 		ours := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index(name), Handle: qdisc.Handle, Parent: netlink.HANDLE_ROOT})
 		must(t, h.QdiscAdd(ours))
 	}

@@ -88,9 +88,6 @@ func (k filterKnob) value() (string, error) {
 
 func programValue(id uint32) string { return fmt.Sprintf("program %d", id) }
 
-// Close closes the namespace that openFilter opened.
-func (k *filterKnob) Close() error { return k.ns.Close() }
-
 // Unfinished implements journal.Stepwise: clsact and filter come and go one after the other.
 func (k filterKnob) Unfinished(value, _, target string) bool {
 	return value == noFilter && target == noClsact

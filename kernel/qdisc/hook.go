@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -125,9 +123,8 @@ type Attachment struct {
 	id    link.ID
 	index int
 
-	stage Stage
-	jump  *ebpf.Map     // leads to the program
-	stub  *ebpf.Program // what the filter runs
+	jump  *ebpf.Map // leads to the program
+	knob  filterKnob
 	ref   journal.Ref
 	value string
 	by    journal.Owner
@@ -210,7 +207,7 @@ func (h *Hooks) anchor(there []link.AttachedProgram, s Stage) link.Anchor {
 
 // filter makes the map, the program that calls through it, and the filter that runs that.
 func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachment, err error) {
-	a := &Attachment{hooks: h, index: at.Index, stage: at.Stage, by: by}
+	a := &Attachment{hooks: h, index: at.Index, by: by}
 	defer func() {
 		if err != nil {
 			a.forget()
@@ -223,7 +220,7 @@ func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachmen
 	if err = a.jump.Put(uint32(0), p); err != nil {
 		return nil, err
 	}
-	a.stub, err = ebpf.NewProgram(&ebpf.ProgramSpec{
+	stub, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "fl_call", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{ // R1 is the packet already
 			asm.LoadMapPtr(asm.R2, a.jump.FD()),
@@ -236,12 +233,12 @@ func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachmen
 	if err != nil {
 		return nil, err
 	}
-	k := filterKnob{ns: at.NS, index: at.Index, egress: at.Egress, stage: at.Stage, name: at.Name, program: a.stub}
-	if a.value, err = k.value(); err != nil {
+	a.knob = filterKnob{ns: at.NS, index: at.Index, egress: at.Egress, stage: at.Stage, name: at.Name, program: stub}
+	if a.value, err = a.knob.value(); err != nil {
 		return nil, err
 	}
-	a.ref = k.Ref()
-	if err = h.turn(k, a.value, by); err != nil {
+	a.ref = a.knob.Ref()
+	if err = h.turn(a.knob, a.value, by); err != nil {
 		return nil, err
 	}
 	h.mu.Lock()
@@ -299,14 +296,14 @@ func (a *Attachment) Hold() error {
 		}
 		return nil
 	}
-	k, err := openFilter(a.hooks.find, a.ref)
-	if err == nil {
-		defer k.Close()
-		k.program = a.stub
-		k.stage = a.stage
-		err = a.hooks.turn(*k, a.value, a.by)
+	ns, err := a.hooks.find.Open("", a.knob.ns.Inode())
+	if err != nil {
+		return gone(err)
 	}
-	return err
+	defer ns.Close()
+	k := a.knob
+	k.ns = ns
+	return a.hooks.turn(k, a.value, a.by)
 }
 
 // Lost reports whether the program was detached, or its device has gone. It is always false for a
@@ -333,7 +330,7 @@ func (a *Attachment) Close() error {
 		delete(a.hooks.held, a.ref)
 	}
 	a.hooks.mu.Unlock()
-	open := func(r journal.Ref) (journal.Knob, error) { return openFilter(a.hooks.find, r) }
+	open := func(r journal.Ref) (journal.Knob, error) { return OpenKnob("", a.hooks.find, r) }
 	_, err := a.hooks.journal.Restore(open, func(e journal.Entry) bool { return e.Ref == a.ref && e.Wrote == a.value })
 	return err
 }
@@ -343,9 +340,7 @@ func (a *Attachment) forget() {
 	if a.jump != nil {
 		a.jump.Close()
 	}
-	if a.stub != nil {
-		a.stub.Close()
-	}
+	a.knob.program.Close()
 }
 
 // KindFilter is the journal's kind of a filter that calls a program.
@@ -360,23 +355,4 @@ const (
 // Ref implements journal.Knob: NETNS/DEVICE/HOOK/NAME.
 func (k filterKnob) Ref() journal.Ref {
 	return journal.Ref{Kind: KindFilter, Object: fmt.Sprintf("%d/%d/%s/%s", k.ns.Inode(), k.index, k.hook(), k.name)}
-}
-
-// openFilter opens the knob of a filter. Its Write can only remove.
-func openFilter(find *netdev.Finder, r journal.Ref) (*filterKnob, error) {
-	part := strings.Split(r.Object, "/")
-	bad := fmt.Errorf("open knob %s %q: want NETNS/DEVICE/ingress|egress/NAME", r.Kind, r.Object)
-	if len(part) != 4 || part[2] != "ingress" && part[2] != "egress" || part[3] == "" {
-		return nil, bad
-	}
-	inode, err1 := strconv.ParseUint(part[0], 10, 64)
-	index, err2 := strconv.ParseUint(part[1], 10, 31)
-	if err1 != nil || err2 != nil {
-		return nil, bad
-	}
-	ns, err := openNS(find, r, inode)
-	if err != nil {
-		return nil, err
-	}
-	return &filterKnob{ns: ns, index: int(index), egress: part[2] == "egress", name: part[3]}, nil
 }

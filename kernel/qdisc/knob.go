@@ -240,56 +240,24 @@ func ref(kind string, ns *netdev.NS, index int) journal.Ref {
 	return journal.Ref{Kind: kind, Object: fmt.Sprintf("%d/%d", ns.Inode(), index)}
 }
 
-// OpenKnob opens a knob by its entry in the journal; proc is as in [ForwardPriority]. It keeps its namespace open until it is closed
-// (it is an io.Closer). Errors: journal.ErrGone if the namespace has gone; netdev.ErrCutOff if that
-// is not known.
+// OpenKnob opens a knob by its entry in the journal; proc is as in [ForwardPriority]. A filter's can
+// only remove it. Errors: those of [netdev.OpenAt].
 func OpenKnob(proc string, find *netdev.Finder, r journal.Ref) (journal.Knob, error) {
-	if r.Kind == KindFilter {
-		return openFilter(find, r)
-	}
-	var inode uint64
-	var index int
-	if n, err := fmt.Sscanf(r.Object, "%d/%d", &inode, &index); n != 2 || err != nil || fmt.Sprintf("%d/%d", inode, index) != r.Object {
-		return nil, fmt.Errorf("open knob %s %q: want NETNS/DEVICE", r.Kind, r.Object)
-	}
-	knob, ok := map[string]func(*netdev.NS, int) journal.Knob{
-		KindRoot: Root, KindQueueLen: QueueLen,
-		KindForward: func(ns *netdev.NS, _ int) journal.Knob { return ForwardPriority(proc, ns) },
-	}[r.Kind]
-	if !ok {
-		return nil, fmt.Errorf("open knob %s %q: unknown kind", r.Kind, r.Object)
-	}
-	ns, err := openNS(find, r, inode)
-	if err != nil {
-		return nil, err
-	}
-	return opened{knob(ns, index), ns}, nil
-}
-
-// openNS opens the namespace of a knob.
-func openNS(find *netdev.Finder, r journal.Ref, inode uint64) (*netdev.NS, error) {
-	ns, err := find.Open("", inode)
-	if errors.Is(err, netdev.ErrNoNS) {
-		err = errors.Join(journal.ErrGone, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open knob %s %q: %w", r.Kind, r.Object, err)
-	}
-	return ns, nil
+	return netdev.OpenAt(find, r, r.Kind == KindFilter, func(kind, detail string) (func(*netdev.NS, int) journal.Knob, error) {
+		switch hook, name, _ := strings.Cut(detail, "/"); {
+		case kind == KindRoot:
+			return Root, nil
+		case kind == KindQueueLen:
+			return QueueLen, nil
+		case kind == KindForward:
+			return func(ns *netdev.NS, _ int) journal.Knob { return ForwardPriority(proc, ns) }, nil
+		case kind == KindFilter && (hook == "ingress" || hook == "egress") && name != "" && !strings.Contains(name, "/"):
+			return func(ns *netdev.NS, index int) journal.Knob {
+				return filterKnob{ns: ns, index: index, egress: hook == "egress", name: name}
+			}, nil
+		}
+		return nil, errors.New("unknown kind or detail")
+	})
 }
 
 var _ journal.Stepwise = root{}
-
-// opened is a knob with the namespace that was opened for it.
-type opened struct {
-	journal.Knob
-	ns *netdev.NS
-}
-
-func (o opened) Close() error { return o.ns.Close() }
-
-// Unfinished is that of the knob, if it has one.
-func (o opened) Unfinished(value, from, target string) bool {
-	s, ok := o.Knob.(journal.Stepwise)
-	return ok && s.Unfinished(value, from, target)
-}

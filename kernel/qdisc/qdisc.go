@@ -424,9 +424,9 @@ func (d *Device) all() ([]message, error) {
 	return d.dump(unix.RTM_GETQDISC, message{})
 }
 
-// gone adds journal.ErrGone to the kernel's error for a device that has gone.
+// gone adds journal.ErrGone to an error for a device, or its namespace, that has gone.
 func gone(err error) error {
-	if errors.Is(err, unix.ENODEV) {
+	if errors.Is(err, unix.ENODEV) || errors.Is(err, netdev.ErrNoNS) {
 		return errors.Join(journal.ErrGone, err)
 	}
 	return err

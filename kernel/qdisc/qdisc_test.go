@@ -280,9 +280,6 @@ func TestOpenKnob(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
 	find := netdev.NewFinder("/proc", time.Now)
-	if _, err := qdisc.OpenKnob("/proc", find, qdisc.Root(w.ns, w.index).Ref()); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("namespace without a path: %v, want ErrGone", err)
-	}
 	w.near.Bind(t)
 	for _, k := range []journal.Knob{qdisc.Root(w.ns, w.index), qdisc.QueueLen(w.ns, w.index), qdisc.ForwardPriority("/proc", w.ns)} {
 		again, err := qdisc.OpenKnob("/proc", find, k.Ref())
@@ -302,9 +299,10 @@ func TestOpenKnob(t *testing.T) {
 	if v, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward_update_priority"); err != nil || string(v) != "1\n" {
 		t.Errorf("our own namespace: %q, %v", v, err)
 	}
-	for _, bad := range []journal.Ref{{Kind: "qdisc"}, {Kind: "qdisc", Object: "1"}, {Kind: "qdisc", Object: "1/2/3"}, {Kind: "qdisc", Object: "1/-2x"}, {Kind: "other", Object: "1/2"}} {
-		if k, err := qdisc.OpenKnob("/proc", find, bad); err == nil || errors.Is(err, journal.ErrGone) {
-			t.Errorf("open %+v: %v, %v; want an error that is not ErrGone", bad, k, err)
+	for _, bad := range []string{"qdisc ", "qdisc 1/2/3", "other 1/2", "tc-filter 1/2", "tc-filter 1/2/ingress", "tc-filter 1/2/ingress/", "tc-filter 1/2/forward/a", "tc-filter 1/2/egress/a/b"} {
+		kind, object, _ := strings.Cut(bad, " ")
+		if k, err := qdisc.OpenKnob("/proc", find, journal.Ref{Kind: kind, Object: object}); err == nil || errors.Is(err, journal.ErrGone) {
+			t.Errorf("open %s: %v, %v; want an error that is not ErrGone", bad, k, err)
 		}
 	}
 	if err := qdisc.Root(w.ns, w.index).Write("nonsense"); err == nil || !strings.Contains(err.Error(), "nonsense") {

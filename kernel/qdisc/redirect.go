@@ -16,14 +16,40 @@ import (
 // redirects all packets (tc-mirred), as the CNI plugin bandwidth has it; 0: there is none, or it
 // looks at the packets first.
 func Redirected(ns *netdev.NS, index int) (to int, err error) {
-	var list []netlink.Filter
-	err = ns.Do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
+	return redirected(ns, index, netlink.MakeHandle(0xffff, 0)) // of an ingress qdisc
+}
+
+// Lead makes our root qdisc of a device redirect all packets to an IFB before it classifies them; 0:
+// to none. They meet its classes when they come back. The filter goes with the root. Errors:
+// journal.ErrGone if the device has gone.
+func Lead(ns *netdev.NS, index, to int) error {
+	if to != 0 {
+		if now, err := redirected(ns, index, Handle); err != nil || now == to {
 			return err
 		}
-		defer h.Close()
-		list, err = h.FilterList(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}, netlink.MakeHandle(0xffff, 0)) // of an ingress qdisc
+	}
+	f := &netlink.U32{RedirIndex: to, FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: Handle, Priority: firstPref, Protocol: unix.ETH_P_ALL}}
+	err := ns.Do(func() error {
+		err := netlink.FilterDel(f) // all of its preference
+		if to == 0 || err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		return netlink.FilterAdd(f)
+	})
+	if to == 0 && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV)) {
+		return nil // the root, the filter or the device is missing
+	}
+	if err = gone(err); err != nil {
+		return fmt.Errorf("redirect what device %d in netns %d sends to device %d: %w", index, ns.Inode(), to, err)
+	}
+	return nil
+}
+
+// redirected is Redirected for the filters below a qdisc.
+func redirected(ns *netdev.NS, index int, parent uint32) (to int, err error) {
+	var list []netlink.Filter
+	err = ns.Do(func() (err error) {
+		list, err = netlink.FilterList(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}, parent)
 		return err
 	})
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {

@@ -304,8 +304,8 @@ int fl_count(struct __sk_buff *skb)
 	struct tenant *t;
 
 	t = bpf_map_lookup_elem(&fl_tenants, &slot);
-	if (!t)
-		return TCX_NEXT; /* impossible: slots are below MAX_TENANTS */
+	if (!t || skb->ingress_ifindex == skb->ifindex)
+		return TCX_NEXT; /* no such slot; or it was counted before it came back from an IFB */
 	/*
 	 * The packet is from a sender on this host, so no uplink has seen it. A full ring
 	 * alone is not checked here, because the veth checks it next.

@@ -89,7 +89,7 @@ func TestWeightFollowsQuota(t *testing.T) {
 			t.Errorf("%+v: weight %d, noted %q, %v", step, got, before, err)
 		}
 	}
-	if out, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return cgroup.OpenFile(dir, r) }, nil); err != nil || len(out) != 1 || out[0].Result != journal.Restored {
+	if out, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return cgroup.Open(dir, r) }, nil); err != nil || len(out) != 1 || out[0].Result != journal.Restored {
 		t.Errorf("restore: %+v, %v", out, err)
 	}
 	if got, err := cgroup.Weight(dir); err != nil || got != 800 {
