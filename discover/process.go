@@ -243,11 +243,16 @@ func subdirs(dir string, most int) []string {
 		return nil
 	}
 	defer d.Close()
-	entries, _ := d.ReadDir(-1) // what was read before an error still counts
 	var dirs []string
-	for _, e := range entries {
-		if e.IsDir() && len(dirs) < most {
-			dirs = append(dirs, filepath.Join(dir, e.Name()))
+	for len(dirs) < most {
+		entries, _ := d.ReadDir(128) // what was read before an error still counts
+		if len(entries) == 0 {
+			break
+		}
+		for _, e := range entries {
+			if e.IsDir() && len(dirs) < most {
+				dirs = append(dirs, filepath.Join(dir, e.Name()))
+			}
 		}
 	}
 	return dirs

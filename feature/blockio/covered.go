@@ -114,7 +114,12 @@ func populated(dir string) (found string) {
 		if seen++; seen > maxBelow {
 			return filepath.SkipAll
 		}
-		if pids, err := os.ReadFile(filepath.Join(path, "cgroup.procs")); err == nil && len(pids) > 0 {
+		f, err := os.Open(filepath.Join(path, "cgroup.procs"))
+		if err != nil {
+			return nil
+		}
+		defer f.Close()
+		if n, _ := f.Read(make([]byte, 1)); n > 0 { // all of it would be as long as the container likes
 			found, _ = filepath.Rel(dir, path)
 			return filepath.SkipAll
 		}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -25,6 +26,20 @@ func TestMemoryLimit(t *testing.T) {
 	most, limit := size(`MemoryMax=(\d+)G`)<<10, size(`Environment=GOMEMLIMIT=(\d+)MiB`)
 	if limit > most*3/4 {
 		t.Errorf("GOMEMLIMIT is %d MiB of %d", limit, most)
+	}
+}
+
+// TestRestoreConfined fails if the unit that restores may do what the agent's may not.
+func TestRestoreConfined(t *testing.T) {
+	agent, err := os.ReadFile("../../packaging/fairlead.service")
+	must(t, err)
+	restore, err := os.ReadFile("../../packaging/fairlead-restore.service")
+	must(t, err)
+	bound := regexp.MustCompile(`(?m)^(Capability|NoNew|Restrict|Device|Protect|Private|Read|NoExec|Exec|Lock|Memory|System|UMask)\w+=[^/\n].*$`)
+	for _, line := range bound.FindAllString(string(agent), -1) {
+		if !strings.HasPrefix(line, "MemoryMax=") && !strings.Contains(string(restore), "\n"+line+"\n") {
+			t.Errorf("fairlead-restore.service lacks %s", line)
+		}
 	}
 }
 

@@ -7,16 +7,19 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 )
 
 // guard lets those in who have the link. Everybody on the host can connect to a loopback address,
 // and every page that a browser shows can send requests to it.
 //
-// The first request has the token in its query, and gets a cookie for the later ones. Browsers send
+// The first request has the token in its query, and gets a cookie for the later ones. The token
+// counts once: the command line of what opens the link shows it to everybody. Browsers send
 // a cookie to all ports of a host, so the cookie is bound to a path that others do not know.
 type guard struct {
 	token, cookie string // secrets
 	path          string // in front of all pages; begins and ends with a slash
+	spent         atomic.Bool
 }
 
 const cookieName = "fairlead"
@@ -37,7 +40,7 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 func (g *guard) wrap(next http.Handler) http.Handler {
 	pages := http.StripPrefix(strings.TrimSuffix(g.path, "/"), next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		first := r.URL.Path == g.path && r.URL.Query().Has("token")
+		first := r.Method == http.MethodGet && r.URL.Path == g.path && r.URL.Query().Has("token")
 		h := w.Header()
 		h.Set("Content-Security-Policy", policy)
 		h.Set("X-Content-Type-Options", "nosniff")
@@ -52,6 +55,10 @@ func (g *guard) wrap(next http.Handler) http.Handler {
 			h.Set("Allow", "GET, HEAD")
 			http.Error(w, "this page changes nothing", http.StatusMethodNotAllowed)
 		case first && same(r.URL.Query().Get("token"), g.token):
+			if !g.knows(r) && !g.spent.CompareAndSwap(false, true) {
+				http.Error(w, "the link works once, and has been opened: run `fairlead web` again", http.StatusForbidden)
+				return
+			}
 			http.SetCookie(w, &http.Cookie{Name: cookieName, Value: g.cookie, Path: g.path, HttpOnly: true, SameSite: http.SameSiteStrictMode})
 			// Not a redirect: after one from another site's link the browser would leave the
 			// cookie out. The token must not stay in the address.

@@ -52,7 +52,10 @@ func TestGuard(t *testing.T) {
 		cookie                   *http.Cookie
 		want                     int
 	}{
+		{"link without a page", "HEAD", "127.0.0.1:4711", s.g.link(), nil, 403},
 		{"link", "GET", "127.0.0.1:4711", s.g.link(), nil, 200},
+		{"link again", "GET", "127.0.0.1:4711", s.g.link(), nil, 403},
+		{"link in the same browser", "GET", "127.0.0.1:4711", s.g.link(), cookie, 200},
 		{"cookie", "GET", "127.0.0.1:4711", s.g.path, cookie, 200},
 		{"tunnel", "GET", "localhost:1", s.g.path, cookie, 200},
 		{"IPv6", "GET", "[::1]:1", s.g.path, cookie, 200},
@@ -92,7 +95,7 @@ func TestGuard(t *testing.T) {
 			}
 		}
 		set := w.Result().Cookies()
-		if tt.name != "link" {
+		if !strings.HasPrefix(tt.name, "link") || tt.want != 200 {
 			if len(set) > 0 || strings.Contains(w.Body.String(), s.g.token) || strings.Contains(w.Body.String(), s.g.cookie) {
 				t.Errorf("%s: the answer has a cookie or a secret", tt.name)
 			}

@@ -10,8 +10,10 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,6 +23,7 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/enter"
 )
 
@@ -282,6 +285,9 @@ func (r *latencyRun) start(ctx context.Context, c *api.Client, program *exec.Cmd
 	if err != nil {
 		return nil, nil, fmt.Errorf("enter container %s: %w", cli.Show(r.container), err)
 	}
+	if err := isOf(place, list[i]); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("enter container %s: %w", cli.Show(r.container), err), place.Close())
+	}
 	p, err := place.Start(program)
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("in container %s: %w", cli.Show(r.container), err), place.Close())
@@ -293,6 +299,22 @@ func (r *latencyRun) start(ctx context.Context, c *api.Client, program *exec.Cmd
 		place.Close()
 	}
 	return done, stop, nil
+}
+
+// isOf returns an error if a place is not in the network namespace and cgroup of a container: the
+// container has ended, and another process has its number.
+func isOf(p enter.Place, c api.Container) error {
+	ended := fmt.Errorf("it has ended, and process %d is another one", c.PID)
+	if ns, err := p.NetNS.Stat(); err != nil || ns.Sys().(*syscall.Stat_t).Ino != c.NetNS {
+		return errors.Join(ended, err)
+	}
+	tree := p.Groups[0]
+	for dir := tree.Dir; len(dir) >= len(tree.Mount); dir = filepath.Dir(dir) {
+		if id, err := cgroup.ID(dir); err != nil || id == uint64(c.ID) {
+			return err
+		}
+	}
+	return ended
 }
 
 // roundTrips is the result of a run.

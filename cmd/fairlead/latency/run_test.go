@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,6 +19,9 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/enter"
 )
 
 // runStub is an agent with a self socket, on which the caller is a container. The first request for
@@ -162,5 +166,27 @@ func TestLatencyRunMeasures(t *testing.T) {
 	s.measured = true
 	if _, end, err = ask.begin(t.Context(), verb.Env{Env: cli.Env{Stderr: &errs}}, c, "web-1"); err != nil || end() != nil || !s.measured {
 		t.Errorf("measured by policy: %v, %+v", err, s)
+	}
+}
+
+// A number that the kernel has given to another process leads into no container.
+func TestNumberUsedAgain(t *testing.T) {
+	place, err := enter.Of(kernel.Default(), os.Getpid())
+	if err != nil {
+		testkit.Skip(t, err.Error())
+	}
+	defer place.Close()
+	ns, err := place.NetNS.Stat()
+	testkit.Must(t, err)
+	id, err := cgroup.ID(place.Groups[0].Dir)
+	testkit.Must(t, err)
+	is := api.Container{ID: api.ID(id), PID: os.Getpid(), NetNS: ns.Sys().(*syscall.Stat_t).Ino}
+	other, elsewhere := is, is
+	other.ID++
+	elsewhere.NetNS++
+	for name, c := range map[string]api.Container{"same": is, "other container": other, "other network": elsewhere} {
+		if err := isOf(place, c); (err == nil) != (name == "same") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
