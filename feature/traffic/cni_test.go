@@ -2,6 +2,7 @@ package traffic_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,7 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -100,5 +105,63 @@ func TestBesideCNIBandwidth(t *testing.T) {
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 	if now := h.state(); now != before {
 		t.Errorf("in the end\n%swas\n%s", now, before)
+	}
+}
+
+// A program of a network plugin at what the host end receives decides about each packet, as Calico's
+// and Cilium's do: it sees them all while the container has a ceil, and what it keeps from the
+// ceil's queue is said.
+func TestBesidePolicyPrograms(t *testing.T) {
+	needSharing(t)
+	for name, says := range map[string]string{"filter": "which packets would not meet", "tcx": "runs before", "tcx, later": "runs before"} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, gbit)
+			h.bridge()
+			box, c := h.add("one", "10.66.0.2/24", h.ns)
+			seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+			must(t, err)
+			defer seen.Close()
+			p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "cil_from_cont", Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: asm.Instructions{
+				asm.LoadMapValue(asm.R1, seen.FD(), 0), asm.Mov.Imm(asm.R2, 1), asm.StoreXAdd(asm.R1, asm.R2, asm.DWord),
+				asm.Mov.Imm(asm.R0, 0), asm.Return(), // TC_ACT_OK, TCX_PASS: no later program runs
+			}})
+			must(t, err)
+			defer p.Close()
+			index, ceil := h.Index(h.ns, "hone"), policy.Net{Ceil: 5 * mbit}
+			h.start()
+			before := h.state()
+			if name == "tcx, later" {
+				must(t, h.apply(c, ceil))
+			}
+			must(t, h.ns.Do(func() error {
+				if name != "filter" {
+					l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: ebpf.AttachTCXIngress})
+					if err == nil {
+						t.Cleanup(func() { l.Close() })
+					}
+					return err
+				}
+				at := netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
+				return errors.Join(netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: at}), netlink.FilterAdd(&netlink.BpfFilter{
+					FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1, Handle: 1, Protocol: unix.ETH_P_ALL},
+					Fd:          p.FD(), Name: "calico", DirectAction: true,
+				}))
+			}))
+			count := func() (n uint64) {
+				must(t, seen.Lookup(uint32(0), &n))
+				return n
+			}
+			err = h.apply(c, ceil)
+			if err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("a ceil beside it: %v, want %q", err, says)
+			}
+			h.resolve(box, h.wire, "10.66.0.1:9000")
+			was := count()
+			h.send(box, "10.66.0.1:9000")
+			if n := counted(count, was, datagrams); n < datagrams {
+				t.Errorf("of %d packets it saw %d", datagrams, n)
+			}
+			h.removes(before, c.ID)
+		})
 	}
 }

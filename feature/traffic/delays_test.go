@@ -3,6 +3,7 @@ package traffic_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"testing"
@@ -19,33 +20,27 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// eachProgram calls fn with all BPF programs in the kernel.
-func eachProgram(t testing.TB, fn func(*ebpf.ProgramInfo, *ebpf.Program)) {
+// each calls fn with all BPF objects of a kind in the kernel.
+func each[ID ~uint32, O io.Closer](t testing.TB, next func(ID) (ID, error), open func(ID) (O, error), fn func(O)) {
 	t.Helper()
-	for id := ebpf.ProgramID(0); ; {
-		next, err := ebpf.ProgramGetNextID(id)
-		if errors.Is(err, os.ErrNotExist) {
-			return
-		}
+	for id, err := next(0); !errors.Is(err, os.ErrNotExist); id, err = next(id) {
 		must(t, err)
-		id = next
-		p, err := ebpf.NewProgramFromID(id)
+		o, err := open(id)
 		if errors.Is(err, os.ErrNotExist) { // it has just gone
 			continue
 		}
 		must(t, err)
-		info, err := p.Info()
-		must(t, err)
-		fn(info, p)
-		must(t, p.Close())
+		fn(o)
+		must(t, o.Close())
 	}
 }
 
 // meters returns the number of programs that measure delays.
 func meters(t *testing.T) (n int) {
 	t.Helper()
-	eachProgram(t, func(info *ebpf.ProgramInfo, _ *ebpf.Program) {
-		if info.Name == "fl_enqueue" {
+	each(t, ebpf.ProgramGetNextID, ebpf.NewProgramFromID, func(p *ebpf.Program) {
+		info, err := p.Info()
+		if must(t, err); info.Name == "fl_enqueue" {
 			n++
 		}
 	})
@@ -134,18 +129,7 @@ func TestDelaysAlways(t *testing.T) {
 // stamps returns how many packets have a stamp, or had one when they were lost.
 func stamps(t testing.TB) (n int) {
 	t.Helper()
-	for id := ebpf.MapID(0); ; {
-		next, err := ebpf.MapGetNextID(id)
-		if errors.Is(err, os.ErrNotExist) {
-			return n
-		}
-		must(t, err)
-		id = next
-		m, err := ebpf.NewMapFromID(id)
-		if errors.Is(err, os.ErrNotExist) { // it has just gone
-			continue
-		}
-		must(t, err)
+	each(t, ebpf.MapGetNextID, ebpf.NewMapFromID, func(m *ebpf.Map) {
 		if info, err := m.Info(); err == nil && info.Name == "fl_queued" {
 			var index uint32
 			var row [16]uint64 // eight packets, and their arrival times
@@ -157,8 +141,8 @@ func stamps(t testing.TB) (n int) {
 				}
 			}
 		}
-		must(t, m.Close())
-	}
+	})
+	return n
 }
 
 // A container gives a qdisc of its own our handle, and keeps packets in it: they take no room among

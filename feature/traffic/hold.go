@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"iter"
@@ -26,6 +27,7 @@ type hold struct {
 	program string           // redirects to the IFB; empty: there is none
 	from    []int            // the devices that are redirected
 	set     hook.Set         // programs that must not run without the queue
+	before  string           // programs of others that packets meet on the way to the IFB; empty: none
 	why     error            // the plan is not in force
 }
 
@@ -79,6 +81,11 @@ func (h *hold) keep(why error) error {
 // put puts a plan in force, in the namespace of the hold.
 func (f *Traffic) put(ns *netdev.NS, h *hold, p model.Plan, by journal.Owner) error {
 	if h.ifb() {
+		if err := f.beside(ns, h); errors.Is(err, errFiltered) {
+			return errors.Join(err, f.take(ns, h))
+		} else if err != nil {
+			return err
+		}
 		if err := f.makeIFB(ns, h, by); err != nil {
 			return err
 		}
@@ -118,6 +125,34 @@ func (f *Traffic) makeIFB(ns *netdev.NS, h *hold, by journal.Owner) error {
 	}
 	h.index, h.claimed, h.lost, h.brought = index, false, false, false
 	return err
+}
+
+// beside looks for programs of others where the devices of a hold receive. What an IFB hands back
+// meets none that runs after ours (skb->tc_skip_classify): for filters, which do, nothing is led, and
+// ours is attached anew behind programs by tcx.
+func (f *Traffic) beside(ns *netdev.NS, h *hold) error {
+	before := ""
+	for _, dev := range h.from {
+		s, err := f.cfg.Ends.Look(container.Device{NetNS: ns.Inode(), Index: dev}, h.path)
+		if err != nil {
+			return err
+		}
+		for _, p := range s.Ingress {
+			if p.Ours {
+				continue
+			}
+			if p.Kind == "tcx" {
+				before += fmt.Sprintf("program %d ", p.Program)
+			} else if to, err := qdisc.Redirected(ns, dev); err != nil || to == 0 {
+				return cmp.Or(err, fmt.Errorf("%w (%s, program %d); possible with: its owner's own limit, or tcx in its place", errFiltered, p.Kind, p.Program))
+			}
+		}
+	}
+	if before == h.before {
+		return nil
+	}
+	h.before = before
+	return h.set.Close()
 }
 
 // lead redirects packets to the IFB of a hold.

@@ -63,6 +63,13 @@ func (a *account) gap(format string, args ...any) {
 	a.gaps = append(a.gaps, fmt.Errorf(format, args...))
 }
 
+// beside adds what a program of others may keep from the queue of a hold.
+func (a *account) beside(h *hold, keys string) {
+	if h.before != "" {
+		a.gap("%s: %s holds for what %sof somebody else passes on, which runs before (tcx); possible with: its owner's own limit", h.link.Name, keys, h.before)
+	}
+}
+
 // unkept returns an error for the part of a tenant's due that does not hold: feature.ErrPartly if
 // any part holds. missing lists uplinks that do not exist.
 func (f *Traffic) unkept(t *shaped, missing []string) error {
@@ -131,6 +138,7 @@ func (f *Traffic) unkeptWay(a *account, t *shaped, w ways, way Direction, missin
 			continue
 		}
 		holding = append(holding, link.Name)
+		a.beside(u.hold(way), listed(prefix, keys))
 		unkept := link.Unkept(keys)
 		for _, k := range keys {
 			if !slices.Contains(unkept, k) {
@@ -169,6 +177,7 @@ func (t *shaped) unkeptCeil(a *account, way Direction) {
 		}
 		holding = append(holding, h.link.Name)
 		a.places[key]++
+		a.beside(h, key)
 	}
 	if len(holding) > 1 {
 		a.gap("%s holds for each of %s, not for their sum; possible with: a single network, or a ceil divided by their number", key, strings.Join(holding, ", "))

@@ -44,12 +44,13 @@ func linkOf(l netdev.Link) model.Link {
 // Errors that last until the host is changed.
 var (
 	errShaped   = errors.New("it already has a shaper of somebody else")
+	errFiltered = errors.New("it has a filter of somebody else, which packets would not meet")
 	errReplaced = errors.New("someone has replaced the root qdisc, which is left alone")
 )
 
 // lasting reports whether retrying is useless.
 func lasting(err error) bool {
-	return errors.Is(err, errShaped) || errors.Is(err, errReplaced) || errors.Is(err, errLeft) || errors.Is(err, qdisc.ErrKept)
+	return errors.Is(err, errShaped) || errors.Is(err, errFiltered) || errors.Is(err, errReplaced) || errors.Is(err, errLeft) || errors.Is(err, qdisc.ErrKept)
 }
 
 // replaced is the error of a device whose root qdisc is no longer ours. by owned it.

@@ -182,7 +182,7 @@ func (f *Traffic) reidentify(t *shaped) {
 func (t *shaped) unheld() (all string) {
 	for _, way := range directions() {
 		for _, h := range t.holding(way) {
-			all += fmt.Sprint(way, h.link.Name, h.why, h.theirs)
+			all += fmt.Sprint(way, h.link.Name, h.why, h.theirs, h.before)
 		}
 	}
 	return all

@@ -38,7 +38,7 @@ func (u *uplink) hold(way Direction) *hold {
 func (u *uplink) close() error { return errors.Join(u.out.set.Close(), u.in.set.Close()) }
 
 // whys sums up what is not in force.
-func (u *uplink) whys() string { return fmt.Sprint(u.out.why, u.in.why) }
+func (u *uplink) whys() string { return fmt.Sprint(u.out.why, u.in.why, u.in.before) }
 
 // look finds the present uplinks. missing lists the operator's uplinks that do not exist.
 func (f *Traffic) look() (missing []string, err error) {

@@ -65,7 +65,7 @@ func (c crowd) answer(why, mend string) answer {
 
 // hooks examines the devices of our own network namespace.
 func hooks(ctx context.Context, a answers) {
-	const why, mend = "programs of others are attached to devices here", "none is needed: they are left in place; ours run beside them where the hook can hold several"
+	const why, mend = "programs of others are attached to devices here", "none is needed: they are left in place, and ps says where they keep packets from a limit"
 	xdp, tc, tcx, qdiscs := crowd{}, crowd{}, crowd{}, crowd{}
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {

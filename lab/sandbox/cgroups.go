@@ -31,35 +31,36 @@ func (hs hierarchies) below(path string) []group {
 	return gs
 }
 
-// create makes the directories and sets the CPU limits of the sandbox.
-func (hs hierarchies) create(gs []group, cpu CPU) error {
-	for _, g := range gs {
+// create makes the directories and sets the CPU limits of the sandbox. It returns how many it has
+// made.
+func (hs hierarchies) create(gs []group, cpu CPU) (made int, err error) {
+	for i, g := range gs {
 		parent := filepath.Dir(g.Dir)
 		// The parent may go between the two, with the last other sandbox.
 		for try := 0; ; try++ {
 			if err := os.Mkdir(parent, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-				return err
+				return i, err
 			}
 			if err := g.prepare(parent); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
+				return i, err
 			}
 			err := os.Mkdir(g.Dir, 0o755)
 			if err == nil {
 				break
 			}
 			if !errors.Is(err, fs.ErrNotExist) || try == 10 {
-				return err
+				return i, err
 			}
 		}
 		if err := g.prepare(g.Dir); err != nil {
-			return err
+			return i + 1, err
 		}
 		if err := g.limit(cpu); err != nil {
-			return err
+			return i + 1, err
 		}
 		weighParent(parent)
 	}
-	return nil
+	return len(gs), nil
 }
 
 // weighParent sets the weight of the parent to the sum of its groups, so that sandboxes compete

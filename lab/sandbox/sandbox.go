@@ -175,7 +175,8 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 		}
 	}()
 	if !spec.Bare {
-		if err := h.groups.create(b.dirs, spec.CPU); err != nil {
+		if made, err := h.groups.create(b.dirs, spec.CPU); err != nil {
+			b.state.Cgroups = b.state.Cgroups[:made] // the others may be a sandbox's of another Host
 			return nil, err
 		}
 	}

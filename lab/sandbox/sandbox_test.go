@@ -200,6 +200,9 @@ func TestCreateRefuses(t *testing.T) {
 			}
 		})
 	}
+	if _, err := newHost(t).Create(Spec{Name: b.Name}); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("name in use by another Host: %v", err)
+	}
 	// What failed has left nothing, and the first is as it was.
 	if left, _ := os.ReadDir(h.Dir()); len(left) != 1 {
 		t.Errorf("state files: %v", left)
