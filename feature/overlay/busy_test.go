@@ -49,7 +49,7 @@ func TestBusyHost(t *testing.T) {
 				t.Run(x.name, func(t *testing.T) {
 					r.T = t
 					r.quick(s)
-					eventually(t, "a change of before is still due", n.idle)
+					testkit.Await(t, "no change of before is due", n.idle)
 					// Neighbours of the way change by themselves now and then.
 					gen, itself := n.generation(netdev.NeighbourChanged)
 					before, began := n.report(t), time.Now()

@@ -249,6 +249,17 @@ func (r *rig) on() {
 	}
 }
 
+// onTracked is on where routed nodes track connections.
+func (r *rig) onTracked() {
+	r.T.Helper()
+	for _, n := range r.nodes {
+		if r.form == routed {
+			n.stateful(r.T)
+		}
+	}
+	r.on()
+}
+
 // stateful makes a node track connections, and accept established ones. A guest has no nft: nothing
 // is tracked there.
 func (n *node) stateful(t testing.TB) {
@@ -437,12 +448,7 @@ func TestFast(t *testing.T) {
 	for _, form := range testkit.Cases(t, 1, routed, bridged, apart) {
 		t.Run(form, func(t *testing.T) {
 			r := newRig(t, form)
-			for _, n := range r.nodes {
-				if form == routed {
-					n.stateful(t)
-				}
-			}
-			r.on()
+			r.onTracked()
 			echo(t, r.nodes[1].web)
 			for _, proto := range []string{"udp", "tcp"} {
 				for _, to := range []string{r.nodes[1].addr, r.nodes[1].addr6} {

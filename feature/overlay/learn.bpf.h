@@ -182,13 +182,7 @@ static __always_inline struct sight *sight_of(const struct flow_key *key, __u32 
 	return bpf_map_lookup_elem(&fl_ov_sights, &at);
 }
 
-/* Whether any flow of a place may have an entry: leases that are long over count no more. */
-static __always_inline int may_be_known(const struct sight *s, __u64 now)
-{
-	return (__s32)(s->until - ms_of(now)) > 0;
-}
-
-/* The directions in which a flow was seen, if that began a while ago; else 0. */
+/* The directions in which a flow was seen, if that began a while or some packets ago; else 0. */
 static __always_inline __u32 seen_before(struct sight *s, __u32 tag, enum direction dir, __u64 now)
 {
 	__u32 ms = ms_of(now);
@@ -197,10 +191,11 @@ static __always_inline __u32 seen_before(struct sight *s, __u32 tag, enum direct
 		s->tag = tag;
 		s->first = ms;
 		s->dirs = 1 << dir;
+		s->packets = 0;
 		return 0;
 	}
 	s->dirs |= 1 << dir;
-	return ms - s->first >= YOUNG_MS ? s->dirs : 0;
+	return ++s->packets >= YOUNG_PACKETS || ms - s->first >= YOUNG_MS ? s->dirs : 0;
 }
 
 /*
@@ -238,7 +233,7 @@ static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, 
 	if (p->proto == IPPROTO_TCP && !midway(p)) {
 		/* A connection begins or ends: conntrack sees all of it. */
 		s->tag = 0;
-		f = may_be_known(s, now) ? bpf_map_lookup_elem(&fl_ov_flows, key) : 0;
+		f = (__s32)(s->until - ms_of(now)) > 0 ? bpf_map_lookup_elem(&fl_ov_flows, key) : 0;
 		slot = f ? f->slot : 0;
 		if (f && !bpf_map_delete_elem(&fl_ov_flows, key))
 			hold(slot, -1);
@@ -266,8 +261,10 @@ static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, 
 	}
 	seen = &f->dir[dir == OUT ? OUT : IN];
 	other = &f->dir[dir == OUT ? IN : OUT];
-	if ((__s64)(now - seen->until) > KEPT_NS && (__s64)(now - other->until) > KEPT_NS)
+	if (now > seen->until + KEPT_NS && now > other->until + KEPT_NS)
 		f->ready = 0; /* it may be another connection by now */
+	if (!seen->until)
+		seen->seq = p->seq;
 	s->until = ms_of(now + LEASE_NS + KEPT_NS);
 	seen->gen = n->gen;
 	seen->alone = t == TRACKED;

@@ -176,6 +176,17 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// A flow is learnt after so many packets, however soon they follow each other.
+func TestYoung(t *testing.T) {
+	b := newBench(t)
+	b.fill(shape{bridged: true, tcp: true})
+	must(t, b.c.maps.FlOvFlows.Delete(b.flow()))
+	for range 32 {
+		b.run(overlayProgFlOvTunnel, 1, b.sent(random(20)), skb{Ifindex: b.nic, Ingress: b.veth})
+	}
+	must(t, b.c.maps.FlOvFlows.Lookup(b.flow(), new(overlayFlow)))
+}
+
 // PREEMPT_RT is refused since its softirqs can preempt each other.
 func TestMixes(t *testing.T) {
 	if rt := "#1 SMP PREEMPT_RT"; mixes("6.18.44", "#1 SMP PREEMPT_DYNAMIC Debian") || mixes("6.12.9-rt", rt) || !mixes("6.18.44-rt1", rt) || !mixes("7.0.0", rt) {

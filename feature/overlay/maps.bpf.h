@@ -23,8 +23,9 @@
 #define LEASE_NS 1000000000ULL
 /* For how long after its lease an entry counts as one of the same connection. */
 #define KEPT_NS 2000000000ULL
-/* A flow that is younger is not worth learning: most connections end before. */
+/* A flow that is younger in both is not worth learning: most connections end before. */
 #define YOUNG_MS 10 /* more than a tick of the coarse clock */
+#define YOUNG_PACKETS 31 /* after the first: as much work as to make conntrack ready */
 /* A note for fl_ov_uplink is read by the same CPU at once; the coarse clock is up to 10 ms late. */
 #define NOTE_NS 20000000ULL
 /* How often user space is asked for one flow; and again after so many bytes of TCP. */
@@ -189,7 +190,8 @@ MAP(fl_ov_held, ARRAY, MAX_ENDS, __u32, __s64);
 struct sight {
 	__u32 tag;   /* of the flow that was seen last */
 	__u32 first; /* when that was seen first, in ms by the coarse clock */
-	__u32 dirs;  /* a bit for each direction in which it was seen */
+	__u16 dirs;  /* a bit for each direction in which it was seen */
+	__u16 packets; /* of it that came after the first */
 	__u32 until; /* ms; no flow of this place has an entry that counts later than this */
 };
 

@@ -52,9 +52,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	guide, err := os.ReadFile("../../docs/overlay.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name := range s.Help {
 		if !strings.Contains(string(guide), "`fairlead_"+name+"{") {
 			t.Errorf("docs/overlay.md has no fairlead_%s", name)

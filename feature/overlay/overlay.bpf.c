@@ -10,7 +10,7 @@
  *   tc ingress, host end   fl_ov_send     up to four look-ups; the headers written
  *   tc egress, host end    fl_ov_arrive   a comparison; for a packet out of the tunnel
  *                                         two look-ups, and conntrack's once the flow is
- *                                         older than YOUNG_MS
+ *                                         no longer young
  *   tc egress, tunnel      fl_ov_tunnel   the same
  *   tc egress, uplink      fl_ov_uplink   a look-up of a per-CPU array; more only for a
  *                                         packet of which fl_ov_tunnel has left a note
@@ -104,7 +104,7 @@ static __always_inline enum reason fast_flow(struct network *n, const struct pac
 	if (p->proto == IPPROTO_TCP && !midway(p))
 		return TCP_FLAGS; /* if the slow path lets it through, that ends the flow: learn_flow */
 	s = sight_of(key, &tag);
-	if (!s || !may_be_known(s, now))
+	if (!s || (__s32)(s->until - ms_of(now)) <= 0)
 		return UNKNOWN_FLOW;
 	f = bpf_map_lookup_elem(&fl_ov_flows, key);
 	if (!f)

@@ -144,11 +144,12 @@ type overlayRemote struct {
 }
 
 type overlaySight struct {
-	_     structs.HostLayout
-	Tag   uint32
-	First uint32
-	Dirs  uint32
-	Until uint32
+	_       structs.HostLayout
+	Tag     uint32
+	First   uint32
+	Dirs    uint16
+	Packets uint16
+	Until   uint32
 }
 
 type overlayTunnel struct {

@@ -11,16 +11,11 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// fastCount returns the number of fast packets of a node's one network.
-func (n *node) fastCount(t testing.TB) uint64 {
-	t.Helper()
-	w := n.report(t)
-	return w.Egress.Fast + w.Ingress.Fast
-}
-
 // slowFor checks that a stream is answered n times, by no fast packet of a node.
 func (n *node) slowFor(t testing.TB, s *stream, times int) {
 	t.Helper()
+	n.f.mu.Lock()
+	defer n.f.mu.Unlock()
 	before := n.fastCount(t)
 	for range times {
 		s.calls(t)
@@ -35,10 +30,7 @@ func (n *node) slowFor(t testing.TB, s *stream, times int) {
 func TestHangs(t *testing.T) {
 	testkit.InFull(t)
 	r := newRig(t, routed)
-	for _, n := range r.nodes {
-		n.stateful(t)
-	}
-	r.on()
+	r.onTracked()
 	echo(t, r.nodes[1].web)
 	d, s := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr), newStream(t, r.nodes[0].web, r.nodes[1].addr)
 	r.fast(d, 100)
@@ -57,11 +49,11 @@ func TestHangs(t *testing.T) {
 		for began := time.Now(); time.Since(began) < patience+vouched+lease+coarse; {
 			both()
 		}
-		fast := n.fastNow(t)
+		fast := n.fastCount(t)
 		for range 100 {
 			both()
 		}
-		if now := n.fastNow(t); now > fast {
+		if now := n.fastCount(t); now > fast {
 			t.Errorf("%d packets were fast that nobody vouched for", now-fast)
 		}
 	}()
@@ -69,8 +61,8 @@ func TestHangs(t *testing.T) {
 	r.quick(s)
 }
 
-// fastNow is fastCount while the feature hangs.
-func (n *node) fastNow(t testing.TB) (sum uint64) {
+// fastCount returns the number of fast packets of a node. The caller holds the feature's lock.
+func (n *node) fastCount(t testing.TB) (sum uint64) {
 	t.Helper()
 	for _, o := range n.f.force {
 		var counts []overlayCounts

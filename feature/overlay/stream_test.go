@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
@@ -127,17 +128,7 @@ func (s *stream) call(patience time.Duration) bool {
 // calls repeats until a datagram comes back, however many are lost before.
 func (s *stream) calls(t testing.TB) {
 	t.Helper()
-	eventually(t, "no datagram comes back", func() bool { return s.call(100 * time.Millisecond) })
-}
-
-// eventually waits until something holds.
-func eventually(t testing.TB, otherwise string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal(otherwise)
-		}
-	}
+	testkit.Await(t, "a datagram comes back", func() bool { return s.call(100 * time.Millisecond) })
 }
 
 // quick makes packets of a stream fast.
@@ -176,11 +167,11 @@ func (n *node) idle() bool {
 // several changes in one, so after a while another cause counts too.
 func (n *node) told(t testing.TB, cause netdev.Cause, change func()) {
 	t.Helper()
-	eventually(t, "a change of before is still due", n.idle)
+	testkit.Await(t, "no change of before is due", n.idle)
 	before, had := n.generation(cause)
 	change()
 	began := time.Now()
-	eventually(t, fmt.Sprintf("nobody has heard of a change of %s", cause), func() bool {
+	testkit.Await(t, fmt.Sprintf("the feature follows a change of %s", cause), func() bool {
 		gen, times := n.generation(cause)
 		return gen == 0 && before != 0 || times > had || gen > before && time.Since(began) > 2*time.Second
 	})

@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // tracks returns a node's conntrack entry of a connection from a local port: the TCP state, and its
@@ -17,12 +19,7 @@ func (n *node) tracks(t testing.TB, c net.Conn) (state uint8, left uint32, ok bo
 	_, port, err := net.SplitHostPort(c.LocalAddr().String())
 	must(t, err)
 	must(t, n.inside.Do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		list, err := h.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		list, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
 		if err != nil {
 			return err
 		}
@@ -45,10 +42,7 @@ func (n *node) tracks(t testing.TB, c net.Conn) (state uint8, left uint32, ok bo
 // one.
 func TestClosesInOrder(t *testing.T) {
 	r := newRig(t, routed)
-	for _, n := range r.nodes {
-		n.stateful(t)
-	}
-	r.on()
+	r.onTracked()
 	echo(t, r.nodes[1].web)
 	for _, how := range []string{"FIN", "RST"} {
 		t.Run(how, func(t *testing.T) {
@@ -70,7 +64,7 @@ func TestClosesInOrder(t *testing.T) {
 			}
 			must(t, d.Close())
 			for i, n := range r.nodes {
-				eventually(t, "the entry stays", func() bool {
+				testkit.Await(t, "the entry goes", func() bool {
 					state, left, ok := n.tracks(t, d)
 					return !ok || state != 3 || left <= 10 // nf_conntrack_tcp_timeout_close
 				})
@@ -81,14 +75,46 @@ func TestClosesInOrder(t *testing.T) {
 	}
 }
 
+// A slow packet of a connection that conntrack is ready for does not undo that.
+func TestStaysReady(t *testing.T) {
+	r := newRig(t, routed)
+	r.onTracked()
+	echo(t, r.nodes[1].web)
+	d := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr)
+	r.fast(d, 16)
+	n := r.nodes[0]
+	n.f.asking.Lock()
+	for number, table := range n.f.tables { // nobody answers from now on
+		table.Close()
+		n.f.tables[number] = nil
+	}
+	n.f.asking.Unlock()
+	var k overlayFlowKey
+	var f overlayFlow
+	flows := n.f.cache.maps.FlOvFlows
+	must(t, keys(flows, &k, func() {}))
+	must(t, flows.Lookup(k, &f))
+	for dir := range f.Dir {
+		f.Dir[dir].Gen, f.Dir[dir].Until = 0, monotonic()+3600e9
+	}
+	must(t, flows.Put(k, f))
+	testkit.Await(t, "it is learnt anew", func() bool {
+		d.ask(t, 16, 10*time.Second)
+		must(t, flows.Lookup(k, &f))
+		return f.Dir[out].Gen > 0 && f.Dir[in].Gen > 0
+	})
+	if f.Ready != 1 {
+		t.Error("it is not ready")
+	}
+}
+
 // In a zone, where conntrack cannot be made ready for them, connections do not stall.
 func TestZone(t *testing.T) {
 	r := newRig(t, routed)
 	for _, n := range r.nodes {
-		n.stateful(t)
 		n.nft(t, "table inet fl_zone { chain p { type filter hook prerouting priority -300; ct zone set 5; }; }")
 	}
-	r.on()
+	r.onTracked()
 	echo(t, r.nodes[1].web)
 	d := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr)
 	for began := time.Now(); time.Since(began) < 3*lease; {
@@ -103,11 +129,10 @@ func TestZone(t *testing.T) {
 func TestKeepsEntry(t *testing.T) {
 	r := newRig(t, routed)
 	for _, n := range r.nodes {
-		n.stateful(t)
 		must(t, n.inside.Sysctl("netfilter/nf_conntrack_udp_timeout", "3"))
 		must(t, n.inside.Sysctl("netfilter/nf_conntrack_udp_timeout_stream", "3"))
 	}
-	r.on()
+	r.onTracked()
 	newSink(t, r.nodes[1].web)
 	s := newStream(t, r.nodes[0].web, r.nodes[1].addr)
 	r.quick(s)

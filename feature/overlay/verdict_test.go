@@ -156,14 +156,9 @@ func (b *bench) fill(s shape) {
 	}
 	must(t, m.FlOvRemotes.Put(r.Self, r))
 	b.know(func(*overlayFlow) {})
-	must(t, m.FlOvNotes.Put(uint32(0), make([]overlayNote, must1(ebpf.PossibleCPU()))))
-}
-
-func must1[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
+	cpus, err := ebpf.PossibleCPU()
+	must(t, err)
+	must(t, m.FlOvNotes.Put(uint32(0), make([]overlayNote, cpus)))
 }
 
 // know changes the flow's entry.

@@ -238,11 +238,9 @@ func TestReadState(t *testing.T) {
 	if s, err := conntrack.Read(ns); err != nil || s != (conntrack.State{}) {
 		t.Fatalf("%+v, %v", s, err)
 	}
-	if err := kit.Do(func() error {
+	must(t, kit.Do(func() error {
 		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", []byte("1"), 0)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if s, err := conntrack.Read(ns); err != nil || !s.Liberal {
 		t.Errorf("%+v, %v", s, err)
 	}
