@@ -11,6 +11,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -156,9 +157,7 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.Roots == (kernel.Roots{}) {
 		cfg.Roots = kernel.Default()
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if cfg.StateDir == "" {
 		return nil, errors.New("start agent: no state directory is given")
 	}

@@ -257,7 +257,7 @@ func TestAgentClosesWhatItCannotServe(t *testing.T) {
 	r := newRig(t)
 	r.start()
 	state := t.TempDir()
-	j, err := journal.Open(state)
+	j, err := journal.Open(state, "")
 	testkit.Must(t, err)
 	f := newFake()
 	cfg := Config{StateDir: state, Socket: r.agent.cfg.Socket, Log: quiet()}
@@ -268,7 +268,7 @@ func TestAgentClosesWhatItCannotServe(t *testing.T) {
 	if !f.closed {
 		t.Error("its feature was not closed")
 	}
-	if j, err = journal.Open(state); err != nil {
+	if j, err = journal.Open(state, ""); err != nil {
 		t.Fatalf("its journal was not closed: %v", err)
 	}
 	j.Close()
@@ -428,7 +428,7 @@ func TestAgentNeedsItsState(t *testing.T) {
 		t.Errorf("New without a state directory: %v", err)
 	}
 	dir := t.TempDir()
-	j, err := journal.Open(dir)
+	j, err := journal.Open(dir, "")
 	testkit.Must(t, err)
 	defer j.Close()
 	if _, err := New(Config{StateDir: dir, Roots: kernel.Roots{Proc: fakeProc(t)}}); !errors.Is(err, journal.ErrBusy) {

@@ -257,7 +257,7 @@ func TestPanicInSet(t *testing.T) {
 // feature uses it.
 func panicking(args string) {
 	where, state, _ := strings.Cut(args, " ")
-	j, err := journal.Open(state)
+	j, err := journal.Open(state, "")
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -302,7 +302,7 @@ func TestPanicEnds(t *testing.T) {
 			if cmd.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), "panic: ") || !strings.Contains(string(out), frame) {
 				t.Errorf("%v:\n%s", err, out)
 			}
-			j, err := journal.Open(state)
+			j, err := journal.Open(state, "")
 			testkit.Must(t, err)
 			defer j.Close()
 			if data, err := os.ReadFile(state + "/knob"); string(data) != "ours" || len(j.Entries()) != 1 {

@@ -32,7 +32,7 @@ func rounds(arg []byte) (map[string]faults.Op, error) {
 	if dirs[2] != "" {
 		return serving(dirs[0], h, &host{dir: dirs[2]}), nil
 	}
-	j, err := journal.Open(dirs[0])
+	j, err := journal.Open(dirs[0], "")
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func TestFaults(t *testing.T) {
 			return state
 		},
 		Restore: func() error {
-			j, err := journal.Open(dir)
+			j, err := journal.Open(dir, "")
 			if err != nil {
 				return err
 			}
@@ -121,7 +121,7 @@ func serving(dir string, hosts ...*host) map[string]faults.Op {
 	}
 	return map[string]faults.Op{
 		"open": func(context.Context) error {
-			j, err := journal.Open(dir)
+			j, err := journal.Open(dir, "")
 			if err != nil {
 				return err
 			}

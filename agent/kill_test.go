@@ -26,7 +26,7 @@ const killBoxes = 40
 func childAgent(dirs string) {
 	state, dir, _ := strings.Cut(dirs, " ")
 	h := &host{dir: dir}
-	j, err := journal.OpenCopied(state, filepath.Join(state, "copy"))
+	j, err := journal.Open(state, filepath.Join(state, "copy"))
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -132,9 +132,9 @@ func TestKillAndRestore(t *testing.T) {
 		for _, name := range files {
 			testkit.Must(t, damage[i%len(damage)](name))
 		}
-		j, err := journal.OpenCopied(r.state, filepath.Join(r.state, "copy"))
+		j, err := journal.Open(r.state, filepath.Join(r.state, "copy"))
 		if errors.Is(err, journal.ErrCorrupt) {
-			j, err = journal.OpenCopied(r.state, filepath.Join(r.state, "copy"))
+			j, err = journal.Open(r.state, filepath.Join(r.state, "copy"))
 		}
 		testkit.Must(t, err)
 		out, err := j.Restore(r.host.open, nil)

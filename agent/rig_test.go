@@ -160,7 +160,7 @@ type rig struct {
 
 func (r *rig) journal() *journal.Journal {
 	r.t.Helper()
-	j, err := journal.Open(r.state)
+	j, err := journal.Open(r.state, "")
 	testkit.Must(r.t, err)
 	return j
 }

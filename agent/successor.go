@@ -334,10 +334,10 @@ func openJournal(cfg Config) (*journal.Journal, error) {
 			second = filepath.Join(dir, url.PathEscape(state))
 		}
 	}
-	j, err := journal.OpenCopied(cfg.StateDir, second)
+	j, err := journal.Open(cfg.StateDir, second)
 	if errors.Is(err, journal.ErrCorrupt) {
 		cfg.Log.Error("journal was damaged; going on with the rest of it", "err", err)
-		j, err = journal.OpenCopied(cfg.StateDir, second)
+		j, err = journal.Open(cfg.StateDir, second)
 	}
 	return j, err
 }

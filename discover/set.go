@@ -145,9 +145,7 @@ func NewSet(cfg Config, sources ...Source) *Set {
 			return run(ctx)
 		}
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	s := &Set{
 		cfg:     cfg,
 		sources: slices.Clone(sources),

@@ -68,9 +68,7 @@ const (
 // New makes a Plugin that does nothing before Run.
 func New(cfg Config) *Plugin {
 	cfg.Every = cmp.Or(cfg.Every, 10*time.Second)
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return &Plugin{cfg: cfg, wake: make(chan struct{}, 1), offers: make(map[string]*offer)}
 }
 

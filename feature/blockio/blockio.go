@@ -9,6 +9,7 @@
 package blockio
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,9 +93,7 @@ type managed struct {
 
 // New finds out what the host can do. It changes nothing.
 func New(cfg Config) (*BlockIO, error) {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	f := &BlockIO{
 		cfg: cfg, managed: make(map[container.ID]*managed), events: newEventLog(), changed: func(container.ID) {}, loop: feature.Loop{Name: "disks"},
 		measured: measured{ids: make(map[container.ID]uint64)},

@@ -48,7 +48,7 @@ func child(role string) {
 }
 
 func childAgent(state string, deadline bool, cg container.Cgroup) error {
-	j, err := journal.Open(state)
+	j, err := journal.Open(state, "")
 	if err != nil {
 		return err
 	}

@@ -92,12 +92,8 @@ type measured struct {
 
 // New probes the host. It changes nothing.
 func New(cfg Config) (*Latency, error) {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if cfg.NetNS == "" {
-		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	cfg.NetNS = cmp.Or(cfg.NetNS, filepath.Join(cfg.Roots.Proc, "self", "ns", "net"))
 	cfg.Budget = cmp.Or(cfg.Budget, DefaultBudget)
 	f := &Latency{
 		cfg:      cfg,

@@ -84,7 +84,7 @@ func TestSamplesAreExplained(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	j, err := journal.Open(t.TempDir())
+	j, err := journal.Open(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -97,12 +97,8 @@ func New(cfg Config) (*Netcpu, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netcpu: %w", err)
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if cfg.NetNS == "" {
-		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	cfg.NetNS = cmp.Or(cfg.NetNS, filepath.Join(cfg.Roots.Proc, "self", "ns", "net"))
 	n := &Netcpu{
 		cfg:       cfg,
 		layout:    layout,

@@ -9,6 +9,7 @@
 package overlay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,15 +86,11 @@ type Overlay struct {
 
 // New probes the host. It changes nothing.
 func New(cfg Config) (*Overlay, error) {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	if cfg.NetNS == "" {
-		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
-	}
+	cfg.NetNS = cmp.Or(cfg.NetNS, filepath.Join(cfg.Roots.Proc, "self", "ns", "net"))
 	f := &Overlay{
 		cfg:     cfg,
 		looking: feature.Loop{Name: "changes", Bound: feature.BehindCalls},

@@ -10,6 +10,7 @@
 package traffic
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,15 +84,11 @@ type Traffic struct {
 }
 
 func (cfg Config) withDefaults() Config {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	if cfg.NetNS == "" {
-		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
-	}
+	cfg.NetNS = cmp.Or(cfg.NetNS, filepath.Join(cfg.Roots.Proc, "self", "ns", "net"))
 	return cfg
 }
 

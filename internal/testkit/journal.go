@@ -15,15 +15,15 @@ type journal interface {
 // Journal opens a journal (open is journal.Open) in a folder of its own and closes it when t ends.
 // It waits longer for the kernel than an agent does: the end of a polling thread can take seconds
 // where guests and burners occupy all CPUs.
-func Journal[J journal](t testing.TB, open func(dir string) (J, error)) J {
+func Journal[J journal](t testing.TB, open func(dir, second string) (J, error)) J {
 	t.Helper()
 	return JournalIn(t, t.TempDir(), open)
 }
 
 // JournalIn is Journal in a given folder.
-func JournalIn[J journal](t testing.TB, dir string, open func(dir string) (J, error)) J {
+func JournalIn[J journal](t testing.TB, dir string, open func(dir, second string) (J, error)) J {
 	t.Helper()
-	j, err := open(dir)
+	j, err := open(dir, "")
 	Must(t, err)
 	t.Cleanup(func() { Must(t, j.Close()) })
 	j.SetPatience(10 * patience)

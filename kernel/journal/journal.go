@@ -87,12 +87,9 @@ type Journal struct {
 }
 
 // Open opens the journal in dir for the running boot. It creates a missing dir with mode 0700. It
-// needs no room on the disk, and neither does Restore. Errors: ErrBusy, ErrCorrupt, ErrVersion.
-func Open(dir string) (*Journal, error) { return OpenCopied(dir, "") }
-
-// OpenCopied is Open with a copy of the journal in another directory, for the case that the file in
-// dir is damaged or removed.
-func OpenCopied(dir, second string) (*Journal, error) {
+// needs no room on the disk, and neither does Restore. A second directory has a copy, for the case
+// that the file in dir is damaged or removed; "": none. Errors: ErrBusy, ErrCorrupt, ErrVersion.
+func Open(dir, second string) (*Journal, error) {
 	boot, err := BootID("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("open journal %s: %w", dir, err)
@@ -100,7 +97,7 @@ func OpenCopied(dir, second string) (*Journal, error) {
 	return openBoot(dir, second, boot)
 }
 
-// openBoot is OpenCopied for the boot with the given id (see BootID). Entries of any other boot are
+// openBoot is Open for the boot with the given id (see BootID). Entries of any other boot are
 // dropped.
 func openBoot(dir, second, boot string) (*Journal, error) {
 	s, err := lock(dir, second, boot)

@@ -354,7 +354,7 @@ func TestSysfsInterrupted(t *testing.T) {
 	testkit.NeedRoot(t)
 	ns, eth0, readOnly := readOnlySysfs(t)
 	dir := t.TempDir()
-	j, err := journal.Open(dir)
+	j, err := journal.Open(dir, "")
 	must(t, err)
 	func() {
 		defer func() {
@@ -368,7 +368,7 @@ func TestSysfsInterrupted(t *testing.T) {
 		t.Fatal("the write did not begin")
 	}
 	j.Close()
-	if j, err = journal.Open(dir); err != nil {
+	if j, err = journal.Open(dir, ""); err != nil {
 		t.Fatal(err)
 	}
 	defer j.Close()

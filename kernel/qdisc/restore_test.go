@@ -214,7 +214,7 @@ func workplace(dir string) (*netdev.NS, int, *journal.Journal, error) {
 	if err != nil {
 		return nil, 0, nil, err
 	}
-	j, err := journal.Open(filepath.Join(dir, "state"))
+	j, err := journal.Open(filepath.Join(dir, "state"), "")
 	return ns, index, j, err
 }
 

@@ -22,7 +22,7 @@ func TestDeadlineInKernel(t *testing.T) {
 	testkit.NeedRoot(t)
 	must(t, TryDeadline())
 	dir := t.TempDir()
-	j, err := journal.Open(dir)
+	j, err := journal.Open(dir, "")
 	must(t, err)
 	cmd := exec.Command("sh", "-c", "read x; sleep 1000 & echo $!; wait")
 	in, _ := cmd.StdinPipe()
@@ -66,7 +66,7 @@ func TestDeadlineInKernel(t *testing.T) {
 	}
 	j.Close()
 
-	if j, err = journal.Open(dir); err != nil {
+	if j, err = journal.Open(dir, ""); err != nil {
 		t.Fatal(err)
 	}
 	defer j.Close()

@@ -87,7 +87,7 @@ func (h *host) Running() []container.Container {
 
 // open starts an agent, which finds what an earlier one left.
 func (h *host) open() (err error) {
-	if h.journal, err = journal.Open(h.state); err != nil {
+	if h.journal, err = journal.Open(h.state, ""); err != nil {
 		return err
 	}
 	if h.blockio, err = blockio.New(blockio.Config{Host: feature.Host{Roots: h.roots, Journal: h.journal, Containers: h}, Measures: func() error { return nil }}); err != nil {

@@ -25,7 +25,7 @@ func (m *memory) Write(v string) error  { m.value = v; return nil }
 // TestRestoreExpired checks which entries are tried.
 func TestRestoreExpired(t *testing.T) {
 	dir := t.TempDir()
-	j, err := journal.Open(dir)
+	j, err := journal.Open(dir, "")
 	testkit.Must(t, err)
 	for name, expiry := range map[string]time.Time{"past": time.Now().Add(-time.Hour), "future": time.Now().Add(time.Hour), "never": {}} {
 		testkit.Must(t, j.TurnUntil(&memory{name, "before"}, "after", journal.Owner{Feature: "f", Container: 7}, expiry))

@@ -45,7 +45,7 @@ func newChargeRig(t *testing.T, v2 bool, files ...string) *chargeRig {
 	if v2 {
 		layout.CPU = layout.V2
 	}
-	j, err := journal.Open(t.TempDir())
+	j, err := journal.Open(t.TempDir(), "")
 	must(t, err)
 	t.Cleanup(func() { j.Close() })
 	r := &chargeRig{t: t, dir: filepath.Join(layout.CPU, "web"), now: time.Now(), costs: make(map[container.ID]Cost)}

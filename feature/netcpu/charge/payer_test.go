@@ -259,7 +259,7 @@ func TestChargeRefused(t *testing.T) {
 // closedJournal returns a journal that refuses every turn.
 func closedJournal(t *testing.T) *journal.Journal {
 	t.Helper()
-	j, err := journal.Open(t.TempDir())
+	j, err := journal.Open(t.TempDir(), "")
 	must(t, err)
 	must(t, j.Close())
 	return j

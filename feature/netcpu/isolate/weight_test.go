@@ -40,7 +40,7 @@ func TestWeightFollowsQuota(t *testing.T) {
 		t.Helper()
 		must(t, os.WriteFile(filepath.Join(dir, file), []byte(value), 0o600))
 	}
-	j, err := journal.Open(t.TempDir())
+	j, err := journal.Open(t.TempDir(), "")
 	must(t, err)
 	defer j.Close()
 	c := container.Container{ID: 7, NetNS: 1, Cgroup: container.Cgroup{CPU: dir}}

@@ -105,7 +105,7 @@ func (k *Knobs) State() (string, error) {
 			return "", err
 		}
 	}
-	j, err := journal.Open(dir)
+	j, err := journal.Open(dir, "")
 	if err != nil {
 		return "", err
 	}
@@ -168,7 +168,7 @@ var anyNumber = regexp.MustCompile(`[0-9]+`)
 
 // Restore does what fairlead restore does: it undoes all entries of a journal.
 func Restore(dir string) error {
-	j, err := journal.Open(dir)
+	j, err := journal.Open(dir, "")
 	if err != nil {
 		return err
 	}

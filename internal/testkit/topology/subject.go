@@ -35,7 +35,7 @@ func Subject(open func(Spec, *journal.Journal) (feature.Feature, error)) func(ar
 		if err := json.Unmarshal(arg, &s); err != nil {
 			return nil, err
 		}
-		j, err := journal.Open(s.Dir)
+		j, err := journal.Open(s.Dir, "")
 		if err != nil {
 			return nil, err
 		}
