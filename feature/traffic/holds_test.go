@@ -298,7 +298,6 @@ func TestUplinkOfSomebodySlower(t *testing.T) {
 // A container with several networks has one ceil for all it sends, by one queue, and one for all it
 // receives.
 func TestCeilOfSeveralNetworks(t *testing.T) {
-	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()

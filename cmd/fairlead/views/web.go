@@ -26,7 +26,7 @@ func webVerb(e verb.Env) *cobra.Command {
 the most slowed first; who slows whom; and each container, with its last minutes or
 the time that was recorded. The pages change nothing, and need no network.
 
-Only who has the link sees the pages, as long as the verb runs. From another machine,
+The link opens once: that browser sees the pages as long as the verb runs. From another machine,
 forward the port first: ssh -L PORT:127.0.0.1:PORT HOST`,
 		Example: `  fairlead web
   fairlead web --port 8080
