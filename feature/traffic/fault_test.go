@@ -1,6 +1,8 @@
 package traffic_test
 
 import (
+	"fmt"
+	"os"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/feature"
@@ -30,8 +32,8 @@ func TestFaults(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
-	_, one := h.add("faultone", "10.66.0.2/24", h.ns)
-	_, two := h.add("faulttwo", "10.66.0.3/24", h.ns)
+	_, one := h.add(fmt.Sprintf("one%d", os.Getpid()), "10.66.0.2/24", h.ns)
+	_, two := h.add(fmt.Sprintf("two%d", os.Getpid()), "10.66.0.3/24", h.ns)
 	ceil := policy.Settings{Egress: policy.Net{Ceil: 100 * mbit}, Ingress: policy.Net{Ceil: 50 * mbit}}
 	share := policy.Settings{Egress: policy.Net{Weight: 2}, Ingress: policy.Net{Rate: 20 * mbit}}
 	receive := policy.Settings{Ingress: policy.Net{Ceil: 50 * mbit}}

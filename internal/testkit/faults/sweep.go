@@ -57,7 +57,7 @@ type sweep struct {
 // In the tier Full each call gets a fault, and the first of its kind gets all that it can have. Other
 // tiers have a few calls of each operation, in each run the same, and the tier Quick has the first three
 // operations. Sweep logs how many.
-func Sweep(t testing.TB, rig Rig, cases ...Case) {
+func Sweep(t *testing.T, rig Rig, cases ...Case) {
 	t.Helper()
 	w := &sweep{TB: t, rig: rig, s: Start(t, rig.Arg), clean: rig.State(), findings: make(map[string]int)}
 	if tier(t) == testkit.Quick {
@@ -67,7 +67,7 @@ func Sweep(t testing.TB, rig Rig, cases ...Case) {
 		w.cycle(c)
 	}
 	for _, c := range cases {
-		w.sweep(c)
+		t.Run(c.Op, func(*testing.T) { w.sweep(c) }) // -run can choose one
 	}
 	for _, what := range slices.Sorted(maps.Keys(w.findings)) {
 		t.Errorf("%d times: %s", w.findings[what], what)
