@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -130,10 +131,7 @@ func enable(dir string, want ...string) error {
 }
 
 func (g group) limit(cpu CPU) error {
-	period := cpu.Period
-	if period == 0 {
-		period = 100 * time.Millisecond
-	}
+	period := cmp.Or(cpu.Period, 100*time.Millisecond)
 	has := func(c string) bool {
 		if !g.V2 {
 			return g.Controller == c

@@ -11,6 +11,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -74,12 +75,8 @@ type Host struct {
 
 // New makes a Host. It needs root, and a program that calls [Reexec] in main (or TestMain).
 func New(cfg Config) (*Host, error) {
-	if cfg.Roots == (kernel.Roots{}) {
-		cfg.Roots = kernel.Default()
-	}
-	if cfg.Dir == "" {
-		cfg.Dir = discover.DefaultSandboxes
-	}
+	cfg.Roots = cmp.Or(cfg.Roots, kernel.Default())
+	cfg.Dir = cmp.Or(cfg.Dir, discover.DefaultSandboxes)
 	if os.Getenv(insideEnv) != "" {
 		// A main without Reexec would start itself without end.
 		return nil, errors.New("make sandbox host: this process is in a sandbox itself (does its main call sandbox.Reexec?)")
