@@ -234,9 +234,8 @@ func (f *Traffic) free(h *hold) error {
 		_, err = f.cfg.Journal.Restore(gone, func(e journal.Entry) bool {
 			return e.Owner.Feature == name && strings.HasPrefix(e.Ref.Object, prefix)
 		})
-		return errors.Join(err, h.set.Close())
 	}
-	if err != nil {
+	if ns == nil {
 		return errors.Join(err, h.set.Close())
 	}
 	defer ns.Close()

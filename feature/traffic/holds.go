@@ -55,8 +55,8 @@ func (t *shaped) ways() (w ways) {
 
 // account is the part of a tenant's due that holds, and the part that does not.
 type account struct {
-	places map[string]int // by key: where it holds
-	gaps   []error
+	holds bool // any of it
+	gaps  []error
 }
 
 func (a *account) gap(format string, args ...any) {
@@ -73,7 +73,7 @@ func (a *account) beside(h *hold, keys string) {
 // unkept returns an error for the part of a tenant's due that does not hold: feature.ErrPartly if
 // any part holds. missing lists uplinks that do not exist.
 func (f *Traffic) unkept(t *shaped, missing []string) error {
-	a := account{places: make(map[string]int)}
+	var a account
 	w := t.ways()
 	switch {
 	case len(w.veths)+len(w.below)+len(w.beside) == 0:
@@ -89,10 +89,8 @@ func (f *Traffic) unkept(t *shaped, missing []string) error {
 	if len(a.gaps) == 0 {
 		return nil
 	}
-	for _, n := range a.places {
-		if n > 0 {
-			return fmt.Errorf("%w: %w", feature.ErrPartly, errors.Join(a.gaps...))
-		}
+	if a.holds {
+		return fmt.Errorf("%w: %w", feature.ErrPartly, errors.Join(a.gaps...))
 	}
 	return errors.Join(a.gaps...)
 }
@@ -140,11 +138,7 @@ func (f *Traffic) unkeptWay(a *account, t *shaped, w ways, way Direction, missin
 		holding = append(holding, link.Name)
 		a.beside(u.hold(way), listed(prefix, keys))
 		unkept := link.Unkept(keys)
-		for _, k := range keys {
-			if !slices.Contains(unkept, k) {
-				a.places[prefix+k]++
-			}
-		}
+		a.holds = a.holds || len(unkept) < len(keys)
 		if len(unkept) > 0 {
 			a.gap("uplink %s: %s %s not kept, as the rate of the link is not known: its driver does not tell ("+giveRate+")",
 				link.Name, listed(prefix, unkept), are(unkept), link.Name)
@@ -185,7 +179,7 @@ func (t *shaped) unkeptCeil(a *account, way Direction) {
 			a.gap("%s%s: %s is not kept: %w", h.link.Name, map[bool]string{true: " and others together"}[h.sum], key, h.why)
 			continue
 		}
-		a.places[key]++
+		a.holds = true
 		a.beside(h, key)
 		if !t.summed(h) {
 			holding = append(holding, h.link.Name)

@@ -52,9 +52,7 @@ func (f *Traffic) plans() (all plans, err error) {
 	}
 	if len(all[Ingress]) == 0 { // nothing can be enforced there, see unkept
 		delete(all, Ingress)
-		return all, nil
-	}
-	if f.cfg.Ends.Filters() {
+	} else if f.cfg.Ends.Filters() {
 		return nil, errNoSharing
 	}
 	return all, nil

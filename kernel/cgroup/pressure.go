@@ -1,7 +1,6 @@
 package cgroup
 
 import (
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -28,18 +27,7 @@ func Stalled(dir, resource string) (time.Duration, error) {
 }
 
 func (f *Files) pressure(dir, file, kind string) (time.Duration, error) {
-	text, err := f.value(dir, file)
-	if errors.Is(err, errNoFile) {
-		return 0, fmt.Errorf("%s of %s: %w", file, dir, errors.ErrUnsupported)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", file, err)
-	}
-	d, err := parsePressure(text, kind)
-	if err != nil {
-		return 0, fmt.Errorf("%s of %s: %w", file, dir, err)
-	}
-	return d, nil
+	return parsed(f, dir, file, func(text string) (time.Duration, error) { return parsePressure(text, kind) })
 }
 
 // parsePressure returns the total, in microseconds, of the line "KIND avg10=N … total=N".

@@ -56,14 +56,11 @@ func (k rt) file() journal.Knob { return File(filepath.Join(string(k), rtFile)) 
 func (k rt) Ref() journal.Ref { return journal.Ref{Kind: KindRT, Object: k.file().Ref().Object} }
 
 func (k rt) Read() (string, error) {
-	_, err := value(string(k), rtFile)
+	text, err := value(string(k), rtFile)
 	if errors.Is(err, errNoFile) {
 		return "", fmt.Errorf("%s of %s: %w: it needs real-time groups of cgroup v1", rtFile, string(k), errors.ErrUnsupported)
 	}
-	if err != nil {
-		return "", err
-	}
-	return k.file().Read()
+	return text, err
 }
 
 func (k rt) Write(to string) error {

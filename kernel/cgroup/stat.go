@@ -55,18 +55,24 @@ func span(n uint64, unit time.Duration) time.Duration {
 }
 
 func (f *Files) cpuStat(dir string) (map[string]uint64, error) {
-	text, err := f.value(dir, "cpu.stat")
-	if errors.Is(err, errNoFile) {
-		return nil, fmt.Errorf("cpu.stat of %s: %w", dir, errors.ErrUnsupported)
+	return parsed(f, dir, "cpu.stat", parseStat)
+}
+
+// parsed returns what parse makes of a file of a cgroup.
+func parsed[T any](f *Files, dir, file string, parse func(text string) (T, error)) (of T, err error) {
+	text, err := f.value(dir, file)
+	switch {
+	case errors.Is(err, errNoFile):
+		err = errors.ErrUnsupported
+	case err != nil:
+		return of, fmt.Errorf("%s: %w", file, err)
+	default:
+		of, err = parse(text)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("cpu.stat: %w", err)
+		return of, fmt.Errorf("%s of %s: %w", file, dir, err)
 	}
-	stat, err := parseStat(text)
-	if err != nil {
-		return nil, fmt.Errorf("cpu.stat of %s: %w", dir, err)
-	}
-	return stat, nil
+	return of, nil
 }
 
 // parseStat parses a flat keyed file: "KEY NUMBER" in each line.

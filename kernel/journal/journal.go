@@ -235,10 +235,7 @@ func (j *Journal) turn(k Knob, given *string, c Entry) error {
 	if err := j.write(k, now, next.Wrote); err != nil {
 		return errors.Join(err, j.retreat(k, next, old, now))
 	}
-	if next.Prior != nil {
-		return j.change(c.Ref, func(n note) note { n.Prior = nil; return n })
-	}
-	return nil
+	return j.change(c.Ref, func(n note) note { n.Prior = nil; return n })
 }
 
 // set calls k.Write. While the write changes another part of the host too, a note records that, so

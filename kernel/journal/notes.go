@@ -210,16 +210,12 @@ func (n *notes) list(match func(Entry) bool) []Entry {
 // sorted returns the notes with a claim that matches, oldest first; nil matches all.
 func (n *notes) sorted(match func(Entry) bool) []*note {
 	n.mu.Lock()
-	all := make([]*note, 0, len(n.byRef))
-	all = slices.AppendSeq(all, maps.Values(n.byRef))
+	all := slices.AppendSeq(make([]*note, 0, len(n.byRef)), maps.Values(n.byRef))
 	n.mu.Unlock()
 	// Usually few of many match.
-	list := all[:0]
-	for _, e := range all {
-		if slices.ContainsFunc(e.claims, func(c claim) bool { return match == nil || match(e.entry(c)) }) {
-			list = append(list, e)
-		}
-	}
+	list := slices.DeleteFunc(all, func(e *note) bool {
+		return !slices.ContainsFunc(e.claims, func(c claim) bool { return match == nil || match(e.entry(c)) })
+	})
 	slices.SortFunc(list, func(a, b *note) int { return cmp.Compare(a.seq, b.seq) })
 	return list
 }

@@ -20,17 +20,6 @@ const (
 	statsLink64 = 1  // IFLA_STATS_LINK_64: struct rtnl_link_stats64
 )
 
-// statsRequest is the body of RTM_GETSTATS: struct if_stats_msg.
-type statsRequest struct{}
-
-func (statsRequest) Len() int { return statsHeader }
-
-func (statsRequest) Serialize() []byte {
-	b := make([]byte, statsHeader)
-	binary.NativeEndian.PutUint32(b[8:], 1<<(statsLink64-1))
-	return b
-}
-
 // AllCounters returns the counters of the devices of the namespace, by index. It is much cheaper than
 // [NS.Links]. The error matches ErrMany after most devices; what was read until then is returned,
 // too.
@@ -66,7 +55,9 @@ func (ns *NS) Counting() (*Counting, error) {
 // Read is as [NS.AllCounters]. After an error the Counting can only be closed.
 func (c *Counting) Read(most int) (map[int]Counters, error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETSTATS, unix.NLM_F_DUMP)
-	req.AddData(statsRequest{})
+	head := make([]byte, statsHeader)
+	binary.NativeEndian.PutUint32(head[8:], 1<<(statsLink64-1))
+	req.AddRawData(head)
 	counts := make(map[int]Counters)
 	err := dumpBy(c.s, req, func(msg []byte) (bool, error) {
 		if len(counts) == most {

@@ -106,10 +106,7 @@ func (m *Monitor) Open(inode uint64) *NS {
 	if s == nil {
 		return nil
 	}
-	ns, err := s.ns.Dup()
-	if err != nil {
-		return nil // it is to be searched for, then
-	}
+	ns, _ := s.ns.Dup() // after an error it is to be searched for
 	return ns
 }
 

@@ -54,14 +54,11 @@ func Open(path string) (*NS, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netns %s: %w", path, err)
 	}
-	if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
+	kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE)
+	var st unix.Stat_t
+	if err = cmp.Or(err, unix.Fstat(int(f.Fd()), &st)); err != nil || kind != unix.CLONE_NEWNET {
 		f.Close()
 		return nil, fmt.Errorf("open netns %s: %w", path, cmp.Or(err, errNotNS))
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("open netns %s: %w", path, err)
 	}
 	return &NS{f: f, inode: st.Ino}, nil
 }

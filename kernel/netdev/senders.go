@@ -59,13 +59,9 @@ const (
 )
 
 // diagRequest is struct inet_diag_req_v2, for established TCP sockets of a family.
-type diagRequest struct{ family uint8 }
-
-func (diagRequest) Len() int { return 56 }
-
-func (r diagRequest) Serialize() []byte {
-	b := make([]byte, r.Len())
-	b[0], b[1], b[2] = r.family, unix.IPPROTO_TCP, 1<<(diagInfo-1)|1<<(diagCongestion-1)
+func diagRequest(family uint8) []byte {
+	b := make([]byte, 56)
+	b[0], b[1], b[2] = family, unix.IPPROTO_TCP, 1<<(diagInfo-1)|1<<(diagCongestion-1)
 	binary.NativeEndian.PutUint32(b[4:], 1<<tcpEstablished)
 	return b
 }
@@ -75,7 +71,7 @@ func (r diagRequest) Serialize() []byte {
 func (ns *NS) Senders(most int) (list []Sender, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(diagByFamily, unix.NLM_F_DUMP)
-		req.AddData(diagRequest{family})
+		req.AddRawData(diagRequest(family))
 		of, err := bounded(ns, unix.NETLINK_SOCK_DIAG, most, false, req, parseSender)
 		if family == unix.AF_INET6 && errors.Is(err, unix.ENOENT) {
 			err = nil // no IPv6

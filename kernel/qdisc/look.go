@@ -97,10 +97,8 @@ func (d *Device) hooked(q message, s *State) error {
 		slices.SortStableFunc(filters, func(a, b filter) int { return cmp.Compare(a.pref, b.pref) })
 		for _, f := range filters {
 			hooked := Hooked{Kind: f.kind, Program: f.id}
-			if hooked.Name, _, hooked.Ours = f.ours(); hooked.Ours {
-				hooked.Stage = f.stage()
-			} else {
-				hooked.Name = ""
+			if name, _, ours := f.ours(); ours {
+				hooked.Ours, hooked.Stage, hooked.Name = true, f.stage(), name
 			}
 			*list = append(*list, hooked)
 		}

@@ -25,10 +25,8 @@ func fitLink(link uint64, rates []uint64) error {
 	var sum uint64
 	tenants, overflow := 0, false
 	for _, r := range rates {
-		var carry uint64
-		if sum, carry = bits.Add64(sum, r, 0); carry != 0 {
-			overflow = true
-		}
+		all, carry := bits.Add64(sum, r, 0)
+		sum, overflow = all, overflow || carry != 0
 		if r > 0 {
 			tenants++
 		}

@@ -116,8 +116,7 @@ func Compute(l Link, tenants []Tenant) (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	p := Plan{Link: l}
-	return p.share(ts, l.Rate/100*admitted)
+	return Plan{Link: l}.share(ts, l.Rate/100*admitted)
 }
 
 // share assigns each tenant its class; most is the limit of all promises, bit/s.

@@ -50,19 +50,14 @@ func (p *Plan) fit(ts []Tenant) ([]Tenant, error) {
 // except the class of a single such tenant.
 func (p *Plan) split(ts []Tenant) {
 	p.Split = p.Link.Frame()
-	counts := -1
-	for i, t := range ts {
-		if !t.Split {
-			continue
+	relying := 0
+	for _, t := range ts {
+		if t.Split {
+			relying++
 		}
-		if counts >= 0 {
-			counts = -1
-			break
-		}
-		counts = i
 	}
-	for i := range p.Classes {
-		if i != counts {
+	for i, t := range ts {
+		if !t.Split || relying > 1 {
 			p.Classes[i].Split = p.Split
 		}
 	}
