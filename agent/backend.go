@@ -254,11 +254,8 @@ func (a *Agent) Caller(p serve.Peer) api.ID {
 // containerOf finds the container of a peer: the one with the peer's cgroup or, if its processes
 // are in cgroups of their own, the nearest above.
 func (a *Agent) containerOf(p serve.Peer) (container.Container, bool) {
-	if p.PID == 0 {
-		return container.Container{}, false
-	}
 	layout, err := a.layout()
-	if err != nil {
+	if err != nil || p.PID == 0 {
 		return container.Container{}, false
 	}
 	paths, err := layout.OfPID(a.cfg.Roots.Proc, p.PID)
@@ -273,11 +270,8 @@ func (a *Agent) containerOf(p serve.Peer) (container.Container, bool) {
 			nearest = c
 		}
 	}
-	if nearest.ID == 0 {
-		return container.Container{}, false
-	}
 	// A cgroup that was recreated under the same name may be unknown to the Set.
-	if id, err := cgroup.ID(nearest.Cgroup.V2); err != nil || nearest.ID != container.ID(id) || !p.Same() {
+	if id, err := cgroup.ID(nearest.Cgroup.V2); err != nil || nearest.ID == 0 || nearest.ID != container.ID(id) || !p.Same() {
 		return container.Container{}, false
 	}
 	return nearest, true

@@ -213,10 +213,7 @@ func alive(t *task.Process) bool {
 }
 
 func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
-	space, id, ok := strings.Cut(key, "/")
-	if !ok {
-		return Record{}, false, errors.New("no namespace in " + key)
-	}
+	space, id, _ := strings.Cut(key, "/")
 	ctx = metadata.AppendToOutgoingContext(ctx, namespaceHeader, space)
 	t, err := c.tasks.Get(ctx, &tasks.GetRequest{ContainerID: id})
 	if err != nil || !alive(t.GetProcess()) {

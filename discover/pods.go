@@ -148,10 +148,7 @@ func (r Record) with(p Pod) Record {
 		return r
 	}
 	// The pod's own of its start make way. What is left are the kubelet's of the container.
-	labels := maps.Clone(p.Labels)
-	if labels == nil {
-		labels = make(map[string]string)
-	}
+	labels := merged(p.Labels, nil)
 	for key, value := range r.Labels {
 		if strings.HasPrefix(key, kubeletPrefix) {
 			labels[key] = value

@@ -130,16 +130,6 @@ type Change struct {
 	Left []container.ID
 }
 
-func (c *Change) join(id container.ID) {
-	c.Left = without(c.Left, id)
-	c.Joined = append(c.Joined, id)
-}
-
-func (c *Change) leave(id container.ID) {
-	c.Joined = without(c.Joined, id)
-	c.Left = append(c.Left, id)
-}
-
 func without(ids []container.ID, id container.ID) []container.ID {
 	return slices.DeleteFunc(ids, func(i container.ID) bool { return i == id })
 }
@@ -171,7 +161,8 @@ func (t *Tenant) join(target policy.Target, proc string) {
 		t.members[i] = target
 	} else {
 		t.members = append(t.members, target)
-		t.change.join(id)
+		t.change.Left = without(t.change.Left, id)
+		t.change.Joined = append(t.change.Joined, id)
 	}
 	t.follow(proc)
 }
@@ -179,7 +170,8 @@ func (t *Tenant) join(target policy.Target, proc string) {
 func (t *Tenant) leave(id container.ID, proc string) {
 	i := t.index(id)
 	t.members = slices.Delete(t.members, i, i+1)
-	t.change.leave(id)
+	t.change.Joined = without(t.change.Joined, id)
+	t.change.Left = append(t.change.Left, id)
 	t.follow(proc)
 }
 

@@ -32,11 +32,8 @@ const maxCapacities = 1 << 20
 
 func loadCapacities(path string) (capacities, error) {
 	c := capacities{path: path, of: make(map[string]decide.Capacity)}
-	if path == "" {
-		return c, nil
-	}
 	f, err := os.Open(c.path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) { // also without a path
 		return c, nil
 	}
 	if err != nil {

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/irq"
 )
@@ -73,12 +71,9 @@ func (m *meter) resume() (err error) {
 	if m.links != nil {
 		return nil
 	}
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return fmt.Errorf("attach: %w", err)
-	}
+	now := monotonic()
 	// Packets that arrive now may have begun before.
-	if err := errors.Join(m.maps.Attached.Set(uint64(now.Nano())), m.maps.Passed.Set(uint64(now.Nano()))); err != nil {
+	if err := errors.Join(m.maps.Attached.Set(now), m.maps.Passed.Set(now)); err != nil {
 		return fmt.Errorf("attach: %w", err)
 	}
 	// From the ends of the path to its beginnings, so that no packet begins and never ends.

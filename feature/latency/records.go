@@ -369,14 +369,17 @@ func (t *tracer) lostWaits() uint64 {
 func clock() (zero time.Time) {
 	best := time.Hour
 	for range 20 {
-		var ts unix.Timespec
-		began := time.Now()
-		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-			return began // there is always one
-		}
+		began, now := time.Now(), monotonic()
 		if took := time.Since(began); took < best {
-			best, zero = took, began.Add(took/2-time.Duration(ts.Nano()))
+			best, zero = took, began.Add(took/2-time.Duration(now))
 		}
 	}
 	return zero
+}
+
+// monotonic returns the monotonic clock in ns, as of bpf_ktime_get_ns.
+func monotonic() uint64 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // there is always one
+	return uint64(now.Nano())
 }

@@ -1,6 +1,7 @@
 package latency
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -197,11 +198,8 @@ func (f *Latency) lapse() {
 // the first.
 func (f *Latency) recorded(ctx context.Context, id container.ID, self bool, filter api.LatencyFilter, over time.Duration) (any, error) {
 	out := api.LatencyRecords{Records: []api.LatencyRecord{}}
-	most := maxRecords
+	most := cmp.Or(filter.Most, maxRecords)
 	var by *attribution // made for the first wait
-	if filter.Most > 0 {
-		most = filter.Most
-	}
 	for end := time.Now().Add(over); ; {
 		got, measured, err := f.Trace(ctx, id, self, filter, most, max(time.Until(end), 0))
 		if err != nil {

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
@@ -85,11 +83,7 @@ func (f *Latency) schedule(now time.Time, changed bool) error {
 func (m *meter) watch(on bool) (err error) {
 	switch {
 	case on && m.ran == nil:
-		var now unix.Timespec
-		if err = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err == nil {
-			err = m.maps.RanSince.Set(uint64(now.Nano()))
-		}
-		if err == nil {
+		if err = m.maps.RanSince.Set(monotonic()); err == nil {
 			m.ran, err = m.object.Attach(latencyProgFlRanSwitch, latencyProgFlRanEntry, latencyProgFlRanExit, latencyProgFlRanRecv, latencyProgFlRanXmit)
 		}
 	case !on && m.ran != nil:

@@ -174,11 +174,9 @@ func (c *Control) separateFor(w Window, d Demand) {
 	if d.Interrupts != policy.InterruptsAuto {
 		return
 	}
-	a := c.act(w, d.Container)
-	if a.Apart {
-		return
+	if a := c.act(w, d.Container); !a.Apart {
+		a.Apart = true
+		why := fmt.Sprintf("the network took %s in each second of a CPU that serves %s; %s", perSecond(w.Network[d.Disk], w), d.Disk, d.shortfall())
+		c.did(w, d, d.Container, a, why, "interrupts=apart")
 	}
-	a.Apart = true
-	why := fmt.Sprintf("the network took %s in each second of a CPU that serves %s; %s", perSecond(w.Network[d.Disk], w), d.Disk, d.shortfall())
-	c.did(w, d, d.Container, a, why, "interrupts=apart")
 }
