@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/fairlead-project/fairlead/api"
