@@ -247,12 +247,12 @@ func parseStream(r io.Reader, take func(streamed) bool) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxEvent)
 	var e streamed
-	var data []byte
+	var data []byte // with a line break in front of each line
 	for lines.Scan() {
 		line := lines.Text()
 		if line == "" {
 			if data != nil {
-				if e.Data = json.RawMessage(data); !take(e) {
+				if e.Data = json.RawMessage(data[1:]); !take(e) {
 					return nil
 				}
 			}
@@ -271,13 +271,8 @@ func parseStream(r io.Reader, take func(streamed) bool) error {
 		case "event":
 			e.Name = value
 		case "data":
-			if data != nil {
-				data = append(data, '\n')
-			}
-			if data = append(data, value...); data == nil {
-				data = []byte{}
-			}
-			if len(data) > maxEvent {
+			data = append(append(data, '\n'), value...)
+			if len(data)-1 > maxEvent {
 				return bufio.ErrTooLong
 			}
 		}

@@ -153,12 +153,8 @@ func (h *History) Finish() History {
 	for id := range h.open {
 		h.closed(id)
 	}
-	if h.Rows == nil {
-		h.Rows = []HistoryRow{}
-	}
-	if h.Moments == nil {
-		h.Moments = []HistoryMoment{}
-	}
+	h.Rows = append([]HistoryRow{}, h.Rows...) // in JSON an empty list, not null
+	h.Moments = append([]HistoryMoment{}, h.Moments...)
 	for i := range h.Rows {
 		r := &h.Rows[i]
 		r.Slowed = r.Lost / r.Seconds

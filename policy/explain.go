@@ -66,19 +66,12 @@ func rateText(n uint64) string { return steps(n, "bit/s") }
 
 // byteText returns the figures of devices that count bytes.
 func byteText(ios []IO, figures func(*IO) []*uint64) string {
-	var devices []string
-	for _, io := range ios {
-		text := io.Device
-		for i, n := range figures(&io) {
-			if name := ioFigures()[i]; *n != 0 && strings.HasSuffix(name, "bps") {
-				text += " " + name + " " + steps(*n, "B/s")
-			}
+	return formatDevices(ios, figures, func(name string, n uint64) string {
+		if !strings.HasSuffix(name, "bps") {
+			return ""
 		}
-		if text != io.Device {
-			devices = append(devices, text)
-		}
-	}
-	return strings.Join(devices, "; ")
+		return " " + name + " " + steps(n, "B/s")
+	})
 }
 
 func percentText(share float64) string {

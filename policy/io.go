@@ -30,18 +30,20 @@ func capped(io *IO) []*uint64 {
 }
 
 // FormatReserve formats reservations as the key io.reserve takes them; "" is none.
-func FormatReserve(ios []IO) string { return formatDevices(ios, reserved) }
+func FormatReserve(ios []IO) string { return formatDevices(ios, reserved, figureText) }
 
 // FormatMax formats caps as the key io.max takes them; "" is none.
-func FormatMax(ios []IO) string { return formatDevices(ios, capped) }
+func FormatMax(ios []IO) string { return formatDevices(ios, capped, figureText) }
 
-func formatDevices(ios []IO, figures func(*IO) []*uint64) string {
+func figureText(name string, n uint64) string { return fmt.Sprintf(" %s=%d", name, n) }
+
+func formatDevices(ios []IO, figures func(*IO) []*uint64, format func(name string, n uint64) string) string {
 	var devices []string
 	for _, io := range ios {
 		text := io.Device
 		for i, n := range figures(&io) {
 			if *n != 0 {
-				text += fmt.Sprintf(" %s=%d", ioFigures()[i], *n)
+				text += format(ioFigures()[i], *n)
 			}
 		}
 		if text != io.Device {

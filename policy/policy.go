@@ -303,12 +303,8 @@ func overlay(layers []layer) layer {
 func (l layer) hasAny(keys []string) bool { return slices.ContainsFunc(keys, l.has) }
 
 func (l layer) only(keys []string) layer {
-	o := layer{}
-	for _, k := range keys {
-		if e, ok := l[k]; ok {
-			o[k] = e
-		}
-	}
+	o := maps.Clone(l)
+	maps.DeleteFunc(o, func(key string, _ entry) bool { return !slices.Contains(keys, key) })
 	return o
 }
 
@@ -317,9 +313,7 @@ func without(layers []layer, keys []string) []layer {
 	ls := make([]layer, len(layers))
 	for i, l := range layers {
 		ls[i] = maps.Clone(l)
-		for _, k := range keys {
-			delete(ls[i], k)
-		}
+		maps.DeleteFunc(ls[i], func(key string, _ entry) bool { return slices.Contains(keys, key) })
 	}
 	return ls
 }

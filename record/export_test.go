@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -166,9 +167,10 @@ func contents(t *testing.T, path string) []byte {
 	must(t, err)
 	defer f.Close()
 	must(t, f.readBlocks())
-	d, err := newReading()
+	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow))
 	must(t, err)
-	defer d.z.Close()
+	defer z.Close()
+	d := reading{z: z}
 	for _, b := range f.blocks {
 		must(t, d.block(f, b))
 		all = append(all, d.raw...)

@@ -113,13 +113,13 @@ func (r *Reader) Span() (first, last time.Time) {
 // behind it. After another error it ends.
 func (r *Reader) Frames(from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
 	return func(yield func(api.Frame, error) bool) {
-		d, err := newReading()
+		z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
 		if err != nil {
-			yield(api.Frame{}, err)
+			yield(api.Frame{}, fmt.Errorf("read recording: %w", err))
 			return
 		}
-		defer d.z.Close()
-		d.every = every
+		defer z.Close()
+		d := &reading{every: every, z: z}
 		within := func(b block) bool {
 			return (from.IsZero() || !b.time().Before(from)) && (to.IsZero() || !b.time().After(to))
 		}
@@ -251,14 +251,6 @@ type reading struct {
 	stream  bytes.Buffer // of z, as far as it was read
 	payload []byte
 	raw     []byte
-}
-
-func newReading() (*reading, error) {
-	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
-	if err != nil {
-		return nil, fmt.Errorf("read recording: %w", err)
-	}
-	return &reading{z: z}, nil
 }
 
 // frames yields the frames of one file that are within. It returns false once yield does.

@@ -148,11 +148,8 @@ func ofContainer(cmd *cobra.Command) bool {
 
 // complete lists the pods of the namespace.
 func (k *kubectl) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
 	var list struct{ Items []pod }
-	if k.get(cmd.Context(), &list, append([]string{"get", "pods"}, k.in(k.namespace)...)...) != nil {
+	if len(args) > 0 || k.get(cmd.Context(), &list, append([]string{"get", "pods"}, k.in(k.namespace)...)...) != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	var names []string

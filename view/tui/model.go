@@ -275,17 +275,14 @@ func (m *model) jump(d time.Duration) tea.Cmd {
 	case m.loading || first.IsZero():
 		return nil
 	case !target.Before(first) && (!target.After(last) || h == m.live):
-		if o, ok := h.At(target); ok {
-			return m.arrive(h, o)
-		}
+		o, _ := h.At(target)
+		return m.arrive(h, o)
 	case h == m.past && !m.first.IsZero() && target.Before(m.first) && !m.moment().After(first):
 		m.note = "that is the start of the recording"
 		return nil
 	case h == m.past && m.live != nil:
-		if live, _ := m.live.Bounds(); !live.IsZero() && !target.Before(live) {
-			if o, ok := m.live.At(target); ok {
-				return m.arrive(m.live, o)
-			}
+		if o, ok := m.live.At(target); ok {
+			return m.arrive(m.live, o)
 		}
 	}
 	return m.load(target, false)

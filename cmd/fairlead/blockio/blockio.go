@@ -106,12 +106,7 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 			return columns.Name(r.Container, r.Name)
 		}).Cut(24),
 		columns.Text("DISK", func(r api.BlockIORow) string { return r.Disk }),
-		columns.Text("RESERVED", func(r api.BlockIORow) string {
-			if r.Reserved == nil {
-				return ""
-			}
-			return figuresText(*r.Reserved)
-		}),
+		columns.Text("RESERVED", func(r api.BlockIORow) string { return figuresText(*cmp.Or(r.Reserved, new(api.BlockIOFigures))) }),
 		columns.Text("ACHIEVED", func(r api.BlockIORow) string { return figuresText(r.Achieved) }),
 		columns.Text("QUEUE P99", func(r api.BlockIORow) string { return quantile(r.QueueP99) }),
 		columns.Text("DEVICE P99", func(r api.BlockIORow) string { return quantile(r.DeviceP99) }),

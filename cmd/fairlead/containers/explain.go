@@ -1,6 +1,7 @@
 package containers
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -301,10 +302,7 @@ func explainChanges(w io.Writer, of api.Container, changes []api.Change, now tim
 }
 
 func value(s string) string {
-	if s == "" {
-		return `""`
-	}
-	return cli.Cut(cli.ShowText(s), 40)
+	return cmp.Or(cli.Cut(cli.ShowText(s), 40), `""`)
 }
 
 // objectText describes the object of a change in words. The journal's name for a device is

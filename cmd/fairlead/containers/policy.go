@@ -235,12 +235,10 @@ func printKeys(w io.Writer, list []policyKey) {
 	}
 	fmt.Fprintln(w, "\nUnits:")
 	for _, u := range policy.Units() {
-		for i, line := range cli.Fold(u.Forms, columns.Line-12) {
-			name := u.Name
-			if i > 0 {
-				name = ""
-			}
+		name := u.Name
+		for _, line := range cli.Fold(u.Forms, columns.Line-12) {
 			fmt.Fprintf(w, "  %-8s  %s\n", name, line)
+			name = ""
 		}
 	}
 }

@@ -273,19 +273,14 @@ func (r *latencyRun) start(ctx context.Context, c *api.Client, program *exec.Cmd
 	if err != nil {
 		return nil, nil, verb.ReadingHint(err)
 	}
-	list, err := c.Containers(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	i := slices.IndexFunc(list, func(o api.Container) bool { return o.ID == of.Container.ID })
-	if i < 0 || list[i].PID == 0 {
+	if of.Ended || of.Container.PID == 0 {
 		return nil, nil, fmt.Errorf("container %s has ended", cli.Show(r.container))
 	}
-	place, err := enter.Of(kernel.Default(), list[i].PID)
+	place, err := enter.Of(kernel.Default(), of.Container.PID)
 	if err != nil {
 		return nil, nil, fmt.Errorf("enter container %s: %w", cli.Show(r.container), err)
 	}
-	if err := isOf(place, list[i]); err != nil {
+	if err := isOf(place, of.Container); err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("enter container %s: %w", cli.Show(r.container), err), place.Close())
 	}
 	p, err := place.Start(program)

@@ -337,18 +337,16 @@ func (v netcpuView) enforced(w io.Writer) {
 	if v.flags.Total {
 		dropped = "DROPPED"
 	}
-	limit := func(a api.NetCPUAccount) string {
-		if a.Ledger == nil {
-			return ""
+	ledger := func(figure func(*api.NetCPULedger) float64) func(api.NetCPUAccount) string {
+		return func(a api.NetCPUAccount) string {
+			if a.Ledger == nil {
+				return ""
+			}
+			return fmt.Sprintf("%.0f", figure(a.Ledger))
 		}
-		return fmt.Sprintf("%.0f", a.Ledger.Factor*100)
 	}
-	balance := func(a api.NetCPUAccount) string {
-		if a.Ledger == nil {
-			return ""
-		}
-		return fmt.Sprintf("%.0f", math.Round(a.Ledger.Balance*1000)+0) // no "-0"
-	}
+	limit := ledger(func(l *api.NetCPULedger) float64 { return l.Factor * 100 })
+	balance := ledger(func(l *api.NetCPULedger) float64 { return math.Round(l.Balance*1000) + 0 }) // no "-0"
 	limited := slices.DeleteFunc(slices.Clone(v.n.Accounts), func(a api.NetCPUAccount) bool {
 		free := slices.Contains([]string{"", "100"}, limit(a)) && slices.Contains([]string{"", "0"}, balance(a))
 		return free && a.Dropped == 0

@@ -119,13 +119,10 @@ func doctor(w io.Writer, r api.Report) {
 		if x.Mend != "" {
 			text = append(text, cli.Fold("→ "+cli.ShowText(x.Mend), wide)...)
 		}
-		for i, t := range text {
-			if i == 0 {
-				t = fmt.Sprintf(head, x.Level, cli.Show(x.Capability)) + t
-			} else {
-				t = fmt.Sprintf(head, "", "") + t
-			}
-			fmt.Fprintln(w, strings.TrimRight(t, " "))
+		level, capability := string(x.Level), cli.Show(x.Capability)
+		for _, t := range text {
+			fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf(head, level, capability)+t, " "))
+			level, capability = "", "" // in the first line alone
 		}
 	}
 	fmt.Fprintf(w, "\n%d full, %d degraded, %d unavailable\n", count[api.LevelFull], count[api.LevelDegraded], count[api.LevelUnavailable])

@@ -111,12 +111,10 @@ Where the output is no terminal, or with --once or -o, the table is printed once
 func topColumns() string {
 	var out strings.Builder
 	for _, c := range view.Columns() {
-		for i, line := range cli.Fold(c.Help, 70) {
-			head := ""
-			if i == 0 {
-				head = c.Head
-			}
+		head := c.Head
+		for _, line := range cli.Fold(c.Help, 70) {
 			fmt.Fprintf(&out, "  %-10s  %s\n", head, line)
+			head = ""
 		}
 	}
 	return strings.TrimRight(out.String(), "\n")
