@@ -22,7 +22,7 @@ import (
 )
 
 // varies are numbers that the kernel chooses anew for the same object.
-var varies = regexp.MustCompile(` (id|tag|jited|index|expires|used|installed|firstused|direct_packets_stat) \S+`)
+var varies = regexp.MustCompile(` (id|tag|jited|index|expires|refcnt|used|installed|firstused|direct_packets_stat) \S+`)
 
 // minor is the class of a container, by its slot.
 var minor = regexp.MustCompile(`666c:[0-9a-f]{1,3}\b`)
@@ -111,24 +111,25 @@ func (k *Knobs) State() (string, error) {
 	}
 	defer j.Close()
 	var out []string
+	open := kernel.Opener(kernel.Default())
 	for _, e := range j.Entries() {
 		if !slices.ContainsFunc(k.known, func(o journal.Entry) bool { return e.Ref == o.Ref }) {
 			k.known = append(k.known, e)
 		}
-		if _, err := read(e.Ref); errors.Is(err, journal.ErrGone) {
+		if _, err := read(open, e.Ref); errors.Is(err, journal.ErrGone) {
 			continue // with its object
 		}
 		out = append(out, fmt.Sprintf("entry %s %s of %s: %s", e.Ref.Kind, anyNumber.ReplaceAllString(e.Ref.Object, "N"), e.Owner.Feature, e.Value))
 	}
-	k.changed(func(e journal.Entry, value string, _ journal.Knob) {
+	k.changed(open, func(e journal.Entry, value string, _ journal.Knob) {
 		out = append(out, fmt.Sprintf("%s %s %s", e.Ref.Kind, anyNumber.ReplaceAllString(e.Ref.Object, "N"), value))
 	})
 	slices.Sort(out)
 	return strings.Join(out, "\n"), nil
 }
 
-func read(ref journal.Ref) (string, error) {
-	knob, err := kernel.Opener(kernel.Default())(ref)
+func read(open journal.Opener, ref journal.Ref) (string, error) {
+	knob, err := open(ref)
 	if err != nil {
 		return "", err
 	}
@@ -142,15 +143,15 @@ func read(ref journal.Ref) (string, error) {
 func (k *Knobs) Reset() error {
 	var errs []error
 	slices.Reverse(k.known)
-	k.changed(func(e journal.Entry, _ string, knob journal.Knob) { errs = append(errs, knob.Write(e.Before)) })
+	k.changed(kernel.Opener(kernel.Default()), func(e journal.Entry, _ string, knob journal.Knob) { errs = append(errs, knob.Write(e.Before)) })
 	slices.Reverse(k.known)
 	return errors.Join(append(errs, os.RemoveAll(k.Dir))...)
 }
 
 // changed calls fn for the knobs that do not have their first value.
-func (k *Knobs) changed(fn func(e journal.Entry, value string, knob journal.Knob)) {
+func (k *Knobs) changed(open journal.Opener, fn func(e journal.Entry, value string, knob journal.Knob)) {
 	for _, e := range k.known {
-		knob, err := kernel.Opener(kernel.Default())(e.Ref)
+		knob, err := open(e.Ref)
 		if err != nil {
 			continue // it has gone
 		}
