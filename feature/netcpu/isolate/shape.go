@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// counted is reshape's last reading of one tenant.
+// counted is Follow's last reading of one tenant.
 type counted struct {
 	at time.Time
 	drop.Counters
@@ -21,12 +21,7 @@ func (is *Isolator) Follow(now time.Time) error {
 	if is.cfg.Drop == nil {
 		return err // nothing is counted
 	}
-	return errors.Join(err, is.reshape(now), is.takeTurns())
-}
-
-// reshape sets the shape of each tenant's packets by its traffic.
-func (is *Isolator) reshape(now time.Time) error {
-	return is.counting(func(s *isolation) error {
+	return errors.Join(err, is.counting(func(s *isolation) error {
 		c, err := s.drops.Counters()
 		if err != nil {
 			return err
@@ -36,20 +31,26 @@ func (is *Isolator) reshape(now time.Time) error {
 		if last.at.IsZero() {
 			return nil
 		}
-		before := s.control
-		want := s.control.next(window{now.Sub(last.at), c.Intruding - last.Intruding, c.Super - last.Super})
-		if want == before.shape {
-			return nil
+		w := window{now.Sub(last.at), c.Intruding - last.Intruding, c.Super - last.Super}
+		return errors.Join(IgnoreGone(is.reshape(s, w)), IgnoreGone(is.takeTurns(s, c.Small-last.Small)))
+	}))
+}
+
+// reshape sets the shape of a tenant's packets by its traffic.
+func (is *Isolator) reshape(s *isolation, w window) error {
+	before := s.control
+	want := s.control.next(w)
+	if want == before.shape {
+		return nil
+	}
+	if want == super {
+		off, err := is.switchedOff(s)
+		if !off {
+			s.control = control{}
+			return err
 		}
-		if want == super {
-			off, err := is.switchedOff(s)
-			if !off {
-				s.control = control{}
-				return err
-			}
-		}
-		return is.follow(s, before)
-	})
+	}
+	return is.follow(s, before)
 }
 
 // follow gives a tenant's packets the shape that has been chosen.
