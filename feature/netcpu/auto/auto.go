@@ -94,7 +94,7 @@ func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, nam
 		next[c.ID], w.most = w, inSecond(steal)
 		e := d.evidence(c.ID, name)
 		if t.Settings.NetCPU == policy.NetCPUIsolate {
-			e.lost, e.senders, e.many = 0, 0, d.many // it is not credited for these
+			e.lost, e.many = 0, d.many // it is not credited
 		}
 		if w.next(e, steal).changed {
 			w.since = r.Taken
@@ -198,9 +198,6 @@ func (d reading) sumOf(of []policy.Target) (sum time.Duration) {
 	return sum
 }
 
-// sends reports whether most of what a container's packets cost others is for what it sends.
-func (d reading) sends(id container.ID) bool { return d.sent[id] > d.others[id]/2 }
-
 // evidence returns what one container's packets did.
 //
 // ksoftirqd and the NAPI threads of the host take their time from whatever task wants to run, if
@@ -208,15 +205,12 @@ func (d reading) sends(id container.ID) bool { return d.sent[id] > d.others[id]/
 // other containers' tasks; no where they hit idle CPUs, the receiver itself or the sender of the
 // packets.
 func (d reading) evidence(id container.ID, name func(container.ID) string) evidence {
-	e := evidence{length: d.length, network: d.network[id], sends: d.sends(id)}
+	e := evidence{length: d.length, network: d.network[id], sends: d.sent[id] > d.others[id]/2}
 	sum := make(map[string]time.Duration)
 	for _, t := range d.thefts {
 		if t.Culprit != id {
 			if t.Victim.Container == id && t.Victim.Kind == account.Task {
 				e.lost += t.CPU
-				if d.sends(t.Culprit) {
-					e.senders += t.CPU
-				}
 			}
 			continue
 		}

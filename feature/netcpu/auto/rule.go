@@ -21,8 +21,7 @@ const (
 	// usualLoss is the share that a container may lose to others' packets before it is credited. It
 	// is less than each robber may take, because there may be many robbers.
 	usualLoss = 0.005
-	// lossFor is how long the loss has to last: isolation of the robbers ends it sooner. A loss of
-	// more than usualSteal to senders, which are not isolated, has to last for one window only.
+	// lossFor is how long the loss has to last: isolation of the robbers ends it sooner.
 	lossFor = 3 * time.Second
 
 	calmFor     = 10 * time.Second  // with little network time before it goes back
@@ -49,7 +48,6 @@ type evidence struct {
 	network time.Duration // all that its packets cost, in any context
 	sends   bool          // most of that in others' time is for what it sends
 	lost    time.Duration // of its own time, to others' packets
-	senders time.Duration // the part of that for packets of containers that mostly send
 	many    time.Duration // taken by all containers in the mode isolate, if it is one of them
 }
 
@@ -120,8 +118,6 @@ func (a *rule) next(e evidence, steal float64) decision {
 			percent(e.robbed(), e.length), percent(e.many, e.length), limit(steal)))
 	case a.role == robbed:
 		a.cool(e, e.lost, calmPart*usualLoss, "others' packets took")
-	case share(e.senders, e.length) > usualSteal:
-		a.begin(robbed, e, fmt.Sprintf("packets that others sent took %s of a CPU from it, more than %s", percent(e.senders, e.length), limit(usualSteal)))
 	case a.losing >= lossFor:
 		a.begin(robbed, e, fmt.Sprintf("others' packets took %s of a CPU from it, and more than %s for some time", percent(e.lost, e.length), limit(usualLoss)))
 	default:
