@@ -69,13 +69,6 @@ const (
 	robbed                // it loses time to others
 )
 
-// decision is what to do about a container, and why.
-type decision struct {
-	role    role
-	changed bool // by this window
-	reason  string
-}
-
 // rule decides the role of one container. The zero value is a bystander. It depends on nothing but
 // its arguments.
 type rule struct {
@@ -87,30 +80,26 @@ type rule struct {
 	losing   time.Duration // how long it has lost much
 }
 
-// next takes one window into account, in which the container may take the share steal. A window that
-// is too short to judge changes nothing, unless the packets of a container that does not pay have
-// taken as much as they may in a second.
-func (a *rule) next(e evidence, steal float64) decision {
+// next takes one window into account, in which the container may take the share steal, and reports
+// whether the role changes. A window that is too short to judge changes nothing, unless the packets of
+// a container that does not pay have taken as much as they may in a second.
+func (a *rule) next(e evidence, steal float64) (changed bool) {
 	was := a.role
 	if e.length < windowMin {
-		if (was == bystander || was == robbed) && e.robbed() > inSecond(steal) {
-			e.length = time.Second
-		} else {
-			return decision{role: a.role, reason: a.reason}
+		if was == receiver || was == sender || e.robbed() <= inSecond(steal) {
+			return false
 		}
+		e.length = time.Second
 	}
 	robs := share(e.robbed(), e.length) > steal
 	if a.losing += e.length; share(e.lost, e.length) <= usualLoss {
 		a.losing = 0
 	}
 	switch {
-	case a.role == receiver && robs && e.sends:
-		a.role, a.calm = sender, 0 // nothing has been done against that yet
-		a.reason = e.takes(steal)
+	case robs && e.sends && a.role != sender: // isolation does nothing against that
+		a.begin(sender, e, e.takes(steal))
 	case a.role == receiver, a.role == sender:
 		a.cool(e, e.network, calmPart*steal, "its packets cost")
-	case robs && e.sends:
-		a.begin(sender, e, e.takes(steal))
 	case robs:
 		a.begin(receiver, e, e.takes(steal))
 	case share(e.many, e.length) > steal && share(e.robbed(), e.length) > usualLoss:
@@ -123,7 +112,7 @@ func (a *rule) next(e evidence, steal float64) decision {
 	default:
 		a.free += e.length
 	}
-	return decision{role: a.role, changed: a.role != was, reason: a.reason}
+	return a.role != was
 }
 
 // begin ends the role of a bystander.
