@@ -50,17 +50,11 @@ func (is *Isolator) reshape(s *isolation, w window) error {
 			return err
 		}
 	}
-	return is.follow(s, before)
-}
-
-// follow gives a tenant's packets the shape that has been chosen.
-func (is *Isolator) follow(s *isolation, before control) error {
-	err := is.setShape(s, s.control.shape)
-	if err == nil || errors.Is(err, journal.ErrGone) {
-		return nil
+	if err := is.setShape(s, want); err != nil && !errors.Is(err, journal.ErrGone) {
+		s.control = before // so that the next window tries again
+		return err
 	}
-	s.control = before // so that the next window tries again
-	return err
+	return nil
 }
 
 // setShape switches TSO at the host ends of a tenant's devices.
