@@ -96,7 +96,7 @@ func TestCutOff(t *testing.T) {
 	} {
 		want := ErrNoNS
 		if c.cut {
-			want = ErrCutOff
+			want = errCutOff
 		}
 		for _, f := range []*Finder{NewFinder(p.dir, time.Now), NewGlance(p.dir, nil)} {
 			f.bounds = c.bounds
