@@ -102,7 +102,6 @@ func TestReclaim(t *testing.T) {
 	at := testkit.NetNS(t)
 	at.Bind(t)
 	testkit.Veth(t, at, "u0", testkit.NetNS(t), "u1")
-	testkit.Veth(t, at, "u2", testkit.NetNS(t), "u3")
 	ns, err := netdev.Open(at.Path)
 	testkit.Must(t, err)
 	defer ns.Close()

@@ -14,8 +14,7 @@ func TestLeadLeavesNoGap(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
 	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
-	top, rest := class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, 1000*mbit)
-	_, err := w.device().Bring(qdisc.KindHTB, []qdisc.Class{top, rest})
+	_, err := w.device().Bring(qdisc.KindHTB, []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, 1000*mbit)})
 	must(t, err)
 	var ifbs []int
 	for i := range 2 {
