@@ -228,7 +228,7 @@ func TestFaults(t *testing.T) {
 	faults.Sweep(t, spec.Rig(t, nil),
 		faults.Case{Op: "apply 0", Undo: []string{"remove 0"}},
 		faults.Case{Op: "remove 0", From: []string{"apply 0", "decide"}},
-		faults.Case{Op: "decide", From: []string{"apply 0"}, Undo: []string{"remove 0"}, Later: true},
+		faults.Case{Op: "decide", From: []string{"apply 0"}, Undo: []string{"remove 0"}, Later: "decide"},
 		faults.Case{Op: "keep", From: []string{"apply 0"}, Undo: []string{"remove 0"}},
 		faults.Case{Op: "measure", From: []string{"apply 0"}, Undo: []string{"remove 0"}, Reads: true},
 	)

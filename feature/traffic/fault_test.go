@@ -43,7 +43,7 @@ func TestFaults(t *testing.T) {
 	faults.Sweep(t, spec.Rig(t, func() string { return h.Net(h.ns) }),
 		faults.Case{Op: "apply 0", Undo: []string{"remove 0"}},
 		faults.Case{Op: "remove 0", From: []string{"apply 0"}},
-		faults.Case{Op: "apply 1", From: []string{"apply 0"}, Undo: []string{"remove 1", "remove 0"}},
+		faults.Case{Op: "apply 1", From: []string{"apply 0"}, Undo: []string{"remove 1", "remove 0"}, Later: "apply 0"},
 		faults.Case{Op: "apply 2", From: []string{"apply 0"}, Undo: []string{"remove 2"}},
 		faults.Case{Op: "apply 3", From: []string{"apply 2"}, Undo: []string{"remove 3"}},
 		faults.Case{Op: "keep", From: []string{"apply 0"}, Undo: []string{"remove 0"}},

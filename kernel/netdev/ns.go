@@ -91,13 +91,22 @@ func New() (ns *NS, err error) {
 
 var errNotNS = errors.New("not a network namespace")
 
+// openFile opens a file without the runtime's poller.
+func openFile(path string, flags int) (fd int, err error) {
+	err = uninterrupted(func() (err error) {
+		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		return err
+	})
+	return fd, err
+}
+
 // openPath opens a path to examine it.
 func openPath(path string) (fd int, err error) {
 	at := throughRoot.FindStringSubmatch(path)
 	if at == nil {
-		return unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		return openFile(path, unix.O_PATH)
 	}
-	root, err := unix.Open(at[1], unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	root, err := openFile(at[1], unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return -1, err
 	}
@@ -169,7 +178,7 @@ func (ns *NS) Do(fn func() error) error {
 			err = ns.Do(fn)
 			return
 		}
-		home, herr := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		home, herr := openFile("/proc/thread-self/ns/net", unix.O_RDONLY)
 		if herr != nil {
 			runtime.UnlockOSThread()
 			err = fmt.Errorf("enter netns %d: %w", ns.inode, herr)

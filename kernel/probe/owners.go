@@ -31,7 +31,7 @@ const (
 // owners examines which other programs use the hooks and knobs that fairlead uses. Full means that
 // there are none, or none that conflict; Degraded means that fairlead leaves another program alone.
 func owners(ctx context.Context, cfg Config) answers {
-	a := answers{"cni": cni(cfg)}
+	a := answers{"cni": cni(cfg), "firewall-rules": rules()}
 	hooks(ctx, a)
 	processes(cfg, a)
 	return a

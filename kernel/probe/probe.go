@@ -100,7 +100,7 @@ func questions() []Finding {
 		"bpf: btf bpf-jit bpffs bpf-tp-btf bpf-fentry bpf-cgroup-id bpf-ringbuf bpf-tc bpf-tcx bpf-xdp",
 		"net: netns veth napi-threaded napi-netlink qdisc-clsact qdisc-htb qdisc-hfsc qdisc-fq",
 		"runtime: docker podman containerd",
-		"owner: xdp-programs tc-programs tcx-programs qdiscs cni cgroup-managers irqbalance fairlead-agents",
+		"owner: xdp-programs tc-programs tcx-programs qdiscs firewall-rules cni cgroup-managers irqbalance fairlead-agents",
 	} {
 		name, caps, _ := strings.Cut(area, ":")
 		for c := range strings.FieldsSeq(caps) {

@@ -110,7 +110,7 @@ func TestOrder(t *testing.T) {
 		"bpf/btf bpf/bpf-jit bpf/bpffs bpf/bpf-tp-btf bpf/bpf-fentry bpf/bpf-cgroup-id bpf/bpf-ringbuf bpf/bpf-tc bpf/bpf-tcx bpf/bpf-xdp " +
 		"net/netns net/veth net/napi-threaded net/napi-netlink net/qdisc-clsact net/qdisc-htb net/qdisc-hfsc net/qdisc-fq " +
 		"runtime/docker runtime/podman runtime/containerd " +
-		"owner/xdp-programs owner/tc-programs owner/tcx-programs owner/qdiscs owner/cni owner/cgroup-managers owner/irqbalance owner/fairlead-agents"
+		"owner/xdp-programs owner/tc-programs owner/tcx-programs owner/qdiscs owner/firewall-rules owner/cni owner/cgroup-managers owner/irqbalance owner/fairlead-agents"
 	if diff := cmp.Diff(strings.Fields(order), names); diff != "" {
 		t.Error(diff)
 	}

@@ -33,8 +33,9 @@ type Case struct {
 	Undo []string // operations after which the host must be as at first
 	// Reads: the operation changes nothing, so any result is right while the host stays.
 	Reads bool
-	// Later: the operation is repeated soon, and what it could not do is reported elsewhere.
-	Later bool
+	// Later is the operation by which the agent soon does what this one could not, and reported
+	// elsewhere.
+	Later string
 }
 
 // sweep is a sweep under way.
@@ -209,7 +210,12 @@ func (w *sweep) try(c Case, f Fault, good, usual string) {
 	if out.Errno == unix.EINTR && out.Met.own && out.Err != usual {
 		find("a signal is no fault, and it reports %q", out.Err)
 	}
-	if now := w.rig.State(); now != good && out.Err == usual && !c.Later {
+	now := w.rig.State()
+	if now != good && c.Later != "" {
+		w.s.Do(c.Later, Fault{})
+		now = w.rig.State()
+	}
+	if now != good && out.Err == usual {
 		find("it reports %q, and the host is not as it should be: %s", out.Err, difference(good, now))
 	}
 	if !c.Reads {
@@ -227,7 +233,7 @@ func (w *sweep) try(c Case, f Fault, good, usual string) {
 			find("%s afterwards: %s%s", op, out.Err, out.Died)
 		}
 	}
-	if now := w.rig.State(); now != w.clean {
+	if now = w.rig.State(); now != w.clean {
 		find("it is not undone: %s", difference(w.clean, now))
 		w.again()
 		return

@@ -141,26 +141,48 @@ func read(open journal.Opener, ref journal.Ref) (string, error) {
 
 // Reset gives all knobs their first value, without the journal, and empties it.
 func (k *Knobs) Reset() error {
+	err := k.undo()
+	if err != nil {
+		// One may have to be undone before another: a veth without GRO has no NAPI that could cease to
+		// be threaded.
+		open := kernel.Opener(kernel.Default())
+		for _, e := range k.known {
+			k.with(open, e, func(knob journal.Knob) { knob.Write(e.Value) })
+		}
+		err = k.undo()
+	}
+	return errors.Join(err, os.RemoveAll(k.Dir))
+}
+
+// undo gives all knobs their first value, the last one first.
+func (k *Knobs) undo() error {
 	var errs []error
 	slices.Reverse(k.known)
 	k.changed(kernel.Opener(kernel.Default()), func(e journal.Entry, _ string, knob journal.Knob) { errs = append(errs, knob.Write(e.Before)) })
 	slices.Reverse(k.known)
-	return errors.Join(append(errs, os.RemoveAll(k.Dir))...)
+	return errors.Join(errs...)
 }
 
 // changed calls fn for the knobs that do not have their first value.
 func (k *Knobs) changed(open journal.Opener, fn func(e journal.Entry, value string, knob journal.Knob)) {
 	for _, e := range k.known {
-		knob, err := open(e.Ref)
-		if err != nil {
-			continue // it has gone
-		}
-		if value, err := knob.Read(); err == nil && value != e.Before {
-			fn(e, value, knob)
-		}
-		if c, ok := knob.(io.Closer); ok {
-			c.Close()
-		}
+		k.with(open, e, func(knob journal.Knob) {
+			if value, err := knob.Read(); err == nil && value != e.Before {
+				fn(e, value, knob)
+			}
+		})
+	}
+}
+
+// with calls fn with the knob of an entry, unless that has gone.
+func (k *Knobs) with(open journal.Opener, e journal.Entry, fn func(journal.Knob)) {
+	knob, err := open(e.Ref)
+	if err != nil {
+		return
+	}
+	fn(knob)
+	if c, ok := knob.(io.Closer); ok {
+		c.Close()
 	}
 }
 
