@@ -11,9 +11,9 @@ import (
 )
 
 // Sweep removes what a killed run of the tests has left, before another run meets it: processes
-// that bear the mark of a run, its cgroups, and the names of namespaces. A cgroup
-// with any other process in it stays. Sweep returns what it has removed. The caller makes sure that
-// no other run is under way; inside one, Sweep does nothing.
+// that bear the mark of a run, its cgroups, and the names of namespaces. A cgroup with any other
+// process in it stays. Sweep returns what it has removed. The caller makes sure that no other run is
+// under way; inside one, Sweep does nothing.
 func Sweep() []string {
 	if os.Getenv(runVar) != "" {
 		return nil
