@@ -93,7 +93,7 @@ func (m *meter) rest() error {
 	m.links, m.since = nil, time.Now()
 	for _, s := range m.sockets {
 		if s.link != nil {
-			err = errors.Join(err, s.link.Close())
+			err = errors.Join(err, bpf.Unlink(s.link))
 			s.link = nil
 		}
 	}

@@ -87,7 +87,7 @@ type socket struct {
 func (s *socket) close() error {
 	var err error
 	if s.link != nil {
-		err = s.link.Close()
+		err = bpf.Unlink(s.link)
 	}
 	return errors.Join(err, s.program.Close())
 }

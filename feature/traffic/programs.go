@@ -77,7 +77,7 @@ func (a *arrival) Close() error {
 	if a == nil {
 		return nil
 	}
-	return errors.Join(a.Detach(), a.Link.Close(), a.copied.Close())
+	return errors.Join(bpf.Unlink(a.Link), a.copied.Close())
 }
 
 // detached reports whether a program was detached from its cgroup.

@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"errors"
+	"net"
 	"reflect"
 	"runtime"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -280,5 +282,39 @@ func TestFields(t *testing.T) {
 	}](), func(name string, typ reflect.Type) { got = append(got, name+" "+typ.String()) })
 	if want := []string{"a *ebpf.Map", "c *ebpf.Program"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// A program is detached although another process has its link open.
+func TestUnlink(t *testing.T) {
+	ns := testkit.NetNS(t)
+	testkit.Veth(t, ns, "flu0", ns, "flu1")
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	must(t, err)
+	defer p.Close()
+	var l link.Link
+	must(t, ns.Do(func() error {
+		dev, err := net.InterfaceByName("flu0")
+		if err == nil {
+			l, err = link.AttachXDP(link.XDPOptions{Interface: dev.Index, Program: p})
+		}
+		return err
+	}))
+	at := func(l link.Link) uint32 {
+		info, err := l.Info()
+		must(t, err)
+		return info.XDP().Ifindex
+	}
+	info, err := l.Info()
+	must(t, err)
+	other, err := link.NewFromID(info.ID)
+	must(t, err)
+	defer other.Close()
+	if at(other) == 0 {
+		t.Fatal("it was not attached")
+	}
+	must(t, Unlink(l))
+	if n := at(other); n != 0 {
+		t.Fatalf("it is still attached to device %d", n)
 	}
 }

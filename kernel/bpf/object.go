@@ -186,6 +186,10 @@ func (ls Links) Close() error {
 	return errors.Join(errs...)
 }
 
+// Unlink detaches a program from a device or a cgroup, and closes the link. Closing alone detaches it
+// only once nobody else, such as bpftool, has the link open.
+func Unlink(l link.Link) error { return errors.Join(l.Detach(), l.Close()) }
+
 // load loads programs, all maps that they refer to, and the named maps, and calls use with them.
 // What use does not take is closed.
 func (o *Object) load(vars Vars, programs, names []string, change []func(*ebpf.ProgramSpec), use func(*ebpf.Collection) error) (err error) {

@@ -22,7 +22,7 @@ var ErrNoNS = errors.New("no path to network namespace")
 
 // ErrCutOff means that no path to a namespace was found, but not everything was examined: the
 // namespace may exist.
-var ErrCutOff = errors.New("more processes or mounts than are looked through")
+var ErrCutOff = errors.New("not all processes and mounts could be looked through")
 
 // bounds limit a look at all processes. A process that may make a mount namespace may make many,
 // with many mounts.
@@ -231,11 +231,14 @@ func (l *look) lived(proc string, b bounds) (others []string, err error) {
 				return others, nil
 			}
 			path := filepath.Join(proc, name, "ns", "net")
-			if inode, err := linkInode(path); err == nil {
+			inode, err := linkInode(path)
+			if err == nil {
 				l.see(inode, path)
 			}
-			mnt, err := os.Readlink(filepath.Join(proc, name, "ns", "mnt"))
-			if err != nil || seen[mnt] {
+			mnt, merr := os.Readlink(filepath.Join(proc, name, "ns", "mnt"))
+			// Some hosts have processes that root may not look at, for good.
+			l.cut = l.cut || !ended(err) && !errors.Is(err, fs.ErrPermission) || !ended(merr) && !errors.Is(merr, fs.ErrPermission)
+			if merr != nil || seen[mnt] {
 				continue
 			}
 			if len(others) == b.tables {
@@ -250,6 +253,12 @@ func (l *look) lived(proc string, b bounds) (others []string, err error) {
 			return others, nil
 		}
 	}
+}
+
+// ended reports whether the error of a file of a process is none, or says no more than that the
+// process has ended.
+func ended(err error) bool {
+	return err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }
 
 // Mounted returns the network namespaces that are bind-mounted in the mount namespace of a process
@@ -283,10 +292,7 @@ func (l *look) mounted(proc string, pids []string, b bounds) {
 			}
 			return true
 		})
-		// The kernel returns either error for a process that has ended.
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EINVAL) {
-			l.cut = true
-		}
+		l.cut = l.cut || !ended(err) && !errors.Is(err, unix.EINVAL) // which a process that has ended has here
 	}
 }
 

@@ -84,21 +84,30 @@ func TestCutOff(t *testing.T) {
 		p.add(fmt.Sprint(100+i), 100+i, 100+i, nsfs(200+i, "/a")+nsfs(300+i, "/b"))
 	}
 	p.add("200", 1, 100, nsfs(200, "/a")+nsfs(300, "/b")) // shares a mount namespace, and may be seen first
+	unreadable := newProcs(t)
+	unreadable.add("100", 100, 100, "")
+	for _, link := range []string{"net", "mnt"} {
+		path := filepath.Join(unreadable.dir, "100/ns", link)
+		must(t, os.Remove(path))
+		must(t, os.WriteFile(path, nil, 0o600)) // EINVAL
+	}
 	for _, c := range []struct {
 		name string
 		bounds
+		p   procs
 		cut bool
 	}{
-		{"as many as there are", bounds{5, 4, 8}, false},
-		{"processes", bounds{4, 4, 8}, true},
-		{"mount namespaces", bounds{5, 3, 8}, true},
-		{"mounts", bounds{5, 4, 7}, true},
+		{"as many as there are", bounds{5, 4, 8}, p, false},
+		{"processes", bounds{4, 4, 8}, p, true},
+		{"mount namespaces", bounds{5, 3, 8}, p, true},
+		{"mounts", bounds{5, 4, 7}, p, true},
+		{"a process that cannot be looked at", ordinary(), unreadable, true},
 	} {
 		want := ErrNoNS
 		if c.cut {
 			want = ErrCutOff
 		}
-		for _, f := range []*Finder{NewFinder(p.dir, time.Now), NewGlance(p.dir, nil)} {
+		for _, f := range []*Finder{NewFinder(c.p.dir, time.Now), NewGlance(c.p.dir, nil)} {
 			f.bounds = c.bounds
 			if path, err := f.Find(1000); !errors.Is(err, want) {
 				t.Errorf("%s: %q, %v, want %v", c.name, path, err, want)

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -322,8 +323,7 @@ func (a *Attachment) Close() error {
 			return nil // closed before
 		}
 		delete(a.hooks.linked, a.id)
-		// Closing alone detaches only once nobody else, such as bpftool, has the link open.
-		return errors.Join(a.link.Detach(), a.link.Close())
+		return bpf.Unlink(a.link)
 	}
 	defer a.forget()
 	if a.hooks.held[a.ref] == a {

@@ -107,7 +107,7 @@ func (m *Meter) watchSockets(acc *account, need bool) (err error) {
 		}
 	}()
 	if s.link != nil && (!need || !m.attached()) {
-		err = s.link.Close()
+		err = bpf.Unlink(s.link)
 		s.link = nil
 	}
 	if !need {

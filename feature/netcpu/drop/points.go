@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/hook"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -28,7 +29,7 @@ type point struct {
 
 func (p *point) close() error {
 	if p.driver != nil {
-		return p.driver.link.Close()
+		return bpf.Unlink(p.driver.link)
 	}
 	return p.tc.Close()
 }

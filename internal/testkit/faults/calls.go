@@ -35,7 +35,7 @@ var calls = map[int]kind{
 	unix.SYS_FSTAT:             {"fstat", byFD, 0, []unix.Errno{unix.ENOMEM, unix.EINTR}},
 	unix.SYS_FSTATFS:           {"fstatfs", byFD, 0, []unix.Errno{unix.ENOMEM, unix.EINTR}},
 	unix.SYS_STATFS:            {"statfs", byPath, 0, []unix.Errno{unix.ENOENT, unix.ENOMEM, unix.EINTR}},
-	unix.SYS_READLINKAT:        {"readlinkat", byPath, 1, []unix.Errno{unix.ENOENT, unix.ESRCH, unix.EPERM, unix.EINTR}},
+	unix.SYS_READLINKAT:        {"readlinkat", byPath, 1, []unix.Errno{unix.ENOENT, unix.ESRCH, unix.ENOMEM, unix.EINTR}},
 	unix.SYS_NAME_TO_HANDLE_AT: {"name_to_handle_at", byPath, 1, []unix.Errno{unix.ENOENT, unix.ENOMEM}},
 	unix.SYS_GETDENTS64:        {"getdents64", byFD, 0, []unix.Errno{unix.ENOENT, unix.ENOMEM, unix.EINTR}},
 	unix.SYS_READ:              {"read", byFD, 0, []unix.Errno{unix.ENODEV, unix.ESRCH, unix.ENOMEM, unix.EINTR}},
