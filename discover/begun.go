@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -62,7 +63,7 @@ func (r *rounds) begun(reports []reported) (wait bool) {
 // initIn finds the process in the cgroup dir itself that is the first in a PID namespace of its own, which a
 // runtime creates last and then executes the program; 0: there is none.
 func initIn(proc, dir string) int {
-	pids, _ := procsIn(dir)
+	pids, _ := cgroup.Procs(dir, maxProcs)
 	for _, pid := range pids {
 		b, _ := readSmall(filepath.Join(proc, strconv.Itoa(pid), "status"))
 		_, rest, _ := strings.Cut(string(b), "\nNSpid:")

@@ -247,7 +247,8 @@ func (t *tree) walk() {
 		case n.other && t.others >= treeOthers: // no room for its contents
 			t.over = true
 		default:
-			queue = append(queue, subdirs(dir, treeSize)...)
+			below, _ := cgroup.Children(dir, treeSize)
+			queue = append(queue, below...)
 		}
 	}
 }
@@ -285,7 +286,8 @@ func (t *tree) add(dir string, event bool) bool {
 	t.lookSoon(dir, n)
 	t.listen(dir)
 	// Directories that were made before the watch existed.
-	for _, sub := range subdirs(dir, treeSize) {
+	below, _ := cgroup.Children(dir, treeSize)
+	for _, sub := range below {
 		t.add(sub, event)
 	}
 	return true
@@ -351,7 +353,7 @@ func (t *tree) counts(dir string) (bool, error) {
 		b, err := readSmall(filepath.Join(dir, "cgroup.events"))
 		return strings.Contains(string(b), "populated 1"), err
 	}
-	pids, err := procsIn(dir)
+	pids, err := cgroup.Procs(dir, maxProcs)
 	if err != nil {
 		return false, err
 	}

@@ -83,12 +83,7 @@ type cri struct {
 }
 
 func (c containerd) session(ctx context.Context, r *roster) error {
-	if err := listens(ctx, c.addr); err != nil {
-		return err
-	}
-	conn, err := grpc.NewClient("unix://"+c.addr,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	conn, err := dial(ctx, c.addr)
 	if err != nil {
 		return err
 	}
@@ -119,32 +114,24 @@ func (c containerd) session(ctx context.Context, r *roster) error {
 	}()
 	// containerd may begin to watch only after the request for the stream. A second list soon after
 	// closes the gap.
-	relist := time.NewTimer(0)
-	defer relist.Stop()
-	pause := time.Second
-	for {
-		select {
-		case msg := <-messages:
-			if msg.GetNamespace() != dockerNamespace {
-				now.event(ctx, r, msg)
-			}
-		case got := <-r.answers:
-			r.take(got)
-		case <-relist.C:
-			running, err := now.list(ctx, spaces)
-			if err != nil {
-				return err
-			}
-			current := func(key string, rec Record) bool { return running[key] == rec.PID }
-			r.replace(ctx, slices.Collect(maps.Keys(running)), current, now.inspect)
-			relist.Reset(pause)
-			pause = relistEvery
-		case err := <-broken:
-			return err
-		case <-ctx.Done():
-			return ctx.Err()
+	return watched(ctx, r, messages, broken, time.Second, func(msg *types.Envelope) {
+		if msg.GetNamespace() != dockerNamespace {
+			now.event(ctx, r, msg)
 		}
+	}, func(ctx context.Context) ([]string, current, error) {
+		running, err := now.list(ctx, spaces)
+		return slices.Collect(maps.Keys(running)), func(key string, rec Record) bool { return running[key] == rec.PID }, err
+	}, now.inspect)
+}
+
+// dial connects to a runtime that speaks gRPC at a socket.
+func dial(ctx context.Context, addr string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
+	if err := listens(ctx, addr); err != nil {
+		return nil, err
 	}
+	return grpc.NewClient("unix://"+addr, append(more,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))...)
 }
 
 func (c cri) event(ctx context.Context, r *roster, msg *types.Envelope) {
@@ -178,8 +165,6 @@ func (c cri) event(ctx context.Context, r *roster, msg *types.Envelope) {
 
 // list returns the running containers, and the PIDs of their first processes.
 func (c cri) list(ctx context.Context, spaces namespaces.NamespacesClient) (map[string]int, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	all, err := spaces.List(ctx, &namespaces.ListNamespacesRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list namespaces: %w", unanswered(ctx, err))

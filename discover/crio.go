@@ -12,7 +12,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/backoff"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -40,12 +39,7 @@ type crioClient struct {
 const sandboxPrefix = "sandbox/"
 
 func (c crio) session(ctx context.Context, r *roster) error {
-	if err := listens(ctx, c.addr); err != nil {
-		return err
-	}
-	conn, err := grpc.NewClient("unix://"+c.addr, grpc.WithAuthority("localhost"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
+	conn, err := dial(ctx, c.addr, grpc.WithAuthority("localhost"))
 	if err != nil {
 		return err
 	}

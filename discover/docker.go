@@ -8,9 +8,9 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 )
@@ -64,41 +64,22 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 	filter := make(client.Filters).Add("type", "container").
 		Add("event", "create", "start", "die", "died", "rename", "update", "destroy", "remove")
 	stream := now.outline.Events(ctx, client.EventsListOptions{Filters: filter})
-	relist := time.NewTimer(0)
-	defer relist.Stop()
-	for {
-		select {
-		case msg := <-stream.Messages:
-			switch msg.Action {
-			case "create":
-				r.ask(ctx, msg.Actor.ID, now.created)
-			case "start", "rename", "update":
-				r.ask(ctx, msg.Actor.ID, now.inspect)
-			default:
-				r.end(msg.Actor.ID, msg.Action == "die" || msg.Action == "died")
-			}
-		case got := <-r.answers:
-			r.take(got)
-		case <-relist.C:
-			call, cancel := context.WithTimeout(ctx, callTimeout)
-			all, err := now.outline.ContainerList(call, client.ContainerListOptions{})
-			err = unanswered(call, err)
-			cancel()
-			if err != nil {
-				return err
-			}
-			var ids []string
-			for _, item := range all.Items {
-				ids = append(ids, item.ID)
-			}
-			r.replace(ctx, ids, lives, now.inspect)
-			relist.Reset(relistEvery)
-		case err := <-stream.Err:
-			return err
-		case <-ctx.Done():
-			return ctx.Err()
+	return watched(ctx, r, stream.Messages, stream.Err, relistEvery, func(msg events.Message) {
+		switch msg.Action {
+		case "create":
+			r.ask(ctx, msg.Actor.ID, now.created)
+		case "start", "rename", "update":
+			r.ask(ctx, msg.Actor.ID, now.inspect)
+		default:
+			r.end(msg.Actor.ID, msg.Action == "die" || msg.Action == "died")
 		}
-	}
+	}, func(ctx context.Context) (ids []string, _ current, err error) {
+		all, err := now.outline.ContainerList(ctx, client.ContainerListOptions{})
+		for _, item := range all.Items {
+			ids = append(ids, item.ID)
+		}
+		return ids, lives, unanswered(ctx, err)
+	}, now.inspect)
 }
 
 // lives reports whether the process of a record still exists. If so, the record is right unless an

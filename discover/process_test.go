@@ -6,57 +6,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
-
-func TestParseStat(t *testing.T) {
-	const rest = " S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1000 200 18446744073709551615"
-	for _, tc := range []struct {
-		name, in string
-		want     stat
-		ok       bool
-	}{
-		{"plain", "7 (sh)" + rest, stat{4194560, 12345, false}, true},
-		{"hostile name", "7 (a) R 9 9) 9 (x)" + rest, stat{4194560, 12345, false}, true},
-		{"newline in name", "7 (a\nb)" + rest, stat{4194560, 12345, false}, true},
-		{"ended", "7 (a) b) R) Z 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1000 200", stat{4194560, 12345, true}, true},
-		{"empty", "", stat{}, false},
-		{"cut off", "7 (sh) S 1 1 1 0 -1 4194560", stat{}, false},
-		{"no number", "7 (sh) S 1 1 1 0 -1 x 1 2 3 4 5 6 7 8 20 0 1 0 12345 1", stat{}, false},
-		{"too late", "7 (sh) S 1 1 1 0 -1 1 1 2 3 4 5 6 7 8 20 0 1 0 18446744073709551615 1", stat{}, false},
-	} {
-		got, err := parseStat([]byte(tc.in))
-		if got != tc.want || (err == nil) != tc.ok {
-			t.Errorf("%s: %+v, %v, want %+v", tc.name, got, err, tc.want)
-		}
-	}
-}
-
-func FuzzStat(f *testing.F) {
-	f.Add([]byte("7 (sh) S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1000 200"))
-	f.Add([]byte("7 (a) b) S 1 1 1 0 -1 x 1 2 3 4 5 6 7 8 20 0 1 0 -1 1000 200"))
-	f.Add([]byte(") ("))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		st, err := parseStat(b)
-		if err == nil && time.Duration(st.start)*(time.Second/userHZ) < 0 {
-			t.Errorf("start time %d overflows", st.start)
-		}
-	})
-}
-
-func FuzzProcs(f *testing.F) {
-	f.Add([]byte("1\n22\n333\n"))
-	f.Add([]byte("0\n-1\n\n99999999999999999999\n7"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		pids := parseProcs(b)
-		if len(pids) > maxProcs || slices.ContainsFunc(pids, func(pid int) bool { return pid <= 0 }) {
-			t.Errorf("pids %v", pids)
-		}
-	})
-}
 
 func TestOpenProcess(t *testing.T) {
 	boot, err := bootTime(time.Now)
@@ -105,7 +60,7 @@ func TestSubdirsOfAFullHost(t *testing.T) {
 	if got := len(tree.nodes); got != 3*maxDirs+1 {
 		t.Errorf("walk found %d cgroups, want %d", got, 3*maxDirs+1)
 	}
-	if got := len(subdirs(dir, maxDirs)); got != maxDirs {
-		t.Errorf("subdirs gave %d, want the bound %d", got, maxDirs)
+	if got, err := cgroup.Children(dir, maxDirs); len(got) != maxDirs || err != nil {
+		t.Errorf("%d cgroups (%v), want the bound %d", len(got), err, maxDirs)
 	}
 }

@@ -49,6 +49,38 @@ type roster struct {
 // true the record holds what is known without the missing answer.
 type inspect func(ctx context.Context, key string) (Record, bool, error)
 
+// current reports whether a record that is known is still right.
+type current func(key string, rec Record) bool
+
+// watched reads a runtime's events, and lists what it has first and from time to time: the second time
+// after pause. It returns the error that ends this.
+func watched[E any](ctx context.Context, r *roster, events <-chan E, broken <-chan error, pause time.Duration, event func(E), list func(context.Context) ([]string, current, error), look inspect) error {
+	relist := time.NewTimer(0)
+	defer relist.Stop()
+	for {
+		select {
+		case ev := <-events:
+			event(ev)
+		case got := <-r.answers:
+			r.take(got)
+		case <-relist.C:
+			call, cancel := context.WithTimeout(ctx, callTimeout)
+			keys, right, err := list(call)
+			cancel()
+			if err != nil {
+				return err
+			}
+			r.replace(ctx, keys, right, look)
+			relist.Reset(pause)
+			pause = relistEvery
+		case err := <-broken:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // question is asked until there is an answer without an error, or cancel is called.
 type question struct {
 	cancel context.CancelFunc
@@ -240,7 +272,7 @@ func (r *roster) end(key string, stays bool) {
 // replace takes the keys of all running containers. It inspects unknown ones, and those with a
 // record that current calls outdated, unless the question is open already, and waits for the
 // answers, but not for long: later answers count, too.
-func (r *roster) replace(ctx context.Context, keys []string, current func(key string, rec Record) bool, look inspect) {
+func (r *roster) replace(ctx context.Context, keys []string, current current, look inspect) {
 	slots := make(chan struct{}, parallel)
 	slowly := func(ctx context.Context, key string) (Record, bool, error) {
 		select {

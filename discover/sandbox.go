@@ -12,6 +12,9 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // DefaultSandboxes is the default directory of the sandboxes' state files.
@@ -41,14 +44,14 @@ type Process struct {
 // FindProcess returns the process with a number. The error matches fs.ErrNotExist if it has ended,
 // also where its parent has not yet waited for it.
 func FindProcess(proc string, pid int) (Process, error) {
-	s, err := readStat(proc, pid)
+	s, err := sched.StatOf(proc, pid)
+	if s.Ended || errors.Is(err, journal.ErrGone) {
+		err = fs.ErrNotExist
+	}
 	if err != nil {
 		return Process{}, fmt.Errorf("process %d: %w", pid, err)
 	}
-	if s.ended {
-		return Process{}, fmt.Errorf("process %d has ended: %w", pid, fs.ErrNotExist)
-	}
-	return Process{pid, s.start}, nil
+	return Process{pid, s.Start}, nil
 }
 
 // Alive reports whether the process still runs.

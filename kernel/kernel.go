@@ -42,14 +42,12 @@ func Opener(r Roots) journal.Opener {
 		switch ref.Kind {
 		case cgroup.KindFile, cgroup.KindGroup, cgroup.KindSlices, cgroup.KindRT, cgroup.KindLine:
 			return cgroup.Open(r.Cgroup, ref)
-		case sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice:
+		case sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice, sched.KindDeadline:
 			l, err := layout()
-			if err != nil {
+			if err != nil && ref.Kind == sched.KindKthread {
 				return nil, err
 			}
 			return sched.OpenKnob(r.Proc, l, ref)
-		case sched.KindDeadline:
-			return sched.OpenDeadline(r.Proc, ref)
 		case irq.KindIRQ:
 			return irq.Open(r.Proc, ref)
 		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindDefer, netdev.KindIFB, netdev.KindPair, netdev.KindSysfs:

@@ -71,7 +71,7 @@ func (m *meter) resume() (err error) {
 	if m.links != nil {
 		return nil
 	}
-	now := monotonic()
+	now := bpf.Clock()
 	// Packets that arrive now may have begun before.
 	if err := errors.Join(m.maps.Attached.Set(now), m.maps.Passed.Set(now)); err != nil {
 		return fmt.Errorf("attach: %w", err)

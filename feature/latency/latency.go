@@ -34,8 +34,8 @@ const name = "latency"
 // watchedBudget is the factor by which the budget grows while the host is watched.
 const watchedBudget = 20
 
-// DefaultBudget is the default of Config.Budget.
-const DefaultBudget = 5000
+// defaultBudget is the default of Config.Budget.
+const defaultBudget = 5000
 
 // rowOfStamps is ROW of maps.bpf.h: a packet's stamp has one of this many places.
 const rowOfStamps = 8
@@ -54,7 +54,7 @@ type Config struct {
 	// that is up, and bonds.
 	Uplinks []string
 	// Budget limits how many packets each CPU measures per second. Beyond it packets are chosen
-	// at random. 0: DefaultBudget.
+	// at random. 0: defaultBudget.
 	Budget uint32
 }
 
@@ -94,7 +94,7 @@ type measured struct {
 func New(cfg Config) (*Latency, error) {
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	cfg.NetNS = cmp.Or(cfg.NetNS, filepath.Join(cfg.Roots.Proc, "self", "ns", "net"))
-	cfg.Budget = cmp.Or(cfg.Budget, DefaultBudget)
+	cfg.Budget = cmp.Or(cfg.Budget, defaultBudget)
 	f := &Latency{
 		cfg:      cfg,
 		tenants:  tenant.New(cfg.Roots.Proc, tenant.Network),

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
@@ -369,17 +369,10 @@ func (t *tracer) lostWaits() uint64 {
 func clock() (zero time.Time) {
 	best := time.Hour
 	for range 20 {
-		began, now := time.Now(), monotonic()
+		began, now := time.Now(), bpf.Clock()
 		if took := time.Since(began); took < best {
 			best, zero = took, began.Add(took/2-time.Duration(now))
 		}
 	}
 	return zero
-}
-
-// monotonic returns the monotonic clock in ns, as of bpf_ktime_get_ns.
-func monotonic() uint64 {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // there is always one
-	return uint64(now.Nano())
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// Traced holds records of one container's packets.
-type Traced struct {
+// traced holds records of one container's packets.
+type traced struct {
 	Records []Record
 	// Next is the number of the next record. Missed counts the requested records that were
 	// overwritten before.
@@ -32,7 +32,7 @@ type Traced struct {
 // possibly others, from the filter's After on (0: from now on). self is set if the container itself
 // asks. Trace waits up to over for the first record. Recording continues for a while afterwards. ok
 // is false if the container is not measured.
-func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter api.LatencyFilter, most int, over time.Duration) (out Traced, ok bool, err error) {
+func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter api.LatencyFilter, most int, over time.Duration) (out traced, ok bool, err error) {
 	record := func() (*tracer, *trace, error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -55,7 +55,7 @@ func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter 
 	for {
 		list, next, missed, news := tracer.after(tr, from, most)
 		if len(list) > 0 || over == 0 {
-			out = Traced{Records: list, Next: next, Missed: missed}
+			out = traced{Records: list, Next: next, Missed: missed}
 			break
 		}
 		select {

@@ -60,7 +60,7 @@ func TestTraceBeyondLease(t *testing.T) {
 func TestNumbersAfterLapse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := unwired()
-		ask := func(after uint64) Traced {
+		ask := func(after uint64) traced {
 			t.Helper()
 			out, ok, err := f.Trace(t.Context(), 1, false, api.LatencyFilter{After: after}, maxRecords, 0)
 			if err != nil || !ok {

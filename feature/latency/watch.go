@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
@@ -83,7 +84,7 @@ func (f *Latency) schedule(now time.Time, changed bool) error {
 func (m *meter) watch(on bool) (err error) {
 	switch {
 	case on && m.ran == nil:
-		if err = m.maps.RanSince.Set(monotonic()); err == nil {
+		if err = m.maps.RanSince.Set(bpf.Clock()); err == nil {
 			m.ran, err = m.object.Attach(latencyProgFlRanSwitch, latencyProgFlRanEntry, latencyProgFlRanExit, latencyProgFlRanRecv, latencyProgFlRanXmit)
 		}
 	case !on && m.ran != nil:

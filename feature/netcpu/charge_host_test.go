@@ -85,14 +85,7 @@ func limitsOf(t *testing.T, dir string) limits {
 	return limits{b, w}
 }
 
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(90 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain until %s", what)
-		}
-	}
-}
+var until = testkit.Await
 
 // Packets that an uplink drops because a container's ring is full are in its account, too, although
 // no veth identifies their owner. TestXDPDropsAreCharged has those beyond a budget.

@@ -8,14 +8,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
@@ -60,34 +59,24 @@ func TestReport(t *testing.T) {
 		}
 	}
 	report, err := x.Report(t.Context(), nil, api.Ask{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	got := report.(api.NetCPU)
-	if diff := cmp.Diff([]api.NetCPUUplink{{Device: "eth0", NetNS: 9, DropsBy: "tc", Why: "no driver"}}, got.Uplinks); diff != "" {
-		t.Errorf("uplinks (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "uplinks", []api.NetCPUUplink{{Device: "eth0", NetNS: 9, DropsBy: "tc", Why: "no driver"}}, got.Uplinks)
 	if len(got.Accounts) != 2 || got.Accounts[0].Container != 7 || got.Accounts[0].Dropped != 5 || got.Accounts[0].QuotaDropped != 3 || got.Accounts[1].Dropped != 0 || got.Accounts[1].Ledger != nil {
 		t.Fatalf("%+v", got.Accounts)
 	}
 	want := &api.NetCPULedger{Balance: -1, Factor: 0.5, Charged: 4, Credited: 3, Forgiven: 2}
-	if diff := cmp.Diff(want, got.Accounts[0].Ledger); diff != "" {
-		t.Errorf("ledger (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "ledger", want, got.Accounts[0].Ledger)
 }
 
 // Every sample on the metrics page is explained.
 func TestSamplesAreExplained(t *testing.T) {
 	dir := t.TempDir()
 	for file, text := range map[string]string{"cgroup.procs": "", "cpu.max": "100000 100000\n", "cpu.weight": "100\n", "cpu.idle": "0\n", "cpu.stat": "usage_usec 1\n"} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 	}
 	j, err := journal.Open(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer j.Close()
 	c := container.Container{ID: 7, Cgroup: container.Cgroup{V2: dir, CPU: dir}}
 	ch := charge.New(charge.Config{
@@ -95,9 +84,7 @@ func TestSamplesAreExplained(t *testing.T) {
 		Read: func() (map[container.ID]charge.Cost, error) { return nil, nil },
 	})
 	defer ch.Close()
-	if err := ch.Add(c, 0); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, ch.Add(c, 0))
 	x := &Accounts{
 		Meter:      read{Accounts: []account.Account{{Container: 7, Send: [account.Protocols]account.Work{account.TCP: {CPU: 1, Packets: 1}}}}, Thefts: []account.Theft{from(8, 7, 1)}},
 		Containers: running{c, {ID: 8}},

@@ -1,11 +1,11 @@
 package netcpu
 
 import (
-	"reflect"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -21,10 +21,7 @@ func TestDecideLeavesTargets(t *testing.T) {
 		target := policy.Target{Container: container.Container{ID: container.ID(id)}, Settings: policy.Settings{NetCPU: mode}}
 		targets, before = append(targets, target), append(before, target)
 	}
-	if _, err := (&Accounts{Meter: still{}}).Decide(targets, true); err != nil {
-		t.Fatal(err)
-	}
-	if !reflect.DeepEqual(targets, before) {
-		t.Errorf("the targets are now %+v", targets)
-	}
+	_, err := (&Accounts{Meter: still{}}).Decide(targets, true)
+	testkit.Must(t, err)
+	testkit.Same(t, "targets", before, targets)
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/ringbuf"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/conntrack"
@@ -153,7 +152,7 @@ func (c *cache) forget(network uint32) error {
 
 // beat lets learnt entries be renewed for a while.
 func (c *cache) beat() error {
-	return c.maps.FlOvBeat.Put(uint32(0), monotonic()+uint64(vouched))
+	return c.maps.FlOvBeat.Put(uint32(0), bpf.Clock()+uint64(vouched))
 }
 
 // sweep deletes flows that are over, and counts the others, which bounds what one end may have.
@@ -162,7 +161,7 @@ func (c *cache) sweep() error {
 	var errs []error
 	keys := make([]overlayFlowKey, 4096)
 	values := make([]overlayFlow, len(keys))
-	now := monotonic()
+	now := bpf.Clock()
 	for slot := range c.held {
 		c.held[slot] = 0 // also if none is left: the programs may have counted while it was written
 	}
@@ -189,13 +188,6 @@ func (c *cache) sweep() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// monotonic is the clock of the programs, in ns.
-func monotonic() uint64 {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // there is always one
-	return uint64(now.Nano())
 }
 
 // asked is a flow that the programs would make fast.

@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
 	"github.com/fairlead-project/fairlead/hook"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/conntrack"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -414,7 +415,7 @@ func (f *Overlay) forget(o *force, d container.Device) error {
 // raise invalidates all that was learnt of a network, as of the next write.
 func (f *Overlay) raise(o *force, why string) {
 	f.last++
-	o.value.Gen, o.value.From = f.last, monotonic()+uint64(settle)
+	o.value.Gen, o.value.From = f.last, bpf.Clock()+uint64(settle)
 	o.raised, o.raisedBy, o.due = f.cfg.Now(), why, ""
 	o.evictions[why]++
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
 )
@@ -330,7 +331,7 @@ func (f *Overlay) flows(of *container.Container, most int) ([]api.OverlayFlow, u
 	if f.cache == nil {
 		return nil, 0, nil
 	}
-	now := monotonic()
+	now := bpf.Clock()
 	numbers := make(map[uint32]*force)
 	for _, o := range f.force {
 		numbers[o.number] = o

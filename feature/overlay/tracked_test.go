@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
 // tracks returns a node's conntrack entry of a connection from a local port: the TCP state, and its
@@ -95,7 +96,7 @@ func TestStaysReady(t *testing.T) {
 	must(t, keys(flows, &k, func() {}))
 	must(t, flows.Lookup(k, &f))
 	for dir := range f.Dir {
-		f.Dir[dir].Gen, f.Dir[dir].Until = 0, monotonic()+3600e9
+		f.Dir[dir].Gen, f.Dir[dir].Until = 0, bpf.Clock()+3600e9
 	}
 	must(t, flows.Put(k, f))
 	testkit.Await(t, "it is learnt anew", func() bool {

@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -126,11 +127,11 @@ func TestChildren(t *testing.T) {
 	root := tree(t, filepath.Join(t.TempDir(), "cg"))
 	tree(t, filepath.Join(root, "a", "below"))
 	tree(t, filepath.Join(root, "b"))
-	got, err := Children(root)
+	got, err := Children(root, math.MaxInt)
 	if want := []string{filepath.Join(root, "a"), filepath.Join(root, "b")}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%q, %v, want %q", got, err, want)
 	}
-	if _, err := Children(filepath.Join(root, "gone")); !errors.Is(err, journal.ErrGone) {
+	if _, err := Children(filepath.Join(root, "gone"), math.MaxInt); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("gone: %v", err)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -59,11 +58,9 @@ func (g group) Write(value string) error {
 	return nil
 }
 
-// Children returns the paths of the cgroups directly below a directory.
-func Children(dir string) ([]string, error) { return children(dir, math.MaxInt) }
-
-// children is Children for up to most cgroups; it reads little more of the directory.
-func children(dir string, most int) (dirs []string, err error) {
+// Children returns the paths of up to most cgroups directly below a directory, also with an error; it
+// reads little more of the directory.
+func Children(dir string, most int) (dirs []string, err error) {
 	const some = 128 // a cgroup has fewer files of its own
 	f, err := os.Open(dir)
 	if err == nil {
@@ -78,9 +75,9 @@ func children(dir string, most int) (dirs []string, err error) {
 			}
 		}
 	}
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("list cgroups: %w", gone(err))
-	}
 	slices.Sort(dirs)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return dirs, fmt.Errorf("list cgroups: %w", gone(err))
+	}
 	return dirs, nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-const threadsFile = "cgroup.threads"
+const threadsFile, procsFile = "cgroup.threads", "cgroup.procs"
 
 // Threads returns the threads of one cgroup v2 directory and of those below, by their ids in the
 // caller's pid namespace. It returns up to most of them, the first that the kernel lists. Errors:
@@ -22,13 +22,23 @@ func Threads(dir string, most int) (tids []int, err error) {
 	for dirs := []string{dir}; len(dirs) > 0 && len(tids) < most; dirs = dirs[1:] {
 		more, err := threads(filepath.Join(dirs[0], threadsFile), most-len(tids))
 		tids = append(tids, more...)
-		below, listErr := children(dirs[0], max(most-len(dirs), 0))
+		below, listErr := Children(dirs[0], max(most-len(dirs), 0))
 		dirs = append(dirs, below...)
 		if err = errors.Join(err, listErr); err != nil && (dirs[0] == dir || !errors.Is(err, journal.ErrGone)) {
 			return nil, err
 		}
 	}
 	return tids, nil
+}
+
+// Procs returns up to most of the processes in a cgroup directory itself, kernel threads included; none
+// of a threaded cgroup. Errors: journal.ErrGone.
+func Procs(dir string, most int) ([]int, error) {
+	pids, err := threads(filepath.Join(dir, procsFile), most)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil
+	}
+	return pids, err
 }
 
 // threads reads a file of a cgroup that lists threads, up to most.

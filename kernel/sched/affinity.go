@@ -10,54 +10,45 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-type affinity struct {
-	proc   string
-	thread Thread
+// Affinity returns the knob of a kernel thread's affinity, as a list in the form of
+// cgroup.FormatCPUs. Threads that the kernel has bound to a CPU refuse a change.
+func Affinity(proc string, t Thread) journal.Knob {
+	name := fmt.Sprintf("affinity of kernel thread %d", t.TID)
+	return knob{
+		proc: proc, thread: t, kind: KindAffinity, reads: name, writes: "set " + name + " to %q",
+		read: func() (string, error) {
+			var set CPUs
+			if err := unix.SchedGetaffinity(t.TID, &set); err != nil {
+				return "", err
+			}
+			var cpus []int
+			for i := range len(set) * 64 {
+				if set.IsSet(i) {
+					cpus = append(cpus, i)
+				}
+			}
+			return cgroup.FormatCPUs(cpus), nil
+		},
+		write: func(list string, check func() error) error {
+			set, err := parseSet(list)
+			if err == nil {
+				err = check()
+			}
+			if err == nil {
+				err = unix.SchedSetaffinity(t.TID, &set)
+			}
+			return err
+		},
+	}
 }
 
-func (a affinity) Ref() journal.Ref {
-	return journal.Ref{Kind: KindAffinity, Object: fmt.Sprintf("%d:%d", a.thread.TID, a.thread.Start)}
-}
-
-func (a affinity) Read() (string, error) {
-	var set unix.CPUSet
-	err := unix.SchedGetaffinity(a.thread.TID, &set)
-	if err == nil {
-		err = a.thread.check(a.proc)
-	}
-	if err != nil {
-		return "", fmt.Errorf("affinity of kernel thread %d: %w", a.thread.TID, gone(err))
-	}
-	var cpus []int
-	for i := range len(set) * 64 {
-		if set.IsSet(i) {
-			cpus = append(cpus, i)
-		}
-	}
-	return cgroup.FormatCPUs(cpus), nil
-}
-
-func (a affinity) Write(list string) error {
-	if err := a.write(list); err != nil {
-		return fmt.Errorf("set affinity of kernel thread %d to %q: %w", a.thread.TID, list, gone(err))
-	}
-	return nil
-}
-
-func (a affinity) write(list string) error {
+func parseSet(list string) (set CPUs, err error) {
 	cpus, err := cgroup.ParseCPUs(list)
-	if err != nil {
-		return err
-	}
-	var set unix.CPUSet
 	for _, c := range cpus {
 		set.Set(c) // ignores CPUs beyond its 1024
 	}
-	if set.Count() != len(cpus) || len(cpus) == 0 {
-		return errors.New("no CPU, or one above 1023")
+	if err == nil && (set.Count() != len(cpus) || len(cpus) == 0) {
+		err = errors.New("no CPU, or one above 1023")
 	}
-	if err := a.thread.check(a.proc); err != nil {
-		return err
-	}
-	return unix.SchedSetaffinity(a.thread.TID, &set)
+	return set, err
 }

@@ -16,8 +16,8 @@ import (
 // KindDeadline is the journal kind of a thread's scheduling policy; see Deadline.
 const KindDeadline = "deadline"
 
-// MinRuntime is the smallest runtime that the kernel takes (DL_SCALE, kernel/sched/deadline.c).
-const MinRuntime = 1024 * time.Nanosecond
+// minRuntime is the smallest runtime that the kernel takes (DL_SCALE, kernel/sched/deadline.c).
+const minRuntime = 1024 * time.Nanosecond
 
 // The prefixes of Deadline's values.
 const ordinary, batch, onDeadline = "normal ", "batch ", "deadline "
@@ -29,11 +29,11 @@ const RoundRobin = "rr 1"
 // FindTask returns the thread with this tid, whether it belongs to a process or to the kernel.
 // Error: journal.ErrGone.
 func FindTask(proc string, tid int) (Thread, error) {
-	s, err := readStat(proc, tid)
-	if err != nil && !errors.Is(err, ErrNotKernel) {
+	s, err := StatOf(proc, tid)
+	if err != nil {
 		return Thread{}, fmt.Errorf("thread %d: %w", tid, err)
 	}
-	return Thread{TID: tid, Start: s.start}, nil
+	return Thread{TID: tid, Start: s.Start}, nil
 }
 
 // Ran returns how long a thread of a process has run. Error: journal.ErrGone.
@@ -41,8 +41,8 @@ func Ran(proc string, tid int) (time.Duration, error) {
 	if u, err := usage(proc, tid); err == nil {
 		return u.Ran, nil
 	}
-	s, err := readStat(proc, tid)
-	if err != nil && !errors.Is(err, ErrNotKernel) {
+	s, err := StatOf(proc, tid)
+	if err != nil {
 		return 0, fmt.Errorf("cpu time of thread %d: %w", tid, err)
 	}
 	return time.Duration(s.cpu) * time.Second / ticks, nil
@@ -57,7 +57,7 @@ func FormatDeadline(runtime, period time.Duration) string {
 // ParseDeadline returns the runtime and period of such a value. ok is false for any other value.
 func ParseDeadline(value string) (runtime, period time.Duration, ok bool) {
 	_, err := fmt.Sscanf(value, onDeadline+"%d/%d", &runtime, &period)
-	ok = err == nil && runtime >= MinRuntime && runtime <= period && FormatDeadline(runtime, period) == value
+	ok = err == nil && runtime >= minRuntime && runtime <= period && FormatDeadline(runtime, period) == value
 	return runtime, period, ok
 }
 
@@ -75,68 +75,47 @@ func Ordinary(value string) bool {
 //
 // Errors of Write: EPERM for a thread that may not use all CPUs, EBUSY when the kernel's bandwidth
 // for such threads is exhausted (sched_rt_runtime_us).
-func Deadline(proc string, t Thread) journal.Knob { return deadline{proc: proc, thread: t} }
-
-// OpenDeadline opens a knob that an earlier process wrote into the journal. Errors:
-// journal.ErrGone, when the thread has ended.
-func OpenDeadline(proc string, ref journal.Ref) (journal.Knob, error) {
-	var t Thread
-	if _, err := fmt.Sscanf(ref.Object, "%d:%d", &t.TID, &t.Start); err != nil || t.TID <= 0 || Deadline(proc, t).Ref() != ref {
-		return nil, fmt.Errorf("open knob %s %q: no thread and its start time", ref.Kind, ref.Object)
-	}
-	k := deadline{proc: proc, thread: t}
-	if err := k.check(); err != nil {
-		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
-	}
-	return k, nil
-}
-
-type deadline struct {
-	proc   string
-	thread Thread
-}
-
-func (d deadline) Ref() journal.Ref {
-	return journal.Ref{Kind: KindDeadline, Object: fmt.Sprintf("%d:%d", d.thread.TID, d.thread.Start)}
-}
-
-// check returns an error unless the thread is still the same, and belongs to a process.
-func (d deadline) check() error {
-	switch err := d.thread.check(d.proc); {
-	case err == nil:
-		return errors.New("a kernel thread")
-	case errors.Is(err, ErrNotKernel):
-		return nil
-	default:
-		return err
+func Deadline(proc string, t Thread) journal.Knob {
+	name := fmt.Sprintf("policy of thread %d", t.TID)
+	return knob{
+		proc: proc, thread: t, task: true, kind: KindDeadline, reads: name, writes: "set " + name + " to %q",
+		read: func() (string, error) {
+			attr, err := unix.SchedGetAttr(t.TID, 0)
+			if err != nil {
+				return "", err
+			}
+			return formatPolicy(attr), nil
+		},
+		write: func(value string, check func() error) error {
+			attr, err := parsePolicy(value)
+			if err == nil {
+				err = check()
+			}
+			if err == nil {
+				err = unix.SchedSetAttr(t.TID, &attr, 0)
+			}
+			return err
+		},
 	}
 }
 
-func (d deadline) Read() (string, error) {
-	attr, err := unix.SchedGetAttr(d.thread.TID, 0)
-	if err == nil {
-		// Checked after the read, so the value is known to be this thread's.
-		err = d.check()
-	}
-	if err != nil {
-		return "", fmt.Errorf("policy of thread %d: %w", d.thread.TID, gone(err))
-	}
+func formatPolicy(attr *unix.SchedAttr) string {
 	forks := attr.Flags&unix.SCHED_FLAG_RESET_ON_FORK == 0
 	switch {
 	case attr.Policy == unix.SCHED_NORMAL && forks:
-		return ordinary + strconv.Itoa(int(attr.Nice)), nil
+		return ordinary + strconv.Itoa(int(attr.Nice))
 	case attr.Policy == unix.SCHED_BATCH && forks:
-		return batch + strconv.Itoa(int(attr.Nice)), nil
+		return batch + strconv.Itoa(int(attr.Nice))
 	case attr.Policy == unix.SCHED_RR && attr.Priority == 1 && !forks:
-		return RoundRobin, nil
+		return RoundRobin
 	case attr.Policy == unix.SCHED_DEADLINE && !forks && attr.Deadline == attr.Period:
-		return FormatDeadline(time.Duration(attr.Runtime), time.Duration(attr.Period)), nil
+		return FormatDeadline(time.Duration(attr.Runtime), time.Duration(attr.Period))
 	}
-	return fmt.Sprintf("policy %d, priority %d, flags %#x, %d/%d/%d", attr.Policy, attr.Priority, attr.Flags, attr.Runtime, attr.Deadline, attr.Period), nil
+	return fmt.Sprintf("policy %d, priority %d, flags %#x, %d/%d/%d", attr.Policy, attr.Priority, attr.Flags, attr.Runtime, attr.Deadline, attr.Period)
 }
 
-func (d deadline) Write(value string) error {
-	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr}
+func parsePolicy(value string) (attr unix.SchedAttr, err error) {
+	attr.Size = unix.SizeofSchedAttr
 	var nice int32
 	if run, period, ok := ParseDeadline(value); ok {
 		attr.Policy, attr.Flags = unix.SCHED_DEADLINE, unix.SCHED_FLAG_RESET_ON_FORK
@@ -148,16 +127,9 @@ func (d deadline) Write(value string) error {
 	} else if _, err := fmt.Sscanf(value, batch+"%d", &nice); err == nil {
 		attr.Policy, attr.Nice = unix.SCHED_BATCH, nice
 	} else {
-		return fmt.Errorf("set policy of thread %d: %q is none that is written", d.thread.TID, value)
+		return attr, errors.New("none that is written")
 	}
-	err := d.check() // as late as possible: the kernel takes only the number
-	if err == nil {
-		err = unix.SchedSetAttr(d.thread.TID, &attr, 0)
-	}
-	if err != nil {
-		return fmt.Errorf("set policy of thread %d to %q: %w", d.thread.TID, value, gone(err))
-	}
-	return nil
+	return attr, nil
 }
 
 // TryDeadline reports whether this kernel has SCHED_DEADLINE and this process may use it. It makes

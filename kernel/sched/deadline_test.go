@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -70,7 +71,7 @@ func TestDeadlineInKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer j.Close()
-	res, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return OpenDeadline("/proc", r) }, nil)
+	res, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return OpenKnob("/proc", cgroup.Layout{}, r) }, nil)
 	if err != nil || len(res) != 1 || res[0].Result != journal.Restored {
 		t.Fatalf("%+v, %v", res, err)
 	}
@@ -117,7 +118,7 @@ func FuzzParseDeadline(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if run, period, ok := ParseDeadline(s); ok && (run < MinRuntime || run > period || FormatDeadline(run, period) != s) {
+		if run, period, ok := ParseDeadline(s); ok && (run < minRuntime || run > period || FormatDeadline(run, period) != s) {
 			t.Fatalf("%q is %v of %v", s, run, period)
 		}
 	})
@@ -127,11 +128,11 @@ func TestOpenDeadline(t *testing.T) {
 	proc := t.TempDir()
 	task(t, proc, 7, "sh", 0, 42, "")
 	task(t, proc, 8, "kworker", pfKthread, 42, "")
-	if _, err := OpenDeadline(proc, journal.Ref{Kind: KindDeadline, Object: "7:42"}); err != nil {
+	if _, err := OpenKnob(proc, cgroup.Layout{}, journal.Ref{Kind: KindDeadline, Object: "7:42"}); err != nil {
 		t.Error(err)
 	}
 	for object, gone := range map[string]bool{"7:41": true, "9:42": true, "8:42": false, "": false, "7": false, "-7:42": false, "7:42x": false, "07:42": false} {
-		_, err := OpenDeadline(proc, journal.Ref{Kind: KindDeadline, Object: object})
+		_, err := OpenKnob(proc, cgroup.Layout{}, journal.Ref{Kind: KindDeadline, Object: object})
 		if err == nil || errors.Is(err, journal.ErrGone) != gone {
 			t.Errorf("%q: %v", object, err)
 		}

@@ -35,79 +35,115 @@ const (
 // directories in l. The value is a directory at or below the mount. A write returns fs.ErrNotExist
 // if its directory does not exist, and journal.ErrGone if the thread has ended.
 func Group(proc string, l cgroup.Layout, t Thread, hierarchy string) journal.Knob {
-	return group{proc: proc, layout: l, thread: t, hierarchy: hierarchy}
+	g := group{layout: l, hierarchy: hierarchy}
+	return knob{
+		proc: proc, thread: t, kind: KindKthread, below: ":" + hierarchy,
+		reads: fmt.Sprintf("cgroup of kernel thread %d in %s", t.TID, hierarchy), writes: fmt.Sprintf("move kernel thread %d to cgroup", t.TID) + " %s",
+		read:  func() (string, error) { return g.read(proc, t.TID) },
+		write: func(dir string, check func() error) error { return g.write(dir, t.TID, check) },
+	}
 }
 
-// Affinity returns the knob of a kernel thread's affinity, as a list in the form of
-// cgroup.FormatCPUs. Threads that the kernel has bound to a CPU refuse a change.
-func Affinity(proc string, t Thread) journal.Knob { return affinity{proc: proc, thread: t} }
+// knob is one knob of a thread. Threads are known to the kernel by their number only, so it is checked
+// whose the number is.
+type knob struct {
+	proc   string
+	thread Thread
+	task   bool // the thread belongs to a process
+	kind   string
+	below  string // ends the Object of the Ref
+	reads  string // names the value in errors
+	writes string // names a write likewise, with a verb for the value
+	read   func() (string, error)
+	write  func(value string, check func() error) error // calls check as late as possible
+}
+
+func (k knob) Ref() journal.Ref {
+	return journal.Ref{Kind: k.kind, Object: fmt.Sprintf("%d:%d%s", k.thread.TID, k.thread.Start, k.below)}
+}
+
+func (k knob) Read() (string, error) {
+	value, err := k.read()
+	// Checked after the read, so the value is known to be this thread's.
+	if other := k.check(); other != nil {
+		err = other
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", k.reads, gone(err))
+	}
+	return value, nil
+}
+
+func (k knob) Write(value string) error {
+	err := k.write(value, k.check)
+	if errors.Is(err, unix.ESRCH) {
+		err = gone(err)
+	}
+	if err != nil {
+		return fmt.Errorf(k.writes+": %w", value, err)
+	}
+	return nil
+}
+
+// check returns an error unless the thread is still the same.
+func (k knob) check() error {
+	switch err := k.thread.check(k.proc); {
+	case !k.task:
+		return err
+	case err == nil:
+		return errors.New("a kernel thread")
+	case errors.Is(err, ErrNotKernel):
+		return nil
+	default:
+		return err
+	}
+}
 
 // OpenKnob opens a knob that an earlier process wrote into the journal. Errors: journal.ErrGone,
 // when the thread has ended.
 func OpenKnob(proc string, l cgroup.Layout, ref journal.Ref) (journal.Knob, error) {
 	k, err := parseRef(proc, l, ref)
+	if err == nil {
+		err = k.check()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
 	}
 	return k, nil
 }
 
-func parseRef(proc string, l cgroup.Layout, ref journal.Ref) (journal.Knob, error) {
-	parts := strings.SplitN(ref.Object, ":", 3)
-	if want := map[string]int{KindKthread: 3, KindAffinity: 2, KindSlice: 2, KindNice: 2}[ref.Kind]; want == 0 {
-		return nil, errors.New("unknown kind")
-	} else if len(parts) != want {
-		return nil, fmt.Errorf("want %d parts", want)
-	}
-	tid, err := strconv.ParseInt(parts[0], 10, 32)
+func parseRef(proc string, l cgroup.Layout, ref journal.Ref) (k knob, err error) {
+	number, rest, _ := strings.Cut(ref.Object, ":")
+	start, hierarchy, _ := strings.Cut(rest, ":")
+	tid, err := strconv.ParseInt(number, 10, 32)
 	if err != nil || tid <= 0 {
-		return nil, fmt.Errorf("bad tid %q", parts[0])
+		return k, fmt.Errorf("bad tid %q", number)
 	}
-	start, err := strconv.ParseUint(parts[1], 10, 64)
-	if err != nil {
-		return nil, fmt.Errorf("bad start time %q", parts[1])
+	t := Thread{TID: int(tid)}
+	if t.Start, err = strconv.ParseUint(start, 10, 64); err != nil {
+		return k, fmt.Errorf("bad start time %q", start)
 	}
-	t := Thread{TID: int(tid), Start: start}
-	if err := t.check(proc); err != nil {
-		return nil, err
+	open := map[string]func(string, Thread) journal.Knob{
+		KindAffinity: Affinity, KindSlice: Slice, KindNice: Nice, KindDeadline: Deadline,
+		KindKthread: func(proc string, t Thread) journal.Knob { return Group(proc, l, t, hierarchy) },
+	}[ref.Kind]
+	if open == nil {
+		return k, errors.New("unknown kind")
 	}
-	switch ref.Kind {
-	case KindAffinity:
-		return Affinity(proc, t), nil
-	case KindSlice:
-		return Slice(proc, t), nil
-	case KindNice:
-		return Nice(proc, t), nil
+	if k = open(proc, t).(knob); k.Ref() != ref {
+		return k, errors.New("not as it is written")
 	}
-	return Group(proc, l, t, parts[2]), nil
+	return k, nil
 }
 
 type group struct {
-	proc      string
 	layout    cgroup.Layout
-	thread    Thread
 	hierarchy string
 }
 
-func (g group) Ref() journal.Ref {
-	return journal.Ref{Kind: KindKthread, Object: fmt.Sprintf("%d:%d:%s", g.thread.TID, g.thread.Start, g.hierarchy)}
-}
-
-func (g group) Read() (string, error) {
-	dir, err := g.read()
+func (g group) read(proc string, tid int) (string, error) {
+	paths, err := g.layout.OfPID(proc, tid)
 	if err != nil {
-		return "", fmt.Errorf("cgroup of kernel thread %d in %s: %w", g.thread.TID, g.hierarchy, err)
-	}
-	return dir, nil
-}
-
-func (g group) read() (string, error) {
-	paths, err := g.layout.OfPID(g.proc, g.thread.TID)
-	if err != nil {
-		return "", gone(err)
-	}
-	// Checked after the read, so the value is known to be this thread's.
-	if err := g.thread.check(g.proc); err != nil {
 		return "", err
 	}
 	dir, err := g.pick(paths)
@@ -133,14 +169,7 @@ func (g group) pick(p cgroup.Paths) (string, error) {
 	return "", errors.New("no such hierarchy is mounted")
 }
 
-func (g group) Write(dir string) error {
-	if err := g.write(dir); err != nil {
-		return fmt.Errorf("move kernel thread %d to cgroup %s: %w", g.thread.TID, dir, err)
-	}
-	return nil
-}
-
-func (g group) write(dir string) error {
+func (g group) write(dir string, tid int, check func() error) error {
 	if _, err := g.pick(cgroup.Paths{}); err != nil {
 		return err
 	}
@@ -163,19 +192,16 @@ func (g group) write(dir string) error {
 	defer f.Close()
 	for range newbornTries {
 		// Checked as late as possible: the kernel takes only the number.
-		if err := g.thread.check(g.proc); err != nil {
+		if err := check(); err != nil {
 			return err
 		}
-		_, err = f.WriteString(strconv.Itoa(g.thread.TID))
+		_, err = f.WriteString(strconv.Itoa(tid))
 		if !errors.Is(err, unix.EINVAL) {
 			break
 		}
 		time.Sleep(newbornWait)
 	}
-	switch {
-	case errors.Is(err, unix.ESRCH):
-		return gone(err)
-	case errors.Is(err, unix.ENODEV):
+	if errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("%w (removed meanwhile)", os.ErrNotExist)
 	}
 	return err

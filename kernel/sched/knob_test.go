@@ -144,7 +144,7 @@ func TestRefusesProcesses(t *testing.T) {
 	if !errors.Is(err, ErrNotKernel) {
 		t.Fatalf("this process: %v", err)
 	}
-	self := Thread{TID: os.Getpid(), Start: s.start}
+	self := Thread{TID: os.Getpid(), Start: s.Start}
 	before, err := os.ReadFile("/proc/self/cgroup")
 	must(t, err)
 	for name, err := range map[string]error{

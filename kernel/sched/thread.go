@@ -61,7 +61,7 @@ func Find(proc string, tid int) (Thread, error) {
 	if err != nil {
 		return Thread{}, fmt.Errorf("kernel thread %d: %w", tid, err)
 	}
-	return Thread{TID: tid, Start: s.start}, nil
+	return Thread{TID: tid, Start: s.Start}, nil
 }
 
 // Threads returns the kernel threads with a name that begins with prefix. It costs one small read for
@@ -190,49 +190,60 @@ func (t Thread) check(proc string) error {
 	if err != nil && !errors.Is(err, ErrNotKernel) {
 		return err
 	}
-	if s.start != t.Start {
+	if s.Start != t.Start {
 		return fmt.Errorf("%w: tid %d is another thread now", journal.ErrGone, t.TID)
 	}
 	return err
 }
 
-type stat struct {
-	flags uint64
-	cpu   uint64 // utime + stime, in ticks
-	start uint64
+// Stat is the part of proc_pid_stat(5) in use, of a process, a thread of one or a kernel thread.
+type Stat struct {
+	Kernel bool
+	Ended  bool   // a zombie, or about to be none
+	Start  uint64 // in clock ticks since boot
+	cpu    uint64 // utime + stime, in ticks
 }
 
-// readStat reads proc/TID/stat of a kernel thread. The stat is valid also with ErrNotKernel.
-func readStat(proc string, tid int) (stat, error) {
+// StatOf reads proc/TID/stat. Error: journal.ErrGone.
+func StatOf(proc string, tid int) (Stat, error) {
 	text, err := readFile(filepath.Join(proc, strconv.Itoa(tid), "stat"))
 	if err != nil {
-		return stat{}, gone(err)
+		return Stat{}, gone(err)
 	}
-	s, err := parseStat(text)
-	if err == nil && s.flags&pfKthread == 0 {
+	return parseStat(text)
+}
+
+// readStat is StatOf for a kernel thread. The Stat is valid also with ErrNotKernel.
+func readStat(proc string, tid int) (Stat, error) {
+	s, err := StatOf(proc, tid)
+	if err == nil && !s.Kernel {
 		err = ErrNotKernel
 	}
 	return s, err
 }
 
 // parseStat parses the form of /proc/PID/stat, proc_pid_stat(5). The name in brackets may contain
-// anything, brackets and blanks included.
-func parseStat(text []byte) (stat, error) {
+// anything, brackets and blanks included: the process chooses it.
+func parseStat(text []byte) (Stat, error) {
 	i := bytes.LastIndexByte(text, ')')
 	f := strings.Fields(string(text[i+1:]))
 	const first = 3 // the number of f[0] in the manual page
 	if i < 0 || len(f) <= 22-first {
-		return stat{}, errors.New("bad stat line")
+		return Stat{}, errors.New("bad stat line")
 	}
 	var nums [4]uint64
 	for i, field := range []int{9, 14, 15, 22} {
 		n, err := strconv.ParseUint(f[field-first], 10, 64)
 		if err != nil {
-			return stat{}, fmt.Errorf("bad field %d %q in stat line", field, f[field-first])
+			return Stat{}, fmt.Errorf("bad field %d %q in stat line", field, f[field-first])
 		}
 		nums[i] = n
 	}
-	return stat{flags: nums[0], cpu: nums[1] + nums[2], start: nums[3]}, nil
+	// A year has 3.2e9 ticks; more than 100 of them would overflow a Duration.
+	if nums[3] > 3e11 {
+		return Stat{}, fmt.Errorf("start time %d in stat line", nums[3])
+	}
+	return Stat{Kernel: nums[0]&pfKthread != 0, Ended: f[0] == "Z" || f[0] == "X", Start: nums[3], cpu: nums[1] + nums[2]}, nil
 }
 
 func readComm(proc string, tid int) (string, error) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -167,15 +168,41 @@ func TestOpenKnob(t *testing.T) {
 	}
 }
 
+func TestParseStat(t *testing.T) {
+	const rest = " S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1000 200 18446744073709551615"
+	for _, tc := range []struct {
+		name, in string
+		want     Stat
+		ok       bool
+	}{
+		{"plain", "7 (sh)" + rest, Stat{Start: 12345, cpu: 11}, true},
+		{"hostile name", "7 (a) R 9 9) 9 (x)" + rest, Stat{Start: 12345, cpu: 11}, true},
+		{"newline in name", "7 (a\nb)" + rest, Stat{Start: 12345, cpu: 11}, true},
+		{"ended", "7 (a) b) R) Z 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1000 200", Stat{Ended: true, Start: 12345, cpu: 11}, true},
+		{"empty", "", Stat{}, false},
+		{"cut off", "7 (sh) S 1 1 1 0 -1 4194560", Stat{}, false},
+		{"no number", "7 (sh) S 1 1 1 0 -1 x 1 2 3 4 5 6 7 8 20 0 1 0 12345 1", Stat{}, false},
+		{"too late", "7 (sh) S 1 1 1 0 -1 1 1 2 3 4 5 6 7 8 20 0 1 0 18446744073709551615 1", Stat{}, false},
+	} {
+		got, err := parseStat([]byte(tc.in))
+		if got != tc.want || (err == nil) != tc.ok {
+			t.Errorf("%s: %+v, %v, want %+v", tc.name, got, err, tc.want)
+		}
+	}
+}
+
 func FuzzParseStat(f *testing.F) {
 	f.Add([]byte("3 (pool_workqueue_release) S 2 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 6 0 0\n"))
 	f.Add([]byte("3 (a) b) S 2 0 0 0 -1 64 0 0 0 0 1 2 0 0 20 0 1 0 6 0 0"))
+	f.Add([]byte("7 (a) b) S 1 1 1 0 -1 x 1 2 3 4 5 6 7 8 20 0 1 0 -1 1000 200"))
 	f.Add([]byte("3 (a"))
 	f.Add([]byte(")"))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if s, err := parseStat(text); err != nil && s != (stat{}) {
+		if s, err := parseStat(text); err != nil && s != (Stat{}) {
 			t.Fatalf("%q: %v with %v", text, s, err)
+		} else if time.Duration(s.Start)*(time.Second/ticks) < 0 {
+			t.Errorf("start time %d overflows", s.Start)
 		}
 	})
 }

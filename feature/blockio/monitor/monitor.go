@@ -151,7 +151,7 @@ func (m *Meter) Detail(on bool) error {
 		if err != nil {
 			errs = append(errs, err, links.Close())
 		} else {
-			began, d.links, d.since = clock(), links, time.Now()
+			began, d.links, d.since = bpf.Clock(), links, time.Now()
 		}
 	} else {
 		d.before += time.Since(d.since)
@@ -184,15 +184,15 @@ func (m *Meter) Follow(groups []Group) error {
 	first := slices.SortedStableFunc(slices.Values(groups), func(a, b Group) int {
 		return min(len(b.Reserved), 1) - min(len(a.Reserved), 1)
 	})
-	var v2, io []entry
+	var v2, io []member
 	var watched []Group
 	m.accounts = map[uint64]container.ID{0: decide.System}
 	known := map[container.ID]bool{decide.System: true, decide.Unseen: true, decide.Quota: true, decide.Realtime: true, decide.Stolen: true}
 	for _, g := range first {
 		known[g.Container] = true
-		v2 = append(v2, entry{g.V2, g.Container})
+		v2 = append(v2, member{g.V2, g.Container})
 		if g.IO != 0 {
-			io = append(io, entry{g.IO, container.ID(g.IO)})
+			io = append(io, member{g.IO, container.ID(g.IO)})
 			m.accounts[g.IO] = g.Container
 		}
 		if g.Watched {
@@ -200,7 +200,7 @@ func (m *Meter) Follow(groups []Group) error {
 		}
 	}
 	err := errors.Join(
-		replace(m.objs.Groups, m.groups, v2), replace(m.objs.IOGroups, m.iogroups, io), m.watch(watched),
+		bring(m.objs.Groups, m.groups, v2, number), bring(m.objs.IOGroups, m.iogroups, io, number), m.watch(watched),
 		m.forget(func(id container.ID) bool { return known[id] }), m.account(first))
 	if err != nil {
 		return fmt.Errorf("follow containers: %w", err)
@@ -214,35 +214,21 @@ func (m *Meter) watch(groups []Group) error {
 	most := int(m.objs.Watched.MaxEntries())
 	beyond := max(len(groups)-most, 0)
 	groups = groups[:len(groups)-beyond]
-	want := make(map[container.ID]bool, len(groups))
+	var want []entry[container.ID, bool]
 	for _, g := range groups {
-		want[g.Container] = true
+		want = append(want, entry[container.ID, bool]{g.Container, len(g.Reserved) > 0})
 	}
 	var errs []error
 	if beyond > 0 {
 		errs = append(errs, fmt.Errorf("waits for CPUs of %d containers are not measured, as there is room for %d", beyond, most))
 	}
-	for id := range m.watched {
-		if !want[id] {
-			errs = append(errs, m.objs.Watched.Delete(uint64(id)))
-			delete(m.watched, id)
-		}
-	}
-	for _, g := range groups {
-		reserves := len(g.Reserved) > 0
-		if reserved, is := m.watched[g.Container]; is && reserved == reserves {
-			continue
-		}
-		s, key := new(monitorSwitches), uint64(g.Container) // it is counted anew
-		if !reserves {
+	errs = append(errs, bring(m.objs.Watched, m.watched, want, func(reserved bool) any {
+		s := new(monitorSwitches) // it is counted anew
+		if !reserved {
 			s.Shown = 1
 		}
-		if err := m.objs.Watched.Put(key, s); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		m.watched[g.Container] = reserves
-	}
+		return s
+	}))
 	return errors.Join(errs...)
 }
 
@@ -273,34 +259,39 @@ func (m *Meter) account(groups []Group) error {
 	return errors.Join(errs...)
 }
 
-// entry is a cgroup, and what a map has for it: its container, or itself.
-type entry struct {
-	cgroup    uint64
-	container container.ID
+// entry is a key of a map of the kernel, and what is to be there.
+type entry[K, V any] struct {
+	key K
+	of  V
 }
 
-// replace brings a map of cgroups from was to want, of which the first come first.
-func replace(m *ebpf.Map, was map[uint64]container.ID, want []entry) error {
+// member is an entry of a map of cgroups: the container of one, or itself.
+type member = entry[uint64, container.ID]
+
+func number(id container.ID) any { return uint64(id) }
+
+// bring brings a map of the kernel from was to want, of which the first come first.
+func bring[K ~uint64, V comparable](m *ebpf.Map, was map[K]V, want []entry[K, V], value func(V) any) error {
 	var errs []error
-	wanted := make(map[uint64]bool, len(want))
+	wanted := make(map[K]bool, len(want))
 	for _, e := range want {
-		wanted[e.cgroup] = true
+		wanted[e.key] = true
 	}
-	for id := range was {
-		if !wanted[id] {
-			errs = append(errs, m.Delete(id))
-			delete(was, id)
+	for key := range was {
+		if !wanted[key] {
+			errs = append(errs, m.Delete(uint64(key)))
+			delete(was, key)
 		}
 	}
 	for _, e := range want {
-		if was[e.cgroup] == e.container {
+		if of, is := was[e.key]; is && of == e.of {
 			continue
 		}
-		if err := m.Put(e.cgroup, uint64(e.container)); err != nil {
+		if err := m.Put(uint64(e.key), value(e.of)); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		was[e.cgroup] = e.container
+		was[e.key] = e.of
 	}
 	return errors.Join(errs...)
 }
@@ -349,20 +340,13 @@ func histogram(counts []uint64, sum uint64) *hist.Histogram {
 	return &hist.Histogram{Sub: subBits, Counts: append([]uint64(nil), counts...), Sum: sum}
 }
 
-// clock returns the time as of bpf_ktime_get_ns.
-func clock() uint64 {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // there is always one
-	return uint64(now.Nano())
-}
-
 // Read gives what was measured up to now. Rows are in no order.
 func (m *Meter) Read() (Reading, error) {
 	r := Reading{Taken: time.Now(), Detailed: m.detail.before}
 	if m.Detailed() {
 		r.Detailed += r.Taken.Sub(m.detail.since)
 	}
-	now := clock()
+	now := bpf.Clock()
 	var at monitorPlace
 	var a monitorAccount
 	accounts := m.objs.Accounts.Iterate()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -222,10 +223,10 @@ func stay() (cpu, other int, err error) {
 // watchClock reads the clock until there is a notable gap after the timer was due. It
 // returns the notable gaps between two readings, and the shortest gap.
 func watchClock() (gaps []gap, usual uint64) {
-	begin := clock()
+	begin := bpf.Clock()
 	usual = math.MaxUint64
 	for last := begin; last-begin < uint64(aroundWait); {
-		now := clock()
+		now := bpf.Clock()
 		usual = min(usual, now-last)
 		if (now-last)/notable > usual {
 			gaps = append(gaps, gap{last, now})
@@ -236,11 +237,4 @@ func watchClock() (gaps []gap, usual uint64) {
 		last = now
 	}
 	return gaps, usual
-}
-
-// clock reads the clock of bpf_ktime_get_ns.
-func clock() uint64 {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // there is always one
-	return uint64(ts.Nano())
 }

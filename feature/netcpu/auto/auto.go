@@ -94,9 +94,9 @@ func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, nam
 		next[c.ID], w.most = w, inSecond(steal)
 		e := d.evidence(c.ID, name)
 		if t.Settings.NetCPU == policy.NetCPUIsolate {
-			e.lost, e.senders, e.many = 0, 0, d.many // it is not credited for these
+			e.lost, e.many = 0, d.many // it is not credited
 		}
-		if w.next(e, steal).changed {
+		if w.next(e, steal) {
 			w.since = r.Taken
 		}
 		m := Choice{Container: c.ID, Mode: policy.NetCPUObserve, Reason: w.reason, Since: w.since}
@@ -130,34 +130,49 @@ func enforcement(t policy.Target, r role) policy.NetCPU {
 type reading struct {
 	length  time.Duration
 	network map[container.ID]time.Duration // all that a container's packets cost
-	others  map[container.ID]time.Duration // the part of that in others' time,
-	sent    map[container.ID]time.Duration // and of that part for what it sent
+	sends   map[container.ID]bool          // most of that in others' time is for what it sends
 	thefts  []account.Theft                // from other contexts than the culprit's own
 	wanted  float64                        // how often others wanted the CPU of a softirq
-	exact   sums                           // the sums that thefts may not contain in full
 	many    time.Duration                  // of sumOf
+
+	// Sums that need no room for each pair: what packets took from tasks and from ksoftirqd, and what
+	// was taken from a container's tasks. They are empty if every pair had room: the pairs are read a
+	// moment later, and the difference is no theft.
+	took, robbed map[container.ID]time.Duration
 }
 
-// between returns the difference of two readings. Accounts that went back, because they are another
-// agent's or use a recycled slot, count from zero. Without an earlier reading the length is 0, and
-// nothing is judged.
+// since subtracts an earlier value. One that went back, because it is another agent's or of a recycled
+// slot, counts from zero.
+func since(was, now time.Duration) time.Duration {
+	if was > now {
+		return now
+	}
+	return now - was
+}
+
+// between returns the difference of two readings. Without an earlier one the length is 0, and nothing is
+// judged.
 func between(a, b account.Reading) reading {
-	d := reading{network: make(map[container.ID]time.Duration, len(b.Accounts)), others: make(map[container.ID]time.Duration), sent: make(map[container.ID]time.Duration), wanted: 1}
+	d := reading{network: make(map[container.ID]time.Duration, len(b.Accounts)), sends: make(map[container.ID]bool), wanted: 1}
 	if a.Taken.IsZero() {
 		return d
 	}
-	d.length, d.exact = b.Taken.Sub(a.Taken), grown(a, b)
+	d.length, d.took, d.robbed = b.Taken.Sub(a.Taken), make(map[container.ID]time.Duration), make(map[container.ID]time.Duration)
 	before := make(map[container.ID]account.Account, len(a.Accounts))
 	for _, x := range a.Accounts {
 		before[x.Container] = x
 	}
 	for _, x := range b.Accounts {
-		network, sent, own := x.CPU(), x.SendCPU(), x.Own
-		if was := before[x.Container]; was.CPU() <= network {
-			network, sent, own = network-was.CPU(), max(0, sent-was.SendCPU()), max(0, own-was.Own)
+		was := before[x.Container]
+		if b.Lost > a.Lost {
+			d.took[x.Container], d.robbed[x.Container] = since(was.Took, x.Took), since(was.Robbed, x.Robbed)
 		}
+		if was.CPU() > x.CPU() {
+			was = account.Account{}
+		}
+		network, own := x.CPU()-was.CPU(), max(0, x.Own-was.Own)
 		// What is sent in its own time is paid for: mostly by system calls of its tasks.
-		d.network[x.Container], d.others[x.Container], d.sent[x.Container] = network, network-own, max(0, sent-own)
+		d.network[x.Container], d.sends[x.Container] = network, x.SendCPU()-was.SendCPU()-own > (network-own)/2
 	}
 	earlier := make(map[account.Pair]time.Duration, len(a.Thefts))
 	for _, t := range a.Thefts {
@@ -165,9 +180,7 @@ func between(a, b account.Reading) reading {
 	}
 	var tasks, others time.Duration
 	for _, t := range b.Thefts {
-		if was := earlier[account.Pair{Victim: t.Victim, Culprit: t.Culprit}]; was <= t.CPU {
-			t.CPU -= was
-		}
+		t.CPU = since(earlier[account.Pair{Victim: t.Victim, Culprit: t.Culprit}], t.CPU)
 		if t.CPU == 0 {
 			continue
 		}
@@ -198,9 +211,6 @@ func (d reading) sumOf(of []policy.Target) (sum time.Duration) {
 	return sum
 }
 
-// sends reports whether most of what a container's packets cost others is for what it sends.
-func (d reading) sends(id container.ID) bool { return d.sent[id] > d.others[id]/2 }
-
 // evidence returns what one container's packets did.
 //
 // ksoftirqd and the NAPI threads of the host take their time from whatever task wants to run, if
@@ -208,15 +218,12 @@ func (d reading) sends(id container.ID) bool { return d.sent[id] > d.others[id]/
 // other containers' tasks; no where they hit idle CPUs, the receiver itself or the sender of the
 // packets.
 func (d reading) evidence(id container.ID, name func(container.ID) string) evidence {
-	e := evidence{length: d.length, network: d.network[id], sends: d.sends(id)}
+	e := evidence{length: d.length, network: d.network[id], sends: d.sends[id]}
 	sum := make(map[string]time.Duration)
 	for _, t := range d.thefts {
 		if t.Culprit != id {
 			if t.Victim.Container == id && t.Victim.Kind == account.Task {
 				e.lost += t.CPU
-				if d.sends(t.Culprit) {
-					e.senders += t.CPU
-				}
 			}
 			continue
 		}
@@ -240,4 +247,26 @@ func (d reading) evidence(id container.ID, name func(container.ID) string) evide
 		e.victims = append(e.victims, victim{who, sum[who]})
 	}
 	return e
+}
+
+// untold adds the thefts without a pair to the evidence about a container: the table of pairs has
+// room for some hundred containers. The part of ksoftirqd in them is not known, so all of them
+// count like ksoftirqd's.
+func (d reading) untold(id container.ID, e *evidence, took map[string]time.Duration) {
+	robbed, rest := d.robbed[id], d.took[id]
+	for _, t := range d.thefts {
+		if t.Culprit == id && (t.Victim.Kind == account.Task || t.Victim.Kind == account.Peer || t.Victim.Kind == account.Ksoftirqd) {
+			rest -= t.CPU
+		}
+		if t.Victim.Container == id && t.Victim.Kind == account.Peer {
+			robbed -= t.CPU
+		}
+	}
+	e.lost = max(e.lost, robbed)
+	if rest <= 0 {
+		return
+	}
+	lost := time.Duration(float64(rest) * d.wanted)
+	e.idle += rest - lost
+	took["others, not told apart"] += lost
 }

@@ -21,8 +21,7 @@ const (
 	// usualLoss is the share that a container may lose to others' packets before it is credited. It
 	// is less than each robber may take, because there may be many robbers.
 	usualLoss = 0.005
-	// lossFor is how long the loss has to last: isolation of the robbers ends it sooner. A loss of
-	// more than usualSteal to senders, which are not isolated, has to last for one window only.
+	// lossFor is how long the loss has to last: isolation of the robbers ends it sooner.
 	lossFor = 3 * time.Second
 
 	calmFor     = 10 * time.Second  // with little network time before it goes back
@@ -49,7 +48,6 @@ type evidence struct {
 	network time.Duration // all that its packets cost, in any context
 	sends   bool          // most of that in others' time is for what it sends
 	lost    time.Duration // of its own time, to others' packets
-	senders time.Duration // the part of that for packets of containers that mostly send
 	many    time.Duration // taken by all containers in the mode isolate, if it is one of them
 }
 
@@ -71,13 +69,6 @@ const (
 	robbed                // it loses time to others
 )
 
-// decision is what to do about a container, and why.
-type decision struct {
-	role    role
-	changed bool // by this window
-	reason  string
-}
-
 // rule decides the role of one container. The zero value is a bystander. It depends on nothing but
 // its arguments.
 type rule struct {
@@ -89,30 +80,26 @@ type rule struct {
 	losing   time.Duration // how long it has lost much
 }
 
-// next takes one window into account, in which the container may take the share steal. A window that
-// is too short to judge changes nothing, unless the packets of a container that does not pay have
-// taken as much as they may in a second.
-func (a *rule) next(e evidence, steal float64) decision {
+// next takes one window into account, in which the container may take the share steal, and reports
+// whether the role changes. A window that is too short to judge changes nothing, unless the packets of
+// a container that does not pay have taken as much as they may in a second.
+func (a *rule) next(e evidence, steal float64) (changed bool) {
 	was := a.role
 	if e.length < windowMin {
-		if (was == bystander || was == robbed) && e.robbed() > inSecond(steal) {
-			e.length = time.Second
-		} else {
-			return decision{role: a.role, reason: a.reason}
+		if was == receiver || was == sender || e.robbed() <= inSecond(steal) {
+			return false
 		}
+		e.length = time.Second
 	}
 	robs := share(e.robbed(), e.length) > steal
 	if a.losing += e.length; share(e.lost, e.length) <= usualLoss {
 		a.losing = 0
 	}
 	switch {
-	case a.role == receiver && robs && e.sends:
-		a.role, a.calm = sender, 0 // nothing has been done against that yet
-		a.reason = e.takes(steal)
+	case robs && e.sends && a.role != sender: // isolation does nothing against that
+		a.begin(sender, e, e.takes(steal))
 	case a.role == receiver, a.role == sender:
 		a.cool(e, e.network, calmPart*steal, "its packets cost")
-	case robs && e.sends:
-		a.begin(sender, e, e.takes(steal))
 	case robs:
 		a.begin(receiver, e, e.takes(steal))
 	case share(e.many, e.length) > steal && share(e.robbed(), e.length) > usualLoss:
@@ -120,14 +107,12 @@ func (a *rule) next(e evidence, steal float64) decision {
 			percent(e.robbed(), e.length), percent(e.many, e.length), limit(steal)))
 	case a.role == robbed:
 		a.cool(e, e.lost, calmPart*usualLoss, "others' packets took")
-	case share(e.senders, e.length) > usualSteal:
-		a.begin(robbed, e, fmt.Sprintf("packets that others sent took %s of a CPU from it, more than %s", percent(e.senders, e.length), limit(usualSteal)))
 	case a.losing >= lossFor:
 		a.begin(robbed, e, fmt.Sprintf("others' packets took %s of a CPU from it, and more than %s for some time", percent(e.lost, e.length), limit(usualLoss)))
 	default:
 		a.free += e.length
 	}
-	return decision{role: a.role, changed: a.role != was, reason: a.reason}
+	return a.role != was
 }
 
 // begin ends the role of a bystander.

@@ -49,9 +49,8 @@ func TestAuto(t *testing.T) {
 			for i, s := range tt.steps {
 				for n := range s.n {
 					was := a.role
-					d := a.next(s.e, usualSteal)
-					if (d.role != bystander) != s.want || d.changed != (d.role != was) {
-						t.Fatalf("step %d, window %d: %+v", i, n, d)
+					if changed := a.next(s.e, usualSteal); (a.role != bystander) != s.want || changed != (a.role != was) {
+						t.Fatalf("step %d, window %d: changed %v, to %+v", i, n, changed, a)
 					}
 				}
 			}
@@ -71,28 +70,27 @@ func TestAutoSteal(t *testing.T) {
 		{1, robs(1, 1), robs(0, 0.5), "more than 100 %", "at most 50 % of a CPU"},
 	} {
 		var a rule
-		if d := a.next(c.robs, c.steal); d.role != bystander {
-			t.Errorf("%v: isolated by just as much: %s", c.steal, d.reason)
+		if a.next(c.robs, c.steal) {
+			t.Errorf("%v: isolated by just as much: %s", c.steal, a.reason)
 		}
 		more := c.robs
 		more.victims = []victim{{"db", c.robs.robbed() + ms}}
-		d := a.next(more, c.steal)
-		if d.role == bystander || !strings.HasSuffix(d.reason, c.why) {
-			t.Errorf("%v: %+v", c.steal, d)
+		if !a.next(more, c.steal) || !strings.HasSuffix(a.reason, c.why) {
+			t.Errorf("%v: %+v", c.steal, a)
 		}
 		for range 9 {
 			a.next(c.quiet, c.steal)
 		}
 		louder := c.quiet
 		louder.network += ms
-		if d := a.next(louder, c.steal); d.role == bystander {
+		if a.next(louder, c.steal) {
 			t.Errorf("%v: back though its packets cost %v", c.steal, louder.network)
 		}
 		for range 10 {
-			d = a.next(c.quiet, c.steal)
+			a.next(c.quiet, c.steal)
 		}
-		if d.role != bystander || !strings.Contains(d.reason, c.back) {
-			t.Errorf("%v: %+v", c.steal, d)
+		if a.role != bystander || !strings.Contains(a.reason, c.back) {
+			t.Errorf("%v: %+v", c.steal, a)
 		}
 	}
 }
@@ -110,36 +108,32 @@ func TestEarlyWindow(t *testing.T) {
 		a := rule{role: x.was}
 		e := robs(0.4, 0.4)
 		e.length, e.victims = 200*ms, []victim{{"db", x.took}}
-		if d := a.next(e, usualSteal); d.role != x.want || d.changed != (x.want != x.was) {
-			t.Errorf("%+v: %+v", x, d)
+		if changed := a.next(e, usualSteal); a.role != x.want || changed != (x.want != x.was) {
+			t.Errorf("%+v: changed %v, to %+v", x, changed, a)
 		}
 	}
 }
 
 func TestAutoReason(t *testing.T) {
 	var a rule
-	if d := a.next(evidence{}, usualSteal); d != (decision{}) {
-		t.Errorf("a window of no length: %+v", d)
+	if a.next(evidence{}, usualSteal) || a != (rule{}) {
+		t.Errorf("a window of no length: %+v", a)
 	}
 	e := evidence{length: time.Second, idle: 50 * ms, network: 300 * ms, victims: []victim{
 		{"one", 10 * ms}, {"db", 100 * ms}, {"two", 20 * ms}, {"ksoftirqd", 30 * ms}, {"three", 5 * ms},
 	}}
-	d := a.next(e, usualSteal)
 	want := "its packets took 16.5 % of a CPU from others (db 10.0 %, ksoftirqd 3.0 %, two 2.0 %, 2 more; not counted: idle CPUs 5.0 %, senders 0.0 %), more than 3 %"
-	if d.role == bystander || d.reason != want {
-		t.Errorf("%+v, want %q", d, want)
+	if !a.next(e, usualSteal) || a.reason != want {
+		t.Errorf("%+v, want %q", a, want)
 	}
-	if again := a.next(e, usualSteal); again.reason != want || again.changed {
-		t.Errorf("the reason has become %+v", again)
-	}
-	if short := a.next(evidence{length: 100 * ms}, usualSteal); short.role == bystander || short.reason != want {
-		t.Errorf("%+v", short)
+	if a.next(e, usualSteal) || a.next(evidence{length: 100 * ms}, usualSteal) || a.reason != want {
+		t.Errorf("the reason has become %+v", a)
 	}
 	for a.role != bystander {
-		d = a.next(robs(0, 0.004), usualSteal)
+		a.next(robs(0, 0.004), usualSteal)
 	}
-	if !strings.HasPrefix(d.reason, "for 10s its packets cost at most 1.5 % of a CPU a second, in the last 0.4 %") {
-		t.Errorf("%q", d.reason)
+	if !strings.HasPrefix(a.reason, "for 10s its packets cost at most 1.5 % of a CPU a second, in the last 0.4 %") {
+		t.Errorf("%q", a.reason)
 	}
 }
 
@@ -159,15 +153,15 @@ func TestAutoDoesNotFlap(t *testing.T) {
 			if a.role != bystander {
 				stolen = 0
 			}
-			d := a.next(robs(stolen, network), steal)
-			if since++; d.changed {
-				if d.role == bystander && since < 10 {
+			changed := a.next(robs(stolen, network), steal)
+			if since++; changed {
+				if a.role == bystander && since < 10 {
 					t.Fatalf("back after %d s", since)
 				}
 				since, changes = 0, changes+1
 			}
-			if stolen > steal && d.role == bystander {
-				t.Fatalf("robbed %.3f: %+v", stolen, d)
+			if stolen > steal && a.role == bystander {
+				t.Fatalf("robbed %.3f: %+v", stolen, a)
 			}
 		}
 		if changes > 30 {

@@ -70,12 +70,8 @@ func newChargeRig(t *testing.T, v2 bool, files ...string) *chargeRig {
 
 func (r *chargeRig) file(dir, name, text string) {
 	r.t.Helper()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		r.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-		r.t.Fatal(err)
-	}
+	must(r.t, os.MkdirAll(dir, 0o755))
+	must(r.t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 }
 
 // stat writes the kernel's counters.
@@ -110,24 +106,19 @@ func (r *chargeRig) rounds(n int, charge, credit time.Duration) {
 		c.Charge, c.Credit, c.Took = c.Charge+charge, c.Credit+credit, c.Took+charge
 		r.costs[webID] = c
 		r.stat()
-		if err := r.round(r.now); err != nil {
-			r.t.Fatal(err)
-		}
+		must(r.t, r.round(r.now))
 		for _, p := range r.payers { // a period has just begun
 			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
 		}
-		if _, err := r.write(); err != nil {
-			r.t.Fatal(err)
-		}
+		_, err := r.write()
+		must(r.t, err)
 	}
 }
 
 func (r *chargeRig) read(name string) string {
 	r.t.Helper()
 	b, err := os.ReadFile(filepath.Join(r.dir, name))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must(r.t, err)
 	return strings.TrimSpace(string(b))
 }
 
@@ -135,9 +126,7 @@ func (r *chargeRig) read(name string) string {
 func (r *chargeRig) quota() time.Duration {
 	r.t.Helper()
 	b, err := cgroup.ReadBandwidth(r.dir)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must(r.t, err)
 	return b.Quota
 }
 
@@ -382,10 +371,7 @@ func TestChargeLapses(t *testing.T) {
 // owner.
 func TestChargePod(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
-	one, two := r.container(), r.container()
-	one.PodCgroup, two.PodCgroup, two.ID = true, true, webID+1
-	one.Cgroup.CPU, one.Cgroup.V2 = filepath.Join(r.dir, "one"), filepath.Join(r.dir, "one")
-	two.Cgroup.CPU, two.Cgroup.V2 = filepath.Join(r.dir, "two"), filepath.Join(r.dir, "two")
+	one, two := r.pod()
 	must(t, r.Add(one, 0))
 	must(t, r.Add(two, 0))
 	if len(r.payers) != 1 || r.payers[r.dir] == nil {

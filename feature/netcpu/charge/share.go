@@ -1,6 +1,7 @@
 package charge
 
 import (
+	"math"
 	"path/filepath"
 
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
@@ -22,7 +23,7 @@ func (s *shares) of(p *payer) (ledger.Share, error) {
 	parent := filepath.Dir(p.dir)
 	sum, seen := s.sum[parent]
 	if !seen {
-		dirs, err := cgroup.Children(parent)
+		dirs, err := cgroup.Children(parent, math.MaxInt)
 		if err != nil {
 			return ledger.Share{}, err
 		}

@@ -178,7 +178,6 @@ func TestEarlyDrop(t *testing.T) {
 			t.Errorf("to %s, not learnt: verdict %d, want next", to, v)
 		}
 	}
-	const ring = 256
 	if v := run(t, count(t, e, one), frame("10.0.0.1"), ring); v != tcxNext {
 		t.Errorf("count: verdict %d, want next", v)
 	}
@@ -197,7 +196,7 @@ func TestEarlyDrop(t *testing.T) {
 		{"::ffff:10.0.0.9", tcxNext},
 		{"arp", tcxNext},
 	} {
-		retry(t, e, one.slot, c.want == tcxDrop)
+		must(t, one.change(func(e *dropTenant) { e.Retried = map[uint32]uint64{tcxDrop: ahead}[c.want] }))
 		seen(t, e)
 		if v := run(t, e.tc, frame(c.to), 1); v != c.want {
 			t.Errorf("to %s: verdict %d, want %d", c.to, v, c.want)
@@ -304,20 +303,6 @@ func TestEarlyDropBeyondLimit(t *testing.T) {
 	expect("no limit any more", tcxNext)
 }
 
-// retry sets when a packet last passed a full ring: now, so that the next one is dropped, or long
-// ago.
-func retry(t *testing.T, e *Dropper, slot uint32, now bool) {
-	t.Helper()
-	var c dropTenant
-	must(t, e.maps.FlTenants.Lookup(slot, &c))
-	c.Retried = 0
-	if now {
-		// Ahead of the clock of even a slow machine.
-		c.Retried = uint64(100 * 365 * 24 * time.Hour)
-	}
-	must(t, e.maps.FlTenants.Put(slot, c))
-}
-
 // seen sets the time of every known address in the future: a slow machine may take longer than it
 // is kept.
 func seen(t *testing.T, e *Dropper) {
@@ -329,7 +314,7 @@ func seen(t *testing.T, e *Dropper) {
 		known[key] = o
 	}
 	for key, o := range known {
-		o.Seen = uint64(100 * 365 * 24 * time.Hour)
+		o.Seen = ahead
 		must(t, e.maps.FlAddresses.Put(key, o))
 	}
 }
@@ -341,7 +326,7 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 	thief, err := e.add(another(e), 1)
 	must(t, err)
 	run(t, count(t, e, thief), frame("10.0.0.1"), 300)
-	retry(t, e, thief.slot, true)
+	must(t, thief.change(func(e *dropTenant) { e.Retried = ahead }))
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxDrop {
 		t.Fatalf("verdict %d, want drop", v)
 	}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hook"
@@ -198,11 +197,7 @@ func (t *Drops) Pace(perSecond float64, lasts time.Duration) error {
 }
 
 // in returns the moment so much later than now, by the clock of bpf_ktime_get_ns.
-func in(d time.Duration) uint64 {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // there is always one
-	return uint64(now.Nano() + d.Nanoseconds())
-}
+func in(d time.Duration) uint64 { return bpf.Clock() + uint64(d) }
 
 // change changes a part of the tenant's entry. The counters lose an event between reading and
 // writing; the next poll that empties the ring corrects what matters.

@@ -256,13 +256,13 @@ func TestDriverIdles(t *testing.T) {
 	must(t, err)
 	drop := native(t, e, lo)
 	run(t, count(t, e, w), frame("10.0.0.1"), 300)
-	retry(t, e, w.slot, true)
+	must(t, w.change(func(e *dropTenant) { e.Retried = ahead }))
 	seen(t, e)
 	if v := run(t, drop, frame("10.0.0.1"), 1); v != tcxDrop {
 		t.Fatalf("verdict %d with a full ring", v)
 	}
 	must(t, w.close())
-	retry(t, e, w.slot, true)
+	must(t, w.change(func(e *dropTenant) { e.Retried = ahead }))
 	seen(t, e)
 	if v := run(t, drop, frame("10.0.0.1"), 1); v != tcxNext {
 		t.Errorf("verdict %d once the container has gone", v)

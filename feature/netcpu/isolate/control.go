@@ -10,7 +10,7 @@ import (
 // A container's packets come in one of two shapes. Single packets all pass its NAPI thread: that
 // isolates. With super-packets (TSO left on at the host end) all take the ordinary softirq: bulk TCP
 // is then three times faster and costs so little per byte that it hardly disturbs others, but nothing
-// is isolated. MEASURED.md has the measurement.
+// is isolated (docs/decisions/0002-shape-follows-traffic.md).
 //
 // Single packets that the softirq handles in their sender's time, in the container's own or on an
 // idle CPU harm nobody. Only the others, the intruding ones, need isolation.
@@ -74,7 +74,10 @@ func (c *control) next(w window) shape {
 	}
 	switch {
 	case intruding > most:
-		c.relapse()
+		if c.shape == super {
+			c.wait = backoff.Next(c.wait, patience, longest)
+		}
+		c.shape, c.calm = single, 0
 	case c.shape == single && bulk && intruding < smallLow:
 		if c.calm++; c.calm >= c.wait {
 			c.shape, c.calm, c.granted = super, 0, 0
@@ -83,14 +86,6 @@ func (c *control) next(w window) shape {
 		c.calm = 0
 	}
 	return c.shape
-}
-
-// relapse chooses single packets, and makes super-packets come later the next time.
-func (c *control) relapse() {
-	if c.shape == super {
-		c.wait = backoff.Next(c.wait, patience, longest)
-	}
-	c.shape, c.calm = single, 0
 }
 
 // The rules for giving a receive queue of an uplink to a container.

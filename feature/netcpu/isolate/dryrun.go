@@ -1,6 +1,7 @@
 package isolate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,11 +37,7 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 	if err != nil {
 		return nil, err
 	}
-	packets := single
-	s := is.isolated[c.TenantKey()]
-	if s != nil {
-		packets = s.control.shape
-	}
+	s := cmp.Or(is.isolated[c.TenantKey()], &isolation{})
 	at.nice = is.niceOf(s)
 	for _, dev := range c.Interfaces {
 		if !dev.HasHostEnd() {
@@ -50,7 +47,7 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", dev.Name, err)
 		}
-		of, err := is.planned(d, packets, at)
+		of, err := is.planned(d, s.control.shape, at)
 		d.end.close()
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", dev.Name, err)

@@ -1,7 +1,6 @@
 package isolate
 
 import (
-	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -96,24 +95,6 @@ func TestShort(t *testing.T) {
 	} {
 		if g, short := c.now.short(c.before, c.length); g.waited != c.want || short != c.short {
 			t.Errorf("from %v to %v: %v, %t, want %v, %t", c.before, c.now, g.waited, short, c.want, c.short)
-		}
-	}
-}
-
-// Looks at neighbours that always want more lead to the same for each, whatever their number.
-func TestDueSettles(t *testing.T) {
-	for _, n := range []int{1, 2, 9} {
-		took := 700 * time.Millisecond
-		for range 20 {
-			each := (time.Second - took) / time.Duration(n)
-			others := make([]group, n)
-			for i := range others {
-				others[i] = group{weight: 1024, ran: each, waited: time.Second - each}
-			}
-			took = due(took, 1024, others)
-		}
-		if want := 1 / float64(n+1); math.Abs(took.Seconds()-want) > want/50 {
-			t.Errorf("beside %d: %v, want %.3f s", n, took, want)
 		}
 	}
 }

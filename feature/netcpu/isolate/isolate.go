@@ -83,8 +83,7 @@ type isolation struct {
 	drops   *drop.Drops // nil without early drop
 	control control
 	counted counted
-	turns   turnControl
-	taken   taken
+	turns   uint64 // that the threads had at the end of the last window; 0: not known
 	pacing  paceControl
 	flow    flow
 	quota   float64       // CPUs, as of the last window in which it might be paced; 0: none

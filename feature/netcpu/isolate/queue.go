@@ -132,9 +132,9 @@ func (is *Isolator) mayOwnQueues(c container.Container) (bool, error) {
 	if is.cfg.Throttled {
 		return true, nil
 	}
-	_, limited, err := is.quota(c)
-	if err != nil || !limited || c.Cgroup.CPUSet == "" {
-		return !limited, err
+	quota, err := is.quota(c)
+	if err != nil || quota == 0 || c.Cgroup.CPUSet == "" {
+		return quota == 0, err
 	}
 	cpus, err := cgroup.CPUs(c.Cgroup.CPUSet)
 	return len(cpus) == 1, err

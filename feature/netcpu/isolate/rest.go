@@ -2,6 +2,7 @@ package isolate
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -64,7 +65,9 @@ func (c *restControl) next(w restWindow) bool {
 // rest lets softirqs poll the uplinks, or threads again.
 func (is *Isolator) rest(w restWindow) error {
 	before := is.resting
-	w.owned = is.anyOwnsQueue()
+	for _, s := range is.isolated {
+		w.owned = w.owned || s.drops != nil && is.ownsQueue(s)
+	}
 	if is.resting.next(w) == before.rests {
 		return nil
 	}
@@ -76,20 +79,7 @@ func (is *Isolator) rest(w restWindow) error {
 		u.threads = nil
 	}
 	return errors.Join(err, is.restore(func(e journal.Entry) bool {
-		switch e.Ref.Kind {
-		case netdev.KindThreaded, netdev.KindRPS, netdev.KindDefer, sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice:
-			return e.Owner == is.by(0)
-		}
-		return false
+		kinds := []string{netdev.KindThreaded, netdev.KindRPS, netdev.KindDefer, sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice}
+		return e.Owner == is.by(0) && slices.Contains(kinds, e.Ref.Kind)
 	}))
-}
-
-// anyOwnsQueue reports whether a tenant pays for the thread of a queue.
-func (is *Isolator) anyOwnsQueue() bool {
-	for _, s := range is.isolated {
-		if s.drops != nil && is.ownsQueue(s) {
-			return true
-		}
-	}
-	return false
 }

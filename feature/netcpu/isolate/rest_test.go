@@ -10,7 +10,7 @@ import (
 )
 
 // A container that may have no queue pays for none, whatever its packets have earned it.
-func TestAnyOwnsQueue(t *testing.T) {
+func TestOwnsQueue(t *testing.T) {
 	s := &isolation{drops: &drop.Drops{}}
 	is := New(Config{})
 	is.isolated[tenant.Key{}] = s
@@ -22,7 +22,7 @@ func TestAnyOwnsQueue(t *testing.T) {
 		want  bool
 	}{{nobody, true, false}, {s.drops.Slot(), false, false}, {s.drops.Slot(), true, true}, {s.drops.Slot() + 1, true, false}} {
 		q.control.owner, s.queues = c.owner, c.may
-		if got := is.anyOwnsQueue(); got != c.want {
+		if got := is.ownsQueue(s); got != c.want {
 			t.Errorf("owner %d, which may have queues %t: %t, want %t", c.owner, c.may, got, c.want)
 		}
 	}

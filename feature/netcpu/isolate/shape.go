@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// counted is reshape's last reading of one tenant.
+// counted is Follow's last reading of one tenant.
 type counted struct {
 	at time.Time
 	drop.Counters
@@ -21,12 +21,7 @@ func (is *Isolator) Follow(now time.Time) error {
 	if is.cfg.Drop == nil {
 		return err // nothing is counted
 	}
-	return errors.Join(err, is.reshape(now), is.takeTurns())
-}
-
-// reshape sets the shape of each tenant's packets by its traffic.
-func (is *Isolator) reshape(now time.Time) error {
-	return is.counting(func(s *isolation) error {
+	return errors.Join(err, is.counting(func(s *isolation) error {
 		c, err := s.drops.Counters()
 		if err != nil {
 			return err
@@ -36,30 +31,30 @@ func (is *Isolator) reshape(now time.Time) error {
 		if last.at.IsZero() {
 			return nil
 		}
-		before := s.control
-		want := s.control.next(window{now.Sub(last.at), c.Intruding - last.Intruding, c.Super - last.Super})
-		if want == before.shape {
-			return nil
-		}
-		if want == super {
-			off, err := is.switchedOff(s)
-			if !off {
-				s.control = control{}
-				return err
-			}
-		}
-		return is.follow(s, before)
-	})
+		w := window{now.Sub(last.at), c.Intruding - last.Intruding, c.Super - last.Super}
+		return errors.Join(IgnoreGone(is.reshape(s, w)), IgnoreGone(is.takeTurns(s, c.Small-last.Small)))
+	}))
 }
 
-// follow gives a tenant's packets the shape that has been chosen.
-func (is *Isolator) follow(s *isolation, before control) error {
-	err := is.setShape(s, s.control.shape)
-	if err == nil || errors.Is(err, journal.ErrGone) {
+// reshape sets the shape of a tenant's packets by its traffic.
+func (is *Isolator) reshape(s *isolation, w window) error {
+	before := s.control
+	want := s.control.next(w)
+	if want == before.shape {
 		return nil
 	}
-	s.control = before // so that the next window tries again
-	return err
+	if want == super {
+		off, err := is.switchedOff(s)
+		if !off {
+			s.control = control{}
+			return err
+		}
+	}
+	if err := is.setShape(s, want); err != nil && !errors.Is(err, journal.ErrGone) {
+		s.control = before // so that the next window tries again
+		return err
+	}
+	return nil
 }
 
 // setShape switches TSO at the host ends of a tenant's devices.

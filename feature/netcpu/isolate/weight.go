@@ -30,31 +30,31 @@ func (is *Isolator) weighing(c container.Container) ([]journal.Setting, error) {
 	if err != nil {
 		return nil, err
 	}
-	cpus, limited, err := is.quota(c)
+	cpus, err := is.quota(c)
 	if err != nil {
 		return nil, err
 	}
 	shares := math.MaxInt32 // any value
-	if limited && cpus < 0.5 {
+	if cpus > 0 && cpus < 0.5 {
 		shares = sharesFor(cpus)
 	}
 	return is.lowering(dir, shares, c.ID)
 }
 
-// quota returns the limit of a container's tenant by its owner, in CPUs.
-func (is *Isolator) quota(c container.Container) (cpus float64, limited bool, err error) {
+// quota returns the limit of a container's tenant by its owner, in CPUs; 0: none.
+func (is *Isolator) quota(c container.Container) (cpus float64, err error) {
 	dir, err := c.TenantGroup()
 	if err != nil {
-		return 0, false, err
+		return 0, err
 	}
 	b, _, err := cgroup.GivenBandwidth(is.cfg.Journal, dir, is.v2())
 	if errors.Is(err, errors.ErrUnsupported) {
-		return 0, false, nil
+		return 0, nil
 	}
-	if err != nil {
-		return 0, false, err
+	if err != nil || !b.Limited {
+		return 0, err
 	}
-	return float64(b.Quota) / float64(b.Period), b.Limited, nil
+	return float64(b.Quota) / float64(b.Period), nil
 }
 
 // mostWeighed limits how many tenants reweigh looks at in one window, on average. Each takes about

@@ -463,37 +463,3 @@ func TestBudget(t *testing.T) {
 		}
 	}
 }
-
-// TestLikeIron compares the ledger with the paper's own algorithms: the same container, charges and
-// credits under both, on one CPU where it always wants to run. The stock kernel pays later, but not
-// less.
-func TestLikeIron(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		const periods = 100
-		q := time.Duration(rapid.IntRange(8, 80).Draw(t, "quota")) * ms
-		charge := time.Duration(rapid.Float64Range(0, 0.8).Draw(t, "charge") * float64(q))
-		credit := time.Duration(rapid.Float64Range(0, 0.2).Draw(t, "credit") * float64(q))
-
-		g, l, iron := Global{Refill: q, Slice: 5 * ms}, Local{}, time.Duration(0)
-		stock := New(Limit{Quota: q, Period: 100 * ms})
-		c := Counters{Taken: epoch}
-		inForce := stock.Step(c)
-		for range periods {
-			g.Period(false)
-			l.CPUUsage += charge - credit
-			for g.Refilled(&l) {
-				iron += l.RTRemain
-				l.RTRemain = 0
-			}
-
-			c.Taken = c.Taken.Add(100 * ms)
-			c.Ran, c.Charge, c.Credit, c.Throttled = c.Ran+inForce, c.Charge+charge, c.Credit+credit, c.Throttled+1
-			inForce = stock.Step(c)
-			stock.Wrote(inForce)
-		}
-		// The slack, and the debt of the last periods.
-		if off := c.Ran - iron; off > 3*q || off < -2*q {
-			t.Errorf("ran %v by the ledger and %v by the paper", c.Ran, iron)
-		}
-	})
-}

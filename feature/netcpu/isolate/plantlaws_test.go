@@ -1,0 +1,202 @@
+package isolate
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+var (
+	plantHosts = flag.Int("plant.hosts", 0, "how many random hosts TestPlant tries; 0: as many as the tier asks for")
+	plantSeed  = flag.Int("plant.seed", -1, "the only host that TestPlant tries, and prints second by second")
+)
+
+// The laws hold after the warm-up, in seconds.
+const plantWarm, plantLong = 2.0, 12.0
+
+// The laws for a host from its third second on.
+const (
+	bystandersFree = "who gets no packets does not pay"
+	loadsSettle    = "a constant load begins to pay once, and goes on"
+	ratesSettle    = "a constant flood is held back to the same rate for five seconds, within 10 %"
+	nobodyOverpays = "nobody is held back more while it takes less than 0.9 of what is due to it"
+	nobodyHalved   = "perfect isolation would not let a victim compute half as much again"
+	nobodySlowed   = "perfect isolation would not let a victim compute 5 % more"
+	idleCPUsHelp   = "nor would it with 48 idle CPUs more that NICs may use"
+	floodsEnd      = "13 s after the last packet nobody pays or is held back, and no uplink rests"
+)
+
+// plantLaws is on how many of 1,000 hosts each law may be broken. Where that is not 0 the law does not
+// hold yet: it is what is broken today, and a little more for other seeds and for floating point
+// elsewhere.
+//
+//   - A small load pays while the sum over all robs, and costs too little to go on: loadsSettle.
+//   - A victim with a duty cycle waits, or does not, and the rate follows it: ratesSettle.
+//   - In the window before a neighbour pays, its packets cost the uplinks more than those of who does,
+//     and are billed alike: nobodyOverpays.
+//   - A quota leaves the uplinks half of it beside what its receiver uses up, and what is due by weight
+//     is compared with tenants on any CPU: nobodySlowed, on a few hosts nobodyHalved. Where nobody
+//     pays yet, 3 % of a CPU is 15 % of a quota of a fifth: idleCPUsHelp, too.
+var plantLaws = map[string]float64{
+	bystandersFree: 0, loadsSettle: 62, ratesSettle: 32, nobodyOverpays: 14, nobodyHalved: 3, nobodySlowed: 110, idleCPUsHelp: 4, floodsEnd: 0,
+}
+
+// Random hosts keep the laws as often as the code of the product does today. To repeat one:
+//
+//	go test ./feature/netcpu/isolate -run TestPlant -v -plant.seed 435
+func TestPlant(t *testing.T) {
+	if *plantSeed >= 0 {
+		showHost(t, randomHost(*plantSeed))
+		t.Logf("broken: %q", brokenBy(*plantSeed))
+		return
+	}
+	hosts := *plantHosts
+	if hosts == 0 {
+		hosts = testkit.Scale(t, 500, 2_000)
+	}
+	broken := make(map[string][]int)
+	for seed := range hosts {
+		for _, law := range brokenBy(seed) {
+			broken[law] = append(broken[law], seed)
+		}
+	}
+	for _, law := range slices.Sorted(maps.Keys(plantLaws)) {
+		seeds, report := broken[law], t.Logf
+		share := 1000 * float64(len(seeds)) / float64(hosts)
+		if share > plantLaws[law] {
+			report = t.Errorf
+		}
+		report("%s: broken on %.1f of 1,000 hosts, may be on %.1f: seeds %v", law, share, plantLaws[law], seeds[:min(8, len(seeds))])
+	}
+}
+
+// brokenBy returns the laws that a host breaks.
+func brokenBy(seed int) (laws []string) {
+	h := randomHost(seed)
+	p, slowed := slowest(h, plantWarm, plantLong)
+	breaks := func(law string, is bool) {
+		if is && !slices.Contains(laws, law) {
+			laws = append(laws, law)
+		}
+	}
+	breaks(nobodySlowed, slowed > 1.05)
+	breaks(nobodyHalved, slowed > 1.5)
+	for _, t := range p.tenants {
+		breaks(bystandersFree, t.rate == 0 && slices.Contains(t.paid, true))
+		breaks(nobodyOverpays, t.overpaid)
+		if t.every > 0 || t.closed {
+			continue
+		}
+		changes := slices.Compact(t.paid[int(plantWarm*5):])
+		breaks(loadsSettle, len(changes) > 2 || len(changes) == 2 && changes[0])
+		late := t.rates[len(t.rates)-25:]
+		breaks(ratesSettle, slices.Max(late) > 1.1*slices.Min(late))
+	}
+	switch seed % 5 { // some of what takes long
+	case 0:
+		if h.steered {
+			break
+		}
+		for range 48 {
+			h.nic, h.cpus = append(h.nic, h.cpus), h.cpus+1
+		}
+		_, slowed := slowest(h, plantWarm, plantLong)
+		breaks(idleCPUsHelp, slowed > 1.05)
+	case 1:
+		for i := range h.tenants {
+			h.tenants[i].until = 3
+		}
+		p := newPlant(h).run(3 + 13)
+		breaks(floodsEnd, p.paying() || p.rests.rests || slices.ContainsFunc(p.tenants, func(t plantTenant) bool { return t.is.pacing.rate > 0 }))
+	}
+	return laws
+}
+
+// slowest lets a host run, and returns by what factor the worst victim would have computed more from
+// a time on if isolation were perfect.
+func slowest(h plantHost, from, to float64) (*plant, float64) {
+	worst, hosts := 1.0, append(ideally(h), newPlant(h))
+	before := make([][]plantTenant, len(hosts))
+	for k, p := range hosts {
+		before[k] = slices.Clone(p.run(from).tenants)
+		p.run(to - from)
+	}
+	for i, t := range h.tenants {
+		work := func(k int) float64 { return hosts[k].tenants[i].work - before[k][i].work }
+		if fair := min(work(0), work(1)); t.rate == 0 && fair > 0.02*(to-from) {
+			worst = max(worst, fair/work(2))
+		}
+	}
+	return hosts[2], worst
+}
+
+// showHost prints each second of a host.
+func showHost(t *testing.T, h plantHost) {
+	t.Logf("%d CPUs; NIC on %v", h.cpus, h.nic)
+	for i, x := range h.tenants {
+		t.Logf("%d: weight %.0f, quota %.1f, computes on %v, %.0f packets/s for %.2f of %.2f s, queue %d, CPU %d, closed %v", i, x.weight, x.quota, x.computes, x.rate, x.on, x.every, x.queue, x.cpu, x.closed)
+	}
+	p, best := newPlant(h), ideally(h)
+	for s := range int(plantLong) {
+		was, fair, up := slices.Clone(p.tenants), slices.Clone(best[0].tenants), p.upRan
+		p.run(1)
+		best[0].run(1)
+		line := fmt.Sprintf("%2d s: uplinks %.2f, rest %t", s, p.upRan-up, p.rests.rests)
+		for i, x := range p.tenants {
+			line += fmt.Sprintf("\n   %d: computes %.2f of %.2f, ran %.2f, waited %.2f; pays %t, took %.2f, receives %.0f, rate %.0f, due %.2f", i, x.work-was[i].work, best[0].tenants[i].work-fair[i].work, x.ran-was[i].ran, x.waited-was[i].waited, x.pays, x.took-was[i].took, x.received-was[i].received, x.is.pacing.rate, x.is.due)
+		}
+		t.Log(line)
+	}
+}
+
+// ideally makes two hosts that isolate perfectly: each packet's work is done by its receiver's group,
+// and an uplink's is done there as well, or by nobody. The weight of the receiver's group is divided
+// differently then: each may be fair.
+func ideally(h plantHost) []*plant {
+	paid, gone := newPlant(h), newPlant(h)
+	paid.ideal, gone.ideal, gone.uplink = true, true, 0
+	return []*plant{paid, gone}
+}
+
+// randomHost makes a host of up to 16 CPUs, of which a NIC has a queue on some. Victims come first.
+func randomHost(seed int) plantHost {
+	r := rand.New(rand.NewPCG(1, uint64(seed)))
+	h := plantHost{cpus: 1 << r.IntN(5), steered: r.IntN(2) == 0}
+	for c := range h.cpus {
+		if !h.steered {
+			h.nic = append(h.nic, c)
+		}
+	}
+	tenant := func() plantTenant {
+		return plantTenant{weight: []float64{256, 1024, 1024, 2048}[r.IntN(4)], quota: []float64{0, 0, 0.2, 0.5, 1}[r.IntN(5)]}
+	}
+	for range 1 + r.IntN(h.cpus+2) {
+		t := tenant()
+		for range 1 + r.IntN(2) {
+			t.computes = append(t.computes, r.IntN(h.cpus))
+		}
+		h.tenants = append(h.tenants, t)
+	}
+	for range 1 + r.IntN(3) {
+		t := tenant()
+		t.queue, t.cpu, t.rate = r.IntN(h.cpus), r.IntN(h.cpus), 1000*math.Pow(500, r.Float64())
+		switch r.IntN(4) {
+		case 0:
+			t.every = 0.2 + 4*r.Float64()
+			t.on = t.every * r.Float64()
+		case 1:
+			t.closed = true
+		}
+		if h.steered {
+			h.nic = append(h.nic, t.queue)
+		}
+		h.tenants = append(h.tenants, t)
+	}
+	return h
+}
