@@ -7,12 +7,15 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
@@ -38,6 +41,42 @@ func Tidy(r Roots, out []journal.Outcome) error {
 			err := unix.Rmdir(dir)
 			if err != nil && err != unix.EBUSY && !errors.Is(err, fs.ErrNotExist) {
 				errs = append(errs, fmt.Errorf("remove cgroup %s: %w", dir, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Reclaim makes the lost entries anew of what carries fairlead's mark in the network namespace of this
+// process: root qdiscs and IFBs. They belong to the feature traffic, which
+// keeps what it still wants. The caller must know that no agent works there.
+func Reclaim(r Roots, j *journal.Journal) error {
+	ns, err := netdev.Open(filepath.Join(r.Proc, "self/ns/net"))
+	if err != nil {
+		return fmt.Errorf("look for what a lost journal had: %w", err)
+	}
+	defer ns.Close()
+	links, err := ns.Links(netdev.MostLinks)
+	errs := []error{err}
+	marks := []string{netdev.OurIFB, qdisc.Ours(qdisc.KindHTB), qdisc.Ours(qdisc.KindHFSC)}
+	have, named := make(map[journal.Ref]bool), make(map[string]bool)
+	for _, e := range j.Entries() {
+		have[e.Ref] = true
+	}
+	for _, l := range links {
+		named[l.Name] = true
+	}
+	for _, l := range links {
+		var knobs []journal.Knob
+		for _, sum := range []bool{false, true} { // before the root that leads there, which goes first
+			if named[netdev.IFBName(l.Index, sum)] {
+				knobs = append(knobs, ns.IFB(l.Index, sum))
+			}
+		}
+		for _, k := range append(knobs, qdisc.Root(ns, l.Index)) {
+			value, err := k.Read()
+			if err == nil && !have[k.Ref()] && slices.Contains(marks, value) {
+				errs = append(errs, j.Turn(k, value, journal.Owner{Feature: "traffic"}))
 			}
 		}
 	}

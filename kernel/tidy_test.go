@@ -11,6 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
@@ -89,6 +91,52 @@ func TestTidy(t *testing.T) {
 	for _, dir := range []string{ended, queue} {
 		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: %v, want it removed", dir, err)
+		}
+	}
+}
+
+// Without its journal, an agent knows what an earlier one has made by its mark, and takes none of it
+// for the owner's.
+func TestReclaim(t *testing.T) {
+	testkit.OnKernels(t)
+	at := testkit.NetNS(t)
+	at.Bind(t)
+	testkit.Veth(t, at, "u0", testkit.NetNS(t), "u1")
+	ns, err := netdev.Open(at.Path)
+	testkit.Must(t, err)
+	defer ns.Close()
+	index, err := ns.Index("u0")
+	testkit.Must(t, err)
+	ours, ifb := qdisc.Root(ns, index), ns.IFB(index, true)
+	read := func(k journal.Knob) string {
+		t.Helper()
+		v, err := k.Read()
+		testkit.Must(t, err)
+		return v
+	}
+	r := Default()
+	r.Proc = t.TempDir()
+	testkit.Must(t, os.MkdirAll(filepath.Join(r.Proc, "self/ns"), 0o700))
+	testkit.Must(t, os.Symlink(at.Path, filepath.Join(r.Proc, "self/ns/net")))
+	by := journal.Owner{Feature: "traffic"}
+	for name, next := range map[string]func(*journal.Journal) error{
+		"reclaimed": func(j *journal.Journal) error { return Reclaim(r, j) },
+		"turned": func(j *journal.Journal) error {
+			return errors.Join(j.Turn(ifb, netdev.OurIFB, by), j.Turn(ours, qdisc.Ours(qdisc.KindHTB), by))
+		},
+	} {
+		before := read(ours)
+		j := testkit.JournalIn(t, t.TempDir(), journal.Open)
+		testkit.Must(t, errors.Join(j.Turn(ifb, netdev.OurIFB, by), j.Turn(ours, qdisc.Ours(qdisc.KindHTB), by), j.Close()))
+		j = testkit.JournalIn(t, t.TempDir(), journal.Open)
+		testkit.Must(t, errors.Join(next(j), next(j)))
+		if n := len(j.Entries()); n != 2 {
+			t.Errorf("%s: %d entries, want two: %+v", name, n, j.Entries())
+		}
+		_, err := j.Restore(Opener(Default()), nil)
+		testkit.Must(t, err)
+		if read(ours) != before || read(ifb) != netdev.NoDevice {
+			t.Errorf("%s: in the end %s and %s", name, read(ours), read(ifb))
 		}
 	}
 }

@@ -254,14 +254,14 @@ func (w *twin) got(t testing.TB) (list [][]byte) {
 // accelerate makes the flow of a shape fast at the first node; the other sees the same.
 func accelerate(t *testing.T, s shape, list [2]*twin, n *uint64) {
 	t.Helper()
-	to := &unix.SockaddrInet6{Port: farPort, Addr: s.far().As16()}
+	to := &unix.SockaddrInet6{Port: int(s.peer().Port()), Addr: s.peer().Addr().As16()}
 	for end := time.Now().Add(20 * time.Second); ; {
 		before := list[0].report(t)
 		for range 10 {
 			*n++
 			for _, w := range list {
+				must(t, unix.Sendto(w.socket, random(20), 0, to)) // first: the other would be no answer
 				inject(t, w.wire, s.received(payload(*n, 20)))
-				must(t, unix.Sendto(w.socket, random(20), 0, to))
 			}
 			time.Sleep(time.Millisecond) // flows need some age
 		}
@@ -275,13 +275,20 @@ func accelerate(t *testing.T, s shape, list [2]*twin, n *uint64) {
 
 // What attackers send, on the wire or from a container, comes out as without the fast path.
 func TestFastAgainstSlow(t *testing.T) {
-	forms := []string{routed, bridged}
 	count := testkit.Scale(t, 1500, 250_000)
-	for _, form := range forms {
-		for _, inner6 := range []bool{false, true} {
-			s := shape{bridged: form == bridged, inner6: inner6}
+	for _, s := range []shape{{}, {service: true}, {bridged: true}} {
+		for _, s.inner6 = range []bool{false, true} {
 			t.Run(s.name(), func(t *testing.T) {
+				form := routed
+				if s.bridged {
+					form = bridged
+				}
 				_, list := twins(t, form)
+				for _, w := range list {
+					if s.service {
+						w.nft(t, serviceRules)
+					}
+				}
 				must(t, list[0].apply(t, true))
 				seed := uint64(time.Now().UnixNano())
 				t.Logf("seed %d", seed)
@@ -312,10 +319,10 @@ func compare(t *testing.T, s shape, list [2]*twin, r *rand.Rand, count int) {
 		n++
 		mark := payload(n, 21)
 		for i, w := range list {
-			inject(t, w.wire, s.to(nearPort+1, mark))
+			inject(t, w.wire, s.to(otherPort, mark))
 			devices[i] = sorted(until(t, w.inside, mark))
 			sockets[i] = sorted(w.got(t))
-			inject(t, w.inside, s.from(nearPort+1, mark))
+			inject(t, w.inside, s.from(otherPort, mark))
 			wires[i] = sorted(s.alike(until(t, w.wire, mark)))
 		}
 		for _, x := range []struct {
@@ -342,7 +349,9 @@ func compare(t *testing.T, s shape, list [2]*twin, r *rand.Rand, count int) {
 	t.Logf("%d packets, %d in and %d out were fast, %d spoilt ones", count, now.Ingress.Fast-before.Ingress.Fast, now.Egress.Fast-before.Egress.Fast, spoilt)
 }
 
-// to and from are packets of another flow, without an answer.
+// to and from are packets of another flow, without an answer and a service. No broken packet is one.
+const otherPort = nearPort ^ 0x55d // 9845
+
 func (s shape) to(port uint16, payload []byte) []byte {
 	p := s.received(payload)
 	put16(p[s.innerL4()+2:], port)
@@ -351,6 +360,7 @@ func (s shape) to(port uint16, payload []byte) []byte {
 }
 
 func (s shape) from(port uint16, payload []byte) []byte {
+	s.service = false
 	p := s.sent(payload)
 	put16(p[14+ipLen(s.inner6):], port)
 	sumInner(p[14:], s.inner6)

@@ -265,12 +265,20 @@ func (f *Overlay) answer(list []asked) []bool {
 		if len(at) == 0 || table == nil {
 			continue
 		}
-		found, err := table.BeLiberal(tuples)
-		if err != nil {
-			f.cfg.Log.Warn("make conntrack ready", "network", number, "err", err)
-		}
-		for i := range found {
-			yes[at[i]] = found[i]
+		for range 2 {
+			found, err := table.BeLiberal(tuples)
+			if err != nil {
+				f.cfg.Log.Warn("make conntrack ready", "network", number, "err", err)
+			}
+			// The answers of a service: only turned around is the packet one of the connection's.
+			var left []int
+			var turned []conntrack.Tuple
+			for i := range found {
+				if yes[at[i]] = found[i]; !found[i] {
+					left, turned = append(left, at[i]), append(turned, conntrack.Tuple{Source: tuples[i].Destination, Destination: tuples[i].Source})
+				}
+			}
+			at, tuples = left, turned
 		}
 	}
 	return yes

@@ -37,6 +37,7 @@ type shape struct {
 	tcp     bool
 	geneve  bool
 	summed  bool // the outer header has a checksum
+	service bool // the container sends to a service, of which the other is the backend
 }
 
 func (s shape) name() string {
@@ -47,7 +48,7 @@ func (s shape) name() string {
 	for _, x := range []struct {
 		is   bool
 		name string
-	}{{s.geneve, " geneve"}, {s.outer6, " outer6"}, {s.inner6, " inner6"}, {s.tcp, " tcp"}, {s.summed, " summed"}} {
+	}{{s.geneve, " geneve"}, {s.outer6, " outer6"}, {s.inner6, " inner6"}, {s.tcp, " tcp"}, {s.summed, " summed"}, {s.service, " service"}} {
 		if x.is {
 			name += x.name
 		}
@@ -58,7 +59,7 @@ func (s shape) name() string {
 // shapes are all that a kernel makes: outer IPv6 has a checksum.
 func shapes() (list []shape) {
 	for i := range 64 {
-		s := shape{i&1 != 0, i&2 != 0, i&4 != 0, i&8 != 0, i&16 != 0, i&32 != 0}
+		s := shape{i&1 != 0, i&2 != 0, i&4 != 0, i&8 != 0, i&16 != 0, i&32 != 0, false}
 		if s.summed || !s.outer6 {
 			list = append(list, s)
 		}
@@ -103,6 +104,25 @@ func (s shape) far() netip.Addr {
 	return netip.MustParseAddr("10.244.0.2")
 }
 
+// peer is what the container sends to.
+func (s shape) peer() netip.AddrPort {
+	switch {
+	case s.service && s.inner6:
+		return netip.MustParseAddrPort("[fd00:96::10]:80")
+	case s.service:
+		return netip.MustParseAddrPort("10.96.0.10:80")
+	}
+	return netip.AddrPortFrom(s.far(), farPort)
+}
+
+// serviceRules lead from services to the other node's container. What nobody here has asked for is
+// dropped, as NAT would choose another source port at random where that takes a flow's place.
+const serviceRules = `table inet fl_svc {
+	chain n { type nat hook prerouting priority -100;
+		ip daddr 10.96.0.10 udp dport 80 dnat ip to 10.244.0.2:40000; ip6 daddr fd00:96::10 udp dport 80 dnat ip6 to [fd00:244::2]:40000; };
+	chain f { type filter hook prerouting priority -150; iifname "vx0" ct state new udp dport != 9845 drop; };
+}`
+
 func (s shape) nodes() (near, far netip.Addr) {
 	if s.outer6 {
 		return netip.MustParseAddr("fd00:66::2"), netip.MustParseAddr("fd00:66::1")
@@ -141,7 +161,7 @@ func (s shape) sent(payload []byte) []byte {
 	if s.bridged {
 		dst = farWeb
 	}
-	b := s.frame(dst, nearWeb, s.ip(s.near(), s.far(), s.inner6, s.l4(nearPort, farPort, payload)), s.inner6)
+	b := s.frame(dst, nearWeb, s.ip(s.near(), s.peer().Addr(), s.inner6, s.l4(nearPort, s.peer().Port(), payload)), s.inner6)
 	sumInner(b[14:], s.inner6)
 	return b
 }

@@ -335,9 +335,14 @@ type dialogue struct {
 
 func dial(t testing.TB, b *sandbox.Box, proto, to string) *dialogue {
 	t.Helper()
+	return dialAt(t, b, proto, net.JoinHostPort(to, "9001"))
+}
+
+func dialAt(t testing.TB, b *sandbox.Box, proto, to string) *dialogue {
+	t.Helper()
 	var c net.Conn
 	must(t, b.Do(func() (err error) {
-		c, err = net.DialTimeout(proto, net.JoinHostPort(to, "9001"), 5*time.Second)
+		c, err = net.DialTimeout(proto, to, 5*time.Second)
 		return err
 	}))
 	t.Cleanup(func() { c.Close() })

@@ -18,7 +18,16 @@ union nf_conntrack_proto {
 	struct ip_ct_tcp tcp;
 } __kernel_type;
 
+struct nf_conntrack_tuple {
+	struct {
+		struct in6_addr u3, u; /* address and port; unions, of which only the place counts */
+	} src, dst;
+} __kernel_type;
+
 struct nf_conn {
+	struct {
+		struct nf_conntrack_tuple tuple;
+	} tuplehash[2]; /* of the first packet, and of its answers */
 	unsigned long status;
 	union nf_conntrack_proto proto;
 } __kernel_type;
@@ -52,6 +61,7 @@ const volatile __u8 fl_ov_tracks;
 #define CT_SEEN_REPLY (1 << 1)
 #define CT_CONFIRMED (1 << 3)
 #define CT_NAT (7 << 4) /* or changed sequence numbers */
+#define CT_DST_NAT (1 << 5)
 #define CT_DYING (1 << 9)
 #define CT_HELPER (1 << 13)
 #define CT_TCP_ESTABLISHED 3
@@ -94,11 +104,54 @@ static __always_inline int has_entry(struct __sk_buff *skb)
 	return !!(whole->_nfct & ~7UL);
 }
 
+/* Reads one end of a connection. Reports whether it is a given one. */
+static __always_inline int side_is(struct side *s, const void *ip, const void *port, __u32 v6,
+				   const struct fl_address *want, __u16 at)
+{
+	__builtin_memset(s, 0, sizeof(*s));
+	if (v6) {
+		bpf_probe_read_kernel(&s->ip, sizeof(s->ip), ip);
+	} else {
+		s->ip.ip[10] = s->ip.ip[11] = 0xff;
+		bpf_probe_read_kernel(&s->ip.ip[12], 4, ip);
+	}
+	bpf_probe_read_kernel(&s->port, sizeof(s->port), port);
+	return s->port == at && same_ip(&s->ip, want);
+}
+
+#define SIDE_IS(s, end, ip, port) side_is(s, &(end).u3, &(end).u, v6, &(ip), port)
+
+/*
+ * Whether a connection is one that a container here has begun, of which nothing but the
+ * destination is changed: to a service. The remote end of key, that of a packet here, then
+ * becomes what it was when the packet came.
+ */
+static __always_inline int to_service(struct nf_conn *ct, struct flow_key *key, enum direction dir, __u32 v6)
+{
+	struct nf_conntrack_tuple *first = &ct->tuplehash[0].tuple, *answer = &ct->tuplehash[1].tuple;
+	struct side s;
+	int ours;
+
+	if (!SIDE_IS(&s, first->src, key->local, key->lport) || !SIDE_IS(&s, answer->dst, key->local, key->lport))
+		return 0;
+	if (dir == OUT)
+		ours = SIDE_IS(&s, answer->src, key->remote, key->rport) && !SIDE_IS(&s, first->dst, key->remote, key->rport);
+	else
+		ours = SIDE_IS(&s, first->dst, key->remote, key->rport) && !SIDE_IS(&s, answer->src, key->remote, key->rport);
+	if (!ours)
+		return 0;
+	key->remote = s.ip;
+	key->rport = s.port;
+	return 1;
+}
+
 /*
  * What conntrack says of a packet, in the namespace of the device that it is at. Behind NAT
- * the packet is no tuple, but turned around it is: that is found too, and no.
+ * the packet is no tuple, but turned around it is. key becomes that of the packet as it came;
+ * other NAT than of a service is no.
  */
-static __always_inline enum track tracked(struct __sk_buff *skb, const struct packet *p)
+static __always_inline enum track tracked(struct __sk_buff *skb, struct network *n, const struct packet *p,
+					  struct flow_key *key, enum direction dir)
 {
 	struct nf_conn *ct;
 	enum track t = NO;
@@ -113,8 +166,10 @@ static __always_inline enum track tracked(struct __sk_buff *skb, const struct pa
 		return p->proto == IPPROTO_TCP && has_entry(skb) ? NO : NOT_TRACKED;
 	status = ct->status;
 	if ((status & (CT_SEEN_REPLY | CT_CONFIRMED)) == (CT_SEEN_REPLY | CT_CONFIRMED) &&
-	    !(status & (CT_NAT | CT_DYING | CT_HELPER)) &&
-	    (p->proto != IPPROTO_TCP || ct->proto.tcp.state == CT_TCP_ESTABLISHED))
+	    !(status & (CT_DYING | CT_HELPER)) &&
+	    (p->proto != IPPROTO_TCP || ct->proto.tcp.state == CT_TCP_ESTABLISHED) &&
+	    (!(status & CT_NAT) ||
+	     ((status & CT_NAT) == CT_DST_NAT && n->flags & NET_ROUTED && to_service(ct, key, dir, p->v6))))
 		t = TRACKED;
 	bpf_ct_release(ct);
 	return t;
@@ -214,15 +269,33 @@ static __always_inline int hold(__u32 slot, __s64 more)
 	return 1;
 }
 
+static __always_inline __u32 seal(__u32 tag, const struct side *to)
+{
+	const __u32 *ip = (void *)&to->ip;
+	__u64 h = fl_mix(fl_mix(tag, (__u64)ip[0] << 32 | ip[1]), (__u64)ip[2] << 32 | ip[3]);
+
+	return fl_mix(h, to->port) >> 32 ?: 1;
+}
+
+/* Deletes the entry of a flow, if the place says that there may be one. */
+static __always_inline void end_flow(const struct sight *s, const struct flow_key *key, __u64 now)
+{
+	struct flow *f = (__s32)(s->until - ms_of(now)) > 0 ? bpf_map_lookup_elem(&fl_ov_flows, key) : 0;
+	__u32 slot = f ? f->slot : 0;
+
+	if (f && !bpf_map_delete_elem(&fl_ov_flows, key))
+		hold(slot, -1);
+}
+
 /*
- * Learns that the slow path has let a packet of this flow through. Reports whether the
- * flow is worth more: old enough, and allowed. So is young UDP with an answer: if all of
- * it goes one way from now on, nothing else tells where the answers go.
+ * Learns that the slow path has let a packet of this flow through; key becomes that of its entry.
+ * Reports whether the flow is worth more: old enough, and allowed. So is young UDP with an answer:
+ * if all of it goes one way from now on, nothing else tells where the answers go.
  */
 static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, const struct packet *p,
-				      const struct flow_key *key, enum direction dir, __u32 slot, __u64 now)
+				      struct flow_key *key, enum direction dir, __u32 slot, __u64 now)
 {
-	struct flow made = { .learnt = now, .slot = slot }, *f;
+	struct flow made = { .learnt = now, .slot = slot, .to.ip = key->remote, .to.port = key->rport }, *f;
 	__u32 tag, dirs = 1 << dir;
 	struct sight *s = sight_of(key, &tag);
 	struct seen *seen, *other;
@@ -233,10 +306,7 @@ static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, 
 	if (p->proto == IPPROTO_TCP && !midway(p)) {
 		/* A connection begins or ends: conntrack sees all of it. */
 		s->tag = 0;
-		f = (__s32)(s->until - ms_of(now)) > 0 ? bpf_map_lookup_elem(&fl_ov_flows, key) : 0;
-		slot = f ? f->slot : 0;
-		if (f && !bpf_map_delete_elem(&fl_ov_flows, key))
-			hold(slot, -1);
+		end_flow(s, key, now);
 		return 0;
 	}
 	if (!(p->proto == IPPROTO_TCP && n->flags & NET_EAGER)) {
@@ -244,14 +314,21 @@ static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, 
 		if (!dirs)
 			return p->proto == IPPROTO_UDP && s->dirs == (1 << OUT | 1 << IN);
 	}
-	f = bpf_map_lookup_elem(&fl_ov_flows, key);
-	t = tracked(skb, p);
+	t = tracked(skb, n, p, key, dir);
 	if (t == NO)
 		return 0;
-	if (!f) {
+	if (made.to.port != key->rport || !same_ip(&made.to.ip, &key->remote)) {
+		s = sight_of(key, &tag);
+		if (!s)
+			return 0; /* cannot be */
+		dirs = 0; /* seen of the other direction was another flow */
+		made.to.seal = seal(tag, &made.to);
+	}
+	f = bpf_map_lookup_elem(&fl_ov_flows, key);
+	if (!f || f->to.seal != made.to.seal) { /* or it goes elsewhere by now */
 		if (!hold(slot, 1))
 			return 0; /* no room for more of this end at the moment */
-		if (bpf_map_update_elem(&fl_ov_flows, key, &made, BPF_NOEXIST))
+		if (bpf_map_update_elem(&fl_ov_flows, key, &made, f ? BPF_EXIST : BPF_NOEXIST) || f)
 			hold(slot, -1);
 		f = bpf_map_lookup_elem(&fl_ov_flows, key);
 		if (!f)

@@ -160,14 +160,26 @@ struct seen {
 	__u32 pad;
 };
 
+/*
+ * What NAT makes of the other end of a packet: a backend of a service, or in what it answers, the
+ * service. It is another flow's by now if the seal is not right.
+ */
+struct side {
+	struct fl_address ip;
+	__u16 port;
+	__u16 pad;
+	__u32 seal; /* 0: nothing is changed */
+};
+
 struct flow {
 	struct seen dir[DIRECTIONS]; /* written each by its own direction's programs */
-	__u64 learnt; /* when the entry was made */
-	__u64 asked;
 	__u32 ready; /* conntrack takes packets of this flow whatever it did not see; 1, or not tracked: 2 */
 	__u32 end;   /* host end of the container that sends it, in a bridged network; routers do not tell */
 	__u32 uplink; /* by which it is sent: a route may have several */
 	__u32 slot;   /* in fl_ov_held, of the container's end */
+	struct side to;
+	__u64 learnt; /* when the entry was made */
+	__u64 asked;
 };
 
 #define READY 1
@@ -207,7 +219,8 @@ struct {
 struct note {
 	__u64 at;
 	__u64 socket; /* cookie of the packet's; 0: it has none */
-	struct flow_key flow; /* to fl_ov_uplink; net 0: nothing */
+	struct flow_key flow; /* to fl_ov_uplink: of the packet; net 0: nothing */
+	struct flow_key entry; /* what is learnt of it: the same without NAT */
 	__u32 to;	      /* to fl_ov_pair: the index to redirect to; 0: nothing */
 	__u32 way;
 	__u64 sent;	      /* when fl_ov_send began with it; 0: not timed */

@@ -93,9 +93,12 @@ static __always_inline void key_of(struct flow_key *key, __u32 net, const struct
 	key->proto = p->proto;
 }
 
-/* Whether a flow may be fast in one direction; and by which uplink it is sent. */
+/*
+ * Whether a flow may be fast in one direction; by which uplink it is sent, and what NAT makes of the
+ * other end.
+ */
 static __always_inline enum reason fast_flow(struct network *n, const struct packet *p, const struct flow_key *key,
-					     enum direction dir, __u32 end, __u64 now, __u32 *uplink)
+					     enum direction dir, __u32 end, __u64 now, __u32 *uplink, struct side *to)
 {
 	struct sight *s;
 	struct flow *f;
@@ -122,7 +125,8 @@ static __always_inline enum reason fast_flow(struct network *n, const struct pac
 	if (!f->ready)
 		return NOT_READY;
 	*uplink = f->uplink;
-	return FAST;
+	*to = f->to;
+	return !to->seal || to->seal == seal(tag, to) ? FAST : GENERATION;
 }
 
 /* Fills in the headers, and writes them; bytes is known when this is compiled. */
@@ -142,7 +146,7 @@ static __always_inline int prepend(struct __sk_buff *skb, __u8 *h, __u32 bytes, 
  * as it was; -1 if it is beyond repair.
  */
 static __always_inline int encapsulate(struct __sk_buff *skb, struct network *n, struct remote *r, __u32 up,
-				       const struct packet *p, const __u8 *source)
+				       const struct packet *p, const __u8 *source, const struct flow_key *key, const struct side *to)
 {
 	__u32 hash = bpf_get_hash_recalc(skb), bytes = r->bytes;
 	int err, summed = r->summed && !skb->gso_size;
@@ -161,24 +165,43 @@ static __always_inline int encapsulate(struct __sk_buff *skb, struct network *n,
 		err = prepend(skb, h, V6_HEADERS, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, n, p, hash, summed, source);
 	else
 		return NO_REMOTE;
-	if (err == FAST && n->flags & NET_ROUTED && !hop(skb, bytes, p->v6))
+	if (err == FAST && ((n->flags & NET_ROUTED && !hop(skb, bytes, p->v6)) ||
+			    (to->seal && translate(skb, bytes, p, key, to, OUT))))
 		return -1;
 	return err;
 }
 
+/* A container begins or ends a connection: where learn_flow sees it, that to a service has another key. */
+static __always_inline void ended(const struct flow_key *key, __u32 ifindex, __u64 now)
+{
+	struct host_key host = { .net = fl_ov_net, .ip = key->local };
+	struct local *l;
+	__u32 tag;
+	struct sight *s = sight_of(key, &tag);
+
+	if (!s || (__s32)(s->until - ms_of(now)) <= 0)
+		return;
+	l = bpf_map_lookup_elem(&fl_ov_locals, &host);
+	if (l && l->ifindex == ifindex)
+		end_flow(s, key, now);
+}
+
 /* The learnt way of a packet that a container sends. */
-static __always_inline int send(struct __sk_buff *skb, struct network *n, const struct packet *p, __u32 *up, __u32 *slot)
+static __always_inline int send(struct __sk_buff *skb, struct network *n, struct packet *p, __u32 *up, __u32 *slot)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct host_key host = { .net = fl_ov_net };
 	struct flow_key key = {};
+	struct side to = {};
 	struct remote *r;
 	struct local *l;
 	struct ethhdr eth;
 	enum reason why;
 
 	key_of(&key, fl_ov_net, p, OUT);
-	why = fast_flow(n, p, &key, OUT, skb->ifindex, now, up);
+	why = fast_flow(n, p, &key, OUT, skb->ifindex, now, up, &to);
+	if (why == TCP_FLAGS)
+		ended(&key, skb->ifindex, now);
 	if (why != FAST)
 		return why;
 	if (p->length + ETH_HLEN != skb->len)
@@ -187,6 +210,8 @@ static __always_inline int send(struct __sk_buff *skb, struct network *n, const 
 	l = bpf_map_lookup_elem(&fl_ov_locals, &host);
 	if (!l || l->gen != n->gen)
 		return NO_LOCAL;
+	if (to.seal)
+		p->dst = to.ip;
 	host.ip = p->dst;
 	host.uplink = *up;
 	r = bpf_map_lookup_elem(&fl_ov_remotes, &host);
@@ -217,7 +242,7 @@ static __always_inline int send(struct __sk_buff *skb, struct network *n, const 
 	if (r->summed && (p->unsummed || (skb->gso_size && r->bytes == V6_HEADERS)))
 		return CHECKSUM;
 	*slot = l->slot;
-	return encapsulate(skb, n, r, *up, p, eth.h_source);
+	return encapsulate(skb, n, r, *up, p, eth.h_source, &key, &to);
 }
 
 SEC("tc")
@@ -343,7 +368,8 @@ int fl_ov_tunnel(struct __sk_buff *skb)
 		slot = e ? e->slot : 0;
 	}
 	/* Of a container here that may be fast. */
-	if (!slot || !learn_flow(skb, n, &p, &key, OUT, slot, now))
+	to->entry = key;
+	if (!slot || !learn_flow(skb, n, &p, &to->entry, OUT, slot, now))
 		return TCX_NEXT;
 	to->at = now;
 	to->socket = bpf_get_socket_cookie(skb);
@@ -417,9 +443,12 @@ int fl_ov_uplink(struct __sk_buff *skb)
 		return TCX_NEXT;
 	if (!same_ip(&p.dst, &key.remote) || !same_ip(&p.src, &key.local) || p.sport != key.lport || p.dport != key.rport)
 		return TCX_NEXT; /* another packet */
-	f = bpf_map_lookup_elem(&fl_ov_flows, &key);
+	f = bpf_map_lookup_elem(&fl_ov_flows, &from->entry);
 	if (f)
 		f->uplink = up;
+	f = f && f->to.seal ? bpf_map_lookup_elem(&fl_ov_flows, &key) : 0;
+	if (f)
+		f->uplink = up; /* answers of a service: known by what comes on the wire */
 	host.net = net;
 	host.uplink = up;
 	host.ip = p.dst;

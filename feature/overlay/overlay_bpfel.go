@@ -46,12 +46,22 @@ type overlayFlow struct {
 		Seq   uint32
 		Pad   uint32
 	}
-	Learnt uint64
-	Asked  uint64
 	Ready  uint32
 	End    uint32
 	Uplink uint32
 	Slot   uint32
+	To     struct {
+		_  structs.HostLayout
+		Ip struct {
+			_  structs.HostLayout
+			Ip [16]uint8
+		}
+		Port uint16
+		Pad  uint16
+		Seal uint32
+	}
+	Learnt uint64
+	Asked  uint64
 }
 
 type overlayFlowKey struct {
@@ -116,9 +126,9 @@ type overlayNote struct {
 	At      uint64
 	Socket  uint64
 	Flow    overlayFlowKey
+	Entry   overlayFlowKey
 	To      uint32
 	Way     uint32
-	_       [4]byte
 	Sent    uint64
 	SentNet uint32
 	SentWay uint32

@@ -222,3 +222,33 @@ static __always_inline int hop(struct __sk_buff *skb, __u64 off, __u32 v6)
 	}
 	return 1;
 }
+
+/*
+ * Makes the other end of the packet at l3 another, as NAT does: wrong checksums stay wrong. Reports an
+ * error, after which the packet is beyond repair.
+ */
+static __always_inline int translate(struct __sk_buff *skb, __u32 l3, const struct packet *p, const struct flow_key *key,
+				     const struct side *to, enum direction dir)
+{
+	__u32 at = l3 + (p->v6 ? dir == OUT ? 24 : 8 : dir == OUT ? 16 : 12);
+	__u32 l4 = l3 + (p->v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+	__u32 sum = l4 + (p->proto == IPPROTO_TCP ? offsetof(struct tcp, check) : offsetof(struct udp, check));
+	__u64 udp = p->proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	__u32 *a = (void *)&key->remote, *b = (void *)&to->ip;
+	int err = 0;
+
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		if (a[i] != b[i])
+			err |= bpf_l4_csum_replace(skb, sum, a[i], b[i], udp | BPF_F_PSEUDO_HDR | 4);
+	if (p->v6) {
+		err |= bpf_skb_store_bytes(skb, at, b, 16, 0);
+		/* Where the NIC has summed all of it: to the helper the header has a sum, as IPv4's. */
+		bpf_csum_update(skb, bpf_csum_diff(a, 16, b, 16, 0));
+	} else {
+		err |= bpf_l3_csum_replace(skb, l3 + offsetof(struct iphdr, check), a[3], b[3], 4);
+		err |= bpf_skb_store_bytes(skb, at, b + 3, 4, 0);
+	}
+	err |= bpf_l4_csum_replace(skb, sum, key->rport, to->port, udp | 2);
+	return err | bpf_skb_store_bytes(skb, l4 + (dir == OUT ? 2 : 0), &to->port, 2, 0);
+}

@@ -149,6 +149,7 @@ static __always_inline int receive(struct __sk_buff *skb, struct network *n, str
 	struct host_key host = { .net = o->net };
 	struct flow_key key = {};
 	struct packet p = {};
+	struct side seen = {};
 	struct remote *r;
 	struct local *l;
 	__u32 up = 0;
@@ -162,7 +163,7 @@ static __always_inline int receive(struct __sk_buff *skb, struct network *n, str
 	if (p.length + o->bytes != skb->len)
 		return CUT;
 	key_of(&key, o->net, &p, IN);
-	why = fast_flow(n, &p, &key, IN, 0, now, &up);
+	why = fast_flow(n, &p, &key, IN, 0, now, &up, &seen);
 	if (why != FAST)
 		return why;
 	up = up ?: skb->ifindex;
@@ -205,9 +206,8 @@ static __always_inline int receive(struct __sk_buff *skb, struct network *n, str
 	}
 	*to = l;
 	*proto = p.proto;
-	if (o->bytes == V4_HEADERS)
-		return decapsulate(skb, n, l, &p, V4_HEADERS);
-	return decapsulate(skb, n, l, &p, V6_HEADERS);
+	why = o->bytes == V4_HEADERS ? decapsulate(skb, n, l, &p, V4_HEADERS) : decapsulate(skb, n, l, &p, V6_HEADERS);
+	return why == FAST && seen.seal && translate(skb, ETH_HLEN, &p, &key, &seen, IN) ? -1 : why;
 }
 
 /* Whether a packet is UDP, or cannot be told yet: most at an uplink are not, and pay no more. */

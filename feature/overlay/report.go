@@ -387,7 +387,7 @@ func flowState(v overlayFlow, gen uint32, now uint64) string {
 		return api.SlowNoEntry
 	case v.Dir[out].Gen != gen && v.Dir[in].Gen != gen:
 		return api.SlowGeneration
-	case v.Dir[out].Gen != gen || v.Dir[in].Gen != gen:
+	case v.To.Seal == 0 && (v.Dir[out].Gen != gen || v.Dir[in].Gen != gen): // a service has one for each
 		return api.SlowOtherDirection
 	case v.Ready == 0:
 		return api.SlowConntrack

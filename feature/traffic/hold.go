@@ -45,7 +45,7 @@ func newHold(of container.Device, path, program string, sum bool) *hold {
 // ifb reports whether the queue is that of an IFB. Its index is 0 while there is none.
 func (h *hold) ifb() bool { return h.program != "" || h.sum }
 
-// part ends the redirection to the IFB of a hold.
+// part ends the redirection to the IFB of a hold, and to one that has gone.
 func (h *hold) part(ns *netdev.NS) error {
 	return errors.Join(h.set.Close(), h.gather(ns, nil))
 }
@@ -54,11 +54,7 @@ func (h *hold) part(ns *netdev.NS) error {
 func (h *hold) gather(ns *netdev.NS, from []int) error {
 	var errs []error
 	for _, dev := range h.led {
-		to := 0
-		if slices.Contains(from, dev) {
-			to = h.index
-		}
-		errs = append(errs, qdisc.Lead(ns, dev, to))
+		errs = append(errs, qdisc.Lead(ns, dev, h.index, slices.Contains(from, dev)))
 	}
 	return errors.Join(errs...)
 }
@@ -204,16 +200,16 @@ func (f *Traffic) lead(ns *netdev.NS, h *hold) error {
 
 // take undoes put, also that of an earlier agent. Packets that wait in an IFB are delivered.
 func (f *Traffic) take(ns *netdev.NS, h *hold) error {
-	errs := []error{h.part(ns)}
-	if h.ifb() && h.live() {
-		errs = append(errs, f.drain(ns, h.index, h.kind))
-	}
 	if h.index == 0 {
 		index, err := ns.Index(netdev.IFBName(h.of.Index, h.sum))
 		if err != nil && !errors.Is(err, netdev.ErrNoLink) {
-			return err
+			return errors.Join(err, h.set.Close())
 		}
 		h.index = index
+	}
+	errs := []error{h.part(ns)}
+	if h.ifb() && h.live() {
+		errs = append(errs, f.drain(ns, h.index, h.kind))
 	}
 	err := f.undo(h.refs(ns)...)
 	if err == nil { // else the next call goes on

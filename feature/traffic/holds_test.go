@@ -328,11 +328,8 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 	c.Interfaces = []container.Interface{one, second, third}
 	holds(t, h.due(c, ceil, ceil), false)
 	here, sum := h.take(box), netdev.IFBName(h.Index(h.ns, "hone"), true)
-	receives := func(when string) {
+	receives := func(when string, meanwhile func()) {
 		t.Helper()
-		if testkit.Scale(t, 0, 1) == 0 {
-			return // with the next agent, 100 of 750 packets have once passed by their own ends alone
-		}
 		to := map[string]*sandbox.Box{"10.66.0.2:9000": h.wire, "10.70.0.2:9000": h.ns, "10.71.0.2:9000": h.ns}
 		for to, from := range to {
 			h.resolve(from, box, to)
@@ -341,22 +338,37 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 		for to, from := range to {
 			h.startSending(from, to, heldPackets, heldSize)
 		}
+		h.through(here, was, 1)
+		meanwhile()
 		n, took := h.through(here, was, 3*heldPackets), time.Since(start)
 		if passed := h.passedAt(h.ns, sum).Packets - own; n != 3*heldPackets || passed < n || took < 3*heldFor {
 			t.Errorf("%s: of %d packets %d came, %d by the queue of the sum, within %v; the ceil lets them within %v", when, 3*heldPackets, n, passed, took, 3*heldFor)
 		}
 	}
-	receives("by three networks")
+	again := func() {
+		for range 20 {
+			holds(t, h.due(c, ceil, ceil), false)
+		}
+	}
+	receives("by three networks", again)
 	ns, index := h.Open(h.ns), h.Index(h.ns, sum)
 	must(t, h.ns.Delete(sum))
 	testkit.Await(t, "another queue of the sum", func() bool { n, err := ns.Index(sum); return err == nil && n != index })
 	holds(t, h.due(c, ceil, ceil), false)
-	receives("after its IFB was removed")
-	must(t, h.traffic.Close())
-	must(t, h.journal.Close())
-	h.start()
-	holds(t, h.due(c, ceil, ceil), false)
-	receives("with the next agent")
+	receives("after its IFB was removed", again)
+	receives("with the next agent", func() {
+		must(t, h.traffic.Close())
+		must(t, h.journal.Close())
+		h.start()
+		again()
+	})
+	for _, forged := range []uint32{qdisc.Handle, qdisc.Handle | qdisc.MinorTop, qdisc.Handle | qdisc.MinorDefault} {
+		was := h.passedAt(h.ns, sum).Packets
+		h.forge(h.ns, "10.70.0.2:9000", forged, datagrams)
+		if n := counted(func() uint64 { return h.passedAt(h.ns, sum).Packets }, was, datagrams); n < datagrams {
+			t.Errorf("of %d packets of the host for class %x, %d passed the queue of the sum", datagrams, forged, n)
+		}
+	}
 	// It leaves the network that names the queue, and comes back.
 	c.Interfaces = []container.Interface{second}
 	holds(t, h.due(c, ceil, ceil), false)

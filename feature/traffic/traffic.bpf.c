@@ -360,8 +360,8 @@ static __always_inline void delivered(struct __sk_buff *skb)
 	__u32 tag = skb->priority, index;
 	__u64 *flow, key;
 
-	if ((tag & TAG_MASK) != TAG || (tag & MAJOR) == HANDLE)
-		return; /* known, or not from an uplink */
+	if ((tag & TAG_MASK) != TAG && (tag & MAJOR) != HANDLE)
+		return; /* not ours; a HANDLE is no flow's tag (tag_of) */
 	index = tag >> TAG_SHIFT & (PENDING - 1);
 	flow = bpf_map_lookup_elem(&fl_pending, &index);
 	if (flow) {
@@ -369,7 +369,7 @@ static __always_inline void delivered(struct __sk_buff *skb)
 		if (key && tag_of(key) == tag) /* no other has taken its place */
 			learn(key, fl_slot);
 	}
-	skb->priority = 0; /* it was ours, and says nothing to anybody else */
+	skb->priority = 0; /* it says nothing to others; a class of ours would pass the ceil by */
 }
 
 SEC("tc")

@@ -191,6 +191,11 @@ func (j *Journal) turn(k Knob, given *string, c Entry) error {
 		return fmt.Errorf("value now: %w", err)
 	}
 	old, have := j.note(c.Ref)
+	if m, ok := k.(marked); ok && !have {
+		if before, ours := m.Unmarked(now); ours {
+			old, have = note{Ref: c.Ref, Before: before, Wrote: now}, true
+		}
+	}
 	// kept: no other program has changed the value since the last Turn, unless back to Before.
 	kept := have && (now == old.Before || old.ours(k, now))
 	next := note{seq: old.seq, Ref: c.Ref, Before: now, claims: old.claims}

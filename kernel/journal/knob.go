@@ -45,6 +45,15 @@ type Composed interface {
 	Compose(wants []string) string
 }
 
+// marked is an optional interface of a Knob with values that nobody but fairlead writes. If such a
+// value is there without an entry, the entry was lost: Turn makes it anew, and does not take the
+// value for the owner's.
+type marked interface {
+	Knob
+	// Unmarked returns the value that comes back in place of a marked one.
+	Unmarked(value string) (before string, ours bool)
+}
+
 // Exposing is an optional interface of a Knob. Its Write has to change another part of the host for
 // as long as it takes, for example to make a file system writable.
 type Exposing interface {

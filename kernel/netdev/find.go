@@ -20,9 +20,9 @@ import (
 // ErrNoNS means that no process and no bind mount leads to a namespace.
 var ErrNoNS = errors.New("no path to network namespace")
 
-// ErrCutOff means that no path to a namespace was found, but not everything was examined: the
+// errCutOff means that no path to a namespace was found, but not everything was examined: the
 // namespace may exist.
-var ErrCutOff = errors.New("not all processes and mounts could be looked through")
+var errCutOff = errors.New("not all processes and mounts could be looked through")
 
 // bounds limit a look at all processes. A process that may make a mount namespace may make many,
 // with many mounts.
@@ -73,7 +73,7 @@ func NewGlance(proc string, watched *Monitor) *Finder {
 // Find returns a path to the network namespace with the given inode: a bind mount (in /run/netns,
 // say), which outlives processes, proc/PID/ns/net, or a bind mount in the mount namespace of a
 // process. It may return a path of an earlier look; in the worst case it reads all of proc. The
-// error matches [ErrNoNS] if there is none, or [ErrCutOff]; an open file or a socket alone may also
+// error matches [ErrNoNS] if there is none, or errCutOff; an open file or a socket alone may also
 // keep a namespace alive.
 func (f *Finder) Find(inode uint64) (string, error) {
 	paths, err := f.paths(inode)
@@ -123,7 +123,7 @@ func (f *Finder) paths(inode uint64) ([]string, error) {
 		return paths, nil
 	}
 	if f.own.cut || f.near.cut || f.far.cut {
-		return nil, fmt.Errorf("find netns %d: %w", inode, ErrCutOff)
+		return nil, fmt.Errorf("find netns %d: %w", inode, errCutOff)
 	}
 	return nil, fmt.Errorf("find netns %d: %w", inode, ErrNoNS)
 }
@@ -131,7 +131,7 @@ func (f *Finder) paths(inode uint64) ([]string, error) {
 // Open opens the network namespace with the given inode, through path if that leads to it ("" does
 // not), otherwise through the paths of [Finder.Find], until one leads to it. It checks that after
 // opening: paths come and go with containers, and a process may choose some of them. Errors:
-// [ErrNoNS], [ErrCutOff].
+// [ErrNoNS], errCutOff.
 func (f *Finder) Open(path string, inode uint64) (*NS, error) {
 	if ns := f.watched.Open(inode); ns != nil {
 		return ns, nil

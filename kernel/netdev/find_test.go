@@ -105,7 +105,7 @@ func TestCutOff(t *testing.T) {
 	} {
 		want := ErrNoNS
 		if c.cut {
-			want = ErrCutOff
+			want = errCutOff
 		}
 		for _, f := range []*Finder{NewFinder(c.p.dir, time.Now), NewGlance(c.p.dir, nil)} {
 			f.bounds = c.bounds

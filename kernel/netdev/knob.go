@@ -33,7 +33,7 @@ func OpenKnob(find *Finder, ref journal.Ref) (journal.Knob, error) {
 
 // OpenAt opens a knob of one device by its reference, NETNS/DEVICE, or NETNS/DEVICE/DETAIL if it is
 // detailed. knobOf returns the constructor of its kind, without touching the host. Errors:
-// journal.ErrGone if the namespace has gone; ErrCutOff if that is not known.
+// journal.ErrGone if the namespace has gone; errCutOff if that is not known.
 //
 // The knob keeps its namespace open until it is closed (it is an io.Closer).
 func OpenAt(find *Finder, ref journal.Ref, detailed bool, knobOf func(kind, detail string) (func(*NS, int) journal.Knob, error)) (journal.Knob, error) {

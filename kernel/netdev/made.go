@@ -36,6 +36,9 @@ func (m made) Read() (string, error) {
 	return now, err
 }
 
+// Unmarked tells the journal what is ours without an entry: the address says so.
+func (m made) Unmarked(value string) (before string, ours bool) { return NoDevice, value == m.kind }
+
 // find returns the value of the knob, and the device of its name, or nil.
 func (m made) find() (now string, l netlink.Link, err error) {
 	err = m.ns.with(func(h *netlink.Handle) error {

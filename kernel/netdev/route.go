@@ -39,7 +39,7 @@ func (ns *NS) Routes(index, most int) ([]Route, error) {
 
 // RouteTo returns the indexes of the devices that the namespace sends UDP packets to an address by:
 // at least one, several if the route has several next hops. A valid source is their source address; a
-// by other than 0 is the device they are bound to. The error matches [ErrNoRoute] if there is no route.
+// by other than 0 is the device they are bound to. The error matches errNoRoute if there is no route.
 func (ns *NS) RouteTo(to, source netip.Addr, by int) (list []int, err error) {
 	family, bits := uint8(unix.AF_INET), to.BitLen()
 	if to.Is6() {
@@ -79,7 +79,7 @@ func (ns *NS) RouteTo(to, source netip.Addr, by int) (list []int, err error) {
 		})
 	})
 	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || err == nil && len(list) == 0 {
-		err = ErrNoRoute
+		err = errNoRoute
 	}
 	if err != nil {
 		return nil, fmt.Errorf("route to %s in netns %d: %w", to, ns.inode, err)
@@ -87,8 +87,8 @@ func (ns *NS) RouteTo(to, source netip.Addr, by int) (list []int, err error) {
 	return list, nil
 }
 
-// ErrNoRoute means that a namespace has no route to an address.
-var ErrNoRoute = errors.New("no route")
+// errNoRoute means that a namespace has no route to an address.
+var errNoRoute = errors.New("no route")
 
 // parseRoute reads an RTM_NEWROUTE message; ok: it is a unicast route.
 func parseRoute(msg []byte) (r Route, ok bool, err error) {

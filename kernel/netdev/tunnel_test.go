@@ -99,7 +99,7 @@ func TestTunnels(t *testing.T) {
 	if to, err := ns.RouteTo(v4, netip.MustParseAddr("192.0.2.1"), below); err != nil || !slices.Equal(to, []int{below}) {
 		t.Errorf("%s is reached by device %d, %v, want %d", v4, to, err, below)
 	}
-	if _, err := ns.RouteTo(v6, netip.Addr{}, 0); !errors.Is(err, ErrNoRoute) {
+	if _, err := ns.RouteTo(v6, netip.Addr{}, 0); !errors.Is(err, errNoRoute) {
 		t.Errorf("%s is reached: %v", v6, err)
 	}
 	if ports, err := ns.LocalPorts(); err != nil || ports[0] == 0 || ports[1] <= ports[0] {

@@ -60,6 +60,11 @@ func (r root) Read() (value string, err error) {
 	return value, err
 }
 
+// Unmarked tells the journal what is ours without an entry: the kernel does not give out our handle.
+func (r root) Unmarked(value string) (before string, ours bool) {
+	return Default, value == Ours(KindHTB) || value == Ours(KindHFSC)
+}
+
 // Unfinished implements journal.Stepwise: a foreign tree of qdiscs is restored node by node.
 func (r root) Unfinished(value, _, target string) bool { return unfinished(value, target) }
 

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLeaf is returned if a class that should split its packets has a foreign qdisc below it.
-var ErrLeaf = errors.New("somebody's qdisc is below the class")
+// errLeaf is returned if a class that should split its packets has a foreign qdisc below it.
+var errLeaf = errors.New("somebody's qdisc is below the class")
 
 // A token bucket filter splits packets (net/sched/sch_tbf.c, tbf_segment). On enqueue it segments
 // in software any packet larger than the bucket, of new and existing connections. The rate is so
@@ -135,7 +135,7 @@ func (d *Device) setLeaf(is leaf, c Class) (changed bool, err error) {
 	case is.handle == 0:
 		return true, d.send(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, m)
 	case is.split == 0:
-		return false, fmt.Errorf("%w: %s with handle %x", ErrLeaf, is.kind, is.handle>>16)
+		return false, fmt.Errorf("%w: %s with handle %x", errLeaf, is.kind, is.handle>>16)
 	case c.Split > 0:
 		return true, d.send(unix.RTM_NEWQDISC, 0, m)
 	case is.queued == 0:

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -246,7 +247,7 @@ func TestSplitLeaf(t *testing.T) {
 	}
 	classes[2].Split = 1522
 	_, err = d.Bring(qdisc.KindHTB, classes)
-	if want := fmt.Sprintf("set how packets of class 1 are cut of device %d", w.index); !errors.Is(err, qdisc.ErrLeaf) || err.Error()[:len(want)] != want {
-		t.Errorf("%v, want ErrLeaf", err)
+	if want := fmt.Sprintf("set how packets of class 1 are cut of device %d in netns %d: somebody's qdisc is below the class", w.index, w.ns.Inode()); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
 	}
 }

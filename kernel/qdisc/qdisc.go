@@ -146,7 +146,7 @@ func (d *Device) Close() error {
 // such a class keeps to its new ceil and may not quite reach it; the next Bring gives it the final
 // CBurst.
 //
-// Errors: ErrNotOurs, ErrLeaf, and journal.ErrGone for a device that has gone.
+// Errors: ErrNotOurs, and journal.ErrGone for a device that has gone.
 func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
 	if len(classes) == 0 || classes[0].Minor != MinorTop {
 		return 0, d.wrap("bring classes", errors.New("the first one is not the top"))

@@ -1,0 +1,76 @@
+package qdisc_test
+
+import (
+	"net"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+// While a device's packets are led to one IFB after the other, each of them passes one.
+func TestLeadLeavesNoGap(t *testing.T) {
+	testkit.OnKernels(t)
+	w := newWire(t)
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	_, err := w.device().Bring(qdisc.KindHTB, []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, 1000*mbit)})
+	must(t, err)
+	var ifbs []int
+	for i := range 2 {
+		if err := w.ns.IFB(w.index+i, true).Write(netdev.OurIFB); err != nil {
+			testkit.Skip(t, err.Error())
+		}
+		index, err := w.ns.Index(netdev.IFBName(w.index+i, true))
+		must(t, err)
+		ifbs = append(ifbs, index)
+	}
+	must(t, qdisc.Lead(w.ns, w.index, ifbs[0], true))
+	done, sent := make(chan struct{}), make(chan int)
+	go func() {
+		n := 0
+		defer func() { sent <- n }()
+		w.dial(func(c *net.UDPConn) error {
+			for ; ; n++ {
+				select {
+				case <-done:
+					return nil
+				default:
+				}
+				if err := testkit.SendDatagrams(c, 1, 100); err != nil {
+					return err
+				}
+			}
+		})
+	}()
+	for i := range 1000 {
+		must(t, qdisc.Lead(w.ns, w.index, ifbs[(i+1)%2], true))
+	}
+	close(done)
+	n, passed := <-sent, 0
+	for _, index := range ifbs {
+		l, err := w.h.LinkByIndex(index)
+		must(t, err)
+		passed += int(l.Attrs().Statistics.RxPackets)
+	}
+	if n < 1000 || passed < n {
+		t.Errorf("of %d packets %d passed an IFB", n, passed)
+	}
+	leads := func(when string, want bool) {
+		t.Helper()
+		filters, err := w.h.FilterList(w.u0, qdisc.Handle)
+		must(t, err)
+		if n := len(filters); n > 0 != want || n > 2 { // a u32 has a table, and here one entry
+			t.Errorf("%s: %d filters: %+v", when, n, filters)
+		}
+	}
+	leads("in the end", true)
+	must(t, qdisc.Lead(w.ns, w.index, ifbs[1], false))
+	leads("no longer to the other", true)
+	must(t, qdisc.Lead(w.ns, w.index, ifbs[0], false))
+	leads("no longer", false)
+	must(t, qdisc.Lead(w.ns, w.index, ifbs[0], true))
+	must(t, w.ns.IFB(w.index, true).Write(netdev.NoDevice))
+	must(t, qdisc.Lead(w.ns, w.index, ifbs[1], false))
+	leads("to an IFB that has gone", false)
+}
