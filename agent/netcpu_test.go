@@ -169,17 +169,6 @@ func TestNetCPU(t *testing.T) {
 	}
 }
 
-// The words of the interface are those of the meter.
-func TestNetCPUWords(t *testing.T) {
-	for want, kind := range map[string]account.PartyKind{
-		api.VictimTask: account.Task, api.VictimNAPI: account.NAPI, api.VictimKsoftirqd: account.Ksoftirqd, api.VictimIdle: account.Idle,
-	} {
-		if kind.String() != want {
-			t.Errorf("%v is %q in the interface", kind, want)
-		}
-	}
-}
-
 func TestNetCPUUnavailable(t *testing.T) {
 	for _, x := range []struct {
 		accounts *netcpu.Accounts

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/faults"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 // The test binary is also what runs inside the containers of these tests.
@@ -107,6 +108,9 @@ func TestSelf(t *testing.T) {
 	a.Name, b.Name = "mine", "the other"
 	a.Cgroup.V2, b.Cgroup.V2 = mine.V2, others.V2
 	a.Started = r.accounts.Since.Add(time.Second)
+	ns, err := netdev.InodeOf("/proc", os.Getpid()) // a process may move into another container's network
+	testkit.Must(t, err)
+	b.NetNS = ns
 	r.set.set(true, a, b)
 	r.start()
 	// A scrape may be at the accounts, and ask for containers from there: who reads them must not

@@ -380,26 +380,6 @@ func TestWorkerCutsShort(t *testing.T) {
 	})
 }
 
-func TestWorkerTellsOfACallThatHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, release := newFake(), make(chan struct{})
-		f.apply = func(context.Context, policy.Target) error { <-release; return nil }
-		w := newWorker(f, ordinary(), quiet(), func() {})
-		stop := testkit.Background(t, func(ctx context.Context) error { w.run(ctx); return nil })
-		w.want(targets(target(1, "isolate")), false)
-		time.Sleep(3 * w.pace.call)
-		if got := w.status(1); got.State != api.StateError || !strings.Contains(got.Error, "not returned") {
-			t.Errorf("status %+v", got)
-		}
-		close(release)
-		synctest.Wait()
-		if got := w.status(1); got.State != api.StateDone {
-			t.Errorf("status after it returned %+v", got)
-		}
-		stop()
-	})
-}
-
 func TestWorkerStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()

@@ -19,22 +19,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// tree writes files below a directory. A file that begins with -> is a link to another.
-func tree(t *testing.T, files map[string]string) string {
-	t.Helper()
-	root := t.TempDir()
-	for name, text := range files {
-		path := filepath.Join(root, name)
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		if to, link := strings.CutPrefix(text, "->"); link {
-			must(t, os.Symlink(filepath.Join(root, to), path))
-		} else {
-			must(t, os.WriteFile(path, []byte(text), 0o644))
-		}
-	}
-	return root
-}
-
 // If a disk has a queue for each CPU, queues of other CPUs than the container's do not count.
 func TestServing(t *testing.T) {
 	files := map[string]string{
@@ -49,7 +33,7 @@ func TestServing(t *testing.T) {
 		}
 	}
 	for set, want := range map[string]string{"": "[0 1 2 3]", "set": "[2 3]"} {
-		root := tree(t, files)
+		root := testkit.Tree(t, files)
 		f := &BlockIO{cfg: Config{Host: feature.Host{Roots: kernel.Roots{Proc: filepath.Join(root, "proc"), Sys: filepath.Join(root, "sys")}}}}
 		m := askers("nvme0n1")[0]
 		if set != "" {
@@ -69,7 +53,7 @@ func TestCarriers(t *testing.T) {
 	testkit.Veth(t, ns, "flstore0", far, "flstore1")
 	ns.Address(t, "flstore0", "10.93.7.1/24")
 	const session = "devices/platform/host2/session1"
-	sys := tree(t, map[string]string{
+	sys := testkit.Tree(t, map[string]string{
 		"block/sda": "->" + session + "/target2:0:0/block/sda", session + "/target2:0:0/block/sda/dev": "8:0",
 		session + "/connection1:0/iscsi_connection/connection1:0/address": "10.93.7.2\n",
 		"block/sdb": "->devices/host3/session2/sdb", "devices/host3/session2/sdb/dev": "8:16",

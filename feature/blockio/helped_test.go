@@ -51,14 +51,6 @@ func TestOneKey(t *testing.T) {
 	if w := weight(dbCG); w != strconv.FormatUint(most.Most, 10) || weight(batchCG) != own {
 		t.Errorf("weights %s and %s", w, weight(batchCG))
 	}
-	row := func() api.BlockIORow {
-		for _, r := range h.report().Rows {
-			if r.Container == api.ID(db.ID) && r.Reserved != nil {
-				return r
-			}
-		}
-		return api.BlockIORow{}
-	}
 	if realtime { // it is missed whatever is done
 		decided = h.untilDecided("turns", leave, func(t policy.Target) bool { return t.Settings.IOHelp == policy.HelpTurns })
 		h.untilDecided("a promotion", leave, func(policy.Target) bool {
@@ -67,7 +59,7 @@ func TestOneKey(t *testing.T) {
 		})
 	}
 	h.untilDecided("a row", leave, func(policy.Target) bool {
-		r := row()
+		r := h.reserved(db.ID)
 		return r.State == decide.StateContended && r.Action != "" && r.Mend != ""
 	})
 	if !slices.ContainsFunc(decided.Origins, func(o policy.Origin) bool { return o.Key == helpKey && o.Reason != "" }) {
@@ -128,14 +120,7 @@ func TestDetails(t *testing.T) {
 		h.apply(leave)
 		return leave
 	}
-	row := func() (of api.BlockIORow) {
-		for _, r := range h.report().Rows {
-			if r.Container == api.ID(db.ID) && r.Reserved != nil {
-				of = r
-			}
-		}
-		return of
-	}
+	row := func() api.BlockIORow { return h.reserved(db.ID) }
 	met := reserve("1")
 	run(t, dbCG, "disk", "--to", l.Path, "--size", "4096", "--conns", "16")
 	h.untilDecided("a glance at what it waits for", met, func(policy.Target) bool {

@@ -132,6 +132,17 @@ func (h *host) report() api.BlockIO {
 	return out.(api.BlockIO)
 }
 
+// reserved is the row of what a container has reserved.
+func (h *host) reserved(id container.ID) api.BlockIORow {
+	h.t.Helper()
+	for _, r := range h.report().Rows {
+		if r.Container == api.ID(id) && r.Reserved != nil {
+			return r
+		}
+	}
+	return api.BlockIORow{}
+}
+
 // run starts a generator in cgroups, on CPU 0.
 func run(t *testing.T, cg testkit.CG, args ...string) *load.Board {
 	t.Helper()
@@ -203,17 +214,11 @@ func TestKnobs(t *testing.T) {
 	l := h.disk(1000)
 	c, cg := h.container("batch")
 	ctx := t.Context()
-	d, err := block.Open("/sys", l.Path)
-	must(t, err)
 	state := func() string {
 		t.Helper()
 		var parts []string
-		for _, line := range cgroup.Throttle(cg.IO, cg.IO == cg.V2, d.Number(), cgroup.Limits{}) {
-			v, err := line.Read()
-			must(t, err)
-			if v != "" {
-				parts = append(parts, v)
-			}
+		if now, _ := throttle(t, cg, l, cgroup.Limits{}); now != "" {
+			parts = append(parts, now)
 		}
 		idle, err := weightOf(cg).Read()
 		must(t, err)
@@ -381,6 +386,25 @@ func FuzzParseCapacities(f *testing.F) {
 			}
 		}
 	})
+}
+
+// throttle returns a cgroup's limits at a disk, and how others would be written.
+func throttle(t *testing.T, cg testkit.CG, of *loop.Disk, limits cgroup.Limits) (now, others string) {
+	t.Helper()
+	d, err := block.Open("/sys", of.Path)
+	must(t, err)
+	var read, made []string
+	for _, line := range cgroup.Throttle(cg.IO, cg.IO == cg.V2, d.Number(), limits) {
+		value, err := line.Read()
+		must(t, err)
+		if value != "" {
+			read = append(read, value)
+		}
+		if line.Value != "" {
+			made = append(made, line.Value)
+		}
+	}
+	return strings.Join(read, " "), strings.Join(made, " ")
 }
 
 // weightOf is the knob of a cgroup's weight.

@@ -66,23 +66,8 @@ func TestStricterCaps(t *testing.T) {
 	c, cg := h.container("batch")
 	d, err := block.Open("/sys", l.Path)
 	must(t, err)
-	v2 := cg.IO == cg.V2
-	lines := func(l cgroup.Limits) (text string) {
-		for _, line := range cgroup.Throttle(cg.IO, v2, d.Number(), l) {
-			text += line.Value + ","
-		}
-		return text
-	}
-	now := func() (text string) {
-		for _, line := range cgroup.Throttle(cg.IO, v2, d.Number(), cgroup.Limits{}) {
-			value, err := line.Read()
-			must(t, err)
-			text += value + ","
-		}
-		return text
-	}
 	owners := cgroup.Limits{WriteIOPS: 50, ReadBytes: 1 << 20}
-	for _, line := range cgroup.Throttle(cg.IO, v2, d.Number(), owners) {
+	for _, line := range cgroup.Throttle(cg.IO, cg.IO == cg.V2, d.Number(), owners) {
 		if line.Value != "" {
 			must(t, line.Write(line.Value))
 		}
@@ -96,24 +81,24 @@ func TestStricterCaps(t *testing.T) {
 		{"wiops=500 riops=70", cgroup.Limits{ReadIOPS: 70, WriteIOPS: 50, ReadBytes: 1 << 20}},
 	} {
 		h.apply(target(t, c, "io.max: "+l.Path+" "+x.max))
-		if got := now(); got != lines(x.want) {
-			t.Errorf("%s: %s, want %s", x.max, got, lines(x.want))
+		if got, want := throttle(t, cg, l, x.want); got != want {
+			t.Errorf("%s: %s, want %s", x.max, got, want)
 		}
 	}
 	dir, err := os.MkdirTemp("/dev", "fl-test-")
 	must(t, err)
 	defer os.RemoveAll(dir)
 	must(t, os.Symlink(l.Path, dir+"/alias"))
-	was := now()
+	was, owned := throttle(t, cg, l, owners)
 	err = h.Apply(t.Context(), target(t, c, "io.max: "+l.Path+" wiops=5; "+dir+"/alias wiops=6", "io.yield: idle"))
-	if err == nil || !strings.Contains(err.Error(), "by one name") || now() != was {
-		t.Errorf("two names of a disk: %v, %s", err, now())
+	if now, _ := throttle(t, cg, l, owners); err == nil || !strings.Contains(err.Error(), "by one name") || now != was {
+		t.Errorf("two names of a disk: %v, %s", err, now)
 	}
 	if weight, err := weightOf(cg).Read(); err != nil || weight != cgroup.Idled {
 		t.Errorf("two names of a disk: it does not yield: %s, %v", weight, err)
 	}
 	must(t, h.Remove(t.Context(), c.ID))
-	if got := now(); got != lines(owners) || len(h.journal.Entries()) != 0 {
+	if got, _ := throttle(t, cg, l, owners); got != owned || len(h.journal.Entries()) != 0 {
 		t.Errorf("in the end: %s, %+v", got, h.journal.Entries())
 	}
 }

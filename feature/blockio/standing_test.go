@@ -105,16 +105,6 @@ func TestNameMoves(t *testing.T) {
 		}
 	}
 	c, cg := h.container("batch")
-	capped := func(of *loop.Disk) (text string) {
-		d, err := block.Open("/sys", of.Path)
-		must(t, err)
-		for _, line := range cgroup.Throttle(cg.IO, cg.IO == cg.V2, d.Number(), cgroup.Limits{}) {
-			value, err := line.Read()
-			must(t, err)
-			text += value
-		}
-		return text
-	}
 	targets := []policy.Target{target(t, c, "io.max: "+node+" wiops=70")}
 	for _, step := range []struct {
 		what string
@@ -140,7 +130,7 @@ func TestNameMoves(t *testing.T) {
 			t.Errorf("%s: and again", step.what)
 		}
 		for i, d := range both {
-			if got := capped(d); step.at >= 0 && (got != "") != (i == step.at) {
+			if got, _ := throttle(t, cg, d, cgroup.Limits{}); step.at >= 0 && (got != "") != (i == step.at) {
 				t.Errorf("%s: disk %d is capped %q", step.what, i, got)
 			}
 		}

@@ -27,7 +27,6 @@ type Docker struct {
 	Socket string // path of the API's socket
 	Image  string // a name to run: a static busybox with all its applets
 	NS     *NS    // the engine's network namespace, where its bridges are
-	NSDir  string // where it bind-mounts network namespaces, in its mount namespace
 
 	// CgroupParent is the directory, below the root of every hierarchy, that holds the cgroups of
 	// the containers.
@@ -103,7 +102,6 @@ func (d *Docker) Start(t testing.TB) {
 	os.Remove(filepath.Join(d.dir, "docker.pid"))
 	os.Remove(filepath.Join(d.dir, "exec", "containerd", "containerd.pid"))
 	d.proc = startDaemon(t, d.proc, d.NS, d.dir, "dockerd", d.flags...)
-	d.NSDir = filepath.Join(d.dir, "exec", "netns")
 	d.proc.await(t, func() error {
 		_, err := d.Run("version", "--format", "{{.Server.Version}}")
 		return err

@@ -11,14 +11,17 @@ import (
 )
 
 // Sweep removes what a killed run of the tests has left, before another run meets it: processes
-// that bear the mark of a run, the cgroups that swept names, and the names of namespaces. A cgroup
-// with any other process in it stays. Sweep returns what it has removed. The caller makes sure that
-// no other run is under way; inside one, Sweep does nothing.
+// that bear the mark of a run, its cgroups, and the names of namespaces. A cgroup with any other
+// process in it stays. Sweep returns what it has removed. The caller makes sure that no other run is
+// under way; inside one, Sweep does nothing.
 func Sweep() []string {
 	if os.Getenv(runVar) != "" {
 		return nil
 	}
-	return append(sweep(runVar+"=", "/sys/fs/cgroup", swept()...), sweepNames(netnsNames)...)
+	// Of tests and sandboxes, of an agent's threads that poll uplinks, whose namespaces have gone with
+	// the run, and of a test's own runtimes.
+	groups := []string{"fairlead-sandbox", "fairlead-test-*", "fairlead-uplink-*", "fldocker-*", "flcontainerd-*", "flpodman-*", "flkubernetes-*"}
+	return append(sweep(runVar+"=", "/sys/fs/cgroup", groups...), sweepNames(netnsNames)...)
 }
 
 // sweepNames removes the names that NS.Bind gave to namespaces of processes that have ended.
@@ -35,12 +38,6 @@ func sweepNames(dir string) (removed []string) {
 		}
 	}
 	return removed
-}
-
-// swept returns the names of cgroups: of tests and sandboxes, of an agent's threads that poll
-// uplinks (their namespaces have gone with the run), and of a test's own runtimes.
-func swept() []string {
-	return []string{"fairlead-sandbox", "fairlead-test-*", "fairlead-uplink-*", "fldocker-*", "flcontainerd-*", "flpodman-*", "flkubernetes-*"}
 }
 
 // sweep ends the processes with a variable in their environment that begins with mark, and removes

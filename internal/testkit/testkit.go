@@ -10,6 +10,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -93,6 +95,30 @@ func Background(t testing.TB, loop func(context.Context) error) (stop func() err
 		cancel()
 		return <-done
 	}
+}
+
+// Tree makes a directory of files, by their paths below it. A text that begins with "->" is a
+// link to another of them.
+func Tree(t testing.TB, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(root, name)
+		if to, link := strings.CutPrefix(text, "->"); link {
+			Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			Must(t, os.Symlink(filepath.Join(root, to), path))
+		} else {
+			Write(t, path, text)
+		}
+	}
+	return root
+}
+
+// Write writes a file, in directories that it makes.
+func Write(t testing.TB, path, text string) {
+	t.Helper()
+	Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	Must(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 // Must ends the test unless err is nil.

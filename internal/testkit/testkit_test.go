@@ -38,19 +38,6 @@ func TestNetNS(t *testing.T) {
 	}
 }
 
-func TestVeth(t *testing.T) {
-	a, b := NetNS(t), NetNS(t)
-	Veth(t, a, "fla", b, "flb")
-	link, err := b.Handle(t).LinkByName("flb")
-	Must(t, err)
-	if up := link.Attrs().RawFlags & 0x1; up == 0 {
-		t.Errorf("flb is down")
-	}
-	if _, err := a.Handle(t).LinkByName("fla"); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestCgroup(t *testing.T) {
 	var dirs []string
 	var pid int

@@ -16,26 +16,8 @@ var must = testkit.Must
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// tree makes a sysfs of files, and of links, which begin with "->".
-func tree(t *testing.T, files map[string]string) string {
-	t.Helper()
-	sys := t.TempDir()
-	for name, text := range files {
-		path := filepath.Join(sys, name)
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		var err error
-		if to, link := strings.CutPrefix(text, "->"); link {
-			err = os.Symlink(filepath.Join(sys, to), path)
-		} else {
-			err = os.WriteFile(path, []byte(text), 0o644)
-		}
-		must(t, err)
-	}
-	return sys
-}
-
 func TestFind(t *testing.T) {
-	sys := tree(t, map[string]string{
+	sys := testkit.Tree(t, map[string]string{
 		"dev/block/8:0": "->devices/sda", "dev/block/8:1": "->devices/sda/sda1", "dev/block/253:0": "->devices/dm-0", "dev/block/251:0": "->devices/zram0",
 		"devices/sda/dev": "8:0\n", "devices/sda/size": "2048\n", "devices/sda/mq/0/x": "", "devices/sda/queue/scheduler": "none [bfq] kyber\n",
 		"devices/sda/device/model": "DISK \n", "devices/sda/device/serial": "S1\n", "devices/sda/diskseq": "9\n",
@@ -130,7 +112,7 @@ func TestIdentity(t *testing.T) {
 		}
 		files[fmt.Sprintf("dev/block/%d:0", i+1)] = "->" + dir
 	}
-	sys := tree(t, files)
+	sys := testkit.Tree(t, files)
 	for i, x := range all {
 		if d, err := Find(sys, uint32(i+1), 0); err != nil || d.Identity() != x.id+", 1048576 bytes" {
 			t.Errorf("%s: %q, %v, want %q", x.dir, d.Identity(), err, x.id)

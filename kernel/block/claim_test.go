@@ -98,7 +98,7 @@ func TestClaimSigned(t *testing.T) {
 // The partitions of a disk hold it, and so do the devices built on them. A partition is held
 // through its disk. A mount on any of them is a mount on the disk.
 func TestRelated(t *testing.T) {
-	sys := tree(t, map[string]string{
+	sys := testkit.Tree(t, map[string]string{
 		"dev/block/8:0": "->block/sda", "dev/block/8:1": "->block/sda/sda1",
 		"block/sda/dev": "8:0\n", "block/sda/sda1/dev": "8:1\n", "block/sda/sda1/partition": "1\n", "block/sda/sda2/dev": "8:2\n", "block/sda/sda2/partition": "2\n",
 		"block/sda/sda1/holders/dm-0": "", "block/sda/sda2/holders/md0": "", "block/dm-0/dev": "253:0\n", "block/dm-0/dm/name": "vg-root\n", "block/dm-0/holders/dm-1": "",
@@ -113,7 +113,7 @@ func TestRelated(t *testing.T) {
 			t.Errorf("8:%d: %s, %v, want %s", minor, got, err, want)
 		}
 	}
-	proc := tree(t, map[string]string{"7/mountinfo": "1 0 8:1 / /boot rw - vfat /dev/sda1 rw\n1 0 253:1 / / rw - ext4 /dev/mapper/crypt rw\n1 0 8:3 / /x rw - ext4 /dev/sda3 rw\n1 0 0:5 / /proc rw - proc proc rw\n"})
+	proc := testkit.Tree(t, map[string]string{"7/mountinfo": "1 0 8:1 / /boot rw - vfat /dev/sda1 rw\n1 0 253:1 / / rw - ext4 /dev/mapper/crypt rw\n1 0 8:3 / /x rw - ext4 /dev/sda3 rw\n1 0 0:5 / /proc rw - proc proc rw\n"})
 	mounts, err := Disk{Name: "sda", Major: 8}.Mounts(proc, sys, "7")
 	if err != nil || len(mounts) != 2 || mounts[0].Dir != "/boot" || mounts[1].Dir != "/" {
 		t.Errorf("mounts %+v, %v", mounts, err)

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"reflect"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestFindRemote(t *testing.T) {
@@ -12,7 +14,7 @@ func TestFindRemote(t *testing.T) {
 		ctl     = "devices/virtual/nvme-fabrics/ctl"
 		several = "devices/virtual/nvme-subsystem/nvme-subsys1"
 	)
-	sys := tree(t, map[string]string{
+	sys := testkit.Tree(t, map[string]string{
 		"block/vda": "->devices/pci0/virtio1/block/vda", "devices/pci0/virtio1/block/vda/dev": "254:0",
 		"block/sda": "->" + session + "/target2:0:0/2:0:0:0/block/sda", session + "/target2:0:0/2:0:0:0/block/sda/dev": "8:0",
 		session + "/connection1:0/iscsi_connection/connection1:0/address": "192.0.2.1\n",

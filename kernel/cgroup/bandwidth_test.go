@@ -31,16 +31,28 @@ func TestReadBandwidth(t *testing.T) {
 		{"nothing", []string{"cpu.max", "0 100000\n"}, Bandwidth{}, true},
 		{"no period", []string{"cpu.max", "5\n"}, Bandwidth{}, true},
 		{"period 0", []string{"cpu.max", "max 0\n"}, Bandwidth{}, true},
+		{"empty", []string{"cpu.max", ""}, Bandwidth{}, true},
 		{"bad burst", []string{"cpu.max", "50000 100000\n", "cpu.max.burst", "-1\n"}, Bandwidth{}, true},
 		{"v1 without a period", []string{"cpu.cfs_quota_us", "1000\n"}, Bandwidth{}, true},
 	} {
-		got, err := ReadBandwidth(tree(t, filepath.Join(t.TempDir(), "cg"), c.files...))
+		dir := tree(t, filepath.Join(t.TempDir(), "cg"), c.files...)
+		got, err := ReadBandwidth(dir)
 		if got != c.want || (err != nil) != c.bad {
 			t.Errorf("%s: %+v, %v", c.name, got, err)
 		}
+		if cpus, limited, err := CPUQuota(dir); !c.bad && (limited != got.Limited || cpus != float64(c.want.Quota)/float64(c.want.Period) || err != nil) {
+			t.Errorf("%s: a quota of %v, %v, %v", c.name, cpus, limited, err)
+		}
 	}
-	if _, err := ReadBandwidth(tree(t, filepath.Join(t.TempDir(), "cg"))); !errors.Is(err, errors.ErrUnsupported) {
+	without := tree(t, filepath.Join(t.TempDir(), "cg"))
+	if _, err := ReadBandwidth(without); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("no controller: %v", err)
+	}
+	if _, limited, err := CPUQuota(without); limited || err != nil {
+		t.Errorf("the root of v2 has a quota: %v, %v", limited, err)
+	}
+	if cpus, _, err := CPUQuota(tree(t, filepath.Join(t.TempDir(), "cg"), "cpu.max", "-5 100000\n")); err == nil {
+		t.Errorf("a negative quota is %v CPUs", cpus)
 	}
 	if _, err := ReadBandwidth(filepath.Join(t.TempDir(), "gone")); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("gone: %v", err)

@@ -22,8 +22,8 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func TestFileOnDisk(t *testing.T) {
 	root := t.TempDir()
 	name := filepath.Join(root, "cpu", "cpu.shares")
-	write(t, name, "1024\n")
-	write(t, filepath.Join(root, "cpu", "cpu.idle"), "0\n")
+	testkit.Write(t, name, "1024\n")
+	testkit.Write(t, filepath.Join(root, "cpu", "cpu.idle"), "0\n")
 	k, err := Open(root, journal.Ref{Kind: "file", Object: name})
 	must(t, err)
 	if got, err := k.Read(); err != nil || got != "1024" {
@@ -54,8 +54,8 @@ func TestFileRefusals(t *testing.T) {
 	base := t.TempDir()
 	root := filepath.Join(base, "cgroup")
 	secret := filepath.Join(base, "secret")
-	write(t, secret, "secret")
-	write(t, filepath.Join(root, "a/cpu.shares"), "1024\n")
+	testkit.Write(t, secret, "secret")
+	testkit.Write(t, filepath.Join(root, "a/cpu.shares"), "1024\n")
 	for link, to := range map[string]string{"a/link": secret, "dirlink": filepath.Join(root, "a"), "up": base} {
 		must(t, os.Symlink(to, filepath.Join(root, link)))
 	}
@@ -89,7 +89,7 @@ func TestFileRefusals(t *testing.T) {
 	if b, _ := os.ReadFile(secret); string(b) != "secret" {
 		t.Errorf("secret holds %q", b)
 	}
-	write(t, filepath.Join(root, "a/huge"), strings.Repeat("x", maxValue+1))
+	testkit.Write(t, filepath.Join(root, "a/huge"), strings.Repeat("x", maxValue+1))
 	if _, err := File(filepath.Join(root, "a/huge")).Read(); err == nil {
 		t.Error("a huge file was read")
 	}

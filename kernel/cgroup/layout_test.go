@@ -28,17 +28,11 @@ func fakeHost(t *testing.T, mounts string, v2 string, controllers string) (proc,
 	t.Helper()
 	dir := t.TempDir()
 	proc, root = filepath.Join(dir, "proc"), filepath.Join(dir, "cg")
-	write(t, filepath.Join(proc, "self", "mountinfo"), strings.ReplaceAll(mounts, "ROOT", root))
+	testkit.Write(t, filepath.Join(proc, "self", "mountinfo"), strings.ReplaceAll(mounts, "ROOT", root))
 	if v2 != "-" {
-		write(t, filepath.Join(root, v2, "cgroup.controllers"), controllers)
+		testkit.Write(t, filepath.Join(root, v2, "cgroup.controllers"), controllers)
 	}
 	return proc, root
-}
-
-func write(t *testing.T, name, content string) {
-	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(name), 0o755))
-	must(t, os.WriteFile(name, []byte(content), 0o644))
 }
 
 func TestDetect(t *testing.T) {
@@ -101,7 +95,7 @@ func TestOfPID(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			proc := t.TempDir()
-			write(t, filepath.Join(proc, "7", "cgroup"), tc.content)
+			testkit.Write(t, filepath.Join(proc, "7", "cgroup"), tc.content)
 			got, err := tc.layout.OfPID(proc, 7)
 			if !errors.Is(err, tc.err) {
 				t.Fatalf("error %v, want %v", err, tc.err)

@@ -6,42 +6,18 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // tree makes a directory with cgroup files: name, text, name, text...
 func tree(t *testing.T, dir string, files ...string) string {
 	t.Helper()
-	write(t, filepath.Join(dir, "cgroup.procs"), "")
+	testkit.Write(t, filepath.Join(dir, "cgroup.procs"), "")
 	for i := 0; i < len(files); i += 2 {
-		write(t, filepath.Join(dir, files[i]), files[i+1])
+		testkit.Write(t, filepath.Join(dir, files[i]), files[i+1])
 	}
 	return dir
-}
-
-func TestCPUQuota(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		files   []string
-		cpus    float64
-		limited bool
-		bad     bool
-	}{
-		{"v2", []string{"cpu.max", "50000 100000\n"}, 0.5, true, false},
-		{"v2 max", []string{"cpu.max", "max 100000\n"}, 0, false, false},
-		{"v2 root", nil, 0, false, false},
-		{"v1", []string{"cpu.cfs_quota_us", "150000\n", "cpu.cfs_period_us", "100000\n"}, 1.5, true, false},
-		{"v1 none", []string{"cpu.cfs_quota_us", "-1\n", "cpu.cfs_period_us", "100000\n"}, 0, false, false},
-		{"negative", []string{"cpu.max", "-5 100000\n"}, 0, false, true},
-		{"no period", []string{"cpu.max", "5\n"}, 0, false, true},
-		{"period 0", []string{"cpu.max", "max 0\n"}, 0, false, true},
-		{"empty", []string{"cpu.max", ""}, 0, false, true},
-	} {
-		cpus, limited, err := CPUQuota(tree(t, filepath.Join(t.TempDir(), "cg"), c.files...))
-		if cpus != c.cpus || limited != c.limited || (err != nil) != c.bad {
-			t.Errorf("%s: %v, %v, %v", c.name, cpus, limited, err)
-		}
-	}
 }
 
 func TestWeight(t *testing.T) {

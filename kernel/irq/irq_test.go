@@ -79,8 +79,7 @@ func TestOf(t *testing.T) {
 	must(t, os.Symlink("../..", filepath.Join(vda, "device")))
 	must(t, os.Symlink("../..", filepath.Join(eth9, "device")))
 	bonding := filepath.Join(sys, "class/net/bonding_masters") // a file, where the bonding module is loaded
-	must(t, os.MkdirAll(filepath.Dir(bonding), 0o755))
-	must(t, os.WriteFile(bonding, []byte("bond0\n"), 0o644))
+	testkit.Write(t, bonding, "bond0\n")
 	for device, want := range map[string][]int{vda: {35, 36}, eth9: nil, bonding: nil, filepath.Join(sys, "devices/virtual/net/lo"): nil, filepath.Join(sys, "none"): nil} {
 		if got, err := Of(sys, device); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v, %v, want %v", device, got, err, want)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -15,9 +16,7 @@ func machine(t *testing.T, files map[string]string) (proc, sys string) {
 	t.Helper()
 	root := t.TempDir()
 	for name, text := range files {
-		path := filepath.Join(root, name)
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, os.WriteFile(path, []byte(text+"\n"), 0o644))
+		testkit.Write(t, filepath.Join(root, name), text+"\n")
 	}
 	return filepath.Join(root, "proc"), filepath.Join(root, "sys")
 }

@@ -11,15 +11,10 @@ import (
 
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
-
-func write(t *testing.T, name, text string) {
-	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(name), 0o755))
-	must(t, os.WriteFile(name, []byte(text), 0o644))
-}
 
 func TestCapabilities(t *testing.T) {
 	for _, c := range []struct {
@@ -36,7 +31,7 @@ func TestCapabilities(t *testing.T) {
 		{"", Unavailable, "no CapEff"},
 	} {
 		proc := t.TempDir()
-		write(t, filepath.Join(proc, "self/status"), c.status)
+		testkit.Write(t, filepath.Join(proc, "self/status"), c.status)
 		a := capabilities(Config{Roots: kernel.Roots{Proc: proc}})
 		if a.Level != c.level || !strings.Contains(a.Why, c.why) {
 			t.Errorf("%q: %s, %q", c.status, a.Level, a.Why)
@@ -94,7 +89,7 @@ func TestBandwidthWithoutController(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "cpu.shares"), "1024\n")
+	testkit.Write(t, filepath.Join(dir, "cpu.shares"), "1024\n")
 	if a := bandwidth(dir); a.Level != Unavailable || !strings.Contains(a.Why, "no cpu.cfs_quota_us") {
 		t.Errorf("%+v", a)
 	}
@@ -135,7 +130,7 @@ func withType(t *testing.T, name string, members ...string) kernel.Roots {
 	raw, err := b.Marshal(nil, nil)
 	must(t, err)
 	sys := t.TempDir()
-	write(t, filepath.Join(sys, "kernel/btf/vmlinux"), string(raw))
+	testkit.Write(t, filepath.Join(sys, "kernel/btf/vmlinux"), string(raw))
 	return kernel.Roots{Sys: sys}
 }
 
@@ -150,7 +145,7 @@ func TestKthreadsThrottled(t *testing.T) {
 		t.Errorf("no BTF: %v", err)
 	}
 	sys := t.TempDir()
-	write(t, filepath.Join(sys, "kernel/btf/vmlinux"), "garbage")
+	testkit.Write(t, filepath.Join(sys, "kernel/btf/vmlinux"), "garbage")
 	if _, err := KthreadsThrottled(kernel.Roots{Sys: sys}); !errors.Is(err, ErrNoBTF) {
 		t.Errorf("garbage: %v", err)
 	}
@@ -172,7 +167,7 @@ func TestSoftirqsChargeTasks(t *testing.T) {
 			roots := withType(t, "rq", c.member)
 			roots.Proc = t.TempDir()
 			if c.cmdline != "" {
-				write(t, filepath.Join(roots.Proc, "cmdline"), c.cmdline)
+				testkit.Write(t, filepath.Join(roots.Proc, "cmdline"), c.cmdline)
 			}
 			if got, err := SoftirqsChargeTasks(roots); err != nil || got != c.charges {
 				t.Errorf("%v, %v", got, err)

@@ -120,7 +120,7 @@ func TestCNI(t *testing.T) {
 	} {
 		etc := t.TempDir()
 		for n, text := range c.files {
-			write(t, filepath.Join(etc, "cni/net.d", n), text)
+			testkit.Write(t, filepath.Join(etc, "cni/net.d", n), text)
 		}
 		a := cni(Config{Etc: etc})
 		if a.Level != c.level || !strings.Contains(a.Why+a.detail, c.says) {
@@ -146,9 +146,9 @@ func FuzzPlugins(f *testing.F) {
 func TestProcesses(t *testing.T) {
 	proc := t.TempDir()
 	for pid, comm := range map[int]string{10: "kubelet", 11: "koordlet", 12: "irqbalance", 13: "sh", 14: "fairlead", 15: "fairlead-x"} {
-		write(t, filepath.Join(proc, fmt.Sprint(pid), "comm"), comm+"\n")
+		testkit.Write(t, filepath.Join(proc, fmt.Sprint(pid), "comm"), comm+"\n")
 	}
-	write(t, filepath.Join(proc, "kubelet", "comm"), "kubelet\n") // not a process directory
+	testkit.Write(t, filepath.Join(proc, "kubelet", "comm"), "kubelet\n") // not a process directory
 	a := answers{}
 	processes(Config{Roots: kernel.Roots{Proc: proc}}, a)
 	for c, want := range map[string]string{

@@ -27,17 +27,13 @@ func task(t *testing.T, proc string, tid int, comm string, flags, start uint64, 
 		"stat":   fmt.Sprintf("%d (%s) S 2 0 0 0 -1 %d 0 0 0 0 150 50 0 0 20 0 1 0 %d 0 0\n", tid, comm, flags, start),
 		"cgroup": cg,
 	} {
-		path := filepath.Join(proc, fmt.Sprint(tid), name)
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, os.WriteFile(path, []byte(text), 0o644))
+		testkit.Write(t, filepath.Join(proc, fmt.Sprint(tid), name), text)
 	}
 }
 
 func kthreadChildren(t *testing.T, proc, list string) {
 	t.Helper()
-	dir := filepath.Join(proc, "2/task/2")
-	must(t, os.MkdirAll(dir, 0o755))
-	must(t, os.WriteFile(filepath.Join(dir, "children"), []byte(list), 0o644))
+	testkit.Write(t, filepath.Join(proc, "2/task/2/children"), list)
 }
 
 func names(list []Named) string {

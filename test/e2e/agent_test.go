@@ -238,24 +238,40 @@ func (a *agent) find(name string) (api.Container, error) {
 	return list[i], nil
 }
 
-func netcpuOf(c api.Container) api.FeatureStatus {
-	i := slices.IndexFunc(c.Features, func(f api.FeatureStatus) bool { return f.Feature == "netcpu" })
+func featureOf(c api.Container, feature string) api.FeatureStatus {
+	i := slices.IndexFunc(c.Features, func(f api.FeatureStatus) bool { return f.Feature == feature })
 	if i < 0 {
 		return api.FeatureStatus{}
 	}
 	return c.Features[i]
 }
 
-// reaches waits until netcpu reports the given state for a container.
-func (a *agent) reaches(name, state string) (c api.Container) {
+// stands waits until a feature reports a state of a container, with all of the words.
+func (a *agent) stands(name, feature, state string, words ...string) (c api.Container) {
 	a.t.Helper()
-	await(a.t, fmt.Sprintf("%s to be %s", name, state), func() (err error) {
-		if c, err = a.find(name); err == nil && netcpuOf(c).State != state {
-			err = fmt.Errorf("netcpu is %+v", netcpuOf(c))
+	await(a.t, fmt.Sprintf("%s of %s to be %s", feature, name, state), func() (err error) {
+		if c, err = a.find(name); err != nil {
+			return err
 		}
-		return err
+		s := featureOf(c, feature)
+		if s.State != state || slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(s.Error, w) }) {
+			return fmt.Errorf("want %q: it is %+v", words, s)
+		}
+		return nil
 	})
 	return c
+}
+
+// overlayEnd returns the report on a container's one end on overlay networks.
+func (a *agent) overlayEnd(name string) (api.OverlayEnd, error) {
+	o, err := a.api.Overlay(a.t.Context(), name, 0)
+	if err != nil {
+		return api.OverlayEnd{}, err
+	}
+	if len(o.Containers) != 1 || len(o.Containers[0].Ends) != 1 {
+		return api.OverlayEnd{}, fmt.Errorf("%s is %+v", name, o)
+	}
+	return o.Containers[0].Ends[0], nil
 }
 
 // isolation is what the agent reports, and the kernel shows, of an isolated container.
@@ -282,7 +298,7 @@ func (a *agent) isolation(ctx context.Context, name string, devices int) (i isol
 		return i, err
 	}
 	i.Container, i.changes = x.Container, len(x.Changes)
-	if s := netcpuOf(i.Container); s.State != api.StateDone {
+	if s := featureOf(i.Container, "netcpu"); s.State != api.StateDone {
 		return i, fmt.Errorf("netcpu is %+v", s)
 	}
 	// A runtime creates a device, and gives it an address later.
@@ -344,19 +360,6 @@ func livesIn(th sched.Thread, dir string) error {
 		return fmt.Errorf("thread %d is not in %s", th.TID, dir)
 	}
 	return nil
-}
-
-// warnings returns the lines of the log about what is not in force.
-func (a *agent) warnings() (lines []string) {
-	a.t.Helper()
-	log, err := os.ReadFile(a.path("log"))
-	must(a.t, err)
-	for line := range strings.Lines(string(log)) {
-		if strings.Contains(line, "level=WARN") && strings.Contains(line, "not in force") {
-			lines = append(lines, line)
-		}
-	}
-	return lines
 }
 
 // footprint is the agent process's share of the kernel's objects.

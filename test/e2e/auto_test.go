@@ -30,8 +30,8 @@ func TestAuto(t *testing.T) {
 	a := r.agent()
 	a.policy("auto.yaml", autoAll)
 	a.start()
-	a.reaches("e2e-flood", api.StateDone)
-	a.reaches("e2e-victim", api.StateDone)
+	a.stands("e2e-flood", "netcpu", api.StateDone)
+	a.stands("e2e-victim", "netcpu", api.StateDone)
 	if _, err := a.api.NetCPU(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unicode"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -93,9 +94,22 @@ func TestWithoutBTF(t *testing.T) {
 		}
 	}
 	r.reachable("without BTF")
-	if c := a.reaches("e2e-box", api.StateDone); c.ID != i.ID {
+	if c := a.stands("e2e-box", "netcpu", api.StateDone); c.ID != i.ID {
 		t.Errorf("container %+v, was %+v", c, i.Container)
 	}
 	a.stop()
 	r.sameAs(before, "after a clean stop")
+}
+
+// quiet fails the test if a text could drive a terminal.
+func quiet(t *testing.T, o output) {
+	t.Helper()
+	for _, text := range []string{o.out, o.err} {
+		for i, c := range text {
+			if c != '\n' && !unicode.IsPrint(c) {
+				t.Errorf("%q is printed, in %q", c, text[max(0, i-60):min(len(text), i+60)])
+				return
+			}
+		}
+	}
 }

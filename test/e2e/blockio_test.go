@@ -19,7 +19,6 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
-	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
@@ -38,23 +37,6 @@ func (a *agent) ask(method, path, body string) (int, string) {
 	data, err := io.ReadAll(resp.Body)
 	must(a.t, err)
 	return resp.StatusCode, string(data)
-}
-
-// blockioDone waits until the agent knows a container and its reservations.
-func (a *agent) blockioDone(name string) {
-	a.t.Helper()
-	await(a.t, "blockio knows "+name, func() error {
-		c, err := a.find(name)
-		if err != nil {
-			return err
-		}
-		for _, f := range c.Features {
-			if f.Feature == "blockio" && f.State == api.StateDone {
-				return nil
-			}
-		}
-		return fmt.Errorf("features %+v", c.Features)
-	})
 }
 
 // loads lists the running generators of this test's program.
@@ -79,11 +61,11 @@ func TestReservations(t *testing.T) {
 	disk, err := loop.New(t.TempDir(), 1<<20)
 	must(t, err)
 	t.Cleanup(func() { must(t, disk.Close()) })
-	db := r.create(sandbox.Spec{Name: "e2e-db"})
-	r.create(sandbox.Spec{Name: "e2e-web", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=100"}})
+	db := r.Create(sandbox.Spec{Name: "e2e-db"})
+	r.Create(sandbox.Spec{Name: "e2e-web", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=100"}})
 	a := r.agent()
 	a.start()
-	a.blockioDone("e2e-db")
+	a.stands("e2e-db", "blockio", api.StateDone)
 
 	expect := func(method, path, body string, status int, words ...string) string {
 		t.Helper()
@@ -111,7 +93,7 @@ func TestReservations(t *testing.T) {
 	mustSay(t, a.run("io", "capacity", disk.Path, "riops=1000", "wiops=1000"), 0, "1.00kr 1.00kw", "given by an operator")
 	expect("GET", "/v1/reservations/"+made0.ID, "", 200, `"admission":"verified"`)
 	expect("DELETE", "/v1/reservations/"+made0.ID, "", 200)
-	a.blockioDone("e2e-web")
+	a.stands("e2e-web", "blockio", api.StateDone)
 
 	expect("POST", "/v1/reservations", reserve("nobody", `"read_iops": 1`), 404)
 	expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 801`), 409, "80.0% of its capacity left (800 read or 800 write operations per second), and 80.1% are asked for", `\"e2e-web\"`, "holds 10.0%")
@@ -129,8 +111,8 @@ func TestReservations(t *testing.T) {
 
 	a.kill()
 	a.start()
-	a.blockioDone("e2e-db")
-	a.blockioDone("e2e-web")
+	a.stands("e2e-db", "blockio", api.StateDone)
+	a.stands("e2e-web", "blockio", api.StateDone)
 	expect("GET", own, "", 200, `"read_iops":700`, `"write_iops":100`)
 	mustSay(t, a.run("reserve"), 0, "e2e-db", "700r 100w", "80.0 %")
 	mustSay(t, a.run("io"), 0, "e2e-db", "700r 100w", "idle")
@@ -174,7 +156,7 @@ func TestCalibrateRealtime(t *testing.T) {
 		testkit.Skip(t, "no disk below the directory of temporary files")
 	}
 	r := newRig(t)
-	r.create(sandbox.Spec{Name: "e2e-db"})
+	r.Create(sandbox.Spec{Name: "e2e-db"})
 	a := r.agent()
 	a.start()
 	path := "/dev/" + d.Name
@@ -187,64 +169,9 @@ func TestCalibrateRealtime(t *testing.T) {
 	if more := loads(t); len(left)+len(more) > 0 {
 		t.Errorf("the measurement left %v and %v", left, more)
 	}
-	a.blockioDone("e2e-db")
+	a.stands("e2e-db", "blockio", api.StateDone)
 	mustSay(t, a.run("reserve", "e2e-db", path, "riops=10"), 0)
 	mustSay(t, a.run("set", "e2e-db", "io.realtime=auto"), 0)
 	mustSay(t, a.run("io"), 0, "e2e-db: real-time for")
 	a.stop()
-}
-
-// TestDiskCapping caps a neighbour that takes the disk from a reservation, and explain shows the
-// evidence. The cap outlives a killed agent, and restore undoes it.
-func TestDiskCapping(t *testing.T) {
-	r := newRig(t)
-	disk, err := loop.New(t.TempDir(), 4<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, disk.Close()) })
-	// No disk could meet this reservation. The capacity for writes is set to one per second.
-	db := r.create(sandbox.Spec{Name: "e2e-db", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=50000000"}})
-	hog := r.create(sandbox.Spec{Name: "e2e-hog", Labels: map[string]string{"fairlead.io.yield": "auto"}})
-	spared := r.create(sandbox.Spec{Name: "e2e-spared"})
-	d, err := block.Open("/sys", disk.Path)
-	must(t, err)
-	caps := func(b *sandbox.Box) (out string) {
-		for i, dir := range b.Cgroups() {
-			for _, line := range cgroup.Throttle(dir, i == 0, d.Number(), cgroup.Limits{}) {
-				if v, err := line.Read(); err == nil {
-					out += v
-				}
-			}
-		}
-		return out
-	}
-	a := r.agent()
-	a.start()
-	mustSay(t, a.run("io", "capacity", disk.Path, "riops=100000000", "wiops=1"), 0, "caps")
-	a.blockioDone("e2e-db")
-	a.blockioDone("e2e-hog")
-
-	generate(t, db, 0, "disk", "--to", disk.Path, "--size", "4096", "--conns", "16")
-	generate(t, hog, 1, "disk", "--to", disk.Path, "--size", "4096", "--conns", "16", "--writes", "100")
-	generate(t, spared, 1, "disk", "--to", disk.Path, "--size", "4096", "--writes", "100")
-	await(t, "the hog is capped", func() error {
-		if caps(hog) == "" {
-			return fmt.Errorf("%v", a.run("io"))
-		}
-		return nil
-	})
-	mustSay(t, a.run("explain", "e2e-hog"), 0, "fairlead.io.max = "+disk.Path+" riops=16 wiops=", "by controller", `% of the disk while "e2e-db" had `, "until ")
-	mustSay(t, a.run("io"), 0, "interference", "e2e-hog", "at most 16 reads and ")
-	mustSay(t, a.run("io", "events"), 0, "interference", "action")
-	if got := caps(db) + caps(spared); got != "" {
-		t.Errorf("one with a reservation, or one that does not yield, is capped: %s", got)
-	}
-
-	a.kill()
-	if caps(hog) == "" {
-		t.Error("the cap is gone with the agent")
-	}
-	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
-	if got := caps(hog); got != "" {
-		t.Errorf("after restore: %s", got)
-	}
 }

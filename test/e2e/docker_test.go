@@ -8,16 +8,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/safchain/ethtool"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-const isolate = "fairlead.netcpu=isolate"
+const isolate, isolateKey = "fairlead.netcpu=isolate", "fairlead.netcpu = isolate"
 
 // always isolates also a container whose packets take nothing from others.
 const always = "fairlead.netcpu.steal=0%"
@@ -26,8 +25,7 @@ const always = "fairlead.netcpu.steal=0%"
 type host struct {
 	*testkit.Docker
 	agent   *agent
-	atStart footprint   // of the agent
-	wire    *testkit.NS // what is behind the uplink, 10.213.255.1
+	atStart footprint // of the agent
 }
 
 func newHost(t *testing.T, flags ...string) *host {
@@ -35,29 +33,15 @@ func newHost(t *testing.T, flags ...string) *host {
 	d := testkit.StartDocker(t, flags...)
 	// This is what an uplink is on a real host: a device that polls, from which packets get onto
 	// the bridge.
-	outside := testkit.NetNS(t)
+	outside := testkit.NetNS(t) // 10.213.255.1
 	testkit.Veth(t, d.NS, "nic0", outside, "wire")
 	outside.Address(t, "wire", "10.213.255.1/16")
 	d.NS.Port(t, "nic0", "docker0")
-	must(t, d.NS.Do(func() error {
-		e, err := ethtool.NewEthtool()
-		if err != nil {
-			return err
-		}
-		defer e.Close()
-		return e.Change("nic0", map[string]bool{"rx-gro": true})
-	}))
-	must(t, outside.Do(func() error { // else what it sends does not wait for a poll
-		e, err := ethtool.NewEthtool()
-		if err != nil {
-			return err
-		}
-		defer e.Close()
-		return e.Change("wire", map[string]bool{
-			"tx-tcp-segmentation": false, "tx-tcp6-segmentation": false, "tx-tcp-ecn-segmentation": false, "tx-tcp-mangleid-segmentation": false,
-		})
-	}))
-	return &host{Docker: d, wire: outside, agent: newAgent(t, d.NS, "--docker-host", d.Host, "--uplink", "nic0=1gbit")}
+	ns, nic := device(t, d.NS.Path, "nic0")
+	must(t, ns.Offload(nic, netdev.GRO).Write(netdev.GRO.On()))
+	far, wire := device(t, outside.Path, "wire")
+	must(t, far.Offload(wire, netdev.TSO).Write(netdev.Off)) // else what it sends does not wait for a poll
+	return &host{Docker: d, agent: newAgent(t, d.NS, "--docker-host", d.Host, "--uplink", "nic0=1gbit")}
 }
 
 // start runs the agent.
@@ -132,7 +116,7 @@ func TestDocker(t *testing.T) {
 	h.start()
 	before := make(map[string]state)
 	for _, name := range []string{"plain", "said-no"} {
-		before[name] = h.state(t, h.agent.reaches(name, api.StateDone))
+		before[name] = h.state(t, h.agent.stands(name, "netcpu", api.StateDone))
 	}
 	h.agent.idles(h.atStart)
 
@@ -141,11 +125,8 @@ func TestDocker(t *testing.T) {
 	t.Run("isolate", h.testIsolate)
 	t.Run("cpus", h.testCPUs)
 	t.Run("updated", h.testUpdated)
-	t.Run("set", h.testSet)
 	t.Run("ends", h.testEnds)
-	t.Run("networks", h.testNetworks)
 	t.Run("traffic", h.testTraffic)
-	t.Run("fifty", h.testFifty)
 	t.Run("agent killed", h.testAgentKilled)
 
 	for name, was := range before {
@@ -156,6 +137,11 @@ func TestDocker(t *testing.T) {
 		}
 	}
 	h.agent.idles(h.atStart)
+	for inode, path := range netdev.Mounted("/proc", "self") {
+		if strings.Contains(path, "fairlead") {
+			t.Errorf("netns %d is kept by %s", inode, path)
+		}
+	}
 	h.remove(t, "plain", "said-no")
 	h.atStart = h.agent.footprint()
 	t.Run("killed without live-restore", h.testDockerEnds)
@@ -180,12 +166,12 @@ func (h *host) testStranger(t *testing.T) {
 	h.Import(t, "flstranger", "fairlead.net.rate=800mbit", isolate, always, "io.kubernetes.pod.name=x")
 	h.Must(t, "run", "-d", "--name", "stranger", "flstranger", "sleep", "1000")
 	h.Must(t, "run", "-d", "--name", "guaranteed", "--label", "fairlead.net.rate=100mbit", "flstranger", "sleep", "1000")
-	c := h.agent.reaches("guaranteed", api.StateDone)
+	c := h.agent.stands("guaranteed", "netcpu", api.StateDone)
 	isDefault := func(s api.Setting) bool { return s.From == "default" }
 	if given := slices.DeleteFunc(c.Policy, isDefault); len(given) != 1 || given[0].Value != "100mbit" {
 		t.Errorf("policy %+v, want the rate that the operator gave", given)
 	}
-	c = h.agent.reaches("stranger", api.StateDone)
+	c = h.agent.stands("stranger", "netcpu", api.StateDone)
 	if given := slices.DeleteFunc(c.Policy, isDefault); len(given) != 0 || c.Pod != "" {
 		t.Errorf("an image gave itself policy %+v, and pod %q", given, c.Pod)
 	}
@@ -238,7 +224,7 @@ func (h *host) testIsolate(t *testing.T) {
 
 	// Restored, and applied again.
 	mustSay(t, h.agent.run("restore", "lit", "--state-dir", h.agent.path("state")), 0, "again, was")
-	if c := h.agent.reaches("lit", api.StateHeld); c.PID != i.PID {
+	if c := h.agent.stands("lit", "netcpu", api.StateHeld); c.PID != i.PID {
 		t.Errorf("container %+v, was %+v", c, i.Container)
 	}
 	h.agent.rests()
@@ -276,62 +262,6 @@ func (h *host) testCPUs(t *testing.T) {
 	}
 	h.remove(t, "moving")
 	h.agent.forgets(i)
-	h.agent.rests()
-}
-
-const isolateKey = "fairlead.netcpu = isolate"
-
-// testSet sets policy for a running container by hand. It outlives the agent, and ends with the
-// container.
-func (h *host) testSet(t *testing.T) {
-	defer h.with(t)()
-	h.sleeper(t, "hand", "--label", "fairlead.netcpu=observe")
-	c := h.agent.reaches("hand", api.StateDone)
-	before := h.state(t, c)
-	for _, tt := range []struct {
-		status int
-		says   string
-		args   []string
-	}{
-		{1, "netcpu: \"isolat\": must be one of observe, charge, isolate, auto", []string{"hand", "netcpu=isolat"}},
-		{1, "net.ciel: unknown key; did you mean net.ceil?", []string{"hand", "netcpu=isolate", "net.ciel=1mbit"}},
-		{1, "netcpu: is not set by hand", []string{"hand", "netcpu-"}},
-		{1, "no container \"nobody\" runs here", []string{"nobody", "netcpu=isolate"}},
-		{2, "is neither KEY=VALUE nor KEY-", []string{"hand", "netcpu"}},
-	} {
-		mustSay(t, h.agent.run(append([]string{"set"}, tt.args...)...), tt.status, tt.says)
-	}
-	if diff := h.state(t, c).diff(before); diff != "" {
-		t.Errorf("refusals have changed:\n%s", diff)
-	}
-	mustSay(t, h.agent.run("set", c.RuntimeID[:12], "netcpu=isolate"), 0, isolateKey+", set by uid 0 at 2")
-	h.agent.isolated("hand", 1) // at once, but the label's value was in force briefly too
-	mustSay(t, h.agent.run("explain", "hand"), 0, isolateKey+", set by uid 0 at 2")
-
-	h.agent.stop()
-	h.agent.start()
-	h.agent.isolated("hand", 1)
-	mustSay(t, h.agent.run("set", "hand", "fairlead.netcpu-"), 0, "fairlead.netcpu = observe, by a label of the container")
-	await(t, "what was set by hand to be taken back", func() error {
-		if diff := h.state(t, c).diff(before); diff != "" {
-			return fmt.Errorf("%s", diff)
-		}
-		return nil
-	})
-	mustSay(t, h.agent.run("set", "hand", "netcpu=isolate"), 0)
-	h.Must(t, "restart", "-t", "0", "hand") // a different container for the kernel
-	await(t, "the new one", func() error {
-		n, err := h.agent.find("hand")
-		if err == nil && n.ID == c.ID {
-			err = fmt.Errorf("it is still the old one")
-		}
-		return err
-	})
-	h.agent.reaches("hand", api.StateDone)
-	if out := h.agent.run("explain", "hand"); strings.Contains(out.out, "set by") {
-		t.Errorf("what was set for a container that has ended holds for the next:\n%v", out)
-	}
-	h.remove(t, "hand")
 	h.agent.rests()
 }
 
@@ -401,61 +331,5 @@ func (h *host) testEnds(t *testing.T) {
 	}
 	h.remove(t, "bystander")
 	h.agent.forgets(bystander)
-	h.agent.rests()
-}
-
-// testNetworks covers the network modes without a veth of the container's own.
-func (h *host) testNetworks(t *testing.T) {
-	defer h.with(t)()
-	n := h.NS.Handle(t)
-	must(t, n.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flparent"}}))
-	parent, err := n.LinkByName("flparent")
-	must(t, err)
-	must(t, n.LinkSetUp(parent))
-	h.Must(t, "network", "create", "-d", "macvlan", "-o", "parent=flparent", "--subnet", "10.215.0.0/24", "flmac")
-	defer func() {
-		h.Must(t, "network", "rm", "flmac")
-		must(t, n.LinkDel(parent))
-	}()
-	names := []string{"owner", "joined", "host", "none", "macvlan"}
-	defer h.remove(t, names...)
-	h.sleeper(t, "owner", "--label", isolate)
-	owner := h.agent.isolated("owner", 1)
-	h.sleeper(t, "joined", "--label", isolate, "--network", "container:owner")
-	h.sleeper(t, "host", "--label", isolate, "--network", "host")
-	h.sleeper(t, "none", "--label", isolate, "--network", "none")
-	h.sleeper(t, "macvlan", "--label", isolate, "--network", "flmac")
-
-	joined := h.agent.reaches("joined", api.StateDone)
-	if joined.NetNS != owner.NetNS {
-		t.Errorf("joined has netns %d, owner %d", joined.NetNS, owner.NetNS)
-	}
-	must(t, livesIn(owner.threads[0], owner.Cgroup.CPU))
-	h.agent.reaches("none", api.StateDone)
-	for name, why := range map[string]string{"host": "host's network namespace", "macvlan": "no veth"} {
-		c := h.agent.reaches(name, api.StateError)
-		if s := netcpuOf(c); !strings.Contains(s.Error, why) {
-			t.Errorf("%s: %q, want it to say %q", name, s.Error, why)
-		}
-		mustSay(t, h.agent.run("ps"), 0, name+": netcpu: ", why)
-		mustSay(t, h.agent.run("explain", name), 0, why, "Nothing was changed on the host for it")
-	}
-
-	// The engine removes the network with the container that it was made for. That deserves no
-	// warning.
-	warned := h.agent.warnings()
-	h.remove(t, "owner")
-	h.agent.forgets(owner)
-	await(t, "joined to be without a network", func() error {
-		c, err := h.agent.find("joined")
-		if err == nil && (len(c.Interfaces) != 0 || netcpuOf(c).State != api.StateDone) {
-			err = fmt.Errorf("it is %+v", c)
-		}
-		return err
-	})
-	if now := h.agent.warnings(); len(now) > len(warned) {
-		t.Errorf("warnings of a removal:\n%s", strings.Join(now[len(warned):], ""))
-	}
-	h.remove(t, names[1:]...)
 	h.agent.rests()
 }

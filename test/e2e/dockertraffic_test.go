@@ -9,9 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // classOf returns the class of a container at an uplink, for what it sends.
@@ -44,20 +41,8 @@ func (a *agent) counts(was api.TrafficClass, name string, packets uint64) {
 // they run.
 func (h *host) testTraffic(t *testing.T) {
 	defer h.with(t)()
-	ns, err := netdev.Open(h.NS.Path)
-	must(t, err)
-	defer ns.Close()
-	nic, err := ns.Index("nic0")
-	must(t, err)
-	shown := func() (out string) {
-		for _, k := range []journal.Knob{qdisc.Root(ns, nic), qdisc.QueueLen(ns, nic), qdisc.ForwardPriority("/proc", ns)} {
-			v, err := k.Read()
-			must(t, err)
-			out += k.Ref().Kind + " " + v + "\n"
-		}
-		return out
-	}
-	before := shown()
+	u := newUplink(t, h.NS.Path)
+	before := u.shown()
 	is := func(name string, guaranteed, ceil uint64) (c api.TrafficClass) {
 		t.Helper()
 		await(t, "the class of "+name, func() (err error) {
@@ -72,8 +57,8 @@ func (h *host) testTraffic(t *testing.T) {
 	h.sleeper(t, "capped", "--label", "fairlead.net.ceil=50mbit")
 	await(t, "the ceil of capped, at its own devices alone", func() error {
 		all, err := h.agent.api.Traffic(t.Context(), "capped", 0)
-		if err == nil && (len(all.Classes) != 1 || all.Classes[0].Ceil != 50*mbit || shown() != before) {
-			err = fmt.Errorf("classes %+v\n%swas\n%s", all.Classes, shown(), before)
+		if err == nil && (len(all.Classes) != 1 || all.Classes[0].Ceil != 50*mbit || u.shown() != before) {
+			err = fmt.Errorf("classes %+v\n%swas\n%s", all.Classes, u.shown(), before)
 		}
 		return err
 	})
@@ -93,15 +78,6 @@ func (h *host) testTraffic(t *testing.T) {
 		h.agent.counts(was, name, 20)
 	}
 
-	// The paper's table 1, for a running container: at once, or not at all.
-	mustSay(t, h.agent.run("set", "rated", "net.rate=60mbit", "net.ceil=100mbit"), 0, "fairlead.net.rate = 60mbit")
-	is("rated", 60*mbit, 100*mbit)
-	mustSay(t, h.agent.run("set", "rated", "net.rate=951mbit", "net.ceil-"), 1, "rate")
-	mustSay(t, h.agent.run("set", "rated", "net.weight=0"), 1, "net.weight")
-	is("rated", 60*mbit, 100*mbit)
-	mustSay(t, h.agent.run("set", "rated", "net.rate-", "net.ceil-"), 0)
-	is("rated", 50*mbit, 200*mbit)
-
 	// While no agent runs, one container is created again with other labels, and one goes.
 	h.agent.kill()
 	h.remove(t, "rated", "hosted")
@@ -118,7 +94,7 @@ func (h *host) testTraffic(t *testing.T) {
 	})
 	h.remove(t, "rated", "weighed")
 	await(t, "the uplink to be as it was", func() error {
-		if got := shown(); got != before {
+		if got := u.shown(); got != before {
 			return fmt.Errorf("it is\n%swas\n%s", got, before)
 		}
 		return nil
@@ -166,7 +142,7 @@ func (h *host) testBegins(t *testing.T, held string) {
 	must(t, os.Remove(held+".hold"))
 	must(t, <-ran)
 	h.sleeper(t, "next") // its start is news after that of held
-	h.agent.reaches("next", api.StateDone)
+	h.agent.stands("next", "netcpu", api.StateDone)
 	if diff := cmp.Diff(before, inForce()); diff != "" {
 		t.Errorf("the start changed (-before +after):\n%s", diff)
 	}

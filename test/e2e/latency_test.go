@@ -2,9 +2,7 @@ package e2e
 
 import (
 	"bufio"
-	"bytes"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -23,7 +21,7 @@ func TestLatency(t *testing.T) {
 	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
 	a.start()
 	for _, b := range []*sandbox.Box{one, two} {
-		a.reaches(b.Name, api.StateDone)
+		a.stands(b.Name, "netcpu", api.StateDone)
 	}
 	r.reachable("at the beginning")
 	client := []string{"--socket", a.path("fairlead.sock"), "--config", a.path("config.yaml")}
@@ -76,55 +74,4 @@ func TestLatency(t *testing.T) {
 	trace.Wait()
 	a.stop()
 	r.sameAs(before, "after the agent")
-}
-
-// TestLatencySelf has a process move into another container's network: it is answered about its own
-// container.
-func TestLatencySelf(t *testing.T) {
-	r := newRig(t)
-	on := map[string]string{"fairlead.latency": "on"}
-	one, two := r.add(sandbox.Spec{Name: "e2e-one", Labels: on}), r.add(sandbox.Spec{Name: "e2e-two", Labels: on})
-	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
-	a.start()
-	a.latencyIs("e2e-one")
-	a.latencyIs("e2e-two")
-	exe, err := os.Executable()
-	must(t, err)
-	start := func(b *sandbox.Box, args ...string) (*sandbox.Process, *bytes.Buffer) {
-		t.Helper()
-		var out bytes.Buffer
-		cmd := exec.Command(args[0], args[1:]...)
-		cmd.Stdout, cmd.Stderr = &out, &out
-		p, err := b.Start(cmd)
-		must(t, err)
-		return p, &out
-	}
-	ask := func(b *sandbox.Box, url string, before ...string) string {
-		t.Helper()
-		p, out := start(b, append(before, exe, httpVerb, a.path("self.sock"), "GET", "http://self"+url, "")...)
-		ends(t, p.PID, p.Done())
-		return out.String()
-	}
-
-	ping := func() {
-		p, _ := start(two, "busybox", "ping", "-c", "10", "-i", "0.02", "-W", "30", "10.66.0.1")
-		ends(t, p.PID, p.Done())
-		must(t, p.Wait())
-	}
-	// The namespace of two has its packets, but the asking process is of one.
-	a.records("e2e-two", "10.66.0.1", 10, ping)
-	into := []string{"nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", two.PID)}
-	for _, url := range []string{"/v1/self", "/v1/self/latency/records?after=1"} {
-		await(t, "an answer to "+url, func() error {
-			out := ask(one, url, into...)
-			if strings.Contains(out, "e2e-two") || strings.Contains(out, "10.66.1.2") {
-				t.Fatalf("from the network of two, one is told of it: %s", out)
-			}
-			if !strings.HasPrefix(out, "200 ") || url == "/v1/self" && !strings.Contains(out, "e2e-one") {
-				return fmt.Errorf("%s", out)
-			}
-			return nil
-		})
-	}
-	a.stop()
 }

@@ -1,44 +1,15 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"net/netip"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
-
-// httpVerb makes the test binary do what `curl --unix-socket SOCKET -X METHOD URL -d BODY` does: it
-// prints the status and the answer.
-const httpVerb = "e2e-http"
-
-func askHTTP(socket, method, url, body string) int {
-	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}
-	req, err := http.NewRequest(method, url, strings.NewReader(body))
-	if err == nil {
-		var resp *http.Response
-		if resp, err = c.Do(req); err == nil {
-			fmt.Println(resp.StatusCode, resp.Header.Get("Content-Type"))
-			_, err = io.Copy(os.Stdout, resp.Body)
-		}
-	}
-	if err != nil {
-		fmt.Println(err)
-		return 1
-	}
-	return 0
-}
 
 // coverageOf returns the coverage of a container's packets of one protocol.
 func (a *agent) coverageOf(name, direction, protocol string) (c api.LatencyCoverage, stages []api.LatencyStage, err error) {

@@ -47,9 +47,6 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == askSelfVerb {
 		os.Exit(askSelf(os.Args[2]))
 	}
-	if len(os.Args) == 6 && os.Args[1] == httpVerb {
-		os.Exit(askHTTP(os.Args[2], os.Args[3], os.Args[4], os.Args[5]))
-	}
 	if len(os.Args) == 2 && os.Args[1] == sandboxVerb {
 		os.Exit(keepSandbox())
 	}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -66,9 +65,9 @@ func keepWriting(file string) error {
 	}
 }
 
-// TestBlame floods one container and looks for the victim: another container on the same CPU.
-// Neither learns anything about the other. One container waits for its own quota, another for a CPU
-// that it shares, and a third for its disk: none of these may count as robbed.
+// TestBlame floods one container and looks for the victim: another container on the same CPU. One
+// container waits for its own quota, another for a CPU that it shares, and a third for its disk: none
+// of these may count as robbed.
 func TestBlame(t *testing.T) {
 	disk := t.TempDir() // removed after the writers in it
 	r := newRig(t)
@@ -81,12 +80,11 @@ func TestBlame(t *testing.T) {
 	a := r.agent()
 	a.start()
 	for _, b := range r.boxes {
-		a.reaches(b.Name, api.StateDone)
+		a.stands(b.Name, "netcpu", api.StateDone)
 	}
 	if _, err := a.api.NetCPU(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
-	mustSay(t, a.run("netcpu", "e2e-nobody"), 1, `no container "e2e-nobody" runs here`, "`fairlead ps`")
 
 	loads := []func(){
 		generate(t, flood, 0, "udp-recv"),
@@ -143,23 +141,6 @@ func TestBlame(t *testing.T) {
 		return fmt.Errorf("the matrix has no victim: %+v", n.Matrix)
 	})
 
-	// On a busy machine the flood may pause for longer than these commands look.
-	for _, look := range []struct{ args, words []string }{
-		{[]string{"netcpu"}, []string{"Percent of one CPU", "e2e-flood", "e2e-victim", "own quota", "The accounts add up to"}},
-		{[]string{"netcpu", "--matrix"}, []string{"VICTIM \\ CULPRIT", "e2e-victim", "Held back by its own quota, not by others: e2e-slow"}},
-		{[]string{"netcpu", "e2e-flood"}, []string{"WHOSE TIME ITS PACKETS TOOK", "e2e-victim"}},
-		{[]string{"netcpu", "e2e-victim", "--total"}, []string{"CPU seconds since", "WHOSE PACKETS TOOK ITS TIME", "e2e-flood"}},
-	} {
-		await(t, "the flood to be shown", func() error {
-			o := a.run(look.args...)
-			if err := says(o, 0, look.words...); err != nil {
-				return err
-			}
-			t.Log(o)
-			return nil
-		})
-	}
-
 	// Beside computing loads, 6.18 would let the sender wait for minutes.
 	loads[2]()
 	loads[3]()
@@ -176,12 +157,10 @@ func TestBlame(t *testing.T) {
 		return nil
 	})
 
-	// With no CPU idle, the kernel may take half a minute to close an inotify, and 6.18 may let the
-	// agent wait for longer than the container waits for its answer.
+	// With no CPU idle, the kernel may take half a minute to close an inotify.
 	for _, end := range loads {
 		end()
 	}
-	tellsOnlyItself(t, a, victim)
 	a.stop()
 }
 
@@ -229,7 +208,7 @@ func balanced(n api.NetCPU) error {
 }
 
 // selfOf asks from inside a container.
-func (a *agent) selfOf(b *sandbox.Box) (self api.Self, text string) {
+func (a *agent) selfOf(b *sandbox.Box) (self api.Self) {
 	a.t.Helper()
 	t := a.t
 	exe, err := os.Executable()
@@ -243,19 +222,5 @@ func (a *agent) selfOf(b *sandbox.Box) (self api.Self, text string) {
 		t.Fatalf("ask from inside %s: %v\n%s", b.Name, err, &out)
 	}
 	must(t, json.Unmarshal(out.Bytes(), &self))
-	return self, out.String()
-}
-
-// tellsOnlyItself checks that a container's answer is about the container only.
-func tellsOnlyItself(t *testing.T, a *agent, b *sandbox.Box) {
-	t.Helper()
-	self, out := a.selfOf(b)
-	if self.NetCPU == nil || self.NetCPU.Stolen == 0 {
-		t.Errorf("%s is told %s", b.Name, out)
-	}
-	for _, word := range []string{"e2e-flood", "stolen_by", "culprit", "taken_seconds"} {
-		if strings.Contains(out, word) {
-			t.Errorf("%s is told %q: %s", b.Name, word, out)
-		}
-	}
+	return self
 }

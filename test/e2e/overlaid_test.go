@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -154,46 +152,13 @@ func (d *dialogue) read(got []byte) error {
 	return nil
 }
 
-// on waits until overlay reports a state for the container.
-func (c *overlaid) on(state string, words ...string) {
-	c.t.Helper()
-	await(c.t, fmt.Sprintf("overlay of %s to be %s", c.name, state), func() error {
-		all, err := c.find(c.name)
-		if err != nil {
-			return err
-		}
-		i := slices.IndexFunc(all.Features, func(s api.FeatureStatus) bool { return s.Feature == "overlay" })
-		if i < 0 || all.Features[i].State != state {
-			return fmt.Errorf("it is %+v", all.Features)
-		}
-		for _, w := range words {
-			if !strings.Contains(all.Features[i].Error, w) {
-				return fmt.Errorf("it says %q, want %q in that", all.Features[i].Error, w)
-			}
-		}
-		return nil
-	})
-}
-
-// end returns the agent's report on the container's one end on overlay networks.
-func (c *overlaid) end() (api.OverlayEnd, error) {
-	o, err := c.api.Overlay(c.t.Context(), c.name, 0)
-	if err != nil {
-		return api.OverlayEnd{}, err
-	}
-	if len(o.Containers) != 1 || len(o.Containers[0].Ends) != 1 {
-		return api.OverlayEnd{}, fmt.Errorf("%s is %+v", c.name, o)
-	}
-	return o.Containers[0].Ends[0], nil
-}
-
 // fast asks until packets of both directions take the fast path, at both nodes.
 func fast(t *testing.T, d *dialogue, at ...*overlaid) {
 	t.Helper()
 	before := make([]api.OverlayEnd, len(at))
 	for i, c := range at {
 		var err error
-		before[i], err = c.end()
+		before[i], err = c.overlayEnd(c.name)
 		must(t, err)
 	}
 	await(t, "both directions to be fast", func() error {
@@ -204,7 +169,7 @@ func fast(t *testing.T, d *dialogue, at ...*overlaid) {
 		}
 		var slow []error
 		for i, c := range at {
-			now, err := c.end()
+			now, err := c.overlayEnd(c.name)
 			if err == nil && (now.Egress.Fast < before[i].Egress.Fast+20 || now.Ingress.Fast < before[i].Ingress.Fast+20) {
 				err = fmt.Errorf("%s is at %+v, was at %+v; %v", c.name, now, before[i], c.run("overlay", "--total"))
 			}

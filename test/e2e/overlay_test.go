@@ -45,7 +45,7 @@ func swarmOverlay(t *testing.T, nodes [2]*testkit.Docker) {
 		s.web[n] = joined(t, s.agents[n], d, testkit.SwarmNetwork, fmt.Sprintf("web%d", n))
 	}
 	for _, c := range s.web { // a lone node has no uplink yet
-		c.on(api.StateDone)
+		c.stands(c.name, "overlay", api.StateDone)
 	}
 	s.web[1].echo()
 	var talks []*dialogue
@@ -147,9 +147,9 @@ func (s *swarm) killed(talks []*dialogue) {
 	again := func() {
 		s.t.Helper()
 		s.start(0)
-		s.web[0].on(api.StateDone)
+		s.agents[0].stands("web0", "overlay", api.StateDone)
 		await(s.t, "packets to be fast again", func() error {
-			end, err := s.web[0].end()
+			end, err := s.agents[0].overlayEnd("web0")
 			if err == nil && (end.Egress.Fast < 20 || end.Ingress.Fast < 20) {
 				err = fmt.Errorf("they are %+v", end)
 			}
@@ -211,7 +211,7 @@ func (s *swarm) encrypted() {
 		both = append(both, joined(s.t, s.agents[n], d, network, "secret"))
 	}
 	for _, c := range both {
-		c.on(api.StatePartly, "IPsec", "encrypted")
+		c.stands(c.name, "overlay", api.StatePartly, "IPsec", "encrypted")
 	}
 	mustSay(s.t, s.agents[0].run("overlay"), 0, "left alone", "an encrypted network stays as it is")
 	for _, c := range both {

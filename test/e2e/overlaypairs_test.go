@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -61,44 +60,16 @@ func (p *pair) set(settings string) {
 	p.policy("pair.yaml", "match: {name: "+paired+"}\nset: {"+settings+"}\n")
 }
 
-// overlay returns overlay's report on the container.
-func (p *pair) overlay() (api.OverlayEnd, error) {
-	o, err := p.agent.api.Overlay(p.rig.t.Context(), paired, 0)
-	if err != nil {
-		return api.OverlayEnd{}, err
-	}
-	if len(o.Containers) != 1 || len(o.Containers[0].Ends) != 1 {
-		return api.OverlayEnd{}, fmt.Errorf("containers %+v", o.Containers)
-	}
-	return o.Containers[0].Ends[0], nil
-}
-
 // ways waits until packets take these ways, for these reasons.
 func (p *pair) ways(egress, whyEgress, ingress, whyIngress string) {
 	p.rig.t.Helper()
 	want := [...]string{egress, whyEgress, ingress, whyIngress}
 	await(p.rig.t, fmt.Sprintf("the ways %q", want), func() error {
-		e, err := p.overlay()
+		e, err := p.overlayEnd(paired)
 		if err == nil && want != [...]string{e.Egress.Way, e.Egress.Reason, e.Ingress.Way, e.Ingress.Reason} {
 			err = fmt.Errorf("they are %+v", e)
 		}
 		return err
-	})
-}
-
-// stands waits until a feature reports the given state of the container.
-func (p *pair) stands(feature, state, says string) {
-	p.rig.t.Helper()
-	await(p.rig.t, feature+" to be "+state, func() error {
-		c, err := p.find(paired)
-		if err != nil {
-			return err
-		}
-		i := slices.IndexFunc(c.Features, func(f api.FeatureStatus) bool { return f.Feature == feature })
-		if i < 0 || c.Features[i].State != state || !strings.Contains(c.Features[i].Error, says) {
-			return fmt.Errorf("it is %+v", c.Features)
-		}
-		return nil
 	})
 }
 
@@ -107,11 +78,11 @@ func (p *pair) stands(feature, state, says string) {
 func (p *pair) fast(out, in uint64) (e api.OverlayEnd) {
 	t := p.rig.t
 	t.Helper()
-	before, err := p.overlay()
+	before, err := p.overlayEnd(paired)
 	must(t, err)
 	end := generate(t, p.box, 0, "rr-client", "--to", far+":9000", "--size", "64", "--rate", p.rate)
 	await(t, "fast packets", func() error {
-		if e, err = p.overlay(); err != nil {
+		if e, err = p.overlayEnd(paired); err != nil {
 			return err
 		}
 		if e.Egress.Fast < before.Egress.Fast+out || e.Ingress.Fast < before.Ingress.Fast+in {
@@ -120,7 +91,7 @@ func (p *pair) fast(out, in uint64) (e api.OverlayEnd) {
 		return nil
 	})
 	end()
-	e, err = p.overlay()
+	e, err = p.overlayEnd(paired)
 	must(t, err)
 	e.Egress.Fast -= before.Egress.Fast
 	e.Egress.Slow -= before.Egress.Slow
@@ -193,12 +164,12 @@ func TestOverlayTraffic(t *testing.T) {
 		}
 	}
 	p.beside("net.rate: 100mbit", true, func() { p.ways("fast", "", "peer", "") }, func() {
-		p.stands("traffic", api.StateDone, "")
+		p.stands(paired, "traffic", api.StateDone)
 		p.ways("fast", "", "peer", "")
 		inClass(200)
 	})
 	p.beside("net.rate: 100mbit, net.ingress.ceil: 100mbit", false, func() { p.ways("fast", "", "peer", "") }, func() {
-		p.stands("traffic", api.StateDone, "")
+		p.stands(paired, "traffic", api.StateDone)
 		p.ways("fast", "", "end", "shaped")
 		before := p.class("h1", "ingress")
 		e := p.fast(200, 200)
@@ -206,11 +177,11 @@ func TestOverlayTraffic(t *testing.T) {
 			t.Errorf("the class at the host end has sent %d packets, of %d fast ones", n, e.Ingress.Fast)
 		}
 	})
-	p.beside("net.ceil: 100mbit", true, func() { p.ways("fast", "", "peer", ""); p.stands("overlay", api.StateDone, "") }, func() {
-		p.stands("traffic", api.StateDone, "")
+	p.beside("net.ceil: 100mbit", true, func() { p.ways("fast", "", "peer", ""); p.stands(paired, "overlay", api.StateDone) }, func() {
+		p.stands(paired, "traffic", api.StateDone)
 		const why = "its net.ceil leads what it sends through a queue of its own"
 		p.ways("slow", "shaped", "peer", "")
-		p.stands("overlay", api.StatePartly, why)
+		p.stands(paired, "overlay", api.StatePartly, why)
 		mustSay(t, p.run("explain", paired), 0, why)
 		mustSay(t, p.run("overlay", paired), 0, "its net.ceil leads what it sends")
 		p.fast(0, 200)
@@ -254,7 +225,7 @@ func TestOverlayNetCPU(t *testing.T) {
 		p.ways("fast", "", "peer", "")
 		charged()
 	}, func() {
-		p.stands("netcpu", api.StateDone, "")
+		p.stands(paired, "netcpu", api.StateDone)
 		p.ways("fast", "", "end", "thread")
 		if charged() == 0 {
 			t.Error("no thread has polled a packet")
@@ -267,7 +238,7 @@ func TestOverlayLatency(t *testing.T) {
 	p := newPair(t)
 	p.rate = "1000" // each packet is measured: in a flood some are, which may be fewer than the slow ones
 	p.beside("latency: on", false, func() { p.ways("fast", "", "peer", "") }, func() {
-		p.stands("latency", api.StateDone, "")
+		p.stands(paired, "latency", api.StateDone)
 		p.ways("fast", "", "end", "watched")
 		read := func() map[string]api.LatencyCoverage {
 			l, err := p.agent.api.Latency(t.Context(), paired, 0)

@@ -169,7 +169,7 @@ func TestPrometheus(t *testing.T) {
 	a.flags = append(a.flags, "--uplink", "nic0=1gbit")
 	a.start()
 	for _, b := range r.boxes {
-		a.reaches(b.Name, api.StateDone)
+		a.stands(b.Name, "netcpu", api.StateDone)
 	}
 	mustSay(t, a.run("io", "capacity", disk.Path, "riops=1000", "wiops=1000"), 0, "1.00kr 1.00kw")
 	for _, end := range []func(){

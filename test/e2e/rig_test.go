@@ -35,15 +35,10 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-func (r *rig) create(spec sandbox.Spec) *sandbox.Box {
-	r.t.Helper()
-	return r.Create(spec)
-}
-
 // add makes a container at the bridge. Its address is 10.66.1.N.
 func (r *rig) add(spec sandbox.Spec) *sandbox.Box {
 	r.t.Helper()
-	b := r.create(spec)
+	b := r.Create(spec)
 	r.boxes = append(r.boxes, b)
 	n := strconv.Itoa(len(r.boxes))
 	r.Join(b, "10.66.1."+n+"/16", r.host, "h"+n)

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -79,7 +78,7 @@ func TestPodman(t *testing.T) {
 	sleeper("plain") // also keeps the bridge there
 	a := newAgent(t, p.NS, "--podman-host", p.Host)
 	a.start()
-	if c := a.reaches("plain", api.StateDone); c.Source != "podman" {
+	if c := a.stands("plain", "netcpu", api.StateDone); c.Source != "podman" {
 		t.Errorf("plain is %+v", c)
 	}
 	atStart := a.footprint()
@@ -173,14 +172,8 @@ func TestSwarm(t *testing.T) {
 // namespace of the engine's own, as does the device that its packets come by.
 func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 	for _, d := range nodes { // a NIC polls; else a part would not be covered
-		must(t, d.NS.Do(func() error {
-			e, err := ethtool.NewEthtool()
-			if err != nil {
-				return err
-			}
-			defer e.Close()
-			return e.Change("flwire", map[string]bool{"rx-gro": true})
-		}))
+		ns, wire := device(t, d.NS.Path, "flwire")
+		must(t, ns.Offload(wire, netdev.GRO).Write(netdev.GRO.On()))
 	}
 	var agents [2]*agent
 	var atStart [2]footprint
@@ -211,7 +204,7 @@ func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 			}
 			return err
 		})
-		a.reaches("plain", api.StateDone)
+		a.stands("plain", "netcpu", api.StateDone)
 	}
 	// Each agent finds the containers of the other node, too, by their cgroups, and keeps accounts
 	// for them.
@@ -248,7 +241,7 @@ func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 	var under [2]state
 	for n, a := range agents {
 		d := nodes[n]
-		end := overlay(a.reaches("plain", api.StateDone))
+		end := overlay(a.stands("plain", "netcpu", api.StateDone))
 		if end == nil || end.NetNS == d.NS.Inode {
 			t.Fatalf("host end %+v, want one in a namespace of its own", end)
 		}
@@ -274,7 +267,7 @@ func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 	}
 	for n, d := range nodes {
 		a, name := agents[n], running[n].Name
-		a.trafficOf(name, api.StateDone, "")
+		a.stands(name, "traffic", api.StateDone)
 		was, err := a.classOf(name, "flwire")
 		must(t, err)
 		if out, err := d.Run("exec", name, "ping", "-c", "20", "-i", "0.02", "-W", "5", addrs[1-n]); err != nil {
@@ -291,7 +284,7 @@ func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 		a.forgets(i)
 		a.idles(atStart[n])
 		unchanged(t, d.NS, before[n], d.CgroupParent, i)
-		path, err := netdev.NewGlance("/proc", nil).Find(overlay(a.reaches("plain", api.StateDone)).NetNS)
+		path, err := netdev.NewGlance("/proc", nil).Find(overlay(a.stands("plain", "netcpu", api.StateDone)).NetNS)
 		must(t, err)
 		now := state{}
 		now.readDevices(t, "overlay", path)

@@ -32,7 +32,7 @@ func TestSixty(t *testing.T) {
 		list, err := h.agent.api.Containers(t.Context())
 		done := 0
 		for _, c := range list {
-			if netcpuOf(c).State == api.StateDone {
+			if featureOf(c, "netcpu").State == api.StateDone {
 				done++
 			}
 		}

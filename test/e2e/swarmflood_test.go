@@ -24,17 +24,13 @@ func TestSwarmFlood(t *testing.T) {
 	onlyFull(t)
 	nodes := testkit.StartSwarm(t)
 	for n, d := range nodes {
-		ns, err := netdev.Open(d.NS.Path)
-		must(t, err)
-		wire, err := ns.Index("flwire")
-		must(t, err)
+		ns, wire := device(t, d.NS.Path, "flwire")
 		if n == 0 {
 			must(t, ns.Offload(wire, netdev.TSO).Write(netdev.Off))
 		} else {
 			must(t, ns.Offload(wire, netdev.GRO).Write(netdev.GRO.On()))
 			must(t, ns.RPS(wire, 0).Write("1"))
 		}
-		must(t, ns.Close())
 	}
 	a := newAgent(t, nodes[1].NS, "--docker-host", nodes[1].Host)
 	a.start("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", nodes[1].PID()))

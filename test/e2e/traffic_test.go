@@ -16,22 +16,29 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// uplink is the rig's nic0 as the traffic feature may change it.
+// uplink is a nic0 as the traffic feature may change it.
 type uplink struct {
-	*rig
+	t     *testing.T
 	ns    *netdev.NS
 	index int
 }
 
-func newUplink(r *rig) uplink {
-	r.t.Helper()
-	ns, err := netdev.Open(r.host.NetNS())
-	must(r.t, err)
-	r.t.Cleanup(func() { ns.Close() })
-	links, err := ns.Links(netdev.MostLinks)
-	must(r.t, err)
-	i := slices.IndexFunc(links, func(l netdev.Link) bool { return l.Name == "nic0" })
-	return uplink{r, ns, links[i].Index}
+// newUplink finds nic0 in a network namespace.
+func newUplink(t *testing.T, path string) uplink {
+	t.Helper()
+	ns, index := device(t, path, "nic0")
+	return uplink{t, ns, index}
+}
+
+// device opens a network namespace until the test ends, and finds a device there.
+func device(t *testing.T, path, name string) (*netdev.NS, int) {
+	t.Helper()
+	ns, err := netdev.Open(path)
+	must(t, err)
+	t.Cleanup(func() { ns.Close() })
+	index, err := ns.Index(name)
+	must(t, err)
+	return ns, index
 }
 
 // shown returns what the feature may change on the host.
@@ -67,40 +74,19 @@ func (u uplink) rates() string {
 	return strings.Join(out, " ")
 }
 
-// trafficOf waits until the feature reports the given state of a container.
-func (a *agent) trafficOf(name, state, says string) {
-	a.t.Helper()
-	await(a.t, fmt.Sprintf("traffic of %s to be %s", name, state), func() error {
-		c, err := a.find(name)
-		if err != nil {
-			return err
-		}
-		for _, f := range c.Features {
-			if f.Feature != "traffic" {
-				continue
-			}
-			if f.State != state || !strings.Contains(f.Error, says) {
-				return fmt.Errorf("it is %+v", f)
-			}
-			return nil
-		}
-		return fmt.Errorf("no traffic among %+v", c.Features)
-	})
-}
-
 // TestTraffic has the real agent divide an uplink: from labels and files to the kernel's classes
 // and back, by a clean stop, and by a kill and a restore.
 func TestTraffic(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-rate", Labels: map[string]string{"fairlead.net.rate": "150mbit", "fairlead.net.ceil": "200mbit"}})
 	r.add(sandbox.Spec{Name: "e2e-weight"})
-	u := newUplink(r)
+	u := newUplink(t, r.host.NetNS())
 	before := u.shown()
 	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
 	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.weight: 3}\n")
 	a.start()
-	a.trafficOf("e2e-rate", api.StateDone, "")
-	a.trafficOf("e2e-weight", api.StateDone, "")
+	a.stands("e2e-rate", "traffic", api.StateDone)
+	a.stands("e2e-weight", "traffic", api.StateDone)
 	await(t, "the classes", func() error {
 		got := u.rates()
 		// 800 Mbit/s by weight, 1 to 3. Which container has which slot is random.
@@ -121,7 +107,7 @@ func TestTraffic(t *testing.T) {
 	mustSay(t, a.run("traffic", "e2e-rate", "--total"), 0, "h1, from containers, 200Mbit", "h1, to containers, 100Mbit", "<=100mbit", "nic0, from containers")
 	mustSay(t, a.run("set", "e2e-rate", "net.ingress.ceil-"), 0, "fairlead.net.ingress.ceil = the link, by default")
 	mustSay(t, a.run("traffic", "e2e-rate", "--total", "-o", "json"), 0, `"direction": "egress"`, `"rate_bits_per_second": 150000000`, `"sent_packets": `)
-	if self, _ := a.selfOf(r.boxes[0]); self.Traffic == nil || len(self.Traffic.Classes) != 2 || // of its ceil, and at the uplink
+	if self := a.selfOf(r.boxes[0]); self.Traffic == nil || len(self.Traffic.Classes) != 2 || // of its ceil, and at the uplink
 		self.Traffic.Classes[0].Name != "e2e-rate" || self.Traffic.Classes[0].Packets == 0 {
 		t.Errorf("the container sees %+v", self.Traffic)
 	}
@@ -130,12 +116,12 @@ func TestTraffic(t *testing.T) {
 	// More than the link's rate is refused with the sum, and the current state stays.
 	during := u.rates()
 	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.rate: 801mbit}\n")
-	a.trafficOf("e2e-weight", api.StateError, "uplink nic0: rate refused: guaranteed rates exceed the link: the sum of 2 is 951mbit")
+	a.stands("e2e-weight", "traffic", api.StateError, "uplink nic0: rate refused: guaranteed rates exceed the link: the sum of 2 is 951mbit")
 	if got := u.rates(); got != during {
 		t.Errorf("after a refusal the classes are %s, were %s", got, during)
 	}
 	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.weight: 3}\n")
-	a.trafficOf("e2e-weight", api.StateDone, "")
+	a.stands("e2e-weight", "traffic", api.StateDone)
 	// The same by hand: all of it or nothing.
 	mustSay(t, a.run("set", "e2e-weight", "net.rate=801mbit", "net.priority=1"), 1,
 		"uplink nic0: rate refused: guaranteed rates exceed the link: the sum of 2 is 951mbit", "possible with: a rate of at most 800mbit")
@@ -155,14 +141,14 @@ func TestTraffic(t *testing.T) {
 		return nil
 	})
 	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.rate: 800mbit}\n")
-	a.trafficOf("e2e-weight", api.StateDone, "")
+	a.stands("e2e-weight", "traffic", api.StateDone)
 	a.stop()
 	if got := u.shown(); got != before {
 		t.Errorf("after a clean stop:\n%s\nwas\n%s", got, before)
 	}
 
 	a.start()
-	a.trafficOf("e2e-weight", api.StateDone, "")
+	a.stands("e2e-weight", "traffic", api.StateDone)
 	a.kill()
 	if got := u.shown(); got == before {
 		t.Error("nothing was in force when the agent was killed")
@@ -174,11 +160,11 @@ func TestTraffic(t *testing.T) {
 	}
 
 	a.start() // on what a killed one has left
-	a.trafficOf("e2e-weight", api.StateDone, "")
+	a.stands("e2e-weight", "traffic", api.StateDone)
 	a.kill()
 	a.policy("weight.yaml", "")
 	a.start()
-	a.trafficOf("e2e-rate", api.StateDone, "")
+	a.stands("e2e-rate", "traffic", api.StateDone)
 	await(t, "what the policy of yesterday left to go", func() error {
 		if got := u.rates(); strings.Count(got, ":") != 3 {
 			return fmt.Errorf("%s", got)

@@ -3,13 +3,11 @@ package e2e
 import (
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,72 +19,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
-
-// TestNotify checks what systemd relies on: readiness comes once every source has answered, not
-// before; signs of life come all the time; and the agent announces its end.
-func TestNotify(t *testing.T) {
-	testkit.NeedRoot(t)
-	a := newAgent(t, testkit.NetNS(t))
-	engine, err := net.Listen("unix", a.path("no-docker")) // never answers
-	must(t, err)
-	defer engine.Close()
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: a.path("notify"), Net: "unixgram"})
-	must(t, err)
-	defer conn.Close()
-	var mu sync.Mutex
-	var told []string
-	go func() {
-		for buf := make([]byte, 256); ; {
-			n, err := conn.Read(buf)
-			if err != nil {
-				return
-			}
-			mu.Lock()
-			told = append(told, string(buf[:n]))
-			mu.Unlock()
-		}
-	}()
-	heard := func() []string { mu.Lock(); defer mu.Unlock(); return slices.Clone(told) }
-	count := func(what string) (n int) {
-		for _, x := range heard() {
-			if x == what {
-				n++
-			}
-		}
-		return n
-	}
-
-	a.launch("env", "NOTIFY_SOCKET="+a.path("notify"), "WATCHDOG_USEC=30000000")
-	await(t, "signs of life before it is ready", func() error {
-		if n := count("WATCHDOG=1"); n < 3 {
-			return fmt.Errorf("%d of them: %q", n, heard())
-		}
-		return nil
-	})
-	if count("READY=1") != 0 {
-		t.Errorf("ready before every source has answered: %q", heard())
-	}
-	must(t, engine.Close())
-	await(t, "readiness", func() error {
-		if count("READY=1") != 1 {
-			return fmt.Errorf("told %q", heard())
-		}
-		return nil
-	})
-	if st, err := a.api.Status(t.Context()); err != nil || !st.Complete {
-		t.Errorf("once it is ready its status is %+v, %v", st, err)
-	}
-	a.stop()
-	await(t, "word of its end", func() error { // the message may still be under way
-		if count("STOPPING=1") == 0 {
-			return fmt.Errorf("told %q", heard())
-		}
-		return nil
-	})
-	if all := heard(); all[len(all)-1] != "STOPPING=1" || count("READY=1") != 1 || count("STOPPING=1") != 1 {
-		t.Errorf("told in all %q", all)
-	}
-}
 
 // machine is a systemd of its own, with the shipped unit and little else: process 1 of its own PID,
 // mount, network and cgroup namespaces.
@@ -148,17 +80,7 @@ func bootBy(t *testing.T, script string, args ...string) *machine {
 	m := &machine{t: t}
 	near, far := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, near, "u0", far, "u1")
-	m.ns, err = netdev.Open(near.Path)
-	must(t, err)
-	t.Cleanup(func() { m.ns.Close() })
-	links, err := m.ns.Links(netdev.MostLinks)
-	must(t, err)
-	for _, l := range links {
-		if l.Name == "u0" {
-			m.index = l.Index
-		}
-	}
-
+	m.ns, m.index = device(t, near.Path, "u0")
 	group := testkit.Cgroup(t)
 	if group.V2 == "" {
 		testkit.Skip(t, "no cgroup v2 tree")

@@ -22,7 +22,7 @@ func (h *host) testUpdated(t *testing.T) {
 	must(t, err)
 	h.sleeper(t, "updated", "--cpus", "1", "--device-write-bps", disk.Path+":10mb",
 		"--label", "fairlead.io.yield=quota", "--label", "fairlead.io.max="+disk.Path+" wbps=2mb")
-	c := h.agent.reaches("updated", api.StateDone)
+	c := h.agent.stands("updated", "netcpu", api.StateDone)
 	holds := func(when string, quota time.Duration, bytes string) {
 		t.Helper()
 		await(t, fmt.Sprintf("%s: a quota of %v and %s bytes/s", when, quota, bytes), func() error {

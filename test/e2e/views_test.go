@@ -30,7 +30,7 @@ func TestViews(t *testing.T) {
 		list, err := a.api.Containers(t.Context())
 		for _, c := range list {
 			for _, b := range []string{"e2e-ingest", "e2e-db"} {
-				if strings.HasSuffix(c.Name, b) && netcpuOf(c).State == api.StateDone {
+				if strings.HasSuffix(c.Name, b) && featureOf(c, "netcpu").State == api.StateDone {
 					names[b] = c.Name
 				}
 			}

@@ -46,7 +46,7 @@ type fleet struct {
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	testkit.NeedRoot(t)
-	for _, program := range []string{"etcd", "containerd", "runc", "busybox", "nft", "ethtool", "prometheus"} {
+	for _, program := range []string{"etcd", "containerd", "runc", "busybox", "nft", "ethtool"} {
 		if _, err := exec.LookPath(program); err != nil {
 			testkit.Skip(t, "no "+program)
 		}

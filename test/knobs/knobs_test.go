@@ -201,10 +201,6 @@ func newHost(t *testing.T, v2 bool, files map[string]string) *host {
 	root := t.TempDir()
 	h := &host{root: root, state: filepath.Join(root, "state"), v2: v2, on: make(map[string]key)}
 	h.roots = kernel.Roots{Proc: filepath.Join(root, "proc"), Sys: "/sys", Cgroup: root}
-	write := func(name, text string) {
-		must(t, os.MkdirAll(filepath.Dir(name), 0o755))
-		must(t, os.WriteFile(name, []byte(text), 0o600))
-	}
 	unified := filepath.Join(root, "unified")
 	h.layout = cgroup.Layout{V2: unified, CPU: unified, IO: unified}
 	mounts, controllers := fmt.Sprintf("30 1 0:26 / %s rw - cgroup2 cgroup2 rw\n", unified), "cpu io"
@@ -214,23 +210,23 @@ func newHost(t *testing.T, v2 bool, files map[string]string) *host {
 			mounts += fmt.Sprintf("3%d 1 0:3%d / %s rw - cgroup cgroup rw,%s\n", i+1, i, filepath.Join(root, name), name)
 		}
 	}
-	write(filepath.Join(root, "proc/self/mountinfo"), mounts)
-	write(filepath.Join(unified, "cgroup.controllers"), controllers)
+	testkit.Write(t, filepath.Join(root, "proc/self/mountinfo"), mounts)
+	testkit.Write(t, filepath.Join(unified, "cgroup.controllers"), controllers)
 	h.c = container.Container{ID: 7, Name: "web", Cgroup: container.Cgroup{
 		V2: filepath.Join(unified, "pods/web"), CPU: filepath.Join(h.layout.CPU, "pods/web"), IO: filepath.Join(h.layout.IO, "pods/web"),
 	}}
 	for _, dir := range []string{h.c.Cgroup.V2, h.c.Cgroup.CPU, h.c.Cgroup.IO} {
 		for _, dir := range []string{dir, filepath.Dir(dir)} {
 			for _, name := range []string{"cgroup.procs", "cgroup.threads", "tasks"} {
-				write(filepath.Join(dir, name), "")
+				testkit.Write(t, filepath.Join(dir, name), "")
 			}
 		}
 	}
 	for name, text := range files {
 		dir := dirOf(h.c.Cgroup, name)
-		write(filepath.Join(dir, name), text)
+		testkit.Write(t, filepath.Join(dir, name), text)
 		if strings.HasPrefix(name, "cpu.rt_") {
-			write(filepath.Join(filepath.Dir(dir), name), text)
+			testkit.Write(t, filepath.Join(filepath.Dir(dir), name), text)
 		}
 	}
 	return h

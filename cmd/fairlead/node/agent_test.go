@@ -16,17 +16,22 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// The agent notifies systemd once that it is ready, regularly while it works, and when it stops.
+// The agent gives systemd signs of life while it works. It notifies it once, when every source has
+// answered, that it is ready, and at last that it stops.
 func TestNotify(t *testing.T) {
 	testkit.NeedRoot(t)
 	dir := t.TempDir()
-	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	address := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
+	conn, err := net.ListenUnixgram("unixgram", address)
 	must(t, err)
 	defer conn.Close()
-	t.Setenv("NOTIFY_SOCKET", filepath.Join(dir, "notify"))
+	t.Setenv("NOTIFY_SOCKET", address.Name)
 	t.Setenv("WATCHDOG_USEC", "30000000")
 	t.Setenv("WATCHDOG_PID", "")
 	os.Unsetenv("WATCHDOG_PID")
+	engine, err := net.Listen("unix", filepath.Join(dir, "engine")) // never answers
+	must(t, err)
+	defer engine.Close()
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -36,35 +41,42 @@ func TestNotify(t *testing.T) {
 		done <- run(ctx, cli.Env{Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: []string{
 			"agent", "--config=", "--socket=" + filepath.Join(dir, "s"), "--self-socket=", "--metrics-addr=",
 			"--state-dir=" + filepath.Join(dir, "state"), "--record-dir=" + filepath.Join(dir, "record"), "--policy-dir=" + filepath.Join(dir, "policy.d"),
-			"--docker-host=unix:///nowhere", "--podman-host=unix:///nowhere", "--containerd=/nowhere",
+			"--docker-host=unix://" + engine.Addr().String(), "--podman-host=unix:///nowhere", "--containerd=/nowhere",
 		}})
 	}()
 	var told []string
-	conn.SetReadDeadline(time.Now().Add(90 * time.Second))
-	for !slices.Contains(told, "READY=1") || told[len(told)-1] != "WATCHDOG=1" {
-		buf := make([]byte, 256)
-		n, err := conn.Read(buf)
-		if err != nil {
-			cancel()
-			t.Fatalf("%v; told %q; status %d: %s", err, told, <-done, &errs)
+	until := func(word string, times int) {
+		t.Helper()
+		conn.SetReadDeadline(time.Now().Add(90 * time.Second))
+		for times > 0 {
+			buf := make([]byte, 256)
+			n, err := conn.Read(buf)
+			if err != nil {
+				cancel()
+				t.Fatalf("%v; told %q; status %d: %s", err, told, <-done, &errs)
+			}
+			if told = append(told, string(buf[:n])); told[len(told)-1] == word {
+				times--
+			}
 		}
-		told = append(told, string(buf[:n]))
 	}
+	until("WATCHDOG=1", 3)
+	if slices.Contains(told, "READY=1") {
+		t.Errorf("ready before every source has answered: %q", told)
+	}
+	must(t, engine.Close())
+	until("READY=1", 1)
+	until("WATCHDOG=1", 1)
 	cancel()
-	if status := <-done; status != cli.Done {
+	status := <-done
+	if status != cli.Done {
 		t.Errorf("status %d: %s", status, &errs)
 	}
-	conn.SetReadDeadline(time.Now().Add(90 * time.Second))
-	for !slices.Contains(told, "STOPPING=1") {
-		buf := make([]byte, 256)
-		n, err := conn.Read(buf)
-		if err != nil {
-			t.Fatalf("%v; told %q", err, told)
-		}
-		told = append(told, string(buf[:n]))
-	}
-	if n := strings.Count(strings.Join(told, " "), "READY=1"); n != 1 {
-		t.Errorf("told of readiness %d times: %q", n, told)
+	_, err = conn.WriteToUnix([]byte("the end"), address)
+	must(t, err)
+	until("the end", 1)
+	if all := strings.Join(told, " "); strings.Count(all, "READY=1") != 1 || strings.Count(all, "STOPPING=1") != 1 || !strings.HasSuffix(all, " STOPPING=1 the end") {
+		t.Errorf("told in all %q", told)
 	}
 }
 

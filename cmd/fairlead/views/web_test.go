@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
@@ -16,7 +15,6 @@ import (
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/test/viewtest"
 )
 
@@ -35,12 +33,8 @@ func (s webStub) Explain(context.Context, string) (api.Explanation, error) {
 // TestWeb opens the link that the verb prints, until the page names victim and culprit.
 func TestWeb(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := serve.Listen(path)
-	must(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	served := make(chan error, 1)
 	stub := webStub{live: &viewtest.Live{Host: viewtest.Host{Containers: 6, Begin: time.Now().Add(-time.Minute), Every: 2 * time.Second}}}
-	go func() { served <- serve.Serve(ctx, l, stub, slog.New(slog.DiscardHandler)) }()
+	served := serveAt(t, path, stub)
 	out, in := io.Pipe()
 	status := make(chan int, 1)
 	var errs strings.Builder
@@ -84,8 +78,7 @@ func TestWeb(t *testing.T) {
 	if got := <-status; got != cli.Done {
 		t.Errorf("status %d: %s", got, &errs)
 	}
-	cancel()
-	testkit.Check(t, <-served)
+	served()
 }
 
 func TestWebWithoutAgent(t *testing.T) {
