@@ -7,6 +7,7 @@
 #define FL_CHARGES_H
 
 #include "kernel.h"
+#include "map.h"
 
 #include <bpf/bpf_helpers.h>
 
@@ -18,11 +19,6 @@
  * took from its tasks. The scheduler has charged the tenant that much too little. Written
  * in softirq.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_SLOTS);
-	__type(key, __u32);
-	__type(value, __s64);
-} fl_charges SEC(".maps");
+MAP(fl_charges, ARRAY, MAX_SLOTS, __u32, __s64);
 
 #endif

@@ -14,6 +14,7 @@
 #define FL_FATE_H
 
 #include "kernel.h"
+#include "map.h"
 
 #include <bpf/bpf_helpers.h>
 #include <linux/if_ether.h>
@@ -30,12 +31,7 @@ struct fl_fate {
 _Static_assert(sizeof(struct fl_fate) == 8, "written at once");
 
 /* The last packet that was reported on each CPU. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct fl_fate);
-} fl_fates SEC(".maps");
+MAP(fl_fates, PERCPU_ARRAY, 1, __u32, struct fl_fate);
 
 static __always_inline void fl_tell(struct fl_fate f)
 {

@@ -14,6 +14,7 @@
 #define FL_IDENTITY_H
 
 #include "kernel.h"
+#include "map.h"
 
 #include <bpf/bpf_helpers.h>
 
@@ -39,22 +40,10 @@ struct fl_device {
 	__u32 ifindex;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, FL_MAX_DEVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct fl_device);
-	__type(value, struct fl_owner);
-} fl_devices SEC(".maps");
+SPARSE(fl_devices, FL_MAX_DEVICES, struct fl_device, struct fl_owner);
 
 /* cgroup v2 id -> slot of the tenant. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, FL_MAX_CGROUPS);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, __u32);
-} fl_cgroups SEC(".maps");
+SPARSE(fl_cgroups, FL_MAX_CGROUPS, __u64, __u32);
 
 /*
  * Incremented on each change of fl_devices, of fl_cgroups, or of a feature's attributes

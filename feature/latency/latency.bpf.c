@@ -36,6 +36,7 @@
 #include <bpf/bpf_tracing.h>
 
 #include "identity.h"
+#include "map.h"
 #include "parse.h"
 
 #include "maps.bpf.h"

@@ -6,6 +6,7 @@
 #define HIST_TOP_BITS 34
 
 #include "hist.h"
+#include "map.h"
 
 /* Directions, as seen from the container. */
 #define EGRESS 0
@@ -165,12 +166,7 @@ struct keys {
 
 struct keys fl_keys[1 << ROW_BITS]; /* in .bss, so that a row is one cache line */
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, ROW << ROW_BITS);
-	__type(key, __u32);
-	__type(value, struct stamp);
-} fl_stamps SEC(".maps");
+MAP(fl_stamps, ARRAY, ROW << ROW_BITS, __u32, struct stamp);
 
 /* When a packet was last segmented, in jiffies: for SPLIT_JIFFIES, segments look for its stamp. */
 #define SPLIT_JIFFIES 1024
@@ -229,9 +225,4 @@ struct cpu {
 	struct flow flow;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct cpu);
-} fl_cpus SEC(".maps");
+MAP(fl_cpus, PERCPU_ARRAY, 1, __u32, struct cpu);

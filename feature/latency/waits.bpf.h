@@ -29,12 +29,7 @@ struct rans {
 	struct ran ran[RANS];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct rans);
-} fl_ran SEC(".maps");
+MAP(fl_ran, PERCPU_ARRAY, 1, __u32, struct rans);
 
 /* When the rings began, ns; 0: not kept. */
 __u64 fl_ran_since;
@@ -80,12 +75,7 @@ struct kept {
 	struct waited waited;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 2 * KEPT);
-	__type(key, __u32);
-	__type(value, struct kept);
-} fl_kept SEC(".maps");
+MAP(fl_kept, ARRAY, 2 * KEPT, __u32, struct kept);
 
 __u32 fl_tickets[2]; /* tickets given out, by direction */
 __u64 fl_lost_waits;

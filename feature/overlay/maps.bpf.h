@@ -4,13 +4,7 @@
  * caches are learnt here. Those of containers forget what was not used for longest.
  */
 
-#define MAP(name, kind, most, k, v)                \
-	struct {                                   \
-		__uint(type, BPF_MAP_TYPE_##kind); \
-		__uint(max_entries, most);         \
-		__type(key, k);                    \
-		__type(value, v);                  \
-	} name SEC(".maps")
+#include "map.h"
 
 #define MAX_NETS 256
 #define MAX_ENDS 8192

@@ -57,6 +57,7 @@
 
 #include "identity.h"
 #include "kernel.h"
+#include "map.h"
 #include "parse.h"
 
 #include <bpf/bpf_endian.h>
@@ -97,12 +98,7 @@ volatile __u32 fl_levels;
  * Slot of a tenant -> minor of the class for what its sockets send, for a while another
  * than its slot (reorder.go); 0: none. User space writes it.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, FL_MAX_TENANTS);
-	__type(key, __u32);
-	__type(value, __u32);
-} fl_classes SEC(".maps");
+MAP(fl_classes, ARRAY, FL_MAX_TENANTS, __u32, __u32);
 
 static __always_inline __u32 class_of(__u64 cgroup)
 {
@@ -120,12 +116,7 @@ enum told {
 };
 
 /* Packets at uplinks, by what told their slot. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, PATHS);
-	__type(key, __u32);
-	__type(value, __u64);
-} fl_paths SEC(".maps");
+MAP(fl_paths, PERCPU_ARRAY, PATHS, __u32, __u64);
 
 SEC("tc")
 int fl_identify(struct __sk_buff *skb)
@@ -226,12 +217,7 @@ struct place {
 _Static_assert(sizeof(struct place) == 16, "no padding");
 
 /* flow -> where it arrives */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_FLOWS);
-	__type(key, __u64);
-	__type(value, struct place);
-} fl_flows SEC(".maps");
+MAP(fl_flows, LRU_HASH, MAX_FLOWS, __u64, struct place);
 
 /*
  * The same of flows that go on for STEADY_NS (2Q: Johnson and Shasha, VLDB 1994). However
@@ -240,12 +226,7 @@ struct {
  */
 #define STEADY_NS 100000000ULL
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_FLOWS);
-	__type(key, __u64);
-	__type(value, struct place);
-} fl_steady SEC(".maps");
+MAP(fl_steady, LRU_HASH, MAX_FLOWS, __u64, struct place);
 
 /*
  * Flows that are on their way to where they arrive, by the lower bits of their
@@ -254,12 +235,7 @@ struct {
  */
 #define PENDING 65536
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, PENDING);
-	__type(key, __u32);
-	__type(value, __u64);
-} fl_pending SEC(".maps");
+MAP(fl_pending, ARRAY, PENDING, __u32, __u64);
 
 enum inbound {
 	KNOWN,   /* flow */
@@ -269,12 +245,7 @@ enum inbound {
 };
 
 /* Packets received at uplinks, by what told whose they are. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, INBOUND);
-	__type(key, __u32);
-	__type(value, __u64);
-} fl_inpaths SEC(".maps");
+MAP(fl_inpaths, PERCPU_ARRAY, INBOUND, __u32, __u64);
 
 /*
  * At the host's end of a tenant's veth: the IFB holds what it sends to its ceil,

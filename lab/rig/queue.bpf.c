@@ -23,6 +23,7 @@
 
 #include "hist.h"
 #include "kernel.h"
+#include "map.h"
 
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -37,19 +38,9 @@ const volatile __u32 fl_netns, fl_ifindex, fl_length;
 __u64 fl_lost;
 
 /* skb -> its arrival at the queue, ns */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, __u64);
-	__type(value, __u64);
-} fl_since SEC(".maps");
+MAP(fl_since, LRU_HASH, 4096, __u64, __u64);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, HIST_BUCKETS);
-	__type(key, __u32);
-	__type(value, __u64);
-} fl_waited SEC(".maps");
+MAP(fl_waited, ARRAY, HIST_BUCKETS, __u32, __u64);
 
 static __always_inline int is_request(struct sk_buff *skb, struct net_device *dev)
 {

@@ -13,6 +13,7 @@
  */
 
 #include "kernel.h"
+#include "map.h"
 
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
@@ -26,12 +27,7 @@ struct stint {
 	__u64 began; /* 0: not seen */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, VECTORS);
-	__type(key, __u32);
-	__type(value, struct stint);
-} fl_stints SEC(".maps");
+MAP(fl_stints, PERCPU_ARRAY, VECTORS, __u32, struct stint);
 
 SEC("tp_btf/softirq_entry")
 int BPF_PROG(fl_softirq, unsigned int vec)

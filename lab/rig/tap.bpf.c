@@ -14,6 +14,7 @@
  */
 
 #include "kernel.h"
+#include "map.h"
 
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
@@ -36,12 +37,7 @@ struct stamp {
 	__u64 out;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, STAMPS);
-	__type(key, __u32);
-	__type(value, struct stamp);
-} fl_stamps SEC(".maps");
+MAP(fl_stamps, ARRAY, STAMPS, __u32, struct stamp);
 
 /* The number of stamps. One packet is under way at a time. */
 __u32 fl_taken;

@@ -37,6 +37,7 @@
 
 #include "hist.h"
 #include "kernel.h"
+#include "map.h"
 #include "stamps.h"
 
 #include <bpf/bpf_core_read.h>
@@ -121,21 +122,10 @@ struct account {
 };
 _Static_assert(sizeof(struct account) == 8 * (9 + 2 * HIST_BUCKETS), "read by monitor.go");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct place);
-	__type(value, struct account);
-} fl_accounts SEC(".maps");
+SPARSE(fl_accounts, 4096, struct place, struct account);
 
 /* By request, when it was given to the device. Requests are as many as there are tags. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1 << STAMP_ROW_BITS);
-	__type(key, __u32);
-	__type(value, struct stamps);
-} fl_issued SEC(".maps");
+MAP(fl_issued, ARRAY, 1 << STAMP_ROW_BITS, __u32, struct stamps);
 
 /* A whole account of nothing, too large for the stack. */
 const struct account fl_nothing;

@@ -32,25 +32,13 @@ struct cgroup___ancestors {
 #define UNSEEN (~1ULL) /* so long ago that fl_runs has forgotten */
 
 /* Cgroup v2 id -> container. Written by user space. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_GROUPS);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, __u64);
-} fl_groups SEC(".maps");
+SPARSE(fl_groups, MAX_GROUPS, __u64, __u64);
 
 /*
  * In the hierarchy with the io or blkio controller, which has its own ids, the cgroup of a container
  * there -> itself, which names its accounts.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_GROUPS);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, __u64);
-} fl_iogroups SEC(".maps");
+SPARSE(fl_iogroups, MAX_GROUPS, __u64, __u64);
 
 /* The id of the cgroup that is above g at a level, at which there is one. */
 static __always_inline __u64 ancestor(struct cgroup___tree *g, int level)

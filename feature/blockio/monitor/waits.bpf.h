@@ -66,13 +66,7 @@ struct switches {
 };
 _Static_assert(sizeof(struct switches) == 8 * (5 + HIST_BUCKETS), "read by monitor.go");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, struct switches);
-} fl_watched SEC(".maps");
+SPARSE(fl_watched, 1024, __u64, struct switches);
 
 /* Who waited, and who ran meanwhile. */
 struct pair {
@@ -86,20 +80,10 @@ struct wait {
 	__u64 times;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 8192);
-	__type(key, struct pair);
-	__type(value, struct wait);
-} fl_waits SEC(".maps");
+MAP(fl_waits, HASH, 8192, struct pair, struct wait);
 
 /* The same for containers without a reservation, which must take no room of the others. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 8192);
-	__type(key, struct pair);
-	__type(value, struct wait);
-} fl_shown SEC(".maps");
+MAP(fl_shown, HASH, 8192, struct pair, struct wait);
 
 /*
  * By thread, since when it waits for a CPU, or sleeps after it has asked for I/O, and
@@ -114,12 +98,7 @@ struct {
 #define WOKEN 2ULL /* I/O woke it, or it slept after it had asked for some */
 #define ASLEEP 3ULL /* it does not wait: it sleeps after it has asked for I/O */
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1 << STAMP_ROW_BITS);
-	__type(key, __u32);
-	__type(value, struct stamps);
-} fl_since SEC(".maps");
+MAP(fl_since, ARRAY, 1 << STAMP_ROW_BITS, __u32, struct stamps);
 
 /*
  * Who ran last on each CPU, and from when on: threads of one owner that followed one
@@ -141,12 +120,7 @@ struct runs {
 	struct run run[RUNS];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct runs);
-} fl_runs SEC(".maps");
+MAP(fl_runs, PERCPU_ARRAY, 1, __u32, struct runs);
 
 /* A thread of a watched container waits from now on. Global, as fl_bucket is; so is the other. */
 __noinline int fl_wait(__u64 pid, __u64 now)

@@ -49,6 +49,7 @@
 #include "fate.h"
 #include "identity.h"
 #include "kernel.h"
+#include "map.h"
 #include "parse.h"
 
 #include <bpf/bpf_core_read.h>

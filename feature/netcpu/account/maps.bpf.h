@@ -33,12 +33,7 @@
  * Slot of identity.h -> account that is charged for the tenant's packets. Containers that
  * share a network have one such account. User space writes it.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, FL_MAX_TENANTS);
-	__type(key, __u32);
-	__type(value, __u32);
-} fl_payers SEC(".maps");
+MAP(fl_payers, ARRAY, FL_MAX_TENANTS, __u32, __u32);
 
 /*
  * cgroup v2 id -> account of the container. It is by container, not by tenant: each
@@ -46,13 +41,7 @@ struct {
  * writes it, and reports an error when it is full; a cgroup without an entry has no
  * account.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, FL_MAX_CGROUPS);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, __u32);
-} fl_containers SEC(".maps");
+SPARSE(fl_containers, FL_MAX_CGROUPS, __u64, __u32);
 
 #define MAX_NESTED 4096
 
@@ -69,12 +58,7 @@ struct fl_nested {
  * who may create a user namespace can create one. When the map is full, the least
  * recently used entry goes.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_NESTED);
-	__type(key, __u32);
-	__type(value, struct fl_nested);
-} fl_nested SEC(".maps");
+MAP(fl_nested, LRU_HASH, MAX_NESTED, __u32, struct fl_nested);
 
 struct work {
 	__u64 ns;
@@ -89,12 +73,7 @@ struct account {
 	__u64 robbed; /* ns of its tasks' time that went into the packets of others */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, MAX_SLOTS);
-	__type(key, __u32);
-	__type(value, struct account);
-} fl_accounts SEC(".maps");
+MAP(fl_accounts, PERCPU_ARRAY, MAX_SLOTS, __u32, struct account);
 
 struct theft {
 	__u16 victim; /* slot; 0: no tenant */
@@ -103,12 +82,7 @@ struct theft {
 	__u16 pad;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
-	__uint(max_entries, MAX_THEFTS);
-	__type(key, struct theft);
-	__type(value, __u64);
-} fl_thefts SEC(".maps");
+MAP(fl_thefts, PERCPU_HASH, MAX_THEFTS, struct theft, __u64);
 
 /*
  * Number in a packet's stamp -> slot of the tenant that stamps packets with it; 0: none.
@@ -116,12 +90,7 @@ struct {
  * containers, as with kind) draws others, and its stamps stay on packets that a veth
  * brings here.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1 << 16);
-	__type(key, __u32);
-	__type(value, __u32);
-} fl_stamps SEC(".maps");
+MAP(fl_stamps, ARRAY, 1 << 16, __u32, __u32);
 
 #define ENTRIES 8
 #define RING 8
@@ -256,12 +225,7 @@ struct cpu {
 #define OPEN 0x101
 #define RUN_THREAD 0x100
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct cpu);
-} fl_cpus SEC(".maps");
+MAP(fl_cpus, PERCPU_ARRAY, 1, __u32, struct cpu);
 
 static __always_inline struct cpu *this_cpu(void)
 {

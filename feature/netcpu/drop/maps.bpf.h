@@ -68,12 +68,7 @@ struct tenant {
 	__u64 paced_until;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_TENANTS);
-	__type(key, __u32);
-	__type(value, struct tenant);
-} fl_tenants SEC(".maps");
+MAP(fl_tenants, ARRAY, MAX_TENANTS, __u32, struct tenant);
 
 _Static_assert(sizeof(struct tenant) == 152, "read by drops.go");
 
@@ -82,24 +77,13 @@ _Static_assert(sizeof(struct tenant) == 152, "read by drops.go");
  * the ring. By device, because other devices of a tenant (a NIC of its own, a tun) poll,
  * too.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, FL_MAX_DEVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct fl_device);
-	__type(value, __u32);
-} fl_counted SEC(".maps");
+SPARSE(fl_counted, FL_MAX_DEVICES, struct fl_device, __u32);
 
 /*
  * At 0, package account's program that charges a packet dropped by XDP to the tenant and
  * ends the packet itself. Empty without accounts.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} fl_charger SEC(".maps");
+MAP(fl_charger, PROG_ARRAY, 1, __u32, __u32);
 
 struct owner {
 	__u64 seen;      /* ns */
@@ -121,12 +105,7 @@ _Static_assert(sizeof(struct owner) == 32, "read by drop_test.go");
  * bridge can write any IP address into a frame, so only the host's routes show that the
  * host routes an address to the tenant.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_ADDRESSES);
-	__type(key, struct fl_address);
-	__type(value, struct owner);
-} fl_addresses SEC(".maps");
+MAP(fl_addresses, LRU_HASH, MAX_ADDRESSES, struct fl_address, struct owner);
 
 /* Devices of tunnels in the host's namespace. */
 #define MAX_TUNNELS 1024
@@ -135,13 +114,7 @@ struct {
  * Address of a tunnel's device, in the low six bytes as it is in memory -> 1. The host
  * routes what comes out of a tunnel to this address. User space creates the entries.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_TUNNELS);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, __u8);
-} fl_tunnels SEC(".maps");
+SPARSE(fl_tunnels, MAX_TUNNELS, __u64, __u8);
 
 /* Receive queues of uplinks that are watched. */
 #define MAX_QUEUES 4096
@@ -164,10 +137,4 @@ _Static_assert(sizeof(struct queue) == 32, "read by queue.go");
 #define STALE 0xfffffffe
 
 /* NAPI id of the queue -> queue. User space creates the entries. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_QUEUES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct queue);
-} fl_queues SEC(".maps");
+SPARSE(fl_queues, MAX_QUEUES, __u32, struct queue);

@@ -32,6 +32,7 @@
 
 #include "hist.h"
 #include "kernel.h"
+#include "map.h"
 #include "stamps.h"
 
 #include <bpf/bpf_core_read.h>
@@ -54,12 +55,7 @@ __u64 fl_missed;
 const volatile __u32 fl_host;
 
 /* When packets were enqueued. Of two who dequeue one skb at once, at different devices, one is not measured. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1 << STAMP_ROW_BITS);
-	__type(key, __u32);
-	__type(value, struct stamps);
-} fl_queued SEC(".maps");
+MAP(fl_queued, ARRAY, 1 << STAMP_ROW_BITS, __u32, struct stamps);
 
 struct class {
 	__u32 netns; /* inode */
@@ -74,13 +70,7 @@ struct delays {
 _Static_assert(sizeof(struct delays) == 8 * (1 + HIST_BUCKETS), "read by delay.go");
 
 /* Those that are measured. User space makes the entries. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct class);
-	__type(value, struct delays);
-} fl_delays SEC(".maps");
+SPARSE(fl_delays, 65536, struct class, struct delays);
 
 /* Global as fl_bucket is. 0: from before, missed, or given back by the device. */
 __noinline __u64 fl_take(__u64 key, __u64 now)
