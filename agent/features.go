@@ -44,7 +44,10 @@ type FeatureConfig struct {
 // overlaysFile is the file in StateDir of the overlay networks that were stopped by hand.
 const overlaysFile = "overlays.json"
 
-// features constructs the features, in display order. Only this function names them. One that
+// shaper is the feature that makes root qdiscs and IFBs.
+const shaper = "traffic"
+
+// features constructs the features, in display order. Only this file names them. One that
 // cannot work here is no error: its Support has the reason. On an error nothing is left open.
 // Without who, those that need it are unavailable, and the log has the reason.
 func features(cfg Config, set containers, j *journal.Journal, who *identity.Identity, at *hook.Ends) (made []feature.Feature, err error) {

@@ -353,7 +353,7 @@ func RestoreAlone(cfg Config, match func(journal.Entry) bool) (out []journal.Out
 	}
 	if only, aerr := alone(cfg.Roots.Proc); aerr == nil { // no agent works with another state directory
 		defer only.Close()
-		err = kernel.Reclaim(cfg.Roots, j)
+		err = kernel.Reclaim(cfg.Roots, j, shaper)
 	}
 	out, _ = j.Restore(kernel.Opener(cfg.Roots), match)
 	return out, errors.Join(err, kernel.Tidy(cfg.Roots, out), j.Close())

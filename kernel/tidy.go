@@ -48,9 +48,9 @@ func Tidy(r Roots, out []journal.Outcome) error {
 }
 
 // Reclaim makes the lost entries anew of what carries fairlead's mark in the network namespace of this
-// process: root qdiscs and IFBs. They belong to the feature traffic, which
-// keeps what it still wants. The caller must know that no agent works there.
-func Reclaim(r Roots, j *journal.Journal) error {
+// process: root qdiscs and IFBs, for the feature that makes them, which keeps what it still wants. The
+// caller must know that no agent works there.
+func Reclaim(r Roots, j *journal.Journal, feature string) error {
 	ns, err := netdev.Open(filepath.Join(r.Proc, "self/ns/net"))
 	if err != nil {
 		return fmt.Errorf("look for what a lost journal had: %w", err)
@@ -76,7 +76,7 @@ func Reclaim(r Roots, j *journal.Journal) error {
 		for _, k := range append(knobs, qdisc.Root(ns, l.Index)) {
 			value, err := k.Read()
 			if err == nil && !have[k.Ref()] && slices.Contains(marks, value) {
-				errs = append(errs, j.Turn(k, value, journal.Owner{Feature: "traffic"}))
+				errs = append(errs, j.Turn(k, value, journal.Owner{Feature: feature}))
 			}
 		}
 	}

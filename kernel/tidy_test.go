@@ -120,7 +120,7 @@ func TestReclaim(t *testing.T) {
 	testkit.Must(t, os.Symlink(at.Path, filepath.Join(r.Proc, "self/ns/net")))
 	by := journal.Owner{Feature: "traffic"}
 	for name, next := range map[string]func(*journal.Journal) error{
-		"reclaimed": func(j *journal.Journal) error { return Reclaim(r, j) },
+		"reclaimed": func(j *journal.Journal) error { return Reclaim(r, j, "traffic") },
 		"turned": func(j *journal.Journal) error {
 			return errors.Join(j.Turn(ifb, netdev.OurIFB, by), j.Turn(ours, qdisc.Ours(qdisc.KindHTB), by))
 		},

@@ -12,10 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-var (
-	plantHosts = flag.Int("plant.hosts", 0, "how many random hosts TestPlant tries; 0: as many as the tier asks for")
-	plantSeed  = flag.Int("plant.seed", -1, "the only host that TestPlant tries, and prints second by second")
-)
+var plantSeed = flag.Int("plant.seed", -1, "the only host that TestPlant tries, and prints second by second")
 
 // The laws hold after the warm-up, in seconds.
 const plantWarm, plantLong = 2.0, 12.0
@@ -56,11 +53,7 @@ func TestPlant(t *testing.T) {
 		t.Logf("broken: %q", brokenBy(*plantSeed))
 		return
 	}
-	hosts := *plantHosts
-	if hosts == 0 {
-		hosts = testkit.Scale(t, 500, 2_000)
-	}
-	broken := make(map[string][]int)
+	hosts, broken := testkit.Scale(t, 500, 2_000), make(map[string][]int)
 	for seed := range hosts {
 		for _, law := range brokenBy(seed) {
 			broken[law] = append(broken[law], seed)
