@@ -228,7 +228,7 @@ func (f *Traffic) reach(t *shaped, dev container.End) error {
 		name, program  string
 	}{
 		{dev.Host && f.divides[Egress] && asked(t.due[Egress]), false, hook.Identify, identify, trafficProgFlIdentify},
-		{f.learns(t) || dev.Host && t.due[Ingress].Ceil > 0, dev.Host, hook.Learn, deliver, trafficProgFlDeliver},
+		{f.learns(t), dev.Host, hook.Learn, deliver, trafficProgFlDeliver},
 	} {
 		at := hook.Place{Device: dev.Device, Path: dev.Path, Owner: journal.Owner{Feature: name}, Egress: p.egress, Stage: p.stage, Name: p.name}
 		err := t.at.Drop(func(d container.Device, _ bool, name string) bool {
