@@ -119,6 +119,7 @@ func FuzzParseNAPI(f *testing.F) {
 	f.Add(head[:])
 	f.Add(append(head[:], nl.NewRtAttr(napiID, nl.Uint32Attr(7)).Serialize()...))
 	f.Add(append(head[:], 5, 0, napiPID, 0, 1)) // not padded
+	f.Add(slices.Concat(head[:], nl.NewRtAttr(napiID, nl.Uint32Attr(7)).Serialize(), []byte{99, 0, napiPID, 0}))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		if n, err := parseNAPI(msg); err != nil && n != (NAPI{}) {

@@ -196,7 +196,7 @@ func parseLink(msg []byte) (Link, error) {
 		Index: int(head.Index), Kind: "device", PeerNS: -1,
 		Up: head.Flags&unix.IFF_UP != 0, Ether: head.Type == unix.ARPHRD_ETHER,
 	}
-	return l, EachAttr(msg[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) error {
+	err := EachAttr(msg[unix.SizeofIfInfomsg:], func(typ uint16, v []byte) error {
 		switch typ {
 		case unix.IFLA_IFNAME:
 			l.Name = unix.ByteSliceToString(v)
@@ -225,6 +225,10 @@ func parseLink(msg []byte) (Link, error) {
 		}
 		return nil
 	})
+	if err != nil {
+		return Link{}, err
+	}
+	return l, nil
 }
 
 // Speed returns the rate of a device in bit/s as its driver reports it, or 0: virtual devices often

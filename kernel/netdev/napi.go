@@ -82,7 +82,7 @@ func parseNAPI(msg []byte) (NAPI, error) {
 	if len(msg) < nl.SizeofGenlmsg {
 		return n, errors.New("short netdev message")
 	}
-	return n, EachAttr(msg[nl.SizeofGenlmsg:], func(typ uint16, v []byte) error {
+	err := EachAttr(msg[nl.SizeofGenlmsg:], func(typ uint16, v []byte) error {
 		switch typ {
 		case napiIfindex:
 			n.Device = int(number(v))
@@ -93,6 +93,10 @@ func parseNAPI(msg []byte) (NAPI, error) {
 		}
 		return nil
 	})
+	if err != nil {
+		return NAPI{}, err
+	}
+	return n, nil
 }
 
 // Threaded returns the knob that makes every NAPI of a device a kernel thread ("1") or part of the

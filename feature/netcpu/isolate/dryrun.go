@@ -68,7 +68,7 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 		return nil, err
 	}
 	group := is.uplinkPlace(host)
-	return steps, is.cfg.Uplinks.Each(ctx, c, func(u uplink.Uplink) error {
+	err = is.cfg.Uplinks.Each(ctx, c, func(u uplink.Uplink) error {
 		d, err := is.lookAt(u.NS, u.Link.Index, u.Link.Name)
 		if err != nil {
 			return err
@@ -77,6 +77,7 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 		steps = append(steps, of...)
 		return err
 	})
+	return steps, err
 }
 
 // planned returns what bring would write for a device.
