@@ -3,10 +3,12 @@ package agent
 import (
 	"encoding/json"
 	"maps"
+	"path/filepath"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -18,23 +20,22 @@ const knownName = "containers.json"
 // most labels first, only by their entries in the journal.
 const maxKnown = 16 << 20
 
-// knownFile is its content.
-type knownFile struct {
-	Boot string `json:"boot"`
-	*discover.Known
+// file returns a file of the state directory for this boot, of at most so many bytes.
+func (cfg Config) file(name string, most int) kernel.StateFile {
+	return kernel.StateFile{Path: filepath.Join(cfg.StateDir, name), Most: most, Proc: cfg.Roots.Proc}
 }
 
 // loadKnown loads what an earlier agent knew; nil if nothing.
 func loadKnown(cfg Config) *discover.Known {
-	in := knownFile{Known: new(discover.Known)}
-	found, err := cfg.file(knownName, maxKnown).read(&in)
+	in := new(discover.Known)
+	found, err := cfg.file(knownName, maxKnown).Read(in)
 	if err != nil {
 		cfg.Log.Warn("what an earlier agent knew of containers cannot be read; runtimes must answer first", "err", err)
 	}
 	if err != nil || !found {
 		return nil
 	}
-	return in.Known
+	return in
 }
 
 // remember stores what is known now, if that has changed.
@@ -43,7 +44,7 @@ func (a *Agent) remember(now *discover.Known) {
 		return
 	}
 	a.remembered = now
-	err := a.cfg.file(knownName, maxKnown).write(func(boot string) any { return knownFile{boot, within(now, maxKnown)} })
+	err := a.cfg.file(knownName, maxKnown).Write(within(now, maxKnown))
 	if err != nil && !a.forgetful {
 		a.log.Warn("what is known of containers cannot be written down: an agent that starts while a runtime does not answer will not know their policy", "err", err)
 	}

@@ -119,7 +119,7 @@ func FuzzKnownFile(f *testing.F) {
 		boot, err := journal.BootID(cfg.Roots.Proc)
 		testkit.Must(t, err)
 		data = bytes.Replace(data, []byte("{"), []byte(`{"boot":"`+boot+`",`), 1)
-		testkit.Must(t, os.WriteFile(cfg.file(knownName, maxKnown).path, data, 0o600))
+		testkit.Must(t, os.WriteFile(cfg.file(knownName, maxKnown).Path, data, 0o600))
 		discover.NewSet(discover.Config{Known: loadKnown(cfg)}, engine{})
 	})
 }

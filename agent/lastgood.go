@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"path/filepath"
 	"time"
 
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -14,11 +16,15 @@ const lastGoodFile = "policy.json"
 // the escapes of JSON.
 const maxLastGood = 2 * policy.MaxFiles * policy.MaxFileSize
 
+func (cfg Config) lastGood() kernel.StateFile {
+	return kernel.StateFile{Path: filepath.Join(cfg.StateDir, lastGoodFile), Most: maxLastGood}
+}
+
 // recallPolicy puts the last good policy of an earlier agent in force, in case the files are broken
 // now.
 func (a *Agent) recallPolicy() {
 	var kept policy.Kept
-	_, err := a.cfg.file(lastGoodFile, maxLastGood).stateFile.read(&kept)
+	_, err := a.cfg.lastGood().Read(&kept)
 	if err == nil {
 		err = a.policy.Recall(kept)
 	}
@@ -35,7 +41,7 @@ func (a *Agent) keepPolicy() {
 	if kept.When.IsZero() || kept.When.Equal(a.keptWhen) {
 		return
 	}
-	if err := a.cfg.file(lastGoodFile, maxLastGood).stateFile.write(kept); err != nil {
+	if err := a.cfg.lastGood().Write(kept); err != nil {
 		a.log.Error("the policy is not written down: with broken files a restarted agent would have none", "err", err)
 		return
 	}

@@ -66,10 +66,10 @@ func FuzzLastGood(f *testing.F) {
 	f.Add([]byte(`{"dir":"/d","when":"2026-01-01T00:00:00Z","files":[null,{"name":"\u001b","text":"labels: deny"}]}`))
 	f.Add([]byte("{"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		file := Config{StateDir: t.TempDir()}.file(lastGoodFile, maxLastGood).stateFile
-		testkit.Must(t, os.WriteFile(file.path, data, 0o600))
+		file := Config{StateDir: t.TempDir()}.lastGood()
+		testkit.Must(t, os.WriteFile(file.Path, data, 0o600))
 		var kept policy.Kept
-		if _, err := file.read(&kept); err != nil {
+		if _, err := file.Read(&kept); err != nil {
 			return
 		}
 		store := policy.NewStore("/d", time.Now)
