@@ -1,12 +1,16 @@
 package blockio
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // capacities holds what disks can do, by block.Disk's Identity, and the file that keeps it
@@ -66,4 +70,63 @@ func (c *capacities) save() error {
 		return err
 	}
 	return c.file.Write(capacitiesFile{capacitiesVersion, c.of})
+}
+
+// Guarantees implements feature.Guarantor: reads and writes per second of the disks that the
+// operator named, if their capacity is known. Reads and writes share that, and whoever counts them
+// counts each by itself: so reads are offered one half of what can be reserved, and writes the
+// other.
+func (f *BlockIO) Guarantees() (map[string]uint64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := make(map[string]uint64)
+	var errs []error
+	for name, device := range f.cfg.Disks {
+		d, err := block.Open(f.cfg.Roots.Sys, device)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("disk %s: %w", name, err)) // it has vanished, or has not come yet
+			continue
+		}
+		half, known := f.capacity(d).Halves()
+		if !known {
+			errs = append(errs, fmt.Errorf("disk %s: its capacity is not known", name))
+			continue
+		}
+		reads, writes := policy.DiskResources(name)
+		all[reads], all[writes] = half.ReadIOPS, half.WriteIOPS
+	}
+	return all, errors.Join(errs...)
+}
+
+// profiled returns the budget that reservations need together, by the profiles of their disks.
+func (f *BlockIO) profiled(reserved []reservation) (sum time.Duration, err error) {
+	if len(reserved) == 0 {
+		return 0, errors.New("auto: the container has reserved nothing (io.reserve)")
+	}
+	for _, r := range reserved {
+		p := f.capacity(r.disk).Realtime
+		if len(p) == 0 {
+			return 0, fmt.Errorf("auto: %[1]s has no profile: measure it with `fairlead io calibrate %[1]s --scratch DIR --realtime`", r.device)
+		}
+		budget, err := p.Needs(r.figures)
+		if err != nil {
+			return 0, fmt.Errorf("auto: %s: %w", r.device, err)
+		}
+		sum += budget
+	}
+	return max(sum, time.Millisecond), nil
+}
+
+// reprofile updates the budgets of containers with io.realtime: auto after a new profile. A
+// container that cannot have the new one keeps its budget until the next Apply, which reports why.
+func (f *BlockIO) reprofile() error {
+	var errs []error
+	for _, m := range f.managed {
+		if m.budget > 0 && m.target.Settings.RealtimeAuto {
+			errs = append(errs, f.grant(m))
+		}
+	}
+	errs = append(errs, f.realtime())
+	f.promote()
+	return errors.Join(errs...)
 }
