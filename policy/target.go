@@ -65,12 +65,13 @@ const (
 
 // IO is what a container is due of one block device. Zero means not asked for.
 type IO struct {
-	Device                     string // as written, a path below /dev
-	ReadIOPS, WriteIOPS        uint64 // reserved, operations/s (reserve)
-	ReadBytes, WriteBytes      uint64 // reserved, bytes/s (reserve)
-	MaxReadIOPS, MaxWriteIOPS  uint64 // cap, operations/s (max)
-	MaxReadBytes, MaxWriteByte uint64 // cap, bytes/s (max)
+	Device   string  // as written, a path below /dev
+	Reserved Figures // (reserve)
+	Max      Figures // caps (max)
 }
+
+// Figures are operations and bytes per second.
+type Figures struct{ ReadIOPS, WriteIOPS, ReadBytes, WriteBytes uint64 }
 
 // Settings are policy's values for one container. The zero value is the default: observe, and
 // nothing changed.

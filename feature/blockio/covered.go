@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/mountinfo"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // cover does what is left to do for a Target, and reports what of it does not hold on this
@@ -54,11 +55,11 @@ func (f *BlockIO) unthrottled(m *managed) error {
 	c := t.Container.Cgroup
 	var reasons, capped, writes []string
 	for _, io := range t.Settings.IO {
-		if io.MaxReadIOPS+io.MaxReadBytes+io.MaxWriteIOPS+io.MaxWriteByte == 0 {
+		if io.Max == (policy.Figures{}) {
 			continue
 		}
 		capped = append(capped, io.Device)
-		if io.MaxWriteIOPS+io.MaxWriteByte == 0 {
+		if io.Max.WriteIOPS+io.Max.WriteBytes == 0 {
 			continue
 		}
 		writes = append(writes, io.Device)

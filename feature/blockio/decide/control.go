@@ -128,7 +128,7 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	held := max(now.held, (now.held+old.held)/2)
 	act := func() {}
 	reads, writes := d.missed(w)
-	waits, others := d.foreign(w), w.others(d)
+	waits, others := d.foreign(), w.others(d)
 	unusual := sum(waits) - time.Duration(float64(now.usual)*float64(d.total())*w.Length.Seconds())
 	if capped := c.capped(d.Container, d.Disk); !d.busy(w) && !capped {
 		others = nil // it waits neither for the disk nor for its cap there

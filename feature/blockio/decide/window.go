@@ -128,7 +128,7 @@ func (d Demand) asks(w Window, waited time.Duration) bool {
 func (d Demand) held() time.Duration { return d.Waited[Quota] + d.Waited[Realtime] }
 
 // foreign returns how long it waited while others ran, by container.
-func (d Demand) foreign(w Window) map[container.ID]time.Duration {
+func (d Demand) foreign() map[container.ID]time.Duration {
 	out := maps.Clone(d.Waited)
 	maps.DeleteFunc(out, func(id container.ID, t time.Duration) bool {
 		return id == d.Container || id != System && !IsContainer(id) || t < time.Millisecond
