@@ -136,7 +136,7 @@ func TestSize(t *testing.T) {
 	h := newHost(10)
 	w := newWriter(t, cfg)
 	most, first := int64(0), epoch
-	for i := 0; w.Written().Bytes < uint64(2*cfg.Size); i++ {
+	for i := 0; w.Written().FrameBytes < uint64(2*cfg.Size); i++ {
 		c.pass(time.Minute)
 		write(t, w, h.next(time.Minute))
 		if i%13 != 0 {
@@ -149,8 +149,8 @@ func TestSize(t *testing.T) {
 			disk += onDisk(info.Size())
 		}
 		most = max(most, disk)
-		if disk > cfg.Size || disk != w.Written().Disk {
-			t.Fatalf("after %v the ring takes %d bytes of %d; the writer says %d", c.elapsed, disk, cfg.Size, w.Written().Disk)
+		if disk > cfg.Size || uint64(disk) != w.Written().Bytes {
+			t.Fatalf("after %v the ring takes %d bytes of %d; the writer says %d", c.elapsed, disk, cfg.Size, w.Written().Bytes)
 		}
 		first, _ = open(t, dir).Span()
 	}
@@ -355,7 +355,7 @@ func TestTwoWriters(t *testing.T) {
 	}
 	c.pass(retryTime)
 	write(t, two, h.next(time.Second))
-	if s := two.Written(); s.Frames != 1 || s.Failed != 2 || s.Err != nil || s.CPU <= 0 {
+	if s := two.Written(); s.Frames != 1 || s.Failed != 2 || s.Error != "" || s.CPU <= 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -405,7 +405,7 @@ func TestFullRing(t *testing.T) {
 	if len(got) != 2 || errs != nil {
 		t.Errorf("%d frames, errors %v", len(got), errs)
 	}
-	if s := w.Written(); s.Failed != 2 || s.Err != nil {
+	if s := w.Written(); s.Failed != 2 || s.Error != "" {
 		t.Errorf("%+v", s)
 	}
 }
