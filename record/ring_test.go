@@ -52,7 +52,7 @@ func open(t testing.TB, path string) *Reader {
 // read returns all frames from one time to another, and the errors between them.
 func read(t testing.TB, path string, from, to time.Time) (frames []api.Frame, errs []error) {
 	t.Helper()
-	for f, err := range open(t, path).Frames(from, to, 0) {
+	for f, err := range open(t, path).Frames(t.Context(), from, to, 0) {
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -108,7 +108,7 @@ func TestRing(t *testing.T) {
 		t.Errorf("a part: errors %v, frames (-want +got):\n%s", errs, diff)
 	}
 	var apart []time.Time
-	for f, err := range open(t, dir).Frames(want[50].Taken, want[60].Taken, 11*time.Second) {
+	for f, err := range open(t, dir).Frames(t.Context(), want[50].Taken, want[60].Taken, 11*time.Second) {
 		must(t, err)
 		apart = append(apart, f.Taken)
 	}
@@ -322,7 +322,7 @@ func TestReadWhileWritten(t *testing.T) {
 				return
 			}
 			last := time.Time{}
-			for f, err := range r.Frames(time.Time{}, time.Time{}, 0) {
+			for f, err := range r.Frames(t.Context(), time.Time{}, time.Time{}, 0) {
 				if err != nil || !f.Taken.After(last) || len(f.Containers) != 20 {
 					t.Errorf("frame of %v after %v: %d containers, %v", f.Taken, last, len(f.Containers), err)
 					return

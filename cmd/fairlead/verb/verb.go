@@ -100,12 +100,12 @@ func (r Recording) Open() (*record.Reader, error) {
 func (r Recording) Source(c *api.Client) (view.Source, string, error) {
 	if r.Replay != "" {
 		from, err := r.Open()
-		return view.Recorded{Recording: from}, filepath.Base(r.Replay), err
+		return from, filepath.Base(r.Replay), err
 	}
 	host, err := os.Hostname()
 	a := &view.Agent{Client: c}
 	if past, err := r.Open(); err == nil { // else there is no past to be shown
-		a.Recording = past
+		a.Reader = past
 	}
 	return a, host, err
 }
