@@ -259,15 +259,9 @@ func (w Window) name(id container.ID) string {
 // shortfall describes what the reservation lacks.
 func (d Demand) shortfall() string {
 	var parts []string
-	for _, x := range []struct {
-		got, due uint64
-		what     string
-	}{
-		{d.Achieved.ReadIOPS, d.Reserved.ReadIOPS, "reads"}, {d.Achieved.WriteIOPS, d.Reserved.WriteIOPS, "writes"},
-		{d.Achieved.ReadBytes, d.Reserved.ReadBytes, "bytes read"}, {d.Achieved.WriteBytes, d.Reserved.WriteBytes, "bytes written"},
-	} {
-		if x.due > 0 {
-			parts = append(parts, fmt.Sprintf("%d of %d %s a second", x.got, x.due, x.what))
+	for i, due := range each(&d.Reserved) {
+		if *due > 0 {
+			parts = append(parts, fmt.Sprintf("%d of %d %s a second", *each(&d.Achieved)[i], *due, counted[i]))
 		}
 	}
 	return strings.Join(parts, ", ")
