@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+	types "github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
@@ -136,6 +137,9 @@ func (c connection) created(ctx context.Context, id string) (Record, bool, error
 	var got client.ContainerInspectResult
 	ct := &got.Container
 	ct.ID, ct.Name, ct.Image, ct.ImageManifestDescriptor = item.ID, item.Names[0], item.ImageID, item.ImageManifestDescriptor
+	if item.NetworkSettings != nil {
+		ct.NetworkSettings = &types.NetworkSettings{Networks: item.NetworkSettings.Networks}
+	}
 	rec, lack := c.record(ctx, got, item.Image, item.Labels)
 	return rec, lack == nil, nil
 }
@@ -156,6 +160,9 @@ func (c connection) record(ctx context.Context, got client.ContainerInspectResul
 	rec = Record{Name: strings.TrimPrefix(ct.Name, "/"), RuntimeID: ct.ID, Image: name}
 	if len(labels) > 0 {
 		rec.Labels = labels
+	}
+	if ct.NetworkSettings != nil {
+		rec.Networks = len(ct.NetworkSettings.Networks)
 	}
 	if ct.Image != "" && rec.Labels != nil { // Podman's --rootfs has none
 		image, err := c.images.of(ctx, c.whole, got)
