@@ -65,7 +65,7 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 	filter := make(client.Filters).Add("type", "container").
 		Add("event", "create", "start", "die", "died", "rename", "update", "destroy", "remove")
 	stream := now.outline.Events(ctx, client.EventsListOptions{Filters: filter})
-	return watched(ctx, r, stream.Messages, stream.Err, relistEvery, func(msg events.Message) {
+	return watched(ctx, r, stream.Messages, stream.Err, relistEvery, relistEvery, func(msg events.Message) bool {
 		switch msg.Action {
 		case "create":
 			r.ask(ctx, msg.Actor.ID, now.created)
@@ -74,6 +74,7 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 		default:
 			r.end(msg.Actor.ID, msg.Action == "die" || msg.Action == "died")
 		}
+		return false
 	}, func(ctx context.Context) (ids []string, _ current, err error) {
 		all, err := now.outline.ContainerList(ctx, client.ContainerListOptions{})
 		for _, item := range all.Items {

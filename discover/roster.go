@@ -52,15 +52,17 @@ type inspect func(ctx context.Context, key string) (Record, bool, error)
 // current reports whether a record that is known is still right.
 type current func(key string, rec Record) bool
 
-// watched reads a runtime's events, and lists what it has first and from time to time: the second time
-// after pause. It returns the error that ends this.
-func watched[E any](ctx context.Context, r *roster, events <-chan E, broken <-chan error, pause time.Duration, event func(E), list func(context.Context) ([]string, current, error), look inspect) error {
+// watched reads a runtime's events, and lists what it has first, after pause, each time that every has passed, and
+// when event asks for it. It returns the error that ends this.
+func watched[E any](ctx context.Context, r *roster, events <-chan E, broken <-chan error, pause, every time.Duration, event func(E) (list bool), list func(context.Context) ([]string, current, error), look inspect) error {
 	relist := time.NewTimer(0)
 	defer relist.Stop()
 	for {
 		select {
 		case ev := <-events:
-			event(ev)
+			if event(ev) {
+				relist.Reset(0)
+			}
 		case got := <-r.answers:
 			r.take(got)
 		case <-relist.C:
@@ -72,7 +74,7 @@ func watched[E any](ctx context.Context, r *roster, events <-chan E, broken <-ch
 			}
 			r.replace(ctx, keys, right, look)
 			relist.Reset(pause)
-			pause = relistEvery
+			pause = every
 		case err := <-broken:
 			return err
 		case <-ctx.Done():
