@@ -148,7 +148,7 @@ func (c connection) created(ctx context.Context, id string) (Record, bool, error
 // asks reports whether one of the labels may be policy.
 func asks(labels map[string]string) bool {
 	for key := range labels {
-		if strings.HasPrefix(key, "fairlead.") {
+		if strings.HasPrefix(key, "fairlead.") || key == "kubernetes.io/ingress-bandwidth" || key == "kubernetes.io/egress-bandwidth" {
 			return true
 		}
 	}
