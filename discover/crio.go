@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/backoff"
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -46,7 +45,11 @@ func (c crio) session(ctx context.Context, r *roster) error {
 	defer conn.Close()
 	now := crioClient{runtimeapi.NewRuntimeServiceClient(conn)}
 	events := make(chan *runtimeapi.ContainerEventResponse)
-	go now.events(ctx, events)
+	go retry(ctx, relistCRI, relistEvery, func(ctx context.Context) { // few have them
+		if stream, err := now.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{}); err == nil {
+			forward(ctx, stream.Recv, events)
+		}
+	})
 	return watched(ctx, r, events, nil, relistCRI, relistCRI, func(ev *runtimeapi.ContainerEventResponse) (list bool) {
 		switch key := ev.GetContainerId(); ev.GetContainerEventType() {
 		case runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT:
@@ -60,29 +63,6 @@ func (c crio) session(ctx context.Context, r *roster) error {
 		keys, err := now.list(ctx)
 		return keys, lives, err
 	}, now.inspect)
-}
-
-// events follows the runtime's events, which few have, until ctx ends.
-func (c crioClient) events(ctx context.Context, events chan<- *runtimeapi.ContainerEventResponse) {
-	for again := relistCRI; ; again = backoff.Next(again, relistCRI, relistEvery) {
-		stream, err := c.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
-		for err == nil {
-			var ev *runtimeapi.ContainerEventResponse
-			if ev, err = stream.Recv(); err != nil {
-				break
-			}
-			again = relistCRI
-			select {
-			case events <- ev:
-			case <-ctx.Done():
-			}
-		}
-		select {
-		case <-time.After(again):
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // list returns the keys of what runs.

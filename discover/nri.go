@@ -50,7 +50,7 @@ type nri struct {
 // run connects again and again until ctx ends.
 func (n *nri) run(ctx context.Context) {
 	said := ""
-	retry(ctx, func(ctx context.Context) {
+	retry(ctx, minBackOff, maxBackOff, func(ctx context.Context) {
 		err := n.session(ctx)
 		if ctx.Err() == nil && !errors.Is(err, fs.ErrNotExist) && err.Error() != said {
 			said = err.Error()

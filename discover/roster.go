@@ -83,6 +83,21 @@ func watched[E any](ctx context.Context, r *roster, events <-chan E, broken <-ch
 	}
 }
 
+// forward passes on what recv returns until that fails, or ctx ends.
+func forward[E any](ctx context.Context, recv func() (E, error), to chan<- E) error {
+	for {
+		got, err := recv()
+		if err != nil {
+			return err
+		}
+		select {
+		case to <- got:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // question is asked until there is an answer without an error, or cancel is called.
 type question struct {
 	cancel context.CancelFunc
@@ -118,7 +133,7 @@ func newRoster(name, addr string, publish func(Report)) *roster {
 // reports why each one ended. A runtime that was never there is not an error, but one that has left
 // its socket is.
 func (r *roster) follow(ctx context.Context, session func(context.Context, *roster) error) {
-	retry(ctx, func(ctx context.Context) {
+	retry(ctx, minBackOff, maxBackOff, func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel() // ends the session's questions
 		r.begin()
@@ -143,13 +158,13 @@ func (r *roster) begin() {
 	r.records, r.asked, r.whole = make(map[string]Record), make(map[string]*question), false
 }
 
-// retry runs session repeatedly until ctx ends, after a pause that doubles while sessions end at
-// once.
-func retry(ctx context.Context, session func(context.Context)) {
+// retry runs session repeatedly until ctx ends, after a pause from first to most that doubles while
+// sessions end at once.
+func retry(ctx context.Context, first, most time.Duration, session func(context.Context)) {
 	for pause := time.Duration(0); ctx.Err() == nil; {
 		start := time.Now()
 		session(ctx)
-		pause = backoff.Again(pause, minBackOff, maxBackOff, time.Since(start), maxBackOff)
+		pause = backoff.Again(pause, first, most, time.Since(start), most)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
