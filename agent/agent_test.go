@@ -29,14 +29,16 @@ import (
 // TestInForce waits for a container from before it is there until its policy is in force, or for as long as the
 // context lasts.
 func TestInForce(t *testing.T) {
-	r := newRig(t, 1, 2)
-	entered, goOn := make(chan struct{}), make(chan struct{})
-	r.apply = func(ctx context.Context, target policy.Target) error {
-		if target.Container.ID == 1 {
-			close(entered)
-			<-goOn
+	r := newRig(t, 1)
+	entered, goOn := make(chan struct{}, 1), make(chan struct{})
+	r.apply = func(ctx context.Context, _ policy.Target) error {
+		poke(entered)
+		select {
+		case <-goOn:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
 		}
-		return nil
 	}
 	r.start()
 	one, held := box(1, "isolate"), make(chan error, 1)
