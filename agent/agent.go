@@ -183,7 +183,8 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), j.Close(), only.Close())
 	}
-	set := watch(cfg, loadKnown(cfg), in, j.Broken)
+	var a *Agent
+	set := watch(cfg, loadKnown(cfg), in, j.Broken, func(ctx context.Context, id string) error { return a.inForce(ctx, id) })
 	who, err := identity.Open(cfg.Roots.Proc)
 	if err != nil {
 		cfg.Log.Warn("packets have no common identity", "err", err)
@@ -198,7 +199,7 @@ func New(cfg Config) (*Agent, error) {
 		store.TrustImages()
 	}
 	store.NameDisks(cfg.Disks)
-	a := assemble(cfg, set, store, j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary())
+	a = assemble(cfg, set, store, j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary())
 	a.alone, a.identity, a.ends, a.recorder = only, who, at, rec
 	a.plugin, a.plugged = a.offers(), in.add("device plugin", cfg.Log, j.Broken)
 	maps.Copy(a.parts, in)

@@ -26,6 +26,44 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
+// TestInForce waits for a container from before it is there until its policy is in force, or for as long as the
+// context lasts.
+func TestInForce(t *testing.T) {
+	r := newRig(t, 1)
+	entered, goOn := make(chan struct{}, 1), make(chan struct{})
+	r.apply = func(ctx context.Context, _ policy.Target) error {
+		poke(entered)
+		select {
+		case <-goOn:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	r.start()
+	one, held := box(1, "isolate"), make(chan error, 1)
+	go func() { held <- r.agent.inForce(t.Context(), one.RuntimeID) }()
+	r.set.set(true, one)
+	<-entered
+	short, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.agent.inForce(short, one.RuntimeID); !errors.Is(err, context.Canceled) {
+		t.Errorf("while it is being applied: %v", err)
+	}
+	select {
+	case err := <-held:
+		t.Errorf("before it is in force: %v", err)
+	default:
+	}
+	close(goOn)
+	if err := <-held; err != nil || r.host.get(t, 1) != "isolated" {
+		t.Errorf("%v, and %s", err, r.host.get(t, 1))
+	}
+	if err := r.agent.inForce(short, box(2, "").RuntimeID); !errors.Is(err, context.Canceled) {
+		t.Errorf("without the container: %v", err)
+	}
+}
+
 func TestAgentFollowsContainersAndPolicy(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
 	r.start()

@@ -244,7 +244,7 @@ func (unsound) Run(context.Context, func(discover.Report)) error { panic("at odd
 func TestPanicInSet(t *testing.T) {
 	testkit.NeedRoot(t)
 	in := make(parts)
-	set := watch(Config{Sources: []discover.Source{unsound{}, discover.CgroupTree("/proc", "")}, Roots: kernel.Default(), Log: quiet()}, nil, in, nil)
+	set := watch(Config{Sources: []discover.Source{unsound{}, discover.CgroupTree("/proc", "")}, Roots: kernel.Default(), Log: quiet()}, nil, in, nil, nil)
 	stop := testkit.Background(t, set.Run)
 	testkit.Await(t, "the list goes on without it", func() bool {
 		s := set.Snapshot().Sources

@@ -58,7 +58,7 @@ func Examine(ctx context.Context, cfg Config) api.Report {
 		r = append(r, probe.Finding{Capability: "identity", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}})
 	}
 	defer who.Close()
-	fs, err := features(cfg, watch(cfg, nil, make(parts), nil), nil, who, hook.Open(cfg.Roots.Proc, nil))
+	fs, err := features(cfg, watch(cfg, nil, make(parts), nil, nil), nil, who, hook.Open(cfg.Roots.Proc, nil))
 	if err != nil {
 		return wireReport(append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}}))
 	}

@@ -324,8 +324,9 @@ func TestEnginePods(t *testing.T) {
 func TestEngineCreated(t *testing.T) {
 	e := newFakeEngine(t, nil, map[string]any{"sha256:i": imageOf(map[string]string{"of": "image"})})
 	labels := map[string]string{"fairlead.own": "x", "of": "image"}
+	networks := map[string]any{"Networks": map[string]any{"a": map[string]any{}, "b": map[string]any{}}}
 	e.answers[`/containers/json {"id":{"web":true}}`] = []any{map[string]any{
-		"Id": "web", "Names": []string{"/web"}, "Image": "i:latest", "ImageID": "sha256:i", "Labels": labels,
+		"Id": "web", "Names": []string{"/web"}, "Image": "i:latest", "ImageID": "sha256:i", "Labels": labels, "NetworkSettings": networks,
 	}}
 	reports := make(chan Report)
 	go Docker(e.host).Run(t.Context(), func(rep Report) {
@@ -334,7 +335,7 @@ func TestEngineCreated(t *testing.T) {
 		case <-t.Context().Done():
 		}
 	})
-	want := Record{Name: "web", RuntimeID: "web", Image: "i:latest", Labels: map[string]string{"fairlead.own": "x"}, ImageLabels: map[string]string{"of": "image"}}
+	want := Record{Name: "web", RuntimeID: "web", Image: "i:latest", Labels: map[string]string{"fairlead.own": "x"}, ImageLabels: map[string]string{"of": "image"}, Networks: 2}
 	event := func(action string, running, created []Record) {
 		t.Helper()
 		e.mu.Lock()
@@ -349,6 +350,7 @@ func TestEngineCreated(t *testing.T) {
 	event("create", nil, []Record{want})
 	web := inspected("web", "sha256:i", labels)
 	web["Config"].(map[string]any)["Image"] = "i:latest"
+	web["NetworkSettings"] = networks
 	web["State"] = map[string]any{"Running": true, "Pid": noPID}
 	e.mu.Lock()
 	e.answers["/containers/web/json"] = web

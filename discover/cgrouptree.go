@@ -89,7 +89,7 @@ func (t *tree) Run(ctx context.Context, publish func(Report)) error {
 	if t.host, err = netdev.InodeOf(t.proc, os.Getpid()); err != nil {
 		return err
 	}
-	retry(ctx, func(ctx context.Context) {
+	retry(ctx, minBackOff, maxBackOff, func(ctx context.Context) {
 		if err := t.session(ctx, publish); err != nil && ctx.Err() == nil {
 			publish(Report{Err: err})
 		}

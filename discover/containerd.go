@@ -98,26 +98,14 @@ func (c containerd) session(ctx context.Context, r *roster) error {
 		return err
 	}
 	messages, broken := make(chan *types.Envelope), make(chan error, 1)
-	go func() {
-		for {
-			msg, err := stream.Recv()
-			if err != nil {
-				broken <- err
-				return
-			}
-			select {
-			case messages <- msg:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	go func() { broken <- forward(ctx, stream.Recv, messages) }()
 	// containerd may begin to watch only after the request for the stream. A second list soon after
 	// closes the gap.
-	return watched(ctx, r, messages, broken, time.Second, func(msg *types.Envelope) {
+	return watched(ctx, r, messages, broken, time.Second, relistEvery, func(msg *types.Envelope) bool {
 		if msg.GetNamespace() != dockerNamespace {
 			now.event(ctx, r, msg)
 		}
+		return false
 	}, func(ctx context.Context) ([]string, current, error) {
 		running, err := now.list(ctx, spaces)
 		return slices.Collect(maps.Keys(running)), func(key string, rec Record) bool { return running[key] == rec.PID }, err

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/backoff"
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -45,75 +44,29 @@ func (c crio) session(ctx context.Context, r *roster) error {
 	}
 	defer conn.Close()
 	now := crioClient{runtimeapi.NewRuntimeServiceClient(conn)}
-	events, silent := now.events(ctx)
-	relist := time.NewTimer(0)
-	defer relist.Stop()
-	pause := time.Second // as for containerd, the watch may begin late
-	var reopen <-chan time.Time
-	again := relistCRI
-	for {
-		select {
-		case ev := <-events:
-			again = relistCRI
-			switch key := ev.GetContainerId(); ev.GetContainerEventType() {
-			case runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT:
-				// The event does not say whether it is a container or a sandbox: the list does.
-				relist.Reset(0)
-			case runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT:
-				r.end(key, false)
-				r.end(sandboxPrefix+key, false)
-			}
-		case <-silent: // it has no events, or the stream has ended
-			silent, events = nil, nil
-			relist.Reset(0)
-			reopen, again = time.After(again), backoff.Next(again, relistCRI, relistEvery)
-		case <-reopen:
-			events, silent = now.events(ctx)
-			pause = time.Second
-		case got := <-r.answers:
-			r.take(got)
-		case <-relist.C:
-			keys, err := now.list(ctx)
-			if err != nil {
-				return err
-			}
-			if events == nil {
-				pause = relistCRI
-			}
-			r.replace(ctx, keys, lives, now.inspect)
-			relist.Reset(pause)
-			pause = relistEvery
-		case <-ctx.Done():
-			return ctx.Err()
+	events := make(chan *runtimeapi.ContainerEventResponse)
+	go retry(ctx, relistCRI, relistEvery, func(ctx context.Context) { // few have them
+		if stream, err := now.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{}); err == nil {
+			forward(ctx, stream.Recv, events)
 		}
-	}
-}
-
-// events follows the runtime's events; silent is closed when there are none any more.
-func (c crioClient) events(ctx context.Context) (events chan *runtimeapi.ContainerEventResponse, silent chan struct{}) {
-	events, silent = make(chan *runtimeapi.ContainerEventResponse), make(chan struct{})
-	go func() {
-		defer close(silent)
-		stream, err := c.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
-		for err == nil {
-			var ev *runtimeapi.ContainerEventResponse
-			if ev, err = stream.Recv(); err != nil {
-				return
-			}
-			select {
-			case events <- ev:
-			case <-ctx.Done():
-				return
-			}
+	})
+	return watched(ctx, r, events, nil, relistCRI, relistCRI, func(ev *runtimeapi.ContainerEventResponse) (list bool) {
+		switch key := ev.GetContainerId(); ev.GetContainerEventType() {
+		case runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT:
+			return true // the event does not say whether it is a container or a sandbox
+		case runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT:
+			r.end(key, false)
+			r.end(sandboxPrefix+key, false)
 		}
-	}()
-	return events, silent
+		return false
+	}, func(ctx context.Context) ([]string, current, error) {
+		keys, err := now.list(ctx)
+		return keys, lives, err
+	}, now.inspect)
 }
 
 // list returns the keys of what runs.
 func (c crioClient) list(ctx context.Context) (keys []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	containers, err := c.ListContainers(ctx, &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{
 		State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
 	}})

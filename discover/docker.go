@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+	types "github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
@@ -64,7 +65,7 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 	filter := make(client.Filters).Add("type", "container").
 		Add("event", "create", "start", "die", "died", "rename", "update", "destroy", "remove")
 	stream := now.outline.Events(ctx, client.EventsListOptions{Filters: filter})
-	return watched(ctx, r, stream.Messages, stream.Err, relistEvery, func(msg events.Message) {
+	return watched(ctx, r, stream.Messages, stream.Err, relistEvery, relistEvery, func(msg events.Message) bool {
 		switch msg.Action {
 		case "create":
 			r.ask(ctx, msg.Actor.ID, now.created)
@@ -73,6 +74,7 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 		default:
 			r.end(msg.Actor.ID, msg.Action == "die" || msg.Action == "died")
 		}
+		return false
 	}, func(ctx context.Context) (ids []string, _ current, err error) {
 		all, err := now.outline.ContainerList(ctx, client.ContainerListOptions{})
 		for _, item := range all.Items {
@@ -136,6 +138,9 @@ func (c connection) created(ctx context.Context, id string) (Record, bool, error
 	var got client.ContainerInspectResult
 	ct := &got.Container
 	ct.ID, ct.Name, ct.Image, ct.ImageManifestDescriptor = item.ID, item.Names[0], item.ImageID, item.ImageManifestDescriptor
+	if item.NetworkSettings != nil {
+		ct.NetworkSettings = &types.NetworkSettings{Networks: item.NetworkSettings.Networks}
+	}
 	rec, lack := c.record(ctx, got, item.Image, item.Labels)
 	return rec, lack == nil, nil
 }
@@ -143,7 +148,7 @@ func (c connection) created(ctx context.Context, id string) (Record, bool, error
 // asks reports whether one of the labels may be policy.
 func asks(labels map[string]string) bool {
 	for key := range labels {
-		if strings.HasPrefix(key, "fairlead.") {
+		if strings.HasPrefix(key, "fairlead.") || key == "kubernetes.io/ingress-bandwidth" || key == "kubernetes.io/egress-bandwidth" {
 			return true
 		}
 	}
@@ -156,6 +161,9 @@ func (c connection) record(ctx context.Context, got client.ContainerInspectResul
 	rec = Record{Name: strings.TrimPrefix(ct.Name, "/"), RuntimeID: ct.ID, Image: name}
 	if len(labels) > 0 {
 		rec.Labels = labels
+	}
+	if ct.NetworkSettings != nil {
+		rec.Networks = len(ct.NetworkSettings.Networks)
 	}
 	if ct.Image != "" && rec.Labels != nil { // Podman's --rootfs has none
 		image, err := c.images.of(ctx, c.whole, got)

@@ -52,15 +52,17 @@ type inspect func(ctx context.Context, key string) (Record, bool, error)
 // current reports whether a record that is known is still right.
 type current func(key string, rec Record) bool
 
-// watched reads a runtime's events, and lists what it has first and from time to time: the second time
-// after pause. It returns the error that ends this.
-func watched[E any](ctx context.Context, r *roster, events <-chan E, broken <-chan error, pause time.Duration, event func(E), list func(context.Context) ([]string, current, error), look inspect) error {
+// watched reads a runtime's events, and lists what it has first, after pause, each time that every has passed, and
+// when event asks for it. It returns the error that ends this.
+func watched[E any](ctx context.Context, r *roster, events <-chan E, broken <-chan error, pause, every time.Duration, event func(E) (list bool), list func(context.Context) ([]string, current, error), look inspect) error {
 	relist := time.NewTimer(0)
 	defer relist.Stop()
 	for {
 		select {
 		case ev := <-events:
-			event(ev)
+			if event(ev) {
+				relist.Reset(0)
+			}
 		case got := <-r.answers:
 			r.take(got)
 		case <-relist.C:
@@ -72,9 +74,24 @@ func watched[E any](ctx context.Context, r *roster, events <-chan E, broken <-ch
 			}
 			r.replace(ctx, keys, right, look)
 			relist.Reset(pause)
-			pause = relistEvery
+			pause = every
 		case err := <-broken:
 			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// forward passes on what recv returns until that fails, or ctx ends.
+func forward[E any](ctx context.Context, recv func() (E, error), to chan<- E) error {
+	for {
+		got, err := recv()
+		if err != nil {
+			return err
+		}
+		select {
+		case to <- got:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -116,7 +133,7 @@ func newRoster(name, addr string, publish func(Report)) *roster {
 // reports why each one ended. A runtime that was never there is not an error, but one that has left
 // its socket is.
 func (r *roster) follow(ctx context.Context, session func(context.Context, *roster) error) {
-	retry(ctx, func(ctx context.Context) {
+	retry(ctx, minBackOff, maxBackOff, func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel() // ends the session's questions
 		r.begin()
@@ -141,13 +158,13 @@ func (r *roster) begin() {
 	r.records, r.asked, r.whole = make(map[string]Record), make(map[string]*question), false
 }
 
-// retry runs session repeatedly until ctx ends, after a pause that doubles while sessions end at
-// once.
-func retry(ctx context.Context, session func(context.Context)) {
+// retry runs session repeatedly until ctx ends, after a pause from first to most that doubles while
+// sessions end at once.
+func retry(ctx context.Context, first, most time.Duration, session func(context.Context)) {
 	for pause := time.Duration(0); ctx.Err() == nil; {
 		start := time.Now()
 		session(ctx)
-		pause = backoff.Again(pause, minBackOff, maxBackOff, time.Since(start), maxBackOff)
+		pause = backoff.Again(pause, first, most, time.Since(start), most)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):

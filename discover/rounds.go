@@ -73,7 +73,7 @@ type entry struct {
 	due       bool // look again in the next round
 	afresh    bool // and at the network as well, without an event
 	elsewhere bool // it is another host's
-	bare      bool // its runtime has yet to give it a network
+	bare      bool // its runtime has yet to give it its networks
 }
 
 func newRounds(cfg Config, layout cgroup.Layout, wake func()) (*rounds, error) {
@@ -194,8 +194,8 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		})
 		switch {
 		case err == nil:
-			addressed := slices.ContainsFunc(got.Interfaces, func(i container.Interface) bool { return len(i.Addrs) > 0 })
-			bare := r.early[got.Cgroup.V2] != 0 && !got.HostNetwork && !addressed
+			addressed := len(slices.DeleteFunc(slices.Clone(got.Interfaces), func(i container.Interface) bool { return len(i.Addrs) == 0 }))
+			bare := r.early[got.Cgroup.V2] != 0 && !got.HostNetwork && addressed < max(1, c.record.Networks)
 			r.live[id] = &entry{claim: c, container: got, look: look, bare: bare}
 			if net := r.nets.known[got.NetNS]; net != nil && known && e.bare && !bare {
 				net.hold = minHold // those looks were at what the runtime did

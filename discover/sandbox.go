@@ -63,10 +63,6 @@ func (p Process) Alive(proc string) bool {
 	return err == nil && now == p
 }
 
-// ReadSandboxes reads the state files in a directory. It skips files that are no states, and
-// ignores a missing directory.
-func ReadSandboxes(dir string) ([]Sandbox, error) { return (&states{dir: dir}).read() }
-
 const (
 	sandboxPoll   = 50 * time.Millisecond // between two looks whether a directory that exists has changed
 	sandboxRelist = time.Second           // between lists: a killed sandbox changes nothing there
@@ -81,14 +77,17 @@ type sandboxes struct{ proc, dir string }
 func (s sandboxes) Name() string { return "sandbox" }
 
 func (s sandboxes) Run(ctx context.Context, publish func(Report)) error {
-	files := &states{dir: s.dir}
 	var last Report
-	var listed time.Time
+	var listed, changed time.Time
 	for {
-		changed := files.changed()
-		if first := listed.IsZero(); first || changed || time.Since(listed) >= sandboxRelist {
+		info, err := os.Stat(s.dir)
+		there := err == nil
+		if first := listed.IsZero(); first || there && !info.ModTime().Equal(changed) || time.Since(listed) >= sandboxRelist {
+			if there {
+				changed = info.ModTime()
+			}
 			var now Report
-			now.Records, now.Err = files.records(s.proc)
+			now.Records, now.Err = s.records()
 			if first || !reflect.DeepEqual(now, last) {
 				publish(now)
 				last = now
@@ -96,7 +95,7 @@ func (s sandboxes) Run(ctx context.Context, publish func(Report)) error {
 			listed = time.Now()
 		}
 		pause := sandboxRelist
-		if files.there {
+		if there {
 			pause = sandboxPoll
 		}
 		select {
@@ -107,68 +106,30 @@ func (s sandboxes) Run(ctx context.Context, publish func(Report)) error {
 	}
 }
 
-// states are the state files of a directory, which are read again only after it has changed: a state
-// is always written as a new file.
-type states struct {
-	dir   string
-	there bool
-	at    time.Time // of the last change of the directory; zero if another may have had the same time
-	all   []Sandbox
-	reads int
-}
-
-// changed reports whether the directory may have changed since read.
-func (ss *states) changed() bool {
-	info, err := os.Stat(ss.dir)
-	if ss.there = err == nil; !ss.there {
-		return ss.all != nil
-	}
-	return !info.ModTime().Equal(ss.at)
-}
-
-// read reads the state files. It skips files that are no states, and ignores a missing directory.
-func (ss *states) read() ([]Sandbox, error) {
-	info, err := os.Stat(ss.dir)
+// ReadSandboxes reads the state files in a directory. It skips files that are no states, and
+// ignores a missing directory.
+func ReadSandboxes(dir string) (all []Sandbox, err error) {
+	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		ss.at, ss.all = time.Time{}, nil
 		return nil, nil
 	}
-	if err != nil || info.ModTime().Equal(ss.at) {
-		return ss.all, err
-	}
-	began := time.Now()
-	entries, err := os.ReadDir(ss.dir)
-	if err != nil {
-		return nil, err
-	}
-	ss.reads++
-	ss.at, ss.all = time.Time{}, nil
 	for _, e := range entries {
 		var s Sandbox
 		name, ok := strings.CutSuffix(e.Name(), ".json")
-		if data, err := os.ReadFile(filepath.Join(ss.dir, e.Name())); ok && err == nil && json.Unmarshal(data, &s) == nil && s.Name == name && SandboxName.MatchString(name) {
-			ss.all = append(ss.all, s)
+		if data, err := os.ReadFile(filepath.Join(dir, e.Name())); ok && err == nil && json.Unmarshal(data, &s) == nil && s.Name == name && SandboxName.MatchString(name) {
+			all = append(all, s)
 		}
 	}
-	// The clock of files has ticks, in which the directory may change twice.
-	if began.Sub(info.ModTime()) > sandboxRelist {
-		ss.at = info.ModTime()
-	}
-	return ss.all, nil
+	return all, err
 }
 
-// records returns the containers of the directory with a live first process.
-func (ss *states) records(proc string) ([]Record, error) {
-	all, err := ss.read()
-	if err != nil {
-		return nil, err
-	}
-	var rs []Record
-	for _, s := range all {
-		if s.Bare || !s.Init.Alive(proc) {
-			continue
+// records returns the containers with a live first process.
+func (s sandboxes) records() (rs []Record, err error) {
+	all, err := ReadSandboxes(s.dir)
+	for _, b := range all {
+		if !b.Bare && b.Init.Alive(s.proc) {
+			rs = append(rs, Record{PID: b.Init.PID, Name: b.Name, Image: b.Image, Labels: b.Labels})
 		}
-		rs = append(rs, Record{PID: s.Init.PID, Name: s.Name, Image: s.Image, Labels: s.Labels})
 	}
-	return rs, nil
+	return rs, err
 }

@@ -59,6 +59,9 @@ type Config struct {
 	Look  func(id container.ID, look func() error) error
 	Watch func(ctx context.Context, source string, run func(context.Context) error, told func(error)) error
 
+	// Ready waits until a container, by its runtime's id, may start: nri. Nil: it may.
+	Ready func(ctx context.Context, id string) error
+
 	Log *slog.Logger // slog.DiscardHandler
 }
 
@@ -220,6 +223,10 @@ func (s *Set) Run(ctx context.Context) error {
 			return src.Run(ctx, s.pods[i].news, func(rep PodReport) { s.reportPods(i, rep) })
 		}
 		watch("source of pods", src.Name(), run, func(err error) { s.reportPods(i, PodReport{Err: err}) })
+	}
+	if s.cfg.Ready != nil {
+		n := &nri{addr: nriAddr, log: s.cfg.Log, ready: s.cfg.Ready, rest: startRest}
+		watch("holding starts", "nri", func(ctx context.Context) error { n.run(ctx); return nil }, func(error) {})
 	}
 	g.Go(func() error { s.loop(ctx, r); return nil })
 	return g.Wait()

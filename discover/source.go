@@ -69,6 +69,8 @@ type Record struct {
 
 	Annotations map[string]bool `json:",omitempty"` // see Container
 
+	Networks int `json:",omitempty"` // that the runtime gives it before it starts; 0: not known
+
 	// Requests and PodRequests are from the sources of pods, see Container.
 	Requests    map[string]uint64 `json:"-"`
 	PodRequests map[string]uint64 `json:"-"`
