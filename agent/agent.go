@@ -18,6 +18,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -407,4 +408,25 @@ func (a *Agent) close() error {
 		errs = append(errs, a.alone.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// inForce waits until the container with an id of its runtime is there, and each feature has done what is wanted
+// for it, or has failed to. The error is that of ctx.
+func (a *Agent) inForce(ctx context.Context, id string) error {
+	for {
+		changed := a.set.Changed()
+		all := a.set.Running()
+		if i := slices.IndexFunc(all, func(c container.Container) bool { return c.RuntimeID == id }); i >= 0 {
+			a.round()
+			for _, w := range a.workers {
+				w.settle(ctx, all[i].ID) // a failure is in its status
+			}
+			return ctx.Err()
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }

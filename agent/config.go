@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
@@ -85,26 +84,5 @@ func runtimes(cfg Config) []discover.Source {
 		discover.CRIO(cfg.CRIOAddr),
 		discover.Sandboxes(cfg.Roots.Proc, cmp.Or(cfg.SandboxDir, discover.DefaultSandboxes)),
 		discover.CgroupTree(cfg.Roots.Proc, cfg.Roots.Cgroup),
-	}
-}
-
-// inForce waits until the container with an id of its runtime is there, and each feature has done what is wanted
-// for it, or has failed to. The error is that of ctx.
-func (a *Agent) inForce(ctx context.Context, id string) error {
-	for {
-		changed := a.set.Changed()
-		all := a.set.Running()
-		if i := slices.IndexFunc(all, func(c container.Container) bool { return c.RuntimeID == id }); i >= 0 {
-			a.round()
-			for _, w := range a.workers {
-				w.settle(ctx, all[i].ID) // a failure is in its status
-			}
-			return ctx.Err()
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
 	}
 }
