@@ -163,15 +163,22 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// A flow is learnt after so many packets, however soon they follow each other.
+// A flow is learnt after so many packets, however soon they follow each other. What is learnt counts
+// for less than a second, with the tick of the clock and time for a sender to get a CPU.
 func TestYoung(t *testing.T) {
 	b := newBench(t)
 	b.fill(shape{bridged: true, tcp: true})
 	must(t, b.c.maps.FlOvFlows.Delete(b.flow()))
+	began := b.now()
 	for range 32 {
 		b.run(overlayProgFlOvTunnel, 1, b.sent(random(20)), skb{Ifindex: b.nic, Ingress: b.veth})
 	}
-	must(t, b.c.maps.FlOvFlows.Lookup(b.flow(), new(overlayFlow)))
+	var f overlayFlow
+	must(t, b.c.maps.FlOvFlows.Lookup(b.flow(), &f))
+	until := f.Dir[out].Until
+	if until < began+uint64(lease) || until > b.now()+uint64(lease) || lease+coarse > 800*time.Millisecond {
+		t.Errorf("the lease is over %v after it began", time.Duration(until-began))
+	}
 }
 
 // PREEMPT_RT is refused since its softirqs can preempt each other.
