@@ -51,7 +51,6 @@ type force struct {
 
 	raised    time.Time
 	raisedBy  string
-	due       string // why it is to be raised again, a second after that
 	evictions map[string]uint64
 }
 
@@ -416,7 +415,7 @@ func (f *Overlay) forget(o *force, d container.Device) error {
 func (f *Overlay) raise(o *force, why string) {
 	f.last++
 	o.value.Gen, o.value.From = f.last, bpf.Clock()+uint64(settle)
-	o.raised, o.raisedBy, o.due = f.cfg.Now(), why, ""
+	o.raised, o.raisedBy = f.cfg.Now(), why
 	o.evictions[why]++
 }
 
