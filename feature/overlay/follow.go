@@ -252,23 +252,15 @@ func (f *Overlay) answer(list []asked) []bool {
 				at, tuples = append(at, i), append(tuples, a.tuple)
 			}
 		}
-		if len(at) == 0 || table == nil {
+		if len(at) == 0 {
 			continue
 		}
-		for range 2 {
-			found, err := table.BeLiberal(tuples)
-			if err != nil {
-				f.cfg.Log.Warn("make conntrack ready", "network", number, "err", err)
-			}
-			// The answers of a service: only turned around is the packet one of the connection's.
-			var left []int
-			var turned []conntrack.Tuple
-			for i := range found {
-				if yes[at[i]] = found[i]; !found[i] {
-					left, turned = append(left, at[i]), append(turned, conntrack.Tuple{Source: tuples[i].Destination, Destination: tuples[i].Source})
-				}
-			}
-			at, tuples = left, turned
+		found, err := table.BeLiberal(tuples)
+		if err != nil {
+			f.cfg.Log.Warn("make conntrack ready", "network", number, "err", err)
+		}
+		for i, is := range found {
+			yes[at[i]] = is
 		}
 	}
 	return yes

@@ -193,9 +193,11 @@ func (f *Overlay) begin(n network.Network) (_ *force, err error) {
 	if err != nil && !errors.Is(err, conntrack.ErrUnsupported) {
 		return nil, err
 	}
-	f.asking.Lock()
-	f.tables[o.number] = table
-	f.asking.Unlock()
+	if err == nil {
+		f.asking.Lock()
+		f.tables[o.number] = table
+		f.asking.Unlock()
+	}
 	if o.unwatch, err = f.watch(o.ns, n.Path); err != nil {
 		return nil, err
 	}
