@@ -56,16 +56,21 @@ func carries(tcp bool) func(shape) bool { return func(s shape) bool { return s.t
 // counted.
 func TestReceivedAttacks(t *testing.T) {
 	b := newBench(t)
+	b.attacks(receivedAttacks(), shape.received, b.receive)
+}
+
+// attacks passes good packets of all shapes that attacks have changed.
+func (b *bench) attacks(table []attack, good func(shape, []byte) []byte, pass func([]byte) (uint32, []byte, int)) {
 	for _, s := range shapes() {
-		for _, row := range receivedAttacks() {
+		for _, row := range table {
 			if !row.of(s) || row.name == "outer checksum" && !s.summed {
 				continue
 			}
 			b.fill(s)
-			packet := row.change(s, s.received(random(20)))
-			verdict, out, why := b.receive(packet)
+			packet := row.change(s, good(s, random(20)))
+			verdict, out, why := pass(packet)
 			if verdict != next || why != row.why || !bytes.Equal(out, packet) {
-				t.Errorf("%s, %s: verdict %d, reason %d, want %d", s.name(), row.name, int32(verdict), why, row.why)
+				b.Errorf("%s, %s: verdict %d, reason %d, want %d", s.name(), row.name, int32(verdict), why, row.why)
 			}
 		}
 	}

@@ -49,7 +49,7 @@ func TestBusyHost(t *testing.T) {
 				t.Run(x.name, func(t *testing.T) {
 					r.T = t
 					r.quick(s)
-					testkit.Await(t, "no change of before is due", n.idle)
+					testkit.Await(t, "no change of before is due", func() bool { return n.idle(netdev.NeighbourChanged) })
 					// Neighbours of the way change by themselves now and then.
 					began := time.Now()
 					gen, itself := n.generation(netdev.NeighbourChanged)

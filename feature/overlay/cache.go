@@ -225,8 +225,15 @@ func (c *cache) asks(ctx context.Context, answer func([]asked) []bool) error {
 			if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &a.key); err != nil {
 				return fmt.Errorf("read asks of the overlay: %w", err)
 			}
+			var of overlayFlow
+			if c.maps.FlOvFlows.Lookup(a.key, &of) != nil {
+				continue // it has ended
+			}
 			a.network = a.key.Net
 			a.tuple = conntrack.Tuple{Source: addrPort(a.key.Local.Ip, a.key.Lport), Destination: addrPort(a.key.Remote.Ip, a.key.Rport)}
+			if of.Dir[out].Until == 0 { // behind NAT conntrack knows a flow only by the packets that have come
+				a.tuple.Source, a.tuple.Destination = a.tuple.Destination, a.tuple.Source
+			}
 			list = append(list, a)
 			r.SetDeadline(time.Unix(1, 0)) // take only those that are already there
 		}

@@ -24,6 +24,7 @@ type denial struct {
 	told netdev.Cause // "": the kernel reports nothing
 	size int          // of the datagrams; 0: small
 	do   func(r *rig, n *node)
+	then func(r *rig, n *node) // once the flow is fast with that; nil: nothing
 	undo func(r *rig, n *node)
 }
 
@@ -92,12 +93,6 @@ func (r *rig) filter(n *node, dev string) {
 	})
 }
 
-// unfilter removes what filter has made.
-func (r *rig) unfilter(n *node, dev string) {
-	r.T.Helper()
-	n.run(r.T, "tc", "qdisc", "del", "dev", dev, "clsact")
-}
-
 func denials() []denial {
 	withdraw := func(r *rig, n *node, add bool) {
 		r.T.Helper()
@@ -119,9 +114,9 @@ func denials() []denial {
 		{name: "mtu of the tunnel lowered", at: 0, told: netdev.LinkChanged, size: 1350,
 			do: func(r *rig, n *node) { r.mtu(n, "vx0", 1300) }, undo: func(r *rig, n *node) { r.mtu(n, "vx0", 1450) }},
 		{name: "filter at the host end", at: 1, told: netdev.FilterChanged,
-			do: func(r *rig, n *node) { r.filter(n, "veth0") }, undo: func(r *rig, n *node) { r.unfilter(n, "veth0") }},
+			do: func(r *rig, n *node) { r.filter(n, "veth0") }, undo: func(r *rig, n *node) { n.run(r.T, "tc", "qdisc", "del", "dev", "veth0", "clsact") }},
 		{name: "filter at the tunnel device", at: 0, told: netdev.FilterChanged,
-			do: func(r *rig, n *node) { r.filter(n, "vx0") }, undo: func(r *rig, n *node) { r.unfilter(n, "vx0") }},
+			do: func(r *rig, n *node) { r.filter(n, "vx0") }, undo: func(r *rig, n *node) { n.run(r.T, "tc", "qdisc", "del", "dev", "vx0", "clsact") }},
 		{name: "iptables-legacy", form: routed, at: 0,
 			do: func(r *rig, n *node) {
 				n.run(r.T, "iptables-legacy", "-A", "FORWARD", "-p", "udp", "--dport", "9001", "-j", "DROP")
@@ -137,14 +132,14 @@ func denials() []denial {
 					n.nft(r.T, "table inet fl_new { chain f { type filter hook forward priority 5; ct state new udp dport 9001 drop; ct state new udp sport 9001 drop; }; }")
 				})
 			},
+			then: func(r *rig, n *node) {
+				must(r.T, n.inside.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+			},
 			undo: func(r *rig, n *node) { n.nft(r.T, "delete table inet fl_new") }},
+		{name: "nft drop soon after another rule", at: 1,
+			do:   func(r *rig, n *node) { n.told(r.T, netdev.NFTChanged, func() { n.nft(r.T, "table inet fl_other {}") }) },
+			then: (*rig).drops, undo: (*rig).undrops},
 	}
-}
-
-// flush deletes all entries of connection tracking.
-func (n *node) flush(t testing.TB) {
-	t.Helper()
-	must(t, n.inside.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 }
 
 // After a change that denies a flow, no packet of it is delivered: once the feature has followed
@@ -166,14 +161,18 @@ func TestDenied(t *testing.T) {
 					s := newStream(t, r.nodes[0].web, r.nodes[1].addr)
 					s.size = max(s.size, d.size)
 					r.quick(s)
-					change := func() { t.Helper(); d.do(r, n) }
-					if d.told != "" {
-						n.told(t, d.told, change)
-					} else {
-						change()
-						if d.name == "no conntrack entry" {
+					by := func(what func(*rig, *node)) {
+						t.Helper()
+						if d.told == "" {
+							what(r, n)
+							return
+						}
+						n.told(t, d.told, func() { t.Helper(); what(r, n) })
+					}
+					if by(d.do); d.told == "" {
+						if d.then != nil {
 							r.quick(s) // established connections stay
-							n.flush(t)
+							d.then(r, n)
 						}
 						began, last := time.Now(), time.Duration(0)
 						for time.Since(began) < lease+coarse {
@@ -189,12 +188,7 @@ func TestDenied(t *testing.T) {
 					}
 					s.call(10 * time.Millisecond)
 					end := s.sent
-					undo := func() { t.Helper(); d.undo(r, n) }
-					if d.told != "" {
-						n.told(t, d.told, undo)
-					} else {
-						undo()
-					}
+					by(d.undo)
 					r.quick(s)
 					for _, number := range to.of(s) {
 						if number >= first && number <= end {

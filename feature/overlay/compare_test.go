@@ -115,7 +115,7 @@ func inject(t testing.TB, fd int, frame []byte) {
 	}
 }
 
-// read returns the next frame, with its VLAN tag after it; nil: there is none.
+// read returns the next frame, with its VLAN tag after it, or datagram; nil: there is none.
 func read(t testing.TB, fd int) []byte {
 	t.Helper()
 	buf, oob := make([]byte, 2048), make([]byte, 64)
@@ -240,15 +240,10 @@ func pinned(t testing.TB, fn func()) {
 // got returns what the process in the container has received.
 func (w *twin) got(t testing.TB) (list [][]byte) {
 	t.Helper()
-	for {
-		buf := make([]byte, 2048)
-		n, err := unix.Read(w.socket, buf)
-		if errors.Is(err, unix.EAGAIN) {
-			return list
-		}
-		must(t, err)
-		list = append(list, buf[:n])
+	for b := read(t, w.socket); b != nil; b = read(t, w.socket) {
+		list = append(list, b)
 	}
+	return list
 }
 
 // accelerate makes the flow of a shape fast at the first node; the other sees the same.

@@ -110,23 +110,11 @@ func (f *Overlay) beat(ctx context.Context, c *cache) {
 					clear(o.states)
 				}
 				f.again("look")
-			case f.overdue(now):
+			case f.due != "" && now.Sub(f.looked) >= raiseEvery:
 				f.again(f.due)
 			}
 		})
 	}
-}
-
-// overdue invalidates what a change of the last second has left to do, and reports whether to look at
-// the host again.
-func (f *Overlay) overdue(now time.Time) bool {
-	for _, o := range f.force {
-		if o.due != "" && now.Sub(o.raised) >= raiseEvery {
-			f.due = o.due
-			f.invalidate(o, o.due)
-		}
-	}
-	return f.due != "" && now.Sub(f.looked) >= raiseEvery
 }
 
 // lost reports whether a program was detached.
@@ -165,9 +153,9 @@ func (f *Overlay) watch(ns *netdev.NS, path string) (stop func() error, err erro
 // fickle are the changes that containers, or a busy host, can cause at will.
 var fickle = []netdev.Cause{netdev.NFTChanged, netdev.NeighbourChanged, netdev.FDBChanged, netdev.Overrun}
 
-// raiseEvery is the least time between two invalidations of a network because of such a change.
-// A lease is no longer, so a change counts after that anyway.
-const raiseEvery = lease
+// raiseEvery is the least time between two invalidations of a network because of such a change, and
+// between two looks at the host. A change in between counts once the leases of before are over.
+const raiseEvery = time.Second
 
 // follow first invalidates what was learnt before a change, and then looks at the host again.
 func (f *Overlay) follow(netns uint64, changes []netdev.Change) {
@@ -190,7 +178,6 @@ func (f *Overlay) follow(netns uint64, changes []netdev.Change) {
 // concerns invalidates what a change touches, and reports whether to look at the host now. What is on
 // the way of no flow touches nothing.
 func (f *Overlay) concerns(netns uint64, c netdev.Change) (now bool) {
-	known := false
 	for _, n := range f.nets {
 		here, host := netns == n.NetNS, netns == f.host.Inode()
 		o, end := f.force[keyOf(n)], container.Device{NetNS: netns, Index: c.Device}
@@ -209,20 +196,23 @@ func (f *Overlay) concerns(netns uint64, c netdev.Change) (now bool) {
 			often = often || c.Cause == netdev.LinkChanged // by any other port
 			clear(o.states)
 		case slices.Contains(n.Ends, end):
-			often = c.Cause != netdev.FilterChanged // the container has the other end
 			delete(o.states, end)
+			if c.Cause != netdev.FilterChanged {
+				// The container has the other end; and 15 s after a port came up its bridge tells of it
+				// once more. The look forgets what was learnt there, if anything is different.
+				now = now || f.cfg.Now().Sub(f.looked) >= raiseEvery
+				continue
+			}
 		default:
 			continue
 		}
-		known = true
 		if often && f.cfg.Now().Sub(o.raised) < raiseEvery {
-			o.due = string(c.Cause)
 			continue
 		}
 		now = true
 		f.invalidate(o, string(c.Cause))
 	}
-	if !known { // it may be a new tunnel, or lead to one
+	if !now { // it is looked at in a second: it may be a new tunnel, or lead to one
 		f.due = string(c.Cause)
 	}
 	return now
@@ -262,23 +252,15 @@ func (f *Overlay) answer(list []asked) []bool {
 				at, tuples = append(at, i), append(tuples, a.tuple)
 			}
 		}
-		if len(at) == 0 || table == nil {
+		if len(at) == 0 {
 			continue
 		}
-		for range 2 {
-			found, err := table.BeLiberal(tuples)
-			if err != nil {
-				f.cfg.Log.Warn("make conntrack ready", "network", number, "err", err)
-			}
-			// The answers of a service: only turned around is the packet one of the connection's.
-			var left []int
-			var turned []conntrack.Tuple
-			for i := range found {
-				if yes[at[i]] = found[i]; !found[i] {
-					left, turned = append(left, at[i]), append(turned, conntrack.Tuple{Source: tuples[i].Destination, Destination: tuples[i].Source})
-				}
-			}
-			at, tuples = left, turned
+		found, err := table.BeLiberal(tuples)
+		if err != nil {
+			f.cfg.Log.Warn("make conntrack ready", "network", number, "err", err)
+		}
+		for i, is := range found {
+			yes[at[i]] = is
 		}
 	}
 	return yes

@@ -51,7 +51,6 @@ type force struct {
 
 	raised    time.Time
 	raisedBy  string
-	due       string // why it is to be raised again, a second after that
 	evictions map[string]uint64
 }
 
@@ -194,9 +193,11 @@ func (f *Overlay) begin(n network.Network) (_ *force, err error) {
 	if err != nil && !errors.Is(err, conntrack.ErrUnsupported) {
 		return nil, err
 	}
-	f.asking.Lock()
-	f.tables[o.number] = table
-	f.asking.Unlock()
+	if err == nil {
+		f.asking.Lock()
+		f.tables[o.number] = table
+		f.asking.Unlock()
+	}
 	if o.unwatch, err = f.watch(o.ns, n.Path); err != nil {
 		return nil, err
 	}
@@ -416,7 +417,7 @@ func (f *Overlay) forget(o *force, d container.Device) error {
 func (f *Overlay) raise(o *force, why string) {
 	f.last++
 	o.value.Gen, o.value.From = f.last, bpf.Clock()+uint64(settle)
-	o.raised, o.raisedBy, o.due = f.cfg.Now(), why, ""
+	o.raised, o.raisedBy = f.cfg.Now(), why
 	o.evictions[why]++
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 )
 
@@ -41,16 +42,10 @@ type shape struct {
 }
 
 func (s shape) name() string {
-	name := routed
-	if s.bridged {
-		name = bridged
-	}
-	for _, x := range []struct {
-		is   bool
-		name string
-	}{{s.geneve, " geneve"}, {s.outer6, " outer6"}, {s.inner6, " inner6"}, {s.tcp, " tcp"}, {s.summed, " summed"}, {s.service, " service"}} {
-		if x.is {
-			name += x.name
+	name := "shape"
+	for v, i := reflect.ValueOf(s), 0; i < v.NumField(); i++ {
+		if v.Field(i).Bool() {
+			name += " " + v.Type().Field(i).Name
 		}
 	}
 	return name
@@ -83,25 +78,21 @@ func ipLen(v6 bool) int {
 
 // near and far are the addresses of the containers.
 func (s shape) near() netip.Addr {
-	switch {
-	case s.bridged && s.inner6:
-		return netip.MustParseAddr("fd00:244::3")
-	case s.bridged:
-		return netip.MustParseAddr("10.244.0.3")
-	case s.inner6:
-		return netip.MustParseAddr("fd00:244:1::2")
-	}
-	return netip.MustParseAddr("10.244.1.2")
+	return s.pick("10.244.1.2", "fd00:244:1::2", "10.244.0.3", "fd00:244::3")
 }
 
 func (s shape) far() netip.Addr {
-	switch {
-	case s.bridged && s.inner6:
-		return netip.MustParseAddr("fd00:244::2")
-	case s.inner6:
-		return netip.MustParseAddr("fd00:244:0::2")
+	return s.pick("10.244.0.2", "fd00:244:0::2", "10.244.0.2", "fd00:244::2")
+}
+
+func (s shape) pick(ip, ip6, bridged, bridged6 string) netip.Addr {
+	if s.bridged {
+		ip, ip6 = bridged, bridged6
 	}
-	return netip.MustParseAddr("10.244.0.2")
+	if s.inner6 {
+		ip = ip6
+	}
+	return netip.MustParseAddr(ip)
 }
 
 // peer is what the container sends to.
@@ -149,7 +140,7 @@ func (s shape) port() uint16 {
 func (s shape) received(payload []byte) []byte {
 	near, far := s.macs()
 	nearNode, farNode := s.nodes()
-	inner := s.frame(near, far, s.ip(s.far(), s.near(), s.inner6, s.l4(farPort, nearPort, payload)), s.inner6)
+	inner := s.frame(near, far, datagram(s.far(), s.near(), s.proto(), s.l4(farPort, nearPort, payload)), s.inner6)
 	b := s.encapsulated(nearNIC, farNIC, farNode, nearNode, inner)
 	s.sum(b)
 	return b
@@ -161,7 +152,7 @@ func (s shape) sent(payload []byte) []byte {
 	if s.bridged {
 		dst = farWeb
 	}
-	b := s.frame(dst, nearWeb, s.ip(s.near(), s.peer().Addr(), s.inner6, s.l4(nearPort, s.peer().Port(), payload)), s.inner6)
+	b := s.frame(dst, nearWeb, datagram(s.near(), s.peer().Addr(), s.proto(), s.l4(nearPort, s.peer().Port(), payload)), s.inner6)
 	sumInner(b[14:], s.inner6)
 	return b
 }
@@ -186,12 +177,11 @@ func (s shape) frame(dst, src []byte, ip []byte, v6 bool) []byte {
 	return slices.Concat(dst, src, kind, ip)
 }
 
-func (s shape) ip(src, dst netip.Addr, _ bool, l4 []byte) []byte {
-	proto := byte(17)
+func (s shape) proto() byte {
 	if s.tcp {
-		proto = 6
+		return 6
 	}
-	return datagram(src, dst, proto, l4)
+	return 17
 }
 
 // datagram is an IP packet, without the checksum.
@@ -240,11 +230,8 @@ func sumInner(ip []byte, v6 bool) {
 	if v6 {
 		proto = ip[6]
 	}
-	switch proto {
-	case 6:
-		sumL4(ip, v6, ipLen(v6), 6, 16)
-	case 17:
-		sumL4(ip, v6, ipLen(v6), 17, 6)
+	if offset, ok := map[byte]int{6: 16, 17: 6}[proto]; ok {
+		sumL4(ip, v6, ipLen(v6), proto, offset)
 	}
 }
 

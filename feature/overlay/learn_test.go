@@ -24,44 +24,31 @@ func TestSentAttacks(t *testing.T) {
 	l4 := func(n int, v ...byte) func(shape, []byte) []byte {
 		return func(s shape, p []byte) []byte { return at(14+ipLen(s.inner6)+n, v...)(s, p) }
 	}
-	for _, s := range shapes() {
-		for _, row := range []attack{
-			{twist{"with another's MAC", at(11, 9), header}, every},
-			{twist{"to another MAC", at(5, 9), header}, every},
-			{twist{"broadcast", at(0, 255, 255, 255, 255, 255, 255), header}, every},
-			{twist{"VLAN tag", func(_ shape, p []byte) []byte { return tag(p, 5) }, protocol}, every},
-			{twist{"with another's address", at(14+15, 9), unknownFlow}, inner(false)},
-			{twist{"with another's address", at(14+23, 9), unknownFlow}, inner(true)},
-			{twist{"to another", at(14+19, 9), unknownFlow}, inner(false)},
-			{twist{"from another port", l4(1, 9), unknownFlow}, every},
-			{twist{"TTL 1", at(14+8, 1), ttl}, func(s shape) bool { return !s.inner6 && !s.bridged }},
-			{twist{"hop limit 0", at(14+7, 0), ttl}, func(s shape) bool { return s.inner6 && !s.bridged }},
-			{twist{"options", at(14, 0x46), options}, inner(false)},
-			{twist{"fragment", at(14+6, 0x20), fragment}, inner(false)},
-			{twist{"header checksum", func(_ shape, p []byte) []byte { p[24] ^= 1; return p }, checksum}, inner(false)},
-			{twist{"bytes behind the packet", func(_ shape, p []byte) []byte { return append(p, 0, 0) }, cut}, every},
-			{twist{"UDP length", func(s shape, p []byte) []byte { p[14+ipLen(s.inner6)+4] = 1; return p }, cut}, carries(false)},
-			{twist{"SYN", l4(13, 2), tcpFlags}, carries(true)},
-			{twist{"no flags", l4(13, 0), tcpFlags}, carries(true)},
-			{twist{"longer than the MTU", func(s shape, _ []byte) []byte { return s.sent(random(1432)) }, mtu}, every},
-			{twist{"a tunnel's packet by itself", func(s shape, p []byte) []byte {
-				return s.frame(p[:6], p[6:12], datagram(s.near(), s.far(), 17, s.received(p)[s.udp():]), s.inner6)
-			}, unknownFlow}, func(s shape) bool { return !s.tcp }},
-		} {
-			if !row.of(s) {
-				continue
-			}
-			b.fill(s)
-			packet := row.change(s, s.sent(random(20)))
-			if !s.inner6 && row.name == "a tunnel's packet by itself" {
-				sumHeader(packet[14:], false)
-			}
-			verdict, out, why := b.send(packet)
-			if verdict != next || why != row.why || !bytes.Equal(out, packet) {
-				t.Errorf("%s, %s: verdict %d, reason %d, want %d", s.name(), row.name, int32(verdict), why, row.why)
-			}
-		}
-	}
+	b.attacks([]attack{
+		{twist{"with another's MAC", at(11, 9), header}, every},
+		{twist{"to another MAC", at(5, 9), header}, every},
+		{twist{"broadcast", at(0, 255, 255, 255, 255, 255, 255), header}, every},
+		{twist{"VLAN tag", func(_ shape, p []byte) []byte { return tag(p, 5) }, protocol}, every},
+		{twist{"with another's address", at(14+15, 9), unknownFlow}, inner(false)},
+		{twist{"with another's address", at(14+23, 9), unknownFlow}, inner(true)},
+		{twist{"to another", at(14+19, 9), unknownFlow}, inner(false)},
+		{twist{"from another port", l4(1, 9), unknownFlow}, every},
+		{twist{"TTL 1", at(14+8, 1), ttl}, func(s shape) bool { return !s.inner6 && !s.bridged }},
+		{twist{"hop limit 0", at(14+7, 0), ttl}, func(s shape) bool { return s.inner6 && !s.bridged }},
+		{twist{"options", at(14, 0x46), options}, inner(false)},
+		{twist{"fragment", at(14+6, 0x20), fragment}, inner(false)},
+		{twist{"header checksum", func(_ shape, p []byte) []byte { p[24] ^= 1; return p }, checksum}, inner(false)},
+		{twist{"bytes behind the packet", func(_ shape, p []byte) []byte { return append(p, 0, 0) }, cut}, every},
+		{twist{"UDP length", func(s shape, p []byte) []byte { p[14+ipLen(s.inner6)+4] = 1; return p }, cut}, carries(false)},
+		{twist{"SYN", l4(13, 2), tcpFlags}, carries(true)},
+		{twist{"no flags", l4(13, 0), tcpFlags}, carries(true)},
+		{twist{"longer than the MTU", func(s shape, _ []byte) []byte { return s.sent(random(1432)) }, mtu}, every},
+		{twist{"a tunnel's packet by itself", func(s shape, p []byte) []byte {
+			p = s.frame(p[:6], p[6:12], datagram(s.near(), s.far(), 17, s.received(p)[s.udp():]), s.inner6)
+			sumHeader(p[14:], s.inner6)
+			return p
+		}, unknownFlow}, func(s shape) bool { return !s.tcp }},
+	}, shape.sent, b.send)
 }
 
 // A packet of a known flow is slow while any part of its entry is invalid.
@@ -176,15 +163,22 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// A flow is learnt after so many packets, however soon they follow each other.
+// A flow is learnt after so many packets, however soon they follow each other. What is learnt counts
+// for less than a second, with the tick of the clock and time for a sender to get a CPU.
 func TestYoung(t *testing.T) {
 	b := newBench(t)
 	b.fill(shape{bridged: true, tcp: true})
 	must(t, b.c.maps.FlOvFlows.Delete(b.flow()))
+	began := b.now()
 	for range 32 {
 		b.run(overlayProgFlOvTunnel, 1, b.sent(random(20)), skb{Ifindex: b.nic, Ingress: b.veth})
 	}
-	must(t, b.c.maps.FlOvFlows.Lookup(b.flow(), new(overlayFlow)))
+	var f overlayFlow
+	must(t, b.c.maps.FlOvFlows.Lookup(b.flow(), &f))
+	until := f.Dir[out].Until
+	if until < began+uint64(lease) || until > b.now()+uint64(lease) || lease+coarse > 800*time.Millisecond {
+		t.Errorf("the lease is over %v after it began", time.Duration(until-began))
+	}
 }
 
 // PREEMPT_RT is refused since its softirqs can preempt each other.

@@ -14,7 +14,7 @@
 #define MAX_FLOWS 65536
 
 /* What is learnt counts this long, unless a packet that took the slow path proves it anew. */
-#define LEASE_NS 1000000000ULL
+#define LEASE_NS 700000000ULL /* below a second also where a sender waits for a CPU */
 /* For how long after its lease an entry counts as one of the same connection. */
 #define KEPT_NS 2000000000ULL
 /* A flow that is younger in both is not worth learning: most connections end before. */

@@ -53,6 +53,12 @@ type Config struct {
 	Now func() time.Time
 }
 
+// table is a conntrack.Table.
+type table interface {
+	BeLiberal(tuples []conntrack.Tuple) (found []bool, err error)
+	Close()
+}
+
 // Overlay is the feature. See feature.Feature for how it may be called.
 type Overlay struct {
 	cfg     Config
@@ -61,8 +67,8 @@ type Overlay struct {
 	looking feature.Loop
 	beating feature.Loop
 
-	asking sync.Mutex                  // no flow waits for a round
-	tables map[uint32]*conntrack.Table // by number of the network; nil: the kernel has none
+	asking sync.Mutex       // no flow waits for a round
+	tables map[uint32]table // by number of the network, where the kernel has one
 
 	mu      sync.Mutex
 	host    *netdev.NS // nil once closed, or without support
@@ -99,7 +105,7 @@ func New(cfg Config) (*Overlay, error) {
 		changed: func(container.ID) {},
 		tenants: tenant.New(cfg.Roots.Proc, tenant.Network),
 		slots:   make(map[tenant.Key]identity.Slot),
-		tables:  make(map[uint32]*conntrack.Table),
+		tables:  make(map[uint32]table),
 		force:   make(map[key]*force),
 		broken:  make(map[key]error),
 		killed:  make(map[string]string),

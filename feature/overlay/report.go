@@ -369,7 +369,7 @@ func (f *Overlay) flows(of *container.Container, most int) ([]api.OverlayFlow, u
 var protocols = map[uint32]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}
 
 // lease is how long a learnt entry is valid; maps.bpf.h.
-const lease = time.Second
+const lease = 700 * time.Millisecond
 
 // age is the time since the lease of a flow was renewed.
 func age(v overlayFlow, now uint64) time.Duration {

@@ -151,12 +151,12 @@ func (n *node) generation(cause netdev.Cause) (gen uint32, times uint64) {
 	return 0, 0
 }
 
-// idle reports whether a node has followed all changes.
-func (n *node) idle() bool {
+// idle reports whether a node has followed all changes, and follows one of a cause at once.
+func (n *node) idle(cause netdev.Cause) bool {
 	n.f.mu.Lock()
 	defer n.f.mu.Unlock()
 	for _, o := range n.f.force {
-		if o.due != "" {
+		if slices.Contains(fickle, cause) && time.Since(o.raised) < raiseEvery {
 			return false
 		}
 	}
@@ -167,7 +167,7 @@ func (n *node) idle() bool {
 // several changes in one, so after a while another cause counts too.
 func (n *node) told(t testing.TB, cause netdev.Cause, change func()) {
 	t.Helper()
-	testkit.Await(t, "no change of before is due", n.idle)
+	testkit.Await(t, "no change of before is due", func() bool { return n.idle(cause) })
 	before, had := n.generation(cause)
 	change()
 	began := time.Now()

@@ -1,8 +1,9 @@
 package overlay
 
 import (
+	"fmt"
 	"net"
-	"strconv"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -17,15 +18,14 @@ import (
 // timeout; false: none.
 func (n *node) tracks(t testing.TB, c net.Conn) (state uint8, left uint32, ok bool) {
 	t.Helper()
-	_, port, err := net.SplitHostPort(c.LocalAddr().String())
-	must(t, err)
+	port := netip.MustParseAddrPort(c.LocalAddr().String()).Port()
 	must(t, n.inside.Do(func() error {
 		list, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
 		if err != nil {
 			return err
 		}
 		for _, f := range list {
-			if strconv.Itoa(int(f.Forward.SrcPort)) != port {
+			if f.Forward.SrcPort != port {
 				continue
 			}
 			left, ok = f.TimeOut, true
@@ -65,12 +65,10 @@ func TestClosesInOrder(t *testing.T) {
 			}
 			must(t, d.Close())
 			for i, n := range r.nodes {
-				testkit.Await(t, "the entry goes", func() bool {
+				testkit.Await(t, fmt.Sprint("the entry goes at node ", i), func() bool {
 					state, left, ok := n.tracks(t, d)
 					return !ok || state != 3 || left <= 10 // nf_conntrack_tcp_timeout_close
 				})
-				state, left, ok := n.tracks(t, d)
-				t.Logf("node %d: state %d, %d s, %v", i, state, left, ok)
 			}
 		})
 	}
@@ -87,7 +85,7 @@ func TestStaysReady(t *testing.T) {
 	n.f.asking.Lock()
 	for number, table := range n.f.tables { // nobody answers from now on
 		table.Close()
-		n.f.tables[number] = nil
+		delete(n.f.tables, number)
 	}
 	n.f.asking.Unlock()
 	var k overlayFlowKey

@@ -114,10 +114,7 @@ func (b *bench) network() (v overlayNetwork) {
 }
 
 func (b *bench) flow() (k overlayFlowKey) {
-	k.Net, k.Local.Ip, k.Remote.Ip, k.Proto = 1, b.near().As16(), b.far().As16(), 17
-	if b.tcp {
-		k.Proto = 6
-	}
+	k.Net, k.Local.Ip, k.Remote.Ip, k.Proto = 1, b.near().As16(), b.far().As16(), uint32(b.proto())
 	k.Lport, k.Rport = fromNetwork(nearPort), fromNetwork(farPort)
 	return k
 }

@@ -31,6 +31,7 @@ type overlayCase struct {
 	ports int
 	bulk  bool // the measure is what the server receives, not the answers
 	short bool // each request is on a new connection
+	named bool // the destination is a service's address
 	quick bool
 }
 
@@ -66,6 +67,12 @@ func overlayCatalogue() []overlaySetup {
 		}
 		for i, c := range su.cases { // the other forms have the same programs in front of them
 			su.cases[i].quick = c.quick && (path == rig.Routed || path == rig.Bridged && c.name == "tcp rr 1")
+		}
+		for _, c := range slices.Clone(su.cases) {
+			if path == rig.Routed && (c.flows == 8 && c.server != nil || c.short) {
+				c.name, c.named, c.quick = "service "+c.name, true, false
+				su.cases = append(su.cases, c)
+			}
 		}
 		all = append(all, su)
 	}

@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -57,6 +58,10 @@ const (
 	bridgedPort   = 4789
 	tunnelBridge  = "br0"
 	tunnelNetNS   = "netns" // file in a TempDir: the namespace, mounted where an agent sees it
+
+	// ServiceAddr is the address of a service whose backend is the second host's container, as
+	// kube-proxy leads to it.
+	ServiceAddr = "10.112.0.10"
 )
 
 func wireAddr(host int) string { return fmt.Sprintf("10.113.0.%d", 1+host) }
@@ -106,7 +111,7 @@ func NewOverlay(ctx context.Context, cfg OverlayConfig) (_ *Overlay, err error) 
 		if err := join(host); err != nil {
 			return nil, err
 		}
-		if err := errors.Join(manyPorts(r.Boxes[0]), r.nft(ctx, fmt.Sprintf(hostRules, "10.111.0.0/16"))); err != nil {
+		if err := errors.Join(manyPorts(r.Boxes[0]), r.nft(ctx, fmt.Sprintf(hostRules, "10.111.0.0/16", ServiceAddr, o.Addr(1)))); err != nil {
 			return nil, err
 		}
 	}
@@ -146,10 +151,10 @@ func manyPorts(b *sandbox.Box) error {
 }
 
 // hostRules are the minimum that hosts of containers have: connection tracking of forwarded and own
-// packets, and source NAT for packets that leave the network %s.
+// packets, source NAT for packets that leave the network %s, and a service of the second container.
 const hostRules = `
 table ip flhost {
-	chain prerouting { type nat hook prerouting priority dstnat; }
+	chain prerouting { type nat hook prerouting priority dstnat; ip daddr %[2]s dnat to %[3]s; }
 	chain postrouting {
 		type nat hook postrouting priority srcnat;
 		ip saddr %[1]s ip daddr != %[1]s masquerade
@@ -172,27 +177,14 @@ table ip flhost {
 
 // nft changes the host's rules.
 func (r *Rig) nft(ctx context.Context, rules string) error {
-	program, err := exec.LookPath("nft")
-	if err != nil {
-		return fmt.Errorf("change nftables: %w", err)
-	}
-	cmd := exec.Command(program, "-f", "-")
-	var said strings.Builder
-	cmd.Stdin, cmd.Stderr = strings.NewReader(rules), &said
-	p, err := r.Node.Start(cmd)
-	if err != nil {
-		return err
-	}
-	select {
-	case <-ctx.Done():
-		p.Kill()
-		return ctx.Err()
-	case <-p.Done():
-	}
-	if err := p.Wait(); err != nil {
-		return fmt.Errorf("change nftables: %w: %s", err, strings.TrimSpace(said.String()))
-	}
-	return nil
+	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules)
+	return r.Node.Do(func() error {
+		if said, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("change nftables: %w: %s", err, bytes.TrimSpace(said))
+		}
+		return nil
+	})
 }
 
 // tunnelAs creates the tunnel device of a host.
@@ -221,24 +213,18 @@ func (o *Overlay) routed(host int) error {
 	if err := r.join(r.Node, gatewayPort, o.Addr(host), mac(host)); err != nil {
 		return err
 	}
-	err := r.Node.Neighbour(RoutedTunnel, netip.MustParseAddr(subnet(other)), tunnelMAC(other))
-	if err == nil {
-		err = forward(r.Node, RoutedTunnel, tunnelMAC(other), wireAddr(other))
-	}
-	if err == nil {
-		err = r.Node.Change(RoutedTunnel, func(h *netlink.Handle, vx netlink.Link) error {
+	return errors.Join(
+		r.Node.Neighbour(RoutedTunnel, netip.MustParseAddr(subnet(other)), tunnelMAC(other)),
+		forward(r.Node, RoutedTunnel, tunnelMAC(other), wireAddr(other)),
+		r.Node.Change(RoutedTunnel, func(h *netlink.Handle, vx netlink.Link) error {
 			return h.RouteAdd(&netlink.Route{
 				LinkIndex: vx.Attrs().Index, Dst: &net.IPNet{IP: net.ParseIP(subnet(other)), Mask: net.CIDRMask(24, 32)},
 				Gw: net.ParseIP(subnet(other)), Flags: int(netlink.FLAG_ONLINK),
 			})
-		})
-	}
-	if err == nil {
-		err = r.Boxes[0].Change("eth0", func(h *netlink.Handle, dev netlink.Link) error {
+		}),
+		r.Boxes[0].Change("eth0", func(h *netlink.Handle, dev netlink.Link) error {
 			return h.RouteAdd(&netlink.Route{LinkIndex: dev.Attrs().Index, Gw: net.ParseIP(gateway)})
-		})
-	}
-	return err
+		}))
 }
 
 // bridged joins a host's container to the overlay network as Docker Swarm does.
