@@ -153,12 +153,12 @@ func (r *blockioRig) sample(ctx context.Context, reservation string, x circumsta
 		return s, err
 	}
 	after, err := r.window(ctx, declareIn/2)
-	s.part = beside.Rate() / min(alone.Rate(), after.Rate())
+	s.part = beside.rate / min(alone.rate, after.rate)
 	return s, err
 }
 
 // during measures the load under a circumstance, and finds the time of the agent's declaration.
-func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (beside load.Window, err error) {
+func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (beside work, err error) {
 	start := time.Now()
 	defer func() { err = errors.Join(err, x.end(), r.burn(0)) }()
 	if err := errors.Join(x.begin(), r.burn(x.burners)); err != nil {

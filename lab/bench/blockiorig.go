@@ -45,18 +45,17 @@ type blockioRig struct {
 	target    string       // its path
 	db        *sandbox.Box
 	board     *load.Board // of the load
+	database  *pgbench    // in place of board
 	burners   []*sandbox.Process
 	boxes     []*sandbox.Box // the neighbours' sandboxes
-	names     []string       // the neighbours' container names, each once or more
 	own       []*sandbox.Process
 	tenants   []*tenant
 	boards    []*load.Board // of all others
 
-	// Of the current round: the load undisturbed, by its own count, at the disk and by the
-	// database's, and the CPU times beside the neighbours without help.
-	alone    load.Window
+	// Of the current round: the load undisturbed, by its own count and at the disk, and the CPU
+	// times beside the neighbours without help.
+	alone    work
 	due      api.BlockIOFigures
-	commits  commits
 	unhelped sideTimes
 }
 
@@ -158,7 +157,7 @@ func (r *blockioRig) startBeside(ctx context.Context, box *sandbox.Box, args ...
 	if err != nil {
 		return fmt.Errorf("%v: %w", args, err)
 	}
-	r.burners, r.boards, r.names = append(r.burners, p), append(r.boards, board), append(r.names, box.Name)
+	r.burners, r.boards = append(r.burners, p), append(r.boards, board)
 	return nil
 }
 
@@ -217,14 +216,17 @@ func (r *blockioRig) startAgent() error {
 	if err := os.Mkdir(r.policies(), 0o755); err != nil {
 		return err
 	}
-	policy := ""
-	if r.config.own > 0 { // measure what would be done, and to which containers
-		policy += "---\nmatch: {name: " + blockioName + "}\nset: {io.help: off}\n"
+	var set string
+	switch {
+	case r.config.own > 0: // measure what would be done, and to which containers
+		set = "io.help: off"
+	case r.config.streams > 0:
+		set = "io.yield: auto, io.interrupts: auto"
+	case r.config.yield:
+		set = "io.yield: auto"
 	}
-	if r.config.yield {
-		policy += "---\nmatch: {name: \"blockio-*\"}\nset: {io.yield: auto}\n"
-	}
-	if policy != "" {
+	if set != "" {
+		policy := fmt.Sprintf("match: {name: \"blockio-*\"}\nset: {%s}\n", set)
 		if err := os.WriteFile(filepath.Join(r.policies(), policyFile), []byte(policy), 0o644); err != nil {
 			return err
 		}
@@ -263,14 +265,34 @@ func (r *blockioRig) burn(count int) error {
 	return errors.Join(signalAll(r.burners[:count], unix.SIGCONT), signalAll(r.burners[count:], unix.SIGSTOP))
 }
 
-// window measures the load for the length of a window. A database counts by itself.
-func (r *blockioRig) window(ctx context.Context, d time.Duration) (load.Window, error) {
-	if r.board == nil {
-		return load.Window{}, sleep(ctx, d)
+// work is what the load did in a window, and the CPU times in it, per second.
+type work struct {
+	rate float64 // operations, or transactions, per second
+	p99  time.Duration
+	cpu  sideTimes
+}
+
+// window measures the load for the length of a window.
+func (r *blockioRig) window(ctx context.Context, d time.Duration) (work, error) {
+	return r.measured(ctx, func() error { return sleep(ctx, d) })
+}
+
+// measured measures the load while during runs.
+func (r *blockioRig) measured(ctx context.Context, during func() error) (w work, err error) {
+	var before load.Reading
+	if r.board != nil {
+		before = r.board.Read()
 	}
-	before := r.board.Read()
-	if err := sleep(ctx, d); err != nil {
-		return load.Window{}, err
+	used := r.sideTimes()
+	if err := during(); err != nil {
+		return w, err
 	}
-	return r.board.Read().Since(before), nil
+	w.cpu = r.sideTimes().since(used)
+	if r.database != nil {
+		w.rate, w.p99, err = r.database.during(ctx, span{used.taken, w.cpu.taken})
+		return w, err
+	}
+	done := r.board.Read().Since(before)
+	w.rate, w.p99 = done.Rate(), done.Latency(0.99)
+	return w, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"os/exec"
 	"slices"
@@ -116,9 +115,6 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 			s.notes = append(s.notes, fmt.Sprintf("beside %d flood pings: %v", n, err))
 			continue
 		}
-		for i := range corrected {
-			corrected[i] = math.Abs(corrected[i])
-		}
 		before, after := report.Median(raw), report.Median(corrected)
 		raws, corrects = append(raws, before), append(corrects, after)
 		s.report.Add(stepName(n), stepBias, "s", false, before)
@@ -132,24 +128,6 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 	s.report.Add(c.name, worstStep, "s", false, slices.Max(raws))
 	s.report.Add(c.name, worstStep, "s", true, slices.Max(corrects))
 	return nil
-}
-
-// traffic starts the traffic of a case, paused; for ping there is none. server and client
-// receive the processes.
-func (s *latencySession) traffic(ctx context.Context, covers string, server, client func(*rig.Generator, error) error) error {
-	listen, to := fmt.Sprintf(":%d", latencyPort), s.rig.Uplink(latencyPort)
-	one, outside := s.rig.Boxes[0], s.rig.Outside
-	switch covers {
-	case bulkTCP:
-		return errors.Join(
-			server(s.rig.Start(ctx, outside, "tcp-recv", "--listen", listen)),
-			client(s.rig.Start(ctx, one, "tcp-send", "--to", to, "--rate", "0")))
-	case api.LatencyICMP:
-		return nil
-	}
-	return errors.Join(
-		server(s.rig.Start(ctx, outside, "rr-server", "--proto", covers, "--listen", listen)),
-		client(s.rig.Start(ctx, one, "rr-client", "--proto", covers, "--size", "64", "--conns", "1", "--to", to, "--rate", "0")))
 }
 
 // cover adds the coverage of one kind of traffic beside all pinging neighbours.
@@ -168,11 +146,6 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
 	if err := sleep(ctx, s.settle); err != nil {
 		return err
 	}
-	return errors.Join(s.covered(ctx, c.name, c.covers), s.pings(0))
-}
-
-// covered adds the coverage of one kind of traffic, and ends that traffic.
-func (s *latencySession) covered(ctx context.Context, name, covers string) error {
 	seen, err := s.guard.client.Latency(ctx, s.rig.Prefix()+"one", max(s.take, 100*time.Millisecond))
 	if err != nil {
 		return s.guard.explain(err)
@@ -180,16 +153,16 @@ func (s *latencySession) covered(ctx context.Context, name, covers string) error
 	if s.client != nil {
 		s.client.SetRate(0)
 	}
-	protocol := covers
+	protocol := c.covers
 	if protocol == bulkTCP {
 		protocol = api.LatencyTCP
 	}
 	sum := coverageOf(seen, protocol)
 	if ratio, ok := sum.Ratio(); ok {
-		s.report.Add(name, Covered, "1", true, ratio)
+		s.report.Add(c.name, Covered, "1", true, ratio)
 	}
 	if sum.Seen > 0 {
-		s.report.Add(name, PassedOver, "1", true, float64(sum.Unsampled)/float64(sum.Seen))
+		s.report.Add(c.name, PassedOver, "1", true, float64(sum.Unsampled)/float64(sum.Seen))
 	}
-	return nil
+	return s.pings(0)
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
-	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // bed is a rig with an agent, in which an experiment measures.
@@ -34,26 +33,40 @@ func (b *bed) leave() (err error) {
 	return err
 }
 
-// haveEnded returns an error if one of the processes has ended.
-func haveEnded(load []*sandbox.Process) error {
-	for _, p := range load {
+// haveEnded returns an error if one of the generators has ended; nil is none.
+func haveEnded(load ...*rig.Generator) error {
+	for _, g := range load {
+		if g == nil {
+			continue
+		}
 		select {
-		case <-p.Done():
-			return fmt.Errorf("a load generator has ended: %w", p.Wait())
+		case <-g.Done():
+			return fmt.Errorf("a load generator has ended: %w", g.Wait())
 		default:
 		}
 	}
 	return nil
 }
 
+// stopAll ends generators; nil is none.
+func stopAll(load ...*rig.Generator) error {
+	var errs []error
+	for _, g := range load {
+		if g != nil {
+			errs = append(errs, g.Stop())
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // session is a rig with an active victim, an agent, and one kind of traffic at a time.
 type session struct {
 	bed
 	setup  setup
-	victim *rig.Generator   // counts the victim's work; nil if the victim is idle
-	pid    int              // the victim's process; 0 if it is idle
-	server *sandbox.Process // the service's, if the victim is one
-	log    *worklog         // of the victim's work; nil without victim
+	victim *rig.Generator // counts the victim's work; nil if the victim is idle
+	pid    int            // the victim's process; 0 if it is idle
+	server *rig.Generator // the service's, if the victim is one
+	log    *worklog       // of the victim's work; nil without victim
 
 	burners  []*rig.Generator // in the neighbours, if they compute
 	traffic  rig.Traffic      // the current traffic
@@ -138,16 +151,10 @@ func (s *session) close() error {
 	if s.running != nil {
 		errs = append(errs, s.running.Stop())
 	}
-	for _, g := range s.burners {
-		errs = append(errs, g.Stop())
-	}
 	if s.log != nil {
 		s.log.Close()
 	}
-	if s.victim != nil {
-		errs = append(errs, s.victim.Stop())
-	}
-	errs = append(errs, s.leave())
+	errs = append(errs, stopAll(append(s.burners, s.victim)...), s.leave())
 	if s.stopwatch != nil {
 		errs = append(errs, s.stopwatch.Close())
 	}
@@ -302,21 +309,11 @@ func (s *session) own() float64 {
 
 // ended returns an error if a generator has ended.
 func (s *session) ended() error {
-	all := append([]*rig.Generator{}, s.burners...)
-	if s.victim != nil {
-		all = append(all, s.victim)
-	}
+	all := append([]*rig.Generator{s.victim, s.server}, s.burners...)
 	if s.running != nil {
 		all = append(all, s.running.All()...)
 	}
-	var processes []*sandbox.Process
-	for _, g := range all {
-		processes = append(processes, g.Process)
-	}
-	if s.server != nil {
-		processes = append(processes, s.server)
-	}
-	return haveEnded(processes)
+	return haveEnded(all...)
 }
 
 // reading holds all counters at one moment.

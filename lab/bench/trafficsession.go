@@ -11,7 +11,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
-	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // trafficSession is a rig with an agent, and the load of one case at a time.
@@ -27,22 +26,7 @@ type trafficSession struct {
 // flow is the traffic of one container.
 type flow struct {
 	sending
-	from, to *rig.Generator
-	server   *sandbox.Process // the service's
-}
-
-func (f *flow) stop() error {
-	var errs []error
-	for _, g := range []*rig.Generator{f.from, f.to} {
-		if g != nil {
-			errs = append(errs, g.Stop())
-		}
-	}
-	if f.server != nil {
-		f.server.Kill()
-		<-f.server.Done()
-	}
-	return errors.Join(errs...)
+	from, to, server *rig.Generator // server is the service's
 }
 
 // build builds the rig, and starts its agent.
@@ -110,7 +94,7 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 func (s *trafficSession) end() error {
 	var errs []error
 	for _, f := range s.load {
-		errs = append(errs, f.stop())
+		errs = append(errs, stopAll(f.from, f.to, f.server))
 	}
 	if s.queue != nil {
 		errs = append(errs, s.queue.Close())
@@ -287,7 +271,7 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 		}
 	}
 	for name, f := range s.load {
-		if err := haveEnded(f.processes()); err != nil {
+		if err := haveEnded(f.from, f.to, f.server); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}

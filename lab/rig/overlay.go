@@ -172,27 +172,9 @@ table ip flhost {
 
 // nft changes the host's rules.
 func (r *Rig) nft(ctx context.Context, rules string) error {
-	program, err := exec.LookPath("nft")
-	if err != nil {
-		return fmt.Errorf("change nftables: %w", err)
-	}
-	cmd := exec.Command(program, "-f", "-")
-	var said strings.Builder
-	cmd.Stdin, cmd.Stderr = strings.NewReader(rules), &said
-	p, err := r.Node.Start(cmd)
-	if err != nil {
-		return err
-	}
-	select {
-	case <-ctx.Done():
-		p.Kill()
-		return ctx.Err()
-	case <-p.Done():
-	}
-	if err := p.Wait(); err != nil {
-		return fmt.Errorf("change nftables: %w: %s", err, strings.TrimSpace(said.String()))
-	}
-	return nil
+	cmd := exec.Command("nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules)
+	return r.Node.Run(ctx, cmd)
 }
 
 // tunnelAs creates the tunnel device of a host.
@@ -223,7 +205,7 @@ func (o *Overlay) routed(host int) error {
 	}
 	err := r.Node.Neighbour(RoutedTunnel, netip.MustParseAddr(subnet(other)), tunnelMAC(other))
 	if err == nil {
-		err = forward(r.Node, RoutedTunnel, tunnelMAC(other), wireAddr(other))
+		err = r.Node.Remote(RoutedTunnel, tunnelMAC(other), wireAddr(other))
 	}
 	if err == nil {
 		err = r.Node.Change(RoutedTunnel, func(h *netlink.Handle, vx netlink.Link) error {
@@ -264,7 +246,7 @@ func (o *Overlay) bridged(host int) error {
 	}
 	return errors.Join(
 		box.Neighbour(BridgedTunnel, netip.MustParseAddr(o.Addr(other)), mac(other)),
-		forward(box, BridgedTunnel, mac(other), wireAddr(other)))
+		box.Remote(BridgedTunnel, mac(other), wireAddr(other)))
 }
 
 // join connects the container to a bridge.
@@ -277,23 +259,6 @@ func (r *Rig) join(at *sandbox.Box, bridge, addr, mac string) error {
 	}
 	mtu := func(h *netlink.Handle, link netlink.Link) error { return h.LinkSetMTU(link, tunnelMTU) }
 	return errors.Join(at.Change(port, mtu), at.Change(bridge, mtu), r.Boxes[0].Change("eth0", mtu))
-}
-
-// forward adds a permanent entry to a tunnel device: at which host a MAC address is.
-func forward(box *sandbox.Box, dev, mac, host string) error {
-	hw, err := net.ParseMAC(mac)
-	if err == nil {
-		err = box.Change(dev, func(h *netlink.Handle, link netlink.Link) error {
-			return h.NeighSet(&netlink.Neigh{
-				LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, HardwareAddr: hw, IP: net.ParseIP(host),
-				Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
-			})
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("lead %s on %s to %s: %w", mac, dev, host, err)
-	}
-	return nil
 }
 
 // mount gives a network namespace a file. By that an agent knows that no container created it.

@@ -39,8 +39,7 @@ func TestServices(t *testing.T) {
 		if err := client.Stop(); err != nil {
 			t.Error(err)
 		}
-		server.Kill()
-		<-server.Done()
+		must(t, server.Stop())
 	}
 	if _, err := Retransmitted(os.Getpid() + 1<<30); err == nil {
 		t.Error("no such process, and no error")

@@ -15,9 +15,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// Generator is a load generator that runs in the rig.
+// Generator is a load generator, or a real server, that runs in the rig.
 type Generator struct {
-	*load.Board
+	*load.Board // nil of a real server
 	*sandbox.Process
 }
 
@@ -25,6 +25,9 @@ type Generator struct {
 func (g *Generator) Stop() error {
 	g.Kill()
 	<-g.Done()
+	if g.Board == nil {
+		return nil
+	}
 	return g.Close()
 }
 
