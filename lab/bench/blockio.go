@@ -95,7 +95,7 @@ func blockioPlans(e *experiment, _ Options) (plans []plan) {
 
 // blockio plans a case, which has a rig of its own.
 func (e *experiment) blockio(c blockioCase) plan {
-	r := &blockioRig{experiment: e, config: c.rig}
+	r := &blockioRig{bed: bed{experiment: e}, config: c.rig}
 	rounds := series{inOrder: true, rounds: e.report.Rounds}
 	if c.most > 0 {
 		rounds.rounds = min(rounds.rounds, c.most)

@@ -17,19 +17,19 @@ import (
 
 // reserve makes a reservation, and returns a function that ends it.
 func (r *blockioRig) reserve(ctx context.Context, name string, f api.BlockIOFigures) (end func() error, err error) {
-	x, err := r.client.Reserve(ctx, api.ReservationRequest{Container: name, Device: r.device, BlockIOFigures: f})
+	x, err := r.guard.client.Reserve(ctx, api.ReservationRequest{Container: name, Device: r.device, BlockIOFigures: f})
 	if err != nil {
 		return nil, err
 	}
 	return func() error {
-		_, err := r.client.DeleteReservation(context.WithoutCancel(ctx), x.ID)
+		_, err := r.guard.client.DeleteReservation(context.WithoutCancel(ctx), x.ID)
 		return err
 	}, nil
 }
 
 // achieved measures a container's throughput at the disk.
 func (r *blockioRig) achieved(ctx context.Context, name string, over time.Duration) (row api.BlockIORow, err error) {
-	b, err := r.client.BlockIO(ctx, name, over)
+	b, err := r.guard.client.BlockIO(ctx, name, over)
 	for _, x := range b.Rows {
 		if "/dev/"+x.Disk == r.device {
 			return x, err
@@ -41,7 +41,7 @@ func (r *blockioRig) achieved(ctx context.Context, name string, over time.Durati
 // undisturbed measures the load, and its throughput at the disk in the same window.
 func (r *blockioRig) undisturbed(ctx context.Context, over time.Duration) (w work, at api.BlockIOFigures, err error) {
 	w, err = r.measured(ctx, func() error {
-		row, err := r.achieved(ctx, blockioName, over)
+		row, err := r.achieved(ctx, r.db.Name, over)
 		at = row.Achieved
 		return err
 	})
@@ -66,16 +66,16 @@ func (r *blockioRig) monitored(ctx context.Context, c blockioCase) error {
 		if err := without(); err != nil {
 			return err
 		}
-		end, err := r.reserve(ctx, blockioName, api.BlockIOFigures{ReadIOPS: 1})
+		end, err := r.reserve(ctx, r.db.Name, api.BlockIOFigures{ReadIOPS: 1})
 		if err != nil {
 			return err
 		}
 		if err := sleep(ctx, blockioFirst); err != nil {
 			return errors.Join(err, end())
 		}
-		before := cpuTime(r.process.PID)
+		before := cpuTime(r.guard.process.PID)
 		w, err := r.window(ctx, r.take/2)
-		cpu += cpuTime(r.process.PID) - before
+		cpu += cpuTime(r.guard.process.PID) - before
 		on += w.rate / turns
 		if err := errors.Join(err, end(), without()); err != nil {
 			return err
@@ -114,7 +114,7 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 		r.unhelped = w.cpu
 		return r.kept(w), err
 	}
-	end, err := r.reserve(ctx, blockioName, r.due)
+	end, err := r.reserve(ctx, r.db.Name, r.due)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +182,7 @@ type sideTimes struct {
 
 func (r *blockioRig) sideTimes() sideTimes {
 	t := sideTimes{taken: time.Now(), own: usage(r.db)}
-	for _, b := range r.boxes {
+	for _, b := range r.rig.Neighbours() {
 		t.neighbours += usage(b)
 	}
 	return t
@@ -218,7 +218,7 @@ func (r *blockioRig) released(ctx context.Context) (figure, error) {
 		return figure{}, err
 	}
 	for start := time.Now(); ; {
-		b, err := r.client.BlockIO(ctx, blockioName, 0)
+		b, err := r.guard.client.BlockIO(ctx, r.db.Name, 0)
 		if err != nil {
 			return figure{}, err
 		}
@@ -267,7 +267,7 @@ func (r *blockioRig) recovers(ctx context.Context, start time.Time) (figures []f
 // declared returns the time from a moment to the agent's first declaration of interference, the
 // number of declarations since, and how many of them named a burner.
 func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float64, named, right int, err error) {
-	b, err := r.client.BlockIO(ctx, blockioName, 0)
+	b, err := r.guard.client.BlockIO(ctx, r.db.Name, 0)
 	after = math.Inf(1)
 	for _, x := range b.Events {
 		if x.What == "interference" && x.Time.After(start) {
@@ -281,7 +281,7 @@ func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float
 	for _, x := range b.Rows {
 		if since := b.Taken.Sub(start); named == 0 && x.State == "interference" && since > time.Second {
 			after, named = since.Seconds(), 1
-			if strings.HasPrefix(x.By, blockioBurner) {
+			if strings.Contains(x.By, blockioBurner) {
 				right = 1
 			}
 		}

@@ -46,7 +46,7 @@ func (r *blockioRig) circumstances(ctx context.Context) (all []circumstance) {
 	limit := func() error { return r.db.Limit(sandbox.CPU{Quota: period / 20, Period: period}) }
 	unlimit := func() error { return r.db.Limit(sandbox.CPU{Quota: -1}) }
 	set := func(ctx context.Context, in api.SetRequest) error {
-		_, err := r.client.Set(ctx, blockioName, in)
+		_, err := r.guard.client.Set(ctx, r.db.Name, in)
 		return err
 	}
 	const realtime = "fairlead.io.realtime"
@@ -88,15 +88,15 @@ func (t *tally) add(lost, calm, says bool) {
 // against the slower of the two windows is due to the circumstance. The agent only observes.
 func (r *blockioRig) detect(ctx context.Context, c blockioCase) error {
 	var found tally
-	row, err := r.achieved(ctx, blockioName, r.take/2)
+	row, err := r.achieved(ctx, r.db.Name, r.take/2)
 	if err != nil {
 		return err
 	}
-	reserved, err := r.client.Reserve(ctx, api.ReservationRequest{Container: blockioName, Device: r.device, BlockIOFigures: row.Achieved})
+	reserved, err := r.guard.client.Reserve(ctx, api.ReservationRequest{Container: r.db.Name, Device: r.device, BlockIOFigures: row.Achieved})
 	if err != nil {
 		return err
 	}
-	defer r.client.DeleteReservation(context.WithoutCancel(ctx), reserved.ID)
+	defer r.guard.client.DeleteReservation(context.WithoutCancel(ctx), reserved.ID)
 	var worst float64
 	var named, right int
 	for _, x := range r.circumstances(ctx) {
@@ -139,7 +139,7 @@ func (r *blockioRig) sample(ctx context.Context, reservation string, x circumsta
 	if err != nil {
 		return s, err
 	}
-	if _, err := r.client.ChangeReservation(ctx, reservation, due); err != nil {
+	if _, err := r.guard.client.ChangeReservation(ctx, reservation, due); err != nil {
 		return s, err
 	}
 	if err := sleep(ctx, declareIn/2+blockioSettle); err != nil { // the agent judges by this window, and earlier declarations are over
@@ -178,12 +178,4 @@ func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (besi
 			return beside, err
 		}
 	}
-}
-
-func signalAll(processes []*sandbox.Process, s unix.Signal) error {
-	var errs []error
-	for _, p := range processes {
-		errs = append(errs, p.Signal(s))
-	}
-	return errors.Join(errs...)
 }

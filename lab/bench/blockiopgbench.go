@@ -35,7 +35,7 @@ type pgbench struct {
 // the disk of the scratch file, fills the tables of pgbench, and starts that.
 func (r *blockioRig) startDatabase(ctx context.Context) error {
 	dir := filepath.Join(r.dir, "postgres")
-	if err := errors.Join(os.Mkdir(dir, 0o711), os.Chmod(r.dir, 0o711)); err != nil { // its user passes through
+	if err := os.Mkdir(dir, 0o711); err != nil { // its user passes through
 		return err
 	}
 	if _, err := rig.Postgres.Serve(ctx, r.db, dir); err != nil {

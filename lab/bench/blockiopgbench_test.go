@@ -46,7 +46,7 @@ func TestDatabase(t *testing.T) {
 		return
 	}
 	alone(t)()
-	r := &blockioRig{config: blockioConfig{service: rig.Postgres}}
+	r := &blockioRig{bed: bed{experiment: new(experiment)}, config: blockioConfig{service: rig.Postgres}}
 	defer func() {
 		if err := r.close(); err != nil {
 			t.Error(err)

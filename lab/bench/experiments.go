@@ -36,7 +36,7 @@ func Experiments() []Experiment {
 	return []Experiment{
 		netcpu,
 		experimentOf("traffic", "Measure how containers share an uplink: with fairlead, tc by hand, and nothing",
-			usual{rounds: 3, settle: 500 * ms, take: 2 * time.Second}, usual{rounds: 1, settle: 300 * ms, take: 500 * ms}, trafficPlans, TrafficBars),
+			usual{rounds: 3, settle: 500 * ms, take: 2 * time.Second}, usual{rounds: 1, settle: 300 * ms, take: 500 * ms}, trafficPlans, trafficBars),
 		experimentOf("latency", "How far round trips from a container are off, raw and corrected, and what measuring costs",
 			usual{rounds: 5, settle: 300 * ms, take: 2 * time.Second}, usual{rounds: 2, settle: 150 * ms, take: 500 * ms}, latencyPlans, LatencyBars),
 		experimentOf("blockio", "How a load at a disk fares beside neighbours that compute, with nothing done and with a reservation",
@@ -75,7 +75,6 @@ func experimentOf(name, short string, u, quick usual, plans func(*experiment, Op
 
 func netcpuFlags(s *pflag.FlagSet, o *Options) {
 	s.StringVar(&o.Mode, "mode", "isolate", "the containers' policy while protection is on: isolate, charge or auto")
-	s.DurationVar(&o.Settle, "settle", 0, "how long the load runs before it is measured (default 300ms, with --mode charge 3s, auto 8s, with --quick 150ms)")
 }
 
 func checkNetCPU(o Options, bars bool) error {
@@ -84,8 +83,6 @@ func checkNetCPU(o Options, bars bool) error {
 		return fmt.Errorf("--mode %q: must be isolate, charge or auto", o.Mode)
 	case o.Mode != "isolate" && bars:
 		return fmt.Errorf("--mode %s: the bars of --check are for isolate", o.Mode)
-	case o.Settle < 0 || o.Settle > time.Hour:
-		return fmt.Errorf("--settle %v: must be up to 1h", o.Settle)
 	}
 	return nil
 }

@@ -150,27 +150,19 @@ type latencySession struct {
 
 	crowded  bool // many neighbours flood-ping
 	quick    bool
-	measured string             // pattern of the measured containers' names
-	trips    map[arm]float64    // of the round so far
-	crowd    []*sandbox.Process // flood pings, one in each neighbour
-	ping     *sandbox.Process   // the ping of the container itself
+	measured string           // pattern of the measured containers' names
+	trips    map[arm]float64  // of the round so far
+	crowd    []*rig.Generator // flood pings, one in each neighbour
+	ping     *rig.Generator   // the ping of the container itself
 }
 
 func (s *latencySession) close() error {
-	err := s.end()
-	for _, p := range s.crowd {
-		p.Kill()
-	}
-	return errors.Join(err, s.leave())
+	return errors.Join(s.end(), stopAll(s.crowd...), s.leave())
 }
 
 func (s *latencySession) end() error {
-	err := stopAll(s.load...)
-	s.load, s.client, s.server = nil, nil, nil
-	if s.ping != nil {
-		s.ping.Kill()
-		s.ping = nil
-	}
+	err := stopAll(append(s.load, s.ping)...)
+	s.load, s.client, s.server, s.ping = nil, nil, nil, nil
 	return err
 }
 

@@ -71,7 +71,7 @@ func (s *latencySession) startPings() error {
 }
 
 // startPing starts a ping that sends a request as soon as it has the last reply.
-func (s *latencySession) startPing(in *sandbox.Box) (*sandbox.Process, error) {
+func (s *latencySession) startPing(in *sandbox.Box) (*rig.Generator, error) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return nil, fmt.Errorf("ping: %w", err)
@@ -80,20 +80,13 @@ func (s *latencySession) startPing(in *sandbox.Box) (*sandbox.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return in.Start(exec.Command(busybox, "ping", "-A", "-q", outside), rig.SharedCPU)
+	p, err := in.Start(exec.Command(busybox, "ping", "-A", "-q", outside), rig.SharedCPU)
+	return &rig.Generator{Process: p}, err
 }
 
 // pings lets the first n neighbours ping, and stops the others.
 func (s *latencySession) pings(n int) error {
-	var errs []error
-	for i, p := range s.crowd {
-		sig := unix.SIGSTOP
-		if i < n {
-			sig = unix.SIGCONT
-		}
-		errs = append(errs, p.Signal(sig))
-	}
-	return errors.Join(errs...)
+	return errors.Join(signalAll(s.crowd[:n], unix.SIGCONT), signalAll(s.crowd[n:], unix.SIGSTOP))
 }
 
 // steps adds the bias of round trips beside a growing number of pinging neighbours: the

@@ -30,9 +30,6 @@ func settle(mode string) time.Duration {
 func netcpuPlans(e *experiment, o Options) (plans []plan) {
 	e.mode = cmp.Or(o.Mode, "isolate")
 	e.settle = settle(e.mode)
-	if o.Settle > 0 {
-		e.settle = o.Settle
-	}
 	for _, su := range catalogue() {
 		plans = append(plans, e.netcpu(su))
 	}

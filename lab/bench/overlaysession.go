@@ -36,7 +36,7 @@ type overlayPair struct {
 
 // build builds the hosts, and starts their agents.
 func (s *overlaySession) build(ctx context.Context) (err error) {
-	if s.rig, err = rig.NewOverlay(ctx, rig.OverlayConfig{Path: s.setup.path}); err != nil {
+	if s.rig, err = rig.NewOverlay(ctx, s.setup.path); err != nil {
 		return err
 	}
 	for host, r := range s.rig.Hosts {

@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
+	"golang.org/x/sys/unix"
 )
 
 // bed is a rig with an agent, in which an experiment measures.
@@ -46,6 +47,14 @@ func haveEnded(load ...*rig.Generator) error {
 		}
 	}
 	return nil
+}
+
+func signalAll(load []*rig.Generator, s unix.Signal) error {
+	var errs []error
+	for _, g := range load {
+		errs = append(errs, g.Signal(s))
+	}
+	return errors.Join(errs...)
 }
 
 // stopAll ends generators; nil is none.
@@ -195,15 +204,8 @@ func (s *session) compute(d demand, on bool) error {
 	case busy == 0:
 		busy = len(s.burners)
 	}
-	var errs []error
-	for i, g := range s.burners {
-		if i < busy {
-			errs = append(errs, g.Freeze())
-		} else {
-			errs = append(errs, g.Thaw())
-		}
-	}
-	return errors.Join(errs...)
+	busy = min(busy, len(s.burners))
+	return errors.Join(signalAll(s.burners[:busy], unix.SIGSTOP), signalAll(s.burners[busy:], unix.SIGCONT))
 }
 
 // prepare sets up what a case needs, with the traffic paused.

@@ -18,15 +18,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// OverlayConfig describes the overlay to build.
-type OverlayConfig struct {
-	Path Path // Routed, Bridged or Swarm
-}
-
 // Overlay is two hosts joined by a wire, with an overlay network (VXLAN) over it, and a container
 // on each. The first host's processes are pinned to CPU 0, the second's to CPU 1.
 type Overlay struct {
-	OverlayConfig
 	Hosts [2]*Rig
 	// Tunnels are the network namespaces with the tunnel devices: the hosts' own on the path
 	// Routed, nil on the path Swarm.
@@ -70,21 +64,21 @@ func (o *Overlay) Addr(host int) string { return o.addrs[host] }
 // HostAddr is the address of a host on the wire.
 func (o *Overlay) HostAddr(host int) string { return wireAddr(host) }
 
-// NewOverlay builds an overlay. It needs root, two CPUs, the program nft, and a program with a main
+// NewOverlay builds an overlay: Routed, Bridged or Swarm. It needs root, two CPUs, the program nft, and a program with a main
 // (or TestMain) that calls sandbox.Reexec and load.Reexec. The path Swarm also needs what NewDocker
 // needs.
-func NewOverlay(ctx context.Context, cfg OverlayConfig) (_ *Overlay, err error) {
-	if !slices.Contains([]Path{Routed, Bridged, Swarm}, cfg.Path) {
-		return nil, fmt.Errorf("build overlay: no such path: %q", cfg.Path)
+func NewOverlay(ctx context.Context, path Path) (_ *Overlay, err error) {
+	if !slices.Contains([]Path{Routed, Bridged, Swarm}, path) {
+		return nil, fmt.Errorf("build overlay: no such path: %q", path)
 	}
-	o := &Overlay{OverlayConfig: cfg}
+	o := new(Overlay)
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("build overlay: %w", err), o.Close())
 		}
 	}()
 	for host, name := range []string{Client, Server} {
-		c := Config{Path: cfg.Path, Containers: []Container{{Name: name, CPU: host}}}
+		c := Config{Path: path, Containers: []Container{{Name: name, CPU: host}}}
 		if o.Hosts[host], err = newRig(ctx, c, host); err != nil {
 			return nil, err
 		}
@@ -92,12 +86,12 @@ func NewOverlay(ctx context.Context, cfg OverlayConfig) (_ *Overlay, err error) 
 	if err := o.wire(); err != nil {
 		return nil, err
 	}
-	if cfg.Path == Swarm {
+	if path == Swarm {
 		return o, o.swarm(ctx)
 	}
 	join := o.bridged
 	o.addrs = [2]string{address(0), address(1)}
-	if cfg.Path == Routed {
+	if path == Routed {
 		join = o.routed
 		o.addrs = [2]string{"10.111.0.2", "10.111.1.2"} // of two networks; see subnet
 	}

@@ -85,7 +85,7 @@ func (r *Rig) ServeIn(ctx context.Context, s Service, box *sandbox.Box) (*Genera
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.Serve(ctx, box, dir, r.cpuOf(box))
+	p, err := s.Serve(ctx, box, dir, r.cpusOf(box)...)
 	if err != nil {
 		return nil, err
 	}

@@ -37,18 +37,20 @@ func (g *Generator) Freeze() error { return g.Signal(unix.SIGSTOP) }
 // Thaw resumes the generator.
 func (g *Generator) Thaw() error { return g.Signal(unix.SIGCONT) }
 
-// cpuOf returns the CPU of the processes in a sandbox.
-func (r *Rig) cpuOf(box *sandbox.Box) int {
-	switch box {
-	case r.Outside:
-		return SenderCPU
-	case r.Node:
-		return r.cpu
+// cpusOf returns the CPUs of the processes in a sandbox; none is all.
+func (r *Rig) cpusOf(box *sandbox.Box) []int {
+	i := slices.Index(r.Boxes, box)
+	switch {
+	case r.Path == Local:
+		return nil
+	case box == r.Outside:
+		return []int{SenderCPU}
+	case box == r.Node:
+		return []int{r.cpu}
+	case i >= 0:
+		return []int{r.Containers[i].CPU}
 	}
-	if i := slices.Index(r.Boxes, box); i >= 0 {
-		return r.Containers[i].CPU
-	}
-	return SharedCPU
+	return []int{SharedCPU}
 }
 
 // Start runs a load generator (args as load.Main takes them) in one of the rig's sandboxes, and
@@ -59,7 +61,7 @@ func (r *Rig) Start(ctx context.Context, box *sandbox.Box, args ...string) (*Gen
 	if err != nil {
 		return nil, err
 	}
-	p, err := box.Start(cmd, r.cpuOf(box))
+	p, err := box.Start(cmd, r.cpusOf(box)...)
 	if err != nil {
 		return nil, errors.Join(err, board.Close())
 	}
