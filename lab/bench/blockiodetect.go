@@ -65,29 +65,10 @@ func (r *blockioRig) circumstances(ctx context.Context) (all []circumstance) {
 	)
 }
 
-// tally counts the hits, misses and false alarms.
-type tally struct{ hits, losses, alarms, calm float64 }
-
-func (t *tally) add(lost, calm, says bool) {
-	yes := 0.0
-	if says {
-		yes = 1
-	}
-	if lost {
-		t.losses++
-		t.hits += yes
-	}
-	if calm {
-		t.calm++
-		t.alarms += yes
-	}
-}
-
 // detect is one round: each circumstance, between two windows without it. The reservation is the
 // throughput in the first window, because the speed of a disk changes from minute to minute. A loss
 // against the slower of the two windows is due to the circumstance. The agent only observes.
 func (r *blockioRig) detect(ctx context.Context, c blockioCase) error {
-	var found tally
 	row, err := r.achieved(ctx, r.db.Name, r.take/2)
 	if err != nil {
 		return err
@@ -97,16 +78,24 @@ func (r *blockioRig) detect(ctx context.Context, c blockioCase) error {
 		return err
 	}
 	defer r.guard.client.DeleteReservation(context.WithoutCancel(ctx), reserved.ID)
-	var worst float64
+	var worst, hits, losses, alarms, calm float64
 	var named, right int
 	for _, x := range r.circumstances(ctx) {
 		s, err := r.sample(ctx, reserved.ID, x)
 		if err != nil {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
-		lost := !x.calm && s.part <= 1-lossOf
-		found.add(lost, x.calm, s.declared <= declareIn.Seconds() || x.calm && s.named > 0)
-		if lost {
+		switch {
+		case x.calm:
+			calm++
+			if s.declared <= declareIn.Seconds() || s.named > 0 {
+				alarms++
+			}
+		case s.part <= 1-lossOf:
+			losses++
+			if s.declared <= declareIn.Seconds() {
+				hits++
+			}
 			worst = max(worst, min(s.declared, blockioPatience.Seconds()))
 			named, right = named+s.named, right+s.right
 		}
@@ -114,13 +103,13 @@ func (r *blockioRig) detect(ctx context.Context, c blockioCase) error {
 			r.add(c.name, armOff, figure{PartOfIOPS + ": " + x.name, "1", s.part})
 		}
 	}
-	if found.losses > 0 {
-		r.add(c.name, armOn, figure{Hits, "1", found.hits / found.losses}, figure{DetectedIn, "s", worst})
+	if losses > 0 {
+		r.add(c.name, armOn, figure{Hits, "1", hits / losses}, figure{DetectedIn, "s", worst})
 	}
 	if named > 0 {
 		r.add(c.name, armOn, figure{NamedRight, "1", float64(right) / float64(named)})
 	}
-	r.add(c.name, armOn, figure{FalseAlarms, "1", found.alarms / found.calm})
+	r.add(c.name, armOn, figure{FalseAlarms, "1", alarms / calm})
 	return nil
 }
 

@@ -216,7 +216,7 @@ func lighten(box *sandbox.Box) error {
 const scratchSize = 256
 
 func (r *blockioRig) close() error {
-	err := errors.Join(stopAll(r.loads...), r.leave())
+	err := errors.Join(rig.Stop(r.loads...), r.leave())
 	if r.scratch != nil {
 		err = errors.Join(err, r.scratch.Close())
 	}

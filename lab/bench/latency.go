@@ -157,11 +157,11 @@ type latencySession struct {
 }
 
 func (s *latencySession) close() error {
-	return errors.Join(s.end(), stopAll(s.crowd...), s.leave())
+	return errors.Join(s.end(), rig.Stop(s.crowd...), s.leave())
 }
 
 func (s *latencySession) end() error {
-	err := stopAll(append(s.load, s.ping)...)
+	err := rig.Stop(append(s.load, s.ping)...)
 	s.load, s.client, s.server, s.ping = nil, nil, nil, nil
 	return err
 }

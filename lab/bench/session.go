@@ -57,17 +57,6 @@ func signalAll(load []*rig.Generator, s unix.Signal) error {
 	return errors.Join(errs...)
 }
 
-// stopAll ends generators; nil is none.
-func stopAll(load ...*rig.Generator) error {
-	var errs []error
-	for _, g := range load {
-		if g != nil {
-			errs = append(errs, g.Stop())
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // session is a rig with an active victim, an agent, and one kind of traffic at a time.
 type session struct {
 	bed
@@ -163,7 +152,7 @@ func (s *session) close() error {
 	if s.log != nil {
 		s.log.Close()
 	}
-	errs = append(errs, stopAll(append(s.burners, s.victim)...), s.leave())
+	errs = append(errs, rig.Stop(append(s.burners, s.victim)...), s.leave())
 	if s.stopwatch != nil {
 		errs = append(errs, s.stopwatch.Close())
 	}

@@ -94,7 +94,7 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 func (s *trafficSession) end() error {
 	var errs []error
 	for _, f := range s.load {
-		errs = append(errs, stopAll(f.from, f.to, f.server))
+		errs = append(errs, rig.Stop(f.from, f.to, f.server))
 	}
 	if s.queue != nil {
 		errs = append(errs, s.queue.Close())
@@ -242,9 +242,9 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 	if err != nil {
 		return nil, err
 	}
-	var began queueReading
+	var began rig.Waits
 	if s.queue != nil {
-		if began, err = readQueue(s.queue); err != nil {
+		if began, err = s.queue.Read(); err != nil {
 			return nil, err
 		}
 	}
@@ -262,11 +262,11 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 	}
 	var waits []figure
 	if s.queue != nil {
-		ended, err := readQueue(s.queue)
+		ended, err := s.queue.Read()
 		if err != nil {
 			return nil, err
 		}
-		if waits, err = ended.figures(began, take); err != nil {
+		if waits, err = waited(ended, began, take); err != nil {
 			return nil, err
 		}
 	}

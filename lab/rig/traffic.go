@@ -125,10 +125,15 @@ func (t *Running) All() []*Generator {
 }
 
 // Stop ends the traffic.
-func (t *Running) Stop() error {
+func (t *Running) Stop() error { return Stop(t.All()...) }
+
+// Stop ends generators; nil is none.
+func Stop(all ...*Generator) error {
 	var errs []error
-	for _, g := range t.All() {
-		errs = append(errs, g.Stop())
+	for _, g := range all {
+		if g != nil {
+			errs = append(errs, g.Stop())
+		}
 	}
 	return errors.Join(errs...)
 }
