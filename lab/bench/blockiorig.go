@@ -69,7 +69,7 @@ func (c blockioConfig) containers() (all []rig.Container) {
 		add("vm%d", len(threeLoads()))
 		return all
 	}
-	add("db", 1)
+	all = append(all, rig.Container{Name: "db"})
 	add(blockioBurner+"%d", c.burners+2*c.streams)
 	return all
 }
