@@ -67,7 +67,7 @@ func demo(ctx context.Context, out Screen, version string, rounds int, warm, idl
 	floods := func(ctx context.Context, a arm) ([]figure, error) {
 		e.take = take
 		name := map[arm]string{armOff: "flood", armOn: "flood, fairlead"}[a]
-		m, err := show(ctx, name, barColours[1+index(a == armOn)], demand{traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}, a == armOn)
+		m, err := show(ctx, name, map[arm]string{armOff: barColours[1], armOn: barColours[2]}[a], demand{traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}, a == armOn)
 		return []figure{{Penalty, "1", alone.work / m.work}, {Work, "1/s", m.work}, {Sent, "1/s", m.sent}, {Received, "1/s", m.received}}, err
 	}
 	cases := []armed{{name: "idle", arms: []arm{armOff}, measure: idles}, {name: "flood", arms: offOn(), measure: floods}}

@@ -110,16 +110,14 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 		}
 		before, after := report.Median(raw), report.Median(corrected)
 		raws, corrects = append(raws, before), append(corrects, after)
-		s.report.Add(stepName(n), stepBias, "s", false, before)
-		s.report.Add(stepName(n), stepBias, "s", true, after)
+		s.add(stepName(n), armOff, figure{stepBias, "s", before})
+		s.add(stepName(n), armOn, figure{stepBias, "s", after})
 	}
 	if err := s.pings(0); err != nil || len(raws) == 0 {
 		return err
 	}
-	s.report.Add(c.name, medianStep, "s", false, report.Median(raws))
-	s.report.Add(c.name, medianStep, "s", true, report.Median(corrects))
-	s.report.Add(c.name, worstStep, "s", false, slices.Max(raws))
-	s.report.Add(c.name, worstStep, "s", true, slices.Max(corrects))
+	s.add(c.name, armOff, figure{medianStep, "s", report.Median(raws)}, figure{worstStep, "s", slices.Max(raws)})
+	s.add(c.name, armOn, figure{medianStep, "s", report.Median(corrects)}, figure{worstStep, "s", slices.Max(corrects)})
 	return nil
 }
 
@@ -152,10 +150,10 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
 	}
 	sum := coverageOf(seen, protocol)
 	if ratio, ok := sum.Ratio(); ok {
-		s.report.Add(c.name, Covered, "1", true, ratio)
+		s.add(c.name, armOn, figure{Covered, "1", ratio})
 	}
 	if sum.Seen > 0 {
-		s.report.Add(c.name, PassedOver, "1", true, float64(sum.Unsampled)/float64(sum.Seen))
+		s.add(c.name, armOn, figure{PassedOver, "1", float64(sum.Unsampled) / float64(sum.Seen)})
 	}
 	return s.pings(0)
 }
