@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"regexp/syntax"
+	"slices"
 	"strings"
 	"time"
 
@@ -66,6 +67,9 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 		if o.Window < 0 || o.Window > time.Hour {
 			return cli.Usagef("--window %v: must be up to 1h", o.Window)
 		}
+		if !slices.Contains([]string{"", checkAll, checkFar}, *against) {
+			return cli.Usagef("--check %q: must be all or far", *against)
+		}
 		if x.Check != nil {
 			if err := x.Check(o, *against != ""); err != nil {
 				return cli.Usagef("%w", err)
@@ -108,7 +112,7 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 		if err := f.Print(e.Stdout, r, func(w io.Writer) { write(r, w) }); err != nil {
 			return err
 		}
-		if against.missed(r.Bars) {
+		if missed(*against, r.Bars) {
 			return cli.ErrTold
 		}
 		return nil
