@@ -49,8 +49,8 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 	cmd := &cobra.Command{Use: x.Name, Short: x.Short}
 	var o bench.Options
 	var list bool
-	if x.Flags != nil {
-		x.Flags(cmd.Flags(), &o)
+	if len(x.Modes) > 0 {
+		cmd.Flags().StringVar(&o.Mode, "mode", x.Modes[0], "the containers' policy while protection is on: isolate, charge or auto")
 	}
 	against := checkFlag(cmd)
 	cmd.Args = cli.NArgs(0, 0, "")
@@ -70,10 +70,11 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 		if !slices.Contains([]string{"", checkAll, checkFar}, *against) {
 			return cli.Usagef("--check %q: must be all or far", *against)
 		}
-		if x.Check != nil {
-			if err := x.Check(o, *against != ""); err != nil {
-				return cli.Usagef("%w", err)
-			}
+		if o.Mode != "" && !slices.Contains(x.Modes, o.Mode) {
+			return cli.Usagef("--mode %q: must be isolate, charge or auto", o.Mode)
+		}
+		if o.Mode != "" && o.Mode != x.Modes[0] && *against != "" {
+			return cli.Usagef("--mode %s: the bars of --check are for %s", o.Mode, x.Modes[0])
 		}
 		names, err := x.Cases(o)
 		if err != nil {

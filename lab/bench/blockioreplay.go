@@ -133,6 +133,11 @@ func (r *blockioRig) capacityOfThree(ctx context.Context) error {
 	return err
 }
 
+func scaled(f api.BlockIOFigures, by float64) api.BlockIOFigures {
+	part := func(n uint64) uint64 { return uint64(float64(n) * by) }
+	return api.BlockIOFigures{ReadIOPS: part(f.ReadIOPS), WriteIOPS: part(f.WriteIOPS), ReadBytes: part(f.ReadBytes), WriteBytes: part(f.WriteBytes)}
+}
+
 // change sets the reservations of the three. It first ends reservations, and grows reservations
 // last, so that the sum never exceeds the capacity.
 func (r *blockioRig) change(ctx context.Context, parts [3]float64) error {
@@ -144,13 +149,9 @@ func (r *blockioRig) change(ctx context.Context, parts [3]float64) error {
 	for _, x := range list.Reservations {
 		ids[x.Name] = x
 	}
-	part := func(n uint64, of float64) uint64 { return uint64(float64(n) * of) }
 	for _, grow := range []bool{false, true} {
 		for i, t := range r.tenants {
-			f := api.BlockIOFigures{
-				ReadIOPS: part(t.alone.ReadIOPS, parts[i]), WriteIOPS: part(t.alone.WriteIOPS, parts[i]),
-				ReadBytes: part(t.alone.ReadBytes, parts[i]), WriteBytes: part(t.alone.WriteBytes, parts[i]),
-			}
+			f := scaled(t.alone, parts[i])
 			x, had := ids[t.name]
 			grows := f.ReadIOPS+f.WriteIOPS > x.Reserved.ReadIOPS+x.Reserved.WriteIOPS
 			switch {

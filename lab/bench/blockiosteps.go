@@ -23,9 +23,8 @@ func (r *blockioRig) mail(ctx context.Context, _ blockioCase, a arm) (_ []figure
 		return nil, err
 	case armOn:
 		settle = 5 * time.Second
-		part := func(n uint64) uint64 { return uint64(dueOfMail * float64(n)) }
 		// The kernel merges several blocks into one request, and the reservation counts requests.
-		end, err := r.reserve(ctx, r.db.Name, api.BlockIOFigures{ReadIOPS: part(r.due.ReadIOPS), WriteIOPS: part(r.due.WriteIOPS)})
+		end, err := r.reserve(ctx, r.db.Name, scaled(api.BlockIOFigures{ReadIOPS: r.due.ReadIOPS, WriteIOPS: r.due.WriteIOPS}, dueOfMail))
 		if err != nil {
 			return nil, err
 		}

@@ -3,10 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
-
-	"github.com/spf13/pflag"
 
 	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/rig"
@@ -23,8 +20,7 @@ type Experiment struct {
 	Run  func(context.Context, Options) (*report.Report, error)
 	Bars func() []report.Bar
 
-	Flags func(*pflag.FlagSet, *Options)   // adds flags that only it has; nil: none
-	Check func(o Options, bars bool) error // refuses values of these flags, for a run against bars or without; nil: any
+	Modes []string // the values of Options.Mode; its bars are for the first
 }
 
 // Experiments lists the experiments. A new feature adds its own.
@@ -32,7 +28,7 @@ func Experiments() []Experiment {
 	const ms = time.Millisecond
 	netcpu := experimentOf("netcpu", "Measure what neighbours' packets cost a victim on the same CPU",
 		usual{rounds: 5, settle: 300 * ms, take: 2 * time.Second, takes: 3}, usual{rounds: 2, settle: 150 * ms, take: 400 * ms, takes: 1}, netcpuPlans, NetCPUBars)
-	netcpu.Flags, netcpu.Check = netcpuFlags, checkNetCPU
+	netcpu.Modes = []string{"isolate", "charge", "auto"}
 	return []Experiment{
 		netcpu,
 		experimentOf("traffic", "Measure how containers share an uplink: with fairlead, tc by hand, and nothing",
@@ -71,18 +67,4 @@ func experimentOf(name, short string, u, quick usual, plans func(*experiment, Op
 			return e.run(ctx, list)
 		},
 	}
-}
-
-func netcpuFlags(s *pflag.FlagSet, o *Options) {
-	s.StringVar(&o.Mode, "mode", "isolate", "the containers' policy while protection is on: isolate, charge or auto")
-}
-
-func checkNetCPU(o Options, bars bool) error {
-	switch {
-	case !slices.Contains([]string{"isolate", "charge", "auto"}, o.Mode):
-		return fmt.Errorf("--mode %q: must be isolate, charge or auto", o.Mode)
-	case o.Mode != "isolate" && bars:
-		return fmt.Errorf("--mode %s: the bars of --check are for isolate", o.Mode)
-	}
-	return nil
 }
