@@ -77,13 +77,13 @@ func latencyCatalogue() []latencyCase {
 
 // latencyPlans measure round trips from a container, raw, corrected and at the uplink, and the cost
 // of the measurement.
-func latencyPlans(e *experiment, o Options) []plan {
-	return []plan{e.latency(false, o.Quick), e.latency(true, o.Quick)}
+func latencyPlans(e *experiment, _ Options) []plan {
+	return []plan{e.latency(false), e.latency(true)}
 }
 
 // latency plans the cases of one rig.
-func (e *experiment) latency(crowd, quick bool) plan {
-	s := &latencySession{bed: bed{experiment: e}, crowded: crowd, quick: quick}
+func (e *experiment) latency(crowd bool) plan {
+	s := &latencySession{bed: bed{experiment: e}, crowded: crowd}
 	p := plan{name: map[bool]string{false: "two containers", true: "a crowd"}[crowd], rigged: s}
 	for _, c := range latencyCatalogue() {
 		if c.crowd != crowd {
@@ -148,8 +148,7 @@ type latencySession struct {
 	client *rig.Generator // the source of the measured round trips or packets; nil: ping
 	server *rig.Generator
 
-	crowded  bool // many neighbours flood-ping
-	quick    bool
+	crowded  bool             // many neighbours flood-ping
 	measured string           // pattern of the measured containers' names
 	trips    map[arm]float64  // of the round so far
 	crowd    []*rig.Generator // flood pings, one in each neighbour

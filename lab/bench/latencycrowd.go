@@ -96,7 +96,7 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 		return err
 	}
 	var raws, corrects []float64
-	for _, n := range pingSteps(s.quick) {
+	for _, n := range pingSteps(s.report.Env.Quick) {
 		if err := s.pings(n); err != nil {
 			return err
 		}

@@ -79,15 +79,11 @@ func (s *overlaySession) end() error {
 
 // begin starts the servers of a case.
 func (s *overlaySession) begin(ctx context.Context, c overlayCase) (err error) {
-	boxes := func(of func(*rig.Rig) *sandbox.Box) (client, server *sandbox.Box) {
-		return of(s.rig.Hosts[0]), of(s.rig.Hosts[1])
-	}
-	client, server := boxes(func(r *rig.Rig) *sandbox.Box { return r.Boxes[0] })
-	if s.containers, err = s.pair(ctx, c, client, server, s.rig.Addr(1)); err != nil {
+	from, to := s.rig.Hosts[0], s.rig.Hosts[1]
+	if s.containers, err = s.pair(ctx, c, from.Boxes[0], to.Boxes[0], s.rig.Addr(1)); err != nil {
 		return err
 	}
-	client, server = boxes(func(r *rig.Rig) *sandbox.Box { return r.Node })
-	s.hosts, err = s.pair(ctx, c, client, server, s.rig.HostAddr(1))
+	s.hosts, err = s.pair(ctx, c, from.Node, to.Node, s.rig.HostAddr(1))
 	return err
 }
 
