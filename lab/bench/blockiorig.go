@@ -217,6 +217,9 @@ const scratchSize = 256
 
 func (r *blockioRig) close() error {
 	err := errors.Join(rig.Stop(r.loads...), r.leave())
+	if r.database != nil && r.database.log != nil {
+		err = errors.Join(err, r.database.log.Close())
+	}
 	if r.scratch != nil {
 		err = errors.Join(err, r.scratch.Close())
 	}
