@@ -81,7 +81,10 @@ func (s *latencySession) startPing(in *sandbox.Box) (*rig.Generator, error) {
 		return nil, err
 	}
 	p, err := in.Start(exec.Command(busybox, "ping", "-A", "-q", outside), rig.SharedCPU)
-	return &rig.Generator{Process: p}, err
+	if err != nil {
+		return nil, err
+	}
+	return &rig.Generator{Process: p}, nil
 }
 
 // pings lets the first n neighbours ping, and stops the others.

@@ -33,8 +33,8 @@ type Path string
 // and its far end outside: NIC, bridge, veth. Docker is the same with containers of the rig's own
 // Docker Engine in place of sandboxes: NIC, a published port, the default bridge, veth. VXLAN is
 // NIC with a tunnel from outside to the bridge. Macvlan gives each container a device on the NIC;
-// on Host they use the NIC itself. Local gives them no network. Routed, Bridged and Swarm belong to the two hosts of an overlay
-// network, which NewOverlay builds.
+// on Host they use the NIC itself. Local gives them no network. Routed, Bridged and Swarm belong to
+// the two hosts of an overlay network, which NewOverlay builds.
 const (
 	Hop     Path = "hop"
 	NIC     Path = "nic"
