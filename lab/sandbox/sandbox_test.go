@@ -22,7 +22,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -271,7 +270,7 @@ func TestWire(t *testing.T) {
 	if _, err := os.Stat("/sys/class/net/nic"); err == nil {
 		t.Error("the sandbox's sysfs is mounted in this process")
 	}
-	if err := host.Change("veth-box", (*netlink.Handle).LinkDel); err != nil {
+	if err := host.Delete("veth-box"); err != nil {
 		t.Error(err)
 	}
 }

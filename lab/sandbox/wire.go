@@ -172,6 +172,14 @@ func (b *Box) neigh(dev, mac string, n netlink.Neigh) error {
 	return nil
 }
 
+// Delete removes a device of the sandbox.
+func (b *Box) Delete(dev string) error {
+	if err := b.Change(dev, (*netlink.Handle).LinkDel); err != nil {
+		return fmt.Errorf("delete %s of %s: %w", dev, b.Name, err)
+	}
+	return nil
+}
+
 func (b *Box) loopbackUp() error { return b.Change("lo", (*netlink.Handle).LinkSetUp) }
 
 // Netlink runs fn with an rtnetlink socket of the sandbox's namespace.
