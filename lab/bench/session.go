@@ -383,8 +383,9 @@ func (s *session) between(before, after reading) sample {
 	for i, r := range after.sent {
 		w := r.Since(before.sent[i])
 		m.sent += w.Rate()
-		// Requests have one client.
-		m.p50, m.p99 = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds()
+		if s.setup.service == "" { // requests have one client
+			m.p50, m.p99 = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds()
+		}
 	}
 	for i, r := range after.received {
 		w := r.Since(before.received[i])
