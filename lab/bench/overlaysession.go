@@ -99,7 +99,7 @@ func (s *overlaySession) pair(ctx context.Context, c overlayCase, client, server
 	}
 	p := &overlayPair{box: client, to: strings.Join(to, ",")}
 	if c.service != "" {
-		p.server, err = s.rig.Hosts[1].ServeIn(ctx, c.service, server)
+		p.server, err = s.rig.Hosts[1].Serve(ctx, c.service, server)
 	} else {
 		p.server, err = s.rig.Hosts[1].Start(ctx, server, append(slices.Clone(c.server), "--listen", strings.Join(listen, ","))...)
 	}

@@ -124,7 +124,7 @@ func (s *session) build(ctx context.Context) (err error) {
 func (s *session) startVictim(ctx context.Context) (err error) {
 	switch {
 	case s.setup.service != "":
-		server, err := s.rig.Serve(ctx, s.setup.service, 0)
+		server, err := s.rig.Serve(ctx, s.setup.service, s.rig.Victim())
 		if err != nil {
 			return err
 		}

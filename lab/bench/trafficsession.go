@@ -60,7 +60,7 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 		s.load[snd.name] = f
 		if snd.service != "" {
 			var err error
-			if f.server, err = s.rig.Serve(ctx, snd.service, s.setup.box(snd.name)); err != nil {
+			if f.server, err = s.rig.Serve(ctx, snd.service, s.rig.Boxes[s.setup.box(snd.name)]); err != nil {
 				return err
 			}
 			continue

@@ -74,13 +74,8 @@ func (s Service) Proto() string {
 	return string(s)
 }
 
-// Serve starts a service in the i-th container and waits until it listens.
-func (r *Rig) Serve(ctx context.Context, s Service, i int) (*Generator, error) {
-	return r.ServeIn(ctx, s, r.Boxes[i])
-}
-
-// ServeIn is Serve in any of the rig's sandboxes.
-func (r *Rig) ServeIn(ctx context.Context, s Service, box *sandbox.Box) (*Generator, error) {
+// Serve starts a service in one of the rig's sandboxes, and waits until it listens.
+func (r *Rig) Serve(ctx context.Context, s Service, box *sandbox.Box) (*Generator, error) {
 	dir, err := r.TempDir(fmt.Sprintf("%s-%d", s, len(r.temp)))
 	if err != nil {
 		return nil, err

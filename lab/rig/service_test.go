@@ -15,7 +15,7 @@ func TestServices(t *testing.T) {
 			t.Logf("no %s here", s)
 			continue
 		}
-		server, err := r.Serve(t.Context(), s, 0)
+		server, err := r.Serve(t.Context(), s, r.Boxes[0])
 		if err != nil {
 			t.Errorf("%s: %v", s, err)
 			continue
