@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"regexp/syntax"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,8 +49,8 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 	cmd := &cobra.Command{Use: x.Name, Short: x.Short}
 	var o bench.Options
 	var list bool
-	if x.Flags != nil {
-		x.Flags(cmd.Flags(), &o)
+	if len(x.Modes) > 0 {
+		cmd.Flags().StringVar(&o.Mode, "mode", x.Modes[0], "the containers' policy while protection is on: isolate, charge or auto")
 	}
 	against := checkFlag(cmd)
 	cmd.Args = cli.NArgs(0, 0, "")
@@ -66,10 +67,14 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 		if o.Window < 0 || o.Window > time.Hour {
 			return cli.Usagef("--window %v: must be up to 1h", o.Window)
 		}
-		if x.Check != nil {
-			if err := x.Check(o, *against != ""); err != nil {
-				return cli.Usagef("%w", err)
-			}
+		if !slices.Contains([]string{"", checkAll, checkFar}, *against) {
+			return cli.Usagef("--check %q: must be all or far", *against)
+		}
+		if o.Mode != "" && !slices.Contains(x.Modes, o.Mode) {
+			return cli.Usagef("--mode %q: must be isolate, charge or auto", o.Mode)
+		}
+		if o.Mode != "" && o.Mode != x.Modes[0] && *against != "" {
+			return cli.Usagef("--mode %s: the bars of --check are for %s", o.Mode, x.Modes[0])
 		}
 		names, err := x.Cases(o)
 		if err != nil {
@@ -108,7 +113,7 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 		if err := f.Print(e.Stdout, r, func(w io.Writer) { write(r, w) }); err != nil {
 			return err
 		}
-		if against.missed(r.Bars) {
+		if missed(*against, r.Bars) {
 			return cli.ErrTold
 		}
 		return nil

@@ -12,38 +12,22 @@ import (
 	"github.com/fairlead-project/fairlead/lab/report"
 )
 
-// check is the value of --check: which misses fail the command; "" is no check.
-type check string
-
+// The values of --check: which misses fail the command; "" is no check.
 const (
-	checkAll check = "all"
-	checkFar check = "far"
+	checkAll = "all"
+	checkFar = "far"
 )
 
-func checkFlag(cmd *cobra.Command) *check {
-	var c check
-	cmd.Flags().Var(&c, "check", "measure the cases that have a bar, and exit with 1 if a figure misses its bar (all), or only if one misses it by far in three repetitions (far)")
-	cmd.Flags().Lookup("check").NoOptDefVal = string(checkAll)
-	return &c
+func checkFlag(cmd *cobra.Command) *string {
+	c := cmd.Flags().String("check", "", "measure the cases that have a bar, and exit with 1 if a figure misses its bar (all), or only if one misses it by far in three repetitions (far)")
+	cmd.Flags().Lookup("check").NoOptDefVal = checkAll
+	return c
 }
-
-// Set, String and Type implement pflag.Value.
-func (c *check) Set(s string) error {
-	*c = check(s)
-	if *c != checkAll && *c != checkFar {
-		return fmt.Errorf("must be all or far")
-	}
-	return nil
-}
-
-func (c *check) String() string { return string(*c) }
-
-func (*check) Type() string { return "" }
 
 // missed reports whether the outcomes fail the command.
-func (c check) missed(outcomes []report.Outcome) bool {
+func missed(check string, outcomes []report.Outcome) bool {
 	return slices.ContainsFunc(outcomes, func(o report.Outcome) bool {
-		return o.Verdict == report.FailFar || c != checkFar && o.Missed()
+		return o.Verdict == report.FailFar || check != checkFar && o.Missed()
 	})
 }
 

@@ -35,8 +35,8 @@ func fake(figures map[string]float64) bench.Experiment {
 			names, err := only(o)
 			for _, name := range names {
 				if v, ok := figures[name]; ok {
-					r.Add(name, "rate", "bit/s", true, v)
-					r.Add(name, "rate", "bit/s", true, v)
+					r.Add(name, "rate", "bit/s", "on", v)
+					r.Add(name, "rate", "bit/s", "on", v)
 				}
 			}
 			return r, err

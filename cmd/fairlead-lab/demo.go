@@ -20,8 +20,7 @@ and removes everything at the end, also on Ctrl-C. It needs root and two CPUs.`,
 				return err
 			}
 			screen := bench.Screen{Writer: e.Stdout, Colour: cli.Terminal(e.Stdout) && e.Getenv("NO_COLOR") == ""}
-			_, err := bench.Demo(cmd.Context(), screen, version)
-			return err
+			return bench.Demo(cmd.Context(), screen, version)
 		},
 	}
 }

@@ -86,77 +86,46 @@ func runAgent(args []string) error {
 	return a.Run(ctx)
 }
 
-// daemon is an agent in a network namespace of a rig.
-type daemon struct {
-	dir     string // of its socket, state and policy
-	client  *api.Client
-	process *sandbox.Process // nil: it does not run
-	log     tail
-}
-
-// policies is the directory of the agent's policy files.
-func (d *daemon) policies() string { return filepath.Join(d.dir, "policy.d") }
-
-// launch starts the agent, which finds the containers of sandboxes, with more flags.
-func (d *daemon) launch(in *sandbox.Box, sandboxes *sandbox.Host, flags ...string) error {
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(d.policies(), 0o755); err != nil {
-		return err
-	}
-	socket := filepath.Join(d.dir, "agent.sock")
-	cmd := exec.Command(exe, append([]string{agentVerb, "--socket", socket, "--state-dir", filepath.Join(d.dir, "state"),
-		"--policy-dir", d.policies(), "--sandbox-dir", sandboxes.Dir()}, flags...)...)
-	cmd.Args[0] = "fairlead"
-	cmd.Stderr = &d.log
-	// The agent undoes its changes even if this program is killed.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if d.process, err = in.Start(cmd); err != nil {
-		return err
-	}
-	d.client = api.Dial(socket)
-	return nil
-}
-
 // explain adds the end of the agent's log to an error.
-func (d *daemon) explain(err error) error {
+func (g *guard) explain(err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err // nothing is wrong with the agent
 	}
-	if said := d.log.String(); said != "" {
+	if said := g.log.String(); said != "" {
 		return fmt.Errorf("%w; the agent's log ends:\n%s", err, said)
 	}
 	return err
 }
 
 // stop ends the agent, if it runs. The agent undoes its changes.
-func (d *daemon) stop() error {
+func (g *guard) stop() error {
 	var err error
-	if d.process != nil {
-		d.process.Signal(syscall.SIGTERM)
+	if g.process != nil {
+		g.process.Signal(syscall.SIGTERM)
 		select {
-		case <-d.process.Done():
-			if werr := d.process.Wait(); werr != nil {
-				err = d.explain(fmt.Errorf("the rig's agent: %w", werr))
+		case <-g.process.Done():
+			if werr := g.process.Wait(); werr != nil {
+				err = g.explain(fmt.Errorf("the rig's agent: %w", werr))
 			}
 		case <-time.After(30 * time.Second):
-			d.process.Kill()
-			err = d.explain(errors.New("the rig's agent did not end when told to"))
+			g.process.Kill()
+			err = g.explain(errors.New("the rig's agent did not end when told to"))
 		}
 	}
-	if d.client != nil {
-		d.client.Close()
+	if g.client != nil {
+		g.client.Close()
 	}
-	d.process, d.client = nil, nil
+	g.process, g.client = nil, nil
 	return err
 }
 
 // guard protects a rig's containers. It runs an agent in the rig's network namespace, and switches
 // the protection by a policy file.
 type guard struct {
-	daemon
+	dir     string // of its socket, state and policy
+	client  *api.Client
+	process *sandbox.Process // nil: it does not run
+	log     tail
 	rig     *rig.Rig
 	uplink  uint64 // rate of the NIC in bit/s, which traffic divides; 0: traffic does not
 	xdp     bool   // drop packets in the driver of the NIC
@@ -180,7 +149,7 @@ func newGuard(ctx context.Context, r *rig.Rig, protect string, uplink uint64) (*
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{daemon: daemon{dir: dir}, rig: r, uplink: uplink, feature: "netcpu", prefix: r.Prefix() + protect}
+	g := &guard{dir: dir, rig: r, uplink: uplink, feature: "netcpu", prefix: r.Prefix() + protect}
 	for _, c := range r.Containers {
 		if strings.HasPrefix(c.Name, protect) {
 			g.count++
@@ -195,12 +164,29 @@ func newGuard(ctx context.Context, r *rig.Rig, protect string, uplink uint64) (*
 	return g, nil
 }
 
+// policies is the directory of the agent's policy files.
+func (g *guard) policies() string { return filepath.Join(g.dir, "policy.d") }
+
 // start starts the agent, and waits until it answers.
 func (g *guard) start(ctx context.Context) error {
-	if err := g.launch(g.rig.Node, g.rig.Sandboxes, "--docker-host", g.rig.DockerHost,
-		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp)); err != nil {
+	exe, err := os.Executable()
+	if err != nil {
 		return err
 	}
+	if err := os.MkdirAll(g.policies(), 0o755); err != nil {
+		return err
+	}
+	socket := filepath.Join(g.dir, "agent.sock")
+	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(g.dir, "state"), "--policy-dir", g.policies(),
+		"--sandbox-dir", g.rig.Sandboxes.Dir(), "--docker-host", g.rig.DockerHost, "--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp))
+	cmd.Args[0] = "fairlead"
+	cmd.Stderr = &g.log
+	// The agent undoes its changes even if this program is killed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if g.process, err = g.rig.Node.Start(cmd); err != nil {
+		return err
+	}
+	g.client = api.Dial(socket)
 	return g.wait(ctx, func(api.Container, api.FeatureStatus) bool { return true })
 }
 
@@ -312,47 +298,41 @@ func (g *guard) apply(ctx context.Context, r rules) error {
 	return nil
 }
 
-// wait polls the agent until good accepts all protected containers.
+// wait polls the agent until good accepts all protected containers, by how the feature stands for them.
 func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureStatus) bool) error {
-	return g.daemon.wait(ctx, g.feature, g.prefix, g.count, good)
-}
-
-// wait polls the agent until good accepts count containers whose names begin with prefix, by how a
-// feature stands for them.
-func (d *daemon) wait(ctx context.Context, feature, prefix string, count int, good func(api.Container, api.FeatureStatus) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	last := "it does not answer"
 	for {
-		all, err := d.client.Containers(ctx)
+		all, err := g.client.Containers(ctx)
 		if err != nil && !errors.Is(err, api.ErrNoAgent) && ctx.Err() == nil {
-			return d.explain(err)
+			return g.explain(err)
 		}
 		stand := 0
 		for _, c := range all {
-			if !strings.HasPrefix(c.Name, prefix) {
+			if !strings.HasPrefix(c.Name, g.prefix) {
 				continue
 			}
 			var s api.FeatureStatus
 			for _, f := range c.Features {
-				if f.Feature == feature {
+				if f.Feature == g.feature {
 					s = f
 				}
 			}
 			if good(c, s) {
 				stand++
 			} else {
-				last = fmt.Sprintf("%s of %s is %s: %s", feature, strings.TrimPrefix(c.Name, prefix), s.State, s.Error)
+				last = fmt.Sprintf("%s of %s is %s: %s", g.feature, strings.TrimPrefix(c.Name, g.prefix), s.State, s.Error)
 			}
 		}
-		if stand == count {
+		if stand == g.count {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return d.explain(fmt.Errorf("%w (%s)", ctx.Err(), last))
-		case <-d.process.Done():
-			return d.explain(errors.New("the agent has ended"))
+			return g.explain(fmt.Errorf("%w (%s)", ctx.Err(), last))
+		case <-g.process.Done():
+			return g.explain(errors.New("the agent has ended"))
 		case <-time.After(5 * time.Millisecond):
 		}
 	}

@@ -146,7 +146,7 @@ func TestOnlyOne(t *testing.T) {
 	if _, err := Experiments()[0].Run(t.Context(), Options{}); !errors.Is(err, ErrBusy) {
 		t.Errorf("a second experiment gives %v", err)
 	}
-	if _, err := Demo(t.Context(), Screen{Writer: io.Discard}, ""); !errors.Is(err, ErrBusy) {
+	if err := Demo(t.Context(), Screen{Writer: io.Discard}, ""); !errors.Is(err, ErrBusy) {
 		t.Errorf("a demo beside it gives %v", err)
 	}
 	release()
@@ -172,7 +172,7 @@ func TestDemo(t *testing.T) {
 	testkit.NeedRoot(t)
 	alone(t)()
 	var out bytes.Buffer
-	_, err := demo(t.Context(), Screen{Writer: &out}, "dev", 1, 10*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond)
+	err := demo(t.Context(), Screen{Writer: &out}, "dev", 1, 10*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond)
 	must(t, err)
 	last := out.String()[strings.LastIndex(strings.TrimSpace(out.String()), "\n")+1:]
 	if !regexp.MustCompile(`Your victim ran \d+\.\d\d times slower beside the flood; with fairlead \d+\.\d\d times\.`).MatchString(last) {

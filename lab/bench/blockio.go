@@ -70,10 +70,10 @@ func blockioCatalogue() []blockioCase {
 		{name: "12 burners, depth 1", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
 		{name: "12 burners, depth 16", rig: blockioConfig{load: reads(16), burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
 		{name: "12 burners, Hotmail mix", rig: blockioConfig{load: hotmail, burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
-		{name: "12 burners, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, yield: true}, measure: (*blockioRig).database},
+		{name: "12 burners, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, yield: true}, measure: (*blockioRig).beside},
 		{name: "one key, depth 1", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
 		{name: "one key, depth 16", most: 3, rig: blockioConfig{load: reads(16), burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
-		{name: "one key, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true}, measure: (*blockioRig).database},
+		{name: "one key, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
 		{name: "detect, 1 thread", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
 		{name: fmt.Sprintf("detect, %d threads", 4*cpus), most: 3, rig: blockioConfig{load: reads(4 * cpus), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
 		{name: "three containers", quick: true, most: 3, rig: blockioConfig{three: true, yield: true}, whole: (*blockioRig).three},
@@ -95,7 +95,7 @@ func blockioPlans(e *experiment, _ Options) (plans []plan) {
 
 // blockio plans a case, which has a rig of its own.
 func (e *experiment) blockio(c blockioCase) plan {
-	r := &blockioRig{experiment: e, config: c.rig}
+	r := &blockioRig{bed: bed{experiment: e}, config: c.rig}
 	rounds := series{inOrder: true, rounds: e.report.Rounds}
 	if c.most > 0 {
 		rounds.rounds = min(rounds.rounds, c.most)

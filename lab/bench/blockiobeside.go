@@ -12,25 +12,24 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // reserve makes a reservation, and returns a function that ends it.
 func (r *blockioRig) reserve(ctx context.Context, name string, f api.BlockIOFigures) (end func() error, err error) {
-	x, err := r.client.Reserve(ctx, api.ReservationRequest{Container: name, Device: r.device, BlockIOFigures: f})
+	x, err := r.guard.client.Reserve(ctx, api.ReservationRequest{Container: name, Device: r.device, BlockIOFigures: f})
 	if err != nil {
 		return nil, err
 	}
 	return func() error {
-		_, err := r.client.DeleteReservation(context.WithoutCancel(ctx), x.ID)
+		_, err := r.guard.client.DeleteReservation(context.WithoutCancel(ctx), x.ID)
 		return err
 	}, nil
 }
 
 // achieved measures a container's throughput at the disk.
 func (r *blockioRig) achieved(ctx context.Context, name string, over time.Duration) (row api.BlockIORow, err error) {
-	b, err := r.client.BlockIO(ctx, name, over)
+	b, err := r.guard.client.BlockIO(ctx, name, over)
 	for _, x := range b.Rows {
 		if "/dev/"+x.Disk == r.device {
 			return x, err
@@ -40,45 +39,50 @@ func (r *blockioRig) achieved(ctx context.Context, name string, over time.Durati
 }
 
 // undisturbed measures the load, and its throughput at the disk in the same window.
-func (r *blockioRig) undisturbed(ctx context.Context, over time.Duration) (load.Window, api.BlockIOFigures, error) {
-	before := r.board.Read()
-	row, err := r.achieved(ctx, blockioName, over)
-	return r.board.Read().Since(before), row.Achieved, err
+func (r *blockioRig) undisturbed(ctx context.Context, over time.Duration) (w work, at api.BlockIOFigures, err error) {
+	w, err = r.measured(ctx, func() error {
+		row, err := r.achieved(ctx, r.db.Name, over)
+		at = row.Achieved
+		return err
+	})
+	if err == nil && w.rate == 0 {
+		err = errors.New("the load does nothing")
+	}
+	return w, at, err
 }
 
 // monitored measures the cost of the monitor: the load without it, and with a reservation that is
 // met. It alternates between the two, because the machine drifts.
 func (r *blockioRig) monitored(ctx context.Context, c blockioCase) error {
 	const turns = 4
-	var off, on uint64
+	var off, on float64
 	var cpu time.Duration
 	without := func() error {
 		w, err := r.window(ctx, r.take/4)
-		off += w.Ops
+		off += w.rate / (2 * turns)
 		return err
 	}
 	for range turns {
 		if err := without(); err != nil {
 			return err
 		}
-		end, err := r.reserve(ctx, blockioName, api.BlockIOFigures{ReadIOPS: 1})
+		end, err := r.reserve(ctx, r.db.Name, api.BlockIOFigures{ReadIOPS: 1})
 		if err != nil {
 			return err
 		}
 		if err := sleep(ctx, blockioFirst); err != nil {
 			return errors.Join(err, end())
 		}
-		before := cpuTime(r.process.PID)
+		before := cpuTime(r.guard.process.PID)
 		w, err := r.window(ctx, r.take/2)
-		cpu += cpuTime(r.process.PID) - before
-		on += w.Ops
+		cpu += cpuTime(r.guard.process.PID) - before
+		on += w.rate / turns
 		if err := errors.Join(err, end(), without()); err != nil {
 			return err
 		}
 	}
-	span := turns * (r.take / 2).Seconds()
-	r.add(c.name, armOff, figure{DiskIOPS, "1/s", float64(off) / span})
-	r.add(c.name, armOn, figure{DiskIOPS, "1/s", float64(on) / span}, figure{AgentPart, "1", cpu.Seconds() / span})
+	r.add(c.name, armOff, figure{DiskIOPS, "1/s", off})
+	r.add(c.name, armOn, figure{DiskIOPS, "1/s", on}, figure{AgentPart, "1", cpu.Seconds() / (turns * r.take / 2).Seconds()})
 	return nil
 }
 
@@ -97,16 +101,20 @@ const blockioFirst = 2500 * time.Millisecond
 // beside measures the load undisturbed, beside the burners without protection, or beside them with
 // a reservation.
 func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures []figure, err error) {
+	take := r.take
+	if c.rig.service != "" {
+		take *= 2 // the last of a hundred transactions
+	}
 	switch a {
 	case armAlone:
-		r.alone, r.due, err = r.undisturbed(ctx, r.take)
-		return nil, err
+		r.alone, r.due, err = r.undisturbed(ctx, take)
+		return r.transactions(r.alone), err
 	case armOff:
-		w, err := r.disturbed(ctx, blockioSettle)
+		w, err := r.disturbed(ctx, blockioSettle, take)
 		r.unhelped = w.cpu
 		return r.kept(w), err
 	}
-	end, err := r.reserve(ctx, blockioName, r.due)
+	end, err := r.reserve(ctx, r.db.Name, r.due)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +129,7 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 	if figures, err = r.recovers(ctx, start); err != nil {
 		return nil, err
 	}
-	w, err := r.loaded(ctx, r.take)
+	w, err := r.window(ctx, take)
 	if err != nil {
 		return nil, err
 	}
@@ -133,39 +141,37 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 	return append(figures, r.lost(w.cpu), released), err
 }
 
-// loaded is what was done in a window beside the neighbours.
-type loaded struct {
-	load.Window
-	cpu sideTimes // per second
-}
-
-// loaded measures the load and its neighbours for the length of a window.
-func (r *blockioRig) loaded(ctx context.Context, d time.Duration) (w loaded, err error) {
-	used := r.sideTimes()
-	w.Window, err = r.window(ctx, d)
-	w.cpu = r.sideTimes().since(used)
-	return w, err
-}
-
 // disturbed measures the load beside all neighbours, which it then stops.
-func (r *blockioRig) disturbed(ctx context.Context, settle time.Duration) (w loaded, err error) {
+func (r *blockioRig) disturbed(ctx context.Context, settle, take time.Duration) (w work, err error) {
 	if err := r.burn(len(r.burners)); err != nil {
 		return w, err
 	}
 	if err := sleep(ctx, settle); err != nil {
 		return w, err
 	}
-	w, err = r.loaded(ctx, r.take)
+	w, err = r.window(ctx, take)
 	return w, errors.Join(err, r.burn(0))
 }
 
 // kept returns how much of the undisturbed load is left beside the neighbours.
-func (r *blockioRig) kept(w loaded) []figure {
-	return []figure{{PartOfIOPS, "1", w.Rate() / r.alone.Rate()}, r.longer(w)}
+func (r *blockioRig) kept(w work) []figure {
+	part := PartOfIOPS
+	if r.database != nil {
+		part = PartOfTransactions
+	}
+	return append(r.transactions(w), figure{part, "1", w.rate / r.alone.rate}, r.longer(w))
 }
 
-func (r *blockioRig) longer(w loaded) figure {
-	return figure{TimesP99, "1", float64(w.Latency(0.99)) / float64(r.alone.Latency(0.99))}
+// transactions returns what a database did; nothing of another load.
+func (r *blockioRig) transactions(w work) []figure {
+	if r.database == nil {
+		return nil
+	}
+	return []figure{{Transactions, "1/s", w.rate}, {P99, "s", w.p99.Seconds()}}
+}
+
+func (r *blockioRig) longer(w work) figure {
+	return figure{TimesP99, "1", w.p99.Seconds() / r.alone.p99.Seconds()}
 }
 
 // sideTimes is the CPU time of the container with the reservation, and of its neighbours.
@@ -176,7 +182,7 @@ type sideTimes struct {
 
 func (r *blockioRig) sideTimes() sideTimes {
 	t := sideTimes{taken: time.Now(), own: usage(r.db)}
-	for _, b := range r.boxes {
+	for _, b := range r.rig.Neighbours() {
 		t.neighbours += usage(b)
 	}
 	return t
@@ -212,7 +218,7 @@ func (r *blockioRig) released(ctx context.Context) (figure, error) {
 		return figure{}, err
 	}
 	for start := time.Now(); ; {
-		b, err := r.client.BlockIO(ctx, blockioName, 0)
+		b, err := r.guard.client.BlockIO(ctx, r.db.Name, 0)
 		if err != nil {
 			return figure{}, err
 		}
@@ -228,54 +234,40 @@ func (r *blockioRig) released(ctx context.Context) (figure, error) {
 
 // recovers waits until the agent declares interference and the load is back at its undisturbed
 // figure. It returns how long each took, and the fraction of declarations that named a burner.
-func (r *blockioRig) recovers(ctx context.Context, start time.Time) ([]figure, error) {
-	recovered := blockioPatience
-	before := r.board.Read()
-	figures, _, err := r.detects(ctx, start, blockioPatience, func(detected bool) (done bool) {
-		now := r.board.Read()
-		w := now.Since(before)
-		before = now
-		if done = detected && w.Rate() >= 0.95*r.alone.Rate(); done {
-			recovered = time.Since(start)
+func (r *blockioRig) recovers(ctx context.Context, start time.Time) (figures []figure, err error) {
+	step := blockioPoll
+	if r.database != nil {
+		step = blockioSettle // in which enough transactions end
+	}
+	detected, recovered := blockioPatience.Seconds(), blockioPatience.Seconds()
+	for found := false; time.Since(start) < blockioPatience; {
+		w, err := r.window(ctx, step)
+		if err != nil {
+			return nil, err
 		}
-		return done
-	})
-	return append(figures, figure{RecoveredIn, "s", min(recovered, blockioPatience).Seconds()}), err
-}
-
-// detects asks the agent in steps whether it has declared interference since start. It calls done
-// with the answer after each step, and stops when done returns true or patience is over. It returns
-// the time to the declaration and the fraction of declarations that named a burner as figures, and
-// the moment of the declaration.
-func (r *blockioRig) detects(ctx context.Context, start time.Time, patience time.Duration, done func(detected bool) bool) (figures []figure, at time.Time, err error) {
-	detected := math.Inf(1)
-	for time.Since(start) < patience {
-		if err := sleep(ctx, blockioPoll); err != nil {
-			return nil, at, err
-		}
-		if done(!math.IsInf(detected, 1)) {
+		if found && w.rate >= 0.95*r.alone.rate {
+			recovered = min(recovered, w.cpu.taken.Sub(start).Seconds())
 			break
 		}
-		if !math.IsInf(detected, 1) {
+		if found {
 			continue
 		}
-		found, named, right, err := r.declared(ctx, start)
+		after, named, right, err := r.declared(ctx, start)
 		if err != nil {
-			return nil, at, err
+			return nil, err
 		}
-		if named > 0 {
-			detected = found
+		if found = named > 0; found {
+			detected = min(detected, after)
 			figures = append(figures, figure{NamedRight, "1", float64(right) / float64(named)})
 		}
 	}
-	detected = min(detected, blockioPatience.Seconds())
-	return append(figures, figure{DetectedIn, "s", detected}), start.Add(time.Duration(detected * float64(time.Second))), nil
+	return append(figures, figure{DetectedIn, "s", detected}, figure{RecoveredIn, "s", recovered}), nil
 }
 
 // declared returns the time from a moment to the agent's first declaration of interference, the
 // number of declarations since, and how many of them named a burner.
 func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float64, named, right int, err error) {
-	b, err := r.client.BlockIO(ctx, blockioName, 0)
+	b, err := r.guard.client.BlockIO(ctx, r.db.Name, 0)
 	after = math.Inf(1)
 	for _, x := range b.Events {
 		if x.What == "interference" && x.Time.After(start) {
@@ -289,7 +281,7 @@ func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float
 	for _, x := range b.Rows {
 		if since := b.Taken.Sub(start); named == 0 && x.State == "interference" && since > time.Second {
 			after, named = since.Seconds(), 1
-			if strings.HasPrefix(x.By, blockioBurner) {
+			if strings.Contains(x.By, blockioBurner) {
 				right = 1
 			}
 		}

@@ -46,7 +46,7 @@ func (r *blockioRig) circumstances(ctx context.Context) (all []circumstance) {
 	limit := func() error { return r.db.Limit(sandbox.CPU{Quota: period / 20, Period: period}) }
 	unlimit := func() error { return r.db.Limit(sandbox.CPU{Quota: -1}) }
 	set := func(ctx context.Context, in api.SetRequest) error {
-		_, err := r.client.Set(ctx, blockioName, in)
+		_, err := r.guard.client.Set(ctx, r.db.Name, in)
 		return err
 	}
 	const realtime = "fairlead.io.realtime"
@@ -65,48 +65,37 @@ func (r *blockioRig) circumstances(ctx context.Context) (all []circumstance) {
 	)
 }
 
-// tally counts the hits, misses and false alarms.
-type tally struct{ hits, losses, alarms, calm float64 }
-
-func (t *tally) add(lost, calm, says bool) {
-	yes := 0.0
-	if says {
-		yes = 1
-	}
-	if lost {
-		t.losses++
-		t.hits += yes
-	}
-	if calm {
-		t.calm++
-		t.alarms += yes
-	}
-}
-
 // detect is one round: each circumstance, between two windows without it. The reservation is the
 // throughput in the first window, because the speed of a disk changes from minute to minute. A loss
 // against the slower of the two windows is due to the circumstance. The agent only observes.
 func (r *blockioRig) detect(ctx context.Context, c blockioCase) error {
-	var found tally
-	row, err := r.achieved(ctx, blockioName, r.take/2)
+	row, err := r.achieved(ctx, r.db.Name, r.take/2)
 	if err != nil {
 		return err
 	}
-	reserved, err := r.client.Reserve(ctx, api.ReservationRequest{Container: blockioName, Device: r.device, BlockIOFigures: row.Achieved})
+	reserved, err := r.guard.client.Reserve(ctx, api.ReservationRequest{Container: r.db.Name, Device: r.device, BlockIOFigures: row.Achieved})
 	if err != nil {
 		return err
 	}
-	defer r.client.DeleteReservation(context.WithoutCancel(ctx), reserved.ID)
-	var worst float64
+	defer r.guard.client.DeleteReservation(context.WithoutCancel(ctx), reserved.ID)
+	var worst, hits, losses, alarms, calm float64
 	var named, right int
 	for _, x := range r.circumstances(ctx) {
 		s, err := r.sample(ctx, reserved.ID, x)
 		if err != nil {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
-		lost := !x.calm && s.part <= 1-lossOf
-		found.add(lost, x.calm, s.declared <= declareIn.Seconds() || x.calm && s.named > 0)
-		if lost {
+		switch {
+		case x.calm:
+			calm++
+			if s.declared <= declareIn.Seconds() || s.named > 0 {
+				alarms++
+			}
+		case s.part <= 1-lossOf:
+			losses++
+			if s.declared <= declareIn.Seconds() {
+				hits++
+			}
 			worst = max(worst, min(s.declared, blockioPatience.Seconds()))
 			named, right = named+s.named, right+s.right
 		}
@@ -114,13 +103,13 @@ func (r *blockioRig) detect(ctx context.Context, c blockioCase) error {
 			r.add(c.name, armOff, figure{PartOfIOPS + ": " + x.name, "1", s.part})
 		}
 	}
-	if found.losses > 0 {
-		r.add(c.name, armOn, figure{Hits, "1", found.hits / found.losses}, figure{DetectedIn, "s", worst})
+	if losses > 0 {
+		r.add(c.name, armOn, figure{Hits, "1", hits / losses}, figure{DetectedIn, "s", worst})
 	}
 	if named > 0 {
 		r.add(c.name, armOn, figure{NamedRight, "1", float64(right) / float64(named)})
 	}
-	r.add(c.name, armOn, figure{FalseAlarms, "1", found.alarms / found.calm})
+	r.add(c.name, armOn, figure{FalseAlarms, "1", alarms / calm})
 	return nil
 }
 
@@ -139,7 +128,7 @@ func (r *blockioRig) sample(ctx context.Context, reservation string, x circumsta
 	if err != nil {
 		return s, err
 	}
-	if _, err := r.client.ChangeReservation(ctx, reservation, due); err != nil {
+	if _, err := r.guard.client.ChangeReservation(ctx, reservation, due); err != nil {
 		return s, err
 	}
 	if err := sleep(ctx, declareIn/2+blockioSettle); err != nil { // the agent judges by this window, and earlier declarations are over
@@ -153,12 +142,12 @@ func (r *blockioRig) sample(ctx context.Context, reservation string, x circumsta
 		return s, err
 	}
 	after, err := r.window(ctx, declareIn/2)
-	s.part = beside.Rate() / min(alone.Rate(), after.Rate())
+	s.part = beside.rate / min(alone.rate, after.rate)
 	return s, err
 }
 
 // during measures the load under a circumstance, and finds the time of the agent's declaration.
-func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (beside load.Window, err error) {
+func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (beside work, err error) {
 	start := time.Now()
 	defer func() { err = errors.Join(err, x.end(), r.burn(0)) }()
 	if err := errors.Join(x.begin(), r.burn(x.burners)); err != nil {
@@ -178,12 +167,4 @@ func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (besi
 			return beside, err
 		}
 	}
-}
-
-func signalAll(processes []*sandbox.Process, s unix.Signal) error {
-	var errs []error
-	for _, p := range processes {
-		errs = append(errs, p.Signal(s))
-	}
-	return errors.Join(errs...)
 }

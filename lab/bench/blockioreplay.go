@@ -7,7 +7,6 @@ import (
 	"math"
 	"net/http"
 	"net/netip"
-	"strconv"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -34,17 +33,11 @@ func threeLoads() [][]string {
 
 func (r *blockioRig) startThree(ctx context.Context) error {
 	for i, args := range threeLoads() {
-		name := "blockio-vm" + strconv.Itoa(i+1)
-		box, err := r.sandboxes.Create(sandbox.Spec{Name: name})
+		g, err := r.start(ctx, r.rig.Boxes[i], append([]string{"disk", "--to", r.target(), "--conns", "4"}, args...)...)
 		if err != nil {
 			return err
 		}
-		_, board, err := startLoad(ctx, box, append([]string{"disk", "--to", r.target, "--conns", "4"}, args...)...)
-		if err != nil {
-			return err
-		}
-		r.tenants = append(r.tenants, &tenant{name: name, board: board})
-		r.boards = append(r.boards, board)
+		r.tenants = append(r.tenants, &tenant{name: r.rig.Boxes[i].Name, board: g.Board})
 	}
 	return nil
 }
@@ -64,7 +57,7 @@ const (
 // without protection.
 func (r *blockioRig) three(ctx context.Context, c blockioCase) error {
 	before := r.readings()
-	b, err := r.client.BlockIO(ctx, "", 3*time.Second)
+	b, err := r.guard.client.BlockIO(ctx, "", 3*time.Second)
 	if err != nil {
 		return err
 	}
@@ -136,14 +129,19 @@ func (r *blockioRig) capacityOfThree(ctx context.Context) error {
 	base, perByte := 0.5/ops, 0.5/bytes
 	most, mostBytes := uint64(1/(base+small*perByte)), uint64(1/perByte)
 	f := api.BlockIOFigures{ReadIOPS: most, WriteIOPS: most, ReadBytes: max(mostBytes, most*small), WriteBytes: max(mostBytes, most*small)}
-	_, err := r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: f, Headroom: 0.05})
+	_, err := r.guard.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: f, Headroom: 0.05})
 	return err
+}
+
+func scaled(f api.BlockIOFigures, by float64) api.BlockIOFigures {
+	part := func(n uint64) uint64 { return uint64(float64(n) * by) }
+	return api.BlockIOFigures{ReadIOPS: part(f.ReadIOPS), WriteIOPS: part(f.WriteIOPS), ReadBytes: part(f.ReadBytes), WriteBytes: part(f.WriteBytes)}
 }
 
 // change sets the reservations of the three. It first ends reservations, and grows reservations
 // last, so that the sum never exceeds the capacity.
 func (r *blockioRig) change(ctx context.Context, parts [3]float64) error {
-	list, err := r.client.Reservations(ctx)
+	list, err := r.guard.client.Reservations(ctx)
 	if err != nil {
 		return err
 	}
@@ -151,23 +149,19 @@ func (r *blockioRig) change(ctx context.Context, parts [3]float64) error {
 	for _, x := range list.Reservations {
 		ids[x.Name] = x
 	}
-	part := func(n uint64, of float64) uint64 { return uint64(float64(n) * of) }
 	for _, grow := range []bool{false, true} {
 		for i, t := range r.tenants {
-			f := api.BlockIOFigures{
-				ReadIOPS: part(t.alone.ReadIOPS, parts[i]), WriteIOPS: part(t.alone.WriteIOPS, parts[i]),
-				ReadBytes: part(t.alone.ReadBytes, parts[i]), WriteBytes: part(t.alone.WriteBytes, parts[i]),
-			}
+			f := scaled(t.alone, parts[i])
 			x, had := ids[t.name]
 			grows := f.ReadIOPS+f.WriteIOPS > x.Reserved.ReadIOPS+x.Reserved.WriteIOPS
 			switch {
 			case grows != grow || !had && parts[i] == 0:
 			case parts[i] == 0:
-				_, err = r.client.DeleteReservation(ctx, x.ID)
+				_, err = r.guard.client.DeleteReservation(ctx, x.ID)
 			case had:
-				_, err = r.client.ChangeReservation(ctx, x.ID, f)
+				_, err = r.guard.client.ChangeReservation(ctx, x.ID, f)
 			default:
-				_, err = r.client.Reserve(ctx, api.ReservationRequest{Container: t.name, Device: r.device, BlockIOFigures: f})
+				_, err = r.guard.client.Reserve(ctx, api.ReservationRequest{Container: t.name, Device: r.device, BlockIOFigures: f})
 			}
 			if err != nil {
 				return fmt.Errorf("reserve for %s: %w", t.name, err)
@@ -227,37 +221,29 @@ func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled tim
 // streamBridge is the node's bridge between the sending and the receiving containers.
 const streamBridge = "blockio-br"
 
-// startStreams creates containers that send one another bytes at full speed, over a bridge of the
-// node.
-func (r *blockioRig) startStreams(ctx context.Context, pairs int) error {
-	if pairs == 0 {
+// startStreams has each second of some containers send bytes at full speed to the one before it, over
+// a bridge of the node.
+func (r *blockioRig) startStreams(ctx context.Context, boxes []*sandbox.Box) error {
+	if len(boxes) == 0 {
 		return nil
 	}
-	if err := r.node.Bridge(streamBridge, netip.Prefix{}); err != nil {
+	if err := r.rig.Node.Bridge(streamBridge, netip.Prefix{}); err != nil {
 		return err
 	}
-	for i := range pairs {
-		var boxes [2]*sandbox.Box
-		var addrs [2]netip.Addr
-		for j, what := range []string{"server-", "client-"} {
-			box, err := r.sandboxes.Create(sandbox.Spec{Name: blockioBurner + what + strconv.Itoa(i)})
-			if err != nil {
-				return err
-			}
-			boxes[j], addrs[j] = box, netip.AddrFrom4([4]byte{10, 91, byte(i), byte(j + 1)})
-			if err := sandbox.Wire(
-				sandbox.End{Box: r.node, Name: "veth-" + what + strconv.Itoa(i), Bridge: streamBridge},
-				sandbox.End{Box: box, Name: "eth0", Addr: netip.PrefixFrom(addrs[j], 24)},
-			); err != nil {
-				return err
-			}
+	for i, box := range boxes {
+		addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 91, 0, byte(i + 1)}) }
+		if err := sandbox.Wire(
+			sandbox.End{Box: r.rig.Node, Name: fmt.Sprintf("veth-%d", i), Bridge: streamBridge},
+			sandbox.End{Box: box, Name: "eth0", Addr: netip.PrefixFrom(addr(i), 24)},
+		); err != nil {
+			return err
 		}
-		to := addrs[1].String() + ":9000"
-		// The receiver has to be there first.
-		for j, args := range [][]string{{"udp-recv", "--listen", to}, {"udp-send", "--to", to, "--size", "1400"}} {
-			if err := r.startBeside(ctx, boxes[1-j], args...); err != nil {
-				return err
-			}
+		load := []string{"udp-recv", "--listen", addr(i).String() + ":9000"}
+		if i%2 == 1 {
+			load = []string{"udp-send", "--size", "1400", "--to", addr(i-1).String() + ":9000"}
+		}
+		if err := r.startBeside(ctx, box, load...); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -6,8 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"syscall"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,148 +32,164 @@ type blockioConfig struct {
 	oneKey  bool        // they do not: the only policy is the reservation
 }
 
-// blockioRig is a host of sandboxes with a scratch file and an agent.
+// blockioRig is a rig without networks, with a scratch file.
 type blockioRig struct {
-	*experiment
-	daemon
-	config    blockioConfig
-	sandboxes *sandbox.Host
-	node      *sandbox.Box // the agent's namespace
-	device    string       // the disk
-	scratch   *os.File     // that the load reads and writes
-	target    string       // its path
-	db        *sandbox.Box
-	board     *load.Board // of the load
-	burners   []*sandbox.Process
-	boxes     []*sandbox.Box // the neighbours' sandboxes
-	names     []string       // the neighbours' container names, each once or more
-	own       []*sandbox.Process
-	tenants   []*tenant
-	boards    []*load.Board // of all others
+	bed
+	config   blockioConfig
+	dir      string   // of the scratch file and a database
+	device   string   // the disk
+	scratch  *os.File // that the load reads and writes
+	db       *sandbox.Box
+	board    *load.Board // of the load
+	database *pgbench    // in place of board
+	burners  []*rig.Generator
+	own      []*rig.Generator
+	tenants  []*tenant
+	loads    []*rig.Generator // all of these
 
-	// Of the current round: the load undisturbed, by its own count, at the disk and by the
-	// database's, and the CPU times beside the neighbours without help.
-	alone    load.Window
+	// Of the current round: the load undisturbed, by its own count and at the disk, and the CPU
+	// times beside the neighbours without help.
+	alone    work
 	due      api.BlockIOFigures
-	commits  commits
 	unhelped sideTimes
 }
 
-// blockioName is the name of the container with the reservation. blockioBurner is the
-// prefix of the others' names.
-const (
-	blockioName   = "blockio-db"
-	blockioBurner = "blockio-burner-"
-)
+// blockioBurner begins the names of the neighbours in the rig.
+const blockioBurner = "burner-"
 
-func burnerName(i int) string { return blockioBurner + strconv.Itoa(i) }
+// containers are the containers of the rig: the one with the reservation, the others that compute,
+// and pairs that send.
+func (c blockioConfig) containers() (all []rig.Container) {
+	add := func(format string, n int) {
+		for i := range n {
+			all = append(all, rig.Container{Name: fmt.Sprintf(format, i)})
+		}
+	}
+	if c.three {
+		add("vm%d", len(threeLoads()))
+		return all
+	}
+	all = append(all, rig.Container{Name: "db"})
+	add(blockioBurner+"%d", c.burners+2*c.streams)
+	return all
+}
 
 func (r *blockioRig) build(ctx context.Context) (err error) {
-	if r.dir, err = os.MkdirTemp("", "fairlead-blockio-"); err != nil {
+	c := r.config
+	if r.rig, err = rig.New(rig.Config{Path: rig.Local, Containers: c.containers()}); err != nil {
 		return err
 	}
-	if _, err := sandbox.Sweep(kernel.Default(), filepath.Join(r.dir, "sandboxes")); err != nil {
+	r.db = r.rig.Boxes[0]
+	if r.dir, err = r.rig.TempDir("disk"); err != nil {
 		return err
 	}
 	if r.scratch, err = block.Scratch(ctx, r.dir, scratchSize); err != nil {
 		return err
 	}
-	r.target = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), r.scratch.Fd())
 	disk, err := block.Holding(kernel.Default().Sys, r.dir)
 	if err != nil {
 		return fmt.Errorf("%w (TMPDIR says where)", err)
 	}
 	r.device = "/dev/" + disk.Name
-	if r.sandboxes, err = sandbox.New(sandbox.Config{Dir: filepath.Join(r.dir, "sandboxes")}); err != nil {
+	if r.guard, err = newGuard(ctx, r.rig, "", 0); err != nil {
 		return err
 	}
-	if r.node, err = r.sandboxes.Create(sandbox.Spec{Name: "blockio-node", Bare: true}); err != nil {
+	r.guard.feature = "blockio"
+	var set rules
+	switch {
+	case c.own > 0: // measure what would be done, and to which containers
+		set = rules{"*": "io.help: off"}
+	case c.streams > 0:
+		set = rules{"*": "io.yield: auto, io.interrupts: auto"}
+	case c.yield:
+		set = rules{"*": "io.yield: auto"}
+	}
+	if err := r.guard.apply(ctx, set); err != nil {
 		return err
 	}
-	if err := r.startAgent(); err != nil {
-		return err
-	}
-	c := r.config
 	if c.three {
-		if err := r.startThree(ctx); err != nil {
-			return err
-		}
-		return r.known(ctx, len(r.tenants))
+		err = r.startThree(ctx)
+	} else {
+		err = errors.Join(r.startLoads(ctx), lighten(r.db))
 	}
-	if err := r.startLoads(ctx, c); err != nil {
+	if err != nil {
 		return err
 	}
-	if err := lighten(r.db); err != nil {
+	if err := r.guard.wait(ctx, func(_ api.Container, s api.FeatureStatus) bool { return s.State == api.StateDone }); err != nil {
 		return err
 	}
-	return r.known(ctx, 1+c.burners+2*c.streams)
+	_, err = r.guard.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: api.BlockIOFigures{
+		ReadIOPS: 10_000_000, WriteIOPS: 10_000_000, ReadBytes: 1 << 40, WriteBytes: 1 << 40,
+	}})
+	return err
+}
+
+// target is the path of the scratch file.
+func (r *blockioRig) target() string {
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), r.scratch.Fd())
+}
+
+// start starts a generator.
+func (r *blockioRig) start(ctx context.Context, box *sandbox.Box, args ...string) (*rig.Generator, error) {
+	g, err := r.rig.Start(ctx, box, args...)
+	r.loads = append(r.loads, g)
+	return g, err
 }
 
 // startLoads starts the load, and the neighbours' loads in a stopped state.
-func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error) {
-	if r.db, err = r.sandboxes.Create(sandbox.Spec{Name: blockioName}); err != nil {
-		return err
-	}
+func (r *blockioRig) startLoads(ctx context.Context) error {
+	c := r.config
 	if c.service != "" {
-		err = r.startDatabase(ctx)
-	} else {
-		err = r.startLoad(ctx, c.load)
-	}
-	if err != nil {
+		if err := r.startDatabase(ctx); err != nil {
+			return err
+		}
+	} else if err := r.startLoad(ctx, c.load); err != nil {
 		return err
 	}
 	for range c.own {
-		p, board, err := startLoad(ctx, r.db, "burn")
+		g, err := r.start(ctx, r.db, "burn")
 		if err != nil {
 			return err
 		}
-		r.own, r.boards = append(r.own, p), append(r.boards, board)
-		if err := p.Signal(unix.SIGSTOP); err != nil {
+		r.own = append(r.own, g)
+		if err := g.Freeze(); err != nil {
 			return err
 		}
 	}
-	for i := range c.burners {
-		box, err := r.sandboxes.Create(sandbox.Spec{Name: burnerName(i)})
-		if err != nil {
-			return err
+	for i, box := range r.rig.Neighbours() {
+		if i >= c.burners {
+			break
 		}
-		r.boxes = append(r.boxes, box)
 		if err := r.startBeside(ctx, box, "burn"); err != nil {
 			return err
 		}
-		if err := r.burn(0); err != nil {
-			return err
-		}
 	}
-	if err := r.startStreams(ctx, c.streams); err != nil {
-		return err
-	}
-	return r.burn(0)
+	return r.startStreams(ctx, r.rig.Neighbours()[c.burners:])
 }
 
-// startBeside starts a neighbour's generator.
+// startBeside starts a neighbour's generator, and stops it for now.
 func (r *blockioRig) startBeside(ctx context.Context, box *sandbox.Box, args ...string) error {
-	p, board, err := startLoad(ctx, box, args...)
+	g, err := r.start(ctx, box, args...)
 	if err != nil {
-		return fmt.Errorf("%v: %w", args, err)
+		return err
 	}
-	r.burners, r.boards, r.names = append(r.burners, p), append(r.boards, board), append(r.names, box.Name)
-	return nil
+	r.burners = append(r.burners, g)
+	return g.Freeze()
 }
 
 // startLoad starts a generator in the container with the reservation.
-func (r *blockioRig) startLoad(ctx context.Context, args []string) (err error) {
-	to := r.target
+func (r *blockioRig) startLoad(ctx context.Context, args []string) error {
+	to := r.target()
 	if args[0] == "mail" {
 		if to = filepath.Join(r.dir, "mail"); os.Mkdir(to, 0o700) != nil {
 			return fmt.Errorf("make %s", to)
 		}
 	}
-	if _, r.board, err = startLoad(ctx, r.db, append([]string{args[0], "--to", to}, args[1:]...)...); err != nil {
-		return err
+	g, err := r.start(ctx, r.db, append(slices.Clone(args), "--to", to)...)
+	if err == nil {
+		r.board = g.Board
 	}
-	r.boards = append(r.boards, r.board)
-	return nil
+	return err
 }
 
 // lighten gives the parent cgroup of all sandboxes the weight of one container. With the
@@ -200,62 +215,15 @@ func lighten(box *sandbox.Box) error {
 // container is charged for that wait.
 const scratchSize = 256
 
-func startLoad(ctx context.Context, box *sandbox.Box, args ...string) (*sandbox.Process, *load.Board, error) {
-	cmd, board, err := load.Command(args...)
-	if err != nil {
-		return nil, nil, err
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	p, err := box.Start(cmd)
-	if err != nil {
-		return nil, nil, errors.Join(err, board.Close())
-	}
-	return p, board, board.Await(ctx, p.Done())
-}
-
-func (r *blockioRig) startAgent() error {
-	if err := os.Mkdir(r.policies(), 0o755); err != nil {
-		return err
-	}
-	policy := ""
-	if r.config.own > 0 { // measure what would be done, and to which containers
-		policy += "---\nmatch: {name: " + blockioName + "}\nset: {io.help: off}\n"
-	}
-	if r.config.yield {
-		policy += "---\nmatch: {name: \"blockio-*\"}\nset: {io.yield: auto}\n"
-	}
-	if policy != "" {
-		if err := os.WriteFile(filepath.Join(r.policies(), policyFile), []byte(policy), 0o644); err != nil {
-			return err
-		}
-	}
-	return r.launch(r.node, r.sandboxes)
-}
-
-// known waits until the agent knows count containers, and has applied their policy.
-func (r *blockioRig) known(ctx context.Context, count int) error {
-	err := r.wait(ctx, "blockio", "", count, func(_ api.Container, s api.FeatureStatus) bool { return s.State == api.StateDone })
-	if err != nil {
-		return err
-	}
-	_, err = r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: api.BlockIOFigures{
-		ReadIOPS: 10_000_000, WriteIOPS: 10_000_000, ReadBytes: 1 << 40, WriteBytes: 1 << 40,
-	}})
-	return err
-}
-
 func (r *blockioRig) close() error {
-	errs := []error{r.stop()}
-	if r.sandboxes != nil {
-		errs = append(errs, r.sandboxes.Close())
-	}
-	for _, b := range r.boards {
-		errs = append(errs, b.Close())
+	err := errors.Join(rig.Stop(r.loads...), r.leave())
+	if r.database != nil && r.database.log != nil {
+		err = errors.Join(err, r.database.log.Close())
 	}
 	if r.scratch != nil {
-		errs = append(errs, r.scratch.Close())
+		err = errors.Join(err, r.scratch.Close())
 	}
-	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
+	return err
 }
 
 // burn lets the first count burners run, and stops the others.
@@ -263,14 +231,34 @@ func (r *blockioRig) burn(count int) error {
 	return errors.Join(signalAll(r.burners[:count], unix.SIGCONT), signalAll(r.burners[count:], unix.SIGSTOP))
 }
 
-// window measures the load for the length of a window. A database counts by itself.
-func (r *blockioRig) window(ctx context.Context, d time.Duration) (load.Window, error) {
-	if r.board == nil {
-		return load.Window{}, sleep(ctx, d)
+// work is what the load did in a window, and the CPU times in it, per second.
+type work struct {
+	rate float64 // operations, or transactions, per second
+	p99  time.Duration
+	cpu  sideTimes
+}
+
+// window measures the load for the length of a window.
+func (r *blockioRig) window(ctx context.Context, d time.Duration) (work, error) {
+	return r.measured(ctx, func() error { return sleep(ctx, d) })
+}
+
+// measured measures the load while during runs.
+func (r *blockioRig) measured(ctx context.Context, during func() error) (w work, err error) {
+	var before load.Reading
+	if r.board != nil {
+		before = r.board.Read()
 	}
-	before := r.board.Read()
-	if err := sleep(ctx, d); err != nil {
-		return load.Window{}, err
+	used := r.sideTimes()
+	if err := during(); err != nil {
+		return w, err
 	}
-	return r.board.Read().Since(before), nil
+	w.cpu = r.sideTimes().since(used)
+	if r.database != nil {
+		w.rate, w.p99, err = r.database.during(ctx, span{used.taken, w.cpu.taken})
+		return w, err
+	}
+	done := r.board.Read().Since(before)
+	w.rate, w.p99 = done.Rate(), done.Latency(0.99)
+	return w, nil
 }

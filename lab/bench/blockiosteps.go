@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -16,7 +15,7 @@ const dueOfMail = 0.85
 
 // mail is figure 9: a mail server alone, beside containers that decode and send streams, and beside
 // them with a reservation.
-func (r *blockioRig) mail(ctx context.Context, _ blockioCase, a arm) (figures []figure, err error) {
+func (r *blockioRig) mail(ctx context.Context, _ blockioCase, a arm) (_ []figure, err error) {
 	settle := blockioSettle
 	switch a {
 	case armAlone:
@@ -24,38 +23,16 @@ func (r *blockioRig) mail(ctx context.Context, _ blockioCase, a arm) (figures []
 		return nil, err
 	case armOn:
 		settle = 5 * time.Second
-		part := func(n uint64) uint64 { return uint64(dueOfMail * float64(n)) }
 		// The kernel merges several blocks into one request, and the reservation counts requests.
-		end, err := r.reserve(ctx, blockioName, api.BlockIOFigures{ReadIOPS: part(r.due.ReadIOPS), WriteIOPS: part(r.due.WriteIOPS)})
+		end, err := r.reserve(ctx, r.db.Name, scaled(api.BlockIOFigures{ReadIOPS: r.due.ReadIOPS, WriteIOPS: r.due.WriteIOPS}, dueOfMail))
 		if err != nil {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, end()) }()
-		set := func(name, key, value string) error {
-			_, err := r.client.Set(ctx, name, api.SetRequest{Set: map[string]string{key: value}})
-			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			return nil
-		}
-		unset := func(name, key string) {
-			r.client.Set(context.WithoutCancel(ctx), name, api.SetRequest{Unset: []string{key}})
-		}
-		const interrupts, yield = "fairlead.io.interrupts", "fairlead.io.yield"
-		defer unset(blockioName, interrupts)
-		if err := set(blockioName, interrupts, "auto"); err != nil {
-			return nil, err
-		}
-		for _, name := range r.names {
-			defer unset(name, yield)
-			if err := set(name, yield, "auto"); err != nil {
-				return nil, err
-			}
-		}
 	}
-	w, err := r.disturbed(ctx, settle)
+	w, err := r.disturbed(ctx, settle, r.take)
 	if err != nil {
 		return nil, err
 	}
-	return []figure{{PartOfDue, "1", w.Rate() / (dueOfMail * r.alone.Rate())}, r.longer(w)}, nil
+	return []figure{{PartOfDue, "1", w.rate / (dueOfMail * r.alone.rate)}, r.longer(w)}, nil
 }

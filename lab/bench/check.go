@@ -13,9 +13,6 @@ import (
 // NetCPUBars are the bars for the figures of NetCPU in its default mode.
 func NetCPUBars() []report.Bar { return slices.Concat(netcpuBars(), accountBars(), slowedBars()) }
 
-// TrafficBars are the bars for the figures of Traffic.
-func TrafficBars() []report.Bar { return trafficBars() }
-
 // Check runs an experiment over the cases that bars name, and judges each bar. It
 // measures a case again, up to report.Repetitions times in all, while one of the
 // case's bars is undecided: with o.Far whether it is missed by far. The report has the rounds of all repetitions.

@@ -49,10 +49,10 @@ func demandMetrics() (all []string) {
 	e := &experiment{report: &report.Report{}}
 	for _, kind := range []rig.Kind{rig.UDP, rig.TCP, rig.TCPRR} {
 		m := sample{work: 1, charges: &charges{balance: 1, cost: map[string]float64{protocol(string(kind)): 1}}, exactness: &exactness{price: 1}}
-		e.addSample(setup{}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, true, undisturbed{work: 1}, m)
+		e.addSample(setup{}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, armOn, undisturbed{work: 1}, m)
 	}
-	e.addSample(setup{alone: true}, demand{}, true, undisturbed{work: 1}, sample{})                            // an idle agent
-	e.addSample(setup{alone: true, service: rig.Redis}, demand{}, true, undisturbed{work: 1}, sample{work: 1}) // a real server
+	e.addSample(setup{alone: true}, demand{}, armOn, undisturbed{work: 1}, sample{})                            // an idle agent
+	e.addSample(setup{alone: true, service: rig.Redis}, demand{}, armOn, undisturbed{work: 1}, sample{work: 1}) // a real server
 	for _, c := range e.report.Cases {
 		all = append(all, c.Metric)
 	}
@@ -88,8 +88,8 @@ func TestCheck(t *testing.T) {
 			if only.MatchString(name) {
 				measured[len(measured)-1]++
 				for _, v := range repetitions[len(measured)-1] {
-					r.Add(name, "m", "1", true, v)
-					r.Add(name, "m", "1", false, 2*v)
+					r.Add(name, "m", "1", "on", v)
+					r.Add(name, "m", "1", "off", 2*v)
 				}
 			}
 		}
@@ -124,7 +124,7 @@ func TestCheck(t *testing.T) {
 	if _, err := Check(t.Context(), Options{}, bars[:1], func(context.Context, Options) (*report.Report, error) {
 		r := &report.Report{}
 		if n++; n == 1 {
-			r.Add("good", "m", "1", true, 1)
+			r.Add("good", "m", "1", "on", 1)
 		}
 		return r, nil
 	}); err != nil || n != report.Repetitions {

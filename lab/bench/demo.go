@@ -37,11 +37,11 @@ and yet the victim pays for the receiver's packets, until fairlead protects it.
 
 // Demo shows a short form of the netcpu experiment: one rig and a flood, without and with
 // protection in turns. It takes half a minute, and has the requirements of [NetCPU].
-func Demo(ctx context.Context, out Screen, version string) (*report.Report, error) {
+func Demo(ctx context.Context, out Screen, version string) error {
 	return demo(ctx, out, version, demoRounds, demoWarm, demoIdle, demoTake)
 }
 
-func demo(ctx context.Context, out Screen, version string, rounds int, warm, idle, take time.Duration) (*report.Report, error) {
+func demo(ctx context.Context, out Screen, version string, rounds int, warm, idle, take time.Duration) error {
 	fmt.Fprint(out, demoIntro)
 	e := &experiment{report: &report.Report{Bench: "demo", Env: environment(version, true), Rounds: rounds}, mode: "isolate", settle: warm}
 	s := &session{bed: bed{experiment: e}, setup: setup{cfg: rig.Config{Path: rig.NIC}}}
@@ -62,34 +62,20 @@ func demo(ctx context.Context, out Screen, version string, rounds int, warm, idl
 	idles := func(ctx context.Context, _ arm) (_ []figure, err error) {
 		e.take = idle
 		alone, err = show(ctx, "nobody sends", barColours[0], demand{}, false)
-		e.add("idle", armOn, figure{Work, "1/s", alone.work}) // for the page, which shows both
 		return []figure{{Work, "1/s", alone.work}}, err
 	}
 	floods := func(ctx context.Context, a arm) ([]figure, error) {
 		e.take = take
 		name := map[arm]string{armOff: "flood", armOn: "flood, fairlead"}[a]
-		m, err := show(ctx, name, barColours[1+index(a == armOn)], demand{traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}, a == armOn)
+		m, err := show(ctx, name, map[arm]string{armOff: barColours[1], armOn: barColours[2]}[a], demand{traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}, a == armOn)
 		return []figure{{Penalty, "1", alone.work / m.work}, {Work, "1/s", m.work}, {Sent, "1/s", m.sent}, {Received, "1/s", m.received}}, err
 	}
-	cases := []armed{{name: "idle", arms: []arm{armOff}, measure: idles}, {name: DemoCase, arms: offOn(), measure: floods}}
-	r, err := e.run(ctx, []plan{{name: DemoCase, rigged: s, series: []series{{inOrder: true, cases: cases}}}})
+	cases := []armed{{name: "idle", arms: []arm{armOff}, measure: idles}, {name: "flood", arms: offOn(), measure: floods}}
+	r, err := e.run(ctx, []plan{{name: "flood", rigged: s, series: []series{{inOrder: true, cases: cases}}}})
 	if err == nil {
 		out.summary(r)
 	}
-	return r, err
-}
-
-// DemoCase is the name of the demo's case in its report.
-const DemoCase = "flood"
-
-// DemoHeadline returns the result in one sentence.
-func DemoHeadline(r *report.Report) string {
-	c, ok := r.Find(DemoCase, Penalty)
-	if !ok {
-		return ""
-	}
-	return fmt.Sprintf("Your victim ran %.2f times slower beside the flood; with fairlead %.2f times.",
-		report.Median(c.Off), report.Median(c.On))
+	return err
 }
 
 var barColours = [3]string{"32", "31", "36"} // green, red, cyan
@@ -117,7 +103,7 @@ func (s Screen) paint(text, colour string) string {
 func (s Screen) summary(r *report.Report) {
 	idle, _ := r.Find("idle", Work)
 	get := func(metric string) report.Case {
-		c, _ := r.Find(DemoCase, metric)
+		c, _ := r.Find("flood", metric)
 		return c
 	}
 	work, penalty, received, sent := get(Work), get(Penalty), get(Received), get(Sent)
@@ -138,5 +124,6 @@ func (s Screen) summary(r *report.Report) {
 	for _, n := range r.Env.Notes {
 		fmt.Fprintf(s, "\nNote: %s.\n", n)
 	}
-	fmt.Fprintf(s, "\n%s\n", s.paint(DemoHeadline(r), "1"))
+	headline := fmt.Sprintf("Your victim ran %.2f times slower beside the flood; with fairlead %.2f times.", report.Median(penalty.Off), report.Median(penalty.On))
+	fmt.Fprintf(s, "\n%s\n", s.paint(headline, "1"))
 }

@@ -3,10 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
-
-	"github.com/spf13/pflag"
 
 	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/rig"
@@ -23,8 +20,7 @@ type Experiment struct {
 	Run  func(context.Context, Options) (*report.Report, error)
 	Bars func() []report.Bar
 
-	Flags func(*pflag.FlagSet, *Options)   // adds flags that only it has; nil: none
-	Check func(o Options, bars bool) error // refuses values of these flags, for a run against bars or without; nil: any
+	Modes []string // the values of Options.Mode; its bars are for the first
 }
 
 // Experiments lists the experiments. A new feature adds its own.
@@ -32,11 +28,11 @@ func Experiments() []Experiment {
 	const ms = time.Millisecond
 	netcpu := experimentOf("netcpu", "Measure what neighbours' packets cost a victim on the same CPU",
 		usual{rounds: 5, settle: 300 * ms, take: 2 * time.Second, takes: 3}, usual{rounds: 2, settle: 150 * ms, take: 400 * ms, takes: 1}, netcpuPlans, NetCPUBars)
-	netcpu.Flags, netcpu.Check = netcpuFlags, checkNetCPU
+	netcpu.Modes = []string{"isolate", "charge", "auto"}
 	return []Experiment{
 		netcpu,
 		experimentOf("traffic", "Measure how containers share an uplink: with fairlead, tc by hand, and nothing",
-			usual{rounds: 3, settle: 500 * ms, take: 2 * time.Second}, usual{rounds: 1, settle: 300 * ms, take: 500 * ms}, trafficPlans, TrafficBars),
+			usual{rounds: 3, settle: 500 * ms, take: 2 * time.Second}, usual{rounds: 1, settle: 300 * ms, take: 500 * ms}, trafficPlans, trafficBars),
 		experimentOf("latency", "How far round trips from a container are off, raw and corrected, and what measuring costs",
 			usual{rounds: 5, settle: 300 * ms, take: 2 * time.Second}, usual{rounds: 2, settle: 150 * ms, take: 500 * ms}, latencyPlans, LatencyBars),
 		experimentOf("blockio", "How a load at a disk fares beside neighbours that compute, with nothing done and with a reservation",
@@ -71,21 +67,4 @@ func experimentOf(name, short string, u, quick usual, plans func(*experiment, Op
 			return e.run(ctx, list)
 		},
 	}
-}
-
-func netcpuFlags(s *pflag.FlagSet, o *Options) {
-	s.StringVar(&o.Mode, "mode", "isolate", "the containers' policy while protection is on: isolate, charge or auto")
-	s.DurationVar(&o.Settle, "settle", 0, "how long the load runs before it is measured (default 300ms, with --mode charge 3s, auto 8s, with --quick 150ms)")
-}
-
-func checkNetCPU(o Options, bars bool) error {
-	switch {
-	case !slices.Contains([]string{"isolate", "charge", "auto"}, o.Mode):
-		return fmt.Errorf("--mode %q: must be isolate, charge or auto", o.Mode)
-	case o.Mode != "isolate" && bars:
-		return fmt.Errorf("--mode %s: the bars of --check are for isolate", o.Mode)
-	case o.Settle < 0 || o.Settle > time.Hour:
-		return fmt.Errorf("--settle %v: must be up to 1h", o.Settle)
-	}
-	return nil
 }

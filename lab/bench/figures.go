@@ -66,10 +66,10 @@ type sample struct {
 }
 
 // addSample adds the figures of one measurement to the report.
-func (e *experiment) addSample(su setup, d demand, on bool, alone undisturbed, m sample) {
+func (e *experiment) addSample(su setup, d demand, a arm, alone undisturbed, m sample) {
 	base := alone.work
 	name := su.name + " " + d.name
-	add := func(metric, unit string, value float64) { e.report.Add(name, metric, unit, on, value) }
+	add := func(metric, unit string, value float64) { e.add(name, a, figure{metric, unit, value}) }
 	if su.service != "" {
 		add(Requests, "1/s", m.work)
 		add(P50, "s", m.p50)
@@ -90,9 +90,7 @@ func (e *experiment) addSample(su setup, d demand, on bool, alone undisturbed, m
 	}
 	if m.charges != nil && d.traffic.Kind != "" {
 		if !su.alone {
-			for _, f := range alone.slowedFigures(m.counted, m.charges.slowed) {
-				add(f.metric, f.unit, f.value)
-			}
+			e.add(name, a, alone.slowedFigures(m.counted, m.charges.slowed)...)
 		}
 		if cost, ok := m.charges.cost[protocol(string(d.traffic.Kind))]; ok && !d.traffic.Out {
 			add(PacketCost, "s", cost)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -16,9 +15,8 @@ import (
 
 // The metrics of the latency experiment.
 const (
-	RawBias       = "raw bias p50"       // of round trips against stamps at the uplink, in seconds
-	Bias          = "corrected bias p50" // the same without the host's part, as an absolute value
-	SignedBias    = "corrected bias p50, signed"
+	RawBias       = "raw bias p50"        // of round trips against stamps at the uplink, in seconds
+	Bias          = "corrected bias p50"  // the same without the host's part, as an absolute value
 	WorstBias     = "corrected bias p100" // the worst
 	Covered       = "coverage"            // fraction of the packets that were measured from end to end
 	Perturbation  = "added to a round trip"
@@ -79,13 +77,13 @@ func latencyCatalogue() []latencyCase {
 
 // latencyPlans measure round trips from a container, raw, corrected and at the uplink, and the cost
 // of the measurement.
-func latencyPlans(e *experiment, o Options) []plan {
-	return []plan{e.latency(false, o.Quick), e.latency(true, o.Quick)}
+func latencyPlans(e *experiment, _ Options) []plan {
+	return []plan{e.latency(false), e.latency(true)}
 }
 
 // latency plans the cases of one rig.
-func (e *experiment) latency(crowd, quick bool) plan {
-	s := &latencySession{bed: bed{experiment: e}, crowded: crowd, quick: quick}
+func (e *experiment) latency(crowd bool) plan {
+	s := &latencySession{bed: bed{experiment: e}, crowded: crowd}
 	p := plan{name: map[bool]string{false: "two containers", true: "a crowd"}[crowd], rigged: s}
 	for _, c := range latencyCatalogue() {
 		if c.crowd != crowd {
@@ -150,63 +148,53 @@ type latencySession struct {
 	client *rig.Generator // the source of the measured round trips or packets; nil: ping
 	server *rig.Generator
 
-	crowded  bool // many neighbours flood-ping
-	quick    bool
-	measured string             // pattern of the measured containers' names
-	trips    map[arm]float64    // of the round so far
-	crowd    []*sandbox.Process // flood pings, one in each neighbour
-	ping     *sandbox.Process   // the ping of the container itself
+	crowded  bool             // many neighbours flood-ping
+	measured string           // pattern of the measured containers' names
+	trips    map[arm]float64  // of the round so far
+	crowd    []*rig.Generator // flood pings, one in each neighbour
+	ping     *rig.Generator   // the ping of the container itself
 }
 
 func (s *latencySession) close() error {
-	err := s.end()
-	for _, p := range s.crowd {
-		p.Kill()
-	}
-	return errors.Join(err, s.leave())
+	return errors.Join(s.end(), rig.Stop(s.crowd...), s.leave())
 }
 
 func (s *latencySession) end() error {
-	var errs []error
-	for _, g := range s.load {
-		errs = append(errs, g.Stop())
-	}
-	s.load, s.client, s.server = nil, nil, nil
-	if s.ping != nil {
-		s.ping.Kill()
-		s.ping = nil
-	}
-	return errors.Join(errs...)
+	err := rig.Stop(append(s.load, s.ping)...)
+	s.load, s.client, s.server, s.ping = nil, nil, nil, nil
+	return err
 }
 
-// begin starts the load of a case, paused.
+// begin starts the load of a case, paused; for ping there is none.
 func (s *latencySession) begin(ctx context.Context, c latencyCase) error {
-	start := func(g **rig.Generator) func(*rig.Generator, error) error {
-		return func(started *rig.Generator, err error) error {
-			if err == nil {
-				*g = started
-				s.load = append(s.load, started)
-			}
-			return err
+	one, neighbour, outside := s.rig.Boxes[0], s.rig.Boxes[1], s.rig.Outside
+	start := func(g **rig.Generator, box *sandbox.Box, args ...string) (err error) {
+		if *g, err = s.rig.Start(ctx, box, args...); err == nil {
+			s.load = append(s.load, *g)
 		}
+		return err
 	}
-	one, neighbour := s.rig.Boxes[0], s.rig.Boxes[1]
-	if c.covers != "" {
-		return s.traffic(ctx, c.covers, start(&s.server), start(&s.client))
-	}
-	var beside *rig.Generator
-	if c.flood { // a softirq for each packet, from container to container
-		return errors.Join(
-			start(&s.server)(s.rig.Start(ctx, neighbour, "udp-recv", "--listen", fmt.Sprintf(":%d", latencyFlood))),
-			start(&s.client)(s.rig.Start(ctx, one, "udp-send", "--size", "64", "--to", s.rig.At(1, latencyFlood), "--rate", "0")))
+	recv, send := []string{"rr-server", "--proto", "udp"}, []string{"rr-client", "--proto", "udp", "--size", "64", "--conns", "1"}
+	at, to := outside, s.rig.Uplink(latencyPort)
+	switch {
+	case c.covers == api.LatencyICMP:
+		return nil
+	case c.covers == bulkTCP:
+		recv, send = []string{"tcp-recv"}, []string{"tcp-send"}
+	case c.covers != "":
+		recv[2], send[2] = c.covers, c.covers
+	case c.flood: // a softirq for each packet, from container to container
+		recv, send = []string{"udp-recv"}, []string{"udp-send", "--size", "64"}
+		at, to = neighbour, s.rig.At(1, latencyPort)
 	}
 	err := errors.Join(
-		start(&s.server)(s.rig.Start(ctx, s.rig.Outside, "rr-server", "--proto", "udp", "--listen", fmt.Sprintf(":%d", latencyPort))),
-		start(&s.client)(s.rig.Start(ctx, one, "rr-client", "--proto", "udp", "--size", "64", "--conns", "1", "--to", s.rig.Uplink(latencyPort), "--rate", "0")))
+		start(&s.server, at, append(recv, "--listen", fmt.Sprintf(":%d", latencyPort))...),
+		start(&s.client, one, append(send, "--to", to, "--rate", "0")...))
 	if err == nil && c.neighbour != nil {
+		var beside *rig.Generator
 		err = errors.Join(
-			start(&beside)(s.rig.Start(ctx, s.rig.Outside, "udp-recv", "--listen", fmt.Sprintf(":%d", latencyFlood))),
-			start(&beside)(s.rig.Start(ctx, neighbour, append(slices.Clone(c.neighbour), "--to", s.rig.Uplink(latencyFlood), "--rate", "20000")...)))
+			start(&beside, outside, "udp-recv", "--listen", fmt.Sprintf(":%d", latencyFlood)),
+			start(&beside, neighbour, append(slices.Clone(c.neighbour), "--to", s.rig.Uplink(latencyFlood), "--rate", "20000")...))
 	}
 	return err
 }
@@ -316,12 +304,5 @@ func (s *latencySession) check(ctx context.Context) ([]figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	signed := report.Median(corrected)
-	for i := range corrected {
-		corrected[i] = math.Abs(corrected[i])
-	}
-	return []figure{
-		{SignedBias, "s", signed}, {RawBias, "s", report.Median(raw)},
-		{Bias, "s", report.Median(corrected)}, {WorstBias, "s", slices.Max(corrected)},
-	}, nil
+	return []figure{{RawBias, "s", report.Median(raw)}, {Bias, "s", report.Median(corrected)}, {WorstBias, "s", slices.Max(corrected)}}, nil
 }

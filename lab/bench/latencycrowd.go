@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"os/exec"
 	"slices"
@@ -72,7 +71,7 @@ func (s *latencySession) startPings() error {
 }
 
 // startPing starts a ping that sends a request as soon as it has the last reply.
-func (s *latencySession) startPing(in *sandbox.Box) (*sandbox.Process, error) {
+func (s *latencySession) startPing(in *sandbox.Box) (*rig.Generator, error) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return nil, fmt.Errorf("ping: %w", err)
@@ -81,20 +80,16 @@ func (s *latencySession) startPing(in *sandbox.Box) (*sandbox.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return in.Start(exec.Command(busybox, "ping", "-A", "-q", outside), rig.SharedCPU)
+	p, err := in.Start(exec.Command(busybox, "ping", "-A", "-q", outside), rig.SharedCPU)
+	if err != nil {
+		return nil, err
+	}
+	return &rig.Generator{Process: p}, nil
 }
 
 // pings lets the first n neighbours ping, and stops the others.
 func (s *latencySession) pings(n int) error {
-	var errs []error
-	for i, p := range s.crowd {
-		sig := unix.SIGSTOP
-		if i < n {
-			sig = unix.SIGCONT
-		}
-		errs = append(errs, p.Signal(sig))
-	}
-	return errors.Join(errs...)
+	return errors.Join(signalAll(s.crowd[:n], unix.SIGCONT), signalAll(s.crowd[n:], unix.SIGSTOP))
 }
 
 // steps adds the bias of round trips beside a growing number of pinging neighbours: the
@@ -104,7 +99,7 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 		return err
 	}
 	var raws, corrects []float64
-	for _, n := range pingSteps(s.quick) {
+	for _, n := range pingSteps(s.report.Env.Quick) {
 		if err := s.pings(n); err != nil {
 			return err
 		}
@@ -116,40 +111,17 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 			s.notes = append(s.notes, fmt.Sprintf("beside %d flood pings: %v", n, err))
 			continue
 		}
-		for i := range corrected {
-			corrected[i] = math.Abs(corrected[i])
-		}
 		before, after := report.Median(raw), report.Median(corrected)
 		raws, corrects = append(raws, before), append(corrects, after)
-		s.report.Add(stepName(n), stepBias, "s", false, before)
-		s.report.Add(stepName(n), stepBias, "s", true, after)
+		s.add(stepName(n), armOff, figure{stepBias, "s", before})
+		s.add(stepName(n), armOn, figure{stepBias, "s", after})
 	}
 	if err := s.pings(0); err != nil || len(raws) == 0 {
 		return err
 	}
-	s.report.Add(c.name, medianStep, "s", false, report.Median(raws))
-	s.report.Add(c.name, medianStep, "s", true, report.Median(corrects))
-	s.report.Add(c.name, worstStep, "s", false, slices.Max(raws))
-	s.report.Add(c.name, worstStep, "s", true, slices.Max(corrects))
+	s.add(c.name, armOff, figure{medianStep, "s", report.Median(raws)}, figure{worstStep, "s", slices.Max(raws)})
+	s.add(c.name, armOn, figure{medianStep, "s", report.Median(corrects)}, figure{worstStep, "s", slices.Max(corrects)})
 	return nil
-}
-
-// traffic starts the traffic of a case, paused; for ping there is none. server and client
-// receive the processes.
-func (s *latencySession) traffic(ctx context.Context, covers string, server, client func(*rig.Generator, error) error) error {
-	listen, to := fmt.Sprintf(":%d", latencyPort), s.rig.Uplink(latencyPort)
-	one, outside := s.rig.Boxes[0], s.rig.Outside
-	switch covers {
-	case bulkTCP:
-		return errors.Join(
-			server(s.rig.Start(ctx, outside, "tcp-recv", "--listen", listen)),
-			client(s.rig.Start(ctx, one, "tcp-send", "--to", to, "--rate", "0")))
-	case api.LatencyICMP:
-		return nil
-	}
-	return errors.Join(
-		server(s.rig.Start(ctx, outside, "rr-server", "--proto", covers, "--listen", listen)),
-		client(s.rig.Start(ctx, one, "rr-client", "--proto", covers, "--size", "64", "--conns", "1", "--to", to, "--rate", "0")))
 }
 
 // cover adds the coverage of one kind of traffic beside all pinging neighbours.
@@ -168,11 +140,6 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
 	if err := sleep(ctx, s.settle); err != nil {
 		return err
 	}
-	return errors.Join(s.covered(ctx, c.name, c.covers), s.pings(0))
-}
-
-// covered adds the coverage of one kind of traffic, and ends that traffic.
-func (s *latencySession) covered(ctx context.Context, name, covers string) error {
 	seen, err := s.guard.client.Latency(ctx, s.rig.Prefix()+"one", max(s.take, 100*time.Millisecond))
 	if err != nil {
 		return s.guard.explain(err)
@@ -180,16 +147,16 @@ func (s *latencySession) covered(ctx context.Context, name, covers string) error
 	if s.client != nil {
 		s.client.SetRate(0)
 	}
-	protocol := covers
+	protocol := c.covers
 	if protocol == bulkTCP {
 		protocol = api.LatencyTCP
 	}
 	sum := coverageOf(seen, protocol)
 	if ratio, ok := sum.Ratio(); ok {
-		s.report.Add(name, Covered, "1", true, ratio)
+		s.add(c.name, armOn, figure{Covered, "1", ratio})
 	}
 	if sum.Seen > 0 {
-		s.report.Add(name, PassedOver, "1", true, float64(sum.Unsampled)/float64(sum.Seen))
+		s.add(c.name, armOn, figure{PassedOver, "1", float64(sum.Unsampled) / float64(sum.Seen)})
 	}
-	return nil
+	return s.pings(0)
 }

@@ -6,14 +6,13 @@ import (
 	"math"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
 // bias makes round trips, and returns the difference between each and the same trip at the
-// NIC, raw and corrected.
+// NIC, raw, and the absolute difference when corrected.
 func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, err error) {
 	name, filter := s.rig.Prefix()+"one", api.LatencyFilter{Port: latencyPort}
 	asked, err := s.guard.client.LatencyRecords(ctx, name, filter, 0)
@@ -39,12 +38,12 @@ func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, er
 	if err != nil {
 		return nil, nil, err
 	}
-	zero, err := monotonicZero()
-	if err != nil {
-		return nil, nil, err
-	}
 	trips, _ := api.LatencyTrips(got.Records)
-	return wireBias(trips, wire, zero)
+	raw, corrected, err = wireBias(trips, wire, monotonicZero())
+	for i := range corrected {
+		corrected[i] = math.Abs(corrected[i])
+	}
+	return raw, corrected, err
 }
 
 // wireBias returns the differences between round trips and the same trips at the NIC, in
@@ -111,17 +110,14 @@ func aligned(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) time.Time
 
 // monotonicZero is the time of the wall clock at which the monotonic clock was 0. It is the
 // best of several readings, because a reader may lose its CPU between the two clocks.
-func monotonicZero() (zero time.Time, err error) {
+func monotonicZero() (zero time.Time) {
 	best := time.Hour
 	for range 20 {
-		var ts unix.Timespec
 		began := time.Now()
-		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-			return zero, err
-		}
+		now := time.Duration(bpf.Clock())
 		if took := time.Since(began); took < best {
-			best, zero = took, began.Add(took/2-time.Duration(ts.Nano()))
+			best, zero = took, began.Add(took/2-now)
 		}
 	}
-	return zero, nil
+	return zero
 }

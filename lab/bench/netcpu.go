@@ -30,9 +30,6 @@ func settle(mode string) time.Duration {
 func netcpuPlans(e *experiment, o Options) (plans []plan) {
 	e.mode = cmp.Or(o.Mode, "isolate")
 	e.settle = settle(e.mode)
-	if o.Settle > 0 {
-		e.settle = o.Settle
-	}
 	for _, su := range catalogue() {
 		plans = append(plans, e.netcpu(su))
 	}
@@ -43,7 +40,7 @@ func netcpuPlans(e *experiment, o Options) (plans []plan) {
 // packets.
 func (e *experiment) netcpu(su setup) plan {
 	s := &session{bed: bed{experiment: e}, setup: su}
-	taken := make(map[string]*[2]sample) // of a round
+	taken := make(map[string]map[arm]sample) // of a round
 	take := func(d demand) func(context.Context, arm) ([]figure, error) {
 		name, rate := su.name+" "+d.name, d.rate
 		return func(ctx context.Context, a arm) (_ []figure, err error) {
@@ -55,9 +52,9 @@ func (e *experiment) netcpu(su setup) plan {
 			d := d
 			d.rate = rate
 			if taken[name] == nil {
-				taken[name] = new([2]sample)
+				taken[name] = make(map[arm]sample)
 			}
-			taken[name][index(a == armOn)], err = s.measure(ctx, d, a == armOn)
+			taken[name][a], err = s.measure(ctx, d, a == armOn)
 			return nil, err
 		}
 	}
@@ -86,34 +83,29 @@ func (e *experiment) netcpu(su setup) plan {
 }
 
 // addRound adds the figures of a round to the report. last is the second measurement of the base.
-func (e *experiment) addRound(su setup, all []demand, taken map[string]*[2]sample, last sample) {
+func (e *experiment) addRound(su setup, all []demand, taken map[string]map[arm]sample, last sample) {
 	var alone undisturbed
 	if !su.alone {
-		first := &taken[su.name+" "+all[0].name][0]
+		base := taken[su.name+" "+all[0].name]
+		first := base[armOff]
 		first.work = (first.work + last.work) / 2
-		alone.work = first.work
+		base[armOff], alone.work = first, first.work
 		if first.charges != nil && last.charges != nil {
 			alone.said = (first.charges.slowed + last.charges.slowed) / 2
 		}
 	}
-	var agent [2]float64
+	agent := make(map[arm]float64)
 	for _, d := range all {
 		name := su.name + " " + d.name
-		for _, on := range []bool{false, true} {
-			e.addSample(su, d, on, alone, taken[name][index(on)])
-			agent[index(on)] += taken[name][index(on)].agent / float64(len(all))
+		for _, a := range offOn() {
+			e.addSample(su, d, a, alone, taken[name][a])
+			agent[a] += taken[name][a].agent / float64(len(all))
 		}
-		if cost, ok := loss(alone.work, taken[name][0], taken[name][1]); ok && su.accounts {
-			e.report.Add(name, AccountsCost, "s", true, cost)
+		if cost, ok := loss(alone.work, taken[name][armOff], taken[name][armOn]); ok && su.accounts {
+			e.add(name, armOn, figure{AccountsCost, "s", cost})
 		}
 	}
-	e.report.Add(su.name, AgentCPU, "1", false, agent[0])
-	e.report.Add(su.name, AgentCPU, "1", true, agent[1])
-}
-
-func index(on bool) int {
-	if on {
-		return 1
+	for _, a := range offOn() {
+		e.add(su.name, a, figure{AgentCPU, "1", agent[a]})
 	}
-	return 0
 }

@@ -10,7 +10,7 @@ import (
 
 // netcpuBars bound three things: the penalty of a victim under isolate and charge, the loss
 // of the receivers, and the agent's own cost. The limits leave room above the figures in
-// feature/netcpu/MEASURED.md.
+// docs/measured.md.
 func netcpuBars() []report.Bar {
 	const (
 		receives = "An isolated receiver's packets take a victim's time"

@@ -15,7 +15,6 @@ import (
 type Options struct {
 	Rounds  int           // 0: the experiment's default
 	Window  time.Duration // length of a measurement; 0: the experiment's default
-	Settle  time.Duration // netcpu: how long the load runs before a measurement; 0: the default
 	Quick   bool          // end within two minutes: fewer cases, less exact
 	Mode    string        // netcpu: the mode while the protection is on; "" is isolate
 	Only    string        // a regular expression that selects cases; "" selects all

@@ -29,15 +29,14 @@ type overlaySession struct {
 
 // overlayPair is a server on the second host, and the place of its clients on the first.
 type overlayPair struct {
-	server  *rig.Generator
-	service *sandbox.Process // in place of server
-	box     *sandbox.Box     // of the clients
-	to      string           // the destination of the clients
+	server *rig.Generator
+	box    *sandbox.Box // of the clients
+	to     string       // the destination of the clients
 }
 
 // build builds the hosts, and starts their agents.
 func (s *overlaySession) build(ctx context.Context) (err error) {
-	if s.rig, err = rig.NewOverlay(ctx, rig.OverlayConfig{Path: s.setup.path}); err != nil {
+	if s.rig, err = rig.NewOverlay(ctx, s.setup.path); err != nil {
 		return err
 	}
 	for host, r := range s.rig.Hosts {
@@ -70,23 +69,12 @@ func (s *overlaySession) close() error {
 func (s *overlaySession) end() error {
 	var errs []error
 	for _, p := range []*overlayPair{s.containers, s.hosts} {
-		if p != nil {
-			errs = append(errs, p.stop())
+		if p != nil && p.server != nil {
+			errs = append(errs, p.server.Stop())
 		}
 	}
 	s.containers, s.hosts = nil, nil
 	return errors.Join(errs...)
-}
-
-func (p *overlayPair) stop() (err error) {
-	if p.server != nil {
-		err = p.server.Stop()
-	}
-	if p.service != nil {
-		p.service.Kill()
-		<-p.service.Done()
-	}
-	return err
 }
 
 // begin starts the servers of a case.
@@ -114,7 +102,7 @@ func (s *overlaySession) pair(ctx context.Context, c overlayCase, client, server
 	}
 	p := &overlayPair{box: client, to: strings.Join(to, ",")}
 	if c.service != "" {
-		p.service, err = s.rig.Hosts[1].ServeIn(ctx, c.service, server)
+		p.server, err = s.rig.Hosts[1].Serve(ctx, c.service, server)
 	} else {
 		p.server, err = s.rig.Hosts[1].Start(ctx, server, append(slices.Clone(c.server), "--listen", strings.Join(listen, ","))...)
 	}

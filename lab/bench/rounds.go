@@ -191,10 +191,6 @@ func (e *experiment) say(what string) {
 // add adds figures of a case, measured with an arm, to the report.
 func (e *experiment) add(name string, a arm, figures ...figure) {
 	for _, f := range figures {
-		if a == armOff || a == armOn {
-			e.report.Add(name, f.metric, f.unit, a == armOn, f.value)
-		} else {
-			e.report.AddPeer(name, f.metric, f.unit, string(a), f.value)
-		}
+		e.report.Add(name, f.metric, f.unit, string(a), f.value)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
-	"github.com/fairlead-project/fairlead/lab/sandbox"
+	"golang.org/x/sys/unix"
 )
 
 // bed is a rig with an agent, in which an experiment measures.
@@ -34,26 +34,37 @@ func (b *bed) leave() (err error) {
 	return err
 }
 
-// haveEnded returns an error if one of the processes has ended.
-func haveEnded(load []*sandbox.Process) error {
-	for _, p := range load {
+// haveEnded returns an error if one of the generators has ended; nil is none.
+func haveEnded(load ...*rig.Generator) error {
+	for _, g := range load {
+		if g == nil {
+			continue
+		}
 		select {
-		case <-p.Done():
-			return fmt.Errorf("a load generator has ended: %w", p.Wait())
+		case <-g.Done():
+			return fmt.Errorf("a load generator has ended: %w", g.Wait())
 		default:
 		}
 	}
 	return nil
 }
 
+func signalAll(load []*rig.Generator, s unix.Signal) error {
+	var errs []error
+	for _, g := range load {
+		errs = append(errs, g.Signal(s))
+	}
+	return errors.Join(errs...)
+}
+
 // session is a rig with an active victim, an agent, and one kind of traffic at a time.
 type session struct {
 	bed
 	setup  setup
-	victim *rig.Generator   // counts the victim's work; nil if the victim is idle
-	pid    int              // the victim's process; 0 if it is idle
-	server *sandbox.Process // the service's, if the victim is one
-	log    *worklog         // of the victim's work; nil without victim
+	victim *rig.Generator // counts the victim's work; nil if the victim is idle
+	pid    int            // the victim's process; 0 if it is idle
+	server *rig.Generator // the service's, if the victim is one
+	log    *worklog       // of the victim's work; nil without victim
 
 	burners  []*rig.Generator // in the neighbours, if they compute
 	traffic  rig.Traffic      // the current traffic
@@ -113,7 +124,7 @@ func (s *session) build(ctx context.Context) (err error) {
 func (s *session) startVictim(ctx context.Context) (err error) {
 	switch {
 	case s.setup.service != "":
-		server, err := s.rig.Serve(ctx, s.setup.service, 0)
+		server, err := s.rig.Serve(ctx, s.setup.service, s.rig.Victim())
 		if err != nil {
 			return err
 		}
@@ -138,16 +149,10 @@ func (s *session) close() error {
 	if s.running != nil {
 		errs = append(errs, s.running.Stop())
 	}
-	for _, g := range s.burners {
-		errs = append(errs, g.Stop())
-	}
 	if s.log != nil {
 		s.log.Close()
 	}
-	if s.victim != nil {
-		errs = append(errs, s.victim.Stop())
-	}
-	errs = append(errs, s.leave())
+	errs = append(errs, rig.Stop(append(s.burners, s.victim)...), s.leave())
 	if s.stopwatch != nil {
 		errs = append(errs, s.stopwatch.Close())
 	}
@@ -188,15 +193,8 @@ func (s *session) compute(d demand, on bool) error {
 	case busy == 0:
 		busy = len(s.burners)
 	}
-	var errs []error
-	for i, g := range s.burners {
-		if i < busy {
-			errs = append(errs, g.Freeze())
-		} else {
-			errs = append(errs, g.Thaw())
-		}
-	}
-	return errors.Join(errs...)
+	busy = min(busy, len(s.burners))
+	return errors.Join(signalAll(s.burners[:busy], unix.SIGSTOP), signalAll(s.burners[busy:], unix.SIGCONT))
 }
 
 // prepare sets up what a case needs, with the traffic paused.
@@ -302,21 +300,11 @@ func (s *session) own() float64 {
 
 // ended returns an error if a generator has ended.
 func (s *session) ended() error {
-	all := append([]*rig.Generator{}, s.burners...)
-	if s.victim != nil {
-		all = append(all, s.victim)
-	}
+	all := append([]*rig.Generator{s.victim, s.server}, s.burners...)
 	if s.running != nil {
 		all = append(all, s.running.All()...)
 	}
-	var processes []*sandbox.Process
-	for _, g := range all {
-		processes = append(processes, g.Process)
-	}
-	if s.server != nil {
-		processes = append(processes, s.server)
-	}
-	return haveEnded(processes)
+	return haveEnded(all...)
 }
 
 // reading holds all counters at one moment.
@@ -395,8 +383,9 @@ func (s *session) between(before, after reading) sample {
 	for i, r := range after.sent {
 		w := r.Since(before.sent[i])
 		m.sent += w.Rate()
-		// Requests have one client.
-		m.p50, m.p99 = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds()
+		if s.setup.service == "" { // requests have one client
+			m.p50, m.p99 = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds()
+		}
 	}
 	for i, r := range after.received {
 		w := r.Since(before.received[i])

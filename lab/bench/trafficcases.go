@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/lab/load"
@@ -84,14 +85,7 @@ type phase struct {
 	pause time.Duration      // a pause before it, in which no container sends
 }
 
-func (su trafficSetup) box(name string) int {
-	for i, b := range su.boxes {
-		if b == name {
-			return i
-		}
-	}
-	return -1
-}
+func (su trafficSetup) box(name string) int { return slices.Index(su.boxes, name) }
 
 // trafficCatalogue holds every case of the traffic experiment (CNTC, figures 1
 // and 7 to 11).

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
@@ -28,29 +27,18 @@ func requestFrame(p rig.Path) int {
 	return n
 }
 
-// queueReading holds the counters of a rig.Queue at one moment.
-type queueReading struct {
-	waits  *hist.Histogram
-	missed uint64
-}
-
-func readQueue(q *rig.Queue) (queueReading, error) {
-	h, missed, err := q.Read()
-	return queueReading{h, missed}, err
-}
-
-// figures returns the figures between two readings. length is the time between them: without a
-// request that has left the queue, all have waited for as long.
-func (r queueReading) figures(earlier queueReading, length time.Duration) ([]figure, error) {
-	q := r.waits.Since(earlier.waits)
-	if missed := r.missed - earlier.missed; missed > q.Count()/1000 {
+// waited returns the figures between two readings of a queue. length is the time between them: without
+// a request that has left the queue, all have waited for as long.
+func waited(now, earlier rig.Waits, length time.Duration) ([]figure, error) {
+	q := now.Since(earlier.Histogram)
+	if missed := now.Missed - earlier.Missed; missed > q.Count()/1000 {
 		return nil, fmt.Errorf("the queue's delay of %d requests was not measured, of %d it was", missed, q.Count())
 	}
-	waited := func(at float64) float64 {
+	at := func(part float64) float64 {
 		if q.Count() == 0 {
 			return length.Seconds()
 		}
-		return q.Quantile(at).Seconds()
+		return q.Quantile(part).Seconds()
 	}
-	return []figure{{QueueP99, "s", waited(0.99)}, {QueueP999, "s", waited(0.999)}, {QueueMax, "s", waited(1)}}, nil
+	return []figure{{QueueP99, "s", at(0.99)}, {QueueP999, "s", at(0.999)}, {QueueMax, "s", at(1)}}, nil
 }

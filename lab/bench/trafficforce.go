@@ -91,12 +91,12 @@ func (s *trafficSession) startsOne(ctx context.Context, readers map[string]*rig.
 		return err
 	}
 	defer to.Stop()
-	p, err := s.rig.Prepare(ctx, "w3", []string{"fairlead.net.weight=1"}, "tcp-send", "--conns", "2", "--to", s.rig.Uplink(port))
+	start, remove, err := s.rig.Prepare(ctx, "w3", []string{"fairlead.net.weight=1"}, "tcp-send", "--conns", "2", "--to", s.rig.Uplink(port))
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if e := p.Remove(context.WithoutCancel(ctx)); err == nil {
+		if e := remove(context.WithoutCancel(ctx)); err == nil {
 			err = e
 		}
 	}()
@@ -104,7 +104,7 @@ func (s *trafficSession) startsOne(ctx context.Context, readers map[string]*rig.
 	for name, g := range readers {
 		all[name] = g
 	}
-	done, err := s.makes(ctx, change{"docker start", p.Start, map[string]float64{"w1": 1. / 3, "w2": 1. / 3, "w3": 1. / 3}}, all)
+	done, err := s.makes(ctx, change{"docker start", start, map[string]float64{"w1": 1. / 3, "w2": 1. / 3, "w3": 1. / 3}}, all)
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
-	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // serving is real servers that answer clients outside by the NIC: alone, and beside a
@@ -66,19 +65,6 @@ func (s *trafficSession) ask(ctx context.Context, f *flow) error {
 	var err error
 	f.from, err = s.rig.Ask(ctx, f.service, s.setup.box(f.name), s.rig.Outside, serviceConns, f.size)
 	return err
-}
-
-// processes returns the processes of a flow.
-func (f *flow) processes() (all []*sandbox.Process) {
-	for _, g := range []*rig.Generator{f.from, f.to} {
-		if g != nil {
-			all = append(all, g.Process)
-		}
-	}
-	if f.server != nil {
-		all = append(all, f.server)
-	}
-	return all
 }
 
 // retransmitted returns how many segments the server of a case and its client have retransmitted so

@@ -11,7 +11,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
-	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // trafficSession is a rig with an agent, and the load of one case at a time.
@@ -27,22 +26,7 @@ type trafficSession struct {
 // flow is the traffic of one container.
 type flow struct {
 	sending
-	from, to *rig.Generator
-	server   *sandbox.Process // the service's
-}
-
-func (f *flow) stop() error {
-	var errs []error
-	for _, g := range []*rig.Generator{f.from, f.to} {
-		if g != nil {
-			errs = append(errs, g.Stop())
-		}
-	}
-	if f.server != nil {
-		f.server.Kill()
-		<-f.server.Done()
-	}
-	return errors.Join(errs...)
+	from, to, server *rig.Generator // server is the service's
 }
 
 // build builds the rig, and starts its agent.
@@ -76,7 +60,7 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 		s.load[snd.name] = f
 		if snd.service != "" {
 			var err error
-			if f.server, err = s.rig.Serve(ctx, snd.service, s.setup.box(snd.name)); err != nil {
+			if f.server, err = s.rig.Serve(ctx, snd.service, s.rig.Boxes[s.setup.box(snd.name)]); err != nil {
 				return err
 			}
 			continue
@@ -110,7 +94,7 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 func (s *trafficSession) end() error {
 	var errs []error
 	for _, f := range s.load {
-		errs = append(errs, f.stop())
+		errs = append(errs, rig.Stop(f.from, f.to, f.server))
 	}
 	if s.queue != nil {
 		errs = append(errs, s.queue.Close())
@@ -258,9 +242,9 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 	if err != nil {
 		return nil, err
 	}
-	var began queueReading
+	var began rig.Waits
 	if s.queue != nil {
-		if began, err = readQueue(s.queue); err != nil {
+		if began, err = s.queue.Read(); err != nil {
 			return nil, err
 		}
 	}
@@ -278,16 +262,16 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 	}
 	var waits []figure
 	if s.queue != nil {
-		ended, err := readQueue(s.queue)
+		ended, err := s.queue.Read()
 		if err != nil {
 			return nil, err
 		}
-		if waits, err = ended.figures(began, take); err != nil {
+		if waits, err = waited(ended, began, take); err != nil {
 			return nil, err
 		}
 	}
 	for name, f := range s.load {
-		if err := haveEnded(f.processes()); err != nil {
+		if err := haveEnded(f.from, f.to, f.server); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}

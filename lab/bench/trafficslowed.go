@@ -17,6 +17,15 @@ type heard struct {
 	logs   map[string]*worklog // by container
 }
 
+// frame is what the agent says now.
+func (g *guard) frame(ctx context.Context) (api.Frame, error) {
+	f, err := g.client.Frame(ctx)
+	if err != nil {
+		err = g.explain(fmt.Errorf("read what the agent says: %w", err))
+	}
+	return f, err
+}
+
 // listen begins the comparison.
 func (s *trafficSession) listen(ctx context.Context) (*heard, error) {
 	h := &heard{s: s, logs: make(map[string]*worklog)}
@@ -30,11 +39,10 @@ func (s *trafficSession) listen(ctx context.Context) (*heard, error) {
 		}
 	}
 	var err error
-	if h.before, err = s.guard.client.Frame(ctx); err != nil {
+	if h.before, err = s.guard.frame(ctx); err != nil {
 		h.close()
-		return nil, s.guard.explain(fmt.Errorf("read what the agent says: %w", err))
 	}
-	return h, nil
+	return h, err
 }
 
 func (h *heard) close() {
@@ -47,9 +55,9 @@ func (h *heard) close() {
 // with the measured requests, or of the one of which the agent is furthest from the truth. A
 // container can lose only what it is guaranteed, and what the uplink carried: the rest is nobody's.
 func (h *heard) figures(ctx context.Context, c trafficCase, p phase) ([]figure, error) {
-	after, err := h.s.guard.client.Frame(ctx)
+	after, err := h.s.guard.frame(ctx)
 	if err != nil {
-		return nil, h.s.guard.explain(fmt.Errorf("read what the agent says: %w", err))
+		return nil, err
 	}
 	got, total := make(map[string]float64), 0.0
 	for name, l := range h.logs {
@@ -96,9 +104,9 @@ func (s *trafficSession) alone(ctx context.Context, c trafficCase) (err error) {
 	if err := sleep(ctx, s.take); err != nil {
 		return err
 	}
-	after, err := s.guard.client.Frame(ctx)
+	after, err := s.guard.frame(ctx)
 	if err != nil {
-		return s.guard.explain(fmt.Errorf("read what the agent says: %w", err))
+		return err
 	}
 	s.calm = undisturbed{h.logs[c.probe].rate(h.before.Taken, after.Taken), said(h.before, after, s.rig.Prefix()+c.probe).Slowed}
 	return nil

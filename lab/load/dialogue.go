@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -164,10 +165,4 @@ func readPostgres(r *bufio.Reader) error {
 }
 
 // names returns the protocols in order.
-func names() (list []string) {
-	for name := range protocols() {
-		list = append(list, name)
-	}
-	slices.Sort(list)
-	return list
-}
+func names() []string { return slices.Sorted(maps.Keys(protocols())) }

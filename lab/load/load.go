@@ -93,7 +93,7 @@ type options struct {
 	greet      bool
 	segments   int
 	nice       int
-	every, run time.Duration
+	every      time.Duration
 }
 
 // targets are the addresses to send to.
@@ -141,7 +141,7 @@ func generators() map[string]generator {
 	}
 }
 
-// Main runs the generator that args name until it is asked to end (SIGTERM, SIGINT or --for), and
+// Main runs the generator that args name until it is asked to end (SIGTERM, SIGINT), and
 // returns the exit status. It prints its counts as JSON lines: one each --every, and a total at the
 // end.
 func Main(args []string, stdout, stderr io.Writer) int {
@@ -173,7 +173,6 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.StringVar(&o.sequential, "sequential", "none", "what of disk follows one another: none, reads, all")
 	fs.IntVar(&o.nice, "nice", 0, "nice value to run at")
 	fs.DurationVar(&o.every, "every", 0, "print a line this often")
-	fs.DurationVar(&o.run, "for", 0, "end after this time")
 	if err := fs.Parse(args[1:]); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return 0
@@ -232,11 +231,6 @@ func (o options) check(rest int) error {
 func (o options) loop(g generator, board *Board, out *json.Encoder) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	if o.run > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.run)
-		defer cancel()
-	}
 	var tick <-chan time.Time
 	if o.every > 0 {
 		t := time.NewTicker(o.every)

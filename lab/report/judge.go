@@ -129,16 +129,10 @@ func bound(v float64) *float64 {
 // Append adds the rounds of another run of the same experiment, and its notes.
 func (r *Report) Append(more *Report) {
 	for _, c := range more.Cases {
-		for _, v := range c.Off {
-			r.Add(c.Case, c.Metric, c.Unit, false, v)
-		}
-		for _, v := range c.On {
-			r.Add(c.Case, c.Metric, c.Unit, true, v)
-		}
+		r.Add(c.Case, c.Metric, c.Unit, "off", c.Off...)
+		r.Add(c.Case, c.Metric, c.Unit, "on", c.On...)
 		for peer, values := range c.Peers {
-			for _, v := range values {
-				r.AddPeer(c.Case, c.Metric, c.Unit, peer, v)
-			}
+			r.Add(c.Case, c.Metric, c.Unit, peer, values...)
 		}
 	}
 	for _, n := range more.Env.Notes {

@@ -54,12 +54,8 @@ func TestJudge(t *testing.T) {
 		for _, rs := range tt.repetitions {
 			r := &Report{}
 			for _, of := range []string{"off", "on", "tc"} {
-				for _, v := range rs[of] {
-					if of == "tc" {
-						r.AddPeer("c", "m", "s", of, v)
-					} else {
-						r.Add("c", "m", "s", of == "on", v)
-					}
+				if len(rs[of]) > 0 {
+					r.Add("c", "m", "s", of, rs[of]...)
 				}
 			}
 			all = append(all, r)
@@ -85,8 +81,8 @@ func TestJudge(t *testing.T) {
 // TestOutcomeForm holds the form that docs/bench.md promises, infinite bounds left out.
 func TestOutcomeForm(t *testing.T) {
 	r := &Report{}
-	r.Add("c", "m", "s", true, 1)
-	r.Add("c", "m", "s", true, 1.5)
+	r.Add("c", "m", "s", "on", 1)
+	r.Add("c", "m", "s", "on", 1.5)
 	for want, bar := range map[string]Bar{
 		`{"case":"c","metric":"m","of":"on","unit":"s","high":2,"values":[1,1.5],"repetitions":1,"verdict":"pass","why":"w"}`:                                {Of: "on", Low: math.Inf(-1), High: 2},
 		`{"case":"c","metric":"m","of":"tc","low":0,"values":[],"repetitions":0,"verdict":"inconclusive","reason":"the case gave no such figure","why":"w"}`: {Of: "tc", High: math.Inf(1)},
@@ -100,10 +96,10 @@ func TestOutcomeForm(t *testing.T) {
 
 func TestAppend(t *testing.T) {
 	r, more := &Report{}, &Report{}
-	r.Add("a", "m", "1", false, 2)
-	more.Add("a", "m", "1", false, 4)
-	more.Add("a", "m", "1", true, 6)
-	more.AddPeer("b", "m", "1", "tc", 5)
+	r.Add("a", "m", "1", "off", 2)
+	more.Add("a", "m", "1", "off", 4)
+	more.Add("a", "m", "1", "on", 6)
+	more.Add("b", "m", "1", "tc", 5)
 	r.Env.Notes, more.Env.Notes = []string{"x"}, []string{"x", "y"}
 	r.Append(more)
 	a, _ := r.Find("a", "m")

@@ -50,34 +50,26 @@ type Case struct {
 	Ratio float64 `json:"ratio"`
 }
 
-// Add appends a value of one round to a case, which is made if it is new.
-func (r *Report) Add(name, metric, unit string, on bool, value float64) {
-	c := r.at(name, metric, unit)
-	if on {
-		c.On = append(c.On, value)
-	} else {
-		c.Off = append(c.Off, value)
-	}
-	c.Ratio = ratio(Median(c.On), Median(c.Off))
-}
-
-// AddPeer appends a value of one round with a peer in place of the protection.
-func (r *Report) AddPeer(name, metric, unit, peer string, value float64) {
-	c := r.at(name, metric, unit)
-	if c.Peers == nil {
-		c.Peers = make(map[string][]float64)
-	}
-	c.Peers[peer] = append(c.Peers[peer], value)
-}
-
-// at gives the case, which is made if it is new.
-func (r *Report) at(name, metric, unit string) *Case {
+// Add appends values, one a round, to a case, which is made if it is new. They are of "off", of "on",
+// or of a peer.
+func (r *Report) Add(name, metric, unit, of string, values ...float64) {
 	i := slices.IndexFunc(r.Cases, func(c Case) bool { return c.Case == name && c.Metric == metric })
 	if i < 0 {
 		i = len(r.Cases)
 		r.Cases = append(r.Cases, Case{Case: name, Metric: metric, Unit: unit, Off: []float64{}, On: []float64{}})
 	}
-	return &r.Cases[i]
+	c := &r.Cases[i]
+	switch {
+	case of == "off":
+		c.Off = append(c.Off, values...)
+	case of == "on":
+		c.On = append(c.On, values...)
+	case c.Peers == nil:
+		c.Peers = map[string][]float64{of: slices.Clone(values)}
+	default:
+		c.Peers[of] = append(c.Peers[of], values...)
+	}
+	c.Ratio = ratio(Median(c.On), Median(c.Off))
 }
 
 // peers names all peers of all cases, sorted.

@@ -28,14 +28,14 @@ func example() *Report {
 		},
 	}
 	for i, v := range []float64{2.4, 2.5, 3.5} {
-		r.Add("hop 50/50 flood", "penalty", "1", false, v)
-		r.Add("hop 50/50 flood", "penalty", "1", true, 1+float64(i)/100)
-		r.Add("hop 50/50 flood", "goodput", "1/s", false, 50000*v)
-		r.Add("hop 50/50 flood", "goodput", "1/s", true, 266000)
+		r.Add("hop 50/50 flood", "penalty", "1", "off", v)
+		r.Add("hop 50/50 flood", "penalty", "1", "on", 1+float64(i)/100)
+		r.Add("hop 50/50 flood", "goodput", "1/s", "off", 50000*v)
+		r.Add("hop 50/50 flood", "goodput", "1/s", "on", 266000)
 	}
-	r.Add("<tcp>", "rate", "bit/s", false, 3.41e9)
-	r.Add("<tcp>", "p99", "s", false, 0)
-	r.Add("<tcp>", "p99", "s", true, 15.3e-6)
+	r.Add("<tcp>", "rate", "bit/s", "off", 3.41e9)
+	r.Add("<tcp>", "p99", "s", "off", 0)
+	r.Add("<tcp>", "p99", "s", "on", 15.3e-6)
 	return r
 }
 
@@ -129,11 +129,11 @@ func TestFormat(t *testing.T) {
 
 func TestRatio(t *testing.T) {
 	r := &Report{}
-	r.Add("a", "m", "1", true, 5)
+	r.Add("a", "m", "1", "on", 5)
 	if got := r.Cases[0].Ratio; got != 0 {
 		t.Errorf("ratio without off is %v", got)
 	}
-	r.Add("a", "m", "1", false, 2)
+	r.Add("a", "m", "1", "off", 2)
 	if got := r.Cases[0].Ratio; got != 2.5 {
 		t.Errorf("ratio is %v, want 2.5", got)
 	}
@@ -145,12 +145,12 @@ func TestRatio(t *testing.T) {
 // TestPeers checks that each peer has a column, which is empty where a case has none.
 func TestPeers(t *testing.T) {
 	var r Report
-	for _, on := range []bool{false, true} {
-		r.Add("with", "m", "1", on, 1)
-		r.Add("without", "m", "1", on, 2)
+	for _, of := range []string{"off", "on"} {
+		r.Add("with", "m", "1", of, 1)
+		r.Add("without", "m", "1", of, 2)
 	}
-	r.AddPeer("with", "m", "1", "tc<", 7)
-	r.AddPeer("with", "m", "1", "tc<", 9)
+	r.Add("with", "m", "1", "tc<", 7)
+	r.Add("with", "m", "1", "tc<", 9)
 	var table bytes.Buffer
 	if err := r.WriteTable(&table); err != nil {
 		t.Fatal(err)

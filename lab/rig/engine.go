@@ -276,39 +276,26 @@ func (e *engine) container(ctx context.Context, name string, flags ...string) (p
 	return strconv.Atoi(out)
 }
 
-// Prepared is a container of a rig's engine that is not started yet.
-type Prepared struct {
-	name   string
-	engine *engine
-}
-
-// Prepare creates a container with some labels. Once started, it generates traffic without counting
-// it; args are as load.Main takes them. The caller removes it. The rig must have the path Docker.
-func (r *Rig) Prepare(ctx context.Context, name string, labels []string, args ...string) (*Prepared, error) {
+// Prepare creates a container with some labels. Once start is called, which returns when docker start
+// does, it generates traffic without counting it; args are as load.Main takes them. The caller calls
+// remove. The rig must have the path Docker.
+func (r *Rig) Prepare(ctx context.Context, name string, labels []string, args ...string) (start, remove func(context.Context) error, err error) {
 	if r.engine == nil {
-		return nil, fmt.Errorf("make container %s: the rig has no Docker Engine", name)
+		return nil, nil, fmt.Errorf("make container %s: the rig has no Docker Engine", name)
 	}
-	p := &Prepared{name: r.Prefix() + name, engine: r.engine}
-	cpu := r.Containers[0].cpu()
-	create := []string{"create", "--name", p.name, "--stop-signal", "KILL", "--cpuset-cpus", cpu.Set}
+	name = r.Prefix() + name
+	create := []string{"create", "--name", name, "--stop-signal", "KILL", "--cpuset-cpus", r.Containers[0].cpu().Set}
 	for _, l := range labels {
 		create = append(create, "--label", l)
 	}
+	run := func(args ...string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			_, err := r.engine.run(ctx, nil, args...)
+			return err
+		}
+	}
 	create = append(create, image, "/fairlead", load.Verb)
-	_, err := r.engine.run(ctx, nil, append(create, args...)...)
-	return p, err
-}
-
-// Start starts the container, and returns when docker start does.
-func (p *Prepared) Start(ctx context.Context) error {
-	_, err := p.engine.run(ctx, nil, "start", p.name)
-	return err
-}
-
-// Remove ends and removes the container.
-func (p *Prepared) Remove(ctx context.Context) error {
-	_, err := p.engine.run(ctx, nil, "rm", "-f", p.name)
-	return err
+	return run("start", name), run("rm", "-f", name), run(append(create, args...)...)(ctx)
 }
 
 // stop ends the engine. Remains of its containers go with the rig's cgroups, and its state with the

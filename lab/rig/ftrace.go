@@ -3,8 +3,8 @@ package rig
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -15,8 +15,8 @@ import (
 // Ftrace is a recording of tracepoints by the kernel's own tracer, as trace-cmd makes it. It has
 // its own instance, and reads and discards the instance's buffers.
 type Ftrace struct {
-	fs   int // tracefs, mounted nowhere
-	name string
+	fs   *os.File // tracefs, mounted nowhere
+	dir  string   // of the instance
 	stop chan struct{}
 	done chan struct{}
 	read uint64 // bytes
@@ -28,61 +28,41 @@ const ftracePrefix = "fairlead-"
 // NewFtrace begins to record events, such as net/net_dev_queue. It returns an error for an event
 // that this kernel does not have. The caller closes it.
 func NewFtrace(events ...string) (_ *Ftrace, err error) {
-	f := &Ftrace{name: "instances/" + ftracePrefix + strconv.Itoa(os.Getpid())}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("record by ftrace: %w", err)
-		}
-	}()
-	if f.fs, err = openTracefs(); err != nil {
-		return nil, err
+	fs, err := openTracefs()
+	if err != nil {
+		return nil, fmt.Errorf("record by ftrace: %w", err)
 	}
-	if err := unix.Mkdirat(f.fs, f.name, 0o700); err != nil {
-		return nil, errors.Join(fmt.Errorf("make instance: %w", err), unix.Close(f.fs))
+	f := &Ftrace{fs: fs, dir: filepath.Join(instances(fs), ftracePrefix+strconv.Itoa(os.Getpid())), stop: make(chan struct{}), done: make(chan struct{})}
+	if err := os.Mkdir(f.dir, 0o700); err != nil {
+		return nil, errors.Join(fmt.Errorf("record by ftrace: %w", err), fs.Close())
 	}
 	for _, event := range events {
-		if err := f.write("events/"+event+"/enable", "1"); err != nil {
-			return nil, errors.Join(err, f.remove())
+		if err := os.WriteFile(filepath.Join(f.dir, "events", event, "enable"), []byte("1"), 0); err != nil {
+			return nil, errors.Join(fmt.Errorf("record by ftrace: %w", err), f.remove())
 		}
 	}
-	f.stop, f.done = make(chan struct{}), make(chan struct{})
 	go f.discard()
 	return f, nil
 }
 
-// openTracefs returns a tracefs without a path: it mounts nothing on the host.
-func openTracefs() (int, error) {
+// openTracefs returns a tracefs that is mounted nowhere on the host. Its name is a path to it.
+func openTracefs() (*os.File, error) {
 	fs, err := unix.Fsopen("tracefs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return -1, fmt.Errorf("open tracefs: %w", err)
+		return nil, fmt.Errorf("open tracefs: %w", err)
 	}
 	defer unix.Close(fs)
-	if err := unix.FsconfigCreate(fs); err != nil {
-		return -1, fmt.Errorf("open tracefs: %w", err)
+	at := -1
+	if err = unix.FsconfigCreate(fs); err == nil {
+		at, err = unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
 	}
-	at, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("open tracefs: %w", err)
+		return nil, fmt.Errorf("open tracefs: %w", err)
 	}
-	return at, nil
+	return os.NewFile(uintptr(at), fmt.Sprintf("/proc/self/fd/%d", at)), nil
 }
 
-// open opens a file of the instance.
-func (f *Ftrace) open(name string, flags int) (fd int, err error) {
-	if fd, err = unix.Openat(f.fs, f.name+"/"+name, flags|unix.O_CLOEXEC, 0); err != nil {
-		return -1, &os.PathError{Op: "open", Path: name, Err: err}
-	}
-	return fd, nil
-}
-
-func (f *Ftrace) write(name, value string) error {
-	fd, err := f.open(name, unix.O_WRONLY)
-	if err != nil {
-		return err
-	}
-	_, err = unix.Write(fd, []byte(value))
-	return errors.Join(err, unix.Close(fd))
-}
+func instances(fs *os.File) string { return filepath.Join(fs.Name(), "instances") }
 
 // discard reads the recording until stop is closed. It never waits for events: a wakeup for each of
 // them would disturb the measurement.
@@ -90,7 +70,8 @@ func (f *Ftrace) discard() {
 	defer close(f.done)
 	var cpus []int
 	for {
-		fd, err := f.open(fmt.Sprintf("per_cpu/cpu%d/trace_pipe_raw", len(cpus)), unix.O_RDONLY|unix.O_NONBLOCK)
+		pipe := filepath.Join(f.dir, "per_cpu", fmt.Sprintf("cpu%d", len(cpus)), "trace_pipe_raw")
+		fd, err := unix.Open(pipe, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 		if err != nil {
 			break // there are no more
 		}
@@ -99,10 +80,10 @@ func (f *Ftrace) discard() {
 	}
 	const most = 256 // pages of a CPU at a time
 	page := make([]byte, os.Getpagesize())
-	for {
+	for ended := false; !ended; {
 		select {
 		case <-f.stop:
-			return
+			ended = true
 		case <-time.After(10 * time.Millisecond):
 		}
 		for _, fd := range cpus {
@@ -117,9 +98,7 @@ func (f *Ftrace) discard() {
 	}
 }
 
-func (f *Ftrace) remove() error {
-	return errors.Join(unix.Unlinkat(f.fs, f.name, unix.AT_REMOVEDIR), unix.Close(f.fs))
-}
+func (f *Ftrace) remove() error { return errors.Join(unix.Rmdir(f.dir), f.fs.Close()) }
 
 // Close ends the recording, and returns its size in bytes.
 func (f *Ftrace) Close() (read uint64, err error) {
@@ -137,22 +116,13 @@ func sweepFtrace() error {
 	if err != nil {
 		return nil // without tracefs there are none
 	}
-	defer unix.Close(fs)
-	fd, err := unix.Openat(fs, "instances", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil
-	}
-	dir := os.NewFile(uintptr(fd), "instances")
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("sweep ftrace: %w", err)
-	}
+	defer fs.Close()
+	left, _ := filepath.Glob(filepath.Join(instances(fs), ftracePrefix+"*"))
 	var errs []error
-	for _, name := range names {
-		pid, ours := strings.CutPrefix(name, ftracePrefix)
-		if n, err := strconv.Atoi(pid); ours && err == nil && unix.Kill(n, 0) == unix.ESRCH {
-			errs = append(errs, unix.Unlinkat(fs, "instances/"+name, unix.AT_REMOVEDIR))
+	for _, dir := range left {
+		_, pid, _ := strings.Cut(filepath.Base(dir), ftracePrefix)
+		if n, err := strconv.Atoi(pid); err == nil && unix.Kill(n, 0) == unix.ESRCH {
+			errs = append(errs, unix.Rmdir(dir))
 		}
 	}
 	return errors.Join(errs...)

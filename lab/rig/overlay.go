@@ -1,7 +1,6 @@
 package rig
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,15 +18,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// OverlayConfig describes the overlay to build.
-type OverlayConfig struct {
-	Path Path // Routed, Bridged or Swarm
-}
-
 // Overlay is two hosts joined by a wire, with an overlay network (VXLAN) over it, and a container
 // on each. The first host's processes are pinned to CPU 0, the second's to CPU 1.
 type Overlay struct {
-	OverlayConfig
 	Hosts [2]*Rig
 	// Tunnels are the network namespaces with the tunnel devices: the hosts' own on the path
 	// Routed, nil on the path Swarm.
@@ -75,21 +68,21 @@ func (o *Overlay) Addr(host int) string { return o.addrs[host] }
 // HostAddr is the address of a host on the wire.
 func (o *Overlay) HostAddr(host int) string { return wireAddr(host) }
 
-// NewOverlay builds an overlay. It needs root, two CPUs, the program nft, and a program with a main
+// NewOverlay builds an overlay: Routed, Bridged or Swarm. It needs root, two CPUs, the program nft, and a program with a main
 // (or TestMain) that calls sandbox.Reexec and load.Reexec. The path Swarm also needs what NewDocker
 // needs.
-func NewOverlay(ctx context.Context, cfg OverlayConfig) (_ *Overlay, err error) {
-	if !slices.Contains([]Path{Routed, Bridged, Swarm}, cfg.Path) {
-		return nil, fmt.Errorf("build overlay: no such path: %q", cfg.Path)
+func NewOverlay(ctx context.Context, path Path) (_ *Overlay, err error) {
+	if !slices.Contains([]Path{Routed, Bridged, Swarm}, path) {
+		return nil, fmt.Errorf("build overlay: no such path: %q", path)
 	}
-	o := &Overlay{OverlayConfig: cfg}
+	o := new(Overlay)
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("build overlay: %w", err), o.Close())
 		}
 	}()
 	for host, name := range []string{Client, Server} {
-		c := Config{Path: cfg.Path, Containers: []Container{{Name: name, CPU: host}}}
+		c := Config{Path: path, Containers: []Container{{Name: name, CPU: host}}}
 		if o.Hosts[host], err = newRig(ctx, c, host); err != nil {
 			return nil, err
 		}
@@ -97,12 +90,12 @@ func NewOverlay(ctx context.Context, cfg OverlayConfig) (_ *Overlay, err error) 
 	if err := o.wire(); err != nil {
 		return nil, err
 	}
-	if cfg.Path == Swarm {
+	if path == Swarm {
 		return o, o.swarm(ctx)
 	}
 	join := o.bridged
 	o.addrs = [2]string{address(0), address(1)}
-	if cfg.Path == Routed {
+	if path == Routed {
 		join = o.routed
 		o.addrs = [2]string{"10.111.0.2", "10.111.1.2"} // of two networks; see subnet
 	}
@@ -177,14 +170,9 @@ table ip flhost {
 
 // nft changes the host's rules.
 func (r *Rig) nft(ctx context.Context, rules string) error {
-	cmd := exec.CommandContext(ctx, "nft", "-f", "-")
+	cmd := exec.Command("nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(rules)
-	return r.Node.Do(func() error {
-		if said, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("change nftables: %w: %s", err, bytes.TrimSpace(said))
-		}
-		return nil
-	})
+	return r.Node.Run(ctx, cmd)
 }
 
 // tunnelAs creates the tunnel device of a host.
@@ -215,7 +203,7 @@ func (o *Overlay) routed(host int) error {
 	}
 	return errors.Join(
 		r.Node.Neighbour(RoutedTunnel, netip.MustParseAddr(subnet(other)), tunnelMAC(other)),
-		forward(r.Node, RoutedTunnel, tunnelMAC(other), wireAddr(other)),
+		r.Node.Remote(RoutedTunnel, tunnelMAC(other), wireAddr(other)),
 		r.Node.Change(RoutedTunnel, func(h *netlink.Handle, vx netlink.Link) error {
 			return h.RouteAdd(&netlink.Route{
 				LinkIndex: vx.Attrs().Index, Dst: &net.IPNet{IP: net.ParseIP(subnet(other)), Mask: net.CIDRMask(24, 32)},
@@ -250,7 +238,7 @@ func (o *Overlay) bridged(host int) error {
 	}
 	return errors.Join(
 		box.Neighbour(BridgedTunnel, netip.MustParseAddr(o.Addr(other)), mac(other)),
-		forward(box, BridgedTunnel, mac(other), wireAddr(other)))
+		box.Remote(BridgedTunnel, mac(other), wireAddr(other)))
 }
 
 // join connects the container to a bridge.
@@ -263,23 +251,6 @@ func (r *Rig) join(at *sandbox.Box, bridge, addr, mac string) error {
 	}
 	mtu := func(h *netlink.Handle, link netlink.Link) error { return h.LinkSetMTU(link, tunnelMTU) }
 	return errors.Join(at.Change(port, mtu), at.Change(bridge, mtu), r.Boxes[0].Change("eth0", mtu))
-}
-
-// forward adds a permanent entry to a tunnel device: at which host a MAC address is.
-func forward(box *sandbox.Box, dev, mac, host string) error {
-	hw, err := net.ParseMAC(mac)
-	if err == nil {
-		err = box.Change(dev, func(h *netlink.Handle, link netlink.Link) error {
-			return h.NeighSet(&netlink.Neigh{
-				LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, HardwareAddr: hw, IP: net.ParseIP(host),
-				Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
-			})
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("lead %s on %s to %s: %w", mac, dev, host, err)
-	}
-	return nil
 }
 
 // mount gives a network namespace a file. By that an agent knows that no container created it.

@@ -17,7 +17,7 @@ import (
 func overlay(t *testing.T, path Path) *Overlay {
 	t.Helper()
 	testkit.NeedRoot(t)
-	o, err := NewOverlay(t.Context(), OverlayConfig{Path: path})
+	o, err := NewOverlay(t.Context(), path)
 	must(t, err)
 	t.Cleanup(func() {
 		if err := o.Close(); err != nil {

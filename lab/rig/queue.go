@@ -60,19 +60,25 @@ func WatchQueue(ns *netdev.NS, index, length int) (_ *Queue, err error) {
 	return q, nil
 }
 
-// Read returns the delays since the start, and how many packets were missed.
-func (q *Queue) Read() (*hist.Histogram, uint64, error) {
-	h := load.NewHistogram()
-	for i := range h.Counts {
-		if err := q.objs.Waited.Lookup(uint32(i), &h.Counts[i]); err != nil {
-			return nil, 0, fmt.Errorf("read the queue's delays: %w", err)
+// Waits are the delays of packets since the start, and how many packets were missed.
+type Waits struct {
+	*hist.Histogram
+	Missed uint64
+}
+
+// Read reads the delays.
+func (q *Queue) Read() (Waits, error) {
+	w := Waits{Histogram: load.NewHistogram()}
+	err := q.objs.Lost.Get(&w.Missed)
+	for i := range w.Counts {
+		if err == nil {
+			err = q.objs.Waited.Lookup(uint32(i), &w.Counts[i])
 		}
 	}
-	var lost uint64
-	if err := q.objs.Lost.Get(&lost); err != nil {
-		return nil, 0, fmt.Errorf("read the queue's delays: %w", err)
+	if err != nil {
+		return w, fmt.Errorf("read the queue's delays: %w", err)
 	}
-	return h, lost, nil
+	return w, nil
 }
 
 // Close ends the measurement.

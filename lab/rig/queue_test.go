@@ -24,11 +24,11 @@ func TestQueue(t *testing.T) {
 	}
 	softirqs := testkit.WatchSoftirqs(t)
 	read := func() *hist.Histogram {
-		h, lost, err := q.Read()
-		if err != nil || lost != 0 {
-			t.Fatalf("%d packets were missed: %v", lost, err)
+		w, err := q.Read()
+		if err != nil || w.Missed != 0 {
+			t.Fatalf("%d packets were missed: %v", w.Missed, err)
 		}
-		return h
+		return w.Histogram
 	}
 	for _, link := range []uint64{1000 * 1000 * 1000, 4 * 1000 * 1000} {
 		must(t, r.Link(link, nil))

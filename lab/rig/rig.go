@@ -33,14 +33,15 @@ type Path string
 // and its far end outside: NIC, bridge, veth. Docker is the same with containers of the rig's own
 // Docker Engine in place of sandboxes: NIC, a published port, the default bridge, veth. VXLAN is
 // NIC with a tunnel from outside to the bridge. Macvlan gives each container a device on the NIC;
-// on Host they use the NIC itself. Routed, Bridged and Swarm belong to the two hosts of an overlay
-// network, which NewOverlay builds.
+// on Host they use the NIC itself. Local gives them no network. Routed, Bridged and Swarm belong to
+// the two hosts of an overlay network, which NewOverlay builds.
 const (
 	Hop     Path = "hop"
 	NIC     Path = "nic"
 	VXLAN   Path = "vxlan"
 	Macvlan Path = "macvlan"
 	Host    Path = "host"
+	Local   Path = "local"
 	Docker  Path = "docker"
 	Routed  Path = "routed"
 	Bridged Path = "bridged"
@@ -55,16 +56,14 @@ type Config struct {
 	Containers []Container
 	// Unsteered leaves the packets to the CPU that sent them: no CPU sends another an IPI.
 	Unsteered bool
-	// Dir holds the state; "" is a directory of the rig's own below /run/fairlead, which Sweep
-	// knows.
-	Dir string
 }
 
 // Container is one container of a rig. It has the default cpu.shares.
 type Container struct {
 	Name  string  // unique in the rig; its sandbox is called ID-Name
 	Quota float64 // percent of its CPU; 0 sets none
-	// CPU is where it runs: SharedCPU, or SenderCPU for a client of the others.
+	// CPU is where it runs: SharedCPU, or SenderCPU for a client of the others. On the path Local
+	// it is any.
 	CPU int
 }
 
@@ -123,7 +122,7 @@ type Rig struct {
 	Config
 	Sandboxes *sandbox.Host  // the containers of the rig, as a source
 	Node      *sandbox.Box   // the host's network namespace
-	Outside   *sandbox.Box   // the sender's box; on a Hop the same as Node; nil on an overlay
+	Outside   *sandbox.Box   // the sender's box; on a Hop the same as Node; nil on Local and an overlay
 	Boxes     []*sandbox.Box // the containers, in the order of Config
 	// DockerHost is the address of the engine of the path Docker, in the form of DOCKER_HOST; else
 	// "".
@@ -157,7 +156,7 @@ func New(cfg Config) (*Rig, error) {
 	if cfg.Path == "" {
 		cfg.Path = Hop
 	}
-	if !slices.Contains([]Path{Hop, NIC, VXLAN, Macvlan, Host}, cfg.Path) {
+	if !slices.Contains([]Path{Hop, NIC, VXLAN, Macvlan, Host, Local}, cfg.Path) {
 		return nil, fmt.Errorf("build rig: no such path of sandboxes: %q", cfg.Path)
 	}
 	return newRig(context.Background(), cfg, SharedCPU)
@@ -181,10 +180,7 @@ func newRig(ctx context.Context, cfg Config, cpu int) (*Rig, error) {
 		return nil, fmt.Errorf("build rig: %d containers do not fit the path %s", n, cfg.Path)
 	}
 	id := fmt.Sprintf("fl%d-%d", os.Getpid(), serial.Add(1))
-	if cfg.Dir == "" {
-		cfg.Dir = filepath.Join(stateParent, "rig-"+id)
-	}
-	host, err := sandbox.New(sandbox.Config{Dir: cfg.Dir})
+	host, err := sandbox.New(filepath.Join(stateParent, "rig-"+id))
 	if err != nil {
 		return nil, fmt.Errorf("build rig: %w", err)
 	}
@@ -264,7 +260,7 @@ func (r *Rig) build(ctx context.Context, id string) error {
 	r.Outside = r.Node
 	switch r.Path {
 	case Hop:
-	case Routed, Bridged, Swarm:
+	case Local, Routed, Bridged, Swarm:
 		r.Outside = nil
 	default:
 		if r.Outside, err = r.create(sandbox.Spec{Name: id + "-outside", Bare: true}); err != nil {
@@ -276,8 +272,11 @@ func (r *Rig) build(ctx context.Context, id string) error {
 			break // its engine makes them
 		}
 		spec := sandbox.Spec{Name: id + "-" + c.Name, CPU: c.cpu()}
-		if r.Path == Host {
+		switch r.Path {
+		case Host:
 			spec.Network = r.Node
+		case Local:
+			spec.CPU.Set = ""
 		}
 		b, err := r.create(spec)
 		if err != nil {
@@ -304,8 +303,8 @@ func (r *Rig) build(ctx context.Context, id string) error {
 		if err = r.wireNIC(""); err == nil {
 			err = r.docker(ctx)
 		}
-	case Routed, Bridged, Swarm:
-		return nil // NewOverlay joins two of them
+	case Local, Routed, Bridged, Swarm:
+		return nil // NewOverlay joins two of the latter
 	}
 	if err != nil {
 		return err

@@ -74,18 +74,17 @@ func (s Service) Proto() string {
 	return string(s)
 }
 
-// Serve starts a service in the i-th container and waits until it listens.
-func (r *Rig) Serve(ctx context.Context, s Service, i int) (*sandbox.Process, error) {
-	return r.ServeIn(ctx, s, r.Boxes[i])
-}
-
-// ServeIn is Serve in any of the rig's sandboxes.
-func (r *Rig) ServeIn(ctx context.Context, s Service, box *sandbox.Box) (*sandbox.Process, error) {
+// Serve starts a service in one of the rig's sandboxes, and waits until it listens.
+func (r *Rig) Serve(ctx context.Context, s Service, box *sandbox.Box) (*Generator, error) {
 	dir, err := r.TempDir(fmt.Sprintf("%s-%d", s, len(r.temp)))
 	if err != nil {
 		return nil, err
 	}
-	return s.Serve(ctx, box, dir, r.cpuOf(box))
+	p, err := s.Serve(ctx, box, dir, r.cpusOf(box)...)
+	if err != nil {
+		return nil, err
+	}
+	return &Generator{Process: p}, nil
 }
 
 // Serve starts a service in a sandbox, on the given CPUs or on all, and waits until it listens at

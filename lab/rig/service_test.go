@@ -15,7 +15,7 @@ func TestServices(t *testing.T) {
 			t.Logf("no %s here", s)
 			continue
 		}
-		server, err := r.Serve(t.Context(), s, 0)
+		server, err := r.Serve(t.Context(), s, r.Boxes[0])
 		if err != nil {
 			t.Errorf("%s: %v", s, err)
 			continue
@@ -39,8 +39,7 @@ func TestServices(t *testing.T) {
 		if err := client.Stop(); err != nil {
 			t.Error(err)
 		}
-		server.Kill()
-		<-server.Done()
+		must(t, server.Stop())
 	}
 	if _, err := Retransmitted(os.Getpid() + 1<<30); err == nil {
 		t.Error("no such process, and no error")

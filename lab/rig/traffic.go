@@ -15,9 +15,9 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// Generator is a load generator that runs in the rig.
+// Generator is a load generator, or a real server, that runs in the rig.
 type Generator struct {
-	*load.Board
+	*load.Board // nil of a real server
 	*sandbox.Process
 }
 
@@ -25,6 +25,9 @@ type Generator struct {
 func (g *Generator) Stop() error {
 	g.Kill()
 	<-g.Done()
+	if g.Board == nil {
+		return nil
+	}
 	return g.Close()
 }
 
@@ -34,18 +37,20 @@ func (g *Generator) Freeze() error { return g.Signal(unix.SIGSTOP) }
 // Thaw resumes the generator.
 func (g *Generator) Thaw() error { return g.Signal(unix.SIGCONT) }
 
-// cpuOf returns the CPU of the processes in a sandbox.
-func (r *Rig) cpuOf(box *sandbox.Box) int {
-	switch box {
-	case r.Outside:
-		return SenderCPU
-	case r.Node:
-		return r.cpu
+// cpusOf returns the CPUs of the processes in a sandbox; none is all.
+func (r *Rig) cpusOf(box *sandbox.Box) []int {
+	i := slices.Index(r.Boxes, box)
+	switch {
+	case r.Path == Local:
+		return nil
+	case box == r.Outside:
+		return []int{SenderCPU}
+	case box == r.Node:
+		return []int{r.cpu}
+	case i >= 0:
+		return []int{r.Containers[i].CPU}
 	}
-	if i := slices.Index(r.Boxes, box); i >= 0 {
-		return r.Containers[i].CPU
-	}
-	return SharedCPU
+	return []int{SharedCPU}
 }
 
 // Start runs a load generator (args as load.Main takes them) in one of the rig's sandboxes, and
@@ -56,7 +61,7 @@ func (r *Rig) Start(ctx context.Context, box *sandbox.Box, args ...string) (*Gen
 	if err != nil {
 		return nil, err
 	}
-	p, err := box.Start(cmd, r.cpuOf(box))
+	p, err := box.Start(cmd, r.cpusOf(box)...)
 	if err != nil {
 		return nil, errors.Join(err, board.Close())
 	}
@@ -120,10 +125,15 @@ func (t *Running) All() []*Generator {
 }
 
 // Stop ends the traffic.
-func (t *Running) Stop() error {
+func (t *Running) Stop() error { return Stop(t.All()...) }
+
+// Stop ends generators; nil is none.
+func Stop(all ...*Generator) error {
 	var errs []error
-	for _, g := range t.All() {
-		errs = append(errs, g.Stop())
+	for _, g := range all {
+		if g != nil {
+			errs = append(errs, g.Stop())
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,7 +13,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/enter"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 	"golang.org/x/sys/unix"
 )
@@ -247,7 +250,10 @@ func empty(dir string) (moved []string, err error) {
 	start := time.Now()
 	top, _, _ := strings.Cut(dir, "/"+Parent+"/")
 	for {
-		pids, err := members(dir)
+		pids, err := cgroup.Procs(dir, math.MaxInt)
+		if errors.Is(err, journal.ErrGone) {
+			err = nil
+		}
 		if err != nil || len(pids) == 0 {
 			return moved, err
 		}
@@ -273,23 +279,6 @@ func empty(dir string) (moved []string, err error) {
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
-}
-
-func members(dir string) ([]int, error) {
-	data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-		return nil, nil // the directory is gone, or going
-	}
-	if err != nil {
-		return nil, err
-	}
-	var pids []int
-	for f := range strings.FieldsSeq(string(data)) {
-		if pid, err := strconv.Atoi(f); err == nil && pid > 0 {
-			pids = append(pids, pid)
-		}
-	}
-	return pids, nil
 }
 
 // kthread reports whether a process is a kernel thread.

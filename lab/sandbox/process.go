@@ -1,11 +1,14 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/fairlead-project/fairlead/kernel/enter"
@@ -66,6 +69,28 @@ func (b *Box) Start(cmd *exec.Cmd, cpus ...int) (*Process, error) {
 		return nil, fmt.Errorf("start %s in sandbox %s: sandbox is destroyed", cmd.Path, b.Name)
 	}
 	return p, nil
+}
+
+// Run runs cmd inside the sandbox, as Start does, until it ends. The error has what it wrote to its
+// standard error.
+func (b *Box) Run(ctx context.Context, cmd *exec.Cmd, cpus ...int) error {
+	var said strings.Builder
+	cmd.Stderr = &said
+	p, err := b.Start(cmd, cpus...)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		p.Kill()
+		<-p.Done()
+		return ctx.Err()
+	case <-p.Done():
+	}
+	if err := p.Wait(); err != nil {
+		return fmt.Errorf("run %s in sandbox %s: %w: %s", filepath.Base(cmd.Path), b.Name, err, strings.TrimSpace(said.String()))
+	}
+	return nil
 }
 
 // startInit starts the process that stands for the container and holds its namespace open.

@@ -29,12 +29,6 @@ import (
 // them.
 const Parent = "fairlead-sandbox"
 
-// Config is what New needs.
-type Config struct {
-	Roots kernel.Roots // zero: kernel.Default()
-	Dir   string       // for the state files; "" is discover.DefaultSandboxes
-}
-
 // Spec describes a sandbox.
 type Spec struct {
 	// Name is unique on the machine: lower-case letters, digits, "-", "_" and ".", at most 63 of
@@ -73,32 +67,33 @@ type Host struct {
 	boxes map[string]*Box
 }
 
-// New makes a Host. It needs root, and a program that calls [Reexec] in main (or TestMain).
-func New(cfg Config) (*Host, error) {
-	cfg.Roots = cmp.Or(cfg.Roots, kernel.Default())
-	cfg.Dir = cmp.Or(cfg.Dir, discover.DefaultSandboxes)
+// New makes a Host with its state files in dir; "" is discover.DefaultSandboxes. It needs root, and
+// a program that calls [Reexec] in main (or TestMain).
+func New(dir string) (*Host, error) {
+	roots := kernel.Default()
+	dir = cmp.Or(dir, discover.DefaultSandboxes)
 	if os.Getenv(insideEnv) != "" {
 		// A main without Reexec would start itself without end.
 		return nil, errors.New("make sandbox host: this process is in a sandbox itself (does its main call sandbox.Reexec?)")
 	}
-	layout, err := cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup)
+	layout, err := cgroup.Detect(roots.Proc, roots.Cgroup)
 	if err != nil {
 		return nil, fmt.Errorf("make sandbox host: %w", err)
 	}
 	if layout.V2 == "" {
 		return nil, errors.New("make sandbox host: no cgroup v2 tree is mounted")
 	}
-	maker, err := discover.FindProcess(cfg.Roots.Proc, os.Getpid())
+	maker, err := discover.FindProcess(roots.Proc, os.Getpid())
 	if err != nil {
 		return nil, fmt.Errorf("make sandbox host: %w", err)
 	}
-	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make sandbox host: %w", err)
 	}
 	return &Host{
-		roots:  cfg.Roots,
-		dir:    cfg.Dir,
-		groups: enter.Trees(layout, cfg.Roots.Cgroup),
+		roots:  roots,
+		dir:    dir,
+		groups: enter.Trees(layout, roots.Cgroup),
 		maker:  maker,
 		boxes:  map[string]*Box{},
 	}, nil

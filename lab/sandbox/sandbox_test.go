@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 func newHost(t *testing.T) *Host {
 	t.Helper()
 	testkit.NeedRoot(t)
-	h, err := New(Config{Dir: t.TempDir()})
+	h, err := New(t.TempDir())
 	must(t, err)
 	t.Cleanup(func() { must(t, h.Close()) })
 	return h
@@ -335,7 +335,7 @@ func TestSource(t *testing.T) {
 
 // maker makes sandboxes until it is killed, and says so.
 func maker(dir string) int {
-	h, err := New(Config{Dir: dir})
+	h, err := New(dir)
 	if err != nil {
 		fmt.Println(err)
 		return 1

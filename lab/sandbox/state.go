@@ -23,46 +23,31 @@ type state struct {
 
 // create writes the state for the first time, which reserves the name.
 func (s *state) create() error {
-	data, err := json.Marshal(s.Sandbox)
-	if err != nil {
-		return err
-	}
-	// Written whole before it appears under its name.
-	tmp, err := s.temp(data)
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp)
-	err = os.Link(tmp, s.file)
+	err := s.put(os.Link)
 	if errors.Is(err, fs.ErrExist) {
 		return ErrExists
 	}
 	return err
 }
 
-func (s *state) write() error {
+func (s *state) write() error { return s.put(os.Rename) }
+
+// put writes the state whole before it appears under its name.
+func (s *state) put(place func(from, to string) error) error {
 	data, err := json.Marshal(s.Sandbox)
 	if err != nil {
 		return err
 	}
-	tmp, err := s.temp(data)
+	f, err := os.CreateTemp(filepath.Dir(s.file), "."+s.Name+".*.tmp")
 	if err != nil {
 		return err
 	}
-	return os.Rename(tmp, s.file)
-}
-
-func (s *state) temp(data []byte) (string, error) {
-	f, err := os.CreateTemp(filepath.Dir(s.file), "."+s.Name+".*.tmp")
-	if err != nil {
-		return "", err
-	}
+	defer os.Remove(f.Name()) // fails once it was renamed
 	_, err = f.Write(data)
 	if err := errors.Join(err, f.Close()); err != nil {
-		os.Remove(f.Name())
-		return "", err
+		return err
 	}
-	return f.Name(), nil
+	return place(f.Name(), s.file)
 }
 
 // Sweep removes what sandboxes in dir have left behind after their maker ended: the cgroups with

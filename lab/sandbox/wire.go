@@ -144,34 +144,30 @@ func (b *Box) offload(dev string, o netdev.Offload, value string) error {
 // Neighbour sets the MAC address of an IP address on a device permanently, so that no address
 // resolution is lost in a flood.
 func (b *Box) Neighbour(dev string, ip netip.Addr, mac string) error {
-	hw, err := net.ParseMAC(mac)
-	if err == nil {
-		err = b.Change(dev, func(h *netlink.Handle, link netlink.Link) error {
-			return h.NeighSet(&netlink.Neigh{
-				LinkIndex: link.Attrs().Index, IP: ip.AsSlice(), HardwareAddr: hw, State: netlink.NUD_PERMANENT,
-			})
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("set neighbour %s on %s of %s: %w", ip, dev, b.Name, err)
-	}
-	return nil
+	return b.neigh(dev, mac, netlink.Neigh{IP: ip.AsSlice(), State: netlink.NUD_PERMANENT})
 }
 
 // Forward enters a MAC address permanently into the FDB of the device's bridge. A bridge floods
 // what it has not learned, and a receiver that never sends teaches it nothing.
 func (b *Box) Forward(dev, mac string) error {
+	return b.neigh(dev, mac, netlink.Neigh{Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP})
+}
+
+// Remote enters a MAC address permanently into the FDB of a tunnel device: at which host it is.
+func (b *Box) Remote(dev, mac, host string) error {
+	return b.neigh(dev, mac, netlink.Neigh{Family: unix.AF_BRIDGE, IP: net.ParseIP(host), Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT})
+}
+
+func (b *Box) neigh(dev, mac string, n netlink.Neigh) error {
 	hw, err := net.ParseMAC(mac)
 	if err == nil {
 		err = b.Change(dev, func(h *netlink.Handle, link netlink.Link) error {
-			return h.NeighSet(&netlink.Neigh{
-				LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, HardwareAddr: hw,
-				Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP,
-			})
+			n.LinkIndex, n.HardwareAddr = link.Attrs().Index, hw
+			return h.NeighSet(&n)
 		})
 	}
 	if err != nil {
-		return fmt.Errorf("set bridge port of %s to %s of %s: %w", mac, dev, b.Name, err)
+		return fmt.Errorf("set neighbour %s %v on %s of %s: %w", mac, n.IP, dev, b.Name, err)
 	}
 	return nil
 }

@@ -225,7 +225,7 @@ func (m *machine) sandbox() {
 const sandboxVerb = "e2e-sandbox"
 
 func keepSandbox() int {
-	h, err := sandbox.New(sandbox.Config{})
+	h, err := sandbox.New("")
 	if err == nil {
 		defer h.Close()
 		_, err = h.Create(sandbox.Spec{Name: "e2e-unit"})

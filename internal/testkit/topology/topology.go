@@ -52,7 +52,7 @@ func New(t testing.TB) *Host {
 	dir, err := os.MkdirTemp("/tmp", "fltop-")
 	testkit.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s, err := sandbox.New(sandbox.Config{Dir: dir})
+	s, err := sandbox.New(dir)
 	testkit.Must(t, err)
 	t.Cleanup(func() { testkit.Must(t, s.Close()) })
 	return &Host{T: t, Sandboxes: s}
