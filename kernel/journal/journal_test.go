@@ -447,13 +447,3 @@ func TestConcurrentUse(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkTurn(b *testing.B) {
-	board := newBoard("a", "0")
-	j, err := openBoot(b.TempDir(), "", boot)
-	must(b, err)
-	defer j.Close()
-	for i := 0; b.Loop(); i++ {
-		must(b, j.Turn(board.knob("a"), fmt.Sprint("v", i), Owner{Feature: "test"}))
-	}
-}
