@@ -41,8 +41,7 @@ func TestIOWeightInKernel(t *testing.T) {
 		must(t, j.Turn(l, l.Value, journal.Owner{Feature: "test"}))
 	}
 	expect("when set", "5000", "1000")
-	open := func(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }
-	if out, err := j.Restore(open, nil); err != nil || len(out) != len(lines) {
+	if out, err := j.Restore(openHere, nil); err != nil || len(out) != len(lines) {
 		t.Errorf("restore: %v, %v", out, err)
 	}
 	expect("after restore", "100", "100")
@@ -80,9 +79,7 @@ func TestIOWeight(t *testing.T) {
 	text := func(dir string, v2 bool, n uint32) (out string) {
 		for _, l := range IOWeight(dir, v2, n) {
 			now, err := l.Read()
-			if err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, err)
 			out += strings.TrimPrefix(l.Ref().Object, dir+"/") + " " + now + ">" + l.Value + ";"
 		}
 		return out

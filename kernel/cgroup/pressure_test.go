@@ -57,9 +57,7 @@ func TestStalled(t *testing.T) {
 }
 
 func FuzzPressure(f *testing.F) {
-	for _, s := range []string{"some avg10=0.00 total=1\n", "some", "some total=", "some total=1 total=2", "full total=1", "\n", "some total=99999999999999999999"} {
-		f.Add(s)
-	}
+	testkit.Seeds(f, "some avg10=0.00 total=1\n", "some", "some total=", "some total=1 total=2", "full total=1", "\n", "some total=99999999999999999999")
 	f.Fuzz(func(t *testing.T, s string) {
 		if got, err := parsePressure(s, "full"); got < 0 || err != nil && got != 0 {
 			t.Errorf("%q: %v, %v", s, got, err)

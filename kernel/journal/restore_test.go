@@ -33,16 +33,6 @@ func TestRestoreNewestFirstAndMatch(t *testing.T) {
 	}
 }
 
-func TestRestoreUnknownKindIsKept(t *testing.T) {
-	b := newBoard("a", "1")
-	j := open(t, t.TempDir())
-	turn(t, j, b.knob("a"), "2")
-	out, err := j.Restore(func(Ref) (Knob, error) { return nil, errors.New("unknown kind") }, nil)
-	if err == nil || results(out) != "a:failed" || len(j.Entries()) != 1 {
-		t.Errorf("restore: %q, %v, entries %q", results(out), err, brief(j.Entries()))
-	}
-}
-
 // stepwise is a knob that writes its value letter by letter.
 type stepwise struct{ Knob }
 
