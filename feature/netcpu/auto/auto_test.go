@@ -1,6 +1,7 @@
 package auto
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"testing"
@@ -34,7 +35,7 @@ type readings struct {
 }
 
 func (r *readings) next(more map[account.Theft]time.Duration) account.Reading {
-	r.now.Taken = cmpOr(r.now.Taken, time.Unix(1_800_000_000, 0)).Add(time.Second)
+	r.now.Taken = cmp.Or(r.now.Taken, time.Unix(1_800_000_000, 0)).Add(time.Second)
 	cpu := make(map[container.ID]time.Duration)
 	sums := make(map[account.Theft]time.Duration)
 	for _, t := range r.now.Thefts {
@@ -57,13 +58,6 @@ func (r *readings) next(more map[account.Theft]time.Duration) account.Reading {
 		r.now.Accounts = append(r.now.Accounts, a)
 	}
 	return r.now
-}
-
-func cmpOr(t, zero time.Time) time.Time {
-	if t.IsZero() {
-		return zero
-	}
-	return t
 }
 
 func from(kind account.PartyKind, victim, culprit container.ID) account.Theft {

@@ -94,6 +94,17 @@ func load(t testing.TB) *Dropper {
 	return e
 }
 
+// loaded loads the programs, with a tenant that has the address 10.0.0.1, and returns them: the one of
+// its veth, and that of an uplink's driver.
+func loaded(t *testing.T) (e *Dropper, w *Drops, counter, driver *ebpf.Program) {
+	t.Helper()
+	e = load(t)
+	w = added(t, e)
+	counter, driver = count(t, e, w), native(t, e, lo)
+	run(t, counter, frame("10.0.0.1"), 1)
+	return e, w, counter, driver
+}
+
 // another is a tenant that does not exist yet.
 func another(e *Dropper) tenant.Key {
 	return tenant.Key{NetNS: uint64(1 + e.counted)}
@@ -161,12 +172,10 @@ func routes(t *testing.T, to map[string]string) host {
 // sends lets a program at a veth's end in that namespace see a frame.
 func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
 	t.Helper()
-	if err := h.ns.Do(func() error {
+	must(t, h.ns.Do(func() error {
 		_, err := p.Run(&ebpf.RunOptions{Data: f})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // The life of an address: it is learnt from packets into a veth, dropped while the ring is full,
@@ -247,6 +256,15 @@ func seen(t *testing.T, e *Dropper) {
 	}
 }
 
+// age has an IPv4 address last seen two seconds earlier.
+func age(t *testing.T, e *Dropper, addr string) {
+	t.Helper()
+	key, o := dropFlAddress{Ip: netip.MustParseAddr(addr).As16()}, dropOwner{}
+	must(t, e.maps.FlAddresses.Lookup(key, &o))
+	o.Seen -= min(o.Seen, uint64(2*time.Second))
+	must(t, e.maps.FlAddresses.Put(key, o))
+}
+
 // An address that another container takes over is no longer dropped for the first container.
 func TestEarlyDropForgetsAddress(t *testing.T) {
 	testkit.OnKernels(t)
@@ -257,12 +275,7 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxDrop {
 		t.Fatalf("verdict %d, want drop", v)
 	}
-	var key dropFlAddress
-	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 1})
-	var o dropOwner
-	must(t, e.maps.FlAddresses.Lookup(key, &o))
-	o.Seen -= min(o.Seen, uint64(2*time.Second))
-	must(t, e.maps.FlAddresses.Put(key, o))
+	age(t, e, "10.0.0.1")
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxNext {
 		t.Errorf("two seconds after it was last seen: verdict %d, want next", v)
 	}
@@ -377,12 +390,7 @@ func TestEarlyDropForged(t *testing.T) {
 	}
 
 	// Once the first has got no packets for it for a while, it is the second's.
-	var key dropFlAddress
-	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 5})
-	var o dropOwner
-	must(t, e.maps.FlAddresses.Lookup(key, &o))
-	o.Seen -= min(o.Seen, uint64(2*time.Second))
-	must(t, e.maps.FlAddresses.Put(key, o))
+	age(t, e, "10.0.0.5")
 	limit(-time.Second)
 	h.sends(t, thiefs, to(bad, "10.0.0.5"))
 	limit(time.Hour)

@@ -22,10 +22,7 @@ import (
 // late, and none is lost (Iron, section 3.2).
 func TestEarlyDropWaits(t *testing.T) {
 	testkit.OnKernels(t)
-	e := load(t)
-	w := added(t, e)
-	counter, driver := count(t, e, w), native(t, e, lo)
-	run(t, counter, frame("10.0.0.1"), 1)
+	e, w, counter, driver := loaded(t)
 	seen(t, e)
 	must(t, e.maps.FlCharges.Put(uint32(7), int64(0)))
 	for name, spent := range map[string]dropTenant{
@@ -90,10 +87,7 @@ func limited(t *testing.T, w *Drops, account uint32, sum int64, lasts time.Durat
 // renewed. It holds at the uplink, and not for what the host itself sends.
 func TestPace(t *testing.T) {
 	testkit.OnKernels(t)
-	e := load(t)
-	w := added(t, e)
-	counter, driver := count(t, e, w), native(t, e, lo)
-	run(t, counter, frame("10.0.0.1"), 1)
+	e, w, counter, driver := loaded(t)
 	seen(t, e)
 	const packets, perSecond = 2000, 100
 	for name, p := range map[string]*ebpf.Program{"uplink": e.tc, "driver": driver} {
@@ -246,10 +240,7 @@ func TestIntruding(t *testing.T) {
 // host alike.
 func TestEarlyDropBeyondQuota(t *testing.T) {
 	testkit.OnKernels(t)
-	e := load(t)
-	w := added(t, e)
-	counter, driver := count(t, e, w), native(t, e, lo)
-	run(t, counter, frame("10.0.0.1"), 1)
+	e, w, counter, driver := loaded(t)
 	for _, c := range []struct {
 		name             string
 		stopped, retried uint64
@@ -280,10 +271,7 @@ func TestEarlyDropBeyondQuota(t *testing.T) {
 // A tenant with charges at its limit gets nothing until the limit is renewed, or lapses.
 func TestEarlyDropBeyondLimit(t *testing.T) {
 	testkit.OnKernels(t)
-	e := load(t)
-	w := added(t, e)
-	counter, driver := count(t, e, w), native(t, e, lo)
-	run(t, counter, frame("10.0.0.1"), 1)
+	e, w, counter, driver := loaded(t)
 	must(t, w.UseRing(false))
 	const slot = 7
 	charge := func(ns int64) {
