@@ -367,6 +367,7 @@ func (h *host) untilAll(what string, want []string, look func() []string) {
 		if slices.Sort(got); slices.Equal(got, want) {
 			return ""
 		}
+		time.Sleep(100 * time.Millisecond) // a look takes milliseconds of the CPUs that others wait for
 		return fmt.Sprintf("%s of the threads of nic0: %q, want %q", what, got, want)
 	})
 }

@@ -32,14 +32,18 @@ import (
 func TestShapeFollowsTraffic(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	h.apply(h.container, policy.NetCPUIsolate)
-	if got := h.state()["h0 tso"]; got != netdev.Off {
-		t.Fatalf("tso of h0 is %q, want it off", got)
+	tso := h.Open(h.ns).Offload(h.Index(h.ns, "h0"), netdev.TSO)
+	is := func(want string) func() bool {
+		return func() bool { got, err := tso.Read(); must(t, err); return got == want }
+	}
+	if !is(netdev.Off)() {
+		t.Fatal("h0 has super-packets at first")
 	}
 	h.start(h.box, "tcp-recv", "--listen", ":9001")
 	h.start(h.wire, "tcp-send", "--to", "10.66.0.2:9001", "--size", "65536")
-	until(t, "bulk TCP alone has super-packets", func() bool { return h.state()["h0 tso"] == netdev.TSO.On() })
+	until(t, "bulk TCP alone has super-packets", is(netdev.TSO.On()))
 	h.Load(h.wire, nil, "udp-send", "--to", "10.66.0.2:9000", "--rate", "60000")
-	until(t, "a flood takes them away", func() bool { return h.state()["h0 tso"] == netdev.Off })
+	until(t, "a flood takes them away", is(netdev.Off))
 	h.remove(h.container)
 }
 
