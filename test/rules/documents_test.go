@@ -17,8 +17,8 @@ import (
 // beside it, or in docs/limits.md and docs/measured.md.
 const maxReadme = 80
 
-// TestReadmes checks the READMEs in the folder feature, at any depth: each feature has one, and none
-// is longer than maxReadme lines.
+// TestReadmes checks the READMEs in the folder feature, at any depth: each feature has one, and
+// none is longer than maxReadme lines.
 func TestReadmes(t *testing.T) {
 	features := os.DirFS("../../feature")
 	folders, err := fs.ReadDir(features, ".")

@@ -57,8 +57,8 @@ func TestSystem(t *testing.T) {
 	})
 }
 
-// sends sends a packet from the wire as often as a test does, to an address of a device. protocol is in
-// network order.
+// sends sends a packet from the wire to a device, as often as a test does. protocol is in network
+// order.
 func (f *fabric) sends(protocol uint16, to net.HardwareAddr, packet []byte) {
 	f.t.Helper()
 	at := &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: f.Index(f.wire, "wire"), Halen: 6}

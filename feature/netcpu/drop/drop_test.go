@@ -94,8 +94,8 @@ func load(t testing.TB) *Dropper {
 	return e
 }
 
-// loaded loads the programs, with a tenant that has the address 10.0.0.1, and returns them: the one of
-// its veth, and that of an uplink's driver.
+// loaded returns a Dropper with a tenant that has the address 10.0.0.1, the program at the tenant's
+// veth, and that of an uplink's driver.
 func loaded(t *testing.T) (e *Dropper, w *Drops, counter, driver *ebpf.Program) {
 	t.Helper()
 	e = load(t)
