@@ -289,9 +289,7 @@ func TestCRIORecord(t *testing.T) {
 }
 
 func FuzzCRIOInfo(f *testing.F) {
-	for _, text := range []string{`{"sandboxID": "s", "pid": 1, "runtimeSpec": {"linux": {"cgroupsPath": "a:b:c"}}}`, `{"pid": "x"}`, `[]`, ``} {
-		f.Add(text)
-	}
+	testkit.Seeds(f, `{"sandboxID": "s", "pid": 1, "runtimeSpec": {"linux": {"cgroupsPath": "a:b:c"}}}`, `{"pid": "x"}`, `[]`, ``)
 	f.Fuzz(func(t *testing.T, text string) {
 		i := infoOf(map[string]string{"info": text})
 		crioRecord(&runtimeapi.ContainerStatus{}, &runtimeapi.PodSandboxStatus{}, i)

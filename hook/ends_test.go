@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -51,10 +50,7 @@ func TestSet(t *testing.T) {
 	loads := 0
 	load := func() (*ebpf.Program, error) {
 		loads++
-		return ebpf.NewProgram(&ebpf.ProgramSpec{
-			Name: "fl_test", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
-		})
+		return testkit.Verdict(ebpf.SchedCLS, "fl_test", -1)
 	}
 	var set hook.Set
 	t.Cleanup(func() { set.Close() })

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -14,13 +15,9 @@ func TestOpener(t *testing.T) {
 	r := Default()
 	r.Cgroup = t.TempDir()
 	file := filepath.Join(r.Cgroup, "cpu.rt_period_us")
-	if err := os.WriteFile(file, []byte("1024\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("1024\n"), 0o644))
 	k, err := Opener(r)(journal.Ref{Kind: "file", Object: file})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if v, err := k.Read(); err != nil || v != "1024" {
 		t.Errorf("read %q, %v", v, err)
 	}

@@ -3,7 +3,6 @@ package kernel
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -30,16 +29,12 @@ func TestTidy(t *testing.T) {
 		t.Helper()
 		both := cg.Child(t, name)
 		id, err := cgroup.ID(both.V2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		switch {
 		case lives && v2:
 			id++ // another cgroup that has taken the name
 		case !lives && !v2:
-			if err := os.Remove(both.V2); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Remove(both.V2))
 		}
 		return both.CPU, id
 	}
@@ -48,12 +43,7 @@ func TestTidy(t *testing.T) {
 	lives, livesID := made(runtimes("lives"), true)
 	busy, busyID := made(runtimes("busy"), false)
 	users, usersID := made("users", !v2)
-	sleeper := exec.Command("sleep", "1000")
-	if err := sleeper.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { sleeper.Process.Kill(); sleeper.Wait() })
-	testkit.CG{CPU: busy}.Add(t, sleeper.Process.Pid)
+	testkit.CG{CPU: busy}.Sleeper(t)
 
 	entry := func(kind, dir string, id uint64) journal.Outcome {
 		if v2 && kind == sched.KindKthread {
@@ -66,9 +56,7 @@ func TestTidy(t *testing.T) {
 	other, otherID := made(runtimes("other"), false)
 	queue, _ := made(runtimes("queue"), false) // a thread that serves the whole host was in it
 	if v2 {
-		if err := os.Mkdir(filepath.Join(queue, "fairlead"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Mkdir(filepath.Join(queue, "fairlead"), 0o755))
 	}
 	failed := entry(sched.KindKthread, other, otherID)
 	failed.Err = errors.New("not restored")
@@ -80,9 +68,7 @@ func TestTidy(t *testing.T) {
 		entry(cgroup.KindFile, other, otherID), failed,
 		entry(sched.KindKthread, outside, 0), entry(sched.KindKthread, filepath.Dir(cg.CPU), 0),
 	}
-	if err := Tidy(Default(), out); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, Tidy(Default(), out))
 	for _, dir := range []string{lives, busy, users, other, outside} {
 		if _, err := os.Stat(dir); err != nil {
 			t.Errorf("it removed %s: %v", dir, err)

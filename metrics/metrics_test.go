@@ -216,9 +216,7 @@ func TestName(t *testing.T) {
 }
 
 func FuzzLabel(f *testing.F) {
-	for _, s := range []string{"", "web", "\xff\xfe", strings.Repeat("x", 300), strings.Repeat("x", 255) + "é", strings.Repeat("x", 254) + "😀", "\x00\x1b\"\\\n", strings.Repeat("\xff", 300)} {
-		f.Add(s)
-	}
+	testkit.Seeds(f, "", "web", "\xff\xfe", strings.Repeat("x", 300), strings.Repeat("x", 255)+"é", strings.Repeat("x", 254)+"😀", "\x00\x1b\"\\\n", strings.Repeat("\xff", 300))
 	f.Fuzz(func(t *testing.T, s string) {
 		got := label(s)
 		if !utf8.ValidString(got) {

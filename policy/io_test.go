@@ -45,9 +45,7 @@ func TestIOFormats(t *testing.T) {
 }
 
 func FuzzParseDevices(f *testing.F) {
-	for _, s := range []string{"", "/dev/vdb riops=1", "/dev/vdb rbps=50mb wiops=500; /dev/vdc wbps=1gb", "/dev/a riops=1;", ";", "/dev/\x00 riops=1"} {
-		f.Add(s)
-	}
+	testkit.Seeds(f, "", "/dev/vdb riops=1", "/dev/vdb rbps=50mb wiops=500; /dev/vdc wbps=1gb", "/dev/a riops=1;", ";", "/dev/\x00 riops=1")
 	f.Fuzz(func(t *testing.T, value string) {
 		set, err := parseDevices(reserved)(value)
 		if err != nil {

@@ -112,9 +112,7 @@ func TestRequests(t *testing.T) {
 }
 
 func FuzzDiskName(f *testing.F) {
-	for _, name := range []string{"data", "nvme-0", "", "-x", "Data", "a.b", "a/b", strings.Repeat("x", 64), "ä"} {
-		f.Add(name)
-	}
+	testkit.Seeds(f, "data", "nvme-0", "", "-x", "Data", "a.b", "a/b", strings.Repeat("x", 64), "ä")
 	f.Fuzz(func(t *testing.T, name string) {
 		if CheckDiskName(name) != nil {
 			return

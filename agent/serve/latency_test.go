@@ -41,9 +41,7 @@ func TestRecordsAsk(t *testing.T) {
 
 // The agent reads the filter exactly as the client sends it.
 func FuzzRecordsAsk(f *testing.F) {
-	for _, s := range []string{"", "after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp&sample=3", "peer=fd00::1%25eth0", "peer=10.0.0.7/8", "peer=%3A%3Affff%3A10.0.0.1", "port=-1"} {
-		f.Add(s)
-	}
+	testkit.Seeds(f, "", "after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp&sample=3", "peer=fd00::1%25eth0", "peer=10.0.0.7/8", "peer=%3A%3Affff%3A10.0.0.1", "port=-1")
 	f.Fuzz(func(t *testing.T, query string) {
 		q, err := url.ParseQuery(query)
 		if err != nil {

@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -17,7 +15,6 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -149,44 +146,20 @@ func (h *host) group(above testkit.CG, name string) (container.Container, int) {
 // is no error of another. A thread is what it was before, also where its group keeps a
 // budget of its own.
 func TestRealtimeGroups(t *testing.T) {
-	h := newHost(t)
-	above := testkit.Cgroup(t)
-	if _, err := cgroup.RT(above.CPU).Read(); above.CPU == "" || errors.Is(err, errors.ErrUnsupported) {
-		testkit.Skip(t, "no real-time groups of cgroup v1")
-	}
-	a, pidA := h.group(above, "a")
-	b, pidB := h.group(above, "b")
+	h := newRealtime(t)
+	a, b, above := h.a, h.b, h.above
 	period := cgroup.File(filepath.Join(a.Cgroup.CPU, "cpu.rt_period_us"))
 	must(t, period.Write("100000"))
 	must(t, cgroup.RT(above.CPU).Write("30000"))
 	must(t, cgroup.RT(b.Cgroup.CPU).Write("30000"))
-	check := func(when string, want ...string) {
-		t.Helper()
-		for i, dir := range []string{above.CPU, a.Cgroup.CPU, b.Cgroup.CPU} {
-			if got, err := cgroup.RT(dir).Read(); err != nil || got != want[i] {
-				t.Errorf("%s: the budget of %s is %s, %v, want %s", when, filepath.Base(dir), got, err, want[i])
-			}
-		}
-		for i, pid := range []int{pidA, pidB} {
-			th, err := sched.FindTask("/proc", pid)
-			must(t, err)
-			if got, err := sched.Deadline("/proc", th).Read(); err != nil || got != want[3+i] {
-				t.Errorf("%s: thread %d is %s, %v, want %s", when, i, got, err, want[3+i])
-			}
-		}
-	}
-	th, err := sched.FindTask("/proc", pidA)
-	must(t, err)
-	normal, err := sched.Deadline("/proc", th).Read()
-	must(t, err)
-	check("before", "30000", "0", "30000", normal, normal)
+	h.check("before", "30000 0 30000", false, false)
 
 	at := time.Now().Add(time.Hour)
 	for _, until := range []time.Time{at, at.Add(time.Hour)} {
 		decided, err := target(t, a, "netcpu: observe").With([]policy.Decision{{Container: a.ID, Key: realtimeKey, Value: "50ms", Expiry: until}}, time.Now())
 		must(t, err)
 		must(t, h.Apply(t.Context(), decided))
-		check("a", "80000", "5000", "30000", sched.RoundRobin, normal)
+		h.check("a", "80000 5000 30000", true, false)
 		for _, dir := range []string{above.CPU, a.Cgroup.CPU} {
 			if e, _ := h.journal.Entry(cgroup.RT(dir).Ref(), name); !e.Expiry.Equal(until) {
 				t.Errorf("the budget of %s lapses at %v, want %v", dir, e.Expiry, until)
@@ -194,10 +167,10 @@ func TestRealtimeGroups(t *testing.T) {
 		}
 	}
 	must(t, h.Apply(t.Context(), target(t, b, "io.realtime: 20ms")))
-	check("both", "100000", "5000", "50000", sched.RoundRobin, sched.RoundRobin)
+	h.check("both", "100000 5000 50000", true, true)
 
 	must(t, h.Apply(t.Context(), target(t, b, "netcpu: observe")))
-	check("b has its own again", "80000", "5000", "30000", sched.RoundRobin, normal)
+	h.check("b has its own again", "80000 5000 30000", true, false)
 	h.managed[a.ID].budget = 2 * time.Second // which the kernel refuses
 	if err := h.Apply(t.Context(), target(t, b, "netcpu: observe")); err != nil {
 		t.Errorf("of another container: %v", err)
@@ -207,10 +180,7 @@ func TestRealtimeGroups(t *testing.T) {
 	}
 	must(t, h.Remove(t.Context(), a.ID))
 	must(t, h.Remove(t.Context(), b.ID))
-	attr, err := unix.SchedGetAttr(pidA, 0)
-	if err != nil || attr.Policy != unix.SCHED_NORMAL {
-		t.Errorf("in the end: %+v, %v", attr, err)
-	}
+	h.check("in the end", "30000 0 30000", false, false)
 	if left := h.journal.Entries(); len(left) != 0 {
 		t.Errorf("left: %+v", left)
 	}

@@ -1,6 +1,7 @@
 package netcpu_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -122,9 +123,11 @@ func (h *host) accounts() map[container.ID]time.Duration {
 // the middle of a softirq, that is not measured before it ends.
 func (h *host) addsUp(when string) account.Reading {
 	h.t.Helper()
-	for end := time.Now().Add(90 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	var r account.Reading
+	testkit.AwaitNone(h.t, func() string {
 		began := time.Now()
-		r, err := h.netcpu.Read()
+		var err error
+		r, err = h.netcpu.Read()
 		must(h.t, err)
 		took := time.Since(began)
 		sum := r.Gone
@@ -133,10 +136,9 @@ func (h *host) addsUp(when string) account.Reading {
 		}
 		total := r.Softirq + r.Thread
 		if (sum - total).Abs() <= total/50+2*took {
-			return r
+			return ""
 		}
-		if time.Now().After(end) {
-			h.t.Fatalf("%s: the accounts add up to %v of %v, read in %v", when, sum, total, took)
-		}
-	}
+		return fmt.Sprintf("%s: the accounts add up to %v of %v, read in %v", when, sum, total, took)
+	})
+	return r
 }

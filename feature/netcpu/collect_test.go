@@ -4,7 +4,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
@@ -23,18 +23,6 @@ import (
 type read account.Reading
 
 func (r read) Read() (account.Reading, error) { return account.Reading(r), nil }
-
-// running are the containers of a host on which nothing ends.
-type running []container.Container
-
-func (r running) Running() []container.Container { return r }
-func (r running) Lookup(id container.ID) (c container.Container, ok bool) {
-	i := slices.IndexFunc(r, func(c container.Container) bool { return c.ID == id })
-	if i < 0 {
-		return c, false
-	}
-	return r[i], true
-}
 
 // from returns time that packets of a culprit took from a victim.
 func from(victim, culprit container.ID, cpu time.Duration) account.Theft {
@@ -49,7 +37,7 @@ func TestReport(t *testing.T) {
 			Accounts: []account.Account{{Container: 7, Receive: rx}},
 			Thefts:   []account.Theft{from(8, 7, time.Second), from(7, 8, 2*time.Second)},
 		},
-		Containers: running{{ID: 7}, {ID: 8}},
+		Containers: topology.Containers{{ID: 7}, {ID: 8}},
 	}
 	b := charge.Booked{State: ledger.State{Balance: -time.Second, Charged: 4 * time.Second, Credited: 3 * time.Second, Forgiven: 2 * time.Second}, Factor: 0.5}
 	x.InForce = func() InForce {
@@ -87,7 +75,7 @@ func TestSamplesAreExplained(t *testing.T) {
 	testkit.Must(t, ch.Add(c, 0))
 	x := &Accounts{
 		Meter:      read{Accounts: []account.Account{{Container: 7, Send: [account.Protocols]account.Work{account.TCP: {CPU: 1, Packets: 1}}}}, Thefts: []account.Theft{from(8, 7, 1)}},
-		Containers: running{c, {ID: 8}},
+		Containers: topology.Containers{c, {ID: 8}},
 	}
 	export, ledgers := x.Export(), ch.Samples(nil)
 	if len(export.Samples) == 0 || len(ledgers) == 0 {

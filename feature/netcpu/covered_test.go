@@ -17,7 +17,7 @@ import (
 func TestUncovered(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
-	target := policy.Target{Container: h.container, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate, NetCPUSteal: new(float64)}}
+	target := h.target(policy.NetCPUIsolate)
 	must(t, h.netcpu.Apply(t.Context(), target))
 	h.Wire(
 		sandbox.End{Box: h.wire, Name: "wire1", Addr: netip.MustParsePrefix("10.77.0.1/24")},

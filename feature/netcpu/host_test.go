@@ -87,6 +87,13 @@ func (h *host) open(xdp ...string) {
 	h.netcpu = n
 }
 
+// restart has another agent follow.
+func (h *host) restart() {
+	h.t.Helper()
+	must(h.t, h.netcpu.Close())
+	h.open()
+}
+
 // worth returns a packet rate that makes a queue a container's own.
 func worth() string {
 	if testing.Short() {
@@ -241,22 +248,25 @@ func TestIsolateAndRemove(t *testing.T) {
 		t.Errorf("isolated: eth0 hands packets on to CPUs %s", during["eth0 rps"])
 	}
 	where := h.threads()
-	if got := where["eth0"]; len(got) != 1 || got[0] != payer(h.container) {
-		t.Errorf("threads of eth0 are in %q, want %q", got, payer(h.container))
-	}
+	h.pays("isolated", h.container)
 	if got := where["nic0"]; len(got) != 2 || got[0] != h.uplinkGroup() || got[1] != h.uplinkGroup() {
 		t.Errorf("threads of nic0 are in %q, want the uplink group", got)
 	}
 
-	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-	if left := h.notes(); len(left) != 0 {
-		t.Errorf("journal after Remove: %+v", left)
-	}
+	h.remove(h.container)
 	same(t, "after Remove", h.state(), before)
 	if got := h.threads(); len(got) != 0 {
 		t.Errorf("after Remove: threads %v", got)
 	}
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+}
+
+// pays checks that a container's cgroup has the thread that polls eth0.
+func (h *host) pays(when string, c container.Container) {
+	h.t.Helper()
+	if got := h.threads()["eth0"]; len(got) != 1 || got[0] != payer(c) {
+		h.t.Errorf("%s: threads of eth0 are in %q, want %q", when, got, payer(c))
+	}
 }
 
 // payer returns the cgroup of the cpu controller with a container's threads.
@@ -353,6 +363,21 @@ func (h *host) notes() []journal.Entry {
 	return slices.DeleteFunc(h.journal.Entries(), func(e journal.Entry) bool {
 		return e.Ref.Kind == qdisc.KindFilter && strings.Contains(e.Ref.Object, "/stamp_")
 	})
+}
+
+// nothing checks that there are no such entries.
+func (h *host) nothing(when string) {
+	h.t.Helper()
+	if left := h.notes(); len(left) != 0 {
+		h.t.Errorf("journal %s: %+v", when, left)
+	}
+}
+
+// remove removes a container, after which there is nothing left of it in the journal.
+func (h *host) remove(c container.Container) {
+	h.t.Helper()
+	must(h.t, h.netcpu.Remove(h.t.Context(), c.ID))
+	h.nothing("after Remove")
 }
 
 // create makes a sandbox with a name that no other test uses: some tests run in parallel.

@@ -46,9 +46,7 @@ func TestContainerEnds(t *testing.T) {
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("cgroup of the container: %v, want it removed", err)
 	}
-	if left := h.notes(); len(left) != 0 {
-		t.Errorf("journal: %+v", left)
-	}
+	h.nothing("in the end")
 
 	// The engine has given up on the cgroups before Remove: the thread was in them. Of v2, TestTidy
 	// has names as engines give them.
@@ -66,8 +64,7 @@ func TestContainerEnds(t *testing.T) {
 		}
 		must(t, h.netcpu.Remove(t.Context(), c.ID))
 		if closes {
-			must(t, h.netcpu.Close())
-			h.open()
+			h.restart()
 		}
 		for _, d := range []string{in.CPU, in.CPUSet} {
 			until(t, d+" is removed", func() bool { _, err := os.Stat(d); return errors.Is(err, os.ErrNotExist) })
@@ -80,10 +77,7 @@ func TestContainerEnds(t *testing.T) {
 	h.apply(c, policy.NetCPUIsolate)
 	kill(t, box)
 	h.vacate(c.Cgroup)
-	must(t, h.netcpu.Remove(t.Context(), c.ID))
-	if left := h.notes(); len(left) != 0 {
-		t.Errorf("journal: %+v", left)
-	}
+	h.remove(c)
 }
 
 // kill ends the process of a box, and waits for its end.
@@ -114,32 +108,18 @@ func (h *host) vacate(c container.Cgroup) {
 	}
 }
 
-// The agent is killed and another one adopts what is in force.
-func TestAdopt(t *testing.T) {
+// The next agent gives up what policy no longer asks for. TestFaults has one that goes on with it.
+func TestGivenUp(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{Quota: 20e6, Period: 100e6})
 	before := h.state()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-	during, entries := h.state(), len(h.notes())
-	must(t, h.netcpu.Close())
-
-	h.open()
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-	if got := len(h.notes()); got != entries {
-		t.Errorf("%d journal entries after adopting, %d before", got, entries)
-	}
-	same(t, "adopted", h.state(), during)
-
-	// A third container, with a policy that no longer asks for isolation.
-	must(t, h.netcpu.Close())
-	h.open()
+	h.restart()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUObserve)))
 	must(t, h.netcpu.Prune(t.Context(), func(container.ID) bool { return true }))
 	same(t, "given up", h.state(), before)
-	if left := h.notes(); len(left) != 0 {
-		t.Errorf("journal: %+v", left)
-	}
+	h.nothing("in the end")
 }
 
 func TestApplyRefuses(t *testing.T) {
@@ -171,9 +151,7 @@ func TestApplyRefuses(t *testing.T) {
 	refused("host end in a namespace that is hidden", func(c *container.Container) { c.Interfaces[0].Host = container.HostEnd{} })
 	refused("namespace that has gone", func(c *container.Container) { c.NetNS, c.PID = 1, 0 })
 	refused("unknown cgroup", func(c *container.Container) { c.Cgroup.CPU = "" })
-	if left := h.notes(); len(left) != 0 {
-		t.Errorf("journal after refusals: %+v", left)
-	}
+	h.nothing("after refusals")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := h.netcpu.Apply(ctx, h.target(policy.NetCPUIsolate)); !errors.Is(err, context.Canceled) {
@@ -188,14 +166,9 @@ func TestApplyRefuses(t *testing.T) {
 		if err := h.netcpu.Apply(t.Context(), target); err == nil || !strings.Contains(err.Error(), "observe") {
 			t.Errorf("a device that is not there: %v, want an error about observing", err)
 		}
-		if got := h.threads()["eth0"]; len(got) != 1 || got[0] != payer(h.container) {
-			t.Errorf("threads of eth0 are in %q, want %q", got, payer(h.container))
-		}
+		h.pays("isolated", h.container)
 	}
-	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-	if left := h.notes(); len(left) != 0 {
-		t.Errorf("journal after Remove: %+v", left)
-	}
+	h.remove(h.container)
 }
 
 // If a quota does not stop the thread, packets are dropped instead: for its own group's quota, or
@@ -343,26 +316,22 @@ func TestUplinkSteered(t *testing.T) {
 	h.untilCPUs("one container's packets alone", "0", "1")
 
 	// Another agent finds the threads so, and knows the CPUs of RPS from the journal.
-	must(t, h.netcpu.Close())
-	h.open()
+	h.restart()
 	send.SetRate(0)
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.untilCPUs("with another agent", "1", "1")
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 	same(t, "after Remove", h.state(), before)
-	if left := h.notes(); len(left) != 0 {
-		t.Errorf("journal after Remove: %+v", left)
-	}
+	h.nothing("after Remove")
 }
 
 // untilCPUs waits until the threads of nic0 may use these CPUs.
 func (h *host) untilCPUs(what string, want ...string) {
 	h.t.Helper()
 	nic := h.Open(h.ns)
-	for end := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	h.untilAll(what+", CPUs", want, func() (got []string) {
 		list, err := nic.NAPIs(h.Index(h.ns, "nic0"))
 		must(h.t, err)
-		var got []string
 		for _, napi := range list {
 			th, err := sched.Find("/proc", napi.Thread)
 			must(h.t, err)
@@ -370,14 +339,8 @@ func (h *host) untilCPUs(what string, want ...string) {
 			must(h.t, err)
 			got = append(got, cpus)
 		}
-		slices.Sort(got)
-		if slices.Equal(got, want) {
-			return
-		}
-		if time.Now().After(end) {
-			h.t.Fatalf("%s: threads of nic0 may use CPUs %q, want %q", what, got, want)
-		}
-	}
+		return got
+	})
 }
 
 // needNAPIs skips a test of queues if the kernel does not report which thread polls which NAPI.
@@ -392,15 +355,19 @@ func (h *host) needNAPIs() {
 // untilThreads waits until the threads of nic0 are in these cgroups.
 func (h *host) untilThreads(what string, want ...string) {
 	h.t.Helper()
+	h.untilAll(what+", cgroups", want, func() []string { return h.threads()["nic0"] })
+}
+
+// untilAll waits until the threads of nic0 have this, in any order.
+func (h *host) untilAll(what string, want []string, look func() []string) {
+	h.t.Helper()
 	slices.Sort(want)
-	for end := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		got := h.threads()["nic0"]
-		slices.Sort(got)
-		if slices.Equal(got, want) {
-			return
+	testkit.AwaitNone(h.t, func() string {
+		got := look()
+		if slices.Sort(got); slices.Equal(got, want) {
+			return ""
 		}
-		if time.Now().After(end) {
-			h.t.Fatalf("%s: threads of nic0 are in %q, want %q", what, got, want)
-		}
-	}
+		time.Sleep(100 * time.Millisecond) // a look takes milliseconds of the CPUs that others wait for
+		return fmt.Sprintf("%s of the threads of nic0: %q, want %q", what, got, want)
+	})
 }

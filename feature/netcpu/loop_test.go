@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // An error in each window does not fill the log, whatever its text.
@@ -40,9 +41,7 @@ func TestLoopBehindACall(t *testing.T) {
 		runtime.Gosched()
 	}
 	n.mu.Unlock()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-done)
 	if !n.following.Busy().IsZero() {
 		t.Error("the turn does not end")
 	}

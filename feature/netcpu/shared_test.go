@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -34,26 +33,12 @@ func TestModesInOneNamespace(t *testing.T) {
 		return b.Quota < quota
 	}
 	grows := func(c container.Container) func() bool {
-		cpu := func() time.Duration {
-			r, err := h.netcpu.Read()
-			must(t, err)
-			for _, a := range r.Accounts {
-				if a.Container == c.ID {
-					return a.Receive[account.UDP].CPU
-				}
-			}
-			return 0
-		}
-		before := cpu()
-		return func() bool { return cpu() > before+20*time.Millisecond }
+		before := h.accounts()[c.ID]
+		return func() bool { return h.accounts()[c.ID] > before+20*time.Millisecond }
 	}
 	threads := func(want string) {
 		t.Helper()
-		got := ""
-		if list := h.threads()["eth0"]; len(list) == 1 {
-			got = list[0]
-		}
-		if got != want {
+		if got := strings.Join(h.threads()["eth0"], " "); got != want {
 			t.Errorf("the thread of eth0 is in %q, want %q", got, want)
 		}
 	}
@@ -104,17 +89,11 @@ func TestSharedNamespace(t *testing.T) {
 	if one.NetNS != two.NetNS || one.ID == two.ID {
 		t.Fatalf("containers %+v and %+v, want one namespace and two cgroups", one, two)
 	}
-	pays := func(when string, want container.Container) {
-		t.Helper()
-		if got := strings.Join(h.threads()["eth0"], " "); got != payer(want) {
-			t.Errorf("%s: threads are in %q, want %s", when, got, payer(want))
-		}
-	}
 	h.apply(one, policy.NetCPUIsolate)
 	h.apply(two, policy.NetCPUIsolate)
-	pays("both are isolated", one)
+	h.pays("both are isolated", one)
 	must(t, h.netcpu.Remove(t.Context(), one.ID))
-	pays("the first has ended", two)
+	h.pays("the first has ended", two)
 	h.apply(one, policy.NetCPUIsolate)
 	must(t, h.netcpu.Remove(t.Context(), two.ID))
 	must(t, h.netcpu.Close())
@@ -126,7 +105,7 @@ func TestSharedNamespace(t *testing.T) {
 	must(t, err)
 	must(t, kernel.Tidy(kernel.Default(), out))
 	same(t, "after the first was swept away", h.state(), during)
-	pays("with another agent", two)
+	h.pays("with another agent", two)
 	must(t, h.netcpu.Remove(t.Context(), two.ID))
 	if left := h.notes(); len(left) != 0 || len(h.threads()) != 0 {
 		t.Errorf("after both have ended: threads in %v, journal %+v", h.threads(), left)

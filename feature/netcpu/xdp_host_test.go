@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
@@ -99,9 +98,7 @@ func TestXDPDropsAreCharged(t *testing.T) {
 	if id := h.xdp(); id != was || h.dropPoint().By != drop.ByXDP {
 		t.Errorf("after Remove: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.DropPoints())
 	}
-	if left := h.notes(); len(left) != 0 {
-		t.Errorf("journal after Remove: %+v", left)
-	}
+	h.nothing("after Remove")
 	h.apply(h.container, policy.NetCPUCharge)
 	if id := h.xdp(); id != was || h.dropPoint().By != drop.ByXDP {
 		t.Errorf("applied again: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.DropPoints())
@@ -211,10 +208,7 @@ func (h *host) chargedDrops(count func(drop.Counters) uint64) {
 // verdict returns another owner's program, which lets everything pass.
 func verdict(t *testing.T) *ebpf.Program {
 	t.Helper()
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "cil_xdp", Type: ebpf.XDP, License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
-	})
+	p, err := testkit.Verdict(ebpf.XDP, "cil_xdp", 2)
 	must(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p

@@ -1,10 +1,6 @@
 package testkit
 
 import (
-	"archive/tar"
-	"bytes"
-	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -66,7 +62,9 @@ address = %q
 // Import loads Image into a namespace of containerd's, which it creates.
 func (c *Containerd) Import(t testing.TB, namespace string) {
 	t.Helper()
-	if _, err := c.input(imageTar(t, c.Image), namespace, "image", "import", "--snapshotter", "native", "-"); err != nil {
+	image, err := Image(c.Image, nil)
+	Must(t, err)
+	if _, err := c.input(image, namespace, "image", "import", "--snapshotter", "native", "-"); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -114,33 +112,4 @@ func (c *Containerd) stop(t testing.TB) {
 		}
 	}
 	c.proc.end(t)
-}
-
-// imageTar returns our image in the format of docker save.
-func imageTar(t testing.TB, name string) []byte {
-	t.Helper()
-	layer := busyboxTar(t)
-	config, err := json.Marshal(map[string]any{
-		"architecture": "amd64", "os": "linux",
-		"config": map[string]any{"Env": []string{"PATH=/bin"}, "Cmd": []string{"sleep", "100000"}, "Labels": map[string]string{"from": "image", "given": "image"}},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
-	})
-	Must(t, err)
-	manifest, err := json.Marshal([]map[string]any{{
-		"Config": "config.json", "RepoTags": []string{name}, "Layers": []string{"layer.tar"},
-	}})
-	Must(t, err)
-	var buf bytes.Buffer
-	w := tar.NewWriter(&buf)
-	for _, f := range []struct {
-		name    string
-		content []byte
-	}{{"config.json", config}, {"layer.tar", layer}, {"manifest.json", manifest}} {
-		Must(t, w.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.content)), Typeflag: tar.TypeReg}))
-		if _, err := w.Write(f.content); err != nil {
-			t.Fatal(err)
-		}
-	}
-	Must(t, w.Close())
-	return buf.Bytes()
 }

@@ -1,7 +1,6 @@
 package testkit
 
 import (
-	"archive/tar"
 	"bytes"
 	"errors"
 	"fmt"
@@ -89,7 +88,9 @@ func (d *Docker) Import(t testing.TB, image string, labels ...string) {
 	for _, l := range labels {
 		args = append(args, "--change", "LABEL "+l)
 	}
-	if _, err := d.input(busyboxTar(t), append(args, "-", image)...); err != nil {
+	root, err := busyboxTar(nil)
+	Must(t, err)
+	if _, err := d.input(root, append(args, "-", image)...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -330,37 +331,4 @@ func runCommand(cmd *exec.Cmd, stdin []byte) (string, error) {
 		return "", fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, bytes.TrimSpace(tail(errs.Bytes(), 2000)))
 	}
 	return strings.TrimSuffix(out.String(), "\n"), nil
-}
-
-// busyboxTar returns the root file system of our image: the host's static busybox with a link for
-// each applet.
-func busyboxTar(t testing.TB) []byte {
-	t.Helper()
-	path, err := exec.LookPath("busybox")
-	Must(t, err)
-	binary, err := os.ReadFile(path)
-	Must(t, err)
-	applets, err := exec.Command(path, "--list").Output()
-	Must(t, err)
-	var buf bytes.Buffer
-	w := tar.NewWriter(&buf)
-	add := func(h tar.Header, content []byte) {
-		h.Size = int64(len(content))
-		Must(t, w.WriteHeader(&h))
-		if _, err := w.Write(content); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, dir := range []string{"bin/", "etc/", "proc/", "sys/", "dev/", "tmp/", "run/"} {
-		add(tar.Header{Name: dir, Typeflag: tar.TypeDir, Mode: 0o755}, nil)
-	}
-	add(tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755}, binary)
-	add(tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644}, []byte("root:x:0:0:root:/:/bin/sh\n"))
-	for _, name := range strings.Fields(string(applets)) {
-		if name != "busybox" {
-			add(tar.Header{Name: "bin/" + name, Typeflag: tar.TypeSymlink, Linkname: "busybox", Mode: 0o777}, nil)
-		}
-	}
-	Must(t, w.Close())
-	return buf.Bytes()
 }

@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 )
 
@@ -32,4 +34,12 @@ func Links(t testing.TB) iter.Seq2[link.ID, link.Link] {
 			from++ // the next at the earliest, since ids go up
 		}
 	}
+}
+
+// Verdict loads a program that returns the same for each packet.
+func Verdict(typ ebpf.ProgramType, name string, verdict int32) (*ebpf.Program, error) {
+	return ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: name, Type: typ, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
+	})
 }

@@ -44,7 +44,9 @@ func StartPodman(t testing.TB) *Podman {
 		_, err := p.Run("version", "--format", "{{.Server.Version}}")
 		return err
 	})
-	if _, err := p.input(busyboxTar(t), "import", "-", p.Image); err != nil {
+	root, err := busyboxTar(nil)
+	Must(t, err)
+	if _, err := p.input(root, "import", "-", p.Image); err != nil {
 		t.Fatal(err)
 	}
 	return p

@@ -1,13 +1,41 @@
 package testkit
 
 import (
+	"bufio"
 	"fmt"
 	"os"
+	"os/exec"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// Again starts the program of this test once more, with a variable in its environment ("A=b"), and
+// waits until it prints "go". kill kills it, at the end of t at the latest, and fails t if it has
+// printed more: why it ended by itself.
+func Again(t testing.TB, variable string) (kill func()) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env, cmd.Stderr = append(os.Environ(), variable), os.Stderr
+	out, err := cmd.StdoutPipe()
+	Must(t, err)
+	lines := bufio.NewScanner(out)
+	Must(t, cmd.Start())
+	kill = sync.OnceFunc(func() {
+		cmd.Process.Kill()
+		if lines.Scan() {
+			t.Errorf("it ended by itself: %q", lines.Text())
+		}
+		cmd.Wait()
+	})
+	t.Cleanup(kill)
+	if !lines.Scan() || lines.Text() != "go" {
+		t.Fatalf("it says %q", lines.Text())
+	}
+	return kill
+}
 
 // CPUTime returns the CPU time of a process so far, by clock_getcpuclockid(3).
 func CPUTime(t testing.TB, pid int) time.Duration {

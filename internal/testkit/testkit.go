@@ -121,6 +121,13 @@ func Write(t testing.TB, path, text string) {
 	Must(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
+// Seeds adds texts to what a fuzz test begins with.
+func Seeds(f *testing.F, texts ...string) {
+	for _, text := range texts {
+		f.Add(text)
+	}
+}
+
 // Must ends the test unless err is nil.
 func Must(t testing.TB, err error) {
 	t.Helper()

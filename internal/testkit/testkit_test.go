@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -14,59 +13,6 @@ import (
 )
 
 func TestMain(m *testing.M) { Main(m) }
-
-func TestNetNS(t *testing.T) {
-	ns := NetNS(t)
-	var inside string
-	host, err := os.Readlink("/proc/thread-self/ns/net")
-	Must(t, err)
-	err = ns.Do(func() (err error) {
-		inside, err = os.Readlink("/proc/thread-self/ns/net")
-		return err
-	})
-	Must(t, err)
-	if want := "net:[" + strconv.FormatUint(ns.Inode, 10) + "]"; inside != want || inside == host {
-		t.Errorf("Do ran in %s, want %s (the host has %s)", inside, want, host)
-	}
-	if now, _ := os.Readlink("/proc/thread-self/ns/net"); now != host {
-		t.Errorf("after Do the test is in %s, want %s", now, host)
-	}
-
-	cmd := ns.Start(t, "sleep", "100")
-	if child, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "ns/net")); child != inside {
-		t.Errorf("Start ran in %s, want %s", child, inside)
-	}
-}
-
-func TestCgroup(t *testing.T) {
-	var dirs []string
-	var pid int
-	t.Run("use", func(t *testing.T) {
-		cg := Cgroup(t)
-		child := cg.Child(t, "leaf")
-		dirs = append(cg.dirs(), child.dirs()...)
-		cmd := exec.Command("sleep", "100")
-		Must(t, cmd.Start())
-		go cmd.Wait() // reaped when the cleanup kills it
-		pid = cmd.Process.Pid
-		child.Add(t, pid)
-		for _, dir := range child.dirs() {
-			data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-			Must(t, err)
-			if got := strings.TrimSpace(string(data)); got != strconv.Itoa(pid) {
-				t.Errorf("%s holds %q, want %d", dir, got, pid)
-			}
-		}
-	})
-	if t.Failed() || t.Skipped() || pid == 0 {
-		return
-	}
-	for _, dir := range dirs {
-		if _, err := os.Stat(dir); !os.IsNotExist(err) {
-			t.Errorf("%s is still there: %v", dir, err)
-		}
-	}
-}
 
 func TestCgroupMounts(t *testing.T) {
 	tests := []struct {
@@ -146,11 +92,5 @@ func TestDebrisLoopAndPin(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{filepath.Join(root, "fairlead")}, marked(root)); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestSkipLine(t *testing.T) {
-	if got, want := skipLine("TestA/b", "needs root"), "accounted skip: TestA/b: needs root"; got != want {
-		t.Errorf("got %q, want %q", got, want)
 	}
 }

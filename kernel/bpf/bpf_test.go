@@ -289,7 +289,7 @@ func TestFields(t *testing.T) {
 func TestUnlink(t *testing.T) {
 	ns := testkit.NetNS(t)
 	testkit.Veth(t, ns, "flu0", ns, "flu1")
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	p, err := testkit.Verdict(ebpf.XDP, "fl_test", 2)
 	must(t, err)
 	defer p.Close()
 	var l link.Link

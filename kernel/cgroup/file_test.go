@@ -19,6 +19,19 @@ var must = testkit.Must
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
+// cpuGroup makes a cgroup of the cpu controller.
+func cpuGroup(t *testing.T) testkit.CG {
+	t.Helper()
+	cg := testkit.Cgroup(t)
+	if cg.CPU == "" {
+		testkit.Skip(t, "no cpu controller")
+	}
+	return cg
+}
+
+// openHere is an opener of this kernel's knobs.
+func openHere(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }
+
 func TestFileOnDisk(t *testing.T) {
 	root := t.TempDir()
 	name := filepath.Join(root, "cpu", "cpu.shares")
@@ -29,9 +42,7 @@ func TestFileOnDisk(t *testing.T) {
 	if got, err := k.Read(); err != nil || got != "1024" {
 		t.Errorf("read %q, %v", got, err)
 	}
-	if err := k.Write("2048"); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, k.Write("2048"))
 	if b, _ := os.ReadFile(name); string(b) != "2048" {
 		t.Errorf("file holds %q", b)
 	}
@@ -98,10 +109,7 @@ func TestFileRefusals(t *testing.T) {
 // TestFileInKernel turns and restores the knobs of a real cgroup.
 func TestFileInKernel(t *testing.T) {
 	testkit.OnKernels(t)
-	cg := testkit.Cgroup(t)
-	if cg.CPU == "" {
-		testkit.Skip(t, "no cpu controller")
-	}
+	cg := cpuGroup(t)
 	knobs := map[string]string{"cpu.shares": "512", "cpu.cfs_quota_us": "20000"}
 	if cg.CPU == cg.V2 {
 		knobs = map[string]string{"cpu.weight": "50", "cpu.max": "20000 100000"}
@@ -122,8 +130,7 @@ func TestFileInKernel(t *testing.T) {
 	if w, err := Weight(cg.CPU); err != nil || fmt.Sprint(w) != knobs["cpu.shares"]+knobs["cpu.weight"] {
 		t.Errorf("weight is %v, %v", w, err)
 	}
-	open := func(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }
-	out, err := j.Restore(open, nil)
+	out, err := j.Restore(openHere, nil)
 	if err != nil || len(out) != len(knobs) {
 		t.Errorf("restore: %v, %v", out, err)
 	}
@@ -136,9 +143,7 @@ func TestFileInKernel(t *testing.T) {
 		t.Errorf("quota after restore: %v, %v", limited, err)
 	}
 
-	if err := File(filepath.Join(cg.CPU, "cpu.idle")).Write("1"); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, File(filepath.Join(cg.CPU, "cpu.idle")).Write("1"))
 	if w, err := Weight(cg.CPU); w != 0 || err != nil {
 		t.Errorf("weight of an idle cgroup is %v, %v", w, err)
 	}

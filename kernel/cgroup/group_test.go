@@ -15,10 +15,7 @@ import (
 // Group makes a cgroup and removes it again, but not while a process is in it.
 func TestGroupInKernel(t *testing.T) {
 	testkit.OnKernels(t)
-	cg := testkit.Cgroup(t)
-	if cg.CPU == "" {
-		testkit.Skip(t, "no cpu controller")
-	}
+	cg := cpuGroup(t)
 	j := testkit.Journal(t, journal.Open)
 	k := Group(filepath.Join(cg.CPU, "fairlead"))
 	expect := func(want string) {
@@ -41,7 +38,7 @@ func TestGroupInKernel(t *testing.T) {
 	expect(Present)
 	testkit.CG{CPU: cg.CPU}.Add(t, sleeper.Pid)
 
-	if _, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }, nil); err != nil || len(j.Entries()) != 0 {
+	if _, err := j.Restore(openHere, nil); err != nil || len(j.Entries()) != 0 {
 		t.Errorf("restore: %v, %+v", err, j.Entries())
 	}
 	expect(Absent)

@@ -42,8 +42,7 @@ func TestThrottleInKernel(t *testing.T) {
 			}
 		}
 	}
-	open := func(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }
-	if out, err := j.Restore(open, nil); err != nil || len(out) == 0 {
+	if out, err := j.Restore(openHere, nil); err != nil || len(out) == 0 {
 		t.Errorf("restore: %v, %v", out, err)
 	}
 	for _, line := range Throttle(cg.IO, cg.IO == cg.V2, device, Limits{}) {

@@ -27,7 +27,7 @@ func TestRTInKernel(t *testing.T) {
 	if err := File(filepath.Join(cg.CPU, rtFile)).Write("0"); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("the budget of a real-time task was taken: %v", err)
 	}
-	out, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }, nil)
+	out, err := j.Restore(openHere, nil)
 	if err != nil || len(out) != 1 || out[0].Result != journal.Restored {
 		t.Fatalf("%+v, %v", out, err)
 	}

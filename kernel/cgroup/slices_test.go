@@ -44,7 +44,7 @@ func TestSlicesInKernel(t *testing.T) {
 	if a, b, c := slice(one), slice(two), slice(three); a != uint64(shortSlice) || b != asked || c != a {
 		t.Errorf("slices %d, %d, %d", a, b, c)
 	}
-	out, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }, nil)
+	out, err := j.Restore(openHere, nil)
 	if err != nil || len(out) != 1 || out[0].Result != journal.Restored {
 		t.Fatalf("%+v, %v", out, err)
 	}

@@ -58,9 +58,7 @@ func TestStat(t *testing.T) {
 }
 
 func FuzzStat(f *testing.F) {
-	for _, s := range []string{"usage_usec 1\n", "a 1\nb 2", "", "\n", "a", "a -1", "a 1 2", " 1", "a\x00 1", "a 99999999999999999999"} {
-		f.Add(s)
-	}
+	testkit.Seeds(f, "usage_usec 1\n", "a 1\nb 2", "", "\n", "a", "a -1", "a 1 2", " 1", "a\x00 1", "a 99999999999999999999")
 	f.Fuzz(func(t *testing.T, s string) {
 		got, err := parseStat(s)
 		if err != nil && got != nil {

@@ -11,10 +11,7 @@ import (
 // A cgroup that was made idle gets its own weight back, not the kernel's default.
 func TestIdleInKernel(t *testing.T) {
 	testkit.OnKernels(t)
-	cg := testkit.Cgroup(t)
-	if cg.CPU == "" {
-		testkit.Skip(t, "no cpu controller")
-	}
+	cg := cpuGroup(t)
 	weight := "cpu.shares"
 	if cg.CPU == cg.V2 {
 		weight = "cpu.weight"
@@ -22,10 +19,9 @@ func TestIdleInKernel(t *testing.T) {
 	must(t, File(filepath.Join(cg.CPU, weight)).Write("321"))
 	knob, _ := WeightKnob(cg.CPU, cg.CPU == cg.V2)
 	j := testkit.Journal(t, journal.Open)
-	open := func(r journal.Ref) (journal.Knob, error) { return Open(DefaultRoot, r) }
 	restore := func(when string) {
 		t.Helper()
-		out, err := j.Restore(open, nil)
+		out, err := j.Restore(openHere, nil)
 		if err != nil || len(out) != 1 || out[0].Result == journal.Foreign {
 			t.Fatalf("restore %s: %+v, %v", when, out, err)
 		}

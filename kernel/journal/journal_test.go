@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
@@ -162,9 +163,7 @@ func TestTurn(t *testing.T) {
 				t.Errorf("entries are %q, want %q", got, c.want)
 			}
 			out, err := j.Restore(b.open, nil)
-			if err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, err)
 			if got := results(out); got != c.res {
 				t.Errorf("outcome is %q, want %q", got, c.res)
 			}
@@ -235,30 +234,6 @@ func TestTurnFailure(t *testing.T) {
 			}
 		})
 	}
-
-	t.Run("later write refused", func(t *testing.T) {
-		b := newBoard("a", "1")
-		j := open(t, t.TempDir())
-		turn(t, j, b.knob("a"), "2")
-		b.fail["a"] = refused
-		if err := j.Turn(b.knob("a"), "3", Owner{}); !errors.Is(err, refused) {
-			t.Fatalf("error is %v", err)
-		}
-		if got := brief(j.Entries()); got != "a:1>2" {
-			t.Errorf("entries are %q", got)
-		}
-		out, err := j.Restore(b.open, nil)
-		if !errors.Is(err, refused) || results(out) != "a:failed" {
-			t.Errorf("restore: %v, %v", results(out), err)
-		}
-		if got := brief(j.Entries()); got != "a:1>2" {
-			t.Errorf("a failed restore must keep the entry, have %q", got)
-		}
-		delete(b.fail, "a")
-		if out, err := j.Restore(b.open, nil); err != nil || results(out) != "a:restored" || b.get("a") != "1" {
-			t.Errorf("second restore: %v, %v, value %q", results(out), err, b.get("a"))
-		}
-	})
 
 	t.Run("what cannot be stored is refused before the host changes", func(t *testing.T) {
 		b := newBoard("a", "1", "\xff", "1")
@@ -399,14 +374,14 @@ func TestClosed(t *testing.T) {
 	turn(t, j, b.knob("a"), "2")
 	j.Close()
 	open(t, dir)
-	if err := j.Turn(b.knob("a"), "3", Owner{}); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("turn: %v", err)
-	}
-	if _, err := j.Restore(b.open, nil); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("restore: %v", err)
-	}
-	if err := j.Forget(func(Entry) bool { return true }); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("forget: %v", err)
+	_, err := j.Restore(b.open, nil)
+	for call, err := range map[string]error{
+		"turn": j.Turn(b.knob("a"), "3", Owner{}), "restore": err, "forget": j.Forget(nil), "extend": j.Extend(nil, time.Now()),
+		"reassign": j.Reassign(nil, Owner{}), "rename": j.Rename(nil, nil),
+	} {
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("%s: %v", call, err)
+		}
 	}
 	if b.get("a") != "2" {
 		t.Errorf("value is %q", b.get("a"))
@@ -426,9 +401,7 @@ func TestConcurrentUse(t *testing.T) {
 		for w := range 2 {
 			wg.Go(func() {
 				for n := range turns {
-					if err := j.Turn(b.knob(fmt.Sprint("k", i)), fmt.Sprint(w*1000+n+1), Owner{Feature: "test", Container: uint64(i)}); err != nil {
-						t.Error(err)
-					}
+					testkit.Check(t, j.Turn(b.knob(fmt.Sprint("k", i)), fmt.Sprint(w*1000+n+1), Owner{Feature: "test", Container: uint64(i)}))
 					j.Entries()
 				}
 			})
@@ -445,15 +418,5 @@ func TestConcurrentUse(t *testing.T) {
 		if v != "0" {
 			t.Errorf("%s is %q", name, v)
 		}
-	}
-}
-
-func BenchmarkTurn(b *testing.B) {
-	board := newBoard("a", "0")
-	j, err := openBoot(b.TempDir(), "", boot)
-	must(b, err)
-	defer j.Close()
-	for i := 0; b.Loop(); i++ {
-		must(b, j.Turn(board.knob("a"), fmt.Sprint("v", i), Owner{Feature: "test"}))
 	}
 }

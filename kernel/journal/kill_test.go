@@ -1,13 +1,11 @@
 package journal
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -98,8 +96,6 @@ func turnForever(dir string) error {
 func first(i int) string { return fmt.Sprintf("first%03d", i) }
 
 func TestKilledAtAnyPoint(t *testing.T) {
-	self, err := os.Executable()
-	must(t, err)
 	seen := map[Result]int{}
 	for round := range 60 {
 		dir := t.TempDir()
@@ -109,7 +105,9 @@ func TestKilledAtAnyPoint(t *testing.T) {
 		// Some rounds kill two processes in turn; the second begins with what the first
 		// left.
 		for range 1 + round%2 {
-			kill(t, self, dir, time.Duration(rand.IntN(8_000))*time.Microsecond)
+			kill := testkit.Again(t, turnerDir+"="+dir)
+			time.Sleep(time.Duration(rand.IntN(8_000)) * time.Microsecond)
+			kill()
 		}
 		edited := round%3 == 0
 		if edited {
@@ -144,26 +142,6 @@ func TestKilledAtAnyPoint(t *testing.T) {
 	if seen[Restored] == 0 || seen[Foreign] == 0 {
 		t.Errorf("the kills did not reach what this is about: %v", seen)
 	}
-}
-
-// kill runs a turner in dir and kills it after d of turning.
-func kill(t *testing.T, self, dir string, d time.Duration) {
-	t.Helper()
-	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), turnerDir+"="+dir)
-	pipe, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	lines := bufio.NewScanner(pipe)
-	if !lines.Scan() || lines.Text() != "go" {
-		t.Errorf("turner says %q", lines.Text())
-	}
-	time.Sleep(d)
-	must(t, cmd.Process.Kill())
-	if lines.Scan() {
-		t.Errorf("turner ended by itself: %q", lines.Text())
-	}
-	cmd.Wait()
 }
 
 // subject turns knobs of a folder.

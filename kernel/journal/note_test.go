@@ -166,7 +166,8 @@ func TestClaimRefused(t *testing.T) {
 	b.fail["a"] = refused
 	opener := func(Ref) (Knob, error) { return k, nil }
 	out, err := j.Restore(opener, func(e Entry) bool { return e.Owner.Feature == "A" })
-	for _, err := range []error{err, j.Turn(k, "3", Owner{Feature: "B"}), j.Turn(k, "3", Owner{Feature: "C"})} {
+	_, last := j.Restore(opener, nil)
+	for _, err := range []error{err, last, j.Turn(k, "3", Owner{Feature: "B"}), j.Turn(k, "3", Owner{Feature: "C"})} {
 		if got := claims(j.Entries()); !errors.Is(err, refused) || got != "a:9>5 A=5 B=6" {
 			t.Errorf("%v: %s", err, got)
 		}

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // hanging is a knob. Its Write does not return until release is closed.
@@ -63,9 +65,7 @@ func TestOneThatHangsKeepsNoOthersWaiting(t *testing.T) {
 		}
 
 		close(h.release)
-		if err := <-turned; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-turned)
 		if out, err := j.Restore(b.open, nil); err != nil || results(out) != "1/a:restored 1/b:restored" || b.get("1/a") != "1" {
 			t.Errorf("restore after it: %q, %v", results(out), err)
 		}

@@ -2,7 +2,6 @@ package journal
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -31,16 +30,6 @@ func TestRestoreNewestFirstAndMatch(t *testing.T) {
 	}
 	if len(j.Entries()) != 0 {
 		t.Errorf("entries are left: %q", brief(j.Entries()))
-	}
-}
-
-func TestRestoreUnknownKindIsKept(t *testing.T) {
-	b := newBoard("a", "1")
-	j := open(t, t.TempDir())
-	turn(t, j, b.knob("a"), "2")
-	out, err := j.Restore(func(Ref) (Knob, error) { return nil, errors.New("unknown kind") }, nil)
-	if err == nil || results(out) != "a:failed" || len(j.Entries()) != 1 {
-		t.Errorf("restore: %q, %v, entries %q", results(out), err, brief(j.Entries()))
 	}
 }
 
@@ -140,26 +129,5 @@ func TestTurnAll(t *testing.T) {
 	}
 	if out, err := j.Restore(b.open, nil); err != nil || len(out) != 3 || b.get("a")+b.get("b")+b.get("c") != "111" {
 		t.Errorf("restored: %+v, %v", out, err)
-	}
-}
-
-// BenchmarkRestoreOne finds the entries of one container among those of a thousand, as each Apply
-// and Remove of a feature does.
-func BenchmarkRestoreOne(b *testing.B) {
-	board := newBoard()
-	j, err := openBoot(b.TempDir(), "", boot)
-	must(b, err)
-	defer j.Close()
-	for c := range uint64(1000) {
-		for k := range 20 {
-			name := fmt.Sprintf("%d/%d", c, k)
-			board.set(name, "0")
-			must(b, j.Turn(board.knob(name), "1", Owner{Feature: "bench", Container: c + 1}))
-		}
-	}
-	for b.Loop() {
-		if _, err := j.Restore(board.open, func(e Entry) bool { return e.Owner.Container == 1001 }); err != nil {
-			b.Fatal(err)
-		}
 	}
 }

@@ -257,9 +257,7 @@ func FuzzParse(f *testing.F) {
 	for n, obj := range []string{"/sys/fs/cgroup/cpu/x/cpu.shares", "b", "b"} {
 		e := Entry{Ref: Ref{"file", obj}, Before: "1024", Wrote: "512", Owner: Owner{"netcpu", 7}}
 		line, err := format(record{N: uint64(n), Entry: &e, With: []record{{Entry: &Entry{Owner: Owner{"blockio", 7}}, Value: &obj}, {}}})
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		good = append(good, line...)
 	}
 	none, _ := format(record{N: 1})
@@ -273,9 +271,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(header + "00000000 \n"))
 	f.Add([]byte(header + "\n\n"))
 	at, err := readClock()
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	lapses, _ := format(record{N: 9, Entry: &Entry{Ref: Ref{"file", "c"}, Expiry: at.now}, Lapses: 5})
 	f.Add(append(bytes.Clone(good), lapses...))
 	whole := cmp.AllowUnexported(note{})

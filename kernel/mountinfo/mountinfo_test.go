@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -24,17 +25,11 @@ not a line
 61 22 0:51 / /end\9 rw - fuse.x we\040 rw
 `
 	proc := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(proc, "7"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(proc, "7", "mountinfo"), []byte(table), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Join(proc, "7"), 0o755))
+	testkit.Must(t, os.WriteFile(filepath.Join(proc, "7", "mountinfo"), []byte(table), 0o600))
 	var got []Mount
 	all := func(m Mount) bool { got = append(got, m); return true }
-	if err := Read(proc, "7", all); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Read(proc, "7", all))
 	want := []Mount{
 		{"0:21", "/", "/", "ext4", "/dev/vda", "rw"},
 		{"0:4", "net:[4026532537]", "/run/netns/a b", "nsfs", "nsfs", "rw"},

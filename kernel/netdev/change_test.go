@@ -31,29 +31,41 @@ type watched struct {
 
 func newWatched(t *testing.T, kit *testkit.NS, path string) *watched {
 	t.Helper()
-	w := &watched{NS: kit, t: t, h: kit.Handle(t), told: make(chan Change, 10000)}
-	stop, err := NewMonitor().Watch(open(t, kit.Path), Interest{Causes: paths, Path: path}, func(changes []Change) {
+	told, stop := watching(t, NewMonitor(), open(t, kit.Path), Interest{Causes: paths, Path: path})
+	t.Cleanup(func() { must(t, stop()) })
+	return &watched{NS: kit, t: t, h: kit.Handle(t), told: told}
+}
+
+// watching watches a namespace until stop is called.
+func watching(t *testing.T, m *Monitor, ns *NS, about Interest) (told chan Change, stop func() error) {
+	t.Helper()
+	told = make(chan Change, 10000)
+	stop, err := m.Watch(ns, about, func(changes []Change) {
 		for _, c := range changes {
-			w.told <- c
+			told <- c
 		}
 	})
 	must(t, err)
-	t.Cleanup(func() { must(t, stop()) })
-	return w
+	return told, stop
 }
 
 // hears waits for a change, and returns the ones before it.
 func (w *watched) hears(when string, want Change) (before []Change) {
 	w.t.Helper()
+	return hears(w.t, w.told, when, want)
+}
+
+func hears(t *testing.T, told <-chan Change, when string, want Change) (before []Change) {
+	t.Helper()
 	for {
 		select {
-		case c := <-w.told:
+		case c := <-told:
 			if c == want {
 				return before
 			}
 			before = append(before, c)
 		case <-time.After(time.Minute):
-			w.t.Fatalf("%s: %v is not told, but %v", when, want, before)
+			t.Fatalf("%s: %v is not told, but %v", when, want, before)
 		}
 	}
 }
@@ -182,14 +194,8 @@ func TestWatchOverrun(t *testing.T) {
 	h := kit.Handle(t)
 	ifb := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flifb"}}
 	must(t, h.LinkAdd(ifb))
-	causes := make(chan Cause, 10000)
 	m := NewMonitor()
-	stop, err := m.Watch(open(t, kit.Path), Interest{Causes: paths}, func(changes []Change) {
-		for _, c := range changes {
-			causes <- c.Cause
-		}
-	})
-	must(t, err)
+	told, stop := watching(t, m, open(t, kit.Path), Interest{Causes: paths})
 	defer stop()
 	s := m.space(kit.Inode)
 	s.mu.Lock() // nothing is read meanwhile
@@ -197,8 +203,7 @@ func TestWatchOverrun(t *testing.T) {
 		must(t, h.NeighSet(&netlink.Neigh{LinkIndex: ifb.Index, State: netlink.NUD_PERMANENT, IP: net.IPv4(192, 0, 2, 2), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}}))
 	}
 	s.mu.Unlock()
-	for <-causes != Overrun {
-	}
+	hears(t, told, "too many messages", Change{Cause: Overrun})
 }
 
 // The memory of neighbours is limited; beyond that, each counts as changed.
@@ -259,24 +264,14 @@ func TestRoutesOfOthers(t *testing.T) {
 	}))
 	up := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flup", Flags: net.FlagUp}}
 	must(t, h.LinkAdd(up))
-	told := make(chan Change, 10000)
 	m := NewMonitor()
-	stop, err := m.Watch(open(t, kit.Path), Interest{Causes: paths}, func(changes []Change) {
-		for _, c := range changes {
-			told <- c
-		}
-	})
-	must(t, err)
+	told, stop := watching(t, m, open(t, kit.Path), Interest{Causes: paths})
 	defer stop()
 	s := m.space(kit.Inode)
 	for round, name := range []string{"fltun1", "fltun2"} {
 		tunnel := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: name, Flags: net.FlagUp}, VxlanId: 1 + round, Port: 8472}
 		must(t, h.LinkAdd(tunnel))
-		for c := range told {
-			if c == (Change{LinkChanged, tunnel.Index}) {
-				break
-			}
-		}
+		hears(t, told, name, Change{LinkChanged, tunnel.Index})
 		_, to, _ := net.ParseCIDR("198.51.100.0/24")
 		churn := func(device, n int) {
 			for range n {
@@ -302,10 +297,7 @@ func TestRoutesOfOthers(t *testing.T) {
 		}
 		s.mu.Unlock()
 		churn(tunnel.Index, 1)
-		for c := range told {
-			if c == (Change{RouteChanged, tunnel.Index}) {
-				break
-			}
+		for _, c := range hears(t, told, name, Change{RouteChanged, tunnel.Index}) {
 			if c == (Change{RouteChanged, up.Index}) {
 				t.Errorf("%s: %v is told", name, c)
 			}

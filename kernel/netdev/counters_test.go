@@ -13,7 +13,7 @@ import (
 // packets sends n frames of so many bytes, header included, by a device.
 func packets(t *testing.T, from *netdev.NS, index, n, size int) {
 	t.Helper()
-	if err := from.Do(func() error {
+	must(t, from.Do(func() error {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -25,9 +25,7 @@ func packets(t *testing.T, from *netdev.NS, index, n, size int) {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // What passes a veth is counted at its other end, to the byte: read over one socket or over many.
@@ -36,17 +34,13 @@ func TestCounters(t *testing.T) {
 	testkit.NeedRoot(t)
 	p := newPair(t)
 	again, err := p.host.Counting()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer again.Close()
 	const size, n, others = 1000, 50, 10000 // bytes of IPv6 itself
 	read := func() netdev.Counters {
 		t.Helper()
 		all, err := p.host.AllCounters(netdev.MostLinks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		same, err := again.Read(netdev.MostLinks)
 		if more := same[p.h0].RxBytes - all[p.h0].RxBytes; err != nil || more > others {
 			t.Fatalf("%+v, %v over a socket that stays, %+v over another", same[p.h0], err, all[p.h0])

@@ -49,6 +49,11 @@ func index(t *testing.T, ns *netdev.NS, name string) int {
 	return 0
 }
 
+func change(t *testing.T, ns *netdev.NS, index int, do func(netlink.Link) error) {
+	t.Helper()
+	must(t, ns.Do(func() error { return do(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}) }))
+}
+
 func openNS(t *testing.T, path string) *netdev.NS {
 	t.Helper()
 	ns, err := netdev.Open(path)
@@ -105,15 +110,7 @@ func TestKnobOfADeviceThatWent(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	p := newPair(t)
-	if err := p.host.Do(func() error {
-		l, err := netlink.LinkByIndex(p.h0)
-		if err != nil {
-			return err
-		}
-		return netlink.LinkDel(l)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	change(t, p.host, p.h0, netlink.LinkDel)
 	for _, k := range []journal.Knob{
 		p.inside.Offload(p.eth0, netdev.GRO), p.inside.Threaded(p.eth0), p.inside.RPS(p.eth0, 0),
 	} {
@@ -139,15 +136,7 @@ func TestThreadedWithoutNAPI(t *testing.T) {
 	if !errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, journal.ErrGone) {
 		t.Errorf("up: %v, want EOPNOTSUPP", err)
 	}
-	if err := p.inside.Do(func() error {
-		l, err := netlink.LinkByIndex(p.eth0)
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetDown(l)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	change(t, p.inside, p.eth0, netlink.LinkSetDown)
 	if err := p.inside.Threaded(p.eth0).Write("1"); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("down: %v, want ErrGone", err)
 	}
@@ -321,11 +310,7 @@ func readOnlySysfs(t *testing.T) (ns *netdev.NS, eth0 int, readOnly func() bool)
 		})
 		return ro
 	}
-	for end := time.Now().Add(20 * time.Second); !readOnly(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("sysfs has not become read-only")
-		}
-	}
+	testkit.Await(t, "sysfs is read-only", readOnly)
 	return ns, eth0, readOnly
 }
 

@@ -29,14 +29,7 @@ func TestMonitorShares(t *testing.T) {
 	must(t, err)
 	m := NewMonitor()
 	watch := func(causes ...Cause) (<-chan Change, func() error) {
-		told := make(chan Change, 1000)
-		stop, err := m.Watch(ns, Interest{Causes: causes}, func(changes []Change) {
-			for _, c := range changes {
-				told <- c
-			}
-		})
-		must(t, err)
-		return told, stop
+		return watching(t, m, ns, Interest{Causes: causes})
 	}
 	links, stopDevices := watch(LinkChanged)
 	qdiscs, stopQdiscs := watch(LinkChanged, QdiscChanged)
@@ -44,27 +37,13 @@ func TestMonitorShares(t *testing.T) {
 	if n := len(m.space(ns.inode).sockets); n > 6 {
 		t.Errorf("there are %d sockets, want one for each feed", n)
 	}
-	hears := func(what string, from <-chan Change, want Change) (before []Change) {
-		t.Helper()
-		for {
-			select {
-			case c := <-from:
-				if c == want {
-					return before
-				}
-				before = append(before, c)
-			case <-time.After(time.Minute):
-				t.Fatalf("%s is not told, but %v", what, before)
-			}
-		}
-	}
 	tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: 0x10000, Parent: netlink.HANDLE_ROOT}, Rate: 1e6, Limit: 30000, Buffer: 20000}
 	must(t, h.QdiscAdd(tbf))
-	hears("a qdisc", qdiscs, Change{QdiscChanged, index})
+	hears(t, qdiscs, "a qdisc", Change{QdiscChanged, index})
 	l, err := h.LinkByIndex(index)
 	must(t, err)
 	must(t, h.LinkSetDown(l))
-	for _, c := range hears("a device", links, Change{LinkChanged, index}) {
+	for _, c := range hears(t, links, "a device", Change{LinkChanged, index}) {
 		if c.Cause != LinkChanged {
 			t.Errorf("who is interested in devices is told %v", c)
 		}

@@ -172,9 +172,7 @@ func TestLinks(t *testing.T) {
 	if again, err := twin.Link(in.Peer); err != nil || again.Name != one.Name {
 		t.Errorf("Link of the duplicate: %+v, %v", again, err)
 	}
-	if err := twin.Close(); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, twin.Close())
 	if _, err := nb.Link(in.Peer); err != nil {
 		t.Errorf("after the duplicate is closed: %v", err)
 	}
@@ -358,9 +356,7 @@ func TestDoLeavesTheFirstThread(t *testing.T) {
 	for left := workers; left > 0; {
 		select {
 		case err := <-done:
-			if err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, err)
 			left--
 		default:
 			if now, err := os.Readlink("/proc/self/ns/net"); now != own {

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -41,19 +40,14 @@ func TestHowADeviceReceives(t *testing.T) {
 		}
 	}
 	const pass = 2 // XDP_PASS
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "fl_test", Type: ebpf.XDP, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, pass), asm.Return()},
-	})
+	program, err := testkit.Verdict(ebpf.XDP, "fl_test", pass)
 	must(t, err)
 	defer program.Close()
 	var attached link.Link
-	if err := p.inside.Do(func() (err error) {
+	must(t, p.inside.Do(func() (err error) {
 		attached, err = link.AttachXDP(link.XDPOptions{Interface: p.eth0, Program: program, Flags: link.XDPGenericMode})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	want("with XDP", true, true)
 	must(t, attached.Close())
 	want("without", true, false)

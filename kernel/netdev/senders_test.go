@@ -2,6 +2,7 @@ package netdev
 
 import (
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
 	"testing"
@@ -39,22 +40,18 @@ func TestSenders(t *testing.T) {
 	}
 	go io.Copy(from, endless{})
 	var was Sender
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	testkit.AwaitNone(t, func() string {
 		list, err := open.Senders(10)
 		testkit.Must(t, err)
-		if len(list) == 1 && was.Cookie == list[0].Cookie && list[0].Unsent > 0 && list[0].Window > was.Window {
-			if s := list[0]; s.Acked == 0 || s.Segments == 0 || s.Busy < s.Window || s.Cgroup == 0 {
-				t.Errorf("the sender is %+v", s)
-			}
-			break
-		}
 		if len(list) == 1 {
-			was = list[0]
+			s, before := list[0], was
+			was = s
+			if before.Cookie == s.Cookie && s.Unsent > 0 && s.Window > before.Window && s.Acked > 0 && s.Segments > 0 && s.Busy >= s.Window && s.Cgroup != 0 {
+				return ""
+			}
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("senders %+v", list)
-		}
-	}
+		return fmt.Sprintf("none waits for its peer's window: %+v", list)
+	})
 	if _, err := open.Senders(1); err == nil {
 		t.Error("both ends of a connection are one socket")
 	}

@@ -109,7 +109,6 @@ func TestTunnels(t *testing.T) {
 
 // A tunnel's destinations, as Flannel sets it up: a route with a gateway, that one's neighbour
 // entry, and the FDB.
-// neighbour entry, and the FDB.
 func TestReach(t *testing.T) {
 	testkit.OnKernels(t)
 	kit := testkit.NetNS(t)

@@ -90,9 +90,7 @@ const slow = 50_000
 // burst that would let it keep them.
 func TestLowerCeilSpendsNoSavings(t *testing.T) {
 	testkit.OnKernels(t)
-	w := newWire(t)
-	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
-	d := w.device()
+	w, d := newShaped(t)
 	l := w.listen()
 	for minor, end := uint16(1), time.Now().Add(time.Minute); time.Now().Before(end); minor++ {
 		classes := w.crowd(d, minor, 4*mbit) // a packet in 1.1 ms
@@ -136,9 +134,7 @@ func TestLowerCeilSpendsNoSavings(t *testing.T) {
 // with a tight one, the next agent sets it.
 func TestTightBurstDoesNotStay(t *testing.T) {
 	testkit.OnKernels(t)
-	w := newWire(t)
-	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
-	d := w.device()
+	w, d := newShaped(t)
 	l := w.listen()
 	classes := w.crowd(d, 5, slow)
 	l.heard(t, 5)
@@ -167,9 +163,7 @@ func TestTightBurstDoesNotStay(t *testing.T) {
 // Only a lowered ceil takes the time: no raised one, and none of an empty class.
 func TestBurstIsSetAtOnce(t *testing.T) {
 	testkit.OnKernels(t)
-	w := newWire(t)
-	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
-	d := w.device()
+	w, d := newShaped(t)
 	l := w.listen()
 	classes := append(w.crowd(d, 5, slow), class(6, mbit))
 	_, err := d.Bring(qdisc.KindHTB, classes)

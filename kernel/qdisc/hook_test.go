@@ -1,12 +1,10 @@
 package qdisc_test
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -33,11 +30,12 @@ const (
 )
 
 // program loads a program with the same verdict for all packets.
-func program(verdict int32) (*ebpf.Program, error) {
-	return ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "fl_test", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
-	})
+func program(t *testing.T, verdict int32) *ebpf.Program {
+	t.Helper()
+	p, err := testkit.Verdict(ebpf.SchedCLS, "fl_test", verdict)
+	must(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
 }
 
 // hooked is a wire with programs at u0.
@@ -69,9 +67,7 @@ func newHooked(t *testing.T, filters bool) *hooked {
 
 func (h *hooked) attach(name string, verdict int32, egress bool, stage qdisc.Stage) *qdisc.Attachment {
 	h.t.Helper()
-	p, err := program(verdict)
-	must(h.t, err)
-	defer p.Close()
+	p := program(h.t, verdict)
 	a, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Egress: egress, Stage: stage, Name: name}, p, journal.Owner{Feature: "test"})
 	must(h.t, err)
 	h.t.Cleanup(func() { a.Close() }) // also keeps it alive: its finalizer would close it
@@ -146,9 +142,7 @@ func (h *hooked) clsact() {
 // theirs adds a foreign filter, at egress, which lets packets bypass all that follow.
 func (h *hooked) theirs(protocol, preference uint16, name string) {
 	h.t.Helper()
-	p, err := program(pass)
-	must(h.t, err)
-	defer p.Close()
+	p := program(h.t, pass)
 	must(h.t, h.wire.h.FilterAdd(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: h.index, Parent: netlink.HANDLE_MIN_EGRESS, Priority: preference, Handle: 1, Protocol: protocol},
 		Fd:          p.FD(), Name: name, DirectAction: true,
@@ -187,9 +181,7 @@ func TestHooks(t *testing.T) {
 				t.Errorf("journal: %+v", left)
 			}
 			must(t, h.wire.h.LinkDel(h.u0))
-			p, err := program(next)
-			must(t, err)
-			defer p.Close()
+			p := program(t, next)
 			if _, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Name: "six"}, p, journal.Owner{}); !errors.Is(err, journal.ErrGone) {
 				t.Errorf("device that went: %v, want ErrGone", err)
 			}
@@ -306,9 +298,7 @@ func TestIngressQdisc(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHooked(t, true)
 	must(t, h.wire.h.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.index, Parent: netlink.HANDLE_INGRESS}}))
-	p, err := program(drop)
-	must(t, err)
-	defer p.Close()
+	p := program(t, drop)
 	if _, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Egress: true, Name: "a"}, p, journal.Owner{}); err == nil || !strings.Contains(err.Error(), "qdisc ingress") {
 		t.Errorf("at egress: %v", err)
 	}
@@ -329,21 +319,9 @@ func TestHookOfAKilledProcess(t *testing.T) {
 			h.want("in the beginning", true)
 			before, dir := h.filters(), t.TempDir()
 			must(t, os.WriteFile(filepath.Join(dir, "where"), fmt.Appendf(nil, "%s %d", h.near.Path, h.index), 0o600))
-			self, err := os.Executable()
-			must(t, err)
-			cmd := exec.Command(self)
-			cmd.Env = append(os.Environ(), dropperDir+"="+dir)
-			cmd.Stderr = os.Stderr
-			out, err := cmd.StdoutPipe()
-			must(t, err)
-			must(t, cmd.Start())
-			defer func() { cmd.Process.Kill(); cmd.Wait() }()
-			if line, err := bufio.NewReader(out).ReadString('\n'); line != "go\n" {
-				t.Fatalf("dropper said %q, %v", line, err)
-			}
+			kill := testkit.Again(t, dropperDir+"="+dir)
 			h.want("while it lives", false)
-			must(t, cmd.Process.Kill())
-			cmd.Wait()
+			kill()
 			h.want("once it is dead", true)
 			if h.filters() == before {
 				t.Fatal("its filter has gone by itself: there is nothing to restore")
@@ -376,7 +354,7 @@ func dropForever(dir string) error {
 	if err != nil {
 		return err
 	}
-	p, err := program(drop)
+	p, err := testkit.Verdict(ebpf.SchedCLS, "fl_test", drop)
 	if err != nil {
 		return err
 	}
@@ -418,9 +396,7 @@ func TestQueueLenUnderClsact(t *testing.T) {
 		}
 		return ""
 	})
-	p, err := program(pass)
-	must(t, err)
-	defer p.Close()
+	p := program(t, pass)
 	a, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Name: "one", Egress: true}, p, journal.Owner{Feature: "test", Container: 1})
 	must(t, err)
 	if !slices.Equal(noted, []string{qdisc.KindQueueLen + " 0"}) {

@@ -160,10 +160,8 @@ func (w *wire) kinds() (out []string) {
 // Frames without room are counted.
 func TestSplitEnds(t *testing.T) {
 	testkit.OnKernels(t)
-	w := newWire(t)
+	w, d := newShaped(t)
 	w.answered()
-	d := w.device()
-	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
 	slow := class(1, 1000)
 	slow.HTB.Ceil, slow.HTB.Burst, slow.HTB.CBurst = 1000, 2000, 2000
 	slow.Split = 1522
@@ -196,11 +194,7 @@ func TestSplitEnds(t *testing.T) {
 	}
 	classes[2].HTB.Rate, classes[2].HTB.Ceil = 1000*mbit, 1000*mbit
 	bring(1)
-	for end := time.Now().Add(20 * time.Second); stats().Queued > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("still waits: %+v", stats())
-		}
-	}
+	testkit.Await(t, "no packet waits", func() bool { return stats().Queued == 0 })
 	if after := stats(); after.Packets != st.Queued+st.Packets {
 		t.Errorf("%d packets were sent, of %d that waited", after.Packets, st.Queued+st.Packets)
 	}
@@ -235,9 +229,7 @@ func TestSplitCount(t *testing.T) {
 // A foreign qdisc below a class of ours is not replaced.
 func TestSplitLeaf(t *testing.T) {
 	testkit.OnKernels(t)
-	w := newWire(t)
-	d := w.device()
-	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	w, d := newShaped(t)
 	classes := []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(1, mbit)}
 	_, err := d.Bring(qdisc.KindHTB, classes)
 	must(t, err)

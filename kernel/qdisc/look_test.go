@@ -36,9 +36,7 @@ func TestLook(t *testing.T) {
 				kind = "bpf"
 			}
 			ours := func(name string, egress bool, stage qdisc.Stage) qdisc.Hooked {
-				p, err := program(pass)
-				must(t, err)
-				t.Cleanup(func() { p.Close() })
+				p := program(t, pass)
 				a, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Egress: egress, Stage: stage, Name: name}, p, journal.Owner{Feature: "test"})
 				must(t, err)
 				t.Cleanup(func() { must(t, a.Close()) })
@@ -67,9 +65,7 @@ func TestLook(t *testing.T) {
 				t.Errorf("with a filter of somebody's: %+v", state.Egress)
 			}
 			if kind == "tcx" {
-				theirs, err := program(pass)
-				must(t, err)
-				defer theirs.Close()
+				theirs := program(t, pass)
 				must(t, h.ns.Do(func() error {
 					l, err := link.AttachTCX(link.TCXOptions{Interface: h.index, Program: theirs, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 					if err == nil {

@@ -48,9 +48,7 @@ func FuzzTree(f *testing.F) {
 			return
 		}
 		b, err := json.Marshal(tr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		again, err := parseTree(treePrefix + string(b))
 		if err != nil || len(again) != len(tr) || !again.has(tr[0]) || !unfinished(s, s) {
 			t.Errorf("%q: comes back as %+v, %v", s, again, err)
@@ -89,9 +87,7 @@ func TestSame(t *testing.T) {
 func TestUnfinished(t *testing.T) {
 	value := func(ns ...node) string {
 		b, err := json.Marshal(tree(ns))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return treePrefix + string(b)
 	}
 	root := node{aQdisc, "htb", 0x10000, rootParent, []byte{1}}
@@ -126,17 +122,13 @@ func TestUnfinished(t *testing.T) {
 // The wait for an answer that never comes ends: this one was not asked for.
 func TestPatience(t *testing.T) {
 	d, done, err := bench(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer done()
 	if got := time.Duration(reflect.ValueOf(d.socket.Socket).Elem().FieldByName("receiveTimeout").Int()); got != netdev.Patience {
 		t.Errorf("an answer is waited for %v, want %v", got, netdev.Patience)
 	}
 	// A shorter wait makes the test shorter.
-	if err := d.socket.Socket.SetReceiveTimeout(&unix.Timeval{Usec: 50_000}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.socket.Socket.SetReceiveTimeout(&unix.Timeval{Usec: 50_000}))
 	m := message{handle: Handle, parent: rootParent, kind: "htb", options: rootOptions(KindHTB)}
 	req := d.request(unix.RTM_NEWQDISC, unix.NLM_F_CREATE, m)
 	_, err = req.Execute(unix.NETLINK_ROUTE, 0)
@@ -152,13 +144,9 @@ func TestPatience(t *testing.T) {
 func TestRootAlone(t *testing.T) {
 	testkit.NeedRoot(t)
 	d, done, err := bench(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer done()
-	if err := d.ns.Do(func() error { return netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: d.index}}) }); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.ns.Do(func() error { return netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: d.index}}) }))
 	for range 2 { // first the kernel's own
 		alone, ok := d.rootAlone()
 		list, err := d.qdiscs()

@@ -88,6 +88,14 @@ func (w *wire) device() *qdisc.Device {
 	return d
 }
 
+// newShaped makes a wire whose root is our HTB, without classes.
+func newShaped(t *testing.T) (*wire, *qdisc.Device) {
+	t.Helper()
+	w := newWire(t)
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	return w, w.device()
+}
+
 func (w *wire) root() string {
 	w.t.Helper()
 	v, err := qdisc.Root(w.ns, w.index).Read()
@@ -180,9 +188,7 @@ func (w *wire) dial(fn func(*net.UDPConn) error, options ...int) {
 // such class.
 func TestClassByPriority(t *testing.T) {
 	testkit.OnKernels(t)
-	w := newWire(t)
-	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
-	d := w.device()
+	w, d := newShaped(t)
 	_, err := d.Bring(qdisc.KindHTB, []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(5, mbit)})
 	must(t, err)
 	before, err := d.Stats(qdisc.KindHTB)
@@ -210,9 +216,7 @@ func TestClassByPriority(t *testing.T) {
 // Classes change while packets wait in them, and go with packets in them: all packets arrive.
 func TestNothingIsLostByAChange(t *testing.T) {
 	testkit.OnKernels(t)
-	w := newWire(t)
-	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
-	d := w.device()
+	w, d := newShaped(t)
 	classes := []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(5, mbit)}
 	changing := &classes[2].HTB
 	changing.Burst, changing.CBurst = 2000, 2000

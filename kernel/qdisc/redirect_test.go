@@ -12,9 +12,8 @@ import (
 // While a device's packets are led to one IFB after the other, each of them passes one.
 func TestLeadLeavesNoGap(t *testing.T) {
 	testkit.OnKernels(t)
-	w := newWire(t)
-	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
-	_, err := w.device().Bring(qdisc.KindHTB, []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, 1000*mbit)})
+	w, d := newShaped(t)
+	_, err := d.Bring(qdisc.KindHTB, []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, 1000*mbit)})
 	must(t, err)
 	var ifbs []int
 	for i := range 2 {

@@ -1,12 +1,10 @@
 package qdisc_test
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -238,8 +236,6 @@ func turnForever(dir string) error {
 }
 
 func TestKilledAtAnyPoint(t *testing.T) {
-	self, err := os.Executable()
-	must(t, err)
 	w := newWire(t)
 	path := w.near.Bind(t)
 	must(t, w.h.LinkSetTxQLen(w.u0, 0))
@@ -256,20 +252,11 @@ func TestKilledAtAnyPoint(t *testing.T) {
 		before, length := w.shown(), w.queueLen()
 		dir := t.TempDir()
 		must(t, os.WriteFile(filepath.Join(dir, "where"), fmt.Appendf(nil, "%s %d", path, w.index), 0o600))
-		cmd := exec.Command(self)
-		cmd.Env = append(os.Environ(), turnerDir+"="+dir)
-		out, err := cmd.StdoutPipe()
-		must(t, err)
-		must(t, cmd.Start())
-		line, _ := bufio.NewReader(out).ReadString('\n')
+		kill := testkit.Again(t, turnerDir+"="+dir)
 		if round > 1 { // in the first two it is in force, with and without what was there before
 			time.Sleep(time.Duration(rand.IntN(60_000)) * time.Microsecond)
 		}
-		cmd.Process.Kill()
-		cmd.Wait()
-		if line != "go\n" {
-			t.Fatalf("it says %q", line)
-		}
+		kill()
 		list, err := openJournal(t, filepath.Join(dir, "state")).Restore(kernel.Opener(kernel.Default()), nil)
 		must(t, err)
 		for _, o := range list {

@@ -114,9 +114,7 @@ func TestDeadlineAffinity(t *testing.T) {
 }
 
 func FuzzParseDeadline(f *testing.F) {
-	for _, s := range []string{"", "normal 0", "batch 3", "deadline 5000000/100000000", "deadline 0/1", "deadline 9/8", "deadline 1/1 "} {
-		f.Add(s)
-	}
+	testkit.Seeds(f, "", "normal 0", "batch 3", "deadline 5000000/100000000", "deadline 0/1", "deadline 9/8", "deadline 1/1 ")
 	f.Fuzz(func(t *testing.T, s string) {
 		if run, period, ok := ParseDeadline(s); ok && (run < minRuntime || run > period || FormatDeadline(run, period) != s) {
 			t.Fatalf("%q is %v of %v", s, run, period)

@@ -175,13 +175,3 @@ func TestThreadsOfThisHost(t *testing.T) {
 		t.Errorf("no ksoftirqd/0 among %d threads", len(list))
 	}
 }
-
-func BenchmarkThreads(b *testing.B) {
-	for b.Loop() {
-		if _, err := Threads("/proc", "napi/"); err != nil {
-			b.Fatal(err)
-		}
-	}
-	list, _ := Threads("/proc", "")
-	b.ReportMetric(float64(len(list)), "threads")
-}

@@ -31,11 +31,6 @@ func task(t *testing.T, proc string, tid int, comm string, flags, start uint64, 
 	}
 }
 
-func kthreadChildren(t *testing.T, proc, list string) {
-	t.Helper()
-	testkit.Write(t, filepath.Join(proc, "2/task/2/children"), list)
-}
-
 func names(list []Named) string {
 	var s []string
 	for _, n := range list {
@@ -54,7 +49,7 @@ func TestThreads(t *testing.T) {
 	task(t, proc, 53, "napi/fake", 0, 5, "0::/\n") // a process with the same name
 	for _, list := range []string{"", "50 51 52 53 ", "50 51 52 53 99"} {
 		if list != "" { // without this file, every process is examined
-			kthreadChildren(t, proc, list)
+			testkit.Write(t, filepath.Join(proc, "2/task/2/children"), list)
 		}
 		for prefix, want := range map[string]string{
 			"napi/":                "50@777=napi/eth0-8193 51@778=napi/veth0a1b2c3d4-1",
@@ -145,9 +140,7 @@ func TestOpenKnob(t *testing.T) {
 	os.MkdirAll(other, 0o755)
 	os.WriteFile(filepath.Join(other, "cgroup.procs"), nil, 0o644)
 	os.Symlink(other, filepath.Join(root, "link"))
-	if err := k.Write(other); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, k.Write(other))
 	if b, _ := os.ReadFile(filepath.Join(other, "cgroup.procs")); string(b) != "7" {
 		t.Errorf("cgroup.procs holds %q", b)
 	}

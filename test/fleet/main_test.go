@@ -91,10 +91,8 @@ func (f *fleet) images(t *testing.T) []string {
 	do(root, "", nil, "go", "build", "-tags", "grpcnotrace", "-o", f.dir, "./cmd/fairlead", "./cmd/fairlead-lab")
 	do(filepath.Join(root, "packaging/image"), "", nil, "go", "build", "-o", at("image"), ".")
 	do(root, at("agent.tar"), []string{"SOURCE_DATE_EPOCH=1"}, at("image"), agentImage, "LICENSE", at("fairlead"), at("fairlead"))
-	loads, err := os.Create(at("load.tar"))
-	testkit.Must(t, err)
-	testkit.Must(t, kubernetes.Image(loads, loadImage, map[string]string{"bin/fairlead-lab": at("fairlead-lab")}))
-	testkit.Must(t, loads.Close())
+	load, err := testkit.Image(loadImage, map[string]string{"bin/fairlead-lab": at("fairlead-lab")})
+	testkit.Must(t, errors.Join(err, os.WriteFile(at("load.tar"), load, 0o644)))
 	return []string{at("agent.tar"), at("load.tar")}
 }
 

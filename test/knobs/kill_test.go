@@ -1,12 +1,10 @@
 package knobs
 
 import (
-	"bufio"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -67,8 +65,6 @@ func TestKilled(t *testing.T) {
 	if cg.V2 == "" || cg.CPU == "" || cg.IO == "" {
 		testkit.Skip(t, "no cgroup v2 tree, or no controller of CPUs or of block I/O")
 	}
-	self, err := os.Executable()
-	must(t, err)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -78,7 +74,9 @@ func TestKilled(t *testing.T) {
 		must(t, set(h.c.Cgroup, owners(h.v2, disk.Number())[r.IntN(2)]))
 		was := h.files(t)
 		for range 1 + r.IntN(2) {
-			h.kill(t, self, fmt.Sprintf("%d %s /dev/%s %s %s %s", r.Uint64(), h.state, disk.Name, cg.V2, cg.CPU, cg.IO), time.Duration(r.IntN(10_000))*time.Microsecond)
+			kill := testkit.Again(t, fmt.Sprintf("%s=%d %s /dev/%s %s %s %s", childEnv, r.Uint64(), h.state, disk.Name, cg.V2, cg.CPU, cg.IO))
+			time.Sleep(time.Duration(r.IntN(10_000)) * time.Microsecond)
+			kill()
 		}
 		must(t, h.open())
 		if n%2 == 0 {
@@ -107,23 +105,4 @@ func set(cg container.Cgroup, files map[string]string) error {
 		}
 	}
 	return nil
-}
-
-func (h *host) kill(t *testing.T, self, args string, after time.Duration) {
-	t.Helper()
-	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), childEnv+"="+args)
-	pipe, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	lines := bufio.NewScanner(pipe)
-	if !lines.Scan() || lines.Text() != "go" {
-		t.Errorf("it says %q", lines.Text())
-	}
-	time.Sleep(after)
-	must(t, cmd.Process.Kill())
-	if lines.Scan() {
-		t.Errorf("it has ended by itself: %q", lines.Text())
-	}
-	cmd.Wait()
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/blockio"
 	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -79,18 +80,12 @@ type host struct {
 	on          map[string]key // by feature
 }
 
-// Lookup and Snapshot report the running containers.
-func (h *host) Lookup(container.ID) (container.Container, bool) { return h.c, true }
-func (h *host) Running() []container.Container {
-	return []container.Container{h.c}
-}
-
 // open starts an agent, which finds what an earlier one left.
 func (h *host) open() (err error) {
 	if h.journal, err = journal.Open(h.state, ""); err != nil {
 		return err
 	}
-	if h.blockio, err = blockio.New(blockio.Config{Host: feature.Host{Roots: h.roots, Journal: h.journal, Containers: h}, Measures: func() error { return nil }}); err != nil {
+	if h.blockio, err = blockio.New(blockio.Config{Host: feature.Host{Roots: h.roots, Journal: h.journal, Containers: topology.Containers{h.c}}, Measures: func() error { return nil }}); err != nil {
 		return err
 	}
 	h.isolator = isolate.New(isolate.Config{Feature: "netcpu", Tenants: tenant.New("/proc", tenant.Network), Journal: h.journal, Roots: h.roots, Layout: h.layout})

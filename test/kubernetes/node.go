@@ -9,6 +9,8 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // Node is one node of a cluster.
@@ -163,15 +165,14 @@ snapshotter = "overlayfs"
 	if err := n.cluster.await(ctx, "containerd to answer", func() error { _, err := output(n.command(ctx, "ctr", "version")); return err }); err != nil {
 		return err
 	}
-	image, err := os.Create(n.path("pause.tar"))
+	image, err := testkit.Image(pauseImage, nil)
+	if err == nil {
+		err = os.WriteFile(n.path("pause.tar"), image, 0o644)
+	}
 	if err != nil {
 		return err
 	}
-	defer image.Close()
-	if err := Image(image, pauseImage, nil); err != nil {
-		return err
-	}
-	return n.Import(ctx, image.Name())
+	return n.Import(ctx, n.path("pause.tar"))
 }
 
 // write writes a file of the node's.

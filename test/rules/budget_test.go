@@ -138,26 +138,9 @@ func exports(name string, data []byte) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	count := func(ids ...*ast.Ident) {
-		for _, id := range ids {
-			if id.IsExported() {
-				n++
-			}
-		}
-	}
-	for _, d := range f.Decls {
-		switch d := d.(type) {
-		case *ast.FuncDecl:
-			count(d.Name)
-		case *ast.GenDecl:
-			for _, s := range d.Specs {
-				switch s := s.(type) {
-				case *ast.TypeSpec:
-					count(s.Name)
-				case *ast.ValueSpec:
-					count(s.Names...)
-				}
-			}
+	for _, id := range declared(f) {
+		if ast.IsExported(id) {
+			n++
 		}
 	}
 	return n, nil

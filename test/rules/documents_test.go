@@ -2,7 +2,6 @@ package rules
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -18,26 +17,18 @@ import (
 // beside it, or in docs/limits.md and docs/measured.md.
 const maxReadme = 80
 
-// readmes checks the READMEs in the folder feature, at any depth: each feature has one, and none is
-// longer than maxReadme lines.
-func readmes(features fs.FS) (problems []string, err error) {
-	folders, err := fs.Glob(features, "*")
-	if err != nil {
-		return nil, err
-	}
+// TestReadmes checks the READMEs in the folder feature, at any depth: each feature has one, and
+// none is longer than maxReadme lines.
+func TestReadmes(t *testing.T) {
+	features := os.DirFS("../../feature")
+	folders, err := fs.ReadDir(features, ".")
+	must(t, err)
 	for _, folder := range folders {
-		if info, err := fs.Stat(features, folder); err != nil {
-			return nil, err
-		} else if !info.IsDir() {
-			continue
-		}
-		if _, err := fs.Stat(features, path.Join(folder, "README.md")); errors.Is(err, fs.ErrNotExist) {
-			problems = append(problems, fmt.Sprintf("feature/%s has no README.md", folder))
-		} else if err != nil {
-			return nil, err
+		if _, err := fs.Stat(features, path.Join(folder.Name(), "README.md")); err != nil && folder.IsDir() {
+			t.Errorf("feature/%s has no README.md: %v", folder.Name(), err)
 		}
 	}
-	err = fs.WalkDir(features, ".", func(name string, d fs.DirEntry, err error) error {
+	must(t, fs.WalkDir(features, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.Name() != "README.md" {
 			return err
 		}
@@ -46,19 +37,10 @@ func readmes(features fs.FS) (problems []string, err error) {
 			return err
 		}
 		if n := strings.Count(strings.TrimSuffix(string(data), "\n"), "\n") + 1; n > maxReadme {
-			problems = append(problems, fmt.Sprintf("feature/%s has %d lines, more than %d: DESIGN.md beside it, docs/limits.md and docs/measured.md hold the rest", name, n, maxReadme))
+			t.Errorf("feature/%s has %d lines, more than %d: DESIGN.md beside it, docs/limits.md and docs/measured.md hold the rest", name, n, maxReadme)
 		}
 		return nil
-	})
-	return problems, err
-}
-
-func TestReadmes(t *testing.T) {
-	problems, err := readmes(os.DirFS("../../feature"))
-	must(t, err)
-	for _, problem := range problems {
-		t.Error(problem)
-	}
+	}))
 }
 
 // link finds the targets of a Markdown document's links.

@@ -141,20 +141,35 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// dependencies lists what a package imports, however far.
+func dependencies(t *testing.T, of string) (list []string) {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+"/"+of).Output()
+	must(t, err)
+	for path := range strings.FieldsSeq(string(out)) {
+		list = append(list, below(path))
+	}
+	if !slices.Contains(list, of) {
+		t.Fatalf("go list: %q", list)
+	}
+	return list
+}
+
 // TestAPIIsALeaf checks that an importer of the API's types and client imports neither the agent
 // nor the clients of runtimes, netlink and BPF.
 func TestAPIIsALeaf(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+"/api").Output()
-	if err != nil {
-		t.Fatalf("go list: %v", err)
+	for _, dep := range dependencies(t, "api") {
+		if !in(dep, "api", "golang.org/x") {
+			t.Errorf("api depends on %s", dep)
+		}
 	}
-	list := strings.Fields(string(out))
-	if !slices.Contains(list, module+"/api") {
-		t.Fatalf("go list: %q", list)
-	}
-	for _, dep := range list {
-		if !in(below(dep), "api", "golang.org/x") {
-			t.Errorf("api depends on %s", below(dep))
+}
+
+// TestAgentDrawsNothing checks that neither the agent nor what it imports, however far, is a view.
+func TestAgentDrawsNothing(t *testing.T) {
+	for _, dep := range dependencies(t, "agent") {
+		if in(dep, "view") {
+			t.Errorf("agent depends on %s", dep)
 		}
 	}
 }

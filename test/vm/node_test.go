@@ -37,9 +37,8 @@ func TestNode(t *testing.T) {
 	must(t, execute("cp", "-a", "testdata/node/.", root))
 	must(t, execute("cp", program, filepath.Join(root, "usr/local/bin/kubelet")))
 	must(t, execute("cp", filepath.Join(top, "packaging/fairlead.service"), filepath.Join(top, "packaging/fairlead-restore.service"), filepath.Join(root, "etc/systemd/system")))
-	image, err := os.Create(filepath.Join(root, "image.tar"))
-	must(t, err)
-	must(t, errors.Join(kubernetes.Image(image, "docker.io/library/flbusybox:latest", nil), image.Close()))
+	image, err := testkit.Image("docker.io/library/flbusybox:latest", nil)
+	must(t, errors.Join(err, os.WriteFile(filepath.Join(root, "image.tar"), image, 0o644)))
 
 	name := "6.1"
 	if chosen := strings.Fields(os.Getenv("VM_KERNELS")); len(chosen) > 0 {

@@ -30,7 +30,12 @@ type browser struct {
 	loaded  int      // pages
 }
 
-func start(t *testing.T) *browser {
+// start has a browser open the first page of a recording, at base.
+func start(t *testing.T) (b *browser, base string) {
+	t.Helper()
+	if testkit.Scale(t, 0, 1) == 0 {
+		testkit.Skip(t, "only in the tier full")
+	}
 	path, err := exec.LookPath("chromium-headless-shell")
 	if err != nil {
 		testkit.Skip(t, "no chromium-headless-shell")
@@ -44,7 +49,7 @@ func start(t *testing.T) *browser {
 	must(t, cmd.Start())
 	inRead.Close()
 	outWrite.Close()
-	b := &browser{t: t, to: inWrite, from: bufio.NewReaderSize(outRead, 1<<20)}
+	b = &browser{t: t, to: inWrite, from: bufio.NewReaderSize(outRead, 1<<20)}
 	t.Cleanup(func() {
 		b.session = ""
 		b.call("Browser.close", nil, nil)
@@ -61,7 +66,20 @@ func start(t *testing.T) *browser {
 	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
 		b.call(domain+".enable", nil, nil)
 	}
-	return b
+	s := recorded(t)
+	srv := httptest.NewServer(s.Handler())
+	t.Cleanup(srv.Close)
+	b.open(s.Link(srv.Listener.Addr()), 2)
+	return b, srv.URL + s.g.path
+}
+
+// leads does something that leads to another page, and waits for that.
+func (b *browser) leads(do func()) {
+	b.t.Helper()
+	loaded := b.loaded
+	for do(); b.loaded == loaded; {
+		b.read()
+	}
 }
 
 // message is an answer, or an event.
@@ -169,9 +187,7 @@ func (b *browser) shoot(name string) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, name+".png"), data, 0o644)
 	}
-	if err != nil {
-		b.t.Error(err)
-	}
+	testkit.Check(b.t, err)
 }
 
 // layout finds in a page what a reader would stumble over.
@@ -199,15 +215,7 @@ type seen struct {
 
 // TestInBrowser looks at each page in a browser: wide and as on a phone, light and dark.
 func TestInBrowser(t *testing.T) {
-	if testkit.Scale(t, 0, 1) == 0 {
-		testkit.Skip(t, "only in the tier full")
-	}
-	b := start(t)
-	s := recorded(t)
-	srv := httptest.NewServer(s.Handler())
-	defer srv.Close()
-	b.open(s.Link(srv.Listener.Addr()), 2)
-	base := srv.URL + s.g.path
+	b, base := start(t)
 	var address string
 	if b.eval("location.href", &address); address != base {
 		t.Errorf("the link leads to %s, want %s", address, base)
@@ -247,14 +255,7 @@ const focused = `(() => {
 
 // TestKeyboard goes through a page by the key Tab, and opens a container and a plot by keys.
 func TestKeyboard(t *testing.T) {
-	if testkit.Scale(t, 0, 1) == 0 {
-		testkit.Skip(t, "only in the tier full")
-	}
-	b := start(t)
-	s := recorded(t)
-	srv := httptest.NewServer(s.Handler())
-	defer srv.Close()
-	b.open(s.Link(srv.Listener.Addr()), 2)
+	b, _ := start(t)
 	var want int
 	b.eval(`[...document.querySelectorAll('a, button, input:not([type="hidden"]), summary, [tabindex="0"]')].length`, &want)
 	type focus struct {
@@ -279,17 +280,9 @@ func TestKeyboard(t *testing.T) {
 		t.Errorf("Tab reaches %d of %d, db-1: %v", len(seen), want, found)
 	}
 	b.eval(`document.querySelector('tbody a[href="./c/1"]').focus()`, nil)
-	loaded := b.loaded
-	b.key("Enter", 13, "\r")
-	for b.loaded == loaded {
-		b.read()
-	}
+	b.leads(func() { b.key("Enter", 13, "\r") })
 	b.eval(`document.querySelector(".area").focus()`, nil)
-	loaded = b.loaded
-	b.key("+", 187, "+")
-	for b.loaded == loaded {
-		b.read()
-	}
+	b.leads(func() { b.key("+", 187, "+") })
 	var address string
 	if b.eval("location.search", &address); address != "?span=5m0s" {
 		t.Errorf("+ at a plot leads to %q", address)
@@ -309,11 +302,7 @@ func TestKeyboard(t *testing.T) {
 	b.shoot("pointer")
 	move("mousePressed", 0.5, 1)
 	move("mouseMoved", 0.7, 1)
-	loaded = b.loaded
-	move("mouseReleased", 0.7, 0)
-	for b.loaded == loaded {
-		b.read()
-	}
+	b.leads(func() { move("mouseReleased", 0.7, 0) })
 	if b.eval("location.search", &address); !strings.HasPrefix(address, "?span=60s&to=2026-11-26T12") && !strings.HasPrefix(address, "?span=59s&to=") && !strings.HasPrefix(address, "?span=61s&to=") {
 		t.Errorf("dragging leads to %q", address)
 	}

@@ -67,9 +67,7 @@ func TestConfirm(t *testing.T) {
 }
 
 func FuzzParseFigures(f *testing.F) {
-	for _, s := range []string{"", "riops=1", "riops=1 wiops=2 rbps=1mb wbps=5", "riops=0", "riops=-1", "riops=1 riops=2", "x=1", "riops", "rbps=99999999999999999999kb"} {
-		f.Add(s)
-	}
+	testkit.Seeds(f, "", "riops=1", "riops=1 wiops=2 rbps=1mb wbps=5", "riops=0", "riops=-1", "riops=1 riops=2", "x=1", "riops", "rbps=99999999999999999999kb")
 	f.Fuzz(func(t *testing.T, s string) {
 		got, err := parseFigures(strings.Fields(s))
 		if err == nil && len(strings.Fields(s)) > 0 && got == (api.BlockIOFigures{}) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
@@ -39,40 +40,29 @@ func (t *trial) Errorf(format string, args ...any) {
 // settled is the time after which missing packets no longer arrive.
 const settled = 3 * time.Second
 
-// patience is the longest wait for a count, on any machine.
-const patience = 60 * time.Second
-
 // await waits until done returns "". Until then done returns what is missing.
 func (l *lab) await(done func() string) {
 	l.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		missing := done()
-		if missing == "" {
-			return
-		}
-		if time.Now().After(end) {
-			l.t.Fatalf("after %v: %s", patience, missing)
-		}
-	}
+	testkit.AwaitNone(l.t, done)
 }
 
 // got waits until a generator has counted n packets, requests or reads.
 func (l *lab) got(b *load.Board, n uint64) {
 	l.t.Helper()
-	l.await(func() string {
-		if ops := b.Read().Since(load.Reading{}).Ops; ops < n {
-			return fmt.Sprintf("%d of %d packets have come", ops, n)
-		}
-		return ""
-	})
+	l.counts("packets", n, func() uint64 { return b.Read().Since(load.Reading{}).Ops })
 }
 
 // gotBytes is got for generators that count bytes.
 func (l *lab) gotBytes(b *load.Board, n uint64) {
 	l.t.Helper()
+	l.counts("bytes", n, func() uint64 { return b.Read().Since(load.Reading{}).Bytes })
+}
+
+func (l *lab) counts(what string, n uint64, read func() uint64) {
+	l.t.Helper()
 	l.await(func() string {
-		if bytes := b.Read().Since(load.Reading{}).Bytes; bytes < n {
-			return fmt.Sprintf("%d of %d bytes have come", bytes, n)
+		if got := read(); got < n {
+			return fmt.Sprintf("%d of %d %s have come", got, n, what)
 		}
 		return ""
 	})

@@ -24,8 +24,8 @@ type fabric struct {
 	v6         bool                        // see sixth
 }
 
-// newFabric makes a fabric with a NIC that hands its packets to CPU 0.
-func newFabric(t testing.TB, m *Meter) *fabric {
+// newHost makes a fabric's host, without a device.
+func newHost(t testing.TB, m *Meter) *fabric {
 	t.Helper()
 	l := newLab(t, m)
 	f := &fabric{lab: l, wire: l.bare("wire"), host: l.bare("host"), ends: make(map[*sandbox.Box]netip.Addr)}
@@ -34,6 +34,13 @@ func newFabric(t testing.TB, m *Meter) *fabric {
 		{Netns: l.Open(f.host).Inode(), Ifindex: math.MaxInt32, HostEnd: true, Trusted: true},
 	}})
 	must(t, err)
+	return f
+}
+
+// newFabric makes a fabric with a NIC that hands its packets to CPU 0.
+func newFabric(t testing.TB, m *Meter) *fabric {
+	t.Helper()
+	f := newHost(t, m)
 	f.bridge(f.host, "10.66.0.254/24")
 	// Where br_netfilter passes bridged packets to the firewall, it drops packets with a bad
 	// header, and reassembles fragments.
@@ -43,7 +50,7 @@ func newFabric(t testing.TB, m *Meter) *fabric {
 		}
 	}
 	outside := prefix("10.66.0.1/24")
-	l.wire(sandbox.End{Box: f.wire, Name: "wire", Addr: outside}, sandbox.End{Box: f.host, Name: "nic0", Bridge: "br0"}, "1")
+	f.lab.wire(sandbox.End{Box: f.wire, Name: "wire", Addr: outside}, sandbox.End{Box: f.host, Name: "nic0", Bridge: "br0"}, "1")
 	must(t, f.host.Forward("nic0", mac(outside.Addr())))
 	f.ends[f.wire], f.ends[f.host] = outside.Addr(), prefix("10.66.0.254/24").Addr()
 	f.world(f.wire, "wire")

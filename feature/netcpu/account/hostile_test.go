@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -71,19 +70,16 @@ func TestForged(t *testing.T) {
 
 // claimed sends datagrams from 10.66.0.2 with a mark and a priority.
 func claimed(claim uint32, to string, count int) error {
-	d := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP("10.66.0.2")}, Control: func(_, _ string, c syscall.RawConn) (err error) {
-		cerr := c.Control(func(fd uintptr) {
-			err = errors.Join(
-				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(int32(claim))),
-				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(int32(claim))))
-		})
-		return errors.Join(cerr, err)
-	}}
+	d := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP("10.66.0.2")}}
 	c, err := d.Dial("udp", to)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+	mark := int(int32(claim))
+	if err := testkit.SetSockopts(c.(*net.UDPConn), unix.SOL_SOCKET, unix.SO_PRIORITY, mark, unix.SOL_SOCKET, unix.SO_MARK, mark); err != nil {
+		return err
+	}
 	for range count {
 		if _, err := c.Write(make([]byte, payload)); err != nil {
 			return err

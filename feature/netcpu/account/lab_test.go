@@ -214,3 +214,12 @@ func (l *lab) receive(b *sandbox.Box, cpu int, listen string) *load.Board {
 	l.t.Helper()
 	return l.load(b, cpu, "udp-recv", "--listen", listen, "--buffer", "33554432")
 }
+
+// datagrams sends a test's packets to a receiver on a CPU, and waits until it has them.
+func (l *lab) datagrams(from, to *sandbox.Box, cpu int, at string) *load.Board {
+	l.t.Helper()
+	r := l.receive(to, cpu, ":9000")
+	l.send(from, 1, packets, "udp-send", at)
+	l.got(r, packets)
+	return r
+}

@@ -5,7 +5,11 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -190,9 +194,7 @@ func (l *lab) either(t *testing.T, wire, box *sandbox.Box, others ...*sandbox.Bo
 				l.send(wire, 1, writes, "tcp-send", "10.66.0.2:9000")
 				l.gotBytes(r, stream)
 			} else {
-				r := l.receive(box, 0, ":9000")
-				l.send(wire, 1, packets, "udp-send", "10.66.0.2:9000")
-				l.got(r, packets)
+				l.datagrams(wire, box, 0, "10.66.0.2:9000")
 			}
 			l.expect(func(d delta) {
 				d.nothing(others...)
@@ -249,9 +251,7 @@ func TestThreads(t *testing.T) {
 	must(t, inside.Offload(eth0, netdev.GRO).Write(netdev.GRO.On()))
 	must(t, inside.Threaded(eth0).Write("1"))
 	must(t, host.Threaded(nic0).Write("1"))
-	r := f.receive(box, 0, ":9000")
-	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
-	f.got(r, packets)
+	f.datagrams(f.wire, box, 0, "10.66.0.2:9000")
 	f.expect(func(d delta) {
 		d.received(box, UDP, packets, packets*sizeUDP4)
 		uplink := d.thefts[Theft{Victim: Party{Kind: NAPI}, Culprit: f.ids[box]}]
@@ -273,9 +273,7 @@ func TestBacklogThreads(t *testing.T) {
 	}
 	f := newFabric(t, exactMeter(t))
 	box, other := f.add("box", 2), f.add("other", 3)
-	r := f.receive(box, 0, ":9000")
-	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
-	f.got(r, packets)
+	f.datagrams(f.wire, box, 0, "10.66.0.2:9000")
 	f.expect(func(d delta) {
 		d.received(box, UDP, packets, packets*sizeUDP4)
 		if d.thread <= d.softirq {
@@ -283,4 +281,99 @@ func TestBacklogThreads(t *testing.T) {
 		}
 		d.nothing(other)
 	})
+}
+
+// A full table of thefts is counted, and the accounts stay exact: so do the sums that each
+// container took and lost.
+func TestLost(t *testing.T) {
+	testkit.InFull(t)
+	l := newLab(t, exactMeter(t))
+	wire, box, victim := l.bare("wire"), l.box("box"), l.box("victim")
+	l.watch(victim)
+	l.load(victim, 0, "burn")
+	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
+		sandbox.End{Box: box, Name: "eth0", Addr: prefix("10.66.0.2/24")}, "1")
+	one := make([]uint64, ebpf.MustPossibleCPU())
+	for i := range l.m.maps.FlThefts.MaxEntries() {
+		key := accountTheft{Victim: 0xffff, Kind: uint16(i), Culprit: uint16(i >> 4)}
+		if err := l.m.maps.FlThefts.Put(key, one); err != nil {
+			break // full
+		}
+	}
+	// Only now: pairs from before have their places.
+	l.watch(box, l.device(wire, "h0", true), l.device(box, "eth0", false))
+	l.datagrams(wire, box, 0, "10.66.0.2:9000")
+	l.expectAny(delta.sums, func(d delta) {
+		d.received(box, UDP, packets, packets*sizeUDP4)
+		took, robbed := d.of(box).Took, d.of(victim).Robbed
+		if d.readingLost == 0 || took <= 0 || robbed <= 0 || d.stolen(victim, box) != 0 {
+			d.t.Errorf("%d charges lost, the box took %v, the victim lost %v", d.readingLost, took, robbed)
+		}
+		d.nothing(victim)
+	})
+}
+
+// From one container to another, or from the host: the receiver pays for its part. A packet that is
+// received in the time of its sender's task, such as a request that crosses no NIC, robs no
+// container: the meter distinguishes the sender from a task that only was on the CPU.
+func TestPeers(t *testing.T) {
+	testkit.InFull(t)
+	f := newFabric(t, exactMeter(t))
+	client, server, other := f.add("client", 2), f.add("server", 3), f.add("other", 4)
+	r := f.receive(server, 0, ":9000")
+	for i, sender := range []*sandbox.Box{client, f.host} {
+		t.Run("from "+sender.Name, func(t *testing.T) {
+			f.begin(t)
+			f.send(sender, 1, packets, "udp-send", "10.66.0.3:9000")
+			f.got(r, uint64(packets*(1+i)))
+			f.expect(func(d delta) {
+				d.received(server, UDP, packets, packets*sizeUDP4)
+				if w := d.of(server).Send[UDP]; w != (Work{}) {
+					d.t.Errorf("for sending the receiver is charged %+v", w)
+				}
+				d.robs(server)
+				d.spares(server, f.ids[sender]) // of the host: 0
+				d.nothing(other)
+				if sender == f.host {
+					return
+				}
+				d.sent(client, UDP, packets, packets*sizeUDP4)
+				if a := d.of(client); a.Own <= 0 || a.Receive[UDP] != (Work{}) {
+					d.t.Errorf("in its own time the sender has %v; for receiving it is charged %+v", a.Own, a.Receive[UDP])
+				}
+			})
+		})
+	}
+}
+
+// spares checks that most of the sender's time that packets take is said to be its own doing.
+func (d delta) spares(culprit *sandbox.Box, sender container.ID) {
+	d.t.Helper()
+	peer, task := d.stole(culprit, Party{sender, Peer}), d.stole(culprit, Party{sender, Task})
+	// Late interrupts of the sender, by a timer for example, are in a task's time.
+	if peer == 0 || task > peer/4 {
+		d.t.Errorf("of the sender's time %v are said to be its own doing, and %v stolen", peer, task)
+	}
+}
+
+// The same holds in windows, in which packets carry no stamps.
+func TestPeersWithoutStamps(t *testing.T) {
+	m := byHand(t)
+	f := newFabric(t, m)
+	client, server := f.add("client", 2), f.add("server", 3)
+	r := f.receive(server, 0, ":9000")
+	must(t, m.turn(full))
+	f.begin(t)
+	f.send(client, 1, packets, "udp-send", "10.66.0.3:9000")
+	f.got(r, packets)
+	f.expect(func(d delta) { d.spares(server, f.ids[client]) })
+	if m.stamping {
+		t.Error("packets are stamped")
+	}
+	must(t, m.turn(idle))
+}
+
+// stole returns a victim's time that a box's packets took.
+func (d delta) stole(culprit *sandbox.Box, v Party) time.Duration {
+	return d.thefts[Theft{Victim: v, Culprit: d.l.ids[culprit]}]
 }

@@ -24,9 +24,7 @@ func TestSystem(t *testing.T) {
 	f := newFabric(t, exactMeter(t))
 	box := f.add("box", 2)
 	victim := f.victim()
-	r := f.receive(f.host, 0, ":9000")
-	f.send(f.wire, 1, packets, "udp-send", "10.66.0.254:9000")
-	f.got(r, packets)
+	r := f.datagrams(f.wire, f.host, 0, "10.66.0.254:9000")
 	f.expect(func(d delta) {
 		// The box also receives the bridge's broadcast questions for the address of the wire.
 		a := d.of(box)
@@ -47,8 +45,8 @@ func TestSystem(t *testing.T) {
 		f.got(r, n*packets)
 	}
 	before := f.between(f.began, f.read()).of(box).Receive[Other].Packets
-	index := f.device(f.wire, "wire", false).Ifindex
-	must(t, f.wire.Do(func() error { return askForNobody(index, packets) }))
+	request := []byte{0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9, 10, 66, 0, 1, 0, 0, 0, 0, 0, 0, 10, 66, 0, 99}
+	f.sends(0x0608, net.HardwareAddr("\xff\xff\xff\xff\xff\xff"), request) // ETH_P_ARP: for nobody
 	f.expect(func(d delta) {
 		if n := d.of(box).Receive[Other].Packets - before; n < packets {
 			d.t.Errorf("%d of %d requests by ARP have come", n, packets)
@@ -59,24 +57,26 @@ func TestSystem(t *testing.T) {
 	})
 }
 
-// askForNobody broadcasts ARP requests.
-func askForNobody(index, count int) error {
-	const arp = 0x0608 // ETH_P_ARP in network order
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	to := &unix.SockaddrLinklayer{Protocol: arp, Ifindex: index, Halen: 6}
-	copy(to.Addr[:], "\xff\xff\xff\xff\xff\xff")
-	request := []byte{0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9, 10, 66, 0, 1, 0, 0, 0, 0, 0, 0, 10, 66, 0, 99}
-	for range count {
-		if err := unix.Sendto(fd, request, 0, to); err != nil {
+// sends sends a packet from the wire to a device, as often as a test does. protocol is in network
+// order.
+func (f *fabric) sends(protocol uint16, to net.HardwareAddr, packet []byte) {
+	f.t.Helper()
+	at := &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: f.Index(f.wire, "wire"), Halen: 6}
+	copy(at.Addr[:], to)
+	must(f.t, f.wire.Do(func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
 			return err
 		}
-		time.Sleep(time.Millisecond) // no queue overflows
-	}
-	return nil
+		defer unix.Close(fd)
+		for range packets {
+			if err := unix.Sendto(fd, packet, 0, at); err != nil {
+				return err
+			}
+			time.Sleep(time.Millisecond) // no queue overflows
+		}
+		return nil
+	}))
 }
 
 // Broken packets are the system's until a container's device takes them: a router drops a packet
@@ -113,22 +113,7 @@ func TestBroken(t *testing.T) {
 				return counter(t, box, "snmp", "Udp:", "InCsumErrors")
 			}
 			was, packet := found(), broken(c.badIP)
-			at := &unix.SockaddrLinklayer{Protocol: 0x0008, Ifindex: f.device(f.wire, "wire", false).Ifindex, Halen: 6} // ETH_P_IP in network order
-			copy(at.Addr[:], mac)
-			must(t, f.wire.Do(func() error {
-				fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-				if err != nil {
-					return err
-				}
-				defer unix.Close(fd)
-				for range packets {
-					if err := unix.Sendto(fd, packet, 0, at); err != nil {
-						return err
-					}
-					time.Sleep(time.Millisecond) // no queue overflows
-				}
-				return nil
-			}))
+			f.sends(0x0008, mac, packet) // ETH_P_IP
 			f.await(func() string {
 				if n := found() - was; n != packets {
 					return fmt.Sprintf("%d of %d packets were found broken", n, packets)

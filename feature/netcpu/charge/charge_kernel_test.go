@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -20,27 +19,14 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// burn starts a process that computes in a cgroup, on all CPUs or on some, until the
-// test ends or stop is called.
-func burn(t *testing.T, cg testkit.CG, cpus ...int) (stop func()) {
+// burn starts a process that computes in a cgroup, on CPU 0, until the test ends or stop is called.
+func burn(t *testing.T, cg testkit.CG) (stop func()) {
 	t.Helper()
-	cmd := exec.Command("sh", "-c", "read x; while :; do :; done")
-	in, err := cmd.StdinPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	stop = sync.OnceFunc(func() { cmd.Process.Kill(); cmd.Wait() })
-	t.Cleanup(stop)
-	cg.Add(t, cmd.Process.Pid)
-	if len(cpus) > 0 {
-		var set unix.CPUSet
-		for _, cpu := range cpus {
-			set.Set(cpu)
-		}
-		must(t, unix.SchedSetaffinity(cmd.Process.Pid, &set))
-	}
-	_, err = in.Write([]byte("go\n"))
-	must(t, err)
-	return stop
+	p := cg.Spinner(t)
+	var one unix.CPUSet
+	one.Set(0)
+	must(t, unix.SchedSetaffinity(p.Pid, &one))
+	return func() { p.Kill(); p.Wait() }
 }
 
 // load stands for packets that cost so many CPUs.
@@ -81,7 +67,7 @@ func TestQuotaWriteRefills(t *testing.T) {
 	}
 	k, value := cgroup.Quota(cg.CPU, cg.CPU == cg.V2, quota, period)
 	must(t, k.Write(value))
-	burn(t, cg)
+	cg.Spinner(t)
 	used := func() time.Duration {
 		u, err := cgroup.Usage(cg.V2)
 		must(t, err)
@@ -92,15 +78,15 @@ func TestQuotaWriteRefills(t *testing.T) {
 		must(t, err)
 		return p.Count
 	}
-	waitFor(t, "writes that let it run for many quotas in one period", func() (bool, string) {
+	testkit.AwaitNone(t, func() string {
 		in, from := count(), used() // in this order: time from there on is not of an earlier period
 		for writes := 0; ; writes++ {
 			ran := used() - from
 			if count() != in {
-				return false, fmt.Sprintf("in a period with %d writes it ran for %v of %v", writes, ran, quota)
+				return fmt.Sprintf("in a period with %d writes it ran for %v of %v, want many quotas", writes, ran, quota)
 			}
 			if ran >= many*quota {
-				return true, ""
+				return ""
 			}
 			must(t, k.Write(value))
 			time.Sleep(10 * time.Millisecond)
@@ -108,20 +94,6 @@ func TestQuotaWriteRefills(t *testing.T) {
 	})
 	if q, err := cgroup.ReadBandwidth(cg.CPU); err != nil || q.Quota != quota {
 		t.Errorf("%+v, %v", q, err)
-	}
-}
-
-// waitFor waits for a state, and reports the last state if it never comes.
-func waitFor(t *testing.T, what string, ok func() (bool, string)) {
-	t.Helper()
-	for end := time.Now().Add(90 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		is, seen := ok()
-		if is {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain for %s: %s", what, seen)
-		}
 	}
 }
 
@@ -184,26 +156,32 @@ func TestChargeInKernel(t *testing.T) {
 			}
 			lowered := func(when string) {
 				t.Helper()
-				waitFor(t, "a lowered "+c.name+" "+when, func() (bool, string) {
+				testkit.AwaitNone(t, func() string {
 					is, err := c.lowered(cg)
 					must(t, err)
 					value, notes := now()
-					return is && len(notes) == 1 && notes[0].Ref == k.Ref() && notes[0].Before == owners, fmt.Sprint(value, notes)
+					if is && len(notes) == 1 && notes[0].Ref == k.Ref() && notes[0].Before == owners {
+						return ""
+					}
+					return fmt.Sprintf("the %s is not lowered %s: %s %v", c.name, when, value, notes)
 				})
 			}
-			burn(t, other, 0)
-			stop := burn(t, cg, 0)
+			burn(t, other)
+			stop := burn(t, cg)
 			packets.set(0.2)
 			lowered("while it is charged")
 			packets.set(0)
 			// It also rests: where ticks come late, as in an emulated guest, it runs beyond its quota and
 			// goes on paying for that.
 			stop()
-			waitFor(t, "its owner's "+c.name, func() (bool, string) {
+			testkit.AwaitNone(t, func() string {
 				value, notes := now()
-				return value == owners && len(notes) == 0, fmt.Sprint(value, notes)
+				if value == owners && len(notes) == 0 {
+					return ""
+				}
+				return fmt.Sprintf("the %s is not its owner's: %s %v", c.name, value, notes)
 			})
-			burn(t, cg, 0)
+			burn(t, cg)
 			packets.set(0.2)
 			lowered("once more")
 			must(t, ch.Close())

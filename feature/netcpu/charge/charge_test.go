@@ -122,6 +122,15 @@ func (r *chargeRig) read(name string) string {
 	return strings.TrimSpace(string(b))
 }
 
+// ends removes the container: a file has its owner's value then, and nothing is left.
+func (r *chargeRig) ends(file, owners string) {
+	r.t.Helper()
+	must(r.t, r.Remove(webID))
+	if got := r.read(file); got != owners || r.Has(webID) || len(r.cfg.Journal.Entries()) != 0 {
+		r.t.Errorf("%q after remove, want %q; %+v", got, owners, r.cfg.Journal.Entries())
+	}
+}
+
 // quota reads the quota in force.
 func (r *chargeRig) quota() time.Duration {
 	r.t.Helper()
@@ -209,10 +218,7 @@ func TestChargeFollowsOwner(t *testing.T) {
 		if got := r.quota(); got < 69*ms || got > 71*ms {
 			t.Errorf("quota of %v beside 10 ms of packets", got)
 		}
-		must(t, r.Remove(webID))
-		if got := r.read(file); got != changed {
-			t.Errorf("%q after remove, want %q", got, changed)
-		}
+		r.ends(file, changed)
 	})
 }
 
@@ -229,10 +235,7 @@ func TestChargeLosesRace(t *testing.T) {
 		if got := r.read(file); got != changed {
 			t.Errorf("%q was written over the owner's %q", got, changed)
 		}
-		must(t, r.Remove(webID))
-		if got := r.read(file); got != changed {
-			t.Errorf("%q after remove", got)
-		}
+		r.ends(file, changed)
 	})
 }
 
@@ -258,10 +261,7 @@ func TestChargeLimitComesAndGoes(t *testing.T) {
 		if got := r.read(weight); got != before {
 			t.Errorf("weight is %q, and there is a quota", got)
 		}
-		must(t, r.Remove(webID))
-		if got := r.read(file); got != value || len(r.cfg.Journal.Entries()) != 0 {
-			t.Errorf("%q after remove, %+v", got, r.cfg.Journal.Entries())
-		}
+		r.ends(file, value)
 	})
 }
 

@@ -204,7 +204,9 @@ func TestChargeRefused(t *testing.T) {
 		must(t, r.Add(r.container(), 0))
 		r.rounds(5, 0, 0)
 		p, works := r.payers[r.dir], r.cfg.Journal
-		r.cfg.Journal = closedJournal(t)
+		refuses, err := journal.Open(t.TempDir(), "")
+		must(t, errors.Join(err, refuses.Close()))
+		r.cfg.Journal = refuses
 		var told, tries int
 		wanted := make(map[time.Duration]bool)
 		for range 50 {
@@ -256,15 +258,6 @@ func TestChargeRefused(t *testing.T) {
 	})
 }
 
-// closedJournal returns a journal that refuses every turn.
-func closedJournal(t *testing.T) *journal.Journal {
-	t.Helper()
-	j, err := journal.Open(t.TempDir(), "")
-	must(t, err)
-	must(t, j.Close())
-	return j
-}
-
 func TestTold(t *testing.T) {
 	var last logLimiter
 	at := time.Now()
@@ -302,10 +295,7 @@ func TestChargeRestoreFails(t *testing.T) {
 		}
 		r.rounds(10, 20*ms, 0)
 		r.cfg.Roots = roots
-		must(t, r.Remove(webID))
-		if got := r.read(file); got != value || r.Has(webID) || len(r.cfg.Journal.Entries()) != 0 {
-			t.Errorf("%q afterwards, %+v", got, r.cfg.Journal.Entries())
-		}
+		r.ends(file, value)
 	})
 }
 

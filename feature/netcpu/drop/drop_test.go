@@ -94,9 +94,28 @@ func load(t testing.TB) *Dropper {
 	return e
 }
 
+// loaded returns a Dropper with a tenant that has the address 10.0.0.1, the program at the tenant's
+// veth, and that of an uplink's driver.
+func loaded(t *testing.T) (e *Dropper, w *Drops, counter, driver *ebpf.Program) {
+	t.Helper()
+	e = load(t)
+	w = added(t, e)
+	counter, driver = count(t, e, w), native(t, e, lo)
+	run(t, counter, frame("10.0.0.1"), 1)
+	return e, w, counter, driver
+}
+
 // another is a tenant that does not exist yet.
 func another(e *Dropper) tenant.Key {
 	return tenant.Key{NetNS: uint64(1 + e.counted)}
+}
+
+// added adds another tenant.
+func added(t *testing.T, e *Dropper) *Drops {
+	t.Helper()
+	w, err := e.add(another(e), 1)
+	must(t, err)
+	return w
 }
 
 // count loads the program for a veth of a tenant with the address of frame's frames.
@@ -153,12 +172,10 @@ func routes(t *testing.T, to map[string]string) host {
 // sends lets a program at a veth's end in that namespace see a frame.
 func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
 	t.Helper()
-	if err := h.ns.Do(func() error {
+	must(t, h.ns.Do(func() error {
 		_, err := p.Run(&ebpf.RunOptions{Data: f})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // The life of an address: it is learnt from packets into a veth, dropped while the ring is full,
@@ -166,10 +183,8 @@ func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
 func TestEarlyDrop(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	one, err := e.add(another(e), 1)
-	must(t, err)
-	two, err := e.add(another(e), 1)
-	must(t, err)
+	one := added(t, e)
+	two := added(t, e)
 	if one.slot == two.slot {
 		t.Fatalf("both tenants got slot %d", one.slot)
 	}
@@ -225,84 +240,6 @@ func TestEarlyDrop(t *testing.T) {
 	}
 }
 
-// A thread that a used-up quota does not stop has no room, for packets from the wire and from this
-// host alike.
-func TestEarlyDropBeyondQuota(t *testing.T) {
-	testkit.OnKernels(t)
-	e := load(t)
-	w, err := e.add(another(e), 1)
-	must(t, err)
-	counter, driver := count(t, e, w), native(t, e, lo)
-	run(t, counter, frame("10.0.0.1"), 1)
-	for _, c := range []struct {
-		name             string
-		stopped, retried uint64
-		noRing           uint32
-		want             uint32
-	}{
-		{"not stopped", 0, ahead, 0, tcxNext},
-		{"stopped", ahead, ahead, 0, tcxDrop},
-		{"stopped, the one that passes each millisecond", ahead, 0, 0, tcxNext},
-		{"stopped long ago", 1, ahead, 0, tcxNext},
-		{"stopped, and then given super-packets, which have no thread", ahead, ahead, 1, tcxNext},
-	} {
-		for name, p := range map[string]*ebpf.Program{"uplink": e.tc, "driver": driver, "host end": counter} {
-			before := dropTenant{Stopped: c.stopped, Retried: c.retried, NoRing: c.noRing, Waits: ahead, Waiting: ring}
-			must(t, e.maps.FlTenants.Put(w.slot, before))
-			if v := run(t, p, frame("10.0.0.1"), 1); v != c.want {
-				t.Errorf("%s, at the %s: verdict %d, want %d", c.name, name, v, c.want)
-			}
-			after, err := w.read()
-			must(t, err)
-			if dropped := c.want == tcxDrop; (after.Dropped == 1) != dropped || (after.Beyond == 1) != dropped {
-				t.Errorf("%s, at the %s: %+v", c.name, name, after)
-			}
-		}
-	}
-}
-
-// A tenant with charges at its limit gets nothing until the limit is renewed, or lapses.
-func TestEarlyDropBeyondLimit(t *testing.T) {
-	testkit.OnKernels(t)
-	e := load(t)
-	w, err := e.add(another(e), 1)
-	must(t, err)
-	counter, driver := count(t, e, w), native(t, e, lo)
-	run(t, counter, frame("10.0.0.1"), 1)
-	must(t, w.UseRing(false))
-	const slot = 7
-	charge := func(ns int64) {
-		t.Helper()
-		must(t, e.maps.FlCharges.Put(uint32(slot), ns))
-	}
-	expect := func(when string, want uint32) {
-		t.Helper()
-		for name, p := range map[string]*ebpf.Program{"uplink": e.tc, "driver": driver, "host end": counter} {
-			if v := run(t, p, frame("10.0.0.1"), 3); v != want {
-				t.Errorf("%s, at the %s: verdict %d, want %d", when, name, v, want)
-			}
-		}
-	}
-	charge(1000)
-	expect("no limit", tcxNext)
-	for _, c := range []struct {
-		limit int64
-		want  uint32
-	}{{1001, tcxNext}, {1000, tcxDrop}, {-5, tcxDrop}} {
-		limited(t, w, slot, c.limit, time.Hour)
-		expect(fmt.Sprintf("limit %d of 1000", c.limit), c.want)
-	}
-	charge(-6) // others took more from it
-	expect("limit -5 of -6", tcxNext)
-	charge(-5)
-	expect("limit -5 of -5", tcxDrop)
-	limited(t, w, slot, -5, -time.Second)
-	expect("a limit that has lapsed", tcxNext)
-	limited(t, w, slot, -5, time.Hour)
-	must(t, w.unlimited())
-	expect("no limit any more", tcxNext)
-}
-
 // seen sets the time of every known address in the future: a slow machine may take longer than it
 // is kept.
 func seen(t *testing.T, e *Dropper) {
@@ -319,23 +256,26 @@ func seen(t *testing.T, e *Dropper) {
 	}
 }
 
+// age has an IPv4 address last seen two seconds earlier.
+func age(t *testing.T, e *Dropper, addr string) {
+	t.Helper()
+	key, o := dropFlAddress{Ip: netip.MustParseAddr(addr).As16()}, dropOwner{}
+	must(t, e.maps.FlAddresses.Lookup(key, &o))
+	o.Seen -= min(o.Seen, uint64(2*time.Second))
+	must(t, e.maps.FlAddresses.Put(key, o))
+}
+
 // An address that another container takes over is no longer dropped for the first container.
 func TestEarlyDropForgetsAddress(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	thief, err := e.add(another(e), 1)
-	must(t, err)
+	thief := added(t, e)
 	run(t, count(t, e, thief), frame("10.0.0.1"), 300)
 	must(t, thief.change(func(e *dropTenant) { e.Retried = ahead }))
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxDrop {
 		t.Fatalf("verdict %d, want drop", v)
 	}
-	var key dropFlAddress
-	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 1})
-	var o dropOwner
-	must(t, e.maps.FlAddresses.Lookup(key, &o))
-	o.Seen -= min(o.Seen, uint64(2*time.Second))
-	must(t, e.maps.FlAddresses.Put(key, o))
+	age(t, e, "10.0.0.1")
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxNext {
 		t.Errorf("two seconds after it was last seen: verdict %d, want next", v)
 	}
@@ -346,13 +286,9 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 func TestEarlyDropManyAddresses(t *testing.T) {
 	testkit.InFull(t)
 	e := load(t)
-	add := func() (*Drops, *ebpf.Program) {
-		w, err := e.add(another(e), 1)
-		must(t, err)
-		return w, count(t, e, w)
-	}
-	_, many := add()
-	few, steady := add()
+	many := count(t, e, added(t, e))
+	few := added(t, e)
+	steady := count(t, e, few)
 	room := int(e.maps.FlAddresses.MaxEntries())
 	for i := range 2 * room {
 		run(t, many, frame(fmt.Sprintf("10.1.%d.%d", i>>8, i&0xff)), 1)
@@ -380,4 +316,84 @@ func openNS(t *testing.T, path string) *netdev.NS {
 	must(t, err)
 	t.Cleanup(func() { ns.Close() })
 	return ns
+}
+
+// Neither a container's claims about itself nor a bridge's flooding causes drops of others'
+// packets.
+func TestEarlyDropForged(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	at := func(w *Drops, mac string) *ebpf.Program {
+		p, err := e.counter(w.slot, hardware(t, mac), 0)
+		must(t, err)
+		t.Cleanup(func() { p.Close() })
+		return p.Program
+	}
+	to := func(mac, addr string) []byte {
+		f := frame(addr)
+		copy(f, hardware(t, mac))
+		return f
+	}
+	const bad, good, host = "02:00:00:00:00:01", "02:00:00:00:00:02", lo
+	driver := native(t, e, host)
+	expect := func(what string, f []byte, want uint32) {
+		t.Helper()
+		for at, p := range map[string]*ebpf.Program{"uplink": e.tc, "driver": driver} {
+			if v := run(t, p, f, 3); v != want {
+				t.Errorf("%s, at the %s: verdict %d, want %d", what, at, v, want)
+			}
+		}
+	}
+	// A tenant that has used up its limit.
+	thief := added(t, e)
+	thiefs := at(thief, bad)
+	limit := func(last time.Duration) {
+		t.Helper()
+		limited(t, thief, 7, -1, last)
+	}
+	h := routes(t, map[string]string{"10.0.0.1": bad, "10.0.0.3": good, "fd00::1": bad, "fd00::3": good, "10.0.0.4": bad, "10.0.0.5": bad})
+	for _, addr := range []string{"10.0.0.1", "fd00::1"} {
+		h.sends(t, thiefs, to(bad, addr))
+	}
+	run(t, thiefs, to(good, "10.0.0.2"), 1) // flooded by the bridge, or attracted by frames with good's address
+	for _, addr := range []string{"10.0.0.3", "fd00::3", "10.0.0.6", "10.1.0.1"} {
+		h.sends(t, thiefs, to(bad, addr)) // by forged ARP, or by an accomplice on the bridge
+	}
+	limit(time.Hour)
+	expect("its own", to(bad, "10.0.0.1"), tcxDrop)
+	expect("its own, routed by the host", to(host, "10.0.0.1"), tcxDrop)
+	expect("its own, IPv6", to(host, "fd00::1"), tcxDrop)
+	expect("another's that was flooded", to(good, "10.0.0.2"), tcxNext)
+	expect("another's that was flooded, routed", to(host, "10.0.0.2"), tcxNext)
+	expect("another's, as soon as it is sent to him again", to(good, "10.0.0.3"), tcxNext)
+	for _, addr := range []string{"10.0.0.3", "fd00::3", "10.0.0.6", "10.1.0.1"} {
+		expect("another's, routed by the host: "+addr, to(host, addr), tcxNext)
+	}
+
+	// An address with packets to two tenants is dropped for neither, from either side.
+	limit(-time.Second)
+	victim := at(added(t, e), good)
+	for _, first := range []struct {
+		p    *ebpf.Program
+		mac  string
+		then *ebpf.Program
+		mac2 string
+		addr string
+	}{{thiefs, bad, victim, good, "10.0.0.4"}, {victim, good, thiefs, bad, "10.0.0.5"}} {
+		limit(-time.Second)
+		h.sends(t, first.p, to(first.mac, first.addr))
+		h.sends(t, first.then, to(first.mac2, first.addr))
+		limit(time.Hour)
+		for _, mac := range []string{bad, good, host} {
+			expect("contested "+first.addr+" by "+mac, to(mac, first.addr), tcxNext)
+		}
+	}
+
+	// Once the first has got no packets for it for a while, it is the second's.
+	age(t, e, "10.0.0.5")
+	limit(-time.Second)
+	h.sends(t, thiefs, to(bad, "10.0.0.5"))
+	limit(time.Hour)
+	expect("taken over", to(bad, "10.0.0.5"), tcxDrop)
+	expect("taken over, routed", to(host, "10.0.0.5"), tcxDrop)
 }

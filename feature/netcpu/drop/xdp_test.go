@@ -50,8 +50,7 @@ func TestDriverDecides(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	const own, other, uplink, tunnel = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:09", "02:00:00:00:00:08"
-	w, err := e.add(another(e), 1)
-	must(t, err)
+	w := added(t, e)
 	to := func(mac, ip string) []byte { return with(frame(ip), 0, hardware(t, mac)...) }
 	counter, err := e.counter(w.slot, hardware(t, own), 0)
 	must(t, err)
@@ -191,8 +190,7 @@ func fates(t *testing.T, e *Dropper) []dropFlFate {
 func TestDriverAgrees(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(another(e), 1)
-	must(t, err)
+	w := added(t, e)
 	counter := count(t, e, w)
 	carrier := with(with(append(frame("192.0.2.1"), make([]byte, 16)...), 0, hardware(t, lo)...), 14+9, unix.IPPROTO_UDP)
 	heads := [][]byte{frame("10.0.0.1"), frame("fd00::1"), frame("10.0.0.2"), frame("arp"),
@@ -236,8 +234,7 @@ func TestDriverAgrees(t *testing.T) {
 func TestMappedTeachesNothing(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(another(e), 1)
-	must(t, err)
+	w := added(t, e)
 	mapped := with(frame("fd00::1"), 14+24, netip.MustParseAddr("::ffff:10.0.0.2").AsSlice()...)
 	run(t, count(t, e, w), mapped, 1)
 	var key dropFlAddress
@@ -252,8 +249,7 @@ func TestMappedTeachesNothing(t *testing.T) {
 func TestDriverIdles(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(another(e), 1)
-	must(t, err)
+	w := added(t, e)
 	drop := native(t, e, lo)
 	run(t, count(t, e, w), frame("10.0.0.1"), 300)
 	must(t, w.change(func(e *dropTenant) { e.Retried = ahead }))

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -37,16 +36,11 @@ func TestFrozenContainer(t *testing.T) {
 	freeze := func(value string) {
 		t.Helper()
 		must(t, os.WriteFile(filepath.Join(scope.V2, "cgroup.freeze"), []byte(value), 0))
-		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		testkit.Await(t, "cgroup.events follow cgroup.freeze", func() bool {
 			events, err := os.ReadFile(filepath.Join(scope.V2, "cgroup.events"))
 			must(t, err)
-			if slices.Contains(strings.Split(string(events), "\n"), "frozen "+value) {
-				return
-			}
-			if time.Now().After(end) {
-				t.Fatalf("cgroup.freeze is %s, and cgroup.events for 30 s %q", value, events)
-			}
-		}
+			return slices.Contains(strings.Split(string(events), "\n"), "frozen "+value)
+		})
 	}
 	group := sched.Group("/proc", is.cfg.Layout, threads[0], is.cfg.Layout.CPU)
 	for range 2 {

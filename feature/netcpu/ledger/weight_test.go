@@ -42,15 +42,9 @@ func (h *weighed) run(length time.Duration) {
 }
 
 // costs returns the cost of each container in CPUs.
-func (h *weighed) costs(length time.Duration) []float64 {
-	before := make([]time.Duration, len(h.tasks))
-	for i, k := range h.tasks {
-		before[i] = k.total()
-	}
-	h.run(length)
-	out := make([]float64, len(h.tasks))
-	for i, k := range h.tasks {
-		out[i] = float64(k.total()-before[i]) / float64(length)
+func (h *weighed) costs(length time.Duration) (out []float64) {
+	for _, d := range h.spent(func() { h.run(length) }) {
+		out = append(out, float64(d)/float64(length))
 	}
 	return out
 }

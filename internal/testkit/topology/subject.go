@@ -106,22 +106,14 @@ func measure(ctx context.Context, f feature.Feature, targets []policy.Target) er
 	return errors.Join(errs...)
 }
 
-// Running are the containers of targets, for features that list all.
-type Running []policy.Target
-
-// Running implements feature.Containers.
-func (r Running) Running() (list []container.Container) {
-	for _, t := range r {
-		if !slices.ContainsFunc(list, func(c container.Container) bool { return c.ID == t.Container.ID }) {
+// Running returns the containers of targets.
+func Running(targets []policy.Target) (list Containers) {
+	for _, t := range targets {
+		if _, there := list.Lookup(t.Container.ID); !there {
 			list = append(list, t.Container)
 		}
 	}
 	return list
-}
-
-// Lookup implements feature.Containers.
-func (r Running) Lookup(id container.ID) (container.Container, bool) {
-	return Containers(r.Running()).Lookup(id)
 }
 
 // Containers are those of a host, for features that list all.

@@ -4,14 +4,21 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // Isolate changes what Plan announced; Plan itself changes nothing.
@@ -26,9 +33,7 @@ func TestPlan(t *testing.T) {
 		t.Errorf("the plan is for %s = %s", plan.Key, plan.Value)
 	}
 	same(t, "after Plan", h.state(), before)
-	if left := h.notes(); len(left) != 0 {
-		t.Errorf("journal after Plan: %+v", left)
-	}
+	h.nothing("after Plan")
 	planned := make(map[journal.Ref]feature.Step)
 	var coming []string
 	for _, s := range plan.Steps {
@@ -69,4 +74,27 @@ func TestPlan(t *testing.T) {
 	if _, err := h.netcpu.Plan(t.Context(), shared); err == nil || !strings.Contains(err.Error(), "host's network namespace") {
 		t.Errorf("of a container in the host's network: %v", err)
 	}
+}
+
+func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
+	who, err := identity.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	return netcpu.New(netcpu.Config{
+		Host: feature.Host{Roots: kernel.Default(), Journal: j, NetNS: s.NetNS, Identity: who, Ends: hook.Open("/proc", j), Containers: topology.Running(s.Targets)},
+	})
+}
+
+// Each call to the kernel fails once.
+func TestFaults(t *testing.T) {
+	h := newHost(t, sandbox.CPU{Quota: 50 * time.Millisecond})
+	spec := topology.Spec{NetNS: h.ns.NetNS(), Dir: t.TempDir(), Targets: []policy.Target{h.target(policy.NetCPUIsolate), h.target(policy.NetCPUCharge)}}
+	faults.Sweep(t, spec.Rig(t, func() string { return h.Net(h.ns) }),
+		faults.Case{Op: "apply 0", Undo: []string{"remove 0"}},
+		faults.Case{Op: "remove 0", From: []string{"apply 0"}},
+		faults.Case{Op: "apply 1", From: []string{"apply 0"}, Undo: []string{"remove 0"}},
+		faults.Case{Op: "keep", From: []string{"apply 0"}, Undo: []string{"remove 0"}},
+		faults.Case{Op: "measure", From: []string{"apply 0"}, Undo: []string{"remove 0"}, Reads: true},
+	)
 }
