@@ -249,20 +249,20 @@ func (k filterKnob) insert(d *Device, s *situation, label string) (err error) {
 
 // send makes or replaces the filter.
 func (k filterKnob) send(d *Device, pref uint16, handle uint32, label string, flags int) error {
+	return d.send(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE|flags, message{
+		handle: handle, parent: k.parent(), info: filterInfo(pref), kind: "bpf", options: bpfOptions(k.program, label, nl.TCA_BPF_FLAG_ACT_DIRECT),
+	})
+}
+
+// bpfOptions returns the options of a filter that calls a program.
+func bpfOptions(p *ebpf.Program, label string, flags uint32) (options []byte) {
 	ne := binary.NativeEndian
-	var options []byte
-	for _, a := range []struct {
-		typ   int
-		value []byte
-	}{
-		{nl.TCA_BPF_FD, ne.AppendUint32(nil, uint32(k.program.FD()))},
-		{nl.TCA_BPF_NAME, nl.ZeroTerminated(label)},
-		{nl.TCA_BPF_FLAGS, ne.AppendUint32(nil, nl.TCA_BPF_FLAG_ACT_DIRECT)},
+	for typ, value := range map[int][]byte{
+		nl.TCA_BPF_FD: ne.AppendUint32(nil, uint32(p.FD())), nl.TCA_BPF_NAME: nl.ZeroTerminated(label), nl.TCA_BPF_FLAGS: ne.AppendUint32(nil, flags),
 	} {
-		options = append(options, nl.NewRtAttr(a.typ, a.value).Serialize()...)
+		options = append(options, nl.NewRtAttr(typ, value).Serialize()...)
 	}
-	return d.send(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE|flags,
-		message{handle: handle, parent: k.parent(), info: filterInfo(pref), kind: "bpf", options: options})
+	return options
 }
 
 // remove removes the filter, and the qdisc too if it was made for ours and has no other use.
