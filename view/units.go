@@ -77,7 +77,7 @@ func Brief(sec float64) string {
 	case sec < 999.5: // from there on it would be 1e+03
 		return fmt.Sprintf("%.3gs", sec)
 	}
-	return fmt.Sprintf("%.0fs", sec)
+	return fmt.Sprintf("%.0fs", d.Seconds())
 }
 
 // Percent formats a part of 1 without decimals: "23 %". What is above 0 and below 1 % is "<1 %".
