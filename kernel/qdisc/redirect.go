@@ -1,13 +1,11 @@
 package qdisc
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -20,40 +18,26 @@ import (
 // redirects all packets (tc-mirred), as the CNI plugin bandwidth has it; 0: there is none, or it
 // looks at the packets first.
 func Redirected(ns *netdev.NS, index int) (to int, err error) {
-	var list []netlink.Filter
-	err = ns.Do(func() (err error) {
-		list, err = netlink.FilterList(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}, netlink.MakeHandle(0xffff, 0))
-		return err
-	})
-	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return 0, fmt.Errorf("list filters of device %d in netns %d: %w", index, ns.Inode(), err)
-	}
-	slices.SortStableFunc(list, func(a, b netlink.Filter) int { return cmp.Compare(a.Attrs().Priority, b.Attrs().Priority) })
-	for _, f := range list {
-		if f.Attrs().Protocol != unix.ETH_P_ALL {
-			return 0, nil
-		}
-		switch f := f.(type) {
-		case *netlink.U32:
-			if f.Sel == nil && f.RedirIndex == 0 {
-				continue // the table of a u32, which has no key
+	err = root{ns, index}.do("look where packets are redirected", func(d *Device) error {
+		list, err := d.filters(clsactHandle)
+		for _, f := range list {
+			sel := valueOf(f.options, nl.TCA_U32_SEL, 16) // struct tc_u32_sel, and keys that begin with a mask
+			if f.handle == 0 || f.kind == "u32" && sel == nil {
+				continue // the preference itself, or the table of a u32
 			}
-			if f.Sel != nil && slices.ContainsFunc(f.Sel.Keys, func(k netlink.TcU32Key) bool { return k.Mask != 0 }) {
-				return 0, nil
-			}
-			return f.RedirIndex, nil
-		case *netlink.MatchAll:
-			for _, a := range f.Actions {
-				if m, ok := a.(*netlink.MirredAction); ok && m.MirredAction == netlink.TCA_EGRESS_REDIR {
-					return m.Ifindex, nil
+			for key := range slices.Chunk(sel[min(16, len(sel)):], 16) {
+				if string(key[:min(4, len(key))]) != "\x00\x00\x00\x00" {
+					return nil
 				}
 			}
-			return 0, nil
-		default:
-			return 0, nil
+			if f.info == filterInfo(f.pref) && f.kind != "bpf" {
+				to = f.leads()
+			}
+			return nil
 		}
-	}
-	return 0, nil
+		return err
+	})
+	return to, err
 }
 
 // leadHandle is that of the filter that leads to an IFB. With each IFB it is the same, so that the
@@ -65,10 +49,9 @@ const leadHandle = Handle | 1
 // come back. None passes by while one IFB takes the place of another. The filter goes with the root.
 // Errors: journal.ErrGone if the device has gone.
 func Lead(ns *netdev.NS, index, ifb int, on bool) error {
-	op := fmt.Sprintf("redirect to device %d what is sent", ifb)
-	return root{ns, index}.do(op, func(d *Device) error {
+	return root{ns, index}.do(fmt.Sprintf("redirect to device %d what is sent", ifb), func(d *Device) error {
 		list, err := d.filters(Handle)
-		i := slices.IndexFunc(list, func(f filter) bool { return f.kind == "bpf" && f.handle == leadHandle })
+		i := slices.IndexFunc(list, func(f filter) bool { return f.handle == leadHandle })
 		now := 0 // of one that has gone, too
 		if i >= 0 {
 			now = list[i].leads()
@@ -77,10 +60,13 @@ func Lead(ns *netdev.NS, index, ifb int, on bool) error {
 			return err
 		}
 		if i < 0 || !on {
-			err := d.send(unix.RTM_DELTFILTER, 0, message{parent: Handle, info: filterInfo(firstPref)}) // all of the preference
-			if !on || err != nil && !errors.Is(err, unix.ENOENT) {
-				return err
-			}
+			err = d.send(unix.RTM_DELTFILTER, 0, message{parent: Handle, info: filterInfo(firstPref)}) // all of the preference
+		}
+		if errors.Is(err, unix.ENOENT) || !on && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV)) {
+			err = nil // the filter, the root or the device is missing
+		}
+		if !on || err != nil {
+			return err
 		}
 		return d.lead(ifb)
 	})
@@ -90,16 +76,13 @@ func Lead(ns *netdev.NS, index, ifb int, on bool) error {
 // own flag for that (skb->tc_skip_classify) is gone once the packet has met a filter of somebody
 // else at the clsact, and the packet would go round for good.
 func (d *Device) lead(ifb int) error {
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "fl_ahead", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{
-			asm.LoadMem(asm.R1, asm.R1, skbIngressIndex, asm.Word), // skb->skb_iif, which an IFB sets
-			asm.Mov.Imm(asm.R0, 0),                                 // no match
-			asm.JEq.Imm(asm.R1, int32(ifb), "back"),
-			asm.Mov.Imm(asm.R0, next), // a match
-			asm.Return().WithSymbol("back"),
-		},
-	})
+	const ingressIfindex = 36 // in struct __sk_buff: skb->skb_iif, which an IFB sets
+	p, err := program("fl_ahead",
+		asm.LoadMem(asm.R1, asm.R1, ingressIfindex, asm.Word),
+		asm.Mov.Imm(asm.R0, 0), // no match
+		asm.JEq.Imm(asm.R1, int32(ifb), "back"),
+		asm.Mov.Imm(asm.R0, -1), // a match
+		asm.Return().WithSymbol("back"))
 	if err != nil {
 		return err
 	}
@@ -114,18 +97,17 @@ func (d *Device) lead(ifb int) error {
 	})
 }
 
-// skbIngressIndex is the offset of ingress_ifindex in struct __sk_buff.
-const skbIngressIndex = 36
-
-// leads returns the index of the device to which the first action of a filter of BPF redirects; 0:
-// none, or one that has gone.
+// leads returns the index of the device to which the first action of a filter redirects; 0: none, or
+// one that has gone.
 func (f filter) leads() int {
 	b := f.options
-	for _, typ := range []uint16{nl.TCA_BPF_ACT, 1, nl.TCA_ACT_OPTIONS} {
+	for _, typ := range []uint16{map[string]uint16{"bpf": nl.TCA_BPF_ACT, "u32": nl.TCA_U32_ACT, "matchall": nl.TCA_MATCHALL_ACT}[f.kind], 1, nl.TCA_ACT_OPTIONS} {
 		b = valueOf(b, typ, 0)
 	}
-	if b = valueOf(b, nl.TCA_MIRRED_PARMS, 28); b == nil {
+	const action, to, size = 20, 24, 28 // struct tc_mirred
+	ne := binary.NativeEndian
+	if b = valueOf(b, nl.TCA_MIRRED_PARMS, size); b == nil || ne.Uint32(b[action:]) != uint32(netlink.TCA_EGRESS_REDIR) {
 		return 0
 	}
-	return int(binary.NativeEndian.Uint32(b[24:])) // struct tc_mirred
+	return int(ne.Uint32(b[to:]))
 }
