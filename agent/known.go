@@ -3,10 +3,13 @@ package agent
 import (
 	"encoding/json"
 	"maps"
+	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -18,23 +21,22 @@ const knownName = "containers.json"
 // most labels first, only by their entries in the journal.
 const maxKnown = 16 << 20
 
-// knownFile is its content.
-type knownFile struct {
-	Boot string `json:"boot"`
-	*discover.Known
+// file returns a file of the state directory for this boot, of at most so many bytes.
+func (cfg Config) file(name string, most int) kernel.StateFile {
+	return kernel.StateFile{Path: filepath.Join(cfg.StateDir, name), Most: most, Proc: cfg.Roots.Proc}
 }
 
 // loadKnown loads what an earlier agent knew; nil if nothing.
 func loadKnown(cfg Config) *discover.Known {
-	in := knownFile{Known: new(discover.Known)}
-	found, err := cfg.file(knownName, maxKnown).read(&in)
+	in := new(discover.Known)
+	found, err := cfg.file(knownName, maxKnown).Read(in)
 	if err != nil {
 		cfg.Log.Warn("what an earlier agent knew of containers cannot be read; runtimes must answer first", "err", err)
 	}
 	if err != nil || !found {
 		return nil
 	}
-	return in.Known
+	return in
 }
 
 // remember stores what is known now, if that has changed.
@@ -43,7 +45,7 @@ func (a *Agent) remember(now *discover.Known) {
 		return
 	}
 	a.remembered = now
-	err := a.cfg.file(knownName, maxKnown).write(func(boot string) any { return knownFile{boot, within(now, maxKnown)} })
+	err := a.cfg.file(knownName, maxKnown).Write(within(now, maxKnown))
 	if err != nil && !a.forgetful {
 		a.log.Warn("what is known of containers cannot be written down: an agent that starts while a runtime does not answer will not know their policy", "err", err)
 	}
@@ -134,4 +136,52 @@ func (a *Agent) keep(snap discover.Snapshot) map[container.ID]string {
 // known reports whether a Target was made with what a runtime knows.
 func known(t policy.Target) bool {
 	return t.Container.Source != "" && t.Container.Source != container.CgroupSource
+}
+
+// lastGoodFile is the file in the state directory that keeps the last good policy for the next
+// agent. Unlike set.json it names containers by patterns, so that it holds for any boot.
+const lastGoodFile = "policy.json"
+
+// maxLastGood limits the file, in bytes: the most that a directory may hold, and twice as much for
+// the escapes of JSON.
+const maxLastGood = 2 * policy.MaxFiles * policy.MaxFileSize
+
+func (cfg Config) lastGood() kernel.StateFile {
+	return kernel.StateFile{Path: filepath.Join(cfg.StateDir, lastGoodFile), Most: maxLastGood}
+}
+
+// recallPolicy puts the last good policy of an earlier agent in force, in case the files are broken
+// now.
+func (a *Agent) recallPolicy() {
+	var kept policy.Kept
+	_, err := a.cfg.lastGood().Read(&kept)
+	if err == nil {
+		err = a.policy.Recall(kept)
+	}
+	if err != nil {
+		a.log.Warn("the last good policy of an earlier agent is not usable", "err", err)
+	}
+}
+
+// keepPolicy stores the last good policy, unless it is stored.
+func (a *Agent) keepPolicy() {
+	a.keeping.Lock()
+	defer a.keeping.Unlock()
+	kept := a.policy.Kept()
+	if kept.When.IsZero() || kept.When.Equal(a.keptWhen) {
+		return
+	}
+	if err := a.cfg.lastGood().Write(kept); err != nil {
+		a.log.Error("the policy is not written down: with broken files a restarted agent would have none", "err", err)
+		return
+	}
+	a.keptWhen = kept.When
+}
+
+// broken explains what holds while the policy files are invalid.
+func broken(since time.Time) string {
+	if since.IsZero() {
+		return "policy is not usable, and there is no last good one: neither files nor labels are in force"
+	}
+	return "policy is not usable; the last good one stays in force"
 }

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -114,14 +113,9 @@ func (r *recorder) status() *api.Recording {
 	if r == nil {
 		return nil
 	}
-	w := r.writer.Written()
-	out := &api.Recording{
-		Dir: r.cfg.Dir, Bytes: uint64(w.Disk), Frames: w.Frames, FrameBytes: w.Bytes, Failed: w.Failed, CPU: w.CPU.Seconds(),
-	}
+	out := r.writer.Written()
 	if why := r.halted.Load(); why != nil {
 		out.Error = *why
-	} else if w.Err != nil {
-		out.Error = fmt.Sprint(w.Err)
 	}
-	return out
+	return &out
 }

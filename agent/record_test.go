@@ -37,7 +37,7 @@ func TestRecorder(t *testing.T) {
 	in, err := record.Open(dir)
 	testkit.Must(t, err)
 	n := 0
-	for f, err := range in.Frames(time.Time{}, time.Time{}, 0) {
+	for f, err := range in.Frames(t.Context(), time.Time{}, time.Time{}, 0) {
 		if err != nil || len(f.Containers) != 1 || f.Containers[0].Name != "web" {
 			t.Errorf("%+v, %v", f, err)
 		}

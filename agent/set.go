@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -213,14 +214,13 @@ func (a *Agent) forget(snap discover.Snapshot) {
 
 // overrides are what was set by hand, with the file that keeps them for the next agent.
 type overrides struct {
-	file bootFile
+	file kernel.StateFile
 	all  []policy.Override
 }
 
 // overridesFile is the content of the file.
 type overridesFile struct {
-	Boot string            `json:"boot"`
-	Set  []policy.Override `json:"set"`
+	Set []policy.Override `json:"set"`
 }
 
 // maxOverrides limits the file, in bytes.
@@ -231,13 +231,11 @@ const overridesName = "set.json"
 
 func (o *overrides) load() error {
 	var in overridesFile
-	if found, err := o.file.read(&in); err != nil || !found {
-		return err
+	_, err := o.file.Read(&in)
+	if err == nil {
+		o.all = in.Set
 	}
-	o.all = in.Set
-	return nil
+	return err
 }
 
-func (o *overrides) save(all []policy.Override) error {
-	return o.file.write(func(boot string) any { return overridesFile{boot, all} })
-}
+func (o *overrides) save(all []policy.Override) error { return o.file.Write(overridesFile{all}) }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,8 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -216,10 +219,9 @@ func TestSetSurvives(t *testing.T) {
 	file := filepath.Join(r.state, "set.json")
 	data, err := os.ReadFile(file)
 	testkit.Must(t, err)
-	var f overridesFile
-	testkit.Must(t, json.Unmarshal(data, &f))
-	f.Boot = "another"
-	data, _ = json.Marshal(f)
+	boot, err := journal.BootID("/proc")
+	testkit.Must(t, err)
+	data = bytes.Replace(data, []byte(boot), []byte("another"), 1)
 	for _, content := range [][]byte{data, []byte(`{"boot":`)} {
 		testkit.Must(t, os.WriteFile(file, content, 0o600))
 		r.start()
@@ -237,8 +239,8 @@ func FuzzOverridesFile(f *testing.F) {
 	f.Add([]byte("{"))
 	store := policy.NewStore(f.TempDir(), nil)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		o := overrides{file: bootFile{stateFile{filepath.Join(t.TempDir(), overridesName), maxOverrides}, "/proc"}}
-		testkit.Must(t, os.WriteFile(o.file.path, data, 0o600))
+		o := overrides{file: kernel.StateFile{Path: filepath.Join(t.TempDir(), overridesName), Most: maxOverrides}}
+		testkit.Must(t, os.WriteFile(o.file.Path, data, 0o600))
 		if o.load() == nil {
 			store.Override(o.all)
 			store.Resolve([]container.Container{box(1, "")})

@@ -1,5 +1,5 @@
 // Package kernel names the directories in which fairlead finds the host's state, and opens the
-// knobs that journal entries refer to. It has no state and changes nothing itself; the packages
+// knobs that journal entries refer to. It changes nothing of the host itself; the packages
 // below it do. Package agent and `fairlead restore` use it.
 package kernel
 

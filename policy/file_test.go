@@ -60,8 +60,8 @@ var everythingSettings = Settings{
 	IOWeight: 200,
 	IOYield:  YieldAuto, Interrupts: InterruptsApart, IOHelp: HelpWeight, Realtime: 100 * time.Millisecond,
 	IO: []IO{
-		{Device: "/dev/vdb", ReadIOPS: 2000, WriteIOPS: 500, MaxWriteIOPS: 500, MaxReadBytes: 50 << 20},
-		{Device: "/dev/vdc", WriteIOPS: 7},
+		{Device: "/dev/vdb", Reserved: Figures{ReadIOPS: 2000, WriteIOPS: 500}, Max: Figures{WriteIOPS: 500, ReadBytes: 50 << 20}},
+		{Device: "/dev/vdc", Reserved: Figures{WriteIOPS: 7}},
 	},
 }
 

@@ -21,12 +21,10 @@ const (
 func ioFigures() []string { return []string{"rbps", "wbps", "riops", "wiops"} }
 
 // reserved and capped return the fields of io.reserve and io.max, in the order of their names.
-func reserved(io *IO) []*uint64 {
-	return []*uint64{&io.ReadBytes, &io.WriteBytes, &io.ReadIOPS, &io.WriteIOPS}
-}
-
-func capped(io *IO) []*uint64 {
-	return []*uint64{&io.MaxReadBytes, &io.MaxWriteByte, &io.MaxReadIOPS, &io.MaxWriteIOPS}
+func reserved(io *IO) []*uint64 { return io.Reserved.each() }
+func capped(io *IO) []*uint64   { return io.Max.each() }
+func (f *Figures) each() []*uint64 {
+	return []*uint64{&f.ReadBytes, &f.WriteBytes, &f.ReadIOPS, &f.WriteIOPS}
 }
 
 // FormatReserve formats reservations as the key io.reserve takes them; "" is none.

@@ -12,8 +12,8 @@ import (
 // not added to it.
 func TestIOFormats(t *testing.T) {
 	ios := []IO{
-		{Device: "/dev/vdb", ReadIOPS: 1, WriteBytes: 1 << 20, MaxReadBytes: 4096, MaxWriteIOPS: 9},
-		{Device: "/dev/vdc", MaxWriteByte: 2048},
+		{Device: "/dev/vdb", Reserved: Figures{ReadIOPS: 1, WriteBytes: 1 << 20}, Max: Figures{ReadBytes: 4096, WriteIOPS: 9}},
+		{Device: "/dev/vdc", Max: Figures{WriteBytes: 2048}},
 	}
 	reserve, max := FormatReserve(ios), FormatMax(ios)
 	if want := "/dev/vdb wbps=1048576 riops=1"; reserve != want {
@@ -35,7 +35,7 @@ func TestIOFormats(t *testing.T) {
 	now := time.Unix(1000, 0)
 	target := Target{Container: container.Container{ID: 1}, Settings: s}
 	target, err := target.With([]Decision{{Container: 1, Key: "fairlead.io.max", Value: "/dev/vdb riops=3", Expiry: now.Add(time.Second)}}, now)
-	want := IO{Device: "/dev/vdb", ReadIOPS: 1, WriteBytes: 1 << 20, MaxReadIOPS: 3}
+	want := IO{Device: "/dev/vdb", Reserved: Figures{ReadIOPS: 1, WriteBytes: 1 << 20}, Max: Figures{ReadIOPS: 3}}
 	if err != nil || len(target.Settings.IO) != 1 || target.Settings.IO[0] != want {
 		t.Errorf("with the decision: %+v, %v, want %+v", target.Settings.IO, err, want)
 	}

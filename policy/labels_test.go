@@ -31,8 +31,8 @@ func TestParseLabels(t *testing.T) {
 		{
 			name:   "several devices",
 			labels: map[string]string{"fairlead.io.reserve": "/dev/vdc riops=1; /dev/vdb wiops=2", "fairlead.io.max": "/dev/vdb rbps=1mb wbps=2mb riops=3"},
-			want: Settings{IO: []IO{{Device: "/dev/vdb", WriteIOPS: 2, MaxReadBytes: 1 << 20, MaxWriteByte: 2 << 20, MaxReadIOPS: 3},
-				{Device: "/dev/vdc", ReadIOPS: 1}}},
+			want: Settings{IO: []IO{{Device: "/dev/vdb", Reserved: Figures{WriteIOPS: 2}, Max: Figures{ReadBytes: 1 << 20, WriteBytes: 2 << 20, ReadIOPS: 3}},
+				{Device: "/dev/vdc", Reserved: Figures{ReadIOPS: 1}}}},
 			origins: []Origin{{Key: "fairlead.io.max", Value: "/dev/vdb rbps=1mb wbps=2mb riops=3", From: "label"}, {Key: "fairlead.io.reserve", Value: "/dev/vdc riops=1; /dev/vdb wiops=2", From: "label"}},
 		},
 		{

@@ -239,9 +239,9 @@ func TestResolveDoesNotShare(t *testing.T) {
 	a, _ := p.Resolve([]container.Container{{ID: 1}, {ID: 2}})
 	*a[0].Settings.Egress.Priority = 99
 	*a[0].Settings.Overlay = false
-	a[0].Settings.IO[0].ReadIOPS = 99
+	a[0].Settings.IO[0].Reserved.ReadIOPS = 99
 	b, _ := p.Resolve([]container.Container{{ID: 1}})
-	if diff := cmp.Diff(a[1].Settings, b[0].Settings); diff != "" || b[0].Settings.IO[0].ReadIOPS != 1 {
+	if diff := cmp.Diff(a[1].Settings, b[0].Settings); diff != "" || b[0].Settings.IO[0].Reserved.ReadIOPS != 1 {
 		t.Errorf("a change of one Target shows in another: %s", diff)
 	}
 }

@@ -39,7 +39,7 @@ func TestRequests(t *testing.T) {
 				Requests:    map[string]uint64{"data-riops": 200, "log-riops": 1, "log-wiops": 9},
 				PodRequests: map[string]uint64{"data-riops": 500, "data-wiops": 300, "log-riops": 1, "log-wiops": 9},
 			},
-			want: Settings{IO: []IO{{Device: "/dev/vdb", ReadIOPS: 200}, {Device: "/dev/vdc", ReadIOPS: 1, WriteIOPS: 9}}},
+			want: Settings{IO: []IO{{Device: "/dev/vdb", Reserved: Figures{ReadIOPS: 200}}, {Device: "/dev/vdc", Reserved: Figures{ReadIOPS: 1, WriteIOPS: 9}}}},
 			origins: []Origin{{Key: "fairlead.io.reserve", Value: "/dev/vdb riops=200; /dev/vdc riops=1 wiops=9",
 				From: "request of fairlead.dev/data-riops, log-riops, log-wiops"}},
 		},

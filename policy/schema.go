@@ -289,8 +289,8 @@ func conflicts(s Settings) []conflict {
 			name          string
 			reserved, cap uint64
 		}{
-			{"riops", io.ReadIOPS, io.MaxReadIOPS}, {"wiops", io.WriteIOPS, io.MaxWriteIOPS},
-			{"rbps", io.ReadBytes, io.MaxReadBytes}, {"wbps", io.WriteBytes, io.MaxWriteByte},
+			{"riops", io.Reserved.ReadIOPS, io.Max.ReadIOPS}, {"wiops", io.Reserved.WriteIOPS, io.Max.WriteIOPS},
+			{"rbps", io.Reserved.ReadBytes, io.Max.ReadBytes}, {"wbps", io.Reserved.WriteBytes, io.Max.WriteBytes},
 		} {
 			if d.cap != 0 && d.reserved > d.cap {
 				return append(cs, conflict{

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -32,7 +33,7 @@ type Exported struct {
 func (r *Reader) Export(out io.Writer, c Choice) (done Exported, err error) {
 	var b blocks
 	hide := newAnonymous(c.Words)
-	for f, err := range r.Frames(c.From, c.To, 0) {
+	for f, err := range r.Frames(context.Background(), c.From, c.To, 0) {
 		if errors.Is(err, ErrDamaged) {
 			done.Damaged++
 			continue

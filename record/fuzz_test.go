@@ -62,7 +62,7 @@ func FuzzFile(f *testing.F) {
 		if _, err := r.Stat(); err != nil {
 			t.Error(err)
 		}
-		for _, err := range r.Frames(time.Time{}, time.Time{}, 0) {
+		for _, err := range r.Frames(t.Context(), time.Time{}, time.Time{}, 0) {
 			if err != nil && !errors.Is(err, ErrDamaged) {
 				t.Error(err)
 			}

@@ -2,6 +2,7 @@ package record
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,7 +24,8 @@ import (
 const maxBlocks = 1 << 20
 
 // Reader reads a recording: the ring of an agent, also while that writes it, or one file. It keeps
-// nothing open between calls, and has no state: several goroutines may use it.
+// nothing open between calls, and has no state: several goroutines may use it. A nil Reader has no
+// frames.
 type Reader struct {
 	path string
 	ring bool
@@ -110,8 +112,8 @@ func (r *Reader) Span() (first, last time.Time) {
 // frames have earlier times. A last frame that was not completed is left out.
 //
 // Where a part of the recording is damaged, Frames yields an error that wraps ErrDamaged, and goes on
-// behind it. After another error it ends.
-func (r *Reader) Frames(from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
+// behind it. After another error it ends, and so it does with the error of ctx when that has ended.
+func (r *Reader) Frames(ctx context.Context, from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
 	return func(yield func(api.Frame, error) bool) {
 		z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
 		if err != nil {
@@ -128,7 +130,13 @@ func (r *Reader) Frames(from, to time.Time, every time.Duration) iter.Seq2[api.F
 				yield(api.Frame{}, err)
 				return
 			}
-			if !d.frames(f, within, yield) {
+			if !d.frames(f, within, func(f api.Frame, err error) bool {
+				if e := ctx.Err(); e != nil {
+					yield(api.Frame{}, e)
+					return false
+				}
+				return yield(f, err)
+			}) {
 				return
 			}
 		}
@@ -138,6 +146,9 @@ func (r *Reader) Frames(from, to time.Time, every time.Duration) iter.Seq2[api.F
 // files yields the files with their blocks, open until the next one, oldest first or newest first.
 func (r *Reader) files(backward bool) iter.Seq2[*file, error] {
 	return func(yield func(*file, error) bool) {
+		if r == nil {
+			return
+		}
 		paths := []string{r.path}
 		if r.ring {
 			var err error

@@ -52,7 +52,7 @@ func open(t testing.TB, path string) *Reader {
 // read returns all frames from one time to another, and the errors between them.
 func read(t testing.TB, path string, from, to time.Time) (frames []api.Frame, errs []error) {
 	t.Helper()
-	for f, err := range open(t, path).Frames(from, to, 0) {
+	for f, err := range open(t, path).Frames(t.Context(), from, to, 0) {
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -108,7 +108,7 @@ func TestRing(t *testing.T) {
 		t.Errorf("a part: errors %v, frames (-want +got):\n%s", errs, diff)
 	}
 	var apart []time.Time
-	for f, err := range open(t, dir).Frames(want[50].Taken, want[60].Taken, 11*time.Second) {
+	for f, err := range open(t, dir).Frames(t.Context(), want[50].Taken, want[60].Taken, 11*time.Second) {
 		must(t, err)
 		apart = append(apart, f.Taken)
 	}
@@ -136,7 +136,7 @@ func TestSize(t *testing.T) {
 	h := newHost(10)
 	w := newWriter(t, cfg)
 	most, first := int64(0), epoch
-	for i := 0; w.Written().Bytes < uint64(2*cfg.Size); i++ {
+	for i := 0; w.Written().FrameBytes < uint64(2*cfg.Size); i++ {
 		c.pass(time.Minute)
 		write(t, w, h.next(time.Minute))
 		if i%13 != 0 {
@@ -149,8 +149,8 @@ func TestSize(t *testing.T) {
 			disk += onDisk(info.Size())
 		}
 		most = max(most, disk)
-		if disk > cfg.Size || disk != w.Written().Disk {
-			t.Fatalf("after %v the ring takes %d bytes of %d; the writer says %d", c.elapsed, disk, cfg.Size, w.Written().Disk)
+		if disk > cfg.Size || uint64(disk) != w.Written().Bytes {
+			t.Fatalf("after %v the ring takes %d bytes of %d; the writer says %d", c.elapsed, disk, cfg.Size, w.Written().Bytes)
 		}
 		first, _ = open(t, dir).Span()
 	}
@@ -322,7 +322,7 @@ func TestReadWhileWritten(t *testing.T) {
 				return
 			}
 			last := time.Time{}
-			for f, err := range r.Frames(time.Time{}, time.Time{}, 0) {
+			for f, err := range r.Frames(t.Context(), time.Time{}, time.Time{}, 0) {
 				if err != nil || !f.Taken.After(last) || len(f.Containers) != 20 {
 					t.Errorf("frame of %v after %v: %d containers, %v", f.Taken, last, len(f.Containers), err)
 					return
@@ -355,7 +355,7 @@ func TestTwoWriters(t *testing.T) {
 	}
 	c.pass(retryTime)
 	write(t, two, h.next(time.Second))
-	if s := two.Written(); s.Frames != 1 || s.Failed != 2 || s.Err != nil || s.CPU <= 0 {
+	if s := two.Written(); s.Frames != 1 || s.Failed != 2 || s.Error != "" || s.CPU <= 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -405,7 +405,7 @@ func TestFullRing(t *testing.T) {
 	if len(got) != 2 || errs != nil {
 		t.Errorf("%d frames, errors %v", len(got), errs)
 	}
-	if s := w.Written(); s.Failed != 2 || s.Err != nil {
+	if s := w.Written(); s.Failed != 2 || s.Error != "" {
 		t.Errorf("%+v", s)
 	}
 }

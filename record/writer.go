@@ -60,7 +60,7 @@ type Writer struct {
 	begun  time.Duration // when out was made
 	broken error         // of the last try; nil: it was written
 	retry  time.Duration // when to try again
-	stats  Written
+	stats  api.Recording
 }
 
 // segment is one file of the ring.
@@ -68,16 +68,6 @@ type segment struct {
 	path string
 	size int64
 	last time.Duration // when its last frame was taken, in the time of Elapsed
-}
-
-// Written is what a Writer has done since it was made.
-type Written struct {
-	Frames uint64
-	Bytes  uint64        // of these frames
-	Failed uint64        // frames that were not written
-	CPU    time.Duration // of writing
-	Disk   int64         // size of the ring now
-	Err    error         // why the last frame was not written; nil: it was
 }
 
 // New returns a writer of a ring. It does not touch the disk: the first Write does.
@@ -126,7 +116,7 @@ func (w *Writer) write(f api.Frame) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	began := threadTime()
-	defer func() { w.stats.CPU += max(threadTime()-began, 0) }()
+	defer func() { w.stats.CPU += max(threadTime()-began, 0).Seconds() }()
 	if err := w.open(); err != nil {
 		return fmt.Errorf("record in %s: %w", w.cfg.Dir, err)
 	}
@@ -153,7 +143,7 @@ func (w *Writer) write(f api.Frame) error {
 	}
 	w.now.last = now
 	w.stats.Frames++
-	w.stats.Bytes += uint64(len(data))
+	w.stats.FrameBytes += uint64(len(data))
 	return nil
 }
 
@@ -304,12 +294,14 @@ func (w *Writer) used() int64 {
 // onDisk rounds a size up to the blocks of common file systems.
 func onDisk(size int64) int64 { return (size + 4095) &^ 4095 }
 
-// Written returns what was done.
-func (w *Writer) Written() Written {
+// Written returns what was done, and how it stands.
+func (w *Writer) Written() api.Recording {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.stats
-	s.Disk, s.Err = w.used(), w.broken
+	if s.Dir, s.Bytes = w.cfg.Dir, uint64(w.used()); w.broken != nil {
+		s.Error = w.broken.Error()
+	}
 	return s
 }
 

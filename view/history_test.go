@@ -16,7 +16,7 @@ import (
 func loaded(t *testing.T, h viewtest.Host, frames int) *History {
 	t.Helper()
 	h.Every = 10 * time.Second
-	hist, err := Load(t.Context(), Recorded{viewtest.Recording{Host: h, Count: frames}}, time.Time{}, time.Time{})
+	hist, err := Load(t.Context(), viewtest.Recording{Host: h, Count: frames}, time.Time{}, time.Time{})
 	testkit.Must(t, err)
 	return hist
 }

@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/record"
 )
 
 // Every is the time between two frames of a live view.
 const Every = 2 * time.Second
 
-// Source is where the frames of a view come from: an agent, or a recording.
+// Source is where the frames of a view come from: an agent, or a recording ([record.Reader]).
 type Source interface {
 	// Frames yields the frames that were recorded from one time to another, inclusive, in their
 	// order, but those that follow another by less than every. A zero time is no bound. It yields
@@ -32,46 +33,11 @@ type Live interface {
 	Next(ctx context.Context) (api.Frame, error)
 }
 
-// Recording is a recording of frames, such as a *record.Reader.
-type Recording interface {
-	Span() (first, last time.Time)
-	Frames(from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error]
-}
-
 // Agent is an agent that runs, with what it has recorded.
 type Agent struct {
-	Recorded // the agent's own, possibly still written
-	Client   *api.Client
+	*record.Reader // the agent's own recording, possibly still written; nil: none, or none that may be read
+	Client         *api.Client
 }
 
 // Next asks the agent at once.
 func (a *Agent) Next(ctx context.Context) (api.Frame, error) { return a.Client.Frame(ctx) }
-
-// Recorded is the Source of a recording; nil: none, or none that may be read.
-type Recorded struct{ Recording }
-
-// Span implements [Source].
-func (r Recorded) Span() (first, last time.Time) {
-	if r.Recording != nil {
-		first, last = r.Recording.Span()
-	}
-	return first, last
-}
-
-// Frames implements [Source]. It ends with the error of ctx when that has ended.
-func (r Recorded) Frames(ctx context.Context, from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
-	return func(yield func(api.Frame, error) bool) {
-		if r.Recording == nil {
-			return
-		}
-		for f, err := range r.Recording.Frames(from, to, every) {
-			if e := ctx.Err(); e != nil {
-				yield(api.Frame{}, e)
-				return
-			}
-			if !yield(f, err) {
-				return
-			}
-		}
-	}
-}

@@ -44,7 +44,7 @@ func (f *BlockIO) reserve(m *managed) error {
 // asks returns what settings reserve, still without disks.
 func asks(s policy.Settings) (all []reservation) {
 	for _, io := range s.IO {
-		figures := api.BlockIOFigures{ReadIOPS: io.ReadIOPS, WriteIOPS: io.WriteIOPS, ReadBytes: io.ReadBytes, WriteBytes: io.WriteBytes}
+		figures := api.BlockIOFigures(io.Reserved)
 		if figures != (api.BlockIOFigures{}) {
 			all = append(all, reservation{device: io.Device, figures: figures})
 		}

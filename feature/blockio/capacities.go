@@ -1,21 +1,22 @@
 package blockio
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // capacities holds what disks can do, by block.Disk's Identity, and the file that keeps it
 // beyond the agent and the boot.
 type capacities struct {
-	path string // "": none
+	file kernel.StateFile
 	of   map[string]decide.Capacity
 }
 
@@ -30,45 +31,25 @@ const capacitiesVersion = 2
 // maxCapacities bounds the file, in bytes.
 const maxCapacities = 1 << 20
 
+// loadCapacities refuses the whole file if one entry is wrong.
 func loadCapacities(path string) (capacities, error) {
-	c := capacities{path: path, of: make(map[string]decide.Capacity)}
-	f, err := os.Open(c.path)
-	if errors.Is(err, fs.ErrNotExist) { // also without a path
-		return c, nil
-	}
-	if err != nil {
+	c := capacities{file: kernel.StateFile{Path: path, Most: maxCapacities, Durable: true}, of: make(map[string]decide.Capacity)}
+	var in capacitiesFile
+	if found, err := c.file.Read(&in); err != nil || !found {
 		return c, err
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxCapacities))
-	if err == nil {
-		c.of, err = parseCapacities(data)
+	if in.Version != capacitiesVersion {
+		return c, fmt.Errorf("read %s: it is of version %d, and this agent knows version %d", path, in.Version, capacitiesVersion)
 	}
-	if err != nil {
-		return c, fmt.Errorf("read %s: %w", c.path, err)
-	}
-	return c, nil
-}
-
-// parseCapacities refuses the whole file if one entry is wrong.
-func parseCapacities(data []byte) (map[string]decide.Capacity, error) {
-	none := make(map[string]decide.Capacity)
-	var file capacitiesFile
-	if err := json.Unmarshal(data, &file); err != nil {
-		return none, err
-	}
-	if file.Version != capacitiesVersion {
-		return none, fmt.Errorf("it is of version %d, and this agent knows version %d", file.Version, capacitiesVersion)
-	}
-	for id, c := range file.Disks {
-		if err := c.Check(); err != nil {
-			return none, fmt.Errorf("%q: %w", id, err)
+	for id, of := range in.Disks {
+		if err := of.Check(); err != nil {
+			return c, fmt.Errorf("read %s: %q: %w", path, id, err)
 		}
 	}
-	if file.Disks == nil {
-		return none, nil // the file says null
+	if in.Disks != nil {
+		c.of = in.Disks
 	}
-	return file.Disks, nil
+	return c, nil
 }
 
 // set records what a disk can do. If the file cannot be written, nothing changes.
@@ -85,32 +66,67 @@ func (c *capacities) set(id string, of decide.Capacity) error {
 }
 
 func (c *capacities) save() error {
-	if c.path == "" {
-		return nil
-	}
-	data, err := json.MarshalIndent(capacitiesFile{capacitiesVersion, c.of}, "", "  ")
-	if err != nil {
+	if err := os.MkdirAll(filepath.Dir(c.file.Path), 0o755); err != nil {
 		return err
 	}
-	if len(data) > maxCapacities {
-		return fmt.Errorf("write %s: more than %d bytes", c.path, maxCapacities)
-	}
-	if err := os.MkdirAll(filepath.Dir(c.path), 0o755); err != nil {
-		return err
-	}
-	next := c.path + ".next"
-	if err := errors.Join(os.WriteFile(next, append(data, '\n'), 0o600), syncFile(next)); err != nil {
-		os.Remove(next)
-		return err
-	}
-	return os.Rename(next, c.path)
+	return c.file.Write(capacitiesFile{capacitiesVersion, c.of})
 }
 
-// syncFile makes a file whole after a crash.
-func syncFile(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
+// Guarantees implements feature.Guarantor: reads and writes per second of the disks that the
+// operator named, if their capacity is known. Reads and writes share that, and whoever counts them
+// counts each by itself: so reads are offered one half of what can be reserved, and writes the
+// other.
+func (f *BlockIO) Guarantees() (map[string]uint64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := make(map[string]uint64)
+	var errs []error
+	for name, device := range f.cfg.Disks {
+		d, err := block.Open(f.cfg.Roots.Sys, device)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("disk %s: %w", name, err)) // it has vanished, or has not come yet
+			continue
+		}
+		half, known := f.capacity(d).Halves()
+		if !known {
+			errs = append(errs, fmt.Errorf("disk %s: its capacity is not known", name))
+			continue
+		}
+		reads, writes := policy.DiskResources(name)
+		all[reads], all[writes] = half.ReadIOPS, half.WriteIOPS
 	}
-	return errors.Join(f.Sync(), f.Close())
+	return all, errors.Join(errs...)
+}
+
+// profiled returns the budget that reservations need together, by the profiles of their disks.
+func (f *BlockIO) profiled(reserved []reservation) (sum time.Duration, err error) {
+	if len(reserved) == 0 {
+		return 0, errors.New("auto: the container has reserved nothing (io.reserve)")
+	}
+	for _, r := range reserved {
+		p := f.capacity(r.disk).Realtime
+		if len(p) == 0 {
+			return 0, fmt.Errorf("auto: %[1]s has no profile: measure it with `fairlead io calibrate %[1]s --scratch DIR --realtime`", r.device)
+		}
+		budget, err := p.Needs(r.figures)
+		if err != nil {
+			return 0, fmt.Errorf("auto: %s: %w", r.device, err)
+		}
+		sum += budget
+	}
+	return max(sum, time.Millisecond), nil
+}
+
+// reprofile updates the budgets of containers with io.realtime: auto after a new profile. A
+// container that cannot have the new one keeps its budget until the next Apply, which reports why.
+func (f *BlockIO) reprofile() error {
+	var errs []error
+	for _, m := range f.managed {
+		if m.budget > 0 && m.target.Settings.RealtimeAuto {
+			errs = append(errs, f.grant(m))
+		}
+	}
+	errs = append(errs, f.realtime())
+	f.promote()
+	return errors.Join(errs...)
 }

@@ -107,9 +107,7 @@ func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any
 	}
 	ios = slices.DeleteFunc(ios, func(io policy.IO) bool { return io.Device == device })
 	if !in.Delete {
-		ios = append(ios, policy.IO{
-			Device: device, ReadIOPS: in.Figures.ReadIOPS, WriteIOPS: in.Figures.WriteIOPS, ReadBytes: in.Figures.ReadBytes, WriteBytes: in.Figures.WriteBytes,
-		})
+		ios = append(ios, policy.IO{Device: device, Reserved: policy.Figures(in.Figures)})
 	}
 	set := api.SetRequest{Was: map[string]string{reserveKey: from.Value}}
 	if value := policy.FormatReserve(ios); value != "" {

@@ -170,8 +170,9 @@ func (f *BlockIO) caps(t policy.Target, a decide.Action) string {
 			i = len(ios)
 			ios = append(ios, policy.IO{Device: "/dev/" + disk.Name})
 		}
-		ios[i].MaxReadIOPS, ios[i].MaxWriteIOPS = lower(ios[i].MaxReadIOPS, c.ReadIOPS), lower(ios[i].MaxWriteIOPS, c.WriteIOPS)
-		ios[i].MaxReadBytes, ios[i].MaxWriteByte = lower(ios[i].MaxReadBytes, c.ReadBytes), lower(ios[i].MaxWriteByte, c.WriteBytes)
+		most := &ios[i].Max
+		most.ReadIOPS, most.WriteIOPS = lower(most.ReadIOPS, c.ReadIOPS), lower(most.WriteIOPS, c.WriteIOPS)
+		most.ReadBytes, most.WriteBytes = lower(most.ReadBytes, c.ReadBytes), lower(most.WriteBytes, c.WriteBytes)
 	}
 	return policy.FormatMax(ios)
 }

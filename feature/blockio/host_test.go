@@ -370,17 +370,19 @@ func TestCapacityRefusals(t *testing.T) {
 	}
 }
 
-func FuzzParseCapacities(f *testing.F) {
+func FuzzLoadCapacities(f *testing.F) {
 	for _, s := range []string{"", "null", "{}", `{"vda": {"read_iops": 5, "write_iops": 5, "Headroom": 0.1}}`, `{"vda": {"read_iops": -1}}`, `{"vda": {"Headroom": 1e400}}`,
 		`{"version": 2, "disks": {"vda": {"seen": {"read_iops": 5}}}}`, `{"version": 3}`, `{"version": 2, "disks": null}`, `{"version": 2, "disks": {"vda": {"depth_1": {"read_iops": 5}}}}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		of, err := parseCapacities(data)
-		if of == nil || err != nil && len(of) > 0 {
-			t.Fatalf("%v, %v", of, err)
+		path := filepath.Join(t.TempDir(), "capacities.json")
+		must(t, os.WriteFile(path, data, 0o600))
+		all, err := loadCapacities(path)
+		if all.of == nil || err != nil && len(all.of) > 0 {
+			t.Fatalf("%v, %v", all.of, err)
 		}
-		for id, c := range of {
+		for id, c := range all.of {
 			if c.Check() != nil {
 				t.Fatalf("%q: %+v", id, c)
 			}

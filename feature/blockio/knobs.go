@@ -69,7 +69,7 @@ func (f *BlockIO) maxima(m *managed) (lines []journal.Setting, err error) {
 	c := m.target.Container.Cgroup
 	named := make(map[string]string)
 	for _, io := range m.target.Settings.IO {
-		l := cgroup.Limits{ReadIOPS: io.MaxReadIOPS, WriteIOPS: io.MaxWriteIOPS, ReadBytes: io.MaxReadBytes, WriteBytes: io.MaxWriteByte}
+		l := cgroup.Limits(io.Max)
 		if l == (cgroup.Limits{}) {
 			continue
 		}

@@ -55,10 +55,10 @@ func TestVanished(t *testing.T) {
 	}
 
 	// The directory of the file cannot be made: a file is in its place.
-	h.capacities.path = filepath.Join(h.state, "file", "capacities.json")
+	h.capacities.file.Path = filepath.Join(h.state, "file", "capacities.json")
 	must(t, os.WriteFile(filepath.Join(h.state, "file"), nil, 0o600))
 	_, err := h.Command(ctx, nil, api.Ask{Body: api.CapacityRequest{Device: stays.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 5, WriteIOPS: 5}}})
-	if e := (*api.Error)(nil); !errors.As(err, &e) || e.Status != 503 || !strings.Contains(e.Text, h.capacities.path) && !strings.Contains(e.Text, "file") {
+	if e := (*api.Error)(nil); !errors.As(err, &e) || e.Status != 503 || !strings.Contains(e.Text, h.capacities.file.Path) && !strings.Contains(e.Text, "file") {
 		t.Errorf("a capacity that cannot be kept: %v", err)
 	}
 	d, err := block.Open("/sys", stays.Path)

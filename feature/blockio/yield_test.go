@@ -75,10 +75,10 @@ func TestCapping(t *testing.T) {
 	leave := target(t, batch, "io.yield: auto")
 	capped := h.untilDecided("it is capped", leave, func(d policy.Target) bool { return len(d.Settings.IO) > 0 })
 	io := capped.Settings.IO[0]
-	if io.Device != l.Path || io.MaxReadIOPS != decide.MinCap || io.MaxWriteIOPS < decide.MinCap {
+	if io.Device != l.Path || io.Max.ReadIOPS != decide.MinCap || io.Max.WriteIOPS < decide.MinCap {
 		t.Errorf("decided %+v", io)
 	}
-	if got, want := throttle(t, cg, l, cgroup.Limits{ReadIOPS: io.MaxReadIOPS, WriteIOPS: io.MaxWriteIOPS}); got != want {
+	if got, want := throttle(t, cg, l, cgroup.Limits{ReadIOPS: io.Max.ReadIOPS, WriteIOPS: io.Max.WriteIOPS}); got != want {
 		t.Errorf("in force is %q, want %q", got, want)
 	}
 	i := slices.IndexFunc(capped.Origins, func(o policy.Origin) bool { return o.Key == maxKey })

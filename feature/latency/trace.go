@@ -14,18 +14,10 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// traced holds records of one container's packets.
+// traced is a part of the answer to a request for records, with those of one container that are kept.
 type traced struct {
-	Records []Record
-	// Next is the number of the next record. Missed counts the requested records that were
-	// overwritten before.
-	Next, Missed uint64
-	// Lost and LostWaits count the lost records and waits of all tenants since the meter was
-	// opened: without room in a buffer, or beyond the rate limit.
-	Lost, LostWaits uint64
-	// Limited is set if the host is not watched because the container that asks has used up its
-	// spell. Records then have no waits.
-	Limited bool
+	api.LatencyRecords
+	Records []Record // in place of the API's
 }
 
 // Trace returns at most most records of one container's packets: all that a filter wants, and
@@ -55,7 +47,7 @@ func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter 
 	for {
 		list, next, missed, news := tracer.after(tr, from, most)
 		if len(list) > 0 || over == 0 {
-			out = traced{Records: list, Next: next, Missed: missed}
+			out.Records, out.Next, out.Missed = list, next, missed
 			break
 		}
 		select {

@@ -108,7 +108,9 @@ func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.D
 }
 
 // Urgent implements feature.Urgent.
-func (n *Netcpu) Urgent() bool { return n.meter != nil && n.modes.Alarm(n.meter.Accounts) }
+func (n *Netcpu) Urgent() bool {
+	return n.meter != nil && n.meter.Metering() && n.modes.Alarm(n.meter.Accounts)
+}
 
 func (x *Accounts) nameOf(id container.ID) string {
 	if c, ok := x.Containers.Lookup(id); ok && c.Name != "" {

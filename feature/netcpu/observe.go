@@ -28,7 +28,7 @@ func (n *Netcpu) observe(t policy.Target) error {
 	m, err := identity.Of(c)
 	m.Rank = max(0, rank(mode))
 	if n.meter != nil {
-		err = errors.Join(err, n.places.watch(n.meter, m, claimOf(c, mode, !t.Until(modeKey).IsZero())), n.meter.Demand(n.places.count(asked) > 0))
+		err = errors.Join(err, n.places.watch(n.meter, m, claimOf(t)), n.meter.Demand(n.places.need()))
 	} else {
 		_, terr := n.cfg.Identity.Tell(name, m) // the other features need the container in Identity
 		err = errors.Join(err, terr)
@@ -44,7 +44,7 @@ func (n *Netcpu) forget(id container.ID) error {
 	switch {
 	case n.meter != nil:
 		delete(n.places.of, id)
-		return errors.Join(n.meter.Forget(id), n.meter.Demand(n.places.count(asked) > 0))
+		return errors.Join(n.meter.Forget(id), n.meter.Demand(n.places.need()))
 	case n.cfg.Identity != nil:
 		return n.cfg.Identity.Forget(name, id)
 	}

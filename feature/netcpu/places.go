@@ -18,12 +18,19 @@ type claim int
 const (
 	bare     claim = iota // a cgroup that no runtime knows, and no policy asks for
 	observed              // a container that is only observed
-	asked                 // a container with a mode that needs the account, or that went back to observe
+	asked                 // a container that a mode may act on, by its account
+	acted                 // one that a mode acts on
 )
 
-func claimOf(c container.Container, mode policy.NetCPU, decided bool) claim {
+// claimOf returns the claim of a container with a mode in force. Windows may miss what one takes that
+// may take less than they look for.
+func claimOf(t policy.Target) claim {
+	c, s := t.Container, t.Settings
+	modal := s.NetCPU != policy.NetCPUObserve || !t.Until(modeKey).IsZero()
 	switch {
-	case mode != policy.NetCPUObserve || decided:
+	case s.NetCPU == policy.NetCPUIsolate, s.NetCPU == policy.NetCPUCharge, modal && s.NetCPUSteal != nil && *s.NetCPUSteal < account.Seen:
+		return acted
+	case modal:
 		return asked
 	case c.Source == container.CgroupSource:
 		return bare
@@ -68,6 +75,17 @@ func (p *places) watch(from accountant, m identity.Member, as claim) error {
 	}
 	p.of[m.ID] = as
 	return err
+}
+
+// need returns what the accounts are needed for.
+func (p *places) need() account.Need {
+	switch {
+	case p.count(acted) > 0:
+		return account.Acted
+	case p.count(asked) > 0:
+		return account.Watched
+	}
+	return account.Shown
 }
 
 func (p *places) count(of claim) (n int) {

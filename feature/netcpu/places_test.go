@@ -3,6 +3,7 @@ package netcpu
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -68,14 +69,22 @@ func TestClaimOf(t *testing.T) {
 		c       container.Container
 		mode    policy.NetCPU
 		decided bool
+		steal   float64
 		want    claim
+		need    account.Need
 	}{
-		{scope, policy.NetCPUObserve, false, bare}, {scope, policy.NetCPUCharge, false, asked},
-		{docker, policy.NetCPUObserve, false, observed}, {docker, policy.NetCPUAuto, false, asked}, {docker, policy.NetCPUIsolate, false, asked},
-		{docker, policy.NetCPUObserve, true, asked},
+		{scope, policy.NetCPUObserve, false, 0.03, bare, account.Shown}, {scope, policy.NetCPUCharge, false, 0.03, acted, account.Acted},
+		{docker, policy.NetCPUObserve, false, 0.001, observed, account.Shown}, {docker, policy.NetCPUAuto, false, 0.03, asked, account.Watched},
+		{docker, policy.NetCPUIsolate, true, 0.03, acted, account.Acted}, {docker, policy.NetCPUObserve, true, 0.03, asked, account.Watched},
+		{docker, policy.NetCPUObserve, true, 0.001, acted, account.Acted},
 	} {
-		if got := claimOf(x.c, x.mode, x.decided); got != x.want {
-			t.Errorf("%s, %s: %v", x.c.Source, x.mode, got)
+		of := policy.Target{Container: x.c, Settings: policy.Settings{NetCPU: x.mode, NetCPUSteal: &x.steal}}
+		if x.decided {
+			of.Decided = map[string]time.Time{modeKey: time.Now()}
+		}
+		got := claimOf(of)
+		if p := (places{of: map[container.ID]claim{1: got, 2: bare}}); got != x.want || p.need() != x.need {
+			t.Errorf("%s, %s, %v: %v, needs %v", x.c.Source, x.mode, x.decided, got, p.need())
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -134,9 +135,11 @@ func New(cfg Config) (*Overlay, error) {
 		Own: f.host, Path: cfg.NetNS, Monitor: cfg.Roots.Monitor, Find: netdev.NewFinder(cfg.Roots.Proc, cfg.Now), Look: cfg.Ends.Look,
 		Home: f.cfg.Identity.Home,
 	}
-	if err := f.readKilled(); err != nil {
+	var stopped killedFile
+	if _, err := f.stateFile().Read(&stopped); err != nil {
 		return nil, errors.Join(fmt.Errorf("overlay: %w", err), f.host.Close(), f.own.Close())
 	}
+	maps.Copy(f.killed, stopped.Networks)
 	f.support = probe.Verdict{Level: probe.Full}
 	return f, nil
 }

@@ -2,19 +2,16 @@ package overlay
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
-	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
@@ -98,52 +95,14 @@ func (f *Overlay) states() map[container.ID]string {
 // mostKilled limits the file, in bytes.
 const mostKilled = 1 << 20
 
-// readKilled reads the networks stopped by hand since the host booted.
-func (f *Overlay) readKilled() error {
-	if f.cfg.Killed == "" {
-		return nil
-	}
-	data, err := os.ReadFile(f.cfg.Killed)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if len(data) > mostKilled {
-		return fmt.Errorf("read %s: larger than %d bytes", f.cfg.Killed, mostKilled)
-	}
-	var kept struct {
-		Boot     string            `json:"boot"`
-		Networks map[string]string `json:"networks"`
-	}
-	if err := json.Unmarshal(data, &kept); err != nil {
-		return fmt.Errorf("read %s: %w", f.cfg.Killed, err)
-	}
-	boot, err := journal.BootID(f.cfg.Roots.Proc)
-	if kept.Boot == boot { // namespaces belong to one boot
-		maps.Copy(f.killed, kept.Networks)
-	}
-	return err
+// killedFile is the content of the file Config.Killed.
+type killedFile struct {
+	Networks map[string]string `json:"networks"`
 }
 
-func (f *Overlay) writeKilled() error {
-	if f.cfg.Killed == "" {
-		return nil
-	}
-	boot, err := journal.BootID(f.cfg.Roots.Proc)
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(map[string]any{"boot": boot, "networks": f.killed})
-	if err != nil {
-		return err
-	}
-	next := f.cfg.Killed + ".next"
-	if err := os.WriteFile(next, append(data, '\n'), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, f.cfg.Killed)
+// stateFile keeps the networks stopped by hand since the host booted: namespaces belong to one boot.
+func (f *Overlay) stateFile() kernel.StateFile {
+	return kernel.StateFile{Path: f.cfg.Killed, Most: mostKilled, Proc: f.cfg.Roots.Proc}
 }
 
 // kill stops the fast path of a network by hand, or lets it go on.
@@ -154,7 +113,7 @@ func (f *Overlay) kill(name string, kill bool, by string) error {
 	} else {
 		delete(f.killed, name)
 	}
-	if err := f.writeKilled(); err != nil {
+	if err := f.stateFile().Write(killedFile{f.killed}); err != nil {
 		f.killed = was
 		return err
 	}

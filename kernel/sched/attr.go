@@ -3,11 +3,13 @@ package sched
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -76,4 +78,78 @@ func attribute(proc string, t Thread, kind, none, unit string, get func(*unix.Sc
 			return unix.SchedSetAttr(t.TID, attr, 0)
 		},
 	}
+}
+
+// Affinity returns the knob of a kernel thread's affinity, as a list in the form of
+// cgroup.FormatCPUs. Threads that the kernel has bound to a CPU refuse a change.
+func Affinity(proc string, t Thread) journal.Knob {
+	name := fmt.Sprintf("affinity of kernel thread %d", t.TID)
+	return knob{
+		proc: proc, thread: t, kind: KindAffinity, reads: name, writes: "set " + name + " to %q",
+		read: func() (string, error) {
+			var set CPUs
+			if err := unix.SchedGetaffinity(t.TID, &set); err != nil {
+				return "", err
+			}
+			var cpus []int
+			for i := range len(set) * 64 {
+				if set.IsSet(i) {
+					cpus = append(cpus, i)
+				}
+			}
+			return cgroup.FormatCPUs(cpus), nil
+		},
+		write: func(list string, check func() error) error {
+			set, err := parseSet(list)
+			if err == nil {
+				err = check()
+			}
+			if err == nil {
+				err = unix.SchedSetaffinity(t.TID, &set)
+			}
+			return err
+		},
+	}
+}
+
+func parseSet(list string) (set CPUs, err error) {
+	cpus, err := cgroup.ParseCPUs(list)
+	for _, c := range cpus {
+		set.Set(c) // ignores CPUs beyond its 1024
+	}
+	if err == nil && (set.Count() != len(cpus) || len(cpus) == 0) {
+		err = errors.New("no CPU, or one above 1023")
+	}
+	return set, err
+}
+
+// BeNice sets the nice value of all threads of this process; later threads inherit it. 0 changes
+// nothing. Where the kernel groups the tasks of a session for the scheduler (autogroup, see
+// sched(7)), nice counts only inside a session: there the process becomes a session of its own,
+// with that value.
+func BeNice(n int) error {
+	if n == 0 {
+		return nil
+	}
+	if _, err := unix.Setsid(); err != nil && err != unix.EPERM { // EPERM: it is a session leader already
+		return fmt.Errorf("begin a session: %w", err)
+	}
+	err := os.WriteFile("/proc/self/autogroup", []byte(strconv.Itoa(n)), 0)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("set nice value %d of the session: %w", n, err)
+	}
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return err
+	}
+	for _, t := range tasks {
+		tid, err := strconv.Atoi(t.Name())
+		if err != nil {
+			continue
+		}
+		if err := unix.Setpriority(unix.PRIO_PROCESS, tid, n); err != nil && err != unix.ESRCH {
+			return fmt.Errorf("set nice value %d: %w", n, err)
+		}
+	}
+	return nil
 }

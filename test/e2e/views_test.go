@@ -104,7 +104,7 @@ func shift(t *testing.T, from, to string, by time.Duration) {
 	out, err := record.New(record.Config{Dir: to})
 	must(t, err)
 	n := 0
-	for f, err := range in.Frames(time.Time{}, time.Time{}, 0) {
+	for f, err := range in.Frames(t.Context(), time.Time{}, time.Time{}, 0) {
 		must(t, err)
 		f.Taken = f.Taken.Add(by)
 		must(t, out.Write(f))

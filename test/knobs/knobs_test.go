@@ -54,7 +54,7 @@ func keys(disk string) []key {
 	net := func(mode policy.NetCPU) key {
 		return key{"netcpu=" + string(mode), "netcpu", policy.Settings{NetCPU: mode, NetCPUSteal: new(float64)}}
 	}
-	most := []policy.IO{{Device: disk, MaxReadIOPS: 70, MaxWriteIOPS: 500}}
+	most := []policy.IO{{Device: disk, Max: policy.Figures{ReadIOPS: 70, WriteIOPS: 500}}}
 	return []key{
 		net(policy.NetCPUIsolate), net(policy.NetCPUCharge),
 		io("io.yield=idle", policy.Settings{IOYield: policy.YieldIdle}),

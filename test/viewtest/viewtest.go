@@ -124,7 +124,7 @@ func (r Recording) Span() (first, last time.Time) {
 }
 
 // Frames yields the frames from one time to another, at least every apart.
-func (r Recording) Frames(from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
+func (r Recording) Frames(_ context.Context, from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error] {
 	return func(yield func(api.Frame, error) bool) {
 		var last time.Time
 		for i := range r.Count {

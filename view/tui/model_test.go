@@ -38,7 +38,7 @@ func options(s view.Source, now time.Time) Options {
 func opened(t *testing.T, r viewtest.Recording) *model {
 	t.Helper()
 	_, last := r.Span()
-	m := newModel(t.Context(), options(view.Recorded{Recording: r}, last.Add(time.Minute)))
+	m := newModel(t.Context(), options(r, last.Add(time.Minute)))
 	obey(t, m, m.Init())
 	return m
 }

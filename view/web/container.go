@@ -11,7 +11,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/view"
-	"github.com/fairlead-project/fairlead/view/plot"
 )
 
 // containerBody is one container.
@@ -118,7 +117,7 @@ func containerPlots(l look, h *view.History, at api.OverviewRow) (out []*timelin
 			return sum
 		})
 		if slices.ContainsFunc(values, func(v float64) bool { return v >= 0.005 }) {
-			slowed.lines = append(slowed.lines, plot.Line{Name: cause, Ink: plot.Ink(cause), Values: values})
+			slowed.lines = append(slowed.lines, curve{Name: cause, Ink: cause, Values: values})
 		}
 	}
 	out = append(out, slowed.done())
@@ -141,7 +140,7 @@ func containerPlots(l look, h *view.History, at api.OverviewRow) (out []*timelin
 	} {
 		t := &timeline{look: l, ID: p.lines[0], Title: p.title, form: columns[p.lines[0]].Plot}
 		for i, key := range p.lines {
-			t.lines = append(t.lines, plot.Line{Name: p.names[i], Ink: plot.Ink([]string{"main", "second"}[i]), Values: series(columns[key].Figure)})
+			t.lines = append(t.lines, curve{Name: p.names[i], Ink: []string{"main", "second"}[i], Values: series(columns[key].Figure)})
 		}
 		if p.bound != nil && p.bound(at) > 0 {
 			values := series(p.bound)
@@ -150,7 +149,7 @@ func containerPlots(l look, h *view.History, at api.OverviewRow) (out []*timelin
 					values[i] = math.NaN()
 				}
 			}
-			t.lines = append(t.lines, plot.Line{Name: p.of, Ink: "bound", Values: values, Dashed: true})
+			t.lines = append(t.lines, curve{Name: p.of, Ink: "bound", Values: values, Dashed: true})
 		}
 		out = append(out, t.done())
 	}

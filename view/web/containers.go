@@ -10,7 +10,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/view"
-	"github.com/fairlead-project/fairlead/view/plot"
 )
 
 // containersBody is the table of all containers.
@@ -139,7 +138,7 @@ func slowedPlot(l look, h *view.History, o api.Overview) *timeline {
 	t := &timeline{look: l, ID: "slowed", Title: "Slowed by neighbours", form: view.Percent}
 	for i, r := range lines[:min(len(lines), worst)] {
 		values := h.Series(r.Container, slowed, l.to, l.span, parts(l, h))
-		t.lines = append(t.lines, plot.Line{Name: view.Show(r.Name), Ink: plot.Ink("s" + strconv.Itoa(i+1)), Values: values})
+		t.lines = append(t.lines, curve{Name: view.Show(r.Name), Ink: "s" + strconv.Itoa(i+1), Values: values})
 	}
 	if len(lines) > worst {
 		t.Note = fmt.Sprintf("The %d that were slowed most, of %d.", worst, len(lines))

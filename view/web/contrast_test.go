@@ -6,8 +6,6 @@ import (
 	"regexp"
 	"strconv"
 	"testing"
-
-	"github.com/fairlead-project/fairlead/view/plot"
 )
 
 // colour is red, green and blue, 0 to 1.
@@ -52,13 +50,12 @@ func (c colour) over(under colour, part float64) (out colour) {
 // TestContrast computes from the style sheet what WCAG AA asks for, in both schemes: 4.5 for texts,
 // 3 for lines, bars, borders of fields and the focus.
 func TestContrast(t *testing.T) {
-	root := regexp.MustCompile(`(?s):root \{(.*?)\}`).FindAllStringSubmatch(plot.Style, -1)
+	css := style(t)
+	root := regexp.MustCompile(`(?s):root \{(.*?)\}`).FindAllStringSubmatch(css, -1)
 	if len(root) != 2 {
 		t.Fatalf("%d schemes", len(root))
 	}
-	css, err := files.ReadFile("page.css")
-	must(t, err)
-	mixes := regexp.MustCompile(`\.heat\.(h\d+), .*color-mix\(in srgb, var\(--heat\) (\d+)%, var\(--bg\)\)`).FindAllStringSubmatch(string(css), -1)
+	mixes := regexp.MustCompile(`\.heat\.(h\d+), .*color-mix\(in srgb, var\(--heat\) (\d+)%, var\(--bg\)\)`).FindAllStringSubmatch(css, -1)
 	if len(mixes) != 10 {
 		t.Fatalf("%d steps of heat", len(mixes))
 	}

@@ -15,10 +15,9 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/view"
-	"github.com/fairlead-project/fairlead/view/plot"
 )
 
-//go:embed page.html.tmpl page.css script.js icon.svg
+//go:embed page.html.tmpl style.css script.js icon.svg
 var files embed.FS
 
 // Handler serves the pages to those who have the link.
@@ -27,17 +26,12 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("/{$}", s.page("containers", s.containers))
 	mux.HandleFunc("/blame", s.page("blame", s.blame))
 	mux.HandleFunc("/c/{id}", s.page("container", s.container))
-	for name, kind := range map[string]string{"script.js": "text/javascript", "icon.svg": "image/svg+xml"} {
+	for name, kind := range map[string]string{"script.js": "text/javascript", "icon.svg": "image/svg+xml", "style.css": "text/css; charset=utf-8"} {
 		mux.HandleFunc("/"+name, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", kind)
 			http.ServeFileFS(w, r, files, name)
 		})
 	}
-	mux.HandleFunc("/style.css", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/css; charset=utf-8")
-		own, _ := files.ReadFile("page.css") // embedded
-		fmt.Fprint(w, plot.Style, string(own))
-	})
 	return s.g.wrap(mux)
 }
 

@@ -27,7 +27,7 @@ func recorded(t testing.TB) *Server {
 	rec := viewtest.Recording{Host: viewtest.Host{Containers: 12, Every: 5 * time.Second, Calm: 60}, Count: 121}
 	_, last := rec.Span()
 	return New(Options{
-		Source: view.Recorded{Recording: rec}, Title: "host <b>" + viewtest.Hostile, Now: func() time.Time { return last.Add(time.Hour) },
+		Source: rec, Title: "host <b>" + viewtest.Hostile, Now: func() time.Time { return last.Add(time.Hour) },
 		Text: func(x api.Explanation, _ bool, _ time.Time) string {
 			return view.Show(x.Container.Name) + "\n<script>alert(2)</script> policy"
 		},

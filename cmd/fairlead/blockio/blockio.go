@@ -31,7 +31,7 @@ func Verbs() []verb.Verb { return []verb.Verb{blockioVerb, reserveVerb} }
 
 // Flags adds the agent's flags for the feature.
 func Flags(s *pflag.FlagSet, c *agent.FeatureConfig) {
-	s.Var((*namedDisks)(&c.Disks), "kubelet-disk", "a disk of known capacity whose reads and writes kubelet is offered, as NAME=/dev/vdb: pods request fairlead.dev/NAME-riops and -wiops; separate several by commas, or repeat the flag; default: none")
+	s.Var(namedDisks((*map[string]string)(&c.Disks)), "kubelet-disk", "a disk of known capacity whose reads and writes kubelet is offered, as NAME=/dev/vdb: pods request fairlead.dev/NAME-riops and -wiops; separate several by commas, or repeat the flag; default: none")
 	s.StringVar(&c.DiskCapacities, "disk-capacities", "/var/lib/fairlead/disk-capacities.json", "file of what disks can do, as io calibrate measured or io capacity gave it; empty: it is forgotten when the agent ends")
 }
 
@@ -304,37 +304,15 @@ func parseFigures(args []string) (f api.BlockIOFigures, err error) {
 }
 
 // namedDisks is the flag --kubelet-disk.
-type namedDisks policy.Disks
-
-// Set implements pflag.Value: it adds "data=/dev/vdb,log=/dev/vdc".
-func (d *namedDisks) Set(s string) error {
-	for one := range strings.SplitSeq(s, ",") {
-		name, device, _ := strings.Cut(strings.TrimSpace(one), "=")
-		if err := errors.Join(policy.CheckDiskName(name), policy.CheckDisk(device)); err != nil {
-			return err
+func namedDisks(to *map[string]string) verb.Pairs[string] {
+	parse := func(name, device string, _ bool) (string, error) {
+		if slices.Contains(slices.Collect(maps.Values(*to)), device) {
+			return "", errors.New(name + "=" + device + ": the name or the disk is given twice")
 		}
-		if _, twice := (*d)[name]; twice || slices.Contains(slices.Collect(maps.Values(*d)), device) {
-			return errors.New(one + ": the name or the disk is given twice")
-		}
-		if *d == nil {
-			*d = make(namedDisks)
-		}
-		(*d)[name] = device
+		return device, errors.Join(policy.CheckDiskName(name), policy.CheckDisk(device))
 	}
-	return nil
+	return verb.Pairs[string]{To: to, Form: "name=device", Parse: parse, Format: func(device string) string { return device }}
 }
-
-// String implements pflag.Value.
-func (d *namedDisks) String() string {
-	var out []string
-	for _, name := range slices.Sorted(maps.Keys(*d)) {
-		out = append(out, name+"="+(*d)[name])
-	}
-	return strings.Join(out, ",")
-}
-
-// Type implements pflag.Value.
-func (d *namedDisks) Type() string { return "name=device" }
 
 // blockioDetail prints how the watched containers competed for CPUs, and what interrupted
 // the CPUs.

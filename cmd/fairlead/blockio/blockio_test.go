@@ -153,7 +153,7 @@ func TestNamedDisks(t *testing.T) {
 		{[]string{"data=/dev/vdb", "data=/dev/vdc"}, ""},
 		{[]string{"data=/dev/vdb,log=/dev/vdb"}, ""},
 	} {
-		var d namedDisks
+		d := namedDisks(new(map[string]string))
 		var err error
 		for _, s := range tt.in {
 			if err == nil {

@@ -305,54 +305,40 @@ func value(s string) string {
 	return cmp.Or(cli.Cut(cli.ShowText(s), 40), `""`)
 }
 
+// objects describe the objects of devices and of kernel threads, by kind.
+var deviceObjects, threadObjects = map[string]string{
+	"offload":          "offload DETAIL of DEVICE",
+	"threaded":         "threaded NAPI of DEVICE",
+	"rps":              "packet steering (rps_cpus) of queue DETAIL of DEVICE",
+	"defer":            "delay of polls (DETAIL) of DEVICE",
+	"qdisc":            "root qdisc of DEVICE",
+	"txqueuelen":       "queue length of DEVICE",
+	"ifb":              "device that takes in what arrives (IFB) of DEVICE",
+	"pair":             "veth pair past the network namespace of DEVICE",
+	"tc-filter":        "program PROGRAM at the HOOK hook of DEVICE",
+	"forward-priority": "priority of forwarded packets (ip_forward_update_priority)",
+	"sysfs":            "view of sysfs into the container's network",
+}, map[string]string{
+	"kthread":  "control group of kernel thread TID in HIERARCHY",
+	"affinity": "allowed CPUs of kernel thread TID",
+	"slice":    "slice, in ns, of kernel thread TID",
+	"nice":     "nice value of kernel thread TID",
+}
+
 // objectText describes the object of a change in words. The journal's name for a device is
 // NETNS/INDEX/DETAIL, and for a thread TID:START:HIERARCHY. Other names stay as they are.
 // named is the device's name, if the agent knows it.
 func objectText(c api.Container, kind, object, named string) string {
-	if device, detail, ok := deviceText(c, object, named); ok {
-		switch kind {
-		case "offload":
-			return fmt.Sprintf("offload %s of %s", cli.Show(detail), device)
-		case "threaded":
-			return "threaded NAPI of " + device
-		case "rps":
-			return fmt.Sprintf("packet steering (rps_cpus) of queue %s of %s", cli.Show(detail), device)
-		case "defer":
-			return fmt.Sprintf("delay of polls (%s) of %s", cli.Show(detail), device)
-		case "qdisc":
-			return "root qdisc of " + device
-		case "txqueuelen":
-			return "queue length of " + device
-		case "ifb":
-			return "device that takes in what arrives (IFB) of " + device
-		case "pair":
-			return "veth pair past the network namespace of " + device
-		case "tc-filter":
-			hook, name, _ := strings.Cut(detail, "/")
-			return fmt.Sprintf("program %s at the %s hook of %s", cli.Show(name), cli.Show(hook), device)
-		case "forward-priority":
-			return "priority of forwarded packets (ip_forward_update_priority)"
-		case "sysfs":
-			return "view of sysfs into the container's network"
-		}
+	if device, detail, ok := deviceText(c, object, named); ok && deviceObjects[kind] != "" {
+		hook, program, _ := strings.Cut(detail, "/")
+		return strings.NewReplacer("DEVICE", device, "DETAIL", cli.Show(detail), "HOOK", cli.Show(hook), "PROGRAM", cli.Show(program)).Replace(deviceObjects[kind])
 	}
-	switch kind {
-	case "kthread", "affinity", "slice", "nice":
-		tid, rest, ok := strings.Cut(object, ":")
-		if _, err := strconv.Atoi(tid); err != nil || !ok {
-			break
-		}
-		switch kind {
-		case "affinity":
-			return "allowed CPUs of kernel thread " + tid
-		case "slice":
-			return "slice, in ns, of kernel thread " + tid
-		case "nice":
-			return "nice value of kernel thread " + tid
-		}
+	tid, rest, ok := strings.Cut(object, ":")
+	if _, err := strconv.Atoi(tid); err == nil && ok && threadObjects[kind] != "" {
 		_, hierarchy, _ := strings.Cut(rest, ":")
-		return fmt.Sprintf("control group of kernel thread %s in %s", tid, cli.Show(hierarchy))
-	case "file":
+		return strings.NewReplacer("TID", tid, "HIERARCHY", cli.Show(hierarchy)).Replace(threadObjects[kind])
+	}
+	if kind == "file" {
 		return cli.Show(object)
 	}
 	return cli.Show(kind) + " " + cli.Show(object)

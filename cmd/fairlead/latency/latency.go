@@ -47,17 +47,11 @@ the same CPUs handled meanwhile: a packet in the backlog of a CPU waits for thos
   fairlead latency run --container web-1 -- ping -c 10 192.0.2.1`,
 		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
-	var f verb.ReadingFlags
-	f.Add(cmd, "show what was counted since each container was first measured")
 	stages := cmd.Flags().Bool("stages", false, "show where the time goes")
 	protocols := cmd.Flags().Bool("protocols", false, "show each protocol by itself")
 	wide := cmd.Flags().Bool("wide", false, "show the names of containers in full")
 	cmd.AddCommand(latencyTraceVerb(e), latencyRunVerb(e), latencyProbeVerb(e))
-	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
-		ref, err := f.Check(args)
-		if err != nil {
-			return err
-		}
+	return verb.Reads(e, cmd, "show what was counted since each container was first measured", func(c *api.Client, ref string, _ *verb.ReadingFlags) verb.Readings[api.Latency] {
 		return verb.Readings[api.Latency]{
 			Over:  api.MaxOver,
 			Read:  func(ctx context.Context, over time.Duration) (api.Latency, error) { return c.Latency(ctx, ref, over) },
@@ -70,7 +64,7 @@ the same CPUs handled meanwhile: a packet in the backlog of a CPU waits for thos
 					v.table(w)
 				}
 			},
-		}.Show(cmd.Context(), e, f)
+		}
 	})
 }
 

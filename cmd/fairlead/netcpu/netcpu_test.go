@@ -345,7 +345,7 @@ func FuzzNetCPUTable(f *testing.F) {
 		for _, matrix := range []bool{false, true} {
 			for _, detail := range []bool{false, true} {
 				var out bytes.Buffer
-				newNetcpuView(n, netcpuFlags{matrix: matrix, ReadingFlags: verb.ReadingFlags{Total: total}}).print(&out, detail)
+				newNetcpuView(n, netcpuFlags{matrix: matrix, ReadingFlags: &verb.ReadingFlags{Total: total}}).print(&out, detail)
 				if bytes.ContainsFunc(out.Bytes(), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
 					t.Errorf("control characters in %q", out.String())
 				}

@@ -56,16 +56,10 @@ kill stops the fast path of a network at once, until revive or the next boot.`,
   fairlead overlay kill flannel.1`,
 		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
-	var f verb.ReadingFlags
-	f.Add(cmd, "show what was counted since the fast path was first in force")
 	flows := cmd.Flags().Bool("flows", false, fmt.Sprintf("list flows, at most %d", api.MaxOverlayFlows))
 	cmd.AddCommand(overlaySwitchVerb(e, "kill", "Stop the fast path of a network at once", (*api.Client).KillOverlay),
 		overlaySwitchVerb(e, "revive", "Let a network that was killed have its fast path again", (*api.Client).ReviveOverlay))
-	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
-		ref, err := f.Check(args)
-		if err != nil {
-			return err
-		}
+	return verb.Reads(e, cmd, "show what was counted since the fast path was first in force", func(c *api.Client, ref string, f *verb.ReadingFlags) verb.Readings[api.Overlay] {
 		most := 0
 		if *flows {
 			most, f.Total = api.MaxOverlayFlows, true
@@ -83,7 +77,7 @@ kill stops the fast path of a network at once, until revive or the next boot.`,
 					overlayNetworks(w, o)
 				}
 			},
-		}.Show(cmd.Context(), e, f)
+		}
 	})
 }
 

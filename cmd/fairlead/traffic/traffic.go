@@ -5,10 +5,8 @@ package traffic
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -30,7 +28,7 @@ func Verbs() []verb.Verb { return []verb.Verb{trafficVerb} }
 
 // Flags adds the agent's flags for the feature.
 func Flags(s *pflag.FlagSet, c *agent.FeatureConfig) {
-	s.Var((*uplinks)(&c.Uplinks), "uplink", "a device whose bandwidth is divided, as eth0 or, with its rate, eth0=1gbit; separate several by commas, or repeat the flag; default: all hardware that is up, at the rate that its driver reports")
+	s.Var(uplinks(&c.Uplinks), "uplink", "a device whose bandwidth is divided, as eth0 or, with its rate, eth0=1gbit; separate several by commas, or repeat the flag; default: all hardware that is up, at the rate that its driver reports")
 	s.BoolVar(&c.TrafficDelays, "traffic-delays", false, "always measure how long packets wait in the queues of shaped containers, for the metrics page; each packet then costs some 0.2 us more")
 }
 
@@ -62,19 +60,13 @@ class was made.
   fairlead traffic --total -o json`,
 		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
-	var f verb.ReadingFlags
-	f.Add(cmd, "show what was counted since each class was made, not rates")
-	return verb.Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
-		ref, err := f.Check(args)
-		if err != nil {
-			return err
-		}
+	return verb.Reads(e, cmd, "show what was counted since each class was made, not rates", func(c *api.Client, ref string, _ *verb.ReadingFlags) verb.Readings[api.Traffic] {
 		return verb.Readings[api.Traffic]{
 			Over:  api.MaxOver,
 			Read:  func(ctx context.Context, over time.Duration) (api.Traffic, error) { return c.Traffic(ctx, ref, over) },
 			After: api.Traffic.After,
 			Print: func(w io.Writer, t api.Traffic) { trafficTable(w, t, ref != "") },
-		}.Show(cmd.Context(), e, f)
+		}
 	})
 }
 
@@ -243,47 +235,19 @@ func askedFor(a *api.TrafficAsked) string {
 }
 
 // uplinks is the flag --uplink: devices, each with its rate in bit/s; 0 is unknown.
-type uplinks map[string]uint64
-
-// Set implements pflag.Value: it adds "eth0=1gbit,eth1".
-func (u *uplinks) Set(s string) error {
-	for one := range strings.SplitSeq(s, ",") {
-		dev, text, given := strings.Cut(strings.TrimSpace(one), "=")
-		if err := verb.CheckDevice(dev); err != nil {
-			return err
+func uplinks(to *map[string]uint64) verb.Pairs[uint64] {
+	parse := func(dev, text string, given bool) (rate uint64, err error) {
+		if err := verb.CheckDevice(dev); err != nil || !given {
+			return 0, err
 		}
-		var rate uint64
-		if given {
-			var err error
-			if rate, err = policy.ParseRate(text); err != nil {
-				return fmt.Errorf("%s: %w", dev, err)
-			}
-			if rate == 0 {
-				return fmt.Errorf("%s: the rate is 0", dev)
-			}
+		if rate, err = policy.ParseRate(text); err != nil {
+			return 0, fmt.Errorf("%s: %w", dev, err)
 		}
-		if _, twice := (*u)[dev]; twice {
-			return errors.New(dev + " is given twice")
+		if rate == 0 {
+			return 0, fmt.Errorf("%s: the rate is 0", dev)
 		}
-		if *u == nil {
-			*u = make(uplinks)
-		}
-		(*u)[dev] = rate
+		return rate, nil
 	}
-	return nil
+	format := func(rate uint64) string { return columns.If(rate > 0, policy.FormatRate(rate)) }
+	return verb.Pairs[uint64]{To: to, Form: "device[=rate]", Parse: parse, Format: format}
 }
-
-// String implements pflag.Value.
-func (u *uplinks) String() string {
-	var out []string
-	for _, dev := range slices.Sorted(maps.Keys(*u)) {
-		if rate := (*u)[dev]; rate > 0 {
-			dev += "=" + policy.FormatRate(rate)
-		}
-		out = append(out, dev)
-	}
-	return strings.Join(out, ",")
-}
-
-// Type implements pflag.Value.
-func (u *uplinks) Type() string { return "device[=rate]" }

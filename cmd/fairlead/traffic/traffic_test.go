@@ -133,7 +133,7 @@ func TestUplinks(t *testing.T) {
 		{[]string{"eth0=0"}, "", "the rate is 0"},
 		{[]string{"eth0", "eth0=1gbit"}, "", "given twice"},
 	} {
-		var u uplinks
+		u := uplinks(new(map[string]uint64))
 		var err error
 		for _, s := range tt.in {
 			if err == nil {
@@ -154,7 +154,7 @@ func FuzzUplinks(f *testing.F) {
 	f.Add("eth0=1gbit,eth1")
 	f.Add("=,=")
 	f.Fuzz(func(t *testing.T, s string) {
-		var u, again uplinks
+		u, again := uplinks(new(map[string]uint64)), uplinks(new(map[string]uint64))
 		if u.Set(s) != nil {
 			return
 		}

@@ -3,16 +3,23 @@ package verb
 import (
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/metrics"
 	"github.com/fairlead-project/fairlead/policy"
@@ -115,6 +122,48 @@ func (d *Devices) String() string { return strings.Join(*d, ",") }
 // Type implements pflag.Value.
 func (d *Devices) Type() string { return "device" }
 
+// Pairs is a flag that lists names, each alone or with a value: "eth0=1gbit,eth1".
+type Pairs[V any] struct {
+	To     *map[string]V
+	Form   string // what the help calls it
+	Parse  func(name, text string, given bool) (V, error)
+	Format func(V) string // "": the name stands alone
+}
+
+// Set implements pflag.Value: it adds to what is there.
+func (p Pairs[V]) Set(s string) error {
+	for one := range strings.SplitSeq(s, ",") {
+		name, text, given := strings.Cut(strings.TrimSpace(one), "=")
+		v, err := p.Parse(name, text, given)
+		if err != nil {
+			return err
+		}
+		if _, twice := (*p.To)[name]; twice {
+			return errors.New(name + " is given twice")
+		}
+		if *p.To == nil {
+			*p.To = make(map[string]V)
+		}
+		(*p.To)[name] = v
+	}
+	return nil
+}
+
+// String implements pflag.Value.
+func (p Pairs[V]) String() string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(*p.To)) {
+		if text := p.Format((*p.To)[name]); text != "" {
+			name += "=" + text
+		}
+		out = append(out, name)
+	}
+	return strings.Join(out, ",")
+}
+
+// Type implements pflag.Value.
+func (p Pairs[V]) Type() string { return p.Form }
+
 // sizeFlag is a flag whose value is a number of bytes, in the units of policy.
 type sizeFlag int64
 
@@ -130,3 +179,97 @@ func (s *sizeFlag) Set(text string) error {
 func (s *sizeFlag) String() string { return policy.FormatSize(uint64(*s)) }
 
 func (s *sizeFlag) Type() string { return "size" }
+
+const (
+	defaultConfig   = "/etc/fairlead/fairlead.yaml"
+	defaultState    = "/run/fairlead/state" // containers cannot fill it, and its content ends with the boot, as the changes do
+	defaultRecord   = "/var/lib/fairlead/record"
+	defaultPolicies = "/etc/fairlead/policy.d"
+)
+
+// setting is one "key: value" of the config file.
+type setting struct {
+	key, value string
+	line       int
+}
+
+// readConfig reads a config file: one mapping from names of the agent's flags to scalars.
+func readConfig(path string) ([]setting, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, 64<<10))
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	return parseConfig(path, data)
+}
+
+func parseConfig(path string, data []byte) ([]setting, error) {
+	file, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		return nil, fmt.Errorf("config %s: %w", path, err)
+	}
+	var out []setting
+	seen := map[string]int{}
+	for _, doc := range file.Docs {
+		var values []*ast.MappingValueNode
+		switch body := doc.Body.(type) {
+		case nil, *ast.NullNode, *ast.CommentGroupNode:
+		case *ast.MappingNode:
+			values = body.Values
+		case *ast.MappingValueNode:
+			values = []*ast.MappingValueNode{body}
+		default:
+			return nil, fmt.Errorf("config %s:%d: must be lines of the form \"key: value\"", path, body.GetToken().Position.Line)
+		}
+		for _, v := range values {
+			s := setting{key: v.Key.String(), line: v.Key.GetToken().Position.Line}
+			switch n := v.Value.(type) {
+			case *ast.StringNode:
+				s.value = n.Value
+			case *ast.NullNode:
+			case ast.ScalarNode:
+				s.value = n.GetToken().Value
+			default:
+				return nil, fmt.Errorf("config %s:%d: %s: the value must be a word or a number", path, s.line, s.key)
+			}
+			if first := seen[s.key]; first != 0 {
+				return nil, fmt.Errorf("config %s:%d: %s is already set in line %d", path, s.line, s.key, first)
+			}
+			seen[s.key] = s.line
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// Configure sets the flags of cmd from the config file, except those on the command line.
+// The file may be missing unless --config names it.
+func Configure(cmd *cobra.Command, path string, known *pflag.FlagSet) error {
+	if path == "" {
+		return nil
+	}
+	settings, err := readConfig(path)
+	if errors.Is(err, fs.ErrNotExist) && !cmd.Flags().Changed("config") {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, s := range settings {
+		if known.Lookup(s.key) == nil || s.key == "config" {
+			return fmt.Errorf("config %s:%d: unknown key %q", path, s.line, s.key)
+		}
+		f := cmd.Flags().Lookup(s.key)
+		if f == nil || f.Changed {
+			continue // for another verb, or set on the command line
+		}
+		if err := f.Value.Set(s.value); err != nil {
+			return fmt.Errorf("config %s:%d: %s: %q: %s", path, s.line, s.key, s.value, cli.Refusal(f, err))
+		}
+	}
+	return nil
+}

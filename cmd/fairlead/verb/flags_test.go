@@ -3,6 +3,8 @@ package verb
 import (
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestDevices(t *testing.T) {
@@ -35,4 +37,44 @@ func TestDevices(t *testing.T) {
 			t.Errorf("%q: %s, %v; want %s", tt.in, d.String(), err, tt.want)
 		}
 	}
+}
+
+func TestConfigFile(t *testing.T) {
+	for _, x := range []struct{ text, want string }{
+		{"", ""},
+		{"# nothing\n", ""},
+		{"---\nsocket: a\n", ""},
+		{"- a\n", `config f:1: must be lines of the form "key: value"`},
+		{"word\n", `config f:1: must be lines of the form "key: value"`},
+		{"a: b\nsocket: [x]\n", "config f:2: socket: the value must be a word or a number"},
+		{"socket: {x: y}\n", "config f:1: socket: the value must be a word or a number"},
+		{"socket: a\nsocket: b\n", "already"},
+		{"socket: \"a\n", "config f: "},
+	} {
+		_, err := parseConfig("f", []byte(x.text))
+		if x.want == "" && err != nil || x.want != "" && (err == nil || !strings.Contains(err.Error(), x.want)) {
+			t.Errorf("%q: %v, want %q", x.text, err, x.want)
+		}
+	}
+	got, err := parseConfig("f", []byte("a: 1\nb: \"x y\"\nc: 127.0.0.1:9643\nd:\ne: true\nf: 'q'\n"))
+	want := []setting{{"a", "1", 1}, {"b", "x y", 2}, {"c", "127.0.0.1:9643", 3}, {"d", "", 4}, {"e", "true", 5}, {"f", "q", 6}}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(setting{})); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+func FuzzConfigFile(f *testing.F) {
+	for _, s := range []string{"a: b", "a: [b]", "{a: b}", "? a\n: b", "&x a: *x", "a: |\n  b", "!!str a: b", "a: b\n---\nc: d"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		settings, err := parseConfig("f", []byte(s))
+		if err == nil {
+			for _, x := range settings {
+				if x.line < 1 {
+					t.Errorf("%q: %+v", s, x)
+				}
+			}
+		}
+	})
 }

@@ -27,16 +27,24 @@ type ReadingFlags struct {
 	Out          *cli.Format
 }
 
-// Add adds the flags to a verb; total is the help of --total.
-func (f *ReadingFlags) Add(cmd *cobra.Command, total string) {
-	f.Out = cli.FormatFlag(cmd)
+// Reads makes a verb show readings of the containers, or of the one that its argument names. It adds
+// ReadingFlags; total is the help of --total. read returns what to read, of all if ref is "".
+func Reads[T any](e Env, cmd *cobra.Command, total string, read func(c *api.Client, ref string, f *ReadingFlags) Readings[T]) *cobra.Command {
+	f := ReadingFlags{Out: cli.FormatFlag(cmd)}
 	cmd.Flags().DurationVar(&f.Interval, "interval", 2*time.Second, "time between two readings")
 	cmd.Flags().BoolVar(&f.Total, "total", false, total)
 	cmd.Flags().BoolVar(&f.Watch, "watch", false, "print again after every interval, until interrupted")
+	return Dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		ref, err := f.check(args)
+		if err != nil {
+			return err
+		}
+		return read(c, ref, &f).show(cmd.Context(), e, f)
+	})
 }
 
-// Check returns the container that args name; "" means all.
-func (f *ReadingFlags) Check(args []string) (ref string, err error) {
+// check returns the container that args name; "" means all.
+func (f *ReadingFlags) check(args []string) (ref string, err error) {
 	if f.Interval < MinInterval || f.Interval > MaxInterval {
 		return "", cli.Usagef("--interval %v: must be %v to %v", f.Interval, MinInterval, MaxInterval)
 	}
@@ -67,8 +75,8 @@ func (r Readings[T]) next(ctx context.Context, after time.Duration) (v T, err er
 	return r.Read(ctx, over)
 }
 
-// Show reads and prints, once or until ctx ends.
-func (r Readings[T]) Show(ctx context.Context, e Env, f ReadingFlags) error {
+// show reads and prints, once or until ctx ends.
+func (r Readings[T]) show(ctx context.Context, e Env, f ReadingFlags) error {
 	before, err := r.next(ctx, 0)
 	if err != nil {
 		return ReadingHint(err)

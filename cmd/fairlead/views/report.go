@@ -65,12 +65,12 @@ func historyOf(ctx context.Context, r *record.Reader, from, to time.Time) (h api
 	if span := to.Sub(from); span > 2*time.Hour {
 		every = span / 1000
 	}
-	for f, err := range r.Frames(from, to, every) {
+	for f, err := range r.Frames(ctx, from, to, every) {
 		if errors.Is(err, record.ErrDamaged) {
 			damaged++
 			continue
 		}
-		if err = errors.Join(err, ctx.Err()); err != nil {
+		if err != nil {
 			return h, damaged, err
 		}
 		if !before.Taken.IsZero() {

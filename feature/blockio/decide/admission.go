@@ -64,15 +64,20 @@ func (c Capacity) Admission(device string, own, all api.BlockIOFigures, l Limit)
 	return Admission{AdmissionUnverified, fmt.Sprintf("nobody has measured what %s can do: %s are reserved of it in all, and %s%s; %s", device, countText(all), done, l.text(), verify)}
 }
 
+// counted says what the figures of each count.
+var counted = [...]string{"reads", "writes", "bytes read", "bytes written"}
+
+// each returns figures one by one.
+func each(f *api.BlockIOFigures) [len(counted)]*uint64 {
+	return [...]*uint64{&f.ReadIOPS, &f.WriteIOPS, &f.ReadBytes, &f.WriteBytes}
+}
+
 // countText describes figures.
 func countText(f api.BlockIOFigures) string {
 	var parts []string
-	for _, x := range []struct {
-		n    uint64
-		what string
-	}{{f.ReadIOPS, "reads"}, {f.WriteIOPS, "writes"}, {f.ReadBytes, "bytes read"}, {f.WriteBytes, "bytes written"}} {
-		if x.n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.what))
+	for i, n := range each(&f) {
+		if *n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", *n, counted[i]))
 		}
 	}
 	if parts == nil {
@@ -93,19 +98,13 @@ func Plus(a, b api.BlockIOFigures) api.BlockIOFigures {
 // See records what was done within a second. It reports whether a figure has grown by enough
 // to be worth writing to a file: by an eighth of the way to twice as much, on a log scale.
 func (c *Capacity) See(n api.BlockIOFigures) (more bool) {
-	for _, x := range []struct {
-		seen *uint64
-		n    uint64
-		most uint64
-	}{
-		{&c.Seen.ReadIOPS, n.ReadIOPS, maxIOPS}, {&c.Seen.WriteIOPS, n.WriteIOPS, maxIOPS},
-		{&c.Seen.ReadBytes, n.ReadBytes, maxBytes}, {&c.Seen.WriteBytes, n.WriteBytes, maxBytes},
-	} {
-		if n := min(x.n, x.most); n > *x.seen {
+	most := [...]uint64{maxIOPS, maxIOPS, maxBytes, maxBytes}
+	for i, seen := range each(&c.Seen) {
+		if n := min(*each(&n)[i], most[i]); n > *seen {
 			const steps = 8
 			step := func(n uint64) int { return int(steps * math.Log2(float64(n+1))) }
-			more = more || step(n) > step(*x.seen)
-			*x.seen = n
+			more = more || step(n) > step(*seen)
+			*seen = n
 		}
 	}
 	return more

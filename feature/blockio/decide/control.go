@@ -128,7 +128,7 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	held := max(now.held, (now.held+old.held)/2)
 	act := func() {}
 	reads, writes := d.missed(w)
-	waits, others := d.foreign(w), w.others(d)
+	waits, others := d.foreign(), w.others(d)
 	unusual := sum(waits) - time.Duration(float64(now.usual)*float64(d.total())*w.Length.Seconds())
 	if capped := c.capped(d.Container, d.Disk); !d.busy(w) && !capped {
 		others = nil // it waits neither for the disk nor for its cap there
@@ -259,15 +259,9 @@ func (w Window) name(id container.ID) string {
 // shortfall describes what the reservation lacks.
 func (d Demand) shortfall() string {
 	var parts []string
-	for _, x := range []struct {
-		got, due uint64
-		what     string
-	}{
-		{d.Achieved.ReadIOPS, d.Reserved.ReadIOPS, "reads"}, {d.Achieved.WriteIOPS, d.Reserved.WriteIOPS, "writes"},
-		{d.Achieved.ReadBytes, d.Reserved.ReadBytes, "bytes read"}, {d.Achieved.WriteBytes, d.Reserved.WriteBytes, "bytes written"},
-	} {
-		if x.due > 0 {
-			parts = append(parts, fmt.Sprintf("%d of %d %s a second", x.got, x.due, x.what))
+	for i, due := range each(&d.Reserved) {
+		if *due > 0 {
+			parts = append(parts, fmt.Sprintf("%d of %d %s a second", *each(&d.Achieved)[i], *due, counted[i]))
 		}
 	}
 	return strings.Join(parts, ", ")
@@ -307,4 +301,44 @@ func first[N time.Duration | float64](of map[container.ID]N) container.ID {
 // perSecond says how long in each second of a window.
 func perSecond(d time.Duration, w Window) time.Duration {
 	return time.Duration(float64(d) / w.Length.Seconds()).Round(time.Millisecond)
+}
+
+// missed reports whether a reservation does not hold: more is asked for than is given.
+func (s Standing) Missed() bool {
+	return !slices.Contains([]string{"", StateMet, StateIdle, StateLess}, s.State)
+}
+
+// mend says what would have a reservation met, or what is done about it, after the actions
+// of this window.
+func (c *Control) mend(w Window, d Demand, s Standing) string {
+	switch h := c.helpOf(d.Container); {
+	case h.lack != "" && s.State == StateContended:
+		return h.lack + "; " + c.mendOthers(w, d, s)
+	case h.level != "":
+		return "it is helped itself (io.help)"
+	}
+	return c.mendOthers(w, d, s)
+}
+
+// mendOthers is mend, without what may be done for the container itself.
+func (c *Control) mendOthers(w Window, d Demand, s Standing) string {
+	own := d.Waited[d.Container] >= time.Duration(waitedShare*float64(w.Length))
+	switch {
+	case s.State != StateContended && own:
+		return "give it more CPUs, or let fewer of its threads compute"
+	case s.State != StateContended:
+		return "reserve no more than the disk does of what it asks for (fairlead io calibrate measures the disk)"
+	case s.Culprit == System:
+		return "see what the host does there: fairlead io -v"
+	}
+	n, a := w.Neighbours[s.Culprit], c.acting[s.Culprit]
+	switch {
+	case a != nil && a.released.IsZero() && !a.None():
+		return fmt.Sprintf("%s is held back for it", w.name(s.Culprit))
+	case n.Reserved:
+		return fmt.Sprintf("move it or %s to another host or disk: both have reserved I/O", w.name(s.Culprit))
+	case n.Yield != policy.YieldAuto:
+		return fmt.Sprintf("let %s yield: io.yield=auto", w.name(s.Culprit))
+	}
+	return fmt.Sprintf("move it or %s to another host or disk", w.name(s.Culprit))
 }

@@ -2,8 +2,12 @@ package decide
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
+
+	"github.com/fairlead-project/fairlead/api"
 )
 
 const (
@@ -62,4 +66,84 @@ func DivideRuntime(budget time.Duration, cpus int, all []Thread) []Thread {
 		return kept
 	}
 	return out
+}
+
+// maxPoints bounds a profile.
+const maxPoints = 64
+
+// Profile is what a disk did for real-time threads of growing budgets, beside busy CPUs
+// (MIST, figure 6: IOPS against RT runtime).
+type Profile []api.RealtimePoint
+
+// check refuses what makes no sense.
+func (p Profile) check() error {
+	if len(p) > maxPoints {
+		return fmt.Errorf("profile of more than %d budgets", maxPoints)
+	}
+	for i, x := range p {
+		switch {
+		case !(x.Budget > 0 && x.Budget <= MaxRealtime.Seconds()):
+			return fmt.Errorf("profile: budget %v is not above 0 and at most %v seconds", x.Budget, MaxRealtime.Seconds())
+		case i > 0 && x.Budget <= p[i-1].Budget:
+			return errors.New("profile: budgets do not grow")
+		case max(x.ReadIOPS, x.WriteIOPS) > maxIOPS:
+			return fmt.Errorf("profile: more than %d operations per second", maxIOPS)
+		}
+	}
+	return nil
+}
+
+// needs returns the smallest budget that gives so many operations of a kind, in seconds.
+// Between two budgets it interpolates. A budget gives no less than a smaller one, whatever
+// was measured. ok is false where the largest does not give as many; most is what it gives.
+func (p Profile) needs(want float64, of func(api.RealtimePoint) uint64) (budget float64, most uint64, ok bool) {
+	var at, had float64
+	for _, x := range p {
+		gives := max(float64(of(x)), had)
+		if want <= gives {
+			if gives > had {
+				at += (x.Budget - at) * (want - had) / (gives - had)
+			}
+			return at, 0, true
+		}
+		at, had = x.Budget, gives
+	}
+	return 0, uint64(had), false
+}
+
+// Needs returns the smallest budget that gives the figures beside busy CPUs, in whole
+// milliseconds. Reads and writes take CPU time one after the other. Bytes alone come in
+// large requests, which take no more of it than small ones.
+func (p Profile) Needs(f api.BlockIOFigures) (time.Duration, error) {
+	var sum float64
+	for _, x := range []struct {
+		word       string
+		ops, bytes uint64
+		of         func(api.RealtimePoint) uint64
+	}{
+		{"reads", f.ReadIOPS, f.ReadBytes, func(x api.RealtimePoint) uint64 { return x.ReadIOPS }},
+		{"writes", f.WriteIOPS, f.WriteBytes, func(x api.RealtimePoint) uint64 { return x.WriteIOPS }},
+	} {
+		ops := max(float64(x.ops), float64(x.bytes)/LargeRequest)
+		if ops == 0 {
+			continue
+		}
+		budget, most, ok := p.needs(ops, x.of)
+		if !ok {
+			return 0, fmt.Errorf("the profile has %d %s per second at most, and %.0f are reserved", most, x.word, ops)
+		}
+		sum += budget
+	}
+	ms := (time.Duration(sum*1e9) + time.Millisecond - 1).Truncate(time.Millisecond)
+	if ms > MaxRealtime {
+		return 0, fmt.Errorf("by the profile reads and writes need %s together, of at most %s in each second", ms, MaxRealtime)
+	}
+	return ms, nil
+}
+
+// NewProfile returns the points as a profile, sorted by budget.
+func NewProfile(p []api.RealtimePoint) Profile {
+	p = slices.Clone(p)
+	slices.SortFunc(p, func(a, b api.RealtimePoint) int { return cmp.Compare(a.Budget, b.Budget) })
+	return p
 }

@@ -184,7 +184,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if err != nil {
 		return nil, err
 	}
-	m.windows = &windows{at: time.Now(), most: robs, stop: make(chan struct{}), done: make(chan struct{})}
+	m.windows = &windows{at: time.Now(), most: Seen, stop: make(chan struct{}), done: make(chan struct{})}
 	if cfg.byHand {
 		close(m.windows.done)
 		return m, nil

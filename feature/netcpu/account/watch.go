@@ -12,8 +12,10 @@ import (
 )
 
 const (
-	// tick is the time between two looks at the kernel's counters.
-	tick = time.Second
+	// tick is the time between two looks at the kernel's counters, hurriedTick while something waits for
+	// a change: it is to act within a second.
+	tick        = time.Second
+	hurriedTick = tick / 4
 
 	// The pause before the next window doubles from the first to the last, as prices change less and
 	// less. Reading the accounts of steady programs has the same pauses.
@@ -31,7 +33,7 @@ const (
 
 	// A container's packets change if there are half or twice as many, and the difference is more
 	// than changedPackets in a second. The time of a CPU's softirqs changes if it is half as much
-	// more, and the difference is above changedTime in a second: less than robs, but more than the
+	// more, and the difference is above changedTime in a second: less than Seen, but more than the
 	// 10 ms in which the kernel counts, after one look.
 	changedPackets = 500
 	changedTime    = 8 * time.Millisecond
@@ -47,30 +49,41 @@ type watch struct {
 	now, priced traffic // of the last look, and when the last window or reading ended
 	rate        float64 // packets, or softirqs if there are more, in a second
 
+	hurried bool // something waits for a change
 	pause   time.Duration
 	due     time.Time   // of the next window
 	changed []time.Time // windows that changes have opened
 }
 
-// traffic is what comes in a second.
+// traffic is what comes in a second: the mean of some looks, the last of which counts most. The time of
+// softirqs is that of two ticks, and the rest of one.
 type traffic struct {
 	packets  map[container.ID]float64
-	softirqs map[int]time.Duration // by CPU; the mean of some looks, the last of which counts most
+	softirqs map[int]time.Duration // by CPU
 	network  map[int]float64       // softirqs with packets, by CPU
 	idle     map[int]time.Duration // by CPU
+}
+
+// tick returns the time until the next look.
+func (w *watch) tick() time.Duration {
+	if w.hurried {
+		return hurriedTick
+	}
+	return tick
 }
 
 // look compares what the kernel counts with the last look, unless that is too short ago for a rate.
 func (w *watch) look(now time.Time, counts counts, works map[int]irq.Work) {
 	elapsed := now.Sub(w.looked)
-	if elapsed < tick/2 {
+	if elapsed < w.tick()/2 {
 		return
 	}
 	second := float64(time.Second) / float64(elapsed)
+	part := min(1, float64(elapsed)/float64(tick))
 	t := traffic{make(map[container.ID]float64, len(counts)), make(map[int]time.Duration, len(works)), make(map[int]float64, len(works)), make(map[int]time.Duration, len(works))}
 	var packets, softirqs float64
 	for id, c := range counts.since(w.passed) {
-		t.packets[id] = float64(c.in+c.out) * second
+		t.packets[id] = mean(w.now.packets[id], float64(c.in+c.out)*second, part)
 		packets += t.packets[id]
 	}
 	for cpu, work := range works {
@@ -78,13 +91,18 @@ func (w *watch) look(now time.Time, counts counts, works map[int]irq.Work) {
 		if !known || work.Network < was.Network || work.Time < was.Time {
 			continue // it was offline
 		}
-		t.network[cpu] = float64(work.Network-was.Network) * second
-		t.idle[cpu] = scaled(max(0, work.Idle-was.Idle), second) // the kernel may take some back
+		t.network[cpu] = mean(w.now.network[cpu], float64(work.Network-was.Network)*second, part)
+		t.idle[cpu] = mean(w.now.idle[cpu], scaled(max(0, work.Idle-was.Idle), second), part) // the kernel may take some back
 		softirqs += t.network[cpu]
-		t.softirqs[cpu] = (w.now.softirqs[cpu] + scaled(work.Time-was.Time, second)) / 2
+		t.softirqs[cpu] = mean(w.now.softirqs[cpu], scaled(work.Time-was.Time, second), part/2)
 	}
 	w.rate = max(packets, softirqs)
 	w.looked, w.passed, w.works, w.now = now, counts, works, t
+}
+
+// mean moves an earlier value a part of the way to the present one.
+func mean[N float64 | time.Duration](was, now N, part float64) N {
+	return was + N(float64(now-was)*part)
 }
 
 // changes reports whether other traffic comes than when prices were last seen.
@@ -118,6 +136,9 @@ func (w *watch) opens(now time.Time) bool {
 		return false
 	}
 	w.changed = append(w.changed, now)
+	if w.hurried {
+		w.pause = 0 // who runs by turns may not run in this window
+	}
 	return true
 }
 

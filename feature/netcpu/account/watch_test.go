@@ -86,6 +86,40 @@ func TestWatchChanges(t *testing.T) {
 	}
 }
 
+// Where something waits for a change, half a second shows one, and not a tick of the kernel's clock. The
+// window after it comes soon: in the first, a victim by turns may not have run.
+func TestWatchHurried(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		packets uint64 // in a quarter of a second, besides 2,500
+		work    irq.Work
+		opens   bool
+	}{
+		{"a flood", 20_000, irq.Work{}, true},
+		{"softirqs", 0, irq.Work{Time: 60 * time.Millisecond}, true},
+		{"a victim", 0, irq.Work{Idle: -250 * time.Millisecond}, true},
+		{"one tick", 0, irq.Work{Time: 10 * time.Millisecond, Idle: -10 * time.Millisecond}, false},
+	} {
+		w := &watch{hurried: true, pause: lastPause}
+		at, packets, work := time.Unix(1000, 0), uint64(0), irq.Work{}
+		quarter := func(more uint64, by irq.Work) bool {
+			at, packets = at.Add(w.tick()), packets+2500+more
+			work = irq.Work{Time: work.Time + by.Time, Idle: work.Idle + by.Idle + 250*time.Millisecond, Network: work.Network + 1000}
+			w.look(at, counts{1: count{in: packets}}, map[int]irq.Work{0: work})
+			return w.opens(at)
+		}
+		for range 40 {
+			quarter(0, irq.Work{})
+		}
+		w.rest(at)
+		w.due = at.Add(time.Hour)
+		opened := quarter(c.packets, c.work) || c.name != "one tick" && quarter(c.packets, c.work)
+		if w.rest(at); opened != c.opens || opened && w.pause != firstPause {
+			t.Errorf("%s: opens %v, then rests for %v", c.name, opened, w.pause)
+		}
+	}
+}
+
 // What changes all the time opens few more windows than time does.
 func TestWatchUnrest(t *testing.T) {
 	w := newWatching()

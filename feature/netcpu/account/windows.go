@@ -33,7 +33,7 @@ const (
 
 	// While a culprit takes this part of a CPU from others in a window, and for calm after that, the
 	// programs stay attached.
-	robs = 0.01
+	Seen = 0.01
 	calm = 2 * time.Second
 
 	// Packets are stamped while more than one in laterOf is sent later than its softirq, by a queue
@@ -46,11 +46,11 @@ const (
 type windows struct {
 	estimate
 	watch
-	phase    phase
-	demanded bool      // by Demand
-	ends     bpf.Links // of the programs that begin and end a run, unless the phase is idle
-	others   bpf.Links // of the others, in phases from full on
-	err      error     // of the last turn
+	phase  phase
+	need   Need      // of Demand
+	ends   bpf.Links // of the programs that begin and end a run, unless the phase is idle
+	others bpf.Links // of the others, in phases from full on
+	err    error     // of the last turn
 
 	// At the begin of the phase.
 	began  time.Time
@@ -62,7 +62,7 @@ type windows struct {
 	at     time.Time
 	counts counts
 
-	most   float64   // of a CPU, which a culprit may take: robs
+	most   float64   // of a CPU, which a culprit may take: Seen
 	robbed time.Time // the last time that one took more
 	later  time.Time // the last time that packets were sent later
 
@@ -83,20 +83,37 @@ const (
 // states are sums of fl_cpus over the CPUs.
 type states struct{ whole, bare, later uint64 }
 
-// Demand says whether something acts on the accounts, so that they are needed at once and in full.
-// Otherwise the programs are attached for windows only. It has no effect without Config.Count.
-func (m *Meter) Demand(all bool) error {
+// Need is what accounts are for. It decides when the programs are attached.
+type Need int
+
+const (
+	Shown   Need = iota // in windows: nothing acts on the accounts
+	Watched             // in windows, soon after a change: something acts if packets take time from others
+	Acted               // always: something acts on the accounts
+)
+
+// Demand says what the accounts are needed for. Only an error to attach for Acted is returned. It has no
+// effect without Config.Count.
+func (m *Meter) Demand(need Need) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.windows
-	if w == nil || m.closed || w.demanded == all && (!all || w.phase == metered) {
-		return nil // an earlier call may have failed to attach
+	if w == nil || m.closed {
+		return nil
 	}
-	w.demanded = all
-	if !all {
-		return nil // the next call of next does it
+	w.need, w.watch.hurried = need, need == Watched
+	if need != Acted || w.phase == metered { // an earlier call may have failed to attach
+		return nil // the next call of next does the rest
 	}
 	return m.turn(metered)
+}
+
+// Metering reports whether the programs see all packets at present. Otherwise the accounts grow by
+// what the last window has shown.
+func (m *Meter) Metering() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.windows == nil || m.windows.phase >= steady
 }
 
 // Err returns the error of the last window.
@@ -157,7 +174,7 @@ func (m *Meter) next() time.Duration {
 	}
 	if to == w.phase && (to == idle || to == steady && !w.opens(now)) {
 		w.err = err
-		return tick
+		return w.tick()
 	}
 	if to == bare || to == steady {
 		w.rest(now)
@@ -172,13 +189,13 @@ func (m *Meter) next() time.Duration {
 	case full:
 		return w.length()
 	}
-	return tick
+	return w.tick()
 }
 
 // want returns the phase between two windows.
 func (w *windows) want(now time.Time) phase {
 	switch {
-	case w.demanded || now.Sub(w.robbed) < calm:
+	case w.need == Acted || now.Sub(w.robbed) < calm:
 		return metered
 	case w.rate < few || w.phase == steady && w.rate < 2*few:
 		return steady

@@ -129,7 +129,7 @@ func TestDemand(t *testing.T) {
 	box := f.add("box", 2)
 	f.rps(box, "eth0", "2")
 	r := f.receive(box, 0, ":9000")
-	must(t, m.Demand(true))
+	must(t, m.Demand(Acted))
 	if n := attachedPrograms(m); !m.stamping || n != len(m.programs) || m.accounts[f.ids[box]].stamps.Len() != 1 {
 		t.Fatalf("stamping %v, %d of %d programs", m.stamping, n, len(m.programs))
 	}
@@ -140,7 +140,7 @@ func TestDemand(t *testing.T) {
 			d.t.Errorf("%+v, want %d packets", w, packets)
 		}
 	})
-	must(t, m.Demand(false))
+	must(t, m.Demand(Shown))
 	m.next()
 	if m.windows.phase != steady || m.stamping {
 		t.Errorf("phase %d, stamping %v with few packets, want steady, and no stamps", m.windows.phase, m.stamping)
@@ -157,25 +157,28 @@ func TestInterruptsNotOwn(t *testing.T) {
 	f := newFabric(t, m)
 	box := f.add("box", 2)
 	r := f.receive(box, 0, ":9000")
-	must(t, m.turn(full))
-	must(t, m.vars.AroundCall.Set(uint64(time.Second))) // each reaches back to the run before
-	was, before := f.read(), m.windows.states
-	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
-	f.got(r, packets)
-	must(t, m.turn(idle))
-	softirq, whole := f.read().Softirq-was.Softirq, time.Duration(m.windows.states.whole-before.whole)
-	if softirq < packets*time.Millisecond/2 { // of the millisecond between two packets
-		t.Fatalf("%v in softirqs: no interrupt came before them", softirq)
-	}
+	var softirq, whole time.Duration
+	sent := uint64(0)
+	testkit.Await(t, "softirqs after interrupts", func() bool { // on a busy CPU they follow others' work
+		must(t, m.turn(full))
+		must(t, m.vars.AroundCall.Set(uint64(time.Second))) // each reaches back to the run before
+		was, before := f.read(), m.windows.states
+		f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
+		sent += packets
+		f.got(r, sent)
+		must(t, m.turn(idle))
+		softirq, whole = f.read().Softirq-was.Softirq, time.Duration(m.windows.states.whole-before.whole)
+		return softirq >= packets*time.Millisecond/2 // of the millisecond between two packets
+	})
 	if whole == 0 || whole > softirq/2 {
 		t.Errorf("%v of %v in softirqs without interrupts", whole, softirq)
 	}
 }
 
-// A container whose packets begin to take more than robs of a CPU from another is metered.
+// A container whose packets begin to take more than Seen of a CPU from another is metered.
 func TestRobberMetered(t *testing.T) {
 	m := byHand(t)
-	m.windows.most = robs
+	m.windows.most = Seen
 	f := newFabric(t, m)
 	box := f.add("box", 2)
 	f.rps(box, "eth0", "1")

@@ -83,10 +83,7 @@ func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, nam
 	next := make(map[container.ID]*state, len(of))
 	out := make([]Choice, 0, len(of))
 	for _, t := range of {
-		c, steal := t.Container, usualSteal
-		if t.Settings.NetCPUSteal != nil {
-			steal = *t.Settings.NetCPUSteal
-		}
+		c, steal := t.Container, stealOf(t)
 		w := a.of[c.ID]
 		if w == nil {
 			w = &state{}
@@ -112,6 +109,14 @@ func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, nam
 	}
 	a.of = next
 	return out
+}
+
+// stealOf returns the share of a CPU that a container's packets may take from others.
+func stealOf(t policy.Target) float64 {
+	if s := t.Settings.NetCPUSteal; s != nil {
+		return *s
+	}
+	return usualSteal
 }
 
 // enforcement returns the mode that limits a container's packets.
@@ -201,11 +206,14 @@ func between(a, b account.Reading) reading {
 	return d
 }
 
-// sumOf returns what the packets of all containers in the mode isolate took from others.
+// sumOf returns what the packets of all containers in the mode isolate took from others, without those
+// which pay for their own part.
 func (d reading) sumOf(of []policy.Target) (sum time.Duration) {
 	for _, t := range of {
 		if t.Settings.NetCPU == policy.NetCPUIsolate {
-			sum += d.evidence(t.Container.ID, container.ID.String).robbed()
+			if r := d.evidence(t.Container.ID, container.ID.String).robbed(); r <= inSecond(stealOf(t)*max(1, d.length.Seconds())) {
+				sum += r
+			}
 		}
 	}
 	return sum

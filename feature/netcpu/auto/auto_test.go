@@ -195,15 +195,15 @@ func TestChooserSender(t *testing.T) {
 }
 
 // Whatever a container in the mode isolate robs by, it is isolated, and it is not credited. Many that
-// each take less than they may are isolated as well, but not one that takes next to nothing.
+// each take less than they may are isolated as well, but not one that takes next to nothing, or that
+// only takes something beside one that takes too much.
 func TestChooserIsolate(t *testing.T) {
-	r := readings{sends: map[container.ID]time.Duration{}}
-	var autos Chooser
 	of := targets(veths(1), veths(2), veths(3), veths(4))
 	for i := range of {
 		of[i].Settings.NetCPU = policy.NetCPUIsolate
 	}
 	step := func(one, two, three time.Duration) (modes []policy.NetCPU) {
+		r, autos := readings{sends: map[container.ID]time.Duration{}}, Chooser{}
 		for range 4 {
 			r.sends[1] += one
 			modes = nil
@@ -220,7 +220,7 @@ func TestChooserIsolate(t *testing.T) {
 	}{
 		{10 * ms, 10 * ms, 4 * ms, "[observe observe observe observe]"},
 		{16 * ms, 12 * ms, 4 * ms, "[isolate isolate observe observe]"},
-		{100 * ms, 0, 4 * ms, "[isolate isolate observe observe]"},
+		{100 * ms, 12 * ms, 4 * ms, "[isolate observe observe observe]"},
 	} {
 		if got := fmt.Sprint(step(x.one, x.two, x.three)); got != x.want {
 			t.Errorf("%+v: %s", x, got)

@@ -94,18 +94,18 @@ func TestPaceControl(t *testing.T) {
 		w      paceWindow
 		want   float64
 	}{
-		{"of the 130 ms that it takes 97 are due to it", 0, flood, 100_000 * 97 / 130.0},
-		{"also when paced", 50_000, with(func(w *paceWindow) { w.passed = 10_000 }), 50_000 * 97 / 130.0},
-		{"its own work leaves the network half", 0, with(func(w *paceWindow) { w.own = 100 * ms }), 100_000 * (100 + 47.5) / 190},
+		{"of the 130 ms that it takes 100 are due to it", 0, flood, 100_000 * 100 / 130.0},
+		{"also when paced", 50_000, with(func(w *paceWindow) { w.passed = 10_000 }), 50_000 * 100 / 130.0},
+		{"its own work leaves the uplinks a quarter", 0, with(func(w *paceWindow) { w.own = 100 * ms }), 100_000 * (100 + 25) / 190},
 		{"a few pass in any case", 0, with(func(w *paceWindow) { w.passed = 100 }), paceLeast},
 		{"nothing is limited any more", 50_000, with(func(w *paceWindow) { w.due = 0 }), 55_000},
 		{"nothing is known", 50_000, with(func(w *paceWindow) { w.own = 0 }), 0},
 		{"not much", 0, with(func(w *paceWindow) { w.much = false }), 0},
-		{"because of the pace", 50_000, with(func(w *paceWindow) { w.much, w.passed = false, 10_000 }), 50_000 * 97 / 130.0},
+		{"because of the pace", 50_000, with(func(w *paceWindow) { w.much, w.passed = false, 10_000 }), 50_000 * 100 / 130.0},
 		{"no flood any more", 50_000, with(func(w *paceWindow) { w.much, w.busy, w.arrived = false, false, 9_000 }), 0},
 		{"nobody goes short", 0, with(func(w *paceWindow) { w.busy = false }), 0},
 		{"nobody goes short any more", 50_000, with(func(w *paceWindow) { w.busy = false }), 55_000},
-		{"some time is left", 50_000, with(func(w *paceWindow) { w.uplinks = 55 * ms }), 50_000 * 97 / 95.0},
+		{"some time is left", 50_000, with(func(w *paceWindow) { w.uplinks = 55 * ms }), 50_000 * 100 / 95.0},
 		{"much is", 50_000, with(func(w *paceWindow) { w.uplinks = 10 * ms }), 55_000},
 		{"all that arrive may pass", 120_000, with(func(w *paceWindow) { w.busy = false }), 0},
 		{"no time", 50_000, paceWindow{}, 0},

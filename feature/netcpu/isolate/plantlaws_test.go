@@ -33,15 +33,15 @@ const (
 // hold yet: it is what is broken today, and a little more for other seeds and for floating point
 // elsewhere.
 //
-//   - A small load pays while the sum over all robs, and costs too little to go on: loadsSettle.
+//   - Small loads pay while they rob together, and each costs too little to go on: loadsSettle.
 //   - A victim with a duty cycle waits, or does not, and the rate follows it: ratesSettle.
-//   - In the window before a neighbour pays, its packets cost the uplinks more than those of who does,
-//     and are billed alike: nobodyOverpays.
-//   - A quota leaves the uplinks half of it beside what its receiver uses up, and what is due by weight
-//     is compared with tenants on any CPU: nobodySlowed, on a few hosts nobodyHalved. Where nobody
-//     pays yet, 3 % of a CPU is 15 % of a quota of a fifth: idleCPUsHelp, too.
+//   - A window that a neighbour begins to pay in bills its packets by those that come later, too:
+//     nobodyOverpays.
+//   - A quota leaves the uplinks a quarter of it beside what its receiver uses up, and what is due by
+//     weight is compared with tenants on any CPU: nobodySlowed, on a few hosts nobodyHalved. Where
+//     nobody pays yet, 3 % of a CPU is 15 % of a quota of a fifth: idleCPUsHelp, too.
 var plantLaws = map[string]float64{
-	bystandersFree: 0, loadsSettle: 62, ratesSettle: 32, nobodyOverpays: 14, nobodyHalved: 3, nobodySlowed: 110, idleCPUsHelp: 4, floodsEnd: 0,
+	bystandersFree: 0, loadsSettle: 14, ratesSettle: 27, nobodyOverpays: 13, nobodyHalved: 3, nobodySlowed: 80, idleCPUsHelp: 4, floodsEnd: 0,
 }
 
 // Random hosts keep the laws as often as the code of the product does today. To repeat one:

@@ -22,12 +22,12 @@ func (l *Ledger) Budget(reserve float64) time.Duration {
 	if l.state.Balance <= -MaxDebt*l.limit.Quota {
 		return 0 // its cost would be forgiven: it must not arise
 	}
-	return Remaining(time.Duration(all), time.Duration(l.own), reserve)
+	return remaining(time.Duration(all), time.Duration(l.own), reserve)
 }
 
-// Remaining returns how much of the entitlement all is the network's while a container's own tasks
+// remaining returns how much of the entitlement all is the network's while a container's own tasks
 // use own; see [Ledger.Budget].
-func Remaining(all, own time.Duration, reserve float64) time.Duration {
+func remaining(all, own time.Duration, reserve float64) time.Duration {
 	return time.Duration(max(0, (1-reserve)*float64(max(all-own, all/2))))
 }
 

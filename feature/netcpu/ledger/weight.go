@@ -134,7 +134,7 @@ func (w *Weigher) Budget(period time.Duration, share Share, reserve float64) tim
 		return Unlimited
 	}
 	cpus := func(n float64) time.Duration { return time.Duration(n * float64(period)) }
-	return Remaining(cpus(share.Fair), cpus(w.own), reserve)
+	return remaining(cpus(share.Fair), cpus(w.own), reserve)
 }
 
 // Scale applies a factor to an owner's weight within the kernel's bounds.

@@ -1,4 +1,4 @@
-package plot
+package web
 
 import (
 	"encoding/xml"
@@ -47,8 +47,8 @@ func elements(t interface{ Fatalf(string, ...any) }, svg string) (classes map[st
 	}
 }
 
-func TestLines(t *testing.T) {
-	svg := Lines([]Line{
+func TestDraw(t *testing.T) {
+	svg := draw([]curve{
 		{Name: "a", Ink: "main", Values: []float64{1, 2, math.NaN(), 3, 2}},
 		{Name: "b", Ink: "bound", Values: []float64{3, 3, 3, 3, 3}, Dashed: true},
 	}, []float64{0, 2, 4})
@@ -64,14 +64,15 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestLinesOfAnything draws any values: all that it can draw are elements with the classes of Style.
+// TestLinesOfAnything draws any values: all that it can draw are elements with the classes of the style
+// sheet.
 func TestLinesOfAnything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 50).Draw(t, "values")
-		var lines []Line
+		var lines []curve
 		top := 0.0
 		for i := range rapid.IntRange(0, 6).Draw(t, "lines") {
-			l := Line{Name: "<b>", Ink: Ink(fmt.Sprintf("s%d", i+1))}
+			l := curve{Name: "<b>", Ink: fmt.Sprintf("s%d", i+1)}
 			for range n {
 				v := rapid.OneOf(rapid.Float64Range(0, 1e12), rapid.SampledFrom([]float64{0, 1, math.NaN(), math.Inf(1)})).Draw(t, "v")
 				if l.Values = append(l.Values, v); v > top && !math.IsInf(v, 0) {
@@ -80,7 +81,7 @@ func TestLinesOfAnything(t *testing.T) {
 			}
 			lines = append(lines, l)
 		}
-		svg := Lines(lines, Ticks(top))
+		svg := draw(lines, ticksTo(top))
 		classes, _ := elements(t, string(svg))
 		for _, class := range slices.Concat(classes["path"], classes["circle"]) {
 			if !regexp.MustCompile(`^(stroke|fill) ink-(grid|s\d)$`).MatchString(class) {
@@ -93,29 +94,36 @@ func TestLinesOfAnything(t *testing.T) {
 func TestTicks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		top := rapid.Float64Range(1e-9, 1e12).Draw(t, "top")
-		ticks := Ticks(top)
+		ticks := ticksTo(top)
 		last := ticks[len(ticks)-1]
 		if len(ticks) < 2 || len(ticks) > 6 || ticks[0] != 0 || last < top*(1-1e-9) || last > top*2.6 {
-			t.Fatalf("Ticks(%v) = %v", top, ticks)
+			t.Fatalf("ticksTo(%v) = %v", top, ticks)
 		}
 	})
 	for _, bad := range []float64{0, -1, math.NaN(), math.Inf(1)} {
-		if got := Ticks(bad); !slices.Equal(got, []float64{0, 1}) {
-			t.Errorf("Ticks(%v) = %v", bad, got)
+		if got := ticksTo(bad); !slices.Equal(got, []float64{0, 1}) {
+			t.Errorf("ticksTo(%v) = %v", bad, got)
 		}
 	}
 }
 
 // TestInks holds that each ink that the package or its callers use has a colour in both schemes.
 func TestInks(t *testing.T) {
+	css := style(t)
 	for _, ink := range []string{"grid", "text", "packets", "cpu", "uplink", "disk", "main", "second", "bound", "s1", "s2", "s3", "s4", "s5"} {
-		if !strings.Contains(Style, ".ink-"+ink+" {") {
-			t.Errorf("Style has no class .ink-%s", ink)
+		if !strings.Contains(css, ".ink-"+ink+" {") {
+			t.Errorf("style.css has no class .ink-%s", ink)
 		}
 	}
-	for _, name := range regexp.MustCompile(`var\(--([a-z0-9]+)\)`).FindAllStringSubmatch(Style, -1) {
-		if n := strings.Count(Style, "--"+name[1]+": "); n != 2 {
-			t.Errorf("Style has %d values of --%s, want one for light and one for dark", n, name[1])
+	for _, name := range regexp.MustCompile(`var\(--([a-z0-9]+)\)`).FindAllStringSubmatch(css, -1) {
+		if n := strings.Count(css, "--"+name[1]+": "); n != 2 {
+			t.Errorf("style.css has %d values of --%s, want one for light and one for dark", n, name[1])
 		}
 	}
+}
+
+func style(t *testing.T) string {
+	css, err := files.ReadFile("style.css")
+	must(t, err)
+	return string(css)
 }
