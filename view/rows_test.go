@@ -98,7 +98,7 @@ func TestUnits(t *testing.T) {
 	for got, want := range map[string]string{
 		of(0, 0): "-", of(148e6, 0): "148M", of(148e6, 200e6): "148M/200M", of(0, 5e3): "0/5k", of(4210, 1.25e10): "4.21k/12.5G", of(999.9, 0): "1k",
 		Percent(0): "0 %", Percent(0.001): "<1 %", Percent(0.234): "23 %", cpu(0.004): "0.4%", cpu(0.0996): "10%", cpu(12.5): "1250%",
-		Brief(0): "<1us", Brief(0.00125): "1.25ms", Bits(1.5e9): "1.50Gbit",
+		Brief(0): "<1us", Brief(0.00125): "1.25ms", Brief(0.9996e-3): "1ms", Brief(0.9996): "1s", Brief(999.6): "1000s", Bits(1.5e9): "1.50Gbit",
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -71,12 +71,14 @@ func Brief(sec float64) string {
 	switch {
 	case d < time.Microsecond:
 		return "<1us"
-	case d < time.Millisecond:
+	case sec < 0.9995e-3:
 		return fmt.Sprintf("%.0fus", float64(d)/1e3)
-	case d < time.Second:
+	case sec < 0.9995:
 		return fmt.Sprintf("%.3gms", float64(d)/1e6)
+	case sec < 999.5: // from there on it would be 1e+03
+		return fmt.Sprintf("%.3gs", sec)
 	}
-	return fmt.Sprintf("%.3gs", d.Seconds())
+	return fmt.Sprintf("%.0fs", d.Seconds())
 }
 
 // Percent formats a part of 1 without decimals: "23 %". What is above 0 and below 1 % is "<1 %".

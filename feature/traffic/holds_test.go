@@ -362,6 +362,13 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 		h.start()
 		again()
 	})
+	for _, forged := range []uint32{qdisc.Handle, qdisc.Handle | qdisc.MinorTop, qdisc.Handle | qdisc.MinorDefault} {
+		was := h.passedAt(h.ns, sum).Packets
+		h.forge(h.ns, "10.70.0.2:9000", forged, datagrams)
+		if n := counted(func() uint64 { return h.passedAt(h.ns, sum).Packets }, was, datagrams); n < datagrams {
+			t.Errorf("of %d packets of the host for class %x, %d passed the queue of the sum", datagrams, forged, n)
+		}
+	}
 	// It leaves the network that names the queue, and comes back.
 	c.Interfaces = []container.Interface{second}
 	holds(t, h.due(c, ceil, ceil), false)

@@ -219,23 +219,27 @@ func (f *Traffic) unlearn(t *shaped) error {
 		t.closeSocket(), f.programs.forgetFlows())
 }
 
-// reach attaches the programs that number and learn a tenant's packets at one of its devices.
+// reach attaches the programs that give a tenant's packets a class, or learn it, at one of its devices.
 func (f *Traffic) reach(t *shaped, dev container.End) error {
 	// A veth's host end sends what the container receives.
 	for _, p := range []struct {
 		wanted, egress bool
 		stage          qdisc.Stage
 		name, program  string
+		slot           uint32
 	}{
-		{dev.Host && f.divides[Egress] && asked(t.due[Egress]), false, hook.Identify, identify, trafficProgFlIdentify},
-		{f.learns(t), dev.Host, hook.Learn, deliver, trafficProgFlDeliver},
+		{dev.Host && f.divides[Egress] && asked(t.due[Egress]), false, hook.Identify, identify, trafficProgFlIdentify, uint32(t.slot)},
+		{f.learns(t), dev.Host, hook.Learn, deliver, trafficProgFlDeliver, uint32(t.slot)},
+		// HTB takes a priority of our major for a class, and asks no filter. What has a class that
+		// is not there goes by the filters.
+		{!f.learns(t) && dev.Host && t.due[Ingress].Ceil > 0, true, hook.Learn, "classless", trafficProgFlIdentify, qdisc.MinorTop - 1},
 	} {
 		at := hook.Place{Device: dev.Device, Path: dev.Path, Owner: journal.Owner{Feature: name}, Egress: p.egress, Stage: p.stage, Name: p.name}
 		err := t.at.Drop(func(d container.Device, _ bool, name string) bool {
 			return !p.wanted && d == dev.Device && name == p.name
 		})
 		if p.wanted {
-			err = t.at.PutCopy(f.cfg.Ends, at, f.programs.copyFor(p.program, trafficVarFlSlot, uint32(t.slot)))
+			err = t.at.PutCopy(f.cfg.Ends, at, f.programs.copyFor(p.program, trafficVarFlSlot, p.slot))
 		}
 		if err != nil {
 			return err

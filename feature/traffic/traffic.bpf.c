@@ -30,7 +30,7 @@
  *
  * Hooks, and cost per event:
  *   tc ingress, host end of a tenant's veth
- *                     fl_identify   two stores at most
+ *                     fl_identify   two stores at most; at egress, for a ceil
  *                     fl_lead       while it has a ceil: a queue, a tasklet, and
  *                                   the way into the host anew
  *   tc egress, uplinks

@@ -90,16 +90,15 @@ const slow = 50_000
 // burst that would let it keep them.
 func TestLowerCeilSpendsNoSavings(t *testing.T) {
 	testkit.OnKernels(t)
-	w, d := newShaped(t)
+	w := newWire(t)
+	d := w.ours()
 	l := w.listen()
 	for minor, end := uint16(1), time.Now().Add(time.Minute); time.Now().Before(end); minor++ {
 		classes := w.crowd(d, minor, 4*mbit) // a packet in 1.1 ms
 		l.heard(t, minor)
 		classes[2].HTB.Ceil, classes[2].HTB.CBurst = 2*mbit, 100_000
 		start := time.Now()
-		if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 1 {
-			t.Fatalf("%d changes, %v; want 1", n, err)
-		}
+		bring(t, d, 1, classes...)
 		if took := time.Since(start); took < 3*time.Millisecond {
 			t.Fatalf("done in %v, too soon for a packet to leave", took)
 		}
@@ -122,9 +121,7 @@ func TestLowerCeilSpendsNoSavings(t *testing.T) {
 		if got[1].Saved > got[0].Burst {
 			t.Errorf("%v are still saved up", got[1].Saved)
 		}
-		if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 0 {
-			t.Errorf("again: %d changes, %v; want none", n, err)
-		}
+		bring(t, d, 0, classes...)
 		return
 	}
 	t.Error("no packet has ever left in time, with the savings there")
@@ -134,7 +131,8 @@ func TestLowerCeilSpendsNoSavings(t *testing.T) {
 // with a tight one, the next agent sets it.
 func TestTightBurstDoesNotStay(t *testing.T) {
 	testkit.OnKernels(t)
-	w, d := newShaped(t)
+	w := newWire(t)
+	d := w.ours()
 	l := w.listen()
 	classes := w.crowd(d, 5, slow)
 	l.heard(t, 5)
@@ -152,9 +150,7 @@ func TestTightBurstDoesNotStay(t *testing.T) {
 	must(t, err)
 	last.CBurst = 150_000
 	again := w.device()
-	if n, err := again.Bring(qdisc.KindHTB, classes); err != nil || n != 1 {
-		t.Errorf("the next agent: %d changes, %v; want 1", n, err)
-	}
+	bring(t, again, 1, classes...)
 	if got := l.became(t, 2, map[uint16]uint64{5: 3 * mbit}); len(got) != 2 || got[1].Burst != 400*time.Millisecond {
 		t.Errorf("left tight: %+v; want a tight burst and then one of 400 ms", got)
 	}
@@ -163,7 +159,8 @@ func TestTightBurstDoesNotStay(t *testing.T) {
 // Only a lowered ceil takes the time: no raised one, and none of an empty class.
 func TestBurstIsSetAtOnce(t *testing.T) {
 	testkit.OnKernels(t)
-	w, d := newShaped(t)
+	w := newWire(t)
+	d := w.ours()
 	l := w.listen()
 	classes := append(w.crowd(d, 5, slow), class(6, mbit))
 	_, err := d.Bring(qdisc.KindHTB, classes)
@@ -171,9 +168,7 @@ func TestBurstIsSetAtOnce(t *testing.T) {
 	l.heard(t, 5, 6)
 	classes[2].HTB.Ceil *= 2   // raised
 	classes[3].HTB.Ceil = mbit // lowered, and empty
-	if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 2 {
-		t.Fatalf("%d changes, %v; want 2", n, err)
-	}
+	bring(t, d, 2, classes...)
 	if got := l.became(t, 2, map[uint16]uint64{5: classes[2].HTB.Ceil, 6: mbit}); len(got) != 2 || got[0].Minor != 5 || got[1].Minor != 6 {
 		t.Errorf("%+v; want each class set once", got)
 	}

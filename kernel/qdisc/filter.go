@@ -95,7 +95,7 @@ func (k filterKnob) Unfinished(value, _, target string) bool {
 
 // Read implements journal.Knob.
 func (k filterKnob) Read() (value string, err error) {
-	err = k.do("read filters", func(d *Device) error {
+	err = root{k.ns, k.index}.do("read filters", func(d *Device) error {
 		s, err := k.look(d)
 		if err != nil {
 			return err
@@ -154,7 +154,7 @@ func (k filterKnob) look(d *Device) (s situation, err error) {
 
 // Write implements journal.Knob.
 func (k filterKnob) Write(value string) error {
-	return k.do("change filter", func(d *Device) error {
+	return root{k.ns, k.index}.do("change filter", func(d *Device) error {
 		s, err := k.look(d)
 		if err != nil {
 			return err
@@ -249,20 +249,20 @@ func (k filterKnob) insert(d *Device, s *situation, label string) (err error) {
 
 // send makes or replaces the filter.
 func (k filterKnob) send(d *Device, pref uint16, handle uint32, label string, flags int) error {
+	return d.send(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE|flags, message{
+		handle: handle, parent: k.parent(), info: filterInfo(pref), kind: "bpf", options: bpfOptions(k.program, label, nl.TCA_BPF_FLAG_ACT_DIRECT),
+	})
+}
+
+// bpfOptions returns the options of a filter that calls a program.
+func bpfOptions(p *ebpf.Program, label string, flags uint32) (options []byte) {
 	ne := binary.NativeEndian
-	var options []byte
-	for _, a := range []struct {
-		typ   int
-		value []byte
-	}{
-		{nl.TCA_BPF_FD, ne.AppendUint32(nil, uint32(k.program.FD()))},
-		{nl.TCA_BPF_NAME, nl.ZeroTerminated(label)},
-		{nl.TCA_BPF_FLAGS, ne.AppendUint32(nil, nl.TCA_BPF_FLAG_ACT_DIRECT)},
+	for typ, value := range map[int][]byte{
+		nl.TCA_BPF_FD: ne.AppendUint32(nil, uint32(p.FD())), nl.TCA_BPF_NAME: nl.ZeroTerminated(label), nl.TCA_BPF_FLAGS: ne.AppendUint32(nil, flags),
 	} {
-		options = append(options, nl.NewRtAttr(a.typ, a.value).Serialize()...)
+		options = append(options, nl.NewRtAttr(typ, value).Serialize()...)
 	}
-	return d.send(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE|flags,
-		message{handle: handle, parent: k.parent(), info: filterInfo(pref), kind: "bpf", options: options})
+	return options
 }
 
 // remove removes the filter, and the qdisc too if it was made for ours and has no other use.
@@ -300,10 +300,6 @@ func filterInfo(pref uint16) uint32 {
 	return uint32(pref)<<16 | uint32(all)
 }
 
-func (k filterKnob) do(op string, fn func(*Device) error) error {
-	return root{k.ns, k.index}.do(op, fn)
-}
-
 // clsact returns the qdisc with the device's hooks: clsact, or the older ingress. Its kind is "" if
 // there is none.
 func (d *Device) clsact() (message, error) {
@@ -311,7 +307,8 @@ func (d *Device) clsact() (message, error) {
 	return under(ingressParent, list), err
 }
 
-// filters lists the filters at a hook. The kernel also lists each preference, with a handle of 0.
+// filters lists the filters at a hook, or of a qdisc, as packets meet them. The kernel also lists each
+// preference, with a handle of 0.
 func (d *Device) filters(parent uint32) ([]filter, error) {
 	list, err := d.dump(unix.RTM_GETTFILTER, message{parent: parent})
 	if err != nil {
@@ -331,6 +328,7 @@ func (d *Device) filters(parent uint32) ([]filter, error) {
 		}
 		out = append(out, f)
 	}
+	slices.SortStableFunc(out, func(f, g filter) int { return cmp.Compare(f.pref, g.pref) })
 	return out, nil
 }
 

@@ -69,10 +69,7 @@ type linked struct {
 // OpenHooks probes which of the two the kernel has. The error names what is missing for both. The
 // journal j records the filters.
 func OpenHooks(find *netdev.Finder, j *journal.Journal) (*Hooks, error) {
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "fl_try", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, next), asm.Return()},
-	})
+	p, err := program("fl_try", asm.Mov.Imm(asm.R0, next), asm.Return())
 	if err != nil {
 		return nil, fmt.Errorf("try programs at devices: %w", err)
 	}
@@ -92,6 +89,10 @@ func OpenHooks(find *netdev.Finder, j *journal.Journal) (*Hooks, error) {
 
 // next is TCX_NEXT and TC_ACT_UNSPEC.
 const next = -1
+
+func program(name string, code ...asm.Instruction) (*ebpf.Program, error) {
+	return ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: code})
+}
 
 // tryFilter attaches a program to a scratch device.
 func tryFilter(p *ebpf.Program) error {
@@ -221,16 +222,12 @@ func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachmen
 	if err = a.jump.Put(uint32(0), p); err != nil {
 		return nil, err
 	}
-	stub, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "fl_call", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{ // R1 is the packet already
-			asm.LoadMapPtr(asm.R2, a.jump.FD()),
-			asm.Mov.Imm(asm.R3, 0),
-			asm.FnTailCall.Call(),
-			asm.Mov.Imm(asm.R0, next), // the map is empty
-			asm.Return(),
-		},
-	})
+	stub, err := program("fl_call", // R1 is the packet already
+		asm.LoadMapPtr(asm.R2, a.jump.FD()),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.FnTailCall.Call(),
+		asm.Mov.Imm(asm.R0, next), // the map is empty
+		asm.Return())
 	if err != nil {
 		return nil, err
 	}
@@ -253,7 +250,7 @@ func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachmen
 // clsact it records the length, and restores it afterwards.
 func (h *Hooks) turn(k filterKnob, value string, by journal.Owner) (err error) {
 	made := false
-	err = k.do("look for clsact", func(d *Device) error {
+	err = root{k.ns, k.index}.do("look for clsact", func(d *Device) error {
 		q, err := d.clsact()
 		made = q.kind != ""
 		return err

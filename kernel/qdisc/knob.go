@@ -195,10 +195,7 @@ func (q queueLen) do(op string, fn func(netlink.Link) error) error {
 		}
 		return fn(l)
 	})
-	if netdev.NoLink(err) {
-		err = errors.Join(journal.ErrGone, err)
-	}
-	if err != nil {
+	if err = gone(err); err != nil {
 		return fmt.Errorf("%s of device %d in netns %d: %w", op, q.index, q.ns.Inode(), err)
 	}
 	return nil

@@ -160,19 +160,14 @@ func (w *wire) kinds() (out []string) {
 // Frames without room are counted.
 func TestSplitEnds(t *testing.T) {
 	testkit.OnKernels(t)
-	w, d := newShaped(t)
+	w := newWire(t)
 	w.answered()
+	d := w.ours()
 	slow := class(1, 1000)
 	slow.HTB.Ceil, slow.HTB.Burst, slow.HTB.CBurst = 1000, 2000, 2000
 	slow.Split = 1522
 	classes := []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), slow}
-	bring := func(want int) {
-		t.Helper()
-		if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != want {
-			t.Fatalf("%d changes, %v; want %d", n, err, want)
-		}
-	}
-	bring(4)
+	bring(t, d, 4, classes...)
 	stats := func() qdisc.Stats {
 		t.Helper()
 		all, err := d.Stats(qdisc.KindHTB)
@@ -187,18 +182,18 @@ func TestSplitEnds(t *testing.T) {
 		t.Errorf("full: %+v", st)
 	}
 	classes[2].Split = 0
-	bring(1)
-	bring(0)
+	bring(t, d, 1, classes...)
+	bring(t, d, 0, classes...)
 	if after := stats(); after.Queued+after.Packets != st.Queued+st.Packets || after.Queued == 0 || len(w.kinds()) != 2 {
 		t.Errorf("%+v, %v; was %+v", after, w.kinds(), st)
 	}
 	classes[2].HTB.Rate, classes[2].HTB.Ceil = 1000*mbit, 1000*mbit
-	bring(1)
+	bring(t, d, 1, classes...)
 	testkit.Await(t, "no packet waits", func() bool { return stats().Queued == 0 })
 	if after := stats(); after.Packets != st.Queued+st.Packets {
 		t.Errorf("%d packets were sent, of %d that waited", after.Packets, st.Queued+st.Packets)
 	}
-	bring(1)
+	bring(t, d, 1, classes...)
 	if kinds := w.kinds(); len(kinds) != 1 {
 		t.Errorf("qdiscs in the end: %v", kinds)
 	}
@@ -229,16 +224,13 @@ func TestSplitCount(t *testing.T) {
 // A foreign qdisc below a class of ours is not replaced.
 func TestSplitLeaf(t *testing.T) {
 	testkit.OnKernels(t)
-	w, d := newShaped(t)
+	w := newWire(t)
 	classes := []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(1, mbit)}
-	_, err := d.Bring(qdisc.KindHTB, classes)
-	must(t, err)
+	d := w.ours(classes...)
 	must(t, w.h.QdiscAdd(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.index, Handle: 0x70000, Parent: qdisc.Handle | 1}, Rate: mbit, Limit: 50000, Buffer: 20000}))
-	if n, err := d.Bring(qdisc.KindHTB, classes); n != 0 || err != nil {
-		t.Errorf("left alone: %d changes, %v", n, err)
-	}
+	bring(t, d, 0, classes...)
 	classes[2].Split = 1522
-	_, err = d.Bring(qdisc.KindHTB, classes)
+	_, err := d.Bring(qdisc.KindHTB, classes)
 	if want := fmt.Sprintf("set how packets of class 1 are cut of device %d in netns %d: somebody's qdisc is below the class", w.index, w.ns.Inode()); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}

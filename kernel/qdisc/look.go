@@ -1,9 +1,6 @@
 package qdisc
 
 import (
-	"cmp"
-	"slices"
-
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
@@ -94,7 +91,6 @@ func (d *Device) hooked(q message, s *State) error {
 		if err != nil {
 			return err
 		}
-		slices.SortStableFunc(filters, func(a, b filter) int { return cmp.Compare(a.pref, b.pref) })
 		for _, f := range filters {
 			hooked := Hooked{Kind: f.kind, Program: f.id}
 			if name, _, ours := f.ours(); ours {

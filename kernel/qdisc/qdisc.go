@@ -416,17 +416,14 @@ func (d *Device) qdiscs() ([]message, error) {
 // all filters the kernel's list of all devices.
 func (d *Device) all() ([]message, error) {
 	if _, err := d.ns.Link(d.index); err != nil {
-		if errors.Is(err, netdev.ErrNoLink) {
-			err = errors.Join(journal.ErrGone, err)
-		}
-		return nil, err
+		return nil, gone(err)
 	}
 	return d.dump(unix.RTM_GETQDISC, message{})
 }
 
 // gone adds journal.ErrGone to an error for a device, or its namespace, that has gone.
 func gone(err error) error {
-	if errors.Is(err, unix.ENODEV) || errors.Is(err, netdev.ErrNoNS) {
+	if netdev.NoLink(err) || errors.Is(err, netdev.ErrNoLink) || errors.Is(err, netdev.ErrNoNS) {
 		return errors.Join(journal.ErrGone, err)
 	}
 	return err

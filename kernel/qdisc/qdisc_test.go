@@ -88,12 +88,24 @@ func (w *wire) device() *qdisc.Device {
 	return d
 }
 
-// newShaped makes a wire whose root is our HTB, without classes.
-func newShaped(t *testing.T) (*wire, *qdisc.Device) {
+// ours makes the root ours, with classes or without.
+func (w *wire) ours(classes ...qdisc.Class) *qdisc.Device {
+	w.t.Helper()
+	must(w.t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	d := w.device()
+	if len(classes) > 0 {
+		_, err := d.Bring(qdisc.KindHTB, classes)
+		must(w.t, err)
+	}
+	return d
+}
+
+// bring makes the classes of our root, which takes so many changes.
+func bring(t *testing.T, d *qdisc.Device, want int, classes ...qdisc.Class) {
 	t.Helper()
-	w := newWire(t)
-	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
-	return w, w.device()
+	if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != want {
+		t.Fatalf("%d changes, %v; want %d", n, err, want)
+	}
 }
 
 func (w *wire) root() string {
@@ -113,12 +125,6 @@ func TestBring(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
 	d := w.device()
-	bring := func(want int, classes ...qdisc.Class) {
-		t.Helper()
-		if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != want {
-			t.Fatalf("%d changes, %v; want %d", n, err, want)
-		}
-	}
 	if _, err := d.Bring(qdisc.KindHTB, []qdisc.Class{class(qdisc.MinorTop, mbit)}); !errors.Is(err, qdisc.ErrNotOurs) {
 		t.Fatalf("before the root is ours: %v, want ErrNotOurs", err)
 	}
@@ -126,11 +132,11 @@ func TestBring(t *testing.T) {
 	top, rest := class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, 1)
 	rest.HTB.Rate = 100_000_000_000 // more than 32 bits of bytes
 	rest.HTB.Ceil = 100_000_000_000
-	bring(3, top, rest, class(7, 5*mbit))
-	bring(0, top, rest, class(7, 5*mbit))
-	bring(1, top, rest, class(7, 6*mbit))
-	bring(2, top, rest, class(8, 6*mbit))
-	bring(0, top, rest, class(8, 6*mbit))
+	bring(t, d, 3, top, rest, class(7, 5*mbit))
+	bring(t, d, 0, top, rest, class(7, 5*mbit))
+	bring(t, d, 1, top, rest, class(7, 6*mbit))
+	bring(t, d, 2, top, rest, class(8, 6*mbit))
+	bring(t, d, 0, top, rest, class(8, 6*mbit))
 
 	var minors []string
 	list, err := w.h.ClassList(w.u0, 0)
@@ -188,9 +194,8 @@ func (w *wire) dial(fn func(*net.UDPConn) error, options ...int) {
 // such class.
 func TestClassByPriority(t *testing.T) {
 	testkit.OnKernels(t)
-	w, d := newShaped(t)
-	_, err := d.Bring(qdisc.KindHTB, []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(5, mbit)})
-	must(t, err)
+	w := newWire(t)
+	d := w.ours(class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(5, mbit))
 	before, err := d.Stats(qdisc.KindHTB)
 	must(t, err)
 	w.send(qdisc.Handle|5, 3)
@@ -216,7 +221,7 @@ func TestClassByPriority(t *testing.T) {
 // Classes change while packets wait in them, and go with packets in them: all packets arrive.
 func TestNothingIsLostByAChange(t *testing.T) {
 	testkit.OnKernels(t)
-	w, d := newShaped(t)
+	w := newWire(t)
 	classes := []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(5, mbit)}
 	changing := &classes[2].HTB
 	changing.Burst, changing.CBurst = 2000, 2000
@@ -225,8 +230,7 @@ func TestNothingIsLostByAChange(t *testing.T) {
 		changing.Rate, changing.Ceil, changing.Prio = 1600+uint64(i)*8, 1600+uint64(i)*8, uint32(i%8)
 	}
 	slow(0)
-	_, err := d.Bring(qdisc.KindHTB, classes)
-	must(t, err)
+	d := w.ours(classes...)
 	var server *net.UDPConn
 	must(t, w.far.Do(func() (err error) {
 		server, err = net.ListenUDP("udp", w.address)
@@ -249,9 +253,7 @@ func TestNothingIsLostByAChange(t *testing.T) {
 	for i := range 20 {
 		w.send(qdisc.Handle|5, packets/20)
 		slow(i + 1)
-		if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 1 {
-			t.Fatalf("%d changes, %v", n, err)
-		}
+		bring(t, d, 1, classes...)
 	}
 	st, err := d.Stats(qdisc.KindHTB)
 	must(t, err)
@@ -259,9 +261,7 @@ func TestNothingIsLostByAChange(t *testing.T) {
 		t.Fatalf("%d packets wait of %d, too few to show anything", st[5].Queued, packets)
 	}
 	changing.Rate, changing.Ceil = 64_000, 64_000
-	if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 1 {
-		t.Fatalf("%d changes, %v", n, err)
-	}
+	bring(t, d, 1, classes...)
 	for { // no more than it sends in the time that a removed class gets
 		st, err := d.Stats(qdisc.KindHTB)
 		must(t, err)
@@ -270,9 +270,7 @@ func TestNothingIsLostByAChange(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if n, err := d.Bring(qdisc.KindHTB, classes[:2]); err != nil || n != 1 {
-		t.Fatalf("remove: %d changes, %v", n, err)
-	}
+	bring(t, d, 1, classes[:2]...)
 	must(t, server.SetReadDeadline(time.Now().Add(20*time.Second)))
 	got := <-arrived
 	if got != packets+1 {

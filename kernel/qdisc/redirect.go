@@ -1,12 +1,14 @@
 package qdisc
 
 import (
-	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -16,77 +18,96 @@ import (
 // redirects all packets (tc-mirred), as the CNI plugin bandwidth has it; 0: there is none, or it
 // looks at the packets first.
 func Redirected(ns *netdev.NS, index int) (to int, err error) {
-	to, _, err = redirected(ns, index, netlink.MakeHandle(0xffff, 0)) // of an ingress qdisc
+	err = root{ns, index}.do("look where packets are redirected", func(d *Device) error {
+		list, err := d.filters(clsactHandle)
+		for _, f := range list {
+			sel := valueOf(f.options, nl.TCA_U32_SEL, 16) // struct tc_u32_sel, and keys that begin with a mask
+			if f.handle == 0 || f.kind == "u32" && sel == nil {
+				continue // the preference itself, or the table of a u32
+			}
+			for key := range slices.Chunk(sel[min(16, len(sel)):], 16) {
+				if string(key[:min(4, len(key))]) != "\x00\x00\x00\x00" {
+					return nil
+				}
+			}
+			if f.info == filterInfo(f.pref) && f.kind != "bpf" {
+				to = f.leads()
+			}
+			return nil
+		}
+		return err
+	})
 	return to, err
 }
+
+// leadHandle is that of the filter that leads to an IFB. With each IFB it is the same, so that the
+// kernel changes it in place.
+const leadHandle = Handle | 1
 
 // Lead makes our root qdisc of a device redirect all packets to an IFB before it classifies them, or
 // ends that; off: it leaves those that go to another IFB. They meet the classes of the root when they
 // come back. None passes by while one IFB takes the place of another. The filter goes with the root.
 // Errors: journal.ErrGone if the device has gone.
 func Lead(ns *netdev.NS, index, ifb int, on bool) error {
-	now, handle, err := redirected(ns, index, Handle)
-	if err != nil || on && now == ifb || !on && now != ifb && (now != 0 || handle == 0) {
-		return err
-	}
-	at := netlink.FilterAttrs{LinkIndex: index, Parent: Handle, Priority: firstPref, Protocol: unix.ETH_P_ALL}
-	err = ns.Do(func() error {
-		if !on || handle == 0 {
-			err := netlink.FilterDel(&netlink.U32{FilterAttrs: at}) // all of its preference
-			if !on || err != nil && !errors.Is(err, unix.ENOENT) {
-				return err
-			}
+	return root{ns, index}.do(fmt.Sprintf("redirect to device %d what is sent", ifb), func(d *Device) error {
+		list, err := d.filters(Handle)
+		i := slices.IndexFunc(list, func(f filter) bool { return f.handle == leadHandle })
+		now := 0 // of one that has gone, too
+		if i >= 0 {
+			now = list[i].leads()
 		}
-		at.Handle = handle // changed in place, if it is there
-		return netlink.FilterReplace(&netlink.U32{RedirIndex: ifb, FilterAttrs: at})
+		if err != nil || on && now == ifb || !on && (i < 0 || now != ifb && now != 0) {
+			return err
+		}
+		if i < 0 || !on {
+			err = d.send(unix.RTM_DELTFILTER, 0, message{parent: Handle, info: filterInfo(firstPref)}) // all of the preference
+		}
+		if errors.Is(err, unix.ENOENT) || !on && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV)) {
+			err = nil // the filter, the root or the device is missing
+		}
+		if !on || err != nil {
+			return err
+		}
+		return d.lead(ifb)
 	})
-	if !on && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV)) {
-		return nil // the root, the filter or the device is missing
-	}
-	if err = gone(err); err != nil {
-		return fmt.Errorf("redirect what device %d in netns %d sends to device %d: %w", index, ns.Inode(), ifb, err)
-	}
-	return nil
 }
 
-// redirected is Redirected for the filters below a qdisc. handle is that of a u32 of the first
-// preference, also if the device that it leads to has gone; 0: there is none.
-func redirected(ns *netdev.NS, index int, parent uint32) (to int, handle uint32, err error) {
-	var list []netlink.Filter
-	err = ns.Do(func() (err error) {
-		list, err = netlink.FilterList(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}, parent)
+// lead makes the filter, or changes it. What comes back from the IFB does not match it. The kernel's
+// own flag for that (skb->tc_skip_classify) is gone once the packet has met a filter of somebody
+// else at the clsact, and the packet would go round for good.
+func (d *Device) lead(ifb int) error {
+	const ingressIfindex = 36 // in struct __sk_buff: skb->skb_iif, which an IFB sets
+	p, err := program("fl_ahead",
+		asm.LoadMem(asm.R1, asm.R1, ingressIfindex, asm.Word),
+		asm.Mov.Imm(asm.R0, 0), // no match
+		asm.JEq.Imm(asm.R1, int32(ifb), "back"),
+		asm.Mov.Imm(asm.R0, -1), // a match
+		asm.Return().WithSymbol("back"))
+	if err != nil {
 		return err
+	}
+	defer p.Close()
+	act := nl.NewRtAttr(nl.TCA_BPF_ACT, nil)
+	if err := netlink.EncodeActions(act, []netlink.Action{netlink.NewMirredAction(ifb)}); err != nil {
+		return err
+	}
+	return d.send(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE, message{
+		handle: leadHandle, parent: Handle, info: filterInfo(firstPref), kind: "bpf",
+		options: append(bpfOptions(p, "fairlead, ahead", 0), act.Serialize()...),
 	})
-	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return 0, 0, fmt.Errorf("list filters of device %d in netns %d: %w", index, ns.Inode(), err)
+}
+
+// leads returns the index of the device to which the first action of a filter redirects; 0: none, or
+// one that has gone.
+func (f filter) leads() int {
+	b := f.options
+	for _, typ := range []uint16{map[string]uint16{"bpf": nl.TCA_BPF_ACT, "u32": nl.TCA_U32_ACT, "matchall": nl.TCA_MATCHALL_ACT}[f.kind], 1, nl.TCA_ACT_OPTIONS} {
+		b = valueOf(b, typ, 0)
 	}
-	slices.SortStableFunc(list, func(a, b netlink.Filter) int { return cmp.Compare(a.Attrs().Priority, b.Attrs().Priority) })
-	for _, f := range list {
-		if f.Attrs().Protocol != unix.ETH_P_ALL {
-			return 0, 0, nil
-		}
-		switch f := f.(type) {
-		case *netlink.U32:
-			if f.Sel == nil && f.RedirIndex == 0 {
-				continue // the table of a u32, which has no key
-			}
-			if f.Sel != nil && slices.ContainsFunc(f.Sel.Keys, func(k netlink.TcU32Key) bool { return k.Mask != 0 }) {
-				return 0, 0, nil
-			}
-			if f.Priority == firstPref {
-				handle = f.Handle
-			}
-			return f.RedirIndex, handle, nil
-		case *netlink.MatchAll:
-			for _, a := range f.Actions {
-				if m, ok := a.(*netlink.MirredAction); ok && m.MirredAction == netlink.TCA_EGRESS_REDIR {
-					return m.Ifindex, 0, nil
-				}
-			}
-			return 0, 0, nil
-		default:
-			return 0, 0, nil
-		}
+	const action, to, size = 20, 24, 28 // struct tc_mirred
+	ne := binary.NativeEndian
+	if b = valueOf(b, nl.TCA_MIRRED_PARMS, size); b == nil || ne.Uint32(b[action:]) != uint32(netlink.TCA_EGRESS_REDIR) {
+		return 0
 	}
-	return 0, 0, nil
+	return int(ne.Uint32(b[to:]))
 }

@@ -77,7 +77,7 @@ func flooded() []api.NetCPU {
 		Since: start, Taken: second, Softirq: 2.1, Thread: 0.1, Charged: 2.18,
 		System: api.NetCPUAccount{Name: "system", Receive: 0.02, Taken: 0.01, Work: []api.NetCPUWork{{Direction: "receive", Protocol: "other", Seconds: 0.02, Packets: 200, Bytes: 9000, Each: 1e5}}},
 		Accounts: []api.NetCPUAccount{
-			{Container: flood, Name: "flood", Tasks: 0.96, Receive: 2.06, Send: 0.02, Own: 0.9, Taken: 0.74, Stolen: 0.02, Dropped: 7000,
+			{Container: flood, Name: "flood", Tasks: 0.96, Receive: 2.06, Send: 0.02, Own: 0.9, Taken: 0.74, Stolen: 0.02, Dropped: 1_999_200,
 				Ledger:   &api.NetCPULedger{Balance: -0.0123, Factor: 0.348875, Charged: 1, Credited: 0.02},
 				StolenBy: []api.NetCPUCulprit{{Name: "system", Seconds: 0.02}},
 				Work: []api.NetCPUWork{
@@ -143,7 +143,7 @@ Packets took 105.0 % in softirqs and 5.0 % in NAPI threads; 0.9 % of that was no
 The accounts add up to 99.1 % of what was measured.
 
 ENFORCED                         LIMIT %  BALANCE MS  DROPPED PPS
-flood                                 35         -12         3.5k
+flood                                 35         -12        1.00M
 a-victim-with-quite-a-long-name      120         250            0
 `, out)
 	_, out, _ = metered(t, &meterStub{readings: flooded()[1:]}, "--total")
@@ -162,7 +162,7 @@ Packets took 2.10 s in softirqs and 0.10 s in NAPI threads; 0.9 % of that was no
 The accounts add up to 99.1 % of what was measured.
 
 ENFORCED                         LIMIT %  BALANCE MS  DROPPED
-flood                                 35         -12       7k
+flood                                 35         -12    2.00M
 a-victim-with-quite-a-long-name      120         250        0
 `, out)
 }
@@ -218,7 +218,7 @@ CPU time of its packets                104.0  RECV and SEND
   of that, in nobody's                  22.0  idle CPUs, ksoftirqd, the host's NAPI threads
 
 ENFORCED  LIMIT %  BALANCE MS  DROPPED PPS
-flood          35         -12         3.5k
+flood          35         -12        1.00M
 
 DIRECTION  PROTOCOL    CPU   PPS  NS/PKT  BYTES/PKT
 receive    udp       103.0  343k    3000       1400

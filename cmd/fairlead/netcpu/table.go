@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/view"
 )
 
 // screen is the maximum width of a table where no terminal reports its own.
@@ -315,15 +316,7 @@ func (v netcpuView) rate(packets uint64) string {
 		}
 		n /= v.span
 	}
-	for _, unit := range []struct {
-		size float64
-		name string
-	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
-		if n >= unit.size {
-			return fmt.Sprintf("%.3g%s", n/unit.size, unit.name)
-		}
-	}
-	return fmt.Sprintf("%.0f", n)
+	return view.Scale(n)
 }
 
 func each(sum float64, packets uint64) string {
