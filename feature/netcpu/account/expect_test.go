@@ -120,8 +120,6 @@ func (d delta) of(b *sandbox.Box) Account { return d.accounts[d.l.ids[b]] }
 
 func (d delta) system() Account { return d.accounts[System] }
 
-func (d delta) total() time.Duration { return d.softirq + d.thread }
-
 // stolen returns the time that a culprit took from a victim's tasks.
 func (d delta) stolen(victim, culprit *sandbox.Box) time.Duration {
 	return d.stole(culprit, Party{Container: d.l.ids[victim], Kind: Task})
