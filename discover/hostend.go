@@ -157,7 +157,7 @@ func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 		n.hosts = make(map[uint64]string) // namespaces in use come back
 		candidates = netdev.Mounted(n.cfg.Proc, "self")
 	case 3:
-		candidates = n.lived()
+		candidates = n.lived(net)
 	default:
 		return false
 	}
@@ -186,10 +186,12 @@ func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 	return true
 }
 
-// lived returns [netdev.All]. That is a long look, so it is repeated once a second at most.
-func (n *networks) lived() map[uint64]string {
-	if now := n.cfg.Now(); n.scan == nil || now.Sub(n.scanned) >= scanEvery {
-		n.scanned, n.scan = now, netdev.All(n.cfg.Proc)
+// lived returns [netdev.All]. That is a long look, so it is repeated once a second at most, and once for
+// each namespace that has just come: the first container of an overlay network on this host brings the
+// one that it leads to.
+func (n *networks) lived(net *network) map[uint64]string {
+	if now := n.cfg.Now(); n.scan == nil || now.Sub(n.scanned) >= scanEvery || !net.sought {
+		n.scanned, n.scan, net.sought = now, netdev.All(n.cfg.Proc), true
 	}
 	return n.scan
 }

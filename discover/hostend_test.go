@@ -51,8 +51,8 @@ func TestHiddenHostEnds(t *testing.T) {
 		testkit.Veth(t, ns, fmt.Sprint("fl", i), testkit.NetNS(t), "flh0")
 	}
 	cmd := sleeper(t, ns, testkit.Cgroup(t))
-	asked := 0
-	nets, err := newNetworks(Config{Proc: "/proc", NetNS: "/proc/self/ns/net", Links: 100, Now: func() time.Time { asked++; return time.Now() }}, func() {})
+	asked, now := 0, time.Now()
+	nets, err := newNetworks(Config{Proc: "/proc", NetNS: "/proc/self/ns/net", Links: 100, Now: func() time.Time { asked++; return now }}, func() {})
 	must(t, err)
 	defer nets.close()
 	net, err := nets.of(ns.Inode, cmd.Process.Pid, true)
@@ -65,5 +65,13 @@ func TestHiddenHostEnds(t *testing.T) {
 	}
 	if len(net.search.tried) < 2 || !net.search.tried[nets.own.Inode()] {
 		t.Errorf("tried %v as process %d", net.search.tried, os.Getpid())
+	}
+	// A container that comes in the same second may lead to a namespace that comes with it.
+	young, host := testkit.NetNS(t), testkit.NetNS(t)
+	sleeper(t, host, testkit.Cgroup(t))
+	testkit.Veth(t, young, "fl0", host, "flh0")
+	net, err = nets.of(young.Inode, sleeper(t, young, testkit.Cgroup(t)).Process.Pid, true)
+	if err != nil || net.missed || net.interfaces[0].Host.NetNS != host.Inode {
+		t.Errorf("%+v, %v", net, err)
 	}
 }

@@ -41,6 +41,7 @@ type network struct {
 	many       bool             // more devices or addresses exist
 	ids        map[int]location // namespaces by their ids in this one
 	search     search           // for more of these, in the look under way
+	sought     bool             // once among all
 	leads      []location       // other ends of its devices: see elsewhere
 	far        []far            // their state,
 	examined   int              // the look that read it
