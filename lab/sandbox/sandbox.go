@@ -25,9 +25,10 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/enter"
 )
 
-// Parent is the cgroup, in each hierarchy, of all sandboxes of a machine. It goes with the last of
-// them.
-const Parent = "fairlead-sandbox"
+// Prefix begins the name of a sandbox's cgroup. The groups lie at the root of each hierarchy: below a
+// common parent, two that compute on different CPUs are one group with work on several, which starves
+// everything else on a CPU for minutes on Linux 6.18 before 6.18.45 (docs/limits.md).
+const Prefix = "flsandbox-"
 
 // Spec describes a sandbox.
 type Spec struct {
@@ -149,7 +150,7 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 		filepath.Join(h.dir, spec.Name+".json"),
 	}
 	if !spec.Bare {
-		b.dirs = h.groups.below(filepath.Join(Parent, spec.Name))
+		b.dirs = h.groups.below(Prefix + spec.Name)
 		for _, g := range b.dirs {
 			b.state.Cgroups = append(b.state.Cgroups, g.Dir)
 		}
@@ -193,7 +194,7 @@ func (b *Box) Limit(cpu CPU) error {
 }
 
 // Destroy kills what runs in the sandbox and removes it. A second call does nothing. It moves
-// kernel threads that others left in the sandbox's cgroups into the parent group, and returns an
+// kernel threads that others left in the sandbox's cgroups into the root group, and returns an
 // error that names them.
 func (b *Box) Destroy() error {
 	b.mu.Lock()
@@ -248,14 +249,14 @@ func (h *Host) Adopt(name string, pid int) (*Box, error) {
 	return b, nil
 }
 
-// Claim reserves the name of a cgroup below Parent, in every hierarchy of this host, for the
-// containers of an engine. It returns its path from the roots of the hierarchies. The engine makes
+// Claim reserves the name of a cgroup, in every hierarchy of this host, for the containers of an
+// engine. It returns its path from the roots of the hierarchies. The engine makes
 // the groups; Close and Sweep remove them with all that is in them.
 func (h *Host) Claim(name string) (path string, err error) {
 	if !discover.SandboxName.MatchString(name) {
 		return "", fmt.Errorf("claim cgroup %q: name must match %s", name, discover.SandboxName)
 	}
-	path = filepath.Join(Parent, name)
+	path = Prefix + name
 	b := &Box{Name: name, host: h}
 	b.state = state{discover.Sandbox{Name: name, Bare: true, Maker: h.maker}, filepath.Join(h.dir, name+".json")}
 	mounts := []string{h.groups[0].Mount}
