@@ -35,24 +35,17 @@ func (hs hierarchies) below(path string) []group {
 	return gs
 }
 
-// create makes the directories and sets the CPU limits of the sandbox. It returns how many it has
-// made.
+// create makes the directories, and the parent of a [Spec], and sets the CPU limits of the sandbox. It
+// returns how many it has made.
 func (hs hierarchies) create(gs []group, cpu CPU) (made int, err error) {
 	for i, g := range gs {
-		if g.V2 {
-			// A tree without controllers (hybrid hosts) has nothing to enable. What was enabled stays:
-			// others may rely on it by then.
-			if err := enable(filepath.Dir(g.Dir), "cpu", "cpuset", "io"); err != nil {
+		if parent := filepath.Dir(g.Dir); parent != g.Mount {
+			if err := g.make(parent); err != nil && !errors.Is(err, fs.ErrExist) {
 				return i, err
 			}
 		}
-		if err := os.Mkdir(g.Dir, 0o755); err != nil {
+		if err := g.make(g.Dir); err != nil {
 			return i, err
-		}
-		if g.Controller == "cpuset" {
-			if err := g.fill(); err != nil {
-				return i + 1, err
-			}
 		}
 		if err := g.limit(cpu); err != nil {
 			return i + 1, err
@@ -61,14 +54,26 @@ func (hs hierarchies) create(gs []group, cpu CPU) (made int, err error) {
 	return len(gs), nil
 }
 
-// fill gives a v1 cpuset what its parent has: it is born empty, and takes no process before.
-func (g group) fill() error {
+// make makes a directory with what is needed for processes in it.
+func (g group) make(dir string) error {
+	above := filepath.Dir(dir)
+	if g.V2 {
+		// A tree without controllers (hybrid hosts) has nothing to enable. What was enabled stays:
+		// others may rely on it by then.
+		if err := enable(above, "cpu", "cpuset", "io"); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil || g.Controller != "cpuset" {
+		return err
+	}
+	// A v1 cpuset is born empty and takes no process before it is filled.
 	for _, name := range []string{"cpuset.mems", "cpuset.cpus"} {
-		val, err := os.ReadFile(filepath.Join(filepath.Dir(g.Dir), name))
+		val, err := os.ReadFile(filepath.Join(above, name))
 		if err != nil {
 			return err
 		}
-		if err := write(g.Dir, name, strings.TrimSpace(string(val))); err != nil {
+		if err := write(dir, name, strings.TrimSpace(string(val))); err != nil {
 			return err
 		}
 	}
@@ -158,12 +163,15 @@ const (
 	threadWait = 5 * time.Second
 )
 
-// removeGroups kills what is in the directories and removes them, children first. It ignores missing
-// directories.
+// removeGroups kills what is in the directories and removes them, children first, and a parent that is
+// empty then. It ignores missing directories.
 func removeGroups(dirs []string) error {
 	var errs []error
 	for _, dir := range dirs {
 		errs = append(errs, removeGroup(dir))
+		if parent := filepath.Dir(dir); strings.HasPrefix(filepath.Base(parent), Prefix) {
+			os.Remove(parent) // fails while there are other sandboxes
+		}
 	}
 	return errors.Join(errs...)
 }

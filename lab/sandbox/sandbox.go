@@ -25,9 +25,10 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/enter"
 )
 
-// Prefix begins the name of a sandbox's cgroup. The groups lie at the root of each hierarchy: below a
-// common parent, two that compute on different CPUs are one group with work on several, which starves
-// everything else on a CPU for minutes on Linux 6.18 before 6.18.45 (docs/limits.md).
+// Prefix begins the name of a sandbox's cgroup. The groups lie at the root of each hierarchy if no
+// [Spec] says otherwise: below a common parent, two that compute on different CPUs are one group with
+// work on several, which can starve everything else on a CPU for minutes on Linux 6.18 before 6.18.45
+// (docs/limits.md).
 const Prefix = "flsandbox-"
 
 // Spec describes a sandbox.
@@ -38,6 +39,9 @@ type Spec struct {
 	Image  string // in the container's record
 	Labels map[string]string
 	CPU    CPU
+	// Parent is the name of a group above the sandbox's own, with the usual weight, as engines have
+	// one. It goes with the last sandbox in it. "" is none.
+	Parent string
 	// Network is the sandbox to share a network namespace with, as in a pod; nil gives it one of
 	// its own.
 	Network *Box
@@ -141,8 +145,10 @@ type Box struct {
 // Create makes a sandbox with only the process that holds it. The error matches ErrExists if the
 // name is in use. A failed Create leaves nothing.
 func (h *Host) Create(spec Spec) (_ *Box, err error) {
-	if !discover.SandboxName.MatchString(spec.Name) {
-		return nil, fmt.Errorf("create sandbox %q: name must match %s", spec.Name, discover.SandboxName)
+	for _, name := range []string{spec.Name, cmp.Or(spec.Parent, spec.Name)} {
+		if !discover.SandboxName.MatchString(name) {
+			return nil, fmt.Errorf("create sandbox %q: name must match %s", name, discover.SandboxName)
+		}
 	}
 	b := &Box{Name: spec.Name, host: h, net: spec.Network}
 	b.state = state{
@@ -150,7 +156,11 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 		filepath.Join(h.dir, spec.Name+".json"),
 	}
 	if !spec.Bare {
-		b.dirs = h.groups.below(Prefix + spec.Name)
+		path := Prefix + spec.Name
+		if spec.Parent != "" {
+			path = Prefix + spec.Parent + "/" + path
+		}
+		b.dirs = h.groups.below(path)
 		for _, g := range b.dirs {
 			b.state.Cgroups = append(b.state.Cgroups, g.Dir)
 		}

@@ -111,6 +111,15 @@ func TestCreateDestroy(t *testing.T) {
 	if got := limits(t, b); got != "50000 100000 512" && got != "50000 100000 20" {
 		t.Errorf("quota, period and shares (or weight) are %q", got)
 	}
+	below := create(t, h, Spec{Name: name("b"), Parent: name("above")})
+	if got, want := output(t, below, nil, "cat", "/proc/self/cgroup"), "/"+Prefix+name("above")+"/"+Prefix+below.Name+"\n"; !strings.Contains(got, want) {
+		t.Errorf("no %q in\n%s", want, got)
+	}
+	above := filepath.Dir(below.Cgroups()[0])
+	must(t, below.Destroy())
+	if _, err := os.Stat(above); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is still there (%v)", above, err)
+	}
 	// The threads that went in have come back.
 	if got := selfCgroups(t); got != home {
 		t.Errorf("this process is in\n%s, was in\n%s", got, home)
@@ -178,6 +187,7 @@ func TestCreateRefuses(t *testing.T) {
 		{"name in use", Spec{Name: b.Name}, ErrExists, ""},
 		{"no name", Spec{}, nil, "name must match"},
 		{"path as name", Spec{Name: "../x"}, nil, "name must match"},
+		{"path as parent", Spec{Name: name("b"), Parent: "../x"}, nil, "name must match"},
 		{"no such CPU", Spec{Name: name("b"), CPU: CPU{Set: "4000"}}, nil, "cpuset.cpus"},
 		{"quota too small", Spec{Name: name("c"), CPU: CPU{Quota: time.Microsecond}}, unix.EINVAL, ""},
 	}
