@@ -224,7 +224,9 @@ func (h *host) passedAt(at *sandbox.Box, dev string) qdisc.Stats {
 	defer d.Close()
 	all, err := d.Stats(qdisc.KindHTB)
 	must(h.t, err)
-	return all[qdisc.MinorDefault]
+	st, sparse := all[qdisc.MinorDefault], all[qdisc.MinorSparse]
+	st.Packets, st.Bytes, st.Drops = st.Packets+sparse.Packets, st.Bytes+sparse.Bytes, st.Drops+sparse.Drops
+	return st
 }
 
 // Bridge and veths may be in a namespace of their own, as Docker's overlays have them: the IFB is

@@ -1,6 +1,13 @@
 package traffic
 
-import "github.com/cilium/ebpf"
+import (
+	"errors"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/kernel/bpf"
+)
 
 // Paths returns how packets at uplinks were identified.
 func (f *Traffic) Paths() (map[string]uint64, error) {
@@ -43,4 +50,17 @@ func (f *Traffic) SetRate(uplink string, rate uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cfg.Uplinks[uplink] = rate
+}
+
+// Sorter loads fl_sort with its variables, and a seed that is always the same. cost is that of 64 bytes.
+func Sorter(cost, burst, pause time.Duration) (p *ebpf.Program, done func() error, err error) {
+	o, err := bpf.Open(name, loadTraffic, bpf.Vars{trafficVarFlSeed: uint64(1)}, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := o.Copy(trafficProgFlSort, bpf.Vars{trafficVarFlCost: uint64(cost), trafficVarFlBurst: uint64(burst), trafficVarFlPause: uint64(pause)})
+	if err != nil {
+		return nil, nil, errors.Join(err, o.Close())
+	}
+	return c.Program, func() error { return errors.Join(c.Close(), o.Close()) }, nil
 }

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hook"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -29,6 +32,8 @@ type hold struct {
 	from    []int            // the devices that are redirected
 	led     []int            // and those that may have a filter besides
 	set     hook.Set         // programs that must not run without the queue
+	sorter  *bpf.Copy        // fl_sort, of a ceil; it stays with the queue
+	sorts   bpf.Vars         // its variables
 	before  string           // programs of others that packets meet on the way to the IFB; empty: none
 	why     error            // the plan is not in force
 }
@@ -213,6 +218,7 @@ func (f *Traffic) take(ns *netdev.NS, h *hold) error {
 	}
 	err := f.undo(h.refs(ns)...)
 	if err == nil { // else the next call goes on
+		errs = append(errs, h.unsort())
 		h.queue = queue{link: h.link}
 		if !h.ifb() {
 			h.index = h.of.Index
@@ -230,12 +236,59 @@ func (f *Traffic) free(h *hold) error {
 		_, err = f.cfg.Journal.Restore(gone, func(e journal.Entry) bool {
 			return e.Owner.Feature == name && strings.HasPrefix(e.Ref.Object, prefix)
 		})
+		err = errors.Join(err, h.unsort())
 	}
 	if ns == nil {
 		return errors.Join(err, h.set.Close())
 	}
 	defer ns.Close()
 	return f.take(ns, h)
+}
+
+// What fl_sort counts as sparse: a flow that takes little of the ceil.
+const (
+	sparsePart   = 16 // each such flow at most a sixteenth of the ceil
+	sparseFrames = 2  // at once: a request, or a question and its repetition
+	// The pause after which a flow of bulk is sparse again is as long as bulkPackets of the largest
+	// size take, or longestPause. A queue rarely holds more: the kernel lets a TCP of this host have
+	// two (TSQ).
+	bulkPackets  = 16
+	longestPause = 10 * time.Second
+)
+
+// sparse returns the variables of fl_sort for a ceil.
+func sparse(l model.Link) bpf.Vars {
+	took := func(bytes int, part uint64) uint64 { return uint64(bytes) * 8 * uint64(time.Second) * part / l.Rate }
+	return bpf.Vars{
+		trafficVarFlCost: took(64, sparsePart), trafficVarFlBurst: took(sparseFrames*l.MTU, sparsePart),
+		trafficVarFlPause: min(took(bulkPackets*l.MaxPacket, 1), uint64(longestPause)),
+	}
+}
+
+// sort lets fl_sort choose the class of each packet in the queue of a ceil.
+func (f *Traffic) sort(ns *netdev.NS, h *hold) (err error) {
+	vars := sparse(h.link)
+	switch {
+	case h.sorter == nil:
+		h.sorter, err = f.programs.object.Copy(trafficProgFlSort, vars)
+	case !maps.Equal(h.sorts, vars): // flows begin anew
+		err = h.sorter.Set(vars)
+	}
+	if err != nil {
+		return err
+	}
+	h.sorts = vars
+	return qdisc.Sort(ns, h.index, h.sorter.Program)
+}
+
+// unsort closes fl_sort. Its queue has gone, or keeps it.
+func (h *hold) unsort() error {
+	c := h.sorter
+	h.sorter = nil
+	if c == nil {
+		return nil
+	}
+	return c.Close()
 }
 
 // drain waits briefly until our root of a device, or some of its classes, are empty.

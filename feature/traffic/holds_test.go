@@ -362,7 +362,7 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 		h.start()
 		again()
 	})
-	for _, forged := range []uint32{qdisc.Handle, qdisc.Handle | qdisc.MinorTop, qdisc.Handle | qdisc.MinorDefault} {
+	for _, forged := range []uint32{qdisc.Handle, qdisc.Handle | qdisc.MinorTop, qdisc.Handle | qdisc.MinorDefault, qdisc.Handle | qdisc.MinorSparse} {
 		was := h.passedAt(h.ns, sum).Packets
 		h.forge(h.ns, "10.70.0.2:9000", forged, datagrams)
 		if n := counted(func() uint64 { return h.passedAt(h.ns, sum).Packets }, was, datagrams); n < datagrams {

@@ -27,7 +27,7 @@ const (
 	Ingress Direction = "ingress"
 )
 
-// Row is one class at one uplink, or the class that limits a container to a ceil at the host end of
+// Row is one class at one uplink, or the classes that limit a container to a ceil at the host end of
 // its veth: what it is due, and what it sent. The counters restart when policy makes the class
 // anew.
 type Row struct {
@@ -128,11 +128,19 @@ func (f *Traffic) read(to []Row, h *hold, way Direction, p model.Plan, owners ma
 			row.Container = row.Members[0]
 		}
 		if owners[identity.Nobody] != nil {
-			row.Guaranteed = 0
+			row.Guaranteed, row.Stats = 0, together(st, stats[qdisc.MinorSparse])
 		}
 		to = append(to, row)
 	}
 	return to
+}
+
+// together adds the counters of the two classes of a ceil. What one borrows is the other's.
+func together(bulk, sparse qdisc.Stats) qdisc.Stats {
+	return qdisc.Stats{
+		Bytes: bulk.Bytes + sparse.Bytes, Packets: bulk.Packets + sparse.Packets, Drops: bulk.Drops + sparse.Drops,
+		Backlog: bulk.Backlog + sparse.Backlog, Queued: bulk.Queued + sparse.Queued, Overlimits: bulk.Overlimits + sparse.Overlimits,
+	}
 }
 
 // The bounds of traffic_delay_seconds are 2^firstBound ns (16 us) and each doubling up to

@@ -232,7 +232,7 @@ func (f *Traffic) reach(t *shaped, dev container.End) error {
 		{f.learns(t), dev.Host, hook.Learn, deliver, trafficProgFlDeliver, uint32(t.slot)},
 		// HTB takes a priority of our major for a class, and asks no filter. What has a class that
 		// is not there goes by the filters.
-		{!f.learns(t) && dev.Host && t.due[Ingress].Ceil > 0, true, hook.Learn, "classless", trafficProgFlIdentify, qdisc.MinorTop - 1},
+		{!f.learns(t) && dev.Host && t.due[Ingress].Ceil > 0, true, hook.Learn, "classless", trafficProgFlIdentify, qdisc.MinorSparse - 1},
 	} {
 		at := hook.Place{Device: dev.Device, Path: dev.Path, Owner: journal.Owner{Feature: name}, Egress: p.egress, Stage: p.stage, Name: p.name}
 		err := t.at.Drop(func(d container.Device, _ bool, name string) bool {
@@ -276,7 +276,10 @@ func (f *Traffic) limit(t *shaped, h *hold, ceil uint64) error {
 		return err
 	}
 	h.theirs, h.link = "", p.Link
-	return f.put(ns, h, p, t.owner())
+	if err := f.put(ns, h, p, t.owner()); err != nil {
+		return err
+	}
+	return f.sort(ns, h)
 }
 
 // stricter describes the foreign root qdisc that limits what passes the hold to no more than ceil,
@@ -309,7 +312,8 @@ func (h *hold) stricter(ns *netdev.NS, ceil uint64) (string, error) {
 	return limitText(l) + " at " + dev.Name, nil
 }
 
-// ceiling returns the plan of a device with a single class, limited to a ceil.
+// ceiling returns the plan of a device that is limited to a ceil. Sparse flows have a class that is
+// served first. Half of the ceil is each class's own, so that neither starves.
 func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
 	dev, err := ns.Link(index)
 	if err != nil {
@@ -317,7 +321,15 @@ func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
 	}
 	l := linkOf(dev)
 	l.Rate = ceil
-	return model.Compute(l, nil)
+	p, err := model.Compute(l, nil)
+	if err != nil {
+		return model.Plan{}, err
+	}
+	p.Classes[0].HTB.Rate = ceil / 2
+	sparse := p.Classes[0]
+	sparse.Slot, p.Classes[0].HTB.Prio = qdisc.MinorSparse, 1
+	p.Classes = append(p.Classes, sparse)
+	return p, nil
 }
 
 // withdraw undoes a tenant's holds except those with a ceil.

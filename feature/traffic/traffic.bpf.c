@@ -33,6 +33,8 @@
  *                     fl_identify   two stores at most; at egress, for a ceil
  *                     fl_lead       while it has a ceil: a queue, a tasklet, and
  *                                   the way into the host anew
+ *   the queue of a ceil, below its lock: a filter of its root
+ *                     fl_sort       its headers, the clock, an eight-byte store
  *   tc egress, uplinks
  *                     fl_normalise  one look-up of a per-CPU array; for packets
  *                                   of a socket of this host up to nine of a hash
@@ -52,7 +54,8 @@
  * and fl_steady forget the flow that was not used for longest, which is learnt again with
  * its next packet. fl_paths and fl_inpaths are read by tests and by Snapshot. The
  * programs no longer run once the agent has ended: then all packets that are
- * sent share the default class, and what is received is not led anywhere.
+ * sent share the default class, and what is received is not led anywhere. Only
+ * fl_sort stays, with its queue.
  */
 
 #include "identity.h"
@@ -256,6 +259,58 @@ SEC("tc")
 int fl_lead(struct __sk_buff *skb)
 {
 	return bpf_redirect(fl_ifb, 0);
+}
+
+/*
+ * The queue of a ceil has two classes below the ceil: one for bulk, and one that is
+ * served first, for flows that send little (sparse). Half of the ceil is each one's own
+ * while both have packets, so that neither starves.
+ *
+ * A flow is sparse while it stays within a rate and a burst (the generic cell rate
+ * algorithm, ITU-T I.371). Beyond that it is bulk until it has paused for as long as bulk
+ * usually waits, so that its next packet does not overtake its last one.
+ *
+ * User space has the constants, of each queue: hold.go. A flow of 0 (ARP, fragments,
+ * ICMP that is no echo, ESP) is one like any other: neighbours are found while bulk waits,
+ * and a flood of fragments is bulk and stays in order.
+ */
+volatile __u64 fl_cost SEC(".data.copy");  /* ns that COST_UNIT take at the rate of a sparse flow */
+volatile __u64 fl_burst SEC(".data.copy"); /* ns that its burst takes at that rate */
+volatile __u64 fl_pause SEC(".data.copy"); /* ns after which a flow of bulk is sparse again */
+
+#define COST_UNIT 64 /* bytes: at 8 Tbit/s it is 1 ns */
+
+/*
+ * When the rate has caught up with what a flow has sent, ns. Two flows in one cell only make
+ * each other bulk. With so many, the variables of a copy fill the page that they take anyway.
+ * No other CPU writes meanwhile, as the queue is locked.
+ */
+#define CELLS 480
+
+volatile __u64 fl_due[CELLS] SEC(".data.copy");
+
+/* qdisc.MinorSparse and MinorDefault */
+#define SPARSE_MINOR 0xfffdU
+#define DEFAULT_MINOR 0xffffU
+
+SEC("tc")
+int fl_sort(struct __sk_buff *skb)
+{
+	__u32 syn, cell = fl_flow_of(skb, fl_seed, &syn) & 511;
+	__u64 now = bpf_ktime_get_ns(), due;
+
+	if (cell >= CELLS) /* the verifier knows no bound of a remainder */
+		cell -= CELLS;
+	due = fl_due[cell];
+	if (due < now)
+		due = now;
+	due += skb->len * fl_cost / COST_UNIT;
+	if (due - now <= fl_burst) {
+		fl_due[cell] = due;
+		return HANDLE | SPARSE_MINOR;
+	}
+	fl_due[cell] = now + fl_burst + fl_pause;
+	return HANDLE | DEFAULT_MINOR;
 }
 
 static __always_inline __u32 tag_of(__u64 flow)

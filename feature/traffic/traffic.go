@@ -421,6 +421,9 @@ func (f *Traffic) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var errs []error
+	for h := range f.all() {
+		errs = append(errs, h.unsort())
+	}
 	for _, t := range f.shaped {
 		errs = append(errs, t.close())
 	}

@@ -30,10 +30,15 @@ const (
 	trafficProgFlInbound   = "fl_inbound"
 	trafficProgFlLead      = "fl_lead"
 	trafficProgFlNormalise = "fl_normalise"
+	trafficProgFlSort      = "fl_sort"
+	trafficVarFlBurst      = "fl_burst"
+	trafficVarFlCost       = "fl_cost"
+	trafficVarFlDue        = "fl_due"
 	trafficVarFlEpoch      = "fl_epoch"
 	trafficVarFlFlowEpoch  = "fl_flow_epoch"
 	trafficVarFlIfb        = "fl_ifb"
 	trafficVarFlLevels     = "fl_levels"
+	trafficVarFlPause      = "fl_pause"
 	trafficVarFlSeed       = "fl_seed"
 	trafficVarFlSlot       = "fl_slot"
 	trafficVarFlStrict     = "fl_strict"
@@ -87,6 +92,7 @@ type trafficProgramSpecs struct {
 	FlInbound   *ebpf.ProgramSpec `ebpf:"fl_inbound"`
 	FlLead      *ebpf.ProgramSpec `ebpf:"fl_lead"`
 	FlNormalise *ebpf.ProgramSpec `ebpf:"fl_normalise"`
+	FlSort      *ebpf.ProgramSpec `ebpf:"fl_sort"`
 }
 
 // trafficMapSpecs contains maps before they are loaded into the kernel.
@@ -107,10 +113,14 @@ type trafficMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type trafficVariableSpecs struct {
+	FlBurst     *ebpf.VariableSpec `ebpf:"fl_burst"`
+	FlCost      *ebpf.VariableSpec `ebpf:"fl_cost"`
+	FlDue       *ebpf.VariableSpec `ebpf:"fl_due"`
 	FlEpoch     *ebpf.VariableSpec `ebpf:"fl_epoch"`
 	FlFlowEpoch *ebpf.VariableSpec `ebpf:"fl_flow_epoch"`
 	FlIfb       *ebpf.VariableSpec `ebpf:"fl_ifb"`
 	FlLevels    *ebpf.VariableSpec `ebpf:"fl_levels"`
+	FlPause     *ebpf.VariableSpec `ebpf:"fl_pause"`
 	FlSeed      *ebpf.VariableSpec `ebpf:"fl_seed"`
 	FlSlot      *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlStrict    *ebpf.VariableSpec `ebpf:"fl_strict"`
@@ -163,10 +173,14 @@ func (m *trafficMaps) Close() error {
 //
 // It can be passed to loadTrafficObjects or ebpf.CollectionSpec.LoadAndAssign.
 type trafficVariables struct {
+	FlBurst     *ebpf.Variable `ebpf:"fl_burst"`
+	FlCost      *ebpf.Variable `ebpf:"fl_cost"`
+	FlDue       *ebpf.Variable `ebpf:"fl_due"`
 	FlEpoch     *ebpf.Variable `ebpf:"fl_epoch"`
 	FlFlowEpoch *ebpf.Variable `ebpf:"fl_flow_epoch"`
 	FlIfb       *ebpf.Variable `ebpf:"fl_ifb"`
 	FlLevels    *ebpf.Variable `ebpf:"fl_levels"`
+	FlPause     *ebpf.Variable `ebpf:"fl_pause"`
 	FlSeed      *ebpf.Variable `ebpf:"fl_seed"`
 	FlSlot      *ebpf.Variable `ebpf:"fl_slot"`
 	FlStrict    *ebpf.Variable `ebpf:"fl_strict"`
@@ -182,6 +196,7 @@ type trafficPrograms struct {
 	FlInbound   *ebpf.Program `ebpf:"fl_inbound"`
 	FlLead      *ebpf.Program `ebpf:"fl_lead"`
 	FlNormalise *ebpf.Program `ebpf:"fl_normalise"`
+	FlSort      *ebpf.Program `ebpf:"fl_sort"`
 }
 
 func (p *trafficPrograms) Close() error {
@@ -192,6 +207,7 @@ func (p *trafficPrograms) Close() error {
 		p.FlInbound,
 		p.FlLead,
 		p.FlNormalise,
+		p.FlSort,
 	)
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -97,6 +98,16 @@ func TestPutBack(t *testing.T) {
 	count := func(dev string, at ebpf.AttachType) func() string {
 		return func() string { return fmt.Sprintf("%d programs", len(h.programs(dev, at))) }
 	}
+	filters := func(dev string) func() (n string) {
+		return func() (n string) {
+			h.Change(h.ns, dev, func(nl *netlink.Handle, l netlink.Link) error {
+				list, err := nl.FilterList(l, qdisc.Handle)
+				n = fmt.Sprintf("%d filters", len(list))
+				return err
+			})
+			return n
+		}
+	}
 	remove := func(dev string) func() { return func() { must(t, h.ns.Delete(dev)) } }
 	down := func(dev string) func() {
 		return func() { h.Change(h.ns, dev, (*netlink.Handle).LinkSetDown) }
@@ -120,6 +131,11 @@ func TestPutBack(t *testing.T) {
 					netlink.HtbClassAttrs{Rate: gbit, Ceil: gbit, Buffer: 5000, Cbuffer: 5000}))
 			})
 		}, classes(veth)},
+		{"the filter of a ceil", func() {
+			h.Change(h.ns, veth, func(n *netlink.Handle, l netlink.Link) error {
+				return n.FilterDel(&netlink.GenericFilter{FilterType: "bpf", FilterAttrs: netlink.FilterAttrs{LinkIndex: l.Attrs().Index, Parent: qdisc.Handle, Priority: 2, Protocol: unix.ETH_P_ALL}})
+			})
+		}, filters(veth)},
 		{"the sysctl", func() { must(t, h.ns.Sysctl("ipv4/ip_forward_update_priority", "1")) }, func() string {
 			v, err := qdisc.ForwardPriority("/proc", h.Open(h.ns)).Read()
 			must(t, err)

@@ -26,10 +26,11 @@ import (
 // sch_hfsc.c, hfsc_classify).
 const Handle uint32 = 'f'<<24 | 'l'<<16
 
-// The minors of the two classes of each of our roots besides the tenants'.
+// The minors of the classes of our roots besides the tenants'.
 const (
 	MinorDefault = 0xffff // for packets without a class
 	MinorTop     = 0xfffe // above all others, which borrow from it
+	MinorSparse  = 0xfffd // at a ceil: for flows that send little, see Sort
 )
 
 // Kind is a qdisc with classes that can be our root.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -40,9 +41,35 @@ func Redirected(ns *netdev.NS, index int) (to int, err error) {
 	return to, err
 }
 
-// leadHandle is that of the filter that leads to an IFB. With each IFB it is the same, so that the
-// kernel changes it in place.
-const leadHandle = Handle | 1
+// The handles of the filters of our root qdiscs: of the one that leads to an IFB, and of the one that
+// chooses the class. They are always the same, so that the kernel changes a filter in place.
+const leadHandle, sortHandle = Handle | 1, Handle | 2
+
+// Sort makes our root qdisc of a device ask a program for the class of each packet whose priority is
+// no class that is there. The program returns Handle|minor, and stays after its process. What Lead
+// redirects is asked about when it comes back. The filter goes with the root. Without the classifier
+// bpf in the kernel (NET_CLS_BPF) all packets stay in MinorDefault, and Sort returns nil. Errors:
+// journal.ErrGone if the device has gone.
+func Sort(ns *netdev.NS, index int, p *ebpf.Program) error {
+	return root{ns, index}.do("sort packets into classes", func(d *Device) error {
+		info, err := p.Info()
+		if err != nil {
+			return err
+		}
+		id, _ := info.ID()
+		list, err := d.filters(Handle)
+		if err != nil || slices.ContainsFunc(list, func(f filter) bool { return f.handle == sortHandle && f.id == uint32(id) }) {
+			return err
+		}
+		err = d.send(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE, message{
+			handle: sortHandle, parent: Handle, info: filterInfo(firstPref + 1), kind: "bpf", options: bpfOptions(p, "fairlead, sort", 0),
+		})
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		return err
+	})
+}
 
 // Lead makes our root qdisc of a device redirect all packets to an IFB before it classifies them, or
 // ends that; off: it leaves those that go to another IFB. They meet the classes of the root when they

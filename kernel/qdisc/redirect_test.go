@@ -2,9 +2,11 @@ package qdisc_test
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -87,4 +89,56 @@ func TestLeadLeavesNoGap(t *testing.T) {
 	must(t, w.ns.IFB(w.index, true).Write(netdev.NoDevice))
 	must(t, qdisc.Lead(w.ns, w.index, ifbs[1], false))
 	leads("to an IFB that has gone", false)
+}
+
+// A program chooses the class of packets whose priority is none that is there. Another program takes
+// its place, and stays after its process has closed it. It is asked about what comes back from an IFB.
+func TestSort(t *testing.T) {
+	testkit.OnKernels(t)
+	w := newWire(t)
+	d := w.ours(class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, 1000*mbit), class(5, 1000*mbit), class(6, 1000*mbit))
+	chooses := func(minor uint32) {
+		t.Helper()
+		choice := qdisc.Handle | minor
+		p, err := testkit.Verdict(ebpf.SchedCLS, "fl_test", int32(choice))
+		must(t, err)
+		defer p.Close()
+		for range 2 {
+			must(t, qdisc.Sort(w.ns, w.index, p))
+		}
+	}
+	gets := func(priority uint32, want uint16) {
+		t.Helper()
+		before, err := d.Stats(qdisc.KindHTB)
+		must(t, err)
+		w.send(priority, 20)
+		testkit.Await(t, fmt.Sprintf("packets of priority %x in class %x", priority, want), func() bool {
+			now, err := d.Stats(qdisc.KindHTB)
+			return err == nil && now[want].Packets-before[want].Packets >= 20
+		})
+	}
+	gets(0, qdisc.MinorDefault)
+	chooses(5)
+	gets(0, 5)
+	gets(qdisc.Handle|7, 5)
+	gets(qdisc.Handle|6, 6)
+	chooses(6)
+	gets(0, 6)
+	chooses(7)
+	gets(0, qdisc.MinorDefault)
+	err := w.ns.IFB(w.index, true).Write(netdev.OurIFB)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		testkit.Skip(t, "kernel has no ifb")
+	}
+	must(t, err)
+	ifb, err := w.ns.Index(netdev.IFBName(w.index, true))
+	must(t, err)
+	chooses(5)
+	must(t, qdisc.Lead(w.ns, w.index, ifb, true))
+	gets(0, 5)
+	if l, err := w.h.LinkByIndex(ifb); err != nil || l.Attrs().Statistics.RxPackets < 20 {
+		t.Errorf("they have not passed the IFB: %v", err)
+	}
+	must(t, qdisc.Lead(w.ns, w.index, ifb, false))
+	gets(0, 5)
 }

@@ -18,9 +18,9 @@ type Slot uint16
 // carries it, since the kernel clears the field.
 const Nobody Slot = 0
 
-// Max is the highest slot. The two numbers above it are classes of the shaper
-// (feature/traffic: the root and the default class).
-const Max Slot = 0xfffd
+// Max is the highest slot. The four numbers above it are classes of the shaper
+// (kernel/qdisc), one of which is never there.
+const Max Slot = 0xfffb
 
 // Quarantine is how long a released slot stays unused, so that late packets of a tenant
 // that has ended are not taken for another's. Packets wait in a host's queues for a few
