@@ -143,7 +143,7 @@ func TestCeilSparse(t *testing.T) {
 			}
 			send(bulk, 1400, unix.SOL_SOCKET, unix.SO_PRIORITY, int(qdisc.Handle|qdisc.MinorSparse))
 			send(1, 100)
-			first, passed := 0, h.passedAt(h.ns, way.dev).Packets
+			first := 0
 			for buf := make([]byte, 2000); ; first++ {
 				must(t, in.SetReadDeadline(time.Now().Add(time.Minute)))
 				n, _, err := in.ReadFrom(buf)
@@ -155,7 +155,7 @@ func TestCeilSparse(t *testing.T) {
 			if first > bulk/2 {
 				t.Errorf("%d of %d packets of bulk came before", first, bulk)
 			}
-			var rows uint64
+			passed, rows := h.passedAt(h.ns, way.dev).Packets, uint64(0)
 			for _, row := range h.traffic.Read().Rows {
 				if row.Direction == way.direction && row.Container == c.ID {
 					rows += row.Packets
