@@ -37,7 +37,7 @@ func TestHoldStarts(t *testing.T) {
 			var held []string
 			asked, ready := make(chan string), make(chan error)
 			stop := testkit.Background(t, func(ctx context.Context) error {
-				(&nri{addr: at, log: slog.New(slog.DiscardHandler), rest: time.Hour, ready: func(ctx context.Context, id string) error {
+				(&nri{addr: at, log: slog.New(slog.DiscardHandler), now: testkit.NewClock().Now, ready: func(ctx context.Context, id string) error {
 					if until, ok := ctx.Deadline(); !ok || time.Until(until) > startWait {
 						t.Errorf("%s is held until %v", id, until)
 					}
@@ -91,6 +91,47 @@ func TestHoldStarts(t *testing.T) {
 			registered(t, l).Close() // with the runtime that follows
 			must(t, stop())
 		})
+	}
+}
+
+// TestQueueOfStarts has 200 starts wait for each other: together they are held for half a second, and the next queue
+// likewise.
+func TestQueueOfStarts(t *testing.T) {
+	recorded, err := os.ReadFile(nriRecorded[1])
+	must(t, err)
+	said, start := messages{r: bytes.NewReader(recorded)}, fields(nil)
+	for string(start.of(2).bytes) != "StartContainer" {
+		m, err := said.next()
+		must(t, err)
+		start, err = fieldsOf(slices.Clone(m.body))
+		must(t, err)
+	}
+	clock := testkit.NewClock()
+	var held time.Duration
+	n := &nri{now: clock.Now, wait: startWait, log: slog.New(slog.DiscardHandler)}
+	n.ready = func(ctx context.Context, id string) error {
+		left := n.until.Sub(clock.Now())
+		if until, ok := ctx.Deadline(); !ok || time.Until(until) > left {
+			t.Errorf("%s is held until %v, with %v left for all", id, until, left)
+		}
+		clock.Advance(min(left, 60*time.Millisecond))
+		held += min(left, 60*time.Millisecond)
+		if left < 60*time.Millisecond {
+			return context.DeadlineExceeded
+		}
+		return nil
+	}
+	for range 2 {
+		began := clock.Now()
+		held = 0
+		for range 200 {
+			n.called(t.Context(), "StartContainer", start.of(3).bytes)
+			clock.Advance(time.Millisecond)
+		}
+		if took := clock.Now().Sub(began); held == 0 || took > startWait+200*time.Millisecond {
+			t.Errorf("200 starts took %v, of which they were held for %v", took, held)
+		}
+		clock.Advance(2 * startQueue)
 	}
 }
 
