@@ -173,6 +173,12 @@ func TestUplinkVanishes(t *testing.T) {
 	next()
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
 	h.undone(before)
+	rename("nic0", "nic9") // and there is none when the first container comes
+	holds(t, apply(), false, "no uplink nic0")
+	rename("nic9", "nic0")
+	next()
+	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
+	h.undone(before)
 }
 
 // Containers that share a network namespace are one tenant.
