@@ -89,15 +89,9 @@ func (e *ends) watch(index int, bits uint16) {
 	}
 }
 
-// isUplink reports whether packets leave the host by a device. A port of a bond is none: the bond
-// is.
 func (f *Latency) isUplink(l netdev.Link, all []netdev.Link) bool {
 	if len(f.cfg.Uplinks) > 0 {
 		return slices.Contains(f.cfg.Uplinks, l.Name)
 	}
-	if !l.Up || l.Name == "lo" || l.Kind != "device" && l.Kind != "bond" {
-		return false
-	}
-	i := slices.IndexFunc(all, func(m netdev.Link) bool { return m.Index == l.Master })
-	return i < 0 || all[i].Kind != "bond" && all[i].Kind != "team"
+	return netdev.Leaves(l, all)
 }

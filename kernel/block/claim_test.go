@@ -30,7 +30,7 @@ func mustRefuse(t *testing.T, path, why string) {
 	if err == nil {
 		f.Close()
 	}
-	if !errors.Is(err, ErrOccupied) || !strings.Contains(err.Error(), why) {
+	if !errors.Is(err, errOccupied) || !strings.Contains(err.Error(), why) {
 		t.Errorf("claim %s: %v, want %q", path, err, why)
 	}
 }

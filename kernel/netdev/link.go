@@ -76,6 +76,16 @@ func (ns *NS) Links(most int) ([]Link, error) {
 	return links, ns.listed("links", most, err)
 }
 
+// Leaves reports whether packets leave the host by a device of all of its devices, rather than by one
+// above it: a port of a bond is no uplink, the bond is.
+func Leaves(l Link, all []Link) bool {
+	if !l.Up || l.Name == "lo" || l.Kind != "device" && l.Kind != "bond" {
+		return false
+	}
+	i := slices.IndexFunc(all, func(m Link) bool { return m.Index == l.Master })
+	return i < 0 || all[i].Kind != "bond" && all[i].Kind != "team"
+}
+
 // addresses passes the addresses of the device with an index, or of all for 0, to see, as prefixes.
 // The error is ErrMany if there are more than most.
 func addresses(index, most int, see func(index int, prefix string)) error {

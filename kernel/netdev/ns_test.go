@@ -165,7 +165,7 @@ func TestLinks(t *testing.T) {
 	if _, err := nb.Link(99999); !errors.Is(err, ErrNoLink) {
 		t.Errorf("absent link: got %v, want ErrNoLink", err)
 	}
-	twin, err := nb.Dup()
+	twin, err := nb.dup()
 	if err != nil || twin.Inode() != nb.Inode() {
 		t.Fatalf("Dup: %v, %v", twin, err)
 	}

@@ -141,7 +141,7 @@ func TestRefusesProcesses(t *testing.T) {
 	l, err := cgroup.Detect("/proc", "")
 	must(t, err)
 	s, err := readStat("/proc", os.Getpid())
-	if !errors.Is(err, ErrNotKernel) {
+	if !errors.Is(err, errNotKernel) {
 		t.Fatalf("this process: %v", err)
 	}
 	self := Thread{TID: os.Getpid(), Start: s.Start}
@@ -151,7 +151,7 @@ func TestRefusesProcesses(t *testing.T) {
 		"move":     Group("/proc", l, self, l.V2).Write(cg.V2),
 		"affinity": Affinity("/proc", self).Write("0"),
 	} {
-		if !errors.Is(err, ErrNotKernel) {
+		if !errors.Is(err, errNotKernel) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -79,7 +79,7 @@ func TestFind(t *testing.T) {
 	if got, err := Find(proc, 7); err != nil || got != (Thread{7, 42}) {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if _, err := Find(proc, 8); !errors.Is(err, ErrNotKernel) {
+	if _, err := Find(proc, 8); !errors.Is(err, errNotKernel) {
 		t.Errorf("a process: %v", err)
 	}
 	if _, err := Find(proc, 9); !errors.Is(err, journal.ErrGone) {
@@ -92,7 +92,7 @@ func TestFind(t *testing.T) {
 	if s, err := CPUTime(proc, 7); err != nil || s != 1.5 {
 		t.Errorf("cpu time by schedstat: %v, %v", s, err)
 	}
-	if _, err := CPUTime(proc, 8); !errors.Is(err, ErrNotKernel) {
+	if _, err := CPUTime(proc, 8); !errors.Is(err, errNotKernel) {
 		t.Errorf("cpu time of a process: %v", err)
 	}
 }
@@ -116,8 +116,8 @@ func TestOpenKnob(t *testing.T) {
 	}{
 		{"kthread", "7:41:" + root, journal.ErrGone},
 		{"kthread", "9:42:" + root, journal.ErrGone},
-		{"kthread", "8:42:" + root, ErrNotKernel},
-		{"affinity", "8:42", ErrNotKernel},
+		{"kthread", "8:42:" + root, errNotKernel},
+		{"affinity", "8:42", errNotKernel},
 		{"affinity", "7:41", journal.ErrGone},
 		{"affinity", "7:42:" + root, nil},
 		{"affinity", "7", nil},
