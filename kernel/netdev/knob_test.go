@@ -75,7 +75,6 @@ func TestKnobsOfAVeth(t *testing.T) {
 		before, after string
 	}{
 		{p.inside.Offload(p.eth0, netdev.GRO), netdev.Off, netdev.GRO.On()},
-		{p.inside.Offload(p.eth0, netdev.UDPForward), netdev.Off, netdev.UDPForward.On()},
 		{p.host.Offload(p.h0, netdev.TSO), netdev.TSO.On(), netdev.Off},
 		{p.inside.Threaded(p.eth0), "0", "1"},
 		{p.inside.RPS(p.eth0, 0), netdev.CPUMask(nil, zero), "1"},
