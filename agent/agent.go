@@ -173,7 +173,7 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), only.Close())
 	}
-	if err := kernel.Reclaim(cfg.Roots, j, shaper); err != nil {
+	if err := kernel.Reclaim(cfg.Roots, j, shaper, poller); err != nil {
 		cfg.Log.Warn("what an earlier agent has left may stay", "err", err)
 	}
 	if err := untold(cfg.StateDir); err != nil {

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -88,41 +89,76 @@ func TestReclaim(t *testing.T) {
 	at := testkit.NetNS(t)
 	at.Bind(t)
 	testkit.Veth(t, at, "u0", testkit.NetNS(t), "u1")
+	testkit.Veth(t, at, "u2", testkit.NetNS(t), "u3")
 	ns, err := netdev.Open(at.Path)
 	testkit.Must(t, err)
 	defer ns.Close()
 	index, err := ns.Index("u0")
 	testkit.Must(t, err)
-	ours, ifb := qdisc.Root(ns, index), ns.IFB(index, true)
+	layout, err := cgroup.Detect("/proc", "")
+	testkit.Must(t, err)
+	shaper := journal.Owner{Feature: "traffic"}
+	r := Default()
+	r.Proc = t.TempDir()
+	testkit.Must(t, os.MkdirAll(filepath.Join(r.Proc, "self/ns"), 0o700))
+	show := func(target, name string) { testkit.Must(t, os.Symlink(target, filepath.Join(r.Proc, name))) }
+	show(at.Path, "self/ns/net")
+	show("/proc/self/mountinfo", "self/mountinfo")
+	show("/proc/sys", "sys")
 	read := func(k journal.Knob) string {
 		t.Helper()
 		v, err := k.Read()
 		testkit.Must(t, err)
 		return v
 	}
-	r := Default()
-	r.Proc = t.TempDir()
-	testkit.Must(t, os.MkdirAll(filepath.Join(r.Proc, "self/ns"), 0o700))
-	testkit.Must(t, os.Symlink(at.Path, filepath.Join(r.Proc, "self/ns/net")))
-	by := journal.Owner{Feature: "traffic"}
-	for name, next := range map[string]func(*journal.Journal) error{
-		"reclaimed": func(j *journal.Journal) error { return Reclaim(r, j, "traffic") },
-		"turned": func(j *journal.Journal) error {
-			return errors.Join(j.Turn(ifb, netdev.OurIFB, by), j.Turn(ours, qdisc.Ours(qdisc.KindHTB), by))
-		},
-	} {
-		before := read(ours)
+	ifb, root, threaded := ns.IFB(index, true), qdisc.Root(ns, index), ns.Threaded(index)
+	group := cgroup.Group(UplinkGroup(layout, ns.Inode()))
+	for _, turned := range []bool{false, true} {
+		before := make(map[journal.Ref]string)
+		var written []journal.Knob
+		write := func(k journal.Knob, value string) {
+			before[k.Ref()], written = read(k), append(written, k)
+			testkit.Must(t, k.Write(value))
+		}
+		write(ifb, netdev.OurIFB)
+		write(root, qdisc.Ours(qdisc.KindHTB))
+		want := 2
+		if !turned {
+			write(qdisc.ForwardPriority("/proc", ns), "0")
+			want = 3
+		}
+		if _, err := ns.NAPIs(index); !turned && !errors.Is(err, netdev.ErrNoNAPIList) {
+			write(group, cgroup.Present)
+			before[group.Ref()] = cgroup.Absent // a killed test may have left one
+			testkit.Must(t, ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()))
+			write(threaded, "1")
+			napis, err := ns.NAPIs(index)
+			testkit.Must(t, err)
+			want = 5 + len(napis)
+			for _, n := range napis {
+				th, err := sched.Find("/proc", n.Thread)
+				testkit.Must(t, err)
+				show(fmt.Sprint("/proc/", th.TID), fmt.Sprint(th.TID))
+				testkit.Must(t, sched.Group("/proc", layout, th, layout.CPU).Write(UplinkGroup(layout, ns.Inode())))
+			}
+		}
 		j := testkit.JournalIn(t, t.TempDir(), journal.Open)
-		testkit.Must(t, errors.Join(j.Turn(ifb, netdev.OurIFB, by), j.Turn(ours, qdisc.Ours(qdisc.KindHTB), by), j.Close()))
-		j = testkit.JournalIn(t, t.TempDir(), journal.Open)
-		testkit.Must(t, errors.Join(next(j), next(j)))
-		if n := len(j.Entries()); n != 2 {
-			t.Errorf("%s: %d entries, want two: %+v", name, n, j.Entries())
+		for range 2 {
+			if turned {
+				testkit.Must(t, errors.Join(j.Turn(ifb, netdev.OurIFB, shaper), j.Turn(root, qdisc.Ours(qdisc.KindHTB), shaper)))
+			} else {
+				testkit.Must(t, Reclaim(r, j, "traffic", "netcpu"))
+			}
+		}
+		if n := len(j.Entries()); n != want {
+			t.Errorf("turned: %t: %d entries, want %d: %+v", turned, n, want, j.Entries())
 		}
 		_, err := j.Restore(Opener(Default()), nil)
 		testkit.Must(t, err)
-		if read(ours) != before || read(ifb) != netdev.NoDevice {
-			t.Errorf("%s: in the end %s and %s", name, read(ours), read(ifb))
+		for _, k := range written {
+			if now, was := read(k), before[k.Ref()]; now != was {
+				t.Errorf("turned: %t: %+v is %s, was %s", turned, k.Ref(), now, was)
+			}
 		}
 	}
 }

@@ -3,8 +3,6 @@ package isolate
 import (
 	"context"
 	"errors"
-	"path/filepath"
-	"strconv"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
@@ -12,10 +10,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
-
-// uplinkGroup is the prefix of the cgroup for threads that poll shared devices. The host's network
-// namespace follows: several agents may run on one machine, each in its own.
-const uplinkGroup = "fairlead-uplink-"
 
 // uplinkShares is the cpu.shares (v1) of that group without early drop, against 1024 of an ordinary
 // group: a flood then takes at most a tenth of a core from the others. With early drop the group
@@ -119,7 +113,7 @@ func (is *Isolator) makeUplinkGroup(netns uint64) (place, error) {
 
 // uplinkPlace returns the place of uplink threads: in a cpuset with all CPUs.
 func (is *Isolator) uplinkPlace(netns uint64) place {
-	return place{group: filepath.Join(is.cfg.Layout.CPU, uplinkGroup+strconv.FormatUint(netns, 10)), cpuset: is.cfg.Layout.CPUSet}
+	return place{group: kernel.UplinkGroup(is.cfg.Layout, netns), cpuset: is.cfg.Layout.CPUSet}
 }
 
 // forgetQueues stops counting for the queues of the uplinks.
