@@ -69,10 +69,7 @@ func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 	defer ns.Close()
 	links, err := ns.Links(netdev.MostLinks)
 	errs := []error{err}
-	have, named := make(map[journal.Ref]bool), make(map[string]bool)
-	for _, e := range j.Entries() {
-		have[e.Ref] = true
-	}
+	named := make(map[string]bool)
 	for _, l := range links {
 		named[l.Name] = true
 	}
@@ -81,7 +78,7 @@ func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 		if err != nil || !slices.Contains(marks, value) {
 			return false
 		}
-		if !have[k.Ref()] {
+		if len(j.Claims(k.Ref())) == 0 {
 			errs = append(errs, j.Turn(lost{k, before}, value, journal.Owner{Feature: feature}))
 		}
 		return true

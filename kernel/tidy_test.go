@@ -97,7 +97,6 @@ func TestReclaim(t *testing.T) {
 	testkit.Must(t, err)
 	layout, err := cgroup.Detect("/proc", "")
 	testkit.Must(t, err)
-	shaper := journal.Owner{Feature: "traffic"}
 	r := Default()
 	r.Proc = t.TempDir()
 	testkit.Must(t, os.MkdirAll(filepath.Join(r.Proc, "self/ns"), 0o700))
@@ -111,54 +110,44 @@ func TestReclaim(t *testing.T) {
 		testkit.Must(t, err)
 		return v
 	}
-	ifb, root, threaded := ns.IFB(index, true), qdisc.Root(ns, index), ns.Threaded(index)
-	group := cgroup.Group(UplinkGroup(layout, ns.Inode()))
-	for _, turned := range []bool{false, true} {
-		before := make(map[journal.Ref]string)
-		var written []journal.Knob
-		write := func(k journal.Knob, value string) {
-			before[k.Ref()], written = read(k), append(written, k)
-			testkit.Must(t, k.Write(value))
-		}
-		write(ifb, netdev.OurIFB)
-		write(root, qdisc.Ours(qdisc.KindHTB))
-		want := 2
-		if !turned {
-			write(qdisc.ForwardPriority("/proc", ns), "0")
-			want = 3
-		}
-		if _, err := ns.NAPIs(index); !turned && !errors.Is(err, netdev.ErrNoNAPIList) {
-			write(group, cgroup.Present)
-			before[group.Ref()] = cgroup.Absent // a killed test may have left one
-			testkit.Must(t, ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()))
-			write(threaded, "1")
-			napis, err := ns.NAPIs(index)
-			testkit.Must(t, err)
-			want = 5 + len(napis)
-			for _, n := range napis {
-				th, err := sched.Find("/proc", n.Thread)
-				testkit.Must(t, err)
-				show(fmt.Sprint("/proc/", th.TID), fmt.Sprint(th.TID))
-				testkit.Must(t, sched.Group("/proc", layout, th, layout.CPU).Write(UplinkGroup(layout, ns.Inode())))
-			}
-		}
-		j := testkit.JournalIn(t, t.TempDir(), journal.Open)
-		for range 2 {
-			if turned {
-				testkit.Must(t, errors.Join(j.Turn(ifb, netdev.OurIFB, shaper), j.Turn(root, qdisc.Ours(qdisc.KindHTB), shaper)))
-			} else {
-				testkit.Must(t, Reclaim(r, j, "traffic", "netcpu"))
-			}
-		}
-		if n := len(j.Entries()); n != want {
-			t.Errorf("turned: %t: %d entries, want %d: %+v", turned, n, want, j.Entries())
-		}
-		_, err := j.Restore(Opener(Default()), nil)
+	before := make(map[journal.Ref]string)
+	var written []journal.Knob
+	write := func(k journal.Knob, value string) {
+		before[k.Ref()], written = read(k), append(written, k)
+		testkit.Must(t, k.Write(value))
+	}
+	write(ns.IFB(index, true), netdev.OurIFB)
+	write(qdisc.Root(ns, index), qdisc.Ours(qdisc.KindHTB))
+	write(qdisc.ForwardPriority("/proc", ns), "0")
+	want := 3
+	if _, err := ns.NAPIs(index); !errors.Is(err, netdev.ErrNoNAPIList) {
+		group := UplinkGroup(layout, ns.Inode())
+		write(cgroup.Group(group), cgroup.Present)
+		before[cgroup.Group(group).Ref()] = cgroup.Absent // a killed test may have left one
+		testkit.Must(t, ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()))
+		write(ns.Threaded(index), "1")
+		napis, err := ns.NAPIs(index)
 		testkit.Must(t, err)
-		for _, k := range written {
-			if now, was := read(k), before[k.Ref()]; now != was {
-				t.Errorf("turned: %t: %+v is %s, was %s", turned, k.Ref(), now, was)
-			}
+		want = 5 + len(napis)
+		for _, n := range napis {
+			th, err := sched.Find("/proc", n.Thread)
+			testkit.Must(t, err)
+			show(fmt.Sprint("/proc/", th.TID), fmt.Sprint(th.TID))
+			testkit.Must(t, sched.Group("/proc", layout, th, layout.CPU).Write(group))
+		}
+	}
+	j := testkit.Journal(t, journal.Open)
+	for range 2 {
+		testkit.Must(t, Reclaim(r, j, "traffic", "netcpu"))
+	}
+	if n := len(j.Entries()); n != want {
+		t.Errorf("%d entries, want %d: %+v", n, want, j.Entries())
+	}
+	_, err = j.Restore(Opener(Default()), nil)
+	testkit.Must(t, err)
+	for _, k := range written {
+		if now, was := read(k), before[k.Ref()]; now != was {
+			t.Errorf("%+v is %s, was %s", k.Ref(), now, was)
 		}
 	}
 }
