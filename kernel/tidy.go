@@ -75,12 +75,10 @@ func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 	}
 	reclaim := func(feature string, k journal.Knob, before string, marks ...string) bool {
 		value, err := k.Read()
-		if err != nil || !slices.Contains(marks, value) {
+		if err != nil || !slices.Contains(marks, value) || len(j.Claims(k.Ref())) > 0 {
 			return false
 		}
-		if len(j.Claims(k.Ref())) == 0 {
-			errs = append(errs, j.Turn(lost{k, before}, value, journal.Owner{Feature: feature}))
-		}
+		errs = append(errs, j.Turn(lost{k, before}, value, journal.Owner{Feature: feature}))
 		return true
 	}
 	shaped := false
@@ -93,7 +91,7 @@ func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 		root := reclaim(shaper, qdisc.Root(ns, l.Index), qdisc.Default, qdisc.Ours(qdisc.KindHTB), qdisc.Ours(qdisc.KindHFSC))
 		shaped = shaped || root
 	}
-	if shaped {
+	if shaped { // some root was
 		reclaim(shaper, qdisc.ForwardPriority(r.Proc, ns), "1", "0")
 	}
 	layout, err := cgroup.Detect(r.Proc, r.Cgroup)

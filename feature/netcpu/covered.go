@@ -87,24 +87,30 @@ func (n *Netcpu) Notify(changed func(container.ID)) {
 
 // follow has the policy of all who pay applied again if uplinks have come or gone. The caller holds mu.
 func (n *Netcpu) follow() error {
+	if n.changed == nil {
+		return nil
+	}
 	links, err := n.uplinks.Links()
-	if err != nil || n.changed == nil {
+	if err != nil {
 		return err
 	}
-	now := ""
+	was := n.entrances
+	n.entrances = "lo\n"
 	for _, l := range links {
-		if l.Name == "lo" || entrance(l) {
-			now += fmt.Sprintln(l.Name, l.Index, l.Master)
+		if entrance(l) {
+			n.entrances += fmt.Sprintln(l.Name, l.Index, l.Master)
 		}
+	}
+	if was == "" || was == n.entrances {
+		return nil
 	}
 	for _, t := range n.tenants.Tenants() {
 		for _, m := range t.Members() {
-			if n.entrances != "" && n.entrances != now && m.Settings.NetCPU != policy.NetCPUObserve {
+			if m.Settings.NetCPU != policy.NetCPUObserve {
 				n.changed(m.Container.ID)
 			}
 		}
 	}
-	n.entrances = now
 	return nil
 }
 
