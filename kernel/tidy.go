@@ -96,8 +96,8 @@ func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 	}
 	layout, err := cgroup.Detect(r.Proc, r.Cgroup)
 	napis, nerr := ns.NAPIs(0)
-	if err != nil || nerr != nil { // before 6.7 they are not known
-		return errors.Join(append(errs, err)...)
+	if err != nil || nerr != nil { // there are no groups, or threads are not known (before 6.7)
+		return errors.Join(errs...)
 	}
 	group := UplinkGroup(layout, ns.Inode())
 	reclaim(poller, cgroup.Group(group), cgroup.Absent, cgroup.Present)
