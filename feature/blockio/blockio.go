@@ -72,7 +72,6 @@ var (
 	_ feature.Reporter  = (*BlockIO)(nil)
 	_ feature.Commander = (*BlockIO)(nil)
 	_ feature.Decider   = (*BlockIO)(nil)
-	_ feature.Exporter  = (*BlockIO)(nil)
 	_ feature.Witness   = (*BlockIO)(nil)
 	_ feature.Examiner  = (*BlockIO)(nil)
 	_ feature.Guarantor = (*BlockIO)(nil)

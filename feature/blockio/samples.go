@@ -31,6 +31,9 @@ func (f *BlockIO) Snapshot() feature.Snapshot {
 			add(a.Container, "blockio_bytes_total", disk, float64(x.bytes), way(x.way))
 		}
 		add(a.Container, "blockio_errors_total", disk, float64(a.Errors))
+		for sample, h := range map[string]*hist.Histogram{"blockio_queue_seconds": a.Queue, "blockio_device_seconds": a.Device} {
+			s.Samples = append(s.Samples, feature.Sample{Container: a.Container, Name: sample, Device: disk, Histogram: h.Forms(firstBucket, lastBucket)})
+		}
 	}
 	for _, w := range f.last.Waits {
 		if w.Culprit != decide.System && !decide.IsContainer(w.Culprit) {
@@ -62,19 +65,6 @@ func (f *BlockIO) Snapshot() feature.Snapshot {
 		}
 		if a.Help != "" {
 			add(id, "blockio_helped", "", 1, feature.Label{Name: "by", Value: string(a.Help)})
-		}
-	}
-	return s
-}
-
-// Export implements feature.Exporter: the latencies of requests.
-func (f *BlockIO) Export() feature.Snapshot {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s := feature.Snapshot{Taken: time.Now(), Help: help()}
-	for _, a := range f.last.Accounts {
-		for sample, h := range map[string]*hist.Histogram{"blockio_queue_seconds": a.Queue, "blockio_device_seconds": a.Device} {
-			s.Samples = append(s.Samples, feature.Sample{Container: a.Container, Name: sample, Device: f.diskName(a.Disk), Histogram: h.Forms(firstBucket, lastBucket)})
 		}
 	}
 	return s

@@ -254,54 +254,10 @@ var help = map[string]string{
 	"latency_lost_waits_total":        "Waits of recorded packets that were overwritten, or for which the buffer had no room.",
 }
 
-// Snapshot implements feature.Feature: packets by the result of the measurement.
+// Snapshot implements feature.Feature: packets by the result of the measurement, and the histograms of
+// the stages, both over all protocols; and counters of the host. There are none if no tenant is
+// measured.
 func (f *Latency) Snapshot() feature.Snapshot {
-	return f.snapshot(func(s *feature.Snapshot, t Tenant, d Direction) {
-		c := t.Of(d, every()...)
-		for _, r := range []struct {
-			result string
-			n      uint64
-		}{
-			{"matched", c.Matched}, {"local", c.Local}, {"unsampled", c.Unsampled}, {"unmatched", c.Unmatched},
-			{"mismatched", c.Mismatched}, {"evicted", c.Evicted},
-		} {
-			s.Samples = append(s.Samples, feature.Sample{
-				Container: t.Container, Name: "latency_packets_total", Value: float64(r.n),
-				Labels: []feature.Label{{Name: "direction", Value: d.String()}, {Name: "result", Value: r.result}},
-			})
-		}
-	}, func(s *feature.Snapshot, r Reading) {
-		for _, host := range []struct {
-			name  string
-			value float64
-		}{
-			{"latency_passed_events_total", float64(r.Passed)}, {"latency_evicted_packets_total", float64(r.Evicted)},
-			{"latency_lost_records_total", float64(r.Lost)}, {"latency_lost_waits_total", float64(r.LostWaits)}, {"latency_unwatched_seconds_total", r.Unwatched.Seconds()},
-		} {
-			s.Samples = append(s.Samples, feature.Sample{Name: host.name, Value: host.value})
-		}
-	})
-}
-
-// Export implements feature.Exporter: the histograms, over all protocols.
-func (f *Latency) Export() feature.Snapshot {
-	return f.snapshot(func(s *feature.Snapshot, t Tenant, d Direction) {
-		for st := range stages {
-			h := t.Histogram(d, st, every()...)
-			if h.Count() == 0 {
-				continue
-			}
-			s.Samples = append(s.Samples, feature.Sample{
-				Container: t.Container, Name: "latency_seconds", Histogram: h.Forms(firstBound, lastBound),
-				Labels: []feature.Label{{Name: "direction", Value: d.String()}, {Name: "stage", Value: st.Name(d)}},
-			})
-		}
-	}, nil)
-}
-
-// snapshot returns samples of each tenant and direction, and of the host if host is not nil. It
-// returns none if no tenant is measured.
-func (f *Latency) snapshot(add func(*feature.Snapshot, Tenant, Direction), host func(*feature.Snapshot, Reading)) feature.Snapshot {
 	r, err := f.Read()
 	s := feature.Snapshot{Taken: r.Taken, Help: help}
 	if err != nil {
@@ -310,11 +266,35 @@ func (f *Latency) snapshot(add func(*feature.Snapshot, Tenant, Direction), host 
 	}
 	for _, t := range r.Tenants {
 		for d := range directions {
-			add(&s, t, d)
+			add := func(x feature.Sample, label, value string) {
+				x.Container, x.Labels = t.Container, []feature.Label{{Name: "direction", Value: d.String()}, {Name: label, Value: value}}
+				s.Samples = append(s.Samples, x)
+			}
+			c := t.Of(d, every()...)
+			for _, x := range []struct {
+				result string
+				n      uint64
+			}{
+				{"matched", c.Matched}, {"local", c.Local}, {"unsampled", c.Unsampled}, {"unmatched", c.Unmatched},
+				{"mismatched", c.Mismatched}, {"evicted", c.Evicted},
+			} {
+				add(feature.Sample{Name: "latency_packets_total", Value: float64(x.n)}, "result", x.result)
+			}
+			for st := range stages {
+				if h := t.Histogram(d, st, every()...); h.Count() > 0 {
+					add(feature.Sample{Name: "latency_seconds", Histogram: h.Forms(firstBound, lastBound)}, "stage", st.Name(d))
+				}
+			}
 		}
 	}
-	if host != nil && len(r.Tenants) > 0 {
-		host(&s, r)
+	if len(r.Tenants) == 0 {
+		return s
 	}
+	s.Samples = append(s.Samples,
+		feature.Sample{Name: "latency_passed_events_total", Value: float64(r.Passed)},
+		feature.Sample{Name: "latency_evicted_packets_total", Value: float64(r.Evicted)},
+		feature.Sample{Name: "latency_lost_records_total", Value: float64(r.Lost)},
+		feature.Sample{Name: "latency_lost_waits_total", Value: float64(r.LostWaits)},
+		feature.Sample{Name: "latency_unwatched_seconds_total", Value: r.Unwatched.Seconds()})
 	return s
 }
