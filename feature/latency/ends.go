@@ -64,7 +64,7 @@ func (f *Latency) ends() (*ends, error) {
 	return e, nil
 }
 
-// uplinks are the devices by which packets leave the host.
+// uplinks are the devices by which packets leave the host: those in Config, or all.
 type uplinks struct {
 	at     [64]uint32 // UPLINKS
 	queued bool       // one is a veth, so its driver may not poll
@@ -74,7 +74,8 @@ func (f *Latency) findUplinks() (list uplinks, err error) {
 	links, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
 	found := 0
 	for _, l := range links {
-		if f.isUplink(l, links) && found < len(list.at) {
+		named := slices.Contains(f.cfg.Uplinks, l.Name)
+		if (named || len(f.cfg.Uplinks) == 0 && l.Leaves(links)) && found < len(list.at) {
 			list.at[found] = uint32(l.Index)
 			list.queued = list.queued || l.Kind == "veth"
 			found++
@@ -87,17 +88,4 @@ func (e *ends) watch(index int, bits uint16) {
 	if index > 0 {
 		e.near[index%len(e.near)] |= bits
 	}
-}
-
-// isUplink reports whether packets leave the host by a device. A port of a bond is none: the bond
-// is.
-func (f *Latency) isUplink(l netdev.Link, all []netdev.Link) bool {
-	if len(f.cfg.Uplinks) > 0 {
-		return slices.Contains(f.cfg.Uplinks, l.Name)
-	}
-	if !l.Up || l.Name == "lo" || l.Kind != "device" && l.Kind != "bond" {
-		return false
-	}
-	i := slices.IndexFunc(all, func(m netdev.Link) bool { return m.Index == l.Master })
-	return i < 0 || all[i].Kind != "bond" && all[i].Kind != "team"
 }

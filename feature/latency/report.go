@@ -55,7 +55,7 @@ func (f *Latency) Read() (Reading, error) {
 		if err != nil {
 			return r, err
 		}
-		ids := members(t)
+		ids := t.IDs()
 		r.Tenants = append(r.Tenants, Tenant{Container: ids[0], Members: ids, key: t.Key(), tallies: all})
 	}
 	slices.SortFunc(r.Tenants, func(a, b Tenant) int { return cmp.Compare(a.Container, b.Container) })
@@ -75,15 +75,6 @@ func (f *Latency) Read() (Reading, error) {
 	r.Unwatched = f.meter.unwatched()
 	r.Lost, r.LostWaits, err = f.lost()
 	return r, err
-}
-
-// members returns the ids of a tenant's members, sorted.
-func members(t *tenant.Tenant) (ids []container.ID) {
-	for _, m := range t.Members() {
-		ids = append(ids, m.Container.ID)
-	}
-	slices.Sort(ids)
-	return ids
 }
 
 // Since returns the counters' growth after an earlier Reading.

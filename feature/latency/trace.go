@@ -226,7 +226,7 @@ func (f *Latency) membersOf(id container.ID) []container.ID {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if t := f.tenants.Of(id); t != nil {
-		return members(t)
+		return t.IDs()
 	}
 	return []container.ID{id}
 }

@@ -223,7 +223,7 @@ func (f *Traffic) Evidence(id container.ID) (out []api.Evidence) {
 		out = append(out, api.Evidence{Feature: name, Time: f.cfg.Now(), Text: fmt.Sprintf(format, args...)})
 	}
 	for _, t := range f.shaped {
-		if !slices.Contains(t.members(), id) {
+		if !slices.Contains(t.IDs(), id) {
 			continue
 		}
 		for _, way := range directions() {

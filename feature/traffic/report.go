@@ -114,7 +114,7 @@ func (f *Traffic) read(to []Row, h *hold, way Direction, p model.Plan, owners ma
 			BacklogBytes: st.Backlog, BacklogPackets: st.Queued,
 		}}
 		if t != nil {
-			row.Members, row.tenant = t.members(), t.Key()
+			row.Members, row.tenant = t.IDs(), t.Key()
 			row.Container = api.ID(row.Members[0])
 			n := t.due[way]
 			row.Asked = &api.TrafficAsked{

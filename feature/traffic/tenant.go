@@ -65,15 +65,6 @@ func (t *shaped) owner() journal.Owner {
 	return journal.Owner{Feature: name, Container: uint64(t.Owner())}
 }
 
-// members lists the ids of the members. Reports name a tenant by the first, which is the lowest.
-func (t *shaped) members() (ids []container.ID) {
-	for _, m := range t.Members() {
-		ids = append(ids, m.Container.ID)
-	}
-	slices.Sort(ids)
-	return ids
-}
-
 // close closes the programs of a tenant. Queues stay.
 func (t *shaped) close() error {
 	errs := []error{t.closeSocket(), t.at.Close()}

@@ -195,7 +195,7 @@ func (f *Traffic) tellAll() {
 
 // tell lets the agent look at the status of a tenant's containers again.
 func (f *Traffic) tell(t *shaped) {
-	for _, id := range t.members() {
+	for _, id := range t.IDs() {
 		if f.changed != nil {
 			f.changed(id)
 		}

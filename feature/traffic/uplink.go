@@ -84,25 +84,16 @@ func (f *Traffic) absent(present []netdev.Link) []string {
 	})
 }
 
-// present lists the devices that are uplinks now: the operator's, if he names any.
+// present lists the devices that are uplinks now: the operator's, if he names any. The uplinks of
+// feature/netcpu, where packets come in, are others: see docs/ARCHITECTURE.md.
 func (f *Traffic) present() (list []netdev.Link, err error) {
 	all, err := f.cfg.Roots.Monitor.Links(f.host, netdev.MostLinks)
 	for _, l := range all {
-		if _, named := f.cfg.Uplinks[l.Name]; named || len(f.cfg.Uplinks) == 0 && leaves(l, all) {
+		if _, named := f.cfg.Uplinks[l.Name]; named || len(f.cfg.Uplinks) == 0 && l.Leaves(all) {
 			list = append(list, l)
 		}
 	}
 	return list, err
-}
-
-// leaves reports whether packets leave the host by a device, rather than by a device above it. The
-// uplinks of feature/netcpu, where packets come in, are others: see docs/ARCHITECTURE.md.
-func leaves(l netdev.Link, all []netdev.Link) bool {
-	if !l.Up || l.Name == "lo" || l.Kind != "device" && l.Kind != "bond" {
-		return false
-	}
-	i := slices.IndexFunc(all, func(m netdev.Link) bool { return m.Index == l.Master })
-	return i < 0 || all[i].Kind != "bond" && all[i].Kind != "team"
 }
 
 // rate returns the rate of an uplink in bit/s and its source; 0 and "" if it is unknown. The
