@@ -230,19 +230,17 @@ func (a *Agent) Self(ctx context.Context, p serve.Peer) (api.Self, error) {
 			})
 		}
 	}
+	others := func(s api.Sample) bool { // about another container, or names one
+		return s.Container != api.ID(c.ID) || slices.ContainsFunc(s.Labels, func(l api.Label) bool { return l.Container != 0 })
+	}
 	for _, f := range a.fresh.samples.Features {
-		f.Samples = slices.DeleteFunc(slices.Clone(f.Samples), func(s api.Sample) bool { return s.Container != api.ID(c.ID) || names(s) })
+		f.Samples = slices.DeleteFunc(slices.Clone(f.Samples), others)
 		out.Measured = append(out.Measured, f)
 	}
 	for _, report := range a.fresh.reports {
 		report(c, &out.SelfReports)
 	}
 	return out, nil
-}
-
-// names reports whether a number names another container.
-func names(s api.Sample) bool {
-	return slices.ContainsFunc(s.Labels, func(l api.Label) bool { return l.Container != 0 })
 }
 
 // Caller returns the container of a peer, or 0 if it is in no known one.

@@ -68,14 +68,6 @@ func wireProblems(problems []policy.Problem, match func(policy.Problem) bool) []
 	return out
 }
 
-func wireLabels(labels []feature.Label) []api.Label {
-	var out []api.Label
-	for _, l := range labels {
-		out = append(out, api.Label{Name: l.Name, Value: l.Value, Container: api.ID(l.Container)})
-	}
-	return out
-}
-
 func wireSamples(name string, s feature.Snapshot) api.FeatureSamples {
 	out := api.FeatureSamples{Feature: name, Taken: s.Taken, Samples: make([]api.Sample, 0, len(s.Samples))}
 	for _, x := range s.Samples {
@@ -83,9 +75,14 @@ func wireSamples(name string, s feature.Snapshot) api.FeatureSamples {
 			continue // for the metrics page; the API has quantiles in their place
 		}
 		// JSON cannot represent these, and one must not spoil the rest.
-		if !math.IsNaN(x.Value) && !math.IsInf(x.Value, 0) {
-			out.Samples = append(out.Samples, api.Sample{Container: api.ID(x.Container), Name: x.Name, Device: x.Device, Labels: wireLabels(x.Labels), Value: x.Value})
+		if math.IsNaN(x.Value) || math.IsInf(x.Value, 0) {
+			continue
 		}
+		w := api.Sample{Container: api.ID(x.Container), Name: x.Name, Device: x.Device, Value: x.Value}
+		for _, l := range x.Labels {
+			w.Labels = append(w.Labels, api.Label{Name: l.Name, Value: l.Value, Container: api.ID(l.Container)})
+		}
+		out.Samples = append(out.Samples, w)
 	}
 	return out
 }

@@ -189,7 +189,10 @@ func (p *Plugin) kubelet() string {
 
 // register tells kubelet of a resource. kubelet then calls ListAndWatch.
 func (p *Plugin) register(ctx context.Context, o *offer) error {
-	o.begin()
+	o.mu.Lock()
+	o.turn++ // streams from before no longer count
+	o.streams, o.hung, o.tried = 0, false, time.Now()
+	o.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, registerTime)
 	defer cancel()
 	conn, err := grpc.NewClient("unix://"+p.kubelet(), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -281,14 +284,6 @@ func (o *offer) set(amount int) {
 func (o *offer) wake() {
 	close(o.changed)
 	o.changed = make(chan struct{})
-}
-
-// begin starts a new turn: streams from before no longer count.
-func (o *offer) begin() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.turn++
-	o.streams, o.hung, o.tried = 0, false, time.Now()
 }
 
 // done notes that kubelet was told at a socket (zero: it was not), or why it was not, and returns

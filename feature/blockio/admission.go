@@ -99,11 +99,6 @@ func (f *BlockIO) reservedOf(at decide.Disk) (sum api.BlockIOFigures) {
 	return sum
 }
 
-// working returns the capacity for comparing I/O at a disk. The caller holds f.mu.
-func (f *BlockIO) working(d block.Disk) decide.Capacity {
-	return f.capacity(d).OrAssumed(f.reservedOf(decide.Disk{Major: d.Major, Minor: d.Minor}))
-}
-
 // admission returns how a reservation is admitted. The caller holds f.mu.
 func (f *BlockIO) admission(r reservation) decide.Admission {
 	return f.capacity(r.disk).Admission(r.device, r.figures, f.reservedOf(r.at()), f.limits[r.at()])
@@ -211,20 +206,16 @@ func loadCapacities(path string) (capacities, error) {
 func (c *capacities) set(id string, of decide.Capacity) error {
 	was, had := c.of[id]
 	c.of[id] = of
-	err := c.save()
+	err := os.MkdirAll(filepath.Dir(c.file.Path), 0o755)
+	if err == nil {
+		err = c.file.Write(capacitiesFile{capacitiesVersion, c.of})
+	}
 	if err != nil {
 		if delete(c.of, id); had {
 			c.of[id] = was
 		}
 	}
 	return err
-}
-
-func (c *capacities) save() error {
-	if err := os.MkdirAll(filepath.Dir(c.file.Path), 0o755); err != nil {
-		return err
-	}
-	return c.file.Write(capacitiesFile{capacitiesVersion, c.of})
 }
 
 // Guarantees implements feature.Guarantor: reads and writes per second of the disks that the

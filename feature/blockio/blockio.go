@@ -165,7 +165,9 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	// What the container gets.
 	errs := []error{f.reserve(m), f.grant(m)}
 	// The container's own knobs.
-	f.endTurns(m)
+	if m.turning != nil && t.Settings.IOHelp != policy.HelpTurns {
+		f.takeTurns() // ends its turns before its knobs are put back
+	}
 	errs = append(errs, f.turn(m))
 	// What all containers have together.
 	f.follow()

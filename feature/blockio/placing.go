@@ -98,7 +98,11 @@ func separate(disks, networks []device, ends []string, usable []int) (p placing,
 	served := make(map[int]int) // how many interrupts of networks each CPU has
 	for _, d := range networks {
 		for _, i := range d.irqs {
-			for _, cpu := range i.at() {
+			at := i.cpus
+			if i.moved != nil {
+				at = i.moved
+			}
+			for _, cpu := range at {
 				served[cpu]++
 			}
 		}
@@ -132,14 +136,6 @@ func separate(disks, networks []device, ends []string, usable []int) (p placing,
 		errs = append(errs, errors.New("no network device of this host has interrupts of its own, and no container a veth to it"))
 	}
 	return p, errors.Join(errs...)
-}
-
-// at are the CPUs to which an interrupt comes now.
-func (i interrupt) at() []int {
-	if i.moved != nil {
-		return i.moved
-	}
-	return i.cpus
 }
 
 // steer has a network device's work done by some CPUs where its packets come to others, by an

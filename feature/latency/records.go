@@ -137,7 +137,7 @@ func (t *tracer) run() {
 
 // take adds one sample of the kernel: a record, or a wait.
 func (t *tracer) take(raw []byte) {
-	if isWait(raw) {
+	if len(raw)%waitedPart == waitedHead%waitedPart { // a struct record has another length
 		t.takeWait(raw)
 		return
 	}
@@ -431,9 +431,6 @@ const (
 	waitedHead = 32
 	waitedPart = 32
 )
-
-// isWait reports whether a sample is a struct waited, not a struct record. Their lengths differ.
-func isWait(raw []byte) bool { return len(raw)%waitedPart == waitedHead%waitedPart }
 
 // parseWait parses a struct waited. Its length must agree with its number of parts.
 func parseWait(raw []byte) (id uint64, w wait, err error) {

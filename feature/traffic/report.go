@@ -338,7 +338,9 @@ func (f *Traffic) bytesOf(c container.Container, ns *netdev.NS) map[string]netde
 	}
 	of := make(map[string]netdev.Counters)
 	for _, e := range c.Ends(f.cfg.Roots.Proc) {
-		if !leadsOut(e) {
+		// It leads to the host if it has a host end where no container can have made it, or is on top
+		// of a device outside. A container may have made any other.
+		if !(e.Host && e.Trusted || unseen(e.Inside.Kind) && e.Inside.Apart) {
 			continue
 		}
 		n, ok := all[e.Inside.Index]
@@ -354,10 +356,4 @@ func (f *Traffic) bytesOf(c container.Container, ns *netdev.NS) map[string]netde
 		of[name] = sum
 	}
 	return of
-}
-
-// leadsOut reports whether a device leads to the host: it has a host end where no container can have
-// made it, or is on top of a device outside. A container may have made any other.
-func leadsOut(e container.End) bool {
-	return e.Host && e.Trusted || unseen(e.Inside.Kind) && e.Inside.Apart
 }

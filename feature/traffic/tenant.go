@@ -60,11 +60,6 @@ func (t *shaped) bare() bool {
 	return !slices.ContainsFunc(t.Members(), func(m policy.Target) bool { return m.Container.Source != container.CgroupSource })
 }
 
-// owner owns the changes at a tenant's devices.
-func (t *shaped) owner() journal.Owner {
-	return journal.Owner{Feature: name, Container: uint64(t.Owner())}
-}
-
 // close closes the programs of a tenant. Queues stay.
 func (t *shaped) close() error {
 	errs := []error{t.closeSocket(), t.at.Close()}
@@ -267,7 +262,7 @@ func (f *Traffic) limit(t *shaped, h *hold, ceil uint64) error {
 		return err
 	}
 	h.theirs, h.link = "", p.Link
-	return f.put(ns, h, p, t.owner())
+	return f.put(ns, h, p, journal.Owner{Feature: name, Container: uint64(t.Owner())})
 }
 
 // stricter describes the foreign root qdisc that limits what passes the hold to no more than ceil,

@@ -432,7 +432,7 @@ func (f *Traffic) Close() error {
 	clear(f.uplinks)
 	errs = append(errs, f.unwatch(), f.unfollow())
 	if f.programs != nil {
-		errs = append(errs, f.programs.close())
+		errs = append(errs, f.programs.Normalise.Close(), f.programs.object.Close())
 		f.programs = nil
 	}
 	if f.host != nil {

@@ -47,14 +47,11 @@ type acting struct {
 	released time.Time     // zero while it is in force
 }
 
-// harder is the order of least harm at the CPU; nothing follows the last.
-func harder(y policy.Yield) policy.Yield {
-	return map[policy.Yield]policy.Yield{"": policy.YieldIdle, policy.YieldIdle: policy.YieldQuota}[y]
-}
-
 // yieldCPU holds back the containers that ran meanwhile, if policy allows it. It reports
 // whether that may still help: something was done just now, or a moment ago.
 func (c *Control) yieldCPU(w Window, d Demand, waits map[container.ID]time.Duration) (pending bool) {
+	// The order of least harm; nothing follows the last.
+	harder := map[policy.Yield]policy.Yield{"": policy.YieldIdle, policy.YieldIdle: policy.YieldQuota}
 	for _, id := range slices.Sorted(maps.Keys(waits)) {
 		if !w.mayAct(id) || float64(waits[id]) < part*float64(sum(waits)) {
 			continue
@@ -64,7 +61,7 @@ func (c *Control) yieldCPU(w Window, d Demand, waits map[container.ID]time.Durat
 			pending = true
 			continue
 		}
-		if next := harder(a.Yield); next != "" {
+		if next := harder[a.Yield]; next != "" {
 			pending = true
 			a.Yield = next
 			why := fmt.Sprintf("%q waited for it: %s in each second; %s", d.Name, perSecond(waits[id], w), d.shortfall())
