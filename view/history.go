@@ -1,15 +1,18 @@
+// Package view is what the terminal view (
 package view
 
 import (
 	"cmp"
 	"context"
 	"errors"
+	"iter"
 	"math"
 	"slices"
 	"time"
 	"unsafe"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/record"
 )
 
 // Span is the time that plots of one container show.
@@ -247,3 +250,32 @@ func (h *History) Blame(to time.Time, span time.Duration) (by, of map[api.ID][]S
 	}
 	return by, of
 }
+
+// Every is the time between two frames of a live view.
+const Every = 2 * time.Second
+
+// Source is where the frames of a view come from: an agent, or a recording ([record.Reader]).
+type Source interface {
+	// Frames yields the frames that were recorded from one time to another, inclusive, in their
+	// order, but those that follow another by less than every. A zero time is no bound. It yields
+	// none where nothing was recorded or may be read.
+	Frames(ctx context.Context, from, to time.Time, every time.Duration) iter.Seq2[api.Frame, error]
+	// Span returns the times of the first and the last recorded frame, zero without any.
+	Span() (first, last time.Time)
+}
+
+// Live is the Source of an agent that runs, such as an [Agent].
+type Live interface {
+	Source
+	// Next returns the newest frame.
+	Next(ctx context.Context) (api.Frame, error)
+}
+
+// Agent is an agent that runs, with what it has recorded.
+type Agent struct {
+	*record.Reader // the agent's own recording, possibly still written; nil: none, or none that may be read
+	Client         *api.Client
+}
+
+// Next asks the agent at once.
+func (a *Agent) Next(ctx context.Context) (api.Frame, error) { return a.Client.Frame(ctx) }
