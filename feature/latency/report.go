@@ -15,18 +15,9 @@ import (
 // Reading holds the counters of all measured tenants, each since it was first measured. The API's
 // report, the container's own view and the samples are projections of it.
 type Reading struct {
-	Taken   time.Time
-	Tenants []Tenant // by container
-	// Passed counts events of packets without a stamp that were passed over, at devices of
-	// interest, because the budget was spent.
-	Passed uint64
-	// Evicted counts stamps that were evicted before the packet's tenant was known.
-	Evicted uint64
-	// Lost and LostWaits count records, and waits of recorded packets, without room in a buffer.
-	Lost, LostWaits uint64
-	// Unwatched is the time without measurement because of a flood.
-	Unwatched time.Duration
-	Uplinks   int // number of uplinks
+	api.Latency          // the counters of the host: no containers, no start
+	Tenants     []Tenant // by container
+	Uplinks     int      // number of uplinks
 }
 
 // Tenant holds the counters of one tenant.
@@ -42,7 +33,7 @@ type Tenant struct {
 func (f *Latency) Read() (Reading, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	r := Reading{Taken: time.Now()}
+	r := Reading{Latency: api.Latency{Taken: time.Now()}}
 	if f.meter == nil {
 		return r, nil
 	}
@@ -72,7 +63,7 @@ func (f *Latency) Read() (Reading, error) {
 		r.Passed += n
 	}
 	r.Evicted = evicted
-	r.Unwatched = f.meter.unwatched()
+	r.Unwatched = f.meter.unwatched().Seconds()
 	r.Lost, r.LostWaits, err = f.lost()
 	return r, err
 }
@@ -104,7 +95,6 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 	if err != nil {
 		return nil, err
 	}
-	var since time.Time
 	var done work
 	if ask.Over != 0 {
 		before, worked := r, f.packetWork()
@@ -116,12 +106,13 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 		if r, err = f.Read(); err != nil {
 			return nil, err
 		}
-		r, since, done = r.Since(before), before.Taken, f.packetWork().since(worked)
+		r, done = r.Since(before), f.packetWork().since(worked)
+		r.Latency.Since = before.Taken
 	}
 	if of != nil {
 		r.Tenants = networkOf(r, *of)
 	}
-	out := api.Latency{Since: since, Taken: r.Taken, Passed: r.Passed, Evicted: r.Evicted, Lost: r.Lost, LostWaits: r.LostWaits, Unwatched: r.Unwatched.Seconds()}
+	out := r.Latency
 	out.Containers = wire(r, f.cfg.Containers.Lookup)
 	name := func(id container.ID) string {
 		if id == 0 {
@@ -133,7 +124,7 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 	for i := range out.Containers {
 		c := &out.Containers[i]
 		if c.Direction == Ingress.String() {
-			c.Meanwhile = done.meanwhile(tenantsOf(r, container.ID(c.Container))[0].Members, r.Taken.Sub(since), name)
+			c.Meanwhile = done.meanwhile(tenantsOf(r, container.ID(c.Container))[0].Members, out.Taken.Sub(out.Since), name)
 		}
 	}
 	return out, nil
@@ -286,6 +277,6 @@ func (f *Latency) Snapshot() feature.Snapshot {
 		feature.Sample{Name: "latency_evicted_packets_total", Value: float64(r.Evicted)},
 		feature.Sample{Name: "latency_lost_records_total", Value: float64(r.Lost)},
 		feature.Sample{Name: "latency_lost_waits_total", Value: float64(r.LostWaits)},
-		feature.Sample{Name: "latency_unwatched_seconds_total", Value: r.Unwatched.Seconds()})
+		feature.Sample{Name: "latency_unwatched_seconds_total", Value: r.Unwatched})
 	return s
 }
