@@ -296,7 +296,7 @@ const firstBucket, lastBucket = 12, 30
 func (f *BlockIO) Snapshot() feature.Snapshot {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := feature.Snapshot{Taken: time.Now(), Help: help()}
+	s := feature.Snapshot{Taken: time.Now(), Help: help}
 	add := func(id container.ID, sample, disk string, v float64, labels ...feature.Label) {
 		s.Samples = append(s.Samples, feature.Sample{Container: id, Name: sample, Device: disk, Labels: labels, Value: v})
 	}
@@ -327,16 +327,9 @@ func (f *BlockIO) Snapshot() feature.Snapshot {
 				all, _, _ := c.Share(r.figures)
 				add(id, "blockio_reserved_share", r.disk.Name, all)
 			}
-			verified := 0.0
-			if f.admission(r).How == decide.AdmissionVerified {
-				verified = 1
-			}
-			add(id, "blockio_reservation_verified", r.disk.Name, verified)
-			met := 1.0
-			if f.standing(id, r).Missed() {
-				met = 0
-			}
-			add(id, "blockio_reservation_met", r.disk.Name, met)
+			truth := map[bool]float64{true: 1}
+			add(id, "blockio_reservation_verified", r.disk.Name, truth[f.admission(r).How == decide.AdmissionVerified])
+			add(id, "blockio_reservation_met", r.disk.Name, truth[!f.standing(id, r).Missed()])
 		}
 	}
 	for id, a := range f.actions {
@@ -350,18 +343,17 @@ func (f *BlockIO) Snapshot() feature.Snapshot {
 	return s
 }
 
-func help() map[string]string {
-	return map[string]string{
-		"blockio_requests_total":              "Requests that a disk has completed, since block I/O is measured.",
-		"blockio_bytes_total":                 "Bytes of requests that a disk has completed, since block I/O is measured.",
-		"blockio_errors_total":                "Requests that a disk has failed, since block I/O is measured.",
-		"blockio_runqueue_wait_seconds_total": "Time for which tasks of a container with a reservation waited for a CPU while those of the culprit ran there.",
-		"blockio_reserved_share":              "Part of the disk's capacity that the container has reserved, where that capacity is known.",
-		"blockio_reservation_verified":        "Whether the reservation was admitted against a capacity that was measured or given (1), or that is not known (0).",
-		"blockio_reservation_met":             "Whether the container gets what it has reserved, or asks for less.",
-		"blockio_helped":                      "Whether something is done for the container's own tasks, as its reservation was missed for want of CPU.",
-		"blockio_held_back":                   "Whether the container is held back for the sake of a reservation.",
-		"blockio_queue_seconds":               "Time of requests from being made to being given to the disk.",
-		"blockio_device_seconds":              "Time of requests at the disk.",
-	}
+// help describes the samples.
+var help = map[string]string{
+	"blockio_requests_total":              "Requests that a disk has completed, since block I/O is measured.",
+	"blockio_bytes_total":                 "Bytes of requests that a disk has completed, since block I/O is measured.",
+	"blockio_errors_total":                "Requests that a disk has failed, since block I/O is measured.",
+	"blockio_runqueue_wait_seconds_total": "Time for which tasks of a container with a reservation waited for a CPU while those of the culprit ran there.",
+	"blockio_reserved_share":              "Part of the disk's capacity that the container has reserved, where that capacity is known.",
+	"blockio_reservation_verified":        "Whether the reservation was admitted against a capacity that was measured or given (1), or that is not known (0).",
+	"blockio_reservation_met":             "Whether the container gets what it has reserved, or asks for less.",
+	"blockio_helped":                      "Whether something is done for the container's own tasks, as its reservation was missed for want of CPU.",
+	"blockio_held_back":                   "Whether the container is held back for the sake of a reservation.",
+	"blockio_queue_seconds":               "Time of requests from being made to being given to the disk.",
+	"blockio_device_seconds":              "Time of requests at the disk.",
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
@@ -127,7 +128,8 @@ func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 		}
 		for _, minor := range append(minors, qdisc.MinorDefault) {
 			c := delay.Class{NetNS: h.of.NetNS, Index: h.index, Minor: minor}
-			all, cut[c] = append(all, c), h.splits(minor)
+			all = append(all, c)
+			cut[c] = slices.ContainsFunc(h.plan.Classes, func(c model.Class) bool { return minorOf(c.Slot) == minor && c.Split > 0 })
 		}
 	}
 	for _, u := range f.uplinks {

@@ -123,11 +123,6 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 // live reports whether the classes are ours.
 func (q *queue) live() bool { return q.claimed && !q.lost }
 
-// splits reports whether a class splits packets into frames.
-func (q *queue) splits(minor uint16) bool {
-	return slices.ContainsFunc(q.plan.Classes, func(c model.Class) bool { return minorOf(c.Slot) == minor && c.Split > 0 })
-}
-
 // widen raises the length of the frames that packets are split into.
 func (q *queue) widen(ns *netdev.NS, frame int) error {
 	if !q.live() || q.plan.Split == 0 || q.plan.Split >= frame {

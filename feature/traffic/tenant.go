@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"time"
 
@@ -50,15 +49,8 @@ func dueOf(t policy.Target) (due, bool) {
 	return d, asked(d[Egress]) || asked(d[Ingress])
 }
 
-func (d due) equal(o due) bool { return reflect.DeepEqual(d, o) }
-
 // asked reports whether policy gives anything.
 func asked(n policy.Net) bool { return n != policy.Net{} }
-
-// bare reports whether no runtime knows any of the tenant's containers.
-func (t *shaped) bare() bool {
-	return !slices.ContainsFunc(t.Members(), func(m policy.Target) bool { return m.Container.Source != container.CgroupSource })
-}
 
 // close closes the programs of a tenant. Queues stay.
 func (t *shaped) close() error {

@@ -322,7 +322,8 @@ func (f *Traffic) divide(way Direction) (map[int]model.Plan, error) {
 	bounds, orders := false, false
 	for _, t := range f.shaped {
 		if n := t.due[way]; asked(n) {
-			tenants = append(tenants, model.Tenant{Slot: t.slot, Name: t.name, Net: n, Bare: t.bare()})
+			byRuntime := slices.ContainsFunc(t.Members(), func(m policy.Target) bool { return m.Container.Source != container.CgroupSource })
+			tenants = append(tenants, model.Tenant{Slot: t.slot, Name: t.name, Net: n, Bare: !byRuntime})
 			bounds, orders = bounds || n.Latency > 0, orders || n.Priority != nil
 		}
 	}

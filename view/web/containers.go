@@ -208,7 +208,11 @@ func (s *Server) container(r *http.Request, l look, h *view.History) (page, erro
 		}
 	}
 	b.Text = s.explain(r.Context(), l, h, id)
-	return page{Title: view.Show(at.Name), Said: saidOf(at), Body: b}, nil
+	text := "It is not slowed by its neighbours."
+	if at.Slowed >= 0.01 {
+		text = fmt.Sprintf("It runs %s slower because of its neighbours: %s.", view.Percent(at.Slowed), view.Reasons(at.By))
+	}
+	return page{Title: view.Show(at.Name), Said: text, Body: b}, nil
 }
 
 // explain is what policy says about a container; of now, also what was changed on the host for it.
@@ -228,13 +232,6 @@ func (s *Server) explain(ctx context.Context, l look, h *view.History, id api.ID
 		}
 	}
 	return ""
-}
-
-func saidOf(r api.OverviewRow) string {
-	if r.Slowed < 0.01 {
-		return "It is not slowed by its neighbours."
-	}
-	return fmt.Sprintf("It runs %s slower because of its neighbours: %s.", view.Percent(r.Slowed), view.Reasons(r.By))
 }
 
 // containerPlots are the plots of one container: what it has, and beside it what it is due.
