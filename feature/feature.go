@@ -86,7 +86,7 @@ type SelfReporter interface {
 	SelfReport(context.Context) func(container.Container, *api.SelfReports)
 }
 
-// Exporter is a Feature with samples that cost more to read than those of Snapshot, which the API and the
+// Exporter is a Feature with more samples for the metrics page than Snapshot, which the API and the
 // containers also see. Export may be called at any time.
 type Exporter interface {
 	Export() Snapshot
