@@ -190,6 +190,17 @@ func (g *guard) start(ctx context.Context) error {
 	return g.wait(ctx, func(api.Container, api.FeatureStatus) bool { return true })
 }
 
+// attended starts or stops the agent of a setup.
+func (g *guard) attended(ctx context.Context, on bool) error {
+	if on == (g.process != nil) {
+		return nil
+	}
+	if !on {
+		return g.stop()
+	}
+	return g.start(ctx)
+}
+
 // inDriver makes the agent drop packets in the driver of the NIC, or by tc. It restarts the agent
 // for a change.
 func (g *guard) inDriver(ctx context.Context, xdp bool) error {

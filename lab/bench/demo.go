@@ -68,7 +68,7 @@ func demo(ctx context.Context, out Screen, version string, rounds int, warm, idl
 		e.take = take
 		name := map[arm]string{armOff: "flood", armOn: "flood, fairlead"}[a]
 		m, err := show(ctx, name, map[arm]string{armOff: barColours[1], armOn: barColours[2]}[a], demand{traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}, a == armOn)
-		return []figure{{Penalty, "1", alone.work / m.work}, {Work, "1/s", m.work}, {Sent, "1/s", m.sent}, {Received, "1/s", m.received}}, err
+		return append(m.figures, figure{Penalty, "1", alone.work / m.work}, figure{Work, "1/s", m.work}), err
 	}
 	cases := []armed{{name: "idle", arms: []arm{armOff}, measure: idles}, {name: "flood", arms: offOn(), measure: floods}}
 	r, err := e.run(ctx, []plan{{name: "flood", rigged: s, series: []series{{inOrder: true, cases: cases}}}})

@@ -123,3 +123,63 @@ func noLess(name, metric, of string, low, far float64, why string) report.Bar {
 	inf := math.Inf(1)
 	return report.Bar{Case: name, Metric: metric, Of: of, Low: low, High: inf, FarLow: far, FarHigh: inf, Why: why}
 }
+
+// accountBars bound the errors of the accounts.
+func accountBars() []report.Bar {
+	all := []report.Bar{
+		within("cost nic udp", Balance, 0.98, 1.02, 0.85, 1.15, "The accounts lose packet work that comes by NIC and bridge, or charge it twice"),
+		within("cost vxlan udp", Balance, 0.98, 1.02, 0.85, 1.15, "The accounts lose packet work that comes by a tunnel, or charge it twice"),
+	}
+	for _, su := range accuracy() {
+		for _, d := range su.demands {
+			name := su.name + " " + d.name
+			all = append(all,
+				within(name, OfStopwatch, 0.95, 1.1, 0.8, 1.4, "The accounts measure another time than softirqs take"),
+				within(name, SystemPart, 0, 0.15, 0, 0.4, "Packets of containers are charged to the system"))
+			if len(su.cfg.Containers) > 2 {
+				all = append(all, within(name, Price, 0.85, 1.15, 0.6, 1.6, "One container is charged for another's packets"))
+			}
+		}
+	}
+	const (
+		metering = "Metering the packets of a robber costs more than it may"
+		watching = "Watching slows a container although its packets take nobody's time"
+	)
+	for _, su := range observed() {
+		all = append(all, atMost(su.name+" 20k", AccountsCost, 300e-9, 5e-6, metering))
+	}
+	for _, d := range watched().demands {
+		all = append(all, noLess("watched "+d.name, d.metric(), "ratio", 0.99, 0.9, watching))
+	}
+	return append(all, noLess("watched nginx alone", Requests, "ratio", 0.99, 0.9, watching))
+}
+
+const slowedWrong = "The agent says another loss than the victim has by its own count"
+
+// slowedBars demand that what the agent says is right within five points, unprotected and protected.
+// One hop from a sender on the same host is not among them: docs/slowed.md.
+func slowedBars() (bars []report.Bar) {
+	for _, c := range []string{
+		"hop 50/50 tcp", "hop 50/50 tcp-rr", "nic 50/50 flood", "nic 50/50 tcp", "nic 50/50 tcp-rr",
+		"udp-send 10 1G", "tcp-send 10 100 flows 1G", "udp-recv 7 of 8 400k", "udp-recv 7 of 8 flood",
+		"tcp-recv 7 of 8 100 flows", "cap 3x30 udp-recv",
+	} {
+		bars = append(bars, noMore(c, SlowedOff, "off", slowedBar, slowedFar, slowedWrong), noMore(c, SlowedOff, "on", slowedBar, slowedFar, slowedWrong))
+	}
+	return bars
+}
+
+// slowedAtUplinkBars demand the same of containers that share an uplink by policy, and of bulk that
+// shares one without.
+func slowedAtUplinkBars() []report.Bar {
+	bars := []report.Bar{
+		noMore("bridge 6 to 1", SlowedOff, "off", slowedBar, slowedFar, slowedWrong),
+		noMore("bridge 6 to 1", SlowedOff, "on", slowedBar, slowedFar, slowedWrong),
+		noMore("host 6 to 1", SlowedOff, "off", slowedBar, slowedFar, slowedWrong),
+		noMore("host 6 to 1", SlowedOff, "on", slowedBar, slowedFar, slowedWrong),
+	}
+	for _, phase := range []string{"w1 w2 r3", "r3 ends", "r4 starts"} {
+		bars = append(bars, noMore("changes start and stop", phase+": "+SlowedOff, "on", slowedBar, slowedFar, slowedWrong))
+	}
+	return bars
+}

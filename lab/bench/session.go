@@ -93,8 +93,14 @@ func (s *session) build(ctx context.Context) (err error) {
 	if s.rig, err = rig.New(su.cfg); err != nil {
 		return err
 	}
-	if err := s.startStopwatch(); err != nil {
-		return err
+	if su.timed {
+		if s.stopwatch, err = rig.NewStopwatch(); err != nil {
+			return err
+		}
+		// Before the agent, so that its programs run first; see rig.Stopwatch.
+		if err := s.stopwatch.Start(); err != nil {
+			return err
+		}
 	}
 	if s.guard, err = newGuard(ctx, s.rig, su.protect, 0); err != nil {
 		return err
@@ -284,7 +290,7 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if d.traffic.Kind == "" && s.setup.service == "" {
 		s.foreign = max(s.foreign, after.all.busySince(before.all)-s.own())
 	}
-	return s.between(before, after), nil
+	return s.between(d, before, after), nil
 }
 
 // own is the number of CPUs that the rig itself uses without traffic.
@@ -320,15 +326,16 @@ type reading struct {
 	retransmitted       uint64        // by a service and its client
 }
 
-func (s *session) read(ctx context.Context) (reading, error) {
-	net, softirq, err := s.readAccounts(ctx)
-	if err != nil {
-		return reading{}, err
+func (s *session) read(ctx context.Context) (r reading, err error) {
+	if r.net, err = s.guard.accounts(ctx); err != nil {
+		return r, err
 	}
-	r := reading{
-		net: net, softirq: softirq,
-		at: time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU),
+	if s.stopwatch != nil {
+		if r.softirq, err = s.stopwatch.Read(); err != nil {
+			return r, err
+		}
 	}
+	r.at, r.all, r.shared = time.Now(), readCPU(allCPUs), readCPU(rig.SharedCPU)
 	if p := s.guard.process; p != nil {
 		r.agentCPU, r.agentMemory = cpuTime(p.PID), resident(p.PID)
 	}
@@ -340,7 +347,7 @@ func (s *session) read(ctx context.Context) (reading, error) {
 	}
 	if s.setup.service != "" {
 		if r.retransmitted, err = rig.Retransmitted(s.pid, s.victim.PID); err != nil {
-			return reading{}, err
+			return r, err
 		}
 	}
 	if s.running != nil {
@@ -354,43 +361,78 @@ func (s *session) read(ctx context.Context) (reading, error) {
 	return r, nil
 }
 
-// between returns the sample between two readings of the same traffic.
-func (s *session) between(before, after reading) sample {
-	seconds := after.at.Sub(before.at).Seconds()
+// between returns the sample between two readings of a case.
+func (s *session) between(d demand, before, after reading) sample {
+	su, kind, length := s.setup, d.traffic.Kind, after.at.Sub(before.at)
 	m := sample{
-		victim: (after.victimCPU - before.victimCPU).Seconds() / seconds,
-		agent:  (after.agentCPU - before.agentCPU).Seconds() / seconds,
-		memory: after.agentMemory,
-		used:   after.shared.usedSince(before.shared, after.at.Sub(before.at)),
-		steal:  after.all.stealSince(before.all),
+		agent: (after.agentCPU - before.agentCPU).Seconds() / length.Seconds(),
+		used:  after.shared.usedSince(before.shared, length),
+		steal: after.all.stealSince(before.all),
 
-		charges:   chargesBetween(before.net, after.net, s.rig.Victim().Name),
-		exactness: s.exactnessBetween(before, after),
+		counted: math.NaN(), said: math.NaN(),
+	}
+	add := func(metric, unit string, value float64) { m.figures = append(m.figures, figure{metric, unit, value}) }
+	var sent, bits float64
+	var answers load.Window // requests have one client
+	for i, r := range after.sent {
+		answers = r.Since(before.sent[i])
+		sent += answers.Rate()
+	}
+	for i, r := range after.received {
+		w := r.Since(before.received[i])
+		m.received += w.Rate()
+		bits += w.BitRate()
 	}
 	if s.victim != nil {
 		w := after.victim.Since(before.victim)
 		// A victim without any work has an infinite penalty, which no table can
 		// show. So it counts as one unit of work.
 		m.work = max(w.Rate(), 1/w.Seconds)
-		if before.net != nil && after.net != nil {
+		if su.service != "" {
+			m.figures = served(w, after.retransmitted-before.retransmitted)
+		}
+		add(VictimCPU, "1", (after.victimCPU-before.victimCPU).Seconds()/length.Seconds())
+	}
+	if su.service != "" {
+		add(CPUUsed, "1", m.used)
+		if kind != "" {
+			add(Received, "1/s", m.received)
+		}
+		return m
+	}
+	if before.net != nil && after.net != nil {
+		n := after.net.After(*before.net)
+		if n.Taken.After(n.Since) {
+			m.said = slowedBetween(before.net, after.net, s.rig.Victim().Name)
+			if kind != "" {
+				m.figures = append(m.figures, accountFigures(n, d.traffic)...)
+			}
+		}
+		if s.victim != nil {
 			m.counted = s.log.rate(before.net.Taken, after.net.Taken)
 		}
-		if s.setup.service != "" {
-			m.p50, m.p99, m.longest = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds(), w.Latency(1).Seconds()
-			m.retransmitted = float64(after.retransmitted - before.retransmitted)
+		if s.stopwatch != nil {
+			m.figures = append(m.figures, s.exactness(n, before, after)...)
 		}
 	}
-	for i, r := range after.sent {
-		w := r.Since(before.sent[i])
-		m.sent += w.Rate()
-		if s.setup.service == "" { // requests have one client
-			m.p50, m.p99 = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds()
-		}
+	if su.alone && kind == "" {
+		add(AgentCPU, "1", m.agent)
+		add(AgentMemory, "B", after.agentMemory)
+		return m
 	}
-	for i, r := range after.received {
-		w := r.Since(before.received[i])
-		m.received += w.Rate()
-		m.bits += w.BitRate()
+	if su.alone || d.long > 0 {
+		add(CPUUsed, "1", m.used)
+	}
+	switch kind {
+	case rig.UDP, rig.Overrun:
+		add(Sent, "1/s", sent)
+		add(Received, "1/s", m.received)
+	case rig.TCP:
+		add(Received, "bit/s", bits)
+	case rig.UDPRR, rig.TCPRR:
+		add(Requests, "1/s", sent)
+		add(P50, "s", answers.Latency(0.5).Seconds())
+		add(P99, "s", answers.Latency(0.99).Seconds())
 	}
 	return m
 }
