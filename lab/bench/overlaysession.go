@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -91,14 +90,10 @@ func (s *overlaySession) begin(ctx context.Context, c overlayCase) (err error) {
 }
 
 // pair starts a server.
-func (s *overlaySession) pair(ctx context.Context, c overlayCase, client, server *sandbox.Box, at string) (*overlayPair, error) {
-	first, err := strconv.Atoi(rig.Port)
-	if err != nil {
-		return nil, err
-	}
+func (s *overlaySession) pair(ctx context.Context, c overlayCase, client, server *sandbox.Box, at string) (_ *overlayPair, err error) {
 	var listen, to []string
 	for i := range max(c.ports, 1) {
-		listen, to = append(listen, fmt.Sprintf(":%d", first+i)), append(to, fmt.Sprintf("%s:%d", at, first+i))
+		listen, to = append(listen, fmt.Sprintf(":%d", rig.PortNumber+i)), append(to, fmt.Sprintf("%s:%d", at, rig.PortNumber+i))
 	}
 	p := &overlayPair{box: client, to: strings.Join(to, ",")}
 	if c.service != "" {

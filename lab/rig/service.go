@@ -1,8 +1,6 @@
 package rig
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,12 +8,12 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/lab/sandbox"
+	"github.com/prometheus/procfs"
 )
 
 // Service is a real server program of Debian's. Ask starts its clients.
@@ -31,7 +29,10 @@ const (
 )
 
 // Port is the port on which a service listens.
-const Port = port
+const (
+	Port       = port
+	PortNumber = 9000
+)
 
 // The sizes of the answers that Ask may ask for, in bytes. Services other than Nginx have
 // answers of any size.
@@ -192,22 +193,15 @@ func Connected(pid int) bool { return atPort(pid, connected) }
 // some processes.
 func Retransmitted(pids ...int) (sum uint64, err error) {
 	for _, pid := range pids {
-		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/snmp", pid))
+		p, err := procfs.NewProc(pid)
 		if err != nil {
 			return 0, err
 		}
-		_, text, _ := strings.Cut(string(data), "Tcp: ") // a line of names, and one of values
-		head, values, _ := strings.Cut(text, "\nTcp: ")
-		at := slices.Index(strings.Fields(head), "RetransSegs")
-		fields := strings.Fields(values)
-		if at < 0 || at >= len(fields) {
-			return 0, fmt.Errorf("no segments of TCP in /proc/%d/net/snmp", pid)
+		counts, err := p.Snmp()
+		if err != nil || counts.RetransSegs == nil {
+			return 0, errors.Join(err, fmt.Errorf("no segments of TCP in /proc/%d/net/snmp", pid))
 		}
-		n, err := strconv.ParseUint(fields[at], 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		sum += n
+		sum += uint64(*counts.RetransSegs)
 	}
 	return sum, nil
 }
@@ -219,15 +213,17 @@ func listens(ctx context.Context, p *sandbox.Process) error {
 
 // atPort reports whether the network namespace of a process has a TCP socket at the rig's port in a
 // state that in accepts.
-func atPort(pid int, in func(state string) bool) bool {
-	n, err := strconv.Atoi(port)
+func atPort(pid int, in func(state uint64) bool) bool {
+	fs, err := procfs.NewFS(fmt.Sprintf("/proc/%d", pid))
 	if err != nil {
 		return false
 	}
-	for _, file := range []string{"tcp", "tcp6"} {
-		data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "net", file))
-		if err == nil && socket(data, n, in) {
-			return true
+	for _, table := range []func() (procfs.NetTCP, error){fs.NetTCP, fs.NetTCP6} {
+		sockets, _ := table() // a host may have no IPv6
+		for _, s := range sockets {
+			if s.LocalPort == PortNumber && in(s.St) {
+				return true
+			}
 		}
 	}
 	return false
@@ -249,18 +245,6 @@ func await(ctx context.Context, p *sandbox.Process, ready func() bool) error {
 	return nil
 }
 
-// socket reports whether a table in the format of proc_net_tcp has a socket at a local port, in a
-// state that in accepts.
-func socket(table []byte, port int, in func(state string) bool) bool {
-	for s := bufio.NewScanner(bytes.NewReader(table)); s.Scan(); {
-		f := strings.Fields(s.Text()) // sl local_address rem_address st
-		if len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) && in(f[3]) {
-			return true
-		}
-	}
-	return false
-}
-
 // The states of a socket, as in the kernel's tcp_states.h.
-func listening(state string) bool { return state == "0A" }
-func connected(state string) bool { return state != "0A" && state != "06" } // TIME_WAIT
+func listening(state uint64) bool { return state == 0x0a }
+func connected(state uint64) bool { return state != 0x0a && state != 0x06 } // TIME_WAIT
