@@ -251,13 +251,3 @@ func TestNotes(t *testing.T) {
 		t.Errorf("notes: %q", n)
 	}
 }
-
-func TestTail(t *testing.T) {
-	var l tail
-	for i := range 1000 {
-		fmt.Fprintf(&l, "line %d\n", i)
-	}
-	if s := l.String(); len(s) > 4096 || !strings.HasSuffix(s, "line 999") {
-		t.Errorf("%d bytes, ending %q", len(s), s[max(0, len(s)-20):])
-	}
-}

@@ -56,7 +56,7 @@ func (r *blockioRig) startDatabase(ctx context.Context) error {
 	r.database = &pgbench{Generator: &rig.Generator{Process: p}}
 	for r.database.log == nil {
 		if r.database.log, err = os.Open(fmt.Sprintf("%s.%d", log, p.PID)); errors.Is(err, os.ErrNotExist) {
-			err = errors.Join(haveEnded(r.database.Generator), sleep(ctx, blockioPoll))
+			err = errors.Join(r.database.Ended(), sleep(ctx, blockioPoll))
 		}
 		if err != nil {
 			return err
@@ -69,7 +69,7 @@ func (r *blockioRig) startDatabase(ctx context.Context) error {
 // writes its log in blocks. If it logs nothing for long, no transaction ends.
 func (p *pgbench) during(ctx context.Context, s span) (rate float64, p99 time.Duration, err error) {
 	for start := time.Now(); (len(p.done) == 0 || p.done[len(p.done)-1].end.Before(s.to)) && time.Since(start) < blockioPatience; {
-		if err := errors.Join(haveEnded(p.Generator), sleep(ctx, blockioPoll/10)); err != nil {
+		if err := errors.Join(p.Ended(), sleep(ctx, blockioPoll/10)); err != nil {
 			return 0, 0, err
 		}
 		data, err := io.ReadAll(p.log)

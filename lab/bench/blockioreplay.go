@@ -33,7 +33,7 @@ func threeLoads() [][]string {
 
 func (r *blockioRig) startThree(ctx context.Context) error {
 	for i, args := range threeLoads() {
-		g, err := r.start(ctx, r.rig.Boxes[i], append([]string{"disk", "--to", r.target(), "--conns", "4"}, args...)...)
+		g, err := r.rig.Start(ctx, r.rig.Boxes[i], append([]string{"disk", "--to", r.target(), "--conns", "4"}, args...)...)
 		if err != nil {
 			return err
 		}

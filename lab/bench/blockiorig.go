@@ -45,7 +45,6 @@ type blockioRig struct {
 	burners  []*rig.Generator
 	own      []*rig.Generator
 	tenants  []*tenant
-	loads    []*rig.Generator // all of these
 
 	// Of the current round: the load undisturbed, by its own count and at the disk, and the CPU
 	// times beside the neighbours without help.
@@ -129,13 +128,6 @@ func (r *blockioRig) target() string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), r.scratch.Fd())
 }
 
-// start starts a generator.
-func (r *blockioRig) start(ctx context.Context, box *sandbox.Box, args ...string) (*rig.Generator, error) {
-	g, err := r.rig.Start(ctx, box, args...)
-	r.loads = append(r.loads, g)
-	return g, err
-}
-
 // startLoads starts the load, and the neighbours' loads in a stopped state.
 func (r *blockioRig) startLoads(ctx context.Context) error {
 	c := r.config
@@ -147,7 +139,7 @@ func (r *blockioRig) startLoads(ctx context.Context) error {
 		return err
 	}
 	for range c.own {
-		g, err := r.start(ctx, r.db, "burn")
+		g, err := r.rig.Start(ctx, r.db, "burn")
 		if err != nil {
 			return err
 		}
@@ -169,7 +161,7 @@ func (r *blockioRig) startLoads(ctx context.Context) error {
 
 // startBeside starts a neighbour's generator, and stops it for now.
 func (r *blockioRig) startBeside(ctx context.Context, box *sandbox.Box, args ...string) error {
-	g, err := r.start(ctx, box, args...)
+	g, err := r.rig.Start(ctx, box, args...)
 	if err != nil {
 		return err
 	}
@@ -185,7 +177,7 @@ func (r *blockioRig) startLoad(ctx context.Context, args []string) error {
 			return fmt.Errorf("make %s", to)
 		}
 	}
-	g, err := r.start(ctx, r.db, append(slices.Clone(args), "--to", to)...)
+	g, err := r.rig.Start(ctx, r.db, append(slices.Clone(args), "--to", to)...)
 	if err == nil {
 		r.board = g.Board
 	}
@@ -216,7 +208,7 @@ func lighten(box *sandbox.Box) error {
 const scratchSize = 256
 
 func (r *blockioRig) close() error {
-	err := errors.Join(rig.Stop(r.loads...), r.leave())
+	err := r.leave()
 	if r.database != nil && r.database.log != nil {
 		err = errors.Join(err, r.database.log.Close())
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/rig"
-	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // The metrics of the latency experiment.
@@ -144,7 +143,6 @@ func (s *latencySession) build(ctx context.Context) (err error) {
 // latencySession is a rig with an agent, and the load of one case.
 type latencySession struct {
 	bed
-	load   []*rig.Generator
 	client *rig.Generator // the source of the measured round trips or packets; nil: ping
 	server *rig.Generator
 
@@ -156,24 +154,18 @@ type latencySession struct {
 }
 
 func (s *latencySession) close() error {
-	return errors.Join(s.end(), rig.Stop(s.crowd...), s.leave())
+	return errors.Join(s.end(), s.leave())
 }
 
 func (s *latencySession) end() error {
-	err := rig.Stop(append(s.load, s.ping)...)
-	s.load, s.client, s.server, s.ping = nil, nil, nil, nil
+	err := errors.Join(s.bed.end(), rig.Stop(s.ping))
+	s.client, s.server, s.ping = nil, nil, nil
 	return err
 }
 
 // begin starts the load of a case, paused; for ping there is none.
 func (s *latencySession) begin(ctx context.Context, c latencyCase) error {
 	one, neighbour, outside := s.rig.Boxes[0], s.rig.Boxes[1], s.rig.Outside
-	start := func(g **rig.Generator, box *sandbox.Box, args ...string) (err error) {
-		if *g, err = s.rig.Start(ctx, box, args...); err == nil {
-			s.load = append(s.load, *g)
-		}
-		return err
-	}
 	recv, send := []string{"rr-server", "--proto", "udp"}, []string{"rr-client", "--proto", "udp", "--size", "64", "--conns", "1"}
 	at, to := outside, s.rig.Uplink(latencyPort)
 	switch {
@@ -187,15 +179,17 @@ func (s *latencySession) begin(ctx context.Context, c latencyCase) error {
 		recv, send = []string{"udp-recv"}, []string{"udp-send", "--size", "64"}
 		at, to = neighbour, s.rig.At(1, latencyPort)
 	}
-	err := errors.Join(
-		start(&s.server, at, append(recv, "--listen", fmt.Sprintf(":%d", latencyPort))...),
-		start(&s.client, one, append(send, "--to", to, "--rate", "0")...))
-	if err == nil && c.neighbour != nil {
-		var beside *rig.Generator
-		err = errors.Join(
-			start(&beside, outside, "udp-recv", "--listen", fmt.Sprintf(":%d", latencyFlood)),
-			start(&beside, neighbour, append(slices.Clone(c.neighbour), "--to", s.rig.Uplink(latencyFlood), "--rate", "20000")...))
+	var err error
+	if s.server, err = s.rig.Start(ctx, at, append(recv, "--listen", fmt.Sprintf(":%d", latencyPort))...); err != nil {
+		return err
 	}
+	if s.client, err = s.rig.Start(ctx, one, append(send, "--to", to, "--rate", "0")...); err != nil || c.neighbour == nil {
+		return err
+	}
+	if _, err = s.rig.Start(ctx, outside, "udp-recv", "--listen", fmt.Sprintf(":%d", latencyFlood)); err != nil {
+		return err
+	}
+	_, err = s.rig.Start(ctx, neighbour, append(slices.Clone(c.neighbour), "--to", s.rig.Uplink(latencyFlood), "--rate", "20000")...)
 	return err
 }
 

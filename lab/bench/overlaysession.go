@@ -65,16 +65,7 @@ func (s *overlaySession) close() error {
 }
 
 // end ends the load of a case.
-func (s *overlaySession) end() error {
-	var errs []error
-	for _, p := range []*overlayPair{s.containers, s.hosts} {
-		if p != nil && p.server != nil {
-			errs = append(errs, p.server.Stop())
-		}
-	}
-	s.containers, s.hosts = nil, nil
-	return errors.Join(errs...)
-}
+func (s *overlaySession) end() error { return s.rig.Hosts[1].Stop() }
 
 // begin starts the servers of a case.
 func (s *overlaySession) begin(ctx context.Context, c overlayCase) (err error) {

@@ -22,31 +22,25 @@ type bed struct {
 	guard *guard
 }
 
-// leave ends the agent, and removes the rig.
-func (b *bed) leave() (err error) {
+// end ends the load.
+func (b *bed) end() error {
+	if b.rig == nil {
+		return nil
+	}
+	return b.rig.Stop()
+}
+
+// leave ends the load and the agent, and removes the rig.
+func (b *bed) leave() error {
+	err := b.end()
 	if b.guard != nil {
 		b.unmetered, b.missing = cmp.Or(b.guard.unmetered, b.unmetered), cmp.Or(b.guard.missing, b.missing)
-		err = b.guard.stop()
+		err = errors.Join(err, b.guard.stop())
 	}
 	if b.rig != nil {
 		err = errors.Join(err, b.rig.Close())
 	}
 	return err
-}
-
-// haveEnded returns an error if one of the generators has ended; nil is none.
-func haveEnded(load ...*rig.Generator) error {
-	for _, g := range load {
-		if g == nil {
-			continue
-		}
-		select {
-		case <-g.Done():
-			return fmt.Errorf("a load generator has ended: %w", g.Wait())
-		default:
-		}
-	}
-	return nil
 }
 
 func signalAll(load []*rig.Generator, s unix.Signal) error {
@@ -61,9 +55,8 @@ func signalAll(load []*rig.Generator, s unix.Signal) error {
 type session struct {
 	bed
 	setup  setup
-	victim *rig.Generator // counts the victim's work; nil if the victim is idle
-	pid    int            // the victim's process; 0 if it is idle
-	server *rig.Generator // the service's, if the victim is one
+	victim *rig.Generator // counts the work of the victim; nil if that is idle
+	pid    int            // the process of the victim, or of the service that it is; 0 if it is idle
 	log    *worklog       // of the victim's work; nil without victim
 
 	burners  []*rig.Generator // in the neighbours, if they compute
@@ -134,12 +127,11 @@ func (s *session) startVictim(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		client, err := s.rig.Ask(ctx, s.setup.service, 0, s.rig.Boxes[serviceClient], serviceConns, rig.PageSize)
-		if err != nil {
+		if s.victim, err = s.rig.Ask(ctx, s.setup.service, 0, s.rig.Boxes[serviceClient], serviceConns, rig.PageSize); err != nil {
 			return err
 		}
-		client.SetRate(load.Flood)
-		s.victim, s.pid, s.server = client, server.PID, server
+		s.victim.SetRate(load.Flood)
+		s.pid = server.PID
 	case s.setup.alone:
 	default:
 		if s.victim, err = s.rig.Start(ctx, s.rig.Victim(), "burn"); err != nil {
@@ -151,18 +143,14 @@ func (s *session) startVictim(ctx context.Context) (err error) {
 }
 
 func (s *session) close() error {
-	var errs []error
-	if s.running != nil {
-		errs = append(errs, s.running.Stop())
-	}
 	if s.log != nil {
 		s.log.Close()
 	}
-	errs = append(errs, rig.Stop(append(s.burners, s.victim)...), s.leave())
+	err := s.leave()
 	if s.stopwatch != nil {
-		errs = append(errs, s.stopwatch.Close())
+		err = errors.Join(err, s.stopwatch.Close())
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // send replaces the traffic by t, paused. If t is none, the last traffic stays, paused.
@@ -284,7 +272,7 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if err != nil {
 		return sample{}, err
 	}
-	if err := s.ended(); err != nil {
+	if err := s.rig.Ended(); err != nil {
 		return sample{}, err
 	}
 	if d.traffic.Kind == "" && s.setup.service == "" {
@@ -302,15 +290,6 @@ func (s *session) own() float64 {
 		}
 	}
 	return min(quota, 1)
-}
-
-// ended returns an error if a generator has ended.
-func (s *session) ended() error {
-	all := append([]*rig.Generator{s.victim, s.server}, s.burners...)
-	if s.running != nil {
-		all = append(all, s.running.All()...)
-	}
-	return haveEnded(all...)
 }
 
 // reading holds all counters at one moment.

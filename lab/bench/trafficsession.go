@@ -90,17 +90,14 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 	return err
 }
 
-// end ends the load.
+// end ends the load of a case.
 func (s *trafficSession) end() error {
-	var errs []error
-	for _, f := range s.load {
-		errs = append(errs, rig.Stop(f.from, f.to, f.server))
-	}
+	err := s.bed.end()
 	if s.queue != nil {
-		errs = append(errs, s.queue.Close())
+		err = errors.Join(err, s.queue.Close())
 	}
 	s.load, s.queue = nil, nil
-	return errors.Join(errs...)
+	return err
 }
 
 // divide switches to an arm, with the load paused.
@@ -270,10 +267,8 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 			return nil, err
 		}
 	}
-	for name, f := range s.load {
-		if err := haveEnded(f.from, f.to, f.server); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
+	if err := s.rig.Ended(); err != nil {
+		return nil, err
 	}
 	label := ""
 	if p.name != "" {

@@ -133,6 +133,7 @@ type Rig struct {
 	temp    []string // directories that TempDir made
 	mounted []string // files that mount made
 	engine  *engine
+	load    []*Generator // started, and not ended by Stop
 
 	dropping link.Link // of Drop; nil while it does not drop
 }
@@ -237,7 +238,7 @@ func sweepTemp() error {
 
 // Close ends all processes in the rig and removes it.
 func (r *Rig) Close() error {
-	var err error
+	err := r.Stop()
 	if r.engine != nil {
 		for _, b := range r.Boxes {
 			err = errors.Join(err, b.Destroy())

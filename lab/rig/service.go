@@ -85,7 +85,9 @@ func (r *Rig) Serve(ctx context.Context, s Service, box *sandbox.Box) (*Generato
 	if err != nil {
 		return nil, err
 	}
-	return &Generator{Process: p}, nil
+	g := &Generator{Process: p}
+	r.load = append(r.load, g)
+	return g, nil
 }
 
 // Serve starts a service in a sandbox, on the given CPUs or on all, and waits until it listens at

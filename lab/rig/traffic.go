@@ -19,16 +19,47 @@ import (
 type Generator struct {
 	*load.Board // nil of a real server
 	*sandbox.Process
+
+	stopped bool
 }
 
 // Stop ends the generator.
 func (g *Generator) Stop() error {
 	g.Kill()
 	<-g.Done()
-	if g.Board == nil {
+	was := g.stopped
+	if g.stopped = true; was || g.Board == nil {
 		return nil
 	}
 	return g.Close()
+}
+
+// Ended returns an error if the generator has ended without a Stop.
+func (g *Generator) Ended() error {
+	select {
+	case <-g.Done():
+		if !g.stopped {
+			return fmt.Errorf("a load generator has ended: %w", g.Wait())
+		}
+	default:
+	}
+	return nil
+}
+
+// Stop ends all that Start and Serve have started.
+func (r *Rig) Stop() error {
+	err := Stop(r.load...)
+	r.load = nil
+	return err
+}
+
+// Ended returns an error if any of that has ended without a Stop.
+func (r *Rig) Ended() error {
+	var errs []error
+	for _, g := range r.load {
+		errs = append(errs, g.Ended())
+	}
+	return errors.Join(errs...)
 }
 
 // Freeze stops the generator so that it costs nothing at all, until Thaw.
@@ -69,6 +100,7 @@ func (r *Rig) Start(ctx context.Context, box *sandbox.Box, args ...string) (*Gen
 	if err := board.Await(ctx, p.Done()); err != nil {
 		return nil, errors.Join(fmt.Errorf("%v: %w", args, err), g.Stop())
 	}
+	r.load = append(r.load, g)
 	return g, nil
 }
 
@@ -119,13 +151,8 @@ type Running struct {
 	out bool
 }
 
-// All are the generators of both sides.
-func (t *Running) All() []*Generator {
-	return append(append([]*Generator{}, t.Senders...), t.Receivers...)
-}
-
 // Stop ends the traffic.
-func (t *Running) Stop() error { return Stop(t.All()...) }
+func (t *Running) Stop() error { return errors.Join(Stop(t.Senders...), Stop(t.Receivers...)) }
 
 // Stop ends generators; nil is none.
 func Stop(all ...*Generator) error {
