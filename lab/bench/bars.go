@@ -159,12 +159,8 @@ const slowedWrong = "The agent says another loss than the victim has by its own 
 
 // slowedBars demand that what the agent says is right within five points, unprotected and protected.
 // One hop from a sender on the same host is not among them: docs/slowed.md.
-func slowedBars() (bars []report.Bar) {
-	for _, c := range []string{
-		"hop 50/50 tcp", "hop 50/50 tcp-rr", "nic 50/50 flood", "nic 50/50 tcp", "nic 50/50 tcp-rr",
-		"udp-send 10 1G", "tcp-send 10 100 flows 1G", "udp-recv 7 of 8 400k", "udp-recv 7 of 8 flood",
-		"tcp-recv 7 of 8 100 flows", "cap 3x30 udp-recv",
-	} {
+func slowedBars(cases ...string) (bars []report.Bar) {
+	for _, c := range cases {
 		bars = append(bars, noMore(c, SlowedOff, "off", slowedBar, slowedFar, slowedWrong), noMore(c, SlowedOff, "on", slowedBar, slowedFar, slowedWrong))
 	}
 	return bars
@@ -173,12 +169,7 @@ func slowedBars() (bars []report.Bar) {
 // slowedAtUplinkBars demand the same of containers that share an uplink by policy, and of bulk that
 // shares one without.
 func slowedAtUplinkBars() []report.Bar {
-	bars := []report.Bar{
-		noMore("bridge 6 to 1", SlowedOff, "off", slowedBar, slowedFar, slowedWrong),
-		noMore("bridge 6 to 1", SlowedOff, "on", slowedBar, slowedFar, slowedWrong),
-		noMore("host 6 to 1", SlowedOff, "off", slowedBar, slowedFar, slowedWrong),
-		noMore("host 6 to 1", SlowedOff, "on", slowedBar, slowedFar, slowedWrong),
-	}
+	bars := slowedBars("bridge 6 to 1", "host 6 to 1")
 	for _, phase := range []string{"w1 w2 r3", "r3 ends", "r4 starts"} {
 		bars = append(bars, noMore("changes start and stop", phase+": "+SlowedOff, "on", slowedBar, slowedFar, slowedWrong))
 	}

@@ -244,33 +244,25 @@ func (r *blockioRig) startLoads(ctx context.Context) error {
 		return err
 	}
 	for range c.own {
-		g, err := r.rig.Start(ctx, r.db, "burn")
-		if err != nil {
-			return err
-		}
-		r.own = append(r.own, g)
-		if err := g.Freeze(); err != nil {
+		if err := r.startFrozen(ctx, &r.own, r.db, "burn"); err != nil {
 			return err
 		}
 	}
-	for i, box := range r.rig.Neighbours() {
-		if i >= c.burners {
-			break
-		}
-		if err := r.startBeside(ctx, box, "burn"); err != nil {
+	for _, box := range r.rig.Neighbours()[:c.burners] {
+		if err := r.startFrozen(ctx, &r.burners, box, "burn"); err != nil {
 			return err
 		}
 	}
 	return r.startStreams(ctx, r.rig.Neighbours()[c.burners:])
 }
 
-// startBeside starts a neighbour's generator, and stops it for now.
-func (r *blockioRig) startBeside(ctx context.Context, box *sandbox.Box, args ...string) error {
+// startFrozen starts a generator, stops it for now, and adds it to a list.
+func (r *blockioRig) startFrozen(ctx context.Context, to *[]*rig.Generator, box *sandbox.Box, args ...string) error {
 	g, err := r.rig.Start(ctx, box, args...)
 	if err != nil {
 		return err
 	}
-	r.burners = append(r.burners, g)
+	*to = append(*to, g)
 	return g.Freeze()
 }
 

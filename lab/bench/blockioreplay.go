@@ -242,7 +242,7 @@ func (r *blockioRig) startStreams(ctx context.Context, boxes []*sandbox.Box) err
 		if i%2 == 1 {
 			load = []string{"udp-send", "--size", "1400", "--to", addr(i-1).String() + ":9000"}
 		}
-		if err := r.startBeside(ctx, box, load...); err != nil {
+		if err := r.startFrozen(ctx, &r.burners, box, load...); err != nil {
 			return err
 		}
 	}

@@ -181,7 +181,12 @@ func (o Options) experiment(name string, u, quick usual) *experiment {
 }
 
 // NetCPUBars are the bars for the figures of NetCPU in its default mode.
-func NetCPUBars() []report.Bar { return slices.Concat(netcpuBars(), accountBars(), slowedBars()) }
+func NetCPUBars() []report.Bar {
+	return slices.Concat(netcpuBars(), accountBars(), slowedBars(
+		"hop 50/50 tcp", "hop 50/50 tcp-rr", "nic 50/50 flood", "nic 50/50 tcp", "nic 50/50 tcp-rr",
+		"udp-send 10 1G", "tcp-send 10 100 flows 1G", "udp-recv 7 of 8 400k", "udp-recv 7 of 8 flood",
+		"tcp-recv 7 of 8 100 flows", "cap 3x30 udp-recv"))
+}
 
 // Check runs an experiment over the cases that bars name, and judges each bar. It
 // measures a case again, up to report.Repetitions times in all, while one of the

@@ -241,24 +241,17 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]f
 	}
 	before := of.Read()
 	var seen api.Latency
-	coverage := make(chan error, 1)
+	var err error
 	if a == armOn && !c.flood {
-		go func() {
-			var err error
-			seen, err = s.guard.client.Latency(ctx, name, s.take)
-			coverage <- err
-		}()
+		seen, err = s.guard.client.Latency(ctx, name, s.take) // answers after that time
 	} else {
-		coverage <- nil
+		err = sleep(ctx, s.take)
 	}
-	if err := sleep(ctx, s.take); err != nil {
-		return nil, err
+	if err != nil {
+		return nil, s.guard.explain(err)
 	}
 	w := of.Read().Since(before)
 	s.client.SetRate(0)
-	if err := <-coverage; err != nil {
-		return nil, s.guard.explain(err)
-	}
 	if c.flood {
 		return []figure{{Rate, "1/s", w.Rate()}}, nil
 	}

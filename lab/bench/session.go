@@ -59,13 +59,12 @@ type session struct {
 	pid    int            // the process of the victim, or of the service that it is; 0 if it is idle
 	log    *worklog       // of the victim's work; nil without victim
 
-	burners  []*rig.Generator // in the neighbours, if they compute
-	traffic  rig.Traffic      // the current traffic
-	running  *rig.Running     // nil before the first traffic
-	shape    uint64           // current rate of the NIC, bit/s
-	dropping bool
-	lifted   bool
-	settle   time.Duration // how long the load runs before a window
+	burners []*rig.Generator // in the neighbours, if they compute
+	traffic rig.Traffic      // the current traffic
+	running *rig.Running     // nil before the first traffic
+	shape   uint64           // current rate of the NIC, bit/s
+	lifted  bool
+	settle  time.Duration // how long the load runs before a window
 
 	stopwatch *rig.Stopwatch // nil unless the setup is timed
 }
@@ -216,11 +215,8 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 		}
 		s.lifted = lift
 	}
-	if drop := d.control && !on; drop != s.dropping {
-		if err := s.rig.Drop(drop); err != nil {
-			return err
-		}
-		s.dropping = drop
+	if err := s.rig.Drop(d.control && !on); err != nil {
+		return err
 	}
 	if s.setup.accounts {
 		return s.guard.attended(ctx, on)

@@ -285,6 +285,16 @@ func (s *trafficSession) read() map[string]load.Reading {
 	return out
 }
 
+// bitRates returns what each container received between two readings, in bit/s, and all of them.
+func bitRates(before, after map[string]load.Reading) (bits map[string]float64, total float64) {
+	bits = make(map[string]float64)
+	for name := range after {
+		bits[name] = after[name].Since(before[name]).BitRate()
+		total += bits[name]
+	}
+	return bits, total
+}
+
 // window measures one phase.
 func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]figure, error) {
 	heard, err := s.listen(ctx)
@@ -332,14 +342,9 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 	if p.name != "" {
 		label = p.name + ": "
 	}
-	var total float64
-	bits := make(map[string]float64)
-	for name := range s.load {
-		if name != c.probe {
-			bits[name] = after[name].Since(before[name]).BitRate()
-			total += bits[name]
-		}
-	}
+	bits, total := bitRates(before, after)
+	total -= bits[c.probe]
+	delete(bits, c.probe)
 	var out []figure
 	switch {
 	case c.probe == "":

@@ -2,8 +2,10 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -114,15 +116,11 @@ func (s *trafficSession) settles(ctx context.Context, p phase) (time.Duration, e
 			return 0, err
 		}
 		now := s.read()
-		var total, off float64
-		bits := make(map[string]float64)
-		for name := range s.load {
-			bits[name] = now[name].Since(before[name]).BitRate()
-			total += bits[name]
-		}
+		bits, total := bitRates(before, now)
 		before = now
+		off := 0.0
 		for name := range s.load {
-			off += max(bits[name]/max(total, 1)-p.due[name], p.due[name]-bits[name]/max(total, 1))
+			off += math.Abs(bits[name]/max(total, 1) - p.due[name])
 		}
 		// A step is bad if the shares deviate too much, or the link is not full.
 		if off > settleOff || total < 0.85*float64(s.setup.link) {
@@ -173,10 +171,6 @@ func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure,
 			return err
 		}
 	}
-	readers := make(map[string]*rig.Generator)
-	for name, f := range s.load {
-		readers[name] = f.to
-	}
 	s.sends([]string{"w1", "w2"})
 	if err := sleep(ctx, s.settle+s.take); err != nil {
 		return nil, err
@@ -189,15 +183,17 @@ func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure,
 			{"fairlead set", hand(api.SetRequest{Set: map[string]string{"net.weight": "3"}}), more},
 			{"fairlead set", hand(api.SetRequest{Unset: []string{"net.weight"}}), equal},
 		} {
-			done, err := s.makes(ctx, ch, readers)
+			done, err := s.makes(ctx, ch)
 			if err != nil {
 				return nil, err
 			}
 			took[ch.name] = append(took[ch.name], done.Seconds())
 		}
-		if err := s.startsOne(ctx, readers, took); err != nil {
+		done, err := s.startsOne(ctx)
+		if err != nil {
 			return nil, err
 		}
+		took["docker start"] = append(took["docker start"], done.Seconds())
 	}
 	var out []figure
 	for name, all := range took {
@@ -208,39 +204,28 @@ func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure,
 }
 
 // startsOne starts a container of the engine that sends at once, and removes it.
-func (s *trafficSession) startsOne(ctx context.Context, readers map[string]*rig.Generator, took map[string][]float64) (err error) {
+func (s *trafficSession) startsOne(ctx context.Context) (took time.Duration, err error) {
 	const port = 9010
 	to, err := s.rig.Start(ctx, s.rig.Outside, "tcp-recv", "--listen", fmt.Sprintf(":%d", port))
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer to.Stop()
 	start, remove, err := s.rig.Prepare(ctx, "w3", []string{"fairlead.net.weight=1"}, "tcp-send", "--conns", "2", "--to", s.rig.Uplink(port))
 	if err != nil {
-		return err
+		return 0, err
 	}
-	defer func() {
-		if e := remove(context.WithoutCancel(ctx)); err == nil {
-			err = e
-		}
-	}()
-	all := map[string]*rig.Generator{"w3": to}
-	for name, g := range readers {
-		all[name] = g
-	}
-	done, err := s.makes(ctx, change{"docker start", start, map[string]float64{"w1": 1. / 3, "w2": 1. / 3, "w3": 1. / 3}}, all)
-	if err != nil {
-		return err
-	}
-	took["docker start"] = append(took["docker start"], done.Seconds())
-	return nil
+	defer func() { err = errors.Join(err, remove(context.WithoutCancel(ctx))) }()
+	s.load["w3"] = &flow{sending: bulk("w3", 2), to: to}
+	defer delete(s.load, "w3")
+	return s.makes(ctx, change{"docker start", start, map[string]float64{"w1": 1. / 3, "w2": 1. / 3, "w3": 1. / 3}})
 }
 
 const forcePatience = 5 * time.Second
 
 // makes makes a change, and returns the time until it was in force. Beyond forcePatience it returns
 // an error, as there is no figure for never.
-func (s *trafficSession) makes(ctx context.Context, ch change, readers map[string]*rig.Generator) (time.Duration, error) {
+func (s *trafficSession) makes(ctx context.Context, ch change) (time.Duration, error) {
 	type sample struct {
 		at  time.Duration
 		all map[string]load.Reading
@@ -250,18 +235,10 @@ func (s *trafficSession) makes(ctx context.Context, ch change, readers map[strin
 	go func() { failed <- ch.do(ctx) }() // while the loop below watches the shares
 	var samples []sample
 	for from := 0; time.Since(start) < forcePatience; {
-		now := sample{time.Since(start), make(map[string]load.Reading)}
-		for name, g := range readers {
-			now.all[name] = g.Read()
-		}
+		now := sample{time.Since(start), s.read()}
 		samples = append(samples, now)
 		for ; now.at-samples[from].at >= forceWindow; from++ {
-			var total float64
-			bits := make(map[string]float64)
-			for name := range readers {
-				bits[name] = now.all[name].Since(samples[from].all[name]).BitRate()
-				total += bits[name]
-			}
+			bits, total := bitRates(samples[from].all, now.all)
 			good := total > 0.85*float64(s.setup.link)
 			for name, due := range ch.due {
 				share := bits[name] / max(total, 1)

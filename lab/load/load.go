@@ -15,6 +15,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -149,7 +150,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	all := generators()
 	if len(args) == 0 || all[args[0]].run == nil {
 		fmt.Fprintln(stderr, "usage: fairlead-lab load GENERATOR [flags]; generators:")
-		for _, name := range []string{"udp-send", "udp-recv", "tcp-send", "tcp-recv", "rr-client", "rr-server", "disk", "mail", "burn"} {
+		for _, name := range slices.Sorted(maps.Keys(all)) {
 			fmt.Fprintf(stderr, "  %-10s %s\n", name, all[name].help)
 		}
 		return 2
@@ -261,10 +262,7 @@ func (o options) loop(g generator, board *Board, out *json.Encoder) error {
 
 // line is the printed form of a Window.
 type line struct {
-	Seconds float64 `json:"seconds"`
-	Ops     uint64  `json:"ops"`
-	Bytes   uint64  `json:"bytes"`
-	Errors  uint64  `json:"errors"`
+	Window
 	Rate    float64 `json:"ops_per_second"`
 	BitRate float64 `json:"bits_per_second"`
 	P50     float64 `json:"p50_seconds,omitempty"`
@@ -273,11 +271,7 @@ type line struct {
 }
 
 func (w Window) line(total bool) line {
-	return line{
-		Seconds: w.Seconds, Ops: w.Ops, Bytes: w.Bytes, Errors: w.Errors,
-		Rate: w.Rate(), BitRate: w.BitRate(),
-		P50: w.Latency(0.5).Seconds(), P99: w.Latency(0.99).Seconds(), Total: total,
-	}
+	return line{w, w.Rate(), w.BitRate(), w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds(), total}
 }
 
 // unit is the work that the victim counts, in rounds of xorshift64. Each round depends on the one

@@ -88,11 +88,7 @@ func (r *Rig) docker(ctx context.Context) error {
 		return err
 	}
 	for i := range r.Containers {
-		var flags []string
-		if i > 0 {
-			flags = []string{"-p", port + ":" + port + "/udp", "-p", port + ":" + port + "/tcp"}
-		}
-		if err := r.contain(ctx, i, flags...); err != nil {
+		if err := r.contain(ctx, i); err != nil {
 			return err
 		}
 	}

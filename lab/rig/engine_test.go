@@ -46,12 +46,12 @@ func TestDocker(t *testing.T) {
 	self, err := os.ReadFile("/proc/self/cgroup")
 	must(t, err)
 	for _, kind := range []Kind{UDP, TCP} {
-		run, err := r.Send(t.Context(), Traffic{Kind: kind})
+		run, err := r.Send(t.Context(), Traffic{Kind: kind, Out: true})
 		must(t, err)
 		send, recv := run.Senders[0], run.Receivers[0]
-		inside, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(recv.PID), "cgroup"))
+		inside, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(send.PID), "cgroup"))
 		if err != nil || string(inside) == string(self) || !strings.Contains(string(inside), "0::/fairlead-sandbox/") {
-			t.Errorf("receiver's cgroups (%v):\n%s", err, inside)
+			t.Errorf("sender's cgroups (%v):\n%s", err, inside)
 		}
 		run.SetRate(load.Flood)
 		if !moves(send) || !moves(recv) {

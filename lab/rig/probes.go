@@ -188,10 +188,14 @@ func (w *Stopwatch) Read() (sum time.Duration, err error) {
 // is its XDP. It therefore stands for a drop that costs the containers' CPU nothing, such as one in
 // hardware.
 func (r *Rig) Drop(on bool) error {
-	err := r.stopDrop()
-	if err == nil && on {
-		err = r.startDrop()
+	if on == (r.dropping != nil) {
+		return nil
 	}
+	change := r.stopDrop
+	if on {
+		change = r.startDrop
+	}
+	err := change()
 	if err != nil {
 		return fmt.Errorf("drop what comes by %s: %w", NICDevice, err)
 	}

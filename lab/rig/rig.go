@@ -31,7 +31,7 @@ type Path string
 
 // The paths. Hop leads from the host into the receiver by one veth. NIC is a veth with two queues
 // and its far end outside: NIC, bridge, veth. Docker is the same with containers of the rig's own
-// Docker Engine in place of sandboxes: NIC, a published port, the default bridge, veth. VXLAN is
+// Docker Engine in place of sandboxes, behind its default bridge: only they send. VXLAN is
 // NIC with a tunnel from outside to the bridge. Macvlan gives each container a device on the NIC;
 // on Host they use the NIC itself. Local gives them no network. Routed, Bridged and Swarm belong to
 // the two hosts of an overlay network, which NewOverlay builds.

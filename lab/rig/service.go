@@ -28,7 +28,7 @@ const (
 	serveUser         = "postgres"
 )
 
-// Port is the port on which a service listens.
+// The port on which a service listens.
 const (
 	Port       = port
 	PortNumber = 9000
@@ -184,7 +184,7 @@ func postgres(program, dir string) (string, []string, error) {
 // client starts paused.
 func (r *Rig) Ask(ctx context.Context, s Service, server int, client *sandbox.Box, conns, size int) (*Generator, error) {
 	return r.Start(ctx, client, "rr-client", "--proto", s.Proto(), "--size", strconv.Itoa(size),
-		"--conns", strconv.Itoa(conns), "--to", r.target(server), "--rate", "0")
+		"--conns", strconv.Itoa(conns), "--to", r.At(server, PortNumber), "--rate", "0")
 }
 
 // Connected reports whether the service of a process still has a connection: to a client, or to a

@@ -226,7 +226,7 @@ func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
 		if err := start(&run.Receivers, b, recv...); err != nil {
 			return nil, err
 		}
-		targets = append(targets, r.target(1+i))
+		targets = append(targets, r.At(1+i, PortNumber))
 	}
 	if t.Uneven {
 		targets = uneven(targets)
@@ -257,14 +257,6 @@ func uneven(targets []string) (all []string) {
 		all = append(all, slices.Repeat([]string{to}, row)...)
 	}
 	return all
-}
-
-// target returns the address at which the outside finds the i-th container.
-func (r *Rig) target(i int) string {
-	if r.Path == Docker {
-		return nodeAddr + ":" + port // published
-	}
-	return address(i) + ":" + port
 }
 
 // commands returns the generators of both sides, as load.Main takes them.
