@@ -144,22 +144,19 @@ const (
 	policyFile  = "rig.yaml"
 )
 
-// newGuard starts an agent for the rig and waits until it answers. No rules are in force at first. If
-// uplink is not 0, feature traffic divides the NIC, at
-// that rate. protect is the prefix, in the rig, of the names of the protected containers.
-func newGuard(ctx context.Context, r *rig.Rig, protect string, uplink uint64) (*guard, error) {
+// newGuard starts an agent for the rig and waits until it answers. No rules are in force at first.
+// feature is the one under test, protect the prefix, in the rig, of the names of the protected
+// containers. If uplink is not 0, feature traffic divides the NIC, at that rate.
+func newGuard(ctx context.Context, r *rig.Rig, feature, protect string, uplink uint64) (*guard, error) {
 	dir, err := r.TempDir("agent")
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{dir: dir, rig: r, uplink: uplink, feature: "netcpu", prefix: r.Prefix() + protect}
+	g := &guard{dir: dir, rig: r, uplink: uplink, feature: feature, prefix: r.Prefix() + protect}
 	for _, c := range r.Containers {
 		if strings.HasPrefix(c.Name, protect) {
 			g.count++
 		}
-	}
-	if uplink > 0 {
-		g.feature = "traffic"
 	}
 	if err := g.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start the rig's agent: %w", err), g.stop())

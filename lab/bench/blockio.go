@@ -98,31 +98,26 @@ func blockioCatalogue() []blockioCase {
 
 // blockioPlans measure a load on a disk beside containers that compute, or use the network or the
 // same disk, without protection and with a reservation: the experiments of the MIST paper, scaled to
-// this machine.
+// this machine. Each case has a rig of its own.
 func blockioPlans(e *experiment, _ Options) (plans []plan) {
 	for _, c := range blockioCatalogue() {
-		plans = append(plans, e.blockio(c))
+		r := &blockioRig{bed: bed{experiment: e}, config: c.rig}
+		rounds := series{inOrder: true, rounds: e.report.Rounds}
+		if c.most > 0 {
+			rounds.rounds = min(rounds.rounds, c.most)
+			if e.report.Env.Quick {
+				rounds.rounds = 1
+			}
+		}
+		rounds.cases = []armed{{name: c.name, quick: c.quick, needs: c.rig.service, arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
+			if a == armAll {
+				return nil, c.whole(r, ctx, c)
+			}
+			return c.measure(r, ctx, c, a)
+		}}}
+		plans = append(plans, plan{name: c.name, rigged: r, series: []series{rounds}})
 	}
 	return plans
-}
-
-// blockio plans a case, which has a rig of its own.
-func (e *experiment) blockio(c blockioCase) plan {
-	r := &blockioRig{bed: bed{experiment: e}, config: c.rig}
-	rounds := series{inOrder: true, rounds: e.report.Rounds}
-	if c.most > 0 {
-		rounds.rounds = min(rounds.rounds, c.most)
-		if e.report.Env.Quick {
-			rounds.rounds = 1
-		}
-	}
-	rounds.cases = []armed{{name: c.name, quick: c.quick, needs: c.rig.service, arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
-		if a == armAll {
-			return nil, c.whole(r, ctx, c)
-		}
-		return c.measure(r, ctx, c, a)
-	}}}
-	return plan{name: c.name, rigged: r, series: []series{rounds}}
 }
 
 // blockioConfig describes a rig.
@@ -180,7 +175,7 @@ func (c blockioConfig) containers() (all []rig.Container) {
 
 func (r *blockioRig) build(ctx context.Context) (err error) {
 	c := r.config
-	if r.rig, err = rig.New(rig.Config{Path: rig.Local, Containers: c.containers()}); err != nil {
+	if err := r.raise(ctx, rig.Config{Path: rig.Local, Containers: c.containers()}, "blockio", "", 0); err != nil {
 		return err
 	}
 	r.db = r.rig.Boxes[0]
@@ -195,10 +190,6 @@ func (r *blockioRig) build(ctx context.Context) (err error) {
 		return fmt.Errorf("%w (TMPDIR says where)", err)
 	}
 	r.device = "/dev/" + disk.Name
-	if r.guard, err = newGuard(ctx, r.rig, "", 0); err != nil {
-		return err
-	}
-	r.guard.feature = "blockio"
 	var set rules
 	switch {
 	case c.own > 0: // measure what would be done, and to which containers

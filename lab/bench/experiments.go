@@ -108,7 +108,7 @@ func choose(plans []plan, o Options) (list []plan, names []string, err error) {
 		return true
 	})
 	if len(list) == 0 {
-		return nil, nil, fmt.Errorf("%w: %q", ErrNoCase, o.Only)
+		return nil, nil, ErrNoCase
 	}
 	return list, names, nil
 }

@@ -79,35 +79,33 @@ func latencyCatalogue() []latencyCase {
 
 // latencyPlans measure round trips from a container, raw, corrected and at the uplink, and the cost
 // of the measurement.
-func latencyPlans(e *experiment, _ Options) []plan {
-	return []plan{e.latency(false), e.latency(true)}
-}
-
-// latency plans the cases of one rig.
-func (e *experiment) latency(crowd bool) plan {
-	s := &latencySession{bed: bed{experiment: e}, crowded: crowd}
-	p := plan{name: map[bool]string{false: "two containers", true: "a crowd"}[crowd], rigged: s}
-	for _, c := range latencyCatalogue() {
-		if c.crowd != crowd {
-			continue
+func latencyPlans(e *experiment, _ Options) (plans []plan) {
+	for _, crowd := range []bool{false, true} {
+		s := &latencySession{bed: bed{experiment: e}, crowded: crowd}
+		p := plan{name: map[bool]string{false: "two containers", true: "a crowd"}[crowd], rigged: s}
+		for _, c := range latencyCatalogue() {
+			if c.crowd != crowd {
+				continue
+			}
+			rounds := e.report.Rounds
+			if c.flood {
+				rounds *= 2 // differences in throughput are small
+			}
+			p.series = append(p.series, series{
+				rounds: rounds,
+				begin:  func(ctx context.Context) error { return s.begin(ctx, c) },
+				// Off is the baseline, and records go on for a while after they were asked for.
+				inOrder: true,
+				cases: []armed{{name: c.name, quick: true, arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
+					return s.measure(ctx, c, a)
+				}}},
+				compare: func() { s.compare(c) },
+				end:     s.end,
+			})
 		}
-		rounds := e.report.Rounds
-		if c.flood {
-			rounds *= 2 // differences in throughput are small
-		}
-		p.series = append(p.series, series{
-			rounds: rounds,
-			begin:  func(ctx context.Context) error { return s.begin(ctx, c) },
-			// Off is the baseline, and records go on for a while after they were asked for.
-			inOrder: true,
-			cases: []armed{{name: c.name, quick: true, arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
-				return s.measure(ctx, c, a)
-			}}},
-			compare: func() { s.compare(c) },
-			end:     s.end,
-		})
+		plans = append(plans, p)
 	}
-	return p
+	return plans
 }
 
 // compare adds what the measurement adds to a round trip beyond the kernel's own tracer.
@@ -121,25 +119,19 @@ func (s *latencySession) compare(c latencyCase) {
 }
 
 // build builds the rig, and starts its agent.
-func (s *latencySession) build(ctx context.Context) (err error) {
+func (s *latencySession) build(ctx context.Context) error {
 	cfg := rig.Config{Path: rig.NIC, Containers: []rig.Container{{Name: "one"}, {Name: "neighbour"}}}
 	if s.crowded {
 		cfg.Containers = crowdOf(mostPings)
 	}
-	if s.rig, err = rig.New(cfg); err != nil {
+	if err := s.raise(ctx, cfg, latencyPolicy, "", 100*gbit); err != nil {
 		return err
 	}
 	s.trips, s.measured = make(map[arm]float64), "*"
 	if s.crowded {
 		s.measured = "one"
-		if err := s.startPings(); err != nil {
-			return err
-		}
+		return s.startPings()
 	}
-	if s.guard, err = newGuard(ctx, s.rig, "", 100*gbit); err != nil {
-		return err
-	}
-	s.guard.feature = latencyPolicy
 	return nil
 }
 

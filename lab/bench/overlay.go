@@ -32,40 +32,35 @@ const armHost arm = "host"
 // the short path, against host networking over the same wire.
 func overlayPlans(e *experiment, _ Options) (plans []plan) {
 	for _, su := range overlayCatalogue() {
-		plans = append(plans, e.overlay(su))
+		s := &overlaySession{experiment: e, setup: su}
+		p := plan{name: string(su.path), engine: su.path == rig.Swarm, rigged: s}
+		for _, c := range su.cases {
+			name, rates := su.caseName(c), make(map[arm]float64)
+			measure := func(ctx context.Context, a arm) ([]figure, error) {
+				figures, err := s.measure(ctx, c, a)
+				if len(figures) > 0 {
+					rates[a] = figures[0].value
+				}
+				return figures, err
+			}
+			compare := func() {
+				for _, a := range offOn() {
+					if rate, ok := rates[a]; ok && rates[armHost] > 0 {
+						e.add(name, a, figure{OfHost, "1", rate / rates[armHost]})
+					}
+				}
+				clear(rates)
+			}
+			p.series = append(p.series, series{
+				begin:   func(ctx context.Context) error { return s.begin(ctx, c) },
+				cases:   []armed{{name: name, quick: c.quick, needs: c.service, arms: append(offOn(), armHost), measure: measure}},
+				compare: compare,
+				end:     s.end,
+			})
+		}
+		plans = append(plans, p)
 	}
 	return plans
-}
-
-// overlay plans the cases of one rig.
-func (e *experiment) overlay(su overlaySetup) plan {
-	s := &overlaySession{experiment: e, setup: su}
-	p := plan{name: string(su.path), engine: su.path == rig.Swarm, rigged: s}
-	for _, c := range su.cases {
-		name, rates := su.caseName(c), make(map[arm]float64)
-		measure := func(ctx context.Context, a arm) ([]figure, error) {
-			figures, err := s.measure(ctx, c, a)
-			if len(figures) > 0 {
-				rates[a] = figures[0].value
-			}
-			return figures, err
-		}
-		compare := func() {
-			for _, a := range offOn() {
-				if rate, ok := rates[a]; ok && rates[armHost] > 0 {
-					e.add(name, a, figure{OfHost, "1", rate / rates[armHost]})
-				}
-			}
-			clear(rates)
-		}
-		p.series = append(p.series, series{
-			begin:   func(ctx context.Context) error { return s.begin(ctx, c) },
-			cases:   []armed{{name: name, quick: c.quick, needs: c.service, arms: append(offOn(), armHost), measure: measure}},
-			compare: compare,
-			end:     s.end,
-		})
-	}
-	return p
 }
 
 // overlaySetup is a rig and the cases that are measured in it.
@@ -176,10 +171,9 @@ func (s *overlaySession) build(ctx context.Context) (err error) {
 		return err
 	}
 	for host, r := range s.rig.Hosts {
-		if s.guards[host], err = newGuard(ctx, r, "", 0); err != nil {
+		if s.guards[host], err = newGuard(ctx, r, "overlay", "", 0); err != nil {
 			return err
 		}
-		s.guards[host].feature = "overlay"
 	}
 	// Only after switching it on is it known whether there is something to measure.
 	if err := s.shorten(ctx, true); err != nil {

@@ -22,6 +22,14 @@ type bed struct {
 	guard *guard
 }
 
+// raise builds the rig, and starts the agent; see newGuard.
+func (b *bed) raise(ctx context.Context, cfg rig.Config, feature, protect string, uplink uint64) (err error) {
+	if b.rig, err = rig.New(ctx, cfg); err == nil {
+		b.guard, err = newGuard(ctx, b.rig, feature, protect, uplink)
+	}
+	return err
+}
+
 // end ends the load.
 func (b *bed) end() error {
 	if b.rig == nil {
@@ -82,9 +90,6 @@ func (s *session) build(ctx context.Context) (err error) {
 	if su.service != "" {
 		s.settle = max(s.settle, 4*time.Second) // the threads have chosen how they take their turns by then
 	}
-	if s.rig, err = rig.New(su.cfg); err != nil {
-		return err
-	}
 	if su.timed {
 		if s.stopwatch, err = rig.NewStopwatch(); err != nil {
 			return err
@@ -94,7 +99,7 @@ func (s *session) build(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if s.guard, err = newGuard(ctx, s.rig, su.protect, 0); err != nil {
+	if err := s.raise(ctx, su.cfg, "netcpu", su.protect, 0); err != nil {
 		return err
 	}
 	if err := s.startVictim(ctx); err != nil {

@@ -29,7 +29,19 @@ const armTC arm = "tc"
 // by hand.
 func trafficPlans(e *experiment, _ Options) (plans []plan) {
 	for _, su := range trafficCatalogue() {
-		plans = append(plans, e.traffic(su))
+		s := &trafficSession{bed: bed{experiment: e}, setup: su}
+		p := plan{name: su.name, engine: su.path == rig.Docker, rigged: s}
+		for _, c := range su.cases {
+			p.series = append(p.series, series{
+				begin: func(ctx context.Context) error { return s.begin(ctx, c) },
+				cases: []armed{{
+					name: su.name + " " + c.name, quick: c.quick, needs: c.service(), arms: c.arms(),
+					measure: func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) },
+				}},
+				end: s.end,
+			})
+		}
+		plans = append(plans, p)
 	}
 	return plans
 }
@@ -44,23 +56,6 @@ func (c trafficCase) arms() []arm {
 		arms = append(arms, armTC)
 	}
 	return arms
-}
-
-// traffic plans the cases of one rig.
-func (e *experiment) traffic(su trafficSetup) plan {
-	s := &trafficSession{bed: bed{experiment: e}, setup: su}
-	p := plan{name: su.name, engine: su.path == rig.Docker, rigged: s}
-	for _, c := range su.cases {
-		p.series = append(p.series, series{
-			begin: func(ctx context.Context) error { return s.begin(ctx, c) },
-			cases: []armed{{
-				name: su.name + " " + c.name, quick: c.quick, needs: c.service(), arms: c.arms(),
-				measure: func(ctx context.Context, a arm) ([]figure, error) { return s.measure(ctx, c, a) },
-			}},
-			end: s.end,
-		})
-	}
-	return p
 }
 
 // service returns the real server of a case; "" is none.
@@ -88,21 +83,12 @@ type flow struct {
 }
 
 // build builds the rig, and starts its agent.
-func (s *trafficSession) build(ctx context.Context) (err error) {
+func (s *trafficSession) build(ctx context.Context) error {
 	cfg := rig.Config{Path: s.setup.path}
 	for _, name := range s.setup.boxes {
 		cfg.Containers = append(cfg.Containers, rig.Container{Name: name, Quota: s.setup.quotas[name]})
 	}
-	if cfg.Path == rig.Docker {
-		s.rig, err = rig.NewDocker(ctx, cfg)
-	} else {
-		s.rig, err = rig.New(cfg)
-	}
-	if err != nil {
-		return err
-	}
-	s.guard, err = newGuard(ctx, s.rig, "", cmp.Or(s.setup.link, 100*gbit))
-	return err
+	return s.raise(ctx, cfg, "traffic", "", cmp.Or(s.setup.link, 100*gbit))
 }
 
 func (s *trafficSession) close() error {

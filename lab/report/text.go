@@ -147,11 +147,8 @@ func (r *Report) WriteTable(w io.Writer) error {
 
 // Title says in one line what was measured, and where.
 func (r *Report) Title() string {
-	return fmt.Sprintf("%s on %s, %s", r.Bench, r.Env.describe(), plural(r.Rounds, "round"))
-}
-
-func (e Env) describe() string {
-	return strings.Join([]string{"Linux " + e.Kernel, plural(e.CPUs, "CPU") + " (" + e.CPU + ")", "fairlead " + e.Version}, ", ")
+	e := r.Env
+	return fmt.Sprintf("%s on Linux %s, %s (%s), fairlead %s, %s", r.Bench, e.Kernel, plural(e.CPUs, "CPU"), e.CPU, e.Version, plural(r.Rounds, "round"))
 }
 
 func plural(n int, what string) string {

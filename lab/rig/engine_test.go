@@ -28,7 +28,7 @@ func needEngine(t *testing.T) {
 
 func TestDocker(t *testing.T) {
 	needEngine(t)
-	r, err := NewDocker(t.Context(), Config{Containers: Pair(60, 30)})
+	r, err := New(t.Context(), Config{Path: Docker, Containers: Pair(60, 30)})
 	must(t, err)
 	dir := r.engine.dir
 	groups := r.Neighbours()[0].Cgroups()

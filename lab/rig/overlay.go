@@ -69,9 +69,8 @@ func (o *Overlay) Addr(host int) string { return o.addrs[host] }
 // HostAddr is the address of a host on the wire.
 func (o *Overlay) HostAddr(host int) string { return wireAddr(host) }
 
-// NewOverlay builds an overlay: Routed, Bridged or Swarm. It needs root, two CPUs, the program nft, and a program with a main
-// (or TestMain) that calls sandbox.Reexec and load.Reexec. The path Swarm also needs what NewDocker
-// needs.
+// NewOverlay builds an overlay: Routed, Bridged or Swarm. It needs what New needs, and the program
+// nft; for Swarm what New needs with the path Docker.
 func NewOverlay(ctx context.Context, path Path) (_ *Overlay, err error) {
 	if !slices.Contains([]Path{Routed, Bridged, Swarm}, path) {
 		return nil, fmt.Errorf("build overlay: no such path: %q", path)

@@ -151,22 +151,16 @@ var serial atomic.Uint32
 
 const stateParent = "/run/fairlead"
 
-// New builds a rig of sandboxes. It needs root, two CPUs, and a program with a main (or TestMain)
-// that calls sandbox.Reexec and load.Reexec.
-func New(cfg Config) (*Rig, error) {
+// New builds a rig. It needs root, two CPUs, and a program with a main (or TestMain) that calls
+// sandbox.Reexec and load.Reexec. With the path Docker it also needs dockerd, the docker CLI,
+// iptables, and a static program that calls Reexec.
+func New(ctx context.Context, cfg Config) (*Rig, error) {
 	if cfg.Path == "" {
 		cfg.Path = Hop
 	}
-	if !slices.Contains([]Path{Hop, NIC, VXLAN, Macvlan, Host, Local}, cfg.Path) {
-		return nil, fmt.Errorf("build rig: no such path of sandboxes: %q", cfg.Path)
+	if !slices.Contains([]Path{Hop, NIC, VXLAN, Macvlan, Host, Local, Docker}, cfg.Path) {
+		return nil, fmt.Errorf("build rig: no such path: %q", cfg.Path)
 	}
-	return newRig(context.Background(), cfg, SharedCPU)
-}
-
-// NewDocker builds a rig with the path Docker. It needs what New needs, and dockerd, the docker
-// CLI, iptables, and a static program with a main (or TestMain) that calls Reexec.
-func NewDocker(ctx context.Context, cfg Config) (*Rig, error) {
-	cfg.Path = Docker
 	return newRig(ctx, cfg, SharedCPU)
 }
 

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 func build(t *testing.T, cfg Config) *Rig {
 	t.Helper()
 	testkit.NeedRoot(t)
-	r, err := New(cfg)
+	r, err := New(t.Context(), cfg)
 	must(t, err)
 	t.Cleanup(func() {
 		dirs := append(r.Neighbours()[0].Cgroups(), r.Sandboxes.Dir())
@@ -265,12 +265,12 @@ func netRx(t *testing.T) []uint64 {
 
 func TestNewRefuses(t *testing.T) {
 	testkit.NeedRoot(t)
-	if r, err := New(Config{Path: "pigeon"}); err == nil {
+	if r, err := New(t.Context(), Config{Path: "pigeon"}); err == nil {
 		r.Close()
 		t.Error("a rig of pigeons was built")
 	}
 	// The kernel refuses this quota half way, after the namespaces exist.
-	if r, err := New(Config{Containers: Pair(50, 2e12)}); err == nil {
+	if r, err := New(t.Context(), Config{Containers: Pair(50, 2e12)}); err == nil {
 		r.Close()
 		t.Error("an impossible quota was taken")
 	}
