@@ -50,7 +50,7 @@ func TestDocker(t *testing.T) {
 		must(t, err)
 		send, recv := run.Senders[0], run.Receivers[0]
 		inside, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(send.PID), "cgroup"))
-		if err != nil || string(inside) == string(self) || !strings.Contains(string(inside), "0::/fairlead-sandbox/") {
+		if err != nil || string(inside) == string(self) || !strings.Contains(string(inside), "0::/flsandbox-") {
 			t.Errorf("sender's cgroups (%v):\n%s", err, inside)
 		}
 		run.SetRate(load.Flood)
