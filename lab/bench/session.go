@@ -207,7 +207,7 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 		return err
 	}
 	if d.shape != s.shape {
-		if err := s.rig.Shape(d.shape); err != nil {
+		if err := s.rig.Shape(ctx, d.shape); err != nil {
 			return err
 		}
 		s.shape = d.shape

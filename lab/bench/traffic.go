@@ -160,7 +160,7 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 	case rate == 0 && a == armTC:
 		rate = 100 * gbit
 	}
-	if err := s.rig.Link(rate, classes); err != nil {
+	if err := s.rig.Link(ctx, rate, classes); err != nil {
 		return err
 	}
 	if a == armOn {

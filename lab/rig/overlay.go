@@ -7,10 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -104,7 +102,7 @@ func NewOverlay(ctx context.Context, path Path) (_ *Overlay, err error) {
 		if err := join(host); err != nil {
 			return nil, err
 		}
-		if err := errors.Join(manyPorts(r.Boxes[0]), r.nft(ctx, fmt.Sprintf(hostRules, "10.111.0.0/16", ServiceAddr, o.Addr(1)))); err != nil {
+		if err := errors.Join(manyPorts(r.Boxes[0]), r.feed(ctx, fmt.Sprintf(hostRules, "10.111.0.0/16", ServiceAddr, o.Addr(1)), "nft", "-f", "-")); err != nil {
 			return nil, err
 		}
 	}
@@ -167,13 +165,6 @@ table ip flhost {
 	}
 }
 `
-
-// nft changes the host's rules.
-func (r *Rig) nft(ctx context.Context, rules string) error {
-	cmd := exec.Command("nft", "-f", "-")
-	cmd.Stdin = strings.NewReader(rules)
-	return r.Node.Run(ctx, cmd)
-}
 
 // tunnelAs creates the tunnel device of a host.
 func (o *Overlay) tunnelAs(host int, vx *netlink.Vxlan, end sandbox.End) error {

@@ -2,6 +2,8 @@ package rig
 
 import (
 	"fmt"
+	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -31,7 +33,7 @@ func TestQueue(t *testing.T) {
 		return w.Histogram
 	}
 	for _, link := range []uint64{1000 * 1000 * 1000, 4 * 1000 * 1000} {
-		must(t, r.Link(link, nil))
+		must(t, r.Link(t.Context(), link, nil))
 		before, start := read(), time.Now()
 		for _, size := range []int{payload, payload - 1} {
 			g, err := r.Start(t.Context(), r.Boxes[0], "udp-send", "--to", r.Uplink(9001), "--size", fmt.Sprint(size), "--rate", "20000", "--count", fmt.Sprint(sent), "--buffer", "1000000")
@@ -113,5 +115,32 @@ func TestTap(t *testing.T) {
 		if trip.Answered <= trip.Asked || i > 0 && trip.Asked <= trips[i-1].Answered {
 			t.Errorf("%d: %+v", i, trips)
 		}
+	}
+}
+
+// TestFtrace checks that a recording can be read, and leaves nothing behind.
+func TestFtrace(t *testing.T) {
+	testkit.NeedRoot(t)
+	f, err := NewFtrace("net/net_dev_queue", "net/netif_receive_skb")
+	must(t, err)
+	c, err := net.Dial("udp", "127.0.0.1:9")
+	must(t, err)
+	for range 1000 {
+		c.Write([]byte("x")) // mostly refused: no socket listens
+	}
+	c.Close()
+	read, err := f.Close()
+	if err != nil || read == 0 {
+		t.Errorf("%d bytes were read: %v", read, err)
+	}
+	if _, err := NewFtrace("net/no_such_event"); err == nil {
+		t.Error("an event that does not exist is recorded")
+	}
+	fs, err := openTracefs()
+	must(t, err)
+	defer fs.Close()
+	left, err := os.ReadDir(instances(fs))
+	if err != nil || len(left) != 0 {
+		t.Errorf("instances are left: %v (%v)", left, err)
 	}
 }

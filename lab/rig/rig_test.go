@@ -147,11 +147,11 @@ func TestFreeze(t *testing.T) {
 // TestShape checks the classes that Shape creates, and that the neighbours' packets pass them.
 func TestShape(t *testing.T) {
 	r := build(t, Config{Path: NIC, Containers: Equal(3)})
-	if err := r.Shape(0); err != nil {
+	if err := r.Shape(t.Context(), 0); err != nil {
 		t.Errorf("taking nothing away: %v", err)
 	}
 	for _, rate := range []uint64{10e6, 20e6} { // the second in place of the first
-		must(t, r.Shape(rate))
+		must(t, r.Shape(t.Context(), rate))
 	}
 	run, err := r.Send(t.Context(), Traffic{Kind: UDP, Out: true})
 	must(t, err)
@@ -162,7 +162,7 @@ func TestShape(t *testing.T) {
 		}
 		return ""
 	})
-	must(t, r.Shape(0))
+	must(t, r.Shape(t.Context(), 0))
 	if bytes, err := r.Shaped(); err == nil && len(bytes) > 0 {
 		t.Errorf("left: %d classes", len(bytes))
 	}
