@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/rig"
@@ -150,7 +151,11 @@ func accountBars() []report.Bar {
 		all = append(all, atMost(su.name+" 20k", AccountsCost, 300e-9, 5e-6, metering))
 	}
 	for _, d := range watched().demands {
-		all = append(all, noLess("watched "+d.name, d.metric(), "ratio", 0.99, 0.9, watching))
+		metric := Received
+		if strings.HasSuffix(string(d.traffic.Kind), "-rr") {
+			metric = Requests
+		}
+		all = append(all, noLess("watched "+d.name, metric, "ratio", 0.99, 0.9, watching))
 	}
 	return append(all, noLess("watched nginx alone", Requests, "ratio", 0.99, 0.9, watching))
 }

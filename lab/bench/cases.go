@@ -267,14 +267,6 @@ func idle() setup {
 	}
 }
 
-// metric is what the receiver of a demand has of its traffic.
-func (d demand) metric() string {
-	if d.traffic.Kind == rig.TCPRR || d.traffic.Kind == rig.UDPRR {
-		return Requests
-	}
-	return Received
-}
-
 // calm is what isolation costs a container that nobody floods: another on its bridge, Docker's for
 // example, sends it bulk, or one request after the other. Off is a container that is only observed.
 func calm() setup {
@@ -359,13 +351,17 @@ func watchedService() setup {
 		cfg: rig.Config{Path: rig.NIC, Unsteered: true, Containers: []rig.Container{
 			{Name: "server"}, {Name: "idle"}, {Name: "client", CPU: rig.SenderCPU},
 		}},
-		service: rig.Nginx, alone: true, accounts: true,
+		service: rig.Nginx, settled: serviceSettled, alone: true, accounts: true,
 		demands: []demand{{name: "alone", idle: true}},
 	}
 }
 
-// serviceConns is how many requests are under way at once.
-const serviceConns = 16
+// serviceConns is how many requests are under way at once, and serviceSettled the time until the
+// threads of a server have chosen how they take their turns.
+const (
+	serviceConns   = 16
+	serviceSettled = 4 * time.Second
+)
 
 // services are real servers on CPU 0, with a client in a container on CPU 1, on a bridge as
 // Docker's: nothing is steered, so packets are received on the CPU that sent them. A neighbour on
@@ -388,7 +384,7 @@ func services() []setup {
 					cfg: rig.Config{Path: rig.NIC, Unsteered: true, Containers: []rig.Container{
 						{Name: "at-server", Quota: quota}, {Name: "at-neighbour", Quota: 50}, {Name: "client", CPU: rig.SenderCPU},
 					}},
-					service: service, protect: "at-", mode: mode, compute: true, alone: true,
+					service: service, settled: max(serviceSettled, settle(mode)), protect: "at-", mode: mode, compute: true, alone: true,
 					demands: []demand{
 						{name: "alone", idle: true},
 						{name: "beside cpu"},

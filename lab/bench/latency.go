@@ -55,6 +55,8 @@ type latencyCase struct {
 // uplink have an arm of their own, because they add to the cost of a packet.
 func (c latencyCase) arms() []arm {
 	switch {
+	case c.covers != "":
+		return []arm{armOn}
 	case c.crowd:
 		return []arm{withTruth}
 	case c.flood:
@@ -200,7 +202,7 @@ func (s *latencySession) policy(ctx context.Context, on bool) error {
 func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]figure, error) {
 	switch {
 	case c.covers != "":
-		return nil, s.cover(ctx, c)
+		return s.cover(ctx, c)
 	case c.crowd:
 		return nil, s.steps(ctx, c)
 	}
@@ -211,7 +213,11 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]f
 	name := s.rig.Prefix() + "one"
 	switch a {
 	case withTruth:
-		return s.check(ctx)
+		raw, corrected, err := s.bias(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return []figure{{RawBias, "s", report.Median(raw)}, {Bias, "s", report.Median(corrected)}, {WorstBias, "s", slices.Max(corrected)}}, nil
 	case withFtrace:
 		f, err := rig.NewFtrace("net/net_dev_queue", "net/net_dev_start_xmit", "net/napi_gro_receive_entry", "net/netif_rx", "net/netif_receive_skb")
 		if err != nil {
@@ -261,32 +267,17 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]f
 
 // coverageOf adds up the coverage of all containers: of one protocol, or of all packets if it is "".
 func coverageOf(seen api.Latency, protocol string) (sum api.LatencyCoverage) {
-	add := func(c api.LatencyCoverage) {
-		sum.Seen += c.Seen
-		sum.Matched += c.Matched
-		sum.Local += c.Local
-		sum.Unsampled += c.Unsampled
-	}
 	for _, d := range seen.Containers {
-		if protocol == "" {
-			add(d.Coverage)
-		}
-		for _, p := range d.Protocols {
+		for _, p := range append(d.Protocols, api.LatencyProtocol{LatencyTimes: d.LatencyTimes}) {
 			if p.Protocol == protocol {
-				add(p.Coverage)
+				sum.Seen += p.Coverage.Seen
+				sum.Matched += p.Coverage.Matched
+				sum.Local += p.Coverage.Local
+				sum.Unsampled += p.Coverage.Unsampled
 			}
 		}
 	}
 	return sum
-}
-
-// check returns the bias of the round trips.
-func (s *latencySession) check(ctx context.Context) ([]figure, error) {
-	raw, corrected, err := s.bias(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return []figure{{RawBias, "s", report.Median(raw)}, {Bias, "s", report.Median(corrected)}, {WorstBias, "s", slices.Max(corrected)}}, nil
 }
 
 // bias makes round trips, and returns the difference between each and the same trip at the

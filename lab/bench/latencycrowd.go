@@ -124,25 +124,25 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 	return nil
 }
 
-// cover adds the coverage of one kind of traffic beside all pinging neighbours.
-func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
+// cover measures the coverage of one kind of traffic beside all pinging neighbours.
+func (s *latencySession) cover(ctx context.Context, c latencyCase) (figures []figure, err error) {
 	if err := errors.Join(s.policy(ctx, true), s.pings(mostPings)); err != nil {
-		return err
+		return nil, err
 	}
 	switch {
 	case s.client != nil:
 		s.client.SetRate(load.Flood)
 	case s.ping == nil:
 		if s.ping, err = s.startPing(s.rig.Boxes[0]); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := sleep(ctx, s.settle); err != nil {
-		return err
+		return nil, err
 	}
 	seen, err := s.guard.client.Latency(ctx, s.rig.Prefix()+"one", max(s.take, 100*time.Millisecond))
 	if err != nil {
-		return s.guard.explain(err)
+		return nil, s.guard.explain(err)
 	}
 	if s.client != nil {
 		s.client.SetRate(0)
@@ -153,10 +153,10 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
 	}
 	sum := coverageOf(seen, protocol)
 	if ratio, ok := sum.Ratio(); ok {
-		s.add(c.name, armOn, figure{Covered, "1", ratio})
+		figures = append(figures, figure{Covered, "1", ratio})
 	}
 	if sum.Seen > 0 {
-		s.add(c.name, armOn, figure{PassedOver, "1", float64(sum.Unsampled) / float64(sum.Seen)})
+		figures = append(figures, figure{PassedOver, "1", float64(sum.Unsampled) / float64(sum.Seen)})
 	}
-	return s.pings(0)
+	return figures, s.pings(0)
 }

@@ -63,15 +63,9 @@ const (
 )
 
 // settle is the time until a mode has its full effect: a container is free until it has taken from
-// others for a second, and charge needs some rounds of the ledger.
+// others for a second, and charge needs some rounds of the ledger. It is 0 of no mode.
 func settle(mode string) time.Duration {
-	switch mode {
-	case "charge":
-		return 3 * time.Second
-	case "auto":
-		return 8 * time.Second
-	}
-	return 2 * time.Second
+	return map[string]time.Duration{"isolate": 2 * time.Second, "charge": 3 * time.Second, "auto": 8 * time.Second}[mode]
 }
 
 // netcpuPlans measure the cost of a neighbour's packets for a victim that computes, without

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,18 +73,10 @@ type armed struct {
 func (p plan) measurements(rounds int) (n int) {
 	for _, s := range p.series {
 		for _, c := range s.cases {
-			n += s.count(rounds) * len(c.arms)
+			n += cmp.Or(s.rounds, rounds) * len(c.arms)
 		}
 	}
 	return n
-}
-
-// count is the number of rounds of a series in an experiment of so many.
-func (s series) count(rounds int) int {
-	if s.rounds > 0 {
-		return s.rounds
-	}
-	return rounds
 }
 
 // experiment is one run over the rigs of an experiment.
@@ -152,7 +145,7 @@ func (e *experiment) rounds(ctx context.Context, s series) error {
 			return err
 		}
 	}
-	for round := range s.count(e.report.Rounds) {
+	for round := range cmp.Or(s.rounds, e.report.Rounds) {
 		for i, c := range s.cases {
 			arms := slices.Clone(c.arms)
 			if !s.inOrder && (round+i)%2 == 1 {
@@ -163,7 +156,10 @@ func (e *experiment) rounds(ctx context.Context, s series) error {
 				if a != armAll {
 					what += ", " + string(a)
 				}
-				e.say(fmt.Sprintf("round %d: %s", round+1, what))
+				if e.progress != nil {
+					e.progress(e.done, e.total, fmt.Sprintf("round %d: %s", round+1, what))
+				}
+				e.done++
 				figures, err := c.measure(ctx, a)
 				if err != nil {
 					return fmt.Errorf("%s: %w", what, err)
@@ -179,13 +175,6 @@ func (e *experiment) rounds(ctx context.Context, s series) error {
 		return s.end()
 	}
 	return nil
-}
-
-func (e *experiment) say(what string) {
-	if e.progress != nil {
-		e.progress(e.done, e.total, what)
-	}
-	e.done++
 }
 
 // add adds figures of a case, measured with an arm, to the report.

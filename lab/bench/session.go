@@ -80,16 +80,7 @@ type session struct {
 // build builds the rig, and starts the agent and the victim.
 func (s *session) build(ctx context.Context) (err error) {
 	su := s.setup
-	s.settle = s.experiment.settle
-	if su.mode != "" {
-		s.settle = max(s.settle, settle(su.mode))
-	}
-	if su.settled > 0 {
-		s.settle = su.settled
-	}
-	if su.service != "" {
-		s.settle = max(s.settle, 4*time.Second) // the threads have chosen how they take their turns by then
-	}
+	s.settle = cmp.Or(su.settled, max(s.experiment.settle, settle(su.mode)))
 	if su.timed {
 		if s.stopwatch, err = rig.NewStopwatch(); err != nil {
 			return err
@@ -184,14 +175,11 @@ func (s *session) compute(d demand, on bool) error {
 	switch {
 	case d.idle:
 		busy = len(s.burners)
-	case d.control && !on:
+	case d.control && !on, t.Kind == "":
 		busy = 0
-	case t.Kind == "":
-		busy = 0
-	case busy == 0:
+	case busy == 0 || busy > len(s.burners):
 		busy = len(s.burners)
 	}
-	busy = min(busy, len(s.burners))
 	return errors.Join(signalAll(s.burners[:busy], unix.SIGSTOP), signalAll(s.burners[busy:], unix.SIGCONT))
 }
 

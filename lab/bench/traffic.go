@@ -96,14 +96,13 @@ func (s *trafficSession) close() error {
 }
 
 // begin starts the load of a case, paused.
-func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
+func (s *trafficSession) begin(ctx context.Context, c trafficCase) (err error) {
 	s.load = make(map[string]*flow)
 	for i, snd := range c.send {
 		const firstPort = 9001
 		f := &flow{sending: snd}
 		s.load[snd.name] = f
 		if snd.service != "" {
-			var err error
 			if f.server, err = s.rig.Serve(ctx, snd.service, s.rig.Boxes[s.setup.box(snd.name)]); err != nil {
 				return err
 			}
@@ -118,7 +117,6 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 		case snd.to != "":
 			to, at = s.rig.Boxes[s.setup.box(snd.to)], s.rig.At(s.setup.box(snd.to), firstPort+i)
 		}
-		var err error
 		if f.to, err = s.rig.Start(ctx, to, append(recv, "--listen", ":"+port)...); err != nil {
 			return err
 		}
@@ -129,7 +127,6 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 	if c.probe == "" || s.setup.link == 0 || s.load[c.probe].service != "" {
 		return nil
 	}
-	var err error
 	s.queue, err = s.rig.Queue(requestFrame(s.setup.path))
 	return err
 }

@@ -69,9 +69,3 @@ func TestDocker(t *testing.T) {
 		t.Error("two containers have one name")
 	}
 }
-
-func TestStatic(t *testing.T) {
-	if err := static("/proc/self/cmdline"); err == nil {
-		t.Error("a text is taken for a static program")
-	}
-}

@@ -184,18 +184,13 @@ func (t *Running) SetRate(perSecond uint64) error {
 	return errors.Join(errs...)
 }
 
-// Send starts traffic, paused: SetRate resumes it.
-func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
+// Send starts traffic, paused: SetRate resumes it. What an error leaves ends with the rig.
+func (r *Rig) Send(ctx context.Context, t Traffic) (*Running, error) {
 	boxes := r.Neighbours()
 	if t.Neighbours > 0 {
 		boxes = boxes[:min(t.Neighbours, len(boxes))]
 	}
 	run := &Running{out: t.Out}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, run.Stop())
-		}
-	}()
 	send, recv, err := t.commands()
 	if err != nil {
 		return nil, err
