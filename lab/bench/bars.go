@@ -26,10 +26,10 @@ func netcpuBars() []report.Bar {
 	for _, way := range []string{"hop", "nic"} {
 		for _, quotas := range []string{" 50/50 ", " 80/20 "} {
 			for _, rate := range []string{"200k", "400k", "flood"} {
-				bars = append(bars, penalty(way+quotas+rate, 1.15, 1.6, receives))
+				bars = append(bars, atMost(way+quotas+rate, Penalty, 1.15, 1.6, receives))
 			}
 			bars = append(bars,
-				penalty(way+quotas+"100k", 1.4, 1.8, receives), // wakeups, each an interrupt
+				atMost(way+quotas+"100k", Penalty, 1.4, 1.8, receives), // wakeups, each an interrupt
 				noLess(way+quotas+"flood", Penalty, "off", 1.5, 1.2, nothing),
 				noLess(way+quotas+"100k", Received, "ratio", 0.8, 0.5, less))
 		}
@@ -38,24 +38,24 @@ func netcpuBars() []report.Bar {
 			noLess(way+" 50/50 udp-rr", Requests, "ratio", 0.75, 0.4, "Requests to an isolated receiver take much longer"))
 	}
 	for _, c := range []string{"1 of 8 400k", "4 of 8 400k", "7 of 8 400k", "7 of 8 flood"} {
-		bars = append(bars, penalty("udp-recv "+c, 1.2, 1.6, receives))
+		bars = append(bars, atMost("udp-recv "+c, Penalty, 1.2, 1.6, receives))
 	}
 	bars = append(bars, serviceBars()...)
 	return append(bars,
 		noLess("udp-recv 7 of 8 400k", Penalty, "off", 1.5, 1.2, nothing),
-		penalty("cap 3x30 udp-recv", 1.15, 1.6, receives),
-		penalty("drop 400k fairlead", 1.15, 1.6, "What an isolated receiver has no time for is not dropped before it takes a victim's"),
-		penalty("drop 400k fairlead xdp", 1.15, 1.6, "What an isolated receiver has no time for is not dropped in the driver"),
+		atMost("cap 3x30 udp-recv", Penalty, 1.15, 1.6, receives),
+		atMost("drop 400k fairlead", Penalty, 1.15, 1.6, "What an isolated receiver has no time for is not dropped before it takes a victim's"),
+		atMost("drop 400k fairlead xdp", Penalty, 1.15, 1.6, "What an isolated receiver has no time for is not dropped in the driver"),
 		noLess("heavy 35 udp", Received, "ratio", 0.9, 0.6, less),
 		within("heavy 35 udp", CPUUsed, 0.3, 0.4, 0.2, 0.6, "A quota as large as what a receiver needs does not hold it to that"),
 
-		penalty("charge udp-send 10 2G", 1.15, 1.45, charged),
+		atMost("charge udp-send 10 2G", Penalty, 1.15, 1.45, charged),
 		noLess("charge udp-send 10 2G", Penalty, "off", 1.3, 1.1, nothing),
-		penalty("charge cap 3x30 udp-recv", 1.2, 2, charged),
+		atMost("charge cap 3x30 udp-recv", Penalty, 1.2, 2, charged),
 		noMore("charge no quotas 100k", Penalty, "ratio", 0.75, 1, charged), // work in softirqs has no weight
 
-		penalty("charge udp-send 4 300M", 1.1, 1.5, charged),
-		penalty("auto udp-send 4 300M", 1.1, 1.6, charged),
+		atMost("charge udp-send 4 300M", Penalty, 1.1, 1.5, charged),
+		atMost("auto udp-send 4 300M", Penalty, 1.1, 1.6, charged),
 		noLess("charge udp-send 4 300M", Penalty, "off", 1.3, 1.1, nothing),
 
 		noLess("calm tcp", Received, "ratio", 0.95, 0.7, calm),
@@ -93,11 +93,6 @@ func serviceBars() []report.Bar {
 		}
 	}
 	return bars
-}
-
-// penalty is a bar for the penalty of a protected victim.
-func penalty(name string, high, far float64, why string) report.Bar {
-	return atMost(name, Penalty, high, far, why)
 }
 
 // atMost is a bar for a figure with the protection on that is good if it is small.
@@ -415,13 +410,13 @@ func keptBars(c, metric string) []report.Bar {
 func OverlayBars() (bars []report.Bar) {
 	for _, su := range overlayCatalogue() {
 		for _, c := range su.cases {
-			bars = append(bars, overlayBars(su.caseName(c), su.path, c)...)
+			bars = append(bars, c.bars(su.caseName(c), su.path)...)
 		}
 	}
 	return bars
 }
 
-func overlayBars(name string, path rig.Path, c overlayCase) (bars []report.Bar) {
+func (c overlayCase) bars(name string, path rig.Path) (bars []report.Bar) {
 	const slower = "The short path is slower than the kernel's"
 	switch {
 	case c.bulk:

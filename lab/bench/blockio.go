@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
@@ -285,11 +283,6 @@ func (r *blockioRig) close() error {
 		err = errors.Join(err, r.scratch.Close())
 	}
 	return err
-}
-
-// burn lets the first count burners run, and stops the others.
-func (r *blockioRig) burn(count int) error {
-	return errors.Join(signalAll(r.burners[:count], unix.SIGCONT), signalAll(r.burners[count:], unix.SIGSTOP))
 }
 
 // work is what the load did in a window, and the CPU times in it, per second.

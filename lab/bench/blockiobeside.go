@@ -131,7 +131,7 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 		return nil, err
 	}
 	start := time.Now()
-	if err := r.burn(len(r.burners)); err != nil {
+	if err := letRun(r.burners, len(r.burners)); err != nil {
 		return nil, err
 	}
 	if figures, err = r.recovers(ctx, start); err != nil {
@@ -143,7 +143,7 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 	}
 	figures = append(figures, r.kept(w)...)
 	if !c.rig.oneKey {
-		return figures, r.burn(0)
+		return figures, letRun(r.burners, 0)
 	}
 	released, err := r.released(ctx)
 	return append(figures, r.lost(w.cpu), released), err
@@ -151,14 +151,14 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 
 // disturbed measures the load beside all neighbours, which it then stops.
 func (r *blockioRig) disturbed(ctx context.Context, settle, take time.Duration) (w work, err error) {
-	if err := r.burn(len(r.burners)); err != nil {
+	if err := letRun(r.burners, len(r.burners)); err != nil {
 		return w, err
 	}
 	if err := sleep(ctx, settle); err != nil {
 		return w, err
 	}
 	w, err = r.window(ctx, take)
-	return w, errors.Join(err, r.burn(0))
+	return w, errors.Join(err, letRun(r.burners, 0))
 }
 
 // kept returns how much of the undisturbed load is left beside the neighbours.
@@ -222,7 +222,7 @@ func (r *blockioRig) lost(on sideTimes) figure {
 // released stops the burners and waits until nothing is in force any more.
 func (r *blockioRig) released(ctx context.Context) (figure, error) {
 	const patience = time.Minute
-	if err := r.burn(0); err != nil {
+	if err := letRun(r.burners, 0); err != nil {
 		return figure{}, err
 	}
 	for start := time.Now(); ; {

@@ -386,8 +386,8 @@ func (r *blockioRig) sample(ctx context.Context, reservation string, x circumsta
 // during measures the load under a circumstance, and finds the time of the agent's declaration.
 func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (beside work, err error) {
 	start := time.Now()
-	defer func() { err = errors.Join(err, x.end(), r.burn(0)) }()
-	if err := errors.Join(x.begin(), r.burn(x.burners)); err != nil {
+	defer func() { err = errors.Join(err, x.end(), letRun(r.burners, 0)) }()
+	if err := errors.Join(x.begin(), letRun(r.burners, x.burners)); err != nil {
 		return beside, err
 	}
 	if err := sleep(ctx, blockioSettle); err != nil { // at first the scheduler favours a load that slept

@@ -226,22 +226,19 @@ func costs() []setup {
 // containers that have no quotas, so that their weights change instead, and how soon charge and auto
 // act.
 func charged() []setup {
-	send := setup{
+	all := []setup{{
 		name: "charge udp-send 10",
 		cfg:  rig.Config{Path: rig.NIC, Containers: rig.Equal(10)}, compute: true, mode: "charge",
 		demands: []demand{{name: "2G", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 2e9}},
-	}
-	recv := setup{
+	}, {
 		name: "charge cap 3x30",
 		cfg:  caps()[0].cfg, compute: true, mode: "charge",
 		demands: []demand{{name: "udp-recv", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 400_000}},
-	}
-	weights := setup{
+	}, {
 		name: "charge no quotas",
 		cfg:  rig.Config{Path: rig.NIC, Containers: rig.Pair(0, 0)}, compute: true, mode: "charge",
 		demands: []demand{{name: "100k", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 100_000}},
-	}
-	all := []setup{send, recv, weights}
+	}}
 	for _, mode := range []string{"charge", "auto"} {
 		// Seconds 4 to 12, as one who starts the senders sees it.
 		all = append(all, setup{

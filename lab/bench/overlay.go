@@ -207,7 +207,7 @@ func (s *overlaySession) begin(ctx context.Context, c overlayCase) (err error) {
 	if s.containers, err = s.pair(ctx, c, client.Boxes[0], server.Boxes[0], at); err != nil {
 		return err
 	}
-	s.hosts, err = s.pair(ctx, c, client.Node, server.Node, s.rig.HostAddr(1))
+	s.hosts, err = s.pair(ctx, c, client.Node, server.Node, rig.HostAddr(1))
 	return err
 }
 

@@ -51,6 +51,11 @@ func (b *bed) leave() error {
 	return err
 }
 
+// letRun lets the first n generators run, and stops the others.
+func letRun(load []*rig.Generator, n int) error {
+	return errors.Join(signalAll(load[:n], unix.SIGCONT), signalAll(load[n:], unix.SIGSTOP))
+}
+
 func signalAll(load []*rig.Generator, s unix.Signal) error {
 	var errs []error
 	for _, g := range load {

@@ -32,8 +32,14 @@ func disk(o options, b *Board) error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: o.to, Err: err}
 	}
-	if o.writes > 0 {
-		if err := mayWrite(fd, o.to); err != nil {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: o.to, Err: err}
+	}
+	if o.writes > 0 && st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		// It must not hold data. Several generators may write to one device, so none claims it.
+		r := kernel.Default()
+		if err := block.Vacant(r.Proc, r.Sys, o.to); err != nil {
 			return err
 		}
 	}
@@ -53,17 +59,6 @@ func disk(o options, b *Board) error {
 		go func() { failed <- diskWorker(o, b, fd, length) }()
 	}
 	return <-failed
-}
-
-// mayWrite refuses a device that holds data. Several generators may write to one device, so none
-// claims it.
-func mayWrite(fd int, path string) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return err
-	}
-	r := kernel.Default()
-	return block.Vacant(r.Proc, r.Sys, path)
 }
 
 // blockSize is the largest alignment that O_DIRECT needs.

@@ -83,7 +83,7 @@ type options struct {
 	to, listen string
 	proto      string
 	congestion string
-	rate       rate
+	rate       uint64
 	size       int
 	conns      int
 	count      int
@@ -101,26 +101,16 @@ type options struct {
 // targets are the addresses to send to.
 func (o options) targets() []string { return strings.Split(o.to, ",") }
 
-// rate parses "100000", "0" and "flood".
-type rate uint64
-
-func (r *rate) String() string {
-	if uint64(*r) == Flood {
-		return "flood"
-	}
-	return strconv.FormatUint(uint64(*r), 10)
-}
-
-func (r *rate) Set(s string) error {
+// setRate parses "100000", "0" and "flood".
+func (o *options) setRate(s string) error {
+	o.rate = Flood
 	if s == "flood" {
-		*r = rate(Flood)
 		return nil
 	}
-	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil {
+	var err error
+	if o.rate, err = strconv.ParseUint(s, 10, 32); err != nil {
 		return errors.New("want a number of packets per second, or flood")
 	}
-	*r = rate(n)
 	return nil
 }
 
@@ -155,14 +145,14 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		}
 		return 2
 	}
-	o := options{rate: rate(Flood)}
+	o := options{rate: Flood}
 	fs := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	fs.StringVar(&o.to, "to", "127.0.0.1:9000", "address to send to, or several with commas: all get the same")
 	fs.StringVar(&o.listen, "listen", ":9000", "address to receive at, or several of UDP for rr-server, with commas")
 	fs.StringVar(&o.proto, "proto", "udp", "what rr-client speaks: "+strings.Join(names(), ", ")+"; rr-server answers udp and tcp")
 	fs.StringVar(&o.congestion, "congestion", "", "congestion control of tcp-send; by default the kernel's")
-	fs.Var(&o.rate, "rate", "datagrams per second, or at most requests of each connection; flood, or 0 to wait for the board (all senders)")
+	fs.Func("rate", "datagrams per second, or at most requests of each connection; flood, or 0 to wait for the board (all senders)", o.setRate)
 	fs.IntVar(&o.size, "size", 1400, "payload of a datagram, request or write, in bytes")
 	fs.IntVar(&o.conns, "conns", 1, "connections")
 	fs.IntVar(&o.count, "count", 0, "datagrams of udp-send in all, or writes or requests of each connection, after which a sender sends no more; 0 is without end")
@@ -239,7 +229,7 @@ func (o options) loop(g generator, board *Board, out *json.Encoder) error {
 		defer t.Stop()
 		tick = t.C
 	}
-	board.SetRate(uint64(o.rate))
+	board.SetRate(o.rate)
 	start := board.Read()
 	last := start
 	failed := make(chan error, 1)

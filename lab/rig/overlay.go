@@ -56,16 +56,14 @@ const (
 	ServiceAddr = "10.112.0.10"
 )
 
-func wireAddr(host int) string { return fmt.Sprintf("10.113.0.%d", 1+host) }
+// HostAddr is the address of a host on the wire.
+func HostAddr(host int) string { return fmt.Sprintf("10.113.0.%d", 1+host) }
 
 // subnet is the network of a host's containers on the path Routed.
 func subnet(host int) string { return fmt.Sprintf("10.111.%d.0", host) }
 
 // Addr is the address of a host's container on the overlay network.
 func (o *Overlay) Addr(host int) string { return o.addrs[host] }
-
-// HostAddr is the address of a host on the wire.
-func (o *Overlay) HostAddr(host int) string { return wireAddr(host) }
 
 // NewOverlay builds an overlay: Routed, Bridged or Swarm. It needs what New needs, and the program
 // nft; for Swarm what New needs with the path Docker.
@@ -123,7 +121,7 @@ func (o *Overlay) Close() error {
 // wire joins the hosts.
 func (o *Overlay) wire() error {
 	end := func(host int) sandbox.End {
-		return sandbox.End{Box: o.Hosts[host].Node, Name: NICDevice, Addr: prefix(wireAddr(host))}
+		return sandbox.End{Box: o.Hosts[host].Node, Name: NICDevice, Addr: prefix(HostAddr(host))}
 	}
 	if err := sandbox.Wire(end(0), end(1)); err != nil {
 		return err
@@ -170,7 +168,7 @@ table ip flhost {
 func (o *Overlay) tunnelAs(host int, vx *netlink.Vxlan, end sandbox.End) error {
 	r := o.Hosts[host]
 	return r.Node.Change(NICDevice, func(_ *netlink.Handle, nic netlink.Link) error {
-		vx.MTU, vx.VtepDevIndex, vx.SrcAddr = tunnelMTU, nic.Attrs().Index, net.ParseIP(wireAddr(host))
+		vx.MTU, vx.VtepDevIndex, vx.SrcAddr = tunnelMTU, nic.Attrs().Index, net.ParseIP(HostAddr(host))
 		return r.Node.Add(vx, end)
 	})
 }
@@ -194,7 +192,7 @@ func (o *Overlay) routed(host int) error {
 	}
 	return errors.Join(
 		r.Node.Neighbour(RoutedTunnel, netip.MustParseAddr(subnet(other)), tunnelMAC(other)),
-		r.Node.Remote(RoutedTunnel, tunnelMAC(other), wireAddr(other)),
+		r.Node.Remote(RoutedTunnel, tunnelMAC(other), HostAddr(other)),
 		r.Node.Change(RoutedTunnel, func(h *netlink.Handle, vx netlink.Link) error {
 			return h.RouteAdd(&netlink.Route{
 				LinkIndex: vx.Attrs().Index, Dst: &net.IPNet{IP: net.ParseIP(subnet(other)), Mask: net.CIDRMask(24, 32)},
@@ -229,7 +227,7 @@ func (o *Overlay) bridged(host int) error {
 	}
 	return errors.Join(
 		box.Neighbour(BridgedTunnel, netip.MustParseAddr(o.Addr(other)), mac(other)),
-		box.Remote(BridgedTunnel, mac(other), wireAddr(other)))
+		box.Remote(BridgedTunnel, mac(other), HostAddr(other)))
 }
 
 // join connects the container to a bridge.
@@ -288,14 +286,14 @@ func (o *Overlay) swarm(ctx context.Context) error {
 		}
 	}
 	first := o.Hosts[0].engine
-	if _, err := first.run(ctx, nil, "swarm", "init", "--advertise-addr", wireAddr(0)); err != nil {
+	if _, err := first.run(ctx, nil, "swarm", "init", "--advertise-addr", HostAddr(0)); err != nil {
 		return err
 	}
 	token, err := first.run(ctx, nil, "swarm", "join-token", "-q", "worker")
 	if err != nil {
 		return err
 	}
-	if err := o.Hosts[1].engine.join(ctx, token, wireAddr(1), wireAddr(0)); err != nil {
+	if err := o.Hosts[1].engine.join(ctx, token, HostAddr(1), HostAddr(0)); err != nil {
 		return err
 	}
 	if _, err := first.run(ctx, nil, "network", "create", "-d", "overlay", "--attachable", "--subnet", swarmSubnet, swarmNetwork); err != nil {

@@ -57,7 +57,7 @@ func TestOverlay(t *testing.T) {
 				encapsulated   bool
 			}{
 				{"containers", o.Hosts[0].Boxes[0], o.Hosts[1].Boxes[0], o.Addr(1), true},
-				{"hosts", o.Hosts[0].Node, o.Hosts[1].Node, o.HostAddr(1), false},
+				{"hosts", o.Hosts[0].Node, o.Hosts[1].Node, HostAddr(1), false},
 			} {
 				const count = 20
 				var before [2]uint64

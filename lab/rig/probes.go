@@ -192,15 +192,14 @@ func (w *Stopwatch) Read() (sum time.Duration, err error) {
 // NIC is polled on the CPU of its interrupt; this one, a veth, is polled on the sender's CPU, and so
 // is its XDP. It therefore stands for a drop that costs the containers' CPU nothing, such as one in
 // hardware.
-func (r *Rig) Drop(on bool) error {
-	if on == (r.dropping != nil) {
-		return nil
+func (r *Rig) Drop(on bool) (err error) {
+	switch {
+	case on == (r.dropping != nil):
+	case on:
+		err = r.startDrop()
+	default:
+		err = r.stopDrop()
 	}
-	change := r.stopDrop
-	if on {
-		change = r.startDrop
-	}
-	err := change()
 	if err != nil {
 		return fmt.Errorf("drop what comes by %s: %w", NICDevice, err)
 	}

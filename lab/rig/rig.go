@@ -101,13 +101,12 @@ const (
 	port           = "9000"
 
 	// NICDevice is the name of the NIC in Node, on the path NIC; the sender's packets arrive by its
-	// queue SenderQueue. The host ends of the containers' veths are called PortPrefix and the
+	// queue SenderCPU. The host ends of the containers' veths are called PortPrefix and the
 	// container's name.
 	NICDevice    = "flnic"
 	Bridge       = "flbr0"
 	TunnelDevice = "flvx0" // on the path VXLAN, in Node and in Outside
 	PortPrefix   = "fl"
-	SenderQueue  = SenderCPU
 )
 
 // address and mac return the addresses of the rig's i-th container.

@@ -79,17 +79,12 @@ func (r *Rig) tunnel() error {
 // tunnelMTU is the inner MTU that fits into a packet of 1500 bytes.
 const tunnelMTU = 1450
 
-// entry returns the port of the bridge, and the device of the outside, by which packets arrive.
-func (r *Rig) entry() (port, outside string) {
-	if r.Path == VXLAN {
-		return TunnelDevice, TunnelDevice
-	}
-	return NICDevice, "eth0"
-}
-
 // wireBridge joins the containers to the bridge.
 func (r *Rig) wireBridge() error {
-	port, outside := r.entry()
+	port, outside := NICDevice, "eth0" // by which packets arrive
+	if r.Path == VXLAN {
+		port, outside = TunnelDevice, TunnelDevice
+	}
 	errs := []error{r.Node.Forward(port, outsideMAC)}
 	for i, b := range r.Boxes {
 		dev := PortPrefix + r.Containers[i].Name
@@ -107,16 +102,14 @@ func (r *Rig) wireBridge() error {
 // wireMacvlans gives each container a macvlan device on the NIC.
 func (r *Rig) wireMacvlans() error {
 	for i, b := range r.Boxes {
-		err := r.Node.Change(NICDevice, func(_ *netlink.Handle, nic netlink.Link) error {
-			return r.Node.Add(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: nic.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE},
-				sandbox.End{Box: b, Name: "eth0", Addr: prefix(address(i)), MAC: mac(i)})
-		})
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(
+		err := errors.Join(
+			r.Node.Change(NICDevice, func(_ *netlink.Handle, nic netlink.Link) error {
+				return r.Node.Add(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: nic.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE},
+					sandbox.End{Box: b, Name: "eth0", Addr: prefix(address(i)), MAC: mac(i)})
+			}),
 			r.Outside.Neighbour("eth0", netip.MustParseAddr(address(i)), mac(i)),
-			b.Neighbour("eth0", netip.MustParseAddr(outsideAddr), outsideMAC)); err != nil {
+			b.Neighbour("eth0", netip.MustParseAddr(outsideAddr), outsideMAC))
+		if err != nil {
 			return err
 		}
 	}
@@ -145,7 +138,7 @@ func (r *Rig) steer() error {
 		r.Node.SetQueues(NICDevice, "rx", "rps_cpus", shared),
 		r.Outside.SetQueues("eth0", "rx", "rps_cpus", func(int) string { return fmt.Sprintf("%x", 1<<SenderCPU) }),
 		// A veth's receive queue is the sender's transmit queue. Each CPU gets one, so all of the
-		// sender's packets arrive by queue SenderQueue.
+		// sender's packets arrive by queue SenderCPU.
 		r.Outside.SetQueues("eth0", "tx", "xps_cpus", func(q int) string { return fmt.Sprintf("%x", 1<<q) }),
 	)...)
 }
