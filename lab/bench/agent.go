@@ -89,7 +89,7 @@ func (g *guard) explain(err error) error {
 		return err // nothing is wrong with the agent
 	}
 	const most = 4096
-	said, _ := os.ReadFile(g.log())
+	said, _ := os.ReadFile(filepath.Join(g.dir, agentLog))
 	if said = bytes.TrimSpace(said[max(0, len(said)-most):]); len(said) == 0 {
 		return err
 	}
@@ -140,6 +140,7 @@ type guard struct {
 // The files of a guard.
 const (
 	agentSocket = "agent.sock"
+	agentLog    = "log"
 	policyDir   = "policy.d"
 	policyFile  = "rig.yaml"
 )
@@ -167,9 +168,6 @@ func newGuard(ctx context.Context, r *rig.Rig, feature, protect string, uplink u
 // policies is the directory of the agent's policy files.
 func (g *guard) policies() string { return filepath.Join(g.dir, policyDir) }
 
-// log is the file that the agent logs to.
-func (g *guard) log() string { return filepath.Join(g.dir, "log") }
-
 // start starts the agent, and waits until it answers.
 func (g *guard) start(ctx context.Context) error {
 	exe, err := os.Executable()
@@ -179,7 +177,7 @@ func (g *guard) start(ctx context.Context) error {
 	if err := os.MkdirAll(g.policies(), 0o755); err != nil {
 		return err
 	}
-	log, err := os.OpenFile(g.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(filepath.Join(g.dir, agentLog), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}

@@ -66,7 +66,7 @@ func experimentOf(name, short string, u, quick usual, plans func(*experiment, Op
 				return nil, err
 			}
 			noEngine := rig.EngineRuns()
-			list, notes := installed(list, onMachine, noEngine)
+			list, notes := installed(list, func(program string) bool { return rig.Service(program).Program() != "" }, noEngine)
 			e.notes = append(e.notes, notes...)
 			if len(list) == 0 && noEngine != nil {
 				return nil, fmt.Errorf("%s experiment: %w", name, noEngine)
@@ -112,9 +112,6 @@ func choose(plans []plan, o Options) (list []plan, names []string, err error) {
 	}
 	return list, names, nil
 }
-
-// onMachine reports whether a program is installed.
-func onMachine(program string) bool { return rig.Service(program).Program() != "" }
 
 // installed returns the plans with the cases for which this machine has what they need, and a note for
 // each thing that it does not have. noEngine is what a Docker Engine lacks; nil: nothing.

@@ -200,7 +200,7 @@ func (s *overlaySession) end() error { return s.rig.Hosts[1].Stop() }
 
 // begin starts the servers of a case.
 func (s *overlaySession) begin(ctx context.Context, c overlayCase) (err error) {
-	client, server, at := s.rig.Hosts[0], s.rig.Hosts[1], s.rig.Addr(1)
+	client, server, at := s.rig.Hosts[0], s.rig.Hosts[1], s.rig.Addrs[1]
 	if c.named {
 		at = rig.ServiceAddr
 	}

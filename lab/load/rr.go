@@ -92,7 +92,11 @@ func rrClient(o options, b *Board) error {
 			})
 			continue
 		}
-		c, err := dial(network(o.proto), to, nil)
+		exchange, network := askTCP, "tcp"
+		if o.proto == "udp" {
+			exchange, network = askUDP, "udp"
+		}
+		c, err := dial(network, to, nil)
 		if err != nil {
 			return err
 		}
@@ -106,9 +110,7 @@ func rrClient(o options, b *Board) error {
 		if err != nil {
 			return err
 		}
-		exchange := askTCP
 		if o.proto == "udp" {
-			exchange = askUDP
 			tv := unix.NsecToTimeval(int64(patience(o)))
 			if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 				return err
@@ -122,13 +124,6 @@ func rrClient(o options, b *Board) error {
 	go watch(flows, b)
 	b.setReady()
 	return <-failed
-}
-
-func network(proto string) string {
-	if proto == "udp" {
-		return proto
-	}
-	return "tcp"
 }
 
 // ask makes requests, and returns nil once it has made o.count of them. do makes one request, and

@@ -25,7 +25,7 @@ type Overlay struct {
 	// Routed, nil on the path Swarm.
 	Tunnels [2]*sandbox.Box
 
-	addrs [2]string // of the containers
+	Addrs [2]string // of the containers on the overlay network
 }
 
 // The names and addresses in an overlay. A host's device on the wire is NICDevice. The first host
@@ -62,9 +62,6 @@ func HostAddr(host int) string { return fmt.Sprintf("10.113.0.%d", 1+host) }
 // subnet is the network of a host's containers on the path Routed.
 func subnet(host int) string { return fmt.Sprintf("10.111.%d.0", host) }
 
-// Addr is the address of a host's container on the overlay network.
-func (o *Overlay) Addr(host int) string { return o.addrs[host] }
-
 // NewOverlay builds an overlay: Routed, Bridged or Swarm. It needs what New needs, and the program
 // nft; for Swarm what New needs with the path Docker.
 func NewOverlay(ctx context.Context, path Path) (_ *Overlay, err error) {
@@ -90,17 +87,17 @@ func NewOverlay(ctx context.Context, path Path) (_ *Overlay, err error) {
 		return o, o.swarm(ctx)
 	}
 	join := o.bridged
-	o.addrs = [2]string{address(0), address(1)}
+	o.Addrs = [2]string{address(0), address(1)}
 	if path == Routed {
 		join = o.routed
-		o.addrs = [2]string{"10.111.0.2", "10.111.1.2"} // of two networks; see subnet
+		o.Addrs = [2]string{"10.111.0.2", "10.111.1.2"} // of two networks; see subnet
 	}
 	for host, r := range o.Hosts {
 		o.Tunnels[host] = r.Node
 		if err := join(host); err != nil {
 			return nil, err
 		}
-		if err := errors.Join(manyPorts(r.Boxes[0]), r.feed(ctx, fmt.Sprintf(hostRules, "10.111.0.0/16", ServiceAddr, o.Addr(1)), "nft", "-f", "-")); err != nil {
+		if err := errors.Join(manyPorts(r.Boxes[0]), r.feed(ctx, fmt.Sprintf(hostRules, "10.111.0.0/16", ServiceAddr, o.Addrs[1]), "nft", "-f", "-")); err != nil {
 			return nil, err
 		}
 	}
@@ -187,7 +184,7 @@ func (o *Overlay) routed(host int) error {
 	if err := r.Node.Bridge(gatewayPort, prefix(gateway)); err != nil {
 		return err
 	}
-	if err := r.join(r.Node, gatewayPort, o.Addr(host), mac(host)); err != nil {
+	if err := r.join(r.Node, gatewayPort, o.Addrs[host], mac(host)); err != nil {
 		return err
 	}
 	return errors.Join(
@@ -222,11 +219,11 @@ func (o *Overlay) bridged(host int) error {
 	if err := o.tunnelAs(host, vx, sandbox.End{Box: box, Name: BridgedTunnel, Bridge: tunnelBridge}); err != nil {
 		return err
 	}
-	if err := r.join(box, tunnelBridge, o.Addr(host), mac(host)); err != nil {
+	if err := r.join(box, tunnelBridge, o.Addrs[host], mac(host)); err != nil {
 		return err
 	}
 	return errors.Join(
-		box.Neighbour(BridgedTunnel, netip.MustParseAddr(o.Addr(other)), mac(other)),
+		box.Neighbour(BridgedTunnel, netip.MustParseAddr(o.Addrs[other]), mac(other)),
 		box.Remote(BridgedTunnel, mac(other), HostAddr(other)))
 }
 
@@ -307,7 +304,7 @@ func (o *Overlay) swarm(ctx context.Context) error {
 			return err
 		}
 		format := fmt.Sprintf("{{(index .NetworkSettings.Networks %q).IPAddress}}", swarmNetwork)
-		if o.addrs[host], err = r.engine.run(ctx, nil, "inspect", "--format", format, r.Boxes[0].Name); err != nil {
+		if o.Addrs[host], err = r.engine.run(ctx, nil, "inspect", "--format", format, r.Boxes[0].Name); err != nil {
 			return err
 		}
 		if err := r.showTunnel(); err != nil {

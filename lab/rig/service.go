@@ -106,9 +106,10 @@ func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus .
 		args = []string{"-u", "root", "-p", port, "-U", "0", "-t", "1", "-m", "64", "-l", "0.0.0.0"}
 	case Nginx:
 		args = []string{"-p", dir, "-e", os.DevNull, "-c", filepath.Join(dir, "nginx.conf")}
-		err = errors.Join(
-			os.WriteFile(filepath.Join(dir, "nginx.conf"), fmt.Appendf(nil, nginxConfig, dir, port, dir), 0o644),
-			page(dir, PageSize), page(dir, LargePage))
+		err = os.WriteFile(filepath.Join(dir, "nginx.conf"), fmt.Appendf(nil, nginxConfig, dir, port, dir), 0o644)
+		for _, size := range []int{PageSize, LargePage} { // a page is named after its size
+			err = errors.Join(err, os.WriteFile(filepath.Join(dir, strconv.Itoa(size)), make([]byte, size), 0o644))
+		}
 	case Postgres:
 		program, args, err = postgres(program, dir)
 	default:
@@ -121,7 +122,7 @@ func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus .
 	if err != nil {
 		return nil, err
 	}
-	if err := listens(ctx, p); err != nil || s != Postgres {
+	if err := await(ctx, p, func() bool { return atPort(p.PID, listening) }); err != nil || s != Postgres {
 		return p, err
 	}
 	// PostgreSQL listens before it accepts clients, and logs when it does.
@@ -129,11 +130,6 @@ func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus .
 		note, err := os.ReadFile(filepath.Join(dir, "data", "postmaster.pid"))
 		return err == nil && strings.Contains(string(note), "ready")
 	})
-}
-
-// page creates a page for nginx, named after its size.
-func page(dir string, size int) error {
-	return os.WriteFile(filepath.Join(dir, strconv.Itoa(size)), make([]byte, size), 0o644)
 }
 
 // nginxConfig has one process that never closes a connection, and logs nothing.
@@ -206,11 +202,6 @@ func Retransmitted(pids ...int) (sum uint64, err error) {
 		sum += uint64(*counts.RetransSegs)
 	}
 	return sum, nil
-}
-
-// listens waits until a process listens on the rig's TCP port.
-func listens(ctx context.Context, p *sandbox.Process) error {
-	return await(ctx, p, func() bool { return atPort(p.PID, listening) })
 }
 
 // atPort reports whether the network namespace of a process has a TCP socket at the rig's port in a
