@@ -206,15 +206,12 @@ func Retransmitted(pids ...int) (sum uint64, err error) {
 
 // atPort reports whether the network namespace of a process has a TCP socket at the rig's port in a
 // state that in accepts.
-func atPort(pid int, in func(state uint64) bool) bool {
-	fs, err := procfs.NewFS(fmt.Sprintf("/proc/%d", pid))
-	if err != nil {
-		return false
-	}
-	for _, table := range []func() (procfs.NetTCP, error){fs.NetTCP, fs.NetTCP6} {
-		sockets, _ := table() // a host may have no IPv6
-		for _, s := range sockets {
-			if s.LocalPort == PortNumber && in(s.St) {
+func atPort(pid int, in func(state string) bool) bool {
+	for _, table := range []string{"tcp", "tcp6"} {
+		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table)) // a host may have no IPv6
+		for line := range strings.Lines(string(data)) {
+			f := strings.Fields(line) // sl local_address rem_address st
+			if len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", PortNumber)) && in(f[3]) {
 				return true
 			}
 		}
@@ -239,5 +236,5 @@ func await(ctx context.Context, p *sandbox.Process, ready func() bool) error {
 }
 
 // The states of a socket, as in the kernel's tcp_states.h.
-func listening(state uint64) bool { return state == 0x0a }
-func connected(state uint64) bool { return state != 0x0a && state != 0x06 } // TIME_WAIT
+func listening(state string) bool { return state == "0A" }
+func connected(state string) bool { return state != "0A" && state != "06" } // TIME_WAIT

@@ -46,8 +46,9 @@ func (g *Generator) Ended() error {
 	return nil
 }
 
-// Stop ends all that Start and Serve have started.
+// Stop ends all that Start and Serve have started, the last first: clients before their servers.
 func (r *Rig) Stop() error {
+	slices.Reverse(r.load)
 	err := Stop(r.load...)
 	r.load = nil
 	return err
