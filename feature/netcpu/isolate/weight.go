@@ -34,11 +34,7 @@ func (is *Isolator) weighing(c container.Container) ([]journal.Setting, error) {
 	if err != nil {
 		return nil, err
 	}
-	shares := math.MaxInt32 // any value
-	if cpus > 0 && cpus < 0.5 {
-		shares = sharesFor(cpus)
-	}
-	return is.lowering(dir, shares, c.ID)
+	return is.lowering(dir, sharesFor(cpus), c.ID)
 }
 
 // quota returns the limit of a container's tenant by its owner, in CPUs; 0: none.
@@ -84,12 +80,13 @@ func (is *Isolator) turnOf(s *isolation) bool {
 	return (is.windows+s.of.Key().NetNS)%turns == 0
 }
 
-// sharesFor returns the weight w with w / (w + usual) = cpus, at most the usual one.
+// sharesFor returns the weight w with w / (w + usual) = cpus; any for a CPU or more, and for 0, which
+// is no quota.
 func sharesFor(cpus float64) int {
-	if cpus >= 0.5 {
-		return usualShares
+	if cpus == 0 || cpus >= 1 {
+		return math.MaxInt32
 	}
-	return int(math.Round(usualShares * cpus / (1 - cpus)))
+	return int(min(math.Round(usualShares*cpus/(1-cpus)), math.MaxInt32))
 }
 
 // lowering plans the given part of the usual weight for a cgroup; see weight.lowered.
