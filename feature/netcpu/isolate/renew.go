@@ -42,7 +42,7 @@ func (is *Isolator) RenewUplinks() error {
 	if is.host == nil || is.resting.rests {
 		return nil
 	}
-	var errs []error
+	errs := []error{IgnoreGone(is.weighUplinks())}
 	for key, u := range is.host.devices {
 		if err := IgnoreGone(is.renewUplink(key, u)); err != nil {
 			errs = append(errs, fmt.Errorf("place the threads of uplink %s again: %w", u.name, err))
