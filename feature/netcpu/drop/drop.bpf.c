@@ -128,12 +128,11 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 		t->polled = t->sent;
 	else
 		__sync_fetch_and_add(&t->polled, work);
-	if (beyond_quota()) {
+	/* Not its waits: a short period gives no more credit than a long one. */
+	if (beyond_quota())
 		t->stopped = bpf_ktime_get_ns();
-	} else if (t->stopped) {
+	else if (t->stopped)
 		t->stopped = 0;
-		t->waits = 0;
-	}
 	return 0;
 }
 
@@ -372,13 +371,19 @@ static __always_inline int unwanted_inner(void *l3, void *end, __u16 proto, __u3
 	return unwanted(eth, &to, bpf_map_lookup_elem(&fl_tunnels, &mac) != NULL, slot);
 }
 
-/* Counts a packet that came by an uplink: for a tenant, or at slot 0 for others. */
+/* Counts a packet that came by an uplink: for a tenant, or for others, on each CPU apart. */
 static __always_inline void arrives(__u32 slot)
 {
 	struct tenant *t;
+	__u32 only = 0;
+	__u64 *others;
 
-	if (slot == NOBODY || slot == STALE)
-		slot = 0;
+	if (slot == NOBODY || slot == STALE) {
+		others = bpf_map_lookup_elem(&fl_others, &only);
+		if (others)
+			(*others)++;
+		return;
+	}
 	t = bpf_map_lookup_elem(&fl_tenants, &slot);
 	if (t)
 		__sync_fetch_and_add(&t->arrived, 1);
