@@ -25,13 +25,16 @@ type group struct {
 	members     []container.Container
 	weight      uint64        // by its owner; 0: it runs only where nobody else does
 	ran, waited time.Duration // for its turn
+	quota       float64       // CPUs; 0: none
 }
 
 // short returns the counters' growth since an earlier reading, and whether the tenant went short
-// meanwhile. A smaller counter is another cgroup's.
+// meanwhile: one that ran for all of its quota did not, however long it waited for that. A smaller
+// counter is another cgroup's.
 func (g group) short(before group, length time.Duration) (group, bool) {
 	g.ran, g.waited = max(0, g.ran-before.ran), max(0, g.waited-before.waited)
-	return g, float64(g.waited) >= dueShort*float64(length)
+	had := g.quota > 0 && float64(g.ran) >= (1-dueShort)*g.quota*float64(length)
+	return g, !had && float64(g.waited) >= dueShort*float64(length)
 }
 
 // due returns the part of took, the CPU time of a container in some time, that its weight allows
@@ -140,13 +143,11 @@ func (is *Isolator) readGroups(now time.Time) error {
 			}
 			dirs[dir], dirs[counts] = true, true
 			g := group{members: []container.Container{m.Container}}
-			var throttled time.Duration
 			if g.ran, err = r.files.Usage(counts); err == nil {
 				if g.waited, err = r.files.Waited(counts); err == nil {
-					throttled, _, err = r.files.Throttled(dir)
+					g.quota, _, err = r.files.CPUQuota(dir)
 				}
 			}
-			g.waited -= throttled // a quota is no neighbour
 			switch {
 			case err == nil:
 				r.groups[dir] = g

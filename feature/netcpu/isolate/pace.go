@@ -16,7 +16,7 @@ import (
 
 // The threads of the uplinks work for a container before its own thread does, in a group that
 // weighs as much as one container. So a flood, and bulk TCP, take time from others that the receiver
-// does not pay for. While they come in and the uplinks' CPUs have no idle time, the receiver's quota,
+// does not pay for. While they come in and the uplinks' CPUs have no time to spare, the receiver's quota,
 // and what its weight allows beside neighbours that go short, pay for that work as well: the uplinks
 // let only as many of its packets pass as it has time left for.
 const (
@@ -50,7 +50,7 @@ type paceWindow struct {
 	own     time.Duration // of the container's tasks and threads; 0: it is not known
 	uplinks time.Duration // of their threads, for its packets
 	due     time.Duration // of own and uplinks together; 0: any
-	busy    bool          // the CPUs of the uplinks had no idle time
+	busy    bool          // the uplinks had no idle CPU time or, while a neighbour goes short, less than they worked
 	single  uint64        // of those that have reached it
 	super   uint64        // the same, of super-packets
 	much    bool          // a flood, or bulk
@@ -195,7 +195,7 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, 
 	all = paceWindow{arrived: u.others, passed: u.others, uplinks: u.ran}
 	windows := make(map[*isolation]paceWindow)
 	err = is.counting(func(s *isolation) error {
-		win := paceWindow{length: u.length, busy: u.busy}
+		win := paceWindow{length: u.length}
 		err := is.flows(s, u.since, now, u.heavy, &win)
 		all.arrived, all.passed = all.arrived+win.arrived, all.passed+win.passed
 		all.single, all.super = all.single+win.single, all.super+win.super
@@ -220,7 +220,7 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, 
 func (s *isolation) paced(w, all paceWindow, u uplinkWindow, flood uint64) float64 {
 	w.uplinks = time.Duration(float64(u.ran) * w.works() / max(1, all.works()+paceVeth*float64(u.others)))
 	s.took += w.own + w.uplinks
-	w.due = s.dueIn(u.length)
+	w.due, w.busy = s.dueIn(u.length), u.busy || s.due > 0 && u.idle < u.ran
 	w.much = u.perSecond(w.arrived) >= float64(flood) || u.bulk(w)
 	return s.pacing.next(w)
 }
