@@ -86,6 +86,7 @@ type isolation struct {
 	turns   uint64 // that the threads had at the end of the last window; 0: not known
 	pacing  paceControl
 	flow    flow
+	alone   uint64        // packets that came by queues of its own
 	quota   float64       // CPUs, as of the last window in which it might be paced; 0: none
 	due     float64       // CPUs beside its neighbours, as of lookAround; 0: any
 	took    time.Duration // since then

@@ -45,7 +45,8 @@ const (
 // paceWindow is what the packets of one container cost in some time.
 type paceWindow struct {
 	length  time.Duration
-	arrived uint64        // packets that came by uplinks,
+	alone   uint64        // packets that came by queues whose thread it pays for,
+	arrived uint64        // packets that came by others of the uplinks,
 	passed  uint64        // and the part that was not dropped
 	own     time.Duration // of the container's tasks and threads; 0: it is not known
 	uplinks time.Duration // of their threads, for its packets
@@ -91,9 +92,19 @@ func (c *paceControl) next(w paceWindow) float64 {
 
 // flow is pace's last reading of one tenant.
 type flow struct {
-	at  time.Time
-	own time.Duration
+	at    time.Time
+	own   time.Duration
+	alone uint64 // packets that came by queues of its own
 	drop.Counters
+}
+
+// count sets the packets of a window between two readings.
+func (w *paceWindow) count(last, now flow) {
+	w.alone = now.alone - last.alone
+	w.arrived = now.Arrived - last.Arrived
+	w.arrived -= min(w.arrived, w.alone)
+	w.passed = w.arrived - min(w.arrived, now.Held-last.Held)
+	w.single, w.super = now.Small-last.Small, now.Super-last.Super
 }
 
 // work is a reading of what the uplinks have done so far.
@@ -197,7 +208,7 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, 
 	err = is.counting(func(s *isolation) error {
 		win := paceWindow{length: u.length}
 		err := is.flows(s, u.since, now, u.heavy, &win)
-		all.arrived, all.passed = all.arrived+win.arrived, all.passed+win.passed
+		all.arrived, all.passed = all.arrived+win.alone+win.arrived, all.passed+win.alone+win.passed
 		all.single, all.super = all.single+win.single, all.super+win.super
 		windows[s] = win
 		return err
@@ -209,6 +220,9 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, 
 		paced = paced || passes > 0
 		if passes == 0 && before == 0 {
 			return nil
+		}
+		if passes > 0 {
+			passes += u.perSecond(win.alone)
 		}
 		return s.drops.Pace(passes, paceLasts)
 	}))
@@ -293,14 +307,12 @@ func (is *Isolator) flows(s *isolation, since, now time.Time, heavy bool, w *pac
 		return err
 	}
 	last := s.flow
-	s.flow = flow{at: now, Counters: c}
+	s.flow = flow{at: now, alone: s.alone, Counters: c}
 	if last.at.IsZero() || last.at != since {
 		return nil
 	}
-	w.arrived = c.Arrived - last.Arrived
-	w.passed = w.arrived - min(w.arrived, c.Held-last.Held)
-	w.single, w.super = c.Small-last.Small, c.Super-last.Super
-	if !heavy || is.ownsQueue(s) {
+	w.count(last, s.flow)
+	if !heavy {
 		return nil
 	}
 	own, err := is.ranOf(s)
@@ -326,21 +338,6 @@ func (s *isolation) dueIn(length time.Duration) time.Duration {
 		return 0
 	}
 	return max(1, time.Duration(cpus*float64(length)))
-}
-
-// ownsQueue reports whether a tenant has a queue of an uplink, and so pays for its thread.
-func (is *Isolator) ownsQueue(s *isolation) bool {
-	if !s.queues {
-		return false // whatever its packets would earn it
-	}
-	for _, u := range is.host.devices {
-		for _, q := range u.queues {
-			if q.control.owner == s.drops.Slot() {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // ranOf returns the time that the tasks and threads of a tenant have run; 0 if it is not known.

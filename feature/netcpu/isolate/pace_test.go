@@ -9,6 +9,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
 // What others than the isolated get is less when a charged container has ended. The threads of
@@ -37,6 +39,23 @@ func TestWorkAfter(t *testing.T) {
 	want = uplinkWindow{since: began, length: 200 * ms, ran: 60 * ms, idle: 200 * ms, heavy: true}
 	if got := now.after(last, nil); got != want {
 		t.Errorf("with idle time not known, and fewer packets: %+v, want %+v", got, want)
+	}
+}
+
+// Only what comes by queues that others share is billed and held back. A container that may have no
+// queue pays for none, whatever its packets have earned it.
+func TestOwnQueues(t *testing.T) {
+	var w paceWindow
+	last := flow{alone: 50, Counters: drop.Counters{Arrived: 100, Held: 5}}
+	if w.count(last, flow{alone: 950, Counters: drop.Counters{Arrived: 3100, Held: 105}}); w.alone != 900 || w.arrived != 2100 || w.passed != 2000 {
+		t.Errorf("of 3000 packets with 900 by its own queue: %+v", w)
+	}
+	s, is := &isolation{drops: &drop.Drops{}}, New(Config{})
+	is.isolated[tenant.Key{}] = s
+	for _, s.queues = range []bool{false, true} {
+		if got := is.owner(s.drops.Slot()) == s; got != s.queues || is.owner(nobody) != nil {
+			t.Errorf("it may have queues %t: it pays for one %t", s.queues, got)
+		}
 	}
 }
 

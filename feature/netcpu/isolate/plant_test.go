@@ -434,8 +434,8 @@ func (p *plant) bound() {
 	windows := make([]paceWindow, len(p.tenants))
 	for i, t := range p.tenants {
 		if f := t.is.flow; t.pays && f.own > 0 {
-			win := paceWindow{length: u.length, arrived: uint64(t.arrived) - f.Arrived}
-			win.passed = win.arrived - min(win.arrived, uint64(t.held)-f.Held)
+			win := paceWindow{length: u.length}
+			win.count(f, flow{Counters: drop.Counters{Arrived: uint64(t.arrived), Held: uint64(t.held)}})
 			if u.heavy {
 				win.own = max(1, seconds(t.ran)-f.own)
 			}

@@ -65,8 +65,8 @@ func (c *restControl) next(w restWindow) bool {
 // rest lets softirqs poll the uplinks, or threads again.
 func (is *Isolator) rest(w restWindow) error {
 	before := is.resting
-	for _, s := range is.isolated {
-		w.owned = w.owned || s.drops != nil && is.ownsQueue(s)
+	for _, u := range is.host.devices {
+		w.owned = w.owned || slices.ContainsFunc(u.queues, func(q *queue) bool { return is.owner(q.control.owner) != nil })
 	}
 	if is.resting.next(w) == before.rests {
 		return nil
