@@ -129,10 +129,7 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 	else
 		__sync_fetch_and_add(&t->polled, work);
 	/* Not its waits: a short period gives no more credit than a long one. */
-	if (beyond_quota())
-		t->stopped = bpf_ktime_get_ns();
-	else if (t->stopped)
-		t->stopped = 0;
+	t->stopped = beyond_quota() ? bpf_ktime_get_ns() : 0;
 	return 0;
 }
 
@@ -172,23 +169,17 @@ static __always_inline int waits(struct tenant *t, __u64 now, __u32 packets)
 static __always_inline int full(struct tenant *t, __u32 slot, __u64 now, __u32 packets)
 {
 	int ring = !packets; /* at the veth, its own driver checks the ring */
-	int beyond = spent(t, now);
+	int limited = spent(t, now), beyond = limited;
 
-	if (!beyond && !t->no_ring) {
-		/* Signed, as another CPU may have set a later time by now. */
-		beyond = t->stopped && (__s64)(now - t->stopped) <= STOPPED_NS;
-		if (beyond && waits(t, now, packets))
-			return 0; /* there is room for it to wait */
-		if (!beyond && (!ring || (__s64)(t->sent - t->polled) < fl_ring))
-			return 0; /* there is room */
-		if ((__s64)(now - t->retried) > RETRY_NS) {
-			t->retried = now;
-			return 0;
-		}
-	} else if (!beyond) {
+	if (!limited && t->no_ring)
 		return 0; /* its packets do not go through its thread */
-	} else if (waits(t, now, packets)) {
-		return 0; /* there is room for it to wait */
+	if (!limited) /* signed, as another CPU may have set a later time by now */
+		beyond = t->stopped && (__s64)(now - t->stopped) <= STOPPED_NS;
+	if (beyond ? waits(t, now, packets) : !ring || (__s64)(t->sent - t->polled) < fl_ring)
+		return 0; /* there is room, if only to wait */
+	if (!limited && (__s64)(now - t->retried) > RETRY_NS) {
+		t->retried = now;
+		return 0;
 	}
 	__sync_fetch_and_add(&t->dropped, 1);
 	if (beyond)
