@@ -79,7 +79,7 @@ type isolation struct {
 	at      place // of its threads
 	queues  bool  // it may have queues of uplinks
 	threads []thread
-	asking  asking
+	asked   int         // windows since renew has listed its NAPIs
 	drops   *drop.Drops // nil without early drop
 	control control
 	counted counted

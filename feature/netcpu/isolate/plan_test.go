@@ -176,11 +176,3 @@ func TestStale(t *testing.T) {
 		}
 	}
 }
-
-func TestNoCPUs(t *testing.T) {
-	for mask, want := range map[string]string{"3": "0", "00000000,0000ffff": "00000000,00000000", "": ""} {
-		if got := noCPUs(mask); got != want {
-			t.Errorf("noCPUs(%q) = %q, want %q", mask, got, want)
-		}
-	}
-}

@@ -34,7 +34,11 @@ func (is *Isolator) weighing(c container.Container) ([]journal.Setting, error) {
 	if err != nil {
 		return nil, err
 	}
-	return is.lowering(dir, sharesFor(cpus), c.ID)
+	w, err := is.lookAtWeight(dir, c.ID)
+	if err != nil {
+		return nil, err
+	}
+	return w.lowered(sharesFor(cpus))
 }
 
 // quota returns the limit of a container's tenant by its owner, in CPUs; 0: none.
@@ -87,13 +91,4 @@ func sharesFor(cpus float64) int {
 		return math.MaxInt32
 	}
 	return int(min(math.Round(usualShares*cpus/(1-cpus)), math.MaxInt32))
-}
-
-// lowering plans the given part of the usual weight for a cgroup; see weight.lowered.
-func (is *Isolator) lowering(dir string, shares int, id container.ID) ([]journal.Setting, error) {
-	w, err := is.lookAtWeight(dir, id)
-	if err != nil {
-		return nil, err
-	}
-	return w.lowered(shares)
 }
