@@ -59,7 +59,7 @@ func TestControlRelapse(t *testing.T) {
 		}
 	}
 	waits()
-	for range forget {
+	for range longest {
 		c.next(bulk)
 	}
 	c.next(flood)
@@ -141,7 +141,7 @@ func TestQueueControl(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ctl := newQueueControl()
 			for i, w := range c.windows {
-				if got := ctl.next(w, queueMin, queueFlood); got != c.want[i] {
+				if got := ctl.next(w, leastRate, queueFlood); got != c.want[i] {
 					t.Errorf("after window %d (%+v): %d, want %d", i, w, got, c.want[i])
 				}
 			}
@@ -160,13 +160,13 @@ func TestQueueControlIsSafe(t *testing.T) {
 				Slot:   rapid.Uint32Range(0, 2).Draw(t, "slot"),
 			}}
 			before := c.owner
-			got := c.next(w, queueMin, queueFlood)
+			got := c.next(w, leastRate, queueFlood)
 			switch {
 			case w.Others > 0 && got != nobody:
 				t.Fatalf("%+v left the queue with %d", w, got)
 			case got != before && got != nobody && got != w.Slot:
 				t.Fatalf("%+v gave the queue to %d", w, got)
-			case c.patience < queuePatience || c.patience > queueLongest:
+			case c.patience < patience*time.Second || c.patience > longest*time.Second:
 				t.Fatalf("patience %d", c.patience)
 			}
 		}

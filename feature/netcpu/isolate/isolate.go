@@ -108,7 +108,7 @@ type thread struct {
 
 // New makes an Isolator. It changes nothing.
 func New(cfg Config) *Isolator {
-	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, queueMin), cmp.Or(cfg.QueueFlood, queueFlood)
+	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, leastRate), cmp.Or(cfg.QueueFlood, queueFlood)
 	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation)}
 }
 

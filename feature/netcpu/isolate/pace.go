@@ -19,28 +19,6 @@ import (
 // does not pay for. While they come in and the uplinks' CPUs have no time to spare, the receiver's quota,
 // and what its weight allows beside neighbours that go short, pay for that work as well: the uplinks
 // let only as many of its packets pass as it has time left for.
-const (
-	paceLeast = 1_000 // packets/s that pass in any case
-	paceGrow  = 1.1   // per window, while there is time left
-	paceIdle  = 0.05  // of a CPU: with more idle time nobody goes short
-	paceWork  = 0.05  // of a CPU: uplinks that work less take nothing worth mentioning
-	paceBulk  = 0.2   // of a CPU: uplinks that work more for one container's super-packets cost others as a flood does
-
-	// paceDropped is the cost of a dropped packet for an uplink's thread, in packets that pass. A drop by
-	// tc saves the bridge and the veth: 0.50 to 0.71 of 2.6 to 4.1 µs on a busy machine, XDP saves more.
-	paceDropped = 0.5
-
-	// paceVeth is the cost of a veth for an uplink's thread, in packets that pass the uplink. It does that
-	// work, too, for who does not pay: 1,280 ns beside 980.
-	paceVeth = 1.3
-
-	// paceReserved divides what is due to a container: the uplinks may work for its packets for that part
-	// though its own tasks use up all.
-	paceReserved = 4
-
-	paceQuiet = time.Second     // the time between looks at uplinks that work less
-	paceLasts = 2 * time.Second // the agent may be late, but not hang
-)
 
 // paceWindow is what the packets of one container cost in some time.
 type paceWindow struct {
@@ -81,7 +59,7 @@ func (c *paceControl) next(w paceWindow) float64 {
 	}
 	switch {
 	case fits < 1:
-		c.rate = max(paceLeast, fits*perSecond(w.passed))
+		c.rate = max(leastRate, fits*perSecond(w.passed))
 	case c.rate > 0:
 		if c.rate *= min(fits, paceGrow); c.rate > perSecond(w.arrived) {
 			c.rate = 0
@@ -112,7 +90,7 @@ type work struct {
 	at     time.Time
 	ran    map[container.Device]time.Duration // of their threads
 	others uint64                             // packets for nobody isolated
-	heavy  map[container.Device]time.Time     // worked for more than paceWork, within paceQuiet or when they began to rest
+	heavy  map[container.Device]time.Time     // worked for more than little, within lookEvery or when they began to rest
 	idle   map[int]time.Duration              // by CPU, if one is heavy
 }
 
@@ -129,7 +107,7 @@ type uplinkWindow struct {
 // pace limits the packets of each flooded tenant at the uplinks, and lets these rest.
 func (is *Isolator) pace(now time.Time) error {
 	last := is.worked
-	if is.host == nil || len(last.heavy) == 0 && now.Sub(last.at) < paceQuiet {
+	if is.host == nil || len(last.heavy) == 0 && now.Sub(last.at) < lookEvery {
 		return nil
 	}
 	w, err := is.work(now)
@@ -140,7 +118,7 @@ func (is *Isolator) pace(now time.Time) error {
 		return err
 	}
 	is.worked = w
-	if !is.around.at.IsZero() && now.Sub(is.around.at) > 2*dueEvery { // that flood is over
+	if !is.around.at.IsZero() && now.Sub(is.around.at) > 2*lookEvery { // that flood is over
 		is.forgetAround()
 	}
 	u := w.after(last, is.cpus())
@@ -186,7 +164,7 @@ func (w work) after(last work, cpus []int) uplinkWindow {
 			u.idle += idle - before
 		}
 	}
-	u.busy = float64(u.idle) < paceIdle*float64(u.length)
+	u.busy = float64(u.idle) < little*float64(u.length)
 	return u
 }
 
@@ -224,7 +202,7 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, 
 		if passes > 0 {
 			passes += u.perSecond(win.alone)
 		}
-		return s.drops.Pace(passes, paceLasts)
+		return s.drops.Pace(passes, 2*lookEvery)
 	}))
 	return all, paced, err
 }
@@ -262,9 +240,9 @@ func (is *Isolator) work(now time.Time) (w work, err error) {
 			}
 			w.ran[key] += used.Ran
 		}
-		if float64(w.ranSince(last, key)) > paceWork*float64(now.Sub(last.at)) {
+		if float64(w.ranSince(last, key)) > little*float64(now.Sub(last.at)) {
 			w.heavy[key] = now
-		} else if at, was := last.heavy[key]; was && now.Sub(at) < paceQuiet {
+		} else if at, was := last.heavy[key]; was && now.Sub(at) < lookEvery {
 			w.heavy[key] = at
 		}
 	}

@@ -425,7 +425,7 @@ func (p *plant) bound() {
 			w.others += uint64(t.arrived)
 		}
 	}
-	if p.rests.rests || float64(w.ranSince(p.last, nic)) > paceWork*float64(w.at.Sub(p.last.at)) {
+	if p.rests.rests || float64(w.ranSince(p.last, nic)) > little*float64(w.at.Sub(p.last.at)) {
 		w.heavy = map[container.Device]time.Time{nic: w.at}
 	}
 	u := w.after(p.last, p.nic)
@@ -464,14 +464,14 @@ func (p *plant) bound() {
 // lookAround finds out what is due to each, once a second.
 func (p *plant) lookAround() {
 	length := seconds(p.now() - p.lookAt)
-	if length < dueEvery {
+	if length < lookEvery {
 		return
 	}
 	p.lookAt = p.now()
 	short := make([]group, len(p.tenants))
 	for i, t := range p.tenants {
 		now := group{ran: seconds(t.ran), waited: seconds(t.waited), quota: t.quota}
-		if g, goes := now.short(p.looked[i], length); goes && length <= 2*dueEvery {
+		if g, goes := now.short(p.looked[i], length); goes && length <= 2*lookEvery {
 			g.weight = uint64(t.weight)
 			short[i] = g
 		}

@@ -13,9 +13,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// askEvery is in how many windows renew lists the NAPIs of a tenant with live threads once.
-const askEvery = 10
-
 // renew places threads again if a device has new ones. A link that goes down and up, GRO that is
 // switched off and on, and most drivers on reconfiguration replace a NAPI: its new thread starts in
 // the root group. A container can do so at its own devices at any time. The next window sees the

@@ -57,10 +57,6 @@ func (is *Isolator) quota(c container.Container) (cpus float64, err error) {
 	return float64(b.Quota) / float64(b.Period), nil
 }
 
-// mostWeighed limits how many tenants reweigh looks at in one window, on average. Each takes about
-// 0.4 ms, and a quota seldom changes.
-const mostWeighed = 64
-
 // reweigh updates the weights of isolated containers, and whether they may have queues, to their
 // quotas. If there are many, they take turns.
 func (is *Isolator) reweigh() error {
