@@ -114,7 +114,6 @@ func TestPaceControl(t *testing.T) {
 		want   float64
 	}{
 		{"of the 130 ms that it takes 100 are due to it", 0, flood, 100_000 * 100 / 130.0},
-		{"also when paced", 50_000, with(func(w *paceWindow) { w.passed = 10_000 }), 50_000 * 100 / 130.0},
 		{"its own work leaves the uplinks a quarter", 0, with(func(w *paceWindow) { w.own = 100 * ms }), 100_000 * (100 + 25) / 190},
 		{"a few pass in any case", 0, with(func(w *paceWindow) { w.passed = 100 }), leastRate},
 		{"nothing is limited any more", 50_000, with(func(w *paceWindow) { w.due = 0 }), 55_000},

@@ -94,7 +94,6 @@ func TestPlanSteering(t *testing.T) {
 		{"offline", []string{"4"}, []int{0, 1}, nil},
 		{"some offline", []string{"6"}, []int{0, 1}, []string{"affinity 7:70 = 1"}},
 		{"all", []string{"3"}, []int{0, 1}, nil},
-		{"none", nil, []int{0, 1}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var d device
