@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
@@ -158,7 +159,7 @@ func TestDelays(t *testing.T) {
 	must(t, measured.Err)
 	row := func(id container.ID) *traffic.Row {
 		i := slices.IndexFunc(measured.Rows, func(r traffic.Row) bool {
-			return r.Container == id && r.Uplink == "nic0" && r.Direction == traffic.Egress
+			return r.Container == api.ID(id) && r.Uplink == "nic0" && r.Direction == "egress"
 		})
 		if i < 0 || measured.Rows[i].Delays == nil {
 			t.Fatalf("no delays of %v: %+v", id, measured.Rows)

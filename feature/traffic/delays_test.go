@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic"
@@ -88,7 +89,7 @@ func TestDelaysAlways(t *testing.T) {
 
 	// A caller gets exactly what is sent meanwhile, from the same programs.
 	type answer struct {
-		traffic.Measured
+		traffic.Reading
 		err error
 	}
 	answers := make(chan answer, 1)
@@ -100,7 +101,7 @@ func TestDelaysAlways(t *testing.T) {
 	programs := meters(t)
 	asked := <-answers
 	must(t, errors.Join(asked.err, asked.Err))
-	i := slices.IndexFunc(asked.Rows, func(r traffic.Row) bool { return r.Container == c.ID && r.Uplink == "nic0" })
+	i := slices.IndexFunc(asked.Rows, func(r traffic.Row) bool { return r.Container == api.ID(c.ID) && r.Uplink == "nic0" })
 	if i < 0 || asked.Rows[i].Delays == nil {
 		t.Fatalf("no delays: %+v", asked.Rows)
 	}
