@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 var must = testkit.Must
@@ -58,8 +57,7 @@ func TestFind(t *testing.T) {
 
 func TestOpenInKernel(t *testing.T) {
 	testkit.NeedRoot(t)
-	l, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
+	l := testkit.NewDisk(t, 1<<20)
 	d, err := Open("/sys", l.Path)
 	if err != nil || "/dev/"+d.Name != l.Path || d.Size != 1<<20 || d.Loop == "" || d.Scheduler == "" {
 		t.Errorf("%+v, %v, of %s", d, err, l.Path)
@@ -78,7 +76,7 @@ func TestOpenInKernel(t *testing.T) {
 	if _, err := Open("/sys", stranger); !errors.Is(err, ErrNoDevice) {
 		t.Errorf("through another file system: %v", err)
 	}
-	must(t, errors.Join(os.Remove(stranger), l.Close()))
+	must(t, os.Remove(stranger))
 }
 
 // Identity distinguishes disks of one model and size by WWID or serial number, or else by the place
