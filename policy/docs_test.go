@@ -44,7 +44,5 @@ func TestDocs(t *testing.T) {
 			t.Errorf("docs/policy.md: %v in\n%s", p, example)
 		}
 	}
-	if examples != 5 {
-		t.Errorf("docs/policy.md: %d examples of files, want 5", examples)
-	}
+	testkit.Same(t, "examples of files in docs/policy.md", 5, examples)
 }

@@ -177,9 +177,7 @@ f.yaml:4:11: netcpu: "no": must be one of observe, charge, isolate, auto
 f.yaml:5:3: foo: unknown key
 f.yaml:7:1: bar: unknown key`},
 	} {
-		if got := Problems(Check("f.yaml", []byte(c.text))).Error(); got != c.want {
-			t.Errorf("Check(%s)\n got %s\nwant %s", quote(c.text), got, c.want)
-		}
+		testkit.Same(t, "Check("+quote(c.text)+")", c.want, Problems(Check("f.yaml", []byte(c.text))).Error())
 	}
 }
 
@@ -212,9 +210,7 @@ func TestGlob(t *testing.T) {
 		{"web-*", "web-1", true}, {"web-*", "xweb-1", false}, {"*/nginx:*", "docker.io/library/nginx:1", true},
 		{"a*b*c", "aXXbYYbZc", true}, {"a*b*c", "aXXbYYbZ", false}, {"**", "x", true}, {"a?c*", "abc", true},
 	} {
-		if got := glob(c.pattern, c.s); got != c.want {
-			t.Errorf("glob(%q, %q) = %v", c.pattern, c.s, got)
-		}
+		testkit.Same(t, fmt.Sprintf("glob(%q, %q)", c.pattern, c.s), c.want, glob(c.pattern, c.s))
 	}
 }
 
@@ -222,9 +218,7 @@ func TestMatchUnknown(t *testing.T) {
 	for field, want := range map[string]bool{"name": true, "image": false, "namespace": false, "pod": false} {
 		p := parseOne(t, "f.yaml", "match: {"+field+`: "*"}`+"\nset: {netcpu: isolate}\n")
 		targets, _ := p.Resolve([]container.Container{{ID: 1}})
-		if got := targets[0].Settings.NetCPU == NetCPUIsolate; got != want {
-			t.Errorf(`%s: "*" holds for an unknown one: %v, want %v`, field, got, want)
-		}
+		testkit.Same(t, field+": \"*\" holds for an unknown one", want, targets[0].Settings.NetCPU == NetCPUIsolate)
 	}
 }
 

@@ -127,9 +127,7 @@ fairlead.overlay: must not be empty`,
 			settings, origins, errs := ParseLabels(c.labels)
 			testkit.Same(t, "settings", c.want, settings)
 			testkit.Same(t, "origins", c.origins, origins)
-			if got := errs.Error(); got != c.errors {
-				t.Errorf("errors\n%s\nwant\n%s", got, c.errors)
-			}
+			testkit.Same(t, "errors", c.errors, errs.Error())
 		})
 	}
 }
@@ -140,9 +138,7 @@ func TestParseLabelsBoundsErrors(t *testing.T) {
 		labels[fmt.Sprintf("fairlead.a%05d", i)] = "x"
 	}
 	s, _, errs := ParseLabels(labels)
-	if s.NetCPU != NetCPUIsolate {
-		t.Error("the valid label among the broken ones is lost")
-	}
+	testkit.Same(t, "the valid label among the broken ones is lost", NetCPUIsolate, s.NetCPU)
 	if want := "more than 16 labels are wrong; the rest is not reported"; len(errs) != 17 || errs[16].Error() != want {
 		t.Errorf("%d errors, last %v", len(errs), errs[len(errs)-1])
 	}
@@ -274,9 +270,7 @@ func TestLeftOut(t *testing.T) {
 			for _, p := range problems {
 				lines = append(lines, p.String())
 			}
-			if got := strings.Join(lines, "\n"); got != c.says {
-				t.Errorf("problems:\n%s\nwant:\n%s", got, c.says)
-			}
+			testkit.Same(t, "problems", c.says, strings.Join(lines, "\n"))
 			if got := targets[0].Settings; got.Egress != c.want.Egress || got.NetCPU != c.want.NetCPU {
 				t.Errorf("settings %+v, want %+v", got, c.want)
 			}
@@ -349,7 +343,5 @@ func TestTrustImages(t *testing.T) {
 			}
 		}
 	}
-	if c.Labels["tier"] != "" {
-		t.Error("what the Set has published was changed")
-	}
+	testkit.Same(t, "what the Set has published was changed", "", c.Labels["tier"])
 }

@@ -37,9 +37,7 @@ func TestLoadDir(t *testing.T) {
 	}
 	targets, _ := p.Resolve([]container.Container{{ID: 1}})
 	want := "fairlead.net.weight=3 (" + dir + "/10.yaml:2)\nfairlead.netcpu=auto (" + dir + "/20.yml:2)"
-	if got := originText(targets[0].Origins); got != want {
-		t.Errorf("origins\n%s\nwant\n%s", got, want)
-	}
+	testkit.Same(t, "origins", want, originText(targets[0].Origins))
 }
 
 func TestLoadDirErrors(t *testing.T) {
@@ -68,13 +66,9 @@ func TestLoadDirErrors(t *testing.T) {
 		write(t, filepath.Join(many, fmt.Sprintf("%d.yaml", i)), "")
 	}
 	want = many + ": has 257 policy files, more than 256"
-	if _, err := LoadDir(many); err == nil || err.Error() != want {
-		t.Errorf("error %v, want %s", err, want)
-	}
+	testkit.Same(t, "error", want, fmt.Sprint(testkit.Err(LoadDir(many))))
 	notDir := filepath.Join(many, "1.yaml")
-	if _, err := LoadDir(notDir); err == nil {
-		t.Error("a file is loaded as a directory")
-	}
+	testkit.Fails(t, "a file as a directory", testkit.Err(LoadDir(notDir)))
 }
 
 // ticking is a clock that goes on by a second each time it is read.
@@ -96,21 +90,15 @@ func TestReloadKeepsLastGood(t *testing.T) {
 	write(t, a, all("netcpu: auto")) // valid, but nothing of a broken whole may count
 	write(t, b, "broken: 1\n")
 	want := b + ":1:1: broken: unknown key"
-	if err := s.Reload(); err == nil || err.Error() != want {
-		t.Errorf("error %v, want %s", err, want)
-	}
-	if got := netcpuOf(s); got != NetCPUIsolate {
-		t.Errorf("after a broken file: %q is in force", got)
-	}
+	testkit.Same(t, "error", want, fmt.Sprint(s.Reload()))
+	testkit.Same(t, "after a broken file", NetCPUIsolate, netcpuOf(s))
 	if st := s.Status(); st.Err == nil || st.Policies != 1 || !st.LastSuccess.Equal(time.Unix(1001, 0)) || !st.LastLoad.Equal(time.Unix(1002, 0)) {
 		t.Errorf("after a broken file: %+v", st)
 	}
 
 	testkit.Must(t, os.Remove(b))
 	testkit.Must(t, s.Reload())
-	if got := netcpuOf(s); got != NetCPUAuto {
-		t.Errorf("after mending: %q is in force", got)
-	}
+	testkit.Same(t, "after mending", NetCPUAuto, netcpuOf(s))
 	testkit.Must(t, os.RemoveAll(dir))
 	testkit.Must(t, s.Reload())
 	if got, st := netcpuOf(s), s.Status(); got != "" || st.Err != nil || st.Policies != 0 {
@@ -158,13 +146,9 @@ func TestIdle(t *testing.T) {
 		s.Resolve(list)
 	}
 	pass(59*time.Minute, web)
-	if got := idle(); got != "[]" {
-		t.Errorf("within the hour: %s", got)
-	}
+	testkit.Same(t, "within the hour", "[]", idle())
 	pass(2*time.Minute, web)
-	if want := fmt.Sprint([]Idle{{file, 4, time.Unix(1000, 0)}}); idle() != want {
-		t.Errorf("after the hour: %s, want %s", idle(), want)
-	}
+	testkit.Same(t, "after the hour", fmt.Sprint([]Idle{{file, 4, time.Unix(1000, 0)}}), idle())
 	// A reload of what is the same changes nothing; another pattern has its own hour.
 	testkit.Must(t, s.Reload())
 	if got := idle(); got == "[]" {
@@ -172,14 +156,10 @@ func TestIdle(t *testing.T) {
 	}
 	write(t, file, strings.Replace(two, "ngnix", "nginxx", 1))
 	testkit.Must(t, s.Reload())
-	if got := idle(); got != "[]" {
-		t.Errorf("a new pattern at once: %s", got)
-	}
+	testkit.Same(t, "a new pattern at once", "[]", idle())
 	pass(30*time.Minute, web)
 	pass(61*time.Minute, container.Container{ID: 2, Name: "web", Source: container.CgroupSource})
-	if got := idle(); got != "[]" {
-		t.Errorf("while no container ran: %s", got)
-	}
+	testkit.Same(t, "while no container ran", "[]", idle())
 	pass(0, web)
 	if got := idle(); !strings.Contains(got, "a.yaml 4 ") || strings.Contains(got, "a.yaml 2 ") {
 		t.Errorf("with one again: %s", got)
@@ -216,15 +196,11 @@ func TestRecall(t *testing.T) {
 	}
 	write(t, file, all("netcpu: auto"))
 	testkit.Must(t, next.Reload())
-	if got := netcpuOf(next); got != NetCPUAuto {
-		t.Errorf("after mending: %q is in force", got)
-	}
+	testkit.Same(t, "after mending", NetCPUAuto, netcpuOf(next))
 
 	other := NewStore(t.TempDir(), ticking())
 	testkit.Must(t, other.Recall(kept))
-	if got := netcpuOf(other); got != "" {
-		t.Errorf("of another directory: %q is in force", got)
-	}
+	testkit.Same(t, "of another directory", NetCPU(""), netcpuOf(other))
 	kept.Files[0].Text = "broken: 1"
 	late := NewStore(dir, ticking())
 	if err := late.Recall(kept); err == nil || netcpuOf(late) != "" {
@@ -289,9 +265,7 @@ func watch(t *testing.T, s *Store) (await func(what string, cond func() bool)) {
 	go func() { done <- s.Watch(ctx, func() { changed <- struct{}{} }) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Watch: %v", err)
-		}
+		testkit.Is(t, "Watch", <-done, context.Canceled)
 	})
 	return func(what string, cond func() bool) {
 		t.Helper()
@@ -333,9 +307,7 @@ func TestWatch(t *testing.T) {
 
 	write(t, dir+"/b.yaml", "broken: 1\n")
 	await("a broken file", func() bool { return s.Status().Err != nil })
-	if got := netcpuOf(s); got != NetCPUCharge {
-		t.Errorf("after a broken file: %q is in force", got)
-	}
+	testkit.Same(t, "after a broken file", NetCPUCharge, netcpuOf(s))
 	testkit.Must(t, os.Remove(dir+"/b.yaml"))
 	await("that it was mended", is(NetCPUCharge))
 
