@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
 )
@@ -61,9 +62,7 @@ func equal(a, b []what) bool {
 func TestNoNetwork(t *testing.T) {
 	r := tenant.New("/proc", tenant.Network)
 	own, _, err := r.Apply(in(5, 10, veth("a", 2, 7)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	r.Settle(own)
 	before := all(r.Tenants())
 	if _, _, err := r.Apply(in(0, 10)); !errors.Is(err, tenant.ErrNoNetwork) {
@@ -78,9 +77,7 @@ func TestNoNetwork(t *testing.T) {
 func TestReturnedListsAreCopies(t *testing.T) {
 	r := tenant.New("/proc", tenant.Network)
 	own, _, err := r.Apply(in(5, 10, veth("a", 2, 7)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	before := describe(own)
 	own.Members()[0] = policy.Target{}
 	own.Ends()[0] = container.End{}
