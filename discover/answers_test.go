@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -135,9 +136,7 @@ func (e *fakeEngine) report(t *testing.T, ok func(Report) bool) map[string]Recor
 	for rep := range reports {
 		if ok(rep) {
 			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, <-done)
 			byName := make(map[string]Record)
 			for _, rec := range rep.Records {
 				byName[rec.Name] = rec
@@ -184,9 +183,7 @@ func TestEngineBounded(t *testing.T) {
 		t.Errorf("%d bytes are kept of an image's labels", size)
 	}
 	want := Record{PID: os.Getpid(), Name: "monster", RuntimeID: "monster", Image: "m:latest", LeftOut: map[string]int{allLabels: maxAnswer}}
-	if diff := cmp.Diff(want, got["monster"]); diff != "" {
-		t.Errorf("monster (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "monster", want, got["monster"])
 }
 
 // TestEngineLongList has a list, and an event, that are larger than what is read in outline, but
@@ -242,9 +239,7 @@ func TestEngineImages(t *testing.T) {
 	if rec := got["native"]; len(rec.ImageLabels) != 0 || len(rec.Labels) != 2 {
 		t.Errorf("native: labels %v, of its image %v", rec.Labels, rec.ImageLabels)
 	}
-	if n := e.images.Load(); n != 4 {
-		t.Errorf("%d questions about images, want 4: two of the image for each platform", n)
-	}
+	testkit.Same(t, "questions about images", int64(4), e.images.Load())
 }
 
 // TestEngineImageNames has images with names that only the engine knows: one with labels larger

@@ -74,9 +74,7 @@ func TestCgroupTree(t *testing.T) {
 	// A process that gets its network only once it is in there, as a runtime's first process does.
 	late := cg.Child(t, "late")
 	_, in := onHost(t, late, "sh", "-c", "read x; exec unshare --net sleep 1000")
-	if _, err := io.WriteString(in, "now\n"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, testkit.Err(io.WriteString(in, "now\n")))
 	awaitBelow(t, s, cg.V2, "before", "after", "kubepods/pod1/c1", "fl.scope", "nested", "late")
 
 	inScope.Process.Kill()
@@ -114,13 +112,9 @@ func TestTreeIsBounded(t *testing.T) {
 	}
 	before := len(tr.nodes)
 	tr.add(t.TempDir(), true)
-	if len(tr.nodes) != before {
-		t.Error("took more than the limit")
-	}
+	testkit.Same(t, "took more than the limit", before, len(tr.nodes))
 	tr.walk()
-	if want := treeDepth + 1; len(tr.nodes) != want {
-		t.Errorf("%d cgroups after those that are gone were forgotten, want %d", len(tr.nodes), want)
-	}
+	testkit.Same(t, "cgroups after those that are gone were forgotten", treeDepth+1, len(tr.nodes))
 }
 
 // TestTreeBlind has no inotify: what lists alone find.
@@ -145,14 +139,10 @@ func TestTreeBlind(t *testing.T) {
 	cmd := sleeper(t, testkit.NetNS(t), cg.Child(t, "one"))
 	onHost(t, cg.Child(t, "two.scope"), "sleep", "1000")
 	onHost(t, cg.Child(t, "three"), "sleep", "1000")
-	if got := list(); got != "one two.scope" {
-		t.Errorf("found %q", got)
-	}
+	testkit.Same(t, "found", "one two.scope", list())
 	cmd.Process.Kill()
 	cmd.Wait()
-	if got := list(); got != "two.scope" {
-		t.Errorf("found %q after the end of one", got)
-	}
+	testkit.Same(t, "found", "two.scope", list())
 }
 
 // A user may make any number of cgroups, all at once: a few are added, and none in place of root's.
@@ -243,9 +233,7 @@ func TestTreeFlooded(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-ended)
 	if tr.watch != nil || tr.steps > most+1 || !tr.flooded {
 		t.Errorf("watches %v, %d steps, flooded %v", tr.watch != nil, tr.steps, tr.flooded)
 	}
@@ -261,9 +249,7 @@ func TestTreeFlooded(t *testing.T) {
 		t.Errorf("after a calm time: %+v", r)
 	}
 	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-ended)
 }
 
 // Of many cgroups, a change makes those be looked at that have changed.

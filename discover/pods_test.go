@@ -77,9 +77,7 @@ func TestSetRequests(t *testing.T) {
 	awaitOf(t, s, "shop/web-0/httpd", "its requests", has("httpd"))
 	awaitOf(t, s, "shop/web-0/proxy", "its requests", has("proxy"))
 	snap := await(t, s, "all", func(snap Snapshot) bool { return snap.Complete })
-	if len(snap.Containers) != 2 {
-		t.Errorf("%d containers", len(snap.Containers))
-	}
+	testkit.Same(t, "containers", 2, len(snap.Containers))
 	kubelet.say(PodReport{Err: errors.New("it restarts")})
 	await(t, s, "the error", func(snap Snapshot) bool { return snap.Sources[1].Err != nil })
 	awaitOf(t, s, "shop/web-0/proxy", "what was known", has("proxy"))

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -64,9 +63,7 @@ func runSet(t *testing.T, cfg Config, sources ...Source) *Set {
 	go func() { done <- s.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		testkit.Is(t, "Run", <-done, nil)
 	})
 	return s
 }
@@ -158,9 +155,7 @@ func TestSetDescribes(t *testing.T) {
 			Host: container.HostEnd{NetNS: host.Inode, NSPath: path, Name: "flh0", Index: outer.Attrs().Index, Master: "flbr0", Trusted: true},
 		}},
 	}
-	if diff := cmp.Diff(want, c); diff != "" {
-		t.Errorf("container (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "container", want, c)
 	if c.Cgroup.V2 != cg.V2 || cg.CPU != "" && c.Cgroup.CPU != cg.CPU {
 		t.Errorf("cgroup %+v, want %+v", c.Cgroup, cg)
 	}
@@ -206,9 +201,7 @@ func TestSetEnds(t *testing.T) {
 		t.Error("the name of a container that has just ended is not known")
 	} else {
 		want.PID, want.NetNS = 0, 0
-		if diff := cmp.Diff(want, dead); diff != "" {
-			t.Errorf("ended container (-want +got):\n%s", diff)
-		}
+		testkit.Same(t, "ended container", want, dead)
 	}
 	// A source that is behind must not bring it back.
 	src.report(Record{PID: cmd.Process.Pid, Name: "mortal", RuntimeID: "abc"})
@@ -337,9 +330,7 @@ func TestSetHostNetwork(t *testing.T) {
 	if !c.HostNetwork || c.NetNS != own || c.Interfaces != nil {
 		t.Errorf("container %+v", c)
 	}
-	if n := len(s.Snapshot().Containers); n != 1 {
-		t.Errorf("%d containers, want 1", n)
-	}
+	testkit.Same(t, "containers", 1, len(s.Snapshot().Containers))
 }
 
 // TestSetLeavesNothing starts and ends many short lives, and counts what the
@@ -401,9 +392,7 @@ func TestSetNeedsV2(t *testing.T) {
 	if err := NewSet(Config{Proc: proc}).Run(t.Context()); !errors.Is(err, cgroup.ErrNone) || !strings.Contains(err.Error(), "v2") {
 		t.Errorf("v1 host: %v, want an error about v2 that is ErrNone", err)
 	}
-	if err := NewSet(Config{Proc: proc + "/absent"}).Run(t.Context()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no proc: %v, want ErrNotExist", err)
-	}
+	testkit.Is(t, "no proc", NewSet(Config{Proc: proc + "/absent"}).Run(t.Context()), fs.ErrNotExist)
 }
 
 // TestNoSource has no runtime and no container: a normal state.
@@ -424,9 +413,7 @@ func TestTombstonesAreBounded(t *testing.T) {
 	for i := range maxEnded + 10 {
 		s.bury(container.Container{ID: container.ID(i + 1)}, now.Add(time.Duration(i)*time.Millisecond))
 	}
-	if len(s.ended) != maxEnded {
-		t.Errorf("%d tombstones, want %d", len(s.ended), maxEnded)
-	}
+	testkit.Same(t, "tombstones", maxEnded, len(s.ended))
 	if _, ok := s.ended[1]; ok {
 		t.Error("the oldest was kept")
 	}

@@ -19,6 +19,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/fairlead-project/fairlead/discover"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // fakeKubelet answers List.
@@ -45,9 +46,7 @@ func (f *fakeKubelet) set(list *podresources.ListPodResourcesResponse, err error
 func (f *fakeKubelet) serve(t *testing.T, socket string) (stop func()) {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	s := grpc.NewServer()
 	podresources.RegisterPodResourcesListerServer(s, f)
 	go s.Serve(l)
@@ -116,9 +115,7 @@ func run(t *testing.T, s discover.PodSource) (r reports, news chan struct{}) {
 	}()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, <-done)
 	})
 	return r, news
 }
