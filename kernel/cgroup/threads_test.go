@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestIDs(t *testing.T) {
@@ -27,7 +29,5 @@ func TestIDs(t *testing.T) {
 	if got, err := IDs(dir, 2); !errors.Is(err, ErrMany) || !slices.Equal(got, want[:2]) {
 		t.Errorf("two of them: %v, %v", got, err)
 	}
-	if _, err := IDs(filepath.Join(dir, "gone"), 100); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no cgroup: %v", err)
-	}
+	testkit.Is(t, "no cgroup", testkit.Err(IDs(filepath.Join(dir, "gone"), 100)), fs.ErrNotExist)
 }

@@ -1,7 +1,6 @@
 package irq
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -74,12 +73,8 @@ func TestChosen(t *testing.T) {
 			}
 		}
 		proc, sys := machine(t, files)
-		if got, err := Chosen(proc, sys, 7); err != nil || got != c.want {
-			t.Errorf("%s: %v, %v, want %v", c.name, got, err, c.want)
-		}
-		if _, err := Chosen(proc, sys, 8); !errors.Is(err, journal.ErrGone) {
-			t.Errorf("one that is not there: %v", err)
-		}
+		testkit.Gives(t, c.name, c.want)(Chosen(proc, sys, 7))
+		testkit.Is(t, "one that is not there", testkit.Err(Chosen(proc, sys, 8)), journal.ErrGone)
 	}
 }
 

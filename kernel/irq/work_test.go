@@ -1,11 +1,14 @@
 package irq
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 const (
@@ -34,9 +37,7 @@ func TestForNetwork(t *testing.T) {
 		{Work{Time: 0, Network: 200, Block: 200}, 0}, // the counters went backwards
 		{Work{Time: 2 * time.Second, Network: 0, Block: 0}, 0},
 	} {
-		if got := c.now.ForNetwork(before); got != c.want {
-			t.Errorf("%+v: %v, want %v", c.now, got, c.want)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v", c.now), c.want, c.now.ForNetwork(before))
 	}
 }
 
@@ -51,9 +52,7 @@ func TestWorksAndCount(t *testing.T) {
 	if n, none := Count(sys, 5), Count(sys, 6); n != 7 || none != 0 {
 		t.Errorf("%d and %d, want 7 and 0", n, none)
 	}
-	if _, err := Works(t.TempDir()); err == nil {
-		t.Error("no error without the files")
-	}
+	testkit.Fails(t, "without the files", testkit.Err(Works(t.TempDir())))
 }
 
 func FuzzParseWorks(f *testing.F) {

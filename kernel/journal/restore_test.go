@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestRestoreNewestFirstAndMatch(t *testing.T) {
@@ -28,9 +30,7 @@ func TestRestoreNewestFirstAndMatch(t *testing.T) {
 	if err != nil || results(out) != "d:restored b:foreign" || out[1].Value != "9" {
 		t.Errorf("restore: %q, %v", results(out), err)
 	}
-	if len(j.Entries()) != 0 {
-		t.Errorf("entries are left: %q", brief(j.Entries()))
-	}
+	testkit.Same(t, "entries are left: "+brief(j.Entries()), 0, len(j.Entries()))
 }
 
 // stepwise is a knob that writes its value letter by letter.

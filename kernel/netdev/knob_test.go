@@ -101,9 +101,7 @@ func TestKnobsOfAVeth(t *testing.T) {
 			t.Errorf("%v restored: %q, %v; want %q", c.knob.Ref(), got, err, c.before)
 		}
 	}
-	if left := j.Entries(); len(left) != 0 {
-		t.Errorf("journal: %+v", left)
-	}
+	testkit.None(t, "journal", j.Entries())
 }
 
 func TestKnobOfADeviceThatWent(t *testing.T) {
@@ -114,9 +112,7 @@ func TestKnobOfADeviceThatWent(t *testing.T) {
 	for _, k := range []journal.Knob{
 		p.inside.Offload(p.eth0, netdev.GRO), p.inside.Threaded(p.eth0), p.inside.RPS(p.eth0, 0),
 	} {
-		if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
-			t.Errorf("read %s: %v, want ErrGone", k.Ref().Kind, err)
-		}
+		testkit.Is(t, "read "+k.Ref().Kind, testkit.Err(k.Read()), journal.ErrGone)
 		if err := k.Write("1"); !errors.Is(err, journal.ErrGone) && k.Ref().Kind != "offload" {
 			t.Errorf("write %s: %v, want ErrGone", k.Ref().Kind, err)
 		}
@@ -137,9 +133,7 @@ func TestThreadedWithoutNAPI(t *testing.T) {
 		t.Errorf("up: %v, want EOPNOTSUPP", err)
 	}
 	change(t, p.inside, p.eth0, netlink.LinkSetDown)
-	if err := p.inside.Threaded(p.eth0).Write("1"); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("down: %v, want ErrGone", err)
-	}
+	testkit.Is(t, "down", p.inside.Threaded(p.eth0).Write("1"), journal.ErrGone)
 }
 
 func TestOpenKnob(t *testing.T) {
@@ -214,9 +208,7 @@ func TestMade(t *testing.T) {
 			must(t, c.again.Write(netdev.NoDevice))
 			expect(netdev.NoDevice)
 		}
-		if _, err := c.ends(); !errors.Is(err, netdev.ErrNoLink) {
-			t.Errorf("%s has gone: %v", c.name, err)
-		}
+		testkit.Is(t, c.name+" has gone", testkit.Err(c.ends()), netdev.ErrNoLink)
 		for at, index := range ends {
 			if _, err := at.Link(index); !errors.Is(err, netdev.ErrNoLink) {
 				t.Errorf("%s has gone, and %d is there: %v", c.name, index, err)
@@ -229,9 +221,7 @@ func TestMade(t *testing.T) {
 			t.Fatalf("%q, %v", was, err)
 		}
 		for _, v := range []string{c.ours, netdev.NoDevice} {
-			if err := c.knob.Write(v); err == nil {
-				t.Errorf("%s was written over somebody's", v)
-			}
+			testkit.Fails(t, v+" was written over somebody's", c.knob.Write(v))
 		}
 		expect(was)
 	}
@@ -255,9 +245,7 @@ func TestReadOnlySysfs(t *testing.T) {
 					return
 				default:
 				}
-				if _, err := ns.Threaded(eth0).Read(); err != nil {
-					t.Error(err)
-				}
+				testkit.Check(t, testkit.Err(ns.Threaded(eth0).Read()))
 			}
 		})
 	}

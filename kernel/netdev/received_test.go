@@ -19,12 +19,8 @@ func TestHowADeviceReceives(t *testing.T) {
 	p := newPair(t)
 	want := func(when string, threads, xdp bool) {
 		t.Helper()
-		if got, err := p.inside.InThreads(p.eth0); err != nil || got != threads {
-			t.Errorf("%s: polled by threads: %v, %v", when, got, err)
-		}
-		if got, err := p.inside.XDP(p.eth0); err != nil || got != xdp {
-			t.Errorf("%s: XDP: %v, %v", when, got, err)
-		}
+		testkit.Gives(t, when+": polled by threads", threads)(p.inside.InThreads(p.eth0))
+		testkit.Gives(t, when+": XDP", xdp)(p.inside.XDP(p.eth0))
 	}
 	want("new", false, false)
 	must(t, errors.Join(p.inside.Offload(p.eth0, netdev.GRO).Write(netdev.GRO.On()), p.inside.Threaded(p.eth0).Write("1")))

@@ -156,9 +156,7 @@ func TestProcesses(t *testing.T) {
 		"irqbalance":      "degraded irqbalance (pid 12)",
 		"fairlead-agents": "full fairlead (pid 14)",
 	} {
-		if got := fmt.Sprintf("%s %s", a[c].Level, a[c].detail); got != want {
-			t.Errorf("%s: %q, want %q", c, got, want)
-		}
+		testkit.Same(t, c, want, fmt.Sprintf("%s %s", a[c].Level, a[c].detail))
 	}
 	a = answers{}
 	processes(Config{Roots: kernel.Roots{Proc: t.TempDir()}}, a)

@@ -217,9 +217,7 @@ func TestThisHost(t *testing.T) {
 	}
 	l, err := cgroup.Detect("/proc", "")
 	must(t, err)
-	if f := r.find(t, "cgroup-v2"); f.Detail != l.V2 {
-		t.Errorf("cgroup-v2 is at %q, want %q", f.Detail, l.V2)
-	}
+	testkit.Same(t, "cgroup-v2 is at", l.V2, r.find(t, "cgroup-v2").Detail)
 }
 
 // TestJIT has a network namespace without the sysctl of the compiler, which compiles there too.
@@ -235,9 +233,7 @@ func TestJIT(t *testing.T) {
 		want = Degraded
 	}
 	testkit.Must(t, testkit.NetNS(t).Do(func() error {
-		if _, err := os.Stat("/proc/sys/net/core/bpf_jit_enable"); err == nil {
-			t.Error("the namespace has the sysctl")
-		}
+		testkit.Fails(t, "the sysctl in the namespace", testkit.Err(os.Stat("/proc/sys/net/core/bpf_jit_enable")))
 		if got := jit(); got.Level != want {
 			t.Errorf("the compiler is %s: %s; want %s", got.Level, got.Why, want)
 		}
@@ -283,12 +279,8 @@ func TestWithoutRoot(t *testing.T) {
 	sound(t, r)
 	for _, c := range []string{"root", "capabilities", "netns", "veth", "napi-threaded", "kthread-cgroup", "bpf-tp-btf", "bpf-tc", "bpf-xdp", "qdisc-htb", "tcx-programs"} {
 		f := r.find(t, c)
-		if f.Level != Unavailable {
-			t.Errorf("%s is %s", c, f.Level)
-		}
-		if f.Mend != asRoot {
-			t.Errorf("%s: %q, mend: %q", c, f.Why, f.Mend)
-		}
+		testkit.Same(t, c, Unavailable, f.Level)
+		testkit.Same(t, fmt.Sprintf("%s: %q, mend", c, f.Why), asRoot, f.Mend)
 	}
 	for _, c := range []string{"kernel", "btf", "cgroup-layout", "kthread-throttling", "softirq-charge"} {
 		if f := r.find(t, c); f.Level == Unavailable {
@@ -329,9 +321,7 @@ func TestBareHost(t *testing.T) {
 			t.Errorf("%s: %s, %q; want %q", c, f.Level, f.Why, want)
 		}
 	}
-	if f := r.find(t, "cni"); f.Level != Full {
-		t.Errorf("cni: %+v", f)
-	}
+	testkit.Same(t, "cni", Full, r.find(t, "cni").Level)
 }
 
 func TestReason(t *testing.T) {

@@ -3,7 +3,6 @@ package qdisc
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"reflect"
 	"testing"
 	"time"
@@ -132,9 +131,7 @@ func TestPatience(t *testing.T) {
 	m := message{handle: Handle, parent: rootParent, kind: "htb", options: rootOptions(KindHTB)}
 	req := d.request(unix.RTM_NEWQDISC, unix.NLM_F_CREATE, m)
 	_, err = req.Execute(unix.NETLINK_ROUTE, 0)
-	if !errors.Is(err, unix.EAGAIN) {
-		t.Errorf("without an answer: %v", err)
-	}
+	testkit.Is(t, "without an answer", err, unix.EAGAIN)
 	if q, err := d.root(); err != nil || q.handle != Handle {
 		t.Errorf("the next request: %+v, %v", q, err)
 	}

@@ -28,13 +28,9 @@ func turned(t *testing.T, knob journal.Knob, to string, bad ...string) {
 	open := func(ref journal.Ref) (journal.Knob, error) { return OpenKnob("/proc", cgroup.Layout{}, ref) }
 	_, err = j.Restore(open, nil)
 	must(t, err)
-	if got, err := knob.Read(); err != nil || got != before {
-		t.Errorf("%s is %q after restore, was %q before (%v)", knob.Ref().Kind, got, before, err)
-	}
+	testkit.Gives(t, knob.Ref().Kind, before)(knob.Read())
 	for _, value := range bad {
-		if err := knob.Write(value); err == nil {
-			t.Errorf("%s: %q was accepted", knob.Ref().Kind, value)
-		}
+		testkit.Fails(t, fmt.Sprintf("%s: %q", knob.Ref().Kind, value), knob.Write(value))
 	}
 }
 
@@ -70,13 +66,11 @@ func TestNice(t *testing.T) {
 	asked, err := slice.Read()
 	must(t, err)
 	must(t, knob.Write("15"))
-	if got, err := slice.Read(); err != nil || got != asked {
-		t.Errorf("slice %q, was %q before the nice value was set (%v)", got, asked, err)
-	}
+	testkit.Gives(t, "slice", asked)(slice.Read())
 	if err := unix.SchedSetAttr(th.TID, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0); err != nil {
 		t.Logf("no real time here: %v", err) // an operator could have set it
-	} else if got, err := knob.Read(); err != nil || got != NoNice {
-		t.Errorf("nice value of a real-time thread: %q (%v), want %q", got, err, NoNice)
+	} else {
+		testkit.Gives(t, "nice value of a real-time thread", NoNice)(knob.Read())
 	}
 }
 
