@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
@@ -98,13 +99,9 @@ func TestCapacitiesFile(t *testing.T) {
 	must(t, c.set("new", decide.Capacity{BlockIOFigures: api.BlockIOFigures{ReadIOPS: 9, WriteIOPS: 9}, Depth1: api.BlockIOFigures{ReadIOPS: 2, WriteIOPS: 2}, Depth: 64}))
 	again, err := loadCapacities(path)
 	must(t, err)
-	if diff := cmp.Diff(c.of, again.of, cmp.AllowUnexported(decide.Capacity{})); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "of", c.of, again.of, cmp.AllowUnexported(decide.Capacity{}))
 	must(t, os.WriteFile(path, []byte(`{"version": 3, "disks": {}}`), 0o600))
-	if _, err := loadCapacities(path); err == nil || !strings.Contains(err.Error(), "version 3") {
-		t.Errorf("of another version: %v", err)
-	}
+	testkit.Fails(t, "of another version", testkit.Err(loadCapacities(path)), "version 3")
 }
 
 // Another disk of the same model and size in the same place is not the one that was reserved.

@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/mountinfo"
@@ -99,9 +100,7 @@ func TestQuotaOf(t *testing.T) {
 	if got := d.quota(); got != "/pod" || d.throttled["/pod"] != 500*ms || d.throttled["/pod/db"] != 100*ms {
 		t.Errorf("quota of %q, %v", got, d.throttled)
 	}
-	if got := (delays{}).quota(); got != "" {
-		t.Errorf("quota of %q of one without", got)
-	}
+	testkit.Same(t, "quota of", "", (delays{}).quota())
 }
 
 // A reservation that is missed is in force in part only: the status says why and what would
@@ -194,9 +193,7 @@ func TestNameMoves(t *testing.T) {
 		told = nil
 		_, err = h.Decide(targets, true)
 		must(t, err)
-		if len(told) != 0 {
-			t.Errorf("%s: and again", step.what)
-		}
+		testkit.Same(t, step.what+": and again", 0, len(told))
 		for i, d := range both {
 			if got, _ := throttle(t, cg, d, cgroup.Limits{}); step.at >= 0 && (got != "") != (i == step.at) {
 				t.Errorf("%s: disk %d is capped %q", step.what, i, got)

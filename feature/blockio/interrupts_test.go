@@ -48,9 +48,7 @@ func TestInterruptsApart(t *testing.T) {
 		}
 	}
 	apply(a, "auto")
-	if now := state(); !slices.Equal(now, before) {
-		t.Errorf("moved by itself: %v, were %v", now, before)
-	}
+	testkit.Same(t, "moved by itself", before, state())
 	apply(a, "apart")
 	apply(b, "apart")
 	disk := known.serving()
@@ -67,9 +65,7 @@ func TestInterruptsApart(t *testing.T) {
 	}
 	apart := state()
 	must(t, h.Remove(t.Context(), a.ID))
-	if now := state(); !slices.Equal(now, apart) {
-		t.Errorf("one asks for it still: CPUs %v, want %v", now, apart)
-	}
+	testkit.Same(t, "one asks for it still: CPUs", apart, state())
 	// An agent that was killed leaves it to the next, which prunes it if nobody asks.
 	must(t, h.Close())
 	h.open()
@@ -105,9 +101,7 @@ func TestInterruptByHand(t *testing.T) {
 		if !errors.Is(err, feature.ErrPartly) || !strings.Contains(err.Error(), fmt.Sprintf("somebody has chosen the CPUs of interrupts %d", number)) {
 			t.Errorf("%s: %v", way, err)
 		}
-		if now, err := knob.Read(); err != nil || now != theirs {
-			t.Errorf("%s: CPUs %q, %v; somebody has chosen %q", way, now, err, theirs)
-		}
+		testkit.Gives(t, way+": CPUs", theirs)(knob.Read())
 	}
 	loop := h.disk(1000)
 	for _, way := range []string{"auto", "apart"} {
@@ -193,15 +187,11 @@ func TestVethsApart(t *testing.T) {
 		t.Errorf("rps_cpus %q and %q, want %q", value(earlyRPS), value(lateRPS), want)
 	}
 	must(t, h.Remove(t.Context(), late.ID))
-	if value(earlyRPS) != want {
-		t.Errorf("another has gone: rps_cpus %q, want %q", value(earlyRPS), want)
-	}
+	testkit.Same(t, "another has gone: rps_cpus", want, value(earlyRPS))
 	must(t, h.Remove(t.Context(), asker.ID))
 	if value(earlyRPS) != was || value(lateRPS) != was || len(h.journal.Entries()) != 0 {
 		t.Errorf("nobody asks for it any more: rps_cpus %q and %q, were %q; %+v", value(earlyRPS), value(lateRPS), was, h.journal.Entries())
 	}
 	must(t, h.Apply(t.Context(), target(t, early, "io.yield: off")))
-	if value(earlyRPS) != was {
-		t.Errorf("nobody asks for it: rps_cpus %q, was %q", value(earlyRPS), was)
-	}
+	testkit.Same(t, "nobody asks for it: rps_cpus", was, value(earlyRPS))
 }

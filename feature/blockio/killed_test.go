@@ -151,9 +151,7 @@ func TestRealtimeKilled(t *testing.T) {
 			if deadline {
 				want = unix.SCHED_DEADLINE
 			}
-			if got := policyOf(); got != want {
-				t.Errorf("policy %d, want %d", got, want)
-			}
+			testkit.Same(t, "policy", want, policyOf())
 			ran, err := sched.Ran("/proc", spin.Pid)
 			must(t, err)
 			began := time.Now()

@@ -133,9 +133,7 @@ func TestSteer(t *testing.T) {
 		}
 	}
 	restored(rps)
-	if value(rps) != before {
-		t.Errorf("rps_cpus %q, was %q", value(rps), before)
-	}
+	testkit.Same(t, "rps_cpus", before, value(rps))
 	theirs := netdev.CPUMask([]int{0}, before)
 	must(t, rps.Write(theirs))
 	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(rps) != theirs || len(h.journal.Entries()) != 0 {
@@ -173,9 +171,7 @@ func TestSteer(t *testing.T) {
 		t.Errorf("CPUs of the thread %q, were %q; rps_cpus %q; left: %q", value(cpus), before, value(rps), left)
 	}
 	restored(cpus)
-	if value(cpus) != before {
-		t.Errorf("CPUs of the thread %q, were %q", value(cpus), before)
-	}
+	testkit.Same(t, "CPUs of the thread", before, value(cpus))
 	other := journal.Owner{Feature: "netcpu"}
 	must(t, h.journal.Turn(cpus, "0", other))
 	if left := steer(); !strings.Contains(left, "somebody else") || value(cpus) != "0" {

@@ -1,11 +1,12 @@
 package decide
 
 import (
+	"fmt"
 	"math"
-	"strings"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestShare(t *testing.T) {
@@ -48,8 +49,6 @@ func TestAdmit(t *testing.T) {
 		{c, nil, api.BlockIOFigures{ReadBytes: 4096}, "in bytes per second is not known"},
 	} {
 		err := Admit("/dev/x", x.c, x.others, x.want)
-		if (err == nil) != (x.says == "") || err != nil && !strings.Contains(err.Error(), x.says) {
-			t.Errorf("%+v beside %d: %v, want %q", x.want, len(x.others), err, x.says)
-		}
+		testkit.Says(t, fmt.Sprintf("%+v beside %d", x.want, len(x.others)), err, x.says)
 	}
 }
