@@ -68,9 +68,7 @@ func (h *host) whole(c container.Container, p Protocol) {
 			if all.Count() != cov.Matched {
 				h.T.Errorf("%v: %d packets in %s, want %d", d, all.Count(), s.Name(d), cov.Matched)
 			}
-			if all.Sum != sum {
-				h.T.Errorf("%v: %s is %d ns, its stages are %d ns", d, s.Name(d), all.Sum, sum)
-			}
+			testkit.Same(h.T, fmt.Sprintf("%v: %s: ns", d, s.Name(d)), sum, all.Sum)
 		}
 	}
 }
@@ -80,9 +78,7 @@ func (h *host) nothing(c container.Container) {
 	h.T.Helper()
 	x := h.read(c)
 	for d := range directions {
-		if cov := x.Of(d, TCP, UDP); cov != (Coverage{}) {
-			h.T.Errorf("the neighbour has packets: %v %+v", d, cov)
-		}
+		testkit.Same(h.T, fmt.Sprintf("the neighbour has packets: %v", d), (Coverage{}), x.Of(d, TCP, UDP))
 	}
 }
 

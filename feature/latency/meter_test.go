@@ -32,9 +32,7 @@ func TestMeter(t *testing.T) {
 	must(t, m.add(1))
 	all, err := m.read(1)
 	must(t, err)
-	if all[Egress][TCP].Seen != 0 {
-		t.Errorf("seen %d", all[Egress][TCP].Seen)
-	}
+	testkit.Same(t, "seen", uint64(0), all[Egress][TCP].Seen)
 	must(t, m.remove(1))
 	must(t, m.close())
 }
@@ -48,9 +46,7 @@ func TestFlood(t *testing.T) {
 		now[int(cpu)] = was[int(cpu)] + 100 + cpu
 	}
 	now[100] = 1 << 30 // since its last reading it has come online
-	if got := busiest(was, now); got != 163 {
-		t.Errorf("%v packets, want 163", got)
-	}
+	testkit.Same(t, "packets", float64(163), busiest(was, now))
 	const budget = 5000
 	for rate, want := range map[float64]time.Duration{0: look, 2 * budget: look, 20 * budget: look, 40 * budget: look / 2, 200 * budget: look / 10} {
 		if got := lookFor(rate, budget); got != want {

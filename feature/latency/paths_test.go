@@ -216,9 +216,7 @@ func TestTurns(t *testing.T) {
 	}
 	for range 20 { // whenever it is looked at
 		h.f.mu.Lock()
-		if wait, err := h.f.nextPhase(); err != nil || wait != quiet {
-			t.Errorf("rests for %v while somebody asks for records: %v", wait, err)
-		}
+		testkit.Gives(t, "rest while somebody asks for records", quiet)(h.f.nextPhase())
 		h.f.mu.Unlock()
 	}
 	if flood.Read().Since(load.Reading{}).Ops == 0 {
