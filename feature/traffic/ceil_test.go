@@ -72,18 +72,14 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 	var held uint64
 	var own qdisc.Stats
 	if veth {
-		if h.state() != before {
-			t.Errorf("a ceil at the veth changes the uplink:\n%swas\n%s", h.state(), before)
-		}
+		testkit.Same(t, "a ceil at the veth changes the uplink", before, h.state())
 		index := h.Index(h.ns, "hone")
 		if got := h.classesOf(h.ns, netdev.IFBName(index, false))[qdisc.MinorDefault].ceil; got != slow {
 			t.Errorf("the ceil behind the veth is %d, want %d", got, slow)
 		}
 		held = h.passed(h.ns, index)
 	} else {
-		if got := h.classesOf(h.ns, "nic0")[h.minor(w.c)].ceil; got != slow {
-			t.Errorf("the ceil at the uplink is %d, want %d", got, slow)
-		}
+		testkit.Same(t, "the ceil at the uplink", uint64(slow), h.classesOf(h.ns, "nic0")[h.minor(w.c)].ceil)
 		own = h.stats(&w.c)
 	}
 	took := h.held(w.box, to, got)
@@ -180,9 +176,7 @@ func TestCeilLeavesUplink(t *testing.T) {
 			during := h.state()
 			must(t, h.traffic.Close()) // killed, once before each
 			must(t, h.journal.Close())
-			if now := h.state(); now != during {
-				t.Errorf("after a kill:\n%swas\n%s", now, during)
-			}
+			testkit.Same(t, "after a kill", during, h.state())
 			h.start()
 			bring(from, 0, fmt.Sprintf("%d after %d and a kill", i, j))
 		}

@@ -65,9 +65,7 @@ func TestBesideCNIBandwidth(t *testing.T) {
 		t.Helper()
 		ceil := policy.Net{Ceil: due}
 		must(t, h.due(c, ceil, ceil))
-		if n := h.ifbs(); n != ifbs {
-			t.Errorf("ceil %d: %d IFBs, want %d", due, n, ifbs)
-		}
+		testkit.Same(t, fmt.Sprintf("ceil %d: IFBs", due), ifbs, h.ifbs())
 		var said []string
 		for _, e := range h.traffic.Evidence(c.ID) {
 			said = append(said, e.Text)
@@ -103,9 +101,7 @@ func TestBesideCNIBandwidth(t *testing.T) {
 	}
 	is(5*mbit, 2, changed...)
 	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if now := h.state(); now != before {
-		t.Errorf("in the end\n%swas\n%s", now, before)
-	}
+	testkit.Same(t, "in the end", before, h.state())
 }
 
 // A program of a network plugin at what the host end receives decides about each packet, as Calico's
@@ -152,9 +148,7 @@ func TestBesidePolicyPrograms(t *testing.T) {
 				return n
 			}
 			err = h.apply(c, ceil)
-			if err == nil || !strings.Contains(err.Error(), says) {
-				t.Errorf("a ceil beside it: %v, want %q", err, says)
-			}
+			testkit.Fails(t, "a ceil beside it", err, says)
 			h.resolve(box, h.wire, "10.66.0.1:9000")
 			was := count()
 			h.send(box, "10.66.0.1:9000")

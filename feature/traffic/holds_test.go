@@ -99,9 +99,7 @@ func TestUplinkOfSomebody(t *testing.T) {
 	holds(t, h.due(two, policy.Net{Rate: mbit}, policy.Net{}), true, why)
 	holds(t, h.due(one, ceil, ceil), false)
 	check("hone")
-	if got := h.classesOf(h.ns, "nic1")[h.minor(two)].rate; got != mbit {
-		t.Errorf("the rate at the other uplink is %d", got)
-	}
+	testkit.Same(t, "the rate at the other uplink", uint64(mbit), h.classesOf(h.ns, "nic1")[h.minor(two)].rate)
 	must(t, h.traffic.Remove(t.Context(), one.ID))
 	must(t, h.traffic.Remove(t.Context(), two.ID))
 	if now := h.veth(h.ns, "nic0"); now != theirs || len(h.journal.Entries()) != 0 {
@@ -121,9 +119,7 @@ func TestUplinkTooSlowForAnother(t *testing.T) {
 	ceil := policy.Net{Ceil: slow}
 	holds(t, h.due(one, policy.Net{Weight: 1}, ceil), false, "uplink nic0: rate refused")
 	holds(t, h.due(one, ceil, ceil), false) // it needs no uplink
-	if got := h.classesOf(h.ns, "hone")[qdisc.MinorDefault].ceil; got != slow {
-		t.Errorf("the ceil at the veth is %d, want %d", got, slow)
-	}
+	testkit.Same(t, "the ceil at the veth", uint64(slow), h.classesOf(h.ns, "hone")[qdisc.MinorDefault].ceil)
 	h.traffic.SetRate("nic0", gbit)
 	holds(t, h.due(one, ceil, ceil), false)
 }
@@ -200,9 +196,7 @@ func TestUplinkWithoutEthernet(t *testing.T) {
 	holds(t, h.due(c, policy.Net{}, policy.Net{Weight: 9}), false, why)
 	holds(t, h.due(c, policy.Net{Weight: 2}, policy.Net{Weight: 9}), true, why)
 	holds(t, h.due(c, policy.Net{}, policy.Net{Weight: 9, Ceil: slow}), true, why)
-	if n := h.ifbs(); n != 0 {
-		t.Errorf("there are %d IFBs", n)
-	}
+	testkit.Same(t, "IFBs", 0, h.ifbs())
 	holds(t, h.due(c, policy.Net{}, policy.Net{Ceil: slow}), false)
 	holds(t, h.due(c, policy.Net{Rate: 10 * mbit}, policy.Net{}), false)
 	must(t, h.traffic.Close())
@@ -210,9 +204,7 @@ func TestUplinkWithoutEthernet(t *testing.T) {
 	h.rate = gbit // nic0 as well
 	h.start()
 	holds(t, h.due(c, policy.Net{}, policy.Net{Weight: 9}), true, why)
-	if n := h.ifbs(); n != 1 {
-		t.Errorf("there are %d IFBs, want that of nic0", n)
-	}
+	testkit.Same(t, "IFBs", 1, h.ifbs())
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 	if n := len(h.journal.Entries()); n != 0 {
 		t.Errorf("journal: %+v", h.journal.Entries())
@@ -263,9 +255,7 @@ func TestCeilOfSomebody(t *testing.T) {
 				return
 			}
 			must(t, h.traffic.Remove(t.Context(), c.ID))
-			if now := h.veth(h.ns, "hone"); now != was {
-				t.Errorf("in the end %s, was %s", now, was)
-			}
+			testkit.Same(t, "in the end", was, h.veth(h.ns, "hone"))
 			h.Netlink(h.ns, func(n *netlink.Handle) error { return n.QdiscDel(tt.qdisc) })
 		})
 	}
@@ -290,9 +280,7 @@ func TestUplinkOfSomebodySlower(t *testing.T) {
 	h.start()
 	must(t, h.apply(fake(1), policy.Net{Weight: 1}))
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
-	if now := h.state(); now != theirs {
-		t.Errorf("in the end\n%swas\n%s", now, theirs)
-	}
+	testkit.Same(t, "in the end", theirs, h.state())
 }
 
 // A container with several networks has one ceil for all it sends, by one queue, and one for all it
@@ -375,9 +363,7 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 	h.passesFrom(box, "10.66.0.1:9000", got, "of a network that it has left")
 	c.Interfaces = []container.Interface{one, second}
 	holds(t, h.due(c, ceil, policy.Net{}), false)
-	if n := h.ifbs(); n != 1 {
-		t.Errorf("there are %d IFBs, want one for both", n)
-	}
+	testkit.Same(t, "IFBs", 1, h.ifbs())
 	h.removes(before, c.ID)
 }
 

@@ -75,9 +75,7 @@ func TestLatencyPolicy(t *testing.T) {
 	if !errors.Is(err, model.ErrInfeasible) || !strings.Contains(err.Error(), "uplink nic0: latency refused: a packet of any other container") {
 		t.Errorf("500 us: %v", err)
 	}
-	if h.state() != during {
-		t.Errorf("refused, and changed:\n%swas\n%s", h.state(), during)
-	}
+	testkit.Same(t, "refused, and changed", during, h.state())
 	packets(shaper())
 
 	// The last latency goes, and with it the need for HFSC.

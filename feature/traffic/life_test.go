@@ -3,6 +3,7 @@ package traffic_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -99,9 +100,7 @@ func TestPlanInForce(t *testing.T) {
 	want(map[uint16]uint64{qdisc.MinorDefault: 200 * mbit, 1: 600 * mbit, 2: 150 * mbit})
 	must(t, h.traffic.Remove(t.Context(), fake(2).ID))
 	want(map[uint16]uint64{qdisc.MinorDefault: 950 * mbit / 4, 1: 950 * mbit / 4 * 3})
-	if n := len(h.traffic.Snapshot().Samples); n != 18 {
-		t.Errorf("%d samples, want 9 for each of two classes", n)
-	}
+	testkit.Same(t, "samples", 18, len(h.traffic.Snapshot().Samples))
 }
 
 // An operator's root qdisc comes back; one that replaces ours is reported and left alone.
@@ -118,17 +117,13 @@ func TestOperator(t *testing.T) {
 	h.start()
 	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
-	if h.state() != before {
-		t.Errorf("after Remove:\n%swas\n%s", h.state(), before)
-	}
+	testkit.Same(t, "after Remove", before, h.state())
 
 	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
 	tbf(0x20000)
 	theirs := h.state()
 	for range 2 {
-		if err := h.apply(fake(1), policy.Net{Weight: 3}); err == nil || !strings.Contains(err.Error(), "someone has replaced the root qdisc") || !strings.Contains(err.Error(), "all containers' policy") {
-			t.Errorf("replaced by someone: %v", err)
-		}
+		testkit.Fails(t, "replaced by someone", h.apply(fake(1), policy.Net{Weight: 3}), "someone has replaced the root qdisc", "all containers' policy")
 	}
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
 	if want := strings.Replace(theirs, "forward-priority 0", "forward-priority 1", 1); h.state() != want {
@@ -184,9 +179,7 @@ func TestSharedNamespace(t *testing.T) {
 	two := one
 	two.ID++
 	must(t, h.apply(one, policy.Net{Weight: 3}))
-	if err := h.apply(two, policy.Net{Weight: 4}); err == nil || !strings.Contains(err.Error(), "shares its network") {
-		t.Errorf("another policy for the same network: %v", err)
-	}
+	testkit.Fails(t, "another policy for the same network", h.apply(two, policy.Net{Weight: 4}), "shares its network")
 	must(t, h.apply(two, policy.Net{Weight: 3}))
 	if got := h.classes(); len(got) != 3 {
 		t.Errorf("classes %v", got)
@@ -238,9 +231,7 @@ func TestApplyEnds(t *testing.T) {
 			}
 			must(t, h.traffic.Apply(t.Context(), target))
 		}
-		if got := h.ifbs(); got != 1 {
-			t.Errorf("ended after %d looks: %d IFBs, want one", n, got)
-		}
+		testkit.Same(t, fmt.Sprintf("ended after %d looks: IFBs", n), 1, h.ifbs())
 		must(t, h.traffic.Remove(t.Context(), c.ID))
 		if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
 			t.Fatalf("ended after %d looks: %d IFBs\n%swas\n%s%+v", n, h.ifbs(), h.state(), before, h.journal.Entries())
@@ -271,9 +262,7 @@ func TestManyTenants(t *testing.T) {
 	for i := range n {
 		must(t, h.traffic.Remove(t.Context(), fake(container.ID(i+1)).ID))
 	}
-	if left := h.journal.Entries(); len(left) != 0 {
-		t.Errorf("journal: %+v", left)
-	}
+	testkit.None(t, "journal", h.journal.Entries())
 }
 
 // All slots are taken: the next tenant is refused with the reason, and the others go on as before.
@@ -282,14 +271,10 @@ func TestEverySlotTaken(t *testing.T) {
 	h.start()
 	must(t, h.apply(fake(1), policy.Net{Weight: 1}))
 	for i := range uint64(identity.Max) - 1 {
-		if _, err := h.slots.Take(identity.Tenant{NetNS: 1<<50 + i}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, testkit.Err(h.slots.Take(identity.Tenant{NetNS: 1<<50 + i})))
 	}
 	before, entries := h.state(), len(h.journal.Entries())
-	if err := h.apply(fake(2), policy.Net{Weight: 1}); !errors.Is(err, identity.ErrFull) {
-		t.Errorf("no slot is left: %v, want ErrFull", err)
-	}
+	testkit.Is(t, "no slot is left", h.apply(fake(2), policy.Net{Weight: 1}), identity.ErrFull)
 	if h.state() != before || len(h.journal.Entries()) != entries || len(h.classes()) != 3 {
 		t.Errorf("refused, but changed: classes %v\n%swas\n%s%+v", h.classes(), h.state(), before, h.journal.Entries())
 	}

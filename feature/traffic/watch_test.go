@@ -181,9 +181,7 @@ func TestDispute(t *testing.T) {
 		<-told
 	}
 	h.deleteRoot("hone")
-	if id := <-told; id != c.ID {
-		t.Errorf("told of %d", id)
-	}
+	testkit.Same(t, "told of", c.ID, <-told)
 	for range 2 {
 		holds(t, apply(), false, "hone: net.ingress.ceil is not kept: somebody has undone it again and again", "the root qdisc was removed, 3 times")
 	}
@@ -192,9 +190,7 @@ func TestDispute(t *testing.T) {
 	}
 	clock.Advance(time.Hour)
 	must(t, apply())
-	if root() != ours {
-		t.Errorf("an hour later there is %s", root())
-	}
+	testkit.Same(t, "an hour later", ours, root())
 	// A foreign qdisc is left alone, and reported, until it goes.
 	tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.Index(h.ns, "hone"), Handle: 0x10000, Parent: netlink.HANDLE_ROOT}, Rate: 1e8, Limit: 300000, Buffer: 200000}
 	h.Netlink(h.ns, func(n *netlink.Handle) error { return n.QdiscReplace(tbf) })

@@ -1,6 +1,11 @@
 package model
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
 
 func TestFitLink(t *testing.T) {
 	for _, c := range []struct {
@@ -19,8 +24,6 @@ func TestFitLink(t *testing.T) {
 		if err := fitLink(c.link, c.rates); err != nil {
 			got = err.Error()
 		}
-		if got != c.want {
-			t.Errorf("fitLink(%d, %d)\n got %s\nwant %s", c.link, c.rates, got, c.want)
-		}
+		testkit.Same(t, fmt.Sprintf("fitLink(%d, %d)", c.link, c.rates), c.want, got)
 	}
 }

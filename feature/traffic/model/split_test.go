@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
@@ -99,9 +100,7 @@ func TestFeasibleSplit(t *testing.T) {
 func TestSplitParameters(t *testing.T) {
 	ts := []Tenant{tenant(1, policy.Net{Weight: 1}), tenant(2, policy.Net{Weight: 1, Latency: 200 * time.Microsecond, Split: true})}
 	p := compute(t, link(gbit), ts...)
-	if q := p.Classes[1].HTB.Quantum; q != 1522 {
-		t.Errorf("quantum %d", q)
-	}
+	testkit.Same(t, "quantum", uint32(1522), p.Classes[1].HTB.Quantum)
 	ts[1].Net = policy.Net{Rate: mbit, Latency: 200 * time.Microsecond, Split: true}
 	p = compute(t, curves(gbit), ts...)
 	want, ok := realTime(p.Link, 1522, promised(ts[1], p.Classes[2]), 1514, 200*time.Microsecond)

@@ -1,10 +1,11 @@
 package model
 
 import (
-	"slices"
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -32,13 +33,9 @@ func TestUnknownRate(t *testing.T) {
 		if want := slowest / 6 * weight; c.HTB.Rate/10 != want/10 {
 			t.Errorf("class %d: HTB has the rate %d, want %d", i, c.HTB.Rate, want)
 		}
-		if want := uint32(weight) * p.Classes[0].HTB.Quantum; c.HTB.Quantum != want {
-			t.Errorf("class %d: quantum %d, want %d", i, c.HTB.Quantum, want)
-		}
+		testkit.Same(t, fmt.Sprintf("class %d: quantum", i), uint32(weight)*p.Classes[0].HTB.Quantum, c.HTB.Quantum)
 	}
-	if want := []int{2, 1, 0, 2, 2}; !slices.Equal(levels, want) {
-		t.Errorf("levels %v, want %v", levels, want)
-	}
+	testkit.Same(t, "levels", []int{2, 1, 0, 2, 2}, levels)
 }
 
 // What was received cannot be reordered: only its ceils are kept.
@@ -65,9 +62,7 @@ func TestUnkept(t *testing.T) {
 		{Link{}, []string{"rate", "latency"}},
 		{Link{Received: true}, []string{"rate", "weight", "priority", "latency"}},
 	} {
-		if got := tt.link.Unkept(all); !slices.Equal(got, tt.want) {
-			t.Errorf("%+v: %q, want %q", tt.link, got, tt.want)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v", tt.link), tt.want, tt.link.Unkept(all))
 		if got := tt.link.Unkept([]string{"ceil"}); got != nil {
 			t.Errorf("%+v: of a ceil %q", tt.link, got)
 		}
