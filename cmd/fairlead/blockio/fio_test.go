@@ -2,7 +2,6 @@ package blockio
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/exec"
 	"strings"
@@ -33,9 +32,7 @@ func TestFigures(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(200*time.Millisecond, cancel)
-	if _, err := figures(ctx, file, time.Hour); !errors.Is(err, context.Canceled) {
-		t.Errorf("interrupted: %v", err)
-	}
+	testkit.Is(t, "interrupted", testkit.Err(figures(ctx, file, time.Hour)), context.Canceled)
 	if err := sched.TryDeadline(); err != nil {
 		t.Logf("no budgets are measured here: %v", err)
 	} else if n, err := (fio{size: smallRequest, depth: 2, budget: 20 * time.Millisecond}).run(t.Context(), file, 100*time.Millisecond); err != nil || n == 0 {

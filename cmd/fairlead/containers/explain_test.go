@@ -2,6 +2,7 @@ package containers
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestExplain(t *testing.T) {
@@ -108,9 +110,7 @@ func TestObjectText(t *testing.T) {
 		{"file", "/sys/fs/cgroup/x\x1b", `"/sys/fs/cgroup/x\x1b"`},
 		{"offload", "gro", "offload gro"}, {"offload", "x/y/z", "offload x/y/z"}, {"kthread", "x:y", "kthread x:y"}, {"new\x07", "thing", `"new\a" thing`},
 	} {
-		if got := objectText(c, x.kind, x.object, "docker0"); got != x.want {
-			t.Errorf("%s %s is %q, want %q", x.kind, x.object, got, x.want)
-		}
+		testkit.Same(t, fmt.Sprintf("%s %s", x.kind, x.object), x.want, objectText(c, x.kind, x.object, "docker0"))
 	}
 }
 

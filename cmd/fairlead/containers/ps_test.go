@@ -34,9 +34,7 @@ func TestStandingUnavailable(t *testing.T) {
 // A column shows the parsed value.
 func TestStandingUnderstood(t *testing.T) {
 	c := api.Container{Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}, Policy: []api.Setting{{Key: "fairlead.netcpu", Value: "ISOLATE", From: "label"}}}
-	if word := standing(c, "netcpu"); word != "isolate done" {
-		t.Errorf("%q", word)
-	}
+	testkit.Same(t, "standing", "isolate done", standing(c, "netcpu"))
 }
 
 // An ignored label is listed with the setting that would make it count.
@@ -161,9 +159,7 @@ func TestCause(t *testing.T) {
 		"no HTB":                 "no HTB",
 		strings.Repeat("x", 900): strings.Repeat("x", 199) + "…",
 	} {
-		if got := cause(api.FeatureStatus{Feature: "traffic", Error: text}); got != want {
-			t.Errorf("%q\nwant %q", got, want)
-		}
+		testkit.Same(t, "cause", want, cause(api.FeatureStatus{Feature: "traffic", Error: text}))
 	}
 }
 

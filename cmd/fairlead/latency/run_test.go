@@ -111,9 +111,7 @@ func TestLatencyRun(t *testing.T) {
 		}
 	}
 	t.Setenv("PATH", "/nowhere")
-	if err := startable(exec.Command("ping")); err == nil || !strings.Contains(err.Error(), "iputils-ping") {
-		t.Errorf("no ping: %v", err)
-	}
+	testkit.Fails(t, "no ping", startable(exec.Command("ping")), "iputils-ping")
 }
 
 // If nothing was measured, the output has the reason and no median of 0.
@@ -136,9 +134,7 @@ func TestLatencyRunNothing(t *testing.T) {
 	}
 	db := api.Container{Name: "db", Interfaces: []api.Interface{{Name: "eth0", Addrs: []string{"172.17.0.3/16"}}}}
 	for peer, want := range map[string]string{"172.17.0.3": "container db of this host", "172.17.0.4": "", "ping": "", "127.0.0.1": "this host itself"} {
-		if got := onThisHost(peer, []api.Container{db}); got != want {
-			t.Errorf("%s is %q", peer, got)
-		}
+		testkit.Same(t, peer, want, onThisHost(peer, []api.Container{db}))
 	}
 }
 

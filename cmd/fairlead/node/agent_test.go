@@ -3,6 +3,7 @@ package node
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -88,9 +89,7 @@ func TestBeside(t *testing.T) {
 		{"/run/second/fairlead.sock", "/run/fairlead-self/self.sock", "/run/fairlead-self/self.sock"},
 		{"/run/fairlead/fairlead.sock", "", ""},
 	} {
-		if got := beside(tc.socket, tc.name); got != tc.want {
-			t.Errorf("beside %s, %q is %s, want %s", tc.socket, tc.name, got, tc.want)
-		}
+		testkit.Same(t, fmt.Sprintf("beside %s, %q", tc.socket, tc.name), tc.want, beside(tc.socket, tc.name))
 	}
 }
 

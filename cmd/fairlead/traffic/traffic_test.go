@@ -141,9 +141,7 @@ func TestUplinks(t *testing.T) {
 			}
 		}
 		if tt.err != "" {
-			if err == nil || !strings.Contains(err.Error(), tt.err) {
-				t.Errorf("%q: %v, want %q", tt.in, err, tt.err)
-			}
+			testkit.Fails(t, fmt.Sprint(tt.in), err, tt.err)
 		} else if err != nil || u.String() != tt.want {
 			t.Errorf("%q: %s, %v; want %s", tt.in, u.String(), err, tt.want)
 		}

@@ -1,9 +1,11 @@
 package verb
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -30,9 +32,7 @@ func TestDevices(t *testing.T) {
 			}
 		}
 		if tt.err != "" {
-			if err == nil || !strings.Contains(err.Error(), tt.err) {
-				t.Errorf("%q: %v, want %q", tt.in, err, tt.err)
-			}
+			testkit.Fails(t, fmt.Sprint(tt.in), err, tt.err)
 		} else if err != nil || d.String() != tt.want {
 			t.Errorf("%q: %s, %v; want %s", tt.in, d.String(), err, tt.want)
 		}

@@ -243,9 +243,7 @@ func TestTopOnTerminal(t *testing.T) {
 			m := newTmux(t, size[0], size[1])
 			m.text("fairlead top --interval 200ms --record-dir= --config= --socket " + socket + "; echo left $?; stty -a | grep -o ' icanon'\n")
 			s := m.until("victim and culprit appear", "db-1", "flood: packets", "1 of 60 containers slowed", "q quit")
-			if first(s) != "db-1" {
-				t.Errorf("the victim is not the first:\n%s", s)
-			}
+			testkit.Same(t, "the victim is not the first:\n"+s, "db-1", first(s))
 			m.keys("s", "s")
 			m.until("it is sorted by CPU", "by CPU")
 			m.keys("r")
