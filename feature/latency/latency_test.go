@@ -18,9 +18,7 @@ const packets = 100
 // direction and protocol, over all stages.
 func TestBridge(t *testing.T) {
 	testkit.Smoke(t)
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, web, c := newBridged(t)
 	_, other := h.add("other", "10.66.0.3/24", h.ns)
 	h.measure(true, c, other)
 	h.ask(web, h.wire, "udp", "10.66.0.1:9000", packets)
@@ -97,9 +95,7 @@ func TestHeld(t *testing.T) {
 		{"host end", "hweb", false, Ingress, QDisc, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			h := newHost(t)
-			h.bridge()
-			web, c := h.add("web", "10.66.0.2/24", h.ns)
+			h, web, c := newBridged(t)
 			from, to, addr := web, h.wire, "10.66.0.1:9000"
 			if tt.d == Ingress {
 				from, to, addr = h.wire, web, "10.66.0.2:9000"
@@ -162,9 +158,7 @@ func (h *host) hold(b *sandbox.Box, dev string) {
 // Nothing is in the kernel while no container is measured, and packets of one that
 // is not are not looked at.
 func TestUnused(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	_, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, _, c := newBridged(t)
 	h.measure(false, c)
 	if h.f.meter != nil {
 		t.Error("programs are attached before any container is measured")
@@ -189,9 +183,7 @@ func TestUnused(t *testing.T) {
 // The members of a pod are one tenant. It is measured until the last of them has left, or has moved
 // to another network.
 func TestPod(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	_, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, _, c := newBridged(t)
 	_, moved := h.add("other", "10.66.0.3/24", h.ns)
 	side := c
 	side.ID += 1 << 40

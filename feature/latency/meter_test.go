@@ -91,9 +91,7 @@ func subject(s topology.Spec, _ *journal.Journal) (feature.Feature, error) {
 
 // Each call to the kernel fails once.
 func TestFaults(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	_, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, _, c := newBridged(t)
 	on := true
 	spec := topology.Spec{NetNS: h.ns.NetNS(), Dir: t.TempDir(), Targets: []policy.Target{{Container: c, Settings: policy.Settings{Latency: &on}}}}
 	faults.Sweep(t, spec.Rig(t, func() string { return h.Net(h.ns) }),
@@ -150,12 +148,19 @@ func (h *host) add(name, addr string, at *sandbox.Box) (*sandbox.Box, container.
 	return box, c
 }
 
-// newWeb is a host with one measured container, behind its bridge.
-func newWeb(t testing.TB) (h *host, web *sandbox.Box, c container.Container) {
+// newBridged is a host with one container, behind its bridge.
+func newBridged(t testing.TB) (h *host, web *sandbox.Box, c container.Container) {
 	t.Helper()
 	h = newHost(t)
 	h.bridge()
 	web, c = h.add("web", "10.66.0.2/24", h.ns)
+	return h, web, c
+}
+
+// newWeb is newBridged, and measures the container.
+func newWeb(t testing.TB) (h *host, web *sandbox.Box, c container.Container) {
+	t.Helper()
+	h, web, c = newBridged(t)
 	h.measure(true, c)
 	return h, web, c
 }

@@ -201,9 +201,7 @@ func TestSample(t *testing.T) {
 // Packets are recorded while records are requested: with both ends, for the requested container
 // only.
 func TestTrace(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, web, c := newBridged(t)
 	_, other := h.add("other", "10.66.0.3/24", h.ns)
 	h.f.cfg.Containers = topology.Containers{}
 	ask := func(of container.Container, f api.LatencyFilter, over time.Duration) api.LatencyRecords {

@@ -54,11 +54,7 @@ func TestArrival(t *testing.T) {
 				}
 				must(t, h.due(c, policy.Net{}, policy.Net{Weight: 2}))
 			}
-			must(t, h.traffic.Remove(t.Context(), c.ID))
-			if after := h.state(); after != before {
-				t.Errorf("before:\n%safter:\n%s", before, after)
-			}
-			testkit.None(t, "journal", h.journal.Entries())
+			h.removes(before, c.ID)
 		})
 	}
 }
@@ -67,9 +63,7 @@ func TestArrival(t *testing.T) {
 func TestArrivalForged(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	box, victim := h.add("one", "10.66.0.2/24", h.ns)
+	h, box, victim := newBridged(t)
 	bad, liar := h.add("two", "10.66.0.3/24", h.ns)
 	h.start()
 	got := h.take(box)

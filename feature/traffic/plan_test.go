@@ -254,9 +254,7 @@ func (h *host) sentBy(kind qdisc.Kind, c container.Container) qdisc.Stats {
 // does. What cannot be kept is refused.
 func TestLatencyPolicy(t *testing.T) {
 	testkit.InFull(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	h, box, c := newBridged(t)
 	_, two := h.add("two", "10.66.0.3/24", h.ns)
 	h.listen()
 	h.start()

@@ -125,9 +125,7 @@ func TestCeilOnHost(t *testing.T) {
 // and go with the last, in whatever order policies come and go, also while no agent runs.
 func TestCeilLeavesUplink(t *testing.T) {
 	testkit.InFull(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	_, one := h.add("one", "10.66.0.2/24", h.ns)
+	h, _, one := newBridged(t)
 	_, two := h.add("two", "10.66.0.3/24", h.ns)
 	h.start()
 	before := h.state()
@@ -295,9 +293,7 @@ func (h *host) cniBandwidth(box *sandbox.Box, rate int) netdev.Link {
 // the plugin's where it holds.
 func TestBesideCNIBandwidth(t *testing.T) {
 	needSharing(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	h, box, c := newBridged(t)
 	theirs := h.cniBandwidth(box, 10*mbit)
 	h.start()
 	before := h.state()
@@ -351,9 +347,7 @@ func TestBesidePolicyPrograms(t *testing.T) {
 	needSharing(t)
 	for name, says := range map[string]string{"filter": "which packets would not meet", "tcx": "runs before", "tcx, later": "runs before"} {
 		t.Run(name, func(t *testing.T) {
-			h := newHost(t, gbit)
-			h.bridge()
-			box, c := h.add("one", "10.66.0.2/24", h.ns)
+			h, box, c := newBridged(t)
 			seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 			must(t, err)
 			defer seen.Close()

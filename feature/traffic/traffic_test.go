@@ -180,9 +180,7 @@ func TestUplinkVanishes(t *testing.T) {
 
 // Containers that share a network namespace are one tenant.
 func TestSharedNamespace(t *testing.T) {
-	h := newHost(t, gbit)
-	h.bridge()
-	_, one := h.add("one", "10.66.0.2/24", h.ns)
+	h, _, one := newBridged(t)
 	h.start()
 	two := one
 	two.ID++
@@ -198,9 +196,7 @@ func TestSharedNamespace(t *testing.T) {
 	}
 	must(t, h.traffic.Remove(t.Context(), two.ID))
 	must(t, h.traffic.Remove(t.Context(), two.ID))
-	if n := len(h.journal.Entries()); n != 0 {
-		t.Errorf("journal: %+v", h.journal.Entries())
-	}
+	testkit.None(t, "journal", h.journal.Entries())
 }
 
 // ending is a context that ends after so many looks at it.
@@ -219,9 +215,7 @@ func (e *ending) Err() error {
 // A call may end between any two devices of a container. The next one brings what is missing, and
 // Remove leaves the host as it was.
 func TestApplyEnds(t *testing.T) {
-	h := newHost(t, gbit)
-	h.bridge()
-	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	h, box, c := newBridged(t)
 	must(t, h.ns.Bridge("br1", netip.MustParsePrefix("10.70.0.254/24")))
 	h.Wire(sandbox.End{Box: h.ns, Name: "hsecond", Bridge: "br1"}, sandbox.End{Box: box, Name: "eth1", Addr: netip.MustParsePrefix("10.70.0.2/24")})
 	c.Interfaces = append(c.Interfaces, h.Veth(box, "eth1", h.ns, "hsecond"))

@@ -139,10 +139,8 @@ func TestRateComesFrom(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	testkit.Same(t, "nic7", probe.Unavailable, h.examined("nic7").Level)
-	must(t, h.traffic.Close())
 	h.rate, h.others = 0, map[string]uint64{"nic0": 0}
-	must(t, h.journal.Close())
-	h.start()
+	h.restart()
 	if f := h.examined("nic0"); f.Level != probe.Full || f.Detail != "10gbit, as its driver says" { // as for each veth
 		t.Errorf("%+v", f)
 	}

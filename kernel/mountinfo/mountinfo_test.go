@@ -55,15 +55,6 @@ func TestLong(t *testing.T) {
 	}
 }
 
-// TestOwn compares with what the kernel says of this very process.
-func TestOwn(t *testing.T) {
-	root := false
-	err := Read("/proc", "self", func(m Mount) bool { root = root || m.Dir == "/"; return true })
-	if err != nil || !root {
-		t.Errorf("root is mounted: %v, %v", root, err)
-	}
-}
-
 func FuzzParse(f *testing.F) {
 	f.Add(`146 44 0:4 net:[4026532537] /run/netns/a\040b rw shared:3 - nsfs nsfs rw`)
 	f.Add(`1 2 0:1 / /sys/fs/cgroup/\9 - cgroup2 c rw`)

@@ -145,19 +145,3 @@ func TestRefusesProcesses(t *testing.T) {
 		t.Errorf("moved:\n%s", after)
 	}
 }
-
-func TestThreadsOfThisHost(t *testing.T) {
-	testkit.OnKernels(t)
-	list, err := Threads("/proc", "")
-	if errors.Is(err, ErrHidden) {
-		testkit.Skip(t, "not in the host's pid namespace")
-	}
-	must(t, err)
-	found := false
-	for _, n := range list {
-		found = found || n.Comm == "ksoftirqd/0"
-	}
-	if !found {
-		t.Errorf("no ksoftirqd/0 among %d threads", len(list))
-	}
-}

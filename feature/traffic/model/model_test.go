@@ -299,38 +299,3 @@ func TestRealTime(t *testing.T) {
 		}
 	}
 }
-
-func TestFeasible(t *testing.T) {
-	others := []Tenant{tenant(1, policy.Net{Rate: 900 * mbit}), tenant(2, policy.Net{Weight: 1})}
-	for _, tt := range []struct {
-		t    Tenant
-		want error
-	}{
-		{tenant(0, policy.Net{Rate: 50 * mbit}), nil},
-		{tenant(0, policy.Net{Rate: 51 * mbit}), ErrOverLink},
-		{tenant(1, policy.Net{Rate: 950 * mbit}), nil}, // in place of its present rate
-		{tenant(0, policy.Net{Latency: 2 * time.Millisecond}), nil},
-		{tenant(0, policy.Net{Latency: 530 * time.Microsecond}), ErrInfeasible},
-	} {
-		for _, l := range []Link{link(gbit), curves(gbit)} {
-			testkit.Is(t, fmt.Sprintf("HFSC %v: %+v", l.HFSC, tt.t), testkit.Err(Feasible(l, others, tt.t)), tt.want)
-		}
-	}
-}
-
-// Feasible reports whether tenant t could join the others on the link; it changes nothing. It
-// returns the size that packets of others would have to be split to (0: none), or a *Refusal, for t
-// or for another that t would break.
-func Feasible(l Link, others []Tenant, t Tenant) (split int, err error) {
-	if t.Slot == identity.Nobody {
-		t.Slot = identity.Max // a tenant without a slot comes last
-	}
-	ts := make([]Tenant, 0, len(others)+1)
-	for _, o := range others {
-		if o.Slot != t.Slot {
-			ts = append(ts, o)
-		}
-	}
-	p, err := Compute(l, append(ts, t))
-	return p.Split, err
-}

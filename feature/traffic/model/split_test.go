@@ -79,22 +79,6 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// Feasible and Compute agree.
-func TestFeasibleSplit(t *testing.T) {
-	others := []Tenant{tenant(1, policy.Net{Weight: 1})}
-	for _, tt := range []struct {
-		net  policy.Net
-		want int
-	}{
-		{policy.Net{Latency: 2 * time.Millisecond, Split: true}, 0},
-		{policy.Net{Latency: 200 * time.Microsecond, Split: true}, 1522},
-	} {
-		if got, err := Feasible(link(gbit), others, tenant(0, tt.net)); got != tt.want || err != nil {
-			t.Errorf("%+v: split to %d, %v; want %d", tt.net, got, err, tt.want)
-		}
-	}
-}
-
 // With splitting, the turns of HTB are those of frames, and the curve of the tenant that needs it
 // has all the time that is left.
 func TestSplitParameters(t *testing.T) {
