@@ -261,9 +261,7 @@ func TestSetStatus(t *testing.T) {
 		if status != want || (want == cli.Failed) != strings.Contains(errs, "does not hold in full: traffic: ") || strings.Contains(out+errs, "BTF") {
 			t.Errorf("%s: status %d: %s%s", state, status, out, errs)
 		}
-		if status, _, errs := verbtest.Against(t, run, s, "set", "web-1", "net.ceil-"); status != cli.Done {
-			t.Errorf("taken back, %s: status %d: %s", state, status, errs)
-		}
+		verbtest.Ended(t, cli.Done)(verbtest.Against(t, run, s, "set", "web-1", "net.ceil-"))
 	}
 }
 

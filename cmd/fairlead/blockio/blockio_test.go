@@ -37,16 +37,12 @@ func TestCalibrateRawRefuses(t *testing.T) {
 	copy(before[512:], "EFI PART")
 	must(t, os.WriteFile(disk.Path, before, 0))
 	for _, args := range [][]string{calibrate, append(calibrate, "--yes-destroy-data")} {
-		if status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, args...); status != 1 || !strings.Contains(errs, "GPT partition table") {
-			t.Errorf("%v with partitions: %d %s", args, status, errs)
-		}
+		verbtest.Ended(t, cli.Failed, "GPT partition table")(verbtest.Against(t, run, verbtest.Stub{}, args...))
 	}
 	if after, err := os.ReadFile(disk.Path); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("written all the same: %v", err)
 	}
-	if status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, "io", "calibrate", disk.Path, "--scratch", "/", "--yes-destroy-data"); status != 2 {
-		t.Errorf("for a scratch file: %d %s", status, errs)
-	}
+	verbtest.Ended(t, cli.Usage)(verbtest.Against(t, run, verbtest.Stub{}, "io", "calibrate", disk.Path, "--scratch", "/", "--yes-destroy-data"))
 }
 
 func TestConfirm(t *testing.T) {

@@ -62,13 +62,9 @@ func TestExplainDefaults(t *testing.T) {
 	if strings.Contains(out, "net.weight") || !strings.Contains(out, "uplink eth0: turn: a\n      uplink eth1: turn: b\n") {
 		t.Errorf("%s%s", out, errs)
 	}
-	if _, out, errs := verbtest.Against(t, run, x, "explain", "web-1", "-a"); !strings.Contains(out, "fairlead.net.weight = 1, by default") {
-		t.Errorf("-a: %s%s", out, errs)
-	}
+	verbtest.Ended(t, cli.Done, "fairlead.net.weight = 1, by default")(verbtest.Against(t, run, x, "explain", "web-1", "-a"))
 	c.Policy = c.Policy[1:]
-	if _, out, errs := verbtest.Against(t, run, x, "explain", "web-1"); !strings.Contains(out, "nothing: all is at its default (-a shows what that is)") {
-		t.Errorf("%s%s", out, errs)
-	}
+	verbtest.Ended(t, cli.Done, "nothing: all is at its default (-a shows what that is)")(verbtest.Against(t, run, x, "explain", "web-1"))
 }
 
 // explain shows a controller's decision with its reason. Names of other containers in the reason

@@ -107,9 +107,7 @@ noisy, 2.0 % for those of id 10
 		}
 	}
 	s.report.Containers = nil
-	if _, out, _ := verbtest.Against(t, run, s, "latency", "web-1", "--total"); !strings.Contains(out, "fairlead.latency=on") {
-		t.Errorf("without containers: %q", out)
-	}
+	verbtest.Ended(t, cli.Done, "fairlead.latency=on")(verbtest.Against(t, run, s, "latency", "web-1", "--total"))
 }
 
 // Each request continues where the one before ended, with the same filter.

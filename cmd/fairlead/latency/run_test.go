@@ -106,9 +106,7 @@ func TestLatencyRun(t *testing.T) {
 
 	// A program that the host does not have.
 	for name, want := range map[string]string{"fl-none": "there is no program fl-none on this host: run takes it from the host, not from the container; install it here"} {
-		if status, _, errs := runSelf(t.Context(), t, s, name); status != cli.Failed || !strings.Contains(errs, want) {
-			t.Errorf("%s: status %d: %s", name, status, errs)
-		}
+		verbtest.Ended(t, cli.Failed, want)(runSelf(t.Context(), t, s, name))
 	}
 	t.Setenv("PATH", "/nowhere")
 	testkit.Fails(t, "no ping", startable(exec.Command("ping")), "iputils-ping")

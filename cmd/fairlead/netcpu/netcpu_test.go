@@ -376,9 +376,7 @@ eth1        tc        early drop: attach XDP to device 2 in netns 4026531840: xx
 "e\x1b[0m"  tc        -
 eth9        -         no such uplink
 `, out[at:])
-	if _, out, _ := metered(t, &meterStub{readings: readings}, "--wide"); !strings.Contains(out, why) {
-		t.Errorf("--wide cuts the reason:\n%s", out)
-	}
+	verbtest.Ended(t, cli.Done, why)(metered(t, &meterStub{readings: readings}, "--wide"))
 	if _, out, _ := metered(t, &meterStub{readings: flooded()}); strings.Contains(out, "UPLINK") {
 		t.Errorf("without uplinks:\n%s", out)
 	}

@@ -84,14 +84,8 @@ func TestReport(t *testing.T) {
 	if status != cli.Failed || !strings.Contains(errs, "nothing was recorded in that time") {
 		t.Errorf("status %d: %s", status, errs)
 	}
-	status, _, errs = offline(t, "report", "--record-dir", dir+"/none")
-	if status != cli.Failed || !strings.Contains(errs, "the agent makes it") {
-		t.Errorf("status %d: %s", status, errs)
-	}
-	status, _, errs = offline(t, "report", "--record-dir", dir, "--at", "soon")
-	if status != cli.Usage || !strings.Contains(errs, "--at") {
-		t.Errorf("status %d: %s", status, errs)
-	}
+	verbtest.Ended(t, cli.Failed, "the agent makes it")(offline(t, "report", "--record-dir", dir+"/none"))
+	verbtest.Ended(t, cli.Usage, "--at")(offline(t, "report", "--record-dir", dir, "--at", "soon"))
 }
 
 func TestRecordExport(t *testing.T) {
@@ -108,10 +102,7 @@ func TestRecordExport(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
-	status, _, errs = offline(t, "record", "export", path, "--record-dir", dir)
-	if status != cli.Failed || !strings.Contains(errs, "exists") {
-		t.Errorf("onto another file: status %d: %s", status, errs)
-	}
+	verbtest.Ended(t, cli.Failed, "exists")(offline(t, "record", "export", path, "--record-dir", dir))
 	none := filepath.Join(t.TempDir(), "none.rec")
 	status, _, errs = offline(t, "record", "export", none, "--record-dir", dir, "--at", "2020-01-01 12:00")
 	if _, err := os.Stat(none); status != cli.Failed || err == nil {
@@ -135,11 +126,6 @@ func TestRecordStatus(t *testing.T) {
 		t.Errorf("status %d: %s%s", status, out, errs)
 	}
 	s.status.Recording.Error = "no space left\x1b"
-	if _, out, _ = verbtest.Against(t, run, s, "record", "--record-dir", dir, "--config="); !strings.Contains(out, `no space left\x1b`) {
-		t.Error(out)
-	}
-	status, out, errs = offline(t, "record", "--record-dir", dir, "-o", "json")
-	if status != cli.Done || !strings.Contains(out, `"frames": 13`) {
-		t.Errorf("status %d: %s%s", status, out, errs)
-	}
+	verbtest.Ended(t, cli.Done, `no space left\x1b`)(verbtest.Against(t, run, s, "record", "--record-dir", dir, "--config="))
+	verbtest.Ended(t, cli.Done, `"frames": 13`)(offline(t, "record", "--record-dir", dir, "-o", "json"))
 }
