@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -53,10 +54,8 @@ func TestCalibrateWithoutFio(t *testing.T) {
 	if _, err := exec.LookPath("fio"); err == nil {
 		t.Fatal("there is fio all the same")
 	}
-	status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, "io", "calibrate", disk.Path, "--raw", "--yes-destroy-data")
-	if status != 1 || !strings.Contains(errs, "io calibrate needs fio: install the package fio") {
-		t.Errorf("%d %s", status, errs)
-	}
+	says := verbtest.Ended(t, cli.Failed, "io calibrate needs fio: install the package fio")
+	says(verbtest.Against(t, run, verbtest.Stub{}, "io", "calibrate", disk.Path, "--raw", "--yes-destroy-data"))
 }
 
 func TestFioReport(t *testing.T) {

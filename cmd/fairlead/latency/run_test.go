@@ -141,9 +141,7 @@ func TestLatencyRunNothing(t *testing.T) {
 func TestLatencyRunMeasures(t *testing.T) {
 	s := &runStub{Stub: verbtest.Example()}
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := serve.Listen(socket)
-	testkit.Must(t, err)
-	go serve.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
+	defer verbtest.Serve(t, socket, s)()
 	c := api.Dial(socket)
 	defer c.Close()
 	var errs bytes.Buffer

@@ -89,14 +89,9 @@ generation: 12, raised 3 min ago: a route to 10.244.2.0/24 was changed
 forgotten: 12 route, 3 nftables
 `, "overlay", "--interval", "100ms")
 
-	status, out, _ := overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total")
-	if status != cli.Done || !strings.Contains(out, "\nflannel.1\nDIRECTION") || !strings.Contains(out, "egress     13.3k   130 ") {
-		t.Errorf("totals: status %d\n%s", status, out)
-	}
-	status, out, _ = overlaid(t, &overlayStub{readings: []api.Overlay{before, now}}, "--interval", "100ms", "-o", "json")
-	if status != cli.Done || !strings.Contains(out, `"fast_packets": 12300`) || !strings.Contains(out, `"raised_by": "a route to 10.244.2.0/24 was changed"`) {
-		t.Errorf("json: status %d\n%s", status, out)
-	}
+	verbtest.Ended(t, cli.Done, "\nflannel.1\nDIRECTION", "egress     13.3k   130 ")(overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total"))
+	says := verbtest.Ended(t, cli.Done, `"fast_packets": 12300`, `"raised_by": "a route to 10.244.2.0/24 was changed"`)
+	says(overlaid(t, &overlayStub{readings: []api.Overlay{before, now}}, "--interval", "100ms", "-o", "json"))
 	verbtest.Ended(t, cli.Done, "left alone")(overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total", "-o", "yaml"))
 	if _, out, _ := overlaid(t, &overlayStub{readings: []api.Overlay{{}}}, "--total"); out != "This host is on no overlay network.\n" {
 		t.Errorf("none: %s", out)

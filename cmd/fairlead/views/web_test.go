@@ -39,7 +39,7 @@ func (s webStub) Explain(context.Context, string) (api.Explanation, error) {
 func TestWeb(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	stub := webStub{live: &viewtest.Live{Host: viewtest.Host{Containers: 6, Begin: time.Now().Add(-time.Minute), Every: 2 * time.Second}}}
-	served := serveAt(t, path, stub)
+	served := verbtest.Serve(t, path, stub)
 	out, in := io.Pipe()
 	status := make(chan int, 1)
 	var errs strings.Builder
@@ -88,9 +88,8 @@ func TestWeb(t *testing.T) {
 
 func TestWebWithoutAgent(t *testing.T) {
 	for _, args := range [][]string{{"web", "--socket", filepath.Join(t.TempDir(), "none")}, {"web", "--replay", filepath.Join(t.TempDir(), "none")}} {
-		var errs strings.Builder
-		if got := run(t.Context(), cli.Env{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &errs, Getenv: func(string) string { return "" }, Args: args}); got != cli.Failed || errs.Len() == 0 {
-			t.Errorf("%q: status %d: %s", args, got, &errs)
+		if got, _, errs := verbtest.Alone(t, run, args...); got != cli.Failed || errs == "" {
+			t.Errorf("%q: status %d: %s", args, got, errs)
 		}
 	}
 }
