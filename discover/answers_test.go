@@ -125,14 +125,7 @@ func (e *fakeEngine) report(t *testing.T, ok func(Report) bool) map[string]Recor
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	reports, done := make(chan Report), make(chan error, 1)
-	go func() {
-		done <- Docker(e.host).Run(ctx, func(rep Report) {
-			select {
-			case reports <- rep:
-			case <-ctx.Done():
-			}
-		})
-	}()
+	go func() { done <- Docker(e.host).Run(ctx, into(ctx, reports)) }()
 	for rep := range reports {
 		if ok(rep) {
 			cancel()
@@ -145,6 +138,16 @@ func (e *fakeEngine) report(t *testing.T, ok func(Report) bool) map[string]Recor
 		}
 	}
 	return nil
+}
+
+// into publishes reports to a channel, until ctx ends.
+func into(ctx context.Context, reports chan<- Report) func(Report) {
+	return func(rep Report) {
+		select {
+		case reports <- rep:
+		case <-ctx.Done():
+		}
+	}
 }
 
 func wholeList(rep Report) bool { return rep.Err == nil && !rep.Partial }
@@ -324,12 +327,7 @@ func TestEngineCreated(t *testing.T) {
 		"Id": "web", "Names": []string{"/web"}, "Image": "i:latest", "ImageID": "sha256:i", "Labels": labels, "NetworkSettings": networks,
 	}}
 	reports := make(chan Report)
-	go Docker(e.host).Run(t.Context(), func(rep Report) {
-		select {
-		case reports <- rep:
-		case <-t.Context().Done():
-		}
-	})
+	go Docker(e.host).Run(t.Context(), into(t.Context(), reports))
 	want := Record{Name: "web", RuntimeID: "web", Image: "i:latest", Labels: map[string]string{"fairlead.own": "x"}, ImageLabels: map[string]string{"of": "image"}, Networks: 2}
 	event := func(action string, running, created []Record) {
 		t.Helper()

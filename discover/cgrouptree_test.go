@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,19 +23,15 @@ import (
 // awaitBelow waits until the Snapshot has exactly these directories of those below dir.
 func awaitBelow(t *testing.T, s *Set, dir string, want ...string) {
 	t.Helper()
+	slices.Sort(want)
 	await(t, s, strings.Join(want, ", "), func(snap Snapshot) bool {
-		found := make(map[string]bool)
+		var found []string
 		for _, c := range snap.Containers {
 			if name, ok := strings.CutPrefix(c.Cgroup.V2, dir+"/"); ok {
-				found[name] = true
+				found = append(found, name)
 			}
 		}
-		for _, name := range want {
-			if !found[name] {
-				return false
-			}
-		}
-		return len(found) == len(want)
+		return slices.Equal(slices.Sorted(slices.Values(found)), want)
 	})
 }
 
@@ -96,6 +93,20 @@ func onHost(t *testing.T, cg testkit.CG, name string, arg ...string) (*exec.Cmd,
 // newTree makes a tree that watches nothing.
 func newTree(top string) *tree {
 	return &tree{proc: "/proc", top: top, nodes: make(map[string]*node), due: make(map[string]*node)}
+}
+
+// populate says of a cgroup whether it has processes.
+func populate(t *testing.T, dir, value string) {
+	t.Helper()
+	testkit.Write(t, filepath.Join(dir, "cgroup.events"), "populated "+value+"\n")
+}
+
+// finish walks a tree, and looks until nothing is due.
+func finish(tr *tree) {
+	tr.walk()
+	for now, wait := time.Now(), time.Duration(0); wait >= 0; now = now.Add(max(wait, time.Millisecond)) {
+		wait = tr.look(now)
+	}
 }
 
 // TestTreeIsBounded has a tree that is deeper than is looked at.
@@ -193,14 +204,7 @@ func TestTreeFlooded(t *testing.T) {
 	tr.most, tr.relist, tr.blindly = most, time.Hour, 20*time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	reports, ended := make(chan Report), make(chan error)
-	go func() {
-		ended <- tr.session(ctx, func(r Report) {
-			select {
-			case reports <- r:
-			case <-ctx.Done():
-			}
-		})
-	}()
+	go func() { ended <- tr.session(ctx, into(ctx, reports)) }()
 	next := func() Report {
 		t.Helper()
 		select {
@@ -225,8 +229,7 @@ func TestTreeFlooded(t *testing.T) {
 		t.Errorf("flooded: %+v", r)
 	}
 	flood()
-	scope := filepath.Join(top, "one.scope")
-	must(t, errors.Join(os.Mkdir(scope, 0o755), os.WriteFile(filepath.Join(scope, "cgroup.events"), []byte("populated 1\n"), 0o600)))
+	populate(t, filepath.Join(top, "one.scope"), "1")
 	for r := next(); len(r.Records) != 1; r = next() {
 		if !r.Partial {
 			t.Errorf("without a watch: %+v", r)
@@ -256,21 +259,10 @@ func TestTreeFlooded(t *testing.T) {
 func TestTreeLooksAtChanges(t *testing.T) {
 	top := t.TempDir()
 	for i := range 100 {
-		must(t, os.MkdirAll(filepath.Join(top, fmt.Sprintf("%d.scope", i)), 0o755))
-	}
-	write := func(i int) {
-		t.Helper()
-		file := filepath.Join(top, fmt.Sprintf("%d.scope", i), "cgroup.events")
-		must(t, os.WriteFile(file, []byte("populated 1\n"), 0o600))
-	}
-	for i := range 100 {
-		write(i)
+		populate(t, filepath.Join(top, fmt.Sprintf("%d.scope", i)), "1")
 	}
 	tr := newTree(top)
-	tr.walk()
-	for now, wait := time.Now(), time.Duration(0); wait >= 0; now = now.Add(max(wait, time.Millisecond)) {
-		wait = tr.look(now)
-	}
+	finish(tr)
 	if len(tr.due) != 0 || tr.steps != 0 || len(tr.records()) != 100 {
 		t.Fatalf("%d are due, %d steps, %d containers", len(tr.due), tr.steps, len(tr.records()))
 	}
@@ -288,23 +280,12 @@ func TestTreeLooksAtChanges(t *testing.T) {
 // those of all others are not.
 func TestTreeWrites(t *testing.T) {
 	top := t.TempDir()
-	populate := func(name, value string) {
-		t.Helper()
-		dir := filepath.Join(top, name)
-		must(t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "cgroup.events"), []byte("populated "+value+"\n"), 0o600)))
-	}
-	populate("noisy.scope", "0")
-	populate("quiet.scope", "0")
+	noisy, quiet := filepath.Join(top, "noisy.scope"), filepath.Join(top, "quiet.scope")
+	populate(t, noisy, "0")
+	populate(t, quiet, "0")
 	tr := newTree(top)
 	tr.most, tr.blindly = treeWrites, treeBlind
-	settled := func() {
-		for now, wait := time.Now(), time.Duration(0); wait >= 0; now = now.Add(max(wait, time.Millisecond)) {
-			wait = tr.look(now)
-		}
-	}
-	tr.walk()
-	settled()
-	noisy := filepath.Join(top, "noisy.scope")
+	finish(tr)
 	for range treeWrites {
 		for _, file := range []string{"cgroup.freeze", "cgroup.procs"} {
 			tr.event(fsnotify.Event{Name: filepath.Join(noisy, file), Op: fsnotify.Write})
@@ -314,9 +295,9 @@ func TestTreeWrites(t *testing.T) {
 	if tr.steps != 0 || !tr.nodes[noisy].deaf {
 		t.Errorf("%d steps, %+v", tr.steps, tr.nodes[noisy])
 	}
-	populate("noisy.scope", "1")
-	populate("quiet.scope", "1")
-	tr.event(fsnotify.Event{Name: filepath.Join(top, "quiet.scope", "cgroup.events"), Op: fsnotify.Write})
+	populate(t, noisy, "1")
+	populate(t, quiet, "1")
+	tr.event(fsnotify.Event{Name: filepath.Join(quiet, "cgroup.events"), Op: fsnotify.Write})
 	now := time.Now()
 	if tr.look(now.Add(time.Second)); len(tr.records()) != 1 || tr.records()[0].Name != "quiet.scope" {
 		t.Errorf("at once: %+v", tr.records())
@@ -328,5 +309,5 @@ func TestTreeWrites(t *testing.T) {
 	if n := tr.nodes[noisy]; n.deaf || n.writes != 0 {
 		t.Errorf("after a walk: %+v", n)
 	}
-	settled()
+	finish(tr)
 }

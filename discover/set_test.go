@@ -58,13 +58,8 @@ func (f *fake) fail(err error) {
 func runSet(t *testing.T, cfg Config, sources ...Source) *Set {
 	t.Helper()
 	s := NewSet(cfg, sources...)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		testkit.Is(t, "Run", <-done, nil)
-	})
+	stop := testkit.Background(t, s.Run)
+	t.Cleanup(func() { testkit.Check(t, stop()) })
 	return s
 }
 
@@ -317,10 +312,7 @@ func TestSetMerges(t *testing.T) {
 
 func TestSetHostNetwork(t *testing.T) {
 	cg := testkit.Cgroup(t)
-	cmd := exec.Command("sleep", "1000")
-	must(t, cmd.Start())
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	cg.Add(t, cmd.Process.Pid)
+	cmd, _ := onHost(t, cg, "sleep", "1000")
 	src := newFake("docker")
 	s := runSet(t, Config{}, src)
 	src.report(Record{PID: cmd.Process.Pid, Name: "open"}, Record{PID: 1 << 22, Name: "no such process"}, Record{PID: -5}, Record{})
@@ -358,17 +350,13 @@ func TestSetLeavesNothing(t *testing.T) {
 	})
 	await(t, s, "the end of all", func(snap Snapshot) bool { return len(snap.Containers) == 0 })
 	src.report()
-	deadline := time.Now().Add(90 * time.Second)
-	for {
+	testkit.AwaitNone(t, func() string {
 		after := openFiles(t)
 		if len(after) <= len(before) {
-			break
+			return ""
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("open before: %v\nopen after: %v", before, after)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return fmt.Sprintf("open before: %v\nopen after: %v", before, after)
+	})
 }
 
 func openFiles(t *testing.T) []string {
@@ -385,10 +373,7 @@ func openFiles(t *testing.T) []string {
 }
 
 func TestSetNeedsV2(t *testing.T) {
-	proc := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(proc, "self"), 0o755))
-	err := os.WriteFile(filepath.Join(proc, "self", "mountinfo"), []byte("32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"), 0o644)
-	must(t, err)
+	proc := testkit.Tree(t, map[string]string{"self/mountinfo": "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"})
 	if err := NewSet(Config{Proc: proc}).Run(t.Context()); !errors.Is(err, cgroup.ErrNone) || !strings.Contains(err.Error(), "v2") {
 		t.Errorf("v1 host: %v, want an error about v2 that is ErrNone", err)
 	}
@@ -437,9 +422,5 @@ func TestBusy(t *testing.T) {
 	}
 	close(release)
 	await(t, s, "the end of the look", func(snap Snapshot) bool { return snap.Complete })
-	for end := time.Now().Add(90 * time.Second); !s.Busy().IsZero(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it is busy for ever")
-		}
-	}
+	testkit.Await(t, "it is not busy", func() bool { return s.Busy().IsZero() })
 }

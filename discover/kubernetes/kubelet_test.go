@@ -102,21 +102,16 @@ func (r reports) await(t *testing.T, what string, ok func(discover.PodReport) bo
 }
 
 func run(t *testing.T, s discover.PodSource) (r reports, news chan struct{}) {
-	ctx, cancel := context.WithCancel(context.Background())
 	r, news = reports{make(chan discover.PodReport)}, make(chan struct{}, 1)
-	done := make(chan error, 1)
-	go func() {
-		done <- s.Run(ctx, news, func(rep discover.PodReport) {
+	stop := testkit.Background(t, func(ctx context.Context) error {
+		return s.Run(ctx, news, func(rep discover.PodReport) {
 			select {
 			case r.got <- rep:
 			case <-ctx.Done():
 			}
 		})
-	}()
-	t.Cleanup(func() {
-		cancel()
-		testkit.Check(t, <-done)
 	})
+	t.Cleanup(func() { testkit.Check(t, stop()) })
 	return r, news
 }
 
