@@ -30,9 +30,7 @@ func TestDeadlines(t *testing.T) {
 		t.Helper()
 		th, err := sched.FindTask("/proc", pid)
 		must(t, err)
-		v, err := sched.Deadline("/proc", th).Read()
-		must(t, err)
-		return v
+		return value(t, sched.Deadline("/proc", th))
 	}
 	held := func(when string, pid int, want bool) {
 		t.Helper()

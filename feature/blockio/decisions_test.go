@@ -120,9 +120,7 @@ func TestWeighing(t *testing.T) {
 	defer func() { must(t, os.WriteFile(scheduler, []byte(d.Scheduler), 0)) }()
 	weight := func() (out string) {
 		for _, line := range cgroup.IOWeight(cg.IO, cg.IO == cg.V2, 1) {
-			v, err := line.Read()
-			must(t, err)
-			out += v + " "
+			out += value(t, line) + " "
 		}
 		return strings.TrimSuffix(out, " ")
 	}

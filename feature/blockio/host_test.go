@@ -214,9 +214,7 @@ func TestKnobs(t *testing.T) {
 		if now, _ := throttle(t, cg, l, cgroup.Limits{}); now != "" {
 			parts = append(parts, now)
 		}
-		idle, err := weightOf(cg).Read()
-		must(t, err)
-		if idle == cgroup.Idled {
+		if idle := value(t, weightOf(cg)); idle == cgroup.Idled {
 			parts = append(parts, idle)
 		}
 		b, err := cgroup.ReadBandwidth(cg.CPU)
@@ -387,16 +385,22 @@ func throttle(t *testing.T, cg testkit.CG, of *loop.Disk, limits cgroup.Limits) 
 	must(t, err)
 	var read, made []string
 	for _, line := range cgroup.Throttle(cg.IO, cg.IO == cg.V2, d.Number(), limits) {
-		value, err := line.Read()
-		must(t, err)
-		if value != "" {
-			read = append(read, value)
+		if now := value(t, line); now != "" {
+			read = append(read, now)
 		}
 		if line.Value != "" {
 			made = append(made, line.Value)
 		}
 	}
 	return strings.Join(read, " "), strings.Join(made, " ")
+}
+
+// value reads a knob.
+func value(t *testing.T, k interface{ Read() (string, error) }) string {
+	t.Helper()
+	v, err := k.Read()
+	must(t, err)
+	return v
 }
 
 // weightOf is the knob of a cgroup's weight.

@@ -30,9 +30,7 @@ func TestInterruptsApart(t *testing.T) {
 	}
 	state := func() (out []string) {
 		for _, m := range moves {
-			v, err := irq.Affinity("/proc", m.irq).Read()
-			must(t, err)
-			out = append(out, v)
+			out = append(out, value(t, irq.Affinity("/proc", m.irq)))
 		}
 		return out
 	}
@@ -87,8 +85,7 @@ func TestInterruptByHand(t *testing.T) {
 	}
 	number := p.moves[0].irq
 	knob := irq.Affinity("/proc", number)
-	before, err := knob.Read()
-	must(t, err)
+	before := value(t, knob)
 	cpus, err := irq.CPUs("/proc", number)
 	must(t, err)
 	theirs := cgroup.FormatCPUs(cpus)
@@ -160,17 +157,11 @@ func TestVethsApart(t *testing.T) {
 		c.Interfaces = []container.Interface{elsewhere, {Kind: "veth", Host: container.HostEnd{NetNS: home.Inode, Name: end, Index: index}}}
 		return c, h.net.RPS(index, 0)
 	}
-	value := func(k journal.Knob) string {
-		t.Helper()
-		v, err := k.Read()
-		must(t, err)
-		return v
-	}
 	path := "/dev/" + disk.name
 	h.capacity(path, 1000)
 	before := func(c container.Container, k journal.Knob) string {
 		t.Helper()
-		was := value(k)
+		was := value(t, k)
 		must(t, h.Apply(t.Context(), target(t, c, "io.yield: off")))
 		return was
 	}
@@ -183,15 +174,15 @@ func TestVethsApart(t *testing.T) {
 	late, lateRPS := networked("late", "flend1")
 	before(late, lateRPS)
 	want := netdev.CPUMask(p.cpus, was)
-	if value(earlyRPS) != want || value(lateRPS) != want {
-		t.Errorf("rps_cpus %q and %q, want %q", value(earlyRPS), value(lateRPS), want)
+	if value(t, earlyRPS) != want || value(t, lateRPS) != want {
+		t.Errorf("rps_cpus %q and %q, want %q", value(t, earlyRPS), value(t, lateRPS), want)
 	}
 	must(t, h.Remove(t.Context(), late.ID))
-	testkit.Same(t, "another has gone: rps_cpus", want, value(earlyRPS))
+	testkit.Same(t, "another has gone: rps_cpus", want, value(t, earlyRPS))
 	must(t, h.Remove(t.Context(), asker.ID))
-	if value(earlyRPS) != was || value(lateRPS) != was || len(h.journal.Entries()) != 0 {
-		t.Errorf("nobody asks for it any more: rps_cpus %q and %q, were %q; %+v", value(earlyRPS), value(lateRPS), was, h.journal.Entries())
+	if value(t, earlyRPS) != was || value(t, lateRPS) != was || len(h.journal.Entries()) != 0 {
+		t.Errorf("nobody asks for it any more: rps_cpus %q and %q, were %q; %+v", value(t, earlyRPS), value(t, lateRPS), was, h.journal.Entries())
 	}
 	must(t, h.Apply(t.Context(), target(t, early, "io.yield: off")))
-	testkit.Same(t, "nobody asks for it: rps_cpus", was, value(earlyRPS))
+	testkit.Same(t, "nobody asks for it: rps_cpus", was, value(t, earlyRPS))
 }

@@ -41,9 +41,7 @@ func TestReservationThatDoesNotFit(t *testing.T) {
 		if got := h.managed[c.ID].reserved; len(got) != 1 || got[0].figures.ReadIOPS != 5000 {
 			t.Errorf("%q: it has reserved %+v", settings, got)
 		}
-		now, err := weightOf(cg).Read()
-		must(t, err)
-		return now == cgroup.Idled
+		return value(t, weightOf(cg)) == cgroup.Idled
 	}
 	for _, reserve := range []string{"riops=5000", "riops=6000"} {
 		if !idle("io.reserve: "+l.Path+" "+reserve, "io.yield: idle") {

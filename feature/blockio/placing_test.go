@@ -99,12 +99,6 @@ func TestSteer(t *testing.T) {
 		}
 		return left.Error()
 	}
-	value := func(k journal.Knob) string {
-		t.Helper()
-		v, err := k.Read()
-		must(t, err)
-		return v
-	}
 	restored := func(k journal.Knob) {
 		t.Helper()
 		// No process is in that namespace, by which kernel.Opener would find it.
@@ -113,9 +107,9 @@ func TestSteer(t *testing.T) {
 	}
 
 	rps := h.net.RPS(index, 0)
-	before := value(rps)
-	if left := steer(); left != "" || value(rps) != netdev.CPUMask([]int{1}, before) {
-		t.Errorf("rps_cpus %q, was %q; left: %q", value(rps), before, left)
+	before := value(t, rps)
+	if left := steer(); left != "" || value(t, rps) != netdev.CPUMask([]int{1}, before) {
+		t.Errorf("rps_cpus %q, was %q; left: %q", value(t, rps), before, left)
 	}
 	if left := steer(); left != "" || len(h.journal.Entries()) != 1 {
 		t.Errorf("again: left %q, %+v", left, h.journal.Entries())
@@ -133,11 +127,11 @@ func TestSteer(t *testing.T) {
 		}
 	}
 	restored(rps)
-	testkit.Same(t, "rps_cpus", before, value(rps))
+	testkit.Same(t, "rps_cpus", before, value(t, rps))
 	theirs := netdev.CPUMask([]int{0}, before)
 	must(t, rps.Write(theirs))
-	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(rps) != theirs || len(h.journal.Entries()) != 0 {
-		t.Errorf("rps_cpus %q of somebody else, was %q; left: %q", value(rps), theirs, left)
+	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(t, rps) != theirs || len(h.journal.Entries()) != 0 {
+		t.Errorf("rps_cpus %q of somebody else, was %q; left: %q", value(t, rps), theirs, left)
 	}
 
 	// Another's thread of the same name is not this device's.
@@ -150,13 +144,13 @@ func TestSteer(t *testing.T) {
 	must(t, err)
 	must(t, errors.Join(theirNS.Offload(theirIndex, netdev.GRO).Write(netdev.GRO.On()), theirNS.Threaded(theirIndex).Write("1")))
 	must(t, rps.Write(before))
-	if left := steer(); left != "" || value(rps) != netdev.CPUMask([]int{1}, before) {
-		t.Errorf("beside a thread of another's: rps_cpus %q; left: %q", value(rps), left)
+	if left := steer(); left != "" || value(t, rps) != netdev.CPUMask([]int{1}, before) {
+		t.Errorf("beside a thread of another's: rps_cpus %q; left: %q", value(t, rps), left)
 	}
 	// What an administrator sets after us stays.
 	must(t, rps.Write(theirs))
-	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(rps) != theirs {
-		t.Errorf("rps_cpus %q, and somebody has set %q since; left: %q", value(rps), theirs, left)
+	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(t, rps) != theirs {
+		t.Errorf("rps_cpus %q, and somebody has set %q since; left: %q", value(t, rps), theirs, left)
 	}
 
 	must(t, errors.Join(h.net.Offload(index, netdev.GRO).Write(netdev.GRO.On()), h.net.Threaded(index).Write("1")))
@@ -166,16 +160,16 @@ func TestSteer(t *testing.T) {
 		t.Fatal("the device has no thread")
 	}
 	cpus := sched.Affinity("/proc", threads[0])
-	before = value(cpus)
-	if left := steer(); left != "" || value(cpus) != "1" || value(rps) != theirs {
-		t.Errorf("CPUs of the thread %q, were %q; rps_cpus %q; left: %q", value(cpus), before, value(rps), left)
+	before = value(t, cpus)
+	if left := steer(); left != "" || value(t, cpus) != "1" || value(t, rps) != theirs {
+		t.Errorf("CPUs of the thread %q, were %q; rps_cpus %q; left: %q", value(t, cpus), before, value(t, rps), left)
 	}
 	restored(cpus)
-	testkit.Same(t, "CPUs of the thread", before, value(cpus))
+	testkit.Same(t, "CPUs of the thread", before, value(t, cpus))
 	other := journal.Owner{Feature: "netcpu"}
 	must(t, h.journal.Turn(cpus, "0", other))
-	if left := steer(); !strings.Contains(left, "somebody else") || value(cpus) != "0" {
-		t.Errorf("CPUs of a thread that another feature has placed: %q; left: %q", value(cpus), left)
+	if left := steer(); !strings.Contains(left, "somebody else") || value(t, cpus) != "0" {
+		t.Errorf("CPUs of a thread that another feature has placed: %q; left: %q", value(t, cpus), left)
 	}
 	restored(cpus)
 }

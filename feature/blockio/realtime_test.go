@@ -1,18 +1,15 @@
 package blockio
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -57,9 +54,7 @@ func (r *realtimeRig) thread(i int) string {
 	r.t.Helper()
 	th, err := sched.FindTask("/proc", r.pids[i])
 	must(r.t, err)
-	is, err := sched.Deadline("/proc", th).Read()
-	must(r.t, err)
-	return is
+	return value(r.t, sched.Deadline("/proc", th))
 }
 
 // check compares the budgets of the group above and of the two, and whether their threads are
@@ -69,9 +64,7 @@ func (r *realtimeRig) check(when, budgets string, first, second bool) {
 	how := map[bool]string{true: sched.RoundRobin, false: r.normal}
 	var got []string
 	for _, dir := range []string{r.above.CPU, r.a.Cgroup.CPU, r.b.Cgroup.CPU} {
-		v, err := cgroup.RT(dir).Read()
-		must(r.t, err)
-		got = append(got, v)
+		got = append(got, value(r.t, cgroup.RT(dir)))
 	}
 	testkit.Same(r.t, when, append(strings.Fields(budgets), how[first], how[second]), append(got, r.thread(0), r.thread(1)))
 }
@@ -108,9 +101,7 @@ func TestRealtime(t *testing.T) {
 	h.check("removed", "5000 0 5000", false, true)
 	must(t, h.Apply(ctx, target(t, h.b, "netcpu: observe")))
 	h.check("not asked for", "0 0 0", false, false)
-	if left := h.journal.Entries(); len(left) > 0 {
-		t.Errorf("left in the journal: %+v", left)
-	}
+	testkit.None(t, "left in the journal", h.journal.Entries())
 }
 
 // Turns go on after a panic.
@@ -124,12 +115,7 @@ func TestTurnsAgain(t *testing.T) {
 	})
 	r := &turning{dir: t.TempDir(), on: turnPeriod, stop: make(chan struct{}), done: make(chan struct{})}
 	go r.run(&in)
-	testkit.AwaitNone(t, func() string {
-		if n := made.Load(); n < 3 {
-			return fmt.Sprintf("%d turns", n)
-		}
-		return ""
-	})
+	testkit.Await(t, "there were three turns", func() bool { return made.Load() > 2 })
 	r.end()
 }
 
@@ -139,7 +125,7 @@ const childEnv = "FAIRLEAD_TEST_CHILD"
 
 func child(role string) {
 	args := strings.Split(role, " ")
-	err := fmt.Errorf("no role %q", role)
+	err := errors.Join(fmt.Errorf("no role %q", role), unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0))
 	switch {
 	case args[0] == "agent" && len(args) == 6:
 		err = childAgent(args[1], args[2] == "true", container.Cgroup{V2: args[3], CPU: args[4], IO: args[5]})
@@ -170,7 +156,7 @@ func childAgent(state string, deadline bool, cg container.Cgroup) error {
 			return err
 		}
 		if !said {
-			fmt.Println("ready")
+			fmt.Println("go")
 		}
 		if _, err := f.Decide(nil, true); err != nil {
 			return err
@@ -198,26 +184,10 @@ func childThreads(count string) error {
 	for range n {
 		<-started
 	}
-	fmt.Println("ready")
+	fmt.Println("go")
 	for {
 		unix.Pause()
 	}
-}
-
-// startChild starts this binary in a role and waits until it is ready.
-func startChild(t *testing.T, role string) *exec.Cmd {
-	t.Helper()
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), childEnv+"="+role)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	if word, err := bufio.NewReader(out).ReadString('\n'); word != "ready\n" {
-		t.Fatalf("%s said %q, %v", role, word, err)
-	}
-	return cmd
 }
 
 // killedBudget is what each CPU gives in each second.
@@ -246,10 +216,8 @@ func TestRealtimeKilled(t *testing.T) {
 				return attr.Policy
 			}
 			state := t.TempDir()
-			agent := startChild(t, fmt.Sprintf("agent %s %v %s %s %s", state, deadline, cg.V2, cg.CPU, cg.IO))
-			must(t, agent.Process.Kill())
-			agent.Wait()
-
+			_, kill := testkit.Again(t, fmt.Sprintf("%s=agent %s %v %s %s %s", childEnv, state, deadline, cg.V2, cg.CPU, cg.IO))
+			kill()
 			want := uint32(unix.SCHED_RR)
 			if deadline {
 				want = unix.SCHED_DEADLINE
@@ -287,24 +255,21 @@ func TestManyThreads(t *testing.T) {
 	h.cfg.Deadline = true
 	c, cg := h.container("many")
 	must(t, h.Apply(t.Context(), target(t, c, "io.realtime: 20ms")))
-	many := startChild(t, fmt.Sprintf("threads %d", n))
-	cg.Add(t, many.Process.Pid)
+	pid, kill := testkit.Again(t, fmt.Sprintf("%s=threads %d", childEnv, n))
+	cg.Add(t, pid)
 	_, err := h.Decide(nil, true)
 	must(t, err)
 	got := h.realtimes()
 	if len(got) != 1 || got[0].Promoted != decide.MaxDeadlines || got[0].Others != maxPromoted-decide.MaxDeadlines || len(h.journal.Entries()) != decide.MaxDeadlines {
 		t.Errorf("%+v, and %d in the journal", got, len(h.journal.Entries()))
 	}
-	must(t, many.Process.Kill())
-	many.Wait()
+	kill()
 	_, err = h.Decide(nil, true)
 	must(t, err)
 	if got := h.realtimes(); len(h.journal.Entries()) != 0 || got[0].Promoted+got[0].Others != 0 {
 		t.Errorf("once they have ended: %+v, %+v", got, h.journal.Entries())
 	}
-	if err := h.Apply(t.Context(), target(t, c, "io.realtime: 20ms")); err != nil && !errors.Is(err, feature.ErrPartly) {
-		t.Error(err)
-	}
+	h.apply(target(t, c, "io.realtime: 20ms"))
 }
 
 func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {

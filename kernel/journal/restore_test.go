@@ -228,7 +228,7 @@ func TestKilledAtAnyPoint(t *testing.T) {
 		// Some rounds kill two processes in turn; the second begins with what the first
 		// left.
 		for range 1 + round%2 {
-			kill := testkit.Again(t, turnerDir+"="+dir)
+			_, kill := testkit.Again(t, turnerDir+"="+dir)
 			time.Sleep(time.Duration(rand.IntN(8_000)) * time.Microsecond)
 			kill()
 		}

@@ -308,7 +308,7 @@ func TestHookOfAKilledProcess(t *testing.T) {
 			h.want("in the beginning", true)
 			before, dir := h.filters(), t.TempDir()
 			must(t, os.WriteFile(filepath.Join(dir, "where"), fmt.Appendf(nil, "%s %d", h.near.Path, h.index), 0o600))
-			kill := testkit.Again(t, dropperDir+"="+dir)
+			_, kill := testkit.Again(t, dropperDir+"="+dir)
 			h.want("while it lives", false)
 			kill()
 			h.want("once it is dead", true)

@@ -248,7 +248,7 @@ func TestKilledAtAnyPoint(t *testing.T) {
 		before, length := w.shown(), w.queueLen()
 		dir := t.TempDir()
 		must(t, os.WriteFile(filepath.Join(dir, "where"), fmt.Appendf(nil, "%s %d", path, w.index), 0o600))
-		kill := testkit.Again(t, turnerDir+"="+dir)
+		_, kill := testkit.Again(t, turnerDir+"="+dir)
 		if round > 1 { // in the first two it is in force, with and without what was there before
 			time.Sleep(time.Duration(rand.IntN(60_000)) * time.Microsecond)
 		}
