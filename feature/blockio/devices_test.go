@@ -48,7 +48,6 @@ func TestServing(t *testing.T) {
 
 // What serves a disk behind the network is the hardware over which it is reached.
 func TestCarriers(t *testing.T) {
-	testkit.NeedRoot(t)
 	ns, far := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, ns, "flstore0", far, "flstore1")
 	ns.Address(t, "flstore0", "10.93.7.1/24")

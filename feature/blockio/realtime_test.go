@@ -249,7 +249,6 @@ func TestRealtimeKilled(t *testing.T) {
 // A container of many threads gets its budget for some of them, and no more of the agent's
 // work than that takes.
 func TestManyThreads(t *testing.T) {
-	testkit.NeedRoot(t)
 	n := testkit.Scale(t, 1500, 10_000)
 	h := newHost(t)
 	h.cfg.Deadline = true
@@ -278,7 +277,6 @@ func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 
 // Each call to the kernel fails once.
 func TestFaults(t *testing.T) {
-	testkit.NeedRoot(t)
 	cg := testkit.Cgroup(t)
 	if cg.V2 == "" || cg.IO == "" || cg.CPU == "" {
 		testkit.Skip(t, "no cgroup v2 tree, or no controller of CPUs or of block I/O")

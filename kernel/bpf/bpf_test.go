@@ -83,6 +83,7 @@ func object() (*ebpf.CollectionSpec, error) {
 
 func open(t *testing.T, vars Vars, shared Maps) *Object {
 	t.Helper()
+	testkit.NeedRoot(t)
 	o, err := Open("test", object, vars, shared)
 	must(t, err)
 	t.Cleanup(func() { must(t, o.Close()) })
@@ -99,7 +100,6 @@ func run(t *testing.T, p *ebpf.Program) uint32 {
 // Programs of an object share its maps and what varies; constants are their own.
 func TestLoad(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	o := open(t, Vars{"fl_const": uint32(1)}, nil)
 	if o.Map("fl_seen") != nil {
 		t.Error("fl_seen is there before a program needs it")
@@ -157,7 +157,6 @@ func attached(t *testing.T, name string) (n int) {
 // It attaches all programs, or none.
 func TestAttach(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	o := open(t, nil, nil)
 	links, err := o.Attach("fl_in", "fl_out")
 	must(t, err)
@@ -187,7 +186,6 @@ func TestAttach(t *testing.T) {
 // Usage counts each kind of hash map, through all of its batches.
 func TestUsage(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	o := open(t, nil, nil)
 	var objs struct {
 		LRU    *ebpf.Map `ebpf:"fl_lru"`

@@ -11,7 +11,6 @@ import (
 // next user's variables, until it has been idle for too long.
 func TestCopy(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	o := open(t, nil, nil)
 	take := func(n uint32) *Copy {
 		t.Helper()

@@ -228,7 +228,6 @@ func invalid(t *testing.T, kit *testkit.NS) int {
 
 // A namespace without a stateful rule tracks nothing; the sysctl is its own.
 func TestReadState(t *testing.T) {
-	testkit.NeedRoot(t)
 	kit := testkit.NetNS(t)
 	ns, err := netdev.Open(kit.Path)
 	must(t, err)

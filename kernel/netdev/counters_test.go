@@ -30,7 +30,6 @@ func packets(t *testing.T, from *netdev.NS, index, n, size int) {
 // What passes a veth is counted at its other end, to the byte: read over one socket or over many.
 func TestCounters(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	p := newPair(t)
 	again, err := p.host.Counting()
 	must(t, err)

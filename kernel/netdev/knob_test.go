@@ -68,7 +68,6 @@ func openNS(t *testing.T, path string) *netdev.NS {
 // Each knob of a veth is turned, and all are as they were after a restore.
 func TestKnobsOfAVeth(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	p := newPair(t)
 	j := testkit.Journal(t, journal.Open)
 	zero, err := p.inside.RPS(p.eth0, 0).Read() // its width depends on the number of possible CPUs
@@ -109,7 +108,6 @@ func TestKnobsOfAVeth(t *testing.T) {
 
 func TestKnobOfADeviceThatWent(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	p := newPair(t)
 	change(t, p.host, p.h0, netlink.LinkDel)
 	for _, k := range []journal.Knob{
@@ -126,7 +124,6 @@ func TestKnobOfADeviceThatWent(t *testing.T) {
 // device counts as gone when it is down, as on its way out.
 func TestThreadedWithoutNAPI(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	p := newPair(t)
 	err := p.inside.Threaded(p.eth0).Write("1")
 	if err == nil {
@@ -140,7 +137,6 @@ func TestThreadedWithoutNAPI(t *testing.T) {
 }
 
 func TestOpenKnob(t *testing.T) {
-	testkit.NeedRoot(t)
 	p := newPair(t)
 	// A namespace that only this test's descriptor keeps alive cannot be found again, as after a
 	// container's end.
@@ -173,7 +169,6 @@ func TestOpenKnob(t *testing.T) {
 // is neither.
 func TestMade(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	ns, to := openNS(t, testkit.NetNS(t).Path), openNS(t, testkit.NetNS(t).Path)
 	for _, c := range []struct {
 		knob, again journal.Knob // the same after a restart
@@ -234,7 +229,6 @@ func TestMade(t *testing.T) {
 // must not get in each other's way.
 func TestReadOnlySysfs(t *testing.T) {
 	testkit.InFull(t)
-	testkit.NeedRoot(t)
 	ns, eth0, readOnly := readOnlySysfs(t)
 	j := testkit.Journal(t, journal.Open)
 	rounds := testkit.Scale(t, 20, 100)
@@ -327,7 +321,6 @@ func (d dying) Write(string) error {
 // next agent makes it read-only again.
 func TestSysfsInterrupted(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	ns, eth0, readOnly := readOnlySysfs(t)
 	dir := t.TempDir()
 	j, err := journal.Open(dir, "")
@@ -367,7 +360,6 @@ func kernelOpener() journal.Opener {
 // How a device receives: in softirq or in threads, and with or without XDP.
 func TestHowADeviceReceives(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	p := newPair(t)
 	want := func(when string, threads, xdp bool) {
 		t.Helper()

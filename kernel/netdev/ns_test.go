@@ -300,7 +300,6 @@ func FuzzNSLink(f *testing.F) {
 // The rest of the process reads /proc/self, which describes the first thread: it always shows our
 // own namespace.
 func TestDoLeavesTheFirstThread(t *testing.T) {
-	testkit.NeedRoot(t)
 	ns, err := Open(testkit.NetNS(t).Path)
 	must(t, err)
 	defer ns.Close()

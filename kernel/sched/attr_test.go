@@ -36,7 +36,6 @@ func turned(t *testing.T, knob journal.Knob, to string, bad ...string) {
 
 func TestSlice(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	th, remove := napi(t)
 	knob := Slice("/proc", th.Thread)
 	if before, err := knob.Read(); err == nil && before == NoSlice {
@@ -55,7 +54,6 @@ func TestSlice(t *testing.T) {
 
 func TestNice(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	th, _ := napi(t)
 	knob, slice := Nice("/proc", th.Thread), Slice("/proc", th.Thread)
 	if before, err := knob.Read(); err != nil || before != "0" {
@@ -75,7 +73,6 @@ func TestNice(t *testing.T) {
 }
 
 func TestUsage(t *testing.T) {
-	testkit.NeedRoot(t)
 	th, _ := napi(t)
 	u, err := UsageOf("/proc", th.Thread)
 	if errors.Is(err, fs.ErrNotExist) {
