@@ -129,7 +129,7 @@ func TestReloadNeverGood(t *testing.T) {
 	}
 }
 
-// netcpuOf is what the policy of s sets for any container. TestIdle: a policy that matches nothing
+// TestIdle: a policy that matches nothing
 // for an hour is reported, while there is anything that it could match.
 func TestIdle(t *testing.T) {
 	dir := t.TempDir()
@@ -208,6 +208,7 @@ func TestRecall(t *testing.T) {
 	}
 }
 
+// netcpuOf is what the policy of s sets for any container.
 func netcpuOf(s *Store) NetCPU {
 	targets, _ := s.Policy().Resolve([]container.Container{{ID: 1, Name: "x"}})
 	return targets[0].Settings.NetCPU
@@ -215,39 +216,48 @@ func netcpuOf(s *Store) NetCPU {
 
 func TestStoreKeepsLastGoodSettings(t *testing.T) {
 	s := NewStore("", nil)
-	resolve := func(labels map[string]string, files ...string) (string, int) {
-		s.use(join(t, files...), nil, time.Time{}, time.Time{})
-		targets, problems := s.Resolve([]container.Container{{ID: 1, Name: "x", Labels: labels}})
-		return originText(targets[0].Origins), len(problems)
-	}
+	hand := Override{Container: 1, Key: "io.realtime", Value: "30ms", From: "hand"}
+	const host = "labels: host\nmatch: {name: x}\n"
 	type m = map[string]string
 	for i, step := range []struct {
 		labels   m
 		files    []string
 		want     string
 		problems int
+		hand     []Override
 	}{
 		// A broken annotation: its last good value stands in, other policy goes on.
-		{m{"fairlead.net.rate": "2mbit"}, []string{all("netcpu: auto, net.rate: 1mbit")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 0},
-		{m{"fairlead.net.rate": "fast"}, []string{all("netcpu: isolate, net.rate: 1mbit")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=isolate (p/1.yaml:2)", 1},
-		{m{"fairlead.net.rate": "fast"}, []string{all("netcpu: auto")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 1},
+		{m{"fairlead.net.rate": "2mbit"}, []string{all("netcpu: auto, net.rate: 1mbit")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 0, nil},
+		{m{"fairlead.net.rate": "fast"}, []string{all("netcpu: isolate, net.rate: 1mbit")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=isolate (p/1.yaml:2)", 1, nil},
+		{m{"fairlead.net.rate": "fast"}, []string{all("netcpu: auto")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 1, nil},
 		// Gone, it is gone.
-		{nil, []string{all("net.rate: 1mbit")}, "fairlead.net.rate=1mbit (p/1.yaml:2)", 0},
+		{nil, []string{all("net.rate: 1mbit")}, "fairlead.net.rate=1mbit (p/1.yaml:2)", 0, nil},
 		// A value from a file never stands in for a broken label.
-		{m{"fairlead.net.rate": "fast"}, nil, "", 1},
-		{m{"fairlead.net.rate": "fast"}, []string{all("net.rate: 3mbit")}, "fairlead.net.rate=3mbit (p/1.yaml:2)", 1},
+		{m{"fairlead.net.rate": "fast"}, nil, "", 1, nil},
+		{m{"fairlead.net.rate": "fast"}, []string{all("net.rate: 3mbit")}, "fairlead.net.rate=3mbit (p/1.yaml:2)", 1, nil},
 		// A file comes to contradict the label: both stay as they were.
-		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 8mbit")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)", 0},
-		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit, netcpu: auto")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 1},
-		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)", 1},
-		{m{"fairlead.net.rate": "1mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)\nfairlead.net.rate=1mbit (label)", 0},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 8mbit")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)", 0, nil},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit, netcpu: auto")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 1, nil},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)", 1, nil},
+		{m{"fairlead.net.rate": "1mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)\nfairlead.net.rate=1mbit (label)", 0, nil},
 		// What it fell back to is not remembered: the file may go on changing.
-		{nil, nil, "", 0},
-		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)", 1},
-		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 3mbit")}, "fairlead.net.ceil=3mbit (p/1.yaml:2)", 1},
+		{nil, nil, "", 0, nil},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)", 1, nil},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 3mbit")}, "fairlead.net.ceil=3mbit (p/1.yaml:2)", 1, nil},
+		// What a label was once allowed to ask for does not stand in for it after that; what is set
+		// by hand needs no label.
+		{m{"fairlead.io.realtime": "20ms"}, []string{host}, "fairlead.io.realtime=20ms (label)", 0, nil},
+		{m{"fairlead.io.realtime": "fast"}, []string{host}, "fairlead.io.realtime=20ms (label)", 1, nil},
+		{m{"fairlead.io.realtime": "20ms"}, []string{host}, "fairlead.io.realtime=20ms (label)", 0, nil},
+		{m{"fairlead.io.realtime": "fast"}, nil, "", 1, nil},
+		{m{"fairlead.io.realtime": "20ms"}, nil, "", 1, nil},
+		{m{"fairlead.io.realtime": "20ms"}, nil, "fairlead.io.realtime=30ms (hand)", 0, []Override{hand}},
 	} {
-		if got, problems := resolve(step.labels, step.files...); got != step.want || problems != step.problems {
-			t.Fatalf("step %d: %d problems\n%s\nwant %d\n%s", i, problems, got, step.problems, step.want)
+		testkit.Must(t, s.Override(step.hand))
+		s.use(join(t, step.files...), nil, time.Time{}, time.Time{})
+		targets, problems := s.Resolve([]container.Container{{ID: 1, Name: "x", Labels: step.labels}})
+		if got := originText(targets[0].Origins); got != step.want || len(problems) != step.problems {
+			t.Fatalf("step %d: %v\n%s\nwant %d\n%s", i, problems, got, step.problems, step.want)
 		}
 	}
 
@@ -257,17 +267,15 @@ func TestStoreKeepsLastGoodSettings(t *testing.T) {
 	}
 }
 
-// watch runs s.Watch and gives a function that waits until cond holds, woken by onChange alone.
-func watch(t *testing.T, s *Store) (await func(what string, cond func() bool)) {
+// watch watches a directory and gives a function that waits until cond holds, woken by onChange alone.
+func watch(t *testing.T, dir string, poll time.Duration) (s *Store, await func(what string, cond func() bool)) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	changed, done := make(chan struct{}, 100), make(chan error)
-	go func() { done <- s.Watch(ctx, func() { changed <- struct{}{} }) }()
-	t.Cleanup(func() {
-		cancel()
-		testkit.Is(t, "Watch", <-done, context.Canceled)
-	})
-	return func(what string, cond func() bool) {
+	s = NewStore(dir, time.Now)
+	s.poll = poll
+	changed := make(chan struct{}, 100)
+	stop := testkit.Background(t, func(ctx context.Context) error { return s.Watch(ctx, func() { changed <- struct{}{} }) })
+	t.Cleanup(func() { testkit.Is(t, "Watch", stop(), context.Canceled) })
+	return s, func(what string, cond func() bool) {
 		t.Helper()
 		deadline := time.After(90 * time.Second)
 		for !cond() {
@@ -283,9 +291,7 @@ func watch(t *testing.T, s *Store) (await func(what string, cond func() bool)) {
 func TestWatch(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "etc", "fairlead", "policy.d") // two levels do not exist yet
-	s := NewStore(dir, time.Now)
-	s.poll = time.Hour // only events count
-	await := watch(t, s)
+	s, await := watch(t, dir, time.Hour)                      // only events count
 	is := func(m NetCPU) func() bool { return func() bool { return netcpuOf(s) == m && s.Status().Err == nil } }
 	await("the first load", func() bool { return !s.Status().LastLoad.IsZero() })
 
@@ -345,9 +351,7 @@ func TestWatchConfigMap(t *testing.T) {
 	}
 	version(1, all("netcpu: auto"))
 	testkit.Must(t, os.Symlink("..data/a.yaml", filepath.Join(dir, "a.yaml")))
-	s := NewStore(dir, time.Now)
-	s.poll = time.Hour
-	await := watch(t, s)
+	s, await := watch(t, dir, time.Hour)
 	await("the first version", func() bool { return netcpuOf(s) == NetCPUAuto })
 	version(2, all("netcpu: isolate"))
 	await("the second version", func() bool { return netcpuOf(s) == NetCPUIsolate })
@@ -363,9 +367,7 @@ func TestWatchLinkedDirectory(t *testing.T) {
 	}
 	dir := filepath.Join(root, "policy.d")
 	testkit.Must(t, os.Symlink("release0", dir))
-	s := NewStore(dir, time.Now)
-	s.poll = time.Hour
-	await := watch(t, s)
+	s, await := watch(t, dir, time.Hour)
 	await("the first release", func() bool { return netcpuOf(s) == NetCPUAuto })
 	testkit.Must(t, os.Symlink("release1", dir+".tmp"))
 	testkit.Must(t, os.Rename(dir+".tmp", dir))
@@ -379,9 +381,7 @@ func TestWatchPolls(t *testing.T) {
 	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "x")
 	write(t, elsewhere, all("netcpu: auto"))
 	testkit.Must(t, os.Symlink(elsewhere, filepath.Join(dir, "a.yaml")))
-	s := NewStore(dir, time.Now)
-	s.poll = 50 * time.Millisecond
-	await := watch(t, s)
+	s, await := watch(t, dir, 50*time.Millisecond)
 	await("the first state", func() bool { return netcpuOf(s) == NetCPUAuto })
 	write(t, elsewhere, all("netcpu: isolate"))
 	await("the change", func() bool { return netcpuOf(s) == NetCPUIsolate })
@@ -395,9 +395,8 @@ func TestWatchReportsNews(t *testing.T) {
 	write(t, file, all("netcpu: auto"))
 	s := NewStore(dir, time.Now)
 	s.poll = time.Millisecond
-	ctx, cancel := context.WithCancel(t.Context())
-	calls, done := make(chan NetCPU, 100), make(chan error)
-	go func() { done <- s.Watch(ctx, func() { calls <- netcpuOf(s) }) }()
+	calls := make(chan NetCPU, 100)
+	stop := testkit.Background(t, func(ctx context.Context) error { return s.Watch(ctx, func() { calls <- netcpuOf(s) }) })
 	first := <-calls
 	for range 20 {
 		write(t, file+".tmp", all("netcpu: auto"))
@@ -411,8 +410,7 @@ func TestWatchReportsNews(t *testing.T) {
 		seen = append(seen, <-calls)
 	}
 	time.Sleep(20 * time.Millisecond)
-	cancel()
-	<-done
+	stop()
 	if len(calls) > 0 {
 		t.Errorf("news of an unchanged directory: %q, and %d more", seen, len(calls))
 	}
@@ -426,9 +424,7 @@ func TestWatchReportsNews(t *testing.T) {
 // TestReloadAndWatchTogether is for the race detector.
 func TestReloadAndWatchTogether(t *testing.T) {
 	dir := t.TempDir()
-	s := NewStore(dir, time.Now)
-	s.poll = time.Millisecond
-	await := watch(t, s)
+	s, await := watch(t, dir, time.Millisecond)
 	for i := range 50 {
 		write(t, filepath.Join(dir, "a.yaml"), all(fmt.Sprintf("net.weight: %d, netcpu: isolate", i+1)))
 		testkit.Must(t, s.Reload())
