@@ -289,9 +289,7 @@ func TestEngineFails(t *testing.T) {
 	got := e.report(t, func(rep Report) bool {
 		return rep.Partial && len(rep.Records) == 2 && rep.Err != nil && strings.Contains(rep.Err.Error(), "container broken: ") && strings.Contains(rep.Err.Error(), "1 more")
 	})
-	if rec := got["fine"]; !cmp.Equal(rec.Labels, labels) {
-		t.Errorf("fine: %+v", rec)
-	}
+	testkit.Same(t, "labels of fine", labels, got["fine"].Labels)
 	if rec := got["locked"]; !cmp.Equal(rec.ImageLabels, labels) || !rec.Unread {
 		t.Errorf("locked: %+v", rec)
 	}
@@ -365,17 +363,10 @@ func TestOutline(t *testing.T) {
 		{`{"a":"` + strings.Repeat("x", maxName-1) + `\\\""}`, `{"a":"` + strings.Repeat("x", maxName-1) + `\\"}`},
 		{`{"a":"\\"}`, `{"a":"\\"}`},
 	} {
-		got, err := io.ReadAll(&outline{r: strings.NewReader(tc.in)})
-		if err != nil || string(got) != tc.want {
-			t.Errorf("%.60s: %.60s, %v", tc.in, got, err)
-		}
+		testkit.Gives(t, tc.in[:min(60, len(tc.in))], []byte(tc.want))(io.ReadAll(&outline{r: strings.NewReader(tc.in)}))
 	}
-	if _, err := io.ReadAll(&atMost{strings.NewReader("12345"), 4}); !errors.Is(err, errAnswer) {
-		t.Errorf("error %v", err)
-	}
-	if got, err := io.ReadAll(&atMost{strings.NewReader("1234"), 4}); err != nil || string(got) != "1234" {
-		t.Errorf("%s, %v", got, err)
-	}
+	testkit.Is(t, "too long", testkit.Err(io.ReadAll(&atMost{strings.NewReader("12345"), 4})), errAnswer)
+	testkit.Gives(t, "as long as may be", []byte("1234"))(io.ReadAll(&atMost{strings.NewReader("1234"), 4}))
 }
 
 func FuzzOutline(f *testing.F) {

@@ -61,9 +61,7 @@ func TestContainerd(t *testing.T) {
 
 	// Processes that are put in come and go without a trace.
 	must(t, testkit.Err(d.Run("default", "task", "exec", "--exec-id", "x1", "early", "true")))
-	if now := bySource(t, s, "containerd", "early"); !cmp.Equal(now, early) {
-		t.Errorf("after an exec: %+v, before %+v", now, early)
-	}
+	testkit.Same(t, "after an exec", early, bySource(t, s, "containerd", "early"))
 	must(t, testkit.Err(d.Run("default", "container", "label", "early", "a=c")))
 	await(t, s, "the new label", func(snap Snapshot) bool { c, ok := named(snap, "early"); return ok && c.Labels["a"] == "c" })
 	must(t, d.Remove("default", "early"))
@@ -164,10 +162,7 @@ func FuzzImage(f *testing.F) {
 		}
 		again, err := json.Marshal(b)
 		must(t, err)
-		got, err := parseBlob(again)
-		if diff := cmp.Diff(b, got); err != nil || diff != "" {
-			t.Errorf("read again: %v\n%s", err, diff)
-		}
+		testkit.Gives(t, "read again", b)(parseBlob(again))
 	})
 }
 

@@ -16,7 +16,6 @@ import (
 	containers "github.com/containerd/containerd/api/services/containers/v1"
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/task"
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -277,9 +276,8 @@ func TestCRIORecord(t *testing.T) {
 	}
 	// One whose pod has gone meanwhile.
 	ct := &runtimeapi.ContainerStatus{Id: "c1", ImageRef: "sha256:0123"}
-	if d := cmp.Diff(Record{RuntimeID: "c1", Name: "c1", Image: "sha256:0123", Labels: map[string]string{}}, crioRecord(ct, nil, crioInfo{})); d != "" {
-		t.Error(d)
-	}
+	want := Record{RuntimeID: "c1", Name: "c1", Image: "sha256:0123", Labels: map[string]string{}}
+	testkit.Same(t, "without its pod", want, crioRecord(ct, nil, crioInfo{}))
 }
 
 func FuzzCRIOInfo(f *testing.F) {

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -139,15 +138,11 @@ func TestPodNow(t *testing.T) {
 	}
 	want.Annotations = map[string]bool{"fairlead.net.rate": true, "long": true}
 	want.LeftOut = map[string]int{"long": container.MaxLabel + 4}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
+	testkit.Same(t, "record", want, got)
 	if start.Labels["fairlead.net.rate"] != "5mbit" || !start.Annotations["fairlead.netcpu"] {
 		t.Error("the runtime's record was changed")
 	}
-	if got := start.with(Pod{Namespace: "shop", Name: "web-0"}); !cmp.Equal(start, got) {
-		t.Error("changed by a source that knows nothing of it")
-	}
+	testkit.Same(t, "by a source that knows nothing of it", start, start.with(Pod{Namespace: "shop", Name: "web-0"}))
 }
 
 // TestPodLife has a pod with an init container, a sidecar and another container in one network; one

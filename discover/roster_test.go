@@ -190,9 +190,7 @@ func TestRosterReplace(t *testing.T) {
 		return Record{Name: key + " again", PID: os.Getpid()}, true, nil
 	}
 	r.replace(t.Context(), []string{"kept", "stale", "bad", "ended", "new"}, lives, look)
-	if got, want := s.names(), []string{"kept", "new again", "stale again"}; !slices.Equal(got, want) {
-		t.Errorf("names %v, want %v", got, want)
-	}
+	testkit.Same(t, "names", []string{"kept", "new again", "stale again"}, s.names())
 	var many []string
 	for i := range maxRecords + 10 {
 		many = append(many, fmt.Sprint(i))

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
@@ -79,9 +77,8 @@ func TestWithSays(t *testing.T) {
 	base := Target{Container: container.Container{ID: 7}, Origins: []Origin{{Key: "fairlead.netcpu", Value: "auto", From: "/p/1.yaml", Line: 2}}}
 	got, err := base.With([]Decision{{Container: 7, Key: "fairlead.netcpu", Value: "isolate", Expiry: now.Add(1), Instead: "auto", Reason: "a flood", Since: now}}, now)
 	want := []Origin{{Key: "fairlead.netcpu", Value: "isolate", From: "controller", Instead: "fairlead.netcpu=auto (/p/1.yaml:2)", Reason: "a flood", Since: now}}
-	if diff := cmp.Diff(want, got.Origins); err != nil || diff != "" {
-		t.Errorf("%v\n%s", err, diff)
-	}
+	testkit.Check(t, err)
+	testkit.Same(t, "origins", want, got.Origins)
 }
 
 // A mode is in force while a controller says so, or always if a container may take nothing.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -82,9 +81,7 @@ func TestUnverified(t *testing.T) {
 	h.Notify(func(id container.ID) { again = append(again, id) })
 	_, err = h.Decide(nil, true)
 	must(t, err)
-	if !slices.Equal(again, []container.ID{c.ID}) {
-		t.Errorf("to be applied again: %v, want %v", again, c.ID)
-	}
+	testkit.Same(t, "to be applied again", []container.ID{c.ID}, again)
 	must(t, h.Apply(t.Context(), want))
 	if r := h.report(); r.Reservations[0].Admission != decide.AdmissionVerified || r.Devices[0].Seen.ReadIOPS != 120 || verified() != 1 {
 		t.Errorf("reserved: %+v of %+v", r.Reservations, r.Devices)

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -22,9 +20,7 @@ func TestMeanwhile(t *testing.T) {
 	want := &api.LatencyMeanwhile{CPUs: []int{0}, Own: 0.1, By: []api.LatencyNeighbour{
 		{Container: 2, Name: "2", Share: 0.4}, {Container: 0, Name: "0", Share: 0.1}, {Container: 9, Name: "9", Share: 0.1},
 	}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	testkit.Same(t, "meanwhile", want, got)
 	if got := now.meanwhile([]container.ID{8}, 10*s, nil); got != nil {
 		t.Errorf("of one that nobody knows: %+v", got)
 	}

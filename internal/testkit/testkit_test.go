@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 )
 
@@ -64,9 +63,7 @@ func TestCgroupMounts(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, cgroupMounts([]byte(tt.mountinfo))); diff != "" {
-				t.Error(diff)
-			}
+			Same(t, "mounts", tt.want, cgroupMounts([]byte(tt.mountinfo)))
 		})
 	}
 }
@@ -120,10 +117,6 @@ func TestDebrisLoopAndPin(t *testing.T) {
 		Must(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	want := []string{filepath.Join(root, "a/flx"), filepath.Join(root, "fairlead")}
-	if diff := cmp.Diff(want, markedDirs(root)); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]string{filepath.Join(root, "fairlead")}, marked(root)); diff != "" {
-		t.Error(diff)
-	}
+	Same(t, "marked below", want, markedDirs(root))
+	Same(t, "marked", []string{filepath.Join(root, "fairlead")}, marked(root))
 }

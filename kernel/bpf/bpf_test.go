@@ -6,7 +6,6 @@ import (
 	"net"
 	"reflect"
 	"runtime"
-	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -263,9 +262,7 @@ func TestFields(t *testing.T) {
 		inner
 		C *ebpf.Program `ebpf:"c"`
 	}](), func(name string, typ reflect.Type) { got = append(got, name+" "+typ.String()) })
-	if want := []string{"a *ebpf.Map", "c *ebpf.Program"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
+	testkit.Same(t, "fields", []string{"a *ebpf.Map", "c *ebpf.Program"}, got)
 }
 
 // A program is detached although another process has its link open.

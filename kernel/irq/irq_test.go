@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"testing"
 
@@ -75,9 +74,7 @@ func TestOf(t *testing.T) {
 	bonding := filepath.Join(sys, "class/net/bonding_masters") // a file, where the bonding module is loaded
 	testkit.Write(t, bonding, "bond0\n")
 	for device, want := range map[string][]int{vda: {35, 36}, eth9: nil, bonding: nil, filepath.Join(sys, "devices/virtual/net/lo"): nil, filepath.Join(sys, "none"): nil} {
-		if got, err := Of(sys, device); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s: %v, %v, want %v", device, got, err, want)
-		}
+		testkit.Gives(t, device, want)(Of(sys, device))
 	}
 }
 

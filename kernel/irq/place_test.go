@@ -1,9 +1,9 @@
 package irq
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -36,15 +36,11 @@ func TestUsable(t *testing.T) {
 		{map[string]string{online: "0-3"}, []int{0, 1, 2, 3}},
 	} {
 		proc, sys := machine(t, c.files)
-		if got, err := Usable(proc, sys); err != nil || !slices.Equal(got, c.want) {
-			t.Errorf("%v: %v, %v, want %v", c.files, got, err, c.want)
-		}
+		testkit.Gives(t, fmt.Sprint(c.files), c.want)(Usable(proc, sys))
 	}
 	for _, files := range []map[string]string{{online: "0-3", given: "x"}, {given: "f"}, {online: "0-3", given: "f", isolated: "x"}} {
 		proc, sys := machine(t, files)
-		if got, err := Usable(proc, sys); err == nil {
-			t.Errorf("%v: %v", files, got)
-		}
+		testkit.Fails(t, fmt.Sprint(files), testkit.Err(Usable(proc, sys)))
 	}
 }
 

@@ -2,7 +2,6 @@ package irq
 
 import (
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -19,9 +18,7 @@ const (
 func TestParseWorks(t *testing.T) {
 	got := parseWorks(someStat, someSoft)
 	want := map[int]Work{0: {300 * time.Millisecond, 13, 5, 90 * time.Millisecond}, 2: {70 * time.Millisecond, 24, 6, 90 * time.Millisecond}}
-	if !maps.Equal(got, want) {
-		t.Errorf("%+v, want %+v", got, want)
-	}
+	testkit.Same(t, "works", want, got)
 }
 
 func TestForNetwork(t *testing.T) {
@@ -72,9 +69,7 @@ const someSoftnet = "0001e240 00000000 00000001 00000000 00000000 00000000 00000
 	"fffffff0 00000000 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 0000000a 00000000 00000000\n"
 
 func TestPackets(t *testing.T) {
-	if got, want := parsePackets(someSoftnet), (map[int]uint32{0: 123456, 10: 0xfffffff0}); !maps.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
+	testkit.Same(t, "packets", map[int]uint32{0: 123456, 10: 0xfffffff0}, parsePackets(someSoftnet))
 	if got, err := Packets("/proc"); err != nil || len(got) == 0 {
 		t.Errorf("on this kernel: %v, %v", got, err)
 	}

@@ -136,9 +136,7 @@ func TestMasks(t *testing.T) {
 		{"0", nil}, {"00000000,00000000", nil}, {"1", []int{0}}, {"23", []int{0, 1, 5}}, {"80000000", []int{31}}, {"81,00000001", []int{0, 32, 39}},
 		{"00000001,80000002", []int{1, 31, 32}}, {"1,00000000,00000000", []int{64}},
 	} {
-		if got, err := MaskCPUs(c.mask); err != nil || !slices.Equal(got, c.cpus) {
-			t.Errorf("%q: %v, %v, want %v", c.mask, got, err, c.cpus)
-		}
+		testkit.Gives(t, c.mask, c.cpus)(MaskCPUs(c.mask))
 		testkit.Same(t, fmt.Sprintf("mask of %v", c.cpus), c.mask, CPUMask(c.cpus, c.mask))
 	}
 	if got := CPUMask([]int{2, 64}, "f"); got != "4" { // there is no CPU 64

@@ -89,15 +89,9 @@ func TestTunnels(t *testing.T) {
 	}
 	ns := open(t, host.Path)
 	testkit.Is(t, "at most one device", testkit.Err(ns.Tunnels(1)), ErrMany)
-	if to, err := ns.RouteTo(v4, netip.Addr{}, 0); err != nil || !slices.Equal(to, []int{below}) {
-		t.Errorf("%s is reached by device %d, %v, want %d", v4, to, err, below)
-	}
-	if to, err := ns.RouteTo(v4, netip.MustParseAddr("192.0.2.1"), below); err != nil || !slices.Equal(to, []int{below}) {
-		t.Errorf("%s is reached by device %d, %v, want %d", v4, to, err, below)
-	}
-	if _, err := ns.RouteTo(v6, netip.Addr{}, 0); !errors.Is(err, errNoRoute) {
-		t.Errorf("%s is reached: %v", v6, err)
-	}
+	testkit.Gives(t, "devices to v4", []int{below})(ns.RouteTo(v4, netip.Addr{}, 0))
+	testkit.Gives(t, "devices to v4 from an address", []int{below})(ns.RouteTo(v4, netip.MustParseAddr("192.0.2.1"), below))
+	testkit.Is(t, "device to v6", testkit.Err(ns.RouteTo(v6, netip.Addr{}, 0)), errNoRoute)
 	if ports, err := ns.LocalPorts(); err != nil || ports[0] == 0 || ports[1] <= ports[0] {
 		t.Errorf("local ports %v, %v", ports, err)
 	}

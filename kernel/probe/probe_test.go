@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -97,9 +95,7 @@ func TestOrder(t *testing.T) {
 		{Capability: "kthread-throttling", Area: "sched", Verdict: Verdict{Level: Degraded, Why: "charged only", Mend: "weights"}, Detail: "seen"},
 		{Capability: "btf", Area: "bpf", Verdict: Verdict{Level: Unavailable, Why: "it did not answer in time", Mend: "try again when the host is less busy"}},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "findings", want, got)
 	var names []string
 	for _, f := range r {
 		names = append(names, f.Area+"/"+f.Capability)
@@ -111,9 +107,7 @@ func TestOrder(t *testing.T) {
 		"net/netns net/veth net/napi-threaded net/napi-netlink net/qdisc-clsact net/qdisc-htb net/qdisc-hfsc net/qdisc-fq " +
 		"runtime/docker runtime/podman runtime/containerd " +
 		"owner/xdp-programs owner/tc-programs owner/tcx-programs owner/qdiscs owner/firewall-rules owner/cni owner/cgroup-managers owner/irqbalance owner/fairlead-agents"
-	if diff := cmp.Diff(strings.Fields(order), names); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "order", strings.Fields(order), names)
 }
 
 func TestHostileNames(t *testing.T) {
@@ -163,15 +157,8 @@ func leavesNothing(t *testing.T, f func()) {
 	t.Helper()
 	before := traces(t)
 	f()
-	var left []string
-	for range 500 {
-		// An overdue earlier run may remove its own traces meanwhile.
-		if left = added(before, traces(t)); len(left) == 0 {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Errorf("something is left:\n%s", strings.Join(left, "\n"))
+	// An overdue earlier run may remove its own traces meanwhile.
+	testkit.AwaitNone(t, func() string { return strings.Join(added(before, traces(t)), "\n") })
 }
 
 // added returns the traces that were not there before.
@@ -325,9 +312,7 @@ func TestBareHost(t *testing.T) {
 }
 
 func TestReason(t *testing.T) {
-	if got := reason(errors.New("a\n\tb  c")); got != "a b c" {
-		t.Errorf("got %q", got)
-	}
+	testkit.Same(t, "reason", "a b c", reason(errors.New("a\n\tb  c")))
 	if got := reason(errors.New(strings.Repeat("é", 400))); len(got) > 310 || !strings.HasSuffix(got, "é...") {
 		t.Errorf("got %q", got)
 	}
