@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -184,9 +185,21 @@ func TestFloodBeyondQuota(t *testing.T) {
 	// Before the quota, with which they would not start within the time of a test.
 	board := h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
-	own := h.container.Cgroup.CPU
-	for _, dir := range []string{own, filepath.Dir(own)} {
-		knob, _ := cgroup.Quota(dir, own == h.container.Cgroup.V2, 0, 0)
+	// The group of the box becomes the pod of a group below it.
+	pod := h.container.Cgroup.CPU
+	own, v2 := filepath.Join(pod, "own"), pod == h.container.Cgroup.V2
+	must(t, os.Mkdir(own, 0o755))
+	pids, err := cgroup.Procs(pod, math.MaxInt)
+	must(t, err)
+	for _, pid := range pids {
+		must(t, os.WriteFile(filepath.Join(own, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0))
+	}
+	if h.container.Cgroup.CPU = own; v2 {
+		h.container.Cgroup.V2 = own
+		must(t, os.WriteFile(filepath.Join(pod, "cgroup.subtree_control"), []byte("+cpu"), 0))
+	}
+	for _, dir := range []string{own, pod} {
+		knob, _ := cgroup.Quota(dir, v2, 0, 0)
 		none, err := knob.Read()
 		must(t, err)
 		t.Cleanup(func() { must(t, knob.Write(none)) })
@@ -194,7 +207,7 @@ func TestFloodBeyondQuota(t *testing.T) {
 		// millisecond, and have no time to receive. The right quota depends on the machine: each one
 		// gets some seconds.
 		both := func(quota time.Duration) bool {
-			_, value := cgroup.Quota(dir, own == h.container.Cgroup.V2, quota, 100*time.Millisecond)
+			_, value := cgroup.Quota(dir, v2, quota, 100*time.Millisecond)
 			must(t, knob.Write(value))
 			h.apply(h.container, policy.NetCPUIsolate)
 			dropped, was := h.beyond(), board.Read()

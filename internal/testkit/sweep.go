@@ -20,7 +20,7 @@ func Sweep() []string {
 	}
 	// Of tests and sandboxes, of an agent's threads that poll uplinks, whose namespaces have gone with
 	// the run, and of a test's own runtimes.
-	groups := []string{"fairlead-sandbox", "fairlead-test-*", "fairlead-uplink-*", "fldocker-*", "flcontainerd-*", "flpodman-*", "flkubernetes-*"}
+	groups := []string{"flsandbox-*", "fairlead-test-*", "fairlead-uplink-*", "fldocker-*", "flcontainerd-*", "flpodman-*", "flkubernetes-*"}
 	return append(sweep(runVar+"=", "/sys/fs/cgroup", groups...), sweepNames(netnsNames)...)
 }
 

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 func clean(t *testing.T) {
 	t.Helper()
 	mine := fmt.Sprintf("fl%d-*", os.Getpid())
-	for _, pattern := range []string{"/run/fairlead/rig-" + mine, "/sys/fs/cgroup/*/fairlead-sandbox/" + mine, "/sys/fs/cgroup/fairlead-sandbox/" + mine} {
+	for _, pattern := range []string{"/run/fairlead/rig-" + mine, "/sys/fs/cgroup/*/flsandbox-" + mine, "/sys/fs/cgroup/flsandbox-" + mine} {
 		if left, _ := filepath.Glob(pattern); len(left) > 0 {
 			t.Errorf("left: %v", left)
 		}

@@ -14,7 +14,6 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
-	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/rig"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -110,7 +109,7 @@ func (r *blockioRig) build(ctx context.Context) (err error) {
 	if c.three {
 		err = r.startThree(ctx)
 	} else {
-		err = errors.Join(r.startLoads(ctx), lighten(r.db))
+		err = r.startLoads(ctx)
 	}
 	if err != nil {
 		return err
@@ -190,24 +189,6 @@ func (r *blockioRig) startLoad(ctx context.Context, args []string) error {
 		r.board = g.Board
 	}
 	return err
-}
-
-// lighten gives the parent cgroup of all sandboxes the weight of one container. With the
-// weight of 13, the burners would leave little CPU time to the agent and to this program,
-// which are outside that cgroup.
-func lighten(box *sandbox.Box) error {
-	for _, dir := range box.Cgroups() {
-		parent := filepath.Dir(dir)
-		if _, err := cgroup.Weight(parent); err != nil {
-			continue // the hierarchy of another controller
-		}
-		name, usual := "cpu.shares", "1024"
-		if _, err := os.Stat(filepath.Join(parent, name)); err != nil {
-			name, usual = "cpu.weight", "100"
-		}
-		return cgroup.File(filepath.Join(parent, name)).Write(usual)
-	}
-	return nil
 }
 
 // scratchSize is the size of the scratch file, in MiB. It lies on a real disk: a loop device would

@@ -50,7 +50,7 @@ func TestDocker(t *testing.T) {
 		must(t, err)
 		send, recv := run.Senders[0], run.Receivers[0]
 		inside, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(recv.PID), "cgroup"))
-		if err != nil || string(inside) == string(self) || !strings.Contains(string(inside), "0::/fairlead-sandbox/") {
+		if err != nil || string(inside) == string(self) || !strings.Contains(string(inside), "0::/flsandbox-") {
 			t.Errorf("receiver's cgroups (%v):\n%s", err, inside)
 		}
 		run.SetRate(load.Flood)

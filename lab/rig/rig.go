@@ -63,7 +63,7 @@ type Container struct {
 	Name  string  // unique in the rig; its sandbox is called ID-Name
 	Quota float64 // percent of its CPU; 0 sets none
 	// CPU is where it runs: SharedCPU, or SenderCPU for a client of the others. On the path Local
-	// it is any.
+	// it is any, and all are below one group, as an engine's are.
 	CPU int
 }
 
@@ -276,7 +276,7 @@ func (r *Rig) build(ctx context.Context, id string) error {
 		case Host:
 			spec.Network = r.Node
 		case Local:
-			spec.CPU.Set = ""
+			spec.CPU.Set, spec.Parent = "", id
 		}
 		b, err := r.create(spec)
 		if err != nil {

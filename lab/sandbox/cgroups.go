@@ -35,80 +35,46 @@ func (hs hierarchies) below(path string) []group {
 	return gs
 }
 
-// create makes the directories and sets the CPU limits of the sandbox. It returns how many it has
-// made.
+// create makes the directories, and the parent of a [Spec], and sets the CPU limits of the sandbox. It
+// returns how many it has made.
 func (hs hierarchies) create(gs []group, cpu CPU) (made int, err error) {
 	for i, g := range gs {
-		parent := filepath.Dir(g.Dir)
-		// The parent may go between the two, with the last other sandbox.
-		for try := 0; ; try++ {
-			if err := os.Mkdir(parent, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-				return i, err
-			}
-			if err := g.prepare(parent); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return i, err
-			}
-			err := os.Mkdir(g.Dir, 0o755)
-			if err == nil {
-				break
-			}
-			if !errors.Is(err, fs.ErrNotExist) || try == 10 {
+		if parent := filepath.Dir(g.Dir); parent != g.Mount {
+			if err := g.make(parent); err != nil && !errors.Is(err, fs.ErrExist) {
 				return i, err
 			}
 		}
-		if err := g.prepare(g.Dir); err != nil {
-			return i + 1, err
+		if err := g.make(g.Dir); err != nil {
+			return i, err
 		}
 		if err := g.limit(cpu); err != nil {
 			return i + 1, err
 		}
-		weighParent(parent)
 	}
 	return len(gs), nil
 }
 
-// weighParent sets the weight of the parent to the sum of its groups, so that sandboxes compete
-// with the rest of the machine as if they lay at the top. With the weight of one, ksoftirqd would
-// get as much as all of them together.
-func weighParent(parent string) {
-	entries, err := os.ReadDir(parent)
-	if err != nil {
-		return // it went with the last sandbox
-	}
-	n := 0
-	for _, e := range entries {
-		if e.IsDir() {
-			n++
-		}
-	}
-	// A host without one of these, or without any cpu controller, is fine.
-	if n > 0 {
-		write(parent, "cpu.shares", strconv.Itoa(1024*n))
-		write(parent, "cpu.weight", strconv.Itoa(min(100*n, 10000)))
-	}
-}
-
-// prepare prepares a new directory for children and processes.
-func (g group) prepare(dir string) error {
-	switch {
-	case g.V2 && dir != g.Dir:
+// make makes a directory with what is needed for processes in it.
+func (g group) make(dir string) error {
+	above := filepath.Dir(dir)
+	if g.V2 {
 		// A tree without controllers (hybrid hosts) has nothing to enable. What was enabled stays:
 		// others may rely on it by then.
-		for _, d := range []string{filepath.Dir(dir), dir} {
-			if err := enable(d, "cpu", "cpuset", "io"); err != nil {
-				return err
-			}
+		if err := enable(above, "cpu", "cpuset", "io"); err != nil {
+			return err
 		}
-	case g.Controller == "cpuset":
-		// A v1 cpuset is born empty and takes no process before it is filled.
-		for _, name := range []string{"cpuset.mems", "cpuset.cpus"} {
-			val, err := os.ReadFile(filepath.Join(filepath.Dir(dir), name))
-			if err != nil {
-				return err
-			}
-			if err := write(dir, name, strings.TrimSpace(string(val))); err != nil {
-				return err
-			}
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil || g.Controller != "cpuset" {
+		return err
+	}
+	// A v1 cpuset is born empty and takes no process before it is filled.
+	for _, name := range []string{"cpuset.mems", "cpuset.cpus"} {
+		val, err := os.ReadFile(filepath.Join(above, name))
+		if err != nil {
+			return err
+		}
+		if err := write(dir, name, strings.TrimSpace(string(val))); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -197,15 +163,14 @@ const (
 	threadWait = 5 * time.Second
 )
 
-// removeGroups kills what is in the directories and removes them, children first, and the parent if
-// it is empty then. It ignores missing directories.
+// removeGroups kills what is in the directories and removes them, children first, and a parent that is
+// empty then. It ignores missing directories.
 func removeGroups(dirs []string) error {
 	var errs []error
 	for _, dir := range dirs {
 		errs = append(errs, removeGroup(dir))
-		// Fails while there are other sandboxes.
-		if os.Remove(filepath.Dir(dir)) != nil {
-			weighParent(filepath.Dir(dir))
+		if parent := filepath.Dir(dir); strings.HasPrefix(filepath.Base(parent), Prefix) {
+			os.Remove(parent) // fails while there are other sandboxes
 		}
 	}
 	return errors.Join(errs...)
@@ -248,7 +213,7 @@ func removeGroup(dir string) error {
 // moves those that do not leave to the root of the hierarchy, and returns their names.
 func empty(dir string) (moved []string, err error) {
 	start := time.Now()
-	top, _, _ := strings.Cut(dir, "/"+Parent+"/")
+	top, _, _ := strings.Cut(dir, "/"+Prefix)
 	for {
 		pids, err := cgroup.Procs(dir, math.MaxInt)
 		if errors.Is(err, journal.ErrGone) {

@@ -25,9 +25,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/enter"
 )
 
-// Parent is the cgroup, in each hierarchy, of all sandboxes of a machine. It goes with the last of
-// them.
-const Parent = "fairlead-sandbox"
+// Prefix begins the name of a sandbox's cgroup. The groups lie at the root of each hierarchy if no
+// [Spec] says otherwise: below a common parent, two that compute on different CPUs are one group with
+// work on several, which can starve everything else on a CPU for minutes on Linux 6.18 before 6.18.45
+// (docs/limits.md).
+const Prefix = "flsandbox-"
 
 // Spec describes a sandbox.
 type Spec struct {
@@ -37,6 +39,9 @@ type Spec struct {
 	Image  string // in the container's record
 	Labels map[string]string
 	CPU    CPU
+	// Parent is the name of a group above the sandbox's own, with the usual weight, as engines have
+	// one. It goes with the last sandbox in it. "" is none.
+	Parent string
 	// Network is the sandbox to share a network namespace with, as in a pod; nil gives it one of
 	// its own.
 	Network *Box
@@ -140,8 +145,10 @@ type Box struct {
 // Create makes a sandbox with only the process that holds it. The error matches ErrExists if the
 // name is in use. A failed Create leaves nothing.
 func (h *Host) Create(spec Spec) (_ *Box, err error) {
-	if !discover.SandboxName.MatchString(spec.Name) {
-		return nil, fmt.Errorf("create sandbox %q: name must match %s", spec.Name, discover.SandboxName)
+	for _, name := range []string{spec.Name, cmp.Or(spec.Parent, spec.Name)} {
+		if !discover.SandboxName.MatchString(name) {
+			return nil, fmt.Errorf("create sandbox %q: name must match %s", name, discover.SandboxName)
+		}
 	}
 	b := &Box{Name: spec.Name, host: h, net: spec.Network}
 	b.state = state{
@@ -149,7 +156,11 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 		filepath.Join(h.dir, spec.Name+".json"),
 	}
 	if !spec.Bare {
-		b.dirs = h.groups.below(filepath.Join(Parent, spec.Name))
+		path := Prefix + spec.Name
+		if spec.Parent != "" {
+			path = Prefix + spec.Parent + "/" + path
+		}
+		b.dirs = h.groups.below(path)
 		for _, g := range b.dirs {
 			b.state.Cgroups = append(b.state.Cgroups, g.Dir)
 		}
@@ -193,7 +204,7 @@ func (b *Box) Limit(cpu CPU) error {
 }
 
 // Destroy kills what runs in the sandbox and removes it. A second call does nothing. It moves
-// kernel threads that others left in the sandbox's cgroups into the parent group, and returns an
+// kernel threads that others left in the sandbox's cgroups into the root group, and returns an
 // error that names them.
 func (b *Box) Destroy() error {
 	b.mu.Lock()
@@ -248,14 +259,14 @@ func (h *Host) Adopt(name string, pid int) (*Box, error) {
 	return b, nil
 }
 
-// Claim reserves the name of a cgroup below Parent, in every hierarchy of this host, for the
-// containers of an engine. It returns its path from the roots of the hierarchies. The engine makes
+// Claim reserves the name of a cgroup, in every hierarchy of this host, for the containers of an
+// engine. It returns its path from the roots of the hierarchies. The engine makes
 // the groups; Close and Sweep remove them with all that is in them.
 func (h *Host) Claim(name string) (path string, err error) {
 	if !discover.SandboxName.MatchString(name) {
 		return "", fmt.Errorf("claim cgroup %q: name must match %s", name, discover.SandboxName)
 	}
-	path = filepath.Join(Parent, name)
+	path = Prefix + name
 	b := &Box{Name: name, host: h}
 	b.state = state{discover.Sandbox{Name: name, Bare: true, Maker: h.maker}, filepath.Join(h.dir, name+".json")}
 	mounts := []string{h.groups[0].Mount}

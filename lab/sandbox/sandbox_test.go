@@ -90,11 +90,11 @@ func TestCreateDestroy(t *testing.T) {
 		t.Errorf("a process is in\n%s, the first one in\n%s", inside, first)
 	}
 	for _, g := range b.dirs {
-		want := ":" + g.Controller + ":/" + Parent + "/" + b.Name + "\n"
+		want := ":" + g.Controller + ":/" + Prefix + b.Name + "\n"
 		if !g.V2 && len(g.Controller) > 0 && !strings.Contains(strings.ReplaceAll(inside, ",cpuacct", ""), want) {
 			t.Errorf("no %q in\n%s", want, inside)
 		}
-		if g.V2 && !strings.Contains(inside, "0::/"+Parent+"/"+b.Name+"\n") {
+		if g.V2 && !strings.Contains(inside, "0::/"+Prefix+b.Name+"\n") {
 			t.Errorf("v2 group is not in\n%s", inside)
 		}
 	}
@@ -111,16 +111,14 @@ func TestCreateDestroy(t *testing.T) {
 	if got := limits(t, b); got != "50000 100000 512" && got != "50000 100000 20" {
 		t.Errorf("quota, period and shares (or weight) are %q", got)
 	}
-	two := create(t, h, Spec{Name: name("b")})
-	for _, g := range b.dirs {
-		if g.Controller == "cpu" {
-			if got := read(t, filepath.Dir(g.Dir), "cpu.shares"); got == "1024" {
-				t.Errorf("two sandboxes together have %s shares", got)
-			}
-		}
+	below := create(t, h, Spec{Name: name("b"), Parent: name("above")})
+	if got, want := output(t, below, nil, "cat", "/proc/self/cgroup"), "/"+Prefix+name("above")+"/"+Prefix+below.Name+"\n"; !strings.Contains(got, want) {
+		t.Errorf("no %q in\n%s", want, got)
 	}
-	if err := two.Destroy(); err != nil {
-		t.Error(err)
+	above := filepath.Dir(below.Cgroups()[0])
+	must(t, below.Destroy())
+	if _, err := os.Stat(above); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is still there (%v)", above, err)
 	}
 	// The threads that went in have come back.
 	if got := selfCgroups(t); got != home {
@@ -189,6 +187,7 @@ func TestCreateRefuses(t *testing.T) {
 		{"name in use", Spec{Name: b.Name}, ErrExists, ""},
 		{"no name", Spec{}, nil, "name must match"},
 		{"path as name", Spec{Name: "../x"}, nil, "name must match"},
+		{"path as parent", Spec{Name: name("b"), Parent: "../x"}, nil, "name must match"},
 		{"no such CPU", Spec{Name: name("b"), CPU: CPU{Set: "4000"}}, nil, "cpuset.cpus"},
 		{"quota too small", Spec{Name: name("c"), CPU: CPU{Quota: time.Microsecond}}, unix.EINVAL, ""},
 	}
@@ -208,7 +207,7 @@ func TestCreateRefuses(t *testing.T) {
 		t.Errorf("state files: %v", left)
 	}
 	for _, dir := range b.Cgroups() {
-		all, err := filepath.Glob(filepath.Join(filepath.Dir(dir), name("*")))
+		all, err := filepath.Glob(filepath.Join(filepath.Dir(dir), Prefix+name("*")))
 		if err != nil || len(all) != 1 {
 			t.Errorf("cgroups %v (%v)", all, err)
 		}
@@ -397,7 +396,7 @@ func TestSweepTrustsNoFile(t *testing.T) {
 	roots := kernel.Roots{Proc: filepath.Join(root, "proc"), Cgroup: filepath.Join(root, "cgroup")}
 	precious := filepath.Join(root, "cgroup", "cpu", "precious")
 	must(t, os.MkdirAll(precious, 0o755))
-	for _, bad := range []string{precious, filepath.Join(root, "cgroup", Parent, "..", "cpu", "precious"), "/", "", filepath.Join(root, "cgroup", Parent)} {
+	for _, bad := range []string{precious, root + "/cgroup/" + Prefix + "x/../cpu/precious", root + "/cgroup/cpu/" + Prefix + "other", root + "/" + Prefix + "precious", "/", ""} {
 		file := filepath.Join(dir, "precious.json")
 		must(t, os.WriteFile(file, fmt.Appendf(nil, `{"name":"precious","cgroups":[%q]}`, bad), 0o644))
 		if swept, err := Sweep(roots, dir); err == nil || len(swept) > 0 {

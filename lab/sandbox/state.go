@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/fairlead-project/fairlead/discover"
@@ -84,9 +83,8 @@ func (s *state) remove(roots kernel.Roots) error {
 		}
 	}
 	for _, dir := range s.Cgroups {
-		// Only below our own parent: a file decides what to kill and remove.
-		rest, ok := strings.CutPrefix(dir, roots.Cgroup+"/")
-		if !ok || dir != filepath.Clean(dir) || !slices.Contains(strings.Split(rest, "/"), Parent) || filepath.Base(dir) != s.Name {
+		// Only groups of our own: a file decides what to kill and remove.
+		if !strings.HasPrefix(dir, roots.Cgroup+"/") || dir != filepath.Clean(dir) || filepath.Base(dir) != Prefix+s.Name {
 			return fmt.Errorf("state file names %q, which is not a sandbox's cgroup", dir)
 		}
 	}

@@ -60,7 +60,7 @@ func (r *rig) state() state {
 	paths := []string{uplinkGroup(r.inode)}
 	for _, b := range r.boxes {
 		s.readDevices(r.t, b.Name, b.NetNS())
-		paths = append(paths, sandbox.Parent+"/"+b.Name)
+		paths = append(paths, sandbox.Prefix+b.Name)
 	}
 	s.readCgroups(r.t, paths...)
 	return s
