@@ -307,7 +307,7 @@ func TestTreeWrites(t *testing.T) {
 	}
 	tr.walk()
 	if n := tr.nodes[noisy]; n.deaf || n.writes != 0 {
-		t.Errorf("after a walk: %+v", n)
+		t.Fatalf("after a walk: %+v", n)
 	}
 	finish(tr)
 }
