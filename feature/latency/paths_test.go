@@ -187,7 +187,7 @@ func TestTurns(t *testing.T) {
 			}
 			since := r.Since(before)
 			if since.Unwatched == 0 || since.Tenants[0].Of(Egress, UDP).Matched+since.Tenants[1].Of(Egress, UDP).Matched == 0 {
-				return fmt.Sprintf("at rest for %v: %+v", since.Unwatched, since.Tenants[0].Of(Egress, UDP))
+				return fmt.Sprintf("at rest for %v s: %+v", since.Unwatched, since.Tenants[0].Of(Egress, UDP))
 			}
 			return ""
 		})

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic"
@@ -94,7 +95,7 @@ func TestDelaysAlways(t *testing.T) {
 
 	// A caller gets exactly what is sent meanwhile, from the same programs.
 	type answer struct {
-		traffic.Measured
+		traffic.Reading
 		err error
 	}
 	answers := make(chan answer, 1)
@@ -106,7 +107,7 @@ func TestDelaysAlways(t *testing.T) {
 	programs := meters(t)
 	asked := <-answers
 	must(t, errors.Join(asked.err, asked.Err))
-	i := slices.IndexFunc(asked.Rows, func(r traffic.Row) bool { return r.Container == c.ID && r.Uplink == "nic0" })
+	i := slices.IndexFunc(asked.Rows, func(r traffic.Row) bool { return r.Container == api.ID(c.ID) && r.Uplink == "nic0" })
 	if i < 0 || asked.Rows[i].Delays == nil {
 		t.Fatalf("no delays: %+v", asked.Rows)
 	}
@@ -311,7 +312,7 @@ func TestDelays(t *testing.T) {
 	must(t, measured.Err)
 	row := func(id container.ID) *traffic.Row {
 		i := slices.IndexFunc(measured.Rows, func(r traffic.Row) bool {
-			return r.Container == id && r.Uplink == "nic0" && r.Direction == traffic.Egress
+			return r.Container == api.ID(id) && r.Uplink == "nic0" && r.Direction == "egress"
 		})
 		if i < 0 || measured.Rows[i].Delays == nil {
 			t.Fatalf("no delays of %v: %+v", id, measured.Rows)

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
@@ -120,7 +121,7 @@ func TestLatencySplit(t *testing.T) {
 			}
 			rows := h.traffic.Read().Rows
 			for _, row := range rows {
-				if want := map[bool]int{true: 1522}[row.Container != y.c.ID]; row.Split != want {
+				if want := map[bool]int{true: 1522}[row.Container != api.ID(y.c.ID)]; row.Split != want {
 					t.Errorf("%d: split to %d, want %d", row.Container, row.Split, want)
 				}
 			}
@@ -189,7 +190,7 @@ func TestSplitDelays(t *testing.T) {
 	row := func(id container.ID) traffic.Row {
 		t.Helper()
 		rows := h.traffic.Read().Rows
-		i := slices.IndexFunc(rows, func(r traffic.Row) bool { return r.Container == id })
+		i := slices.IndexFunc(rows, func(r traffic.Row) bool { return r.Container == api.ID(id) })
 		if i < 0 {
 			t.Fatalf("no row of %d: %+v", id, rows)
 		}
@@ -208,7 +209,7 @@ func TestSplitDelays(t *testing.T) {
 	m, err := h.traffic.Measure(t.Context(), 100*time.Millisecond)
 	must(t, errors.Join(err, m.Err))
 	for _, r := range m.Rows {
-		if (r.Delays == nil) != (r.Container != y.c.ID) {
+		if (r.Delays == nil) != (r.Container != api.ID(y.c.ID)) {
 			t.Errorf("%d, cut to %d: delays %v", r.Container, r.Split, r.Delays)
 		}
 	}

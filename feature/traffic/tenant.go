@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"time"
 
@@ -50,29 +49,8 @@ func dueOf(t policy.Target) (due, bool) {
 	return d, asked(d[Egress]) || asked(d[Ingress])
 }
 
-func (d due) equal(o due) bool { return reflect.DeepEqual(d, o) }
-
 // asked reports whether policy gives anything.
 func asked(n policy.Net) bool { return n != policy.Net{} }
-
-// bare reports whether no runtime knows any of the tenant's containers.
-func (t *shaped) bare() bool {
-	return !slices.ContainsFunc(t.Members(), func(m policy.Target) bool { return m.Container.Source != container.CgroupSource })
-}
-
-// owner owns the changes at a tenant's devices.
-func (t *shaped) owner() journal.Owner {
-	return journal.Owner{Feature: name, Container: uint64(t.Owner())}
-}
-
-// members lists the ids of the members. Reports name a tenant by the first, which is the lowest.
-func (t *shaped) members() (ids []container.ID) {
-	for _, m := range t.Members() {
-		ids = append(ids, m.Container.ID)
-	}
-	slices.Sort(ids)
-	return ids
-}
 
 // close closes the programs of a tenant. Queues stay.
 func (t *shaped) close() error {
@@ -276,7 +254,7 @@ func (f *Traffic) limit(t *shaped, h *hold, ceil uint64) error {
 		return err
 	}
 	h.theirs, h.link = "", p.Link
-	return f.put(ns, h, p, t.owner())
+	return f.put(ns, h, p, journal.Owner{Feature: name, Container: uint64(t.Owner())})
 }
 
 // stricter describes the foreign root qdisc that limits what passes the hold to no more than ceil,

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -69,7 +69,7 @@ func TestSeveralUplinks(t *testing.T) {
 	packets := func(uplink string, id container.ID) func() uint64 {
 		return func() uint64 {
 			for _, row := range h.traffic.Read().Rows {
-				if row.Uplink == uplink && row.Container == id && row.Direction == traffic.Egress {
+				if row.Uplink == uplink && row.Container == api.ID(id) && row.Direction == "egress" {
 					return row.Packets
 				}
 			}

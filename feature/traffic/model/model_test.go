@@ -299,3 +299,129 @@ func TestRealTime(t *testing.T) {
 		}
 	}
 }
+
+func TestFeasible(t *testing.T) {
+	others := []Tenant{tenant(1, policy.Net{Rate: 900 * mbit}), tenant(2, policy.Net{Weight: 1})}
+	for _, tt := range []struct {
+		t    Tenant
+		want error
+	}{
+		{tenant(0, policy.Net{Rate: 50 * mbit}), nil},
+		{tenant(0, policy.Net{Rate: 51 * mbit}), ErrOverLink},
+		{tenant(1, policy.Net{Rate: 950 * mbit}), nil}, // in place of its present rate
+		{tenant(0, policy.Net{Latency: 2 * time.Millisecond}), nil},
+		{tenant(0, policy.Net{Latency: 530 * time.Microsecond}), ErrInfeasible},
+	} {
+		for _, l := range []Link{link(gbit), curves(gbit)} {
+			if _, err := Feasible(l, others, tt.t); !errors.Is(err, tt.want) {
+				t.Errorf("HFSC %v: %+v: %v, want %v", l.HFSC, tt.t, err, tt.want)
+			}
+		}
+	}
+}
+
+// Feasible reports whether tenant t could join the others on the link; it changes nothing. It
+// returns the size that packets of others would have to be split to (0: none), or a *Refusal, for t
+// or for another that t would break.
+func Feasible(l Link, others []Tenant, t Tenant) (split int, err error) {
+	if t.Slot == identity.Nobody {
+		t.Slot = identity.Max // a tenant without a slot comes last
+	}
+	ts := make([]Tenant, 0, len(others)+1)
+	for _, o := range others {
+		if o.Slot != t.Slot {
+			ts = append(ts, o)
+		}
+	}
+	p, err := Compute(l, append(ts, t))
+	return p.Split, err
+}
+
+func TestFitLink(t *testing.T) {
+	for _, c := range []struct {
+		link  uint64
+		rates []uint64
+		want  string
+	}{
+		{1e9, nil, ""},
+		{1e9, []uint64{500e6, 450e6, 0}, ""},
+		{1e9, []uint64{500e6, 450e6 + 1}, "guaranteed rates exceed the link: the sum of 2 is 950000001bit, and 95 % of the 1gbit link is 950mbit"},
+		{1e9, []uint64{1e9, 0, 50e6}, "guaranteed rates exceed the link: the sum of 2 is 1050mbit, and 95 % of the 1gbit link is 950mbit"},
+		{0, []uint64{1}, "guaranteed rates exceed the link: the sum of 1 is 1bit, and 95 % of the 0bit link is 0bit"},
+		{1<<64 - 1, []uint64{1<<64 - 1, 1<<64 - 1}, "guaranteed rates exceed the link: the sum of 2 is more than 18446744073709551615bit, and 95 % of the 18446744073709551615bit link is 17524406870024074034bit"},
+	} {
+		got := ""
+		if err := fitLink(c.link, c.rates); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("fitLink(%d, %d)\n got %s\nwant %s", c.link, c.rates, got, c.want)
+		}
+	}
+}
+
+// Without the link's rate ceils, weights and priorities are kept.
+func TestUnknownRate(t *testing.T) {
+	p := compute(t, link(0),
+		tenant(1, policy.Net{Weight: 1, Priority: prio(7)}),
+		tenant(2, policy.Net{Weight: 2, Priority: prio(3)}),
+		tenant(3, policy.Net{Ceil: 50 * mbit}),
+		tenant(4, policy.Net{Rate: 100 * gbit, Latency: time.Nanosecond}))
+	if p.Link.Rate != 0 {
+		t.Errorf("link %+v", p.Link)
+	}
+	var levels []int
+	for i, c := range p.Classes {
+		levels = append(levels, c.Level)
+		if want := []uint64{0, 0, 0, 50 * mbit, 0}[i]; c.Ceil != want || c.Guaranteed != 0 {
+			t.Errorf("class %d: guaranteed %d, ceil %d, want %d", i, c.Guaranteed, c.Ceil, want)
+		}
+		if want := []uint64{fastest, fastest, fastest, 50 * mbit, fastest}[i]; c.HTB.Ceil != want {
+			t.Errorf("class %d: HTB has the ceil %d, want %d", i, c.HTB.Ceil, want)
+		}
+		// Priorities starve no tenant, and no promise exceeds what any link has.
+		weight := []uint64{1, 1, 2, 1, 1}[i]
+		if want := slowest / 6 * weight; c.HTB.Rate/10 != want/10 {
+			t.Errorf("class %d: HTB has the rate %d, want %d", i, c.HTB.Rate, want)
+		}
+		if want := uint32(weight) * p.Classes[0].HTB.Quantum; c.HTB.Quantum != want {
+			t.Errorf("class %d: quantum %d, want %d", i, c.HTB.Quantum, want)
+		}
+	}
+	if want := []int{2, 1, 0, 2, 2}; !slices.Equal(levels, want) {
+		t.Errorf("levels %v, want %v", levels, want)
+	}
+}
+
+// What was received cannot be reordered: only its ceils are kept.
+func TestUnknownRateReceived(t *testing.T) {
+	l := link(0)
+	l.Received = true
+	p := compute(t, l, tenant(1, policy.Net{Weight: 5, Priority: prio(0)}), tenant(2, policy.Net{Ceil: 50 * mbit}))
+	if a, b := p.Classes[0], p.Classes[1]; a.Level != b.Level || a.HTB.Quantum != b.HTB.Quantum {
+		t.Errorf("%+v\n%+v", a, b)
+	}
+	if c := p.Classes[2]; c.Ceil != 50*mbit || c.HTB.Ceil != c.Ceil {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestUnkept(t *testing.T) {
+	all := []string{"rate", "ceil", "weight", "priority", "latency"}
+	for _, tt := range []struct {
+		link Link
+		want []string
+	}{
+		{Link{Rate: gbit}, nil},
+		{Link{Rate: gbit, Received: true}, nil},
+		{Link{}, []string{"rate", "latency"}},
+		{Link{Received: true}, []string{"rate", "weight", "priority", "latency"}},
+	} {
+		if got := tt.link.Unkept(all); !slices.Equal(got, tt.want) {
+			t.Errorf("%+v: %q, want %q", tt.link, got, tt.want)
+		}
+		if got := tt.link.Unkept([]string{"ceil"}); got != nil {
+			t.Errorf("%+v: of a ceil %q", tt.link, got)
+		}
+	}
+}
