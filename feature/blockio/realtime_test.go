@@ -316,9 +316,7 @@ func TestDeadlines(t *testing.T) {
 		t.Helper()
 		th, err := sched.FindTask("/proc", pid)
 		must(t, err)
-		v, err := sched.Deadline("/proc", th).Read()
-		must(t, err)
-		return v
+		return value(t, sched.Deadline("/proc", th))
 	}
 	held := func(when string, pid int, want bool) {
 		t.Helper()
@@ -390,9 +388,7 @@ func TestAutoRealtime(t *testing.T) {
 	c, _ := h.container("db")
 	disk := h.disk(10_000)
 	settings := []string{"io.realtime: auto", "io.reserve: " + disk.Path + " riops=1000"}
-	if err := h.Apply(t.Context(), target(t, c, settings...)); err == nil || !strings.Contains(err.Error(), "--realtime") {
-		t.Errorf("without a profile: %v", err)
-	}
+	testkit.Fails(t, "without a profile", h.Apply(t.Context(), target(t, c, settings...)), "--realtime")
 	_, err := h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: disk.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000},
 		Realtime: []api.RealtimePoint{{Budget: 0.2, ReadIOPS: 8000}, {Budget: 0.1, ReadIOPS: 4000}}}})
 	must(t, err)
@@ -421,8 +417,6 @@ func TestAutoRealtime(t *testing.T) {
 		t.Errorf("by a profile that asks for too much the budget is %+v", got)
 	}
 	must(t, h.Remove(t.Context(), other.ID))
-	if err := h.Apply(t.Context(), target(t, c, "io.realtime: auto")); err == nil || !strings.Contains(err.Error(), "reserved nothing") {
-		t.Errorf("without a reservation: %v", err)
-	}
+	testkit.Fails(t, "without a reservation", h.Apply(t.Context(), target(t, c, "io.realtime: auto")), "reserved nothing")
 	must(t, h.Remove(t.Context(), c.ID))
 }

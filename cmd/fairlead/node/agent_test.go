@@ -128,9 +128,7 @@ func TestHealth(t *testing.T) {
 	// A sign of life of this boot's first second.
 	must(t, os.WriteFile(filepath.Join(dir, aliveFile), []byte("1"), 0o644))
 	says("alive", cli.Failed, "no sign of life for")
-	if _, err := openHealth(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, testkit.Err(openHealth(dir)))
 	says("alive", cli.Done, "")
 	says("ready", cli.Failed, "not ready") // the container was started again
 

@@ -300,9 +300,7 @@ func TestNetworkInTheWay(t *testing.T) {
 		apart  bool
 	}{{29, true}, {30, false}} {
 		control.Next(at(x.second, 0, policy.InterruptsAuto, nil))
-		if got := control.Actions()[victim].Apart; got != x.apart {
-			t.Errorf("after %d s: apart is %v", x.second, got)
-		}
+		testkit.Same(t, fmt.Sprintf("after %d s: apart", x.second), x.apart, control.Actions()[victim].Apart)
 	}
 	control.Next(at(40, 200*ms, policy.InterruptsAuto, nil))
 	control.Next(at(99, 0, policy.InterruptsAuto, nil))

@@ -300,43 +300,6 @@ func TestRealTime(t *testing.T) {
 	}
 }
 
-func TestFeasible(t *testing.T) {
-	others := []Tenant{tenant(1, policy.Net{Rate: 900 * mbit}), tenant(2, policy.Net{Weight: 1})}
-	for _, tt := range []struct {
-		t    Tenant
-		want error
-	}{
-		{tenant(0, policy.Net{Rate: 50 * mbit}), nil},
-		{tenant(0, policy.Net{Rate: 51 * mbit}), ErrOverLink},
-		{tenant(1, policy.Net{Rate: 950 * mbit}), nil}, // in place of its present rate
-		{tenant(0, policy.Net{Latency: 2 * time.Millisecond}), nil},
-		{tenant(0, policy.Net{Latency: 530 * time.Microsecond}), ErrInfeasible},
-	} {
-		for _, l := range []Link{link(gbit), curves(gbit)} {
-			if _, err := Feasible(l, others, tt.t); !errors.Is(err, tt.want) {
-				t.Errorf("HFSC %v: %+v: %v, want %v", l.HFSC, tt.t, err, tt.want)
-			}
-		}
-	}
-}
-
-// Feasible reports whether tenant t could join the others on the link; it changes nothing. It
-// returns the size that packets of others would have to be split to (0: none), or a *Refusal, for t
-// or for another that t would break.
-func Feasible(l Link, others []Tenant, t Tenant) (split int, err error) {
-	if t.Slot == identity.Nobody {
-		t.Slot = identity.Max // a tenant without a slot comes last
-	}
-	ts := make([]Tenant, 0, len(others)+1)
-	for _, o := range others {
-		if o.Slot != t.Slot {
-			ts = append(ts, o)
-		}
-	}
-	p, err := Compute(l, append(ts, t))
-	return p.Split, err
-}
-
 func TestFitLink(t *testing.T) {
 	for _, c := range []struct {
 		link  uint64
@@ -354,9 +317,7 @@ func TestFitLink(t *testing.T) {
 		if err := fitLink(c.link, c.rates); err != nil {
 			got = err.Error()
 		}
-		if got != c.want {
-			t.Errorf("fitLink(%d, %d)\n got %s\nwant %s", c.link, c.rates, got, c.want)
-		}
+		testkit.Same(t, fmt.Sprintf("fitLink(%d, %d)", c.link, c.rates), c.want, got)
 	}
 }
 
@@ -384,13 +345,9 @@ func TestUnknownRate(t *testing.T) {
 		if want := slowest / 6 * weight; c.HTB.Rate/10 != want/10 {
 			t.Errorf("class %d: HTB has the rate %d, want %d", i, c.HTB.Rate, want)
 		}
-		if want := uint32(weight) * p.Classes[0].HTB.Quantum; c.HTB.Quantum != want {
-			t.Errorf("class %d: quantum %d, want %d", i, c.HTB.Quantum, want)
-		}
+		testkit.Same(t, fmt.Sprintf("class %d: quantum", i), uint32(weight)*p.Classes[0].HTB.Quantum, c.HTB.Quantum)
 	}
-	if want := []int{2, 1, 0, 2, 2}; !slices.Equal(levels, want) {
-		t.Errorf("levels %v, want %v", levels, want)
-	}
+	testkit.Same(t, "levels", []int{2, 1, 0, 2, 2}, levels)
 }
 
 // What was received cannot be reordered: only its ceils are kept.
@@ -417,9 +374,7 @@ func TestUnkept(t *testing.T) {
 		{Link{}, []string{"rate", "latency"}},
 		{Link{Received: true}, []string{"rate", "weight", "priority", "latency"}},
 	} {
-		if got := tt.link.Unkept(all); !slices.Equal(got, tt.want) {
-			t.Errorf("%+v: %q, want %q", tt.link, got, tt.want)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v", tt.link), tt.want, tt.link.Unkept(all))
 		if got := tt.link.Unkept([]string{"ceil"}); got != nil {
 			t.Errorf("%+v: of a ceil %q", tt.link, got)
 		}
