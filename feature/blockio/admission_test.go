@@ -18,16 +18,13 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // A reservation of a disk that has not been measured is in force at once, and says how to
 // verify it; what the disk was seen to do outlives the agent.
 func TestUnverified(t *testing.T) {
 	h := newHost(t)
-	l, err := loop.New(t.TempDir(), 4<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, l.Close()) })
+	l := testkit.NewDisk(t, 4<<20)
 	c, _ := h.container("a")
 	want := target(t, c, "io.reserve: "+l.Path+" riops=100")
 	says := func(err error, words ...string) {

@@ -19,7 +19,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/mountinfo"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -160,7 +159,7 @@ func TestNameMoves(t *testing.T) {
 	h := newHost(t)
 	var told []container.ID
 	h.Notify(func(id container.ID) { told = append(told, id) })
-	both := []*loop.Disk{h.disk(1000), h.disk(1000)}
+	both := []*testkit.Disk{h.disk(1000), h.disk(1000)}
 	dir, err := os.MkdirTemp("/dev", "fl-test-")
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })

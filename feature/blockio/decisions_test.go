@@ -18,13 +18,12 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/lab/load"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
 // crowd makes a reservation that no disk could meet, and a neighbour in its way: by each
 // single write, as so few are all of the capacity.
-func (h *host) crowd() (l *loop.Disk, batch container.Container, cg testkit.CG, hog *load.Board) {
+func (h *host) crowd() (l *testkit.Disk, batch container.Container, cg testkit.CG, hog *load.Board) {
 	h.t.Helper()
 	l = h.disk(1000)
 	_, err := h.Command(h.t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: l.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 100_000_000, WriteIOPS: 1}}})

@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/lab/load"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -84,11 +83,9 @@ func (h *host) container(name string) (container.Container, testkit.CG) {
 }
 
 // disk makes one of a known capacity.
-func (h *host) disk(capacity uint64) *loop.Disk {
+func (h *host) disk(capacity uint64) *testkit.Disk {
 	h.t.Helper()
-	l, err := loop.New(h.t.TempDir(), 4<<20)
-	must(h.t, err)
-	h.t.Cleanup(func() { must(h.t, l.Close()) })
+	l := testkit.NewDisk(h.t, 4<<20)
 	h.capacity(l.Path, capacity)
 	return l
 }
@@ -379,7 +376,7 @@ func FuzzLoadCapacities(f *testing.F) {
 }
 
 // throttle returns a cgroup's limits at a disk, and how others would be written.
-func throttle(t *testing.T, cg testkit.CG, of *loop.Disk, limits cgroup.Limits) (now, others string) {
+func throttle(t *testing.T, cg testkit.CG, of *testkit.Disk, limits cgroup.Limits) (now, others string) {
 	t.Helper()
 	d, err := block.Open("/sys", of.Path)
 	must(t, err)

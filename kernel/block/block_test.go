@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 var must = testkit.Must
@@ -48,8 +47,7 @@ func TestFind(t *testing.T) {
 
 func TestOpenInKernel(t *testing.T) {
 	testkit.NeedRoot(t)
-	l, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
+	l := testkit.NewDisk(t, 1<<20)
 	d, err := Open("/sys", l.Path)
 	if err != nil || "/dev/"+d.Name != l.Path || d.Size != 1<<20 || d.Loop == "" || d.Scheduler == "" {
 		t.Errorf("%+v, %v, of %s", d, err, l.Path)
@@ -64,7 +62,7 @@ func TestOpenInKernel(t *testing.T) {
 	stranger := filepath.Join("/dev/shm", filepath.Base(filepath.Dir(t.TempDir()))+"-block")
 	must(t, os.Symlink(l.Path, stranger))
 	testkit.Is(t, "through another file system", testkit.Err(Open("/sys", stranger)), ErrNoDevice)
-	must(t, errors.Join(os.Remove(stranger), l.Close()))
+	must(t, os.Remove(stranger))
 }
 
 // Identity distinguishes disks of one model and size by WWID or serial number, or else by the place

@@ -12,16 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 func testDisk(t *testing.T) string {
 	t.Helper()
 	testkit.NeedRoot(t)
-	l, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, l.Close()) })
-	return l.Path
+	return testkit.NewDisk(t, 1<<20).Path
 }
 
 func mustRefuse(t *testing.T, path, why string) {

@@ -11,15 +11,12 @@ import (
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // disk makes one, and returns its MAJOR:MINOR.
 func disk(t *testing.T) string {
 	t.Helper()
-	disk, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, disk.Close()) })
+	disk := testkit.NewDisk(t, 1<<20)
 	var st unix.Stat_t
 	must(t, unix.Stat(disk.Path, &st))
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))

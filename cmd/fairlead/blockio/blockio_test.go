@@ -17,16 +17,13 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // calibrate --raw does not overwrite data: it refuses a device with a signature, and writes to any
 // other only after its name was typed again.
 func TestCalibrateRawRefuses(t *testing.T) {
 	testkit.NeedRoot(t)
-	disk, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
-	defer disk.Close()
+	disk := testkit.NewDisk(t, 1<<20)
 	calibrate := []string{"io", "calibrate", disk.Path, "--raw", "--for", "100ms"}
 	before, err := os.ReadFile(disk.Path)
 	must(t, err)

@@ -12,16 +12,13 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/sched"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // figures measures all figures of a disk, fio ends with its context, and what fio reports as an
 // error is one.
 func TestFigures(t *testing.T) {
 	testkit.NeedRoot(t)
-	disk, err := loop.New(t.TempDir(), 4<<20)
-	must(t, err)
-	defer disk.Close()
+	disk := testkit.NewDisk(t, 4<<20)
 	file, err := os.OpenFile(disk.Path, os.O_RDWR, 0)
 	must(t, err)
 	defer file.Close()
@@ -47,9 +44,7 @@ func TestFigures(t *testing.T) {
 // Without fio, calibrate says what to install, and writes nothing.
 func TestCalibrateWithoutFio(t *testing.T) {
 	testkit.NeedRoot(t)
-	disk, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
-	defer disk.Close()
+	disk := testkit.NewDisk(t, 1<<20)
 	t.Setenv("PATH", t.TempDir())
 	if _, err := exec.LookPath("fio"); err == nil {
 		t.Fatal("there is fio all the same")

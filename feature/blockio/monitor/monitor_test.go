@@ -15,7 +15,6 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/lab/load"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 func TestMain(m *testing.M) {
@@ -62,12 +61,10 @@ func newMeter(t *testing.T, groups ...Group) *Meter {
 	return m
 }
 
-func newLoop(t *testing.T) (*loop.Disk, decide.Disk) {
+func newLoop(t *testing.T) (*testkit.Disk, decide.Disk) {
 	t.Helper()
 	testkit.NeedRoot(t)
-	l, err := loop.New(t.TempDir(), 4<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, l.Close()) })
+	l := testkit.NewDisk(t, 4<<20)
 	var st unix.Stat_t
 	must(t, unix.Stat(l.Path, &st))
 	// Two neighbouring reads that wait at once would be merged into one request, and

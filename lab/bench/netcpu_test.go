@@ -2,11 +2,54 @@ package bench
 
 import (
 	"math"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/lab/report"
+	"github.com/fairlead-project/fairlead/lab/rig"
 )
+
+// TestAccuracy measures the accuracy of the accounts and checks that every figure that a bar names
+// is there. The bars judge the values.
+func TestAccuracy(t *testing.T) {
+	testkit.NeedRoot(t)
+	e := &experiment{report: &report.Report{Rounds: 1}, settle: 20 * time.Millisecond, take: 300 * time.Millisecond}
+	su := accuracy()[slices.IndexFunc(accuracy(), func(su setup) bool { return su.cfg.Path == rig.NIC })]
+	su.demands = su.demands[:1]
+	must(t, e.measure(t.Context(), e.netcpu(su)))
+	name := su.name + " " + su.demands[0].name
+	for _, b := range accountBars() {
+		if b.Case != name {
+			continue
+		}
+		if c, ok := e.report.Find(name, b.Metric); !ok || len(c.On) != 1 || c.On[0] < 0 || len(c.Off) != 0 {
+			t.Errorf("%s: %v, %+v", b.Metric, ok, c)
+		}
+	}
+	clean(t)
+}
+
+func TestLoss(t *testing.T) {
+	for _, tt := range []struct {
+		base    float64
+		off, on sample
+		want    float64
+		ok      bool
+	}{
+		{1000, sample{work: 900, received: 20000}, sample{work: 890, received: 20100}, 0.01 / 20100, true},
+		{1000, sample{work: 900, received: 21000}, sample{work: 890, received: 20000}, 0, false},
+		{1000, sample{work: 900, received: 19000}, sample{work: 890, received: 20000}, 0, false},
+		{1000, sample{work: 900}, sample{work: 890}, 0, false},
+		{0, sample{work: 900, received: 1}, sample{work: 890, received: 1}, 0, false},
+	} {
+		if got, ok := loss(tt.base, tt.off, tt.on); math.Abs(got-tt.want) > 1e-12 || ok != tt.ok {
+			t.Errorf("%+v: %v, %v", tt, got, ok)
+		}
+	}
+}
 
 // The figure is the API's, of the container with the name, and the report has its distance from the
 // victim's own count.

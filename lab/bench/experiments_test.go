@@ -6,10 +6,15 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/rig"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // TestBars checks that every bar is about an existing case, and can be reached, missed and missed
@@ -47,12 +52,23 @@ func TestBars(t *testing.T) {
 // demandMetrics returns the metrics of the cases of netcpu.
 func demandMetrics() (all []string) {
 	e := &experiment{report: &report.Report{}}
-	for _, kind := range []rig.Kind{rig.UDP, rig.TCP, rig.TCPRR} {
-		m := sample{work: 1, charges: &charges{balance: 1, cost: map[string]float64{protocol(string(kind)): 1}}, exactness: &exactness{price: 1}}
-		e.addSample(setup{}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, armOn, undisturbed{work: 1}, m)
+	add := func(su setup, d demand) {
+		s := &session{setup: su, bed: bed{rig: &rig.Rig{Boxes: []*sandbox.Box{{}, {Name: "a"}, {Name: "b"}}}}, stopwatch: new(rig.Stopwatch)}
+		if !su.alone || su.service != "" {
+			s.victim, s.log = &rig.Generator{}, &worklog{read: func() uint64 { return 0 }}
+		}
+		before, after := reading{net: &api.NetCPU{}, received: make([]load.Reading, 2)}, reading{received: make([]load.Reading, 2)}
+		after.net = &api.NetCPU{Taken: time.Unix(1, 0), Softirq: 1, Charged: 1, Accounts: []api.NetCPUAccount{{Name: "a", Receive: 1}, {Name: "b"}}}
+		after.net.System.Work = []api.NetCPUWork{{Direction: "receive", Protocol: strings.TrimSuffix(string(d.traffic.Kind), "-rr"), Packets: 1}}
+		m := s.between(d, before, after)
+		m.work, m.counted, m.said = 1, 1, 0
+		e.addRound(su, []demand{d}, map[string]map[arm]sample{d.name: {armOff: m, armOn: m}, "": {armOff: m}})
 	}
-	e.addSample(setup{alone: true}, demand{}, armOn, undisturbed{work: 1}, sample{})                            // an idle agent
-	e.addSample(setup{alone: true, service: rig.Redis}, demand{}, armOn, undisturbed{work: 1}, sample{work: 1}) // a real server
+	for _, kind := range []rig.Kind{rig.UDP, rig.TCP, rig.TCPRR} {
+		add(setup{}, demand{name: "idle", traffic: rig.Traffic{Kind: kind}, long: 1})
+	}
+	add(setup{alone: true}, demand{})                                                        // an idle agent
+	add(setup{alone: true, service: rig.Redis}, demand{traffic: rig.Traffic{Kind: rig.UDP}}) // a real server
 	for _, c := range e.report.Cases {
 		all = append(all, c.Metric)
 	}
