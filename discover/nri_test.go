@@ -81,12 +81,8 @@ func TestHoldStarts(t *testing.T) {
 					}
 				}
 			}
-			if want := []string{"c1", "c2", "hang"}; !slices.Equal(held, want) {
-				t.Errorf("held %q, want %q", held, want)
-			}
-			if want := []string{"\x12\x02\x10\x20", "\x12\x02\x10\x00", "\x12\x00", "\x12\x00", "\x12\x00", "\x12\x00", "\x12\x00"}; !slices.Equal(got, want) {
-				t.Errorf("answers %q, want %q", got, want)
-			}
+			testkit.Same(t, "held", []string{"c1", "c2", "hang"}, held)
+			testkit.Same(t, "answers", []string{"\x12\x02\x10\x20", "\x12\x02\x10\x00", "\x12\x00", "\x12\x00", "\x12\x00", "\x12\x00", "\x12\x00"}, got)
 			conn.Close()
 			registered(t, l).Close() // with the runtime that follows
 			must(t, stop())

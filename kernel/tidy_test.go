@@ -71,14 +71,10 @@ func TestTidy(t *testing.T) {
 	}
 	testkit.Check(t, Tidy(Default(), out))
 	for _, dir := range []string{lives, busy, users, other, outside} {
-		if _, err := os.Stat(dir); err != nil {
-			t.Errorf("it removed %s: %v", dir, err)
-		}
+		testkit.Is(t, "it removed "+dir, testkit.Err(os.Stat(dir)), nil)
 	}
 	for _, dir := range []string{ended, queue} {
-		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: %v, want it removed", dir, err)
-		}
+		testkit.Is(t, dir, testkit.Err(os.Stat(dir)), os.ErrNotExist)
 	}
 }
 

@@ -100,9 +100,7 @@ func TestQuotaOf(t *testing.T) {
 	if got := d.quota(); got != "/pod" || d.throttled["/pod"] != 500*ms || d.throttled["/pod/db"] != 100*ms {
 		t.Errorf("quota of %q, %v", got, d.throttled)
 	}
-	if got := (delays{}).quota(); got != "" {
-		t.Errorf("quota of %q of one without", got)
-	}
+	testkit.Same(t, "quota of", "", (delays{}).quota())
 }
 
 // A reservation that is missed is in force in part only: the status says why and what would
@@ -195,9 +193,7 @@ func TestNameMoves(t *testing.T) {
 		told = nil
 		_, err = h.Decide(targets, true)
 		must(t, err)
-		if len(told) != 0 {
-			t.Errorf("%s: and again", step.what)
-		}
+		testkit.Same(t, step.what+": and again", 0, len(told))
 		for i, d := range both {
 			if got, _ := throttle(t, cg, d, cgroup.Limits{}); step.at >= 0 && (got != "") != (i == step.at) {
 				t.Errorf("%s: disk %d is capped %q", step.what, i, got)
@@ -229,9 +225,7 @@ func TestReservationThatDoesNotFit(t *testing.T) {
 		if got := h.managed[c.ID].reserved; len(got) != 1 || got[0].figures.ReadIOPS != 5000 {
 			t.Errorf("%q: it has reserved %+v", settings, got)
 		}
-		now, err := weightOf(cg).Read()
-		must(t, err)
-		return now == cgroup.Idled
+		return value(t, weightOf(cg)) == cgroup.Idled
 	}
 	for _, reserve := range []string{"riops=5000", "riops=6000"} {
 		if !idle("io.reserve: "+l.Path+" "+reserve, "io.yield: idle") {
@@ -280,9 +274,7 @@ func TestStricterCaps(t *testing.T) {
 	if now, _ := throttle(t, cg, l, owners); err == nil || !strings.Contains(err.Error(), "by one name") || now != was {
 		t.Errorf("two names of a disk: %v, %s", err, now)
 	}
-	if weight, err := weightOf(cg).Read(); err != nil || weight != cgroup.Idled {
-		t.Errorf("two names of a disk: it does not yield: %s, %v", weight, err)
-	}
+	testkit.Gives(t, "two names of a disk: it does not yield", cgroup.Idled)(weightOf(cg).Read())
 	must(t, h.Remove(t.Context(), c.ID))
 	if got, _ := throttle(t, cg, l, owners); got != owned || len(h.journal.Entries()) != 0 {
 		t.Errorf("in the end: %s, %+v", got, h.journal.Entries())
@@ -361,18 +353,14 @@ func TestRealtimeGroups(t *testing.T) {
 	must(t, h.Apply(t.Context(), target(t, b, "netcpu: observe")))
 	h.check("b has its own again", "80000 5000 30000", true, false)
 	h.managed[a.ID].budget = 2 * time.Second // which the kernel refuses
-	if err := h.Apply(t.Context(), target(t, b, "netcpu: observe")); err != nil {
-		t.Errorf("of another container: %v", err)
-	}
+	testkit.Is(t, "of another container", h.Apply(t.Context(), target(t, b, "netcpu: observe")), nil)
 	if h.managed[a.ID].unbudgeted == nil {
 		t.Error("no error of the one that cannot have its budget")
 	}
 	must(t, h.Remove(t.Context(), a.ID))
 	must(t, h.Remove(t.Context(), b.ID))
 	h.check("in the end", "30000 0 30000", false, false)
-	if left := h.journal.Entries(); len(left) != 0 {
-		t.Errorf("left: %+v", left)
-	}
+	testkit.None(t, "left", h.journal.Entries())
 	must(t, cgroup.RT(b.Cgroup.CPU).Write("0"))
 	must(t, cgroup.RT(above.CPU).Write("0"))
 }
@@ -391,11 +379,7 @@ func TestAbove(t *testing.T) {
 		{api.BlockIOFigures{WriteIOPS: 20, WriteBytes: 1 << 20}, cgroup.Limits{WriteIOPS: 16, WriteBytes: 4096}, cgroup.Limits{WriteIOPS: 20, WriteBytes: 1 << 20}},
 	} {
 		m := managed{reserved: []reservation{{disk: d, figures: x.reserved}}}
-		if got := m.above(d, x.caps); got != x.above {
-			t.Errorf("%+v with %+v: %+v, want %+v", x.caps, x.reserved, got, x.above)
-		}
-		if got := m.above(block.Disk{Major: 8}, x.caps); got != x.caps {
-			t.Errorf("at another disk: %+v", got)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v with %+v", x.caps, x.reserved), x.above, m.above(d, x.caps))
+		testkit.Same(t, "at another disk", x.caps, m.above(block.Disk{Major: 8}, x.caps))
 	}
 }

@@ -104,12 +104,6 @@ func TestSteer(t *testing.T) {
 		}
 		return left.Error()
 	}
-	value := func(k journal.Knob) string {
-		t.Helper()
-		v, err := k.Read()
-		must(t, err)
-		return v
-	}
 	restored := func(k journal.Knob) {
 		t.Helper()
 		// No process is in that namespace, by which kernel.Opener would find it.
@@ -118,9 +112,9 @@ func TestSteer(t *testing.T) {
 	}
 
 	rps := h.net.RPS(index, 0)
-	before := value(rps)
-	if left := steer(); left != "" || value(rps) != netdev.CPUMask([]int{1}, before) {
-		t.Errorf("rps_cpus %q, was %q; left: %q", value(rps), before, left)
+	before := value(t, rps)
+	if left := steer(); left != "" || value(t, rps) != netdev.CPUMask([]int{1}, before) {
+		t.Errorf("rps_cpus %q, was %q; left: %q", value(t, rps), before, left)
 	}
 	if left := steer(); left != "" || len(h.journal.Entries()) != 1 {
 		t.Errorf("again: left %q, %+v", left, h.journal.Entries())
@@ -138,13 +132,11 @@ func TestSteer(t *testing.T) {
 		}
 	}
 	restored(rps)
-	if value(rps) != before {
-		t.Errorf("rps_cpus %q, was %q", value(rps), before)
-	}
+	testkit.Same(t, "rps_cpus", before, value(t, rps))
 	theirs := netdev.CPUMask([]int{0}, before)
 	must(t, rps.Write(theirs))
-	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(rps) != theirs || len(h.journal.Entries()) != 0 {
-		t.Errorf("rps_cpus %q of somebody else, was %q; left: %q", value(rps), theirs, left)
+	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(t, rps) != theirs || len(h.journal.Entries()) != 0 {
+		t.Errorf("rps_cpus %q of somebody else, was %q; left: %q", value(t, rps), theirs, left)
 	}
 
 	// Another's thread of the same name is not this device's.
@@ -157,13 +149,13 @@ func TestSteer(t *testing.T) {
 	must(t, err)
 	must(t, errors.Join(theirNS.Offload(theirIndex, netdev.GRO).Write(netdev.GRO.On()), theirNS.Threaded(theirIndex).Write("1")))
 	must(t, rps.Write(before))
-	if left := steer(); left != "" || value(rps) != netdev.CPUMask([]int{1}, before) {
-		t.Errorf("beside a thread of another's: rps_cpus %q; left: %q", value(rps), left)
+	if left := steer(); left != "" || value(t, rps) != netdev.CPUMask([]int{1}, before) {
+		t.Errorf("beside a thread of another's: rps_cpus %q; left: %q", value(t, rps), left)
 	}
 	// What an administrator sets after us stays.
 	must(t, rps.Write(theirs))
-	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(rps) != theirs {
-		t.Errorf("rps_cpus %q, and somebody has set %q since; left: %q", value(rps), theirs, left)
+	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(t, rps) != theirs {
+		t.Errorf("rps_cpus %q, and somebody has set %q since; left: %q", value(t, rps), theirs, left)
 	}
 
 	must(t, errors.Join(h.net.Offload(index, netdev.GRO).Write(netdev.GRO.On()), h.net.Threaded(index).Write("1")))
@@ -173,18 +165,16 @@ func TestSteer(t *testing.T) {
 		t.Fatal("the device has no thread")
 	}
 	cpus := sched.Affinity("/proc", threads[0])
-	before = value(cpus)
-	if left := steer(); left != "" || value(cpus) != "1" || value(rps) != theirs {
-		t.Errorf("CPUs of the thread %q, were %q; rps_cpus %q; left: %q", value(cpus), before, value(rps), left)
+	before = value(t, cpus)
+	if left := steer(); left != "" || value(t, cpus) != "1" || value(t, rps) != theirs {
+		t.Errorf("CPUs of the thread %q, were %q; rps_cpus %q; left: %q", value(t, cpus), before, value(t, rps), left)
 	}
 	restored(cpus)
-	if value(cpus) != before {
-		t.Errorf("CPUs of the thread %q, were %q", value(cpus), before)
-	}
+	testkit.Same(t, "CPUs of the thread", before, value(t, cpus))
 	other := journal.Owner{Feature: "netcpu"}
 	must(t, h.journal.Turn(cpus, "0", other))
-	if left := steer(); !strings.Contains(left, "somebody else") || value(cpus) != "0" {
-		t.Errorf("CPUs of a thread that another feature has placed: %q; left: %q", value(cpus), left)
+	if left := steer(); !strings.Contains(left, "somebody else") || value(t, cpus) != "0" {
+		t.Errorf("CPUs of a thread that another feature has placed: %q; left: %q", value(t, cpus), left)
 	}
 	restored(cpus)
 }

@@ -64,9 +64,7 @@ func (h *host) wondershaper(dev string) {
 // and another uplink is shaped.
 func TestUplinkOfSomebody(t *testing.T) {
 	needSharing(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	_, one := h.add("one", "10.66.0.2/24", h.ns)
+	h, _, one := newBridged(t)
 	_, two := h.add("two", "10.66.0.3/24", h.ns)
 	far := h.Create(sandbox.Spec{Name: "trfar", Bare: true})
 	must(t, sandbox.Wire(sandbox.End{Box: far, Name: "far"}, sandbox.End{Box: h.ns, Name: "nic1"}))
@@ -92,16 +90,12 @@ func TestUplinkOfSomebody(t *testing.T) {
 	must(t, h.traffic.Remove(t.Context(), one.ID))
 	holds(t, h.due(one, ceil, ceil), false)
 	check("hone")
-	must(t, h.traffic.Close())
-	must(t, h.journal.Close())
 	h.others = map[string]uint64{"nic1": gbit}
-	h.start()
+	h.restart()
 	holds(t, h.due(two, policy.Net{Rate: mbit}, policy.Net{}), true, why)
 	holds(t, h.due(one, ceil, ceil), false)
 	check("hone")
-	if got := h.classesOf(h.ns, "nic1")[h.minor(two)].rate; got != mbit {
-		t.Errorf("the rate at the other uplink is %d", got)
-	}
+	testkit.Same(t, "the rate at the other uplink", uint64(mbit), h.classesOf(h.ns, "nic1")[h.minor(two)].rate)
 	must(t, h.traffic.Remove(t.Context(), one.ID))
 	must(t, h.traffic.Remove(t.Context(), two.ID))
 	if now := h.veth(h.ns, "nic0"); now != theirs || len(h.journal.Entries()) != 0 {
@@ -112,18 +106,14 @@ func TestUplinkOfSomebody(t *testing.T) {
 // A promise that uplinks can no longer keep does not end a veth's ceil.
 func TestUplinkTooSlowForAnother(t *testing.T) {
 	needSharing(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	_, one := h.add("one", "10.66.0.2/24", h.ns)
+	h, _, one := newBridged(t)
 	h.start()
 	must(t, h.apply(fake(1), policy.Net{Rate: 900 * mbit}))
 	h.traffic.SetRate("nic0", 100*mbit) // as its driver says after a new cable
 	ceil := policy.Net{Ceil: slow}
 	holds(t, h.due(one, policy.Net{Weight: 1}, ceil), false, "uplink nic0: rate refused")
 	holds(t, h.due(one, ceil, ceil), false) // it needs no uplink
-	if got := h.classesOf(h.ns, "hone")[qdisc.MinorDefault].ceil; got != slow {
-		t.Errorf("the ceil at the veth is %d, want %d", got, slow)
-	}
+	testkit.Same(t, "the ceil at the veth", uint64(slow), h.classesOf(h.ns, "hone")[qdisc.MinorDefault].ceil)
 	h.traffic.SetRate("nic0", gbit)
 	holds(t, h.due(one, ceil, ceil), false)
 }
@@ -131,9 +121,7 @@ func TestUplinkTooSlowForAnother(t *testing.T) {
 // Status never claims what passes devices that cannot be limited.
 func TestDevicesThatNobodyHolds(t *testing.T) {
 	needSharing(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	_, c := h.add("one", "10.66.0.2/24", h.ns)
+	h, _, c := newBridged(t)
 	h.start()
 	veth := c.Interfaces[0]
 	for _, tt := range []struct {
@@ -200,30 +188,20 @@ func TestUplinkWithoutEthernet(t *testing.T) {
 	holds(t, h.due(c, policy.Net{}, policy.Net{Weight: 9}), false, why)
 	holds(t, h.due(c, policy.Net{Weight: 2}, policy.Net{Weight: 9}), true, why)
 	holds(t, h.due(c, policy.Net{}, policy.Net{Weight: 9, Ceil: slow}), true, why)
-	if n := h.ifbs(); n != 0 {
-		t.Errorf("there are %d IFBs", n)
-	}
+	testkit.Same(t, "IFBs", 0, h.ifbs())
 	holds(t, h.due(c, policy.Net{}, policy.Net{Ceil: slow}), false)
 	holds(t, h.due(c, policy.Net{Rate: 10 * mbit}, policy.Net{}), false)
-	must(t, h.traffic.Close())
-	must(t, h.journal.Close())
 	h.rate = gbit // nic0 as well
-	h.start()
+	h.restart()
 	holds(t, h.due(c, policy.Net{}, policy.Net{Weight: 9}), true, why)
-	if n := h.ifbs(); n != 1 {
-		t.Errorf("there are %d IFBs, want that of nic0", n)
-	}
+	testkit.Same(t, "IFBs", 1, h.ifbs())
 	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if n := len(h.journal.Entries()); n != 0 {
-		t.Errorf("journal: %+v", h.journal.Entries())
-	}
+	testkit.None(t, "journal", h.journal.Entries())
 }
 
 // Of two ceils at a veth the lower holds: that of a CNI plugin stays, or comes back.
 func TestCeilOfSomebody(t *testing.T) {
-	h := newHost(t, gbit)
-	h.bridge()
-	_, c := h.add("one", "10.66.0.2/24", h.ns)
+	h, _, c := newBridged(t)
 	h.start()
 	index := h.Index(h.ns, "hone")
 	root := netlink.QdiscAttrs{LinkIndex: index, Handle: 0x10000, Parent: netlink.HANDLE_ROOT}
@@ -263,9 +241,7 @@ func TestCeilOfSomebody(t *testing.T) {
 				return
 			}
 			must(t, h.traffic.Remove(t.Context(), c.ID))
-			if now := h.veth(h.ns, "hone"); now != was {
-				t.Errorf("in the end %s, was %s", now, was)
-			}
+			testkit.Same(t, "in the end", was, h.veth(h.ns, "hone"))
 			h.Netlink(h.ns, func(n *netlink.Handle) error { return n.QdiscDel(tt.qdisc) })
 		})
 	}
@@ -284,24 +260,18 @@ func TestUplinkOfSomebodySlower(t *testing.T) {
 		t.Errorf("now\n%swas\n%s", now, theirs)
 	}
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
-	must(t, h.traffic.Close())
-	must(t, h.journal.Close())
 	h.rate = 100 * mbit // the error's advice helps
-	h.start()
+	h.restart()
 	must(t, h.apply(fake(1), policy.Net{Weight: 1}))
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
-	if now := h.state(); now != theirs {
-		t.Errorf("in the end\n%swas\n%s", now, theirs)
-	}
+	testkit.Same(t, "in the end", theirs, h.state())
 }
 
 // A container with several networks has one ceil for all it sends, by one queue, and one for all it
 // receives.
 func TestCeilOfSeveralNetworks(t *testing.T) {
 	needSharing(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	h, box, c := newBridged(t)
 	network := func(bridge, veth, eth, prefix string) container.Interface {
 		must(t, h.ns.Bridge(bridge, netip.MustParsePrefix(prefix+"254/24")))
 		h.Wire(sandbox.End{Box: h.ns, Name: veth, Bridge: bridge}, sandbox.End{Box: box, Name: eth, Addr: netip.MustParsePrefix(prefix + "2/24")})
@@ -357,9 +327,7 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 	holds(t, h.due(c, ceil, ceil), false)
 	receives("after its IFB was removed", again)
 	receives("with the next agent", func() {
-		must(t, h.traffic.Close())
-		must(t, h.journal.Close())
-		h.start()
+		h.restart()
 		again()
 	})
 	for _, forged := range []uint32{qdisc.Handle, qdisc.Handle | qdisc.MinorTop, qdisc.Handle | qdisc.MinorDefault} {
@@ -375,9 +343,7 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 	h.passesFrom(box, "10.66.0.1:9000", got, "of a network that it has left")
 	c.Interfaces = []container.Interface{one, second}
 	holds(t, h.due(c, ceil, policy.Net{}), false)
-	if n := h.ifbs(); n != 1 {
-		t.Errorf("there are %d IFBs, want one for both", n)
-	}
+	testkit.Same(t, "IFBs", 1, h.ifbs())
 	h.removes(before, c.ID)
 }
 

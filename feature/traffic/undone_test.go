@@ -21,15 +21,13 @@ import (
 // until waits for a state, and fails the test with the last one seen.
 func until(t testing.TB, what string, seen func() (state string, good bool)) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+	testkit.AwaitNone(t, func() string {
 		state, good := seen()
 		if good {
-			return
+			return ""
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within a minute; last seen: %s", what, state)
-		}
-	}
+		return what + ": last seen: " + state
+	})
 }
 
 // deleteRoot does `tc qdisc del dev DEV root`.
@@ -77,9 +75,7 @@ func detach(id link.ID) error {
 func TestPutBack(t *testing.T) {
 	testkit.InFull(t)
 	needSharing(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	h, box, c := newBridged(t)
 	h.start()
 	before := h.state()
 	there, here := h.take(h.wire), h.take(box)
@@ -159,9 +155,7 @@ func TestPutBack(t *testing.T) {
 // unasked. The same for a replacement.
 func TestDispute(t *testing.T) {
 	testkit.InFull(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	_, c := h.add("one", "10.66.0.2/24", h.ns)
+	h, _, c := newBridged(t)
 	clock := testkit.NewClock()
 	h.now = clock.Now
 	h.start()
@@ -181,9 +175,7 @@ func TestDispute(t *testing.T) {
 		<-told
 	}
 	h.deleteRoot("hone")
-	if id := <-told; id != c.ID {
-		t.Errorf("told of %d", id)
-	}
+	testkit.Same(t, "told of", c.ID, <-told)
 	for range 2 {
 		holds(t, apply(), false, "hone: net.ingress.ceil is not kept: somebody has undone it again and again", "the root qdisc was removed, 3 times")
 	}
@@ -192,9 +184,7 @@ func TestDispute(t *testing.T) {
 	}
 	clock.Advance(time.Hour)
 	must(t, apply())
-	if root() != ours {
-		t.Errorf("an hour later there is %s", root())
-	}
+	testkit.Same(t, "an hour later", ours, root())
 	// A foreign qdisc is left alone, and reported, until it goes.
 	tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.Index(h.ns, "hone"), Handle: 0x10000, Parent: netlink.HANDLE_ROOT}, Rate: 1e8, Limit: 300000, Buffer: 200000}
 	h.Netlink(h.ns, func(n *netlink.Handle) error { return n.QdiscReplace(tbf) })
@@ -204,9 +194,7 @@ func TestDispute(t *testing.T) {
 	until(t, "ours is there again", func() (string, bool) { return root(), root() == ours })
 	must(t, apply())
 	must(t, h.traffic.Remove(t.Context(), c.ID))
-	if n := len(h.journal.Entries()); n != 0 {
-		t.Errorf("journal: %+v", h.journal.Entries())
-	}
+	testkit.None(t, "journal", h.journal.Entries())
 }
 
 // The socket program of a container in the host's network comes back, too.

@@ -34,18 +34,14 @@ func TestThrottleInKernel(t *testing.T) {
 	for _, l := range []Limits{{ReadIOPS: 100, WriteBytes: 1 << 20}, {ReadIOPS: 50, WriteIOPS: 10}} {
 		for _, line := range Throttle(cg.IO, cg.IO == cg.V2, device, l) {
 			must(t, j.Turn(line, line.Value, journal.Owner{Feature: "test"}))
-			if got, err := line.Read(); err != nil || got != line.Value {
-				t.Errorf("%s reads %q, %v, want %q", line.Ref().Object, got, err, line.Value)
-			}
+			testkit.Gives(t, line.Ref().Object, line.Value)(line.Read())
 		}
 	}
 	if out, err := j.Restore(openHere, nil); err != nil || len(out) == 0 {
 		t.Errorf("restore: %v, %v", out, err)
 	}
 	for _, line := range Throttle(cg.IO, cg.IO == cg.V2, device, Limits{}) {
-		if got, err := line.Read(); err != nil || got != "" {
-			t.Errorf("%s reads %q, %v, after restore", line.Ref().Object, got, err)
-		}
+		testkit.Gives(t, line.Ref().Object, "")(line.Read())
 	}
 }
 
@@ -67,9 +63,7 @@ func TestThrottle(t *testing.T) {
 		{true, Limits{}, `io.max 8:0="";`},
 		{false, l, `blkio.throttle.read_iops_device 8:0="5";blkio.throttle.write_iops_device 8:0="";blkio.throttle.read_bps_device 8:0="";blkio.throttle.write_bps_device 8:0="7";`},
 	} {
-		if got := text(c.v2, c.l); got != c.want {
-			t.Errorf("v2 %v, %+v: %s, want %s", c.v2, c.l, got, c.want)
-		}
+		testkit.Same(t, fmt.Sprintf("v2 %v, %+v", c.v2, c.l), c.want, text(c.v2, c.l))
 	}
 }
 
@@ -105,9 +99,7 @@ func TestIOWeightInKernel(t *testing.T) {
 			if strings.Contains(l.Ref().Object, "io.weight ") {
 				want = iocost
 			}
-			if got, err := l.Read(); err != nil || got != want {
-				t.Errorf("%s: %s reads %q, %v, want %s", when, l.Ref().Object, got, err, want)
-			}
+			testkit.Gives(t, fmt.Sprintf("%s: %s", when, l.Ref().Object), want)(l.Read())
 		}
 	}
 	expect("at first", "100", "100")
@@ -154,9 +146,7 @@ func TestIOWeight(t *testing.T) {
 	text := func(dir string, v2 bool, n uint32) (out string) {
 		for _, l := range IOWeight(dir, v2, n) {
 			now, err := l.Read()
-			if err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, err)
 			out += strings.TrimPrefix(l.Ref().Object, dir+"/") + " " + now + ">" + l.Value + ";"
 		}
 		return out
@@ -167,8 +157,6 @@ func TestIOWeight(t *testing.T) {
 		{text(one, true, 1), "io.weight default 100>1;"},
 		{text(one, false, 1), ""},
 	} {
-		if c.got != c.want {
-			t.Errorf("%q, want %q", c.got, c.want)
-		}
+		testkit.Same(t, "got", c.want, c.got)
 	}
 }

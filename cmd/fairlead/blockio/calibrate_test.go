@@ -2,13 +2,13 @@ package blockio
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -30,9 +30,7 @@ func TestFigures(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(200*time.Millisecond, cancel)
-	if _, err := figures(ctx, file, time.Hour); !errors.Is(err, context.Canceled) {
-		t.Errorf("interrupted: %v", err)
-	}
+	testkit.Is(t, "interrupted", testkit.Err(figures(ctx, file, time.Hour)), context.Canceled)
 	if err := sched.TryDeadline(); err != nil {
 		t.Logf("no budgets are measured here: %v", err)
 	} else if n, err := (fio{size: smallRequest, depth: 2, budget: 20 * time.Millisecond}).run(t.Context(), file, 100*time.Millisecond); err != nil || n == 0 {
@@ -51,10 +49,8 @@ func TestCalibrateWithoutFio(t *testing.T) {
 	if _, err := exec.LookPath("fio"); err == nil {
 		t.Fatal("there is fio all the same")
 	}
-	status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, "io", "calibrate", disk.Path, "--raw", "--yes-destroy-data")
-	if status != 1 || !strings.Contains(errs, "io calibrate needs fio: install the package fio") {
-		t.Errorf("%d %s", status, errs)
-	}
+	says := verbtest.Ended(t, cli.Failed, "io calibrate needs fio: install the package fio")
+	says(verbtest.Against(t, run, verbtest.Stub{}, "io", "calibrate", disk.Path, "--raw", "--yes-destroy-data"))
 }
 
 func TestFioReport(t *testing.T) {

@@ -3,6 +3,7 @@ package node
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -90,9 +91,7 @@ func TestBeside(t *testing.T) {
 		{"/run/second/fairlead.sock", "/run/fairlead-self/self.sock", "/run/fairlead-self/self.sock"},
 		{"/run/fairlead/fairlead.sock", "", ""},
 	} {
-		if got := beside(tc.socket, tc.name); got != tc.want {
-			t.Errorf("beside %s, %q is %s, want %s", tc.socket, tc.name, got, tc.want)
-		}
+		testkit.Same(t, fmt.Sprintf("beside %s, %q", tc.socket, tc.name), tc.want, beside(tc.socket, tc.name))
 	}
 }
 
@@ -129,9 +128,7 @@ func TestHealth(t *testing.T) {
 	// A sign of life of this boot's first second.
 	must(t, os.WriteFile(filepath.Join(dir, aliveFile), []byte("1"), 0o644))
 	says("alive", cli.Failed, "no sign of life for")
-	if _, err := openHealth(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, testkit.Err(openHealth(dir)))
 	says("alive", cli.Done, "")
 	says("ready", cli.Failed, "not ready") // the container was started again
 

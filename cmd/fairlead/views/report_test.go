@@ -1,7 +1,6 @@
 package views
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"os"
@@ -20,10 +19,7 @@ import (
 // offline runs a verb without an agent.
 func offline(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
-	var out, errs bytes.Buffer
-	status = run(t.Context(), cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" },
-		Args: append(args, "--config=", "--socket="+filepath.Join(t.TempDir(), "none"))})
-	return status, out.String(), errs.String()
+	return verbtest.Alone(t, run, append(args, "--config=", "--socket="+filepath.Join(t.TempDir(), "none"))...)
 }
 
 // incident records a minute in which the packets of one container take a quarter of the time of
@@ -76,42 +72,24 @@ func TestReport(t *testing.T) {
 		}
 	}
 	// Only the quiet part.
-	status, out, errs = offline(t, "report", "--record-dir", dir, "--at", "2026-03-01 12:00:20", "--since", "1m")
-	if status != cli.Done || !strings.Contains(out, "No container was slowed") {
-		t.Errorf("status %d: %s%s", status, out, errs)
-	}
-	status, _, errs = offline(t, "report", "--record-dir", dir, "--at", "2020-01-01 12:00")
-	if status != cli.Failed || !strings.Contains(errs, "nothing was recorded in that time") {
-		t.Errorf("status %d: %s", status, errs)
-	}
-	status, _, errs = offline(t, "report", "--record-dir", dir+"/none")
-	if status != cli.Failed || !strings.Contains(errs, "the agent makes it") {
-		t.Errorf("status %d: %s", status, errs)
-	}
-	status, _, errs = offline(t, "report", "--record-dir", dir, "--at", "soon")
-	if status != cli.Usage || !strings.Contains(errs, "--at") {
-		t.Errorf("status %d: %s", status, errs)
-	}
+	verbtest.Ended(t, cli.Done, "No container was slowed")(offline(t, "report", "--record-dir", dir, "--at", "2026-03-01 12:00:20", "--since", "1m"))
+	verbtest.Ended(t, cli.Failed, "nothing was recorded in that time")(offline(t, "report", "--record-dir", dir, "--at", "2020-01-01 12:00"))
+	verbtest.Ended(t, cli.Failed, "the agent makes it")(offline(t, "report", "--record-dir", dir+"/none"))
+	verbtest.Ended(t, cli.Usage, "--at")(offline(t, "report", "--record-dir", dir, "--at", "soon"))
 }
 
 func TestRecordExport(t *testing.T) {
 	dir, _ := incident(t)
 	path := filepath.Join(t.TempDir(), "incident.rec")
-	status, out, errs := offline(t, "record", "export", path, "--record-dir", dir, "--since", "35s", "--anonymous")
-	if status != cli.Done || !strings.Contains(out, "8 frames") {
-		t.Fatalf("status %d: %s%s", status, out, errs)
-	}
-	status, out, errs = offline(t, "report", "--replay", path)
+	verbtest.Ended(t, cli.Done, "8 frames")(offline(t, "record", "export", path, "--record-dir", dir, "--since", "35s", "--anonymous"))
+	status, out, errs := offline(t, "report", "--replay", path)
 	if status != cli.Done || !strings.Contains(out, "packets of container-2") || strings.Contains(out, "db") {
 		t.Errorf("status %d: %s%s", status, out, errs)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
-	status, _, errs = offline(t, "record", "export", path, "--record-dir", dir)
-	if status != cli.Failed || !strings.Contains(errs, "exists") {
-		t.Errorf("onto another file: status %d: %s", status, errs)
-	}
+	verbtest.Ended(t, cli.Failed, "exists")(offline(t, "record", "export", path, "--record-dir", dir))
 	none := filepath.Join(t.TempDir(), "none.rec")
 	status, _, errs = offline(t, "record", "export", none, "--record-dir", dir, "--at", "2020-01-01 12:00")
 	if _, err := os.Stat(none); status != cli.Failed || err == nil {
@@ -130,16 +108,8 @@ func (s recordingStub) Status(context.Context) (api.Status, error) { return s.st
 func TestRecordStatus(t *testing.T) {
 	dir, _ := incident(t)
 	s := recordingStub{status: api.Status{Started: time.Now().Add(-time.Minute), Recording: &api.Recording{Dir: dir, Frames: 10, CPU: 0.02}}}
-	status, out, errs := verbtest.Against(t, run, s, "record", "--record-dir", dir, "--config=")
-	if status != cli.Done || !strings.Contains(out, "frames   13") || !strings.Contains(out, "2.0 ms") || !strings.Contains(out, "2026-03-01 12:01:00") {
-		t.Errorf("status %d: %s%s", status, out, errs)
-	}
+	verbtest.Ended(t, cli.Done, "frames   13", "2.0 ms", "2026-03-01 12:01:00")(verbtest.Against(t, run, s, "record", "--record-dir", dir, "--config="))
 	s.status.Recording.Error = "no space left\x1b"
-	if _, out, _ = verbtest.Against(t, run, s, "record", "--record-dir", dir, "--config="); !strings.Contains(out, `no space left\x1b`) {
-		t.Error(out)
-	}
-	status, out, errs = offline(t, "record", "--record-dir", dir, "-o", "json")
-	if status != cli.Done || !strings.Contains(out, `"frames": 13`) {
-		t.Errorf("status %d: %s%s", status, out, errs)
-	}
+	verbtest.Ended(t, cli.Done, `no space left\x1b`)(verbtest.Against(t, run, s, "record", "--record-dir", dir, "--config="))
+	verbtest.Ended(t, cli.Done, `"frames": 13`)(offline(t, "record", "--record-dir", dir, "-o", "json"))
 }

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestShare(t *testing.T) {
@@ -50,9 +52,7 @@ func TestAdmit(t *testing.T) {
 		{c, nil, api.BlockIOFigures{ReadBytes: 4096}, "in bytes per second is not known"},
 	} {
 		err := Admit("/dev/x", x.c, x.others, x.want)
-		if (err == nil) != (x.says == "") || err != nil && !strings.Contains(err.Error(), x.says) {
-			t.Errorf("%+v beside %d: %v, want %q", x.want, len(x.others), err, x.says)
-		}
+		testkit.Says(t, fmt.Sprintf("%+v beside %d", x.want, len(x.others)), err, x.says)
 	}
 }
 
@@ -97,12 +97,8 @@ func TestOrAssumed(t *testing.T) {
 	if c.Known() || c.ReadIOPS != 2000 || c.ReadBytes != 100<<20 || c.WriteBytes != 1<<30 || c.WriteIOPS != 8192 {
 		t.Errorf("assumed %+v", c)
 	}
-	if err := c.Check(); err != nil {
-		t.Error(err)
-	}
-	if err := (Capacity{}).OrAssumed(api.BlockIOFigures{}).Check(); err != nil {
-		t.Errorf("of nothing: %v", err)
-	}
+	testkit.Check(t, c.Check())
+	testkit.Is(t, "of nothing", (Capacity{}).OrAssumed(api.BlockIOFigures{}).Check(), nil)
 	known := Capacity{BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1, WriteIOPS: 1}, Seen: seen}
 	if got := known.OrAssumed(seen); got.BlockIOFigures != known.BlockIOFigures || !got.Known() {
 		t.Errorf("of what is known: %+v", got)
@@ -125,9 +121,7 @@ func TestSee(t *testing.T) {
 		t.Errorf("to be written %d times, more than %d", writes, most)
 	}
 	c.See(api.BlockIOFigures{ReadIOPS: 1 << 62, ReadBytes: 1 << 62})
-	if err := c.Check(); err != nil {
-		t.Errorf("what was seen cannot be read again: %v", err)
-	}
+	testkit.Is(t, "what was seen cannot be read again", c.Check(), nil)
 }
 
 // unmeasured is a window at a disk of unknown capacity.
@@ -204,9 +198,7 @@ func TestHalves(t *testing.T) {
 	if want := (api.BlockIOFigures{ReadIOPS: 9000, WriteIOPS: 4499}); got != want || !known {
 		t.Errorf("%+v, %v, want %+v", got, known, want)
 	}
-	if err := Admit("/dev/vdb", c, nil, got); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, Admit("/dev/vdb", c, nil, got))
 	got.ReadIOPS += 10
 	if Admit("/dev/vdb", c, nil, got) == nil {
 		t.Error("more than was offered is admitted")

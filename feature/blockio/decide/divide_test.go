@@ -1,13 +1,14 @@
 package decide
 
 import (
-	"maps"
+	"fmt"
 	"math"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -27,9 +28,7 @@ func TestParts(t *testing.T) {
 		{0, by{1: 1}, by{1: 0}},
 		{-1, by{1: 1, 2: 1}, by{1: 0, 2: 0}},
 	} {
-		if got := parts(x.left, x.claims); !maps.Equal(got, x.want) {
-			t.Errorf("%v among %v: %v, want %v", x.left, x.claims, got, x.want)
-		}
+		testkit.Same(t, fmt.Sprintf("%v among %v", x.left, x.claims), x.want, parts(x.left, x.claims))
 	}
 }
 
@@ -48,9 +47,7 @@ func TestScaled(t *testing.T) {
 		{api.BlockIOFigures{ReadBytes: 1 << 20}, 0.5, api.BlockIOFigures{ReadBytes: 1 << 29, WriteIOPS: 50}},
 		{api.BlockIOFigures{WriteBytes: 1 << 21}, 0.5, api.BlockIOFigures{ReadIOPS: 500, WriteBytes: 1 << 21}},
 	} {
-		if got := scaled(did, x.reserved, x.by); got != x.want {
-			t.Errorf("%+v by %v: %+v, want %+v", x.reserved, x.by, got, x.want)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v by %v", x.reserved, x.by), x.want, scaled(did, x.reserved, x.by))
 	}
 }
 
@@ -303,9 +300,7 @@ func TestNetworkInTheWay(t *testing.T) {
 		apart  bool
 	}{{29, true}, {30, false}} {
 		control.Next(at(x.second, 0, policy.InterruptsAuto, nil))
-		if got := control.Actions()[victim].Apart; got != x.apart {
-			t.Errorf("after %d s: apart is %v", x.second, got)
-		}
+		testkit.Same(t, fmt.Sprintf("after %d s: apart", x.second), x.apart, control.Actions()[victim].Apart)
 	}
 	control.Next(at(40, 200*ms, policy.InterruptsAuto, nil))
 	control.Next(at(99, 0, policy.InterruptsAuto, nil))

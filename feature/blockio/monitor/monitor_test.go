@@ -145,9 +145,7 @@ func TestAccounts(t *testing.T) {
 	if a := r.account(mine.Container, disk); a.Reads != 0 {
 		t.Errorf("%d reads of a container that is followed no more", a.Reads)
 	}
-	if b := r.account(other.Container, disk); b.Writes != 25 {
-		t.Errorf("%d writes of the other, want 25", b.Writes)
-	}
+	testkit.Same(t, "writes of the other", uint64(25), r.account(other.Container, disk).Writes)
 }
 
 // While two compete for a CPU, the watched one waits, and the other is the culprit.
@@ -167,9 +165,7 @@ func TestCulprit(t *testing.T) {
 		return false
 	})
 	for _, w := range r.Waits {
-		if w.Victim != victim.Container {
-			t.Errorf("a wait of %v, who is not watched", w.Victim)
-		}
+		testkit.Same(t, "a wait of", victim.Container, w.Victim)
 		if w.Culprit != victim.Container && w.Culprit != culprit.Container && decide.IsContainer(w.Culprit) {
 			t.Errorf("a wait for %v, who is nobody", w.Culprit)
 		}

@@ -2,6 +2,7 @@ package discover
 
 import (
 	"encoding/json"
+	"fmt"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -59,15 +60,9 @@ func TestContainerd(t *testing.T) {
 	}
 
 	// Processes that are put in come and go without a trace.
-	if _, err := d.Run("default", "task", "exec", "--exec-id", "x1", "early", "true"); err != nil {
-		t.Fatal(err)
-	}
-	if now := bySource(t, s, "containerd", "early"); !cmp.Equal(now, early) {
-		t.Errorf("after an exec: %+v, before %+v", now, early)
-	}
-	if _, err := d.Run("default", "container", "label", "early", "a=c"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, testkit.Err(d.Run("default", "task", "exec", "--exec-id", "x1", "early", "true")))
+	testkit.Same(t, "after an exec", early, bySource(t, s, "containerd", "early"))
+	must(t, testkit.Err(d.Run("default", "container", "label", "early", "a=c")))
 	await(t, s, "the new label", func(snap Snapshot) bool { c, ok := named(snap, "early"); return ok && c.Labels["a"] == "c" })
 	must(t, d.Remove("default", "early"))
 	awaitGone(t, s, "early")
@@ -127,9 +122,7 @@ func TestCRIRecord(t *testing.T) {
 			Record{Name: "x", RuntimeID: "x", Labels: map[string]string{}, ImageLabels: map[string]string{"a": "b"}}},
 		{"nothing", nil, nil, Record{}},
 	} {
-		if diff := cmp.Diff(tc.want, criRecord(tc.ct, tc.pod)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
-		}
+		testkit.Same(t, tc.name, tc.want, criRecord(tc.ct, tc.pod))
 	}
 }
 
@@ -143,9 +136,7 @@ func TestPodCgroup(t *testing.T) {
 		{"", "/kubepods/pod", ""},
 		{"2b", "/kubepods/pod1a-2b", ""},
 	} {
-		if got := podCgroup(tc.parent, tc.uid); got != tc.want {
-			t.Errorf("uid %q in %q: %q, want %q", tc.uid, tc.parent, got, tc.want)
-		}
+		testkit.Same(t, fmt.Sprintf("uid %q in %q", tc.uid, tc.parent), tc.want, podCgroup(tc.parent, tc.uid))
 	}
 	for _, tc := range []struct {
 		dirs container.Cgroup
@@ -156,9 +147,7 @@ func TestPodCgroup(t *testing.T) {
 		{container.Cgroup{V2: "/c/pod1/x/y", CPU: "/cpu/pod1/x"}, false},
 		{container.Cgroup{V2: "/c/pod1/x"}, false},
 	} {
-		if got := inPod(tc.dirs, "pod1"); got != tc.want {
-			t.Errorf("%+v: %v, want %v", tc.dirs, got, tc.want)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v", tc.dirs), tc.want, inPod(tc.dirs, "pod1"))
 	}
 }
 
@@ -173,10 +162,7 @@ func FuzzImage(f *testing.F) {
 		}
 		again, err := json.Marshal(b)
 		must(t, err)
-		got, err := parseBlob(again)
-		if diff := cmp.Diff(b, got); err != nil || diff != "" {
-			t.Errorf("read again: %v\n%s", err, diff)
-		}
+		testkit.Gives(t, "read again", b)(parseBlob(again))
 	})
 }
 
@@ -188,9 +174,7 @@ func FuzzCRI(f *testing.F) {
 		got := parseCRI(b)
 		again, err := json.Marshal(struct{ Metadata criData }{got})
 		must(t, err)
-		if diff := cmp.Diff(got, parseCRI(again), cmp.Transformer("len", func(m map[string]string) int { return len(m) })); diff != "" {
-			t.Errorf("read again:\n%s", diff)
-		}
+		testkit.Same(t, "read again", got, parseCRI(again), cmp.Transformer("len", func(m map[string]string) int { return len(m) }))
 	})
 }
 

@@ -67,13 +67,9 @@ func TestChange(t *testing.T) {
 			t.Errorf("%s: classes %v, want %v", s.name, is, want)
 		}
 	}
-	if n := h.through(got, was, sent); n != sent {
-		t.Errorf("%d packets were sent, %d got through", sent, n)
-	}
+	testkit.Same(t, "packets were sent", sent, h.through(got, was, sent))
 	for _, r := range h.traffic.Read().Rows {
-		if r.Drops != 0 {
-			t.Errorf("the class of %d has dropped %d packets", r.Container, r.Drops)
-		}
+		testkit.Same(t, fmt.Sprintf("packets that the class of %d has dropped", r.Container), uint64(0), r.Drops)
 	}
 }
 
@@ -125,9 +121,7 @@ func TestPriorityChange(t *testing.T) {
 			steady.SetRate(0)
 			lost := func() uint64 { return steady.Read().Since(load.Reading{}).Ops + waiting - got.Read().Since(was).Ops }
 			until(t, "no packet is lost", func() (string, bool) { n := lost(); return fmt.Sprint(n), n == 0 })
-			if n := h.stats(&x.c).Drops; n != 0 {
-				t.Errorf("its class has dropped %d packets", n)
-			}
+			testkit.Same(t, "packets that its class has dropped", uint64(0), h.stats(&x.c).Drops)
 		})
 	}
 }

@@ -1,13 +1,21 @@
 package traffic_test
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -72,18 +80,14 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 	var held uint64
 	var own qdisc.Stats
 	if veth {
-		if h.state() != before {
-			t.Errorf("a ceil at the veth changes the uplink:\n%swas\n%s", h.state(), before)
-		}
+		testkit.Same(t, "a ceil at the veth changes the uplink", before, h.state())
 		index := h.Index(h.ns, "hone")
 		if got := h.classesOf(h.ns, netdev.IFBName(index, false))[qdisc.MinorDefault].ceil; got != slow {
 			t.Errorf("the ceil behind the veth is %d, want %d", got, slow)
 		}
 		held = h.passed(h.ns, index)
 	} else {
-		if got := h.classesOf(h.ns, "nic0")[h.minor(w.c)].ceil; got != slow {
-			t.Errorf("the ceil at the uplink is %d, want %d", got, slow)
-		}
+		testkit.Same(t, "the ceil at the uplink", uint64(slow), h.classesOf(h.ns, "nic0")[h.minor(w.c)].ceil)
 		own = h.stats(&w.c)
 	}
 	took := h.held(w.box, to, got)
@@ -121,9 +125,7 @@ func TestCeilOnHost(t *testing.T) {
 // and go with the last, in whatever order policies come and go, also while no agent runs.
 func TestCeilLeavesUplink(t *testing.T) {
 	testkit.InFull(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	_, one := h.add("one", "10.66.0.2/24", h.ns)
+	h, _, one := newBridged(t)
 	_, two := h.add("two", "10.66.0.3/24", h.ns)
 	h.start()
 	before := h.state()
@@ -180,9 +182,7 @@ func TestCeilLeavesUplink(t *testing.T) {
 			during := h.state()
 			must(t, h.traffic.Close()) // killed, once before each
 			must(t, h.journal.Close())
-			if now := h.state(); now != during {
-				t.Errorf("after a kill:\n%swas\n%s", now, during)
-			}
+			testkit.Same(t, "after a kill", during, h.state())
 			h.start()
 			bring(from, 0, fmt.Sprintf("%d after %d and a kill", i, j))
 		}
@@ -257,5 +257,139 @@ func TestCeilOnHostApart(t *testing.T) {
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 	if n := h.passed(at, veth); n != 0 || len(h.journal.Entries()) != 0 {
 		t.Errorf("in the end there is an IFB, or a note: %+v", h.journal.Entries())
+	}
+}
+
+// cniBandwidth has the CNI plugin bandwidth limit a container at the veth "hone", as a container
+// runtime would, in both directions. It returns its IFB.
+func (h *host) cniBandwidth(box *sandbox.Box, rate int) netdev.Link {
+	h.t.Helper()
+	const plugin = "/usr/lib/cni/bandwidth"
+	if _, err := os.Stat(plugin); err != nil {
+		testkit.Skip(h.t, "no CNI plugin bandwidth")
+	}
+	config := fmt.Sprintf(`{"cniVersion": "0.4.0", "name": "fairlead-test", "type": "bandwidth",
+		"ingressRate": %[1]d, "ingressBurst": %[1]d, "egressRate": %[1]d, "egressBurst": %[1]d,
+		"prevResult": {"cniVersion": "0.4.0", "ips": [], "dns": {}, "interfaces": [{"name": "hone"}, {"name": "eth0", "sandbox": %[2]q}]}}`, rate, box.NetNS())
+	cmd := exec.Command(plugin)
+	cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+box.Name, "CNI_NETNS="+box.NetNS(), "CNI_IFNAME=eth0", "CNI_PATH=/usr/lib/cni")
+	var out bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(config), &out, &out
+	p, err := h.ns.Start(cmd)
+	must(h.t, err)
+	if err := p.Wait(); err != nil {
+		h.t.Fatalf("%v: %s", err, &out)
+	}
+	links, err := h.Open(h.ns).Links(netdev.MostLinks)
+	must(h.t, err)
+	i := slices.IndexFunc(links, func(l netdev.Link) bool { return l.Kind == "ifb" })
+	if i < 0 {
+		h.t.Fatalf("the plugin made no IFB: %+v", links)
+	}
+	return links[i]
+}
+
+// Beside the CNI plugin bandwidth the stricter limit holds, in both directions, and explain names
+// the plugin's where it holds.
+func TestBesideCNIBandwidth(t *testing.T) {
+	needSharing(t)
+	h, box, c := newBridged(t)
+	theirs := h.cniBandwidth(box, 10*mbit)
+	h.start()
+	before := h.state()
+	is := func(due uint64, ifbs int, words ...string) {
+		t.Helper()
+		ceil := policy.Net{Ceil: due}
+		must(t, h.due(c, ceil, ceil))
+		testkit.Same(t, fmt.Sprintf("ceil %d: IFBs", due), ifbs, h.ifbs())
+		var said []string
+		for _, e := range h.traffic.Evidence(c.ID) {
+			said = append(said, e.Text)
+		}
+		slices.Sort(said)
+		if len(said) != len(words) {
+			t.Fatalf("ceil %d: %q, want %q", due, said, words)
+		}
+		for i, w := range words {
+			if !strings.Contains(said[i], w) {
+				t.Errorf("ceil %d: %q, want %q", due, said[i], w)
+			}
+		}
+	}
+	changed := []string{"net.ceil: only the container's own devices", "net.ingress.ceil: only the container's own devices"}
+	stays := []string{"net.ceil = 50mbit is held by somebody else's tbf of 10mbit at " + theirs.Name, "net.ingress.ceil = 50mbit is held by somebody else's tbf of 10mbit at hone"}
+	is(50*mbit, 1, stays[0], changed[0], stays[1], changed[1])
+	h.resolve(box, h.wire, "10.66.0.1:9000")
+	passed := func() (n uint64) {
+		h.Netlink(h.ns, func(k *netlink.Handle) error {
+			l, err := k.LinkByIndex(theirs.Index)
+			if err == nil {
+				n = l.Attrs().Statistics.TxPackets
+			}
+			return err
+		})
+		return n
+	}
+	was := passed()
+	h.send(box, "10.66.0.1:9000")
+	if n := counted(passed, was, datagrams); n < datagrams {
+		t.Errorf("of %d packets %d passed the plugin's queue", datagrams, n)
+	}
+	is(5*mbit, 2, changed...)
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	testkit.Same(t, "in the end", before, h.state())
+}
+
+// A program of a network plugin at what the host end receives decides about each packet, as Calico's
+// and Cilium's do: it sees them all while the container has a ceil, and what it keeps from the
+// ceil's queue is said.
+func TestBesidePolicyPrograms(t *testing.T) {
+	needSharing(t)
+	for name, says := range map[string]string{"filter": "which packets would not meet", "tcx": "runs before", "tcx, later": "runs before"} {
+		t.Run(name, func(t *testing.T) {
+			h, box, c := newBridged(t)
+			seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+			must(t, err)
+			defer seen.Close()
+			p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "cil_from_cont", Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: asm.Instructions{
+				asm.LoadMapValue(asm.R1, seen.FD(), 0), asm.Mov.Imm(asm.R2, 1), asm.StoreXAdd(asm.R1, asm.R2, asm.DWord),
+				asm.Mov.Imm(asm.R0, 0), asm.Return(), // TC_ACT_OK, TCX_PASS: no later program runs
+			}})
+			must(t, err)
+			defer p.Close()
+			index, ceil := h.Index(h.ns, "hone"), policy.Net{Ceil: 5 * mbit}
+			h.start()
+			before := h.state()
+			if name == "tcx, later" {
+				must(t, h.apply(c, ceil))
+			}
+			must(t, h.ns.Do(func() error {
+				if name != "filter" {
+					l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: ebpf.AttachTCXIngress})
+					if err == nil {
+						t.Cleanup(func() { l.Close() })
+					}
+					return err
+				}
+				at := netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
+				return errors.Join(netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: at}), netlink.FilterAdd(&netlink.BpfFilter{
+					FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1, Handle: 1, Protocol: unix.ETH_P_ALL},
+					Fd:          p.FD(), Name: "calico", DirectAction: true,
+				}))
+			}))
+			count := func() (n uint64) {
+				must(t, seen.Lookup(uint32(0), &n))
+				return n
+			}
+			err = h.apply(c, ceil)
+			testkit.Fails(t, "a ceil beside it", err, says)
+			h.resolve(box, h.wire, "10.66.0.1:9000")
+			was := count()
+			h.send(box, "10.66.0.1:9000")
+			if n := counted(count, was, datagrams); n < datagrams {
+				t.Errorf("of %d packets it saw %d", datagrams, n)
+			}
+			h.removes(before, c.ID)
+		})
 	}
 }

@@ -90,9 +90,7 @@ func TestPodMemberMoves(t *testing.T) {
 	must(t, p.due(two, ceil, ceil))
 	must(t, p.traffic.Remove(t.Context(), one.ID))
 	p.sweep(two.ID)
-	if got := p.root(); got != during {
-		t.Errorf("one has moved: the root is %s, was %s", got, during)
-	}
+	testkit.Same(t, "one has moved: the root", during, p.root())
 	must(t, p.traffic.Remove(t.Context(), two.ID))
 	if got := p.root(); got != before || len(p.journal.Entries()) != 0 {
 		t.Errorf("all have left: the root is %s, was %s; %+v", got, before, p.journal.Entries())

@@ -104,9 +104,7 @@ func TestCapping(t *testing.T) {
 		now, _ := throttle(t, cg, l, cgroup.Limits{})
 		return now == "" && len(d.Settings.IO) == 1
 	})
-	if left := h.journal.Entries(); len(left) != 0 {
-		t.Errorf("left in the journal: %+v", left)
-	}
+	testkit.None(t, "left in the journal", h.journal.Entries())
 }
 
 // At a disk that divides by weight, the neighbour's is lowered before it is capped.
@@ -121,9 +119,7 @@ func TestWeighing(t *testing.T) {
 	defer func() { must(t, os.WriteFile(scheduler, []byte(d.Scheduler), 0)) }()
 	weight := func() (out string) {
 		for _, line := range cgroup.IOWeight(cg.IO, cg.IO == cg.V2, 1) {
-			v, err := line.Read()
-			must(t, err)
-			out += v + " "
+			out += value(t, line) + " "
 		}
 		return strings.TrimSuffix(out, " ")
 	}
@@ -148,9 +144,7 @@ func TestWeighing(t *testing.T) {
 		}
 	}
 	h.apply(leave)
-	if got := strings.Trim(weight(), "30 "); got != "" {
-		t.Errorf("weight %q, policy says 300", weight())
-	}
+	testkit.Same(t, "weight "+weight()+", policy says 300", "", strings.Trim(weight(), "30 "))
 	must(t, h.Remove(t.Context(), batch.ID))
 	if got := weight(); got != usual || len(h.journal.Entries()) != 0 {
 		t.Errorf("after Remove: weight %q, was %q; %+v", got, usual, h.journal.Entries())
@@ -200,9 +194,7 @@ func TestHostile(t *testing.T) {
 			t.Errorf("it yields no more: %+v", h.report())
 		}
 	}
-	if v, err := weightOf(batchCG).Read(); err != nil || v != cgroup.Idled {
-		t.Errorf("its cgroup is %q, %v", v, err)
-	}
+	testkit.Gives(t, "its cgroup", cgroup.Idled)(weightOf(batchCG).Read())
 	if n := len(h.journal.Entries()); n > 2 {
 		t.Errorf("%d knobs for one container", n)
 	}

@@ -145,9 +145,7 @@ func TestForeignRootComesBack(t *testing.T) {
 			if after := w.shown(); after != before {
 				t.Errorf("before:\n%safter:\n%s", before, after)
 			}
-			if r := w.root(); r != value {
-				t.Errorf("root %s, was %s", r, value)
-			}
+			testkit.Same(t, "root", value, w.root())
 			w.send(0, 1) // and it works
 		})
 	}
@@ -171,9 +169,7 @@ func TestChangedMeanwhile(t *testing.T) {
 	if len(out) != 1 || out[0].Result != journal.Foreign {
 		t.Errorf("outcome %+v, want foreign", out)
 	}
-	if now := w.shown(); now != theirs {
-		t.Errorf("theirs was\n%snow\n%s", theirs, now)
-	}
+	testkit.Same(t, "theirs", theirs, w.shown())
 }
 
 // A root that could not be restored is not replaced.
@@ -252,7 +248,7 @@ func TestKilledAtAnyPoint(t *testing.T) {
 		before, length := w.shown(), w.queueLen()
 		dir := t.TempDir()
 		must(t, os.WriteFile(filepath.Join(dir, "where"), fmt.Appendf(nil, "%s %d", path, w.index), 0o600))
-		kill := testkit.Again(t, turnerDir+"="+dir)
+		_, kill := testkit.Again(t, turnerDir+"="+dir)
 		if round > 1 { // in the first two it is in force, with and without what was there before
 			time.Sleep(time.Duration(rand.IntN(60_000)) * time.Microsecond)
 		}

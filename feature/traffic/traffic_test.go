@@ -3,15 +3,24 @@ package traffic_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/faults"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
@@ -99,9 +108,7 @@ func TestPlanInForce(t *testing.T) {
 	want(map[uint16]uint64{qdisc.MinorDefault: 200 * mbit, 1: 600 * mbit, 2: 150 * mbit})
 	must(t, h.traffic.Remove(t.Context(), fake(2).ID))
 	want(map[uint16]uint64{qdisc.MinorDefault: 950 * mbit / 4, 1: 950 * mbit / 4 * 3})
-	if n := len(h.traffic.Snapshot().Samples); n != 18 {
-		t.Errorf("%d samples, want 9 for each of two classes", n)
-	}
+	testkit.Same(t, "samples", 18, len(h.traffic.Snapshot().Samples))
 }
 
 // An operator's root qdisc comes back; one that replaces ours is reported and left alone.
@@ -118,17 +125,13 @@ func TestOperator(t *testing.T) {
 	h.start()
 	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
-	if h.state() != before {
-		t.Errorf("after Remove:\n%swas\n%s", h.state(), before)
-	}
+	testkit.Same(t, "after Remove", before, h.state())
 
 	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
 	tbf(0x20000)
 	theirs := h.state()
 	for range 2 {
-		if err := h.apply(fake(1), policy.Net{Weight: 3}); err == nil || !strings.Contains(err.Error(), "someone has replaced the root qdisc") || !strings.Contains(err.Error(), "all containers' policy") {
-			t.Errorf("replaced by someone: %v", err)
-		}
+		testkit.Fails(t, "replaced by someone", h.apply(fake(1), policy.Net{Weight: 3}), "someone has replaced the root qdisc", "all containers' policy")
 	}
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
 	if want := strings.Replace(theirs, "forward-priority 0", "forward-priority 1", 1); h.state() != want {
@@ -183,16 +186,12 @@ func TestUplinkVanishes(t *testing.T) {
 
 // Containers that share a network namespace are one tenant.
 func TestSharedNamespace(t *testing.T) {
-	h := newHost(t, gbit)
-	h.bridge()
-	_, one := h.add("one", "10.66.0.2/24", h.ns)
+	h, _, one := newBridged(t)
 	h.start()
 	two := one
 	two.ID++
 	must(t, h.apply(one, policy.Net{Weight: 3}))
-	if err := h.apply(two, policy.Net{Weight: 4}); err == nil || !strings.Contains(err.Error(), "shares its network") {
-		t.Errorf("another policy for the same network: %v", err)
-	}
+	testkit.Fails(t, "another policy for the same network", h.apply(two, policy.Net{Weight: 4}), "shares its network")
 	must(t, h.apply(two, policy.Net{Weight: 3}))
 	if got := h.classes(); len(got) != 3 {
 		t.Errorf("classes %v", got)
@@ -203,9 +202,7 @@ func TestSharedNamespace(t *testing.T) {
 	}
 	must(t, h.traffic.Remove(t.Context(), two.ID))
 	must(t, h.traffic.Remove(t.Context(), two.ID))
-	if n := len(h.journal.Entries()); n != 0 {
-		t.Errorf("journal: %+v", h.journal.Entries())
-	}
+	testkit.None(t, "journal", h.journal.Entries())
 }
 
 // ending is a context that ends after so many looks at it.
@@ -224,9 +221,7 @@ func (e *ending) Err() error {
 // A call may end between any two devices of a container. The next one brings what is missing, and
 // Remove leaves the host as it was.
 func TestApplyEnds(t *testing.T) {
-	h := newHost(t, gbit)
-	h.bridge()
-	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	h, box, c := newBridged(t)
 	must(t, h.ns.Bridge("br1", netip.MustParsePrefix("10.70.0.254/24")))
 	h.Wire(sandbox.End{Box: h.ns, Name: "hsecond", Bridge: "br1"}, sandbox.End{Box: box, Name: "eth1", Addr: netip.MustParsePrefix("10.70.0.2/24")})
 	c.Interfaces = append(c.Interfaces, h.Veth(box, "eth1", h.ns, "hsecond"))
@@ -244,9 +239,7 @@ func TestApplyEnds(t *testing.T) {
 			}
 			must(t, h.traffic.Apply(t.Context(), target))
 		}
-		if got := h.ifbs(); got != 1 {
-			t.Errorf("ended after %d looks: %d IFBs, want one", n, got)
-		}
+		testkit.Same(t, fmt.Sprintf("ended after %d looks: IFBs", n), 1, h.ifbs())
 		must(t, h.traffic.Remove(t.Context(), c.ID))
 		if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
 			t.Fatalf("ended after %d looks: %d IFBs\n%swas\n%s%+v", n, h.ifbs(), h.state(), before, h.journal.Entries())
@@ -277,9 +270,7 @@ func TestManyTenants(t *testing.T) {
 	for i := range n {
 		must(t, h.traffic.Remove(t.Context(), fake(container.ID(i+1)).ID))
 	}
-	if left := h.journal.Entries(); len(left) != 0 {
-		t.Errorf("journal: %+v", left)
-	}
+	testkit.None(t, "journal", h.journal.Entries())
 }
 
 // All slots are taken: the next tenant is refused with the reason, and the others go on as before.
@@ -288,14 +279,10 @@ func TestEverySlotTaken(t *testing.T) {
 	h.start()
 	must(t, h.apply(fake(1), policy.Net{Weight: 1}))
 	for i := range uint64(identity.Max) - 1 {
-		if _, err := h.slots.Take(identity.Tenant{NetNS: 1<<50 + i}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, testkit.Err(h.slots.Take(identity.Tenant{NetNS: 1<<50 + i})))
 	}
 	before, entries := h.state(), len(h.journal.Entries())
-	if err := h.apply(fake(2), policy.Net{Weight: 1}); !errors.Is(err, identity.ErrFull) {
-		t.Errorf("no slot is left: %v, want ErrFull", err)
-	}
+	testkit.Is(t, "no slot is left", h.apply(fake(2), policy.Net{Weight: 1}), identity.ErrFull)
 	if h.state() != before || len(h.journal.Entries()) != entries || len(h.classes()) != 3 {
 		t.Errorf("refused, but changed: classes %v\n%swas\n%s%+v", h.classes(), h.state(), before, h.journal.Entries())
 	}
@@ -304,4 +291,60 @@ func TestEverySlotTaken(t *testing.T) {
 		t.Errorf("who has a slot: classes %v", got)
 	}
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
+}
+
+func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
+	slots, err := identity.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	return traffic.New(traffic.Config{
+		Host:    feature.Host{Roots: kernel.Default(), Journal: j, NetNS: s.NetNS, Identity: slots, Ends: hook.Open("/proc", j), Containers: topology.Running(s.Targets)},
+		Uplinks: map[string]uint64{"nic0": gbit},
+	})
+}
+
+// Each call to the kernel fails once.
+func TestFaults(t *testing.T) {
+	needSharing(t)
+	h := newHost(t, gbit)
+	h.bridge()
+	_, one := h.add(fmt.Sprintf("one%d", os.Getpid()), "10.66.0.2/24", h.ns)
+	_, two := h.add(fmt.Sprintf("two%d", os.Getpid()), "10.66.0.3/24", h.ns)
+	ceil := policy.Settings{Egress: policy.Net{Ceil: 100 * mbit}, Ingress: policy.Net{Ceil: 50 * mbit}}
+	share := policy.Settings{Egress: policy.Net{Weight: 2}, Ingress: policy.Net{Rate: 20 * mbit}}
+	receive := policy.Settings{Ingress: policy.Net{Ceil: 50 * mbit}}
+	spec := topology.Spec{NetNS: h.ns.NetNS(), Dir: h.dir, Targets: []policy.Target{
+		{Container: one, Settings: ceil}, {Container: two, Settings: share}, {Container: one, Settings: share}, {Container: one, Settings: receive},
+	}}
+	faults.Sweep(t, spec.Rig(t, func() string { return h.Net(h.ns) }),
+		faults.Case{Op: "apply 0", Undo: []string{"remove 0"}},
+		faults.Case{Op: "remove 0", From: []string{"apply 0"}},
+		faults.Case{Op: "apply 1", From: []string{"apply 0"}, Undo: []string{"remove 1", "remove 0"}, Later: "apply 0"},
+		faults.Case{Op: "apply 2", From: []string{"apply 0"}, Undo: []string{"remove 2"}},
+		faults.Case{Op: "apply 3", From: []string{"apply 2"}, Undo: []string{"remove 3"}},
+		faults.Case{Op: "keep", From: []string{"apply 0"}, Undo: []string{"remove 0"}},
+		faults.Case{Op: "measure", From: []string{"apply 0"}, Undo: []string{"remove 0"}, Reads: true},
+	)
+}
+
+// A write of our own that fails is not taken for a change by others, however often it fails.
+func TestWriteFails(t *testing.T) {
+	needSharing(t)
+	h := newHost(t, gbit)
+	h.bridge()
+	_, c := h.add("writefails", "10.66.0.2/24", h.ns)
+	share := policy.Settings{Egress: policy.Net{Rate: 20 * mbit}}
+	s := faults.Start(t, topology.Spec{NetNS: h.ns.NetNS(), Dir: h.dir, Targets: []policy.Target{{Container: c, Settings: share}}})
+	fault := faults.Fault{At: faults.Point{Kind: "write /proc/sys/net/ipvN/ip_forward_update_priority", Nth: 1}, Error: 1}
+	for i := range 5 {
+		if out := s.Do("apply 0", fault); out.Met == nil || out.Err == "" {
+			t.Fatalf("a write that fails: %q at %v", out.Err, out.Met)
+		}
+		for _, op := range []string{"apply 0", "remove 0"} {
+			if out := s.Do(op, faults.Fault{}); out.Err != "" {
+				t.Fatalf("%s after failure %d: %s", op, i+1, out.Err)
+			}
+		}
+	}
 }
