@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 }
 
 // oneCPU is the place of containers whose tasks compute without end beside their thread. On several
-// CPUs such a group can starve everything else for minutes on Linux 6.18 before 6.18.45 (LIMITS.md).
+// CPUs such a group can starve everything else for minutes on Linux 6.18 before 6.18.45 (docs/limits.md).
 var oneCPU = sandbox.CPU{Set: "0"}
 
 // host is a small host of its own: a bridge in a namespace, an uplink to the

@@ -2,7 +2,7 @@ package isolate
 
 import "time"
 
-// The constants of isolation. MEASURED.md and the decisions have what is measured; the rest is chosen,
+// The constants of isolation. docs/measured.md and the decisions have what is measured; the rest is chosen,
 // by the plant (TestPlant) where it models that.
 const (
 	patience  = 3               // s that ask for super-packets, or for a queue of its own, before those are given

@@ -13,8 +13,7 @@ import (
 // Threads of the uplinks help where an idle CPU takes them, where a container pays for one as its
 // queue's, and in a flood or bulk TCP that is held back. Where all CPUs compute, and a server's
 // requests share a queue, they only add switches, and take their turns from everybody: then the uplinks
-// rest, and softirqs poll as without us. MEASURED.md, "A server beside one that computes", has the
-// measurement.
+// rest, and softirqs poll as without us.
 
 // restWindow is what the uplinks did in some time.
 type restWindow struct {

@@ -14,10 +14,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// uplinkShares is the part of usualShares that is left of that group's weight without early drop: a
-// flood then takes at most a tenth of a core from the others. With early drop no one needs protection
-// from it, since what a container cannot take costs next to nothing. MEASURED.md, "The stage before the
-// container", has the measurement; the weight without early drop is arithmetic.
+// uplinkShares is the part of usualShares that is left of that group's weight without early drop, by
+// arithmetic: a flood then takes at most a tenth of a core from the others. With early drop no one needs
+// protection from it, since what a container cannot take costs next to nothing.
 const uplinkShares = 100
 
 // uplinks is the changes on the host while any container is isolated.
