@@ -47,18 +47,6 @@ type containers interface {
 	Busy() time.Time
 }
 
-// policies is what each is due. *policy.Store is one.
-type policies interface {
-	Watch(ctx context.Context, onChange func()) error
-	Reload() error
-	Kept() policy.Kept
-	Recall(policy.Kept) error
-	Resolve([]container.Container) ([]policy.Target, []policy.Problem)
-	Override([]policy.Override) error
-	Check(container.Container, []policy.Override) error
-	Status() policy.Status
-}
-
 const (
 	refreshTime = 5 * time.Minute  // between rounds without a request
 	readyTime   = 10 * time.Second // to wait for sources that do not answer
@@ -73,7 +61,7 @@ type Agent struct {
 
 	alone   io.Closer // this network namespace's only agent; nil: not claimed
 	set     containers
-	policy  policies
+	policy  *policy.Store
 	journal *journal.Journal
 	opener  func() journal.Opener // for a list of entries opened now
 	all     []feature.Feature
@@ -173,7 +161,7 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), only.Close())
 	}
-	if err := kernel.Reclaim(cfg.Roots, j, shaper); err != nil {
+	if err := kernel.Reclaim(cfg.Roots, j, shaper, poller); err != nil {
 		cfg.Log.Warn("what an earlier agent has left may stay", "err", err)
 	}
 	if err := untold(cfg.StateDir); err != nil {
@@ -207,7 +195,7 @@ func New(cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-func assemble(cfg Config, set containers, store policies, j *journal.Journal, opener func() journal.Opener, fs []feature.Feature, p pace) *Agent {
+func assemble(cfg Config, set containers, store *policy.Store, j *journal.Journal, opener func() journal.Opener, fs []feature.Feature, p pace) *Agent {
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, pace: p, started: p.now(),
 		set: set, policy: store, journal: j, opener: opener, all: fs,

@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"net"
 	"net/http"
 	"runtime"
 	"runtime/debug"
@@ -18,6 +19,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/metrics"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -230,19 +232,17 @@ func (a *Agent) Self(ctx context.Context, p serve.Peer) (api.Self, error) {
 			})
 		}
 	}
+	others := func(s api.Sample) bool { // about another container, or names one
+		return s.Container != api.ID(c.ID) || slices.ContainsFunc(s.Labels, func(l api.Label) bool { return l.Container != 0 })
+	}
 	for _, f := range a.fresh.samples.Features {
-		f.Samples = slices.DeleteFunc(slices.Clone(f.Samples), func(s api.Sample) bool { return s.Container != api.ID(c.ID) || names(s) })
+		f.Samples = slices.DeleteFunc(slices.Clone(f.Samples), others)
 		out.Measured = append(out.Measured, f)
 	}
 	for _, report := range a.fresh.reports {
 		report(c, &out.SelfReports)
 	}
 	return out, nil
-}
-
-// names reports whether a number names another container.
-func names(s api.Sample) bool {
-	return slices.ContainsFunc(s.Labels, func(l api.Label) bool { return l.Container != 0 })
 }
 
 // Caller returns the container of a peer, or 0 if it is in no known one.
@@ -275,4 +275,90 @@ func (a *Agent) containerOf(p serve.Peer) (container.Container, bool) {
 		return container.Container{}, false
 	}
 	return nearest, true
+}
+
+// listenPause is the pause of an optional server before it tries to listen again.
+const listenPause = time.Second
+
+// servers opens the sockets, and returns their serving functions. The agent's own socket takes its
+// commands, and only another agent answers there: without it there is an error. The others are
+// tried again.
+func (a *Agent) servers() (list []func(context.Context) error, err error) {
+	if path := a.cfg.Socket; path != "" {
+		l, err := serve.Listen(path)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, func(ctx context.Context) error { return serve.Serve(ctx, l, a, a.log) })
+	}
+	if gid, ok := serve.GroupID(a.cfg.ViewGroup); ok && a.cfg.Socket != "" {
+		listen := func() (net.Listener, error) { return serve.ListenView(api.ViewSocket(a.cfg.Socket), gid) }
+		list = append(list, a.optional("the socket for looking", listen, func(ctx context.Context, l net.Listener) error {
+			return serve.ServeView(ctx, l, a, a.log)
+		}))
+	}
+	if path := a.cfg.SelfSocket; path != "" {
+		listen := func() (net.Listener, error) { return serve.ListenSelf(path) }
+		list = append(list, a.optional("the socket for containers", listen, func(ctx context.Context, l net.Listener) error {
+			return serve.ServeSelf(ctx, l, a, a.log)
+		}))
+	}
+	if addr := a.cfg.MetricsAddr; addr != "" {
+		listen := func() (net.Listener, error) { return a.listenMetrics(addr) }
+		list = append(list, a.optional("the metrics page", listen, func(ctx context.Context, l net.Listener) error {
+			return metrics.Serve(ctx, l, view{a}, a.cfg.MetricsToken, a.log)
+		}))
+	}
+	return list, nil
+}
+
+// optional returns a server that the agent works without: any local user may listen at its address
+// first. It listens at once if it can.
+func (a *Agent) optional(what string, listen func() (net.Listener, error), serve func(context.Context, net.Listener) error) func(context.Context) error {
+	l, err := listen()
+	return func(ctx context.Context) error {
+		told := ""
+		for {
+			if err == nil {
+				if told != "" {
+					a.log.Info(what+" is served now", "addr", l.Addr())
+				}
+				told = ""
+				if err = serve(ctx, l); ctx.Err() != nil {
+					return err
+				}
+			}
+			if err != nil && err.Error() != told {
+				told = err.Error()
+				a.log.Warn(what+" is not served; the agent goes on and tries again", "err", err)
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(listenPause):
+			}
+			l, err = listen()
+		}
+	}
+}
+
+// metricsSocket is the prefix of a metrics address that is a unix socket.
+const metricsSocket = "unix:"
+
+func checkMetricsAddr(addr string) error {
+	if addr == "" || strings.HasPrefix(addr, metricsSocket+"/") {
+		return nil
+	}
+	return metrics.CheckAddr(addr)
+}
+
+func (a *Agent) listenMetrics(addr string) (net.Listener, error) {
+	if path, ok := strings.CutPrefix(addr, metricsSocket); ok {
+		return serve.Listen(path)
+	}
+	l, err := metrics.Listen(addr)
+	if err == nil && !metrics.Loopback(l) && a.cfg.MetricsToken == "" {
+		a.log.Warn("the metrics page, which asks for no token (metrics-token-file), can be reached from outside this host", "addr", l.Addr())
+	}
+	return l, err
 }

@@ -44,8 +44,8 @@ type FeatureConfig struct {
 // overlaysFile is the file in StateDir of the overlay networks that were stopped by hand.
 const overlaysFile = "overlays.json"
 
-// shaper is the feature that makes root qdiscs and IFBs.
-const shaper = "traffic"
+// The features that make root qdiscs and IFBs, and threads that poll.
+const shaper, poller = "traffic", "netcpu"
 
 // features constructs the features, in display order. Only this file names them. One that
 // cannot work here is no error: its Support has the reason. On an error nothing is left open.

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/discover"
@@ -176,12 +175,4 @@ func (a *Agent) keepPolicy() {
 		return
 	}
 	a.keptWhen = kept.When
-}
-
-// broken explains what holds while the policy files are invalid.
-func broken(since time.Time) string {
-	if since.IsZero() {
-		return "policy is not usable, and there is no last good one: neither files nor labels are in force"
-	}
-	return "policy is not usable; the last good one stays in force"
 }

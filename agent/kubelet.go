@@ -28,15 +28,10 @@ func pods(cfg Config) (sources []discover.PodSource) {
 		})
 	}
 	if cfg.Kubeconfig != "" {
-		sources = append(sources, kubernetes.APIServer{Kubeconfig: cfg.Kubeconfig, Node: nodeName(cfg)})
+		host, _ := os.Hostname() // kubelet's default
+		sources = append(sources, kubernetes.APIServer{Kubeconfig: cfg.Kubeconfig, Node: cmp.Or(cfg.NodeName, strings.ToLower(host))})
 	}
 	return sources
-}
-
-// nodeName returns the name of this node: by default, as kubelet's, that of the host.
-func nodeName(cfg Config) string {
-	host, _ := os.Hostname()
-	return cmp.Or(cfg.NodeName, strings.ToLower(host))
 }
 
 // offers makes the device plugin; nil: kubelet is offered nothing.

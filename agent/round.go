@@ -261,11 +261,14 @@ func (a *Agent) reload() {
 // policyChanged ends all holds of Restore, and requests a round.
 func (a *Agent) policyChanged() {
 	st := a.policy.Status()
-	if st.Err != nil {
-		a.log.Error(broken(st.LastSuccess), "dir", st.Dir, "err", st.Err)
-	} else {
+	switch {
+	case st.Err == nil:
 		a.keepPolicy()
 		a.log.Info("policy loaded", "dir", st.Dir, "files", len(st.Files), "policies", st.Policies)
+	case st.LastSuccess.IsZero():
+		a.log.Error("policy is not usable, and there is no last good one: neither files nor labels are in force", "dir", st.Dir, "err", st.Err)
+	default:
+		a.log.Error("policy is not usable; the last good one stays in force", "dir", st.Dir, "err", st.Err)
 	}
 	a.mu.Lock()
 	a.heldAll = false

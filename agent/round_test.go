@@ -9,24 +9,25 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// many stands for the policy of so many containers that it takes a while.
+// many stands for so many containers that a round takes a while.
 type many struct {
-	policies
-	resolved atomic.Int64
+	*fakeSet
+	rounds atomic.Int64
 }
 
 const slow = 20 * time.Millisecond
 
-func (m *many) Resolve(list []container.Container) ([]policy.Target, []policy.Problem) {
-	m.resolved.Add(1)
+func (m *many) Snapshot() discover.Snapshot {
+	m.rounds.Add(1)
 	time.Sleep(slow)
-	return m.policies.Resolve(list)
+	return m.fakeSet.Snapshot()
 }
 
 // However often containers come and go, rounds leave the agent most of its time, and
@@ -34,8 +35,8 @@ func (m *many) Resolve(list []container.Container) ([]policy.Target, []policy.Pr
 func TestRoundsRest(t *testing.T) {
 	r := newRig(t)
 	synctest.Test(t, func(t *testing.T) {
-		set, m := newFakeSet(true), &many{policies: policy.NewStore("", time.Now)}
-		a := assemble(Config{StateDir: r.state, Log: quiet()}, set, m, r.journal(), r.host.opener, []feature.Feature{newFake()}, ordinary())
+		set := &many{fakeSet: newFakeSet(true)}
+		a := assemble(Config{StateDir: r.state, Log: quiet()}, set, policy.NewStore("", time.Now), r.journal(), r.host.opener, []feature.Feature{newFake()}, ordinary())
 		defer a.journal.Close()
 		stop := testkit.Background(t, func(ctx context.Context) error { a.loop(ctx); return nil })
 		const changes = 10_000
@@ -44,7 +45,7 @@ func TestRoundsRest(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		most := int64(changes * time.Millisecond / ((1 + roundRest) * slow))
-		if n := m.resolved.Load(); n > most+1 || n < most/2 {
+		if n := set.rounds.Load(); n > most+1 || n < most/2 {
 			t.Errorf("%d rounds in 10 s, want about %d", n, most)
 		}
 		time.Sleep(time.Second)

@@ -343,8 +343,8 @@ func openJournal(cfg Config) (*journal.Journal, error) {
 }
 
 // RestoreAlone undoes the changes that match, which an agent has left; it finds them although the
-// journal was damaged or removed, and qdiscs and IFBs also without its copy. The error does not contain those of the outcomes. Errors:
-// journal.ErrBusy if an agent has StateDir; journal.ErrVersion.
+// journal was damaged or removed, and those with fairlead's mark also without its copy. The error does
+// not contain those of the outcomes. Errors: journal.ErrBusy if an agent has StateDir; journal.ErrVersion.
 func RestoreAlone(cfg Config, match func(journal.Entry) bool) (out []journal.Outcome, err error) {
 	cfg.Log = slog.New(slog.DiscardHandler)
 	j, err := openJournal(cfg)
@@ -353,7 +353,7 @@ func RestoreAlone(cfg Config, match func(journal.Entry) bool) (out []journal.Out
 	}
 	if only, aerr := alone(cfg.Roots.Proc); aerr == nil { // no agent works with another state directory
 		defer only.Close()
-		err = kernel.Reclaim(cfg.Roots, j, shaper)
+		err = kernel.Reclaim(cfg.Roots, j, shaper, poller)
 	}
 	out, _ = j.Restore(kernel.Opener(cfg.Roots), match)
 	return out, errors.Join(err, kernel.Tidy(cfg.Roots, out), j.Close())

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -124,20 +125,11 @@ func (e *fakeEngine) report(t *testing.T, ok func(Report) bool) map[string]Recor
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	reports, done := make(chan Report), make(chan error, 1)
-	go func() {
-		done <- Docker(e.host).Run(ctx, func(rep Report) {
-			select {
-			case reports <- rep:
-			case <-ctx.Done():
-			}
-		})
-	}()
+	go func() { done <- Docker(e.host).Run(ctx, into(ctx, reports)) }()
 	for rep := range reports {
 		if ok(rep) {
 			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, <-done)
 			byName := make(map[string]Record)
 			for _, rec := range rep.Records {
 				byName[rec.Name] = rec
@@ -146,6 +138,16 @@ func (e *fakeEngine) report(t *testing.T, ok func(Report) bool) map[string]Recor
 		}
 	}
 	return nil
+}
+
+// into publishes reports to a channel, until ctx ends.
+func into(ctx context.Context, reports chan<- Report) func(Report) {
+	return func(rep Report) {
+		select {
+		case reports <- rep:
+		case <-ctx.Done():
+		}
+	}
 }
 
 func wholeList(rep Report) bool { return rep.Err == nil && !rep.Partial }
@@ -184,9 +186,7 @@ func TestEngineBounded(t *testing.T) {
 		t.Errorf("%d bytes are kept of an image's labels", size)
 	}
 	want := Record{PID: os.Getpid(), Name: "monster", RuntimeID: "monster", Image: "m:latest", LeftOut: map[string]int{allLabels: maxAnswer}}
-	if diff := cmp.Diff(want, got["monster"]); diff != "" {
-		t.Errorf("monster (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "monster", want, got["monster"])
 }
 
 // TestEngineLongList has a list, and an event, that are larger than what is read in outline, but
@@ -242,9 +242,7 @@ func TestEngineImages(t *testing.T) {
 	if rec := got["native"]; len(rec.ImageLabels) != 0 || len(rec.Labels) != 2 {
 		t.Errorf("native: labels %v, of its image %v", rec.Labels, rec.ImageLabels)
 	}
-	if n := e.images.Load(); n != 4 {
-		t.Errorf("%d questions about images, want 4: two of the image for each platform", n)
-	}
+	testkit.Same(t, "questions about images", int64(4), e.images.Load())
 }
 
 // TestEngineImageNames has images with names that only the engine knows: one with labels larger
@@ -291,9 +289,7 @@ func TestEngineFails(t *testing.T) {
 	got := e.report(t, func(rep Report) bool {
 		return rep.Partial && len(rep.Records) == 2 && rep.Err != nil && strings.Contains(rep.Err.Error(), "container broken: ") && strings.Contains(rep.Err.Error(), "1 more")
 	})
-	if rec := got["fine"]; !cmp.Equal(rec.Labels, labels) {
-		t.Errorf("fine: %+v", rec)
-	}
+	testkit.Same(t, "labels of fine", labels, got["fine"].Labels)
 	if rec := got["locked"]; !cmp.Equal(rec.ImageLabels, labels) || !rec.Unread {
 		t.Errorf("locked: %+v", rec)
 	}
@@ -329,12 +325,7 @@ func TestEngineCreated(t *testing.T) {
 		"Id": "web", "Names": []string{"/web"}, "Image": "i:latest", "ImageID": "sha256:i", "Labels": labels, "NetworkSettings": networks,
 	}}
 	reports := make(chan Report)
-	go Docker(e.host).Run(t.Context(), func(rep Report) {
-		select {
-		case reports <- rep:
-		case <-t.Context().Done():
-		}
-	})
+	go Docker(e.host).Run(t.Context(), into(t.Context(), reports))
 	want := Record{Name: "web", RuntimeID: "web", Image: "i:latest", Labels: map[string]string{"fairlead.own": "x"}, ImageLabels: map[string]string{"of": "image"}, Networks: 2}
 	event := func(action string, running, created []Record) {
 		t.Helper()
@@ -372,17 +363,10 @@ func TestOutline(t *testing.T) {
 		{`{"a":"` + strings.Repeat("x", maxName-1) + `\\\""}`, `{"a":"` + strings.Repeat("x", maxName-1) + `\\"}`},
 		{`{"a":"\\"}`, `{"a":"\\"}`},
 	} {
-		got, err := io.ReadAll(&outline{r: strings.NewReader(tc.in)})
-		if err != nil || string(got) != tc.want {
-			t.Errorf("%.60s: %.60s, %v", tc.in, got, err)
-		}
+		testkit.Gives(t, tc.in[:min(60, len(tc.in))], []byte(tc.want))(io.ReadAll(&outline{r: strings.NewReader(tc.in)}))
 	}
-	if _, err := io.ReadAll(&atMost{strings.NewReader("12345"), 4}); !errors.Is(err, errAnswer) {
-		t.Errorf("error %v", err)
-	}
-	if got, err := io.ReadAll(&atMost{strings.NewReader("1234"), 4}); err != nil || string(got) != "1234" {
-		t.Errorf("%s, %v", got, err)
-	}
+	testkit.Is(t, "too long", testkit.Err(io.ReadAll(&atMost{strings.NewReader("12345"), 4})), errAnswer)
+	testkit.Gives(t, "as long as may be", []byte("1234"))(io.ReadAll(&atMost{strings.NewReader("1234"), 4}))
 }
 
 func FuzzOutline(f *testing.F) {

@@ -10,7 +10,6 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/google/go-cmp/cmp"
 )
 
 // beginning is a container in ns that a runtime sets up: the process in its cgroup has made the first one, which
@@ -60,9 +59,7 @@ func TestSetBegins(t *testing.T) {
 	}
 	runtime.report(rec, Record{PID: sleeper(t, testkit.NetNS(t), testkit.Cgroup(t)).Process.Pid, Name: "next"})
 	awaitName(t, s, "next")
-	if diff := cmp.Diff(c, awaitName(t, s, "web")); diff != "" {
-		t.Errorf("the start changed it (-before +after):\n%s", diff)
-	}
+	testkit.Same(t, "the start changed it", c, awaitName(t, s, "web"))
 }
 
 // TestBegunNetworks has a container with two networks, of which its runtime gives it one: it does not count

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,19 +23,15 @@ import (
 // awaitBelow waits until the Snapshot has exactly these directories of those below dir.
 func awaitBelow(t *testing.T, s *Set, dir string, want ...string) {
 	t.Helper()
+	slices.Sort(want)
 	await(t, s, strings.Join(want, ", "), func(snap Snapshot) bool {
-		found := make(map[string]bool)
+		var found []string
 		for _, c := range snap.Containers {
 			if name, ok := strings.CutPrefix(c.Cgroup.V2, dir+"/"); ok {
-				found[name] = true
+				found = append(found, name)
 			}
 		}
-		for _, name := range want {
-			if !found[name] {
-				return false
-			}
-		}
-		return len(found) == len(want)
+		return slices.Equal(slices.Sorted(slices.Values(found)), want)
 	})
 }
 
@@ -74,9 +71,7 @@ func TestCgroupTree(t *testing.T) {
 	// A process that gets its network only once it is in there, as a runtime's first process does.
 	late := cg.Child(t, "late")
 	_, in := onHost(t, late, "sh", "-c", "read x; exec unshare --net sleep 1000")
-	if _, err := io.WriteString(in, "now\n"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, testkit.Err(io.WriteString(in, "now\n")))
 	awaitBelow(t, s, cg.V2, "before", "after", "kubepods/pod1/c1", "fl.scope", "nested", "late")
 
 	inScope.Process.Kill()
@@ -100,6 +95,20 @@ func newTree(top string) *tree {
 	return &tree{proc: "/proc", top: top, nodes: make(map[string]*node), due: make(map[string]*node)}
 }
 
+// populate says of a cgroup whether it has processes.
+func populate(t *testing.T, dir, value string) {
+	t.Helper()
+	testkit.Write(t, filepath.Join(dir, "cgroup.events"), "populated "+value+"\n")
+}
+
+// finish walks a tree, and looks until nothing is due.
+func finish(tr *tree) {
+	tr.walk()
+	for now, wait := time.Now(), time.Duration(0); wait >= 0; now = now.Add(max(wait, time.Millisecond)) {
+		wait = tr.look(now)
+	}
+}
+
 // TestTreeIsBounded has a tree that is deeper than is looked at.
 func TestTreeIsBounded(t *testing.T) {
 	top := t.TempDir()
@@ -114,13 +123,9 @@ func TestTreeIsBounded(t *testing.T) {
 	}
 	before := len(tr.nodes)
 	tr.add(t.TempDir(), true)
-	if len(tr.nodes) != before {
-		t.Error("took more than the limit")
-	}
+	testkit.Same(t, "took more than the limit", before, len(tr.nodes))
 	tr.walk()
-	if want := treeDepth + 1; len(tr.nodes) != want {
-		t.Errorf("%d cgroups after those that are gone were forgotten, want %d", len(tr.nodes), want)
-	}
+	testkit.Same(t, "cgroups after those that are gone were forgotten", treeDepth+1, len(tr.nodes))
 }
 
 // TestTreeBlind has no inotify: what lists alone find.
@@ -145,14 +150,10 @@ func TestTreeBlind(t *testing.T) {
 	cmd := sleeper(t, testkit.NetNS(t), cg.Child(t, "one"))
 	onHost(t, cg.Child(t, "two.scope"), "sleep", "1000")
 	onHost(t, cg.Child(t, "three"), "sleep", "1000")
-	if got := list(); got != "one two.scope" {
-		t.Errorf("found %q", got)
-	}
+	testkit.Same(t, "found", "one two.scope", list())
 	cmd.Process.Kill()
 	cmd.Wait()
-	if got := list(); got != "two.scope" {
-		t.Errorf("found %q after the end of one", got)
-	}
+	testkit.Same(t, "found", "two.scope", list())
 }
 
 // A user may make any number of cgroups, all at once: a few are added, and none in place of root's.
@@ -203,14 +204,7 @@ func TestTreeFlooded(t *testing.T) {
 	tr.most, tr.relist, tr.blindly = most, time.Hour, 20*time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	reports, ended := make(chan Report), make(chan error)
-	go func() {
-		ended <- tr.session(ctx, func(r Report) {
-			select {
-			case reports <- r:
-			case <-ctx.Done():
-			}
-		})
-	}()
+	go func() { ended <- tr.session(ctx, into(ctx, reports)) }()
 	next := func() Report {
 		t.Helper()
 		select {
@@ -235,17 +229,14 @@ func TestTreeFlooded(t *testing.T) {
 		t.Errorf("flooded: %+v", r)
 	}
 	flood()
-	scope := filepath.Join(top, "one.scope")
-	must(t, errors.Join(os.Mkdir(scope, 0o755), os.WriteFile(filepath.Join(scope, "cgroup.events"), []byte("populated 1\n"), 0o600)))
+	populate(t, filepath.Join(top, "one.scope"), "1")
 	for r := next(); len(r.Records) != 1; r = next() {
 		if !r.Partial {
 			t.Errorf("without a watch: %+v", r)
 		}
 	}
 	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-ended)
 	if tr.watch != nil || tr.steps > most+1 || !tr.flooded {
 		t.Errorf("watches %v, %d steps, flooded %v", tr.watch != nil, tr.steps, tr.flooded)
 	}
@@ -261,30 +252,17 @@ func TestTreeFlooded(t *testing.T) {
 		t.Errorf("after a calm time: %+v", r)
 	}
 	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, <-ended)
 }
 
 // Of many cgroups, a change makes those be looked at that have changed.
 func TestTreeLooksAtChanges(t *testing.T) {
 	top := t.TempDir()
 	for i := range 100 {
-		must(t, os.MkdirAll(filepath.Join(top, fmt.Sprintf("%d.scope", i)), 0o755))
-	}
-	write := func(i int) {
-		t.Helper()
-		file := filepath.Join(top, fmt.Sprintf("%d.scope", i), "cgroup.events")
-		must(t, os.WriteFile(file, []byte("populated 1\n"), 0o600))
-	}
-	for i := range 100 {
-		write(i)
+		populate(t, filepath.Join(top, fmt.Sprintf("%d.scope", i)), "1")
 	}
 	tr := newTree(top)
-	tr.walk()
-	for now, wait := time.Now(), time.Duration(0); wait >= 0; now = now.Add(max(wait, time.Millisecond)) {
-		wait = tr.look(now)
-	}
+	finish(tr)
 	if len(tr.due) != 0 || tr.steps != 0 || len(tr.records()) != 100 {
 		t.Fatalf("%d are due, %d steps, %d containers", len(tr.due), tr.steps, len(tr.records()))
 	}
@@ -302,23 +280,12 @@ func TestTreeLooksAtChanges(t *testing.T) {
 // those of all others are not.
 func TestTreeWrites(t *testing.T) {
 	top := t.TempDir()
-	populate := func(name, value string) {
-		t.Helper()
-		dir := filepath.Join(top, name)
-		must(t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "cgroup.events"), []byte("populated "+value+"\n"), 0o600)))
-	}
-	populate("noisy.scope", "0")
-	populate("quiet.scope", "0")
+	noisy, quiet := filepath.Join(top, "noisy.scope"), filepath.Join(top, "quiet.scope")
+	populate(t, noisy, "0")
+	populate(t, quiet, "0")
 	tr := newTree(top)
 	tr.most, tr.blindly = treeWrites, treeBlind
-	settled := func() {
-		for now, wait := time.Now(), time.Duration(0); wait >= 0; now = now.Add(max(wait, time.Millisecond)) {
-			wait = tr.look(now)
-		}
-	}
-	tr.walk()
-	settled()
-	noisy := filepath.Join(top, "noisy.scope")
+	finish(tr)
 	for range treeWrites {
 		for _, file := range []string{"cgroup.freeze", "cgroup.procs"} {
 			tr.event(fsnotify.Event{Name: filepath.Join(noisy, file), Op: fsnotify.Write})
@@ -328,9 +295,9 @@ func TestTreeWrites(t *testing.T) {
 	if tr.steps != 0 || !tr.nodes[noisy].deaf {
 		t.Errorf("%d steps, %+v", tr.steps, tr.nodes[noisy])
 	}
-	populate("noisy.scope", "1")
-	populate("quiet.scope", "1")
-	tr.event(fsnotify.Event{Name: filepath.Join(top, "quiet.scope", "cgroup.events"), Op: fsnotify.Write})
+	populate(t, noisy, "1")
+	populate(t, quiet, "1")
+	tr.event(fsnotify.Event{Name: filepath.Join(quiet, "cgroup.events"), Op: fsnotify.Write})
 	now := time.Now()
 	if tr.look(now.Add(time.Second)); len(tr.records()) != 1 || tr.records()[0].Name != "quiet.scope" {
 		t.Errorf("at once: %+v", tr.records())
@@ -340,7 +307,7 @@ func TestTreeWrites(t *testing.T) {
 	}
 	tr.walk()
 	if n := tr.nodes[noisy]; n.deaf || n.writes != 0 {
-		t.Errorf("after a walk: %+v", n)
+		t.Fatalf("after a walk: %+v", n)
 	}
-	settled()
+	finish(tr)
 }

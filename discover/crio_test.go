@@ -16,7 +16,6 @@ import (
 	containers "github.com/containerd/containerd/api/services/containers/v1"
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/task"
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -173,12 +172,8 @@ func TestCRIO(t *testing.T) {
 				t.Errorf("%+v", c)
 			}
 			labels := map[string]string{containerLabel: "httpd", podLabel: "web-0", "app": "annotated", "fairlead.net.rate": "5mbit"}
-			if d := cmp.Diff(labels, c.Labels); d != "" {
-				t.Error(d)
-			}
-			if keys := slices.Sorted(maps.Keys(c.Annotations)); !slices.Equal(keys, []string{"app", "fairlead.net.rate"}) {
-				t.Errorf("annotations are %q", keys)
-			}
+			testkit.Same(t, "Labels", labels, c.Labels)
+			testkit.Same(t, "annotations", []string{"app", "fairlead.net.rate"}, slices.Sorted(maps.Keys(c.Annotations)))
 
 			tell := func(id string, what runtimeapi.ContainerEventType) {
 				if events {
@@ -277,15 +272,12 @@ func TestCRIORecord(t *testing.T) {
 			PID: 7, RuntimeID: "s1", Name: "pause", Sandbox: true, Labels: map[string]string{"app": "web"},
 			Pod: "web-0", Namespace: "shop", PodUID: "1a-2b", PodCgroup: tt.want,
 		}
-		if d := cmp.Diff(want, crioRecord(nil, pod, info)); d != "" {
-			t.Error(d)
-		}
+		testkit.Same(t, "crioRecord", want, crioRecord(nil, pod, info))
 	}
 	// One whose pod has gone meanwhile.
 	ct := &runtimeapi.ContainerStatus{Id: "c1", ImageRef: "sha256:0123"}
-	if d := cmp.Diff(Record{RuntimeID: "c1", Name: "c1", Image: "sha256:0123", Labels: map[string]string{}}, crioRecord(ct, nil, crioInfo{})); d != "" {
-		t.Error(d)
-	}
+	want := Record{RuntimeID: "c1", Name: "c1", Image: "sha256:0123", Labels: map[string]string{}}
+	testkit.Same(t, "without its pod", want, crioRecord(ct, nil, crioInfo{}))
 }
 
 func FuzzCRIOInfo(f *testing.F) {

@@ -78,9 +78,7 @@ func testNetworks(t *testing.T, d *testkit.Docker, s, tree *Set) {
 
 	bridged := bySource(t, s, "docker", "bridged", "docker0")
 	id := d.Must(t, "inspect", "-f", "{{.Id}} {{.State.Pid}}", "bridged")
-	if want := bridged.RuntimeID + " " + strconv.Itoa(bridged.PID); id != want {
-		t.Errorf("bridged is %s, want %s", want, id)
-	}
+	testkit.Same(t, "bridged", bridged.RuntimeID+" "+strconv.Itoa(bridged.PID), id)
 	if bridged.Image != d.Image || bridged.Labels["fairlead.netcpu"] != "isolate" || bridged.Labels["odd"] != " a=b\n" {
 		t.Errorf("image and labels: %+v", bridged)
 	}
@@ -102,9 +100,7 @@ func testNetworks(t *testing.T, d *testkit.Docker, s, tree *Set) {
 		t.Errorf("joined %+v, want the network of bridged", c)
 	}
 	// The engine's host namespace is not the one that this process is in.
-	if c := bySource(t, s, "docker", "host"); c.NetNS != d.NS.Inode {
-		t.Errorf("host: netns %d, want %d", c.NetNS, d.NS.Inode)
-	}
+	testkit.Same(t, "host: netns", d.NS.Inode, bySource(t, s, "docker", "host").NetNS)
 	if c := bySource(t, s, "docker", "none"); c.NetNS == 0 || c.NetNS == bridged.NetNS || len(c.Interfaces) != 0 {
 		t.Errorf("none: %+v", c)
 	}
@@ -191,9 +187,7 @@ func testChanges(t *testing.T, d *testkit.Docker, s *Set) {
 	d.Must(t, "pause", "changed")
 	d.Must(t, "unpause", "changed")
 	d.Must(t, "rename", "changed", "changing")
-	if c := bySource(t, s, "docker", "changing"); c.ID != before.ID {
-		t.Errorf("id %d, want %d", c.ID, before.ID)
-	}
+	testkit.Same(t, "id", before.ID, bySource(t, s, "docker", "changing").ID)
 
 	d.Must(t, "restart", "-t", "0", "changing")
 	await(t, s, "the restart", func(snap Snapshot) bool {

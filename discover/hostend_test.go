@@ -60,9 +60,7 @@ func TestHiddenHostEnds(t *testing.T) {
 		t.Fatalf("%+v, %v", net, err)
 	}
 	// One look at the container's namespace, one at all others: each has its time.
-	if asked != 2 {
-		t.Errorf("the time was asked for %d times", asked)
-	}
+	testkit.Same(t, "questions for the time", 2, asked)
 	if len(net.search.tried) < 2 || !net.search.tried[nets.own.Inode()] {
 		t.Errorf("tried %v as process %d", net.search.tried, os.Getpid())
 	}

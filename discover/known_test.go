@@ -108,9 +108,7 @@ func TestSetKnown(t *testing.T) {
 	was, _ := named(before, "n/p/a")
 	now, _ := named(snap, "n/p/a")
 	now.Started = was.Started // by two readings of the clock
-	if diff := cmp.Diff(was, now); diff != "" {
-		t.Errorf("a (-before +after):\n%s", diff)
-	}
+	testkit.Same(t, "a", was, now)
 	if st := snap.Sources[0]; snap.Complete || st.Listed || !st.Partial {
 		t.Errorf("complete %v, source %+v", snap.Complete, st)
 	}

@@ -22,6 +22,7 @@ const (
 	startEvent = 6 // START_CONTAINER
 	startWait  = 500 * time.Millisecond
 	startRest  = 10 * time.Second
+	startQueue = 50 * time.Millisecond // between an answer and the next start of a queue, at most
 
 	// A plugin has one connection with frames of two channels of ttrpc: in one the runtime calls it, in the
 	// other it registers.
@@ -35,16 +36,18 @@ const (
 
 // nri is a plugin of containerd's Node Resource Interface. It holds the start of a pod's container, if one of
 // these has labels or annotations of ours, until it is ready. The runtime asks about one container of the node
-// at a time, so it holds each for half a second at most, and after one that took so long none for ten. Without that
-// interface, and when this process hangs or ends, containers start as ever. The interface's own library brings a
-// compiler for WebAssembly, 3 MB of the binary.
+// at a time, so all starts that wait for each other are held for half a second together, and after one that took
+// so long none for ten. Without that interface, and when this process hangs or ends, containers start as ever.
+// The interface's own library brings a compiler for WebAssembly, 3 MB of the binary.
 type nri struct {
 	addr  string
 	log   *slog.Logger
 	ready func(context.Context, string) error
-	wait  time.Duration // with one start; 0: another runtime, which tells nothing of a container before its start
-	rest  time.Duration // after one that was not ready
-	rests time.Time     // until then
+	now   func() time.Time
+	wait  time.Duration // with starts that wait for each other; 0: another runtime, which tells nothing of a container before its start
+	until time.Time     // the end of that
+	asked time.Time     // the last start was answered
+	rests time.Time     // none is held until then, as one was not ready
 }
 
 // run connects again and again until ctx ends.
@@ -118,15 +121,21 @@ func (n *nri) called(ctx context.Context, method string, request []byte) []byte 
 
 // hold waits until the container is ready.
 func (n *nri) hold(ctx context.Context, id string) {
-	if id == "" || n.wait <= 0 || time.Now().Before(n.rests) {
-		return
+	now := n.now()
+	if now.Sub(n.asked) > startQueue {
+		n.until = now.Add(n.wait)
 	}
-	ctx, cancel := context.WithTimeout(ctx, n.wait)
-	defer cancel()
-	if err := n.ready(ctx, id); err != nil {
-		n.rests = time.Now().Add(n.rest)
-		n.log.Warn("a container starts before its policy is in force", "id", id, "err", err)
+	if left := n.until.Sub(now); id != "" && left > 0 && !now.Before(n.rests) {
+		ctx, cancel := context.WithTimeout(ctx, left)
+		defer cancel()
+		if err := n.ready(ctx, id); err != nil {
+			n.log.Warn("containers start before their policy is in force", "first", id, "err", err)
+			if left == n.wait {
+				n.rests = n.now().Add(startRest)
+			}
+		}
 	}
+	n.asked = n.now()
 }
 
 // starting returns the id of a container that starts; "" if neither it nor its pod has labels or annotations of

@@ -37,7 +37,7 @@ func TestHoldStarts(t *testing.T) {
 			var held []string
 			asked, ready := make(chan string), make(chan error)
 			stop := testkit.Background(t, func(ctx context.Context) error {
-				(&nri{addr: at, log: slog.New(slog.DiscardHandler), rest: time.Hour, ready: func(ctx context.Context, id string) error {
+				(&nri{addr: at, log: slog.New(slog.DiscardHandler), now: testkit.NewClock().Now, ready: func(ctx context.Context, id string) error {
 					if until, ok := ctx.Deadline(); !ok || time.Until(until) > startWait {
 						t.Errorf("%s is held until %v", id, until)
 					}
@@ -81,16 +81,45 @@ func TestHoldStarts(t *testing.T) {
 					}
 				}
 			}
-			if want := []string{"c1", "c2", "hang"}; !slices.Equal(held, want) {
-				t.Errorf("held %q, want %q", held, want)
-			}
-			if want := []string{"\x12\x02\x10\x20", "\x12\x02\x10\x00", "\x12\x00", "\x12\x00", "\x12\x00", "\x12\x00", "\x12\x00"}; !slices.Equal(got, want) {
-				t.Errorf("answers %q, want %q", got, want)
-			}
+			testkit.Same(t, "held", []string{"c1", "c2", "hang"}, held)
+			testkit.Same(t, "answers", []string{"\x12\x02\x10\x20", "\x12\x02\x10\x00", "\x12\x00", "\x12\x00", "\x12\x00", "\x12\x00", "\x12\x00"}, got)
 			conn.Close()
 			registered(t, l).Close() // with the runtime that follows
 			must(t, stop())
 		})
+	}
+}
+
+// TestQueueOfStarts has 200 starts wait for each other: together they are held for half a second, and the next queue
+// likewise.
+func TestQueueOfStarts(t *testing.T) {
+	recorded, err := os.ReadFile(nriRecorded[1])
+	must(t, err)
+	said, start := messages{r: bytes.NewReader(recorded)}, fields(nil)
+	for string(start.of(2).bytes) != "StartContainer" {
+		m, err := said.next()
+		must(t, err)
+		start, err = fieldsOf(slices.Clone(m.body))
+		must(t, err)
+	}
+	clock, held := testkit.NewClock(), 0
+	n := &nri{now: clock.Now, wait: startWait, log: slog.New(slog.DiscardHandler)}
+	n.ready = func(ctx context.Context, id string) error {
+		if until, ok := ctx.Deadline(); !ok || time.Until(until) > n.until.Sub(clock.Now()) {
+			t.Errorf("%s is held until %v, all until %v", id, until, n.until)
+		}
+		clock.Advance(startWait / 5)
+		held++
+		return nil
+	}
+	for queues := range 2 {
+		for range 200 {
+			n.called(t.Context(), "StartContainer", start.of(3).bytes)
+		}
+		if held != 5*(queues+1) {
+			t.Errorf("%d starts of %d queues are held for a fifth of the bound, want 5 of each", held, queues+1)
+		}
+		clock.Advance(2 * startQueue)
 	}
 }
 

@@ -35,9 +35,7 @@ func TestElsewhere(t *testing.T) {
 		{"to a container with a VPN", []far{{inode: box, home: true, doubt: true}}, true},
 		{"to a container and to one that leads here", []far{{inode: box, home: true}, {inode: node, home: true}}, false},
 	} {
-		if got := elsewhere(tc.leads, inhabited); got != tc.want {
-			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
-		}
+		testkit.Same(t, tc.name, tc.want, elsewhere(tc.leads, inhabited))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
@@ -36,9 +37,7 @@ func TestOpenProcess(t *testing.T) {
 		t.Error("runs after its end")
 	}
 	// A zombie has nothing left to look at.
-	if _, err := openProcess("/proc", cmd.Process.Pid, boot, func() {}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("zombie: %v, want ErrNotExist", err)
-	}
+	testkit.Is(t, "zombie", testkit.Err(openProcess("/proc", cmd.Process.Pid, boot, func() {})), fs.ErrNotExist)
 	cmd.Wait()
 	if _, err := openProcess("/proc", cmd.Process.Pid, boot, func() {}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no process: %v, want ErrNotExist", err)
@@ -57,9 +56,7 @@ func TestSubdirsOfAFullHost(t *testing.T) {
 	}
 	tree := &tree{top: dir, nodes: make(map[string]*node), due: make(map[string]*node)}
 	tree.walk()
-	if got := len(tree.nodes); got != 3*maxDirs+1 {
-		t.Errorf("walk found %d cgroups, want %d", got, 3*maxDirs+1)
-	}
+	testkit.Same(t, "cgroups that walk found", 3*maxDirs+1, len(tree.nodes))
 	if got, err := cgroup.Children(dir, maxDirs); len(got) != maxDirs || err != nil {
 		t.Errorf("%d cgroups (%v), want the bound %d", len(got), err, maxDirs)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"golang.org/x/sys/unix"
 )
@@ -68,9 +69,7 @@ func TestRosterOrder(t *testing.T) {
 	r.ask(ctx, "a", answerWith(Record{Name: "new", PID: noPID}, true, nil))
 	answered("a")
 	r.take(old)
-	if got := s.names(); !slices.Equal(got, []string{"new"}) {
-		t.Errorf("names %v", got)
-	}
+	testkit.Same(t, "names", []string{"new"}, s.names())
 
 	// An end that comes while the question is open.
 	r.ask(ctx, "b", answerWith(Record{Name: "b"}, true, nil))
@@ -79,9 +78,7 @@ func TestRosterOrder(t *testing.T) {
 	r.take(old)
 	r.end("a", false)
 	r.end("never heard of", false)
-	if got := s.names(); len(got) != 0 {
-		t.Errorf("names %v after the ends", got)
-	}
+	testkit.None(t, "names", s.names())
 
 	// No answer leaves things as they are; "does not run" does not.
 	r.ask(ctx, "c", answerWith(Record{Name: "c", PID: os.Getpid()}, true, nil))
@@ -90,14 +87,10 @@ func TestRosterOrder(t *testing.T) {
 	answered("c")
 	// An end that is older than what is known: the process is there.
 	r.end("c", false)
-	if got := s.names(); !slices.Equal(got, []string{"c"}) {
-		t.Errorf("names %v", got)
-	}
+	testkit.Same(t, "names", []string{"c"}, s.names())
 	r.ask(ctx, "c", answerWith(Record{}, false, nil))
 	answered("c")
-	if got := s.names(); len(got) != 0 {
-		t.Errorf("names %v of one that does not run", got)
-	}
+	testkit.None(t, "names", s.names())
 	if len(r.asked) != 0 {
 		t.Errorf("open questions %v", r.asked)
 	}
@@ -197,17 +190,13 @@ func TestRosterReplace(t *testing.T) {
 		return Record{Name: key + " again", PID: os.Getpid()}, true, nil
 	}
 	r.replace(t.Context(), []string{"kept", "stale", "bad", "ended", "new"}, lives, look)
-	if got, want := s.names(), []string{"kept", "new again", "stale again"}; !slices.Equal(got, want) {
-		t.Errorf("names %v, want %v", got, want)
-	}
+	testkit.Same(t, "names", []string{"kept", "new again", "stale again"}, s.names())
 	var many []string
 	for i := range maxRecords + 10 {
 		many = append(many, fmt.Sprint(i))
 	}
 	r.replace(t.Context(), many, lives, look)
-	if len(r.records) != maxRecords {
-		t.Errorf("%d records, want %d", len(r.records), maxRecords)
-	}
+	testkit.Same(t, "records", maxRecords, len(r.records))
 }
 
 // TestRosterFollow goes through what a runtime may do between two lists.
@@ -243,9 +232,7 @@ func TestRosterFollow(t *testing.T) {
 			"0 false false docker at there: connection lost",
 			"0 false false docker at there: file does not exist", // now this is an error: it was there
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("reports %q, want %q", got, want)
-		}
+		testkit.Same(t, "reports", want, got)
 	})
 }
 

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -83,9 +82,7 @@ func TestSetPanics(t *testing.T) {
 	for range 3 {
 		src.fail(torn)
 	}
-	if n := noted.Load(); n != 1 {
-		t.Errorf("a panic in three reports is noted %d times", n)
-	}
+	testkit.Same(t, "notes of a panic in three reports", uint64(1), noted.Load())
 }
 
 // TestSetPods has two pods with containers of the same name, as a kubelet makes them: each has a
@@ -175,9 +172,7 @@ func TestSetLatePID(t *testing.T) {
 
 func TestBounded(t *testing.T) {
 	small := Record{Name: "n", Labels: map[string]string{"a": "b"}}
-	if diff := cmp.Diff(small, bounded(small)); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "bounded", small, bounded(small))
 	big := Record{Name: strings.Repeat("ä", maxName), Labels: map[string]string{"long": strings.Repeat("x", container.MaxLabel), "short": "y"}}
 	for i := range 2 * container.MaxLabels {
 		big.Labels[fmt.Sprintf("z%d", i)] = ""
@@ -226,9 +221,7 @@ func TestOfRuntime(t *testing.T) {
 		{"/cg/x/y", "", "/cg/x/y"},
 		{"", id, ""},
 	} {
-		if got := ofRuntime(tc.dir, tc.id); got != tc.want {
-			t.Errorf("ofRuntime(%q, %q) = %q, want %q", tc.dir, tc.id, got, tc.want)
-		}
+		testkit.Same(t, fmt.Sprintf("ofRuntime(%q, %q)", tc.dir, tc.id), tc.want, ofRuntime(tc.dir, tc.id))
 	}
 }
 

@@ -225,7 +225,7 @@ func (s *Set) Run(ctx context.Context) error {
 		watch("source of pods", src.Name(), run, func(err error) { s.reportPods(i, PodReport{Err: err}) })
 	}
 	if s.cfg.Ready != nil {
-		n := &nri{addr: nriAddr, log: s.cfg.Log, ready: s.cfg.Ready, rest: startRest}
+		n := &nri{addr: nriAddr, log: s.cfg.Log, ready: s.cfg.Ready, now: time.Now}
 		watch("holding starts", "nri", func(ctx context.Context) error { n.run(ctx); return nil }, func(error) {})
 	}
 	g.Go(func() error { s.loop(ctx, r); return nil })

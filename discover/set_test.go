@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -59,15 +58,8 @@ func (f *fake) fail(err error) {
 func runSet(t *testing.T, cfg Config, sources ...Source) *Set {
 	t.Helper()
 	s := NewSet(cfg, sources...)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
+	stop := testkit.Background(t, s.Run)
+	t.Cleanup(func() { testkit.Check(t, stop()) })
 	return s
 }
 
@@ -158,9 +150,7 @@ func TestSetDescribes(t *testing.T) {
 			Host: container.HostEnd{NetNS: host.Inode, NSPath: path, Name: "flh0", Index: outer.Attrs().Index, Master: "flbr0", Trusted: true},
 		}},
 	}
-	if diff := cmp.Diff(want, c); diff != "" {
-		t.Errorf("container (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "container", want, c)
 	if c.Cgroup.V2 != cg.V2 || cg.CPU != "" && c.Cgroup.CPU != cg.CPU {
 		t.Errorf("cgroup %+v, want %+v", c.Cgroup, cg)
 	}
@@ -206,9 +196,7 @@ func TestSetEnds(t *testing.T) {
 		t.Error("the name of a container that has just ended is not known")
 	} else {
 		want.PID, want.NetNS = 0, 0
-		if diff := cmp.Diff(want, dead); diff != "" {
-			t.Errorf("ended container (-want +got):\n%s", diff)
-		}
+		testkit.Same(t, "ended container", want, dead)
 	}
 	// A source that is behind must not bring it back.
 	src.report(Record{PID: cmd.Process.Pid, Name: "mortal", RuntimeID: "abc"})
@@ -324,10 +312,7 @@ func TestSetMerges(t *testing.T) {
 
 func TestSetHostNetwork(t *testing.T) {
 	cg := testkit.Cgroup(t)
-	cmd := exec.Command("sleep", "1000")
-	must(t, cmd.Start())
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	cg.Add(t, cmd.Process.Pid)
+	cmd, _ := onHost(t, cg, "sleep", "1000")
 	src := newFake("docker")
 	s := runSet(t, Config{}, src)
 	src.report(Record{PID: cmd.Process.Pid, Name: "open"}, Record{PID: 1 << 22, Name: "no such process"}, Record{PID: -5}, Record{})
@@ -337,9 +322,7 @@ func TestSetHostNetwork(t *testing.T) {
 	if !c.HostNetwork || c.NetNS != own || c.Interfaces != nil {
 		t.Errorf("container %+v", c)
 	}
-	if n := len(s.Snapshot().Containers); n != 1 {
-		t.Errorf("%d containers, want 1", n)
-	}
+	testkit.Same(t, "containers", 1, len(s.Snapshot().Containers))
 }
 
 // TestSetLeavesNothing starts and ends many short lives, and counts what the
@@ -367,17 +350,13 @@ func TestSetLeavesNothing(t *testing.T) {
 	})
 	await(t, s, "the end of all", func(snap Snapshot) bool { return len(snap.Containers) == 0 })
 	src.report()
-	deadline := time.Now().Add(90 * time.Second)
-	for {
+	testkit.AwaitNone(t, func() string {
 		after := openFiles(t)
 		if len(after) <= len(before) {
-			break
+			return ""
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("open before: %v\nopen after: %v", before, after)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return fmt.Sprintf("open before: %v\nopen after: %v", before, after)
+	})
 }
 
 func openFiles(t *testing.T) []string {
@@ -394,16 +373,11 @@ func openFiles(t *testing.T) []string {
 }
 
 func TestSetNeedsV2(t *testing.T) {
-	proc := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(proc, "self"), 0o755))
-	err := os.WriteFile(filepath.Join(proc, "self", "mountinfo"), []byte("32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"), 0o644)
-	must(t, err)
+	proc := testkit.Tree(t, map[string]string{"self/mountinfo": "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"})
 	if err := NewSet(Config{Proc: proc}).Run(t.Context()); !errors.Is(err, cgroup.ErrNone) || !strings.Contains(err.Error(), "v2") {
 		t.Errorf("v1 host: %v, want an error about v2 that is ErrNone", err)
 	}
-	if err := NewSet(Config{Proc: proc + "/absent"}).Run(t.Context()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no proc: %v, want ErrNotExist", err)
-	}
+	testkit.Is(t, "no proc", NewSet(Config{Proc: proc + "/absent"}).Run(t.Context()), fs.ErrNotExist)
 }
 
 // TestNoSource has no runtime and no container: a normal state.
@@ -424,9 +398,7 @@ func TestTombstonesAreBounded(t *testing.T) {
 	for i := range maxEnded + 10 {
 		s.bury(container.Container{ID: container.ID(i + 1)}, now.Add(time.Duration(i)*time.Millisecond))
 	}
-	if len(s.ended) != maxEnded {
-		t.Errorf("%d tombstones, want %d", len(s.ended), maxEnded)
-	}
+	testkit.Same(t, "tombstones", maxEnded, len(s.ended))
 	if _, ok := s.ended[1]; ok {
 		t.Error("the oldest was kept")
 	}
@@ -450,9 +422,5 @@ func TestBusy(t *testing.T) {
 	}
 	close(release)
 	await(t, s, "the end of the look", func(snap Snapshot) bool { return snap.Complete })
-	for end := time.Now().Add(90 * time.Second); !s.Busy().IsZero(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it is busy for ever")
-		}
-	}
+	testkit.Await(t, "it is not busy", func() bool { return s.Busy().IsZero() })
 }

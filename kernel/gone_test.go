@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -27,8 +28,6 @@ func TestGone(t *testing.T) {
 		{unix.EINVAL, false},
 		{errors.New("no such device"), false},
 	} {
-		if got := Gone(c.err); got != c.want {
-			t.Errorf("%v: %v, want %v", c.err, got, c.want)
-		}
+		testkit.Same(t, fmt.Sprint(c.err), c.want, Gone(c.err))
 	}
 }

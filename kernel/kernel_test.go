@@ -18,9 +18,7 @@ func TestOpener(t *testing.T) {
 	testkit.Must(t, os.WriteFile(file, []byte("1024\n"), 0o644))
 	k, err := Opener(r)(journal.Ref{Kind: "file", Object: file})
 	testkit.Must(t, err)
-	if v, err := k.Read(); err != nil || v != "1024" {
-		t.Errorf("read %q, %v", v, err)
-	}
+	testkit.Gives(t, "Read", "1024")(k.Read())
 	for _, c := range []struct{ kind, object, says string }{
 		{"file", "/etc/passwd", "below"},
 		{"kthread", "1:1:/sys/fs/cgroup", "no cgroup hierarchy"}, // the root is a temporary directory

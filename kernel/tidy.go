@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -47,10 +48,20 @@ func Tidy(r Roots, out []journal.Outcome) error {
 	return errors.Join(errs...)
 }
 
+// lost is a knob that an earlier agent has turned, with an entry that was lost.
+type lost struct {
+	journal.Knob
+	before string // a guess: what it mostly was
+}
+
+// Unmarked tells the journal that the present value is ours.
+func (l lost) Unmarked(string) (before string, ours bool) { return l.before, true }
+
 // Reclaim makes the lost entries anew of what carries fairlead's mark in the network namespace of this
-// process: root qdiscs and IFBs, for the feature that makes them, which keeps what it still wants. The
-// caller must know that no agent works there.
-func Reclaim(r Roots, j *journal.Journal, feature string) error {
+// process: root qdiscs, their sysctl, and IFBs for one feature, the threads that poll for all containers,
+// with their group and devices, for another. Both keep what they still want. The caller must know that no
+// agent works there.
+func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 	ns, err := netdev.Open(filepath.Join(r.Proc, "self/ns/net"))
 	if err != nil {
 		return fmt.Errorf("look for what a lost journal had: %w", err)
@@ -58,29 +69,56 @@ func Reclaim(r Roots, j *journal.Journal, feature string) error {
 	defer ns.Close()
 	links, err := ns.Links(netdev.MostLinks)
 	errs := []error{err}
-	marks := []string{netdev.OurIFB, qdisc.Ours(qdisc.KindHTB), qdisc.Ours(qdisc.KindHFSC)}
-	have, named := make(map[journal.Ref]bool), make(map[string]bool)
-	for _, e := range j.Entries() {
-		have[e.Ref] = true
-	}
+	named := make(map[string]bool)
 	for _, l := range links {
 		named[l.Name] = true
 	}
+	reclaim := func(feature string, k journal.Knob, before string, marks ...string) bool {
+		value, err := k.Read()
+		if err != nil || !slices.Contains(marks, value) || len(j.Claims(k.Ref())) > 0 {
+			return false
+		}
+		errs = append(errs, j.Turn(lost{k, before}, value, journal.Owner{Feature: feature}))
+		return true
+	}
+	shaped := false
 	for _, l := range links {
-		var knobs []journal.Knob
 		for _, sum := range []bool{false, true} { // before the root that leads there, which goes first
 			if named[netdev.IFBName(l.Index, sum)] {
-				knobs = append(knobs, ns.IFB(l.Index, sum))
+				reclaim(shaper, ns.IFB(l.Index, sum), netdev.NoDevice, netdev.OurIFB)
 			}
 		}
-		for _, k := range append(knobs, qdisc.Root(ns, l.Index)) {
-			value, err := k.Read()
-			if err == nil && !have[k.Ref()] && slices.Contains(marks, value) {
-				errs = append(errs, j.Turn(k, value, journal.Owner{Feature: feature}))
-			}
+		root := reclaim(shaper, qdisc.Root(ns, l.Index), qdisc.Default, qdisc.Ours(qdisc.KindHTB), qdisc.Ours(qdisc.KindHFSC))
+		shaped = shaped || root
+	}
+	if shaped { // some root was
+		reclaim(shaper, qdisc.ForwardPriority(r.Proc, ns), "1", "0")
+	}
+	layout, err := cgroup.Detect(r.Proc, r.Cgroup)
+	napis, nerr := ns.NAPIs(0)
+	if err != nil || nerr != nil { // there are no groups, or threads are not known (before 6.7)
+		return errors.Join(errs...)
+	}
+	group := UplinkGroup(layout, ns.Inode())
+	reclaim(poller, cgroup.Group(group), cgroup.Absent, cgroup.Present)
+	for _, n := range napis {
+		t, err := sched.Find(r.Proc, n.Thread)
+		if err != nil {
+			continue // a softirq polls
+		}
+		k := sched.Group(r.Proc, layout, t, layout.CPU)
+		if at, err := k.Read(); err == nil && at == group {
+			reclaim(poller, ns.Threaded(n.Device), "0", "1")
+			reclaim(poller, k, layout.CPU, group)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// UplinkGroup is the cgroup of the threads that poll for all containers in a network namespace: several
+// agents may run on one machine, each in its own.
+func UplinkGroup(l cgroup.Layout, netns uint64) string {
+	return filepath.Join(l.CPU, "fairlead-uplink-"+strconv.FormatUint(netns, 10))
 }
 
 // ofRuntime matches the name of a cgroup that a runtime makes for a container, and removes with it.

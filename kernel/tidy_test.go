@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -70,14 +71,10 @@ func TestTidy(t *testing.T) {
 	}
 	testkit.Check(t, Tidy(Default(), out))
 	for _, dir := range []string{lives, busy, users, other, outside} {
-		if _, err := os.Stat(dir); err != nil {
-			t.Errorf("it removed %s: %v", dir, err)
-		}
+		testkit.Is(t, "it removed "+dir, testkit.Err(os.Stat(dir)), nil)
 	}
 	for _, dir := range []string{ended, queue} {
-		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: %v, want it removed", dir, err)
-		}
+		testkit.Is(t, dir, testkit.Err(os.Stat(dir)), os.ErrNotExist)
 	}
 }
 
@@ -88,41 +85,65 @@ func TestReclaim(t *testing.T) {
 	at := testkit.NetNS(t)
 	at.Bind(t)
 	testkit.Veth(t, at, "u0", testkit.NetNS(t), "u1")
+	testkit.Veth(t, at, "u2", testkit.NetNS(t), "u3")
 	ns, err := netdev.Open(at.Path)
 	testkit.Must(t, err)
 	defer ns.Close()
 	index, err := ns.Index("u0")
 	testkit.Must(t, err)
-	ours, ifb := qdisc.Root(ns, index), ns.IFB(index, true)
+	layout, err := cgroup.Detect("/proc", "")
+	testkit.Must(t, err)
+	r := Default()
+	r.Proc = t.TempDir()
+	testkit.Must(t, os.MkdirAll(filepath.Join(r.Proc, "self/ns"), 0o700))
+	show := func(target, name string) { testkit.Must(t, os.Symlink(target, filepath.Join(r.Proc, name))) }
+	show(at.Path, "self/ns/net")
+	show("/proc/self/mountinfo", "self/mountinfo")
+	show("/proc/sys", "sys")
 	read := func(k journal.Knob) string {
 		t.Helper()
 		v, err := k.Read()
 		testkit.Must(t, err)
 		return v
 	}
-	r := Default()
-	r.Proc = t.TempDir()
-	testkit.Must(t, os.MkdirAll(filepath.Join(r.Proc, "self/ns"), 0o700))
-	testkit.Must(t, os.Symlink(at.Path, filepath.Join(r.Proc, "self/ns/net")))
-	by := journal.Owner{Feature: "traffic"}
-	for name, next := range map[string]func(*journal.Journal) error{
-		"reclaimed": func(j *journal.Journal) error { return Reclaim(r, j, "traffic") },
-		"turned": func(j *journal.Journal) error {
-			return errors.Join(j.Turn(ifb, netdev.OurIFB, by), j.Turn(ours, qdisc.Ours(qdisc.KindHTB), by))
-		},
-	} {
-		before := read(ours)
-		j := testkit.JournalIn(t, t.TempDir(), journal.Open)
-		testkit.Must(t, errors.Join(j.Turn(ifb, netdev.OurIFB, by), j.Turn(ours, qdisc.Ours(qdisc.KindHTB), by), j.Close()))
-		j = testkit.JournalIn(t, t.TempDir(), journal.Open)
-		testkit.Must(t, errors.Join(next(j), next(j)))
-		if n := len(j.Entries()); n != 2 {
-			t.Errorf("%s: %d entries, want two: %+v", name, n, j.Entries())
-		}
-		_, err := j.Restore(Opener(Default()), nil)
+	before := make(map[journal.Ref]string)
+	var written []journal.Knob
+	write := func(k journal.Knob, value string) {
+		before[k.Ref()], written = read(k), append(written, k)
+		testkit.Must(t, k.Write(value))
+	}
+	write(ns.IFB(index, true), netdev.OurIFB)
+	write(qdisc.Root(ns, index), qdisc.Ours(qdisc.KindHTB))
+	write(qdisc.ForwardPriority("/proc", ns), "0")
+	want := 3
+	if _, err := ns.NAPIs(index); !errors.Is(err, netdev.ErrNoNAPIList) {
+		group := UplinkGroup(layout, ns.Inode())
+		write(cgroup.Group(group), cgroup.Present)
+		before[cgroup.Group(group).Ref()] = cgroup.Absent // a killed test may have left one
+		testkit.Must(t, ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()))
+		write(ns.Threaded(index), "1")
+		napis, err := ns.NAPIs(index)
 		testkit.Must(t, err)
-		if read(ours) != before || read(ifb) != netdev.NoDevice {
-			t.Errorf("%s: in the end %s and %s", name, read(ours), read(ifb))
+		want = 5 + len(napis)
+		for _, n := range napis {
+			th, err := sched.Find("/proc", n.Thread)
+			testkit.Must(t, err)
+			show(fmt.Sprint("/proc/", th.TID), fmt.Sprint(th.TID))
+			testkit.Must(t, sched.Group("/proc", layout, th, layout.CPU).Write(group))
+		}
+	}
+	j := testkit.Journal(t, journal.Open)
+	for range 2 {
+		testkit.Must(t, Reclaim(r, j, "traffic", "netcpu"))
+	}
+	if n := len(j.Entries()); n != want {
+		t.Errorf("%d entries, want %d: %+v", n, want, j.Entries())
+	}
+	_, err = j.Restore(Opener(Default()), nil)
+	testkit.Must(t, err)
+	for _, k := range written {
+		if now, was := read(k), before[k.Ref()]; now != was {
+			t.Errorf("%+v is %s, was %s", k.Ref(), now, was)
 		}
 	}
 }

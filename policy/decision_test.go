@@ -1,11 +1,10 @@
 package policy
 
 import (
+	"fmt"
 	"path/filepath"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -78,9 +77,8 @@ func TestWithSays(t *testing.T) {
 	base := Target{Container: container.Container{ID: 7}, Origins: []Origin{{Key: "fairlead.netcpu", Value: "auto", From: "/p/1.yaml", Line: 2}}}
 	got, err := base.With([]Decision{{Container: 7, Key: "fairlead.netcpu", Value: "isolate", Expiry: now.Add(1), Instead: "auto", Reason: "a flood", Since: now}}, now)
 	want := []Origin{{Key: "fairlead.netcpu", Value: "isolate", From: "controller", Instead: "fairlead.netcpu=auto (/p/1.yaml:2)", Reason: "a flood", Since: now}}
-	if diff := cmp.Diff(want, got.Origins); err != nil || diff != "" {
-		t.Errorf("%v\n%s", err, diff)
-	}
+	testkit.Check(t, err)
+	testkit.Same(t, "origins", want, got.Origins)
 }
 
 // A mode is in force while a controller says so, or always if a container may take nothing.
@@ -100,9 +98,7 @@ func TestInForce(t *testing.T) {
 		{Target{Settings: Settings{NetCPU: NetCPUIsolate}, Decided: decided}, NetCPUIsolate},
 		{Target{Settings: Settings{NetCPU: NetCPUIsolate}, Decided: map[string]time.Time{"fairlead.io.yield": time.Unix(1, 0)}}, NetCPUAuto},
 	} {
-		if got := x.of.InForce(); got != x.want {
-			t.Errorf("%+v: %q, want %q", x.of, got, x.want)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v", x.of), x.want, x.of.InForce())
 	}
 }
 
@@ -119,12 +115,8 @@ func TestOverride(t *testing.T) {
 	says := func(when, want string) {
 		t.Helper()
 		targets, _ := s.Resolve([]container.Container{c, other})
-		if got := originText(targets[0].Origins); got != want {
-			t.Errorf("%s:\n%s\nwant\n%s", when, got, want)
-		}
-		if got := len(targets[1].Origins); got != 2 {
-			t.Errorf("%s: the other one has %d settings", when, got)
-		}
+		testkit.Same(t, when, want, originText(targets[0].Origins))
+		testkit.Same(t, when+": settings of the other one", 2, len(targets[1].Origins))
 	}
 	files := "fairlead.net.ceil=200mbit (" + file + ":3)\n"
 	says("before", files+"fairlead.netcpu=observe ("+file+":3)")
@@ -136,9 +128,7 @@ func TestOverride(t *testing.T) {
 	err := s.Override([]Override{by("netcpu", "isolat"), by("net.ciel", "1mbit"), by("net.weight", "2")})
 	want := `container "" (1): netcpu: "isolat": must be one of observe, charge, isolate, auto` + "\n" +
 		`container "" (1): net.ciel: "1mbit": unknown key; did you mean net.ceil?`
-	if err == nil || err.Error() != want {
-		t.Errorf("invalid overrides: %v\nwant %s", err, want)
-	}
+	testkit.Same(t, "invalid overrides", want, fmt.Sprint(err))
 	says("those that are valid", files+"fairlead.net.weight=2 ("+from+")\nfairlead.netcpu=observe ("+file+":3)")
 }
 
@@ -169,9 +159,7 @@ func TestOverrideTakenBack(t *testing.T) {
 		t.Errorf("contradiction: %s", got)
 	}
 	testkit.Must(t, s.Override(nil))
-	if got := resolve(); got != "fairlead.net.rate=70mbit (label)" {
-		t.Errorf("nothing is set by hand any more: %s", got)
-	}
+	testkit.Same(t, "nothing is set by hand any more", "fairlead.net.rate=70mbit (label)", resolve())
 }
 
 func TestCheckOverrides(t *testing.T) {
@@ -199,8 +187,6 @@ func TestCheckOverrides(t *testing.T) {
 		if err := s.Check(c, tt.set); err != nil {
 			got = err.Error()
 		}
-		if got != tt.want {
-			t.Errorf("%v:\n%s\nwant\n%s", tt.set, got, tt.want)
-		}
+		testkit.Same(t, fmt.Sprint(tt.set), tt.want, got)
 	}
 }

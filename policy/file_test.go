@@ -2,6 +2,8 @@ package policy
 
 import (
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -177,9 +179,7 @@ f.yaml:4:11: netcpu: "no": must be one of observe, charge, isolate, auto
 f.yaml:5:3: foo: unknown key
 f.yaml:7:1: bar: unknown key`},
 	} {
-		if got := Problems(Check("f.yaml", []byte(c.text))).Error(); got != c.want {
-			t.Errorf("Check(%s)\n got %s\nwant %s", quote(c.text), got, c.want)
-		}
+		testkit.Same(t, "Check("+quote(c.text)+")", c.want, Problems(Check("f.yaml", []byte(c.text))).Error())
 	}
 }
 
@@ -212,9 +212,7 @@ func TestGlob(t *testing.T) {
 		{"web-*", "web-1", true}, {"web-*", "xweb-1", false}, {"*/nginx:*", "docker.io/library/nginx:1", true},
 		{"a*b*c", "aXXbYYbZc", true}, {"a*b*c", "aXXbYYbZ", false}, {"**", "x", true}, {"a?c*", "abc", true},
 	} {
-		if got := glob(c.pattern, c.s); got != c.want {
-			t.Errorf("glob(%q, %q) = %v", c.pattern, c.s, got)
-		}
+		testkit.Same(t, fmt.Sprintf("glob(%q, %q)", c.pattern, c.s), c.want, glob(c.pattern, c.s))
 	}
 }
 
@@ -222,9 +220,7 @@ func TestMatchUnknown(t *testing.T) {
 	for field, want := range map[string]bool{"name": true, "image": false, "namespace": false, "pod": false} {
 		p := parseOne(t, "f.yaml", "match: {"+field+`: "*"}`+"\nset: {netcpu: isolate}\n")
 		targets, _ := p.Resolve([]container.Container{{ID: 1}})
-		if got := targets[0].Settings.NetCPU == NetCPUIsolate; got != want {
-			t.Errorf(`%s: "*" holds for an unknown one: %v, want %v`, field, got, want)
-		}
+		testkit.Same(t, field+": \"*\" holds for an unknown one", want, targets[0].Settings.NetCPU == NetCPUIsolate)
 	}
 }
 
@@ -288,4 +284,42 @@ func FuzzImageNames(f *testing.F) {
 			t.Fatalf("%q, %q: %q", image, name, names)
 		}
 	})
+}
+
+// TestDocs: the reference has a row for each key, with its default, and its examples
+// are valid.
+func TestDocs(t *testing.T) {
+	data, err := os.ReadFile("../docs/policy.md")
+	testkit.Must(t, err)
+	text := string(data)
+	for _, k := range Schema() {
+		if _, err := k.parseValue(k.Example); err != nil || k.Form == "" || k.Meaning == "" {
+			t.Errorf("key %+v: its example: %v", k, err)
+		}
+		if strings.HasPrefix(k.Name, "net.ingress.") {
+			continue // one row for them all
+		}
+		row := "\n| `" + k.Name + "` |"
+		_, after, found := strings.Cut(text, row)
+		line, _, _ := strings.Cut(after, "\n")
+		cells := strings.Split(line, " | ")
+		if !found || len(cells) != 3 || k.Default != "" && strings.Trim(cells[1], "`") != k.Default {
+			t.Errorf("docs/policy.md: no row %q with the default %q", row[1:], k.Default)
+		}
+		if (k.Host != "") != strings.Contains(line, "`labels: host`") {
+			t.Errorf("docs/policy.md: %s: labels count where a file says so (%q); its row is %s", k.Name, k.Host, line)
+		}
+	}
+	examples := 0
+	for part := range strings.SplitSeq(text, "```yaml\n") {
+		example, _, closed := strings.Cut(part, "\n```")
+		if !closed || !slices.ContainsFunc([]string{"match:", "policies:"}, func(s string) bool { return strings.Contains(example, s) }) {
+			continue
+		}
+		examples++
+		for _, p := range Check("example", []byte(example+"\n")) {
+			t.Errorf("docs/policy.md: %v in\n%s", p, example)
+		}
+	}
+	testkit.Same(t, "examples of files in docs/policy.md", 5, examples)
 }

@@ -16,12 +16,8 @@ func TestIOFormats(t *testing.T) {
 		{Device: "/dev/vdc", Max: Figures{WriteBytes: 2048}},
 	}
 	reserve, max := FormatReserve(ios), FormatMax(ios)
-	if want := "/dev/vdb wbps=1048576 riops=1"; reserve != want {
-		t.Errorf("reserve %q, want %q", reserve, want)
-	}
-	if want := "/dev/vdb rbps=4096 wiops=9; /dev/vdc wbps=2048"; max != want {
-		t.Errorf("max %q, want %q", max, want)
-	}
+	testkit.Same(t, "reserve", "/dev/vdb wbps=1048576 riops=1", reserve)
+	testkit.Same(t, "max", "/dev/vdb rbps=4096 wiops=9; /dev/vdc wbps=2048", max)
 	var s Settings
 	for key, value := range map[string]string{"io.reserve": reserve, "io.max": max} {
 		k, _ := lookup(key)

@@ -127,9 +127,7 @@ fairlead.overlay: must not be empty`,
 			settings, origins, errs := ParseLabels(c.labels)
 			testkit.Same(t, "settings", c.want, settings)
 			testkit.Same(t, "origins", c.origins, origins)
-			if got := errs.Error(); got != c.errors {
-				t.Errorf("errors\n%s\nwant\n%s", got, c.errors)
-			}
+			testkit.Same(t, "errors", c.errors, errs.Error())
 		})
 	}
 }
@@ -140,9 +138,7 @@ func TestParseLabelsBoundsErrors(t *testing.T) {
 		labels[fmt.Sprintf("fairlead.a%05d", i)] = "x"
 	}
 	s, _, errs := ParseLabels(labels)
-	if s.NetCPU != NetCPUIsolate {
-		t.Error("the valid label among the broken ones is lost")
-	}
+	testkit.Same(t, "the valid label among the broken ones is lost", NetCPUIsolate, s.NetCPU)
 	if want := "more than 16 labels are wrong; the rest is not reported"; len(errs) != 17 || errs[16].Error() != want {
 		t.Errorf("%d errors, last %v", len(errs), errs[len(errs)-1])
 	}
@@ -274,9 +270,7 @@ func TestLeftOut(t *testing.T) {
 			for _, p := range problems {
 				lines = append(lines, p.String())
 			}
-			if got := strings.Join(lines, "\n"); got != c.says {
-				t.Errorf("problems:\n%s\nwant:\n%s", got, c.says)
-			}
+			testkit.Same(t, "problems", c.says, strings.Join(lines, "\n"))
 			if got := targets[0].Settings; got.Egress != c.want.Egress || got.NetCPU != c.want.NetCPU {
 				t.Errorf("settings %+v, want %+v", got, c.want)
 			}
@@ -292,35 +286,6 @@ func TestLeftOutKeepsLastGood(t *testing.T) {
 	for _, c := range []container.Container{good, bad} {
 		if targets, _ := s.Resolve([]container.Container{c}); targets[0].Settings.NetCPU != NetCPUIsolate {
 			t.Errorf("with %+v it is %q", c, targets[0].Settings.NetCPU)
-		}
-	}
-}
-
-// What a label was once allowed to ask for does not stand in for it after that, and what
-// is set by hand needs no label.
-func TestStoreHostLabels(t *testing.T) {
-	s := NewStore("", nil)
-	const host = "labels: host\nmatch: {name: x}\n"
-	hand := Override{Container: 1, Key: "io.realtime", Value: "30ms", From: "hand"}
-	for i, step := range []struct {
-		label    string
-		files    []string
-		hand     []Override
-		want     string
-		problems int
-	}{
-		{"20ms", []string{host}, nil, "fairlead.io.realtime=20ms (label)", 0},
-		{"fast", []string{host}, nil, "fairlead.io.realtime=20ms (label)", 1}, // the last good one
-		{"20ms", []string{host}, nil, "fairlead.io.realtime=20ms (label)", 0},
-		{"fast", nil, nil, "", 1},
-		{"20ms", nil, nil, "", 1},
-		{"20ms", nil, []Override{hand}, "fairlead.io.realtime=30ms (hand)", 0},
-	} {
-		testkit.Must(t, s.Override(step.hand))
-		s.use(join(t, step.files...), nil, time.Time{}, time.Time{})
-		targets, problems := s.Resolve([]container.Container{{ID: 1, Name: "x", Labels: map[string]string{"fairlead.io.realtime": step.label}}})
-		if got := originText(targets[0].Origins); got != step.want || len(problems) != step.problems {
-			t.Errorf("step %d: %q, %v, want %q, %d", i, got, problems, step.want, step.problems)
 		}
 	}
 }
@@ -349,7 +314,5 @@ func TestTrustImages(t *testing.T) {
 			}
 		}
 	}
-	if c.Labels["tier"] != "" {
-		t.Error("what the Set has published was changed")
-	}
+	testkit.Same(t, "what the Set has published was changed", "", c.Labels["tier"])
 }

@@ -213,12 +213,8 @@ func TestResolve(t *testing.T) {
 			if len(targets) != 1 {
 				t.Fatalf("%d targets", len(targets))
 			}
-			if got := originText(targets[0].Origins); got != c.origins {
-				t.Errorf("origins\n%s\nwant\n%s", got, c.origins)
-			}
-			if got := Problems(problems).Error(); got != c.problems {
-				t.Errorf("problems\n%s\nwant\n%s", got, c.problems)
-			}
+			testkit.Same(t, "origins", c.origins, originText(targets[0].Origins))
+			testkit.Same(t, "problems", c.problems, Problems(problems).Error())
 			if got := targets[0].Refused; len(got) != c.refused || c.refused > 0 && got[0].Container != 7 {
 				t.Errorf("refused %v, want %d", got, c.refused)
 			}
@@ -395,9 +391,7 @@ fairlead.io.weight=100 (default)
 fairlead.io.yield=off (default)
 fairlead.io.help=auto (default)
 fairlead.io.interrupts=off (default)`
-	if got := originText(targets[0].Effective()); got != want {
-		t.Errorf("Effective\n%s\nwant\n%s", got, want)
-	}
+	testkit.Same(t, "Effective", want, originText(targets[0].Effective()))
 }
 
 // An annotation is called one, and a pod's containers are matched by either name.
@@ -408,9 +402,7 @@ func TestPods(t *testing.T) {
 		Annotations: map[string]bool{"fairlead.netcpu": true},
 	}
 	for pattern, matches := range map[string]bool{"nginx": true, "default/web-0/nginx": true, "default/*": true, "web-0": false} {
-		if got := (match{name: patterns{pattern}}).holds(c, nil); got != matches {
-			t.Errorf("%q: %v", pattern, got)
-		}
+		testkit.Same(t, pattern, matches, (match{name: patterns{pattern}}).holds(c, nil))
 	}
 	p := &Policy{}
 	target, problems, _ := p.resolve(c, p.matching(c), nil, requests{}, nil)

@@ -37,9 +37,7 @@ func TestLoadDir(t *testing.T) {
 	}
 	targets, _ := p.Resolve([]container.Container{{ID: 1}})
 	want := "fairlead.net.weight=3 (" + dir + "/10.yaml:2)\nfairlead.netcpu=auto (" + dir + "/20.yml:2)"
-	if got := originText(targets[0].Origins); got != want {
-		t.Errorf("origins\n%s\nwant\n%s", got, want)
-	}
+	testkit.Same(t, "origins", want, originText(targets[0].Origins))
 }
 
 func TestLoadDirErrors(t *testing.T) {
@@ -68,13 +66,9 @@ func TestLoadDirErrors(t *testing.T) {
 		write(t, filepath.Join(many, fmt.Sprintf("%d.yaml", i)), "")
 	}
 	want = many + ": has 257 policy files, more than 256"
-	if _, err := LoadDir(many); err == nil || err.Error() != want {
-		t.Errorf("error %v, want %s", err, want)
-	}
+	testkit.Same(t, "error", want, fmt.Sprint(testkit.Err(LoadDir(many))))
 	notDir := filepath.Join(many, "1.yaml")
-	if _, err := LoadDir(notDir); err == nil {
-		t.Error("a file is loaded as a directory")
-	}
+	testkit.Fails(t, "a file as a directory", testkit.Err(LoadDir(notDir)))
 }
 
 // ticking is a clock that goes on by a second each time it is read.
@@ -96,21 +90,15 @@ func TestReloadKeepsLastGood(t *testing.T) {
 	write(t, a, all("netcpu: auto")) // valid, but nothing of a broken whole may count
 	write(t, b, "broken: 1\n")
 	want := b + ":1:1: broken: unknown key"
-	if err := s.Reload(); err == nil || err.Error() != want {
-		t.Errorf("error %v, want %s", err, want)
-	}
-	if got := netcpuOf(s); got != NetCPUIsolate {
-		t.Errorf("after a broken file: %q is in force", got)
-	}
+	testkit.Same(t, "error", want, fmt.Sprint(s.Reload()))
+	testkit.Same(t, "after a broken file", NetCPUIsolate, netcpuOf(s))
 	if st := s.Status(); st.Err == nil || st.Policies != 1 || !st.LastSuccess.Equal(time.Unix(1001, 0)) || !st.LastLoad.Equal(time.Unix(1002, 0)) {
 		t.Errorf("after a broken file: %+v", st)
 	}
 
 	testkit.Must(t, os.Remove(b))
 	testkit.Must(t, s.Reload())
-	if got := netcpuOf(s); got != NetCPUAuto {
-		t.Errorf("after mending: %q is in force", got)
-	}
+	testkit.Same(t, "after mending", NetCPUAuto, netcpuOf(s))
 	testkit.Must(t, os.RemoveAll(dir))
 	testkit.Must(t, s.Reload())
 	if got, st := netcpuOf(s), s.Status(); got != "" || st.Err != nil || st.Policies != 0 {
@@ -141,7 +129,7 @@ func TestReloadNeverGood(t *testing.T) {
 	}
 }
 
-// netcpuOf is what the policy of s sets for any container. TestIdle: a policy that matches nothing
+// TestIdle: a policy that matches nothing
 // for an hour is reported, while there is anything that it could match.
 func TestIdle(t *testing.T) {
 	dir := t.TempDir()
@@ -158,13 +146,9 @@ func TestIdle(t *testing.T) {
 		s.Resolve(list)
 	}
 	pass(59*time.Minute, web)
-	if got := idle(); got != "[]" {
-		t.Errorf("within the hour: %s", got)
-	}
+	testkit.Same(t, "within the hour", "[]", idle())
 	pass(2*time.Minute, web)
-	if want := fmt.Sprint([]Idle{{file, 4, time.Unix(1000, 0)}}); idle() != want {
-		t.Errorf("after the hour: %s, want %s", idle(), want)
-	}
+	testkit.Same(t, "after the hour", fmt.Sprint([]Idle{{file, 4, time.Unix(1000, 0)}}), idle())
 	// A reload of what is the same changes nothing; another pattern has its own hour.
 	testkit.Must(t, s.Reload())
 	if got := idle(); got == "[]" {
@@ -172,14 +156,10 @@ func TestIdle(t *testing.T) {
 	}
 	write(t, file, strings.Replace(two, "ngnix", "nginxx", 1))
 	testkit.Must(t, s.Reload())
-	if got := idle(); got != "[]" {
-		t.Errorf("a new pattern at once: %s", got)
-	}
+	testkit.Same(t, "a new pattern at once", "[]", idle())
 	pass(30*time.Minute, web)
 	pass(61*time.Minute, container.Container{ID: 2, Name: "web", Source: container.CgroupSource})
-	if got := idle(); got != "[]" {
-		t.Errorf("while no container ran: %s", got)
-	}
+	testkit.Same(t, "while no container ran", "[]", idle())
 	pass(0, web)
 	if got := idle(); !strings.Contains(got, "a.yaml 4 ") || strings.Contains(got, "a.yaml 2 ") {
 		t.Errorf("with one again: %s", got)
@@ -216,15 +196,11 @@ func TestRecall(t *testing.T) {
 	}
 	write(t, file, all("netcpu: auto"))
 	testkit.Must(t, next.Reload())
-	if got := netcpuOf(next); got != NetCPUAuto {
-		t.Errorf("after mending: %q is in force", got)
-	}
+	testkit.Same(t, "after mending", NetCPUAuto, netcpuOf(next))
 
 	other := NewStore(t.TempDir(), ticking())
 	testkit.Must(t, other.Recall(kept))
-	if got := netcpuOf(other); got != "" {
-		t.Errorf("of another directory: %q is in force", got)
-	}
+	testkit.Same(t, "of another directory", NetCPU(""), netcpuOf(other))
 	kept.Files[0].Text = "broken: 1"
 	late := NewStore(dir, ticking())
 	if err := late.Recall(kept); err == nil || netcpuOf(late) != "" {
@@ -232,6 +208,7 @@ func TestRecall(t *testing.T) {
 	}
 }
 
+// netcpuOf is what the policy of s sets for any container.
 func netcpuOf(s *Store) NetCPU {
 	targets, _ := s.Policy().Resolve([]container.Container{{ID: 1, Name: "x"}})
 	return targets[0].Settings.NetCPU
@@ -239,39 +216,48 @@ func netcpuOf(s *Store) NetCPU {
 
 func TestStoreKeepsLastGoodSettings(t *testing.T) {
 	s := NewStore("", nil)
-	resolve := func(labels map[string]string, files ...string) (string, int) {
-		s.use(join(t, files...), nil, time.Time{}, time.Time{})
-		targets, problems := s.Resolve([]container.Container{{ID: 1, Name: "x", Labels: labels}})
-		return originText(targets[0].Origins), len(problems)
-	}
+	hand := Override{Container: 1, Key: "io.realtime", Value: "30ms", From: "hand"}
+	const host = "labels: host\nmatch: {name: x}\n"
 	type m = map[string]string
 	for i, step := range []struct {
 		labels   m
 		files    []string
 		want     string
 		problems int
+		hand     []Override
 	}{
 		// A broken annotation: its last good value stands in, other policy goes on.
-		{m{"fairlead.net.rate": "2mbit"}, []string{all("netcpu: auto, net.rate: 1mbit")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 0},
-		{m{"fairlead.net.rate": "fast"}, []string{all("netcpu: isolate, net.rate: 1mbit")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=isolate (p/1.yaml:2)", 1},
-		{m{"fairlead.net.rate": "fast"}, []string{all("netcpu: auto")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 1},
+		{m{"fairlead.net.rate": "2mbit"}, []string{all("netcpu: auto, net.rate: 1mbit")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 0, nil},
+		{m{"fairlead.net.rate": "fast"}, []string{all("netcpu: isolate, net.rate: 1mbit")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=isolate (p/1.yaml:2)", 1, nil},
+		{m{"fairlead.net.rate": "fast"}, []string{all("netcpu: auto")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 1, nil},
 		// Gone, it is gone.
-		{nil, []string{all("net.rate: 1mbit")}, "fairlead.net.rate=1mbit (p/1.yaml:2)", 0},
+		{nil, []string{all("net.rate: 1mbit")}, "fairlead.net.rate=1mbit (p/1.yaml:2)", 0, nil},
 		// A value from a file never stands in for a broken label.
-		{m{"fairlead.net.rate": "fast"}, nil, "", 1},
-		{m{"fairlead.net.rate": "fast"}, []string{all("net.rate: 3mbit")}, "fairlead.net.rate=3mbit (p/1.yaml:2)", 1},
+		{m{"fairlead.net.rate": "fast"}, nil, "", 1, nil},
+		{m{"fairlead.net.rate": "fast"}, []string{all("net.rate: 3mbit")}, "fairlead.net.rate=3mbit (p/1.yaml:2)", 1, nil},
 		// A file comes to contradict the label: both stay as they were.
-		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 8mbit")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)", 0},
-		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit, netcpu: auto")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 1},
-		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)", 1},
-		{m{"fairlead.net.rate": "1mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)\nfairlead.net.rate=1mbit (label)", 0},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 8mbit")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)", 0, nil},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit, netcpu: auto")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 1, nil},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)", 1, nil},
+		{m{"fairlead.net.rate": "1mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)\nfairlead.net.rate=1mbit (label)", 0, nil},
 		// What it fell back to is not remembered: the file may go on changing.
-		{nil, nil, "", 0},
-		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)", 1},
-		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 3mbit")}, "fairlead.net.ceil=3mbit (p/1.yaml:2)", 1},
+		{nil, nil, "", 0, nil},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)", 1, nil},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 3mbit")}, "fairlead.net.ceil=3mbit (p/1.yaml:2)", 1, nil},
+		// What a label was once allowed to ask for does not stand in for it after that; what is set
+		// by hand needs no label.
+		{m{"fairlead.io.realtime": "20ms"}, []string{host}, "fairlead.io.realtime=20ms (label)", 0, nil},
+		{m{"fairlead.io.realtime": "fast"}, []string{host}, "fairlead.io.realtime=20ms (label)", 1, nil},
+		{m{"fairlead.io.realtime": "20ms"}, []string{host}, "fairlead.io.realtime=20ms (label)", 0, nil},
+		{m{"fairlead.io.realtime": "fast"}, nil, "", 1, nil},
+		{m{"fairlead.io.realtime": "20ms"}, nil, "", 1, nil},
+		{m{"fairlead.io.realtime": "20ms"}, nil, "fairlead.io.realtime=30ms (hand)", 0, []Override{hand}},
 	} {
-		if got, problems := resolve(step.labels, step.files...); got != step.want || problems != step.problems {
-			t.Fatalf("step %d: %d problems\n%s\nwant %d\n%s", i, problems, got, step.problems, step.want)
+		testkit.Must(t, s.Override(step.hand))
+		s.use(join(t, step.files...), nil, time.Time{}, time.Time{})
+		targets, problems := s.Resolve([]container.Container{{ID: 1, Name: "x", Labels: step.labels}})
+		if got := originText(targets[0].Origins); got != step.want || len(problems) != step.problems {
+			t.Fatalf("step %d: %v\n%s\nwant %d\n%s", i, problems, got, step.problems, step.want)
 		}
 	}
 
@@ -281,19 +267,15 @@ func TestStoreKeepsLastGoodSettings(t *testing.T) {
 	}
 }
 
-// watch runs s.Watch and gives a function that waits until cond holds, woken by onChange alone.
-func watch(t *testing.T, s *Store) (await func(what string, cond func() bool)) {
+// watch watches a directory and gives a function that waits until cond holds, woken by onChange alone.
+func watch(t *testing.T, dir string, poll time.Duration) (s *Store, await func(what string, cond func() bool)) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	changed, done := make(chan struct{}, 100), make(chan error)
-	go func() { done <- s.Watch(ctx, func() { changed <- struct{}{} }) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Errorf("Watch: %v", err)
-		}
-	})
-	return func(what string, cond func() bool) {
+	s = NewStore(dir, time.Now)
+	s.poll = poll
+	changed := make(chan struct{}, 100)
+	stop := testkit.Background(t, func(ctx context.Context) error { return s.Watch(ctx, func() { changed <- struct{}{} }) })
+	t.Cleanup(func() { testkit.Is(t, "Watch", stop(), context.Canceled) })
+	return s, func(what string, cond func() bool) {
 		t.Helper()
 		deadline := time.After(90 * time.Second)
 		for !cond() {
@@ -309,9 +291,7 @@ func watch(t *testing.T, s *Store) (await func(what string, cond func() bool)) {
 func TestWatch(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "etc", "fairlead", "policy.d") // two levels do not exist yet
-	s := NewStore(dir, time.Now)
-	s.poll = time.Hour // only events count
-	await := watch(t, s)
+	s, await := watch(t, dir, time.Hour)                      // only events count
 	is := func(m NetCPU) func() bool { return func() bool { return netcpuOf(s) == m && s.Status().Err == nil } }
 	await("the first load", func() bool { return !s.Status().LastLoad.IsZero() })
 
@@ -333,9 +313,7 @@ func TestWatch(t *testing.T) {
 
 	write(t, dir+"/b.yaml", "broken: 1\n")
 	await("a broken file", func() bool { return s.Status().Err != nil })
-	if got := netcpuOf(s); got != NetCPUCharge {
-		t.Errorf("after a broken file: %q is in force", got)
-	}
+	testkit.Same(t, "after a broken file", NetCPUCharge, netcpuOf(s))
 	testkit.Must(t, os.Remove(dir+"/b.yaml"))
 	await("that it was mended", is(NetCPUCharge))
 
@@ -373,9 +351,7 @@ func TestWatchConfigMap(t *testing.T) {
 	}
 	version(1, all("netcpu: auto"))
 	testkit.Must(t, os.Symlink("..data/a.yaml", filepath.Join(dir, "a.yaml")))
-	s := NewStore(dir, time.Now)
-	s.poll = time.Hour
-	await := watch(t, s)
+	s, await := watch(t, dir, time.Hour)
 	await("the first version", func() bool { return netcpuOf(s) == NetCPUAuto })
 	version(2, all("netcpu: isolate"))
 	await("the second version", func() bool { return netcpuOf(s) == NetCPUIsolate })
@@ -391,9 +367,7 @@ func TestWatchLinkedDirectory(t *testing.T) {
 	}
 	dir := filepath.Join(root, "policy.d")
 	testkit.Must(t, os.Symlink("release0", dir))
-	s := NewStore(dir, time.Now)
-	s.poll = time.Hour
-	await := watch(t, s)
+	s, await := watch(t, dir, time.Hour)
 	await("the first release", func() bool { return netcpuOf(s) == NetCPUAuto })
 	testkit.Must(t, os.Symlink("release1", dir+".tmp"))
 	testkit.Must(t, os.Rename(dir+".tmp", dir))
@@ -407,9 +381,7 @@ func TestWatchPolls(t *testing.T) {
 	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "x")
 	write(t, elsewhere, all("netcpu: auto"))
 	testkit.Must(t, os.Symlink(elsewhere, filepath.Join(dir, "a.yaml")))
-	s := NewStore(dir, time.Now)
-	s.poll = 50 * time.Millisecond
-	await := watch(t, s)
+	s, await := watch(t, dir, 50*time.Millisecond)
 	await("the first state", func() bool { return netcpuOf(s) == NetCPUAuto })
 	write(t, elsewhere, all("netcpu: isolate"))
 	await("the change", func() bool { return netcpuOf(s) == NetCPUIsolate })
@@ -423,9 +395,8 @@ func TestWatchReportsNews(t *testing.T) {
 	write(t, file, all("netcpu: auto"))
 	s := NewStore(dir, time.Now)
 	s.poll = time.Millisecond
-	ctx, cancel := context.WithCancel(t.Context())
-	calls, done := make(chan NetCPU, 100), make(chan error)
-	go func() { done <- s.Watch(ctx, func() { calls <- netcpuOf(s) }) }()
+	calls := make(chan NetCPU, 100)
+	stop := testkit.Background(t, func(ctx context.Context) error { return s.Watch(ctx, func() { calls <- netcpuOf(s) }) })
 	first := <-calls
 	for range 20 {
 		write(t, file+".tmp", all("netcpu: auto"))
@@ -439,8 +410,7 @@ func TestWatchReportsNews(t *testing.T) {
 		seen = append(seen, <-calls)
 	}
 	time.Sleep(20 * time.Millisecond)
-	cancel()
-	<-done
+	stop()
 	if len(calls) > 0 {
 		t.Errorf("news of an unchanged directory: %q, and %d more", seen, len(calls))
 	}
@@ -454,9 +424,7 @@ func TestWatchReportsNews(t *testing.T) {
 // TestReloadAndWatchTogether is for the race detector.
 func TestReloadAndWatchTogether(t *testing.T) {
 	dir := t.TempDir()
-	s := NewStore(dir, time.Now)
-	s.poll = time.Millisecond
-	await := watch(t, s)
+	s, await := watch(t, dir, time.Millisecond)
 	for i := range 50 {
 		write(t, filepath.Join(dir, "a.yaml"), all(fmt.Sprintf("net.weight: %d, netcpu: isolate", i+1)))
 		testkit.Must(t, s.Reload())

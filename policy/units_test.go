@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -15,9 +16,7 @@ func TestParseRate(t *testing.T) {
 		"1kibit": 1024, "1mibit": 1 << 20, "1gibit": 1 << 30, "1tibit": 1 << 40,
 		"1.9bit": 1, "0.3kbit": 300, "18446744073709551615": 1<<64 - 1,
 	} {
-		if got, err := ParseRate(s); err != nil || got != want {
-			t.Errorf("ParseRate(%q) = %d, %v, want %d", s, got, err, want)
-		}
+		testkit.Gives(t, "ParseRate("+s+")", want)(ParseRate(s))
 	}
 	for s, want := range map[string]string{
 		"": "must not be empty", "-1": "must not be negative", "mbit": "must start with a decimal number", ".5mbit": "must start with a decimal number",
@@ -73,9 +72,7 @@ func TestUnitHints(t *testing.T) {
 		{length, "2", `needs a unit: us, ms, s`},
 		{percent, "5 %", `unknown unit " %": write 5%`},
 	} {
-		if err := c.parse(c.value); err == nil || err.Error() != c.want {
-			t.Errorf("%q: %v, want %s", c.value, err, c.want)
-		}
+		testkit.Same(t, c.value, c.want, fmt.Sprint(c.parse(c.value)))
 	}
 }
 
@@ -101,54 +98,38 @@ func TestUnderstood(t *testing.T) {
 		{"net.ceil", "10mbps", ""}, // no value
 		{"no.key", "1", ""},
 	} {
-		if got := Understood(c[0], c[1]); got != c[2] {
-			t.Errorf("Understood(%q, %q) = %q, want %q", c[0], c[1], got, c[2])
-		}
+		testkit.Same(t, fmt.Sprintf("Understood(%q, %q)", c[0], c[1]), c[2], Understood(c[0], c[1]))
 	}
 }
 
 func TestParseSizeAndDuration(t *testing.T) {
 	for s, want := range map[string]uint64{"1": 1, "1b": 1, "2k": 2048, "2kb": 2048, "50mb": 50 << 20, "50M": 50 << 20, "0.5g": 1 << 29, "1gb": 1 << 30,
 		"8kbit": 1024, "8mbit": 1 << 20, "8gbit": 1 << 30} {
-		if got, err := ParseSize(s); err != nil || got != want {
-			t.Errorf("ParseSize(%q) = %d, %v, want %d", s, got, err, want)
-		}
+		testkit.Gives(t, "ParseSize("+s+")", want)(ParseSize(s))
 	}
 	for s, want := range map[string]time.Duration{"2ms": 2 * time.Millisecond, "10us": 10 * time.Microsecond, "0.5s": 500 * time.Millisecond, "1.5US": 1500} {
-		if got, err := ParseDuration(s); err != nil || got != want {
-			t.Errorf("ParseDuration(%q) = %v, %v, want %v", s, got, err, want)
-		}
+		testkit.Gives(t, "ParseDuration("+s+")", want)(ParseDuration(s))
 	}
 	for _, s := range []string{"2", "1h", "-1s", "", "18446744073s", "9223372037s"} {
-		if got, err := ParseDuration(s); err == nil {
-			t.Errorf("ParseDuration(%q) = %v, want an error", s, got)
-		}
+		testkit.Fails(t, "ParseDuration("+s+")", testkit.Err(ParseDuration(s)))
 	}
 }
 
 func TestParsePercent(t *testing.T) {
 	for s, want := range map[string]float64{"0%": 0, "5%": 0.05, "5": 0.05, "12.5%": 0.125, "100%": 1, "0.0001%": 0.000001} {
-		if got, err := parsePercent(s); err != nil || got != want {
-			t.Errorf("parsePercent(%q) = %v, %v, want %v", s, got, err, want)
-		}
+		testkit.Gives(t, "parsePercent("+s+")", want)(parsePercent(s))
 	}
 	for _, s := range []string{"", "%", "-5%", "+5%", "five", "5 %", "5%%", "1e1%", "100.001%", "101", "NaN", "inf", ".5%", "99999999999999999999999%"} {
-		if got, err := parsePercent(s); err == nil {
-			t.Errorf("parsePercent(%q) = %v, want an error", s, got)
-		}
+		testkit.Fails(t, "parsePercent("+s+")", testkit.Err(parsePercent(s)))
 	}
 }
 
 func TestParseBandwidth(t *testing.T) {
 	for s, want := range map[string]uint64{"10M": 10e6, "1Gi": 1 << 30, "100k": 1e5, "1.5G": 1.5e9, "1000000": 1e6, "1e6": 1e6, "1E3": 1e3, "1E": 1e18, "1500000m": 1500, "1P": 1e15, "2.5e+9": 2.5e9} {
-		if got, err := parseBandwidth(s); err != nil || got != want {
-			t.Errorf("parseBandwidth(%q) = %d, %v, want %d", s, got, err, want)
-		}
+		testkit.Gives(t, "parseBandwidth("+s+")", want)(parseBandwidth(s))
 	}
 	for _, s := range []string{"", "10mbit", "10K", "-1M", "1e19", "1e", "20E", "1e6M"} {
-		if got, err := parseBandwidth(s); err == nil {
-			t.Errorf("parseBandwidth(%q) = %d, want an error", s, got)
-		}
+		testkit.Fails(t, "parseBandwidth("+s+")", testkit.Err(parseBandwidth(s)))
 	}
 }
 
@@ -163,9 +144,7 @@ func TestFormatRoundTrip(t *testing.T) {
 		}
 	})
 	for n, want := range map[uint64]string{0: "0bit", 1: "1bit", 1000: "1kbit", 1500: "1500bit", 50e6: "50mbit", 1e15: "1000tbit"} {
-		if got := FormatRate(n); got != want {
-			t.Errorf("FormatRate(%d) = %q, want %q", n, got, want)
-		}
+		testkit.Same(t, fmt.Sprintf("FormatRate(%d)", n), want, FormatRate(n))
 	}
 }
 

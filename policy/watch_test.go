@@ -36,12 +36,11 @@ func TestWatchWriter(t *testing.T) {
 				mode     NetCPU
 				policies int
 			}
-			ctx, cancel := context.WithCancel(t.Context())
-			calls, done := make(chan state, 100), make(chan error)
-			go func() {
-				done <- s.Watch(ctx, func() { calls <- state{netcpuOf(s), s.Status().Policies} })
-			}()
-			defer func() { cancel(); <-done }()
+			calls := make(chan state, 100)
+			stop := testkit.Background(t, func(ctx context.Context) error {
+				return s.Watch(ctx, func() { calls <- state{netcpuOf(s), s.Status().Policies} })
+			})
+			defer stop()
 			await := func(want state) {
 				t.Helper()
 				select {
@@ -95,16 +94,15 @@ func TestWatchNoLease(t *testing.T) {
 	}
 	s := NewStore(dir, time.Now)
 	s.poll = time.Hour
-	ctx, cancel := context.WithCancel(t.Context())
-	calls, found, done := make(chan NetCPU, 100), make(chan writer, 1), make(chan error)
-	go func() {
+	calls, found := make(chan NetCPU, 100), make(chan writer, 1)
+	stop := testkit.Background(t, func(ctx context.Context) error {
 		runtime.LockOSThread() // and never unlocked: the thread ends with this
 		testkit.Check(t, withoutLease())
 		_, w, _ := readFile(a)
 		found <- w
-		done <- s.Watch(ctx, func() { calls <- netcpuOf(s) })
-	}()
-	defer func() { cancel(); <-done }()
+		return s.Watch(ctx, func() { calls <- netcpuOf(s) })
+	})
+	defer stop()
 	if w := <-found; w != unknownWriter {
 		t.Fatalf("writer %d of a file without leases", w)
 	}

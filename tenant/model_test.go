@@ -1,6 +1,7 @@
 package tenant_test
 
 import (
+	"errors"
 	"reflect"
 	"slices"
 	"testing"
@@ -188,7 +189,7 @@ func TestModel(t *testing.T) {
 				own, left, err := r.Apply(m)
 				calls = append(calls, call{apply: &m})
 				if err != nil {
-					if m.Container.NetNS != 0 || own != nil || left != nil {
+					if m.Container.NetNS != 0 || own != nil || left != nil || !errors.Is(err, tenant.ErrNoNetwork) {
 						t.Fatalf("%v, %v, %v", own, left, err)
 					}
 					agrees(nil, 0)
@@ -228,8 +229,12 @@ func TestAgreeModel(t *testing.T) {
 		list := members(rapid.StringMatching("[yn-]{0,6}").Draw(t, "says"))
 		a := tenant.Agree(list, overlay)
 		on, off := false, false
+		var said []tenant.Said[bool]
 		for _, m := range list {
 			v, says := overlay(m)
+			if says {
+				said = append(said, tenant.Said[bool]{By: m.Container, Value: v})
+			}
 			on, off = on || says && v, off || says && !v
 			differs := slices.IndexFunc(list, func(o policy.Target) bool {
 				w, objects := overlay(o)
@@ -242,6 +247,9 @@ func TestAgreeModel(t *testing.T) {
 		}
 		if a.Value != (on && !off) || a.Disagree() != (on && off) {
 			t.Fatalf("%v, disagree %v", a.Value, a.Disagree())
+		}
+		if !reflect.DeepEqual(a.Said, said) {
+			t.Fatalf("said %v, want %v", a.Said, said)
 		}
 	})
 }

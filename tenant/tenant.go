@@ -191,6 +191,15 @@ func (t *Tenant) leave(id container.ID, proc string) {
 	t.follow(proc)
 }
 
+// IDs lists the ids of the members, the lowest first.
+func (t *Tenant) IDs() (ids []container.ID) {
+	for _, m := range t.members {
+		ids = append(ids, m.Container.ID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
 func (t *Tenant) index(id container.ID) int {
 	return slices.IndexFunc(t.members, func(m policy.Target) bool { return m.Container.ID == id })
 }

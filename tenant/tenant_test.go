@@ -1,13 +1,12 @@
 package tenant_test
 
 import (
-	"errors"
 	"reflect"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
 )
@@ -57,30 +56,11 @@ func equal(a, b []what) bool {
 	return slices.EqualFunc(a, b, same)
 }
 
-// A container that is about to end has no network any more: until Remove, all is as it was.
-func TestNoNetwork(t *testing.T) {
-	r := tenant.New("/proc", tenant.Network)
-	own, _, err := r.Apply(in(5, 10, veth("a", 2, 7)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Settle(own)
-	before := all(r.Tenants())
-	if _, _, err := r.Apply(in(0, 10)); !errors.Is(err, tenant.ErrNoNetwork) {
-		t.Errorf("error %v", err)
-	}
-	if got := all(r.Tenants()); !equal(got, before) || r.Of(10) != own {
-		t.Errorf("got %+v, want %+v", got, before)
-	}
-}
-
 // What is returned is the caller's: changing it changes no tenant.
 func TestReturnedListsAreCopies(t *testing.T) {
 	r := tenant.New("/proc", tenant.Network)
 	own, _, err := r.Apply(in(5, 10, veth("a", 2, 7)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	before := describe(own)
 	own.Members()[0] = policy.Target{}
 	own.Ends()[0] = container.End{}
@@ -136,16 +116,11 @@ func members(says string) (list []policy.Target) {
 	return list
 }
 
-// The rules of the features that are there, by the same question.
-func TestRulesOfFeatures(t *testing.T) {
+// AgreeFunc compares by what it is given: all that ask are to ask for the same.
+func TestAgreeFunc(t *testing.T) {
 	list := []policy.Target{in(5, 1), in(5, 2), in(5, 3)}
-	high, low, off, on := 1, 1, false, true
-	reserve := 0.4
-	list[0].Settings = policy.Settings{Egress: policy.Net{Rate: 5, Priority: &high}, NetCPU: policy.NetCPUCharge, Latency: &off}
-	list[1].Settings = policy.Settings{Egress: policy.Net{Rate: 5, Priority: &low}, NetCPU: policy.NetCPUIsolate, Latency: &on, NetCPUReserve: &reserve}
-	list[1].Expiry, list[2].Expiry = time.Unix(20, 0), time.Unix(10, 0)
-
-	// traffic: the same for all that ask, by a comparison of its own.
+	high, low := 1, 1
+	list[0].Settings.Egress, list[1].Settings.Egress = policy.Net{Rate: 5, Priority: &high}, policy.Net{Rate: 5, Priority: &low}
 	due := func(t policy.Target) (policy.Net, bool) {
 		return t.Settings.Egress, t.Settings.Egress != policy.Net{}
 	}
@@ -158,42 +133,5 @@ func TestRulesOfFeatures(t *testing.T) {
 		t.Errorf("traffic: %+v", a)
 	} else if other, _ := a.Against(1); other.ID != 2 {
 		t.Errorf("traffic: against 1 is %v", other.ID)
-	}
-
-	// netcpu: the strictest, and among equals the first.
-	modes := []policy.NetCPU{policy.NetCPUObserve, policy.NetCPUAuto, policy.NetCPUCharge, policy.NetCPUIsolate}
-	said := tenant.Agree(list, func(t policy.Target) (int, bool) {
-		rank := slices.Index(modes, t.Settings.NetCPU)
-		return rank, rank >= 0
-	}).Said
-	strictest := slices.MaxFunc(said, func(a, b tenant.Said[int]) int { return a.Value - b.Value })
-	if strictest.By.ID != 2 || modes[strictest.Value] != policy.NetCPUIsolate {
-		t.Errorf("netcpu: %+v", strictest)
-	}
-
-	// latency: anybody's on is enough.
-	a := tenant.Agree(list, func(t policy.Target) (bool, bool) { return true, t.Settings.Latency != nil && *t.Settings.Latency })
-	if !a.Value || len(a.Said) != 1 {
-		t.Errorf("latency: %+v", a)
-	}
-
-	// isolate: what is changed lapses with the last, and never if one of them never does.
-	lapse := func() (last time.Time) {
-		for _, s := range tenant.AgreeFunc(list, func(t policy.Target) (time.Time, bool) { return t.Expiry, true }, time.Time.Equal).Said {
-			if s.Value.IsZero() {
-				return s.Value
-			}
-			if s.Value.After(last) {
-				last = s.Value
-			}
-		}
-		return last
-	}
-	if got := lapse(); !got.IsZero() {
-		t.Errorf("isolate: %v", got)
-	}
-	list[0].Expiry = time.Unix(5, 0)
-	if got := lapse(); !got.Equal(time.Unix(20, 0)) {
-		t.Errorf("isolate: %v", got)
 	}
 }

@@ -7,10 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -195,4 +202,239 @@ func answer(w http.ResponseWriter, status int, out any) {
 	}
 	w.WriteHeader(status)
 	w.Write(append(data, '\n'))
+}
+
+// GroupID returns the number of a group, by its name or number, or false if the host does not have it.
+func GroupID(name string) (int, bool) {
+	if g, err := user.LookupGroup(name); err == nil {
+		name = g.Gid
+	}
+	id, err := strconv.Atoi(name)
+	return id, err == nil
+}
+
+// Listen makes the agent's socket: mode 0660, owned by Group where it exists. It replaces a socket
+// that a dead agent left. A socket that an agent answers on is an error, and so is a file that is
+// not a socket. Close removes the socket.
+func Listen(path string) (net.Listener, error) {
+	gid, ok := GroupID(api.Group)
+	if !ok {
+		gid = -1
+	}
+	return listen(path, 0o660, gid)
+}
+
+// ListenView makes the socket for those who may only look: mode 0660, owned by the group gid.
+func ListenView(path string, gid int) (net.Listener, error) { return listen(path, 0o660, gid) }
+
+// ListenSelf makes the socket for containers. Any process may connect, and sees only its own
+// container.
+func ListenSelf(path string) (net.Listener, error) { return listen(path, 0o666, -1) }
+
+func listen(path string, mode fs.FileMode, gid int) (net.Listener, error) {
+	if err := vacant(path); err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	// The socket gets its mode under another name, so that no client connects before.
+	tmp := path + ".new"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: tmp, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	l.SetUnlinkOnClose(false)
+	s := &socket{UnixListener: l, path: path, name: tmp}
+	if err := s.show(mode, gid); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen at %s: %w", path, err), s.Close())
+	}
+	return s, nil
+}
+
+// vacant returns an error unless path is free.
+func vacant(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return errors.New("a file that is not a socket is there")
+	}
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		c.Close()
+		return errors.New("another agent answers there")
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return fmt.Errorf("see whether another agent answers there: %w", err)
+}
+
+// socket is a unix socket that removes its name when it is closed, unless another process has taken
+// the name meanwhile.
+type socket struct {
+	*net.UnixListener
+	path string
+	name string // its current path
+	file fs.FileInfo
+	once sync.Once
+}
+
+func (s *socket) show(mode fs.FileMode, gid int) error {
+	if err := os.Chmod(s.name, mode); err != nil {
+		return err
+	}
+	if gid >= 0 && os.Geteuid() == 0 {
+		if err := os.Chown(s.name, -1, gid); err != nil {
+			return err
+		}
+	}
+	var err error
+	if s.file, err = os.Lstat(s.name); err != nil {
+		return err
+	}
+	if err := os.Rename(s.name, s.path); err != nil {
+		return err
+	}
+	s.name = s.path
+	return nil
+}
+
+// Close stops listening and removes the name.
+func (s *socket) Close() error {
+	s.once.Do(func() {
+		if now, err := os.Lstat(s.name); err == nil && (s.file == nil || os.SameFile(now, s.file)) {
+			os.Remove(s.name)
+		}
+	})
+	return s.UnixListener.Close()
+}
+
+// The bounds of server-sent events (WHATWG HTML, section 9.2). The server keeps nothing for a
+// reader: it sends the events that the Backend still remembers, and how many the reader has missed.
+const (
+	maxReaders  = 32               // of one socket at a time
+	readerPause = 2 * time.Second  // a reader that does not take in an event within this time is dropped
+	streamBeat  = 15 * time.Second // after this time without an event, a reader is sent a comment
+)
+
+// streamed is one event of a stream. IDs increase by any amount from one event to the next.
+type streamed struct {
+	ID   uint64
+	Name string // of the event; "" is "message"
+	Data any
+}
+
+// readers are the clients that read streams of one socket.
+type readers struct {
+	end context.Context // of the server
+
+	mu            sync.Mutex
+	open, dropped int
+}
+
+func (rs *readers) enter() (api.StreamState, error) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	if rs.open == maxReaders {
+		return api.StreamState{}, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: fmt.Sprintf("%d already follow events: there is place for no more", maxReaders)}
+	}
+	rs.open++
+	return api.StreamState{Readers: rs.open, Dropped: rs.dropped}, nil
+}
+
+func (rs *readers) leave(slow bool) (dropped int) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	rs.open--
+	if slow {
+		rs.dropped++
+	}
+	return rs.dropped
+}
+
+// serve sends the events that next returns after an id, until the client or the server ends. next
+// waits while there are none, or until its context ends.
+func (rs *readers) serve(w http.ResponseWriter, r *http.Request, log *slog.Logger, next func(ctx context.Context, after uint64) ([]streamed, error)) error {
+	after, err := lastEvent(r)
+	if err != nil {
+		return err
+	}
+	state, err := rs.enter()
+	if err != nil {
+		return err
+	}
+	slow := false
+	defer func() {
+		if n := rs.leave(slow); slow {
+			log.Warn("a reader of events was dropped, as it reads too slowly", "dropped", n)
+		}
+	}()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(rs.end, cancel)()
+	out := http.NewResponseController(w)
+	send := func(text string) bool {
+		out.SetWriteDeadline(time.Now().Add(readerPause))
+		_, err := io.WriteString(w, text)
+		if err == nil {
+			err = out.Flush()
+		}
+		slow = slow || errors.Is(err, os.ErrDeadlineExceeded)
+		return err == nil
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	for ok := send(streamed{after, "state", state}.text()); ok && ctx.Err() == nil; {
+		beat, stop := context.WithTimeout(ctx, streamBeat)
+		events, err := next(beat, after)
+		stop()
+		if err != nil && ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) {
+			send(streamed{after, "error", api.Failure{Error: api.Error{Code: "internal", Text: err.Error()}}}.text())
+			return nil // the status has been sent already
+		}
+		text := ": nothing new\n\n"
+		for i, e := range events {
+			if after = e.ID; i == 0 {
+				text = ""
+			}
+			text += e.text()
+		}
+		ok = ctx.Err() == nil && send(text)
+	}
+	return nil
+}
+
+// lastEvent returns the id of the last event that a reader has: the header Last-Event-ID, as in the
+// standard.
+func lastEvent(r *http.Request) (uint64, error) {
+	text := r.Header.Get("Last-Event-ID")
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return 0, &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("Last-Event-ID %q is no number", text)}
+	}
+	return n, nil
+}
+
+func (e streamed) text() string {
+	data, err := json.Marshal(e.Data)
+	if err != nil {
+		data, _ = json.Marshal(api.Failure{Error: api.Error{Code: "internal", Text: err.Error()}})
+	}
+	name := ""
+	if e.Name != "" {
+		name = "event: " + e.Name + "\n"
+	}
+	return fmt.Sprintf("%sid: %d\ndata: %s\n\n", name, e.ID, data)
 }

@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"regexp/syntax"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/lab/bench"
 	"github.com/fairlead-project/fairlead/lab/report"
@@ -78,7 +76,7 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 		}
 		names, err := x.Cases(o)
 		if err != nil {
-			return cli.Usagef("--only %q: %s", o.Only, onlyText(err))
+			return cli.Usagef("--only %q: %v", o.Only, err)
 		}
 		run, write := x.Run, (*report.Report).WriteTable
 		if *against != "" {
@@ -119,15 +117,6 @@ func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
 		return nil
 	}
 	return cmd
-}
-
-// onlyText says what is wrong with --only.
-func onlyText(err error) string {
-	var bad *syntax.Error
-	if errors.As(err, &bad) {
-		return "is no regular expression: " + bad.Code.String()
-	}
-	return api.Text(err)
 }
 
 // needRoot returns an error for a user who cannot run an experiment.

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-project/fairlead/discover"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // fakeAPI is the pods of an API server, as list and watch of their metadata.
@@ -133,9 +134,7 @@ func (f *fakeAPI) set(name, uid string, labels, annotations map[string]string) {
 	}
 	p.ResourceVersion = fmt.Sprint(f.version)
 	data, err := json.Marshal(p)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.Must(f.t, err)
 	for w := range f.watches {
 		ev := metav1.WatchEvent{Type: kind}
 		ev.Object.Raw = data
@@ -163,9 +162,7 @@ func (f *fakeAPI) serve(t *testing.T) (config string) {
 		"clusters": [{"name": "c", "cluster": {"server": %q, "certificate-authority-data": %q}}],
 		"users": [{"name": "u", "user": {"token": "secret"}}]}`, s.URL,
 		base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})))
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(config, []byte(text), 0o600))
 	return config
 }
 

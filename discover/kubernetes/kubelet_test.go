@@ -19,6 +19,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/fairlead-project/fairlead/discover"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // fakeKubelet answers List.
@@ -45,9 +46,7 @@ func (f *fakeKubelet) set(list *podresources.ListPodResourcesResponse, err error
 func (f *fakeKubelet) serve(t *testing.T, socket string) (stop func()) {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	s := grpc.NewServer()
 	podresources.RegisterPodResourcesListerServer(s, f)
 	go s.Serve(l)
@@ -103,23 +102,16 @@ func (r reports) await(t *testing.T, what string, ok func(discover.PodReport) bo
 }
 
 func run(t *testing.T, s discover.PodSource) (r reports, news chan struct{}) {
-	ctx, cancel := context.WithCancel(context.Background())
 	r, news = reports{make(chan discover.PodReport)}, make(chan struct{}, 1)
-	done := make(chan error, 1)
-	go func() {
-		done <- s.Run(ctx, news, func(rep discover.PodReport) {
+	stop := testkit.Background(t, func(ctx context.Context) error {
+		return s.Run(ctx, news, func(rep discover.PodReport) {
 			select {
 			case r.got <- rep:
 			case <-ctx.Done():
 			}
 		})
-	}()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
 	})
+	t.Cleanup(func() { testkit.Check(t, stop()) })
 	return r, news
 }
 

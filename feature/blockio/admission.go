@@ -1,9 +1,15 @@
 package blockio
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -11,7 +17,9 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -96,11 +104,6 @@ func (f *BlockIO) reservedOf(at decide.Disk) (sum api.BlockIOFigures) {
 	return sum
 }
 
-// working returns the capacity for comparing I/O at a disk. The caller holds f.mu.
-func (f *BlockIO) working(d block.Disk) decide.Capacity {
-	return f.capacity(d).OrAssumed(f.reservedOf(decide.Disk{Major: d.Major, Minor: d.Minor}))
-}
-
 // admission returns how a reservation is admitted. The caller holds f.mu.
 func (f *BlockIO) admission(r reservation) decide.Admission {
 	return f.capacity(r.disk).Admission(r.device, r.figures, f.reservedOf(r.at()), f.limits[r.at()])
@@ -163,4 +166,229 @@ func didAt(accounts []monitor.Account, length time.Duration) map[decide.Disk]api
 		did[a.Disk] = decide.Plus(did[a.Disk], achieved(a, length))
 	}
 	return did
+}
+
+// capacities holds what disks can do, by block.Disk's Identity, and the file that keeps it
+// beyond the agent and the boot.
+type capacities struct {
+	file kernel.StateFile
+	of   map[string]decide.Capacity
+}
+
+// capacitiesFile is the form of the file.
+type capacitiesFile struct {
+	Version int                        `json:"version"`
+	Disks   map[string]decide.Capacity `json:"disks"`
+}
+
+const capacitiesVersion = 2
+
+// maxCapacities bounds the file, in bytes.
+const maxCapacities = 1 << 20
+
+// loadCapacities refuses the whole file if one entry is wrong.
+func loadCapacities(path string) (capacities, error) {
+	c := capacities{file: kernel.StateFile{Path: path, Most: maxCapacities, Durable: true}, of: make(map[string]decide.Capacity)}
+	var in capacitiesFile
+	if found, err := c.file.Read(&in); err != nil || !found {
+		return c, err
+	}
+	if in.Version != capacitiesVersion {
+		return c, fmt.Errorf("read %s: it is of version %d, and this agent knows version %d", path, in.Version, capacitiesVersion)
+	}
+	for id, of := range in.Disks {
+		if err := of.Check(); err != nil {
+			return c, fmt.Errorf("read %s: %q: %w", path, id, err)
+		}
+	}
+	if in.Disks != nil {
+		c.of = in.Disks
+	}
+	return c, nil
+}
+
+// set records what a disk can do. If the file cannot be written, nothing changes.
+func (c *capacities) set(id string, of decide.Capacity) error {
+	was, had := c.of[id]
+	c.of[id] = of
+	err := os.MkdirAll(filepath.Dir(c.file.Path), 0o755)
+	if err == nil {
+		err = c.file.Write(capacitiesFile{capacitiesVersion, c.of})
+	}
+	if err != nil {
+		if delete(c.of, id); had {
+			c.of[id] = was
+		}
+	}
+	return err
+}
+
+// Guarantees implements feature.Guarantor: reads and writes per second of the disks that the
+// operator named, if their capacity is known. Reads and writes share that, and whoever counts them
+// counts each by itself: so reads are offered one half of what can be reserved, and writes the
+// other.
+func (f *BlockIO) Guarantees() (map[string]uint64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := make(map[string]uint64)
+	var errs []error
+	for name, device := range f.cfg.Disks {
+		d, err := block.Open(f.cfg.Roots.Sys, device)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("disk %s: %w", name, err)) // it has vanished, or has not come yet
+			continue
+		}
+		half, known := f.capacity(d).Halves()
+		if !known {
+			errs = append(errs, fmt.Errorf("disk %s: its capacity is not known", name))
+			continue
+		}
+		reads, writes := policy.DiskResources(name)
+		all[reads], all[writes] = half.ReadIOPS, half.WriteIOPS
+	}
+	return all, errors.Join(errs...)
+}
+
+// profiled returns the budget that reservations need together, by the profiles of their disks.
+func (f *BlockIO) profiled(reserved []reservation) (sum time.Duration, err error) {
+	if len(reserved) == 0 {
+		return 0, errors.New("auto: the container has reserved nothing (io.reserve)")
+	}
+	for _, r := range reserved {
+		p := f.capacity(r.disk).Realtime
+		if len(p) == 0 {
+			return 0, fmt.Errorf("auto: %[1]s has no profile: measure it with `fairlead io calibrate %[1]s --scratch DIR --realtime`", r.device)
+		}
+		budget, err := p.Needs(r.figures)
+		if err != nil {
+			return 0, fmt.Errorf("auto: %s: %w", r.device, err)
+		}
+		sum += budget
+	}
+	return max(sum, time.Millisecond), nil
+}
+
+// reprofile updates the budgets of containers with io.realtime: auto after a new profile. A
+// container that cannot have the new one keeps its budget until the next Apply, which reports why.
+func (f *BlockIO) reprofile() error {
+	var errs []error
+	for _, m := range f.managed {
+		if m.budget > 0 && m.target.Settings.RealtimeAuto {
+			errs = append(errs, f.grant(m))
+		}
+	}
+	errs = append(errs, f.realtime())
+	f.promote()
+	return errors.Join(errs...)
+}
+
+// reserveKey is the key that reserves.
+const reserveKey = "fairlead.io.reserve"
+
+// Command implements feature.Commander. It sets the capacity of a disk, waits for events, and
+// returns the api.SetRequest by which the agent changes a reservation.
+func (f *BlockIO) Command(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
+	if f.support.Level == probe.Unavailable {
+		return nil, refused(http.StatusServiceUnavailable, "unavailable", "blockio: %s", f.support.Why)
+	}
+	switch in := ask.Body.(type) {
+	case api.ReservationChange:
+		return f.change(of, in)
+	case api.CapacityRequest:
+		return f.setCapacity(in)
+	case api.BlockIOEventsAfter:
+		events, err := f.events.wait(ctx, uint64(in))
+		return f.named(events), err
+	}
+	return nil, fmt.Errorf("blockio: no command %T", ask.Body)
+}
+
+// setCapacity notes what a disk can do.
+func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
+	d, err := block.Open(f.cfg.Roots.Sys, in.Device)
+	if err != nil {
+		return nil, refused(http.StatusBadRequest, "bad_request", "%s", err)
+	}
+	c := decide.Capacity{
+		BlockIOFigures: in.BlockIOFigures, Headroom: cmp.Or(in.Headroom, decide.UsualHeadroom), Measured: in.Measured, Realtime: decide.NewProfile(in.Realtime),
+		Depth1: in.Depth1, Depth: in.Depth, Seconds: in.Seconds, Recorded: time.Now().Truncate(time.Second),
+	}
+	if err := c.Check(); err != nil {
+		return nil, refused(http.StatusBadRequest, "bad_request", "capacity of %s: %s", in.Device, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	was := f.capacity(d)
+	c.Seen = was.Seen
+	if len(c.Realtime) == 0 {
+		c.Realtime = was.Realtime
+	}
+	if err := f.capacities.set(d.Identity(), c); err != nil {
+		return nil, refused(http.StatusServiceUnavailable, "unavailable", "the capacity of %s cannot be kept, and is as it was: %s (--disk-capacities of the agent names the file)", in.Device, err)
+	}
+	if err := f.reprofile(); err != nil {
+		f.cfg.Log.Error("real-time budgets are not all as the new profile says", "device", in.Device, "err", err)
+	}
+	return f.device(d), nil
+}
+
+// change returns what has to be set for a change of a reservation.
+func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m := f.managed[of.ID]
+	if m == nil {
+		return nil, refused(http.StatusConflict, "refused", "container %s is not known yet", of.ID)
+	}
+	if !in.Delete && in.Figures == (api.BlockIOFigures{}) {
+		return nil, refused(http.StatusBadRequest, "bad_request", "nothing is to be reserved: give operations or bytes per second")
+	}
+	ios := slices.Clone(m.target.Settings.IO)
+	i := slices.IndexFunc(m.reserved, func(r reservation) bool { return reservationID(of.ID, r) == in.ID })
+	device := in.Device
+	switch {
+	case in.ID == "":
+		d, err := block.Open(f.cfg.Roots.Sys, in.Device)
+		if err != nil {
+			return nil, refused(http.StatusBadRequest, "bad_request", "%s", err)
+		}
+		for _, r := range m.reserved {
+			switch {
+			case r.disk.Number() != d.Number():
+			case in.Replace:
+				ios = slices.DeleteFunc(ios, func(io policy.IO) bool { return io.Device == r.device }) // it may have been written in another way
+			default:
+				return nil, refused(http.StatusConflict, "refused", "container %s has a reservation of %s already: %s", of.ID, d.Name, reservationID(of.ID, r))
+			}
+		}
+	case i < 0:
+		return nil, refused(http.StatusNotFound, "not_found", "there is no reservation %q", in.ID)
+	default:
+		device = m.reserved[i].device
+	}
+	from := origin(m.target, reserveKey)
+	if in.Delete && !strings.HasPrefix(from.From, "set by ") {
+		return nil, refused(http.StatusConflict, "refused", "reservation %s comes from policy (%s) and ends there", in.ID, from.From)
+	}
+	ios = slices.DeleteFunc(ios, func(io policy.IO) bool { return io.Device == device })
+	if !in.Delete {
+		ios = append(ios, policy.IO{Device: device, Reserved: policy.Figures(in.Figures)})
+	}
+	set := api.SetRequest{Was: map[string]string{reserveKey: from.Value}}
+	if value := policy.FormatReserve(ios); value != "" {
+		set.Set = map[string]string{reserveKey: value}
+	} else {
+		set.Unset = []string{reserveKey}
+	}
+	return set, nil
+}
+
+// origin returns the origin of a key's value.
+func origin(t policy.Target, key string) policy.Origin {
+	for _, o := range t.Origins {
+		if o.Key == key {
+			return o
+		}
+	}
+	return policy.Origin{}
 }

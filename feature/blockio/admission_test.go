@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,18 +15,16 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // A reservation of a disk that has not been measured is in force at once, and says how to
 // verify it; what the disk was seen to do outlives the agent.
 func TestUnverified(t *testing.T) {
 	h := newHost(t)
-	l, err := loop.New(t.TempDir(), 4<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, l.Close()) })
+	l := testkit.NewDisk(t, 4<<20)
 	c, _ := h.container("a")
 	want := target(t, c, "io.reserve: "+l.Path+" riops=100")
 	says := func(err error, words ...string) {
@@ -81,9 +78,7 @@ func TestUnverified(t *testing.T) {
 	h.Notify(func(id container.ID) { again = append(again, id) })
 	_, err = h.Decide(nil, true)
 	must(t, err)
-	if !slices.Equal(again, []container.ID{c.ID}) {
-		t.Errorf("to be applied again: %v, want %v", again, c.ID)
-	}
+	testkit.Same(t, "to be applied again", []container.ID{c.ID}, again)
 	must(t, h.Apply(t.Context(), want))
 	if r := h.report(); r.Reservations[0].Admission != decide.AdmissionVerified || r.Devices[0].Seen.ReadIOPS != 120 || verified() != 1 {
 		t.Errorf("reserved: %+v of %+v", r.Reservations, r.Devices)
@@ -98,13 +93,9 @@ func TestCapacitiesFile(t *testing.T) {
 	must(t, c.set("new", decide.Capacity{BlockIOFigures: api.BlockIOFigures{ReadIOPS: 9, WriteIOPS: 9}, Depth1: api.BlockIOFigures{ReadIOPS: 2, WriteIOPS: 2}, Depth: 64}))
 	again, err := loadCapacities(path)
 	must(t, err)
-	if diff := cmp.Diff(c.of, again.of, cmp.AllowUnexported(decide.Capacity{})); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "of", c.of, again.of, cmp.AllowUnexported(decide.Capacity{}))
 	must(t, os.WriteFile(path, []byte(`{"version": 3, "disks": {}}`), 0o600))
-	if _, err := loadCapacities(path); err == nil || !strings.Contains(err.Error(), "version 3") {
-		t.Errorf("of another version: %v", err)
-	}
+	testkit.Fails(t, "of another version", testkit.Err(loadCapacities(path)), "version 3")
 }
 
 // Another disk of the same model and size in the same place is not the one that was reserved.

@@ -72,7 +72,6 @@ var (
 	_ feature.Reporter  = (*BlockIO)(nil)
 	_ feature.Commander = (*BlockIO)(nil)
 	_ feature.Decider   = (*BlockIO)(nil)
-	_ feature.Exporter  = (*BlockIO)(nil)
 	_ feature.Witness   = (*BlockIO)(nil)
 	_ feature.Examiner  = (*BlockIO)(nil)
 	_ feature.Guarantor = (*BlockIO)(nil)
@@ -166,7 +165,9 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	// What the container gets.
 	errs := []error{f.reserve(m), f.grant(m)}
 	// The container's own knobs.
-	f.endTurns(m)
+	if m.turning != nil && t.Settings.IOHelp != policy.HelpTurns {
+		f.takeTurns() // ends its turns before its knobs are put back
+	}
 	errs = append(errs, f.turn(m))
 	// What all containers have together.
 	f.follow()

@@ -310,7 +310,7 @@ func (f *BlockIO) windowOf(d reading) decide.Window {
 			if f.lost(r) {
 				continue // it cannot be met
 			}
-			w.Capacity[r.at()] = f.working(r.disk)
+			w.Capacity[r.at()] = f.capacity(r.disk).OrAssumed(f.reservedOf(r.at()))
 			if d, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor); err == nil { // its scheduler may have been changed
 				w.Divides[r.at()] = f.divides(d)
 			}

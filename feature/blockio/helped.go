@@ -138,13 +138,6 @@ func (f *BlockIO) apportionHelp() {
 	}
 }
 
-// endTurns ends the turns of a container that is to take none, before its knobs are put back.
-func (f *BlockIO) endTurns(m *managed) {
-	if m.turning != nil && m.target.Settings.IOHelp != policy.HelpTurns {
-		f.takeTurns()
-	}
-}
-
 // turning is threads of one container that are real-time in turns.
 type turning struct {
 	dir      string

@@ -39,12 +39,7 @@ func TestOneKey(t *testing.T) {
 		must(t, unix.SchedSetaffinity(b.Pid, &first))
 		burners = append(burners, b)
 	}
-	weight := func(cg testkit.CG) string {
-		t.Helper()
-		v, err := weightOf(cg).Read()
-		must(t, err)
-		return v
-	}
+	weight := func(cg testkit.CG) string { return value(t, weightOf(cg)) }
 	own := weight(batchCG)
 	_, most := cgroup.WeightKnob(dbCG.CPU, dbCG.CPU == dbCG.V2)
 	decided := h.untilDecided("help", leave, func(t policy.Target) bool { return t.Settings.IOHelp != "" })
@@ -72,9 +67,7 @@ func TestOneKey(t *testing.T) {
 		t.Helper()
 		budget := "0"
 		if realtime {
-			var err error
-			budget, err = cgroup.RT(dbCG.CPU).Read()
-			must(t, err)
+			budget = value(t, cgroup.RT(dbCG.CPU))
 		}
 		if w := weight(dbCG); w != "321" || budget != "0" || len(h.journal.Entries()) != 0 {
 			t.Errorf("%s: weight %s, budget %s, %+v", when, w, budget, h.journal.Entries())

@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/lab/load"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -84,11 +83,9 @@ func (h *host) container(name string) (container.Container, testkit.CG) {
 }
 
 // disk makes one of a known capacity.
-func (h *host) disk(capacity uint64) *loop.Disk {
+func (h *host) disk(capacity uint64) *testkit.Disk {
 	h.t.Helper()
-	l, err := loop.New(h.t.TempDir(), 4<<20)
-	must(h.t, err)
-	h.t.Cleanup(func() { must(h.t, l.Close()) })
+	l := testkit.NewDisk(h.t, 4<<20)
 	h.capacity(l.Path, capacity)
 	return l
 }
@@ -170,9 +167,7 @@ func TestInterference(t *testing.T) {
 	if reason := origin(decided, yieldKey).Reason; !strings.Contains(reason, `"db" waited for it`) {
 		t.Errorf("reason %q", reason)
 	}
-	if v, err := weightOf(batchCG).Read(); err != nil || v != cgroup.Idled {
-		t.Errorf("the burner's cgroup is %q, %v", v, err)
-	}
+	testkit.Gives(t, "the burner's cgroup", cgroup.Idled)(weightOf(batchCG).Read())
 	r := h.report()
 	state := ""
 	for _, row := range r.Rows {
@@ -200,12 +195,8 @@ func TestInterference(t *testing.T) {
 		t.Errorf("adopted %+v", left)
 	}
 	must(t, h.Apply(ctx, leave))
-	if v, err := weightOf(batchCG).Read(); err != nil || v != "321" {
-		t.Errorf("the burner's weight is %q, %v, was 321", v, err)
-	}
-	if left := h.journal.Entries(); len(left) != 0 {
-		t.Errorf("left in the journal: %+v", left)
-	}
+	testkit.Gives(t, "the burner's weight", "321")(weightOf(batchCG).Read())
+	testkit.None(t, "left in the journal", h.journal.Entries())
 }
 
 // Caps and yielding that policy asks for are in force, and are put back one by one.
@@ -220,9 +211,7 @@ func TestKnobs(t *testing.T) {
 		if now, _ := throttle(t, cg, l, cgroup.Limits{}); now != "" {
 			parts = append(parts, now)
 		}
-		idle, err := weightOf(cg).Read()
-		must(t, err)
-		if idle == cgroup.Idled {
+		if idle := value(t, weightOf(cg)); idle == cgroup.Idled {
 			parts = append(parts, idle)
 		}
 		b, err := cgroup.ReadBandwidth(cg.CPU)
@@ -252,9 +241,7 @@ func TestKnobs(t *testing.T) {
 		{[]string{"io.yield: quota", "io.max: " + l.Path + " riops=50 wbps=2mb"}, caps("50", "2097152") + " idle 20ms"},
 	} {
 		h.apply(target(t, c, append([]string{"netcpu: observe"}, x.settings...)...))
-		if got := state(); got != x.want {
-			t.Errorf("%q: %q, want %q", x.settings, got, x.want)
-		}
+		testkit.Same(t, fmt.Sprint(x.settings), x.want, state())
 	}
 	must(t, h.Remove(ctx, c.ID))
 	if got := state(); got != "" || len(h.journal.Entries()) != 0 {
@@ -365,9 +352,7 @@ func TestCapacityRefusals(t *testing.T) {
 	}
 	d, err := block.Open("/sys", l.Path)
 	must(t, err)
-	if c := h.BlockIO.capacity(d); c.ReadIOPS != 1000 {
-		t.Errorf("capacity %+v", c)
-	}
+	testkit.Same(t, "capacity", uint64(1000), h.BlockIO.capacity(d).ReadIOPS)
 }
 
 func FuzzLoadCapacities(f *testing.F) {
@@ -391,22 +376,28 @@ func FuzzLoadCapacities(f *testing.F) {
 }
 
 // throttle returns a cgroup's limits at a disk, and how others would be written.
-func throttle(t *testing.T, cg testkit.CG, of *loop.Disk, limits cgroup.Limits) (now, others string) {
+func throttle(t *testing.T, cg testkit.CG, of *testkit.Disk, limits cgroup.Limits) (now, others string) {
 	t.Helper()
 	d, err := block.Open("/sys", of.Path)
 	must(t, err)
 	var read, made []string
 	for _, line := range cgroup.Throttle(cg.IO, cg.IO == cg.V2, d.Number(), limits) {
-		value, err := line.Read()
-		must(t, err)
-		if value != "" {
-			read = append(read, value)
+		if now := value(t, line); now != "" {
+			read = append(read, now)
 		}
 		if line.Value != "" {
 			made = append(made, line.Value)
 		}
 	}
 	return strings.Join(read, " "), strings.Join(made, " ")
+}
+
+// value reads a knob.
+func value(t *testing.T, k interface{ Read() (string, error) }) string {
+	t.Helper()
+	v, err := k.Read()
+	must(t, err)
+	return v
 }
 
 // weightOf is the knob of a cgroup's weight.

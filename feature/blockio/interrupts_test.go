@@ -30,9 +30,7 @@ func TestInterruptsApart(t *testing.T) {
 	}
 	state := func() (out []string) {
 		for _, m := range moves {
-			v, err := irq.Affinity("/proc", m.irq).Read()
-			must(t, err)
-			out = append(out, v)
+			out = append(out, value(t, irq.Affinity("/proc", m.irq)))
 		}
 		return out
 	}
@@ -48,9 +46,7 @@ func TestInterruptsApart(t *testing.T) {
 		}
 	}
 	apply(a, "auto")
-	if now := state(); !slices.Equal(now, before) {
-		t.Errorf("moved by itself: %v, were %v", now, before)
-	}
+	testkit.Same(t, "moved by itself", before, state())
 	apply(a, "apart")
 	apply(b, "apart")
 	disk := known.serving()
@@ -67,9 +63,7 @@ func TestInterruptsApart(t *testing.T) {
 	}
 	apart := state()
 	must(t, h.Remove(t.Context(), a.ID))
-	if now := state(); !slices.Equal(now, apart) {
-		t.Errorf("one asks for it still: CPUs %v, want %v", now, apart)
-	}
+	testkit.Same(t, "one asks for it still: CPUs", apart, state())
 	// An agent that was killed leaves it to the next, which prunes it if nobody asks.
 	must(t, h.Close())
 	h.open()
@@ -91,8 +85,7 @@ func TestInterruptByHand(t *testing.T) {
 	}
 	number := p.moves[0].irq
 	knob := irq.Affinity("/proc", number)
-	before, err := knob.Read()
-	must(t, err)
+	before := value(t, knob)
 	cpus, err := irq.CPUs("/proc", number)
 	must(t, err)
 	theirs := cgroup.FormatCPUs(cpus)
@@ -105,9 +98,7 @@ func TestInterruptByHand(t *testing.T) {
 		if !errors.Is(err, feature.ErrPartly) || !strings.Contains(err.Error(), fmt.Sprintf("somebody has chosen the CPUs of interrupts %d", number)) {
 			t.Errorf("%s: %v", way, err)
 		}
-		if now, err := knob.Read(); err != nil || now != theirs {
-			t.Errorf("%s: CPUs %q, %v; somebody has chosen %q", way, now, err, theirs)
-		}
+		testkit.Gives(t, way+": CPUs", theirs)(knob.Read())
 	}
 	loop := h.disk(1000)
 	for _, way := range []string{"auto", "apart"} {
@@ -166,17 +157,11 @@ func TestVethsApart(t *testing.T) {
 		c.Interfaces = []container.Interface{elsewhere, {Kind: "veth", Host: container.HostEnd{NetNS: home.Inode, Name: end, Index: index}}}
 		return c, h.net.RPS(index, 0)
 	}
-	value := func(k journal.Knob) string {
-		t.Helper()
-		v, err := k.Read()
-		must(t, err)
-		return v
-	}
 	path := "/dev/" + disk.name
 	h.capacity(path, 1000)
 	before := func(c container.Container, k journal.Knob) string {
 		t.Helper()
-		was := value(k)
+		was := value(t, k)
 		must(t, h.Apply(t.Context(), target(t, c, "io.yield: off")))
 		return was
 	}
@@ -189,19 +174,15 @@ func TestVethsApart(t *testing.T) {
 	late, lateRPS := networked("late", "flend1")
 	before(late, lateRPS)
 	want := netdev.CPUMask(p.cpus, was)
-	if value(earlyRPS) != want || value(lateRPS) != want {
-		t.Errorf("rps_cpus %q and %q, want %q", value(earlyRPS), value(lateRPS), want)
+	if value(t, earlyRPS) != want || value(t, lateRPS) != want {
+		t.Errorf("rps_cpus %q and %q, want %q", value(t, earlyRPS), value(t, lateRPS), want)
 	}
 	must(t, h.Remove(t.Context(), late.ID))
-	if value(earlyRPS) != want {
-		t.Errorf("another has gone: rps_cpus %q, want %q", value(earlyRPS), want)
-	}
+	testkit.Same(t, "another has gone: rps_cpus", want, value(t, earlyRPS))
 	must(t, h.Remove(t.Context(), asker.ID))
-	if value(earlyRPS) != was || value(lateRPS) != was || len(h.journal.Entries()) != 0 {
-		t.Errorf("nobody asks for it any more: rps_cpus %q and %q, were %q; %+v", value(earlyRPS), value(lateRPS), was, h.journal.Entries())
+	if value(t, earlyRPS) != was || value(t, lateRPS) != was || len(h.journal.Entries()) != 0 {
+		t.Errorf("nobody asks for it any more: rps_cpus %q and %q, were %q; %+v", value(t, earlyRPS), value(t, lateRPS), was, h.journal.Entries())
 	}
 	must(t, h.Apply(t.Context(), target(t, early, "io.yield: off")))
-	if value(earlyRPS) != was {
-		t.Errorf("nobody asks for it: rps_cpus %q, was %q", value(earlyRPS), was)
-	}
+	testkit.Same(t, "nobody asks for it: rps_cpus", was, value(t, earlyRPS))
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -26,7 +27,7 @@ func TestVanished(t *testing.T) {
 	ctx := t.Context()
 	must(t, h.Apply(ctx, target(t, a, "io.reserve: "+gone.Path+" riops=100")))
 	must(t, h.Apply(ctx, target(t, b, "io.reserve: "+stays.Path+" riops=100")))
-	must(t, gone.Close())
+	gone.Close()
 	states := func() (of [2]string) {
 		t.Helper()
 		for range 2 { // something is measured in between
@@ -43,16 +44,10 @@ func TestVanished(t *testing.T) {
 		}
 		return of
 	}
-	if got := states(); got != [2]string{decide.StateLost, decide.StateIdle} {
-		t.Errorf("states %q, want lost and idle", got)
-	}
-	if err := h.Apply(ctx, target(t, b, "io.reserve: "+gone.Path+" riops=1")); err == nil || !strings.Contains(err.Error(), "no disk in it") {
-		t.Errorf("reserved of what has gone: %v", err)
-	}
+	testkit.Same(t, "states", [2]string{decide.StateLost, decide.StateIdle}, states())
+	testkit.Fails(t, "reserved of what has gone", h.Apply(ctx, target(t, b, "io.reserve: "+gone.Path+" riops=1")), "no disk in it")
 	must(t, h.Apply(ctx, target(t, a, "netcpu: observe")))
-	if got := states(); got != [2]string{"", decide.StateIdle} {
-		t.Errorf("states %q, want none and idle", got)
-	}
+	testkit.Same(t, "states", [2]string{"", decide.StateIdle}, states())
 
 	// The directory of the file cannot be made: a file is in its place.
 	h.capacities.file.Path = filepath.Join(h.state, "file", "capacities.json")
@@ -63,9 +58,7 @@ func TestVanished(t *testing.T) {
 	}
 	d, err := block.Open("/sys", stays.Path)
 	must(t, err)
-	if c := h.BlockIO.capacity(d); c.ReadIOPS != 1000 {
-		t.Errorf("capacity %+v, was 1000", c)
-	}
+	testkit.Same(t, "capacity", uint64(1000), h.BlockIO.capacity(d).ReadIOPS)
 }
 
 // A report over a time has the detail of that time.

@@ -18,9 +18,7 @@ const packets = 100
 // direction and protocol, over all stages.
 func TestBridge(t *testing.T) {
 	testkit.Smoke(t)
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, web, c := newBridged(t)
 	_, other := h.add("other", "10.66.0.3/24", h.ns)
 	h.measure(true, c, other)
 	h.ask(web, h.wire, "udp", "10.66.0.1:9000", packets)
@@ -68,9 +66,7 @@ func (h *host) whole(c container.Container, p Protocol) {
 			if all.Count() != cov.Matched {
 				h.T.Errorf("%v: %d packets in %s, want %d", d, all.Count(), s.Name(d), cov.Matched)
 			}
-			if all.Sum != sum {
-				h.T.Errorf("%v: %s is %d ns, its stages are %d ns", d, s.Name(d), all.Sum, sum)
-			}
+			testkit.Same(h.T, fmt.Sprintf("%v: %s: ns", d, s.Name(d)), sum, all.Sum)
 		}
 	}
 }
@@ -80,9 +76,7 @@ func (h *host) nothing(c container.Container) {
 	h.T.Helper()
 	x := h.read(c)
 	for d := range directions {
-		if cov := x.Of(d, TCP, UDP); cov != (Coverage{}) {
-			h.T.Errorf("the neighbour has packets: %v %+v", d, cov)
-		}
+		testkit.Same(h.T, fmt.Sprintf("the neighbour has packets: %v", d), (Coverage{}), x.Of(d, TCP, UDP))
 	}
 }
 
@@ -101,9 +95,7 @@ func TestHeld(t *testing.T) {
 		{"host end", "hweb", false, Ingress, QDisc, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			h := newHost(t)
-			h.bridge()
-			web, c := h.add("web", "10.66.0.2/24", h.ns)
+			h, web, c := newBridged(t)
 			from, to, addr := web, h.wire, "10.66.0.1:9000"
 			if tt.d == Ingress {
 				from, to, addr = h.wire, web, "10.66.0.2:9000"
@@ -166,9 +158,7 @@ func (h *host) hold(b *sandbox.Box, dev string) {
 // Nothing is in the kernel while no container is measured, and packets of one that
 // is not are not looked at.
 func TestUnused(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	_, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, _, c := newBridged(t)
 	h.measure(false, c)
 	if h.f.meter != nil {
 		t.Error("programs are attached before any container is measured")
@@ -193,9 +183,7 @@ func TestUnused(t *testing.T) {
 // The members of a pod are one tenant. It is measured until the last of them has left, or has moved
 // to another network.
 func TestPod(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	_, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, _, c := newBridged(t)
 	_, moved := h.add("other", "10.66.0.3/24", h.ns)
 	side := c
 	side.ID += 1 << 40

@@ -122,9 +122,7 @@ func TestPaths(t *testing.T) {
 // Packets between two containers of the host are measured from device to device, and
 // nowhere else.
 func TestLocal(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, web, c := newBridged(t)
 	db, other := h.add("db", "10.66.0.3/24", h.ns)
 	h.measure(true, c, other)
 	h.ask(web, db, "udp", "10.66.0.3:9000", packets)
@@ -152,9 +150,7 @@ func TestLocal(t *testing.T) {
 // A super-packet that the kernel cuts up for a device that cannot leaves in other skbs
 // than it came in. It is measured once, when the first of them leaves.
 func TestSplit(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, web, c := newBridged(t)
 	must(t, h.Open(h.ns).Offload(h.Index(h.ns, "nic0"), netdev.TSO).Write(netdev.Off))
 	softirqs := testkit.WatchSoftirqs(t)
 	h.measure(true, c)
@@ -176,9 +172,7 @@ func TestSplit(t *testing.T) {
 // In a flood the programs are attached for a part of the time. A request for records ends that, and
 // packets that began before have no record.
 func TestTurns(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, web, c := newBridged(t)
 	_, other := h.add("other", "10.66.0.3/24", h.ns)
 	h.f.cfg.Budget = 100
 	h.measure(true, c, other)
@@ -193,7 +187,7 @@ func TestTurns(t *testing.T) {
 			}
 			since := r.Since(before)
 			if since.Unwatched == 0 || since.Tenants[0].Of(Egress, UDP).Matched+since.Tenants[1].Of(Egress, UDP).Matched == 0 {
-				return fmt.Sprintf("at rest for %v: %+v", since.Unwatched, since.Tenants[0].Of(Egress, UDP))
+				return fmt.Sprintf("at rest for %v s: %+v", since.Unwatched, since.Tenants[0].Of(Egress, UDP))
 			}
 			return ""
 		})
@@ -216,9 +210,7 @@ func TestTurns(t *testing.T) {
 	}
 	for range 20 { // whenever it is looked at
 		h.f.mu.Lock()
-		if wait, err := h.f.nextPhase(); err != nil || wait != quiet {
-			t.Errorf("rests for %v while somebody asks for records: %v", wait, err)
-		}
+		testkit.Gives(t, "rest while somebody asks for records", quiet)(h.f.nextPhase())
 		h.f.mu.Unlock()
 	}
 	if flood.Read().Since(load.Reading{}).Ops == 0 {
@@ -229,9 +221,7 @@ func TestTurns(t *testing.T) {
 // A container that goes while its packets are under way leaves nothing, and what is
 // measured of another goes on.
 func TestGone(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, web, c := newBridged(t)
 	old, gone := h.add("old", "10.66.0.3/24", h.ns)
 	h.measure(true, c, gone)
 	h.Load(old, nil, "udp-send", "--to", "10.66.0.1:9001", "--rate", "1000")
@@ -252,9 +242,7 @@ func TestGone(t *testing.T) {
 
 // A CPU that has more packets than it measures passes some over, and counts that.
 func TestBudget(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, web, c := newBridged(t)
 	h.f.cfg.Budget = 100
 	h.measure(true, c)
 	h.Load(web, nil, "udp-send", "--to", "10.66.0.1:9000", "--size", "64")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 )
 
@@ -126,9 +127,7 @@ func TestWanted(t *testing.T) {
 	tr.want(3, 0, api.LatencyFilter{After: 9, Most: 2, Protocol: api.LatencyUDP}, now, lease)
 	tr.take(raw(t, nil))
 	tr.take(raw(t, func(k *latencyRecord) { k.Flow.Protocol = unix.IPPROTO_UDP }))
-	if n := count(); n != 1 {
-		t.Errorf("%d records are kept, want that of UDP", n)
-	}
+	testkit.Same(t, "records are kept", 1, count())
 	tr.want(3, 0, api.LatencyFilter{}, now, longLease)
 	if slots, left := tr.lapsed(now.Add(2 * lease)); len(slots) != 0 || left != 1 {
 		t.Errorf("lapsed, though switched on: %v, %d left", slots, left)
@@ -136,9 +135,7 @@ func TestWanted(t *testing.T) {
 	tr.take(raw(t, nil))
 	tr.unwant(3, now)
 	tr.take(raw(t, nil))
-	if n := count(); n != 2 {
-		t.Errorf("%d records are kept, want none since it was switched off", n)
-	}
+	testkit.Same(t, "records are kept", 2, count())
 	if slots, left := tr.lapsed(now.Add(2 * lease)); len(slots) != 1 || left != 1 || count() != 2 {
 		t.Errorf("lapsed %v, %d traces left", slots, left)
 	}
@@ -176,9 +173,7 @@ func TestWants(t *testing.T) {
 		{api.LatencyFilter{Peer: peer("10.0.0.2/32")}, true},
 		{api.LatencyFilter{Peer: peer("10.0.0.2/32"), Port: 54}, false},
 	} {
-		if got := wants(tt.f, &r); got != tt.want {
-			t.Errorf("%+v: %v", tt.f, got)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v", tt.f), tt.want, wants(tt.f, &r))
 	}
 }
 
@@ -206,9 +201,7 @@ func TestSample(t *testing.T) {
 // Packets are recorded while records are requested: with both ends, for the requested container
 // only.
 func TestTrace(t *testing.T) {
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, web, c := newBridged(t)
 	_, other := h.add("other", "10.66.0.3/24", h.ns)
 	h.f.cfg.Containers = topology.Containers{}
 	ask := func(of container.Container, f api.LatencyFilter, over time.Duration) api.LatencyRecords {
@@ -224,9 +217,7 @@ func TestTrace(t *testing.T) {
 	}
 	h.measure(true, c, other)
 	first, neighbour := ask(c, api.LatencyFilter{}, 0), ask(other, api.LatencyFilter{}, 0)
-	if len(first.Records) != 0 {
-		t.Errorf("%d records from before", len(first.Records))
-	}
+	testkit.Same(t, "records from before", 0, len(first.Records))
 	const n = 20
 	h.ask(web, h.wire, "udp", "10.66.0.1:9000", n)
 	var list []api.LatencyRecord

@@ -15,18 +15,9 @@ import (
 // Reading holds the counters of all measured tenants, each since it was first measured. The API's
 // report, the container's own view and the samples are projections of it.
 type Reading struct {
-	Taken   time.Time
-	Tenants []Tenant // by container
-	// Passed counts events of packets without a stamp that were passed over, at devices of
-	// interest, because the budget was spent.
-	Passed uint64
-	// Evicted counts stamps that were evicted before the packet's tenant was known.
-	Evicted uint64
-	// Lost and LostWaits count records, and waits of recorded packets, without room in a buffer.
-	Lost, LostWaits uint64
-	// Unwatched is the time without measurement because of a flood.
-	Unwatched time.Duration
-	Uplinks   int // number of uplinks
+	api.Latency          // the counters of the host: no containers, no start
+	Tenants     []Tenant // by container
+	Uplinks     int      // number of uplinks
 }
 
 // Tenant holds the counters of one tenant.
@@ -42,7 +33,7 @@ type Tenant struct {
 func (f *Latency) Read() (Reading, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	r := Reading{Taken: time.Now()}
+	r := Reading{Latency: api.Latency{Taken: time.Now()}}
 	if f.meter == nil {
 		return r, nil
 	}
@@ -55,7 +46,7 @@ func (f *Latency) Read() (Reading, error) {
 		if err != nil {
 			return r, err
 		}
-		ids := members(t)
+		ids := t.IDs()
 		r.Tenants = append(r.Tenants, Tenant{Container: ids[0], Members: ids, key: t.Key(), tallies: all})
 	}
 	slices.SortFunc(r.Tenants, func(a, b Tenant) int { return cmp.Compare(a.Container, b.Container) })
@@ -72,18 +63,9 @@ func (f *Latency) Read() (Reading, error) {
 		r.Passed += n
 	}
 	r.Evicted = evicted
-	r.Unwatched = f.meter.unwatched()
+	r.Unwatched = f.meter.unwatched().Seconds()
 	r.Lost, r.LostWaits, err = f.lost()
 	return r, err
-}
-
-// members returns the ids of a tenant's members, sorted.
-func members(t *tenant.Tenant) (ids []container.ID) {
-	for _, m := range t.Members() {
-		ids = append(ids, m.Container.ID)
-	}
-	slices.Sort(ids)
-	return ids
 }
 
 // Since returns the counters' growth after an earlier Reading.
@@ -113,7 +95,6 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 	if err != nil {
 		return nil, err
 	}
-	var since time.Time
 	var done work
 	if ask.Over != 0 {
 		before, worked := r, f.packetWork()
@@ -125,12 +106,13 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 		if r, err = f.Read(); err != nil {
 			return nil, err
 		}
-		r, since, done = r.Since(before), before.Taken, f.packetWork().since(worked)
+		r, done = r.Since(before), f.packetWork().since(worked)
+		r.Latency.Since = before.Taken
 	}
 	if of != nil {
 		r.Tenants = networkOf(r, *of)
 	}
-	out := api.Latency{Since: since, Taken: r.Taken, Passed: r.Passed, Evicted: r.Evicted, Lost: r.Lost, LostWaits: r.LostWaits, Unwatched: r.Unwatched.Seconds()}
+	out := r.Latency
 	out.Containers = wire(r, f.cfg.Containers.Lookup)
 	name := func(id container.ID) string {
 		if id == 0 {
@@ -142,7 +124,7 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 	for i := range out.Containers {
 		c := &out.Containers[i]
 		if c.Direction == Ingress.String() {
-			c.Meanwhile = done.meanwhile(tenantsOf(r, container.ID(c.Container))[0].Members, r.Taken.Sub(since), name)
+			c.Meanwhile = done.meanwhile(tenantsOf(r, container.ID(c.Container))[0].Members, out.Taken.Sub(out.Since), name)
 		}
 	}
 	return out, nil
@@ -254,54 +236,10 @@ var help = map[string]string{
 	"latency_lost_waits_total":        "Waits of recorded packets that were overwritten, or for which the buffer had no room.",
 }
 
-// Snapshot implements feature.Feature: packets by the result of the measurement.
+// Snapshot implements feature.Feature: packets by the result of the measurement, and the histograms of
+// the stages, both over all protocols; and counters of the host. There are none if no tenant is
+// measured.
 func (f *Latency) Snapshot() feature.Snapshot {
-	return f.snapshot(func(s *feature.Snapshot, t Tenant, d Direction) {
-		c := t.Of(d, every()...)
-		for _, r := range []struct {
-			result string
-			n      uint64
-		}{
-			{"matched", c.Matched}, {"local", c.Local}, {"unsampled", c.Unsampled}, {"unmatched", c.Unmatched},
-			{"mismatched", c.Mismatched}, {"evicted", c.Evicted},
-		} {
-			s.Samples = append(s.Samples, feature.Sample{
-				Container: t.Container, Name: "latency_packets_total", Value: float64(r.n),
-				Labels: []feature.Label{{Name: "direction", Value: d.String()}, {Name: "result", Value: r.result}},
-			})
-		}
-	}, func(s *feature.Snapshot, r Reading) {
-		for _, host := range []struct {
-			name  string
-			value float64
-		}{
-			{"latency_passed_events_total", float64(r.Passed)}, {"latency_evicted_packets_total", float64(r.Evicted)},
-			{"latency_lost_records_total", float64(r.Lost)}, {"latency_lost_waits_total", float64(r.LostWaits)}, {"latency_unwatched_seconds_total", r.Unwatched.Seconds()},
-		} {
-			s.Samples = append(s.Samples, feature.Sample{Name: host.name, Value: host.value})
-		}
-	})
-}
-
-// Export implements feature.Exporter: the histograms, over all protocols.
-func (f *Latency) Export() feature.Snapshot {
-	return f.snapshot(func(s *feature.Snapshot, t Tenant, d Direction) {
-		for st := range stages {
-			h := t.Histogram(d, st, every()...)
-			if h.Count() == 0 {
-				continue
-			}
-			s.Samples = append(s.Samples, feature.Sample{
-				Container: t.Container, Name: "latency_seconds", Histogram: h.Forms(firstBound, lastBound),
-				Labels: []feature.Label{{Name: "direction", Value: d.String()}, {Name: "stage", Value: st.Name(d)}},
-			})
-		}
-	}, nil)
-}
-
-// snapshot returns samples of each tenant and direction, and of the host if host is not nil. It
-// returns none if no tenant is measured.
-func (f *Latency) snapshot(add func(*feature.Snapshot, Tenant, Direction), host func(*feature.Snapshot, Reading)) feature.Snapshot {
 	r, err := f.Read()
 	s := feature.Snapshot{Taken: r.Taken, Help: help}
 	if err != nil {
@@ -310,11 +248,35 @@ func (f *Latency) snapshot(add func(*feature.Snapshot, Tenant, Direction), host 
 	}
 	for _, t := range r.Tenants {
 		for d := range directions {
-			add(&s, t, d)
+			add := func(x feature.Sample, label, value string) {
+				x.Container, x.Labels = t.Container, []feature.Label{{Name: "direction", Value: d.String()}, {Name: label, Value: value}}
+				s.Samples = append(s.Samples, x)
+			}
+			c := t.Of(d, every()...)
+			for _, x := range []struct {
+				result string
+				n      uint64
+			}{
+				{"matched", c.Matched}, {"local", c.Local}, {"unsampled", c.Unsampled}, {"unmatched", c.Unmatched},
+				{"mismatched", c.Mismatched}, {"evicted", c.Evicted},
+			} {
+				add(feature.Sample{Name: "latency_packets_total", Value: float64(x.n)}, "result", x.result)
+			}
+			for st := range stages {
+				if h := t.Histogram(d, st, every()...); h.Count() > 0 {
+					add(feature.Sample{Name: "latency_seconds", Histogram: h.Forms(firstBound, lastBound)}, "stage", st.Name(d))
+				}
+			}
 		}
 	}
-	if host != nil && len(r.Tenants) > 0 {
-		host(&s, r)
+	if len(r.Tenants) == 0 {
+		return s
 	}
+	s.Samples = append(s.Samples,
+		feature.Sample{Name: "latency_passed_events_total", Value: float64(r.Passed)},
+		feature.Sample{Name: "latency_evicted_packets_total", Value: float64(r.Evicted)},
+		feature.Sample{Name: "latency_lost_records_total", Value: float64(r.Lost)},
+		feature.Sample{Name: "latency_lost_waits_total", Value: float64(r.LostWaits)},
+		feature.Sample{Name: "latency_unwatched_seconds_total", Value: r.Unwatched})
 	return s
 }

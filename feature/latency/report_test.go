@@ -1,15 +1,13 @@
 package latency
 
 import (
-	"reflect"
-	"slices"
+	"fmt"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
@@ -22,18 +20,14 @@ func TestMeanwhile(t *testing.T) {
 	want := &api.LatencyMeanwhile{CPUs: []int{0}, Own: 0.1, By: []api.LatencyNeighbour{
 		{Container: 2, Name: "2", Share: 0.4}, {Container: 0, Name: "0", Share: 0.1}, {Container: 9, Name: "9", Share: 0.1},
 	}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	testkit.Same(t, "meanwhile", want, got)
 	if got := now.meanwhile([]container.ID{8}, 10*s, nil); got != nil {
 		t.Errorf("of one that nobody knows: %+v", got)
 	}
 	if got := work(nil).since(before).meanwhile([]container.ID{1}, s, nil); got != nil {
 		t.Errorf("where nobody knows: %+v", got)
 	}
-	if !reflect.DeepEqual(before[1], []time.Duration{5 * s, 0, 0}) {
-		t.Error("since changes what it is given")
-	}
+	testkit.Same(t, "since changes what it is given", []time.Duration{5 * s, 0, 0}, before[1])
 }
 
 // What is said not to be covered is what is not measured on that path.
@@ -62,9 +56,7 @@ func TestGaps(t *testing.T) {
 					t.Errorf("%s: no reason", tt.name)
 				}
 			}
-			if !slices.Equal(got, tt.want[d]) {
-				t.Errorf("%s, %v: %v, want %v", tt.name, d, got, tt.want[d])
-			}
+			testkit.Same(t, fmt.Sprintf("%s, %v", tt.name, d), tt.want[d], got)
 		}
 	}
 }
@@ -89,13 +81,9 @@ func TestNetworkOf(t *testing.T) {
 		for _, x := range networkOf(r, c.of) {
 			got = append(got, x.Container)
 		}
-		if !slices.Equal(got, c.want) {
-			t.Errorf("container %d: %v, want %v", c.of.ID, got, c.want)
-		}
+		testkit.Same(t, fmt.Sprintf("container %d", c.of.ID), c.want, got)
 	}
-	if len(r.Tenants) != 2 {
-		t.Error("the reading was changed")
-	}
+	testkit.Same(t, "the reading was changed", 2, len(r.Tenants))
 }
 
 // An interval of a pod is what it did in that interval, also if one of its containers has
@@ -107,7 +95,5 @@ func TestSincePod(t *testing.T) {
 		return Reading{Tenants: []Tenant{{Container: members[0], Members: members, key: tenant.Key{NetNS: 70}, tallies: all}}}
 	}
 	got := pod([]container.ID{8}, 1010).Since(pod([]container.ID{2, 8}, 1000))
-	if seen := got.Tenants[0].Of(Egress, UDP).Seen; seen != 10 {
-		t.Errorf("%d packets in the interval, want 10", seen)
-	}
+	testkit.Same(t, "packets in the interval", uint64(10), got.Tenants[0].Of(Egress, UDP).Seen)
 }

@@ -125,12 +125,6 @@ type tally struct {
 	}
 }
 
-// histogram returns the histogram of one stage.
-func (t *tally) histogram(s Stage) *hist.Histogram {
-	h := &t.Stage[s]
-	return &hist.Histogram{Sub: subBits, Counts: h.Count[:], Sum: h.Sum}
-}
-
 // tallies holds all tallies of one tenant.
 type tallies [directions][protocols]tally
 
@@ -197,7 +191,8 @@ func (t Tenant) Of(d Direction, of ...Protocol) (c Coverage) {
 func (t Tenant) Histogram(d Direction, s Stage, of ...Protocol) *hist.Histogram {
 	sum := hist.New(subBits, topBits)
 	for _, p := range of {
-		sum.Add(t.tallies[d][p].histogram(s))
+		h := &t.tallies[d][p].Stage[s]
+		sum.Add(&hist.Histogram{Sub: subBits, Counts: h.Count[:], Sum: h.Sum})
 	}
 	return sum
 }

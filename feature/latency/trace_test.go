@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
@@ -151,9 +152,7 @@ func TestSpells(t *testing.T) {
 			t.Helper()
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			if got := f.watches(time.Now()); got != want {
-				t.Errorf("%s: %v", why, got)
-			}
+			testkit.Same(t, why, want, f.watches(time.Now()))
 		}
 		_, err := f.switchTracing(1, true)
 		must(t, err)
@@ -222,9 +221,7 @@ func TestMeasureFor(t *testing.T) {
 		if err != nil || !got.On || got.Until.Sub(began) != grantTime || time.Since(began) != time.Second {
 			t.Fatalf("after %v: %+v, %v", time.Since(began), got, err)
 		}
-		if got := decided(&on); len(got) != 0 {
-			t.Errorf("decided though policy says it: %+v", got)
-		}
+		testkit.None(t, "decided though policy says it", decided(&on))
 		_, err = ask(11, true)
 		must(t, err)
 		_, err = ask(10, false)
@@ -261,9 +258,7 @@ func TestMeasureFor(t *testing.T) {
 		}()
 		_, err = ask(12, true)
 		must(t, err)
-		if took := time.Since(began); took != 3*time.Second {
-			t.Errorf("measured after %v, by a measurement that was about to end", took)
-		}
+		testkit.Same(t, "measured after, by a measurement that was about to end", time.Duration(3*time.Second), time.Since(began))
 		time.Sleep(grantTime)
 		if got := decided(nil); len(got) != 1 || !got[0].Lapsed(time.Now()) {
 			t.Errorf("killed: %+v", got)

@@ -100,9 +100,7 @@ func TestBacklog(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		testkit.Skip(t, "needs two CPUs")
 	}
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, web, c := newBridged(t)
 	flood, fc := h.add("flood", "10.66.0.3/24", h.ns)
 	h.f.cfg.Containers = topology.Containers{fc}
 	h.measure(true, c)
@@ -183,9 +181,7 @@ func TestWaitsBesideFlood(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		testkit.Skip(t, "needs two CPUs")
 	}
-	h := newHost(t)
-	h.bridge()
-	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h, web, c := newBridged(t)
 	other, _ := h.add("other", "10.66.0.3/24", h.ns)
 	h.f.cfg.Containers = topology.Containers{}
 	h.measure(true, c)

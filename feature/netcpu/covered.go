@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // uncovered returns a feature.ErrPartly if packets of an isolated container may enter the host by a
@@ -74,6 +75,43 @@ func (n *Netcpu) uncovered(ctx context.Context, c container.Container) error {
 	}
 	return fmt.Errorf("netcpu isolate: %w: packets come in by %s, which does not poll: the work on them before they reach the container's own device is done in others' time; possible with: %s",
 		feature.ErrPartly, strings.Join(names, ", "), mend)
+}
+
+// Notify implements feature.Notifier.
+func (n *Netcpu) Notify(changed func(container.ID)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.changed = changed
+	_ = n.follow() // looks for the first time
+}
+
+// follow has the policy of all who pay applied again if uplinks have come or gone. The caller holds mu.
+func (n *Netcpu) follow() error {
+	if n.changed == nil {
+		return nil
+	}
+	links, err := n.uplinks.Links()
+	if err != nil {
+		return err
+	}
+	was := n.entrances
+	n.entrances = "lo\n"
+	for _, l := range links {
+		if entrance(l) {
+			n.entrances += fmt.Sprintln(l.Name, l.Index, l.Master)
+		}
+	}
+	if was == "" || was == n.entrances {
+		return nil
+	}
+	for _, t := range n.tenants.Tenants() {
+		for _, m := range t.Members() {
+			if m.Settings.NetCPU != policy.NetCPUObserve {
+				n.changed(m.Container.ID)
+			}
+		}
+	}
+	return nil
 }
 
 // entrance reports whether packets from outside enter the host's namespace by a device: it is

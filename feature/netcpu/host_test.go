@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 }
 
 // oneCPU is the place of containers whose tasks compute without end beside their thread. On several
-// CPUs such a group can starve everything else for minutes on Linux 6.18 before 6.18.45 (LIMITS.md).
+// CPUs such a group can starve everything else for minutes on Linux 6.18 before 6.18.45 (docs/limits.md).
 var oneCPU = sandbox.CPU{Set: "0"}
 
 // host is a small host of its own: a bridge in a namespace, an uplink to the
@@ -284,7 +284,7 @@ func (h *host) threads() map[string][]string {
 	layout, err := cgroup.Detect("/proc", "")
 	must(h.t, err)
 	where := make(map[string][]string)
-	for _, device := range []string{"eth0", "nic0", "h0"} {
+	for _, device := range []string{"eth0", "nic0", "nic1", "nic2", "h0"} {
 		for _, th := range h.polling(device) {
 			paths, err := layout.OfPID("/proc", th.TID)
 			if ended(err) {

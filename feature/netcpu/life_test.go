@@ -282,24 +282,6 @@ func same(t *testing.T, when string, got, want map[string]string) {
 	}
 }
 
-// A queue of the uplink that carries one container's packets alone is polled in that container's
-// cgroup, until another's packets arrive by it.
-func TestQueueFollowsTraffic(t *testing.T) {
-	testkit.InFull(t)
-	t.Parallel()
-	h := newHost(t, sandbox.CPU{})
-	h.needNAPIs()
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-	h.start(h.box, "udp-recv")
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", worth())
-	own := payer(h.container)
-	h.untilThreads("one container's packets alone", own, h.uplinkGroup())
-
-	h.othersPackets("20")
-	h.untilThreads("others' packets beside it", h.uplinkGroup(), h.uplinkGroup())
-	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-}
-
 // othersPackets sends packets for nobody by all queues of the uplink. One flow uses one of them.
 func (h *host) othersPackets(rate string) {
 	h.t.Helper()

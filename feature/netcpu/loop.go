@@ -65,7 +65,7 @@ func (n *Netcpu) glance(now time.Time, whole bool) error {
 	defer n.mu.Unlock()
 	err := n.isolator.Glance(now)
 	if whole {
-		err = errors.Join(err, n.isolator.Follow(now))
+		err = errors.Join(err, n.isolator.Follow(now), n.follow())
 	}
 	return err
 }

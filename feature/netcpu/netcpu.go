@@ -82,9 +82,11 @@ type Netcpu struct {
 	isolator *isolate.Isolator
 	places   places // of Apply and Remove
 
-	mu      sync.Mutex                     // also guards uplinks, isolator and dropper
-	tenants *tenant.Register               // of all containers
-	groups  map[container.ID][2]knownGroup // their groups of cpu and cpuset
+	mu        sync.Mutex                     // also guards uplinks, isolator and dropper
+	tenants   *tenant.Register               // of all containers
+	groups    map[container.ID][2]knownGroup // their groups of cpu and cpuset
+	entrances string                         // of the last look; "": none
+	changed   func(container.ID)             // see Notify
 
 	closed     atomic.Bool
 	stop, done chan struct{} // of loop

@@ -260,6 +260,40 @@ func (h *host) uplink(b *sandbox.Box, name string) {
 	must(h.t, h.Open(b).Offload(h.Index(b, name), netdev.GRO).Write(netdev.GRO.On()))
 }
 
+// The agent is told of uplinks that come and go, and Apply claims them.
+func TestUplinksFollow(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, sandbox.CPU{})
+	told := make(chan container.ID, 1000)
+	h.netcpu.Notify(func(id container.ID) { told <- id })
+	h.apply(h.container, policy.NetCPUIsolate)
+	nic := func(name, addr string) {
+		h.Wire(sandbox.End{Box: h.wire, Name: "w" + name}, sandbox.End{Box: h.ns, Name: name, Addr: netip.MustParsePrefix(addr)})
+		must(t, h.Open(h.ns).Offload(h.Index(h.ns, name), netdev.GRO).Write(netdev.GRO.On()))
+	}
+	for _, change := range []struct {
+		what string
+		do   func()
+		want []string
+	}{
+		{"a NIC comes", func() { nic("nic1", "10.70.0.1/24") }, []string{"nic0", "nic1"}},
+		{"another one", func() { nic("nic2", "10.71.0.1/24") }, []string{"nic0", "nic1", "nic2"}},
+		{"the bridge takes it in", func() { h.Port(h.ns, "nic2") }, []string{"nic0", "nic1", "nic2"}},
+		{"one goes", func() { must(t, h.ns.Delete("nic1")) }, []string{"nic0", "nic2"}},
+	} {
+		change.do()
+		testkit.Await(t, change.what, func() bool {
+			for len(told) > 0 {
+				<-told
+				h.apply(h.container, policy.NetCPUIsolate)
+			}
+			threads := h.threads()
+			return slices.Equal(h.dropPoints(0), change.want) && !slices.ContainsFunc(change.want, func(dev string) bool { return threads[dev] == nil })
+		})
+	}
+	h.remove(h.container)
+}
+
 // The drop points of a deleted namespace go with it, while others stay.
 func TestDropPointsOfAGoneNamespace(t *testing.T) {
 	t.Parallel()

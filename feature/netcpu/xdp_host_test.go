@@ -51,7 +51,7 @@ func (h *host) features() map[string]string {
 	all := make(map[string]string)
 	for dev, box := range map[string]*sandbox.Box{"nic0": h.ns, "wire": h.wire} {
 		ns := h.Open(box)
-		for _, o := range []netdev.Offload{netdev.GRO, netdev.TSO, netdev.UDPForward, netdev.HardwareGRO} {
+		for _, o := range []netdev.Offload{netdev.GRO, netdev.TSO, netdev.HardwareGRO} {
 			v, err := ns.Offload(h.Index(box, dev), o).Read()
 			must(h.t, err)
 			all[dev+" "+string(o)] = v

@@ -41,9 +41,7 @@ func (h *host) exported(id container.ID) map[string]uint64 {
 func TestDeviceBytes(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	h, box, c := newBridged(t)
 	pod := c
 	pod.ID += 1000
 	forged := c.Interfaces[0]

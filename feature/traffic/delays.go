@@ -8,15 +8,10 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
-
-// Measured is a Reading with the delays of the time before it.
-type Measured struct {
-	Reading
-	Err error // why no delays were measured; the Reading is complete all the same
-}
 
 // atOnce limits how many callers measure at a time: each makes every packet at a root qdisc of the
 // host slower.
@@ -24,13 +19,16 @@ const atOnce = 4
 
 // Measure is Read after a time d, with the delays of packets that were enqueued and sent meanwhile;
 // if delays are always measured, of those sent meanwhile. It waits while atOnce others measure. It
-// returns an error if ctx ends.
-func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error) {
+// returns an error if ctx ends. With 0 it is Read.
+func (f *Traffic) Measure(ctx context.Context, d time.Duration) (m Reading, err error) {
+	if d == 0 {
+		return f.Read(), nil
+	}
 	select {
 	case f.measuring <- struct{}{}:
 		defer func() { <-f.measuring }()
 	case <-ctx.Done():
-		return Measured{}, ctx.Err()
+		return m, ctx.Err()
 	}
 	before := f.Read()
 	cut := make(map[delay.Class]bool)
@@ -43,10 +41,10 @@ func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error
 			was[row.class] = row.Delays
 		}
 	}
-	var m Measured
 	var meter *delay.Meter // of our own
+	var failed error
 	if len(classes) > 0 && len(was) == 0 {
-		if meter, m.Err = delay.Open(f.host.Inode(), classes); m.Err == nil {
+		if meter, failed = delay.Open(f.host.Inode(), classes); failed == nil {
 			defer meter.Close()
 		}
 	}
@@ -55,8 +53,8 @@ func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error
 		return m, ctx.Err()
 	case <-time.After(d):
 	}
-	m.Reading = f.Read()
-	if meter == nil {
+	m = f.Read()
+	if m.Err = failed; meter == nil {
 		m.since(was, before.Missed)
 		return m, nil
 	}
@@ -130,7 +128,8 @@ func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 		}
 		for _, minor := range append(minors, qdisc.MinorDefault) {
 			c := delay.Class{NetNS: h.of.NetNS, Index: h.index, Minor: minor}
-			all, cut[c] = append(all, c), h.splits(minor)
+			all = append(all, c)
+			cut[c] = slices.ContainsFunc(h.plan.Classes, func(c model.Class) bool { return minorOf(c.Slot) == minor && c.Split > 0 })
 		}
 	}
 	for _, u := range f.uplinks {

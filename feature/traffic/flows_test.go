@@ -51,17 +51,7 @@ func TestManyFlows(t *testing.T) {
 	h, many, steady, got, goesOn := crowded(t)
 	must(t, goesOn()) // the host knows the flow now
 	own, sent := h.arrived(&steady).Packets, uint64(0)
-	const ports = 60_000
-	flows := testkit.Scale(t, 5*65536/4, 3*65536)
-	must(t, h.wire.Do(func() error {
-		for first := 0; first < flows; first += ports { // from another port each time
-			err := eachPort(min(ports, flows-first), [4]byte{10, 66, 0, 2}, func() error { sent++; return goesOn() })
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
+	flows := h.flood(func() error { sent++; return goesOn() })
 	if n := h.arrived(&steady).Packets - own; n != sent {
 		told, _ := h.traffic.Inpaths()
 		t.Errorf("of %d packets of one flow among %d flows %d are in its class; told by %v", sent, flows, n, told)
@@ -86,20 +76,29 @@ func TestRareFlow(t *testing.T) {
 		return fmt.Sprint(used), slices.ContainsFunc(used, func(u bpf.Usage) bool { return u.Map == "fl_steady" && u.Entries > 0 })
 	})
 	own := h.arrived(&rare).Packets
-	const ports = 60_000
-	flows := testkit.Scale(t, 5*65536/4, 3*65536)
-	must(t, h.wire.Do(func() error {
-		for first := 0; first < flows; first += ports { // from another port each time
-			if err := eachPort(min(ports, flows-first), [4]byte{10, 66, 0, 2}, func() error { return nil }); err != nil {
-				return err
-			}
-		}
-		return send()
-	}))
+	flows := h.flood(func() error { return nil })
+	must(t, send())
 	if n := h.arrived(&rare).Packets - own; n != 1 {
 		told, _ := h.traffic.Inpaths()
 		t.Errorf("of one packet after %d new flows %d are in its class; told by %v", flows, n, told)
 	}
+}
+
+// flood has one container receive more flows than the table holds, and calls between after each few
+// of them. It returns their number.
+func (h *host) flood(between func() error) (flows int) {
+	h.t.Helper()
+	const ports = 60_000
+	flows = testkit.Scale(h.t, 5*65536/4, 3*65536)
+	must(h.t, h.wire.Do(func() error {
+		for first := 0; first < flows; first += ports { // from another port each time
+			if err := eachPort(min(ports, flows-first), [4]byte{10, 66, 0, 2}, between); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	return flows
 }
 
 func third[A, B any](_ A, _ B, err error) error { return err }

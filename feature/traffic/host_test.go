@@ -68,6 +68,23 @@ func newHost(t testing.TB, rate uint64) *host {
 	return h
 }
 
+// newBridged is a host with a container behind its bridge.
+func newBridged(t testing.TB) (h *host, box *sandbox.Box, c container.Container) {
+	t.Helper()
+	h = newHost(t, gbit)
+	h.bridge()
+	box, c = h.add("one", "10.66.0.2/24", h.ns)
+	return h, box, c
+}
+
+// restart begins anew what an agent that is killed leaves.
+func (h *host) restart() {
+	h.t.Helper()
+	must(h.t, h.traffic.Close())
+	must(h.t, h.journal.Close())
+	h.start()
+}
+
 // start makes the journal and the feature, like an agent.
 func (h *host) start() {
 	h.t.Helper()

@@ -54,13 +54,7 @@ func TestArrival(t *testing.T) {
 				}
 				must(t, h.due(c, policy.Net{}, policy.Net{Weight: 2}))
 			}
-			must(t, h.traffic.Remove(t.Context(), c.ID))
-			if after := h.state(); after != before {
-				t.Errorf("before:\n%safter:\n%s", before, after)
-			}
-			if left := h.journal.Entries(); len(left) != 0 {
-				t.Errorf("journal: %+v", left)
-			}
+			h.removes(before, c.ID)
 		})
 	}
 }
@@ -69,9 +63,7 @@ func TestArrival(t *testing.T) {
 func TestArrivalForged(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)
-	h := newHost(t, gbit)
-	h.bridge()
-	box, victim := h.add("one", "10.66.0.2/24", h.ns)
+	h, box, victim := newBridged(t)
 	bad, liar := h.add("two", "10.66.0.3/24", h.ns)
 	h.start()
 	got := h.take(box)
@@ -147,12 +139,8 @@ func TestIngressCeil(t *testing.T) {
 			h.start()
 			before, was := h.state(), h.veth(at, "hone")
 			must(t, h.due(c, policy.Net{}, policy.Net{Ceil: slow}))
-			if h.state() != before {
-				t.Errorf("the uplink has been changed:\n%s", h.state())
-			}
-			if got := h.classesOf(at, "hone")[qdisc.MinorDefault].ceil; got != slow {
-				t.Errorf("the ceil at the veth is %d, want %d", got, slow)
-			}
+			testkit.Same(t, "the uplink has been changed", before, h.state())
+			testkit.Same(t, "the ceil at the veth", uint64(slow), h.classesOf(at, "hone")[qdisc.MinorDefault].ceil)
 			got := h.take(box)
 			passed := func() uint64 { return h.passedAt(at, "hone").Packets }
 			// From the wire, and from a container of the same host.
@@ -166,9 +154,7 @@ func TestIngressCeil(t *testing.T) {
 					t.Errorf("from the %s: %d packets were sent, %d met the ceil", name, heldPackets, n)
 				}
 			}
-			if st := h.passedAt(at, "hone"); st.Drops != 0 {
-				t.Errorf("the ceil has dropped %d packets", st.Drops)
-			}
+			testkit.Same(t, "packets that the ceil has dropped", uint64(0), h.passedAt(at, "hone").Drops)
 			must(t, h.traffic.Remove(t.Context(), c.ID))
 			if now := h.veth(at, "hone"); now != was || len(h.journal.Entries()) != 0 {
 				t.Errorf("after Remove: %s, was %s; journal %+v", now, was, h.journal.Entries())
@@ -192,9 +178,7 @@ func needSharing(t *testing.T) {
 	h.start()
 	before := h.state()
 	err := h.due(fake(1), policy.Net{}, policy.Net{Weight: 1})
-	if err == nil || !strings.Contains(err.Error(), "cannot be shared on this kernel") {
-		t.Errorf("shares of what is received: %v", err)
-	}
+	testkit.Fails(t, "shares of what is received", err, "cannot be shared on this kernel")
 	if h.state() != before || len(h.journal.Entries()) != 0 {
 		t.Errorf("refused, but changed:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
 	}
@@ -225,9 +209,7 @@ func TestIngressRefused(t *testing.T) {
 	h.start()
 	must(t, h.due(fake(1), policy.Net{}, policy.Net{Rate: 900 * mbit}))
 	err := h.due(fake(2), policy.Net{}, policy.Net{Rate: 3 * mbit})
-	if err == nil || !strings.Contains(err.Error(), "uplink nic0, what it receives: rate refused: ") {
-		t.Errorf("more than the link: %v", err)
-	}
+	testkit.Fails(t, "more than the link", err, "uplink nic0, what it receives: rate refused: ")
 	must(t, h.due(fake(2), policy.Net{Rate: 900 * mbit}, policy.Net{})) // the other direction is another link
 }
 

@@ -141,5 +141,3 @@ func (p *programs) trust(id container.ID, past bool) error {
 	}
 	return p.Strict.Set(strict)
 }
-
-func (p *programs) close() error { return errors.Join(p.Normalise.Close(), p.object.Close()) }

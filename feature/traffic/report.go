@@ -3,7 +3,10 @@ package traffic
 import (
 	"cmp"
 	"context"
+	"errors"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -12,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
-	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
@@ -28,22 +31,11 @@ const (
 )
 
 // Row is one class at one uplink, or the classes that limit a container to a ceil at the host end of
-// its veth: what it is due, and what it sent. The counters restart when policy makes the class
-// anew.
+// its veth: what it is due, and what it sent, without names and estimates. The counters restart when
+// policy makes the class anew.
 type Row struct {
-	// Container owns the class. Of Members that share a network, it is the one with the lowest id;
-	// 0 is the host and all containers without policy.
-	Container container.ID
-	Members   []container.ID
-	Uplink    string // or host end
-	Direction Direction
-	Link      uint64     // bit/s, to divide
-	Asked     policy.Net // by policy; nothing for container 0
-
-	Guaranteed, Ceil uint64 // bit/s, at present
-	Level            int    // order for idle bandwidth, 0 is served first
-	Split            int    // longer packets are cut into frames for another container's latency, bytes; 0: no splitting
-	qdisc.Stats
+	api.TrafficClass
+	Members []container.ID // of those that share a network, Container is the lowest
 
 	class  delay.Class
 	tenant tenant.Key      // zero: the default class
@@ -55,6 +47,7 @@ type Reading struct {
 	Taken  time.Time
 	Rows   []Row
 	Missed uint64 // packets not measured because too many waited
+	Err    error  // why Measure has measured no delays; the rest is complete all the same
 }
 
 // Read reads the counters of all classes, and the delays if they are always measured. It leaves out
@@ -118,29 +111,30 @@ func (f *Traffic) read(to []Row, h *hold, way Direction, p model.Plan, owners ma
 		if !known || !there {
 			continue
 		}
-		row := Row{
-			Uplink: p.Link.Name, Direction: way, Link: p.Link.Rate,
-			Guaranteed: c.Guaranteed, Ceil: c.Ceil, Level: c.Level, Split: c.Split, Stats: st,
-			class: delay.Class{NetNS: h.of.NetNS, Index: h.index, Minor: minor},
+		ceil := owners[identity.Nobody] != nil
+		if ceil {
+			st = together(st, stats[qdisc.MinorSparse])
 		}
+		row := Row{class: delay.Class{NetNS: h.of.NetNS, Index: h.index, Minor: minor}, TrafficClass: api.TrafficClass{
+			Uplink: p.Link.Name, Direction: string(way), Link: p.Link.Rate,
+			Guaranteed: c.Guaranteed, Ceil: c.Ceil, Level: c.Level, Split: c.Split,
+			Bytes: st.Bytes, Packets: st.Packets, Borrowed: st.Borrowed, Drops: st.Drops, Overlimits: st.Overlimits,
+			BacklogBytes: st.Backlog, BacklogPackets: st.Queued,
+		}}
 		if t != nil {
-			row.Members, row.Asked, row.tenant = t.members(), t.due[way], t.Key()
-			row.Container = row.Members[0]
+			row.Members, row.tenant = t.IDs(), t.Key()
+			row.Container = api.ID(row.Members[0])
+			n := t.due[way]
+			row.Asked = &api.TrafficAsked{
+				Rate: n.Rate, Ceil: n.Ceil, Weight: uint64(n.Weight), Priority: n.Priority, Latency: n.Latency.Seconds(), Split: n.Split,
+			}
 		}
-		if owners[identity.Nobody] != nil {
-			row.Guaranteed, row.Stats = 0, together(st, stats[qdisc.MinorSparse])
+		if ceil {
+			row.Guaranteed = 0
 		}
 		to = append(to, row)
 	}
 	return to
-}
-
-// together adds the counters of the two classes of a ceil. What one borrows is the other's.
-func together(bulk, sparse qdisc.Stats) qdisc.Stats {
-	return qdisc.Stats{
-		Bytes: bulk.Bytes + sparse.Bytes, Packets: bulk.Packets + sparse.Packets, Drops: bulk.Drops + sparse.Drops,
-		Backlog: bulk.Backlog + sparse.Backlog, Queued: bulk.Queued + sparse.Queued, Overlimits: bulk.Overlimits + sparse.Overlimits,
-	}
 }
 
 // The bounds of traffic_delay_seconds are 2^firstBound ns (16 us) and each doubling up to
@@ -172,24 +166,28 @@ func (f *Traffic) Snapshot() feature.Snapshot {
 	r := f.Read()
 	s := feature.Snapshot{Taken: r.Taken, Help: help}
 	for _, row := range r.Rows {
-		labels := []feature.Label{{Name: "direction", Value: string(row.Direction)}}
+		sample := feature.Sample{
+			Container: container.ID(row.Container), Device: row.Uplink, Labels: []feature.Label{{Name: "direction", Value: row.Direction}},
+		}
 		add := func(name string, v float64) {
-			s.Samples = append(s.Samples, feature.Sample{Container: row.Container, Name: name, Device: row.Uplink, Labels: labels, Value: v})
+			sample.Name, sample.Value = name, v
+			s.Samples = append(s.Samples, sample)
 		}
 		add("traffic_sent_bytes_total", float64(row.Bytes))
 		add("traffic_sent_packets_total", float64(row.Packets))
 		add("traffic_borrowed_packets_total", float64(row.Borrowed))
 		add("traffic_dropped_packets_total", float64(row.Drops))
 		add("traffic_overlimits_total", float64(row.Overlimits))
-		add("traffic_backlog_bytes", float64(row.Backlog))
-		add("traffic_backlog_packets", float64(row.Queued))
+		add("traffic_backlog_bytes", float64(row.BacklogBytes))
+		add("traffic_backlog_packets", float64(row.BacklogPackets))
 		add("traffic_guaranteed_bytes_per_second", float64(row.Guaranteed)/8)
 		add("traffic_ceil_bytes_per_second", float64(row.Ceil)/8)
-		if row.Asked.Rate > 0 {
+		if row.Asked != nil && row.Asked.Rate > 0 {
 			add("traffic_rate_bytes_per_second", float64(row.Asked.Rate)/8)
 		}
 		if row.Delays != nil {
-			s.Samples = append(s.Samples, feature.Sample{Container: row.Container, Name: "traffic_delay_seconds", Device: row.Uplink, Labels: labels, Histogram: row.Delays.Forms(firstBound, lastBound)})
+			sample.Histogram = row.Delays.Forms(firstBound, lastBound)
+			add("traffic_delay_seconds", 0)
 		}
 	}
 	if slices.ContainsFunc(r.Rows, func(row Row) bool { return row.Delays != nil }) {
@@ -201,16 +199,11 @@ func (f *Traffic) Snapshot() feature.Snapshot {
 // Report implements feature.Reporter: the bandwidth that each container is due and gets. If
 // ask.Over is not 0, it measures queueing delays for that time.
 func (f *Traffic) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
-	var m Measured
-	if ask.Over == 0 {
-		m.Reading = f.Read()
-	} else {
-		var err error
-		if m, err = f.Measure(ctx, ask.Over); err != nil {
-			return nil, err
-		}
+	m, err := f.Measure(ctx, ask.Over)
+	if err != nil {
+		return nil, err
 	}
-	r := m.Reading
+	r := m
 	sharer := container.ID(0)
 	if of != nil {
 		if own := rowsOf(r, of.ID); len(own.Rows) > 0 {
@@ -241,7 +234,7 @@ func rowsOf(r Reading, id container.ID) Reading {
 	own := Reading{Taken: r.Taken}
 	for _, row := range r.Rows {
 		if slices.Contains(row.Members, id) {
-			row.Container = id
+			row.Container = api.ID(id)
 			own.Rows = append(own.Rows, row)
 		}
 	}
@@ -254,7 +247,7 @@ func rowsShared(r Reading, of container.Container) (shared Reading, by container
 	shared.Taken = r.Taken
 	for _, row := range r.Rows {
 		if key := of.TenantKey(); key != (tenant.Key{}) && row.tenant == key {
-			shared.Rows, by = append(shared.Rows, row), row.Container
+			shared.Rows, by = append(shared.Rows, row), container.ID(row.Container)
 		}
 	}
 	return shared, by
@@ -262,23 +255,14 @@ func rowsShared(r Reading, of container.Container) (shared Reading, by container
 
 func nameOf(c container.Container, _ bool) string { return c.Name }
 
-// wire converts a reading to the API's form.
+// wire adds names and delays to the classes of a reading.
 func wire(r Reading, lookup func(container.ID) (container.Container, bool)) api.Traffic {
 	t := api.Traffic{Taken: r.Taken, Classes: make([]api.TrafficClass, 0, len(r.Rows))}
 	for _, row := range r.Rows {
-		c := api.TrafficClass{
-			Container: api.ID(row.Container), Uplink: row.Uplink, Direction: string(row.Direction), Link: row.Link,
-			Guaranteed: row.Guaranteed, Ceil: row.Ceil, Level: row.Level, Split: row.Split,
-			Bytes: row.Bytes, Packets: row.Packets, Borrowed: row.Borrowed, Drops: row.Drops, Overlimits: row.Overlimits,
-			BacklogBytes: row.Backlog, BacklogPackets: row.Queued,
-		}
-		if row.Container != 0 {
-			is, _ := lookup(row.Container)
+		c := row.TrafficClass
+		if c.Container != 0 {
+			is, _ := lookup(container.ID(c.Container))
 			c.Name = is.Name
-			c.Asked = &api.TrafficAsked{
-				Rate: row.Asked.Rate, Ceil: row.Asked.Ceil, Weight: uint64(row.Asked.Weight), Priority: row.Asked.Priority,
-				Latency: row.Asked.Latency.Seconds(), Split: row.Asked.Split,
-			}
 		}
 		if h := row.Delays; h != nil {
 			c.Delay = &api.TrafficDelay{
@@ -301,4 +285,79 @@ func (f *Traffic) SelfReport(context.Context) func(container.Container, *api.Sel
 			out.Traffic = &api.SelfTraffic{Taken: t.Taken, Classes: t.Classes}
 		}
 	}
+}
+
+// deviceBytes is the metric that Export adds.
+const deviceBytes = "traffic_device_bytes_total"
+
+// Export implements feature.Exporter: what the devices of all containers have sent and received,
+// also of those without policy. Of containers that share a network, the first answers for all.
+func (f *Traffic) Export() feature.Snapshot {
+	s := feature.Snapshot{Taken: f.cfg.Now(), Help: map[string]string{
+		deviceBytes: "Bytes that a device of the container has sent (egress) or received (ingress), as the kernel counts at it, the overlay's fast path included.",
+	}}
+	if f.cfg.Containers == nil {
+		return s
+	}
+	f.spaces(func(c container.Container, ns *netdev.NS) {
+		for device, n := range f.bytesOf(c, ns) {
+			add := func(way Direction, bytes uint64) {
+				s.Samples = append(s.Samples, feature.Sample{
+					Container: c.ID, Name: deviceBytes, Device: device, Value: float64(bytes),
+					Labels: []feature.Label{{Name: "direction", Value: string(way)}},
+				})
+			}
+			add(Egress, n.TxBytes)
+			add(Ingress, n.RxBytes)
+		}
+	})
+	return s
+}
+
+// spaces calls fn for each container with a network of its own; of those that share one, for the
+// first.
+func (f *Traffic) spaces(fn func(container.Container, *netdev.NS)) {
+	seen := make(map[uint64]bool)
+	for _, c := range f.cfg.Containers.Running() {
+		if c.HostNetwork || c.NetNS == 0 || seen[c.NetNS] {
+			continue
+		}
+		seen[c.NetNS] = true
+		ns, err := f.find.Open(filepath.Join(f.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
+		if err != nil {
+			continue // it has ended
+		}
+		fn(c, ns)
+		ns.Close()
+	}
+}
+
+// bytesOf returns what the devices of a container count, by the name of the host end, or by the kind
+// of a device without one: a container may rename its own devices again and again. It reads them at
+// the container's side, because what bpf_redirect_peer hands over does not pass the host end.
+func (f *Traffic) bytesOf(c container.Container, ns *netdev.NS) map[string]netdev.Counters {
+	all, err := ns.AllCounters(mostOwn)
+	if err != nil && !errors.Is(err, netdev.ErrMany) {
+		return nil
+	}
+	of := make(map[string]netdev.Counters)
+	for _, e := range c.Ends(f.cfg.Roots.Proc) {
+		// It leads to the host if it has a host end where no container can have made it, or is on top
+		// of a device outside. A container may have made any other.
+		if !(e.Host && e.Trusted || unseen(e.Inside.Kind) && e.Inside.Apart) {
+			continue
+		}
+		n, ok := all[e.Inside.Index]
+		if !ok {
+			continue // it has gone
+		}
+		name := e.Inside.Kind
+		if e.Host {
+			name = e.Name
+		}
+		sum := of[name]
+		sum.TxBytes, sum.RxBytes = sum.TxBytes+n.TxBytes, sum.RxBytes+n.RxBytes
+		of[name] = sum
+	}
+	return of
 }

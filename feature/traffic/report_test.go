@@ -3,6 +3,7 @@ package traffic
 import (
 	"testing"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
@@ -12,9 +13,9 @@ import (
 func TestRowsShared(t *testing.T) {
 	app, other := container.ID(2), container.ID(3)
 	r := Reading{Rows: []Row{
-		{Container: app, Members: []container.ID{app}, Uplink: "eth0", tenant: identity.Tenant{NetNS: 70}},
-		{Container: other, Members: []container.ID{other}, Uplink: "eth0", tenant: identity.Tenant{NetNS: 71}},
-		{Uplink: "eth0"}, // the default class
+		{TrafficClass: api.TrafficClass{Container: api.ID(app), Uplink: "eth0"}, Members: []container.ID{app}, tenant: identity.Tenant{NetNS: 70}},
+		{TrafficClass: api.TrafficClass{Container: api.ID(other), Uplink: "eth0"}, Members: []container.ID{other}, tenant: identity.Tenant{NetNS: 71}},
+		{TrafficClass: api.TrafficClass{Uplink: "eth0"}}, // the default class
 	}}
 	for _, c := range []struct {
 		of   container.Container

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -157,7 +158,7 @@ func TestCeilSparse(t *testing.T) {
 			}
 			passed, rows := h.passedAt(h.ns, way.dev).Packets, uint64(0)
 			for _, row := range h.traffic.Read().Rows {
-				if row.Direction == way.direction && row.Container == c.ID {
+				if row.Direction == string(way.direction) && row.Container == api.ID(c.ID) {
 					rows += row.Packets
 				}
 			}

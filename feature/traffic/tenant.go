@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -50,29 +48,8 @@ func dueOf(t policy.Target) (due, bool) {
 	return d, asked(d[Egress]) || asked(d[Ingress])
 }
 
-func (d due) equal(o due) bool { return reflect.DeepEqual(d, o) }
-
 // asked reports whether policy gives anything.
 func asked(n policy.Net) bool { return n != policy.Net{} }
-
-// bare reports whether no runtime knows any of the tenant's containers.
-func (t *shaped) bare() bool {
-	return !slices.ContainsFunc(t.Members(), func(m policy.Target) bool { return m.Container.Source != container.CgroupSource })
-}
-
-// owner owns the changes at a tenant's devices.
-func (t *shaped) owner() journal.Owner {
-	return journal.Owner{Feature: name, Container: uint64(t.Owner())}
-}
-
-// members lists the ids of the members. Reports name a tenant by the first, which is the lowest.
-func (t *shaped) members() (ids []container.ID) {
-	for _, m := range t.Members() {
-		ids = append(ids, m.Container.ID)
-	}
-	slices.Sort(ids)
-	return ids
-}
 
 // close closes the programs of a tenant. Queues stay.
 func (t *shaped) close() error {
@@ -276,7 +253,7 @@ func (f *Traffic) limit(t *shaped, h *hold, ceil uint64) error {
 		return err
 	}
 	h.theirs, h.link = "", p.Link
-	if err := f.put(ns, h, p, t.owner()); err != nil {
+	if err := f.put(ns, h, p, journal.Owner{Feature: name, Container: uint64(t.Owner())}); err != nil {
 		return err
 	}
 	return f.sort(ns, h)
@@ -310,26 +287,6 @@ func (h *hold) stricter(ns *netdev.NS, ceil uint64) (string, error) {
 		return "", err
 	}
 	return limitText(l) + " at " + dev.Name, nil
-}
-
-// ceiling returns the plan of a device that is limited to a ceil. Sparse flows have a class that is
-// served first. Half of the ceil is each class's own, so that neither starves.
-func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
-	dev, err := ns.Link(index)
-	if err != nil {
-		return model.Plan{}, err
-	}
-	l := linkOf(dev)
-	l.Rate = ceil
-	p, err := model.Compute(l, nil)
-	if err != nil {
-		return model.Plan{}, err
-	}
-	p.Classes[0].HTB.Rate = ceil / 2
-	sparse := p.Classes[0]
-	sparse.Slot, p.Classes[0].HTB.Prio = qdisc.MinorSparse, 1
-	p.Classes = append(p.Classes, sparse)
-	return p, nil
 }
 
 // withdraw undoes a tenant's holds except those with a ceil.

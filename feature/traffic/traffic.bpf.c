@@ -270,7 +270,7 @@ int fl_lead(struct __sk_buff *skb)
  * algorithm, ITU-T I.371). Beyond that it is bulk until it has paused for as long as bulk
  * usually waits, so that its next packet does not overtake its last one.
  *
- * User space has the constants, of each queue: hold.go. A flow of 0 (ARP, fragments,
+ * User space has the constants, of each queue: sparse.go. A flow of 0 (ARP, fragments,
  * ICMP that is no echo, ESP) is one like any other: neighbours are found while bulk waits,
  * and a flood of fragments is bulk and stays in order.
  */

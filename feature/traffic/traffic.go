@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -83,18 +84,13 @@ type Traffic struct {
 	contends contention
 }
 
-func (cfg Config) withDefaults() Config {
+// New probes the host. It changes nothing.
+func New(cfg Config) (*Traffic, error) {
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
 	cfg.NetNS = cmp.Or(cfg.NetNS, filepath.Join(cfg.Roots.Proc, "self", "ns", "net"))
-	return cfg
-}
-
-// New probes the host. It changes nothing.
-func New(cfg Config) (*Traffic, error) {
-	cfg = cfg.withDefaults()
 	f := &Traffic{
 		cfg:     cfg,
 		find:    netdev.NewFinder(cfg.Roots.Proc, time.Now),
@@ -240,7 +236,7 @@ type admission struct {
 // force. While the members disagree, or the uplinks cannot be divided with this due, it returns an
 // error, and the tenant's due stays.
 func (f *Traffic) admit(in *tenant.Tenant, c container.Container) (a admission, err error) {
-	agreed := tenant.AgreeFunc(in.Members(), dueOf, due.equal)
+	agreed := tenant.AgreeFunc(in.Members(), dueOf, func(a, b due) bool { return reflect.DeepEqual(a, b) })
 	if other, ok := agreed.Against(c.ID); ok {
 		return a, fmt.Errorf("%w: container %s (%q); what is in force for them stays until theirs are the same", feature.ErrDisagree, other.ID, other.Name)
 	}
@@ -435,7 +431,7 @@ func (f *Traffic) Close() error {
 	clear(f.uplinks)
 	errs = append(errs, f.unwatch(), f.unfollow())
 	if f.programs != nil {
-		errs = append(errs, f.programs.close())
+		errs = append(errs, f.programs.Normalise.Close(), f.programs.object.Close())
 		f.programs = nil
 	}
 	if f.host != nil {

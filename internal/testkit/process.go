@@ -13,9 +13,9 @@ import (
 )
 
 // Again starts the program of this test once more, with a variable in its environment ("A=b"), and
-// waits until it prints "go". kill kills it, at the end of t at the latest, and fails t if it has
+// waits until it prints "go". kill kills the process, at the end of t at the latest, and fails t if it has
 // printed more: why it ended by itself.
-func Again(t testing.TB, variable string) (kill func()) {
+func Again(t testing.TB, variable string) (pid int, kill func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env, cmd.Stderr = append(os.Environ(), variable), os.Stderr
@@ -34,7 +34,7 @@ func Again(t testing.TB, variable string) (kill func()) {
 	if !lines.Scan() || lines.Text() != "go" {
 		t.Fatalf("it says %q", lines.Text())
 	}
-	return kill
+	return cmd.Process.Pid, kill
 }
 
 // CPUTime returns the CPU time of a process so far, by clock_getcpuclockid(3).

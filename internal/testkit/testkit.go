@@ -8,9 +8,11 @@ package testkit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -73,6 +75,54 @@ func Same(t testing.TB, what string, want, got any, opts ...cmp.Option) {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }
+
+// Gives is Same for a call that may fail: testkit.Gives(t, what, want)(call()).
+func Gives[T any](t testing.TB, what string, want T) func(got T, err error) {
+	t.Helper()
+	return func(got T, err error) {
+		t.Helper()
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%s: error %v (-want +got):\n%s", what, err, diff)
+		}
+	}
+}
+
+// None fails the test where a list has anything in it, and goes on.
+func None[E any](t testing.TB, what string, list []E) {
+	t.Helper()
+	if len(list) > 0 {
+		t.Errorf("%s: %+v, want none", what, list)
+	}
+}
+
+// Is fails the test unless errors.Is(err, want), and goes on. A want of nil is no error.
+func Is(t testing.TB, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+// Fails fails the test unless there is an error, with all of these words, and goes on.
+func Fails(t testing.TB, what string, err error, words ...string) {
+	t.Helper()
+	if err == nil || slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(err.Error(), w) }) {
+		t.Errorf("%s: %v, want an error with %q", what, err, words)
+	}
+}
+
+// Says fails the test unless an error contains a text, or there is none where the text is empty.
+func Says(t testing.TB, what string, err error, text string) {
+	t.Helper()
+	if text == "" {
+		Is(t, what, err, nil)
+	} else {
+		Fails(t, what, err, text)
+	}
+}
+
+// Err returns the error of a call that has another result, too.
+func Err[T any](_ T, err error) error { return err }
 
 // Await waits until a condition holds, and ends the test if it does not come about.
 func Await(t testing.TB, what string, holds func() bool) {

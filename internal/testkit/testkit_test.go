@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,11 +9,42 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 )
 
 func TestMain(m *testing.M) { Main(m) }
+
+// reporter is a test that notes whether it has failed.
+type reporter struct {
+	testing.TB
+	failed bool
+}
+
+func (r *reporter) Errorf(string, ...any) { r.failed = true }
+
+// Each check fails for what it is to find, and for nothing else.
+func TestChecks(t *testing.T) {
+	absent := fmt.Errorf("open x: %w", os.ErrNotExist)
+	for name, check := range map[string]func(t testing.TB, good bool){
+		"Same":        func(t testing.TB, good bool) { Same(t, "", true, good) },
+		"Gives":       func(t testing.TB, good bool) { Gives(t, "", true)(good, nil) },
+		"Gives error": func(t testing.TB, good bool) { Gives(t, "", 1)(1, map[bool]error{false: absent}[good]) },
+		"None":        func(t testing.TB, good bool) { None(t, "", map[bool][]int{false: {0}}[good]) },
+		"Is":          func(t testing.TB, good bool) { Is(t, "", absent, map[bool]error{true: os.ErrNotExist}[good]) },
+		"Is nil":      func(t testing.TB, good bool) { Is(t, "", map[bool]error{false: absent}[good], nil) },
+		"Fails":       func(t testing.TB, good bool) { Fails(t, "", map[bool]error{true: absent}[good]) },
+		"Fails words": func(t testing.TB, good bool) { Fails(t, "", absent, "open", map[bool]string{false: "close"}[good]) },
+		"Says":        func(t testing.TB, good bool) { Says(t, "", absent, map[bool]string{true: "open x"}[good]) },
+		"Says none":   func(t testing.TB, good bool) { Says(t, "", map[bool]error{false: absent}[good], "") },
+	} {
+		for _, good := range []bool{true, false} {
+			r := &reporter{TB: t}
+			if check(r, good); r.failed == good {
+				t.Errorf("%s, good %v: failed %v", name, good, r.failed)
+			}
+		}
+	}
+}
 
 func TestCgroupMounts(t *testing.T) {
 	tests := []struct {
@@ -31,9 +63,7 @@ func TestCgroupMounts(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, cgroupMounts([]byte(tt.mountinfo))); diff != "" {
-				t.Error(diff)
-			}
+			Same(t, "mounts", tt.want, cgroupMounts([]byte(tt.mountinfo)))
 		})
 	}
 }
@@ -87,10 +117,6 @@ func TestDebrisLoopAndPin(t *testing.T) {
 		Must(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	want := []string{filepath.Join(root, "a/flx"), filepath.Join(root, "fairlead")}
-	if diff := cmp.Diff(want, markedDirs(root)); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]string{filepath.Join(root, "fairlead")}, marked(root)); diff != "" {
-		t.Error(diff)
-	}
+	Same(t, "marked below", want, markedDirs(root))
+	Same(t, "marked", []string{filepath.Join(root, "fairlead")}, marked(root))
 }

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 var must = testkit.Must
@@ -30,36 +29,25 @@ func TestFind(t *testing.T) {
 	}
 	want := Disk{Name: "sda", Major: 8, Size: 1 << 20, Model: "DISK S1", Unique: "serial S1", Sequence: 9, Scheduler: "bfq"}
 	for _, minor := range []uint32{0, 1} {
-		if d, err := Find(sys, 8, minor); err != nil || d != want {
-			t.Errorf("8:%d: %+v, %v, want %+v", minor, d, err, want)
-		}
+		testkit.Gives(t, fmt.Sprintf("8:%d", minor), want)(Find(sys, 8, minor))
 	}
 	if all, err := Disks(sys); err != nil || len(all) != 1 || all[0] != want {
 		t.Errorf("disks %+v, %v, want %+v alone", all, err, want)
 	}
-	if id := want.Identity(); id != "DISK S1, serial S1, 1048576 bytes" {
-		t.Errorf("identity %q", id)
-	}
+	testkit.Same(t, "identity", "DISK S1, serial S1, 1048576 bytes", want.Identity())
 	if _, err := Find(sys, 253, 0); !errors.Is(err, ErrNoRequests) || !strings.HasSuffix(err.Error(), "device mapper on /dev/sda1") {
 		t.Errorf("device mapper: %v", err)
 	}
-	if _, err := Find(sys, 251, 0); !errors.Is(err, ErrNoRequests) {
-		t.Errorf("zram: %v", err)
-	}
-	if _, err := Find(sys, 9, 9); !errors.Is(err, ErrNoDevice) {
-		t.Errorf("unknown: %v", err)
-	}
+	testkit.Is(t, "zram", testkit.Err(Find(sys, 251, 0)), ErrNoRequests)
+	testkit.Is(t, "unknown", testkit.Err(Find(sys, 9, 9)), ErrNoDevice)
 	for _, path := range []string{filepath.Join(sys, "none"), filepath.Join(sys, "devices/sda/dev"), sys, "/dev/null"} {
-		if _, err := Open(sys, path); !errors.Is(err, ErrNoDevice) {
-			t.Errorf("%s: %v", path, err)
-		}
+		testkit.Is(t, path, testkit.Err(Open(sys, path)), ErrNoDevice)
 	}
 }
 
 func TestOpenInKernel(t *testing.T) {
 	testkit.NeedRoot(t)
-	l, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
+	l := testkit.NewDisk(t, 1<<20)
 	d, err := Open("/sys", l.Path)
 	if err != nil || "/dev/"+d.Name != l.Path || d.Size != 1<<20 || d.Loop == "" || d.Scheduler == "" {
 		t.Errorf("%+v, %v, of %s", d, err, l.Path)
@@ -67,18 +55,14 @@ func TestOpenInKernel(t *testing.T) {
 	for name, to := range map[string]string{"a": l.Path, "b": d.Name} { // absolute and relative
 		link := filepath.Join("/dev", filepath.Base(filepath.Dir(t.TempDir()))+"-"+name)
 		must(t, os.Symlink(to, link))
-		if got, err := Open("/sys", link); err != nil || got != d {
-			t.Errorf("by a link to %s: %+v, %v", to, got, err)
-		}
+		testkit.Gives(t, "by a link to "+to, d)(Open("/sys", link))
 		must(t, os.Remove(link))
 	}
 	// Any user may make files, links and mounts on a file system below /dev.
 	stranger := filepath.Join("/dev/shm", filepath.Base(filepath.Dir(t.TempDir()))+"-block")
 	must(t, os.Symlink(l.Path, stranger))
-	if _, err := Open("/sys", stranger); !errors.Is(err, ErrNoDevice) {
-		t.Errorf("through another file system: %v", err)
-	}
-	must(t, errors.Join(os.Remove(stranger), l.Close()))
+	testkit.Is(t, "through another file system", testkit.Err(Open("/sys", stranger)), ErrNoDevice)
+	must(t, os.Remove(stranger))
 }
 
 // Identity distinguishes disks of one model and size by WWID or serial number, or else by the place

@@ -15,13 +15,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/mountinfo"
 )
 
-// ErrOccupied is returned, wrapped, for a device that must not be written to: it is in use, or may
+// errOccupied is returned, wrapped, for a device that must not be written to: it is in use, or may
 // hold data. The text gives the reason.
-var ErrOccupied = errors.New("writing to it would destroy data")
+var errOccupied = errors.New("writing to it would destroy data")
 
 // Claim opens a disk or a partition to write to all of it. The claim is exclusive until the caller
 // closes the file: meanwhile the kernel refuses to mount the device, to swap to it or to make it
-// part of an array. Claim refuses an occupied device with ErrOccupied.
+// part of an array. Claim refuses an occupied device with errOccupied.
 func Claim(proc, sys, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0)
 	if err != nil && !errors.Is(err, unix.EBUSY) {
@@ -30,7 +30,7 @@ func Claim(proc, sys, path string) (*os.File, error) {
 	busy := err != nil
 	switch err = Vacant(proc, sys, path); {
 	case err == nil && busy:
-		err = fmt.Errorf("%s: %w: the kernel or another program holds it; it may be mounted in another mount namespace", path, ErrOccupied)
+		err = fmt.Errorf("%s: %w: the kernel or another program holds it; it may be mounted in another mount namespace", path, errOccupied)
 	case err == nil:
 		return f, nil
 	}
@@ -40,7 +40,7 @@ func Claim(proc, sys, path string) (*os.File, error) {
 	return nil, err
 }
 
-// Vacant returns ErrOccupied with the reason if a device must not be written to: it or a partition
+// Vacant returns errOccupied with the reason if a device must not be written to: it or a partition
 // of it is mounted, is swap, or is part of another device, or it has the signature of a file
 // system, a partition table or the like. Any other error is one of reading.
 func Vacant(proc, sys, path string) error {
@@ -67,7 +67,7 @@ func Vacant(proc, sys, path string) error {
 		reasons = append(reasons, fmt.Sprintf("it has the signature of %s (`wipefs --all %s` removes it if nothing there is needed)", signature, path))
 	}
 	if len(reasons) > 0 {
-		return fmt.Errorf("%s: %w: %s", path, ErrOccupied, strings.Join(reasons, "; "))
+		return fmt.Errorf("%s: %w: %s", path, errOccupied, strings.Join(reasons, "; "))
 	}
 	return nil
 }

@@ -12,16 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 func testDisk(t *testing.T) string {
 	t.Helper()
 	testkit.NeedRoot(t)
-	l, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, l.Close()) })
-	return l.Path
+	return testkit.NewDisk(t, 1<<20).Path
 }
 
 func mustRefuse(t *testing.T, path, why string) {
@@ -30,7 +26,7 @@ func mustRefuse(t *testing.T, path, why string) {
 	if err == nil {
 		f.Close()
 	}
-	if !errors.Is(err, ErrOccupied) || !strings.Contains(err.Error(), why) {
+	if !errors.Is(err, errOccupied) || !strings.Contains(err.Error(), why) {
 		t.Errorf("claim %s: %v, want %q", path, err, why)
 	}
 }
@@ -54,9 +50,7 @@ func TestClaimHeld(t *testing.T) {
 	f, err := Claim("/proc", "/sys", path)
 	must(t, err)
 	mustRefuse(t, path, "another program holds it")
-	if err := Vacant("/proc", "/sys", path); err != nil {
-		t.Errorf("what is claimed is not occupied: %v", err)
-	}
+	testkit.Is(t, "what is claimed is not occupied", Vacant("/proc", "/sys", path), nil)
 	must(t, f.Close())
 	if f, err = Claim("/proc", "/sys", path); err != nil {
 		t.Fatal(err)
@@ -80,19 +74,13 @@ func TestClaimSigned(t *testing.T) {
 		f, err := os.OpenFile(path, os.O_RDWR, 0)
 		must(t, err)
 		for offset, magic := range at {
-			if _, err := f.WriteAt([]byte(magic), offset); err != nil {
-				t.Fatal(err)
-			}
+			must(t, testkit.Err(f.WriteAt([]byte(magic), offset)))
 			mustRefuse(t, path, what)
-			if _, err := f.WriteAt(make([]byte, len(magic)), offset); err != nil {
-				t.Fatal(err)
-			}
+			must(t, testkit.Err(f.WriteAt(make([]byte, len(magic)), offset)))
 		}
 		must(t, f.Close())
 	}
-	if err := Vacant("/proc", "/sys", path); err != nil {
-		t.Errorf("without any of them: %v", err)
-	}
+	testkit.Is(t, "without any of them", Vacant("/proc", "/sys", path), nil)
 }
 
 // The partitions of a disk hold it, and so do the devices built on them. A partition is held

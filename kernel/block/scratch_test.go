@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // The scratch file has the requested size and no name. An interrupted Scratch leaves nothing.
@@ -19,9 +21,7 @@ func TestScratch(t *testing.T) {
 	file.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Scratch(ctx, dir, 2); !errors.Is(err, context.Canceled) {
-		t.Errorf("interrupted: %v", err)
-	}
+	testkit.Is(t, "interrupted", testkit.Err(Scratch(ctx, dir, 2)), context.Canceled)
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
@@ -31,7 +31,5 @@ func TestHolding(t *testing.T) {
 	if _, err := Holding("/sys", filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no directory: %v", err)
 	}
-	if _, err := Holding("/sys", "/proc"); !errors.Is(err, ErrNoDevice) {
-		t.Errorf("on no disk: %v", err)
-	}
+	testkit.Is(t, "on no disk", testkit.Err(Holding("/sys", "/proc")), ErrNoDevice)
 }

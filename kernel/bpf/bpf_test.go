@@ -2,10 +2,10 @@ package bpf
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"reflect"
 	"runtime"
-	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -82,6 +82,7 @@ func object() (*ebpf.CollectionSpec, error) {
 
 func open(t *testing.T, vars Vars, shared Maps) *Object {
 	t.Helper()
+	testkit.NeedRoot(t)
 	o, err := Open("test", object, vars, shared)
 	must(t, err)
 	t.Cleanup(func() { must(t, o.Close()) })
@@ -98,7 +99,6 @@ func run(t *testing.T, p *ebpf.Program) uint32 {
 // Programs of an object share its maps and what varies; constants are their own.
 func TestLoad(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	o := open(t, Vars{"fl_const": uint32(1)}, nil)
 	if o.Map("fl_seen") != nil {
 		t.Error("fl_seen is there before a program needs it")
@@ -116,9 +116,7 @@ func TestLoad(t *testing.T) {
 	if one, two := run(t, objs.One), run(t, two); one != 11 || two != 12 {
 		t.Errorf("they return %d and %d, want 11 and 12", one, two)
 	}
-	if got := o.Usage(); !slices.Equal(got, []Usage{{"test", "fl_seen", 2, 8}}) {
-		t.Errorf("usage %v after an entry by each program", got)
-	}
+	testkit.Same(t, "usage", []Usage{{"test", "fl_seen", 2, 8}}, o.Usage())
 
 	// Another object uses the same map, which is not its to report.
 	other := open(t, Vars{"fl_const": uint32(3)}, Maps{"fl_seen": o.Map("fl_seen")})
@@ -158,7 +156,6 @@ func attached(t *testing.T, name string) (n int) {
 // It attaches all programs, or none.
 func TestAttach(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	o := open(t, nil, nil)
 	links, err := o.Attach("fl_in", "fl_out")
 	must(t, err)
@@ -172,9 +169,7 @@ func TestAttach(t *testing.T) {
 		must(t, err)
 		is, err := p.Info()
 		must(t, errors.Join(err, p.Close()))
-		if want := []string{"fl_in", "fl_out"}[i]; is.Name != want {
-			t.Errorf("link %d is of %s, want %s", i, is.Name, want)
-		}
+		testkit.Same(t, fmt.Sprintf("link %d is of", i), []string{"fl_in", "fl_out"}[i], is.Name)
 	}
 	must(t, links.Close())
 	if links, err := o.Attach("fl_in", "fl_one"); links != nil || err == nil {
@@ -190,7 +185,6 @@ func TestAttach(t *testing.T) {
 // Usage counts each kind of hash map, through all of its batches.
 func TestUsage(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	o := open(t, nil, nil)
 	var objs struct {
 		LRU    *ebpf.Map `ebpf:"fl_lru"`
@@ -199,9 +193,7 @@ func TestUsage(t *testing.T) {
 	}
 	must(t, o.Load(&objs, nil))
 	want := []Usage{{"test", "fl_lru", 0, 100_000 + 256*ebpf.MustPossibleCPU()}, {"test", "fl_percpu", 0, 20_000}}
-	if got := o.Usage(); !slices.Equal(got, want) {
-		t.Errorf("usage %v, want %v", got, want)
-	}
+	testkit.Same(t, "usage", want, o.Usage())
 	n := testkit.Scale(t, 9_000, 50_000)
 	for i := range uint32(n) {
 		must(t, objs.LRU.Put(i, uint64(i)))
@@ -211,9 +203,7 @@ func TestUsage(t *testing.T) {
 		must(t, objs.PerCPU.Put(i, each))
 	}
 	want[0].Entries, want[1].Entries = n, 20_000
-	if got := o.Usage(); !slices.Equal(got, want) {
-		t.Errorf("usage %v, want %v", got, want)
-	}
+	testkit.Same(t, "usage", want, o.Usage())
 	must(t, o.Close())
 	if got := o.Usage(); got != nil {
 		t.Errorf("usage %v after Close", got)
@@ -250,19 +240,11 @@ func TestReserve(t *testing.T) {
 }
 
 func TestUnknown(t *testing.T) {
-	if o, err := Open("test", object, Vars{"fl_const": uint64(1)}, nil); err == nil {
-		t.Errorf("eight bytes for four: %v", o)
-	}
-	if o, err := Open("test", object, Vars{"fl_other": 1}, nil); err == nil {
-		t.Errorf("an unknown variable: %v", o)
-	}
+	testkit.Fails(t, "eight bytes for four", testkit.Err(Open("test", object, Vars{"fl_const": uint64(1)}, nil)))
+	testkit.Fails(t, "an unknown variable", testkit.Err(Open("test", object, Vars{"fl_other": 1}, nil)))
 	o := open(t, nil, nil)
-	if p, err := o.Program("fl_other", nil); err == nil {
-		t.Errorf("an unknown program: %v", p)
-	}
-	if p, err := o.Program("fl_one", Vars{"fl_other": 1}); err == nil {
-		t.Errorf("an unknown variable: %v", p)
-	}
+	testkit.Fails(t, "an unknown program", testkit.Err(o.Program("fl_other", nil)))
+	testkit.Fails(t, "an unknown variable", testkit.Err(o.Program("fl_one", Vars{"fl_other": 1})))
 	if err := o.Load(&struct {
 		Other *ebpf.Map `ebpf:"fl_other"`
 	}{}, nil); err == nil {
@@ -280,9 +262,7 @@ func TestFields(t *testing.T) {
 		inner
 		C *ebpf.Program `ebpf:"c"`
 	}](), func(name string, typ reflect.Type) { got = append(got, name+" "+typ.String()) })
-	if want := []string{"a *ebpf.Map", "c *ebpf.Program"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
+	testkit.Same(t, "fields", []string{"a *ebpf.Map", "c *ebpf.Program"}, got)
 }
 
 // A program is detached although another process has its link open.

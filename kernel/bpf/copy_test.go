@@ -11,7 +11,6 @@ import (
 // next user's variables, until it has been idle for too long.
 func TestCopy(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	o := open(t, nil, nil)
 	take := func(n uint32) *Copy {
 		t.Helper()
@@ -43,9 +42,7 @@ func TestCopy(t *testing.T) {
 	must(t, again.Close())
 	again.until = time.Now()
 	o.closeIdle()
-	if n := len(o.idle["fl_own"]); n != 0 {
-		t.Errorf("%d copies are idle, want none", n)
-	}
+	testkit.Same(t, "copies are idle", 0, len(o.idle["fl_own"]))
 	must(t, two.Close())
 	must(t, o.Close())
 	if two.FD() >= 0 {

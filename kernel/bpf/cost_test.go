@@ -6,13 +6,10 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-
-	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // The runs of a program in the window are counted and timed, those before are not.
 func TestCosts(t *testing.T) {
-	testkit.NeedRoot(t)
 	o := open(t, nil, nil)
 	var objs struct {
 		One *ebpf.Program `ebpf:"fl_one"`

@@ -5,7 +5,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -45,18 +44,14 @@ func TestReadBandwidth(t *testing.T) {
 		}
 	}
 	without := tree(t, filepath.Join(t.TempDir(), "cg"))
-	if _, err := ReadBandwidth(without); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("no controller: %v", err)
-	}
+	testkit.Is(t, "no controller", testkit.Err(ReadBandwidth(without)), errors.ErrUnsupported)
 	if _, limited, err := CPUQuota(without); limited || err != nil {
 		t.Errorf("the root of v2 has a quota: %v, %v", limited, err)
 	}
 	if cpus, _, err := CPUQuota(tree(t, filepath.Join(t.TempDir(), "cg"), "cpu.max", "-5 100000\n")); err == nil {
 		t.Errorf("a negative quota is %v CPUs", cpus)
 	}
-	if _, err := ReadBandwidth(filepath.Join(t.TempDir(), "gone")); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("gone: %v", err)
-	}
+	testkit.Is(t, "gone", testkit.Err(ReadBandwidth(filepath.Join(t.TempDir(), "gone"))), journal.ErrGone)
 }
 
 func TestReadPeriods(t *testing.T) {
@@ -76,9 +71,7 @@ func TestReadPeriods(t *testing.T) {
 			t.Errorf("%q: %+v, %v", c.stat, p, err)
 		}
 	}
-	if _, err := ReadPeriods(filepath.Join(t.TempDir(), "gone")); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("gone: %v", err)
-	}
+	testkit.Is(t, "gone", testkit.Err(ReadPeriods(filepath.Join(t.TempDir(), "gone"))), journal.ErrGone)
 }
 
 // TestQuotaInKernel writes a quota and reads everything back.
@@ -92,20 +85,12 @@ func TestQuotaInKernel(t *testing.T) {
 	k, value := Quota(cg.CPU, cg.CPU == cg.V2, 12345678*time.Nanosecond, before.Period)
 	must(t, k.Write(value))
 	want := Bandwidth{Quota: 12346 * time.Microsecond, Limited: true, Period: before.Period}
-	if got, err := ReadBandwidth(cg.CPU); err != nil || got != want {
-		t.Errorf("%+v, %v, want %+v", got, err, want)
-	}
-	if got, err := k.Read(); err != nil || got != value {
-		t.Errorf("reads back as %q, %v, was %q", got, err, value)
-	}
-	if _, err := ReadPeriods(cg.CPU); err != nil {
-		t.Error(err)
-	}
+	testkit.Gives(t, "ReadBandwidth", want)(ReadBandwidth(cg.CPU))
+	testkit.Gives(t, "reads back as", value)(k.Read())
+	testkit.Check(t, testkit.Err(ReadPeriods(cg.CPU)))
 	child := cg.Child(t, "child")
 	must(t, os.Remove(child.CPU))
-	if _, err := ReadPeriods(child.CPU); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("gone: %v", err)
-	}
+	testkit.Is(t, "gone", testkit.Err(ReadPeriods(child.CPU)), journal.ErrGone)
 }
 
 func FuzzParseBandwidth(f *testing.F) {
@@ -122,11 +107,6 @@ func TestChildren(t *testing.T) {
 	root := tree(t, filepath.Join(t.TempDir(), "cg"))
 	tree(t, filepath.Join(root, "a", "below"))
 	tree(t, filepath.Join(root, "b"))
-	got, err := Children(root, math.MaxInt)
-	if want := []string{filepath.Join(root, "a"), filepath.Join(root, "b")}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("%q, %v, want %q", got, err, want)
-	}
-	if _, err := Children(filepath.Join(root, "gone"), math.MaxInt); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("gone: %v", err)
-	}
+	testkit.Gives(t, "children", []string{filepath.Join(root, "a"), filepath.Join(root, "b")})(Children(root, math.MaxInt))
+	testkit.Is(t, "gone", testkit.Err(Children(filepath.Join(root, "gone"), math.MaxInt)), journal.ErrGone)
 }

@@ -39,9 +39,7 @@ func TestFileOnDisk(t *testing.T) {
 	testkit.Write(t, filepath.Join(root, "cpu", "cpu.idle"), "0\n")
 	k, err := Open(root, journal.Ref{Kind: "file", Object: name})
 	must(t, err)
-	if got, err := k.Read(); err != nil || got != "1024" {
-		t.Errorf("read %q, %v", got, err)
-	}
+	testkit.Gives(t, "Read", "1024")(k.Read())
 	testkit.Check(t, k.Write("2048"))
 	if b, _ := os.ReadFile(name); string(b) != "2048" {
 		t.Errorf("file holds %q", b)
@@ -50,15 +48,9 @@ func TestFileOnDisk(t *testing.T) {
 		t.Errorf("ref is %v", k.Ref())
 	}
 	must(t, os.RemoveAll(filepath.Dir(name)))
-	if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("read of a gone cgroup: %v", err)
-	}
-	if err := k.Write("1"); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("write to a gone cgroup: %v", err)
-	}
-	if _, err := os.Stat(name); err == nil {
-		t.Error("the write made a file")
-	}
+	testkit.Is(t, "read of a gone cgroup", testkit.Err(k.Read()), journal.ErrGone)
+	testkit.Is(t, "write to a gone cgroup", k.Write("1"), journal.ErrGone)
+	testkit.Fails(t, "a file that the write made", testkit.Err(os.Stat(name)))
 }
 
 func TestFileRefusals(t *testing.T) {
@@ -101,9 +93,7 @@ func TestFileRefusals(t *testing.T) {
 		t.Errorf("secret holds %q", b)
 	}
 	testkit.Write(t, filepath.Join(root, "a/huge"), strings.Repeat("x", maxValue+1))
-	if _, err := File(filepath.Join(root, "a/huge")).Read(); err == nil {
-		t.Error("a huge file was read")
-	}
+	testkit.Fails(t, "a huge file", testkit.Err(File(filepath.Join(root, "a/huge")).Read()))
 }
 
 // TestFileInKernel turns and restores the knobs of a real cgroup.
@@ -135,18 +125,14 @@ func TestFileInKernel(t *testing.T) {
 		t.Errorf("restore: %v, %v", out, err)
 	}
 	for name, want := range before {
-		if got, err := File(filepath.Join(cg.CPU, name)).Read(); err != nil || got != want {
-			t.Errorf("%s is %q (%v), was %q", name, got, err, want)
-		}
+		testkit.Gives(t, name, want)(File(filepath.Join(cg.CPU, name)).Read())
 	}
 	if _, limited, err := CPUQuota(cg.CPU); err != nil || limited {
 		t.Errorf("quota after restore: %v, %v", limited, err)
 	}
 
 	testkit.Check(t, File(filepath.Join(cg.CPU, "cpu.idle")).Write("1"))
-	if w, err := Weight(cg.CPU); w != 0 || err != nil {
-		t.Errorf("weight of an idle cgroup is %v, %v", w, err)
-	}
+	testkit.Gives(t, "weight of an idle cgroup", uint64(0))(Weight(cg.CPU))
 
 	// A cgroup is removed while the knob is open, and before.
 	child := cg.Child(t, "child")
@@ -158,9 +144,7 @@ func TestFileInKernel(t *testing.T) {
 	for name, err := range map[string]error{
 		"quota": third(CPUQuota(child.CPU)), "weight": second(Weight(child.CPU)), "cpus": second(CPUs(child.CPU)),
 	} {
-		if !errors.Is(err, journal.ErrGone) {
-			t.Errorf("%s of a gone cgroup: %v", name, err)
-		}
+		testkit.Is(t, name+" of a gone cgroup", err, journal.ErrGone)
 	}
 }
 
@@ -221,13 +205,9 @@ func TestFiles(t *testing.T) {
 	testkit.Must(t, os.Mkdir(cg.CPU, 0o755))
 	quota(0) // the kept files are of the one before
 	f.Keep(map[string]bool{cg.CPU: true})
-	if len(f.open) != kept {
-		t.Errorf("%d files are open of a directory to keep, want %d", len(f.open), kept)
-	}
+	testkit.Same(t, "files are open of a directory to keep", kept, len(f.open))
 	f.Keep(nil)
-	if len(f.open) != 0 {
-		t.Errorf("%d files are open of no directory", len(f.open))
-	}
+	testkit.Same(t, "files are open of no directory", 0, len(f.open))
 }
 
 // A host with many containers does not use up the agent's descriptors.
@@ -243,7 +223,5 @@ func TestFilesBound(t *testing.T) {
 			}
 		}
 	}
-	if len(f.open) != maxKept {
-		t.Errorf("%d files are open, want %d", len(f.open), maxKept)
-	}
+	testkit.Same(t, "files are open", maxKept, len(f.open))
 }

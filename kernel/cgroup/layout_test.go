@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -56,21 +54,15 @@ func TestDetect(t *testing.T) {
 					*p = filepath.Join(root, *p)
 				}
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("layout (-want +got):\n%s", diff)
-			}
+			testkit.Same(t, "layout", tc.want, got)
 		})
 	}
 }
 
 func TestDetectNothing(t *testing.T) {
 	proc, root := fakeHost(t, "31 23 0:28 / ROOT rw - tmpfs tmpfs rw\n", "-", "")
-	if _, err := Detect(proc, root); !errors.Is(err, ErrNone) {
-		t.Errorf("no hierarchy: got %v, want ErrNone", err)
-	}
-	if _, err := Detect(filepath.Join(proc, "nowhere"), root); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no proc: got %v, want ErrNotExist", err)
-	}
+	testkit.Is(t, "no hierarchy", testkit.Err(Detect(proc, root)), ErrNone)
+	testkit.Is(t, "no proc", testkit.Err(Detect(filepath.Join(proc, "nowhere"), root)), fs.ErrNotExist)
 }
 
 func TestOfPID(t *testing.T) {
@@ -100,12 +92,8 @@ func TestOfPID(t *testing.T) {
 			if !errors.Is(err, tc.err) {
 				t.Fatalf("error %v, want %v", err, tc.err)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("paths (-want +got):\n%s", diff)
-			}
-			if _, err := tc.layout.OfPID(proc, 8); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("absent process: got %v, want ErrNotExist", err)
-			}
+			testkit.Same(t, "paths", tc.want, got)
+			testkit.Is(t, "absent process", testkit.Err(tc.layout.OfPID(proc, 8)), fs.ErrNotExist)
 		})
 	}
 }
@@ -125,9 +113,7 @@ func TestThisHost(t *testing.T) {
 			t.Errorf("ID(%s) = %d, %v", dir, id, err)
 		}
 	}
-	if _, err := ID("/proc/self/cgroup"); err == nil {
-		t.Error("ID of a file: no error")
-	}
+	testkit.Fails(t, "ID of a file", testkit.Err(ID("/proc/self/cgroup")))
 }
 
 func FuzzPIDCgroup(f *testing.F) {

@@ -11,15 +11,12 @@ import (
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // disk makes one, and returns its MAJOR:MINOR.
 func disk(t *testing.T) string {
 	t.Helper()
-	disk, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, disk.Close()) })
+	disk := testkit.NewDisk(t, 1<<20)
 	var st unix.Stat_t
 	must(t, unix.Stat(disk.Path, &st))
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
@@ -37,18 +34,14 @@ func TestThrottleInKernel(t *testing.T) {
 	for _, l := range []Limits{{ReadIOPS: 100, WriteBytes: 1 << 20}, {ReadIOPS: 50, WriteIOPS: 10}} {
 		for _, line := range Throttle(cg.IO, cg.IO == cg.V2, device, l) {
 			must(t, j.Turn(line, line.Value, journal.Owner{Feature: "test"}))
-			if got, err := line.Read(); err != nil || got != line.Value {
-				t.Errorf("%s reads %q, %v, want %q", line.Ref().Object, got, err, line.Value)
-			}
+			testkit.Gives(t, line.Ref().Object, line.Value)(line.Read())
 		}
 	}
 	if out, err := j.Restore(openHere, nil); err != nil || len(out) == 0 {
 		t.Errorf("restore: %v, %v", out, err)
 	}
 	for _, line := range Throttle(cg.IO, cg.IO == cg.V2, device, Limits{}) {
-		if got, err := line.Read(); err != nil || got != "" {
-			t.Errorf("%s reads %q, %v, after restore", line.Ref().Object, got, err)
-		}
+		testkit.Gives(t, line.Ref().Object, "")(line.Read())
 	}
 }
 
@@ -70,9 +63,7 @@ func TestThrottle(t *testing.T) {
 		{true, Limits{}, `io.max 8:0="";`},
 		{false, l, `blkio.throttle.read_iops_device 8:0="5";blkio.throttle.write_iops_device 8:0="";blkio.throttle.read_bps_device 8:0="";blkio.throttle.write_bps_device 8:0="7";`},
 	} {
-		if got := text(c.v2, c.l); got != c.want {
-			t.Errorf("v2 %v, %+v: %s, want %s", c.v2, c.l, got, c.want)
-		}
+		testkit.Same(t, fmt.Sprintf("v2 %v, %+v", c.v2, c.l), c.want, text(c.v2, c.l))
 	}
 }
 
@@ -108,9 +99,7 @@ func TestIOWeightInKernel(t *testing.T) {
 			if strings.Contains(l.Ref().Object, "io.weight ") {
 				want = iocost
 			}
-			if got, err := l.Read(); err != nil || got != want {
-				t.Errorf("%s: %s reads %q, %v, want %s", when, l.Ref().Object, got, err, want)
-			}
+			testkit.Gives(t, fmt.Sprintf("%s: %s", when, l.Ref().Object), want)(l.Read())
 		}
 	}
 	expect("at first", "100", "100")
@@ -157,9 +146,7 @@ func TestIOWeight(t *testing.T) {
 	text := func(dir string, v2 bool, n uint32) (out string) {
 		for _, l := range IOWeight(dir, v2, n) {
 			now, err := l.Read()
-			if err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, err)
 			out += strings.TrimPrefix(l.Ref().Object, dir+"/") + " " + now + ">" + l.Value + ";"
 		}
 		return out
@@ -170,8 +157,6 @@ func TestIOWeight(t *testing.T) {
 		{text(one, true, 1), "io.weight default 100>1;"},
 		{text(one, false, 1), ""},
 	} {
-		if c.got != c.want {
-			t.Errorf("%q, want %q", c.got, c.want)
-		}
+		testkit.Same(t, "got", c.want, c.got)
 	}
 }

@@ -24,16 +24,12 @@ func TestRTInKernel(t *testing.T) {
 	pid := testkit.CG{CPU: cg.CPU}.Sleeper(t).Pid
 	must(t, unix.Setpriority(unix.PRIO_PROCESS, pid, 5))
 	must(t, unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0))
-	if err := File(filepath.Join(cg.CPU, rtFile)).Write("0"); !errors.Is(err, unix.EBUSY) {
-		t.Errorf("the budget of a real-time task was taken: %v", err)
-	}
+	testkit.Is(t, "the budget of a real-time task", File(filepath.Join(cg.CPU, rtFile)).Write("0"), unix.EBUSY)
 	out, err := j.Restore(openHere, nil)
 	if err != nil || len(out) != 1 || out[0].Result != journal.Restored {
 		t.Fatalf("%+v, %v", out, err)
 	}
-	if now, err := RT(cg.CPU).Read(); err != nil || now != "0" {
-		t.Errorf("the budget is %q, %v", now, err)
-	}
+	testkit.Gives(t, "the budget", "0")(RT(cg.CPU).Read())
 	attr, err := unix.SchedGetAttr(pid, 0)
 	if err != nil || attr.Policy != unix.SCHED_NORMAL || attr.Nice != 5 {
 		t.Errorf("the task is %+v, %v", attr, err)
@@ -43,8 +39,6 @@ func TestRTInKernel(t *testing.T) {
 func TestRTRefusals(t *testing.T) {
 	dir := tree(t, filepath.Join(t.TempDir(), "cg"), rtFile, "0\n", "tasks", "")
 	for _, to := range []string{"", "-1", "max", "4294967296"} {
-		if err := RT(dir).Write(to); err == nil {
-			t.Errorf("%q was written", to)
-		}
+		testkit.Fails(t, to, RT(dir).Write(to))
 	}
 }

@@ -31,9 +31,7 @@ func TestSlicesInKernel(t *testing.T) {
 		return a.Runtime
 	}
 	j, k := testkit.Journal(t, journal.Open), Slices(cg.V2)
-	if err := j.Turn(k, ShortSlices, journal.Owner{Feature: "test"}); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("of no thread: %v", err)
-	}
+	testkit.Is(t, "of no thread", j.Turn(k, ShortSlices, journal.Owner{Feature: "test"}), journal.ErrGone)
 	one, two := start(), start()
 	const asked = 5_000_000
 	must(unix.SchedSetAttr(two, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Nice: 3, Runtime: asked}, 0))

@@ -42,16 +42,12 @@ func TestStat(t *testing.T) {
 		}
 	}
 	none := tree(t, filepath.Join(t.TempDir(), "cg"))
-	if _, err := Usage(none); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("usage without cpu.stat: %v", err)
-	}
+	testkit.Is(t, "usage without cpu.stat", testkit.Err(Usage(none)), errors.ErrUnsupported)
 	if d, n, err := Throttled(none); d != 0 || n != 0 || err != nil {
 		t.Errorf("throttled without cpu.stat: %v, %v, %v", d, n, err)
 	}
 	gone := filepath.Join(none, "gone")
-	if _, err := Usage(gone); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("usage of a gone cgroup: %v", err)
-	}
+	testkit.Is(t, "usage of a gone cgroup", testkit.Err(Usage(gone)), journal.ErrGone)
 	if _, _, err := Throttled(gone); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("throttled of a gone cgroup: %v", err)
 	}
@@ -118,22 +114,14 @@ func TestWaited(t *testing.T) {
 		}
 	}
 	none := tree(t, filepath.Join(t.TempDir(), "cg"))
-	if _, err := Waited(none); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("without cpu.pressure: %v", err)
-	}
-	if _, err := Waited(filepath.Join(none, "gone")); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("of a gone cgroup: %v", err)
-	}
+	testkit.Is(t, "without cpu.pressure", testkit.Err(Waited(none)), errors.ErrUnsupported)
+	testkit.Is(t, "of a gone cgroup", testkit.Err(Waited(filepath.Join(none, "gone"))), journal.ErrGone)
 }
 
 func TestStalled(t *testing.T) {
 	dir := tree(t, filepath.Join(t.TempDir(), "cg"), "io.pressure", "some avg10=1.00 total=1500\nfull avg10=0.00 total=900\n")
-	if got, err := Stalled(dir, "io"); got != 1500*time.Microsecond || err != nil {
-		t.Errorf("%v, %v", got, err)
-	}
-	if _, err := Stalled(dir, "cpu"); !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("without the file: %v", err)
-	}
+	testkit.Gives(t, "Stalled", time.Duration(1500*time.Microsecond))(Stalled(dir, "io"))
+	testkit.Is(t, "without the file", testkit.Err(Stalled(dir, "cpu")), errors.ErrUnsupported)
 }
 
 func FuzzPressure(f *testing.F) {

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestIDs(t *testing.T) {
@@ -21,13 +23,9 @@ func TestIDs(t *testing.T) {
 		want = append(want, id)
 	}
 	must(t, os.Symlink("/", filepath.Join(dir, "out")))
-	if got, err := IDs(dir, 100); err != nil || !slices.Equal(got, want) {
-		t.Errorf("ids %v, %v, want %v", got, err, want)
-	}
+	testkit.Gives(t, "ids", want)(IDs(dir, 100))
 	if got, err := IDs(dir, 2); !errors.Is(err, ErrMany) || !slices.Equal(got, want[:2]) {
 		t.Errorf("two of them: %v, %v", got, err)
 	}
-	if _, err := IDs(filepath.Join(dir, "gone"), 100); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no cgroup: %v", err)
-	}
+	testkit.Is(t, "no cgroup", testkit.Err(IDs(filepath.Join(dir, "gone"), 100)), fs.ErrNotExist)
 }

@@ -42,9 +42,7 @@ func TestWeight(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"", "0", "-1", "x", "1 2", "99999999999999999999"} {
-		if got, err := Weight(tree(t, filepath.Join(t.TempDir(), "cg"), "cpu.weight", bad)); err == nil {
-			t.Errorf("%q gives %d", bad, got)
-		}
+		testkit.Fails(t, bad, testkit.Err(Weight(tree(t, filepath.Join(t.TempDir(), "cg"), "cpu.weight", bad))))
 	}
 }
 
@@ -96,13 +94,9 @@ func TestCPUList(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{",", "1,", "-", "1-", "-1", "3-2", "8192", "0-99999999999", "a", "1 2", " 1", "0-4:1/2"} {
-		if got, err := ParseCPUs(bad); err == nil {
-			t.Errorf("%q gives %v", bad, got)
-		}
+		testkit.Fails(t, bad, testkit.Err(ParseCPUs(bad)))
 	}
-	if got := FormatCPUs([]int{3, 1, 2, 1}); got != "1-3" {
-		t.Errorf("unsorted input gives %q", got)
-	}
+	testkit.Same(t, "unsorted input", "1-3", FormatCPUs([]int{3, 1, 2, 1}))
 }
 
 func FuzzParseCPUs(f *testing.F) {

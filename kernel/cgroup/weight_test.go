@@ -25,19 +25,13 @@ func TestIdleInKernel(t *testing.T) {
 		if err != nil || len(out) != 1 || out[0].Result == journal.Foreign {
 			t.Fatalf("restore %s: %+v, %v", when, out, err)
 		}
-		if w, err := Weight(cg.CPU); err != nil || w != 321 {
-			t.Errorf("weight %s is %d, %v, was 321", when, w, err)
-		}
-		if idle, err := File(filepath.Join(cg.CPU, idleFile)).Read(); err != nil || idle != "0" {
-			t.Errorf("cpu.idle %s is %q, %v", when, idle, err)
-		}
+		testkit.Gives(t, "weight "+when, uint64(321))(Weight(cg.CPU))
+		testkit.Gives(t, "cpu.idle "+when, "0")(File(filepath.Join(cg.CPU, idleFile)).Read())
 	}
 	turn := func() {
 		t.Helper()
 		must(t, j.Turn(knob, Idled, journal.Owner{Feature: "test"}))
-		if w, err := Weight(cg.CPU); err != nil || w != 0 {
-			t.Errorf("the weight is %d, %v, after it was made idle", w, err)
-		}
+		testkit.Gives(t, "the weight", uint64(0))(Weight(cg.CPU))
 	}
 	turn()
 	restore("after restore")

@@ -1,10 +1,9 @@
 package irq
 
 import (
-	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"testing"
 
@@ -32,9 +31,7 @@ func TestAffinityInKernel(t *testing.T) {
 		before, err := Affinity("/proc", n).Read()
 		must(t, err)
 		movable := Movable("/proc", n)
-		if after, err := Affinity("/proc", n).Read(); err != nil || after != before {
-			t.Errorf("interrupt %d had CPUs %s, and %s after it was asked whether it can be moved (%v)", n, before, after, err)
-		}
+		testkit.Gives(t, fmt.Sprintf("interrupt %d had CPUs", n), before)(Affinity("/proc", n).Read())
 		// Take one that a driver has requested, preferably one with a CPU to take away.
 		if cpus, err := CPUs("/proc", n); movable && err == nil && len(cpus) == 1 && (irq < 0 || before != strconv.Itoa(cpus[0])) {
 			irq = n
@@ -51,15 +48,11 @@ func TestAffinityInKernel(t *testing.T) {
 	j := testkit.Journal(t, journal.Open)
 	last := strconv.Itoa(all[len(all)-1])
 	must(t, j.Turn(knob, last, journal.Owner{Feature: "test"}))
-	if got, err := knob.Read(); err != nil || got != last {
-		t.Errorf("interrupt %d has CPUs %q, %v, want %s", irq, got, err, last)
-	}
+	testkit.Gives(t, fmt.Sprintf("interrupt %d has CPUs", irq), last)(knob.Read())
 	if _, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return Open("/proc", r) }, nil); err != nil {
 		t.Error(err)
 	}
-	if got, err := knob.Read(); err != nil || got != before {
-		t.Errorf("interrupt %d has CPUs %q, %v, and had %s", irq, got, err, before)
-	}
+	testkit.Gives(t, fmt.Sprintf("interrupt %d has CPUs", irq), before)(knob.Read())
 	for _, bad := range []string{"", "x", "5-3"} {
 		if knob.Write(bad) == nil {
 			t.Errorf("%q was written", bad)
@@ -81,9 +74,7 @@ func TestOf(t *testing.T) {
 	bonding := filepath.Join(sys, "class/net/bonding_masters") // a file, where the bonding module is loaded
 	testkit.Write(t, bonding, "bond0\n")
 	for device, want := range map[string][]int{vda: {35, 36}, eth9: nil, bonding: nil, filepath.Join(sys, "devices/virtual/net/lo"): nil, filepath.Join(sys, "none"): nil} {
-		if got, err := Of(sys, device); err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s: %v, %v, want %v", device, got, err, want)
-		}
+		testkit.Gives(t, device, want)(Of(sys, device))
 	}
 }
 
@@ -93,13 +84,9 @@ func TestOpen(t *testing.T) {
 	if got, err := Open(proc, k.Ref()); err != nil || got.Ref() != k.Ref() {
 		t.Errorf("%v, %v", got, err)
 	}
-	if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("one that is not there: %v", err)
-	}
+	testkit.Is(t, "one that is not there", testkit.Err(k.Read()), journal.ErrGone)
 	for _, object := range []string{"", "/irq/41/smp_affinity_list", proc + "/irq/41/smp_affinity", proc + "/irq/../41/smp_affinity_list", proc + "/irq/x/smp_affinity_list", proc + "x/irq/4/smp_affinity_list"} {
-		if _, err := Open(proc, journal.Ref{Kind: KindIRQ, Object: object}); err == nil {
-			t.Errorf("%q was opened", object)
-		}
+		testkit.Fails(t, object, testkit.Err(Open(proc, journal.Ref{Kind: KindIRQ, Object: object})))
 	}
 	if _, err := Open(proc, journal.Ref{Kind: "file", Object: k.Ref().Object}); err == nil {
 		t.Error("another kind was opened")

@@ -1,10 +1,9 @@
 package irq
 
 import (
-	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -37,15 +36,11 @@ func TestUsable(t *testing.T) {
 		{map[string]string{online: "0-3"}, []int{0, 1, 2, 3}},
 	} {
 		proc, sys := machine(t, c.files)
-		if got, err := Usable(proc, sys); err != nil || !slices.Equal(got, c.want) {
-			t.Errorf("%v: %v, %v, want %v", c.files, got, err, c.want)
-		}
+		testkit.Gives(t, fmt.Sprint(c.files), c.want)(Usable(proc, sys))
 	}
 	for _, files := range []map[string]string{{online: "0-3", given: "x"}, {given: "f"}, {online: "0-3", given: "f", isolated: "x"}} {
 		proc, sys := machine(t, files)
-		if got, err := Usable(proc, sys); err == nil {
-			t.Errorf("%v: %v", files, got)
-		}
+		testkit.Fails(t, fmt.Sprint(files), testkit.Err(Usable(proc, sys)))
 	}
 }
 
@@ -74,12 +69,8 @@ func TestChosen(t *testing.T) {
 			}
 		}
 		proc, sys := machine(t, files)
-		if got, err := Chosen(proc, sys, 7); err != nil || got != c.want {
-			t.Errorf("%s: %v, %v, want %v", c.name, got, err, c.want)
-		}
-		if _, err := Chosen(proc, sys, 8); !errors.Is(err, journal.ErrGone) {
-			t.Errorf("one that is not there: %v", err)
-		}
+		testkit.Gives(t, c.name, c.want)(Chosen(proc, sys, 7))
+		testkit.Is(t, "one that is not there", testkit.Err(Chosen(proc, sys, 8)), journal.ErrGone)
 	}
 }
 

@@ -1,11 +1,13 @@
 package irq
 
 import (
-	"maps"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 const (
@@ -16,9 +18,7 @@ const (
 func TestParseWorks(t *testing.T) {
 	got := parseWorks(someStat, someSoft)
 	want := map[int]Work{0: {300 * time.Millisecond, 13, 5, 90 * time.Millisecond}, 2: {70 * time.Millisecond, 24, 6, 90 * time.Millisecond}}
-	if !maps.Equal(got, want) {
-		t.Errorf("%+v, want %+v", got, want)
-	}
+	testkit.Same(t, "works", want, got)
 }
 
 func TestForNetwork(t *testing.T) {
@@ -34,9 +34,7 @@ func TestForNetwork(t *testing.T) {
 		{Work{Time: 0, Network: 200, Block: 200}, 0}, // the counters went backwards
 		{Work{Time: 2 * time.Second, Network: 0, Block: 0}, 0},
 	} {
-		if got := c.now.ForNetwork(before); got != c.want {
-			t.Errorf("%+v: %v, want %v", c.now, got, c.want)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v", c.now), c.want, c.now.ForNetwork(before))
 	}
 }
 
@@ -51,9 +49,7 @@ func TestWorksAndCount(t *testing.T) {
 	if n, none := Count(sys, 5), Count(sys, 6); n != 7 || none != 0 {
 		t.Errorf("%d and %d, want 7 and 0", n, none)
 	}
-	if _, err := Works(t.TempDir()); err == nil {
-		t.Error("no error without the files")
-	}
+	testkit.Fails(t, "without the files", testkit.Err(Works(t.TempDir())))
 }
 
 func FuzzParseWorks(f *testing.F) {
@@ -73,9 +69,7 @@ const someSoftnet = "0001e240 00000000 00000001 00000000 00000000 00000000 00000
 	"fffffff0 00000000 00000001 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 0000000a 00000000 00000000\n"
 
 func TestPackets(t *testing.T) {
-	if got, want := parsePackets(someSoftnet), (map[int]uint32{0: 123456, 10: 0xfffffff0}); !maps.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
+	testkit.Same(t, "packets", map[int]uint32{0: 123456, 10: 0xfffffff0}, parsePackets(someSoftnet))
 	if got, err := Packets("/proc"); err != nil || len(got) == 0 {
 		t.Errorf("on this kernel: %v, %v", got, err)
 	}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
@@ -156,23 +155,13 @@ func TestTurn(t *testing.T) {
 					turn(t, j, b.knob("a"), s)
 				}
 			}
-			if got := b.get("a"); got != c.value {
-				t.Errorf("value is %q, want %q", got, c.value)
-			}
-			if got := brief(j.Entries()); got != c.want {
-				t.Errorf("entries are %q, want %q", got, c.want)
-			}
+			testkit.Same(t, "value", c.value, b.get("a"))
+			testkit.Same(t, "entries", c.want, brief(j.Entries()))
 			out, err := j.Restore(b.open, nil)
 			testkit.Check(t, err)
-			if got := results(out); got != c.res {
-				t.Errorf("outcome is %q, want %q", got, c.res)
-			}
-			if got := b.get("a"); got != c.after {
-				t.Errorf("restored to %q, want %q", got, c.after)
-			}
-			if got := brief(j.Entries()); got != "" {
-				t.Errorf("entries are left: %q", got)
-			}
+			testkit.Same(t, "outcome", c.res, results(out))
+			testkit.Same(t, "restored to", c.after, b.get("a"))
+			testkit.Same(t, "entries are left", "", brief(j.Entries()))
 		})
 	}
 }
@@ -189,18 +178,12 @@ func TestTurnAgainMovesTheExpiry(t *testing.T) {
 		if got := j.Expired(expiry); len(got) != 1 || got[0].Ref.Object != "a" {
 			t.Errorf("expired: %v", got)
 		}
-		if got := j.Expired(expiry.Add(-1)); len(got) != 0 {
-			t.Errorf("expired early: %v", got)
-		}
+		testkit.None(t, "expired early", j.Expired(expiry.Add(-1)))
 	}
 	turn(t, j, b.knob("a"), "2") // now without expiry
 	j.Close()
-	if got := open(t, dir).Expired(soon.Add(time.Hour)); len(got) != 0 {
-		t.Errorf("expired: %v", got)
-	}
-	if b.writes != 1 {
-		t.Errorf("%d writes, want 1", b.writes)
-	}
+	testkit.None(t, "expired", open(t, dir).Expired(soon.Add(time.Hour)))
+	testkit.Same(t, "writes", 1, b.writes)
 }
 
 func TestTurnFailure(t *testing.T) {
@@ -239,13 +222,9 @@ func TestTurnFailure(t *testing.T) {
 		b := newBoard("a", "1", "\xff", "1")
 		j := open(t, t.TempDir())
 		for name, value := range map[string]string{"a": "\xff", "\xff": "2"} {
-			if err := j.Turn(b.knob(name), value, Owner{}); err == nil {
-				t.Errorf("turn %q to %q: no error", name, value)
-			}
+			testkit.Fails(t, fmt.Sprintf("turn %q to %q", name, value), j.Turn(b.knob(name), value, Owner{}))
 		}
-		if err := j.Turn(b.knob("a"), strings.Repeat("x", maxText+1), Owner{}); err == nil {
-			t.Error("long value: no error")
-		}
+		testkit.Fails(t, "long value", j.Turn(b.knob("a"), strings.Repeat("x", maxText+1), Owner{}))
 		if b.writes != 0 || len(j.Entries()) != 0 {
 			t.Errorf("%d writes, entries %q", b.writes, brief(j.Entries()))
 		}
@@ -270,9 +249,7 @@ func TestPriorIsOurs(t *testing.T) {
 		t.Fatalf("entries are %q", got)
 	}
 	turn(t, j, b.knob("a"), "2") // in force already: only the entry is corrected
-	if got := brief(j.Entries()); got != "a:1>2" {
-		t.Errorf("entries are %q", got)
-	}
+	testkit.Same(t, "entries", "a:1>2", brief(j.Entries()))
 	must(t, j.put(e))
 	out, err := j.Restore(b.open, nil)
 	if err != nil || results(out) != "a:restored" || b.get("a") != "1" {
@@ -292,28 +269,18 @@ func TestEntriesSurviveReopening(t *testing.T) {
 		{Ref: Ref{"mem", "a"}, Before: "1", Wrote: "2", Value: "2", Owner: Owner{"netcpu", 42}, When: when, Expiry: when.Add(time.Minute)},
 		{Ref: Ref{"mem", "b"}, Before: "x\n\t\"<é>", Wrote: "", Owner: Owner{"netcpu", 43}, When: when},
 	}
-	if diff := cmp.Diff(want, j.Entries()); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "Entries", want, j.Entries())
 	j.Close()
 	j = open(t, dir)
-	if diff := cmp.Diff(want, j.Entries(), cmpopts.EquateApproxTime(0)); diff != "" {
-		t.Error(diff)
-	}
-	if got := brief(j.Expired(when.Add(59 * time.Second))); got != "" {
-		t.Errorf("expired early: %q", got)
-	}
-	if got := brief(j.Expired(when.Add(time.Minute))); got != "a:1>2" {
-		t.Errorf("expired: %q", got)
-	}
+	testkit.Same(t, "Entries", want, j.Entries(), cmpopts.EquateApproxTime(0))
+	testkit.Same(t, "expired early", "", brief(j.Expired(when.Add(59*time.Second))))
+	testkit.Same(t, "expired", "a:1>2", brief(j.Expired(when.Add(time.Minute))))
 	must(t, j.Forget(func(e Entry) bool { return e.Owner.Container == 42 }))
 	if len(j.Entries()) != 1 || b.get("a") != "2" {
 		t.Errorf("after forget: %q, value %q", brief(j.Entries()), b.get("a"))
 	}
 	turn(t, j, b.knob("a"), "5") // a number must not be given out twice
-	if got := brief(j.Entries()); got != "b:x\n\t\"<é>> a:2>5" {
-		t.Errorf("entries are %q", got)
-	}
+	testkit.Same(t, "entries", "b:x\n\t\"<é>> a:2>5", brief(j.Entries()))
 }
 
 func TestOtherBootIsDropped(t *testing.T) {
@@ -328,9 +295,7 @@ func TestOtherBootIsDropped(t *testing.T) {
 	j, err := openBoot(dir, "", "11111111-5f5e-4b5c-9a53-8d3e6a1f4c11")
 	must(t, err)
 	defer j.Close()
-	if len(j.Entries()) != 0 {
-		t.Errorf("entries of another boot: %q", brief(j.Entries()))
-	}
+	testkit.Same(t, "entries of another boot: "+brief(j.Entries()), 0, len(j.Entries()))
 	names, _ := filepath.Glob(filepath.Join(dir, "*"))
 	if len(names) != 1 {
 		t.Errorf("left in the directory: %q", names)
@@ -339,9 +304,7 @@ func TestOtherBootIsDropped(t *testing.T) {
 
 func TestBootID(t *testing.T) {
 	proc := t.TempDir()
-	if _, err := BootID(proc); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("no file: %v", err)
-	}
+	testkit.Is(t, "no file", testkit.Err(BootID(proc)), os.ErrNotExist)
 	os.MkdirAll(filepath.Join(proc, "sys/kernel/random"), 0o755)
 	os.WriteFile(filepath.Join(proc, "sys/kernel/random/boot_id"), []byte(boot+"\n"), 0o644)
 	if got, err := BootID(proc); err != nil || got != boot {
@@ -361,9 +324,7 @@ func TestDirectoryMode(t *testing.T) {
 	for name, want := range map[string]os.FileMode{dir: 0o700, filepath.Join(dir, prefix+boot): 0o600} {
 		info, err := os.Stat(name)
 		must(t, err)
-		if info.Mode().Perm() != want {
-			t.Errorf("mode of %s is %o, want %o", name, info.Mode().Perm(), want)
-		}
+		testkit.Same(t, "mode of "+name, want, info.Mode().Perm())
 	}
 }
 
@@ -379,13 +340,9 @@ func TestClosed(t *testing.T) {
 		"turn": j.Turn(b.knob("a"), "3", Owner{}), "restore": err, "forget": j.Forget(nil), "extend": j.Extend(nil, time.Now()),
 		"reassign": j.Reassign(nil, Owner{}), "rename": j.Rename(nil, nil),
 	} {
-		if !errors.Is(err, os.ErrClosed) {
-			t.Errorf("%s: %v", call, err)
-		}
+		testkit.Is(t, call, err, os.ErrClosed)
 	}
-	if b.get("a") != "2" {
-		t.Errorf("value is %q", b.get("a"))
-	}
+	testkit.Same(t, "value", "2", b.get("a"))
 }
 
 func TestConcurrentUse(t *testing.T) {
@@ -408,15 +365,9 @@ func TestConcurrentUse(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	if got := len(j.Entries()); got != knobs {
-		t.Errorf("%d entries, want %d", got, knobs)
-	}
-	if _, err := j.Restore(b.open, nil); err != nil {
-		t.Error(err)
-	}
+	testkit.Same(t, "entries", knobs, len(j.Entries()))
+	testkit.Check(t, testkit.Err(j.Restore(b.open, nil)))
 	for name, v := range b.values {
-		if v != "0" {
-			t.Errorf("%s is %q", name, v)
-		}
+		testkit.Same(t, name, "0", v)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // least is a knob that is set to the least value claimed.
@@ -85,12 +87,8 @@ func TestClaims(t *testing.T) {
 						j = open(t, dir)
 					}
 				}
-				if got := b.get("a"); got != c.value {
-					t.Errorf("the value is %q, want %q", got, c.value)
-				}
-				if got := claims(j.Entries()); got != c.want {
-					t.Errorf("noted is %q, want %q", got, c.want)
-				}
+				testkit.Same(t, "the value", c.value, b.get("a"))
+				testkit.Same(t, "noted", c.want, claims(j.Entries()))
 				if _, err := j.Restore(opener, nil); err != nil || b.get("a") != c.after || len(j.Entries()) != 0 {
 					t.Errorf("in the end it is %q, want %q; %v; %s", b.get("a"), c.after, err, claims(j.Entries()))
 				}
@@ -118,9 +116,7 @@ func TestClaimsLapse(t *testing.T) {
 		j.Close()
 		j = open(t, dir)
 		at := map[string]time.Time{"A": soon, "B": late, "": late.Add(24 * time.Hour)}[want].Add(time.Second)
-		if got := expired(at); got != want {
-			t.Errorf("%q lapse, want %q", got, want)
-		}
+		testkit.Same(t, "lapse", want, expired(at))
 		out, err := j.Restore(func(Ref) (Knob, error) { return least{b.knob("a")}, nil }, func(e Entry) bool { return e.Expired(at) })
 		if value := map[string]string{"A": "5", "B": "6", "": "6"}[want]; err != nil || b.get("a") != value || want != "" && results(out) != "a:released" {
 			t.Errorf("%q lapsed: %q, %s, %v", want, b.get("a"), results(out), err)
@@ -138,16 +134,12 @@ func TestGiven(t *testing.T) {
 	k := least{b.knob("a")}
 	turn := func(by, value string) error { return j.Turn(k, value, Owner{Feature: by}) }
 	given := func() string { return j.Given(k.Ref(), b.get("a")) }
-	if given() != "9" {
-		t.Errorf("before any claim: %s", given())
-	}
+	testkit.Same(t, "before any claim", "9", given())
 	if err := errors.Join(turn("A", "3"), turn("B", "5"), turn("A", "9")); err != nil || given() != "9" || b.get("a") != "5" {
 		t.Errorf("%v: %s of %s", err, b.get("a"), given())
 	}
 	b.set("a", "7")
-	if given() != "7" {
-		t.Errorf("by somebody else: %s", given())
-	}
+	testkit.Same(t, "by somebody else", "7", given())
 	if err := j.TurnGiven(k, "9", "3", Owner{Feature: "A"}, time.Time{}); !errors.Is(err, ErrChanged) || b.get("a") != "7" {
 		t.Errorf("%v; it is %s", err, b.get("a"))
 	}
@@ -172,9 +164,7 @@ func TestClaimRefused(t *testing.T) {
 			t.Errorf("%v: %s", err, got)
 		}
 	}
-	if results(out) != "a:failed" {
-		t.Error(results(out))
-	}
+	testkit.Same(t, "outcome", "a:failed", results(out))
 	delete(b.values, "a")
 	if out, err := j.Restore(opener, func(e Entry) bool { return e.Owner.Feature == "A" }); err != nil || results(out) != "a:gone" || len(j.Entries()) != 0 {
 		t.Errorf("%s, %v, %s", results(out), err, claims(j.Entries()))

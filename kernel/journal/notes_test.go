@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -68,9 +69,7 @@ func TestExtend(t *testing.T) {
 	must(t, j.Extend(nil, time.Time{}))
 	j.Close()
 	j = open(t, dir)
-	if diff := cmp.Diff(map[string]time.Time{"a": {}, "b": {}}, expiry(j)); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "expiry", map[string]time.Time{"a": {}, "b": {}}, expiry(j))
 }
 
 // A reassigned entry belongs to its new owner, also after the journal was closed and opened again.
@@ -98,14 +97,10 @@ func TestReassign(t *testing.T) {
 			t.Errorf("a is %q; owners:\n%s", b.get("a"), diff)
 		}
 	}
-	if err := j.Reassign(of(2), Owner{Feature: "\xff"}); err == nil {
-		t.Error("an owner that the file cannot hold is taken")
-	}
+	testkit.Fails(t, "an owner that the file cannot hold", j.Reassign(of(2), Owner{Feature: "\xff"}))
 	j.Close()
 	j = open(t, dir)
-	if diff := cmp.Diff(want, owners(j)); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "owners", want, owners(j))
 	if _, err := j.Restore(b.open, of(2)); err != nil || b.get("a") != "1" || b.get("b") != "2" {
 		t.Errorf("restored: %v, a is %q, b %q", err, b.get("a"), b.get("b"))
 	}
@@ -134,9 +129,7 @@ func TestTurnTakesOver(t *testing.T) {
 			}
 		}
 	}
-	if b.writes != 1 {
-		t.Errorf("%d writes", b.writes)
-	}
+	testkit.Same(t, "writes", 1, b.writes)
 	j.Close()
 	j = open(t, dir)
 	if list := j.Entries(); len(list) != 2 || list[0].Owner != (Owner{"one", 0}) || list[1].Owner != (Owner{"other", 3}) {
@@ -165,25 +158,17 @@ func TestRename(t *testing.T) {
 		if want := "rename mem old/b to new/b: there is an entry of that name"; err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
-		if b.writes != 4 {
-			t.Errorf("%d writes to the host, want those of the turns", b.writes)
-		}
+		testkit.Same(t, "writes to the host", 4, b.writes)
 		b.set("new/a", "2")
 		b.set("c", "two")
 		if reopened {
 			j.Close()
 			j = open(t, dir)
 		}
-		if _, err := j.Restore(b.open, nil); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, testkit.Err(j.Restore(b.open, nil)))
 		for name, want := range map[string]string{"new/a": "1", "old/a": "2", "old/b": "1", "new/b": "other", "c": "1"} {
-			if got := b.get(name); got != want {
-				t.Errorf("reopened %v: %s is %q, want %q", reopened, name, got, want)
-			}
+			testkit.Same(t, fmt.Sprintf("reopened %v: %s", reopened, name), want, b.get(name))
 		}
-		if left := j.Entries(); len(left) != 0 {
-			t.Errorf("left: %s", brief(left))
-		}
+		testkit.None(t, "left", j.Entries())
 	}
 }

@@ -39,9 +39,7 @@ func TestOneThatHangsKeepsNoOthersWaiting(t *testing.T) {
 		<-h.began
 
 		began := time.Now()
-		if got := brief(j.Entries()); got != "1/b:1>2 2/b:1>2 1/a:1>2" {
-			t.Errorf("while one hangs the entries are %q", got)
-		}
+		testkit.Same(t, "while one hangs the entries", "1/b:1>2 2/b:1>2 1/a:1>2", brief(j.Entries()))
 		soon := time.Now().Add(time.Second)
 		if err := j.Extend(nil, soon); err != nil || len(j.Expired(soon)) != 3 {
 			t.Errorf("extended: %v, %v", err, j.Expired(soon))
@@ -50,9 +48,7 @@ func TestOneThatHangsKeepsNoOthersWaiting(t *testing.T) {
 		if out, err := j.Restore(b.open, func(e Entry) bool { return e.Ref.place() == "2" }); err != nil || results(out) != "2/a:restored 2/b:restored" {
 			t.Errorf("restore elsewhere: %q, %v", results(out), err)
 		}
-		if took := time.Since(began); took != 0 {
-			t.Errorf("this had to wait %v", took)
-		}
+		testkit.Same(t, "this had to wait", time.Duration(0), time.Since(began))
 		if err := j.Turn(b.knob("1/b"), "3", Owner{Feature: "two"}); !errors.Is(err, ErrStuck) || b.get("1/b") != "2" {
 			t.Errorf("turn at the same place: %v; the value is %q", err, b.get("1/b"))
 		}
@@ -79,9 +75,7 @@ func TestPlace(t *testing.T) {
 		"/sys/fs/cgroup/cpu/a/fairlead": "/sys/fs/cgroup/cpu/a",
 		"4026531840/3/gro":              "4026531840", "12:3456:/sys/fs/cgroup/cpu": "12:3456:", "12:3456": "12:3456",
 	} {
-		if got := (Ref{Object: object}).place(); got != want {
-			t.Errorf("place of %s is %q, want %q", object, got, want)
-		}
+		testkit.Same(t, "place of "+object, want, (Ref{Object: object}).place())
 	}
 }
 

@@ -56,13 +56,9 @@ func TestCorruptFileIsSetAside(t *testing.T) {
 			if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), aside) {
 				t.Fatalf("error is %v", err)
 			}
-			if _, err := os.Stat(aside); err != nil {
-				t.Error(err)
-			}
+			testkit.Check(t, testkit.Err(os.Stat(aside)))
 			j = open(t, dir) // goes on with the intact lines
-			if got := brief(j.Entries()); got != c.kept {
-				t.Errorf("kept %q, want %q", got, c.kept)
-			}
+			testkit.Same(t, "kept", c.kept, brief(j.Entries()))
 		})
 	}
 }
@@ -131,9 +127,7 @@ func TestNoCopy(t *testing.T) {
 	j, err = openBoot(dir, second, boot)
 	must(t, err)
 	defer j.Close()
-	if got := brief(j.Entries()); got != "a:1>2 b:1>2" {
-		t.Errorf("entries are %q", got)
-	}
+	testkit.Same(t, "entries", "a:1>2 b:1>2", brief(j.Entries()))
 }
 
 // A process that is killed in the middle of a write leaves a truncated last line. The change that
@@ -154,9 +148,7 @@ func TestLastLineCutShort(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%d of %d bytes: %v", n, len(whole), err)
 		}
-		if got := brief(j.Entries()); got != want {
-			t.Errorf("%d of %d bytes: kept %q, want %q", n, len(whole), got, want)
-		}
+		testkit.Same(t, fmt.Sprintf("%d of %d bytes: kept", n, len(whole)), want, brief(j.Entries()))
 		j.Close()
 	}
 }
@@ -164,9 +156,7 @@ func TestLastLineCutShort(t *testing.T) {
 func TestBusy(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
-	if _, err := openBoot(dir, "", boot); !errors.Is(err, ErrBusy) {
-		t.Errorf("second open: %v", err)
-	}
+	testkit.Is(t, "second open", testkit.Err(openBoot(dir, "", boot)), ErrBusy)
 	j.Close()
 	open(t, dir)
 }
@@ -240,16 +230,12 @@ func TestFullDisk(t *testing.T) {
 	if was := b.get("c"); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("turn on a full disk: %v, and c is %s", err, was)
 	}
-	if _, err := j.Restore(b.open, nil); err != nil {
-		t.Errorf("restore on a full disk: %v", err)
-	}
+	testkit.Is(t, "restore on a full disk", testkit.Err(j.Restore(b.open, nil)), nil)
 	if b.get("a") != "1" || b.get("b") != "1" || b.get("c") != "1" {
 		t.Errorf("after restore: a, b, c are %s, %s, %s", b.get("a"), b.get("b"), b.get("c"))
 	}
 	j.Close()
-	if left := brief(open(t, dir).Entries()); left != "" {
-		t.Errorf("left in the journal: %s", left)
-	}
+	testkit.Same(t, "left in the journal", "", brief(open(t, dir).Entries()))
 }
 
 func FuzzParse(f *testing.F) {
@@ -321,9 +307,7 @@ func TestCannotTidy(t *testing.T) {
 		t.Fatalf("%d lines: it was made shorter", j.store.main.lines)
 	}
 	want := "a:0>" + last
-	if got := brief(j.Entries()); got != want {
-		t.Errorf("entries are %q, want %q", got, want)
-	}
+	testkit.Same(t, "entries", want, brief(j.Entries()))
 	must(t, os.Remove(j.store.main.path+".new"))
 	for i := range slack {
 		turn(t, j, b.knob("a"), fmt.Sprint(-i))

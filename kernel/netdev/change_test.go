@@ -181,9 +181,7 @@ func TestWatchEnds(t *testing.T) {
 	path := kit.Bind(t)
 	w := newWatched(t, kit, path)
 	must(t, w.h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flmark"}}))
-	if (<-w.told).Cause != LinkChanged {
-		t.Error("a device is not told of")
-	}
+	testkit.Same(t, "told of a device", LinkChanged, (<-w.told).Cause)
 	must(t, unix.Unmount(path, unix.MNT_DETACH))
 	w.hears("unmounted", Change{Cause: Gone})
 }
@@ -227,9 +225,7 @@ func TestReaches(t *testing.T) {
 		{Neighbour{at(1, 2), Reach{}}, true, false}, // which was reported
 		{Neighbour{at(2, 1), up("a")}, true, false}, // never known
 	} {
-		if got := r.hear(c.n, c.gone); got != c.want {
-			t.Errorf("step %d: %v", i, got)
-		}
+		testkit.Same(t, fmt.Sprintf("step %d", i), c.want, r.hear(c.n, c.gone))
 	}
 	for i := range MostNeighbours + 10 {
 		n := Neighbour{at(1000+i, 1), up("a")}

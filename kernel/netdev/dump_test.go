@@ -136,20 +136,14 @@ func TestMasks(t *testing.T) {
 		{"0", nil}, {"00000000,00000000", nil}, {"1", []int{0}}, {"23", []int{0, 1, 5}}, {"80000000", []int{31}}, {"81,00000001", []int{0, 32, 39}},
 		{"00000001,80000002", []int{1, 31, 32}}, {"1,00000000,00000000", []int{64}},
 	} {
-		if got, err := MaskCPUs(c.mask); err != nil || !slices.Equal(got, c.cpus) {
-			t.Errorf("%q: %v, %v, want %v", c.mask, got, err, c.cpus)
-		}
-		if got := CPUMask(c.cpus, c.mask); got != c.mask {
-			t.Errorf("mask of %v: %q, want %q", c.cpus, got, c.mask)
-		}
+		testkit.Gives(t, c.mask, c.cpus)(MaskCPUs(c.mask))
+		testkit.Same(t, fmt.Sprintf("mask of %v", c.cpus), c.mask, CPUMask(c.cpus, c.mask))
 	}
 	if got := CPUMask([]int{2, 64}, "f"); got != "4" { // there is no CPU 64
 		t.Errorf("mask of CPU 2: %q", got)
 	}
 	for _, bad := range []string{"", ",", "x", "1,", "-1", "100000000", "0x1", "1 "} {
-		if got, err := MaskCPUs(bad); err == nil {
-			t.Errorf("%q is taken for %v", bad, got)
-		}
+		testkit.Fails(t, bad, testkit.Err(MaskCPUs(bad)))
 	}
 }
 

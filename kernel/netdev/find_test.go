@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -60,9 +61,7 @@ func TestHiddenMounts(t *testing.T) {
 		ns, err := f.Open("", own)
 		must(t, err)
 		defer ns.Close()
-		if ns.Inode() != own {
-			t.Errorf("netns %d, want %d", ns.Inode(), own)
-		}
+		testkit.Same(t, "netns", own, ns.Inode())
 	}
 	mounts(nsfs(int(own), hidden) + nsfs(int(own), good))
 	opens(NewFinder(p.dir, time.Now))
@@ -72,9 +71,7 @@ func TestHiddenMounts(t *testing.T) {
 	}
 	f := NewFinder("/proc", time.Now)
 	opens(f)
-	if path, err := f.Find(own); err != nil || path != "/proc/self/ns/net" {
-		t.Errorf("the own namespace is at %q, %v", path, err)
-	}
+	testkit.Gives(t, "the own namespace is at", "/proc/self/ns/net")(f.Find(own))
 }
 
 // After an incomplete search a namespace is not known to have gone.
@@ -109,9 +106,7 @@ func TestCutOff(t *testing.T) {
 		}
 		for _, f := range []*Finder{NewFinder(c.p.dir, time.Now), NewGlance(c.p.dir, nil)} {
 			f.bounds = c.bounds
-			if path, err := f.Find(1000); !errors.Is(err, want) {
-				t.Errorf("%s: %q, %v, want %v", c.name, path, err, want)
-			}
+			testkit.Is(t, c.name, testkit.Err(f.Find(1000)), want)
 			ref := journal.Ref{Kind: KindThreaded, Object: "1000/1/"}
 			if _, err := OpenKnob(f, ref); err == nil || errors.Is(err, journal.ErrGone) == c.cut {
 				t.Errorf("%s: knob: %v", c.name, err)
@@ -151,9 +146,7 @@ func TestLooks(t *testing.T) {
 	want("gone", finder, 100, "100/ns/net") // without a look
 	for _, f := range []*Finder{finder, glance} {
 		// Opening notices.
-		if ns, err := f.Open("", 100); !errors.Is(err, ErrNoNS) {
-			t.Errorf("gone: %v, %v", ns, err)
-		}
+		testkit.Is(t, "gone", testkit.Err(f.Open("", 100)), ErrNoNS)
 		want("after another look", f, 101, "101/ns/net")
 	}
 }

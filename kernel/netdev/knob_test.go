@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -65,7 +68,6 @@ func openNS(t *testing.T, path string) *netdev.NS {
 // Each knob of a veth is turned, and all are as they were after a restore.
 func TestKnobsOfAVeth(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	p := newPair(t)
 	j := testkit.Journal(t, journal.Open)
 	zero, err := p.inside.RPS(p.eth0, 0).Read() // its width depends on the number of possible CPUs
@@ -75,7 +77,6 @@ func TestKnobsOfAVeth(t *testing.T) {
 		before, after string
 	}{
 		{p.inside.Offload(p.eth0, netdev.GRO), netdev.Off, netdev.GRO.On()},
-		{p.inside.Offload(p.eth0, netdev.UDPForward), netdev.Off, netdev.UDPForward.On()},
 		{p.host.Offload(p.h0, netdev.TSO), netdev.TSO.On(), netdev.Off},
 		{p.inside.Threaded(p.eth0), "0", "1"},
 		{p.inside.RPS(p.eth0, 0), netdev.CPUMask(nil, zero), "1"},
@@ -101,22 +102,17 @@ func TestKnobsOfAVeth(t *testing.T) {
 			t.Errorf("%v restored: %q, %v; want %q", c.knob.Ref(), got, err, c.before)
 		}
 	}
-	if left := j.Entries(); len(left) != 0 {
-		t.Errorf("journal: %+v", left)
-	}
+	testkit.None(t, "journal", j.Entries())
 }
 
 func TestKnobOfADeviceThatWent(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	p := newPair(t)
 	change(t, p.host, p.h0, netlink.LinkDel)
 	for _, k := range []journal.Knob{
 		p.inside.Offload(p.eth0, netdev.GRO), p.inside.Threaded(p.eth0), p.inside.RPS(p.eth0, 0),
 	} {
-		if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
-			t.Errorf("read %s: %v, want ErrGone", k.Ref().Kind, err)
-		}
+		testkit.Is(t, "read "+k.Ref().Kind, testkit.Err(k.Read()), journal.ErrGone)
 		if err := k.Write("1"); !errors.Is(err, journal.ErrGone) && k.Ref().Kind != "offload" {
 			t.Errorf("write %s: %v, want ErrGone", k.Ref().Kind, err)
 		}
@@ -127,7 +123,6 @@ func TestKnobOfADeviceThatWent(t *testing.T) {
 // device counts as gone when it is down, as on its way out.
 func TestThreadedWithoutNAPI(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	p := newPair(t)
 	err := p.inside.Threaded(p.eth0).Write("1")
 	if err == nil {
@@ -137,13 +132,10 @@ func TestThreadedWithoutNAPI(t *testing.T) {
 		t.Errorf("up: %v, want EOPNOTSUPP", err)
 	}
 	change(t, p.inside, p.eth0, netlink.LinkSetDown)
-	if err := p.inside.Threaded(p.eth0).Write("1"); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("down: %v, want ErrGone", err)
-	}
+	testkit.Is(t, "down", p.inside.Threaded(p.eth0).Write("1"), journal.ErrGone)
 }
 
 func TestOpenKnob(t *testing.T) {
-	testkit.NeedRoot(t)
 	p := newPair(t)
 	// A namespace that only this test's descriptor keeps alive cannot be found again, as after a
 	// container's end.
@@ -176,7 +168,6 @@ func TestOpenKnob(t *testing.T) {
 // is neither.
 func TestMade(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	ns, to := openNS(t, testkit.NetNS(t).Path), openNS(t, testkit.NetNS(t).Path)
 	for _, c := range []struct {
 		knob, again journal.Knob // the same after a restart
@@ -214,9 +205,7 @@ func TestMade(t *testing.T) {
 			must(t, c.again.Write(netdev.NoDevice))
 			expect(netdev.NoDevice)
 		}
-		if _, err := c.ends(); !errors.Is(err, netdev.ErrNoLink) {
-			t.Errorf("%s has gone: %v", c.name, err)
-		}
+		testkit.Is(t, c.name+" has gone", testkit.Err(c.ends()), netdev.ErrNoLink)
 		for at, index := range ends {
 			if _, err := at.Link(index); !errors.Is(err, netdev.ErrNoLink) {
 				t.Errorf("%s has gone, and %d is there: %v", c.name, index, err)
@@ -229,9 +218,7 @@ func TestMade(t *testing.T) {
 			t.Fatalf("%q, %v", was, err)
 		}
 		for _, v := range []string{c.ours, netdev.NoDevice} {
-			if err := c.knob.Write(v); err == nil {
-				t.Errorf("%s was written over somebody's", v)
-			}
+			testkit.Fails(t, v+" was written over somebody's", c.knob.Write(v))
 		}
 		expect(was)
 	}
@@ -241,7 +228,6 @@ func TestMade(t *testing.T) {
 // must not get in each other's way.
 func TestReadOnlySysfs(t *testing.T) {
 	testkit.InFull(t)
-	testkit.NeedRoot(t)
 	ns, eth0, readOnly := readOnlySysfs(t)
 	j := testkit.Journal(t, journal.Open)
 	rounds := testkit.Scale(t, 20, 100)
@@ -255,9 +241,7 @@ func TestReadOnlySysfs(t *testing.T) {
 					return
 				default:
 				}
-				if _, err := ns.Threaded(eth0).Read(); err != nil {
-					t.Error(err)
-				}
+				testkit.Check(t, testkit.Err(ns.Threaded(eth0).Read()))
 			}
 		})
 	}
@@ -336,7 +320,6 @@ func (d dying) Write(string) error {
 // next agent makes it read-only again.
 func TestSysfsInterrupted(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	ns, eth0, readOnly := readOnlySysfs(t)
 	dir := t.TempDir()
 	j, err := journal.Open(dir, "")
@@ -371,4 +354,40 @@ func TestSysfsInterrupted(t *testing.T) {
 func kernelOpener() journal.Opener {
 	find := netdev.NewGlance("/proc", nil)
 	return func(ref journal.Ref) (journal.Knob, error) { return netdev.OpenKnob(find, ref) }
+}
+
+// How a device receives: in softirq or in threads, and with or without XDP.
+func TestHowADeviceReceives(t *testing.T) {
+	testkit.OnKernels(t)
+	p := newPair(t)
+	want := func(when string, threads, xdp bool) {
+		t.Helper()
+		testkit.Gives(t, when+": polled by threads", threads)(p.inside.InThreads(p.eth0))
+		testkit.Gives(t, when+": XDP", xdp)(p.inside.XDP(p.eth0))
+	}
+	want("new", false, false)
+	must(t, errors.Join(p.inside.Offload(p.eth0, netdev.GRO).Write(netdev.GRO.On()), p.inside.Threaded(p.eth0).Write("1")))
+	want("threaded", true, false)
+	list, err := p.inside.NAPIs(p.eth0)
+	if !errors.Is(err, netdev.ErrNoNAPIList) { // since 6.7
+		must(t, err)
+		if all, err := p.inside.NAPIs(0); err != nil || !slices.Equal(all, list) {
+			t.Errorf("napi contexts of all devices: %+v, %v; want those of the only one, %+v", all, err, list)
+		}
+		if len(list) != 1 || list[0].Device != p.eth0 || list[0].ID == 0 || list[0].Thread == 0 {
+			t.Errorf("napi contexts: %+v, want one with a thread", list)
+		}
+	}
+	const pass = 2 // XDP_PASS
+	program, err := testkit.Verdict(ebpf.XDP, "fl_test", pass)
+	must(t, err)
+	defer program.Close()
+	var attached link.Link
+	must(t, p.inside.Do(func() (err error) {
+		attached, err = link.AttachXDP(link.XDPOptions{Interface: p.eth0, Program: program, Flags: link.XDPGenericMode})
+		return err
+	}))
+	want("with XDP", true, true)
+	must(t, attached.Close())
+	want("without", true, false)
 }

@@ -39,6 +39,16 @@ type Link struct {
 	RxQueues, TxQueues int
 }
 
+// Leaves reports whether packets leave the host by a device of all, rather than by one above it, as by a
+// bond and not by its ports.
+func (l Link) Leaves(all []Link) bool {
+	if !l.Up || l.Name == "lo" || l.Kind != "device" && l.Kind != "bond" {
+		return false
+	}
+	i := slices.IndexFunc(all, func(m Link) bool { return m.Index == l.Master })
+	return i < 0 || all[i].Kind != "bond" && all[i].Kind != "team"
+}
+
 // Links lists the devices in the namespace, loopback included, with up to 64 addresses each. If
 // there are more devices or addresses than most, the error matches [ErrMany] and comes with those
 // seen so far. It may leave out a device that goes, or changes its name, meanwhile.

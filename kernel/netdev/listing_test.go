@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
 
@@ -44,12 +43,8 @@ func TestMonitorLinks(t *testing.T) {
 		must(t, err)
 		byIndex := cmpopts.SortSlices(func(a, b Link) bool { return a.Index < b.Index })
 		addrs := cmpopts.SortSlices(func(a, b string) bool { return a < b })
-		if diff := cmp.Diff(read, got, byIndex, addrs, cmpopts.EquateEmpty()); diff != "" {
-			t.Errorf("%s (-read +listed):\n%s", when, diff)
-		}
-		if reads != want {
-			t.Errorf("%s: all devices were read %d times, want %d", when, reads, want)
-		}
+		testkit.Same(t, when, read, got, byIndex, addrs, cmpopts.EquateEmpty())
+		testkit.Same(t, when+": reads of all devices", want, reads)
 	}
 	same("at first", 1)
 	h := made.Handle(t)
@@ -86,9 +81,7 @@ func TestMonitorLinks(t *testing.T) {
 	was := slices.Clone(old)
 	must(t, h.LinkSetMTU(bridge, 1300))
 	same("once more", 2)
-	if diff := cmp.Diff(was, old); diff != "" {
-		t.Errorf("a list has changed after it was returned: %s", diff)
-	}
+	testkit.Same(t, "a list after it was returned", was, old)
 }
 
 // More addresses than are listed: one that was left out takes the place of one that goes.
@@ -110,14 +103,10 @@ func TestMonitorLinksOfManyAddresses(t *testing.T) {
 	for i := range maxAddrs + 1 {
 		made.Address(t, "flmany", fmt.Sprintf("10.1.%d.1/32", i))
 	}
-	if n := count(); n != maxAddrs {
-		t.Errorf("%d addresses are listed", n)
-	}
+	testkit.Same(t, "addresses are listed", maxAddrs, count())
 	link, err := h.LinkByName("flmany")
 	must(t, err)
 	addr, err := netlink.ParseAddr("10.1.0.1/32")
 	must(t, errors.Join(err, h.AddrDel(link, addr)))
-	if n := count(); n != maxAddrs {
-		t.Errorf("%d addresses are listed after one was removed", n)
-	}
+	testkit.Same(t, "addresses are listed after one was removed", maxAddrs, count())
 }

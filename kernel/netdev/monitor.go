@@ -62,7 +62,7 @@ func (m *Monitor) Watch(ns *NS, about Interest, changed func([]Change)) (stop fu
 	s := m.spaces[ns.inode]
 	if s == nil {
 		s = &space{sockets: make(map[feed]*socket), watches: make(map[*watch]bool)}
-		if s.ns, err = ns.Dup(); err != nil {
+		if s.ns, err = ns.dup(); err != nil {
 			return nil, err
 		}
 	}
@@ -106,7 +106,7 @@ func (m *Monitor) Open(inode uint64) *NS {
 	if s == nil {
 		return nil
 	}
-	ns, _ := s.ns.Dup() // after an error it is to be searched for
+	ns, _ := s.ns.dup() // after an error it is to be searched for
 	return ns
 }
 

@@ -52,9 +52,7 @@ func TestMonitorShares(t *testing.T) {
 	if l, err = h.LinkByIndex(index); err != nil || l.Attrs().Flags&net.FlagUp == 0 {
 		t.Errorf("it is not up again: %v", err)
 	}
-	if err := ns.RaiseIFB(78, false); err == nil {
-		t.Error("there is no IFB for 78")
-	}
+	testkit.Fails(t, "there is no IFB for 78", ns.RaiseIFB(78, false))
 
 	must(t, stopPaths())
 	s := m.space(ns.inode)
@@ -183,8 +181,6 @@ func TestQdiscAskedFor(t *testing.T) {
 		{message(unix.RTM_NEWQDISC, 0x20000, "htb"), true},
 		{syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: unix.RTM_NEWQDISC}, Data: make([]byte, 8)}, true},
 	} {
-		if got := q.hear(c.message); got != c.want {
-			t.Errorf("message %d: change: %t", i, got)
-		}
+		testkit.Same(t, fmt.Sprintf("message %d: change", i), c.want, q.hear(c.message))
 	}
 }

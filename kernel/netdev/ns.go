@@ -148,8 +148,8 @@ func (ns *NS) Close() error {
 	return ns.f.Close()
 }
 
-// Dup returns a second handle, to be closed on its own.
-func (ns *NS) Dup() (*NS, error) {
+// dup returns a second handle, to be closed on its own.
+func (ns *NS) dup() (*NS, error) {
 	fd, err := unix.FcntlInt(ns.f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("duplicate netns %d: %w", ns.inode, err)

@@ -40,9 +40,7 @@ func TestPatience(t *testing.T) {
 	err := ns.with(func(h *netlink.Handle) error {
 		socket := reflect.ValueOf(h).Elem().FieldByName("sockets").MapIndex(reflect.ValueOf(unix.NETLINK_ROUTE)).Elem().FieldByName("Socket").Elem()
 		for _, field := range []string{"sendTimeout", "receiveTimeout"} {
-			if got := time.Duration(socket.FieldByName(field).Int()); got != Patience {
-				t.Errorf("%s of the socket is %v", field, got)
-			}
+			testkit.Same(t, field+" of the socket", Patience, time.Duration(socket.FieldByName(field).Int()))
 		}
 		return nil
 	})
@@ -60,9 +58,7 @@ func TestOpenRefuses(t *testing.T) {
 			t.Errorf("Open(%s): no error", path)
 		}
 	}
-	if _, err := Open("/proc/self/ns/nothing"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("absent path: got %v, want ErrNotExist", err)
-	}
+	testkit.Is(t, "absent path", testkit.Err(Open("/proc/self/ns/nothing")), fs.ErrNotExist)
 }
 
 // TestDo enters namespaces from many goroutines at once, with functions that fail, leave and panic
@@ -155,17 +151,13 @@ func TestLinks(t *testing.T) {
 		t.Errorf("id of b in a: %d, %v; the link says %d", id, err, in.PeerNS)
 	}
 	stranger := open(t, testkit.NetNS(t).Path)
-	if id, err := na.ID(stranger); err != nil || id != -1 {
-		t.Errorf("id of a stranger: %d, %v, want -1", id, err)
-	}
+	testkit.Gives(t, "id of a stranger", -1)(na.ID(stranger))
 	one, err := nb.Link(in.Peer)
 	if err != nil || one.Name != "flb0" || one.Master != out.Master {
 		t.Errorf("Link: %+v, %v", one, err)
 	}
-	if _, err := nb.Link(99999); !errors.Is(err, ErrNoLink) {
-		t.Errorf("absent link: got %v, want ErrNoLink", err)
-	}
-	twin, err := nb.Dup()
+	testkit.Is(t, "absent link", testkit.Err(nb.Link(99999)), ErrNoLink)
+	twin, err := nb.dup()
 	if err != nil || twin.Inode() != nb.Inode() {
 		t.Fatalf("Dup: %v, %v", twin, err)
 	}
@@ -173,34 +165,22 @@ func TestLinks(t *testing.T) {
 		t.Errorf("Link of the duplicate: %+v, %v", again, err)
 	}
 	testkit.Check(t, twin.Close())
-	if _, err := nb.Link(in.Peer); err != nil {
-		t.Errorf("after the duplicate is closed: %v", err)
-	}
+	testkit.Is(t, "after the duplicate is closed", testkit.Err(nb.Link(in.Peer)), nil)
 }
 
 func TestFind(t *testing.T) {
 	bound, lived := testkit.NetNS(t), testkit.NetNS(t)
 	want := bound.Bind(t)
-	if got, err := NewFinder("/proc", time.Now).Find(bound.Inode); err != nil || got != want {
-		t.Errorf("bound: %q, %v, want %s", got, err, want)
-	}
+	testkit.Gives(t, "bound", want)(NewFinder("/proc", time.Now).Find(bound.Inode))
 	cmd := lived.Start(t, "sleep", "100")
 	want = filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "ns", "net")
-	if got, err := NewFinder("/proc", time.Now).Find(lived.Inode); err != nil || got != want {
-		t.Errorf("lived in: %q, %v, want %s", got, err, want)
-	}
-	if ino, err := InodeOf("/proc", cmd.Process.Pid); err != nil || ino != lived.Inode {
-		t.Errorf("InodeOf: %d, %v, want %d", ino, err, lived.Inode)
-	}
-	if got, err := NewFinder("/proc", time.Now).Find(1); !errors.Is(err, ErrNoNS) {
-		t.Errorf("nowhere: %q, %v, want ErrNoNS", got, err)
-	}
+	testkit.Gives(t, "lived in", want)(NewFinder("/proc", time.Now).Find(lived.Inode))
+	testkit.Gives(t, "InodeOf", lived.Inode)(InodeOf("/proc", cmd.Process.Pid))
+	testkit.Is(t, "nowhere", testkit.Err(NewFinder("/proc", time.Now).Find(1)), ErrNoNS)
 	if _, err := NewFinder(filepath.Join(t.TempDir(), "proc"), time.Now).Find(1); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no proc: %v, want ErrNotExist", err)
 	}
-	if _, err := InodeOf("/proc", 1<<30); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("absent process: %v, want ErrNotExist", err)
-	}
+	testkit.Is(t, "absent process", testkit.Err(InodeOf("/proc", 1<<30)), fs.ErrNotExist)
 }
 
 // TestFinderOpen has paths that lead nowhere now, or to another namespace.
@@ -214,9 +194,7 @@ func TestFinderOpen(t *testing.T) {
 		if err != nil {
 			t.Fatalf("by %q: %v", path, err)
 		}
-		if ns.Inode() != one.Inode {
-			t.Errorf("by %q: netns %d, want %d", path, ns.Inode(), one.Inode)
-		}
+		testkit.Same(t, "by "+path+": netns", one.Inode, ns.Inode())
 		ns.Close()
 	}
 	cmd.Process.Kill()
@@ -232,15 +210,11 @@ func TestFinderOpen(t *testing.T) {
 		gone, dir := testkit.NetNS(t), t.TempDir()
 		find := NewFinder("/proc", never)
 		pid := elsewhere(t, fmt.Sprintf("mount -t tmpfs tmpfs %s; cd %[1]s; touch a; mount --bind %s a", dir, gone.Path))
-		if _, err := find.Find(gone.Inode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, testkit.Err(find.Find(gone.Inode)))
 		if out, err := exec.Command("nsenter", "-m", "-t", pid, "sh", "-c", "cd "+dir+"; "+strings.ReplaceAll(script, "OTHER", bound)).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v: %s", script, err, out)
 		}
-		if _, err := find.Open("", gone.Inode); !errors.Is(err, ErrNoNS) {
-			t.Errorf("after %q: %v, want ErrNoNS", script, err)
-		}
+		testkit.Is(t, "after "+script, testkit.Err(find.Open("", gone.Inode)), ErrNoNS)
 	}
 }
 
@@ -293,21 +267,13 @@ stat fifo link magic root >/dev/null`, dir, plain.Path, hidden.Path, bound))
 	// The tables of others are read again after a second, not before.
 	now := time.Now()
 	f := NewFinder("/proc", func() time.Time { return now })
-	if at, err := f.Find(plain.Inode); err != nil || at != path {
-		t.Errorf("found at %q, %v", at, err)
-	}
+	testkit.Gives(t, "found at", path)(f.Find(plain.Inode))
 	late := testkit.NetNS(t)
 	elsewhere(t, fmt.Sprintf("mount -t tmpfs tmpfs %s\ncd %[1]s\ntouch ns\nmount --bind %s ns", dir, late.Path))
-	if at, err := f.Find(late.Inode); !errors.Is(err, ErrNoNS) {
-		t.Errorf("found at %q, %v, without a second look", at, err)
-	}
+	testkit.Is(t, "found at", testkit.Err(f.Find(late.Inode)), ErrNoNS)
 	now = now.Add(time.Second)
-	if _, err := f.Find(late.Inode); err != nil {
-		t.Error(err)
-	}
-	if at := All("/proc")[plain.Inode]; at != path {
-		t.Errorf("of all, it is at %q", at)
-	}
+	testkit.Check(t, testkit.Err(f.Find(late.Inode)))
+	testkit.Same(t, "where it is of all", path, All("/proc")[plain.Inode])
 	// The process would like us to open each of these.
 	for _, name := range []string{"over/ns", "link", "root" + bound, "magic", "fifo", "..", "nowhere", "../proc/self/ns/net"} {
 		path := "/proc/" + pid + "/root" + dir + "/" + name
@@ -334,7 +300,6 @@ func FuzzNSLink(f *testing.F) {
 // The rest of the process reads /proc/self, which describes the first thread: it always shows our
 // own namespace.
 func TestDoLeavesTheFirstThread(t *testing.T) {
-	testkit.NeedRoot(t)
 	ns, err := Open(testkit.NetNS(t).Path)
 	must(t, err)
 	defer ns.Close()

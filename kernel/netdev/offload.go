@@ -21,11 +21,8 @@ const (
 	// GRO at the receiving end of a veth makes it use NAPI (veth.c, veth_gro_requested).
 	GRO Offload = "gro"
 	// TSO is all of NETIF_F_ALL_TSO. A veth takes a packet through its peer's NAPI only when the
-	// sending end has none of it (veth.c, veth_skb_is_eligible_for_gro), or see UDPForward.
+	// sending end has none of it (veth.c, veth_skb_is_eligible_for_gro).
 	TSO Offload = "tso"
-	// UDPForward at the receiving end makes packets of local UDP and ICMP sockets take the NAPI
-	// whatever the sender's TSO is.
-	UDPForward Offload = "udp-gro-forwarding"
 	// HardwareGRO is the device's own merging of received packets, which XDP programs cannot take.
 	HardwareGRO Offload = "hardware-gro"
 )
@@ -37,8 +34,6 @@ func (o Offload) features() []string {
 		return []string{"rx-gro"}
 	case TSO:
 		return []string{"tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"}
-	case UDPForward:
-		return []string{"rx-udp-gro-forwarding"}
 	case HardwareGRO:
 		return []string{"rx-gro-hw", "rx-lro"}
 	}

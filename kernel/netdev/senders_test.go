@@ -52,9 +52,7 @@ func TestSenders(t *testing.T) {
 		}
 		return fmt.Sprintf("none waits for its peer's window: %+v", list)
 	})
-	if _, err := open.Senders(1); err == nil {
-		t.Error("both ends of a connection are one socket")
-	}
+	testkit.Fails(t, "both ends of a connection as one socket", testkit.Err(open.Senders(1)))
 }
 
 type endless struct{}

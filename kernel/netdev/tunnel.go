@@ -29,11 +29,8 @@ type Tunnel struct {
 	GBP      bool // the header has a group policy
 	GPE      bool // it has a protocol, and no Ethernet need follow
 	Inner    bool // Geneve takes packets without Ethernet (innerprotoinherit)
-	Learning bool // the FDB learns from packets received
 
 	Checksum   bool // outer UDP checksums over IPv4
-	ZeroTx6    bool // none over IPv6
-	ZeroRx6    bool // none over IPv6 are taken
 	RemoteCsum bool // inner checksums are left to the receiver (remcsum), sent or taken
 }
 
@@ -101,14 +98,8 @@ func (t *Tunnel) vxlan(typ uint16, v []byte) error {
 		t.GBP = true // a flag: it has no value
 	case unix.IFLA_VXLAN_GPE:
 		t.GPE = true
-	case unix.IFLA_VXLAN_LEARNING:
-		t.Learning = octet(v) != 0
 	case unix.IFLA_VXLAN_UDP_CSUM:
 		t.Checksum = octet(v) != 0
-	case unix.IFLA_VXLAN_UDP_ZERO_CSUM6_TX:
-		t.ZeroTx6 = octet(v) != 0
-	case unix.IFLA_VXLAN_UDP_ZERO_CSUM6_RX:
-		t.ZeroRx6 = octet(v) != 0
 	case unix.IFLA_VXLAN_REMCSUM_TX, unix.IFLA_VXLAN_REMCSUM_RX:
 		t.RemoteCsum = t.RemoteCsum || octet(v) != 0
 	}
@@ -137,10 +128,6 @@ func (t *Tunnel) geneve(typ uint16, v []byte) error {
 		t.External = true // a flag
 	case unix.IFLA_GENEVE_UDP_CSUM:
 		t.Checksum = octet(v) != 0
-	case unix.IFLA_GENEVE_UDP_ZERO_CSUM6_TX:
-		t.ZeroTx6 = octet(v) != 0
-	case unix.IFLA_GENEVE_UDP_ZERO_CSUM6_RX:
-		t.ZeroRx6 = octet(v) != 0
 	}
 	return nil
 }

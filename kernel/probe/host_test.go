@@ -141,14 +141,10 @@ func TestKthreadsThrottled(t *testing.T) {
 	if got, err := KthreadsThrottled(vmlinux(t, "pid")); err != nil || !got {
 		t.Errorf("6.12: %v, %v", got, err)
 	}
-	if _, err := KthreadsThrottled(kernel.Roots{Sys: t.TempDir()}); !errors.Is(err, ErrNoBTF) {
-		t.Errorf("no BTF: %v", err)
-	}
+	testkit.Is(t, "no BTF", testkit.Err(KthreadsThrottled(kernel.Roots{Sys: t.TempDir()})), ErrNoBTF)
 	sys := t.TempDir()
 	testkit.Write(t, filepath.Join(sys, "kernel/btf/vmlinux"), "garbage")
-	if _, err := KthreadsThrottled(kernel.Roots{Sys: sys}); !errors.Is(err, ErrNoBTF) {
-		t.Errorf("garbage: %v", err)
-	}
+	testkit.Is(t, "garbage", testkit.Err(KthreadsThrottled(kernel.Roots{Sys: sys})), ErrNoBTF)
 }
 
 func TestSoftirqsChargeTasks(t *testing.T) {
@@ -169,9 +165,7 @@ func TestSoftirqsChargeTasks(t *testing.T) {
 			if c.cmdline != "" {
 				testkit.Write(t, filepath.Join(roots.Proc, "cmdline"), c.cmdline)
 			}
-			if got, err := SoftirqsChargeTasks(roots); err != nil || got != c.charges {
-				t.Errorf("%v, %v", got, err)
-			}
+			testkit.Gives(t, "SoftirqsChargeTasks", c.charges)(SoftirqsChargeTasks(roots))
 			spec, err := kernelTypes(roots, btf.NewCache())
 			must(t, err)
 			a := softirqCharge(roots, spec)
@@ -180,9 +174,7 @@ func TestSoftirqsChargeTasks(t *testing.T) {
 			}
 		})
 	}
-	if _, err := SoftirqsChargeTasks(kernel.Roots{Sys: t.TempDir()}); !errors.Is(err, ErrNoBTF) {
-		t.Errorf("no BTF: %v", err)
-	}
+	testkit.Is(t, "no BTF", testkit.Err(SoftirqsChargeTasks(kernel.Roots{Sys: t.TempDir()})), ErrNoBTF)
 }
 
 func TestGroupFairness(t *testing.T) {
@@ -190,9 +182,7 @@ func TestGroupFairness(t *testing.T) {
 		"6.18.44-fc-v669, x86_64": Degraded, "6.18.0-1-amd64, x86_64": Degraded,
 		"6.18.45, x86_64": Full, "6.17.9, x86_64": Full, "6.1.0-35-amd64, x86_64": Full, "7.0.1, x86_64": Full, "": Full,
 	} {
-		if got := groupFairness(version); got.Level != want {
-			t.Errorf("%q: %+v, want %s", version, got, want)
-		}
+		testkit.Same(t, version, want, groupFairness(version).Level)
 	}
 }
 

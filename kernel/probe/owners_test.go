@@ -49,14 +49,12 @@ func TestHooks(t *testing.T) {
 	}
 	attach := func(name string, p *ebpf.Program) {
 		err := ns.Do(func() error {
+			l, err := link.Link(nil), error(nil)
 			if p.Type() == ebpf.XDP {
-				l, err := link.AttachXDP(link.XDPOptions{Interface: index(name), Program: p})
-				if err == nil {
-					t.Cleanup(func() { l.Close() })
-				}
-				return err
+				l, err = link.AttachXDP(link.XDPOptions{Interface: index(name), Program: p})
+			} else {
+				l, err = link.AttachTCX(link.TCXOptions{Interface: index(name), Program: p, Attach: ebpf.AttachTCXEgress})
 			}
-			l, err := link.AttachTCX(link.TCXOptions{Interface: index(name), Program: p, Attach: ebpf.AttachTCXEgress})
 			if err == nil {
 				t.Cleanup(func() { l.Close() })
 			}
@@ -156,9 +154,7 @@ func TestProcesses(t *testing.T) {
 		"irqbalance":      "degraded irqbalance (pid 12)",
 		"fairlead-agents": "full fairlead (pid 14)",
 	} {
-		if got := fmt.Sprintf("%s %s", a[c].Level, a[c].detail); got != want {
-			t.Errorf("%s: %q, want %q", c, got, want)
-		}
+		testkit.Same(t, c, want, fmt.Sprintf("%s %s", a[c].Level, a[c].detail))
 	}
 	a = answers{}
 	processes(Config{Roots: kernel.Roots{Proc: t.TempDir()}}, a)
@@ -178,7 +174,5 @@ func TestCrowd(t *testing.T) {
 		c.add("b", fmt.Sprint("d", i))
 	}
 	c.add("a", "x")
-	if got, want := c.String(), "a (x), b (d0 d1 d2 d3 d4 and 3 more)"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	testkit.Same(t, "crowd", "a (x), b (d0 d1 d2 d3 d4 and 3 more)", c.String())
 }

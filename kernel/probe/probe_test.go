@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -97,9 +95,7 @@ func TestOrder(t *testing.T) {
 		{Capability: "kthread-throttling", Area: "sched", Verdict: Verdict{Level: Degraded, Why: "charged only", Mend: "weights"}, Detail: "seen"},
 		{Capability: "btf", Area: "bpf", Verdict: Verdict{Level: Unavailable, Why: "it did not answer in time", Mend: "try again when the host is less busy"}},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "findings", want, got)
 	var names []string
 	for _, f := range r {
 		names = append(names, f.Area+"/"+f.Capability)
@@ -111,9 +107,7 @@ func TestOrder(t *testing.T) {
 		"net/netns net/veth net/napi-threaded net/napi-netlink net/qdisc-clsact net/qdisc-htb net/qdisc-hfsc net/qdisc-fq " +
 		"runtime/docker runtime/podman runtime/containerd " +
 		"owner/xdp-programs owner/tc-programs owner/tcx-programs owner/qdiscs owner/firewall-rules owner/cni owner/cgroup-managers owner/irqbalance owner/fairlead-agents"
-	if diff := cmp.Diff(strings.Fields(order), names); diff != "" {
-		t.Error(diff)
-	}
+	testkit.Same(t, "order", strings.Fields(order), names)
 }
 
 func TestHostileNames(t *testing.T) {
@@ -163,15 +157,8 @@ func leavesNothing(t *testing.T, f func()) {
 	t.Helper()
 	before := traces(t)
 	f()
-	var left []string
-	for range 500 {
-		// An overdue earlier run may remove its own traces meanwhile.
-		if left = added(before, traces(t)); len(left) == 0 {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Errorf("something is left:\n%s", strings.Join(left, "\n"))
+	// An overdue earlier run may remove its own traces meanwhile.
+	testkit.AwaitNone(t, func() string { return strings.Join(added(before, traces(t)), "\n") })
 }
 
 // added returns the traces that were not there before.
@@ -217,9 +204,7 @@ func TestThisHost(t *testing.T) {
 	}
 	l, err := cgroup.Detect("/proc", "")
 	must(t, err)
-	if f := r.find(t, "cgroup-v2"); f.Detail != l.V2 {
-		t.Errorf("cgroup-v2 is at %q, want %q", f.Detail, l.V2)
-	}
+	testkit.Same(t, "cgroup-v2 is at", l.V2, r.find(t, "cgroup-v2").Detail)
 }
 
 // TestJIT has a network namespace without the sysctl of the compiler, which compiles there too.
@@ -235,9 +220,7 @@ func TestJIT(t *testing.T) {
 		want = Degraded
 	}
 	testkit.Must(t, testkit.NetNS(t).Do(func() error {
-		if _, err := os.Stat("/proc/sys/net/core/bpf_jit_enable"); err == nil {
-			t.Error("the namespace has the sysctl")
-		}
+		testkit.Fails(t, "the sysctl in the namespace", testkit.Err(os.Stat("/proc/sys/net/core/bpf_jit_enable")))
 		if got := jit(); got.Level != want {
 			t.Errorf("the compiler is %s: %s; want %s", got.Level, got.Why, want)
 		}
@@ -283,12 +266,8 @@ func TestWithoutRoot(t *testing.T) {
 	sound(t, r)
 	for _, c := range []string{"root", "capabilities", "netns", "veth", "napi-threaded", "kthread-cgroup", "bpf-tp-btf", "bpf-tc", "bpf-xdp", "qdisc-htb", "tcx-programs"} {
 		f := r.find(t, c)
-		if f.Level != Unavailable {
-			t.Errorf("%s is %s", c, f.Level)
-		}
-		if f.Mend != asRoot {
-			t.Errorf("%s: %q, mend: %q", c, f.Why, f.Mend)
-		}
+		testkit.Same(t, c, Unavailable, f.Level)
+		testkit.Same(t, fmt.Sprintf("%s: %q, mend", c, f.Why), asRoot, f.Mend)
 	}
 	for _, c := range []string{"kernel", "btf", "cgroup-layout", "kthread-throttling", "softirq-charge"} {
 		if f := r.find(t, c); f.Level == Unavailable {
@@ -329,15 +308,11 @@ func TestBareHost(t *testing.T) {
 			t.Errorf("%s: %s, %q; want %q", c, f.Level, f.Why, want)
 		}
 	}
-	if f := r.find(t, "cni"); f.Level != Full {
-		t.Errorf("cni: %+v", f)
-	}
+	testkit.Same(t, "cni", Full, r.find(t, "cni").Level)
 }
 
 func TestReason(t *testing.T) {
-	if got := reason(errors.New("a\n\tb  c")); got != "a b c" {
-		t.Errorf("got %q", got)
-	}
+	testkit.Same(t, "reason", "a b c", reason(errors.New("a\n\tb  c")))
 	if got := reason(errors.New(strings.Repeat("é", 400))); len(got) > 310 || !strings.HasSuffix(got, "é...") {
 		t.Errorf("got %q", got)
 	}

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -174,12 +173,8 @@ func TestHooks(t *testing.T) {
 			must(t, other.Close())
 			must(t, other.Close())
 			h.want("in the end", true)
-			if got := h.filters(); got != before {
-				t.Errorf("left: %q, before: %q", got, before)
-			}
-			if left := h.journal.Entries(); len(left) != 0 {
-				t.Errorf("journal: %+v", left)
-			}
+			testkit.Same(t, "left", before, h.filters())
+			testkit.None(t, "journal", h.journal.Entries())
 			must(t, h.wire.h.LinkDel(h.u0))
 			p := program(t, next)
 			if _, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Name: "six"}, p, journal.Owner{}); !errors.Is(err, journal.ErrGone) {
@@ -283,12 +278,8 @@ func TestFiltersOfOthers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHooked(t, true)
 			h.want("in the beginning", true)
-			if want := c.do(h); h.filters() != want {
-				t.Errorf("left: %q, want %q", h.filters(), want)
-			}
-			if left := h.journal.Entries(); len(left) != 0 {
-				t.Errorf("journal: %+v", left)
-			}
+			testkit.Same(t, "left", c.do(h), h.filters())
+			testkit.None(t, "journal", h.journal.Entries())
 		})
 	}
 }
@@ -299,9 +290,7 @@ func TestIngressQdisc(t *testing.T) {
 	h := newHooked(t, true)
 	must(t, h.wire.h.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.index, Parent: netlink.HANDLE_INGRESS}}))
 	p := program(t, drop)
-	if _, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Egress: true, Name: "a"}, p, journal.Owner{}); err == nil || !strings.Contains(err.Error(), "qdisc ingress") {
-		t.Errorf("at egress: %v", err)
-	}
+	testkit.Fails(t, "at egress", testkit.Err(h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Egress: true, Name: "a"}, p, journal.Owner{})), "qdisc ingress")
 	a := h.attach("b", drop, false, 0)
 	h.forget()
 	h.want("at ingress", false)
@@ -319,7 +308,7 @@ func TestHookOfAKilledProcess(t *testing.T) {
 			h.want("in the beginning", true)
 			before, dir := h.filters(), t.TempDir()
 			must(t, os.WriteFile(filepath.Join(dir, "where"), fmt.Appendf(nil, "%s %d", h.near.Path, h.index), 0o600))
-			kill := testkit.Again(t, dropperDir+"="+dir)
+			_, kill := testkit.Again(t, dropperDir+"="+dir)
 			h.want("while it lives", false)
 			kill()
 			h.want("once it is dead", true)
@@ -336,8 +325,8 @@ func TestHookOfAKilledProcess(t *testing.T) {
 					t.Errorf("%d filters: %s", n, h.filters())
 				}
 				must(t, a.Close())
-			} else if _, err := j.Restore(kernel.Opener(kernel.Default()), nil); err != nil {
-				t.Fatal(err)
+			} else {
+				must(t, testkit.Err(j.Restore(kernel.Opener(kernel.Default()), nil)))
 			}
 			if got := h.filters(); got != before || len(j.Entries()) != 0 {
 				t.Errorf("left: %q, journal %+v", got, j.Entries())
@@ -375,12 +364,8 @@ func TestOpenFilter(t *testing.T) {
 	k, err := qdisc.OpenKnob("/proc", netdev.NewFinder("/proc", time.Now), ref)
 	must(t, err)
 	defer k.(interface{ Close() error }).Close()
-	if k.Ref() != ref {
-		t.Errorf("opened as %+v, want %+v", k.Ref(), ref)
-	}
-	if err := k.Write("program 1"); err == nil || !strings.Contains(err.Error(), "went with its process") {
-		t.Errorf("write of a program that is not at hand: %v", err)
-	}
+	testkit.Same(t, "opened again", ref, k.Ref())
+	testkit.Fails(t, "write of a program that is not at hand", k.Write("program 1"), "went with its process")
 }
 
 // The kernel changes a queue length of 0 to 1000 when clsact comes: if the process is killed before
@@ -399,14 +384,10 @@ func TestQueueLenUnderClsact(t *testing.T) {
 	p := program(t, pass)
 	a, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Name: "one", Egress: true}, p, journal.Owner{Feature: "test", Container: 1})
 	must(t, err)
-	if !slices.Equal(noted, []string{qdisc.KindQueueLen + " 0"}) {
-		t.Errorf("noted before the filter: %q", noted)
-	}
+	testkit.Same(t, "noted before the filter", []string{qdisc.KindQueueLen + " 0"}, noted)
 	if list := h.journal.Entries(); len(list) != 1 || list[0].Ref.Kind != qdisc.KindFilter || h.queueLen() != "0" {
 		t.Errorf("behind it: %+v, length %s", list, h.queueLen())
 	}
 	must(t, a.Close())
-	if n := h.queueLen(); n != "0" {
-		t.Errorf("without it: length %s", n)
-	}
+	testkit.Same(t, "without it: length", "0", h.queueLen())
 }

@@ -54,19 +54,13 @@ func TestInherit(t *testing.T) {
 	h.want("with one behind it", false)
 	b := h.attach("b", next, true, 2)
 	h.want("with one in its place", true)
-	if n := programs(); n != 4 {
-		t.Errorf("%d programs, want a and c, which are inherited, b and e", n)
-	}
+	testkit.Same(t, "programs", 4, programs())
 	must(t, h.hooks.Disinherit())
 	must(t, h.hooks.Disinherit())
-	if n := programs(); n != 2 {
-		t.Errorf("%d programs, want b and e", n)
-	}
+	testkit.Same(t, "programs", 2, programs())
 	must(t, b.Hold())
 	for _, a := range []*qdisc.Attachment{b, behind} {
 		must(t, a.Close())
 	}
-	if n := programs(); n != 0 {
-		t.Errorf("%d programs remain", n)
-	}
+	testkit.Same(t, "programs remain", 0, programs())
 }

@@ -1,7 +1,6 @@
 package qdisc_test
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -26,9 +25,7 @@ func TestLook(t *testing.T) {
 				t.Helper()
 				got, err := h.hooks.Look(h.ns, h.index)
 				must(t, err)
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("%s (-want +got):\n%s", when, diff)
-				}
+				testkit.Same(t, when, want, got)
 			}
 			want("nothing is there", qdisc.State{Root: "noqueue"})
 			kind := "tcx"
@@ -79,9 +76,7 @@ func TestLook(t *testing.T) {
 					t.Errorf("with a program of somebody's (-want +got):\n%s", diff)
 				}
 			}
-			if _, err := h.hooks.Look(h.ns, 4711); !errors.Is(err, journal.ErrGone) {
-				t.Errorf("of a device that is not there: %v", err)
-			}
+			testkit.Is(t, "of a device that is not there", testkit.Err(h.hooks.Look(h.ns, 4711)), journal.ErrGone)
 		})
 	}
 }

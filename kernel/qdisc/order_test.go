@@ -112,9 +112,7 @@ func TestOrder(t *testing.T) {
 						}
 						a := attach(i)
 						present[i] = true
-						if got := o.order(); got != want() {
-							t.Errorf("%v came last: order %s, want %s", stages[i], got, want())
-						}
+						testkit.Same(t, fmt.Sprintf("%v came last: order", stages[i]), want(), o.order())
 						if i >= from {
 							visit(i + 1)
 						}
@@ -123,9 +121,7 @@ func TestOrder(t *testing.T) {
 					}
 				}
 				visit(0)
-				if left := o.journal.Entries(); len(left) != 0 {
-					t.Errorf("journal: %+v", left)
-				}
+				testkit.None(t, "journal", o.journal.Entries())
 			})
 		}
 	}

@@ -147,19 +147,11 @@ func TestBring(t *testing.T) {
 	}
 	slices.Sort(minors)
 	want := []string{"666c0008<666cfffe 750000", "666cfffe<ffffffff 125000000", "666cffff<666cfffe 12500000000"}
-	if !slices.Equal(minors, want) {
-		t.Errorf("classes %q, want %q", minors, want)
-	}
-	if n, err := d.Bring(qdisc.KindHTB, []qdisc.Class{rest}); err == nil {
-		t.Errorf("without a top: %d, no error", n)
-	}
+	testkit.Same(t, "classes", want, minors)
+	testkit.Fails(t, "without a top", testkit.Err(d.Bring(qdisc.KindHTB, []qdisc.Class{rest})))
 	must(t, w.h.LinkDel(w.u0))
-	if _, err := d.Bring(qdisc.KindHTB, []qdisc.Class{top}); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("device that went: %v, want ErrGone", err)
-	}
-	if _, err := qdisc.Root(w.ns, w.index).Read(); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("root of a device that went: %v, want ErrGone", err)
-	}
+	testkit.Is(t, "device that went", testkit.Err(d.Bring(qdisc.KindHTB, []qdisc.Class{top})), journal.ErrGone)
+	testkit.Is(t, "root of a device that went", testkit.Err(qdisc.Root(w.ns, w.index).Read()), journal.ErrGone)
 	if _, err := qdisc.QueueLen(w.ns, w.index).Read(); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("queue length of a device that went: %v, want ErrGone", err)
 	}
@@ -204,9 +196,7 @@ func TestClassByPriority(t *testing.T) {
 	w.send(5, 16)
 	after, err := d.Stats(qdisc.KindHTB)
 	must(t, err)
-	if n := after[5].Packets - before[5].Packets; n != 3 {
-		t.Errorf("class 5 has sent %d packets, want 3", n)
-	}
+	testkit.Same(t, "packets of class 5", uint64(3), after[5].Packets-before[5].Packets)
 	if n := after[qdisc.MinorDefault].Packets - before[qdisc.MinorDefault].Packets; n < 28 || n > 32 { // and those of the protocols
 		t.Errorf("the default has sent %d packets, want 28", n)
 	}
@@ -273,9 +263,7 @@ func TestNothingIsLostByAChange(t *testing.T) {
 	bring(t, d, 1, classes[:2]...)
 	must(t, server.SetReadDeadline(time.Now().Add(20*time.Second)))
 	got := <-arrived
-	if got != packets+1 {
-		t.Errorf("%d packets arrived of %d", got, packets+1)
-	}
+	testkit.Same(t, "packets arrived", packets+1, got)
 }
 
 func TestOpenKnob(t *testing.T) {
@@ -295,9 +283,7 @@ func TestOpenKnob(t *testing.T) {
 	}
 	forward := qdisc.ForwardPriority("/proc", w.ns)
 	must(t, forward.Write("0"))
-	if v, err := forward.Read(); v != "0" || err != nil {
-		t.Errorf("forward priority: %q, %v", v, err)
-	}
+	testkit.Gives(t, "forward priority", "0")(forward.Read())
 	if v, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward_update_priority"); err != nil || string(v) != "1\n" {
 		t.Errorf("our own namespace: %q, %v", v, err)
 	}
@@ -307,10 +293,6 @@ func TestOpenKnob(t *testing.T) {
 			t.Errorf("open %s: %v, %v; want an error that is not ErrGone", bad, k, err)
 		}
 	}
-	if err := qdisc.Root(w.ns, w.index).Write("nonsense"); err == nil || !strings.Contains(err.Error(), "nonsense") {
-		t.Errorf("write nonsense: %v", err)
-	}
-	if err := qdisc.Root(w.ns, w.index).Write("tree []"); err == nil {
-		t.Error("write of an empty tree: no error")
-	}
+	testkit.Fails(t, "write nonsense", qdisc.Root(w.ns, w.index).Write("nonsense"), "nonsense")
+	testkit.Fails(t, "write of an empty tree", qdisc.Root(w.ns, w.index).Write("tree []"))
 }

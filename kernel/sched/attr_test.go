@@ -28,19 +28,14 @@ func turned(t *testing.T, knob journal.Knob, to string, bad ...string) {
 	open := func(ref journal.Ref) (journal.Knob, error) { return OpenKnob("/proc", cgroup.Layout{}, ref) }
 	_, err = j.Restore(open, nil)
 	must(t, err)
-	if got, err := knob.Read(); err != nil || got != before {
-		t.Errorf("%s is %q after restore, was %q before (%v)", knob.Ref().Kind, got, before, err)
-	}
+	testkit.Gives(t, knob.Ref().Kind, before)(knob.Read())
 	for _, value := range bad {
-		if err := knob.Write(value); err == nil {
-			t.Errorf("%s: %q was accepted", knob.Ref().Kind, value)
-		}
+		testkit.Fails(t, fmt.Sprintf("%s: %q", knob.Ref().Kind, value), knob.Write(value))
 	}
 }
 
 func TestSlice(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	th, remove := napi(t)
 	knob := Slice("/proc", th.Thread)
 	if before, err := knob.Read(); err == nil && before == NoSlice {
@@ -59,7 +54,6 @@ func TestSlice(t *testing.T) {
 
 func TestNice(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	th, _ := napi(t)
 	knob, slice := Nice("/proc", th.Thread), Slice("/proc", th.Thread)
 	if before, err := knob.Read(); err != nil || before != "0" {
@@ -70,18 +64,15 @@ func TestNice(t *testing.T) {
 	asked, err := slice.Read()
 	must(t, err)
 	must(t, knob.Write("15"))
-	if got, err := slice.Read(); err != nil || got != asked {
-		t.Errorf("slice %q, was %q before the nice value was set (%v)", got, asked, err)
-	}
+	testkit.Gives(t, "slice", asked)(slice.Read())
 	if err := unix.SchedSetAttr(th.TID, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0); err != nil {
 		t.Logf("no real time here: %v", err) // an operator could have set it
-	} else if got, err := knob.Read(); err != nil || got != NoNice {
-		t.Errorf("nice value of a real-time thread: %q (%v), want %q", got, err, NoNice)
+	} else {
+		testkit.Gives(t, "nice value of a real-time thread", NoNice)(knob.Read())
 	}
 }
 
 func TestUsage(t *testing.T) {
-	testkit.NeedRoot(t)
 	th, _ := napi(t)
 	u, err := UsageOf("/proc", th.Thread)
 	if errors.Is(err, fs.ErrNotExist) {

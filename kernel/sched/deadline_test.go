@@ -62,9 +62,7 @@ func TestDeadlineInKernel(t *testing.T) {
 	if child, err = strconv.Atoi(strings.TrimSpace(string(buf[:n]))); err != nil {
 		t.Fatal(err)
 	}
-	if got := policyOf(child); got != "normal 0" {
-		t.Errorf("its child is %q", got)
-	}
+	testkit.Same(t, "its child", "normal 0", policyOf(child))
 	j.Close()
 
 	if j, err = journal.Open(dir, ""); err != nil {
@@ -75,19 +73,13 @@ func TestDeadlineInKernel(t *testing.T) {
 	if err != nil || len(res) != 1 || res[0].Result != journal.Restored {
 		t.Fatalf("%+v, %v", res, err)
 	}
-	if got := policyOf(pid); got != "normal 7" {
-		t.Errorf("put back to %q", got)
-	}
+	testkit.Same(t, "put back", "normal 7", policyOf(pid))
 
 	// The knob reads a policy that the thread has changed itself.
 	must(t, unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_BATCH, Nice: 3}, 0))
-	if got := policyOf(pid); got != "batch 3" {
-		t.Errorf("batch is %q", got)
-	}
+	testkit.Same(t, "batch", "batch 3", policyOf(pid))
 	stale := Deadline("/proc", Thread{pid, thread.Start + 1})
-	if err := stale.Write(given); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("another thread of the same tid was changed: %v", err)
-	}
+	testkit.Is(t, "another thread of the same tid was changed", stale.Write(given), journal.ErrGone)
 	if err := Deadline("/proc", thread).Write(FormatDeadline(time.Second, 100*time.Millisecond)); err == nil {
 		t.Error("more than all time was given")
 	}

@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestParseInterrupts(t *testing.T) {
@@ -25,9 +27,7 @@ func TestParseInterrupts(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for _, bad := range []string{"", "\n", " CPU0\nno colon\n", " CPU0\nLOC: x\n", " CPU0\nLOC: -1\n"} {
-		if _, err := parseInterrupts(bad); err == nil {
-			t.Errorf("%q is taken", bad)
-		}
+		testkit.Fails(t, bad, testkit.Err(parseInterrupts(bad)))
 	}
 }
 
@@ -36,9 +36,7 @@ func TestParseStolen(t *testing.T) {
 		t.Errorf("%v, %v", d, err)
 	}
 	for _, bad := range []string{"", "cpu 1 2 3 4 5 6 7\n", "cpu0 1 2 3 4 5 6 7 8\n", "cpu 1 2 3 4 5 6 7 x\n"} {
-		if _, err := parseStolen(bad); err == nil {
-			t.Errorf("%q is taken", bad)
-		}
+		testkit.Fails(t, bad, testkit.Err(parseStolen(bad)))
 	}
 }
 

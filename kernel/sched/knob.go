@@ -92,7 +92,7 @@ func (k knob) check() error {
 		return err
 	case err == nil:
 		return errors.New("a kernel thread")
-	case errors.Is(err, ErrNotKernel):
+	case errors.Is(err, errNotKernel):
 		return nil
 	default:
 		return err

@@ -71,9 +71,7 @@ func TestKnobsInKernel(t *testing.T) {
 			t.Errorf("before: %q, %v", got, err)
 		}
 		must(t, j.Turn(k, m.dir, owner))
-		if got, err := k.Read(); err != nil || got != m.dir {
-			t.Errorf("after: %q, %v", got, err)
-		}
+		testkit.Gives(t, "after", m.dir)(k.Read())
 		if err := k.Write(filepath.Join(m.dir, "none")); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, journal.ErrGone) {
 			t.Errorf("no such cgroup: %v", err)
 		}
@@ -83,9 +81,7 @@ func TestKnobsInKernel(t *testing.T) {
 	must(t, err)
 	must(t, j.Turn(a, "0", owner))
 	for _, bad := range []string{"", "x", "1024", "1023"} {
-		if err := a.Write(bad); err == nil {
-			t.Errorf("affinity %q was taken", bad)
-		}
+		testkit.Fails(t, "affinity "+bad, a.Write(bad))
 	}
 	if s, err := CPUTime("/proc", th.TID); err != nil || s < 0 || s > 60 {
 		t.Errorf("cpu time: %v, %v", s, err)
@@ -101,13 +97,9 @@ func TestKnobsInKernel(t *testing.T) {
 			t.Errorf("%v: %s", o.Entry.Ref, o.Result)
 		}
 	}
-	if got, err := a.Read(); err != nil || got != all {
-		t.Errorf("affinity after restore: %q, %v; was %q", got, err, all)
-	}
+	testkit.Gives(t, "affinity after restore", all)(a.Read())
 	for _, m := range moves {
-		if got, err := Group("/proc", l, th.Thread, m.hierarchy).Read(); err != nil || got != m.hierarchy {
-			t.Errorf("cgroup after restore: %q, %v", got, err)
-		}
+		testkit.Gives(t, "cgroup after restore", m.hierarchy)(Group("/proc", l, th.Thread, m.hierarchy).Read())
 	}
 
 	// Deleting a device takes its thread out of the cgroup.
@@ -123,12 +115,8 @@ func TestKnobsInKernel(t *testing.T) {
 			return ""
 		})
 	}
-	if err := group.Write(cg.V2); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("move of an ended thread: %v", err)
-	}
-	if err := a.Write("0"); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("affinity of an ended thread: %v", err)
-	}
+	testkit.Is(t, "move of an ended thread", group.Write(cg.V2), journal.ErrGone)
+	testkit.Is(t, "affinity of an ended thread", a.Write("0"), journal.ErrGone)
 	out, err = j.Restore(open, nil)
 	if err != nil || len(out) != 2 || out[0].Result != journal.Gone || out[1].Result != journal.Gone {
 		t.Errorf("restore after the end: %v, %v", out, err)
@@ -141,7 +129,7 @@ func TestRefusesProcesses(t *testing.T) {
 	l, err := cgroup.Detect("/proc", "")
 	must(t, err)
 	s, err := readStat("/proc", os.Getpid())
-	if !errors.Is(err, ErrNotKernel) {
+	if !errors.Is(err, errNotKernel) {
 		t.Fatalf("this process: %v", err)
 	}
 	self := Thread{TID: os.Getpid(), Start: s.Start}
@@ -151,27 +139,9 @@ func TestRefusesProcesses(t *testing.T) {
 		"move":     Group("/proc", l, self, l.V2).Write(cg.V2),
 		"affinity": Affinity("/proc", self).Write("0"),
 	} {
-		if !errors.Is(err, ErrNotKernel) {
-			t.Errorf("%s: %v", name, err)
-		}
+		testkit.Is(t, name, err, errNotKernel)
 	}
 	if after, _ := os.ReadFile("/proc/self/cgroup"); string(after) != string(before) {
 		t.Errorf("moved:\n%s", after)
-	}
-}
-
-func TestThreadsOfThisHost(t *testing.T) {
-	testkit.OnKernels(t)
-	list, err := Threads("/proc", "")
-	if errors.Is(err, ErrHidden) {
-		testkit.Skip(t, "not in the host's pid namespace")
-	}
-	must(t, err)
-	found := false
-	for _, n := range list {
-		found = found || n.Comm == "ksoftirqd/0"
-	}
-	if !found {
-		t.Errorf("no ksoftirqd/0 among %d threads", len(list))
 	}
 }

@@ -27,8 +27,8 @@ import (
 )
 
 var (
-	// ErrNotKernel is returned for a thread that belongs to a process.
-	ErrNotKernel = errors.New("not a kernel thread")
+	// errNotKernel is returned for a thread that belongs to a process.
+	errNotKernel = errors.New("not a kernel thread")
 	// ErrHidden is returned where kernel threads are not visible: in a pid namespace that is
 	// not the host's.
 	ErrHidden = errors.New("kernel threads are not visible in this pid namespace")
@@ -55,7 +55,7 @@ type Named struct {
 }
 
 // Find returns the kernel thread with this tid. Errors: journal.ErrGone,
-// ErrNotKernel.
+// errNotKernel.
 func Find(proc string, tid int) (Thread, error) {
 	s, err := readStat(proc, tid)
 	if err != nil {
@@ -85,7 +85,7 @@ func Threads(proc, prefix string) ([]Named, error) {
 			}
 			if errors.Is(err, journal.ErrGone) {
 				whole = false
-			} else if err != nil && !errors.Is(err, ErrNotKernel) {
+			} else if err != nil && !errors.Is(err, errNotKernel) {
 				return nil, fmt.Errorf("list kernel threads: %w", err)
 			}
 		}
@@ -140,7 +140,7 @@ func allTasks(proc string) ([]int, error) {
 }
 
 // CPUTime returns how long the kernel thread has run, in seconds: to the nanosecond where the
-// kernel counts that (CONFIG_SCHED_INFO), else to 10 ms. Errors: journal.ErrGone, ErrNotKernel.
+// kernel counts that (CONFIG_SCHED_INFO), else to 10 ms. Errors: journal.ErrGone, errNotKernel.
 func CPUTime(proc string, tid int) (float64, error) {
 	s, err := readStat(proc, tid)
 	if err != nil {
@@ -187,7 +187,7 @@ func usage(proc string, tid int) (u Usage, err error) {
 // check returns an error unless t is still that kernel thread.
 func (t Thread) check(proc string) error {
 	s, err := readStat(proc, t.TID)
-	if err != nil && !errors.Is(err, ErrNotKernel) {
+	if err != nil && !errors.Is(err, errNotKernel) {
 		return err
 	}
 	if s.Start != t.Start {
@@ -213,11 +213,11 @@ func StatOf(proc string, tid int) (Stat, error) {
 	return parseStat(text)
 }
 
-// readStat is StatOf for a kernel thread. The Stat is valid also with ErrNotKernel.
+// readStat is StatOf for a kernel thread. The Stat is valid also with errNotKernel.
 func readStat(proc string, tid int) (Stat, error) {
 	s, err := StatOf(proc, tid)
 	if err == nil && !s.Kernel {
-		err = ErrNotKernel
+		err = errNotKernel
 	}
 	return s, err
 }

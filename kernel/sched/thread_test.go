@@ -64,12 +64,8 @@ func TestThreads(t *testing.T) {
 		}
 	}
 	task(t, proc, 2, "sh", 0, 0, "0::/\n")
-	if _, err := Threads(proc, ""); !errors.Is(err, ErrHidden) {
-		t.Errorf("in a container's proc: %v", err)
-	}
-	if _, err := Threads(t.TempDir(), ""); !errors.Is(err, ErrHidden) {
-		t.Errorf("in an empty proc: %v", err)
-	}
+	testkit.Is(t, "in a container's proc", testkit.Err(Threads(proc, "")), ErrHidden)
+	testkit.Is(t, "in an empty proc", testkit.Err(Threads(t.TempDir(), "")), ErrHidden)
 }
 
 func TestFind(t *testing.T) {
@@ -79,22 +75,12 @@ func TestFind(t *testing.T) {
 	if got, err := Find(proc, 7); err != nil || got != (Thread{7, 42}) {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if _, err := Find(proc, 8); !errors.Is(err, ErrNotKernel) {
-		t.Errorf("a process: %v", err)
-	}
-	if _, err := Find(proc, 9); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("no process: %v", err)
-	}
-	if s, err := CPUTime(proc, 7); err != nil || s != 2 {
-		t.Errorf("cpu time by ticks: %v, %v", s, err)
-	}
+	testkit.Is(t, "a process", testkit.Err(Find(proc, 8)), errNotKernel)
+	testkit.Is(t, "no process", testkit.Err(Find(proc, 9)), journal.ErrGone)
+	testkit.Gives(t, "cpu time by ticks", float64(2))(CPUTime(proc, 7))
 	os.WriteFile(filepath.Join(proc, "7/schedstat"), []byte("1500000000 1 2\n"), 0o644)
-	if s, err := CPUTime(proc, 7); err != nil || s != 1.5 {
-		t.Errorf("cpu time by schedstat: %v, %v", s, err)
-	}
-	if _, err := CPUTime(proc, 8); !errors.Is(err, ErrNotKernel) {
-		t.Errorf("cpu time of a process: %v", err)
-	}
+	testkit.Gives(t, "cpu time by schedstat", float64(1.5))(CPUTime(proc, 7))
+	testkit.Is(t, "cpu time of a process", testkit.Err(CPUTime(proc, 8)), errNotKernel)
 }
 
 func TestOpenKnob(t *testing.T) {
@@ -104,20 +90,16 @@ func TestOpenKnob(t *testing.T) {
 	task(t, proc, 8, "sh", 0, 42, "0::/pod/c1\n")
 	k, err := OpenKnob(proc, l, journal.Ref{Kind: "kthread", Object: "7:42:" + root})
 	must(t, err)
-	if got, err := k.Read(); err != nil || got != filepath.Join(root, "pod/c1") {
-		t.Errorf("read %q, %v", got, err)
-	}
-	if k.Ref() != (journal.Ref{Kind: "kthread", Object: "7:42:" + root}) {
-		t.Errorf("ref is %v", k.Ref())
-	}
+	testkit.Gives(t, "Read", filepath.Join(root, "pod/c1"))(k.Read())
+	testkit.Same(t, "ref", (journal.Ref{Kind: "kthread", Object: "7:42:" + root}), k.Ref())
 	for _, c := range []struct {
 		kind, object string
 		is           error
 	}{
 		{"kthread", "7:41:" + root, journal.ErrGone},
 		{"kthread", "9:42:" + root, journal.ErrGone},
-		{"kthread", "8:42:" + root, ErrNotKernel},
-		{"affinity", "8:42", ErrNotKernel},
+		{"kthread", "8:42:" + root, errNotKernel},
+		{"affinity", "8:42", errNotKernel},
 		{"affinity", "7:41", journal.ErrGone},
 		{"affinity", "7:42:" + root, nil},
 		{"affinity", "7", nil},
@@ -153,12 +135,8 @@ func TestOpenKnob(t *testing.T) {
 		t.Error("a hierarchy that is not mounted was read")
 	}
 	task(t, proc, 7, "napi/eth0-1", pfKthread, 43, "0::/pod/c1\n") // the tid is reused
-	if err := k.Write(other); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("write to another thread: %v", err)
-	}
-	if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("read of another thread: %v", err)
-	}
+	testkit.Is(t, "write to another thread", k.Write(other), journal.ErrGone)
+	testkit.Is(t, "read of another thread", testkit.Err(k.Read()), journal.ErrGone)
 }
 
 func TestParseStat(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -16,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -55,9 +53,7 @@ func Reexec(args []string) (status int, ok bool) {
 func runAgent(args []string) error {
 	cfg := agent.Config{Roots: kernel.Default(), Version: "rig"}
 	fs := flag.NewFlagSet(agentVerb, flag.ContinueOnError)
-	fs.StringVar(&cfg.Socket, "socket", "", "unix socket of the agent")
-	fs.StringVar(&cfg.StateDir, "state-dir", "", "directory of the journal")
-	fs.StringVar(&cfg.PolicyDir, "policy-dir", "", "directory of the policy files")
+	dir := fs.String("dir", "", "directory of the agent's socket, state and policy files")
 	fs.StringVar(&cfg.DockerHost, "docker-host", "", "where Docker answers; with it, sandboxes are not looked for")
 	xdp := fs.Bool("xdp", false, "drop in the driver of the rig's NIC")
 	uplink := fs.Uint64("uplink", 0, "rate of the rig's NIC in bit/s; 0: nothing is shaped")
@@ -65,6 +61,7 @@ func runAgent(args []string) error {
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
+	cfg.Socket, cfg.StateDir, cfg.PolicyDir = filepath.Join(*dir, agentSocket), filepath.Join(*dir, "state"), filepath.Join(*dir, policyDir)
 	if *uplink > 0 {
 		cfg.Uplinks = map[string]uint64{rig.NICDevice: *uplink}
 	}
@@ -91,10 +88,12 @@ func (g *guard) explain(err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err // nothing is wrong with the agent
 	}
-	if said := g.log.String(); said != "" {
-		return fmt.Errorf("%w; the agent's log ends:\n%s", err, said)
+	const most = 4096
+	said, _ := os.ReadFile(filepath.Join(g.dir, agentLog))
+	if said = bytes.TrimSpace(said[max(0, len(said)-most):]); len(said) == 0 {
+		return err
 	}
-	return err
+	return fmt.Errorf("%w; the agent's log ends:\n%s", err, said)
 }
 
 // stop ends the agent, if it runs. The agent undoes its changes.
@@ -122,10 +121,9 @@ func (g *guard) stop() error {
 // guard protects a rig's containers. It runs an agent in the rig's network namespace, and switches
 // the protection by a policy file.
 type guard struct {
-	dir     string // of its socket, state and policy
+	dir     string // of its socket, state, policy and log
 	client  *api.Client
 	process *sandbox.Process // nil: it does not run
-	log     tail
 	rig     *rig.Rig
 	uplink  uint64 // rate of the NIC in bit/s, which traffic divides; 0: traffic does not
 	xdp     bool   // drop packets in the driver of the NIC
@@ -139,24 +137,27 @@ type guard struct {
 	unmetered string
 }
 
-const policyFile = "rig.yaml"
+// The files of a guard.
+const (
+	agentSocket = "agent.sock"
+	agentLog    = "log"
+	policyDir   = "policy.d"
+	policyFile  = "rig.yaml"
+)
 
-// newGuard starts an agent for the rig and waits until it answers. No rules are in force at first. If
-// uplink is not 0, feature traffic divides the NIC, at
-// that rate. protect is the prefix, in the rig, of the names of the protected containers.
-func newGuard(ctx context.Context, r *rig.Rig, protect string, uplink uint64) (*guard, error) {
+// newGuard starts an agent for the rig and waits until it answers. No rules are in force at first.
+// feature is the one under test, protect the prefix, in the rig, of the names of the protected
+// containers. If uplink is not 0, feature traffic divides the NIC, at that rate.
+func newGuard(ctx context.Context, r *rig.Rig, feature, protect string, uplink uint64) (*guard, error) {
 	dir, err := r.TempDir("agent")
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{dir: dir, rig: r, uplink: uplink, feature: "netcpu", prefix: r.Prefix() + protect}
+	g := &guard{dir: dir, rig: r, uplink: uplink, feature: feature, prefix: r.Prefix() + protect}
 	for _, c := range r.Containers {
 		if strings.HasPrefix(c.Name, protect) {
 			g.count++
 		}
-	}
-	if uplink > 0 {
-		g.feature = "traffic"
 	}
 	if err := g.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start the rig's agent: %w", err), g.stop())
@@ -165,7 +166,7 @@ func newGuard(ctx context.Context, r *rig.Rig, protect string, uplink uint64) (*
 }
 
 // policies is the directory of the agent's policy files.
-func (g *guard) policies() string { return filepath.Join(g.dir, "policy.d") }
+func (g *guard) policies() string { return filepath.Join(g.dir, policyDir) }
 
 // start starts the agent, and waits until it answers.
 func (g *guard) start(ctx context.Context) error {
@@ -176,18 +177,33 @@ func (g *guard) start(ctx context.Context) error {
 	if err := os.MkdirAll(g.policies(), 0o755); err != nil {
 		return err
 	}
-	socket := filepath.Join(g.dir, "agent.sock")
-	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(g.dir, "state"), "--policy-dir", g.policies(),
-		"--sandbox-dir", g.rig.Sandboxes.Dir(), "--docker-host", g.rig.DockerHost, "--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp))
+	log, err := os.OpenFile(filepath.Join(g.dir, agentLog), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(exe, agentVerb, "--dir", g.dir, "--sandbox-dir", g.rig.Sandboxes.Dir(),
+		"--docker-host", g.rig.DockerHost, "--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp))
 	cmd.Args[0] = "fairlead"
-	cmd.Stderr = &g.log
+	cmd.Stderr = log
 	// The agent undoes its changes even if this program is killed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if g.process, err = g.rig.Node.Start(cmd); err != nil {
 		return err
 	}
-	g.client = api.Dial(socket)
+	g.client = api.Dial(filepath.Join(g.dir, agentSocket))
 	return g.wait(ctx, func(api.Container, api.FeatureStatus) bool { return true })
+}
+
+// attended starts or stops the agent of a setup.
+func (g *guard) attended(ctx context.Context, on bool) error {
+	if on == (g.process != nil) {
+		return nil
+	}
+	if !on {
+		return g.stop()
+	}
+	return g.start(ctx)
 }
 
 // inDriver makes the agent drop packets in the driver of the NIC, or by tc. It restarts the agent
@@ -336,29 +352,4 @@ func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureSt
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-}
-
-// tail is a writer that keeps the last few kilobytes.
-type tail struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-var _ io.Writer = (*tail)(nil)
-
-func (t *tail) Write(p []byte) (int, error) {
-	const keep = 4096
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf.Write(p)
-	if over := t.buf.Len() - keep; over > 0 {
-		t.buf.Next(over)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.TrimSpace(t.buf.String())
 }

@@ -226,22 +226,19 @@ func costs() []setup {
 // containers that have no quotas, so that their weights change instead, and how soon charge and auto
 // act.
 func charged() []setup {
-	send := setup{
+	all := []setup{{
 		name: "charge udp-send 10",
 		cfg:  rig.Config{Path: rig.NIC, Containers: rig.Equal(10)}, compute: true, mode: "charge",
 		demands: []demand{{name: "2G", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 2e9}},
-	}
-	recv := setup{
+	}, {
 		name: "charge cap 3x30",
 		cfg:  caps()[0].cfg, compute: true, mode: "charge",
 		demands: []demand{{name: "udp-recv", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 400_000}},
-	}
-	weights := setup{
+	}, {
 		name: "charge no quotas",
 		cfg:  rig.Config{Path: rig.NIC, Containers: rig.Pair(0, 0)}, compute: true, mode: "charge",
 		demands: []demand{{name: "100k", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 100_000}},
-	}
-	all := []setup{send, recv, weights}
+	}}
 	for _, mode := range []string{"charge", "auto"} {
 		// Seconds 4 to 12, as one who starts the senders sees it.
 		all = append(all, setup{
@@ -267,14 +264,6 @@ func idle() setup {
 	}
 }
 
-// metric is what the receiver of a demand has of its traffic.
-func (d demand) metric() string {
-	if d.traffic.Kind == rig.TCPRR || d.traffic.Kind == rig.UDPRR {
-		return Requests
-	}
-	return Received
-}
-
 // calm is what isolation costs a container that nobody floods: another on its bridge, Docker's for
 // example, sends it bulk, or one request after the other. Off is a container that is only observed.
 func calm() setup {
@@ -293,3 +282,117 @@ func calm() setup {
 		},
 	}
 }
+
+// accuracy checks the accounts. The agent only keeps them, and two neighbours receive packets of
+// one size, the first neighbour three times as many. No CPU sends another an IPI, so softirqs are
+// the whole cost of a packet.
+func accuracy() []setup {
+	at := func(name string, rate uint64) demand {
+		return demand{name: name, traffic: rig.Traffic{Kind: rig.UDP, Uneven: true}, rate: rate}
+	}
+	// At 2,000 packets per second the accounts sample every run, at the other rates only
+	// some. Behind a tunnel they sample all.
+	few, many, flood := at("2k", 2_000), at("20k", 20_000), at("flood", load.Flood)
+	rates := map[rig.Path][]demand{
+		rig.Hop: {many}, rig.NIC: {few, many, flood}, rig.VXLAN: {many, flood}, rig.Macvlan: {many},
+	}
+	var all []setup
+	for _, path := range []rig.Path{rig.Hop, rig.NIC, rig.VXLAN, rig.Macvlan} {
+		cfg := rig.Config{Path: path, Unsteered: true, Containers: []rig.Container{{Name: "victim"}, {Name: "first"}}}
+		if path != rig.Hop {
+			cfg.Containers = append(cfg.Containers, rig.Container{Name: "second"})
+		}
+		all = append(all, setup{
+			name: "charges " + string(path),
+			cfg:  cfg, alone: true, accounts: true, timed: true,
+			demands: rates[path],
+		})
+	}
+	return all
+}
+
+// observed measures the cost of the accounts: on is an agent that only keeps them, off is
+// no agent. The victim and the receiver share the CPU without quotas. At the two rates most
+// packets have a softirq of their own; in a flood a poll handles several. They take the victim's time,
+// so the programs stay attached.
+func observed() []setup {
+	flood := demand{name: "flood", traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}
+	at := func(rate uint64) demand {
+		return demand{name: fmt.Sprintf("%dk", rate/1000), traffic: rig.Traffic{Kind: rig.UDP}, rate: rate}
+	}
+	var all []setup
+	for _, path := range []rig.Path{rig.Hop, rig.NIC, rig.VXLAN} {
+		all = append(all, setup{
+			name: "accounts " + string(path),
+			cfg:  rig.Config{Path: path, Containers: rig.Pair(100, 100)}, accounts: true,
+			demands: []demand{at(2_000), at(20_000), flood},
+		})
+	}
+	return all
+}
+
+// watched is what accounts cost a container whose packets take nobody's time: they are kept by
+// windows there. Another container on its bridge, Docker's for example, sends it packets.
+func watched() setup {
+	su := calm()
+	su.name = "watched"
+	su.accounts, su.protect, su.settled = true, "", 3*time.Second
+	su.demands = append(su.demands, demand{name: "flood", traffic: rig.Traffic{Kind: rig.Overrun, Within: true}, rate: load.Flood})
+	return su
+}
+
+// watchedService is the same for a real server, which a container on its bridge asks.
+func watchedService() setup {
+	return setup{
+		name: "watched nginx",
+		cfg: rig.Config{Path: rig.NIC, Unsteered: true, Containers: []rig.Container{
+			{Name: "server"}, {Name: "idle"}, {Name: "client", CPU: rig.SenderCPU},
+		}},
+		service: rig.Nginx, settled: serviceSettled, alone: true, accounts: true,
+		demands: []demand{{name: "alone", idle: true}},
+	}
+}
+
+// serviceConns is how many requests are under way at once, and serviceSettled the time until the
+// threads of a server have chosen how they take their turns.
+const (
+	serviceConns   = 16
+	serviceSettled = 4 * time.Second
+)
+
+// services are real servers on CPU 0, with a client in a container on CPU 1, on a bridge as
+// Docker's: nothing is steered, so packets are received on the CPU that sent them. A neighbour on
+// CPU 0 is idle, computes, or is flooded from CPU 1. Only the server and the neighbour are
+// protected.
+//
+// The flood takes the client's CPU, whatever the host does about it. Therefore its control (off)
+// has the same flood dropped before the host, beside a neighbour that computes, with the same
+// protection.
+func services() []setup {
+	flooded := func(name string, rate uint64) demand {
+		return demand{name: "beside " + name, traffic: rig.Traffic{Kind: rig.UDP, Neighbours: 1, Fair: true}, rate: rate, control: true}
+	}
+	var all []setup
+	for _, service := range []rig.Service{rig.Redis, rig.Memcache, rig.Nginx, rig.Postgres} {
+		for _, quota := range []float64{20, 50, 100} {
+			for _, mode := range []string{"isolate", "auto"} {
+				all = append(all, setup{
+					name: fmt.Sprintf("%s %v %s", service, quota, mode),
+					cfg: rig.Config{Path: rig.NIC, Unsteered: true, Containers: []rig.Container{
+						{Name: "at-server", Quota: quota}, {Name: "at-neighbour", Quota: 50}, {Name: "client", CPU: rig.SenderCPU},
+					}},
+					service: service, settled: max(serviceSettled, settle(mode)), protect: "at-", mode: mode, compute: true, alone: true,
+					demands: []demand{
+						{name: "alone", idle: true},
+						{name: "beside cpu"},
+						flooded("150k", 150_000), flooded("400k", 400_000), flooded("flood", load.Flood),
+					},
+				})
+			}
+		}
+	}
+	return all
+}
+
+// serviceClient is the client's place among the containers of services.
+const serviceClient = 2

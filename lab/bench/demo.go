@@ -68,7 +68,7 @@ func demo(ctx context.Context, out Screen, version string, rounds int, warm, idl
 		e.take = take
 		name := map[arm]string{armOff: "flood", armOn: "flood, fairlead"}[a]
 		m, err := show(ctx, name, map[arm]string{armOff: barColours[1], armOn: barColours[2]}[a], demand{traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}, a == armOn)
-		return []figure{{Penalty, "1", alone.work / m.work}, {Work, "1/s", m.work}, {Sent, "1/s", m.sent}, {Received, "1/s", m.received}}, err
+		return append(m.figures, figure{Penalty, "1", alone.work / m.work}, figure{Work, "1/s", m.work}), err
 	}
 	cases := []armed{{name: "idle", arms: []arm{armOff}, measure: idles}, {name: "flood", arms: offOn(), measure: floods}}
 	r, err := e.run(ctx, []plan{{name: "flood", rigged: s, series: []series{{inOrder: true, cases: cases}}}})
@@ -102,25 +102,22 @@ func (s Screen) paint(text, colour string) string {
 // summary prints the medians of all rounds, and the result in words.
 func (s Screen) summary(r *report.Report) {
 	idle, _ := r.Find("idle", Work)
-	get := func(metric string) report.Case {
-		c, _ := r.Find("flood", metric)
-		return c
-	}
-	work, penalty, received, sent := get(Work), get(Penalty), get(Received), get(Sent)
+	penalty, _ := r.Find("flood", Penalty)
 	fmt.Fprintf(s, "\n%-18s %10s %9s %16s %12s\n", "Median of rounds", "victim", "slower", "receiver gets", "of sent")
 	fmt.Fprintf(s, "%-18s %10s %9s %16s %12s\n", "nobody sends", report.Format(report.Median(idle.Off), "1/s"), "1.00", "-", "-")
-	for _, l := range []struct {
-		name                          string
-		work, penalty, received, sent []float64
-		colour                        string
-	}{
-		{"flood", work.Off, penalty.Off, received.Off, sent.Off, barColours[1]},
-		{"flood, fairlead", work.On, penalty.On, received.On, sent.On, barColours[2]},
-	} {
-		line := fmt.Sprintf("%-18s %10s %9s %16s %12s", l.name, report.Format(report.Median(l.work), "1/s"), report.Format(report.Median(l.penalty), "1"),
-			report.Format(report.Median(l.received), "1/s"), report.Format(report.Median(l.sent), "1/s"))
-		fmt.Fprintln(s, s.paint(line, l.colour))
+	row := func(name, colour string, of func(report.Case) []float64) {
+		line := fmt.Sprintf("%-18s", name)
+		for _, m := range []struct {
+			metric, unit string
+			width        int
+		}{{Work, "1/s", 10}, {Penalty, "1", 9}, {Received, "1/s", 16}, {Sent, "1/s", 12}} {
+			c, _ := r.Find("flood", m.metric)
+			line += fmt.Sprintf(" %*s", m.width, report.Format(report.Median(of(c)), m.unit))
+		}
+		fmt.Fprintln(s, s.paint(line, colour))
 	}
+	row("flood", barColours[1], func(c report.Case) []float64 { return c.Off })
+	row("flood, fairlead", barColours[2], func(c report.Case) []float64 { return c.On })
 	for _, n := range r.Env.Notes {
 		fmt.Fprintf(s, "\nNote: %s.\n", n)
 	}

@@ -1,17 +1,16 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"runtime"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/lab/report"
+	"github.com/prometheus/procfs"
 )
 
 // environment describes this machine.
@@ -24,60 +23,36 @@ func environment(version string, quick bool) report.Env {
 	if unix.Uname(&u) == nil {
 		e.Kernel = unix.ByteSliceToString(u.Release[:])
 	}
-	if data, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		for line := range strings.Lines(string(data)) {
-			if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
-				e.CPU = strings.TrimSpace(value)
-				break
-			}
+	if fs, err := procfs.NewDefaultFS(); err == nil {
+		if cpus, err := fs.CPUInfo(); err == nil && len(cpus) > 0 {
+			e.CPU = cmp.Or(cpus[0].ModelName, e.CPU)
 		}
 	}
 	return e
 }
 
-// cpuTimes is one line of proc_stat(5), about one CPU or all together: the idle time, the
-// time taken by the hypervisor, and the total, in clock ticks.
+// cpuTimes are the times of one CPU, or of all together, in seconds: the idle time, the time taken by
+// the hypervisor, and the total.
 type cpuTimes struct{ idle, steal, all float64 }
 
-// allCPUs selects the first line of proc_stat(5), the sum of the others.
+// allCPUs selects the sum of all CPUs.
 const allCPUs = -1
 
 func readCPU(cpu int) cpuTimes {
-	data, err := os.ReadFile("/proc/stat")
+	fs, err := procfs.NewDefaultFS()
 	if err != nil {
 		return cpuTimes{}
 	}
-	return parseCPU(string(data), cpu)
-}
-
-func parseCPU(stat string, cpu int) cpuTimes {
-	name := "cpu"
+	stat, err := fs.Stat()
+	if err != nil {
+		return cpuTimes{}
+	}
+	t := stat.CPUTotal
 	if cpu != allCPUs {
-		name += strconv.Itoa(cpu)
+		t = stat.CPU[int64(cpu)]
 	}
-	var t cpuTimes
-	for line := range strings.Lines(stat) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] != name {
-			continue
-		}
-		// user nice system idle iowait irq softirq steal; guest time is in user.
-		for i, f := range fields[1:min(len(fields), 9)] {
-			v, err := strconv.ParseFloat(f, 64)
-			if err != nil {
-				continue
-			}
-			t.all += v
-			switch i {
-			case 3, 4:
-				t.idle += v
-			case 7:
-				t.steal += v
-			}
-		}
-		break
-	}
-	return t
+	idle := t.Idle + t.Iowait
+	return cpuTimes{idle, t.Steal, idle + t.User + t.Nice + t.System + t.IRQ + t.SoftIRQ + t.Steal} // guest time is in user
 }
 
 // busySince returns how many CPUs were busy on average.
@@ -92,11 +67,10 @@ func (t cpuTimes) busySince(earlier cpuTimes) float64 {
 // usedSince returns the fraction of the time in which one CPU was not idle. The kernel
 // measures idle time by the clock and samples all other time, so only idle time is exact.
 func (t cpuTimes) usedSince(earlier cpuTimes, length time.Duration) float64 {
-	const tick = 10 * time.Millisecond // USER_HZ is 100 everywhere
 	if t.all == 0 || length <= 0 {
 		return 0
 	}
-	return 1 - (t.idle-earlier.idle)*float64(tick)/float64(length)
+	return 1 - (t.idle-earlier.idle)/length.Seconds()
 }
 
 // stealSince returns the fraction of the time that the hypervisor took from the CPUs. The
@@ -134,10 +108,12 @@ func cpuTime(pid int) time.Duration {
 
 // resident is the resident memory of a process in bytes; 0 if it has ended.
 func resident(pid int) float64 {
-	var size, pages float64
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid)) // proc_pid_statm(5)
-	fmt.Sscan(string(data), &size, &pages)
-	return pages * float64(os.Getpagesize())
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0
+	}
+	m, _ := p.Statm()
+	return float64(m.ResidentBytes())
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/rig"
-	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // The metrics of the latency experiment.
@@ -53,6 +55,8 @@ type latencyCase struct {
 // uplink have an arm of their own, because they add to the cost of a packet.
 func (c latencyCase) arms() []arm {
 	switch {
+	case c.covers != "":
+		return []arm{armOn}
 	case c.crowd:
 		return []arm{withTruth}
 	case c.flood:
@@ -77,35 +81,33 @@ func latencyCatalogue() []latencyCase {
 
 // latencyPlans measure round trips from a container, raw, corrected and at the uplink, and the cost
 // of the measurement.
-func latencyPlans(e *experiment, _ Options) []plan {
-	return []plan{e.latency(false), e.latency(true)}
-}
-
-// latency plans the cases of one rig.
-func (e *experiment) latency(crowd bool) plan {
-	s := &latencySession{bed: bed{experiment: e}, crowded: crowd}
-	p := plan{name: map[bool]string{false: "two containers", true: "a crowd"}[crowd], rigged: s}
-	for _, c := range latencyCatalogue() {
-		if c.crowd != crowd {
-			continue
+func latencyPlans(e *experiment, _ Options) (plans []plan) {
+	for _, crowd := range []bool{false, true} {
+		s := &latencySession{bed: bed{experiment: e}, crowded: crowd}
+		p := plan{name: map[bool]string{false: "two containers", true: "a crowd"}[crowd], rigged: s}
+		for _, c := range latencyCatalogue() {
+			if c.crowd != crowd {
+				continue
+			}
+			rounds := e.report.Rounds
+			if c.flood {
+				rounds *= 2 // differences in throughput are small
+			}
+			p.series = append(p.series, series{
+				rounds: rounds,
+				begin:  func(ctx context.Context) error { return s.begin(ctx, c) },
+				// Off is the baseline, and records go on for a while after they were asked for.
+				inOrder: true,
+				cases: []armed{{name: c.name, quick: true, arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
+					return s.measure(ctx, c, a)
+				}}},
+				compare: func() { s.compare(c) },
+				end:     s.end,
+			})
 		}
-		rounds := e.report.Rounds
-		if c.flood {
-			rounds *= 2 // differences in throughput are small
-		}
-		p.series = append(p.series, series{
-			rounds: rounds,
-			begin:  func(ctx context.Context) error { return s.begin(ctx, c) },
-			// Off is the baseline, and records go on for a while after they were asked for.
-			inOrder: true,
-			cases: []armed{{name: c.name, quick: true, arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
-				return s.measure(ctx, c, a)
-			}}},
-			compare: func() { s.compare(c) },
-			end:     s.end,
-		})
+		plans = append(plans, p)
 	}
-	return p
+	return plans
 }
 
 // compare adds what the measurement adds to a round trip beyond the kernel's own tracer.
@@ -119,32 +121,25 @@ func (s *latencySession) compare(c latencyCase) {
 }
 
 // build builds the rig, and starts its agent.
-func (s *latencySession) build(ctx context.Context) (err error) {
+func (s *latencySession) build(ctx context.Context) error {
 	cfg := rig.Config{Path: rig.NIC, Containers: []rig.Container{{Name: "one"}, {Name: "neighbour"}}}
 	if s.crowded {
 		cfg.Containers = crowdOf(mostPings)
 	}
-	if s.rig, err = rig.New(cfg); err != nil {
+	if err := s.raise(ctx, cfg, latencyPolicy, "", 100*gbit); err != nil {
 		return err
 	}
 	s.trips, s.measured = make(map[arm]float64), "*"
 	if s.crowded {
 		s.measured = "one"
-		if err := s.startPings(); err != nil {
-			return err
-		}
+		return s.startPings()
 	}
-	if s.guard, err = newGuard(ctx, s.rig, "", 100*gbit); err != nil {
-		return err
-	}
-	s.guard.feature = latencyPolicy
 	return nil
 }
 
 // latencySession is a rig with an agent, and the load of one case.
 type latencySession struct {
 	bed
-	load   []*rig.Generator
 	client *rig.Generator // the source of the measured round trips or packets; nil: ping
 	server *rig.Generator
 
@@ -156,24 +151,18 @@ type latencySession struct {
 }
 
 func (s *latencySession) close() error {
-	return errors.Join(s.end(), rig.Stop(s.crowd...), s.leave())
+	return errors.Join(s.end(), s.leave())
 }
 
 func (s *latencySession) end() error {
-	err := rig.Stop(append(s.load, s.ping)...)
-	s.load, s.client, s.server, s.ping = nil, nil, nil, nil
+	err := errors.Join(s.bed.end(), rig.Stop(s.ping))
+	s.client, s.server, s.ping = nil, nil, nil
 	return err
 }
 
 // begin starts the load of a case, paused; for ping there is none.
 func (s *latencySession) begin(ctx context.Context, c latencyCase) error {
 	one, neighbour, outside := s.rig.Boxes[0], s.rig.Boxes[1], s.rig.Outside
-	start := func(g **rig.Generator, box *sandbox.Box, args ...string) (err error) {
-		if *g, err = s.rig.Start(ctx, box, args...); err == nil {
-			s.load = append(s.load, *g)
-		}
-		return err
-	}
 	recv, send := []string{"rr-server", "--proto", "udp"}, []string{"rr-client", "--proto", "udp", "--size", "64", "--conns", "1"}
 	at, to := outside, s.rig.Uplink(latencyPort)
 	switch {
@@ -187,15 +176,17 @@ func (s *latencySession) begin(ctx context.Context, c latencyCase) error {
 		recv, send = []string{"udp-recv"}, []string{"udp-send", "--size", "64"}
 		at, to = neighbour, s.rig.At(1, latencyPort)
 	}
-	err := errors.Join(
-		start(&s.server, at, append(recv, "--listen", fmt.Sprintf(":%d", latencyPort))...),
-		start(&s.client, one, append(send, "--to", to, "--rate", "0")...))
-	if err == nil && c.neighbour != nil {
-		var beside *rig.Generator
-		err = errors.Join(
-			start(&beside, outside, "udp-recv", "--listen", fmt.Sprintf(":%d", latencyFlood)),
-			start(&beside, neighbour, append(slices.Clone(c.neighbour), "--to", s.rig.Uplink(latencyFlood), "--rate", "20000")...))
+	var err error
+	if s.server, err = s.rig.Start(ctx, at, append(recv, "--listen", fmt.Sprintf(":%d", latencyPort))...); err != nil {
+		return err
 	}
+	if s.client, err = s.rig.Start(ctx, one, append(send, "--to", to, "--rate", "0")...); err != nil || c.neighbour == nil {
+		return err
+	}
+	if _, err = s.rig.Start(ctx, outside, "udp-recv", "--listen", fmt.Sprintf(":%d", latencyFlood)); err != nil {
+		return err
+	}
+	_, err = s.rig.Start(ctx, neighbour, append(slices.Clone(c.neighbour), "--to", s.rig.Uplink(latencyFlood), "--rate", "20000")...)
 	return err
 }
 
@@ -211,7 +202,7 @@ func (s *latencySession) policy(ctx context.Context, on bool) error {
 func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]figure, error) {
 	switch {
 	case c.covers != "":
-		return nil, s.cover(ctx, c)
+		return s.cover(ctx, c)
 	case c.crowd:
 		return nil, s.steps(ctx, c)
 	}
@@ -222,7 +213,11 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]f
 	name := s.rig.Prefix() + "one"
 	switch a {
 	case withTruth:
-		return s.check(ctx)
+		raw, corrected, err := s.bias(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return []figure{{RawBias, "s", report.Median(raw)}, {Bias, "s", report.Median(corrected)}, {WorstBias, "s", slices.Max(corrected)}}, nil
 	case withFtrace:
 		f, err := rig.NewFtrace("net/net_dev_queue", "net/net_dev_start_xmit", "net/napi_gro_receive_entry", "net/netif_rx", "net/netif_receive_skb")
 		if err != nil {
@@ -244,24 +239,17 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]f
 	}
 	before := of.Read()
 	var seen api.Latency
-	coverage := make(chan error, 1)
+	var err error
 	if a == armOn && !c.flood {
-		go func() {
-			var err error
-			seen, err = s.guard.client.Latency(ctx, name, s.take)
-			coverage <- err
-		}()
+		seen, err = s.guard.client.Latency(ctx, name, s.take) // answers after that time
 	} else {
-		coverage <- nil
+		err = sleep(ctx, s.take)
 	}
-	if err := sleep(ctx, s.take); err != nil {
-		return nil, err
+	if err != nil {
+		return nil, s.guard.explain(err)
 	}
 	w := of.Read().Since(before)
 	s.client.SetRate(0)
-	if err := <-coverage; err != nil {
-		return nil, s.guard.explain(err)
-	}
 	if c.flood {
 		return []figure{{Rate, "1/s", w.Rate()}}, nil
 	}
@@ -279,30 +267,126 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, a arm) ([]f
 
 // coverageOf adds up the coverage of all containers: of one protocol, or of all packets if it is "".
 func coverageOf(seen api.Latency, protocol string) (sum api.LatencyCoverage) {
-	add := func(c api.LatencyCoverage) {
-		sum.Seen += c.Seen
-		sum.Matched += c.Matched
-		sum.Local += c.Local
-		sum.Unsampled += c.Unsampled
-	}
 	for _, d := range seen.Containers {
-		if protocol == "" {
-			add(d.Coverage)
-		}
-		for _, p := range d.Protocols {
+		for _, p := range append(d.Protocols, api.LatencyProtocol{LatencyTimes: d.LatencyTimes}) {
 			if p.Protocol == protocol {
-				add(p.Coverage)
+				sum.Seen += p.Coverage.Seen
+				sum.Matched += p.Coverage.Matched
+				sum.Local += p.Coverage.Local
+				sum.Unsampled += p.Coverage.Unsampled
 			}
 		}
 	}
 	return sum
 }
 
-// check returns the bias of the round trips.
-func (s *latencySession) check(ctx context.Context) ([]figure, error) {
-	raw, corrected, err := s.bias(ctx)
+// bias makes round trips, and returns the difference between each and the same trip at the
+// NIC, raw, and the absolute difference when corrected.
+func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, err error) {
+	name, filter := s.rig.Prefix()+"one", api.LatencyFilter{Port: latencyPort}
+	asked, err := s.guard.client.LatencyRecords(ctx, name, filter, 0)
 	if err != nil {
-		return nil, err
+		return nil, nil, s.guard.explain(err)
 	}
-	return []figure{{RawBias, "s", report.Median(raw)}, {Bias, "s", report.Median(corrected)}, {WorstBias, "s", slices.Max(corrected)}}, nil
+	truth, err := s.rig.Tap(latencyPort)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer truth.Close()
+	s.client.SetRate(latencyEach)
+	if err := sleep(ctx, s.settle+s.take); err != nil {
+		return nil, nil, err
+	}
+	s.client.SetRate(0)
+	filter.After = asked.Next
+	got, err := s.guard.client.LatencyRecords(ctx, name, filter, time.Second)
+	if err != nil {
+		return nil, nil, s.guard.explain(err)
+	}
+	wire, err := truth.Trips()
+	if err != nil {
+		return nil, nil, err
+	}
+	trips, _ := api.LatencyTrips(got.Records)
+	raw, corrected, err = wireBias(trips, wire, monotonicZero())
+	for i := range corrected {
+		corrected[i] = math.Abs(corrected[i])
+	}
+	return raw, corrected, err
+}
+
+// wireBias returns the differences between round trips and the same trips at the NIC, in
+// seconds, raw and corrected. wire are the trips at the NIC, in times since about zero.
+// wireBias compares each trip with the one at the NIC that began closest to it, if that is
+// near enough.
+func wireBias(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) (raw, corrected []float64, err error) {
+	const near = 500 * time.Microsecond
+	zero = aligned(trips, wire, zero)
+	next := 0
+	for _, t := range trips {
+		var off time.Duration
+		if next, off = nearest(wire, next, t.Time.Sub(zero)); off > near {
+			continue // the NIC has none of this one
+		}
+		took := (wire[next].Answered - wire[next].Asked).Seconds()
+		raw, corrected = append(raw, t.Raw-took), append(corrected, t.Corrected-took)
+	}
+	if len(raw) < len(trips)/2 || len(raw) == 0 {
+		return nil, nil, fmt.Errorf("of %d round trips %d were found at the NIC, which saw %d", len(trips), len(raw), len(wire))
+	}
+	return raw, corrected, nil
+}
+
+// nearest returns the trip at the NIC that began closest to a time, and the distance
+// between the two. It searches from a trip that began earlier.
+func nearest(wire []rig.Trip, from int, began time.Duration) (int, time.Duration) {
+	if len(wire) == 0 {
+		return from, time.Hour
+	}
+	off := func(i int) time.Duration { return (wire[i].Asked - began).Abs() }
+	for from+1 < len(wire) && off(from+1) <= off(from) {
+		from++
+	}
+	return from, off(from)
+}
+
+// aligned corrects zero. Two processes read their clocks separately, and requests may be closer to
+// one another than the error of these readings. With the right zero, trips begin at the same times
+// as the trips at the NIC. aligned tries several trips, because any one may have been delayed
+// between its two stamps.
+func aligned(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) time.Time {
+	const anchors, apart, far = 8, 5 * time.Millisecond, 20 * time.Microsecond
+	best, least := zero, time.Duration(math.MaxInt64)
+	for k := range min(anchors, len(trips)) {
+		anchor := trips[k*len(trips)/anchors].Time
+		for _, w := range wire {
+			if (w.Asked - anchor.Sub(zero)).Abs() > apart {
+				continue
+			}
+			try, next := anchor.Add(-w.Asked), 0
+			var sum, off time.Duration
+			for _, t := range trips {
+				next, off = nearest(wire, next, t.Time.Sub(try))
+				sum += min(off, far)
+			}
+			if sum < least {
+				best, least = try, sum
+			}
+		}
+	}
+	return best
+}
+
+// monotonicZero is the time of the wall clock at which the monotonic clock was 0. It is the
+// best of several readings, because a reader may lose its CPU between the two clocks.
+func monotonicZero() (zero time.Time) {
+	best := time.Hour
+	for range 20 {
+		began := time.Now()
+		now := time.Duration(bpf.Clock())
+		if took := time.Since(began); took < best {
+			best, zero = took, began.Add(took/2-now)
+		}
+	}
+	return zero
 }

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/report"
@@ -63,11 +61,8 @@ func (s *latencySession) startPings() error {
 			return err
 		}
 		s.crowd = append(s.crowd, p)
-		if err := p.Signal(unix.SIGSTOP); err != nil {
-			return err
-		}
 	}
-	return nil
+	return letRun(s.crowd, 0)
 }
 
 // startPing starts a ping that sends a request as soon as it has the last reply.
@@ -87,11 +82,6 @@ func (s *latencySession) startPing(in *sandbox.Box) (*rig.Generator, error) {
 	return &rig.Generator{Process: p}, nil
 }
 
-// pings lets the first n neighbours ping, and stops the others.
-func (s *latencySession) pings(n int) error {
-	return errors.Join(signalAll(s.crowd[:n], unix.SIGCONT), signalAll(s.crowd[n:], unix.SIGSTOP))
-}
-
 // steps adds the bias of round trips beside a growing number of pinging neighbours: the
 // medians of each step, and the median and the worst of the medians.
 func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
@@ -100,7 +90,7 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 	}
 	var raws, corrects []float64
 	for _, n := range pingSteps(s.report.Env.Quick) {
-		if err := s.pings(n); err != nil {
+		if err := letRun(s.crowd, n); err != nil {
 			return err
 		}
 		raw, corrected, err := s.bias(ctx)
@@ -116,7 +106,7 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 		s.add(stepName(n), armOff, figure{stepBias, "s", before})
 		s.add(stepName(n), armOn, figure{stepBias, "s", after})
 	}
-	if err := s.pings(0); err != nil || len(raws) == 0 {
+	if err := letRun(s.crowd, 0); err != nil || len(raws) == 0 {
 		return err
 	}
 	s.add(c.name, armOff, figure{medianStep, "s", report.Median(raws)}, figure{worstStep, "s", slices.Max(raws)})
@@ -124,25 +114,25 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 	return nil
 }
 
-// cover adds the coverage of one kind of traffic beside all pinging neighbours.
-func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
-	if err := errors.Join(s.policy(ctx, true), s.pings(mostPings)); err != nil {
-		return err
+// cover measures the coverage of one kind of traffic beside all pinging neighbours.
+func (s *latencySession) cover(ctx context.Context, c latencyCase) (figures []figure, err error) {
+	if err := errors.Join(s.policy(ctx, true), letRun(s.crowd, mostPings)); err != nil {
+		return nil, err
 	}
 	switch {
 	case s.client != nil:
 		s.client.SetRate(load.Flood)
 	case s.ping == nil:
 		if s.ping, err = s.startPing(s.rig.Boxes[0]); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := sleep(ctx, s.settle); err != nil {
-		return err
+		return nil, err
 	}
 	seen, err := s.guard.client.Latency(ctx, s.rig.Prefix()+"one", max(s.take, 100*time.Millisecond))
 	if err != nil {
-		return s.guard.explain(err)
+		return nil, s.guard.explain(err)
 	}
 	if s.client != nil {
 		s.client.SetRate(0)
@@ -153,10 +143,10 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
 	}
 	sum := coverageOf(seen, protocol)
 	if ratio, ok := sum.Ratio(); ok {
-		s.add(c.name, armOn, figure{Covered, "1", ratio})
+		figures = append(figures, figure{Covered, "1", ratio})
 	}
 	if sum.Seen > 0 {
-		s.add(c.name, armOn, figure{PassedOver, "1", float64(sum.Unsampled) / float64(sum.Seen)})
+		figures = append(figures, figure{PassedOver, "1", float64(sum.Unsampled) / float64(sum.Seen)})
 	}
-	return s.pings(0)
+	return figures, letRun(s.crowd, 0)
 }

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,18 +73,10 @@ type armed struct {
 func (p plan) measurements(rounds int) (n int) {
 	for _, s := range p.series {
 		for _, c := range s.cases {
-			n += s.count(rounds) * len(c.arms)
+			n += cmp.Or(s.rounds, rounds) * len(c.arms)
 		}
 	}
 	return n
-}
-
-// count is the number of rounds of a series in an experiment of so many.
-func (s series) count(rounds int) int {
-	if s.rounds > 0 {
-		return s.rounds
-	}
-	return rounds
 }
 
 // experiment is one run over the rigs of an experiment.
@@ -152,7 +145,7 @@ func (e *experiment) rounds(ctx context.Context, s series) error {
 			return err
 		}
 	}
-	for round := range s.count(e.report.Rounds) {
+	for round := range cmp.Or(s.rounds, e.report.Rounds) {
 		for i, c := range s.cases {
 			arms := slices.Clone(c.arms)
 			if !s.inOrder && (round+i)%2 == 1 {
@@ -163,7 +156,10 @@ func (e *experiment) rounds(ctx context.Context, s series) error {
 				if a != armAll {
 					what += ", " + string(a)
 				}
-				e.say(fmt.Sprintf("round %d: %s", round+1, what))
+				if e.progress != nil {
+					e.progress(e.done, e.total, fmt.Sprintf("round %d: %s", round+1, what))
+				}
+				e.done++
 				figures, err := c.measure(ctx, a)
 				if err != nil {
 					return fmt.Errorf("%s: %w", what, err)
@@ -181,16 +177,53 @@ func (e *experiment) rounds(ctx context.Context, s series) error {
 	return nil
 }
 
-func (e *experiment) say(what string) {
-	if e.progress != nil {
-		e.progress(e.done, e.total, what)
-	}
-	e.done++
-}
-
 // add adds figures of a case, measured with an arm, to the report.
 func (e *experiment) add(name string, a arm, figures ...figure) {
 	for _, f := range figures {
 		e.report.Add(name, f.metric, f.unit, string(a), f.value)
 	}
+}
+
+// disturbed is the fraction of a window that the hypervisor may take from the CPUs.
+const disturbed = 0.02
+
+// quiet keeps the neighbours of a virtual machine out of the figures: the hypervisor may
+// give them the CPU that a container seems to use. A window that they disturb is measured
+// again.
+type quiet struct {
+	takes          int // most tries for a window; 0 is one
+	windows, again int
+	worst          float64 // most disturbed window that was kept
+}
+
+// take measures until a sample is not disturbed, at most takes times, and returns the
+// sample that was disturbed least.
+func (q *quiet) take(measure func() (sample, error)) (best sample, err error) {
+	for i := range max(q.takes, 1) {
+		m, err := measure()
+		if err != nil {
+			return sample{}, err
+		}
+		if i == 0 {
+			q.windows++
+		} else {
+			q.again++
+		}
+		if i == 0 || m.steal < best.steal {
+			best = m
+		}
+		if best.steal <= disturbed {
+			break
+		}
+	}
+	q.worst = max(q.worst, best.steal)
+	return best, nil
+}
+
+// note returns a note for the reader of the report, or "".
+func (q quiet) note() string {
+	if q.again == 0 && q.worst <= disturbed {
+		return ""
+	}
+	return fmt.Sprintf("the hypervisor took CPU time: of %d windows %d were measured again, and of those that count it took up to %.0f %%", q.windows, q.again, q.worst*100)
 }

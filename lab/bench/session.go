@@ -22,11 +22,28 @@ type bed struct {
 	guard *guard
 }
 
-// leave ends the agent, and removes the rig.
-func (b *bed) leave() (err error) {
+// raise builds the rig, and starts the agent; see newGuard.
+func (b *bed) raise(ctx context.Context, cfg rig.Config, feature, protect string, uplink uint64) (err error) {
+	if b.rig, err = rig.New(ctx, cfg); err == nil {
+		b.guard, err = newGuard(ctx, b.rig, feature, protect, uplink)
+	}
+	return err
+}
+
+// end ends the load.
+func (b *bed) end() error {
+	if b.rig == nil {
+		return nil
+	}
+	return b.rig.Stop()
+}
+
+// leave ends the load and the agent, and removes the rig.
+func (b *bed) leave() error {
+	err := b.end()
 	if b.guard != nil {
 		b.unmetered, b.missing = cmp.Or(b.guard.unmetered, b.unmetered), cmp.Or(b.guard.missing, b.missing)
-		err = b.guard.stop()
+		err = errors.Join(err, b.guard.stop())
 	}
 	if b.rig != nil {
 		err = errors.Join(err, b.rig.Close())
@@ -34,19 +51,9 @@ func (b *bed) leave() (err error) {
 	return err
 }
 
-// haveEnded returns an error if one of the generators has ended; nil is none.
-func haveEnded(load ...*rig.Generator) error {
-	for _, g := range load {
-		if g == nil {
-			continue
-		}
-		select {
-		case <-g.Done():
-			return fmt.Errorf("a load generator has ended: %w", g.Wait())
-		default:
-		}
-	}
-	return nil
+// letRun lets the first n generators run, and stops the others.
+func letRun(load []*rig.Generator, n int) error {
+	return errors.Join(signalAll(load[:n], unix.SIGCONT), signalAll(load[n:], unix.SIGSTOP))
 }
 
 func signalAll(load []*rig.Generator, s unix.Signal) error {
@@ -61,18 +68,16 @@ func signalAll(load []*rig.Generator, s unix.Signal) error {
 type session struct {
 	bed
 	setup  setup
-	victim *rig.Generator // counts the victim's work; nil if the victim is idle
-	pid    int            // the victim's process; 0 if it is idle
-	server *rig.Generator // the service's, if the victim is one
+	victim *rig.Generator // counts the work of the victim; nil if that is idle
+	pid    int            // the process of the victim, or of the service that it is; 0 if it is idle
 	log    *worklog       // of the victim's work; nil without victim
 
-	burners  []*rig.Generator // in the neighbours, if they compute
-	traffic  rig.Traffic      // the current traffic
-	running  *rig.Running     // nil before the first traffic
-	shape    uint64           // current rate of the NIC, bit/s
-	dropping bool
-	lifted   bool
-	settle   time.Duration // how long the load runs before a window
+	burners []*rig.Generator // in the neighbours, if they compute
+	traffic rig.Traffic      // the current traffic
+	running *rig.Running     // nil before the first traffic
+	shape   uint64           // current rate of the NIC, bit/s
+	lifted  bool
+	settle  time.Duration // how long the load runs before a window
 
 	stopwatch *rig.Stopwatch // nil unless the setup is timed
 }
@@ -80,23 +85,17 @@ type session struct {
 // build builds the rig, and starts the agent and the victim.
 func (s *session) build(ctx context.Context) (err error) {
 	su := s.setup
-	s.settle = s.experiment.settle
-	if su.mode != "" {
-		s.settle = max(s.settle, settle(su.mode))
+	s.settle = cmp.Or(su.settled, max(s.experiment.settle, settle(su.mode)))
+	if su.timed {
+		if s.stopwatch, err = rig.NewStopwatch(); err != nil {
+			return err
+		}
+		// Before the agent, so that its programs run first; see rig.Stopwatch.
+		if err := s.stopwatch.Start(); err != nil {
+			return err
+		}
 	}
-	if su.settled > 0 {
-		s.settle = su.settled
-	}
-	if su.service != "" {
-		s.settle = max(s.settle, 4*time.Second) // the threads have chosen how they take their turns by then
-	}
-	if s.rig, err = rig.New(su.cfg); err != nil {
-		return err
-	}
-	if err := s.startStopwatch(); err != nil {
-		return err
-	}
-	if s.guard, err = newGuard(ctx, s.rig, su.protect, 0); err != nil {
+	if err := s.raise(ctx, su.cfg, "netcpu", su.protect, 0); err != nil {
 		return err
 	}
 	if err := s.startVictim(ctx); err != nil {
@@ -128,12 +127,11 @@ func (s *session) startVictim(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		client, err := s.rig.Ask(ctx, s.setup.service, 0, s.rig.Boxes[serviceClient], serviceConns, rig.PageSize)
-		if err != nil {
+		if s.victim, err = s.rig.Ask(ctx, s.setup.service, 0, s.rig.Boxes[serviceClient], serviceConns, rig.PageSize); err != nil {
 			return err
 		}
-		client.SetRate(load.Flood)
-		s.victim, s.pid, s.server = client, server.PID, server
+		s.victim.SetRate(load.Flood)
+		s.pid = server.PID
 	case s.setup.alone:
 	default:
 		if s.victim, err = s.rig.Start(ctx, s.rig.Victim(), "burn"); err != nil {
@@ -145,18 +143,14 @@ func (s *session) startVictim(ctx context.Context) (err error) {
 }
 
 func (s *session) close() error {
-	var errs []error
-	if s.running != nil {
-		errs = append(errs, s.running.Stop())
-	}
 	if s.log != nil {
 		s.log.Close()
 	}
-	errs = append(errs, rig.Stop(append(s.burners, s.victim)...), s.leave())
+	err := s.leave()
 	if s.stopwatch != nil {
-		errs = append(errs, s.stopwatch.Close())
+		err = errors.Join(err, s.stopwatch.Close())
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // send replaces the traffic by t, paused. If t is none, the last traffic stays, paused.
@@ -186,14 +180,11 @@ func (s *session) compute(d demand, on bool) error {
 	switch {
 	case d.idle:
 		busy = len(s.burners)
-	case d.control && !on:
+	case d.control && !on, t.Kind == "":
 		busy = 0
-	case t.Kind == "":
-		busy = 0
-	case busy == 0:
+	case busy == 0 || busy > len(s.burners):
 		busy = len(s.burners)
 	}
-	busy = min(busy, len(s.burners))
 	return errors.Join(signalAll(s.burners[:busy], unix.SIGSTOP), signalAll(s.burners[busy:], unix.SIGCONT))
 }
 
@@ -209,7 +200,7 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 		return err
 	}
 	if d.shape != s.shape {
-		if err := s.rig.Shape(d.shape); err != nil {
+		if err := s.rig.Shape(ctx, d.shape); err != nil {
 			return err
 		}
 		s.shape = d.shape
@@ -222,11 +213,8 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 		}
 		s.lifted = lift
 	}
-	if drop := d.control && !on; drop != s.dropping {
-		if err := s.rig.Drop(drop); err != nil {
-			return err
-		}
-		s.dropping = drop
+	if err := s.rig.Drop(d.control && !on); err != nil {
+		return err
 	}
 	if s.setup.accounts {
 		return s.guard.attended(ctx, on)
@@ -278,13 +266,13 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if err != nil {
 		return sample{}, err
 	}
-	if err := s.ended(); err != nil {
+	if err := s.rig.Ended(); err != nil {
 		return sample{}, err
 	}
 	if d.traffic.Kind == "" && s.setup.service == "" {
 		s.foreign = max(s.foreign, after.all.busySince(before.all)-s.own())
 	}
-	return s.between(before, after), nil
+	return s.between(d, before, after), nil
 }
 
 // own is the number of CPUs that the rig itself uses without traffic.
@@ -296,15 +284,6 @@ func (s *session) own() float64 {
 		}
 	}
 	return min(quota, 1)
-}
-
-// ended returns an error if a generator has ended.
-func (s *session) ended() error {
-	all := append([]*rig.Generator{s.victim, s.server}, s.burners...)
-	if s.running != nil {
-		all = append(all, s.running.All()...)
-	}
-	return haveEnded(all...)
 }
 
 // reading holds all counters at one moment.
@@ -320,15 +299,16 @@ type reading struct {
 	retransmitted       uint64        // by a service and its client
 }
 
-func (s *session) read(ctx context.Context) (reading, error) {
-	net, softirq, err := s.readAccounts(ctx)
-	if err != nil {
-		return reading{}, err
+func (s *session) read(ctx context.Context) (r reading, err error) {
+	if r.net, err = s.guard.accounts(ctx); err != nil {
+		return r, err
 	}
-	r := reading{
-		net: net, softirq: softirq,
-		at: time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU),
+	if s.stopwatch != nil {
+		if r.softirq, err = s.stopwatch.Read(); err != nil {
+			return r, err
+		}
 	}
+	r.at, r.all, r.shared = time.Now(), readCPU(allCPUs), readCPU(rig.SharedCPU)
 	if p := s.guard.process; p != nil {
 		r.agentCPU, r.agentMemory = cpuTime(p.PID), resident(p.PID)
 	}
@@ -340,7 +320,7 @@ func (s *session) read(ctx context.Context) (reading, error) {
 	}
 	if s.setup.service != "" {
 		if r.retransmitted, err = rig.Retransmitted(s.pid, s.victim.PID); err != nil {
-			return reading{}, err
+			return r, err
 		}
 	}
 	if s.running != nil {
@@ -354,43 +334,78 @@ func (s *session) read(ctx context.Context) (reading, error) {
 	return r, nil
 }
 
-// between returns the sample between two readings of the same traffic.
-func (s *session) between(before, after reading) sample {
-	seconds := after.at.Sub(before.at).Seconds()
+// between returns the sample between two readings of a case.
+func (s *session) between(d demand, before, after reading) sample {
+	su, kind, length := s.setup, d.traffic.Kind, after.at.Sub(before.at)
 	m := sample{
-		victim: (after.victimCPU - before.victimCPU).Seconds() / seconds,
-		agent:  (after.agentCPU - before.agentCPU).Seconds() / seconds,
-		memory: after.agentMemory,
-		used:   after.shared.usedSince(before.shared, after.at.Sub(before.at)),
-		steal:  after.all.stealSince(before.all),
+		agent: (after.agentCPU - before.agentCPU).Seconds() / length.Seconds(),
+		used:  after.shared.usedSince(before.shared, length),
+		steal: after.all.stealSince(before.all),
 
-		charges:   chargesBetween(before.net, after.net, s.rig.Victim().Name),
-		exactness: s.exactnessBetween(before, after),
+		counted: math.NaN(), said: math.NaN(),
+	}
+	add := func(metric, unit string, value float64) { m.figures = append(m.figures, figure{metric, unit, value}) }
+	var sent, bits float64
+	var answers load.Window // requests have one client
+	for i, r := range after.sent {
+		answers = r.Since(before.sent[i])
+		sent += answers.Rate()
+	}
+	for i, r := range after.received {
+		w := r.Since(before.received[i])
+		m.received += w.Rate()
+		bits += w.BitRate()
 	}
 	if s.victim != nil {
 		w := after.victim.Since(before.victim)
 		// A victim without any work has an infinite penalty, which no table can
 		// show. So it counts as one unit of work.
 		m.work = max(w.Rate(), 1/w.Seconds)
-		if before.net != nil && after.net != nil {
+		if su.service != "" {
+			m.figures = served(w, after.retransmitted-before.retransmitted)
+		}
+		add(VictimCPU, "1", (after.victimCPU-before.victimCPU).Seconds()/length.Seconds())
+	}
+	if su.service != "" {
+		add(CPUUsed, "1", m.used)
+		if kind != "" {
+			add(Received, "1/s", m.received)
+		}
+		return m
+	}
+	if before.net != nil && after.net != nil {
+		n := after.net.After(*before.net)
+		if n.Taken.After(n.Since) {
+			m.said = slowedBetween(before.net, after.net, s.rig.Victim().Name)
+			if kind != "" {
+				m.figures = append(m.figures, accountFigures(n, d.traffic)...)
+			}
+		}
+		if s.victim != nil {
 			m.counted = s.log.rate(before.net.Taken, after.net.Taken)
 		}
-		if s.setup.service != "" {
-			m.p50, m.p99, m.longest = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds(), w.Latency(1).Seconds()
-			m.retransmitted = float64(after.retransmitted - before.retransmitted)
+		if s.stopwatch != nil {
+			m.figures = append(m.figures, s.exactness(n, before, after)...)
 		}
 	}
-	for i, r := range after.sent {
-		w := r.Since(before.sent[i])
-		m.sent += w.Rate()
-		if s.setup.service == "" { // requests have one client
-			m.p50, m.p99 = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds()
-		}
+	if su.alone && kind == "" {
+		add(AgentCPU, "1", m.agent)
+		add(AgentMemory, "B", after.agentMemory)
+		return m
 	}
-	for i, r := range after.received {
-		w := r.Since(before.received[i])
-		m.received += w.Rate()
-		m.bits += w.BitRate()
+	if su.alone || d.long > 0 {
+		add(CPUUsed, "1", m.used)
+	}
+	switch kind {
+	case rig.UDP, rig.Overrun:
+		add(Sent, "1/s", sent)
+		add(Received, "1/s", m.received)
+	case rig.TCP:
+		add(Received, "bit/s", bits)
+	case rig.UDPRR, rig.TCPRR:
+		add(Requests, "1/s", sent)
+		add(P50, "s", answers.Latency(0.5).Seconds())
+		add(P99, "s", answers.Latency(0.99).Seconds())
 	}
 	return m
 }

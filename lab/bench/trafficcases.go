@@ -218,3 +218,38 @@ func byItself() trafficSetup {
 		{name: "requests", send: []sending{requests("only")}, set: set, tc: tc, probe: "only", quick: true},
 	}}
 }
+
+// serving is real servers that answer clients outside by the NIC: alone, and beside a
+// neighbour that sends as much as it can. All containers are on CPU 0, the clients on CPU 1.
+func serving() []trafficSetup {
+	set := rules{"many": "{net.weight: 1, net.priority: 1}", "server": "{net.rate: 400mbit, net.priority: 0, net.latency: 2ms}"}
+	tc := []rig.Class{{Container: 0, Rate: 500 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 400 * mbit, Ceil: gbit}}
+	neighbours := []struct {
+		name string
+		send []sending
+	}{{"alone", nil}, {"beside bulk", []sending{bulk("many", 6)}}, {"beside super-packets", []sending{superflood("many")}}}
+	var all []trafficSetup
+	for _, quota := range []float64{0, 50} {
+		su := trafficSetup{name: "service", path: rig.NIC, link: gbit, boxes: []string{"many", "server"}}
+		if quota > 0 {
+			su.name, su.quotas = fmt.Sprintf("service %v", quota), map[string]float64{"server": quota}
+		}
+		for _, s := range []rig.Service{rig.Redis, rig.Nginx} {
+			for _, n := range neighbours {
+				server := sending{name: "server", rate: load.Flood, service: s, size: rig.PageSize}
+				su.cases = append(su.cases, trafficCase{
+					name: string(s) + " " + n.name, send: append(n.send, server), probe: "server", set: set, tc: tc,
+				})
+			}
+		}
+		if quota == 0 {
+			su.cases = append(su.cases, trafficCase{
+				name: "nginx ceil", ceil: 100 * mbit,
+				send: []sending{{name: "server", rate: load.Flood, service: rig.Nginx, size: rig.LargePage}},
+				set:  rules{"server": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
+			})
+		}
+		all = append(all, su)
+	}
+	return all
+}

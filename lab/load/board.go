@@ -147,12 +147,12 @@ func (b *Board) Bytes() uint64 { return atomic.LoadUint64(&b.page.bytes) }
 
 // Window is what happened between two readings.
 type Window struct {
-	Seconds float64
-	Ops     uint64
-	Bytes   uint64
-	Errors  uint64
+	Seconds float64 `json:"seconds"`
+	Ops     uint64  `json:"ops"`
+	Bytes   uint64  `json:"bytes"`
+	Errors  uint64  `json:"errors"`
 	// Stalled is how many flows of a client got no answer for a second.
-	Stalled uint64
+	Stalled uint64 `json:"-"`
 	hist    hist.Histogram
 }
 

@@ -3,9 +3,12 @@ package load
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,8 +32,14 @@ func disk(o options, b *Board) error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: o.to, Err: err}
 	}
-	if o.writes > 0 {
-		if err := mayWrite(fd, o.to); err != nil {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: o.to, Err: err}
+	}
+	if o.writes > 0 && st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		// It must not hold data. Several generators may write to one device, so none claims it.
+		r := kernel.Default()
+		if err := block.Vacant(r.Proc, r.Sys, o.to); err != nil {
 			return err
 		}
 	}
@@ -50,17 +59,6 @@ func disk(o options, b *Board) error {
 		go func() { failed <- diskWorker(o, b, fd, length) }()
 	}
 	return <-failed
-}
-
-// mayWrite refuses a device that holds data. Several generators may write to one device, so none
-// claims it.
-func mayWrite(fd int, path string) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return err
-	}
-	r := kernel.Default()
-	return block.Vacant(r.Proc, r.Sys, path)
 }
 
 // blockSize is the largest alignment that O_DIRECT needs.
@@ -103,6 +101,59 @@ func diskWorker(o options, b *Board, fd int, length int64) error {
 			b.latency(time.Since(start))
 			b.count(1, n)
 			done++
+		}
+	}
+}
+
+// mailFiles is how many files there are, as in the workload varmail of Filebench.
+const mailFiles = 1000
+
+// mail does what varmail of Filebench does: each of --conns removes a file, creates one and syncs
+// it, appends to one and syncs it, and reads two whole files. Each of these is a unit.
+func mail(o options, b *Board) error {
+	for i := range mailFiles / 2 {
+		if err := os.WriteFile(mailFile(o.to, i), make([]byte, o.size), 0o600); err != nil {
+			return err
+		}
+	}
+	b.setReady()
+	failed := make(chan error, o.conns)
+	for range o.conns {
+		go func() { failed <- mailWorker(o, b) }()
+	}
+	return <-failed
+}
+
+func mailFile(dir string, i int) string { return filepath.Join(dir, strconv.Itoa(i)) }
+
+func mailWorker(o options, b *Board) error {
+	block := make([]byte, o.size)
+	write := func(flags int) func(string) error {
+		return func(name string) error {
+			f, err := os.OpenFile(name, os.O_WRONLY|flags, 0o600)
+			if err != nil {
+				return err
+			}
+			_, err = f.Write(block)
+			return errors.Join(err, f.Sync(), f.Close())
+		}
+	}
+	read := func(name string) error { _, err := os.ReadFile(name); return err }
+	for {
+		for _, do := range []func(string) error{os.Remove, write(os.O_CREATE | os.O_TRUNC), write(os.O_APPEND), read, read} {
+			for b.rate() == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			start := time.Now()
+			err := do(mailFile(o.to, rand.IntN(mailFiles)))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // another worker removed it, or none has created it
+			}
+			if err != nil {
+				return err
+			}
+			b.latency(time.Since(start))
+			b.count(1, len(block))
 		}
 	}
 }

@@ -15,9 +15,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,7 +83,7 @@ type options struct {
 	to, listen string
 	proto      string
 	congestion string
-	rate       rate
+	rate       uint64
 	size       int
 	conns      int
 	count      int
@@ -99,26 +101,16 @@ type options struct {
 // targets are the addresses to send to.
 func (o options) targets() []string { return strings.Split(o.to, ",") }
 
-// rate parses "100000", "0" and "flood".
-type rate uint64
-
-func (r *rate) String() string {
-	if uint64(*r) == Flood {
-		return "flood"
-	}
-	return strconv.FormatUint(uint64(*r), 10)
-}
-
-func (r *rate) Set(s string) error {
+// setRate parses "100000", "0" and "flood".
+func (o *options) setRate(s string) error {
+	o.rate = Flood
 	if s == "flood" {
-		*r = rate(Flood)
 		return nil
 	}
-	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil {
+	var err error
+	if o.rate, err = strconv.ParseUint(s, 10, 32); err != nil {
 		return errors.New("want a number of packets per second, or flood")
 	}
-	*r = rate(n)
 	return nil
 }
 
@@ -148,19 +140,19 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	all := generators()
 	if len(args) == 0 || all[args[0]].run == nil {
 		fmt.Fprintln(stderr, "usage: fairlead-lab load GENERATOR [flags]; generators:")
-		for _, name := range []string{"udp-send", "udp-recv", "tcp-send", "tcp-recv", "rr-client", "rr-server", "disk", "mail", "burn"} {
+		for _, name := range slices.Sorted(maps.Keys(all)) {
 			fmt.Fprintf(stderr, "  %-10s %s\n", name, all[name].help)
 		}
 		return 2
 	}
-	o := options{rate: rate(Flood)}
+	o := options{rate: Flood}
 	fs := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	fs.StringVar(&o.to, "to", "127.0.0.1:9000", "address to send to, or several with commas: all get the same")
 	fs.StringVar(&o.listen, "listen", ":9000", "address to receive at, or several of UDP for rr-server, with commas")
 	fs.StringVar(&o.proto, "proto", "udp", "what rr-client speaks: "+strings.Join(names(), ", ")+"; rr-server answers udp and tcp")
 	fs.StringVar(&o.congestion, "congestion", "", "congestion control of tcp-send; by default the kernel's")
-	fs.Var(&o.rate, "rate", "datagrams per second, or at most requests of each connection; flood, or 0 to wait for the board (all senders)")
+	fs.Func("rate", "datagrams per second, or at most requests of each connection; flood, or 0 to wait for the board (all senders)", o.setRate)
 	fs.IntVar(&o.size, "size", 1400, "payload of a datagram, request or write, in bytes")
 	fs.IntVar(&o.conns, "conns", 1, "connections")
 	fs.IntVar(&o.count, "count", 0, "datagrams of udp-send in all, or writes or requests of each connection, after which a sender sends no more; 0 is without end")
@@ -237,7 +229,7 @@ func (o options) loop(g generator, board *Board, out *json.Encoder) error {
 		defer t.Stop()
 		tick = t.C
 	}
-	board.SetRate(uint64(o.rate))
+	board.SetRate(o.rate)
 	start := board.Read()
 	last := start
 	failed := make(chan error, 1)
@@ -260,10 +252,7 @@ func (o options) loop(g generator, board *Board, out *json.Encoder) error {
 
 // line is the printed form of a Window.
 type line struct {
-	Seconds float64 `json:"seconds"`
-	Ops     uint64  `json:"ops"`
-	Bytes   uint64  `json:"bytes"`
-	Errors  uint64  `json:"errors"`
+	Window
 	Rate    float64 `json:"ops_per_second"`
 	BitRate float64 `json:"bits_per_second"`
 	P50     float64 `json:"p50_seconds,omitempty"`
@@ -272,9 +261,24 @@ type line struct {
 }
 
 func (w Window) line(total bool) line {
-	return line{
-		Seconds: w.Seconds, Ops: w.Ops, Bytes: w.Bytes, Errors: w.Errors,
-		Rate: w.Rate(), BitRate: w.BitRate(),
-		P50: w.Latency(0.5).Seconds(), P99: w.Latency(0.99).Seconds(), Total: total,
+	return line{w, w.Rate(), w.BitRate(), w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds(), total}
+}
+
+// unit is the work that the victim counts, in rounds of xorshift64. Each round depends on the one
+// before it, so a unit takes the same number of cycles everywhere: about 25 µs at 3 GHz.
+const unit = 12500
+
+func burn(_ options, b *Board) error {
+	runtime.LockOSThread()
+	b.setReady()
+	x := uint64(88172645463325252)
+	for x != 0 { // always: xorshift never reaches 0, but the compiler cannot know
+		for range unit {
+			x ^= x << 13
+			x ^= x >> 7
+			x ^= x << 17
+		}
+		b.count(1, 0)
 	}
+	return nil
 }

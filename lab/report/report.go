@@ -6,9 +6,15 @@
 package report
 
 import (
+	"cmp"
+	"fmt"
+	"io"
 	"maps"
 	"math"
 	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
 )
 
 // Report is the result of one experiment. Its JSON form is a stable contract.
@@ -123,4 +129,159 @@ func Quantile(values []float64, q float64) float64 {
 // Spread gives the 5 % and 95 % quantiles.
 func Spread(values []float64) (low, high float64) {
 	return Quantile(values, 0.05), Quantile(values, 0.95)
+}
+
+// Format writes a value in a unit the way a person reads it: "1.02", "266k/s",
+// "3.41 Gbit/s", "15.3 µs".
+func Format(value float64, unit string) string {
+	if math.IsNaN(value) || math.IsInf(value, 0) {
+		return "-"
+	}
+	if unit == "1" {
+		return strconv.FormatFloat(value, 'f', 2, 64)
+	}
+	s := stepOf(value, unit)
+	return number(value/s.size) + s.suffix
+}
+
+// Range writes a bar's bounds the way a person reads them: "280 to 295 Mbit/s",
+// "≤ 1.050". "-" means that nothing was measured, so that there is no unit.
+func (o Outcome) Range() string {
+	switch {
+	case o.Unit == "":
+		return "-"
+	case o.Low == nil && o.High == nil:
+		return "any"
+	case o.Low == nil:
+		return "≤ " + together("%s", o.Unit, *o.High)
+	case o.High == nil:
+		return "≥ " + together("%s", o.Unit, *o.Low)
+	}
+	return together("%s to %s", o.Unit, *o.Low, *o.High)
+}
+
+// Figure writes the median of an outcome's values and their spread: "0.501
+// (0.499 to 0.503)"; "-" if there are none.
+func (o Outcome) Figure() string {
+	if len(o.Values) == 0 {
+		return "-"
+	}
+	low, high := Spread(o.Values)
+	return together("%s (%s to %s)", o.Unit, Median(o.Values), low, high)
+}
+
+// together writes values in the unit of the largest, which stands once at the
+// end. Pure numbers have a third decimal: a share of 0.494 misses a bar of 0.495.
+func together(format, unit string, values ...float64) string {
+	s := stepOf(slices.MaxFunc(values, func(a, b float64) int { return cmp.Compare(math.Abs(a), math.Abs(b)) }), unit)
+	var numbers []any
+	for _, v := range values {
+		n := strconv.FormatFloat(v, 'f', 3, 64)
+		if unit != "1" {
+			n = number(v / s.size)
+		}
+		numbers = append(numbers, n)
+	}
+	return fmt.Sprintf(format, numbers...) + s.suffix
+}
+
+type step struct {
+	size   float64
+	suffix string
+}
+
+// stepOf gives the largest multiple of a unit of which a value is at least 1, else
+// the smallest.
+func stepOf(value float64, unit string) step {
+	var steps []step
+	none := step{1, " " + unit}
+	switch unit {
+	case "1":
+		return step{1, ""}
+	case "s":
+		steps = []step{none, {1e-3, " ms"}, {1e-6, " µs"}, {1e-9, " ns"}}
+	case "bit/s":
+		steps = []step{{1e9, " Gbit/s"}, {1e6, " Mbit/s"}, {1e3, " kbit/s"}, none}
+	case "1/s":
+		none = step{1, "/s"}
+		steps = []step{{1e6, "M/s"}, {1e3, "k/s"}, none}
+	default:
+		steps = []step{none}
+	}
+	if value == 0 {
+		return none
+	}
+	for _, s := range steps {
+		// What would be rounded up to 1000 belongs to the larger step.
+		if math.Abs(value) >= 0.9995*s.size {
+			return s
+		}
+	}
+	return steps[len(steps)-1]
+}
+
+// number writes a value with three digits.
+func number(v float64) string {
+	decimals := 2
+	switch a := math.Abs(v); {
+	case a >= 99.95 || v == 0:
+		decimals = 0
+	case a >= 9.995:
+		decimals = 1
+	}
+	return strconv.FormatFloat(v, 'f', decimals, 64)
+}
+
+// WriteTable writes the report for a terminal: one line for each case and
+// metric, with the median of the rounds and, in brackets, from the 5 % to the
+// 95 % quantile.
+func (r *Report) WriteTable(w io.Writer) error {
+	fmt.Fprintf(w, "%s\n\n", r.Title())
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	peers := r.peers()
+	head := "CASE\tMETRIC\tOFF\t\tON\t\tRATIO"
+	for _, p := range peers {
+		head += "\t" + strings.ToUpper(p) + "\t"
+	}
+	fmt.Fprintln(tw, head)
+	for _, c := range r.Cases {
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%.2f", c.Case, c.Metric,
+			Format(Median(c.Off), c.Unit), spread(c.Off, c.Unit),
+			Format(Median(c.On), c.Unit), spread(c.On, c.Unit), c.Ratio)
+		for _, p := range peers {
+			fmt.Fprintf(tw, "\t%s\t%s", Format(Median(c.Peers[p]), c.Unit), spread(c.Peers[p], c.Unit))
+		}
+		fmt.Fprintln(tw)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	for _, n := range r.Env.Notes {
+		fmt.Fprintf(w, "\nNote: %s.", n)
+	}
+	if len(r.Env.Notes) > 0 {
+		fmt.Fprintln(w)
+	}
+	return nil
+}
+
+// Title says in one line what was measured, and where.
+func (r *Report) Title() string {
+	e := r.Env
+	return fmt.Sprintf("%s on Linux %s, %s (%s), fairlead %s, %s", r.Bench, e.Kernel, plural(e.CPUs, "CPU"), e.CPU, e.Version, plural(r.Rounds, "round"))
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return strconv.Itoa(n) + " " + what + "s"
+}
+
+func spread(values []float64, unit string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	low, high := Spread(values)
+	return "(" + Format(low, unit) + " to " + Format(high, unit) + ")"
 }

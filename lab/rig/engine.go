@@ -1,7 +1,6 @@
 package rig
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
 	"debug/elf"
@@ -11,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -80,6 +80,7 @@ type engine struct {
 	host    string // as in DOCKER_HOST
 	dir     string
 	process *sandbox.Process
+	program string // the mount of this program in a container
 }
 
 // docker starts an engine in Node, and the containers in it.
@@ -88,19 +89,19 @@ func (r *Rig) docker(ctx context.Context) error {
 		return err
 	}
 	for i := range r.Containers {
-		var flags []string
-		if i > 0 {
-			flags = []string{"-p", port + ":" + port + "/udp", "-p", port + ":" + port + "/tcp"}
-		}
-		if err := r.contain(ctx, i, flags...); err != nil {
+		if err := r.contain(ctx, i); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// startEngine starts an engine in Node.
+// startEngine starts dockerd in Node and waits until it answers. Its state is in a directory that must
+// not be below /run, because the engine has its own /run.
 func (r *Rig) startEngine(ctx context.Context) error {
+	if err := EngineRuns(); err != nil {
+		return fmt.Errorf("start a Docker Engine: %w", err)
+	}
 	parent, err := r.Sandboxes.Claim(r.id + "-containers")
 	if err != nil {
 		return err
@@ -114,11 +115,58 @@ func (r *Rig) startEngine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if r.engine, err = startEngine(ctx, box, dir, parent); err != nil {
+	dockerd, err := exec.LookPath("dockerd")
+	if err != nil {
 		return err
 	}
-	r.DockerHost = r.engine.host
-	return nil
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	r.DockerHost = "unix://" + filepath.Join(dir, "docker.sock")
+	cmd := exec.Command(exe, engineVerb, dockerd,
+		"--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
+		"--pidfile", filepath.Join(dir, "pid"), "--host", r.DockerHost,
+		"--cgroup-parent", parent, "--exec-opt", "native.cgroupdriver=cgroupfs",
+		"--bip", "10.112.0.1/16", "--ip6tables=false", "--userland-proxy=false")
+	cmd.Stdout, cmd.Stderr = log, log
+	p, err := box.Start(cmd)
+	if err != nil {
+		return err
+	}
+	r.engine = &engine{host: r.DockerHost, dir: dir, process: p, program: "type=bind,readonly,source=" + exe + ",target=/fairlead"}
+	if err := r.engine.answers(ctx, log.Name()); err != nil {
+		return err
+	}
+	// An empty archive: the containers have this program mounted, and nothing else.
+	_, err = r.engine.run(ctx, bytes.NewReader(make([]byte, 1024)), "import", "-", image)
+	return err
+}
+
+// answers waits until the engine answers.
+func (e *engine) answers(ctx context.Context, log string) error {
+	deadline := time.After(60 * time.Second)
+	for {
+		_, err := e.run(ctx, nil, "version")
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-e.process.Done():
+		case <-deadline:
+		case <-time.After(50 * time.Millisecond):
+			continue
+		}
+		said, _ := os.ReadFile(log)
+		return fmt.Errorf("the Docker Engine does not answer: %w; its log ends:\n%s", err, said[max(0, len(said)-2000):])
+	}
 }
 
 // contain starts the i-th container in the engine.
@@ -139,7 +187,7 @@ func (r *Rig) contain(ctx context.Context, i int, flags ...string) error {
 
 func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 
-// image is the name of the image of a rig's containers: it has this program only.
+// image is the name of the image of a rig's containers. It is empty.
 const image = "fairlead-bench"
 
 // EngineRuns returns what a rig lacks for a Docker Engine with containers: a program, or static
@@ -154,64 +202,15 @@ func EngineRuns() error {
 	if err != nil {
 		return err
 	}
-	return static(exe)
-}
-
-// startEngine starts dockerd in box and waits until it answers. Its state is in dir, which must not
-// be below /run, because the engine has its own /run. Its containers are in the cgroup parent. It
-// needs dockerd, the docker CLI and iptables.
-func startEngine(ctx context.Context, box *sandbox.Box, dir, parent string) (_ *engine, err error) {
-	if err := EngineRuns(); err != nil {
-		return nil, fmt.Errorf("start a Docker Engine: %w", err)
-	}
-	dockerd, err := exec.LookPath("dockerd")
+	f, err := elf.Open(exe)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, err
+	defer f.Close()
+	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		return fmt.Errorf("%s is not a static program; build it with CGO_ENABLED=0", exe)
 	}
-	socket := filepath.Join(dir, "docker.sock")
-	e := &engine{host: "unix://" + socket, dir: dir}
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
-	cmd := exec.Command(exe, engineVerb, dockerd,
-		"--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
-		"--pidfile", filepath.Join(dir, "pid"), "--host", e.host,
-		"--cgroup-parent", parent, "--exec-opt", "native.cgroupdriver=cgroupfs",
-		"--bip", "10.112.0.1/16", "--ip6tables=false", "--userland-proxy=false")
-	cmd.Stdout, cmd.Stderr = log, log
-	if e.process, err = box.Start(cmd); err != nil {
-		return nil, err
-	}
-	deadline := time.After(60 * time.Second)
-	for {
-		_, err := e.run(ctx, nil, "version")
-		if err == nil {
-			break
-		}
-		select {
-		case <-ctx.Done():
-			e.stop()
-			return nil, ctx.Err()
-		case <-e.process.Done():
-		case <-deadline:
-		case <-time.After(50 * time.Millisecond):
-			continue
-		}
-		said, _ := os.ReadFile(log.Name())
-		e.stop()
-		return nil, fmt.Errorf("the Docker Engine does not answer: %w; its log ends:\n%s", err, said[max(0, len(said)-2000):])
-	}
-	if err := e.load(ctx, exe); err != nil {
-		e.stop()
-		return nil, err
-	}
-	return e, nil
+	return nil
 }
 
 // run runs the docker CLI and returns its output.
@@ -226,46 +225,9 @@ func (e *engine) run(ctx context.Context, stdin io.Reader, args ...string) (stri
 	return strings.TrimSpace(out.String()), nil
 }
 
-// load creates the image.
-func (e *engine) load(ctx context.Context, exe string) error {
-	program, err := os.ReadFile(exe)
-	if err != nil {
-		return err
-	}
-	var layer bytes.Buffer
-	w := tar.NewWriter(&layer)
-	header := &tar.Header{Name: "fairlead", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(program))}
-	if err := w.WriteHeader(header); err != nil {
-		return err
-	}
-	if _, err := w.Write(program); err != nil {
-		return err
-	}
-	if err := w.Close(); err != nil {
-		return err
-	}
-	_, err = e.run(ctx, &layer, "import", "-", image)
-	return err
-}
-
-// static returns why a program cannot run in an image that has nothing else.
-func static(exe string) error {
-	f, err := elf.Open(exe)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	for _, p := range f.Progs {
-		if p.Type == elf.PT_INTERP {
-			return fmt.Errorf("%s is not a static program; build it with CGO_ENABLED=0", exe)
-		}
-	}
-	return nil
-}
-
 // container starts a container that waits, and returns its first process.
 func (e *engine) container(ctx context.Context, name string, flags ...string) (pid int, err error) {
-	args := append([]string{"run", "-d", "--name", name}, flags...)
+	args := append([]string{"run", "-d", "--name", name, "--mount", e.program}, flags...)
 	if _, err := e.run(ctx, nil, append(args, image, "/fairlead", "sandbox-init", name)...); err != nil {
 		return 0, err
 	}
@@ -284,7 +246,7 @@ func (r *Rig) Prepare(ctx context.Context, name string, labels []string, args ..
 		return nil, nil, fmt.Errorf("make container %s: the rig has no Docker Engine", name)
 	}
 	name = r.Prefix() + name
-	create := []string{"create", "--name", name, "--stop-signal", "KILL", "--cpuset-cpus", r.Containers[0].cpu().Set}
+	create := []string{"create", "--name", name, "--mount", r.engine.program, "--stop-signal", "KILL", "--cpuset-cpus", r.Containers[0].cpu().Set}
 	for _, l := range labels {
 		create = append(create, "--label", l)
 	}

@@ -7,10 +7,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -26,7 +25,7 @@ type Overlay struct {
 	// Routed, nil on the path Swarm.
 	Tunnels [2]*sandbox.Box
 
-	addrs [2]string // of the containers
+	Addrs [2]string // of the containers on the overlay network
 }
 
 // The names and addresses in an overlay. A host's device on the wire is NICDevice. The first host
@@ -57,20 +56,14 @@ const (
 	ServiceAddr = "10.112.0.10"
 )
 
-func wireAddr(host int) string { return fmt.Sprintf("10.113.0.%d", 1+host) }
+// HostAddr is the address of a host on the wire.
+func HostAddr(host int) string { return fmt.Sprintf("10.113.0.%d", 1+host) }
 
 // subnet is the network of a host's containers on the path Routed.
 func subnet(host int) string { return fmt.Sprintf("10.111.%d.0", host) }
 
-// Addr is the address of a host's container on the overlay network.
-func (o *Overlay) Addr(host int) string { return o.addrs[host] }
-
-// HostAddr is the address of a host on the wire.
-func (o *Overlay) HostAddr(host int) string { return wireAddr(host) }
-
-// NewOverlay builds an overlay: Routed, Bridged or Swarm. It needs root, two CPUs, the program nft, and a program with a main
-// (or TestMain) that calls sandbox.Reexec and load.Reexec. The path Swarm also needs what NewDocker
-// needs.
+// NewOverlay builds an overlay: Routed, Bridged or Swarm. It needs what New needs, and the program
+// nft; for Swarm what New needs with the path Docker.
 func NewOverlay(ctx context.Context, path Path) (_ *Overlay, err error) {
 	if !slices.Contains([]Path{Routed, Bridged, Swarm}, path) {
 		return nil, fmt.Errorf("build overlay: no such path: %q", path)
@@ -94,17 +87,17 @@ func NewOverlay(ctx context.Context, path Path) (_ *Overlay, err error) {
 		return o, o.swarm(ctx)
 	}
 	join := o.bridged
-	o.addrs = [2]string{address(0), address(1)}
+	o.Addrs = [2]string{address(0), address(1)}
 	if path == Routed {
 		join = o.routed
-		o.addrs = [2]string{"10.111.0.2", "10.111.1.2"} // of two networks; see subnet
+		o.Addrs = [2]string{"10.111.0.2", "10.111.1.2"} // of two networks; see subnet
 	}
 	for host, r := range o.Hosts {
 		o.Tunnels[host] = r.Node
 		if err := join(host); err != nil {
 			return nil, err
 		}
-		if err := errors.Join(manyPorts(r.Boxes[0]), r.nft(ctx, fmt.Sprintf(hostRules, "10.111.0.0/16", ServiceAddr, o.Addr(1)))); err != nil {
+		if err := errors.Join(manyPorts(r.Boxes[0]), r.feed(ctx, fmt.Sprintf(hostRules, "10.111.0.0/16", ServiceAddr, o.Addrs[1]), "nft", "-f", "-")); err != nil {
 			return nil, err
 		}
 	}
@@ -125,7 +118,7 @@ func (o *Overlay) Close() error {
 // wire joins the hosts.
 func (o *Overlay) wire() error {
 	end := func(host int) sandbox.End {
-		return sandbox.End{Box: o.Hosts[host].Node, Name: NICDevice, Addr: prefix(wireAddr(host))}
+		return sandbox.End{Box: o.Hosts[host].Node, Name: NICDevice, Addr: prefix(HostAddr(host))}
 	}
 	if err := sandbox.Wire(end(0), end(1)); err != nil {
 		return err
@@ -168,18 +161,11 @@ table ip flhost {
 }
 `
 
-// nft changes the host's rules.
-func (r *Rig) nft(ctx context.Context, rules string) error {
-	cmd := exec.Command("nft", "-f", "-")
-	cmd.Stdin = strings.NewReader(rules)
-	return r.Node.Run(ctx, cmd)
-}
-
 // tunnelAs creates the tunnel device of a host.
 func (o *Overlay) tunnelAs(host int, vx *netlink.Vxlan, end sandbox.End) error {
 	r := o.Hosts[host]
 	return r.Node.Change(NICDevice, func(_ *netlink.Handle, nic netlink.Link) error {
-		vx.MTU, vx.VtepDevIndex, vx.SrcAddr = tunnelMTU, nic.Attrs().Index, net.ParseIP(wireAddr(host))
+		vx.MTU, vx.VtepDevIndex, vx.SrcAddr = tunnelMTU, nic.Attrs().Index, net.ParseIP(HostAddr(host))
 		return r.Node.Add(vx, end)
 	})
 }
@@ -198,12 +184,12 @@ func (o *Overlay) routed(host int) error {
 	if err := r.Node.Bridge(gatewayPort, prefix(gateway)); err != nil {
 		return err
 	}
-	if err := r.join(r.Node, gatewayPort, o.Addr(host), mac(host)); err != nil {
+	if err := r.join(r.Node, gatewayPort, o.Addrs[host], mac(host)); err != nil {
 		return err
 	}
 	return errors.Join(
 		r.Node.Neighbour(RoutedTunnel, netip.MustParseAddr(subnet(other)), tunnelMAC(other)),
-		r.Node.Remote(RoutedTunnel, tunnelMAC(other), wireAddr(other)),
+		r.Node.Remote(RoutedTunnel, tunnelMAC(other), HostAddr(other)),
 		r.Node.Change(RoutedTunnel, func(h *netlink.Handle, vx netlink.Link) error {
 			return h.RouteAdd(&netlink.Route{
 				LinkIndex: vx.Attrs().Index, Dst: &net.IPNet{IP: net.ParseIP(subnet(other)), Mask: net.CIDRMask(24, 32)},
@@ -233,12 +219,12 @@ func (o *Overlay) bridged(host int) error {
 	if err := o.tunnelAs(host, vx, sandbox.End{Box: box, Name: BridgedTunnel, Bridge: tunnelBridge}); err != nil {
 		return err
 	}
-	if err := r.join(box, tunnelBridge, o.Addr(host), mac(host)); err != nil {
+	if err := r.join(box, tunnelBridge, o.Addrs[host], mac(host)); err != nil {
 		return err
 	}
 	return errors.Join(
-		box.Neighbour(BridgedTunnel, netip.MustParseAddr(o.Addr(other)), mac(other)),
-		box.Remote(BridgedTunnel, mac(other), wireAddr(other)))
+		box.Neighbour(BridgedTunnel, netip.MustParseAddr(o.Addrs[other]), mac(other)),
+		box.Remote(BridgedTunnel, mac(other), HostAddr(other)))
 }
 
 // join connects the container to a bridge.
@@ -280,4 +266,87 @@ func (r *Rig) unmount() error {
 	}
 	r.mounted = nil
 	return errors.Join(errs...)
+}
+
+// The overlay network of the path Swarm.
+const (
+	swarmNetwork = "flover"
+	swarmSubnet  = "10.216.0.0/24"
+)
+
+// swarm starts an engine on each host, joins them to a Swarm, and starts the containers in
+// an overlay network of its own.
+func (o *Overlay) swarm(ctx context.Context) error {
+	for _, r := range o.Hosts {
+		if err := r.startEngine(ctx); err != nil {
+			return err
+		}
+	}
+	first := o.Hosts[0].engine
+	if _, err := first.run(ctx, nil, "swarm", "init", "--advertise-addr", HostAddr(0)); err != nil {
+		return err
+	}
+	token, err := first.run(ctx, nil, "swarm", "join-token", "-q", "worker")
+	if err != nil {
+		return err
+	}
+	if err := o.Hosts[1].engine.join(ctx, token, HostAddr(1), HostAddr(0)); err != nil {
+		return err
+	}
+	if _, err := first.run(ctx, nil, "network", "create", "-d", "overlay", "--attachable", "--subnet", swarmSubnet, swarmNetwork); err != nil {
+		return err
+	}
+	for host, r := range o.Hosts {
+		if err := r.contain(ctx, 0, "--network", swarmNetwork); err != nil {
+			return err
+		}
+		if err := manyPorts(r.Boxes[0]); err != nil {
+			return err
+		}
+		format := fmt.Sprintf("{{(index .NetworkSettings.Networks %q).IPAddress}}", swarmNetwork)
+		if o.Addrs[host], err = r.engine.run(ctx, nil, "inspect", "--format", format, r.Boxes[0].Name); err != nil {
+			return err
+		}
+		if err := r.showTunnel(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// join makes the engine a worker of a Swarm; manager is the manager's address. After a while Docker
+// continues to join in the background.
+func (e *engine) join(ctx context.Context, token, own, manager string) error {
+	_, joined := e.run(ctx, nil, "swarm", "join", "--token", token, "--advertise-addr", own, manager+":2377")
+	for end := time.Now().Add(time.Minute); ; {
+		state, err := e.run(ctx, nil, "info", "--format", "{{.Swarm.LocalNodeState}}")
+		if err == nil && state == "active" {
+			return nil
+		}
+		if time.Now().After(end) || state != "pending" {
+			return fmt.Errorf("it is %q: %w, %w", state, joined, err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// showTunnel mounts the network namespace of the overlay network where an agent sees it, as it
+// would see Docker's own mount: this engine has a mount namespace of its own.
+func (r *Rig) showTunnel() error {
+	// Docker names the namespace of an overlay network 1- and the network's id, and the namespace
+	// of its load balancer lb_ and the id.
+	pattern := fmt.Sprintf("/proc/%d/root%s/exec/netns/[0-9]-*", r.engine.process.PID, r.engine.dir)
+	id, err := r.engine.run(context.Background(), nil, "network", "inspect", "--format", "{{.ID}}", swarmNetwork)
+	if err != nil {
+		return err
+	}
+	found, err := filepath.Glob(pattern + id[:10])
+	if err != nil || len(found) != 1 {
+		return fmt.Errorf("look for the network namespace of %s: found %v in %s: %v", swarmNetwork, found, pattern, err)
+	}
+	return r.mount(found[0])
 }

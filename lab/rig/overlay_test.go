@@ -56,8 +56,8 @@ func TestOverlay(t *testing.T) {
 				at             string
 				encapsulated   bool
 			}{
-				{"containers", o.Hosts[0].Boxes[0], o.Hosts[1].Boxes[0], o.Addr(1), true},
-				{"hosts", o.Hosts[0].Node, o.Hosts[1].Node, o.HostAddr(1), false},
+				{"containers", o.Hosts[0].Boxes[0], o.Hosts[1].Boxes[0], o.Addrs[1], true},
+				{"hosts", o.Hosts[0].Node, o.Hosts[1].Node, HostAddr(1), false},
 			} {
 				const count = 20
 				var before [2]uint64
@@ -107,7 +107,7 @@ func TestSwarm(t *testing.T) {
 	if _, err := o.Hosts[1].Start(t.Context(), o.Hosts[1].Boxes[0], "rr-server", "--proto", "tcp"); err != nil {
 		t.Fatal(err)
 	}
-	client, err := o.Hosts[0].Start(t.Context(), o.Hosts[0].Boxes[0], "rr-client", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", o.Addr(1), Port))
+	client, err := o.Hosts[0].Start(t.Context(), o.Hosts[0].Boxes[0], "rr-client", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", o.Addrs[1], Port))
 	must(t, err)
 	if !moves(client) {
 		t.Error("no answer comes")

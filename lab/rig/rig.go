@@ -31,7 +31,7 @@ type Path string
 
 // The paths. Hop leads from the host into the receiver by one veth. NIC is a veth with two queues
 // and its far end outside: NIC, bridge, veth. Docker is the same with containers of the rig's own
-// Docker Engine in place of sandboxes: NIC, a published port, the default bridge, veth. VXLAN is
+// Docker Engine in place of sandboxes, behind its default bridge: only they send. VXLAN is
 // NIC with a tunnel from outside to the bridge. Macvlan gives each container a device on the NIC;
 // on Host they use the NIC itself. Local gives them no network. Routed, Bridged and Swarm belong to
 // the two hosts of an overlay network, which NewOverlay builds.
@@ -101,13 +101,12 @@ const (
 	port           = "9000"
 
 	// NICDevice is the name of the NIC in Node, on the path NIC; the sender's packets arrive by its
-	// queue SenderQueue. The host ends of the containers' veths are called PortPrefix and the
+	// queue SenderCPU. The host ends of the containers' veths are called PortPrefix and the
 	// container's name.
 	NICDevice    = "flnic"
 	Bridge       = "flbr0"
 	TunnelDevice = "flvx0" // on the path VXLAN, in Node and in Outside
 	PortPrefix   = "fl"
-	SenderQueue  = SenderCPU
 )
 
 // address and mac return the addresses of the rig's i-th container.
@@ -133,6 +132,7 @@ type Rig struct {
 	temp    []string // directories that TempDir made
 	mounted []string // files that mount made
 	engine  *engine
+	load    []*Generator // started, and not ended by Stop
 
 	dropping link.Link // of Drop; nil while it does not drop
 }
@@ -150,22 +150,16 @@ var serial atomic.Uint32
 
 const stateParent = "/run/fairlead"
 
-// New builds a rig of sandboxes. It needs root, two CPUs, and a program with a main (or TestMain)
-// that calls sandbox.Reexec and load.Reexec.
-func New(cfg Config) (*Rig, error) {
+// New builds a rig. It needs root, two CPUs, and a program with a main (or TestMain) that calls
+// sandbox.Reexec and load.Reexec. With the path Docker it also needs dockerd, the docker CLI,
+// iptables, and a static program that calls Reexec.
+func New(ctx context.Context, cfg Config) (*Rig, error) {
 	if cfg.Path == "" {
 		cfg.Path = Hop
 	}
-	if !slices.Contains([]Path{Hop, NIC, VXLAN, Macvlan, Host, Local}, cfg.Path) {
-		return nil, fmt.Errorf("build rig: no such path of sandboxes: %q", cfg.Path)
+	if !slices.Contains([]Path{Hop, NIC, VXLAN, Macvlan, Host, Local, Docker}, cfg.Path) {
+		return nil, fmt.Errorf("build rig: no such path: %q", cfg.Path)
 	}
-	return newRig(context.Background(), cfg, SharedCPU)
-}
-
-// NewDocker builds a rig with the path Docker. It needs what New needs, and dockerd, the docker
-// CLI, iptables, and a static program with a main (or TestMain) that calls Reexec.
-func NewDocker(ctx context.Context, cfg Config) (*Rig, error) {
-	cfg.Path = Docker
 	return newRig(ctx, cfg, SharedCPU)
 }
 
@@ -237,7 +231,7 @@ func sweepTemp() error {
 
 // Close ends all processes in the rig and removes it.
 func (r *Rig) Close() error {
-	var err error
+	err := r.Stop()
 	if r.engine != nil {
 		for _, b := range r.Boxes {
 			err = errors.Join(err, b.Destroy())

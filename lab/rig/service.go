@@ -1,8 +1,6 @@
 package rig
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,12 +8,12 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/lab/sandbox"
+	"github.com/prometheus/procfs"
 )
 
 // Service is a real server program of Debian's. Ask starts its clients.
@@ -30,8 +28,11 @@ const (
 	serveUser         = "postgres"
 )
 
-// Port is the port on which a service listens.
-const Port = port
+// The port on which a service listens.
+const (
+	Port       = port
+	PortNumber = 9000
+)
 
 // The sizes of the answers that Ask may ask for, in bytes. Services other than Nginx have
 // answers of any size.
@@ -84,7 +85,9 @@ func (r *Rig) Serve(ctx context.Context, s Service, box *sandbox.Box) (*Generato
 	if err != nil {
 		return nil, err
 	}
-	return &Generator{Process: p}, nil
+	g := &Generator{Process: p}
+	r.load = append(r.load, g)
+	return g, nil
 }
 
 // Serve starts a service in a sandbox, on the given CPUs or on all, and waits until it listens at
@@ -103,9 +106,10 @@ func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus .
 		args = []string{"-u", "root", "-p", port, "-U", "0", "-t", "1", "-m", "64", "-l", "0.0.0.0"}
 	case Nginx:
 		args = []string{"-p", dir, "-e", os.DevNull, "-c", filepath.Join(dir, "nginx.conf")}
-		err = errors.Join(
-			os.WriteFile(filepath.Join(dir, "nginx.conf"), fmt.Appendf(nil, nginxConfig, dir, port, dir), 0o644),
-			page(dir, PageSize), page(dir, LargePage))
+		err = os.WriteFile(filepath.Join(dir, "nginx.conf"), fmt.Appendf(nil, nginxConfig, dir, port, dir), 0o644)
+		for _, size := range []int{PageSize, LargePage} { // a page is named after its size
+			err = errors.Join(err, os.WriteFile(filepath.Join(dir, strconv.Itoa(size)), make([]byte, size), 0o644))
+		}
 	case Postgres:
 		program, args, err = postgres(program, dir)
 	default:
@@ -118,7 +122,7 @@ func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus .
 	if err != nil {
 		return nil, err
 	}
-	if err := listens(ctx, p); err != nil || s != Postgres {
+	if err := await(ctx, p, func() bool { return atPort(p.PID, listening) }); err != nil || s != Postgres {
 		return p, err
 	}
 	// PostgreSQL listens before it accepts clients, and logs when it does.
@@ -126,11 +130,6 @@ func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus .
 		note, err := os.ReadFile(filepath.Join(dir, "data", "postmaster.pid"))
 		return err == nil && strings.Contains(string(note), "ready")
 	})
-}
-
-// page creates a page for nginx, named after its size.
-func page(dir string, size int) error {
-	return os.WriteFile(filepath.Join(dir, strconv.Itoa(size)), make([]byte, size), 0o644)
 }
 
 // nginxConfig has one process that never closes a connection, and logs nothing.
@@ -181,7 +180,7 @@ func postgres(program, dir string) (string, []string, error) {
 // client starts paused.
 func (r *Rig) Ask(ctx context.Context, s Service, server int, client *sandbox.Box, conns, size int) (*Generator, error) {
 	return r.Start(ctx, client, "rr-client", "--proto", s.Proto(), "--size", strconv.Itoa(size),
-		"--conns", strconv.Itoa(conns), "--to", r.target(server), "--rate", "0")
+		"--conns", strconv.Itoa(conns), "--to", r.At(server, PortNumber), "--rate", "0")
 }
 
 // Connected reports whether the service of a process still has a connection: to a client, or to a
@@ -192,42 +191,29 @@ func Connected(pid int) bool { return atPort(pid, connected) }
 // some processes.
 func Retransmitted(pids ...int) (sum uint64, err error) {
 	for _, pid := range pids {
-		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/snmp", pid))
+		p, err := procfs.NewProc(pid)
 		if err != nil {
 			return 0, err
 		}
-		_, text, _ := strings.Cut(string(data), "Tcp: ") // a line of names, and one of values
-		head, values, _ := strings.Cut(text, "\nTcp: ")
-		at := slices.Index(strings.Fields(head), "RetransSegs")
-		fields := strings.Fields(values)
-		if at < 0 || at >= len(fields) {
-			return 0, fmt.Errorf("no segments of TCP in /proc/%d/net/snmp", pid)
+		counts, err := p.Snmp()
+		if err != nil || counts.RetransSegs == nil {
+			return 0, errors.Join(err, fmt.Errorf("no segments of TCP in /proc/%d/net/snmp", pid))
 		}
-		n, err := strconv.ParseUint(fields[at], 10, 64)
-		if err != nil {
-			return 0, err
-		}
-		sum += n
+		sum += uint64(*counts.RetransSegs)
 	}
 	return sum, nil
-}
-
-// listens waits until a process listens on the rig's TCP port.
-func listens(ctx context.Context, p *sandbox.Process) error {
-	return await(ctx, p, func() bool { return atPort(p.PID, listening) })
 }
 
 // atPort reports whether the network namespace of a process has a TCP socket at the rig's port in a
 // state that in accepts.
 func atPort(pid int, in func(state string) bool) bool {
-	n, err := strconv.Atoi(port)
-	if err != nil {
-		return false
-	}
-	for _, file := range []string{"tcp", "tcp6"} {
-		data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "net", file))
-		if err == nil && socket(data, n, in) {
-			return true
+	for _, table := range []string{"tcp", "tcp6"} {
+		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table)) // a host may have no IPv6
+		for line := range strings.Lines(string(data)) {
+			f := strings.Fields(line) // sl local_address rem_address st
+			if len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", PortNumber)) && in(f[3]) {
+				return true
+			}
 		}
 	}
 	return false
@@ -247,18 +233,6 @@ func await(ctx context.Context, p *sandbox.Process, ready func() bool) error {
 		}
 	}
 	return nil
-}
-
-// socket reports whether a table in the format of proc_net_tcp has a socket at a local port, in a
-// state that in accepts.
-func socket(table []byte, port int, in func(state string) bool) bool {
-	for s := bufio.NewScanner(bytes.NewReader(table)); s.Scan(); {
-		f := strings.Fields(s.Text()) // sl local_address rem_address st
-		if len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) && in(f[3]) {
-			return true
-		}
-	}
-	return false
 }
 
 // The states of a socket, as in the kernel's tcp_states.h.

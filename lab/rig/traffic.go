@@ -19,16 +19,48 @@ import (
 type Generator struct {
 	*load.Board // nil of a real server
 	*sandbox.Process
+
+	stopped bool
 }
 
 // Stop ends the generator.
 func (g *Generator) Stop() error {
 	g.Kill()
 	<-g.Done()
-	if g.Board == nil {
+	was := g.stopped
+	if g.stopped = true; was || g.Board == nil {
 		return nil
 	}
 	return g.Close()
+}
+
+// Ended returns an error if the generator has ended without a Stop.
+func (g *Generator) Ended() error {
+	select {
+	case <-g.Done():
+		if !g.stopped {
+			return fmt.Errorf("a load generator has ended: %w", g.Wait())
+		}
+	default:
+	}
+	return nil
+}
+
+// Stop ends all that Start and Serve have started, the last first: clients before their servers.
+func (r *Rig) Stop() error {
+	slices.Reverse(r.load)
+	err := Stop(r.load...)
+	r.load = nil
+	return err
+}
+
+// Ended returns an error if any of that has ended without a Stop.
+func (r *Rig) Ended() error {
+	var errs []error
+	for _, g := range r.load {
+		errs = append(errs, g.Ended())
+	}
+	return errors.Join(errs...)
 }
 
 // Freeze stops the generator so that it costs nothing at all, until Thaw.
@@ -69,6 +101,7 @@ func (r *Rig) Start(ctx context.Context, box *sandbox.Box, args ...string) (*Gen
 	if err := board.Await(ctx, p.Done()); err != nil {
 		return nil, errors.Join(fmt.Errorf("%v: %w", args, err), g.Stop())
 	}
+	r.load = append(r.load, g)
 	return g, nil
 }
 
@@ -119,13 +152,8 @@ type Running struct {
 	out bool
 }
 
-// All are the generators of both sides.
-func (t *Running) All() []*Generator {
-	return append(append([]*Generator{}, t.Senders...), t.Receivers...)
-}
-
 // Stop ends the traffic.
-func (t *Running) Stop() error { return Stop(t.All()...) }
+func (t *Running) Stop() error { return errors.Join(Stop(t.Senders...), Stop(t.Receivers...)) }
 
 // Stop ends generators; nil is none.
 func Stop(all ...*Generator) error {
@@ -157,18 +185,13 @@ func (t *Running) SetRate(perSecond uint64) error {
 	return errors.Join(errs...)
 }
 
-// Send starts traffic, paused: SetRate resumes it.
-func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
+// Send starts traffic, paused: SetRate resumes it. What an error leaves ends with the rig.
+func (r *Rig) Send(ctx context.Context, t Traffic) (*Running, error) {
 	boxes := r.Neighbours()
 	if t.Neighbours > 0 {
 		boxes = boxes[:min(t.Neighbours, len(boxes))]
 	}
 	run := &Running{out: t.Out}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, run.Stop())
-		}
-	}()
 	send, recv, err := t.commands()
 	if err != nil {
 		return nil, err
@@ -199,7 +222,7 @@ func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
 		if err := start(&run.Receivers, b, recv...); err != nil {
 			return nil, err
 		}
-		targets = append(targets, r.target(1+i))
+		targets = append(targets, r.At(1+i, PortNumber))
 	}
 	if t.Uneven {
 		targets = uneven(targets)
@@ -230,14 +253,6 @@ func uneven(targets []string) (all []string) {
 		all = append(all, slices.Repeat([]string{to}, row)...)
 	}
 	return all
-}
-
-// target returns the address at which the outside finds the i-th container.
-func (r *Rig) target(i int) string {
-	if r.Path == Docker {
-		return nodeAddr + ":" + port // published
-	}
-	return address(i) + ":" + port
 }
 
 // commands returns the generators of both sides, as load.Main takes them.

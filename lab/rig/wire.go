@@ -1,10 +1,13 @@
 package rig
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -76,17 +79,12 @@ func (r *Rig) tunnel() error {
 // tunnelMTU is the inner MTU that fits into a packet of 1500 bytes.
 const tunnelMTU = 1450
 
-// entry returns the port of the bridge, and the device of the outside, by which packets arrive.
-func (r *Rig) entry() (port, outside string) {
-	if r.Path == VXLAN {
-		return TunnelDevice, TunnelDevice
-	}
-	return NICDevice, "eth0"
-}
-
 // wireBridge joins the containers to the bridge.
 func (r *Rig) wireBridge() error {
-	port, outside := r.entry()
+	port, outside := NICDevice, "eth0" // by which packets arrive
+	if r.Path == VXLAN {
+		port, outside = TunnelDevice, TunnelDevice
+	}
 	errs := []error{r.Node.Forward(port, outsideMAC)}
 	for i, b := range r.Boxes {
 		dev := PortPrefix + r.Containers[i].Name
@@ -104,16 +102,14 @@ func (r *Rig) wireBridge() error {
 // wireMacvlans gives each container a macvlan device on the NIC.
 func (r *Rig) wireMacvlans() error {
 	for i, b := range r.Boxes {
-		err := r.Node.Change(NICDevice, func(_ *netlink.Handle, nic netlink.Link) error {
-			return r.Node.Add(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: nic.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE},
-				sandbox.End{Box: b, Name: "eth0", Addr: prefix(address(i)), MAC: mac(i)})
-		})
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(
+		err := errors.Join(
+			r.Node.Change(NICDevice, func(_ *netlink.Handle, nic netlink.Link) error {
+				return r.Node.Add(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: nic.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE},
+					sandbox.End{Box: b, Name: "eth0", Addr: prefix(address(i)), MAC: mac(i)})
+			}),
 			r.Outside.Neighbour("eth0", netip.MustParseAddr(address(i)), mac(i)),
-			b.Neighbour("eth0", netip.MustParseAddr(outsideAddr), outsideMAC)); err != nil {
+			b.Neighbour("eth0", netip.MustParseAddr(outsideAddr), outsideMAC))
+		if err != nil {
 			return err
 		}
 	}
@@ -142,7 +138,109 @@ func (r *Rig) steer() error {
 		r.Node.SetQueues(NICDevice, "rx", "rps_cpus", shared),
 		r.Outside.SetQueues("eth0", "rx", "rps_cpus", func(int) string { return fmt.Sprintf("%x", 1<<SenderCPU) }),
 		// A veth's receive queue is the sender's transmit queue. Each CPU gets one, so all of the
-		// sender's packets arrive by queue SenderQueue.
+		// sender's packets arrive by queue SenderCPU.
 		r.Outside.SetQueues("eth0", "tx", "xps_cpus", func(q int) string { return fmt.Sprintf("%x", 1<<q) }),
 	)...)
+}
+
+// Class is the tc class that an operator would create for one container by hand.
+type Class struct {
+	Container  int // in the order of Config.Containers
+	Rate, Ceil uint64
+	Prio       uint32
+}
+
+const (
+	topMinor  = 0xfff0 // the class from which the others borrow
+	restMinor = 0xfff1 // the class of packets that match no filter
+)
+
+// Link sets the speed of the NIC to rate, in bit/s, at the place of a NIC's own queue: its root
+// qdisc is an HTB. With classes that HTB also divides the link, as an operator would do it by hand:
+// one class for each container and one for all others, found by source address. Packets that match
+// no filter are among the others. A rate of 0 without classes removes the HTB. Quanta and queues
+// are the defaults; the bursts are 10 ms, as fairlead's are: with tc's default, one packet, HTB
+// does not fill a gigabit here. It needs the program tc.
+func (r *Rig) Link(ctx context.Context, rate uint64, classes []Class) error {
+	var batch strings.Builder
+	tc := func(format string, args ...any) { fmt.Fprintf(&batch, format+"\n", args...) }
+	// Nothing can be removed where nothing was added.
+	tc("qdisc replace dev %s root handle 2: pfifo", NICDevice)
+	tc("qdisc del dev %s root", NICDevice)
+	class := func(parent, minor int, r, ceil uint64, prio uint32) {
+		bursts := ""
+		if rate > 0 {
+			bursts = fmt.Sprintf(" burst %d cburst %d", burst(r), burst(ceil))
+		}
+		tc("class add dev %s parent 1:%x classid 1:%x htb rate %dbit ceil %dbit prio %d%s", NICDevice, parent, minor, r, ceil, prio, bursts)
+	}
+	parent, rest := 0, 0
+	if rate > 0 {
+		parent, rest = topMinor, restMinor
+	}
+	if rate > 0 || len(classes) > 0 {
+		tc("qdisc add dev %s root handle 1: htb default %x", NICDevice, rest)
+	}
+	if rate > 0 {
+		left := rate
+		for _, c := range classes {
+			left -= min(c.Rate, left)
+		}
+		class(0, parent, rate, rate, 0)
+		class(parent, rest, max(left, rate/100), rate, 7)
+	}
+	for i, c := range classes {
+		class(parent, 1+c.Container, c.Rate, c.Ceil, c.Prio)
+		tc("filter add dev %s parent 1: protocol ip prio %d u32 match ip src %s/32 flowid 1:%x", NICDevice, i+1, address(c.Container), 1+c.Container)
+	}
+	if err := r.feed(ctx, batch.String(), "tc", "-batch", "-"); err != nil {
+		return fmt.Errorf("make %s a link of %d bit/s: %w", NICDevice, rate, err)
+	}
+	return nil
+}
+
+// feed runs a program in Node with some text as its standard input.
+func (r *Rig) feed(ctx context.Context, text, program string, args ...string) error {
+	cmd := exec.Command(program, args...)
+	cmd.Stdin = strings.NewReader(text)
+	return r.Node.Run(ctx, cmd)
+}
+
+// Sent returns the bytes of all frames that have left by the NIC. A super-packet counts as one
+// frame.
+func (r *Rig) Sent() (bytes uint64, err error) {
+	err = r.Node.Change(NICDevice, func(_ *netlink.Handle, link netlink.Link) error {
+		bytes = link.Attrs().Statistics.TxBytes
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read what %s has sent: %w", NICDevice, err)
+	}
+	return bytes, nil
+}
+
+// burst returns the bytes that a rate, in bit/s, carries in 10 ms, but at least one super-packet.
+func burst(rate uint64) uint32 { return uint32(max(rate/8/100, 64<<10)) }
+
+// Uplink returns the address at which containers find a receiver that runs in Outside.
+func (r *Rig) Uplink(port int) string { return fmt.Sprintf("%s:%d", outsideAddr, port) }
+
+// At returns the address of a receiver in the i-th container, on every path but Hop, Host and
+// Docker.
+func (r *Rig) At(i, port int) string { return fmt.Sprintf("%s:%d", address(i), port) }
+
+// Shape limits what the neighbours send, on the path NIC: an HTB at the NIC's egress with a class
+// for each of them, with equal parts of a rate in bit/s (Iron, section 2.1). Filters find the
+// classes by source address. Bursts and queues are the kernel's defaults. 0 removes the HTB, if
+// there is one.
+func (r *Rig) Shape(ctx context.Context, bitsPerSecond uint64) error {
+	if r.Path != NIC {
+		return fmt.Errorf("shape: the path %s has no NIC of the rig's own", r.Path)
+	}
+	var classes []Class
+	each := bitsPerSecond / uint64(len(r.Neighbours()))
+	for i := 1; i < len(r.Boxes) && each > 0; i++ {
+		classes = append(classes, Class{Container: i, Rate: each, Ceil: each})
+	}
+	return r.Link(ctx, 0, classes)
 }

@@ -77,9 +77,7 @@ func TestWanted(t *testing.T) {
 		t.Errorf("devices %v\nwant %v", devices, wantDevices)
 	}
 	// A container below another's cgroup owns its cgroups.
-	if want := map[uint64]uint32{10: 1, 11: 2, 12: 2}; !maps.Equal(cgroups, want) {
-		t.Errorf("cgroups %v\nwant %v", cgroups, want)
-	}
+	testkit.Same(t, "cgroups", map[uint64]uint32{10: 1, 11: 2, 12: 2}, cgroups)
 }
 
 // A container with many cgroups does not displace others.
@@ -87,9 +85,7 @@ func TestWantedRoom(t *testing.T) {
 	told := of(Member{Cgroups: []uint64{10, 11, 12, 13, 14, 15, 16}}, Member{Cgroups: []uint64{20, 21}}, Member{Cgroups: []uint64{30}})
 	_, cgroups := known(0, 6, told...)
 	want := map[uint64]uint32{10: 1, 20: 2, 30: 3, 11: 1, 21: 2, 12: 1}
-	if !maps.Equal(cgroups, want) {
-		t.Errorf("with room for 6: %v, want %v", cgroups, want)
-	}
+	testkit.Same(t, "with room for 6", want, cgroups)
 }
 
 // The index depends only on the present entries, whatever came and went before.
@@ -198,9 +194,7 @@ func TestTell(t *testing.T) {
 	if must(t, i.Changed()); epoch() == now {
 		t.Error("what programs keep of the maps is not old after a feature says so")
 	}
-	if s := tell("traffic", Member{ID: 7, Tenant: pod, Cgroups: []uint64{7}}); s != slot {
-		t.Errorf("traffic's slot is %d, that of accounts %d", s, slot)
-	}
+	testkit.Same(t, "traffic's slot", slot, tell("traffic", Member{ID: 7, Tenant: pod, Cgroups: []uint64{7}}))
 	if s := tell("latency", Member{ID: 8, Tenant: pod, Devices: devices}); s != slot {
 		t.Errorf("latency's slot for the pod is %d, that of accounts %d", s, slot)
 	}
@@ -210,9 +204,7 @@ func TestTell(t *testing.T) {
 	must(t, i.Forget("latency", 8))
 	must(t, i.Forget("latency", 8))
 	want("traffic alone", Nobody, slot)
-	if s := i.Lookup(pod); s != slot {
-		t.Errorf("the slot of a tenant that one feature still knows is %d, was %d", s, slot)
-	}
+	testkit.Same(t, "the slot of a tenant that one feature still knows", slot, i.Lookup(pod))
 	must(t, i.Forget("traffic", 7))
 	want("nobody", Nobody, Nobody)
 	if s := tell("accounts", Member{ID: 7, Tenant: pod}); s == slot {
@@ -244,9 +236,7 @@ func TestCgroups(t *testing.T) {
 	}
 	before = i.change
 	must(t, c.Tell(Member{ID: 2, Cgroups: []uint64{11, 12}}, 6))
-	if i.change != before {
-		t.Error("saying the same again has programs look again")
-	}
+	testkit.Same(t, "saying the same again has programs look again", before, i.change)
 	want("both", 5, 6, 6)
 	must(t, c.Tell(Member{ID: 1, Cgroups: []uint64{10, 12}}, 7))
 	want("again", 7, 6, 7)

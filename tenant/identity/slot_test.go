@@ -2,12 +2,14 @@ package identity
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 type clock struct{ t time.Time }
@@ -46,15 +48,11 @@ func TestSharedByItsUsers(t *testing.T) {
 	take(t, a, 10, 1)
 	a.Release(Tenant{NetNS: 10})
 	c.t = c.t.Add(2 * Quarantine)
-	if s := a.Lookup(Tenant{NetNS: 10}); s != 1 {
-		t.Errorf("with one user left the slot is %d, want 1", s)
-	}
+	testkit.Same(t, "with one user left the slot", Slot(1), a.Lookup(Tenant{NetNS: 10}))
 	take(t, a, 20, 2)
 	a.Release(Tenant{NetNS: 10})
 	a.Release(Tenant{NetNS: 10}) // one release too many
-	if s := a.Lookup(Tenant{NetNS: 10}); s != Nobody {
-		t.Errorf("without users the slot is %d", s)
-	}
+	testkit.Same(t, "without users the slot", Nobody, a.Lookup(Tenant{NetNS: 10}))
 }
 
 func TestFull(t *testing.T) {
@@ -85,9 +83,7 @@ func TestOf(t *testing.T) {
 		{container.Container{ID: 6, NetNS: 77}, Tenant{NetNS: 77}},
 		{container.Container{ID: 7, NetNS: 1, HostNetwork: true}, Tenant{Container: 7}},
 	} {
-		if got := tt.c.TenantKey(); got != tt.want {
-			t.Errorf("TenantKey(%+v) = %+v, want %+v", tt.c, got, tt.want)
-		}
+		testkit.Same(t, fmt.Sprintf("TenantKey(%+v)", tt.c), tt.want, tt.c.TenantKey())
 	}
 }
 

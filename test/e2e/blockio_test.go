@@ -20,7 +20,6 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // ask sends a request to the agent's socket and returns the status and the body.
@@ -58,9 +57,7 @@ func loads(t *testing.T) (out []string) {
 // counts against the others. Reservations outlive the agent but not the container.
 func TestReservations(t *testing.T) {
 	r := newRig(t)
-	disk, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, disk.Close()) })
+	disk := testkit.NewDisk(t, 1<<20)
 	db := r.Create(sandbox.Spec{Name: "e2e-db"})
 	r.Create(sandbox.Spec{Name: "e2e-web", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=100"}})
 	a := r.agent()
@@ -138,7 +135,7 @@ func TestReservations(t *testing.T) {
 	mustSay(t, a.run("io", "calibrate", disk.Path), 2, "either --scratch DIRECTORY or --raw")
 	mustSay(t, a.run("io", "calibrate", disk.Path, "--scratch", "/proc", "--for", "100ms"), 1, "is not on")
 	mustSay(t, a.run("io", "-v"), 0, "SOURCE", "softirq")
-	must(t, disk.Close())
+	disk.Close()
 	expect("GET", labelled, "", 200, `"state":"lost"`)
 	mustSay(t, a.run("reserve"), 0, "lost")
 	mustSay(t, a.run("io"), 0, "lost", "is not the disk any more")

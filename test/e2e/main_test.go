@@ -138,7 +138,7 @@ func run(t *testing.T, cmd *exec.Cmd, start func(*exec.Cmd) error) output {
 
 // startAtOnce starts a command with precedence over all computing loads, where the kernel grants
 // it. Beside loads on both CPUs Linux 6.18.44 may let a new thread wait for minutes
-// (feature/netcpu/LIMITS.md), and clients are not the subject of a test.
+// (docs/limits.md), and clients are not the subject of a test.
 func startAtOnce(cmd *exec.Cmd) error {
 	runtime.LockOSThread() // a command inherits what its thread has
 	defer runtime.UnlockOSThread()

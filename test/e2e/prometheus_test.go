@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // prometheus is a real Prometheus in a network namespace, which scrapes the agent there.
@@ -158,9 +157,7 @@ var seriesName = regexp.MustCompile(`\bfairlead_[a-z0-9_]+`)
 func TestPrometheus(t *testing.T) {
 	r := newRig(t)
 	p := newPrometheus(t, r.host)
-	disk, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, disk.Close()) })
+	disk := testkit.NewDisk(t, 1<<20)
 	flood := r.add(sandbox.Spec{Name: "e2e-flooding"})
 	victim := r.add(sandbox.Spec{Name: "e2e-flooded", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=100", "fairlead.net.rate": "1mbit", "fairlead.net.ceil": "50mbit"}})
 	// The CPU of the victim handles the packets, not that of their sender.

@@ -1,7 +1,13 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -75,14 +81,35 @@ func (u uplink) rates() string {
 }
 
 // TestTraffic has the real agent divide an uplink: from labels and files to the kernel's classes
-// and back, by a clean stop, and by a kill and a restore.
+// and back, by a clean stop, and by a kill and a restore. What carries our mark goes although both
+// copies of the journal were lost.
 func TestTraffic(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-rate", Labels: map[string]string{"fairlead.net.rate": "150mbit", "fairlead.net.ceil": "200mbit"}})
 	r.add(sandbox.Spec{Name: "e2e-weight"})
 	u := newUplink(t, r.host.NetNS())
-	before := u.shown()
+	shared := func() state { // by all containers
+		s := r.state()
+		maps.DeleteFunc(s, func(k, _ string) bool {
+			return !strings.HasPrefix(k, "host nic0 ") && !strings.Contains(k, uplinkGroup(r.inode))
+		})
+		s["qdiscs"] = regexp.MustCompile(`txqueuelen \d+`).ReplaceAllString(u.shown(), "") // has no mark
+		return s
+	}
+	plain, before := shared(), u.shown()
 	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
+	lose := func() {
+		for _, dir := range []string{a.path("state"), filepath.Join("/run/fairlead", url.PathEscape(a.path("state")))} {
+			files, err := filepath.Glob(filepath.Join(dir, "journal-*[0-9a-f]")) // none that was set aside
+			must(t, err)
+			if len(files) != 1 {
+				t.Errorf("%s has the journals %q", dir, files)
+			}
+			for _, file := range files {
+				must(t, os.Truncate(file, 0))
+			}
+		}
+	}
 	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.weight: 3}\n")
 	a.start()
 	a.stands("e2e-rate", "traffic", api.StateDone)
@@ -147,21 +174,42 @@ func TestTraffic(t *testing.T) {
 		t.Errorf("after a clean stop:\n%s\nwas\n%s", got, before)
 	}
 
-	a.start()
-	a.stands("e2e-weight", "traffic", api.StateDone)
-	a.kill()
-	if got := u.shown(); got == before {
-		t.Error("nothing was in force when the agent was killed")
+	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.rate: 800mbit, netcpu: isolate, netcpu.steal: 0%}\n")
+	undone := func(when string) {
+		t.Helper()
+		await(t, when+", all to be as before", func() error {
+			if diff := shared().diff(plain); diff != "" {
+				return errors.New(diff)
+			}
+			return nil
+		})
 	}
-	r.reachable("after the kill")
-	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0, "qdisc")
-	if got := u.shown(); got != before {
-		t.Errorf("after kill and restore:\n%s\nwas\n%s", got, before)
+	for _, lost := range []bool{false, true} {
+		a.start()
+		a.stands("e2e-weight", "traffic", api.StateDone)
+		a.isolated("e2e-weight", 1)
+		a.kill()
+		if now := shared(); u.shown() == before || now["host nic0 threaded"] != "1" {
+			t.Errorf("when the agent was killed: %v", now)
+		}
+		r.reachable("after the kill")
+		if lost {
+			lose()
+		}
+		restore := exec.Command(program, "restore", "--config", a.path("config.yaml"), "--state-dir", a.path("state"))
+		there := func(c *exec.Cmd) error { return r.host.Do(c.Start) } // where marks are looked for
+		mustSay(t, run(t, restore, there), 0, "qdisc", "threaded")
+		undone("after kill and restore")
+		if got := u.shown(); !lost && got != before {
+			t.Errorf("after kill and restore:\n%s\nwas\n%s", got, before)
+		}
 	}
 
 	a.start() // on what a killed one has left
 	a.stands("e2e-weight", "traffic", api.StateDone)
+	a.stands("e2e-weight", "netcpu", api.StateDone)
 	a.kill()
+	lose()
 	a.policy("weight.yaml", "")
 	a.start()
 	a.stands("e2e-rate", "traffic", api.StateDone)
@@ -172,7 +220,5 @@ func TestTraffic(t *testing.T) {
 		return nil
 	})
 	a.stop()
-	if got := u.shown(); got != before {
-		t.Errorf("after adopting:\n%s\nwas\n%s", got, before)
-	}
+	undone("after adopting")
 }

@@ -6,18 +6,16 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // testUpdated updates a container whose limits policy makes stricter. The engine then writes its own
 // limits again; ours hold a moment later, and the engine's are back at the end.
 func (h *host) testUpdated(t *testing.T) {
 	defer h.with(t)()
-	disk, err := loop.New(t.TempDir(), 4<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, disk.Close()) })
+	disk := testkit.NewDisk(t, 4<<20)
 	d, err := block.Open("/sys", disk.Path)
 	must(t, err)
 	h.sleeper(t, "updated", "--cpus", "1", "--device-write-bps", disk.Path+":10mb",

@@ -74,7 +74,7 @@ func TestKilled(t *testing.T) {
 		must(t, set(h.c.Cgroup, owners(h.v2, disk.Number())[r.IntN(2)]))
 		was := h.files(t)
 		for range 1 + r.IntN(2) {
-			kill := testkit.Again(t, fmt.Sprintf("%s=%d %s /dev/%s %s %s %s", childEnv, r.Uint64(), h.state, disk.Name, cg.V2, cg.CPU, cg.IO))
+			_, kill := testkit.Again(t, fmt.Sprintf("%s=%d %s /dev/%s %s %s %s", childEnv, r.Uint64(), h.state, disk.Name, cg.V2, cg.CPU, cg.IO))
 			time.Sleep(time.Duration(r.IntN(10_000)) * time.Microsecond)
 			kill()
 		}

@@ -12,7 +12,7 @@ const autogroup = "/proc/sys/kernel/sched_autogroup_enabled"
 
 // ungrouped turns autogroup off, where it is on, for processes started from now on, and returns a
 // function that turns it on again. A run is one session with work on all CPUs, and on some kernels
-// a sender in such a group starves the kernel's own workers (feature/netcpu/LIMITS.md, "Linux 6.18
+// a sender in such a group starves the kernel's own workers (docs/limits.md, "Linux 6.18
 // and later"). A run without permission to turn it off (no root, as for the tests of a library)
 // keeps the host's setting. A killed run leaves it off.
 func ungrouped(path string) (restore func() error, err error) {

@@ -14,6 +14,8 @@ import (
 // key acts on a key.
 func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 	name := k.String()
+	// In the help these move, and do not leave it.
+	scrolls := slices.Contains([]string{"up", "down", "k", "j", "pgup", "pgdown", "home", "end"}, name)
 	switch {
 	case name == "ctrl+c":
 		return tea.Quit
@@ -22,7 +24,7 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 	case m.typing:
 		m.typeFilter(name, k.Text)
 		return nil
-	case m.page == pageHelp && !scrolls(name):
+	case m.page == pageHelp && !scrolls:
 		m.page, m.scroll = m.before, 0
 		return nil
 	}
@@ -79,11 +81,6 @@ func (m *model) key(k tea.KeyPressMsg) tea.Cmd {
 		}
 	}
 	return nil
-}
-
-// scrolls reports whether a key moves in the help, and does not leave it.
-func scrolls(name string) bool {
-	return slices.Contains([]string{"up", "down", "k", "j", "pgup", "pgdown", "home", "end"}, name)
 }
 
 // arrange acts on the keys that change what the table shows.

@@ -17,36 +17,26 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // calibrate --raw does not overwrite data: it refuses a device with a signature, and writes to any
 // other only after its name was typed again.
 func TestCalibrateRawRefuses(t *testing.T) {
 	testkit.NeedRoot(t)
-	disk, err := loop.New(t.TempDir(), 1<<20)
-	must(t, err)
-	defer disk.Close()
+	disk := testkit.NewDisk(t, 1<<20)
 	calibrate := []string{"io", "calibrate", disk.Path, "--raw", "--for", "100ms"}
 	before, err := os.ReadFile(disk.Path)
 	must(t, err)
-	status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, calibrate...)
-	if status != 1 || !strings.Contains(errs, "Type "+disk.Path+" to go on") || !strings.Contains(errs, "nothing was written") {
-		t.Errorf("not confirmed: %d %s", status, errs)
-	}
+	verbtest.Ended(t, cli.Failed, "Type "+disk.Path+" to go on", "nothing was written")(verbtest.Against(t, run, verbtest.Stub{}, calibrate...))
 	copy(before[512:], "EFI PART")
 	must(t, os.WriteFile(disk.Path, before, 0))
 	for _, args := range [][]string{calibrate, append(calibrate, "--yes-destroy-data")} {
-		if status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, args...); status != 1 || !strings.Contains(errs, "GPT partition table") {
-			t.Errorf("%v with partitions: %d %s", args, status, errs)
-		}
+		verbtest.Ended(t, cli.Failed, "GPT partition table")(verbtest.Against(t, run, verbtest.Stub{}, args...))
 	}
 	if after, err := os.ReadFile(disk.Path); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("written all the same: %v", err)
 	}
-	if status, _, errs := verbtest.Against(t, run, verbtest.Stub{}, "io", "calibrate", disk.Path, "--scratch", "/", "--yes-destroy-data"); status != 2 {
-		t.Errorf("for a scratch file: %d %s", status, errs)
-	}
+	verbtest.Ended(t, cli.Usage)(verbtest.Against(t, run, verbtest.Stub{}, "io", "calibrate", disk.Path, "--scratch", "/", "--yes-destroy-data"))
 }
 
 func TestConfirm(t *testing.T) {
@@ -110,22 +100,11 @@ func TestBlockIO(t *testing.T) {
 		Events:     []api.BlockIOEvent{{ID: 1, Time: at, What: "interference", Name: "db", Disk: "vda", Text: "it waits"}},
 		Stolen:     0.02,
 	}}
-	for _, c := range []struct {
-		args []string
-		says []string
-	}{
-		{[]string{"io", "-v"}, []string{
-			`"db\x1b"`, "2.00kr", "I_CPU", "1.50k", "0.20", "0.15", "0.05", "400ms", "63 %", "WHILE THERE RAN", "virtio0-req.0", "interrupt 26", "900 0", "softirq", "900 4", "20ms in each second",
-		}},
-		{[]string{"io", "events"}, []string{"2026-11-22 08:00:00", "interference", "it waits"}},
-	} {
-		status, out, errs := verbtest.Against(t, run, s, c.args...)
-		for _, w := range c.says {
-			if status != 0 || !strings.Contains(out, w) {
-				t.Errorf("%v: %d %s%s, want %q", c.args, status, out, errs, w)
-			}
-		}
+	detail := []string{
+		`"db\x1b"`, "2.00kr", "I_CPU", "1.50k", "0.20", "0.15", "0.05", "400ms", "63 %", "WHILE THERE RAN", "virtio0-req.0", "interrupt 26", "900 0", "softirq", "900 4", "20ms in each second",
 	}
+	verbtest.Ended(t, cli.Done, detail...)(verbtest.Against(t, run, s, "io", "-v"))
+	verbtest.Ended(t, cli.Done, "2026-11-22 08:00:00", "interference", "it waits")(verbtest.Against(t, run, s, "io", "events"))
 	if _, out, _ := verbtest.Against(t, run, s, "io"); strings.Contains(out, "WHILE THERE RAN") {
 		t.Errorf("io shows the detail without being asked: %s", out)
 	}

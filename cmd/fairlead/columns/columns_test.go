@@ -75,15 +75,11 @@ func TestBelow(t *testing.T) {
 		t.Errorf("without rows: %q", out.String())
 	}
 	Below(&out, []row{{}}, declared(true)[:2]...)
-	if want := "\nNAME  FIGURE\n-          -\n"; out.String() != want {
-		t.Errorf("%q, want %q", out.String(), want)
-	}
+	testkit.Same(t, "printed", "\nNAME  FIGURE\n-          -\n", out.String())
 }
 
 func TestNote(t *testing.T) {
 	var out bytes.Buffer
 	Note(&out, strings.TrimSpace(strings.Repeat("four ", 20)))
-	if want := strings.Repeat("four ", 14) + "four\n  four four four four four\n"; out.String() != want {
-		t.Errorf("%q, want %q", out.String(), want)
-	}
+	testkit.Same(t, "printed", strings.Repeat("four ", 14)+"four\n  four four four four four\n", out.String())
 }

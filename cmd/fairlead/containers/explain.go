@@ -38,13 +38,12 @@ nothing is changed by that.`,
 			return explainPlan(e, out, cmd, c, args[0])
 		}
 		x, err := c.Explain(cmd.Context(), args[0])
-		return cli.Answer(e.Env, out, x, err, func(w io.Writer, x api.Explanation) { explain(w, x, *all, time.Now()) })
+		return cli.Answer(e.Env, out, x, err, func(w io.Writer, x api.Explanation) {
+			now := time.Now()
+			explainContainer(w, x, *all, now)
+			explainDone(w, x, now)
+		})
 	})
-}
-
-func explain(w io.Writer, x api.Explanation, all bool, now time.Time) {
-	explainContainer(w, x, all, now)
-	explainDone(w, x, now)
 }
 
 // View is what views say of a container's policy and, with changes, of what was done for it.

@@ -2,6 +2,7 @@ package containers
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestExplain(t *testing.T) {
@@ -60,13 +62,9 @@ func TestExplainDefaults(t *testing.T) {
 	if strings.Contains(out, "net.weight") || !strings.Contains(out, "uplink eth0: turn: a\n      uplink eth1: turn: b\n") {
 		t.Errorf("%s%s", out, errs)
 	}
-	if _, out, errs := verbtest.Against(t, run, x, "explain", "web-1", "-a"); !strings.Contains(out, "fairlead.net.weight = 1, by default") {
-		t.Errorf("-a: %s%s", out, errs)
-	}
+	verbtest.Ended(t, cli.Done, "fairlead.net.weight = 1, by default")(verbtest.Against(t, run, x, "explain", "web-1", "-a"))
 	c.Policy = c.Policy[1:]
-	if _, out, errs := verbtest.Against(t, run, x, "explain", "web-1"); !strings.Contains(out, "nothing: all is at its default (-a shows what that is)") {
-		t.Errorf("%s%s", out, errs)
-	}
+	verbtest.Ended(t, cli.Done, "nothing: all is at its default (-a shows what that is)")(verbtest.Against(t, run, x, "explain", "web-1"))
 }
 
 // explain shows a controller's decision with its reason. Names of other containers in the reason
@@ -108,9 +106,7 @@ func TestObjectText(t *testing.T) {
 		{"file", "/sys/fs/cgroup/x\x1b", `"/sys/fs/cgroup/x\x1b"`},
 		{"offload", "gro", "offload gro"}, {"offload", "x/y/z", "offload x/y/z"}, {"kthread", "x:y", "kthread x:y"}, {"new\x07", "thing", `"new\a" thing`},
 	} {
-		if got := objectText(c, x.kind, x.object, "docker0"); got != x.want {
-			t.Errorf("%s %s is %q, want %q", x.kind, x.object, got, x.want)
-		}
+		testkit.Same(t, fmt.Sprintf("%s %s", x.kind, x.object), x.want, objectText(c, x.kind, x.object, "docker0"))
 	}
 }
 

@@ -83,7 +83,10 @@ func psTable(w io.Writer, list []api.Container, st api.Status, o api.Overview, w
 	for _, c := range list {
 		for _, t := range trouble(c) {
 			notes = append(notes, fmt.Sprintf("%s: %s", cli.Cut(cli.Show(c.Name), 40), t))
-			failed = cmp.Or(failed, typed(c))
+			if failed == "" && plain.MatchString(c.Name) {
+				failed = c.Name
+			}
+			failed = cmp.Or(failed, api.Ref(c.ID))
 		}
 	}
 	notes = append(notes, concerns(st)...)
@@ -118,14 +121,6 @@ func used(list []api.Container, feature string) bool {
 
 // plain is a short name that needs no quoting in a shell.
 var plain = regexp.MustCompile(`^[A-Za-z0-9_./][A-Za-z0-9_./-]{0,23}$`)
-
-// typed is what to type for a container.
-func typed(c api.Container) string {
-	if plain.MatchString(c.Name) {
-		return c.Name
-	}
-	return api.Ref(c.ID)
-}
 
 // settingOf returns the parsed value of a policy key for a container.
 func settingOf(c api.Container, k policy.Key) string {

@@ -34,9 +34,7 @@ func TestStandingUnavailable(t *testing.T) {
 // A column shows the parsed value.
 func TestStandingUnderstood(t *testing.T) {
 	c := api.Container{Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}, Policy: []api.Setting{{Key: "fairlead.netcpu", Value: "ISOLATE", From: "label"}}}
-	if word := standing(c, "netcpu"); word != "isolate done" {
-		t.Errorf("%q", word)
-	}
+	testkit.Same(t, "standing", "isolate done", standing(c, "netcpu"))
 }
 
 // An ignored label is listed with the setting that would make it count.
@@ -161,9 +159,7 @@ func TestCause(t *testing.T) {
 		"no HTB":                 "no HTB",
 		strings.Repeat("x", 900): strings.Repeat("x", 199) + "…",
 	} {
-		if got := cause(api.FeatureStatus{Feature: "traffic", Error: text}); got != want {
-			t.Errorf("%q\nwant %q", got, want)
-		}
+		testkit.Same(t, "cause", want, cause(api.FeatureStatus{Feature: "traffic", Error: text}))
 	}
 }
 
@@ -204,9 +200,7 @@ What to do: `+"`fairlead explain id:5`, then `fairlead doctor`"+`.
 			t.Errorf("a line of %d columns: %s", n, line)
 		}
 	}
-	if _, out, _ := verbtest.Against(t, run, verbtest.Example(), "ps", "--wide"); !strings.Contains(out, "registry.example.com/team/nginx:1.27") || !strings.Contains(out, "eth0→veth3f2a1bc") || !strings.Contains(out, "(the host's)") {
-		t.Errorf("--wide: %s", out)
-	}
+	verbtest.Ended(t, cli.Done, "registry.example.com/team/nginx:1.27", "eth0→veth3f2a1bc", "(the host's)")(verbtest.Against(t, run, verbtest.Example(), "ps", "--wide"))
 }
 
 // JSON and YAML preserve any container name exactly, and no output can send control sequences to a

@@ -2,19 +2,19 @@ package latency
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/fairlead/columns"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // latencyStub returns one report, and packets in several answers.
@@ -99,9 +99,7 @@ noisy, 2.0 % for those of id 10
 		if status != cli.Done || errs != "" {
 			t.Fatalf("%v: status %d: %s", tt.args, status, errs)
 		}
-		if diff := cmp.Diff(tt.want, out); diff != "" {
-			t.Errorf("%v: (-want +got)\n%s", tt.args, diff)
-		}
+		testkit.Same(t, fmt.Sprint(tt.args), tt.want, out)
 		for line := range strings.Lines(out) {
 			if n := utf8.RuneCountInString(line) - 1; n > columns.Line && !slices.Contains(tt.args, "--wide") {
 				t.Errorf("%v: %d columns: %s", tt.args, n, line)
@@ -109,9 +107,7 @@ noisy, 2.0 % for those of id 10
 		}
 	}
 	s.report.Containers = nil
-	if _, out, _ := verbtest.Against(t, run, s, "latency", "web-1", "--total"); !strings.Contains(out, "fairlead.latency=on") {
-		t.Errorf("without containers: %q", out)
-	}
+	verbtest.Ended(t, cli.Done, "fairlead.latency=on")(verbtest.Against(t, run, s, "latency", "web-1", "--total"))
 }
 
 // Each request continues where the one before ended, with the same filter.

@@ -106,14 +106,10 @@ func TestLatencyRun(t *testing.T) {
 
 	// A program that the host does not have.
 	for name, want := range map[string]string{"fl-none": "there is no program fl-none on this host: run takes it from the host, not from the container; install it here"} {
-		if status, _, errs := runSelf(t.Context(), t, s, name); status != cli.Failed || !strings.Contains(errs, want) {
-			t.Errorf("%s: status %d: %s", name, status, errs)
-		}
+		verbtest.Ended(t, cli.Failed, want)(runSelf(t.Context(), t, s, name))
 	}
 	t.Setenv("PATH", "/nowhere")
-	if err := startable(exec.Command("ping")); err == nil || !strings.Contains(err.Error(), "iputils-ping") {
-		t.Errorf("no ping: %v", err)
-	}
+	testkit.Fails(t, "no ping", startable(exec.Command("ping")), "iputils-ping")
 }
 
 // If nothing was measured, the output has the reason and no median of 0.
@@ -136,9 +132,7 @@ func TestLatencyRunNothing(t *testing.T) {
 	}
 	db := api.Container{Name: "db", Interfaces: []api.Interface{{Name: "eth0", Addrs: []string{"172.17.0.3/16"}}}}
 	for peer, want := range map[string]string{"172.17.0.3": "container db of this host", "172.17.0.4": "", "ping": "", "127.0.0.1": "this host itself"} {
-		if got := onThisHost(peer, []api.Container{db}); got != want {
-			t.Errorf("%s is %q", peer, got)
-		}
+		testkit.Same(t, peer, want, onThisHost(peer, []api.Container{db}))
 	}
 }
 
@@ -147,9 +141,7 @@ func TestLatencyRunNothing(t *testing.T) {
 func TestLatencyRunMeasures(t *testing.T) {
 	s := &runStub{Stub: verbtest.Example()}
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := serve.Listen(socket)
-	testkit.Must(t, err)
-	go serve.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
+	defer verbtest.Serve(t, socket, s)()
 	c := api.Dial(socket)
 	defer c.Close()
 	var errs bytes.Buffer

@@ -3,7 +3,6 @@ package netcpu
 import (
 	"bytes"
 	"context"
-	"log/slog"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -20,7 +19,6 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
-	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // meterStub is an agent that returns one reading after the other, and then repeats the last.
@@ -295,11 +293,7 @@ func TestNetCPUAfterARestart(t *testing.T) {
 // Watching prints again and again, and an interrupt is its ordinary end.
 func TestNetCPUWatch(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := serve.Listen(path)
-	testkit.Must(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- serve.Serve(ctx, l, &meterStub{readings: flooded()}, slog.New(slog.DiscardHandler)) }()
+	defer verbtest.Serve(t, path, &meterStub{readings: flooded()})()
 	watching, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	out := &countingWriter{text: "Packets took", after: 3, then: interrupt}
@@ -308,8 +302,6 @@ func TestNetCPUWatch(t *testing.T) {
 	if status != cli.Done || errs.String() != "" || !strings.Contains(out.String(), "        0\n\nCPU seconds since") {
 		t.Errorf("status %d, %s\n%s", status, errs.String(), out.String())
 	}
-	cancel()
-	testkit.Check(t, <-done)
 }
 
 // countingWriter calls then when text has been written often enough.
@@ -376,9 +368,7 @@ eth1        tc        early drop: attach XDP to device 2 in netns 4026531840: xx
 "e\x1b[0m"  tc        -
 eth9        -         no such uplink
 `, out[at:])
-	if _, out, _ := metered(t, &meterStub{readings: readings}, "--wide"); !strings.Contains(out, why) {
-		t.Errorf("--wide cuts the reason:\n%s", out)
-	}
+	verbtest.Ended(t, cli.Done, why)(metered(t, &meterStub{readings: readings}, "--wide"))
 	if _, out, _ := metered(t, &meterStub{readings: flooded()}); strings.Contains(out, "UPLINK") {
 		t.Errorf("without uplinks:\n%s", out)
 	}

@@ -59,19 +59,14 @@ func newNetcpuView(n api.NetCPU, f netcpuFlags) netcpuView {
 // amount formats a time in the unit of the table: percent of one CPU, or seconds.
 func (v netcpuView) amount(sec float64) string {
 	switch {
+	case !v.flags.Total && v.span <= 0:
+		return "0.0"
 	case !v.flags.Total:
-		return fmt.Sprintf("%.1f", v.percent(sec))
+		return fmt.Sprintf("%.1f", sec/v.span*100)
 	case sec < 1000:
 		return fmt.Sprintf("%.2f", sec)
 	}
 	return fmt.Sprintf("%.0f", sec)
-}
-
-func (v netcpuView) percent(sec float64) float64 {
-	if v.span <= 0 {
-		return 0
-	}
-	return sec / v.span * 100
 }
 
 // visible reports whether amount shows more than zeros.

@@ -1,10 +1,11 @@
 package node
 
 import (
-	"strings"
+	"fmt"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // doctor fails where nothing works, and where it cannot find out.
@@ -22,8 +23,6 @@ func TestUseless(t *testing.T) {
 		{api.Report{finding("root", "host", api.LevelUnavailable), v2, works}, "not run as root"},
 		{api.Report{root, finding("cgroup-v2", "cgroup", api.LevelUnavailable), works}, "cannot work on this host"},
 	} {
-		if err := useless(tt.r); (err != nil) != (tt.want != "") || err != nil && !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%+v: %v, want %q", tt.r, err, tt.want)
-		}
+		testkit.Says(t, fmt.Sprintf("%+v", tt.r), useless(tt.r), tt.want)
 	}
 }

@@ -89,17 +89,10 @@ generation: 12, raised 3 min ago: a route to 10.244.2.0/24 was changed
 forgotten: 12 route, 3 nftables
 `, "overlay", "--interval", "100ms")
 
-	status, out, _ := overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total")
-	if status != cli.Done || !strings.Contains(out, "\nflannel.1\nDIRECTION") || !strings.Contains(out, "egress     13.3k   130 ") {
-		t.Errorf("totals: status %d\n%s", status, out)
-	}
-	status, out, _ = overlaid(t, &overlayStub{readings: []api.Overlay{before, now}}, "--interval", "100ms", "-o", "json")
-	if status != cli.Done || !strings.Contains(out, `"fast_packets": 12300`) || !strings.Contains(out, `"raised_by": "a route to 10.244.2.0/24 was changed"`) {
-		t.Errorf("json: status %d\n%s", status, out)
-	}
-	if status, out, _ := overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total", "-o", "yaml"); status != cli.Done || !strings.Contains(out, "left alone") {
-		t.Errorf("yaml: status %d\n%s", status, out)
-	}
+	verbtest.Ended(t, cli.Done, "\nflannel.1\nDIRECTION", "egress     13.3k   130 ")(overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total"))
+	says := verbtest.Ended(t, cli.Done, `"fast_packets": 12300`, `"raised_by": "a route to 10.244.2.0/24 was changed"`)
+	says(overlaid(t, &overlayStub{readings: []api.Overlay{before, now}}, "--interval", "100ms", "-o", "json"))
+	verbtest.Ended(t, cli.Done, "left alone")(overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total", "-o", "yaml"))
 	if _, out, _ := overlaid(t, &overlayStub{readings: []api.Overlay{{}}}, "--total"); out != "This host is on no overlay network.\n" {
 		t.Errorf("none: %s", out)
 	}
@@ -188,12 +181,8 @@ func TestOverlayKill(t *testing.T) {
 	if status, out, errs := overlaid(t, s, "revive", "flannel.1"); status != cli.Done || out != "flannel.1 is on\n" {
 		t.Errorf("revive: %d %s %s", status, out, errs)
 	}
-	if status, _, errs := overlaid(t, s, "kill", "eth0"); status != cli.Failed || !strings.Contains(errs, `there is no overlay network "eth0" here`) {
-		t.Errorf("unknown: %d %s", status, errs)
-	}
-	if status, _, errs := verbtest.Against(t, run, refusing{}, "overlay", "--total"); status != cli.Failed || !strings.Contains(errs, "no BTF\n`fairlead doctor`") {
-		t.Errorf("unavailable: %d %s", status, errs)
-	}
+	verbtest.Ended(t, cli.Failed, `there is no overlay network "eth0" here`)(overlaid(t, s, "kill", "eth0"))
+	verbtest.Ended(t, cli.Failed, "no BTF\n`fairlead doctor`")(verbtest.Against(t, run, refusing{}, "overlay", "--total"))
 }
 
 // refusing is an agent with features that have no reports.

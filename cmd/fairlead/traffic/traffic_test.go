@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
@@ -53,8 +51,7 @@ func TestTraffic(t *testing.T) {
 		return c
 	}
 	before, after := reading(at, 1000, 100), reading(at.Add(2*time.Second), 25_001_000, 1100)
-	status, out, errs := shaped(t, &trafficStub{readings: []api.Traffic{before, after}})
-	const rates = `eth0, from containers, 1.00Gbit; over 2.0 s
+	verbtest.Prints(t, run, &trafficStub{readings: []api.Traffic{before, after}}, `eth0, from containers, 1.00Gbit; over 2.0 s
 CONTAINER    ASKED              GUARANTEED     SENT  BORROWED  WAITING  DROPS  AT CEIL  DRAIN
 "(odd)\x1b"  w3 p3 2ms             600Mbit     0bit         -        -      0        0      -
 web-1        150mbit <=200mbit     150Mbit  100Mbit      50 %    188kB      0    1.00k   10ms
@@ -63,18 +60,13 @@ web-1        150mbit <=200mbit     150Mbit  100Mbit      50 %    188kB      0   
 eth0, to containers, 1.00Gbit; over 2.0 s
 CONTAINER  ASKED    GUARANTEED  SENT  BORROWED  WAITING  DROPS  AT CEIL  DRAIN
 web-1      <=1gbit     475Mbit  0bit         -        -      0        0      -
-`
-	if diff := cmp.Diff(rates, out); diff != "" || status != 0 {
-		t.Errorf("status %d, %s (-want +got):\n%s", status, errs, diff)
-	}
-	status, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{before}}, "--total")
+`, "traffic", "--interval", "100ms")
+	status, out, _ := shaped(t, &trafficStub{readings: []api.Traffic{before}}, "--total")
 	if status != 0 || !strings.Contains(out, " 12.3k ") || !strings.Contains(out, " 1.00kB ") || strings.Contains(out, "over") {
 		t.Errorf("totals: status %d\n%s", status, out)
 	}
-	status, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{before, after}}, "web-1", "-o", "json")
-	if status != 0 || !strings.Contains(out, `"achieved_bits_per_second": 100000000`) || !strings.Contains(out, `"sent_packets": 1000`) {
-		t.Errorf("json: status %d\n%s", status, out)
-	}
+	says := verbtest.Ended(t, cli.Done, `"achieved_bits_per_second": 100000000`, `"sent_packets": 1000`)
+	says(shaped(t, &trafficStub{readings: []api.Traffic{before, after}}, "web-1", "-o", "json"))
 	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "web-1"); out != "No policy sets bandwidth for this container.\n" {
 		t.Errorf("nothing: %s", out)
 	}
@@ -91,18 +83,14 @@ func TestTrafficDelays(t *testing.T) {
 		after.Classes = append(after.Classes, api.TrafficClass{Container: api.ID(i + 1), Name: fmt.Sprint("c", i), Uplink: "eth0", Direction: "egress", Link: 1e9, BacklogPackets: uint64(i / 2), Delay: &d})
 	}
 	s := &trafficStub{readings: []api.Traffic{before, after}}
-	status, out, errs := shaped(t, s)
-	const want = `eth0, from containers, 1.00Gbit; over 0.1 s
+	verbtest.Prints(t, run, s, `eth0, from containers, 1.00Gbit; over 0.1 s
 CONTAINER  ASKED  GUARANTEED  SENT  BORROWED  WAITING  DROPS  AT CEIL     P50     P99  P99.9
 c0         -            0bit  0bit         -        -      0        0    12us  1.23ms  1.23s
 c1         -            0bit  0bit         -        -      0        0       -       -      -
 c2         -            0bit  0bit         -        -      0        0  >100ms       -      -
 
 Delays: 2.00k packets were not measured, because too many waited
-`
-	if diff := cmp.Diff(want, out); diff != "" || status != 0 {
-		t.Errorf("status %d, %s (-want +got):\n%s", status, errs, diff)
-	}
+`, "traffic", "--interval", "100ms")
 	// An agent that always measures also has delays for totals.
 	always := after
 	always.Measured = nil
@@ -111,7 +99,7 @@ Delays: 2.00k packets were not measured, because too many waited
 	}
 	testkit.Same(t, "asked for", []time.Duration{0, 100 * time.Millisecond}, s.over)
 	after.Measured = &api.TrafficMeasured{Error: "no such hook\x1b"}
-	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{before, after}}); !strings.Contains(out, "DRAIN\n") || !strings.HasSuffix(out, "Delays: \"no such hook\\x1b\"\n") {
+	if _, out, _ := shaped(t, &trafficStub{readings: []api.Traffic{before, after}}); !strings.Contains(out, "DRAIN\n") || !strings.HasSuffix(out, "Delays: \"no such hook\\x1b\"\n") {
 		t.Errorf("not measured:\n%s", out)
 	}
 }
@@ -141,9 +129,7 @@ func TestUplinks(t *testing.T) {
 			}
 		}
 		if tt.err != "" {
-			if err == nil || !strings.Contains(err.Error(), tt.err) {
-				t.Errorf("%q: %v, want %q", tt.in, err, tt.err)
-			}
+			testkit.Fails(t, fmt.Sprint(tt.in), err, tt.err)
 		} else if err != nil || u.String() != tt.want {
 			t.Errorf("%q: %s, %v; want %s", tt.in, u.String(), err, tt.want)
 		}

@@ -1,9 +1,10 @@
 package verb
 
 import (
-	"strings"
+	"fmt"
 	"testing"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -30,9 +31,7 @@ func TestDevices(t *testing.T) {
 			}
 		}
 		if tt.err != "" {
-			if err == nil || !strings.Contains(err.Error(), tt.err) {
-				t.Errorf("%q: %v, want %q", tt.in, err, tt.err)
-			}
+			testkit.Fails(t, fmt.Sprint(tt.in), err, tt.err)
 		} else if err != nil || d.String() != tt.want {
 			t.Errorf("%q: %s, %v; want %s", tt.in, d.String(), err, tt.want)
 		}
@@ -51,16 +50,12 @@ func TestConfigFile(t *testing.T) {
 		{"socket: a\nsocket: b\n", "already"},
 		{"socket: \"a\n", "config f: "},
 	} {
-		_, err := parseConfig("f", []byte(x.text))
-		if x.want == "" && err != nil || x.want != "" && (err == nil || !strings.Contains(err.Error(), x.want)) {
-			t.Errorf("%q: %v, want %q", x.text, err, x.want)
-		}
+		testkit.Says(t, x.text, testkit.Err(parseConfig("f", []byte(x.text))), x.want)
 	}
 	got, err := parseConfig("f", []byte("a: 1\nb: \"x y\"\nc: 127.0.0.1:9643\nd:\ne: true\nf: 'q'\n"))
 	want := []setting{{"a", "1", 1}, {"b", "x y", 2}, {"c", "127.0.0.1:9643", 3}, {"d", "", 4}, {"e", "true", 5}, {"f", "q", 6}}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(setting{})); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	testkit.Check(t, err)
+	testkit.Same(t, "settings", want, got, cmp.AllowUnexported(setting{}))
 }
 
 func FuzzConfigFile(f *testing.F) {

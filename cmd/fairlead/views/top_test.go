@@ -1,21 +1,19 @@
 package views
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 	"unicode"
 
-	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
@@ -116,20 +114,17 @@ func TestTopPast(t *testing.T) {
 		{[]string{"--replay", dir}, "flood: packets"},
 		{[]string{"--replay", dir, "--at", "8 min ago"}, " -  -  "},
 	} {
-		var out, errs bytes.Buffer
-		status := run(t.Context(), cli.Env{Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: append([]string{"top", "--socket", none}, tt.args...)})
-		_, victim, _ := strings.Cut(out.String(), "\ndb-1 ")
+		status, out, errs := verbtest.Alone(t, run, append([]string{"top", "--socket", none}, tt.args...)...)
+		_, victim, _ := strings.Cut(out, "\ndb-1 ")
 		victim, _, _ = strings.Cut(victim, "\n")
 		if status != cli.Done || !strings.Contains(victim, tt.want) {
-			t.Errorf("%q: status %d: %s%s", tt.args, status, &out, &errs)
+			t.Errorf("%q: status %d: %s%s", tt.args, status, out, errs)
 		}
-		clean(t, out.String())
+		clean(t, out)
 	}
 	for _, args := range [][]string{{"--replay", none}, {"--record-dir", none, "--at", "1 min ago"}, {"--record-dir", dir, "--at", "1 h ago"}} {
-		var errs bytes.Buffer
-		status := run(t.Context(), cli.Env{Stdout: new(bytes.Buffer), Stderr: &errs, Getenv: func(string) string { return "" }, Args: append([]string{"top", "--socket", none}, args...)})
-		if status != cli.Failed || verbtest.GoWords.MatchString(errs.String()) {
-			t.Errorf("%q: status %d: %s", args, status, &errs)
+		if status, _, errs := verbtest.Alone(t, run, append([]string{"top", "--socket", none}, args...)...); status != cli.Failed || verbtest.GoWords.MatchString(errs) {
+			t.Errorf("%q: status %d: %s", args, status, errs)
 		}
 	}
 }
@@ -188,29 +183,22 @@ func (m tmux) screen() string { return m.run("capture-pane", "-p") }
 // until waits until all parts are on the screen.
 func (m tmux) until(what string, parts ...string) (screen string) {
 	m.t.Helper()
-	m.when(what+fmt.Sprintf(" (%q)", parts), func(s string) bool {
-		for _, p := range parts {
-			if !strings.Contains(s, p) {
-				return false
-			}
-		}
+	m.when(fmt.Sprintf("%s (%q)", what, parts), func(s string) bool {
 		screen = s
-		return true
+		return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(s, p) })
 	})
 	return screen
 }
 
 func (m tmux) when(what string, ok func(screen string) bool) {
 	m.t.Helper()
-	for end := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	testkit.AwaitNone(m.t, func() string {
 		s := m.screen()
 		if ok(s) {
-			return
+			return ""
 		}
-		if time.Now().After(end) {
-			m.t.Fatalf("waited in vain until %s:\n%s", what, s)
-		}
-	}
+		return fmt.Sprintf("waited in vain until %s:\n%s", what, s)
+	})
 }
 
 // first is the name in the first row of the table.
@@ -223,15 +211,6 @@ func first(screen string) string {
 	return name
 }
 
-// serveAt serves an agent at a socket until the function that it returns is called.
-func serveAt(t *testing.T, path string, b serve.Backend) (stop func()) {
-	t.Helper()
-	l, err := serve.Listen(path)
-	must(t, err)
-	served := testkit.Background(t, func(ctx context.Context) error { return serve.Serve(ctx, l, b, slog.New(slog.DiscardHandler)) })
-	return func() { testkit.Check(t, served()) }
-}
-
 // A person drives the program in a terminal: names appear, sorting, opening, resizing, an agent that
 // goes away and comes back; and leaving restores the terminal.
 func TestTopOnTerminal(t *testing.T) {
@@ -239,13 +218,11 @@ func TestTopOnTerminal(t *testing.T) {
 		t.Run(fmt.Sprintf("%dx%d", size[0], size[1]), func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "s")
 			b := newBusy()
-			stop := serveAt(t, socket, b)
+			stop := verbtest.Serve(t, socket, b)
 			m := newTmux(t, size[0], size[1])
 			m.text("fairlead top --interval 200ms --record-dir= --config= --socket " + socket + "; echo left $?; stty -a | grep -o ' icanon'\n")
 			s := m.until("victim and culprit appear", "db-1", "flood: packets", "1 of 60 containers slowed", "q quit")
-			if first(s) != "db-1" {
-				t.Errorf("the victim is not the first:\n%s", s)
-			}
+			testkit.Same(t, "the victim is not the first:\n"+s, "db-1", first(s))
 			m.keys("s", "s")
 			m.until("it is sorted by CPU", "by CPU")
 			m.keys("r")
@@ -269,7 +246,7 @@ func TestTopOnTerminal(t *testing.T) {
 			m.until("the pod is alone, as a tree", "shop/cart-0", "only cart")
 			stop()
 			m.until("the loss of the agent is shown", "NO ANSWER", "no agent answers")
-			stop = serveAt(t, socket, b)
+			stop = verbtest.Serve(t, socket, b)
 			defer stop()
 			m.until("the agent is back", "every 200ms")
 			m.keys("?")
@@ -289,7 +266,7 @@ func TestTopOnTerminal(t *testing.T) {
 // Old terminals, and those without colours, show the same without what they do not know.
 func TestTopOnOldTerminals(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	stop := serveAt(t, socket, newBusy())
+	stop := verbtest.Serve(t, socket, newBusy())
 	defer stop()
 	start := "fairlead top --interval 200ms --record-dir= --config= --socket " + socket + "\n"
 	for env, plain := range map[string]bool{"TERM=vt100": true, "NO_COLOR=1": true, "TERM=xterm-256color": false} {

@@ -7,14 +7,19 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/rogpeppe/go-internal/testscript"
+
 	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/test/viewtest"
 )
 
@@ -34,7 +39,7 @@ func (s webStub) Explain(context.Context, string) (api.Explanation, error) {
 func TestWeb(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	stub := webStub{live: &viewtest.Live{Host: viewtest.Host{Containers: 6, Begin: time.Now().Add(-time.Minute), Every: 2 * time.Second}}}
-	served := serveAt(t, path, stub)
+	served := verbtest.Serve(t, path, stub)
 	out, in := io.Pipe()
 	status := make(chan int, 1)
 	var errs strings.Builder
@@ -83,9 +88,23 @@ func TestWeb(t *testing.T) {
 
 func TestWebWithoutAgent(t *testing.T) {
 	for _, args := range [][]string{{"web", "--socket", filepath.Join(t.TempDir(), "none")}, {"web", "--replay", filepath.Join(t.TempDir(), "none")}} {
-		var errs strings.Builder
-		if got := run(t.Context(), cli.Env{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &errs, Getenv: func(string) string { return "" }, Args: args}); got != cli.Failed || errs.Len() == 0 {
-			t.Errorf("%q: status %d: %s", args, got, &errs)
+		if got, _, errs := verbtest.Alone(t, run, args...); got != cli.Failed || errs == "" {
+			t.Errorf("%q: status %d: %s", args, got, errs)
 		}
 	}
 }
+
+var must = testkit.Must
+
+func TestMain(m *testing.M) {
+	testscript.Main(checked{m}, map[string]func(){"fairlead": func() {
+		os.Exit(run(context.Background(), cli.Env{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.Getenv, Args: os.Args[1:]}))
+	}})
+}
+
+// checked runs the tests and looks for objects that they left on the host.
+type checked struct{ m *testing.M }
+
+func (c checked) Run() int { return testkit.Run(c.m) }
+
+func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e) }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,13 +68,40 @@ func (s Stub) Restore(_ context.Context, ref string) (api.Restored, error) {
 func Against(t *testing.T, run Program, s serve.Backend, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
+	defer Serve(t, path, s)()
+	return Alone(t, run, append(args, "--socket", path)...)
+}
+
+// Serve serves an agent at a socket until the function that it returns is called.
+func Serve(t *testing.T, path string, s serve.Backend) (stop func()) {
+	t.Helper()
 	l, err := serve.Listen(path)
 	testkit.Must(t, err)
-	stop := testkit.Background(t, func(ctx context.Context) error { return serve.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) })
+	served := testkit.Background(t, func(ctx context.Context) error { return serve.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) })
+	return func() { testkit.Check(t, served()) }
+}
+
+// Alone runs one verb without an agent, and returns its output.
+func Alone(t *testing.T, run Program, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
 	var out, errs bytes.Buffer
-	status = run(t.Context(), cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: append(args, "--socket", path)})
-	testkit.Check(t, stop())
+	status = run(t.Context(), cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: args})
 	return status, out.String(), errs.String()
+}
+
+// Ended checks how a verb has ended, and that it has printed these words: to stderr, unless it is done.
+func Ended(t *testing.T, want int, words ...string) func(status int, stdout, stderr string) {
+	t.Helper()
+	return func(status int, stdout, stderr string) {
+		t.Helper()
+		said := stderr
+		if want == cli.Done {
+			said = stdout
+		}
+		if status != want || slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(said, w) }) {
+			t.Errorf("status %d, want %d and %q:\n%s%s", status, want, words, stdout, stderr)
+		}
+	}
 }
 
 // Prints runs one verb against an agent, which must do no more than print a text.

@@ -119,7 +119,7 @@ func (c *Control) Next(w Window) {
 // stand judges one reservation, and acts on it.
 func (c *Control) stand(w Window, d Demand, at Place) {
 	old := c.standing[at]
-	now := Standing{State: StateMet, reserved: d.Reserved, held: d.held()}
+	now := Standing{State: StateMet, reserved: d.Reserved, held: d.Waited[Quota] + d.Waited[Realtime]}
 	if old.reserved == d.Reserved {
 		now.usual, now.known = old.usual, old.known // else it was not this that was met so
 	}
@@ -152,7 +152,7 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 		if now.held == 0 {
 			now.Evidence, now.Mend = old.Evidence, old.Mend
 		}
-		if c.byHelp(d) {
+		if c.helpOf(d.Container).level == policy.HelpRealtime && d.Waited[Realtime] > d.Waited[Quota] { // the budget of its help
 			now.Mend, act = "", func() { c.assist(w, d) }
 		}
 	case d.Waited[Stolen] >= time.Duration(stolenShare*float64(w.Length)) && d.Waited[Stolen] > sum(waits):

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -256,9 +257,7 @@ func TestAdopted(t *testing.T) {
 		t.Errorf("before its runtime has told of it: yield %q", got)
 	}
 	control.Next(window(2, nil))
-	if got := control.Actions()[burner].Yield; got != policy.YieldIdle {
-		t.Errorf("once it is known: yield %q", got)
-	}
+	testkit.Same(t, "once it is known: yield", policy.YieldIdle, control.Actions()[burner].Yield)
 	w.Taken, w.Complete = second(3), true
 	control.Next(w)
 	if got := control.Actions(); len(got) != 0 {

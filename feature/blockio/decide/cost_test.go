@@ -1,11 +1,15 @@
 package decide
 
 import (
+	"fmt"
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestShare(t *testing.T) {
@@ -48,8 +52,158 @@ func TestAdmit(t *testing.T) {
 		{c, nil, api.BlockIOFigures{ReadBytes: 4096}, "in bytes per second is not known"},
 	} {
 		err := Admit("/dev/x", x.c, x.others, x.want)
-		if (err == nil) != (x.says == "") || err != nil && !strings.Contains(err.Error(), x.says) {
-			t.Errorf("%+v beside %d: %v, want %q", x.want, len(x.others), err, x.says)
+		testkit.Says(t, fmt.Sprintf("%+v beside %d", x.want, len(x.others)), err, x.says)
+	}
+}
+
+// A reservation of a disk of unknown capacity is admitted, and what is said of it
+// follows from what the disk was seen to do.
+func TestAdmission(t *testing.T) {
+	short := Limit{Did: reads(700), Depth: 9.26, Taken: second(1)}
+	for _, x := range []struct {
+		name     string
+		c        Capacity
+		own, all api.BlockIOFigures
+		limit    Limit
+		how      string
+		says     []string // nil: nothing
+	}{
+		{"never used", Capacity{}, reads(500), reads(1000), Limit{}, AdmissionUnverified, []string{"1000 reads a second are reserved", "nothing yet", "`fairlead io calibrate /dev/vdb --scratch DIR`"}},
+		{"seen less", Capacity{Seen: reads(900)}, reads(500), reads(1000), Limit{}, AdmissionUnverified, []string{"at most 900 reads a second at once"}},
+		{"seen as much", Capacity{Seen: reads(1000)}, reads(500), reads(1000), Limit{}, AdmissionSeen, []string{"as much", "calibrate"}},
+		{"seen in one direction only", Capacity{Seen: reads(1000)}, reads(1), api.BlockIOFigures{ReadIOPS: 1, WriteIOPS: 1}, Limit{}, AdmissionUnverified, nil},
+		{"short while nobody was in the way", Capacity{Seen: reads(1000)}, reads(1000), reads(1000), short, AdmissionUnverified, []string{"nobody was in the way", "700 reads", "9.3 requests"}},
+		{"known", Capacity{BlockIOFigures: reads(1000)}, reads(500), reads(1000), short, AdmissionVerified, []string{}},
+		{"known to be less", Capacity{BlockIOFigures: reads(1000), Headroom: 0.1}, reads(500), reads(1000), Limit{}, AdmissionExceeded, []string{"100% of what /dev/vdb", "90% can be"}},
+		{"known, in one request at a time", Capacity{BlockIOFigures: reads(1000), Depth1: reads(500)}, reads(500), reads(1000), Limit{}, AdmissionVerified, []string{}},
+		{"known, in more than that", Capacity{BlockIOFigures: reads(1000), Depth1: reads(500)}, reads(501), reads(501), Limit{}, AdmissionVerified, []string{"at least 2 requests", "500 reads"}},
+	} {
+		a := x.c.Admission("/dev/vdb", x.own, x.all, x.limit)
+		if a.How != x.how || x.says != nil && len(x.says) == 0 && a.Text != "" {
+			t.Errorf("%s: %+v, want %s %q", x.name, a, x.how, x.says)
 		}
+		for _, w := range x.says {
+			if !strings.Contains(a.Text, w) {
+				t.Errorf("%s: %q, want %q", x.name, a.Text, w)
+			}
+		}
+	}
+}
+
+// What is compared where nothing is known is what was seen or is reserved, never zero.
+func TestOrAssumed(t *testing.T) {
+	seen := api.BlockIOFigures{ReadIOPS: 2000, ReadBytes: 100 << 20}
+	c := Capacity{Seen: seen}.OrAssumed(api.BlockIOFigures{ReadIOPS: 500, WriteBytes: 1 << 30})
+	if c.Known() || c.ReadIOPS != 2000 || c.ReadBytes != 100<<20 || c.WriteBytes != 1<<30 || c.WriteIOPS != 8192 {
+		t.Errorf("assumed %+v", c)
+	}
+	testkit.Check(t, c.Check())
+	testkit.Is(t, "of nothing", (Capacity{}).OrAssumed(api.BlockIOFigures{}).Check(), nil)
+	known := Capacity{BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1, WriteIOPS: 1}, Seen: seen}
+	if got := known.OrAssumed(seen); got.BlockIOFigures != known.BlockIOFigures || !got.Known() {
+		t.Errorf("of what is known: %+v", got)
+	}
+}
+
+// The most of each is kept, and a file is written for it in steps only.
+func TestSee(t *testing.T) {
+	var c Capacity
+	writes := 0
+	for n := uint64(1); n <= 100_000; n++ {
+		if c.See(api.BlockIOFigures{ReadIOPS: n, WriteBytes: 5}) {
+			writes++
+		}
+	}
+	if c.See(api.BlockIOFigures{ReadIOPS: 7}) || c.Seen != (api.BlockIOFigures{ReadIOPS: 100_000, WriteBytes: 5}) {
+		t.Errorf("seen %+v", c.Seen)
+	}
+	if most := 8 * 17; writes > most {
+		t.Errorf("to be written %d times, more than %d", writes, most)
+	}
+	c.See(api.BlockIOFigures{ReadIOPS: 1 << 62, ReadBytes: 1 << 62})
+	testkit.Is(t, "what was seen cannot be read again", c.Check(), nil)
+}
+
+// unmeasured is a window at a disk of unknown capacity.
+func unmeasured(at int, change change) Window {
+	w := window(at, change)
+	w.Capacity[disk] = Capacity{Seen: api.BlockIOFigures{ReadIOPS: 5000}}.OrAssumed(api.BlockIOFigures{ReadIOPS: 1000})
+	return w
+}
+
+// Who has one request under way at a time, and gets what the disk does of these, is in
+// nobody's way and has nobody in its own.
+func TestOneAtATime(t *testing.T) {
+	for _, x := range []struct {
+		name  string
+		under time.Duration
+		reads uint64
+		state string
+	}{
+		{"one at a time", 900 * ms, 500, StateShort},
+		{"one at a time, and less than the disk does of these", 900 * ms, 300, StateContended},
+		{"two at a time", 1900 * ms, 500, StateContended},
+	} {
+		w := window(1, func(d *Demand, ns map[container.ID]Neighbour) {
+			d.Achieved, d.Under = api.BlockIOFigures{ReadIOPS: x.reads, ReadBytes: x.reads * SmallRequest}, x.under
+			d.Waited[burner] = 300 * ms
+			ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: 5000}
+		})
+		c := w.Capacity[disk]
+		c.Depth1 = api.BlockIOFigures{ReadIOPS: 500, WriteIOPS: 400}
+		w.Capacity[disk] = c
+		var control Control
+		control.Next(window(0, nil))
+		control.Next(w)
+		s := control.standing[Place{victim, disk}]
+		if s.State != x.state || x.state == StateShort && !strings.Contains(s.Evidence, "one request under way at a time") {
+			t.Errorf("%s: %+v, want %s", x.name, s, x.state)
+		}
+	}
+}
+
+// What a disk does while its reservations are missed and nobody is in the way is told, until
+// it does more.
+func TestLimit(t *testing.T) {
+	var control Control
+	limits, reserved := make(Limits), map[Disk]api.BlockIOFigures{disk: {ReadIOPS: 1000}}
+	judge := func(at int, change change) Limit {
+		w := unmeasured(at, change)
+		control.Next(w)
+		limits.Note(w, control.Standings(), nil, reserved)
+		return limits[disk]
+	}
+	judge(0, nil)
+	if l := judge(1, and(robbed(by{burner: 600 * ms}), of(func(d *Demand) { d.Under = 900 * ms }))); !l.Taken.IsZero() {
+		t.Errorf("somebody was in the way: %+v", l)
+	}
+	if l := judge(2, asking(300, 100*ms, nil)); !l.Taken.IsZero() {
+		t.Errorf("it did not ask for more: %+v", l)
+	}
+	if l := judge(3, asking(300, 4000*ms, nil)); l.Did.ReadIOPS != 300 || l.Depth != 4 {
+		t.Errorf("short: %+v", l)
+	}
+	if l := judge(4, asking(0, 0, nil)); l.Taken.IsZero() {
+		t.Error("forgotten, though it asks for nothing now")
+	}
+	if l := judge(5, nil); !l.Taken.IsZero() {
+		t.Errorf("still told, though it is met: %+v", l)
+	}
+}
+
+// What is offered as reads and what is offered as writes can be reserved together.
+func TestHalves(t *testing.T) {
+	c := Capacity{BlockIOFigures: api.BlockIOFigures{ReadIOPS: 20001, WriteIOPS: 9999}, Headroom: 0.1}
+	got, known := c.Halves()
+	if want := (api.BlockIOFigures{ReadIOPS: 9000, WriteIOPS: 4499}); got != want || !known {
+		t.Errorf("%+v, %v, want %+v", got, known, want)
+	}
+	testkit.Check(t, Admit("/dev/vdb", c, nil, got))
+	got.ReadIOPS += 10
+	if Admit("/dev/vdb", c, nil, got) == nil {
+		t.Error("more than was offered is admitted")
+	}
+	if _, known := (Capacity{}).Halves(); known {
+		t.Error("a capacity that nobody measured is known")
 	}
 }

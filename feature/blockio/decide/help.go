@@ -192,11 +192,6 @@ func (c *Control) forContainers(w Window, d Demand) bool {
 	return d.seen() >= d.Waited[System]
 }
 
-// byHelp reports whether it is the budget of its help that a container has used up.
-func (c *Control) byHelp(d Demand) bool {
-	return c.helpOf(d.Container).level == policy.HelpRealtime && d.Waited[Realtime] > d.Waited[Quota]
-}
-
 // seen is for how long it waited for other containers. What it waits for the host is seldom
 // nothing, and is tried by letting go.
 func (d Demand) seen() (waits time.Duration) {

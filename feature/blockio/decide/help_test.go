@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -93,16 +94,12 @@ func TestHelpEnds(t *testing.T) {
 		return n
 	}
 	for _, want := range []int{9, 19, 39} {
-		if got := lasts(); got != want {
-			t.Errorf("it lasts for %d s, want %d", got, want)
-		}
+		testkit.Same(t, "it lasts for", want, lasts())
 	}
 	for range 20 {
 		helped(false, false)
 	}
-	if got := lasts(); got != 9 {
-		t.Errorf("after a while it lasts for %d s, want 9", got)
-	}
+	testkit.Same(t, "after a while it lasts for", 9, lasts())
 	helped(true, true)
 	w := beside(at, May{Help: policy.HelpOff}, true, 400*ms)
 	if control.Next(w); len(control.Actions()) != 0 {
@@ -121,18 +118,14 @@ func TestHelpForHost(t *testing.T) {
 		return control.Actions()[victim]
 	}
 	control.Next(beside(0, auto, false, 400*ms))
-	if a := host(1); a.Help != "" {
-		t.Errorf("against the host: %+v", a)
-	}
+	testkit.Same(t, "against the host", policy.Help(""), host(1).Help)
 	control.Next(beside(2, auto, true, 200*ms))
 	for at := range 9 {
 		if a := host(3 + at); a.Help != policy.HelpWeight {
 			t.Fatalf("second %d: %+v", 3+at, a)
 		}
 	}
-	if a := host(12); a.Help != "" {
-		t.Errorf("it goes on for the host: %+v", a)
-	}
+	testkit.Same(t, "it goes on for the host", policy.Help(""), host(12).Help)
 }
 
 // While those who yield cause most of the waiting, they come first; help follows if that has

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestDivideRuntime(t *testing.T) {
@@ -37,9 +38,7 @@ func TestDivideRuntime(t *testing.T) {
 		for _, s := range DivideRuntime(c.budget, 2, c.all) {
 			got = append(got, s.Gets)
 		}
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", c.what, got, c.want)
-		}
+		testkit.Same(t, c.what, c.want, got)
 	}
 }
 

@@ -124,9 +124,6 @@ func (d Demand) asks(w Window, waited time.Duration) bool {
 	return d.busy(w) || reads && gotReads/left >= asked*dueReads || writes && gotWrites/left >= asked*dueWrites
 }
 
-// held is how long its threads waited because of its own limits.
-func (d Demand) held() time.Duration { return d.Waited[Quota] + d.Waited[Realtime] }
-
 // foreign returns how long it waited while others ran, by container.
 func (d Demand) foreign() map[container.ID]time.Duration {
 	out := maps.Clone(d.Waited)

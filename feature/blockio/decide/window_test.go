@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // Details are measured where a reservation is missed and its container was stalled, and to learn
@@ -35,13 +37,9 @@ func TestLacks(t *testing.T) {
 		control.Next(window(0, nil))
 		w := window(c.at, c.change)
 		w.Detailed, w.Stolen = false, c.stolen
-		if got := control.Lacks(w); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
-		}
+		testkit.Same(t, c.name, c.want, control.Lacks(w))
 		control.Next(w)
-		if got := control.Watches(w.Taken); got != c.watches {
-			t.Errorf("%s: watches %v, want %v", c.name, got, c.watches)
-		}
+		testkit.Same(t, c.name+": watches", c.watches, control.Watches(w.Taken))
 		if w.Detailed = true; control.Lacks(w) {
 			t.Errorf("%s: it has details, and lacks some", c.name)
 		}
@@ -82,7 +80,5 @@ func TestWithoutDetails(t *testing.T) {
 		}
 	}
 	wait(40, true, func(d *Demand) { clear(d.Waited) })
-	if help := control.Actions()[victim].Help; help != "" {
-		t.Errorf("help by %s stays, though nobody else wants its CPUs", help)
-	}
+	testkit.Same(t, "help by", policy.Help(""), control.Actions()[victim].Help)
 }

@@ -119,7 +119,6 @@ func TestOwnRealtime(t *testing.T) {
 // Who hides in cgroups below its own is found at any depth, at CPUs and at disks.
 func TestDeepCulprit(t *testing.T) {
 	testkit.InFull(t)
-	testkit.NeedRoot(t)
 	l, disk := newLoop(t)
 	victim, culprit := newTenant(t, true), newTenant(t, false)
 	deep := culprit.CG
@@ -138,7 +137,6 @@ func TestDeepCulprit(t *testing.T) {
 // Waits of threads that do I/O are counted apart from waits of other threads.
 func TestWaitsForIO(t *testing.T) {
 	testkit.OnKernels(t)
-	testkit.NeedRoot(t)
 	l, _ := newLoop(t)
 	reader, spinner, culprit := newTenant(t, true), newTenant(t, true), newTenant(t, false)
 	m := newMeter(t, reader.Group, spinner.Group, culprit.Group)
@@ -157,7 +155,6 @@ func TestWaitsForIO(t *testing.T) {
 
 // A container that is only looked at takes no room of one with a reservation.
 func TestRoomOfReserved(t *testing.T) {
-	testkit.NeedRoot(t)
 	looked, culprit := newTenant(t, true), newTenant(t, false)
 	reserved := newTenant(t, true)
 	at := decide.Disk{Major: 1 << 20, Minor: 1}

@@ -15,7 +15,6 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/lab/load"
-	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 func TestMain(m *testing.M) {
@@ -62,12 +61,10 @@ func newMeter(t *testing.T, groups ...Group) *Meter {
 	return m
 }
 
-func newLoop(t *testing.T) (*loop.Disk, decide.Disk) {
+func newLoop(t *testing.T) (*testkit.Disk, decide.Disk) {
 	t.Helper()
 	testkit.NeedRoot(t)
-	l, err := loop.New(t.TempDir(), 4<<20)
-	must(t, err)
-	t.Cleanup(func() { must(t, l.Close()) })
+	l := testkit.NewDisk(t, 4<<20)
 	var st unix.Stat_t
 	must(t, unix.Stat(l.Path, &st))
 	// Two neighbouring reads that wait at once would be merged into one request, and
@@ -148,9 +145,7 @@ func TestAccounts(t *testing.T) {
 	if a := r.account(mine.Container, disk); a.Reads != 0 {
 		t.Errorf("%d reads of a container that is followed no more", a.Reads)
 	}
-	if b := r.account(other.Container, disk); b.Writes != 25 {
-		t.Errorf("%d writes of the other, want 25", b.Writes)
-	}
+	testkit.Same(t, "writes of the other", uint64(25), r.account(other.Container, disk).Writes)
 }
 
 // While two compete for a CPU, the watched one waits, and the other is the culprit.
@@ -170,9 +165,7 @@ func TestCulprit(t *testing.T) {
 		return false
 	})
 	for _, w := range r.Waits {
-		if w.Victim != victim.Container {
-			t.Errorf("a wait of %v, who is not watched", w.Victim)
-		}
+		testkit.Same(t, "a wait of", victim.Container, w.Victim)
 		if w.Culprit != victim.Container && w.Culprit != culprit.Container && decide.IsContainer(w.Culprit) {
 			t.Errorf("a wait for %v, who is nobody", w.Culprit)
 		}

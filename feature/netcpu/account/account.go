@@ -5,7 +5,7 @@
 //
 // The package only measures. It affects neither scheduling nor packets; packages
 // ledger and netcpu act on the numbers. Package netcpu opens one Meter per host.
-// LIMITS.md says which numbers are exact.
+// docs/limits.md says which numbers are exact.
 package account
 
 import (

@@ -55,48 +55,6 @@ func (l *load) cost() time.Duration {
 	return l.sum
 }
 
-// TestQuotaWriteRefills shows the kernel behaviour that the timing of writes relies on: each write
-// refills the quota, even one of the same value, however much was used. So in one period of writes
-// a task runs for many quotas, which it cannot otherwise.
-func TestQuotaWriteRefills(t *testing.T) {
-	testkit.OnKernels(t)
-	cg := needCPU(t)
-	const quota, period, many = 10 * ms, time.Second, 10
-	if cg.CPU != cg.V2 { // v1 has the period in a file of its own
-		must(t, os.WriteFile(filepath.Join(cg.CPU, "cpu.cfs_period_us"), []byte(strconv.FormatInt(period.Microseconds(), 10)), 0))
-	}
-	k, value := cgroup.Quota(cg.CPU, cg.CPU == cg.V2, quota, period)
-	must(t, k.Write(value))
-	cg.Spinner(t)
-	used := func() time.Duration {
-		u, err := cgroup.Usage(cg.V2)
-		must(t, err)
-		return u
-	}
-	count := func() uint64 {
-		p, err := cgroup.ReadPeriods(cg.CPU)
-		must(t, err)
-		return p.Count
-	}
-	testkit.AwaitNone(t, func() string {
-		in, from := count(), used() // in this order: time from there on is not of an earlier period
-		for writes := 0; ; writes++ {
-			ran := used() - from
-			if count() != in {
-				return fmt.Sprintf("in a period with %d writes it ran for %v of %v, want many quotas", writes, ran, quota)
-			}
-			if ran >= many*quota {
-				return ""
-			}
-			must(t, k.Write(value))
-			time.Sleep(10 * time.Millisecond)
-		}
-	})
-	if q, err := cgroup.ReadBandwidth(cg.CPU); err != nil || q.Quota != quota {
-		t.Errorf("%+v, %v", q, err)
-	}
-}
-
 // TestChargeInKernel charges a container for packets that do not exist, in each mode: its quota, or
 // without one its weight, is lowered, with an entry in the journal. The owner's returns once the
 // container has paid, and at once when the Charger ends.

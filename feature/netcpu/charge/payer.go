@@ -111,13 +111,14 @@ func (ch *Charger) step(p *payer, costs map[container.ID]Cost, shares *shares, n
 	// Without the wait time the ledger only gives less. If the step ended here, the last quota
 	// would stay in force.
 	unread := p.waited(&c)
-	share, err := shares.of(p)
-	if err != nil {
-		return err
+	// Weights matter if tasks are kept from running by something other than a quota. They are read only
+	// then: a parent may have hundreds.
+	var share ledger.Share
+	if p.took.next(now, p.sum.Took+c.Credit) > contended {
+		if share, err = shares.of(p); err != nil {
+			return err
+		}
 	}
-	// Weights matter if tasks are kept from running by something other than a quota.
-	stolen := p.took.next(now, p.sum.Took+c.Credit)
-	share.Contended = stolen > contended
 	share.Held = c.Throttled != p.held
 	p.held = c.Throttled
 	if p.ledger != nil {

@@ -16,8 +16,8 @@ type shares struct {
 
 func newShares(ch *Charger) *shares { return &shares{ch, make(map[string]uint64)} }
 
-// of returns a payer's share of the CPUs among its siblings, by their owners' weights, and no more
-// than its quota. Sleeping siblings count too: an estimate that is too low does no harm, see
+// of returns the share of a payer that competes: its part of the CPUs among its siblings, by their
+// owners' weights, and no more than its quota. Sleeping siblings count too: an estimate that is too low does no harm, see
 // ledger.Share.
 func (s *shares) of(p *payer) (ledger.Share, error) {
 	parent := filepath.Dir(p.dir)
@@ -39,10 +39,10 @@ func (s *shares) of(p *payer) (ledger.Share, error) {
 	cpus := s.ch.cpus(p)
 	fair := float64(max(1, cpus)) * float64(p.weight) / float64(max(sum, p.weight, 1))
 	if p.ledger == nil {
-		return ledger.Share{Fair: fair}, nil
+		return ledger.Share{Fair: fair, Contended: true}, nil
 	}
 	quota := float64(p.limit.Quota) / float64(p.limit.Period)
-	return ledger.Share{Fair: min(fair, quota), Quota: quota, CPUs: cpus}, nil
+	return ledger.Share{Fair: min(fair, quota), Contended: true, Quota: quota, CPUs: cpus}, nil
 }
 
 func (s *shares) weight(dir string) (uint64, error) {

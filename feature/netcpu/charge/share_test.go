@@ -130,3 +130,17 @@ func TestChargeBesideClaims(t *testing.T) {
 		})
 	}
 }
+
+// The weights of all siblings are read only in a round in which packets take others' time.
+func TestCalmRoundsReadNoSiblings(t *testing.T) {
+	r := newChargeRig(t, true, "cpu.max", "50000 100000")
+	must(t, r.Add(r.container(), 0))
+	for i, took := range []time.Duration{0, 0, 100 * ms} {
+		r.costs[webID] = Cost{Took: took}
+		s := newShares(r.Charger)
+		must(t, r.step(r.of[webID], r.costs, s, r.now.Add(time.Duration(i)*every)))
+		if read := len(s.sum) > 0; read != (took > 0) {
+			t.Errorf("after %v that packets took, weights are read: %t", took, read)
+		}
+	}
+}

@@ -128,12 +128,8 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 		t->polled = t->sent;
 	else
 		__sync_fetch_and_add(&t->polled, work);
-	if (beyond_quota()) {
-		t->stopped = bpf_ktime_get_ns();
-	} else if (t->stopped) {
-		t->stopped = 0;
-		t->waits = 0;
-	}
+	/* Not its waits: a short period gives no more credit than a long one. */
+	t->stopped = beyond_quota() ? bpf_ktime_get_ns() : 0;
 	return 0;
 }
 
@@ -173,23 +169,17 @@ static __always_inline int waits(struct tenant *t, __u64 now, __u32 packets)
 static __always_inline int full(struct tenant *t, __u32 slot, __u64 now, __u32 packets)
 {
 	int ring = !packets; /* at the veth, its own driver checks the ring */
-	int beyond = spent(t, now);
+	int limited = spent(t, now), beyond = limited;
 
-	if (!beyond && !t->no_ring) {
-		/* Signed, as another CPU may have set a later time by now. */
-		beyond = t->stopped && (__s64)(now - t->stopped) <= STOPPED_NS;
-		if (beyond && waits(t, now, packets))
-			return 0; /* there is room for it to wait */
-		if (!beyond && (!ring || (__s64)(t->sent - t->polled) < fl_ring))
-			return 0; /* there is room */
-		if ((__s64)(now - t->retried) > RETRY_NS) {
-			t->retried = now;
-			return 0;
-		}
-	} else if (!beyond) {
+	if (!limited && t->no_ring)
 		return 0; /* its packets do not go through its thread */
-	} else if (waits(t, now, packets)) {
-		return 0; /* there is room for it to wait */
+	if (!limited) /* signed, as another CPU may have set a later time by now */
+		beyond = t->stopped && (__s64)(now - t->stopped) <= STOPPED_NS;
+	if (beyond ? waits(t, now, packets) : !ring || (__s64)(t->sent - t->polled) < fl_ring)
+		return 0; /* there is room, if only to wait */
+	if (!limited && (__s64)(now - t->retried) > RETRY_NS) {
+		t->retried = now;
+		return 0;
 	}
 	__sync_fetch_and_add(&t->dropped, 1);
 	if (beyond)
@@ -372,13 +362,19 @@ static __always_inline int unwanted_inner(void *l3, void *end, __u16 proto, __u3
 	return unwanted(eth, &to, bpf_map_lookup_elem(&fl_tunnels, &mac) != NULL, slot);
 }
 
-/* Counts a packet that came by an uplink: for a tenant, or at slot 0 for others. */
+/* Counts a packet that came by an uplink: for a tenant, or for others, on each CPU apart. */
 static __always_inline void arrives(__u32 slot)
 {
 	struct tenant *t;
+	__u32 only = 0;
+	__u64 *others;
 
-	if (slot == NOBODY || slot == STALE)
-		slot = 0;
+	if (slot == NOBODY || slot == STALE) {
+		others = bpf_map_lookup_elem(&fl_others, &only);
+		if (others)
+			(*others)++;
+		return;
+	}
 	t = bpf_map_lookup_elem(&fl_tenants, &slot);
 	if (t)
 		__sync_fetch_and_add(&t->arrived, 1);

@@ -86,6 +86,7 @@ const (
 	dropMapFlCounted    = "fl_counted"
 	dropMapFlDevices    = "fl_devices"
 	dropMapFlFates      = "fl_fates"
+	dropMapFlOthers     = "fl_others"
 	dropMapFlQueues     = "fl_queues"
 	dropMapFlTenants    = "fl_tenants"
 	dropMapFlTunnels    = "fl_tunnels"
@@ -160,6 +161,7 @@ type dropMapSpecs struct {
 	FlCounted   *ebpf.MapSpec `ebpf:"fl_counted"`
 	FlDevices   *ebpf.MapSpec `ebpf:"fl_devices"`
 	FlFates     *ebpf.MapSpec `ebpf:"fl_fates"`
+	FlOthers    *ebpf.MapSpec `ebpf:"fl_others"`
 	FlQueues    *ebpf.MapSpec `ebpf:"fl_queues"`
 	FlTenants   *ebpf.MapSpec `ebpf:"fl_tenants"`
 	FlTunnels   *ebpf.MapSpec `ebpf:"fl_tunnels"`
@@ -204,6 +206,7 @@ type dropMaps struct {
 	FlCounted   *ebpf.Map `ebpf:"fl_counted"`
 	FlDevices   *ebpf.Map `ebpf:"fl_devices"`
 	FlFates     *ebpf.Map `ebpf:"fl_fates"`
+	FlOthers    *ebpf.Map `ebpf:"fl_others"`
 	FlQueues    *ebpf.Map `ebpf:"fl_queues"`
 	FlTenants   *ebpf.Map `ebpf:"fl_tenants"`
 	FlTunnels   *ebpf.Map `ebpf:"fl_tunnels"`
@@ -218,6 +221,7 @@ func (m *dropMaps) Close() error {
 		m.FlCounted,
 		m.FlDevices,
 		m.FlFates,
+		m.FlOthers,
 		m.FlQueues,
 		m.FlTenants,
 		m.FlTunnels,

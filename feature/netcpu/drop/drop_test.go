@@ -3,7 +3,6 @@ package drop
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -278,35 +277,6 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 	age(t, e, "10.0.0.1")
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxNext {
 		t.Errorf("two seconds after it was last seen: verdict %d, want next", v)
-	}
-}
-
-// A tenant with packets to more addresses than there is room for loses the least recently used
-// ones. Another tenant's address is learnt again by its next packet.
-func TestEarlyDropManyAddresses(t *testing.T) {
-	testkit.InFull(t)
-	e := load(t)
-	many := count(t, e, added(t, e))
-	few := added(t, e)
-	steady := count(t, e, few)
-	room := int(e.maps.FlAddresses.MaxEntries())
-	for i := range 2 * room {
-		run(t, many, frame(fmt.Sprintf("10.1.%d.%d", i>>8, i&0xff)), 1)
-	}
-	var key dropFlAddress
-	var o dropOwner
-	n := 0
-	for it := e.maps.FlAddresses.Iterate(); it.Next(&key, &o); {
-		n++
-	}
-	// An LRU map keeps some of its room free for each CPU.
-	if n > room || n < room/2 {
-		t.Errorf("%d addresses are known, with room for %d", n, room)
-	}
-	run(t, steady, frame("10.0.0.1"), 1)
-	limited(t, few, 7, -1, time.Hour)
-	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxDrop {
-		t.Errorf("an address of the other tenant: verdict %d, want drop", v)
 	}
 }
 

@@ -4,16 +4,19 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/tenant"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
@@ -143,6 +146,43 @@ func TestPace(t *testing.T) {
 		if dropped, _ := sends(); dropped > 0 {
 			t.Errorf("%s: without a pace %d packets were dropped", name, dropped)
 		}
+	}
+}
+
+// What may wait for a used-up quota is so much in a time, however short the quota's period: a poll in
+// the next one renews nothing.
+func TestCreditIsNoPeriods(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	a, b := testkit.NetNS(t), testkit.NetNS(t)
+	testkit.Veth(t, a, "h0", b, "eth0")
+	a.Address(t, "h0", "10.0.0.254/24")
+	inside, host := openNS(t, b.Path), openNS(t, a.Path)
+	must(t, errors.Join(host.Offload(2, netdev.TSO).Write(netdev.Off), inside.Offload(2, netdev.GRO).Write(netdev.GRO.On())))
+	own, err := inside.Link(2)
+	must(t, err)
+	far, err := a.Handle(t).LinkByName("h0")
+	must(t, err)
+	must(t, a.Handle(t).NeighAdd(&netlink.Neigh{LinkIndex: far.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.IPv4(10, 0, 0, 1), HardwareAddr: hardware(t, own.MAC)}))
+	w := added(t, e)
+	must(t, w.countPolls(map[dropFlDevice]bool{{Netns: uint32(inside.Inode()), Ifindex: 2}: true}))
+	must(t, w.change(func(e *dropTenant) { e.Stopped, e.Waits, e.Waiting = 1, ahead, ring }))
+	testkit.Await(t, "a poll within the quota", func() bool {
+		must(t, a.Do(func() error {
+			c, err := net.Dial("udp", "10.0.0.1:9")
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = c.Write([]byte("x"))
+			return err
+		}))
+		now, err := w.read()
+		must(t, err)
+		return now.Stopped == 0
+	})
+	if now, err := w.read(); err != nil || now.Waits != ahead || now.Waiting != ring {
+		t.Errorf("%d may not wait any more since %d (%v)", now.Waiting, now.Waits, err)
 	}
 }
 

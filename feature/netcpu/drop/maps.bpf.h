@@ -72,6 +72,9 @@ MAP(fl_tenants, ARRAY, MAX_TENANTS, __u32, struct tenant);
 
 _Static_assert(sizeof(struct tenant) == 152, "read by drops.go");
 
+/* At 0, the packets that came by uplinks for no tenant: too many for one counter of all CPUs. */
+MAP(fl_others, PERCPU_ARRAY, 1, __u32, __u64);
+
 /*
  * A tenant's end of a veth -> slot of the tenant. Polls of that end take packets out of
  * the ring. By device, because other devices of a tenant (a NIC of its own, a tun) poll,

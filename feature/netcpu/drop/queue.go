@@ -48,28 +48,20 @@ func (d *Dropper) ForgetQueue(napi int) error {
 	return nil
 }
 
-// unisolated returns the slots of those that are charged, and of nobody isolated or charged.
-func (d *Dropper) unisolated() []uint32 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	slots := []uint32{0}
-	for _, t := range d.tenants {
-		if t.charged {
-			slots = append(slots, t.slot)
-		}
-	}
-	return slots
-}
-
 // Others returns how many packets for nobody isolated came by the uplinks. It is less than before
 // when a charged tenant has ended.
 func (d *Dropper) Others() (sum uint64, err error) {
-	for _, slot := range d.unisolated() {
-		var e dropTenant
-		if err := d.maps.FlTenants.Lookup(slot, &e); err != nil {
-			return 0, fmt.Errorf("read what came by the uplinks: %w", err)
-		}
-		sum += e.Arrived
+	var each []uint64 // by CPU
+	if err := d.maps.FlOthers.Lookup(uint32(0), &each); err != nil {
+		return 0, fmt.Errorf("read what came by the uplinks: %w", err)
 	}
+	for _, n := range each {
+		sum += n
+	}
+	d.each(func(t *Drops, c Counters) {
+		if t.charged {
+			sum += c.Arrived
+		}
+	})
 	return sum, nil
 }

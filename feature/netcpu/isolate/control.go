@@ -21,24 +21,6 @@ const (
 	super
 )
 
-// The bounds between the shapes, in packets per second. Intruding ones are what hurts: at smallMax
-// they cost the neighbours some 3 % of a core without isolation. The gap between the bounds prevents
-// oscillation.
-const (
-	smallMax = 20_000 // more must be isolated, although bulk comes in super-packets
-	smallLow = 5_000  // fewer, with enough super-packets, allow super; more end it without bulk
-	superMin = 2_000  // super-packets worth that: about 0.3 Gbit/s and up
-)
-
-// How many consecutive windows must favour super-packets. One is enough for the way back, which is
-// the safe side. A container that floods soon after it got them waits twice as long the next time:
-// otherwise a second of flood every few seconds would never be isolated.
-const (
-	patience = 3
-	longest  = 60 // the limit of its growth
-	forget   = 60 // windows with super-packets that reset it
-)
-
 // window is a container's packet counts in some time.
 type window struct {
 	length    time.Duration
@@ -46,7 +28,9 @@ type window struct {
 	super     uint64 // super-packets
 }
 
-// control chooses the shape of one container. The zero value is single.
+// control chooses the shape of one container. One window is enough for single, the safe side. A
+// container that floods soon after it got super-packets waits twice as long the next time: else a second
+// of flood every few seconds would never be isolated. The zero value is single.
 type control struct {
 	shape   shape
 	calm    int // consecutive windows in favour of super
@@ -68,7 +52,7 @@ func (c *control) next(w window) shape {
 		c.wait = patience
 	}
 	if c.shape == super {
-		if c.granted++; c.granted >= forget {
+		if c.granted++; c.granted >= longest {
 			c.wait = patience
 		}
 	}
@@ -87,15 +71,6 @@ func (c *control) next(w window) shape {
 	}
 	return c.shape
 }
-
-// The rules for giving a receive queue of an uplink to a container.
-const (
-	queueMin      = 1_000  // packets per second that make it worthwhile
-	queueFlood    = 50_000 // and that others feel until it is given: some tenth of a CPU
-	queuePatience = 3 * time.Second
-	queueLongest  = time.Minute // the limit of its growth for a queue that others keep using
-	queueStale    = 512         // packets after a pause until the address is known again: two rings
-)
 
 // nobody is the owner of a queue that serves no single isolated container.
 const nobody = drop.Nobody
@@ -119,7 +94,7 @@ type queueControl struct {
 }
 
 func newQueueControl() queueControl {
-	return queueControl{owner: nobody, last: nobody, patience: queuePatience}
+	return queueControl{owner: nobody, last: nobody, patience: patience * time.Second}
 }
 
 // next counts one window and returns the owner from now on. least is the packet rate that makes the
@@ -135,7 +110,7 @@ func (c *queueControl) next(w queueWindow, least, flood uint64) uint32 {
 		if c.owner != nobody {
 			c.owner = nobody
 			c.lost = true
-			c.patience = backoff.Next(c.patience, queuePatience, queueLongest)
+			c.patience = backoff.Next(c.patience, patience*time.Second, longest*time.Second)
 		}
 		c.last, c.calm = w.Slot, 0
 		return c.owner
@@ -164,5 +139,5 @@ func (c *queueControl) unconfirmed(w queueWindow) bool {
 	}
 	c.stale += w.Stale
 	c.within += w.length
-	return c.stale > queueStale
+	return c.stale > 2*ring
 }

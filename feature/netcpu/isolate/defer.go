@@ -11,17 +11,10 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-const (
-	deferMost    = time.Millisecond // the longest time to the next poll
-	deferPackets = 128              // that come in that time, two polls: half of the smallest usual ring
-	deferCalm    = 5 * time.Second  // after a flood, until polls are prompt again
-	deferLasts   = time.Minute      // without an agent
-)
-
 // delayFor returns the time between polls at a rate of packets/s. It keeps the present one, 0 for
 // none, if that is not far off.
 func delayFor(rate float64, now time.Duration) time.Duration {
-	want := min(deferMost, time.Duration(deferPackets/rate*float64(time.Second)))
+	want := min(deferMost, time.Duration(ring/2/rate*float64(time.Second)))
 	if now > 0 && now <= deferMost && want < now*3/2 && now < want*3/2 {
 		return now
 	}
@@ -33,7 +26,7 @@ func delayFor(rate float64, now time.Duration) time.Duration {
 // are soon prompt again.
 func (is *Isolator) deferPolls(now time.Time, rate float64) error {
 	if rate == 0 {
-		if is.flooded.IsZero() || now.Sub(is.flooded) < deferCalm {
+		if is.flooded.IsZero() || now.Sub(is.flooded) < settled {
 			return nil
 		}
 		is.flooded = time.Time{}
@@ -46,7 +39,7 @@ func (is *Isolator) deferPolls(now time.Time, rate float64) error {
 	var errs []error
 	for key, u := range is.host.devices {
 		delay := delayFor(rate, u.deferred.by)
-		if _, heavy := is.worked.heavy[key]; !heavy || delay == u.deferred.by && now.Sub(u.deferred.at) < deferLasts/4 {
+		if _, heavy := is.worked.heavy[key]; !heavy || delay == u.deferred.by && now.Sub(u.deferred.at) < longest*time.Second/4 {
 			continue
 		}
 		u.deferred = deferred{now, delay}
@@ -78,7 +71,7 @@ func (is *Isolator) deferPollsOf(key container.Device, u *uplinkDevice) error {
 			return nil
 		}
 	}
-	return is.cfg.Journal.TurnAll(plan, is.by(0), u.deferred.at.Add(deferLasts))
+	return is.cfg.Journal.TurnAll(plan, is.by(0), u.deferred.at.Add(longest*time.Second))
 }
 
 // deferral plans a delay of a device's polls: the time first, as the other part begins it.

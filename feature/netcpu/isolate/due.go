@@ -15,23 +15,21 @@ import (
 // allows if a neighbour has less for its own weight, and waits for a CPU. Quotas aside, that limits
 // what is due to it.
 
-const (
-	dueEvery = time.Second // the time between looks at the neighbours, while a flood comes in
-	dueShort = 0.05        // of the time: a neighbour that waits longer goes short
-)
-
 // group is what a tenant's cgroup has had so far, or in some time.
 type group struct {
 	members     []container.Container
 	weight      uint64        // by its owner; 0: it runs only where nobody else does
 	ran, waited time.Duration // for its turn
+	quota       float64       // CPUs; 0: none
 }
 
 // short returns the counters' growth since an earlier reading, and whether the tenant went short
-// meanwhile. A smaller counter is another cgroup's.
+// meanwhile: one that ran for all of its quota did not, however long it waited for that. A smaller
+// counter is another cgroup's.
 func (g group) short(before group, length time.Duration) (group, bool) {
 	g.ran, g.waited = max(0, g.ran-before.ran), max(0, g.waited-before.waited)
-	return g, float64(g.waited) >= dueShort*float64(length)
+	had := g.quota > 0 && float64(g.ran) >= (1-little)*g.quota*float64(length)
+	return g, !had && float64(g.waited) >= little*float64(length)
 }
 
 // due returns the part of took, the CPU time of a container in some time, that its weight allows
@@ -67,7 +65,7 @@ type around struct {
 // lookAround updates what is due to each tenant from what all tenants had since the last look.
 func (is *Isolator) lookAround(now time.Time) error {
 	length := now.Sub(is.around.at)
-	if length < dueEvery {
+	if length < lookEvery {
 		return nil
 	}
 	before := is.around.groups
@@ -75,7 +73,7 @@ func (is *Isolator) lookAround(now time.Time) error {
 	short := make(map[string]group)
 	for dir, g := range is.around.groups {
 		last, known := before[dir]
-		if g, goes := g.short(last, length); goes && known && length <= 2*dueEvery {
+		if g, goes := g.short(last, length); goes && known && length <= 2*lookEvery {
 			weight, err := is.weightOf(dir)
 			errs = append(errs, err)
 			if g.weight = weight; !apart(g.members, is.cpus()) {
@@ -140,13 +138,11 @@ func (is *Isolator) readGroups(now time.Time) error {
 			}
 			dirs[dir], dirs[counts] = true, true
 			g := group{members: []container.Container{m.Container}}
-			var throttled time.Duration
 			if g.ran, err = r.files.Usage(counts); err == nil {
 				if g.waited, err = r.files.Waited(counts); err == nil {
-					throttled, _, err = r.files.Throttled(dir)
+					g.quota, _, err = r.files.CPUQuota(dir)
 				}
 			}
-			g.waited -= throttled // a quota is no neighbour
 			switch {
 			case err == nil:
 				r.groups[dir] = g

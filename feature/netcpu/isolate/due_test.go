@@ -92,6 +92,8 @@ func TestShort(t *testing.T) {
 		{group{ran: 100 * ms, waited: 10 * ms}, group{ran: 300 * ms, waited: 70 * ms}, time.Second, 60 * ms, true},
 		{group{ran: 100 * ms, waited: 10 * ms}, group{ran: 300 * ms, waited: 50 * ms}, time.Second, 40 * ms, false},
 		{group{waited: 70 * ms}, group{waited: 10 * ms}, time.Second, 0, false},
+		{group{}, group{ran: 199 * ms, waited: 300 * ms, quota: 0.2}, time.Second, 300 * ms, false},
+		{group{}, group{ran: 180 * ms, waited: 300 * ms, quota: 0.2}, time.Second, 300 * ms, true},
 	} {
 		if g, short := c.now.short(c.before, c.length); g.waited != c.want || short != c.short {
 			t.Errorf("from %v to %v: %v, %t, want %v, %t", c.before, c.now, g.waited, short, c.want, c.short)

@@ -79,13 +79,14 @@ type isolation struct {
 	at      place // of its threads
 	queues  bool  // it may have queues of uplinks
 	threads []thread
-	asking  asking
+	asked   int         // windows since renew has listed its NAPIs
 	drops   *drop.Drops // nil without early drop
 	control control
 	counted counted
 	turns   uint64 // that the threads had at the end of the last window; 0: not known
 	pacing  paceControl
 	flow    flow
+	alone   uint64        // packets that came by queues of its own
 	quota   float64       // CPUs, as of the last window in which it might be paced; 0: none
 	due     float64       // CPUs beside its neighbours, as of lookAround; 0: any
 	took    time.Duration // since then
@@ -107,7 +108,7 @@ type thread struct {
 
 // New makes an Isolator. It changes nothing.
 func New(cfg Config) *Isolator {
-	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, queueMin), cmp.Or(cfg.QueueFlood, queueFlood)
+	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, leastRate), cmp.Or(cfg.QueueFlood, queueFlood)
 	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation)}
 }
 

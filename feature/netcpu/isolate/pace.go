@@ -16,41 +16,20 @@ import (
 
 // The threads of the uplinks work for a container before its own thread does, in a group that
 // weighs as much as one container. So a flood, and bulk TCP, take time from others that the receiver
-// does not pay for. While they come in and the uplinks' CPUs have no idle time, the receiver's quota,
+// does not pay for. While they come in and the uplinks' CPUs have no time to spare, the receiver's quota,
 // and what its weight allows beside neighbours that go short, pay for that work as well: the uplinks
 // let only as many of its packets pass as it has time left for.
-const (
-	paceLeast = 1_000 // packets/s that pass in any case
-	paceGrow  = 1.1   // per window, while there is time left
-	paceIdle  = 0.05  // of a CPU: with more idle time nobody goes short
-	paceWork  = 0.05  // of a CPU: uplinks that work less take nothing worth mentioning
-	paceBulk  = 0.2   // of a CPU: uplinks that work more for one container's super-packets cost others as a flood does
-
-	// paceDropped is the cost of a dropped packet for an uplink's thread, in packets that pass. A drop by
-	// tc saves the bridge and the veth: 0.50 to 0.71 of 2.6 to 4.1 µs on a busy machine, XDP saves more.
-	paceDropped = 0.5
-
-	// paceVeth is the cost of a veth for an uplink's thread, in packets that pass the uplink. It does that
-	// work, too, for who does not pay: 1,280 ns beside 980.
-	paceVeth = 1.3
-
-	// paceReserved divides what is due to a container: the uplinks may work for its packets for that part
-	// though its own tasks use up all.
-	paceReserved = 4
-
-	paceQuiet = time.Second     // the time between looks at uplinks that work less
-	paceLasts = 2 * time.Second // the agent may be late, but not hang
-)
 
 // paceWindow is what the packets of one container cost in some time.
 type paceWindow struct {
 	length  time.Duration
-	arrived uint64        // packets that came by uplinks,
+	alone   uint64        // packets that came by queues whose thread it pays for,
+	arrived uint64        // packets that came by others of the uplinks,
 	passed  uint64        // and the part that was not dropped
 	own     time.Duration // of the container's tasks and threads; 0: it is not known
 	uplinks time.Duration // of their threads, for its packets
 	due     time.Duration // of own and uplinks together; 0: any
-	busy    bool          // the CPUs of the uplinks had no idle time
+	busy    bool          // the uplinks had no idle CPU time or, while a neighbour goes short, less than they worked
 	single  uint64        // of those that have reached it
 	super   uint64        // the same, of super-packets
 	much    bool          // a flood, or bulk
@@ -80,7 +59,7 @@ func (c *paceControl) next(w paceWindow) float64 {
 	}
 	switch {
 	case fits < 1:
-		c.rate = max(paceLeast, fits*perSecond(w.passed))
+		c.rate = max(leastRate, fits*perSecond(w.passed))
 	case c.rate > 0:
 		if c.rate *= min(fits, paceGrow); c.rate > perSecond(w.arrived) {
 			c.rate = 0
@@ -91,9 +70,19 @@ func (c *paceControl) next(w paceWindow) float64 {
 
 // flow is pace's last reading of one tenant.
 type flow struct {
-	at  time.Time
-	own time.Duration
+	at    time.Time
+	own   time.Duration
+	alone uint64 // packets that came by queues of its own
 	drop.Counters
+}
+
+// count sets the packets of a window between two readings.
+func (w *paceWindow) count(last, now flow) {
+	w.alone = now.alone - last.alone
+	w.arrived = now.Arrived - last.Arrived
+	w.arrived -= min(w.arrived, w.alone)
+	w.passed = w.arrived - min(w.arrived, now.Held-last.Held)
+	w.single, w.super = now.Small-last.Small, now.Super-last.Super
 }
 
 // work is a reading of what the uplinks have done so far.
@@ -101,7 +90,7 @@ type work struct {
 	at     time.Time
 	ran    map[container.Device]time.Duration // of their threads
 	others uint64                             // packets for nobody isolated
-	heavy  map[container.Device]time.Time     // worked for more than paceWork, within paceQuiet or when they began to rest
+	heavy  map[container.Device]time.Time     // worked for more than little, within lookEvery or when they began to rest
 	idle   map[int]time.Duration              // by CPU, if one is heavy
 }
 
@@ -118,7 +107,7 @@ type uplinkWindow struct {
 // pace limits the packets of each flooded tenant at the uplinks, and lets these rest.
 func (is *Isolator) pace(now time.Time) error {
 	last := is.worked
-	if is.host == nil || len(last.heavy) == 0 && now.Sub(last.at) < paceQuiet {
+	if is.host == nil || len(last.heavy) == 0 && now.Sub(last.at) < lookEvery {
 		return nil
 	}
 	w, err := is.work(now)
@@ -129,7 +118,7 @@ func (is *Isolator) pace(now time.Time) error {
 		return err
 	}
 	is.worked = w
-	if !is.around.at.IsZero() && now.Sub(is.around.at) > 2*dueEvery { // that flood is over
+	if !is.around.at.IsZero() && now.Sub(is.around.at) > 2*lookEvery { // that flood is over
 		is.forgetAround()
 	}
 	u := w.after(last, is.cpus())
@@ -175,7 +164,7 @@ func (w work) after(last work, cpus []int) uplinkWindow {
 			u.idle += idle - before
 		}
 	}
-	u.busy = float64(u.idle) < paceIdle*float64(u.length)
+	u.busy = float64(u.idle) < little*float64(u.length)
 	return u
 }
 
@@ -195,9 +184,9 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, 
 	all = paceWindow{arrived: u.others, passed: u.others, uplinks: u.ran}
 	windows := make(map[*isolation]paceWindow)
 	err = is.counting(func(s *isolation) error {
-		win := paceWindow{length: u.length, busy: u.busy}
+		win := paceWindow{length: u.length}
 		err := is.flows(s, u.since, now, u.heavy, &win)
-		all.arrived, all.passed = all.arrived+win.arrived, all.passed+win.passed
+		all.arrived, all.passed = all.arrived+win.alone+win.arrived, all.passed+win.alone+win.passed
 		all.single, all.super = all.single+win.single, all.super+win.super
 		windows[s] = win
 		return err
@@ -210,7 +199,10 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, 
 		if passes == 0 && before == 0 {
 			return nil
 		}
-		return s.drops.Pace(passes, paceLasts)
+		if passes > 0 {
+			passes += u.perSecond(win.alone)
+		}
+		return s.drops.Pace(passes, 2*lookEvery)
 	}))
 	return all, paced, err
 }
@@ -220,7 +212,7 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, 
 func (s *isolation) paced(w, all paceWindow, u uplinkWindow, flood uint64) float64 {
 	w.uplinks = time.Duration(float64(u.ran) * w.works() / max(1, all.works()+paceVeth*float64(u.others)))
 	s.took += w.own + w.uplinks
-	w.due = s.dueIn(u.length)
+	w.due, w.busy = s.dueIn(u.length), u.busy || s.due > 0 && u.idle < u.ran
 	w.much = u.perSecond(w.arrived) >= float64(flood) || u.bulk(w)
 	return s.pacing.next(w)
 }
@@ -248,9 +240,9 @@ func (is *Isolator) work(now time.Time) (w work, err error) {
 			}
 			w.ran[key] += used.Ran
 		}
-		if float64(w.ranSince(last, key)) > paceWork*float64(now.Sub(last.at)) {
+		if float64(w.ranSince(last, key)) > little*float64(now.Sub(last.at)) {
 			w.heavy[key] = now
-		} else if at, was := last.heavy[key]; was && now.Sub(at) < paceQuiet {
+		} else if at, was := last.heavy[key]; was && now.Sub(at) < lookEvery {
 			w.heavy[key] = at
 		}
 	}
@@ -293,14 +285,12 @@ func (is *Isolator) flows(s *isolation, since, now time.Time, heavy bool, w *pac
 		return err
 	}
 	last := s.flow
-	s.flow = flow{at: now, Counters: c}
+	s.flow = flow{at: now, alone: s.alone, Counters: c}
 	if last.at.IsZero() || last.at != since {
 		return nil
 	}
-	w.arrived = c.Arrived - last.Arrived
-	w.passed = w.arrived - min(w.arrived, c.Held-last.Held)
-	w.single, w.super = c.Small-last.Small, c.Super-last.Super
-	if !heavy || is.ownsQueue(s) {
+	w.count(last, s.flow)
+	if !heavy {
 		return nil
 	}
 	own, err := is.ranOf(s)
@@ -326,21 +316,6 @@ func (s *isolation) dueIn(length time.Duration) time.Duration {
 		return 0
 	}
 	return max(1, time.Duration(cpus*float64(length)))
-}
-
-// ownsQueue reports whether a tenant has a queue of an uplink, and so pays for its thread.
-func (is *Isolator) ownsQueue(s *isolation) bool {
-	if !s.queues {
-		return false // whatever its packets would earn it
-	}
-	for _, u := range is.host.devices {
-		for _, q := range u.queues {
-			if q.control.owner == s.drops.Slot() {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // ranOf returns the time that the tasks and threads of a tenant have run; 0 if it is not known.

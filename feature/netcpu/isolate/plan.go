@@ -102,7 +102,7 @@ func making(group string, l cgroup.Layout) []journal.Setting {
 
 // pollSlice is the slice of a thread that polls: the kernel's shortest. The thread then runs before
 // packets in its queue are old, or have kept a sender on this host waiting; its share of the CPU is
-// the same. MEASURED.md has the measurement.
+// the same. docs/measured.md has the measurement.
 const pollSlice = 100 * time.Microsecond
 
 // pacing sets how a thread takes its turns. slice is its present value, which shows whether the

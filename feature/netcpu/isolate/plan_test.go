@@ -94,7 +94,6 @@ func TestPlanSteering(t *testing.T) {
 		{"offline", []string{"4"}, []int{0, 1}, nil},
 		{"some offline", []string{"6"}, []int{0, 1}, []string{"affinity 7:70 = 1"}},
 		{"all", []string{"3"}, []int{0, 1}, nil},
-		{"none", nil, []int{0, 1}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var d device
@@ -173,14 +172,6 @@ func TestStale(t *testing.T) {
 	} {
 		if got := stale(journal.Entry{Ref: ref}, c, at, "/cpu/pod", threads); got != want {
 			t.Errorf("%v is stale: %v", ref, got)
-		}
-	}
-}
-
-func TestNoCPUs(t *testing.T) {
-	for mask, want := range map[string]string{"3": "0", "00000000,0000ffff": "00000000,00000000", "": ""} {
-		if got := noCPUs(mask); got != want {
-			t.Errorf("noCPUs(%q) = %q, want %q", mask, got, want)
 		}
 	}
 }

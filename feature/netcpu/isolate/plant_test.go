@@ -62,7 +62,7 @@ type plantTenant struct {
 	weight, quota float64 // quota in CPUs; 0: none
 	computes      []int   // CPUs
 	rate          float64 // packets/s
-	on, every     float64 // s: packets come for this part of a period; 0: always
+	on, every     float64 // s: packets come, or who gets none computes, for this part of a period; 0: always
 	until         float64 // s: packets come before; 0: for ever
 	queue, cpu    int     // CPUs of the NIC's queue and of the receiver
 	closed        bool    // no packet comes before earlier ones were received
@@ -123,8 +123,10 @@ func (p *plant) paying() bool {
 	return slices.ContainsFunc(p.tenants, func(t plantTenant) bool { return t.pays })
 }
 
+func (t *plantTenant) pauses(now float64) bool { return t.every > 0 && math.Mod(now, t.every) >= t.on }
+
 func (t *plantTenant) arrivals(now float64) float64 {
-	if t.until > 0 && now >= t.until || t.every > 0 && math.Mod(now, t.every) >= t.on {
+	if t.until > 0 && now >= t.until || t.pauses(now) {
 		return 0
 	}
 	if t.closed {
@@ -199,6 +201,9 @@ func (p *plant) step() {
 			continue
 		}
 		for _, c := range t.computes {
+			if t.rate == 0 && t.pauses(p.now()) {
+				break
+			}
 			p.add(c, load{tenant: i, kind: computing, want: plantStep})
 		}
 		if t.pays || p.ideal {
@@ -420,7 +425,7 @@ func (p *plant) bound() {
 			w.others += uint64(t.arrived)
 		}
 	}
-	if p.rests.rests || float64(w.ranSince(p.last, nic)) > paceWork*float64(w.at.Sub(p.last.at)) {
+	if p.rests.rests || float64(w.ranSince(p.last, nic)) > little*float64(w.at.Sub(p.last.at)) {
 		w.heavy = map[container.Device]time.Time{nic: w.at}
 	}
 	u := w.after(p.last, p.nic)
@@ -429,8 +434,8 @@ func (p *plant) bound() {
 	windows := make([]paceWindow, len(p.tenants))
 	for i, t := range p.tenants {
 		if f := t.is.flow; t.pays && f.own > 0 {
-			win := paceWindow{length: u.length, busy: u.busy, arrived: uint64(t.arrived) - f.Arrived}
-			win.passed = win.arrived - min(win.arrived, uint64(t.held)-f.Held)
+			win := paceWindow{length: u.length}
+			win.count(f, flow{Counters: drop.Counters{Arrived: uint64(t.arrived), Held: uint64(t.held)}})
 			if u.heavy {
 				win.own = max(1, seconds(t.ran)-f.own)
 			}
@@ -459,14 +464,14 @@ func (p *plant) bound() {
 // lookAround finds out what is due to each, once a second.
 func (p *plant) lookAround() {
 	length := seconds(p.now() - p.lookAt)
-	if length < dueEvery {
+	if length < lookEvery {
 		return
 	}
 	p.lookAt = p.now()
 	short := make([]group, len(p.tenants))
 	for i, t := range p.tenants {
-		now := group{ran: seconds(t.ran), waited: seconds(t.waited)}
-		if g, goes := now.short(p.looked[i], length); goes && length <= 2*dueEvery {
+		now := group{ran: seconds(t.ran), waited: seconds(t.waited), quota: t.quota}
+		if g, goes := now.short(p.looked[i], length); goes && length <= 2*lookEvery {
 			g.weight = uint64(t.weight)
 			short[i] = g
 		}

@@ -34,7 +34,8 @@ const (
 // elsewhere.
 //
 //   - Small loads pay while they rob together, and each costs too little to go on: loadsSettle.
-//   - A victim with a duty cycle waits, or does not, and the rate follows it: ratesSettle.
+//   - A victim with a duty cycle waits, or does not, and the rate follows it; so it does where others'
+//     floods come and go: ratesSettle.
 //   - A window that a neighbour begins to pay in bills its packets by those that come later, too:
 //     nobodyOverpays.
 //   - A quota leaves the uplinks a quarter of it beside what its receiver uses up, and what is due by
@@ -66,6 +67,43 @@ func TestPlant(t *testing.T) {
 			report = t.Errorf
 		}
 		report("%s: broken on %.1f of 1,000 hosts, may be on %.1f: seeds %v", law, share, plantLaws[law], seeds[:min(8, len(seeds))])
+	}
+}
+
+// Hosts of which an earlier law was unfair to somebody.
+func TestPlantCases(t *testing.T) {
+	// A victim computes on a CPU, for half of each of these times; 0: always.
+	victim := func(cpu int, each float64) plantTenant {
+		return plantTenant{weight: 1024, computes: []int{cpu}, on: each / 2, every: each}
+	}
+	flood := func(quota, rate float64) plantTenant { return plantTenant{weight: 1024, quota: quota, rate: rate} }
+	spare := victim(63, 0)
+	spare.quota = 0.9
+	var full []plantTenant // but for a tenth of the last CPU
+	for cpu := range 63 {
+		full = append(full, victim(cpu, 0))
+	}
+	for _, c := range []struct {
+		name        string
+		cpus        int
+		tenants     []plantTenant
+		most, least float64 // what a victim is slowed, and what the last one receives in a second
+	}{
+		{"less than a flood by a queue that all share", 1, []plantTenant{victim(0, 0), flood(0, 45_000)}, 1.01, 44_000},
+		{"dropping most of a flood costs its neighbour nothing", 2, []plantTenant{victim(0, 0), victim(1, 0), flood(0, 237_000), flood(0, 58_000)}, 1.03, 55_000},
+		{"a victim that computes half of the time", 1, []plantTenant{victim(0, 0.1), flood(0, 300_000)}, 1.05, 100_000},
+		{"a quota for the flooded one", 1, []plantTenant{victim(0, 0.1), flood(0.5, 300_000)}, 1.15, 100_000},
+		{"longer", 1, []plantTenant{victim(0, 2), flood(0, 300_000)}, 1.05, 100_000},
+		{"one CPU of 64 is not busy", 64, append(full, spare, flood(0, 300_000)), 1.05, 140_000},
+	} {
+		h := plantHost{cpus: c.cpus, tenants: c.tenants}
+		for cpu := range c.cpus {
+			h.nic = append(h.nic, cpu)
+		}
+		p, slowed := slowest(h, plantWarm, plantLong)
+		if got := p.tenants[len(p.tenants)-1].received / plantLong; slowed > c.most || got < c.least {
+			t.Errorf("%s: a victim would compute %.3f times as much, want at most %.2f; %.0f packets/s, want %.0f", c.name, slowed, c.most, got, c.least)
+		}
 	}
 }
 

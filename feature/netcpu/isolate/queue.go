@@ -72,6 +72,9 @@ func (is *Isolator) assignQueues(length time.Duration) error {
 				continue
 			}
 			w := queueWindow{length, now.Since(q.last)}
+			if s := is.owner(q.control.owner); s != nil {
+				s.alone += w.Own
+			}
 			q.last = now
 			errs = append(errs, is.assignQueue(u, q, w))
 		}
@@ -108,15 +111,25 @@ func (is *Isolator) assignQueue(u *uplinkDevice, q *queue, w queueWindow) error 
 // The host owns the changes, as the queue outlives the container. A thread that has ended has no
 // owner: its device has recreated its queues.
 func (is *Isolator) giveQueue(u *uplinkDevice, q *queue, slot uint32) error {
+	s := is.owner(slot)
+	if s == nil {
+		return IgnoreGone(is.move(q.thread, u.at, 0))
+	}
+	at := s.at
+	at.child = false // it exists, and its entry is the container's
+	at.nice = ""
+	return IgnoreGone(errors.Join(is.unsteer(q.thread), is.move(q.thread, at, 0)))
+}
+
+// owner returns the tenant in a slot if it pays for the threads of its queues, else nil: one that may
+// have none pays for none, whatever its packets have earned it.
+func (is *Isolator) owner(slot uint32) *isolation {
 	for _, s := range is.isolated {
 		if s.drops != nil && s.drops.Slot() == slot && s.queues {
-			at := s.at
-			at.child = false // it exists, and its entry is the container's
-			at.nice = ""
-			return IgnoreGone(errors.Join(is.unsteer(q.thread), is.move(q.thread, at, 0)))
+			return s
 		}
 	}
-	return IgnoreGone(is.move(q.thread, u.at, 0))
+	return nil
 }
 
 // unsteer undoes steering: the container's CPUs apply now.

@@ -41,7 +41,7 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	must(t, is.move(threads[0], place{group: shared}, 0))
 	u := &uplinkDevice{at: place{group: shared}}
 	q := &queue{thread: threads[0], control: newQueueControl()}
-	w := queueWindow{time.Second, drop.Queue{Own: queueMin, Slot: slot}}
+	w := queueWindow{time.Second, drop.Queue{Own: leastRate, Slot: slot}}
 	for range 10 {
 		err := is.assignQueue(u, q, w)
 		if q.control.owner != nobody {

@@ -13,13 +13,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// renew lists the NAPIs of a tenant with live threads every askEvery windows, and for a minute
-// after a change in each window.
-const (
-	askEvery = 10
-	askAgain = 60
-)
-
 // renew places threads again if a device has new ones. A link that goes down and up, GRO that is
 // switched off and on, and most drivers on reconfiguration replace a NAPI: its new thread starts in
 // the root group. A container can do so at its own devices at any time. The next window sees the
@@ -27,9 +20,10 @@ const (
 func (is *Isolator) renew() error {
 	var errs []error
 	for _, s := range is.isolated {
-		if !s.asking.due(s.lives(is.cfg.Roots.Proc)) {
+		if s.asked++; s.asked < askEvery && s.lives(is.cfg.Roots.Proc) {
 			continue
 		}
+		s.asked = 0
 		if err := IgnoreGone(is.renewTenant(s)); err != nil {
 			errs = append(errs, fmt.Errorf("place the threads of container %v again: %w", s.payer.ID, err))
 		}
@@ -42,7 +36,7 @@ func (is *Isolator) RenewUplinks() error {
 	if is.host == nil || is.resting.rests {
 		return nil
 	}
-	var errs []error
+	errs := []error{IgnoreGone(is.weighUplinks())}
 	for key, u := range is.host.devices {
 		if err := IgnoreGone(is.renewUplink(key, u)); err != nil {
 			errs = append(errs, fmt.Errorf("place the threads of uplink %s again: %w", u.name, err))
@@ -61,25 +55,6 @@ func (s *isolation) lives(proc string) bool {
 	})
 }
 
-// asking decides in which windows to list a tenant's NAPIs. The zero value asks in the first.
-type asking struct {
-	wait  int // windows until then
-	often int // consecutive windows left to ask in
-}
-
-// due counts a window, and reports whether to ask. live: all of a tenant's threads live.
-func (a *asking) due(live bool) bool {
-	a.wait, a.often = max(a.wait-1, 0), max(a.often-1, 0)
-	if live && a.wait > 0 && a.often == 0 {
-		return false
-	}
-	a.wait = askEvery
-	return true
-}
-
-// others records that a tenant had other NAPIs than known.
-func (a *asking) others() { a.often = askAgain }
-
 func (is *Isolator) renewTenant(s *isolation) error {
 	c := s.payer
 	ns, err := is.open(c)
@@ -97,7 +72,6 @@ func (is *Isolator) renewTenant(s *isolation) error {
 			errs = append(errs, IgnoreGone(err))
 			continue
 		}
-		s.asking.others()
 		threads, err := is.bringVeth(ns, dev, s.control.shape, s.at, c.ID)
 		if err != nil {
 			errs = append(errs, IgnoreGone(err)) // the next window tries again

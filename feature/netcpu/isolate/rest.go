@@ -13,13 +13,7 @@ import (
 // Threads of the uplinks help where an idle CPU takes them, where a container pays for one as its
 // queue's, and in a flood or bulk TCP that is held back. Where all CPUs compute, and a server's
 // requests share a queue, they only add switches, and take their turns from everybody: then the uplinks
-// rest, and softirqs poll as without us. MEASURED.md, "A server beside one that computes", has the
-// measurement.
-const (
-	restAfter = 5 * time.Second // of such traffic: by then a queue is a container's that can be
-	restMost  = time.Minute     // then the threads are tried again
-	restIdle  = 0.15            // of a CPU: with more idle time the threads have room
-)
+// rest, and softirqs poll as without us.
 
 // restWindow is what the uplinks did in some time.
 type restWindow struct {
@@ -50,13 +44,13 @@ func (c *restControl) next(w restWindow) bool {
 		return c.rests
 	}
 	idle := float64(s.idle) / float64(s.length)
-	works, bulk := float64(s.ran) > paceWork*float64(s.length), s.super > s.single
+	works, bulk := float64(s.ran) > little*float64(s.length), s.super > s.single
 	c.lasts += s.length
 	c.second = restWindow{}
 	switch {
-	case bulk, c.rests && (idle > restIdle || c.lasts >= restMost), !c.rests && (idle > paceIdle || !works):
+	case bulk, c.rests && (idle > restIdle || c.lasts >= longest*time.Second), !c.rests && (idle > little || !works):
 		*c = restControl{}
-	case c.lasts >= restAfter && !c.rests:
+	case c.lasts >= settled && !c.rests:
 		*c = restControl{rests: true}
 	}
 	return c.rests
@@ -65,8 +59,8 @@ func (c *restControl) next(w restWindow) bool {
 // rest lets softirqs poll the uplinks, or threads again.
 func (is *Isolator) rest(w restWindow) error {
 	before := is.resting
-	for _, s := range is.isolated {
-		w.owned = w.owned || s.drops != nil && is.ownsQueue(s)
+	for _, u := range is.host.devices {
+		w.owned = w.owned || slices.ContainsFunc(u.queues, func(q *queue) bool { return is.owner(q.control.owner) != nil })
 	}
 	if is.resting.next(w) == before.rests {
 		return nil

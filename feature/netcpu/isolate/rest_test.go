@@ -3,30 +3,7 @@ package isolate
 import (
 	"testing"
 	"time"
-
-	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
-	"github.com/fairlead-project/fairlead/tenant"
 )
-
-// A container that may have no queue pays for none, whatever its packets have earned it.
-func TestOwnsQueue(t *testing.T) {
-	s := &isolation{drops: &drop.Drops{}}
-	is := New(Config{})
-	is.isolated[tenant.Key{}] = s
-	q := &queue{control: newQueueControl()}
-	is.host = &uplinks{devices: map[container.Device]*uplinkDevice{{Index: 1}: {queues: []*queue{q}}}}
-	for _, c := range []struct {
-		owner uint32
-		may   bool
-		want  bool
-	}{{nobody, true, false}, {s.drops.Slot(), false, false}, {s.drops.Slot(), true, true}, {s.drops.Slot() + 1, true, false}} {
-		q.control.owner, s.queues = c.owner, c.may
-		if got := is.ownsQueue(s); got != c.want {
-			t.Errorf("owner %d, which may have queues %t: %t, want %t", c.owner, c.may, got, c.want)
-		}
-	}
-}
 
 func TestRestControl(t *testing.T) {
 	const fifth = time.Second / 5

@@ -17,10 +17,6 @@ import (
 const (
 	prompt = "-5" // nice values: it runs before the tasks,
 	even   = "0"  // or is one of them
-
-	crowded  = 2.0 // packets per turn: while one was polled, another came;
-	oneByOne = 1.5 // and below this they come one by one
-	few      = 100 // packets in a window, too few to learn from: those come one by one
 )
 
 // niceBy returns the nice value after a window in which the threads with the present one got the CPU

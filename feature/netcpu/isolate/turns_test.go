@@ -8,12 +8,10 @@ func TestNiceBy(t *testing.T) {
 		prompt, even   string // what it is after these two
 	}{
 		{0, 0, prompt, prompt},
-		{0, 1000, prompt, prompt},
 		{20, 80, prompt, prompt}, // few
 		{1000, 1000, prompt, prompt},
 		{1000, 1499, prompt, prompt},
 		{1000, 1500, prompt, even},
-		{1000, 1999, prompt, even},
 		{1000, 2000, even, even},
 		{8000, 80_000, even, even},
 	} {

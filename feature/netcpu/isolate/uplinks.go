@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
@@ -13,15 +14,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// uplinkGroup is the prefix of the cgroup for threads that poll shared devices. The host's network
-// namespace follows: several agents may run on one machine, each in its own.
-const uplinkGroup = "fairlead-uplink-"
-
-// uplinkShares is the cpu.shares (v1) of that group without early drop, against 1024 of an ordinary
-// group: a flood then takes at most a tenth of a core from the others. With early drop the group
-// has the usual weight: no one needs protection from it, since what a container cannot take costs
-// next to nothing. MEASURED.md, "The stage before the container", has the measurement; the weight
-// without early drop is arithmetic.
+// uplinkShares is the part of usualShares that is left of that group's weight without early drop, by
+// arithmetic: a flood then takes at most a tenth of a core from the others. With early drop no one needs
+// protection from it, since what a container cannot take costs next to nothing.
 const uplinkShares = 100
 
 // uplinks is the changes on the host while any container is isolated.
@@ -49,8 +44,8 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 	}
 	var left []journal.Outcome
 	if is.host == nil {
-		at, err := is.makeUplinkGroup(host)
-		if err != nil {
+		at := is.uplinkPlace(host)
+		if err := is.turn(making(at.group, is.cfg.Layout), 0); err != nil {
 			return err
 		}
 		is.host = &uplinks{at: at, devices: make(map[container.Device]*uplinkDevice)}
@@ -105,21 +100,47 @@ func (is *Isolator) claim(u uplink.Uplink) error {
 	return err
 }
 
-func (is *Isolator) makeUplinkGroup(netns uint64) (place, error) {
-	at := is.uplinkPlace(netns)
-	if err := is.turn(making(at.group, is.cfg.Layout), 0); err != nil || is.cfg.Drop != nil {
-		return at, err
-	}
-	plan, err := is.lowering(at.group, uplinkShares, 0)
+// weighUplinks gives the uplinks' group the weight of the heaviest group beside it that one of its
+// receivers is in, such as kubepods, and no less than the usual one: where all CPUs compute, its threads
+// get as much as those.
+func (is *Isolator) weighUplinks() error {
+	w, err := is.lookAtWeight(is.host.at.group, 0)
 	if err != nil {
-		return at, err
+		return err
 	}
-	return at, is.turn(plan, 0)
+	most, beside := w.takes.Usual, make(map[string]bool)
+	for _, s := range is.isolated {
+		dir, err := s.payer.TenantGroup()
+		if err != nil {
+			continue
+		}
+		below, err := filepath.Rel(is.cfg.Layout.CPU, dir)
+		if err != nil {
+			return err
+		}
+		first, _, _ := strings.Cut(below, "/")
+		beside[filepath.Join(is.cfg.Layout.CPU, first)] = true
+	}
+	for dir := range beside {
+		weight, err := is.weightOf(dir)
+		if err != nil {
+			return err
+		}
+		most = max(most, weight)
+	}
+	if is.cfg.Drop == nil {
+		most = most * uplinkShares / usualShares
+	}
+	want := strconv.FormatUint(most, 10)
+	if want == w.now {
+		return nil
+	}
+	return is.turn([]journal.Setting{{Knob: w.knob, Value: want}}, 0)
 }
 
 // uplinkPlace returns the place of uplink threads: in a cpuset with all CPUs.
 func (is *Isolator) uplinkPlace(netns uint64) place {
-	return place{group: filepath.Join(is.cfg.Layout.CPU, uplinkGroup+strconv.FormatUint(netns, 10)), cpuset: is.cfg.Layout.CPUSet}
+	return place{group: kernel.UplinkGroup(is.cfg.Layout, netns), cpuset: is.cfg.Layout.CPUSet}
 }
 
 // forgetQueues stops counting for the queues of the uplinks.

@@ -34,11 +34,11 @@ func (is *Isolator) weighing(c container.Container) ([]journal.Setting, error) {
 	if err != nil {
 		return nil, err
 	}
-	shares := math.MaxInt32 // any value
-	if cpus > 0 && cpus < 0.5 {
-		shares = sharesFor(cpus)
+	w, err := is.lookAtWeight(dir, c.ID)
+	if err != nil {
+		return nil, err
 	}
-	return is.lowering(dir, shares, c.ID)
+	return w.lowered(sharesFor(cpus))
 }
 
 // quota returns the limit of a container's tenant by its owner, in CPUs; 0: none.
@@ -56,10 +56,6 @@ func (is *Isolator) quota(c container.Container) (cpus float64, err error) {
 	}
 	return float64(b.Quota) / float64(b.Period), nil
 }
-
-// mostWeighed limits how many tenants reweigh looks at in one window, on average. Each takes about
-// 0.4 ms, and a quota seldom changes.
-const mostWeighed = 64
 
 // reweigh updates the weights of isolated containers, and whether they may have queues, to their
 // quotas. If there are many, they take turns.
@@ -84,19 +80,11 @@ func (is *Isolator) turnOf(s *isolation) bool {
 	return (is.windows+s.of.Key().NetNS)%turns == 0
 }
 
-// sharesFor returns the weight w with w / (w + usual) = cpus, at most the usual one.
+// sharesFor returns the weight w with w / (w + usual) = cpus; any for a CPU or more, and for 0, which
+// is no quota.
 func sharesFor(cpus float64) int {
-	if cpus >= 0.5 {
-		return usualShares
+	if cpus == 0 || cpus >= 1 {
+		return math.MaxInt32
 	}
-	return int(math.Round(usualShares * cpus / (1 - cpus)))
-}
-
-// lowering plans the given part of the usual weight for a cgroup; see weight.lowered.
-func (is *Isolator) lowering(dir string, shares int, id container.ID) ([]journal.Setting, error) {
-	w, err := is.lookAtWeight(dir, id)
-	if err != nil {
-		return nil, err
-	}
-	return w.lowered(shares)
+	return int(min(math.Round(usualShares*cpus/(1-cpus)), math.MaxInt32))
 }

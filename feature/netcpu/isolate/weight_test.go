@@ -18,17 +18,10 @@ import (
 // quota.
 func TestSharesFor(t *testing.T) {
 	for cpus := 0.001; cpus < 4; cpus += 0.001 {
-		w := sharesFor(cpus)
-		if w < 1 || w > usualShares {
-			t.Fatalf("sharesFor(%v) = %d, out of bounds", cpus, w)
+		share := float64(sharesFor(cpus)) / float64(sharesFor(cpus)+usualShares)
+		if want := min(cpus, 1); math.Abs(share-want) > 0.002 {
+			t.Errorf("sharesFor(%v) = %d: a share of %.4f, want %.4f", cpus, sharesFor(cpus), share, want)
 		}
-		share := float64(w) / float64(w+usualShares)
-		if want := min(cpus, 0.5); math.Abs(share-want) > 0.002 {
-			t.Errorf("sharesFor(%v) = %d: a share of %.4f, want %.4f", cpus, w, share, want)
-		}
-	}
-	if got := sharesFor(0.2); got != 256 {
-		t.Errorf("sharesFor(0.2) = %d, want 256 (80 against 20)", got)
 	}
 }
 
@@ -61,7 +54,7 @@ func TestWeightFollowsQuota(t *testing.T) {
 		{"20000", "", "256", "900"},
 		{"40000", "", "683", "900"},
 		{"10000", "", "114", "900"},
-		{"60000", "", "900", ""}, // a weight cannot express it
+		{"60000", "", "900", ""}, // its owner's weight is less than that
 		{"20000", "", "256", "900"},
 		{"-1", "", "900", ""},
 		{"20000", "", "256", "900"},
@@ -70,6 +63,9 @@ func TestWeightFollowsQuota(t *testing.T) {
 		{"", "100", "100", "700"}, // lower than the quota's weight: left alone
 		{"20000", "", "100", "700"},
 		{"", "800", "256", "800"},
+		{"60000", "2048", "1536", "2048"},
+		{"100000", "", "2048", ""}, // a weight cannot express it
+		{"60000", "", "1536", "2048"},
 	} {
 		if step.quota != "" {
 			set("cpu.cfs_quota_us", step.quota)
@@ -92,7 +88,7 @@ func TestWeightFollowsQuota(t *testing.T) {
 	if out, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return cgroup.Open(dir, r) }, nil); err != nil || len(out) != 1 || out[0].Result != journal.Restored {
 		t.Errorf("restore: %+v, %v", out, err)
 	}
-	if got, err := cgroup.Weight(dir); err != nil || got != 800 {
+	if got, err := cgroup.Weight(dir); err != nil || got != 2048 {
 		t.Errorf("restored to %d, %v", got, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
@@ -38,9 +39,7 @@ func tenant(s identity.Slot, n policy.Net) Tenant {
 func compute(t *testing.T, l Link, ts ...Tenant) Plan {
 	t.Helper()
 	p, err := Compute(l, ts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return p
 }
 
@@ -96,9 +95,7 @@ func TestSums(t *testing.T) {
 	p := compute(t, link(gbit),
 		tenant(1, policy.Net{Weight: 3}), tenant(2, policy.Net{Rate: 100 * mbit}), tenant(3, policy.Net{Rate: 50 * mbit}))
 	// W_d is 1 for the default class and 3: 200 Mbit/s for each unit.
-	if p.PerWeight != 200*mbit {
-		t.Errorf("%d bit/s for each weight", p.PerWeight)
-	}
+	testkit.Same(t, "bit/s for each weight", uint64(200*mbit), p.PerWeight)
 	if a, b := p.Classes[2].Weight, p.Classes[3].Weight; a != unit/2 || b != unit/4 {
 		t.Errorf("weights of the rates %d and %d, want 500, 250", a, b)
 	}
@@ -151,9 +148,7 @@ func TestUrgent(t *testing.T) {
 	if got := []int{p.Classes[0].Level, p.Classes[1].Level, p.Classes[2].Level, p.Classes[3].Level}; fmt.Sprint(got) != "[2 1 0 0]" {
 		t.Errorf("levels %v", got)
 	}
-	if b := p.Classes[2].HTB.Burst; b != 2*1514 {
-		t.Errorf("burst %d", b)
-	}
+	testkit.Same(t, "burst", uint32(2*1514), p.Classes[2].HTB.Burst)
 	q := compute(t, curves(gbit), nets...)
 	if got := []int{q.Classes[1].Level, q.Classes[2].Level}; fmt.Sprint(got) != "[0 1]" || q.Classes[2].HFSC.RealTime.M2 == 0 {
 		t.Errorf("HFSC: levels %v, %+v", got, q.Classes[2])
@@ -177,23 +172,15 @@ func TestParameters(t *testing.T) {
 	if three.Burst != 12500 || three.CBurst != 1250000 || three.Quantum < 1514 {
 		t.Errorf("class 3: %+v", three)
 	}
-	if c := two.HFSC.UpperLimit; c != (qdisc.Curve{M1: 100 * mbit, M2: 100 * mbit}) {
-		t.Errorf("upper limit %+v", c)
-	}
-	if c := p.Classes[1].HFSC.UpperLimit; c != (qdisc.Curve{}) {
-		t.Errorf("upper limit without a ceil: %+v", c)
-	}
+	testkit.Same(t, "upper limit", (qdisc.Curve{M1: 100 * mbit, M2: 100 * mbit}), two.HFSC.UpperLimit)
+	testkit.Same(t, "upper limit without a ceil", (qdisc.Curve{}), p.Classes[1].HFSC.UpperLimit)
 }
 
 // Weights far apart: the greatest turn stays short, the smallest is a frame.
 func TestQuantaFarApart(t *testing.T) {
 	p := compute(t, link(gbit), tenant(1, policy.Net{Weight: 10000}), tenant(2, policy.Net{Weight: 1}))
-	if q := p.Classes[1].HTB.Quantum; q != 625000 {
-		t.Errorf("quantum of weight 10000: %d, want 5 ms of the link", q)
-	}
-	if q := p.Classes[2].HTB.Quantum; q != 1514 {
-		t.Errorf("quantum of weight 1: %d, want a frame", q)
-	}
+	testkit.Same(t, "quantum of weight 10000", uint32(625000), p.Classes[1].HTB.Quantum)
+	testkit.Same(t, "quantum of weight 1", uint32(1514), p.Classes[2].HTB.Quantum)
 }
 
 func TestRefusals(t *testing.T) {
@@ -270,9 +257,7 @@ func TestImpossibleInput(t *testing.T) {
 		"slot 0":     func() error { _, err := Compute(link(gbit), []Tenant{tenant(0, policy.Net{})}); return err }(),
 		"slot 65535": func() error { _, err := Compute(link(gbit), []Tenant{tenant(65535, policy.Net{})}); return err }(),
 	} {
-		if err == nil {
-			t.Errorf("%s: no error", name)
-		}
+		testkit.Fails(t, name, err)
 	}
 	// More tenants than a slow link has bits for.
 	var many []Tenant
@@ -315,39 +300,83 @@ func TestRealTime(t *testing.T) {
 	}
 }
 
-func TestFeasible(t *testing.T) {
-	others := []Tenant{tenant(1, policy.Net{Rate: 900 * mbit}), tenant(2, policy.Net{Weight: 1})}
-	for _, tt := range []struct {
-		t    Tenant
-		want error
+func TestFitLink(t *testing.T) {
+	for _, c := range []struct {
+		link  uint64
+		rates []uint64
+		want  string
 	}{
-		{tenant(0, policy.Net{Rate: 50 * mbit}), nil},
-		{tenant(0, policy.Net{Rate: 51 * mbit}), ErrOverLink},
-		{tenant(1, policy.Net{Rate: 950 * mbit}), nil}, // in place of its present rate
-		{tenant(0, policy.Net{Latency: 2 * time.Millisecond}), nil},
-		{tenant(0, policy.Net{Latency: 530 * time.Microsecond}), ErrInfeasible},
+		{1e9, nil, ""},
+		{1e9, []uint64{500e6, 450e6, 0}, ""},
+		{1e9, []uint64{500e6, 450e6 + 1}, "guaranteed rates exceed the link: the sum of 2 is 950000001bit, and 95 % of the 1gbit link is 950mbit"},
+		{1e9, []uint64{1e9, 0, 50e6}, "guaranteed rates exceed the link: the sum of 2 is 1050mbit, and 95 % of the 1gbit link is 950mbit"},
+		{0, []uint64{1}, "guaranteed rates exceed the link: the sum of 1 is 1bit, and 95 % of the 0bit link is 0bit"},
+		{1<<64 - 1, []uint64{1<<64 - 1, 1<<64 - 1}, "guaranteed rates exceed the link: the sum of 2 is more than 18446744073709551615bit, and 95 % of the 18446744073709551615bit link is 17524406870024074034bit"},
 	} {
-		for _, l := range []Link{link(gbit), curves(gbit)} {
-			if _, err := Feasible(l, others, tt.t); !errors.Is(err, tt.want) {
-				t.Errorf("HFSC %v: %+v: %v, want %v", l.HFSC, tt.t, err, tt.want)
-			}
+		got := ""
+		if err := fitLink(c.link, c.rates); err != nil {
+			got = err.Error()
 		}
+		testkit.Same(t, fmt.Sprintf("fitLink(%d, %d)", c.link, c.rates), c.want, got)
 	}
 }
 
-// Feasible reports whether tenant t could join the others on the link; it changes nothing. It
-// returns the size that packets of others would have to be split to (0: none), or a *Refusal, for t
-// or for another that t would break.
-func Feasible(l Link, others []Tenant, t Tenant) (split int, err error) {
-	if t.Slot == identity.Nobody {
-		t.Slot = identity.Max // a tenant without a slot comes last
+// Without the link's rate ceils, weights and priorities are kept.
+func TestUnknownRate(t *testing.T) {
+	p := compute(t, link(0),
+		tenant(1, policy.Net{Weight: 1, Priority: prio(7)}),
+		tenant(2, policy.Net{Weight: 2, Priority: prio(3)}),
+		tenant(3, policy.Net{Ceil: 50 * mbit}),
+		tenant(4, policy.Net{Rate: 100 * gbit, Latency: time.Nanosecond}))
+	if p.Link.Rate != 0 {
+		t.Errorf("link %+v", p.Link)
 	}
-	ts := make([]Tenant, 0, len(others)+1)
-	for _, o := range others {
-		if o.Slot != t.Slot {
-			ts = append(ts, o)
+	var levels []int
+	for i, c := range p.Classes {
+		levels = append(levels, c.Level)
+		if want := []uint64{0, 0, 0, 50 * mbit, 0}[i]; c.Ceil != want || c.Guaranteed != 0 {
+			t.Errorf("class %d: guaranteed %d, ceil %d, want %d", i, c.Guaranteed, c.Ceil, want)
+		}
+		if want := []uint64{fastest, fastest, fastest, 50 * mbit, fastest}[i]; c.HTB.Ceil != want {
+			t.Errorf("class %d: HTB has the ceil %d, want %d", i, c.HTB.Ceil, want)
+		}
+		// Priorities starve no tenant, and no promise exceeds what any link has.
+		weight := []uint64{1, 1, 2, 1, 1}[i]
+		if want := slowest / 6 * weight; c.HTB.Rate/10 != want/10 {
+			t.Errorf("class %d: HTB has the rate %d, want %d", i, c.HTB.Rate, want)
+		}
+		testkit.Same(t, fmt.Sprintf("class %d: quantum", i), uint32(weight)*p.Classes[0].HTB.Quantum, c.HTB.Quantum)
+	}
+	testkit.Same(t, "levels", []int{2, 1, 0, 2, 2}, levels)
+}
+
+// What was received cannot be reordered: only its ceils are kept.
+func TestUnknownRateReceived(t *testing.T) {
+	l := link(0)
+	l.Received = true
+	p := compute(t, l, tenant(1, policy.Net{Weight: 5, Priority: prio(0)}), tenant(2, policy.Net{Ceil: 50 * mbit}))
+	if a, b := p.Classes[0], p.Classes[1]; a.Level != b.Level || a.HTB.Quantum != b.HTB.Quantum {
+		t.Errorf("%+v\n%+v", a, b)
+	}
+	if c := p.Classes[2]; c.Ceil != 50*mbit || c.HTB.Ceil != c.Ceil {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestUnkept(t *testing.T) {
+	all := []string{"rate", "ceil", "weight", "priority", "latency"}
+	for _, tt := range []struct {
+		link Link
+		want []string
+	}{
+		{Link{Rate: gbit}, nil},
+		{Link{Rate: gbit, Received: true}, nil},
+		{Link{}, []string{"rate", "latency"}},
+		{Link{Received: true}, []string{"rate", "weight", "priority", "latency"}},
+	} {
+		testkit.Same(t, fmt.Sprintf("%+v", tt.link), tt.want, tt.link.Unkept(all))
+		if got := tt.link.Unkept([]string{"ceil"}); got != nil {
+			t.Errorf("%+v: of a ceil %q", tt.link, got)
 		}
 	}
-	p, err := Compute(l, append(ts, t))
-	return p.Split, err
 }

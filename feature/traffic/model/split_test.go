@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
@@ -78,30 +79,12 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// Feasible and Compute agree.
-func TestFeasibleSplit(t *testing.T) {
-	others := []Tenant{tenant(1, policy.Net{Weight: 1})}
-	for _, tt := range []struct {
-		net  policy.Net
-		want int
-	}{
-		{policy.Net{Latency: 2 * time.Millisecond, Split: true}, 0},
-		{policy.Net{Latency: 200 * time.Microsecond, Split: true}, 1522},
-	} {
-		if got, err := Feasible(link(gbit), others, tenant(0, tt.net)); got != tt.want || err != nil {
-			t.Errorf("%+v: split to %d, %v; want %d", tt.net, got, err, tt.want)
-		}
-	}
-}
-
 // With splitting, the turns of HTB are those of frames, and the curve of the tenant that needs it
 // has all the time that is left.
 func TestSplitParameters(t *testing.T) {
 	ts := []Tenant{tenant(1, policy.Net{Weight: 1}), tenant(2, policy.Net{Weight: 1, Latency: 200 * time.Microsecond, Split: true})}
 	p := compute(t, link(gbit), ts...)
-	if q := p.Classes[1].HTB.Quantum; q != 1522 {
-		t.Errorf("quantum %d", q)
-	}
+	testkit.Same(t, "quantum", uint32(1522), p.Classes[1].HTB.Quantum)
 	ts[1].Net = policy.Net{Rate: mbit, Latency: 200 * time.Microsecond, Split: true}
 	p = compute(t, curves(gbit), ts...)
 	want, ok := realTime(p.Link, 1522, promised(ts[1], p.Classes[2]), 1514, 200*time.Microsecond)

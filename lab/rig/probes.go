@@ -1,0 +1,356 @@
+package rig
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/lab/load"
+)
+
+//go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types queue queue.bpf.c -- -O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu
+//go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types stopwatch stopwatch.bpf.c -- -O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu
+//go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types -type stamp tap tap.bpf.c -- -O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu
+
+// probe is attached programs of the rig's own.
+type probe struct {
+	object *bpf.Object
+	links  bpf.Links
+}
+
+// open loads the maps and variables of a probe into objs, and attaches some of its programs.
+func (p *probe) open(name string, read func() (*ebpf.CollectionSpec, error), vars bpf.Vars, objs any, programs ...string) (err error) {
+	if p.object, err = bpf.Open(name, read, vars, nil); err == nil {
+		err = p.object.Load(objs, nil)
+	}
+	if err == nil {
+		p.links, err = p.object.Attach(programs...)
+	}
+	if err != nil {
+		err = errors.Join(fmt.Errorf("open %s: %w", name, err), p.Close())
+		*p = probe{}
+	}
+	return err
+}
+
+// Close removes the programs.
+func (p *probe) Close() error { return errors.Join(p.links.Close(), p.object.Close()) }
+
+// nic returns what identifies the NIC to programs: the inode of its network namespace, and its index.
+func (r *Rig) nic() (netns, index uint32, err error) {
+	ns, err := netdev.Open(r.Node.NetNS())
+	if err != nil {
+		return 0, 0, err
+	}
+	defer ns.Close()
+	i, err := ns.Index(NICDevice)
+	return uint32(ns.Inode()), uint32(i), err
+}
+
+// Queue measures how long packets of one length wait at the queue of the NIC.
+type Queue struct {
+	probe
+	objs struct {
+		Waited *ebpf.Map      `ebpf:"fl_waited"`
+		Lost   *ebpf.Variable `ebpf:"fl_lost"`
+	}
+}
+
+// Queue begins to measure packets of so many bytes, link header included, that leave by the NIC: from
+// the moment the kernel has a packet for the root qdisc, whatever its kind, to the moment the driver
+// gets it. All packets of the machine pay for it, some ten nanoseconds each. The caller closes it.
+func (r *Rig) Queue(length int) (*Queue, error) {
+	netns, index, err := r.nic()
+	if err != nil {
+		return nil, err
+	}
+	q := new(Queue)
+	vars := bpf.Vars{queueVarFlNetns: netns, queueVarFlIfindex: index, queueVarFlLength: uint32(length)}
+	return q, q.open("queue", loadQueue, vars, &q.objs, queueProgFlSent, queueProgFlQueued)
+}
+
+// Waits are the delays of packets since the start, and how many packets were missed.
+type Waits struct {
+	*hist.Histogram
+	Missed uint64
+}
+
+// Read reads the delays.
+func (q *Queue) Read() (Waits, error) {
+	w := Waits{Histogram: load.NewHistogram()}
+	err := q.objs.Lost.Get(&w.Missed)
+	for i := range w.Counts {
+		if err == nil {
+			err = q.objs.Waited.Lookup(uint32(i), &w.Counts[i])
+		}
+	}
+	if err != nil {
+		return w, fmt.Errorf("read the queue's delays: %w", err)
+	}
+	return w, nil
+}
+
+// Tap records when packets of one UDP port leave and enter by the NIC.
+type Tap struct {
+	probe
+	objs struct {
+		Stamps *ebpf.Map      `ebpf:"fl_stamps"`
+		Taken  *ebpf.Variable `ebpf:"fl_taken"`
+	}
+}
+
+// Trip is one request and its reply, as times of the monotonic clock.
+type Trip struct{ Asked, Answered time.Duration }
+
+// Tap begins to record requests to a port outside and their replies. One request is under way at a
+// time. The caller closes it.
+func (r *Rig) Tap(port uint16) (*Tap, error) {
+	netns, index, err := r.nic()
+	if err != nil {
+		return nil, err
+	}
+	t := new(Tap)
+	vars := bpf.Vars{tapVarFlNetns: netns, tapVarFlIfindex: index, tapVarFlPort: port}
+	return t, t.open("tap", loadTap, vars, &t.objs, tapProgFlIn, tapProgFlOut)
+}
+
+// Trips returns the answered requests, in order. A request that is sent again counts from the last
+// time.
+func (t *Tap) Trips() (trips []Trip, err error) {
+	var taken uint32
+	if err := t.objs.Taken.Get(&taken); err != nil {
+		return nil, fmt.Errorf("read stamps: %w", err)
+	}
+	var asked time.Duration
+	for i := range taken {
+		var s tapStamp
+		if err := t.objs.Stamps.Lookup(i, &s); err != nil {
+			return nil, fmt.Errorf("read stamps: %w", err)
+		}
+		switch at := time.Duration(s.At); {
+		case s.Out != 0:
+			asked = at
+		case asked != 0:
+			trips = append(trips, Trip{asked, at})
+			asked = 0
+		}
+	}
+	return trips, nil
+}
+
+// Stopwatch measures the softirqs of the network by its own programs. The programs of a tracepoint
+// run in the order of their attachment. A stopwatch that is made before the accounts' programs and
+// started after them measures what lies inside them, without their own time. A stopwatch that is
+// also started before them begins and ends a moment before they do, and so measures the same time
+// as they do.
+type Stopwatch struct {
+	probe
+	objs struct {
+		Stints *ebpf.Map `ebpf:"fl_stints"`
+	}
+}
+
+// NewStopwatch creates a stopwatch that stands still. The caller closes it.
+func NewStopwatch() (*Stopwatch, error) {
+	w := new(Stopwatch)
+	return w, w.open("stopwatch", loadStopwatch, nil, &w.objs, stopwatchProgFlSoftirqEnd)
+}
+
+// Start starts the stopwatch.
+func (w *Stopwatch) Start() error {
+	links, err := w.object.Attach(stopwatchProgFlSoftirq)
+	w.links = append(w.links, links...)
+	if err != nil {
+		return fmt.Errorf("start stopwatch: %w", err)
+	}
+	return nil
+}
+
+// Read returns the time of NET_TX and NET_RX since the start, on all CPUs.
+func (w *Stopwatch) Read() (sum time.Duration, err error) {
+	for _, vector := range []uint32{2, 3} { // include/linux/interrupt.h
+		var cpus []struct{ Sum, Began uint64 }
+		if err := w.objs.Stints.Lookup(vector, &cpus); err != nil {
+			return sum, fmt.Errorf("read stopwatch: %w", err)
+		}
+		for _, c := range cpus {
+			sum += time.Duration(c.Sum)
+		}
+	}
+	return sum, nil
+}
+
+// Drop starts or stops to drop all packets from outside, by XDP at the NIC of the path NIC. A real
+// NIC is polled on the CPU of its interrupt; this one, a veth, is polled on the sender's CPU, and so
+// is its XDP. It therefore stands for a drop that costs the containers' CPU nothing, such as one in
+// hardware.
+func (r *Rig) Drop(on bool) (err error) {
+	switch {
+	case on == (r.dropping != nil):
+	case on:
+		err = r.startDrop()
+	default:
+		err = r.stopDrop()
+	}
+	if err != nil {
+		return fmt.Errorf("drop what comes by %s: %w", NICDevice, err)
+	}
+	return nil
+}
+
+func (r *Rig) startDrop() error {
+	const drop = 1 // XDP_DROP
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "fl_rig_drop", Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, drop), asm.Return()},
+	})
+	if err != nil {
+		return err
+	}
+	defer p.Close() // the link holds it
+	_, index, err := r.nic()
+	if err != nil {
+		return err
+	}
+	return r.Node.Do(func() (err error) {
+		r.dropping, err = link.AttachXDP(link.XDPOptions{Interface: int(index), Program: p, Flags: link.XDPDriverMode})
+		return err
+	})
+}
+
+func (r *Rig) stopDrop() error {
+	if r.dropping == nil {
+		return nil
+	}
+	err := r.dropping.Close()
+	r.dropping = nil
+	return err
+}
+
+// Ftrace is a recording of tracepoints by the kernel's own tracer, as trace-cmd makes it. It has
+// its own instance, and reads and discards the instance's buffers.
+type Ftrace struct {
+	fs   *os.File // tracefs, mounted nowhere
+	dir  string   // of the instance
+	stop chan struct{}
+	done chan struct{}
+	read uint64 // bytes
+}
+
+// ftracePrefix begins the names of all instances.
+const ftracePrefix = "fairlead-"
+
+// NewFtrace begins to record events, such as net/net_dev_queue. It returns an error for an event
+// that this kernel does not have. The caller closes it.
+func NewFtrace(events ...string) (_ *Ftrace, err error) {
+	fs, err := openTracefs()
+	if err != nil {
+		return nil, fmt.Errorf("record by ftrace: %w", err)
+	}
+	f := &Ftrace{fs: fs, dir: filepath.Join(instances(fs), ftracePrefix+strconv.Itoa(os.Getpid())), stop: make(chan struct{}), done: make(chan struct{})}
+	if err := os.Mkdir(f.dir, 0o700); err != nil {
+		return nil, errors.Join(fmt.Errorf("record by ftrace: %w", err), fs.Close())
+	}
+	for _, event := range events {
+		if err := os.WriteFile(filepath.Join(f.dir, "events", event, "enable"), []byte("1"), 0); err != nil {
+			return nil, errors.Join(fmt.Errorf("record by ftrace: %w", err), f.remove())
+		}
+	}
+	go f.discard()
+	return f, nil
+}
+
+// openTracefs returns a tracefs that is mounted nowhere on the host. Its name is a path to it.
+func openTracefs() (*os.File, error) {
+	fs, err := unix.Fsopen("tracefs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("open tracefs: %w", err)
+	}
+	defer unix.Close(fs)
+	at := -1
+	if err = unix.FsconfigCreate(fs); err == nil {
+		at, err = unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open tracefs: %w", err)
+	}
+	return os.NewFile(uintptr(at), fmt.Sprintf("/proc/self/fd/%d", at)), nil
+}
+
+func instances(fs *os.File) string { return filepath.Join(fs.Name(), "instances") }
+
+// discard reads the recording until stop is closed. It never waits for events: a wakeup for each of
+// them would disturb the measurement.
+func (f *Ftrace) discard() {
+	defer close(f.done)
+	var cpus []int
+	for {
+		pipe := filepath.Join(f.dir, "per_cpu", fmt.Sprintf("cpu%d", len(cpus)), "trace_pipe_raw")
+		fd, err := unix.Open(pipe, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			break // there are no more
+		}
+		defer unix.Close(fd)
+		cpus = append(cpus, fd)
+	}
+	const most = 256 // pages of a CPU at a time
+	page := make([]byte, os.Getpagesize())
+	for ended := false; !ended; {
+		select {
+		case <-f.stop:
+			ended = true
+		case <-time.After(10 * time.Millisecond):
+		}
+		for _, fd := range cpus {
+			for range most {
+				n, err := unix.Read(fd, page)
+				if err != nil || n <= 0 {
+					break
+				}
+				f.read += uint64(n)
+			}
+		}
+	}
+}
+
+func (f *Ftrace) remove() error { return errors.Join(unix.Rmdir(f.dir), f.fs.Close()) }
+
+// Close ends the recording, and returns its size in bytes.
+func (f *Ftrace) Close() (read uint64, err error) {
+	close(f.stop)
+	<-f.done
+	if err := f.remove(); err != nil {
+		return f.read, fmt.Errorf("end ftrace: %w", err)
+	}
+	return f.read, nil
+}
+
+// sweepFtrace removes the instances of killed processes.
+func sweepFtrace() error {
+	fs, err := openTracefs()
+	if err != nil {
+		return nil // without tracefs there are none
+	}
+	defer fs.Close()
+	left, _ := filepath.Glob(filepath.Join(instances(fs), ftracePrefix+"*"))
+	var errs []error
+	for _, dir := range left {
+		_, pid, _ := strings.Cut(filepath.Base(dir), ftracePrefix)
+		if n, err := strconv.Atoi(pid); err == nil && unix.Kill(n, 0) == unix.ESRCH {
+			errs = append(errs, unix.Rmdir(dir))
+		}
+	}
+	return errors.Join(errs...)
+}
