@@ -299,8 +299,8 @@ int fl_sort(struct __sk_buff *skb)
 	__u32 syn, cell = fl_flow_of(skb, fl_seed, &syn) & 511;
 	__u64 now = bpf_ktime_get_ns(), due;
 
-	if (cell >= CELLS) /* the verifier knows no bound of a remainder */
-		cell -= CELLS;
+	if (cell >= CELLS) /* the verifier of 6.1 knows no bound of a remainder or difference */
+		cell &= 255;
 	due = fl_due[cell];
 	if (due < now)
 		due = now;
