@@ -109,11 +109,11 @@ func (n *networks) fromOutside(ns *netdev.NS, links []netdev.Link) []netdev.Link
 		}
 	}
 	from(n.own)
-	for inode, path := range netdev.Mounted(n.cfg.Proc, "self") {
+	for inode, paths := range netdev.Mounted(n.cfg.Proc, "self") {
 		if inode == n.own.Inode() || inode == ns.Inode() {
 			continue
 		}
-		if there := openAt(path, inode); there != nil {
+		if there, _ := openAt(inode, paths...); there != nil {
 			from(there)
 			there.Close()
 		}
@@ -129,8 +129,8 @@ func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, str
 			if at.inode == n.own.Inode() {
 				return n.own, at.path
 			}
-			if there := openAt(at.path, at.inode); there != nil {
-				return there, at.path
+			if there, path := openAt(at.inode, at.path); there != nil {
+				return there, path
 			}
 			delete(net.ids, id)
 		}
@@ -147,14 +147,14 @@ func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 	if s.tried == nil {
 		s.tried = map[uint64]bool{ns.Inode(): true}
 	}
-	var candidates map[uint64]string
+	var candidates map[uint64][]string
 	switch s.stage {
 	case 0:
-		candidates = map[uint64]string{n.own.Inode(): n.cfg.NetNS}
+		candidates = map[uint64][]string{n.own.Inode(): {n.cfg.NetNS}}
 	case 1:
 		candidates = n.hosts
 	case 2:
-		n.hosts = make(map[uint64]string) // namespaces in use come back
+		n.hosts = make(map[uint64][]string) // namespaces in use come back
 		candidates = netdev.Mounted(n.cfg.Proc, "self")
 	case 3:
 		candidates = n.lived(net)
@@ -162,21 +162,21 @@ func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 		return false
 	}
 	s.stage++
-	for inode, path := range candidates {
+	for inode, paths := range candidates {
 		if s.tried[inode] {
 			continue
 		}
-		s.tried[inode] = true
-		there := n.own
+		there, path := n.own, n.cfg.NetNS
 		if inode != n.own.Inode() {
-			if there = openAt(path, inode); there == nil {
-				continue
+			if there, path = openAt(inode, paths...); there == nil {
+				continue // a later stage may know another path
 			}
 		}
+		s.tried[inode] = true
 		if id, err := ns.ID(there); err == nil && id >= 0 {
 			net.ids[id] = location{inode, path}
 			if there != n.own {
-				n.hosts[inode] = path
+				n.hosts[inode] = []string{path}
 			}
 		}
 		if there != n.own {
@@ -189,22 +189,25 @@ func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 // lived returns [netdev.All]. That is a long look, so it is repeated once a second at most, and once for
 // each namespace that has just come: the first container of an overlay network on this host brings the
 // one that it leads to.
-func (n *networks) lived(net *network) map[uint64]string {
+func (n *networks) lived(net *network) map[uint64][]string {
 	if now := n.cfg.Now(); n.scan == nil || now.Sub(n.scanned) >= scanEvery || !net.sought {
 		n.scanned, n.scan, net.sought = now, netdev.All(n.cfg.Proc), true
 	}
 	return n.scan
 }
 
-// openAt opens a namespace if it is still the one that was found there.
-func openAt(path string, inode uint64) *netdev.NS {
-	ns, err := netdev.Open(path)
-	if err != nil {
-		return nil
-	}
-	if ns.Inode() != inode {
+// openAt opens a namespace by the first of some paths that leads to it now, and returns that; nil: none
+// does.
+func openAt(inode uint64, paths ...string) (*netdev.NS, string) {
+	for _, path := range paths {
+		ns, err := netdev.Open(path)
+		if err != nil {
+			continue
+		}
+		if ns.Inode() == inode {
+			return ns, path
+		}
 		ns.Close()
-		return nil
 	}
-	return ns
+	return nil, ""
 }

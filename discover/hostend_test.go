@@ -64,8 +64,10 @@ func TestHiddenHostEnds(t *testing.T) {
 	if len(net.search.tried) < 2 || !net.search.tried[nets.own.Inode()] {
 		t.Errorf("tried %v as process %d", net.search.tried, os.Getpid())
 	}
-	// A container that comes in the same second may lead to a namespace that comes with it.
+	// A container that comes in the same second may lead to a namespace that comes with it, and has the
+	// number of one that has gone.
 	young, host := testkit.NetNS(t), testkit.NetNS(t)
+	nets.hosts[host.Inode] = []string{ns.Path}
 	sleeper(t, host, testkit.Cgroup(t))
 	testkit.Veth(t, young, "fl0", host, "flh0")
 	net, err = nets.of(young.Inode, sleeper(t, young, testkit.Cgroup(t)).Process.Pid, true)

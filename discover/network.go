@@ -30,8 +30,8 @@ type networks struct {
 	stop func() error // ends its watch
 
 	known   map[uint64]*network
-	hosts   map[uint64]string // namespaces of host ends, by inode
-	scan    map[uint64]string // the last result of lived
+	hosts   map[uint64][]string // a path to each namespace of host ends, by inode
+	scan    map[uint64][]string // the last result of lived
 	scanned time.Time
 }
 
@@ -72,7 +72,7 @@ func newNetworks(cfg Config, wake func()) (*networks, error) {
 	if err != nil {
 		return nil, errors.Join(err, own.Close())
 	}
-	return &networks{cfg: cfg, wake: wake, own: own, stop: stop, known: make(map[uint64]*network), hosts: make(map[uint64]string)}, nil
+	return &networks{cfg: cfg, wake: wake, own: own, stop: stop, known: make(map[uint64]*network), hosts: make(map[uint64][]string)}, nil
 }
 
 func (n *networks) close() {

@@ -93,7 +93,7 @@ func (n *networks) examine(at []location) []far {
 	left := n.cfg.Links
 	outside := n.outside()
 	for _, a := range at {
-		there := openAt(a.path, a.inode)
+		there, _ := openAt(a.inode, a.path)
 		if there == nil {
 			list = append(list, far{})
 			continue

@@ -177,14 +177,18 @@ func (f *Finder) forget() {
 	f.own, f.near, f.far = nil, nil, nil
 }
 
-// All returns a path to each network namespace that a process lives in, or sees a bind mount of, by
-// inode. A Docker Engine in a container, or a service with private mounts, has its bridges there.
-// It takes long.
-func All(proc string) map[uint64]string {
-	l := newLook()
-	others, _ := l.lived(proc, ordinary())
+// All returns paths to each network namespace that a process lives in, or sees a bind mount of, by
+// inode. A Docker Engine in a container, or a service with private mounts, has its bridges there. A
+// mount comes before a process, which may only have been there for a moment: the thread of an engine
+// that works in one of its networks. It takes long.
+func All(proc string) map[uint64][]string {
+	l, living := newLook(), newLook()
+	others, _ := living.lived(proc, ordinary())
 	l.mounted(proc, others, ordinary())
-	return l.first()
+	for inode, paths := range living.found {
+		l.found[inode] = append(l.found[inode], paths...)
+	}
+	return l.found
 }
 
 func newLook() *look { return &look{found: make(map[uint64][]string)} }
@@ -197,15 +201,6 @@ func (l *look) see(inode uint64, path string) {
 	if len(l.found[inode]) < mostPaths {
 		l.found[inode] = append(l.found[inode], path)
 	}
-}
-
-// first returns the best path to each namespace.
-func (l *look) first() map[uint64]string {
-	out := make(map[uint64]string, len(l.found))
-	for inode, paths := range l.found {
-		out[inode] = paths[0]
-	}
-	return out
 }
 
 // lived records the namespaces of processes. others holds one process of each mount namespace
@@ -265,10 +260,10 @@ func ended(err error) bool {
 // (a PID, or "self"), by inode, with their paths from here. Docker's overlay networks, for one, are
 // found in no other way: no process lives in them. Another mount may hide a path, so that it leads
 // elsewhere. A process that has ended has none.
-func Mounted(proc, pid string) map[uint64]string {
+func Mounted(proc, pid string) map[uint64][]string {
 	l := newLook()
 	l.mounted(proc, []string{pid}, ordinary())
-	return l.first()
+	return l.found
 }
 
 // mounted is Mounted for some processes.

@@ -137,9 +137,9 @@ func TestDocker(t *testing.T) {
 		}
 	}
 	h.agent.idles(h.atStart)
-	for inode, path := range netdev.Mounted("/proc", "self") {
-		if strings.Contains(path, "fairlead") {
-			t.Errorf("netns %d is kept by %s", inode, path)
+	for inode, paths := range netdev.Mounted("/proc", "self") {
+		if strings.Contains(strings.Join(paths, " "), "fairlead") {
+			t.Errorf("netns %d is kept by %s", inode, paths)
 		}
 	}
 	h.remove(t, "plain", "said-no")
