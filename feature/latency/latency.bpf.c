@@ -305,8 +305,7 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 volatile __u32 fl_slot SEC(".data.copy");
 
 /* How packets reach the sockets of a tenant if no device shows their arrival. */
-#define BY_DEVICE 0
-#define BY_UPLINK 1  /* the sockets are in the host's namespace */
+#define BY_UPLINK 1  /* 0: a device does; the sockets are in the host's namespace */
 #define BY_MACVLAN 2 /* packets pass from the uplink to the device without an event */
 volatile __u8 fl_way SEC(".data.copy");
 

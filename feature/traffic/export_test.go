@@ -9,35 +9,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
-// Paths returns how packets at uplinks were identified.
-func (f *Traffic) Paths() (map[string]uint64, error) {
-	return counted(f.programs.Paths, "priority", "socket", "nobody", "forged")
-}
-
-// Inpaths returns the same for what uplinks received; nil unless that is shared.
-func (f *Traffic) Inpaths() (map[string]uint64, error) {
-	m := f.programs.object.Map(trafficMapFlInpaths)
-	if m == nil {
-		return nil, nil
-	}
-	return counted(m, "flow", "new", "none")
-}
-
-// counted reads a per-CPU array of counters.
-func counted(m *ebpf.Map, names ...string) (map[string]uint64, error) {
-	out := make(map[string]uint64)
-	for i, name := range names {
-		var each []uint64
-		if err := m.Lookup(uint32(i), &each); err != nil {
-			return nil, err
-		}
-		for _, n := range each {
-			out[name] += n
-		}
-	}
-	return out, nil
-}
-
 // Quiesce runs do while the feature looks at nothing.
 func (f *Traffic) Quiesce(do func()) {
 	f.mu.Lock()

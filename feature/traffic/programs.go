@@ -25,7 +25,6 @@ type programs struct {
 
 // base is loaded at the start.
 type base struct {
-	Paths     *ebpf.Map      `ebpf:"fl_paths"`
 	Classes   *ebpf.Map      `ebpf:"fl_classes"`
 	Normalise *ebpf.Program  `ebpf:"fl_normalise"`
 	Strict    *ebpf.Variable `ebpf:"fl_strict"`

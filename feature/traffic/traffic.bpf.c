@@ -36,9 +36,8 @@
  *   the queue of a ceil, below its lock: a filter of its root
  *                     fl_sort       its headers, the clock, an eight-byte store
  *   tc egress, uplinks
- *                     fl_normalise  one look-up of a per-CPU array; for packets
- *                                   of a socket of this host up to nine of a hash
- *                                   and of an array
+ *                     fl_normalise  for packets of a socket of this host up to nine
+ *                                   look-ups of a hash and of an array
  *   tc ingress, uplinks, while what they receive is shared
  *                     fl_inbound    its headers, one look-up of a hash, two and the
  *                                   coarse clock in a flow's first tenth of a
@@ -52,9 +51,8 @@
  * User space says in fl_cgroups (identity.h) whose a cgroup is; a full map is an error of
  * Apply, and the containers that are in it keep what they have. fl_flows
  * and fl_steady forget the flow that was not used for longest, which is learnt again with
- * its next packet. fl_paths and fl_inpaths are read by tests and by Snapshot. The
- * programs no longer run once the agent has ended: then all packets that are
- * sent share the default class, and what is received is not led anywhere. Only
+ * its next packet. The programs no longer run once the agent has ended: then all packets
+ * that are sent share the default class, and what is received is not led anywhere. Only
  * fl_sort stays, with its queue.
  */
 
@@ -63,12 +61,7 @@
 #include "map.h"
 #include "parse.h"
 
-#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -110,30 +103,11 @@ static __always_inline __u32 class_of(__u64 cgroup)
 	return class ? *class : 0;
 }
 
-enum told {
-	BY_PRIORITY,
-	BY_SOCKET,
-	NOBODYS,
-	FORGED, /* claimed a slot that is not its own to claim */
-	PATHS,
-};
-
-/* Packets at uplinks, by what told their slot. */
-MAP(fl_paths, PERCPU_ARRAY, PATHS, __u32, __u64);
-
 SEC("tc")
 int fl_identify(struct __sk_buff *skb)
 {
 	skb->priority = HANDLE | fl_slot;
 	return TCX_NEXT; /* nothing is decided here: let the others see it */
-}
-
-static __always_inline void count(__u32 path)
-{
-	__u64 *n = bpf_map_lookup_elem(&fl_paths, &path);
-
-	if (n)
-		(*n)++;
 }
 
 /*
@@ -168,39 +142,25 @@ static __always_inline int of_socket(struct __sk_buff *skb)
 	return 0;
 }
 
-/* The slot that a packet carries; 0 if it carries none. */
-static __always_inline __u32 carried(struct __sk_buff *skb, __u32 *path)
-{
-	if ((skb->priority & MAJOR) != HANDLE)
-		return 0;
-	*path = BY_PRIORITY;
-	return skb->priority & ~MAJOR;
-}
-
 SEC("tc")
 int fl_normalise(struct __sk_buff *skb)
 {
-	__u32 path = NOBODYS, slot = carried(skb, &path);
+	__u32 slot = (skb->priority & MAJOR) == HANDLE ? skb->priority & ~MAJOR : 0; /* that it carries */
 
 	if (!skb->ingress_ifindex) {
 		/* Of a socket here, of a macvlan, or out of a tunnel. */
 		int told = of_socket(skb);
 
-		if (told >= 0) {
-			path = told ? BY_SOCKET : slot ? FORGED : NOBODYS;
-			slot = told;
-		} else if (fl_strict && slot) {
+		if (told >= 0)
+			slot = told; /* whatever it claims */
+		else if (fl_strict)
 			slot = 0;
-			path = FORGED;
-		}
 	}
-	count(path);
 	if (slot)
 		skb->priority = HANDLE | slot;
 	else if ((skb->priority & MAJOR) == HANDLE || (skb->priority & TAG_MASK) == TAG)
 		skb->priority = 0; /* goes into the default class */
-	/* Others' priorities mean nothing to our root, and something to them. */
-	return TCX_NEXT;
+	return TCX_NEXT; /* others' priorities mean nothing to our root, and something to them */
 }
 
 /* The IFB that a copy of fl_inbound or fl_lead leads packets to. */
@@ -239,16 +199,6 @@ MAP(fl_steady, LRU_HASH, MAX_FLOWS, __u64, struct place);
 #define PENDING 65536
 
 MAP(fl_pending, ARRAY, PENDING, __u32, __u64);
-
-enum inbound {
-	KNOWN,   /* flow */
-	NEW,     /* flow, not known yet or nobody's */
-	NO_FLOW, /* neither TCP, UDP nor an echo, or a fragment */
-	INBOUND,
-};
-
-/* Packets received at uplinks, by what told whose they are. */
-MAP(fl_inpaths, PERCPU_ARRAY, INBOUND, __u32, __u64);
 
 /*
  * At the host's end of a tenant's veth: the IFB holds what it sends to its ceil,
@@ -350,17 +300,15 @@ static __always_inline struct place *place_of(__u64 flow)
 SEC("tc")
 int fl_inbound(struct __sk_buff *skb)
 {
-	__u32 syn = 0, path = NO_FLOW, priority = 0, index;
-	__u64 flow = fl_flow_of(skb, fl_seed, &syn), *pending, *count;
+	__u32 syn = 0, priority = 0, index;
+	__u64 flow = fl_flow_of(skb, fl_seed, &syn), *pending;
 	struct place *p;
 
-	if (flow) {
+	if (flow) { /* TCP, UDP or an echo, and no fragment */
 		p = place_of(flow);
 		if (p && !syn) {
-			path = KNOWN;
 			priority = HANDLE | p->slot;
-		} else {
-			path = NEW;
+		} else { /* not known yet, or nobody's */
 			priority = tag_of(flow);
 			index = flow & (PENDING - 1);
 			pending = bpf_map_lookup_elem(&fl_pending, &index);
@@ -368,9 +316,6 @@ int fl_inbound(struct __sk_buff *skb)
 				*pending = flow;
 		}
 	}
-	count = bpf_map_lookup_elem(&fl_inpaths, &path);
-	if (count)
-		(*count)++;
 	skb->priority = priority;
 	/*
 	 * Into the IFB's qdisc; from there the packet is received by the uplink

@@ -20,8 +20,6 @@ const (
 	trafficMapFlClasses    = "fl_classes"
 	trafficMapFlDevices    = "fl_devices"
 	trafficMapFlFlows      = "fl_flows"
-	trafficMapFlInpaths    = "fl_inpaths"
-	trafficMapFlPaths      = "fl_paths"
 	trafficMapFlPending    = "fl_pending"
 	trafficMapFlSteady     = "fl_steady"
 	trafficProgFlArrive    = "fl_arrive"
@@ -103,8 +101,6 @@ type trafficMapSpecs struct {
 	FlClasses *ebpf.MapSpec `ebpf:"fl_classes"`
 	FlDevices *ebpf.MapSpec `ebpf:"fl_devices"`
 	FlFlows   *ebpf.MapSpec `ebpf:"fl_flows"`
-	FlInpaths *ebpf.MapSpec `ebpf:"fl_inpaths"`
-	FlPaths   *ebpf.MapSpec `ebpf:"fl_paths"`
 	FlPending *ebpf.MapSpec `ebpf:"fl_pending"`
 	FlSteady  *ebpf.MapSpec `ebpf:"fl_steady"`
 }
@@ -150,8 +146,6 @@ type trafficMaps struct {
 	FlClasses *ebpf.Map `ebpf:"fl_classes"`
 	FlDevices *ebpf.Map `ebpf:"fl_devices"`
 	FlFlows   *ebpf.Map `ebpf:"fl_flows"`
-	FlInpaths *ebpf.Map `ebpf:"fl_inpaths"`
-	FlPaths   *ebpf.Map `ebpf:"fl_paths"`
 	FlPending *ebpf.Map `ebpf:"fl_pending"`
 	FlSteady  *ebpf.Map `ebpf:"fl_steady"`
 }
@@ -162,8 +156,6 @@ func (m *trafficMaps) Close() error {
 		m.FlClasses,
 		m.FlDevices,
 		m.FlFlows,
-		m.FlInpaths,
-		m.FlPaths,
 		m.FlPending,
 		m.FlSteady,
 	)
