@@ -40,7 +40,7 @@
  * No tracepoint shows a packet that an XDP program drops. That program calls fl_taken,
  * which begins a packet.
  *
- * Hooks and cost: README.md. Reader of the maps: account.go. When fl_thefts is full, lost
+ * Cost: docs/measured.md. Reader of the maps: account.go. When fl_thefts is full, lost
  * counts the charges without a theft, and charging continues. For the maps of identity.h
  * see there. The programs end with the agent.
  */
