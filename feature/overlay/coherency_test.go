@@ -56,13 +56,9 @@ func (r *rig) family() string {
 	return "bridge"
 }
 
-func (r *rig) mtu(n *node, dev string, mtu int) {
+func (r *rig) mtu(n *node, mtu int) {
 	r.T.Helper()
-	box := n.inside
-	if dev == "nic0" {
-		box = n.host
-	}
-	r.Change(box, dev, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, mtu) })
+	r.Change(n.inside, "vx0", func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, mtu) })
 }
 
 // dropper returns a program that drops everything.
@@ -141,7 +137,7 @@ func denials() []denial {
 		{name: "route withdrawn", form: routed, at: 0, told: netdev.RouteChanged,
 			do: func(r *rig, n *node) { withdraw(r, n, false) }, undo: func(r *rig, n *node) { withdraw(r, n, true) }},
 		{name: "mtu of the tunnel lowered", at: 0, told: netdev.LinkChanged, size: 1350,
-			do: func(r *rig, n *node) { r.mtu(n, "vx0", 1300) }, undo: func(r *rig, n *node) { r.mtu(n, "vx0", 1450) }},
+			do: func(r *rig, n *node) { r.mtu(n, 1300) }, undo: func(r *rig, n *node) { r.mtu(n, 1450) }},
 		{name: "filter at the host end", at: 1, told: netdev.FilterChanged,
 			do: func(r *rig, n *node) { r.filter(n, "veth0") }, undo: func(r *rig, n *node) { n.run(r.T, "tc", "qdisc", "del", "dev", "veth0", "clsact") }},
 		{name: "filter at the tunnel device", at: 0, told: netdev.FilterChanged,

@@ -143,9 +143,7 @@ func TestServiceBeginsAnew(t *testing.T) {
 	}
 	for range 100 { // short ones
 		d := dial(t, near.web, "tcp", "10.96.0.10")
-		if !d.ask(t, 100, 10*time.Second) {
-			t.Fatal("no answer")
-		}
+		d.ask(t, 100)
 		must(t, d.Close())
 	}
 }
@@ -163,9 +161,7 @@ func TestServiceMasqueraded(t *testing.T) {
 			d := dial(t, near.web, proto, to)
 			before := near.report(t)
 			for range 300 {
-				if !d.ask(t, 100, 10*time.Second) {
-					t.Fatal("no answer")
-				}
+				d.ask(t, 100)
 			}
 			if now := near.report(t); now.Egress.Fast != before.Egress.Fast || now.Ingress.Fast != before.Ingress.Fast || now.Egress.Slow == before.Egress.Slow {
 				t.Errorf("%s %s: %+v", proto, to, now)

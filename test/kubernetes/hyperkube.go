@@ -53,6 +53,7 @@ func Build(ctx context.Context) (string, error) {
 	}
 	const versions = "k8s.io/component-base/version."
 	flags := fmt.Sprintf("-s -w -X %sgitVersion=v%s -X %sgitMajor=%s -X %sgitMinor=%s", versions, release, versions, number[0], versions, number[1])
+	fmt.Fprintln(os.Stderr, "building Kubernetes, once: five minutes of two idle CPUs")
 	fresh := fmt.Sprintf("%s.%d", program, os.Getpid())
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", flags, "-o", fresh, ".")
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0")
