@@ -56,9 +56,9 @@ current-context: test
 `
 
 // Start starts a cluster with nodes n1, n2 and so on, and returns when all of them are ready: about
-// ten seconds, after those of [Build]. dir must not exist; its last element is the cluster's name,
-// which begins with "fl". It needs root and what `test/setup kubernetes` installs. If it fails, it
-// removes what it has started; the logs stay in dir. Error: ErrNoModules.
+// ten seconds, or minutes where [Build] has to build. dir must not exist; its last element is the
+// cluster's name, which begins with "fl". It needs root and what `test/setup kubernetes` installs. If
+// it fails, it removes what it has started; the logs stay in dir. Error: ErrNoModules.
 func Start(ctx context.Context, dir string, nodes int) (*Cluster, error) {
 	for _, needed := range []string{"etcd", "containerd", "runc", "nft", "/usr/lib/cni/bridge"} {
 		if _, err := exec.LookPath(needed); err != nil {
