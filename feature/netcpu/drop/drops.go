@@ -226,10 +226,11 @@ type Counters struct {
 	Beyond       uint64 // and the part of Dropped beyond its quota or limit
 	Arrived      uint64 // by uplinks,
 	Held         uint64 // and the part of Arrived that was dropped there
+	Charged      bool   // the tenant is not isolated
 }
 
 // Counters returns the counters so far.
 func (t *Drops) Counters() (Counters, error) {
 	e, err := t.read()
-	return Counters{Small: e.Small, Super: e.Super, Intruding: e.Intruding, Dropped: e.Dropped, Beyond: e.Beyond, Arrived: e.Arrived, Held: e.Held}, err
+	return Counters{Small: e.Small, Super: e.Super, Intruding: e.Intruding, Dropped: e.Dropped, Beyond: e.Beyond, Arrived: e.Arrived, Held: e.Held, Charged: t.charged}, err
 }
