@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// ErrNoAccounts is returned by Read, wrapped, where the kernel cannot keep accounts.
+// ErrNoAccounts is returned by a Meter, wrapped, where the kernel cannot keep accounts.
 var ErrNoAccounts = errors.New("network CPU time is not accounted for")
 
 // Meter charges the CPU time of packets to containers. *account.Meter is one.
@@ -64,9 +64,6 @@ type Accounts struct {
 	exporting sync.Mutex // one Export at a time; guards pairs
 	pairs     pairs
 }
-
-// Read returns the accounts of all containers since New. Errors: ErrNoAccounts, with the reason.
-func (x *Accounts) Read() (account.Reading, error) { return x.Meter.Read() }
 
 // PacketWork implements feature.Worker.
 func (x *Accounts) PacketWork() (map[container.ID][]time.Duration, error) {

@@ -371,7 +371,3 @@ func (n *Netcpu) Close() error {
 	}
 	return errors.Join(errs...)
 }
-
-// DropPoints returns the uplinks at which packets are dropped now; see drop.Dropper.Points. It does
-// not wait for an Apply.
-func (n *Netcpu) DropPoints() []drop.Point { return n.dropper.Points() }

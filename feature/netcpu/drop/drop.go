@@ -109,7 +109,7 @@ func (d *Dropper) Close() error {
 	}
 	var errs []error
 	for key := range d.tenants {
-		errs = append(errs, d.end(key))
+		errs = append(errs, d.End(key))
 	}
 	errs = append(errs, d.close(func(*point) bool { return true }))
 	return errors.Join(append(errs, d.polled.Close(), d.poll.Close(), d.tc.Close(), d.object.Close())...)
@@ -129,7 +129,7 @@ func (d *Dropper) Begin(ns *netdev.NS, of *tenant.Tenant, payer container.Contai
 	}
 	t = d.at(of.Key())
 	if t != nil && (t.payer != payer.ID || t.charged != charged) { // its changes on the host go with the payer
-		if err := d.End(of); err != nil {
+		if err := d.End(of.Key()); err != nil {
 			return nil, err
 		}
 		t = nil
@@ -152,9 +152,7 @@ func (d *Dropper) Begin(ns *netdev.NS, of *tenant.Tenant, payer container.Contai
 }
 
 // End undoes Begin.
-func (d *Dropper) End(of *tenant.Tenant) error { return d.end(of.Key()) }
-
-func (d *Dropper) end(key tenant.Key) error {
+func (d *Dropper) End(key tenant.Key) error {
 	t := d.at(key)
 	if t == nil {
 		return nil
@@ -191,7 +189,7 @@ func (d *Dropper) Allow(id container.ID, budget, lasts time.Duration) error {
 		}
 		slot, known := d.cfg.Meter.Slot(id)
 		if budget == ledger.Unlimited || !known {
-			return t.unlimited()
+			return t.change(func(e *dropTenant) { e.Until = 0 })
 		}
 		var charges int64
 		if err := d.cfg.Meter.Charges().Lookup(slot, &charges); err != nil {

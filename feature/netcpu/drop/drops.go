@@ -180,11 +180,6 @@ func (t *Drops) limit(account uint32, sum int64, lasts time.Duration) error {
 	return t.change(func(e *dropTenant) { e.Account, e.Limit, e.Until = account, sum, in(lasts) })
 }
 
-// unlimited ends the limit.
-func (t *Drops) unlimited() error {
-	return t.change(func(e *dropTenant) { e.Until = 0 })
-}
-
 // Pace lets so many packets a second, at most, pass the uplinks from now on, for so long; 0 is any
 // number. After a pause a ring of packets passes at once.
 func (t *Drops) Pace(perSecond float64, lasts time.Duration) error {

@@ -229,7 +229,7 @@ func (is *Isolator) Release(ctx context.Context, of *tenant.Tenant, id container
 		return false, is.extendAll(s)
 	}
 	delete(is.isolated, of.Key())
-	err = is.cfg.Drop.End(of)
+	err = is.cfg.Drop.End(of.Key())
 	for _, m := range s.members() {
 		if is.isolated[of.Key()] == nil {
 			err = errors.Join(err, IgnoreGone(is.isolate(ctx, of, m.Container)))

@@ -26,10 +26,10 @@ const (
 // errNoNAPI means that a device does not poll, for example because it is on its way out.
 var errNoNAPI = errors.New("has no napi")
 
-// bring makes a device poll in threads, and places them. The threads exist only once it polls in
-// them, so that there are two plans.
-func (is *Isolator) bring(d device, s shape, at place, as owned) (list []thread, err error) {
-	if err := is.turn(d.polling(s), as); err != nil {
+// bring carries out a plan that makes a device poll, has it do so in threads, and places them. The
+// threads exist only then, so that their places are a second plan.
+func (is *Isolator) bring(d device, plan []journal.Setting, at place, as owned) (list []thread, err error) {
+	if err := is.turn(plan, as); err != nil {
 		return nil, err
 	}
 	found, err := is.threads(d, as)
@@ -52,7 +52,8 @@ func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, a
 		return nil, err
 	}
 	defer d.end.close()
-	list, err := is.bring(d, s, at, as)
+	plan := d.polling(s)
+	list, err := is.bring(d, plan, at, as)
 	if errors.Is(err, errNoNAPI) {
 		err = fmt.Errorf("%w: %w", journal.ErrGone, err) // a veth that is being removed stops polling first
 	}

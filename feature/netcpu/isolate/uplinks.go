@@ -90,7 +90,7 @@ func (is *Isolator) claim(u uplink.Uplink) error {
 	if dev.at.cpus, err = d.steered(); err != nil {
 		return err
 	}
-	if dev.threads, err = is.bring(d, single, dev.at, is.owns(0)); err != nil {
+	if dev.threads, err = is.bring(d, d.polling(single), dev.at, is.owns(0)); err != nil {
 		return err
 	}
 	is.host.devices[u.Key] = dev

@@ -47,9 +47,9 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 
 // InForce is the measures beside accounting that are in force.
 type InForce struct {
-	Drops   map[container.ID]drop.Counters // by the container that pays
+	Drops   map[container.ID]drop.Counters // of the isolated and charged containers, by the one that pays
 	Ledgers map[container.ID]charge.Booked // of the charged containers
-	Points  []drop.Point
+	Points  []drop.Point                   // where packets are dropped now
 }
 
 // wire adds what is in force for a container to its account.
@@ -86,21 +86,13 @@ func (f InForce) samples(to []feature.Sample) []feature.Sample {
 	return to
 }
 
-// inForce returns the measures beside accounting that are in force.
+// inForce returns the measures beside accounting that are in force. It does not wait for an Apply.
 func (n *Netcpu) inForce() InForce {
-	return InForce{Drops: n.Drops(), Ledgers: n.Ledgers(), Points: n.DropPoints()}
-}
-
-// Drops returns the counters of dropped packets for each isolated or charged container. It may be
-// called at any time.
-func (n *Netcpu) Drops() map[container.ID]drop.Counters { return n.dropper.Counters() }
-
-// Ledgers returns the debt or credit of each charged container. It may be called at any time.
-func (n *Netcpu) Ledgers() map[container.ID]charge.Booked {
-	if n.charger == nil {
-		return nil
+	f := InForce{Drops: n.dropper.Counters(), Points: n.dropper.Points()}
+	if n.charger != nil {
+		f.Ledgers = n.charger.Ledgers()
 	}
-	return n.charger.Ledgers()
+	return f
 }
 
 // Maps implements feature.Mapped.

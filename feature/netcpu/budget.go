@@ -74,7 +74,7 @@ func (n *Netcpu) bringBudget(ctx context.Context, of *tenant.Tenant) error {
 	}
 	c, charged := n.charged(of)
 	if !charged {
-		return errors.Join(n.dropper.End(of), n.dropper.Rest())
+		return errors.Join(n.dropper.End(of.Key()), n.dropper.Rest())
 	}
 	ns, err := n.find.Open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), of.Key().NetNS)
 	if err != nil {
