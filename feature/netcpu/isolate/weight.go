@@ -9,11 +9,14 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// Weigh sets the weight of a container in proportion to its quota, which it returns in CPUs (0: none),
-// for a kernel where that cannot stop kernel threads: beside one neighbour of the usual weight it then
-// gets no more than the quota, however busy its threads are. It never raises a weight above the one it
-// found.
+// Weigh sets the weight of a container in proportion to its quota if the quota cannot stop its
+// kernel threads: beside one neighbour of the usual weight it then gets no more than the quota,
+// however busy its threads are. It returns that quota, in CPUs; 0 is none. It never raises a weight
+// above the one it found. If the kernel throttles kernel threads it changes nothing, and returns 0.
 func (is *Isolator) Weigh(c container.Container) (quota float64, err error) {
+	if is.cfg.Throttled {
+		return 0, nil
+	}
 	plan, quota, err := is.weighing(c)
 	if err != nil {
 		return 0, err
@@ -23,10 +26,6 @@ func (is *Isolator) Weigh(c container.Container) (quota float64, err error) {
 
 // heed weighs a tenant's payer, and decides whether the tenant may have queues.
 func (is *Isolator) heed(s *isolation, c container.Container) error {
-	if is.cfg.Throttled {
-		s.queues = true
-		return nil
-	}
 	quota, err := is.Weigh(c)
 	if err != nil {
 		return err
