@@ -366,7 +366,9 @@ func (s *Set) publish(r *rounds, reports []reported) {
 	next.Containers, next.Known = s.snap.Containers, s.snap.Known
 	if !sameContainers {
 		known := r.known(reports)
-		known.Pods = s.knownPods()
+		for _, p := range s.pods {
+			known.Pods[p.status.Name] = slices.Collect(maps.Values(p.pods))
+		}
 		if !reflect.DeepEqual(known, next.Known) {
 			next.Known = known
 		}
