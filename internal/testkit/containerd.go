@@ -54,9 +54,7 @@ func (c *Containerd) Import(t testing.TB, namespace string) {
 	t.Helper()
 	image, err := Image(c.Image, nil)
 	Must(t, err)
-	if _, err := c.input(image, namespace, "image", "import", "--snapshotter", "native", "-"); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, Err(c.input(image, namespace, "image", "import", "--snapshotter", "native", "-")))
 }
 
 // Run runs ctr in a namespace and returns what it prints.
@@ -68,9 +66,7 @@ func (c *Containerd) Run(namespace string, args ...string) (string, error) {
 func (c *Containerd) Start(t testing.TB, namespace, id string, flags ...string) {
 	t.Helper()
 	args := append([]string{"run", "--detach", "--snapshotter", "native", "--cgroup", "/" + c.CgroupParent + "/" + id}, flags...)
-	if _, err := c.Run(namespace, append(args, c.Image, id, "sleep", "1000")...); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, Err(c.Run(namespace, append(args, c.Image, id, "sleep", "1000")...)))
 }
 
 // Remove kills a container and removes it.
