@@ -4,7 +4,7 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 RELEASE = $(shell sed -n 's/^const Release = "\(.*\)"/\1/p' api/version.go)
 # As a suffix the commit, unless it has the release's tag or there is no git.
-VERSION ?= $(RELEASE)$(shell git describe --tags --always --dirty 2>/dev/null | sed '/^v$(RELEASE)$$/d; s/^/-dev+/')
+VERSION ?= $(RELEASE)$(shell git describe --tags --always --dirty 2>/dev/null | sed '/^v$(RELEASE)$$/d; s/-/./g; s/^/-dev+/')
 FUZZTIME ?= 5s
 STATICCHECK_VERSION = v0.8.2
 STATICCHECK = build/staticcheck-$(STATICCHECK_VERSION)/staticcheck
