@@ -14,15 +14,24 @@ import (
 	"github.com/fairlead-project/fairlead/test/vm"
 )
 
-// TestRelease makes a release twice, from copies of the sources in two folders and with caches of
-// their own, and compares the bytes. Then it looks into the SBOM and the packages, and installs,
-// uses and removes them in a root of their own.
+// elsewhere makes of a folder with the sources a clone that has a file more, on a machine that
+// differs in what must not matter.
+const elsewhere = `git init -q .
+git add .
+git -c user.name=test -c user.email=test@example.org commit -qm 'All of it'
+touch more
+umask 077
+export TZ=Asia/Tokyo GOMAXPROCS=1`
+
+// TestRelease makes a release twice, from the sources alone and elsewhere, with caches of their own,
+// and compares the bytes. Then it looks into the SBOM and the packages, and installs, uses and
+// removes them in a root of their own.
 func TestRelease(t *testing.T) {
 	if testkit.Scale(t, 0, 1) == 0 {
 		testkit.Skip(t, "builds everything twice: only in the tier full")
 	}
 	testkit.NeedRoot(t)
-	first, second := release(t, "a"), release(t, "another-and-longer-name")
+	first, second := release(t, "a", ""), release(t, "another-and-longer-name", elsewhere)
 	sums := read(t, filepath.Join(first, "SHA256SUMS"))
 	testkit.Same(t, "two builds", sums, read(t, filepath.Join(second, "SHA256SUMS")))
 	verify := exec.Command("ssh-keygen", "-Y", "verify", "-f", filepath.Join(first, "../signers"), "-I", "releases", "-n", "fairlead-release", "-s", filepath.Join(first, "SHA256SUMS.sig"))
@@ -61,8 +70,9 @@ func TestRelease(t *testing.T) {
 	apk(t, root, first)
 }
 
-// release makes one from a copy of what would be committed.
-func release(t *testing.T, name string) string {
+// release makes one from a copy of what would be committed, in a folder and on a host of a name,
+// after a script.
+func release(t *testing.T, name, before string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
 	top, err := filepath.Abs("../..")
@@ -79,8 +89,10 @@ func release(t *testing.T, name string) string {
 	key := filepath.Join(dir, "build/key")
 	output(t, exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key))
 	must(t, os.WriteFile(filepath.Join(dir, "build/signers"), []byte("releases "+read(t, key+".pub")), 0o600))
-	build := exec.Command("make", "-C", dir, "release", "VERSION="+api.Release, "RELEASE_KEY="+key)
-	build.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000", "GOCACHE="+t.TempDir())
+	build := exec.Command("unshare", "--uts", "sh", "-ec", "echo $0 >/proc/sys/kernel/hostname\n"+before+`
+		make release "$@"`, name, "VERSION="+api.Release, "RELEASE_KEY="+key)
+	build.Dir = dir
+	build.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000", "GOCACHE="+t.TempDir(), "GOFLAGS=-buildvcs=auto")
 	output(t, build)
 	return filepath.Join(dir, "build/release")
 }
