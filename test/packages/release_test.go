@@ -153,7 +153,7 @@ func uses(t *testing.T, root string) {
 // gone checks that the files of the package are.
 func gone(t *testing.T, root string) {
 	t.Helper()
-	for _, name := range []string{"usr/bin/fairlead", "usr/lib/systemd/system/fairlead.service", "usr/share/man/man1/fairlead.1.gz", "etc/fairlead/policy.d"} {
+	for _, name := range []string{"usr/bin/fairlead", "usr/lib/systemd/system/fairlead.service", "usr/share/man/man1/fairlead.1.gz", "etc/fairlead"} {
 		if _, err := os.Stat(filepath.Join(root, name)); err == nil {
 			t.Errorf("%s is left", name)
 		}
