@@ -79,7 +79,7 @@ export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
 # Made by a build of this machine's: for another architecture they are the same.
 manual:
 	rm -rf build/manual
-	GOARCH= go run -tags manual -ldflags '-X main.version=$(VERSION)' ./cmd/fairlead build/manual
+	GOARCH= TZ=UTC go run -tags manual -ldflags '-X main.version=$(VERSION)' ./cmd/fairlead build/manual
 
 ARCH ?= $(shell go env GOARCH)
 TREE = build/package/$(ARCH)
