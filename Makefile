@@ -4,7 +4,7 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 RELEASE = $(shell sed -n 's/^const Release = "\(.*\)"/\1/p' api/version.go)
 # As a suffix the commit, unless it has the release's tag or there is no git.
-VERSION ?= $(RELEASE)$(shell git describe --tags --always --dirty 2>/dev/null | sed '/^v$(RELEASE)$$/d; s/^/-dev+/')
+VERSION ?= $(RELEASE)$(shell git describe --tags --always --dirty 2>/dev/null | sed '/^v$(RELEASE)$$/d; s/-/./g; s/^/-dev+/')
 FUZZTIME ?= 5s
 STATICCHECK_VERSION = v0.8.2
 STATICCHECK = build/staticcheck-$(STATICCHECK_VERSION)/staticcheck
@@ -19,6 +19,9 @@ export CGO_ENABLED = 0
 # grpc's traces in golang.org/x/net link templates, with which nothing unused can be left out.
 TAGS = grpcnotrace
 LDFLAGS = -s -w -X main.version=$(VERSION)
+# Of what is released. Go would stamp whether the clone holds files of nobody's commit: VERSION names
+# the commit.
+RELEASED = -trimpath -buildvcs=false -tags '$(TAGS)' -ldflags '$(LDFLAGS)'
 
 # Packages whose tests look for what they leave (testkit.Main) change the host, so they
 # run one after another, and meanwhile the next one is built. Others that import testkit
@@ -76,7 +79,7 @@ export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
 # Made by a build of this machine's: for another architecture they are the same.
 manual:
 	rm -rf build/manual
-	GOARCH= go run -tags manual -ldflags '-X main.version=$(VERSION)' ./cmd/fairlead build/manual
+	GOARCH= TZ=UTC go run -tags manual -ldflags '-X main.version=$(VERSION)' ./cmd/fairlead build/manual
 
 ARCH ?= $(shell go env GOARCH)
 TREE = build/package/$(ARCH)
@@ -85,7 +88,7 @@ OUT ?= build/release
 package: $(NFPM) ## deb, rpm and apk for ARCH, into OUT
 	rm -rf $(TREE)
 	mkdir -p $(TREE)/program $(OUT)
-	GOARCH=$(ARCH) go build -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(TREE)/program/ ./cmd/fairlead
+	GOARCH=$(ARCH) go build $(RELEASED) -o $(TREE)/program/ ./cmd/fairlead
 	umask 022; $(MAKE) --no-print-directory install-files PROGRAM=$(TREE)/program/fairlead DESTDIR=$(TREE)/files PREFIX=/usr
 	gzip -9n $(TREE)/files/usr/share/man/man1/*
 	install -D -m 0755 -t $(TREE)/scripts packaging/scripts/*
@@ -105,7 +108,7 @@ IMAGE_TOOL = build/image
 image: $(IMAGE_TOOL) ## the container image as an OCI archive for amd64 and arm64, into OUT, and what applies it to a cluster
 	mkdir -p $(OUT)
 	for arch in amd64 arm64; do \
-		GOARCH=$$arch go build -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o build/package/$$arch/program/ ./cmd/fairlead || exit 1; \
+		GOARCH=$$arch go build $(RELEASED) -o build/package/$$arch/program/ ./cmd/fairlead || exit 1; \
 	done
 	$(IMAGE_TOOL) $(IMAGE) LICENSE build/package/amd64/program/fairlead build/package/arm64/program/fairlead >$(OUT)/fairlead-$(VERSION)-image.tar
 	@mkdir -p build/kubernetes

@@ -70,7 +70,7 @@ func TestPackage(t *testing.T) {
 	must(t, os.Rename(debs[0], packages+"/new.deb"))
 	repack := exec.Command("sh", "-ec", `dpkg-deb -R "$1/new.deb" "$1/next"
 		sed -i 's/^Version:.*/Version: 0.1.1/' "$1/next/DEBIAN/control"
-		dpkg-deb --root-owner-group -b "$1/next" "$1/next.deb"`, "sh", packages)
+		dpkg-deb --root-owner-group -Znone -b "$1/next" "$1/next.deb"`, "sh", packages)
 	if out, err := repack.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

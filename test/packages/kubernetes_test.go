@@ -44,8 +44,7 @@ func TestKubernetesObjects(t *testing.T) {
 	}
 	render, run := renderer(t)
 	base := render("", "kustomize", "base")
-	namespace := base["Namespace fairlead-system"]
-	if fmt.Sprint(namespace["metadata"]) == "<nil>" {
+	if base["Namespace fairlead-system"]["metadata"] == nil {
 		t.Errorf("no namespace in %v", base)
 	}
 	delete(base, "Namespace fairlead-system")

@@ -14,21 +14,28 @@ import (
 	"github.com/fairlead-project/fairlead/test/vm"
 )
 
-// TestRelease makes a release twice, from copies of the sources in two folders and with caches of
-// their own, and compares the bytes. Then it looks into the SBOM and the packages, and installs,
-// uses and removes them in a root of their own.
+// elsewhere makes of a folder with the sources a clone that has a file more, on a machine that
+// differs in what must not matter.
+const elsewhere = `git init -q .
+git add .
+git -c user.name=test -c user.email=test@example.org commit -qm 'All of it'
+touch more
+umask 077
+export TZ=Asia/Tokyo GOMAXPROCS=1`
+
+// TestRelease makes a release twice, from the sources alone and elsewhere, with caches of their own,
+// and compares the bytes. Then it looks into the SBOM and the packages, and installs, uses and
+// removes them in a root of their own.
 func TestRelease(t *testing.T) {
 	if testkit.Scale(t, 0, 1) == 0 {
 		testkit.Skip(t, "builds everything twice: only in the tier full")
 	}
 	testkit.NeedRoot(t)
-	first, second := release(t, "a"), release(t, "another-and-longer-name")
+	first, second := release(t, "a", ""), release(t, "another-and-longer-name", elsewhere)
 	sums := read(t, filepath.Join(first, "SHA256SUMS"))
 	testkit.Same(t, "two builds", sums, read(t, filepath.Join(second, "SHA256SUMS")))
-	verify := exec.Command("ssh-keygen", "-Y", "verify", "-f", filepath.Join(first, "../signers"), "-I", "releases", "-n", "fairlead-release", "-s", filepath.Join(first, "SHA256SUMS.sig"))
-	verify.Stdin = strings.NewReader(sums)
-	output(t, verify)
-	check := exec.Command("sha256sum", "--check", "--quiet", "SHA256SUMS")
+	check := exec.Command("sh", "-ec", `ssh-keygen -Y verify -f ../signers -I releases -n fairlead-release -s SHA256SUMS.sig <SHA256SUMS
+		sha256sum --check --quiet SHA256SUMS`)
 	check.Dir = first
 	output(t, check)
 	for _, want := range []string{"_amd64.deb", "_arm64.deb", ".x86_64.rpm", ".aarch64.rpm", "_x86_64.apk", "_aarch64.apk", "-amd64.cdx.json", "-arm64.cdx.json", "-image.tar", "-" + api.Release + ".tgz"} {
@@ -61,8 +68,9 @@ func TestRelease(t *testing.T) {
 	apk(t, root, first)
 }
 
-// release makes one from a copy of what would be committed.
-func release(t *testing.T, name string) string {
+// release makes one from a copy of what would be committed, in a folder and on a host of a name,
+// after a script.
+func release(t *testing.T, name, before string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
 	top, err := filepath.Abs("../..")
@@ -72,15 +80,15 @@ func release(t *testing.T, name string) string {
 	copied.Dir = top
 	output(t, copied)
 	// The tools are built once.
-	tools := exec.Command("make", "-C", top, "--no-print-directory", "release-tools")
-	output(t, tools)
-	must(t, os.Mkdir(filepath.Join(dir, "build"), 0o755))
-	output(t, exec.Command("sh", "-ec", `cp -R "$0"/build/nfpm-* "$0"/build/cyclonedx-* "$1/build/"`, top, dir))
+	output(t, exec.Command("make", "-C", top, "--no-print-directory", "release-tools"))
+	output(t, exec.Command("sh", "-ec", `mkdir "$1/build"; cp -R "$0"/build/nfpm-* "$0"/build/cyclonedx-* "$1/build/"`, top, dir))
 	key := filepath.Join(dir, "build/key")
 	output(t, exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key))
 	must(t, os.WriteFile(filepath.Join(dir, "build/signers"), []byte("releases "+read(t, key+".pub")), 0o600))
-	build := exec.Command("make", "-C", dir, "release", "VERSION="+api.Release, "RELEASE_KEY="+key)
-	build.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000", "GOCACHE="+t.TempDir())
+	build := exec.Command("unshare", "--uts", "sh", "-ec", "echo $0 >/proc/sys/kernel/hostname\n"+before+`
+		make release "$@"`, name, "VERSION="+api.Release, "RELEASE_KEY="+key)
+	build.Dir = dir
+	build.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000", "GOCACHE="+t.TempDir(), "GOFLAGS=-buildvcs=auto")
 	output(t, build)
 	return filepath.Join(dir, "build/release")
 }
@@ -145,7 +153,7 @@ func uses(t *testing.T, root string) {
 // gone checks that the files of the package are.
 func gone(t *testing.T, root string) {
 	t.Helper()
-	for _, name := range []string{"usr/bin/fairlead", "usr/lib/systemd/system/fairlead.service", "usr/share/man/man1/fairlead.1.gz", "etc/fairlead/policy.d"} {
+	for _, name := range []string{"usr/bin/fairlead", "usr/lib/systemd/system/fairlead.service", "usr/share/man/man1/fairlead.1.gz", "etc/fairlead"} {
 		if _, err := os.Stat(filepath.Join(root, name)); err == nil {
 			t.Errorf("%s is left", name)
 		}

@@ -41,49 +41,42 @@ func TestScripts(t *testing.T) {
 		kill    = "systemctl kill --kill-who=main --signal=KILL fairlead.service\n"
 		disable = "systemctl disable --now fairlead.service\n"
 		restore = "fairlead restore\n"
+
+		systemd, none = "yes", ""
+		up, down      = "0", "3" // statuses of is-active
 	)
 	dir := t.TempDir()
 	for _, name := range []string{"systemctl", "groupadd", "fairlead"} {
 		must(t, os.WriteFile(filepath.Join(dir, name), []byte(stub), 0o755))
 	}
 	for _, tt := range []struct {
-		name, script    string
-		args            []string
-		systemd, active bool
-		want            string
+		name, script            string
+		args                    []string
+		manager, isActive, want string
 	}{
-		{"deb installs", "postinstall", []string{"configure", ""}, true, false, group + reload + active},
-		{"rpm installs", "postinstall", []string{"1"}, true, false, group + reload + active},
-		{"apk installs", "postinstall", []string{"0.1.0"}, false, false, group},
-		{"deb upgrades: before", "preremove", []string{"upgrade", "0.2.0"}, true, true, ""},
-		{"deb upgrades: after the files", "postremove", []string{"upgrade", "0.2.0"}, true, true, reload},
-		{"deb upgrades: after", "postinstall", []string{"configure", "0.1.0"}, true, true, group + reload + active + kill},
-		{"deb does not upgrade after all", "postinstall", []string{"abort-upgrade", "0.2.0"}, true, true, ""},
-		{"rpm upgrades: after", "postinstall", []string{"2"}, true, true, group + reload + active + kill},
-		{"rpm upgrades: the old one's files", "preremove", []string{"1"}, true, true, ""},
-		{"deb upgrades, not running", "postinstall", []string{"configure", "0.1.0"}, true, false, group + reload + active},
-		{"deb removes", "preremove", []string{"remove"}, true, true, disable + restore},
-		{"rpm removes", "preremove", []string{"0"}, true, true, disable + restore},
-		{"apk removes", "preremove", []string{"0.1.0"}, false, false, restore},
-		{"deb removes without systemd", "preremove", []string{"remove"}, false, false, restore},
+		{"deb installs", "postinstall", []string{"configure", ""}, systemd, down, group + reload + active},
+		{"rpm installs", "postinstall", []string{"1"}, systemd, down, group + reload + active},
+		{"apk installs", "postinstall", []string{"0.1.0"}, none, down, group},
+		{"deb upgrades: before", "preremove", []string{"upgrade", "0.2.0"}, systemd, up, ""},
+		{"deb upgrades: after the files", "postremove", []string{"upgrade", "0.2.0"}, systemd, up, reload},
+		{"deb upgrades: after", "postinstall", []string{"configure", "0.1.0"}, systemd, up, group + reload + active + kill},
+		{"deb does not upgrade after all", "postinstall", []string{"abort-upgrade", "0.2.0"}, systemd, up, ""},
+		{"rpm upgrades: after", "postinstall", []string{"2"}, systemd, up, group + reload + active + kill},
+		{"rpm upgrades: the old one's files", "preremove", []string{"1"}, systemd, up, ""},
+		{"deb upgrades, not running", "postinstall", []string{"configure", "0.1.0"}, systemd, down, group + reload + active},
+		{"deb removes", "preremove", []string{"remove"}, systemd, up, disable + restore},
+		{"rpm removes", "preremove", []string{"0"}, systemd, up, disable + restore},
+		{"apk removes", "preremove", []string{"0.1.0"}, none, down, restore},
+		{"deb removes without systemd", "preremove", []string{"remove"}, none, down, restore},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			calls := filepath.Join(t.TempDir(), "calls")
 			script, err := filepath.Abs("../../packaging/scripts/" + tt.script)
 			must(t, err)
-			systemd, status := "", "ACTIVE=3"
-			if tt.systemd {
-				systemd = "yes"
-			}
-			if tt.active {
-				status = "ACTIVE=0"
-			}
-			args := append([]string{"--mount", "--propagation", "private", "sh", "-ec", alone, "sh", systemd, dir, script}, tt.args...)
+			args := append([]string{"--mount", "--propagation", "private", "sh", "-ec", alone, "sh", tt.manager, dir, script}, tt.args...)
 			cmd := exec.Command("unshare", args...)
-			cmd.Env = append(os.Environ(), "CALLS="+calls, status)
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			cmd.Env = append(os.Environ(), "CALLS="+calls, "ACTIVE="+tt.isActive)
+			output(t, cmd)
 			got, err := os.ReadFile(calls)
 			if err != nil && !os.IsNotExist(err) {
 				t.Fatal(err)

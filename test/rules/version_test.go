@@ -53,7 +53,7 @@ func TestVersion(t *testing.T) {
 	git("tag", "v"+api.Release)
 	version("")
 	git("commit", "-q", "--allow-empty", "-m", "after it")
-	version(`-dev\+v` + regexp.QuoteMeta(api.Release) + `-1-g[0-9a-f]+`)
+	version(`-dev\+v` + regexp.QuoteMeta(api.Release) + `\.1\.g[0-9a-f]+`) // an rpm's version has no dash
 }
 
 // TestChangelog fails if the newest section of the changelog does not have the version of the tree.
