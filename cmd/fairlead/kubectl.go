@@ -94,6 +94,7 @@ func (k *kubectl) remote(cmd *cobra.Command) {
 		}
 		k.remote(sub)
 	}
+	cmd.Example = strings.ReplaceAll(cmd.Example, "  fairlead ", "  kubectl fairlead ")
 	own := cmd.LocalFlags()
 	for _, name := range []string{"socket", "config"} {
 		if f := own.Lookup(name); f != nil {
@@ -269,10 +270,8 @@ func (k *kubectl) podOn(ctx context.Context, namespace, node string) (pod, error
 		return pod{}, fmt.Errorf("no agent runs in namespace %s (--agent-namespace names another)", namespace)
 	case node == "" && len(nodes) > 1:
 		return pod{}, cli.Usagef("say which node by --node: %s", strings.Join(nodes, ", "))
-	case node == "":
-		node = nodes[0]
 	}
-	i := slices.IndexFunc(list, func(p pod) bool { return p.Spec.NodeName == node })
+	i := slices.IndexFunc(list, func(p pod) bool { return node == "" || p.Spec.NodeName == node })
 	if i < 0 {
 		return pod{}, fmt.Errorf("no agent runs on node %s; agents run on %s", node, strings.Join(nodes, ", "))
 	}

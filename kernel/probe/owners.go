@@ -176,7 +176,7 @@ func cni(cfg Config) answer {
 	dir := filepath.Join(cfg.Etc, "cni/net.d")
 	names, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return full("no plugin is configured")
+		return full("not here: there is no " + dir)
 	}
 	if err != nil {
 		return refused(err, "")

@@ -110,7 +110,7 @@ func TestCNI(t *testing.T) {
 		level Level
 		says  string
 	}{
-		{"none", nil, Full, "no plugin"},
+		{"none", nil, Full, "cni/net.d"}, // as in a pod, which cannot tell
 		{"bridge", map[string]string{"10-a.conf": `{"type":"bridge"}`}, Full, "bridge (10-a.conf)"},
 		{"list", map[string]string{"10-a.conflist": `{"plugins":[{"type":"ptp"},{"type":"bandwidth"}]}`}, Degraded, "the bandwidth plugin puts a qdisc"},
 		{"cilium", map[string]string{"05-cilium.conflist": `{"plugins":[{"type":"cilium-cni"}]}`}, Degraded, "cilium has programs"},

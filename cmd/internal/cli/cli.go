@@ -63,8 +63,8 @@ func (p Program) Run(ctx context.Context, e Env) int {
 func (p Program) Root(e Env) *cobra.Command {
 	var shown bool
 	root := &cobra.Command{
-		Use:           p.Name,
-		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: p.Name}, // it may have two words
+		Use:           p.Name[strings.LastIndex(p.Name, " ")+1:], // cobra replaces this one word
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: p.Name},
 		Short:         p.Short,
 		Long:          p.Short + ".\n\n" + statusHelp,
 		SilenceErrors: true,
