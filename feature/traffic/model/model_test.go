@@ -36,6 +36,14 @@ func tenant(s identity.Slot, n policy.Net) Tenant {
 	return Tenant{Slot: s, Name: fmt.Sprintf("c%d", s), Net: n}
 }
 
+// tenants returns tenants of the slots 1, 2, ...
+func tenants(nets ...policy.Net) (ts []Tenant) {
+	for i, n := range nets {
+		ts = append(ts, tenant(identity.Slot(i+1), n))
+	}
+	return ts
+}
+
 func compute(t *testing.T, l Link, ts ...Tenant) Plan {
 	t.Helper()
 	p, err := Compute(l, ts)
@@ -77,11 +85,7 @@ func TestDivide(t *testing.T) {
 		{"all that may be promised", []policy.Net{{Rate: 950 * mbit}, {Weight: 1}}, []uint64{minShare, 950 * mbit, minShare}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var ts []Tenant
-			for i, n := range tt.nets {
-				ts = append(ts, tenant(identity.Slot(i+1), n))
-			}
-			p := compute(t, link(gbit), ts...)
+			p := compute(t, link(gbit), tenants(tt.nets...)...)
 			if got := guaranteed(p); fmt.Sprint(got) != fmt.Sprint(tt.want) {
 				t.Errorf("guaranteed %v, want %v", got, tt.want)
 			}
@@ -119,15 +123,13 @@ func TestLevels(t *testing.T) {
 		{[]int{10, 20, 30, 40, 50, 60, 70, 80, 90, 1000, 2000, 3000, 4000, 5000, 6000},
 			[]int{0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7}},
 	} {
-		var ts []Tenant
+		nets := make([]policy.Net, len(tt.prios))
 		for i, p := range tt.prios {
-			n := policy.Net{}
 			if p >= 0 {
-				n.Priority = prio(p)
+				nets[i].Priority = prio(p)
 			}
-			ts = append(ts, tenant(identity.Slot(i+1), n))
 		}
-		p := compute(t, link(gbit), ts...)
+		p := compute(t, link(gbit), tenants(nets...)...)
 		top := 0
 		for i, c := range p.Classes[1:] {
 			top = max(top, c.Level)
@@ -211,11 +213,7 @@ func TestRefusals(t *testing.T) {
 			"of the others c1 needs the most", "a latency of at least"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var ts []Tenant
-			for i, n := range tt.nets {
-				ts = append(ts, tenant(identity.Slot(i+1), n))
-			}
-			p, err := Compute(tt.link, ts)
+			p, err := Compute(tt.link, tenants(tt.nets...))
 			var r *Refusal
 			if !errors.As(err, &r) || !errors.Is(err, tt.wraps) {
 				t.Fatalf("%+v, %v; want a refusal that wraps %v", p, err, tt.wraps)
@@ -260,12 +258,9 @@ func TestImpossibleInput(t *testing.T) {
 		testkit.Fails(t, name, err)
 	}
 	// More tenants than a slow link has bits for.
-	var many []Tenant
-	for i := range identity.Slot(2000) {
-		many = append(many, tenant(i+1, policy.Net{Weight: 1}))
-	}
+	many := slices.Repeat([]policy.Net{{Weight: 1}}, 2000)
 	var r *Refusal
-	if _, err := Compute(link(mbit), many); !errors.As(err, &r) {
+	if _, err := Compute(link(mbit), tenants(many...)); !errors.As(err, &r) {
 		t.Errorf("2000 tenants on 1 Mbit/s: %v, want a refusal", err)
 	}
 }
