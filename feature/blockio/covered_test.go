@@ -160,10 +160,7 @@ func TestNameMoves(t *testing.T) {
 	var told []container.ID
 	h.Notify(func(id container.ID) { told = append(told, id) })
 	both := []*testkit.Disk{h.disk(1000), h.disk(1000)}
-	dir, err := os.MkdirTemp("/dev", "fl-test-")
-	must(t, err)
-	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
-	node := filepath.Join(dir, "data")
+	node := nameInDev(t)
 	lead := func(to string) {
 		t.Helper()
 		os.Remove(node)
@@ -265,12 +262,10 @@ func TestStricterCaps(t *testing.T) {
 			t.Errorf("%s: %s, want %s", x.max, got, want)
 		}
 	}
-	dir, err := os.MkdirTemp("/dev", "fl-test-")
-	must(t, err)
-	defer os.RemoveAll(dir)
-	must(t, os.Symlink(l.Path, dir+"/alias"))
+	alias := nameInDev(t)
+	must(t, os.Symlink(l.Path, alias))
 	was, owned := throttle(t, cg, l, owners)
-	err = h.Apply(t.Context(), target(t, c, "io.max: "+l.Path+" wiops=5; "+dir+"/alias wiops=6", "io.yield: idle"))
+	err = h.Apply(t.Context(), target(t, c, "io.max: "+l.Path+" wiops=5; "+alias+" wiops=6", "io.yield: idle"))
 	if now, _ := throttle(t, cg, l, owners); err == nil || !strings.Contains(err.Error(), "by one name") || now != was {
 		t.Errorf("two names of a disk: %v, %s", err, now)
 	}
@@ -304,6 +299,15 @@ func TestUntil(t *testing.T) {
 			t.Errorf("%+v lapses at %v", e.Ref, e.Expiry)
 		}
 	}
+}
+
+// nameInDev returns a free name, below /dev as a device's must be.
+func nameInDev(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev", "fl-test-")
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	return filepath.Join(dir, "alias")
 }
 
 // group is a real-time container below another group.

@@ -434,12 +434,3 @@ func TestChargeAbsurd(t *testing.T) {
 }
 
 var must = testkit.Must
-
-func needCPU(t *testing.T) testkit.CG {
-	t.Helper()
-	cg := testkit.Cgroup(t)
-	if cg.CPU == "" || cg.V2 == "" {
-		testkit.Skip(t, "no cpu controller")
-	}
-	return cg
-}
