@@ -200,6 +200,8 @@ func TestRefusals(t *testing.T) {
 		{"sum", link(gbit), []policy.Net{{Rate: 500 * mbit}, {Rate: 300 * mbit}, {Weight: 1}, {Rate: 200 * mbit}}, 4, ErrOverLink,
 			"the sum of 3 is 1gbit", "a rate of at most 150mbit; of the others c1 has the most, 500mbit"},
 		{"sum that overflows", link(gbit), []policy.Net{{Rate: 1 << 63}, {Rate: 1 << 63}}, 2, ErrOverLink, "more than", "less for the others"},
+		{"sum on the fastest link that can be written", link(1<<64 - 1), []policy.Net{{Rate: 1 << 63}, {Rate: 1 << 63}}, 2, ErrOverLink,
+			"the sum of 2 is more than 18446744073709551615bit, and 95 % of the 18446744073709551615bit link is 17524406870024074034bit", "c1 has the most, 9223372036854775808bit"},
 		{"rate above ceil", link(gbit), []policy.Net{{Rate: 2 * mbit, Ceil: mbit}}, 1, ErrOverCeil, "2mbit is more than the ceil 1mbit", "at least the rate"},
 		{"shorter than a packet of others", link(gbit), []policy.Net{{Weight: 1}, {Latency: 500 * time.Microsecond}}, 2, ErrInfeasible,
 			"up to 65536 bytes, takes 524µs on the 1gbit link", "a latency of at least 540µs, or latency.split on, as packets of the others are split to at most 1522 bytes then"},
@@ -292,27 +294,6 @@ func TestRealTime(t *testing.T) {
 		if ok != tt.ok || ok && got != tt.want {
 			t.Errorf("%s: %+v, %v; want %+v, %v", tt.name, got, ok, tt.want, tt.ok)
 		}
-	}
-}
-
-func TestFitLink(t *testing.T) {
-	for _, c := range []struct {
-		link  uint64
-		rates []uint64
-		want  string
-	}{
-		{1e9, nil, ""},
-		{1e9, []uint64{500e6, 450e6, 0}, ""},
-		{1e9, []uint64{500e6, 450e6 + 1}, "guaranteed rates exceed the link: the sum of 2 is 950000001bit, and 95 % of the 1gbit link is 950mbit"},
-		{1e9, []uint64{1e9, 0, 50e6}, "guaranteed rates exceed the link: the sum of 2 is 1050mbit, and 95 % of the 1gbit link is 950mbit"},
-		{0, []uint64{1}, "guaranteed rates exceed the link: the sum of 1 is 1bit, and 95 % of the 0bit link is 0bit"},
-		{1<<64 - 1, []uint64{1<<64 - 1, 1<<64 - 1}, "guaranteed rates exceed the link: the sum of 2 is more than 18446744073709551615bit, and 95 % of the 18446744073709551615bit link is 17524406870024074034bit"},
-	} {
-		got := ""
-		if err := fitLink(c.link, c.rates); err != nil {
-			got = err.Error()
-		}
-		testkit.Same(t, fmt.Sprintf("fitLink(%d, %d)", c.link, c.rates), c.want, got)
 	}
 }
 
