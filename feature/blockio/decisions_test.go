@@ -87,9 +87,7 @@ func TestCapping(t *testing.T) {
 
 	// The same cap, decided before it was known that the container has reserved more, and
 	// by another name of the disk.
-	alias := nameInDev(t)
-	must(t, os.Symlink(l.Path, alias))
-	reserving := target(t, batch, "io.reserve: "+alias+" riops=300")
+	reserving := target(t, batch, "io.reserve: "+alias(t, l.Path)+" riops=300")
 	stale, err := reserving.With([]policy.Decision{{Container: batch.ID, Key: maxKey, Value: l.Path + " riops=20 wiops=20", Expiry: time.Now().Add(time.Hour)}}, time.Now())
 	must(t, err)
 	h.apply(stale)
