@@ -160,26 +160,16 @@ func TestNameMoves(t *testing.T) {
 	var told []container.ID
 	h.Notify(func(id container.ID) { told = append(told, id) })
 	both := []*testkit.Disk{h.disk(1000), h.disk(1000)}
-	dir, err := os.MkdirTemp("/dev", "fl-test-")
-	must(t, err)
-	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
-	node := filepath.Join(dir, "data")
-	lead := func(to string) {
-		t.Helper()
-		os.Remove(node)
-		if to != "" {
-			must(t, os.Symlink(to, node))
-		}
-	}
+	node := alias(t, both[0].Path)
 	c, cg := h.container("batch")
 	targets := []policy.Target{target(t, c, "io.max: "+node+" wiops=70")}
 	for _, step := range []struct {
 		what string
 		at   int // -1: nowhere
 	}{{"at first", 0}, {"another disk", 1}, {"gone", -1}, {"back", 1}} {
-		lead("")
+		os.Remove(node)
 		if step.at >= 0 {
-			lead(both[step.at].Path)
+			must(t, os.Symlink(both[step.at].Path, node))
 		}
 		told = nil
 		_, err := h.Decide(targets, true)
@@ -265,12 +255,9 @@ func TestStricterCaps(t *testing.T) {
 			t.Errorf("%s: %s, want %s", x.max, got, want)
 		}
 	}
-	dir, err := os.MkdirTemp("/dev", "fl-test-")
-	must(t, err)
-	defer os.RemoveAll(dir)
-	must(t, os.Symlink(l.Path, dir+"/alias"))
+	other := alias(t, l.Path)
 	was, owned := throttle(t, cg, l, owners)
-	err = h.Apply(t.Context(), target(t, c, "io.max: "+l.Path+" wiops=5; "+dir+"/alias wiops=6", "io.yield: idle"))
+	err = h.Apply(t.Context(), target(t, c, "io.max: "+l.Path+" wiops=5; "+other+" wiops=6", "io.yield: idle"))
 	if now, _ := throttle(t, cg, l, owners); err == nil || !strings.Contains(err.Error(), "by one name") || now != was {
 		t.Errorf("two names of a disk: %v, %s", err, now)
 	}
@@ -304,6 +291,17 @@ func TestUntil(t *testing.T) {
 			t.Errorf("%+v lapses at %v", e.Ref, e.Expiry)
 		}
 	}
+}
+
+// alias gives a disk another name, below /dev as policy's must be.
+func alias(t *testing.T, disk string) (name string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev", "fl-test-")
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	name = filepath.Join(dir, "alias")
+	must(t, os.Symlink(disk, name))
+	return name
 }
 
 // group is a real-time container below another group.

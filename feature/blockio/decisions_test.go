@@ -87,11 +87,7 @@ func TestCapping(t *testing.T) {
 
 	// The same cap, decided before it was known that the container has reserved more, and
 	// by another name of the disk.
-	dir, err := os.MkdirTemp("/dev", "fl-test-") // a device is named by a path below /dev
-	must(t, err)
-	defer os.RemoveAll(dir)
-	must(t, os.Symlink(l.Path, dir+"/alias"))
-	reserving := target(t, batch, "io.reserve: "+dir+"/alias riops=300")
+	reserving := target(t, batch, "io.reserve: "+alias(t, l.Path)+" riops=300")
 	stale, err := reserving.With([]policy.Decision{{Container: batch.ID, Key: maxKey, Value: l.Path + " riops=20 wiops=20", Expiry: time.Now().Add(time.Hour)}}, time.Now())
 	must(t, err)
 	h.apply(stale)

@@ -7,22 +7,9 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
-
-// running is a list of containers.
-type running []container.Container
-
-func (r running) Running() []container.Container { return r }
-
-func (r running) Lookup(id container.ID) (container.Container, bool) {
-	for _, c := range r {
-		if c.ID == id {
-			return c, true
-		}
-	}
-	return container.Container{}, false
-}
 
 // exported returns the bytes of a container's devices, as "veth1 egress".
 func (h *host) exported(id container.ID) map[string]uint64 {
@@ -47,7 +34,7 @@ func TestDeviceBytes(t *testing.T) {
 	forged := c.Interfaces[0]
 	forged.Index, forged.Host.Name, forged.Host.Trusted = 1, "forged", false
 	c.Interfaces = append(c.Interfaces, forged, container.Interface{Name: "eth1", Kind: "macvlan", Index: 1})
-	h.containers = running{c, pod, h.describe(h.ns)}
+	h.containers = topology.Containers{c, pod, h.describe(h.ns)}
 	h.start()
 
 	const to = "10.66.0.1:9000"

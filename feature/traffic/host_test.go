@@ -57,7 +57,7 @@ type host struct {
 	nic0     int               // its index
 	now      func() time.Time  // nil: time.Now
 
-	containers running // nil: none are listed
+	containers topology.Containers // nil: none are listed
 }
 
 func newHost(t testing.TB, rate uint64) *host {

@@ -191,16 +191,6 @@ func TestCeilLeavesUplink(t *testing.T) {
 	h.undone(before)
 }
 
-// limited makes a container with a ceil and a neighbour that listens, and reports whether packets
-// arrive now.
-func (h *host) limited() (box *sandbox.Box, c container.Container, got *load.Board) {
-	h.t.Helper()
-	h.bridge()
-	box, c = h.add("one", "10.66.0.2/24", h.ns)
-	near, _ := h.add("two", "10.66.0.3/24", h.ns)
-	return box, c, h.take(near)
-}
-
 // passed returns the packets of a container that passed its egress queue, by the index of its
 // veth's end in a box; 0 without a queue.
 func (h *host) passed(at *sandbox.Box, veth int) uint64 {

@@ -222,10 +222,13 @@ func TestUnkeptWithoutRate(t *testing.T) {
 func TestCeilWithoutUplink(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, 0)
-	box, c, got := h.limited()
+	h.bridge()
+	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	near, _ := h.add("two", "10.66.0.3/24", h.ns)
+	got := h.take(near)
 	h.start()
 	before := h.state()
-	must(t, h.traffic.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{Egress: policy.Net{Ceil: slow}, Ingress: policy.Net{Ceil: slow}}}))
+	must(t, h.due(c, policy.Net{Ceil: slow}, policy.Net{Ceil: slow}))
 	if took := h.held(box, "10.66.0.3:9000", got); took < heldFor {
 		t.Errorf("all came within %v, sooner than the ceil lets them", took)
 	}

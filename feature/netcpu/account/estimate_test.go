@@ -87,24 +87,19 @@ func TestEstimateCountsExactly(t *testing.T) {
 	}
 }
 
-// A super-packet that GRO has made counts as the kernel and as the programs see it.
-func TestEstimateMergedPackets(t *testing.T) {
-	var e estimate
-	e.see(seen(1, 2000, 20000))
-	e.gap(counts{1: {in: 10000}}, time.Second)
-	if _, by := estimated(&e, 1); by[1].Receive[UDP].Packets != 1000 || by[1].CPU() != time.Millisecond {
-		t.Errorf("estimated %+v, want 1000 packets of 1 µs", by[1])
-	}
-}
-
-// Where the kernel counts no packets of a container, or much fewer than come, the time counts.
-func TestEstimateUncounted(t *testing.T) {
-	for _, counted := range []uint64{0, 10} {
+// A super-packet that GRO has made counts as the kernel and as the programs see it. Where the kernel
+// counts no packets of a container, or much fewer than come, the time counts.
+func TestEstimateCounted(t *testing.T) {
+	for _, c := range []struct {
+		counted, gap uint64 // of 2000 packets in a window of a second, and in the gap
+		length       time.Duration
+		packets      uint64
+	}{{20000, 10000, time.Second, 1000}, {0, 1, 3 * time.Second, 6000}, {10, 1, 3 * time.Second, 6000}} {
 		var e estimate
-		e.see(seen(1, 2000, counted))
-		e.gap(counts{1: {in: 1}}, 3*time.Second)
-		if _, by := estimated(&e, 1); by[1].CPU() != 6*time.Millisecond {
-			t.Errorf("%d counted: estimated %v, want 6ms", counted, by[1].CPU())
+		e.see(seen(1, 2000, c.counted))
+		e.gap(counts{1: {in: c.gap}}, c.length)
+		if _, by := estimated(&e, 1); by[1].Receive[UDP].Packets != c.packets || by[1].CPU() != time.Duration(c.packets)*time.Microsecond {
+			t.Errorf("%+v: estimated %+v, want so many packets of 1 µs", c, by[1])
 		}
 	}
 }

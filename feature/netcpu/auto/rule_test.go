@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"pgregory.net/rapid"
 )
 
 // robs returns a window of a second in which packets cost network of a CPU, and took from of it
@@ -135,37 +133,4 @@ func TestAutoReason(t *testing.T) {
 	if !strings.HasPrefix(a.reason, "for 10s its packets cost at most 1.5 % of a CPU a second, in the last 0.4 %") {
 		t.Errorf("%q", a.reason)
 	}
-}
-
-// Whatever the traffic, a container is isolated in the window in which it robs, stays isolated for
-// ten seconds at least, and changes no more than a few times a minute.
-func TestAutoDoesNotFlap(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var a rule
-		var since, changes int
-		steal := rapid.SampledFrom([]float64{0.001, usualSteal, 0.15, 1}).Draw(t, "steal")
-		for range 300 {
-			network := rapid.Float64Range(0, 0.2).Draw(t, "network")
-			if rapid.Bool().Draw(t, "quiet") {
-				network = 0
-			}
-			stolen := network
-			if a.role != bystander {
-				stolen = 0
-			}
-			changed := a.next(robs(stolen, network), steal)
-			if since++; changed {
-				if a.role == bystander && since < 10 {
-					t.Fatalf("back after %d s", since)
-				}
-				since, changes = 0, changes+1
-			}
-			if stolen > steal && a.role == bystander {
-				t.Fatalf("robbed %.3f: %+v", stolen, a)
-			}
-		}
-		if changes > 30 {
-			t.Errorf("%d changes in 300 s", changes)
-		}
-	})
 }

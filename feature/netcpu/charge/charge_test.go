@@ -92,27 +92,32 @@ func (r *chargeRig) container() container.Container {
 func (r *chargeRig) rounds(n int, charge, credit time.Duration) {
 	r.t.Helper()
 	for range n {
-		r.n++
-		r.now = r.now.Add(every)
-		if p := r.of[webID]; p.ledger != nil {
-			r.used += 2 * p.now
-			if !r.free {
-				r.held += 2
-			}
-		} else {
-			r.used += 2 * r.ran
-		}
-		c := r.costs[webID]
-		c.Charge, c.Credit, c.Took = c.Charge+charge, c.Credit+credit, c.Took+charge
-		r.costs[webID] = c
-		r.stat()
-		must(r.t, r.round(r.now))
+		must(r.t, r.next(charge, credit))
 		for _, p := range r.payers { // a period has just begun
 			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
 		}
 		_, err := r.write()
 		must(r.t, err)
 	}
+}
+
+// next is one of these rounds, without its writes.
+func (r *chargeRig) next(charge, credit time.Duration) error {
+	r.n++
+	r.now = r.now.Add(every)
+	if p := r.of[webID]; p.ledger != nil {
+		r.used += 2 * p.now
+		if !r.free {
+			r.held += 2
+		}
+	} else {
+		r.used += 2 * r.ran
+	}
+	c := r.costs[webID]
+	c.Charge, c.Credit, c.Took = c.Charge+charge, c.Credit+credit, c.Took+charge
+	r.costs[webID] = c
+	r.stat()
+	return r.round(r.now)
 }
 
 func (r *chargeRig) read(name string) string {
@@ -429,12 +434,3 @@ func TestChargeAbsurd(t *testing.T) {
 }
 
 var must = testkit.Must
-
-func needCPU(t *testing.T) testkit.CG {
-	t.Helper()
-	cg := testkit.Cgroup(t)
-	if cg.CPU == "" || cg.V2 == "" {
-		testkit.Skip(t, "no cpu controller")
-	}
-	return cg
-}

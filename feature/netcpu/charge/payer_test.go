@@ -77,17 +77,10 @@ func TestChargeWaits(t *testing.T) {
 		}
 		r.file(filepath.Join(r.cfg.Layout.V2, "web"), "cpu.pressure", "nonsense\n")
 		// It is logged once, and everything else continues.
+		r.free = false
 		for n := range 3 {
-			r.n++
-			r.used += 2 * p.now
-			r.held += 2
 			was := p.ledger.State().Credited
-			c := r.costs[webID]
-			c.Credit += 16 * ms
-			r.costs[webID] = c
-			r.stat()
-			r.now = r.now.Add(every)
-			if err := r.round(r.now); (err != nil) != (n == 0) {
+			if err := r.next(0, 16*ms); (err != nil) != (n == 0) {
 				t.Errorf("round %d with nonsense: %v", n, err)
 			}
 			if got := p.ledger.State().Credited - was; got != 16*ms {
@@ -208,14 +201,7 @@ func TestChargeRefused(t *testing.T) {
 		var told, tries int
 		wanted := make(map[time.Duration]bool)
 		for range 50 {
-			r.n++
-			r.now = r.now.Add(every)
-			r.used, r.held = r.used+2*p.now, r.held+2
-			x := r.costs[webID]
-			x.Charge += 20 * ms
-			r.costs[webID] = x
-			r.stat()
-			must(t, r.round(r.now))
+			must(t, r.next(20*ms, 0))
 			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
 			p.again = time.Time{} // the pause has passed
 			if p.want != p.now {

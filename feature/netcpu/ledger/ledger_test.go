@@ -108,7 +108,9 @@ func TestLeavesAlone(t *testing.T) {
 		}
 		h := newHost(1, 0, tasks...)
 		for i := range rapid.IntRange(10, 40).Draw(t, "steps") {
-			h.cpu.runFor(time.Duration(rapid.IntRange(10, 400).Draw(t, fmt.Sprintf("pause%d", i))) * ms)
+			for end := h.now + time.Duration(rapid.IntRange(10, 400).Draw(t, fmt.Sprintf("pause%d", i)))*ms; h.now < end; {
+				h.step()
+			}
 			for j, k := range h.tasks {
 				if got := h.ledgers[j].Step(k.c); got != k.quota {
 					t.Fatalf("step %d: container %d of %v is to get %v (%+v)", i, j, k.quota, got, h.ledgers[j].State())
@@ -216,13 +218,6 @@ func TestBudgetHolds(t *testing.T) {
 			t.Errorf("%v was forgiven", f)
 		}
 	})
-}
-
-// runFor runs the CPU without reading counters.
-func (c *cpu) runFor(length time.Duration) {
-	for end := c.now + length; c.now < end; {
-		c.step()
-	}
 }
 
 // counters returns the counters of a container that in n periods of 100 ms ran, was charged and

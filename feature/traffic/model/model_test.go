@@ -36,6 +36,14 @@ func tenant(s identity.Slot, n policy.Net) Tenant {
 	return Tenant{Slot: s, Name: fmt.Sprintf("c%d", s), Net: n}
 }
 
+// tenants returns tenants of the slots 1, 2, ...
+func tenants(nets ...policy.Net) (ts []Tenant) {
+	for i, n := range nets {
+		ts = append(ts, tenant(identity.Slot(i+1), n))
+	}
+	return ts
+}
+
 func compute(t *testing.T, l Link, ts ...Tenant) Plan {
 	t.Helper()
 	p, err := Compute(l, ts)
@@ -77,11 +85,7 @@ func TestDivide(t *testing.T) {
 		{"all that may be promised", []policy.Net{{Rate: 950 * mbit}, {Weight: 1}}, []uint64{minShare, 950 * mbit, minShare}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var ts []Tenant
-			for i, n := range tt.nets {
-				ts = append(ts, tenant(identity.Slot(i+1), n))
-			}
-			p := compute(t, link(gbit), ts...)
+			p := compute(t, link(gbit), tenants(tt.nets...)...)
 			if got := guaranteed(p); fmt.Sprint(got) != fmt.Sprint(tt.want) {
 				t.Errorf("guaranteed %v, want %v", got, tt.want)
 			}
@@ -119,15 +123,13 @@ func TestLevels(t *testing.T) {
 		{[]int{10, 20, 30, 40, 50, 60, 70, 80, 90, 1000, 2000, 3000, 4000, 5000, 6000},
 			[]int{0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7}},
 	} {
-		var ts []Tenant
+		nets := make([]policy.Net, len(tt.prios))
 		for i, p := range tt.prios {
-			n := policy.Net{}
 			if p >= 0 {
-				n.Priority = prio(p)
+				nets[i].Priority = prio(p)
 			}
-			ts = append(ts, tenant(identity.Slot(i+1), n))
 		}
-		p := compute(t, link(gbit), ts...)
+		p := compute(t, link(gbit), tenants(nets...)...)
 		top := 0
 		for i, c := range p.Classes[1:] {
 			top = max(top, c.Level)
@@ -198,6 +200,8 @@ func TestRefusals(t *testing.T) {
 		{"sum", link(gbit), []policy.Net{{Rate: 500 * mbit}, {Rate: 300 * mbit}, {Weight: 1}, {Rate: 200 * mbit}}, 4, ErrOverLink,
 			"the sum of 3 is 1gbit", "a rate of at most 150mbit; of the others c1 has the most, 500mbit"},
 		{"sum that overflows", link(gbit), []policy.Net{{Rate: 1 << 63}, {Rate: 1 << 63}}, 2, ErrOverLink, "more than", "less for the others"},
+		{"sum on the fastest link that can be written", link(1<<64 - 1), []policy.Net{{Rate: 1 << 63}, {Rate: 1 << 63}}, 2, ErrOverLink,
+			"the sum of 2 is more than 18446744073709551615bit, and 95 % of the 18446744073709551615bit link is 17524406870024074034bit", "c1 has the most, 9223372036854775808bit"},
 		{"rate above ceil", link(gbit), []policy.Net{{Rate: 2 * mbit, Ceil: mbit}}, 1, ErrOverCeil, "2mbit is more than the ceil 1mbit", "at least the rate"},
 		{"shorter than a packet of others", link(gbit), []policy.Net{{Weight: 1}, {Latency: 500 * time.Microsecond}}, 2, ErrInfeasible,
 			"up to 65536 bytes, takes 524µs on the 1gbit link", "a latency of at least 540µs, or latency.split on, as packets of the others are split to at most 1522 bytes then"},
@@ -211,11 +215,7 @@ func TestRefusals(t *testing.T) {
 			"of the others c1 needs the most", "a latency of at least"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var ts []Tenant
-			for i, n := range tt.nets {
-				ts = append(ts, tenant(identity.Slot(i+1), n))
-			}
-			p, err := Compute(tt.link, ts)
+			p, err := Compute(tt.link, tenants(tt.nets...))
 			var r *Refusal
 			if !errors.As(err, &r) || !errors.Is(err, tt.wraps) {
 				t.Fatalf("%+v, %v; want a refusal that wraps %v", p, err, tt.wraps)
@@ -260,12 +260,9 @@ func TestImpossibleInput(t *testing.T) {
 		testkit.Fails(t, name, err)
 	}
 	// More tenants than a slow link has bits for.
-	var many []Tenant
-	for i := range identity.Slot(2000) {
-		many = append(many, tenant(i+1, policy.Net{Weight: 1}))
-	}
+	many := slices.Repeat([]policy.Net{{Weight: 1}}, 2000)
 	var r *Refusal
-	if _, err := Compute(link(mbit), many); !errors.As(err, &r) {
+	if _, err := Compute(link(mbit), tenants(many...)); !errors.As(err, &r) {
 		t.Errorf("2000 tenants on 1 Mbit/s: %v, want a refusal", err)
 	}
 }
@@ -297,27 +294,6 @@ func TestRealTime(t *testing.T) {
 		if ok != tt.ok || ok && got != tt.want {
 			t.Errorf("%s: %+v, %v; want %+v, %v", tt.name, got, ok, tt.want, tt.ok)
 		}
-	}
-}
-
-func TestFitLink(t *testing.T) {
-	for _, c := range []struct {
-		link  uint64
-		rates []uint64
-		want  string
-	}{
-		{1e9, nil, ""},
-		{1e9, []uint64{500e6, 450e6, 0}, ""},
-		{1e9, []uint64{500e6, 450e6 + 1}, "guaranteed rates exceed the link: the sum of 2 is 950000001bit, and 95 % of the 1gbit link is 950mbit"},
-		{1e9, []uint64{1e9, 0, 50e6}, "guaranteed rates exceed the link: the sum of 2 is 1050mbit, and 95 % of the 1gbit link is 950mbit"},
-		{0, []uint64{1}, "guaranteed rates exceed the link: the sum of 1 is 1bit, and 95 % of the 0bit link is 0bit"},
-		{1<<64 - 1, []uint64{1<<64 - 1, 1<<64 - 1}, "guaranteed rates exceed the link: the sum of 2 is more than 18446744073709551615bit, and 95 % of the 18446744073709551615bit link is 17524406870024074034bit"},
-	} {
-		got := ""
-		if err := fitLink(c.link, c.rates); err != nil {
-			got = err.Error()
-		}
-		testkit.Same(t, fmt.Sprintf("fitLink(%d, %d)", c.link, c.rates), c.want, got)
 	}
 }
 

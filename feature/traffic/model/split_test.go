@@ -2,6 +2,7 @@ package model
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,11 +41,7 @@ func TestSplit(t *testing.T) {
 		for _, hfsc := range []bool{false, true} {
 			l := tt.link
 			l.HFSC = hfsc
-			var ts []Tenant
-			for i, n := range tt.nets {
-				ts = append(ts, tenant(identity.Slot(i+1), n))
-			}
-			p, err := Compute(l, ts)
+			p, err := Compute(l, tenants(tt.nets...))
 			if tt.err != "" {
 				if !errors.Is(err, ErrInfeasible) || !strings.Contains(err.Error(), tt.err) {
 					t.Errorf("%s, HFSC %v: %+v, %v; want %q", tt.name, hfsc, p, err, tt.err)
@@ -67,13 +64,8 @@ func TestSplit(t *testing.T) {
 					t.Errorf("%s: class %d is cut to %d, all to %d", tt.name, c.Slot, c.Split, p.Split)
 				}
 			}
-			if len(got) != len(tt.split) || len(got) > 0 && p.Split != 1522 {
+			if !slices.Equal(got, tt.split) || len(got) > 0 && p.Split != 1522 {
 				t.Errorf("%s, HFSC %v: packets of %v are cut to %d bytes, want of %v", tt.name, hfsc, got, p.Split, tt.split)
-			}
-			for i := range got {
-				if got[i] != tt.split[i] {
-					t.Errorf("%s, HFSC %v: packets of %v are cut, want of %v", tt.name, hfsc, got, tt.split)
-				}
 			}
 		}
 	}
