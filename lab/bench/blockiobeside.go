@@ -115,8 +115,17 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 	}
 	switch a {
 	case armAlone:
-		r.alone, r.due, err = r.undisturbed(ctx, take)
-		return r.transactions(r.alone), err
+		if r.alone, r.due, err = r.undisturbed(ctx, take); err != nil {
+			return nil, err
+		}
+		for _, t := range r.tenants {
+			row, err := r.achieved(ctx, t.name, take)
+			if err != nil {
+				return nil, err
+			}
+			t.alone = row.Achieved
+		}
+		return r.transactions(r.alone), nil
 	case armOff:
 		w, err := r.disturbed(ctx, blockioSettle, take)
 		r.unhelped = w.cpu
@@ -127,6 +136,18 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, end()) }()
+	if bound := c.rig.bound; bound != "" {
+		if _, err := r.guard.client.Set(ctx, r.db.Name, api.SetRequest{Set: map[string]string{"fairlead.io.realtime": bound}}); err != nil {
+			return nil, err
+		}
+	}
+	for _, t := range r.tenants {
+		end, err := r.reserve(ctx, t.name, t.alone)
+		if err != nil {
+			return nil, err
+		}
+		defer end()
+	}
 	if err := sleep(ctx, 1500*time.Millisecond); err != nil { // the agent measures the load
 		return nil, err
 	}
@@ -137,11 +158,16 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 	if figures, err = r.recovers(ctx, start); err != nil {
 		return nil, err
 	}
+	before := r.readings()
 	w, err := r.window(ctx, take)
 	if err != nil {
 		return nil, err
 	}
 	figures = append(figures, r.kept(w)...)
+	for i, now := range r.readings() {
+		due := r.tenants[i].alone
+		figures = append(figures, figure{PartOfDue, "1", now.Since(before[i]).Rate() / float64(due.ReadIOPS+due.WriteIOPS)})
+	}
 	if !c.rig.oneKey {
 		return figures, letRun(r.burners, 0)
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// tenant is one of the three containers of MIST's figure 8.
+// tenant is one of the three containers of MIST's figure 8, or a second one with a reservation.
 type tenant struct {
 	name  string
 	board *load.Board
@@ -36,13 +37,20 @@ func threeLoads() [][]string {
 
 func (r *blockioRig) startThree(ctx context.Context) error {
 	for i, args := range threeLoads() {
-		g, err := r.rig.Start(ctx, r.rig.Boxes[i], append([]string{"disk", "--to", r.target(), "--conns", "4"}, args...)...)
-		if err != nil {
+		if err := r.startTenant(ctx, r.rig.Boxes[i], append([]string{"disk", "--conns", "4"}, args...)); err != nil {
 			return err
 		}
-		r.tenants = append(r.tenants, &tenant{name: r.rig.Boxes[i].Name, board: g.Board})
 	}
 	return nil
+}
+
+// startTenant starts the load of a tenant at the disk.
+func (r *blockioRig) startTenant(ctx context.Context, box *sandbox.Box, args []string) error {
+	g, err := r.rig.Start(ctx, box, append(slices.Clone(args), "--to", r.target())...)
+	if err == nil {
+		r.tenants = append(r.tenants, &tenant{name: box.Name, board: g.Board})
+	}
+	return err
 }
 
 // The steps of figure 8: the reservation of each tenant, as a fraction of its throughput beside the
@@ -286,15 +294,17 @@ func (r *blockioRig) circumstances(ctx context.Context) (all []circumstance) {
 		_, err := r.guard.client.Set(ctx, r.db.Name, in)
 		return err
 	}
-	const realtime = "fairlead.io.realtime"
+	const realtime, help = "fairlead.io.realtime", "fairlead.io.help"
 	return append(all,
 		circumstance{"idle", len(r.burners), func() error { r.board.SetRate(0); return nil }, func() error { r.board.SetRate(load.Flood); return nil }, true},
 		circumstance{"quota", 0, limit, unlimit, true},
 		circumstance{"quota beside burners", len(r.burners), limit, unlimit, true},
 		circumstance{"own real-time budget", len(r.burners),
-			func() error { return set(ctx, api.SetRequest{Set: map[string]string{realtime: "20ms"}}) },
 			func() error {
-				return set(context.WithoutCancel(ctx), api.SetRequest{Unset: []string{realtime}})
+				return set(ctx, api.SetRequest{Set: map[string]string{realtime: "20ms", help: "realtime"}})
+			},
+			func() error {
+				return set(context.WithoutCancel(ctx), api.SetRequest{Unset: []string{realtime, help}})
 			}, true},
 		circumstance{"own threads", 0,
 			func() error { return signalAll(r.own, unix.SIGCONT) },

@@ -129,6 +129,7 @@ func generators() map[string]generator {
 		"rr-server": {"answer requests at --listen", rrServer},
 		"disk":      {"read and write blocks of --size of the file or device --to, --conns at once, past the page cache", disk},
 		"mail":      {"make, append to, sync, read and remove files of --size in the directory --to, --conns at once", mail},
+		"sqlite":    {"commit transactions to a database in WAL mode in the directory --to, and wait for each", sqlite},
 		"burn":      {"compute without end, and count units of work", burn},
 	}
 }

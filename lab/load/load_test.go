@@ -377,4 +377,7 @@ func TestMail(t *testing.T) {
 	if err := mail(options{to: box + "/none", size: 4096, conns: 1}, &Board{page: new(page)}); err == nil {
 		t.Error("mail without a directory is taken")
 	}
+	if _, err := exec.LookPath("sqlite3"); err == nil && !start(t, nil, "sqlite", "--to", box).counts() {
+		t.Error("no transaction is committed")
+	}
 }
