@@ -83,7 +83,7 @@ type Agent struct {
 	probing  sync.Mutex    // one Doctor at a time
 
 	setting sync.Mutex // one Set at a time; guards hand
-	hand    overrides
+	hand    []policy.Override
 
 	keeping  sync.Mutex // one write of the last good policy at a time
 	keptWhen time.Time  // of the version written last
@@ -199,7 +199,6 @@ func assemble(cfg Config, set containers, store *policy.Store, j *journal.Journa
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, pace: p, started: p.now(),
 		set: set, policy: store, journal: j, opener: opener, all: fs,
-		hand:      overrides{file: cfg.file(overridesName, maxOverrides)},
 		said:      make(map[string]string),
 		kick:      make(chan struct{}, 1),
 		held:      make(map[container.ID]bool),

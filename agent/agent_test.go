@@ -64,6 +64,19 @@ func TestInForce(t *testing.T) {
 	}
 }
 
+// TestHeldFirst has a container whose start is held wait for no other one.
+func TestHeldFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		w := newWorker(f, ordinary(), quiet(), func() {})
+		w.want(targets(target(1, "isolate"), target(2, "isolate"), target(3, "isolate")), false)
+		go w.settle(t.Context(), 3)
+		synctest.Wait()
+		steps(t, w)
+		expect(t, f, "apply 3 isolate", "apply 1 isolate", "apply 2 isolate")
+	})
+}
+
 func TestAgentFollowsContainersAndPolicy(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
 	r.start()

@@ -42,7 +42,7 @@ func (a *Agent) Set(ctx context.Context, ref string, by serve.Peer, in api.SetRe
 			return api.Container{}, refused("%s is %q now, and not %q any more", key, now, value)
 		}
 	}
-	was := a.hand.all
+	was := a.hand
 	from := fmt.Sprintf("set by uid %d at %s", by.UID, a.pace.now().UTC().Format(time.RFC3339))
 	all, touched, err := change(was, c.ID, in, from)
 	if err != nil {
@@ -63,7 +63,7 @@ func (a *Agent) Set(ctx context.Context, ref string, by serve.Peer, in api.SetRe
 		err = nil // it is taken back, whatever features make of the rest
 	}
 	if err == nil {
-		err = a.hand.save(all)
+		err = a.cfg.overrides().Write(overridesFile{all})
 	} else {
 		err = refused("%s", named(api.Text(err), a.devices))
 	}
@@ -156,7 +156,7 @@ func (a *Agent) settable(id container.ID, features map[string]bool) error {
 // override replaces everything that is set by hand with all, and waits for the features' results
 // for one container. The caller holds a.setting.
 func (a *Agent) override(ctx context.Context, id container.ID, all []policy.Override, features map[string]bool) error {
-	a.hand.all = all
+	a.hand = all
 	a.policy.Override(all) // Check has found its errors, or recall has logged them
 	a.round()
 	ctx, cancel := context.WithTimeout(ctx, setTime)
@@ -178,10 +178,13 @@ func (a *Agent) override(ctx context.Context, id container.ID, all []policy.Over
 func (a *Agent) recall() {
 	a.setting.Lock()
 	defer a.setting.Unlock()
-	if err := a.hand.load(); err != nil {
+	var in overridesFile
+	if _, err := a.cfg.overrides().Read(&in); err != nil {
 		a.log.Error("what was set by hand is not in force any more", "err", err)
+	} else {
+		a.hand = in.Set
 	}
-	if err := a.policy.Override(a.hand.all); err != nil {
+	if err := a.policy.Override(a.hand); err != nil {
 		a.log.Error("not all that was set by hand is in force any more", "err", err)
 	}
 }
@@ -201,41 +204,27 @@ func (a *Agent) forget(snap discover.Snapshot) {
 	for _, c := range snap.Containers {
 		runs[c.ID] = true
 	}
-	left := slices.DeleteFunc(slices.Clone(a.hand.all), func(o policy.Override) bool { return !runs[o.Container] })
-	if len(left) == len(a.hand.all) {
+	left := slices.DeleteFunc(slices.Clone(a.hand), func(o policy.Override) bool { return !runs[o.Container] })
+	if len(left) == len(a.hand) {
 		return
 	}
-	a.hand.all = left
+	a.hand = left
 	a.policy.Override(left)
-	if err := a.hand.save(left); err != nil {
+	if err := a.cfg.overrides().Write(overridesFile{left}); err != nil {
 		a.log.Error("what was set by hand is not written down", "err", err)
 	}
 }
 
-// overrides are what was set by hand, with the file that keeps them for the next agent.
-type overrides struct {
-	file kernel.StateFile
-	all  []policy.Override
-}
-
-// overridesFile is the content of the file.
+// overridesFile is the content of the file in the state directory that keeps what was set by hand for
+// the next agent.
 type overridesFile struct {
 	Set []policy.Override `json:"set"`
 }
 
-// maxOverrides limits the file, in bytes.
-const maxOverrides = 16 << 20
+// overridesName is its name, and maxOverrides limits it, in bytes.
+const (
+	overridesName = "set.json"
+	maxOverrides  = 16 << 20
+)
 
-// overridesName is its name in the state directory.
-const overridesName = "set.json"
-
-func (o *overrides) load() error {
-	var in overridesFile
-	_, err := o.file.Read(&in)
-	if err == nil {
-		o.all = in.Set
-	}
-	return err
-}
-
-func (o *overrides) save(all []policy.Override) error { return o.file.Write(overridesFile{all}) }
+func (cfg Config) overrides() kernel.StateFile { return cfg.file(overridesName, maxOverrides) }

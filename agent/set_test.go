@@ -16,7 +16,6 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -239,10 +238,11 @@ func FuzzOverridesFile(f *testing.F) {
 	f.Add([]byte("{"))
 	store := policy.NewStore(f.TempDir(), nil)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		o := overrides{file: kernel.StateFile{Path: filepath.Join(t.TempDir(), overridesName), Most: maxOverrides}}
-		testkit.Must(t, os.WriteFile(o.file.Path, data, 0o600))
-		if o.load() == nil {
-			store.Override(o.all)
+		file := Config{StateDir: t.TempDir()}.overrides()
+		testkit.Must(t, os.WriteFile(file.Path, data, 0o600))
+		var in overridesFile
+		if _, err := file.Read(&in); err == nil {
+			store.Override(in.Set)
 			store.Resolve([]container.Container{box(1, "")})
 		}
 	})

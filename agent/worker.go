@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -55,6 +56,7 @@ type row struct {
 	asked   uint64         // goes up when want changes
 	touched bool           // Apply was called, so Remove will be due
 	settled bool           // the host was brought to want
+	awaited bool           // somebody waits for the end of its next call
 	tries   int            // failures in a row
 	tried   time.Time      // end of the last call
 	away    time.Time      // since when an object is away, or containers disagree; zero: neither
@@ -242,7 +244,7 @@ func (w *worker) note(r *row, asked uint64, err error) {
 	if r.asked != asked { // another target is wanted by now, and due
 		return
 	}
-	r.tried = now
+	r.tried, r.awaited = now, false
 	if err != nil && r.news(err, now) && !errors.Is(err, context.Canceled) && !isPanic(err) {
 		// A part that cannot hold follows from the policy, and is the container's status.
 		level, what := slog.LevelWarn, "not in force"
@@ -335,10 +337,11 @@ func (r *row) op(w *worker) string {
 	return "apply"
 }
 
-// The order of calls that are due: containers that have ended or are new never wait for those that
-// failed before.
+// The order of calls that are due: a start that is held waits for no other container, and those that
+// have ended or are new never wait for those that failed before.
 const (
-	urgencyRemove = iota
+	urgencyAwaited = iota
+	urgencyRemove
 	urgencyApply
 	urgencyPrune
 	urgencyRetry
@@ -349,6 +352,8 @@ func (w *worker) urgency(r *row) int {
 	switch {
 	case r == &w.prune:
 		return urgencyPrune
+	case r.awaited:
+		return urgencyAwaited
 	case r.settled:
 		return urgencyRefresh
 	case r.tries > 0:
@@ -387,42 +392,45 @@ func (w *worker) choose() (best *row, next time.Time) {
 // failed for those that remain, or until ctx ends. The caller has removed them from the list
 // before.
 func (w *worker) letGo(ctx context.Context, match func(container.ID) bool) {
-	for {
-		w.mu.Lock()
-		left, moved := false, w.moved
+	w.until(ctx, func() bool {
 		for id, r := range w.rows {
-			left = left || match(id) && r.want == nil && r.tries == 0
+			if match(id) && r.want == nil && r.tries == 0 {
+				return false
+			}
 		}
-		w.mu.Unlock()
-		if !left {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-moved:
-		}
-	}
+		return true
+	})
 }
 
 // settle waits until the feature has done what is wanted for a container, or has failed to, and
 // returns its error; nil if nothing is wanted. When ctx ends, it returns the error of ctx.
-func (w *worker) settle(ctx context.Context, id container.ID) error {
+func (w *worker) settle(ctx context.Context, id container.ID) (err error) {
+	late := w.until(ctx, func() bool {
+		r, why := w.rows[id], w.fence.unavailable()
+		switch {
+		case why != "":
+			err = errors.New(why)
+		case r == nil || r.settled: // as far as this host can
+		case r.err != nil:
+			err = r.err
+		default:
+			r.awaited = true
+			return false
+		}
+		return true
+	})
+	return cmp.Or(late, err)
+}
+
+// until waits until done holds, which is asked at first and after each call. The error is that of ctx.
+func (w *worker) until(ctx context.Context, done func() bool) error {
 	for {
 		w.mu.Lock()
-		r, moved := w.rows[id], w.moved
-		if why := w.fence.unavailable(); why != "" {
-			w.mu.Unlock()
-			return errors.New(why)
-		}
-		if r == nil || r.settled || r.err != nil {
-			defer w.mu.Unlock()
-			if r == nil || r.settled { // as far as this host can
-				return nil
-			}
-			return r.err
-		}
+		is, moved := done(), w.moved
 		w.mu.Unlock()
+		if is {
+			return nil
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

@@ -213,30 +213,32 @@ type BlockIOEventsAfter uint64
 // the agent no longer has.
 func (c *Client) FollowBlockIO(ctx context.Context, after uint64, missed func(events uint64)) iter.Seq2[BlockIOEvent, error] {
 	return func(yield func(BlockIOEvent, error) bool) {
-		for s, err := range c.follow(ctx, "/v1/blockio/events", after) {
+		more := true
+		err := c.follow(ctx, "/v1/blockio/events", after, func(name string, data []byte) bool {
 			var e BlockIOEvent
-			data, _ := s.Data.(json.RawMessage)
+			var err error
 			switch {
-			case err != nil:
-			case s.Name == "":
+			case name == "":
 				err = json.Unmarshal(data, &e)
-			case s.Name == "missed" && missed != nil:
+			case name == "missed" && missed != nil:
 				var n uint64
 				if err = json.Unmarshal(data, &n); err == nil {
 					missed(n)
-					continue
+					return true
 				}
-			case s.Name == "error":
+			case name == "error":
 				var f Failure
 				if err = json.Unmarshal(data, &f); err == nil {
 					err = &f.Error
 				}
 			default:
-				continue
+				return true
 			}
-			if !yield(e, err) || err != nil {
-				return
-			}
+			more = yield(e, err) && err == nil
+			return more
+		})
+		if more && err != nil {
+			yield(BlockIOEvent{}, err)
 		}
 	}
 }

@@ -212,11 +212,7 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 		if err != nil {
 			platforms = []map[string]string{rec.Labels} // any of them may be the image's
 		}
-		for _, labels := range platforms {
-			var alike map[string]string
-			rec.Labels, alike = part(rec.Labels, labels)
-			rec.ImageLabels = merged(rec.ImageLabels, alike)
-		}
+		rec.ofImage(platforms)
 		rec.Name = cmp.Or(rec.Labels[nerdctlName], ct.GetID())
 		if err != nil && !errors.Is(err, errImage) {
 			rec.Unread = true

@@ -173,11 +173,7 @@ func (c connection) record(ctx context.Context, got client.ContainerInspectResul
 				lack = fmt.Errorf("read the labels of image %s: %w", ct.Image, err)
 			}
 		}
-		for _, labels := range image {
-			var alike map[string]string
-			rec.Labels, alike = part(rec.Labels, labels)
-			rec.ImageLabels = merged(rec.ImageLabels, alike)
-		}
+		rec.ofImage(image)
 	}
 	// Users can write these labels too; cri-dockerd made the directory for the pod.
 	if ct.HostConfig != nil {
@@ -220,6 +216,15 @@ const minID = 6
 
 // allLabels stands for all labels left out, if there are too many to read.
 const allLabels = "fairlead.*"
+
+// ofImage tells the labels of the record's image, on each of its platforms, from the container's own.
+func (r *Record) ofImage(platforms []map[string]string) {
+	for _, labels := range platforms {
+		var alike map[string]string
+		r.Labels, alike = part(r.Labels, labels)
+		r.ImageLabels = merged(r.ImageLabels, alike)
+	}
+}
 
 // part splits labels into those that other does not have with the same value, and the others. A
 // runtime merges the labels of an image into its container's, where only the value shows the

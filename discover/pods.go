@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"reflect"
-	"slices"
 	"strings"
 )
 
@@ -158,13 +156,4 @@ func (r Record) with(p Pod) Record {
 	r.annotate(p.Annotations)
 	r.LeftOut = nil
 	return bounded(r)
-}
-
-// knownPods returns what the sources of pods have reported, for Known. The caller holds s.mu.
-func (s *Set) knownPods() map[string][]Pod {
-	known := make(map[string][]Pod)
-	for _, p := range s.pods {
-		known[p.status.Name] = slices.Collect(maps.Values(p.pods))
-	}
-	return known
 }

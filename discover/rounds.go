@@ -342,9 +342,9 @@ func (r *rounds) process(rec Record) (*process, error) {
 	return p, err
 }
 
-// known returns the runtimes' records with live processes, by source.
+// known returns the runtimes' records with live processes, by source; it knows no pods.
 func (r *rounds) known(reports []reported) *Known {
-	known := Known{Records: make(map[string][]Record)}
+	known := Known{Records: make(map[string][]Record), Pods: make(map[string][]Pod)}
 	for i, rep := range reports {
 		for _, rec := range rep.records {
 			if p := r.procs[recordKey{i, rec.RuntimeID, rec.PID, rec.CgroupV2}]; p != nil && rec.PID > 0 && !p.gone() {

@@ -129,7 +129,7 @@ type tombstone struct {
 }
 
 // NewSet makes a Set that listens to the given sources once it is run. If two of them know the same
-// cgroup, the earlier one counts.
+// cgroup, the earlier one counts: CgroupTree comes last.
 func NewSet(cfg Config, sources ...Source) *Set {
 	cfg.Proc = cmp.Or(cfg.Proc, "/proc")
 	cfg.Cgroup = cmp.Or(cfg.Cgroup, cgroup.DefaultRoot)
@@ -157,7 +157,6 @@ func NewSet(cfg Config, sources ...Source) *Set {
 		byID:    make(map[container.ID]container.Container),
 		ended:   make(map[container.ID]tombstone),
 	}
-	slices.SortStableFunc(s.sources, func(a, b Source) int { return cmp.Compare(rank(a), rank(b)) })
 	for _, src := range s.sources {
 		r := reported{status: SourceStatus{Name: src.Name(), Since: cfg.Now()}}
 		if cfg.Known != nil {
@@ -176,13 +175,6 @@ func NewSet(cfg Config, sources ...Source) *Set {
 	}
 	s.snap.Sources = s.statuses(s.reports)
 	return s
-}
-
-func rank(s Source) int {
-	if s.Name() == container.CgroupSource {
-		return 1
-	}
-	return 0
 }
 
 // Run keeps the Set until ctx ends, which is not an error. It is called once. The error matches
@@ -366,7 +358,9 @@ func (s *Set) publish(r *rounds, reports []reported) {
 	next.Containers, next.Known = s.snap.Containers, s.snap.Known
 	if !sameContainers {
 		known := r.known(reports)
-		known.Pods = s.knownPods()
+		for _, p := range s.pods {
+			known.Pods[p.status.Name] = slices.Collect(maps.Values(p.pods))
+		}
 		if !reflect.DeepEqual(known, next.Known) {
 			next.Known = known
 		}

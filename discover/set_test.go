@@ -262,7 +262,7 @@ func TestSetMerges(t *testing.T) {
 	first, second := sleeper(t, ns, sub), sleeper(t, ns, cg.Child(t, "other"))
 
 	tree, runtime := newFake(container.CgroupSource), newFake("containerd")
-	s := runSet(t, Config{}, tree, runtime)
+	s := runSet(t, Config{}, runtime, tree)
 	tree.report(
 		Record{CgroupV2: leaf.V2, Name: "0123456789abcdef"},
 		Record{CgroupV2: sub.V2, Name: "init.scope"},

@@ -3,6 +3,7 @@ package netcpu
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -13,9 +14,10 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// ErrNoAccounts is returned by Read, wrapped, where the kernel cannot keep accounts.
+// ErrNoAccounts is returned by a Meter, wrapped, where the kernel cannot keep accounts.
 var ErrNoAccounts = errors.New("network CPU time is not accounted for")
 
 // Meter charges the CPU time of packets to containers. *account.Meter is one.
@@ -24,12 +26,26 @@ type Meter interface {
 	Read() (account.Reading, error)
 }
 
-// noMeter is the Meter of a kernel that cannot keep accounts. why is the reason.
-type noMeter struct{ why error }
+// noMeter is the Meter, and the accountant, of a kernel that cannot keep accounts. why is the reason.
+type noMeter struct {
+	why error
+	who *identity.Identity // the other features need the containers there
+}
 
 func (m noMeter) Read() (account.Reading, error) {
 	return account.Reading{}, fmt.Errorf("netcpu: %w: %w", ErrNoAccounts, m.why)
 }
+
+func (m noMeter) Watch(c identity.Member) error {
+	_, err := m.who.Tell(name, c)
+	return err
+}
+
+func (m noMeter) Forget(id container.ID) error { return m.who.Forget(name, id) }
+
+func (m noMeter) Demand(account.Need) error { return nil }
+
+func (m noMeter) Room() int { return math.MaxInt }
 
 // Accounts reads the accounts of network CPU time for the report, the metrics page, the containers'
 // own view and the decisions of the mode auto. Each Netcpu has one.
@@ -48,9 +64,6 @@ type Accounts struct {
 	exporting sync.Mutex // one Export at a time; guards pairs
 	pairs     pairs
 }
-
-// Read returns the accounts of all containers since New. Errors: ErrNoAccounts, with the reason.
-func (x *Accounts) Read() (account.Reading, error) { return x.Meter.Read() }
 
 // PacketWork implements feature.Worker.
 func (x *Accounts) PacketWork() (map[container.ID][]time.Duration, error) {

@@ -59,7 +59,7 @@ func TestAbsurdQuotas(t *testing.T) {
 		must(t, h.box.Limit(cpu))
 		owners := limitsOf(t, h.container.Cgroup.CPU)
 		h.apply(h.container, policy.NetCPUCharge)
-		until(t, "packets are charged", func() bool { return h.netcpu.Ledgers()[h.container.ID].Charged > 0 })
+		until(t, "packets are charged", func() bool { return h.netcpu.InForce().Ledgers[h.container.ID].Charged > 0 })
 		b, err := cgroup.ReadBandwidth(h.container.Cgroup.CPU)
 		if err != nil || !b.Limited || b.Period != owners.Period || b.Quota < time.Millisecond && b.Quota < owners.Quota {
 			t.Errorf("%+v: %+v, %v", cpu, b, err)
@@ -109,7 +109,7 @@ func byQuota(c drop.Counters) uint64 { return c.Beyond }
 // accounts returns the cost of each container's packets.
 func (h *host) accounts() map[container.ID]time.Duration {
 	h.t.Helper()
-	r, err := h.netcpu.Read()
+	r, err := h.netcpu.Meter.Read()
 	must(h.t, err)
 	cpu := make(map[container.ID]time.Duration)
 	for _, a := range r.Accounts {
@@ -127,7 +127,7 @@ func (h *host) addsUp(when string) account.Reading {
 	testkit.AwaitNone(h.t, func() string {
 		began := time.Now()
 		var err error
-		r, err = h.netcpu.Read()
+		r, err = h.netcpu.Meter.Read()
 		must(h.t, err)
 		took := time.Since(began)
 		sum := r.Gone

@@ -199,7 +199,7 @@ func (h *host) state() map[string]string {
 func TestFree(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
-	if _, err := h.netcpu.Read(); err != nil {
+	if _, err := h.netcpu.Meter.Read(); err != nil {
 		testkit.Skip(t, "no accounts: it always pays")
 	}
 	before := h.state()

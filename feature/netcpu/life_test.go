@@ -128,7 +128,7 @@ func TestApplyRefuses(t *testing.T) {
 	if err := h.netcpu.Apply(t.Context(), h.target("quickly")); err == nil {
 		t.Error("a mode that there is not is applied")
 	}
-	if _, err := h.netcpu.Read(); !errors.Is(err, netcpu.ErrNoAccounts) {
+	if _, err := h.netcpu.Meter.Read(); !errors.Is(err, netcpu.ErrNoAccounts) {
 		must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUAuto)))
 	} else if err := h.netcpu.Apply(t.Context(), h.target(policy.NetCPUAuto)); !errors.Is(err, netcpu.ErrNoAccounts) {
 		t.Errorf("auto without accounts: %v", err)
@@ -160,7 +160,7 @@ func TestApplyRefuses(t *testing.T) {
 	}
 
 	// Packets that cannot all be accounted for are no reason not to isolate. The status names the gap.
-	if _, err := h.netcpu.Read(); err == nil {
+	if _, err := h.netcpu.Meter.Read(); err == nil {
 		target := h.target(policy.NetCPUIsolate)
 		gone := container.Interface{Name: "gone0", Index: 99, Kind: "macvlan", Host: container.HostEnd{NetNS: 1, Index: 1}}
 		target.Container.Interfaces = append(target.Container.Interfaces[:1:1], gone)
@@ -230,7 +230,7 @@ func TestFloodBeyondQuota(t *testing.T) {
 
 // beyond returns the number of packets dropped because of a quota.
 func (h *host) beyond() (packets uint64) {
-	for _, c := range h.netcpu.Drops() {
+	for _, c := range h.netcpu.InForce().Drops {
 		packets += c.Beyond
 	}
 	return packets

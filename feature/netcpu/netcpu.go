@@ -130,8 +130,10 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
 	}
 	n.Accounts = &Accounts{Containers: cfg.Containers, Proc: cfg.Roots.Proc, Since: time.Now(), Meter: n.meter, InForce: n.inForce}
+	n.places = places{from: n.meter, of: make(map[container.ID]claim)}
 	if n.meter == nil {
-		n.Accounts.Meter = noMeter{n.noMeter}
+		none := noMeter{n.noMeter, cfg.Identity}
+		n.Accounts.Meter, n.places.from = none, none
 	}
 	if noDrop == nil && cfg.Identity == nil {
 		noDrop = n.noMeter
@@ -166,14 +168,14 @@ func (n *Netcpu) Support() probe.Verdict { return n.support }
 // auto and charge, feature.ErrPartly if isolate does not, or would not, cover all of the packets'
 // way.
 func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
-	asked := cmp.Or(t.Settings.NetCPU, policy.NetCPUObserve)
-	if t.Settings.NetCPU = asked; n.meter != nil {
-		t.Settings.NetCPU = t.InForce()
-	}
+	to := n.aim(t)
 	if err := n.locate(t.Container); err != nil {
-		return fmt.Errorf("netcpu %s: %w", asked, err)
+		return fmt.Errorf("netcpu %s: %w", to.asked, err)
 	}
-	observed, enforced := n.observe(t), n.enforce(ctx, t, asked)
+	observed, enforced := n.observe(to), to.refused
+	if enforced == nil {
+		enforced = n.enforce(ctx, to)
+	}
 	if observed != nil && enforced != nil { // beside an error, a partial success is none
 		for _, err := range []*error{&observed, &enforced} {
 			if errors.Is(*err, feature.ErrPartly) {
@@ -184,19 +186,45 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	return errors.Join(observed, enforced)
 }
 
+// aim is what Apply brings a container to.
+type aim struct {
+	policy.Target               // with the mode in force
+	asked         policy.NetCPU // by policy
+	refused       error         // why that cannot be in force; what was in force stays
+	claim         claim         // to an account
+}
+
+// aim decides what Apply is to do. It changes nothing, and does not look at the host.
+func (n *Netcpu) aim(t policy.Target) aim {
+	asked := cmp.Or(t.Settings.NetCPU, policy.NetCPUObserve)
+	if t.Settings.NetCPU = asked; n.meter != nil {
+		t.Settings.NetCPU = t.InForce()
+	}
+	to := aim{Target: t, asked: asked, claim: claimOf(t)}
+	switch asked {
+	case policy.NetCPUObserve, policy.NetCPUAuto:
+	case policy.NetCPUCharge:
+		if n.charger == nil {
+			to.refused = fmt.Errorf("netcpu charge: %w: %w", ErrNoAccounts, n.noMeter)
+		}
+	case policy.NetCPUIsolate:
+		to.refused = n.isolates(t.Container)
+	default:
+		to.refused = fmt.Errorf("netcpu %s: unknown mode", asked)
+	}
+	return to
+}
+
 // enforce applies a mode beyond observing, in place of the one that was asked for. It does not settle
 // the container's tenant: Change goes on to list the members that have left it and are not released.
-func (n *Netcpu) enforce(ctx context.Context, t policy.Target, asked policy.NetCPU) error {
-	if err := n.refuses(t.Container, asked); err != nil {
-		return err
-	}
+func (n *Netcpu) enforce(ctx context.Context, to aim) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	c, mode := t.Container, t.Settings.NetCPU
-	in, left, err := n.tenants.Apply(t)
+	c, mode := to.Container, to.Settings.NetCPU
+	in, left, err := n.tenants.Apply(to.Target)
 	switch {
 	case err == nil:
-	case asked == policy.NetCPUIsolate:
+	case to.asked == policy.NetCPUIsolate:
 		return fmt.Errorf("netcpu isolate: %w", err)
 	default: // charging and the end of isolation need no network
 		left = n.tenants.Remove(c.ID)
@@ -204,42 +232,26 @@ func (n *Netcpu) enforce(ctx context.Context, t policy.Target, asked policy.NetC
 	if err := n.leave(ctx, left); err != nil {
 		return err
 	}
-	switch mode {
-	case policy.NetCPUCharge:
-		return n.charge(ctx, in, t)
-	case policy.NetCPUIsolate:
-		if err := n.uncharge(ctx, in, c.ID); err != nil {
-			return err
-		}
-		if err := n.isolator.Isolate(ctx, in, c); err != nil {
-			return err
-		}
+	if mode == policy.NetCPUCharge {
+		return n.charge(ctx, in, to.Target)
+	}
+	if err := n.uncharge(ctx, in, c.ID); err != nil {
+		return err
+	}
+	if mode == policy.NetCPUIsolate {
+		err = n.isolator.Isolate(ctx, in, c)
+	} else {
+		err = n.unisolate(ctx, in, c.ID)
+	}
+	switch {
+	case err != nil:
+		return err
+	case mode == policy.NetCPUAuto && n.meter == nil:
+		return fmt.Errorf("netcpu auto: %w: %w", ErrNoAccounts, n.noMeter)
+	case to.asked == policy.NetCPUIsolate:
 		return n.uncovered(ctx, c)
 	}
-	err = n.release(ctx, in, c.ID)
-	switch {
-	case mode == policy.NetCPUAuto && n.meter == nil:
-		err = errors.Join(err, fmt.Errorf("netcpu auto: %w: %w", ErrNoAccounts, n.noMeter))
-	case asked == policy.NetCPUIsolate:
-		err = errors.Join(err, n.uncovered(ctx, c))
-	}
-	return err
-}
-
-// refuses explains why a mode cannot be in force for a container. What was in force stays.
-func (n *Netcpu) refuses(c container.Container, mode policy.NetCPU) error {
-	switch mode {
-	case policy.NetCPUObserve, policy.NetCPUAuto:
-		return nil
-	case policy.NetCPUCharge:
-		if n.charger == nil {
-			return fmt.Errorf("netcpu charge: %w: %w", ErrNoAccounts, n.noMeter)
-		}
-		return nil
-	case policy.NetCPUIsolate:
-		return n.isolates(c)
-	}
-	return fmt.Errorf("netcpu %s: unknown mode", mode)
+	return nil
 }
 
 // Plan implements feature.Planner: it returns what isolate would change.
@@ -278,11 +290,11 @@ func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
 
 func (n *Netcpu) remove(ctx context.Context, id container.ID) error {
 	left := n.tenants.Remove(id)
-	if len(left) == 0 {
-		return n.release(ctx, nil, id)
-	}
 	if err := n.uncharge(ctx, nil, id); err != nil {
 		return err
+	}
+	if len(left) == 0 {
+		return n.unisolate(ctx, nil, id)
 	}
 	return n.leave(ctx, left)
 }
@@ -307,15 +319,7 @@ func (n *Netcpu) leave(ctx context.Context, left []*tenant.Tenant) error {
 	return errors.Join(errs...)
 }
 
-// release ends charging and isolation of a container in a tenant, or in none (nil).
-func (n *Netcpu) release(ctx context.Context, of *tenant.Tenant, id container.ID) error {
-	if err := n.uncharge(ctx, of, id); err != nil {
-		return err
-	}
-	return n.unisolate(ctx, of, id)
-}
-
-// unisolate ends isolation of a container.
+// unisolate ends isolation of a container in a tenant, or in none (nil).
 func (n *Netcpu) unisolate(ctx context.Context, of *tenant.Tenant, id container.ID) error {
 	ended, err := n.isolator.Release(ctx, of, id)
 	if ended { // a member may be charged
@@ -367,7 +371,3 @@ func (n *Netcpu) Close() error {
 	}
 	return errors.Join(errs...)
 }
-
-// DropPoints returns the uplinks at which packets are dropped now; see drop.Dropper.Points. It does
-// not wait for an Apply.
-func (n *Netcpu) DropPoints() []drop.Point { return n.dropper.Points() }

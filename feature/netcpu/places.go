@@ -3,6 +3,7 @@ package netcpu
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -38,26 +39,55 @@ func claimOf(t policy.Target) claim {
 	return observed
 }
 
-// accountant keeps the accounts: an *account.Meter.
+// accountant keeps the accounts: an *account.Meter, or noMeter.
 type accountant interface {
 	Watch(identity.Member) error
 	Forget(container.ID) error
+	Demand(account.Need) error
 	Room() int // the number of accounts
 }
 
-// places decides which containers have an account. Its zero value is ready; it is not safe for
-// concurrent use.
+// places decides which containers have an account. It is not safe for concurrent use.
 type places struct {
-	of map[container.ID]claim
+	from accountant
+	of   map[container.ID]claim
+}
+
+// rank orders the modes by strictness. The strictest mode among the members of a tenant holds for
+// its packets, and among equals that of the first member.
+func rank(mode policy.NetCPU) int {
+	return slices.Index([]policy.NetCPU{policy.NetCPUObserve, policy.NetCPUAuto, policy.NetCPUCharge, policy.NetCPUIsolate}, mode)
+}
+
+// observe begins to charge a container for its packets, whatever its mode. Any mode but observe acts
+// on the accounts, which have to be complete then, as do decisions.
+func (n *Netcpu) observe(to aim) error {
+	if n.cfg.Identity == nil {
+		return nil // Read returns the reason
+	}
+	n.used.begin(to.Container, n.Since)
+	m, err := identity.Of(to.Container)
+	m.Rank = max(0, rank(to.Settings.NetCPU))
+	if err := errors.Join(err, n.places.watch(m, to.claim), n.places.demand()); err != nil {
+		return fmt.Errorf("netcpu observe: %w", err)
+	}
+	return nil
+}
+
+// forget ends observation of a container.
+func (n *Netcpu) forget(id container.ID) error {
+	if n.cfg.Identity == nil {
+		return nil
+	}
+	delete(n.places.of, id)
+	return errors.Join(n.places.from.Forget(id), n.places.demand())
 }
 
 // watch gives a container an account, if necessary from a container with a smaller claim. Bare
 // cgroups, which a local user can create without limit, get at most a quarter of them. Errors:
 // feature.ErrPartly for a bare cgroup beyond that; those of Meter.Watch.
-func (p *places) watch(from accountant, m identity.Member, as claim) error {
-	if p.of == nil {
-		p.of = make(map[container.ID]claim)
-	}
+func (p *places) watch(m identity.Member, as claim) error {
+	from := p.from
 	if _, has := p.of[m.ID]; !has && as == bare && p.count(bare) >= from.Room()/4 {
 		return fmt.Errorf("%w: no account is kept of its packets, as %d cgroups that no policy asks for have one; possible with: fairlead.netcpu of a policy file with runtime: cgroup", feature.ErrPartly, from.Room()/4)
 	}
@@ -77,7 +107,9 @@ func (p *places) watch(from accountant, m identity.Member, as claim) error {
 	return err
 }
 
-// need returns what the accounts are needed for.
+// demand says what the accounts are needed for.
+func (p *places) demand() error { return p.from.Demand(p.need()) }
+
 func (p *places) need() account.Need {
 	switch {
 	case p.count(acted) > 0:

@@ -23,14 +23,15 @@ func (l ledgers) Watch(m identity.Member) error {
 	l[m.ID] = true
 	return nil
 }
+func (l ledgers) Demand(account.Need) error    { return nil }
 func (l ledgers) Forget(id container.ID) error { delete(l, id); return nil }
 
 // In any order of arrival, cgroups that a local user creates give up accounts to containers, and
 // containers that are only observed give up theirs to containers with a mode that needs one.
 func TestPlaces(t *testing.T) {
-	var p places
 	l := make(ledgers)
-	add := func(id container.ID, as claim) error { return p.watch(l, identity.Member{ID: id}, as) }
+	p := places{l, make(map[container.ID]claim)}
+	add := func(id container.ID, as claim) error { return p.watch(identity.Member{ID: id}, as) }
 	for id := range container.ID(100) {
 		if err := add(100+id, bare); id < 2 && err != nil || id >= 2 && !errors.Is(err, feature.ErrPartly) {
 			t.Fatalf("bare cgroup %d: %v", id, err)

@@ -245,7 +245,7 @@ func lostBy(t *testing.T, b *sandbox.Box, dev string) (n uint64) {
 
 // dropPoints returns the devices with early drop, of all namespaces or of one.
 func (h *host) dropPoints(netns uint64) (names []string) {
-	for _, d := range h.netcpu.DropPoints() {
+	for _, d := range h.netcpu.InForce().Points {
 		if d.By != "" && (netns == 0 || d.Netns == netns) {
 			names = append(names, d.Device)
 		}
@@ -309,7 +309,7 @@ func TestDropPointsOfAGoneNamespace(t *testing.T) {
 	h.apply(h.container, policy.NetCPUIsolate)
 	h.apply(other, policy.NetCPUIsolate)
 	if got := h.dropPoints(netns); !slices.Equal(got, []string{"nic2"}) {
-		t.Fatalf("drop points of the second namespace: %q of %+v", got, h.netcpu.DropPoints())
+		t.Fatalf("drop points of the second namespace: %q of %+v", got, h.netcpu.InForce().Points)
 	}
 	must(t, h.netcpu.Remove(t.Context(), other.ID))
 	must(t, far.box.Destroy())

@@ -66,7 +66,7 @@ func (h *host) features() map[string]string {
 // dropPoint returns the hook at which the uplink drops.
 func (h *host) dropPoint() drop.Point {
 	h.t.Helper()
-	for _, d := range h.netcpu.DropPoints() {
+	for _, d := range h.netcpu.InForce().Points {
 		if d.Device == "nic0" {
 			return d
 		}
@@ -88,7 +88,7 @@ func TestXDPDropsAreCharged(t *testing.T) {
 	if d := h.dropPoint(); d.By != drop.ByXDP || d.Why != "" || h.xdp() == 0 {
 		t.Fatalf("the uplink drops at %+v, its XDP program is %d", d, h.xdp())
 	}
-	if d := h.netcpu.DropPoints(); len(d) != 2 || d[1].Device != "nic9" || d[1].By != "" || d[1].Why == "" {
+	if d := h.netcpu.InForce().Points; len(d) != 2 || d[1].Device != "nic9" || d[1].By != "" || d[1].Why == "" {
 		t.Errorf("drop points %+v, one of them for a name that no device has", d)
 	}
 	h.chargedDrops(byQuota)
@@ -96,17 +96,17 @@ func TestXDPDropsAreCharged(t *testing.T) {
 	was := h.xdp()
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 	if id := h.xdp(); id != was || h.dropPoint().By != drop.ByXDP {
-		t.Errorf("after Remove: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.DropPoints())
+		t.Errorf("after Remove: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.InForce().Points)
 	}
 	h.nothing("after Remove")
 	h.apply(h.container, policy.NetCPUCharge)
 	if id := h.xdp(); id != was || h.dropPoint().By != drop.ByXDP {
-		t.Errorf("applied again: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.DropPoints())
+		t.Errorf("applied again: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.InForce().Points)
 	}
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 	must(t, h.netcpu.Close())
-	if id := h.xdp(); id != 0 || len(h.netcpu.DropPoints()) != 0 {
-		t.Errorf("after Close: XDP program %d, drop points %+v", id, h.netcpu.DropPoints())
+	if id := h.xdp(); id != 0 || len(h.netcpu.InForce().Points) != 0 {
+		t.Errorf("after Close: XDP program %d, drop points %+v", id, h.netcpu.InForce().Points)
 	}
 	same(t, "after Close", h.features(), before)
 }
@@ -121,7 +121,7 @@ func (h *host) flood(count func(drop.Counters) uint64, args ...string) (dropped 
 		began = time.Now()
 	}
 	more()
-	dropped = func() uint64 { return count(h.netcpu.Drops()[h.container.ID]) }
+	dropped = func() uint64 { return count(h.netcpu.InForce().Drops[h.container.ID]) }
 	until(h.t, "packets are dropped", func() bool {
 		if time.Since(began) > 5*time.Second { // a slow machine may not send enough
 			more()
@@ -148,7 +148,7 @@ func TestXDPCountsFragments(t *testing.T) {
 		t.Fatalf("the uplink drops at %+v", d)
 	}
 	received := func() (w account.Work) {
-		r, err := h.netcpu.Read()
+		r, err := h.netcpu.Meter.Read()
 		must(t, err)
 		for _, a := range r.Accounts {
 			if a.Container == h.container.ID {
@@ -173,7 +173,7 @@ func (h *host) chargedDrops(count func(drop.Counters) uint64) {
 	t.Helper()
 	dropped := h.flood(count)
 	read := func() map[container.ID]account.Account {
-		r, err := h.netcpu.Read()
+		r, err := h.netcpu.Meter.Read()
 		must(t, err)
 		all := make(map[container.ID]account.Account)
 		for _, a := range r.Accounts {

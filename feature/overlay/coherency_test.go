@@ -56,13 +56,9 @@ func (r *rig) family() string {
 	return "bridge"
 }
 
-func (r *rig) mtu(n *node, dev string, mtu int) {
+func (r *rig) mtu(n *node, mtu int) {
 	r.T.Helper()
-	box := n.inside
-	if dev == "nic0" {
-		box = n.host
-	}
-	r.Change(box, dev, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, mtu) })
+	r.Change(n.inside, "vx0", func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, mtu) })
 }
 
 // dropper returns a program that drops everything.
@@ -93,6 +89,35 @@ func (r *rig) filter(n *node, dev string) {
 	})
 }
 
+// kubeRouter is a NetworkPolicy that denies a pod everything, by the rules that kube-router v2.1.0
+// makes of it on the pod's node. They accept what is established, and the kernel reports none of them.
+func kubeRouter(at int) denial {
+	const rules = `*filter
+:KUBE-ROUTER-FORWARD -
+:KUBE-POD-FW-WEB -
+:KUBE-NWPLCY-DENY -
+-A FORWARD -j KUBE-ROUTER-FORWARD
+-A KUBE-ROUTER-FORWARD -d %[1]s -j KUBE-POD-FW-WEB
+-A KUBE-ROUTER-FORWARD -s %[1]s -j KUBE-POD-FW-WEB
+-A KUBE-ROUTER-FORWARD -m mark --mark 0x20000/0x20000 -j ACCEPT
+-A KUBE-POD-FW-WEB -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A KUBE-POD-FW-WEB -m conntrack --ctstate INVALID -j DROP
+-A KUBE-POD-FW-WEB -j KUBE-NWPLCY-DENY
+-A KUBE-POD-FW-WEB -m mark ! --mark 0x10000/0x10000 -j REJECT
+-A KUBE-POD-FW-WEB -j MARK --set-mark 0/0x10000
+-A KUBE-POD-FW-WEB -j MARK --set-mark 0x20000/0x20000
+COMMIT
+`
+	return denial{name: fmt.Sprint("kube-router on node ", at), form: routed, at: at,
+		do: func(r *rig, n *node) {
+			n.run(r.T, "sh", "-c", `echo "$0" | iptables-legacy-restore`, fmt.Sprintf(rules, n.addr))
+		},
+		then: func(r *rig, n *node) {
+			must(r.T, n.inside.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+		},
+		undo: func(r *rig, n *node) { n.run(r.T, "sh", "-c", "iptables-legacy -F && iptables-legacy -X") }}
+}
+
 func denials() []denial {
 	withdraw := func(r *rig, n *node, add bool) {
 		r.T.Helper()
@@ -112,7 +137,7 @@ func denials() []denial {
 		{name: "route withdrawn", form: routed, at: 0, told: netdev.RouteChanged,
 			do: func(r *rig, n *node) { withdraw(r, n, false) }, undo: func(r *rig, n *node) { withdraw(r, n, true) }},
 		{name: "mtu of the tunnel lowered", at: 0, told: netdev.LinkChanged, size: 1350,
-			do: func(r *rig, n *node) { r.mtu(n, "vx0", 1300) }, undo: func(r *rig, n *node) { r.mtu(n, "vx0", 1450) }},
+			do: func(r *rig, n *node) { r.mtu(n, 1300) }, undo: func(r *rig, n *node) { r.mtu(n, 1450) }},
 		{name: "filter at the host end", at: 1, told: netdev.FilterChanged,
 			do: func(r *rig, n *node) { r.filter(n, "veth0") }, undo: func(r *rig, n *node) { n.run(r.T, "tc", "qdisc", "del", "dev", "veth0", "clsact") }},
 		{name: "filter at the tunnel device", at: 0, told: netdev.FilterChanged,
@@ -125,17 +150,7 @@ func denials() []denial {
 		{name: "sysctl", form: routed, at: 1,
 			do:   func(r *rig, n *node) { must(r.T, n.inside.Sysctl("ipv4/conf/vx0/forwarding", "0")) },
 			undo: func(r *rig, n *node) { must(r.T, n.inside.Sysctl("ipv4/conf/vx0/forwarding", "1")) }},
-		{name: "no conntrack entry", form: routed, at: 0,
-			do: func(r *rig, n *node) {
-				r.T.Helper()
-				n.told(r.T, netdev.NFTChanged, func() {
-					n.nft(r.T, "table inet fl_new { chain f { type filter hook forward priority 5; ct state new udp dport 9001 drop; ct state new udp sport 9001 drop; }; }")
-				})
-			},
-			then: func(r *rig, n *node) {
-				must(r.T, n.inside.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
-			},
-			undo: func(r *rig, n *node) { n.nft(r.T, "delete table inet fl_new") }},
+		kubeRouter(0), kubeRouter(1),
 		{name: "nft drop soon after another rule", at: 1,
 			do:   func(r *rig, n *node) { n.told(r.T, netdev.NFTChanged, func() { n.nft(r.T, "table inet fl_other {}") }) },
 			then: (*rig).drops, undo: (*rig).undrops},

@@ -335,36 +335,28 @@ func dialAt(t testing.TB, b *sandbox.Box, proto, to string) *dialogue {
 	return &dialogue{Conn: c}
 }
 
-// ask sends bytes and reports whether the same came back.
-func (d *dialogue) ask(t testing.TB, size int, patience time.Duration) bool {
+// ask sends bytes and waits until the same come back.
+func (d *dialogue) ask(t testing.TB, size int) {
 	t.Helper()
 	d.n++
 	send, got := make([]byte, size), make([]byte, size)
 	for i := range send {
 		send[i] = byte(i + d.n)
 	}
-	must(t, d.SetDeadline(time.Now().Add(patience)))
-	if _, err := d.Write(send); err != nil {
-		return false
-	}
-	if _, err := io.ReadFull(d, got); err != nil {
-		return false
-	}
+	must(t, d.SetDeadline(time.Now().Add(10*time.Second)))
+	_, err := d.Write(send)
+	must(t, err)
+	_, err = io.ReadFull(d, got)
+	must(t, err)
 	if string(got) != string(send) {
 		t.Fatalf("other bytes came back")
 	}
-	return true
 }
 
 // fast asks until packets of both directions are fast at both nodes.
 func (r *rig) fast(d *dialogue, size int) {
 	r.T.Helper()
-	r.fastBy(func() {
-		r.T.Helper()
-		if !d.ask(r.T, size, 10*time.Second) {
-			r.T.Fatal("no answer")
-		}
-	})
+	r.fastBy(func() { r.T.Helper(); d.ask(r.T, size) })
 }
 
 // fastBy calls ask, which sends a packet each way, until nearly all of them are fast.

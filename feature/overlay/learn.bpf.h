@@ -168,8 +168,8 @@ static __always_inline enum track tracked(struct __sk_buff *skb, struct network 
 	if ((status & (CT_SEEN_REPLY | CT_CONFIRMED)) == (CT_SEEN_REPLY | CT_CONFIRMED) &&
 	    !(status & (CT_DYING | CT_HELPER)) &&
 	    (p->proto != IPPROTO_TCP || ct->proto.tcp.state == CT_TCP_ESTABLISHED) &&
-	    (!(status & CT_NAT) ||
-	     ((status & CT_NAT) == CT_DST_NAT && n->flags & NET_ROUTED && to_service(ct, key, dir, p->v6))))
+	    ((n->flags & NET_ROUTED && !(status & CT_NAT & ~CT_DST_NAT) && to_service(ct, key, dir, p->v6)) ||
+	     !(status & CT_NAT))) /* IPVS says of no packet that it changes it */
 		t = TRACKED;
 	bpf_ct_release(ct);
 	return t;

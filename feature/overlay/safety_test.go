@@ -41,9 +41,7 @@ func TestHangs(t *testing.T) {
 		defer n.f.mu.Unlock()
 		both := func() {
 			t.Helper()
-			if !d.ask(t, 100, 10*time.Second) {
-				t.Fatal("the connection breaks")
-			}
+			d.ask(t, 100)
 			s.calls(t)
 		}
 		for began := time.Now(); time.Since(began) < patience+vouched+lease+coarse; {
@@ -98,7 +96,7 @@ func TestKillSwitch(t *testing.T) {
 	if err := n.apply(t, true); err == nil || !strings.Contains(err.Error(), "somebody") {
 		t.Errorf("applied while killed: %v", err)
 	}
-	n.told(t, "link", func() { r.mtu(n, "vx0", 1400) }) // a round does not change that
+	n.told(t, "link", func() { r.mtu(n, 1400) }) // a round does not change that
 	n.slowFor(t, s, 20)
 
 	must(t, n.f.Close()) // the next agent

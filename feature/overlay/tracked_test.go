@@ -51,9 +51,7 @@ func TestClosesInOrder(t *testing.T) {
 			d := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr)
 			r.fast(d, 60000)
 			for range 200 { // 12 MB each way, the windows are of some
-				if !d.ask(t, 60000, 10*time.Second) {
-					t.Fatal("no answer")
-				}
+				d.ask(t, 60000)
 			}
 			for _, n := range r.nodes {
 				if state, _, ok := n.tracks(t, d); !ok || state != 3 { // TCP_CONNTRACK_ESTABLISHED
@@ -98,7 +96,7 @@ func TestStaysReady(t *testing.T) {
 	}
 	must(t, flows.Put(k, f))
 	testkit.Await(t, "it is learnt anew", func() bool {
-		d.ask(t, 16, 10*time.Second)
+		d.ask(t, 16)
 		must(t, flows.Lookup(k, &f))
 		return f.Dir[out].Gen > 0 && f.Dir[in].Gen > 0
 	})
@@ -117,9 +115,7 @@ func TestZone(t *testing.T) {
 	echo(t, r.nodes[1].web)
 	d := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr)
 	for began := time.Now(); time.Since(began) < 3*lease; {
-		if !d.ask(t, 60000, 10*time.Second) {
-			t.Fatal("it stalls")
-		}
+		d.ask(t, 60000)
 	}
 }
 

@@ -103,6 +103,7 @@ func (f *Traffic) waiting() (seen map[int]contend.Uplink, names map[int]string) 
 	if err != nil {
 		return nil, nil // the feature's status reports it
 	}
+	seen, names = make(map[int]contend.Uplink), make(map[int]string)
 	for _, l := range links {
 		if u := f.uplinks[l.Index]; u != nil && u.out.claimed {
 			continue
@@ -110,9 +111,6 @@ func (f *Traffic) waiting() (seen map[int]contend.Uplink, names map[int]string) 
 		stats, err := qdisc.RootStats(f.host, l.Index)
 		if err != nil || stats.Backlog == 0 {
 			continue
-		}
-		if seen == nil {
-			seen, names = make(map[int]contend.Uplink), make(map[int]string)
 		}
 		rate, _, _ := f.rate(l)
 		seen[l.Index], names[l.Index] = contend.Uplink{Taken: f.cfg.Now(), Rate: rate, Stats: stats}, l.Name
@@ -171,10 +169,9 @@ func bytesSent(ns *netdev.NS) (n uint64) {
 	if err != nil {
 		return 0
 	}
-	for index, c := range all {
-		if index != lo {
-			n += c.TxBytes
-		}
+	delete(all, lo)
+	for _, c := range all {
+		n += c.TxBytes
 	}
 	return n
 }

@@ -261,8 +261,7 @@ func wire(r Reading, lookup func(container.ID) (container.Container, bool)) api.
 	for _, row := range r.Rows {
 		c := row.TrafficClass
 		if c.Container != 0 {
-			is, _ := lookup(container.ID(c.Container))
-			c.Name = is.Name
+			c.Name = nameOf(lookup(container.ID(c.Container)))
 		}
 		if h := row.Delays; h != nil {
 			c.Delay = &api.TrafficDelay{

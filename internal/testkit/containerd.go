@@ -25,29 +25,19 @@ type Containerd struct {
 // containerd with its ctr, runc and a static busybox, and skips t without.
 func StartContainerd(t testing.TB) *Containerd {
 	t.Helper()
-	return startContainerd(t, func(*Containerd) string { return "" })
-}
-
-// startContainerd is StartContainerd with the CRI plugin, if cri returns its configuration.
-func startContainerd(t testing.TB, cri func(*Containerd) string) *Containerd {
-	t.Helper()
 	NeedRoot(t)
 	needPrograms(t, "containerd", "ctr", "runc", "busybox", "unshare", "nsenter")
 	name := fmt.Sprintf("flcontainerd-%d-%d", os.Getpid(), daemons.Add(1))
 	c := &Containerd{Image: "docker.io/library/flbusybox:latest", CgroupParent: name, NS: NetNS(t), dir: shortDir(t, name)}
 	c.Socket = filepath.Join(c.dir, "containerd.sock")
 	config := filepath.Join(c.dir, "config.toml")
-	disabled, plugin := "", cri(c)
-	if plugin == "" {
-		disabled = `"io.containerd.grpc.v1.cri"`
-	}
 	err := os.WriteFile(config, fmt.Appendf(nil, `version = 2
 root = %q
 state = %q
-disabled_plugins = [%s]
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
 [grpc]
 address = %q
-%s`, filepath.Join(c.dir, "root"), filepath.Join(c.dir, "state"), disabled, c.Socket, plugin), 0o600)
+`, filepath.Join(c.dir, "root"), filepath.Join(c.dir, "state"), c.Socket), 0o600)
 	Must(t, err)
 	t.Cleanup(func() { removeCgroups(t, name) })
 	t.Cleanup(func() { c.stop(t) })
@@ -64,9 +54,7 @@ func (c *Containerd) Import(t testing.TB, namespace string) {
 	t.Helper()
 	image, err := Image(c.Image, nil)
 	Must(t, err)
-	if _, err := c.input(image, namespace, "image", "import", "--snapshotter", "native", "-"); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, Err(c.input(image, namespace, "image", "import", "--snapshotter", "native", "-")))
 }
 
 // Run runs ctr in a namespace and returns what it prints.
@@ -78,9 +66,7 @@ func (c *Containerd) Run(namespace string, args ...string) (string, error) {
 func (c *Containerd) Start(t testing.TB, namespace, id string, flags ...string) {
 	t.Helper()
 	args := append([]string{"run", "--detach", "--snapshotter", "native", "--cgroup", "/" + c.CgroupParent + "/" + id}, flags...)
-	if _, err := c.Run(namespace, append(args, c.Image, id, "sleep", "1000")...); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, Err(c.Run(namespace, append(args, c.Image, id, "sleep", "1000")...)))
 }
 
 // Remove kills a container and removes it.

@@ -30,16 +30,14 @@ func bulk(name string, conns int) sending {
 	return sending{name: name, args: []string{"tcp-send", "--congestion", "cubic", "--conns", fmt.Sprint(conns)}, rate: load.Flood}
 }
 
-func flood(name string) sending {
-	return sending{name: name, args: []string{"udp-send", "--size", "1400", "--buffer", "8388608"}, rate: load.Flood}
+func flood(name string, more ...string) sending {
+	return sending{name: name, args: append([]string{"udp-send", "--size", "1400", "--buffer", "8388608"}, more...), rate: load.Flood}
 }
 
 // superflood is a flood in super-packets, as QUIC servers send them. One CPU can send more
 // of them than the link carries, and has time left.
 func superflood(name string) sending {
-	f := flood(name)
-	f.args = append(f.args, "--segments", "40")
-	return f
+	return flood(name, "--segments", "40")
 }
 
 // requests is one request after another over one connection, like ping.
@@ -215,6 +213,7 @@ func byItself() trafficSetup {
 	set := rules{"only": "net.rate: 90gbit"}
 	return trafficSetup{name: "alone", path: rig.NIC, boxes: []string{"only"}, cases: []trafficCase{
 		{name: "bulk", send: []sending{bulk("only", 1)}, set: set, tc: tc, quick: true},
+		{name: "flood of 64 bytes", send: []sending{flood("only", "--size", "64")}, set: set, tc: tc},
 		{name: "requests", send: []sending{requests("only")}, set: set, tc: tc, probe: "only", quick: true},
 	}}
 }

@@ -51,14 +51,13 @@ func newFleet(t *testing.T) *fleet {
 			testkit.Skip(t, "no "+program)
 		}
 	}
-	hyperkube, err := kubernetes.Build(t.Context())
+	f := &fleet{dir: t.TempDir()}
+	images := f.images(t)
+	var err error
+	f.Cluster, err = kubernetes.Start(t.Context(), fmt.Sprintf("/tmp/flkubernetes-%d", os.Getpid()), 2)
 	if errors.Is(err, kubernetes.ErrNoModules) {
 		testkit.Skip(t, "no network to build Kubernetes")
 	}
-	testkit.Must(t, err)
-	f := &fleet{dir: t.TempDir()}
-	images := f.images(t)
-	f.Cluster, err = kubernetes.Start(t.Context(), fmt.Sprintf("/tmp/flkubernetes-%d", os.Getpid()), hyperkube, 2)
 	testkit.Must(t, err)
 	t.Cleanup(func() { testkit.Must(t, f.Stop()) })
 	for _, n := range f.Nodes {

@@ -126,7 +126,8 @@ func (h *host) netcpu(mode policy.NetCPU) error {
 			return err
 		}
 		if mode == policy.NetCPUIsolate {
-			return h.isolator.Weigh(h.c)
+			_, err := h.isolator.Weigh(h.c)
+			return err
 		}
 		return nil
 	}

@@ -56,14 +56,18 @@ current-context: test
 `
 
 // Start starts a cluster with nodes n1, n2 and so on, and returns when all of them are ready: about
-// ten seconds. dir must not exist; its last element is the cluster's name, which begins with "fl".
-// program is the path of hyperkube. It needs root and what `test/setup kubernetes` installs. If it
-// fails, it removes what it has started; the logs stay in dir.
-func Start(ctx context.Context, dir, program string, nodes int) (*Cluster, error) {
+// ten seconds, or minutes where [Build] has to build. dir must not exist; its last element is the
+// cluster's name, which begins with "fl". It needs root and what `test/setup kubernetes` installs. If
+// it fails, it removes what it has started; the logs stay in dir. Error: ErrNoModules.
+func Start(ctx context.Context, dir string, nodes int) (*Cluster, error) {
 	for _, needed := range []string{"etcd", "containerd", "runc", "nft", "/usr/lib/cni/bridge"} {
 		if _, err := exec.LookPath(needed); err != nil {
 			return nil, fmt.Errorf("start a cluster: %s is missing: `test/setup kubernetes` installs it", needed)
 		}
+	}
+	program, err := Build(ctx)
+	if err != nil {
+		return nil, err
 	}
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err

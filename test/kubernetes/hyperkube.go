@@ -17,9 +17,8 @@ import (
 var ErrNoModules = errors.New("no network to load the modules of Kubernetes")
 
 // Build returns the path of hyperkube, which is all of Kubernetes in one program, chosen by its
-// first argument. It builds the program from the module in the folder hyperkube, which takes five
-// minutes and 4 GB of Go's build cache, unless the user's cache has one of the same source and Go.
-// Error: ErrNoModules.
+// first argument. Unless the user's cache has one of the same source and Go, it builds the module in
+// the folder hyperkube, with 4 GB of Go's build cache. Error: ErrNoModules.
 func Build(ctx context.Context) (string, error) {
 	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/fairlead-project/fairlead").Output()
 	if err != nil {
@@ -53,6 +52,7 @@ func Build(ctx context.Context) (string, error) {
 	}
 	const versions = "k8s.io/component-base/version."
 	flags := fmt.Sprintf("-s -w -X %sgitVersion=v%s -X %sgitMajor=%s -X %sgitMinor=%s", versions, release, versions, number[0], versions, number[1])
+	fmt.Fprintln(os.Stderr, "building Kubernetes, once: five minutes of two idle CPUs")
 	fresh := fmt.Sprintf("%s.%d", program, os.Getpid())
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", flags, "-o", fresh, ".")
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0")

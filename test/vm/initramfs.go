@@ -32,6 +32,7 @@ func modules() []string {
 		"cls_bpf", "cls_u32", "cls_matchall", "cls_flower", "act_bpf", "act_gact", "act_mirred", "act_police", "act_skbedit",
 		"nf_conntrack", "nf_tables", "nft_chain_nat", "nft_masq", "nft_nat",
 		"af_packet", "ipv6", "xfrm_user", "nf_conntrack_netlink", "tcp_diag", "loop", "null_blk", "bfq", "kyber-iosched", "nvmet-tcp", "nvme-tcp",
+		"ip_vs", "ip_vs_rr",
 	}
 }
 

@@ -8,9 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/fairlead-project/fairlead/agent/serve"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
@@ -66,55 +64,13 @@ func FuzzParseFigures(f *testing.F) {
 	})
 }
 
-// blockioStub has one report, and events.
-type blockioStub struct {
-	serve.Backend
-	report api.BlockIO
-}
-
-func (s *blockioStub) Report(ctx context.Context, ask api.Ask) (any, error) {
-	if after, ok := ask.Body.(api.BlockIOEventsAfter); ok {
-		if after > 0 {
-			<-ctx.Done()
-			return nil, errors.New("the backend is tired") // the last event
-		}
-		return s.report.Events, nil
-	}
-	return s.report, nil
-}
-
-func (s *blockioStub) Command(ctx context.Context, ask api.Ask) (any, error) {
-	return s.Report(ctx, ask)
-}
-
-func TestBlockIO(t *testing.T) {
-	at := time.Date(2026, 11, 22, 8, 0, 0, 0, time.Local)
-	s := &blockioStub{report: api.BlockIO{
-		Rows: []api.BlockIORow{
-			{Container: 7, Name: "db\x1b", Disk: "vda", State: "interference", Reserved: &api.BlockIOFigures{ReadIOPS: 2000}, Achieved: api.BlockIOFigures{ReadIOPS: 900},
-				Voluntary: 1500, Involuntary: 300, ICPU: 0.2, ICPUForeign: 0.15, ICPUOwn: 0.05, WaitForeign: 0.4, CPUPressure: 0.63, By: "batch"},
-			{Container: 8, Name: "batch", Disk: "vda", State: "best effort", Action: "runs on idle CPUs only"},
-		},
-		Waits:      []api.BlockIOWait{{Victim: 7, Culprit: 8, Name: "batch", Share: 0.4}},
-		Interrupts: []api.BlockIOInterrupts{{Source: "virtio0-req.0", Number: 26, CPUs: []float64{900, 0}}, {Source: "BLOCK", Soft: true, CPUs: []float64{900, 4}}},
-		Events:     []api.BlockIOEvent{{ID: 1, Time: at, What: "interference", Name: "db", Disk: "vda", Text: "it waits"}},
-		Stolen:     0.02,
-	}}
-	detail := []string{
-		`"db\x1b"`, "2.00kr", "I_CPU", "1.50k", "0.20", "0.15", "0.05", "400ms", "63 %", "WHILE THERE RAN", "virtio0-req.0", "interrupt 26", "900 0", "softirq", "900 4", "20ms in each second",
-	}
-	verbtest.Ended(t, cli.Done, detail...)(verbtest.Against(t, run, s, "io", "-v"))
-	verbtest.Ended(t, cli.Done, "2026-11-22 08:00:00", "interference", "it waits")(verbtest.Against(t, run, s, "io", "events"))
-	if _, out, _ := verbtest.Against(t, run, s, "io"); strings.Contains(out, "WHILE THERE RAN") {
-		t.Errorf("io shows the detail without being asked: %s", out)
-	}
-}
-
 var must = testkit.Must
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e, Flags) }
+
+func TestScripts(t *testing.T) { verbtest.Scripts(t, run) }
 
 func TestNamedDisks(t *testing.T) {
 	for _, tt := range []struct {

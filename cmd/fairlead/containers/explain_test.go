@@ -13,60 +13,6 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-func TestExplain(t *testing.T) {
-	verbtest.Prints(t, run, verbtest.Example(), `web-1 (docker, id 4711, image registry.example.com/team/nginx:1.27)
-  runs as process 99, started 3 min ago
-  eth0 (veth) 172.17.0.2/16, other end veth3f2a1bc on bridge docker0
-
-What policy says:
-  fairlead.netcpu = isolate, /etc/fairlead/policy.d/10-web.yaml line 3
-
-Status:
-  netcpu: as policy says, since 2 min
-
-What netcpu changed on the host for it, because of fairlead.netcpu = isolate:
-  offload gro of eth0 in the container
-      was off, made on 2 min ago, and so it is now
-
-What netcpu changed on the host for it:
-  /sys/x
-      was "", made 7 2 min ago, but somebody else has made it "evil\x1b[31m\u202e\u009b\x7f\n�" since
-`, "explain", "web-1")
-}
-
-func TestExplainPlan(t *testing.T) {
-	x := verbtest.Example()
-	because := api.Setting{Key: "fairlead.netcpu", Value: "isolate"}
-	x.Planned = []api.Planned{
-		{Feature: "netcpu", Because: because, Kind: "offload", Object: "11/2/gro", Now: "off", Value: "on"},
-		{Feature: "netcpu", Because: because, Kind: "threaded", Object: "11/2/", Now: "1", Value: "1"},
-		{Feature: "netcpu", Because: because, Kind: "kthread", Object: "napi/eth0", Value: "/sys/x"},
-	}
-	verbtest.Prints(t, run, x, `What netcpu would change on the host for web-1 with fairlead.netcpu = isolate:
-  offload gro of eth0 in the container
-      is off, would be on
-  threaded NAPI of eth0 in the container
-      is 1 already
-  control group of each kernel thread that will poll eth0
-      would be /sys/x
-`, "explain", "web-1", "--plan")
-}
-
-// explain shows only settings that policy or a user has set, unless -a asks for the rest.
-func TestExplainDefaults(t *testing.T) {
-	x := verbtest.Example()
-	c := &x.Explained.Container
-	c.Policy = append(c.Policy, api.Setting{Key: "fairlead.net.weight", Value: "1", From: "default"})
-	c.Features[0].State, c.Features[0].Error = api.StateError, "uplink eth0: turn: a\nuplink eth1: turn: b"
-	_, out, errs := verbtest.Against(t, run, x, "explain", "web-1")
-	if strings.Contains(out, "net.weight") || !strings.Contains(out, "uplink eth0: turn: a\n      uplink eth1: turn: b\n") {
-		t.Errorf("%s%s", out, errs)
-	}
-	verbtest.Ended(t, cli.Done, "fairlead.net.weight = 1, by default")(verbtest.Against(t, run, x, "explain", "web-1", "-a"))
-	c.Policy = c.Policy[1:]
-	verbtest.Ended(t, cli.Done, "nothing: all is at its default (-a shows what that is)")(verbtest.Against(t, run, x, "explain", "web-1"))
-}
-
 // explain shows a controller's decision with its reason. Names of other containers in the reason
 // may contain anything.
 func TestExplainDecision(t *testing.T) {
@@ -87,6 +33,8 @@ func TestSettingsAreUnderstood(t *testing.T) {
 }
 
 func run(ctx context.Context, e cli.Env) int { return verbtest.Run(ctx, Verbs(), e) }
+
+func TestScripts(t *testing.T) { verbtest.Scripts(t, run) }
 
 func TestObjectText(t *testing.T) {
 	c := verbtest.Example().Explained.Container

@@ -182,27 +182,6 @@ func TestPSSlowedBy(t *testing.T) {
 	}
 }
 
-func TestPS(t *testing.T) {
-	out := verbtest.Prints(t, run, verbtest.Example(), `CONTAINER                 SLOWED BY   SOURCE  NETCPU        IMAGE
-web-1                     12% uplink  docker  isolate done  registry.example.co…
-"evil\x1b[31m\u202e\u00…  -           cgroup  charge error  -
-
-"evil\x1b[31m\u202e\u009b\x7f\n�": netcpu: "open /x\x1b: no", and 1 more
-  (tried 3 times)
-"evil\x1b[31m\u202e\u009b\x7f\n�": traffic: unavailable:
-  fairlead.net.rate=1mbit (label)
-source docker: "gone\x1b"
-feature netcpu is degraded: no threads
-What to do: `+"`fairlead explain id:5`, then `fairlead doctor`"+`.
-`, "ps")
-	for line := range strings.Lines(out) {
-		if n := utf8.RuneCountInString(line); n > 81 {
-			t.Errorf("a line of %d columns: %s", n, line)
-		}
-	}
-	verbtest.Ended(t, cli.Done, "registry.example.com/team/nginx:1.27", "eth0→veth3f2a1bc", "(the host's)")(verbtest.Against(t, run, verbtest.Example(), "ps", "--wide"))
-}
-
 // JSON and YAML preserve any container name exactly, and no output can send control sequences to a
 // terminal.
 func TestMachineFormats(t *testing.T) {

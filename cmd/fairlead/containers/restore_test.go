@@ -2,14 +2,11 @@ package containers
 
 import (
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
-	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -43,17 +40,4 @@ func TestRestoreExpired(t *testing.T) {
 			t.Errorf("%+v: %+v", c, done.Outcomes)
 		}
 	}
-}
-
-func TestRestoreThroughTheAgent(t *testing.T) {
-	status, out, errs := verbtest.Against(t, run, verbtest.Example(), "restore")
-	if status != cli.Failed || !strings.Contains(errs, "some values could not be restored") {
-		t.Error(status, errs)
-	}
-	verbtest.Compare(t, `/a: 1 again, was 2
-"/b\x1b[2J": left at 3, which somebody else has set (we wrote 2; before it was 1)
-/c: no longer exists
-/d: is 1 already
-/e: NOT put back to 1: "no\a"
-`, out)
 }

@@ -36,15 +36,20 @@ type Verb func(Env) *cobra.Command
 // Dialed makes a verb a client of an agent. It adds the flags --socket and --config, and
 // passes a Client of that agent to run.
 func Dialed(e Env, cmd *cobra.Command, run func(cmd *cobra.Command, c *api.Client, args []string) error) *cobra.Command {
+	return dialed(e, cmd, func(cmd *cobra.Command, _ *AgentFlags, c *api.Client, args []string) error { return run(cmd, c, args) })
+}
+
+// dialed is Dialed with more flags of the agent, by name.
+func dialed(e Env, cmd *cobra.Command, run func(cmd *cobra.Command, f *AgentFlags, c *api.Client, args []string) error, more ...string) *cobra.Command {
 	f, flags := NewAgentFlags(e)
-	f.Take(cmd, flags, "socket", "config")
+	f.Take(cmd, flags, append(more, "socket", "config")...)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := Configure(cmd, f.Config, flags); err != nil {
 			return err
 		}
 		c := api.Dial(f.Cfg.Socket)
 		defer c.Close()
-		return hint(run(cmd, c, args))
+		return hint(run(cmd, f, c, args))
 	}
 	return cmd
 }
@@ -59,31 +64,25 @@ func hint(err error) error {
 
 // Recording is the recording that a verb reads: the agent's, or a file.
 type Recording struct {
-	Agent  *AgentFlags
-	Replay string // path of the file; "": the agent's
+	Dir    string      // of the agent's; "": it records nothing
+	Replay string      // path of the file; "": the agent's
+	Client *api.Client // of the agent
 }
 
 // Recorded makes a verb a reader of a recording. It adds the flags --record-dir, --replay, --socket
 // and --config.
 func Recorded(e Env, cmd *cobra.Command, run func(cmd *cobra.Command, from Recording, args []string) error) *cobra.Command {
-	f, flags := NewAgentFlags(e)
-	from := Recording{Agent: f}
-	f.Take(cmd, flags, "record-dir", "socket", "config")
-	cmd.Flags().StringVar(&from.Replay, "replay", "", "a file from record export, in place of the agent's recording")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := Configure(cmd, f.Config, flags); err != nil {
-			return err
-		}
-		return hint(run(cmd, from, args))
-	}
-	return cmd
+	replay := cmd.Flags().String("replay", "", "a file from record export, in place of the agent's recording")
+	return dialed(e, cmd, func(cmd *cobra.Command, f *AgentFlags, c *api.Client, args []string) error {
+		return run(cmd, Recording{f.Cfg.RecordDir, *replay, c}, args)
+	}, "record-dir")
 }
 
 // Open opens the recording.
 func (r Recording) Open() (*record.Reader, error) {
 	path := r.Replay
 	if path == "" {
-		if path = r.Agent.Cfg.RecordDir; path == "" {
+		if path = r.Dir; path == "" {
 			return nil, errors.New("the agent records nothing here: record-dir is empty in its config file")
 		}
 	}
@@ -99,13 +98,13 @@ func (r Recording) Open() (*record.Reader, error) {
 
 // Source returns what a view looks at, and its title: a recording, or the agent with its recording
 // as its past.
-func (r Recording) Source(c *api.Client) (view.Source, string, error) {
+func (r Recording) Source() (view.Source, string, error) {
 	if r.Replay != "" {
 		from, err := r.Open()
 		return from, filepath.Base(r.Replay), err
 	}
 	host, err := os.Hostname()
-	a := &view.Agent{Client: c}
+	a := &view.Agent{Client: r.Client}
 	if past, err := r.Open(); err == nil { // else there is no past to be shown
 		a.Reader = past
 	}

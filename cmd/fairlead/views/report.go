@@ -204,9 +204,7 @@ part of it into a file. Deleting the directory deletes the recording.`,
 		}
 		v := recordStatus{Stat: s}
 		if from.Replay == "" {
-			c := api.Dial(from.Agent.Cfg.Socket)
-			defer c.Close()
-			if st, err := c.Status(cmd.Context()); err == nil {
+			if st, err := from.Client.Status(cmd.Context()); err == nil {
 				v.Agent = st.Recording
 				v.seconds = time.Since(st.Started).Seconds()
 			}

@@ -85,15 +85,13 @@ Where the output is no terminal, or with --once or -o, the table is printed once
 				return cli.Usagef("--at: %w", err)
 			}
 		}
-		c := api.Dial(from.Agent.Cfg.Socket)
-		defer c.Close()
-		source, title, err := from.Source(c)
+		source, title, err := from.Source()
 		if err != nil {
 			return err
 		}
 		once := f.once || f.out.Name != "table" || !cli.Terminal(e.Stdout)
 		if !once && e.Getenv("TERM") != "dumb" {
-			return topScreen(cmd.Context(), e, c, source, title, at, f)
+			return topScreen(cmd.Context(), e, from.Client, source, title, at, f)
 		}
 		// A dumb terminal cannot move its cursor: it gets one table after the other.
 		_, live := source.(view.Live)
@@ -237,18 +235,18 @@ forward the port first: ssh -L PORT:127.0.0.1:PORT HOST`,
 	}
 	port := cmd.Flags().Uint16("port", 0, "port of 127.0.0.1 to serve on; 0: a free one")
 	return verb.Recorded(e, cmd, func(cmd *cobra.Command, from verb.Recording, _ []string) error {
-		c := api.Dial(from.Agent.Cfg.Socket)
-		defer c.Close()
 		o := web.Options{Now: time.Now, Text: containers.View}
 		var err error
-		if o.Source, o.Title, err = from.Source(c); err != nil {
+		if o.Source, o.Title, err = from.Source(); err != nil {
 			return err
 		}
 		if _, live := o.Source.(view.Live); live {
-			if _, err := c.Version(cmd.Context()); err != nil { // an agent that is not there is an error, not an empty page
+			if _, err := from.Client.Version(cmd.Context()); err != nil { // an agent that is not there is an error, not an empty page
 				return err
 			}
-			o.Explain = func(ctx context.Context, id api.ID) (api.Explanation, error) { return c.Explain(ctx, api.Ref(id)) }
+			o.Explain = func(ctx context.Context, id api.ID) (api.Explanation, error) {
+				return from.Client.Explain(ctx, api.Ref(id))
+			}
 		}
 		s := web.New(o)
 		l, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(*port))))

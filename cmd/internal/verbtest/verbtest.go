@@ -5,7 +5,11 @@ package verbtest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
+	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -14,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -45,7 +50,78 @@ type Stub struct {
 	Explained api.Explanation
 	Planned   []api.Planned
 	Reported  api.Status
+
+	// Readings are the answers of features, by what they are asked: "traffic", "traffic of web-1 over 1s".
+	// Of several answers each is given once, the last again and again. A Failure is an error.
+	Readings map[string][]json.RawMessage
 }
+
+// moment is a time in the file of a stub: so long ago, or in the local zone.
+var moment = regexp.MustCompile(`"(-\d+[smh]|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)"`)
+
+// ReadStub makes a Stub of its JSON.
+func ReadStub(t interface{ Fatalf(string, ...any) }, data []byte) (s Stub) {
+	data = moment.ReplaceAllFunc(data, func(text []byte) []byte {
+		word := strings.Trim(string(text), `"`)
+		at, err := time.ParseInLocation("2006-01-02T15:04:05", word, time.Local)
+		if ago, no := time.ParseDuration(word); no == nil {
+			at, err = time.Now().Add(ago), nil
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		return at.AppendFormat(nil, `"`+time.RFC3339Nano+`"`)
+	})
+	if err := json.Unmarshal(data, &s); err != nil {
+		t.Fatalf("stub: %v", err)
+	}
+	return s
+}
+
+// Scripts runs the scripts in testdata/script. Besides testscript's own commands there is against FILE
+// ARGUMENT..., which runs a verb against the Stub in FILE. With UPDATE in the environment what is
+// printed becomes what is wanted.
+func Scripts(t *testing.T, run Program) {
+	testscript.Run(t, testscript.Params{Dir: "testdata/script", UpdateScripts: os.Getenv("UPDATE") != "", Cmds: map[string]func(*testscript.TestScript, bool, []string){
+		"against": func(ts *testscript.TestScript, fails bool, args []string) {
+			status, out, errs := Against(t, run, ReadStub(ts, []byte(ts.ReadFile(args[0]))), args[1:]...)
+			io.WriteString(ts.Stdout(), out)
+			io.WriteString(ts.Stderr(), errs)
+			if (status != cli.Done) != fails {
+				ts.Fatalf("status %d", status)
+			}
+		},
+	}})
+}
+
+// Report implements serve.Backend.
+func (s Stub) Report(_ context.Context, ask api.Ask) (any, error) {
+	key := ask.Feature
+	if ask.Container != "" {
+		key += " of " + ask.Container
+	}
+	if ask.Over > 0 {
+		key += " over " + ask.Over.String()
+	}
+	if ask.Body != nil {
+		key += fmt.Sprintf(" %+v", ask.Body)
+	}
+	list := s.Readings[key]
+	if len(list) == 0 {
+		return nil, fmt.Errorf("no reading %q", key)
+	}
+	if len(list) > 1 {
+		s.Readings[key] = list[1:]
+	}
+	var f api.Failure
+	if json.Unmarshal(list[0], &f); f.Error.Text != "" {
+		return nil, &f.Error
+	}
+	return list[0], nil
+}
+
+// Command implements serve.Backend.
+func (s Stub) Command(ctx context.Context, ask api.Ask) (any, error) { return s.Report(ctx, ask) }
 
 func (s Stub) Containers(context.Context) ([]api.Container, error) { return s.List, nil }
 func (s Stub) Overview(context.Context) (api.Overview, error) {

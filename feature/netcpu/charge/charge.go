@@ -386,17 +386,3 @@ func (ch *Charger) Ledgers() map[container.ID]Booked {
 	}
 	return of
 }
-
-// Samples appends samples of the ledgers; see Snapshot.
-func (ch *Charger) Samples(to []feature.Sample) []feature.Sample {
-	for id, b := range ch.Ledgers() {
-		to = append(to,
-			feature.Sample{Container: id, Name: "netcpu_balance_seconds", Value: b.Balance.Seconds()},
-			feature.Sample{Container: id, Name: "netcpu_charged_seconds_total", Value: b.Charged.Seconds()},
-			feature.Sample{Container: id, Name: "netcpu_credited_seconds_total", Value: b.Credited.Seconds()},
-			feature.Sample{Container: id, Name: "netcpu_forgiven_seconds_total", Value: b.Forgiven.Seconds()},
-			feature.Sample{Container: id, Name: "netcpu_limit_writes_total", Value: float64(b.Writes)},
-			feature.Sample{Container: id, Name: "netcpu_limit_factor", Value: b.Factor})
-	}
-	return to
-}

@@ -15,7 +15,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
@@ -110,7 +109,7 @@ func (d *Dropper) Close() error {
 	}
 	var errs []error
 	for key := range d.tenants {
-		errs = append(errs, d.end(key))
+		errs = append(errs, d.End(key))
 	}
 	errs = append(errs, d.close(func(*point) bool { return true }))
 	return errors.Join(append(errs, d.polled.Close(), d.poll.Close(), d.tc.Close(), d.object.Close())...)
@@ -130,7 +129,7 @@ func (d *Dropper) Begin(ns *netdev.NS, of *tenant.Tenant, payer container.Contai
 	}
 	t = d.at(of.Key())
 	if t != nil && (t.payer != payer.ID || t.charged != charged) { // its changes on the host go with the payer
-		if err := d.End(of); err != nil {
+		if err := d.End(of.Key()); err != nil {
 			return nil, err
 		}
 		t = nil
@@ -153,9 +152,7 @@ func (d *Dropper) Begin(ns *netdev.NS, of *tenant.Tenant, payer container.Contai
 }
 
 // End undoes Begin.
-func (d *Dropper) End(of *tenant.Tenant) error { return d.end(of.Key()) }
-
-func (d *Dropper) end(key tenant.Key) error {
+func (d *Dropper) End(key tenant.Key) error {
 	t := d.at(key)
 	if t == nil {
 		return nil
@@ -192,7 +189,7 @@ func (d *Dropper) Allow(id container.ID, budget, lasts time.Duration) error {
 		}
 		slot, known := d.cfg.Meter.Slot(id)
 		if budget == ledger.Unlimited || !known {
-			return t.unlimited()
+			return t.change(func(e *dropTenant) { e.Until = 0 })
 		}
 		var charges int64
 		if err := d.cfg.Meter.Charges().Lookup(slot, &charges); err != nil {
@@ -203,39 +200,19 @@ func (d *Dropper) Allow(id container.ID, budget, lasts time.Duration) error {
 	return nil // its packets pass no veth, or another pays for them
 }
 
-// each calls do with the counters of each tenant.
-func (d *Dropper) each(do func(*Drops, Counters)) {
+// Counters returns the counters by the container that pays: those of the tenant with the most drops,
+// if it pays for several. It may be called at any time.
+func (d *Dropper) Counters() map[container.ID]Counters {
+	of := make(map[container.ID]Counters)
 	if d == nil {
-		return
+		return of
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, t := range d.tenants {
-		if c, err := t.Counters(); err == nil {
-			do(t, c)
-		}
-	}
-}
-
-// Counters returns the counters by the container that pays. Counters and Samples may be called at
-// any time.
-func (d *Dropper) Counters() map[container.ID]Counters {
-	of := make(map[container.ID]Counters)
-	d.each(func(t *Drops, c Counters) {
-		if c.Dropped >= of[t.payer].Dropped { // the largest of its tenants
+		if c, err := t.Counters(); err == nil && c.Dropped >= of[t.payer].Dropped {
 			of[t.payer] = c
 		}
-	})
+	}
 	return of
-}
-
-// Samples appends samples of tenants.
-func (d *Dropper) Samples(to []feature.Sample) []feature.Sample {
-	d.each(func(t *Drops, c Counters) {
-		if !t.charged {
-			to = append(to, feature.Sample{Container: t.payer, Name: "netcpu_early_dropped_packets_total", Value: float64(c.Dropped)})
-		}
-		to = append(to, feature.Sample{Container: t.payer, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)})
-	})
-	return to
 }

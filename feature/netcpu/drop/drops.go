@@ -180,11 +180,6 @@ func (t *Drops) limit(account uint32, sum int64, lasts time.Duration) error {
 	return t.change(func(e *dropTenant) { e.Account, e.Limit, e.Until = account, sum, in(lasts) })
 }
 
-// unlimited ends the limit.
-func (t *Drops) unlimited() error {
-	return t.change(func(e *dropTenant) { e.Until = 0 })
-}
-
 // Pace lets so many packets a second, at most, pass the uplinks from now on, for so long; 0 is any
 // number. After a pause a ring of packets passes at once.
 func (t *Drops) Pace(perSecond float64, lasts time.Duration) error {
@@ -226,10 +221,11 @@ type Counters struct {
 	Beyond       uint64 // and the part of Dropped beyond its quota or limit
 	Arrived      uint64 // by uplinks,
 	Held         uint64 // and the part of Arrived that was dropped there
+	Charged      bool   // the tenant is not isolated
 }
 
 // Counters returns the counters so far.
 func (t *Drops) Counters() (Counters, error) {
 	e, err := t.read()
-	return Counters{Small: e.Small, Super: e.Super, Intruding: e.Intruding, Dropped: e.Dropped, Beyond: e.Beyond, Arrived: e.Arrived, Held: e.Held}, err
+	return Counters{Small: e.Small, Super: e.Super, Intruding: e.Intruding, Dropped: e.Dropped, Beyond: e.Beyond, Arrived: e.Arrived, Held: e.Held, Charged: t.charged}, err
 }

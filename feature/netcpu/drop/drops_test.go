@@ -342,6 +342,6 @@ func TestEarlyDropBeyondLimit(t *testing.T) {
 	limited(t, w, slot, -5, -time.Second)
 	expect("a limit that has lapsed", tcxNext)
 	limited(t, w, slot, -5, time.Hour)
-	must(t, w.unlimited())
+	must(t, w.change(func(e *dropTenant) { e.Until = 0 }))
 	expect("no limit any more", tcxNext)
 }

@@ -58,10 +58,10 @@ func (d *Dropper) Others() (sum uint64, err error) {
 	for _, n := range each {
 		sum += n
 	}
-	d.each(func(t *Drops, c Counters) {
-		if t.charged {
+	for _, c := range d.Counters() {
+		if c.Charged {
 			sum += c.Arrived
 		}
-	})
+	}
 	return sum, nil
 }

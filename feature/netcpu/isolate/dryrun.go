@@ -29,16 +29,11 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 		return nil, err
 	}
 	defer ns.Close()
-	pays, err := c.TenantGroup()
-	if err != nil {
-		return nil, err
-	}
-	at, err := is.threadPlace(pays, c.Cgroup.CPUSet)
-	if err != nil {
-		return nil, err
-	}
 	s := cmp.Or(is.isolated[c.TenantKey()], &isolation{})
-	at.nice = is.niceOf(s)
+	at, err := is.threadPlace(s, c)
+	if err != nil {
+		return nil, err
+	}
 	for _, dev := range c.Interfaces {
 		if !dev.HasHostEnd() {
 			continue
@@ -55,7 +50,7 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 		steps = append(steps, of...)
 	}
 	if !is.cfg.Throttled {
-		plan, err := is.weighing(c)
+		plan, _, err := is.weighing(c)
 		if err != nil {
 			return nil, err
 		}

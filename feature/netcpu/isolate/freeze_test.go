@@ -27,12 +27,12 @@ func TestFrozenContainer(t *testing.T) {
 	process := testkit.NetNS(t).Start(t, "sleep", "1000").Process.Pid
 	scope.Child(t, "init.scope").Add(t, process)
 	must(t, ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()))
-	threads, err := is.threads(device{ns: ns, index: index, name: "fltb"}, 7)
+	threads, err := is.threads(device{ns: ns, index: index, name: "fltb"}, is.owns(7))
 	if err != nil || len(threads) != 1 {
 		t.Fatalf("threads %v, %v", threads, err)
 	}
 	at := place{group: filepath.Join(scope.V2, "fairlead"), child: true}
-	must(t, is.move(threads[0], at, 7))
+	must(t, is.move(threads[0], at, is.owns(7)))
 	freeze := func(value string) {
 		t.Helper()
 		must(t, os.WriteFile(filepath.Join(scope.V2, "cgroup.freeze"), []byte(value), 0))

@@ -138,6 +138,7 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 		// One member is charged for all, as the kernel learns a packet's socket only after the work.
 		return nil
 	}
+	mine := is.owns(c.ID)
 	ns, err := is.open(c)
 	if err != nil {
 		return err
@@ -147,15 +148,10 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 	if s == nil {
 		s = &isolation{of: of}
 	}
-	pays, err := c.TenantGroup()
+	at, err := is.threadPlace(s, c)
 	if err != nil {
 		return err
 	}
-	at, err := is.threadPlace(pays, c.Cgroup.CPUSet)
-	if err != nil {
-		return err
-	}
-	at.nice = is.niceOf(s)
 	if moved := s.at.group != "" && (s.at.group != at.group || s.at.cpuset != at.cpuset); moved {
 		// Nothing may stay in the old place. It can earn its queues of the uplinks again.
 		if err := errors.Join(is.movedAlong(s.at.group, at.group), is.movedAlong(s.at.cpuset, at.cpuset), is.takeQueues(s)); err != nil {
@@ -170,19 +166,16 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 		if !dev.HasHostEnd() {
 			continue // the device below a macvlan polls it, together with the packets of all others
 		}
-		polling, err := is.bringVeth(ns, dev, s.control.shape, at, c.ID)
+		polling, err := is.bringVeth(ns, dev, s.control.shape, at, mine)
 		if err != nil {
 			return fmt.Errorf("%s: %w", dev.Name, err)
 		}
 		threads = append(threads, polling...)
 	}
-	if err := is.restore(func(e journal.Entry) bool { return e.Owner == is.by(c.ID) && stale(e, c, at, pays, threads) }); err != nil {
+	if err := is.restore(func(e journal.Entry) bool { return e.Owner == mine.by && stale(e, c, at, threads) }); err != nil {
 		return err
 	}
-	if err := is.Weigh(c); err != nil {
-		return err
-	}
-	if err := is.allowQueues(s, c); err != nil {
+	if err := is.heed(s, c); err != nil {
 		return err
 	}
 	s.payer, s.threads, s.at = c, threads, at
@@ -236,7 +229,7 @@ func (is *Isolator) Release(ctx context.Context, of *tenant.Tenant, id container
 		return false, is.extendAll(s)
 	}
 	delete(is.isolated, of.Key())
-	err = is.cfg.Drop.End(of)
+	err = is.cfg.Drop.End(of.Key())
 	for _, m := range s.members() {
 		if is.isolated[of.Key()] == nil {
 			err = errors.Join(err, IgnoreGone(is.isolate(ctx, of, m.Container)))
@@ -257,17 +250,18 @@ func (is *Isolator) Isolates(of *tenant.Tenant) bool { return is.isolated[of.Key
 // Idle reports whether no tenant is isolated.
 func (is *Isolator) Idle() bool { return len(is.isolated) == 0 }
 
-// threadPlace returns the place of a container's threads; dir is the group of its tenant. On v1 it
-// is dir.
+// threadPlace returns the place of a tenant's threads while c pays for them: on v1 the group of the
+// tenant.
 //
-// On v2 it is a child of dir, named fairlead. A group with threads in it could no longer delegate
+// On v2 it is a child of that, named fairlead. A group with threads in it could no longer delegate
 // controllers, as a systemd inside the container needs; and a group that does so, like a pod's, may
 // hold none. Either way the tenant pays for the child's threads: in the first case the child has no
 // share of its own, in the second it competes with the containers at the usual weight.
-func (is *Isolator) threadPlace(dir, cpuset string) (place, error) {
-	at := place{group: dir, cpuset: cpuset}
-	if !is.v2() {
-		return at, nil
+func (is *Isolator) threadPlace(s *isolation, c container.Container) (place, error) {
+	dir, err := c.TenantGroup()
+	at := place{group: dir, cpuset: c.Cgroup.CPUSet, nice: is.niceOf(s)}
+	if err != nil || !is.v2() {
+		return at, err
 	}
 	// Without the controller a group further up, which others share, would pay.
 	if _, err := cgroup.Weight(dir); err != nil {
@@ -356,9 +350,18 @@ func (is *Isolator) restored(open journal.Opener, match func(journal.Entry) bool
 	})
 }
 
-// turn carries out a plan for a container (0: the host).
-func (is *Isolator) turn(plan []journal.Setting, id container.ID) error {
-	return is.cfg.Journal.TurnAll(plan, is.by(id), is.lapse(id))
+// owned is whose the changes for a container are, and when they lapse.
+type owned struct {
+	by    journal.Owner
+	until time.Time
+}
+
+// owns returns these for a container (0: the host), as of now.
+func (is *Isolator) owns(id container.ID) owned { return owned{is.by(id), is.lapse(id)} }
+
+// turn carries out a plan.
+func (is *Isolator) turn(plan []journal.Setting, as owned) error {
+	return is.cfg.Journal.TurnAll(plan, as.by, as.until)
 }
 
 // by returns the owner of a container's knobs.

@@ -162,10 +162,18 @@ func (w weight) lowered(shares int) ([]journal.Setting, error) {
 	return []journal.Setting{{Knob: w.knob, Value: want}}, nil
 }
 
-// stale reports whether an entry of c is no longer planned. Its threads are at a place, and pays is
-// its tenant's group: most stale entries are of devices that have gone, since a runtime has
-// disconnected the container from a network, or of a cgroup that the container was moved away from.
-func stale(e journal.Entry, c container.Container, at place, pays string, threads []thread) bool {
+// pays returns the group that pays for threads at a place.
+func (at place) pays() string {
+	if at.child {
+		return filepath.Dir(at.group)
+	}
+	return at.group
+}
+
+// stale reports whether an entry of c, whose threads are at a place, is no longer planned: most of
+// these are of devices that have gone, since a runtime has disconnected the container from a network,
+// or of a cgroup that the container was moved away from.
+func stale(e journal.Entry, c container.Container, at place, threads []thread) bool {
 	object := e.Ref.Object
 	switch e.Ref.Kind {
 	case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS:
@@ -179,7 +187,7 @@ func stale(e journal.Entry, c container.Container, at place, pays string, thread
 		tid, _, _ := strings.Cut(object, ":")
 		return !slices.ContainsFunc(threads, func(th thread) bool { return strconv.Itoa(th.TID) == tid })
 	case cgroup.KindFile:
-		return filepath.Dir(object) != pays && filepath.Dir(object) != at.group
+		return filepath.Dir(object) != at.pays() && filepath.Dir(object) != at.group
 	case cgroup.KindGroup:
 		return object != at.group
 	}

@@ -148,7 +148,7 @@ func TestStale(t *testing.T) {
 		{Index: 3, Kind: "macvlan"},
 		{Index: 4, Kind: "veth"}, // with a host end that cannot be found
 	}}
-	at := place{group: "/cpu/pod/fairlead"}
+	at := place{group: "/cpu/pod/fairlead", child: true}
 	threads := []thread{{sched.Thread{TID: 7, Start: 70}, "eth0"}}
 	for ref, want := range map[journal.Ref]bool{
 		{Kind: netdev.KindOffload, Object: "40/2/gro"}:                     false,
@@ -170,7 +170,7 @@ func TestStale(t *testing.T) {
 		{Kind: cgroup.KindGroup, Object: "/cpu/elsewhere/fairlead"}:        true,
 		{Kind: "filter", Object: "10/12/egress/count_1"}:                   false, // drop's
 	} {
-		if got := stale(journal.Entry{Ref: ref}, c, at, "/cpu/pod", threads); got != want {
+		if got := stale(journal.Entry{Ref: ref}, c, at, threads); got != want {
 			t.Errorf("%v is stale: %v", ref, got)
 		}
 	}

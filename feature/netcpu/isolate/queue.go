@@ -113,12 +113,12 @@ func (is *Isolator) assignQueue(u *uplinkDevice, q *queue, w queueWindow) error 
 func (is *Isolator) giveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 	s := is.owner(slot)
 	if s == nil {
-		return IgnoreGone(is.move(q.thread, u.at, 0))
+		return IgnoreGone(is.move(q.thread, u.at, is.owns(0)))
 	}
 	at := s.at
 	at.child = false // it exists, and its entry is the container's
 	at.nice = ""
-	return IgnoreGone(errors.Join(is.unsteer(q.thread), is.move(q.thread, at, 0)))
+	return IgnoreGone(errors.Join(is.unsteer(q.thread), is.move(q.thread, at, is.owns(0))))
 }
 
 // owner returns the tenant in a slot if it pays for the threads of its queues, else nil: one that may
@@ -138,27 +138,22 @@ func (is *Isolator) unsteer(t sched.Thread) error {
 	return is.restore(func(e journal.Entry) bool { return e.Ref == ref })
 }
 
-// mayOwnQueues reports whether a container benefits from queues of its own. Unthrottled kernel
-// threads use up a quota without limit, and leave the container's own tasks nothing: one more of
-// them, on a CPU of its own, is too many. If all are on one CPU its weight divides that among them.
-func (is *Isolator) mayOwnQueues(c container.Container) (bool, error) {
-	if is.cfg.Throttled {
-		return true, nil
+// allowQueues checks whether a tenant benefits from queues of its own while its container has a quota,
+// in CPUs (0: none), and kernel threads are not throttled: these use that up without limit, and leave
+// the container's own tasks nothing. One more of them, on a CPU of its own, is too many; if all are on
+// one CPU the weight divides that among them. A tenant that may have none loses its queues, and has to
+// earn them again.
+func (is *Isolator) allowQueues(s *isolation, c container.Container, quota float64) error {
+	may := quota == 0
+	if !may && c.Cgroup.CPUSet != "" {
+		cpus, err := cgroup.CPUs(c.Cgroup.CPUSet)
+		if err != nil {
+			return err
+		}
+		may = len(cpus) == 1
 	}
-	quota, err := is.quota(c)
-	if err != nil || quota == 0 || c.Cgroup.CPUSet == "" {
-		return quota == 0, err
-	}
-	cpus, err := cgroup.CPUs(c.Cgroup.CPUSet)
-	return len(cpus) == 1, err
-}
-
-// allowQueues checks whether a tenant may own queues now: the quota and the CPUs of its container
-// can change at any time. If not, it loses its queues, and has to earn them again.
-func (is *Isolator) allowQueues(s *isolation, c container.Container) error {
-	may, err := is.mayOwnQueues(c)
-	if err != nil || may == s.queues {
-		return err
+	if may == s.queues {
+		return nil
 	}
 	if err := is.takeQueues(s); err != nil {
 		return err

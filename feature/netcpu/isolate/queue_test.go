@@ -34,11 +34,11 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 		isolated.at.group = filepath.Join(group, "fairlead-none")
 	}
 	must(t, ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()))
-	threads, err := is.threads(device{ns: ns, index: index, name: "fltb"}, 0)
+	threads, err := is.threads(device{ns: ns, index: index, name: "fltb"}, is.owns(0))
 	if err != nil || len(threads) != 1 {
 		t.Fatalf("threads %v, %v", threads, err)
 	}
-	must(t, is.move(threads[0], place{group: shared}, 0))
+	must(t, is.move(threads[0], place{group: shared}, is.owns(0)))
 	u := &uplinkDevice{at: place{group: shared}}
 	q := &queue{thread: threads[0], control: newQueueControl()}
 	w := queueWindow{time.Second, drop.Queue{Own: leastRate, Slot: slot}}

@@ -20,7 +20,7 @@ import (
 func (is *Isolator) renew() error {
 	var errs []error
 	for _, s := range is.isolated {
-		if s.asked++; s.asked < askEvery && s.lives(is.cfg.Roots.Proc) {
+		if s.asked++; s.asked < askEvery && live(is.cfg.Roots.Proc, s.threads) {
 			continue
 		}
 		s.asked = 0
@@ -45,10 +45,10 @@ func (is *Isolator) RenewUplinks() error {
 	return errors.Join(errs...)
 }
 
-// lives reports whether all threads of a tenant still exist. It is far cheaper than listing the
-// NAPIs in the tenant's namespace.
-func (s *isolation) lives(proc string) bool {
-	return len(s.threads) > 0 && !slices.ContainsFunc(s.threads, func(th thread) bool {
+// live reports whether there are threads, and all still exist. It is far cheaper than listing the
+// NAPIs in a tenant's namespace.
+func live(proc string, threads []thread) bool {
+	return len(threads) > 0 && !slices.ContainsFunc(threads, func(th thread) bool {
 		// The number may be another thread's by now.
 		now, err := sched.Find(proc, th.TID)
 		return err != nil || now != th.Thread
@@ -72,7 +72,7 @@ func (is *Isolator) renewTenant(s *isolation) error {
 			errs = append(errs, IgnoreGone(err))
 			continue
 		}
-		threads, err := is.bringVeth(ns, dev, s.control.shape, s.at, c.ID)
+		threads, err := is.bringVeth(ns, dev, s.control.shape, s.at, is.owns(c.ID))
 		if err != nil {
 			errs = append(errs, IgnoreGone(err)) // the next window tries again
 			continue
@@ -120,14 +120,11 @@ func (is *Isolator) stillPoll(ns *netdev.NS, index int, threads []thread) (bool,
 	if err != nil && listed {
 		return false, err
 	}
-	same := len(threads) > 0 && (!listed || len(napis) == len(threads))
-	for _, t := range threads {
-		same = same && (!listed || slices.ContainsFunc(napis, func(napi netdev.NAPI) bool { return napi.Thread == t.TID }))
-		// The number may be another thread's by now.
-		now, err := sched.Find(is.cfg.Roots.Proc, t.TID)
-		same = same && err == nil && now == t.Thread
+	unlisted := func(t thread) bool {
+		return !slices.ContainsFunc(napis, func(napi netdev.NAPI) bool { return napi.Thread == t.TID })
 	}
-	if same {
+	same := !listed || len(napis) == len(threads) && !slices.ContainsFunc(threads, unlisted)
+	if same && live(is.cfg.Roots.Proc, threads) {
 		return true, nil
 	}
 	l, err := ns.Link(index)

@@ -65,7 +65,8 @@ func (is *Isolator) setShape(s *isolation, to shape) error {
 			return err
 		}
 	}
-	err := is.eachEnd(s, func(e *hostEnd) error { return is.turn(e.sending(to), s.payer.ID) })
+	mine := is.owns(s.payer.ID)
+	err := is.eachEnd(s, func(e *hostEnd) error { return is.turn(e.sending(to), mine) })
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ func TestSuperIsWhatItWas(t *testing.T) {
 		}{{single, netdev.Off}, {super, was}, {super, was}, {single, netdev.Off}} {
 			e, err := is.lookAtEnd(end)
 			must(t, err)
-			err = is.turn(e.sending(step.shape), 1)
+			err = is.turn(e.sending(step.shape), is.owns(1))
 			e.close()
 			must(t, err)
 			if got, err := knob.Read(); err != nil || got != step.want {

@@ -26,18 +26,18 @@ const (
 // errNoNAPI means that a device does not poll, for example because it is on its way out.
 var errNoNAPI = errors.New("has no napi")
 
-// bring makes a device poll in threads, and places them. The threads exist only once it polls in
-// them, so that there are two plans.
-func (is *Isolator) bring(d device, s shape, at place, id container.ID) (list []thread, err error) {
-	if err := is.turn(d.polling(s), id); err != nil {
+// bring carries out a plan that makes a device poll, has it do so in threads, and places them. The
+// threads exist only then, so that their places are a second plan.
+func (is *Isolator) bring(d device, plan []journal.Setting, at place, as owned) (list []thread, err error) {
+	if err := is.turn(plan, as); err != nil {
 		return nil, err
 	}
-	found, err := is.threads(d, id)
+	found, err := is.threads(d, as)
 	if err != nil {
 		return nil, err
 	}
 	for _, t := range found {
-		if err := is.move(t, at, id); err != nil {
+		if err := is.move(t, at, as); err != nil {
 			return nil, err
 		}
 		list = append(list, thread{t, d.name})
@@ -46,13 +46,14 @@ func (is *Isolator) bring(d device, s shape, at place, id container.ID) (list []
 }
 
 // bringVeth is bring for a device of a container.
-func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, at place, id container.ID) ([]thread, error) {
+func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, at place, as owned) ([]thread, error) {
 	d, err := is.lookAtVeth(ns, dev)
 	if err != nil {
 		return nil, err
 	}
 	defer d.end.close()
-	list, err := is.bring(d, s, at, id)
+	plan := d.polling(s)
+	list, err := is.bring(d, plan, at, as)
 	if errors.Is(err, errNoNAPI) {
 		err = fmt.Errorf("%w: %w", journal.ErrGone, err) // a veth that is being removed stops polling first
 	}
@@ -60,13 +61,13 @@ func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, a
 }
 
 // move moves a thread to its place.
-func (is *Isolator) move(t sched.Thread, at place, id container.ID) error {
+func (is *Isolator) move(t sched.Thread, at place, as owned) error {
 	proc := is.cfg.Roots.Proc
 	plan, err := is.planFor(t, at)
 	if err != nil {
 		return err
 	}
-	if err := is.turn(plan, id); err != nil || len(at.cpus) == 0 {
+	if err := is.turn(plan, as); err != nil || len(at.cpus) == 0 {
 		return err
 	}
 	affinity := sched.Affinity(proc, t)
@@ -78,16 +79,16 @@ func (is *Isolator) move(t sched.Thread, at place, id container.ID) error {
 	if err != nil {
 		return err
 	}
-	return is.turn(steering(affinity, may, at.cpus), id)
+	return is.turn(steering(affinity, may, at.cpus), as)
 }
 
 // threads turns the knob and returns the threads, one for each NAPI.
-func (is *Isolator) threads(d device, id container.ID) ([]sched.Thread, error) {
+func (is *Isolator) threads(d device, as owned) ([]sched.Thread, error) {
 	plan := []journal.Setting{{Knob: d.ns.Threaded(d.index), Value: "1"}}
 	if _, err := d.ns.NAPIs(d.index); errors.Is(err, netdev.ErrNoNAPIList) {
-		return is.threadsByName(plan, d.name, id)
+		return is.threadsByName(plan, d.name, as)
 	}
-	if err := is.turn(plan, id); err != nil {
+	if err := is.turn(plan, as); err != nil {
 		return nil, err
 	}
 	list, err := d.ns.NAPIs(d.index)
@@ -115,25 +116,27 @@ func (is *Isolator) threads(d device, id container.ID) ([]sched.Thread, error) {
 // the ones with names that appear when it is switched on. Many containers have an eth0, so for a
 // device that is on already the journal decides: the threads are the ones that were moved for the
 // same owner.
-func (is *Isolator) threadsByName(plan []journal.Setting, device string, id container.ID) ([]sched.Thread, error) {
+func (is *Isolator) threadsByName(plan []journal.Setting, device string, as owned) ([]sched.Thread, error) {
 	knob := plan[0].Knob
 	if value, err := knob.Read(); err != nil {
 		return nil, err
 	} else if value == "1" {
 		// It may be an entry of another container in the namespace, which has ended.
-		owner := id
+		owner := as.by
 		if e, ok := is.turned(knob); ok {
-			owner = container.ID(e.Owner.Container)
+			owner = e.Owner
 		}
-		threads, err := is.moved(device, owner)
+		ours := is.placed(func(e journal.Entry) bool { return e.Owner == owner })
+		list, err := is.pollers(device)
+		threads := chosen(list, func(t sched.Named) bool { return ours[strconv.Itoa(t.TID)] })
 		if err == nil && len(threads) > 0 {
-			err = is.turn(plan, id) // the new owner
+			err = is.turn(plan, as) // the new owner
 		}
 		if err != nil || len(threads) > 0 {
 			return threads, err
 		}
 		// On, but not by us: threads that an older kernel has kept do not appear.
-		if err := is.turn([]journal.Setting{{Knob: knob, Value: "0"}}, id); err != nil {
+		if err := is.turn([]journal.Setting{{Knob: knob, Value: "0"}}, as); err != nil {
 			return nil, err
 		}
 	}
@@ -141,7 +144,7 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, id cont
 	if err != nil {
 		return nil, err
 	}
-	if err := is.turn(plan, id); err != nil {
+	if err := is.turn(plan, as); err != nil {
 		return nil, err
 	}
 	// The threads exist when the write returns; they set their names themselves when they first
@@ -198,13 +201,6 @@ func (is *Isolator) pollers(device string) ([]sched.Named, error) {
 func pollsFor(comm, prefix string) bool {
 	number, ok := strings.CutPrefix(comm, prefix)
 	return ok && number != "" && strings.Trim(number, "0123456789") == ""
-}
-
-// moved lists the pollers that were moved for a container.
-func (is *Isolator) moved(device string, id container.ID) ([]sched.Thread, error) {
-	ours := is.placed(func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
-	list, err := is.pollers(device)
-	return chosen(list, func(t sched.Named) bool { return ours[strconv.Itoa(t.TID)] }), err
 }
 
 func chosen(list []sched.Named, choose func(sched.Named) bool) (threads []sched.Thread) {

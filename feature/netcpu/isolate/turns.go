@@ -63,9 +63,10 @@ func (is *Isolator) takeTurns(s *isolation, packets uint64) error {
 	if next == s.at.nice {
 		return nil
 	}
+	mine := is.owns(s.payer.ID)
 	var errs []error
 	for _, th := range s.threads {
-		errs = append(errs, IgnoreGone(is.turn(pacing(is.cfg.Roots.Proc, th.Thread, sched.NoSlice, next), s.payer.ID)))
+		errs = append(errs, IgnoreGone(is.turn(pacing(is.cfg.Roots.Proc, th.Thread, sched.NoSlice, next), mine)))
 	}
 	err := errors.Join(errs...)
 	if err == nil { // else the next window tries again

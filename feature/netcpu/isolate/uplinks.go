@@ -45,7 +45,7 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 	var left []journal.Outcome
 	if is.host == nil {
 		at := is.uplinkPlace(host)
-		if err := is.turn(making(at.group, is.cfg.Layout), 0); err != nil {
+		if err := is.turn(making(at.group, is.cfg.Layout), is.owns(0)); err != nil {
 			return err
 		}
 		is.host = &uplinks{at: at, devices: make(map[container.Device]*uplinkDevice)}
@@ -90,7 +90,7 @@ func (is *Isolator) claim(u uplink.Uplink) error {
 	if dev.at.cpus, err = d.steered(); err != nil {
 		return err
 	}
-	if dev.threads, err = is.bring(d, single, dev.at, 0); err != nil {
+	if dev.threads, err = is.bring(d, d.polling(single), dev.at, is.owns(0)); err != nil {
 		return err
 	}
 	is.host.devices[u.Key] = dev
@@ -135,7 +135,7 @@ func (is *Isolator) weighUplinks() error {
 	if want == w.now {
 		return nil
 	}
-	return is.turn([]journal.Setting{{Knob: w.knob, Value: want}}, 0)
+	return is.turn([]journal.Setting{{Knob: w.knob, Value: want}}, is.owns(0))
 }
 
 // uplinkPlace returns the place of uplink threads: in a cpuset with all CPUs.

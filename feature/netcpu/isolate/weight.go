@@ -11,34 +11,43 @@ import (
 
 // Weigh sets the weight of a container in proportion to its quota if the quota cannot stop its
 // kernel threads: beside one neighbour of the usual weight it then gets no more than the quota,
-// however busy its threads are. It never raises a weight above the one it found. If the kernel
-// throttles kernel threads it changes nothing.
-func (is *Isolator) Weigh(c container.Container) error {
+// however busy its threads are. It returns that quota, in CPUs; 0 is none. It never raises a weight
+// above the one it found. If the kernel throttles kernel threads it changes nothing, and returns 0.
+func (is *Isolator) Weigh(c container.Container) (quota float64, err error) {
 	if is.cfg.Throttled {
-		return nil
+		return 0, nil
 	}
-	plan, err := is.weighing(c)
+	plan, quota, err := is.weighing(c)
+	if err != nil {
+		return 0, err
+	}
+	return quota, is.turn(plan, is.owns(c.ID))
+}
+
+// heed weighs a tenant's payer, and decides whether the tenant may have queues.
+func (is *Isolator) heed(s *isolation, c container.Container) error {
+	quota, err := is.Weigh(c)
 	if err != nil {
 		return err
 	}
-	return is.turn(plan, c.ID)
+	return is.allowQueues(s, c, quota)
 }
 
-// weighing returns what Weigh writes on a kernel that does not throttle kernel threads.
-func (is *Isolator) weighing(c container.Container) ([]journal.Setting, error) {
+// weighing returns what Weigh writes, and the quota.
+func (is *Isolator) weighing(c container.Container) (plan []journal.Setting, quota float64, err error) {
 	dir, err := c.TenantGroup()
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	cpus, err := is.quota(c)
-	if err != nil {
-		return nil, err
+	if quota, err = is.quota(c); err != nil {
+		return nil, 0, err
 	}
 	w, err := is.lookAtWeight(dir, c.ID)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return w.lowered(sharesFor(cpus))
+	plan, err = w.lowered(sharesFor(quota))
+	return plan, quota, err
 }
 
 // quota returns the limit of a container's tenant by its owner, in CPUs; 0: none.
@@ -69,7 +78,7 @@ func (is *Isolator) reweigh() error {
 		if !is.turnOf(s) {
 			continue
 		}
-		errs = append(errs, IgnoreGone(is.Weigh(s.payer)), IgnoreGone(is.allowQueues(s, s.payer)))
+		errs = append(errs, IgnoreGone(is.heed(s, s.payer)))
 	}
 	return errors.Join(errs...)
 }

@@ -375,7 +375,8 @@ const (
 	fastest = 1 << 40 // faster than any link: the device limits a class before HTB does
 	usual   = 1_000_000_000
 	// slowest is divided by weight before any priority counts, so that a container with a high one
-	// leaves at least that to all others, the host included.
+	// leaves at least that to all others, the host included. Without priorities fastest is divided:
+	// the turns are the same, and a class that does not borrow costs less.
 	slowest = 10_000_000
 )
 
@@ -394,11 +395,14 @@ func (l Link) Unkept(keys []string) (unkept []string) {
 
 // unknown is Compute for a link with an unknown rate.
 func unknown(l Link, tenants []Tenant) (Plan, error) {
-	kept := make([]Tenant, len(tenants))
+	kept, own := make([]Tenant, len(tenants)), uint64(fastest)
 	for i, t := range tenants {
 		t.Rate, t.Latency = 0, 0
 		if l.Received {
 			t.Weight, t.Priority = 0, nil
+		}
+		if t.Priority != nil {
+			own = slowest
 		}
 		kept[i] = t
 	}
@@ -407,7 +411,7 @@ func unknown(l Link, tenants []Tenant) (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	p, err := Plan{Link: l}.share(ts, slowest)
+	p, err := Plan{Link: l}.share(ts, own)
 	if err != nil {
 		return Plan{}, err
 	}

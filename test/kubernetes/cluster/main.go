@@ -39,11 +39,7 @@ func do(ctx context.Context, args []string) error {
 		return errors.New("want up, kubectl ARGUMENTS, in NODE COMMAND, import IMAGE or down")
 	}
 	if args[0] == "up" {
-		program, err := kubernetes.Build(ctx)
-		if err != nil {
-			return err
-		}
-		c, err := kubernetes.Start(ctx, dir, program, 2)
+		c, err := kubernetes.Start(ctx, dir, 2)
 		if err == nil {
 			fmt.Printf("%d nodes are ready; logs are in %s\n", len(c.Nodes), dir)
 		}

@@ -3,6 +3,7 @@ package netcpu
 import (
 	"time"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
@@ -41,29 +42,57 @@ var help = map[string]string{
 func (n *Netcpu) Snapshot() feature.Snapshot {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	s := feature.Snapshot{Taken: time.Now(), Help: help}
-	s.Samples = n.dropper.Samples(n.isolator.Samples(s.Samples))
-	if n.charger != nil {
-		s.Samples = n.charger.Samples(s.Samples)
-	}
-	return s
+	return feature.Snapshot{Taken: time.Now(), Help: help, Samples: n.inForce().samples(n.isolator.Samples(nil))}
 }
 
-// inForce returns the measures beside accounting that are in force.
+// InForce is the measures beside accounting that are in force.
+type InForce struct {
+	Drops   map[container.ID]drop.Counters // of the isolated and charged containers, by the one that pays
+	Ledgers map[container.ID]charge.Booked // of the charged containers
+	Points  []drop.Point                   // where packets are dropped now
+}
+
+// wire adds what is in force for a container to its account.
+func (f InForce) wire(a *api.NetCPUAccount) {
+	id := container.ID(a.Container)
+	a.Dropped, a.QuotaDropped = f.Drops[id].Dropped, f.Drops[id].Beyond
+	if b, charged := f.Ledgers[id]; charged {
+		a.Ledger = &api.NetCPULedger{
+			Balance: b.Balance.Seconds(), Factor: b.Factor,
+			Charged: b.Charged.Seconds(), Credited: b.Credited.Seconds(), Forgiven: b.Forgiven.Seconds(),
+		}
+	}
+}
+
+// samples appends the samples of what is in force.
+func (f InForce) samples(to []feature.Sample) []feature.Sample {
+	add := func(id container.ID, name string, v float64) {
+		to = append(to, feature.Sample{Container: id, Name: name, Value: v})
+	}
+	for id, c := range f.Drops {
+		if !c.Charged {
+			add(id, "netcpu_early_dropped_packets_total", float64(c.Dropped))
+		}
+		add(id, "netcpu_quota_dropped_packets_total", float64(c.Beyond))
+	}
+	for id, b := range f.Ledgers {
+		add(id, "netcpu_balance_seconds", b.Balance.Seconds())
+		add(id, "netcpu_charged_seconds_total", b.Charged.Seconds())
+		add(id, "netcpu_credited_seconds_total", b.Credited.Seconds())
+		add(id, "netcpu_forgiven_seconds_total", b.Forgiven.Seconds())
+		add(id, "netcpu_limit_writes_total", float64(b.Writes))
+		add(id, "netcpu_limit_factor", b.Factor)
+	}
+	return to
+}
+
+// inForce returns the measures beside accounting that are in force. It does not wait for an Apply.
 func (n *Netcpu) inForce() InForce {
-	return InForce{Drops: n.Drops(), Ledgers: n.Ledgers(), Points: n.DropPoints()}
-}
-
-// Drops returns the counters of dropped packets for each isolated or charged container. It may be
-// called at any time.
-func (n *Netcpu) Drops() map[container.ID]drop.Counters { return n.dropper.Counters() }
-
-// Ledgers returns the debt or credit of each charged container. It may be called at any time.
-func (n *Netcpu) Ledgers() map[container.ID]charge.Booked {
-	if n.charger == nil {
-		return nil
+	f := InForce{Drops: n.dropper.Counters(), Points: n.dropper.Points()}
+	if n.charger != nil {
+		f.Ledgers = n.charger.Ledgers()
 	}
-	return n.charger.Ledgers()
+	return f
 }
 
 // Maps implements feature.Mapped.

@@ -40,7 +40,7 @@ func (n *Netcpu) newCharger() *charge.Charger {
 func (n *Netcpu) charge(ctx context.Context, in *tenant.Tenant, t policy.Target) error {
 	c := t.Container
 	if !n.charger.Has(c.ID) {
-		if err := n.release(ctx, in, c.ID); err != nil { // of isolation
+		if err := n.unisolate(ctx, in, c.ID); err != nil {
 			return err
 		}
 	}
@@ -54,7 +54,7 @@ func (n *Netcpu) charge(ctx context.Context, in *tenant.Tenant, t policy.Target)
 	return errors.Join(n.isolator.ExtendHost(), n.bringBudget(ctx, in))
 }
 
-// uncharge ends charging of a container, if it is charged.
+// uncharge ends charging of a container in a tenant, or in none (nil), if it is charged.
 func (n *Netcpu) uncharge(ctx context.Context, of *tenant.Tenant, id container.ID) error {
 	if n.charger == nil || !n.charger.Has(id) {
 		return nil
@@ -74,7 +74,7 @@ func (n *Netcpu) bringBudget(ctx context.Context, of *tenant.Tenant) error {
 	}
 	c, charged := n.charged(of)
 	if !charged {
-		return errors.Join(n.dropper.End(of), n.dropper.Rest())
+		return errors.Join(n.dropper.End(of.Key()), n.dropper.Rest())
 	}
 	ns, err := n.find.Open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), of.Key().NetNS)
 	if err != nil {

@@ -14,14 +14,13 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
-	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
-	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 )
 
-// reading is what the accounts and the scheduler have counted, as of one moment. The report, the
-// self report and the samples are projections of it.
-type reading struct {
+// Measurement is what the accounts and the scheduler have counted, and the measures in force, as of one
+// moment. Report, SelfReport, Export and, of what is in force, Snapshot are projections of it.
+type Measurement struct {
 	account.Reading
+	InForce
 	running []container.Container
 	used    map[container.ID]usage // of the running containers
 	// CPU time that containers and the tasks of the host (0) have lost to packets of others: by victim
@@ -30,9 +29,10 @@ type reading struct {
 	stolen, taken map[container.ID]time.Duration
 }
 
-// take takes a reading. With an error, which is that of the Meter, it has the scheduler's part.
-func (x *Accounts) take() (reading, error) {
-	r := reading{
+// Measure reads all of it, and may be called at any time. With an error, which is that of the Meter, it
+// has the other parts.
+func (x *Accounts) Measure() (Measurement, error) {
+	r := Measurement{
 		running:  x.Containers.Running(),
 		used:     make(map[container.ID]usage),
 		stolenBy: make(map[container.ID]map[container.ID]time.Duration),
@@ -42,6 +42,9 @@ func (x *Accounts) take() (reading, error) {
 	x.used.only(r.running, x.Since)
 	for _, c := range r.running {
 		r.used[c.ID] = x.used.since(c, x.Proc)
+	}
+	if x.InForce != nil {
+		r.InForce = x.InForce()
 	}
 	var err error
 	if r.Reading, err = x.Meter.Read(); err != nil {
@@ -64,7 +67,7 @@ func (x *Accounts) take() (reading, error) {
 
 // Report implements feature.Reporter.
 func (x *Accounts) Report(_ context.Context, of *container.Container, _ api.Ask) (any, error) {
-	r, err := x.take()
+	r, err := x.Measure()
 	switch {
 	case errors.Is(err, ErrNoAccounts):
 		return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: err.Error()}
@@ -79,9 +82,6 @@ func (x *Accounts) Report(_ context.Context, of *container.Container, _ api.Ask)
 			n.Accounts = append(n.Accounts, api.NetCPUAccount{Container: api.ID(of.ID), Name: of.Name, Ended: true})
 		}
 	}
-	if x.InForce != nil {
-		x.InForce().wire(&n)
-	}
 	return n, nil
 }
 
@@ -89,7 +89,7 @@ func (x *Accounts) Report(_ context.Context, of *container.Container, _ api.Ask)
 // how busy others are.
 func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.SelfReports) {
 	var n api.NetCPU // without accounts it is empty
-	if r, err := x.take(); err == nil {
+	if r, err := x.Measure(); err == nil {
 		n = x.wire(r)
 	}
 	return func(c container.Container, out *api.SelfReports) {
@@ -105,9 +105,9 @@ func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.Se
 	}
 }
 
-// wire converts a reading into the API's form, with the names of running containers, and of ended
+// wire converts a Measurement into the API's form, with the names of running containers, and of ended
 // ones for as long as Containers knows them.
-func (x *Accounts) wire(r reading) api.NetCPU {
+func (x *Accounts) wire(r Measurement) api.NetCPU {
 	rows := map[container.ID]*api.NetCPUAccount{0: {Name: "system"}}
 	for _, c := range r.running {
 		rows[c.ID] = &api.NetCPUAccount{Container: api.ID(c.ID), Name: c.Name}
@@ -180,7 +180,11 @@ func (x *Accounts) wire(r reading) api.NetCPU {
 			lost, active := u.lost.Seconds(), u.active.Seconds()
 			a.Waited, a.WaitedCPUs, a.Active = &w, &lost, active
 		}
+		r.InForce.wire(a)
 		n.Accounts = append(n.Accounts, *a)
+	}
+	for _, p := range r.Points {
+		n.Uplinks = append(n.Uplinks, api.NetCPUUplink{Device: p.Device, NetNS: p.Netns, DropsBy: p.By, Why: p.Why})
 	}
 	api.SortNetCPU(n.Accounts)
 	return n
@@ -197,35 +201,11 @@ func appendWork(to []api.NetCPUWork, direction, protocol string, w account.Work)
 	return append(to, x)
 }
 
-// InForce is the measures beside accounting that are in force.
-type InForce struct {
-	Drops   map[container.ID]drop.Counters // by the container that pays
-	Ledgers map[container.ID]charge.Booked // of the charged containers
-	Points  []drop.Point
-}
-
-// wire adds f to a report.
-func (f InForce) wire(r *api.NetCPU) {
-	for i := range r.Accounts {
-		a := &r.Accounts[i]
-		a.Dropped, a.QuotaDropped = f.Drops[container.ID(a.Container)].Dropped, f.Drops[container.ID(a.Container)].Beyond
-		if b, charged := f.Ledgers[container.ID(a.Container)]; charged {
-			a.Ledger = &api.NetCPULedger{
-				Balance: b.Balance.Seconds(), Factor: b.Factor,
-				Charged: b.Charged.Seconds(), Credited: b.Credited.Seconds(), Forgiven: b.Forgiven.Seconds(),
-			}
-		}
-	}
-	for _, p := range f.Points {
-		r.Uplinks = append(r.Uplinks, api.NetCPUUplink{Device: p.Device, NetNS: p.Netns, DropsBy: p.By, Why: p.Why})
-	}
-}
-
 // Export implements feature.Exporter. It omits what cannot be read.
 func (x *Accounts) Export() feature.Snapshot {
 	x.exporting.Lock() // until pairs has the reading: readings reach it in order
 	defer x.exporting.Unlock()
-	r, err := x.take()
+	r, err := x.Measure()
 	s := feature.Snapshot{Taken: time.Now(), Help: help, Samples: r.usage()}
 	if err == nil {
 		s.Samples = append(s.Samples, r.samples(&x.pairs)...)
@@ -234,7 +214,7 @@ func (x *Accounts) Export() feature.Snapshot {
 }
 
 // usage returns the samples of the scheduler's counters.
-func (r reading) usage() (to []feature.Sample) {
+func (r Measurement) usage() (to []feature.Sample) {
 	for _, c := range r.running {
 		of := r.used[c.ID]
 		if of.tasks == 0 {
@@ -248,7 +228,7 @@ func (r reading) usage() (to []feature.Sample) {
 }
 
 // samples returns the samples of the accounts. pairs chooses the series of the matrix.
-func (r reading) samples(pairs *pairs) (to []feature.Sample) {
+func (r Measurement) samples(pairs *pairs) (to []feature.Sample) {
 	runs := map[container.ID]bool{0: true}
 	for _, c := range r.running {
 		runs[c.ID] = true

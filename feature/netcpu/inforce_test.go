@@ -77,7 +77,7 @@ func TestSamplesAreExplained(t *testing.T) {
 		Meter:      read{Accounts: []account.Account{{Container: 7, Send: [account.Protocols]account.Work{account.TCP: {CPU: 1, Packets: 1}}}}, Thefts: []account.Theft{from(8, 7, 1)}},
 		Containers: topology.Containers{c, {ID: 8}},
 	}
-	export, ledgers := x.Export(), ch.Samples(nil)
+	export, ledgers := x.Export(), InForce{Ledgers: ch.Ledgers()}.samples(nil)
 	if len(export.Samples) == 0 || len(ledgers) == 0 {
 		t.Error("nothing is exported")
 	}
