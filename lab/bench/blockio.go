@@ -308,7 +308,7 @@ type work struct {
 
 // window measures the load for the length of a window.
 func (r *blockioRig) window(ctx context.Context, d time.Duration) (work, error) {
-	return r.measured(ctx, func() error { return sleep(ctx, d) })
+	return r.measured(ctx, func() error { sleep(ctx, d); return nil })
 }
 
 // measured measures the load while during runs.

@@ -92,10 +92,7 @@ func (r *blockioRig) three(ctx context.Context, c blockioCase) error {
 		if err := r.change(ctx, step); err != nil {
 			return err
 		}
-		settled, ok, err := r.settles(ctx, step)
-		if err != nil {
-			return err
-		}
+		settled, ok := r.settles(ctx, step)
 		slowest = max(slowest, settled)
 		met += ok
 		for _, part := range step {
@@ -184,7 +181,7 @@ func (r *blockioRig) change(ctx context.Context, parts [3]float64) error {
 
 // settles measures one step: the time until all reservations are met, and how many
 // one-second samples after settled meet theirs.
-func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled time.Duration, met float64, err error) {
+func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled time.Duration, met float64) {
 	start := time.Now()
 	settled = -1
 	meets := func(before, now []load.Reading) (n float64, all bool) {
@@ -201,11 +198,9 @@ func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled tim
 		}
 		return n, all
 	}
-	for time.Since(start) < blockioSettled {
+	for ctx.Err() == nil && time.Since(start) < blockioSettled {
 		before := r.readings()
-		if err := sleep(ctx, 2*blockioPoll); err != nil {
-			return 0, 0, err
-		}
+		sleep(ctx, 2*blockioPoll)
 		if _, all := meets(before, r.readings()); !all {
 			settled = -1
 		} else if settled < 0 {
@@ -215,9 +210,7 @@ func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled tim
 	end := time.Duration(math.MaxInt64)
 	for range blockioSamples {
 		before := r.readings()
-		if err := sleep(ctx, time.Second); err != nil {
-			return 0, 0, err
-		}
+		sleep(ctx, time.Second)
 		n, all := meets(before, r.readings())
 		if met += n; all {
 			end = min(end, time.Since(start))
@@ -226,7 +219,7 @@ func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled tim
 	if settled < 0 {
 		settled = min(end, blockioPatience) // only now, or never
 	}
-	return settled, met, nil
+	return settled, met
 }
 
 // streamBridge is the node's bridge between the sending and the receiving containers.
@@ -368,9 +361,7 @@ type found struct {
 }
 
 func (r *blockioRig) sample(ctx context.Context, reservation string, x circumstance) (s found, err error) {
-	if err := sleep(ctx, blockioSettle); err != nil {
-		return s, err
-	}
+	sleep(ctx, blockioSettle)
 	alone, due, err := r.undisturbed(ctx, declareIn/2)
 	if err != nil {
 		return s, err
@@ -378,16 +369,12 @@ func (r *blockioRig) sample(ctx context.Context, reservation string, x circumsta
 	if _, err := r.guard.client.ChangeReservation(ctx, reservation, due); err != nil {
 		return s, err
 	}
-	if err := sleep(ctx, declareIn/2+blockioSettle); err != nil { // the agent judges by this window, and earlier declarations are over
-		return s, err
-	}
+	sleep(ctx, declareIn/2+blockioSettle) // the agent judges by this window, and earlier declarations are over
 	beside, err := r.during(ctx, x, &s)
 	if err != nil {
 		return s, err
 	}
-	if err := sleep(ctx, blockioSettle); err != nil {
-		return s, err
-	}
+	sleep(ctx, blockioSettle)
 	after, err := r.window(ctx, declareIn/2)
 	s.part = beside.rate / min(alone.rate, after.rate)
 	return s, err
@@ -400,9 +387,7 @@ func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (besi
 	if err := errors.Join(x.begin(), letRun(r.burners, x.burners)); err != nil {
 		return beside, err
 	}
-	if err := sleep(ctx, blockioSettle); err != nil { // at first the scheduler favours a load that slept
-		return beside, err
-	}
+	sleep(ctx, blockioSettle) // at first the scheduler favours a load that slept
 	if beside, err = r.window(ctx, max(r.take, declareIn/2)); err != nil {
 		return beside, err
 	}
@@ -410,8 +395,6 @@ func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (besi
 		if s.declared, s.named, s.right, err = r.declared(ctx, start); err != nil || s.named > 0 || time.Since(start) > declareIn+blockioSettle {
 			return beside, err
 		}
-		if err := sleep(ctx, blockioPoll); err != nil {
-			return beside, err
-		}
+		sleep(ctx, blockioPoll)
 	}
 }
