@@ -61,7 +61,7 @@ func start(t *testing.T, ns *testkit.NS, args ...string) *running {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	must(t, board.Await(ctx, r.done))
+	must(t, Await(ctx, r.done, board.Ready))
 	return r
 }
 
