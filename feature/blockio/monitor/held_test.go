@@ -136,7 +136,7 @@ func TestDeepCulprit(t *testing.T) {
 
 // Waits of threads that do I/O are counted apart from waits of other threads.
 func TestWaitsForIO(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	l, _ := newLoop(t)
 	reader, spinner, culprit := newTenant(t, true), newTenant(t, true), newTenant(t, false)
 	m := newMeter(t, reader.Group, spinner.Group, culprit.Group)
