@@ -119,7 +119,7 @@ func (h *host) queueLen(b *sandbox.Box, dev string, n int) {
 // A ceil for what a container receives limits every sender, loses nothing that its queue has room
 // for, and leaves no trace.
 func TestIngressCeil(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	for _, mode := range []string{"bridge", "overlay, another namespace"} {
 		t.Run(mode, func(t *testing.T) {
 			h := newHost(t, gbit)

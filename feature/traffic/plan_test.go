@@ -94,7 +94,7 @@ const hasty = 200 * time.Microsecond // less than a super-packet takes at 1 Gbit
 // those of existing connections, in every mode, and for as long as the latency is asked for. Its
 // own are not.
 func TestLatencySplit(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	for _, mode := range testkit.Cases(t, 1, "bridge", "overlay") {
 		t.Run(mode, func(t *testing.T) {
 			h := newHost(t, gbit)

@@ -114,7 +114,7 @@ func TestCeilAtUplink(t *testing.T) {
 
 // Packets that stay on the host pass no uplink, and are limited all the same.
 func TestCeilOnHost(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	for _, mode := range testkit.Cases(t, 1, "bridge", "routed", "overlay") {
 		t.Run(mode, func(t *testing.T) { testCeil(t, mode, true) })

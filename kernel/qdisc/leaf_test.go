@@ -159,7 +159,7 @@ func (w *wire) kinds() (out []string) {
 // Packets in a class are not lost when it stops cutting: the filter stays until the class is empty.
 // Frames without room are counted.
 func TestSplitEnds(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	w := newWire(t)
 	w.answered()
 	d := w.ours()
