@@ -122,8 +122,7 @@ func (f *BlockIO) mostFor(m *managed) time.Duration {
 	return left
 }
 
-// apportion gives the containers that are helped by real time their budgets. What was decided comes
-// whole or not at all, as two may be helped in the same window.
+// apportion gives the containers that are helped by real time their budgets.
 func (f *BlockIO) apportion() {
 	for _, m := range f.managed {
 		m.budget = 0
@@ -133,12 +132,8 @@ func (f *BlockIO) apportion() {
 		if m.helpWant == 0 {
 			continue
 		}
-		most := f.mostFor(m)
-		if f.actions[id].Help == policy.HelpRealtime && most < m.helpWant {
-			continue // with less its threads would wait for most of each second: its weight helps until more is decided
-		}
 		if grouped, err := f.bounded(m.target.Container.Cgroup.CPU); err == nil {
-			m.budget, m.grouped = min(m.helpWant, most), grouped
+			m.budget, m.grouped = min(m.helpWant, f.mostFor(m)), grouped
 		}
 	}
 }
