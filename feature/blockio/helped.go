@@ -44,17 +44,26 @@ func (f *BlockIO) mayHelp(m *managed) (may decide.May) {
 		may.Help = policy.HelpAuto
 	}
 	may.Weight = unweighable(t)
+	if t.Settings.Realtime > 0 || t.Settings.RealtimeAuto {
+		may.None = "io.realtime says how much real time it has: raise that, or take it away so that it is decided"
+		return may
+	}
 	grouped, err := f.bounded(t.Container.Cgroup.CPU)
 	if err != nil {
 		may.None = "no real time here: " + err.Error()
 		return may
 	}
-	budget := f.mostFor(m)
-	if budget == 0 {
+	left := decide.MaxRealtime
+	for _, o := range f.managed {
+		if o != m {
+			left -= o.budget
+		}
+	}
+	if left < decide.LeastBudget {
 		may.None = fmt.Sprintf("all real time (%s in each second of each CPU) is given to others", decide.MaxRealtime)
 		return may
 	}
-	may.Turns, may.Budget = grouped && f.ungiven(t.Container.Cgroup.CPU), budget
+	may.Turns, may.Budget = grouped && f.ungiven(t.Container.Cgroup.CPU), left
 	may.Profiled, _ = f.profiled(m.reserved)
 	return may
 }
@@ -97,44 +106,35 @@ func helpKnobs(t policy.Target) (lines []journal.Setting) {
 
 // helpWant is the budget that a Target's help asks for.
 func (f *BlockIO) helpWant(t policy.Target) (want time.Duration) {
-	switch t.Settings.IOHelp {
+	s := t.Settings
+	if s.Realtime > 0 || s.RealtimeAuto {
+		return 0
+	}
+	switch s.IOHelp {
 	case policy.HelpRealtime, policy.HelpTurns:
 		return cmp.Or(f.actions[t.Container.ID].Budget, decide.MaxRealtime)
 	}
 	return 0
 }
 
-// mostFor is the real time that may help a container: what is kept for it, or else what is kept for no
-// other and helps no other now; 0 if that is too little to help.
-func (f *BlockIO) mostFor(m *managed) time.Duration {
-	if m.kept > 0 {
-		return m.kept
-	}
+// apportionHelp gives the containers that are helped by real time what io.realtime leaves.
+func (f *BlockIO) apportionHelp() {
 	left := decide.MaxRealtime
-	for _, o := range f.managed {
-		if o != m {
-			left -= max(o.kept, o.budget)
-		}
-	}
-	if left < decide.LeastBudget {
-		return 0
-	}
-	return left
-}
-
-// apportion gives the containers that are helped by real time their budgets.
-func (f *BlockIO) apportion() {
 	for _, m := range f.managed {
-		m.budget = 0
+		if m.helpWant == 0 {
+			left -= m.budget
+		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(f.managed)) {
 		m := f.managed[id]
 		if m.helpWant == 0 {
 			continue
 		}
-		if grouped, err := f.bounded(m.target.Container.Cgroup.CPU); err == nil {
-			m.budget, m.grouped = min(m.helpWant, f.mostFor(m)), grouped
+		m.budget = 0
+		if grouped, err := f.bounded(m.target.Container.Cgroup.CPU); err == nil && left >= decide.LeastBudget {
+			m.budget, m.grouped = min(m.helpWant, left), grouped
 		}
+		left -= m.budget
 	}
 }
 

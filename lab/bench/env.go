@@ -113,11 +113,13 @@ func resident(pid int) float64 {
 	return float64(m.ResidentBytes())
 }
 
-// sleep returns early when ctx ends. rounds discards what is measured then, so only a caller that loops
-// looks at ctx.
-func sleep(ctx context.Context, d time.Duration) {
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
 	select {
 	case <-ctx.Done():
-	case <-time.After(d):
+		return ctx.Err()
+	case <-t.C:
+		return nil
 	}
 }

@@ -127,7 +127,9 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (figures []fi
 			return nil, err
 		}
 	}
-	sleep(ctx, s.settle)
+	if err := sleep(ctx, s.settle); err != nil {
+		return nil, err
+	}
 	seen, err := s.guard.client.Latency(ctx, s.rig.Prefix()+"one", max(s.take, 100*time.Millisecond))
 	if err != nil {
 		return nil, s.guard.explain(err)

@@ -271,13 +271,17 @@ func (s *overlaySession) measure(ctx context.Context, c overlayCase, a arm) (_ [
 	}
 	defer func() { err = errors.Join(err, client.Stop()) }()
 	first := client.Read()
-	sleep(ctx, s.settle)
+	if err := sleep(ctx, s.settle); err != nil {
+		return nil, err
+	}
 	of := client
 	if c.bulk {
 		of = p.server
 	}
 	before, from, start := of.Read(), readCPUs(), time.Now()
-	sleep(ctx, s.take)
+	if err := sleep(ctx, s.take); err != nil {
+		return nil, err
+	}
 	w, to, took := of.Read().Since(before), readCPUs(), time.Since(start)
 	used := 0.0
 	for cpu := range to {

@@ -252,12 +252,16 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 			return sample{}, err
 		}
 	}
-	sleep(ctx, s.settle)
+	if err := sleep(ctx, s.settle); err != nil {
+		return sample{}, err
+	}
 	before, err := s.read(ctx)
 	if err != nil {
 		return sample{}, err
 	}
-	sleep(ctx, s.take*time.Duration(max(d.long, 1)))
+	if err := sleep(ctx, s.take*time.Duration(max(d.long, 1))); err != nil {
+		return sample{}, err
+	}
 	after, err := s.read(ctx)
 	if err != nil {
 		return sample{}, err

@@ -86,10 +86,12 @@ func (s *trafficSession) bounded(ctx context.Context, c trafficCase) ([]figure, 
 			worst = max(worst, rate)
 			from++
 		}
-		if now.at >= s.take+second || ctx.Err() != nil {
+		if now.at >= s.take+second {
 			break
 		}
-		sleep(ctx, step)
+		if err := sleep(ctx, step); err != nil {
+			return nil, err
+		}
 	}
 	return []figure{{FirstSecond, "1", first}, {WorstSecond, "1", worst}}, nil
 }
@@ -104,13 +106,15 @@ const (
 
 // settles waits until the shares of a phase are right. It returns the time to the end of
 // the first good step, or its patience if there is none.
-func (s *trafficSession) settles(ctx context.Context, p phase) time.Duration {
+func (s *trafficSession) settles(ctx context.Context, p phase) (time.Duration, error) {
 	const patience = 2 * time.Second
 	start, good, since := time.Now(), 0, time.Duration(0)
 	before := s.read()
-	for ctx.Err() == nil && time.Since(start) < patience {
+	for time.Since(start) < patience {
 		began := time.Since(start)
-		sleep(ctx, settleStep)
+		if err := sleep(ctx, settleStep); err != nil {
+			return 0, err
+		}
 		now := s.read()
 		bits, total := bitRates(before, now)
 		before = now
@@ -127,10 +131,10 @@ func (s *trafficSession) settles(ctx context.Context, p phase) time.Duration {
 			since = began + settleStep
 		}
 		if good++; good == settleSteps {
-			return since
+			return since, nil
 		}
 	}
-	return patience
+	return patience, nil
 }
 
 // InForce, followed by a change, is the time from the change to the start of the first 100 ms in
@@ -168,7 +172,9 @@ func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure,
 		}
 	}
 	s.sends([]string{"w1", "w2"})
-	sleep(ctx, s.settle+s.take)
+	if err := sleep(ctx, s.settle+s.take); err != nil {
+		return nil, err
+	}
 	took := make(map[string][]float64)
 	for range times {
 		for _, ch := range []change{
@@ -228,7 +234,7 @@ func (s *trafficSession) makes(ctx context.Context, ch change) (time.Duration, e
 	failed := make(chan error, 1)
 	go func() { failed <- ch.do(ctx) }() // while the loop below watches the shares
 	var samples []sample
-	for from := 0; ctx.Err() == nil && time.Since(start) < forcePatience; {
+	for from := 0; time.Since(start) < forcePatience; {
 		now := sample{time.Since(start), s.read()}
 		samples = append(samples, now)
 		for ; now.at-samples[from].at >= forceWindow; from++ {
@@ -242,7 +248,9 @@ func (s *trafficSession) makes(ctx context.Context, ch change) (time.Duration, e
 				return samples[from].at, <-failed
 			}
 		}
-		sleep(ctx, forceStep)
+		if err := sleep(ctx, forceStep); err != nil {
+			return 0, err
+		}
 	}
 	if err := <-failed; err != nil {
 		return 0, err
@@ -334,13 +342,17 @@ func (s *trafficSession) alone(ctx context.Context, c trafficCase) (err error) {
 		return nil
 	}
 	s.sends([]string{c.probe})
-	sleep(ctx, s.settle)
+	if err := sleep(ctx, s.settle); err != nil {
+		return err
+	}
 	h, err := s.listen(ctx)
 	if err != nil {
 		return err
 	}
 	defer h.close()
-	sleep(ctx, s.take)
+	if err := sleep(ctx, s.take); err != nil {
+		return err
+	}
 	after, err := s.guard.frame(ctx)
 	if err != nil {
 		return err
@@ -361,8 +373,10 @@ func (s *trafficSession) ask(ctx context.Context, f *flow) error {
 		if err := old.Stop(); err != nil {
 			return err
 		}
-		for start := time.Now(); rig.Connected(f.server.PID) && ctx.Err() == nil && time.Since(start) < 2*(s.settle+s.take); {
-			sleep(ctx, settleStep)
+		for start := time.Now(); rig.Connected(f.server.PID) && time.Since(start) < 2*(s.settle+s.take); {
+			if err := sleep(ctx, settleStep); err != nil {
+				return err
+			}
 		}
 	}
 	var err error
