@@ -117,7 +117,8 @@ func (f *BlockIO) helpWant(t policy.Target) (want time.Duration) {
 	return 0
 }
 
-// apportionHelp gives the containers that are helped by real time what io.realtime leaves.
+// apportionHelp gives the containers that are helped by real time what io.realtime leaves. What was
+// decided comes whole or not at all, as two may be helped in the same window.
 func (f *BlockIO) apportionHelp() {
 	left := decide.MaxRealtime
 	for _, m := range f.managed {
@@ -131,7 +132,9 @@ func (f *BlockIO) apportionHelp() {
 			continue
 		}
 		m.budget = 0
-		if grouped, err := f.bounded(m.target.Container.Cgroup.CPU); err == nil && left >= decide.LeastBudget {
+		// Less than was decided would have its threads wait for most of each second.
+		short := left < decide.LeastBudget || f.actions[id].Help == policy.HelpRealtime && left < m.helpWant
+		if grouped, err := f.bounded(m.target.Container.Cgroup.CPU); err == nil && !short {
 			m.budget, m.grouped = min(m.helpWant, left), grouped
 		}
 		left -= m.budget

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -134,4 +135,20 @@ func TestDetails(t *testing.T) {
 	}
 	met = reserve("1")
 	h.untilDecided("no details while it is met", met, func(policy.Target) bool { return !h.meter.Detailed() && row().State == decide.StateMet })
+}
+
+// Of two that real time is decided to help in one window, the second gets all of its budget or none: it
+// would wait for the rest of each second. What policy asks for by hand it gets in part.
+func TestApportion(t *testing.T) {
+	const want = 300 * time.Millisecond
+	f := &BlockIO{cfg: Config{Deadline: true}, managed: map[container.ID]*managed{1: {}, 2: {}}}
+	f.tried.at = time.Now()
+	for _, m := range f.managed {
+		m.helpWant = want
+	}
+	for help, second := range map[policy.Help]time.Duration{policy.HelpRealtime: 0, policy.HelpTurns: decide.MaxRealtime - want, "": decide.MaxRealtime - want} {
+		f.actions = map[container.ID]decide.Action{1: {Help: help}, 2: {Help: help}}
+		f.apportionHelp()
+		testkit.Same(t, "budgets with help "+string(help), []time.Duration{want, second}, []time.Duration{f.managed[1].budget, f.managed[2].budget})
+	}
 }
