@@ -303,7 +303,7 @@ func TestFaults(t *testing.T) {
 // deadline. The kernel goes on with that after the agent, and what a later one does not
 // know is put back.
 func TestDeadlines(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t)
 	h.cfg.Deadline = true
 	c, cg := h.container("db")
