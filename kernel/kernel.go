@@ -50,7 +50,7 @@ func Opener(r Roots) journal.Opener {
 			return sched.OpenKnob(r.Proc, l, ref)
 		case irq.KindIRQ:
 			return irq.Open(r.Proc, ref)
-		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindDefer, netdev.KindIFB, netdev.KindPair, netdev.KindSysfs:
+		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindRFS, netdev.KindDefer, netdev.KindIFB, netdev.KindPair, netdev.KindSysfs:
 			return netdev.OpenKnob(find, ref)
 		case qdisc.KindRoot, qdisc.KindQueueLen, qdisc.KindForward, qdisc.KindFilter:
 			return qdisc.OpenKnob(r.Proc, find, ref)

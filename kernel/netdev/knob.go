@@ -15,6 +15,7 @@ const (
 	KindOffload  = "offload"
 	KindThreaded = "threaded"
 	KindRPS      = "rps"
+	KindRFS      = "rfs"
 	KindIFB      = "ifb"
 	KindPair     = "pair"
 	KindSysfs    = "sysfs"
@@ -79,10 +80,13 @@ func knobOf(kind, detail string) (func(*NS, int) journal.Knob, error) {
 		return func(ns *NS, index int) journal.Knob { return ns.IFB(index, detail == ifbSent) }, nil
 	case KindPair:
 		return func(ns *NS, index int) journal.Knob { return ns.Pair(index, nil) }, nil
-	case KindRPS:
+	case KindRPS, KindRFS:
 		queue, err := strconv.Atoi(detail)
 		if err != nil || queue < 0 {
 			return nil, fmt.Errorf("bad queue %q", detail)
+		}
+		if kind == KindRFS {
+			return func(ns *NS, index int) journal.Knob { return ns.RFS(index, queue) }, nil
 		}
 		return func(ns *NS, index int) journal.Knob { return ns.RPS(index, queue) }, nil
 	}

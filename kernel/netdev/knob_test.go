@@ -80,6 +80,7 @@ func TestKnobsOfAVeth(t *testing.T) {
 		{p.host.Offload(p.h0, netdev.TSO), netdev.TSO.On(), netdev.Off},
 		{p.inside.Threaded(p.eth0), "0", "1"},
 		{p.inside.RPS(p.eth0, 0), netdev.CPUMask(nil, zero), "1"},
+		{p.inside.RFS(p.eth0, 0), "0", "32"},
 		{p.inside.Defer(p.eth0, netdev.FlushTimeout), "0", "200000"},
 		{p.inside.Defer(p.eth0, netdev.HardIRQs), "0", "1"},
 	}

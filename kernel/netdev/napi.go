@@ -122,6 +122,12 @@ func (ns *NS) RPS(index, queue int) journal.Knob {
 	return sysfsKnob{KindRPS, fmt.Sprint(queue), attribute{ns, index, fmt.Sprintf("queues/rx-%d/rps_cpus", queue)}}
 }
 
+// RFS returns the knob of how many flows of a receive queue follow their readers to other CPUs; 0:
+// none. They do so whatever the CPUs of RPS are.
+func (ns *NS) RFS(index, queue int) journal.Knob {
+	return sysfsKnob{KindRFS, fmt.Sprint(queue), attribute{ns, index, fmt.Sprintf("queues/rx-%d/rps_flow_cnt", queue)}}
+}
+
 // Deferral is an attribute of a device that delays its next poll
 // (Documentation/networking/napi.rst, "Software IRQ coalescing"). Both have to be set.
 type Deferral string

@@ -309,6 +309,7 @@ var deviceObjects, threadObjects = map[string]string{
 	"offload":          "offload DETAIL of DEVICE",
 	"threaded":         "threaded NAPI of DEVICE",
 	"rps":              "packet steering (rps_cpus) of queue DETAIL of DEVICE",
+	"rfs":              "flow steering (rps_flow_cnt) of queue DETAIL of DEVICE",
 	"defer":            "delay of polls (DETAIL) of DEVICE",
 	"qdisc":            "root qdisc of DEVICE",
 	"txqueuelen":       "queue length of DEVICE",

@@ -21,13 +21,13 @@ import (
 // see threads.
 //
 // A veth does that only if GRO is on at the receiving end and TSO off at the sending one (veth.c:
-// veth_gro_requested, veth_skb_is_eligible_for_gro). RPS would hand the packets on to a softirq.
+// veth_gro_requested, veth_skb_is_eligible_for_gro). RPS and RFS would hand the packets on to a softirq.
 func (d device) polling(s shape) (plan []journal.Setting) {
 	if d.end != nil {
 		plan = append(plan, journal.Setting{Knob: d.ns.Offload(d.index, netdev.GRO), Value: netdev.GRO.On()})
 	}
 	for i, q := range d.rps {
-		plan = append(plan, journal.Setting{Knob: d.ns.RPS(d.index, i), Value: noCPUs(q.mask)})
+		plan = append(plan, journal.Setting{Knob: d.ns.RPS(d.index, i), Value: netdev.CPUMask(nil, q.mask)}, journal.Setting{Knob: d.ns.RFS(d.index, i), Value: "0"})
 	}
 	if d.end != nil {
 		plan = append(plan, d.end.sending(s)...)
@@ -46,16 +46,6 @@ func (e hostEnd) sending(s shape) []journal.Setting {
 		return []journal.Setting{{Knob: knob, Value: e.before}}
 	}
 	return nil
-}
-
-// noCPUs returns the empty CPU mask in the width of mask.
-func noCPUs(mask string) string {
-	return strings.Map(func(r rune) rune {
-		if r == ',' {
-			return r
-		}
-		return '0'
-	}, mask)
 }
 
 // steered returns the CPUs of all receive queues' RPS together, as set by the operator; none if RPS
@@ -176,7 +166,7 @@ func (at place) pays() string {
 func stale(e journal.Entry, c container.Container, at place, threads []thread) bool {
 	object := e.Ref.Object
 	switch e.Ref.Kind {
-	case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS:
+	case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindRFS:
 		of := func(netns uint64, index int) bool {
 			return strings.HasPrefix(object, fmt.Sprintf("%d/%d/", netns, index)) // NETNS/DEVICE/DETAIL
 		}

@@ -34,11 +34,11 @@ func TestPlanPolling(t *testing.T) {
 		shape shape
 		want  []string
 	}{
-		{"an uplink", device{ns: ns, index: 2, rps: two}, single, []string{"rps 0/2/0 = 00000000,00000000", "rps 0/2/1 = 0"}},
+		{"an uplink", device{ns: ns, index: 2, rps: two}, single, []string{"rps 0/2/0 = 00000000,00000000", "rfs 0/2/0 = 0", "rps 0/2/1 = 0", "rfs 0/2/1 = 0"}},
 		{"an uplink without queues", device{ns: ns, index: 2}, single, nil},
 		{
 			"a veth, single packets", device{ns: ns, index: 3, rps: two[1:], end: &hostEnd{ns: ns, index: 9}}, single,
-			[]string{"offload 0/3/gro = " + netdev.GRO.On(), "rps 0/3/0 = 0", "offload 0/9/tso = off"},
+			[]string{"offload 0/3/gro = " + netdev.GRO.On(), "rps 0/3/0 = 0", "rfs 0/3/0 = 0", "offload 0/9/tso = off"},
 		},
 		{
 			"a veth, super-packets", device{ns: ns, index: 3, end: &hostEnd{ns: ns, index: 9, switchedOff: true, before: "tx-tcp-segmentation"}}, super,

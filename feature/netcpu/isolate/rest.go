@@ -73,7 +73,7 @@ func (is *Isolator) rest(w restWindow) error {
 		u.threads = nil
 	}
 	return errors.Join(err, is.restore(func(e journal.Entry) bool {
-		kinds := []string{netdev.KindThreaded, netdev.KindRPS, netdev.KindDefer, sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice}
+		kinds := []string{netdev.KindThreaded, netdev.KindRPS, netdev.KindRFS, netdev.KindDefer, sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice}
 		return e.Owner == is.by(0) && slices.Contains(kinds, e.Ref.Kind)
 	}))
 }
