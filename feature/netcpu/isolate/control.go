@@ -86,8 +86,7 @@ type queueControl struct {
 	owner    uint32
 	last     uint32        // the only receiver in the last window, or nobody
 	calm     time.Duration // the time of such windows
-	patience time.Duration
-	lost     bool // an owner has lost it
+	patience time.Duration // longer once an owner has lost it
 
 	stale  uint64        // packets to an address that nobody confirms,
 	within time.Duration // in the part of a second so far
@@ -109,7 +108,6 @@ func (c *queueControl) next(w queueWindow, least, flood uint64) uint32 {
 		// a window.
 		if c.owner != nobody {
 			c.owner = nobody
-			c.lost = true
 			c.patience = backoff.Next(c.patience, patience*time.Second, longest*time.Second)
 		}
 		c.last, c.calm = w.Slot, 0
@@ -125,7 +123,7 @@ func (c *queueControl) next(w queueWindow, least, flood uint64) uint32 {
 	if arrived(least) {
 		c.calm += w.length
 	}
-	if c.calm >= c.patience || arrived(flood) && !c.lost {
+	if c.calm >= c.patience || arrived(flood) && c.patience == patience*time.Second {
 		c.owner = c.last
 	}
 	return c.owner
