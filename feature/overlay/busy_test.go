@@ -1,8 +1,11 @@
 package overlay
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -81,13 +84,7 @@ func (r *rig) churn(n *node, bridge string) {
 		at := netlink.NewLinkAttrs()
 		at.Name, at.MasterIndex, at.Flags = "vc", r.Index(n.inside, bridge), unix.IFF_UP
 		l := &netlink.Veth{LinkAttrs: at, PeerName: "vd"}
-		if err := h.LinkAdd(l); err != nil {
-			return err
-		}
-		if err := h.LinkSetUp(l); err != nil {
-			return err
-		}
-		return h.LinkDel(l)
+		return errors.Join(h.LinkAdd(l), h.LinkDel(l))
 	})
 }
 
@@ -107,12 +104,8 @@ func (r *rig) flaps(n *node, from *sandbox.Box, bridge, addr string) func(int) {
 			defer unix.Close(fd)
 			for i := range 50 {
 				who := [6]byte{2, 9, 9, 9, 9, byte(i)}
-				frame := append([]byte{255, 255, 255, 255, 255, 255}, who[:]...)
-				frame = append(frame, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1) // a request of ARP
-				frame = append(frame, who[:]...)
-				frame = append(frame, ip[:]...)
-				frame = append(frame, make([]byte, 6)...)
-				frame = append(frame, ip[:]...)
+				// A request of ARP.
+				frame := slices.Concat(bytes.Repeat([]byte{255}, 6), who[:], []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, who[:], ip[:], make([]byte, 6), ip[:])
 				if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: index}); err != nil {
 					return fmt.Errorf("announce %s: %w", addr, err)
 				}

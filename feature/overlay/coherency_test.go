@@ -2,15 +2,11 @@ package overlay
 
 import (
 	"fmt"
-	"net"
 	"os/exec"
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -61,32 +57,11 @@ func (r *rig) mtu(n *node, mtu int) {
 	r.Change(n.inside, "vx0", func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, mtu) })
 }
 
-// dropper returns a program that drops everything.
-func dropper(t testing.TB) *ebpf.Program {
-	t.Helper()
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "cil_drop", Type: ebpf.SchedCLS, License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, // TC_ACT_SHOT
-	})
-	must(t, err)
-	t.Cleanup(func() { p.Close() })
-	return p
-}
-
 // filter attaches a filter that drops everything at a device's egress.
 func (r *rig) filter(n *node, dev string) {
 	r.T.Helper()
-	p := dropper(r.T)
-	r.Change(n.inside, dev, func(h *netlink.Handle, l netlink.Link) error {
-		at := netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0)}
-		if err := h.QdiscReplace(&netlink.Clsact{QdiscAttrs: at}); err != nil {
-			return err
-		}
-		return h.FilterAdd(&netlink.BpfFilter{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: at.LinkIndex, Parent: netlink.HANDLE_MIN_EGRESS, Protocol: unix.ETH_P_ALL, Priority: 1, Handle: 1},
-			Fd:          p.FD(), Name: "cil_drop", DirectAction: true,
-		})
-	})
+	n.run(r.T, "tc", "qdisc", "replace", "dev", dev, "clsact")
+	n.run(r.T, "tc", "filter", "add", "dev", dev, "egress", "bpf", "direct-action", "bytecode", "1,6 0 0 2") // TC_ACT_SHOT
 }
 
 // kubeRouter is a NetworkPolicy that denies a pod everything, by the rules that kube-router v2.1.0
@@ -119,23 +94,14 @@ COMMIT
 }
 
 func denials() []denial {
-	withdraw := func(r *rig, n *node, add bool) {
-		r.T.Helper()
-		_, dst, err := net.ParseCIDR(fmt.Sprintf("10.244.%d.0/24", 1-n.n))
-		must(r.T, err)
-		route := &netlink.Route{LinkIndex: r.Index(n.inside, "vx0"), Dst: dst, Gw: dst.IP, Flags: int(netlink.FLAG_ONLINK)}
-		r.Netlink(n.inside, func(h *netlink.Handle) error {
-			if add {
-				return h.RouteAdd(route)
-			}
-			return h.RouteDel(route)
-		})
-	}
 	return []denial{
 		{name: "nft drop where it is sent", at: 0, told: netdev.NFTChanged, do: (*rig).drops, undo: (*rig).undrops},
 		{name: "nft drop where it arrives", at: 1, told: netdev.NFTChanged, do: (*rig).drops, undo: (*rig).undrops},
 		{name: "route withdrawn", form: routed, at: 0, told: netdev.RouteChanged,
-			do: func(r *rig, n *node) { withdraw(r, n, false) }, undo: func(r *rig, n *node) { withdraw(r, n, true) }},
+			do: func(r *rig, n *node) { n.run(r.T, "ip", "route", "del", "10.244.1.0/24") },
+			undo: func(r *rig, n *node) {
+				n.run(r.T, "ip", "route", "add", "10.244.1.0/24", "via", "10.244.1.0", "dev", "vx0", "onlink")
+			}},
 		{name: "mtu of the tunnel lowered", at: 0, told: netdev.LinkChanged, size: 1350,
 			do: func(r *rig, n *node) { r.mtu(n, 1300) }, undo: func(r *rig, n *node) { r.mtu(n, 1450) }},
 		{name: "filter at the host end", at: 1, told: netdev.FilterChanged,

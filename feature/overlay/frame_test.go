@@ -51,11 +51,11 @@ func (s shape) name() string {
 	return name
 }
 
-// shapes are all that a kernel makes: outer IPv6 has a checksum.
+// shapes are all that a kernel makes: outer IPv6 has a checksum. Services are for routed networks.
 func shapes() (list []shape) {
-	for i := range 64 {
-		s := shape{i&1 != 0, i&2 != 0, i&4 != 0, i&8 != 0, i&16 != 0, i&32 != 0, false}
-		if s.summed || !s.outer6 {
+	for i := range 128 {
+		s := shape{i&1 != 0, i&2 != 0, i&4 != 0, i&8 != 0, i&16 != 0, i&32 != 0, i&64 != 0}
+		if (s.summed || !s.outer6) && !(s.service && s.bridged) {
 			list = append(list, s)
 		}
 	}

@@ -3,7 +3,6 @@ package overlay
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -60,7 +59,7 @@ func (s *sink) of(st *stream) []uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var list []uint64
-	for k := range maps.Keys(s.got) {
+	for k := range s.got {
 		if k[0] == st.id {
 			list = append(list, k[1])
 		}

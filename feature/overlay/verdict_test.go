@@ -158,7 +158,7 @@ func (b *bench) fill(s shape) {
 	must(t, m.FlOvNotes.Put(uint32(0), make([]overlayNote, cpus)))
 }
 
-// know changes the flow's entry.
+// know changes the flow's entry. One to a service has an entry for each direction, sealed to its key.
 func (b *bench) know(change func(*overlayFlow)) {
 	b.Helper()
 	f := overlayFlow{Ready: 1, Uplink: b.nic}
@@ -166,7 +166,32 @@ func (b *bench) know(change func(*overlayFlow)) {
 		f.Dir[i].Until, f.Dir[i].Gen = b.until, 7
 	}
 	change(&f)
-	must(b.TB, b.c.maps.FlOvFlows.Put(b.flow(), f))
+	k, far := b.flow(), netip.AddrPortFrom(b.far(), farPort)
+	for _, x := range [][2]netip.AddrPort{{b.peer(), far}, {far, b.peer()}} {
+		k.Remote.Ip, k.Rport = x[0].Addr().As16(), fromNetwork(x[0].Port())
+		if b.service {
+			f.To.Ip.Ip, f.To.Port = x[1].Addr().As16(), fromNetwork(x[1].Port())
+			f.To.Seal = b.seal(k, f.To.Ip.Ip, f.To.Port)
+		}
+		must(b.TB, b.c.maps.FlOvFlows.Put(k, f))
+	}
+}
+
+// seal is the one of learn.bpf.h.
+func (b *bench) seal(k overlayFlowKey, ip [16]byte, port uint16) uint32 {
+	mix := func(h uint64, v uint64) uint64 { // fl_mix
+		h = (h ^ v) * 0x9fb21c651e98df25
+		return h ^ h>>29
+	}
+	both := func(x, y []byte) uint64 {
+		return uint64(binary.NativeEndian.Uint32(x))<<32 | uint64(binary.NativeEndian.Uint32(y))
+	}
+	h := b.c.secret ^ (uint64(k.Net)<<40 | uint64(k.Proto)<<32 | uint64(k.Lport)<<16 | uint64(k.Rport))
+	for i := 0; i < 16; i += 4 {
+		h = mix(h, both(k.Local.Ip[i:], k.Remote.Ip[i:]))
+	}
+	h = mix(mix(h>>32, both(ip[:], ip[4:])), both(ip[8:], ip[12:]))
+	return max(1, uint32(mix(h, uint64(port))>>32))
 }
 
 // skb is the first part of struct __sk_buff, as far as a test run takes it.
@@ -242,7 +267,19 @@ func (b *bench) inner(packet []byte) []byte {
 		copy(in, slices.Concat(nearWeb, gateway))
 		hop(in[14:], b.inner6)
 	}
+	b.other(in, true, b.peer())
 	return in
+}
+
+// other makes the source or destination of a frame another.
+func (b *bench) other(f []byte, source bool, to netip.AddrPort) {
+	ip, l4 := 14+ipLen(b.inner6), 14+ipLen(b.inner6)+2
+	if source {
+		ip, l4 = ip-to.Addr().BitLen()/8, l4-2
+	}
+	copy(f[ip-to.Addr().BitLen()/8:], to.Addr().AsSlice())
+	put16(f[l4:], to.Port())
+	sumInner(f[14:], b.inner6)
 }
 
 func hop(ip []byte, v6 bool) {
@@ -321,6 +358,7 @@ func (b *bench) encapsulates(packet, out []byte, ecn byte) error {
 		copy(in, slices.Concat(far, near))
 		hop(in[14:], b.inner6)
 	}
+	b.other(in, false, netip.AddrPortFrom(b.far(), farPort))
 	want := b.encapsulated(farNIC, nearNIC, nearNode, farNode, in)
 	if len(out) != len(want) {
 		return fmt.Errorf("%d bytes, want %d", len(out), len(want))
