@@ -298,16 +298,16 @@ func TestUplinksFollow(t *testing.T) {
 		testkit.Skip(t, "kernel has no bonding")
 	}
 	follow("a bond gains a member", func() {
-		nic("nic3", "10.72.0.1/24")
-		must(t, h.ns.Change("nic3", func(k *netlink.Handle, port netlink.Link) error {
+		nic("nic1", "10.72.0.1/24")
+		must(t, h.ns.Change("nic1", func(k *netlink.Handle, port netlink.Link) error {
 			bond, err := k.LinkByName("bond0")
 			return cmp.Or(err, k.LinkSetDown(port), k.LinkSetMaster(port, bond), k.LinkSetUp(bond), k.LinkSetUp(port))
 		}))
-	}, "nic0", "nic2", "nic3")
+	}, "nic0", "nic1", "nic2")
 	follow("a NIC comes with a VLAN", func() {
-		nic("nic4", "10.73.0.1/24")
-		must(t, add(&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "vlan5", ParentIndex: h.Index(h.ns, "nic4")}, VlanId: 5}))
-	}, "nic0", "nic2", "nic3", "nic4")
+		nic("nic3", "10.73.0.1/24")
+		must(t, add(&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "vlan5", ParentIndex: h.Index(h.ns, "nic3")}, VlanId: 5}))
+	}, "nic0", "nic1", "nic2", "nic3")
 	h.remove(h.container)
 }
 
