@@ -60,6 +60,7 @@ type Reservation struct {
 	Share     float64        `json:"share" doc:"reserved fraction of the disk's capacity; 0 if that is not known"`
 	Admission string         `json:"admission" doc:"verified (the capacity of the disk has room for it), seen (the capacity is not known, but the disk has done as much at once as is reserved of it), unverified (nobody knows whether the disk can do that), or exceeded (the capacity was found to be less than what is reserved)"`
 	Advice    string         `json:"advice,omitempty" doc:"what is known of the disk, how to verify the reservation, and how many requests at once it takes"`
+	CPU       float64        `json:"cpu,omitempty" doc:"CPU time that the reservation takes in each second, by what the container used for the I/O of the last second that was measured; 0: it did nothing"`
 	From      string         `json:"from" doc:"origin: label, request of (resources), path of a policy file, or set by (who, and when)"`
 	Achieved  BlockIOFigures `json:"achieved" doc:"I/O in the last second that was measured"`
 	State     string         `json:"state" doc:"idle, met, asks less (than it has reserved), short (less I/O than it asks for, without interference), throttled (by the container's own limits), stolen (by the hypervisor), interference, or lost (the disk has gone)"`
@@ -97,7 +98,7 @@ type BlockIO struct {
 	Interrupts []BlockIOInterrupts `json:"interrupts,omitempty" doc:"interrupts of the CPUs by source; only with over, and for all containers"`
 	Threads    []BlockIOThread     `json:"threads,omitempty" doc:"context switches by thread of one container, the most first, at most 1000 threads; only with over"`
 
-	Realtime []BlockIORealtime `json:"realtime,omitempty" doc:"the containers with io.realtime"`
+	Realtime []BlockIORealtime `json:"realtime,omitempty" doc:"the containers whose threads have a real-time budget (io.help)"`
 
 	Lost uint64 `json:"lost" doc:"requests and waits that are missing in all figures because a table was full"`
 }

@@ -58,7 +58,7 @@ type lost struct {
 func (l lost) Unmarked(string) (before string, ours bool) { return l.before, true }
 
 // Reclaim makes the lost entries anew of what carries fairlead's mark in the network namespace of this
-// process: root qdiscs, their sysctl, and IFBs for one feature, the threads that poll for all containers,
+// process: root qdiscs, their sysctl, IFBs and filters for one feature, the threads that poll for all containers,
 // with their group and devices, for another. Both keep what they still want. The caller must know that no
 // agent works there.
 func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
@@ -90,6 +90,15 @@ func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 		}
 		root := reclaim(shaper, qdisc.Root(ns, l.Index), qdisc.Default, qdisc.Ours(qdisc.KindHTB), qdisc.Ours(qdisc.KindHFSC))
 		shaped = shaped || root
+		filters, err := qdisc.Marked(ns, l.Index)
+		if !errors.Is(err, journal.ErrGone) {
+			errs = append(errs, err)
+		}
+		for k, before := range filters {
+			if value, err := k.Read(); err == nil {
+				reclaim(shaper, k, before, value)
+			}
+		}
 	}
 	if shaped { // some root was
 		reclaim(shaper, qdisc.ForwardPriority(r.Proc, ns), "1", "0")

@@ -8,6 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -115,7 +119,20 @@ func TestReclaim(t *testing.T) {
 	write(ns.IFB(index, true), netdev.OurIFB)
 	write(qdisc.Root(ns, index), qdisc.Ours(qdisc.KindHTB))
 	write(qdisc.ForwardPriority("/proc", ns), "0")
-	want := 3
+	filter, err := Opener(Default())(journal.Ref{Kind: qdisc.KindFilter, Object: fmt.Sprintf("%d/%d/egress/x", ns.Inode(), index)})
+	testkit.Must(t, err)
+	before[filter.Ref()], written = read(filter), append(written, filter)
+	program, err := testkit.Verdict(ebpf.SchedCLS, "fl_test", -1)
+	testkit.Must(t, err)
+	defer program.Close()
+	testkit.Must(t, ns.Do(func() error {
+		clsact := netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
+		return errors.Join(netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: clsact}), netlink.FilterAdd(&netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_EGRESS, Priority: 1, Handle: qdisc.Handle, Protocol: unix.ETH_P_ALL},
+			Fd:          program.FD(), Name: "fairlead, clsact: x", DirectAction: true,
+		}))
+	}))
+	want := 4
 	if _, err := ns.NAPIs(index); !errors.Is(err, netdev.ErrNoNAPIList) {
 		group := UplinkGroup(layout, ns.Inode())
 		write(cgroup.Group(group), cgroup.Present)
@@ -124,7 +141,7 @@ func TestReclaim(t *testing.T) {
 		write(ns.Threaded(index), "1")
 		napis, err := ns.NAPIs(index)
 		testkit.Must(t, err)
-		want = 5 + len(napis)
+		want += 2 + len(napis)
 		for _, n := range napis {
 			th, err := sched.Find("/proc", n.Thread)
 			testkit.Must(t, err)

@@ -102,7 +102,7 @@ var schema = slices.Concat(
 			Meaning: "whether the network's interrupts are kept off the CPUs that serve the disks of its reservations",
 			parse:   parseWord(func(s *Settings) *Interrupts { return &s.Interrupts }, InterruptsOff, InterruptsAuto, InterruptsApart), show: func(s Settings) string { return string(s.Interrupts) }},
 		{Name: "io.realtime", Feature: "blockio", Form: "1ms..500ms, auto", Example: "100ms", Host: onOthers,
-			Meaning: "time in each second of each CPU in which its threads run before all ordinary ones, and beyond which they wait; auto: as its reservations need, by the disk's profile",
+			Meaning: "time in each second of each CPU that is kept for io.help to make its threads real-time, and the most that it takes; auto: as its reservations need, by the disk's profile",
 			parse: func(v string) (setter, error) {
 				if strings.EqualFold(v, "auto") {
 					return func(s *Settings) { s.Realtime, s.RealtimeAuto = 0, true }, nil

@@ -96,8 +96,8 @@ type Settings struct {
 	IOYield     Yield // "" is off
 	Interrupts  Interrupts
 	IOHelp      Help // "" is auto
-	// Realtime is the CPU time in each second of each CPU in which the container's
-	// threads run before all ordinary ones; 0 is none.
+	// Realtime is the CPU time in each second of each CPU that is kept for IOHelp to make the
+	// container's threads real-time, and the most that it takes; 0 is what others leave.
 	Realtime time.Duration
 	// RealtimeAuto replaces Realtime: as much as the reservations need, by the profiles of their
 	// disks.

@@ -1,10 +1,12 @@
 package serve
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 )
@@ -59,15 +61,17 @@ func listReservations(b Backend, r *http.Request) (any, error) {
 // reservation returns the one that the path names.
 func reservation(b Backend, r *http.Request) (api.Reservation, error) {
 	id := r.PathValue("id")
-	out, err := blockio(b, r, api.Ask{})
-	if err != nil {
-		return api.Reservation{}, err
+	return reservationThat(b, r, api.Ask{}, func(x api.Reservation) bool { return x.ID == id },
+		&api.Error{Status: http.StatusNotFound, Code: "not_found", Text: fmt.Sprintf("there is no reservation %q", id)})
+}
+
+// reservationThat returns the reservation in a report for which is holds, or the error none.
+func reservationThat(b Backend, r *http.Request, ask api.Ask, is func(api.Reservation) bool, none error) (api.Reservation, error) {
+	out, err := blockio(b, r, ask)
+	if i := slices.IndexFunc(out.Reservations, is); err == nil && i >= 0 {
+		return out.Reservations[i], nil
 	}
-	i := slices.IndexFunc(out.Reservations, func(x api.Reservation) bool { return x.ID == id })
-	if i < 0 {
-		return api.Reservation{}, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: fmt.Sprintf("there is no reservation %q", id)}
-	}
-	return out.Reservations[i], nil
+	return api.Reservation{}, cmp.Or(err, none)
 }
 
 // setReserve sets the policy that the feature names for a change.
@@ -95,15 +99,8 @@ func reserve(b Backend, r *http.Request, in api.ReservationRequest) (any, error)
 	if err := setReserve(b, r, in.Container, api.ReservationChange{Device: in.Device, Replace: in.Replace, Figures: in.BlockIOFigures}); err != nil {
 		return nil, err
 	}
-	out, err := blockio(b, r, api.Ask{Container: in.Container})
-	if err != nil {
-		return nil, err
-	}
-	i := slices.IndexFunc(out.Reservations, func(x api.Reservation) bool { return x.Device == in.Device })
-	if i < 0 {
-		return nil, errors.New("reserve: the container has ended")
-	}
-	return out.Reservations[i], nil
+	ask := api.Ask{Container: in.Container, Over: time.Second / 4} // which shows what CPU time it takes
+	return reservationThat(b, r, ask, func(x api.Reservation) bool { return x.Device == in.Device }, errors.New("reserve: the container has ended"))
 }
 
 func changeReservation(b Backend, r *http.Request, in api.BlockIOFigures) (any, error) {

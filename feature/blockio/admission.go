@@ -268,12 +268,12 @@ func (f *BlockIO) profiled(reserved []reservation) (sum time.Duration, err error
 	return max(sum, time.Millisecond), nil
 }
 
-// reprofile updates the budgets of containers with io.realtime: auto after a new profile. A
-// container that cannot have the new one keeps its budget until the next Apply, which reports why.
+// reprofile updates what is kept for containers with io.realtime: auto after a new profile. A
+// container that cannot have that keeps what it has until the next Apply, which reports why.
 func (f *BlockIO) reprofile() error {
 	var errs []error
 	for _, m := range f.managed {
-		if m.budget > 0 && m.target.Settings.RealtimeAuto {
+		if m.kept > 0 && m.target.Settings.RealtimeAuto {
 			errs = append(errs, f.grant(m))
 		}
 	}

@@ -335,7 +335,7 @@ func TestRealtimeGroups(t *testing.T) {
 
 	at := time.Now().Add(time.Hour)
 	for _, until := range []time.Time{at, at.Add(time.Hour)} {
-		decided, err := target(t, a, "netcpu: observe").With([]policy.Decision{{Container: a.ID, Key: realtimeKey, Value: "50ms", Expiry: until}}, time.Now())
+		decided, err := target(t, a, "io.realtime: 50ms").With([]policy.Decision{{Container: a.ID, Key: helpKey, Value: string(policy.HelpRealtime), Expiry: until}}, time.Now())
 		must(t, err)
 		must(t, h.Apply(t.Context(), decided))
 		h.check("a", "80000 5000 30000", true, false)
@@ -345,12 +345,12 @@ func TestRealtimeGroups(t *testing.T) {
 			}
 		}
 	}
-	must(t, h.Apply(t.Context(), target(t, b, "io.realtime: 20ms")))
+	must(t, h.Apply(t.Context(), target(t, b, "io.help: realtime", "io.realtime: 20ms")))
 	h.check("both", "100000 5000 50000", true, true)
 
 	must(t, h.Apply(t.Context(), target(t, b, "netcpu: observe")))
 	h.check("b has its own again", "80000 5000 30000", true, false)
-	h.managed[a.ID].budget = 2 * time.Second // which the kernel refuses
+	h.managed[a.ID].kept, h.managed[a.ID].helpWant = 2*time.Second, 2*time.Second // which the kernel refuses
 	testkit.Is(t, "of another container", h.Apply(t.Context(), target(t, b, "netcpu: observe")), nil)
 	if h.managed[a.ID].unbudgeted == nil {
 		t.Error("no error of the one that cannot have its budget")

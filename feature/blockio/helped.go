@@ -44,26 +44,17 @@ func (f *BlockIO) mayHelp(m *managed) (may decide.May) {
 		may.Help = policy.HelpAuto
 	}
 	may.Weight = unweighable(t)
-	if t.Settings.Realtime > 0 || t.Settings.RealtimeAuto {
-		may.None = "io.realtime says how much real time it has: raise that, or take it away so that it is decided"
-		return may
-	}
 	grouped, err := f.bounded(t.Container.Cgroup.CPU)
 	if err != nil {
 		may.None = "no real time here: " + err.Error()
 		return may
 	}
-	left := decide.MaxRealtime
-	for _, o := range f.managed {
-		if o != m {
-			left -= o.budget
-		}
-	}
-	if left < decide.LeastBudget {
+	budget := f.mostFor(m)
+	if budget == 0 {
 		may.None = fmt.Sprintf("all real time (%s in each second of each CPU) is given to others", decide.MaxRealtime)
 		return may
 	}
-	may.Turns, may.Budget = grouped && f.ungiven(t.Container.Cgroup.CPU), left
+	may.Turns, may.Budget = grouped && f.ungiven(t.Container.Cgroup.CPU), budget
 	may.Profiled, _ = f.profiled(m.reserved)
 	return may
 }
@@ -106,38 +97,48 @@ func helpKnobs(t policy.Target) (lines []journal.Setting) {
 
 // helpWant is the budget that a Target's help asks for.
 func (f *BlockIO) helpWant(t policy.Target) (want time.Duration) {
-	s := t.Settings
-	if s.Realtime > 0 || s.RealtimeAuto {
-		return 0
-	}
-	switch s.IOHelp {
+	switch t.Settings.IOHelp {
 	case policy.HelpRealtime, policy.HelpTurns:
 		return cmp.Or(f.actions[t.Container.ID].Budget, decide.MaxRealtime)
 	}
 	return 0
 }
 
-// apportionHelp gives the containers that are helped by real time what io.realtime leaves. What was
-// decided comes whole or not at all, as two may be helped in the same window.
-func (f *BlockIO) apportionHelp() {
+// mostFor is the real time that may help a container: what is kept for it, or else what is kept for no
+// other and helps no other now; 0 if that is too little to help.
+func (f *BlockIO) mostFor(m *managed) time.Duration {
+	if m.kept > 0 {
+		return m.kept
+	}
 	left := decide.MaxRealtime
-	for _, m := range f.managed {
-		if m.helpWant == 0 {
-			left -= m.budget
+	for _, o := range f.managed {
+		if o != m {
+			left -= max(o.kept, o.budget)
 		}
+	}
+	if left < decide.LeastBudget {
+		return 0
+	}
+	return left
+}
+
+// apportion gives the containers that are helped by real time their budgets. What was decided comes
+// whole or not at all: two may be helped in the same window, and with less than it needs a container
+// would wait for most of each second.
+func (f *BlockIO) apportion() {
+	for _, m := range f.managed {
+		m.budget = 0
 	}
 	for _, id := range slices.Sorted(maps.Keys(f.managed)) {
 		m := f.managed[id]
 		if m.helpWant == 0 {
 			continue
 		}
-		m.budget = 0
-		// Less than was decided would have its threads wait for most of each second.
-		short := left < decide.LeastBudget || f.actions[id].Help == policy.HelpRealtime && left < m.helpWant
+		most := f.mostFor(m)
+		short := f.actions[id].Help == policy.HelpRealtime && most < m.helpWant
 		if grouped, err := f.bounded(m.target.Container.Cgroup.CPU); err == nil && !short {
-			m.budget, m.grouped = min(m.helpWant, left), grouped
+			m.budget, m.grouped = min(m.helpWant, most), grouped
 		}
-		left -= m.budget
 	}
 }
 

@@ -148,7 +148,7 @@ func TestApportion(t *testing.T) {
 	}
 	for help, second := range map[policy.Help]time.Duration{policy.HelpRealtime: 0, policy.HelpTurns: decide.MaxRealtime - want, "": decide.MaxRealtime - want} {
 		f.actions = map[container.ID]decide.Action{1: {Help: help}, 2: {Help: help}}
-		f.apportionHelp()
+		f.apportion()
 		testkit.Same(t, "budgets with help "+string(help), []time.Duration{want, second}, []time.Duration{f.managed[1].budget, f.managed[2].budget})
 	}
 }

@@ -24,18 +24,17 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-const realtimeKey = "fairlead.io.realtime"
-
 // maxPromoted bounds how many threads of one container are made real-time.
 const maxPromoted = 1024
 
 // realtimeState is how the real time of one container stands. Budgets are per second of each
 // CPU.
 type realtimeState struct {
+	kept       time.Duration                  // for it, and the most that it may have (io.realtime); 0: what others leave
 	budget     time.Duration                  // of its real-time threads
 	unbudgeted error                          // why the budget is not in force
 	grouped    bool                           // a real-time group bounds it, not the deadlines of its threads
-	helpWant   time.Duration                  // the budget that was decided to help it; 0 if policy sets the budget
+	helpWant   time.Duration                  // the budget that its help asks for
 	turning    *turning                       // nil: its threads take no turns
 	ran        map[sched.Thread]time.Duration // CPU time of its threads a second ago
 	promoted   int                            // threads made real-time
@@ -60,7 +59,7 @@ func (f *BlockIO) realtime() error {
 	for id, m := range f.managed {
 		if m.budget > 0 && m.grouped {
 			owners[m.target.Container.Cgroup.CPU] = id
-			ask(m.target.Container.Cgroup.CPU, m.budget, m.untilWhen())
+			ask(m.target.Container.Cgroup.CPU, m.budget, m.target.Until(helpKey))
 		}
 	}
 	journalled := make(map[string]bool)
@@ -161,41 +160,41 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// grant gives a container the real-time budget that its Target asks for, or that is decided to
-// help it. If the budget is refused, the container keeps what it has.
+// grant gives a container the real-time budget of its help, and keeps for it what its Target asks
+// for. If that is refused, it keeps what it has.
 func (f *BlockIO) grant(m *managed) error {
-	budget, grouped, err := f.mayRealtime(m)
+	kept, err := f.mayKeep(m)
 	if err == nil {
-		m.budget, m.grouped = budget, grouped
+		m.kept = kept
 	}
 	m.helpWant = f.helpWant(m.target)
-	f.apportionHelp()
+	f.apportion()
 	return err
 }
 
-// mayRealtime returns the budget that a container gets, and whether by a real-time group; or
-// why it cannot have what it asks for.
-func (f *BlockIO) mayRealtime(m *managed) (budget time.Duration, grouped bool, err error) {
+// mayKeep returns the real time that is kept for a container, or why it cannot have what it asks
+// for.
+func (f *BlockIO) mayKeep(m *managed) (kept time.Duration, err error) {
 	t := m.target
-	if budget = t.Settings.Realtime; t.Settings.RealtimeAuto {
-		budget, err = f.profiled(m.reserved)
+	if kept = t.Settings.Realtime; t.Settings.RealtimeAuto {
+		kept, err = f.profiled(m.reserved)
 	}
-	if err == nil && budget > 0 {
-		grouped, err = f.bounded(t.Container.Cgroup.CPU)
+	if err == nil && kept > 0 {
+		_, err = f.bounded(t.Container.Cgroup.CPU)
 	}
 	if err != nil {
-		return 0, false, fmt.Errorf("io.realtime: %w", err)
+		return 0, fmt.Errorf("io.realtime: %w", err)
 	}
-	sum := budget
+	sum := kept
 	for _, o := range f.managed {
-		if o != m && o.helpWant == 0 { // what is decided for others gives way
-			sum += o.budget
+		if o != m { // what only helps others gives way
+			sum += o.kept
 		}
 	}
-	if budget > 0 && sum > decide.MaxRealtime {
-		return 0, false, fmt.Errorf("io.realtime: %s for all containers, of at most %s in each second", sum, decide.MaxRealtime)
+	if kept > 0 && sum > decide.MaxRealtime {
+		return 0, fmt.Errorf("io.realtime: %s for all containers, of at most %s in each second", sum, decide.MaxRealtime)
 	}
-	return budget, grouped, nil
+	return kept, nil
 }
 
 // triedFor is how long SCHED_DEADLINE counts as available once it was.
@@ -257,7 +256,7 @@ func (f *BlockIO) promote() {
 			if e.Before == "0" {
 				err = knob.Write(sched.RoundRobin)
 			} else {
-				err = f.cfg.Journal.TurnUntil(knob, sched.RoundRobin, owner(id), m.untilWhen())
+				err = f.cfg.Journal.TurnUntil(knob, sched.RoundRobin, owner(id), m.target.Until(helpKey))
 			}
 			if err == nil {
 				m.promoted++
@@ -266,14 +265,6 @@ func (f *BlockIO) promote() {
 		m.others = len(tids) - m.promoted
 	}
 	f.deadlines()
-}
-
-// untilWhen is when the budget of a container lapses: as what asks for it does.
-func (m *managed) untilWhen() time.Time {
-	if m.helpWant > 0 {
-		return m.target.Until(helpKey)
-	}
-	return m.target.Until(realtimeKey)
 }
 
 // still gives those of some threads that are the container's. They were found by their
@@ -412,7 +403,7 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 	for _, s := range shares {
 		k := sched.Deadline(proc, sched.Thread{TID: s.TID, Start: s.Start})
 		value := sched.FormatDeadline(s.Gets*deadlinePeriod/time.Second, deadlinePeriod)
-		if err := f.cfg.Journal.TurnUntil(k, value, owner(id), m.untilWhen()); ignoreGone(err) != nil {
+		if err := f.cfg.Journal.TurnUntil(k, value, owner(id), m.target.Until(helpKey)); ignoreGone(err) != nil {
 			m.refused = err // by the kernel: this thread stays as it is
 		} else if err == nil {
 			m.promoted++
@@ -424,6 +415,9 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) 
 
 // unpromoted returns why a budget has no effect. It returns nil if it has, and without threads.
 func (f *BlockIO) unpromoted(m *managed) error {
+	if m.kept > 0 && m.helpWant == 0 && len(m.reserved) == 0 {
+		return fmt.Errorf("%w: io.realtime is for whom a reservation is missed (io.reserve), or for io.help=realtime", feature.ErrPartly)
+	}
 	if m.budget == 0 || m.grouped || m.promoted > 0 || m.refused == nil {
 		return nil
 	}

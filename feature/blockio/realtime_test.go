@@ -75,13 +75,13 @@ func (r *realtimeRig) check(when, budgets string, first, second bool) {
 func TestRealtime(t *testing.T) {
 	h := newRealtime(t)
 	ctx := t.Context()
-	must(t, h.Apply(ctx, target(t, h.a, "io.realtime: 20ms")))
+	must(t, h.Apply(ctx, target(t, h.a, "io.help: realtime", "io.realtime: 20ms")))
 	h.check("one", "20000 20000 0", true, false)
-	must(t, h.Apply(ctx, target(t, h.b, "io.realtime: 30ms")))
+	must(t, h.Apply(ctx, target(t, h.b, "io.help: realtime", "io.realtime: 30ms")))
 	h.check("two", "50000 20000 30000", true, true)
-	must(t, h.Apply(ctx, target(t, h.a, "io.realtime: 10ms")))
+	must(t, h.Apply(ctx, target(t, h.a, "io.help: realtime", "io.realtime: 10ms")))
 	h.check("less", "40000 10000 30000", true, true)
-	testkit.Fails(t, "more than all may", h.Apply(ctx, target(t, h.a, "io.realtime: 490ms")), "at most")
+	testkit.Fails(t, "more than all may", h.Apply(ctx, target(t, h.a, "io.help: realtime", "io.realtime: 490ms")), "at most")
 	h.check("refused", "40000 10000 30000", true, true)
 	attr := &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}
 	_, err := fmt.Sscanf(h.normal, "normal %d", &attr.Nice)
@@ -93,11 +93,11 @@ func TestRealtime(t *testing.T) {
 	// Another agent goes on with what it finds, before it knows all containers.
 	must(t, h.Close())
 	h.open()
-	must(t, h.Apply(ctx, target(t, h.a, "io.realtime: 10ms")))
+	must(t, h.Apply(ctx, target(t, h.a, "io.help: realtime", "io.realtime: 10ms")))
 	h.check("after a restart", "40000 10000 30000", true, true)
 	must(t, h.Prune(ctx, func(id container.ID) bool { return id == h.a.ID }))
 	h.check("b has ended meanwhile", "10000 10000 0", true, false)
-	must(t, h.Apply(ctx, target(t, h.b, "io.realtime: 5ms")))
+	must(t, h.Apply(ctx, target(t, h.b, "io.help: realtime", "io.realtime: 5ms")))
 	must(t, h.Remove(ctx, h.a.ID))
 	h.check("removed", "5000 0 5000", false, true)
 	must(t, h.Apply(ctx, target(t, h.b, "netcpu: observe")))
@@ -151,7 +151,7 @@ func childAgent(state string, deadline bool, cg container.Cgroup) error {
 	if err != nil {
 		return err
 	}
-	t := policy.Target{Container: c, Settings: policy.Settings{Realtime: killedBudget}}
+	t := policy.Target{Container: c, Settings: policy.Settings{IOHelp: policy.HelpRealtime, Realtime: killedBudget}}
 	for said := false; ; said = true {
 		if err := f.Apply(context.Background(), t); err != nil && !errors.Is(err, feature.ErrPartly) {
 			return err
@@ -254,22 +254,22 @@ func TestManyThreads(t *testing.T) {
 	h := newHost(t)
 	h.cfg.Deadline = true
 	c, cg := h.container("many")
-	must(t, h.Apply(t.Context(), target(t, c, "io.realtime: 20ms")))
+	must(t, h.Apply(t.Context(), target(t, c, "io.help: realtime", "io.realtime: 20ms")))
 	pid, kill := testkit.Again(t, fmt.Sprintf("%s=threads %d", childEnv, n))
 	cg.Add(t, pid)
 	_, err := h.Decide(nil, true)
 	must(t, err)
 	got := h.realtimes()
-	if len(got) != 1 || got[0].Promoted != decide.MaxDeadlines || got[0].Others != maxPromoted-decide.MaxDeadlines || len(h.journal.Entries()) != decide.MaxDeadlines {
+	if len(got) != 1 || got[0].Promoted != decide.MaxDeadlines || got[0].Others != maxPromoted-decide.MaxDeadlines || len(h.journal.Entries()) != decide.MaxDeadlines+1 { // and its weight
 		t.Errorf("%+v, and %d in the journal", got, len(h.journal.Entries()))
 	}
 	kill()
 	_, err = h.Decide(nil, true)
 	must(t, err)
-	if got := h.realtimes(); len(h.journal.Entries()) != 0 || got[0].Promoted+got[0].Others != 0 {
+	if got := h.realtimes(); len(h.journal.Entries()) != 1 || got[0].Promoted+got[0].Others != 0 {
 		t.Errorf("once they have ended: %+v, %+v", got, h.journal.Entries())
 	}
-	h.apply(target(t, c, "io.realtime: 20ms"))
+	h.apply(target(t, c, "io.help: realtime", "io.realtime: 20ms"))
 }
 
 func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
@@ -288,7 +288,7 @@ func TestFaults(t *testing.T) {
 	// 6.18 its bandwidth until the domains of the scheduler are made anew.
 	cg.Spinner(t)
 	c := container.Container{ID: container.ID(id), Name: "task", Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU, IO: cg.IO}}
-	due := policy.Settings{Realtime: killedBudget, IOYield: "auto"}
+	due := policy.Settings{IOHelp: policy.HelpRealtime, Realtime: killedBudget, IOYield: "auto"}
 	spec := topology.Spec{Dir: t.TempDir(), Targets: []policy.Target{{Container: c, Settings: due}}}
 	faults.Sweep(t, spec.Rig(t, nil),
 		faults.Case{Op: "apply 0", Undo: []string{"remove 0"}},
@@ -328,7 +328,7 @@ func TestDeadlines(t *testing.T) {
 	}
 	a := start(5)
 	ctx := t.Context()
-	must(t, h.Apply(ctx, target(t, c, "io.realtime: 20ms")))
+	must(t, h.Apply(ctx, target(t, c, "io.help: realtime", "io.realtime: 20ms")))
 	held("a thread that spins", a, true)
 	if got := h.realtimes(); len(got) != 1 || got[0].Way != "deadline" || got[0].Promoted != 1 || got[0].Own != 0 {
 		t.Errorf("the report is %+v", got)
@@ -365,17 +365,17 @@ func TestDeadlines(t *testing.T) {
 	held("without an agent", a, true)
 	h.open()
 	h.cfg.Deadline = true
-	must(t, h.Apply(ctx, target(t, c, "io.realtime: 10ms")))
+	must(t, h.Apply(ctx, target(t, c, "io.help: realtime", "io.realtime: 10ms")))
 	held("another agent", a, true)
 	must(t, h.Apply(ctx, target(t, c, "netcpu: observe")))
 	if x, y := policyOf(a), policyOf(b); x != "normal 5" || y != "normal 0" {
 		t.Errorf("not asked for: %q and %q", x, y)
 	}
-	must(t, h.Apply(ctx, target(t, c, "io.realtime: 10ms")))
+	must(t, h.Apply(ctx, target(t, c, "io.help: realtime", "io.realtime: 10ms")))
 	must(t, h.Close())
 	out, err := h.journal.Restore(kernel.Opener(kernel.Default()), nil) // as `fairlead restore` does
 	must(t, err)
-	if got := policyOf(a); len(out) != 2 || got != "normal 5" {
+	if got := policyOf(a); len(out) != 3 || got != "normal 5" { // and its weight
 		t.Errorf("restore: %q, %+v", got, out)
 	}
 }
@@ -387,7 +387,7 @@ func TestAutoRealtime(t *testing.T) {
 	h.cfg.Deadline = true
 	c, _ := h.container("db")
 	disk := h.disk(10_000)
-	settings := []string{"io.realtime: auto", "io.reserve: " + disk.Path + " riops=1000"}
+	settings := []string{"io.help: realtime", "io.realtime: auto", "io.reserve: " + disk.Path + " riops=1000"}
 	testkit.Fails(t, "without a profile", h.Apply(t.Context(), target(t, c, settings...)), "--realtime")
 	_, err := h.Command(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: disk.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000},
 		Realtime: []api.RealtimePoint{{Budget: 0.2, ReadIOPS: 8000}, {Budget: 0.1, ReadIOPS: 4000}}}})
@@ -397,7 +397,7 @@ func TestAutoRealtime(t *testing.T) {
 	h.open()
 	h.cfg.Deadline = true
 	must(t, h.Apply(t.Context(), target(t, c, settings...)))
-	if got := h.report().Realtime; len(got) != 1 || got[0].Budget != 0.025 || !got[0].Auto {
+	if got := h.report().Realtime; len(got) != 1 || got[0].Budget != 0.025 || !got[0].Auto || h.mayHelp(h.managed[c.ID]).Budget != 25*time.Millisecond {
 		t.Errorf("the budget is %+v", got)
 	}
 	profile := func(budget float64) {
@@ -411,7 +411,7 @@ func TestAutoRealtime(t *testing.T) {
 		t.Errorf("by a new profile the budget is %+v", got)
 	}
 	other, _ := h.container("other")
-	must(t, h.Apply(t.Context(), target(t, other, "io.realtime: 300ms")))
+	must(t, h.Apply(t.Context(), target(t, other, "io.help: realtime", "io.realtime: 300ms")))
 	profile(0.4) // more than there is
 	if got := h.report().Realtime; len(got) != 2 || got[0].Budget != 0.05 {
 		t.Errorf("by a profile that asks for too much the budget is %+v", got)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"runtime"
 	"slices"
 	"time"
 
@@ -70,7 +71,7 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 		for _, r := range m.reserved {
 			at := decide.Place{Container: id, Disk: r.at()}
 			a := accounts[at]
-			out.Reservations = append(out.Reservations, f.reservation(m, r, achieved(a, length)))
+			out.Reservations = append(out.Reservations, f.reservation(m, r, achieved(a, length), time.Duration(float64(d.delays[id].used)/max(length.Seconds(), 1e-9))))
 			accounts[at] = a // a row, even of nothing
 		}
 	}
@@ -182,7 +183,9 @@ func addContention(row *api.BlockIORow, id container.ID, d reading, length time.
 	}
 }
 
-func (f *BlockIO) reservation(m *managed, r reservation, got api.BlockIOFigures) api.Reservation {
+// reservation describes a reservation, with what its container got of it and used of the CPUs in each
+// second.
+func (f *BlockIO) reservation(m *managed, r reservation, got api.BlockIOFigures, used time.Duration) api.Reservation {
 	id := m.target.Container.ID
 	s := f.standing(id, r)
 	out := api.Reservation{
@@ -192,6 +195,7 @@ func (f *BlockIO) reservation(m *managed, r reservation, got api.BlockIOFigures)
 	if c := f.capacity(r.disk); c.Known() {
 		out.Share, _, _ = c.Share(r.figures)
 	}
+	out.CPU = decide.Takes(f.capacity(r.disk).OrAssumed(f.reservedOf(r.at())), used, got, r.figures, runtime.NumCPU()).Seconds()
 	a := f.admission(r)
 	out.Admission, out.Advice = a.How, a.Text
 	return out

@@ -284,7 +284,7 @@ func (h *host) threads() map[string][]string {
 	layout, err := cgroup.Detect("/proc", "")
 	must(h.t, err)
 	where := make(map[string][]string)
-	for _, device := range []string{"eth0", "nic0", "nic1", "nic2", "h0"} {
+	for _, device := range []string{"eth0", "nic0", "nic1", "nic2", "nic3", "h0"} {
 		for _, th := range h.polling(device) {
 			paths, err := layout.OfPID("/proc", th.TID)
 			if ended(err) {

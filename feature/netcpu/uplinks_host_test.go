@@ -1,6 +1,7 @@
 package netcpu_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -262,6 +264,7 @@ func (h *host) uplink(b *sandbox.Box, name string) {
 
 // The agent is told of uplinks that come and go, and Apply claims them.
 func TestUplinksFollow(t *testing.T) {
+	testkit.OnKernels(t)
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	told := make(chan container.ID, 1000)
@@ -271,26 +274,40 @@ func TestUplinksFollow(t *testing.T) {
 		h.Wire(sandbox.End{Box: h.wire, Name: "w" + name}, sandbox.End{Box: h.ns, Name: name, Addr: netip.MustParsePrefix(addr)})
 		must(t, h.Open(h.ns).Offload(h.Index(h.ns, name), netdev.GRO).Write(netdev.GRO.On()))
 	}
-	for _, change := range []struct {
-		what string
-		do   func()
-		want []string
-	}{
-		{"a NIC comes", func() { nic("nic1", "10.70.0.1/24") }, []string{"nic0", "nic1"}},
-		{"another one", func() { nic("nic2", "10.71.0.1/24") }, []string{"nic0", "nic1", "nic2"}},
-		{"the bridge takes it in", func() { h.Port(h.ns, "nic2") }, []string{"nic0", "nic1", "nic2"}},
-		{"one goes", func() { must(t, h.ns.Delete("nic1")) }, []string{"nic0", "nic2"}},
-	} {
-		change.do()
-		testkit.Await(t, change.what, func() bool {
+	follow := func(what string, do func(), want ...string) {
+		t.Helper()
+		do()
+		testkit.Await(t, what, func() bool {
 			for len(told) > 0 {
 				<-told
 				h.apply(h.container, policy.NetCPUIsolate)
 			}
 			threads := h.threads()
-			return slices.Equal(h.dropPoints(0), change.want) && !slices.ContainsFunc(change.want, func(dev string) bool { return threads[dev] == nil })
+			return slices.Equal(h.dropPoints(0), want) && !slices.ContainsFunc(want, func(dev string) bool { return threads[dev] == nil })
 		})
 	}
+	follow("a NIC comes", func() { nic("nic1", "10.70.0.1/24") }, "nic0", "nic1")
+	follow("another one", func() { nic("nic2", "10.71.0.1/24") }, "nic0", "nic1", "nic2")
+	follow("the bridge takes it in", func() { h.Port(h.ns, "nic2") }, "nic0", "nic1", "nic2")
+	follow("one goes", func() { must(t, h.ns.Delete("nic1")) }, "nic0", "nic2")
+	add := func(l netlink.Link) error {
+		return h.ns.Netlink(func(k *netlink.Handle) error { return k.LinkAdd(l) })
+	}
+	if err := add(netlink.NewLinkBond(netlink.LinkAttrs{Name: "bond0"})); errors.Is(err, unix.EOPNOTSUPP) {
+		h.remove(h.container)
+		testkit.Skip(t, "kernel has no bonding")
+	}
+	follow("a bond gains a member", func() {
+		nic("nic1", "10.72.0.1/24")
+		must(t, h.ns.Change("nic1", func(k *netlink.Handle, port netlink.Link) error {
+			bond, err := k.LinkByName("bond0")
+			return cmp.Or(err, k.LinkSetDown(port), k.LinkSetMaster(port, bond), k.LinkSetUp(bond), k.LinkSetUp(port))
+		}))
+	}, "nic0", "nic1", "nic2")
+	follow("a NIC comes with a VLAN", func() {
+		nic("nic3", "10.73.0.1/24")
+		must(t, add(&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "vlan5", ParentIndex: h.Index(h.ns, "nic3")}, VlanId: 5}))
+	}, "nic0", "nic1", "nic2", "nic3")
 	h.remove(h.container)
 }
 

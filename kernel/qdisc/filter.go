@@ -152,6 +152,32 @@ func (k filterKnob) look(d *Device) (s situation, err error) {
 	return s, nil
 }
 
+// Marked returns the knobs of all filters of ours at a device, with the value that each had before.
+// Errors: journal.ErrGone.
+func Marked(ns *netdev.NS, index int) (was map[journal.Knob]string, err error) {
+	was = make(map[journal.Knob]string)
+	err = root{ns, index}.do("look for filters", func(d *Device) error {
+		for _, egress := range []bool{false, true} {
+			k := filterKnob{ns: ns, index: index, egress: egress}
+			s, err := k.look(d)
+			if err != nil {
+				return err
+			}
+			for _, f := range s.there {
+				var ours bool
+				if k.name, _, ours = f.ours(); !ours {
+					continue
+				}
+				if was[k] = noFilter; s.made {
+					was[k] = noClsact
+				}
+			}
+		}
+		return nil
+	})
+	return was, err
+}
+
 // Write implements journal.Knob.
 func (k filterKnob) Write(value string) error {
 	return root{k.ns, k.index}.do("change filter", func(d *Device) error {

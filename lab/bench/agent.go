@@ -318,11 +318,12 @@ func (g *guard) apply(ctx context.Context, r rules) error {
 func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureStatus) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	last := "it does not answer"
-	for {
+	last, refused := "it does not answer", error(nil)
+	err := load.Await(ctx, g.process.Done(), func() bool {
 		all, err := g.client.Containers(ctx)
 		if err != nil && !errors.Is(err, api.ErrNoAgent) && ctx.Err() == nil {
-			return g.explain(err)
+			refused = err
+			return true
 		}
 		stand := 0
 		for _, c := range all {
@@ -341,15 +342,13 @@ func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureSt
 				last = fmt.Sprintf("%s of %s is %s: %s", g.feature, strings.TrimPrefix(c.Name, g.prefix), s.State, s.Error)
 			}
 		}
-		if stand == g.count {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return g.explain(fmt.Errorf("%w (%s)", ctx.Err(), last))
-		case <-g.process.Done():
-			return g.explain(errors.New("the agent has ended"))
-		case <-time.After(5 * time.Millisecond):
-		}
+		return stand == g.count
+	})
+	switch {
+	case err != nil:
+		return g.explain(fmt.Errorf("%w (%s)", err, last))
+	case refused != nil:
+		return g.explain(refused)
 	}
+	return nil
 }

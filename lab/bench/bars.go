@@ -326,6 +326,7 @@ const blockioTakes = "The neighbours take nothing with nothing done, so that the
 func BlockIOBars() (bars []report.Bar) {
 	for _, c := range blockioCatalogue() {
 		switch {
+		case c.needs != "", len(c.rig.second) > 0, c.rig.bound != "": // aims, no bars: they have no figures of a quiet machine
 		case c.rig.own > 0:
 			bars = append(bars, detectionBars(c.name)...)
 		case c.rig.oneKey:

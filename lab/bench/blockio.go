@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,7 +51,8 @@ const armAlone arm = "alone"
 type blockioCase struct {
 	name    string
 	quick   bool
-	most    int // most rounds, for a case with long ones; 0: no limit
+	needs   rig.Service // beside the rig's own; "" is none
+	most    int         // most rounds, for a case with long ones; 0: no limit
 	rig     blockioConfig
 	measure func(*blockioRig, context.Context, blockioCase, arm) ([]figure, error)
 	// whole measures all arms of a case at once, in place of measure, and adds the figures.
@@ -84,6 +86,9 @@ func blockioCatalogue() []blockioCase {
 		{name: "one key, depth 1", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
 		{name: "one key, depth 16", most: 3, rig: blockioConfig{load: reads(16), burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
 		{name: "one key, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
+		{name: "one key, SQLite", needs: "sqlite3", most: 3, rig: blockioConfig{load: []string{"sqlite"}, burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
+		{name: "two keys, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true, second: reads(1)}, measure: (*blockioRig).beside},
+		{name: "400 ms, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true, bound: "400ms"}, measure: (*blockioRig).beside},
 		{name: "detect, 1 thread", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
 		{name: fmt.Sprintf("detect, %d threads", 4*cpus), most: 3, rig: blockioConfig{load: reads(4 * cpus), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
 		{name: "three containers", quick: true, most: 3, rig: blockioConfig{three: true, yield: true}, whole: (*blockioRig).three},
@@ -106,7 +111,7 @@ func blockioPlans(e *experiment, _ Options) (plans []plan) {
 				rounds.rounds = 1
 			}
 		}
-		rounds.cases = []armed{{name: c.name, quick: c.quick, needs: c.rig.service, arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
+		rounds.cases = []armed{{name: c.name, quick: c.quick, needs: cmp.Or(c.rig.service, c.needs), arms: c.arms(), measure: func(ctx context.Context, a arm) ([]figure, error) {
 			if a == armAll {
 				return nil, c.whole(r, ctx, c)
 			}
@@ -127,6 +132,8 @@ type blockioConfig struct {
 	three   bool        // the containers of figure 8 in place of all these
 	yield   bool        // neighbours yield to reservations
 	oneKey  bool        // they do not: the only policy is the reservation
+	bound   string      // and io.realtime, which bounds the real time of its help
+	second  []string    // load of another container with a reservation
 }
 
 // blockioRig is a rig without networks, with a scratch file.
@@ -167,6 +174,9 @@ func (c blockioConfig) containers() (all []rig.Container) {
 	}
 	all = append(all, rig.Container{Name: "db"})
 	add(blockioBurner+"%d", c.burners+2*c.streams)
+	if len(c.second) > 0 {
+		add("second-%d", 1)
+	}
 	return all
 }
 
@@ -241,7 +251,11 @@ func (r *blockioRig) startLoads(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.startStreams(ctx, r.rig.Neighbours()[c.burners:])
+	more := r.rig.Neighbours()[c.burners:]
+	if len(c.second) > 0 {
+		return r.startTenant(ctx, more[0], c.second)
+	}
+	return r.startStreams(ctx, more)
 }
 
 // startFrozen starts a generator, stops it for now, and adds it to a list.
@@ -257,8 +271,8 @@ func (r *blockioRig) startFrozen(ctx context.Context, to *[]*rig.Generator, box 
 // startLoad starts a generator in the container with the reservation.
 func (r *blockioRig) startLoad(ctx context.Context, args []string) error {
 	to := r.target()
-	if args[0] == "mail" {
-		if to = filepath.Join(r.dir, "mail"); os.Mkdir(to, 0o700) != nil {
+	if args[0] != "disk" {
+		if to = filepath.Join(r.dir, args[0]); os.Mkdir(to, 0o700) != nil {
 			return fmt.Errorf("make %s", to)
 		}
 	}
@@ -294,7 +308,7 @@ type work struct {
 
 // window measures the load for the length of a window.
 func (r *blockioRig) window(ctx context.Context, d time.Duration) (work, error) {
-	return r.measured(ctx, func() error { return sleep(ctx, d) })
+	return r.measured(ctx, func() error { sleep(ctx, d); return nil })
 }
 
 // measured measures the load while during runs.

@@ -78,9 +78,7 @@ func (r *blockioRig) monitored(ctx context.Context, c blockioCase) error {
 		if err != nil {
 			return err
 		}
-		if err := sleep(ctx, blockioFirst); err != nil {
-			return errors.Join(err, end())
-		}
+		sleep(ctx, blockioFirst)
 		before := cpuTime(r.guard.process.PID)
 		w, err := r.window(ctx, r.take/2)
 		cpu += cpuTime(r.guard.process.PID) - before
@@ -115,8 +113,17 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 	}
 	switch a {
 	case armAlone:
-		r.alone, r.due, err = r.undisturbed(ctx, take)
-		return r.transactions(r.alone), err
+		if r.alone, r.due, err = r.undisturbed(ctx, take); err != nil {
+			return nil, err
+		}
+		for _, t := range r.tenants {
+			row, err := r.achieved(ctx, t.name, take)
+			if err != nil {
+				return nil, err
+			}
+			t.alone = row.Achieved
+		}
+		return r.transactions(r.alone), nil
 	case armOff:
 		w, err := r.disturbed(ctx, blockioSettle, take)
 		r.unhelped = w.cpu
@@ -127,9 +134,19 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, end()) }()
-	if err := sleep(ctx, 1500*time.Millisecond); err != nil { // the agent measures the load
-		return nil, err
+	if bound := c.rig.bound; bound != "" {
+		if _, err := r.guard.client.Set(ctx, r.db.Name, api.SetRequest{Set: map[string]string{"fairlead.io.realtime": bound}}); err != nil {
+			return nil, err
+		}
 	}
+	for _, t := range r.tenants {
+		end, err := r.reserve(ctx, t.name, t.alone)
+		if err != nil {
+			return nil, err
+		}
+		defer end()
+	}
+	sleep(ctx, 1500*time.Millisecond) // the agent measures the load
 	start := time.Now()
 	if err := letRun(r.burners, len(r.burners)); err != nil {
 		return nil, err
@@ -137,11 +154,16 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 	if figures, err = r.recovers(ctx, start); err != nil {
 		return nil, err
 	}
+	before := r.readings()
 	w, err := r.window(ctx, take)
 	if err != nil {
 		return nil, err
 	}
 	figures = append(figures, r.kept(w)...)
+	for i, now := range r.readings() {
+		due := r.tenants[i].alone
+		figures = append(figures, figure{PartOfDue, "1", now.Since(before[i]).Rate() / float64(due.ReadIOPS+due.WriteIOPS)})
+	}
 	if !c.rig.oneKey {
 		return figures, letRun(r.burners, 0)
 	}
@@ -154,9 +176,7 @@ func (r *blockioRig) disturbed(ctx context.Context, settle, take time.Duration) 
 	if err := letRun(r.burners, len(r.burners)); err != nil {
 		return w, err
 	}
-	if err := sleep(ctx, settle); err != nil {
-		return w, err
-	}
+	sleep(ctx, settle)
 	w, err = r.window(ctx, take)
 	return w, errors.Join(err, letRun(r.burners, 0))
 }
@@ -234,9 +254,7 @@ func (r *blockioRig) released(ctx context.Context) (figure, error) {
 		if took := time.Since(start); !acted || took > patience {
 			return figure{ReleasedIn, "s", took.Seconds()}, nil
 		}
-		if err := sleep(ctx, blockioPoll); err != nil {
-			return figure{}, err
-		}
+		sleep(ctx, blockioPoll)
 	}
 }
 
@@ -365,7 +383,8 @@ func (r *blockioRig) startDatabase(ctx context.Context) error {
 	r.database = &pgbench{Generator: &rig.Generator{Process: p}}
 	for r.database.log == nil {
 		if r.database.log, err = os.Open(fmt.Sprintf("%s.%d", log, p.PID)); errors.Is(err, os.ErrNotExist) {
-			err = errors.Join(r.database.Ended(), sleep(ctx, blockioPoll))
+			sleep(ctx, blockioPoll)
+			err = errors.Join(r.database.Ended(), ctx.Err())
 		}
 		if err != nil {
 			return err
@@ -378,7 +397,8 @@ func (r *blockioRig) startDatabase(ctx context.Context) error {
 // writes its log in blocks. If it logs nothing for long, no transaction ends.
 func (p *pgbench) during(ctx context.Context, s span) (rate float64, p99 time.Duration, err error) {
 	for start := time.Now(); (len(p.done) == 0 || p.done[len(p.done)-1].end.Before(s.to)) && time.Since(start) < blockioPatience; {
-		if err := errors.Join(p.Ended(), sleep(ctx, blockioPoll/10)); err != nil {
+		sleep(ctx, blockioPoll/10)
+		if err := errors.Join(p.Ended(), ctx.Err()); err != nil {
 			return 0, 0, err
 		}
 		data, err := io.ReadAll(p.log)

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// tenant is one of the three containers of MIST's figure 8.
+// tenant is one of the three containers of MIST's figure 8, or a second one with a reservation.
 type tenant struct {
 	name  string
 	board *load.Board
@@ -36,13 +37,20 @@ func threeLoads() [][]string {
 
 func (r *blockioRig) startThree(ctx context.Context) error {
 	for i, args := range threeLoads() {
-		g, err := r.rig.Start(ctx, r.rig.Boxes[i], append([]string{"disk", "--to", r.target(), "--conns", "4"}, args...)...)
-		if err != nil {
+		if err := r.startTenant(ctx, r.rig.Boxes[i], append([]string{"disk", "--conns", "4"}, args...)); err != nil {
 			return err
 		}
-		r.tenants = append(r.tenants, &tenant{name: r.rig.Boxes[i].Name, board: g.Board})
 	}
 	return nil
+}
+
+// startTenant starts the load of a tenant at the disk.
+func (r *blockioRig) startTenant(ctx context.Context, box *sandbox.Box, args []string) error {
+	g, err := r.rig.Start(ctx, box, append(slices.Clone(args), "--to", r.target())...)
+	if err == nil {
+		r.tenants = append(r.tenants, &tenant{name: box.Name, board: g.Board})
+	}
+	return err
 }
 
 // The steps of figure 8: the reservation of each tenant, as a fraction of its throughput beside the
@@ -84,10 +92,7 @@ func (r *blockioRig) three(ctx context.Context, c blockioCase) error {
 		if err := r.change(ctx, step); err != nil {
 			return err
 		}
-		settled, ok, err := r.settles(ctx, step)
-		if err != nil {
-			return err
-		}
+		settled, ok := r.settles(ctx, step)
 		slowest = max(slowest, settled)
 		met += ok
 		for _, part := range step {
@@ -176,7 +181,7 @@ func (r *blockioRig) change(ctx context.Context, parts [3]float64) error {
 
 // settles measures one step: the time until all reservations are met, and how many
 // one-second samples after settled meet theirs.
-func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled time.Duration, met float64, err error) {
+func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled time.Duration, met float64) {
 	start := time.Now()
 	settled = -1
 	meets := func(before, now []load.Reading) (n float64, all bool) {
@@ -193,11 +198,9 @@ func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled tim
 		}
 		return n, all
 	}
-	for time.Since(start) < blockioSettled {
+	for ctx.Err() == nil && time.Since(start) < blockioSettled {
 		before := r.readings()
-		if err := sleep(ctx, 2*blockioPoll); err != nil {
-			return 0, 0, err
-		}
+		sleep(ctx, 2*blockioPoll)
 		if _, all := meets(before, r.readings()); !all {
 			settled = -1
 		} else if settled < 0 {
@@ -207,9 +210,7 @@ func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled tim
 	end := time.Duration(math.MaxInt64)
 	for range blockioSamples {
 		before := r.readings()
-		if err := sleep(ctx, time.Second); err != nil {
-			return 0, 0, err
-		}
+		sleep(ctx, time.Second)
 		n, all := meets(before, r.readings())
 		if met += n; all {
 			end = min(end, time.Since(start))
@@ -218,7 +219,7 @@ func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled tim
 	if settled < 0 {
 		settled = min(end, blockioPatience) // only now, or never
 	}
-	return settled, met, nil
+	return settled, met
 }
 
 // streamBridge is the node's bridge between the sending and the receiving containers.
@@ -286,15 +287,17 @@ func (r *blockioRig) circumstances(ctx context.Context) (all []circumstance) {
 		_, err := r.guard.client.Set(ctx, r.db.Name, in)
 		return err
 	}
-	const realtime = "fairlead.io.realtime"
+	const realtime, help = "fairlead.io.realtime", "fairlead.io.help"
 	return append(all,
 		circumstance{"idle", len(r.burners), func() error { r.board.SetRate(0); return nil }, func() error { r.board.SetRate(load.Flood); return nil }, true},
 		circumstance{"quota", 0, limit, unlimit, true},
 		circumstance{"quota beside burners", len(r.burners), limit, unlimit, true},
 		circumstance{"own real-time budget", len(r.burners),
-			func() error { return set(ctx, api.SetRequest{Set: map[string]string{realtime: "20ms"}}) },
 			func() error {
-				return set(context.WithoutCancel(ctx), api.SetRequest{Unset: []string{realtime}})
+				return set(ctx, api.SetRequest{Set: map[string]string{realtime: "20ms", help: "realtime"}})
+			},
+			func() error {
+				return set(context.WithoutCancel(ctx), api.SetRequest{Unset: []string{realtime, help}})
 			}, true},
 		circumstance{"own threads", 0,
 			func() error { return signalAll(r.own, unix.SIGCONT) },
@@ -358,9 +361,7 @@ type found struct {
 }
 
 func (r *blockioRig) sample(ctx context.Context, reservation string, x circumstance) (s found, err error) {
-	if err := sleep(ctx, blockioSettle); err != nil {
-		return s, err
-	}
+	sleep(ctx, blockioSettle)
 	alone, due, err := r.undisturbed(ctx, declareIn/2)
 	if err != nil {
 		return s, err
@@ -368,16 +369,12 @@ func (r *blockioRig) sample(ctx context.Context, reservation string, x circumsta
 	if _, err := r.guard.client.ChangeReservation(ctx, reservation, due); err != nil {
 		return s, err
 	}
-	if err := sleep(ctx, declareIn/2+blockioSettle); err != nil { // the agent judges by this window, and earlier declarations are over
-		return s, err
-	}
+	sleep(ctx, declareIn/2+blockioSettle) // the agent judges by this window, and earlier declarations are over
 	beside, err := r.during(ctx, x, &s)
 	if err != nil {
 		return s, err
 	}
-	if err := sleep(ctx, blockioSettle); err != nil {
-		return s, err
-	}
+	sleep(ctx, blockioSettle)
 	after, err := r.window(ctx, declareIn/2)
 	s.part = beside.rate / min(alone.rate, after.rate)
 	return s, err
@@ -390,9 +387,7 @@ func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (besi
 	if err := errors.Join(x.begin(), letRun(r.burners, x.burners)); err != nil {
 		return beside, err
 	}
-	if err := sleep(ctx, blockioSettle); err != nil { // at first the scheduler favours a load that slept
-		return beside, err
-	}
+	sleep(ctx, blockioSettle) // at first the scheduler favours a load that slept
 	if beside, err = r.window(ctx, max(r.take, declareIn/2)); err != nil {
 		return beside, err
 	}
@@ -400,8 +395,6 @@ func (r *blockioRig) during(ctx context.Context, x circumstance, s *found) (besi
 		if s.declared, s.named, s.right, err = r.declared(ctx, start); err != nil || s.named > 0 || time.Since(start) > declareIn+blockioSettle {
 			return beside, err
 		}
-		if err := sleep(ctx, blockioPoll); err != nil {
-			return beside, err
-		}
+		sleep(ctx, blockioPoll)
 	}
 }

@@ -127,9 +127,7 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (figures []fi
 			return nil, err
 		}
 	}
-	if err := sleep(ctx, s.settle); err != nil {
-		return nil, err
-	}
+	sleep(ctx, s.settle)
 	seen, err := s.guard.client.Latency(ctx, s.rig.Prefix()+"one", max(s.take, 100*time.Millisecond))
 	if err != nil {
 		return nil, s.guard.explain(err)

@@ -290,11 +290,12 @@ func (u undisturbed) slowedFigures(work, said float64) []figure {
 type worklog struct {
 	read func() uint64
 
-	mu    sync.Mutex
-	at    []time.Time
-	done  []uint64
-	close chan struct{}
-	ended chan struct{}
+	mu   sync.Mutex
+	at   []time.Time
+	done []uint64
+
+	stop    context.CancelFunc
+	running sync.WaitGroup
 }
 
 // The time between two entries, and how many are kept at most: one to two minutes.
@@ -304,21 +305,15 @@ const (
 )
 
 func newWorklog(read func() uint64) *worklog {
-	l := &worklog{read: read, close: make(chan struct{}), ended: make(chan struct{})}
+	ctx, stop := context.WithCancel(context.Background())
+	l := &worklog{read: read, stop: stop}
 	l.now()
-	go func() {
-		defer close(l.ended)
-		tick := time.NewTicker(worklogEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-l.close:
-				return
-			case <-tick.C:
-				l.now()
-			}
+	l.running.Go(func() {
+		for ctx.Err() == nil {
+			sleep(ctx, worklogEvery)
+			l.now()
 		}
-	}()
+	})
 	return l
 }
 
@@ -339,8 +334,8 @@ func (l *worklog) add(at time.Time, done uint64) {
 
 // Close ends the log.
 func (l *worklog) Close() {
-	close(l.close)
-	<-l.ended
+	l.stop()
+	l.running.Wait()
 }
 
 // rate returns the work per second from one moment to another. NaN: the log does not reach back so

@@ -161,7 +161,7 @@ func (e *experiment) rounds(ctx context.Context, s series) error {
 				}
 				e.done++
 				figures, err := c.measure(ctx, a)
-				if err != nil {
+				if err := errors.Join(ctx.Err(), err); err != nil {
 					return fmt.Errorf("%s: %w", what, err)
 				}
 				e.add(c.name, a, figures...)

@@ -167,7 +167,7 @@ func TestInstalled(t *testing.T) {
 		missing string // a program
 		without int    // cases less
 		engine  int    // cases that need a Docker Engine
-	}{{"nginx", 31, 0}, {"redis", 6, 1}, {"", 0, 0}, {"postgres", 2, 0}, {"nginx", 2, 10}} {
+	}{{"nginx", 31, 0}, {"redis", 6, 1}, {"", 0, 0}, {"postgres", 4, 0}, {"nginx", 2, 10}} {
 		plans := everyPlan()[i]
 		list, notes := installed(plans, func(program string) bool { return program != tt.missing }, nil)
 		if n := len(casesOf(plans)) - len(casesOf(list)); n != tt.without || (len(notes) > 0) != (n > 0) {

@@ -212,22 +212,16 @@ func (s *trafficSession) measure(ctx context.Context, c trafficCase, a arm) ([]f
 		}
 		if p.pause > 0 {
 			s.sends(nil)
-			if err := sleep(ctx, p.pause); err != nil {
-				return nil, err
-			}
+			sleep(ctx, p.pause)
 		}
 		s.sends(p.sends)
 		if c.ceil > 0 {
 			return s.bounded(ctx, c)
 		}
 		if i > 0 {
-			after, err := s.settles(ctx, p)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, figure{Settling + p.name, "s", after.Seconds()})
-		} else if err := s.warmUp(ctx, c); err != nil {
-			return nil, err
+			out = append(out, figure{Settling + p.name, "s", s.settles(ctx, p).Seconds()})
+		} else {
+			s.warmUp(ctx, c)
 		}
 		if err := <-changed; err != nil {
 			return nil, err
@@ -244,16 +238,14 @@ func (s *trafficSession) measure(ctx context.Context, c trafficCase, a arm) ([]f
 // warmUp waits before a measurement. A connection that was starved in the last arm sends
 // again only after a time that doubles each time (RFC 6298, 5.5). This arm is not to blame,
 // so warmUp waits as long as the connection may have been starved.
-func (s *trafficSession) warmUp(ctx context.Context, c trafficCase) error {
+func (s *trafficSession) warmUp(ctx context.Context, c trafficCase) {
 	if f := s.load[c.fixed]; f != nil {
 		before := f.to.Read()
-		for start := time.Now(); f.to.Read().Since(before).Bytes == 0 && time.Since(start) < 2*(s.settle+s.take); {
-			if err := sleep(ctx, settleStep); err != nil {
-				return err
-			}
+		for start := time.Now(); f.to.Read().Since(before).Bytes == 0 && ctx.Err() == nil && time.Since(start) < 2*(s.settle+s.take); {
+			sleep(ctx, settleStep)
 		}
 	}
-	return sleep(ctx, s.settle)
+	sleep(ctx, s.settle)
 }
 
 func (s *trafficSession) read() map[string]load.Reading {
@@ -300,9 +292,7 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 	if c.probe != "" {
 		take *= 2 // the last of a thousand
 	}
-	if err := sleep(ctx, take); err != nil {
-		return nil, err
-	}
+	sleep(ctx, take)
 	after := s.read()
 	slowed, err := heard.figures(ctx, c, p)
 	if err != nil {

@@ -86,12 +86,10 @@ func (s *trafficSession) bounded(ctx context.Context, c trafficCase) ([]figure, 
 			worst = max(worst, rate)
 			from++
 		}
-		if now.at >= s.take+second {
+		if now.at >= s.take+second || ctx.Err() != nil {
 			break
 		}
-		if err := sleep(ctx, step); err != nil {
-			return nil, err
-		}
+		sleep(ctx, step)
 	}
 	return []figure{{FirstSecond, "1", first}, {WorstSecond, "1", worst}}, nil
 }
@@ -106,15 +104,13 @@ const (
 
 // settles waits until the shares of a phase are right. It returns the time to the end of
 // the first good step, or its patience if there is none.
-func (s *trafficSession) settles(ctx context.Context, p phase) (time.Duration, error) {
+func (s *trafficSession) settles(ctx context.Context, p phase) time.Duration {
 	const patience = 2 * time.Second
 	start, good, since := time.Now(), 0, time.Duration(0)
 	before := s.read()
-	for time.Since(start) < patience {
+	for ctx.Err() == nil && time.Since(start) < patience {
 		began := time.Since(start)
-		if err := sleep(ctx, settleStep); err != nil {
-			return 0, err
-		}
+		sleep(ctx, settleStep)
 		now := s.read()
 		bits, total := bitRates(before, now)
 		before = now
@@ -131,10 +127,10 @@ func (s *trafficSession) settles(ctx context.Context, p phase) (time.Duration, e
 			since = began + settleStep
 		}
 		if good++; good == settleSteps {
-			return since, nil
+			return since
 		}
 	}
-	return patience, nil
+	return patience
 }
 
 // InForce, followed by a change, is the time from the change to the start of the first 100 ms in
@@ -172,9 +168,7 @@ func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure,
 		}
 	}
 	s.sends([]string{"w1", "w2"})
-	if err := sleep(ctx, s.settle+s.take); err != nil {
-		return nil, err
-	}
+	sleep(ctx, s.settle+s.take)
 	took := make(map[string][]float64)
 	for range times {
 		for _, ch := range []change{
@@ -234,7 +228,7 @@ func (s *trafficSession) makes(ctx context.Context, ch change) (time.Duration, e
 	failed := make(chan error, 1)
 	go func() { failed <- ch.do(ctx) }() // while the loop below watches the shares
 	var samples []sample
-	for from := 0; time.Since(start) < forcePatience; {
+	for from := 0; ctx.Err() == nil && time.Since(start) < forcePatience; {
 		now := sample{time.Since(start), s.read()}
 		samples = append(samples, now)
 		for ; now.at-samples[from].at >= forceWindow; from++ {
@@ -248,9 +242,7 @@ func (s *trafficSession) makes(ctx context.Context, ch change) (time.Duration, e
 				return samples[from].at, <-failed
 			}
 		}
-		if err := sleep(ctx, forceStep); err != nil {
-			return 0, err
-		}
+		sleep(ctx, forceStep)
 	}
 	if err := <-failed; err != nil {
 		return 0, err
@@ -342,17 +334,13 @@ func (s *trafficSession) alone(ctx context.Context, c trafficCase) (err error) {
 		return nil
 	}
 	s.sends([]string{c.probe})
-	if err := sleep(ctx, s.settle); err != nil {
-		return err
-	}
+	sleep(ctx, s.settle)
 	h, err := s.listen(ctx)
 	if err != nil {
 		return err
 	}
 	defer h.close()
-	if err := sleep(ctx, s.take); err != nil {
-		return err
-	}
+	sleep(ctx, s.take)
 	after, err := s.guard.frame(ctx)
 	if err != nil {
 		return err
@@ -373,10 +361,8 @@ func (s *trafficSession) ask(ctx context.Context, f *flow) error {
 		if err := old.Stop(); err != nil {
 			return err
 		}
-		for start := time.Now(); rig.Connected(f.server.PID) && time.Since(start) < 2*(s.settle+s.take); {
-			if err := sleep(ctx, settleStep); err != nil {
-				return err
-			}
+		for start := time.Now(); rig.Connected(f.server.PID) && ctx.Err() == nil && time.Since(start) < 2*(s.settle+s.take); {
+			sleep(ctx, settleStep)
 		}
 	}
 	var err error

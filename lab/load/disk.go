@@ -1,11 +1,14 @@
 package load
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -122,6 +125,36 @@ func mail(o options, b *Board) error {
 		go func() { failed <- mailWorker(o, b) }()
 	}
 	return <-failed
+}
+
+// sqlite has the program of that name change a row in each transaction, with write-ahead logging and
+// a sync at each commit.
+func sqlite(o options, b *Board) error {
+	cmd := exec.Command("sqlite3", filepath.Join(o.to, "db"))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	out, oerr := cmd.StdoutPipe()
+	if err := errors.Join(err, oerr, cmd.Start()); err != nil {
+		return err
+	}
+	answers := bufio.NewReader(out)
+	ask := func(statements string) error {
+		_, err := io.WriteString(in, statements)
+		_, aerr := answers.ReadString('\n')
+		return errors.Join(err, aerr)
+	}
+	if err := ask("pragma synchronous = full; create table t (n integer); insert into t values (0); pragma journal_mode = wal;\n"); err != nil {
+		return err
+	}
+	b.setReady()
+	for {
+		start := time.Now()
+		if err := ask("update t set n = n + 1 returning n;\n"); err != nil {
+			return err
+		}
+		b.latency(time.Since(start))
+		b.count(1, 0)
+	}
 }
 
 func mailFile(dir string, i int) string { return filepath.Join(dir, strconv.Itoa(i)) }

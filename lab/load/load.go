@@ -61,18 +61,15 @@ func Command(args ...string) (*exec.Cmd, *Board, error) {
 	return cmd, board, nil
 }
 
-// Await waits until the generator of a board is at work, or until done is closed because the
-// generator has ended.
-func (b *Board) Await(ctx context.Context, done <-chan struct{}) error {
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !b.Ready() {
+// Await waits until a generator or a server is ready, or until done is closed because it has ended.
+func Await(ctx context.Context, done <-chan struct{}, ready func() bool) error {
+	for !ready() {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-done:
-			return errors.New("generator ended before it was ready")
-		case <-tick.C:
+			return errors.New("it ended before it was ready")
+		case <-time.After(2 * time.Millisecond):
 		}
 	}
 	return nil
@@ -129,6 +126,7 @@ func generators() map[string]generator {
 		"rr-server": {"answer requests at --listen", rrServer},
 		"disk":      {"read and write blocks of --size of the file or device --to, --conns at once, past the page cache", disk},
 		"mail":      {"make, append to, sync, read and remove files of --size in the directory --to, --conns at once", mail},
+		"sqlite":    {"commit transactions to a database in WAL mode in the directory --to, and wait for each", sqlite},
 		"burn":      {"compute without end, and count units of work", burn},
 	}
 }

@@ -61,7 +61,7 @@ func start(t *testing.T, ns *testkit.NS, args ...string) *running {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	must(t, board.Await(ctx, r.done))
+	must(t, Await(ctx, r.done, board.Ready))
 	return r
 }
 
@@ -376,5 +376,8 @@ func TestMail(t *testing.T) {
 	}
 	if err := mail(options{to: box + "/none", size: 4096, conns: 1}, &Board{page: new(page)}); err == nil {
 		t.Error("mail without a directory is taken")
+	}
+	if _, err := exec.LookPath("sqlite3"); err == nil && !start(t, nil, "sqlite", "--to", box).counts() {
+		t.Error("no transaction is committed")
 	}
 }

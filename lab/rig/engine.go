@@ -150,23 +150,18 @@ func (r *Rig) startEngine(ctx context.Context) error {
 
 // answers waits until the engine answers.
 func (e *engine) answers(ctx context.Context, log string) error {
-	deadline := time.After(60 * time.Second)
-	for {
-		_, err := e.run(ctx, nil, "version")
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-e.process.Done():
-		case <-deadline:
-		case <-time.After(50 * time.Millisecond):
-			continue
-		}
+	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+	defer cancel()
+	var refused error
+	err := load.Await(ctx, e.process.Done(), func() bool {
+		_, refused = e.run(ctx, nil, "version")
+		return refused == nil
+	})
+	if err != nil {
 		said, _ := os.ReadFile(log)
-		return fmt.Errorf("the Docker Engine does not answer: %w; its log ends:\n%s", err, said[max(0, len(said)-2000):])
+		return fmt.Errorf("the Docker Engine does not answer: %w: %w; its log ends:\n%s", err, refused, said[max(0, len(said)-2000):])
 	}
+	return nil
 }
 
 // contain starts the i-th container in the engine.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/prometheus/procfs"
 )
@@ -223,14 +224,8 @@ func atPort(pid int, in func(state string) bool) bool {
 func await(ctx context.Context, p *sandbox.Process, ready func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	for !ready() {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for a server to listen: %w", ctx.Err())
-		case <-p.Done():
-			return fmt.Errorf("a server ended before it listened: %w", p.Wait())
-		case <-time.After(5 * time.Millisecond):
-		}
+	if err := load.Await(ctx, p.Done(), ready); err != nil {
+		return fmt.Errorf("wait for a server to listen: %w", err)
 	}
 	return nil
 }

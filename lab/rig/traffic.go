@@ -98,7 +98,7 @@ func (r *Rig) Start(ctx context.Context, box *sandbox.Box, args ...string) (*Gen
 		return nil, errors.Join(err, board.Close())
 	}
 	g := &Generator{Board: board, Process: p}
-	if err := board.Await(ctx, p.Done()); err != nil {
+	if err := load.Await(ctx, p.Done(), board.Ready); err != nil {
 		return nil, errors.Join(fmt.Errorf("%v: %w", args, err), g.Stop())
 	}
 	r.load = append(r.load, g)

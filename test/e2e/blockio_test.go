@@ -168,7 +168,7 @@ func TestCalibrateRealtime(t *testing.T) {
 	}
 	a.stands("e2e-db", "blockio", api.StateDone)
 	mustSay(t, a.run("reserve", "e2e-db", path, "riops=10"), 0)
-	mustSay(t, a.run("set", "e2e-db", "io.realtime=auto"), 0)
+	mustSay(t, a.run("set", "e2e-db", "io.realtime=auto", "io.help=realtime"), 0)
 	mustSay(t, a.run("io"), 0, "e2e-db: real-time for")
 	a.stop()
 }

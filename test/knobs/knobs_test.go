@@ -62,8 +62,8 @@ func keys(disk string) []key {
 		io("io.yield=quota", policy.Settings{IOYield: policy.YieldQuota}),
 		io("io.max", policy.Settings{IO: most}),
 		io("io.weight", policy.Settings{IOWeight: 50}),
-		io("io.realtime", policy.Settings{Realtime: 20 * time.Millisecond}),
-		io("all of io", policy.Settings{IOYield: policy.YieldQuota, IO: most, IOWeight: 50, Realtime: 20 * time.Millisecond}),
+		io("io.help=realtime", policy.Settings{IOHelp: policy.HelpRealtime, Realtime: 20 * time.Millisecond}),
+		io("all of io", policy.Settings{IOYield: policy.YieldQuota, IO: most, IOWeight: 50, IOHelp: policy.HelpRealtime, Realtime: 20 * time.Millisecond}),
 	}
 }
 

@@ -131,11 +131,14 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 	}
 }
 
-// admissions prints the advice on reservations, and the state of their admission.
+// admissions prints the advice on reservations, the state of their admission, and what they take.
 func admissions(w io.Writer, list []api.Reservation) {
 	for _, r := range list {
 		if r.Advice != "" {
 			fmt.Fprintf(w, "%s: admission %s: %s\n", cli.Show(r.Name), cli.Show(r.Admission), cli.OneLine(r.Advice))
+		}
+		if r.CPU > 0 {
+			fmt.Fprintf(w, "%s: what is reserved takes %.2f CPUs, by what it uses now\n", cli.Show(r.Name), r.CPU)
 		}
 	}
 }

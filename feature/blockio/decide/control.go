@@ -242,7 +242,7 @@ func (s *Standing) met(wait time.Duration) {
 func (d Demand) heldBy(w Window) (evidence, mend string) {
 	if own := d.Waited[Realtime]; own > d.Waited[Quota] {
 		return fmt.Sprintf("%s; its I/O waited %s in each second as its real-time budget was used up", d.shortfall(), perSecond(own, w)),
-			"give io.realtime as much as its I/O needs (auto), or end it"
+			"let its help be decided (io.help=auto), or give io.realtime as much as its I/O needs"
 	}
 	of := cmp.Or(d.Quota, "its cgroup or of one above")
 	return fmt.Sprintf("%s; its I/O waited %s in each second as the CPU quota of %s was used up", d.shortfall(), perSecond(d.Waited[Quota], w), of),

@@ -17,7 +17,7 @@ import (
 // that capacities are measured with. Bytes come in requests as large as most disks take.
 const (
 	SmallRequest = 4 << 10
-	LargeRequest = 128 << 10
+	largeRequest = 128 << 10
 )
 
 // UsualHeadroom is the default part of a capacity that cannot be reserved.
@@ -67,8 +67,8 @@ func (c Capacity) OrAssumed(reserved api.BlockIOFigures) Capacity {
 		return c
 	}
 	out := Capacity{Seen: c.Seen, assumed: true, BlockIOFigures: api.BlockIOFigures{
-		ReadIOPS:  max(c.Seen.ReadIOPS, reserved.ReadIOPS, reserved.ReadBytes/LargeRequest, 1),
-		WriteIOPS: max(c.Seen.WriteIOPS, reserved.WriteIOPS, reserved.WriteBytes/LargeRequest, 1),
+		ReadIOPS:  max(c.Seen.ReadIOPS, reserved.ReadIOPS, reserved.ReadBytes/largeRequest, 1),
+		WriteIOPS: max(c.Seen.WriteIOPS, reserved.WriteIOPS, reserved.WriteBytes/largeRequest, 1),
 	}}
 	out.ReadBytes = max(c.Seen.ReadBytes, reserved.ReadBytes, out.ReadIOPS*SmallRequest)
 	out.WriteBytes = max(c.Seen.WriteBytes, reserved.WriteBytes, out.WriteIOPS*SmallRequest)
@@ -99,7 +99,7 @@ func share(ops, bytes float64, mostOps, mostBytes uint64) float64 {
 		return 0
 	}
 	if ops == 0 {
-		ops = bytes / LargeRequest
+		ops = bytes / largeRequest
 	}
 	bytes = max(bytes, ops*SmallRequest) // a request costs no less for being smaller
 	if mostOps == 0 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/policy"
@@ -119,7 +120,7 @@ func (h *helping) next(w Window, d Demand) (next policy.Help, lack string) {
 	}
 	used := h.used
 	if used == 0 { // it was never seen undisturbed
-		used = h.scaled(w, d)
+		used = Takes(w.Capacity[d.Disk], time.Duration(float64(d.Used)/w.Length.Seconds()), d.Achieved, d.Reserved, w.CPUs)
 	}
 	small := float64(used) <= fits*float64(m.Budget)*float64(w.CPUs)
 	switch {
@@ -136,15 +137,15 @@ func (h *helping) next(w Window, d Demand) (next policy.Help, lack string) {
 		used.Round(time.Millisecond), w.CPUs, m.Budget)
 }
 
-// scaled is what it would use if it got what it has reserved.
-func (h *helping) scaled(w Window, d Demand) time.Duration {
-	used := time.Duration(float64(d.Used) / w.Length.Seconds())
-	got, _, _ := w.Capacity[d.Disk].Share(d.Achieved)
-	due, _, _ := w.Capacity[d.Disk].Share(d.Reserved)
+// Takes is the CPU time that a reservation takes in each second, by what its container used for
+// what it got: no less than that, and no more than all CPUs.
+func Takes(c Capacity, used time.Duration, achieved, reserved api.BlockIOFigures, cpus int) time.Duration {
+	got, _, _ := c.Share(achieved)
+	due, _, _ := c.Share(reserved)
 	if got <= 0 || due <= got {
 		return used
 	}
-	return time.Duration(min(float64(used)*due/got, float64(w.CPUs)*float64(time.Second)))
+	return time.Duration(min(float64(used)*due/got, float64(cpus)*float64(time.Second)))
 }
 
 // ease ends help once other containers have not wanted its CPUs for a while, or policy forbids

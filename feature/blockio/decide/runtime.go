@@ -124,7 +124,7 @@ func (p Profile) Needs(f api.BlockIOFigures) (time.Duration, error) {
 		{"reads", f.ReadIOPS, f.ReadBytes, func(x api.RealtimePoint) uint64 { return x.ReadIOPS }},
 		{"writes", f.WriteIOPS, f.WriteBytes, func(x api.RealtimePoint) uint64 { return x.WriteIOPS }},
 	} {
-		ops := max(float64(x.ops), float64(x.bytes)/LargeRequest)
+		ops := max(float64(x.ops), float64(x.bytes)/largeRequest)
 		if ops == 0 {
 			continue
 		}

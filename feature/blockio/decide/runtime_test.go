@@ -53,7 +53,7 @@ func TestProfile(t *testing.T) {
 		{api.BlockIOFigures{ReadIOPS: 500}, 50 * time.Millisecond, ""},
 		{api.BlockIOFigures{ReadIOPS: 2000}, 300 * time.Millisecond, ""}, // what was measured with 200 ms is less than with 100
 		{api.BlockIOFigures{ReadIOPS: 500, WriteIOPS: 750}, 200 * time.Millisecond, ""},
-		{api.BlockIOFigures{ReadBytes: 500 * LargeRequest}, 50 * time.Millisecond, ""},
+		{api.BlockIOFigures{ReadBytes: 500 * largeRequest}, 50 * time.Millisecond, ""},
 		{api.BlockIOFigures{ReadIOPS: 3001}, 0, "3000 reads"},
 		{api.BlockIOFigures{WriteIOPS: 1001}, 0, "1000 writes"},
 		{api.BlockIOFigures{ReadIOPS: 3000, WriteIOPS: 1000}, 0, "together"},

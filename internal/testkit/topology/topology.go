@@ -253,7 +253,7 @@ func InGroup(t testing.TB, cg testkit.CG, cpu int, args ...string) (*load.Board,
 		}
 	}
 	cg.Add(t, cmd.Process.Pid)
-	testkit.Must(t, board.Await(t.Context(), done))
+	testkit.Must(t, load.Await(t.Context(), done, board.Ready))
 	return board, cmd.Process.Pid
 }
 
@@ -266,6 +266,6 @@ func (h *Host) Start(b *sandbox.Box, cpus []int, cmd *exec.Cmd, board *load.Boar
 	h.T.Cleanup(func() { p.Kill(); p.Wait() })
 	ctx, cancel := context.WithTimeout(h.T.Context(), 90*time.Second)
 	defer cancel()
-	testkit.Must(h.T, board.Await(ctx, p.Done()))
+	testkit.Must(h.T, load.Await(ctx, p.Done(), board.Ready))
 	return p
 }
