@@ -262,53 +262,74 @@ func (h *host) uplink(b *sandbox.Box, name string) {
 	must(h.t, h.Open(b).Offload(h.Index(b, name), netdev.GRO).Write(netdev.GRO.On()))
 }
 
-// The agent is told of uplinks that come and go, and Apply claims them.
+// follower is a host with an isolated container, whose agent is told of uplinks that come and go.
+type follower struct {
+	*host
+	told chan container.ID
+}
+
+func newFollower(t *testing.T) follower {
+	f := follower{newHost(t, sandbox.CPU{}), make(chan container.ID, 1000)}
+	f.netcpu.Notify(func(id container.ID) { f.told <- id })
+	f.apply(f.container, policy.NetCPUIsolate)
+	return f
+}
+
+// nic plugs a NIC in.
+func (f follower) nic(name, addr string) {
+	f.t.Helper()
+	f.Wire(sandbox.End{Box: f.wire, Name: "w" + name}, sandbox.End{Box: f.ns, Name: name, Addr: netip.MustParsePrefix(addr)})
+	must(f.t, f.Open(f.ns).Offload(f.Index(f.ns, name), netdev.GRO).Write(netdev.GRO.On()))
+}
+
+// follows waits until Apply, which is called for each change that is told of, has claimed just the
+// devices that are wanted.
+func (f follower) follows(what string, want ...string) {
+	f.t.Helper()
+	testkit.Await(f.t, what, func() bool {
+		for len(f.told) > 0 {
+			<-f.told
+			f.apply(f.container, policy.NetCPUIsolate)
+		}
+		threads := f.threads()
+		return slices.Equal(f.dropPoints(0), want) && !slices.ContainsFunc(want, func(dev string) bool { return threads[dev] == nil })
+	})
+}
+
 func TestUplinksFollow(t *testing.T) {
-	testkit.OnKernels(t)
 	t.Parallel()
-	h := newHost(t, sandbox.CPU{})
-	told := make(chan container.ID, 1000)
-	h.netcpu.Notify(func(id container.ID) { told <- id })
-	h.apply(h.container, policy.NetCPUIsolate)
-	nic := func(name, addr string) {
-		h.Wire(sandbox.End{Box: h.wire, Name: "w" + name}, sandbox.End{Box: h.ns, Name: name, Addr: netip.MustParsePrefix(addr)})
-		must(t, h.Open(h.ns).Offload(h.Index(h.ns, name), netdev.GRO).Write(netdev.GRO.On()))
-	}
-	follow := func(what string, do func(), want ...string) {
-		t.Helper()
-		do()
-		testkit.Await(t, what, func() bool {
-			for len(told) > 0 {
-				<-told
-				h.apply(h.container, policy.NetCPUIsolate)
-			}
-			threads := h.threads()
-			return slices.Equal(h.dropPoints(0), want) && !slices.ContainsFunc(want, func(dev string) bool { return threads[dev] == nil })
-		})
-	}
-	follow("a NIC comes", func() { nic("nic1", "10.70.0.1/24") }, "nic0", "nic1")
-	follow("another one", func() { nic("nic2", "10.71.0.1/24") }, "nic0", "nic1", "nic2")
-	follow("the bridge takes it in", func() { h.Port(h.ns, "nic2") }, "nic0", "nic1", "nic2")
-	follow("one goes", func() { must(t, h.ns.Delete("nic1")) }, "nic0", "nic2")
+	f := newFollower(t)
+	f.nic("nic1", "10.70.0.1/24")
+	f.follows("a NIC comes", "nic0", "nic1")
+	f.nic("nic2", "10.71.0.1/24")
+	f.follows("another one", "nic0", "nic1", "nic2")
+	f.Port(f.ns, "nic2")
+	f.follows("the bridge takes it in", "nic0", "nic1", "nic2")
+	must(t, f.ns.Delete("nic1"))
+	f.follows("one goes", "nic0", "nic2")
+	f.remove(f.container)
+}
+
+func TestUplinksOfBondsFollow(t *testing.T) {
+	testkit.InFull(t)
+	t.Parallel()
+	f := newFollower(t)
+	defer f.remove(f.container)
 	add := func(l netlink.Link) error {
-		return h.ns.Netlink(func(k *netlink.Handle) error { return k.LinkAdd(l) })
+		return f.ns.Netlink(func(k *netlink.Handle) error { return k.LinkAdd(l) })
 	}
 	if err := add(netlink.NewLinkBond(netlink.LinkAttrs{Name: "bond0"})); errors.Is(err, unix.EOPNOTSUPP) {
-		h.remove(h.container)
 		testkit.Skip(t, "kernel has no bonding")
 	}
-	follow("a bond gains a member", func() {
-		nic("nic1", "10.72.0.1/24")
-		must(t, h.ns.Change("nic1", func(k *netlink.Handle, port netlink.Link) error {
-			bond, err := k.LinkByName("bond0")
-			return cmp.Or(err, k.LinkSetDown(port), k.LinkSetMaster(port, bond), k.LinkSetUp(bond), k.LinkSetUp(port))
-		}))
-	}, "nic0", "nic1", "nic2")
-	follow("a NIC comes with a VLAN", func() {
-		nic("nic3", "10.73.0.1/24")
-		must(t, add(&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "vlan5", ParentIndex: h.Index(h.ns, "nic3")}, VlanId: 5}))
-	}, "nic0", "nic1", "nic2", "nic3")
-	h.remove(h.container)
+	f.nic("nic1", "10.72.0.1/24")
+	must(t, f.ns.Change("nic1", func(k *netlink.Handle, port netlink.Link) error {
+		bond, err := k.LinkByName("bond0")
+		return cmp.Or(err, k.LinkSetDown(port), k.LinkSetMaster(port, bond), k.LinkSetUp(bond), k.LinkSetUp(port))
+	}))
+	f.follows("a bond gains a member", "nic0", "nic1")
+	f.nic("nic2", "10.73.0.1/24")
+	must(t, add(&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "vlan5", ParentIndex: f.Index(f.ns, "nic2")}, VlanId: 5}))
+	f.follows("a NIC comes with a VLAN", "nic0", "nic1", "nic2")
 }
 
 // The drop points of a deleted namespace go with it, while others stay.
