@@ -3,8 +3,8 @@ package agent
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -12,7 +12,6 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
-	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -177,47 +176,6 @@ func TestExpiredEntries(t *testing.T) {
 	}
 }
 
-// robber is a meter that reports how much of a CPU container 1 takes from 2, and for how long.
-type robber struct {
-	mu     sync.Mutex
-	share  float64
-	second time.Duration
-	now    account.Reading
-	reads  int
-}
-
-func (m *robber) Read() (account.Reading, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.reads++
-	took := time.Duration(m.share * float64(m.second))
-	if m.now.Accounts == nil {
-		m.now.Taken = time.Unix(1_800_000_000, 0)
-		m.now.Accounts = []account.Account{{Container: 1}}
-		m.now.Thefts = []account.Theft{theft(account.Task, 2, 1, 0)}
-	}
-	m.now.Taken = m.now.Taken.Add(m.second)
-	next := m.now
-	next.Accounts = append([]account.Account(nil), m.now.Accounts...)
-	next.Thefts = append([]account.Theft(nil), m.now.Thefts...)
-	next.Accounts[0].Receive[account.UDP].CPU += took
-	next.Thefts[0].CPU += took
-	m.now = next
-	return next, nil
-}
-
-func (m *robber) rob(share float64, second time.Duration) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.share, m.second = share, second
-}
-
-func (m *robber) count() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.reads
-}
-
 // veth is a box that can be isolated.
 func veth(id container.ID, mode policy.NetCPU) container.Container {
 	c := box(id, mode)
@@ -225,93 +183,50 @@ func veth(id container.ID, mode policy.NetCPU) container.Container {
 	return c
 }
 
-// netcpuSetting is what explain says of netcpu.
-func (r *rig) netcpuSetting(name string) api.Setting {
-	r.t.Helper()
-	x, err := r.client.Explain(r.t.Context(), name)
-	testkit.Must(r.t, err)
-	for _, s := range x.Container.Policy {
-		if s.Key == "fairlead.netcpu" {
-			return s
+// A decision is renewed long before it lapses, and not at each look. What policy says of its container
+// counts at once.
+func TestDecisionsAreRenewed(t *testing.T) {
+	r := newRig(t, 1)
+	r.set.set(true, box(1, "auto"))
+	r.start()
+	isolated := decision(1, "isolate", time.Time{})
+	isolated.Instead, isolated.Since = "auto", time.Unix(5, 0)
+	s := &script{decides: []policy.Decision{isolated}, stop: func() {}}
+	mine := make(map[choice]bool)
+	var was time.Time
+	for _, at := range []struct {
+		ahead time.Duration
+		new   bool
+	}{{0, true}, {decisionFor / 3, false}, {decisionFor * 2 / 3, true}, {decisionFor, false}} {
+		r.ahead.Store(int64(at.ahead))
+		testkit.Must(t, r.agent.control(s, mine))
+		if is := r.agent.decision(isolated).Expiry; is.After(was) != at.new {
+			t.Errorf("after %v it is to lapse at %v, before at %v", at.ahead, is, was)
+		} else {
+			was = is
+		}
+		r.untilValue(1, "isolated")
+		r.until("the journal has it until then", func() bool {
+			e := r.agent.journal.Entries()
+			return len(e) == 1 && e[0].Expiry.Equal(was)
+		})
+	}
+	r.set.set(true, box(1, "observe"))
+	r.untilValue(1, "plain")
+}
+
+// The accounts are read for those that are to be decided about, and for nobody else.
+func TestAccountsAreReadForAuto(t *testing.T) {
+	reads := 0
+	m := new(fakeMeter)
+	m.during.Store(func() { reads++ })
+	x := &netcpu.Accounts{Meter: m, Containers: newFakeSet(true)}
+	for want, mode := range []policy.NetCPU{policy.NetCPUObserve, policy.NetCPUAuto} {
+		_, err := x.Decide([]policy.Target{{Container: veth(1, mode), Settings: policy.Settings{NetCPU: mode}}}, true)
+		if testkit.Must(t, err); reads != want {
+			t.Errorf("%d readings for one that is %s", reads, mode)
 		}
 	}
-	return api.Setting{}
-}
-
-// TestAuto has a robber isolated by the accounts, and let go of when it stops.
-func TestAuto(t *testing.T) {
-	r := newRig(t, 1, 2)
-	m := &robber{second: time.Second}
-	r.accounts = &netcpu.Accounts{Meter: m}
-	r.set.set(true, veth(1, "auto"), veth(2, "observe"))
-	r.start()
-	r.until("a quiet reading", func() bool { return m.count() > 1 })
-	if s := r.netcpuSetting("box-1"); s.Value != "auto" || s.From != "label" || r.host.get(t, 1) != "plain" {
-		t.Errorf("at first: %+v, %q", s, r.host.get(t, 1))
-	}
-
-	m.rob(0.2, time.Second)
-	r.untilValue(1, "isolated")
-	s := r.netcpuSetting("box-1")
-	if s.Value != "isolate" || s.From != "controller" || s.Instead != "fairlead.netcpu=auto (label)" || s.Since.IsZero() ||
-		!strings.HasPrefix(s.Reason, "its packets took 20.0 % of a CPU from others (box-2 20.0 %") {
-		t.Errorf("isolated: %+v", s)
-	}
-	entries := r.agent.journal.Entries()
-	if len(entries) != 1 || entries[0].Expiry.IsZero() {
-		t.Errorf("the journal has %+v", entries)
-	}
-
-	// It is renewed long before it lapses, and not at each look.
-	was := entries[0].Expiry
-	r.ahead.Store(int64(decisionFor * 2 / 3))
-	r.until("it is renewed", func() bool {
-		e := r.agent.journal.Entries()
-		return len(e) == 1 && e[0].Expiry.After(was)
-	})
-	before := r.agent.journal.Entries()[0].Expiry
-	looks := m.count()
-	r.until("some looks more", func() bool { return m.count() > looks+2 })
-	if e := r.agent.journal.Entries(); len(e) != 1 || !e[0].Expiry.Equal(before) || r.host.get(t, 1) != "isolated" {
-		t.Errorf("the journal has %+v", e)
-	}
-
-	m.rob(0.001, 11*time.Second)
-	r.untilValue(1, "plain")
-	if s := r.netcpuSetting("box-1"); s.Value != "observe" || !strings.HasPrefix(s.Reason, "for 10s its packets cost at most") {
-		t.Errorf("let go of: %+v", s)
-	}
-
-	// What policy says of it counts at once, and what is decided no more.
-	m.rob(0.2, time.Second)
-	r.untilValue(1, "isolated")
-	r.set.set(true, veth(1, "observe"), veth(2, "observe"))
-	r.untilValue(1, "plain")
-	if s := r.netcpuSetting("box-1"); s.Value != "observe" || s.From != "label" {
-		t.Errorf("policy says observe: %+v", s)
-	}
-	r.until("the accounts are not read any more with nobody to decide about", func() bool {
-		looks = m.count() // one look may have been under way
-		time.Sleep(10 * r.agent.pace.decide)
-		return m.count() == looks
-	})
-}
-
-// A container that ends while it is isolated is forgotten with its decision.
-func TestAutoEnds(t *testing.T) {
-	r := newRig(t, 1, 2)
-	m := &robber{second: time.Second, share: 0.2}
-	r.accounts = &netcpu.Accounts{Meter: m}
-	r.set.set(true, veth(1, "auto"), veth(2, "auto"))
-	r.start()
-	r.untilValue(1, "isolated")
-	r.set.set(true, veth(2, "auto"))
-	r.untilValue(1, "plain")
-	r.until("the decision has gone", func() bool { // 2, which loses time, may be given credit by now
-		return r.agent.decision(policy.Decision{Container: 1, Key: "fairlead.netcpu"}).Value == ""
-	})
-	r.set.set(true, veth(1, "auto"), veth(2, "auto"))
-	r.untilValue(1, "isolated")
 }
 
 // moved is the knob of a thread that was moved for a container.
@@ -325,8 +240,7 @@ func (m moved) Ref() journal.Ref {
 // 3 by policy; the policy of 2 has changed since.
 func TestAutoAdopts(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
-	m := &robber{second: time.Second, share: 0.2}
-	r.accounts = &netcpu.Accounts{Meter: m}
+	r.accounts = &netcpu.Accounts{Meter: new(fakeMeter)}
 	j := r.journal()
 	expiry := map[container.ID]time.Time{1: time.Now().Add(time.Minute), 2: time.Now().Add(time.Minute), 3: {}}
 	for id, at := range expiry {
@@ -340,16 +254,19 @@ func TestAutoAdopts(t *testing.T) {
 	r.untilValue(2, "plain")
 	r.untilValue(3, "plain")
 	r.set.set(true, veth(1, "auto"), veth(2, "observe"), veth(3, "auto"))
-	looks := m.count()
-	r.until("some looks", func() bool { return m.count() > looks+2 })
+	rounds := r.agent.roundsMade()
+	r.until("some rounds more", func() bool { r.agent.nudge(); return r.agent.roundsMade() > rounds+2 })
 	if got := r.host.get(t, 1); got != "isolated" || r.host.writes.Load() != writes+2 {
 		t.Errorf("1 is %q after %d writes", got, r.host.writes.Load()-writes)
 	}
-	if s := r.netcpuSetting("box-1"); s.Value != "isolate" || s.Reason != "decided by an earlier agent, which was killed" {
-		t.Errorf("%+v", s)
+	x, err := r.client.Explain(t.Context(), "box-1")
+	testkit.Must(t, err)
+	if !slices.ContainsFunc(x.Container.Policy, func(s api.Setting) bool {
+		return s.Value == "isolate" && s.From == "controller" && s.Instead == "fairlead.netcpu=auto (label)" &&
+			s.Reason == "decided by an earlier agent, which was killed"
+	}) {
+		t.Errorf("explained as %+v", x.Container.Policy)
 	}
-	m.rob(0, 11*time.Second)
-	r.untilValue(1, "plain")
 }
 
 // step returns a time as read after the clock was set: the wall clock is ahead and the monotonic

@@ -30,8 +30,6 @@ func TestMain(m *testing.M) {
 	case "self":
 		io.Copy(io.Discard, os.Stdin) // until we have been put into the cgroup
 		askSelf(arg)
-	case "agent":
-		childAgent(arg)
 	case "panics":
 		panicking(arg)
 	default:

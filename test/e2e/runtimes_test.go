@@ -275,7 +275,6 @@ func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 		}
 		a.counts(was, name, 20) // in its class, tunnel or not
 	}
-	swarmLatency(t, nodes, agents)
 	for n, d := range nodes {
 		d.Must(t, "rm", "-f", running[n].Name)
 	}
