@@ -36,6 +36,7 @@ func TestFleet(t *testing.T) {
 	t.Run("Contention", f.contention)
 	t.Run("Restart", f.restart)
 	t.Run("Crowd", f.crowd)
+	t.Run("Router", f.router)
 	t.Run("Uninstall", func(t *testing.T) { f.uninstall(t, byKustomize, before) })
 }
 
