@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/test/kubernetes"
 )
@@ -17,13 +16,11 @@ func (f *fleet) crowd(t *testing.T) {
 	const pods = 110
 	n := f.Nodes[0]
 	var all []pod
-	for i := range pods - len(f.podsOf(t, n)) - 1 {
+	there := strings.Fields(f.kubectl(t, "get", "pods", "--all-namespaces", "--field-selector=spec.nodeName="+n.Name, "-o", "name"))
+	for i := range pods - len(there) - 1 {
 		all = append(all, pod{name: fmt.Sprint("crowd-", i), node: n.Name, request: "1m"})
 	}
 	f.run(t, all...)
-	for _, p := range all {
-		f.awaitRunning(t, p.name)
-	}
 	a := f.agent(t, n)
 	await(t, "the crowd to be known", func() error {
 		list, err := a.Containers(t.Context())
@@ -58,8 +55,7 @@ func (f *fleet) crowd(t *testing.T) {
 	} {
 		t.Run(policy.feature, func(t *testing.T) {
 			f.run(t, pod{name: "late", node: n.Name, annotations: map[string]string{policy.annotation: policy.value}, request: "1m"})
-			var late api.Container
-			await(t, "the policy to be in force", func() (err error) { late, err = inForce(t, a, "shop/late/main", policy.feature); return err })
+			late := inForce(t, a, "shop/late/main", policy.feature)
 			for _, s := range late.Features {
 				if took := s.Since.Sub(late.Started); s.Feature == policy.feature {
 					t.Logf("in force after %v", took)
@@ -70,11 +66,6 @@ func (f *fleet) crowd(t *testing.T) {
 			}
 		})
 	}
-}
-
-// podsOf are the names of all pods on a node.
-func (f *fleet) podsOf(t *testing.T, n *kubernetes.Node) []string {
-	return strings.Fields(f.kubectl(t, "get", "pods", "--all-namespaces", "--field-selector=spec.nodeName="+n.Name, "-o", "name"))
 }
 
 // agentPID is the process of the agent's container on a node.

@@ -5,13 +5,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/test/kubernetes"
 )
 
 // byKustomize are the arguments of kubectl that name what is installed.
@@ -26,7 +24,6 @@ func TestFleet(t *testing.T) {
 	f := newFleet(t)
 	f.kubectl(t, "create", "namespace", "shop")
 	f.run(t, pod{name: "first", node: "n1"}, pod{name: "second", node: "n2"})
-	f.awaitRunning(t, "first", "second")
 	before := f.state(t)
 	t.Run("Helm", func(t *testing.T) {
 		chart := f.helm(t)
@@ -34,12 +31,12 @@ func TestFleet(t *testing.T) {
 		f.uninstall(t, chart, before)
 	})
 	f.install(t, byKustomize)
-	t.Run("Names", f.names)
 	t.Run("Flood", f.flood)
 	t.Run("Requests", f.requests)
 	t.Run("Contention", f.contention)
 	t.Run("Restart", f.restart)
 	t.Run("Crowd", f.crowd)
+	t.Run("Router", f.router)
 	t.Run("Uninstall", func(t *testing.T) { f.uninstall(t, byKustomize, before) })
 }
 
@@ -54,11 +51,9 @@ func (f *fleet) helm(t *testing.T) []string {
 	cmd.Stderr = t.Output()
 	objects, err := cmd.Output()
 	testkit.Must(t, err)
-	namespace, err := os.ReadFile(filepath.Join(root, "packaging/kubernetes/base/namespace.yaml"))
-	testkit.Must(t, err)
 	path := filepath.Join(f.dir, "chart.yaml")
-	testkit.Must(t, os.WriteFile(path, slices.Concat(namespace, []byte("\n---\n"), objects), 0o644))
-	return []string{"-f", path}
+	testkit.Must(t, os.WriteFile(path, objects, 0o644))
+	return []string{"-f", filepath.Join(root, "packaging/kubernetes/base/namespace.yaml"), "-f", path}
 }
 
 // install applies the manifests by one command. Both nodes are ready within 30 s.
@@ -78,38 +73,6 @@ func (f *fleet) install(t *testing.T, what []string) {
 	}
 }
 
-// names has each node list its own pods by their names, and nothing of the other node.
-func (f *fleet) names(t *testing.T) {
-	f.run(t, pod{name: "third", node: "n1"})
-	f.awaitRunning(t, "third")
-	for _, tc := range []struct {
-		node *kubernetes.Node
-		want []string
-	}{{f.Nodes[0], []string{"shop/first/main", "shop/third/main"}}, {f.Nodes[1], []string{"shop/second/main"}}} {
-		a := f.agent(t, tc.node)
-		await(t, "the names of the pods on "+tc.node.Name, func() error {
-			list, err := a.Containers(t.Context())
-			if err != nil {
-				return err
-			}
-			var pods, others []string
-			for _, c := range list {
-				switch {
-				case strings.HasPrefix(c.Name, "shop/"):
-					pods = append(pods, c.Name)
-				case strings.Contains(c.Cgroup.V2, tc.node.CgroupRoot()) && strings.HasPrefix(c.Name, "fairlead-system/"):
-				case strings.Contains(c.Cgroup.V2, "/flkubernetes-"):
-					others = append(others, c.Cgroup.V2)
-				}
-			}
-			if !slices.Equal(pods, tc.want) || len(others) > 0 {
-				return fmt.Errorf("%q, want %q; others: %q", pods, tc.want, others)
-			}
-			return nil
-		})
-	}
-}
-
 // flood floods a pod from the other node, beside one that computes with half of the node's CPU. The
 // penalty is Iron's (section 2): against the same pod beside a neighbour that computes as well and
 // has no traffic.
@@ -119,19 +82,15 @@ func (f *fleet) flood(t *testing.T) {
 		half := map[string]string{"cpu": "500m"}
 		burn := []string{"fairlead-lab", "load", "burn", "--every=1s"}
 		f.run(t, pod{name: "victim", node: "n1", annotations: annotations, limits: half, command: burn})
-		f.awaitRunning(t, "victim")
 		alone := f.measure(t, "victim", 5)
 		f.run(t, pod{name: "quiet", node: "n1", annotations: annotations, limits: half, command: burn})
-		f.awaitRunning(t, "quiet")
 		base := f.measure(t, "victim", 5)
 		f.kubectl(t, "delete", "pod", "--namespace=shop", "--wait", "quiet")
-		f.run(t, pod{name: "receiver", node: "n1", annotations: annotations, limits: half, command: []string{"fairlead-lab", "load", "udp-recv", "--listen=:9000"}})
-		address := f.awaitRunning(t, "receiver")
+		address := f.run(t, pod{name: "receiver", node: "n1", annotations: annotations, limits: half, command: []string{"fairlead-lab", "load", "udp-recv", "--listen=:9000"}})
 		f.run(t, pod{name: "sender", node: "n2", command: []string{"fairlead-lab", "load", "udp-send", "--every=1s", "--to=" + address + ":9000"}})
-		f.awaitRunning(t, "sender")
 		f.measure(t, "victim", settle)
 		flooded := f.measure(t, "victim", 5)
-		t.Logf("units/s, one second after the other: %.0f", f.course(t, "victim"))
+		t.Logf("units/s, one second after the other: %.0f", f.windows(t, "victim"))
 		t.Logf("%v: alone %.0f units/s, beside one that computes %.0f, beside %.0f packets/s %.0f: penalty %.2f, against alone %.2f",
 			annotations, alone.Ops, base.Ops, f.measure(t, "sender", 1).Ops, flooded.Ops, base.Ops/flooded.Ops, alone.Ops/flooded.Ops)
 		return base.Ops / flooded.Ops

@@ -46,20 +46,15 @@ type fleet struct {
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	testkit.NeedRoot(t)
-	for _, program := range []string{"etcd", "containerd", "runc", "busybox", "nft", "ethtool"} {
-		if _, err := exec.LookPath(program); err != nil {
-			testkit.Skip(t, "no "+program)
-		}
-	}
 	f := &fleet{dir: t.TempDir()}
-	images := f.images(t)
 	var err error
 	f.Cluster, err = kubernetes.Start(t.Context(), fmt.Sprintf("/tmp/flkubernetes-%d", os.Getpid()), 2)
-	if errors.Is(err, kubernetes.ErrNoModules) {
-		testkit.Skip(t, "no network to build Kubernetes")
+	if errors.Is(err, kubernetes.ErrNoModules) || errors.Is(err, kubernetes.ErrMissing) {
+		testkit.Skip(t, err.Error())
 	}
 	testkit.Must(t, err)
 	t.Cleanup(func() { testkit.Must(t, f.Stop()) })
+	images := f.images(t)
 	for _, n := range f.Nodes {
 		for _, path := range images {
 			testkit.Must(t, n.Import(t.Context(), path))
@@ -125,7 +120,7 @@ func (p pod) manifest(t *testing.T) string {
 	t.Helper()
 	text, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
-		"metadata": map[string]any{"name": p.name, "namespace": "shop", "annotations": p.annotations},
+		"metadata": map[string]any{"name": p.name, "namespace": "shop", "annotations": p.annotations, "labels": map[string]string{"app": p.name}},
 		"spec": map[string]any{
 			"nodeSelector": selector(p.node), "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
 			"containers": []any{map[string]any{
@@ -145,37 +140,29 @@ func selector(node string) map[string]string {
 	return map[string]string{"kubernetes.io/hostname": node}
 }
 
-// run starts pods and removes them with t.
-func (f *fleet) run(t *testing.T, pods ...pod) {
+// run starts pods, waits until they run, and returns the address of the last.
+func (f *fleet) run(t *testing.T, pods ...pod) (address string) {
 	t.Helper()
-	manifests := ""
+	f.apply(t, pods...)
+	args := []string{"wait", "--namespace=shop", "--for=jsonpath={.status.phase}=Running", fmt.Sprint("--timeout=", patience)}
 	for _, p := range pods {
-		manifests += p.manifest(t)
+		args = append(args, "pod/"+p.name)
 	}
-	testkit.Must(t, f.Apply(t.Context(), manifests))
-	t.Cleanup(func() {
-		args := []string{"delete", "pod", "--namespace=shop", "--wait", "--ignore-not-found"}
-		for _, p := range pods {
-			args = append(args, p.name)
-		}
-		f.kubectl(t, args...)
-	})
+	f.kubectl(t, args...)
+	return f.kubectl(t, "get", "--namespace=shop", args[len(args)-1], "-o", "jsonpath={.status.podIP}")
 }
 
-// awaitRunning waits until pods run, and returns the address of the last.
-func (f *fleet) awaitRunning(t *testing.T, pods ...string) (address string) {
+// apply asks for pods and removes them with t.
+func (f *fleet) apply(t *testing.T, pods ...pod) {
 	t.Helper()
-	for _, name := range pods {
-		await(t, "pod "+name+" to run", func() error {
-			out, err := f.Kubectl(t.Context(), "get", "pod", "--namespace=shop", name, "-o", "jsonpath={.status.phase} {.status.podIP}")
-			if err == nil && !strings.HasPrefix(out, "Running ") {
-				err = fmt.Errorf("it is %q", out)
-			}
-			address = strings.TrimPrefix(out, "Running ")
-			return err
-		})
+	manifests := ""
+	args := []string{"delete", "--namespace=shop", "--wait", "--ignore-not-found"}
+	for _, p := range pods {
+		manifests += p.manifest(t)
+		args = append(args, "pod/"+p.name)
 	}
-	return address
+	testkit.Must(t, f.Apply(t.Context(), manifests))
+	t.Cleanup(func() { f.kubectl(t, args...) })
 }
 
 // window is a line of a load generator, which counts over a second.
@@ -184,43 +171,36 @@ type window struct {
 	BitRate float64 `json:"bits_per_second"`
 }
 
-// measure returns the mean of what a pod's load generator counts in the next n seconds.
+// windows returns what a pod's load generator has counted so far.
+func (f *fleet) windows(t *testing.T, pod string) (list []window) {
+	t.Helper()
+	for line := range strings.SplitSeq(f.kubectl(t, "logs", "--namespace=shop", pod), "\n") {
+		var w window
+		if json.Unmarshal([]byte(line), &w) == nil { // no line that has not ended
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// measure returns the mean of what a pod's load generator counts in the next n windows.
 func (f *fleet) measure(t *testing.T, pod string, n int) (mean window) {
 	t.Helper()
-	lines := func() []string {
-		return strings.Split(strings.TrimSpace(f.kubectl(t, "logs", "--namespace=shop", pod)), "\n")
-	}
-	before := len(lines())
+	begin := len(f.windows(t, pod)) + 1          // the first may have begun before
 	time.Sleep(time.Duration(n+2) * time.Second) // kubectl takes CPU time itself
 	await(t, "lines of "+pod, func() error {
-		lines := lines()
-		if have := len(lines) - before - 1; have < n { // the first may have begun before
-			return fmt.Errorf("%d of %d", have, n)
+		list := f.windows(t, pod)
+		if len(list) < begin+n {
+			return fmt.Errorf("%d of %d", len(list)-begin, n)
 		}
 		mean = window{}
-		for _, text := range lines[before+1 : before+1+n] {
-			var w window
-			if err := json.Unmarshal([]byte(text), &w); err != nil {
-				return fmt.Errorf("%q: %w", text, err)
-			}
+		for _, w := range list[begin : begin+n] {
 			mean.Ops += w.Ops / float64(n)
 			mean.BitRate += w.BitRate / float64(n)
 		}
 		return nil
 	})
 	return mean
-}
-
-// course returns what a pod has counted, window by window.
-func (f *fleet) course(t *testing.T, pod string) (ops []float64) {
-	t.Helper()
-	for line := range strings.SplitSeq(f.kubectl(t, "logs", "--namespace=shop", pod), "\n") {
-		var w window
-		if json.Unmarshal([]byte(line), &w) == nil {
-			ops = append(ops, w.Ops)
-		}
-	}
-	return ops
 }
 
 // await waits until try succeeds, and fails the test if it never does.

@@ -25,7 +25,6 @@ func (f *fleet) requests(t *testing.T) {
 		})
 	}
 	f.run(t, pods[:4]...)
-	f.awaitRunning(t, "share-1", "share-2", "share-3", "share-4")
 	for _, n := range f.Nodes {
 		out := f.kubectl(t, "get", "pods", "--namespace=shop", "--field-selector=spec.nodeName="+n.Name, "-o", "name")
 		if got := strings.Count(out, "pod/share-"); got != 2 {
@@ -48,7 +47,7 @@ func (f *fleet) requests(t *testing.T) {
 			return err
 		})
 	}
-	f.run(t, pods[4])
+	f.apply(t, pods[4])
 	await(t, "the scheduler to refuse the fifth", func() error {
 		out, err := f.Kubectl(t.Context(), "get", "pod", "--namespace=shop", "share-5", "-o", "jsonpath={.status.phase} {.status.conditions[*].message}")
 		if err == nil && (!strings.HasPrefix(out, "Pending ") || !strings.Contains(out, "Insufficient fairlead.dev/egress-mbit")) {
@@ -62,21 +61,16 @@ func (f *fleet) requests(t *testing.T) {
 // nothing and sends by many connections.
 func (f *fleet) contention(t *testing.T) {
 	const rate, mtu, payload = 400e6, 1450, 1398 // of a TCP packet with timestamps
-	f.run(t, pod{name: "sink", node: "n2", command: []string{"fairlead-lab", "load", "tcp-recv", "--listen=:9000"}})
-	to := "--to=" + f.awaitRunning(t, "sink") + ":9000"
+	to := "--to=" + f.run(t, pod{name: "sink", node: "n2", command: []string{"fairlead-lab", "load", "tcp-recv"}}) + ":9000"
 	send := []string{"fairlead-lab", "load", "tcp-send", "--every=1s", to}
 	ask := map[string]string{"fairlead.dev/egress-mbit": "400"}
 	f.run(t,
 		pod{name: "left", node: "n1", limits: ask, command: send},
 		pod{name: "right", node: "n1", limits: ask, command: send},
 		pod{name: "greedy", node: "n1", command: append(send, "--conns=16")})
-	f.awaitRunning(t, "left", "right", "greedy")
 	a := f.agent(t, f.Nodes[0])
 	for _, name := range []string{"left", "right"} {
-		await(t, "the rate of "+name+" to be in force", func() error {
-			_, err := inForce(t, a, "shop/"+name+"/main", "traffic")
-			return err
-		})
+		inForce(t, a, "shop/"+name+"/main", "traffic")
 	}
 	f.measure(t, "greedy", 3)
 	for _, name := range []string{"left", "right", "greedy"} {
@@ -88,15 +82,20 @@ func (f *fleet) contention(t *testing.T) {
 	}
 }
 
-// inForce returns how a feature stands with a container. Error: unless it is done.
-func inForce(t *testing.T, a *api.Client, name, feature string) (c api.Container, err error) {
-	list, err := a.Containers(t.Context())
-	for _, c := range list {
-		for _, s := range c.Features {
-			if c.Name == name && s.Feature == feature && s.State == api.StateDone {
-				return c, nil
+// inForce waits until a feature is done for a container, and returns that.
+func inForce(t *testing.T, a *api.Client, name, feature string) (found api.Container) {
+	t.Helper()
+	await(t, feature+" of "+name+" to be in force", func() error {
+		list, err := a.Containers(t.Context())
+		for _, c := range list {
+			for _, s := range c.Features {
+				if c.Name == name && s.Feature == feature && s.State == api.StateDone {
+					found = c
+					return nil
+				}
 			}
 		}
-	}
-	return c, fmt.Errorf("%s of %s is not done: %+v, %w", feature, name, list, err)
+		return fmt.Errorf("%+v, %w", list, err)
+	})
+	return found
 }

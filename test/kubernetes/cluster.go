@@ -58,11 +58,12 @@ current-context: test
 // Start starts a cluster with nodes n1, n2 and so on, and returns when all of them are ready: about
 // ten seconds, or minutes where [Build] has to build. dir must not exist; its last element is the
 // cluster's name, which begins with "fl". It needs root and what `test/setup kubernetes` installs. If
-// it fails, it removes what it has started; the logs stay in dir. Error: ErrNoModules.
+// it fails, it removes what it has started; the logs stay in dir. Errors: ErrNoModules,
+// ErrMissing.
 func Start(ctx context.Context, dir string, nodes int) (*Cluster, error) {
-	for _, needed := range []string{"etcd", "containerd", "runc", "nft", "/usr/lib/cni/bridge"} {
+	for _, needed := range []string{"etcd", "containerd", "runc", "busybox", "nft", "iptables", "ipset", "ethtool", "/usr/lib/cni/bridge"} {
 		if _, err := exec.LookPath(needed); err != nil {
-			return nil, fmt.Errorf("start a cluster: %s is missing: `test/setup kubernetes` installs it", needed)
+			return nil, fmt.Errorf("start a cluster: %s is %w", needed, ErrMissing)
 		}
 	}
 	program, err := Build(ctx)
@@ -80,8 +81,13 @@ func Start(ctx context.Context, dir string, nodes int) (*Cluster, error) {
 }
 
 func (c *Cluster) start(ctx context.Context, program string, nodes int) error {
-	if err := os.Symlink(program, c.program()); err != nil {
+	if err := os.Mkdir(c.bin(), 0o755); err != nil {
 		return err
+	}
+	for _, name := range []string{"hyperkube", "kubectl"} {
+		if err := os.Symlink(program, filepath.Join(c.bin(), name)); err != nil {
+			return err
+		}
 	}
 	if err := c.startControl(ctx); err != nil {
 		return fmt.Errorf("start the control plane: %w", err)
@@ -101,14 +107,12 @@ func (c *Cluster) start(ctx context.Context, program string, nodes int) error {
 	if err := c.overlay(ctx); err != nil {
 		return err
 	}
+	args := []string{"wait", "--for=condition=Ready"}
+	for _, n := range c.Nodes {
+		args = append(args, "node/"+n.Name)
+	}
 	// A node that has not registered yet is an error, not one to wait for.
-	return c.await(ctx, "the nodes to be ready", func() error {
-		ready, err := c.Kubectl(ctx, "get", "nodes", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}`)
-		if err == nil && strings.Count(ready, "True") != nodes {
-			err = fmt.Errorf("ready: %q", ready)
-		}
-		return err
-	})
+	return c.await(ctx, "the nodes to be ready", func() error { _, err := c.Kubectl(ctx, args...); return err })
 }
 
 // Open returns the cluster that Start started in dir, maybe in another process.
@@ -183,33 +187,28 @@ ip link set ul0 up`); err != nil {
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
 
 // Command prepares a program in the network namespace of the control plane, which reaches the API
-// server, the nodes and the pods, with KUBECONFIG set.
+// server, the nodes and the pods, with KUBECONFIG set, and kubectl in PATH, where its plugins look for it.
 func (c *Cluster) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := c.control.command(ctx, args...)
-	cmd.Env = append(cmd.Env, "KUBECONFIG="+c.Kubeconfig())
+	cmd.Env = append(cmd.Env, "KUBECONFIG="+c.Kubeconfig(), "PATH="+c.bin()+":"+os.Getenv("PATH"))
 	return cmd
-}
-
-// KubectlCommand prepares kubectl.
-func (c *Cluster) KubectlCommand(ctx context.Context, args ...string) *exec.Cmd {
-	return c.Command(ctx, append([]string{c.program(), "kubectl"}, args...)...)
 }
 
 // Kubectl runs kubectl and returns what it prints.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
-	return output(c.KubectlCommand(ctx, args...))
+	return output(c.Command(ctx, append([]string{"kubectl"}, args...)...))
 }
 
 // Apply applies manifests.
 func (c *Cluster) Apply(ctx context.Context, manifests string) error {
-	cmd := c.KubectlCommand(ctx, "apply", "-f", "-")
+	cmd := c.Command(ctx, "kubectl", "apply", "-f", "-")
 	cmd.Stdin = strings.NewReader(manifests)
 	_, err := output(cmd)
 	return err
 }
 
-// program is hyperkube.
-func (c *Cluster) program() string { return filepath.Join(c.dir, "hyperkube") }
+func (c *Cluster) bin() string     { return filepath.Join(c.dir, "bin") }
+func (c *Cluster) program() string { return filepath.Join(c.bin(), "hyperkube") }
 
 // mark is the variable in the environment of all processes of the cluster.
 func (c *Cluster) mark() string { return "FAIRLEAD_CLUSTER=" + c.dir }

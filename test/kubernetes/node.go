@@ -236,3 +236,9 @@ conntrack: {maxPerCore: 0, min: 0}
 	}
 	return n.space.start("kube-proxy", n.cluster.program(), "kube-proxy", "--config="+n.path("kube-proxy.yaml"))
 }
+
+// StartRouter starts kube-router, for NetworkPolicy alone. It runs until [Cluster.Stop].
+func (n *Node) StartRouter() error {
+	return n.space.start("kube-router", n.cluster.program(), "kube-router", "--kubeconfig="+n.cluster.Kubeconfig(),
+		"--hostname-override="+n.Name, "--run-firewall", "--run-router=false", "--run-service-proxy=false")
+}

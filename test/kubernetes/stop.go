@@ -41,54 +41,47 @@ func (c *Cluster) kill() error {
 		time.Sleep(20 * time.Millisecond)
 	}
 	var errs []error
-	for _, top := range c.cgroups() {
-		dirs := directories(top)
-		slices.Reverse(dirs) // those below first
-		for _, dir := range dirs {
-			// A cgroup is busy until its last process has been reaped.
-			err := unix.Rmdir(dir)
-			for errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {
-				time.Sleep(20 * time.Millisecond)
-				err = unix.Rmdir(dir)
-			}
-			if err != nil && !errors.Is(err, unix.ENOENT) {
-				errs = append(errs, fmt.Errorf("remove cgroup %s: %w", dir, err))
-			}
+	dirs := c.cgroups()
+	slices.Reverse(dirs) // those below first
+	for _, dir := range dirs {
+		// A cgroup is busy until its last process has been reaped.
+		err := unix.Rmdir(dir)
+		for errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {
+			time.Sleep(20 * time.Millisecond)
+			err = unix.Rmdir(dir)
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", dir, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// cgroups are the cluster's topmost cgroups: one in each hierarchy.
-func (c *Cluster) cgroups() []string {
+// cgroups lists the cluster's cgroups in all hierarchies, each before those in it.
+func (c *Cluster) cgroups() (list []string) {
 	name := filepath.Base(c.dir)
-	list, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", "*", name)) // a good pattern
-	return append(list, filepath.Join("/sys/fs/cgroup", name))
+	tops, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", "*", name)) // a good pattern
+	for _, top := range append(tops, filepath.Join("/sys/fs/cgroup", name)) {
+		filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				list = append(list, path)
+			}
+			return nil // it may be gone by now
+		})
+	}
+	return list
 }
 
 func (c *Cluster) inCgroups() (pids []int) {
-	for _, top := range c.cgroups() {
-		for _, dir := range directories(top) {
-			text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // it may be gone by now
-			for line := range strings.Lines(string(text)) {
-				if pid, err := parsePID([]byte(line)); err == nil {
-					pids = append(pids, pid)
-				}
+	for _, dir := range c.cgroups() {
+		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // it may be gone by now
+		for line := range strings.Lines(string(text)) {
+			if pid, err := parsePID([]byte(line)); err == nil {
+				pids = append(pids, pid)
 			}
 		}
 	}
 	return pids
-}
-
-// directories lists dir and all below it, each before those in it; nothing if it is not there.
-func directories(dir string) (list []string) {
-	filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			list = append(list, path)
-		}
-		return nil
-	})
-	return list
 }
 
 // withVariable lists the processes that were started with a variable, such as "A=b", except this

@@ -51,7 +51,7 @@ func do(ctx context.Context, args []string) error {
 	}
 	switch rest := args[1:]; {
 	case args[0] == "kubectl":
-		return attached(c.KubectlCommand(ctx, rest...))
+		return attached(c.Command(ctx, args...))
 	case args[0] == "in" && len(rest) > 1:
 		i := slices.IndexFunc(c.Nodes, func(n *kubernetes.Node) bool { return n.Name == rest[0] })
 		if i < 0 {

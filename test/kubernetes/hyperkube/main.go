@@ -1,6 +1,6 @@
-// Command hyperkube is every program of Kubernetes that a test's cluster needs, in the version that
-// go.mod names: the one that it is called by, or that its first argument names. It is a module of
-// its own, so that nothing else here depends on Kubernetes.
+// Command hyperkube is every program of Kubernetes that a test's cluster needs, and kube-router, in
+// the versions that go.mod names: the one that it is called by, or that its first argument names. It
+// is a module of its own, so that nothing else here depends on Kubernetes.
 package main
 
 import (
@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
+	router "github.com/cloudnativelabs/kube-router/v2/pkg/cmd"
+	"github.com/cloudnativelabs/kube-router/v2/pkg/options"
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/logs/json/register"
@@ -24,10 +26,11 @@ import (
 
 func main() {
 	name := filepath.Base(os.Args[0])
-	if command(name) == nil && len(os.Args) > 1 {
-		name, os.Args = os.Args[1], os.Args[1:]
-	}
 	cmd := command(name)
+	if cmd == nil && len(os.Args) > 1 {
+		name, os.Args = os.Args[1], os.Args[1:]
+		cmd = command(name)
+	}
 	switch {
 	case cmd == nil:
 		fmt.Fprintf(os.Stderr, "hyperkube: no program %q\n", name)
@@ -57,6 +60,17 @@ func command(name string) *cobra.Command {
 		return kubelet.NewKubeletCommand(context.Background())
 	case "kubectl":
 		return kubectl.NewDefaultKubectlCommand()
+	case "kube-router":
+		config := options.NewKubeRouterConfig()
+		cmd := &cobra.Command{Use: name, RunE: func(*cobra.Command, []string) error {
+			r, err := router.NewKubeRouterDefault(config)
+			if err != nil {
+				return err
+			}
+			return r.Run()
+		}}
+		config.AddFlags(cmd.Flags())
+		return cmd
 	}
 	return nil
 }
