@@ -68,7 +68,7 @@ install-files: manual install-docs
 
 # With their folders, so that the links between them hold.
 install-docs:
-	for doc in LICENSE packaging/*.md packaging/*.service packaging/fairlead.yaml $$(find examples packaging/kubernetes -type f) $$(find *.md docs feature -name '*.md' -not -name '*_TEMPLATE.md'); do \
+	for doc in LICENSE packaging/*.md packaging/*.service packaging/fairlead.yaml $$(find examples packaging/kubernetes -type f) $$(find *.md docs feature -name '*.md' -not -name '*_TEMPLATE.md') docs/pictures/*; do \
 		install -D -m 0644 $$doc $(DESTDIR)$(PREFIX)/share/doc/fairlead/$$doc || exit 1; \
 	done
 
