@@ -68,7 +68,7 @@ install-files: manual install-docs
 
 # With their folders, so that the links between them hold.
 install-docs:
-	for doc in LICENSE packaging/*.md packaging/*.service packaging/fairlead.yaml $$(find examples packaging/kubernetes -type f) $$(find *.md docs feature -name '*.md' -not -name '*_TEMPLATE.md'); do \
+	for doc in LICENSE packaging/*.md packaging/*.service packaging/fairlead.yaml $$(find examples packaging/kubernetes -type f) $$(find *.md docs feature -name '*.md' -not -name '*_TEMPLATE.md') docs/pictures/*; do \
 		install -D -m 0644 $$doc $(DESTDIR)$(PREFIX)/share/doc/fairlead/$$doc || exit 1; \
 	done
 
@@ -76,10 +76,11 @@ install-docs:
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 export SOURCE_DATE_EPOCH := $(SOURCE_DATE_EPOCH)
 
-# Made by a build of this machine's: for another architecture they are the same.
+# Made by a build of this machine's: for another architecture they are the same. With the flags of the
+# program its packages are compiled once.
 manual:
 	rm -rf build/manual
-	GOARCH= TZ=UTC go run -tags manual -ldflags '-X main.version=$(VERSION)' ./cmd/fairlead build/manual
+	GOARCH= TZ=UTC go run $(TRIM) -tags '$(TAGS) manual' -ldflags '-X main.version=$(VERSION)' ./cmd/fairlead build/manual
 
 ARCH ?= $(shell go env GOARCH)
 TREE = build/package/$(ARCH)
@@ -89,7 +90,7 @@ package: $(NFPM) ## deb, rpm and apk for ARCH, into OUT
 	rm -rf $(TREE)
 	mkdir -p $(TREE)/program $(OUT)
 	GOARCH=$(ARCH) go build $(RELEASED) -o $(TREE)/program/ ./cmd/fairlead
-	umask 022; $(MAKE) --no-print-directory install-files PROGRAM=$(TREE)/program/fairlead DESTDIR=$(TREE)/files PREFIX=/usr
+	umask 022; $(MAKE) --no-print-directory install-files PROGRAM=$(TREE)/program/fairlead DESTDIR=$(TREE)/files PREFIX=/usr TRIM=-trimpath
 	gzip -9n $(TREE)/files/usr/share/man/man1/*
 	install -D -m 0755 -t $(TREE)/scripts packaging/scripts/*
 	sed 's|@TREE@|$(TREE)|' packaging/nfpm.yaml >$(TREE)/nfpm.yaml

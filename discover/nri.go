@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -37,7 +38,7 @@ const (
 // nri is a plugin of containerd's Node Resource Interface. It holds the start of a pod's container, if one of
 // these has labels or annotations of ours, until it is ready. The runtime asks about one container of the node
 // at a time, so all starts that wait for each other are held for half a second together, and after one that took
-// so long none for ten. Without that interface, and when this process hangs or ends, containers start as ever.
+// so long none until that one is ready, or for ten. Without that interface, and when this process hangs or ends, containers start as ever.
 // The interface's own library brings a compiler for WebAssembly, 3 MB of the binary.
 type nri struct {
 	addr  string
@@ -47,7 +48,7 @@ type nri struct {
 	wait  time.Duration // with starts that wait for each other; 0: another runtime, which tells nothing of a container before its start
 	until time.Time     // the end of that
 	asked time.Time     // the last start was answered
-	rests time.Time     // none is held until then, as one was not ready
+	rests atomic.Bool   // none is held, as one that was is not ready yet
 }
 
 // run connects again and again until ctx ends.
@@ -125,17 +126,25 @@ func (n *nri) hold(ctx context.Context, id string) {
 	if now.Sub(n.asked) > startQueue {
 		n.until = now.Add(n.wait)
 	}
-	if left := n.until.Sub(now); id != "" && left > 0 && !now.Before(n.rests) {
-		ctx, cancel := context.WithTimeout(ctx, left)
-		defer cancel()
-		if err := n.ready(ctx, id); err != nil {
+	if left := n.until.Sub(now); id != "" && left > 0 && !n.rests.Load() {
+		if err := n.within(ctx, left, id); err != nil {
 			n.log.Warn("containers start before their policy is in force", "first", id, "err", err)
 			if left == n.wait {
-				n.rests = n.now().Add(startRest)
+				n.rests.Store(true)
+				go func() {
+					n.within(ctx, startRest, id)
+					n.rests.Store(false)
+				}()
 			}
 		}
 	}
 	n.asked = n.now()
+}
+
+func (n *nri) within(ctx context.Context, most time.Duration, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	return n.ready(ctx, id)
 }
 
 // starting returns the id of a container that starts; "" if neither it nor its pod has labels or annotations of

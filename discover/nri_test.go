@@ -9,9 +9,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -38,8 +38,9 @@ func TestHoldStarts(t *testing.T) {
 			asked, ready := make(chan string), make(chan error)
 			stop := testkit.Background(t, func(ctx context.Context) error {
 				(&nri{addr: at, log: slog.New(slog.DiscardHandler), now: testkit.NewClock().Now, ready: func(ctx context.Context, id string) error {
-					if until, ok := ctx.Deadline(); !ok || time.Until(until) > startWait {
-						t.Errorf("%s is held until %v", id, until)
+					if until, ok := ctx.Deadline(); !ok || time.Until(until) > startWait { // it has started
+						<-ctx.Done()
+						return ctx.Err()
 					}
 					asked <- id
 					return <-ready
@@ -91,36 +92,41 @@ func TestHoldStarts(t *testing.T) {
 }
 
 // TestQueueOfStarts has 200 starts wait for each other: together they are held for half a second, and the next queue
-// likewise.
+// likewise. After one that took so long none is held until that one is ready.
 func TestQueueOfStarts(t *testing.T) {
-	recorded, err := os.ReadFile(nriRecorded[1])
-	must(t, err)
-	said, start := messages{r: bytes.NewReader(recorded)}, fields(nil)
-	for string(start.of(2).bytes) != "StartContainer" {
-		m, err := said.next()
-		must(t, err)
-		start, err = fieldsOf(slices.Clone(m.body))
-		must(t, err)
-	}
-	clock, held := testkit.NewClock(), 0
-	n := &nri{now: clock.Now, wait: startWait, log: slog.New(slog.DiscardHandler)}
-	n.ready = func(ctx context.Context, id string) error {
-		if until, ok := ctx.Deadline(); !ok || time.Until(until) > n.until.Sub(clock.Now()) {
-			t.Errorf("%s is held until %v, all until %v", id, until, n.until)
+	start := text(2, string(text(1, "c1"))+string(text(5, string(text(1, "fairlead.netcpu")))))
+	synctest.Test(t, func(t *testing.T) {
+		takes, held := startWait/5, 0
+		n := &nri{now: time.Now, wait: startWait, log: slog.New(slog.DiscardHandler)}
+		n.ready = func(ctx context.Context, _ string) error {
+			held++
+			select {
+			case <-time.After(takes):
+			case <-ctx.Done():
+			}
+			return ctx.Err()
 		}
-		clock.Advance(startWait / 5)
-		held++
-		return nil
-	}
-	for queues := range 2 {
-		for range 200 {
-			n.called(t.Context(), "StartContainer", start.of(3).bytes)
+		queue := func(starts int, took time.Duration, want int) {
+			t.Helper()
+			began := time.Now()
+			held = 0
+			for range starts {
+				n.called(t.Context(), "StartContainer", start)
+			}
+			if got := time.Since(began); got != took || held != want {
+				t.Errorf("%d of %d starts are held for %v, want %d for %v", held, starts, got, want, took)
+			}
+			time.Sleep(2 * startQueue)
 		}
-		if held != 5*(queues+1) {
-			t.Errorf("%d starts of %d queues are held for a fifth of the bound, want 5 of each", held, queues+1)
-		}
-		clock.Advance(2 * startQueue)
-	}
+		queue(200, startWait, 5)
+		queue(200, startWait, 5)
+		takes = 2 * startWait
+		queue(1, startWait, 1)
+		queue(200, 0, 0)
+		time.Sleep(2 * startWait)
+		takes = startWait / 5
+		queue(200, startWait, 5)
+	})
 }
 
 // registered accepts a plugin that registers.

@@ -260,10 +260,10 @@ does not hold. Only root and the group ` + api.Group + ` may use it.`,
   fairlead set web-1 net.rate- netcpu=isolate
   fairlead explain web-1`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
+			if len(args) < 2 {
 				printKeys(e.Stdout, keysFrom(""))
 			}
-			return cli.NArgs(2, 1000, "CONTAINER, and KEY=VALUE or KEY-,")(cmd, args)
+			return cli.NArgs(2, 1000, "KEY=VALUE or KEY- of a CONTAINER")(cmd, args)
 		},
 	}
 	out := cli.FormatFlag(cmd)
