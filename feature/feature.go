@@ -5,6 +5,7 @@ package feature
 import (
 	"context"
 	"errors"
+	"net/http"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -49,6 +50,23 @@ type Feature interface {
 	// Close releases file descriptors and goroutines. Settings that Apply put in force stay:
 	// the agent calls Remove first for those settings that must not outlive it.
 	Close() error
+}
+
+// Base is the part of a Feature that is the same for all.
+type Base struct {
+	Called  string        // as Name
+	Verdict probe.Verdict // as Support
+}
+
+// Name implements Feature.
+func (b Base) Name() string { return b.Called }
+
+// Support implements Feature.
+func (b Base) Support() probe.Verdict { return b.Verdict }
+
+// Unavailable is the answer to who asks for what does not work on this host.
+func (b Base) Unavailable() error {
+	return &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: b.Called + ": " + b.Verdict.Why}
 }
 
 // Containers are the containers that run on this host. *discover.Set implements it.

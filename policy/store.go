@@ -141,7 +141,7 @@ func (s *Store) use(p *Policy, files []file, when, now time.Time) {
 	s.status.LastSuccess, s.status.Files, s.status.Policies = when, p.Files(), p.Len()
 	s.good = Kept{Dir: s.dir, When: when}
 	for _, f := range files {
-		s.good.Files = append(s.good.Files, KeptFile{f.name, string(f.data)})
+		s.good.Files = append(s.good.Files, keptFile{f.name, string(f.data)})
 	}
 }
 
@@ -149,11 +149,11 @@ func (s *Store) use(p *Policy, files []file, when, now time.Time) {
 type Kept struct {
 	Dir   string     `json:"dir"`
 	When  time.Time  `json:"when"` // of the read; zero: there was none
-	Files []KeptFile `json:"files"`
+	Files []keptFile `json:"files"`
 }
 
-// KeptFile is one policy file, in order of precedence.
-type KeptFile struct {
+// keptFile is one policy file, in order of precedence.
+type keptFile struct {
 	Name string `json:"name"`
 	Text string `json:"text"`
 }

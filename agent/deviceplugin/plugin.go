@@ -63,7 +63,7 @@ type Offer struct {
 const (
 	registerTime = 5 * time.Second
 	retryTime    = time.Second            // after a failure
-	eventRest    = 100 * time.Millisecond // gathers events, and bounds how often kubelet is asked
+	eventRest    = 100 * time.Millisecond // bounds how often events have the sockets looked at
 	prefix       = "fairlead-"            // of the sockets
 )
 
@@ -107,19 +107,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-time.After(eventRest):
 		}
-		drain(watch.Events)
 	}
 	return nil
-}
-
-func drain(events <-chan fsnotify.Event) {
-	for {
-		select {
-		case <-events:
-		default:
-			return
-		}
-	}
 }
 
 // Offers returns the state of the resources, by name.

@@ -288,8 +288,8 @@ const reserveKey = "fairlead.io.reserve"
 // Command implements feature.Commander. It sets the capacity of a disk, waits for events, and
 // returns the api.SetRequest by which the agent changes a reservation.
 func (f *BlockIO) Command(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
-	if f.support.Level == probe.Unavailable {
-		return nil, refused(http.StatusServiceUnavailable, "unavailable", "blockio: %s", f.support.Why)
+	if f.Verdict.Level == probe.Unavailable {
+		return nil, f.Unavailable()
 	}
 	switch in := ask.Body.(type) {
 	case api.ReservationChange:

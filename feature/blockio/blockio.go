@@ -48,9 +48,9 @@ type Config struct {
 
 // BlockIO is the feature. See feature.Feature for how it may be called.
 type BlockIO struct {
-	cfg     Config
-	support probe.Verdict
-	layout  cgroup.Layout
+	feature.Base
+	cfg    Config
+	layout cgroup.Layout
 
 	mu         sync.Mutex
 	managed    map[container.ID]*managed
@@ -94,7 +94,8 @@ type managed struct {
 func New(cfg Config) (*BlockIO, error) {
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	f := &BlockIO{
-		cfg: cfg, managed: make(map[container.ID]*managed), events: newEventLog(), changed: func(container.ID) {}, loop: feature.Loop{Name: "disks"},
+		Base: feature.Base{Called: name},
+		cfg:  cfg, managed: make(map[container.ID]*managed), events: newEventLog(), changed: func(container.ID) {}, loop: feature.Loop{Name: "disks"},
 		measured: measured{ids: make(map[container.ID]uint64)},
 		judged:   judged{limits: make(decide.Limits), decided: make(map[decided]bool)},
 	}
@@ -106,7 +107,7 @@ func New(cfg Config) (*BlockIO, error) {
 	if cfg.Measures == nil {
 		cfg.Measures = monitor.Supported
 	}
-	f.support = support(f.layout, err, cfg.Measures)
+	f.Verdict = support(f.layout, err, cfg.Measures)
 	return f, nil
 }
 
@@ -133,12 +134,6 @@ func (f *BlockIO) Notify(changed func(container.ID)) { f.changed = changed }
 // Loops implements feature.Looper.
 func (f *BlockIO) Loops() []*feature.Loop { return []*feature.Loop{&f.loop} }
 
-// Name implements feature.Feature.
-func (f *BlockIO) Name() string { return name }
-
-// Support implements feature.Feature.
-func (f *BlockIO) Support() probe.Verdict { return f.support }
-
 // Apply implements feature.Feature. Whatever of the Target can be in force is, also where
 // something else is refused.
 //
@@ -149,9 +144,9 @@ func (f *BlockIO) Support() probe.Verdict { return f.support }
 func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.support.Level == probe.Unavailable {
+	if f.Verdict.Level == probe.Unavailable {
 		if len(t.Settings.IO) > 0 || !slices.Contains([]policy.Yield{"", policy.YieldOff}, t.Settings.IOYield) {
-			return fmt.Errorf("blockio: %s", f.support.Why)
+			return fmt.Errorf("blockio: %s", f.Verdict.Why)
 		}
 		return nil
 	}

@@ -426,7 +426,7 @@ func (f *BlockIO) unpromoted(m *managed) error {
 
 // Examine implements feature.Examiner: how this host bounds real-time threads.
 func (f *BlockIO) Examine() []probe.Finding {
-	if f.support.Level == probe.Unavailable {
+	if f.Verdict.Level == probe.Unavailable {
 		return nil
 	}
 	f.mu.Lock()

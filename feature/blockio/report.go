@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net/http"
 	"runtime"
 	"slices"
 	"time"
@@ -23,8 +22,8 @@ import (
 
 // Report implements feature.Reporter.
 func (f *BlockIO) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
-	if f.support.Level == probe.Unavailable {
-		return nil, refused(http.StatusServiceUnavailable, "unavailable", "blockio: %s", f.support.Why)
+	if f.Verdict.Level == probe.Unavailable {
+		return nil, f.Unavailable()
 	}
 	f.mu.Lock()
 	d, length := f.shown, f.window.Length

@@ -60,8 +60,8 @@ type Config struct {
 
 // Latency is the feature. See feature.Feature for how it may be called.
 type Latency struct {
-	cfg     Config
-	support probe.Verdict
+	feature.Base
+	cfg Config
 
 	mu       sync.Mutex
 	host     *netdev.NS // nil once closed, or without support
@@ -96,6 +96,7 @@ func New(cfg Config) (*Latency, error) {
 	cfg.NetNS = cmp.Or(cfg.NetNS, filepath.Join(cfg.Roots.Proc, "self", "ns", "net"))
 	cfg.Budget = cmp.Or(cfg.Budget, defaultBudget)
 	f := &Latency{
+		Base:     feature.Base{Called: name},
 		cfg:      cfg,
 		tenants:  tenant.New(cfg.Roots.Proc, tenant.Network),
 		measured: make(map[tenant.Key]*measured),
@@ -106,33 +107,27 @@ func New(cfg Config) (*Latency, error) {
 		news:     make(chan struct{}),
 	}
 	if os.Geteuid() != 0 {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: "not root: no program can be loaded", Mend: "run the agent as root"}
+		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: "not root: no program can be loaded", Mend: "run the agent as root"}
 		return f, nil
 	}
 	if err := supported(); err != nil {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with BTF"}
+		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with BTF"}
 		return f, nil
 	}
 	if cfg.Identity == nil {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: "the maps that identify packets could not be made", Mend: "the agent's log has the reason"}
+		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: "the maps that identify packets could not be made", Mend: "the agent's log has the reason"}
 		return f, nil
 	}
 	var err error
 	if f.host, err = netdev.Open(cfg.NetNS); err != nil {
 		return nil, fmt.Errorf("latency: %w", err)
 	}
-	f.support = probe.Verdict{Level: probe.Full}
+	f.Verdict = probe.Verdict{Level: probe.Full}
 	return f, nil
 }
 
 // Loops implements feature.Looper.
 func (f *Latency) Loops() []*feature.Loop { return []*feature.Loop{&f.reading} }
-
-// Name implements feature.Feature.
-func (f *Latency) Name() string { return name }
-
-// Support implements feature.Feature.
-func (f *Latency) Support() probe.Verdict { return f.support }
 
 // Apply implements feature.Feature. A tenant is measured if policy measures one of its members.
 func (f *Latency) Apply(_ context.Context, t policy.Target) error {
@@ -143,7 +138,7 @@ func (f *Latency) Apply(_ context.Context, t policy.Target) error {
 		return f.remove(t.Container.ID)
 	}
 	if f.host == nil {
-		return fmt.Errorf("latency: %s", f.support.Why)
+		return fmt.Errorf("latency: %s", f.Verdict.Why)
 	}
 	in, left, err := f.tenants.Apply(t)
 	if err == nil {

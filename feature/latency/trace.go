@@ -329,7 +329,7 @@ func (f *Latency) measureFor(ctx context.Context, id container.ID, ask api.Laten
 		return out, nil
 	}
 	if f.host == nil {
-		return out, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "latency: " + f.support.Why}
+		return out, f.Unavailable()
 	}
 	if !had {
 		g = grant{uid: ask.UID, since: now}

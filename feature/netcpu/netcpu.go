@@ -67,10 +67,10 @@ type Config struct {
 
 // Netcpu is the feature. See feature.Feature for how it may be called.
 type Netcpu struct {
+	feature.Base
 	*Accounts
 	cfg      Config
 	layout   cgroup.Layout
-	support  probe.Verdict
 	meter    *account.Meter  // nil if the kernel cannot keep accounts,
 	noMeter  error           // for this reason
 	charger  *charge.Charger // nil without meter
@@ -102,6 +102,7 @@ func New(cfg Config) (*Netcpu, error) {
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	cfg.NetNS = cmp.Or(cfg.NetNS, filepath.Join(cfg.Roots.Proc, "self", "ns", "net"))
 	n := &Netcpu{
+		Base:      feature.Base{Called: name},
 		cfg:       cfg,
 		layout:    layout,
 		find:      netdev.NewFinder(cfg.Roots.Proc, time.Now),
@@ -147,7 +148,7 @@ func New(cfg Config) (*Netcpu, error) {
 	if n.meter != nil {
 		n.charger = n.newCharger()
 	}
-	n.support = support(cfg.Roots, layout, throttled, noDrop)
+	n.Verdict = support(cfg.Roots, layout, throttled, noDrop)
 	n.isolator = isolate.New(isolate.Config{
 		Feature: name, Key: modeKey, Tenants: n.tenants, Roots: cfg.Roots, Layout: layout, Journal: cfg.Journal,
 		Find: n.find, Uplinks: n.uplinks, Throttled: throttled, Drop: n.dropper, QueueMin: cfg.QueueMin, QueueFlood: cfg.QueueFlood,
@@ -155,12 +156,6 @@ func New(cfg Config) (*Netcpu, error) {
 	go n.loop()
 	return n, nil
 }
-
-// Name implements feature.Feature.
-func (n *Netcpu) Name() string { return name }
-
-// Support implements feature.Feature.
-func (n *Netcpu) Support() probe.Verdict { return n.support }
 
 // Apply implements feature.Feature. It observes a container until package auto decides that it pays
 // (policy.Target.InForce); one in the mode isolate pays at once where no accounts are kept. A
@@ -268,8 +263,8 @@ func (n *Netcpu) Plan(ctx context.Context, c container.Container) (feature.Plan,
 // isolates explains why a container cannot be isolated.
 func (n *Netcpu) isolates(c container.Container) error {
 	switch {
-	case n.support.Level == probe.Unavailable:
-		return fmt.Errorf("netcpu isolate: %s", n.support.Why)
+	case n.Verdict.Level == probe.Unavailable:
+		return fmt.Errorf("netcpu isolate: %s", n.Verdict.Why)
 	case c.HostNetwork:
 		return errors.New("netcpu isolate: the container uses the host's network namespace, whose packets cannot be told apart by device")
 	case len(c.Interfaces) > 0 && !slices.ContainsFunc(c.Interfaces, container.Interface.HasHostEnd):

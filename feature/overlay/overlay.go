@@ -61,9 +61,9 @@ type table interface {
 
 // Overlay is the feature. See feature.Feature for how it may be called.
 type Overlay struct {
+	feature.Base
 	cfg     Config
 	own     *identity.Identity // opened by New; nil if Config has one
-	support probe.Verdict
 	looking feature.Loop
 	beating feature.Loop
 
@@ -99,6 +99,7 @@ func New(cfg Config) (*Overlay, error) {
 	}
 	cfg.NetNS = cmp.Or(cfg.NetNS, filepath.Join(cfg.Roots.Proc, "self", "ns", "net"))
 	f := &Overlay{
+		Base:    feature.Base{Called: name},
 		cfg:     cfg,
 		looking: feature.Loop{Name: "changes", Bound: feature.BehindCalls},
 		beating: feature.Loop{Name: "heartbeat"},
@@ -111,20 +112,20 @@ func New(cfg Config) (*Overlay, error) {
 		killed:  make(map[string]string),
 	}
 	if os.Geteuid() != 0 {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: "not root: no program can be loaded", Mend: "run the agent as root"}
+		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: "not root: no program can be loaded", Mend: "run the agent as root"}
 		return f, nil
 	}
 	if err := cfg.Ends.Err(); err != nil {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
+		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
 		return f, nil
 	}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil || mixes(unix.ByteSliceToString(u.Release[:]), unix.ByteSliceToString(u.Version[:])) {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: "with PREEMPT_RT, Linux 6.18 and later handle several packets of a CPU at once, and would mix what the programs know of them", Mend: "a kernel without PREEMPT_RT"}
+		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: "with PREEMPT_RT, Linux 6.18 and later handle several packets of a CPU at once, and would mix what the programs know of them", Mend: "a kernel without PREEMPT_RT"}
 		return f, nil
 	}
 	if err := supported(); err != nil {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with BTF"}
+		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel with BTF"}
 		return f, nil
 	}
 	var err error
@@ -146,15 +147,9 @@ func New(cfg Config) (*Overlay, error) {
 		return nil, errors.Join(fmt.Errorf("overlay: %w", err), f.host.Close(), f.own.Close())
 	}
 	maps.Copy(f.killed, stopped.Networks)
-	f.support = probe.Verdict{Level: probe.Full}
+	f.Verdict = probe.Verdict{Level: probe.Full}
 	return f, nil
 }
-
-// Name implements feature.Feature.
-func (f *Overlay) Name() string { return name }
-
-// Support implements feature.Feature.
-func (f *Overlay) Support() probe.Verdict { return f.support }
 
 // Loops implements feature.Looper.
 func (f *Overlay) Loops() []*feature.Loop { return []*feature.Loop{&f.looking, &f.beating} }
@@ -182,7 +177,7 @@ func (f *Overlay) Apply(_ context.Context, t policy.Target) error {
 	on, _ := wants(t)
 	if f.host == nil {
 		if on {
-			return fmt.Errorf("overlay: %s", f.support.Why)
+			return fmt.Errorf("overlay: %s", f.Verdict.Why)
 		}
 		return nil
 	}

@@ -47,7 +47,7 @@ func (f *Overlay) Report(_ context.Context, of *container.Container, ask api.Ask
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.host == nil {
-		return nil, f.unavailable()
+		return nil, f.Unavailable()
 	}
 	r, err := f.report(of)
 	if err != nil {
@@ -70,7 +70,7 @@ func (f *Overlay) Command(_ context.Context, _ *container.Container, ask api.Ask
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.host == nil {
-		return nil, f.unavailable()
+		return nil, f.Unavailable()
 	}
 	if err := f.kill(to.Network, to.Kill, to.By); err != nil {
 		return nil, err
@@ -84,10 +84,6 @@ func (f *Overlay) Command(_ context.Context, _ *container.Container, ask api.Ask
 		return nil, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: "there is no such network any more"}
 	}
 	return r.Networks[i], nil
-}
-
-func (f *Overlay) unavailable() error {
-	return &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "overlay: " + f.support.Why}
 }
 
 // Snapshot implements feature.Feature.

@@ -55,11 +55,11 @@ type Config struct {
 
 // Traffic is the feature. See feature.Feature for how it may be called.
 type Traffic struct {
-	cfg     Config
-	support probe.Verdict
-	hfsc    bool // the kernel supports it
-	splits  bool // packets can be cut into frames: the kernel has TBF
-	find    *netdev.Finder
+	feature.Base
+	cfg    Config
+	hfsc   bool // the kernel supports it
+	splits bool // packets can be cut into frames: the kernel has TBF
+	find   *netdev.Finder
 
 	measuring chan struct{} // holds one for each Measure
 
@@ -92,6 +92,7 @@ func New(cfg Config) (*Traffic, error) {
 	}
 	cfg.NetNS = cmp.Or(cfg.NetNS, filepath.Join(cfg.Roots.Proc, "self", "ns", "net"))
 	f := &Traffic{
+		Base:    feature.Base{Called: name},
 		cfg:     cfg,
 		find:    netdev.NewFinder(cfg.Roots.Proc, time.Now),
 		tenants: tenant.New(cfg.Roots.Proc, tenant.Network),
@@ -104,7 +105,7 @@ func New(cfg Config) (*Traffic, error) {
 		looking:   feature.Loop{Name: "what is in force"},
 	}
 	if os.Geteuid() != 0 {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: "not root: devices cannot be changed", Mend: "run the agent as root"}
+		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: "not root: devices cannot be changed", Mend: "run the agent as root"}
 		return f, nil
 	}
 	var err error
@@ -112,7 +113,7 @@ func New(cfg Config) (*Traffic, error) {
 		return nil, fmt.Errorf("traffic: %w", err)
 	}
 	if err := qdisc.Supported(qdisc.KindHTB); err != nil {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: "no HTB: " + err.Error(), Mend: "a kernel with CONFIG_NET_SCH_HTB"}
+		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: "no HTB: " + err.Error(), Mend: "a kernel with CONFIG_NET_SCH_HTB"}
 		return f, nil
 	}
 	f.hfsc = qdisc.Supported(qdisc.KindHFSC) == nil
@@ -128,25 +129,19 @@ func New(cfg Config) (*Traffic, error) {
 		f.programs, err = load(cfg.Identity.Maps(), v2)
 	}
 	if err != nil {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: "packets cannot be told apart: " + err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
+		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: "packets cannot be told apart: " + err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
 		return f, nil
 	}
-	f.support = probe.Verdict{Level: probe.Full}
+	f.Verdict = probe.Verdict{Level: probe.Full}
 	go f.lookAgain(f.done)
 	if cfg.Delays {
 		if err := delay.Supported(); err != nil {
 			f.cfg.Delays = false
-			f.support = probe.Verdict{Level: probe.Degraded, Why: err.Error() + "; the rest works", Mend: "a kernel with BTF, or an agent without --traffic-delays"}
+			f.Verdict = probe.Verdict{Level: probe.Degraded, Why: err.Error() + "; the rest works", Mend: "a kernel with BTF, or an agent without --traffic-delays"}
 		}
 	}
 	return f, nil
 }
-
-// Name implements feature.Feature.
-func (f *Traffic) Name() string { return name }
-
-// Support implements feature.Feature.
-func (f *Traffic) Support() probe.Verdict { return f.support }
 
 // Apply implements feature.Feature. It refuses a container with a *model.Refusal if an uplink
 // cannot keep its promise, and with feature.ErrDisagree if it shares its network with a container
@@ -159,7 +154,7 @@ func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	_, asks := dueOf(t)
 	if f.programs == nil || f.host == nil {
 		if asks {
-			return fmt.Errorf("traffic: %s", f.support.Why)
+			return fmt.Errorf("traffic: %s", f.Verdict.Why)
 		}
 		return nil
 	}

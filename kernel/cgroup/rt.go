@@ -82,9 +82,9 @@ func (k rt) Write(to string) error {
 	}
 }
 
-// Demote makes a thread ordinary. It gets the nice value that it had before it was real-time, and
+// demote makes a thread ordinary. It gets the nice value that it had before it was real-time, and
 // the given slice; 0 is the kernel's own.
-func Demote(tid int, slice time.Duration) error {
+func demote(tid int, slice time.Duration) error {
 	raw, err := unix.Getpriority(unix.PRIO_PROCESS, tid) // sched_getattr returns the nice value of ordinary threads only
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (k rt) demote() error {
 	for _, tid := range tids {
 		attr, err := unix.SchedGetAttr(tid, 0)
 		if err == nil && (attr.Policy == unix.SCHED_RR || attr.Policy == unix.SCHED_FIFO || attr.Policy == unix.SCHED_NORMAL && attr.Runtime == uint64(shortSlice)) {
-			err = Demote(tid, 0)
+			err = demote(tid, 0)
 		}
 		if err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("task %d: %w", tid, err)

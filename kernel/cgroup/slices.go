@@ -105,7 +105,7 @@ func Shorten(dir string) error {
 }
 
 // Relax makes a real-time thread ordinary, with the slice of [ShortSlices].
-func Relax(tid int) error { return Demote(tid, shortSlice) }
+func Relax(tid int) error { return demote(tid, shortSlice) }
 
 // ownSlice returns the slice of a thread that has requested none.
 func ownSlice() (slice uint64, err error) {

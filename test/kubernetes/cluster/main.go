@@ -10,11 +10,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/test/kubernetes"
@@ -59,12 +61,11 @@ func do(ctx context.Context, args []string) error {
 		}
 		return attached(c.Nodes[i].Command(ctx, rest[1:]...))
 	case args[0] == "import" && len(rest) == 1:
+		image, err := filepath.Abs(rest[0]) // nodes are in folders of their own
 		for _, n := range c.Nodes {
-			if err := n.Import(ctx, rest[0]); err != nil {
-				return err
-			}
+			err = cmp.Or(err, n.Import(ctx, image))
 		}
-		return nil
+		return err
 	case args[0] == "down" && len(rest) == 0:
 		return c.Stop()
 	}
