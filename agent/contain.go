@@ -277,11 +277,7 @@ func (w *worker) quit() {
 func (a *Agent) contain(f feature.Feature, fence *fence) {
 	fence.doubt = a.journal.Broken
 	a.fences[f.Name()] = fence
-	l, ok := f.(feature.Looper)
-	if !ok {
-		return
-	}
-	for _, loop := range l.Loops() {
+	for _, loop := range f.Loops() {
 		loop.Contain(func(turn func()) { fence.turn(loop.Name, turn) })
 	}
 }

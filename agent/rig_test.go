@@ -304,6 +304,7 @@ func (f *fake) inForce() map[container.ID]policy.NetCPU {
 
 func (f *fake) Name() string           { return f.name }
 func (f *fake) Support() probe.Verdict { return f.support }
+func (f *fake) Loops() []*feature.Loop { return nil }
 
 func (f *fake) Apply(ctx context.Context, t policy.Target) error {
 	defer f.enter("apply %d %s", t.Container.ID, t.Settings.NetCPU)()

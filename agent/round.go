@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
@@ -89,10 +88,8 @@ type watched struct {
 func (a *Agent) watch() {
 	a.watched = []*watched{{name: "the list of containers", busy: a.set.Busy}}
 	for _, w := range a.workers {
-		if l, ok := w.feature.(feature.Looper); ok {
-			for _, loop := range l.Loops() {
-				a.watched = append(a.watched, &watched{name: w.feature.Name() + ", " + loop.Name, busy: loop.Busy, bound: loop.Bound})
-			}
+		for _, loop := range w.feature.Loops() {
+			a.watched = append(a.watched, &watched{name: w.feature.Name() + ", " + loop.Name, busy: loop.Busy, bound: loop.Bound})
 		}
 		a.watched = append(a.watched, &watched{name: w.feature.Name() + ", decisions", busy: w.deciding.Busy})
 	}

@@ -36,6 +36,9 @@ type Feature interface {
 	Name() string
 	// Support reports whether the feature works on this host. The constructor decides it once.
 	Support() probe.Verdict
+	// Loops are the goroutines beside the agent's calls, which do not change. The agent gives no sign of
+	// life while one of them hangs.
+	Loops() []*Loop
 	// Apply brings one container to its Target. It is idempotent: it reads before it writes,
 	// and a second call with the same Target writes nothing.
 	Apply(context.Context, policy.Target) error
@@ -56,6 +59,7 @@ type Feature interface {
 type Base struct {
 	Called  string        // as Name
 	Verdict probe.Verdict // as Support
+	Beside  []*Loop       // as Loops
 }
 
 // Name implements Feature.
@@ -63,6 +67,9 @@ func (b Base) Name() string { return b.Called }
 
 // Support implements Feature.
 func (b Base) Support() probe.Verdict { return b.Verdict }
+
+// Loops implements Feature.
+func (b Base) Loops() []*Loop { return b.Beside }
 
 // Unavailable is the answer to who asks for what does not work on this host.
 func (b Base) Unavailable() error {

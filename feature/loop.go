@@ -5,12 +5,6 @@ import (
 	"time"
 )
 
-// Looper is a Feature with goroutines beside the agent's calls. The agent calls Loops once. It gives
-// no sign of life while one of the loops hangs.
-type Looper interface {
-	Loops() []*Loop
-}
-
 // Loop lets the agent see whether a loop hangs, and contain its panics. The loop calls Begin and End
 // around work that takes milliseconds, but not around a wait for work. Everything that it does, but
 // for waits, is in a Turn, and so is what a callback from another goroutine does.

@@ -90,10 +90,7 @@ func Reclaim(r Roots, j *journal.Journal, shaper, poller string) error {
 		}
 		root := reclaim(shaper, qdisc.Root(ns, l.Index), qdisc.Default, qdisc.Ours(qdisc.KindHTB), qdisc.Ours(qdisc.KindHFSC))
 		shaped = shaped || root
-		filters, err := qdisc.Marked(ns, l.Index)
-		if !errors.Is(err, journal.ErrGone) {
-			errs = append(errs, err)
-		}
+		filters, _ := qdisc.Marked(ns, l.Index) // as above: what cannot be read is left alone
 		for k, before := range filters {
 			if value, err := k.Read(); err == nil {
 				reclaim(shaper, k, before, value)

@@ -77,7 +77,6 @@ var (
 	_ feature.Guarantor = (*BlockIO)(nil)
 	_ feature.Notifier  = (*BlockIO)(nil)
 	_ feature.Mapped    = (*BlockIO)(nil)
-	_ feature.Looper    = (*BlockIO)(nil)
 )
 
 // managed is a container for which the agent has called Apply.
@@ -99,6 +98,7 @@ func New(cfg Config) (*BlockIO, error) {
 		measured: measured{ids: make(map[container.ID]uint64)},
 		judged:   judged{limits: make(decide.Limits), decided: make(map[decided]bool)},
 	}
+	f.Beside = []*feature.Loop{&f.loop}
 	var err error
 	if f.capacities, err = loadCapacities(cfg.Capacities); err != nil {
 		cfg.Log.Error("not all that was known of disks is known any more", "err", err)
@@ -130,9 +130,6 @@ func support(l cgroup.Layout, err error, measures func() error) probe.Verdict {
 // Notify implements feature.Notifier. It asks for another Apply if a reservation is admitted
 // otherwise than Apply reported, or is missed.
 func (f *BlockIO) Notify(changed func(container.ID)) { f.changed = changed }
-
-// Loops implements feature.Looper.
-func (f *BlockIO) Loops() []*feature.Loop { return []*feature.Loop{&f.loop} }
 
 // Apply implements feature.Feature. Whatever of the Target can be in force is, also where
 // something else is refused.

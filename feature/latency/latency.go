@@ -106,6 +106,7 @@ func New(cfg Config) (*Latency, error) {
 		asked:    make(map[container.ID]bool),
 		news:     make(chan struct{}),
 	}
+	f.Beside = []*feature.Loop{&f.reading}
 	if os.Geteuid() != 0 {
 		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: "not root: no program can be loaded", Mend: "run the agent as root"}
 		return f, nil
@@ -125,9 +126,6 @@ func New(cfg Config) (*Latency, error) {
 	f.Verdict = probe.Verdict{Level: probe.Full}
 	return f, nil
 }
-
-// Loops implements feature.Looper.
-func (f *Latency) Loops() []*feature.Loop { return []*feature.Loop{&f.reading} }
 
 // Apply implements feature.Feature. A tenant is measured if policy measures one of its members.
 func (f *Latency) Apply(_ context.Context, t policy.Target) error {

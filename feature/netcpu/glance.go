@@ -4,7 +4,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel"
 )
 
@@ -14,18 +13,6 @@ const (
 	window = time.Second
 	glance = window / 5
 )
-
-// Loops implements feature.Looper.
-func (n *Netcpu) Loops() []*feature.Loop {
-	loops := []*feature.Loop{&n.following}
-	if n.charger != nil {
-		loops = append(loops, n.charger.Loop())
-	}
-	if n.meter != nil {
-		loops = append(loops, n.meter.Loop())
-	}
-	return loops
-}
 
 // loop acts on the traffic of each window, until Close.
 func (n *Netcpu) loop() {

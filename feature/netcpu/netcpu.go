@@ -112,6 +112,7 @@ func New(cfg Config) (*Netcpu, error) {
 		stop:      make(chan struct{}),
 		done:      make(chan struct{}),
 	}
+	n.Beside = []*feature.Loop{&n.following}
 	throttled, err := probe.KthreadsThrottled(cfg.Roots)
 	if err != nil {
 		throttled = true
@@ -147,6 +148,7 @@ func New(cfg Config) (*Netcpu, error) {
 	}
 	if n.meter != nil {
 		n.charger = n.newCharger()
+		n.Beside = append(n.Beside, n.charger.Loop(), n.meter.Loop())
 	}
 	n.Verdict = support(cfg.Roots, layout, throttled, noDrop)
 	n.isolator = isolate.New(isolate.Config{

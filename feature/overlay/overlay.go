@@ -111,6 +111,7 @@ func New(cfg Config) (*Overlay, error) {
 		broken:  make(map[key]error),
 		killed:  make(map[string]string),
 	}
+	f.Beside = []*feature.Loop{&f.looking, &f.beating}
 	if os.Geteuid() != 0 {
 		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: "not root: no program can be loaded", Mend: "run the agent as root"}
 		return f, nil
@@ -150,9 +151,6 @@ func New(cfg Config) (*Overlay, error) {
 	f.Verdict = probe.Verdict{Level: probe.Full}
 	return f, nil
 }
-
-// Loops implements feature.Looper.
-func (f *Overlay) Loops() []*feature.Loop { return []*feature.Loop{&f.looking, &f.beating} }
 
 // Notify implements feature.Notifier.
 func (f *Overlay) Notify(changed func(container.ID)) {

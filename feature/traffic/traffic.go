@@ -104,6 +104,7 @@ func New(cfg Config) (*Traffic, error) {
 		done:      make(chan struct{}),
 		looking:   feature.Loop{Name: "what is in force"},
 	}
+	f.Beside = []*feature.Loop{&f.looking}
 	if os.Geteuid() != 0 {
 		f.Verdict = probe.Verdict{Level: probe.Unavailable, Why: "not root: devices cannot be changed", Mend: "run the agent as root"}
 		return f, nil

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
@@ -29,9 +28,6 @@ func (f *Traffic) Notify(changed func(container.ID)) {
 	defer f.mu.Unlock()
 	f.changed = changed
 }
-
-// Loops implements feature.Looper.
-func (f *Traffic) Loops() []*feature.Loop { return []*feature.Loop{&f.looking} }
 
 // lookAgain calls lookAround every lookEvery until done is closed.
 func (f *Traffic) lookAgain(done chan struct{}) {

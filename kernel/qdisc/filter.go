@@ -163,13 +163,14 @@ func Marked(ns *netdev.NS, index int) (was map[journal.Knob]string, err error) {
 			if err != nil {
 				return err
 			}
+			before := noFilter
+			if s.made {
+				before = noClsact
+			}
 			for _, f := range s.there {
 				var ours bool
-				if k.name, _, ours = f.ours(); !ours {
-					continue
-				}
-				if was[k] = noFilter; s.made {
-					was[k] = noClsact
+				if k.name, _, ours = f.ours(); ours {
+					was[k] = before
 				}
 			}
 		}

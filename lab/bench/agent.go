@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -85,7 +86,7 @@ func runAgent(args []string) error {
 
 // explain adds the end of the agent's log to an error.
 func (g *guard) explain(err error) error {
-	if errors.Is(err, context.Canceled) {
+	if err == nil || errors.Is(err, context.Canceled) {
 		return err // nothing is wrong with the agent
 	}
 	const most = 4096
@@ -299,10 +300,7 @@ func (g *guard) apply(ctx context.Context, r rules) error {
 			return false
 		}
 		if s.State == api.StateUnavailable {
-			g.missing = s.State
-			if s.Error != "" {
-				g.missing += ": " + s.Error
-			}
+			g.missing = strings.TrimSuffix(s.State+": "+s.Error, ": ")
 			return true
 		}
 		return (s.State == api.StateDone || s.State == api.StatePartly) && (r.of(name) == g.rules.of(name) || s.Since.After(before))
@@ -344,11 +342,8 @@ func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureSt
 		}
 		return stand == g.count
 	})
-	switch {
-	case err != nil:
-		return g.explain(fmt.Errorf("%w (%s)", err, last))
-	case refused != nil:
-		return g.explain(refused)
+	if err != nil {
+		err = fmt.Errorf("%w (%s)", err, last)
 	}
-	return nil
+	return g.explain(cmp.Or(err, refused))
 }

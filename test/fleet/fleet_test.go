@@ -90,7 +90,7 @@ func (f *fleet) flood(t *testing.T) {
 		f.run(t, pod{name: "sender", node: "n2", command: []string{"fairlead-lab", "load", "udp-send", "--every=1s", "--to=" + address + ":9000"}})
 		f.measure(t, "victim", settle)
 		flooded := f.measure(t, "victim", 5)
-		t.Logf("units/s, one second after the other: %.0f", f.windows(t, "victim"))
+		t.Logf("units/s and bit/s, one second after the other: %.0f", f.windows(t, "victim"))
 		t.Logf("%v: alone %.0f units/s, beside one that computes %.0f, beside %.0f packets/s %.0f: penalty %.2f, against alone %.2f",
 			annotations, alone.Ops, base.Ops, f.measure(t, "sender", 1).Ops, flooded.Ops, base.Ops/flooded.Ops, alone.Ops/flooded.Ops)
 		return base.Ops / flooded.Ops
