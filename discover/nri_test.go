@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -96,12 +97,16 @@ func TestHoldStarts(t *testing.T) {
 func TestQueueOfStarts(t *testing.T) {
 	start := text(2, string(text(1, "c1"))+string(text(5, string(text(1, "fairlead.netcpu")))))
 	synctest.Test(t, func(t *testing.T) {
-		takes, held := startWait/5, 0
+		var takes atomic.Int64 // read by the wait for one that has started, too
+		takes.Store(int64(startWait / 5))
+		held := 0
 		n := &nri{now: time.Now, wait: startWait, log: slog.New(slog.DiscardHandler)}
 		n.ready = func(ctx context.Context, _ string) error {
-			held++
+			if until, _ := ctx.Deadline(); time.Until(until) <= startWait {
+				held++
+			}
 			select {
-			case <-time.After(takes):
+			case <-time.After(time.Duration(takes.Load())):
 			case <-ctx.Done():
 			}
 			return ctx.Err()
@@ -120,11 +125,11 @@ func TestQueueOfStarts(t *testing.T) {
 		}
 		queue(200, startWait, 5)
 		queue(200, startWait, 5)
-		takes = 2 * startWait
+		takes.Store(int64(2 * startWait))
 		queue(1, startWait, 1)
 		queue(200, 0, 0)
 		time.Sleep(2 * startWait)
-		takes = startWait / 5
+		takes.Store(int64(startWait / 5))
 		queue(200, startWait, 5)
 	})
 }
