@@ -121,7 +121,8 @@ func tables(runs []*report.Report, papers map[string]map[string]string) string {
 				name = "`" + c.Case + "`"
 			}
 			last = c.Case
-			fmt.Fprintf(&out, "%s | %s | %s | %s\n", name, c.Metric, strings.Join(cells, " | "), paper)
+			row := fmt.Sprintf("%s | %s | %s | %s", name, c.Metric, strings.Join(cells, " | "), paper)
+			out.WriteString(strings.TrimRight(row, " |") + "\n")
 		}
 		out.WriteString("\n")
 	}
