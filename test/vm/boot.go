@@ -11,6 +11,7 @@ package vm
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,11 +98,12 @@ func Boot(ctx context.Context, arch, root, initramfs, disk, dir string, limit ti
 		b.port = append(b.port, "-drive", "file="+disk+",format=raw,if=virtio,cache=unsafe")
 	}
 	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "5", b.emulator,
-		"-machine", b.machine, "-accel", "tcg,thread=single", "-cpu", b.cpu, "-smp", "2", "-m", "2048",
+		"-machine", b.machine, "-accel", "tcg,thread=single", "-cpu", b.cpu, "-smp", cmp.Or(os.Getenv("VM_CPUS"), "2"), "-m", "2048",
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", images[0], "-initrd", initramfs,
 		"-append", "panic=-1 oops=panic loglevel=5 mitigations=off nokaslr cgroup_no_v1=all " + b.kernel + " " + os.Getenv("VM_BOOT"),
 		"-serial", "file:" + filepath.Join(dir, "console.log"),
+		"-netdev", "hubport,hubid=0,id=nic", "-device", "virtio-net-pci,netdev=nic", // a NIC that leads nowhere
 		"-chardev", "file,id=tests,path=" + log}, b.port...)...)
 	// A guest must not outlive a test run that was killed. The signal comes
 	// when the thread that started it ends, so that has to be kept.

@@ -27,7 +27,7 @@ var runScript []byte
 // them neither built in nor not at all.
 func modules() []string {
 	return []string{
-		"veth", "bridge", "br_netfilter", "vxlan", "ifb", "macvlan", "ipvlan", "dummy", "bonding", "8021q",
+		"virtio_pci", "virtio_net", "veth", "bridge", "br_netfilter", "vxlan", "ifb", "macvlan", "ipvlan", "dummy", "bonding", "8021q",
 		"sch_htb", "sch_hfsc", "sch_fq", "sch_fq_codel", "sch_tbf", "sch_prio", "sch_netem", "sch_ingress",
 		"cls_bpf", "cls_u32", "cls_matchall", "cls_flower", "act_bpf", "act_gact", "act_mirred", "act_police", "act_skbedit",
 		"nf_conntrack", "nf_tables", "nft_chain_nat", "nft_masq", "nft_nat",
@@ -111,7 +111,7 @@ func (r Root) Write(w io.Writer) error {
 	a.copy("bin/fairlead", r.Program)
 	wanted := modules()
 	if r.System != "" {
-		wanted = append([]string{"virtio_pci", "virtio_blk", "ext4"}, wanted...)
+		wanted = append([]string{"virtio_blk", "ext4"}, wanted...)
 	}
 	found, err := findModules(r.Kernel, wanted)
 	if err != nil {

@@ -211,7 +211,7 @@ func inForce(t *testing.T, agent *api.Client) (map[string]api.Container, error) 
 // charged checks that a thread polls for each isolated pod, in the cgroup of that pod.
 func charged(t *testing.T, found map[string]api.Container) {
 	t.Helper()
-	threads := receivers(t)
+	threads := receivers(t, "eth0")
 	for _, name := range []string{"web", "batch"} {
 		pod := filepath.Dir(found["shop/"+name+"-node/main"].Cgroup.V2)
 		of := 0
@@ -316,7 +316,7 @@ func state(t *testing.T) map[string]string {
 			s[l.Attrs().Name+" "+file] = strings.TrimSpace(string(value))
 		}
 	}
-	for _, dir := range receivers(t) { // older kernels keep idle ones, in the root
+	for _, dir := range receivers(t, "eth0") { // older kernels keep idle ones, in the root
 		if strings.HasPrefix(dir, slice) {
 			s["a thread"] = dir
 		}

@@ -6,12 +6,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -91,7 +93,7 @@ func TestPod(t *testing.T) {
 				c.Pod, c.PodCgroup = cri, cri != ""
 				must(t, n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate, NetCPUSteal: new(float64)}}))
 			}
-			threads := receivers(t)
+			threads := receivers(t, "eth0")
 			if len(threads) == 0 {
 				t.Error("eth0 has no receive thread")
 			}
@@ -106,7 +108,7 @@ func TestPod(t *testing.T) {
 			if left := j.Entries(); len(left) != 0 {
 				t.Errorf("left in the journal: %+v", left)
 			}
-			for _, dir := range receivers(t) {
+			for _, dir := range receivers(t, "eth0") {
 				if strings.HasPrefix(dir, podGroup.V2) {
 					t.Errorf("after Remove a receive thread is in %s", dir)
 				}
@@ -129,6 +131,7 @@ func TestDelegation(t *testing.T) {
 	node, box := testkit.NetNS(t), testkit.NetNS(t)
 	hostEnd := node.Bind(t)
 	testkit.Veth(t, node, "flveth0", box, "eth0")
+	plug(t, node, "nic0")
 	scratch := testkit.Cgroup(t)
 	handDown(t, scratch.V2)
 	scope := scratch.Child(t, "docker-0a.scope")
@@ -143,7 +146,7 @@ func TestDelegation(t *testing.T) {
 	must(t, n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate, NetCPUSteal: new(float64)}}))
 	scope.Child(t, "init.scope").Add(t, process)
 	handDown(t, scope.V2)
-	threads := receivers(t)
+	threads := receivers(t, "eth0")
 	for _, dir := range threads {
 		if dir != scope.V2+"/fairlead" {
 			t.Errorf("a receive thread is in %s", dir)
@@ -152,10 +155,35 @@ func TestDelegation(t *testing.T) {
 	if len(threads) == 0 {
 		t.Error("eth0 has no receive thread")
 	}
+	threads = receivers(t, "nic0")
+	for _, dir := range threads {
+		if !strings.HasPrefix(filepath.Base(dir), "fairlead-uplink") {
+			t.Errorf("a thread of the NIC is in %s", dir)
+		}
+	}
+	if len(threads) < 2 { // one NAPI receives, another one sends
+		t.Errorf("the NIC has %d threads", len(threads))
+	}
 	must(t, n.Remove(t.Context(), c.ID))
 	if left, _ := filepath.Glob(scope.V2 + "/fairlead*"); len(left) != 0 || len(j.Entries()) != 0 {
 		t.Errorf("after Remove there is %v, and in the journal %+v", left, j.Entries())
 	}
+}
+
+// plug moves the guest's virtio NIC to a namespace, which gives it back at its end.
+func plug(t *testing.T, to *testkit.NS, name string) {
+	t.Helper()
+	links, err := netlink.LinkList()
+	must(t, err)
+	i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Type() == "device" && l.Attrs().Name != "lo" })
+	if i < 0 {
+		t.Fatal("the guest has no NIC")
+	}
+	must(t, netlink.LinkSetName(links[i], name))
+	must(t, netlink.LinkSetNsFd(links[i], to.FD()))
+	there, err := to.Handle(t).LinkByName(name)
+	must(t, err)
+	must(t, to.Handle(t).LinkSetUp(there))
 }
 
 // handDown makes each cgroup give its controllers to its children.
@@ -197,12 +225,12 @@ func findIn(t *testing.T, host, dir string, n int) []container.Container {
 	}
 }
 
-// receivers gives the cgroup of each kernel thread that polls an eth0.
-func receivers(t *testing.T) map[int]string {
+// receivers gives the cgroup of each kernel thread that polls a device of this name.
+func receivers(t *testing.T, device string) map[int]string {
 	t.Helper()
 	layout, err := cgroup.Detect("/proc", "")
 	must(t, err)
-	threads, err := sched.Threads("/proc", "napi/eth0-")
+	threads, err := sched.Threads("/proc", "napi/"+device+"-")
 	must(t, err)
 	where := map[int]string{}
 	for _, th := range threads {
