@@ -34,8 +34,8 @@ const (
 //
 // It is long, so it wants FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists
 // separated by spaces, choose some of them; VM_RUN is a pattern for -test.run in
-// place of the marks; VM_BOOT is added to the kernel's parameters. How long each guest and its slowest
-// tests took is in build/vm/times.
+// place of the marks; VM_BOOT is added to the kernel's parameters; VM_CPUS is how many
+// CPUs the guests have: 2. How long each guest and its slowest tests took is in build/vm/times.
 func TestKernels(t *testing.T) {
 	if os.Getenv("FAIRLEAD_VM") == "" {
 		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")

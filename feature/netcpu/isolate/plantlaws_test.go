@@ -54,7 +54,7 @@ func TestPlant(t *testing.T) {
 		t.Logf("broken: %q", brokenBy(*plantSeed))
 		return
 	}
-	hosts, broken := testkit.Scale(t, 500, 2_000), make(map[string][]int)
+	hosts, broken := testkit.Scale(t, 500, 10_000), make(map[string][]int)
 	for seed := range hosts {
 		for _, law := range brokenBy(seed) {
 			broken[law] = append(broken[law], seed)
@@ -83,6 +83,13 @@ func TestPlantCases(t *testing.T) {
 	for cpu := range 63 {
 		full = append(full, victim(cpu, 0))
 	}
+	var many []plantTenant // each CPU has seven that compute; the flooded ones have a queue and a CPU each
+	for i := range 448 {
+		many = append(many, victim(i%64, 0))
+	}
+	for i := range 52 {
+		many = append(many, plantTenant{weight: 1024, rate: 100_000, queue: i, cpu: i})
+	}
 	for _, c := range []struct {
 		name        string
 		cpus        int
@@ -94,6 +101,7 @@ func TestPlantCases(t *testing.T) {
 		{"a victim that computes half of the time", 1, []plantTenant{victim(0, 0.1), flood(0, 300_000)}, 1.05, 100_000},
 		{"a quota for the flooded one", 1, []plantTenant{victim(0, 0.1), flood(0.5, 300_000)}, 1.15, 100_000},
 		{"longer", 1, []plantTenant{victim(0, 2), flood(0, 300_000)}, 1.05, 100_000},
+		{"500 tenants on 64 CPUs", 64, many, 1.05, 5_000},
 		{"one CPU of 64 is not busy", 64, append(full, spare, flood(0, 300_000)), 1.05, 140_000},
 	} {
 		h := plantHost{cpus: c.cpus, tenants: c.tenants}

@@ -46,8 +46,8 @@ func TestGuest(t *testing.T) {
 			t.Errorf("controller %s is not handed down: %s", c, controllers)
 		}
 	}
-	if n := runtime.NumCPU(); n != 2 {
-		t.Errorf("%d CPUs, want 2", n)
+	if n := runtime.NumCPU(); n < 2 {
+		t.Errorf("%d CPUs, want 2 or VM_CPUS", n)
 	}
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
 		t.Error(err)
