@@ -141,9 +141,12 @@ func cell(c report.Case, of string) string {
 
 // judged is a figure with its spread and its bar; what misses it is bold.
 func judged(o report.Outcome) string {
-	figure := o.Figure()
+	figure, bar := o.Figure(), o.Range()
 	if o.Missed() {
 		figure = "**" + figure + "**"
 	}
-	return figure + "; " + o.Range()
+	if o.Low != nil && o.High != nil {
+		bar = "[" + bar + "]"
+	}
+	return strings.NewReplacer(" to ", "–", "≤ ", "≤", "≥ ", "≥").Replace(figure + " " + bar)
 }
