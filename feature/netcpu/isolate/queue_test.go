@@ -25,6 +25,8 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	testkit.OnKernels(t)
 	group, shared := testkit.Cgroup(t).CPU, testkit.Cgroup(t).CPU
 	is, ns, index, _ := bare(t)
+	other, err := ns.Index("flta")
+	must(t, err)
 	const slot = 0
 	isolated := &isolation{
 		at: place{group: group, cpuset: filepath.Join(is.cfg.Layout.CPUSet, "fairlead-none")}, queues: true, drops: new(drop.Drops),
@@ -37,6 +39,16 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	threads, err := is.threads(device{ns: ns, index: index, name: "fltb"}, is.owns(0))
 	if err != nil || len(threads) != 1 {
 		t.Fatalf("threads %v, %v", threads, err)
+	}
+	// A device may have threads that no list of NAPIs has: those that only send.
+	must(t, ns.Offload(other, netdev.GRO).Write(netdev.GRO.On()))
+	more, err := is.threads(device{ns: ns, index: other, name: "flta"}, is.owns(0))
+	must(t, err)
+	placed := []thread{{threads[0], "fltb"}, {more[0], "fltb"}}
+	for n, want := range []bool{false, true, true} {
+		if same, err := is.stillPoll(ns, index, placed[:n]); same != want || err != nil {
+			t.Errorf("with %d threads the device is polled: %t, %v", n, same, err)
+		}
 	}
 	must(t, is.move(threads[0], place{group: shared}, is.owns(0)))
 	u := &uplinkDevice{at: place{group: shared}}

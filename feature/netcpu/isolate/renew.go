@@ -112,18 +112,18 @@ func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice) error {
 	return errors.Join(err, is.forgetThreads(u.threads, is.host.devices[key].threads))
 }
 
-// stillPoll reports whether the placed threads still poll a device. A device that is down has none
-// to place.
+// stillPoll reports whether the placed threads live, and each listed NAPI of a device has one of them.
+// A device that is down has none to place.
 func (is *Isolator) stillPoll(ns *netdev.NS, index int, threads []thread) (bool, error) {
 	napis, err := ns.NAPIs(index)
 	listed := !errors.Is(err, netdev.ErrNoNAPIList)
 	if err != nil && listed {
 		return false, err
 	}
-	unlisted := func(t thread) bool {
-		return !slices.ContainsFunc(napis, func(napi netdev.NAPI) bool { return napi.Thread == t.TID })
+	unplaced := func(napi netdev.NAPI) bool {
+		return !slices.ContainsFunc(threads, func(t thread) bool { return t.TID == napi.Thread })
 	}
-	same := !listed || len(napis) == len(threads) && !slices.ContainsFunc(threads, unlisted)
+	same := !listed || !slices.ContainsFunc(napis, unplaced)
 	if same && live(is.cfg.Roots.Proc, threads) {
 		return true, nil
 	}
