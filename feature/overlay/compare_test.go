@@ -49,24 +49,18 @@ func twins(t *testing.T, form string) (r *rig, list [2]*twin) {
 		n.c.Interfaces[0].MAC = nearWeb.String()
 		r.reach(n, 0, farTunnel, farWeb)
 		s := shape{bridged: form == bridged}
-		lasting := func(b *sandbox.Box, dev string, ip netip.Addr, mac net.HardwareAddr) {
-			index := r.Index(b, dev)
-			r.Netlink(b, func(h *netlink.Handle) error {
-				return h.NeighSet(&netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: ip.AsSlice(), HardwareAddr: mac})
-			})
-		}
-		lasting(n.host, "nic0", netip.MustParseAddr("10.66.0.1"), farNIC)
+		must(t, n.host.Neighbour("nic0", netip.MustParseAddr("10.66.0.1"), farNIC.String()))
 		for _, s.inner6 = range []bool{false, true} {
 			if s.bridged {
-				lasting(n.web, "eth0", s.far(), farWeb)
+				must(t, n.web.Neighbour("eth0", s.far(), farWeb.String()))
 				continue
 			}
-			lasting(n.host, "br0", s.near(), nearWeb)
+			must(t, n.host.Neighbour("br0", s.near(), nearWeb.String()))
 			gw := netip.MustParseAddr("10.244.1.1")
 			if s.inner6 {
 				gw = netip.MustParseAddr("fd00:244:1::1")
 			}
-			lasting(n.web, "eth0", gw, gateway)
+			must(t, n.web.Neighbour("eth0", gw, gateway.String()))
 		}
 		if form == routed {
 			n.stateful(t)

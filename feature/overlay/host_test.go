@@ -293,24 +293,7 @@ func (n *node) report(t testing.TB) api.OverlayNetwork {
 func echo(t testing.TB, b *sandbox.Box) {
 	t.Helper()
 	newSink(t, b)
-	var l net.Listener
-	must(t, b.Do(func() (err error) {
-		l, err = net.Listen("tcp", ":9001")
-		return err
-	}))
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				io.Copy(c, c)
-			}()
-		}
-	}()
+	must(t, b.Do(func() error { return testkit.Serve(t, ":9001", func(c net.Conn) io.Writer { return c }) }))
 }
 
 // dialogue is a connection to an echo.

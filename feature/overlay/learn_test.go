@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 )
 
 // A container's packets that differ from what the slow path has seen take the slow path.
@@ -25,29 +24,29 @@ func TestSentAttacks(t *testing.T) {
 		return func(s shape, p []byte) []byte { return at(14+ipLen(s.inner6)+n, v...)(s, p) }
 	}
 	b.attacks([]attack{
-		{twist{"with another's MAC", at(11, 9), header}, every},
-		{twist{"to another MAC", at(5, 9), header}, every},
-		{twist{"broadcast", at(0, 255, 255, 255, 255, 255, 255), header}, every},
-		{twist{"VLAN tag", func(_ shape, p []byte) []byte { return tag(p, 5) }, protocol}, every},
-		{twist{"with another's address", at(14+15, 9), unknownFlow}, inner(false)},
-		{twist{"with another's address", at(14+23, 9), unknownFlow}, inner(true)},
-		{twist{"to another", at(14+19, 9), unknownFlow}, inner(false)},
-		{twist{"from another port", l4(1, 9), unknownFlow}, every},
-		{twist{"TTL 1", at(14+8, 1), ttl}, func(s shape) bool { return !s.inner6 && !s.bridged }},
-		{twist{"hop limit 0", at(14+7, 0), ttl}, func(s shape) bool { return s.inner6 && !s.bridged }},
-		{twist{"options", at(14, 0x46), options}, inner(false)},
-		{twist{"fragment", at(14+6, 0x20), fragment}, inner(false)},
-		{twist{"header checksum", func(_ shape, p []byte) []byte { p[24] ^= 1; return p }, checksum}, inner(false)},
-		{twist{"bytes behind the packet", func(_ shape, p []byte) []byte { return append(p, 0, 0) }, cut}, every},
-		{twist{"UDP length", func(s shape, p []byte) []byte { p[14+ipLen(s.inner6)+4] = 1; return p }, cut}, carries(false)},
-		{twist{"SYN", l4(13, 2), tcpFlags}, carries(true)},
-		{twist{"no flags", l4(13, 0), tcpFlags}, carries(true)},
-		{twist{"longer than the MTU", func(s shape, _ []byte) []byte { return s.sent(random(1432)) }, mtu}, every},
-		{twist{"a tunnel's packet by itself", func(s shape, p []byte) []byte {
+		{"with another's MAC", at(11, 9), header, every},
+		{"to another MAC", at(5, 9), header, every},
+		{"broadcast", at(0, 255, 255, 255, 255, 255, 255), header, every},
+		{"VLAN tag", func(_ shape, p []byte) []byte { return tag(p, 5) }, protocol, every},
+		{"with another's address", at(14+15, 9), unknownFlow, inner(false)},
+		{"with another's address", at(14+23, 9), unknownFlow, inner(true)},
+		{"to another", at(14+19, 9), unknownFlow, inner(false)},
+		{"from another port", l4(1, 9), unknownFlow, every},
+		{"TTL 1", at(14+8, 1), ttl, func(s shape) bool { return !s.inner6 && !s.bridged }},
+		{"hop limit 0", at(14+7, 0), ttl, func(s shape) bool { return s.inner6 && !s.bridged }},
+		{"options", at(14, 0x46), options, inner(false)},
+		{"fragment", at(14+6, 0x20), fragment, inner(false)},
+		{"header checksum", func(_ shape, p []byte) []byte { p[24] ^= 1; return p }, checksum, inner(false)},
+		{"bytes behind the packet", func(_ shape, p []byte) []byte { return append(p, 0, 0) }, cut, every},
+		{"UDP length", func(s shape, p []byte) []byte { p[14+ipLen(s.inner6)+4] = 1; return p }, cut, carries(false)},
+		{"SYN", l4(13, 2), tcpFlags, carries(true)},
+		{"no flags", l4(13, 0), tcpFlags, carries(true)},
+		{"longer than the MTU", func(s shape, _ []byte) []byte { return s.sent(random(1432)) }, mtu, every},
+		{"a tunnel's packet by itself", func(s shape, p []byte) []byte {
 			p = s.frame(p[:6], p[6:12], datagram(s.near(), s.far(), 17, s.received(p)[s.udp():]), s.inner6)
 			sumHeader(p[14:], s.inner6)
 			return p
-		}, unknownFlow}, func(s shape) bool { return !s.tcp }},
+		}, unknownFlow, func(s shape) bool { return !s.tcp }},
 	}, shape.sent, b.send)
 }
 
@@ -246,13 +245,11 @@ func TestTruncated(t *testing.T) {
 // the network still arrive.
 func TestForgedHeaders(t *testing.T) {
 	s := shape{}
-	r, list := twins(t, routed)
+	_, list := twins(t, routed)
 	must(t, list[0].apply(t, true))
 	w, n := list[0], uint64(0)
 	elsewhere := netip.MustParseAddr("10.66.0.77")
-	r.Netlink(w.host, func(h *netlink.Handle) error {
-		return h.NeighSet(&netlink.Neigh{LinkIndex: r.Index(w.host, "nic0"), State: netlink.NUD_PERMANENT, IP: elsewhere.AsSlice(), HardwareAddr: mac("02:00:00:00:00:77")})
-	})
+	must(t, w.host.Neighbour("nic0", elsewhere, "02:00:00:00:00:77"))
 	pinned(t, func() {
 		accelerate(t, s, list, &n)
 		w.nft(t, `table inet fl_lost { chain output { type filter hook output priority 0; ip daddr 10.66.0.1 udp dport 8472 drop; }; }`)

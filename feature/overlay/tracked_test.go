@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"testing"
@@ -38,14 +39,17 @@ func (n *node) tracks(t testing.TB, c net.Conn) (state uint8, left uint32, ok bo
 	return state, left, ok
 }
 
-// A connection that was fast for much more than a window closes in order, with netfilter dropping
-// what conntrack calls invalid: the entries leave ESTABLISHED, or end with the timeout of a closed
-// one.
+// A connection that was fast for much more than a window, or for more than half of all sequence
+// numbers, closes in order, with netfilter dropping what conntrack calls invalid: the entries leave
+// ESTABLISHED, or end with the timeout of a closed one.
 func TestClosesInOrder(t *testing.T) {
 	r := newRig(t, routed)
 	r.onTracked()
 	echo(t, r.nodes[1].web)
-	for _, how := range []string{"FIN", "RST"} {
+	must(t, r.nodes[1].web.Do(func() error {
+		return testkit.Serve(t, ":9002", func(net.Conn) io.Writer { return io.Discard })
+	}))
+	for _, how := range []string{"FIN", "RST", "RST after 2.5 GiB"} {
 		t.Run(how, func(t *testing.T) {
 			r.T = t
 			d := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr)
@@ -53,12 +57,23 @@ func TestClosesInOrder(t *testing.T) {
 			for range 200 { // 12 MB each way, the windows are of some
 				d.ask(t, 60000)
 			}
+			if how == "RST after 2.5 GiB" {
+				d = dialAt(t, r.nodes[0].web, "tcp", r.nodes[1].addr+":9002")
+				before := r.nodes[0].report(t).Egress.Fast
+				for range 2560 {
+					_, err := d.Write(make([]byte, 1<<20))
+					must(t, err)
+				}
+				if fast := r.nodes[0].report(t).Egress.Fast - before; fast < 2560 {
+					t.Errorf("%d packets were fast", fast)
+				}
+			}
 			for _, n := range r.nodes {
 				if state, _, ok := n.tracks(t, d); !ok || state != 3 { // TCP_CONNTRACK_ESTABLISHED
 					t.Fatalf("before: state %d, %v", state, ok)
 				}
 			}
-			if how == "RST" {
+			if how != "FIN" {
 				must(t, d.Conn.(*net.TCPConn).SetLinger(0))
 			}
 			must(t, d.Close())

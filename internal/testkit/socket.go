@@ -2,9 +2,11 @@ package testkit
 
 import (
 	"errors"
+	"io"
 	"net"
 	"slices"
 	"syscall"
+	"testing"
 )
 
 // SetSockopts sets options of a socket: level, name and value of each.
@@ -32,5 +34,28 @@ func SendDatagrams(c net.Conn, n, size int) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// Serve copies what comes by TCP at addr, in its caller's network namespace, to what to makes of the
+// connection, until t ends.
+func Serve(t testing.TB, addr string, to func(net.Conn) io.Writer) error {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				io.Copy(to(c), c)
+			}()
+		}
+	}()
 	return nil
 }

@@ -104,19 +104,14 @@ func TestChurn(t *testing.T) {
 	}
 	c.empty(t)
 	c.agent.idles(c.atStart)
-	before := state{}
-	before.readDevices(t, "host", c.NS.Path)
+	before := devicesOf(t, c.NS)
 	held := c.agent.descriptors(t)
 	c.rounds(t, "with labels", testkit.ByTier(t, 5, 18, 60))
 	c.plain = true
 	c.rounds(t, "without labels", testkit.ByTier(t, 2, 7, 20))
 	c.agent.idles(c.atStart)
 	await(t, "the host to be as before", func() error { // the engine's devices go a moment later
-		after := state{}
-		if after.readDevices(t, "host", c.NS.Path); after.diff(before) != "" {
-			return errors.New(after.diff(before))
-		}
-		return nil
+		return devicesOf(t, c.NS).diff(before)
 	})
 	await(t, "the agent to have no more descriptors than before", func() error {
 		if now := c.agent.descriptors(t); now > held {
@@ -171,8 +166,7 @@ func TestChurnCampaign(t *testing.T) {
 	c := newChurner(t)
 	c.Must(t, "network", "create", secondNetwork)
 	c.start()
-	before := state{}
-	before.readDevices(t, "host", c.NS.Path)
+	before := devicesOf(t, c.NS)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -226,8 +220,7 @@ func TestChurnCampaign(t *testing.T) {
 	c.agent.kill()
 	c.agent.start()
 	c.agent.idles(c.atStart)
-	after := state{}
-	after.readDevices(t, "host", c.NS.Path)
+	after := devicesOf(t, c.NS)
 	for key, value := range after {
 		// A killed engine leaves veths. They have nothing of ours.
 		if strings.Contains(key, " veth") && (value == "0 programs" || !strings.HasSuffix(key, "gress")) {
@@ -235,7 +228,7 @@ func TestChurnCampaign(t *testing.T) {
 		}
 	}
 	maps.DeleteFunc(before, func(key, _ string) bool { return strings.Contains(key, " veth") })
-	if diff := after.diff(before); diff != "" {
+	if diff := after.diff(before); diff != nil {
 		t.Errorf("the host has changed:\n%s", diff)
 	}
 	c.logs(t, "panic", "level=ERROR")

@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -24,66 +24,42 @@ type overlaid struct {
 }
 
 // joined starts a container on an overlay network.
-func joined(t *testing.T, a *agent, d *testkit.Docker, network, name string, flags ...string) *overlaid {
+func joined(t *testing.T, a *agent, d *testkit.Docker, network, name string) *overlaid {
 	t.Helper()
-	args := append([]string{"run", "-d", "--name", name, "--network", network}, flags...)
-	d.Must(t, append(args, d.Image, "sleep", "1000")...)
+	d.Must(t, "run", "-d", "--name", name, "--network", network, d.Image, "sleep", "1000")
 	c := &overlaid{agent: a, engine: d, name: name}
 	c.addr = d.Must(t, "inspect", "--format", "{{(index .NetworkSettings.Networks \""+network+"\").IPAddress}}", name)
 	return c
 }
 
 // do runs fn in the network of the container.
-func (c *overlaid) do(fn func() error) {
+func (c *overlaid) do(fn func() error) error {
 	c.t.Helper()
 	pid := c.engine.Must(c.t, "inspect", "--format", "{{.State.Pid}}", c.name)
-	ns, err := netdev.Open(filepath.Join("/proc", pid, "ns", "net"))
-	must(c.t, err)
-	defer ns.Close()
-	must(c.t, ns.Do(fn))
+	return in(filepath.Join("/proc", pid, "ns", "net"), fn)
 }
 
-// echo answers at port 9000, by TCP and UDP, until stop is called or the test ends.
-func (c *overlaid) echo() (stop func()) {
+// in runs fn in a network namespace.
+func in(path string, fn func() error) error {
+	ns, err := netdev.Open(path)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return ns.Do(fn)
+}
+
+// echo answers at port 9000, by TCP and UDP, until the test ends.
+func (c *overlaid) echo() {
 	c.t.Helper()
-	var l net.Listener
 	var p net.PacketConn
-	c.do(func() (err error) {
-		if l, err = net.Listen("tcp", ":9000"); err != nil {
+	must(c.t, c.do(func() (err error) {
+		if p, err = net.ListenPacket("udp", ":9000"); err != nil {
 			return err
 		}
-		p, err = net.ListenPacket("udp", ":9000")
-		return err
-	})
-	var conns sync.Map
-	stop = sync.OnceFunc(func() {
-		l.Close()
-		p.Close()
-		conns.Range(func(conn, _ any) bool { return conn.(net.Conn).Close() == nil })
-	})
-	c.t.Cleanup(stop)
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			conns.Store(conn, nil)
-			go func() {
-				buf := make([]byte, 4096)
-				for {
-					n, err := conn.Read(buf)
-					if err == nil {
-						_, err = conn.Write(buf[:n])
-					}
-					if err != nil {
-						conn.Close()
-						return
-					}
-				}
-			}()
-		}
-	}()
+		return testkit.Serve(c.t, ":9000", func(c net.Conn) io.Writer { return c })
+	}))
+	c.t.Cleanup(func() { p.Close() })
 	go func() {
 		buf := make([]byte, 4096)
 		for {
@@ -94,62 +70,58 @@ func (c *overlaid) echo() (stop func()) {
 			p.WriteTo(buf[:n], from)
 		}
 	}()
-	return stop
 }
 
 // dialogue is a connection with an echo.
 type dialogue struct {
 	net.Conn
+	t *testing.T
 	n int
 }
 
-func (c *overlaid) dial(proto, to string) *dialogue {
-	c.t.Helper()
-	d := &dialogue{}
-	c.do(func() (err error) {
-		d.Conn, err = net.DialTimeout(proto, net.JoinHostPort(to, "9000"), patience)
+// dial connects where in runs what it is given.
+func dial(t *testing.T, in func(func() error) error, proto, to string) *dialogue {
+	t.Helper()
+	d := &dialogue{t: t}
+	must(t, in(func() (err error) {
+		d.Conn, err = net.DialTimeout(proto, to, patience)
 		return err
-	})
-	c.t.Cleanup(func() { d.Close() })
+	}))
+	t.Cleanup(func() { d.Close() })
 	return d
 }
 
 // ask sends a line and waits for its echo. It sends a lost datagram again.
 func (d *dialogue) ask() error {
 	d.n++
-	line := fmt.Appendf(nil, "%80d\n", d.n)
-	got := make([]byte, len(line))
-	udp := d.LocalAddr().Network() == "udp"
-	for end := time.Now().Add(patience); ; {
-		wait := patience
-		if udp {
-			wait = time.Second / 4
-		}
-		if err := d.SetDeadline(time.Now().Add(wait)); err != nil {
-			return err
-		}
-		if _, err := d.Write(line); err != nil && !udp { // by UDP, an earlier ICMP error
-			return err
-		}
-		err := d.read(got)
-		if err == nil && bytes.Equal(got, line) {
-			return nil
-		}
-		if !udp || time.Now().After(end) {
-			return fmt.Errorf("%s: %q came back for %q: %w", d.LocalAddr().Network(), got, line, err)
+	if d.LocalAddr().Network() != "udp" {
+		return d.try(patience)
+	}
+	return within(patience, func() error { return d.try(time.Second / 4) })
+}
+
+// denied checks that nothing sent by UDP a second from now, or later, comes back.
+func (d *dialogue) denied() {
+	d.t.Helper()
+	for began, late := time.Now(), false; !late; {
+		late = time.Since(began) > time.Second
+		d.n++
+		if err := d.try(time.Second / 20); err == nil && late {
+			d.t.Error("a second after it was denied, a datagram comes back")
 		}
 	}
 }
 
-func (d *dialogue) read(got []byte) error {
-	for n := 0; n < len(got); {
-		k, err := d.Read(got[n:])
-		if err != nil {
-			return err
-		}
-		n += k
+// try sends the line once.
+func (d *dialogue) try(wait time.Duration) error {
+	line := fmt.Appendf(nil, "%80d\n", d.n)
+	got := make([]byte, len(line))
+	err := d.SetDeadline(time.Now().Add(wait))
+	d.Write(line) // by UDP, an error is an earlier one's
+	for err == nil && !bytes.Equal(got, line) {
+		_, err = io.ReadFull(d, got)
 	}
-	return nil
+	return err
 }
 
 // fast asks until packets of both directions take the fast path, at both nodes.

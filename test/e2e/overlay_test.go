@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -50,11 +51,11 @@ func swarmOverlay(t *testing.T, nodes [2]*testkit.Docker) {
 	s.web[1].echo()
 	var talks []*dialogue
 	for _, proto := range []string{"udp", "tcp"} {
-		d := s.web[0].dial(proto, s.web[1].addr)
+		d := dial(s.t, s.web[0].do, proto, s.web[1].addr+":9000")
 		s.fast(d)
 		talks = append(talks, d)
 	}
-	s.translated()
+	s.published()
 	s.killed(talks)
 	s.encrypted()
 	s.removed()
@@ -67,9 +68,11 @@ func (s *swarm) start(n int) {
 }
 
 // path leads to the engine's namespace of the network at a node.
-func (s *swarm) path(n int) string {
+func (s *swarm) path(n int) string { return s.find(s.inner[n]) }
+
+func (s *swarm) find(inode uint64) string {
 	s.t.Helper()
-	path, err := netdev.NewGlance("/proc", nil).Find(s.inner[n])
+	path, err := netdev.NewGlance("/proc", nil).Find(inode)
 	must(s.t, err)
 	return path
 }
@@ -98,26 +101,6 @@ func (s *swarm) off(n int) {
 func (s *swarm) fast(d *dialogue) {
 	s.t.Helper()
 	fast(s.t, d, s.web[:]...)
-}
-
-// translated has a container's own rules translate another address to the other node's: the packets
-// on the network have the real address, and take the fast path.
-func (s *swarm) translated() {
-	s.t.Helper()
-	const virtual = "10.216.0.199"
-	s.web[0].do(func() error {
-		rules := "table ip fl_test { chain out { type nat hook output priority -100; ip daddr " + virtual + " dnat to " + s.web[1].addr + "; }; }"
-		out, err := exec.Command("nft", rules).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("nft %s: %w: %s", rules, err, out)
-		}
-		return nil
-	})
-	for _, proto := range []string{"udp", "tcp"} {
-		d := s.web[0].dial(proto, virtual)
-		s.fast(d)
-		d.Close()
-	}
 }
 
 // killed ends agents during dialogues. None breaks, and under the next agent packets become fast
@@ -181,24 +164,17 @@ func (s *swarm) killed(talks []*dialogue) {
 // nothing waits until a node has no device of the fast path.
 func (s *swarm) nothing(n int) {
 	s.t.Helper()
-	ns, err := netdev.Open(s.path(n))
-	must(s.t, err)
-	defer ns.Close()
-	await(s.t, "nothing to be left", func() error {
-		var errs []error
-		for _, at := range []interface{ Do(func() error) error }{s.engines[n].NS, ns} {
-			errs = append(errs, at.Do(func() error {
-				links, err := netlink.LinkList()
-				for _, l := range links {
-					if strings.HasPrefix(l.Attrs().Name, "flov") {
-						return fmt.Errorf("%s is left", l.Attrs().Name)
-					}
-				}
-				return err
-			}))
+	none := func() error {
+		links, err := netlink.LinkList()
+		for _, l := range links {
+			if strings.HasPrefix(l.Attrs().Name, "flov") {
+				return fmt.Errorf("%s is left", l.Attrs().Name)
+			}
 		}
-		return errors.Join(errs...)
-	})
+		return err
+	}
+	under := s.path(n)
+	await(s.t, "nothing to be left", func() error { return errors.Join(s.engines[n].NS.Do(none), in(under, none)) })
 }
 
 // encrypted has a network with encryption by IPsec.
@@ -220,6 +196,77 @@ func (s *swarm) encrypted() {
 	s.engines[0].Must(s.t, "network", "rm", network)
 }
 
+// published has others ask a service's port: at the other node, through the Swarm's own ingress
+// network, and at its task's, past it. For the first Docker needs IPVS, which the reference kernel
+// lacks: rules lead the same way.
+func (s *swarm) published() {
+	s.t.Helper()
+	asked, d := s.engines[0], s.engines[1]
+	asked.Must(s.t, "service", "create", "--detach", "--no-resolve-image", "--name", "webport", "--stop-signal", "KILL",
+		"--constraint", "node.id=="+d.Must(s.t, "info", "--format", "{{.Swarm.NodeID}}"), "--publish", "9000:9000", "--publish", "9000:9000/udp",
+		"--publish", "mode=host,target=9000,published=9001", d.Image, "sleep", "1000")
+	task := &overlaid{agent: s.agents[1], engine: d}
+	await(s.t, "the task", func() (err error) {
+		if task.name = d.Must(s.t, "ps", "--filter", "name=webport", "--format", "{{.Names}}"); task.name == "" {
+			err = errors.New("none runs")
+		}
+		return err
+	})
+	task.addr = d.Must(s.t, "inspect", "--format", "{{.NetworkSettings.Networks.ingress.IPAddress}}", task.name)
+	task.stands(task.name, "overlay", api.StateDone)
+	task.echo()
+
+	balancer, _, _ := strings.Cut(asked.Must(s.t, "network", "inspect", "--format", `{{(index .Containers "ingress-sbox").IPv4Address}}`, "docker_gwbridge"), "/")
+	const port = "chain in { type nat hook prerouting priority -100; meta l4proto { tcp, udp } th dport 9000 dnat to %s; };"
+	must(s.t, asked.NS.Do(ran("nft", fmt.Sprintf("table ip fl_port { "+port+" }", balancer))))
+	must(s.t, asked.NS.Do(ran("iptables", "-I", "DOCKER-USER", "-d", balancer, "-j", "ACCEPT")))
+	sandbox := fmt.Sprintf("/proc/%d/root/%s/exec/netns/ingress_sbox", asked.PID(), filepath.Dir(asked.Socket))
+	must(s.t, in(sandbox, ran("sysctl", "-q", "net.ipv4.ip_forward=1")))
+	must(s.t, in(sandbox, ran("nft", fmt.Sprintf("table ip fl_port { "+port+" chain out { type nat hook postrouting priority 100; ip daddr %[1]s masquerade; }; }", task.addr))))
+
+	fast(s.t, dial(s.t, d.NS.Do, "tcp", "10.214.0.1:9000"), task)
+	fast(s.t, dial(s.t, s.web[1].do, "tcp", "10.214.0.1:9000"), task)
+	talk := dial(s.t, d.NS.Do, "udp", "10.214.0.1:9000")
+	fast(s.t, talk, task)
+	before, err := task.overlayEnd(task.name)
+	must(s.t, err)
+	for _, from := range []func(func() error) error{asked.NS.Do, s.web[0].do} {
+		d := dial(s.t, from, "tcp", "10.214.0.2:9001")
+		for range 40 {
+			must(s.t, d.ask())
+		}
+	}
+	if now, err := task.overlayEnd(task.name); err != nil || now.Egress.Fast >= before.Egress.Fast+20 || now.Ingress.Fast >= before.Ingress.Fast+20 {
+		s.t.Errorf("packets that do not pass the network were counted: %+v, before %+v; %v", now, before, err)
+	}
+
+	o, err := task.api.Overlay(s.t.Context(), task.name, 0)
+	must(s.t, err)
+	ingress := s.find(o.Networks[0].NetNS)
+	must(s.t, in(ingress, ran("nft", "table bridge fl_deny { chain f { type filter hook forward priority 0; ip daddr "+task.addr+" drop; }; }")))
+	talk.denied()
+	must(s.t, in(ingress, ran("nft", "delete table bridge fl_deny")))
+	fast(s.t, talk, task)
+	asked.Must(s.t, "service", "rm", "webport")
+	await(s.t, "the task's end", func() (err error) {
+		if _, gone := d.Run("inspect", task.name); gone == nil {
+			err = errors.New("it is there")
+		}
+		return err
+	})
+	talk.denied()
+}
+
+// ran runs a command.
+func ran(name string, args ...string) func() error {
+	return func() error {
+		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s %q: %w: %s", name, args, err, out)
+		}
+		return nil
+	}
+}
+
 // removed has Docker remove the network. Its namespace ends, since no agent holds it.
 func (s *swarm) removed() {
 	s.t.Helper()
@@ -229,17 +276,14 @@ func (s *swarm) removed() {
 	for n := range s.engines {
 		await(s.t, "all to be as before", func() error {
 			host, under := s.devices(n)
-			return errors.Join(differs(host, s.host[n]), differs(under, s.under[n]))
+			return errors.Join(host.diff(s.host[n]), under.diff(s.under[n]))
 		})
 		// A veth goes with the namespace of its other end.
 		probe := testkit.NetNS(s.t)
 		h := probe.Handle(s.t)
-		ns, err := netdev.Open(s.path(n))
-		must(s.t, err)
-		must(s.t, ns.Do(func() error {
+		must(s.t, in(s.path(n), func() error {
 			return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "flprobe"}, PeerName: "flprobe", PeerNamespace: netlink.NsFd(probe.FD())})
 		}))
-		must(s.t, ns.Close())
 		s.engines[n].Must(s.t, "rm", "-f", s.plain[n].name)
 		await(s.t, "the network's namespace to end", func() error {
 			if _, err := h.LinkByName("flprobe"); err == nil {
@@ -253,11 +297,4 @@ func (s *swarm) removed() {
 		await(s.t, "no network to be known", func() error { return says(a.run("overlay"), 0, "This host is on no overlay network.") })
 		a.stop()
 	}
-}
-
-func differs(now, was state) error {
-	if diff := now.diff(was); diff != "" {
-		return errors.New(diff)
-	}
-	return nil
 }

@@ -70,12 +70,7 @@ func (r *rig) state() state {
 // little after the request, and later on a busy machine.
 func (r *rig) sameAs(before state, when string) {
 	r.t.Helper()
-	err := within(patience, func() error {
-		if diff := r.state().diff(before); diff != "" {
-			return fmt.Errorf("%s", diff)
-		}
-		return nil
-	})
+	err := within(patience, func() error { return r.state().diff(before) })
 	if err != nil {
 		r.t.Fatalf("%s, this is not as before:\n%v", when, err)
 	}

@@ -52,7 +52,7 @@ func devicesOf(t *testing.T, ns *testkit.NS) state {
 func unchanged(t *testing.T, ns *testkit.NS, was state, parent string, gone ...isolation) {
 	t.Helper()
 	await(t, "all to be as before", func() error {
-		if diff := devicesOf(t, ns).diff(was); diff != "" {
+		if diff := devicesOf(t, ns).diff(was); diff != nil {
 			return fmt.Errorf("devices:\n%s", diff)
 		}
 		for _, top := range hierarchies() {
@@ -149,12 +149,7 @@ func TestContainerd(t *testing.T) {
 		must(t, d.Remove("default", i.Name))
 		must(t, unix.Kill(a.pid, unix.SIGCONT))
 		a.letsGo(i)
-		await(t, "the network of "+i.Name+" to be as before", func() error {
-			if diff := devicesOf(t, boxes[n]).diff(inside[n]); diff != "" {
-				return fmt.Errorf("%s", diff)
-			}
-			return nil
-		})
+		await(t, "the network of "+i.Name+" to be as before", func() error { return devicesOf(t, boxes[n]).diff(inside[n]) })
 	}
 	a.idles(atStart)
 	unchanged(t, d.NS, before, d.CgroupParent, running...)
@@ -287,7 +282,7 @@ func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 		must(t, err)
 		now := state{}
 		now.readDevices(t, "overlay", path)
-		if diff := now.diff(under[n]); diff != "" {
+		if diff := now.diff(under[n]); diff != nil {
 			t.Errorf("the overlay of node %d is not as before:\n%s", n, diff)
 		}
 	}

@@ -160,17 +160,17 @@ func uplinkGroups(inode uint64) (found []string) {
 	return found
 }
 
-// diff returns the differences from before, one per line; "" for none.
-func (s state) diff(before state) string {
-	var out strings.Builder
+// diff returns the differences from before, one per line; nil for none.
+func (s state) diff(before state) error {
+	var all []error
 	keys := maps.Clone(s)
 	maps.Copy(keys, before)
 	for _, k := range slices.Sorted(maps.Keys(keys)) {
 		if s[k] != before[k] {
-			fmt.Fprintf(&out, "%s: %q, was %q\n", k, s[k], before[k])
+			all = append(all, fmt.Errorf("%s: %q, was %q", k, s[k], before[k]))
 		}
 	}
-	return out.String()
+	return errors.Join(all...)
 }
 
 // lasting counts the programs that do not come and go with the windows of the accounts.

@@ -51,11 +51,11 @@ func TestTakeOver(t *testing.T) {
 	term(first)
 	ended(first)
 	// The second one holds the programs of the first until it has replaced them.
-	if diff := r.state().diff(applied); diff != "" {
+	if diff := r.state().diff(applied); diff != nil {
 		t.Errorf("in between something was undone:\n%s", diff)
 	}
 	second.isolated("e2e-plain", 1)
-	if diff := r.state().diff(applied); diff != "" {
+	if diff := r.state().diff(applied); diff != nil {
 		t.Errorf("the second agent has not adopted everything:\n%s", diff)
 	}
 
@@ -114,7 +114,7 @@ func TestLinger(t *testing.T) {
 	a.kill()
 	a.start()
 	a.isolated("e2e-plain", 1)
-	if diff := r.state().diff(applied); diff != "" {
+	if diff := r.state().diff(applied); diff != nil {
 		t.Errorf("the next agent has not adopted everything:\n%s", diff)
 	}
 

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -177,12 +176,7 @@ func TestTraffic(t *testing.T) {
 	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.rate: 800mbit, netcpu: isolate, netcpu.steal: 0%}\n")
 	undone := func(when string) {
 		t.Helper()
-		await(t, when+", all to be as before", func() error {
-			if diff := shared().diff(plain); diff != "" {
-				return errors.New(diff)
-			}
-			return nil
-		})
+		await(t, when+", all to be as before", func() error { return shared().diff(plain) })
 	}
 	for _, lost := range []bool{false, true} {
 		a.start()
