@@ -200,18 +200,6 @@ func (h *host) ifbs() int {
 	return n
 }
 
-// Promises for the other direction are limited to 95 % of 95 % of the uplink.
-func TestIngressRefused(t *testing.T) {
-	testkit.InFull(t)
-	needSharing(t)
-	h := newHost(t, gbit)
-	h.start()
-	must(t, h.due(fake(1), policy.Net{}, policy.Net{Rate: 900 * mbit}))
-	err := h.due(fake(2), policy.Net{}, policy.Net{Rate: 3 * mbit})
-	testkit.Fails(t, "more than the link", err, "uplink nic0, what it receives: rate refused: ")
-	must(t, h.due(fake(2), policy.Net{Rate: 900 * mbit}, policy.Net{})) // the other direction is another link
-}
-
 // arrived returns the counters of a container's class for what nic0 receives; nil: of the default
 // class.
 func (h *host) arrived(c *container.Container) qdisc.Stats {
