@@ -334,6 +334,7 @@ func TestIngressClasses(t *testing.T) {
 			if is := h.classesOf(h.ns, netdev.IFBName(h.nic0, false)); !maps.Equal(is, want) {
 				t.Errorf("classes %v, want %v", is, want)
 			}
+			testkit.Fails(t, "more than the link", h.due(fake(9), policy.Net{}, policy.Net{Rate: 753 * mbit}), "uplink nic0, what it receives: rate refused: ")
 			boards := []*load.Board{h.takeAt(a.box, 9001), h.takeAt(b.box, 9002)}
 			one, two := h.learnt(a.to+":9001", boards[0]), h.learnt(b.to+":9002", boards[1])
 			own, other := h.arrived(&a.c).Packets, h.arrived(&b.c).Packets
