@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // denial is a change after which no packet of a flow from node 0 to node 1 may be delivered.
@@ -26,7 +27,12 @@ type denial struct {
 
 func (n *node) run(t testing.TB, command string, args ...string) {
 	t.Helper()
-	must(t, n.inside.Do(func() error {
+	run(t, n.inside, command, args...)
+}
+
+func run(t testing.TB, b *sandbox.Box, command string, args ...string) {
+	t.Helper()
+	must(t, b.Do(func() error {
 		if out, err := exec.Command(command, args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s %q: %w: %s", command, args, err, out)
 		}
@@ -64,35 +70,6 @@ func (r *rig) filter(n *node, dev string) {
 	n.run(r.T, "tc", "filter", "add", "dev", dev, "egress", "bpf", "direct-action", "bytecode", "1,6 0 0 2") // TC_ACT_SHOT
 }
 
-// kubeRouter is a NetworkPolicy that denies a pod everything, by the rules that kube-router v2.1.0
-// makes of it on the pod's node. They accept what is established, and the kernel reports none of them.
-func kubeRouter(at int) denial {
-	const rules = `*filter
-:KUBE-ROUTER-FORWARD -
-:KUBE-POD-FW-WEB -
-:KUBE-NWPLCY-DENY -
--A FORWARD -j KUBE-ROUTER-FORWARD
--A KUBE-ROUTER-FORWARD -d %[1]s -j KUBE-POD-FW-WEB
--A KUBE-ROUTER-FORWARD -s %[1]s -j KUBE-POD-FW-WEB
--A KUBE-ROUTER-FORWARD -m mark --mark 0x20000/0x20000 -j ACCEPT
--A KUBE-POD-FW-WEB -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
--A KUBE-POD-FW-WEB -m conntrack --ctstate INVALID -j DROP
--A KUBE-POD-FW-WEB -j KUBE-NWPLCY-DENY
--A KUBE-POD-FW-WEB -m mark ! --mark 0x10000/0x10000 -j REJECT
--A KUBE-POD-FW-WEB -j MARK --set-mark 0/0x10000
--A KUBE-POD-FW-WEB -j MARK --set-mark 0x20000/0x20000
-COMMIT
-`
-	return denial{name: fmt.Sprint("kube-router on node ", at), form: routed, at: at,
-		do: func(r *rig, n *node) {
-			n.run(r.T, "sh", "-c", `echo "$0" | iptables-legacy-restore`, fmt.Sprintf(rules, n.addr))
-		},
-		then: func(r *rig, n *node) {
-			must(r.T, n.inside.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
-		},
-		undo: func(r *rig, n *node) { n.run(r.T, "sh", "-c", "iptables-legacy -F && iptables-legacy -X") }}
-}
-
 func denials() []denial {
 	return []denial{
 		{name: "nft drop where it is sent", at: 0, told: netdev.NFTChanged, do: (*rig).drops, undo: (*rig).undrops},
@@ -116,7 +93,6 @@ func denials() []denial {
 		{name: "sysctl", form: routed, at: 1,
 			do:   func(r *rig, n *node) { must(r.T, n.inside.Sysctl("ipv4/conf/vx0/forwarding", "0")) },
 			undo: func(r *rig, n *node) { must(r.T, n.inside.Sysctl("ipv4/conf/vx0/forwarding", "1")) }},
-		kubeRouter(0), kubeRouter(1),
 		{name: "nft drop soon after another rule", at: 1,
 			do:   func(r *rig, n *node) { n.told(r.T, netdev.NFTChanged, func() { n.nft(r.T, "table inet fl_other {}") }) },
 			then: (*rig).drops, undo: (*rig).undrops},
@@ -138,46 +114,53 @@ func TestDenied(t *testing.T) {
 				}
 				t.Run(d.name, func(t *testing.T) {
 					r.T = t
-					n := r.nodes[d.at]
-					s := newStream(t, r.nodes[0].web, r.nodes[1].addr)
-					s.size = max(s.size, d.size)
-					r.quick(s)
-					by := func(what func(*rig, *node)) {
-						t.Helper()
-						if d.told == "" {
-							what(r, n)
-							return
-						}
-						n.told(t, d.told, func() { t.Helper(); what(r, n) })
-					}
-					if by(d.do); d.told == "" {
-						if d.then != nil {
-							r.quick(s) // established connections stay
-							d.then(r, n)
-						}
-						began, last := time.Now(), time.Duration(0)
-						for time.Since(began) < lease+coarse {
-							if s.call(10 * time.Millisecond) {
-								last = time.Since(began)
-							}
-						}
-						t.Logf("the last datagram went %v after the change", last)
-					}
-					first := s.sent + 1
-					for range 10 {
-						s.push()
-					}
-					s.call(10 * time.Millisecond)
-					end := s.sent
-					by(d.undo)
-					r.quick(s)
-					for _, number := range to.of(s) {
-						if number >= first && number <= end {
-							t.Errorf("datagram %d was delivered; denied were %d to %d", number, first, end)
-						}
-					}
+					r.denied(d, to)
 				})
 			}
 		})
+	}
+}
+
+// denied checks that a flow to a sink ends by a denial, and goes on after it.
+func (r *rig) denied(d denial, to *sink) {
+	t := r.T
+	t.Helper()
+	n := r.nodes[d.at]
+	s := newStream(t, r.nodes[0].web, r.nodes[1].addr)
+	s.size = max(s.size, d.size)
+	r.quick(s)
+	by := func(what func(*rig, *node)) {
+		t.Helper()
+		if d.told == "" {
+			what(r, n)
+			return
+		}
+		n.told(t, d.told, func() { t.Helper(); what(r, n) })
+	}
+	if by(d.do); d.told == "" {
+		if d.then != nil {
+			r.quick(s) // established connections stay
+			d.then(r, n)
+		}
+		began, last := time.Now(), time.Duration(0)
+		for time.Since(began) < lease+coarse {
+			if s.call(10 * time.Millisecond) {
+				last = time.Since(began)
+			}
+		}
+		t.Logf("the last datagram went %v after the change", last)
+	}
+	first := s.sent + 1
+	for range 10 {
+		s.push()
+	}
+	s.call(10 * time.Millisecond)
+	end := s.sent
+	by(d.undo)
+	r.quick(s)
+	for _, number := range to.of(s) {
+		if number >= first && number <= end {
+			t.Errorf("datagram %d was delivered; denied were %d to %d", number, first, end)
+		}
 	}
 }

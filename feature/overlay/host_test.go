@@ -63,6 +63,7 @@ type rig struct {
 	*topology.Host
 	form   string
 	netkit bool // the containers have netkit devices
+	calico bool // they are joined as Calico does it: routed
 	nodes  [2]*node
 }
 
@@ -129,16 +130,20 @@ func (r *rig) overlay(n *node) {
 func (r *rig) join(n *node, b *sandbox.Box, hostEnd, mac string, addr, addr6 string) container.Container {
 	r.T.Helper()
 	must(r.T, b.Sysctl("ipv6/conf/default/accept_dad", "0"))
-	if r.netkit {
+	gateway := fmt.Sprintf("10.244.%d.1", n.n)
+	switch {
+	case r.netkit:
 		r.kit(n)
-	} else {
+	case r.calico:
+		gateway = r.endpoint(n, b, hostEnd, addr)
+	default:
 		r.Wire(sandbox.End{Box: n.inside, Name: hostEnd, Bridge: "br0"},
 			sandbox.End{Box: b, Name: "eth0", MAC: mac, Addr: netip.MustParsePrefix(addr + "/24")})
 	}
 	r.Address(b, "eth0", addr6+"/64")
 	r.Change(b, "eth0", func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, 1450) })
 	if r.form == routed {
-		r.Route(b, "0.0.0.0/0", fmt.Sprintf("10.244.%d.1", n.n))
+		r.Route(b, "0.0.0.0/0", gateway)
 		r.Route(b, "::/0", fmt.Sprintf("fd00:244:%d::1", n.n))
 	}
 	n.boxes = append(n.boxes, b)
@@ -290,10 +295,11 @@ func (n *node) report(t testing.TB) api.OverlayNetwork {
 }
 
 // echo answers in a box at port 9001, by TCP and, as a sink, UDP, until the test ends.
-func echo(t testing.TB, b *sandbox.Box) {
+func echo(t testing.TB, b *sandbox.Box) *sink {
 	t.Helper()
-	newSink(t, b)
+	datagrams := newSink(t, b)
 	must(t, b.Do(func() error { return testkit.Serve(t, ":9001", func(c net.Conn) io.Writer { return c }) }))
+	return datagrams
 }
 
 // dialogue is a connection to an echo.

@@ -120,17 +120,22 @@ func TestStaysReady(t *testing.T) {
 	}
 }
 
-// In a zone, where conntrack cannot be made ready for them, connections do not stall.
-func TestZone(t *testing.T) {
-	r := newRig(t, routed)
-	for _, n := range r.nodes {
-		n.nft(t, "table inet fl_zone { chain p { type filter hook prerouting priority -300; ct zone set 5; }; }")
-	}
-	r.onTracked()
-	echo(t, r.nodes[1].web)
-	d := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr)
-	for began := time.Now(); time.Since(began) < 3*lease; {
-		d.ask(t, 60000)
+// Where conntrack cannot be made ready for them, in a zone or as node-local DNS has it, connections do
+// not stall.
+func TestNotReady(t *testing.T) {
+	for _, rule := range []string{"ct zone set 5", "notrack"} {
+		t.Run(rule, func(t *testing.T) {
+			r := newRig(t, routed)
+			for _, n := range r.nodes {
+				n.nft(t, "table inet fl_raw { chain p { type filter hook prerouting priority -300; "+rule+"; }; }")
+			}
+			r.onTracked()
+			echo(t, r.nodes[1].web)
+			d := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr)
+			for began := time.Now(); time.Since(began) < 3*lease; {
+				d.ask(t, 60000)
+			}
+		})
 	}
 }
 

@@ -200,18 +200,6 @@ func (h *host) ifbs() int {
 	return n
 }
 
-// Promises for the other direction are limited to 95 % of 95 % of the uplink.
-func TestIngressRefused(t *testing.T) {
-	testkit.InFull(t)
-	needSharing(t)
-	h := newHost(t, gbit)
-	h.start()
-	must(t, h.due(fake(1), policy.Net{}, policy.Net{Rate: 900 * mbit}))
-	err := h.due(fake(2), policy.Net{}, policy.Net{Rate: 3 * mbit})
-	testkit.Fails(t, "more than the link", err, "uplink nic0, what it receives: rate refused: ")
-	must(t, h.due(fake(2), policy.Net{Rate: 900 * mbit}, policy.Net{})) // the other direction is another link
-}
-
 // arrived returns the counters of a container's class for what nic0 receives; nil: of the default
 // class.
 func (h *host) arrived(c *container.Container) qdisc.Stats {
@@ -346,6 +334,7 @@ func TestIngressClasses(t *testing.T) {
 			if is := h.classesOf(h.ns, netdev.IFBName(h.nic0, false)); !maps.Equal(is, want) {
 				t.Errorf("classes %v, want %v", is, want)
 			}
+			testkit.Fails(t, "more than the link", h.due(fake(9), policy.Net{}, policy.Net{Rate: 753 * mbit}), "uplink nic0, what it receives: rate refused: ")
 			boards := []*load.Board{h.takeAt(a.box, 9001), h.takeAt(b.box, 9002)}
 			one, two := h.learnt(a.to+":9001", boards[0]), h.learnt(b.to+":9002", boards[1])
 			own, other := h.arrived(&a.c).Packets, h.arrived(&b.c).Packets

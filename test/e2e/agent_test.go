@@ -188,17 +188,22 @@ func (a *agent) dump() []byte {
 func (a *agent) stop() {
 	a.t.Helper()
 	must(a.t, unix.Kill(a.pid, unix.SIGTERM))
-	ends(a.t, a.pid, a.ended)
-	if a.err != nil {
-		log, _ := os.ReadFile(a.path("log"))
-		a.t.Errorf("agent stopped with %v\n%s", a.err, log[max(0, len(log)-4000):])
-	}
+	a.finishes()
 	for _, name := range []string{"fairlead.sock", "self.sock"} {
 		if _, err := os.Stat(a.path(name)); !errors.Is(err, fs.ErrNotExist) {
 			a.t.Errorf("after a clean stop %s: %v", name, err)
 		}
 	}
 	mustSay(a.t, a.run("restore", "--state-dir", a.path("state")), 0, "nothing to undo")
+}
+
+// finishes waits until an agent that was told to stop has ended.
+func (a *agent) finishes() {
+	a.t.Helper()
+	if ends(a.t, a.pid, a.ended); a.err != nil {
+		log, _ := os.ReadFile(a.path("log"))
+		a.t.Errorf("agent stopped with %v\n%s", a.err, log[max(0, len(log)-4000):])
+	}
 }
 
 // run runs a command as a client of the agent.

@@ -2,7 +2,7 @@ package e2e
 
 import (
 	"bytes"
-	"fmt"
+	"errors"
 	"os"
 	"slices"
 	"testing"
@@ -25,31 +25,15 @@ func TestTakeOver(t *testing.T) {
 	first.flags = append(first.flags, "--take-over")
 	second := *first // of the same directories
 	t.Cleanup(second.kill)
-	waits := func(a *agent) {
-		t.Helper()
-		said := a.logged("this one takes over when it stops")
-		a.launch()
-		await(t, "the second agent to wait", func() error {
-			if a.logged("this one takes over when it stops") == said {
-				return fmt.Errorf("it says nothing of that")
-			}
-			return nil
-		})
-	}
+	waits := func(a *agent) { t.Helper(); a.tells("this one takes over when it stops", func() { a.launch() }) }
 	term := func(a *agent) { t.Helper(); must(t, unix.Kill(a.pid, unix.SIGTERM)) }
-	ended := func(a *agent) {
-		t.Helper()
-		if ends(t, a.pid, a.ended); a.err != nil {
-			t.Errorf("it ended with %v", a.err)
-		}
-	}
 
 	first.start()
 	first.isolated("e2e-plain", 1)
 	applied := r.state()
 	waits(&second)
 	term(first)
-	ended(first)
+	first.finishes()
 	// The second one holds the programs of the first until it has replaced them.
 	if diff := r.state().diff(applied); diff != nil {
 		t.Errorf("in between something was undone:\n%s", diff)
@@ -62,7 +46,7 @@ func TestTakeOver(t *testing.T) {
 	// Now the other way round, and the one that waits is stopped alone.
 	waits(first)
 	term(first)
-	ended(first)
+	first.finishes()
 	second.isolated("e2e-plain", 1)
 	second.stop()
 	r.sameAs(before, "after a stop while nobody waits any more")
@@ -71,15 +55,11 @@ func TestTakeOver(t *testing.T) {
 		first.start()
 		first.isolated("e2e-plain", 1)
 		waits(&second)
-		if both := []*agent{first, &second}; i%2 == 0 {
-			term(both[0])
-			term(both[1])
-		} else {
-			term(both[1])
-			term(both[0])
-		}
-		ended(first)
-		ended(&second)
+		both := []*agent{first, &second}
+		term(both[i%2])
+		term(both[1-i%2])
+		first.finishes()
+		second.finishes()
 		r.sameAs(before, "after both were stopped")
 	}
 }
@@ -97,14 +77,7 @@ func TestLinger(t *testing.T) {
 	a.flags = append(slices.Clone(plain), "--take-over", "--linger=1h")
 	lingers := func() {
 		t.Helper()
-		said := a.logged("it works on for now")
-		must(t, unix.Kill(a.pid, unix.SIGTERM))
-		await(t, "the agent to linger", func() error {
-			if a.logged("it works on for now") == said {
-				return fmt.Errorf("it says nothing of that")
-			}
-			return nil
-		})
+		a.tells("it works on for now", func() { must(t, unix.Kill(a.pid, unix.SIGTERM)) })
 		a.isolated("e2e-plain", 1)
 	}
 	a.start()
@@ -123,20 +96,25 @@ func TestLinger(t *testing.T) {
 	t.Cleanup(next.kill)
 	next.flags = append(slices.Clone(plain), "--take-over", "--linger=1ms")
 	next.start()
-	if ends(t, a.pid, a.ended); a.err != nil {
-		t.Errorf("it ended with %v", a.err)
-	}
+	a.finishes()
 	next.isolated("e2e-plain", 1)
 	next.stop()
 	r.sameAs(before, "after one that nobody followed in time")
 }
 
-// logged counts how often the log has text.
-func (a *agent) logged(text string) int {
+// tells waits until the log has text once more than before do.
+func (a *agent) tells(text string, do func()) {
 	a.t.Helper()
-	log, err := os.ReadFile(a.path("log"))
-	if !os.IsNotExist(err) {
-		must(a.t, err)
+	said := func() int {
+		log, _ := os.ReadFile(a.path("log")) // there may be none yet
+		return bytes.Count(log, []byte(text))
 	}
-	return bytes.Count(log, []byte(text))
+	before := said()
+	do()
+	await(a.t, text, func() error {
+		if said() == before {
+			return errors.New("the log has it no more often")
+		}
+		return nil
+	})
 }

@@ -139,33 +139,6 @@ func TestTraffic(t *testing.T) {
 	}
 	mustSay(t, a.run("explain", "e2e-rate"), 0, "fairlead.net.rate")
 
-	// More than the link's rate is refused with the sum, and the current state stays.
-	during := u.rates()
-	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.rate: 801mbit}\n")
-	a.stands("e2e-weight", "traffic", api.StateError, "uplink nic0: rate refused: guaranteed rates exceed the link: the sum of 2 is 951mbit")
-	if got := u.rates(); got != during {
-		t.Errorf("after a refusal the classes are %s, were %s", got, during)
-	}
-	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.weight: 3}\n")
-	a.stands("e2e-weight", "traffic", api.StateDone)
-	// The same by hand: all of it or nothing.
-	mustSay(t, a.run("set", "e2e-weight", "net.rate=801mbit", "net.priority=1"), 1,
-		"uplink nic0: rate refused: guaranteed rates exceed the link: the sum of 2 is 951mbit", "possible with: a rate of at most 800mbit")
-	if got := u.rates(); got != during {
-		t.Errorf("after a refusal by hand the classes are %s, were %s", got, during)
-	}
-	mustSay(t, a.run("set", "e2e-rate", "net.rate=300mbit"), 1, "net.rate 300mbit is more than net.ceil 200mbit (net.rate from set by uid 0", "net.ceil from label)")
-	mustSay(t, a.run("set", "e2e-weight", "net.rate=100mbit", "net.ceil=100mbit"), 0, "fairlead.net.rate = 100mbit (100.0 Mbit/s), set by uid 0")
-	if got := u.rates(); got == during || !strings.Contains(got, ":100 ") {
-		t.Errorf("set by hand, the classes are %s", got)
-	}
-	mustSay(t, a.run("set", "e2e-weight", "net.rate-", "net.ceil-"), 0, "fairlead.net.rate: nothing any more")
-	await(t, "what was set by hand to go", func() error {
-		if got := u.rates(); got != during {
-			return fmt.Errorf("the classes are %s, were %s", got, during)
-		}
-		return nil
-	})
 	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.rate: 800mbit}\n")
 	a.stands("e2e-weight", "traffic", api.StateDone)
 	a.stop()
