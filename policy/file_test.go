@@ -292,6 +292,9 @@ func TestDocs(t *testing.T) {
 	data, err := os.ReadFile("../docs/policy.md")
 	testkit.Must(t, err)
 	text := string(data)
+	if n := testing.AllocsPerRun(100, func() { Schema() }); n != 0 { // for each key of each container, at each look
+		t.Errorf("the list is copied (%v allocations)", n)
+	}
 	for _, k := range Schema() {
 		if _, err := k.parseValue(k.Example); err != nil || k.Form == "" || k.Meaning == "" {
 			t.Errorf("key %+v: its example: %v", k, err)

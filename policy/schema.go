@@ -50,8 +50,9 @@ type Key struct {
 // setter writes one value into Settings, and keeps nothing of s. What it writes is a copy.
 type setter func(s *Settings)
 
-// Schema lists the keys in the order of the documentation.
-func Schema() []Key { return slices.Clone(schema) }
+// Schema lists the keys in the order of the documentation. The caller must not change the list: each
+// look at a container reads it.
+func Schema() []Key { return schema }
 
 // FeatureOf returns the feature that puts a key into force; "" for a key that there
 // is not. The key is as in a label: "fairlead.net.rate".

@@ -153,7 +153,7 @@ func (b *blocks) restart() (err error) {
 		window *= 2
 	}
 	// One goroutine, and no more memory than two frames need.
-	b.stream, err = zstd.NewWriter(&b.out, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedDefault),
+	b.stream, err = zstd.NewWriter(&b.out, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
 		zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(window), zstd.WithEncoderCRC(false))
 	return err
 }

@@ -409,3 +409,13 @@ func TestFullRing(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// What the stream of a small host takes counts twice in the agent's memory: the collector of garbage
+// waits for as much again.
+func TestMemory(t *testing.T) {
+	c := &clock{wall: epoch}
+	w, f := newWriter(t, c.config(t.TempDir())), newHost(1).next(time.Second)
+	if n := allocated(func() { write(t, w, f) }); n > 3<<19 {
+		t.Errorf("the first frame took %d bytes", n)
+	}
+}

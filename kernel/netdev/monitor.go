@@ -18,7 +18,8 @@ const (
 	watchPause  = 5 * time.Millisecond // between two reads, and between two calls of a watch
 	watchBuffer = 1 << 20              // bytes of a socket
 	watchGone   = time.Second          // between two looks at a path
-	maxDrain    = 8192                 // messages of one read
+	readSize    = 32 << 10             // bytes of messages
+	maxDrain    = 8192                 // reads, before the rest counts as lost
 	mostChanges = 64                   // of one call
 )
 
@@ -28,10 +29,13 @@ const (
 type Monitor struct {
 	mu     sync.Mutex
 	spaces map[uint64]*space // those with a watch, by inode
+	bufs   sync.Pool         // *[readSize]byte: not one for each container's namespace, as few hear anything
 }
 
 // NewMonitor makes a Monitor that watches nothing.
-func NewMonitor() *Monitor { return &Monitor{spaces: make(map[uint64]*space)} }
+func NewMonitor() *Monitor {
+	return &Monitor{spaces: make(map[uint64]*space), bufs: sync.Pool{New: func() any { return new([readSize]byte) }}}
+}
 
 // Interest is what a watch is told, and when.
 type Interest struct {
@@ -61,7 +65,7 @@ func (m *Monitor) Watch(ns *NS, about Interest, changed func([]Change)) (stop fu
 	defer m.mu.Unlock()
 	s := m.spaces[ns.inode]
 	if s == nil {
-		s = &space{sockets: make(map[feed]*socket), watches: make(map[*watch]bool)}
+		s = &space{bufs: &m.bufs, sockets: make(map[feed]*socket), watches: make(map[*watch]bool)}
 		if s.ns, err = ns.dup(); err != nil {
 			return nil, err
 		}
@@ -202,10 +206,10 @@ func leads(path string, inode uint64) bool {
 
 // space is a watched namespace.
 type space struct {
-	ns *NS
+	ns   *NS
+	bufs *sync.Pool // the Monitor's
 
 	mu      sync.Mutex
-	buf     [32 << 10]byte // of messages
 	watches map[*watch]bool
 	sockets map[feed]*socket
 	devices listing
@@ -332,20 +336,39 @@ func (s *space) follow(k *socket, from feed) {
 	}
 }
 
-// drain takes in all pending messages, and reports whether there were any. s.mu is held.
+// drain takes in all pending messages of the kernel, and reports whether there were any. CAP_NET_ADMIN
+// in the namespace is enough to send others here. s.mu is held.
 func (s *space) drain(fd int, from feed) (any bool) {
-	lost := s.messages(fd, func(m syscall.NetlinkMessage) {
-		any = true
-		switch from {
-		case nft:
-			s.tell(NFTChanged, 0)
-		case xfrm:
-			s.tell(PolicyChanged, 0)
-		default:
-			s.hear(m)
+	buf := s.bufs.Get().(*[readSize]byte)
+	defer s.bufs.Put(buf)
+	lost, more := false, true
+	for reads := 0; more && reads < maxDrain; reads++ {
+		n, sender, err := unix.Recvfrom(fd, buf[:], 0)
+		if err != nil {
+			more = !errors.Is(err, unix.EAGAIN)
+			lost = lost || more // ENOBUFS
+			continue
 		}
-	})
-	if lost {
+		if kernel, ok := sender.(*unix.SockaddrNetlink); !ok || kernel.Pid != 0 {
+			continue
+		}
+		list, err := syscall.ParseNetlinkMessage(buf[:n])
+		lost = lost || err != nil
+		for _, m := range list { // whoever keeps one copies it
+			any = true
+			switch {
+			case len(m.Data) < 8:
+				lost = true
+			case from == nft:
+				s.tell(NFTChanged, 0)
+			case from == xfrm:
+				s.tell(PolicyChanged, 0)
+			default:
+				s.hear(m)
+			}
+		}
+	}
+	if lost = lost || more; lost {
 		switch from {
 		case devices:
 			s.devices = listing{}
@@ -373,32 +396,4 @@ func (s *space) list(ns *NS, most int) (links []Link, err error) {
 		return ns.Links(most) // the last watch has just ended
 	}
 	return s.devices.all(ns, most)
-}
-
-// messages passes all pending messages of the kernel to see, which must not keep them; s.mu is held. CAP_NET_ADMIN
-// in the namespace is enough to send others here. lost: there were more.
-func (s *space) messages(fd int, see func(m syscall.NetlinkMessage)) (lost bool) {
-	for range maxDrain {
-		n, from, err := unix.Recvfrom(fd, s.buf[:], 0)
-		if errors.Is(err, unix.EAGAIN) {
-			return lost
-		}
-		if err != nil { // ENOBUFS
-			lost = true
-			continue
-		}
-		if kernel, ok := from.(*unix.SockaddrNetlink); !ok || kernel.Pid != 0 {
-			continue
-		}
-		list, err := syscall.ParseNetlinkMessage(s.buf[:n])
-		for _, m := range list {
-			if len(m.Data) < 8 {
-				lost = true
-				continue
-			}
-			see(m)
-		}
-		lost = lost || err != nil
-	}
-	return true
 }

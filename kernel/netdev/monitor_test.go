@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -36,6 +37,9 @@ func TestMonitorShares(t *testing.T) {
 	_, stopPaths := watch(paths...)
 	if n := len(m.space(ns.inode).sockets); n > 6 {
 		t.Errorf("there are %d sockets, want one for each feed", n)
+	}
+	if n := unsafe.Sizeof(*m.space(ns.inode)); n > 1024 { // each container has one
+		t.Errorf("a watched namespace takes %d bytes", n)
 	}
 	tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: 0x10000, Parent: netlink.HANDLE_ROOT}, Rate: 1e6, Limit: 30000, Buffer: 20000}
 	must(t, h.QdiscAdd(tbf))
