@@ -42,10 +42,16 @@ const (
 	// Transactions is the number of a database's transactions per second.
 	Transactions       = "transactions"
 	PartOfTransactions = "transactions, part of the undisturbed"
+	// OfLabel compares a bound of real time with the reservation alone.
+	OfLabel = "part of what the one label gives"
 )
 
-// armAlone is the load undisturbed. The others are compared with it.
-const armAlone arm = "alone"
+// armAlone is the load undisturbed. The others are compared with it. armLabel is the reservation
+// without the bound that a case has.
+const (
+	armAlone arm = "alone"
+	armLabel arm = "one label"
+)
 
 // blockioCase is one case: a rig, and the measurements of a round.
 type blockioCase struct {
@@ -63,6 +69,9 @@ type blockioCase struct {
 func (c blockioCase) arms() []arm {
 	if c.whole != nil {
 		return []arm{armAll}
+	}
+	if c.rig.bound != "" {
+		return []arm{armAlone, armOff, armLabel, armOn}
 	}
 	return append([]arm{armAlone}, offOn()...)
 }
@@ -136,6 +145,14 @@ type blockioConfig struct {
 	second  []string    // load of another container with a reservation
 }
 
+// part is the metric of the work that is left.
+func (c blockioConfig) part() string {
+	if c.service != "" {
+		return PartOfTransactions
+	}
+	return PartOfIOPS
+}
+
 // blockioRig is a rig without networks, with a scratch file.
 type blockioRig struct {
 	bed
@@ -150,9 +167,10 @@ type blockioRig struct {
 	own      []*rig.Generator
 	tenants  []*tenant
 
-	// Of the current round: the load undisturbed, by its own count and at the disk, and the CPU
-	// times beside the neighbours without help.
+	// Of the current round: the load undisturbed, by its own count and at the disk, by the one
+	// label, and the CPU times beside the neighbours without help.
 	alone    work
+	labelled float64
 	due      api.BlockIOFigures
 	unhelped sideTimes
 }
