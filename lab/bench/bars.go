@@ -334,7 +334,7 @@ func BlockIOBars() (bars []report.Bar) {
 			bars = append(bars, databaseBars(c.name, PartOfTransactions, 0.8, 5)...)
 		case c.rig.yield && c.rig.burners > 0:
 			bars = append(bars, besideBars(c.name)...)
-		case c.rig.three:
+		case len(c.rig.tenants) > 1:
 			bars = append(bars,
 				noLess(c.name, MetShare, "on", 0.95, 0.5, "A reservation is not met beside others at the same disk"),
 				atMost(c.name, SettledIn, 3, 10, "A change of reservations takes long to be in force"),
@@ -383,7 +383,7 @@ func oneKeyBars(c blockioCase) []report.Bar {
 	if c.rig.bound != "" {
 		bars = append(bars, noLess(c.name, OfLabel, "on", 1, 0.5, "A bound of its real time leaves a container less than the one label does"))
 	}
-	if len(c.rig.second) > 0 { // and each of the two is in the other's way, also without neighbours
+	if len(c.rig.tenants) > 0 { // and each of the two is in the other's way, also without neighbours
 		return append(bars, noLess(c.name, PartOfDue, "on", 0.92, 0.3, "A second reservation is not met beside the first"))
 	}
 	return append(bars,

@@ -111,6 +111,15 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 	if c.rig.service != "" {
 		take *= 2 // the last of a hundred transactions
 	}
+	if c.rig.bound != "" {
+		set := rules{}
+		if a == armOn {
+			set["db"] = "io.realtime: " + c.rig.bound
+		}
+		if err := r.guard.apply(ctx, set); err != nil {
+			return nil, err
+		}
+	}
 	switch a {
 	case armAlone:
 		if r.alone, r.due, err = r.undisturbed(ctx, take); err != nil {
@@ -134,16 +143,6 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, end()) }()
-	if c.rig.bound != "" && a == armOn {
-		const key = "fairlead.io.realtime"
-		if _, err := r.guard.client.Set(ctx, r.db.Name, api.SetRequest{Set: map[string]string{key: c.rig.bound}}); err != nil {
-			return nil, err
-		}
-		defer func() {
-			_, uerr := r.guard.client.Set(context.WithoutCancel(ctx), r.db.Name, api.SetRequest{Unset: []string{key}})
-			err = errors.Join(err, uerr)
-		}()
-	}
 	for _, t := range r.tenants {
 		end, err := r.reserve(ctx, t.name, t.alone)
 		if err != nil {
