@@ -149,16 +149,6 @@ func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 	}
 }
 
-// limit updates what is known of disks that are short of their reservations. The caller holds
-// f.mu.
-func (f *BlockIO) limit(w decide.Window) {
-	reserved := make(map[decide.Disk]api.BlockIOFigures)
-	for _, d := range w.Demands {
-		reserved[d.Disk] = f.reservedOf(d.Disk)
-	}
-	f.limits.Note(w, f.standings, didAt(f.shown.Accounts, w.Length), reserved)
-}
-
 // didAt is what all together did at each disk.
 func didAt(accounts []monitor.Account, length time.Duration) map[decide.Disk]api.BlockIOFigures {
 	did := make(map[decide.Disk]api.BlockIOFigures)
