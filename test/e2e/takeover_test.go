@@ -2,7 +2,7 @@ package e2e
 
 import (
 	"bytes"
-	"fmt"
+	"errors"
 	"os"
 	"slices"
 	"testing"
@@ -27,14 +27,7 @@ func TestTakeOver(t *testing.T) {
 	t.Cleanup(second.kill)
 	waits := func(a *agent) {
 		t.Helper()
-		said := a.logged("this one takes over when it stops")
-		a.launch()
-		await(t, "the second agent to wait", func() error {
-			if a.logged("this one takes over when it stops") == said {
-				return fmt.Errorf("it says nothing of that")
-			}
-			return nil
-		})
+		a.says("this one takes over when it stops", func() { a.launch() })
 	}
 	term := func(a *agent) { t.Helper(); must(t, unix.Kill(a.pid, unix.SIGTERM)) }
 	ended := func(a *agent) {
@@ -97,14 +90,7 @@ func TestLinger(t *testing.T) {
 	a.flags = append(slices.Clone(plain), "--take-over", "--linger=1h")
 	lingers := func() {
 		t.Helper()
-		said := a.logged("it works on for now")
-		must(t, unix.Kill(a.pid, unix.SIGTERM))
-		await(t, "the agent to linger", func() error {
-			if a.logged("it works on for now") == said {
-				return fmt.Errorf("it says nothing of that")
-			}
-			return nil
-		})
+		a.says("it works on for now", func() { must(t, unix.Kill(a.pid, unix.SIGTERM)) })
 		a.isolated("e2e-plain", 1)
 	}
 	a.start()
@@ -131,12 +117,22 @@ func TestLinger(t *testing.T) {
 	r.sameAs(before, "after one that nobody followed in time")
 }
 
-// logged counts how often the log has text.
-func (a *agent) logged(text string) int {
+// says does something, and waits until the log has a text once more.
+func (a *agent) says(text string, do func()) {
 	a.t.Helper()
-	log, err := os.ReadFile(a.path("log"))
-	if !os.IsNotExist(err) {
-		must(a.t, err)
+	count := func() int {
+		log, err := os.ReadFile(a.path("log"))
+		if !os.IsNotExist(err) {
+			must(a.t, err)
+		}
+		return bytes.Count(log, []byte(text))
 	}
-	return bytes.Count(log, []byte(text))
+	said := count()
+	do()
+	await(a.t, "the agent to say: "+text, func() error {
+		if count() == said {
+			return errors.New("it does not")
+		}
+		return nil
+	})
 }
