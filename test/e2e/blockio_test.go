@@ -45,11 +45,6 @@ func TestReservations(t *testing.T) {
 	reserve := func(f api.BlockIOFigures) (api.Reservation, error) {
 		return a.api.Reserve(t.Context(), api.ReservationRequest{Container: "e2e-db", Device: disk.Path, BlockIOFigures: f})
 	}
-	end := func(x api.Reservation) {
-		t.Helper()
-		_, err := a.api.DeleteReservation(t.Context(), x.ID)
-		must(t, err)
-	}
 	// Without a capacity the reservation is in force, and says what to do.
 	first, err := reserve(api.BlockIOFigures{ReadIOPS: 1})
 	must(t, err)
@@ -59,7 +54,8 @@ func TestReservations(t *testing.T) {
 	mustSay(t, a.run("io", "capacity", disk.Path, "riops=1000", "wiops=1000"), 0, "1.00kr 1.00kw", "given by an operator")
 	a.stands("e2e-db", "blockio", api.StateDone)
 	a.stands("e2e-web", "blockio", api.StateDone)
-	end(first)
+	_, err = a.api.DeleteReservation(t.Context(), first.ID)
+	must(t, err)
 
 	_, err = reserve(api.BlockIOFigures{ReadIOPS: 801})
 	testkit.Fails(t, "more than is left", err, "80.0% of its capacity left (800 read or 800 write operations per second), and 80.1% are asked for", `"e2e-web"`, "holds 10.0%")
@@ -78,7 +74,8 @@ func TestReservations(t *testing.T) {
 	mustSay(t, a.run("io"), 0, "e2e-db", "700r 100w", "idle")
 	mustSay(t, a.run("io", "--devices"), 0, "90 %", "10 %")
 	mustSay(t, a.run("io", "events"), 0, "Nothing has happened.")
-	end(own)
+	_, err = a.api.DeleteReservation(t.Context(), own.ID)
+	must(t, err)
 	_, err = reserve(api.BlockIOFigures{ReadIOPS: 800})
 	must(t, err)
 
