@@ -42,8 +42,7 @@ func (f *BlockIO) reserve(m *managed) error {
 		m.reserved = reserved
 		return nil
 	}
-	same := slices.EqualFunc(asked, m.reserved, func(a, b reservation) bool { return a.device == b.device && a.figures == b.figures })
-	if same {
+	if slices.EqualFunc(asked, m.reserved, func(a, b reservation) bool { return a.device == b.device && a.figures == b.figures }) {
 		return fmt.Errorf("%w: io.reserve: it stays as it was admitted, but now: %w", feature.ErrPartly, err)
 	}
 	return err
@@ -52,8 +51,7 @@ func (f *BlockIO) reserve(m *managed) error {
 // asks returns what settings reserve, still without disks.
 func asks(s policy.Settings) (all []reservation) {
 	for _, io := range s.IO {
-		figures := api.BlockIOFigures(io.Reserved)
-		if figures != (api.BlockIOFigures{}) {
+		if figures := api.BlockIOFigures(io.Reserved); figures != (api.BlockIOFigures{}) {
 			all = append(all, reservation{device: io.Device, figures: figures})
 		}
 	}
@@ -375,10 +373,9 @@ func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any
 
 // origin returns the origin of a key's value.
 func origin(t policy.Target, key string) policy.Origin {
-	for _, o := range t.Origins {
-		if o.Key == key {
-			return o
-		}
+	i := slices.IndexFunc(t.Origins, func(o policy.Origin) bool { return o.Key == key })
+	if i < 0 {
+		return policy.Origin{}
 	}
-	return policy.Origin{}
+	return t.Origins[i]
 }
