@@ -42,8 +42,7 @@ func (f *BlockIO) reserve(m *managed) error {
 		m.reserved = reserved
 		return nil
 	}
-	same := slices.EqualFunc(asked, m.reserved, func(a, b reservation) bool { return a.device == b.device && a.figures == b.figures })
-	if same {
+	if slices.EqualFunc(asked, m.reserved, func(a, b reservation) bool { return a.device == b.device && a.figures == b.figures }) {
 		return fmt.Errorf("%w: io.reserve: it stays as it was admitted, but now: %w", feature.ErrPartly, err)
 	}
 	return err
@@ -52,8 +51,7 @@ func (f *BlockIO) reserve(m *managed) error {
 // asks returns what settings reserve, still without disks.
 func asks(s policy.Settings) (all []reservation) {
 	for _, io := range s.IO {
-		figures := api.BlockIOFigures(io.Reserved)
-		if figures != (api.BlockIOFigures{}) {
+		if figures := api.BlockIOFigures(io.Reserved); figures != (api.BlockIOFigures{}) {
 			all = append(all, reservation{device: io.Device, figures: figures})
 		}
 	}
@@ -147,16 +145,6 @@ func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 			f.tell(fmt.Errorf("what %s was seen to do is not kept: %w", d.Name, err))
 		}
 	}
-}
-
-// limit updates what is known of disks that are short of their reservations. The caller holds
-// f.mu.
-func (f *BlockIO) limit(w decide.Window) {
-	reserved := make(map[decide.Disk]api.BlockIOFigures)
-	for _, d := range w.Demands {
-		reserved[d.Disk] = f.reservedOf(d.Disk)
-	}
-	f.limits.Note(w, f.standings, didAt(f.shown.Accounts, w.Length), reserved)
 }
 
 // didAt is what all together did at each disk.
@@ -385,10 +373,9 @@ func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any
 
 // origin returns the origin of a key's value.
 func origin(t policy.Target, key string) policy.Origin {
-	for _, o := range t.Origins {
-		if o.Key == key {
-			return o
-		}
+	i := slices.IndexFunc(t.Origins, func(o policy.Origin) bool { return o.Key == key })
+	if i < 0 {
+		return policy.Origin{}
 	}
-	return policy.Origin{}
+	return t.Origins[i]
 }

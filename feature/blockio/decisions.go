@@ -92,7 +92,7 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 		f.control.Next(w)
 		f.standings, f.actions = f.control.Standings(), f.control.Actions()
 		f.events.add(f.control.TakeEvents())
-		f.limit(w)
+		f.limits.Note(w, f.standings, didAt(f.shown.Accounts, w.Length))
 		if f.watching = f.meter != nil && f.control.Watches(w.Taken); f.meter != nil {
 			err = errors.Join(err, f.detail())
 		}

@@ -50,6 +50,11 @@ func (f *BlockIO) mayHelp(m *managed) (may decide.May) {
 		return may
 	}
 	budget := f.mostFor(m)
+	for id, o := range f.managed {
+		if o != m && m.kept == 0 && f.actions[id].Help == policy.HelpTurns {
+			budget += o.budget / 2 // its turns become shorter
+		}
+	}
 	if budget == 0 {
 		may.None = fmt.Sprintf("all real time (%s in each second of each CPU) is given to others", decide.MaxRealtime)
 		return may
@@ -122,21 +127,30 @@ func (f *BlockIO) mostFor(m *managed) time.Duration {
 	return left
 }
 
-// apportion gives the containers that are helped by real time their budgets. What was decided comes
-// whole or not at all: two may be helped in the same window, and with less than it needs a container
-// would wait for most of each second.
+// apportion gives the containers that are helped by real time their budgets. What was decided by
+// need comes first, and whole or not at all: two may be helped in the same window, and with less than
+// it needs a container would wait for most of each second. Turns share what is left.
 func (f *BlockIO) apportion() {
-	for _, m := range f.managed {
-		m.budget = 0
-	}
+	var needed, rest []container.ID
 	for _, id := range slices.Sorted(maps.Keys(f.managed)) {
 		m := f.managed[id]
-		if m.helpWant == 0 {
+		switch m.budget = 0; {
+		case m.helpWant == 0:
+		case f.actions[id].Help == policy.HelpRealtime:
+			needed = append(needed, id)
+		default:
+			rest = append(rest, id)
+		}
+	}
+	for i, id := range slices.Concat(needed, rest) {
+		m := f.managed[id]
+		most := f.mostFor(m)
+		if i >= len(needed) && m.kept == 0 {
+			most /= time.Duration(len(needed) + len(rest) - i)
+		} else if i < len(needed) && most < m.helpWant {
 			continue
 		}
-		most := f.mostFor(m)
-		short := f.actions[id].Help == policy.HelpRealtime && most < m.helpWant
-		if grouped, err := f.bounded(m.target.Container.Cgroup.CPU); err == nil && !short {
+		if grouped, err := f.bounded(m.target.Container.Cgroup.CPU); err == nil {
 			m.budget, m.grouped = min(m.helpWant, most), grouped
 		}
 	}

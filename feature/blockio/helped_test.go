@@ -2,6 +2,7 @@ package blockio
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -146,9 +147,18 @@ func TestApportion(t *testing.T) {
 	for _, m := range f.managed {
 		m.helpWant = want
 	}
-	for help, second := range map[policy.Help]time.Duration{policy.HelpRealtime: 0, policy.HelpTurns: decide.MaxRealtime - want, "": decide.MaxRealtime - want} {
-		f.actions = map[container.ID]decide.Action{1: {Help: help}, 2: {Help: help}}
+	turns, half := policy.HelpTurns, decide.MaxRealtime/2
+	for _, x := range []struct {
+		first, second policy.Help
+		want          []time.Duration
+	}{
+		{policy.HelpRealtime, policy.HelpRealtime, []time.Duration{want, 0}},
+		{turns, turns, []time.Duration{half, half}},
+		{"", "", []time.Duration{half, half}},
+		{turns, policy.HelpRealtime, []time.Duration{decide.MaxRealtime - want, want}},
+	} {
+		f.actions = map[container.ID]decide.Action{1: {Help: x.first}, 2: {Help: x.second}}
 		f.apportion()
-		testkit.Same(t, "budgets with help "+string(help), []time.Duration{want, second}, []time.Duration{f.managed[1].budget, f.managed[2].budget})
+		testkit.Same(t, fmt.Sprintf("budgets with help %q and %q", x.first, x.second), x.want, []time.Duration{f.managed[1].budget, f.managed[2].budget})
 	}
 }

@@ -65,7 +65,7 @@ func restart(b *sandbox.Box, dev string) error {
 }
 
 // Recreated NAPIs of a device have new threads, in the root group: these are placed again, at the
-// container and at the uplink.
+// container and at the uplink. Threads that somebody switches off come back.
 func TestThreadsMadeAnew(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
@@ -88,6 +88,8 @@ func TestThreadsMadeAnew(t *testing.T) {
 		{"link down and up at the uplink", "nic0", func() error {
 			return restart(h.ns, "nic0")
 		}},
+		{"no threads in the container", "eth0", func() error { return inside.Threaded(h.Index(h.box, "eth0")).Write("0") }},
+		{"no threads at the uplink", "nic0", func() error { return h.Open(h.ns).Threaded(h.Index(h.ns, "nic0")).Write("0") }},
 	} {
 		was := h.polling(made.device)
 		must(t, made.anew())

@@ -326,16 +326,15 @@ const blockioTakes = "The neighbours take nothing with nothing done, so that the
 func BlockIOBars() (bars []report.Bar) {
 	for _, c := range blockioCatalogue() {
 		switch {
-		case c.needs != "", len(c.rig.second) > 0, c.rig.bound != "": // aims, no bars: they have no figures of a quiet machine
 		case c.rig.own > 0:
 			bars = append(bars, detectionBars(c.name)...)
 		case c.rig.oneKey:
 			bars = append(bars, oneKeyBars(c)...)
 		case c.rig.service != "":
-			bars = append(bars, databaseBars(c.name)...)
+			bars = append(bars, databaseBars(c.name, PartOfTransactions, 0.8, 5)...)
 		case c.rig.yield && c.rig.burners > 0:
 			bars = append(bars, besideBars(c.name)...)
-		case c.rig.three:
+		case len(c.rig.tenants) > 1:
 			bars = append(bars,
 				noLess(c.name, MetShare, "on", 0.95, 0.5, "A reservation is not met beside others at the same disk"),
 				atMost(c.name, SettledIn, 3, 10, "A change of reservations takes long to be in force"),
@@ -363,47 +362,44 @@ func detectionBars(c string) []report.Bar {
 }
 
 func besideBars(c string) []report.Bar {
-	return append(keptBars(c, PartOfIOPS),
-		noLess(c, PartOfIOPS, "on", 0.95, 0.7, "A reservation is not met beside neighbours that compute"),
+	return append(keptBars(c, PartOfIOPS, 0.95, 0.7, 5),
 		atMost(c, TimesP99, 1.5, 10, "Requests of a reservation take longer beside neighbours that compute"),
 	)
 }
 
 // databaseBars are wider, since a transaction is several requests to the disk and much other work.
-func databaseBars(c string) []report.Bar {
-	return append(keptBars(c, PartOfTransactions),
-		noLess(c, PartOfTransactions, "on", 0.8, 0.5, "A database with a reservation does less beside neighbours that compute"),
-		noMore(c, TimesP99, "ratio", 0.6, 1, "A transaction takes as long with a reservation as without"),
-	)
+func databaseBars(c, metric string, low, back float64) []report.Bar {
+	return append(keptBars(c, metric, low, 0.5, back),
+		noMore(c, TimesP99, "ratio", 0.6, 1, "A transaction takes as long with a reservation as without"))
 }
 
 // oneKeyBars are the bars of a container beside neighbours without a label.
 func oneKeyBars(c blockioCase) []report.Bar {
-	bars := append(besideBars(c.name),
+	bars := besideBars(c.name)
+	if part := c.rig.part(); c.rig.service != "" || c.needs != "" {
+		bars = append(databaseBars(c.name, part, 0.92, 3),
+			atMost(c.name, TimesP99, 1.5, 10, "A transaction takes longer beside neighbours that compute"))
+	}
+	if c.rig.bound != "" {
+		bars = append(bars, noLess(c.name, OfLabel, "on", 1, 0.5, "A bound of its real time leaves a container less than the one label does"))
+	}
+	if len(c.rig.tenants) > 0 { // and each of the two is in the other's way, also without neighbours
+		return append(bars, noLess(c.name, PartOfDue, "on", 0.92, 0.3, "A second reservation is not met beside the first"))
+	}
+	return append(bars,
 		atMost(c.name, LostBeyond, 0.1, 0.3, "The neighbours lose more CPU time than the container takes"),
 		atMost(c.name, ReleasedIn, 30, 45, "What was done stays long after it was needed"))
-	if c.rig.service == "" {
-		return bars
-	}
-	bars = append(databaseBars(c.name), bars[len(bars)-2:]...)
-	for i, b := range bars {
-		switch {
-		case b.Metric == PartOfTransactions && b.Of == "on":
-			bars[i].Low = 0.9
-		case b.Metric == RecoveredIn:
-			bars[i].High = 10 // of 0.95, which a database that uses all CPUs may not reach
-		}
-	}
-	return bars
 }
 
-// keptBars are the bars of a load beside burners. metric is the part of its work that is left.
-func keptBars(c, metric string) []report.Bar {
+// keptBars are the bars of a load beside burners. metric is the part of its work that is left: at
+// least low, and 0.95 after the given seconds.
+func keptBars(c, metric string, low, far, back float64) []report.Bar {
 	return []report.Bar{
 		noMore(c, metric, "off", 0.9, 0.97, blockioTakes),
 		atMost(c, DetectedIn, 2, 5, "Interference is noticed late"),
-		atMost(c, RecoveredIn, 5, 10, "A reservation is met late"),
+		atMost(c, RecoveredIn, back, 10, "A reservation is met late"),
 		within(c, NamedRight, 0.95, 1, 0.5, 1, "Another than those in the way is named"),
+		noLess(c, metric, "on", low, far, "A reservation is not met beside neighbours that compute"),
 	}
 }
 

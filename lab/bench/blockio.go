@@ -42,10 +42,16 @@ const (
 	// Transactions is the number of a database's transactions per second.
 	Transactions       = "transactions"
 	PartOfTransactions = "transactions, part of the undisturbed"
+	// OfLabel compares a bound of real time with the reservation alone.
+	OfLabel = "part of what the one label gives"
 )
 
-// armAlone is the load undisturbed. The others are compared with it.
-const armAlone arm = "alone"
+// armAlone is the load undisturbed. The others are compared with it. armLabel is the reservation
+// without the bound that a case has.
+const (
+	armAlone arm = "alone"
+	armLabel arm = "one label"
+)
 
 // blockioCase is one case: a rig, and the measurements of a round.
 type blockioCase struct {
@@ -63,6 +69,9 @@ type blockioCase struct {
 func (c blockioCase) arms() []arm {
 	if c.whole != nil {
 		return []arm{armAll}
+	}
+	if c.rig.bound != "" {
+		return []arm{armAlone, armOff, armLabel, armOn}
 	}
 	return append([]arm{armAlone}, offOn()...)
 }
@@ -87,11 +96,11 @@ func blockioCatalogue() []blockioCase {
 		{name: "one key, depth 16", most: 3, rig: blockioConfig{load: reads(16), burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
 		{name: "one key, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
 		{name: "one key, SQLite", needs: "sqlite3", most: 3, rig: blockioConfig{load: []string{"sqlite"}, burners: blockioBurners, oneKey: true}, measure: (*blockioRig).beside},
-		{name: "two keys, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true, second: reads(1)}, measure: (*blockioRig).beside},
+		{name: "two keys, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true, tenants: [][]string{reads(1)}}, measure: (*blockioRig).beside},
 		{name: "400 ms, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true, bound: "400ms"}, measure: (*blockioRig).beside},
 		{name: "detect, 1 thread", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
 		{name: fmt.Sprintf("detect, %d threads", 4*cpus), most: 3, rig: blockioConfig{load: reads(4 * cpus), burners: blockioBurners, own: 2 * cpus}, whole: (*blockioRig).detect},
-		{name: "three containers", quick: true, most: 3, rig: blockioConfig{three: true, yield: true}, whole: (*blockioRig).three},
+		{name: "three containers", quick: true, most: 3, rig: blockioConfig{tenants: threeLoads(), yield: true}, whole: (*blockioRig).three},
 		{name: "mail beside streams", quick: true, rig: blockioConfig{load: []string{"mail", "--size", "16384", "--conns", "16"}, burners: 8, streams: 2}, measure: (*blockioRig).mail},
 		{name: "monitor, depth 1", quick: true, rig: blockioConfig{load: reads(1)}, whole: (*blockioRig).monitored},
 		{name: "monitor, depth 16", rig: blockioConfig{load: reads(16)}, whole: (*blockioRig).monitored},
@@ -129,11 +138,18 @@ type blockioConfig struct {
 	burners int         // containers that compute
 	streams int         // pairs of containers that send one another datagrams
 	own     int         // processes that compute in the container with the reservation
-	three   bool        // the containers of figure 8 in place of all these
+	tenants [][]string  // loads of further containers with reservations
 	yield   bool        // neighbours yield to reservations
 	oneKey  bool        // they do not: the only policy is the reservation
 	bound   string      // and io.realtime, which bounds the real time of its help
-	second  []string    // load of another container with a reservation
+}
+
+// part is the metric of the work that is left.
+func (c blockioConfig) part() string {
+	if c.service != "" {
+		return PartOfTransactions
+	}
+	return PartOfIOPS
 }
 
 // blockioRig is a rig without networks, with a scratch file.
@@ -150,9 +166,10 @@ type blockioRig struct {
 	own      []*rig.Generator
 	tenants  []*tenant
 
-	// Of the current round: the load undisturbed, by its own count and at the disk, and the CPU
-	// times beside the neighbours without help.
+	// Of the current round: the load undisturbed, by its own count and at the disk, by the one
+	// label, and the CPU times beside the neighbours without help.
 	alone    work
+	labelled float64
 	due      api.BlockIOFigures
 	unhelped sideTimes
 }
@@ -168,15 +185,11 @@ func (c blockioConfig) containers() (all []rig.Container) {
 			all = append(all, rig.Container{Name: fmt.Sprintf(format, i)})
 		}
 	}
-	if c.three {
-		add("vm%d", len(threeLoads()))
-		return all
+	if c.service != "" || len(c.load) > 0 {
+		all = append(all, rig.Container{Name: "db"})
 	}
-	all = append(all, rig.Container{Name: "db"})
 	add(blockioBurner+"%d", c.burners+2*c.streams)
-	if len(c.second) > 0 {
-		add("second-%d", 1)
-	}
+	add("vm%d", len(c.tenants))
 	return all
 }
 
@@ -209,12 +222,7 @@ func (r *blockioRig) build(ctx context.Context) (err error) {
 	if err := r.guard.apply(ctx, set); err != nil {
 		return err
 	}
-	if c.three {
-		err = r.startThree(ctx)
-	} else {
-		err = r.startLoads(ctx)
-	}
-	if err != nil {
+	if err := r.startLoads(ctx); err != nil {
 		return err
 	}
 	if err := r.guard.wait(ctx, func(_ api.Container, s api.FeatureStatus) bool { return s.State == api.StateDone }); err != nil {
@@ -238,8 +246,10 @@ func (r *blockioRig) startLoads(ctx context.Context) error {
 		if err := r.startDatabase(ctx); err != nil {
 			return err
 		}
-	} else if err := r.startLoad(ctx, c.load); err != nil {
-		return err
+	} else if len(c.load) > 0 {
+		if err := r.startLoad(ctx, c.load); err != nil {
+			return err
+		}
 	}
 	for range c.own {
 		if err := r.startFrozen(ctx, &r.own, r.db, "burn"); err != nil {
@@ -251,11 +261,15 @@ func (r *blockioRig) startLoads(ctx context.Context) error {
 			return err
 		}
 	}
-	more := r.rig.Neighbours()[c.burners:]
-	if len(c.second) > 0 {
-		return r.startTenant(ctx, more[0], c.second)
+	for i, args := range c.tenants {
+		box := r.rig.Boxes[len(r.rig.Boxes)-len(c.tenants)+i]
+		g, err := r.rig.Start(ctx, box, append(slices.Clone(args), "--to", r.target())...)
+		if err != nil {
+			return err
+		}
+		r.tenants = append(r.tenants, &tenant{name: box.Name, board: g.Board})
 	}
-	return r.startStreams(ctx, more)
+	return r.startStreams(ctx, r.rig.Neighbours()[c.burners:][:2*c.streams])
 }
 
 // startFrozen starts a generator, stops it for now, and adds it to a list.

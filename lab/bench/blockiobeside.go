@@ -111,6 +111,15 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 	if c.rig.service != "" {
 		take *= 2 // the last of a hundred transactions
 	}
+	if c.rig.bound != "" {
+		set := rules{}
+		if a == armOn {
+			set["db"] = "io.realtime: " + c.rig.bound
+		}
+		if err := r.guard.apply(ctx, set); err != nil {
+			return nil, err
+		}
+	}
 	switch a {
 	case armAlone:
 		if r.alone, r.due, err = r.undisturbed(ctx, take); err != nil {
@@ -134,11 +143,6 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, end()) }()
-	if bound := c.rig.bound; bound != "" {
-		if _, err := r.guard.client.Set(ctx, r.db.Name, api.SetRequest{Set: map[string]string{"fairlead.io.realtime": bound}}); err != nil {
-			return nil, err
-		}
-	}
 	for _, t := range r.tenants {
 		end, err := r.reserve(ctx, t.name, t.alone)
 		if err != nil {
@@ -164,7 +168,13 @@ func (r *blockioRig) beside(ctx context.Context, c blockioCase, a arm) (figures 
 		due := r.tenants[i].alone
 		figures = append(figures, figure{PartOfDue, "1", now.Since(before[i]).Rate() / float64(due.ReadIOPS+due.WriteIOPS)})
 	}
-	if !c.rig.oneKey {
+	switch {
+	case a == armLabel:
+		r.labelled = w.rate
+	case c.rig.bound != "":
+		figures = append(figures, figure{OfLabel, "1", w.rate / r.labelled})
+	}
+	if !c.rig.oneKey || len(r.tenants) > 0 { // who has a reservation as well stays in the way
 		return figures, letRun(r.burners, 0)
 	}
 	released, err := r.released(ctx)
@@ -183,11 +193,7 @@ func (r *blockioRig) disturbed(ctx context.Context, settle, take time.Duration) 
 
 // kept returns how much of the undisturbed load is left beside the neighbours.
 func (r *blockioRig) kept(w work) []figure {
-	part := PartOfIOPS
-	if r.database != nil {
-		part = PartOfTransactions
-	}
-	return append(r.transactions(w), figure{part, "1", w.rate / r.alone.rate}, r.longer(w))
+	return append(r.transactions(w), figure{r.config.part(), "1", w.rate / r.alone.rate}, r.longer(w))
 }
 
 // transactions returns what a database did; nothing of another load.

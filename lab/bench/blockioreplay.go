@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/netip"
 	"runtime"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,28 +28,10 @@ type tenant struct {
 // with 75 % reads of 4 or 32 KiB, and random with 50 % reads of 8 KiB.
 func threeLoads() [][]string {
 	return [][]string{
-		{"--size", "65536", "--sequential", "all", "--writes", "90"},
-		{"--size", "4096", "--also", "32768", "--sequential", "all", "--writes", "25"},
-		{"--size", "8192", "--writes", "50"},
+		{"disk", "--conns", "4", "--size", "65536", "--sequential", "all", "--writes", "90"},
+		{"disk", "--conns", "4", "--size", "4096", "--also", "32768", "--sequential", "all", "--writes", "25"},
+		{"disk", "--conns", "4", "--size", "8192", "--writes", "50"},
 	}
-}
-
-func (r *blockioRig) startThree(ctx context.Context) error {
-	for i, args := range threeLoads() {
-		if err := r.startTenant(ctx, r.rig.Boxes[i], append([]string{"disk", "--conns", "4"}, args...)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// startTenant starts the load of a tenant at the disk.
-func (r *blockioRig) startTenant(ctx context.Context, box *sandbox.Box, args []string) error {
-	g, err := r.rig.Start(ctx, box, append(slices.Clone(args), "--to", r.target())...)
-	if err == nil {
-		r.tenants = append(r.tenants, &tenant{name: box.Name, board: g.Board})
-	}
-	return err
 }
 
 // The steps of figure 8: the reservation of each tenant, as a fraction of its throughput beside the

@@ -2,16 +2,10 @@ package e2e
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -21,22 +15,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
-
-// ask sends a request to the agent's socket and returns the status and the body.
-func (a *agent) ask(method, path, body string) (int, string) {
-	a.t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", a.path("fairlead.sock"))
-	}}}
-	req, err := http.NewRequestWithContext(a.t.Context(), method, "http://fairlead"+path, strings.NewReader(body))
-	must(a.t, err)
-	resp, err := c.Do(req)
-	must(a.t, err)
-	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	must(a.t, err)
-	return resp.StatusCode, string(data)
-}
 
 // loads lists the running generators of this test's program.
 func loads(t *testing.T) (out []string) {
@@ -64,65 +42,48 @@ func TestReservations(t *testing.T) {
 	a.start()
 	a.stands("e2e-db", "blockio", api.StateDone)
 
-	expect := func(method, path, body string, status int, words ...string) string {
-		t.Helper()
-		got, text := a.ask(method, path, body)
-		if got != status {
-			t.Fatalf("%s %s %.100s: %d %s, want %d", method, path, body, got, text, status)
-		}
-		for _, w := range words {
-			if !strings.Contains(text, w) {
-				t.Errorf("%s %s: %s, want %q", method, path, text, w)
-			}
-		}
-		return text
-	}
-	reserve := func(container, figures string) string {
-		return fmt.Sprintf(`{"container": %q, "device": %q, %s}`, container, disk.Path, figures)
+	reserve := func(f api.BlockIOFigures) (api.Reservation, error) {
+		return a.api.Reserve(t.Context(), api.ReservationRequest{Container: "e2e-db", Device: disk.Path, BlockIOFigures: f})
 	}
 	// Without a capacity the reservation is in force, and says what to do.
-	unverified := expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 1`), 201, `"admission":"unverified"`, "fairlead io calibrate "+disk.Path)
+	first, err := reserve(api.BlockIOFigures{ReadIOPS: 1})
+	must(t, err)
 	mustSay(t, a.run("ps"), 0, "partly", "unverified")
 	mustSay(t, a.run("io"), 0, "unverified", "fairlead io calibrate "+disk.Path)
 	mustSay(t, a.run("explain", "e2e-db"), 0, "unverified", "fairlead io calibrate "+disk.Path)
-	var made0 api.Reservation
-	must(t, json.Unmarshal([]byte(unverified), &made0))
 	mustSay(t, a.run("io", "capacity", disk.Path, "riops=1000", "wiops=1000"), 0, "1.00kr 1.00kw", "given by an operator")
-	expect("GET", "/v1/reservations/"+made0.ID, "", 200, `"admission":"verified"`)
-	expect("DELETE", "/v1/reservations/"+made0.ID, "", 200)
+	a.stands("e2e-db", "blockio", api.StateDone)
 	a.stands("e2e-web", "blockio", api.StateDone)
-
-	expect("POST", "/v1/reservations", reserve("nobody", `"read_iops": 1`), 404)
-	expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 801`), 409, "80.0% of its capacity left (800 read or 800 write operations per second), and 80.1% are asked for", `\"e2e-web\"`, "holds 10.0%")
-	made := expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 700`), 201, `"read_iops":700`, `"from":"set by uid 0`)
-	list, err := a.api.Reservations(t.Context())
+	_, err = a.api.DeleteReservation(t.Context(), first.ID)
 	must(t, err)
-	if len(list.Reservations) != 2 || list.Reservations[0].Name != "e2e-db" || !strings.Contains(made, list.Reservations[0].ID) {
-		t.Fatalf("reservations %+v", list)
-	}
-	own, labelled := "/v1/reservations/"+list.Reservations[0].ID, "/v1/reservations/"+list.Reservations[1].ID
-	expect("PATCH", own, `{"read_iops": 801}`, 409)
-	expect("GET", own, "", 200, `"read_iops":700`)
-	expect("PATCH", own, `{"read_iops": 700, "write_iops": 100}`, 200, `"write_iops":100`)
-	expect("DELETE", labelled, "", 409, "label")
+
+	_, err = reserve(api.BlockIOFigures{ReadIOPS: 801})
+	testkit.Fails(t, "more than is left", err, "80.0% of its capacity left (800 read or 800 write operations per second), and 80.1% are asked for", `"e2e-web"`, "holds 10.0%")
+	own, err := reserve(api.BlockIOFigures{ReadIOPS: 700})
+	must(t, err)
+	_, err = a.api.ChangeReservation(t.Context(), own.ID, api.BlockIOFigures{ReadIOPS: 801})
+	testkit.Fails(t, "a change to more", err, "80.1% are asked for")
+	_, err = a.api.ChangeReservation(t.Context(), own.ID, api.BlockIOFigures{ReadIOPS: 700, WriteIOPS: 100})
+	must(t, err)
 
 	a.kill()
 	a.start()
 	a.stands("e2e-db", "blockio", api.StateDone)
 	a.stands("e2e-web", "blockio", api.StateDone)
-	expect("GET", own, "", 200, `"read_iops":700`, `"write_iops":100`)
 	mustSay(t, a.run("reserve"), 0, "e2e-db", "700r 100w", "80.0 %")
 	mustSay(t, a.run("io"), 0, "e2e-db", "700r 100w", "idle")
 	mustSay(t, a.run("io", "--devices"), 0, "90 %", "10 %")
 	mustSay(t, a.run("io", "events"), 0, "Nothing has happened.")
-	expect("DELETE", own, "", 200)
-	expect("GET", own, "", 404)
-	expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 800`), 201)
+	_, err = a.api.DeleteReservation(t.Context(), own.ID)
+	must(t, err)
+	_, err = reserve(api.BlockIOFigures{ReadIOPS: 800})
+	must(t, err)
 
 	// A reservation ends with its container.
 	must(t, db.Destroy())
 	await(t, "the reservation ends with its container", func() error {
-		if list, err = a.api.Reservations(t.Context()); err == nil && len(list.Reservations) != 1 {
+		list, err := a.api.Reservations(t.Context())
+		if err == nil && len(list.Reservations) != 1 {
 			err = fmt.Errorf("reservations %+v", list)
 		}
 		return err
@@ -136,7 +97,6 @@ func TestReservations(t *testing.T) {
 	mustSay(t, a.run("io", "calibrate", disk.Path, "--scratch", "/proc", "--for", "100ms"), 1, "is not on")
 	mustSay(t, a.run("io", "-v"), 0, "SOURCE", "softirq")
 	disk.Close()
-	expect("GET", labelled, "", 200, `"state":"lost"`)
 	mustSay(t, a.run("reserve"), 0, "lost")
 	mustSay(t, a.run("io"), 0, "lost", "is not the disk any more")
 	a.stop()

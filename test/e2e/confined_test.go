@@ -39,6 +39,12 @@ func confined() int {
 			return err
 		}
 	}
+	closed := func(fd int, err error) error {
+		if err != nil {
+			return err
+		}
+		return unix.Close(fd)
+	}
 	const none = 1 << 22 // no process has this number
 	for _, try := range []struct {
 		what string
@@ -48,21 +54,11 @@ func confined() int {
 		{"write net sysctls", write("/proc/sys/net/ipv4/ip_forward_update_priority")},
 		{"write interrupts", write("/proc/irq/*/smp_affinity_list")},
 		{"open cgroups past links", func() error { // by openat2(2), as it does
-			fd, err := unix.Openat2(unix.AT_FDCWD, "/sys/fs/cgroup/cgroup.procs", &unix.OpenHow{Flags: unix.O_WRONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
-			if err == nil {
-				err = unix.Close(fd)
-			}
-			return err
+			return closed(unix.Openat2(unix.AT_FDCWD, "/sys/fs/cgroup/cgroup.procs", &unix.OpenHow{Flags: unix.O_WRONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}))
 		}},
 		{"write state", create("/run/fairlead")},
 		{"write lasting state", create("/var/lib/fairlead")},
-		{"open sysfs", func() error {
-			fd, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
-			if err == nil {
-				err = unix.Close(fd)
-			}
-			return err
-		}},
+		{"open sysfs", func() error { return closed(unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)) }},
 		{"write core_pattern", write("/proc/sys/kernel/core_pattern")},
 		{"write devices' attributes", write("/sys/class/net/u0/mtu")},
 		{"write policy", create("/etc/fairlead")},

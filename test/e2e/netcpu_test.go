@@ -19,24 +19,15 @@ import (
 // ends.
 func generate(t *testing.T, b *sandbox.Box, cpu int, args ...string) (end func()) {
 	t.Helper()
-	exe, err := os.Executable()
-	must(t, err)
-	cmd := exec.Command(exe, append([]string{load.Verb}, args...)...)
-	cmd.Stderr = os.Stderr
-	p, err := b.Start(cmd, cpu)
-	must(t, err)
-	end = func() { p.Kill(); ends(t, p.PID, p.Done()) }
-	t.Cleanup(end)
-	return end
+	return begin(t, b, cpu, append([]string{load.Verb}, args...)...)
 }
 
-// writes starts a process in a box that writes to a file and waits for its disk each time, on one
-// CPU, until end is called or the test ends.
-func writes(t *testing.T, b *sandbox.Box, cpu int, file string) (end func()) {
+// begin is generate for any of this program's verbs.
+func begin(t *testing.T, b *sandbox.Box, cpu int, args ...string) (end func()) {
 	t.Helper()
 	exe, err := os.Executable()
 	must(t, err)
-	cmd := exec.Command(exe, writeVerb, file)
+	cmd := exec.Command(exe, args...)
 	cmd.Stderr = os.Stderr
 	p, err := b.Start(cmd, cpu)
 	must(t, err)
@@ -45,7 +36,7 @@ func writes(t *testing.T, b *sandbox.Box, cpu int, file string) (end func()) {
 	return end
 }
 
-// keepWriting is the process that writes starts.
+// keepWriting writes to a file, and waits for its disk each time: the verb writeVerb.
 func keepWriting(file string) error {
 	f, err := os.Create(file)
 	if err != nil {
@@ -140,7 +131,7 @@ func TestBlame(t *testing.T) {
 	// Beside computing loads, 6.18 would let the sender wait for minutes.
 	loads[2]()
 	loads[3]()
-	loads = append(loads, writes(t, waits, 1, filepath.Join(disk, "written")))
+	loads = append(loads, begin(t, waits, 1, writeVerb, filepath.Join(disk, "written")))
 	await(t, "one that waits for its disk beside the flood", func() error {
 		of, err := read()
 		if err != nil {

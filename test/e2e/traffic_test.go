@@ -79,6 +79,17 @@ func (u uplink) rates() string {
 	return strings.Join(out, " ")
 }
 
+// journals returns the agent's journal and its copy, but none that was set aside.
+func (a *agent) journals() (both []string) {
+	a.t.Helper()
+	for _, dir := range []string{a.path("state"), filepath.Join("/run/fairlead", url.PathEscape(a.path("state")))} {
+		files, err := filepath.Glob(filepath.Join(dir, "journal-*[0-9a-f]"))
+		must(a.t, err)
+		both = append(both, files...)
+	}
+	return both
+}
+
 // TestTraffic has the real agent divide an uplink: from labels and files to the kernel's classes
 // and back, by a clean stop, and by a kill and a restore. What carries our mark goes although both
 // copies of the journal were lost.
@@ -98,15 +109,12 @@ func TestTraffic(t *testing.T) {
 	plain, before := shared(), u.shown()
 	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
 	lose := func() {
-		for _, dir := range []string{a.path("state"), filepath.Join("/run/fairlead", url.PathEscape(a.path("state")))} {
-			files, err := filepath.Glob(filepath.Join(dir, "journal-*[0-9a-f]")) // none that was set aside
-			must(t, err)
-			if len(files) != 1 {
-				t.Errorf("%s has the journals %q", dir, files)
-			}
-			for _, file := range files {
-				must(t, os.Truncate(file, 0))
-			}
+		both := a.journals()
+		if len(both) != 2 {
+			t.Errorf("the journals are %q", both)
+		}
+		for _, file := range both {
+			must(t, os.Truncate(file, 0))
 		}
 	}
 	a.policy("weight.yaml", "match: {name: e2e-weight}\nset: {net.weight: 3}\n")

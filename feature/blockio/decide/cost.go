@@ -342,14 +342,13 @@ func (c *Capacity) See(n api.BlockIOFigures) (more bool) {
 type Limits map[Disk]Limit
 
 // Note updates the limits after a window. standings says how the reservations stand after it.
-// did is what all containers and the host did at each disk, and reserved is what all
-// containers have reserved of it.
-func (limits Limits) Note(w Window, standings map[Place]Standing, did, reserved map[Disk]api.BlockIOFigures) {
+// did is what all containers and the host did at each disk.
+func (limits Limits) Note(w Window, standings map[Place]Standing, did map[Disk]api.BlockIOFigures) {
 	type sums struct {
-		did   api.BlockIOFigures
-		under time.Duration
-		short bool // a reservation is missed, and its container waited for the disk
-		other bool // something else may be the reason
+		did, due api.BlockIOFigures
+		under    time.Duration
+		short    bool // a reservation is missed, and its container waited for the disk
+		other    bool // something else may be the reason
 	}
 	at := make(map[Disk]*sums)
 	for _, d := range w.Demands {
@@ -358,7 +357,7 @@ func (limits Limits) Note(w Window, standings map[Place]Standing, did, reserved 
 			s = &sums{}
 			at[d.Disk] = s
 		}
-		s.did, s.under = Plus(s.did, d.Achieved), s.under+d.Under
+		s.did, s.due, s.under = Plus(s.did, d.Achieved), Plus(s.due, d.Reserved), s.under+d.Under
 		switch standings[Place{d.Container, d.Disk}].State {
 		case StateShort:
 			s.short = s.short || d.Under >= time.Duration(busyShare*float64(w.Length))
@@ -369,7 +368,7 @@ func (limits Limits) Note(w Window, standings map[Place]Standing, did, reserved 
 	}
 	for disk, s := range at {
 		share, _, _ := w.Capacity[disk].Share(s.did)
-		due, _, _ := w.Capacity[disk].Share(reserved[disk])
+		due, _, _ := w.Capacity[disk].Share(s.due)
 		if total, _, _ := w.Capacity[disk].Share(did[disk]); total-share >= diskShare {
 			s.other = true // a container without a reservation, or the host
 		}

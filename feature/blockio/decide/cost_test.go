@@ -166,11 +166,11 @@ func TestOneAtATime(t *testing.T) {
 // it does more.
 func TestLimit(t *testing.T) {
 	var control Control
-	limits, reserved := make(Limits), map[Disk]api.BlockIOFigures{disk: {ReadIOPS: 1000}}
+	limits := make(Limits)
 	judge := func(at int, change change) Limit {
 		w := unmeasured(at, change)
 		control.Next(w)
-		limits.Note(w, control.Standings(), nil, reserved)
+		limits.Note(w, control.Standings(), nil)
 		return limits[disk]
 	}
 	judge(0, nil)

@@ -1,10 +1,12 @@
 package decide
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
@@ -61,6 +63,18 @@ func TestHelp(t *testing.T) {
 		if s := control.standing[Place{victim, disk}]; s.State != StateContended || !strings.Contains(s.Mend, c.mend) {
 			t.Errorf("%s: %s, %q, want %q", c.name, s.State, s.Mend, c.mend)
 		}
+	}
+}
+
+// What a reservation takes of the CPUs goes by what its container used for what it got.
+func TestTakes(t *testing.T) {
+	reads := func(n uint64) api.BlockIOFigures { return api.BlockIOFigures{ReadIOPS: n} }
+	c := Capacity{BlockIOFigures: reads(1000)}
+	for _, x := range []struct {
+		achieved uint64
+		want     time.Duration
+	}{{300, 1000 * ms}, {100, 2000 * ms}, {2000, 300 * ms}, {0, 300 * ms}} {
+		testkit.Same(t, fmt.Sprint("with ", x.achieved), x.want, Takes(c, 300*ms, reads(x.achieved), reads(1000), 2))
 	}
 }
 
