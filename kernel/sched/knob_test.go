@@ -83,9 +83,6 @@ func TestKnobsInKernel(t *testing.T) {
 	for _, bad := range []string{"", "x", "1024", "1023"} {
 		testkit.Fails(t, "affinity "+bad, a.Write(bad))
 	}
-	if s, err := CPUTime("/proc", th.TID); err != nil || s < 0 || s > 60 {
-		t.Errorf("cpu time: %v, %v", s, err)
-	}
 
 	open := func(r journal.Ref) (journal.Knob, error) { return OpenKnob("/proc", l, r) }
 	out, err := j.Restore(open, nil)

@@ -139,19 +139,6 @@ func allTasks(proc string) ([]int, error) {
 	return tids, nil
 }
 
-// CPUTime returns how long the kernel thread has run, in seconds: to the nanosecond where the
-// kernel counts that (CONFIG_SCHED_INFO), else to 10 ms. Errors: journal.ErrGone, errNotKernel.
-func CPUTime(proc string, tid int) (float64, error) {
-	s, err := readStat(proc, tid)
-	if err != nil {
-		return 0, fmt.Errorf("cpu time of kernel thread %d: %w", tid, err)
-	}
-	if u, err := usage(proc, tid); err == nil {
-		return u.Ran.Seconds(), nil
-	}
-	return float64(s.cpu) / ticks, nil // gone by now, or not counted
-}
-
 // Usage is what a thread has done so far.
 type Usage struct {
 	Ran    time.Duration

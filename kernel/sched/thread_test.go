@@ -77,10 +77,8 @@ func TestFind(t *testing.T) {
 	}
 	testkit.Is(t, "a process", testkit.Err(Find(proc, 8)), errNotKernel)
 	testkit.Is(t, "no process", testkit.Err(Find(proc, 9)), journal.ErrGone)
-	testkit.Gives(t, "cpu time by ticks", float64(2))(CPUTime(proc, 7))
 	os.WriteFile(filepath.Join(proc, "7/schedstat"), []byte("1500000000 1 2\n"), 0o644)
-	testkit.Gives(t, "cpu time by schedstat", float64(1.5))(CPUTime(proc, 7))
-	testkit.Is(t, "cpu time of a process", testkit.Err(CPUTime(proc, 8)), errNotKernel)
+	testkit.Gives(t, "usage", Usage{1500 * time.Millisecond, 1, 2})(UsageOf(proc, Thread{7, 42}))
 }
 
 func TestOpenKnob(t *testing.T) {

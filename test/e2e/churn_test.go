@@ -157,19 +157,15 @@ func (c *churner) meddle(r *rand.Rand) {
 
 // damage cuts the agent's journal or its copy, or both, to half, or fills them with zeros.
 func (c *churner) damage(r *rand.Rand) {
-	both, which := c.agent.journals(), r.IntN(3) // 2: both
-	for i, file := range both {
+	which := r.IntN(3) // 2: both
+	for i, file := range c.agent.journals() {
 		if which == 1-i {
 			continue
 		}
 		data, err := os.ReadFile(file)
 		must(c.agent.t, err)
-		if half := len(data) / 2; r.IntN(2) == 0 {
-			data = data[:half]
-		} else {
-			clear(data)
-		}
-		must(c.agent.t, os.WriteFile(file, data, 0o600))
+		damaged := [][]byte{data[:len(data)/2], make([]byte, len(data))}[r.IntN(2)]
+		must(c.agent.t, os.WriteFile(file, damaged, 0o600))
 	}
 }
 

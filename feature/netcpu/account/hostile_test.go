@@ -2,8 +2,8 @@ package account
 
 import (
 	"errors"
+	"io"
 	"net"
-	"sync"
 	"testing"
 	"time"
 
@@ -99,20 +99,9 @@ func TestShortFlows(t *testing.T) {
 	r := f.receive(steady, 0, ":9000")
 	f.send(f.wire, 1, packets, "udp-send", "10.66.0.3:9000")
 
-	var served sync.WaitGroup
-	var listen net.Listener
-	must(t, many.Do(func() (err error) { listen, err = net.Listen("tcp", "10.66.0.2:9001"); return err }))
-	served.Go(func() {
-		for {
-			c, err := listen.Accept()
-			if err != nil {
-				return // closed below
-			}
-			c.Close()
-		}
-	})
-	t.Cleanup(func() { listen.Close(); served.Wait() })
-
+	must(t, many.Do(func() error {
+		return testkit.Serve(t, "10.66.0.2:9001", func(net.Conn) io.Writer { return io.Discard })
+	}))
 	const connections = 50
 	must(t, f.wire.Do(func() error {
 		for range connections {

@@ -45,9 +45,10 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	more, err := is.threads(device{ns: ns, index: other, name: "flta"}, is.owns(0))
 	must(t, err)
 	placed := []thread{{threads[0], "fltb"}, {more[0], "fltb"}}
-	for n, want := range []bool{false, true, true} {
-		if same, err := is.stillPoll(ns, index, placed[:n]); same != want || err != nil {
-			t.Errorf("with %d threads the device is polled: %t, %v", n, same, err)
+	ended := []thread{{sched.Thread{TID: threads[0].TID, Start: 1}, "fltb"}} // its number is another's by now
+	for i, list := range [][]thread{placed, placed[:1], nil, ended} {
+		if same, err := is.stillPoll(ns, index, list); same != (i < 2) || err != nil {
+			t.Errorf("with the threads %v the device is polled: %t, %v", list, same, err)
 		}
 	}
 	must(t, is.move(threads[0], place{group: shared}, is.owns(0)))

@@ -30,11 +30,9 @@ func (is *Isolator) Samples(to []feature.Sample) []feature.Sample {
 func (is *Isolator) kthreads(to []feature.Sample, id container.ID, threads []thread) []feature.Sample {
 	sum := make(map[string]float64)
 	for _, t := range threads {
-		sec, err := sched.CPUTime(is.cfg.Roots.Proc, t.TID)
-		if err != nil {
-			continue
+		if used, err := sched.UsageOf(is.cfg.Roots.Proc, t.Thread); err == nil {
+			sum[t.device] += used.Ran.Seconds()
 		}
-		sum[t.device] += sec
 	}
 	for d, sec := range sum {
 		to = append(to, feature.Sample{Container: id, Name: "netcpu_kthread_seconds_total", Device: d, Value: sec})

@@ -112,21 +112,18 @@ func (is *Isolator) threads(d device, as owned) ([]sched.Thread, error) {
 	if d.end != nil {
 		return threads, nil // a veth has no other
 	}
-	unlisted, err := is.unlisted(d.name, threads)
+	unlisted, err := is.unlisted(d.name, threads[0])
 	return append(threads, unlisted...), err
 }
 
 // unlisted returns the threads of a device whose NAPIs only send, as those of virtio: they have no id,
-// and netlink leaves them out (net/core/netdev-genl.c, netdev_nl_napi_fill_one). They start among the
-// listed ones, which a thread of another device with the name does not.
-func (is *Isolator) unlisted(device string, listed []sched.Thread) ([]sched.Thread, error) {
-	first, last := listed[0].Start, listed[0].Start
-	for _, t := range listed {
-		first, last = min(first, t.Start), max(last, t.Start)
-	}
+// and netlink leaves them out (net/core/netdev-genl.c, netdev_nl_napi_fill_one). They start within a
+// second of a listed one, which a thread of another device with the name hardly does.
+func (is *Isolator) unlisted(device string, listed sched.Thread) ([]sched.Thread, error) {
+	const second = 100 // clock ticks
 	list, err := is.pollers(device)
 	return chosen(list, func(t sched.Named) bool {
-		return strings.HasSuffix(t.Comm, "-0") && t.Start+1 >= first && t.Start <= last+1
+		return strings.HasSuffix(t.Comm, "-0") && max(t.Start, listed.Start)-min(t.Start, listed.Start) <= second
 	}), err
 }
 

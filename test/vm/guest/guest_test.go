@@ -5,7 +5,6 @@ package guest
 import (
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -45,9 +44,6 @@ func TestGuest(t *testing.T) {
 		if !strings.Contains(string(controllers), c) {
 			t.Errorf("controller %s is not handed down: %s", c, controllers)
 		}
-	}
-	if n := runtime.NumCPU(); n < 2 {
-		t.Errorf("%d CPUs, want 2 or VM_CPUS", n)
 	}
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
 		t.Error(err)
