@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,10 +39,10 @@ type rewritten struct {
 
 // rewrite is what others wrote to one container's files.
 type rewrite struct {
-	file     string
-	features []string  // whose claims on it were overwritten; none: nobody claims it
-	last     time.Time // that policy was applied again
-	times    int       // that it was, one soon after the other
+	file  string
+	by    []journal.Owner // of claims on it that were overwritten; none: nobody claims it
+	last  time.Time       // that policy was applied again
+	times int             // that it was, one soon after the other
 }
 
 const (
@@ -160,20 +161,23 @@ var limits = regexp.MustCompile(`^(cpu|io|blkio)\.`)
 func (w *rewritten) answer(files map[string]bool) {
 	now, open := w.now(), w.opener()
 	for file := range files {
-		var features []string
+		var by []journal.Owner
 		var claimed bool
 		knob, err := open(journal.Ref{Kind: cgroup.KindFile, Object: file})
 		if err == nil {
-			features, claimed, err = w.journal.Overwritten(open, knob.Ref().Object)
+			path := knob.Ref().Object // a file with a line for each device has a knob for each
+			by, claimed, err = w.journal.Overwritten(open, func(e journal.Entry) bool {
+				return e.Ref.Object == path || strings.HasPrefix(e.Ref.Object, path+" ")
+			})
 		}
-		if err != nil || claimed && features == nil || w.note(file, features, now) {
+		if err != nil || claimed && by == nil || w.note(file, by, now) {
 			delete(files, file)
 		}
 	}
 }
 
 // note answers a write to a file. It returns false if it is too early for that.
-func (w *rewritten) note(file string, features []string, now time.Time) bool {
+func (w *rewritten) note(file string, by []journal.Owner, now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	id := w.of[filepath.Dir(file)]
@@ -190,12 +194,12 @@ func (w *rewritten) note(file string, features []string, now time.Time) bool {
 	default:
 		r.times++
 	}
-	r.file, r.features, r.last = file, features, now
-	if len(features) == 0 {
+	r.file, r.by, r.last = file, by, now
+	if len(by) == 0 {
 		w.again("", id)
 	}
-	for _, feature := range features {
-		w.again(feature, id)
+	for _, o := range by {
+		w.again(o.Feature, id)
 	}
 	return true
 }
@@ -205,7 +209,7 @@ func (w *rewritten) contest(name string, id container.ID, err error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r := w.rows[id]
-	if r == nil || r.times < contested || w.now().Sub(r.last) > 5*answering || !slices.Contains(r.features, name) {
+	if r == nil || r.times < contested || w.now().Sub(r.last) > 5*answering || !slices.ContainsFunc(r.by, func(o journal.Owner) bool { return o.Feature == name }) {
 		return err
 	}
 	return partly(err, fmt.Sprintf("another program keeps writing %s: have only one of the two set it", r.file))

@@ -150,15 +150,10 @@ func crioRecord(ct *runtimeapi.ContainerStatus, pod *runtimeapi.PodSandboxStatus
 	}
 	of := pod.GetMetadata()
 	rec.Pod, rec.Namespace, rec.PodUID = of.GetName(), of.GetNamespace(), of.GetUid()
-	rec.PodCgroup = podCgroup(cgroupParent(info.RuntimeSpec.Linux.CgroupsPath), rec.PodUID)
-	return rec
-}
-
-// cgroupParent returns the parent in a container's path as runc takes it: SLICE:PREFIX:NAME with
-// systemd, a directory without.
-func cgroupParent(of string) string {
-	if slice, _, systemd := strings.Cut(of, ":"); systemd {
-		return slice
+	parent, _, systemd := strings.Cut(info.RuntimeSpec.Linux.CgroupsPath, ":") // as runc takes it: SLICE:PREFIX:NAME,
+	if !systemd {
+		parent = path.Dir(parent) // or a directory
 	}
-	return path.Dir(of)
+	rec.PodCgroup = podCgroup(parent, rec.PodUID)
+	return rec
 }

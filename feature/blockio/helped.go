@@ -59,17 +59,12 @@ func (f *BlockIO) mayHelp(m *managed) (may decide.May) {
 		may.None = fmt.Sprintf("all real time (%s in each second of each CPU) is given to others", decide.MaxRealtime)
 		return may
 	}
-	may.Turns, may.Budget = grouped && f.ungiven(t.Container.Cgroup.CPU), budget
+	k := cgroup.RT(t.Container.Cgroup.CPU)
+	now, err := k.Read()
+	// With real time of its owner's, threads that take turns would become ordinary ones.
+	may.Turns, may.Budget = grouped && err == nil && f.cfg.Journal.Given(k.Ref(), now) == "0", budget
 	may.Profiled, _ = f.profiled(m.reserved)
 	return may
-}
-
-// ungiven reports whether a group has no real time but ours: threads that take turns become
-// ordinary with it.
-func (f *BlockIO) ungiven(dir string) bool {
-	k := cgroup.RT(dir)
-	now, err := k.Read()
-	return err == nil && f.cfg.Journal.Given(k.Ref(), now) == "0"
 }
 
 // fromController is the origin of a decision.

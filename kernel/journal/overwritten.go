@@ -1,32 +1,30 @@
 package journal
 
-import (
-	"errors"
-	"strings"
-)
+import "errors"
 
-// Overwritten returns the features whose claims on a file are not in force any more, because
-// another program has written there. claimed is false if nobody claims the file. path is a Ref's
-// Object, up to the first space: a file with a line for each device has several knobs.
-func (j *Journal) Overwritten(open Opener, path string) (features []string, claimed bool, err error) {
-	for _, n := range j.sorted(func(e Entry) bool { return e.Ref.Object == path || strings.HasPrefix(e.Ref.Object, path+" ") }) {
+// Overwritten returns the owners of the claims on the matching entries' knobs that are not in force any
+// more, because another program has written there. claimed is false if no entry matches. It goes on
+// after an error.
+func (j *Journal) Overwritten(open Opener, match func(Entry) bool) (by []Owner, claimed bool, err error) {
+	var errs []error
+	for _, n := range j.sorted(match) {
 		claimed = true
 		of, err := j.overwritten(open, n.Ref)
-		if err != nil {
-			return nil, true, err
-		}
-		features = append(features, of...)
+		by, errs = append(by, of...), append(errs, err)
 	}
-	return features, claimed, nil
+	return by, claimed, errors.Join(errs...)
 }
 
-func (j *Journal) overwritten(open Opener, ref Ref) (features []string, err error) {
+func (j *Journal) overwritten(open Opener, ref Ref) (by []Owner, err error) {
 	leave, err := j.places.enter(ref.place(), j.patience) // a Turn that is under way has ended by then
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
 	k, err := open(ref)
+	if errors.Is(err, ErrGone) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +34,7 @@ func (j *Journal) overwritten(open Opener, ref Ref) (features []string, err erro
 		return nil, nil
 	}
 	for _, c := range n.claims {
-		features = append(features, c.Owner.Feature)
+		by = append(by, c.Owner)
 	}
-	return features, err
+	return by, err
 }

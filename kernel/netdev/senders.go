@@ -58,20 +58,15 @@ const (
 	unlimitedPacing = ^uint64(0)
 )
 
-// diagRequest is struct inet_diag_req_v2, for established TCP sockets of a family.
-func diagRequest(family uint8) []byte {
-	b := make([]byte, 56)
-	b[0], b[1], b[2] = family, unix.IPPROTO_TCP, 1<<(diagInfo-1)|1<<(diagCongestion-1)
-	binary.NativeEndian.PutUint32(b[4:], 1<<tcpEstablished)
-	return b
-}
-
 // Senders lists the TCP sockets of the namespace with data on the way or in wait. The error matches
 // ErrMany after most established sockets of a family.
 func (ns *NS) Senders(most int) (list []Sender, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(diagByFamily, unix.NLM_F_DUMP)
-		req.AddRawData(diagRequest(family))
+		about := make([]byte, 56) // struct inet_diag_req_v2
+		about[0], about[1], about[2] = family, unix.IPPROTO_TCP, 1<<(diagInfo-1)|1<<(diagCongestion-1)
+		binary.NativeEndian.PutUint32(about[4:], 1<<tcpEstablished)
+		req.AddRawData(about)
 		of, err := bounded(ns, unix.NETLINK_SOCK_DIAG, most, false, req, parseSender)
 		if family == unix.AF_INET6 && errors.Is(err, unix.ENOENT) {
 			err = nil // no IPv6

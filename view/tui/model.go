@@ -92,9 +92,14 @@ func (m *model) Init() tea.Cmd {
 	if m.live == nil {
 		return m.load(m.at, false)
 	}
+	now := m.o.Now()
+	earlier := func() tea.Msg { // what was recorded before; what cannot be read is missing in the plots
+		h, _ := view.Load(m.ctx, m.o.Source, now.Add(-view.Span), now)
+		return earlierMsg{h}
+	}
 	// The first difference is shown after half the time, so that somebody who has just come
 	// need not wait.
-	cmds := []tea.Cmd{m.next(m.o.Every / 2), m.loadEarlier(m.o.Now())}
+	cmds := []tea.Cmd{m.next(m.o.Every / 2), earlier}
 	if !m.at.IsZero() {
 		cmds = append(cmds, m.load(m.at, false))
 	}

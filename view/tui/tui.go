@@ -134,15 +134,6 @@ func (m *model) load(target time.Time, worst bool) tea.Cmd {
 	}
 }
 
-// loadEarlier reads what was recorded in the minutes before a live view began. What cannot be read
-// is missing in the plots.
-func (m *model) loadEarlier(now time.Time) tea.Cmd {
-	return func() tea.Msg {
-		h, _ := view.Load(m.ctx, m.o.Source, now.Add(-view.Span), now)
-		return earlierMsg{h}
-	}
-}
-
 // explain finds out all about a container: from the agent if the moment is now, else from what
 // was recorded.
 func (m *model) explain(id api.ID) tea.Cmd {

@@ -259,7 +259,10 @@ func (is *Isolator) Idle() bool { return len(is.isolated) == 0 }
 // share of its own, in the second it competes with the containers at the usual weight.
 func (is *Isolator) threadPlace(s *isolation, c container.Container) (place, error) {
 	dir, err := c.TenantGroup()
-	at := place{group: dir, cpuset: c.Cgroup.CPUSet, nice: is.niceOf(s)}
+	at := place{group: dir, cpuset: c.Cgroup.CPUSet}
+	if is.cfg.Drop != nil { // there are counters to choose by
+		at.nice = cmp.Or(s.at.nice, prompt)
+	}
 	if err != nil || !is.v2() {
 		return at, err
 	}

@@ -84,11 +84,10 @@ func TestPlantCases(t *testing.T) {
 		full = append(full, victim(cpu, 0))
 	}
 	var many []plantTenant // each CPU has seven that compute; the flooded ones have a queue and a CPU each
-	for i := range 448 {
-		many = append(many, victim(i%64, 0))
-	}
-	for i := range 52 {
-		many = append(many, plantTenant{weight: 1024, rate: 100_000, queue: i, cpu: i})
+	for i := range 500 {
+		if many = append(many, victim(i%64, 0)); i >= 448 {
+			many[i] = plantTenant{weight: 1024, rate: 100_000, queue: i % 64, cpu: i % 64}
+		}
 	}
 	for _, c := range []struct {
 		name        string

@@ -118,7 +118,8 @@ func (is *Isolator) giveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 	at := s.at
 	at.child = false // it exists, and its entry is the container's
 	at.nice = ""
-	return IgnoreGone(errors.Join(is.unsteer(q.thread), is.move(q.thread, at, is.owns(0))))
+	steered := sched.Affinity(is.cfg.Roots.Proc, q.thread).Ref() // the container's CPUs apply now
+	return IgnoreGone(errors.Join(is.restore(func(e journal.Entry) bool { return e.Ref == steered }), is.move(q.thread, at, is.owns(0))))
 }
 
 // owner returns the tenant in a slot if it pays for the threads of its queues, else nil: one that may
@@ -130,12 +131,6 @@ func (is *Isolator) owner(slot uint32) *isolation {
 		}
 	}
 	return nil
-}
-
-// unsteer undoes steering: the container's CPUs apply now.
-func (is *Isolator) unsteer(t sched.Thread) error {
-	ref := sched.Affinity(is.cfg.Roots.Proc, t).Ref()
-	return is.restore(func(e journal.Entry) bool { return e.Ref == ref })
 }
 
 // allowQueues checks whether a tenant benefits from queues of its own while its container has a quota,

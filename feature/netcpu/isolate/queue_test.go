@@ -2,6 +2,7 @@ package isolate
 
 import (
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -45,13 +46,21 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	more, err := is.threads(device{ns: ns, index: other, name: "flta"}, is.owns(0))
 	must(t, err)
 	placed := []thread{{threads[0], "fltb"}, {more[0], "fltb"}}
-	ended := []thread{{sched.Thread{TID: threads[0].TID, Start: 1}, "fltb"}} // its number is another's by now
-	for i, list := range [][]thread{placed, placed[:1], nil, ended} {
+	for i, list := range [][]thread{placed, placed[:1], nil, {{sched.Thread{TID: threads[0].TID, Start: 1}, "fltb"}}} { // a number that is another's
 		if same, err := is.stillPoll(ns, index, list); same != (i < 2) || err != nil {
 			t.Errorf("with the threads %v the device is polled: %t, %v", list, same, err)
 		}
 	}
 	must(t, is.move(threads[0], place{group: shared}, is.owns(0)))
+	must(t, sched.Group("/proc", is.cfg.Layout, threads[0], is.cfg.Layout.CPU).Write(is.cfg.Layout.CPU)) // by somebody else
+	if by, err := is.changed(); err != nil || !slices.Equal(by, []journal.Owner{is.by(0)}) {
+		t.Errorf("a thread that somebody has moved is changed for %v, %v", by, err)
+	}
+	must(t, is.move(threads[0], place{group: shared}, is.owns(0)))
+	must(t, ns.RPS(index, 0).Write("1"))
+	if same, err := is.stillPasses(ns, index, "fltb"); same || err != nil {
+		t.Errorf("a device with RPS hands no packet on: %t, %v", same, err)
+	}
 	u := &uplinkDevice{at: place{group: shared}}
 	q := &queue{thread: threads[0], control: newQueueControl()}
 	w := queueWindow{time.Second, drop.Queue{Own: leastRate, Slot: slot}}

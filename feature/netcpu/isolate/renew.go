@@ -13,32 +13,48 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// renew places threads again if a device has new ones. A link that goes down and up, GRO that is
-// switched off and on, and most drivers on reconfiguration replace a NAPI: its new thread starts in
-// the root group. A container can do so at its own devices at any time. The next window sees the
-// end of the old thread; an added queue does not affect the others, and takes askEvery.
+// renew places threads again if a device has new ones, or others have changed what they have. A link
+// that goes down and up, GRO that is switched off and on, and most drivers on reconfiguration replace a
+// NAPI: its new thread starts in the root group. A container can do so at its own devices at any time.
+// The next window sees the end of the old thread; an added queue does not affect the others, and takes
+// askEvery.
 func (is *Isolator) renew() error {
-	var errs []error
+	changed, err := is.changed()
+	errs := []error{err}
 	for _, s := range is.isolated {
-		if s.asked++; s.asked < askEvery && live(is.cfg.Roots.Proc, s.threads) {
+		again := slices.Contains(changed, is.by(s.payer.ID))
+		if s.asked++; s.asked < askEvery && !again && live(is.cfg.Roots.Proc, s.threads) {
 			continue
 		}
 		s.asked = 0
-		if err := IgnoreGone(is.renewTenant(s)); err != nil {
+		if err := IgnoreGone(is.renewTenant(s, again)); err != nil {
 			errs = append(errs, fmt.Errorf("place the threads of container %v again: %w", s.payer.ID, err))
 		}
 	}
-	return errors.Join(append(errs, is.RenewUplinks())...)
+	return errors.Join(append(errs, is.renewUplinks(slices.Contains(changed, is.by(0))))...)
+}
+
+// changed returns the owners of what others have changed of threads: nothing tells of that.
+func (is *Isolator) changed() ([]journal.Owner, error) {
+	kinds := []string{sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice}
+	by, _, err := is.cfg.Journal.Overwritten(func(r journal.Ref) (journal.Knob, error) {
+		return sched.OpenKnob(is.cfg.Roots.Proc, is.cfg.Layout, r)
+	}, func(e journal.Entry) bool {
+		return e.Owner.Feature == is.cfg.Feature && slices.Contains(kinds, e.Ref.Kind)
+	})
+	return by, err
 }
 
 // RenewUplinks is renew for the uplinks.
-func (is *Isolator) RenewUplinks() error {
+func (is *Isolator) RenewUplinks() error { return is.renewUplinks(false) }
+
+func (is *Isolator) renewUplinks(again bool) error {
 	if is.host == nil || is.resting.rests {
 		return nil
 	}
 	errs := []error{IgnoreGone(is.weighUplinks())}
 	for key, u := range is.host.devices {
-		if err := IgnoreGone(is.renewUplink(key, u)); err != nil {
+		if err := IgnoreGone(is.renewUplink(key, u, again)); err != nil {
 			errs = append(errs, fmt.Errorf("place the threads of uplink %s again: %w", u.name, err))
 		}
 	}
@@ -55,7 +71,7 @@ func live(proc string, threads []thread) bool {
 	})
 }
 
-func (is *Isolator) renewTenant(s *isolation) error {
+func (is *Isolator) renewTenant(s *isolation, again bool) error {
 	c := s.payer
 	ns, err := is.open(c)
 	if err != nil {
@@ -68,7 +84,7 @@ func (is *Isolator) renewTenant(s *isolation) error {
 			continue
 		}
 		old := slices.DeleteFunc(slices.Clone(s.threads), func(th thread) bool { return th.device != dev.Name })
-		if same, err := is.stillPoll(ns, dev.Index, old); same || err != nil {
+		if same, err := is.stillPoll(ns, dev.Index, old); same && !again || err != nil {
 			errs = append(errs, IgnoreGone(err))
 			continue
 		}
@@ -84,7 +100,7 @@ func (is *Isolator) renewTenant(s *isolation) error {
 	return errors.Join(errs...)
 }
 
-func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice) error {
+func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice, again bool) error {
 	ns, err := is.cfg.Find.Open(u.path, key.NetNS)
 	if errors.Is(err, netdev.ErrNoNS) {
 		return is.unclaim(key)
@@ -97,7 +113,10 @@ func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice) error {
 	if errors.Is(err, netdev.ErrNoLink) {
 		return is.unclaim(key)
 	}
-	if same || err != nil {
+	if same && !again && err == nil {
+		same, err = is.stillPasses(ns, key.Index, u.name)
+	}
+	if same && !again || err != nil {
 		return err
 	}
 	l, err := ns.Link(key.Index)
@@ -110,6 +129,20 @@ func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice) error {
 	// On failure the device, as known now, differs in the next window too.
 	err = is.claim(uplink.Uplink{Key: key, Link: l, NS: ns, Path: u.path})
 	return errors.Join(err, is.forgetThreads(u.threads, is.host.devices[key].threads))
+}
+
+// stillPasses reports whether an uplink hands no packets on, as RPS would.
+func (is *Isolator) stillPasses(ns *netdev.NS, index int, name string) (bool, error) {
+	d, err := is.lookAt(ns, index, name)
+	if err != nil {
+		return false, err
+	}
+	for _, s := range d.polling(single) {
+		if now, err := s.Knob.Read(); err != nil || now != s.Value {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // stillPoll reports whether the placed threads live, and each listed NAPI of a device has one of them.

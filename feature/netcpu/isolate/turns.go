@@ -1,7 +1,6 @@
 package isolate
 
 import (
-	"cmp"
 	"errors"
 	"io/fs"
 
@@ -30,15 +29,6 @@ func niceBy(now string, turns, packets uint64) string {
 		return even
 	}
 	return now
-}
-
-// niceOf returns the nice value for the threads of a tenant. It returns "", which leaves the value,
-// if there are no counters to choose by.
-func (is *Isolator) niceOf(s *isolation) string {
-	if is.cfg.Drop == nil {
-		return ""
-	}
-	return cmp.Or(s.at.nice, prompt)
 }
 
 // takeTurns sets the nice value of a tenant's threads by the packets of a window.

@@ -7,6 +7,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
 // Weigh sets the weight of a container in proportion to its quota if the quota cannot stop its
@@ -74,8 +75,8 @@ func (is *Isolator) reweigh() error {
 	}
 	is.windows++
 	var errs []error
-	for _, s := range is.isolated {
-		if !is.turnOf(s) {
+	for key, s := range is.isolated {
+		if !is.turnOf(key) {
 			continue
 		}
 		errs = append(errs, IgnoreGone(is.heed(s, s.payer)))
@@ -84,9 +85,9 @@ func (is *Isolator) reweigh() error {
 }
 
 // turnOf reports whether reweigh looks at a tenant in this window.
-func (is *Isolator) turnOf(s *isolation) bool {
+func (is *Isolator) turnOf(key tenant.Key) bool {
 	turns := uint64(1 + len(is.isolated)/mostWeighed)
-	return (is.windows+s.of.Key().NetNS)%turns == 0
+	return (is.windows+key.NetNS)%turns == 0
 }
 
 // sharesFor returns the weight w with w / (w + usual) = cpus; any for a CPU or more, and for 0, which

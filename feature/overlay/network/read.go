@@ -126,7 +126,9 @@ func (r Reader) space(ns *netdev.NS, path string, ways map[way][]int) (s Space, 
 			if all(err) != nil {
 				return s, err
 			}
-			s.Routed[l.Index] = slices.ContainsFunc(routes, leadsOut)
+			s.Routed[l.Index] = slices.ContainsFunc(routes, func(r netdev.Route) bool { // none that each device has
+				return !r.To.Addr().IsLinkLocalUnicast() && !r.To.Addr().IsMulticast()
+			})
 		}
 	}
 	if len(s.Tunnels) == 0 {
@@ -151,11 +153,6 @@ func (r Reader) space(ns *netdev.NS, path string, ways map[way][]int) (s Space, 
 		}
 	}
 	return s, nil
-}
-
-// leadsOut reports whether a route is other than those of each device.
-func leadsOut(r netdev.Route) bool {
-	return !r.To.Addr().IsLinkLocalUnicast() && !r.To.Addr().IsMulticast()
 }
 
 // leads finds the devices of the agent's namespace that a tunnel's packets leave by.

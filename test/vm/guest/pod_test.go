@@ -172,9 +172,6 @@ func plug(t *testing.T, to *testkit.NS, name string) {
 	links, err := netlink.LinkList()
 	must(t, err)
 	i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Type() == "device" && l.Attrs().Name != "lo" })
-	if i < 0 {
-		t.Fatal("the guest has no NIC")
-	}
 	must(t, netlink.LinkSetName(links[i], name))
 	must(t, netlink.LinkSetNsFd(links[i], to.FD()))
 	there, err := to.Handle(t).LinkByName(name)
