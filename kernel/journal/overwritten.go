@@ -22,13 +22,10 @@ func (j *Journal) overwritten(open Opener, ref Ref) (by []Owner, err error) {
 	}
 	defer leave()
 	k, err := open(ref)
-	if errors.Is(err, ErrGone) {
-		return nil, nil
+	value := ""
+	if err == nil {
+		value, err = k.Read()
 	}
-	if err != nil {
-		return nil, err
-	}
-	value, err := k.Read()
 	n, _ := j.note(ref) // without claims if it has been dropped meanwhile
 	if errors.Is(err, ErrGone) || err == nil && n.ours(k, value) {
 		return nil, nil

@@ -36,6 +36,9 @@ func (is *Isolator) renew() error {
 
 // changed returns the owners of what others have changed of threads: nothing tells of that.
 func (is *Isolator) changed() ([]journal.Owner, error) {
+	if is.Idle() {
+		return nil, nil
+	}
 	kinds := []string{sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice}
 	by, _, err := is.cfg.Journal.Overwritten(func(r journal.Ref) (journal.Knob, error) {
 		return sched.OpenKnob(is.cfg.Roots.Proc, is.cfg.Layout, r)
