@@ -39,7 +39,7 @@ func (is *Isolator) changed() ([]journal.Owner, error) {
 	if is.Idle() {
 		return nil, nil
 	}
-	kinds := []string{sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice}
+	kinds := []string{sched.KindKthread, sched.KindSlice, sched.KindNice}
 	by, _, err := is.cfg.Journal.Overwritten(func(r journal.Ref) (journal.Knob, error) {
 		return sched.OpenKnob(is.cfg.Roots.Proc, is.cfg.Layout, r)
 	}, func(e journal.Entry) bool {
