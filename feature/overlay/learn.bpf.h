@@ -289,8 +289,8 @@ static __always_inline void end_flow(const struct sight *s, const struct flow_ke
 
 /*
  * Learns that the slow path has let a packet of this flow through; key becomes that of its entry.
- * Reports whether the flow is worth more: old enough, and allowed. So is young UDP with an answer:
- * if all of it goes one way from now on, nothing else tells where the answers go.
+ * Reports whether the flow is worth more: old enough, and allowed. So is young UDP with an answer,
+ * and one that comes: if all of it goes one way from now on, nothing else tells where the answers go.
  */
 static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, const struct packet *p,
 				      struct flow_key *key, enum direction dir, __u32 slot, __u64 now)
@@ -312,7 +312,7 @@ static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, 
 	if (!(p->proto == IPPROTO_TCP && n->flags & NET_EAGER)) {
 		dirs = seen_before(s, tag, dir, now);
 		if (!dirs)
-			return p->proto == IPPROTO_UDP && s->dirs == (1 << OUT | 1 << IN);
+			return p->proto == IPPROTO_UDP && (dir == IN || s->dirs == (1 << OUT | 1 << IN));
 	}
 	t = tracked(skb, n, p, key, dir);
 	if (t == NO)

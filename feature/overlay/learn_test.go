@@ -2,12 +2,15 @@ package overlay
 
 import (
 	"bytes"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // A container's packets that differ from what the slow path has seen take the slow path.
@@ -177,6 +180,37 @@ func TestYoung(t *testing.T) {
 	until := f.Dir[out].Until
 	if until < began+uint64(lease) || until > b.now()+uint64(lease) || lease+coarse > 800*time.Millisecond {
 		t.Errorf("the lease is over %v after it began", time.Duration(until-began))
+	}
+}
+
+// A container that only sends after one answer, and has received nothing before, is fast.
+func TestOneWay(t *testing.T) {
+	for _, form := range []string{routed, bridged} {
+		t.Run(form, func(t *testing.T) {
+			r := newRig(t, form)
+			r.onTracked()
+			time.Sleep(settle + coarse)
+			var server net.PacketConn
+			must(t, r.nodes[1].web.Do(func() (err error) {
+				server, err = net.ListenPacket("udp", ":9001")
+				return err
+			}))
+			defer server.Close()
+			d, buf := dial(t, r.nodes[0].web, "udp", r.nodes[1].addr), make([]byte, 1)
+			d.Write(buf)
+			_, from, err := server.ReadFrom(buf)
+			must(t, err)
+			_, err = server.WriteTo(buf, from)
+			must(t, err)
+			_, err = d.Read(buf)
+			must(t, err)
+			testkit.Await(t, "what it sends is fast", func() bool {
+				for range 40 {
+					d.Write(buf)
+				}
+				return r.nodes[0].report(t).Egress.Fast > 40
+			})
+		})
 	}
 }
 
