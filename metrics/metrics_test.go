@@ -56,9 +56,7 @@ func (*torn) Agent() Agent { panic("torn") }
 func TestPanic(t *testing.T) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(agent{&torn{}})
-	if _, err := r.Gather(); err == nil || !strings.Contains(err.Error(), "GET /metrics: panic: torn") {
-		t.Errorf("the page's error is %v", err)
-	}
+	testkit.Fails(t, "the page's error", testkit.Err(r.Gather()), "GET /metrics: panic: torn")
 }
 
 // page gathers what v shows of fairlead's own series, as text.
@@ -70,9 +68,7 @@ func page(t *testing.T, v View) string {
 	must(t, err)
 	var out strings.Builder
 	for _, f := range families {
-		if _, err := expfmt.MetricFamilyToText(&out, f); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, testkit.Err(expfmt.MetricFamilyToText(&out, f)))
 	}
 	return out.String()
 }
@@ -228,9 +224,7 @@ func FuzzLabel(f *testing.F) {
 		if strings.ContainsFunc(got, func(r rune) bool { return r != utf8.RuneError && !unicode.IsPrint(r) }) {
 			t.Errorf("label(%q) = %q cannot be printed", s, got)
 		}
-		if label(got) != got {
-			t.Errorf("label is not stable for %q", got)
-		}
+		testkit.Same(t, "label is not stable for", got, label(got))
 		if plain := !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }); plain && utf8.ValidString(s) && len(s) <= maxLabel && got != s {
 			t.Errorf("label(%q) = %q", s, got)
 		}
@@ -270,9 +264,7 @@ func TestListenRefuses(t *testing.T) {
 		if err == nil {
 			l.Close()
 		}
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("Listen(%q): %v", addr, err)
-		}
+		testkit.Fails(t, fmt.Sprintf("Listen(%q)", addr), err, want)
 	}
 	l, err := Listen("0.0.0.0:0")
 	must(t, err)

@@ -346,13 +346,9 @@ func TestTwoWriters(t *testing.T) {
 	h := newHost(1)
 	one, two := newWriter(t, c.config(dir)), newWriter(t, c.config(dir))
 	write(t, one, h.next(time.Second))
-	if err := two.Write(h.next(time.Second)); !errors.Is(err, ErrBusy) {
-		t.Errorf("the second: %v", err)
-	}
+	testkit.Is(t, "the second", two.Write(h.next(time.Second)), ErrBusy)
 	one.Close()
-	if err := two.Write(h.next(time.Second)); !errors.Is(err, ErrBusy) {
-		t.Errorf("the second, before it tries again: %v", err)
-	}
+	testkit.Is(t, "the second, before it tries again", two.Write(h.next(time.Second)), ErrBusy)
 	c.pass(retryTime)
 	write(t, two, h.next(time.Second))
 	if s := two.Written(); s.Frames != 1 || s.Failed != 2 || s.Error != "" || s.CPU <= 0 {
@@ -362,17 +358,11 @@ func TestTwoWriters(t *testing.T) {
 
 func TestOpenErrors(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := Open(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no file: %v", err)
-	}
+	testkit.Is(t, "no file", testkit.Err(Open(filepath.Join(dir, "none"))), fs.ErrNotExist)
 	path := filepath.Join(dir, "text")
 	must(t, os.WriteFile(path, []byte("a text that is longer than the first line of a recording\n"), 0o600))
-	if _, err := Open(path); !errors.Is(err, ErrFormat) {
-		t.Errorf("another file: %v", err)
-	}
-	if _, err := New(Config{Dir: dir, Size: 1}); err == nil {
-		t.Error("a ring of one byte")
-	}
+	testkit.Is(t, "another file", testkit.Err(Open(path)), ErrFormat)
+	testkit.Fails(t, "a ring of one byte", testkit.Err(New(Config{Dir: dir, Size: 1})))
 }
 
 // TestFullRing fills the disk below a ring: nothing that was recorded is lost, and once there is room
@@ -396,9 +386,7 @@ func TestFullRing(t *testing.T) {
 	if w.out != nil {
 		t.Error("a frame that depends on the lost one could be written")
 	}
-	if err := w.Write(h.next(time.Second)); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("before it tries again: %v", err)
-	}
+	testkit.Is(t, "before it tries again", w.Write(h.next(time.Second)), syscall.ENOSPC)
 	c.pass(retryTime)
 	write(t, w, h.next(time.Second))
 	got, errs := read(t, dir, time.Time{}, time.Time{})

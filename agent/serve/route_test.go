@@ -30,9 +30,7 @@ type document struct {
 func TestOpenAPI(t *testing.T) {
 	var doc document
 	testkit.Must(t, json.Unmarshal(OpenAPI(), &doc))
-	if doc.OpenAPI != "3.1.0" {
-		t.Errorf("openapi %q", doc.OpenAPI)
-	}
+	testkit.Same(t, "openapi", "3.1.0", doc.OpenAPI)
 	ids := map[string]bool{}
 	for _, r := range routes() {
 		op := doc.Paths[r.path][strings.ToLower(r.method)]

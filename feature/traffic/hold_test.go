@@ -227,9 +227,7 @@ func TestCeilOfSomebody(t *testing.T) {
 				holds(t, err, false, tt.word)
 				holds(t, h.due(c, policy.Net{Weight: 1}, policy.Net{Ceil: 50 * mbit}), true, tt.word)
 			}
-			if stays := h.veth(h.ns, "hone") == was; stays != tt.stays {
-				t.Errorf("it stays: %v", stays)
-			}
+			testkit.Same(t, "it stays", tt.stays, h.veth(h.ns, "hone") == was)
 			if tt.stays { // it goes, and ours replaces it
 				h.Netlink(h.ns, func(n *netlink.Handle) error { return n.QdiscDel(tt.qdisc) })
 				must(t, h.due(c, policy.Net{}, policy.Net{Ceil: 50 * mbit}))

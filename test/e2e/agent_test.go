@@ -3,7 +3,6 @@ package e2e
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -190,9 +189,7 @@ func (a *agent) stop() {
 	must(a.t, unix.Kill(a.pid, unix.SIGTERM))
 	a.finishes()
 	for _, name := range []string{"fairlead.sock", "self.sock"} {
-		if _, err := os.Stat(a.path(name)); !errors.Is(err, fs.ErrNotExist) {
-			a.t.Errorf("after a clean stop %s: %v", name, err)
-		}
+		testkit.Is(a.t, fmt.Sprintf("after a clean stop %s", name), testkit.Err(os.Stat(a.path(name))), fs.ErrNotExist)
 	}
 	mustSay(a.t, a.run("restore", "--state-dir", a.path("state")), 0, "nothing to undo")
 }

@@ -245,9 +245,7 @@ func TestChurnCampaign(t *testing.T) {
 		}
 	}
 	maps.DeleteFunc(before, func(key, _ string) bool { return strings.Contains(key, " veth") })
-	if diff := after.diff(before); diff != nil {
-		t.Errorf("the host has changed:\n%s", diff)
-	}
+	testkit.Is(t, "the host has changed", after.diff(before), nil)
 	c.logs(t, "journal was damaged", "panic", "level=ERROR")
 	c.agent.stop()
 }

@@ -235,9 +235,7 @@ func TestPrometheus(t *testing.T) {
 	}
 	for _, g := range data.Groups {
 		for _, rule := range g.Rules {
-			if rule.LastError != "" {
-				t.Errorf("%s: %s", rule.Name, rule.LastError)
-			}
+			testkit.Same(t, rule.Name, "", rule.LastError)
 		}
 	}
 }

@@ -280,18 +280,14 @@ func TestUnit(t *testing.T) {
 	m.shaped()
 	m.systemctl("stop", "fairlead")
 	m.is("ActiveState=inactive", "Result=success", "ExecMainStatus=0")
-	if r := m.root(); r != before {
-		t.Errorf("after the stop the root qdisc is %s", r)
-	}
+	testkit.Same(t, "after the stop the root qdisc", before, m.root())
 
 	m.settings("RestartSec=1h\n")
 	m.systemctl("start", "fairlead")
 	m.shaped()
 	m.systemctl("kill", "-s", "KILL", "--kill-who=main", "fairlead")
 	m.is("ActiveState=activating", "SubState=auto-restart")
-	if r := m.root(); r != qdisc.Ours(qdisc.KindHTB) {
-		t.Errorf("before the restart the root qdisc is %s", r)
-	}
+	testkit.Same(t, "before the restart the root qdisc", qdisc.Ours(qdisc.KindHTB), m.root())
 	m.systemctl("stop", "fairlead")
 	mustSay(t, m.run("/run/bin/fairlead", "restore"), 0, "again, was")
 	m.restored("the end", before)

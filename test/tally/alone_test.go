@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"path/filepath"
 	"testing"
 	"time"
@@ -20,9 +19,7 @@ func TestAlone(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if _, err := alone(ctx, path, &out); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("beside another run: %v", err)
-	}
+	testkit.Is(t, "beside another run", testkit.Err(alone(ctx, path, &out)), context.DeadlineExceeded)
 	if got := bytes.Count(out.Bytes(), []byte("waiting for another run")); got != 1 {
 		t.Errorf("said %d times that it waits", got)
 	}

@@ -16,8 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -282,9 +280,7 @@ func TestChoose(t *testing.T) {
 		{Kernel{TooOld: true}, testkit.Full, []Test{own}},
 		{Kernel{Slow: true}, testkit.Full, smoke},
 	} {
-		if diff := cmp.Diff(tt.want, choose(tt.kernel, tt.tier, tests)); diff != "" {
-			t.Errorf("%+v, %v: %s", tt.kernel, tt.tier, diff)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v, %v", tt.kernel, tt.tier), tt.want, choose(tt.kernel, tt.tier, tests))
 	}
 }
 
