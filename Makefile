@@ -141,6 +141,9 @@ demo: ## half a minute of before and after, on this machine, as root
 	go build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead-lab
 	./fairlead-lab demo
 
+# Two runs side by side would take each other's cgroups for their own.
+ONE_RUN = /run/fairlead-test.lock
+
 # The tiers: test/tally says at the end of each what it leaves out. Guests, which
 # are emulated, and the packages that change no host run beside those that do, which
 # wait for most of their time; nothing runs beside a figure.
@@ -159,7 +162,8 @@ test: ## the tests of every day, as root: this kernel, real runtimes, a smoke on
 	$(if $(filter full,$(TIER)),@test/setup kubernetes || echo "what a cluster needs is missing: no fleet is tried" >&2)
 	$(if $(filter full,$(TIER)),@test/setup packages || echo "what some packages need is missing: they are not tried" >&2)
 	@go build ./... && go build -o build/tally ./test/tally
-	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
+	@flock -n $(ONE_RUN) true || echo "waiting for another run of the tests on this machine to end" >&2
+	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) flock -o $(ONE_RUN) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
 		+ -count=1 -vet=off -timeout $(LIMIT_$(TIER)) ./test/vm $(KIT_TESTS) -- \
 		+ CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -p 1 -count=1 -vet=off $(PURE_TESTS) -- \
 		+ CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -p 1 -count=1 -vet=off $(TURNS) $(RACE_TESTS) -- \
