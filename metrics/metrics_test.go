@@ -4,7 +4,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -185,17 +184,6 @@ func TestNativeHistogram(t *testing.T) {
 	}
 }
 
-func TestSeriesEndWithTheContainer(t *testing.T) {
-	v := example()
-	if !strings.Contains(page(t, v), `id="8"`) {
-		t.Fatal("no series of 8")
-	}
-	delete(v.running, 8)
-	if got := page(t, v); strings.Contains(got, `id="8"`) || strings.Contains(got, "evil") || !strings.Contains(got, `id="7"`) {
-		t.Errorf("after 8 has ended:\n%s", got)
-	}
-}
-
 func TestName(t *testing.T) {
 	for _, x := range []struct {
 		sample string
@@ -229,29 +217,6 @@ func FuzzLabel(f *testing.F) {
 			t.Errorf("label(%q) = %q", s, got)
 		}
 	})
-}
-
-func TestServe(t *testing.T) {
-	l, err := Listen("127.0.0.1:0")
-	must(t, err)
-	if !Loopback(l) {
-		t.Errorf("%v is not taken for loopback", l.Addr())
-	}
-	stop := testkit.Background(t, func(ctx context.Context) error { return Serve(ctx, l, example(), "", slog.New(slog.DiscardHandler)) })
-	resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
-	must(t, err)
-	body, err := io.ReadAll(resp.Body)
-	resp.Body.Close()
-	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("%v, %v", resp.Status, err)
-	}
-	for _, want := range []string{"fairlead_build_info{", "fairlead_netcpu_weight{", "go_goroutines ", "process_resident_memory_bytes "} {
-		if !strings.Contains(string(body), "\n"+want) {
-			t.Errorf("the page lacks %s", want)
-		}
-	}
-	http.DefaultClient.CloseIdleConnections()
-	testkit.Check(t, stop())
 }
 
 func TestListenRefuses(t *testing.T) {
