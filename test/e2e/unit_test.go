@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -250,7 +249,16 @@ func TestUnit(t *testing.T) {
 	m.is("ActiveState=active", "SubState=running", "Result=success")
 	m.sandbox()
 	m.shaped()
-	time.Sleep(8 * time.Second) // longer than the watchdog waits
+	alive := func() string { return m.run("systemctl", "show", "-P", "WatchdogTimestampMonotonic", "fairlead").out }
+	for range 3 { // signs of life, of which each makes the watchdog wait anew
+		was := alive()
+		await(t, "the next sign of life", func() error {
+			if now := alive(); now == was {
+				return fmt.Errorf("the last was at %s", now)
+			}
+			return nil
+		})
+	}
 	m.is("ActiveState=active", "Result=success")
 	m.systemctl("reload", "fairlead")
 	policy := filepath.Join("/proc", m.init, "root/etc/fairlead/policy.d/wrong.yaml")
