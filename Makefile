@@ -151,7 +151,7 @@ TIER ?= quick
 LIMIT_quick = 40m
 LIMIT_ci = 55m
 LIMIT_full = 150m
-SCOPE_quick = Not in this tier: lint, generated code, race detector, fuzzing, and what depends on the kernel in full on the oldest and the newest (bash .ci/run); full counts, every kernel in full, and the figures (make test-full).
+SCOPE_quick = Not in this tier: lint, generated code, race detector, fuzzing, all forms of a network but one, and what depends on the kernel in full on the oldest and the newest (bash .ci/run); full counts, every kernel in full, and the figures (make test-full).
 SCOPE_ci = Not in this tier: full counts, every kernel in full, and all figures but a few (make test-full).
 SCOPE_full = Not in this tier: lint, generated code, race detector and fuzzing (bash .ci/run).
 
