@@ -27,15 +27,8 @@ func holds(t testing.TB, err error, partly bool, words ...string) {
 		must(t, err)
 		return
 	}
-	if err == nil || errors.Is(err, feature.ErrPartly) != partly {
-		t.Errorf("%v; want an error, in part %v", err, partly)
-		return
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("%q lacks %q", err, w)
-		}
-	}
+	testkit.Fails(t, "what does not hold", err, words...)
+	testkit.Same(t, "a part of it holds", partly, errors.Is(err, feature.ErrPartly))
 }
 
 // mostly fails the test if an Apply has failed, unless a part holds.

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -39,7 +38,7 @@ type agent struct {
 	pid   int
 	inode uint64   // of ns
 	found []string // cgroups of its uplinks from before: the number of a namespace may be used again
-	ended chan struct{}
+	ended <-chan struct{}
 	err   error // how the process ended, once ended is closed
 }
 
@@ -100,7 +99,6 @@ func (a *agent) launch(wrap ...string) {
 	argv := append(append(wrap, program), a.flags...)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if a.inode == 0 {
 		must(a.t, a.ns.Do(func() (err error) {
 			a.inode, err = netdev.InodeOf("/proc", unix.Gettid())
@@ -108,20 +106,7 @@ func (a *agent) launch(wrap ...string) {
 		}))
 		a.found = uplinkGroups(a.inode)
 	}
-	started, ended := make(chan error, 1), make(chan struct{})
-	a.ended = ended
-	// The parent-death signal fires when the thread that forked the agent ends, so that thread
-	// stays.
-	go a.ns.Do(func() error {
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			a.err = cmd.Wait()
-		}
-		close(ended)
-		return err
-	})
-	must(a.t, <-started)
+	a.ended = startIn(a.t, a.ns, cmd, &a.err)
 	a.pid = cmd.Process.Pid
 }
 

@@ -8,10 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -91,18 +88,7 @@ func bootBy(t *testing.T, script string, args ...string) *machine {
 		exec unshare --mount --propagation private --pid --uts --ipc --cgroup --fork --kill-child sh -c "$@"`,
 		"sh", group.V2, script, "sh", self}, args...)...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	started, ended := make(chan error, 1), make(chan struct{})
-	go near.Do(func() error { // it dies with the thread that started it
-		defer close(ended)
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			cmd.Wait()
-		}
-		return nil
-	})
-	must(t, <-started)
+	ended := startIn(t, near, cmd, new(error))
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		<-ended
