@@ -164,7 +164,7 @@ func TestAge(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
 	cfg := c.config(dir)
-	h := newHost(1)
+	h := newHost(5)
 	for day := range 4 {
 		w := newWriter(t, cfg) // age counts over restarts
 		for range 24 {
@@ -184,7 +184,7 @@ func TestAge(t *testing.T) {
 func TestClockSteps(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: time.Unix(0, 0).UTC()} // a host without a clock of its own, before NTP
-	h := newHost(2)
+	h := newHost(5)
 	var want []time.Time
 	w := newWriter(t, c.config(dir))
 	for _, step := range []time.Duration{0, 56 * 365 * 24 * time.Hour, -time.Hour, 30 * 24 * time.Hour, -30 * 24 * time.Hour} {
@@ -220,7 +220,7 @@ func TestClockSteps(t *testing.T) {
 func TestKilled(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
-	h := newHost(3)
+	h := newHost(5)
 	w := newWriter(t, c.config(dir))
 	var sizes []int64
 	var want []api.Frame
@@ -270,7 +270,7 @@ func TestKilled(t *testing.T) {
 func TestDamaged(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
-	h := newHost(3)
+	h := newHost(5)
 	w := newWriter(t, c.config(dir))
 	for len(segmentsOf(t, dir)) < 3 {
 		c.pass(time.Second)
@@ -343,7 +343,7 @@ func TestReadWhileWritten(t *testing.T) {
 func TestTwoWriters(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
-	h := newHost(1)
+	h := newHost(5)
 	one, two := newWriter(t, c.config(dir)), newWriter(t, c.config(dir))
 	write(t, one, h.next(time.Second))
 	testkit.Is(t, "the second", two.Write(h.next(time.Second)), ErrBusy)
@@ -370,7 +370,7 @@ func TestOpenErrors(t *testing.T) {
 func TestFullRing(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
-	h := newHost(3)
+	h := newHost(5)
 	w := newWriter(t, c.config(dir))
 	write(t, w, h.next(time.Second))
 	// A file that takes no more: the kernel's own full disk.
@@ -402,7 +402,7 @@ func TestFullRing(t *testing.T) {
 // waits for as much again.
 func TestMemory(t *testing.T) {
 	c := &clock{wall: epoch}
-	w, f := newWriter(t, c.config(t.TempDir())), newHost(1).next(time.Second)
+	w, f := newWriter(t, c.config(t.TempDir())), newHost(5).next(time.Second)
 	if n := allocated(func() { write(t, w, f) }); n > 3<<19 {
 		t.Errorf("the first frame took %d bytes", n)
 	}
