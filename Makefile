@@ -32,7 +32,9 @@ TESTED = $(shell go list -e -f '$(HAS_TESTS)' ./... | grep -v '/test/vm ' | whil
 	elif grep -qs internal/testkit $$dir/*_test.go; then echo kit:$$package; else echo pure:$$package; fi; done)
 PURE_TESTS = $(patsubst pure:%,%,$(filter pure:%,$(TESTED)))
 KIT_TESTS = $(patsubst kit:%,%,$(filter-out $(RACED),$(filter kit:%,$(TESTED))))
-HOST_TESTS = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED))))
+CHANGING = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED))))
+# First what waits for most of its time, while guests keep the CPUs busy.
+HOST_TESTS = $(filter %/test/e2e,$(CHANGING)) $(filter-out %/test/e2e,$(CHANGING))
 # What has goroutines of its own is worth the race detector, though its tests
 # change the host.
 RACED = $(filter %/agent %/agent/serve %/api %/discover %/cmd/fairlead/node %/cmd/fairlead/views,$(filter host:% kit:%,$(TESTED)))
@@ -141,6 +143,9 @@ demo: ## half a minute of before and after, on this machine, as root
 	go build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead-lab
 	./fairlead-lab demo
 
+# Two runs side by side would take each other's cgroups for their own.
+ONE_RUN = /run/fairlead-test.lock
+
 # The tiers: test/tally says at the end of each what it leaves out. Guests, which
 # are emulated, and the packages that change no host run beside those that do, which
 # wait for most of their time; nothing runs beside a figure.
@@ -148,7 +153,7 @@ TIER ?= quick
 LIMIT_quick = 40m
 LIMIT_ci = 55m
 LIMIT_full = 150m
-SCOPE_quick = Not in this tier: lint, generated code, race detector, fuzzing, and what depends on the kernel in full on the oldest and the newest (bash .ci/run); full counts, every kernel in full, and the figures (make test-full).
+SCOPE_quick = Not in this tier: lint, generated code, race detector, fuzzing, all forms of a network but one, and what depends on the kernel in full on the oldest and the newest (bash .ci/run); full counts, every kernel in full, and the figures (make test-full).
 SCOPE_ci = Not in this tier: full counts, every kernel in full, and all figures but a few (make test-full).
 SCOPE_full = Not in this tier: lint, generated code, race detector and fuzzing (bash .ci/run).
 
@@ -159,7 +164,8 @@ test: ## the tests of every day, as root: this kernel, real runtimes, a smoke on
 	$(if $(filter full,$(TIER)),@test/setup kubernetes || echo "what a cluster needs is missing: no fleet is tried" >&2)
 	$(if $(filter full,$(TIER)),@test/setup packages || echo "what some packages need is missing: they are not tried" >&2)
 	@go build ./... && go build -o build/tally ./test/tally
-	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
+	@flock -n $(ONE_RUN) true || echo "waiting for another run of the tests on this machine to end" >&2
+	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) flock -o $(ONE_RUN) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
 		+ -count=1 -vet=off -timeout $(LIMIT_$(TIER)) ./test/vm $(KIT_TESTS) -- \
 		+ CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -p 1 -count=1 -vet=off $(PURE_TESTS) -- \
 		+ CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -p 1 -count=1 -vet=off $(TURNS) $(RACE_TESTS) -- \

@@ -47,9 +47,7 @@ func TestInForce(t *testing.T) {
 	<-entered
 	short, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := r.agent.inForce(short, one.RuntimeID); !errors.Is(err, context.Canceled) {
-		t.Errorf("while it is being applied: %v", err)
-	}
+	testkit.Is(t, "while it is being applied", r.agent.inForce(short, one.RuntimeID), context.Canceled)
 	select {
 	case err := <-held:
 		t.Errorf("before it is in force: %v", err)
@@ -59,9 +57,7 @@ func TestInForce(t *testing.T) {
 	if err := <-held; err != nil || r.host.get(t, 1) != "isolated" {
 		t.Errorf("%v, and %s", err, r.host.get(t, 1))
 	}
-	if err := r.agent.inForce(short, box(2, "").RuntimeID); !errors.Is(err, context.Canceled) {
-		t.Errorf("without the container: %v", err)
-	}
+	testkit.Is(t, "without the container", r.agent.inForce(short, box(2, "").RuntimeID), context.Canceled)
 }
 
 // TestHeldFirst has a container whose start is held wait for no other one.
@@ -103,9 +99,7 @@ func TestAgentFollowsContainersAndPolicy(t *testing.T) {
 	r.untilValue(2, "plain")
 
 	testkit.Must(t, r.stop())
-	if got := r.host.get(t, 3); got != "plain" {
-		t.Errorf("after a clean stop the value of 3 is %q", got)
-	}
+	testkit.Same(t, "after a clean stop the value of 3", "plain", r.host.get(t, 3))
 	j := r.journal()
 	defer j.Close()
 	if left := j.Entries(); len(left) != 0 {
@@ -243,9 +237,7 @@ func TestAgentRestoresAndHolds(t *testing.T) {
 	if err != nil || len(done.Outcomes) != 1 || done.Outcomes[0].Result != "restored" || done.Outcomes[0].Container != 1 {
 		t.Fatalf("restore: %+v, %v", done, err)
 	}
-	if got := r.host.get(t, 1); got != "plain" {
-		t.Errorf("restored to %q", got)
-	}
+	testkit.Same(t, "restored to", "plain", r.host.get(t, 1))
 	// Nothing brings it back but a reload.
 	r.set.set(true, box(1, "isolate"), box(2, "isolate"), box(3, "isolate"))
 	r.untilValue(3, "isolated")
@@ -255,9 +247,7 @@ func TestAgentRestoresAndHolds(t *testing.T) {
 	if st, err := r.client.Status(t.Context()); err != nil || len(st.Held) != 1 || st.HeldAll {
 		t.Errorf("status: held %v, all %v, %v", st.Held, st.HeldAll, err)
 	}
-	if _, err := r.client.Reload(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, testkit.Err(r.client.Reload(t.Context())))
 	r.untilValue(1, "isolated")
 
 	if done, err = r.client.Restore(t.Context(), ""); err != nil || len(done.Outcomes) != 3 {
@@ -313,9 +303,7 @@ func TestAgentClosesWhatItCannotServe(t *testing.T) {
 	f := newFake()
 	cfg := Config{StateDir: state, Socket: r.agent.cfg.Socket, Log: quiet()}
 	a := assemble(cfg, r.set, policy.NewStore("", time.Now), j, r.host.opener, []feature.Feature{f}, ordinary())
-	if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another agent answers") {
-		t.Errorf("a second agent at the same socket: %v", err)
-	}
+	testkit.Fails(t, "a second agent at the same socket", a.Run(t.Context()), "another agent answers")
 	if !f.closed {
 		t.Error("its feature was not closed")
 	}
@@ -348,19 +336,13 @@ func TestAgentWithHungFeature(t *testing.T) {
 		}
 		r.set.set(true)
 		synctest.Wait()
-		if got := r.host.get(t, 1); got != "plain" {
-			t.Errorf("the good feature waits for the bad one: %q", got)
-		}
+		testkit.Same(t, "the good feature waits for the bad one", "plain", r.host.get(t, 1))
 		began := time.Now()
-		if err := stop(); err == nil || !strings.Contains(err.Error(), "a feature does not return") {
-			t.Errorf("stop: %v", err)
-		}
+		testkit.Fails(t, "stop", stop(), "a feature does not return")
 		if took := time.Since(began); took > a.pace.stop+a.pace.call {
 			t.Errorf("stop took %v", took)
 		}
-		if got := r.host.get(t, 2); got != "plain" {
-			t.Errorf("what the bad feature had in force is %q", got)
-		}
+		testkit.Same(t, "what the bad feature had in force", "plain", r.host.get(t, 2))
 		close(release)
 	})
 }
@@ -396,16 +378,12 @@ func TestAgentWithHungKnob(t *testing.T) {
 		if st, err := a.Status(t.Context()); err != nil || st.Changes != 2 {
 			t.Errorf("status: %+v, %v", st, err)
 		}
-		if got := r.host.get(t, 1); got != "isolated" {
-			t.Errorf("the good feature waits for the bad one: %q", got)
-		}
+		testkit.Same(t, "the good feature waits for the bad one", "isolated", r.host.get(t, 1))
 		r.set.set(true) // the entry of the one that hangs is to be swept
 		time.Sleep(time.Minute)
 		r.set.set(true, box(1, "isolate"), box(3, "auto"))
 		time.Sleep(time.Minute)
-		if got := r.host.get(t, 1); got != "isolated" {
-			t.Errorf("the good feature waits for the bad one: %q", got)
-		}
+		testkit.Same(t, "the good feature waits for the bad one", "isolated", r.host.get(t, 1))
 		began := time.Now()
 		err := stop()
 		if err == nil || !strings.Contains(err.Error(), "a feature does not return") || !errors.Is(err, journal.ErrStuck) {
@@ -414,9 +392,7 @@ func TestAgentWithHungKnob(t *testing.T) {
 		if took := time.Since(began); took > 2*a.pace.stop+a.pace.call {
 			t.Errorf("stop took %v", took)
 		}
-		if got := r.host.get(t, 1); got != "plain" {
-			t.Errorf("what the good feature had in force is %q", got)
-		}
+		testkit.Same(t, "what the good feature had in force", "plain", r.host.get(t, 1))
 		close(stuck.release)
 	})
 }
@@ -475,9 +451,7 @@ func TestAgentMetrics(t *testing.T) {
 }
 
 func TestAgentNeedsItsState(t *testing.T) {
-	if _, err := New(Config{}); err == nil || !strings.Contains(err.Error(), "state directory") {
-		t.Errorf("New without a state directory: %v", err)
-	}
+	testkit.Fails(t, "New without a state directory", testkit.Err(New(Config{})), "state directory")
 	dir := t.TempDir()
 	j, err := journal.Open(dir, "")
 	testkit.Must(t, err)

@@ -133,12 +133,8 @@ func TestPanicsOfOneFeature(t *testing.T) {
 		if list := examined(a.all, a.examine); list[0].Why != want {
 			t.Errorf("doctor finds %+v", list)
 		}
-		if err := a.settable(1, map[string]bool{"netcpu": true}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("it is settable: %v", err)
-		}
-		if v := r.host.get(t, 1); v != "isolated" {
-			t.Errorf("what was in force is %q", v)
-		}
+		testkit.Fails(t, "it is settable", a.settable(1, map[string]bool{"netcpu": true}), want)
+		testkit.Same(t, "what was in force", "isolated", r.host.get(t, 1))
 		bad.took()
 		set.set(true, box(1, "isolate"))
 		time.Sleep(20 * time.Second)
@@ -186,9 +182,7 @@ func TestPanicBesideCalls(t *testing.T) {
 		}
 		time.Sleep(10 * time.Minute)
 		f.snapshot, f.report = func() {}, func() {}
-		if _, err := a.Report(t.Context(), api.Ask{Feature: "netcpu"}); err != nil {
-			t.Errorf("a report that works again: %v", err)
-		}
+		testkit.Is(t, "a report that works again", testkit.Err(a.Report(t.Context(), api.Ask{Feature: "netcpu"})), nil)
 
 		turns := 0
 		for range 60 {
@@ -401,12 +395,8 @@ func TestAgentWithHungCall(t *testing.T) {
 		if m := (view{a}).Agent().Features[0]; m.Failed != 1 || m.Hangs < time.Minute {
 			t.Errorf("the metrics are %+v", m)
 		}
-		if _, err := a.Report(t.Context(), api.Ask{Feature: "blockio"}); err == nil || !strings.Contains(err.Error(), "blockio does not answer: "+what) {
-			t.Errorf("its report: %v", err)
-		}
-		if _, err := a.Command(t.Context(), api.Ask{Feature: "blockio"}); err == nil || !strings.Contains(err.Error(), "blockio does not answer: "+what) {
-			t.Errorf("a command: %v", err)
-		}
+		testkit.Fails(t, "its report", testkit.Err(a.Report(t.Context(), api.Ask{Feature: "blockio"})), "blockio does not answer: "+what)
+		testkit.Fails(t, "a command", testkit.Err(a.Command(t.Context(), api.Ask{Feature: "blockio"})), "blockio does not answer: "+what)
 		if list := examined(a.all, a.examine); len(list) != 2 || !strings.HasPrefix(list[0].Why, "blockio does not answer: "+what) {
 			t.Errorf("doctor finds %+v", list)
 		}

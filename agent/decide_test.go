@@ -64,9 +64,7 @@ func TestDecisionsBesideAnError(t *testing.T) {
 	failed := errors.New("no")
 	mine := make(map[choice]bool)
 	for _, ds := range [][]policy.Decision{{decision(1, "isolate", time.Time{})}, nil} {
-		if err := r.agent.control(&script{decides: ds, err: failed, stop: func() {}}, mine); !errors.Is(err, failed) {
-			t.Errorf("control: %v", err)
-		}
+		testkit.Is(t, "control", r.agent.control(&script{decides: ds, err: failed, stop: func() {}}, mine), failed)
 		r.untilValue(1, "isolated")
 	}
 	if err := r.agent.control(&script{stop: func() {}}, mine); err != nil || len(mine) > 0 {
@@ -113,9 +111,7 @@ func TestDecisionsLapse(t *testing.T) {
 	// Nobody asks for a round when it lapses.
 	r.ahead.Store(int64(3 * time.Hour))
 	r.untilValue(1, "plain")
-	if got := r.host.get(t, 2); got != "isolated" {
-		t.Errorf("2, which policy isolates, is %q", got)
-	}
+	testkit.Same(t, "2, which policy isolates", "isolated", r.host.get(t, 2))
 
 	// Taken back before it lapses; and what is no decision changes nothing.
 	now := r.agent.pace.now()
@@ -131,9 +127,7 @@ func TestDecisionsLapse(t *testing.T) {
 		defer r.agent.mu.Unlock()
 		return len(r.agent.decisions) == 1
 	})
-	if got := r.host.get(t, 2); got != "isolated" {
-		t.Errorf("after nonsense 2 is %q", got)
-	}
+	testkit.Same(t, "after nonsense 2", "isolated", r.host.get(t, 2))
 	r.set.set(true, box(2, "isolate"))
 	r.until("the decisions about 1 to go with it", func() bool { return r.state1(1) == "" })
 }
@@ -150,9 +144,7 @@ func TestExpiredAtStart(t *testing.T) {
 	r.start()
 	r.untilValue(1, "plain")
 	r.untilValue(2, "plain")
-	if got := r.host.get(t, 3); got != "isolated" {
-		t.Errorf("3, without an expiry, is %q", got)
-	}
+	testkit.Same(t, "3, without an expiry", "isolated", r.host.get(t, 3))
 }
 
 // TestExpiredEntries has one that its feature does not take back.
@@ -171,9 +163,7 @@ func TestExpiredEntries(t *testing.T) {
 	}
 	r.ahead.Store(int64(time.Hour + 2*lapseGrace))
 	r.untilValue(2, "plain")
-	if got := r.host.get(t, 1); got != "isolated" {
-		t.Errorf("what does not lapse is %q", got)
-	}
+	testkit.Same(t, "what does not lapse", "isolated", r.host.get(t, 1))
 }
 
 // veth is a box that can be isolated.

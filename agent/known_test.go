@@ -213,9 +213,7 @@ func TestAgentKeeps(t *testing.T) {
 	r.set.says(false, box(1, "isolate"), box(2, ""))
 	r.untilValue(2, "plain")
 	r.until("1 is done", func() bool { return r.state1(1) == api.StateDone })
-	if got := r.host.get(t, 1); got != "isolated" {
-		t.Errorf("1 is %q", got)
-	}
+	testkit.Same(t, "1", "isolated", r.host.get(t, 1))
 	r.until("the prune that was due", func() bool {
 		for _, call := range r.feature.took() {
 			if call == "prune" {
@@ -236,9 +234,7 @@ func TestAgentKeepsNothingOnRestore(t *testing.T) {
 	r.set.says(true, nameless(1))
 	r.start()
 	r.until("1 is kept", func() bool { return r.state1(1) == api.StateKept })
-	if _, err := r.client.Restore(t.Context(), "1"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, testkit.Err(r.client.Restore(t.Context(), "1")))
 	r.untilValue(1, "plain")
 }
 

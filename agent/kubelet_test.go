@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -52,9 +50,7 @@ func TestGuaranteesKept(t *testing.T) {
 	} {
 		f.all, f.err = step.all, step.err
 		g.ask(w, f, began.Add(step.after))
-		if d := cmp.Diff(step.want, g.amounts()); d != "" {
-			t.Errorf("after %v: %s", step.after, d)
-		}
+		testkit.Same(t, fmt.Sprintf("after %v", step.after), step.want, g.amounts())
 		if why := fmt.Sprint(g.why("egress-mbit")); step.why == "" && why != "<nil>" || !strings.Contains(why, step.why) {
 			t.Errorf("after %v: %s, want %q", step.after, why, step.why)
 		}

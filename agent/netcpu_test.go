@@ -195,9 +195,7 @@ func page(t *testing.T, a *Agent) []string {
 	var out strings.Builder
 	for _, f := range families {
 		if strings.HasPrefix(f.GetName(), "fairlead_netcpu") || f.GetName() == "fairlead_metrics_refused" {
-			if _, err := expfmt.MetricFamilyToText(&out, f); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, testkit.Err(expfmt.MetricFamilyToText(&out, f)))
 		}
 	}
 	text := out.String()
@@ -273,9 +271,7 @@ func TestUsageSince(t *testing.T) {
 	old.Cgroup.CPU, young.Cgroup.CPU, moved.Cgroup.CPU = old.Cgroup.V2, young.Cgroup.V2, moved.Cgroup.V2
 	r.set.set(true, old, young, moved)
 	r.start()
-	if _, err := r.client.NetCPU(t.Context(), ""); err != nil { // from now on it knows them
-		t.Fatal(err)
-	}
+	testkit.Must(t, testkit.Err(r.client.NetCPU(t.Context(), "")))
 
 	const later = "usage_usec 3500000\nnr_periods 95\nnr_throttled 41\nthrottled_usec 2250000\n"
 	stat(old.Cgroup.V2, later)

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -102,14 +101,8 @@ func TestRewrittenIsContested(t *testing.T) {
 	if answers < 30 || answers > 60 {
 		t.Errorf("%d answers in a minute", answers)
 	}
-	if err := w.contest("netcpu", 1, nil); !errors.Is(err, feature.ErrPartly) {
-		t.Errorf("the status does not say so: %v", err)
-	}
-	if err := w.contest("blockio", 1, nil); err != nil {
-		t.Errorf("of another feature: %v", err)
-	}
+	testkit.Is(t, "the status does not say so", w.contest("netcpu", 1, nil), feature.ErrPartly)
+	testkit.Is(t, "of another feature", w.contest("blockio", 1, nil), nil)
 	c.Advance(2 * time.Minute)
-	if err := w.contest("netcpu", 1, nil); err != nil {
-		t.Errorf("a minute after the last write: %v", err)
-	}
+	testkit.Is(t, "a minute after the last write", w.contest("netcpu", 1, nil), nil)
 }

@@ -88,12 +88,8 @@ func TestAgentAdopts(t *testing.T) {
 	r.untilValue(2, "plain")
 	r.untilValue(3, "plain")
 	r.untilValue(4, "plain")
-	if got := r.host.get(t, 1); got != "isolated" {
-		t.Errorf("1 was not adopted: %q", got)
-	}
-	if got := r.host.get(t, 5); got != "isolated" {
-		t.Errorf("what netcpu changed for the host is its own business, but is %q", got)
-	}
+	testkit.Same(t, "1 was not adopted", "isolated", r.host.get(t, 1))
+	testkit.Same(t, "what netcpu changed for the host is its own business, but", "isolated", r.host.get(t, 5))
 	if got := r.host.writes.Load(); got != 3 {
 		t.Errorf("%d writes, want those of 2, 3 and 4", got)
 	}
@@ -133,9 +129,7 @@ func TestAgentAdoptsPod(t *testing.T) {
 	close(first)
 	r.untilValue(3, "plain") // its pod has ended whole
 	r.until("no change is stale", func() bool { return stale() == 0 })
-	if got := r.host.get(t, 1); got != "isolated" {
-		t.Errorf("what the pod was due is %q", got)
-	}
+	testkit.Same(t, "what the pod was due", "isolated", r.host.get(t, 1))
 	if got := r.host.writes.Load(); got != 2 { // of 2 and 3
 		t.Errorf("%d writes", got)
 	}

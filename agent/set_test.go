@@ -131,9 +131,7 @@ func TestSetRefused(t *testing.T) {
 		t.Errorf("policy after a refusal: %+v (%v)", x.Container.Policy, err)
 	}
 	// Nor is what no feature would put in force.
-	if _, err := r.client.Restore(t.Context(), "1"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, testkit.Err(r.client.Restore(t.Context(), "1")))
 	if err := r.put("1", sets("netcpu", "observe")); code(err) != "refused" || !strings.Contains(err.Error(), "policy reload") {
 		t.Errorf("set while restore holds it: %v", err)
 	}

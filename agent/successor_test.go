@@ -96,9 +96,7 @@ func TestSucceeded(t *testing.T) {
 	if !s.told() {
 		t.Error("nobody was told to stop")
 	}
-	if _, err := Succeed(cfg); !errors.Is(err, errQueued) {
-		t.Errorf("a second one: %v", err)
-	}
+	testkit.Is(t, "a second one", testkit.Err(Succeed(cfg)), errQueued)
 	if err := untold(cfg.StateDir); err != nil || s.told() {
 		t.Errorf("the next was told to stop before it began: %v", err)
 	}
@@ -188,9 +186,7 @@ func TestRestoreAlone(t *testing.T) {
 	if out, err := RestoreAlone(cfg, nil); err != nil || len(out) != 1 || out[0].Result != journal.Restored {
 		t.Errorf("alone: %+v, %v", out, err)
 	}
-	if _, err := os.Stat(group); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the group is still there: %v", err)
-	}
+	testkit.Is(t, "the group is still there", testkit.Err(os.Stat(group)), os.ErrNotExist)
 	if left, err := filepath.Glob(filepath.Join(proc, "1/root/run/fairlead/%*")); err != nil || len(left) > 0 {
 		t.Errorf("copies are left: %q, %v", left, err)
 	}

@@ -235,9 +235,7 @@ func TestWorkerPrunesOnlyWhenComplete(t *testing.T) {
 	w.want(targets(target(1, "isolate")), true)
 	steps(t, w)
 	expect(t, f, "prune")
-	if got := w.totals().Prune; got != errFake.Error() {
-		t.Errorf("totals tell of prune: %q", got)
-	}
+	testkit.Same(t, "totals tell of prune", errFake.Error(), w.totals().Prune)
 	broken = false
 	c.Advance(w.pace.first)
 	steps(t, w)
@@ -258,18 +256,14 @@ func TestWorkerPartly(t *testing.T) {
 	w := newWorker(f, c.pace(), quiet(), func() {})
 	w.want(targets(target(1, "isolate")), false)
 	next := steps(t, w)
-	if got := next.Sub(c.Now()); got != w.pace.longest {
-		t.Errorf("looked at again after %v", got)
-	}
+	testkit.Same(t, "looked at again after", w.pace.longest, next.Sub(c.Now()))
 	if got := w.status(1); got.State != api.StatePartly || !strings.Contains(got.Error, "eth0") {
 		t.Errorf("status %+v", got)
 	}
 	if got := w.totals(); got.Partly != 1 || got.Done+got.Failed+got.Pending != 0 {
 		t.Errorf("totals %+v", got)
 	}
-	if err := w.settle(t.Context(), 1); err != nil {
-		t.Errorf("a value set by hand would be taken back: %v", err)
-	}
+	testkit.Is(t, "a value set by hand would be taken back", w.settle(t.Context(), 1), nil)
 	covered = true
 	c.Advance(w.pace.longest)
 	steps(t, w)

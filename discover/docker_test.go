@@ -83,9 +83,7 @@ func testNetworks(t *testing.T, d *testkit.Docker, s, tree *Set) {
 		t.Errorf("image and labels: %+v", bridged)
 	}
 	for _, dir := range []string{bridged.Cgroup.V2, bridged.Cgroup.CPU} {
-		if filepath.Base(dir) != bridged.RuntimeID {
-			t.Errorf("cgroups %+v, want those of %s", bridged.Cgroup, bridged.RuntimeID)
-		}
+		testkit.Same(t, "the cgroup of "+dir, bridged.RuntimeID, filepath.Base(dir))
 	}
 	if len(bridged.Interfaces) != 1 {
 		t.Fatalf("interfaces %+v, want one", bridged.Interfaces)

@@ -1,7 +1,6 @@
 package discover
 
 import (
-	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -39,9 +38,7 @@ func TestOpenProcess(t *testing.T) {
 	// A zombie has nothing left to look at.
 	testkit.Is(t, "zombie", testkit.Err(openProcess("/proc", cmd.Process.Pid, boot, func() {})), fs.ErrNotExist)
 	cmd.Wait()
-	if _, err := openProcess("/proc", cmd.Process.Pid, boot, func() {}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no process: %v, want ErrNotExist", err)
-	}
+	testkit.Is(t, "no process", testkit.Err(openProcess("/proc", cmd.Process.Pid, boot, func() {})), fs.ErrNotExist)
 	self, err := openProcess("/proc", os.Getpid(), boot, func() { t.Error("this process has ended") })
 	must(t, err)
 	self.close()

@@ -147,24 +147,6 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// TestBelow checks Below against the middle of each bucket.
-func TestBelow(t *testing.T) {
-	for _, l := range layouts() {
-		for exp := l[0]; exp <= l[1]; exp++ {
-			h, want := New(l[0], l[1]), uint64(0)
-			for i := range h.Counts {
-				h.Counts[i] = uint64(i) + 1
-				if h.middle(i) < 1<<exp {
-					want += h.Counts[i]
-				}
-			}
-			if got := h.Below(exp); got != want {
-				t.Errorf("%v: %d are below 2^%d ns, want %d", l, got, exp, want)
-			}
-		}
-	}
-}
-
 func TestSince(t *testing.T) {
 	before, after := of(3, 36, 4, 4, 9), of(3, 36, 4, 4, 9, 4, 20, 20)
 	if d := after.Since(before); !reflect.DeepEqual(d, of(3, 36, 4, 20, 20)) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -56,9 +55,7 @@ func (*torn) Agent() Agent { panic("torn") }
 func TestPanic(t *testing.T) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(agent{&torn{}})
-	if _, err := r.Gather(); err == nil || !strings.Contains(err.Error(), "GET /metrics: panic: torn") {
-		t.Errorf("the page's error is %v", err)
-	}
+	testkit.Fails(t, "the page's error", testkit.Err(r.Gather()), "GET /metrics: panic: torn")
 }
 
 // page gathers what v shows of fairlead's own series, as text.
@@ -70,9 +67,7 @@ func page(t *testing.T, v View) string {
 	must(t, err)
 	var out strings.Builder
 	for _, f := range families {
-		if _, err := expfmt.MetricFamilyToText(&out, f); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, testkit.Err(expfmt.MetricFamilyToText(&out, f)))
 	}
 	return out.String()
 }
@@ -189,17 +184,6 @@ func TestNativeHistogram(t *testing.T) {
 	}
 }
 
-func TestSeriesEndWithTheContainer(t *testing.T) {
-	v := example()
-	if !strings.Contains(page(t, v), `id="8"`) {
-		t.Fatal("no series of 8")
-	}
-	delete(v.running, 8)
-	if got := page(t, v); strings.Contains(got, `id="8"`) || strings.Contains(got, "evil") || !strings.Contains(got, `id="7"`) {
-		t.Errorf("after 8 has ended:\n%s", got)
-	}
-}
-
 func TestName(t *testing.T) {
 	for _, x := range []struct {
 		sample string
@@ -228,36 +212,11 @@ func FuzzLabel(f *testing.F) {
 		if strings.ContainsFunc(got, func(r rune) bool { return r != utf8.RuneError && !unicode.IsPrint(r) }) {
 			t.Errorf("label(%q) = %q cannot be printed", s, got)
 		}
-		if label(got) != got {
-			t.Errorf("label is not stable for %q", got)
-		}
+		testkit.Same(t, "label is not stable for", got, label(got))
 		if plain := !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }); plain && utf8.ValidString(s) && len(s) <= maxLabel && got != s {
 			t.Errorf("label(%q) = %q", s, got)
 		}
 	})
-}
-
-func TestServe(t *testing.T) {
-	l, err := Listen("127.0.0.1:0")
-	must(t, err)
-	if !Loopback(l) {
-		t.Errorf("%v is not taken for loopback", l.Addr())
-	}
-	stop := testkit.Background(t, func(ctx context.Context) error { return Serve(ctx, l, example(), "", slog.New(slog.DiscardHandler)) })
-	resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
-	must(t, err)
-	body, err := io.ReadAll(resp.Body)
-	resp.Body.Close()
-	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("%v, %v", resp.Status, err)
-	}
-	for _, want := range []string{"fairlead_build_info{", "fairlead_netcpu_weight{", "go_goroutines ", "process_resident_memory_bytes "} {
-		if !strings.Contains(string(body), "\n"+want) {
-			t.Errorf("the page lacks %s", want)
-		}
-	}
-	http.DefaultClient.CloseIdleConnections()
-	testkit.Check(t, stop())
 }
 
 func TestListenRefuses(t *testing.T) {
@@ -270,9 +229,7 @@ func TestListenRefuses(t *testing.T) {
 		if err == nil {
 			l.Close()
 		}
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("Listen(%q): %v", addr, err)
-		}
+		testkit.Fails(t, fmt.Sprintf("Listen(%q)", addr), err, want)
 	}
 	l, err := Listen("0.0.0.0:0")
 	must(t, err)

@@ -148,16 +148,12 @@ func TestOverrideTakenBack(t *testing.T) {
 	}
 	testkit.Must(t, s.Override([]Override{{1, "net.ceil", "60mbit", "set by me"}}))
 	c.Labels = map[string]string{"fairlead.net.rate": "50mbyte"}
-	if got := resolve(); got != "fairlead.net.ceil=60mbit (set by me)" {
-		t.Errorf("a broken label brings back what was taken back: %s", got)
-	}
+	testkit.Same(t, "a broken label brings back what was taken back", "fairlead.net.ceil=60mbit (set by me)", resolve())
 	// A contradiction that comes later: the values that were in force together stay.
 	c.Labels = map[string]string{"fairlead.net.rate": "40mbit"}
 	resolve()
 	c.Labels = map[string]string{"fairlead.net.rate": "70mbit"}
-	if got := resolve(); got != "fairlead.net.ceil=60mbit (set by me)\nfairlead.net.rate=40mbit (label)" {
-		t.Errorf("contradiction: %s", got)
-	}
+	testkit.Same(t, "contradiction", "fairlead.net.ceil=60mbit (set by me)\nfairlead.net.rate=40mbit (label)", resolve())
 	testkit.Must(t, s.Override(nil))
 	testkit.Same(t, "nothing is set by hand any more", "fairlead.net.rate=70mbit (label)", resolve())
 }

@@ -134,6 +134,7 @@ func TestCheck(t *testing.T) {
 		{set("io.weight: 10001"), `f.yaml:3:14: io.weight: "10001": must be between 1 and 10000`},
 		{set("io.reserve: vdb riops=1"), `f.yaml:3:15: io.reserve: "vdb riops=1": "vdb" is not a device: must be a plain path below /dev`},
 		{set("io.reserve: /dev/../etc riops=1"), `f.yaml:3:15: io.reserve: "/dev/../etc riops=1": "/dev/../etc" is not a device: must be a plain path below /dev`},
+		{set("io.reserve: /dev/vdb riops=1;"), `f.yaml:3:15: io.reserve: "/dev/vdb riops=1;": must be a device and figures, like "/dev/vdb riops=2000"`},
 		{set("io.reserve: /dev/vdb"), `f.yaml:3:15: io.reserve: "/dev/vdb": /dev/vdb has no figures; known are rbps, wbps, riops, wiops`},
 		{set("io.reserve: /dev/vdb bps=1mb"), `f.yaml:3:15: io.reserve: "/dev/vdb bps=1mb": unknown figure "bps"; known are rbps, wbps, riops, wiops`},
 		{set("io.reserve: /dev/vdb riops=1 riops=2"), `f.yaml:3:15: io.reserve: "/dev/vdb riops=1 riops=2": riops is given twice for /dev/vdb`},

@@ -39,23 +39,3 @@ func TestIOFormats(t *testing.T) {
 		t.Errorf("the decision changed what policy says: %+v", s.IO)
 	}
 }
-
-func FuzzParseDevices(f *testing.F) {
-	testkit.Seeds(f, "", "/dev/vdb riops=1", "/dev/vdb rbps=50mb wiops=500; /dev/vdc wbps=1gb", "/dev/a riops=1;", ";", "/dev/\x00 riops=1")
-	f.Fuzz(func(t *testing.T, value string) {
-		set, err := parseDevices(reserved)(value)
-		if err != nil {
-			return
-		}
-		var s, again Settings
-		set(&s)
-		text := FormatReserve(s.IO)
-		if set, err = parseDevices(reserved)(text); err != nil {
-			t.Fatalf("%q of %q: %v", text, value, err)
-		}
-		set(&again)
-		if FormatReserve(again.IO) != text {
-			t.Fatalf("%q reads as %q", text, FormatReserve(again.IO))
-		}
-	})
-}

@@ -227,10 +227,7 @@ func ParseLabels(labels map[string]string) (Settings, []Origin, Problems) {
 
 // TestLeftOut has labels that were too long, or too many, to be read.
 func TestLeftOut(t *testing.T) {
-	p, err := ParseFile("10.yaml", []byte("match: {labels: {tier: \"*\"}}\nset: {net.rate: 9mbit}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := parseOne(t, "10.yaml", "match: {labels: {tier: \"*\"}}\nset: {net.rate: 9mbit}\n")
 	for _, c := range []struct {
 		name    string
 		labels  map[string]string

@@ -420,15 +420,3 @@ func TestWatchReportsNews(t *testing.T) {
 		}
 	}
 }
-
-// TestReloadAndWatchTogether is for the race detector.
-func TestReloadAndWatchTogether(t *testing.T) {
-	dir := t.TempDir()
-	s, await := watch(t, dir, time.Millisecond)
-	for i := range 50 {
-		write(t, filepath.Join(dir, "a.yaml"), all(fmt.Sprintf("net.weight: %d, netcpu: isolate", i+1)))
-		testkit.Must(t, s.Reload())
-		s.Resolve([]container.Container{{ID: 1}})
-	}
-	await("the last state", func() bool { return netcpuOf(s) == NetCPUIsolate })
-}

@@ -25,7 +25,7 @@ import (
 func sample(t testing.TB) []byte {
 	t.Helper()
 	var b blocks
-	h := newHost(2)
+	h := newHost(5)
 	var all []byte
 	for i := range 3 {
 		data, err := b.frame(h.next(time.Second), i == 0)

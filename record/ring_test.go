@@ -164,7 +164,7 @@ func TestAge(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
 	cfg := c.config(dir)
-	h := newHost(1)
+	h := newHost(5)
 	for day := range 4 {
 		w := newWriter(t, cfg) // age counts over restarts
 		for range 24 {
@@ -184,7 +184,7 @@ func TestAge(t *testing.T) {
 func TestClockSteps(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: time.Unix(0, 0).UTC()} // a host without a clock of its own, before NTP
-	h := newHost(2)
+	h := newHost(5)
 	var want []time.Time
 	w := newWriter(t, c.config(dir))
 	for _, step := range []time.Duration{0, 56 * 365 * 24 * time.Hour, -time.Hour, 30 * 24 * time.Hour, -30 * 24 * time.Hour} {
@@ -220,7 +220,7 @@ func TestClockSteps(t *testing.T) {
 func TestKilled(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
-	h := newHost(3)
+	h := newHost(5)
 	w := newWriter(t, c.config(dir))
 	var sizes []int64
 	var want []api.Frame
@@ -270,7 +270,7 @@ func TestKilled(t *testing.T) {
 func TestDamaged(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
-	h := newHost(3)
+	h := newHost(5)
 	w := newWriter(t, c.config(dir))
 	for len(segmentsOf(t, dir)) < 3 {
 		c.pass(time.Second)
@@ -343,16 +343,12 @@ func TestReadWhileWritten(t *testing.T) {
 func TestTwoWriters(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
-	h := newHost(1)
+	h := newHost(5)
 	one, two := newWriter(t, c.config(dir)), newWriter(t, c.config(dir))
 	write(t, one, h.next(time.Second))
-	if err := two.Write(h.next(time.Second)); !errors.Is(err, ErrBusy) {
-		t.Errorf("the second: %v", err)
-	}
+	testkit.Is(t, "the second", two.Write(h.next(time.Second)), ErrBusy)
 	one.Close()
-	if err := two.Write(h.next(time.Second)); !errors.Is(err, ErrBusy) {
-		t.Errorf("the second, before it tries again: %v", err)
-	}
+	testkit.Is(t, "the second, before it tries again", two.Write(h.next(time.Second)), ErrBusy)
 	c.pass(retryTime)
 	write(t, two, h.next(time.Second))
 	if s := two.Written(); s.Frames != 1 || s.Failed != 2 || s.Error != "" || s.CPU <= 0 {
@@ -362,17 +358,11 @@ func TestTwoWriters(t *testing.T) {
 
 func TestOpenErrors(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := Open(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no file: %v", err)
-	}
+	testkit.Is(t, "no file", testkit.Err(Open(filepath.Join(dir, "none"))), fs.ErrNotExist)
 	path := filepath.Join(dir, "text")
 	must(t, os.WriteFile(path, []byte("a text that is longer than the first line of a recording\n"), 0o600))
-	if _, err := Open(path); !errors.Is(err, ErrFormat) {
-		t.Errorf("another file: %v", err)
-	}
-	if _, err := New(Config{Dir: dir, Size: 1}); err == nil {
-		t.Error("a ring of one byte")
-	}
+	testkit.Is(t, "another file", testkit.Err(Open(path)), ErrFormat)
+	testkit.Fails(t, "a ring of one byte", testkit.Err(New(Config{Dir: dir, Size: 1})))
 }
 
 // TestFullRing fills the disk below a ring: nothing that was recorded is lost, and once there is room
@@ -380,7 +370,7 @@ func TestOpenErrors(t *testing.T) {
 func TestFullRing(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
-	h := newHost(3)
+	h := newHost(5)
 	w := newWriter(t, c.config(dir))
 	write(t, w, h.next(time.Second))
 	// A file that takes no more: the kernel's own full disk.
@@ -396,9 +386,7 @@ func TestFullRing(t *testing.T) {
 	if w.out != nil {
 		t.Error("a frame that depends on the lost one could be written")
 	}
-	if err := w.Write(h.next(time.Second)); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("before it tries again: %v", err)
-	}
+	testkit.Is(t, "before it tries again", w.Write(h.next(time.Second)), syscall.ENOSPC)
 	c.pass(retryTime)
 	write(t, w, h.next(time.Second))
 	got, errs := read(t, dir, time.Time{}, time.Time{})
@@ -414,7 +402,7 @@ func TestFullRing(t *testing.T) {
 // waits for as much again.
 func TestMemory(t *testing.T) {
 	c := &clock{wall: epoch}
-	w, f := newWriter(t, c.config(t.TempDir())), newHost(1).next(time.Second)
+	w, f := newWriter(t, c.config(t.TempDir())), newHost(5).next(time.Second)
 	if n := allocated(func() { write(t, w, f) }); n > 3<<19 {
 		t.Errorf("the first frame took %d bytes", n)
 	}

@@ -97,18 +97,12 @@ func TestGuests(t *testing.T) {
 		// Answers to one container are paced; an answer to another comes at once.
 		began := time.Now()
 		for _, v := range []*visitor{in[0], in[1], other, in[2]} {
-			if _, err := turn(withPeer(t.Context(), v)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, testkit.Err(turn(withPeer(t.Context(), v))))
 		}
-		if took := time.Since(began); took != 2*selfPause {
-			t.Errorf("four answers took %v", took)
-		}
+		testkit.Same(t, "four answers took", 2*selfPause, time.Since(began))
 		gone, cancel := context.WithCancel(withPeer(t.Context(), in[0]))
 		cancel()
-		if _, err := turn(gone); !errors.Is(err, context.Canceled) {
-			t.Errorf("who has gone waits for an answer: %v", err)
-		}
+		testkit.Is(t, "who has gone waits for an answer", testkit.Err(turn(gone)), context.Canceled)
 
 		for _, v := range append(in, other) {
 			v.Close()
@@ -145,9 +139,7 @@ func TestGuestPace(t *testing.T) {
 	if took, want := now.Sub(start), (10_000-guestBurst)*guestPause; took != want {
 		t.Errorf("10,000 connections at once take %v, want %v", took, want)
 	}
-	if wait := p.wait(now.Add(time.Hour)); wait != 0 {
-		t.Errorf("an hour later one waits for %v", wait)
-	}
+	testkit.Same(t, "an hour later one waits for", 0, p.wait(now.Add(time.Hour)))
 
 	path := filepath.Join(t.TempDir(), "self")
 	inner, err := net.Listen("unix", path)

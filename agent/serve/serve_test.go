@@ -20,7 +20,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/google/go-cmp/cmp"
 )
 
 const childEnv = "FAIRLEAD_TEST_CHILD"
@@ -144,9 +143,7 @@ func served(t *testing.T, b Backend, mode os.FileMode, serve func(context.Contex
 	stop := testkit.Background(t, func(ctx context.Context) error { return serve(ctx, l, b, slog.New(slog.DiscardHandler)) })
 	t.Cleanup(func() {
 		testkit.Check(t, stop())
-		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("the socket is still there: %v", err)
-		}
+		testkit.Is(t, "the socket is still there", testkit.Err(os.Lstat(path)), os.ErrNotExist)
 	})
 	return path
 }
@@ -213,9 +210,7 @@ func TestPanic(t *testing.T) {
 		if _, err := c.Status(t.Context()); !isCode(err, "internal") || err.Error() != "GET /v1/status: panic: torn" {
 			t.Errorf("a panic arrives as %v", err)
 		}
-		if _, err := c.Version(t.Context()); err != nil {
-			t.Errorf("afterwards: %v", err)
-		}
+		testkit.Is(t, "afterwards", testkit.Err(c.Version(t.Context())), nil)
 	}
 }
 
@@ -251,9 +246,7 @@ func raw(t *testing.T, socket, request string) string {
 	testkit.Must(t, err)
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(10 * time.Second))
-	if _, err := c.Write([]byte(request)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, testkit.Err(c.Write([]byte(request))))
 	buf := make([]byte, 4096)
 	n, _ := c.Read(buf)
 	return string(buf[:n])
@@ -285,9 +278,7 @@ func TestBadRequests(t *testing.T) {
 			t.Errorf("%.60q: %s", x.request, got)
 		}
 	}
-	if b.restored != "" {
-		t.Errorf("restored %q", b.restored)
-	}
+	testkit.Same(t, "restored", "", b.restored)
 }
 
 func TestPeer(t *testing.T) {
@@ -329,9 +320,7 @@ func TestMayWrite(t *testing.T) {
 		{Peer{UID: 1000, GID: 0}, false},
 		{Peer{UID: 1000, GID: 1000, Groups: []uint32{0, 4}}, false},
 	} {
-		if got := x.peer.mayWrite(); got != x.want {
-			t.Errorf("%+v may write: %v", x.peer, got)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v may write", x.peer), x.want, x.peer.mayWrite())
 	}
 	gid, ok := GroupID(api.Group)
 	if ok && !(Peer{UID: 1000, GID: 1000, Groups: []uint32{4, uint32(gid)}}).mayWrite() {
@@ -349,9 +338,7 @@ func TestStrangerMayNotWrite(t *testing.T) {
 		cmd.Dir = "/"
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534, Groups: []uint32{65533}}}
 		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Errorf("stranger: %v", err)
-		}
+		testkit.Is(t, "stranger", err, nil)
 		return string(out)
 	}
 	const refused = "user id 65534 may not change anything: only root and the group fairlead may\n"
@@ -370,13 +357,9 @@ func TestStrangerMayNotWrite(t *testing.T) {
 	}
 	// A member of the group for looking finds its way there.
 	l, err := ListenView(api.ViewSocket(closed), 65533)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	go ServeView(t.Context(), l, &backend{}, slog.New(slog.DiscardHandler))
-	if diff := cmp.Diff(want, stranger(closed)); diff != "" {
-		t.Errorf("in the group for looking (-want +got):\n%s", diff)
-	}
+	testkit.Same(t, "in the group for looking", want, stranger(closed))
 }
 
 func TestListen(t *testing.T) {
@@ -389,13 +372,9 @@ func TestListen(t *testing.T) {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 	// An agent answers on this socket.
-	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "another agent answers") {
-		t.Errorf("a second agent: %v", err)
-	}
+	testkit.Fails(t, "a second agent", testkit.Err(Listen(path)), "another agent answers")
 	testkit.Check(t, l.Close())
-	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("after Close: %v", err)
-	}
+	testkit.Is(t, "after Close", testkit.Err(os.Lstat(path)), os.ErrNotExist)
 
 	// A dead agent left this socket.
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -410,12 +389,8 @@ func TestListen(t *testing.T) {
 	os.Remove(path)
 	testkit.Must(t, os.WriteFile(path, nil, 0o600))
 	l.Close()
-	if _, err := os.Lstat(path); err != nil {
-		t.Errorf("Close removed what is not its own: %v", err)
-	}
-	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "not a socket") {
-		t.Errorf("in place of a file: %v", err)
-	}
+	testkit.Is(t, "Close removed what is not its own", testkit.Err(os.Lstat(path)), nil)
+	testkit.Fails(t, "in place of a file", testkit.Err(Listen(path)), "not a socket")
 	if _, err := Listen(filepath.Join(dir, strings.Repeat("x", 200))); err == nil {
 		t.Error("a name that is too long for a socket is taken")
 	}

@@ -113,9 +113,7 @@ func firstState(t *testing.T, socket string) (s api.StreamState) {
 	for lines := bufio.NewScanner(resp.Body); lines.Scan() && lines.Text() != ""; {
 		switch field, value, _ := strings.Cut(lines.Text(), ": "); field {
 		case "event":
-			if value != "state" {
-				t.Errorf("the first event is %s", value)
-			}
+			testkit.Same(t, "the first event", "state", value)
 		case "data":
 			testkit.Check(t, json.Unmarshal([]byte(value), &s))
 		}
@@ -142,9 +140,7 @@ func TestReaders(t *testing.T) {
 	b.mu.Unlock()
 	for range maxReaders {
 		_, r := rawStream(t, socket, "")
-		if _, err := http.ReadResponse(r, nil); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, testkit.Err(http.ReadResponse(r, nil)))
 	}
 	testkit.Await(t, "there is no place", func() bool { // former readers may not have left yet
 		_, r = rawStream(t, socket, "")

@@ -136,7 +136,5 @@ func TestCheckJSON(t *testing.T) {
 func TestWriteBarsFails(t *testing.T) {
 	r, w := io.Pipe()
 	r.Close()
-	if err := writeBars(&report.Report{}, w); err == nil {
-		t.Error("nothing can be written, and that is no error")
-	}
+	testkit.Fails(t, "nothing can be written, and that is no error", writeBars(&report.Report{}, w))
 }

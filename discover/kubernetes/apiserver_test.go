@@ -217,9 +217,7 @@ func TestListsAlone(t *testing.T) {
 	reports.await(t, "the refusal", func(r discover.PodReport) bool { return r.Err != nil })
 	until := lists() + 2
 	reports.await(t, "more lists", func(r discover.PodReport) bool {
-		if r.Err == nil {
-			t.Errorf("after the refusal it answers: %+v", r)
-		}
+		testkit.Fails(t, fmt.Sprintf("after the refusal it answers: %+v", r), r.Err)
 		return lists() >= until
 	})
 	f.mu.Lock()

@@ -69,9 +69,7 @@ func TestWritebackCovered(t *testing.T) {
 				got = append(got, fmt.Sprintf("%s (%s)", mount.Dir, mount.Type))
 			}
 		}
-		if strings.Join(got, " ") != x.want {
-			t.Errorf("%q: %q, want %q", x.mounts, got, x.want)
-		}
+		testkit.Same(t, fmt.Sprint(x.mounts), x.want, strings.Join(got, " "))
 	}
 }
 
@@ -204,9 +202,7 @@ func TestReservationThatDoesNotFit(t *testing.T) {
 	idle := func(settings ...string) bool {
 		t.Helper()
 		err := h.Apply(t.Context(), target(t, c, settings...))
-		if err == nil || !strings.Contains(err.Error(), l.Path) {
-			t.Errorf("%q: %v", settings, err)
-		}
+		testkit.Fails(t, fmt.Sprintf("%q", settings), err, l.Path)
 		kept := strings.Contains(settings[0], "riops=5000")
 		var refusal *decide.Refusal
 		if errors.Is(err, feature.ErrPartly) != kept || !errors.As(err, &refusal) {
@@ -352,9 +348,7 @@ func TestRealtimeGroups(t *testing.T) {
 	h.check("b has its own again", "80000 5000 30000", true, false)
 	h.managed[a.ID].kept, h.managed[a.ID].helpWant = 2*time.Second, 2*time.Second // which the kernel refuses
 	testkit.Is(t, "of another container", h.Apply(t.Context(), target(t, b, "netcpu: observe")), nil)
-	if h.managed[a.ID].unbudgeted == nil {
-		t.Error("no error of the one that cannot have its budget")
-	}
+	testkit.Fails(t, "no error of the one that cannot have its budget", h.managed[a.ID].unbudgeted)
 	must(t, h.Remove(t.Context(), a.ID))
 	must(t, h.Remove(t.Context(), b.ID))
 	h.check("in the end", "30000 0 30000", false, false)

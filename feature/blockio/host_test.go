@@ -321,9 +321,7 @@ func TestReserve(t *testing.T) {
 	h.open()
 	must(t, reserve(b, "riops=200 wiops=100"))
 	must(t, reserve(a, "riops=600"))
-	if err := reserve(a, "riops=601"); err == nil {
-		t.Error("an agent that was started again does not know what the disk can do")
-	}
+	testkit.Fails(t, "an agent that was started again does not know what the disk can do", reserve(a, "riops=601"))
 	must(t, h.Remove(ctx, b.ID))
 	must(t, reserve(a, "riops=900"))
 	must(t, h.Remove(ctx, a.ID))

@@ -93,17 +93,13 @@ func TestKillSwitch(t *testing.T) {
 		t.Errorf("killed: %+v", w)
 	}
 	n.slowFor(t, s, 20)
-	if err := n.apply(t, true); err == nil || !strings.Contains(err.Error(), "somebody") {
-		t.Errorf("applied while killed: %v", err)
-	}
+	testkit.Fails(t, "applied while killed", n.apply(t, true), "somebody")
 	n.told(t, "link", func() { r.mtu(n, 1400) }) // a round does not change that
 	n.slowFor(t, s, 20)
 
 	must(t, n.f.Close()) // the next agent
 	n.begin(t, n.f.cfg.Killed)
-	if err := n.apply(t, true); err == nil || !strings.Contains(err.Error(), "somebody") {
-		t.Errorf("applied by the next agent: %v", err)
-	}
+	testkit.Fails(t, "applied by the next agent", n.apply(t, true), "somebody")
 	n.slowFor(t, s, 20)
 	if w := turn(false); w.State != api.OverlayOn {
 		t.Errorf("revived: %+v", w)

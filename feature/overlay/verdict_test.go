@@ -217,9 +217,7 @@ func (b *bench) run(program string, network uint32, packet []byte, ctx skb) (ver
 			b.flags, opts.Flags = 0, 0
 			verdict, err = p.Run(&opts)
 		}
-		if err != nil {
-			t.Errorf("%s: %v", b.name(), err)
-		}
+		testkit.Is(t, b.name(), err, nil)
 		return nil
 	}))
 	why = noNetwork

@@ -27,15 +27,8 @@ func holds(t testing.TB, err error, partly bool, words ...string) {
 		must(t, err)
 		return
 	}
-	if err == nil || errors.Is(err, feature.ErrPartly) != partly {
-		t.Errorf("%v; want an error, in part %v", err, partly)
-		return
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("%q lacks %q", err, w)
-		}
-	}
+	testkit.Fails(t, "what does not hold", err, words...)
+	testkit.Same(t, "a part of it holds", partly, errors.Is(err, feature.ErrPartly))
 }
 
 // mostly fails the test if an Apply has failed, unless a part holds.
@@ -227,9 +220,7 @@ func TestCeilOfSomebody(t *testing.T) {
 				holds(t, err, false, tt.word)
 				holds(t, h.due(c, policy.Net{Weight: 1}, policy.Net{Ceil: 50 * mbit}), true, tt.word)
 			}
-			if stays := h.veth(h.ns, "hone") == was; stays != tt.stays {
-				t.Errorf("it stays: %v", stays)
-			}
+			testkit.Same(t, "it stays", tt.stays, h.veth(h.ns, "hone") == was)
 			if tt.stays { // it goes, and ours replaces it
 				h.Netlink(h.ns, func(n *netlink.Handle) error { return n.QdiscDel(tt.qdisc) })
 				must(t, h.due(c, policy.Net{}, policy.Net{Ceil: 50 * mbit}))

@@ -167,9 +167,7 @@ func TestSplitMTU(t *testing.T) {
 				h.Change(at, dev, func(n *netlink.Handle, l netlink.Link) error { return n.LinkSetMTU(l, mtu) })
 			}
 			if mtu == refused {
-				if err := h.apply(x.c, policy.Net{Weight: 1}); !errors.Is(err, model.ErrInfeasible) {
-					t.Errorf("a latency that frames are too long for: %v", err)
-				}
+				testkit.Is(t, "a latency that frames are too long for", h.apply(x.c, policy.Net{Weight: 1}), model.ErrInfeasible)
 			}
 			super(t, longest, true, "the MTU is raised")
 		})

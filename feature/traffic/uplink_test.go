@@ -213,9 +213,7 @@ func TestUnkeptWithoutRate(t *testing.T) {
 		}
 	}
 	must(t, h.traffic.Remove(t.Context(), w.c.ID))
-	if len(h.journal.Entries()) != 0 {
-		t.Errorf("in the end: %+v", h.journal.Entries())
-	}
+	testkit.None(t, "in the end", h.journal.Entries())
 }
 
 // A host without hardware, like a container that has containers, has no uplink: only a ceil holds.

@@ -69,7 +69,7 @@ func Check(t testing.TB, err error) {
 }
 
 // Same fails the test where a value is not as it should be, and goes on. what names the value.
-func Same(t testing.TB, what string, want, got any, opts ...cmp.Option) {
+func Same[T any](t testing.TB, what string, want, got T, opts ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, opts...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)

@@ -66,14 +66,13 @@ func OnKernels(t testing.TB) { t.Helper() }
 // parts of the kernel: the guests run it in the tier Full only, on every kernel.
 func InFull(t testing.TB) { t.Helper() }
 
-// Cases returns the cases that a test runs. In a guest these are only the first n, since each needs
-// a rig, except in the tier Full. Elsewhere they are all cases.
+// Cases returns the cases that a test runs. In the tier Quick these are only the first n, since each
+// needs a rig, and in a guest in the tier CI, too. Elsewhere they are all cases.
 func Cases[T any](t testing.TB, n int, cases ...T) []T {
 	t.Helper()
+	inCI := len(cases)
 	if testing.Short() {
-		n = Scale(t, n, len(cases))
-	} else {
-		n = len(cases)
+		inCI = n
 	}
-	return cases[:n]
+	return cases[:ByTier(t, n, inCI, len(cases))]
 }

@@ -106,7 +106,5 @@ func TestRelated(t *testing.T) {
 	if err != nil || len(mounts) != 2 || mounts[0].Dir != "/boot" || mounts[1].Dir != "/" {
 		t.Errorf("mounts %+v, %v", mounts, err)
 	}
-	if _, err := (Disk{Name: "sda", Major: 8}).Mounts(proc, sys, "8"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of no process: %v", err)
-	}
+	testkit.Is(t, "of no process", testkit.Err((Disk{Name: "sda", Major: 8}).Mounts(proc, sys, "8")), fs.ErrNotExist)
 }

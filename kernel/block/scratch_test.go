@@ -2,7 +2,6 @@ package block
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -28,8 +27,6 @@ func TestScratch(t *testing.T) {
 }
 
 func TestHolding(t *testing.T) {
-	if _, err := Holding("/sys", filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("no directory: %v", err)
-	}
+	testkit.Is(t, "no directory", testkit.Err(Holding("/sys", filepath.Join(t.TempDir(), "none"))), os.ErrNotExist)
 	testkit.Is(t, "on no disk", testkit.Err(Holding("/sys", "/proc")), ErrNoDevice)
 }

@@ -123,9 +123,7 @@ func TestLoad(t *testing.T) {
 	three, err := other.Program("fl_one", nil)
 	must(t, err)
 	defer three.Close()
-	if got := run(t, three); got != 3 {
-		t.Errorf("it returns %d, want 3", got)
-	}
+	testkit.Same(t, "it returns", 3, run(t, three))
 	must(t, other.Close())
 	if own, others := o.Usage(), other.Usage(); len(own) != 1 || own[0].Entries != 3 || others != nil {
 		t.Errorf("usage %v and %v, want 3 entries of the first", own, others)

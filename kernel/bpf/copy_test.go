@@ -36,9 +36,7 @@ func TestCopy(t *testing.T) {
 		t.Error("a copy is loaded while another is idle")
 	}
 	wants(again, 3)
-	if _, err := o.Copy("fl_own", Vars{"fl_const": uint32(1)}); err == nil {
-		t.Error("a constant counts as a copy's variable")
-	}
+	testkit.Fails(t, "a constant counts as a copy's variable", testkit.Err(o.Copy("fl_own", Vars{"fl_const": uint32(1)})))
 	must(t, again.Close())
 	again.until = time.Now()
 	o.closeIdle()

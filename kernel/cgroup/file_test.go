@@ -138,9 +138,7 @@ func TestFileInKernel(t *testing.T) {
 	child := cg.Child(t, "child")
 	k := File(filepath.Join(child.CPU, "cgroup.procs"))
 	must(t, os.Remove(child.CPU))
-	if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("read: %v", err)
-	}
+	testkit.Is(t, "read", testkit.Err(k.Read()), journal.ErrGone)
 	for name, err := range map[string]error{
 		"quota": third(CPUQuota(child.CPU)), "weight": second(Weight(child.CPU)), "cpus": second(CPUs(child.CPU)),
 	} {

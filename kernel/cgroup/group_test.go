@@ -26,9 +26,7 @@ func TestGroupInKernel(t *testing.T) {
 	expect(Absent)
 	must(t, j.Turn(k, Present, journal.Owner{Feature: "test"}))
 	expect(Present)
-	if _, err := os.Stat(filepath.Join(k.Ref().Object, "cgroup.procs")); err != nil {
-		t.Errorf("what was made is no cgroup: %v", err)
-	}
+	testkit.Is(t, "what was made is no cgroup", testkit.Err(os.Stat(filepath.Join(k.Ref().Object, "cgroup.procs"))), nil)
 
 	sleeper := testkit.CG{CPU: k.Ref().Object}.Sleeper(t)
 	testkit.Is(t, "removed with a process in it", k.Write(Absent), unix.EBUSY)

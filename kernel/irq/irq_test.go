@@ -49,14 +49,10 @@ func TestAffinityInKernel(t *testing.T) {
 	last := strconv.Itoa(all[len(all)-1])
 	must(t, j.Turn(knob, last, journal.Owner{Feature: "test"}))
 	testkit.Gives(t, fmt.Sprintf("interrupt %d has CPUs", irq), last)(knob.Read())
-	if _, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return Open("/proc", r) }, nil); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, testkit.Err(j.Restore(func(r journal.Ref) (journal.Knob, error) { return Open("/proc", r) }, nil)))
 	testkit.Gives(t, fmt.Sprintf("interrupt %d has CPUs", irq), before)(knob.Read())
 	for _, bad := range []string{"", "x", "5-3"} {
-		if knob.Write(bad) == nil {
-			t.Errorf("%q was written", bad)
-		}
+		testkit.Fails(t, fmt.Sprintf("%q was written", bad), knob.Write(bad))
 	}
 }
 
@@ -88,7 +84,5 @@ func TestOpen(t *testing.T) {
 	for _, object := range []string{"", "/irq/41/smp_affinity_list", proc + "/irq/41/smp_affinity", proc + "/irq/../41/smp_affinity_list", proc + "/irq/x/smp_affinity_list", proc + "x/irq/4/smp_affinity_list"} {
 		testkit.Fails(t, object, testkit.Err(Open(proc, journal.Ref{Kind: KindIRQ, Object: object})))
 	}
-	if _, err := Open(proc, journal.Ref{Kind: "file", Object: k.Ref().Object}); err == nil {
-		t.Error("another kind was opened")
-	}
+	testkit.Fails(t, "another kind was opened", testkit.Err(Open(proc, journal.Ref{Kind: "file", Object: k.Ref().Object})))
 }

@@ -118,9 +118,7 @@ func TestNoCopy(t *testing.T) {
 	turn(t, j, b.knob("a"), "2")
 	must(t, j.store.copy.open.Close())
 	turn(t, j, b.knob("b"), "2")
-	if _, err := os.Stat(filepath.Join(second, prefix+boot)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the old copy is still there: %v", err)
-	}
+	testkit.Is(t, "the old copy is still there", testkit.Err(os.Stat(filepath.Join(second, prefix+boot))), os.ErrNotExist)
 	j.Close()
 	must(t, os.RemoveAll(second))
 	must(t, os.WriteFile(second, nil, 0o600)) // no directory
@@ -295,9 +293,7 @@ func TestCannotTidy(t *testing.T) {
 	b := newBoard("a", "0")
 	dir := t.TempDir()
 	j := open(t, dir)
-	if err := os.Mkdir(j.store.main.path+".new", 0o700); err != nil { // blocks the name of the new file
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(j.store.main.path+".new", 0o700))
 	last := ""
 	for i := range slack {
 		last = fmt.Sprint(i + 1)

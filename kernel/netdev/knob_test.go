@@ -95,9 +95,7 @@ func TestKnobsOfAVeth(t *testing.T) {
 			t.Fatalf("%v after: %q, %v; want %q", c.knob.Ref(), got, err, c.after)
 		}
 	}
-	if _, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return opened[r], nil }, nil); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, testkit.Err(j.Restore(func(r journal.Ref) (journal.Knob, error) { return opened[r], nil }, nil)))
 	for _, c := range knobs {
 		if got, err := c.knob.Read(); err != nil || got != c.before {
 			t.Errorf("%v restored: %q, %v; want %q", c.knob.Ref(), got, err, c.before)
@@ -280,9 +278,7 @@ func readOnlySysfs(t *testing.T) (ns *netdev.NS, eth0 int, readOnly func() bool)
 	ns = openNS(t, b.Path)
 	testkit.Veth(t, a, "h0", b, "eth0")
 	eth0 = index(t, ns, "eth0")
-	if err := ns.Offload(eth0, netdev.GRO).Write(netdev.GRO.On()); err != nil { // else there is nothing to be threaded
-		t.Fatal(err)
-	}
+	testkit.Must(t, ns.Offload(eth0, netdev.GRO).Write(netdev.GRO.On()))
 	// In a mount namespace of its own, as a container's.
 	runtime := b.Start(t, "unshare", "--mount", "--propagation", "private", "sh", "-ec", "mount -t sysfs -o ro sysfs /sys; exec sleep 1000")
 	readOnly = func() bool {

@@ -177,9 +177,7 @@ func TestFind(t *testing.T) {
 	testkit.Gives(t, "lived in", want)(NewFinder("/proc", time.Now).Find(lived.Inode))
 	testkit.Gives(t, "InodeOf", lived.Inode)(InodeOf("/proc", cmd.Process.Pid))
 	testkit.Is(t, "nowhere", testkit.Err(NewFinder("/proc", time.Now).Find(1)), ErrNoNS)
-	if _, err := NewFinder(filepath.Join(t.TempDir(), "proc"), time.Now).Find(1); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no proc: %v, want ErrNotExist", err)
-	}
+	testkit.Is(t, "no proc", testkit.Err(NewFinder(filepath.Join(t.TempDir(), "proc"), time.Now).Find(1)), fs.ErrNotExist)
 	testkit.Is(t, "absent process", testkit.Err(InodeOf("/proc", 1<<30)), fs.ErrNotExist)
 }
 

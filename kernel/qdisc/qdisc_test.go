@@ -152,9 +152,7 @@ func TestBring(t *testing.T) {
 	must(t, w.h.LinkDel(w.u0))
 	testkit.Is(t, "device that went", testkit.Err(d.Bring(qdisc.KindHTB, []qdisc.Class{top})), journal.ErrGone)
 	testkit.Is(t, "root of a device that went", testkit.Err(qdisc.Root(w.ns, w.index).Read()), journal.ErrGone)
-	if _, err := qdisc.QueueLen(w.ns, w.index).Read(); !errors.Is(err, journal.ErrGone) {
-		t.Errorf("queue length of a device that went: %v, want ErrGone", err)
-	}
+	testkit.Is(t, "queue length of a device that went", testkit.Err(qdisc.QueueLen(w.ns, w.index).Read()), journal.ErrGone)
 }
 
 // send sends packets with a priority, from a socket in the near namespace.

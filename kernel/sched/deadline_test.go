@@ -118,9 +118,7 @@ func TestOpenDeadline(t *testing.T) {
 	proc := t.TempDir()
 	task(t, proc, 7, "sh", 0, 42, "")
 	task(t, proc, 8, "kworker", pfKthread, 42, "")
-	if _, err := OpenKnob(proc, cgroup.Layout{}, journal.Ref{Kind: KindDeadline, Object: "7:42"}); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, testkit.Err(OpenKnob(proc, cgroup.Layout{}, journal.Ref{Kind: KindDeadline, Object: "7:42"})))
 	for object, gone := range map[string]bool{"7:41": true, "9:42": true, "8:42": false, "": false, "7": false, "-7:42": false, "7:42x": false, "07:42": false} {
 		_, err := OpenKnob(proc, cgroup.Layout{}, journal.Ref{Kind: KindDeadline, Object: object})
 		if err == nil || errors.Is(err, journal.ErrGone) != gone {

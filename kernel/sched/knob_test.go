@@ -90,9 +90,7 @@ func TestKnobsInKernel(t *testing.T) {
 		t.Errorf("restore: %v, %v", out, err)
 	}
 	for _, o := range out {
-		if o.Result != journal.Restored {
-			t.Errorf("%v: %s", o.Entry.Ref, o.Result)
-		}
+		testkit.Same(t, fmt.Sprintf("%v", o.Entry.Ref), journal.Restored, o.Result)
 	}
 	testkit.Gives(t, "affinity after restore", all)(a.Read())
 	for _, m := range moves {

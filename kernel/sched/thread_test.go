@@ -129,9 +129,7 @@ func TestOpenKnob(t *testing.T) {
 			t.Errorf("moved to %q: %v", bad, err)
 		}
 	}
-	if _, err := Group(proc, l, Thread{7, 42}, "/elsewhere").Read(); err == nil {
-		t.Error("a hierarchy that is not mounted was read")
-	}
+	testkit.Fails(t, "a hierarchy that is not mounted was read", testkit.Err(Group(proc, l, Thread{7, 42}, "/elsewhere").Read()))
 	task(t, proc, 7, "napi/eth0-1", pfKthread, 43, "0::/pod/c1\n") // the tid is reused
 	testkit.Is(t, "write to another thread", k.Write(other), journal.ErrGone)
 	testkit.Is(t, "read of another thread", testkit.Err(k.Read()), journal.ErrGone)

@@ -51,12 +51,8 @@ func TestGuardTellsWhy(t *testing.T) {
 	// Without its agent the session can switch nothing, and reports the agent's end.
 	s.guard.process.Kill()
 	<-s.guard.process.Done()
-	if err := s.protect(t.Context(), true); err == nil {
-		t.Error("protection was switched without an agent")
-	}
-	if err := s.close(); err == nil || !strings.Contains(err.Error(), "agent") {
-		t.Errorf("the agent was killed, and close says %v", err)
-	}
+	testkit.Fails(t, "protection was switched without an agent", s.protect(t.Context(), true))
+	testkit.Fails(t, "the agent was killed, and close", s.close(), "agent")
 	clean(t)
 }
 
@@ -143,9 +139,7 @@ func alone(t *testing.T) (release func()) {
 
 func TestOnlyOne(t *testing.T) {
 	release := alone(t)
-	if _, err := Experiments()[0].Run(t.Context(), Options{}); !errors.Is(err, ErrBusy) {
-		t.Errorf("a second experiment gives %v", err)
-	}
+	testkit.Is(t, "a second experiment", testkit.Err(Experiments()[0].Run(t.Context(), Options{})), ErrBusy)
 	if err := Demo(t.Context(), Screen{Writer: io.Discard}, ""); !errors.Is(err, ErrBusy) {
 		t.Errorf("a demo beside it gives %v", err)
 	}
@@ -162,9 +156,7 @@ func TestCancel(t *testing.T) {
 			cancel()
 		}
 	}})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("a cancelled experiment gives %v", err)
-	}
+	testkit.Is(t, "a cancelled experiment", err, context.Canceled)
 	clean(t)
 }
 

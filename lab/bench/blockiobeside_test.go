@@ -48,9 +48,7 @@ func TestDatabase(t *testing.T) {
 	alone(t)()
 	r := &blockioRig{bed: bed{experiment: new(experiment)}, config: blockioConfig{service: rig.Postgres}}
 	defer func() {
-		if err := r.close(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, r.close())
 	}()
 	must(t, r.build(t.Context()))
 	testkit.Await(t, "a window with transactions", func() bool {

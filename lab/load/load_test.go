@@ -152,9 +152,7 @@ func TestCongestion(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	defer l.Close()
-	if _, err := dial("tcp", l.Addr().String(), congestion("pigeon")); err == nil || !strings.Contains(err.Error(), "pigeon") {
-		t.Errorf("pigeons control congestion: %v", err)
-	}
+	testkit.Fails(t, "pigeons control congestion", testkit.Err(dial("tcp", l.Addr().String(), congestion("pigeon"))), "pigeon")
 	c, err := dial("tcp", l.Addr().String(), congestion("reno"))
 	must(t, err)
 	defer c.Close()
@@ -231,9 +229,7 @@ func TestNice(t *testing.T) {
 			continue // ended
 		}
 		f := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-		if nice := f[16]; nice != "5" {
-			t.Errorf("%s: nice value %s, want 5", path, nice)
-		}
+		testkit.Same(t, fmt.Sprintf("%s: nice value", path), "5", f[16])
 	}
 	auto, err := os.ReadFile(fmt.Sprintf("/proc/%d/autogroup", r.cmd.Process.Pid))
 	if err == nil && !strings.HasSuffix(strings.TrimSpace(string(auto)), "nice 5") {
@@ -335,9 +331,7 @@ func TestPacer(t *testing.T) {
 func TestLatency(t *testing.T) {
 	b := &Board{page: new(page)}
 	before := b.Read()
-	if got := b.Read().Since(before).Latency(0.5); got != 0 {
-		t.Errorf("no latencies have the median %v", got)
-	}
+	testkit.Same(t, "no latencies have the median", 0, b.Read().Since(before).Latency(0.5))
 	b.latency(time.Hour)
 	before = b.Read()
 	for ns := range 16 {
@@ -363,9 +357,7 @@ func TestDisk(t *testing.T) {
 		"odd": {to: file, size: 5000, conns: 1}, "also odd": {to: file, size: 4096, also: 1, conns: 1},
 		"no file": {to: file + "/none", size: 4096, conns: 1}, "short": {to: file, size: 4096, also: 2 << 20, conns: 1},
 	} {
-		if err := disk(o, &Board{page: new(page)}); err == nil {
-			t.Errorf("%s is taken", name)
-		}
+		testkit.Fails(t, fmt.Sprintf("%s is taken", name), disk(o, &Board{page: new(page)}))
 	}
 }
 

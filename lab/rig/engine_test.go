@@ -33,9 +33,7 @@ func TestDocker(t *testing.T) {
 	dir := r.engine.dir
 	groups := r.Neighbours()[0].Cgroups()
 	t.Cleanup(func() {
-		if err := r.Close(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, r.Close())
 		for _, path := range append(groups, dir, r.Sandboxes.Dir()) {
 			if _, err := os.Stat(path); err == nil {
 				t.Errorf("%s is left", path)
@@ -57,15 +55,11 @@ func TestDocker(t *testing.T) {
 		if !moves(send) || !moves(recv) {
 			t.Errorf("%s: nothing sent, or nothing received", kind)
 		}
-		if err := run.Stop(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, run.Stop())
 	}
 	out, err := r.engine.run(t.Context(), nil, "inspect", "--format", "{{.HostConfig.CpuQuota}} {{.HostConfig.CpusetCpus}}", r.Victim().Name)
 	if err != nil || out != "60000 0" {
 		t.Errorf("victim has quota and CPUs %q (%v)", out, err)
 	}
-	if _, err := r.engine.container(t.Context(), r.Victim().Name); err == nil {
-		t.Error("two containers have one name")
-	}
+	testkit.Fails(t, "two containers have one name", testkit.Err(r.engine.container(t.Context(), r.Victim().Name)))
 }

@@ -20,13 +20,9 @@ func overlay(t *testing.T, path Path) *Overlay {
 	o, err := NewOverlay(t.Context(), path)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := o.Close(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, o.Close())
 		for _, r := range o.Hosts {
-			if _, err := os.Stat(r.Sandboxes.Dir()); err == nil {
-				t.Errorf("%s is left", r.Sandboxes.Dir())
-			}
+			testkit.Fails(t, fmt.Sprintf("%s is left", r.Sandboxes.Dir()), testkit.Err(os.Stat(r.Sandboxes.Dir())))
 		}
 	})
 	return o
@@ -64,9 +60,7 @@ func TestOverlay(t *testing.T) {
 				for host, b := range o.Tunnels {
 					before[host] = sent(t, b, tunnel)
 				}
-				if _, err := o.Hosts[1].Start(t.Context(), c.server, "rr-server", "--proto", "tcp"); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, testkit.Err(o.Hosts[1].Start(t.Context(), c.server, "rr-server", "--proto", "tcp")))
 				client, err := o.Hosts[0].Start(t.Context(), c.client, "rr-client", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", c.at, Port))
 				must(t, err)
 				for first := client.Read(); client.Read().Since(first).Ops < count; {
@@ -79,9 +73,7 @@ func TestOverlay(t *testing.T) {
 						t.Errorf("%s: tunnel of host %d sent %d packets", c.name, host, n)
 					}
 				}
-				if err := client.Stop(); err != nil {
-					t.Error(err)
-				}
+				testkit.Check(t, client.Stop())
 			}
 		})
 	}
@@ -104,9 +96,7 @@ func TestSwarm(t *testing.T) {
 			t.Errorf("host %d: there is no tunnel in the overlay's namespace: %+v, %v", host, links, err)
 		}
 	}
-	if _, err := o.Hosts[1].Start(t.Context(), o.Hosts[1].Boxes[0], "rr-server", "--proto", "tcp"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, testkit.Err(o.Hosts[1].Start(t.Context(), o.Hosts[1].Boxes[0], "rr-server", "--proto", "tcp")))
 	client, err := o.Hosts[0].Start(t.Context(), o.Hosts[0].Boxes[0], "rr-client", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", o.Addrs[1], Port))
 	must(t, err)
 	if !moves(client) {

@@ -21,9 +21,7 @@ func TestQueue(t *testing.T) {
 	q, err := r.Queue(frame)
 	must(t, err)
 	defer q.Close()
-	if _, err := r.Start(t.Context(), r.Outside, "udp-recv", "--listen", ":9001"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, testkit.Err(r.Start(t.Context(), r.Outside, "udp-recv", "--listen", ":9001")))
 	softirqs := testkit.WatchSoftirqs(t)
 	read := func() *hist.Histogram {
 		w, err := q.Read()
@@ -133,9 +131,7 @@ func TestFtrace(t *testing.T) {
 	if err != nil || read == 0 {
 		t.Errorf("%d bytes were read: %v", read, err)
 	}
-	if _, err := NewFtrace("net/no_such_event"); err == nil {
-		t.Error("an event that does not exist is recorded")
-	}
+	testkit.Fails(t, "an event that does not exist is recorded", testkit.Err(NewFtrace("net/no_such_event")))
 	fs, err := openTracefs()
 	must(t, err)
 	defer fs.Close()

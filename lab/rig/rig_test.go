@@ -38,13 +38,9 @@ func build(t *testing.T, cfg Config) *Rig {
 	must(t, err)
 	t.Cleanup(func() {
 		dirs := append(r.Neighbours()[0].Cgroups(), r.Sandboxes.Dir())
-		if err := r.Close(); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, r.Close())
 		for _, dir := range dirs {
-			if _, err := os.Stat(dir); err == nil {
-				t.Errorf("%s is left", dir)
-			}
+			testkit.Fails(t, fmt.Sprintf("%s is left", dir), testkit.Err(os.Stat(dir)))
 		}
 	})
 	return r
@@ -99,22 +95,16 @@ func TestTraffic(t *testing.T) {
 						t.Errorf("%+v: %d sent before it was let go", traffic, n)
 					}
 				}
-				if err := run.SetRate(20000); err != nil {
-					t.Error(err)
-				}
+				testkit.Check(t, run.SetRate(20000))
 				for _, g := range append(slices.Clone(run.Senders), run.Receivers...) {
 					if !moves(g) {
 						t.Errorf("%+v: nothing sent, or nothing received", traffic)
 					}
 				}
-				if err := run.Stop(); err != nil {
-					t.Errorf("%+v: %v", traffic, err)
-				}
+				testkit.Is(t, fmt.Sprintf("%+v", traffic), run.Stop(), nil)
 			}
 			for _, bad := range []Traffic{{Kind: "pigeon"}, {Kind: UDPRR, Out: true}} {
-				if _, err := r.Send(t.Context(), bad); err == nil {
-					t.Errorf("%+v is sent", bad)
-				}
+				testkit.Fails(t, fmt.Sprintf("%+v is sent", bad), testkit.Err(r.Send(t.Context(), bad)))
 			}
 		})
 	}
@@ -147,9 +137,7 @@ func TestFreeze(t *testing.T) {
 // TestShape checks the classes that Shape creates, and that the neighbours' packets pass them.
 func TestShape(t *testing.T) {
 	r := build(t, Config{Path: NIC, Containers: Equal(3)})
-	if err := r.Shape(t.Context(), 0); err != nil {
-		t.Errorf("taking nothing away: %v", err)
-	}
+	testkit.Is(t, "taking nothing away", r.Shape(t.Context(), 0), nil)
 	for _, rate := range []uint64{10e6, 20e6} { // the second in place of the first
 		must(t, r.Shape(t.Context(), rate))
 	}

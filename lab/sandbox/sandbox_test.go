@@ -117,9 +117,7 @@ func TestCreateDestroy(t *testing.T) {
 	}
 	above := filepath.Dir(below.Cgroups()[0])
 	must(t, below.Destroy())
-	if _, err := os.Stat(above); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s is still there (%v)", above, err)
-	}
+	testkit.Is(t, fmt.Sprintf("%s is still there", above), testkit.Err(os.Stat(above)), fs.ErrNotExist)
 	// The threads that went in have come back.
 	if got := selfCgroups(t); got != home {
 		t.Errorf("this process is in\n%s, was in\n%s", got, home)
@@ -127,13 +125,9 @@ func TestCreateDestroy(t *testing.T) {
 
 	dirs, pid := b.Cgroups(), b.PID
 	must(t, b.Destroy())
-	if err := b.Destroy(); err != nil {
-		t.Errorf("second Destroy: %v", err)
-	}
+	testkit.Is(t, "second Destroy", b.Destroy(), nil)
 	for _, dir := range dirs {
-		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is still there (%v)", dir, err)
-		}
+		testkit.Is(t, fmt.Sprintf("%s is still there", dir), testkit.Err(os.Stat(dir)), fs.ErrNotExist)
 	}
 	if err := unix.Kill(pid, 0); err != unix.ESRCH {
 		t.Errorf("first process is still there (%v)", err)
@@ -199,9 +193,7 @@ func TestCreateRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, err := newHost(t).Create(Spec{Name: b.Name}); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("name in use by another Host: %v", err)
-	}
+	testkit.Is(t, "name in use by another Host", testkit.Err(newHost(t).Create(Spec{Name: b.Name})), fs.ErrExist)
 	// What failed has left nothing, and the first is as it was.
 	if left, _ := os.ReadDir(h.Dir()); len(left) != 1 {
 		t.Errorf("state files: %v", left)
@@ -246,9 +238,7 @@ func TestWire(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Errorf("through the bridge: %v", err)
-	}
+	testkit.Is(t, "through the bridge", err, nil)
 	if got := output(t, pod, nil, "ip", "addr", "show", "eth0"); !strings.Contains(got, "10.9.0.2/24") {
 		t.Errorf("pod's eth0 is %q", got)
 	}
@@ -266,12 +256,8 @@ func TestWire(t *testing.T) {
 	if err != nil || !slices.Equal(masks, []string{"1", "2"}) {
 		t.Errorf("rps_cpus are %v (%v)", masks, err)
 	}
-	if _, err := os.Stat("/sys/class/net/nic"); err == nil {
-		t.Error("the sandbox's sysfs is mounted in this process")
-	}
-	if err := host.Delete("veth-box"); err != nil {
-		t.Error(err)
-	}
+	testkit.Fails(t, "the sandbox's sysfs is mounted in this process", testkit.Err(os.Stat("/sys/class/net/nic")))
+	testkit.Check(t, host.Delete("veth-box"))
 }
 
 func TestProcessEndsWithSandbox(t *testing.T) {
@@ -287,9 +273,7 @@ func TestProcessEndsWithSandbox(t *testing.T) {
 	default:
 		t.Error("process outlives the sandbox")
 	}
-	if _, err := b.Start(exec.Command("true")); err == nil {
-		t.Error("a destroyed sandbox starts processes")
-	}
+	testkit.Fails(t, "a destroyed sandbox starts processes", testkit.Err(b.Start(exec.Command("true"))))
 }
 
 func TestSource(t *testing.T) {
@@ -403,9 +387,7 @@ func TestSweepTrustsNoFile(t *testing.T) {
 			t.Errorf("swept %v from %q (%v)", swept, bad, err)
 		}
 	}
-	if _, err := os.Stat(precious); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, testkit.Err(os.Stat(precious)))
 }
 
 func TestWeight(t *testing.T) {

@@ -3,7 +3,6 @@ package e2e
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -12,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -40,7 +38,7 @@ type agent struct {
 	pid   int
 	inode uint64   // of ns
 	found []string // cgroups of its uplinks from before: the number of a namespace may be used again
-	ended chan struct{}
+	ended <-chan struct{}
 	err   error // how the process ended, once ended is closed
 }
 
@@ -101,7 +99,6 @@ func (a *agent) launch(wrap ...string) {
 	argv := append(append(wrap, program), a.flags...)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if a.inode == 0 {
 		must(a.t, a.ns.Do(func() (err error) {
 			a.inode, err = netdev.InodeOf("/proc", unix.Gettid())
@@ -109,20 +106,7 @@ func (a *agent) launch(wrap ...string) {
 		}))
 		a.found = uplinkGroups(a.inode)
 	}
-	started, ended := make(chan error, 1), make(chan struct{})
-	a.ended = ended
-	// The parent-death signal fires when the thread that forked the agent ends, so that thread
-	// stays.
-	go a.ns.Do(func() error {
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			a.err = cmd.Wait()
-		}
-		close(ended)
-		return err
-	})
-	must(a.t, <-started)
+	a.ended = startIn(a.t, a.ns, cmd, &a.err)
 	a.pid = cmd.Process.Pid
 }
 
@@ -190,9 +174,7 @@ func (a *agent) stop() {
 	must(a.t, unix.Kill(a.pid, unix.SIGTERM))
 	a.finishes()
 	for _, name := range []string{"fairlead.sock", "self.sock"} {
-		if _, err := os.Stat(a.path(name)); !errors.Is(err, fs.ErrNotExist) {
-			a.t.Errorf("after a clean stop %s: %v", name, err)
-		}
+		testkit.Is(a.t, fmt.Sprintf("after a clean stop %s", name), testkit.Err(os.Stat(a.path(name))), fs.ErrNotExist)
 	}
 	mustSay(a.t, a.run("restore", "--state-dir", a.path("state")), 0, "nothing to undo")
 }

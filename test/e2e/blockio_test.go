@@ -1,11 +1,9 @@
 package e2e
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -15,21 +13,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
-
-// loads lists the running generators of this test's program.
-func loads(t *testing.T) (out []string) {
-	t.Helper()
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	must(t, err)
-	for _, dir := range processes {
-		exe, _ := os.Readlink(dir + "/exe")
-		args, _ := os.ReadFile(dir + "/cmdline")
-		if exe == program && bytes.HasPrefix(args, []byte("fairlead\x00load\x00")) {
-			out = append(out, string(bytes.ReplaceAll(args, []byte{0}, []byte{' '})))
-		}
-	}
-	return out
-}
 
 // TestReservations makes, refuses, changes and ends reservations over the API. Each reservation
 // counts against the others. Reservations outlive the agent but not the container.
@@ -123,9 +106,7 @@ func TestCalibrateRealtime(t *testing.T) {
 	mustSay(t, runCommand(t, calibrate), 0, "measured", "real-time for 20ms", "real-time for 400ms")
 	left, err := os.ReadDir(dir)
 	must(t, err)
-	if more := loads(t); len(left)+len(more) > 0 {
-		t.Errorf("the measurement left %v and %v", left, more)
-	}
+	testkit.None(t, "files that the measurement left", left) // processes are testkit.Main's to find
 	a.stands("e2e-db", "blockio", api.StateDone)
 	mustSay(t, a.run("reserve", "e2e-db", path, "riops=10"), 0)
 	mustSay(t, a.run("set", "e2e-db", "io.realtime=auto", "io.help=realtime"), 0)

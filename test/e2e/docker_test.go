@@ -132,9 +132,7 @@ func TestDocker(t *testing.T) {
 	for name, was := range before {
 		c, err := h.agent.find(name)
 		must(t, err)
-		if diff := h.state(t, c).diff(was); diff != nil {
-			t.Errorf("%s was touched:\n%s", name, diff)
-		}
+		testkit.Is(t, fmt.Sprintf("%s was touched", name), h.state(t, c).diff(was), nil)
 	}
 	h.agent.idles(h.atStart)
 	for inode, paths := range netdev.Mounted("/proc", "self") {

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -147,6 +148,26 @@ func startAtOnce(cmd *exec.Cmd) error {
 		defer unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0)
 	}
 	return cmd.Start()
+}
+
+// startIn starts a command in a network namespace, which is killed with this process. ended is closed
+// once the command has ended, with its error in err.
+func startIn(t *testing.T, ns netns, cmd *exec.Cmd, err *error) (ended <-chan struct{}) {
+	t.Helper()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	started, done := make(chan error, 1), make(chan struct{})
+	// The parent-death signal fires when the thread that forked the process ends, so that thread
+	// stays.
+	go ns.Do(func() error {
+		defer close(done)
+		failed := cmd.Start()
+		if started <- failed; failed == nil {
+			*err = cmd.Wait()
+		}
+		return failed
+	})
+	must(t, <-started)
+	return done
 }
 
 // mustSay fails the test unless the command ended with the status and printed all of the words.

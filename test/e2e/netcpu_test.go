@@ -7,12 +7,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
+	"github.com/fairlead-project/fairlead/record"
 )
 
 // generate starts a load generator in a box, on one CPU. It runs until end is called or the test
@@ -54,9 +58,10 @@ func keepWriting(file string) error {
 	}
 }
 
-// TestBlame floods one container and looks for the victim: another container on the same CPU. One
-// container waits for its own quota, another for a CPU that it shares, and a third for its disk: none
-// of these may count as robbed.
+// TestBlame floods one container without any policy and looks for the victim: another container on
+// the same CPU. One container waits for its own quota, another for a CPU that it shares, and a third
+// for its disk: none of these may count as robbed. Each view names victim and culprit: while it goes
+// on, and ten minutes after.
 func TestBlame(t *testing.T) {
 	disk := t.TempDir() // removed after the writers in it
 	r := newRig(t)
@@ -66,6 +71,7 @@ func TestBlame(t *testing.T) {
 	crowded := r.add(sandbox.Spec{Name: "e2e-crowded"})
 	waits := r.add(sandbox.Spec{Name: "e2e-waits"})
 	must(t, r.host.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "1" }))
+	before := r.state()
 	a := r.agent()
 	a.start()
 	for _, b := range r.boxes {
@@ -144,11 +150,71 @@ func TestBlame(t *testing.T) {
 		return nil
 	})
 
+	recording, later := a.path("lib/record"), filepath.Join(t.TempDir(), "record")
+	top := func(dir string, args ...string) error {
+		return blames(a.run(append([]string{"top", "--once", "-o", "json", "--record-dir", dir}, args...)...))
+	}
+	await(t, "top to name the culprit", func() error { return top(recording) })
+	slowed := regexp.MustCompile(`(?m)^e2e-victim +[0-9]+%`)
+	await(t, "ps to name the victim", func() error {
+		if o := a.run("ps", "--wide"); !slowed.MatchString(o.out) {
+			return fmt.Errorf("%v", o)
+		}
+		return nil
+	})
+	await(t, "the recording to have them", func() error { return top(recording, "--at", time.Now().Format(time.RFC3339)) })
 	// With no CPU idle, the kernel may take half a minute to close an inotify.
 	for _, end := range loads {
 		end()
 	}
+	shift(t, recording, later, -10*time.Minute)
+	must(t, top(later, "--at", "10 min ago"))
+	mustSay(t, a.run("report", "--since", "10m", "--record-dir", recording), 0, "e2e-victim", "e2e-flood")
+	for _, verb := range []string{"netcpu", "traffic", "latency", "io", "overlay", "doctor"} {
+		if o := a.run(verb); o.status == 2 || strings.Contains(o.err, "panic") {
+			t.Errorf("%s: %v", verb, o)
+		}
+	}
+	mustSay(t, a.run("explain", "e2e-victim"), 0, "Nothing was changed")
 	a.stop()
+	r.sameAs(before, "after a clean stop")
+}
+
+// blames returns an error unless an overview blames the packets of the flood for what slows the
+// victim. On a busy machine others may slow it more.
+func blames(o output) error {
+	var seen api.Overview
+	if err := json.Unmarshal([]byte(o.out), &seen); err != nil {
+		return fmt.Errorf("%w\n%v", err, o)
+	}
+	for _, row := range seen.Rows {
+		if row.Name == "e2e-victim" && slices.ContainsFunc(row.By, func(x api.Slowdown) bool {
+			return x.Cause == api.SlowedByPackets && x.Name == "e2e-flood"
+		}) {
+			return nil
+		}
+	}
+	return fmt.Errorf("nobody is blamed: %v", o)
+}
+
+// shift copies a recording into another folder, as if it were made at another time.
+func shift(t *testing.T, from, to string, by time.Duration) {
+	t.Helper()
+	in, err := record.Open(from)
+	must(t, err)
+	out, err := record.New(record.Config{Dir: to})
+	must(t, err)
+	n := 0
+	for f, err := range in.Frames(t.Context(), time.Time{}, time.Time{}, 0) {
+		must(t, err)
+		f.Taken = f.Taken.Add(by)
+		must(t, out.Write(f))
+		n++
+	}
+	must(t, out.Close())
+	if n < 2 {
+		t.Fatalf("%d frames are recorded", n)
+	}
 }
 
 // spared is how much may be stolen from a container that the flood does not rob: a smaller fraction

@@ -108,9 +108,7 @@ func upgrade(t *testing.T, m *machine) {
 	m.shaped()
 
 	do(nil, "dpkg", "-i", "/packages/next.deb")
-	if r := m.root(); r != qdisc.Ours(qdisc.KindHTB) {
-		t.Errorf("right after the upgrade the root qdisc is %s", r)
-	}
+	testkit.Same(t, "right after the upgrade the root qdisc", qdisc.Ours(qdisc.KindHTB), m.root())
 	m.is("ActiveState=active", "SubState=running", "NRestarts=1")
 	m.shaped()
 	if o := m.run("systemctl", "show", "-P", "ConditionTimestampMonotonic", "fairlead-restore"); o.out != "0\n" {
@@ -121,9 +119,7 @@ func upgrade(t *testing.T, m *machine) {
 	await(t, "examination", func() error { return says(m.run("fairlead", "doctor"), 0, "traffic") })
 
 	do(nil, "dpkg", "-r", "fairlead")
-	if r := m.root(); r != before {
-		t.Errorf("after the removal the root qdisc is %s", r)
-	}
+	testkit.Same(t, "after the removal the root qdisc", before, m.root())
 	m.is("LoadState=not-found")
 	do([]string{"weight.yaml"}, "ls", "/etc/fairlead/policy.d")
 	do(nil, "dpkg", "--purge", "fairlead")

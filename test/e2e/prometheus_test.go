@@ -15,7 +15,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -52,18 +51,7 @@ scrape_configs:
 	must(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(config), 0o644))
 	cmd := exec.Command(path, "--config.file="+dir+"/prometheus.yml", "--storage.tsdb.path="+dir+"/data", "--web.listen-address="+prometheusAddr, "--log.level=warn")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	started, ended := make(chan error, 1), make(chan struct{})
-	go ns.Do(func() error { // on one thread until it has ended: see agent.launch
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			cmd.Wait()
-		}
-		close(ended)
-		return err
-	})
-	must(t, <-started)
+	ended := startIn(t, ns, cmd, new(error))
 	t.Cleanup(func() { cmd.Process.Kill(); ends(t, cmd.Process.Pid, ended) })
 	p := &prometheus{t, http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -235,9 +223,7 @@ func TestPrometheus(t *testing.T) {
 	}
 	for _, g := range data.Groups {
 		for _, rule := range g.Rules {
-			if rule.LastError != "" {
-				t.Errorf("%s: %s", rule.Name, rule.LastError)
-			}
+			testkit.Same(t, rule.Name, "", rule.LastError)
 		}
 	}
 }

@@ -282,9 +282,7 @@ func swarmContainers(t *testing.T, nodes [2]*testkit.Docker) {
 		must(t, err)
 		now := state{}
 		now.readDevices(t, "overlay", path)
-		if diff := now.diff(under[n]); diff != nil {
-			t.Errorf("the overlay of node %d is not as before:\n%s", n, diff)
-		}
+		testkit.Is(t, fmt.Sprintf("the overlay of node %d is not as before", n), now.diff(under[n]), nil)
 	}
 	for n, a := range agents {
 		a.stop()

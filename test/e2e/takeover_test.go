@@ -35,13 +35,9 @@ func TestTakeOver(t *testing.T) {
 	term(first)
 	first.finishes()
 	// The second one holds the programs of the first until it has replaced them.
-	if diff := r.state().diff(applied); diff != nil {
-		t.Errorf("in between something was undone:\n%s", diff)
-	}
+	testkit.Is(t, "in between something was undone", r.state().diff(applied), nil)
 	second.isolated("e2e-plain", 1)
-	if diff := r.state().diff(applied); diff != nil {
-		t.Errorf("the second agent has not adopted everything:\n%s", diff)
-	}
+	testkit.Is(t, "the second agent has not adopted everything", r.state().diff(applied), nil)
 
 	// Now the other way round, and the one that waits is stopped alone.
 	waits(first)
@@ -87,9 +83,7 @@ func TestLinger(t *testing.T) {
 	a.kill()
 	a.start()
 	a.isolated("e2e-plain", 1)
-	if diff := r.state().diff(applied); diff != nil {
-		t.Errorf("the next agent has not adopted everything:\n%s", diff)
-	}
+	testkit.Is(t, "the next agent has not adopted everything", r.state().diff(applied), nil)
 
 	lingers()
 	next := *a

@@ -8,11 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -92,18 +88,7 @@ func bootBy(t *testing.T, script string, args ...string) *machine {
 		exec unshare --mount --propagation private --pid --uts --ipc --cgroup --fork --kill-child sh -c "$@"`,
 		"sh", group.V2, script, "sh", self}, args...)...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	started, ended := make(chan error, 1), make(chan struct{})
-	go near.Do(func() error { // it dies with the thread that started it
-		defer close(ended)
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			cmd.Wait()
-		}
-		return nil
-	})
-	must(t, <-started)
+	ended := startIn(t, near, cmd, new(error))
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		<-ended
@@ -250,7 +235,16 @@ func TestUnit(t *testing.T) {
 	m.is("ActiveState=active", "SubState=running", "Result=success")
 	m.sandbox()
 	m.shaped()
-	time.Sleep(8 * time.Second) // longer than the watchdog waits
+	alive := func() string { return m.run("systemctl", "show", "-P", "WatchdogTimestampMonotonic", "fairlead").out }
+	for range 3 { // signs of life, of which each makes the watchdog wait anew
+		was := alive()
+		await(t, "the next sign of life", func() error {
+			if now := alive(); now == was {
+				return fmt.Errorf("the last was at %s", now)
+			}
+			return nil
+		})
+	}
 	m.is("ActiveState=active", "Result=success")
 	m.systemctl("reload", "fairlead")
 	policy := filepath.Join("/proc", m.init, "root/etc/fairlead/policy.d/wrong.yaml")
@@ -280,18 +274,14 @@ func TestUnit(t *testing.T) {
 	m.shaped()
 	m.systemctl("stop", "fairlead")
 	m.is("ActiveState=inactive", "Result=success", "ExecMainStatus=0")
-	if r := m.root(); r != before {
-		t.Errorf("after the stop the root qdisc is %s", r)
-	}
+	testkit.Same(t, "after the stop the root qdisc", before, m.root())
 
 	m.settings("RestartSec=1h\n")
 	m.systemctl("start", "fairlead")
 	m.shaped()
 	m.systemctl("kill", "-s", "KILL", "--kill-who=main", "fairlead")
 	m.is("ActiveState=activating", "SubState=auto-restart")
-	if r := m.root(); r != qdisc.Ours(qdisc.KindHTB) {
-		t.Errorf("before the restart the root qdisc is %s", r)
-	}
+	testkit.Same(t, "before the restart the root qdisc", qdisc.Ours(qdisc.KindHTB), m.root())
 	m.systemctl("stop", "fairlead")
 	mustSay(t, m.run("/run/bin/fairlead", "restore"), 0, "again, was")
 	m.restored("the end", before)

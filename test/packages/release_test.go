@@ -102,9 +102,7 @@ func rpm(t *testing.T, root, from string) {
 	}
 	do("--initdb")
 	do("--install", "--nodeps", one(t, from, "*.x86_64.rpm"))
-	if got := do("--query", "--queryformat", "%{VERSION}", "fairlead"); got != api.Release {
-		t.Errorf("rpm: version %q", got)
-	}
+	testkit.Same(t, "rpm: version", api.Release, do("--query", "--queryformat", "%{VERSION}", "fairlead"))
 	do("--verify", "--nodeps", "fairlead")
 	uses(t, root)
 	do("--erase", "fairlead")
@@ -141,9 +139,7 @@ func uses(t *testing.T, root string) {
 		"usr/share/man/man1/fairlead-agent.1.gz", "usr/share/bash-completion/completions/fairlead", "usr/share/zsh/site-functions/_fairlead",
 		"usr/share/fish/vendor_completions.d/fairlead.fish", "usr/share/doc/fairlead/README.md", "usr/share/doc/fairlead/LICENSE",
 	} {
-		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
-			t.Error(err)
-		}
+		testkit.Check(t, testkit.Err(os.Stat(filepath.Join(root, name))))
 	}
 	if unit := read(t, filepath.Join(root, "usr/lib/systemd/system/fairlead.service")); !strings.Contains(unit, "ExecStart=/usr/bin/fairlead agent\n") {
 		t.Errorf("unit:\n%s", unit)

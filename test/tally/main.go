@@ -12,8 +12,8 @@
 // long a package should take). When TIME is over, or on a signal, tally ends, names and counts as
 // failed whatever still runs. TEXT states, before the closing line, what the run leaves out.
 //
-// Only one run at a time changes a machine: a second waits for the first. tally first removes what
-// killed runs left behind.
+// Only one run at a time may change a machine: the Makefile has a second wait for the first. tally
+// first removes what killed runs left behind.
 //
 // It is not a test framework: the Makefile calls it, and go test works without it.
 package main
@@ -55,11 +55,6 @@ func main() {
 			os.Exit(1)
 		}
 	}
-	next, err := alone(ctx, turns, os.Stderr)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "tally:", err)
-		os.Exit(1)
-	}
 	for _, what := range testkit.Sweep() {
 		fmt.Println("left by a run that was killed, removed:", what)
 	}
@@ -69,7 +64,7 @@ func main() {
 		os.Exit(1)
 	}
 	t := newTally(os.Stdout, *module, known)
-	err = errors.Join(t.run(ctx, flag.Args()), restore(), next())
+	err = errors.Join(t.run(ctx, flag.Args()), restore())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "tally:", err)
 	}

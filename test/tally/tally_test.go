@@ -67,9 +67,7 @@ func TestTally(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var out strings.Builder
 			ta := newTally(&out, "m", known)
-			if _, err := ta.read(strings.NewReader(tt.events)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, testkit.Err(ta.read(strings.NewReader(tt.events))))
 			if ok := ta.close(); ok != tt.ok {
 				t.Errorf("ok = %v, want %v", ok, tt.ok)
 			}
@@ -157,9 +155,7 @@ func TestLists(t *testing.T) {
 
 // TestOwnLists reads the lists of this project.
 func TestOwnLists(t *testing.T) {
-	if _, err := readLists(".."); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, testkit.Err(readLists("..")))
 }
 
 // lists creates a folder with the given lists, and empty ones for the others.

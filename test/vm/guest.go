@@ -59,16 +59,11 @@ func bootAll(ctx context.Context, guests []*Guest, atOnce int) {
 	wg.Wait()
 }
 
-func (g *Guest) boot(ctx context.Context) error {
-	if err := os.MkdirAll(g.Dir, 0o755); err != nil {
-		return err
-	}
-	image, err := os.Create(filepath.Join(g.Dir, "initramfs"))
-	if err != nil {
-		return err
-	}
-	defer os.Remove(image.Name()) // a hundred megabytes
-	if err := errors.Join(g.Root.Write(image), image.Close()); err != nil {
+func (g *Guest) boot(ctx context.Context) (err error) {
+	root, image := filepath.Join(g.Dir, "root"), filepath.Join(g.Dir, "initramfs")
+	defer os.Remove(image) // a hundred megabytes
+	defer os.RemoveAll(root)
+	if err := errors.Join(os.RemoveAll(root), g.Root.Write(root, image)); err != nil {
 		return err
 	}
 	disk := ""
@@ -79,6 +74,6 @@ func (g *Guest) boot(ctx context.Context) error {
 			return err
 		}
 	}
-	g.result, err = Boot(ctx, g.Kernel.Arch, g.Root.Kernel, image.Name(), disk, g.Dir, g.Limit)
+	g.result, err = Boot(ctx, g.Kernel.Arch, g.Root.Kernel, image, disk, g.Dir, g.Limit)
 	return err
 }

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"debug/elf"
 	_ "embed"
+	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -94,21 +94,13 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// Write writes the root file system as an initramfs.
-func (r Root) Write(w io.Writer) error {
-	a := &archive{w: w}
-	for _, dir := range []string{"bin", "dev", "modules", "objects", "patterns", "proc", "root", "run", "src", "sys", "tests", "tmp", "var", "var/lib"} {
-		a.dir(dir)
-	}
-	a.file("init", 0o755, initScript)
-	a.file("run.sh", 0o644, runScript)
-	a.file("settings", 0o644, fmt.Appendf(nil, "export %s=%v\nport=/dev/%s\n", testkit.TierVar, r.Tier, boards()[r.Arch].device))
+// Write makes the root file system in a new folder, and an initramfs of it: in the "newc" form of cpio,
+// which the kernel unpacks, and not compressed, as an emulated CPU unpacks slower than it reads.
+func (r Root) Write(dir, initramfs string) error {
 	busybox, err := r.busybox()
 	if err != nil {
 		return err
 	}
-	a.copy("bin/busybox", busybox)
-	a.copy("bin/fairlead", r.Program)
 	wanted := modules()
 	if r.System != "" {
 		wanted = append([]string{"virtio_blk", "ext4"}, wanted...)
@@ -117,18 +109,38 @@ func (r Root) Write(w io.Writer) error {
 	if err != nil {
 		return err
 	}
+	files := map[string][]byte{
+		"init": initScript, "run.sh": runScript,
+		"settings": fmt.Appendf(nil, "export %s=%v\nport=/dev/%s\n", testkit.TierVar, r.Tier, boards()[r.Arch].device),
+	}
+	links := map[string]string{"bin/busybox": busybox, "bin/fairlead": r.Program} // to files of this machine
+	folders := []string{"bin", "dev", "modules", "objects", "patterns", "proc", "root", "run", "src", "sys", "tests", "tmp", "var/lib"}
 	for i, m := range found {
-		a.file(fmt.Sprintf("modules/%03d-%s.ko", i, m.name), 0o644, m.data)
+		files[fmt.Sprintf("modules/%03d-%s.ko", i, m.name)] = m.data
 	}
 	for _, path := range r.Objects {
-		a.copy("objects/"+filepath.Base(path), path)
+		links["objects/"+filepath.Base(path)] = path
 	}
 	for _, t := range r.Tests {
-		a.copy("tests/"+t.name(), t.Binary)
-		a.file("patterns/"+t.name(), 0o644, []byte(t.pattern()))
-		a.tree("src/"+t.name(), filepath.Join(t.Dir, "testdata"))
+		links["tests/"+t.name()], files["patterns/"+t.name()] = t.Binary, []byte(t.pattern())
+		folders = append(folders, "src/"+t.name())
+		if data := filepath.Join(t.Dir, "testdata"); exists(data) {
+			links["src/"+t.name()+"/testdata"] = data
+		}
 	}
-	return a.close()
+	for _, name := range folders {
+		err = errors.Join(err, os.MkdirAll(filepath.Join(dir, name), 0o755))
+	}
+	for name, data := range files {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, name), data, 0o755))
+	}
+	for name, to := range links {
+		err = errors.Join(err, os.Symlink(to, filepath.Join(dir, name)))
+	}
+	if err != nil {
+		return err
+	}
+	return execute("sh", "-ec", `cd "$0"; find -L . | busybox cpio -o -L -H newc >"$1"`, dir, initramfs)
 }
 
 // module is the uncompressed file of a kernel module.
@@ -220,92 +232,4 @@ func depends(data []byte) ([]string, error) {
 		}
 	}
 	return nil, nil
-}
-
-// archive writes a cpio archive in the "newc" form, which is what the kernel
-// unpacks (its Documentation/driver-api/early-userspace/buffer-format.rst).
-// It is not compressed: an emulated CPU unpacks slower than it reads. The
-// first error sticks, and close returns it.
-type archive struct {
-	w   io.Writer
-	ino int
-	err error
-}
-
-func (a *archive) entry(name string, mode uint32, size int64, data io.Reader) {
-	if a.err != nil {
-		return
-	}
-	a.ino++
-	head := fmt.Sprintf("070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",
-		a.ino, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, len(name)+1, 0, name)
-	if _, a.err = io.WriteString(a.w, head+pad(len(head))); a.err != nil {
-		return
-	}
-	if _, a.err = io.CopyN(a.w, data, size); a.err != nil {
-		a.err = fmt.Errorf("archive %s: %w", name, a.err)
-		return
-	}
-	_, a.err = io.WriteString(a.w, pad(int(size)))
-}
-
-// pad fills n up to a multiple of four.
-func pad(n int) string { return strings.Repeat("\x00", (4-n%4)%4) }
-
-func (a *archive) dir(name string) { a.entry(name, 0o040755, 0, strings.NewReader("")) }
-
-func (a *archive) file(name string, perm uint32, data []byte) {
-	a.entry(name, 0o100000|perm, int64(len(data)), bytes.NewReader(data))
-}
-
-// copy archives a file of this machine.
-func (a *archive) copy(name, from string) {
-	f, err := os.Open(from)
-	if err != nil {
-		a.err = either(a.err, err)
-		return
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		a.err = either(a.err, err)
-		return
-	}
-	a.entry(name, 0o100000|uint32(st.Mode().Perm()), st.Size(), f)
-}
-
-// tree archives a package's testdata, if it has any, below name.
-func (a *archive) tree(name, from string) {
-	a.dir(name)
-	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(filepath.Dir(from), path)
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir():
-			a.dir(filepath.Join(name, rel))
-		case d.Type().IsRegular():
-			a.copy(filepath.Join(name, rel), path)
-		}
-		return nil
-	})
-	if !os.IsNotExist(err) {
-		a.err = either(a.err, err)
-	}
-}
-
-func (a *archive) close() error {
-	a.entry("TRAILER!!!", 0, 0, strings.NewReader(""))
-	return a.err
-}
-
-// either is the first of two errors.
-func either(first, second error) error {
-	if first != nil {
-		return first
-	}
-	return second
 }

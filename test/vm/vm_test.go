@@ -1,7 +1,6 @@
 package vm
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,8 +14,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
@@ -282,9 +279,7 @@ func TestChoose(t *testing.T) {
 		{Kernel{TooOld: true}, testkit.Full, []Test{own}},
 		{Kernel{Slow: true}, testkit.Full, smoke},
 	} {
-		if diff := cmp.Diff(tt.want, choose(tt.kernel, tt.tier, tests)); diff != "" {
-			t.Errorf("%+v, %v: %s", tt.kernel, tt.tier, diff)
-		}
+		testkit.Same(t, fmt.Sprintf("%+v, %v", tt.kernel, tt.tier), tt.want, choose(tt.kernel, tt.tier, tests))
 	}
 }
 
@@ -321,24 +316,6 @@ func TestMisplaced(t *testing.T) {
 		if _, err := marks(dir); (err != nil) != want {
 			t.Errorf("%q: %v", text, err)
 		}
-	}
-}
-
-// TestArchive compares the archive with what cpio would write: the sizes of
-// header, name and data, each padded to four bytes.
-func TestArchive(t *testing.T) {
-	var out bytes.Buffer
-	a := &archive{w: &out}
-	a.dir("d")
-	a.file("d/f", 0o644, []byte("hello"))
-	must(t, a.close())
-	want := "070701" + "00000001" + "000041ed" + "00000000" + "00000000" + "00000001" + "00000000" + "00000000" +
-		"00000000" + "00000000" + "00000000" + "00000000" + "00000002" + "00000000" + "d\x00" +
-		"070701" + "00000002" + "000081a4" + "00000000" + "00000000" + "00000001" + "00000000" + "00000005" +
-		"00000000" + "00000000" + "00000000" + "00000000" + "00000004" + "00000000" + "d/f\x00\x00\x00" + "hello\x00\x00\x00"
-	testkit.Same(t, "printed", want, out.String()[:len(want)])
-	if a.copy("gone", filepath.Join(t.TempDir(), "gone")); a.close() == nil {
-		t.Error("a file that is not there: no error")
 	}
 }
 

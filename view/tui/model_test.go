@@ -187,9 +187,7 @@ func TestCursor(t *testing.T) {
 		t.Error("no row has moved, so the test shows nothing")
 	}
 	press(t, m, "end")
-	if m.cursor != 29 {
-		t.Errorf("End: row %d", m.cursor)
-	}
+	testkit.Same(t, "End: row", 29, m.cursor)
 }
 
 func TestMouse(t *testing.T) {
@@ -203,17 +201,13 @@ func TestMouse(t *testing.T) {
 			click(c.x+1, tableTop-1)
 		}
 	}
-	if m.order.Sort != "cpu" {
-		t.Errorf("sorted by %s", m.order.Sort)
-	}
+	testkit.Same(t, "sorted by", "cpu", m.order.Sort)
 	click(1, tableTop+2)
 	if m.cursor != 2 || m.page != pageTable {
 		t.Errorf("row %d, page %d", m.cursor, m.page)
 	}
 	m.Update(tea.MouseWheelMsg{Button: tea.MouseWheelDown})
-	if m.cursor != 5 {
-		t.Errorf("the wheel: row %d", m.cursor)
-	}
+	testkit.Same(t, "the wheel: row", 5, m.cursor)
 	click(1, tableTop+5)
 	if m.page != pageOne {
 		t.Error("a second click does not open")
@@ -279,13 +273,9 @@ func TestPause(t *testing.T) {
 	}
 	wants(t, screen(t, m), "PAUSED")
 	press(t, m, "left")
-	if got := at.Sub(m.moment()); got != 2*time.Second {
-		t.Errorf("one step back is %v", got)
-	}
+	testkit.Same(t, "one step back", 2*time.Second, at.Sub(m.moment()))
 	press(t, m, "p")
-	if got := m.moment().Sub(at); got != 6*time.Second {
-		t.Errorf("it goes on at %v", got)
-	}
+	testkit.Same(t, "it goes on at", 6*time.Second, m.moment().Sub(at))
 	press(t, m, "left", "right") // the newest is live again
 	if !m.at.IsZero() {
 		t.Error("the newest reading is not live")

@@ -125,9 +125,7 @@ func (b *browser) call(method string, params, result any) {
 	}
 	data, err := json.Marshal(request)
 	must(b.t, err)
-	if _, err := b.to.Write(append(data, 0)); err != nil {
-		b.t.Fatal(err)
-	}
+	testkit.Must(b.t, testkit.Err(b.to.Write(append(data, 0))))
 	for {
 		m := b.read()
 		if m.ID != b.id {

@@ -211,55 +211,34 @@ func first(screen string) string {
 	return name
 }
 
-// A person drives the program in a terminal: names appear, sorting, opening, resizing, an agent that
-// goes away and comes back; and leaving restores the terminal.
+// The program takes a terminal, follows its keys and its size, says that its agent went, and leaves the
+// terminal as it was. What each key does is tested in view/tui.
 func TestTopOnTerminal(t *testing.T) {
-	for _, size := range [][2]int{{80, 24}, {120, 40}} {
-		t.Run(fmt.Sprintf("%dx%d", size[0], size[1]), func(t *testing.T) {
-			socket := filepath.Join(t.TempDir(), "s")
-			b := newBusy()
-			stop := verbtest.Serve(t, socket, b)
-			m := newTmux(t, size[0], size[1])
-			m.text("fairlead top --interval 200ms --record-dir= --config= --socket " + socket + "; echo left $?; stty -a | grep -o ' icanon'\n")
-			s := m.until("victim and culprit appear", "db-1", "flood: packets", "1 of 60 containers slowed", "q quit")
-			testkit.Same(t, "the victim is not the first:\n"+s, "db-1", first(s))
-			m.keys("s", "s")
-			m.until("it is sorted by CPU", "by CPU")
-			m.keys("r")
-			m.when("it is sorted the other way round", func(s string) bool { return first(s) != "db-1" })
-			m.keys("S", "S")
-			m.when("it is sorted as at the start", func(s string) bool { return first(s) == "db-1" })
-			m.keys("Enter")
-			m.until("the victim is open", "db-1  slowed 18 % by flood", "10 minutes", "Who slows it")
-			m.keys("End")
-			m.until("what was changed for it", "What netcpu changed on the host for it")
-			m.run("resize-window", "-x", "100", "-y", "30")
-			m.when("the screen has the new size", func(s string) bool {
-				lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
-				return len(lines) == 30 && strings.Contains(lines[29], "q quit")
-			})
-			m.keys("Escape")
-			m.until("the table is back", "IN FORCE", "1 of 60 containers slowed")
-			m.keys("/")
-			m.text("cart")
-			m.keys("Enter", "t")
-			m.until("the pod is alone, as a tree", "shop/cart-0", "only cart")
-			stop()
-			m.until("the loss of the agent is shown", "NO ANSWER", "no agent answers")
-			stop = verbtest.Serve(t, socket, b)
-			defer stop()
-			m.until("the agent is back", "every 200ms")
-			m.keys("?")
-			m.until("the help", "Keys", "fold a pod")
-			m.keys("x", "q")
-			s = m.until("the terminal is as before", "left 0", " icanon", "ready>")
-			if strings.Contains(s, "SLOWED") {
-				t.Errorf("the table is still there:\n%s", s)
-			}
-			if flags := m.run("display-message", "-p", "#{alternate_on}#{mouse_any_flag}#{cursor_flag}"); flags != "001\n" {
-				t.Errorf("alternate screen, mouse and cursor: %s", flags)
-			}
-		})
+	socket := filepath.Join(t.TempDir(), "s")
+	stop := verbtest.Serve(t, socket, newBusy())
+	m := newTmux(t, 80, 24)
+	m.text("fairlead top --interval 200ms --record-dir= --config= --socket " + socket + "; echo left $?; stty -a | grep -o ' icanon'\n")
+	s := m.until("victim and culprit appear", "db-1", "flood: packets", "1 of 60 containers slowed", "q quit")
+	testkit.Same(t, "the victim is not the first:\n"+s, "db-1", first(s))
+	m.keys("Enter")
+	m.until("the victim is open", "db-1  slowed 18 % by flood", "10 minutes", "Who slows it")
+	m.keys("End")
+	m.until("what was changed for it", "What netcpu changed on the host for it")
+	m.run("resize-window", "-x", "100", "-y", "30")
+	m.when("the screen has the new size", func(s string) bool {
+		lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
+		return len(lines) == 30 && strings.Contains(lines[29], "q quit")
+	})
+	m.keys("Escape")
+	stop()
+	m.until("the loss of the agent is shown", "NO ANSWER", "no agent answers")
+	m.keys("q")
+	s = m.until("the terminal is as before", "left 0", " icanon", "ready>")
+	if strings.Contains(s, "SLOWED") {
+		t.Errorf("the table is still there:\n%s", s)
+	}
+	if flags := m.run("display-message", "-p", "#{alternate_on}#{mouse_any_flag}#{cursor_flag}"); flags != "001\n" {
+		t.Errorf("alternate screen, mouse and cursor: %s", flags)
 	}
 }
 

@@ -240,9 +240,7 @@ func TestLadder(t *testing.T) {
 	for _, e := range control.events {
 		what = append(what, e.What)
 	}
-	if got := strings.Join(what[:6], " "); got != "interference action action over release interference" {
-		t.Errorf("events %s", got)
-	}
+	testkit.Same(t, "events", "interference action action over release interference", strings.Join(what[:6], " "))
 }
 
 // What an earlier agent did, however long ago, goes on for as long as if it had been needed
@@ -253,9 +251,7 @@ func TestAdopted(t *testing.T) {
 	w := window(1, func(_ *Demand, ns map[container.ID]Neighbour) { delete(ns, burner) })
 	w.Complete = false
 	control.Next(w)
-	if got := control.Actions()[burner].Yield; got != policy.YieldIdle {
-		t.Errorf("before its runtime has told of it: yield %q", got)
-	}
+	testkit.Same(t, "before its runtime has told of it: yield", policy.YieldIdle, control.Actions()[burner].Yield)
 	control.Next(window(2, nil))
 	testkit.Same(t, "once it is known: yield", policy.YieldIdle, control.Actions()[burner].Yield)
 	w.Taken, w.Complete = second(3), true

@@ -200,9 +200,7 @@ func TestHalves(t *testing.T) {
 	}
 	testkit.Check(t, Admit("/dev/vdb", c, nil, got))
 	got.ReadIOPS += 10
-	if Admit("/dev/vdb", c, nil, got) == nil {
-		t.Error("more than was offered is admitted")
-	}
+	testkit.Fails(t, "more than was offered is admitted", Admit("/dev/vdb", c, nil, got))
 	if _, known := (Capacity{}).Halves(); known {
 		t.Error("a capacity that nobody measured is known")
 	}

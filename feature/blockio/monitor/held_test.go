@@ -176,9 +176,7 @@ func TestRoomOfReserved(t *testing.T) {
 	for i := range m.objs.Watched.MaxEntries() {
 		all = append(all, Group{Container: container.ID(1<<40 + uint64(i)), V2: 1<<40 + uint64(i), Watched: true})
 	}
-	if err := m.Follow(append(all, culprit.Group, reserved.Group)); err == nil {
-		t.Error("no error, though there is no room for all")
-	}
+	testkit.Fails(t, "no error, though there is no room for all", m.Follow(append(all, culprit.Group, reserved.Group)))
 	if is := m.watched[reserved.Container]; !is {
 		t.Error("who has reserved something is not watched")
 	}

@@ -45,9 +45,7 @@ func TestGuest(t *testing.T) {
 			t.Errorf("controller %s is not handed down: %s", c, controllers)
 		}
 	}
-	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
-		t.Error(err)
-	}
+	testkit.Check(t, testkit.Err(os.Stat("/sys/kernel/btf/vmlinux")))
 	a, b := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, a, "fla", b, "flb")
 	if cg := testkit.Cgroup(t); cg.CPU != cg.V2 || cg.V2 == "" {
