@@ -23,7 +23,7 @@ func (n *Netcpu) newCharger() *charge.Charger {
 		n.cfg.Log.Warn("giving nobody credit for others' packets", "feature", name, "err", err)
 	}
 	cfg := charge.Config{
-		Feature: name, Roots: n.cfg.Roots, Layout: n.layout, Journal: n.cfg.Journal, Log: n.cfg.Log,
+		Feature: name, Roots: n.cfg.Roots, Layout: n.layout, Journal: n.cfg.Journal, Failed: n.failed("charging containers"),
 		Read: func() (map[container.ID]charge.Cost, error) {
 			r, err := n.meter.Accounts()
 			return charge.Costs(r, credits), err

@@ -19,12 +19,7 @@ func (n *Netcpu) loop() {
 	defer close(n.done)
 	tick := time.NewTicker(glance)
 	defer tick.Stop()
-	var failed failedWindows
-	told := func(now time.Time, err error) {
-		if windows := failed.report(now, err); windows > 0 {
-			n.cfg.Log.Warn("following the traffic", "feature", name, "windows", windows, "err", err)
-		}
-	}
+	told := n.failed("following the traffic")
 	for glances := 1; ; glances++ {
 		select {
 		case <-n.stop:
@@ -65,6 +60,16 @@ const logEvery = time.Minute
 type failedWindows struct {
 	logged time.Time // the last time
 	count  int       // failures since then
+}
+
+// failed returns what logs the errors of a loop.
+func (n *Netcpu) failed(at string) func(time.Time, error) {
+	var failed failedWindows
+	return func(now time.Time, err error) {
+		if windows := failed.report(now, err); windows > 0 {
+			n.cfg.Log.Warn(at, "feature", name, "windows", windows, "err", err)
+		}
+	}
 }
 
 // report records one window. It returns the number of failed windows since the last log line, or 0

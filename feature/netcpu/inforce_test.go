@@ -1,7 +1,6 @@
 package netcpu
 
 import (
-	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -68,7 +67,7 @@ func TestSamplesAreExplained(t *testing.T) {
 	defer j.Close()
 	c := container.Container{ID: 7, Cgroup: container.Cgroup{V2: dir, CPU: dir}}
 	ch := charge.New(charge.Config{
-		Feature: name, Layout: cgroup.Layout{V2: filepath.Dir(dir), CPU: filepath.Dir(dir)}, Journal: j, Log: slog.New(slog.DiscardHandler),
+		Feature: name, Layout: cgroup.Layout{V2: filepath.Dir(dir), CPU: filepath.Dir(dir)}, Journal: j, Failed: func(time.Time, error) {},
 		Read: func() (map[container.ID]charge.Cost, error) { return nil, nil },
 	})
 	defer ch.Close()

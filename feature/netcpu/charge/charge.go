@@ -6,7 +6,6 @@ package charge
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -48,7 +47,7 @@ type Config struct {
 	Roots   kernel.Roots
 	Layout  cgroup.Layout
 	Journal *journal.Journal
-	Log     *slog.Logger
+	Failed  func(time.Time, error) // logs what a turn of the loop could not do, or nil
 
 	// Read returns the sums of all containers. A missing container has none.
 	Read func() (map[container.ID]Cost, error)
@@ -67,8 +66,7 @@ type Charger struct {
 	mu     sync.Mutex
 	payers map[string]*payer // by cgroup of the cpu controller
 	of     map[container.ID]*payer
-	held   time.Time  // when the changes were last renewed
-	unread logLimiter // why the costs could not be read
+	held   time.Time // when the changes were last renewed
 
 	once       sync.Once
 	first      chan struct{} // capacity 1: there is something to charge
@@ -255,23 +253,18 @@ func (ch *Charger) charge() {
 			return
 		}
 		now := time.Now()
-		if !now.Before(at) {
-			ch.turn.Turn(func() {
-				if err := ch.round(now); err != nil && !kernel.Gone(err) {
-					ch.cfg.Log.Warn("charging containers", "feature", ch.cfg.Feature, "err", err)
-				}
-			})
-			// At fixed times, so that the intervals have the same length.
-			for at = at.Add(every); !at.After(now); {
-				at = at.Add(every)
-			}
-		}
 		var next time.Time
 		ch.turn.Turn(func() {
-			var err error
-			if next, err = ch.write(); err != nil && !kernel.Gone(err) {
-				ch.cfg.Log.Warn("changing quotas", "feature", ch.cfg.Feature, "err", err)
+			var round, write error
+			if !now.Before(at) {
+				round = ch.round(now)
+				// At fixed times, so that the intervals have the same length.
+				for at = at.Add(every); !at.After(now); {
+					at = at.Add(every)
+				}
 			}
+			next, write = ch.write()
+			ch.cfg.Failed(now, errors.Join(round, write))
 		})
 		if next.IsZero() || at.Before(next) {
 			next = at
@@ -289,6 +282,10 @@ func (ch *Charger) none() bool {
 	defer ch.mu.Unlock()
 	return len(ch.payers) == 0
 }
+
+// lookEvery is the time between looks at the periods of a quota that is to be written, until it is known
+// when they begin. A write forgives what has run since then.
+const lookEvery = time.Millisecond
 
 // grain is the precision of the runtime's timers, which end up in a poll with a timeout in
 // milliseconds.
@@ -317,19 +314,12 @@ func (ch *Charger) round(now time.Time) error {
 	}
 	costs, err := ch.cfg.Read()
 	if err != nil {
-		if ch.unread.isNews(err, now) {
-			return err
-		}
-		return nil
+		return err
 	}
 	var errs []error
 	shares := newShares(ch)
 	for _, p := range ch.payers {
-		err := ch.step(p, costs, shares, now)
-		if errors.Is(err, journal.ErrGone) {
-			continue // its cgroup has gone, and Remove follows
-		}
-		if p.booking.isNews(err, now) {
+		if err := ch.step(p, costs, shares, now); !errors.Is(err, journal.ErrGone) { // else Remove follows
 			errs = append(errs, err)
 		}
 	}
@@ -357,9 +347,8 @@ func (ch *Charger) write() (next time.Time, err error) {
 	defer ch.mu.Unlock()
 	var errs []error
 	for _, p := range ch.payers {
-		now := time.Now()
-		at, err := ch.writeQuota(p, now)
-		if !errors.Is(err, journal.ErrGone) && p.writing.isNews(err, now) {
+		at, err := ch.writeQuota(p, time.Now())
+		if !errors.Is(err, journal.ErrGone) {
 			errs = append(errs, err)
 		}
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {

@@ -2,7 +2,6 @@ package charge
 
 import (
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -99,7 +98,7 @@ func TestChargeInKernel(t *testing.T) {
 			j := testkit.Journal(t, journal.Open)
 			var packets load
 			ch := New(Config{
-				Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Log: slog.New(slog.DiscardHandler),
+				Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Failed: func(time.Time, error) {},
 				Read: func() (map[container.ID]Cost, error) {
 					took := packets.cost()
 					return map[container.ID]Cost{container.ID(id): {Charge: took, Took: took}}, nil

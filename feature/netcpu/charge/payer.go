@@ -20,14 +20,13 @@ type payer struct {
 	owner   container.ID
 	members map[container.ID]member
 
-	limit  cgroup.Bandwidth // set by its owner
-	now    time.Duration    // the quota in force
-	want   time.Duration    // the quota that should be in force
-	pace   pace
-	sought bool          // the periods' start was searched for: the first write need not wait
-	tries  int           // missed periods
-	again  time.Time     // the first moment to retry after a failed write
-	pause  time.Duration // the length of that pause; 0: the last write succeeded
+	limit cgroup.Bandwidth // set by its owner
+	now   time.Duration    // the quota in force
+	want  time.Duration    // the quota that should be in force
+	pace  pace
+	due   time.Time     // the start of a period, to write at
+	again time.Time     // the first moment to retry after a failed write
+	pause time.Duration // the length of that pause; 0: the last write succeeded
 
 	ledger  *ledger.Ledger // while it has a quota
 	held    uint64         // periods that ended with tasks held by the quota, at the last step
@@ -36,8 +35,6 @@ type payer struct {
 	weighs  uint64 // the weight in force
 	sum     Cost   // of the members, for the time of their membership
 	took    rate
-
-	booking, writing logLimiter // problems with its account, and with its quota
 }
 
 // member is one container of a payer.
@@ -72,7 +69,7 @@ func (ch *Charger) newPayer(dir, usage string, owner container.ID) (*payer, erro
 // limited begins an account with the owner's present limit.
 func (ch *Charger) limited(p *payer, b cgroup.Bandwidth) error {
 	p.limit, p.now, p.want = b, b.Quota, b.Quota
-	p.again, p.pause = time.Time{}, 0
+	p.due, p.again, p.pause = time.Time{}, time.Time{}, 0
 	if p.pace.period != b.Period {
 		p.pace = pace{period: b.Period}
 	}
@@ -208,43 +205,29 @@ func (p *payer) waited(c *ledger.Counters) (err error) {
 // writeQuota writes the wanted quota if a period has just started. It returns when to call it
 // again, zero if there is nothing to write.
 func (ch *Charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
-	if p.ledger == nil || now.Before(p.again) {
+	if p.ledger == nil || p.want == p.now || now.Before(p.again) {
+		p.pace, p.due = pace{period: p.pace.period, start: p.pace.start}, time.Time{} // a search begins anew
 		return time.Time{}, nil
 	}
-	if p.want == p.now {
-		p.tries = 0
-		if p.sought || p.pace.known(now) {
-			return time.Time{}, nil
-		}
-		if p.sought = p.pace.idle(now); p.sought { // the periods are counted again once it runs
-			p.pace = pace{period: p.limit.Period}
-			return time.Time{}, nil
-		}
-	}
-	if !p.pace.known(now) && !p.pace.idle(now) {
+	switch {
+	case p.pace.start.IsZero():
 		periods, err := cgroup.ReadPeriods(p.dir)
 		if err != nil {
 			p.want = p.now
 			return time.Time{}, err
 		}
-		p.pace.saw(now, time.Now(), periods.Count)
-		return p.pace.search(now), nil
+		if now := time.Now(); !p.pace.saw(now, periods.Count) {
+			return now.Add(lookEvery), nil
+		}
+	case p.due.IsZero():
+		p.due = p.pace.next(now)
+		return p.due, nil
+	case now.Before(p.due):
+		return p.due, nil
 	}
-	known := p.pace.known(now)
-	if known && !p.ledger.Timely(p.pace.late(now)) && p.tries < maxTries {
-		p.tries++
-		return p.pace.next(now), nil
-	}
-	if !known {
-		p.pace = pace{period: p.limit.Period} // the periods are counted again once it runs
-	}
-	p.tries = 0
+	p.due = time.Time{}
 	return time.Time{}, ch.turnQuota(p, p.want)
 }
-
-// maxTries is the number of missed periods after which a write is made at any time. By then a late
-// correction is one too many, and the next one has to make up for it.
-const maxTries = 3
 
 // maxPause is the longest pause after a failed write. The journal records each attempt.
 const maxPause = 10 * time.Second

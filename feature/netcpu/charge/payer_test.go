@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,39 +13,37 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// The start of the periods is searched for once before there is anything to write, and again for a
-// write if the container slept meanwhile.
+// A quota is written when a period begins, which is searched for with the first write, and at any time
+// if the container sleeps.
 func TestChargeSeeksPeriods(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
 		p := r.of[webID]
-		looks := func() bool {
+		looks := func(want bool, quota time.Duration) {
+			t.Helper()
 			next, err := r.write()
 			must(t, err)
-			return !next.IsZero()
-		}
-		if !looks() {
-			t.Error("nothing is looked for")
-		}
-		p.pace.began = p.pace.began.Add(-time.Minute)
-		for range 2 {
-			if looks() {
-				t.Error("a container that sleeps is looked at for ever")
+			if got := r.quota(); !next.IsZero() != want || got != quota {
+				t.Errorf("quota of %v, want %v; the next look is at %v", got, quota, next)
 			}
 		}
+		looks(false, 50*ms)
 		p.want = 40 * ms
-		if !looks() || r.read(file) != value {
-			t.Errorf("%q is written, and nothing is known of the periods", r.read(file))
-		}
-		for range maxTries + 1 { // with more misses the write is made at any moment
-			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
-			if !looks() {
-				break
-			}
-		}
-		if got := r.quota(); got != 40*ms {
-			t.Errorf("quota of %v once they are known", got)
-		}
+		looks(true, 50*ms)
+		p.pace.began = p.pace.began.Add(-time.Minute)
+		looks(false, 40*ms)
+		p.want = 30 * ms
+		looks(true, 40*ms)
+		p.pace.began = p.pace.began.Add(-time.Minute)
+		p.want = 40 * ms
+		looks(false, 40*ms)
+		p.want = 30 * ms
+		looks(true, 40*ms)
+		p.pace.start = time.Now()
+		looks(true, 40*ms)
+		looks(true, 40*ms)
+		p.due = time.Now()
+		looks(false, 30*ms)
 	})
 }
 
@@ -76,11 +73,11 @@ func TestChargeWaits(t *testing.T) {
 			t.Errorf("owed %v although it waits", got)
 		}
 		r.file(filepath.Join(r.cfg.Layout.V2, "web"), "cpu.pressure", "nonsense\n")
-		// It is logged once, and everything else continues.
+		// Everything else continues.
 		r.free = false
 		for n := range 3 {
 			was := p.ledger.State().Credited
-			if err := r.next(0, 16*ms); (err != nil) != (n == 0) {
+			if err := r.next(0, 16*ms); err == nil {
 				t.Errorf("round %d with nonsense: %v", n, err)
 			}
 			if got := p.ledger.State().Credited - was; got != 16*ms {
@@ -188,8 +185,7 @@ func TestChargeIdle(t *testing.T) {
 	})
 }
 
-// A quota that cannot be written is logged once, though each value differs, and is retried at
-// growing intervals.
+// A quota that cannot be written is retried at growing intervals.
 func TestChargeRefused(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
@@ -202,7 +198,7 @@ func TestChargeRefused(t *testing.T) {
 		wanted := make(map[time.Duration]bool)
 		for range 50 {
 			must(t, r.next(20*ms, 0))
-			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
+			p.begins()
 			p.again = time.Time{} // the pause has passed
 			if p.want != p.now {
 				wanted[p.want] = true
@@ -222,7 +218,7 @@ func TestChargeRefused(t *testing.T) {
 				paused, p.want = p.pause, p.now-ms
 			}
 		}
-		if told != 1 || tries < 10 || len(wanted) < 3 || p.pause != maxPause {
+		if told != tries || tries < 10 || len(wanted) < 3 || p.pause != maxPause {
 			t.Errorf("told %d times in %d tries of %d quotas, and now every %v", told, tries, len(wanted), p.pause)
 		}
 		if got := r.read(file); got != value {
@@ -240,29 +236,6 @@ func TestChargeRefused(t *testing.T) {
 			t.Errorf("quota of %v, and nothing is tried with the new limit", r.quota())
 		}
 	})
-}
-
-func TestTold(t *testing.T) {
-	var last logLimiter
-	at := time.Now()
-	for i, step := range []struct {
-		err   error
-		after time.Duration
-		want  bool
-	}{
-		{fmt.Errorf("write 1: %w", os.ErrInvalid), 0, true},
-		{fmt.Errorf("write 2: %w", errors.Join(os.ErrInvalid, os.ErrClosed)), time.Second, false},
-		{nil, time.Second, false},
-		{fmt.Errorf("write 3: %w", os.ErrInvalid), time.Second, false},
-		{fmt.Errorf("write 3: %w", os.ErrClosed), time.Second, true},
-		{errors.New("bad value"), time.Second, true},
-		{errors.New("bad value"), logAgain - time.Second, false},
-		{errors.New("bad value"), time.Second, true},
-	} {
-		if at = at.Add(step.after); last.isNews(step.err, at) != step.want {
-			t.Errorf("step %d, %v: not %v", i, step.err, step.want)
-		}
-	}
 }
 
 // A setting that cannot be restored at once is restored by a retry.

@@ -193,10 +193,6 @@ func (l *Ledger) book(d interval, n float64) {
 // of the next, and the burst.
 func (l *Ledger) allowed() time.Duration { return 2*l.limit.Quota + l.limit.Burst }
 
-// Timely reports whether a write so late after the start of a period is early enough. The container
-// gets the quota in addition to what it has run since.
-func (l *Ledger) Timely(late time.Duration) bool { return late <= l.limit.Quota/8 }
-
 // bound limits debt and credit to what can be repaid in reasonable time.
 func (l *Ledger) bound() {
 	limit := MaxDebt * l.limit.Quota
