@@ -4,20 +4,15 @@ import (
 	"errors"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel"
 )
 
-// window is the interval at which the loop acts on the traffic. A glance in between sees what
-// others feel until the agent acts; window is a multiple of it.
-const (
-	window = time.Second
-	glance = window / 5
-)
-
-// loop acts on the traffic of each window, until Close.
+// loop acts on the traffic of each window, until Close. A glance in between sees what others feel until
+// then.
 func (n *Netcpu) loop() {
 	defer close(n.done)
-	tick := time.NewTicker(glance)
+	tick := time.NewTicker(law.Tick)
 	defer tick.Stop()
 	told := n.failed("following the traffic")
 	for glances := 1; ; glances++ {
@@ -25,7 +20,7 @@ func (n *Netcpu) loop() {
 		case <-n.stop:
 			return
 		case now := <-tick.C:
-			n.following.Turn(func() { told(now, n.look(now, glances%int(window/glance) == 0)) })
+			n.following.Turn(func() { told(now, n.look(now, glances%int(law.Window/law.Tick) == 0)) })
 		}
 	}
 }
@@ -52,11 +47,8 @@ func (n *Netcpu) glance(now time.Time, whole bool) error {
 	return err
 }
 
-// logEvery limits how often the log reports failed windows: a container can make each window fail.
-const logEvery = time.Minute
-
-// failedWindows decides which errors of loop are logged. Their texts differ from window to window,
-// so only time bounds them.
+// failedWindows decides which errors of a loop are logged: a container can make each window fail, with
+// another text, so only time bounds them.
 type failedWindows struct {
 	logged time.Time // the last time
 	count  int       // failures since then
@@ -79,7 +71,7 @@ func (f *failedWindows) report(now time.Time, err error) (windows int) {
 		return 0
 	}
 	f.count++
-	if !f.logged.IsZero() && now.Sub(f.logged) < logEvery {
+	if !f.logged.IsZero() && now.Sub(f.logged) < law.Long {
 		return 0
 	}
 	windows = f.count

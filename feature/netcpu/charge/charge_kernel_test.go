@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -99,9 +100,9 @@ func TestChargeInKernel(t *testing.T) {
 			var packets load
 			ch := New(Config{
 				Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Failed: func(time.Time, error) {},
-				Read: func() (map[container.ID]Cost, error) {
+				Accounts: func() (account.Reading, error) {
 					took := packets.cost()
-					return map[container.ID]Cost{container.ID(id): {Charge: took, Took: took}}, nil
+					return readingOf(map[container.ID]cost{container.ID(id): {Charge: took, Took: took}}), nil
 				},
 			})
 			t.Cleanup(func() { ch.Close() })

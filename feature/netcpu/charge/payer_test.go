@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -92,10 +93,10 @@ func TestChargeWaits(t *testing.T) {
 func TestChargeJoins(t *testing.T) {
 	for _, h := range []struct {
 		name   string
-		before Cost
+		before cost
 	}{
-		{"who owes", Cost{Charge: 10 * time.Second, Took: 10 * time.Second}},
-		{"who is owed", Cost{Credit: 10 * time.Second}},
+		{"who owes", cost{Charge: 10 * time.Second, Took: 10 * time.Second}},
+		{"who is owed", cost{Credit: 10 * time.Second}},
 	} {
 		t.Run(h.name, func(t *testing.T) {
 			r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
@@ -209,7 +210,7 @@ func TestChargeRefused(t *testing.T) {
 				if _, err := r.write(); err != nil {
 					told++
 				}
-				if n == 0 && tries > 0 && (p.pause <= was && p.pause != maxPause || p.pause > maxPause || !p.again.After(time.Now())) {
+				if n == 0 && tries > 0 && (p.pause <= was && p.pause != law.Calm || p.pause > law.Calm || !p.again.After(time.Now())) {
 					t.Fatalf("a pause of %v after %v", p.pause, was)
 				}
 				if n > 0 && p.pause != paused {
@@ -218,7 +219,7 @@ func TestChargeRefused(t *testing.T) {
 				paused, p.want = p.pause, p.now-ms
 			}
 		}
-		if told != tries || tries < 10 || len(wanted) < 3 || p.pause != maxPause {
+		if told != tries || tries < 10 || len(wanted) < 3 || p.pause != law.Calm {
 			t.Errorf("told %d times in %d tries of %d quotas, and now every %v", told, tries, len(wanted), p.pause)
 		}
 		if got := r.read(file); got != value {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -59,7 +60,6 @@ type Isolator struct {
 	isolated map[tenant.Key]*isolation
 	host     *uplinks  // nil while nothing is isolated
 	looked   time.Time // by Glance
-	windows  uint64    // of reweigh
 	worked   work      // by pace
 	around   around    // by lookAround
 	resting  restControl
@@ -108,7 +108,7 @@ type thread struct {
 
 // New makes an Isolator. It changes nothing.
 func New(cfg Config) *Isolator {
-	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, leastRate), cmp.Or(cfg.QueueFlood, queueFlood)
+	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, law.Rate), cmp.Or(cfg.QueueFlood, law.Flood)
 	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation)}
 }
 

@@ -17,7 +17,7 @@ type counted struct {
 
 // Follow adapts to the window that ends now.
 func (is *Isolator) Follow(now time.Time) error {
-	err := errors.Join(is.reweigh(), is.renew(), kernel.Tidy(is.cfg.Roots, is.vacated.next()))
+	err := errors.Join(is.renew(), kernel.Tidy(is.cfg.Roots, is.vacated.next()))
 	if is.cfg.Drop == nil {
 		return err // nothing is counted
 	}

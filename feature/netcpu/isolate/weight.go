@@ -7,7 +7,6 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/tenant"
 )
 
 // Weigh sets the weight of a container in proportion to its quota if the quota cannot stop its
@@ -65,29 +64,6 @@ func (is *Isolator) quota(c container.Container) (cpus float64, err error) {
 		return 0, err
 	}
 	return float64(b.Quota) / float64(b.Period), nil
-}
-
-// reweigh updates the weights of isolated containers, and whether they may have queues, to their
-// quotas. If there are many, they take turns.
-func (is *Isolator) reweigh() error {
-	if is.cfg.Throttled {
-		return nil
-	}
-	is.windows++
-	var errs []error
-	for key, s := range is.isolated {
-		if !is.turnOf(key) {
-			continue
-		}
-		errs = append(errs, IgnoreGone(is.heed(s, s.payer)))
-	}
-	return errors.Join(errs...)
-}
-
-// turnOf reports whether reweigh looks at a tenant in this window.
-func (is *Isolator) turnOf(key tenant.Key) bool {
-	turns := uint64(1 + len(is.isolated)/mostWeighed)
-	return (is.windows+key.NetNS)%turns == 0
 }
 
 // sharesFor returns the weight w with w / (w + usual) = cpus; any for a CPU or more, and for 0, which

@@ -13,45 +13,27 @@ package ledger
 import (
 	"math"
 	"time"
+
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// Limits of a stock kernel, and constants that keep the law stable. All are parts of the quota
-// unless stated otherwise.
+// minQuota is the kernel's.
+const minQuota = time.Millisecond
+
+// What follows from the law, in parts of the quota.
 const (
-	MinQuota = time.Millisecond // the kernel's minimum
-
-	leave  = 0.02  // a correction below this is not worth a write, which refills the pool
-	settle = 0.005 // a correction below this, after a larger one, restores the owner's value
-
-	floor  = 0.05 // minimum for a debtor, so that it can go on, slowly
-	ceil   = 4    // maximum for the robbed
-	payOff = 0.5  // the most of each period that settles an old debt or credit
+	// settle is a correction below which, after a larger one, the owner's value is restored.
+	settle = law.Write / law.Most
 
 	// horizon is the least number of periods over which an old debt or credit is spread: a second
 	// at the usual period. Each write gives away some time, and the remainder after it must not ask
-	// for the next write.
-	horizon = 10
+	// for the next write. It also limits a debt, in quotas: any sender can put a container into debt,
+	// and without a bound a flood of an hour would stop it for the next hour.
+	horizon = law.Window / (law.Tick / 2)
 
-	// rest is the part of a quota that is never asked for: the kernel accounts in ticks, so a
-	// balance never reaches zero.
-	rest = 0.05
-
-	// MaxDebt limits a debt, in quotas. Any sender can put a container into debt: without a bound a
-	// flood of an hour would stop it for the next hour.
-	MaxDebt = 10
-
-	near = 0.9 // a container that uses a smaller part is not held by its quota
-
-	// gain is the weight of the last interval in the expected net charge.
-	gain = 0.5
+	near = 1 - 3*law.Least // a container that uses a smaller part is not held by its quota
 )
-
-// Limit is the owner's limit on a container.
-type Limit struct {
-	Quota  time.Duration // of CPU time in each Period
-	Period time.Duration
-	Burst  time.Duration // unused quota that the kernel carries over
-}
 
 // Counters are sums since any moment, the same for all counters of a container.
 type Counters struct {
@@ -83,7 +65,7 @@ type State struct {
 	Net time.Duration
 	// Charged and Credited are the sums since the Ledger was made.
 	Charged, Credited time.Duration
-	// Forgiven is debt beyond MaxDebt, and Lapsed is credit that was not used.
+	// Forgiven is debt beyond horizon, and Lapsed is credit that was not used.
 	Forgiven, Lapsed time.Duration
 	Writes           uint64
 }
@@ -91,7 +73,7 @@ type State struct {
 // Ledger is the account of a container with a quota. Make it with New. It is not safe for
 // concurrent use.
 type Ledger struct {
-	limit Limit
+	limit cgroup.Bandwidth
 	now   time.Duration // the quota in force
 	low   time.Duration // the lowest quota in force since the last step
 	last  Counters
@@ -102,8 +84,8 @@ type Ledger struct {
 	state State
 }
 
-// New opens an account, with the limit in force and no correction.
-func New(limit Limit) *Ledger {
+// New opens an account, with the quota in force and no correction.
+func New(limit cgroup.Bandwidth) *Ledger {
 	l := &Ledger{limit: limit, now: limit.Quota, low: limit.Quota}
 	l.slack = l.allowed()
 	return l
@@ -111,7 +93,7 @@ func New(limit Limit) *Ledger {
 
 // SetLimit records that the owner has changed the limit, which is in force now. Debts and credits
 // remain.
-func (l *Ledger) SetLimit(limit Limit) {
+func (l *Ledger) SetLimit(limit cgroup.Bandwidth) {
 	l.limit, l.now, l.low = limit, limit.Quota, limit.Quota
 	l.slack = min(l.slack, l.allowed())
 	l.bound()
@@ -147,7 +129,7 @@ func (l *Ledger) Step(c Counters) time.Duration {
 	n := float64(d.length) / float64(l.limit.Period)
 	l.book(d, n)
 	l.low = l.now
-	a := 1 - math.Pow(1-gain, n) // the same pace for an interval of any length
+	a := 1 - math.Pow(1-law.Half, n) // the same pace for an interval of any length
 	l.net += a * (float64(d.credit-d.charge)/n - l.net)
 	l.own += a * (float64(d.ran)/n - l.own)
 	l.lost += a * (float64(d.credit)/n - l.lost)
@@ -195,7 +177,7 @@ func (l *Ledger) allowed() time.Duration { return 2*l.limit.Quota + l.limit.Burs
 
 // bound limits debt and credit to what can be repaid in reasonable time.
 func (l *Ledger) bound() {
-	limit := MaxDebt * l.limit.Quota
+	limit := horizon * l.limit.Quota
 	if over := -limit - l.state.Balance; over > 0 {
 		l.state.Forgiven += over
 		l.state.Balance += over
@@ -214,12 +196,12 @@ func (l *Ledger) decide(d interval, n float64) time.Duration {
 	if l.binding(d, n) {
 		want = grown(want+l.net-l.lost, l.lost, l.own)
 	}
-	want = min(max(want, float64(l.lowest())), ceil*q)
+	want = min(max(want, float64(l.lowest())), law.Most*q)
 	off := math.Abs(want - q)
-	if off < settle*q || off < leave*q && !l.correcting(time.Duration(want-q)) {
+	if off < settle*q || off < law.Write*q && !l.correcting(time.Duration(want-q)) {
 		return l.limit.Quota
 	}
-	if math.Abs(want-float64(l.now)) < leave*q {
+	if math.Abs(want-float64(l.now)) < law.Write*q {
 		return l.now
 	}
 	return time.Duration(want).Round(time.Microsecond) // the kernel's unit
@@ -231,7 +213,7 @@ func grown(left, lost, ran float64) float64 {
 	if lost <= 0 || ran <= 0 {
 		return left
 	}
-	return left / (1 - min(lost/ran, 1-1.0/ceil))
+	return left / (1 - min(lost/ran, 1-1.0/law.Most))
 }
 
 // correcting reports whether the quota in force is on this side of the owner's. A change to the
@@ -245,14 +227,14 @@ func (l *Ledger) correcting(side time.Duration) bool {
 // over twice the time in which it grew, and a large balance is settled at a bounded pace.
 func (l *Ledger) pay(n float64) float64 {
 	q, owed := float64(l.limit.Quota), math.Abs(float64(l.state.Balance))
-	part := owed / max(2*n, horizon)
+	part := owed / max(2*n, float64(horizon))
 	switch {
-	case owed < rest*q:
+	case owed < law.Least*q:
 		return 0
 	case l.correcting(l.state.Balance): // a correction that has begun continues to the end
-		part = max(part, min(leave*q, owed/max(n, 1)))
+		part = max(part, min(law.Write*q, owed/max(n, 1)))
 	}
-	return math.Copysign(min(part, payOff*q), float64(l.state.Balance))
+	return math.Copysign(min(part, law.Half*q), float64(l.state.Balance))
 }
 
 // binding reports whether the quota limits the container, did so, or would if the container got its
@@ -270,7 +252,7 @@ func (l *Ledger) binding(d interval, n float64) bool {
 // and enough for a debtor to go on.
 func (l *Ledger) lowest() time.Duration {
 	q := l.limit.Quota
-	least := max(MinQuota, l.limit.Burst, time.Duration(floor*float64(q)).Round(time.Microsecond))
+	least := max(minQuota, l.limit.Burst, time.Duration(law.Least*float64(q)).Round(time.Microsecond))
 	return min(least, q)
 }
 
