@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
@@ -26,9 +25,8 @@ type payer struct {
 	now   time.Duration    // the quota in force
 	want  time.Duration    // the quota that should be in force
 	pace  pace
-	due   time.Time     // the start of a period, to write at
-	again time.Time     // the first moment to retry after a failed write
-	pause time.Duration // the length of that pause; 0: the last write succeeded
+	due   time.Time // the start of a period, to write at
+	again time.Time // the first moment to retry after a failed write
 
 	ledger  *ledger.Ledger // while it has a quota
 	held    uint64         // periods that ended with tasks held by the quota, at the last step
@@ -71,7 +69,7 @@ func (ch *Charger) newPayer(dir, usage string, owner container.ID) (*payer, erro
 // limited begins an account with the owner's present limit.
 func (ch *Charger) limited(p *payer, b cgroup.Bandwidth) error {
 	p.limit, p.now, p.want = b, b.Quota, b.Quota
-	p.due, p.again, p.pause = time.Time{}, time.Time{}, 0
+	p.due, p.again = time.Time{}, time.Time{}
 	if p.pace.period != b.Period {
 		p.pace = pace{period: b.Period}
 	}
@@ -242,11 +240,9 @@ func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
 		// EINVAL, for example, if a child has a larger quota (v1), which can last. The ledger
 		// continues with the quota in force.
 		p.want = p.now
-		p.pause = backoff.Next(p.pause, law.Tick, law.Calm)
-		p.again = time.Now().Add(p.pause)
+		p.again = time.Now().Add(law.Calm)
 		return err
 	}
-	p.pause = 0
 	p.now = quota
 	p.ledger.Wrote(quota)
 	return nil

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
@@ -65,6 +66,7 @@ type Isolator struct {
 	resting  restControl
 	flooded  time.Time // last, by deferPolls
 	vacated  vacated
+	dry      *[]feature.Step // of Plan: what turn would write, and does not; nil: it does
 
 	unreleased bool // releaseUplinks has failed: Release repeats it
 }
@@ -82,10 +84,10 @@ type isolation struct {
 	asked   int         // windows since renew has listed its NAPIs
 	drops   *drop.Drops // nil without early drop
 	control control
-	counted counted
+	counted flow   // by Follow
 	turns   uint64 // that the threads had at the end of the last window; 0: not known
 	pacing  paceControl
-	flow    flow
+	flow    flow          // by pace
 	alone   uint64        // packets that came by queues of its own
 	quota   float64       // CPUs, as of the last window in which it might be paced; 0: none
 	due     float64       // CPUs beside its neighbours, as of lookAround; 0: any
@@ -364,6 +366,9 @@ func (is *Isolator) owns(id container.ID) owned { return owned{is.by(id), is.lap
 
 // turn carries out a plan.
 func (is *Isolator) turn(plan []journal.Setting, as owned) error {
+	if is.dry != nil {
+		return is.note(plan)
+	}
 	return is.cfg.Journal.TurnAll(plan, as.by, as.until)
 }
 

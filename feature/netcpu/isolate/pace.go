@@ -72,7 +72,7 @@ func (c *paceControl) next(w paceWindow) float64 {
 	return c.rate
 }
 
-// flow is pace's last reading of one tenant.
+// flow is a reading of one tenant.
 type flow struct {
 	at    time.Time
 	own   time.Duration

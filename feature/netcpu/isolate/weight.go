@@ -6,7 +6,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // Weigh sets the weight of a container in proportion to its quota if the quota cannot stop its
@@ -17,7 +16,18 @@ func (is *Isolator) Weigh(c container.Container) (quota float64, err error) {
 	if is.cfg.Throttled {
 		return 0, nil
 	}
-	plan, quota, err := is.weighing(c)
+	dir, err := c.TenantGroup()
+	if err != nil {
+		return 0, err
+	}
+	if quota, err = is.quota(c); err != nil {
+		return 0, err
+	}
+	w, err := is.lookAtWeight(dir, c.ID)
+	if err != nil {
+		return 0, err
+	}
+	plan, err := w.lowered(sharesFor(quota))
 	if err != nil {
 		return 0, err
 	}
@@ -31,23 +41,6 @@ func (is *Isolator) heed(s *isolation, c container.Container) error {
 		return err
 	}
 	return is.allowQueues(s, c, quota)
-}
-
-// weighing returns what Weigh writes, and the quota.
-func (is *Isolator) weighing(c container.Container) (plan []journal.Setting, quota float64, err error) {
-	dir, err := c.TenantGroup()
-	if err != nil {
-		return nil, 0, err
-	}
-	if quota, err = is.quota(c); err != nil {
-		return nil, 0, err
-	}
-	w, err := is.lookAtWeight(dir, c.ID)
-	if err != nil {
-		return nil, 0, err
-	}
-	plan, err = w.lowered(sharesFor(quota))
-	return plan, quota, err
 }
 
 // quota returns the limit of a container's tenant by its owner, in CPUs; 0: none.
