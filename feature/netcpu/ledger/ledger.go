@@ -197,8 +197,7 @@ func (l *Ledger) decide(d interval, n float64) time.Duration {
 		want = grown(want+l.net-l.lost, l.lost, l.own)
 	}
 	want = min(max(want, float64(l.lowest())), law.Most*q)
-	off := math.Abs(want - q)
-	if off < settle*q || off < law.Write*q && !l.correcting(time.Duration(want-q)) {
+	if math.Abs(want-q) < settle*q {
 		return l.limit.Quota
 	}
 	if math.Abs(want-float64(l.now)) < law.Write*q {
@@ -216,24 +215,14 @@ func grown(left, lost, ran float64) float64 {
 	return left / (1 - min(lost/ran, 1-1.0/law.Most))
 }
 
-// correcting reports whether the quota in force is on this side of the owner's. A change to the
-// other side takes as much as the first correction: otherwise the remainder of a debt would swing
-// from one side to the other with each write.
-func (l *Ledger) correcting(side time.Duration) bool {
-	return side < 0 && l.now < l.limit.Quota || side > 0 && l.now > l.limit.Quota
-}
-
 // pay returns the part of the balance that one period settles: it is spread over the horizon, or
 // over twice the time in which it grew, and a large balance is settled at a bounded pace.
 func (l *Ledger) pay(n float64) float64 {
 	q, owed := float64(l.limit.Quota), math.Abs(float64(l.state.Balance))
-	part := owed / max(2*n, float64(horizon))
-	switch {
-	case owed < law.Least*q:
+	if owed < law.Least*q {
 		return 0
-	case l.correcting(l.state.Balance): // a correction that has begun continues to the end
-		part = max(part, min(law.Write*q, owed/max(n, 1)))
 	}
+	part := owed / max(2*n, float64(horizon))
 	return math.Copysign(min(part, law.Half*q), float64(l.state.Balance))
 }
 
