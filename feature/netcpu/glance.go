@@ -30,19 +30,14 @@ func (n *Netcpu) loop() {
 func (n *Netcpu) look(now time.Time, whole bool) error {
 	n.following.Begin()
 	defer n.following.End()
-	err := n.glance(now, whole)
-	if whole && n.meter != nil {
-		err = errors.Join(err, n.meter.Err()) // waits for a window that begins or ends
-	}
-	return err
-}
-
-func (n *Netcpu) glance(now time.Time, whole bool) error {
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	err := n.isolator.Glance(now)
 	if whole {
 		err = errors.Join(err, n.isolator.Follow(now), n.follow())
+	}
+	n.mu.Unlock()
+	if whole && n.meter != nil {
+		err = errors.Join(err, n.meter.Err()) // waits for a window that begins or ends
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"go/types"
 	"maps"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -53,8 +54,10 @@ func TestConstants(t *testing.T) {
 	}
 }
 
-// byHand returns what each constant of a package is that is not derived from the law, and each fraction
-// outside of constants.
+// number matches what is, or contains, a number of its own, and follows from no constant of the law.
+var number = regexp.MustCompile(`^(-?\d[^a-z]*|.*\btime\.[A-Z]\w+)$`)
+
+// byHand returns the constants of a package with a number of their own, and each fraction elsewhere.
 func byHand(t *testing.T, dir string) map[string]string {
 	found := make(map[string]string)
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -67,17 +70,13 @@ func byHand(t *testing.T, dir string) map[string]string {
 		testkit.Must(t, err)
 		ast.Inspect(f, func(n ast.Node) bool {
 			switch n := n.(type) {
-			case *ast.GenDecl:
-				for _, s := range n.Specs {
-					if v, is := s.(*ast.ValueSpec); is && n.Tok == token.CONST {
-						for i, value := range v.Values {
-							if text := types.ExprString(value); strings.ContainsAny(text, "0123456789") && text[0] != '"' && !strings.Contains(text, "law.") || strings.HasPrefix(text, "time.") {
-								found[f.Name.Name+"."+v.Names[i].Name] = text
-							}
-						}
+			case *ast.ValueSpec:
+				for i, value := range n.Values {
+					if text := types.ExprString(value); number.MatchString(text) || f.Name.Name == "law" {
+						found[f.Name.Name+"."+n.Names[i].Name] = text
 					}
 				}
-				return n.Tok != token.CONST
+				return false
 			case *ast.BasicLit:
 				if n.Kind == token.FLOAT && n.Value != "1.0" {
 					found[f.Name.Name+" at "+filepath.Base(path)] = n.Value

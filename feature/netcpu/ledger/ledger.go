@@ -61,13 +61,11 @@ type Counters struct {
 type State struct {
 	// Balance is positive for a credit, negative for a debt.
 	Balance time.Duration
-	// Net is the expected credit minus charge of one period.
-	Net time.Duration
 	// Charged and Credited are the sums since the Ledger was made.
 	Charged, Credited time.Duration
-	// Forgiven is debt beyond horizon, and Lapsed is credit that was not used.
-	Forgiven, Lapsed time.Duration
-	Writes           uint64
+	// Forgiven is debt beyond what can be repaid.
+	Forgiven time.Duration
+	Writes   uint64
 }
 
 // Ledger is the account of a container with a quota. Make it with New. It is not safe for
@@ -78,7 +76,7 @@ type Ledger struct {
 	low   time.Duration // the lowest quota in force since the last step
 	last  Counters
 	slack time.Duration // unused time, which is not hoarded: see book
-	net   float64       // like State.Net, in ns
+	net   float64       // the expected credit minus charge of one period, in ns
 	own   float64       // time that its own tasks ran in a period, in ns
 	lost  float64       // the credited part of own, in ns
 	state State
@@ -109,11 +107,7 @@ func (l *Ledger) Wrote(quota time.Duration) {
 }
 
 // State returns the content of the ledger.
-func (l *Ledger) State() State {
-	s := l.state
-	s.Net = time.Duration(l.net)
-	return s
-}
+func (l *Ledger) State() State { return l.state }
 
 // Step books the time since the last Step and returns the quota for the next period. It returns the
 // quota in force if a change is not worth a write. Call it right after a period has started, and
@@ -161,7 +155,6 @@ func (l *Ledger) book(d interval, n float64) {
 		taken := max(0, before) + d.credit
 		owed := max(time.Duration(held*float64(taken)), min(taken, d.waited)) + time.Duration(held*withheld)
 		if balance > owed {
-			l.state.Lapsed += max(0, before-owed)
 			l.slack = min(l.slack+balance-max(owed, before), l.allowed())
 			balance = owed
 		}
@@ -182,10 +175,7 @@ func (l *Ledger) bound() {
 		l.state.Forgiven += over
 		l.state.Balance += over
 	}
-	if over := l.state.Balance - limit; over > 0 {
-		l.state.Lapsed += over
-		l.state.Balance -= over
-	}
+	l.state.Balance = min(l.state.Balance, limit)
 }
 
 // decide returns the quota: the owner's, plus the expected net of the coming periods, plus a part
