@@ -278,7 +278,7 @@ func (ch *Charger) none() bool {
 
 // lookEvery is the time between looks at the periods of a quota that is to be written, until it is known
 // when they begin. A write forgives what has run since then.
-const lookEvery = time.Millisecond
+const lookEvery = 500 * time.Microsecond
 
 // grain is the precision of the runtime's timers, which end up in a poll with a timeout in
 // milliseconds.

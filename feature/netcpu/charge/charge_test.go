@@ -440,10 +440,6 @@ func TestChargeAbsurd(t *testing.T) {
 	if got := r.read("cpu.max"); got != "-50000 100000" {
 		t.Errorf("%q was written", got)
 	}
-	bad := newChargeRig(t, true, "cpu.max", "99999999999999999999 100000\n")
-	if err := bad.Add(bad.container(), 0); err == nil {
-		t.Error("an absurd quota was taken")
-	}
 }
 
 var must = testkit.Must
