@@ -20,8 +20,8 @@ import (
 // ErrNoAccounts is returned by a Meter, wrapped, where the kernel cannot keep accounts.
 var ErrNoAccounts = errors.New("network CPU time is not accounted for")
 
-// Meter charges the CPU time of packets to containers. *account.Meter is one.
-type Meter interface {
+// meter charges the CPU time of packets to containers. *account.Meter is one.
+type meter interface {
 	// Read returns all counters since the meter was made. Errors: ErrNoAccounts.
 	Read() (account.Reading, error)
 }
@@ -50,13 +50,13 @@ func (m noMeter) Room() int { return math.MaxInt }
 // Accounts reads the accounts of network CPU time for the report, the metrics page, the containers'
 // own view and the decisions of the mode auto. Each Netcpu has one.
 type Accounts struct {
-	Meter      Meter
+	Meter      meter
 	Containers feature.Containers
 	Since      time.Time // when Meter began to count
 	Proc       string    // where threads are read; "": they are not
 
 	// InForce returns the measures beside accounting, for the report; nil: there are none.
-	InForce func() InForce
+	InForce func() inForce
 
 	used  usages
 	modes auto.Chooser // of Adopt and Decide

@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
 	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
-	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
@@ -23,11 +23,8 @@ func (n *Netcpu) newCharger() *charge.Charger {
 		n.cfg.Log.Warn("giving nobody credit for others' packets", "feature", name, "err", err)
 	}
 	cfg := charge.Config{
-		Feature: name, Roots: n.cfg.Roots, Layout: n.layout, Journal: n.cfg.Journal, Log: n.cfg.Log,
-		Read: func() (map[container.ID]charge.Cost, error) {
-			r, err := n.meter.Accounts()
-			return charge.Costs(r, credits), err
-		},
+		Feature: name, Roots: n.cfg.Roots, Layout: n.layout, Journal: n.cfg.Journal, Failed: n.failed("charging containers"),
+		Accounts: n.meter.Accounts, Credits: credits,
 	}
 	if n.dropper != nil {
 		cfg.Allow = n.dropper.Allow
@@ -44,7 +41,7 @@ func (n *Netcpu) charge(ctx context.Context, in *tenant.Tenant, t policy.Target)
 			return err
 		}
 	}
-	reserve := ledger.DefaultReserve
+	reserve := law.Least
 	if r := t.Settings.NetCPUReserve; r != nil {
 		reserve = *r
 	}

@@ -4,33 +4,23 @@ import (
 	"errors"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel"
 )
 
-// window is the interval at which the loop acts on the traffic. A glance in between sees what
-// others feel until the agent acts; window is a multiple of it.
-const (
-	window = time.Second
-	glance = window / 5
-)
-
-// loop acts on the traffic of each window, until Close.
+// loop acts on the traffic of each window, until Close. A glance in between sees what others feel until
+// then.
 func (n *Netcpu) loop() {
 	defer close(n.done)
-	tick := time.NewTicker(glance)
+	tick := time.NewTicker(law.Tick)
 	defer tick.Stop()
-	var failed failedWindows
-	told := func(now time.Time, err error) {
-		if windows := failed.report(now, err); windows > 0 {
-			n.cfg.Log.Warn("following the traffic", "feature", name, "windows", windows, "err", err)
-		}
-	}
+	told := n.failed("following the traffic")
 	for glances := 1; ; glances++ {
 		select {
 		case <-n.stop:
 			return
 		case now := <-tick.C:
-			n.following.Turn(func() { told(now, n.look(now, glances%int(window/glance) == 0)) })
+			n.following.Turn(func() { told(now, n.look(now, glances%int(law.Window/law.Tick) == 0)) })
 		}
 	}
 }
@@ -40,31 +30,33 @@ func (n *Netcpu) loop() {
 func (n *Netcpu) look(now time.Time, whole bool) error {
 	n.following.Begin()
 	defer n.following.End()
-	err := n.glance(now, whole)
+	n.mu.Lock()
+	err := n.isolator.Glance(now)
+	if whole {
+		err = errors.Join(err, n.isolator.Follow(now), n.follow())
+	}
+	n.mu.Unlock()
 	if whole && n.meter != nil {
 		err = errors.Join(err, n.meter.Err()) // waits for a window that begins or ends
 	}
 	return err
 }
 
-func (n *Netcpu) glance(now time.Time, whole bool) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	err := n.isolator.Glance(now)
-	if whole {
-		err = errors.Join(err, n.isolator.Follow(now), n.follow())
-	}
-	return err
-}
-
-// logEvery limits how often the log reports failed windows: a container can make each window fail.
-const logEvery = time.Minute
-
-// failedWindows decides which errors of loop are logged. Their texts differ from window to window,
-// so only time bounds them.
+// failedWindows decides which errors of a loop are logged: a container can make each window fail, with
+// another text, so only time bounds them.
 type failedWindows struct {
 	logged time.Time // the last time
 	count  int       // failures since then
+}
+
+// failed returns what logs the errors of a loop.
+func (n *Netcpu) failed(at string) func(time.Time, error) {
+	var failed failedWindows
+	return func(now time.Time, err error) {
+		if windows := failed.report(now, err); windows > 0 {
+			n.cfg.Log.Warn(at, "feature", name, "windows", windows, "err", err)
+		}
+	}
 }
 
 // report records one window. It returns the number of failed windows since the last log line, or 0
@@ -74,7 +66,7 @@ func (f *failedWindows) report(now time.Time, err error) (windows int) {
 		return 0
 	}
 	f.count++
-	if !f.logged.IsZero() && now.Sub(f.logged) < logEvery {
+	if !f.logged.IsZero() && now.Sub(f.logged) < law.Long {
 		return 0
 	}
 	windows = f.count

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -23,7 +24,7 @@ func TestFailedWindowsAreLogged(t *testing.T) {
 		if failed.report(now, nil) != 0 {
 			t.Error("logged that nothing went wrong")
 		}
-		now = now.Add(window)
+		now = now.Add(law.Window)
 	}
 	if logged != 11 || windows != 601 {
 		t.Errorf("logged %d times of %d windows, want 11 of 601", logged, windows)

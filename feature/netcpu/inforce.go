@@ -45,15 +45,15 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 	return feature.Snapshot{Taken: time.Now(), Help: help, Samples: n.inForce().samples(n.isolator.Samples(nil))}
 }
 
-// InForce is the measures beside accounting that are in force.
-type InForce struct {
+// inForce is the measures beside accounting that are in force.
+type inForce struct {
 	Drops   map[container.ID]drop.Counters // of the isolated and charged containers, by the one that pays
 	Ledgers map[container.ID]charge.Booked // of the charged containers
 	Points  []drop.Point                   // where packets are dropped now
 }
 
 // wire adds what is in force for a container to its account.
-func (f InForce) wire(a *api.NetCPUAccount) {
+func (f inForce) wire(a *api.NetCPUAccount) {
 	id := container.ID(a.Container)
 	a.Dropped, a.QuotaDropped = f.Drops[id].Dropped, f.Drops[id].Beyond
 	if b, charged := f.Ledgers[id]; charged {
@@ -65,7 +65,7 @@ func (f InForce) wire(a *api.NetCPUAccount) {
 }
 
 // samples appends the samples of what is in force.
-func (f InForce) samples(to []feature.Sample) []feature.Sample {
+func (f inForce) samples(to []feature.Sample) []feature.Sample {
 	add := func(id container.ID, name string, v float64) {
 		to = append(to, feature.Sample{Container: id, Name: name, Value: v})
 	}
@@ -87,8 +87,8 @@ func (f InForce) samples(to []feature.Sample) []feature.Sample {
 }
 
 // inForce returns the measures beside accounting that are in force. It does not wait for an Apply.
-func (n *Netcpu) inForce() InForce {
-	f := InForce{Drops: n.dropper.Counters(), Points: n.dropper.Points()}
+func (n *Netcpu) inForce() inForce {
+	f := inForce{Drops: n.dropper.Counters(), Points: n.dropper.Points()}
 	if n.charger != nil {
 		f.Ledgers = n.charger.Ledgers()
 	}

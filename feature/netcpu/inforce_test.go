@@ -1,7 +1,6 @@
 package netcpu
 
 import (
-	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -40,8 +39,8 @@ func TestReport(t *testing.T) {
 		Containers: topology.Containers{{ID: 7}, {ID: 8}},
 	}
 	b := charge.Booked{State: ledger.State{Balance: -time.Second, Charged: 4 * time.Second, Credited: 3 * time.Second, Forgiven: 2 * time.Second}, Factor: 0.5}
-	x.InForce = func() InForce {
-		return InForce{
+	x.InForce = func() inForce {
+		return inForce{
 			Drops: map[container.ID]drop.Counters{7: {Dropped: 5, Beyond: 3}}, Ledgers: map[container.ID]charge.Booked{7: b},
 			Points: []drop.Point{{Netns: 9, Device: "eth0", By: drop.ByTC, Why: "no driver"}},
 		}
@@ -68,8 +67,8 @@ func TestSamplesAreExplained(t *testing.T) {
 	defer j.Close()
 	c := container.Container{ID: 7, Cgroup: container.Cgroup{V2: dir, CPU: dir}}
 	ch := charge.New(charge.Config{
-		Feature: name, Layout: cgroup.Layout{V2: filepath.Dir(dir), CPU: filepath.Dir(dir)}, Journal: j, Log: slog.New(slog.DiscardHandler),
-		Read: func() (map[container.ID]charge.Cost, error) { return nil, nil },
+		Feature: name, Layout: cgroup.Layout{V2: filepath.Dir(dir), CPU: filepath.Dir(dir)}, Journal: j, Failed: func(time.Time, error) {},
+		Accounts: func() (account.Reading, error) { return account.Reading{}, nil },
 	})
 	defer ch.Close()
 	testkit.Must(t, ch.Add(c, 0))
@@ -77,7 +76,7 @@ func TestSamplesAreExplained(t *testing.T) {
 		Meter:      read{Accounts: []account.Account{{Container: 7, Send: [account.Protocols]account.Work{account.TCP: {CPU: 1, Packets: 1}}}}, Thefts: []account.Theft{from(8, 7, 1)}},
 		Containers: topology.Containers{c, {ID: 8}},
 	}
-	export, ledgers := x.Export(), InForce{Ledgers: ch.Ledgers()}.samples(nil)
+	export, ledgers := x.Export(), inForce{Ledgers: ch.Ledgers()}.samples(nil)
 	if len(export.Samples) == 0 || len(ledgers) == 0 {
 		t.Error("nothing is exported")
 	}

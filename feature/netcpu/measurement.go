@@ -16,11 +16,11 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 )
 
-// Measurement is what the accounts and the scheduler have counted, and the measures in force, as of one
+// measurement is what the accounts and the scheduler have counted, and the measures in force, as of one
 // moment. Report, SelfReport, Export and, of what is in force, Snapshot are projections of it.
-type Measurement struct {
+type measurement struct {
 	account.Reading
-	InForce
+	inForce
 	running []container.Container
 	used    map[container.ID]usage // of the running containers
 	// CPU time that containers and the tasks of the host (0) have lost to packets of others: by victim
@@ -29,10 +29,10 @@ type Measurement struct {
 	stolen, taken map[container.ID]time.Duration
 }
 
-// Measure reads all of it, and may be called at any time. With an error, which is that of the Meter, it
+// measure reads all of it, and may be called at any time. With an error, which is that of the Meter, it
 // has the other parts.
-func (x *Accounts) Measure() (Measurement, error) {
-	r := Measurement{
+func (x *Accounts) measure() (measurement, error) {
+	r := measurement{
 		running:  x.Containers.Running(),
 		used:     make(map[container.ID]usage),
 		stolenBy: make(map[container.ID]map[container.ID]time.Duration),
@@ -44,7 +44,7 @@ func (x *Accounts) Measure() (Measurement, error) {
 		r.used[c.ID] = x.used.since(c, x.Proc)
 	}
 	if x.InForce != nil {
-		r.InForce = x.InForce()
+		r.inForce = x.InForce()
 	}
 	var err error
 	if r.Reading, err = x.Meter.Read(); err != nil {
@@ -67,7 +67,7 @@ func (x *Accounts) Measure() (Measurement, error) {
 
 // Report implements feature.Reporter.
 func (x *Accounts) Report(_ context.Context, of *container.Container, _ api.Ask) (any, error) {
-	r, err := x.Measure()
+	r, err := x.measure()
 	switch {
 	case errors.Is(err, ErrNoAccounts):
 		return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: err.Error()}
@@ -89,7 +89,7 @@ func (x *Accounts) Report(_ context.Context, of *container.Container, _ api.Ask)
 // how busy others are.
 func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.SelfReports) {
 	var n api.NetCPU // without accounts it is empty
-	if r, err := x.Measure(); err == nil {
+	if r, err := x.measure(); err == nil {
 		n = x.wire(r)
 	}
 	return func(c container.Container, out *api.SelfReports) {
@@ -105,9 +105,9 @@ func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.Se
 	}
 }
 
-// wire converts a Measurement into the API's form, with the names of running containers, and of ended
+// wire converts a measurement into the API's form, with the names of running containers, and of ended
 // ones for as long as Containers knows them.
-func (x *Accounts) wire(r Measurement) api.NetCPU {
+func (x *Accounts) wire(r measurement) api.NetCPU {
 	rows := map[container.ID]*api.NetCPUAccount{0: {Name: "system"}}
 	for _, c := range r.running {
 		rows[c.ID] = &api.NetCPUAccount{Container: api.ID(c.ID), Name: c.Name}
@@ -180,7 +180,7 @@ func (x *Accounts) wire(r Measurement) api.NetCPU {
 			lost, active := u.lost.Seconds(), u.active.Seconds()
 			a.Waited, a.WaitedCPUs, a.Active = &w, &lost, active
 		}
-		r.InForce.wire(a)
+		r.wire(a)
 		n.Accounts = append(n.Accounts, *a)
 	}
 	for _, p := range r.Points {
@@ -205,7 +205,7 @@ func appendWork(to []api.NetCPUWork, direction, protocol string, w account.Work)
 func (x *Accounts) Export() feature.Snapshot {
 	x.exporting.Lock() // until pairs has the reading: readings reach it in order
 	defer x.exporting.Unlock()
-	r, err := x.Measure()
+	r, err := x.measure()
 	s := feature.Snapshot{Taken: time.Now(), Help: help, Samples: r.usage()}
 	if err == nil {
 		s.Samples = append(s.Samples, r.samples(&x.pairs)...)
@@ -214,7 +214,7 @@ func (x *Accounts) Export() feature.Snapshot {
 }
 
 // usage returns the samples of the scheduler's counters.
-func (r Measurement) usage() (to []feature.Sample) {
+func (r measurement) usage() (to []feature.Sample) {
 	for _, c := range r.running {
 		of := r.used[c.ID]
 		if of.tasks == 0 {
@@ -228,7 +228,7 @@ func (r Measurement) usage() (to []feature.Sample) {
 }
 
 // samples returns the samples of the accounts. pairs chooses the series of the matrix.
-func (r Measurement) samples(pairs *pairs) (to []feature.Sample) {
+func (r measurement) samples(pairs *pairs) (to []feature.Sample) {
 	runs := map[container.ID]bool{0: true}
 	for _, c := range r.running {
 		runs[c.ID] = true

@@ -118,7 +118,7 @@ func New(cfg Config) (*Netcpu, error) {
 		throttled = true
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
-	n.uplinks = uplink.NewFinder(cfg.NetNS, n.find, cfg.Identity, cfg.Roots.Monitor)
+	n.uplinks = &uplink.Finder{NetNS: cfg.NetNS, Find: n.find, Who: cfg.Identity, Monitor: cfg.Roots.Monitor}
 	if n.hostNS, err = n.uplinks.Host(); err != nil {
 		cfg.Log.Warn("reading the counters of the host's devices over a new socket each time", "feature", name, "err", err)
 	}
@@ -148,7 +148,7 @@ func New(cfg Config) (*Netcpu, error) {
 	}
 	if n.meter != nil {
 		n.charger = n.newCharger()
-		n.Beside = append(n.Beside, n.charger.Loop(), n.meter.Loop())
+		n.Beside = append(n.Beside, &n.charger.Loop, n.meter.Loop())
 	}
 	n.Verdict = support(cfg.Roots, layout, throttled, noDrop)
 	n.isolator = isolate.New(isolate.Config{

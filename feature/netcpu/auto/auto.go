@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -46,7 +47,7 @@ func (a *Chooser) Adopt(id container.ID, reason string, since time.Time) {
 	if a.of == nil {
 		a.of = make(map[container.ID]*state)
 	}
-	a.of[id] = &state{rule: rule{role: receiver, patience: calmFor, reason: reason}, since: since}
+	a.of[id] = &state{rule: rule{role: receiver, patience: law.Calm, reason: reason}, since: since}
 }
 
 // Alarm reports whether Next should not wait for the rest of a second: the packets of a container that
@@ -116,7 +117,7 @@ func stealOf(t policy.Target) float64 {
 	if s := t.Settings.NetCPUSteal; s != nil {
 		return *s
 	}
-	return usualSteal
+	return law.Steal
 }
 
 // enforcement returns the mode that limits a container's packets.

@@ -7,31 +7,12 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/backoff"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
-// The rules of the mode auto, in parts of a CPU over a window of about a second.
-const (
-	// usualSteal is the share that a container's packets may take from tasks that want to run,
-	// unless policy sets another: its neighbours notice more than that.
-	usualSteal = 0.03
-	// calmPart is the part of that share that all of its packets may cost before isolation ends. An
-	// isolated container robs no other, which does not show what it would do without isolation.
-	calmPart = 0.5
-
-	// usualLoss is the share that a container may lose to others' packets before it is credited. It
-	// is less than each robber may take, because there may be many robbers.
-	usualLoss = 0.005
-	// lossFor is how long the loss has to last: isolation of the robbers ends it sooner.
-	lossFor = 3 * time.Second
-
-	calmFor     = 10 * time.Second  // with little network time before it goes back
-	calmLongest = 160 * time.Second // limit of its growth for a container that keeps coming back
-	calmForget  = 60 * time.Second  // without isolation until it is calmFor again
-
-	// windowMin is the shortest window that is judged by what it would be in a second: in a shorter
-	// one, one burst would decide. It only shows who has taken a second's share already.
-	windowMin = 500 * time.Millisecond
-)
+// A window shorter than windowMin is not judged by what it would be in a second: one burst would decide.
+// It only shows who has taken a second's share already.
+const windowMin = law.Window / 2
 
 // victim is a context that lost time to a container's packets in a window.
 type victim struct {
@@ -75,7 +56,7 @@ type rule struct {
 	role     role
 	reason   string        // of the last change
 	calm     time.Duration // how long its packets have cost little, or it has lost little
-	patience time.Duration // how long that has to last; 0: calmFor
+	patience time.Duration // how long that has to last; 0: law.Calm
 	free     time.Duration // how long it has been a bystander, since its last other role
 	losing   time.Duration // how long it has lost much
 }
@@ -92,23 +73,23 @@ func (a *rule) next(e evidence, steal float64) (changed bool) {
 		e.length = time.Second
 	}
 	robs := share(e.robbed(), e.length) > steal
-	if a.losing += e.length; share(e.lost, e.length) <= usualLoss {
+	if a.losing += e.length; share(e.lost, e.length) <= law.Loss {
 		a.losing = 0
 	}
 	switch {
 	case robs && e.sends && a.role != sender: // isolation does nothing against that
 		a.begin(sender, e, e.takes(steal))
 	case a.role == receiver, a.role == sender:
-		a.cool(e, e.network, calmPart*steal, "its packets cost")
+		a.cool(e, e.network, law.Half*steal, "its packets cost")
 	case robs:
 		a.begin(receiver, e, e.takes(steal))
-	case share(e.many, e.length) > steal && share(e.robbed(), e.length) > usualLoss:
+	case share(e.many, e.length) > steal && share(e.robbed(), e.length) > law.Loss:
 		a.begin(receiver, e, fmt.Sprintf("its packets took %s of a CPU from others, and those of all that may be isolated %s, more than %s",
 			percent(e.robbed(), e.length), percent(e.many, e.length), limit(steal)))
 	case a.role == robbed:
-		a.cool(e, e.lost, calmPart*usualLoss, "others' packets took")
-	case a.losing >= lossFor:
-		a.begin(robbed, e, fmt.Sprintf("others' packets took %s of a CPU from it, and more than %s for some time", percent(e.lost, e.length), limit(usualLoss)))
+		a.cool(e, e.lost, law.Half*law.Loss, "others' packets took")
+	case a.losing >= law.Patience:
+		a.begin(robbed, e, fmt.Sprintf("others' packets took %s of a CPU from it, and more than %s for some time", percent(e.lost, e.length), limit(law.Loss)))
 	default:
 		a.free += e.length
 	}
@@ -118,7 +99,7 @@ func (a *rule) next(e evidence, steal float64) (changed bool) {
 // begin ends the role of a bystander.
 func (a *rule) begin(as role, e evidence, reason string) {
 	if a.free += e.length; a.role == bystander { // it may have gone back too early
-		a.patience = backoff.Again(a.patience, calmFor, calmLongest, a.free, calmForget)
+		a.patience = backoff.Again(a.patience, law.Calm, law.Growth*law.Calm, a.free, law.Long)
 	}
 	a.role, a.calm, a.reason = as, 0, reason
 }

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
 // robs returns a window of a second in which packets cost network of a CPU, and took from of it
@@ -47,7 +49,7 @@ func TestAuto(t *testing.T) {
 			for i, s := range tt.steps {
 				for n := range s.n {
 					was := a.role
-					if changed := a.next(s.e, usualSteal); (a.role != bystander) != s.want || changed != (a.role != was) {
+					if changed := a.next(s.e, law.Steal); (a.role != bystander) != s.want || changed != (a.role != was) {
 						t.Fatalf("step %d, window %d: changed %v, to %+v", i, n, changed, a)
 					}
 				}
@@ -106,7 +108,7 @@ func TestEarlyWindow(t *testing.T) {
 		a := rule{role: x.was}
 		e := robs(0.4, 0.4)
 		e.length, e.victims = 200*ms, []victim{{"db", x.took}}
-		if changed := a.next(e, usualSteal); a.role != x.want || changed != (x.want != x.was) {
+		if changed := a.next(e, law.Steal); a.role != x.want || changed != (x.want != x.was) {
 			t.Errorf("%+v: changed %v, to %+v", x, changed, a)
 		}
 	}
@@ -114,21 +116,21 @@ func TestEarlyWindow(t *testing.T) {
 
 func TestAutoReason(t *testing.T) {
 	var a rule
-	if a.next(evidence{}, usualSteal) || a != (rule{}) {
+	if a.next(evidence{}, law.Steal) || a != (rule{}) {
 		t.Errorf("a window of no length: %+v", a)
 	}
 	e := evidence{length: time.Second, idle: 50 * ms, network: 300 * ms, victims: []victim{
 		{"one", 10 * ms}, {"db", 100 * ms}, {"two", 20 * ms}, {"ksoftirqd", 30 * ms}, {"three", 5 * ms},
 	}}
 	want := "its packets took 16.5 % of a CPU from others (db 10.0 %, ksoftirqd 3.0 %, two 2.0 %, 2 more; not counted: idle CPUs 5.0 %, senders 0.0 %), more than 3 %"
-	if !a.next(e, usualSteal) || a.reason != want {
+	if !a.next(e, law.Steal) || a.reason != want {
 		t.Errorf("%+v, want %q", a, want)
 	}
-	if a.next(e, usualSteal) || a.next(evidence{length: 100 * ms}, usualSteal) || a.reason != want {
+	if a.next(e, law.Steal) || a.next(evidence{length: 100 * ms}, law.Steal) || a.reason != want {
 		t.Errorf("the reason has become %+v", a)
 	}
 	for a.role != bystander {
-		a.next(robs(0, 0.004), usualSteal)
+		a.next(robs(0, 0.004), law.Steal)
 	}
 	if !strings.HasPrefix(a.reason, "for 10s its packets cost at most 1.5 % of a CPU a second, in the last 0.4 %") {
 		t.Errorf("%q", a.reason)

@@ -6,7 +6,6 @@ package charge
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -17,14 +16,16 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// Cost is the effect of packets on the CPU time of one container, in sums since any moment.
-type Cost struct {
+// cost is the effect of packets on the CPU time of one container, in sums since any moment.
+type cost struct {
 	Charge time.Duration // network time on its behalf that its own tasks did not spend
 	Credit time.Duration // time of its own tasks that went into others' packets
 	Took   time.Duration // time that its packets took from tasks that wanted to run
@@ -32,14 +33,14 @@ type Cost struct {
 
 // since returns the growth since was. It returns 0 if sums went back, as they do when the accounts
 // are opened again.
-func (c Cost) since(was Cost) Cost {
-	return Cost{
+func (c cost) since(was cost) cost {
+	return cost{
 		Charge: max(0, c.Charge-was.Charge), Credit: max(0, c.Credit-was.Credit), Took: max(0, c.Took-was.Took),
 	}
 }
 
-func (c Cost) plus(d Cost) Cost {
-	return Cost{Charge: c.Charge + d.Charge, Credit: c.Credit + d.Credit, Took: c.Took + d.Took}
+func (c cost) plus(d cost) cost {
+	return cost{Charge: c.Charge + d.Charge, Credit: c.Credit + d.Credit, Took: c.Took + d.Took}
 }
 
 // Config is what New needs.
@@ -48,10 +49,12 @@ type Config struct {
 	Roots   kernel.Roots
 	Layout  cgroup.Layout
 	Journal *journal.Journal
-	Log     *slog.Logger
+	Failed  func(time.Time, error) // logs what a turn of the loop could not do, or nil
 
-	// Read returns the sums of all containers. A missing container has none.
-	Read func() (map[container.ID]Cost, error)
+	Accounts func() (account.Reading, error) // of all containers
+	// Credits: the kernel charges a task for the softirqs that interrupt it. Without that, no task has
+	// paid for others, and there is nothing to give back.
+	Credits bool
 	// Allow limits how much network time a container may use from now on before its incoming
 	// packets are dropped (ledger.Unlimited: any), and for how long the limit lasts unless it is
 	// renewed. If nil, nothing is dropped.
@@ -67,22 +70,13 @@ type Charger struct {
 	mu     sync.Mutex
 	payers map[string]*payer // by cgroup of the cpu controller
 	of     map[container.ID]*payer
-	held   time.Time  // when the changes were last renewed
-	unread logLimiter // why the costs could not be read
+	held   time.Time // when the changes were last renewed
 
 	once       sync.Once
 	first      chan struct{} // capacity 1: there is something to charge
 	stop, done chan struct{} // of loop
-	turn       feature.Loop
+	Loop       feature.Loop  // shows whether it hangs
 }
-
-// every is the time between steps of the ledgers: two usual periods, so that each interval contains
-// the same number of quotas.
-const every = 200 * time.Millisecond
-
-// holdsFor is how long a quota or weight lasts unless it is renewed: a debt, or a credit, that is
-// never settled is worth less than the owner's setting.
-const holdsFor = time.Minute
 
 // New makes a Charger and starts its loop.
 func New(cfg Config) *Charger {
@@ -95,18 +89,15 @@ func New(cfg Config) *Charger {
 func idle(cfg Config) *Charger {
 	return &Charger{
 		cfg: cfg, payers: make(map[string]*payer), of: make(map[container.ID]*payer),
-		turn:  feature.Loop{Name: "quotas", Bound: feature.BehindCalls},
+		Loop:  feature.Loop{Name: "quotas", Bound: feature.BehindCalls},
 		first: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 	}
 }
 
-// Loop returns the state of the loop, which shows whether it hangs.
-func (ch *Charger) Loop() *feature.Loop { return &ch.turn }
-
 // Add begins to charge a container. reserve is the part of its budget that is left when its packets
-// are dropped. A repeated Add changes nothing but reserve.
+// are dropped: with 0 they are dropped only at exhaustion, and 1 would leave no budget. A repeated Add changes nothing but reserve.
 func (ch *Charger) Add(c container.Container, reserve float64) error {
-	if !ledger.ValidReserve(reserve) {
+	if !(reserve >= 0 && reserve < 1) {
 		return fmt.Errorf("netcpu charge: a reserve of %v is not between 0 and 1", reserve)
 	}
 	ch.mu.Lock()
@@ -255,23 +246,18 @@ func (ch *Charger) charge() {
 			return
 		}
 		now := time.Now()
-		if !now.Before(at) {
-			ch.turn.Turn(func() {
-				if err := ch.round(now); err != nil && !kernel.Gone(err) {
-					ch.cfg.Log.Warn("charging containers", "feature", ch.cfg.Feature, "err", err)
-				}
-			})
-			// At fixed times, so that the intervals have the same length.
-			for at = at.Add(every); !at.After(now); {
-				at = at.Add(every)
-			}
-		}
 		var next time.Time
-		ch.turn.Turn(func() {
-			var err error
-			if next, err = ch.write(); err != nil && !kernel.Gone(err) {
-				ch.cfg.Log.Warn("changing quotas", "feature", ch.cfg.Feature, "err", err)
+		ch.Loop.Turn(func() {
+			var round, write error
+			if !now.Before(at) {
+				round = ch.round(now)
+				// At fixed times, so that the intervals have the same length.
+				for at = at.Add(law.Tick); !at.After(now); {
+					at = at.Add(law.Tick)
+				}
 			}
+			next, write = ch.write()
+			ch.cfg.Failed(now, errors.Join(round, write))
 		})
 		if next.IsZero() || at.Before(next) {
 			next = at
@@ -283,12 +269,16 @@ func (ch *Charger) charge() {
 
 // none reports whether nothing is charged.
 func (ch *Charger) none() bool {
-	ch.turn.Begin()
-	defer ch.turn.End()
+	ch.Loop.Begin()
+	defer ch.Loop.End()
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	return len(ch.payers) == 0
 }
+
+// lookEvery is the time between looks at the periods of a quota that is to be written, until it is known
+// when they begin. A write forgives what has run since then.
+const lookEvery = 500 * time.Microsecond
 
 // grain is the precision of the runtime's timers, which end up in a poll with a timeout in
 // milliseconds.
@@ -308,28 +298,22 @@ func nap(until time.Time) {
 
 // round steps each ledger once.
 func (ch *Charger) round(now time.Time) error {
-	ch.turn.Begin()
-	defer ch.turn.End()
+	ch.Loop.Begin()
+	defer ch.Loop.End()
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	if len(ch.payers) == 0 {
 		return nil
 	}
-	costs, err := ch.cfg.Read()
+	r, err := ch.cfg.Accounts()
 	if err != nil {
-		if ch.unread.isNews(err, now) {
-			return err
-		}
-		return nil
+		return err
 	}
+	sums := costs(r, ch.cfg.Credits)
 	var errs []error
 	shares := newShares(ch)
 	for _, p := range ch.payers {
-		err := ch.step(p, costs, shares, now)
-		if errors.Is(err, journal.ErrGone) {
-			continue // its cgroup has gone, and Remove follows
-		}
-		if p.booking.isNews(err, now) {
+		if err := ch.step(p, sums, shares, now); !errors.Is(err, journal.ErrGone) { // else Remove follows
 			errs = append(errs, err)
 		}
 	}
@@ -338,28 +322,27 @@ func (ch *Charger) round(now time.Time) error {
 
 // hold renews the changes in force.
 func (ch *Charger) hold(now time.Time) error {
-	if now.Sub(ch.held) < holdsFor/3 {
+	if now.Sub(ch.held) < law.Long/3 {
 		return nil
 	}
 	ch.held = now
 	return ch.cfg.Journal.Extend(func(e journal.Entry) bool {
 		p := ch.payers[filepath.Dir(e.Ref.Object)]
 		return e.Ref.Kind == cgroup.KindFile && p != nil && e.Owner == ch.by(p.owner)
-	}, now.Add(holdsFor))
+	}, now.Add(law.Long))
 }
 
 // write makes the writes that are due. It returns the time of the next write, or of an earlier look
 // at the periods; zero if there is none.
 func (ch *Charger) write() (next time.Time, err error) {
-	ch.turn.Begin()
-	defer ch.turn.End()
+	ch.Loop.Begin()
+	defer ch.Loop.End()
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	var errs []error
 	for _, p := range ch.payers {
-		now := time.Now()
-		at, err := ch.writeQuota(p, now)
-		if !errors.Is(err, journal.ErrGone) && p.writing.isNews(err, now) {
+		at, err := ch.writeQuota(p, time.Now())
+		if !errors.Is(err, journal.ErrGone) {
 			errs = append(errs, err)
 		}
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {

@@ -2,7 +2,6 @@ package charge
 
 import (
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -99,10 +99,10 @@ func TestChargeInKernel(t *testing.T) {
 			j := testkit.Journal(t, journal.Open)
 			var packets load
 			ch := New(Config{
-				Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Log: slog.New(slog.DiscardHandler),
-				Read: func() (map[container.ID]Cost, error) {
+				Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Failed: func(time.Time, error) {},
+				Accounts: func() (account.Reading, error) {
 					took := packets.cost()
-					return map[container.ID]Cost{container.ID(id): {Charge: took, Took: took}}, nil
+					return readingOf(map[container.ID]cost{container.ID(id): {Charge: took, Took: took}}), nil
 				},
 			})
 			t.Cleanup(func() { ch.Close() })

@@ -7,6 +7,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 )
 
@@ -19,13 +20,13 @@ func TestCharged(t *testing.T) {
 	}}
 	for _, tt := range []struct {
 		credits bool
-		one     Cost
-		two     Cost
+		one     cost
+		two     cost
 	}{
-		{true, Cost{Charge: 65 * ms, Took: 27 * ms}, Cost{Credit: 22 * ms}},
-		{false, Cost{Charge: 80 * ms, Took: 27 * ms}, Cost{}},
+		{true, cost{Charge: 65 * ms, Took: 27 * ms}, cost{Credit: 22 * ms}},
+		{false, cost{Charge: 80 * ms, Took: 27 * ms}, cost{}},
 	} {
-		got := Costs(r, tt.credits)
+		got := costs(r, tt.credits)
 		if len(got) != 2 || got[1] != tt.one || got[2] != tt.two {
 			t.Errorf("credits %v: %+v", tt.credits, got)
 		}
@@ -36,7 +37,7 @@ func TestAllowed(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
 	told := make(map[container.ID]time.Duration)
 	r.cfg.Allow = func(id container.ID, budget, lasts time.Duration) error {
-		if budget != ledger.Unlimited && lasts != 2*every {
+		if budget != ledger.Unlimited && lasts != 2*law.Tick {
 			t.Errorf("for %v", lasts)
 		}
 		told[id] = budget

@@ -18,12 +18,12 @@ func TestLoopBehindACall(t *testing.T) {
 		ch.mu.Lock()
 		done := make(chan error)
 		go func() { done <- turn(ch) }()
-		for ch.turn.Busy().IsZero() {
+		for ch.Loop.Busy().IsZero() {
 			runtime.Gosched()
 		}
 		ch.mu.Unlock()
-		if err := <-done; err != nil || !ch.turn.Busy().IsZero() {
-			t.Errorf("%s: %v, busy since %v", name, err, ch.turn.Busy())
+		if err := <-done; err != nil || !ch.Loop.Busy().IsZero() {
+			t.Errorf("%s: %v, busy since %v", name, err, ch.Loop.Busy())
 		}
 	}
 }
@@ -41,7 +41,7 @@ func TestLoopSleeps(t *testing.T) {
 	done := make(chan struct{})
 	r.mu.Lock()
 	go func() { r.charge(); close(done) }()
-	for r.turn.Busy().IsZero() { // it is at work, and waits for the lock
+	for r.Loop.Busy().IsZero() { // it is at work, and waits for the lock
 		runtime.Gosched()
 	}
 	r.mu.Unlock()

@@ -2,11 +2,12 @@ package charge
 
 import (
 	"errors"
+	"math"
 	"strconv"
 	"time"
 
-	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -20,31 +21,27 @@ type payer struct {
 	owner   container.ID
 	members map[container.ID]member
 
-	limit  cgroup.Bandwidth // set by its owner
-	now    time.Duration    // the quota in force
-	want   time.Duration    // the quota that should be in force
-	pace   pace
-	sought bool          // the periods' start was searched for: the first write need not wait
-	tries  int           // missed periods
-	again  time.Time     // the first moment to retry after a failed write
-	pause  time.Duration // the length of that pause; 0: the last write succeeded
+	limit cgroup.Bandwidth // set by its owner
+	now   time.Duration    // the quota in force
+	want  time.Duration    // the quota that should be in force
+	pace  pace
+	due   time.Time // the start of a period, to write at
+	again time.Time // the first moment to retry after a failed write
 
 	ledger  *ledger.Ledger // while it has a quota
 	held    uint64         // periods that ended with tasks held by the quota, at the last step
 	weigher *ledger.Weigher
 	weight  uint64 // set by its owner; 0: it is idle, and has none
 	weighs  uint64 // the weight in force
-	sum     Cost   // of the members, for the time of their membership
+	sum     cost   // of the members, for the time of their membership
 	took    rate
-
-	booking, writing logLimiter // problems with its account, and with its quota
 }
 
 // member is one container of a payer.
 type member struct {
 	container.Container
 	reserve float64 // T; see ledger.Budget
-	last    *Cost   // at the last step; nil before its first
+	last    *cost   // at the last step; nil before its first
 }
 
 // reserve returns the largest reserve of the members: their packets share one budget, so each has
@@ -72,17 +69,16 @@ func (ch *Charger) newPayer(dir, usage string, owner container.ID) (*payer, erro
 // limited begins an account with the owner's present limit.
 func (ch *Charger) limited(p *payer, b cgroup.Bandwidth) error {
 	p.limit, p.now, p.want = b, b.Quota, b.Quota
-	p.again, p.pause = time.Time{}, 0
+	p.due, p.again = time.Time{}, time.Time{}
 	if p.pace.period != b.Period {
 		p.pace = pace{period: b.Period}
 	}
-	limit := ledger.Limit{Quota: b.Quota, Period: b.Period, Burst: b.Burst}
 	switch {
 	case b.Limited && p.ledger != nil:
-		p.ledger.SetLimit(limit)
+		p.ledger.SetLimit(b)
 		return nil
 	case b.Limited:
-		p.ledger = ledger.New(limit)
+		p.ledger = ledger.New(b)
 	default:
 		p.ledger = nil
 	}
@@ -96,7 +92,7 @@ func (ch *Charger) limited(p *payer, b cgroup.Bandwidth) error {
 }
 
 // step books the time since the last round for one payer.
-func (ch *Charger) step(p *payer, costs map[container.ID]Cost, shares *shares, now time.Time) error {
+func (ch *Charger) step(p *payer, costs map[container.ID]cost, shares *shares, now time.Time) error {
 	b, claimed, err := cgroup.GivenBandwidth(ch.cfg.Journal, p.dir, ch.v2())
 	if err != nil {
 		return err
@@ -114,7 +110,7 @@ func (ch *Charger) step(p *payer, costs map[container.ID]Cost, shares *shares, n
 	// Weights matter if tasks are kept from running by something other than a quota. They are read only
 	// then: a parent may have hundreds.
 	var share ledger.Share
-	if p.took.next(now, p.sum.Took+c.Credit) > contended {
+	if p.took.next(now, p.sum.Took+c.Credit) > law.Loss {
 		if share, err = shares.of(p); err != nil {
 			return err
 		}
@@ -137,19 +133,15 @@ func (ch *Charger) step(p *payer, costs map[container.ID]Cost, shares *shares, n
 		if p.limit.Period <= 0 {
 			budget = ledger.Unlimited
 		} else if budget != ledger.Unlimited { // for a round, which may contain several periods
-			budget = time.Duration(float64(budget) * float64(every) / float64(p.limit.Period))
+			budget = time.Duration(float64(budget) * float64(law.Tick) / float64(p.limit.Period))
 		}
 		for id := range p.members {
 			// A late round finds the limit still in force; a missing round ends it.
-			errs = append(errs, ch.cfg.Allow(id, budget, 2*every))
+			errs = append(errs, ch.cfg.Allow(id, budget, 2*law.Tick))
 		}
 	}
 	return errors.Join(errs...)
 }
-
-// contended is the CPU time per second that packets have to take from tasks that want to run before
-// the weights are changed.
-const contended = 0.01
 
 // follow records the owner's change of the limit: the new limit counts, and older values are never
 // written again. Without a claim, no quota of ours is in force.
@@ -175,7 +167,7 @@ func (ch *Charger) follow(p *payer, b cgroup.Bandwidth, claimed bool) error {
 
 // counters returns the sums of a payer. It ignores what a member's packets cost before it joined,
 // and keeps their later cost when it leaves.
-func (p *payer) counters(costs map[container.ID]Cost, now time.Time) (c ledger.Counters, err error) {
+func (p *payer) counters(costs map[container.ID]cost, now time.Time) (c ledger.Counters, err error) {
 	for id, m := range p.members {
 		x := costs[id]
 		if m.last != nil {
@@ -208,46 +200,29 @@ func (p *payer) waited(c *ledger.Counters) (err error) {
 // writeQuota writes the wanted quota if a period has just started. It returns when to call it
 // again, zero if there is nothing to write.
 func (ch *Charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
-	if p.ledger == nil || now.Before(p.again) {
+	if p.ledger == nil || p.want == p.now || now.Before(p.again) {
+		p.pace, p.due = pace{period: p.pace.period, start: p.pace.start}, time.Time{} // a search begins anew
 		return time.Time{}, nil
 	}
-	if p.want == p.now {
-		p.tries = 0
-		if p.sought || p.pace.known(now) {
-			return time.Time{}, nil
-		}
-		if p.sought = p.pace.idle(now); p.sought { // the periods are counted again once it runs
-			p.pace = pace{period: p.limit.Period}
-			return time.Time{}, nil
-		}
-	}
-	if !p.pace.known(now) && !p.pace.idle(now) {
+	switch {
+	case p.pace.start.IsZero():
 		periods, err := cgroup.ReadPeriods(p.dir)
 		if err != nil {
 			p.want = p.now
 			return time.Time{}, err
 		}
-		p.pace.saw(now, time.Now(), periods.Count)
-		return p.pace.search(now), nil
+		if now := time.Now(); !p.pace.saw(now, periods.Count) {
+			return now.Add(lookEvery), nil
+		}
+	case p.due.IsZero():
+		p.due = p.pace.next(now)
+		return p.due, nil
+	case now.Before(p.due):
+		return p.due, nil
 	}
-	known := p.pace.known(now)
-	if known && !p.ledger.Timely(p.pace.late(now)) && p.tries < maxTries {
-		p.tries++
-		return p.pace.next(now), nil
-	}
-	if !known {
-		p.pace = pace{period: p.limit.Period} // the periods are counted again once it runs
-	}
-	p.tries = 0
+	p.due = time.Time{}
 	return time.Time{}, ch.turnQuota(p, p.want)
 }
-
-// maxTries is the number of missed periods after which a write is made at any time. By then a late
-// correction is one too many, and the next one has to make up for it.
-const maxTries = 3
-
-// maxPause is the longest pause after a failed write. The journal records each attempt.
-const maxPause = 10 * time.Second
 
 func (ch *Charger) v2() bool { return ch.cfg.Layout.CPU == ch.cfg.Layout.V2 }
 
@@ -256,7 +231,7 @@ func (ch *Charger) v2() bool { return ch.cfg.Layout.CPU == ch.cfg.Layout.V2 }
 func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
 	k, value := cgroup.Quota(p.dir, ch.v2(), quota, p.limit.Period)
 	_, given := cgroup.Quota(p.dir, ch.v2(), p.limit.Quota, p.limit.Period)
-	err := ch.cfg.Journal.TurnGiven(k, given, value, ch.by(p.owner), time.Now().Add(holdsFor))
+	err := ch.cfg.Journal.TurnGiven(k, given, value, ch.by(p.owner), time.Now().Add(law.Long))
 	if errors.Is(err, journal.ErrChanged) {
 		p.want = p.now // the next round finds the new state
 		return nil
@@ -265,11 +240,9 @@ func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
 		// EINVAL, for example, if a child has a larger quota (v1), which can last. The ledger
 		// continues with the quota in force.
 		p.want = p.now
-		p.pause = backoff.Next(p.pause, every, maxPause)
-		p.again = time.Now().Add(p.pause)
+		p.again = time.Now().Add(law.Calm)
 		return err
 	}
-	p.pause = 0
 	p.now = quota
 	p.ledger.Wrote(quota)
 	return nil
@@ -297,7 +270,15 @@ func (ch *Charger) weigh(p *payer, factor float64) error {
 	if p.weight == 0 {
 		return nil // the kernel takes no other weight (EINVAL)
 	}
-	return ch.turnWeight(p, ledger.Scale(p.weight, factor, takes.Least, takes.Most))
+	return ch.turnWeight(p, scaled(p.weight, factor, takes.Least, takes.Most))
+}
+
+// scaled applies a factor to an owner's weight within the kernel's bounds.
+func scaled(weight uint64, factor float64, least, most uint64) uint64 {
+	if factor == 1 {
+		return weight
+	}
+	return uint64(math.Round(min(max(float64(weight)*factor, float64(least)), float64(most))))
 }
 
 func (ch *Charger) turnWeight(p *payer, weight uint64) error {
@@ -305,7 +286,7 @@ func (ch *Charger) turnWeight(p *payer, weight uint64) error {
 		return nil
 	}
 	knob, _ := cgroup.WeightKnob(p.dir, ch.v2())
-	err := ch.cfg.Journal.TurnGiven(knob, strconv.FormatUint(p.weight, 10), strconv.FormatUint(weight, 10), ch.by(p.owner), time.Now().Add(holdsFor))
+	err := ch.cfg.Journal.TurnGiven(knob, strconv.FormatUint(p.weight, 10), strconv.FormatUint(weight, 10), ch.by(p.owner), time.Now().Add(law.Long))
 	if errors.Is(err, journal.ErrChanged) {
 		return nil
 	}

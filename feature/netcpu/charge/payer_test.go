@@ -4,49 +4,47 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// The start of the periods is searched for once before there is anything to write, and again for a
-// write if the container slept meanwhile.
+// A quota is written when a period begins, which is searched for with the first write, and at any time
+// if the container sleeps.
 func TestChargeSeeksPeriods(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
 		p := r.of[webID]
-		looks := func() bool {
+		looks := func(want bool, quota time.Duration) {
+			t.Helper()
 			next, err := r.write()
 			must(t, err)
-			return !next.IsZero()
-		}
-		if !looks() {
-			t.Error("nothing is looked for")
-		}
-		p.pace.began = p.pace.began.Add(-time.Minute)
-		for range 2 {
-			if looks() {
-				t.Error("a container that sleeps is looked at for ever")
+			if got := r.quota(); !next.IsZero() != want || got != quota {
+				t.Errorf("quota of %v, want %v; the next look is at %v", got, quota, next)
 			}
 		}
+		looks(false, 50*ms)
 		p.want = 40 * ms
-		if !looks() || r.read(file) != value {
-			t.Errorf("%q is written, and nothing is known of the periods", r.read(file))
-		}
-		for range maxTries + 1 { // with more misses the write is made at any moment
-			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
-			if !looks() {
-				break
-			}
-		}
-		if got := r.quota(); got != 40*ms {
-			t.Errorf("quota of %v once they are known", got)
-		}
+		looks(true, 50*ms)
+		p.pace.began = p.pace.began.Add(-time.Minute)
+		looks(false, 40*ms)
+		p.want = 30 * ms
+		looks(true, 40*ms)
+		p.pace.began = p.pace.began.Add(-time.Minute)
+		p.want = 40 * ms
+		looks(false, 40*ms)
+		p.want = 30 * ms
+		looks(true, 40*ms)
+		p.pace.start = time.Now()
+		looks(true, 40*ms)
+		looks(true, 40*ms)
+		p.due = time.Now()
+		looks(false, 30*ms)
 	})
 }
 
@@ -76,11 +74,11 @@ func TestChargeWaits(t *testing.T) {
 			t.Errorf("owed %v although it waits", got)
 		}
 		r.file(filepath.Join(r.cfg.Layout.V2, "web"), "cpu.pressure", "nonsense\n")
-		// It is logged once, and everything else continues.
+		// Everything else continues.
 		r.free = false
 		for n := range 3 {
 			was := p.ledger.State().Credited
-			if err := r.next(0, 16*ms); (err != nil) != (n == 0) {
+			if err := r.next(0, 16*ms); err == nil {
 				t.Errorf("round %d with nonsense: %v", n, err)
 			}
 			if got := p.ledger.State().Credited - was; got != 16*ms {
@@ -95,10 +93,10 @@ func TestChargeWaits(t *testing.T) {
 func TestChargeJoins(t *testing.T) {
 	for _, h := range []struct {
 		name   string
-		before Cost
+		before cost
 	}{
-		{"who owes", Cost{Charge: 10 * time.Second, Took: 10 * time.Second}},
-		{"who is owed", Cost{Credit: 10 * time.Second}},
+		{"who owes", cost{Charge: 10 * time.Second, Took: 10 * time.Second}},
+		{"who is owed", cost{Credit: 10 * time.Second}},
 	} {
 		t.Run(h.name, func(t *testing.T) {
 			r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
@@ -188,8 +186,7 @@ func TestChargeIdle(t *testing.T) {
 	})
 }
 
-// A quota that cannot be written is logged once, though each value differs, and is retried at
-// growing intervals.
+// A quota that cannot be written is retried after a pause, or as soon as its owner sets another.
 func TestChargeRefused(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
 		must(t, r.Add(r.container(), 0))
@@ -198,40 +195,20 @@ func TestChargeRefused(t *testing.T) {
 		refuses, err := journal.Open(t.TempDir(), "")
 		must(t, errors.Join(err, refuses.Close()))
 		r.cfg.Journal = refuses
-		var told, tries int
-		wanted := make(map[time.Duration]bool)
-		for range 50 {
-			must(t, r.next(20*ms, 0))
-			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
-			p.again = time.Time{} // the pause has passed
-			if p.want != p.now {
-				wanted[p.want] = true
-				tries++
-			}
-			was, paused := p.pause, p.pause
-			for n := range 3 {
-				if _, err := r.write(); err != nil {
-					told++
-				}
-				if n == 0 && tries > 0 && (p.pause <= was && p.pause != maxPause || p.pause > maxPause || !p.again.After(time.Now())) {
-					t.Fatalf("a pause of %v after %v", p.pause, was)
-				}
-				if n > 0 && p.pause != paused {
-					t.Fatal("it is tried again at once")
-				}
-				paused, p.want = p.pause, p.now-ms
-			}
+		must(t, r.next(20*ms, 0))
+		p.begins()
+		if _, err := r.write(); err == nil || p.again.Before(time.Now().Add(law.Calm-time.Second)) {
+			t.Errorf("%v, and it is tried again at %v", err, p.again)
 		}
-		if told != 1 || tries < 10 || len(wanted) < 3 || p.pause != maxPause {
-			t.Errorf("told %d times in %d tries of %d quotas, and now every %v", told, tries, len(wanted), p.pause)
-		}
-		if got := r.read(file); got != value {
-			t.Errorf("quota %q was written", got)
+		must(t, r.next(20*ms, 0))
+		p.begins()
+		if _, err := r.write(); err != nil || r.read(file) != value {
+			t.Errorf("it is tried again at once: %v, quota %q", err, r.read(file))
 		}
 		r.cfg.Journal, p.again = works, time.Time{}
 		r.rounds(1, 20*ms, 0)
-		if r.quota() == 50*ms || p.pause != 0 {
-			t.Errorf("quota of %v, pause of %v although it can be written", r.quota(), p.pause)
+		if r.quota() == 50*ms {
+			t.Error("it is not tried again though it can be written")
 		}
 		p.again = time.Now().Add(time.Hour)
 		r.file(r.dir, file, strings.Replace(value, "50000", "80000", 1)) // by its owner
@@ -240,29 +217,6 @@ func TestChargeRefused(t *testing.T) {
 			t.Errorf("quota of %v, and nothing is tried with the new limit", r.quota())
 		}
 	})
-}
-
-func TestTold(t *testing.T) {
-	var last logLimiter
-	at := time.Now()
-	for i, step := range []struct {
-		err   error
-		after time.Duration
-		want  bool
-	}{
-		{fmt.Errorf("write 1: %w", os.ErrInvalid), 0, true},
-		{fmt.Errorf("write 2: %w", errors.Join(os.ErrInvalid, os.ErrClosed)), time.Second, false},
-		{nil, time.Second, false},
-		{fmt.Errorf("write 3: %w", os.ErrInvalid), time.Second, false},
-		{fmt.Errorf("write 3: %w", os.ErrClosed), time.Second, true},
-		{errors.New("bad value"), time.Second, true},
-		{errors.New("bad value"), logAgain - time.Second, false},
-		{errors.New("bad value"), time.Second, true},
-	} {
-		if at = at.Add(step.after); last.isNews(step.err, at) != step.want {
-			t.Errorf("step %d, %v: not %v", i, step.err, step.want)
-		}
-	}
 }
 
 // A setting that cannot be restored at once is restored by a retry.

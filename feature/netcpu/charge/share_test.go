@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -137,11 +138,31 @@ func TestCalmRoundsReadNoSiblings(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "50000 100000")
 	must(t, r.Add(r.container(), 0))
 	for i, took := range []time.Duration{0, 0, 100 * ms} {
-		r.costs[webID] = Cost{Took: took}
+		r.costs[webID] = cost{Took: took}
 		s := newShares(r.Charger)
-		must(t, r.step(r.of[webID], r.costs, s, r.now.Add(time.Duration(i)*every)))
+		must(t, r.step(r.of[webID], r.costs, s, r.now.Add(time.Duration(i)*law.Tick)))
 		if read := len(s.sum) > 0; read != (took > 0) {
 			t.Errorf("after %v that packets took, weights are read: %t", took, read)
+		}
+	}
+}
+
+func TestScaled(t *testing.T) {
+	for _, tt := range []struct {
+		weight      uint64
+		factor      float64
+		least, most uint64
+		want        uint64
+	}{
+		{1024, 1, 2, 262144, 1024},
+		{1024, 0.5, 2, 262144, 512},
+		{1024, 0.0001, 2, 262144, 2},
+		{200000, 4, 2, 262144, 262144},
+		{100, 0.333, 1, 10000, 33},
+		{1, 0.03, 1, 10000, 1},
+	} {
+		if got := scaled(tt.weight, tt.factor, tt.least, tt.most); got != tt.want {
+			t.Errorf("%d × %v is %d, want %d", tt.weight, tt.factor, got, tt.want)
 		}
 	}
 }

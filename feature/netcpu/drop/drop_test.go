@@ -120,7 +120,7 @@ func added(t *testing.T, e *Dropper) *Drops {
 // count loads the program for a veth of a tenant with the address of frame's frames.
 func count(t *testing.T, e *Dropper, w *Drops) *ebpf.Program {
 	t.Helper()
-	p, err := e.counter(w.slot, guestMAC(), 0)
+	p, err := e.counter(w.Slot, guestMAC(), 0)
 	must(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p.Program
@@ -184,8 +184,8 @@ func TestEarlyDrop(t *testing.T) {
 	e := load(t)
 	one := added(t, e)
 	two := added(t, e)
-	if one.slot == two.slot {
-		t.Fatalf("both tenants got slot %d", one.slot)
+	if one.Slot == two.Slot {
+		t.Fatalf("both tenants got slot %d", one.Slot)
 	}
 	for _, to := range []string{"10.0.0.1", "fd00::1"} {
 		if v := run(t, e.tc, frame(to), 1); v != tcxNext {
@@ -222,7 +222,7 @@ func TestEarlyDrop(t *testing.T) {
 		t.Errorf("counters %+v, want %d sent and 2 dropped", c, ring+1)
 	}
 	c.Polled = c.Sent
-	must(t, e.maps.FlTenants.Put(one.slot, c))
+	must(t, e.maps.FlTenants.Put(one.Slot, c))
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxNext {
 		t.Errorf("after the ring was emptied: verdict %d, want next", v)
 	}
@@ -234,8 +234,8 @@ func TestEarlyDrop(t *testing.T) {
 	must(t, one.close())
 	three, err := e.add(one.key, 1)
 	must(t, err)
-	if got, err := three.read(); err != nil || three.slot != one.slot || got.Sent != 0 {
-		t.Errorf("slot %d used again: %d with %+v, %v", one.slot, three.slot, got, err)
+	if got, err := three.read(); err != nil || three.Slot != one.Slot || got.Sent != 0 {
+		t.Errorf("slot %d used again: %d with %+v, %v", one.Slot, three.Slot, got, err)
 	}
 }
 
@@ -294,7 +294,7 @@ func TestEarlyDropForged(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	at := func(w *Drops, mac string) *ebpf.Program {
-		p, err := e.counter(w.slot, hardware(t, mac), 0)
+		p, err := e.counter(w.Slot, hardware(t, mac), 0)
 		must(t, err)
 		t.Cleanup(func() { p.Close() })
 		return p.Program

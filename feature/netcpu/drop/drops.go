@@ -21,15 +21,12 @@ import (
 type Drops struct {
 	dropper *Dropper
 	key     tenant.Key
-	slot    uint32
+	Slot    uint32                // of the tenant, as in Queue
 	counts  hook.Set              // fl_count, at the host ends of its veths
 	polls   map[dropFlDevice]bool // counted devices, in fl_counted
 	payer   container.ID          // it owns the journal entries
 	charged bool                  // not isolated
 }
-
-// Slot returns the tenant's slot, as in Queue.
-func (t *Drops) Slot() uint32 { return t.slot }
 
 // add starts counting for a tenant. countVeths follows with the tenant's devices.
 func (d *Dropper) add(key tenant.Key, payer container.ID) (_ *Drops, err error) {
@@ -44,12 +41,12 @@ func (d *Dropper) add(key tenant.Key, payer container.ID) (_ *Drops, err error) 
 			err = fmt.Errorf("early drop: %w", err)
 		}
 	}()
-	if t.slot = uint32(slot); t.slot >= d.maps.FlTenants.MaxEntries() {
-		return nil, fmt.Errorf("%w: %d", errSlots, t.slot)
+	if t.Slot = uint32(slot); t.Slot >= d.maps.FlTenants.MaxEntries() {
+		return nil, fmt.Errorf("%w: %d", errSlots, t.Slot)
 	}
 	// Left by an earlier tenant of the slot.
-	if err := d.maps.FlTenants.Put(t.slot, dropTenant{}); err != nil {
-		return nil, fmt.Errorf("clear slot %d: %w", t.slot, err)
+	if err := d.maps.FlTenants.Put(t.Slot, dropTenant{}); err != nil {
+		return nil, fmt.Errorf("clear slot %d: %w", t.Slot, err)
 	}
 	if d.polled == nil {
 		links, err := bpf.Attach(d.poll)
@@ -67,7 +64,7 @@ func (t *Drops) close() error {
 	d := t.dropper
 	errs := []error{t.counts.Close(), t.countPolls(nil)}
 	// The driver still drops, and the ring is no longer counted.
-	errs = append(errs, d.maps.FlTenants.Put(t.slot, dropTenant{}))
+	errs = append(errs, d.maps.FlTenants.Put(t.Slot, dropTenant{}))
 	if d.counted--; d.counted == 0 {
 		errs = append(errs, d.polled.Close())
 		d.polled = nil
@@ -78,7 +75,7 @@ func (t *Drops) close() error {
 
 // countPolls counts the polls of exactly these devices of the tenant.
 func (t *Drops) countPolls(devices map[dropFlDevice]bool) error {
-	if err := setKeys(t.dropper.maps.FlCounted, t.slot, t.polls, devices); err != nil {
+	if err := setKeys(t.dropper.maps.FlCounted, t.Slot, t.polls, devices); err != nil {
 		return fmt.Errorf("count polls: %w", err)
 	}
 	return nil
@@ -152,7 +149,7 @@ func (t *Drops) countVeth(inside *netdev.NS, e container.End) error {
 		if err != nil {
 			return nil, fmt.Errorf("address of device %d in netns %d: %w", e.Inside.Index, inside.Inode(), err)
 		}
-		return t.dropper.counter(t.slot, mac, e.Device.NetNS)
+		return t.dropper.counter(t.Slot, mac, e.Device.NetNS)
 	})
 }
 
@@ -202,14 +199,14 @@ func (t *Drops) change(by func(*dropTenant)) error {
 		return fmt.Errorf("early drop: %w", err)
 	}
 	by(&e)
-	if err := t.dropper.maps.FlTenants.Put(t.slot, e); err != nil {
+	if err := t.dropper.maps.FlTenants.Put(t.Slot, e); err != nil {
 		return fmt.Errorf("early drop: %w", err)
 	}
 	return nil
 }
 
 func (t *Drops) read() (e dropTenant, err error) {
-	err = t.dropper.maps.FlTenants.Lookup(t.slot, &e)
+	err = t.dropper.maps.FlTenants.Lookup(t.Slot, &e)
 	return e, err
 }
 

@@ -51,7 +51,7 @@ func TestEarlyDropWaits(t *testing.T) {
 			{"one too many, at the uplink", at(ring), e.tc, tcxDrop, ring},
 			{"one too many, at the driver", at(ring), driver, tcxDrop, ring},
 		} {
-			must(t, e.maps.FlTenants.Put(w.slot, c.dropTenant))
+			must(t, e.maps.FlTenants.Put(w.Slot, c.dropTenant))
 			if v := run(t, c.p, frame("10.0.0.1"), 1); v != c.want {
 				t.Errorf("%s, %s: verdict %d, want %d", name, c.when, v, c.want)
 			}
@@ -66,7 +66,7 @@ func TestEarlyDropWaits(t *testing.T) {
 		// A period later there is room again, whether or not a poll has come between.
 		old := at(ring)
 		old.Waits = 1
-		must(t, e.maps.FlTenants.Put(w.slot, old))
+		must(t, e.maps.FlTenants.Put(w.Slot, old))
 		if v := run(t, counter, frame("10.0.0.1"), 1); v != tcxNext {
 			t.Errorf("%s, a period later: verdict %d, want next", name, v)
 		}
@@ -229,7 +229,7 @@ func TestIntruding(t *testing.T) {
 	e := load(t)
 	w := added(t, e)
 	const netns, port = 77, 5
-	p, err := e.counter(w.slot, guestMAC(), netns)
+	p, err := e.counter(w.Slot, guestMAC(), netns)
 	must(t, err)
 	defer p.Close()
 	layout, err := cgroup.Detect("/proc", kernel.Default().Cgroup)
@@ -260,9 +260,9 @@ func TestIntruding(t *testing.T) {
 		want    uint64
 	}{
 		{"from the host, by a socket of the task that runs", 0, 0, [2]uint16{}, 0},
-		{"from the host, while the receiver runs", w.slot, 0, [2]uint16{}, 0},
+		{"from the host, while the receiver runs", w.Slot, 0, [2]uint16{}, 0},
 		{"while its sender runs", other, port, [2]uint16{other, hostEnd}, 0},
-		{"while its receiver runs", w.slot, port, [2]uint16{other, hostEnd}, 0},
+		{"while its receiver runs", w.Slot, port, [2]uint16{other, hostEnd}, 0},
 		{"while a third tenant runs", other, port, [2]uint16{other + 1, hostEnd}, 1},
 		{"while a task of the host runs", 0, port, [2]uint16{other, hostEnd}, 1},
 		{"from outside, while a tenant runs", other, port + 1, [2]uint16{other, hostEnd}, 1},
@@ -295,7 +295,7 @@ func TestEarlyDropBeyondQuota(t *testing.T) {
 	} {
 		for name, p := range map[string]*ebpf.Program{"uplink": e.tc, "driver": driver, "host end": counter} {
 			before := dropTenant{Stopped: c.stopped, Retried: c.retried, NoRing: c.noRing, Waits: ahead, Waiting: ring}
-			must(t, e.maps.FlTenants.Put(w.slot, before))
+			must(t, e.maps.FlTenants.Put(w.Slot, before))
 			if v := run(t, p, frame("10.0.0.1"), 1); v != c.want {
 				t.Errorf("%s, at the %s: verdict %d, want %d", c.name, name, v, c.want)
 			}

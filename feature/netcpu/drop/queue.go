@@ -18,11 +18,6 @@ type Queue struct {
 	Slot   uint32 // the tenant of the last packet, or Nobody
 }
 
-// Since returns the counts after before.
-func (q Queue) Since(before Queue) Queue {
-	return Queue{q.Own - before.Own, q.Others - before.Others, q.Stale - before.Stale, q.Slot}
-}
-
 // CountQueue starts counting the packets of the queue that a NAPI polls.
 func (d *Dropper) CountQueue(napi int) error {
 	if err := d.maps.FlQueues.Put(uint32(napi), dropQueue{Slot: Nobody}); err != nil {

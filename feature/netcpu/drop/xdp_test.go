@@ -52,7 +52,7 @@ func TestDriverDecides(t *testing.T) {
 	const own, other, uplink, tunnel = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:09", "02:00:00:00:00:08"
 	w := added(t, e)
 	to := func(mac, ip string) []byte { return with(frame(ip), 0, hardware(t, mac)...) }
-	counter, err := e.counter(w.slot, hardware(t, own), 0)
+	counter, err := e.counter(w.Slot, hardware(t, own), 0)
 	must(t, err)
 	defer counter.Close()
 	h := routes(t, map[string]string{"10.0.0.1": own, "fd00::1": own})
@@ -173,8 +173,8 @@ func TestDriverDecides(t *testing.T) {
 	if v, err := e.tc.Run(&ebpf.RunOptions{Data: udp4}); err != nil || v != tcxDrop {
 		t.Errorf("tc's verdict %d, %v", v, err)
 	}
-	if last := fates(t, e); !slices.Equal(last, []dropFlFate{{Tenant: uint16(w.slot), Fate: 1}}) {
-		t.Errorf("told of the last packet that tc dropped: %v, want slot %d", last, w.slot)
+	if last := fates(t, e); !slices.Equal(last, []dropFlFate{{Tenant: uint16(w.Slot), Fate: 1}}) {
+		t.Errorf("told of the last packet that tc dropped: %v, want slot %d", last, w.Slot)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
 // A container's packets come in one of two shapes. Single packets all pass its NAPI thread: that
@@ -33,9 +34,9 @@ type window struct {
 // of flood every few seconds would never be isolated. The zero value is single.
 type control struct {
 	shape   shape
-	calm    int // consecutive windows in favour of super
-	wait    int // windows needed; 0: patience
-	granted int // windows with super-packets since they were last chosen
+	calm    time.Duration // how long traffic has asked for super
+	wait    time.Duration // how long it has to; 0: law.Patience
+	granted time.Duration // since super-packets were last chosen
 }
 
 // next counts one window and returns the shape from now on.
@@ -44,26 +45,23 @@ func (c *control) next(w window) shape {
 		return c.shape
 	}
 	perSecond := func(n uint64) float64 { return float64(n) / w.length.Seconds() }
-	intruding, bulk, most := perSecond(w.intruding), perSecond(w.super) >= superMin, float64(smallLow)
+	// Bulk TCP is from about 0.3 Gbit/s on. Without it fewer single packets are isolated: nothing is lost.
+	const few = law.Single / law.Most
+	intruding, bulk, most := perSecond(w.intruding), perSecond(w.super) >= 2*law.Rate, float64(few)
 	if bulk {
-		most = smallMax
+		most = law.Single
 	}
-	if c.wait == 0 {
-		c.wait = patience
-	}
-	if c.shape == super {
-		if c.granted++; c.granted >= longest {
-			c.wait = patience
-		}
+	if c.granted += w.length; c.wait == 0 || c.shape == super && c.granted >= law.Long {
+		c.wait = law.Patience
 	}
 	switch {
 	case intruding > most:
 		if c.shape == super {
-			c.wait = backoff.Next(c.wait, patience, longest)
+			c.wait = backoff.Next(c.wait, law.Patience, law.Long)
 		}
 		c.shape, c.calm = single, 0
-	case c.shape == single && bulk && intruding < smallLow:
-		if c.calm++; c.calm >= c.wait {
+	case c.shape == single && bulk && intruding < few:
+		if c.calm += w.length; c.calm >= c.wait {
 			c.shape, c.calm, c.granted = super, 0, 0
 		}
 	default:
@@ -93,7 +91,7 @@ type queueControl struct {
 }
 
 func newQueueControl() queueControl {
-	return queueControl{owner: nobody, last: nobody, patience: patience * time.Second}
+	return queueControl{owner: nobody, last: nobody, patience: law.Patience}
 }
 
 // next counts one window and returns the owner from now on. least is the packet rate that makes the
@@ -108,7 +106,7 @@ func (c *queueControl) next(w queueWindow, least, flood uint64) uint32 {
 		// a window.
 		if c.owner != nobody {
 			c.owner = nobody
-			c.patience = backoff.Next(c.patience, patience*time.Second, longest*time.Second)
+			c.patience = backoff.Next(c.patience, law.Patience, law.Long)
 		}
 		c.last, c.calm = w.Slot, 0
 		return c.owner
@@ -123,7 +121,7 @@ func (c *queueControl) next(w queueWindow, least, flood uint64) uint32 {
 	if arrived(least) {
 		c.calm += w.length
 	}
-	if c.calm >= c.patience || arrived(flood) && c.patience == patience*time.Second {
+	if c.calm >= c.patience || arrived(flood) && c.patience == law.Patience {
 		c.owner = c.last
 	}
 	return c.owner

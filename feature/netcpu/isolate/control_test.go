@@ -7,6 +7,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
 func TestControl(t *testing.T) {
@@ -57,12 +58,12 @@ func TestControlRelapse(t *testing.T) {
 		}
 	}
 	waits()
-	for range longest {
+	for range int(law.Long / law.Window) {
 		c.next(bulk)
 	}
 	c.next(flood)
-	if got := waits(); got != 2*patience {
-		t.Errorf("super-packets after %d windows, want %d as after the first relapse", got, 2*patience)
+	if got := waits(); got != 6 {
+		t.Errorf("super-packets after %d windows, want 6 as after the first relapse", got)
 	}
 	// Three seconds of bulk and one of flood, again and again.
 	c = control{}
@@ -85,7 +86,7 @@ func TestControlRelapse(t *testing.T) {
 func TestControlIsSafe(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var c control
-		since := 0 // windows since single was last forced
+		since := time.Duration(0) // since single was last forced
 		for range rapid.IntRange(1, 60).Draw(t, "n") {
 			w := window{
 				length:    time.Duration(rapid.Int64Range(0, int64(5*time.Second)).Draw(t, "length")),
@@ -93,15 +94,15 @@ func TestControlIsSafe(t *testing.T) {
 				super:     rapid.Uint64Range(0, 1<<20).Draw(t, "super"),
 			}
 			got := c.next(w)
-			since++
-			if w.length > 0 && float64(w.intruding)/w.length.Seconds() > smallMax {
+			since += w.length
+			if w.length > 0 && float64(w.intruding)/w.length.Seconds() > law.Single {
 				since = 0
 				if got != single {
 					t.Fatalf("%+v left the packets unisolated", w)
 				}
 			}
-			if got == super && since < patience {
-				t.Fatalf("super-packets after %d windows", since)
+			if got == super && since < law.Patience {
+				t.Fatalf("super-packets after %v", since)
 			}
 		}
 	})
@@ -138,7 +139,7 @@ func TestQueueControl(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ctl := newQueueControl()
 			for i, w := range c.windows {
-				if got := ctl.next(w, leastRate, queueFlood); got != c.want[i] {
+				if got := ctl.next(w, law.Rate, law.Flood); got != c.want[i] {
 					t.Errorf("after window %d (%+v): %d, want %d", i, w, got, c.want[i])
 				}
 			}
@@ -157,13 +158,13 @@ func TestQueueControlIsSafe(t *testing.T) {
 				Slot:   rapid.Uint32Range(0, 2).Draw(t, "slot"),
 			}}
 			before := c.owner
-			got := c.next(w, leastRate, queueFlood)
+			got := c.next(w, law.Rate, law.Flood)
 			switch {
 			case w.Others > 0 && got != nobody:
 				t.Fatalf("%+v left the queue with %d", w, got)
 			case got != before && got != nobody && got != w.Slot:
 				t.Fatalf("%+v gave the queue to %d", w, got)
-			case c.patience < patience*time.Second || c.patience > longest*time.Second:
+			case c.patience < law.Patience || c.patience > law.Long:
 				t.Fatalf("patience %d", c.patience)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -26,7 +27,7 @@ func delayFor(rate float64, now time.Duration) time.Duration {
 // are soon prompt again.
 func (is *Isolator) deferPolls(now time.Time, rate float64) error {
 	if rate == 0 {
-		if is.flooded.IsZero() || now.Sub(is.flooded) < settled {
+		if is.flooded.IsZero() || now.Sub(is.flooded) < law.Calm/2 {
 			return nil
 		}
 		is.flooded = time.Time{}
@@ -39,7 +40,7 @@ func (is *Isolator) deferPolls(now time.Time, rate float64) error {
 	var errs []error
 	for key, u := range is.host.devices {
 		delay := delayFor(rate, u.deferred.by)
-		if _, heavy := is.worked.heavy[key]; !heavy || delay == u.deferred.by && now.Sub(u.deferred.at) < longest*time.Second/4 {
+		if _, heavy := is.worked.heavy[key]; !heavy || delay == u.deferred.by && now.Sub(u.deferred.at) < law.Long/4 {
 			continue
 		}
 		u.deferred = deferred{now, delay}
@@ -71,7 +72,7 @@ func (is *Isolator) deferPollsOf(key container.Device, u *uplinkDevice) error {
 			return nil
 		}
 	}
-	return is.cfg.Journal.TurnAll(plan, is.by(0), u.deferred.at.Add(longest*time.Second))
+	return is.cfg.Journal.TurnAll(plan, is.by(0), u.deferred.at.Add(law.Long))
 }
 
 // deferral plans a delay of a device's polls: the time first, as the other part begins it.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -64,7 +65,7 @@ func TestDeferPolls(t *testing.T) {
 	expect("in a flood", other, "0", "0")
 	after(time.Second, 60_000)
 	expect("in a smaller one", index, "1000000", "1")
-	after(settled-time.Second, 0)
+	after(law.Calm/2-time.Second, 0)
 	expect("soon after it", index, "1000000", "1")
 	after(2*time.Second, 0)
 	expect("after it", index, "0", "0")
@@ -72,14 +73,14 @@ func TestDeferPolls(t *testing.T) {
 	must(t, ns.Defer(index, netdev.FlushTimeout).Write("7000"))
 	after(time.Second, 256_000)
 	expect("with the operator's time", index, "7000", "0")
-	after(2*settled, 0)
+	after(law.Calm, 0)
 	must(t, ns.Defer(index, netdev.FlushTimeout).Write("0"))
 
 	after(time.Second, 256_000)
 	must(t, is.ExtendHost())
 	for _, e := range is.cfg.Journal.Entries() {
-		if e.Ref.Kind == netdev.KindDefer && !e.Expiry.Equal(at.Add(longest*time.Second)) {
-			t.Errorf("%v lapses %v after it was set, want %v", e.Ref, e.Expiry.Sub(at), longest*time.Second)
+		if e.Ref.Kind == netdev.KindDefer && !e.Expiry.Equal(at.Add(law.Long)) {
+			t.Errorf("%v lapses %v after it was set, want %v", e.Ref, e.Expiry.Sub(at), law.Long)
 		}
 	}
 	must(t, New(Config{}).Close()) // it has no journal

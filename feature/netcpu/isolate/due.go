@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
@@ -28,8 +29,8 @@ type group struct {
 // counter is another cgroup's.
 func (g group) short(before group, length time.Duration) (group, bool) {
 	g.ran, g.waited = max(0, g.ran-before.ran), max(0, g.waited-before.waited)
-	had := g.quota > 0 && float64(g.ran) >= (1-little)*g.quota*float64(length)
-	return g, !had && float64(g.waited) >= little*float64(length)
+	had := g.quota > 0 && float64(g.ran) >= (1-law.Least)*g.quota*float64(length)
+	return g, !had && float64(g.waited) >= law.Least*float64(length)
 }
 
 // due returns the part of took, the CPU time of a container in some time, that its weight allows
@@ -65,7 +66,7 @@ type around struct {
 // lookAround updates what is due to each tenant from what all tenants had since the last look.
 func (is *Isolator) lookAround(now time.Time) error {
 	length := now.Sub(is.around.at)
-	if length < lookEvery {
+	if length < law.Window {
 		return nil
 	}
 	before := is.around.groups
@@ -73,7 +74,7 @@ func (is *Isolator) lookAround(now time.Time) error {
 	short := make(map[string]group)
 	for dir, g := range is.around.groups {
 		last, known := before[dir]
-		if g, goes := g.short(last, length); goes && known && length <= 2*lookEvery {
+		if g, goes := g.short(last, length); goes && known && length <= 2*law.Window {
 			weight, err := is.weightOf(dir)
 			errs = append(errs, err)
 			if g.weight = weight; !apart(g.members, is.cpus()) {

@@ -17,7 +17,9 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -59,12 +61,12 @@ type Isolator struct {
 	isolated map[tenant.Key]*isolation
 	host     *uplinks  // nil while nothing is isolated
 	looked   time.Time // by Glance
-	windows  uint64    // of reweigh
 	worked   work      // by pace
 	around   around    // by lookAround
 	resting  restControl
 	flooded  time.Time // last, by deferPolls
 	vacated  vacated
+	dry      *[]feature.Step // of Plan: what turn would write, and does not; nil: it does
 
 	unreleased bool // releaseUplinks has failed: Release repeats it
 }
@@ -82,10 +84,10 @@ type isolation struct {
 	asked   int         // windows since renew has listed its NAPIs
 	drops   *drop.Drops // nil without early drop
 	control control
-	counted counted
+	counted flow   // by Follow
 	turns   uint64 // that the threads had at the end of the last window; 0: not known
 	pacing  paceControl
-	flow    flow
+	flow    flow          // by pace
 	alone   uint64        // packets that came by queues of its own
 	quota   float64       // CPUs, as of the last window in which it might be paced; 0: none
 	due     float64       // CPUs beside its neighbours, as of lookAround; 0: any
@@ -108,7 +110,7 @@ type thread struct {
 
 // New makes an Isolator. It changes nothing.
 func New(cfg Config) *Isolator {
-	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, leastRate), cmp.Or(cfg.QueueFlood, queueFlood)
+	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, law.Rate), cmp.Or(cfg.QueueFlood, law.Flood)
 	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation)}
 }
 
@@ -364,6 +366,9 @@ func (is *Isolator) owns(id container.ID) owned { return owned{is.by(id), is.lap
 
 // turn carries out a plan.
 func (is *Isolator) turn(plan []journal.Setting, as owned) error {
+	if is.dry != nil {
+		return is.note(plan)
+	}
 	return is.cfg.Journal.TurnAll(plan, as.by, as.until)
 }
 

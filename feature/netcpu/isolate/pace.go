@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -37,8 +38,11 @@ type paceWindow struct {
 
 // works returns for how many packets that passed the uplinks work as long as for all of these.
 func (w paceWindow) works() float64 {
-	return float64(w.passed) + paceDropped*float64(w.arrived-w.passed)
+	return float64(w.passed) + law.Dropped*float64(w.arrived-w.passed)
 }
+
+// faster is the growth of a rate from one window to the next, while CPU time is left.
+const faster = 1 + 2*law.Least
 
 // paceControl decides how many packets of one container may pass the uplinks. The zero value lets
 // all pass.
@@ -54,21 +58,21 @@ func (c *paceControl) next(w paceWindow) float64 {
 	}
 	fits := math.Inf(1) // the part of the packets
 	if w.due > 0 && w.busy {
-		may := max(w.due, w.own+w.due/paceReserved)
+		may := max(w.due, w.own+w.due/law.Most)
 		fits = float64(may) / float64(w.own+w.uplinks)
 	}
 	switch {
 	case fits < 1:
-		c.rate = max(leastRate, fits*perSecond(w.passed))
+		c.rate = max(law.Rate, fits*perSecond(w.passed))
 	case c.rate > 0:
-		if c.rate *= min(fits, paceGrow); c.rate > perSecond(w.arrived) {
+		if c.rate *= min(fits, faster); c.rate > perSecond(w.arrived) {
 			c.rate = 0
 		}
 	}
 	return c.rate
 }
 
-// flow is pace's last reading of one tenant.
+// flow is a reading of one tenant.
 type flow struct {
 	at    time.Time
 	own   time.Duration
@@ -90,7 +94,7 @@ type work struct {
 	at     time.Time
 	ran    map[container.Device]time.Duration // of their threads
 	others uint64                             // packets for nobody isolated
-	heavy  map[container.Device]time.Time     // worked for more than little, within lookEvery or when they began to rest
+	heavy  map[container.Device]time.Time     // worked for more than law.Least, within law.Window or when they began to rest
 	idle   map[int]time.Duration              // by CPU, if one is heavy
 }
 
@@ -107,7 +111,7 @@ type uplinkWindow struct {
 // pace limits the packets of each flooded tenant at the uplinks, and lets these rest.
 func (is *Isolator) pace(now time.Time) error {
 	last := is.worked
-	if is.host == nil || len(last.heavy) == 0 && now.Sub(last.at) < lookEvery {
+	if is.host == nil || len(last.heavy) == 0 && now.Sub(last.at) < law.Window {
 		return nil
 	}
 	w, err := is.work(now)
@@ -118,7 +122,7 @@ func (is *Isolator) pace(now time.Time) error {
 		return err
 	}
 	is.worked = w
-	if !is.around.at.IsZero() && now.Sub(is.around.at) > 2*lookEvery { // that flood is over
+	if !is.around.at.IsZero() && now.Sub(is.around.at) > 2*law.Window { // that flood is over
 		is.forgetAround()
 	}
 	u := w.after(last, is.cpus())
@@ -164,7 +168,7 @@ func (w work) after(last work, cpus []int) uplinkWindow {
 			u.idle += idle - before
 		}
 	}
-	u.busy = float64(u.idle) < little*float64(u.length)
+	u.busy = float64(u.idle) < law.Least*float64(u.length)
 	return u
 }
 
@@ -175,7 +179,7 @@ func (u uplinkWindow) perSecond(packets uint64) float64 {
 // bulk reports whether the threads have worked much for packets, and most of these are super-packets.
 // That single ones take as much may be the switches: see rest.go.
 func (u uplinkWindow) bulk(w paceWindow) bool {
-	return float64(w.uplinks) >= paceBulk*float64(u.length) && w.super > w.single
+	return float64(w.uplinks) >= law.Most*law.Least*float64(u.length) && w.super > w.single
 }
 
 // paceTenants limits the packets of each flooded tenant, and reports whether there is one. all is what
@@ -202,7 +206,7 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, 
 		if passes > 0 {
 			passes += u.perSecond(win.alone)
 		}
-		return s.drops.Pace(passes, 2*lookEvery)
+		return s.drops.Pace(passes, 2*law.Window)
 	}))
 	return all, paced, err
 }
@@ -210,7 +214,7 @@ func (is *Isolator) paceTenants(now time.Time, u uplinkWindow) (all paceWindow, 
 // paced counts a window of one tenant, in which the uplinks brought all of these, and returns how many
 // packets/s pass from now on.
 func (s *isolation) paced(w, all paceWindow, u uplinkWindow, flood uint64) float64 {
-	w.uplinks = time.Duration(float64(u.ran) * w.works() / max(1, all.works()+paceVeth*float64(u.others)))
+	w.uplinks = time.Duration(float64(u.ran) * w.works() / max(1, all.works()+float64(u.others)))
 	s.took += w.own + w.uplinks
 	w.due, w.busy = s.dueIn(u.length), u.busy || s.due > 0 && u.idle < u.ran
 	w.much = u.perSecond(w.arrived) >= float64(flood) || u.bulk(w)
@@ -240,9 +244,9 @@ func (is *Isolator) work(now time.Time) (w work, err error) {
 			}
 			w.ran[key] += used.Ran
 		}
-		if float64(w.ranSince(last, key)) > little*float64(now.Sub(last.at)) {
+		if float64(w.ranSince(last, key)) > law.Least*float64(now.Sub(last.at)) {
 			w.heavy[key] = now
-		} else if at, was := last.heavy[key]; was && now.Sub(at) < lookEvery {
+		} else if at, was := last.heavy[key]; was && now.Sub(at) < law.Window {
 			w.heavy[key] = at
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
@@ -53,7 +54,7 @@ func TestOwnQueues(t *testing.T) {
 	s, is := &isolation{drops: &drop.Drops{}}, New(Config{})
 	is.isolated[tenant.Key{}] = s
 	for _, s.queues = range []bool{false, true} {
-		if got := is.owner(s.drops.Slot()) == s; got != s.queues || is.owner(nobody) != nil {
+		if got := is.owner(s.drops.Slot) == s; got != s.queues || is.owner(nobody) != nil {
 			t.Errorf("it may have queues %t: it pays for one %t", s.queues, got)
 		}
 	}
@@ -115,7 +116,7 @@ func TestPaceControl(t *testing.T) {
 	}{
 		{"of the 130 ms that it takes 100 are due to it", 0, flood, 100_000 * 100 / 130.0},
 		{"its own work leaves the uplinks a quarter", 0, with(func(w *paceWindow) { w.own = 100 * ms }), 100_000 * (100 + 25) / 190},
-		{"a few pass in any case", 0, with(func(w *paceWindow) { w.passed = 100 }), leastRate},
+		{"a few pass in any case", 0, with(func(w *paceWindow) { w.passed = 100 }), law.Rate},
 		{"nothing is limited any more", 50_000, with(func(w *paceWindow) { w.due = 0 }), 55_000},
 		{"nothing is known", 50_000, with(func(w *paceWindow) { w.own = 0 }), 0},
 		{"not much", 0, with(func(w *paceWindow) { w.much = false }), 0},

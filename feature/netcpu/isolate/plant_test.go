@@ -9,6 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/feature/netcpu/auto"
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -425,7 +426,7 @@ func (p *plant) bound() {
 			w.others += uint64(t.arrived)
 		}
 	}
-	if p.rests.rests || float64(w.ranSince(p.last, nic)) > little*float64(w.at.Sub(p.last.at)) {
+	if p.rests.rests || float64(w.ranSince(p.last, nic)) > law.Least*float64(w.at.Sub(p.last.at)) {
 		w.heavy = map[container.Device]time.Time{nic: w.at}
 	}
 	u := w.after(p.last, p.nic)
@@ -448,13 +449,13 @@ func (p *plant) bound() {
 		if t := &p.tenants[i]; t.pays {
 			t.is.quota = t.quota
 			before, due := t.is.pacing.rate, t.is.dueIn(u.length)
-			rate := t.is.paced(windows[i], all, u, queueFlood)
+			rate := t.is.paced(windows[i], all, u, law.Flood)
 			takes := windows[i].own + seconds(t.upCost-t.lastUpCost)
 			t.overpaid = t.overpaid || rate > 0 && (before == 0 || rate < before) && takes < due*9/10
 			paced = paced || rate > 0
 		}
 	}
-	flood := paced || u.perSecond(all.arrived) >= queueFlood
+	flood := paced || u.perSecond(all.arrived) >= law.Flood
 	if u.heavy && flood {
 		p.lookAround()
 	}
@@ -464,14 +465,14 @@ func (p *plant) bound() {
 // lookAround finds out what is due to each, once a second.
 func (p *plant) lookAround() {
 	length := seconds(p.now() - p.lookAt)
-	if length < lookEvery {
+	if length < law.Window {
 		return
 	}
 	p.lookAt = p.now()
 	short := make([]group, len(p.tenants))
 	for i, t := range p.tenants {
 		now := group{ran: seconds(t.ran), waited: seconds(t.waited), quota: t.quota}
-		if g, goes := now.short(p.looked[i], length); goes && length <= 2*lookEvery {
+		if g, goes := now.short(p.looked[i], length); goes && length <= 2*law.Window {
 			g.weight = uint64(t.weight)
 			short[i] = g
 		}

@@ -71,7 +71,7 @@ func (is *Isolator) assignQueues(length time.Duration) error {
 				errs = append(errs, err)
 				continue
 			}
-			w := queueWindow{length, now.Since(q.last)}
+			w := queueWindow{length, drop.Queue{Own: now.Own - q.last.Own, Others: now.Others - q.last.Others, Stale: now.Stale - q.last.Stale, Slot: now.Slot}}
 			if s := is.owner(q.control.owner); s != nil {
 				s.alone += w.Own
 			}
@@ -126,7 +126,7 @@ func (is *Isolator) giveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 // have none pays for none, whatever its packets have earned it.
 func (is *Isolator) owner(slot uint32) *isolation {
 	for _, s := range is.isolated {
-		if s.drops != nil && s.drops.Slot() == slot && s.queues {
+		if s.drops != nil && s.drops.Slot == slot && s.queues {
 			return s
 		}
 	}
@@ -165,7 +165,7 @@ func (is *Isolator) takeQueues(s *isolation) error {
 	var errs []error
 	for _, u := range is.host.devices {
 		for _, q := range u.queues {
-			if q.control.owner != s.drops.Slot() {
+			if q.control.owner != s.drops.Slot {
 				continue
 			}
 			if err := is.giveQueue(u, q, nobody); err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -63,7 +64,7 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	}
 	u := &uplinkDevice{at: place{group: shared}}
 	q := &queue{thread: threads[0], control: newQueueControl()}
-	w := queueWindow{time.Second, drop.Queue{Own: leastRate, Slot: slot}}
+	w := queueWindow{time.Second, drop.Queue{Own: law.Rate, Slot: slot}}
 	for range 10 {
 		err := is.assignQueue(u, q, w)
 		if q.control.owner != nobody {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -17,17 +18,17 @@ import (
 // that goes down and up, GRO that is switched off and on, and most drivers on reconfiguration replace a
 // NAPI: its new thread starts in the root group. A container can do so at its own devices at any time.
 // The next window sees the end of the old thread; an added queue does not affect the others, and takes
-// askEvery.
+// law.Calm, as does a changed quota.
 func (is *Isolator) renew() error {
 	changed, err := is.changed()
 	errs := []error{err}
 	for _, s := range is.isolated {
 		again := slices.Contains(changed, is.by(s.payer.ID))
-		if s.asked++; s.asked < askEvery && !again && live(is.cfg.Roots.Proc, s.threads) {
+		if s.asked++; s.asked < int(law.Calm/law.Window) && !again && live(is.cfg.Roots.Proc, s.threads) {
 			continue
 		}
 		s.asked = 0
-		if err := IgnoreGone(is.renewTenant(s, again)); err != nil {
+		if err := errors.Join(IgnoreGone(is.heed(s, s.payer)), IgnoreGone(is.renewTenant(s, again))); err != nil {
 			errs = append(errs, fmt.Errorf("place the threads of container %v again: %w", s.payer.ID, err))
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -44,13 +45,13 @@ func (c *restControl) next(w restWindow) bool {
 		return c.rests
 	}
 	idle := float64(s.idle) / float64(s.length)
-	works, bulk := float64(s.ran) > little*float64(s.length), s.super > s.single
+	works, bulk := float64(s.ran) > law.Least*float64(s.length), s.super > s.single
 	c.lasts += s.length
 	c.second = restWindow{}
 	switch {
-	case bulk, c.rests && (idle > restIdle || c.lasts >= longest*time.Second), !c.rests && (idle > little || !works):
+	case bulk, c.rests && (idle > 3*law.Least || c.lasts >= law.Long), !c.rests && (idle > law.Least || !works):
 		*c = restControl{}
-	case c.lasts >= settled && !c.rests:
+	case c.lasts >= law.Calm/2 && !c.rests:
 		*c = restControl{rests: true}
 	}
 	return c.rests

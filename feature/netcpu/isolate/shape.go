@@ -4,20 +4,13 @@ import (
 	"errors"
 	"time"
 
-	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// counted is Follow's last reading of one tenant.
-type counted struct {
-	at time.Time
-	drop.Counters
-}
-
 // Follow adapts to the window that ends now.
 func (is *Isolator) Follow(now time.Time) error {
-	err := errors.Join(is.reweigh(), is.renew(), kernel.Tidy(is.cfg.Roots, is.vacated.next()))
+	err := errors.Join(is.renew(), kernel.Tidy(is.cfg.Roots, is.vacated.next()))
 	if is.cfg.Drop == nil {
 		return err // nothing is counted
 	}
@@ -27,7 +20,7 @@ func (is *Isolator) Follow(now time.Time) error {
 			return err
 		}
 		last := s.counted
-		s.counted = counted{now, c}
+		s.counted = flow{at: now, Counters: c}
 		if last.at.IsZero() {
 			return nil
 		}

@@ -36,6 +36,9 @@ func (is *Isolator) bring(d device, plan []journal.Setting, at place, as owned) 
 	if err != nil {
 		return nil, err
 	}
+	if len(found) == 0 {
+		return nil, is.noteThreads(d.name, at)
+	}
 	for _, t := range found {
 		if err := is.move(t, at, as); err != nil {
 			return nil, err
@@ -82,13 +85,15 @@ func (is *Isolator) move(t sched.Thread, at place, as owned) error {
 	return is.turn(steering(affinity, may, at.cpus), as)
 }
 
-// threads turns the knob and returns the threads, one for each NAPI.
+// threads turns the knob and returns the threads, one for each NAPI; of Plan these may not exist yet.
 func (is *Isolator) threads(d device, as owned) ([]sched.Thread, error) {
 	plan := []journal.Setting{{Knob: d.ns.Threaded(d.index), Value: "1"}}
-	if _, err := d.ns.NAPIs(d.index); errors.Is(err, netdev.ErrNoNAPIList) {
+	_, err := d.ns.NAPIs(d.index)
+	byName := errors.Is(err, netdev.ErrNoNAPIList)
+	if byName && is.dry == nil {
 		return is.threadsByName(plan, d.name, as)
 	}
-	if err := is.turn(plan, as); err != nil {
+	if err := is.turn(plan, as); err != nil || byName {
 		return nil, err
 	}
 	list, err := d.ns.NAPIs(d.index)
@@ -97,6 +102,9 @@ func (is *Isolator) threads(d device, as owned) ([]sched.Thread, error) {
 	}
 	var threads []sched.Thread
 	for _, napi := range list {
+		if napi.Thread == 0 && is.dry != nil {
+			continue
+		}
 		if napi.Thread == 0 {
 			return nil, fmt.Errorf("napi %d of %s has no thread", napi.ID, d.name)
 		}
@@ -106,10 +114,10 @@ func (is *Isolator) threads(d device, as owned) ([]sched.Thread, error) {
 		}
 		threads = append(threads, t)
 	}
-	if len(threads) == 0 {
+	if len(threads) == 0 && is.dry == nil {
 		return nil, fmt.Errorf("%s %w", d.name, errNoNAPI)
 	}
-	if d.end != nil {
+	if d.end != nil || len(threads) == 0 {
 		return threads, nil // a veth has no other
 	}
 	unlisted, err := is.unlisted(d.name, threads[0])

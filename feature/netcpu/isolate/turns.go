@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
@@ -23,9 +24,9 @@ const (
 func niceBy(now string, turns, packets uint64) string {
 	each := float64(packets) / float64(turns)
 	switch {
-	case packets < few || turns == 0 || each < oneByOne:
+	case turns == 0 || each < (1+law.Crowd)/2:
 		return prompt
-	case each >= crowded:
+	case each >= law.Crowd:
 		return even
 	}
 	return now

@@ -8,7 +8,7 @@ func TestNiceBy(t *testing.T) {
 		prompt, even   string // what it is after these two
 	}{
 		{0, 0, prompt, prompt},
-		{20, 80, prompt, prompt}, // few
+		{20, 80, even, even},
 		{1000, 1000, prompt, prompt},
 		{1000, 1499, prompt, prompt},
 		{1000, 1500, prompt, even},

@@ -6,8 +6,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/tenant"
 )
 
 // Weigh sets the weight of a container in proportion to its quota if the quota cannot stop its
@@ -18,7 +16,18 @@ func (is *Isolator) Weigh(c container.Container) (quota float64, err error) {
 	if is.cfg.Throttled {
 		return 0, nil
 	}
-	plan, quota, err := is.weighing(c)
+	dir, err := c.TenantGroup()
+	if err != nil {
+		return 0, err
+	}
+	if quota, err = is.quota(c); err != nil {
+		return 0, err
+	}
+	w, err := is.lookAtWeight(dir, c.ID)
+	if err != nil {
+		return 0, err
+	}
+	plan, err := w.lowered(sharesFor(quota))
 	if err != nil {
 		return 0, err
 	}
@@ -32,23 +41,6 @@ func (is *Isolator) heed(s *isolation, c container.Container) error {
 		return err
 	}
 	return is.allowQueues(s, c, quota)
-}
-
-// weighing returns what Weigh writes, and the quota.
-func (is *Isolator) weighing(c container.Container) (plan []journal.Setting, quota float64, err error) {
-	dir, err := c.TenantGroup()
-	if err != nil {
-		return nil, 0, err
-	}
-	if quota, err = is.quota(c); err != nil {
-		return nil, 0, err
-	}
-	w, err := is.lookAtWeight(dir, c.ID)
-	if err != nil {
-		return nil, 0, err
-	}
-	plan, err = w.lowered(sharesFor(quota))
-	return plan, quota, err
 }
 
 // quota returns the limit of a container's tenant by its owner, in CPUs; 0: none.
@@ -65,29 +57,6 @@ func (is *Isolator) quota(c container.Container) (cpus float64, err error) {
 		return 0, err
 	}
 	return float64(b.Quota) / float64(b.Period), nil
-}
-
-// reweigh updates the weights of isolated containers, and whether they may have queues, to their
-// quotas. If there are many, they take turns.
-func (is *Isolator) reweigh() error {
-	if is.cfg.Throttled {
-		return nil
-	}
-	is.windows++
-	var errs []error
-	for key, s := range is.isolated {
-		if !is.turnOf(key) {
-			continue
-		}
-		errs = append(errs, IgnoreGone(is.heed(s, s.payer)))
-	}
-	return errors.Join(errs...)
-}
-
-// turnOf reports whether reweigh looks at a tenant in this window.
-func (is *Isolator) turnOf(key tenant.Key) bool {
-	turns := uint64(1 + len(is.isolated)/mostWeighed)
-	return (is.windows+key.NetNS)%turns == 0
 }
 
 // sharesFor returns the weight w with w / (w + usual) = cpus; any for a CPU or more, and for 0, which

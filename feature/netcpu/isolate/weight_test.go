@@ -1,11 +1,9 @@
 package isolate
 
 import (
-	"maps"
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"testing"
 
@@ -43,7 +41,8 @@ func TestWeightFollowsQuota(t *testing.T) {
 	of, _, err := tenants.Apply(policy.Target{Container: c})
 	must(t, err)
 	is := New(Config{Feature: "netcpu", Tenants: tenants, Journal: j, Layout: cgroup.Layout{CPU: filepath.Dir(dir)}})
-	is.isolated[of.Key()] = &isolation{of: of, payer: c}
+	in := &isolation{of: of, payer: c}
+	is.isolated[of.Key()] = in
 	set("cgroup.procs", "") // present in every cgroup
 	set("cpu.cfs_period_us", "100000")
 	set("cpu.idle", "0")
@@ -76,7 +75,7 @@ func TestWeightFollowsQuota(t *testing.T) {
 			set("cpu.shares", step.shares)
 		}
 		for range 2 {
-			must(t, is.reweigh())
+			must(t, is.heed(in, c))
 		}
 		got, err := cgroup.Weight(dir)
 		before := ""
@@ -92,32 +91,5 @@ func TestWeightFollowsQuota(t *testing.T) {
 	}
 	if got, err := cgroup.Weight(dir); err != nil || got != 2048 {
 		t.Errorf("restored to %d, %v", got, err)
-	}
-}
-
-// A few tenants are all looked at in each window; many take turns.
-func TestTurns(t *testing.T) {
-	for n, most := range map[int]int{1: 1, 60: 60, 1000: 63} {
-		is := New(Config{})
-		for i := range n {
-			is.isolated[tenant.Key{NetNS: uint64(4026532000 + i)}] = &isolation{}
-		}
-		looked := make(map[tenant.Key]int)
-		for range 1 + n/mostWeighed {
-			is.windows++
-			now := 0
-			for key := range is.isolated {
-				if is.turnOf(key) {
-					now++
-					looked[key]++
-				}
-			}
-			if now > most {
-				t.Errorf("%d of %d tenants are looked at in one window", now, n)
-			}
-		}
-		if times := slices.Max(slices.Collect(maps.Values(looked))); len(looked) != n || times != 1 {
-			t.Errorf("%d of %d tenants are looked at, one of them %d times", len(looked), n, times)
-		}
 	}
 }

@@ -13,45 +13,27 @@ package ledger
 import (
 	"math"
 	"time"
+
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// Limits of a stock kernel, and constants that keep the law stable. All are parts of the quota
-// unless stated otherwise.
+// minQuota is the kernel's.
+const minQuota = time.Millisecond
+
+// What follows from the law, in parts of the quota.
 const (
-	MinQuota = time.Millisecond // the kernel's minimum
-
-	leave  = 0.02  // a correction below this is not worth a write, which refills the pool
-	settle = 0.005 // a correction below this, after a larger one, restores the owner's value
-
-	floor  = 0.05 // minimum for a debtor, so that it can go on, slowly
-	ceil   = 4    // maximum for the robbed
-	payOff = 0.5  // the most of each period that settles an old debt or credit
+	// settle is a correction below which, after a larger one, the owner's value is restored.
+	settle = law.Write / law.Most
 
 	// horizon is the least number of periods over which an old debt or credit is spread: a second
 	// at the usual period. Each write gives away some time, and the remainder after it must not ask
-	// for the next write.
-	horizon = 10
+	// for the next write. It also limits a debt, in quotas: any sender can put a container into debt,
+	// and without a bound a flood of an hour would stop it for the next hour.
+	horizon = law.Window / (law.Tick / 2)
 
-	// rest is the part of a quota that is never asked for: the kernel accounts in ticks, so a
-	// balance never reaches zero.
-	rest = 0.05
-
-	// MaxDebt limits a debt, in quotas. Any sender can put a container into debt: without a bound a
-	// flood of an hour would stop it for the next hour.
-	MaxDebt = 10
-
-	near = 0.9 // a container that uses a smaller part is not held by its quota
-
-	// gain is the weight of the last interval in the expected net charge.
-	gain = 0.5
+	near = 1 - 3*law.Least // a container that uses a smaller part is not held by its quota
 )
-
-// Limit is the owner's limit on a container.
-type Limit struct {
-	Quota  time.Duration // of CPU time in each Period
-	Period time.Duration
-	Burst  time.Duration // unused quota that the kernel carries over
-}
 
 // Counters are sums since any moment, the same for all counters of a container.
 type Counters struct {
@@ -79,31 +61,29 @@ type Counters struct {
 type State struct {
 	// Balance is positive for a credit, negative for a debt.
 	Balance time.Duration
-	// Net is the expected credit minus charge of one period.
-	Net time.Duration
 	// Charged and Credited are the sums since the Ledger was made.
 	Charged, Credited time.Duration
-	// Forgiven is debt beyond MaxDebt, and Lapsed is credit that was not used.
-	Forgiven, Lapsed time.Duration
-	Writes           uint64
+	// Forgiven is debt beyond what can be repaid.
+	Forgiven time.Duration
+	Writes   uint64
 }
 
 // Ledger is the account of a container with a quota. Make it with New. It is not safe for
 // concurrent use.
 type Ledger struct {
-	limit Limit
+	limit cgroup.Bandwidth
 	now   time.Duration // the quota in force
 	low   time.Duration // the lowest quota in force since the last step
 	last  Counters
 	slack time.Duration // unused time, which is not hoarded: see book
-	net   float64       // like State.Net, in ns
+	net   float64       // the expected credit minus charge of one period, in ns
 	own   float64       // time that its own tasks ran in a period, in ns
 	lost  float64       // the credited part of own, in ns
 	state State
 }
 
-// New opens an account, with the limit in force and no correction.
-func New(limit Limit) *Ledger {
+// New opens an account, with the quota in force and no correction.
+func New(limit cgroup.Bandwidth) *Ledger {
 	l := &Ledger{limit: limit, now: limit.Quota, low: limit.Quota}
 	l.slack = l.allowed()
 	return l
@@ -111,7 +91,7 @@ func New(limit Limit) *Ledger {
 
 // SetLimit records that the owner has changed the limit, which is in force now. Debts and credits
 // remain.
-func (l *Ledger) SetLimit(limit Limit) {
+func (l *Ledger) SetLimit(limit cgroup.Bandwidth) {
 	l.limit, l.now, l.low = limit, limit.Quota, limit.Quota
 	l.slack = min(l.slack, l.allowed())
 	l.bound()
@@ -127,11 +107,7 @@ func (l *Ledger) Wrote(quota time.Duration) {
 }
 
 // State returns the content of the ledger.
-func (l *Ledger) State() State {
-	s := l.state
-	s.Net = time.Duration(l.net)
-	return s
-}
+func (l *Ledger) State() State { return l.state }
 
 // Step books the time since the last Step and returns the quota for the next period. It returns the
 // quota in force if a change is not worth a write. Call it right after a period has started, and
@@ -147,7 +123,7 @@ func (l *Ledger) Step(c Counters) time.Duration {
 	n := float64(d.length) / float64(l.limit.Period)
 	l.book(d, n)
 	l.low = l.now
-	a := 1 - math.Pow(1-gain, n) // the same pace for an interval of any length
+	a := 1 - math.Pow(1-law.Half, n) // the same pace for an interval of any length
 	l.net += a * (float64(d.credit-d.charge)/n - l.net)
 	l.own += a * (float64(d.ran)/n - l.own)
 	l.lost += a * (float64(d.credit)/n - l.lost)
@@ -179,7 +155,6 @@ func (l *Ledger) book(d interval, n float64) {
 		taken := max(0, before) + d.credit
 		owed := max(time.Duration(held*float64(taken)), min(taken, d.waited)) + time.Duration(held*withheld)
 		if balance > owed {
-			l.state.Lapsed += max(0, before-owed)
 			l.slack = min(l.slack+balance-max(owed, before), l.allowed())
 			balance = owed
 		}
@@ -193,21 +168,14 @@ func (l *Ledger) book(d interval, n float64) {
 // of the next, and the burst.
 func (l *Ledger) allowed() time.Duration { return 2*l.limit.Quota + l.limit.Burst }
 
-// Timely reports whether a write so late after the start of a period is early enough. The container
-// gets the quota in addition to what it has run since.
-func (l *Ledger) Timely(late time.Duration) bool { return late <= l.limit.Quota/8 }
-
 // bound limits debt and credit to what can be repaid in reasonable time.
 func (l *Ledger) bound() {
-	limit := MaxDebt * l.limit.Quota
+	limit := horizon * l.limit.Quota
 	if over := -limit - l.state.Balance; over > 0 {
 		l.state.Forgiven += over
 		l.state.Balance += over
 	}
-	if over := l.state.Balance - limit; over > 0 {
-		l.state.Lapsed += over
-		l.state.Balance -= over
-	}
+	l.state.Balance = min(l.state.Balance, limit)
 }
 
 // decide returns the quota: the owner's, plus the expected net of the coming periods, plus a part
@@ -218,12 +186,11 @@ func (l *Ledger) decide(d interval, n float64) time.Duration {
 	if l.binding(d, n) {
 		want = grown(want+l.net-l.lost, l.lost, l.own)
 	}
-	want = min(max(want, float64(l.lowest())), ceil*q)
-	off := math.Abs(want - q)
-	if off < settle*q || off < leave*q && !l.correcting(time.Duration(want-q)) {
+	want = min(max(want, float64(l.lowest())), law.Most*q)
+	if math.Abs(want-q) < settle*q {
 		return l.limit.Quota
 	}
-	if math.Abs(want-float64(l.now)) < leave*q {
+	if math.Abs(want-float64(l.now)) < law.Write*q {
 		return l.now
 	}
 	return time.Duration(want).Round(time.Microsecond) // the kernel's unit
@@ -235,28 +202,18 @@ func grown(left, lost, ran float64) float64 {
 	if lost <= 0 || ran <= 0 {
 		return left
 	}
-	return left / (1 - min(lost/ran, 1-1.0/ceil))
-}
-
-// correcting reports whether the quota in force is on this side of the owner's. A change to the
-// other side takes as much as the first correction: otherwise the remainder of a debt would swing
-// from one side to the other with each write.
-func (l *Ledger) correcting(side time.Duration) bool {
-	return side < 0 && l.now < l.limit.Quota || side > 0 && l.now > l.limit.Quota
+	return left / (1 - min(lost/ran, 1-1.0/law.Most))
 }
 
 // pay returns the part of the balance that one period settles: it is spread over the horizon, or
 // over twice the time in which it grew, and a large balance is settled at a bounded pace.
 func (l *Ledger) pay(n float64) float64 {
 	q, owed := float64(l.limit.Quota), math.Abs(float64(l.state.Balance))
-	part := owed / max(2*n, horizon)
-	switch {
-	case owed < rest*q:
+	if owed < law.Least*q {
 		return 0
-	case l.correcting(l.state.Balance): // a correction that has begun continues to the end
-		part = max(part, min(leave*q, owed/max(n, 1)))
 	}
-	return math.Copysign(min(part, payOff*q), float64(l.state.Balance))
+	part := owed / max(2*n, float64(horizon))
+	return math.Copysign(min(part, law.Half*q), float64(l.state.Balance))
 }
 
 // binding reports whether the quota limits the container, did so, or would if the container got its
@@ -274,7 +231,7 @@ func (l *Ledger) binding(d interval, n float64) bool {
 // and enough for a debtor to go on.
 func (l *Ledger) lowest() time.Duration {
 	q := l.limit.Quota
-	least := max(MinQuota, l.limit.Burst, time.Duration(floor*float64(q)).Round(time.Microsecond))
+	least := max(minQuota, l.limit.Burst, time.Duration(law.Least*float64(q)).Round(time.Microsecond))
 	return min(least, q)
 }
 

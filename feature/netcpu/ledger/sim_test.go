@@ -1,6 +1,10 @@
 package ledger
 
-import "time"
+import (
+	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+)
 
 const ms = time.Millisecond
 
@@ -149,7 +153,7 @@ type host struct {
 func newHost(every int, late time.Duration, tasks ...*task) *host {
 	h := &host{cpu: cpu{tasks: tasks}, every: every, late: late}
 	for _, k := range tasks {
-		h.ledgers = append(h.ledgers, New(Limit{Quota: k.quota, Period: k.period}))
+		h.ledgers = append(h.ledgers, New(cgroup.Bandwidth{Quota: k.quota, Period: k.period}))
 		h.lowest = append(h.lowest, k.quota)
 	}
 	return h

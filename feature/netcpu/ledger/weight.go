@@ -3,28 +3,13 @@ package ledger
 import (
 	"math"
 	"time"
+
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
-// The bounds of the factor on an owner's weight. A container with packets that alone cost its whole
-// share keeps a 32nd of its weight; the excess of the robbed is bounded like a quota's.
-const (
-	minFactor = 1.0 / 32
-	maxFactor = 4.0
-
-	// weightPace is the time constant of the factor. Weights act at once, and their effect is
-	// measured over an interval: without a low-pass two containers that charge one another would
-	// oscillate.
-	weightPace = 500 * time.Millisecond
-
-	// catchUpPace is the time constant of the factor that lets a container use its quota: its
-	// Ledger has already smoothed its due, and its debtors pay by their quotas.
-	catchUpPace = 200 * time.Millisecond
-
-	wants = 0.8 // a container that runs for a smaller part of its quota has other reasons
-
-	leaveWeight  = 0.03 // like leave and settle, as parts of the factor
-	settleWeight = 0.01
-)
+// minFactor is the bound of the factor on an owner's weight below: a container with packets that alone
+// cost its whole share keeps so much of its weight.
+const minFactor = law.Least
 
 // Share is the time that a container may use by its weight alone.
 type Share struct {
@@ -76,25 +61,25 @@ func (w *Weigher) Step(c Counters, share Share) float64 {
 	w.state.Credited += d.credit
 	length := float64(d.length)
 	w.own, w.net = float64(d.ran)/length, float64(d.charge-d.credit)/length
-	target, pace := 1.0, weightPace
+	target, pace := 1.0, 2*law.Tick
 	if entitled := max(share.Fair, w.own+w.net); share.Contended && entitled > 0 {
-		target = min(max(1-w.net/entitled, minFactor), maxFactor)
+		target = min(max(1-w.net/entitled, minFactor), law.Most)
 	}
 	if share.Contended && share.Quota > 0 {
 		// Its quota takes its debts. A higher quota does not pay its credit if others keep it from
 		// using that.
 		target = max(1, target)
 		if f := w.catchUp(share, d); f > target {
-			target, pace = f, catchUpPace
+			target, pace = f, law.Tick
 		}
 	}
 	// In proportion, so that up and down take the same time.
 	a := 1 - math.Exp(-length/float64(pace))
 	w.factor *= math.Pow(target/w.factor, a)
 	switch off := math.Abs(math.Log(w.factor)); {
-	case off < settleWeight, w.now == 1 && off < leaveWeight:
+	case off < settle, w.now == 1 && off < law.Write:
 		w.wrote(1)
-	case math.Abs(math.Log(w.factor/w.now)) >= leaveWeight:
+	case math.Abs(math.Log(w.factor/w.now)) >= law.Write:
 		w.wrote(w.factor)
 	}
 	return w.now
@@ -104,7 +89,7 @@ func (w *Weigher) Step(c Counters, share Share) float64 {
 // too little with quotas: a debtor repays by its quota and keeps its weight, so the sum of the
 // weights grows.
 func (w *Weigher) catchUp(share Share, d interval) float64 {
-	if share.Due <= share.Quota || w.own < wants*share.Quota {
+	if share.Due <= share.Quota || w.own < near*share.Quota {
 		return 0 // it has no credit, or has what it wants
 	}
 	// An average over its CPUs: on all of them it waits for at most as long.
@@ -113,7 +98,7 @@ func (w *Weigher) catchUp(share Share, d interval) float64 {
 	if share.Held || content {
 		return w.now // more would have no effect, and less would be missing in the next round
 	}
-	return min(w.now*share.Due/w.own, maxFactor)
+	return min(w.now*share.Due/w.own, law.Most)
 }
 
 func (w *Weigher) wrote(factor float64) {
@@ -135,12 +120,4 @@ func (w *Weigher) Budget(period time.Duration, share Share, reserve float64) tim
 	}
 	cpus := func(n float64) time.Duration { return time.Duration(n * float64(period)) }
 	return remaining(cpus(share.Fair), cpus(w.own), reserve)
-}
-
-// Scale applies a factor to an owner's weight within the kernel's bounds.
-func Scale(weight uint64, factor float64, least, most uint64) uint64 {
-	if factor == 1 {
-		return weight
-	}
-	return uint64(math.Round(min(max(float64(weight)*factor, float64(least)), float64(most))))
 }

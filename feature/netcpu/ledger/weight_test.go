@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
 // weighed runs weighers over a CPU, each stepped at a fixed interval.
@@ -126,7 +128,7 @@ func TestWeigh(t *testing.T) {
 		{"more than its share", 10 * ms, 70 * ms, 0, Share{Fair: 0.5, Contended: true}, 0.125},
 		{"only packets", 0, 70 * ms, 0, Share{Fair: 0.5, Contended: true}, minFactor},
 		{"robbed", 50 * ms, 0, 20 * ms, Share{Fair: 0.5, Contended: true}, 1.4},
-		{"robbed of nearly all", 50 * ms, 0, 49 * ms, Share{Fair: 0.01, Contended: true}, maxFactor},
+		{"robbed of nearly all", 50 * ms, 0, 49 * ms, Share{Fair: 0.01, Contended: true}, law.Most},
 	} {
 		w := NewWeigher()
 		var got float64
@@ -161,7 +163,7 @@ func TestCatchUp(t *testing.T) {
 		{"less than its quota", 0.07, quota + most, most, false, 1, 1 + most/quota}, // by what is stolen alone
 		{"a quota that does not let it", 1, quota, most, false, 1, 1 + most/quota},
 		{"nearly its quota, and never waits", 0.085, quota + 0.002, 0.002, true, 1, 1},
-		{"nearly its quota, on CPUs that are not known", 0.085, quota + 0.002, 0.002, true, 0, maxFactor},
+		{"nearly its quota, on CPUs that are not known", 0.085, quota + 0.002, 0.002, true, 0, law.Most},
 	} {
 		w, weight := NewWeigher(), 1.0
 		var c Counters
@@ -198,7 +200,7 @@ func TestCatchUpHolds(t *testing.T) {
 	}
 	share := Share{Fair: 0.1, Contended: true, Quota: 0.1, Due: 0.2}
 	most := step(share, 100)
-	if most < 0.95*maxFactor || most > maxFactor {
+	if most < 0.95*law.Most || most > law.Most {
 		t.Fatalf("factor %v of a container that runs 13 of 20 ms, whatever its weight", most)
 	}
 	share.Held = true
@@ -235,25 +237,5 @@ func TestWeigherBudget(t *testing.T) {
 	}
 	if got := w.Budget(100*ms, Share{Fair: 0.5, Contended: true}, 0.1); got != 45*ms {
 		t.Errorf("budget %v of a container that only gets packets", got)
-	}
-}
-
-func TestScale(t *testing.T) {
-	for _, tt := range []struct {
-		weight      uint64
-		factor      float64
-		least, most uint64
-		want        uint64
-	}{
-		{1024, 1, 2, 262144, 1024},
-		{1024, 0.5, 2, 262144, 512},
-		{1024, 0.0001, 2, 262144, 2},
-		{200000, 4, 2, 262144, 262144},
-		{100, 0.333, 1, 10000, 33},
-		{1, 0.03, 1, 10000, 1},
-	} {
-		if got := Scale(tt.weight, tt.factor, tt.least, tt.most); got != tt.want {
-			t.Errorf("%d × %v is %d, want %d", tt.weight, tt.factor, got, tt.want)
-		}
 	}
 }

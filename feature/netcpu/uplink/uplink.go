@@ -26,24 +26,17 @@ type Uplink struct {
 	Host bool       // NS is the host's own
 }
 
-// Finder finds uplinks. It is safe for concurrent use. Make it with NewFinder.
+// Finder finds uplinks. It is safe for concurrent use.
 type Finder struct {
-	host string // a path to the host's network namespace
-	find *netdev.Finder
-	who  *identity.Identity
-
-	monitor *netdev.Monitor
-}
-
-// NewFinder makes a Finder for the host with its network namespace at a path. who knows which
-// namespaces are containers'. monitor may be nil.
-func NewFinder(host string, find *netdev.Finder, who *identity.Identity, monitor *netdev.Monitor) *Finder {
-	return &Finder{host: host, find: find, who: who, monitor: monitor}
+	NetNS   string // a path to the host's network namespace
+	Find    *netdev.Finder
+	Who     *identity.Identity // knows which namespaces are containers'
+	Monitor *netdev.Monitor    // may be nil
 }
 
 // Host returns the inode of the host's network namespace.
 func (f *Finder) Host() (uint64, error) {
-	ns, err := netdev.Open(f.host)
+	ns, err := netdev.Open(f.NetNS)
 	if err != nil {
 		return 0, err
 	}
@@ -53,12 +46,12 @@ func (f *Finder) Host() (uint64, error) {
 
 // Links lists the devices of the host's namespace.
 func (f *Finder) Links() ([]netdev.Link, error) {
-	ns, err := netdev.Open(f.host)
+	ns, err := netdev.Open(f.NetNS)
 	if err != nil {
 		return nil, err
 	}
 	defer ns.Close()
-	return f.monitor.Links(ns, netdev.MostLinks)
+	return f.Monitor.Links(ns, netdev.MostLinks)
 }
 
 // Each calls do with the uplinks of c: the devices of the host's namespace that poll and are
@@ -71,11 +64,11 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 	if err != nil {
 		return err
 	}
-	paths := map[uint64]string{host: f.host}
+	paths := map[uint64]string{host: f.NetNS}
 	bridges := make(map[uint64][]string)
 	for _, dev := range c.Interfaces {
 		h := dev.Host
-		if h.Master != "" && (h.NetNS == host || h.Trusted && !f.who.Home(h.NetNS)) {
+		if h.Master != "" && (h.NetNS == host || h.Trusted && !f.Who.Home(h.NetNS)) {
 			bridges[h.NetNS] = append(bridges[h.NetNS], h.Master)
 			if paths[h.NetNS] == "" {
 				paths[h.NetNS] = h.NSPath
@@ -87,12 +80,12 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
-		ns, err := f.find.Open(path, inode)
+		ns, err := f.Find.Open(path, inode)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		all, err := f.monitor.Links(ns, netdev.MostLinks)
+		all, err := f.Monitor.Links(ns, netdev.MostLinks)
 		if err != nil {
 			errs = append(errs, err)
 			ns.Close()
