@@ -119,7 +119,7 @@ func (f *Finder) paths(inode uint64) ([]string, error) {
 }
 
 // Open opens the network namespace with the given inode, through path if that leads to it ("" does
-// not), otherwise through the paths of [Finder.Find], until one leads to it. It checks that after
+// not), otherwise through the paths that it finds, until one leads to it. It checks that after
 // opening: paths come and go with containers, and a process may choose some of them. Errors:
 // [ErrNoNS], errCutOff.
 func (f *Finder) Open(path string, inode uint64) (*NS, error) {
