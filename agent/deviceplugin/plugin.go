@@ -134,27 +134,27 @@ func (p *Plugin) round(ctx context.Context) bool {
 	offers := maps.Clone(p.offers)
 	p.mu.Unlock()
 
-	at, err := identify(p.kubelet())
+	_, err := os.Stat(p.kubelet())
 	ok := true
 	for name, o := range offers {
 		o.set(amounts[name])
-		ok = p.offer(ctx, o, at, err) && ok
+		ok = p.offer(ctx, o, err) && ok
 	}
 	return ok
 }
 
-// offer makes kubelet know one resource, and reports whether it does. at is kubelet's socket, or
-// err why there is none.
-func (p *Plugin) offer(ctx context.Context, o *offer, at socket, err error) bool {
-	if errors.Is(err, fs.ErrNotExist) {
-		o.done(socket{}, nil) // kubelet does not run, and tells by its socket when it does
+// offer makes kubelet know one resource, and reports whether it does. missing is why there is no kubelet.
+func (p *Plugin) offer(ctx context.Context, o *offer, missing error) bool {
+	if errors.Is(missing, fs.ErrNotExist) {
+		o.done(nil) // kubelet does not run, and tells by its socket when it does
 		return true
 	}
+	err := missing
 	if err == nil && !o.serves() {
 		err = o.listen()
 	}
 	if err == nil {
-		if o.known(at) {
+		if o.known() {
 			return true
 		}
 		if time.Since(o.tried) < retryTime {
@@ -162,11 +162,11 @@ func (p *Plugin) offer(ctx context.Context, o *offer, at socket, err error) bool
 		}
 		err = p.register(ctx, o)
 	}
-	was := o.done(at, err)
+	was := o.done(err)
 	switch {
-	case err == nil && at != (socket{}):
+	case err == nil:
 		p.cfg.Log.Info("kubelet was offered a resource", "resource", o.resource, "amount", o.state().Amount)
-	case err != nil && (was == nil || was.Error() != err.Error()):
+	case was == nil || was.Error() != err.Error():
 		p.cfg.Log.Warn("kubelet does not know a resource: pods that request it are not placed here", "resource", o.resource, "err", err)
 	}
 	return err == nil
@@ -178,10 +178,7 @@ func (p *Plugin) kubelet() string {
 
 // register tells kubelet of a resource. kubelet then calls ListAndWatch.
 func (p *Plugin) register(ctx context.Context, o *offer) error {
-	o.mu.Lock()
-	o.turn++ // streams from before no longer count
-	o.streams, o.hung, o.tried = 0, false, time.Now()
-	o.mu.Unlock()
+	o.tried = time.Now()
 	ctx, cancel := context.WithTimeout(ctx, registerTime)
 	defer cancel()
 	conn, err := grpc.NewClient("unix://"+p.kubelet(), grpc.WithAuthority("localhost"), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -195,6 +192,9 @@ func (p *Plugin) register(ctx context.Context, o *offer) error {
 	if err != nil {
 		return fmt.Errorf("register %s at %s: %w", o.resource, p.kubelet(), err)
 	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.told = time.Now()
 	return nil
 }
 
@@ -245,11 +245,9 @@ type offer struct {
 
 	mu      sync.Mutex
 	amount  int
-	changed chan struct{} // closed when amount changes, or the server ends
-	at      socket        // kubelet's socket, by which it was told; zero: it was not
-	turn    int           // number of the registration
-	streams int           // open ones of this turn
-	hung    bool          // kubelet has hung up in this turn
+	changed chan struct{} // closed when amount changes
+	streams int           // open ones: kubelet opens one once it is told, and its end closes it
+	told    time.Time     // when kubelet was last told, unless a stream or the server has ended since
 	err     error
 }
 
@@ -265,33 +263,24 @@ func (o *offer) set(amount int) {
 	defer o.mu.Unlock()
 	if amount != o.amount {
 		o.amount = amount
-		o.wake()
+		close(o.changed)
+		o.changed = make(chan struct{})
 	}
 }
 
-// wake continues the streams. The caller holds o.mu.
-func (o *offer) wake() {
-	close(o.changed)
-	o.changed = make(chan struct{})
-}
-
-// done notes that kubelet was told at a socket (zero: it was not), or why it was not, and returns
-// the reason of before.
-func (o *offer) done(at socket, err error) (was error) {
+// done notes why kubelet was not told, or nil, and returns the reason of before.
+func (o *offer) done(err error) (was error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err != nil || o.hung { // even before Register returned
-		at = socket{}
-	}
-	was, o.err, o.at = o.err, err, at
+	was, o.err = o.err, err
 	return was
 }
 
-// known reports whether kubelet was told at a socket, and has not hung up since.
-func (o *offer) known(at socket) bool {
+// known reports whether kubelet knows the resource, or was told a moment ago.
+func (o *offer) known() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.at == at
+	return o.streams > 0 || time.Since(o.told) < registerTime
 }
 
 // serves reports whether the server's socket is where kubelet looks for it.
@@ -327,9 +316,7 @@ func (o *offer) close() {
 		return
 	}
 	o.mu.Lock()
-	o.turn++
-	o.streams, o.at = 0, socket{}
-	o.wake()
+	o.told = time.Time{}
 	o.mu.Unlock()
 	o.server.Stop()
 	o.server = nil
@@ -345,27 +332,20 @@ func (o *offer) GetDevicePluginOptions(context.Context, *kubelet.Empty) (*kubele
 // there are more or fewer.
 func (o *offer) ListAndWatch(_ *kubelet.Empty, stream kubelet.DevicePlugin_ListAndWatchServer) error {
 	o.mu.Lock()
-	turn := o.turn
 	o.streams++
 	o.mu.Unlock()
 	defer func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if turn != o.turn {
-			return
-		}
 		if o.streams--; o.streams == 0 { // kubelet has hung up, and has to be told again
-			o.at, o.hung = socket{}, true
+			o.told = time.Time{}
 			o.nudge()
 		}
 	}()
 	for sent := -1; ; {
 		o.mu.Lock()
-		amount, changed, over := o.amount, o.changed, turn != o.turn
+		amount, changed := o.amount, o.changed
 		o.mu.Unlock()
-		if over {
-			return nil
-		}
 		if amount != sent {
 			if err := stream.Send(&kubelet.ListAndWatchResponse{Devices: devices(amount)}); err != nil {
 				return err

@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/fairlead-project/fairlead/api"
 )
@@ -212,25 +213,13 @@ const (
 	guestBurst = 256              // connections that need not wait
 )
 
-// pace spreads events over time. The zero value has seen no event.
-type pace struct{ next time.Time }
-
-// wait returns how long an event has to wait from now, and counts it.
-func (p *pace) wait(now time.Time) time.Duration {
-	if earliest := now.Add(-guestBurst * guestPause); p.next.Before(earliest) {
-		p.next = earliest
-	}
-	p.next = p.next.Add(guestPause)
-	return max(0, p.next.Sub(now))
-}
-
 // guests are the containers that are connected to their socket. Each may have maxOfOne connections,
 // from any number of processes. Further connections are closed before anything is read from them.
 // Callers that belong to no known container count as one.
 type guests struct {
 	caller func(Peer) api.ID
 
-	accepted pace // used only by Accept
+	accepted *rate.Limiter // of connections
 
 	mu   sync.Mutex
 	of   map[api.ID]*guest
@@ -239,7 +228,7 @@ type guests struct {
 }
 
 func newGuests(caller func(Peer) api.ID, log *slog.Logger) *guests {
-	return &guests{caller: caller, of: make(map[api.ID]*guest), log: log}
+	return &guests{caller: caller, accepted: rate.NewLimiter(rate.Every(guestPause), guestBurst), of: make(map[api.ID]*guest), log: log}
 }
 
 // tellEvery limits how often the log warns that containers connect too often.
@@ -255,7 +244,7 @@ func (g *guests) tell(now time.Time, what string, args ...any) {
 
 // wait returns how long the next connection has to wait to be accepted.
 func (g *guests) wait(now time.Time) time.Duration {
-	wait := g.accepted.wait(now)
+	wait := g.accepted.ReserveN(now, 1).DelayFrom(now)
 	if wait > 0 {
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -264,11 +253,10 @@ func (g *guests) wait(now time.Time) time.Duration {
 	return wait
 }
 
-// guest is one connected container; the mutex of all guards it.
+// guest is one connected container.
 type guest struct {
-	all   *guests
-	conns int
-	next  time.Time // the earliest time of its next answer
+	conns   int           // guarded by the mutex of all guests
+	answers *rate.Limiter // selfPause apart
 }
 
 // admit reports whether a visitor may come in, and counts it until it is closed.
@@ -280,10 +268,10 @@ func (g *guests) admit(v *visitor) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(g.of, func(_ api.ID, one *guest) bool { return one.conns == 0 && one.next.Before(now) })
+	maps.DeleteFunc(g.of, func(_ api.ID, one *guest) bool { return one.conns == 0 && one.answers.TokensAt(now) >= 1 })
 	one := g.of[id]
 	if one == nil {
-		one = &guest{all: g}
+		one = &guest{answers: rate.NewLimiter(rate.Every(selfPause), 1)}
 		g.of[id] = one
 	}
 	if one.conns == maxOfOne {
@@ -308,15 +296,8 @@ func turn(ctx context.Context) (Peer, error) {
 	if !ok || v.guest == nil {
 		return Peer{}, errors.New("read peer: unknown connection")
 	}
-	g := v.guest.all
-	g.mu.Lock()
-	wait := max(0, time.Until(v.guest.next))
-	v.guest.next = time.Now().Add(wait + selfPause)
-	g.mu.Unlock()
-	select {
-	case <-time.After(wait):
-		return v.peer, v.err
-	case <-ctx.Done():
-		return Peer{}, ctx.Err()
+	if err := v.guest.answers.Wait(ctx); err != nil {
+		return Peer{}, err
 	}
+	return v.peer, v.err
 }

@@ -126,11 +126,11 @@ func (nowhere) Close() error { return nil }
 
 // A loop of connections costs the agent only guestPause's rate, whichever containers make them.
 func TestGuestPace(t *testing.T) {
-	var p pace
+	g := newGuests(nil, slog.New(slog.DiscardHandler))
 	start := time.Now()
 	now := start
 	for i := range 10_000 {
-		wait := p.wait(now)
+		wait := g.wait(now)
 		if i < guestBurst && wait != 0 {
 			t.Fatalf("connection %d waits for %v", i, wait)
 		}
@@ -139,13 +139,13 @@ func TestGuestPace(t *testing.T) {
 	if took, want := now.Sub(start), (10_000-guestBurst)*guestPause; took != want {
 		t.Errorf("10,000 connections at once take %v, want %v", took, want)
 	}
-	testkit.Same(t, "an hour later one waits for", 0, p.wait(now.Add(time.Hour)))
+	testkit.Same(t, "an hour later one waits for", 0, g.wait(now.Add(time.Hour)))
 
 	path := filepath.Join(t.TempDir(), "self")
 	inner, err := net.Listen("unix", path)
 	testkit.Must(t, err)
 	defer inner.Close()
-	g := newGuests(func(Peer) api.ID { return 0 }, slog.New(slog.DiscardHandler))
+	g = newGuests(func(Peer) api.ID { return 0 }, slog.New(slog.DiscardHandler))
 	l := visitors{Listener: inner, places: make(chan struct{}, maxSelves), guests: g}
 	const many = guestBurst + 100
 	held := make(chan net.Conn, many)

@@ -100,7 +100,7 @@ func run(t *testing.T, p *ebpf.Program) uint32 {
 func TestLoad(t *testing.T) {
 	testkit.OnKernels(t)
 	o := open(t, Vars{"fl_const": uint32(1)}, nil)
-	if o.Map("fl_seen") != nil {
+	if o.Maps()["fl_seen"] != nil {
 		t.Error("fl_seen is there before a program needs it")
 	}
 	var objs struct {
@@ -119,7 +119,7 @@ func TestLoad(t *testing.T) {
 	testkit.Same(t, "usage", []Usage{{"test", "fl_seen", 2, 8}}, o.Usage())
 
 	// Another object uses the same map, which is not its to report.
-	other := open(t, Vars{"fl_const": uint32(3)}, Maps{"fl_seen": o.Map("fl_seen")})
+	other := open(t, Vars{"fl_const": uint32(3)}, Maps{"fl_seen": o.Maps()["fl_seen"]})
 	three, err := other.Program("fl_one", nil)
 	must(t, err)
 	defer three.Close()

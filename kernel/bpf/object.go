@@ -121,13 +121,6 @@ func (o *Object) Program(name string, vars Vars, change ...func(*ebpf.ProgramSpe
 	return p, err
 }
 
-// Map returns a map, or nil if no program has needed it yet. It belongs to the Object.
-func (o *Object) Map(name string) *ebpf.Map {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.maps[name]
-}
-
 // Maps returns the maps that programs have needed so far, and the sections of variables, for other
 // objects to share. They belong to the Object.
 func (o *Object) Maps() Maps {

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/prometheus/procfs"
 )
 
 // Work is what one CPU has done for interrupts since boot.
@@ -113,26 +115,17 @@ func Count(sys string, irq int) (sum uint64) {
 // Packets returns how many packets each CPU has handed to the network stack, by CPU number, modulo
 // 2^32. A packet counts again at each device by which it arrives, in every network namespace.
 func Packets(proc string) (map[int]uint32, error) {
-	text, err := readLong(filepath.Join(proc, "net/softnet_stat"))
+	fs, err := procfs.NewFS(proc)
 	if err != nil {
 		return nil, fmt.Errorf("count packets: %w", err)
 	}
-	return parsePackets(text), nil
-}
-
-func parsePackets(softnet string) map[int]uint32 {
-	packets := make(map[int]uint32)
-	for l := range strings.Lines(softnet) {
-		f := strings.Fields(l)
-		const number = 12 // the column of the CPU's, since Linux 5.10
-		if len(f) <= number {
-			continue
-		}
-		cpu, err := strconv.ParseUint(f[number], 16, 16)
-		n, nerr := strconv.ParseUint(f[0], 16, 32)
-		if err == nil && nerr == nil {
-			packets[int(cpu)] = uint32(n)
-		}
+	rows, err := fs.NetSoftnetStat()
+	if err != nil {
+		return nil, fmt.Errorf("count packets: %w", err)
 	}
-	return packets
+	packets := make(map[int]uint32, len(rows))
+	for _, r := range rows {
+		packets[int(r.Index)] = r.Processed
+	}
+	return packets, nil
 }

@@ -107,7 +107,7 @@ func TestClaimsLapse(t *testing.T) {
 		must(t, j.TurnUntil(least{b.knob("a")}, map[string]string{"A": "3", "B": "5", "C": "6"}[by], Owner{Feature: by}, at))
 	}
 	expired := func(at time.Time) (by string) {
-		for _, e := range j.Expired(at) {
+		for _, e := range lapsed(j, at) {
 			by += e.Owner.Feature
 		}
 		return by

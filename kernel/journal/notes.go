@@ -166,7 +166,13 @@ func (n *notes) amend(verb string, match func(Entry) bool, how func(*claim)) err
 
 // Entries returns all entries, in the order in which the knobs were first turned, and the claims on
 // each knob in the order in which they were first made.
-func (n *notes) Entries() []Entry { return n.list(nil) }
+func (n *notes) Entries() (out []Entry) {
+	defer n.intact()
+	for _, e := range n.sorted(nil) {
+		out = append(out, e.entries(nil)...)
+	}
+	return out
+}
 
 // Entry returns a feature's claim on a knob, or false if it has none.
 func (n *notes) Entry(ref Ref, feature string) (Entry, bool) {
@@ -193,20 +199,6 @@ func (n *notes) Given(ref Ref, now string) string {
 	return now
 }
 
-// Expired returns the entries that have expired by now.
-func (n *notes) Expired(now time.Time) []Entry {
-	return n.list(func(e Entry) bool { return e.Expired(now) })
-}
-
-func (n *notes) list(match func(Entry) bool) []Entry {
-	defer n.intact()
-	var out []Entry
-	for _, e := range n.sorted(match) {
-		out = append(out, e.entries(match)...)
-	}
-	return out
-}
-
 // sorted returns the notes with a claim that matches, oldest first; nil matches all.
 func (n *notes) sorted(match func(Entry) bool) []*note {
 	n.mu.Lock()
@@ -218,20 +210,6 @@ func (n *notes) sorted(match func(Entry) bool) []*note {
 	})
 	slices.SortFunc(list, func(a, b *note) int { return cmp.Compare(a.seq, b.seq) })
 	return list
-}
-
-// Forget drops the entries that match without touching the host, for objects that have gone
-// together with their container.
-func (n *notes) Forget(match func(Entry) bool) error {
-	defer n.intact()
-	if n.isClosed() {
-		return os.ErrClosed
-	}
-	var errs []error
-	for _, e := range n.sorted(match) {
-		errs = append(errs, n.change(e.Ref, func(now note) note { now.claims = now.without(match); return now }))
-	}
-	return errors.Join(errs...)
 }
 
 func (n *notes) note(ref Ref) (note, bool) {

@@ -15,7 +15,6 @@ func TestPanicBreaks(t *testing.T) {
 	torn := func(Entry) bool { panic("torn") }
 	for name, call := range map[string]func(*Journal, *board){
 		"extend":  func(j *Journal, _ *board) { j.Extend(torn, time.Time{}) },
-		"forget":  func(j *Journal, _ *board) { j.Forget(torn) },
 		"rename":  func(j *Journal, _ *board) { j.Rename(torn, func(e Entry) Entry { return e }) },
 		"restore": func(j *Journal, b *board) { j.Restore(b.open, torn) },
 		"turn":    func(j *Journal, _ *board) { j.Turn(tornKnob{}, "x", Owner{Feature: "f"}) },

@@ -41,8 +41,8 @@ func TestOneThatHangsKeepsNoOthersWaiting(t *testing.T) {
 		began := time.Now()
 		testkit.Same(t, "while one hangs the entries", "1/b:1>2 2/b:1>2 1/a:1>2", brief(j.Entries()))
 		soon := time.Now().Add(time.Second)
-		if err := j.Extend(nil, soon); err != nil || len(j.Expired(soon)) != 3 {
-			t.Errorf("extended: %v, %v", err, j.Expired(soon))
+		if err := j.Extend(nil, soon); err != nil || len(lapsed(j, soon)) != 3 {
+			t.Errorf("extended: %v, %v", err, lapsed(j, soon))
 		}
 		turn(t, j, b.knob("2/a"), "2")
 		if out, err := j.Restore(b.open, func(e Entry) bool { return e.Ref.place() == "2" }); err != nil || results(out) != "2/a:restored 2/b:restored" {

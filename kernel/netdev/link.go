@@ -74,7 +74,7 @@ func (ns *NS) Links(most int) ([]Link, error) {
 		if err != nil && !errors.Is(err, ErrMany) {
 			return err
 		}
-		return errors.Join(err, addresses(0, most, func(index int, prefix string) {
+		return errors.Join(err, addresses(most, func(index int, prefix string) {
 			if i, ok := at[index]; ok && len(links[i].Addrs) < maxAddrs {
 				links[i].Addrs = append(links[i].Addrs, prefix)
 			}
@@ -86,22 +86,19 @@ func (ns *NS) Links(most int) ([]Link, error) {
 	return links, ns.listed("links", most, err)
 }
 
-// addresses passes the addresses of the device with an index, or of all for 0, to see, as prefixes.
-// The error is ErrMany if there are more than most.
-func addresses(index, most int, see func(index int, prefix string)) error {
-	head := nl.NewIfAddrmsg(unix.AF_UNSPEC)
-	head.Index = uint32(index)
+// addresses passes the addresses of all devices to see, as prefixes. The error is ErrMany if there
+// are more than most.
+func addresses(most int, see func(index int, prefix string)) error {
 	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
-	req.AddData(head)
+	req.AddData(nl.NewIfAddrmsg(unix.AF_UNSPEC))
 	seen := 0
-	// Without strict checks (5.0) the kernel lists all regardless of the index.
-	return dump(unix.NETLINK_ROUTE, true, req, func(msg []byte) (bool, error) {
+	return dump(unix.NETLINK_ROUTE, false, req, func(msg []byte) (bool, error) {
 		if seen++; seen > most {
 			return false, ErrMany
 		}
-		of, prefix, err := parseAddr(msg)
-		if err == nil && prefix != "" && (index == 0 || of == index) {
-			see(of, prefix)
+		index, prefix, err := parseAddr(msg)
+		if err == nil && prefix != "" {
+			see(index, prefix)
 		}
 		return true, err
 	})

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +21,7 @@ func host(_ context.Context, cfg Config) answers {
 	version := release()
 	a := answers{
 		"kernel":         oldest(version),
-		"capabilities":   capabilities(cfg),
+		"capabilities":   capabilities(effective()),
 		"group-fairness": groupFairness(version),
 		"systemd":        full("systemd started this host: it rewrites the cgroup values of its units when it reloads"),
 		"psi":            pressure(cfg),
@@ -113,15 +112,16 @@ func needed() []need {
 	}
 }
 
-func capabilities(cfg Config) answer {
-	name := filepath.Join(cfg.Roots.Proc, "self/status")
-	text, err := os.ReadFile(name)
+// effective returns the capabilities of this process, a bit for each.
+func effective() (mask uint64, err error) {
+	var words [2]unix.CapUserData
+	err = unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &words[0])
+	return uint64(words[1].Effective)<<32 | uint64(words[0].Effective), err
+}
+
+func capabilities(mask uint64, err error) answer {
 	if err != nil {
-		return unavailable(reason(err), "mount proc")
-	}
-	mask, err := parseCapEff(string(text))
-	if err != nil {
-		return unavailable(name+": "+reason(err), "")
+		return refused(err, "")
 	}
 	var missing []string
 	for _, n := range needed() {
@@ -138,16 +138,6 @@ func capabilities(cfg Config) answer {
 		a = degraded("missing: "+strings.Join(missing, ", "), "grant them to the agent")
 	}
 	return a.with(fmt.Sprintf("effective %016x", mask))
-}
-
-// parseCapEff parses the effective capabilities in the form of /proc/PID/status.
-func parseCapEff(text string) (uint64, error) {
-	for line := range strings.Lines(text) {
-		if v, ok := strings.CutPrefix(line, "CapEff:"); ok {
-			return strconv.ParseUint(strings.TrimSpace(v), 16, 64)
-		}
-	}
-	return 0, errors.New("no CapEff line")
 }
 
 func pressure(cfg Config) answer {

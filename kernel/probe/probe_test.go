@@ -288,7 +288,6 @@ func TestBareHost(t *testing.T) {
 	r := Run(t.Context(), cfg)
 	sound(t, r)
 	for c, want := range map[string]string{
-		"capabilities":       "no such file",
 		"pid-namespace":      "not the host's pid namespace",
 		"systemd":            "not started by systemd",
 		"psi":                "no pressure stall information",

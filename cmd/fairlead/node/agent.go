@@ -17,11 +17,11 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/cmd/fairlead/verb"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/enter"
 )
 
@@ -236,12 +236,8 @@ func (h *health) alive(log *slog.Logger) {
 
 // beat renames, so that a reader finds one sign of life or the next.
 func (h *health) beat() error {
-	now, err := monotonic()
-	if err != nil {
-		return err
-	}
 	name := filepath.Join(h.dir, aliveFile)
-	err = os.WriteFile(name+".new", strconv.AppendInt(nil, int64(now), 10), 0o644)
+	err := os.WriteFile(name+".new", strconv.AppendUint(nil, bpf.Clock(), 10), 0o644)
 	if err == nil {
 		err = os.Rename(name+".new", name)
 	}
@@ -270,14 +266,6 @@ func (h *health) waiting(log *slog.Logger) (waited func()) {
 		<-ended // the agent's own signs of life are in the same files
 		h.ready(log, false)
 	}
-}
-
-func monotonic() (time.Duration, error) {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return 0, fmt.Errorf("read the clock: %w", err)
-	}
-	return time.Duration(now.Nano()), nil
 }
 
 func healthVerb(e verb.Env) *cobra.Command {
@@ -329,11 +317,7 @@ func lives(dir string) error {
 	if err != nil {
 		return fmt.Errorf("read the agent's sign of life: %w", err)
 	}
-	now, err := monotonic()
-	if err != nil {
-		return err
-	}
-	if silent := now - time.Duration(last); silent > mostSilent {
+	if silent := time.Duration(bpf.Clock()) - time.Duration(last); silent > mostSilent {
 		return fmt.Errorf("the agent has given no sign of life for %v", silent.Round(time.Second))
 	}
 	return nil

@@ -181,26 +181,22 @@ func printCost(w io.Writer, c cost) {
 }
 
 // listener returns the process that listens at a socket.
-func listener(ctx context.Context, socket string) (pid int, err error) {
+func listener(ctx context.Context, socket string) (pid int, _ error) {
 	c, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return 0, fmt.Errorf("%w at %s: %w", api.ErrNoAgent, socket, err)
 	}
 	defer c.Close()
-	raw, err := c.(*net.UnixConn).SyscallConn()
+	f, err := c.(*net.UnixConn).File()
 	if err != nil {
 		return 0, err
 	}
-	control := raw.Control(func(fd uintptr) {
-		var cred *unix.Ucred
-		if cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(cred.Pid)
-		}
-	})
-	if err = errors.Join(control, err); err != nil {
+	defer f.Close()
+	cred, err := unix.GetsockoptUcred(int(f.Fd()), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
 		return 0, fmt.Errorf("find the agent at %s: %w", socket, err)
 	}
-	return pid, nil
+	return int(cred.Pid), nil
 }
 
 func process(proc string, pid int) (procfs.ProcStat, error) {

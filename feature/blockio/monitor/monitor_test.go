@@ -242,7 +242,7 @@ func TestFullRow(t *testing.T) {
 	culprit.run(t, culprit.CG, 0, "burn")
 	victim.run(t, victim.CG, 0, "burn")
 	m := newMeter(t, victim.Group, culprit.Group)
-	since := m.object.Map("fl_since")
+	since := m.object.Maps()["fl_since"]
 	// fill has every place taken by a thread that there is not, which has waited from at on.
 	const nobody = 1 << 40
 	fill := func(at uint64) {
