@@ -99,14 +99,14 @@ static __always_inline int noted(const __u8 *h, __u32 bytes, struct network *n)
  */
 static __always_inline int same_v4(const __u8 *a, const __u8 *b)
 {
-	return same(a, b, OUTER_IP + 1) && !((a[OUTER_IP + 1] ^ b[OUTER_IP + 1]) & ~3) &&
+	return same(a, b, OUTER_IP) && a[OUTER_IP] == b[OUTER_IP] && !((a[OUTER_IP + 1] ^ b[OUTER_IP + 1]) & ~3) &&
 	       same(a + OUTER_IP + 6, b + OUTER_IP + 6, 4) && same(a + OUTER_IP + 12, b + OUTER_IP + 12, 8) &&
 	       same(a + INNER_ETH(V4_HEADERS), b + INNER_ETH(V4_HEADERS), 6);
 }
 
 static __always_inline int same_v6(const __u8 *a, const __u8 *b)
 {
-	return same(a, b, OUTER_IP + 1) && !((a[OUTER_IP + 1] ^ b[OUTER_IP + 1]) & ~0x30) &&
+	return same(a, b, OUTER_IP) && a[OUTER_IP] == b[OUTER_IP] && !((a[OUTER_IP + 1] ^ b[OUTER_IP + 1]) & ~0x30) &&
 	       same(a + OUTER_IP + 2, b + OUTER_IP + 2, 2) && same(a + OUTER_IP + 6, b + OUTER_IP + 6, 34) &&
 	       same(a + INNER_ETH(V6_HEADERS), b + INNER_ETH(V6_HEADERS), 6);
 }

@@ -111,9 +111,8 @@ struct remote {
 	struct host_key self; /* entries of an LRU map are used anew while they are read */
 	__u16 mtu;	      /* of the way: of the uplink, the route, and what the path has told */
 	__u16 bytes;	      /* of headers: V4_HEADERS or V6_HEADERS */
-	__u32 summed;	      /* the outer UDP header has a checksum */
-	__u8 headers[V6_HEADERS + 4];
-	__u32 pad;
+	__u16 summed;	      /* the outer UDP header has a checksum */
+	__u8 headers[V6_HEADERS + 2]; /* aligned as in a packet: the IP header to a word */
 };
 
 MAP(fl_ov_remotes, LRU_HASH, MAX_REMOTES, struct host_key, struct remote);
@@ -211,16 +210,16 @@ struct {
 
 /* What one program leaves for the next that this CPU runs for the same packet. */
 struct note {
-	__u64 at;
-	__u64 socket; /* cookie of the packet's; 0: it has none */
-	struct flow_key flow; /* to fl_ov_uplink: of the packet; net 0: nothing */
-	struct flow_key entry; /* what is learnt of it: the same without NAT */
-	__u32 to;	      /* to fl_ov_pair: the index to redirect to; 0: nothing */
-	__u32 way;
-	__u64 sent;	      /* when fl_ov_send began with it; 0: not timed */
+	__u64 sent;	/* when fl_ov_send began with it; 0: not timed */
 	__u32 sent_net;
 	__u32 sent_way; /* TIMED_FAST, TIMED_SLOW; 0: it has not shown yet that it goes into the tunnel */
-	struct remote remote; /* scratch: the headers that are written, or read, are too large for the stack */
+	__u32 to;	/* to fl_ov_pair: the index to redirect to; 0: nothing */
+	__u32 way;
+	struct flow_key flow; /* to fl_ov_uplink: of the packet; net 0: nothing */
+	struct flow_key entry; /* what is learnt of it: the same without NAT */
+	__u64 at;
+	__u64 socket; /* cookie of the packet's; 0: it has none */
+	struct remote remote; /* scratch: what is learnt is too large for the stack */
 };
 
 MAP(fl_ov_notes, PERCPU_ARRAY, 1, __u32, struct note);

@@ -133,38 +133,36 @@ static __always_inline enum reason fast_flow(struct network *n, const struct pac
 static __always_inline int prepend(struct __sk_buff *skb, __u8 *h, __u32 bytes, __u64 l3, struct network *n,
 				   const struct packet *p, __u32 hash, int summed, const __u8 *source)
 {
+	__u16 *data, *from = (void *)h;
+
 	if (!(n->flags & NET_ROUTED))
 		__builtin_memcpy(h + INNER_ETH(bytes) + 6, source, 6);
 	fill(h, bytes, n, p, hash, summed);
 	if (bpf_skb_adjust_room(skb, bytes - ETH_HLEN, BPF_ADJ_ROOM_MAC, ENCAPSULATE(l3)))
 		return ROOM;
-	return bpf_skb_store_bytes(skb, 0, h, bytes, 0) ? -1 : FAST;
+	data = (void *)(long)skb->data;
+	if ((void *)data + bytes > (void *)(long)skb->data_end)
+		return -1;
+	data[0] = from[0];
+	__builtin_memcpy((__u32 *)(data + 1), (__u32 *)(from + 1), bytes - 4); /* aligned: by words */
+	data[bytes / 2 - 1] = from[bytes / 2 - 1];
+	return FAST;
 }
 
 /*
  * Puts the headers in front of the packet. Returns FAST; another reason while the packet is
  * as it was; -1 if it is beyond repair.
  */
-static __always_inline int encapsulate(struct __sk_buff *skb, struct network *n, struct remote *r, __u32 up,
-				       const struct packet *p, const __u8 *source, const struct flow_key *key, const struct side *to)
+static __always_inline int encapsulate(struct __sk_buff *skb, struct network *n, struct remote *r, const struct packet *p,
+				       const __u8 *source, const struct flow_key *key, const struct side *to)
 {
 	__u32 hash = bpf_get_hash_recalc(skb), bytes = r->bytes;
 	int err, summed = r->summed && !skb->gso_size;
-	struct note *scratch = note();
-	__u8 *h;
 
-	if (!scratch)
-		return NO_REMOTE; /* cannot be */
-	h = scratch->remote.headers;
-	__builtin_memcpy(h, r->headers, sizeof(r->headers));
-	if (r->self.net != fl_ov_net || r->self.uplink != up || !same_ip(&r->self.ip, &p->dst))
-		return NO_REMOTE; /* another's by now */
 	if (bytes == V4_HEADERS)
-		err = prepend(skb, h, V4_HEADERS, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, n, p, hash, summed, source);
-	else if (bytes == V6_HEADERS)
-		err = prepend(skb, h, V6_HEADERS, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, n, p, hash, summed, source);
+		err = prepend(skb, r->headers, V4_HEADERS, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, n, p, hash, summed, source);
 	else
-		return NO_REMOTE;
+		err = prepend(skb, r->headers, V6_HEADERS, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, n, p, hash, summed, source);
 	if (err == FAST && ((n->flags & NET_ROUTED && !hop(skb, bytes, p->v6)) ||
 			    (to->seal && translate(skb, bytes, p, key, to, OUT))))
 		return -1;
@@ -193,9 +191,9 @@ static __always_inline int send(struct __sk_buff *skb, struct network *n, struct
 	struct host_key host = { .net = fl_ov_net };
 	struct flow_key key = {};
 	struct side to = {};
-	struct remote *r;
+	struct remote r, *known;
 	struct local *l;
-	struct ethhdr eth;
+	struct ethhdr *eth;
 	enum reason why;
 
 	key_of(&key, fl_ov_net, p, OUT);
@@ -214,35 +212,39 @@ static __always_inline int send(struct __sk_buff *skb, struct network *n, struct
 		p->dst = to.ip;
 	host.ip = p->dst;
 	host.uplink = *up;
-	r = bpf_map_lookup_elem(&fl_ov_remotes, &host);
-	if (!r || r->gen != n->gen)
+	known = bpf_map_lookup_elem(&fl_ov_remotes, &host);
+	if (!known)
 		return NO_REMOTE;
-	if ((__s64)(r->until - now) <= 0)
+	r = *known;
+	if (r.gen != n->gen || r.self.net != fl_ov_net || r.self.uplink != *up || !same_ip(&r.self.ip, &p->dst))
+		return NO_REMOTE; /* or another's by now */
+	if ((__s64)(r.until - now) <= 0)
 		return LEASE;
 	if (!(l->way & WAY_OUT))
 		return WAY;
-	/* A copy: Linux 6.1 forgets what it knows of the packet's bounds on the way here. */
-	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))
+	/* Anew: Linux 6.1 forgets what it knows of the packet's bounds on the way here. */
+	eth = (void *)(long)skb->data;
+	if ((void *)(eth + 1) > (void *)(long)skb->data_end)
 		return CUT;
 	/* From the container that has this address, to where the slow path takes it from there. */
-	if (l->ifindex != skb->ifindex || !fl_same_mac(eth.h_source, l->mac))
+	if (l->ifindex != skb->ifindex || !same(eth->h_source, l->mac, 6))
 		return HEADER;
-	if (!fl_same_mac(eth.h_dest, n->flags & NET_ROUTED ? l->gateway :
-				      r->bytes == V6_HEADERS ? r->headers + INNER_ETH(V6_HEADERS) :
-							       r->headers + INNER_ETH(V4_HEADERS)))
+	if (n->flags & NET_ROUTED	? !same(eth->h_dest, l->gateway, 6) :
+	    r.bytes == V6_HEADERS ? !same(eth->h_dest, r.headers + INNER_ETH(V6_HEADERS), 6) :
+				    !same(eth->h_dest, r.headers + INNER_ETH(V4_HEADERS), 6))
 		return HEADER;
 	if (n->flags & NET_ROUTED && p->ttl <= 1)
 		return TTL;
-	if (!fits(skb, n, r, p))
+	if (!fits(skb, n, &r, p))
 		return MTU;
 	/*
 	 * The kernel would cut a super-packet into segments without outer checksums. IPv6
 	 * demands them, and what UDP has no checksum inside does not add up.
 	 */
-	if (r->summed && (p->unsummed || (skb->gso_size && r->bytes == V6_HEADERS)))
+	if (r.summed && (p->unsummed || (skb->gso_size && r.bytes == V6_HEADERS)))
 		return CHECKSUM;
 	*slot = l->slot;
-	return encapsulate(skb, n, r, *up, p, eth.h_source, &key, &to);
+	return encapsulate(skb, n, &r, p, eth->h_source, &key, &to);
 }
 
 SEC("tc")
@@ -309,7 +311,7 @@ int fl_ov_arrive(struct __sk_buff *skb)
 	eth = (void *)(long)skb->data;
 	if ((void *)(eth + 1) > (void *)(long)skb->data_end)
 		return TCX_NEXT;
-	if (!fl_same_mac(eth->h_dest, e->mac))
+	if (!same(eth->h_dest, e->mac, 6))
 		return TCX_NEXT; /* flooded by the bridge, or for many */
 	__builtin_memcpy(l.mac, eth->h_dest, 6);
 	__builtin_memcpy(l.gateway, eth->h_source, 6);
@@ -326,7 +328,7 @@ int fl_ov_arrive(struct __sk_buff *skb)
 	l.mtu = e->mtu;
 	known = bpf_map_lookup_elem(&fl_ov_locals, &host);
 	if (known && known->gen == l.gen && known->ifindex == l.ifindex && known->way == l.way && known->mtu == l.mtu &&
-	    fl_same_mac(known->mac, l.mac) && fl_same_mac(known->gateway, l.gateway))
+	    same(known->mac, l.mac, 6) && same(known->gateway, l.gateway, 6))
 		known->until = l.until;
 	else
 		bpf_map_update_elem(&fl_ov_locals, &host, &l, BPF_ANY);
@@ -404,7 +406,6 @@ int fl_ov_uplink(struct __sk_buff *skb)
 	struct flow *f;
 	struct uplink *by;
 	__u32 route, up = skb->ifindex, net, bytes, renewed = 0;
-	__be16 type = 0;
 	__u64 now;
 
 	if (from && from->sent)
@@ -429,17 +430,15 @@ int fl_ov_uplink(struct __sk_buff *skb)
 		bytes = V4_HEADERS;
 		if (bpf_skb_load_bytes(skb, 0, r->headers, V4_HEADERS) || !noted(r->headers, V4_HEADERS, n))
 			return TCX_NEXT;
-		__builtin_memcpy(&type, r->headers + V4_HEADERS - 2, 2);
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		bytes = V6_HEADERS;
 		if (bpf_skb_load_bytes(skb, 0, r->headers, V6_HEADERS) || !noted(r->headers, V6_HEADERS, n))
 			return TCX_NEXT;
-		__builtin_memcpy(&type, r->headers + V6_HEADERS - 2, 2);
 	} else {
 		return TCX_NEXT;
 	}
 	linear(skb, bytes + 48);
-	if (parse_inner(skb, bytes, type, &p) != FAST)
+	if (parse_inner(skb, bytes, *(__be16 *)(r->headers + bytes - 2), &p) != FAST)
 		return TCX_NEXT;
 	if (!same_ip(&p.dst, &key.remote) || !same_ip(&p.src, &key.local) || p.sport != key.lport || p.dport != key.rport)
 		return TCX_NEXT; /* another packet */

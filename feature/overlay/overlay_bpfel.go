@@ -123,15 +123,15 @@ type overlayNetwork struct {
 
 type overlayNote struct {
 	_       structs.HostLayout
-	At      uint64
-	Socket  uint64
-	Flow    overlayFlowKey
-	Entry   overlayFlowKey
-	To      uint32
-	Way     uint32
 	Sent    uint64
 	SentNet uint32
 	SentWay uint32
+	To      uint32
+	Way     uint32
+	Flow    overlayFlowKey
+	Entry   overlayFlowKey
+	At      uint64
+	Socket  uint64
 	Remote  overlayRemote
 }
 
@@ -148,9 +148,8 @@ type overlayRemote struct {
 	Self    overlayHostKey
 	Mtu     uint16
 	Bytes   uint16
-	Summed  uint32
-	Headers [88]uint8
-	Pad     uint32
+	Summed  uint16
+	Headers [86]uint8
 }
 
 type overlaySight struct {

@@ -85,13 +85,13 @@ static __always_inline enum reason reverse(const __u8 *got, struct network *n, s
 		    !same(got + OUTER_IP + 12, sent + OUTER_IP + 16, 4) || !same(got + OUTER_IP + 16, sent + OUTER_IP + 12, 4) :
 		    !same(got + OUTER_IP + 8, sent + OUTER_IP + 24, 16) || !same(got + OUTER_IP + 24, sent + OUTER_IP + 8, 16))
 		return SOURCE;
-	if (one_way && !fl_same_mac(got, sent + 6))
+	if (one_way && !same(got, sent + 6, 6))
 		return HEADER; /* not to this uplink's address */
-	if (!fl_same_mac(got + INNER_ETH(bytes) + 6, sent + INNER_ETH(bytes)))
+	if (!same(got + INNER_ETH(bytes) + 6, sent + INNER_ETH(bytes), 6))
 		return HEADER;
 	/* To the tunnel device that has the route, or to the container: others send there as well. */
-	if (n->flags & NET_ROUTED ? !fl_same_mac(got + INNER_ETH(bytes), sent + INNER_ETH(bytes) + 6) :
-				    !fl_same_mac(got + INNER_ETH(bytes), l->mac))
+	if (n->flags & NET_ROUTED ? !same(got + INNER_ETH(bytes), sent + INNER_ETH(bytes) + 6, 6) :
+				    !same(got + INNER_ETH(bytes), l->mac, 6))
 		return HEADER;
 	return FAST;
 }
@@ -105,31 +105,32 @@ static __always_inline enum reason reverse(const __u8 *got, struct network *n, s
 static __always_inline int decapsulate(struct __sk_buff *skb, struct network *n, struct local *l,
 				       const struct packet *p, __u32 bytes)
 {
-	__u8 mac[12], inner[12];
+	__u32 mac[3], *at; /* copied by words, as clang takes pointers to be aligned */
 	__be16 type = p->v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 	__u64 flags = DECAPSULATE;
-	struct ethhdr *eth;
 
 	if (p->v6 != (bytes == V6_HEADERS))
 		flags |= p->v6 ? DECAP_IPV6 : DECAP_IPV4;
 	if (n->flags & NET_ROUTED) {
-		__builtin_memcpy(inner, l->mac, 6);
-		__builtin_memcpy(inner + 6, l->gateway, 6);
-	} else if (bpf_skb_load_bytes(skb, INNER_ETH(bytes), inner, 12)) {
-		return CUT;
+		at = (void *)l->mac; /* and the gateway's behind it */
+		__builtin_memcpy(mac, at, sizeof(mac));
+	} else {
+		at = (void *)(long)skb->data + INNER_ETH(bytes);
+		if ((void *)at + ETH_HLEN > (void *)(long)skb->data_end)
+			return CUT;
+		__builtin_memcpy(mac, at, sizeof(mac));
 	}
-	__builtin_memcpy(mac, inner, 12);
 	if (bpf_skb_adjust_room(skb, -(__s32)(bytes - ETH_HLEN), BPF_ADJ_ROOM_MAC, flags))
 		return ROOM;
 	/* One checksum less that the NIC has verified; an error is that it has verified none. */
 	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
 	if (n->flags & NET_ROUTED && !hop(skb, ETH_HLEN, p->v6))
 		return -1;
-	eth = (void *)(long)skb->data;
-	if ((void *)(eth + 1) > (void *)(long)skb->data_end)
+	at = (void *)(long)skb->data;
+	if ((void *)at + ETH_HLEN > (void *)(long)skb->data_end)
 		return -1;
-	__builtin_memcpy(eth, mac, 12);
-	eth->h_proto = type;
+	__builtin_memcpy(at, mac, sizeof(mac));
+	*(__be16 *)(at + 3) = type;
 	return FAST;
 }
 
