@@ -3,6 +3,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -193,6 +194,16 @@ func (k sysfsKnob) Ref() journal.Ref {
 }
 func (k sysfsKnob) Read() (string, error)    { return k.attr.read() }
 func (k sysfsKnob) Write(value string) error { return k.attr.write(value) }
+
+// Hold opens the file of a device's attribute in sysfs, for knobs that are read again and again: to open
+// it takes longer than most that is done with it. It keeps neither the device nor the namespace.
+func Hold(k journal.Knob) (*os.File, error) {
+	of, ok := k.(sysfsKnob)
+	if !ok {
+		return nil, fmt.Errorf("hold %s: %w", k.Ref().Kind, errors.ErrUnsupported)
+	}
+	return of.attr.hold()
+}
 
 // Exposes names the superblock of the namespace's sysfs, which Write makes writable if a container
 // runtime has made it read-only.

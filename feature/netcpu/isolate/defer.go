@@ -94,7 +94,7 @@ func (is *Isolator) Close() error {
 		is.resting = restControl{}
 		err = errors.Join(err, is.RenewUplinks())
 	}
-	return errors.Join(err, is.promptPolls())
+	return errors.Join(err, is.forgetChanges(), is.promptPolls())
 }
 
 // promptPolls ends all delays.

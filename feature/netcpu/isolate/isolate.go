@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -65,6 +66,9 @@ type Isolator struct {
 	resting  restControl
 	flooded  time.Time // last, by deferPolls
 	vacated  vacated
+	masks    masks
+	touched  atomic.Bool  // a device of the host's has changed
+	unwatch  func() error // set while any container is isolated
 
 	unreleased bool // releaseUplinks has failed: Release repeats it
 }
@@ -109,7 +113,7 @@ type thread struct {
 // New makes an Isolator. It changes nothing.
 func New(cfg Config) *Isolator {
 	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, leastRate), cmp.Or(cfg.QueueFlood, queueFlood)
-	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation)}
+	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation), masks: make(masks)}
 }
 
 // Isolate places the devices and threads of a tenant for c, a member that asks for it. It may be
@@ -334,6 +338,7 @@ func (is *Isolator) neededBy(id container.ID) (list []policy.Target) {
 // undo restores all changes for one container.
 func (is *Isolator) undo(id container.ID) error {
 	mine := func(e journal.Entry) bool { return e.Owner.Container == uint64(id) }
+	is.masks.close(func(m mask) bool { return m.by == is.by(id) })
 	open := kernel.Opener(is.cfg.Roots)
 	// The threads first, in any order of moves: a group made later may hold them now.
 	out, err := is.restored(open, func(e journal.Entry) bool { return e.Ref.Kind == sched.KindKthread && mine(e) })
@@ -386,7 +391,7 @@ func (is *Isolator) releaseUplinks() error {
 	err := is.forgetQueues()
 	is.forgetAround()
 	is.host, is.resting, is.worked = nil, restControl{}, work{}
-	err = errors.Join(err, is.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && e.Ref.Kind != qdisc.KindFilter }))
+	err = errors.Join(err, is.forgetChanges(), is.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && e.Ref.Kind != qdisc.KindFilter }))
 	is.unreleased = err != nil
 	return err
 }

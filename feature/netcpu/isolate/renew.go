@@ -34,18 +34,36 @@ func (is *Isolator) renew() error {
 	return errors.Join(append(errs, is.renewUplinks(slices.Contains(changed, is.by(0))))...)
 }
 
-// changed returns the owners of what others have changed of threads: nothing tells of that.
+// changed returns the owners of what others have changed. Nothing tells of threads and masks; offloads,
+// which take long to read, are part of a device that has changed.
 func (is *Isolator) changed() ([]journal.Owner, error) {
 	if is.Idle() {
 		return nil, nil
 	}
 	kinds := []string{sched.KindKthread, sched.KindSlice, sched.KindNice}
+	if is.touched.Swap(false) {
+		kinds = append(kinds, netdev.KindOffload)
+	}
 	by, _, err := is.cfg.Journal.Overwritten(func(r journal.Ref) (journal.Knob, error) {
+		if r.Kind == netdev.KindOffload {
+			return netdev.OpenKnob(is.cfg.Find, r)
+		}
 		return sched.OpenKnob(is.cfg.Roots.Proc, is.cfg.Layout, r)
 	}, func(e journal.Entry) bool {
 		return e.Owner.Feature == is.cfg.Feature && slices.Contains(kinds, e.Ref.Kind)
 	})
-	return by, err
+	return append(by, is.masks.changed()...), err
+}
+
+// forgetChanges ends what changed needs.
+func (is *Isolator) forgetChanges() error {
+	is.masks.close(func(mask) bool { return true })
+	if is.unwatch == nil {
+		return nil
+	}
+	err := is.unwatch()
+	is.unwatch = nil
+	return err
 }
 
 // RenewUplinks is renew for the uplinks.
@@ -116,9 +134,6 @@ func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice, again boo
 	if errors.Is(err, netdev.ErrNoLink) {
 		return is.unclaim(key)
 	}
-	if same && !again && err == nil {
-		same, err = is.stillPasses(ns, key.Index, u.name)
-	}
 	if same && !again || err != nil {
 		return err
 	}
@@ -132,20 +147,6 @@ func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice, again boo
 	// On failure the device, as known now, differs in the next window too.
 	err = is.claim(uplink.Uplink{Key: key, Link: l, NS: ns, Path: u.path})
 	return errors.Join(err, is.forgetThreads(u.threads, is.host.devices[key].threads))
-}
-
-// stillPasses reports whether an uplink hands no packets on, as RPS would.
-func (is *Isolator) stillPasses(ns *netdev.NS, index int, name string) (bool, error) {
-	d, err := is.lookAt(ns, index, name)
-	if err != nil {
-		return false, err
-	}
-	for _, s := range d.polling(single) {
-		if now, err := s.Knob.Read(); err != nil || now != s.Value {
-			return false, err
-		}
-	}
-	return true, nil
 }
 
 // stillPoll reports whether the placed threads live, and each listed NAPI of a device has one of them.

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -59,6 +60,17 @@ func (f *Finder) Links() ([]netdev.Link, error) {
 	}
 	defer ns.Close()
 	return f.monitor.Links(ns, netdev.MostLinks)
+}
+
+// Watch calls changed whenever devices of the host's namespace have changed, until stop.
+func (f *Finder) Watch(changed func()) (stop func() error, err error) {
+	ns, err := netdev.Open(f.host)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	about := netdev.Interest{Causes: []netdev.Cause{netdev.LinkChanged}, Pause: 100 * time.Millisecond}
+	return f.monitor.Watch(ns, about, func([]netdev.Change) { changed() })
 }
 
 // Each calls do with the uplinks of c: the devices of the host's namespace that poll and are
