@@ -16,9 +16,9 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 )
 
-// Measurement is what the accounts and the scheduler have counted, and the measures in force, as of one
+// measurement is what the accounts and the scheduler have counted, and the measures in force, as of one
 // moment. Report, SelfReport, Export and, of what is in force, Snapshot are projections of it.
-type Measurement struct {
+type measurement struct {
 	account.Reading
 	InForce
 	running []container.Container
@@ -31,8 +31,8 @@ type Measurement struct {
 
 // Measure reads all of it, and may be called at any time. With an error, which is that of the Meter, it
 // has the other parts.
-func (x *Accounts) Measure() (Measurement, error) {
-	r := Measurement{
+func (x *Accounts) Measure() (measurement, error) {
+	r := measurement{
 		running:  x.Containers.Running(),
 		used:     make(map[container.ID]usage),
 		stolenBy: make(map[container.ID]map[container.ID]time.Duration),
@@ -105,9 +105,9 @@ func (x *Accounts) SelfReport(context.Context) func(container.Container, *api.Se
 	}
 }
 
-// wire converts a Measurement into the API's form, with the names of running containers, and of ended
+// wire converts a measurement into the API's form, with the names of running containers, and of ended
 // ones for as long as Containers knows them.
-func (x *Accounts) wire(r Measurement) api.NetCPU {
+func (x *Accounts) wire(r measurement) api.NetCPU {
 	rows := map[container.ID]*api.NetCPUAccount{0: {Name: "system"}}
 	for _, c := range r.running {
 		rows[c.ID] = &api.NetCPUAccount{Container: api.ID(c.ID), Name: c.Name}
@@ -214,7 +214,7 @@ func (x *Accounts) Export() feature.Snapshot {
 }
 
 // usage returns the samples of the scheduler's counters.
-func (r Measurement) usage() (to []feature.Sample) {
+func (r measurement) usage() (to []feature.Sample) {
 	for _, c := range r.running {
 		of := r.used[c.ID]
 		if of.tasks == 0 {
@@ -228,7 +228,7 @@ func (r Measurement) usage() (to []feature.Sample) {
 }
 
 // samples returns the samples of the accounts. pairs chooses the series of the matrix.
-func (r Measurement) samples(pairs *pairs) (to []feature.Sample) {
+func (r measurement) samples(pairs *pairs) (to []feature.Sample) {
 	runs := map[container.ID]bool{0: true}
 	for _, c := range r.running {
 		runs[c.ID] = true

@@ -195,14 +195,16 @@ func (k sysfsKnob) Ref() journal.Ref {
 func (k sysfsKnob) Read() (string, error)    { return k.attr.read() }
 func (k sysfsKnob) Write(value string) error { return k.attr.write(value) }
 
-// Hold opens the file of a device's attribute in sysfs, for knobs that are read again and again: to open
-// it takes longer than most that is done with it. It keeps neither the device nor the namespace.
-func Hold(k journal.Knob) (*os.File, error) {
-	of, ok := k.(sysfsKnob)
-	if !ok {
-		return nil, fmt.Errorf("hold %s: %w", k.Ref().Kind, errors.ErrUnsupported)
-	}
-	return of.attr.hold()
+// Hold opens the file of a knob of sysfs, to be read again and again: opening it takes longer than all
+// else. It keeps neither the device nor its namespace, of which a mount of sysfs is no user.
+func Hold(k journal.Knob) (held *os.File, err error) {
+	of := k.(sysfsKnob).attr
+	err = of.open(os.O_RDONLY, func(f *os.File) error {
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		held = os.NewFile(uintptr(fd), of.file)
+		return err
+	})
+	return held, of.wrap("open", err)
 }
 
 // Exposes names the superblock of the namespace's sysfs, which Write makes writable if a container

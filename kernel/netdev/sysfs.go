@@ -179,17 +179,6 @@ func (a attribute) open(flag int, fn func(*os.File) error) error {
 	})
 }
 
-// hold opens the file to be read later, by any thread. It keeps neither the device nor its namespace: a
-// mount of sysfs counts as no user of that.
-func (a attribute) hold() (held *os.File, err error) {
-	err = a.open(os.O_RDONLY, func(f *os.File) error {
-		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-		held = os.NewFile(uintptr(fd), a.file)
-		return err
-	})
-	return held, a.wrap("open", err)
-}
-
 func (a attribute) wrap(verb string, err error) error {
 	if err == nil {
 		return nil

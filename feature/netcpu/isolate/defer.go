@@ -92,9 +92,10 @@ func (is *Isolator) Close() error {
 	}
 	if is.resting.rests {
 		is.resting = restControl{}
-		err = errors.Join(err, is.RenewUplinks())
+		err = errors.Join(err, is.RenewUplinks(false))
 	}
-	return errors.Join(err, is.forgetChanges(), is.promptPolls())
+	is.masks.close(func(mask) bool { return true })
+	return errors.Join(err, is.promptPolls())
 }
 
 // promptPolls ends all delays.

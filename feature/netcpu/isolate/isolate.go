@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -67,8 +66,7 @@ type Isolator struct {
 	flooded  time.Time // last, by deferPolls
 	vacated  vacated
 	masks    masks
-	touched  atomic.Bool  // a device of the host's has changed
-	unwatch  func() error // set while any container is isolated
+	links    *netdev.Link // the first of the host's devices, as of changed
 
 	unreleased bool // releaseUplinks has failed: Release repeats it
 }
@@ -191,7 +189,7 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 		return errors.Join(claimed, err)
 	}
 	// In this order: some drivers recreate their NAPIs, and so the threads, for XDP.
-	return errors.Join(claimed, is.cfg.Drop.Open(ctx, c), is.RenewUplinks())
+	return errors.Join(claimed, is.cfg.Drop.Open(ctx, c), is.RenewUplinks(false))
 }
 
 // open opens the network namespace of a container.
@@ -391,7 +389,8 @@ func (is *Isolator) releaseUplinks() error {
 	err := is.forgetQueues()
 	is.forgetAround()
 	is.host, is.resting, is.worked = nil, restControl{}, work{}
-	err = errors.Join(err, is.forgetChanges(), is.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && e.Ref.Kind != qdisc.KindFilter }))
+	is.masks.close(func(mask) bool { return true })
+	err = errors.Join(err, is.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && e.Ref.Kind != qdisc.KindFilter }))
 	is.unreleased = err != nil
 	return err
 }

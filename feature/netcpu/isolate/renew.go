@@ -31,7 +31,7 @@ func (is *Isolator) renew() error {
 			errs = append(errs, fmt.Errorf("place the threads of container %v again: %w", s.payer.ID, err))
 		}
 	}
-	return errors.Join(append(errs, is.renewUplinks(slices.Contains(changed, is.by(0))))...)
+	return errors.Join(append(errs, is.RenewUplinks(slices.Contains(changed, is.by(0))))...)
 }
 
 // changed returns the owners of what others have changed. Nothing tells of threads and masks; offloads,
@@ -41,8 +41,12 @@ func (is *Isolator) changed() ([]journal.Owner, error) {
 		return nil, nil
 	}
 	kinds := []string{sched.KindKthread, sched.KindSlice, sched.KindNice}
-	if is.touched.Swap(false) {
-		kinds = append(kinds, netdev.KindOffload)
+	links, err := is.cfg.Uplinks.Links()
+	if err != nil {
+		return nil, err
+	}
+	if len(links) > 0 && is.links != &links[0] {
+		is.links, kinds = &links[0], append(kinds, netdev.KindOffload)
 	}
 	by, _, err := is.cfg.Journal.Overwritten(func(r journal.Ref) (journal.Knob, error) {
 		if r.Kind == netdev.KindOffload {
@@ -55,21 +59,8 @@ func (is *Isolator) changed() ([]journal.Owner, error) {
 	return append(by, is.masks.changed()...), err
 }
 
-// forgetChanges ends what changed needs.
-func (is *Isolator) forgetChanges() error {
-	is.masks.close(func(mask) bool { return true })
-	if is.unwatch == nil {
-		return nil
-	}
-	err := is.unwatch()
-	is.unwatch = nil
-	return err
-}
-
-// RenewUplinks is renew for the uplinks.
-func (is *Isolator) RenewUplinks() error { return is.renewUplinks(false) }
-
-func (is *Isolator) renewUplinks(again bool) error {
+// RenewUplinks is renew for the uplinks; again: also for what has not changed.
+func (is *Isolator) RenewUplinks(again bool) error {
 	if is.host == nil || is.resting.rests {
 		return nil
 	}

@@ -48,9 +48,6 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 		if err := is.turn(making(at.group, is.cfg.Layout), is.owns(0)); err != nil {
 			return err
 		}
-		if is.unwatch, err = is.cfg.Uplinks.Watch(func() { is.touched.Store(true) }); err != nil {
-			return err
-		}
 		is.host = &uplinks{at: at, devices: make(map[container.Device]*uplinkDevice)}
 		if err := is.promptPolls(); err != nil { // of a killed agent
 			return err

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -52,7 +51,7 @@ func (f *Finder) Host() (uint64, error) {
 	return ns.Inode(), nil
 }
 
-// Links lists the devices of the host's namespace.
+// Links lists the devices of the host's namespace. The list is another after each change of one.
 func (f *Finder) Links() ([]netdev.Link, error) {
 	ns, err := netdev.Open(f.host)
 	if err != nil {
@@ -60,17 +59,6 @@ func (f *Finder) Links() ([]netdev.Link, error) {
 	}
 	defer ns.Close()
 	return f.monitor.Links(ns, netdev.MostLinks)
-}
-
-// Watch calls changed whenever devices of the host's namespace have changed, until stop.
-func (f *Finder) Watch(changed func()) (stop func() error, err error) {
-	ns, err := netdev.Open(f.host)
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
-	about := netdev.Interest{Causes: []netdev.Cause{netdev.LinkChanged}, Pause: 100 * time.Millisecond}
-	return f.monitor.Watch(ns, about, func([]netdev.Change) { changed() })
 }
 
 // Each calls do with the uplinks of c: the devices of the host's namespace that poll and are
