@@ -1,6 +1,6 @@
 // Package knobs tests all pairs of features that turn knobs of one container, in all orders, with
 // kills in between: at the end the host is as it was. The cgroups are files in a folder, laid out
-// as v1 and v2 lay them out. kill_test.go uses the kernel's cgroups.
+// as v1 and v2 lay them out.
 package knobs
 
 import (
@@ -32,13 +32,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
-func TestMain(m *testing.M) {
-	if args := os.Getenv(childEnv); args != "" {
-		fmt.Println(child(args))
-		os.Exit(1)
-	}
-	testkit.Main(m)
-}
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 var must = testkit.Must
 

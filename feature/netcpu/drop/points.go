@@ -34,28 +34,19 @@ func (p *point) close() error {
 	return p.tc.Close()
 }
 
-// Lost reports whether a program was detached by others, which no event announces, or its device has
-// gone.
-func (d *Dropper) Lost() bool {
+// Lost reports whether a tcx program was detached by others, which no event announces, or its device
+// has gone.
+func (d *Dropper) Lost() (lost bool) {
 	if d == nil {
 		return false
 	}
-	lost := false
 	for _, p := range d.points {
-		lost = lost || p.lost()
+		lost = lost || p.tc.Lost()
 	}
 	for _, t := range d.tenants {
 		lost = lost || t.counts.Lost()
 	}
 	return lost
-}
-
-func (p *point) lost() bool {
-	if p.driver == nil {
-		return p.tc.Lost()
-	}
-	info, err := p.driver.link.Info()
-	return err == nil && info.XDP().Ifindex == 0
 }
 
 // Open starts the early drop at the uplinks of c, for all tenants, unless it has begun. It goes on

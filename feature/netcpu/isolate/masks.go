@@ -22,16 +22,14 @@ type mask struct {
 // hold follows the masks of a plan from now on.
 func (m masks) hold(plan []journal.Setting, by journal.Owner) error {
 	for _, s := range plan {
-		ref := s.Ref()
-		if ref.Kind != netdev.KindRPS && ref.Kind != netdev.KindRFS {
-			continue
+		if ref := s.Ref(); ref.Kind == netdev.KindRPS || ref.Kind == netdev.KindRFS {
+			f, err := netdev.Hold(s.Knob)
+			if err != nil {
+				return err
+			}
+			m.close(func(was mask) bool { return was == m[ref] })
+			m[ref] = mask{f, by, s.Value}
 		}
-		f, err := netdev.Hold(s.Knob)
-		if err != nil {
-			return err
-		}
-		m.close(func(was mask) bool { return was == m[ref] })
-		m[ref] = mask{f, by, s.Value}
 	}
 	return nil
 }
@@ -41,7 +39,7 @@ func (m masks) changed() (by []journal.Owner) {
 	text := make([]byte, 4096) // what sysfs returns at most
 	m.close(func(k mask) bool {
 		n, _ := k.ReadAt(text, 0) // with io.EOF; of a device that has gone, with nothing
-		if now := strings.TrimSpace(string(text[:n])); now != k.want {
+		if strings.TrimSpace(string(text[:n])) != k.want {
 			by = append(by, k.by)
 		}
 		return n == 0
