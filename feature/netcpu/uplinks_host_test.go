@@ -317,7 +317,7 @@ func TestUplinksFollow(t *testing.T) {
 }
 
 func TestUplinksOfBondsFollow(t *testing.T) {
-	testkit.InFull(t)
+	testkit.OnKernels(t)
 	t.Parallel()
 	f := newFollower(t)
 	defer f.remove(f.container)
