@@ -178,12 +178,18 @@ const tellAgain = 5 * time.Second
 
 // tellChanged asks for another Apply of containers whose status is not what Apply reported: a name in
 // their policy has come to lead to another disk, to none, or to a disk again (the kernel drops limits
-// together with a disk); a reservation is newly missed, met again, or missed for another reason; or,
-// once the last window has been judged, a reservation is admitted otherwise. The caller holds f.mu.
+// together with a disk); somebody has placed otherwise what was kept off disks' CPUs; a reservation is
+// newly missed, met again, or missed for another reason; or, once the last window has been judged, a
+// reservation is admitted otherwise. The caller holds f.mu.
 func (f *BlockIO) tellChanged(now time.Time, judged bool) {
 	same := func(a, b block.Disk) bool { return a.Number() == b.Number() && a.Sequence == b.Sequence }
+	by, _, err := f.cfg.Journal.Overwritten(kernel.Opener(f.cfg.Roots), places)
+	moved := err == nil && len(by) != f.moved
+	if moved {
+		f.moved = len(by)
+	}
 	for id, m := range f.managed {
-		changed := judged && slices.ContainsFunc(m.reserved, func(r reservation) bool { return f.admission(r).How != r.told })
+		changed := moved && m.apart || judged && slices.ContainsFunc(m.reserved, func(r reservation) bool { return f.admission(r).How != r.told })
 		if at := f.disks(m.target.Settings); !maps.EqualFunc(at, m.at, same) {
 			m.at, changed = at, true // Apply may be long in coming
 		}

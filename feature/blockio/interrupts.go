@@ -29,6 +29,7 @@ type placed struct {
 	net   *netdev.NS       // of this process; nil: not needed yet
 	spare []int            // CPUs that serve no disk of a container that is apart
 	works map[int]irq.Work // of each CPU at the last window; nil: not read
+	moved int              // what others had placed otherwise, at the last window
 }
 
 // interrupts brings the host to what all containers ask for: their owner is the host as a
@@ -78,10 +79,7 @@ func (f *BlockIO) interrupts(of *managed) error {
 		errs = append(errs, turn(irq.Affinity(f.cfg.Roots.Proc, i.irq), cgroup.FormatCPUs(i.cpus)))
 	}
 	errs = append(errs, steer(p.steer, p.cpus)...)
-	placed := []string{irq.KindIRQ, netdev.KindRPS, sched.KindAffinity}
-	errs = append(errs, f.restore(func(e journal.Entry) bool {
-		return e.Owner == by && slices.Contains(placed, e.Ref.Kind) && !wanted[e.Ref]
-	}))
+	errs = append(errs, f.restore(func(e journal.Entry) bool { return places(e) && !wanted[e.Ref] }))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
@@ -92,6 +90,11 @@ func (f *BlockIO) interrupts(of *managed) error {
 		return fmt.Errorf("%w: io.interrupts: %w", feature.ErrPartly, partly)
 	}
 	return nil
+}
+
+// places reports whether an entry keeps the network off the disks' CPUs.
+func places(e journal.Entry) bool {
+	return e.Owner == journal.Owner{Feature: name} && slices.Contains([]string{irq.KindIRQ, netdev.KindRPS, sched.KindAffinity}, e.Ref.Kind)
 }
 
 // hostEnds are the other ends of a container's veths in this namespace.

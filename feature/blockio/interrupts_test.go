@@ -168,7 +168,8 @@ func TestVethsApart(t *testing.T) {
 	early, earlyRPS := networked("early", "flend0")
 	was := before(early, earlyRPS)
 	asker, _ := h.container("asker")
-	if err := h.Apply(t.Context(), target(t, asker, "io.reserve: "+path+" riops=1", "io.interrupts: apart")); err != nil && !errors.Is(err, feature.ErrPartly) {
+	asks := target(t, asker, "io.reserve: "+path+" riops=1", "io.interrupts: apart")
+	if err := h.Apply(t.Context(), asks); err != nil && !errors.Is(err, feature.ErrPartly) {
 		t.Fatal(err)
 	}
 	late, lateRPS := networked("late", "flend1")
@@ -178,6 +179,17 @@ func TestVethsApart(t *testing.T) {
 		t.Errorf("rps_cpus %q and %q, want %q", value(t, earlyRPS), value(t, lateRPS), want)
 	}
 	must(t, h.Remove(t.Context(), late.ID))
+	var told []container.ID
+	h.Notify(func(id container.ID) { told = append(told, id) })
+	must(t, earlyRPS.Write(netdev.CPUMask([]int{0, 1}, was)))
+	_, err = h.Decide(nil, true)
+	must(t, err)
+	testkit.Same(t, "told of what somebody has chosen", []container.ID{asker.ID}, told)
+	mustSayPartly(t, h.Apply(t.Context(), asks), true, "hands its packets to CPUs that somebody else has chosen")
+	must(t, earlyRPS.Write(was))
+	if err := h.Apply(t.Context(), asks); err != nil && !errors.Is(err, feature.ErrPartly) {
+		t.Fatal(err)
+	}
 	testkit.Same(t, "another has gone: rps_cpus", want, value(t, earlyRPS))
 	must(t, h.Remove(t.Context(), asker.ID))
 	if value(t, earlyRPS) != was || value(t, lateRPS) != was || len(h.journal.Entries()) != 0 {

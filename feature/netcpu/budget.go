@@ -81,7 +81,7 @@ func (n *Netcpu) bringBudget(ctx context.Context, of *tenant.Tenant) error {
 	if _, err := n.dropper.Begin(ns, of, c, true); err != nil {
 		return fmt.Errorf("netcpu charge: %w", err)
 	}
-	if err := errors.Join(n.dropper.Open(ctx, c), n.isolator.RenewUplinks()); err != nil {
+	if err := errors.Join(n.dropper.Open(ctx, c), n.isolator.RenewUplinks(false)); err != nil {
 		return fmt.Errorf("netcpu charge: %w", err)
 	}
 	return nil

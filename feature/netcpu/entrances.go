@@ -85,7 +85,8 @@ func (n *Netcpu) Notify(changed func(container.ID)) {
 	_ = n.follow() // looks for the first time
 }
 
-// follow has the policy of all who pay applied again if uplinks have come or gone. The caller holds mu.
+// follow has the policy of all who pay applied again if uplinks have come or gone, or others have
+// detached a program. The caller holds mu.
 func (n *Netcpu) follow() error {
 	if n.changed == nil {
 		return nil
@@ -101,7 +102,7 @@ func (n *Netcpu) follow() error {
 			n.entrances += fmt.Sprintln(l.Name, l.Index, l.Master)
 		}
 	}
-	if was == "" || was == n.entrances {
+	if was == "" || was == n.entrances && !n.dropper.Lost() {
 		return nil
 	}
 	for _, t := range n.tenants.Tenants() {

@@ -2,6 +2,7 @@ package netcpu_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -10,12 +11,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -64,58 +69,98 @@ func restart(b *sandbox.Box, dev string) error {
 	return errors.Join(b.Change(dev, (*netlink.Handle).LinkSetDown), b.Change(dev, (*netlink.Handle).LinkSetUp))
 }
 
-// Recreated NAPIs of a device have new threads, in the root group: these are placed again, at the
-// container and at the uplink. Threads that somebody switches off come back.
-func TestThreadsMadeAnew(t *testing.T) {
+// Whatever others change comes back without a call of Apply, and what they wrote is there in the end.
+// Recreated NAPIs of a device have new threads, in the root group: these are placed again. Threads that
+// somebody switches off come back, and so do programs that somebody detaches.
+func TestPutBack(t *testing.T) {
 	testkit.InFull(t)
 	t.Parallel()
-	h := newHost(t, sandbox.CPU{})
-	before := h.state()
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-	inside := h.Open(h.box)
-	gro := inside.Offload(h.Index(h.box, "eth0"), netdev.GRO)
-	for _, made := range []struct {
-		what, device string
-		anew         func() error
-	}{
-		{"link down and up in the container", "eth0", func() error {
-			return restart(h.box, "eth0")
-		}},
-		{"GRO off and on in the container", "eth0", func() error {
-			return errors.Join(gro.Write(netdev.Off), gro.Write(netdev.GRO.On()))
-		}},
-		{"GRO off in the container", "eth0", func() error { return gro.Write(netdev.Off) }},
-		{"link down and up at the uplink", "nic0", func() error {
-			return restart(h.ns, "nic0")
-		}},
-		{"no threads in the container", "eth0", func() error { return inside.Threaded(h.Index(h.box, "eth0")).Write("0") }},
-		{"no threads at the uplink", "nic0", func() error { return h.Open(h.ns).Threaded(h.Index(h.ns, "nic0")).Write("0") }},
-	} {
-		was := h.polling(made.device)
-		must(t, made.anew())
-		want := map[string][]string{"eth0": {payer(h.container)}, "nic0": {h.uplinkGroup(), h.uplinkGroup()}}[made.device]
-		until(t, made.what, func() bool {
-			ended := !slices.ContainsFunc(h.polling(made.device), func(th sched.Thread) bool { return slices.Contains(was, th) })
-			// They reach their groups before they get their slice, which threads checks.
-			return ended && h.hastened(made.device, len(want)) && slices.Equal(h.threads()[made.device], want)
-		})
+	f := newFollower(t)
+	inside, outside := f.Open(f.box), f.Open(f.ns)
+	eth0, h0, nic0 := f.Index(f.box, "eth0"), f.Index(f.ns, "h0"), f.Index(f.ns, "nic0")
+	layout, err := cgroup.Detect("/proc", "")
+	must(t, err)
+	gro := inside.Offload(eth0, netdev.GRO)
+	write := func(k journal.Knob, value string) func() error { return func() error { return k.Write(value) } }
+	mask := func(k journal.Knob) string {
+		now, err := k.Read()
+		must(t, err)
+		return netdev.CPUMask([]int{0}, now)
 	}
-
-	h.remove(h.container)
-	same(t, "after Remove", h.state(), before)
-}
-
-// hastened reports whether this many threads of a device have their slice, which is set last, if
-// the kernel has slices.
-func (h *host) hastened(device string, want int) bool {
-	n := 0
-	for _, th := range h.polling(device) {
-		slice, err := sched.Slice("/proc", th).Read()
-		if err == nil && (slice == sched.NoSlice || slice == sched.FormatSlice(100*time.Microsecond)) {
-			n++
+	weight, _ := cgroup.WeightKnob(f.uplinkGroup(), layout.CPU == layout.V2)
+	theirs := map[string]string{"eth0 rps": mask(inside.RPS(eth0, 0)), "nic0 rps": mask(outside.RPS(nic0, 1)), "nic0 rfs": "32", "h0 tso": "tx-tcp-segmentation"}
+	type change struct {
+		what string
+		by   func() error
+	}
+	changes := []change{
+		{"RPS in the container", write(inside.RPS(eth0, 0), theirs["eth0 rps"])},
+		{"RFS in the container", write(inside.RFS(eth0, 0), "32")},
+		{"TSO towards the container", write(outside.Offload(h0, netdev.TSO), theirs["h0 tso"])},
+		{"RPS at the uplink", write(outside.RPS(nic0, 1), theirs["nic0 rps"])},
+		{"RFS at the uplink", write(outside.RFS(nic0, 1), theirs["nic0 rfs"])},
+		{"weight of the uplinks' group", write(weight, "321")},
+		{"link down and up in the container", func() error { return restart(f.box, "eth0") }},
+		{"GRO off and on in the container", func() error { return errors.Join(gro.Write(netdev.Off), gro.Write(netdev.GRO.On())) }},
+		{"GRO off in the container", write(gro, netdev.Off)},
+		{"link down and up at the uplink", func() error { return restart(f.ns, "nic0") }},
+		{"no threads in the container", write(inside.Threaded(eth0), "0")},
+		{"no threads at the uplink", write(outside.Threaded(nic0), "0")},
+	}
+	thread := func(device string, knob func(sched.Thread) journal.Knob, value string) change {
+		th := f.polling(device)[0]
+		return change{fmt.Sprintf("%s of a thread of %s", knob(th).Ref().Kind, device), func() error { return knob(f.polling(device)[0]).Write(value) }}
+	}
+	slice := func(th sched.Thread) journal.Knob { return sched.Slice("/proc", th) }
+	for _, device := range []string{"eth0", "nic0"} {
+		for _, hierarchy := range []string{layout.CPU, layout.CPUSet} {
+			if hierarchy != "" {
+				changes = append(changes, thread(device, func(th sched.Thread) journal.Knob { return sched.Group("/proc", layout, th, hierarchy) }, hierarchy))
+			}
+		}
+		if now, err := slice(f.polling(device)[0]).Read(); err == nil && now != sched.NoSlice {
+			changes = append(changes, thread(device, slice, sched.FormatSlice(3*time.Millisecond)))
 		}
 	}
-	return n >= want // an older kernel may have kept a thread
+	changes = append(changes, thread("eth0", func(th sched.Thread) journal.Knob { return sched.Nice("/proc", th) }, "7"))
+	attached := func() []link.ID {
+		return append(f.Programs(f.ns, "h0", ebpf.AttachTCXEgress), f.Programs(f.ns, "nic0", ebpf.AttachTCXIngress)...)
+	}
+	inForce := func() string {
+		all := fmt.Sprint(f.state(), f.threads(), len(attached()))
+		for _, device := range []string{"eth0", "nic0"} {
+			for _, th := range f.polling(device) {
+				paths, _ := layout.OfPID("/proc", th.TID)
+				nice, _ := sched.Nice("/proc", th).Read()
+				all += fmt.Sprint("; ", device, " ", paths.CPUSet, " ", nice)
+			}
+		}
+		now, err := weight.Read()
+		must(t, err)
+		return all + "; weight " + now
+	}
+	for _, id := range attached() {
+		changes = append(changes, change{"a program", func() error { return topology.Detach(id) }})
+	}
+	want := inForce()
+	for _, c := range changes {
+		began := time.Now()
+		must(t, c.by())
+		testkit.AwaitNone(t, func() string {
+			f.again()
+			if now := inForce(); now != want {
+				return fmt.Sprintf("%s: %s\nwant %s", c.what, now, want)
+			}
+			return ""
+		})
+		t.Logf("%s: %v", c.what, time.Since(began).Round(10*time.Millisecond))
+	}
+	f.remove(f.container)
+	for name, now := range f.state() {
+		if want, turned := theirs[name]; turned && now != want {
+			t.Errorf("in the end: %s is %q, want %q", name, now, want)
+		}
+	}
 }
 
 const cpu1 = "/sys/devices/system/cpu/cpu1/online"

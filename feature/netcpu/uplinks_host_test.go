@@ -282,15 +282,21 @@ func (f follower) nic(name, addr string) {
 	must(f.t, f.Open(f.ns).Offload(f.Index(f.ns, name), netdev.GRO).Write(netdev.GRO.On()))
 }
 
+// again calls Apply for each change that is told of.
+func (f follower) again() {
+	f.t.Helper()
+	for len(f.told) > 0 {
+		<-f.told
+		f.apply(f.container, policy.NetCPUIsolate)
+	}
+}
+
 // follows waits until Apply, which is called for each change that is told of, has claimed just the
 // devices that are wanted.
 func (f follower) follows(what string, want ...string) {
 	f.t.Helper()
 	testkit.Await(f.t, what, func() bool {
-		for len(f.told) > 0 {
-			<-f.told
-			f.apply(f.container, policy.NetCPUIsolate)
-		}
+		f.again()
 		threads := f.threads()
 		return slices.Equal(f.dropPoints(0), want) && !slices.ContainsFunc(want, func(dev string) bool { return threads[dev] == nil })
 	})
@@ -311,7 +317,7 @@ func TestUplinksFollow(t *testing.T) {
 }
 
 func TestUplinksOfBondsFollow(t *testing.T) {
-	testkit.InFull(t)
+	testkit.OnKernels(t)
 	t.Parallel()
 	f := newFollower(t)
 	defer f.remove(f.container)

@@ -154,8 +154,8 @@ func TestCeilLeavesUplink(t *testing.T) {
 			if s[i] == ceil { // and led to an IFB
 				want, ceils = want+1, ceils+1
 			}
-			if h.leads() && len(h.programs(veth, ebpf.AttachTCXIngress)) != want {
-				t.Errorf("%s: %d programs at %s, want %d", when, len(h.programs(veth, ebpf.AttachTCXIngress)), veth, want)
+			if h.leads() && len(h.Programs(h.ns, veth, ebpf.AttachTCXIngress)) != want {
+				t.Errorf("%s: %d programs at %s, want %d", when, len(h.Programs(h.ns, veth, ebpf.AttachTCXIngress)), veth, want)
 			}
 		}
 		if n := h.ifbs(); h.leads() && n != ceils {

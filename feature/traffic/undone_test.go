@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -39,38 +40,6 @@ func (h *host) deleteRoot(dev string) {
 	})
 }
 
-// programs lists the links of the programs at a device.
-func (h *host) programs(dev string, at ebpf.AttachType) (ids []link.ID) {
-	h.t.Helper()
-	index := h.Index(h.ns, dev)
-	must(h.t, h.ns.Do(func() error {
-		all, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
-		if err != nil {
-			return err
-		}
-		for _, p := range all.Programs {
-			id, _ := p.LinkID()
-			ids = append(ids, id)
-		}
-		return nil
-	}))
-	return ids
-}
-
-// detach does `bpftool link detach`.
-func detach(id link.ID) error {
-	l, err := link.NewFromID(id)
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	d, ok := l.(interface{ Detach() error })
-	if !ok {
-		return fmt.Errorf("a %T cannot be detached", l)
-	}
-	return d.Detach()
-}
-
 // Whatever of ours is removed, or changed, comes back without a call of Apply, and packets get
 // through.
 func TestPutBack(t *testing.T) {
@@ -92,7 +61,7 @@ func TestPutBack(t *testing.T) {
 		}
 	}
 	count := func(dev string, at ebpf.AttachType) func() string {
-		return func() string { return fmt.Sprintf("%d programs", len(h.programs(dev, at))) }
+		return func() string { return fmt.Sprintf("%d programs", len(h.Programs(h.ns, dev, at))) }
 	}
 	filters := func(dev string) func() (n string) {
 		return func() (n string) {
@@ -138,13 +107,13 @@ func TestPutBack(t *testing.T) {
 			return v
 		}},
 		{"programs where the veth receives", func() {
-			for _, id := range h.programs(veth, ebpf.AttachTCXIngress) {
-				must(t, detach(id))
+			for _, id := range h.Programs(h.ns, veth, ebpf.AttachTCXIngress) {
+				must(t, topology.Detach(id))
 			}
 		}, count(veth, ebpf.AttachTCXIngress)},
-		{"programs where the veth sends", func() { must(t, detach(h.programs(veth, ebpf.AttachTCXEgress)[0])) }, count(veth, ebpf.AttachTCXEgress)},
-		{"programs where the uplink receives", func() { must(t, detach(h.programs("nic0", ebpf.AttachTCXIngress)[0])) }, count("nic0", ebpf.AttachTCXIngress)},
-		{"programs where the uplink sends", func() { must(t, detach(h.programs("nic0", ebpf.AttachTCXEgress)[0])) }, count("nic0", ebpf.AttachTCXEgress)},
+		{"programs where the veth sends", func() { must(t, topology.Detach(h.Programs(h.ns, veth, ebpf.AttachTCXEgress)[0])) }, count(veth, ebpf.AttachTCXEgress)},
+		{"programs where the uplink receives", func() { must(t, topology.Detach(h.Programs(h.ns, "nic0", ebpf.AttachTCXIngress)[0])) }, count("nic0", ebpf.AttachTCXIngress)},
+		{"programs where the uplink sends", func() { must(t, topology.Detach(h.Programs(h.ns, "nic0", ebpf.AttachTCXEgress)[0])) }, count("nic0", ebpf.AttachTCXEgress)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			want := tt.shown()
@@ -236,7 +205,7 @@ func TestPutBackAtCgroup(t *testing.T) {
 	if len(was) != 1 {
 		t.Fatalf("programs at the cgroup: %v", was)
 	}
-	must(t, detach(was[0]))
+	must(t, topology.Detach(was[0]))
 	until(t, "the program is there", func() (string, bool) { is := list(); return fmt.Sprint(is), len(is) == 1 && is[0] != was[0] })
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,11 +21,53 @@ type Disk struct {
 // NewDisk makes a disk of so many bytes. It needs root. The disk is closed when t ends.
 func NewDisk(t testing.TB, size int) *Disk {
 	t.Helper()
+	return newDisk(t, size, unix.LO_FLAGS_AUTOCLEAR)
+}
+
+// scratch makes the file behind a disk.
+func scratch(t testing.TB, size int) *os.File {
+	t.Helper()
 	file, err := os.CreateTemp(t.TempDir(), "disk")
 	Must(t, err)
+	Must(t, file.Truncate(int64(size)))
+	return file
+}
+
+// NewFixedDisk makes a disk that is read only, and can have a partition.
+func NewFixedDisk(t testing.TB, size int) *Disk {
+	t.Helper()
+	return newDisk(t, size, unix.LO_FLAGS_AUTOCLEAR|unix.LO_FLAGS_READ_ONLY|unix.LO_FLAGS_PARTSCAN)
+}
+
+const loopChangeFD = 0x4c06 // LOOP_CHANGE_FD, include/uapi/linux/loop.h
+
+// Replace puts another file behind a fixed disk, which is another disk by the same number then.
+func (d *Disk) Replace(size int) {
+	d.t.Helper()
+	file := scratch(d.t, size)
 	defer file.Close()
-	_, err = file.Write(make([]byte, size))
-	Must(t, err)
+	Must(d.t, unix.IoctlSetInt(int(d.device.Fd()), loopChangeFD, int(file.Fd())))
+}
+
+// Partition has the kernel know one partition of a fixed disk, Path and "p1", or none, as it does when
+// it reads a table.
+func (d *Disk) Partition(there bool) {
+	d.t.Helper()
+	part := unix.BlkpgPartition{Start: 1 << 20, Length: 1 << 20, Pno: 1}
+	arg := unix.BlkpgIoctlArg{Op: unix.BLKPG_DEL_PARTITION, Datalen: int32(unsafe.Sizeof(part)), Data: (*byte)(unsafe.Pointer(&part))}
+	if there {
+		arg.Op = unix.BLKPG_ADD_PARTITION
+	}
+	_, _, err := unix.Syscall(unix.SYS_IOCTL, d.device.Fd(), unix.BLKPG, uintptr(unsafe.Pointer(&arg)))
+	if err != 0 {
+		d.t.Fatalf("partition of %s: %v", d.Path, err)
+	}
+}
+
+func newDisk(t testing.TB, size int, flags uint32) *Disk {
+	t.Helper()
+	file := scratch(t, size)
+	defer file.Close()
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	Must(t, err)
 	defer control.Close()
@@ -41,7 +84,7 @@ func NewDisk(t testing.TB, size int) *Disk {
 		Must(t, err)
 		// The kernel releases the file when the last opener of the device closes it, also when this
 		// process is killed.
-		config := unix.LoopConfig{Fd: uint32(file.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
+		config := unix.LoopConfig{Fd: uint32(file.Fd()), Info: unix.LoopInfo64{Flags: flags}}
 		if err = unix.IoctlLoopConfigure(int(d.device.Fd()), &config); err == nil {
 			t.Cleanup(d.Close)
 			return d

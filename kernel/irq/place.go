@@ -98,22 +98,22 @@ func without(a, b []int) []int {
 	return slices.DeleteFunc(slices.Clone(a), func(cpu int) bool { return slices.Contains(b, cpu) })
 }
 
-// Balancer is the irqbalance of this host, which would undo any other placement.
-type Balancer struct {
+// balancer is the irqbalance of this host, which would undo any other placement.
+type balancer struct {
 	Runs   bool
 	Banned []int // the interrupts that its options exclude
 }
 
 // Places reports whether irqbalance places an interrupt.
-func (b Balancer) Places(irq int) bool { return b.Runs && !slices.Contains(b.Banned, irq) }
+func (b balancer) Places(irq int) bool { return b.Runs && !slices.Contains(b.Banned, irq) }
 
 // Balancing looks for irqbalance. It ignores a process of that name in another pid namespace than
 // ours, because a container may start one.
-func Balancing(proc string) (Balancer, error) {
+func Balancing(proc string) (balancer, error) {
 	ours, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
 	list, lerr := os.ReadDir(proc)
 	if err := cmp.Or(err, lerr); err != nil {
-		return Balancer{}, fmt.Errorf("look for irqbalance: %w", err)
+		return balancer{}, fmt.Errorf("look for irqbalance: %w", err)
 	}
 	for _, e := range list {
 		if _, err := strconv.Atoi(e.Name()); err != nil {
@@ -128,11 +128,11 @@ func Balancing(proc string) (Balancer, error) {
 		}
 		line, err := readLong(filepath.Join(proc, e.Name(), "cmdline"))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return Balancer{}, fmt.Errorf("options of irqbalance: %w", err)
+			return balancer{}, fmt.Errorf("options of irqbalance: %w", err)
 		}
-		return Balancer{Runs: true, Banned: banned(strings.Split(line, "\x00"))}, nil
+		return balancer{Runs: true, Banned: banned(strings.Split(line, "\x00"))}, nil
 	}
-	return Balancer{}, nil
+	return balancer{}, nil
 }
 
 // banned parses irqbalance's options -i and --banirq, see irqbalance(1).

@@ -70,11 +70,21 @@ func NewGlance(proc string, watched *Monitor) *Finder {
 	return f
 }
 
-// paths returns one or more paths that appear to lead to the network namespace with the given inode:
-// a bind mount (in /run/netns, say), which outlives processes, proc/PID/ns/net, or a bind mount in the
-// mount namespace of a process. Another mount may hide one, so that it leads elsewhere. It may return
-// paths of an earlier look; in the worst case it reads all of proc. The error matches [ErrNoNS] if
-// there is none, or errCutOff; an open file or a socket alone may also keep a namespace alive.
+// Find returns a path to the network namespace with the given inode: a bind mount (in /run/netns,
+// say), which outlives processes, proc/PID/ns/net, or a bind mount in the mount namespace of a
+// process. It may return a path of an earlier look; in the worst case it reads all of proc. The
+// error matches [ErrNoNS] if there is none, or errCutOff; an open file or a socket alone may also
+// keep a namespace alive.
+func (f *Finder) Find(inode uint64) (string, error) {
+	paths, err := f.paths(inode)
+	if err != nil {
+		return "", err
+	}
+	return paths[0], nil
+}
+
+// paths returns one or more paths that appear to lead to a namespace. Another mount may hide one,
+// so that it leads elsewhere.
 func (f *Finder) paths(inode uint64) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -119,7 +129,7 @@ func (f *Finder) paths(inode uint64) ([]string, error) {
 }
 
 // Open opens the network namespace with the given inode, through path if that leads to it ("" does
-// not), otherwise through the paths that it finds, until one leads to it. It checks that after
+// not), otherwise through the paths of [Finder.Find], until one leads to it. It checks that after
 // opening: paths come and go with containers, and a process may choose some of them. Errors:
 // [ErrNoNS], errCutOff.
 func (f *Finder) Open(path string, inode uint64) (*NS, error) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -72,7 +71,7 @@ func TestHiddenMounts(t *testing.T) {
 	}
 	f := NewFinder("/proc", time.Now)
 	opens(f)
-	testkit.Gives(t, "the own namespace is at", "/proc/self/ns/net")(found(f, own))
+	testkit.Gives(t, "the own namespace is at", "/proc/self/ns/net")(f.Find(own))
 }
 
 // After an incomplete search a namespace is not known to have gone.
@@ -107,19 +106,13 @@ func TestCutOff(t *testing.T) {
 		}
 		for _, f := range []*Finder{NewFinder(c.p.dir, time.Now), NewGlance(c.p.dir, nil)} {
 			f.bounds = c.bounds
-			testkit.Is(t, c.name, testkit.Err(found(f, 1000)), want)
+			testkit.Is(t, c.name, testkit.Err(f.Find(1000)), want)
 			ref := journal.Ref{Kind: KindThreaded, Object: "1000/1/"}
 			if _, err := OpenKnob(f, ref); err == nil || errors.Is(err, journal.ErrGone) == c.cut {
 				t.Errorf("%s: knob: %v", c.name, err)
 			}
 		}
 	}
-}
-
-// found returns the best path that a Finder has to a namespace.
-func found(f *Finder, inode uint64) (string, error) {
-	paths, err := f.paths(inode)
-	return strings.Join(paths[:min(1, len(paths))], ""), err
 }
 
 // A Finder looks again for a namespace that it has not seen, a glance does not; neither looks again
@@ -134,7 +127,7 @@ func TestLooks(t *testing.T) {
 		if path != "" {
 			path = filepath.Join(p.dir, path)
 		}
-		if got, err := found(f, inode); got != path || (err == nil) != (path != "") || err != nil && !errors.Is(err, ErrNoNS) {
+		if got, err := f.Find(inode); got != path || (err == nil) != (path != "") || err != nil && !errors.Is(err, ErrNoNS) {
 			t.Errorf("%s: %d is at %q, %v, want %q", when, inode, got, err, path)
 		}
 	}

@@ -91,7 +91,8 @@ func (m *Monitor) Watch(ns *NS, about Interest, changed func([]Change)) (stop fu
 // Links is [NS.Links]. For a watched namespace it costs little: the kernel is asked again only after
 // messages were lost. The kernel queues the message about a change before the changer's call
 // returns, so a caller sees what was there before. The exception is an IPv6 address, which the
-// kernel reports after duplicate address detection. The caller must not change the list.
+// kernel reports after duplicate address detection. The caller must not change the list, which is
+// another after each change of a device.
 func (m *Monitor) Links(ns *NS, most int) ([]Link, error) {
 	if s := m.space(ns.inode); s != nil {
 		return s.list(ns, most)

@@ -3,6 +3,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -193,6 +194,18 @@ func (k sysfsKnob) Ref() journal.Ref {
 }
 func (k sysfsKnob) Read() (string, error)    { return k.attr.read() }
 func (k sysfsKnob) Write(value string) error { return k.attr.write(value) }
+
+// Hold opens the file of a knob of sysfs, to be read again and again: opening it takes longer than all
+// else. It keeps neither the device nor its namespace, of which a mount of sysfs is no user.
+func Hold(k journal.Knob) (held *os.File, err error) {
+	of := k.(sysfsKnob).attr
+	err = of.open(os.O_RDONLY, func(f *os.File) error {
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		held = os.NewFile(uintptr(fd), of.file)
+		return err
+	})
+	return held, of.wrap("open", err)
+}
 
 // Exposes names the superblock of the namespace's sysfs, which Write makes writable if a container
 // runtime has made it read-only.

@@ -171,13 +171,13 @@ func TestLinks(t *testing.T) {
 func TestFind(t *testing.T) {
 	bound, lived := testkit.NetNS(t), testkit.NetNS(t)
 	want := bound.Bind(t)
-	testkit.Gives(t, "bound", want)(found(NewFinder("/proc", time.Now), bound.Inode))
+	testkit.Gives(t, "bound", want)(NewFinder("/proc", time.Now).Find(bound.Inode))
 	cmd := lived.Start(t, "sleep", "100")
 	want = filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "ns", "net")
-	testkit.Gives(t, "lived in", want)(found(NewFinder("/proc", time.Now), lived.Inode))
+	testkit.Gives(t, "lived in", want)(NewFinder("/proc", time.Now).Find(lived.Inode))
 	testkit.Gives(t, "InodeOf", lived.Inode)(InodeOf("/proc", cmd.Process.Pid))
-	testkit.Is(t, "nowhere", testkit.Err(found(NewFinder("/proc", time.Now), 1)), ErrNoNS)
-	testkit.Is(t, "no proc", testkit.Err(found(NewFinder(filepath.Join(t.TempDir(), "proc"), time.Now), 1)), fs.ErrNotExist)
+	testkit.Is(t, "nowhere", testkit.Err(NewFinder("/proc", time.Now).Find(1)), ErrNoNS)
+	testkit.Is(t, "no proc", testkit.Err(NewFinder(filepath.Join(t.TempDir(), "proc"), time.Now).Find(1)), fs.ErrNotExist)
 	testkit.Is(t, "absent process", testkit.Err(InodeOf("/proc", 1<<30)), fs.ErrNotExist)
 }
 
@@ -208,7 +208,7 @@ func TestFinderOpen(t *testing.T) {
 		gone, dir := testkit.NetNS(t), t.TempDir()
 		find := NewFinder("/proc", never)
 		pid := elsewhere(t, fmt.Sprintf("mount -t tmpfs tmpfs %s; cd %[1]s; touch a; mount --bind %s a", dir, gone.Path))
-		must(t, testkit.Err(found(find, gone.Inode)))
+		must(t, testkit.Err(find.Find(gone.Inode)))
 		if out, err := exec.Command("nsenter", "-m", "-t", pid, "sh", "-c", "cd "+dir+"; "+strings.ReplaceAll(script, "OTHER", bound)).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v: %s", script, err, out)
 		}
@@ -255,7 +255,7 @@ ln -s %s link
 ln -s /proc/self/ns/net magic
 mkfifo fifo
 stat fifo link magic root >/dev/null`, dir, plain.Path, hidden.Path, bound))
-	path, err := found(NewFinder("/proc", time.Now), plain.Inode)
+	path, err := NewFinder("/proc", time.Now).Find(plain.Inode)
 	if err != nil || path != "/proc/"+pid+"/root"+dir+"/run/a b/ns" {
 		t.Fatalf("found at %q, %v", path, err)
 	}
@@ -265,12 +265,12 @@ stat fifo link magic root >/dev/null`, dir, plain.Path, hidden.Path, bound))
 	// The tables of others are read again after a second, not before.
 	now := time.Now()
 	f := NewFinder("/proc", func() time.Time { return now })
-	testkit.Gives(t, "found at", path)(found(f, plain.Inode))
+	testkit.Gives(t, "found at", path)(f.Find(plain.Inode))
 	late := testkit.NetNS(t)
 	elsewhere(t, fmt.Sprintf("mount -t tmpfs tmpfs %s\ncd %[1]s\ntouch ns\nmount --bind %s ns", dir, late.Path))
-	testkit.Is(t, "found at", testkit.Err(found(f, late.Inode)), ErrNoNS)
+	testkit.Is(t, "found at", testkit.Err(f.Find(late.Inode)), ErrNoNS)
 	now = now.Add(time.Second)
-	testkit.Check(t, testkit.Err(found(f, late.Inode)))
+	testkit.Check(t, testkit.Err(f.Find(late.Inode)))
 	// A process may be there for a moment only: the mount comes first, and it after that.
 	guest := plain.Start(t, "sleep", "1000").Process.Pid
 	testkit.Same(t, "where it is of all", []string{path, fmt.Sprintf("/proc/%d/ns/net", guest)}, All("/proc")[plain.Inode])

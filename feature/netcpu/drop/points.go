@@ -34,6 +34,21 @@ func (p *point) close() error {
 	return p.tc.Close()
 }
 
+// Lost reports whether a tcx program was detached by others, which no event announces, or its device
+// has gone.
+func (d *Dropper) Lost() (lost bool) {
+	if d == nil {
+		return false
+	}
+	for _, p := range d.points {
+		lost = lost || p.tc.Lost()
+	}
+	for _, t := range d.tenants {
+		lost = lost || t.counts.Lost()
+	}
+	return lost
+}
+
 // Open starts the early drop at the uplinks of c, for all tenants, unless it has begun. It goes on
 // after an error. Some drivers recreate their NAPIs, and so the threads that poll, for XDP.
 func (d *Dropper) Open(ctx context.Context, c container.Container) error {

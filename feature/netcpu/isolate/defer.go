@@ -93,8 +93,9 @@ func (is *Isolator) Close() error {
 	}
 	if is.resting.rests {
 		is.resting = restControl{}
-		err = errors.Join(err, is.RenewUplinks())
+		err = errors.Join(err, is.RenewUplinks(false))
 	}
+	is.masks.close(func(mask) bool { return true })
 	return errors.Join(err, is.promptPolls())
 }
 

@@ -2,7 +2,6 @@ package isolate
 
 import (
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -53,15 +52,6 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 		}
 	}
 	must(t, is.move(threads[0], place{group: shared}, is.owns(0)))
-	must(t, sched.Group("/proc", is.cfg.Layout, threads[0], is.cfg.Layout.CPU).Write(is.cfg.Layout.CPU)) // by somebody else
-	if by, err := is.changed(); err != nil || !slices.Equal(by, []journal.Owner{is.by(0)}) {
-		t.Errorf("a thread that somebody has moved is changed for %v, %v", by, err)
-	}
-	must(t, is.move(threads[0], place{group: shared}, is.owns(0)))
-	must(t, ns.RPS(index, 0).Write("1"))
-	if same, err := is.stillPasses(ns, index, "fltb"); same || err != nil {
-		t.Errorf("a device with RPS hands no packet on: %t, %v", same, err)
-	}
 	u := &uplinkDevice{at: place{group: shared}}
 	q := &queue{thread: threads[0], control: newQueueControl()}
 	w := queueWindow{time.Second, drop.Queue{Own: law.Rate, Slot: slot}}

@@ -32,27 +32,36 @@ func (is *Isolator) renew() error {
 			errs = append(errs, fmt.Errorf("place the threads of container %v again: %w", s.payer.ID, err))
 		}
 	}
-	return errors.Join(append(errs, is.renewUplinks(slices.Contains(changed, is.by(0))))...)
+	return errors.Join(append(errs, is.RenewUplinks(slices.Contains(changed, is.by(0))))...)
 }
 
-// changed returns the owners of what others have changed of threads: nothing tells of that.
+// changed returns the owners of what others have changed. Nothing tells of threads and masks; offloads,
+// which take long to read, are part of a device that has changed.
 func (is *Isolator) changed() ([]journal.Owner, error) {
 	if is.Idle() {
 		return nil, nil
 	}
 	kinds := []string{sched.KindKthread, sched.KindSlice, sched.KindNice}
+	links, err := is.cfg.Uplinks.Links()
+	if err != nil {
+		return nil, err
+	}
+	if len(links) > 0 && is.links != &links[0] {
+		is.links, kinds = &links[0], append(kinds, netdev.KindOffload)
+	}
 	by, _, err := is.cfg.Journal.Overwritten(func(r journal.Ref) (journal.Knob, error) {
+		if r.Kind == netdev.KindOffload {
+			return netdev.OpenKnob(is.cfg.Find, r)
+		}
 		return sched.OpenKnob(is.cfg.Roots.Proc, is.cfg.Layout, r)
 	}, func(e journal.Entry) bool {
 		return e.Owner.Feature == is.cfg.Feature && slices.Contains(kinds, e.Ref.Kind)
 	})
-	return by, err
+	return append(by, is.masks.changed()...), err
 }
 
-// RenewUplinks is renew for the uplinks.
-func (is *Isolator) RenewUplinks() error { return is.renewUplinks(false) }
-
-func (is *Isolator) renewUplinks(again bool) error {
+// RenewUplinks is renew for the uplinks; again: also for what has not changed.
+func (is *Isolator) RenewUplinks(again bool) error {
 	if is.host == nil || is.resting.rests {
 		return nil
 	}
@@ -117,9 +126,6 @@ func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice, again boo
 	if errors.Is(err, netdev.ErrNoLink) {
 		return is.unclaim(key)
 	}
-	if same && !again && err == nil {
-		same, err = is.stillPasses(ns, key.Index, u.name)
-	}
 	if same && !again || err != nil {
 		return err
 	}
@@ -133,20 +139,6 @@ func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice, again boo
 	// On failure the device, as known now, differs in the next window too.
 	err = is.claim(uplink.Uplink{Key: key, Link: l, NS: ns, Path: u.path})
 	return errors.Join(err, is.forgetThreads(u.threads, is.host.devices[key].threads))
-}
-
-// stillPasses reports whether an uplink hands no packets on, as RPS would.
-func (is *Isolator) stillPasses(ns *netdev.NS, index int, name string) (bool, error) {
-	d, err := is.lookAt(ns, index, name)
-	if err != nil {
-		return false, err
-	}
-	for _, s := range d.polling(single) {
-		if now, err := s.Knob.Read(); err != nil || now != s.Value {
-			return false, err
-		}
-	}
-	return true, nil
 }
 
 // stillPoll reports whether the placed threads live, and each listed NAPI of a device has one of them.

@@ -67,7 +67,7 @@ func (is *Isolator) rest(w restWindow) error {
 		return nil
 	}
 	if before.rests {
-		return is.RenewUplinks() // which each window repeats
+		return is.RenewUplinks(false) // which each window repeats
 	}
 	err := is.forgetQueues()
 	for _, u := range is.host.devices {

@@ -32,6 +32,9 @@ func (is *Isolator) bring(d device, plan []journal.Setting, at place, as owned) 
 	if err := is.turn(plan, as); err != nil {
 		return nil, err
 	}
+	if err := is.masks.hold(plan, as.by); err != nil {
+		return nil, err
+	}
 	found, err := is.threads(d, as)
 	if err != nil {
 		return nil, err

@@ -44,7 +44,7 @@ func (f *Finder) Host() (uint64, error) {
 	return ns.Inode(), nil
 }
 
-// Links lists the devices of the host's namespace.
+// Links lists the devices of the host's namespace. The list is another after each change of one.
 func (f *Finder) Links() ([]netdev.Link, error) {
 	ns, err := netdev.Open(f.NetNS)
 	if err != nil {

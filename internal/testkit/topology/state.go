@@ -68,6 +68,38 @@ func (h *Host) Net(boxes ...*sandbox.Box) string {
 	return strings.Join(lines, "")
 }
 
+// Programs lists the links of the programs at a device of a box. A kernel without tcx has none.
+func (h *Host) Programs(b *sandbox.Box, dev string, at ebpf.AttachType) (ids []link.ID) {
+	h.T.Helper()
+	index := h.Index(b, dev)
+	testkit.Must(h.T, b.Do(func() error {
+		all, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
+		if err != nil {
+			return nil
+		}
+		for _, p := range all.Programs {
+			id, _ := p.LinkID()
+			ids = append(ids, id)
+		}
+		return nil
+	}))
+	return ids
+}
+
+// Detach does `bpftool link detach`.
+func Detach(id link.ID) error {
+	l, err := link.NewFromID(id)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	d, ok := l.(interface{ Detach() error })
+	if !ok {
+		return fmt.Errorf("a %T cannot be detached", l)
+	}
+	return d.Detach()
+}
+
 func program(id ebpf.ProgramID) string {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
