@@ -9,11 +9,11 @@ import (
 )
 
 // Addresses in crafted packets: a container of this node, one of another node, and what is in
-// between.
+// between. No few bits make one container's MAC the other's: a bridge would take it for that.
 var (
 	nearNIC, farNIC       = mac("02:00:00:00:00:02"), mac("02:00:00:00:00:01")
 	nearTunnel, farTunnel = mac("02:00:00:00:00:12"), mac("02:00:00:00:00:11")
-	nearWeb, farWeb       = mac("02:00:00:00:00:22"), mac("02:00:00:00:00:21")
+	nearWeb, farWeb       = mac("02:00:00:00:00:22"), mac("02:00:00:00:00:dd")
 	gateway               = mac("02:00:00:00:00:32")
 )
 
