@@ -94,7 +94,7 @@ MAP(fl_stamps, ARRAY, 1 << 16, __u32, __u32);
 
 #define ENTRIES 8
 #define RING 8
-#define SEEN 64
+#define SEEN 1024
 
 /* One victim, one culprit, one class of packets. */
 struct entry {
