@@ -11,12 +11,9 @@ import (
 // from window to window by more than prices change, so that several have to count.
 const memory = 0.8
 
-// A price that differs by a factor of anew from what was known, in a window with at least sample
-// packets of that container, is another one: earlier windows count no more.
-const (
-	anew   = 1.5
-	sample = 500
-)
+// A price that differs by a factor of anew from what was known, in a window with at least few packets
+// of that container, is another one: earlier windows count no more.
+const anew = 1.5
 
 // parts is what packets and bytes of recent are counted in: of one packet in each window whole numbers
 // would remember that one only, with the time of ten.
@@ -45,7 +42,7 @@ func (cs counts) since(was counts) counts {
 	return grown
 }
 
-// estimate adds up the work between windows, in which no program is attached: what the packets cost
+// estimate adds up the work between windows, in which no program sees packets: what the packets cost
 // in the last windows, times the packets that the kernel has counted since. Where it counts none
 // for a container (the host's network, macvlan, the loopback device, System), the work of the
 // windows is taken to have gone on. The sum is what softirqs of packets are measured to take then: the
@@ -160,7 +157,7 @@ func (r *recent) see(seen Account, w window, thefts map[Party]time.Duration) {
 		return // its price stays
 	}
 	keep := memory
-	if was, now := r.price(parts), seen.price(1); seen.packets() >= sample && (now > was*anew || now < was/anew) {
+	if was, now := r.price(parts), seen.price(1); seen.packets() >= few && (now > was*anew || now < was/anew) {
 		keep = 0
 	}
 	r.scale(keep, keep, keep)
@@ -193,7 +190,7 @@ func (e *estimate) measure(counts counts, length, took time.Duration) {
 	var expected, packets float64
 	for id, r := range e.recent {
 		n := counts[id]
-		if r.CPU() == 0 && n.in+n.out >= sample {
+		if r.CPU() == 0 && n.in+n.out >= few {
 			return // somebody's packets took time, and their price is not known
 		}
 		in, out := r.factors(counted{float64(n.in), float64(n.out), float64(length)})

@@ -173,7 +173,7 @@ func TestEstimateMeasured(t *testing.T) {
 			}
 		}
 		costs(counts{1: {in: 1000}, 2: {in: 1000}}, c.took*time.Microsecond, "measured")
-		costs(counts{1: {in: 1000}, 2: {in: 1000}, 3: {in: sample}}, time.Second, "beside packets whose price nobody knows")
+		costs(counts{1: {in: 1000}, 2: {in: 1000}, 3: {in: few}}, time.Second, "beside packets whose price nobody knows")
 		costs(counts{1: {in: 1000}, 2: {in: 1000}, 3: {in: 0}}, 0, "not measured")
 	}
 }

@@ -16,9 +16,9 @@ import (
 
 const (
 	// budget is how many packets a window looks at, if that takes from shortest to longest.
-	budget   = 2000
-	shortest = 50 * time.Millisecond
-	longest  = time.Second
+	budget   = 4 * few
+	shortest = tick / 20
+	longest  = tick
 
 	// few is how many packets in a second cost less than windows do. With fewer, the programs stay
 	// attached.
@@ -30,7 +30,7 @@ const (
 	// While a culprit takes this part of a CPU from others in a window, and for calm after that, the
 	// programs stay attached.
 	Seen = 0.01
-	calm = 2 * time.Second
+	calm = 2 * tick
 
 	// Packets are stamped while more than one in laterOf is sent later than its softirq, by a queue
 	// or timer, and for calm after that. Fewer than laterFrom in a window are no reason.
@@ -152,7 +152,7 @@ func (m *Meter) next() time.Duration {
 	counts := m.count()
 	works, err := irq.Works(m.cfg.Proc)
 	w.look(now, counts, works) // without works, all but changes of their time is seen
-	if w.phase == bare { // while the devices of a container that is about to end are there
+	if w.phase == bare {       // while the devices of a container that is about to end are there
 		err = errors.Join(err, m.between(now, counts))
 	}
 	to := w.want(now)

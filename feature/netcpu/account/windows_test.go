@@ -37,7 +37,7 @@ func attachedPrograms(m *Meter) int {
 	return len(m.links) + len(m.windows.ends) + len(m.windows.others)
 }
 
-// Packets that come while no program is attached are counted by the kernel, and cost what packets
+// Packets that come while no program sees them are counted by the kernel, and cost what packets
 // cost in the window before. So it is for what is received and for what is sent.
 func TestWindows(t *testing.T) {
 	testkit.InFull(t)
