@@ -107,7 +107,7 @@ int BPF_PROG(fl_enter, unsigned int vec)
 	c = this_cpu();
 	if (!c)
 		return 0; /* impossible: one entry, index 0 */
-	if (fl_bare && !chosen(c, BARE))
+	if (fl_bare && !chosen(c, fl_bare))
 		return 0; /* another softirq stands for it */
 	if (c->run)
 		end(c, c->last); /* the run of a thread, see left() */
@@ -386,15 +386,12 @@ int fl_flush(void *ctx)
 
 	if (!c)
 		return 0;
-	if (fl_bare) {
-		if (c->run)
-			end(c, c->last);
-		c->skip = 0;
+	if (fl_bare)
 		c->irq = 0;
-		c->irq_end = 0;
-	} else if (c->run) {
+	else if (c->run)
 		return 0;
-	}
+	if (c->run)
+		end(c, c->last);
 	drop_pools(c, bpf_ktime_get_ns());
 	flush(c);
 	return 0;

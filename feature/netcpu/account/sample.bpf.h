@@ -18,10 +18,9 @@ __u8 fl_window;
 
 /*
  * Between windows only fl_enter and fl_exit are attached. They show how long softirqs take without
- * the time of the others, by one in BARE, so that they cost little.
+ * the time of the others, by one in fl_bare, so that they cost little. 0: in a window.
  */
 __u8 fl_bare;
-#define BARE 4
 
 /* Chooses the weight of the next runs from the events of a window. */
 static __always_inline void weigh(struct cpu *c, __u64 now)
@@ -60,10 +59,8 @@ static __always_inline int chosen(struct cpu *c, __u32 of)
 /* Whether to sample the run that begins. */
 static __always_inline int sampled(struct cpu *c)
 {
-	if (c->weight <= 1) {
+	if (!c->weight)
 		c->weight = 1;
-		return 1;
-	}
 	return chosen(c, c->weight);
 }
 
@@ -78,7 +75,7 @@ static __always_inline void pass(struct cpu *c, __u64 now)
 
 	if (fl_bare) {
 		if (c->skip == NET_RX_SOFTIRQ || c->skip == NET_TX_SOFTIRQ)
-			c->bare += ns * BARE;
+			c->bare += ns * fl_bare;
 		return;
 	}
 	if (c->skip == RUN_THREAD) {

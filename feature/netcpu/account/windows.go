@@ -20,6 +20,9 @@ const (
 	shortest = tick / 20
 	longest  = tick
 
+	// oneIn is how many softirqs one that is measured between windows stands for, a power of two.
+	oneIn = 4
+
 	// few is how many packets in a second cost less than windows do. With fewer, the programs stay
 	// attached.
 	few = 500
@@ -205,7 +208,7 @@ func (m *Meter) turn(to phase) error {
 	stay := from >= full && to >= full // the programs stay attached
 	var errs []error
 	if !stay {
-		errs = append(errs, m.vars.Bare.Set(uint8(1)))
+		errs = append(errs, m.vars.Bare.Set(uint8(oneIn)))
 	}
 	now, counts := time.Now(), m.count()
 	if !stay {
