@@ -151,10 +151,10 @@ func TestInterruptsNotOwn(t *testing.T) {
 		f.got(r, sent)
 		must(t, m.turn(bare))
 		softirq, whole = f.read().Softirq-was.Softirq, time.Duration(m.windows.states.whole-before.whole)
-		return softirq >= packets*time.Millisecond/2 // of the millisecond between two packets
+		return softirq-whole >= packets*time.Millisecond/2 // of the millisecond between two packets
 	})
-	if whole == 0 || whole > softirq/2 {
-		t.Errorf("%v of %v in softirqs without interrupts", whole, softirq)
+	if whole == 0 {
+		t.Errorf("nothing of %v in softirqs without interrupts", softirq)
 	}
 }
 
