@@ -107,8 +107,8 @@ int BPF_PROG(fl_enter, unsigned int vec)
 	c = this_cpu();
 	if (!c)
 		return 0; /* impossible: one entry, index 0 */
-	if (fl_over)
-		return 0; /* no run begins outside of a window */
+	if (fl_bare && !chosen(c, fl_bare))
+		return 0; /* another softirq stands for it */
 	if (c->run)
 		end(c, c->last); /* the run of a thread, see left() */
 	now = bpf_ktime_get_ns();
@@ -375,7 +375,7 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 /*
  * User space runs this on each CPU before it reads, so that no table holds anything
  * back. It runs in an interrupt. If that has interrupted a run, the run owns the
- * table, and adds it to the maps soon. After a window (fl_over) the other programs are
+ * table, and adds it to the maps soon. After a window (fl_bare) the other programs are
  * detached, and no event ends a run that is still open.
  */
 
@@ -386,15 +386,12 @@ int fl_flush(void *ctx)
 
 	if (!c)
 		return 0;
-	if (fl_over) {
-		if (c->run)
-			end(c, c->last);
-		c->skip = 0;
+	if (fl_bare)
 		c->irq = 0;
-		c->irq_end = 0;
-	} else if (c->run) {
+	else if (c->run)
 		return 0;
-	}
+	if (c->run)
+		end(c, c->last);
 	drop_pools(c, bpf_ktime_get_ns());
 	flush(c);
 	return 0;

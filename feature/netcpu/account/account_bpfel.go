@@ -120,7 +120,7 @@ type accountCpu struct {
 		Bytes   uint64
 		Shares  uint64
 	}
-	Seen [64]struct {
+	Seen [1024]struct {
 		_       structs.HostLayout
 		Netns   uint32
 		Ifindex uint32
@@ -171,7 +171,6 @@ const (
 	accountVarFlEpoch      = "fl_epoch"
 	accountVarFlExact      = "fl_exact"
 	accountVarFlNumber     = "fl_number"
-	accountVarFlOver       = "fl_over"
 	accountVarFlSlot       = "fl_slot"
 	accountVarFlWindow     = "fl_window"
 )
@@ -260,7 +259,6 @@ type accountVariableSpecs struct {
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
 	FlExact      *ebpf.VariableSpec `ebpf:"fl_exact"`
 	FlNumber     *ebpf.VariableSpec `ebpf:"fl_number"`
-	FlOver       *ebpf.VariableSpec `ebpf:"fl_over"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlWindow     *ebpf.VariableSpec `ebpf:"fl_window"`
 }
@@ -324,7 +322,6 @@ type accountVariables struct {
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
 	FlExact      *ebpf.Variable `ebpf:"fl_exact"`
 	FlNumber     *ebpf.Variable `ebpf:"fl_number"`
-	FlOver       *ebpf.Variable `ebpf:"fl_over"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
 	FlWindow     *ebpf.Variable `ebpf:"fl_window"`
 }

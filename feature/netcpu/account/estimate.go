@@ -11,12 +11,9 @@ import (
 // from window to window by more than prices change, so that several have to count.
 const memory = 0.8
 
-// A price that differs by a factor of anew from what was known, in a window with at least sample
-// packets of that container, is another one: earlier windows count no more.
-const (
-	anew   = 1.5
-	sample = 500
-)
+// A price that differs by a factor of anew from what was known, in a window with at least few packets
+// of that container, is another one: earlier windows count no more.
+const anew = 1.5
 
 // parts is what packets and bytes of recent are counted in: of one packet in each window whole numbers
 // would remember that one only, with the time of ten.
@@ -45,11 +42,11 @@ func (cs counts) since(was counts) counts {
 	return grown
 }
 
-// estimate adds up the work between windows, in which no program is attached: what the packets cost
+// estimate adds up the work between windows, in which no program sees packets: what the packets cost
 // in the last windows, times the packets that the kernel has counted since. Where it counts none
 // for a container (the host's network, macvlan, the loopback device, System), the work of the
-// windows is taken to have gone on. The time of the programs themselves is a part of the prices.
-// What softirqs take without them, in bare windows, corrects that. Its zero value is ready.
+// windows is taken to have gone on. The sum is what softirqs of packets are measured to take then: the
+// programs' own time is a part of the prices, and not of that. Its zero value is ready.
 type estimate struct {
 	recent          map[container.ID]*recent
 	extra           map[container.ID]*Account
@@ -58,8 +55,8 @@ type estimate struct {
 	softirq, thread time.Duration
 	inThreads       float64 // the part of the work that the last window saw in threads
 
-	all, packets float64 // ns of the last windows, and of that in softirqs of packets, as bare windows see them
-	bare         float64 // ns of the last bare windows
+	all, packets float64 // ns of the last windows, and of that in softirqs of packets
+	own          float64 // ns of the programs in the price of each packet, in the last gap that was measured
 }
 
 // recent is what the last windows have shown of one container. The older ones count less.
@@ -70,7 +67,6 @@ type recent struct {
 	in, out ratio
 	length  float64 // of the windows, in ns
 	due     counted
-	bare    counted // in the last bare windows
 	rest    [2 * Protocols]rest
 }
 
@@ -106,8 +102,6 @@ func (c *counted) add(n count, length time.Duration) {
 	c.length += float64(length)
 }
 
-func (c *counted) scale(f float64) { c.in, c.out, c.length = c.in*f, c.out*f, c.length*f }
-
 // window is what one window has shown.
 type window struct {
 	seen   Reading // the difference of two readings
@@ -139,12 +133,8 @@ func (e *estimate) see(w window) {
 		}
 		thefts[t.Culprit][t.Victim] += t.CPU
 	}
-	other := false
 	for _, seen := range w.seen.Accounts {
-		other = e.of(seen.Container).see(seen, w, thefts[seen.Container]) || other
-	}
-	if other { // what bare windows took for other prices corrects none of these
-		e.bared(0, nil, 0, 0)
+		e.of(seen.Container).see(seen, w, thefts[seen.Container])
 	}
 	all := w.seen.Softirq + w.seen.Thread
 	if all == 0 {
@@ -160,15 +150,15 @@ func (e *estimate) see(w window) {
 // shortest window.
 func (w window) part() float64 { return min(1, float64(shortest)/float64(max(w.length, 1))) }
 
-// see adds what a window shows of the container, and reports whether its price is another one.
-func (r *recent) see(seen Account, w window, thefts map[Party]time.Duration) (other bool) {
+// see adds what a window shows of the container.
+func (r *recent) see(seen Account, w window, thefts map[Party]time.Duration) {
 	n, counted := w.counts[seen.Container]
 	if seen.packets() == 0 && n == (count{}) && r.in.counted+r.out.counted > 0 {
-		return false // its price stays
+		return // its price stays
 	}
 	keep := memory
-	if was, now := r.price(parts), seen.price(1); seen.packets() >= sample && (now > was*anew || now < was/anew) {
-		keep, other = 0, true
+	if was, now := r.price(parts), seen.price(1); seen.packets() >= few && (now > was*anew || now < was/anew) {
+		keep = 0
 	}
 	r.scale(keep, keep, keep)
 	part := w.part()
@@ -191,57 +181,48 @@ func (r *recent) see(seen Account, w window, thefts map[Party]time.Duration) (ot
 		r.out.see(works(seen.Send).Packets, n.out)
 	}
 	r.length = r.length*keep + float64(w.length)*part
-	return other
 }
 
-// bared takes up a bare window: the time of the softirqs of packets in it, and what the kernel has
-// counted. The earlier ones count by the factor keep.
-func (e *estimate) bared(took time.Duration, counts counts, length time.Duration, keep float64) {
-	for id, n := range counts {
-		if n.in+n.out >= sample && e.of(id).CPU() == 0 {
+// measure sets own by what the packets of a gap cost in windows, and by what the softirqs of packets took
+// in the gap. It is the same for each packet, whatever that costs, as programs run for each. What prices
+// have of interrupts before softirqs and of threads contains none of it.
+func (e *estimate) measure(counts counts, length, took time.Duration) {
+	var expected, packets float64
+	for id, r := range e.recent {
+		n := counts[id]
+		if r.CPU() == 0 && n.in+n.out >= few {
 			return // somebody's packets took time, and their price is not known
 		}
+		in, out := r.factors(counted{float64(n.in), float64(n.out), float64(length)})
+		receive, send := works(r.Receive), works(r.Send)
+		expected += float64(receive.CPU)*in + float64(send.CPU)*out
+		packets += (float64(receive.Packets)*in + float64(send.Packets)*out) / parts
 	}
-	e.bare = e.bare*keep + float64(took)
-	for id, r := range e.recent {
-		r.bare.scale(keep)
-		r.bare.add(counts[id], length)
+	if took > 0 && e.packets > 0 && packets > 0 {
+		e.own = (expected*e.packets/e.all - float64(took)) / packets
 	}
 }
 
-// correction is what work takes without the programs, for what the windows have seen it take.
-func (e *estimate) correction() float64 {
-	const least, most = 0.3, 2
-	var expected float64
-	for _, r := range e.recent {
-		in, out := r.factors(r.bare)
-		expected += float64(works(r.Receive).CPU)*in + float64(works(r.Send).CPU)*out
-	}
-	if e.bare == 0 || e.packets == 0 || expected == 0 {
-		return 1
-	}
-	return min(max(e.bare/(expected*e.packets/e.all), least), most)
-}
-
-// gap charges what the kernel has counted in a time in which no program was attached.
-func (e *estimate) gap(counts counts, length time.Duration) {
+// gap charges what the kernel has counted in a time that no window has seen, in which the softirqs of
+// packets took so long; 0: that was not measured.
+func (e *estimate) gap(counts counts, length, took time.Duration) {
 	for id := range counts {
 		e.of(id)
 	}
-	correction := e.correction()
+	e.measure(counts, length, took)
 	var sum time.Duration
 	for id, r := range e.recent {
 		r.due.add(counts[id], length)
-		sum += e.charge(r, correction)
+		sum += e.charge(r)
 	}
 	threads := scaled(sum, e.inThreads)
 	e.thread += threads
 	e.softirq += sum - threads
 }
 
-// charge adds the work that is due to the container's account, and returns its CPU time. Packets
-// whose price no window has shown stay due.
-func (e *estimate) charge(r *recent, correction float64) time.Duration {
+// charge adds the work that is due to the container's account, without the programs' own time for each
+// packet, and returns its CPU time. Packets whose price no window has shown stay due.
+func (e *estimate) charge(r *recent) time.Duration {
 	before := r.CPU()
 	if before == 0 { // no window has seen it work
 		if r.length > 0 {
@@ -260,10 +241,10 @@ func (e *estimate) charge(r *recent, correction float64) time.Duration {
 	more := r.Account
 	more.scale(in, out, 0)
 	for i := range Protocols {
+		more.Receive[i].lower(e.own / parts)
+		more.Send[i].lower(e.own / parts)
 		r.rest[i].round(&more.Receive[i])
 		r.rest[Protocols+i].round(&more.Send[i])
-		more.Receive[i].CPU = scaled(more.Receive[i].CPU, correction)
-		more.Send[i].CPU = scaled(more.Send[i].CPU, correction)
 	}
 	cpu := more.CPU()
 	all := float64(cpu) / float64(before)
@@ -426,6 +407,14 @@ func (a *Account) plus(b Account) {
 		a.Send[i].plus(b.Send[i])
 	}
 	a.Own, a.Took, a.Robbed = a.Own+b.Own, a.Took+b.Took, a.Robbed+b.Robbed
+}
+
+// lower takes a time in ns off for each packet. The gap may have had other traffic than the windows, and
+// a machine of another speed: some of the work stays.
+func (w *Work) lower(each float64) {
+	const least, most = 0.3, 2
+	cpu := float64(w.CPU)
+	w.CPU = time.Duration(min(max(cpu-each*float64(w.Packets), least*cpu), most*cpu))
 }
 
 func (w *Work) plus(b Work) {

@@ -1,7 +1,6 @@
 package account
 
 import (
-	"math"
 	"testing"
 	"time"
 
@@ -42,12 +41,12 @@ func estimated(e *estimate, ids ...container.ID) (Reading, map[container.ID]Acco
 // A gap costs what the window's packets cost, times the packets that the kernel has counted in it.
 func TestEstimate(t *testing.T) {
 	var e estimate
-	e.gap(counts{1: {in: 500}}, time.Second) // due until a price is known
+	e.gap(counts{1: {in: 500}}, time.Second, 0) // due until a price is known
 	if _, by := estimated(&e, 1); by[1].CPU() != 0 {
 		t.Errorf("%v without a price", by[1].CPU())
 	}
 	e.see(seen(1, 2000, 2000))
-	e.gap(counts{1: {in: 4500}}, time.Second)
+	e.gap(counts{1: {in: 4500}}, time.Second, 0)
 	r, by := estimated(&e, 1, 9)
 	const want = 5000 * time.Microsecond
 	a := by[1]
@@ -78,7 +77,7 @@ func TestEstimateCountsExactly(t *testing.T) {
 		w.seen.Accounts[0].Receive[TCP] = Work{CPU: time.Microsecond, Packets: 50, Bytes: 5000}
 		e.see(w)
 		for range 50 {
-			e.gap(counts{1: {in: 3}}, time.Second)
+			e.gap(counts{1: {in: 3}}, time.Second, 0)
 		}
 		_, by := estimated(&e, 1)
 		if udp, tcp := by[1].Receive[UDP], by[1].Receive[TCP]; udp.Packets != 120 || udp.Bytes != 12000 || tcp.Packets != 30 || tcp.Bytes != 3000 {
@@ -97,7 +96,7 @@ func TestEstimateCounted(t *testing.T) {
 	}{{20000, 10000, time.Second, 1000}, {0, 1, 3 * time.Second, 6000}, {10, 1, 3 * time.Second, 6000}} {
 		var e estimate
 		e.see(seen(1, 2000, c.counted))
-		e.gap(counts{1: {in: c.gap}}, c.length)
+		e.gap(counts{1: {in: c.gap}}, c.length, 0)
 		if _, by := estimated(&e, 1); by[1].Receive[UDP].Packets != c.packets || by[1].CPU() != time.Duration(c.packets)*time.Microsecond {
 			t.Errorf("%+v: estimated %+v, want so many packets of 1 µs", c, by[1])
 		}
@@ -117,7 +116,7 @@ func TestEstimatePrice(t *testing.T) {
 	var was time.Duration
 	costs := func(what string, each time.Duration) {
 		t.Helper()
-		e.gap(counts{1: {in: 1000}}, time.Second)
+		e.gap(counts{1: {in: 1000}}, time.Second, 0)
 		_, by := estimated(&e, 1)
 		if cost := by[1].CPU() - was; cost < 995*each || cost > 1005*each {
 			t.Errorf("1000 packets cost %v %s, want %v each", cost, what, each)
@@ -137,45 +136,45 @@ func TestEstimatePrice(t *testing.T) {
 	costs("as windows differ", 2556) // ns: 2 µs count for four fifths
 }
 
-// The work between windows takes as much as bare windows show, divided by prices as full ones show them.
-func TestEstimateCorrected(t *testing.T) {
-	both := func(a, b uint64, whole time.Duration) window {
-		w, other := seen(1, a, a), seen(2, b, b)
-		w.seen.Accounts = append(w.seen.Accounts, other.seen.Accounts...)
-		w.seen.Softirq += other.seen.Softirq
-		w.counts[2], w.whole = other.counts[2], whole
-		return w
-	}
+// What softirqs of packets take between windows is measured, and the programs' time in each packet's price
+// is the same for cheap packets and dear ones. Interrupts before softirqs, and threads, have none.
+func TestEstimateMeasured(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		took time.Duration // by 500 packets of container 1 and 1000 of 2
-		want time.Duration // of 1000 packets of container 1
+		dear time.Duration // a packet of container 2, for one of 1 µs of container 1
+		part float64       // of the windows in softirqs of packets
+		took time.Duration // by 1000 packets of each
+		want [2]time.Duration
 	}{
-		{"no bare window", 0, time.Millisecond},
-		{"a fifth is the programs' own", 960 * time.Microsecond, 800 * time.Microsecond}, // of the 4/5 in softirqs of packets
-		{"nothing is", 1200 * time.Microsecond, time.Millisecond},
-		{"a bare window that saw half of the packets' softirqs only", 1, 300 * time.Microsecond},
+		{"not measured", 10, 1, 0, [2]time.Duration{1000, 10000}},
+		{"half a µs is the programs'", 10, 1, 10000, [2]time.Duration{500, 9500}},
+		{"nothing is", 10, 1, 11000, [2]time.Duration{1000, 10000}},
+		{"half of the work is in softirqs of packets", 3, 0.5, 1000, [2]time.Duration{500, 2500}},
+		{"a slower machine", 3, 1, 5000, [2]time.Duration{1500, 3500}},
+		{"nothing was seen of it", 1, 1, 1, [2]time.Duration{300, 300}},
 	} {
 		var e estimate
-		e.see(both(2000, 1000, 2400*time.Microsecond))
-		e.bared(c.took, counts{1: {in: 500}, 2: {in: 1000}}, time.Second, memory)
-		e.gap(counts{1: {in: 1000}}, time.Second)
-		if _, by := estimated(&e, 1); by[1].CPU().Round(time.Microsecond) != c.want || by[1].Receive[UDP].Packets != 1000 {
-			t.Errorf("%s: 1000 packets are %+v, want %v", c.name, by[1].Receive[UDP], c.want)
+		w, other := seen(1, 1000, 1000), seen(2, 1000, 1000)
+		other.seen.Accounts[0].Receive[UDP].CPU *= c.dear
+		w.seen.Accounts = append(w.seen.Accounts, other.seen.Accounts...)
+		w.seen.Softirq += c.dear * time.Millisecond
+		w.counts[2], w.whole = other.counts[2], scaled(w.seen.Softirq, c.part)
+		e.see(w)
+		costs := func(n counts, took time.Duration, what string) {
+			t.Helper()
+			_, was := estimated(&e, 1, 2)
+			e.gap(n, time.Second, took)
+			_, by := estimated(&e, 1, 2)
+			for i, want := range c.want {
+				id := container.ID(1 + i)
+				if cost := by[id].CPU() - was[id].CPU(); cost.Round(time.Microsecond) != want*time.Microsecond {
+					t.Errorf("%s, %s: 1000 packets of container %d take %v, want %v", c.name, what, id, cost, want*time.Microsecond)
+				}
+			}
 		}
-		if c.took <= 1 {
-			continue
-		}
-		// Of a price that nobody knows, and of others than before, a bare window shows nothing.
-		e.bared(time.Second, counts{3: {in: sample}}, time.Second, memory)
-		if got := e.correction(); math.Abs(got-float64(c.want)/float64(time.Millisecond)) > 1e-6 {
-			t.Errorf("%s: correction %v by a container without a price", c.name, got)
-		}
-		w := both(1000, 1000, 2400*time.Microsecond)
-		w.seen.Accounts[0].Receive[UDP].CPU *= 3
-		if e.see(w); e.correction() != 1 {
-			t.Errorf("%s: correction %v of prices that have changed", c.name, e.correction())
-		}
+		costs(counts{1: {in: 1000}, 2: {in: 1000}}, c.took*time.Microsecond, "measured")
+		costs(counts{1: {in: 1000}, 2: {in: 1000}, 3: {in: few}}, time.Second, "beside packets whose price nobody knows")
+		costs(counts{1: {in: 1000}, 2: {in: 1000}, 3: {in: 0}}, 0, "not measured")
 	}
 }
 
@@ -184,10 +183,10 @@ func TestEstimateIdle(t *testing.T) {
 	var e estimate
 	for range 10 {
 		e.see(seen(1, 0, 0))
-		e.gap(nil, time.Hour)
+		e.gap(nil, time.Hour, 0)
 	}
 	e.see(seen(1, 2000, 0))
-	e.gap(nil, 3*time.Second)
+	e.gap(nil, 3*time.Second, 0)
 	if _, by := estimated(&e, 1); by[1].CPU() != 6*time.Millisecond {
 		t.Errorf("estimated %v, want 6ms", by[1].CPU())
 	}
@@ -199,7 +198,7 @@ func TestEstimateFewPackets(t *testing.T) {
 	for range 100 {
 		e.see(seen(1, 1, 1))
 	}
-	e.gap(counts{1: {in: 1000}}, time.Second)
+	e.gap(counts{1: {in: 1000}}, time.Second, 0)
 	_, by := estimated(&e, 1)
 	if cpu := by[1].CPU(); cpu < 990*time.Microsecond || cpu > 1010*time.Microsecond {
 		t.Errorf("estimated %v for 1000 packets of 1 µs", cpu)
@@ -219,7 +218,7 @@ func TestEstimateAfterLongPhase(t *testing.T) {
 		short.seen.Accounts[0].Send[Other].CPU = time.Millisecond
 		e.see(short)
 	}
-	e.gap(nil, time.Second)
+	e.gap(nil, time.Second, 0)
 	want := time.Duration(time.Second/shortest) * time.Millisecond
 	if _, by := estimated(&e, 1); by[1].CPU() < want*3/4 || by[1].CPU() > want {
 		t.Errorf("%v in a second, want about %v", by[1].CPU(), want)

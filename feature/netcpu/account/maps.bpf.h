@@ -94,7 +94,7 @@ MAP(fl_stamps, ARRAY, 1 << 16, __u32, __u32);
 
 #define ENTRIES 8
 #define RING 8
-#define SEEN 64
+#define SEEN 1024
 
 /* One victim, one culprit, one class of packets. */
 struct entry {
@@ -132,7 +132,7 @@ struct cpu {
 	__u64 thread;  /* ns of NAPI threads' polls */
 	__u64 lost;    /* thefts that found fl_thefts full */
 	__u64 whole;   /* the part of softirq in NET_RX and NET_TX, without the interrupts before */
-	__u64 bare;    /* ns of NET_RX and NET_TX in bare windows, which are no part of softirq */
+	__u64 bare;    /* ns of NET_RX and NET_TX between windows, which are no part of softirq */
 	__u64 later;   /* forwarded packets that a queue or timer of the host sent */
 
 	__u64 last;    /* start of the interval; outside of a run: end of the last run */

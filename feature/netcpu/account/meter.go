@@ -208,7 +208,6 @@ type vars struct {
 	Around     *ebpf.Variable `ebpf:"fl_around"`
 	AroundCall *ebpf.Variable `ebpf:"fl_around_call"`
 	Window     *ebpf.Variable `ebpf:"fl_window"`
-	Over       *ebpf.Variable `ebpf:"fl_over"`
 	Bare       *ebpf.Variable `ebpf:"fl_bare"`
 }
 

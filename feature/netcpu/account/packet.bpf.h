@@ -196,7 +196,7 @@ static __always_inline int unseen(struct cpu *c)
 		end(c, c->last);
 	if (c->run)
 		return 0;
-	if (fl_over || !napi_thread())
+	if (fl_bare || !napi_thread())
 		return 1; /* outside of a window, or a task's own work, such as a write to a tun device */
 	if (sampled(c))
 		return 0;

@@ -370,7 +370,7 @@ func TestPeersWithoutStamps(t *testing.T) {
 	if m.stamping {
 		t.Error("packets are stamped")
 	}
-	must(t, m.turn(idle))
+	must(t, m.turn(bare))
 }
 
 // stole returns a victim's time that a box's packets took.

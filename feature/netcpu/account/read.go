@@ -25,11 +25,12 @@ func (m *Meter) reading(thefts bool) (Reading, error) {
 	defer m.mu.Unlock()
 	m.recalibrate()
 	w := m.windows
+	var err error
 	if w != nil && w.phase <= bare && !m.closed {
-		w.between(time.Now(), m.count())
+		err = m.between(time.Now(), m.count())
 	}
-	r, err := m.read(thefts, true)
-	if err != nil {
+	r, failed := m.read(thefts, true)
+	if err = errors.Join(err, failed); err != nil {
 		return Reading{}, fmt.Errorf("read accounts: %w", err)
 	}
 	if w != nil {

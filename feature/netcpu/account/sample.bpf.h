@@ -15,11 +15,10 @@
  * as the windows are the sample.
  */
 __u8 fl_window;
-__u8 fl_over; /* the window is over: no run begins */
 
 /*
- * Only fl_enter and fl_exit are attached, and show how long runs are without the time of the
- * others.
+ * Between windows only fl_enter and fl_exit are attached. They show how long softirqs take without
+ * the time of the others, by one in fl_bare, so that they cost little. 0: in a window.
  */
 __u8 fl_bare;
 
@@ -48,17 +47,21 @@ static __always_inline void weigh(struct cpu *c, __u64 now)
 }
 
 /*
- * Whether to sample the run that begins. The choice is random, so that periodic
+ * Chooses one in so many, a power of two. The choice is random, so that periodic
  * traffic is counted neither too often nor never.
  */
+static __always_inline int chosen(struct cpu *c, __u32 of)
+{
+	c->chance = c->chance * 1664525 + 1013904223;
+	return !((c->chance >> 16) & (of - 1));
+}
+
+/* Whether to sample the run that begins. */
 static __always_inline int sampled(struct cpu *c)
 {
-	if (c->weight <= 1) {
+	if (!c->weight)
 		c->weight = 1;
-		return 1;
-	}
-	c->chance = c->chance * 1664525 + 1013904223;
-	return !((c->chance >> 16) & (c->weight - 1));
+	return chosen(c, c->weight);
 }
 
 /*
@@ -72,7 +75,7 @@ static __always_inline void pass(struct cpu *c, __u64 now)
 
 	if (fl_bare) {
 		if (c->skip == NET_RX_SOFTIRQ || c->skip == NET_TX_SOFTIRQ)
-			c->bare += ns;
+			c->bare += ns * fl_bare;
 		return;
 	}
 	if (c->skip == RUN_THREAD) {

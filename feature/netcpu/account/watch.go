@@ -19,24 +19,23 @@ const (
 
 	// The pause before the next window doubles from the first to the last, as prices change less and
 	// less. Reading the accounts of steady programs has the same pauses.
-	firstPause = time.Second
-	lastPause  = 10 * time.Second
+	firstPause = tick
+	lastPause  = 10 * tick
 
 	// A change of what the kernel counts ends a pause, but no more than mostChanges of them in
 	// changesIn: on some hosts it changes all the time.
 	mostChanges = 4
-	changesIn   = 20 * time.Second
+	changesIn   = 2 * lastPause
 
 	// The tasks on a CPU change if it idles so much less of its time: those that come may be robbed,
 	// with at least few softirqs with packets.
 	changedIdle = 0.25
 
 	// A container's packets change if there are half or twice as many, and the difference is more
-	// than changedPackets in a second. The time of a CPU's softirqs changes if it is half as much
+	// than few in a second. The time of a CPU's softirqs changes if it is half as much
 	// more, and the difference is above changedTime in a second: less than Seen, but more than the
 	// 10 ms in which the kernel counts, after one look.
-	changedPackets = 500
-	changedTime    = 8 * time.Millisecond
+	changedTime = 8 * time.Millisecond
 )
 
 // watch decides when a window opens, and how long it is, by counters that the kernel keeps anyway.
@@ -109,7 +108,7 @@ func mean[N float64 | time.Duration](was, now N, part float64) N {
 func (w *watch) changes() bool {
 	for id, n := range w.now.packets {
 		was := w.priced.packets[id]
-		if math.Abs(n-was) > changedPackets && (n > 2*was || 2*n < was) {
+		if math.Abs(n-was) > few && (n > 2*was || 2*n < was) {
 			return true
 		}
 	}

@@ -16,13 +16,12 @@ import (
 
 const (
 	// budget is how many packets a window looks at, if that takes from shortest to longest.
-	budget   = 2000
-	shortest = 50 * time.Millisecond
-	longest  = time.Second
+	budget   = 4 * few
+	shortest = tick / 20
+	longest  = tick
 
-	// bareLonger is how many times as long a bare window is, as its programs cost little.
-	bareLonger  = 5
-	bareLongest = time.Second / 2
+	// oneIn is how many softirqs one that is measured between windows stands for, a power of two.
+	oneIn = 4
 
 	// few is how many packets in a second cost less than windows do. With fewer, the programs stay
 	// attached.
@@ -34,7 +33,7 @@ const (
 	// While a culprit takes this part of a CPU from others in a window, and for calm after that, the
 	// programs stay attached.
 	Seen = 0.01
-	calm = 2 * time.Second
+	calm = 2 * tick
 
 	// Packets are stamped while more than one in laterOf is sent later than its softirq, by a queue
 	// or timer, and for calm after that. Fewer than laterFrom in a window are no reason.
@@ -48,7 +47,7 @@ type windows struct {
 	watch
 	phase  phase
 	need   Need      // of Demand
-	ends   bpf.Links // of the programs that begin and end a run, unless the phase is idle
+	ends   bpf.Links // of the programs that begin and end a run, unless the phase is off
 	others bpf.Links // of the others, in phases from full on
 	err    error     // of the last turn
 
@@ -58,7 +57,7 @@ type windows struct {
 	raw    Reading // without estimates
 	states states
 
-	// Until when, and until which counts, the work of idle phases is charged.
+	// Until when, and until which counts, the work between windows is charged.
 	at     time.Time
 	counts counts
 
@@ -73,9 +72,9 @@ type windows struct {
 type phase int
 
 const (
-	idle    phase = iota // nothing
-	bare                 // the two programs that begin and end a run, for the second part of a window: fl_bare
-	full                 // all programs, for the first part of it
+	off     phase = iota // nothing, before the first phase and after an error
+	bare                 // the two programs that begin and end a run, between windows: fl_bare
+	full                 // all programs, for a window
 	steady               // all programs, while there are few packets
 	metered              // all programs, as something acts on the accounts
 )
@@ -156,23 +155,21 @@ func (m *Meter) next() time.Duration {
 	counts := m.count()
 	works, err := irq.Works(m.cfg.Proc)
 	w.look(now, counts, works) // without works, all but changes of their time is seen
-	if w.phase == idle {
-		w.between(now, counts) // while the devices of a container that is about to end are there
+	if w.phase == bare {       // while the devices of a container that is about to end are there
+		err = errors.Join(err, m.between(now, counts))
 	}
 	to := w.want(now)
-	if to == idle && w.phase > full {
+	if to == bare && w.phase > full {
 		w.pause = 0 // windows begin
 	}
 	switch {
-	case to != idle:
+	case to != bare:
 	case w.phase == steady:
 		to = full // what has just begun takes a small part of the steady phase, and may be a theft
-	case w.phase >= full:
-		to = bare
-	case w.phase == idle && w.opens(now):
+	case w.phase < full && w.opens(now):
 		to = full
 	}
-	if to == w.phase && (to == idle || to == steady && !w.opens(now)) {
+	if to == w.phase && (to == bare || to == steady && !w.opens(now)) {
 		w.err = err
 		return w.tick()
 	}
@@ -183,10 +180,7 @@ func (m *Meter) next() time.Duration {
 	if want := w.want(time.Now()); want > max(w.phase, full) {
 		w.err = errors.Join(w.err, m.turn(want))
 	}
-	switch w.phase {
-	case bare:
-		return min(bareLonger*w.length(), bareLongest)
-	case full:
+	if w.phase == full {
 		return w.length()
 	}
 	return w.tick()
@@ -200,51 +194,44 @@ func (w *windows) want(now time.Time) phase {
 	case w.rate < few || w.phase == steady && w.rate < 2*few:
 		return steady
 	}
-	return idle
+	return bare
 }
 
 // stamps reports whether packets are stamped in this phase.
 func (w *windows) stamps(now time.Time) bool { return w.phase == metered || now.Sub(w.later) < calm }
 
 // turn ends a phase, takes up what it has shown, and begins another, or the same anew. After an
-// error the phase may be idle.
+// error the phase may be off.
 func (m *Meter) turn(to phase) error {
 	w := m.windows
 	from := w.phase
 	stay := from >= full && to >= full // the programs stay attached
 	var errs []error
 	if !stay {
-		errs = append(errs, m.vars.Over.Set(uint8(1)))
+		errs = append(errs, m.vars.Bare.Set(uint8(oneIn)))
 	}
 	now, counts := time.Now(), m.count()
 	if !stay {
-		if from != idle {
+		if from != off {
 			time.Sleep(settling)
 		}
 		errs = append(errs, m.detach(min(from, to)))
 	}
 	errs = append(errs, m.take(from, now, counts))
-	if to == idle {
-		return errors.Join(append(errs, m.stamp(w.stamps(now)))...)
-	}
-	var window, only uint8
+	var window uint8
 	if to != metered {
 		window = 1
 	}
-	if to == bare {
-		only = 1
-	}
-	errs = append(errs, m.vars.Window.Set(window), m.vars.Bare.Set(only))
+	errs = append(errs, m.vars.Window.Set(window))
 	if !stay {
 		if err := m.attachFor(to); err != nil {
-			return errors.Join(append(errs, err, m.detach(idle))...)
+			return errors.Join(append(errs, err, m.detach(off))...)
 		}
-		if to >= full {
-			errs = append(errs, m.reattach(nil)) // where it fails, the rest is metered
-		}
-		errs = append(errs, m.vars.Over.Set(uint8(0)))
+	}
+	if !stay && to >= full {
+		errs = append(errs, m.reattach(nil), m.vars.Bare.Set(uint8(0))) // where it fails, the rest is metered
 		now, counts = time.Now(), m.count()
-		w.between(now, counts)
+		errs = append(errs, m.between(now, counts))
 	}
 	w.phase, w.began, w.start = to, now, counts
 	return errors.Join(append(errs, m.stamp(w.stamps(now)))...)
@@ -279,7 +266,7 @@ func (m *Meter) detach(to phase) error {
 		errs = append(errs, w.others.Close(), m.reattach(nil))
 		w.others = nil
 	}
-	if to == idle {
+	if to == off {
 		errs = append(errs, w.ends.Close())
 		w.ends = nil
 	}
@@ -287,29 +274,29 @@ func (m *Meter) detach(to phase) error {
 }
 
 // between charges the work since the last phase that metered.
-func (w *windows) between(now time.Time, counts counts) {
-	w.gap(counts.since(w.counts), now.Sub(w.at))
-	w.at, w.counts = now, counts
+func (m *Meter) between(now time.Time, counts counts) error {
+	w := m.windows
+	states, err := m.states()
+	if err != nil {
+		return err
+	}
+	w.gap(counts.since(w.counts), now.Sub(w.at), time.Duration(states.bare-w.states.bare))
+	w.at, w.counts, w.states = now, counts, states
+	return nil
 }
 
 // take takes up what a phase has shown that ends now.
 func (m *Meter) take(from phase, now time.Time, counts counts) error {
 	w := m.windows
-	if from == idle {
-		w.between(now, counts)
-		return nil
+	if from < full {
+		return m.between(now, counts)
 	}
+	was := w.states
 	states, err := m.states()
 	if err != nil {
 		return err
 	}
-	was := w.states
-	w.states = states
-	if from == bare {
-		w.bared(time.Duration(states.bare-was.bare), counts.since(w.start), now.Sub(w.began), memory)
-		w.between(now, counts)
-		return m.flushAll() // a run that is still open would last until the next window
-	}
+	w.states.whole, w.states.later = states.whole, states.later // what comes from now on is in between
 	raw, err := m.read(true, false)
 	if err != nil {
 		return err
