@@ -95,7 +95,7 @@ func (is *Isolator) Close() error {
 		is.resting = restControl{}
 		err = errors.Join(err, is.RenewUplinks(false))
 	}
-	is.masks.close(func(mask) bool { return true })
+	is.held.close(func(heldFile) bool { return true })
 	return errors.Join(err, is.promptPolls())
 }
 

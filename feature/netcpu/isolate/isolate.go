@@ -67,7 +67,7 @@ type Isolator struct {
 	flooded  time.Time // last, by deferPolls
 	vacated  vacated
 	dry      *[]feature.Step // of Plan: what turn would write, and does not; nil: it does
-	masks    masks
+	held     held
 	links    *netdev.Link // the first of the host's devices, as of changed
 
 	unreleased bool // releaseUplinks has failed: Release repeats it
@@ -113,7 +113,7 @@ type thread struct {
 // New makes an Isolator. It changes nothing.
 func New(cfg Config) *Isolator {
 	cfg.QueueMin, cfg.QueueFlood = cmp.Or(cfg.QueueMin, law.Rate), cmp.Or(cfg.QueueFlood, law.Flood)
-	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation), masks: make(masks)}
+	return &Isolator{cfg: cfg, isolated: make(map[tenant.Key]*isolation), held: make(held)}
 }
 
 // Isolate places the devices and threads of a tenant for c, a member that asks for it. It may be
@@ -338,7 +338,7 @@ func (is *Isolator) neededBy(id container.ID) (list []policy.Target) {
 // undo restores all changes for one container.
 func (is *Isolator) undo(id container.ID) error {
 	mine := func(e journal.Entry) bool { return e.Owner.Container == uint64(id) }
-	is.masks.close(func(m mask) bool { return m.by == is.by(id) })
+	is.held.close(func(k heldFile) bool { return k.by == is.by(id) })
 	open := kernel.Opener(is.cfg.Roots)
 	// The threads first, in any order of moves: a group made later may hold them now.
 	out, err := is.restored(open, func(e journal.Entry) bool { return e.Ref.Kind == sched.KindKthread && mine(e) })
@@ -394,7 +394,7 @@ func (is *Isolator) releaseUplinks() error {
 	err := is.forgetQueues()
 	is.forgetAround()
 	is.host, is.resting, is.worked = nil, restControl{}, work{}
-	is.masks.close(func(mask) bool { return true })
+	is.held.close(func(heldFile) bool { return true })
 	err = errors.Join(err, is.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && e.Ref.Kind != qdisc.KindFilter }))
 	is.unreleased = err != nil
 	return err

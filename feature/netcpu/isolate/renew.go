@@ -35,7 +35,7 @@ func (is *Isolator) renew() error {
 	return errors.Join(append(errs, is.RenewUplinks(slices.Contains(changed, is.by(0))))...)
 }
 
-// changed returns the owners of what others have changed. Nothing tells of threads and masks; offloads,
+// changed returns the owners of what others have changed. Nothing tells of threads and of what is held; offloads,
 // which take long to read, are part of a device that has changed.
 func (is *Isolator) changed() ([]journal.Owner, error) {
 	if is.Idle() {
@@ -57,7 +57,7 @@ func (is *Isolator) changed() ([]journal.Owner, error) {
 	}, func(e journal.Entry) bool {
 		return e.Owner.Feature == is.cfg.Feature && slices.Contains(kinds, e.Ref.Kind)
 	})
-	return append(by, is.masks.changed()...), err
+	return append(by, is.held.changed()...), err
 }
 
 // RenewUplinks is renew for the uplinks; again: also for what has not changed.

@@ -32,12 +32,14 @@ func (is *Isolator) bring(d device, plan []journal.Setting, at place, as owned) 
 	if err := is.turn(plan, as); err != nil {
 		return nil, err
 	}
-	if err := is.masks.hold(plan, as.by); err != nil {
-		return nil, err
-	}
 	found, err := is.threads(d, as)
 	if err != nil {
 		return nil, err
+	}
+	if is.dry == nil {
+		if err := is.held.hold(append(plan, d.threaded()), as.by); err != nil {
+			return nil, err
+		}
 	}
 	if len(found) == 0 {
 		return nil, is.noteThreads(d.name, at)
@@ -88,9 +90,13 @@ func (is *Isolator) move(t sched.Thread, at place, as owned) error {
 	return is.turn(steering(affinity, may, at.cpus), as)
 }
 
+func (d device) threaded() journal.Setting {
+	return journal.Setting{Knob: d.ns.Threaded(d.index), Value: "1"}
+}
+
 // threads turns the knob and returns the threads, one for each NAPI; of Plan these may not exist yet.
 func (is *Isolator) threads(d device, as owned) ([]sched.Thread, error) {
-	plan := []journal.Setting{{Knob: d.ns.Threaded(d.index), Value: "1"}}
+	plan := []journal.Setting{d.threaded()}
 	_, err := d.ns.NAPIs(d.index)
 	byName := errors.Is(err, netdev.ErrNoNAPIList)
 	if byName && is.dry == nil {
