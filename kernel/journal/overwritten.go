@@ -1,6 +1,9 @@
 package journal
 
-import "errors"
+import (
+	"errors"
+	"io"
+)
 
 // Overwritten returns the owners of the claims on the matching entries' knobs that are not in force any
 // more, because another program has written there. claimed is false if no entry matches. It goes on
@@ -25,6 +28,9 @@ func (j *Journal) overwritten(open Opener, ref Ref) (by []Owner, err error) {
 	value := ""
 	if err == nil {
 		value, err = k.Read()
+	}
+	if c, ok := k.(io.Closer); ok {
+		defer c.Close()
 	}
 	n, _ := j.note(ref) // without claims if it has been dropped meanwhile
 	if errors.Is(err, ErrGone) || err == nil && n.ours(k, value) {

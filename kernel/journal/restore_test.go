@@ -75,15 +75,20 @@ func (c closing) Close() error {
 	return nil
 }
 
-func TestRestoreClosesWhatItOpens(t *testing.T) {
+func TestClosesWhatItOpens(t *testing.T) {
 	b := newBoard("a", "1", "b", "1")
 	j := open(t, t.TempDir())
 	turn(t, j, b.knob("a"), "2")
 	turn(t, j, b.knob("b"), "2")
 	closed := 0
-	_, err := j.Restore(func(r Ref) (Knob, error) { return closing{b.knob(r.Object), &closed}, nil }, nil)
+	opener := func(r Ref) (Knob, error) { return closing{b.knob(r.Object), &closed}, nil }
+	_, _, err := j.Overwritten(opener, nil)
 	if err != nil || closed != 2 {
-		t.Errorf("%d knobs were closed, want 2; %v", closed, err)
+		t.Errorf("Overwritten has closed %d knobs, want 2; %v", closed, err)
+	}
+	_, err = j.Restore(opener, nil)
+	if err != nil || closed != 4 {
+		t.Errorf("Restore has closed %d knobs, want 2; %v", closed-2, err)
 	}
 }
 
