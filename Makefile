@@ -32,9 +32,7 @@ TESTED = $(shell go list -e -f '$(HAS_TESTS)' ./... | grep -v '/test/vm ' | whil
 	elif grep -qs internal/testkit $$dir/*_test.go; then echo kit:$$package; else echo pure:$$package; fi; done)
 PURE_TESTS = $(patsubst pure:%,%,$(filter pure:%,$(TESTED)))
 KIT_TESTS = $(patsubst kit:%,%,$(filter-out $(RACED),$(filter kit:%,$(TESTED))))
-CHANGING = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED))))
-# First what waits for most of its time, while guests keep the CPUs busy.
-HOST_TESTS = $(filter %/test/e2e,$(CHANGING)) $(filter-out %/test/e2e,$(CHANGING))
+HOST_TESTS = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED))))
 # What has goroutines of its own is worth the race detector, though its tests
 # change the host.
 RACED = $(filter %/agent %/agent/serve %/api %/discover %/cmd/fairlead/node %/cmd/fairlead/views,$(filter host:% kit:%,$(TESTED)))
