@@ -95,7 +95,8 @@ func idle(cfg Config) *Charger {
 }
 
 // Add begins to charge a container. reserve is the part of its budget that is left when its packets
-// are dropped: with 0 they are dropped only at exhaustion, and 1 would leave no budget. A repeated Add changes nothing but reserve.
+// are dropped: with 0 they are dropped only at exhaustion, and 1 would leave no budget. A repeated Add
+// changes nothing but reserve.
 func (ch *Charger) Add(c container.Container, reserve float64) error {
 	if !(reserve >= 0 && reserve < 1) {
 		return fmt.Errorf("netcpu charge: a reserve of %v is not between 0 and 1", reserve)
