@@ -25,12 +25,13 @@ func (m *Meter) reading(thefts bool) (Reading, error) {
 	defer m.mu.Unlock()
 	m.recalibrate()
 	w := m.windows
-	var err error
 	if w != nil && w.phase <= bare && !m.closed {
-		err = m.between(time.Now(), m.count())
+		if err := m.between(time.Now(), m.count()); err != nil {
+			return Reading{}, fmt.Errorf("read accounts: %w", err)
+		}
 	}
-	r, failed := m.read(thefts, true)
-	if err = errors.Join(err, failed); err != nil {
+	r, err := m.read(thefts, true)
+	if err != nil {
 		return Reading{}, fmt.Errorf("read accounts: %w", err)
 	}
 	if w != nil {
