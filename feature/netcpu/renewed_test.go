@@ -114,7 +114,8 @@ func TestPutBack(t *testing.T) {
 	slice := func(th sched.Thread) journal.Knob { return sched.Slice("/proc", th) }
 	for _, device := range []string{"eth0", "nic0"} {
 		for _, hierarchy := range []string{layout.CPU, layout.CPUSet} {
-			if hierarchy != "" {
+			group := sched.Group("/proc", layout, f.polling(device)[0], hierarchy)
+			if now, err := group.Read(); hierarchy != "" && (err != nil || now != hierarchy) { // else it is there already
 				changes = append(changes, thread(device, func(th sched.Thread) journal.Knob { return sched.Group("/proc", layout, th, hierarchy) }, hierarchy))
 			}
 		}
@@ -137,7 +138,9 @@ func TestPutBack(t *testing.T) {
 		}
 		now, err := weight.Read()
 		must(t, err)
-		return all + "; weight " + now
+		flows, err := inside.RFS(eth0, 0).Read()
+		must(t, err)
+		return all + "; weight " + now + "; RFS in the container " + flows
 	}
 	for _, id := range attached() {
 		changes = append(changes, change{"a program", func() error { return topology.Detach(id) }})
