@@ -106,9 +106,9 @@ func TestChurn(t *testing.T) {
 	c.agent.idles(c.atStart)
 	before := devicesOf(t, c.NS)
 	held := c.agent.descriptors(t)
-	c.rounds(t, "with labels", testkit.ByTier(t, 3, 6, 60))
+	c.rounds(t, "with labels", testkit.ByTier(t, 5, 18, 60))
 	c.plain = true
-	c.rounds(t, "without labels", testkit.ByTier(t, 1, 2, 20))
+	c.rounds(t, "without labels", testkit.ByTier(t, 2, 7, 20))
 	c.agent.idles(c.atStart)
 	await(t, "the host to be as before", func() error { // the engine's devices go a moment later
 		return devicesOf(t, c.NS).diff(before)
