@@ -37,8 +37,11 @@ HOST_TESTS = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED)
 # change the host.
 RACED = $(filter %/agent %/agent/serve %/api %/discover %/cmd/fairlead/node %/cmd/fairlead/views,$(filter host:% kit:%,$(TESTED)))
 RACE_TESTS = $(patsubst kit:%,%,$(patsubst host:%,%,$(RACED)))
+# What the tier quick leaves out of them: a fault at each call, churn, waits for what a kernel or a
+# lease does in its own time, and second stories of a feature.
+LATER = TestFaults|TestHangs|TestChurn|TestChurnCampaign|TestSwarm|TestCalibrateRealtime|TestBlame|TestUplinksRest|TestUplinkSteered|TestFloodIsPaced|TestQueueOfAnEndedThread|TestBusyHost|TestDenied|TestPutBack
 # A package's time includes what it waits for its turn.
-TURNS = -timeout $(if $(filter full,$(TIER)),60m,20m) -exec 'flock -o /run/fairlead-turns.lock'
+TURNS = -timeout $(if $(filter full,$(TIER)),60m,20m) $(if $(filter quick,$(TIER)),-skip '^($(LATER))$$') -exec 'flock -o /run/fairlead-turns.lock'
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.
 RACE ?=
 
@@ -151,7 +154,7 @@ TIER ?= quick
 LIMIT_quick = 40m
 LIMIT_ci = 55m
 LIMIT_full = 150m
-SCOPE_quick = Not in this tier: lint, generated code, race detector, fuzzing, all forms of a network but one, and what depends on the kernel in full on the oldest and the newest (bash .ci/run); full counts, every kernel in full, and the figures (make test-full).
+SCOPE_quick = Not in this tier: lint, generated code, race detector, fuzzing, churn, a fault at each call, what takes a feature long, all forms of a network but one, and what depends on the kernel in full on the oldest and the newest (bash .ci/run); full counts, every kernel in full, and the figures (make test-full).
 SCOPE_ci = Not in this tier: full counts, every kernel in full, and all figures but a few (make test-full).
 SCOPE_full = Not in this tier: lint, generated code, race detector and fuzzing (bash .ci/run).
 

@@ -35,19 +35,22 @@ func ParseTier(s string) (Tier, error) {
 
 func (t Tier) String() string { return [...]string{"quick", "ci", "full"}[t] }
 
+// tierOf returns the tier of this run.
+func tierOf(t testing.TB) Tier {
+	t.Helper()
+	tier, err := ParseTier(os.Getenv(TierVar))
+	Must(t, err)
+	return tier
+}
+
 // Scale returns the number of a test's repetitions: few, or full in the tier Full. A test of fifty
 // containers that finds the same faults with five calls Scale(t, 5, 50).
 func Scale(t testing.TB, few, full int) int {
 	t.Helper()
-	return ByTier(t, few, few, full)
-}
-
-// ByTier returns the number of a test's repetitions in each tier.
-func ByTier(t testing.TB, quick, ci, full int) int {
-	t.Helper()
-	tier, err := ParseTier(os.Getenv(TierVar))
-	Must(t, err)
-	return [...]int{quick, ci, full}[tier]
+	if tierOf(t) == Full {
+		return full
+	}
+	return few
 }
 
 // Smoke marks a test that the guests of test/vm run on every other kernel, in every tier. It is for
@@ -70,9 +73,8 @@ func InFull(t testing.TB) { t.Helper() }
 // needs a rig, and in a guest in the tier CI, too. Elsewhere they are all cases.
 func Cases[T any](t testing.TB, n int, cases ...T) []T {
 	t.Helper()
-	inCI := len(cases)
-	if testing.Short() {
-		inCI = n
+	if tier := tierOf(t); tier == Quick || tier == CI && testing.Short() {
+		return cases[:n]
 	}
-	return cases[:ByTier(t, n, inCI, len(cases))]
+	return cases
 }

@@ -106,9 +106,9 @@ func TestChurn(t *testing.T) {
 	c.agent.idles(c.atStart)
 	before := devicesOf(t, c.NS)
 	held := c.agent.descriptors(t)
-	c.rounds(t, "with labels", testkit.ByTier(t, 5, 18, 60))
+	c.rounds(t, "with labels", testkit.Scale(t, 18, 60))
 	c.plain = true
-	c.rounds(t, "without labels", testkit.ByTier(t, 2, 7, 20))
+	c.rounds(t, "without labels", testkit.Scale(t, 7, 20))
 	c.agent.idles(c.atStart)
 	await(t, "the host to be as before", func() error { // the engine's devices go a moment later
 		return devicesOf(t, c.NS).diff(before)
@@ -173,10 +173,7 @@ func (c *churner) damage(r *rand.Rand) {
 // come and go and others meddle with them. Every third kill damages what the agent keeps. Each next
 // agent adopts what it finds, and in the end nothing is left.
 func TestChurnCampaign(t *testing.T) {
-	kills, engineKills := testkit.ByTier(t, 0, 10, 1000), testkit.ByTier(t, 0, 1, 5)
-	if kills == 0 {
-		testkit.Skip(t, "a campaign: only in the tiers ci and full")
-	}
+	kills, engineKills := testkit.Scale(t, 10, 1000), testkit.Scale(t, 1, 5)
 	c := newChurner(t)
 	c.Must(t, "network", "create", secondNetwork)
 	c.start()
