@@ -47,20 +47,10 @@ func Cgroup(t testing.TB) CG {
 		}
 	}
 	name := fmt.Sprintf("fairlead-test-%d-%d", os.Getpid(), time.Now().UnixNano())
-	var cg CG
-	for _, h := range []struct {
-		root string
-		dir  *string
-	}{{root.V2, &cg.V2}, {root.CPU, &cg.CPU}, {root.IO, &cg.IO}} {
-		if h.root == "" {
-			continue
-		}
-		dir := filepath.Join(h.root, name)
-		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-			t.Fatal(err)
-		}
-		*h.dir = dir
+	cg := root.below(name)
+	for _, dir := range cg.dirs() {
 		t.Cleanup(func() { Must(t, removeCgroup(dir)) })
+		Must(t, os.Mkdir(dir, 0o755))
 	}
 	return cg
 }
@@ -100,34 +90,28 @@ func (c CG) start(t testing.TB, name string, args ...string) *os.Process {
 // Child creates a cgroup below c in each of its hierarchies. It is removed with c.
 func (c CG) Child(t testing.TB, name string) CG {
 	t.Helper()
-	child := CG{}
-	if c.V2 != "" {
-		child.V2 = filepath.Join(c.V2, name)
-	}
-	if c.CPU != "" {
-		child.CPU = filepath.Join(c.CPU, name)
-	}
-	if c.IO != "" {
-		child.IO = filepath.Join(c.IO, name)
-	}
+	child := c.below(name)
 	for _, dir := range child.dirs() {
 		Must(t, os.Mkdir(dir, 0o755))
 	}
 	return child
 }
 
-// dirs lists the directories of c, each once.
-func (c CG) dirs() []string {
-	var dirs []string
-	if c.V2 != "" {
-		dirs = append(dirs, c.V2)
-	}
-	for _, dir := range []string{c.CPU, c.IO} {
-		if dir != "" && !slices.Contains(dirs, dir) {
-			dirs = append(dirs, dir)
+// below is c with the paths of cgroups of this name in it.
+func (c CG) below(name string) CG {
+	for _, dir := range []*string{&c.V2, &c.CPU, &c.IO} {
+		if *dir != "" {
+			*dir = filepath.Join(*dir, name)
 		}
 	}
-	return dirs
+	return c
+}
+
+// dirs lists the directories of c, each once.
+func (c CG) dirs() []string {
+	dirs := []string{c.V2, c.CPU, c.IO}
+	slices.Sort(dirs)
+	return slices.DeleteFunc(slices.Compact(dirs), func(dir string) bool { return dir == "" })
 }
 
 // cgroupMounts finds where the v2 tree and the v1 cpu and blkio hierarchies are mounted, in the

@@ -74,7 +74,6 @@ func output(t *testing.T, b *Box, cpus []int, args ...string) string {
 }
 
 func TestCreateDestroy(t *testing.T) {
-	testkit.OnKernels(t)
 	h := newHost(t)
 	b := create(t, h, Spec{
 		Name: name("a"),
@@ -207,7 +206,6 @@ func TestCreateRefuses(t *testing.T) {
 }
 
 func TestWire(t *testing.T) {
-	testkit.OnKernels(t)
 	h := newHost(t)
 	outside := create(t, h, Spec{Name: name("out"), Bare: true})
 	host := create(t, h, Spec{Name: name("host"), Bare: true})

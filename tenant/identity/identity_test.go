@@ -160,7 +160,6 @@ func says[K, V comparable](t *testing.T, when string, m *ebpf.Map, key K, want V
 // Several features register one container, and each may forget its registration. The others stay,
 // and the slot stays until the last one has gone.
 func TestTell(t *testing.T) {
-	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	i, err := Open("/proc")
 	must(t, err)

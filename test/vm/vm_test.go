@@ -226,10 +226,10 @@ func report(t *testing.T, test Test, r Run) []outcome {
 	return ended
 }
 
-// goBuild builds static binaries for an architecture by a verb of go. A failure is t's.
+// goBuild builds static binaries for an architecture, behind the builds of tests that run longer. A failure is t's.
 func goBuild(t *testing.T, arch, verb, to string, packages []string, flags ...string) bool {
 	t.Helper()
-	cmd := exec.Command("go", slices.Concat([]string{verb}, flags, []string{"-ldflags=-s -w", "-o", to}, packages)...)
+	cmd := exec.Command("nice", slices.Concat([]string{"-n", "5", "go", verb}, flags, []string{"-ldflags=-s -w", "-o", to}, packages)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
