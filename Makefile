@@ -37,11 +37,8 @@ HOST_TESTS = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED)
 # change the host.
 RACED = $(filter %/agent %/agent/serve %/api %/discover %/cmd/fairlead/node %/cmd/fairlead/views,$(filter host:% kit:%,$(TESTED)))
 RACE_TESTS = $(patsubst kit:%,%,$(patsubst host:%,%,$(RACED)))
-# What the tier quick leaves out of them: a fault at each call, churn, waits for what a kernel or a
-# lease does in its own time, and second stories of a feature.
-LATER = TestFaults|TestHangs|TestChurn|TestChurnCampaign|TestSwarm|TestCalibrateRealtime|TestBlame|TestUplinksRest|TestUplinkSteered|TestFloodIsPaced|TestQueueOfAnEndedThread|TestBusyHost|TestDenied|TestPutBack
 # A package's time includes what it waits for its turn.
-TURNS = -timeout $(if $(filter full,$(TIER)),60m,20m) $(if $(filter quick,$(TIER)),-skip '^($(LATER))$$') -exec 'flock -o /run/fairlead-turns.lock'
+TURNS = -timeout $(if $(filter full,$(TIER)),60m,20m) -exec 'flock -o /run/fairlead-turns.lock'
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.
 RACE ?=
 

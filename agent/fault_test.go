@@ -65,6 +65,7 @@ func rounds(arg []byte) (map[string]faults.Op, error) {
 
 // Each call to the kernel fails once.
 func TestFaults(t *testing.T) {
+	testkit.Later(t)
 	testkit.NeedRoot(t)
 	h, dir := newHost(t, 1, 2, 3), t.TempDir()
 	knobs := topology.Knobs{Dir: dir}
@@ -172,6 +173,7 @@ func serving(dir string, hosts ...*host) map[string]faults.Op {
 // A call of each kind of a running agent hangs. What hangs on a feature's host, the status tells of that
 // feature; the other does its work. The agent stops, wherever a call hangs.
 func TestHangs(t *testing.T) {
+	testkit.Later(t)
 	testkit.NeedRoot(t)
 	first, other, dir := newHost(t, 1, 2), newHost(t, 1, 2), t.TempDir()
 	s := faults.Start(t, [3]string{dir, first.dir, other.dir})

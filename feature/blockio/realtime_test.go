@@ -278,6 +278,7 @@ func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 
 // Each call to the kernel fails once.
 func TestFaults(t *testing.T) {
+	testkit.Later(t)
 	cg := testkit.Cgroup(t)
 	if cg.V2 == "" || cg.IO == "" || cg.CPU == "" {
 		testkit.Skip(t, "no cgroup v2 tree, or no controller of CPUs or of block I/O")

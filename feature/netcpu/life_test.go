@@ -298,6 +298,7 @@ func (h *host) othersPackets(rate string) {
 // the uplinks, not while a queue is a container's, and again after that.
 func TestUplinkSteered(t *testing.T) {
 	testkit.InFull(t)
+	testkit.Later(t)
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{Set: "0"})
 	h.needNAPIs()

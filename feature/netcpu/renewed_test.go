@@ -33,6 +33,7 @@ import (
 // queues, its changes are still undone.
 func TestQueueOfAnEndedThread(t *testing.T) {
 	testkit.InFull(t)
+	testkit.Later(t)
 	t.Parallel()
 	throttled, err := probe.KthreadsThrottled(kernel.Default())
 	must(t, err)
@@ -74,6 +75,7 @@ func restart(b *sandbox.Box, dev string) error {
 // somebody switches off come back, and so do programs that somebody detaches.
 func TestPutBack(t *testing.T) {
 	testkit.InFull(t)
+	testkit.Later(t)
 	t.Parallel()
 	f := newFollower(t)
 	inside, outside := f.Open(f.box), f.Open(f.ns)

@@ -53,6 +53,7 @@ func TestShapeFollowsTraffic(t *testing.T) {
 // its weight beside others that go short, while all CPUs are busy: most of them are dropped at the
 // uplink, which polls by a timer. That ends with the flood.
 func TestFloodIsPaced(t *testing.T) {
+	testkit.Later(t)
 	h := newHost(t, sandbox.CPU{})
 	h.needNAPIs()
 	must(t, h.netcpu.Close())
@@ -80,6 +81,7 @@ func TestFloodIsPaced(t *testing.T) {
 // No thread polls a queue that containers share while all CPUs compute and no flood comes in.
 // Threads do so again when CPUs are idle, and when the agent ends.
 func TestUplinksRest(t *testing.T) {
+	testkit.Later(t)
 	h := newHost(t, sandbox.CPU{})
 	h.needNAPIs()
 	must(t, h.netcpu.Close())

@@ -20,6 +20,7 @@ import (
 // On a busy host flows stay fast: what changes beside their way invalidates nothing, and what a
 // neighbour can change on their way at most once a second.
 func TestBusyHost(t *testing.T) {
+	testkit.Later(t)
 	for _, form := range testkit.Cases(t, 1, routed, apart) {
 		t.Run(form, func(t *testing.T) {
 			r := newRig(t, form)

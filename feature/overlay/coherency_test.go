@@ -103,6 +103,7 @@ func denials() []denial {
 // it, or, for changes without an event, once the lease is over. When it is undone the flow goes on,
 // and is fast again.
 func TestDenied(t *testing.T) {
+	testkit.Later(t)
 	for _, form := range testkit.Cases(t, 1, routed, bridged, apart) {
 		t.Run(form, func(t *testing.T) {
 			r := newRig(t, form)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/hook"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/faults"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -20,6 +21,7 @@ func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 
 // Each call to the kernel fails once.
 func TestFaults(t *testing.T) {
+	testkit.Later(t)
 	r := newRig(t, bridged)
 	on, n := true, r.nodes[0]
 	spec := topology.Spec{NetNS: n.host.NetNS(), Dir: t.TempDir(), Targets: []policy.Target{{Container: n.c, Settings: policy.Settings{Overlay: &on}}}}

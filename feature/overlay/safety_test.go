@@ -29,6 +29,7 @@ func (n *node) slowFor(t testing.TB, s *stream, times int) {
 // no connection breaks. When it goes on, they are fast again.
 func TestHangs(t *testing.T) {
 	testkit.InFull(t)
+	testkit.Later(t)
 	r := newRig(t, routed)
 	r.onTracked()
 	echo(t, r.nodes[1].web)

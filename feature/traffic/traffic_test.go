@@ -306,6 +306,7 @@ func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 
 // Each call to the kernel fails once.
 func TestFaults(t *testing.T) {
+	testkit.Later(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()

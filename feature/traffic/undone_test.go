@@ -44,6 +44,7 @@ func (h *host) deleteRoot(dev string) {
 // through.
 func TestPutBack(t *testing.T) {
 	testkit.InFull(t)
+	testkit.Later(t)
 	needSharing(t)
 	h, box, c := newBridged(t)
 	h.start()

@@ -53,6 +53,15 @@ func Scale(t testing.TB, few, full int) int {
 	return few
 }
 
+// Later leaves a test to the tiers CI and Full: one of churn, of a fault at each call, of what a kernel
+// or a lease does in its own time, or a second story of a feature.
+func Later(t testing.TB) {
+	t.Helper()
+	if tierOf(t) == Quick {
+		Skip(t, "not in the tier quick")
+	}
+}
+
 // Smoke marks a test that the guests of test/vm run on every other kernel, in every tier. It is for
 // the one story of a feature that shows that it works there.
 //

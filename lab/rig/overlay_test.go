@@ -82,6 +82,7 @@ func TestOverlay(t *testing.T) {
 // TestSwarm sends requests between containers of two Docker Engines. The namespace of their overlay
 // network is mounted here, as an agent of the machine would see it.
 func TestSwarm(t *testing.T) {
+	testkit.Later(t)
 	needEngine(t)
 	o := overlay(t, Swarm)
 	for host, r := range o.Hosts {

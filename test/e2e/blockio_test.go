@@ -88,6 +88,7 @@ func TestReservations(t *testing.T) {
 // TestCalibrateRealtime measures a profile of real-time budgets on the machine's disk, and derives
 // a container's budget from it. The measurement leaves nothing behind.
 func TestCalibrateRealtime(t *testing.T) {
+	testkit.Later(t)
 	dir := t.TempDir()
 	var st unix.Stat_t
 	must(t, unix.Stat(dir, &st))

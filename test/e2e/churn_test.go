@@ -97,6 +97,7 @@ func (c *churner) empty(t *testing.T) {
 // TestChurn lets containers with every kind of label come and go quickly on two kinds of network.
 // The agent lives, warns of nothing, and leaves nothing: neither on the host nor in itself.
 func TestChurn(t *testing.T) {
+	testkit.Later(t)
 	c := newChurner(t)
 	c.start()
 	for range 2 { // each kind of container, and what is made once
@@ -173,6 +174,7 @@ func (c *churner) damage(r *rand.Rand) {
 // come and go and others meddle with them. Every third kill damages what the agent keeps. Each next
 // agent adopts what it finds, and in the end nothing is left.
 func TestChurnCampaign(t *testing.T) {
+	testkit.Later(t)
 	kills, engineKills := testkit.Scale(t, 10, 1000), testkit.Scale(t, 1, 5)
 	c := newChurner(t)
 	c.Must(t, "network", "create", secondNetwork)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/record"
@@ -63,6 +64,7 @@ func keepWriting(file string) error {
 // for its disk: none of these may count as robbed. Each view names victim and culprit: while it goes
 // on, and ten minutes after.
 func TestBlame(t *testing.T) {
+	testkit.Later(t)
 	disk := t.TempDir() // removed after the writers in it
 	r := newRig(t)
 	flood := r.add(sandbox.Spec{Name: "e2e-flood"})

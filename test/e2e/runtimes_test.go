@@ -158,6 +158,7 @@ func TestContainerd(t *testing.T) {
 
 // TestSwarm has an agent on each of two nodes of a Docker Swarm.
 func TestSwarm(t *testing.T) {
+	testkit.Later(t)
 	nodes := testkit.StartSwarm(t)
 	t.Run("containers", func(t *testing.T) { swarmContainers(t, nodes) })
 	t.Run("overlay", func(t *testing.T) { swarmOverlay(t, nodes) }) // removes the network in the end
