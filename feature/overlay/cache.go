@@ -26,7 +26,6 @@ const (
 	netTOS    = 8
 
 	netLiberal = 16
-	netEager   = 32
 
 	wayPeer = 1
 	wayEnd  = 2

@@ -45,8 +45,7 @@ type force struct {
 	err    error                                 // of the last round; if set, nothing is fast
 	ns     *netdev.NS
 	at     hook.Set
-	// tracking is how conntrack takes what it did not see: netLiberal, netEager.
-	tracking uint32
+	liberal  bool // conntrack takes packets of TCP whatever it did not see
 	unwatch  func() error
 
 	raised    time.Time
@@ -268,15 +267,8 @@ func (f *Overlay) bring(o *force, n network.Network, fast map[container.Device]f
 	if err := errors.Join(err, f.attach(o, list)); err != nil {
 		return err
 	}
-	s, err := conntrack.Read(o.ns)
-	if err != nil {
+	if o.liberal, err = conntrack.Liberal(o.ns); err != nil {
 		return err
-	}
-	switch o.tracking = 0; {
-	case s.Liberal:
-		o.tracking = netLiberal | netEager
-	case s.Entries == 0:
-		o.tracking = netEager
 	}
 	o.err = nil
 	return f.write(o, f.flags(o))
@@ -427,6 +419,9 @@ func (f *Overlay) write(o *force, flags uint32) error {
 		return nil
 	}
 	v := o.value
-	v.Flags |= flags | o.tracking
+	v.Flags |= flags
+	if o.liberal {
+		v.Flags |= netLiberal
+	}
 	return f.cache.maps.FlOvNets.Put(o.number, v)
 }

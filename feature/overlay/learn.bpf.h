@@ -296,7 +296,7 @@ static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, 
 				      struct flow_key *key, enum direction dir, __u32 slot, __u64 now)
 {
 	struct flow made = { .learnt = now, .slot = slot, .to.ip = key->remote, .to.port = key->rport }, *f;
-	__u32 tag, dirs = 1 << dir;
+	__u32 tag, dirs;
 	struct sight *s = sight_of(key, &tag);
 	struct seen *seen, *other;
 	enum track t;
@@ -309,11 +309,9 @@ static __always_inline int learn_flow(struct __sk_buff *skb, struct network *n, 
 		end_flow(s, key, now);
 		return 0;
 	}
-	if (!(p->proto == IPPROTO_TCP && n->flags & NET_EAGER)) {
-		dirs = seen_before(s, tag, dir, now);
-		if (!dirs)
-			return p->proto == IPPROTO_UDP && (dir == IN || s->dirs == (1 << OUT | 1 << IN));
-	}
+	dirs = seen_before(s, tag, dir, now);
+	if (!dirs)
+		return p->proto == IPPROTO_UDP && (dir == IN || s->dirs == (1 << OUT | 1 << IN));
 	t = tracked(skb, n, p, key, dir);
 	if (t == NO)
 		return 0;

@@ -116,9 +116,6 @@ func TestShares(t *testing.T) {
 	b := newBench(t)
 	s := shape{bridged: true, tcp: true}
 	b.fill(s)
-	n := b.network()
-	n.Flags |= netEager
-	must(t, b.c.maps.FlOvNets.Put(uint32(1), n))
 	for slot := range uint16(3) {
 		must(t, b.c.maps.FlOvEnds.Put(overlayEndKey{Net: 1, Ifindex: 100 + uint32(slot)}, overlayEnd{Way: wayOut, Slot: slot + 2, Mtu: 1450}))
 	}
@@ -133,7 +130,7 @@ func TestShares(t *testing.T) {
 			packet[29] = byte(end) // the address
 			sumInner(packet[14:], false)
 			must(t, b.ns.Do(func() error {
-				_, err := p.Run(&ebpf.RunOptions{Data: packet, Context: skb{Ifindex: b.nic, Ingress: end}})
+				_, err := p.Run(&ebpf.RunOptions{Data: packet, Context: skb{Ifindex: b.nic, Ingress: end}, Repeat: 32})
 				return err
 			}))
 		}

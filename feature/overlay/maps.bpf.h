@@ -30,7 +30,6 @@
 #define NET_ROUTED 4 /* the tunnel device has the route; else it is a port of a bridge */
 #define NET_TOS 8    /* the outer header has the inner DSCP */
 #define NET_LIBERAL 16 /* conntrack takes packets of TCP whatever it did not see */
-#define NET_EAGER 32 /* a flow is learnt at once: user space need not be asked */
 
 /* A network: a tunnel device, and the host ends behind it. By its number, from 1. */
 struct network {

@@ -1,0 +1,26 @@
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// Liberal reports whether a namespace takes TCP packets outside of the window as valid
+// (net.netfilter.nf_conntrack_tcp_be_liberal). On a kernel without conntrack it does not.
+func Liberal(ns *netdev.NS) (liberal bool, err error) {
+	err = ns.Do(func() error {
+		// /proc/sys/net shows the namespace of the opening thread.
+		b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+		liberal = err == nil && strings.TrimSpace(string(b)) != "0"
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("read conntrack of netns %d: %w", ns.Inode(), err)
+	}
+	return liberal, nil
+}
