@@ -9,6 +9,8 @@ import (
 	"net"
 	"slices"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/hook"
@@ -77,7 +79,19 @@ func (d *Dropper) holdTunnels(links []netdev.Link) error {
 			now[binary.NativeEndian.Uint64(append(mac, 0, 0))] = true
 		}
 	}
-	if err := setKeys(d.maps.FlTunnels, uint8(1), d.tunnels, now); err != nil {
+	var errs []error
+	for mac := range d.tunnels {
+		if !now[mac] {
+			if err := d.maps.FlTunnels.Delete(mac); !errors.Is(err, ebpf.ErrKeyNotExist) { // it had no room
+				errs = append(errs, err)
+			}
+		}
+	}
+	for mac := range now {
+		errs = append(errs, d.maps.FlTunnels.Put(mac, uint8(1)))
+	}
+	d.tunnels = now
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("tell the addresses of tunnels: %w", err)
 	}
 	return nil
