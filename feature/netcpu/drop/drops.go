@@ -6,6 +6,8 @@ import (
 	"net"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
@@ -91,7 +93,7 @@ func (t *Drops) countVeths(inside *netdev.NS, c container.Container) error {
 		return fmt.Errorf("early drop: %w", err)
 	}
 	for _, e := range ends {
-		if err := t.countVeth(e, want[e.Device]); err != nil {
+		if err := t.countVeth(inside, e, want[e.Device]); err != nil {
 			return fmt.Errorf("early drop: count at device %d in netns %d: %w", e.Index, e.NetNS, err)
 		}
 	}
@@ -112,31 +114,42 @@ func (t *Drops) keep(want map[container.Device]dropFlDevice) error {
 }
 
 // countVeth counts packets into one veth, with the host end e.
-func (t *Drops) countVeth(e container.End, inside dropFlDevice) error {
-	mac, err := net.ParseMAC(e.Inside.MAC)
-	if err != nil {
-		return err
-	}
+func (t *Drops) countVeth(ns *netdev.NS, e container.End, inside dropFlDevice) (err error) {
+	d := t.dropper
 	v, counted := t.veths[e.Device]
 	if !counted {
 		// Count a ring's output before its input, or it would seem full.
-		if err := t.dropper.maps.FlCounted.Put(inside, t.Slot); err != nil {
+		if err := d.maps.FlCounted.Put(inside, t.Slot); err != nil {
 			return err
 		}
-		if v.counter, err = t.dropper.counter(e.Device); err != nil {
-			return errors.Join(err, t.dropper.maps.FlCounted.Delete(inside))
+		if v.counter, err = d.counter(e.Device); err != nil {
+			return errors.Join(err, d.maps.FlCounted.Delete(inside))
 		}
 		v.inside = inside
 		t.veths[e.Device] = v
-	}
-	if err := t.dropper.tell(v.counter, e.Device, dropVeth{Slot: t.Slot, Mac: [6]byte(mac)}); err != nil {
-		return err
+		// No other end takes the place meanwhile.
+		if err := d.tell(v.counter, e.Device, dropVeth{Slot: t.Slot}); err != nil {
+			return err
+		}
 	}
 	at := hook.Place{
 		Device: e.Device, Path: e.Path, Egress: true, Stage: hook.Count, Name: "count_" + t.payer.String(),
-		Owner: journal.Owner{Feature: t.dropper.cfg.Feature, Container: uint64(t.payer)},
+		Owner: journal.Owner{Feature: d.cfg.Feature, Container: uint64(t.payer)},
 	}
-	return t.counts.Put(t.dropper.cfg.Ends, at, v.Clone)
+	return t.counts.Put(d.cfg.Ends, at, func() (*ebpf.Program, error) {
+		own, err := ns.Link(e.Inside.Index)
+		if err != nil {
+			return nil, err
+		}
+		mac, err := net.ParseMAC(own.MAC)
+		if err != nil {
+			return nil, err
+		}
+		if err := d.tell(v.counter, e.Device, dropVeth{Slot: t.Slot, Mac: [6]byte(mac)}); err != nil {
+			return nil, err
+		}
+		return v.Clone()
+	})
 }
 
 // UseRing sets whether packets go through the ring of the veth, which can then be full. The

@@ -9,8 +9,6 @@ import (
 	"net"
 	"slices"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/hook"
@@ -82,9 +80,7 @@ func (d *Dropper) holdTunnels(links []netdev.Link) error {
 	var errs []error
 	for mac := range d.tunnels {
 		if !now[mac] {
-			if err := d.maps.FlTunnels.Delete(mac); !errors.Is(err, ebpf.ErrKeyNotExist) { // it had no room
-				errs = append(errs, err)
-			}
+			errs = append(errs, d.maps.FlTunnels.Delete(mac))
 		}
 	}
 	for mac := range now {
