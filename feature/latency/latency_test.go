@@ -3,9 +3,11 @@ package latency
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
@@ -155,8 +157,8 @@ func (h *host) hold(b *sandbox.Box, dev string) {
 	})
 }
 
-// Nothing is in the kernel while no container is measured, and packets of one that
-// is not are not looked at.
+// Nothing is attached while no container is measured, and packets of one that is not are not looked at.
+// What is loaded serves the next container, unless it has recorded packets.
 func TestUnused(t *testing.T) {
 	h, _, c := newBridged(t)
 	h.measure(false, c)
@@ -169,14 +171,29 @@ func TestUnused(t *testing.T) {
 		t.Errorf("%d programs, %d at sockets; want 4 and 1", programs, sockets)
 	}
 	h.measure(false, c)
-	if h.f.meter != nil {
-		t.Error("programs are attached after the last container has gone")
+	idle := h.f.idle
+	if programs, sockets := idle.attached(); h.f.meter != nil || programs != 0 || sockets != 0 {
+		t.Errorf("%d programs, %d at sockets, after the last container has gone", programs, sockets)
 	}
 	h.measure(true, c)
+	if programs, sockets := idle.attached(); h.f.meter != idle || programs != 4 || sockets != 1 {
+		t.Errorf("%d programs, %d at sockets of what was loaded; want 4 and 1", programs, sockets)
+	}
 	must(t, h.f.Remove(t.Context(), c.ID))
 	must(t, h.f.Remove(t.Context(), c.ID))
 	if h.f.meter != nil {
 		t.Error("programs are attached after Remove")
+	}
+	h.f.unload()
+	if h.f.idle != nil {
+		t.Error("programs are loaded after some time")
+	}
+	h.measure(true, c)
+	_, _, err := h.f.record(c.ID, false, api.LatencyFilter{}, time.Minute)
+	must(t, err)
+	h.measure(false, c)
+	if h.f.idle != nil {
+		t.Error("the next container could see what was recorded")
 	}
 }
 

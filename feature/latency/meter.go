@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -48,9 +47,10 @@ type meter struct {
 		Receive *ebpf.Program `ebpf:"fl_receive"`
 		Poll    *ebpf.Program `ebpf:"fl_poll"`
 		Queue   *ebpf.Program `ebpf:"fl_queue"`
+		Backlog *ebpf.Program `ebpf:"fl_backlog"`
 	}
 	links  bpf.Links // nil: detached for rest
-	queued bpf.Links // of backlog, while an uplink is a veth
+	queued bpf.Links // of Backlog, while an uplink is a veth
 	ran    bpf.Links // of waits.bpf.h, while the host is watched
 	maps   struct {
 		Tallies  *ebpf.Map      `ebpf:"fl_tallies"`
@@ -67,10 +67,11 @@ type meter struct {
 		Waits    *ebpf.Variable `ebpf:"fl_lost_waits"`
 		RanSince *ebpf.Variable `ebpf:"fl_ran_since"`
 	}
-	backlog *ebpf.Program // fl_backlog; nil: no uplink has been a veth
 	ends    *ends
 	sockets map[string]*socket
 	tallies map[identity.Slot]*ebpf.Map
+
+	recorded bool // a tracer has read Records
 
 	counted  time.Time      // last call of rate
 	received map[int]uint32 // packets until then, by CPU
@@ -114,8 +115,11 @@ func openMeter(host uint64, shared bpf.Maps) (_ *meter, err error) {
 
 // close detaches the programs and closes the object.
 func (m *meter) close() error {
+	if m == nil {
+		return nil
+	}
 	errs := []error{m.links.Close(), m.queued.Close(), m.ran.Close()}
-	for _, p := range []*ebpf.Program{m.programs.Xmit, m.programs.Receive, m.programs.Poll, m.programs.Queue, m.backlog} {
+	for _, p := range []*ebpf.Program{m.programs.Xmit, m.programs.Receive, m.programs.Poll, m.programs.Queue, m.programs.Backlog} {
 		errs = append(errs, p.Close())
 	}
 	for _, s := range m.sockets {
@@ -190,12 +194,7 @@ func (m *meter) queue() (err error) {
 	want := m.ends.uplinks.queued && m.links != nil
 	switch {
 	case want && m.queued == nil:
-		if m.backlog == nil { // to load it takes up to 0.1 s in a flood
-			if m.backlog, err = m.object.Program(latencyProgFlBacklog, nil); err != nil {
-				return err
-			}
-		}
-		m.queued, err = bpf.Attach(m.backlog)
+		m.queued, err = bpf.Attach(m.programs.Backlog)
 	case !want && m.queued != nil:
 		err = m.queued.Close()
 		m.queued = nil
@@ -248,12 +247,7 @@ const (
 )
 
 func (s *socket) attach(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(f.Fd()), Program: s.program.Program, Attach: ebpf.AttachCGroupInetIngress})
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Program: s.program.Program, Attach: ebpf.AttachCGroupInetIngress})
 	if err == nil {
 		s.link = l
 	}

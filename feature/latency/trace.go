@@ -98,6 +98,7 @@ func (f *Latency) record(id container.ID, self bool, filter api.LatencyFilter, d
 			f.tracer = nil
 			return nil, nil, err
 		}
+		f.meter.recorded = true
 	}
 	tr = f.tracer.want(m.slot, m.numbered, filter, now, during)
 	asked := &m.asked

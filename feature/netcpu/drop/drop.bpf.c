@@ -72,11 +72,18 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #include "tunnel.bpf.h"
 
 /*
- * The slot of the tenant with the veth that a copy of fl_count is attached to, the address
- * of the container's end at that time, and the network namespace with the host end.
+ * A copy of fl_count is attached to host ends in one namespace whose ifindexes differ in
+ * their lower bits, by which fl_veths tells whose they are.
  */
-volatile __u32 fl_tenant_slot SEC(".data.copy");
-volatile __u8 fl_tenant_mac[6] SEC(".data.copy");
+#define VETHS 1024
+
+struct veth {
+	__u32 slot;  /* 0: nobody's */
+	__u8 mac[6]; /* of the container's end */
+	__u8 pad[2];
+};
+
+volatile struct veth fl_veths[VETHS] SEC(".data.copy");
 volatile __u32 fl_host_netns SEC(".data.copy");
 
 /* The assumed size of a veth's ring: RING, or less in tests. */
@@ -211,10 +218,10 @@ static __always_inline int too_soon(struct tenant *t, __u32 slot, __u64 now)
 }
 
 /*
- * Reports whether the host would route a packet for this address to the tenant of this
- * copy. The host is the namespace of this end of the veth.
+ * Reports whether the host would route a packet for this address to the container with
+ * this veth. The host is the namespace of this end of it.
  */
-static __always_inline int routed_here(struct __sk_buff *skb, struct fl_address *to)
+static __always_inline int routed_here(struct __sk_buff *skb, volatile struct veth *v, struct fl_address *to)
 {
 	struct bpf_fib_lookup fib = { .ifindex = skb->ifindex };
 
@@ -227,17 +234,17 @@ static __always_inline int routed_here(struct __sk_buff *skb, struct fl_address 
 	}
 	if (bpf_fib_lookup(skb, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
 		return 0; /* no router, no route, or no neighbour entry yet */
-	return fl_same_mac(fib.dmac, fl_tenant_mac);
+	return fl_same_mac(fib.dmac, v->mac);
 }
 
-/* Records that a frame to this address goes into the veth of this copy. */
-static __always_inline void learn(struct __sk_buff *skb, struct ethhdr *eth, struct fl_address *to)
+/* Records that a frame to this address goes into this veth. */
+static __always_inline void learn(struct __sk_buff *skb, volatile struct veth *v, struct ethhdr *eth, struct fl_address *to)
 {
 	__u64 now = bpf_ktime_get_ns();
-	struct owner us = { .seen = now, .slot = fl_tenant_slot };
+	struct owner us = { .seen = now, .slot = v->slot };
 	struct owner *o;
 
-	if (!fl_same_mac(eth->h_dest, fl_tenant_mac))
+	if (!fl_same_mac(eth->h_dest, v->mac))
 		return; /* flooded by a bridge, or for a host behind the container */
 	o = bpf_map_lookup_elem(&fl_addresses, to);
 	if (o && (__s64)(now - o->seen) <= LEARNT_NS) {
@@ -245,22 +252,22 @@ static __always_inline void learn(struct __sk_buff *skb, struct ethhdr *eth, str
 			o->contested = now;
 		} else if ((__s64)(now - o->seen) > LEARNT_NS / 10) {
 			o->seen = now;
-			o->routed = routed_here(skb, to);
+			o->routed = routed_here(skb, v, to);
 		}
 		return;
 	}
 	__builtin_memcpy(us.mac, eth->h_dest, 6);
-	us.routed = routed_here(skb, to);
+	us.routed = routed_here(skb, v, to);
 	bpf_map_update_elem(&fl_addresses, to, &us, BPF_ANY);
 }
 
 /*
  * Reports whether a packet comes in the time of a third party: a task of neither the
- * tenant that sent it, by the veth that it came from, nor the tenant of this copy, nor an
- * idle CPU. A kernel thread is one: it works for many. What the host itself sends still
+ * tenant that sent it, by the veth that it came from, nor the tenant that receives it, nor
+ * an idle CPU. A kernel thread is one: it works for many. What the host itself sends still
  * has a socket.
  */
-static __always_inline int intrudes(struct __sk_buff *skb)
+static __always_inline int intrudes(struct __sk_buff *skb, __u32 receiver)
 {
 	struct task_struct *t = bpf_get_current_task_btf();
 	struct fl_owner *sender;
@@ -272,8 +279,8 @@ static __always_inline int intrudes(struct __sk_buff *skb)
 		return 1;
 	runs = fl_of_cgroup(fl_cgroup_of_task(t));
 	if (!skb->ingress_ifindex)
-		return runs != fl_tenant_slot && fl_cgroup_of_task(t) != bpf_skb_cgroup_id(skb);
-	if (!runs || runs == fl_tenant_slot)
+		return runs != receiver && fl_cgroup_of_task(t) != bpf_skb_cgroup_id(skb);
+	if (!runs || runs == receiver)
 		return !runs;
 	sender = fl_of_device(fl_host_netns, skb->ingress_ifindex);
 	return !sender || !(sender->flags & FL_HOST_END) || sender->tenant != runs;
@@ -288,14 +295,15 @@ SEC("tc")
 int fl_count(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	__u32 slot = fl_tenant_slot;
+	volatile struct veth *v = &fl_veths[skb->ifindex % VETHS];
+	__u32 slot = v->slot;
 	/* The ring holds the segments of a super-packet, not the packet. */
 	__u32 packets = skb->gso_segs > 1 ? skb->gso_segs : 1;
 	struct fl_address to = {};
 	struct tenant *t;
 
 	t = bpf_map_lookup_elem(&fl_tenants, &slot);
-	if (!t || skb->ingress_ifindex == skb->ifindex)
+	if (!slot || !t || skb->ingress_ifindex == skb->ifindex)
 		return TCX_NEXT; /* no such slot; or it was counted before it came back from an IFB */
 	/*
 	 * The packet is from a sender on this host, so no uplink has seen it. A full ring
@@ -305,11 +313,11 @@ int fl_count(struct __sk_buff *skb)
 		return TCX_DROP; /* its limit or quota is used up, and enough packets wait */
 	__sync_fetch_and_add(packets > 1 ? &t->super : &t->small, 1);
 	__sync_fetch_and_add(&t->sent, packets);
-	if (packets == 1 && intrudes(skb))
+	if (packets == 1 && intrudes(skb, slot))
 		__sync_fetch_and_add(&t->intruding, 1);
 
 	if (!to_many(skb) && !fl_frame_destination(data, end, &to))
-		learn(skb, data, &to);
+		learn(skb, v, data, &to);
 	/* This program only looks: the others on the hook decide. */
 	return TCX_NEXT;
 }

@@ -56,8 +56,10 @@ type Dropper struct {
 	poll    *ebpf.Program // fl_polled
 	charges bool          // packets dropped by XDP are charged
 
-	polled  bpf.Links                   // of poll, while there is a tenant
-	counted int                         // tenants
+	polled   bpf.Links // of poll, while there is a tenant
+	counted  int       // tenants
+	counters []*counter
+
 	tunnels map[uint64]bool             // the keys of fl_tunnels
 	points  map[container.Device]*point // by tc while there is a tenant, by XDP from the first one on
 

@@ -75,31 +75,37 @@ type dropTenant struct {
 	PacedUntil uint64
 }
 
+type dropVeth struct {
+	_    structs.HostLayout
+	Slot uint32
+	Mac  [6]uint8
+	Pad  [2]uint8
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	dropMapFlAddresses  = "fl_addresses"
-	dropMapFlCgroups    = "fl_cgroups"
-	dropMapFlCharger    = "fl_charger"
-	dropMapFlCharges    = "fl_charges"
-	dropMapFlCounted    = "fl_counted"
-	dropMapFlDevices    = "fl_devices"
-	dropMapFlFates      = "fl_fates"
-	dropMapFlOthers     = "fl_others"
-	dropMapFlQueues     = "fl_queues"
-	dropMapFlTenants    = "fl_tenants"
-	dropMapFlTunnels    = "fl_tunnels"
-	dropProgFlCount     = "fl_count"
-	dropProgFlDropTc    = "fl_drop_tc"
-	dropProgFlDropXdp   = "fl_drop_xdp"
-	dropProgFlPolled    = "fl_polled"
-	dropVarFlEpoch      = "fl_epoch"
-	dropVarFlHostNetns  = "fl_host_netns"
-	dropVarFlRing       = "fl_ring"
-	dropVarFlTenantMac  = "fl_tenant_mac"
-	dropVarFlTenantSlot = "fl_tenant_slot"
-	dropVarFlUplinkMac  = "fl_uplink_mac"
+	dropMapFlAddresses = "fl_addresses"
+	dropMapFlCgroups   = "fl_cgroups"
+	dropMapFlCharger   = "fl_charger"
+	dropMapFlCharges   = "fl_charges"
+	dropMapFlCounted   = "fl_counted"
+	dropMapFlDevices   = "fl_devices"
+	dropMapFlFates     = "fl_fates"
+	dropMapFlOthers    = "fl_others"
+	dropMapFlQueues    = "fl_queues"
+	dropMapFlTenants   = "fl_tenants"
+	dropMapFlTunnels   = "fl_tunnels"
+	dropProgFlCount    = "fl_count"
+	dropProgFlDropTc   = "fl_drop_tc"
+	dropProgFlDropXdp  = "fl_drop_xdp"
+	dropProgFlPolled   = "fl_polled"
+	dropVarFlEpoch     = "fl_epoch"
+	dropVarFlHostNetns = "fl_host_netns"
+	dropVarFlRing      = "fl_ring"
+	dropVarFlUplinkMac = "fl_uplink_mac"
+	dropVarFlVeths     = "fl_veths"
 )
 
 // loadDrop returns the embedded CollectionSpec for drop.
@@ -171,12 +177,11 @@ type dropMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropVariableSpecs struct {
-	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
-	FlHostNetns  *ebpf.VariableSpec `ebpf:"fl_host_netns"`
-	FlRing       *ebpf.VariableSpec `ebpf:"fl_ring"`
-	FlTenantMac  *ebpf.VariableSpec `ebpf:"fl_tenant_mac"`
-	FlTenantSlot *ebpf.VariableSpec `ebpf:"fl_tenant_slot"`
-	FlUplinkMac  *ebpf.VariableSpec `ebpf:"fl_uplink_mac"`
+	FlEpoch     *ebpf.VariableSpec `ebpf:"fl_epoch"`
+	FlHostNetns *ebpf.VariableSpec `ebpf:"fl_host_netns"`
+	FlRing      *ebpf.VariableSpec `ebpf:"fl_ring"`
+	FlUplinkMac *ebpf.VariableSpec `ebpf:"fl_uplink_mac"`
+	FlVeths     *ebpf.VariableSpec `ebpf:"fl_veths"`
 }
 
 // dropObjects contains all objects after they have been loaded into the kernel.
@@ -232,12 +237,11 @@ func (m *dropMaps) Close() error {
 //
 // It can be passed to loadDropObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropVariables struct {
-	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
-	FlHostNetns  *ebpf.Variable `ebpf:"fl_host_netns"`
-	FlRing       *ebpf.Variable `ebpf:"fl_ring"`
-	FlTenantMac  *ebpf.Variable `ebpf:"fl_tenant_mac"`
-	FlTenantSlot *ebpf.Variable `ebpf:"fl_tenant_slot"`
-	FlUplinkMac  *ebpf.Variable `ebpf:"fl_uplink_mac"`
+	FlEpoch     *ebpf.Variable `ebpf:"fl_epoch"`
+	FlHostNetns *ebpf.Variable `ebpf:"fl_host_netns"`
+	FlRing      *ebpf.Variable `ebpf:"fl_ring"`
+	FlUplinkMac *ebpf.Variable `ebpf:"fl_uplink_mac"`
+	FlVeths     *ebpf.Variable `ebpf:"fl_veths"`
 }
 
 // dropPrograms contains all programs after they have been loaded into the kernel.

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -117,13 +118,22 @@ func added(t *testing.T, e *Dropper) *Drops {
 	return w
 }
 
-// count loads the program for a veth of a tenant with the address of frame's frames.
+// count returns the program at a veth of a tenant with the address of frame's frames.
 func count(t *testing.T, e *Dropper, w *Drops) *ebpf.Program {
 	t.Helper()
-	p, err := e.counter(w.Slot, guestMAC(), 0)
+	return countAt(t, e, w, uint64(w.Slot), guestMAC())
+}
+
+// countAt returns the program at the device that test runs receive frames at, as if it were the host end
+// of a tenant's veth in a namespace.
+func countAt(t *testing.T, e *Dropper, w *Drops, netns uint64, mac net.HardwareAddr) *ebpf.Program {
+	t.Helper()
+	end := container.Device{NetNS: netns, Index: 1}
+	c, err := e.counter(end)
 	must(t, err)
-	t.Cleanup(func() { p.Close() })
-	return p.Program
+	must(t, e.tell(c, end, dropVeth{Slot: w.Slot, Mac: [6]byte(mac)}))
+	t.Cleanup(func() { must(t, e.tell(c, end, dropVeth{})) })
+	return c.Program
 }
 
 // run returns the verdict on a frame in tcx's terms, also that of XDP; 0 for any other.
@@ -293,12 +303,7 @@ func openNS(t *testing.T, path string) *netdev.NS {
 func TestEarlyDropForged(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	at := func(w *Drops, mac string) *ebpf.Program {
-		p, err := e.counter(w.Slot, hardware(t, mac), 0)
-		must(t, err)
-		t.Cleanup(func() { p.Close() })
-		return p.Program
-	}
+	at := func(w *Drops, mac string) *ebpf.Program { return countAt(t, e, w, uint64(w.Slot), hardware(t, mac)) }
 	to := func(mac, addr string) []byte {
 		f := frame(addr)
 		copy(f, hardware(t, mac))

@@ -21,16 +21,22 @@ import (
 type Drops struct {
 	dropper *Dropper
 	key     tenant.Key
-	Slot    uint32                // of the tenant, as in Queue
-	counts  hook.Set              // fl_count, at the host ends of its veths
-	polls   map[dropFlDevice]bool // counted devices, in fl_counted
-	payer   container.ID          // it owns the journal entries
-	charged bool                  // not isolated
+	Slot    uint32                    // of the tenant, as in Queue
+	counts  hook.Set                  // at the host ends of its veths
+	veths   map[container.Device]veth // by host end
+	payer   container.ID              // it owns the journal entries
+	charged bool                      // not isolated
+}
+
+// veth is a veth of a tenant with a program that counts.
+type veth struct {
+	*counter
+	inside dropFlDevice // the container's end, a key of fl_counted
 }
 
 // add starts counting for a tenant. countVeths follows with the tenant's devices.
 func (d *Dropper) add(key tenant.Key, payer container.ID) (_ *Drops, err error) {
-	t := &Drops{dropper: d, key: key, payer: payer, polls: make(map[dropFlDevice]bool)}
+	t := &Drops{dropper: d, key: key, payer: payer, veths: make(map[container.Device]veth)}
 	slot, err := d.cfg.Identity.Take(t.key)
 	if err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
@@ -62,7 +68,7 @@ func (d *Dropper) add(key tenant.Key, payer container.ID) (_ *Drops, err error) 
 // close undoes add and countVeths. It goes on after a failure.
 func (t *Drops) close() error {
 	d := t.dropper
-	errs := []error{t.counts.Close(), t.countPolls(nil)}
+	errs := []error{t.keep(nil)}
 	// The driver still drops, and the ring is no longer counted.
 	errs = append(errs, d.maps.FlTenants.Put(t.Slot, dropTenant{}))
 	if d.counted--; d.counted == 0 {
@@ -73,90 +79,77 @@ func (t *Drops) close() error {
 	return errors.Join(errs...)
 }
 
-// countPolls counts the polls of exactly these devices of the tenant.
-func (t *Drops) countPolls(devices map[dropFlDevice]bool) error {
-	if err := setKeys(t.dropper.maps.FlCounted, t.Slot, t.polls, devices); err != nil {
-		return fmt.Errorf("count polls: %w", err)
+// countVeths counts packets into exactly the veths of c; inside is its namespace.
+func (t *Drops) countVeths(inside *netdev.NS, c container.Container) error {
+	var ends []container.End
+	want := make(map[container.Device]dropFlDevice)
+	for _, e := range c.Ends("") {
+		if e.Inside.HasHostEnd() {
+			ends = append(ends, e)
+			want[e.Device] = dropFlDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(e.Inside.Index)}
+		}
+	}
+	if err := t.keep(want); err != nil {
+		return fmt.Errorf("early drop: %w", err)
+	}
+	for _, e := range ends {
+		if err := t.countVeth(inside, e, want[e.Device]); err != nil {
+			return fmt.Errorf("early drop: count at device %d in netns %d: %w", e.Index, e.NetNS, err)
+		}
 	}
 	return nil
 }
 
-// setKeys gives a map exactly the keys of want, with a value. has are the keys so far, and is
-// updated. It goes on after an error.
-func setKeys[K comparable](in *ebpf.Map, value any, has, want map[K]bool) error {
-	var errs []error
-	for k := range has {
-		if want[k] {
-			continue
+// keep ends counting at other veths than these: the container's end by the host's.
+func (t *Drops) keep(want map[container.Device]dropFlDevice) error {
+	gone := func(d container.Device, _ bool, _ string) bool { return want[d] != t.veths[d].inside }
+	errs := []error{t.counts.Drop(gone)}
+	for d, v := range t.veths {
+		if gone(d, true, "") {
+			delete(t.veths, d)
+			errs = append(errs, t.dropper.tell(v.counter, d, dropVeth{}), t.dropper.maps.FlCounted.Delete(v.inside))
 		}
-		if err := in.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, fmt.Errorf("remove %+v: %w", k, err))
-			continue
-		}
-		delete(has, k)
-	}
-	for k := range want {
-		if has[k] {
-			continue
-		}
-		if err := in.Put(k, value); err != nil {
-			errs = append(errs, fmt.Errorf("add %+v: %w", k, err))
-			continue
-		}
-		has[k] = true
 	}
 	return errors.Join(errs...)
 }
 
-// countVeths counts packets into exactly the veths of c; inside is its namespace.
-func (t *Drops) countVeths(inside *netdev.NS, c container.Container) error {
-	has := make(map[container.Device]bool)
-	var veths []container.End
-	polls := make(map[dropFlDevice]bool)
-	for _, e := range c.Ends("") {
-		if e.Inside.HasHostEnd() {
-			has[e.Device] = true
-			veths = append(veths, e)
-			polls[dropFlDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(e.Inside.Index)}] = true
-		}
-	}
-	err := t.counts.Drop(func(d container.Device, _ bool, _ string) bool { return !has[d] })
-	// Count a ring's output before its input, or it would seem full.
-	if err := errors.Join(err, t.countPolls(polls)); err != nil {
-		return fmt.Errorf("early drop: %w", err)
-	}
-	for _, e := range veths {
-		if err := t.countVeth(inside, e); err != nil {
-			return fmt.Errorf("early drop: %w", err)
-		}
-	}
-	return nil
-}
-
 // countVeth counts packets into one veth, with the host end e.
-func (t *Drops) countVeth(inside *netdev.NS, e container.End) error {
-	at := hook.Place{
-		Device: e.Device, Path: e.Path, Egress: true, Stage: hook.Count,
-		Name:  "count_" + t.payer.String(), // charged containers of a pod have a program each
-		Owner: journal.Owner{Feature: t.dropper.cfg.Feature, Container: uint64(t.payer)},
+func (t *Drops) countVeth(ns *netdev.NS, e container.End, inside dropFlDevice) (err error) {
+	d := t.dropper
+	v, counted := t.veths[e.Device]
+	if !counted {
+		// Count a ring's output before its input, or it would seem full.
+		if err := d.maps.FlCounted.Put(inside, t.Slot); err != nil {
+			return err
+		}
+		if v.counter, err = d.counter(e.Device); err != nil {
+			return errors.Join(err, d.maps.FlCounted.Delete(inside))
+		}
+		v.inside = inside
+		t.veths[e.Device] = v
+		// No other end takes the place meanwhile.
+		if err := d.tell(v.counter, e.Device, dropVeth{Slot: t.Slot}); err != nil {
+			return err
+		}
 	}
-	return t.counts.PutCopy(t.dropper.cfg.Ends, at, func() (*bpf.Copy, error) {
-		own, err := inside.Link(e.Inside.Index)
+	at := hook.Place{
+		Device: e.Device, Path: e.Path, Egress: true, Stage: hook.Count, Name: "count_" + t.payer.String(),
+		Owner: journal.Owner{Feature: d.cfg.Feature, Container: uint64(t.payer)},
+	}
+	return t.counts.Put(d.cfg.Ends, at, func() (*ebpf.Program, error) {
+		own, err := ns.Link(e.Inside.Index)
 		if err != nil {
 			return nil, err
 		}
 		mac, err := net.ParseMAC(own.MAC)
 		if err != nil {
-			return nil, fmt.Errorf("address of device %d in netns %d: %w", e.Inside.Index, inside.Inode(), err)
+			return nil, err
 		}
-		return t.dropper.counter(t.Slot, mac, e.Device.NetNS)
+		if err := d.tell(v.counter, e.Device, dropVeth{Slot: t.Slot, Mac: [6]byte(mac)}); err != nil {
+			return nil, err
+		}
+		return v.Clone()
 	})
-}
-
-// counter returns a copy of fl_count, for a veth of the tenant in a slot; mac is the address of the
-// container's end, and netns the namespace of the host's.
-func (d *Dropper) counter(slot uint32, mac net.HardwareAddr, netns uint64) (*bpf.Copy, error) {
-	return d.object.Copy(dropProgFlCount, bpf.Vars{dropVarFlTenantSlot: slot, dropVarFlTenantMac: [6]byte(mac), dropVarFlHostNetns: uint32(netns)})
 }
 
 // UseRing sets whether packets go through the ring of the veth, which can then be full. The

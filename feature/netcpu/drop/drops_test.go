@@ -165,7 +165,7 @@ func TestCreditIsNoPeriods(t *testing.T) {
 	must(t, err)
 	must(t, a.Handle(t).NeighAdd(&netlink.Neigh{LinkIndex: far.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.IPv4(10, 0, 0, 1), HardwareAddr: hardware(t, own.MAC)}))
 	w := added(t, e)
-	must(t, w.countPolls(map[dropFlDevice]bool{{Netns: uint32(inside.Inode()), Ifindex: 2}: true}))
+	must(t, e.maps.FlCounted.Put(dropFlDevice{Netns: uint32(inside.Inode()), Ifindex: 2}, w.Slot))
 	must(t, w.change(func(e *dropTenant) { e.Stopped, e.Waits, e.Waiting = 1, ahead, ring }))
 	testkit.Await(t, "a poll within the quota", func() bool {
 		must(t, a.Do(func() error {
@@ -223,15 +223,60 @@ func TestEarlyDropFullMaps(t *testing.T) {
 	}
 }
 
+// One program counts at all host ends in a namespace, each packet for the tenant with the veth, and for
+// none once that has ended.
+func TestOneCounter(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	a := testkit.NetNS(t)
+	host := openNS(t, a.Path)
+	var tenants []*Drops
+	var ends []container.End
+	for i := range 3 {
+		b, name := testkit.NetNS(t), fmt.Sprint("h", i)
+		testkit.Veth(t, a, name, b, "eth0")
+		index, err := host.Index(name)
+		must(t, err)
+		w := added(t, e)
+		c := container.Container{ID: w.payer, Interfaces: []container.Interface{{
+			Kind: "veth", Index: 2, Host: container.HostEnd{NetNS: host.Inode(), NSPath: a.Path, Index: index},
+		}}}
+		must(t, w.countVeths(openNS(t, b.Path), c))
+		tenants, ends = append(tenants, w), append(ends, c.Ends("")...)
+	}
+	testkit.Same(t, "programs for three tenants", 1, len(e.counters))
+	p := tenants[0].veths[ends[0].Device].counter
+	counts := func(when string, want ...uint64) {
+		t.Helper()
+		for _, end := range ends {
+			skb := make([]byte, 192) // struct __sk_buff
+			binary.NativeEndian.PutUint32(skb[40:], uint32(end.Index))
+			must(t, a.Do(func() error {
+				_, err := p.Run(&ebpf.RunOptions{Data: frame("10.0.0.1"), Context: skb, Repeat: 1000})
+				return err
+			}))
+		}
+		for i, w := range tenants {
+			got, err := w.Counters()
+			must(t, err)
+			testkit.Same(t, fmt.Sprintf("%s: thousand packets of tenant %d", when, i), want[i], got.Small/1000) // the kernel sends some, too
+		}
+	}
+	counts("all", 1, 1, 1)
+	must(t, tenants[1].close())
+	counts("without the second", 2, 0, 2)
+	_, err := e.counter(container.Device{NetNS: host.Inode(), Index: ends[0].Index + len(p.veths)})
+	must(t, err)
+	testkit.Same(t, "programs once two veths share a place", 2, len(e.counters))
+}
+
 // Packets intrude that come in the time of neither their sender nor their receiver.
 func TestIntruding(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	w := added(t, e)
 	const netns, port = 77, 5
-	p, err := e.counter(w.Slot, guestMAC(), netns)
-	must(t, err)
-	defer p.Close()
+	p := countAt(t, e, w, netns, guestMAC())
 	layout, err := cgroup.Detect("/proc", kernel.Default().Cgroup)
 	must(t, err)
 	paths, err := layout.OfPID("/proc", os.Getpid())

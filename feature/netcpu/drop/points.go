@@ -77,7 +77,17 @@ func (d *Dropper) holdTunnels(links []netdev.Link) error {
 			now[binary.NativeEndian.Uint64(append(mac, 0, 0))] = true
 		}
 	}
-	if err := setKeys(d.maps.FlTunnels, uint8(1), d.tunnels, now); err != nil {
+	var errs []error
+	for mac := range d.tunnels {
+		if !now[mac] {
+			errs = append(errs, d.maps.FlTunnels.Delete(mac))
+		}
+	}
+	for mac := range now {
+		errs = append(errs, d.maps.FlTunnels.Put(mac, uint8(1)))
+	}
+	d.tunnels = now
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("tell the addresses of tunnels: %w", err)
 	}
 	return nil

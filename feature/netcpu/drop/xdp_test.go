@@ -52,12 +52,10 @@ func TestDriverDecides(t *testing.T) {
 	const own, other, uplink, tunnel = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:09", "02:00:00:00:00:08"
 	w := added(t, e)
 	to := func(mac, ip string) []byte { return with(frame(ip), 0, hardware(t, mac)...) }
-	counter, err := e.counter(w.Slot, hardware(t, own), 0)
-	must(t, err)
-	defer counter.Close()
+	counter := countAt(t, e, w, 0, hardware(t, own))
 	h := routes(t, map[string]string{"10.0.0.1": own, "fd00::1": own})
 	for _, ip := range []string{"10.0.0.1", "fd00::1"} {
-		h.sends(t, counter.Program, to(own, ip))
+		h.sends(t, counter, to(own, ip))
 	}
 	seen(t, e)
 	drop := native(t, e, uplink)
