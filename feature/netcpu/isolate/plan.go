@@ -22,30 +22,19 @@ import (
 //
 // A veth does that only if GRO is on at the receiving end and TSO off at the sending one (veth.c:
 // veth_gro_requested, veth_skb_is_eligible_for_gro). RPS and RFS would hand the packets on to a softirq.
+//
+// For super-packets TSO is what it was before, which may have been partly on, or off: see setShape.
 func (d device) polling(s shape) (plan []journal.Setting) {
-	if d.end != nil {
+	if d.tso != nil {
 		plan = append(plan, journal.Setting{Knob: d.ns.Offload(d.index, netdev.GRO), Value: netdev.GRO.On()})
 	}
 	for i, q := range d.rps {
 		plan = append(plan, journal.Setting{Knob: d.ns.RPS(d.index, i), Value: netdev.CPUMask(nil, q.mask)}, journal.Setting{Knob: d.ns.RFS(d.index, i), Value: "0"})
 	}
-	if d.end != nil {
-		plan = append(plan, d.end.sending(s)...)
+	if d.tso != nil && s == single {
+		plan = append(plan, journal.Setting{Knob: d.tso, Value: netdev.Off})
 	}
 	return plan
-}
-
-// sending switches TSO at the host end of a veth off for single packets. For super it restores the
-// earlier value, which may have been partly on, or off.
-func (e hostEnd) sending(s shape) []journal.Setting {
-	knob := e.ns.Offload(e.index, netdev.TSO)
-	switch {
-	case s == single:
-		return []journal.Setting{{Knob: knob, Value: netdev.Off}}
-	case e.switchedOff:
-		return []journal.Setting{{Knob: knob, Value: e.before}}
-	}
-	return nil
 }
 
 // steered returns the CPUs of all receive queues' RPS together, as set by the operator; none if RPS
@@ -131,26 +120,6 @@ func steering(affinity journal.Knob, may, cpus []int) []journal.Setting {
 // usualShares is the weight of an ordinary group, in the unit of cpu.shares, which weights here use
 // (kernel/sched/core.c).
 const usualShares = 1024
-
-// lowered plans the given part of the usual weight for a cgroup, but no more than its owner set. A
-// change that is not needed here may be needed to charge another container of the pod.
-func (w weight) lowered(shares int) ([]journal.Setting, error) {
-	if w.given == cgroup.Idled {
-		return nil, nil // by its owner: it has no weight
-	}
-	most, err := strconv.ParseUint(w.given, 10, 63)
-	if err != nil {
-		return nil, fmt.Errorf("%s holds %q, not a number", w.knob.Ref().Object, w.given)
-	}
-	want := w.given
-	if value := max(w.takes.Least, uint64(shares)*w.takes.Usual/usualShares); value < most {
-		want = strconv.FormatUint(value, 10)
-	}
-	if want == w.now || want == w.given && !w.mine {
-		return nil, nil
-	}
-	return []journal.Setting{{Knob: w.knob, Value: want}}, nil
-}
 
 // pays returns the group that pays for threads at a place.
 func (at place) pays() string {

@@ -1,11 +1,11 @@
 package isolate
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
@@ -13,31 +13,30 @@ import (
 // and no further.
 func TestSuperIsWhatItWas(t *testing.T) {
 	testkit.OnKernels(t)
-	is, ns, index, at := bare(t)
-	end := container.HostEnd{NetNS: ns.Inode(), NSPath: at, Index: index}
+	at := place{group: testkit.Cgroup(t).CPU}
+	is, ns, index, path := bare(t)
+	inside, err := ns.Index("flta")
+	must(t, err)
+	dev := container.Interface{Name: "flta", Index: inside, Kind: "veth", Host: container.HostEnd{NetNS: ns.Inode(), NSPath: path, Index: index}}
+	s := &isolation{payer: container.Container{ID: 1}}
 	knob := ns.Offload(index, netdev.TSO)
 	for _, was := range []string{netdev.TSO.On(), "tx-tcp-segmentation", netdev.Off} {
 		must(t, knob.Write(was))
-		isolated := &isolation{payer: container.Container{ID: 1, Interfaces: []container.Interface{{Kind: "veth", Host: end}}}}
 		for _, step := range []struct {
 			shape shape
 			want  string
 		}{{single, netdev.Off}, {super, was}, {super, was}, {single, netdev.Off}} {
-			e, err := is.lookAtEnd(end)
-			must(t, err)
-			err = is.turn(e.sending(step.shape), is.owns(1))
-			e.close()
-			must(t, err)
-			if got, err := knob.Read(); err != nil || got != step.want {
-				t.Errorf("tso was %s, shape %d: it is %s (%v), want %s", was, step.shape, got, err, step.want)
+			if step.shape == super {
+				must(t, is.restore(is.switchedOff(s)))
 			}
+			_, err := is.bringVeth(ns, dev, step.shape, at, is.owns(1))
+			must(t, err)
+			testkit.Gives(t, "tso, before "+was, step.want)(knob.Read())
 		}
-		if off, err := is.switchedOff(isolated); err != nil || off != (was != netdev.Off) {
-			t.Errorf("tso was %s: switched off by us %v, %v", was, off, err)
+		if off := slices.ContainsFunc(is.cfg.Journal.Entries(), is.switchedOff(s)); off != (was != netdev.Off) {
+			t.Errorf("tso was %s: switched off by us %v", was, off)
 		}
-		must(t, is.restore(func(e journal.Entry) bool { return true }))
-		if got, err := knob.Read(); err != nil || got != was {
-			t.Errorf("tso was %s: it is %s (%v) in the end", was, got, err)
-		}
+		must(t, is.undo(1))
+		testkit.Gives(t, "tso in the end", was)(knob.Read())
 	}
 }

@@ -55,13 +55,17 @@ func (is *Isolator) bring(d device, plan []journal.Setting, at place, as owned) 
 
 // bringVeth is bring for a device of a container.
 func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, at place, as owned) ([]thread, error) {
-	d, err := is.lookAtVeth(ns, dev)
+	d, err := is.lookAt(ns, dev.Index, dev.Name)
 	if err != nil {
 		return nil, err
 	}
-	defer d.end.close()
-	plan := d.polling(s)
-	list, err := is.bring(d, plan, at, as)
+	host, err := is.cfg.Find.Open(dev.Host.NSPath, dev.Host.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	d.tso = host.Offload(dev.Host.Index, netdev.TSO)
+	list, err := is.bring(d, d.polling(s), at, as)
 	if errors.Is(err, errNoNAPI) {
 		err = fmt.Errorf("%w: %w", journal.ErrGone, err) // a veth that is being removed stops polling first
 	}
@@ -126,7 +130,7 @@ func (is *Isolator) threads(d device, as owned) ([]sched.Thread, error) {
 	if len(threads) == 0 && is.dry == nil {
 		return nil, fmt.Errorf("%s %w", d.name, errNoNAPI)
 	}
-	if d.end != nil || len(threads) == 0 {
+	if d.tso != nil || len(threads) == 0 {
 		return threads, nil // a veth has no other
 	}
 	unlisted, err := is.unlisted(d.name, threads[0])
@@ -155,7 +159,7 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, as owne
 	} else if value == "1" {
 		// It may be an entry of another container in the namespace, which has ended.
 		owner := as.by
-		if e, ok := is.turned(knob); ok {
+		if e, ok := is.cfg.Journal.Entry(knob.Ref(), is.cfg.Feature); ok {
 			owner = e.Owner
 		}
 		ours := is.placed(func(e journal.Entry) bool { return e.Owner == owner })

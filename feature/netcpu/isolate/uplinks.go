@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
@@ -104,11 +105,8 @@ func (is *Isolator) claim(u uplink.Uplink) error {
 // receivers is in, such as kubepods, and no less than the usual one: where all CPUs compute, its threads
 // get as much as those.
 func (is *Isolator) weighUplinks() error {
-	w, err := is.lookAtWeight(is.host.at.group, 0)
-	if err != nil {
-		return err
-	}
-	most, beside := w.takes.Usual, make(map[string]bool)
+	knob, takes := cgroup.WeightKnob(is.host.at.group, is.v2())
+	most, beside := takes.Usual, make(map[string]bool)
 	for _, s := range is.isolated {
 		dir, err := s.payer.TenantGroup()
 		if err != nil {
@@ -131,11 +129,7 @@ func (is *Isolator) weighUplinks() error {
 	if is.cfg.Drop == nil {
 		most = most * uplinkShares / usualShares
 	}
-	want := strconv.FormatUint(most, 10)
-	if want == w.now {
-		return nil
-	}
-	return is.turn([]journal.Setting{{Knob: w.knob, Value: want}}, is.owns(0))
+	return is.turn([]journal.Setting{{Knob: knob, Value: strconv.FormatUint(most, 10)}}, is.owns(0))
 }
 
 // uplinkPlace returns the place of uplink threads: in a cpuset with all CPUs.
