@@ -137,7 +137,6 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 		// One member is charged for all, as the kernel learns a packet's socket only after the work.
 		return nil
 	}
-	mine := is.owns(c.ID)
 	ns, err := is.open(c)
 	if err != nil {
 		return err
@@ -157,21 +156,11 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 			return err
 		}
 	}
-	var threads []thread
-	for _, dev := range c.Interfaces {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if !dev.HasHostEnd() {
-			continue // the device below a macvlan polls it, together with the packets of all others
-		}
-		polling, err := is.bringVeth(ns, dev, s.control.shape, at, mine)
-		if err != nil {
-			return fmt.Errorf("%s: %w", dev.Name, err)
-		}
-		threads = append(threads, polling...)
+	if err := ctx.Err(); err != nil {
+		return err
 	}
-	if err := is.restore(func(e journal.Entry) bool { return e.Owner == mine.by && stale(e, c, at, threads) }); err != nil {
+	threads, err := is.bringVeths(ns, c, s.control.shape, at)
+	if err != nil {
 		return err
 	}
 	if err := is.heed(s, c); err != nil {
@@ -353,19 +342,25 @@ func (is *Isolator) restored(open journal.Opener, match func(journal.Entry) bool
 	})
 }
 
-// owned is whose the changes for a container are, and when they lapse.
+// owned is whose the changes for a container are, when they lapse, and the knobs that were turned so.
 type owned struct {
-	by    journal.Owner
-	until time.Time
+	by     journal.Owner
+	until  time.Time
+	turned map[journal.Ref]bool
 }
 
 // owns returns these for a container (0: the host), as of now.
-func (is *Isolator) owns(id container.ID) owned { return owned{is.by(id), is.lapse(id)} }
+func (is *Isolator) owns(id container.ID) owned {
+	return owned{is.by(id), is.lapse(id), make(map[journal.Ref]bool)}
+}
 
 // turn carries out a plan.
 func (is *Isolator) turn(plan []journal.Setting, as owned) error {
 	if is.dry != nil {
 		return is.note(plan)
+	}
+	for _, s := range plan {
+		as.turned[s.Ref()] = true
 	}
 	return is.cfg.Journal.TurnAll(plan, as.by, as.until)
 }

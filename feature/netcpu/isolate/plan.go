@@ -1,14 +1,10 @@
 package isolate
 
 import (
-	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -127,28 +123,4 @@ func (at place) pays() string {
 		return filepath.Dir(at.group)
 	}
 	return at.group
-}
-
-// stale reports whether an entry of c, whose threads are at a place, is no longer planned: most of
-// these are of devices that have gone, since a runtime has disconnected the container from a network,
-// or of a cgroup that the container was moved away from.
-func stale(e journal.Entry, c container.Container, at place, threads []thread) bool {
-	object := e.Ref.Object
-	switch e.Ref.Kind {
-	case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindRFS:
-		of := func(netns uint64, index int) bool {
-			return strings.HasPrefix(object, fmt.Sprintf("%d/%d/", netns, index)) // NETNS/DEVICE/DETAIL
-		}
-		return !slices.ContainsFunc(c.Interfaces, func(dev container.Interface) bool {
-			return dev.HasHostEnd() && (of(c.NetNS, dev.Index) || of(dev.Host.NetNS, dev.Host.Index))
-		})
-	case sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice:
-		tid, _, _ := strings.Cut(object, ":")
-		return !slices.ContainsFunc(threads, func(th thread) bool { return strconv.Itoa(th.TID) == tid })
-	case cgroup.KindFile:
-		return filepath.Dir(object) != at.pays() && filepath.Dir(object) != at.group
-	case cgroup.KindGroup:
-		return object != at.group
-	}
-	return false
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -100,40 +99,5 @@ func TestPlanSteering(t *testing.T) {
 	}
 	if _, err := (device{rps: []receiveQueue{{"0", "x"}}}).steered(); err == nil {
 		t.Error("a mask that is none is taken")
-	}
-}
-
-// An entry is undone once its device, its thread or its cgroup is no longer planned.
-func TestStale(t *testing.T) {
-	c := container.Container{ID: 1, NetNS: 40, Interfaces: []container.Interface{
-		{Index: 2, Kind: "veth", Host: container.HostEnd{NetNS: 10, Index: 12}},
-		{Index: 3, Kind: "macvlan"},
-		{Index: 4, Kind: "veth"}, // with a host end that cannot be found
-	}}
-	at := place{group: "/cpu/pod/fairlead", child: true}
-	threads := []thread{{sched.Thread{TID: 7, Start: 70}, "eth0"}}
-	for ref, want := range map[journal.Ref]bool{
-		{Kind: netdev.KindOffload, Object: "40/2/gro"}:                     false,
-		{Kind: netdev.KindOffload, Object: "10/12/tso"}:                    false,
-		{Kind: netdev.KindRPS, Object: "40/2/0"}:                           false,
-		{Kind: netdev.KindThreaded, Object: "40/3/"}:                       true,
-		{Kind: netdev.KindThreaded, Object: "40/4/"}:                       true,
-		{Kind: netdev.KindThreaded, Object: "40/22/"}:                      true,
-		{Kind: netdev.KindOffload, Object: "10/1/tso"}:                     true,
-		{Kind: sched.KindKthread, Object: "7:70:/cpu"}:                     false,
-		{Kind: sched.KindKthread, Object: "77:70:/cpu"}:                    true,
-		{Kind: sched.KindSlice, Object: "7:70"}:                            false,
-		{Kind: sched.KindNice, Object: "77:70"}:                            true,
-		{Kind: sched.KindAffinity, Object: "8:70"}:                         true,
-		{Kind: cgroup.KindFile, Object: "/cpu/pod/cpu.shares"}:             false,
-		{Kind: cgroup.KindFile, Object: "/cpu/elsewhere/cpu.shares"}:       true,
-		{Kind: cgroup.KindFile, Object: "/cpu/pod/fairlead/cgroup.freeze"}: false,
-		{Kind: cgroup.KindGroup, Object: "/cpu/pod/fairlead"}:              false,
-		{Kind: cgroup.KindGroup, Object: "/cpu/elsewhere/fairlead"}:        true,
-		{Kind: "filter", Object: "10/12/egress/count_1"}:                   false, // drop's
-	} {
-		if got := stale(journal.Entry{Ref: ref}, c, at, threads); got != want {
-			t.Errorf("%v is stale: %v", ref, got)
-		}
 	}
 }

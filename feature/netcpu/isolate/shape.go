@@ -57,9 +57,8 @@ func (is *Isolator) setShape(s *isolation, to shape) error {
 		if err := s.drops.UseRing(false); err != nil {
 			return err
 		}
-		return is.restore(is.switchedOff(s))
 	}
-	if err := is.renewTenant(s, true); err != nil {
+	if err := is.renewTenant(s, true); err != nil || to == super {
 		return err
 	}
 	return s.drops.UseRing(true)

@@ -18,7 +18,7 @@ func TestSuperIsWhatItWas(t *testing.T) {
 	inside, err := ns.Index("flta")
 	must(t, err)
 	dev := container.Interface{Name: "flta", Index: inside, Kind: "veth", Host: container.HostEnd{NetNS: ns.Inode(), NSPath: path, Index: index}}
-	s := &isolation{payer: container.Container{ID: 1}}
+	s := &isolation{payer: container.Container{ID: 1, Interfaces: []container.Interface{dev}}}
 	knob := ns.Offload(index, netdev.TSO)
 	for _, was := range []string{netdev.TSO.On(), "tx-tcp-segmentation", netdev.Off} {
 		must(t, knob.Write(was))
@@ -26,10 +26,7 @@ func TestSuperIsWhatItWas(t *testing.T) {
 			shape shape
 			want  string
 		}{{single, netdev.Off}, {super, was}, {super, was}, {single, netdev.Off}} {
-			if step.shape == super {
-				must(t, is.restore(is.switchedOff(s)))
-			}
-			_, err := is.bringVeth(ns, dev, step.shape, at, is.owns(1))
+			_, err := is.bringVeths(ns, s.payer, step.shape, at)
 			must(t, err)
 			testkit.Gives(t, "tso, before "+was, step.want)(knob.Read())
 		}

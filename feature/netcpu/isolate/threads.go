@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
@@ -51,6 +52,32 @@ func (is *Isolator) bring(d device, plan []journal.Setting, at place, as owned) 
 		list = append(list, thread{t, d.name})
 	}
 	return list, nil
+}
+
+// bringVeths brings the devices and threads of a tenant in place for c, and undoes what was turned for c
+// and is wanted no more: most of that is of devices that have gone, since a runtime has disconnected
+// the container from a network, or of a cgroup that the container was moved away from. It goes on after
+// an error, and undoes nothing then.
+func (is *Isolator) bringVeths(ns *netdev.NS, c container.Container, s shape, at place) (threads []thread, err error) {
+	var errs []error
+	mine := is.owns(c.ID)
+	for _, dev := range c.Interfaces {
+		if !dev.HasHostEnd() {
+			continue // the device below a macvlan polls it, together with the packets of all others
+		}
+		polling, err := is.bringVeth(ns, dev, s, at, mine)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", dev.Name, err))
+		}
+		threads = append(threads, polling...)
+	}
+	if len(errs) > 0 {
+		return threads, errors.Join(errs...)
+	}
+	weight, _ := cgroup.WeightKnob(at.pays(), is.v2())
+	return threads, is.restore(func(e journal.Entry) bool {
+		return e.Owner == mine.by && !mine.turned[e.Ref] && e.Ref != weight.Ref() && e.Ref.Kind != qdisc.KindFilter
+	})
 }
 
 // bringVeth is bring for a device of a container.

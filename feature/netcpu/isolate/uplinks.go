@@ -3,7 +3,9 @@ package isolate
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -65,10 +67,6 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 		if is.host.devices[u.Key] != nil {
 			return nil
 		}
-		if is.resting.rests {
-			is.host.devices[u.Key] = &uplinkDevice{name: u.Link.Name, path: u.Path, at: is.host.at} // to be claimed then
-			return nil
-		}
 		return is.claim(u)
 	})
 	return errors.Join(err, kernel.Tidy(is.cfg.Roots, left))
@@ -81,24 +79,41 @@ func (is *Isolator) unclaim(key container.Device) error {
 	return err
 }
 
-// claim moves the polling of one uplink. renew repeats it.
+// claim moves the polling of one uplink. renew repeats it, which drops the entries of threads that have
+// ended.
 func (is *Isolator) claim(u uplink.Uplink) error {
+	dev := &uplinkDevice{name: u.Link.Name, path: u.Path, at: is.host.at}
+	if is.resting.rests { // renew claims it after that
+		is.host.devices[u.Key] = dev
+		return nil
+	}
 	d, err := is.lookAt(u.NS, u.Link.Index, u.Link.Name)
 	if err != nil {
 		return err
 	}
-	dev := &uplinkDevice{name: u.Link.Name, path: u.Path, at: is.host.at}
 	if dev.at.cpus, err = d.steered(); err != nil {
 		return err
 	}
-	if dev.threads, err = is.bring(d, d.polling(single), dev.at, is.owns(0)); err != nil {
+	as := is.owns(0)
+	if dev.threads, err = is.bring(d, d.polling(single), dev.at, as); err != nil {
 		return err
+	}
+	if was := is.host.devices[u.Key]; was != nil {
+		err = is.restore(func(e journal.Entry) bool { return !as.turned[e.Ref] && slices.ContainsFunc(was.threads, turnedOf(e)) })
 	}
 	is.host.devices[u.Key] = dev
 	if is.cfg.Drop != nil {
-		dev.queues, err = is.countQueues(u.NS, u.Link.Index, dev.threads)
+		queues, counted := is.countQueues(u.NS, u.Link.Index, dev.threads)
+		dev.queues, err = queues, errors.Join(err, counted)
 	}
 	return err
+}
+
+// turnedOf returns what reports whether an entry is about a thread.
+func turnedOf(e journal.Entry) func(thread) bool {
+	return func(t thread) bool {
+		return strings.HasPrefix(e.Ref.Object+":", fmt.Sprintf("%d:%d:", t.TID, t.Start))
+	}
 }
 
 // weighUplinks gives the uplinks' group the weight of the heaviest group beside it that one of its
