@@ -50,15 +50,29 @@ func (is *Isolator) reshape(s *isolation, w window) error {
 	return nil
 }
 
-// setShape switches TSO at the host ends of a tenant's devices off, or back to what it was.
+// setShape switches TSO at the host ends of a tenant's devices off, or back to what it was. It depends on
+// nothing that the container can change.
 func (is *Isolator) setShape(s *isolation, to shape) error {
 	// While the ring is not in use it must cause no drops: so the count ends first, or starts last.
 	if to == super {
 		if err := s.drops.UseRing(false); err != nil {
 			return err
 		}
+		return is.restore(is.switchedOff(s))
 	}
-	if err := is.renewTenant(s, true); err != nil || to == super {
+	var errs []error
+	for _, dev := range s.payer.Interfaces {
+		if !dev.HasHostEnd() {
+			continue
+		}
+		ns, err := is.cfg.Find.Open(dev.Host.NSPath, dev.Host.NetNS)
+		if err == nil {
+			err = is.turn([]journal.Setting{{Knob: ns.Offload(dev.Host.Index, netdev.TSO), Value: netdev.Off}}, is.owns(s.payer.ID))
+			ns.Close()
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	return s.drops.UseRing(true)

@@ -1,6 +1,7 @@
 package isolate
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -57,27 +58,32 @@ func (is *Isolator) bring(d device, plan []journal.Setting, at place, as owned) 
 // bringVeths brings the devices and threads of a tenant in place for c, and undoes what was turned for c
 // and is wanted no more: most of that is of devices that have gone, since a runtime has disconnected
 // the container from a network, or of a cgroup that the container was moved away from. It goes on after
-// an error, and undoes nothing then.
+// an error. That devices have gone is one only if there is no other.
 func (is *Isolator) bringVeths(ns *netdev.NS, c container.Container, s shape, at place) (threads []thread, err error) {
-	var errs []error
+	var failed, gone []error
 	mine := is.owns(c.ID)
 	for _, dev := range c.Interfaces {
 		if !dev.HasHostEnd() {
 			continue // the device below a macvlan polls it, together with the packets of all others
 		}
 		polling, err := is.bringVeth(ns, dev, s, at, mine)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", dev.Name, err))
+		switch {
+		case err == nil:
+			threads = append(threads, polling...)
+		case IgnoreGone(err) == nil:
+			gone = append(gone, fmt.Errorf("%s: %w", dev.Name, err))
+		default:
+			failed = append(failed, fmt.Errorf("%s: %w", dev.Name, err))
 		}
-		threads = append(threads, polling...)
 	}
-	if len(errs) > 0 {
-		return threads, errors.Join(errs...)
+	if len(failed) > 0 {
+		return threads, errors.Join(failed...)
 	}
 	weight, _ := cgroup.WeightKnob(at.pays(), is.v2())
-	return threads, is.restore(func(e journal.Entry) bool {
+	err = is.restore(func(e journal.Entry) bool {
 		return e.Owner == mine.by && !mine.turned[e.Ref] && e.Ref != weight.Ref() && e.Ref.Kind != qdisc.KindFilter
 	})
+	return threads, cmp.Or(err, errors.Join(gone...))
 }
 
 // bringVeth is bring for a device of a container.
