@@ -48,7 +48,7 @@ func (n *Netcpu) charge(ctx context.Context, in *tenant.Tenant, t policy.Target)
 	if err := n.charger.Add(c, reserve); err != nil {
 		return err
 	}
-	return errors.Join(n.isolator.ExtendHost(), n.bringBudget(ctx, in))
+	return errors.Join(n.isolator.Extend(0), n.bringBudget(ctx, in))
 }
 
 // uncharge ends charging of a container in a tenant, or in none (nil), if it is charged.
@@ -59,7 +59,7 @@ func (n *Netcpu) uncharge(ctx context.Context, of *tenant.Tenant, id container.I
 	if err := n.charger.Remove(id); err != nil {
 		return err
 	}
-	return errors.Join(isolate.IgnoreGone(n.bringBudget(ctx, of)), n.isolator.ExtendHost())
+	return errors.Join(isolate.IgnoreGone(n.bringBudget(ctx, of)), n.isolator.Extend(0))
 }
 
 // bringBudget updates the drops of a tenant: they are on if the member with the account of its

@@ -106,17 +106,20 @@ func TestDropsAreCharged(t *testing.T) {
 func early(c drop.Counters) uint64   { return c.Dropped }
 func byQuota(c drop.Counters) uint64 { return c.Beyond }
 
-// accounts returns the cost of each container's packets.
-func (h *host) accounts() map[container.ID]time.Duration {
+// accounts returns the accounts of all containers.
+func (h *host) accounts() map[container.ID]account.Account {
 	h.t.Helper()
 	r, err := h.netcpu.Meter.Read()
 	must(h.t, err)
-	cpu := make(map[container.ID]time.Duration)
+	all := make(map[container.ID]account.Account)
 	for _, a := range r.Accounts {
-		cpu[a.Container] = a.CPU()
+		all[a.Container] = a
 	}
-	return cpu
+	return all
 }
+
+// cost returns what a container's packets have cost.
+func (h *host) cost(c container.Container) time.Duration { return h.accounts()[c.ID].CPU() }
 
 // addsUp checks that the accounts add up to the separately measured time, except for packets that
 // arrive during the reading, and for a softirq in progress: if the hypervisor takes the CPU away in

@@ -4,15 +4,9 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
-
-// still is a Meter that has seen nothing.
-type still struct{}
-
-func (still) Read() (account.Reading, error) { return account.Reading{}, nil }
 
 // All features are given the same list.
 func TestDecideLeavesTargets(t *testing.T) {
@@ -21,7 +15,7 @@ func TestDecideLeavesTargets(t *testing.T) {
 		target := policy.Target{Container: container.Container{ID: container.ID(id)}, Settings: policy.Settings{NetCPU: mode}}
 		targets, before = append(targets, target), append(before, target)
 	}
-	_, err := (&Accounts{Meter: still{}}).Decide(targets, true)
+	_, err := (&Accounts{Meter: read{}}).Decide(targets, true)
 	testkit.Must(t, err)
 	testkit.Same(t, "targets", before, targets)
 }

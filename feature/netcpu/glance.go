@@ -4,6 +4,8 @@ import (
 	"errors"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel"
 )
@@ -20,7 +22,7 @@ func (n *Netcpu) loop() {
 		case <-n.stop:
 			return
 		case now := <-tick.C:
-			n.following.Turn(func() { told(now, n.look(now, glances%int(law.Window/law.Tick) == 0)) })
+			n.following.Turn(func() { told(n.look(now, glances%int(law.Window/law.Tick) == 0)) })
 		}
 	}
 }
@@ -42,34 +44,18 @@ func (n *Netcpu) look(now time.Time, whole bool) error {
 	return err
 }
 
-// failedWindows decides which errors of a loop are logged: a container can make each window fail, with
-// another text, so only time bounds them.
-type failedWindows struct {
-	logged time.Time // the last time
-	count  int       // failures since then
-}
-
-// failed returns what logs the errors of a loop.
-func (n *Netcpu) failed(at string) func(time.Time, error) {
-	var failed failedWindows
-	return func(now time.Time, err error) {
-		if windows := failed.report(now, err); windows > 0 {
-			n.cfg.Log.Warn(at, "feature", name, "windows", windows, "err", err)
+// failed returns what logs the errors of a loop: a container can make each window fail, with another
+// text, so only time bounds them. What has gone is no failure: its container is about to end.
+func (n *Netcpu) failed(at string) func(error) {
+	seldom, windows := rate.Sometimes{Interval: law.Long}, 0
+	return func(err error) {
+		if err == nil || kernel.Gone(err) {
+			return
 		}
+		windows++
+		seldom.Do(func() {
+			n.cfg.Log.Warn(at, "feature", name, "windows", windows, "err", err)
+			windows = 0
+		})
 	}
-}
-
-// report records one window. It returns the number of failed windows since the last log line, or 0
-// if nothing is to be logged now. What has gone is no failure: its container is about to end.
-func (f *failedWindows) report(now time.Time, err error) (windows int) {
-	if err == nil || kernel.Gone(err) {
-		return 0
-	}
-	f.count++
-	if !f.logged.IsZero() && now.Sub(f.logged) < law.Long {
-		return 0
-	}
-	windows = f.count
-	f.logged, f.count = now, 0
-	return windows
 }

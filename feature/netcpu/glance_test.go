@@ -2,8 +2,11 @@ package netcpu
 
 import (
 	"errors"
+	"log/slog"
 	"runtime"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature"
@@ -14,21 +17,19 @@ import (
 
 // An error in each window does not fill the log, whatever its text.
 func TestFailedWindowsAreLogged(t *testing.T) {
-	var failed failedWindows
-	now, logged, windows := time.Unix(1000, 0), 0, 0
-	for range 601 {
-		if w := failed.report(now, errors.New(now.String())); w > 0 {
-			logged++
-			windows += w
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		n := &Netcpu{cfg: Config{Host: feature.Host{Log: slog.New(slog.NewTextHandler(&log, nil))}}}
+		told := n.failed("following")
+		for range 601 {
+			told(errors.New(time.Now().String()))
+			told(nil)
+			time.Sleep(law.Window)
 		}
-		if failed.report(now, nil) != 0 {
-			t.Error("logged that nothing went wrong")
+		if lines, all := strings.Count(log.String(), "\n"), strings.Count(log.String(), "windows=60 "); lines != 11 || all != 10 {
+			t.Errorf("logged %d times, %d of them of 60 windows, want 11 and 10", lines, all)
 		}
-		now = now.Add(law.Window)
-	}
-	if logged != 11 || windows != 601 {
-		t.Errorf("logged %d times of %d windows, want 11 of 601", logged, windows)
-	}
+	})
 }
 
 // A call that hangs with the lock held keeps the loop from all isolated containers: the loop's

@@ -48,9 +48,7 @@ func (m *moving) owners(when, dir, was string) {
 func (m *moving) ended(dir, was string) {
 	m.t.Helper()
 	m.owners("in the end", dir, was)
-	if left := m.notes(); len(left) != 0 || len(m.threads()) != 0 {
-		m.t.Errorf("in the end: threads %v, journal %+v", m.threads(), left)
-	}
+	m.noThreads("in the end")
 }
 
 func (m *moving) lowered(dir string) bool {
@@ -79,8 +77,8 @@ func (m *moving) inForce(when string, c container.Container, mode policy.NetCPU)
 	case policy.NetCPUCharge:
 		until(m.t, when+", the quota is lowered", func() bool { return m.lowered(c.Cgroup.CPU) })
 	}
-	from := m.accounts()
-	until(m.t, when+", packets are charged to it", func() bool { return m.accounts()[c.ID] > from[c.ID]+10*time.Millisecond })
+	from := m.cost(c)
+	until(m.t, when+", packets are charged to it", func() bool { return m.cost(c) > from+10*time.Millisecond })
 	m.addsUp(when)
 }
 
@@ -154,8 +152,8 @@ func TestMovedInHierarchy(t *testing.T) {
 			c.Cgroup.CPU += "-renamed"
 			must(t, os.Rename(to, c.Cgroup.CPU))
 			t.Cleanup(func() { os.Rename(c.Cgroup.CPU, to) }) // for its removal
-			from := m.accounts()[c.ID]
-			until(t, "its packets cost something before the rename is known", func() bool { return m.accounts()[c.ID] > from+50*time.Millisecond })
+			from := m.cost(c)
+			until(t, "its packets cost something before the rename is known", func() bool { return m.cost(c) > from+50*time.Millisecond })
 			for range 2 {
 				m.apply(c, mode)
 			}

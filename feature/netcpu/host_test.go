@@ -253,11 +253,9 @@ func TestIsolateAndRemove(t *testing.T) {
 		t.Errorf("threads of nic0 are in %q, want the uplink group", got)
 	}
 
-	h.remove(h.container)
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 	same(t, "after Remove", h.state(), before)
-	if got := h.threads(); len(got) != 0 {
-		t.Errorf("after Remove: threads %v", got)
-	}
+	h.noThreads("after Remove")
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 }
 
@@ -368,8 +366,15 @@ func (h *host) notes() []journal.Entry {
 // nothing checks that there are no such entries.
 func (h *host) nothing(when string) {
 	h.t.Helper()
-	if left := h.notes(); len(left) != 0 {
-		h.t.Errorf("journal %s: %+v", when, left)
+	testkit.None(h.t, "journal "+when, h.notes())
+}
+
+// noThreads checks in addition that no thread is in a cgroup.
+func (h *host) noThreads(when string) {
+	h.t.Helper()
+	h.nothing(when)
+	if got := h.threads(); len(got) != 0 {
+		h.t.Errorf("%s: threads in %v", when, got)
 	}
 }
 

@@ -67,7 +67,7 @@ func TestSamplesAreExplained(t *testing.T) {
 	defer j.Close()
 	c := container.Container{ID: 7, Cgroup: container.Cgroup{V2: dir, CPU: dir}}
 	ch := charge.New(charge.Config{
-		Feature: name, Layout: cgroup.Layout{V2: filepath.Dir(dir), CPU: filepath.Dir(dir)}, Journal: j, Failed: func(time.Time, error) {},
+		Feature: name, Layout: cgroup.Layout{V2: filepath.Dir(dir), CPU: filepath.Dir(dir)}, Journal: j, Failed: func(error) {},
 		Accounts: func() (account.Reading, error) { return account.Reading{}, nil },
 	})
 	defer ch.Close()

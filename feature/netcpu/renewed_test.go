@@ -243,10 +243,9 @@ func TestHotplug(t *testing.T) {
 			h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "5000")
 			check := func(when string) {
 				t.Helper()
-				from := h.addsUp(when)
-				was := got.Read()
+				from, cost, was := h.addsUp(when), h.cost(h.container), got.Read()
 				until(t, when+", packets arrive", func() bool { return got.Read().Since(was).Ops > enough(1000) })
-				until(t, when+", they are accounted for", func() bool { return h.accounts()[h.container.ID] > of(from, h).CPU() })
+				until(t, when+", they are accounted for", func() bool { return h.cost(h.container) > cost })
 				now := h.addsUp(when)
 				for _, a := range from.Accounts {
 					i := slices.IndexFunc(now.Accounts, func(b account.Account) bool { return b.Container == a.Container })
@@ -278,19 +277,7 @@ func TestHotplug(t *testing.T) {
 			check("applied again")
 			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 			same(t, "in the end", h.state(), before)
-			if left := h.notes(); len(left) != 0 || len(h.threads()) != 0 {
-				t.Errorf("in the end: threads %v, journal %+v", h.threads(), left)
-			}
+			h.noThreads("in the end")
 		})
 	}
-}
-
-// of returns the account of the host's container in a reading.
-func of(r account.Reading, h *host) account.Account {
-	for _, a := range r.Accounts {
-		if a.Container == h.container.ID {
-			return a
-		}
-	}
-	return account.Account{}
 }

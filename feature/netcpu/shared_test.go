@@ -33,8 +33,8 @@ func TestModesInOneNamespace(t *testing.T) {
 		return b.Quota < quota
 	}
 	grows := func(c container.Container) func() bool {
-		before := h.accounts()[c.ID]
-		return func() bool { return h.accounts()[c.ID] > before+20*time.Millisecond }
+		before := h.cost(c)
+		return func() bool { return h.cost(c) > before+20*time.Millisecond }
 	}
 	threads := func(want string) {
 		t.Helper()
@@ -107,9 +107,7 @@ func TestSharedNamespace(t *testing.T) {
 	same(t, "after the first was swept away", h.state(), during)
 	h.pays("with another agent", two)
 	must(t, h.netcpu.Remove(t.Context(), two.ID))
-	if left := h.notes(); len(left) != 0 || len(h.threads()) != 0 {
-		t.Errorf("after both have ended: threads in %v, journal %+v", h.threads(), left)
-	}
+	h.noThreads("after both have ended")
 }
 
 // A decision's changes lapse with it, unless another container wants them for good; and a renewal

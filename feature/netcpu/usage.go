@@ -1,6 +1,7 @@
 package netcpu
 
 import (
+	"cmp"
 	"maps"
 	"runtime"
 	"sync"
@@ -44,11 +45,16 @@ func usageOf(files *cgroup.Files, dirs container.Cgroup) (u usage) {
 // usages holds the usage, at the start of the accounts, of containers that are older. Its zero
 // value is ready.
 type usages struct {
-	mu     sync.Mutex
-	before map[container.ID]usage
-	files  cgroup.Files // of running containers
-	waits  map[container.ID]*waits
-	left   int // threads that may still be read in this round
+	mu    sync.Mutex
+	of    map[container.ID]*known
+	files cgroup.Files // of running containers
+	left  int          // threads that may still be read in this round
+}
+
+// known is the usage of a container at the start, and its waits since the first reading.
+type known struct {
+	before usage
+	waits  waits
 }
 
 // begin records the present usage of a container that is older than the accounts, which began at
@@ -56,17 +62,16 @@ type usages struct {
 func (u *usages) begin(c container.Container, start time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.before == nil {
-		u.before = make(map[container.ID]usage)
+	if u.of == nil {
+		u.of = make(map[container.ID]*known)
 	}
-	if _, known := u.before[c.ID]; known {
+	if u.of[c.ID] != nil {
 		return
 	}
-	var was usage
+	u.of[c.ID] = new(known)
 	if !c.Started.After(start) {
-		was = usageOf(nil, c.Cgroup)
+		u.of[c.ID].before = usageOf(nil, c.Cgroup)
 	}
-	u.before[c.ID] = was
 }
 
 // only calls begin for all running containers, and forgets the others.
@@ -78,8 +83,7 @@ func (u *usages) only(running []container.Container, start time.Time) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	maps.DeleteFunc(u.before, func(id container.ID, _ usage) bool { return !runs[id] })
-	maps.DeleteFunc(u.waits, func(id container.ID, _ *waits) bool { return !runs[id] })
+	maps.DeleteFunc(u.of, func(id container.ID, _ *known) bool { return !runs[id] })
 	u.files.Keep(dirs)
 	u.left = maxRead
 }
@@ -89,16 +93,9 @@ func (u *usages) only(running []container.Container, start time.Time) {
 func (u *usages) since(c container.Container, proc string) usage {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	was, now := u.before[c.ID], usageOf(&u.files, c.Cgroup)
+	of := cmp.Or(u.of[c.ID], new(known)) // another reader may have forgotten it
+	was, now, w := of.before, usageOf(&u.files, c.Cgroup), &of.waits
 	if now.counted {
-		w := u.waits[c.ID]
-		if w == nil {
-			w = &waits{}
-			if u.waits == nil {
-				u.waits = make(map[container.ID]*waits)
-			}
-			u.waits[c.ID] = w
-		}
 		w.next(time.Now(), now, runtime.NumCPU(), func() threads { return u.threads(proc, c.Cgroup.V2) }, cpusOf)
 		now.lost, now.active = w.lost, w.active
 	}

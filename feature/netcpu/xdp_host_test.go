@@ -147,16 +147,7 @@ func TestXDPCountsFragments(t *testing.T) {
 	if d := h.dropPoint(); d.By != drop.ByXDP {
 		t.Fatalf("the uplink drops at %+v", d)
 	}
-	received := func() (w account.Work) {
-		r, err := h.netcpu.Meter.Read()
-		must(t, err)
-		for _, a := range r.Accounts {
-			if a.Container == h.container.ID {
-				w = a.Receive[account.UDP]
-			}
-		}
-		return w
-	}
+	received := func() account.Work { return h.accounts()[h.container.ID].Receive[account.UDP] }
 	dropped := h.flood(byQuota, "--size", "8000")
 	before, from := received(), dropped()
 	until(t, "some more are", func() bool { return dropped() > from+enough(200) })
@@ -172,21 +163,12 @@ func (h *host) chargedDrops(count func(drop.Counters) uint64) {
 	t := h.t
 	t.Helper()
 	dropped := h.flood(count)
-	read := func() map[container.ID]account.Account {
-		r, err := h.netcpu.Meter.Read()
-		must(t, err)
-		all := make(map[container.ID]account.Account)
-		for _, a := range r.Accounts {
-			all[a.Container] = a
-		}
-		return all
-	}
-	was, before := read(), dropped() // in this order: the drops are counted no later than this
+	was, before := h.accounts(), dropped() // in this order: the drops are counted no later than this
 	until(t, "some more are dropped", func() bool { return dropped() > before+enough(5000) })
 	drops := dropped() - before
 	// grown returns the growth of an account: received packets and their cost.
 	grown := func(id container.ID) (packets uint64, cpu time.Duration) {
-		now := read()[id]
+		now := h.accounts()[id]
 		for protocol, w := range now.Receive {
 			packets += w.Packets - was[id].Receive[protocol].Packets
 		}

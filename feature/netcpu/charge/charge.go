@@ -49,7 +49,7 @@ type Config struct {
 	Roots   kernel.Roots
 	Layout  cgroup.Layout
 	Journal *journal.Journal
-	Failed  func(time.Time, error) // logs what a turn of the loop could not do, or nil
+	Failed  func(error) // logs what a turn of the loop could not do, or nil
 
 	Accounts func() (account.Reading, error) // of all containers
 	// Credits: the kernel charges a task for the softirqs that interrupt it. Without that, no task has
@@ -258,7 +258,7 @@ func (ch *Charger) charge() {
 				}
 			}
 			next, write = ch.write()
-			ch.cfg.Failed(now, errors.Join(round, write))
+			ch.cfg.Failed(errors.Join(round, write))
 		})
 		if next.IsZero() || at.Before(next) {
 			next = at

@@ -99,7 +99,7 @@ func TestChargeInKernel(t *testing.T) {
 			j := testkit.Journal(t, journal.Open)
 			var packets load
 			ch := New(Config{
-				Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Failed: func(time.Time, error) {},
+				Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Failed: func(error) {},
 				Accounts: func() (account.Reading, error) {
 					took := packets.cost()
 					return readingOf(map[container.ID]cost{container.ID(id): {Charge: took, Took: took}}), nil

@@ -51,7 +51,7 @@ func newChargeRig(t *testing.T, v2 bool, files ...string) *chargeRig {
 	t.Cleanup(func() { j.Close() })
 	r := &chargeRig{t: t, dir: filepath.Join(layout.CPU, "web"), now: time.Now(), costs: make(map[container.ID]cost)}
 	r.Charger = idle(Config{
-		Feature: "netcpu", Roots: kernel.Roots{Cgroup: root}, Layout: layout, Journal: j, Failed: func(time.Time, error) {},
+		Feature: "netcpu", Roots: kernel.Roots{Cgroup: root}, Layout: layout, Journal: j, Failed: func(error) {},
 		Accounts: func() (account.Reading, error) { return readingOf(r.costs), nil }, Credits: true,
 	})
 	r.file(filepath.Join(layout.V2, "web"), "cgroup.procs", "")

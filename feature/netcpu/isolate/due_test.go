@@ -1,12 +1,11 @@
 package isolate
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func TestDue(t *testing.T) {
@@ -58,9 +57,7 @@ func TestDueIn(t *testing.T) {
 // A pod is apart from the uplinks' CPUs only with all of its containers.
 func TestApart(t *testing.T) {
 	on := func(cpus string) container.Container {
-		dir := t.TempDir()
-		must(t, os.WriteFile(filepath.Join(dir, "cpuset.cpus.effective"), []byte(cpus+"\n"), 0o644))
-		return container.Container{Cgroup: container.Cgroup{CPUSet: dir}}
+		return container.Container{Cgroup: container.Cgroup{CPUSet: testkit.Tree(t, map[string]string{"cpuset.cpus.effective": cpus + "\n"})}}
 	}
 	for _, c := range []struct {
 		name string

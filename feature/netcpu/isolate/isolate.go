@@ -123,12 +123,7 @@ func (is *Isolator) Isolate(ctx context.Context, of *tenant.Tenant, c container.
 	if err := is.isolate(ctx, of, c); err != nil {
 		return err
 	}
-	return is.extendAll(is.isolated[of.Key()])
-}
-
-// extendAll updates when the changes for a tenant and for the host lapse.
-func (is *Isolator) extendAll(s *isolation) error {
-	return errors.Join(is.extend(s.payer.ID), is.ExtendHost())
+	return is.Extend(is.isolated[of.Key()].payer.ID, 0)
 }
 
 func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.Container) (err error) {
@@ -142,7 +137,6 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 		// One member is charged for all, as the kernel learns a packet's socket only after the work.
 		return nil
 	}
-	mine := is.owns(c.ID)
 	ns, err := is.open(c)
 	if err != nil {
 		return err
@@ -162,21 +156,11 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 			return err
 		}
 	}
-	var threads []thread
-	for _, dev := range c.Interfaces {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if !dev.HasHostEnd() {
-			continue // the device below a macvlan polls it, together with the packets of all others
-		}
-		polling, err := is.bringVeth(ns, dev, s.control.shape, at, mine)
-		if err != nil {
-			return fmt.Errorf("%s: %w", dev.Name, err)
-		}
-		threads = append(threads, polling...)
+	if err := ctx.Err(); err != nil {
+		return err
 	}
-	if err := is.restore(func(e journal.Entry) bool { return e.Owner == mine.by && stale(e, c, at, threads) }); err != nil {
+	threads, err := is.bringVeths(ns, c, s.control.shape, at)
+	if err != nil {
 		return err
 	}
 	if err := is.heed(s, c); err != nil {
@@ -219,33 +203,27 @@ func (is *Isolator) Release(ctx context.Context, of *tenant.Tenant, id container
 	if err := is.undo(id); err != nil {
 		return false, err
 	}
-	// The rest belongs to the accounts, which do not end with a decision.
-	if err := is.extend(id); err != nil {
-		return false, err
-	}
 	switch {
-	case s == nil && is.unreleased && is.Idle():
-		return false, is.releaseUplinks()
-	case s == nil:
-		return false, nil
-	}
-	if !pays {
-		return false, is.extendAll(s)
-	}
-	delete(is.isolated, of.Key())
-	err = is.cfg.Drop.End(of.Key())
-	for _, m := range s.members() {
-		if is.isolated[of.Key()] == nil {
-			err = errors.Join(err, IgnoreGone(is.isolate(ctx, of, m.Container)))
+	case pays:
+		delete(is.isolated, of.Key())
+		err = is.cfg.Drop.End(of.Key())
+		for _, m := range s.members() {
+			if is.isolated[of.Key()] == nil {
+				err = errors.Join(err, IgnoreGone(is.isolate(ctx, of, m.Container)))
+			}
 		}
+		if is.Idle() {
+			err = errors.Join(err, is.releaseUplinks())
+		}
+		if next := is.isolated[of.Key()]; next != nil {
+			return false, errors.Join(err, is.Extend(id, next.payer.ID, 0))
+		}
+	case s != nil:
+		return false, is.Extend(id, s.payer.ID, 0)
+	case is.unreleased && is.Idle():
+		err = is.releaseUplinks()
 	}
-	if len(is.isolated) == 0 {
-		err = errors.Join(err, is.releaseUplinks())
-	}
-	if next := is.isolated[of.Key()]; next != nil {
-		return false, errors.Join(err, is.extendAll(next))
-	}
-	return true, errors.Join(err, is.ExtendHost())
+	return pays, errors.Join(err, is.Extend(id, 0))
 }
 
 // Isolates reports whether a tenant is isolated.
@@ -280,14 +258,17 @@ func (is *Isolator) threadPlace(s *isolation, c container.Container) (place, err
 
 func (is *Isolator) v2() bool { return is.cfg.Layout.CPU == is.cfg.Layout.V2 }
 
-// ExtendHost updates when the changes on the host lapse: with the last of the decisions that isolate
-// or charge containers.
-func (is *Isolator) ExtendHost() error { return is.extend(0) }
-
-func (is *Isolator) extend(id container.ID) error {
-	return is.cfg.Journal.Extend(func(e journal.Entry) bool {
-		return e.Owner == is.by(id) && e.Ref.Kind != netdev.KindDefer
-	}, is.lapse(id))
+// Extend updates when the changes for containers lapse; 0 is the host, whose changes lapse with the last of the
+// decisions that isolate or charge containers. What is left of a released one belongs to the accounts,
+// which do not end with a decision.
+func (is *Isolator) Extend(of ...container.ID) error {
+	var errs []error
+	for _, id := range of {
+		errs = append(errs, is.cfg.Journal.Extend(func(e journal.Entry) bool {
+			return e.Owner == is.by(id) && e.Ref.Kind != netdev.KindDefer
+		}, is.lapse(id)))
+	}
+	return errors.Join(errs...)
 }
 
 // lapse returns when the changes for a container lapse; 0 is the host. Zero is never: policy itself
@@ -353,24 +334,33 @@ func (is *Isolator) restore(match func(journal.Entry) bool) error {
 }
 
 func (is *Isolator) restored(open journal.Opener, match func(journal.Entry) bool) ([]journal.Outcome, error) {
+	if is.dry != nil {
+		return nil, nil
+	}
 	return is.cfg.Journal.Restore(open, func(e journal.Entry) bool {
 		return e.Owner.Feature == is.cfg.Feature && match(e)
 	})
 }
 
-// owned is whose the changes for a container are, and when they lapse.
+// owned is whose the changes for a container are, when they lapse, and the knobs that were turned so.
 type owned struct {
-	by    journal.Owner
-	until time.Time
+	by     journal.Owner
+	until  time.Time
+	turned map[journal.Ref]bool
 }
 
 // owns returns these for a container (0: the host), as of now.
-func (is *Isolator) owns(id container.ID) owned { return owned{is.by(id), is.lapse(id)} }
+func (is *Isolator) owns(id container.ID) owned {
+	return owned{is.by(id), is.lapse(id), make(map[journal.Ref]bool)}
+}
 
 // turn carries out a plan.
 func (is *Isolator) turn(plan []journal.Setting, as owned) error {
 	if is.dry != nil {
 		return is.note(plan)
+	}
+	for _, s := range plan {
+		as.turned[s.Ref()] = true
 	}
 	return is.cfg.Journal.TurnAll(plan, as.by, as.until)
 }

@@ -1,14 +1,10 @@
 package isolate
 
 import (
-	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -22,30 +18,19 @@ import (
 //
 // A veth does that only if GRO is on at the receiving end and TSO off at the sending one (veth.c:
 // veth_gro_requested, veth_skb_is_eligible_for_gro). RPS and RFS would hand the packets on to a softirq.
+//
+// For super-packets TSO is what it was before, which may have been partly on, or off: see setShape.
 func (d device) polling(s shape) (plan []journal.Setting) {
-	if d.end != nil {
+	if d.tso != nil {
 		plan = append(plan, journal.Setting{Knob: d.ns.Offload(d.index, netdev.GRO), Value: netdev.GRO.On()})
 	}
 	for i, q := range d.rps {
 		plan = append(plan, journal.Setting{Knob: d.ns.RPS(d.index, i), Value: netdev.CPUMask(nil, q.mask)}, journal.Setting{Knob: d.ns.RFS(d.index, i), Value: "0"})
 	}
-	if d.end != nil {
-		plan = append(plan, d.end.sending(s)...)
+	if d.tso != nil && s == single {
+		plan = append(plan, journal.Setting{Knob: d.tso, Value: netdev.Off})
 	}
 	return plan
-}
-
-// sending switches TSO at the host end of a veth off for single packets. For super it restores the
-// earlier value, which may have been partly on, or off.
-func (e hostEnd) sending(s shape) []journal.Setting {
-	knob := e.ns.Offload(e.index, netdev.TSO)
-	switch {
-	case s == single:
-		return []journal.Setting{{Knob: knob, Value: netdev.Off}}
-	case e.switchedOff:
-		return []journal.Setting{{Knob: knob, Value: e.before}}
-	}
-	return nil
 }
 
 // steered returns the CPUs of all receive queues' RPS together, as set by the operator; none if RPS
@@ -132,54 +117,10 @@ func steering(affinity journal.Knob, may, cpus []int) []journal.Setting {
 // (kernel/sched/core.c).
 const usualShares = 1024
 
-// lowered plans the given part of the usual weight for a cgroup, but no more than its owner set. A
-// change that is not needed here may be needed to charge another container of the pod.
-func (w weight) lowered(shares int) ([]journal.Setting, error) {
-	if w.given == cgroup.Idled {
-		return nil, nil // by its owner: it has no weight
-	}
-	most, err := strconv.ParseUint(w.given, 10, 63)
-	if err != nil {
-		return nil, fmt.Errorf("%s holds %q, not a number", w.knob.Ref().Object, w.given)
-	}
-	want := w.given
-	if value := max(w.takes.Least, uint64(shares)*w.takes.Usual/usualShares); value < most {
-		want = strconv.FormatUint(value, 10)
-	}
-	if want == w.now || want == w.given && !w.mine {
-		return nil, nil
-	}
-	return []journal.Setting{{Knob: w.knob, Value: want}}, nil
-}
-
 // pays returns the group that pays for threads at a place.
 func (at place) pays() string {
 	if at.child {
 		return filepath.Dir(at.group)
 	}
 	return at.group
-}
-
-// stale reports whether an entry of c, whose threads are at a place, is no longer planned: most of
-// these are of devices that have gone, since a runtime has disconnected the container from a network,
-// or of a cgroup that the container was moved away from.
-func stale(e journal.Entry, c container.Container, at place, threads []thread) bool {
-	object := e.Ref.Object
-	switch e.Ref.Kind {
-	case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindRFS:
-		of := func(netns uint64, index int) bool {
-			return strings.HasPrefix(object, fmt.Sprintf("%d/%d/", netns, index)) // NETNS/DEVICE/DETAIL
-		}
-		return !slices.ContainsFunc(c.Interfaces, func(dev container.Interface) bool {
-			return dev.HasHostEnd() && (of(c.NetNS, dev.Index) || of(dev.Host.NetNS, dev.Host.Index))
-		})
-	case sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice:
-		tid, _, _ := strings.Cut(object, ":")
-		return !slices.ContainsFunc(threads, func(th thread) bool { return strconv.Itoa(th.TID) == tid })
-	case cgroup.KindFile:
-		return filepath.Dir(object) != at.pays() && filepath.Dir(object) != at.group
-	case cgroup.KindGroup:
-		return object != at.group
-	}
-	return false
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -37,17 +36,10 @@ func TestPlanPolling(t *testing.T) {
 		{"an uplink", device{ns: ns, index: 2, rps: two}, single, []string{"rps 0/2/0 = 00000000,00000000", "rfs 0/2/0 = 0", "rps 0/2/1 = 0", "rfs 0/2/1 = 0"}},
 		{"an uplink without queues", device{ns: ns, index: 2}, single, nil},
 		{
-			"a veth, single packets", device{ns: ns, index: 3, rps: two[1:], end: &hostEnd{ns: ns, index: 9}}, single,
+			"a veth, single packets", device{ns: ns, index: 3, rps: two[1:], tso: ns.Offload(9, netdev.TSO)}, single,
 			[]string{"offload 0/3/gro = " + netdev.GRO.On(), "rps 0/3/0 = 0", "rfs 0/3/0 = 0", "offload 0/9/tso = off"},
 		},
-		{
-			"a veth, super-packets", device{ns: ns, index: 3, end: &hostEnd{ns: ns, index: 9, switchedOff: true, before: "tx-tcp-segmentation"}}, super,
-			[]string{"offload 0/3/gro = " + netdev.GRO.On(), "offload 0/9/tso = tx-tcp-segmentation"},
-		},
-		{
-			"a veth, super-packets that it never had", device{ns: ns, index: 3, end: &hostEnd{ns: ns, index: 9}}, super,
-			[]string{"offload 0/3/gro = " + netdev.GRO.On()},
-		},
+		{"a veth, super-packets", device{ns: ns, index: 3, tso: ns.Offload(9, netdev.TSO)}, super, []string{"offload 0/3/gro = " + netdev.GRO.On()}},
 	} {
 		t.Run(tt.name, func(t *testing.T) { same(t, tt.d.polling(tt.shape), tt.want...) })
 	}
@@ -107,71 +99,5 @@ func TestPlanSteering(t *testing.T) {
 	}
 	if _, err := (device{rps: []receiveQueue{{"0", "x"}}}).steered(); err == nil {
 		t.Error("a mask that is none is taken")
-	}
-}
-
-func TestPlanWeight(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		v2     bool
-		now    string
-		given  string
-		mine   bool
-		shares int
-		want   []string
-	}{
-		{"lowered", false, "1024", "1024", false, 256, []string{"file /g/cpu.shares = 256"}},
-		{"lowered on v2", true, "100", "100", false, 256, []string{"file /g/cpu.weight = 25"}},
-		{"not below the least", true, "100", "100", false, 2, []string{"file /g/cpu.weight = 1"}},
-		{"lowered already", false, "256", "1024", true, 256, nil},
-		{"no more than its owner gave", false, "100", "100", false, 256, nil},
-		{"needed no longer", false, "256", "900", true, 1 << 30, []string{"file /g/cpu.shares = 900"}},
-		{"another container's of the pod", false, "2000", "900", false, 1 << 30, nil},
-		{"which is too much for this one", false, "2000", "900", false, 256, []string{"file /g/cpu.shares = 256"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			knob, takes := cgroup.WeightKnob("/g", tt.v2)
-			plan, err := weight{knob, takes, tt.now, tt.given, tt.mine}.lowered(tt.shares)
-			must(t, err)
-			same(t, plan, tt.want...)
-		})
-	}
-	if _, err := (weight{knob: cgroup.File("/g/cpu.shares"), given: "max"}).lowered(256); err == nil {
-		t.Error("a weight that is no number is taken")
-	}
-}
-
-// An entry is undone once its device, its thread or its cgroup is no longer planned.
-func TestStale(t *testing.T) {
-	c := container.Container{ID: 1, NetNS: 40, Interfaces: []container.Interface{
-		{Index: 2, Kind: "veth", Host: container.HostEnd{NetNS: 10, Index: 12}},
-		{Index: 3, Kind: "macvlan"},
-		{Index: 4, Kind: "veth"}, // with a host end that cannot be found
-	}}
-	at := place{group: "/cpu/pod/fairlead", child: true}
-	threads := []thread{{sched.Thread{TID: 7, Start: 70}, "eth0"}}
-	for ref, want := range map[journal.Ref]bool{
-		{Kind: netdev.KindOffload, Object: "40/2/gro"}:                     false,
-		{Kind: netdev.KindOffload, Object: "10/12/tso"}:                    false,
-		{Kind: netdev.KindRPS, Object: "40/2/0"}:                           false,
-		{Kind: netdev.KindThreaded, Object: "40/3/"}:                       true,
-		{Kind: netdev.KindThreaded, Object: "40/4/"}:                       true,
-		{Kind: netdev.KindThreaded, Object: "40/22/"}:                      true,
-		{Kind: netdev.KindOffload, Object: "10/1/tso"}:                     true,
-		{Kind: sched.KindKthread, Object: "7:70:/cpu"}:                     false,
-		{Kind: sched.KindKthread, Object: "77:70:/cpu"}:                    true,
-		{Kind: sched.KindSlice, Object: "7:70"}:                            false,
-		{Kind: sched.KindNice, Object: "77:70"}:                            true,
-		{Kind: sched.KindAffinity, Object: "8:70"}:                         true,
-		{Kind: cgroup.KindFile, Object: "/cpu/pod/cpu.shares"}:             false,
-		{Kind: cgroup.KindFile, Object: "/cpu/elsewhere/cpu.shares"}:       true,
-		{Kind: cgroup.KindFile, Object: "/cpu/pod/fairlead/cgroup.freeze"}: false,
-		{Kind: cgroup.KindGroup, Object: "/cpu/pod/fairlead"}:              false,
-		{Kind: cgroup.KindGroup, Object: "/cpu/elsewhere/fairlead"}:        true,
-		{Kind: "filter", Object: "10/12/egress/count_1"}:                   false, // drop's
-	} {
-		if got := stale(journal.Entry{Ref: ref}, c, at, threads); got != want {
-			t.Errorf("%v is stale: %v", ref, got)
-		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/law"
@@ -85,32 +84,25 @@ func live(proc string, threads []thread) bool {
 }
 
 func (is *Isolator) renewTenant(s *isolation, again bool) error {
-	c := s.payer
-	ns, err := is.open(c)
+	ns, err := is.open(s.payer)
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	var errs []error
-	for _, dev := range c.Interfaces {
+	for _, dev := range s.payer.Interfaces {
 		if !dev.HasHostEnd() {
 			continue
 		}
-		old := slices.DeleteFunc(slices.Clone(s.threads), func(th thread) bool { return th.device != dev.Name })
-		if same, err := is.stillPoll(ns, dev.Index, old); same && !again || err != nil {
-			errs = append(errs, IgnoreGone(err))
-			continue
+		same, err := is.stillPoll(ns, dev.Index, slices.DeleteFunc(slices.Clone(s.threads), func(th thread) bool { return th.device != dev.Name }))
+		if IgnoreGone(err) != nil {
+			return err
 		}
-		threads, err := is.bringVeth(ns, dev, s.control.shape, s.at, is.owns(c.ID))
-		if err != nil {
-			errs = append(errs, IgnoreGone(err)) // the next window tries again
-			continue
-		}
-		s.threads = slices.DeleteFunc(s.threads, func(th thread) bool { return th.device == dev.Name })
-		s.threads = append(s.threads, threads...)
-		errs = append(errs, is.forgetThreads(old, threads))
+		again = again || err == nil && !same
 	}
-	return errors.Join(errs...)
+	if again { // the next window tries again without the threads of a device that fails
+		s.threads, err = is.bringVeths(ns, s.payer, s.control.shape, s.at)
+	}
+	return err
 }
 
 func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice, again bool) error {
@@ -137,8 +129,7 @@ func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice, again boo
 		return err
 	}
 	// On failure the device, as known now, differs in the next window too.
-	err = is.claim(uplink.Uplink{Key: key, Link: l, NS: ns, Path: u.path})
-	return errors.Join(err, is.forgetThreads(u.threads, is.host.devices[key].threads))
+	return is.claim(uplink.Uplink{Key: key, Link: l, NS: ns, Path: u.path})
 }
 
 // stillPoll reports whether the placed threads live, and each listed NAPI of a device has one of them.
@@ -158,20 +149,4 @@ func (is *Isolator) stillPoll(ns *netdev.NS, index int, threads []thread) (bool,
 	}
 	l, err := ns.Link(index)
 	return err == nil && !l.Up, err
-}
-
-// forgetThreads undoes changes of threads that no longer poll, which drops the entries of those
-// that have ended.
-func (is *Isolator) forgetThreads(old, now []thread) error {
-	return is.restore(func(e journal.Entry) bool {
-		switch e.Ref.Kind {
-		case sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice:
-		default:
-			return false
-		}
-		of := func(t thread) bool {
-			return strings.HasPrefix(e.Ref.Object+":", fmt.Sprintf("%d:%d:", t.TID, t.Start))
-		}
-		return slices.ContainsFunc(old, of) && !slices.ContainsFunc(now, of)
-	})
 }

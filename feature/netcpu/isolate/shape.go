@@ -2,10 +2,13 @@ package isolate
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 // Follow adapts to the window that ends now.
@@ -36,12 +39,9 @@ func (is *Isolator) reshape(s *isolation, w window) error {
 	if want == before.shape {
 		return nil
 	}
-	if want == super {
-		off, err := is.switchedOff(s)
-		if !off {
-			s.control = control{}
-			return err
-		}
+	if want == super && !slices.ContainsFunc(is.cfg.Journal.Entries(), is.switchedOff(s)) {
+		s.control = control{}
+		return nil
 	}
 	if err := is.setShape(s, want); err != nil && !errors.Is(err, journal.ErrGone) {
 		s.control = before // so that the next window tries again
@@ -50,48 +50,38 @@ func (is *Isolator) reshape(s *isolation, w window) error {
 	return nil
 }
 
-// setShape switches TSO at the host ends of a tenant's devices.
+// setShape switches TSO at the host ends of a tenant's devices off, or back to what it was. It depends on
+// nothing that the container can change.
 func (is *Isolator) setShape(s *isolation, to shape) error {
 	// While the ring is not in use it must cause no drops: so the count ends first, or starts last.
 	if to == super {
 		if err := s.drops.UseRing(false); err != nil {
 			return err
 		}
+		return is.restore(is.switchedOff(s))
 	}
-	mine := is.owns(s.payer.ID)
-	err := is.eachEnd(s, func(e *hostEnd) error { return is.turn(e.sending(to), mine) })
-	if err != nil {
-		return err
-	}
-	if to == single {
-		return s.drops.UseRing(true)
-	}
-	return nil
-}
-
-// switchedOff reports whether TSO is off at any host end of a tenant because of us. If it was off
-// before, super-packets are not possible.
-func (is *Isolator) switchedOff(s *isolation) (off bool, err error) {
-	err = is.eachEnd(s, func(e *hostEnd) error {
-		off = off || e.switchedOff
-		return nil
-	})
-	return off, err
-}
-
-// eachEnd calls do with the host end of each veth of a tenant. It goes on after an error.
-func (is *Isolator) eachEnd(s *isolation, do func(*hostEnd) error) error {
 	var errs []error
 	for _, dev := range s.payer.Interfaces {
 		if !dev.HasHostEnd() {
 			continue
 		}
-		e, err := is.lookAtEnd(dev.Host)
+		ns, err := is.cfg.Find.Open(dev.Host.NSPath, dev.Host.NetNS)
 		if err == nil {
-			err = do(e)
-			e.close()
+			err = is.turn([]journal.Setting{{Knob: ns.Offload(dev.Host.Index, netdev.TSO), Value: netdev.Off}}, is.owns(s.payer.ID))
+			ns.Close()
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return s.drops.UseRing(true)
+}
+
+// switchedOff matches TSO at the host ends of a tenant's devices where it is off because of us. If it
+// was off before, super-packets are not possible.
+func (is *Isolator) switchedOff(s *isolation) func(journal.Entry) bool {
+	return func(e journal.Entry) bool {
+		return e.Owner == is.by(s.payer.ID) && e.Ref.Kind == netdev.KindOffload && strings.HasSuffix(e.Ref.Object, "/"+string(netdev.TSO))
+	}
 }

@@ -1,43 +1,45 @@
 package isolate
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// For super-packets TSO goes back to what it was before the container was isolated,
-// and no further.
+// For super-packets TSO goes back to what it was before the container was isolated, and no further. A
+// device that is not the container's any more goes back as well, and the weight stays.
 func TestSuperIsWhatItWas(t *testing.T) {
 	testkit.OnKernels(t)
-	is, ns, index, at := bare(t)
-	end := container.HostEnd{NetNS: ns.Inode(), NSPath: at, Index: index}
-	knob := ns.Offload(index, netdev.TSO)
+	at := place{group: testkit.Cgroup(t).CPU}
+	is, ns, index, path := bare(t)
+	inside, err := ns.Index("flta")
+	must(t, err)
+	dev := container.Interface{Name: "flta", Index: inside, Kind: "veth", Host: container.HostEnd{NetNS: ns.Inode(), NSPath: path, Index: index}}
+	s := &isolation{payer: container.Container{ID: 1, Interfaces: []container.Interface{dev}}}
+	knob, other := ns.Offload(index, netdev.TSO), ns.Offload(index, netdev.GRO)
+	weight, _ := cgroup.WeightKnob(at.group, is.v2())
+	must(t, is.turn([]journal.Setting{{Knob: weight, Value: "50"}, {Knob: other, Value: netdev.GRO.On()}}, is.owns(1)))
 	for _, was := range []string{netdev.TSO.On(), "tx-tcp-segmentation", netdev.Off} {
 		must(t, knob.Write(was))
-		isolated := &isolation{payer: container.Container{ID: 1, Interfaces: []container.Interface{{Kind: "veth", Host: end}}}}
 		for _, step := range []struct {
 			shape shape
 			want  string
 		}{{single, netdev.Off}, {super, was}, {super, was}, {single, netdev.Off}} {
-			e, err := is.lookAtEnd(end)
+			_, err := is.bringVeths(ns, s.payer, step.shape, at)
 			must(t, err)
-			err = is.turn(e.sending(step.shape), is.owns(1))
-			e.close()
-			must(t, err)
-			if got, err := knob.Read(); err != nil || got != step.want {
-				t.Errorf("tso was %s, shape %d: it is %s (%v), want %s", was, step.shape, got, err, step.want)
-			}
+			testkit.Gives(t, "tso, before "+was, step.want)(knob.Read())
 		}
-		if off, err := is.switchedOff(isolated); err != nil || off != (was != netdev.Off) {
-			t.Errorf("tso was %s: switched off by us %v, %v", was, off, err)
+		testkit.Gives(t, "weight", "50")(weight.Read())
+		testkit.Gives(t, "gro of another device", netdev.Off)(other.Read())
+		if off := slices.ContainsFunc(is.cfg.Journal.Entries(), is.switchedOff(s)); off != (was != netdev.Off) {
+			t.Errorf("tso was %s: switched off by us %v", was, off)
 		}
-		must(t, is.restore(func(e journal.Entry) bool { return true }))
-		if got, err := knob.Read(); err != nil || got != was {
-			t.Errorf("tso was %s: it is %s (%v) in the end", was, got, err)
-		}
+		must(t, is.restore(is.switchedOff(s)))
+		testkit.Gives(t, "tso in the end", was)(knob.Read())
 	}
 }

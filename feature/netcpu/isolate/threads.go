@@ -1,6 +1,7 @@
 package isolate
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
@@ -53,15 +55,50 @@ func (is *Isolator) bring(d device, plan []journal.Setting, at place, as owned) 
 	return list, nil
 }
 
+// bringVeths brings the devices and threads of a tenant in place for c, and undoes what was turned for c
+// and is wanted no more: most of that is of devices that have gone, since a runtime has disconnected
+// the container from a network, or of a cgroup that the container was moved away from. It goes on after
+// an error. That devices have gone is one only if there is no other.
+func (is *Isolator) bringVeths(ns *netdev.NS, c container.Container, s shape, at place) (threads []thread, err error) {
+	var failed, gone []error
+	mine := is.owns(c.ID)
+	for _, dev := range c.Interfaces {
+		if !dev.HasHostEnd() {
+			continue // the device below a macvlan polls it, together with the packets of all others
+		}
+		polling, err := is.bringVeth(ns, dev, s, at, mine)
+		switch {
+		case err == nil:
+			threads = append(threads, polling...)
+		case IgnoreGone(err) == nil:
+			gone = append(gone, fmt.Errorf("%s: %w", dev.Name, err))
+		default:
+			failed = append(failed, fmt.Errorf("%s: %w", dev.Name, err))
+		}
+	}
+	if len(failed) > 0 {
+		return threads, errors.Join(failed...)
+	}
+	weight, _ := cgroup.WeightKnob(at.pays(), is.v2())
+	err = is.restore(func(e journal.Entry) bool {
+		return e.Owner == mine.by && !mine.turned[e.Ref] && e.Ref != weight.Ref() && e.Ref.Kind != qdisc.KindFilter
+	})
+	return threads, cmp.Or(err, errors.Join(gone...))
+}
+
 // bringVeth is bring for a device of a container.
 func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, at place, as owned) ([]thread, error) {
-	d, err := is.lookAtVeth(ns, dev)
+	d, err := is.lookAt(ns, dev.Index, dev.Name)
 	if err != nil {
 		return nil, err
 	}
-	defer d.end.close()
-	plan := d.polling(s)
-	list, err := is.bring(d, plan, at, as)
+	host, err := is.cfg.Find.Open(dev.Host.NSPath, dev.Host.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	d.tso = host.Offload(dev.Host.Index, netdev.TSO)
+	list, err := is.bring(d, d.polling(s), at, as)
 	if errors.Is(err, errNoNAPI) {
 		err = fmt.Errorf("%w: %w", journal.ErrGone, err) // a veth that is being removed stops polling first
 	}
@@ -126,7 +163,7 @@ func (is *Isolator) threads(d device, as owned) ([]sched.Thread, error) {
 	if len(threads) == 0 && is.dry == nil {
 		return nil, fmt.Errorf("%s %w", d.name, errNoNAPI)
 	}
-	if d.end != nil || len(threads) == 0 {
+	if d.tso != nil || len(threads) == 0 {
 		return threads, nil // a veth has no other
 	}
 	unlisted, err := is.unlisted(d.name, threads[0])
@@ -155,7 +192,7 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, as owne
 	} else if value == "1" {
 		// It may be an entry of another container in the namespace, which has ended.
 		owner := as.by
-		if e, ok := is.turned(knob); ok {
+		if e, ok := is.cfg.Journal.Entry(knob.Ref(), is.cfg.Feature); ok {
 			owner = e.Owner
 		}
 		ours := is.placed(func(e journal.Entry) bool { return e.Owner == owner })

@@ -3,13 +3,16 @@ package isolate
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
@@ -64,10 +67,6 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 		if is.host.devices[u.Key] != nil {
 			return nil
 		}
-		if is.resting.rests {
-			is.host.devices[u.Key] = &uplinkDevice{name: u.Link.Name, path: u.Path, at: is.host.at} // to be claimed then
-			return nil
-		}
 		return is.claim(u)
 	})
 	return errors.Join(err, kernel.Tidy(is.cfg.Roots, left))
@@ -80,35 +79,49 @@ func (is *Isolator) unclaim(key container.Device) error {
 	return err
 }
 
-// claim moves the polling of one uplink. renew repeats it.
+// claim moves the polling of one uplink. renew repeats it, which drops the entries of threads that have
+// ended.
 func (is *Isolator) claim(u uplink.Uplink) error {
+	dev := &uplinkDevice{name: u.Link.Name, path: u.Path, at: is.host.at}
+	if is.resting.rests { // renew claims it after that
+		is.host.devices[u.Key] = dev
+		return nil
+	}
 	d, err := is.lookAt(u.NS, u.Link.Index, u.Link.Name)
 	if err != nil {
 		return err
 	}
-	dev := &uplinkDevice{name: u.Link.Name, path: u.Path, at: is.host.at}
 	if dev.at.cpus, err = d.steered(); err != nil {
 		return err
 	}
-	if dev.threads, err = is.bring(d, d.polling(single), dev.at, is.owns(0)); err != nil {
+	as := is.owns(0)
+	if dev.threads, err = is.bring(d, d.polling(single), dev.at, as); err != nil {
 		return err
+	}
+	if was := is.host.devices[u.Key]; was != nil {
+		err = is.restore(func(e journal.Entry) bool { return !as.turned[e.Ref] && slices.ContainsFunc(was.threads, turnedOf(e)) })
 	}
 	is.host.devices[u.Key] = dev
 	if is.cfg.Drop != nil {
-		dev.queues, err = is.countQueues(u.NS, u.Link.Index, dev.threads)
+		queues, counted := is.countQueues(u.NS, u.Link.Index, dev.threads)
+		dev.queues, err = queues, errors.Join(err, counted)
 	}
 	return err
+}
+
+// turnedOf returns what reports whether an entry is about a thread.
+func turnedOf(e journal.Entry) func(thread) bool {
+	return func(t thread) bool {
+		return strings.HasPrefix(e.Ref.Object+":", fmt.Sprintf("%d:%d:", t.TID, t.Start))
+	}
 }
 
 // weighUplinks gives the uplinks' group the weight of the heaviest group beside it that one of its
 // receivers is in, such as kubepods, and no less than the usual one: where all CPUs compute, its threads
 // get as much as those.
 func (is *Isolator) weighUplinks() error {
-	w, err := is.lookAtWeight(is.host.at.group, 0)
-	if err != nil {
-		return err
-	}
-	most, beside := w.takes.Usual, make(map[string]bool)
+	knob, takes := cgroup.WeightKnob(is.host.at.group, is.v2())
+	most, beside := takes.Usual, make(map[string]bool)
 	for _, s := range is.isolated {
 		dir, err := s.payer.TenantGroup()
 		if err != nil {
@@ -131,11 +144,7 @@ func (is *Isolator) weighUplinks() error {
 	if is.cfg.Drop == nil {
 		most = most * uplinkShares / usualShares
 	}
-	want := strconv.FormatUint(most, 10)
-	if want == w.now {
-		return nil
-	}
-	return is.turn([]journal.Setting{{Knob: w.knob, Value: want}}, is.owns(0))
+	return is.turn([]journal.Setting{{Knob: knob, Value: strconv.FormatUint(most, 10)}}, is.owns(0))
 }
 
 // uplinkPlace returns the place of uplink threads: in a cpuset with all CPUs.

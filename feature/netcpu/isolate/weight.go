@@ -3,9 +3,11 @@ package isolate
 import (
 	"errors"
 	"math"
+	"strconv"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // Weigh sets the weight of a container in proportion to its quota if the quota cannot stop its
@@ -23,15 +25,16 @@ func (is *Isolator) Weigh(c container.Container) (quota float64, err error) {
 	if quota, err = is.quota(c); err != nil {
 		return 0, err
 	}
-	w, err := is.lookAtWeight(dir, c.ID)
+	most, err := is.weightOf(dir)
 	if err != nil {
 		return 0, err
 	}
-	plan, err := w.lowered(sharesFor(quota))
-	if err != nil {
-		return 0, err
+	knob, takes := cgroup.WeightKnob(dir, is.v2())
+	want := max(takes.Least, uint64(sharesFor(quota))*takes.Usual/usualShares)
+	if want >= most { // another container of the pod may need a claim of its own
+		return quota, is.restore(func(e journal.Entry) bool { return e.Owner == is.by(c.ID) && e.Ref == knob.Ref() })
 	}
-	return quota, is.turn(plan, is.owns(c.ID))
+	return quota, is.turn([]journal.Setting{{Knob: knob, Value: strconv.FormatUint(want, 10)}}, is.owns(c.ID))
 }
 
 // heed weighs a tenant's payer, and decides whether the tenant may have queues.

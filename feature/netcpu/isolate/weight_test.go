@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
@@ -40,7 +41,7 @@ func TestWeightFollowsQuota(t *testing.T) {
 	tenants := tenant.New("/proc", tenant.Network)
 	of, _, err := tenants.Apply(policy.Target{Container: c})
 	must(t, err)
-	is := New(Config{Feature: "netcpu", Tenants: tenants, Journal: j, Layout: cgroup.Layout{CPU: filepath.Dir(dir)}})
+	is := New(Config{Feature: "netcpu", Tenants: tenants, Journal: j, Layout: cgroup.Layout{CPU: filepath.Dir(dir)}, Roots: kernel.Roots{Cgroup: filepath.Dir(dir)}})
 	in := &isolation{of: of, payer: c}
 	is.isolated[of.Key()] = in
 	set("cgroup.procs", "") // present in every cgroup
@@ -61,8 +62,8 @@ func TestWeightFollowsQuota(t *testing.T) {
 		{"20000", "", "256", "900"},
 		{"", "700", "256", "700"}, // the owner changed the weight that was found
 		{"40000", "", "683", "700"},
-		{"", "100", "100", "700"}, // lower than the quota's weight: left alone
-		{"20000", "", "100", "700"},
+		{"", "100", "100", ""}, // lower than the quota's weight: left alone
+		{"20000", "", "100", ""},
 		{"", "800", "256", "800"},
 		{"60000", "2048", "1536", "2048"},
 		{"100000", "", "2048", ""}, // a weight cannot express it
