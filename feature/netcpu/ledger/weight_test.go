@@ -88,30 +88,6 @@ func TestWeightsConverge(t *testing.T) {
 	})
 }
 
-// A container with packets that cost more than its share keeps running, and has its owner's weight
-// back soon after.
-func TestWeightsRecover(t *testing.T) {
-	a, b := newTask(0), newTask(0)
-	a.net = between(0, 5*time.Second, 0.7)
-	h := newWeighed(100*ms, a, b)
-	h.run(5 * time.Second)
-	if f := a.weight; f > 0.1 || f < minFactor {
-		t.Errorf("factor %v under a flood", f)
-	}
-	if a.work < 20*ms {
-		t.Errorf("the flooded container had %v in 5 s", a.work)
-	}
-	h.run(5 * time.Second)
-	if a.weight != 1 || b.weight != 1 {
-		t.Errorf("weights %v and %v after the flood", a.weight, b.weight)
-	}
-	for i, got := range h.costs(2 * time.Second) {
-		if got < 0.49 || got > 0.51 {
-			t.Errorf("container %d costs %v after the flood", i, got)
-		}
-	}
-}
-
 func TestWeigh(t *testing.T) {
 	for _, tt := range []struct {
 		name                string
