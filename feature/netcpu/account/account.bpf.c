@@ -235,8 +235,7 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 			c->victim = slot; /* the thread polls a device of the tenant */
 		if (class == RECEIVE)
 			peers(c, skb, slot);
-		use(c, slot, class | protocol(skb), 1, skb->len);
-		share(c);
+		share(c, use(c, slot, class | protocol(skb), 1, skb->len));
 		c->skb = (__u64)skb;
 		c->sender = class == SEND ? slot : 0;
 		c->netns = fl_netns_of(skb->dev);
@@ -323,8 +322,7 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 
 		e->packets += packets * c->weight;
 		e->bytes += packets ? skb->len * c->weight : 0;
-		e->shares++;
-		c->shares++;
+		share(c, e);
 		return 0;
 	}
 	if (c->cur == OPEN) {
@@ -428,7 +426,6 @@ int fl_taken(struct xdp_md *ctx)
 	if (data + sizeof(*eth) + sizeof(struct iphdr) <= end)
 		class = protocol_at(data + sizeof(*eth), eth->h_proto);
 	comes(c);
-	use(c, slot, RECEIVE | class, 1, bpf_xdp_get_buff_len(ctx));
-	share(c);
+	share(c, use(c, slot, RECEIVE | class, 1, bpf_xdp_get_buff_len(ctx)));
 	return XDP_DROP;
 }

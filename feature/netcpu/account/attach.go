@@ -19,13 +19,13 @@ import (
 )
 
 // attach attaches the programs that an account needs, at the host ends of its veths and
-// at its sockets, and detaches the others.
-func (m *Meter) attach(acc *account) error {
+// at its sockets, and detaches the others. holds: its tenant's packets are charged to it.
+func (m *Meter) attach(acc *account, holds bool) error {
 	var errs []error
 	stamped := make(map[container.Device]bool)
-	holds := m.cfg.Ends != nil && m.stamping && m.holder(acc.member.Tenant) == acc // stamps the packets of shared devices
+	stamps := holds && m.cfg.Ends != nil && m.stamping
 	for _, d := range acc.member.Devices {
-		if !d.HostEnd || !holds {
+		if !d.HostEnd || !stamps {
 			continue
 		}
 		at := hook.Place{
@@ -65,10 +65,11 @@ func (m *Meter) stamp(yes bool) error {
 // holder may be another one now; nil: for every account.
 func (m *Meter) reattach(changed []identity.Member) error {
 	var errs []error
+	holders := m.holders()
 	for _, acc := range m.slots {
 		of := func(c identity.Member) bool { return c.ID == acc.member.ID || shares(c, acc.member) }
 		if acc != nil && (changed == nil || slices.ContainsFunc(changed, of)) {
-			errs = append(errs, m.attach(acc))
+			errs = append(errs, m.attach(acc, holders[acc.member.Tenant] == acc))
 		}
 	}
 	return errors.Join(errs...)

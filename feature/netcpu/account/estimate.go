@@ -1,6 +1,7 @@
 package account
 
 import (
+	"maps"
 	"math"
 	"time"
 
@@ -342,15 +343,15 @@ func (e *estimate) addTo(r *Reading, thefts bool) {
 	if !thefts {
 		return
 	}
-	seen := make(map[Pair]bool, len(r.Thefts))
+	left := maps.Clone(e.thefts)
 	for i := range r.Thefts {
 		t := &r.Thefts[i]
 		k := Pair{t.Victim, t.Culprit}
-		seen[k] = true
-		t.CPU += e.thefts[k]
+		t.CPU += left[k]
+		delete(left, k)
 	}
-	for k, d := range e.thefts {
-		if !seen[k] && d > 0 {
+	for k, d := range left {
+		if d > 0 {
 			r.Thefts = append(r.Thefts, Theft{Victim: k.Victim, Culprit: k.Culprit, CPU: d})
 		}
 	}

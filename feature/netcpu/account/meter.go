@@ -282,19 +282,8 @@ func (m *Meter) Holder(netns uint64) (id container.ID, ok bool) {
 // holder returns the account that a tenant's packets are charged to, nil for
 // System: of the containers that share it the one with the highest Rank, and among equals
 // the first.
-func (m *Meter) holder(of identity.Tenant) (holder *account) {
-	if of == (identity.Tenant{}) {
-		return nil
-	}
-	for _, acc := range m.accounts {
-		if acc.state != watched || acc.member.Tenant != of {
-			continue
-		}
-		if acc.precedes(holder) {
-			holder = acc
-		}
-	}
-	return holder
+func (m *Meter) holder(of identity.Tenant) *account {
+	return m.holders()[of]
 }
 
 // holders returns the holder of each tenant.
@@ -463,7 +452,7 @@ func (m *Meter) Close() error {
 	for _, acc := range m.accounts {
 		id := acc.member.ID
 		acc.member = identity.Member{}
-		errs = append(errs, m.attach(acc), m.cfg.Identity.Forget(teller, id))
+		errs = append(errs, m.attach(acc, false), m.cfg.Identity.Forget(teller, id))
 	}
 	if m.windows != nil {
 		errs = append(errs, m.windows.others.Close(), m.windows.ends.Close())

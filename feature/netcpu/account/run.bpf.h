@@ -16,10 +16,8 @@ static __always_inline void done_with(struct cpu *c, struct ringed *r)
 		return;
 	e = entry(c, r->slot, RECEIVE | OTHER);
 	e->ns += r->ns;
-	if (r->slot) { /* otherwise the rest of the run would go to the system */
-		e->shares++;
-		c->shares++;
-	}
+	if (r->slot) /* otherwise the rest of the run would go to the system */
+		share(c, e);
 	r->skb = 0;
 	r->ns = 0;
 }
@@ -82,10 +80,10 @@ static __noinline void settle(struct cpu *c, __u32 slot, __u32 class, __u64 skb,
 		e->ns += part;
 	}
 	ns += deferred(c);
-	use(c, slot, class, packets, packets ? c->bytes : 0);
-	c->entries[c->cur & (ENTRIES - 1)].ns += ns;
+	e = use(c, slot, class, packets, packets ? c->bytes : 0);
+	e->ns += ns;
 	if (slot) /* otherwise the rest of the run would go to the system */
-		share(c);
+		share(c, e);
 }
 
 /*
@@ -119,12 +117,11 @@ __noinline int leave_open(struct cpu *c, __u64 ns)
 		c->entries[c->cur & (ENTRIES - 1)].ns += ns;
 		return 0;
 	}
-	if (!c->to_ifb)
-		ns += deferred(c);
 	if (c->to_ifb) {
 		c->ifb.ns += ns;
 		return 0;
 	}
+	ns += deferred(c);
 	if (c->outer) {
 		c->tunnel.ns += ns;
 		c->tunnel.packets += c->weight;
@@ -142,8 +139,7 @@ __noinline int leave_open(struct cpu *c, __u64 ns)
 
 		e->ns += ns;
 		e->packets += c->weight;
-		e->shares++;
-		c->shares++;
+		share(c, e);
 		return 0;
 	}
 	/*

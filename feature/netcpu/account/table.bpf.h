@@ -152,7 +152,7 @@ static __always_inline struct entry *entry(struct cpu *c, __u32 slot, __u32 clas
 }
 
 /* The interval that begins now is work for a packet of slot. */
-static __always_inline void use(struct cpu *c, __u32 slot, __u32 class, __u64 packets, __u64 bytes)
+static __always_inline struct entry *use(struct cpu *c, __u32 slot, __u32 class, __u64 packets, __u64 bytes)
 {
 	struct entry *e = entry(c, slot, class);
 
@@ -160,12 +160,13 @@ static __always_inline void use(struct cpu *c, __u32 slot, __u32 class, __u64 pa
 	e->bytes += bytes * c->weight;
 	c->cur = c->found;
 	c->owner = slot;
+	return e;
 }
 
-/* The current packet gets a share of the pot. */
-static __always_inline void share(struct cpu *c)
+/* A packet of an entry gets a share of the pot. */
+static __always_inline void share(struct cpu *c, struct entry *e)
 {
-	c->entries[c->cur & (ENTRIES - 1)].shares++;
+	e->shares++;
 	c->shares++;
 }
 
