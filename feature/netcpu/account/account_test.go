@@ -79,7 +79,7 @@ func TestSum(t *testing.T) {
 	one.By[UDP].Ns, two.By[UDP].Ns = 100, 20
 	one.By[TCP].Packets, two.By[int(Protocols)+int(Other)].Bytes = 7, 9
 	two.By[int(Protocols)+int(TCP)].Ns = 3
-	a := sum(42, []accountAccount{one, two})
+	a, each := sum(42, []accountAccount{one, two})
 	want := Account{Container: 42, Own: 11}
 	want.Receive[UDP].CPU, want.Receive[TCP].Packets = 120, 7
 	want.Send[TCP].CPU, want.Send[Other].Bytes = 3, 9
@@ -89,7 +89,7 @@ func TestSum(t *testing.T) {
 	if a.CPU() != 123 {
 		t.Errorf("CPU %v, want 123ns", a.CPU())
 	}
-	if each := byCPU([]accountAccount{one, two}); !slices.Equal(each, []time.Duration{100, 23}) {
+	if !slices.Equal(each, []time.Duration{100, 23}) {
 		t.Errorf("by CPU %v", each)
 	}
 }
@@ -147,7 +147,7 @@ func TestLife(t *testing.T) {
 		t.Errorf("slot %d, want %d, which is free", again, slot)
 	}
 	must(t, m.maps.FlAccounts.Lookup(slot, &work))
-	if sum(5, work).CPU() != 0 {
+	if a, _ := sum(5, work); a.CPU() != 0 {
 		t.Errorf("a slot that is used again begins with %+v", work)
 	}
 }

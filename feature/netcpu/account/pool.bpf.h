@@ -71,7 +71,7 @@ static __always_inline void drop_pool(struct cpu *c, struct pool *p, __u64 now, 
 {
 	if (!p->ns || (p->packets && now - p->seen < POOL_NS && p->packets < most))
 		return;
-	system_time(c, RECEIVE | class, p->ns);
+	entry(c, 0, RECEIVE | class)->ns += p->ns;
 	p->ns = 0;
 	p->packets = 0;
 }

@@ -68,7 +68,7 @@ func (m *Meter) read(thefts, report bool) (Reading, error) {
 		if err := m.maps.FlAccounts.Lookup(uint32(slot), &perCPU); err != nil {
 			return r, err
 		}
-		a := sum(id, perCPU)
+		a, byCPU := sum(id, perCPU)
 		if acc != nil && acc.state == reported && report {
 			if err := m.recycle(acc, a); err != nil {
 				return r, err
@@ -79,7 +79,7 @@ func (m *Meter) read(thefts, report bool) (Reading, error) {
 			acc.state = reported
 		}
 		ids[uint16(slot)] = id
-		r.Accounts, r.ByCPU[id] = append(r.Accounts, a), byCPU(perCPU)
+		r.Accounts, r.ByCPU[id] = append(r.Accounts, a), byCPU
 	}
 	r.Gone = m.gone
 	var err error
@@ -102,33 +102,23 @@ func (m *Meter) flushAll() error {
 	return nil
 }
 
-// sum adds up one account over all CPUs.
-func sum(id container.ID, perCPU []accountAccount) Account {
-	a := Account{Container: id}
-	for _, c := range perCPU {
+// sum adds up one account over all CPUs, and returns the time of each CPU.
+func sum(id container.ID, perCPU []accountAccount) (Account, []time.Duration) {
+	a, byCPU := Account{Container: id}, make([]time.Duration, len(perCPU))
+	for cpu, c := range perCPU {
 		for i := range c.By {
 			w := &a.Receive[i%int(Protocols)]
 			if i >= int(Protocols) {
 				w = &a.Send[i%int(Protocols)]
 			}
 			w.plus(Work{time.Duration(c.By[i].Ns), c.By[i].Packets, c.By[i].Bytes})
+			byCPU[cpu] += time.Duration(c.By[i].Ns)
 		}
 		a.Own += time.Duration(c.Own)
 		a.Took += time.Duration(c.Took)
 		a.Robbed += time.Duration(c.Robbed)
 	}
-	return a
-}
-
-// byCPU returns the time of each CPU for one account.
-func byCPU(perCPU []accountAccount) []time.Duration {
-	all := make([]time.Duration, len(perCPU))
-	for cpu, c := range perCPU {
-		for i := range c.By {
-			all[cpu] += time.Duration(c.By[i].Ns)
-		}
-	}
-	return all
+	return a, byCPU
 }
 
 // recycle frees the slot of an account after its last report.

@@ -211,7 +211,7 @@ __noinline int end(struct cpu *c, __u64 now)
 		entry(c, dev & SLOT, (dev & HOST_END ? RECEIVE : SEND) | OTHER)->ns += c->pot;
 		c->sent_ifindex = 0;
 	} else if (c->pot)
-		system_time(c, (c->run == NET_TX_SOFTIRQ ? SEND : RECEIVE) | OTHER, c->pot);
+		entry(c, 0, (c->run == NET_TX_SOFTIRQ ? SEND : RECEIVE) | OTHER)->ns += c->pot;
 	if (c->run == RUN_THREAD)
 		c->thread += c->spent;
 	else

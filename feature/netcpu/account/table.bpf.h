@@ -169,9 +169,3 @@ static __always_inline void share(struct cpu *c, struct entry *e)
 	e->shares++;
 	c->shares++;
 }
-
-/* Charges time to the system. */
-static __always_inline void system_time(struct cpu *c, __u32 class, __u64 ns)
-{
-	entry(c, 0, class)->ns += ns;
-}
