@@ -37,16 +37,16 @@ func keyOf(n network.Network) key { return key{n.NetNS, n.Index} }
 // force is a network with a fast path.
 type force struct {
 	network.Network
-	number uint32
-	value  overlayNetwork // what fl_ov_nets holds
-	ends   map[container.Device]overlayEnd
-	ways   map[container.Device]network.Ways
-	states map[container.Device]network.EndState // as looked at last; what may have changed is not there
-	err    error                                 // of the last round; if set, nothing is fast
-	ns     *netdev.NS
-	at     hook.Set
-	liberal  bool // conntrack takes packets of TCP whatever it did not see
-	unwatch  func() error
+	number  uint32
+	value   overlayNetwork // what fl_ov_nets holds
+	ends    map[container.Device]overlayEnd
+	ways    map[container.Device]network.Ways
+	states  map[container.Device]network.EndState // as looked at last; what may have changed is not there
+	err     error                                 // of the last round; if set, nothing is fast
+	ns      *netdev.NS
+	at      hook.Set
+	liberal bool // conntrack takes packets of TCP whatever it did not see
+	unwatch func() error
 
 	raised    time.Time
 	raisedBy  string
