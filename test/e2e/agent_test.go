@@ -284,7 +284,7 @@ func (a *agent) isolation(ctx context.Context, name string, devices int) (i isol
 	if err != nil {
 		return i, err
 	}
-	i.Container, i.changes = x.Container, len(x.Changes)
+	i.Container = x.Container
 	if s := featureOf(i.Container, "netcpu"); s.State != api.StateDone {
 		return i, fmt.Errorf("netcpu is %+v", s)
 	}
@@ -295,6 +295,9 @@ func (a *agent) isolation(ctx context.Context, name string, devices int) (i isol
 	}
 	byCgroup := 0
 	for _, c := range x.Changes {
+		if c.Kind != "nice" { // it follows the packets
+			i.changes++
+		}
 		if c.Kind != "kthread" {
 			continue
 		}
