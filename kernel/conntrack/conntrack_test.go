@@ -227,7 +227,7 @@ func invalid(t *testing.T, kit *testkit.NS) int {
 }
 
 // A namespace without a stateful rule tracks nothing; the sysctl is its own.
-func TestReadState(t *testing.T) {
+func TestLiberal(t *testing.T) {
 	kit := testkit.NetNS(t)
 	ns, err := netdev.Open(kit.Path)
 	must(t, err)
