@@ -252,6 +252,15 @@ func TestIsolateAndRemove(t *testing.T) {
 	if got := where["nic0"]; len(got) != 2 || got[0] != h.uplinkGroup() || got[1] != h.uplinkGroup() {
 		t.Errorf("threads of nic0 are in %q, want the uplink group", got)
 	}
+	polled := make(map[uint64]time.Time)
+	for _, e := range h.journal.Entries() {
+		if e.Ref.Kind == netdev.KindThreaded {
+			polled[e.Owner.Container] = e.When
+		}
+	}
+	if !polled[0].Before(polled[uint64(h.container.ID)]) {
+		t.Errorf("threads poll the devices of the host and the container since %v: a flood would delay the former", polled)
+	}
 
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 	same(t, "after Remove", h.state(), before)

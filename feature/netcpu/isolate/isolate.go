@@ -70,7 +70,7 @@ type Isolator struct {
 	held     held
 	links    *netdev.Link // the first of the host's devices, as of changed
 
-	unreleased bool // releaseUplinks has failed: Release repeats it
+	unreleased bool // the uplinks' changes are in force and nothing is isolated: Release undoes them
 }
 
 // isolation is what is in force for one tenant.
@@ -159,17 +159,18 @@ func (is *Isolator) isolate(ctx context.Context, of *tenant.Tenant, c container.
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	// The uplinks first: until threads poll them, the softirqs of a flood take the agent's time, too.
+	claimed := is.claimUplinks(ctx, c)
 	threads, err := is.bringVeths(ns, c, s.control.shape, at)
-	if err != nil {
-		return err
+	if err == nil {
+		err = is.heed(s, c)
 	}
-	if err := is.heed(s, c); err != nil {
-		return err
+	if err != nil {
+		is.unreleased = is.unreleased || is.Idle()
+		return errors.Join(claimed, err)
 	}
 	s.payer, s.threads, s.at = c, threads, at
 	is.isolated[of.Key()] = s
-	// The threads first: to attach a program waits for RCU, in a flood of softirqs for seconds.
-	claimed := is.claimUplinks(ctx, c)
 	// From now on it pays for the packets of a charged member of the tenant.
 	if s.drops, err = is.cfg.Drop.Begin(ns, of, c, false); err != nil {
 		return errors.Join(claimed, err)
