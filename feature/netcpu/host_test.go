@@ -234,6 +234,15 @@ func TestIsolateAndRemove(t *testing.T) {
 	must(t, h.ns.SetQueues("nic0", "rx", "rps_flow_cnt", func(int) string { return "32" }))
 	before := h.state()
 
+	lost := h.target(policy.NetCPUIsolate)
+	lost.Container.Interfaces = slices.Clone(lost.Container.Interfaces)
+	lost.Container.Interfaces[0].Index = 99
+	if err := h.netcpu.Apply(t.Context(), lost); err == nil {
+		t.Error("a container without its device is isolated")
+	}
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	same(t, "not isolated", h.state(), before)
+
 	for range 2 { // the second time there is nothing to do
 		must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	}
