@@ -18,7 +18,7 @@ import (
 // network, beside one that computes on the same CPU: each with a quota of half of it, or without
 // quotas. The penalty is Iron's (section 2): against the same container beside a neighbour that
 // computes as well and has no traffic. The node's NIC polls, as real ones do, and hands its packets
-// to that CPU. A server with requests by TCP in place of the flood harms nobody without us, nor may
+// to that CPU; the first node, which would be another machine, has its packets on its own. A server with requests by TCP in place of the flood harms nobody without us, nor may
 // it with us. Bulk TCP, which is no flood by its packets, is held back as well.
 func TestSwarmFlood(t *testing.T) {
 	onlyFull(t)
@@ -27,6 +27,7 @@ func TestSwarmFlood(t *testing.T) {
 		ns, wire := device(t, d.NS.Path, "flwire")
 		if n == 0 {
 			must(t, ns.Offload(wire, netdev.TSO).Write(netdev.Off))
+			must(t, ns.RPS(wire, 0).Write("2"))
 		} else {
 			must(t, ns.Offload(wire, netdev.GRO).Write(netdev.GRO.On()))
 			must(t, ns.RPS(wire, 0).Write("1"))
@@ -109,7 +110,7 @@ func TestSwarmFlood(t *testing.T) {
 		median("auto", flood, 1.10)
 		median("isolate", requests, 1.10)
 		penalty("observe", bulk)
-		median("isolate", bulk, 1.25) // 1.05 is the aim
+		median("isolate", bulk, 1.20) // 1.05 is the aim
 	}
 }
 
