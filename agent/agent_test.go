@@ -313,44 +313,10 @@ func TestAgentClosesWhatItCannotServe(t *testing.T) {
 	j.Close()
 }
 
-// A feature that neither works nor listens must not keep the agent from working, and stopping, for
-// all the others, nor from restoring what that one has in force.
-func TestAgentWithHungFeature(t *testing.T) {
-	r := newRig(t, 1, 2)
-	synctest.Test(t, func(t *testing.T) {
-		j := r.journal()
-		good := turner{newFake(), r.host, j}
-		bad, release := newFake(), make(chan struct{})
-		bad.name = "blockio"
-		bad.apply = func(context.Context, policy.Target) error {
-			err := j.Turn(r.host.knob(2), "isolated", journal.Owner{Feature: bad.name, Container: 1})
-			<-release
-			return err
-		}
-		r.set = newFakeSet(true, box(1, "isolate"))
-		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, r.host.opener, []feature.Feature{bad, good}, ordinary())
-		stop := testkit.Background(t, a.Run)
-		synctest.Wait()
-		if one, two := r.host.get(t, 1), r.host.get(t, 2); one != "isolated" || two != "isolated" {
-			t.Fatalf("values %q and %q", one, two)
-		}
-		r.set.set(true)
-		synctest.Wait()
-		testkit.Same(t, "the good feature waits for the bad one", "plain", r.host.get(t, 1))
-		began := time.Now()
-		testkit.Fails(t, "stop", stop(), "a feature does not return")
-		if took := time.Since(began); took > a.pace.stop+a.pace.call {
-			t.Errorf("stop took %v", took)
-		}
-		testkit.Same(t, "what the bad feature had in force", "plain", r.host.get(t, 2))
-		close(release)
-	})
-}
-
-// A knob that hangs in the kernel's hands, with the feature's mutex held as in life, neither keeps
-// the others waiting nor the agent from stopping.
+// A knob that hangs in the kernel's hands, with the feature's mutex held as in life, keeps neither the
+// others waiting nor the agent from stopping, nor from restoring what else that feature has in force.
 func TestAgentWithHungKnob(t *testing.T) {
-	r := newRig(t, 1, 2, 3)
+	r := newRig(t, 1, 2, 3, 4)
 	synctest.Test(t, func(t *testing.T) {
 		j := r.journal()
 		good := turner{newFake(), r.host, j}
@@ -361,7 +327,8 @@ func TestAgentWithHungKnob(t *testing.T) {
 		bad.apply = func(context.Context, policy.Target) error {
 			locked <- struct{}{}
 			defer func() { <-locked }()
-			return j.Turn(stuck, "isolated", journal.Owner{Feature: bad.name, Container: 1})
+			own := journal.Owner{Feature: bad.name, Container: 1}
+			return errors.Join(j.Turn(r.host.knob(4), "isolated", own), j.Turn(stuck, "isolated", own))
 		}
 		r.set = newFakeSet(true, box(1, "isolate"), box(3, "auto"))
 		open := func(ref journal.Ref) (journal.Knob, error) {
@@ -375,7 +342,7 @@ func TestAgentWithHungKnob(t *testing.T) {
 		stop := testkit.Background(t, a.Run)
 		<-stuck.began
 		synctest.Wait()
-		if st, err := a.Status(t.Context()); err != nil || st.Changes != 2 {
+		if st, err := a.Status(t.Context()); err != nil || st.Changes != 3 {
 			t.Errorf("status: %+v, %v", st, err)
 		}
 		testkit.Same(t, "the good feature waits for the bad one", "isolated", r.host.get(t, 1))
@@ -393,6 +360,7 @@ func TestAgentWithHungKnob(t *testing.T) {
 			t.Errorf("stop took %v", took)
 		}
 		testkit.Same(t, "what the good feature had in force", "plain", r.host.get(t, 1))
+		testkit.Same(t, "what else the bad feature had in force", "plain", r.host.get(t, 4))
 		close(stuck.release)
 	})
 }
