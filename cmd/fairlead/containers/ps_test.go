@@ -2,17 +2,13 @@ package containers
 
 import (
 	"bytes"
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
-	"github.com/goccy/go-yaml"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
@@ -179,36 +175,5 @@ func TestPSSlowedBy(t *testing.T) {
 	psTable(&out, []api.Container{{ID: 8, Name: "web", Source: "docker"}}, api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}}, o, false)
 	if head := "CONTAINER  SLOWED BY  SOURCE"; !strings.HasPrefix(out.String(), head) || !strings.Contains(out.String(), "web        25% cpu    docker") {
 		t.Errorf("%s", &out)
-	}
-}
-
-// JSON and YAML preserve any container name exactly, and no output can send control sequences to a
-// terminal.
-func TestMachineFormats(t *testing.T) {
-	s := verbtest.Example()
-	want, err := json.Marshal(s.List)
-	testkit.Must(t, err)
-	for _, format := range []string{"json", "yaml"} {
-		status, out, errs := verbtest.Against(t, run, s, "ps", "-o", format)
-		if status != cli.Done || errs != "" {
-			t.Fatal(status, errs)
-		}
-		if i := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && (r < ' ' || r >= 0x7f && r < 0xa0 || r == 0x202e) }); i >= 0 {
-			t.Errorf("%s: control character at %d: %q", format, i, out[max(0, i-20):i+3])
-		}
-		var got, expected any
-		if format == "json" {
-			err = json.Unmarshal([]byte(out), &got)
-		} else {
-			err = yaml.Unmarshal([]byte(out), &got)
-			var data []byte
-			data, _ = json.Marshal(got)
-			json.Unmarshal(data, &got)
-		}
-		if err != nil {
-			t.Fatalf("%s: %v\n%s", format, err, out)
-		}
-		json.Unmarshal(want, &expected)
-		testkit.Same(t, format, expected, got)
 	}
 }
