@@ -260,18 +260,6 @@ func TestAgentRestoresAndHolds(t *testing.T) {
 	}
 }
 
-func TestAgentStatus(t *testing.T) {
-	r := newRig(t, 1)
-	c := box(1, "isolat")
-	r.set.set(true, c)
-	r.start()
-	r.until("the problem is told", func() bool {
-		st, err := r.client.Status(t.Context())
-		return err == nil && len(st.Policy.Problems) == 1 && st.Complete && st.Containers == 1 && st.Version.Version == "test" &&
-			len(st.Features) == 1 && st.Features[0].Support.Level == api.LevelFull && st.Sources[0].Name == "fake"
-	})
-}
-
 func TestAgentWithUnavailableFeature(t *testing.T) {
 	r := newRig(t, 1)
 	r.set.set(true, box(1, "isolate"))
