@@ -5,6 +5,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/common/expfmt"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
@@ -381,16 +384,21 @@ func TestAgentMetrics(t *testing.T) {
 	r.set.set(true, box(1, "isolate"), box(2, "isolate"))
 	r.start()
 	r.untilValue(2, "isolated")
-	if got := (view{r.agent}).Agent(); got.Containers["fake"] != 2 || got.Rounds == 0 || !got.PolicyOK || len(got.Features) != 1 || got.Features[0].Calls == 0 {
-		t.Errorf("agent metrics %+v", got)
+	own := series(r.agent)
+	if own["agent_containers fake"] != 2 || own["agent_policy_last_reload_success"] != 1 || own["feature_calls_total netcpu"] == 0 {
+		t.Errorf("the agent's own series %v", own)
 	}
 	if _, ok := (view{r.agent}).Container(1); !ok {
 		t.Error("container 1 is not found")
 	}
 	families, err := metrics.New(view{r.agent}).Gather()
 	testkit.Must(t, err)
+	var text strings.Builder
 	got := make(map[string][]float64)
 	for _, f := range families {
+		if n := f.GetName(); strings.HasPrefix(n, "fairlead_agent_") || strings.HasPrefix(n, "fairlead_feature_") || n == "fairlead_build_info" {
+			testkit.Must(t, testkit.Err(expfmt.MetricFamilyToText(&text, f)))
+		}
 		for _, m := range f.GetMetric() {
 			got[f.GetName()] = append(got[f.GetName()], m.GetGauge().GetValue())
 		}
@@ -398,6 +406,10 @@ func TestAgentMetrics(t *testing.T) {
 	if !slices.Equal(got["fairlead_bpf_map_entries"], []float64{3, 0}) || !slices.Equal(got["fairlead_bpf_map_max_entries"], []float64{8, 9}) {
 		t.Errorf("BPF maps have %v entries of %v", got["fairlead_bpf_map_entries"], got["fairlead_bpf_map_max_entries"])
 	}
+	want, err := os.ReadFile("testdata/series.txt")
+	testkit.Must(t, err)
+	names := regexp.MustCompile(`(?m)^([^#\n].*) \S+$`).ReplaceAllString(text.String(), "$1")
+	testkit.Same(t, "the agent's own series", string(want), strings.ReplaceAll(names, runtime.Version(), "GOVERSION"))
 	r.set.set(true, box(2, "isolate"))
 	r.until("1 has gone", func() bool { _, ok := (view{r.agent}).Container(1); return !ok })
 	s, err := r.client.Samples(t.Context())
