@@ -5,6 +5,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/common/expfmt"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
@@ -260,18 +263,6 @@ func TestAgentRestoresAndHolds(t *testing.T) {
 	}
 }
 
-func TestAgentStatus(t *testing.T) {
-	r := newRig(t, 1)
-	c := box(1, "isolat")
-	r.set.set(true, c)
-	r.start()
-	r.until("the problem is told", func() bool {
-		st, err := r.client.Status(t.Context())
-		return err == nil && len(st.Policy.Problems) == 1 && st.Complete && st.Containers == 1 && st.Version.Version == "test" &&
-			len(st.Features) == 1 && st.Features[0].Support.Level == api.LevelFull && st.Sources[0].Name == "fake"
-	})
-}
-
 func TestAgentWithUnavailableFeature(t *testing.T) {
 	r := newRig(t, 1)
 	r.set.set(true, box(1, "isolate"))
@@ -313,44 +304,10 @@ func TestAgentClosesWhatItCannotServe(t *testing.T) {
 	j.Close()
 }
 
-// A feature that neither works nor listens must not keep the agent from working, and stopping, for
-// all the others, nor from restoring what that one has in force.
-func TestAgentWithHungFeature(t *testing.T) {
-	r := newRig(t, 1, 2)
-	synctest.Test(t, func(t *testing.T) {
-		j := r.journal()
-		good := turner{newFake(), r.host, j}
-		bad, release := newFake(), make(chan struct{})
-		bad.name = "blockio"
-		bad.apply = func(context.Context, policy.Target) error {
-			err := j.Turn(r.host.knob(2), "isolated", journal.Owner{Feature: bad.name, Container: 1})
-			<-release
-			return err
-		}
-		r.set = newFakeSet(true, box(1, "isolate"))
-		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, r.host.opener, []feature.Feature{bad, good}, ordinary())
-		stop := testkit.Background(t, a.Run)
-		synctest.Wait()
-		if one, two := r.host.get(t, 1), r.host.get(t, 2); one != "isolated" || two != "isolated" {
-			t.Fatalf("values %q and %q", one, two)
-		}
-		r.set.set(true)
-		synctest.Wait()
-		testkit.Same(t, "the good feature waits for the bad one", "plain", r.host.get(t, 1))
-		began := time.Now()
-		testkit.Fails(t, "stop", stop(), "a feature does not return")
-		if took := time.Since(began); took > a.pace.stop+a.pace.call {
-			t.Errorf("stop took %v", took)
-		}
-		testkit.Same(t, "what the bad feature had in force", "plain", r.host.get(t, 2))
-		close(release)
-	})
-}
-
-// A knob that hangs in the kernel's hands, with the feature's mutex held as in life, neither keeps
-// the others waiting nor the agent from stopping.
+// A knob that hangs in the kernel's hands, with the feature's mutex held as in life, keeps neither the
+// others waiting nor the agent from stopping, nor from restoring what else that feature has in force.
 func TestAgentWithHungKnob(t *testing.T) {
-	r := newRig(t, 1, 2, 3)
+	r := newRig(t, 1, 2, 3, 4)
 	synctest.Test(t, func(t *testing.T) {
 		j := r.journal()
 		good := turner{newFake(), r.host, j}
@@ -361,7 +318,8 @@ func TestAgentWithHungKnob(t *testing.T) {
 		bad.apply = func(context.Context, policy.Target) error {
 			locked <- struct{}{}
 			defer func() { <-locked }()
-			return j.Turn(stuck, "isolated", journal.Owner{Feature: bad.name, Container: 1})
+			own := journal.Owner{Feature: bad.name, Container: 1}
+			return errors.Join(j.Turn(r.host.knob(4), "isolated", own), j.Turn(stuck, "isolated", own))
 		}
 		r.set = newFakeSet(true, box(1, "isolate"), box(3, "auto"))
 		open := func(ref journal.Ref) (journal.Knob, error) {
@@ -375,7 +333,7 @@ func TestAgentWithHungKnob(t *testing.T) {
 		stop := testkit.Background(t, a.Run)
 		<-stuck.began
 		synctest.Wait()
-		if st, err := a.Status(t.Context()); err != nil || st.Changes != 2 {
+		if st, err := a.Status(t.Context()); err != nil || st.Changes != 3 {
 			t.Errorf("status: %+v, %v", st, err)
 		}
 		testkit.Same(t, "the good feature waits for the bad one", "isolated", r.host.get(t, 1))
@@ -393,6 +351,7 @@ func TestAgentWithHungKnob(t *testing.T) {
 			t.Errorf("stop took %v", took)
 		}
 		testkit.Same(t, "what the good feature had in force", "plain", r.host.get(t, 1))
+		testkit.Same(t, "what else the bad feature had in force", "plain", r.host.get(t, 4))
 		close(stuck.release)
 	})
 }
@@ -425,16 +384,21 @@ func TestAgentMetrics(t *testing.T) {
 	r.set.set(true, box(1, "isolate"), box(2, "isolate"))
 	r.start()
 	r.untilValue(2, "isolated")
-	if got := (view{r.agent}).Agent(); got.Containers["fake"] != 2 || got.Rounds == 0 || !got.PolicyOK || len(got.Features) != 1 || got.Features[0].Calls == 0 {
-		t.Errorf("agent metrics %+v", got)
+	own := series(r.agent)
+	if own["agent_containers fake"] != 2 || own["agent_policy_last_reload_success"] != 1 || own["feature_calls_total netcpu"] == 0 {
+		t.Errorf("the agent's own series %v", own)
 	}
 	if _, ok := (view{r.agent}).Container(1); !ok {
 		t.Error("container 1 is not found")
 	}
 	families, err := metrics.New(view{r.agent}).Gather()
 	testkit.Must(t, err)
+	var text strings.Builder
 	got := make(map[string][]float64)
 	for _, f := range families {
+		if n := f.GetName(); strings.HasPrefix(n, "fairlead_agent_") || strings.HasPrefix(n, "fairlead_feature_") || n == "fairlead_build_info" {
+			testkit.Must(t, testkit.Err(expfmt.MetricFamilyToText(&text, f)))
+		}
 		for _, m := range f.GetMetric() {
 			got[f.GetName()] = append(got[f.GetName()], m.GetGauge().GetValue())
 		}
@@ -442,6 +406,10 @@ func TestAgentMetrics(t *testing.T) {
 	if !slices.Equal(got["fairlead_bpf_map_entries"], []float64{3, 0}) || !slices.Equal(got["fairlead_bpf_map_max_entries"], []float64{8, 9}) {
 		t.Errorf("BPF maps have %v entries of %v", got["fairlead_bpf_map_entries"], got["fairlead_bpf_map_max_entries"])
 	}
+	want, err := os.ReadFile("testdata/series.txt")
+	testkit.Must(t, err)
+	names := regexp.MustCompile(`(?m)^([^#\n].*) \S+$`).ReplaceAllString(text.String(), "$1")
+	testkit.Same(t, "the agent's own series", string(want), strings.ReplaceAll(names, runtime.Version(), "GOVERSION"))
 	r.set.set(true, box(2, "isolate"))
 	r.until("1 has gone", func() bool { _, ok := (view{r.agent}).Container(1); return !ok })
 	s, err := r.client.Samples(t.Context())

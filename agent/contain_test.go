@@ -122,9 +122,10 @@ func TestPanicsOfOneFeature(t *testing.T) {
 				t.Errorf("the statuses of %d are %+v", id+1, st)
 			}
 		}
-		for _, f := range (view{a}).Agent().Features {
-			if fell := f.Name == "netcpu"; (f.Level == "unavailable") != fell || (f.Panics == 3) != fell {
-				t.Errorf("the metrics are %+v", f)
+		m := series(a)
+		for name, fell := range map[string]bool{"netcpu": true, "blockio": false} {
+			if (m["feature_support "+name+" unavailable"] == 1) != fell || (m["feature_panics_total "+name] == 3) != fell {
+				t.Errorf("the metrics are %v", m)
 			}
 		}
 		if list := a.featureTotals(); list[0].Support.Why != want || list[0].Support.Mend == "" {
@@ -392,8 +393,8 @@ func TestAgentWithHungCall(t *testing.T) {
 				t.Errorf("the status of %d is %+v", id, st)
 			}
 		}
-		if m := (view{a}).Agent().Features[0]; m.Failed != 1 || m.Hangs < time.Minute {
-			t.Errorf("the metrics are %+v", m)
+		if m := series(a); m["feature_containers blockio error"] != 1 || m["feature_hangs_seconds blockio"] < 60 {
+			t.Errorf("the metrics are %v", m)
 		}
 		testkit.Fails(t, "its report", testkit.Err(a.Report(t.Context(), api.Ask{Feature: "blockio"})), "blockio does not answer: "+what)
 		testkit.Fails(t, "a command", testkit.Err(a.Command(t.Context(), api.Ask{Feature: "blockio"})), "blockio does not answer: "+what)
@@ -409,8 +410,8 @@ func TestAgentWithHungCall(t *testing.T) {
 		if list := (view{a}).Snapshots(); !number(list[:1], "netcpu_test_seconds_total") {
 			t.Error("its numbers do not come back")
 		}
-		if m := (view{a}).Agent().Features[0]; m.Done != 2 || m.Hangs != 0 {
-			t.Errorf("the metrics afterwards are %+v", m)
+		if m := series(a); m["feature_containers blockio done"] != 2 || m["feature_hangs_seconds blockio"] != 0 {
+			t.Errorf("the metrics afterwards are %v", m)
 		}
 		testkit.Check(t, stop())
 	})

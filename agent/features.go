@@ -34,7 +34,7 @@ type FeatureConfig struct {
 
 	// XDP names the uplinks where netcpu is to drop packets in the driver, if possible: their
 	// operator accepts that most drivers reset their queues for it.
-	XDP []string
+	XDP map[string]struct{}
 
 	// TrafficDelays makes traffic always measure how long packets wait in its queues, for the
 	// metrics page, and not only on request.
@@ -52,7 +52,7 @@ const shaper, poller = "traffic", "netcpu"
 // Without who, those that need it are unavailable, and the log has the reason.
 func features(cfg Config, set containers, j *journal.Journal, who *identity.Identity, at *hook.Ends) (made []feature.Feature, err error) {
 	h := feature.Host{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at}
-	n, err := netcpu.New(netcpu.Config{Host: h, XDP: cfg.XDP})
+	n, err := netcpu.New(netcpu.Config{Host: h, XDP: slices.Sorted(maps.Keys(cfg.XDP))})
 	if err != nil {
 		return nil, fmt.Errorf("make feature: %w", err)
 	}

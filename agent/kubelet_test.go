@@ -88,13 +88,21 @@ func TestOffered(t *testing.T) {
 	}
 }
 
-// TestPodSources has the sources of pods in the status beside those of containers.
-func TestPodSources(t *testing.T) {
-	r := newRig(t)
+// TestStatus has a source of pods beside one of containers, and a label that cannot be used.
+func TestStatus(t *testing.T) {
+	r := newRig(t, 1)
+	r.set.set(true, box(1, "isolat"))
 	r.set.snap.Sources = []discover.SourceStatus{{Name: "cri-o", Listed: true, Records: 4}, {Name: "kubelet", Listed: true, Records: 3, Pods: true}}
 	r.start()
-	st, err := r.client.Status(t.Context())
-	testkit.Must(t, err)
+	var st api.Status
+	r.until("the problem is told", func() bool {
+		var err error
+		st, err = r.client.Status(t.Context())
+		return err == nil && len(st.Policy.Problems) == 1
+	})
+	if !st.Complete || st.Containers != 1 || st.Version.Version != "test" || len(st.Features) != 1 || st.Features[0].Support.Level != api.LevelFull {
+		t.Errorf("%+v", st)
+	}
 	want := []api.SourceStatus{{Name: "cri-o", Ready: true, Containers: 4}, {Name: "kubelet", Ready: true}}
 	testkit.Same(t, "sources", want, st.Sources)
 }

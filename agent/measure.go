@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -85,50 +86,73 @@ func (v view) Container(id container.ID) (container.Container, bool) {
 	return t.Container, ok
 }
 
-func (v view) Agent() metrics.Agent {
+// Agent implements metrics.View.
+func (v view) Agent(send metrics.Send) (rounds uint64, took time.Duration) {
 	a := v.a
 	snap, st, changes := a.set.Snapshot(), a.policy.Status(), a.journal.Entries()
-	m := metrics.Agent{
-		Version: VersionOf(a.cfg.Version).Version, Containers: make(map[string]int), Complete: snap.Complete,
-		PolicyOK: st.Err == nil, PolicyLoaded: st.LastSuccess, Changes: len(changes), Panics: make(map[string]uint64),
-	}
-	for name, f := range a.parts {
-		m.Panics[name] = f.count.Load()
-	}
+	send("build_info", "1, with the version as a label.", 1, "version", VersionOf(a.cfg.Version).Version, "goversion", runtime.Version())
+	running := make(map[string]int)
 	for _, src := range snap.Sources {
 		if !src.Pods {
-			m.Containers[src.Name] = 0
+			running[src.Name] = 0
 		}
 	}
 	for _, c := range snap.Containers {
-		m.Containers[c.Source]++
+		running[c.Source]++
 	}
-	for _, f := range a.all {
-		row := metrics.Feature{Name: f.Name(), Level: a.fence(f).verdict(f).Level, Panics: a.fence(f).count.Load()}
-		if w := a.worker(f.Name()); w != nil {
-			t := w.totals()
-			row.Done, row.Partly, row.Pending, row.Failed = t.Done, t.Partly, t.Pending, t.Failed
+	for source, n := range running {
+		send("agent_containers", "Running containers.", float64(n), "source", source)
+	}
+	send("agent_complete", "1 if every source of containers has delivered its list.", truth(snap.Complete))
+	send("agent_policy_last_reload_success", "1 if the last load of the policy files succeeded.", truth(st.Err == nil))
+	if !st.LastSuccess.IsZero() {
+		send("agent_policy_loaded_timestamp_seconds", "Time at which the policy in force was loaded.", float64(st.LastSuccess.UnixMilli())/1000)
+	}
+	send("agent_journal_changes", "Changes of host state in the journal.", float64(len(changes)))
+	for part, f := range a.parts {
+		send("agent_panics_total", "Panics of the agent's parts beside the features: a source of containers, requests, looks at containers.", float64(f.count.Load()), "part", part)
+	}
+	for i, f := range a.featureTotals() {
+		var calls, failures uint64
+		var hangs time.Duration
+		if w := a.worker(f.Name); w != nil {
 			w.mu.Lock()
-			row.Calls, row.Failures = w.calls, w.failures
+			calls, failures = w.calls, w.failures
 			w.mu.Unlock()
 			if what, since := w.hangs(); what != "" {
-				row.Hangs = a.pace.now().Sub(since)
+				hangs = a.pace.now().Sub(since)
 			}
 		}
-		m.Features = append(m.Features, row)
+		for _, l := range []api.Level{api.LevelFull, api.LevelDegraded, api.LevelUnavailable} {
+			send("feature_support", "1 for the level at which this host supports the feature.", truth(l == f.Support.Level), "feature", f.Name, "level", string(l))
+		}
+		for state, n := range map[string]int{"done": f.Done, "partly": f.Partly, "pending": f.Pending, "error": f.Failed} {
+			send("feature_containers", "Containers by the state of the feature.", float64(n), "feature", f.Name, "state", state)
+		}
+		send("feature_hangs_seconds", "Time for which a call to the feature has not returned; 0 if none hangs.", hangs.Seconds(), "feature", f.Name)
+		send("feature_calls_total", "Calls to the feature's Apply, Remove and Prune.", float64(calls), "feature", f.Name)
+		send("feature_panics_total", "Panics in the feature's code, each of which became the error of one call.", float64(a.fence(a.all[i]).count.Load()), "feature", f.Name)
+		send("feature_call_failures_total", "Calls to the feature that returned an error.", float64(failures), "feature", f.Name)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	m.Problems, m.Rounds, m.RoundTime = len(a.problems), a.rounds.made, a.rounds.took
-	if !a.complete {
-		return m // a container that is not listed may run
-	}
+	stale := 0
 	for _, e := range changes {
-		if _, runs := a.targets[container.ID(e.Owner.Container)]; !runs && e.Owner.Container != 0 {
-			m.Stale++
+		// While not all containers are listed, one that is not may run.
+		if _, runs := a.targets[container.ID(e.Owner.Container)]; a.complete && !runs && e.Owner.Container != 0 {
+			stale++
 		}
 	}
-	return m
+	send("agent_journal_stale_changes", "Changes of host state in the journal for containers that have ended, which are not undone yet.", float64(stale))
+	send("agent_policy_problems", "Policy values of running containers that are invalid.", float64(len(a.problems)))
+	return a.rounds.made, a.rounds.took
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // overviewEvery is the time over which an overview is made, and between two of them.

@@ -232,6 +232,18 @@ func (r *rig) state1(id container.ID) string {
 	return ""
 }
 
+// series are those of the agent itself, by name and the values of its labels: "feature_support netcpu full".
+func series(a *Agent) map[string]float64 {
+	got := make(map[string]float64)
+	view{a}.Agent(func(name, _ string, value float64, labels ...string) {
+		for i := 1; i < len(labels); i += 2 {
+			name += " " + labels[i]
+		}
+		got[name] = value
+	})
+	return got
+}
+
 // clock is a clock with a pace.
 type clock struct{ *testkit.Clock }
 

@@ -122,9 +122,9 @@ func TestAgentAdoptsPod(t *testing.T) {
 		s, err := r.client.Status(t.Context())
 		return err == nil && s.Rounds > 0
 	})
-	stale := func() int { return view{r.agent}.Agent().Stale }
+	stale := func() float64 { return series(r.agent)["agent_journal_stale_changes"] }
 	if n := stale(); n != 2 {
-		t.Errorf("%d stale changes, want those of 1 and 3", n)
+		t.Errorf("%v stale changes, want those of 1 and 3", n)
 	}
 	close(first)
 	r.untilValue(3, "plain") // its pod has ended whole

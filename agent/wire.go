@@ -254,7 +254,7 @@ func (a *Agent) featureTotals() []api.Feature {
 		if w := a.worker(f.Name()); w != nil {
 			out = append(out, w.totals())
 		} else {
-			out = append(out, api.Feature{Name: f.Name(), Support: wireVerdict(f.Support())})
+			out = append(out, api.Feature{Name: f.Name(), Support: wireVerdict(a.fence(f).verdict(f))})
 		}
 	}
 	return out

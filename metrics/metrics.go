@@ -9,7 +9,6 @@ package metrics
 import (
 	"cmp"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -23,7 +22,6 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/hist"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 // View is the agent that the page describes. Several goroutines call its methods.
@@ -32,38 +30,17 @@ type View interface {
 	Snapshots() []feature.Snapshot
 	// Container returns a running container. The page leaves out series of all others.
 	Container(container.ID) (container.Container, bool)
-	// Agent returns the state of the agent itself.
-	Agent() Agent
+	// Agent sends what the agent measures of itself. It returns the number of rounds, and the time of all
+	// of them together.
+	Agent(send Send) (rounds uint64, took time.Duration)
 	// Panicked takes the value of a panic while the page was made, and returns its error. It does
 	// not return if the agent cannot go on.
 	Panicked(request string, value any) error
 }
 
-// Agent is what the agent measures of itself.
-type Agent struct {
-	Version      string
-	Containers   map[string]int // by source
-	Complete     bool           // every source has given its list
-	PolicyOK     bool           // the last load of the policy succeeded
-	PolicyLoaded time.Time      // when the policy in force was loaded
-	Problems     int            // values of policy that cannot be used
-	Rounds       uint64
-	RoundTime    time.Duration     // all rounds together
-	Changes      int               // in the journal
-	Stale        int               // of these, for containers that do not run
-	Panics       map[string]uint64 // by part of the agent, features apart
-	Features     []Feature
-}
-
-// Feature is the state of one feature.
-type Feature struct {
-	Name                          string
-	Level                         probe.Level
-	Done, Partly, Pending, Failed int           // containers
-	Calls, Failures               uint64        // of Apply, Remove and Prune
-	Panics                        uint64        // in its calls and loops
-	Hangs                         time.Duration // since when such a call has not returned; 0: none hangs
-}
+// Send takes a series of the agent's own: its name, what it is, its value, and names and values of its
+// labels in turn.
+type Send func(name, help string, value float64, labels ...string)
 
 // New returns a registry of everything in v, of the Go runtime and of the process.
 func New(v View) *prometheus.Registry {
@@ -173,51 +150,15 @@ func (agent) Describe(chan<- *prometheus.Desc) {}
 
 func (a agent) Collect(out chan<- prometheus.Metric) {
 	defer contain(a.view, out)
-	s := a.view.Agent()
-	send := func(name, help string, value float64, pairs ...string) {
+	rounds, took := a.view.Agent(func(name, help string, value float64, pairs ...string) {
 		var names, values []string
 		for i := 0; i+1 < len(pairs); i += 2 {
 			names, values = append(names, pairs[i]), append(values, label(pairs[i+1]))
 		}
 		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(Prefix+name, help, names, nil), kind(name), value, values...)
-	}
-
-	send("build_info", "1, with the version as a label.", 1, "version", s.Version, "goversion", runtime.Version())
-	for source, n := range s.Containers {
-		send("agent_containers", "Running containers.", float64(n), "source", source)
-	}
-	send("agent_complete", "1 if every source of containers has delivered its list.", truth(s.Complete))
-	send("agent_policy_last_reload_success", "1 if the last load of the policy files succeeded.", truth(s.PolicyOK))
-	if !s.PolicyLoaded.IsZero() {
-		send("agent_policy_loaded_timestamp_seconds", "Time at which the policy in force was loaded.", float64(s.PolicyLoaded.UnixMilli())/1000)
-	}
-	send("agent_policy_problems", "Policy values of running containers that are invalid.", float64(s.Problems))
-	send("agent_journal_changes", "Changes of host state in the journal.", float64(s.Changes))
-	send("agent_journal_stale_changes", "Changes of host state in the journal for containers that have ended, which are not undone yet.", float64(s.Stale))
-	for part, n := range s.Panics {
-		send("agent_panics_total", "Panics of the agent's parts beside the features: a source of containers, requests, looks at containers.", float64(n), "part", part)
-	}
+	})
 	out <- prometheus.MustNewConstSummary(prometheus.NewDesc(Prefix+"agent_round_seconds",
-		"Duration of the reconcile loop's rounds, without the calls to features.", nil, nil), s.Rounds, s.RoundTime.Seconds(), nil)
-	for _, f := range s.Features {
-		for _, l := range []probe.Level{probe.Full, probe.Degraded, probe.Unavailable} {
-			send("feature_support", "1 for the level at which this host supports the feature.", truth(l == f.Level), "feature", f.Name, "level", string(l))
-		}
-		for state, n := range map[string]int{"done": f.Done, "partly": f.Partly, "pending": f.Pending, "error": f.Failed} {
-			send("feature_containers", "Containers by the state of the feature.", float64(n), "feature", f.Name, "state", state)
-		}
-		send("feature_hangs_seconds", "Time for which a call to the feature has not returned; 0 if none hangs.", f.Hangs.Seconds(), "feature", f.Name)
-		send("feature_calls_total", "Calls to the feature's Apply, Remove and Prune.", float64(f.Calls), "feature", f.Name)
-		send("feature_panics_total", "Panics in the feature's code, each of which became the error of one call.", float64(f.Panics), "feature", f.Name)
-		send("feature_call_failures_total", "Calls to the feature that returned an error.", float64(f.Failures), "feature", f.Name)
-	}
-}
-
-func truth(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
+		"Duration of the reconcile loop's rounds, without the calls to features.", nil, nil), rounds, took.Seconds(), nil)
 }
 
 // both is one metric with the classic and the native form of a histogram. The text page has

@@ -65,20 +65,16 @@ func TestWith(t *testing.T) {
 			testkit.Same(t, "the Target itself was changed", before, base)
 		})
 	}
+	// explain shows what is decided, why, and in place of what.
+	base.Origins = []Origin{{Key: "fairlead.netcpu", Value: "auto", From: "/p/1.yaml", Line: 2}}
+	got, err := base.With([]Decision{of("auto")}, now)
+	testkit.Check(t, err)
+	want := []Origin{{Key: "fairlead.netcpu", Value: "isolate", From: "controller", Instead: "fairlead.netcpu=auto (/p/1.yaml:2)", Reason: "a flood", Since: now}}
+	testkit.Same(t, "origins", want, got.Origins)
 }
 
 func decided(id container.ID, key, value string, expiry time.Time) Decision {
 	return Decision{Container: id, Key: key, Value: value, Expiry: expiry}
-}
-
-// explain shows what is decided, why, and in place of what.
-func TestWithSays(t *testing.T) {
-	now := time.Unix(1_800_000_000, 0)
-	base := Target{Container: container.Container{ID: 7}, Origins: []Origin{{Key: "fairlead.netcpu", Value: "auto", From: "/p/1.yaml", Line: 2}}}
-	got, err := base.With([]Decision{{Container: 7, Key: "fairlead.netcpu", Value: "isolate", Expiry: now.Add(1), Instead: "auto", Reason: "a flood", Since: now}}, now)
-	want := []Origin{{Key: "fairlead.netcpu", Value: "isolate", From: "controller", Instead: "fairlead.netcpu=auto (/p/1.yaml:2)", Reason: "a flood", Since: now}}
-	testkit.Check(t, err)
-	testkit.Same(t, "origins", want, got.Origins)
 }
 
 // A mode is in force while a controller says so, or always if a container may take nothing.

@@ -3,7 +3,6 @@ package record
 import (
 	"bytes"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -73,41 +72,53 @@ func TestExport(t *testing.T) {
 	}
 }
 
-// secrets gives every text in a value a content of its own, and every number of a process, namespace
-// or container one that is easy to find. It returns what must not get out.
-func secrets(v reflect.Value, name string, list *[]string) {
+// fill gives every field in a value a content that is its own, and those that must not get out one that
+// is easy to find: texts, and numbers of processes, namespaces and containers. It returns these.
+func fill(v reflect.Value, name string, list *[]string) {
 	secret := func(form string) string {
 		s := fmt.Sprintf(form, len(*list))
 		*list = append(*list, s)
 		return s
 	}
+	n := len(*list) + 1
+	if v.Type() == reflect.TypeFor[api.ID]() || name == "NetNS" || name == "PID" || name == "VNI" {
+		n += 40265318401234
+		*list = append(*list, fmt.Sprint(n))
+	}
 	switch {
 	case v.Type() == reflect.TypeFor[time.Time]():
+		v.Set(reflect.ValueOf(epoch.Add(time.Duration(n))))
+	case v.Kind() == reflect.Bool:
+		v.SetBool(true)
+	case v.Kind() == reflect.Int:
+		v.SetInt(int64(n))
+	case v.Kind() == reflect.Uint64:
+		v.SetUint(uint64(n))
+	case v.Kind() == reflect.Float64:
+		v.SetFloat(1 / float64(n))
 	case v.Kind() == reflect.String:
 		v.SetString(secret("secret<%d>\x1b[2J"))
 	case v.Kind() == reflect.Map:
 		v.Set(reflect.ValueOf(map[string]string{secret("secret<%d>key"): secret("/srv/secret<%d>")}))
 	case v.Kind() == reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
-		secrets(v.Elem(), name, list)
+		fill(v.Elem(), name, list)
 	case v.Kind() == reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
 		for i := range 2 {
-			secrets(v.Index(i), name, list)
+			fill(v.Index(i), name, list)
 		}
 	case v.Kind() == reflect.Struct:
 		for i := range v.NumField() {
-			secrets(v.Field(i), v.Type().Field(i).Name, list)
-		}
-	case v.Type() == reflect.TypeFor[api.ID](), name == "NetNS", name == "PID", name == "VNI":
-		n := 40265318401234 + len(*list)
-		*list = append(*list, fmt.Sprint(n))
-		if v.Kind() == reflect.Int {
-			v.SetInt(int64(n))
-		} else {
-			v.SetUint(uint64(n))
+			fill(v.Field(i), v.Type().Field(i).Name, list)
 		}
 	}
+}
+
+// filled returns a frame of which no field is zero.
+func filled() (f api.Frame, hidden []string) {
+	fill(reflect.ValueOf(&f).Elem(), "", &hidden)
+	return f, hidden
 }
 
 // TestAnonymous looks for every text of frames in which every field has one, and those of a host, in
@@ -116,10 +127,8 @@ func TestAnonymous(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{wall: epoch}
 	w := newWriter(t, c.config(dir))
-	var hidden []string
+	f, hidden := filled()
 	for range 3 {
-		f := api.Frame{Taken: epoch}
-		secrets(reflect.ValueOf(&f).Elem(), "", &hidden)
 		write(t, w, f)
 	}
 	h := newHost(6)
@@ -180,9 +189,8 @@ func contents(t *testing.T, path string) []byte {
 
 // TestAnonymousLeavesFrames checks that the frames that are read stay as they are.
 func TestAnonymousLeavesFrames(t *testing.T) {
-	var f, same api.Frame
-	fill(rand.New(rand.NewPCG(3, 4)), reflect.ValueOf(&f).Elem())
-	fill(rand.New(rand.NewPCG(3, 4)), reflect.ValueOf(&same).Elem())
+	f, _ := filled()
+	same, _ := filled()
 	newAnonymous(nil).frame(f)
 	testkit.Same(t, "frame", same, f)
 }

@@ -292,22 +292,18 @@ func TestPeer(t *testing.T) {
 	if b.peer.PID != os.Getpid() || b.peer.UID != os.Getuid() || b.peer.GID != os.Getgid() {
 		t.Errorf("peer %+v", b.peer)
 	}
-	if _, err := c.Containers(t.Context()); !isCode(err, "not_found") {
-		t.Errorf("a container sees the others: %v", err)
-	}
-	for _, ref := range []string{"", "9"} {
-		if _, err := c.NetCPU(t.Context(), ref); !isCode(err, "not_found") {
-			t.Errorf("a container sees whose packets took whose time: %v", err)
+	for does, err := range map[string]error{
+		"sees the others":                           testkit.Err(c.Containers(t.Context())),
+		"sees whose packets took whose time":        testkit.Err(c.NetCPU(t.Context(), "")),
+		"sees whose packets took its time":          testkit.Err(c.NetCPU(t.Context(), "9")),
+		"sees the bandwidth of others":              testkit.Err(c.Traffic(t.Context(), "", 0)),
+		"sees its bandwidth as the host's users do": testkit.Err(c.Traffic(t.Context(), "9", 0)),
+		"may set its policy":                        testkit.Err(c.Set(t.Context(), "9", api.SetRequest{Set: map[string]string{"netcpu": "isolate"}})),
+		"may restore":                               testkit.Err(c.Restore(t.Context(), "")),
+	} {
+		if !isCode(err, "not_found") {
+			t.Errorf("a container %s: %v", does, err)
 		}
-		if _, err := c.Traffic(t.Context(), ref, 0); !isCode(err, "not_found") {
-			t.Errorf("a container sees the bandwidth of others: %v", err)
-		}
-	}
-	if _, err := c.Set(t.Context(), "9", api.SetRequest{Set: map[string]string{"netcpu": "isolate"}}); !isCode(err, "not_found") {
-		t.Errorf("a container may set its policy: %v", err)
-	}
-	if _, err := c.Restore(t.Context(), ""); !isCode(err, "not_found") {
-		t.Errorf("a container may restore: %v", err)
 	}
 }
 

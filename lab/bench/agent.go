@@ -67,7 +67,7 @@ func runAgent(args []string) error {
 		cfg.Uplinks = map[string]uint64{rig.NICDevice: *uplink}
 	}
 	if *xdp {
-		cfg.XDP = []string{rig.NICDevice}
+		cfg.XDP = map[string]struct{}{rig.NICDevice: {}}
 	}
 	if cfg.DockerHost != "" {
 		cfg.Sources = []discover.Source{discover.Docker(cfg.DockerHost)}

@@ -74,27 +74,17 @@ func TestScripts(t *testing.T) { verbtest.Scripts(t, run) }
 
 func TestNamedDisks(t *testing.T) {
 	for _, tt := range []struct {
-		in   []string
-		want string // "" is an error
+		in        []string
+		want, err string
 	}{
-		{[]string{"data=/dev/vdb"}, "data=/dev/vdb"},
-		{[]string{"log=/dev/vdc, data=/dev/vdb", "x-1=/dev/disk/by-id/y"}, "data=/dev/vdb,log=/dev/vdc,x-1=/dev/disk/by-id/y"},
-		{[]string{"data"}, ""},
-		{[]string{"=/dev/vdb"}, ""},
-		{[]string{"Data=/dev/vdb"}, ""},
-		{[]string{"data=vdb"}, ""},
-		{[]string{"data=/dev/vdb", "data=/dev/vdc"}, ""},
-		{[]string{"data=/dev/vdb,log=/dev/vdb"}, ""},
+		{[]string{"log=/dev/vdc, data=/dev/vdb", "x-1=/dev/disk/by-id/y"}, "data=/dev/vdb,log=/dev/vdc,x-1=/dev/disk/by-id/y", ""},
+		{[]string{"data"}, "", "not a device"},
+		{[]string{"=/dev/vdb"}, "", "no name for a disk"},
+		{[]string{"Data=/dev/vdb"}, "", "no name for a disk"},
+		{[]string{"data=vdb"}, "", "not a device"},
+		{[]string{"data=/dev/vdb", "data=/dev/vdc"}, "", "twice"},
+		{[]string{"data=/dev/vdb,log=/dev/vdb"}, "", "twice"},
 	} {
-		d := namedDisks(new(map[string]string))
-		var err error
-		for _, s := range tt.in {
-			if err == nil {
-				err = d.Set(s)
-			}
-		}
-		if (err != nil) != (tt.want == "") || err == nil && d.String() != tt.want {
-			t.Errorf("%q: %q, %v", tt.in, d.String(), err)
-		}
+		verbtest.Given(t, namedDisks(new(map[string]string)), tt.in, tt.want, tt.err)
 	}
 }

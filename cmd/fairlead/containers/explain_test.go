@@ -56,11 +56,6 @@ func TestObjectText(t *testing.T) {
 	} {
 		testkit.Same(t, fmt.Sprintf("%s %s", x.kind, x.object), x.want, objectText(c, x.kind, x.object, "docker0"))
 	}
-}
-
-// A device without a known name has no numbers either.
-func TestObjectTextUnnamed(t *testing.T) {
-	if got := objectText(api.Container{}, "qdisc", "4026531840/8", ""); got != "root qdisc of a device that is not seen any more" {
-		t.Errorf("%q", got)
-	}
+	// A device without a known name has no numbers either.
+	testkit.Same(t, "unnamed", "root qdisc of a device that is not seen any more", objectText(api.Container{}, "qdisc", "4026531840/8", ""))
 }

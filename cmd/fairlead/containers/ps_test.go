@@ -2,56 +2,28 @@ package containers
 
 import (
 	"bytes"
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
-	"github.com/goccy/go-yaml"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/policy"
 )
 
 // An unavailable feature counts for a container that asks for it, whatever the feature's keys are
-// called.
-func TestStandingUnavailable(t *testing.T) {
+// called. A column shows the parsed value.
+func TestStanding(t *testing.T) {
 	c := api.Container{Features: []api.FeatureStatus{{Feature: "traffic", State: api.StateUnavailable, Error: "no HTB"}, {Feature: "netcpu", State: api.StateDone}}}
 	if word, notes := standing(c, "traffic"), trouble(c); word != "-" || notes != nil {
 		t.Errorf("not asked for: %q, %q", word, notes)
 	}
-	c.Policy = []api.Setting{{Key: "fairlead.net.rate", Value: "1mbit", From: "label"}}
+	c.Policy = []api.Setting{{Key: "fairlead.net.rate", Value: "1mbit", From: "label"}, {Key: "fairlead.netcpu", Value: "ISOLATE", From: "label"}}
 	if word, notes := standing(c, "traffic"), trouble(c); word != api.StateUnavailable || !slices.Equal(notes, []string{"traffic: unavailable: no HTB"}) {
 		t.Errorf("asked for: %q, %q", word, notes)
 	}
-}
-
-// A column shows the parsed value.
-func TestStandingUnderstood(t *testing.T) {
-	c := api.Container{Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}, Policy: []api.Setting{{Key: "fairlead.netcpu", Value: "ISOLATE", From: "label"}}}
 	testkit.Same(t, "standing", "isolate done", standing(c, "netcpu"))
-}
-
-// An ignored label is listed with the setting that would make it count.
-func TestPSIgnoredLabel(t *testing.T) {
-	_, problems := (&policy.Policy{}).Resolve([]container.Container{{ID: 7, Name: "web", ImageLabels: map[string]string{"fairlead.netcpu": "isolate"}}})
-	st := api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}}
-	for _, p := range problems {
-		st.Policy.Problems = append(st.Policy.Problems, api.Problem{Container: api.ID(p.Container), Text: p.String()})
-	}
-	var out bytes.Buffer
-	psTable(&out, nil, st, api.Overview{}, false)
-	text := strings.Join(strings.Fields(out.String()), " ")
-	for _, want := range []string{`policy: container "web" (7): fairlead.netcpu: "isolate": is ignored: it counts as its image's`, "if it is yours, say labels: image", "--image-labels"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q in %s", want, text)
-		}
-	}
 }
 
 // Every feature has a column, however many there are, and no line is wider than a terminal. A state
@@ -113,7 +85,7 @@ func TestPSUsed(t *testing.T) {
 	}
 }
 
-// The last line states the next step for the user.
+// The last line states the next step for the user. Problems of policy are said in full.
 func TestPSLastLine(t *testing.T) {
 	good := api.Container{Name: "web", ID: 7, Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}}
 	bad := good
@@ -123,6 +95,8 @@ func TestPSLastLine(t *testing.T) {
 	ok := api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}, Features: []api.Feature{{Name: "netcpu"}}}
 	broken := ok
 	broken.Policy.OK = false
+	ignored := ok
+	ignored.Policy.Problems = []api.Problem{{Container: 7, Text: "is ignored: " + strings.Repeat("word ", 40) + "to the end"}}
 	degraded := ok
 	degraded.Features = []api.Feature{{Name: "netcpu", Support: api.Verdict{Level: api.LevelDegraded, Why: "no threads", Mend: "threads"}}}
 	harmless := ok
@@ -136,6 +110,7 @@ func TestPSLastLine(t *testing.T) {
 		{bad, ok, "`fairlead explain web`"},
 		{odd, ok, "`fairlead explain id:7`"},
 		{good, broken, "`fairlead policy check`"},
+		{good, ignored, "`fairlead policy check`"},
 		{good, harmless, ""},
 		{good, degraded, "`fairlead doctor`"},
 	} {
@@ -144,6 +119,11 @@ func TestPSLastLine(t *testing.T) {
 		_, last, said := strings.Cut(out.String(), "\nWhat to do: ")
 		if said != (tt.want != "") || !strings.Contains(last, tt.want) {
 			t.Errorf("want %q:\n%s", tt.want, &out)
+		}
+		for _, p := range tt.st.Policy.Problems {
+			if text := strings.Join(strings.Fields(out.String()), " "); !strings.Contains(text, "policy: "+p.Text) {
+				t.Errorf("%q is not said:\n%s", p.Text, &out)
+			}
 		}
 		if body, tail, more := strings.Cut(out.String(), "\n\n"); tt.want == "" && more {
 			t.Errorf("below the table is what needs nothing: %s\n%s", tail, body)
@@ -179,36 +159,5 @@ func TestPSSlowedBy(t *testing.T) {
 	psTable(&out, []api.Container{{ID: 8, Name: "web", Source: "docker"}}, api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}}, o, false)
 	if head := "CONTAINER  SLOWED BY  SOURCE"; !strings.HasPrefix(out.String(), head) || !strings.Contains(out.String(), "web        25% cpu    docker") {
 		t.Errorf("%s", &out)
-	}
-}
-
-// JSON and YAML preserve any container name exactly, and no output can send control sequences to a
-// terminal.
-func TestMachineFormats(t *testing.T) {
-	s := verbtest.Example()
-	want, err := json.Marshal(s.List)
-	testkit.Must(t, err)
-	for _, format := range []string{"json", "yaml"} {
-		status, out, errs := verbtest.Against(t, run, s, "ps", "-o", format)
-		if status != cli.Done || errs != "" {
-			t.Fatal(status, errs)
-		}
-		if i := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && (r < ' ' || r >= 0x7f && r < 0xa0 || r == 0x202e) }); i >= 0 {
-			t.Errorf("%s: control character at %d: %q", format, i, out[max(0, i-20):i+3])
-		}
-		var got, expected any
-		if format == "json" {
-			err = json.Unmarshal([]byte(out), &got)
-		} else {
-			err = yaml.Unmarshal([]byte(out), &got)
-			var data []byte
-			data, _ = json.Marshal(got)
-			json.Unmarshal(data, &got)
-		}
-		if err != nil {
-			t.Fatalf("%s: %v\n%s", format, err, out)
-		}
-		json.Unmarshal(want, &expected)
-		testkit.Same(t, format, expected, got)
 	}
 }

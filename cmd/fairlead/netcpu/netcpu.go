@@ -27,7 +27,18 @@ func Verbs() []verb.Verb { return []verb.Verb{netcpuVerb} }
 
 // Flags adds the agent's flags for the feature.
 func Flags(s *pflag.FlagSet, c *agent.FeatureConfig) {
-	s.Var((*verb.Devices)(&c.XDP), "netcpu-xdp", "a device whose driver drops packets that a container may not have (native XDP), before tc would; most drivers reset their queues when that begins (with the first container that needs it) and ends (with the agent); separate several by commas, or repeat the flag; default: tc everywhere")
+	s.Var(devices(&c.XDP), "netcpu-xdp", "a device whose driver drops packets that a container may not have (native XDP), before tc would; most drivers reset their queues when that begins (with the first container that needs it) and ends (with the agent); separate several by commas, or repeat the flag; default: tc everywhere")
+}
+
+// devices is the flag --netcpu-xdp.
+func devices(to *map[string]struct{}) verb.Pairs[struct{}] {
+	parse := func(dev, _ string, given bool) (none struct{}, err error) {
+		if given {
+			return none, fmt.Errorf("%s has no value", dev)
+		}
+		return none, verb.CheckDevice(dev)
+	}
+	return verb.Pairs[struct{}]{To: to, Form: "device", Parse: parse, Format: func(struct{}) string { return "" }}
 }
 
 // netcpuFlags are the flags of the verb netcpu.

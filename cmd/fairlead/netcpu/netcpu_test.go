@@ -16,6 +16,12 @@ import (
 	"github.com/fairlead-project/fairlead/cmd/internal/verbtest"
 )
 
+func TestDevices(t *testing.T) {
+	verbtest.Given(t, devices(new(map[string]struct{})), []string{"eth1, eth0", "bond0"}, "bond0,eth0,eth1", "")
+	verbtest.Given(t, devices(new(map[string]struct{})), []string{"../eth0"}, "", "not a device name")
+	verbtest.Given(t, devices(new(map[string]struct{})), []string{"eth0=1gbit"}, "", "eth0 has no value")
+}
+
 // Watching prints again and again, and an interrupt is its ordinary end.
 func TestNetCPUWatch(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")

@@ -96,32 +96,6 @@ func CheckDevice(name string) error {
 	return nil
 }
 
-// Devices is a flag that lists devices.
-type Devices []string
-
-// Set implements pflag.Value: it adds "eth0,eth1".
-func (d *Devices) Set(s string) error {
-	list := slices.Clone(*d)
-	for name := range strings.SplitSeq(s, ",") {
-		name = strings.TrimSpace(name)
-		if err := CheckDevice(name); err != nil {
-			return err
-		}
-		if slices.Contains(list, name) {
-			return errors.New(name + " is given twice")
-		}
-		list = append(list, name)
-	}
-	*d = list
-	return nil
-}
-
-// String implements pflag.Value.
-func (d *Devices) String() string { return strings.Join(*d, ",") }
-
-// Type implements pflag.Value.
-func (d *Devices) Type() string { return "device" }
-
 // Pairs is a flag that lists names, each alone or with a value: "eth0=1gbit,eth1".
 type Pairs[V any] struct {
 	To     *map[string]V

@@ -3,50 +3,38 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"unicode"
 
 	"github.com/goccy/go-yaml"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-func FuzzYAML(f *testing.F) {
-	testkit.Seeds(f, `{}`, `[]`, `""`, `{"a":[{"b":1,"c":[]},{"d":{}}],"e":null}`, `[[1,[2,"x: y"]],"- z"]`, `{"true":"no","1":"2026-01-01","~":"#","a b":": "}`, `{"":{"":[""]}}`, `-1.5e300`, `1e300`, `[1E-30]`)
+// What a parser makes of JSON or YAML is what was meant, and neither can send control sequences to a
+// terminal.
+func FuzzFormats(f *testing.F) {
+	testkit.Seeds(f, `{}`, `[]`, `""`, `{"a":[{"b":1,"c":[]},{"d":{}}],"e":null}`, `[[1,[2,"x: y"]],"- z"]`, `{"true":"no","1":"2026-01-01","~":"#","a b":": "}`, `{"":{"":[""]}}`, `-1.5e300`, `1e300`, `[1E-30]`,
+		`{"\u001b[2J\u202e":["\u007f","\u009b31m","\r\n\t","naïve 😀","\udb40\udc01"]}`)
+	parsers := map[string]func([]byte, any) error{"json": json.Unmarshal, "yaml": func(data []byte, v any) error { return yaml.Unmarshal(data, v) }}
 	f.Fuzz(func(t *testing.T, s string) {
 		var want any
 		if json.Unmarshal([]byte(s), &want) != nil || strings.Count(s, "[")+strings.Count(s, "{") > 100 {
 			return
 		}
-		doc, err := json.Marshal(want) // as the API writes it: no key twice
-		if err != nil {
-			t.Fatalf("%q: %v", s, err)
-		}
-		var out bytes.Buffer
-		if err := writeYAML(&out, doc); err != nil {
-			t.Fatalf("%q: %v", s, err)
-		}
-		printed := escapeControls(out.Bytes(), true)
-		if bytes.ContainsFunc(printed, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
-			t.Errorf("%q: control characters in %q", s, printed)
-		}
-		// What a parser makes of it is what was meant.
-		var back any
-		if err := yaml.Unmarshal(printed, &back); err != nil {
-			t.Fatalf("%q: %v\n%s", s, err, printed)
-		}
-		data, err := json.Marshal(back)
-		if err != nil {
-			t.Fatalf("%q: %v", s, err)
-		}
-		var got any
-		if err := json.Unmarshal(data, &got); err != nil {
-			t.Fatalf("%q: %v", s, err)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%q (-want +got):\n%s\n%s", s, diff, printed)
+		for name, parse := range parsers {
+			var out bytes.Buffer
+			testkit.Must(t, (&Format{Name: name}).Print(&out, want, nil))
+			if bytes.ContainsFunc(out.Bytes(), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+				t.Errorf("%q: control characters in %q", s, &out)
+			}
+			var parsed, got any
+			err := parse(out.Bytes(), &parsed)
+			data, bad := json.Marshal(parsed) // for the types of numbers
+			testkit.Must(t, errors.Join(err, bad, json.Unmarshal(data, &got)))
+			testkit.Same(t, s+" as "+out.String(), want, got)
 		}
 	})
 }

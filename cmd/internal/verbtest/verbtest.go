@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -223,6 +224,19 @@ func Example() Stub {
 			Features: []api.Feature{{Name: "netcpu", Support: api.Verdict{Level: api.LevelDegraded, Why: "no threads", Mend: "threads"}}},
 			Sources:  []api.SourceStatus{{Name: "docker", Error: "gone\x1b"}},
 		},
+	}
+}
+
+// Given gives a flag texts, one after the other, and checks its value then, or what the refusal of one says.
+func Given(t *testing.T, flag pflag.Value, texts []string, want, refusal string) {
+	t.Helper()
+	var errs []error
+	for _, s := range texts {
+		errs = append(errs, flag.Set(s))
+	}
+	testkit.Says(t, fmt.Sprint(texts), errors.Join(errs...), refusal)
+	if got := flag.String(); refusal == "" && got != want {
+		t.Errorf("%q: %s, want %s", texts, got, want)
 	}
 }
 
