@@ -21,7 +21,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cilium/ebpf/link"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
@@ -134,7 +133,7 @@ type Rig struct {
 	engine  *engine
 	load    []*Generator // started, and not ended by Stop
 
-	dropping link.Link // of Drop; nil while it does not drop
+	dropping bool // see Drop
 }
 
 // Victim is the first container.
@@ -238,7 +237,7 @@ func (r *Rig) Close() error {
 		}
 		r.engine.stop()
 	}
-	err = errors.Join(err, r.unmount(), r.stopDrop(), r.Sandboxes.Close())
+	err = errors.Join(err, r.unmount(), r.Sandboxes.Close())
 	for _, dir := range r.temp {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
