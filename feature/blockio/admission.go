@@ -71,7 +71,8 @@ func (f *BlockIO) admit(id container.ID, asked []reservation) (all []reservation
 		if i := slices.IndexFunc(all, func(o reservation) bool { return o.at() == r.at() }); i >= 0 {
 			return nil, fmt.Errorf("%s and %s are both on %s: reserve in one place", all[i].device, r.device, r.disk.Name)
 		}
-		if err := decide.Admit(r.device, f.capacity(r.disk), f.holders(r.at(), id), r.figures); err != nil {
+		others := f.holders(r.at(), id)
+		if err := decide.Admit(r.device, f.capacity(r.disk), others, r.figures); err != nil {
 			return nil, err
 		}
 		all = append(all, r)
@@ -235,25 +236,6 @@ func (f *BlockIO) Guarantees() (map[string]uint64, error) {
 		all[reads], all[writes] = half.ReadIOPS, half.WriteIOPS
 	}
 	return all, errors.Join(errs...)
-}
-
-// profiled returns the budget that reservations need together, by the profiles of their disks.
-func (f *BlockIO) profiled(reserved []reservation) (sum time.Duration, err error) {
-	if len(reserved) == 0 {
-		return 0, errors.New("auto: the container has reserved nothing (io.reserve)")
-	}
-	for _, r := range reserved {
-		p := f.capacity(r.disk).Realtime
-		if len(p) == 0 {
-			return 0, fmt.Errorf("auto: %[1]s has no profile: measure it with `fairlead io calibrate %[1]s --scratch DIR --realtime`", r.device)
-		}
-		budget, err := p.Needs(r.figures)
-		if err != nil {
-			return 0, fmt.Errorf("auto: %s: %w", r.device, err)
-		}
-		sum += budget
-	}
-	return max(sum, time.Millisecond), nil
 }
 
 // reprofile updates what is kept for containers with io.realtime: auto after a new profile. A

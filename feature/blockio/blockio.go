@@ -173,6 +173,15 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	return nil
 }
 
+// disks returns the disks that settings name now, by name; zero where there is none.
+func (f *BlockIO) disks(s policy.Settings) map[string]block.Disk {
+	at := make(map[string]block.Disk, len(s.IO))
+	for _, io := range s.IO {
+		at[io.Device], _ = block.Open(f.cfg.Roots.Sys, io.Device) // Apply reports the error
+	}
+	return at
+}
+
 // joined joins errors. The result is a feature.ErrPartly only if all of them are.
 func joined(errs []error) (failed error) {
 	var partly error

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/sched"
+	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -150,7 +150,7 @@ func (f *BlockIO) read() (r reading, err error) {
 		d.io, _ = cgroup.Stalled(c.Cgroup.V2, "io")
 		r.delays[c.ID] = d
 	}
-	r.stolen, _ = sched.Stolen(f.cfg.Roots.Proc)
+	r.stolen, _ = irq.Stolen(f.cfg.Roots.Proc)
 	return r, nil
 }
 

@@ -218,15 +218,6 @@ func (f *BlockIO) missed(m *managed) (what string, reasons []string) {
 	return what, reasons
 }
 
-// disks returns the disks that settings name now, by name; zero where there is none.
-func (f *BlockIO) disks(s policy.Settings) map[string]block.Disk {
-	at := make(map[string]block.Disk, len(s.IO))
-	for _, io := range s.IO {
-		at[io.Device], _ = block.Open(f.cfg.Roots.Sys, io.Device) // Apply reports the error
-	}
-	return at
-}
-
 // quotaPart is the part of one CPU that YieldQuota leaves.
 const quotaPart = 5 // a fifth
 
@@ -240,6 +231,7 @@ type setting struct {
 // what is in force of it as it is.
 func (f *BlockIO) knobs(m *managed) (all []setting, keep func(journal.Ref) bool, err error) {
 	t := m.target
+	mayRaise := unweighable(t) == ""
 	add := func(key string, lines ...journal.Setting) {
 		for _, l := range lines {
 			all = append(all, setting{l, t.Until(key)})
@@ -253,15 +245,20 @@ func (f *BlockIO) knobs(m *managed) (all []setting, keep func(journal.Ref) bool,
 	if w := t.Settings.IOWeight; w != 0 && c.IO != "" {
 		add(weightKey, cgroup.IOWeight(c.IO, c.IO == c.V2, w)...)
 	}
-	add(helpKey, helpKnobs(t)...)
-	y := t.Settings.IOYield
+	h, y := t.Settings.IOHelp, t.Settings.IOYield
+	weight, r := cgroup.WeightKnob(c.CPU, c.CPU == c.V2)
+	if mayRaise && slices.Contains([]policy.Help{policy.HelpWeight, policy.HelpRealtime, policy.HelpTurns}, h) {
+		add(helpKey, journal.Setting{Knob: weight, Value: strconv.FormatUint(r.Most, 10)})
+	}
+	if mayRaise && h == policy.HelpWeight {
+		add(helpKey, journal.Setting{Knob: cgroup.Slices(c.V2), Value: cgroup.ShortSlices})
+	}
 	if y != policy.YieldIdle && y != policy.YieldQuota {
 		return all, keep, capErr
 	}
 	if c.CPU == "" {
 		return all, keep, errors.Join(capErr, errors.New("io.yield: the container has no cgroup with the cpu controller"))
 	}
-	weight, _ := cgroup.WeightKnob(c.CPU, c.CPU == c.V2)
 	add(yieldKey, journal.Setting{Knob: weight, Value: cgroup.Idled})
 	if y == policy.YieldQuota {
 		var b cgroup.Bandwidth
@@ -274,6 +271,17 @@ func (f *BlockIO) knobs(m *managed) (all []setting, keep func(journal.Ref) bool,
 		}
 	}
 	return all, keep, errors.Join(capErr, err)
+}
+
+// unweighable returns why a container's weight cannot be raised, or "".
+func unweighable(t policy.Target) string {
+	switch y := t.Settings.IOYield; {
+	case t.Container.Cgroup.CPU == "":
+		return "its cgroup has no cpu controller: start it with one"
+	case y == policy.YieldIdle, y == policy.YieldQuota:
+		return fmt.Sprintf("policy has it run on idle CPUs only: take away io.yield=%s", y)
+	}
+	return ""
 }
 
 // maxima are the lines that cap a container at its disks. Of what is capped already, by
@@ -362,4 +370,15 @@ func (f *BlockIO) turn(m *managed) error {
 func (f *BlockIO) restore(match func(journal.Entry) bool) error {
 	_, err := f.cfg.Journal.Restore(kernel.Opener(f.cfg.Roots), match)
 	return err
+}
+
+func ignoreGone(err error) error {
+	if errors.Is(err, journal.ErrGone) {
+		return nil
+	}
+	return err
+}
+
+func owner(id container.ID) journal.Owner {
+	return journal.Owner{Feature: name, Container: uint64(id)}
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -70,29 +69,41 @@ func (f *BlockIO) mayHelp(m *managed) (may decide.May) {
 // fromController is the origin of a decision.
 const fromController = "controller"
 
-// unweighable returns why a container's weight cannot be raised, or "".
-func unweighable(t policy.Target) string {
-	switch y := t.Settings.IOYield; {
-	case t.Container.Cgroup.CPU == "":
-		return "its cgroup has no cpu controller: start it with one"
-	case y == policy.YieldIdle, y == policy.YieldQuota:
-		return fmt.Sprintf("policy has it run on idle CPUs only: take away io.yield=%s", y)
+// grant gives a container the real-time budget of its help, and keeps for it what its Target asks
+// for. If that is refused, it keeps what it has.
+func (f *BlockIO) grant(m *managed) error {
+	m.helpWant = f.helpWant(m.target)
+	kept, err := f.mayKeep(m)
+	if err == nil {
+		m.kept = kept
 	}
-	return ""
+	f.apportion()
+	return err
 }
 
-// helpKnobs are what a Target's help asks for beside real time.
-func helpKnobs(t policy.Target) (lines []journal.Setting) {
-	h, c := t.Settings.IOHelp, t.Container.Cgroup
-	if !slices.Contains([]policy.Help{policy.HelpWeight, policy.HelpRealtime, policy.HelpTurns}, h) || unweighable(t) != "" {
-		return nil
+// mayKeep returns the real time that is kept for a container, or why it cannot have what it asks
+// for.
+func (f *BlockIO) mayKeep(m *managed) (kept time.Duration, err error) {
+	t := m.target
+	if kept = t.Settings.Realtime; t.Settings.RealtimeAuto {
+		kept, err = f.profiled(m.reserved)
 	}
-	k, r := cgroup.WeightKnob(c.CPU, c.CPU == c.V2)
-	lines = append(lines, journal.Setting{Knob: k, Value: strconv.FormatUint(r.Most, 10)})
-	if h == policy.HelpWeight {
-		lines = append(lines, journal.Setting{Knob: cgroup.Slices(c.V2), Value: cgroup.ShortSlices})
+	if err == nil && kept > 0 {
+		_, err = f.bounded(t.Container.Cgroup.CPU)
 	}
-	return lines
+	if err != nil {
+		return 0, fmt.Errorf("io.realtime: %w", err)
+	}
+	sum := kept
+	for _, o := range f.managed {
+		if o != m { // what only helps others gives way
+			sum += o.kept
+		}
+	}
+	if kept > 0 && sum > decide.MaxRealtime {
+		return 0, fmt.Errorf("io.realtime: %s for all containers, of at most %s in each second", sum, decide.MaxRealtime)
+	}
+	return kept, nil
 }
 
 // helpWant is the budget that a Target's help asks for.
@@ -102,6 +113,25 @@ func (f *BlockIO) helpWant(t policy.Target) (want time.Duration) {
 		return cmp.Or(f.actions[t.Container.ID].Budget, decide.MaxRealtime)
 	}
 	return 0
+}
+
+// profiled returns the budget that reservations need together, by the profiles of their disks.
+func (f *BlockIO) profiled(reserved []reservation) (sum time.Duration, err error) {
+	if len(reserved) == 0 {
+		return 0, errors.New("auto: the container has reserved nothing (io.reserve)")
+	}
+	for _, r := range reserved {
+		p := f.capacity(r.disk).Realtime
+		if len(p) == 0 {
+			return 0, fmt.Errorf("auto: %[1]s has no profile: measure it with `fairlead io calibrate %[1]s --scratch DIR --realtime`", r.device)
+		}
+		budget, err := p.Needs(r.figures)
+		if err != nil {
+			return 0, fmt.Errorf("auto: %s: %w", r.device, err)
+		}
+		sum += budget
+	}
+	return max(sum, time.Millisecond), nil
 }
 
 // mostFor is the real time that may help a container: what is kept for it, or else what is kept for no

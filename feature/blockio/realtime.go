@@ -153,50 +153,6 @@ func (f *BlockIO) budget(dir string, add time.Duration, grow bool, id container.
 	return ignoreGone(f.cfg.Journal.TurnUntil(knob, strconv.FormatInt(want, 10), owner(id), until))
 }
 
-func ignoreGone(err error) error {
-	if errors.Is(err, journal.ErrGone) {
-		return nil
-	}
-	return err
-}
-
-// grant gives a container the real-time budget of its help, and keeps for it what its Target asks
-// for. If that is refused, it keeps what it has.
-func (f *BlockIO) grant(m *managed) error {
-	kept, err := f.mayKeep(m)
-	if err == nil {
-		m.kept = kept
-	}
-	m.helpWant = f.helpWant(m.target)
-	f.apportion()
-	return err
-}
-
-// mayKeep returns the real time that is kept for a container, or why it cannot have what it asks
-// for.
-func (f *BlockIO) mayKeep(m *managed) (kept time.Duration, err error) {
-	t := m.target
-	if kept = t.Settings.Realtime; t.Settings.RealtimeAuto {
-		kept, err = f.profiled(m.reserved)
-	}
-	if err == nil && kept > 0 {
-		_, err = f.bounded(t.Container.Cgroup.CPU)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("io.realtime: %w", err)
-	}
-	sum := kept
-	for _, o := range f.managed {
-		if o != m { // what only helps others gives way
-			sum += o.kept
-		}
-	}
-	if kept > 0 && sum > decide.MaxRealtime {
-		return 0, fmt.Errorf("io.realtime: %s for all containers, of at most %s in each second", sum, decide.MaxRealtime)
-	}
-	return kept, nil
-}
-
 // triedFor is how long SCHED_DEADLINE counts as available once it was.
 const triedFor = time.Minute
 
@@ -331,10 +287,6 @@ func (f *BlockIO) deadlines() {
 			m.unbudgeted = err
 		}
 	}
-}
-
-func owner(id container.ID) journal.Owner {
-	return journal.Owner{Feature: name, Container: uint64(id)}
 }
 
 func (f *BlockIO) deadlinesOf(id container.ID, m *managed, was []journal.Entry) error {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -16,8 +18,8 @@ import (
 	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/probe"
-	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // Report implements feature.Reporter.
@@ -226,7 +228,7 @@ func (f *BlockIO) device(d block.Disk) api.BlockIODevice {
 // detail is what is read only for whoever asks with a time: interrupts for all containers,
 // threads for one.
 type detail struct {
-	soft, hard []sched.Interrupts
+	soft, hard []irq.Interrupts
 	threads    map[int]api.BlockIOThread
 }
 
@@ -237,15 +239,20 @@ const maxThreads = 1000
 func (f *BlockIO) detailOf(c *container.Container) (d detail) {
 	proc := f.cfg.Roots.Proc
 	if c == nil {
-		d.soft, _ = sched.Softirqs(proc)
-		d.hard, _ = sched.IRQs(proc)
+		d.soft, _ = irq.Softirqs(proc)
+		d.hard, _ = irq.IRQs(proc)
 		return d
 	}
 	d.threads = make(map[int]api.BlockIOThread)
+	fs, _ := procfs.NewFS(proc)
 	tids, _ := cgroup.Threads(c.Cgroup.V2, maxThreads)
 	for _, tid := range tids {
-		if v, i, err := sched.Switches(proc, tid); err == nil {
-			d.threads[tid] = api.BlockIOThread{TID: tid, Voluntary: v, Involuntary: i}
+		thread, err := fs.Proc(tid) // that of a thread is not listed, and yet there
+		if err != nil {
+			continue
+		}
+		if s, err := thread.NewStatus(); err == nil {
+			d.threads[tid] = api.BlockIOThread{TID: tid, Voluntary: s.VoluntaryCtxtSwitches, Involuntary: s.NonVoluntaryCtxtSwitches}
 		}
 	}
 	return d
@@ -269,12 +276,12 @@ func (d detail) addTo(out *api.BlockIO, before detail, length time.Duration) {
 
 // rates are those of the sources that have interrupted anybody meanwhile. Where a CPU has
 // come or gone, nothing is comparable.
-func rates(before, now []sched.Interrupts, soft bool, length time.Duration) (out []api.BlockIOInterrupts) {
+func rates(before, now []irq.Interrupts, soft bool, length time.Duration) (out []api.BlockIOInterrupts) {
 	type key struct {
 		source string
 		number int
 	}
-	was := keyed(before, func(i sched.Interrupts) key { return key{i.Source, i.Number} })
+	was := keyed(before, func(i irq.Interrupts) key { return key{i.Source, i.Number} })
 	for _, n := range now {
 		b := was[key{n.Source, n.Number}]
 		if len(b.Counts) != len(n.Counts) {

@@ -50,7 +50,7 @@ type tracer struct {
 	reader *ringbuf.Reader
 	done   chan struct{}
 	turn   *feature.Loop
-	zero   time.Time // see clock; the same for all records, because their times are subtracted
+	zero   time.Time // see bpf.Zero; the same for all records, because their times are subtracted
 
 	mu      sync.Mutex
 	traces  map[identity.Slot]*trace
@@ -81,7 +81,7 @@ func newTracer(m *meter, turn *feature.Loop) (*tracer, error) {
 		return nil, fmt.Errorf("read records: %w", err)
 	}
 	t := newTraces()
-	t.reader, t.turn, t.done, t.zero = r, turn, make(chan struct{}), clock()
+	t.reader, t.turn, t.done, t.zero = r, turn, make(chan struct{}), bpf.Zero()
 	go t.run()
 	return t, nil
 }
@@ -364,19 +364,6 @@ func (t *tracer) lostWaits() uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.orphans
-}
-
-// clock returns the wall time at which the monotonic clock was 0. It takes the best of several
-// readings, because the caller may lose its CPU between the two clocks.
-func clock() (zero time.Time) {
-	best := time.Hour
-	for range 20 {
-		began, now := time.Now(), bpf.Clock()
-		if took := time.Since(began); took < best {
-			best, zero = took, began.Add(took/2-time.Duration(now))
-		}
-	}
-	return zero
 }
 
 // Kinds of records: RECORD and AT_SOCKET in maps.bpf.h.

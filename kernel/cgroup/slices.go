@@ -18,7 +18,7 @@ const KindSlices = "slices"
 // The values of a slices knob.
 const (
 	ShortSlices = "short"
-	OwnSlices   = "own"
+	ownSlices   = "own"
 )
 
 // shortSlice is the threads' slice: the least that the kernel takes, plus a nanosecond that
@@ -43,7 +43,7 @@ func (k slicesOf) Ref() journal.Ref {
 }
 
 func (k slicesOf) Read() (string, error) {
-	is := OwnSlices
+	is := ownSlices
 	err := k.each(func(_ int, a *unix.SchedAttr) error {
 		if a.Runtime == uint64(shortSlice) {
 			is = ShortSlices
@@ -57,10 +57,10 @@ func (k slicesOf) Write(to string) error {
 	switch to {
 	case ShortSlices:
 		return Shorten(string(k))
-	case OwnSlices:
+	case ownSlices:
 		return k.lengthen()
 	}
-	return fmt.Errorf("write slices of %s: %q is neither %s nor %s", string(k), to, ShortSlices, OwnSlices)
+	return fmt.Errorf("write slices of %s: %q is neither %s nor %s", string(k), to, ShortSlices, ownSlices)
 }
 
 // lengthen gives threads with our slice the kernel's own. A thread with ours may have created

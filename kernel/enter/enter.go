@@ -99,7 +99,7 @@ func (p Place) Start(cmd *exec.Cmd, cpus ...int) (*Process, error) {
 	started := make(chan error, 1)
 	// The child is killed when the *thread* that forked it ends. So one thread stays with each
 	// child: it forks, returns to its own namespaces, and waits.
-	go Aside(func() error {
+	go aside(func() error {
 		err := p.fork(cmd, cpus)
 		started <- err
 		if err == nil {
@@ -187,15 +187,15 @@ func (p Place) fork(cmd *exec.Cmd, cpus []int) (err error) {
 	return cmd.Start()
 }
 
-// Aside runs fn on a thread that ends with it, so that fn may leave the thread in any state.
-func Aside(fn func() error) error {
+// aside runs fn on a thread that ends with it, so that fn may leave the thread in any state.
+func aside(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			// The first thread cannot end, and /proc/self describes it. While it is locked here,
 			// the next goroutine gets another.
-			done <- Aside(fn)
+			done <- aside(fn)
 			runtime.UnlockOSThread()
 			return
 		}

@@ -1,6 +1,6 @@
-// Package irq finds the interrupts of devices and what CPUs do for them, and has a knob for
-// the affinity of an interrupt. It does not choose the CPUs: feature/blockio does, and turns the
-// knob through package journal.
+// Package irq finds the interrupts of devices and what CPUs do for them, counts how often CPUs were
+// interrupted, and has a knob for the affinity of an interrupt. It does not choose the CPUs:
+// feature/blockio does, and turns the knob through package journal.
 package irq
 
 import (

@@ -26,7 +26,7 @@ const tick = 10 * time.Millisecond
 // counted in ticks: an interrupt of a CPU that idles without ticks is missed.
 func Works(proc string) (map[int]Work, error) {
 	stat, err := readLong(filepath.Join(proc, "stat"))
-	softirqs, serr := readLong(filepath.Join(proc, "softirqs"))
+	softirqs, serr := Softirqs(proc)
 	if err := cmp.Or(err, serr); err != nil {
 		return nil, fmt.Errorf("read work for interrupts: %w", err)
 	}
@@ -35,7 +35,7 @@ func Works(proc string) (map[int]Work, error) {
 
 func ticks(n uint64) time.Duration { return time.Duration(min(n, 1<<38)) * tick }
 
-func parseWorks(stat, softirqs string) map[int]Work {
+func parseWorks(stat string, softirqs []Interrupts) map[int]Work {
 	works := make(map[int]Work)
 	for l := range strings.Lines(stat) {
 		// cpuN user nice system idle iowait irq softirq ..., proc_stat(5)
@@ -53,36 +53,23 @@ func parseWorks(stat, softirqs string) map[int]Work {
 		iowait, _ := strconv.ParseUint(f[5], 10, 48)
 		works[int(cpu)] = Work{Time: ticks(hard + soft), Idle: ticks(idle + iowait)}
 	}
-	var cpus []int // the CPU of each column
-	for l := range strings.Lines(softirqs) {
-		f := strings.Fields(l)
-		if len(f) == 0 {
+	for _, s := range softirqs {
+		network := s.Source == "NET_RX" || s.Source == "NET_TX"
+		if !network && s.Source != "BLOCK" {
 			continue
 		}
-		if strings.HasPrefix(f[0], "CPU") {
-			cpus = nil
-			for _, name := range f {
-				n, err := strconv.ParseUint(strings.TrimPrefix(name, "CPU"), 10, 16)
-				if err != nil {
-					return works
-				}
-				cpus = append(cpus, int(n))
-			}
-			continue
-		}
-		for i, text := range f[1:min(len(f), len(cpus)+1)] {
-			w, known := works[cpus[i]]
-			n, err := strconv.ParseUint(text, 10, 62)
-			if err != nil || !known {
+		for column, n := range s.Counts {
+			cpu := s.CPUs[column]
+			w, known := works[cpu]
+			switch {
+			case !known:
 				continue
-			}
-			switch f[0] {
-			case "NET_RX:", "NET_TX:":
+			case network:
 				w.Network += n
-			case "BLOCK:":
+			default:
 				w.Block += n
 			}
-			works[cpus[i]] = w
+			works[cpu] = w
 		}
 	}
 	return works

@@ -16,7 +16,9 @@ const (
 )
 
 func TestParseWorks(t *testing.T) {
-	got := parseWorks(someStat, someSoft)
+	soft, err := parseInterrupts(someSoft)
+	must(t, err)
+	got := parseWorks(someStat, soft)
 	want := map[int]Work{0: {300 * time.Millisecond, 13, 5, 90 * time.Millisecond}, 2: {70 * time.Millisecond, 24, 6, 90 * time.Millisecond}}
 	testkit.Same(t, "works", want, got)
 }
@@ -54,10 +56,10 @@ func TestWorksAndCount(t *testing.T) {
 
 func FuzzParseWorks(f *testing.F) {
 	f.Add(someStat, someSoft)
-	f.Add("cpu0 1 2 3 4 5 99999999999999999999 1\n", "CPU0 CPU1 CPU99999999\nNET_RX: 1 2 3 4 5\n")
-	f.Add("cpu0", "NET_RX: 1\nCPU0\n")
+	f.Add("cpu0 1 2 3 4 5 99999999999999999999 1\n", "CPU0 CPU1 CPU9\nNET_RX: 1 2 3 4 5\n")
 	f.Fuzz(func(t *testing.T, stat, soft string) {
-		for cpu, w := range parseWorks(stat, soft) {
+		softirqs, _ := parseInterrupts(soft)
+		for cpu, w := range parseWorks(stat, softirqs) {
 			if cpu < 0 || w.Time < 0 {
 				t.Fatalf("cpu %d: %+v", cpu, w)
 			}

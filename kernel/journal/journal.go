@@ -225,9 +225,6 @@ func (j *Journal) turn(k Knob, given *string, c Entry) error {
 		}
 		return j.drop(c.Ref)
 	case now == next.Wrote:
-		if next.same(old) {
-			return nil
-		}
 		return j.put(next)
 	}
 

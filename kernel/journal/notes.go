@@ -233,15 +233,15 @@ func (n *notes) attributed(to Owner) string {
 }
 
 // put, change and drop change the file first and the memory second: an error leaves both as they
-// were.
+// were. What is as it is to be is not written.
 func (n *notes) put(e note) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
 	return n.set(e)
 }
 
-// change replaces a note by the result of how. It writes nothing if how changes nothing, drops the
-// note if it has no claims left, and does nothing if there is no such note.
+// change replaces a note by the result of how. It drops the note if it has no claims left, and does
+// nothing if there is no such note.
 func (n *notes) change(ref Ref, how func(note) note) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
@@ -250,17 +250,17 @@ func (n *notes) change(ref Ref, how func(note) note) error {
 		return nil
 	}
 	now := how(was)
-	switch {
-	case len(now.claims) == 0:
+	if len(now.claims) == 0 {
 		return n.end(ref)
-	case now.same(was):
-		return nil
 	}
 	return n.set(now)
 }
 
 // set is put; the caller holds writing.
 func (n *notes) set(e note) error {
+	if was, ok := n.note(e.Ref); ok && e.same(was) {
+		return nil
+	}
 	if e.seq == 0 {
 		n.last++
 		e.seq = n.last

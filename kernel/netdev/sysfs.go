@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// sysfs runs fn inside the namespace with the root of a sysfs that shows this namespace's devices.
+// Sysfs runs fn inside the namespace with the root of a sysfs that shows this namespace's devices.
 // The sysfs is mounted nowhere: it exists as a file descriptor while fn runs, so no mount table
 // changes.
 //
@@ -22,7 +22,7 @@ import (
 // read-only. With write, it is made writable while fn runs; the container's own mount stays
 // read-only throughout. There is no lock on that: writers go through the journal, which makes one
 // call at a time in one namespace (journal.Ref), and readers change nothing.
-func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
+func (ns *NS) Sysfs(write bool, fn func(root *os.Root) error) error {
 	return ns.mountSysfs(func(mnt int, protected bool) (err error) {
 		if write && protected {
 			if err := remount(mnt, writable); err != nil {
@@ -169,7 +169,7 @@ func (a attribute) open(flag int, fn func(*os.File) error) error {
 	if err != nil {
 		return err
 	}
-	return a.ns.sysfs(flag == os.O_WRONLY, func(root *os.Root) error {
+	return a.ns.Sysfs(flag == os.O_WRONLY, func(root *os.Root) error {
 		f, err := root.OpenFile(path.Join("class/net", link.Name, a.file), flag, 0)
 		if err != nil {
 			return err

@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
-// ErrNoBTF means that the kernel does not describe its types.
-var ErrNoBTF = errors.New("the kernel does not describe its types (no BTF)")
+// errNoBTF means that the kernel does not describe its types.
+var errNoBTF = errors.New("the kernel does not describe its types (no BTF)")
 
 const (
 	progName = "flprobe"
@@ -37,7 +37,7 @@ func types(_ context.Context, cfg Config) answers {
 	spec, err := kernelTypes(cfg.Roots, cache)
 	if err != nil {
 		a := answers{"btf": refused(err, mendBTF)}
-		a.all(unavailable(ErrNoBTF.Error(), mendBTF), "bpf-tp-btf", "bpf-fentry", "bpf-cgroup-id", "kthread-throttling", "softirq-charge")
+		a.all(unavailable(errNoBTF.Error(), mendBTF), "bpf-tp-btf", "bpf-fentry", "bpf-cgroup-id", "kthread-throttling", "softirq-charge")
 		return a
 	}
 	return answers{
@@ -133,7 +133,7 @@ func bpffs(cfg Config) answer {
 // KthreadsThrottled reports whether CFS bandwidth throttles kernel threads as it does tasks. Since
 // 6.18 a task throttles itself on its return to user mode, where a kernel thread never goes
 // (kernel/sched/fair.c, task_throttle_setup_work): such a kernel charges the thread and lets it
-// run. A work item for that in task_struct identifies these kernels. Error: ErrNoBTF.
+// run. A work item for that in task_struct identifies these kernels. Error: no BTF.
 func KthreadsThrottled(r kernel.Roots) (yes bool, err error) {
 	return ask(r, throttled)
 }
@@ -155,7 +155,7 @@ func ask(r kernel.Roots, question func(*btf.Spec) (bool, error)) (yes bool, err 
 func kernelTypes(r kernel.Roots, cache *btf.Cache) (*btf.Spec, error) {
 	name := filepath.Join(r.Sys, "kernel/btf/vmlinux")
 	if _, err := os.Stat(name); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNoBTF, err)
+		return nil, fmt.Errorf("%w: %w", errNoBTF, err)
 	}
 	read := cache.Kernel
 	if r.Sys != kernel.Default().Sys {
@@ -163,7 +163,7 @@ func kernelTypes(r kernel.Roots, cache *btf.Cache) (*btf.Spec, error) {
 	}
 	spec, err := read()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNoBTF, err)
+		return nil, fmt.Errorf("%w: %w", errNoBTF, err)
 	}
 	return spec, nil
 }
@@ -199,7 +199,7 @@ func throttling(spec *btf.Spec) answer {
 // (kernel/sched/core.c, update_rq_clock_task), unless it was booted with tsc=noirqtime;
 // prev_irq_time in the run queue identifies such a kernel. A kernel that gave this up later,
 // because its TSC turned out to be unstable, looks the same: for it the function returns false too.
-// Error: ErrNoBTF.
+// Error: no BTF.
 func SoftirqsChargeTasks(r kernel.Roots) (yes bool, err error) {
 	apart, err := ask(r, irqTime)
 	return err == nil && (!apart || noIRQTime(r)), err

@@ -45,13 +45,13 @@ func host(_ context.Context, cfg Config) answers {
 	return a
 }
 
-// ErrKernel is returned, wrapped, for a kernel before [Oldest].
-var ErrKernel = errors.New("fairlead needs Linux " + Oldest + " or later")
+// ErrKernel is returned, wrapped, for a kernel before the first that fairlead supports.
+var ErrKernel = errors.New("fairlead needs Linux " + oldestKernel + " or later")
 
-// Oldest is the first kernel that fairlead supports, and is tested on.
-const Oldest = "6.1"
+// oldestKernel is the first kernel that fairlead supports, and is tested on.
+const oldestKernel = "6.1"
 
-// Supported returns an error on a kernel before [Oldest], where what is tried may work, and yet not
+// Supported returns an error on a kernel before 6.1, where what is tried may work, and yet not
 // as it was tested. Errors: ErrKernel.
 func Supported() error { return supported(release()) }
 
@@ -67,7 +67,7 @@ func supported(release string) error {
 
 func oldest(release string) answer {
 	if err := supported(release); err != nil {
-		return unavailable(reason(err), "boot a kernel of "+Oldest+" or later")
+		return unavailable(reason(err), "boot a kernel of "+oldestKernel+" or later")
 	}
 	return full(fmt.Sprintf("%s, %d CPUs", release, runtime.NumCPU()))
 }

@@ -131,10 +131,10 @@ func TestKthreadsThrottled(t *testing.T) {
 	if got, err := KthreadsThrottled(vmlinux(t, "pid")); err != nil || !got {
 		t.Errorf("6.12: %v, %v", got, err)
 	}
-	testkit.Is(t, "no BTF", testkit.Err(KthreadsThrottled(kernel.Roots{Sys: t.TempDir()})), ErrNoBTF)
+	testkit.Is(t, "no BTF", testkit.Err(KthreadsThrottled(kernel.Roots{Sys: t.TempDir()})), errNoBTF)
 	sys := t.TempDir()
 	testkit.Write(t, filepath.Join(sys, "kernel/btf/vmlinux"), "garbage")
-	testkit.Is(t, "garbage", testkit.Err(KthreadsThrottled(kernel.Roots{Sys: sys})), ErrNoBTF)
+	testkit.Is(t, "garbage", testkit.Err(KthreadsThrottled(kernel.Roots{Sys: sys})), errNoBTF)
 }
 
 func TestSoftirqsChargeTasks(t *testing.T) {
@@ -164,7 +164,7 @@ func TestSoftirqsChargeTasks(t *testing.T) {
 			}
 		})
 	}
-	testkit.Is(t, "no BTF", testkit.Err(SoftirqsChargeTasks(kernel.Roots{Sys: t.TempDir()})), ErrNoBTF)
+	testkit.Is(t, "no BTF", testkit.Err(SoftirqsChargeTasks(kernel.Roots{Sys: t.TempDir()})), errNoBTF)
 }
 
 func TestGroupFairness(t *testing.T) {

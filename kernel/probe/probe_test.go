@@ -194,7 +194,7 @@ func TestThisHost(t *testing.T) {
 	}
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err == nil {
 		need = append(need, "btf", "bpf-tp-btf", "bpf-cgroup-id")
-	} else if f := r.find(t, "btf"); f.Level != Unavailable || !strings.Contains(f.Why, ErrNoBTF.Error()) {
+	} else if f := r.find(t, "btf"); f.Level != Unavailable || !strings.Contains(f.Why, errNoBTF.Error()) {
 		t.Errorf("without BTF: %+v", f)
 	}
 	for _, c := range need {

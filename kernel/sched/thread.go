@@ -1,8 +1,7 @@
 // Package sched finds the kernel's own threads, and has four knobs for each: its cgroup, which the
 // scheduler charges for it, its affinity, its slice and its nice value.
 //
-// It also reads a kernel thread's usage, how often any thread gave up its CPU, and how often CPUs
-// were interrupted.
+// It also reads a kernel thread's usage.
 //
 // Threads of processes belong to the process that started them. The package changes nothing of them
 // but the scheduling policy, in deadline.go. It knows neither devices nor containers:

@@ -234,12 +234,3 @@ func TestBar(t *testing.T) {
 		t.Errorf("in colour: %q, want %q", got, want)
 	}
 }
-
-func TestNotes(t *testing.T) {
-	if n := notes(0.01, quiet{}); len(n) != 0 {
-		t.Errorf("notes of a quiet run: %q", n)
-	}
-	if n := notes(0.5, quiet{worst: 0.5}); len(n) != 2 || !strings.Contains(n[0], "50 %") || !strings.Contains(n[1], "hypervisor") {
-		t.Errorf("notes: %q", n)
-	}
-}

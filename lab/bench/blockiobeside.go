@@ -367,11 +367,7 @@ type pgbench struct {
 // startDatabase starts PostgreSQL in the container with the reservation, with its data on
 // the disk of the scratch file, fills the tables of pgbench, and starts that.
 func (r *blockioRig) startDatabase(ctx context.Context) error {
-	dir := filepath.Join(r.dir, "postgres")
-	if err := os.Mkdir(dir, 0o711); err != nil { // its user passes through
-		return err
-	}
-	if _, err := rig.Postgres.Serve(ctx, r.db, dir); err != nil {
+	if _, err := r.rig.Serve(ctx, rig.Postgres, r.db); err != nil {
 		return err
 	}
 	program := func(args ...string) *exec.Cmd {

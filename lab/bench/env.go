@@ -3,7 +3,6 @@ package bench
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"runtime"
 	"time"
 
@@ -78,18 +77,6 @@ func (t cpuTimes) stealSince(earlier cpuTimes) float64 {
 		return 0
 	}
 	return (t.steal - earlier.steal) / all
-}
-
-// notes returns what a reader must know about the machine to judge the report.
-func notes(foreign float64, q quiet) []string {
-	var n []string
-	if foreign > 0.15 {
-		n = append(n, fmt.Sprintf("other work took up to %.0f %% of a CPU while the rig was idle, so the figures are noisy", foreign*100))
-	}
-	if note := q.note(); note != "" {
-		n = append(n, note)
-	}
-	return n
 }
 
 // cpuTime is the CPU time of a process so far; 0 if it has ended. It is exact, unlike the

@@ -17,12 +17,14 @@ func TestQuiet(t *testing.T) {
 		steal    []float64
 		measured int
 		kept     float64
+		foreign  float64
 		note     string
 	}{
-		{"quiet", 3, []float64{0.01}, 1, 0.01, ""},
-		{"once disturbed", 3, []float64{0.3, 0.01}, 2, 0.01, "1 were measured again, and of those that count it took up to 1 %"},
-		{"always disturbed", 3, []float64{0.3, 0.1, 0.2}, 3, 0.1, "2 were measured again, and of those that count it took up to 10 %"},
-		{"may not", 0, []float64{0.3}, 1, 0.3, "0 were measured again, and of those that count it took up to 30 %"},
+		{"quiet", 3, []float64{0.01}, 1, 0.01, 0.01, ""},
+		{"beside other work", 3, []float64{0.01}, 1, 0.01, 0.5, "other work took up to 50 % of a CPU"},
+		{"once disturbed", 3, []float64{0.3, 0.01}, 2, 0.01, 0, "1 were measured again, and of those that count it took up to 1 %"},
+		{"always disturbed", 3, []float64{0.3, 0.1, 0.2}, 3, 0.1, 0, "2 were measured again, and of those that count it took up to 10 %"},
+		{"may not", 0, []float64{0.3}, 1, 0.3, 0, "0 were measured again, and of those that count it took up to 30 %"},
 	} {
 		q := quiet{takes: tt.takes}
 		measured := 0
@@ -33,8 +35,8 @@ func TestQuiet(t *testing.T) {
 		if err != nil || measured != tt.measured || m.steal != tt.kept {
 			t.Errorf("%s: measured %d times, kept %v (%v)", tt.name, measured, m.steal, err)
 		}
-		if note := q.note(); (note == "") != (tt.note == "") || !strings.Contains(note, tt.note) {
-			t.Errorf("%s: note %q", tt.name, note)
+		if notes := q.notes(tt.foreign); (notes == nil) != (tt.note == "") || notes != nil && (len(notes) > 1 || !strings.Contains(notes[0], tt.note)) {
+			t.Errorf("%s: notes %q", tt.name, notes)
 		}
 	}
 	if _, err := (&quiet{}).take(func() (sample, error) { return sample{}, io.EOF }); err != io.EOF {

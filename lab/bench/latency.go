@@ -304,7 +304,7 @@ func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, er
 		return nil, nil, err
 	}
 	trips, _ := api.LatencyTrips(got.Records)
-	raw, corrected, err = wireBias(trips, wire, monotonicZero())
+	raw, corrected, err = wireBias(trips, wire, bpf.Zero())
 	for i := range corrected {
 		corrected[i] = math.Abs(corrected[i])
 	}
@@ -371,18 +371,4 @@ func aligned(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) time.Time
 		}
 	}
 	return best
-}
-
-// monotonicZero is the time of the wall clock at which the monotonic clock was 0. It is the
-// best of several readings, because a reader may lose its CPU between the two clocks.
-func monotonicZero() (zero time.Time) {
-	best := time.Hour
-	for range 20 {
-		began := time.Now()
-		now := time.Duration(bpf.Clock())
-		if took := time.Since(began); took < best {
-			best, zero = took, began.Add(took/2-now)
-		}
-	}
-	return zero
 }

@@ -121,7 +121,7 @@ func (e *experiment) run(ctx context.Context, plans []plan) (*report.Report, err
 	if e.unmetered != "" {
 		e.notes = append(e.notes, "the agent keeps no accounts: "+strings.TrimSuffix(e.unmetered, "."))
 	}
-	e.report.Env.Notes = append(e.notes, notes(e.foreign, e.quiet)...)
+	e.report.Env.Notes = append(e.notes, e.quiet.notes(e.foreign)...)
 	return e.report, nil
 }
 
@@ -220,10 +220,14 @@ func (q *quiet) take(measure func() (sample, error)) (best sample, err error) {
 	return best, nil
 }
 
-// note returns a note for the reader of the report, or "".
-func (q quiet) note() string {
-	if q.again == 0 && q.worst <= disturbed {
-		return ""
+// notes returns what a reader must know about the machine to judge the report. foreign is the most
+// CPUs that other programs used beside an idle rig.
+func (q quiet) notes(foreign float64) (n []string) {
+	if foreign > 0.15 {
+		n = append(n, fmt.Sprintf("other work took up to %.0f %% of a CPU while the rig was idle, so the figures are noisy", foreign*100))
 	}
-	return fmt.Sprintf("the hypervisor took CPU time: of %d windows %d were measured again, and of those that count it took up to %.0f %%", q.windows, q.again, q.worst*100)
+	if q.again > 0 || q.worst > disturbed {
+		n = append(n, fmt.Sprintf("the hypervisor took CPU time: of %d windows %d were measured again, and of those that count it took up to %.0f %%", q.windows, q.again, q.worst*100))
+	}
+	return n
 }

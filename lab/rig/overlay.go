@@ -252,21 +252,11 @@ func (r *Rig) mount(netns string) error {
 	if err := unix.Mount(netns, at, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount network namespace: %w", err)
 	}
-	r.mounted = append(r.mounted, at)
 	return nil
 }
 
-// unmount undoes mount.
-func (r *Rig) unmount() error {
-	var errs []error
-	for _, at := range r.mounted {
-		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
-			errs = append(errs, fmt.Errorf("unmount %s: %w", at, err))
-		}
-	}
-	r.mounted = nil
-	return errors.Join(errs...)
-}
+// unmount undoes mount in a directory that TempDir made; it does nothing in any other.
+func unmount(dir string) { unix.Unmount(filepath.Join(dir, tunnelNetNS), unix.MNT_DETACH) }
 
 // The overlay network of the path Swarm.
 const (

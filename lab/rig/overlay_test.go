@@ -3,6 +3,7 @@ package rig
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -86,10 +87,7 @@ func TestSwarm(t *testing.T) {
 	needEngine(t)
 	o := overlay(t, Swarm)
 	for host, r := range o.Hosts {
-		if len(r.mounted) != 1 {
-			t.Fatalf("host %d: %v is mounted", host, r.mounted)
-		}
-		ns, err := netdev.Open(r.mounted[0])
+		ns, err := netdev.Open(filepath.Join(r.temp[len(r.temp)-1], tunnelNetNS))
 		must(t, err)
 		links, err := ns.Links(netdev.MostLinks)
 		ns.Close()

@@ -11,7 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/hist"
@@ -196,47 +197,35 @@ func (w *Stopwatch) Read() (sum time.Duration, err error) {
 // NIC is polled on the CPU of its interrupt; this one, a veth, is polled on the sender's CPU, and so
 // is its XDP. It therefore stands for a drop that costs the containers' CPU nothing, such as one in
 // hardware.
-func (r *Rig) Drop(on bool) (err error) {
-	switch {
-	case on == (r.dropping != nil):
-	case on:
-		err = r.startDrop()
-	default:
-		err = r.stopDrop()
+func (r *Rig) Drop(on bool) error {
+	if on == r.dropping {
+		return nil
 	}
+	program := -1 // detaches
+	if on {
+		const drop = 1 // XDP_DROP
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "fl_rig_drop", Type: ebpf.XDP, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, drop), asm.Return()},
+		})
+		if err != nil {
+			return err
+		}
+		defer p.Close() // the device holds it
+		program = p.FD()
+	}
+	err := r.Node.Do(func() error {
+		nic, err := netlink.LinkByName(NICDevice)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetXdpFdWithFlags(nic, program, nl.XDP_FLAGS_DRV_MODE)
+	})
 	if err != nil {
 		return fmt.Errorf("drop what comes by %s: %w", NICDevice, err)
 	}
+	r.dropping = on
 	return nil
-}
-
-func (r *Rig) startDrop() error {
-	const drop = 1 // XDP_DROP
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "fl_rig_drop", Type: ebpf.XDP, License: "GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, drop), asm.Return()},
-	})
-	if err != nil {
-		return err
-	}
-	defer p.Close() // the link holds it
-	_, index, err := r.nic()
-	if err != nil {
-		return err
-	}
-	return r.Node.Do(func() (err error) {
-		r.dropping, err = link.AttachXDP(link.XDPOptions{Interface: int(index), Program: p, Flags: link.XDPDriverMode})
-		return err
-	})
-}
-
-func (r *Rig) stopDrop() error {
-	if r.dropping == nil {
-		return nil
-	}
-	err := r.dropping.Close()
-	r.dropping = nil
-	return err
 }
 
 // Ftrace is a recording of tracepoints by the kernel's own tracer, as trace-cmd makes it. It has

@@ -21,7 +21,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cilium/ebpf/link"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
@@ -127,14 +126,13 @@ type Rig struct {
 	// "".
 	DockerHost string
 
-	id      string
-	cpu     int      // of processes in Node
-	temp    []string // directories that TempDir made
-	mounted []string // files that mount made
-	engine  *engine
-	load    []*Generator // started, and not ended by Stop
+	id     string
+	cpu    int      // of processes in Node
+	temp   []string // directories that TempDir made
+	engine *engine
+	load   []*Generator // started, and not ended by Stop
 
-	dropping link.Link // of Drop; nil while it does not drop
+	dropping bool // see Drop
 }
 
 // Victim is the first container.
@@ -222,7 +220,7 @@ func sweepTemp() error {
 			continue // not ours
 		}
 		if unix.Kill(pid, 0) == unix.ESRCH {
-			unix.Unmount(filepath.Join(dir, tunnelNetNS), unix.MNT_DETACH) // fails if it is none
+			unmount(dir)
 			errs = append(errs, os.RemoveAll(dir))
 		}
 	}
@@ -238,7 +236,10 @@ func (r *Rig) Close() error {
 		}
 		r.engine.stop()
 	}
-	err = errors.Join(err, r.unmount(), r.stopDrop(), r.Sandboxes.Close())
+	for _, dir := range r.temp {
+		unmount(dir)
+	}
+	err = errors.Join(err, r.Sandboxes.Close())
 	for _, dir := range r.temp {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}

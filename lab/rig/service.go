@@ -76,30 +76,18 @@ func (s Service) Proto() string {
 	return string(s)
 }
 
-// Serve starts a service in one of the rig's sandboxes, and waits until it listens.
+// Serve starts a service in one of the rig's sandboxes, and waits until it listens at Port. Its data
+// are in a TempDir.
 func (r *Rig) Serve(ctx context.Context, s Service, box *sandbox.Box) (*Generator, error) {
 	dir, err := r.TempDir(fmt.Sprintf("%s-%d", s, len(r.temp)))
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.Serve(ctx, box, dir, r.cpusOf(box)...)
-	if err != nil {
-		return nil, err
-	}
-	g := &Generator{Process: p}
-	r.load = append(r.load, g)
-	return g, nil
-}
-
-// Serve starts a service in a sandbox, on the given CPUs or on all, and waits until it listens at
-// Port. Its data are in dir, an empty directory that every user can pass through.
-func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus ...int) (*sandbox.Process, error) {
 	program := s.Program()
 	if program == "" {
 		return nil, fmt.Errorf("run %s: %w", s, exec.ErrNotFound)
 	}
 	var args []string
-	var err error
 	switch s {
 	case Redis:
 		args = []string{"--port", port, "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", dir}
@@ -119,15 +107,17 @@ func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus .
 	if err != nil {
 		return nil, err
 	}
-	p, err := box.Start(exec.Command(program, args...), cpus...)
+	p, err := box.Start(exec.Command(program, args...), r.cpusOf(box)...)
 	if err != nil {
 		return nil, err
 	}
+	g := &Generator{Process: p}
+	r.load = append(r.load, g)
 	if err := await(ctx, p, func() bool { return atPort(p.PID, listening) }); err != nil || s != Postgres {
-		return p, err
+		return g, err
 	}
 	// PostgreSQL listens before it accepts clients, and logs when it does.
-	return p, await(ctx, p, func() bool {
+	return g, await(ctx, p, func() bool {
 		note, err := os.ReadFile(filepath.Join(dir, "data", "postmaster.pid"))
 		return err == nil && strings.Contains(string(note), "ready")
 	})
@@ -207,14 +197,16 @@ func Retransmitted(pids ...int) (sum uint64, err error) {
 
 // atPort reports whether the network namespace of a process has a TCP socket at the rig's port in a
 // state that in accepts.
-func atPort(pid int, in func(state string) bool) bool {
-	for _, table := range []string{"tcp", "tcp6"} {
-		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table)) // a host may have no IPv6
-		for line := range strings.Lines(string(data)) {
-			f := strings.Fields(line) // sl local_address rem_address st
-			if len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", PortNumber)) && in(f[3]) {
-				return true
-			}
+func atPort(pid int, in func(state uint64) bool) bool {
+	fs, err := procfs.NewFS(fmt.Sprintf("/proc/%d", pid))
+	if err != nil {
+		return false // it has ended
+	}
+	sockets, _ := fs.NetTCP()
+	sockets6, _ := fs.NetTCP6() // a host may have no IPv6
+	for _, s := range append(sockets, sockets6...) {
+		if s.LocalPort == PortNumber && in(s.St) {
+			return true
 		}
 	}
 	return false
@@ -231,5 +223,5 @@ func await(ctx context.Context, p *sandbox.Process, ready func() bool) error {
 }
 
 // The states of a socket, as in the kernel's tcp_states.h.
-func listening(state string) bool { return state == "0A" }
-func connected(state string) bool { return state != "0A" && state != "06" } // TIME_WAIT
+func listening(state uint64) bool { return state == 10 }
+func connected(state uint64) bool { return state != 10 && state != 6 } // TIME_WAIT

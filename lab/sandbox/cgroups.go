@@ -20,51 +20,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hierarchies are the trees with a group for each sandbox, v2 first.
-type hierarchies []enter.Tree
-
-// group is a directory in a hierarchy.
-type group enter.Group
-
 // below returns the directories of one group in all hierarchies.
-func (hs hierarchies) below(path string) []group {
-	gs := make([]group, len(hs))
-	for i, h := range hs {
-		gs[i] = group{h, filepath.Join(h.Mount, path)}
+func (h *Host) below(path string) []enter.Group {
+	gs := make([]enter.Group, len(h.trees))
+	for i, t := range h.trees {
+		gs[i] = enter.Group{Tree: t, Dir: filepath.Join(t.Mount, path)}
 	}
 	return gs
 }
 
-// create makes the directories, and the parent of a [Spec], and sets the CPU limits of the sandbox. It
-// returns how many it has made.
-func (hs hierarchies) create(gs []group, cpu CPU) (made int, err error) {
+// createGroups makes the directories, and the parent of a [Spec], and sets the CPU limits of the
+// sandbox. It returns how many it has made.
+func createGroups(gs []enter.Group, cpu CPU) (made int, err error) {
 	for i, g := range gs {
 		if parent := filepath.Dir(g.Dir); parent != g.Mount {
-			if err := g.make(parent); err != nil && !errors.Is(err, fs.ErrExist) {
+			if err := createGroup(g.Tree, parent); err != nil && !errors.Is(err, fs.ErrExist) {
 				return i, err
 			}
 		}
-		if err := g.make(g.Dir); err != nil {
+		if err := createGroup(g.Tree, g.Dir); err != nil {
 			return i, err
 		}
-		if err := g.limit(cpu); err != nil {
+		if err := limit(g, cpu); err != nil {
 			return i + 1, err
 		}
 	}
 	return len(gs), nil
 }
 
-// make makes a directory with what is needed for processes in it.
-func (g group) make(dir string) error {
+// createGroup makes a directory with what is needed for processes in it.
+func createGroup(t enter.Tree, dir string) error {
 	above := filepath.Dir(dir)
-	if g.V2 {
+	if t.V2 {
 		// A tree without controllers (hybrid hosts) has nothing to enable. What was enabled stays:
 		// others may rely on it by then.
 		if err := enable(above, "cpu", "cpuset", "io"); err != nil {
 			return err
 		}
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil || g.Controller != "cpuset" {
+	if err := os.Mkdir(dir, 0o755); err != nil || t.Controller != "cpuset" {
 		return err
 	}
 	// A v1 cpuset is born empty and takes no process before it is filled.
@@ -99,7 +93,7 @@ func enable(dir string, want ...string) error {
 	return nil
 }
 
-func (g group) limit(cpu CPU) error {
+func limit(g enter.Group, cpu CPU) error {
 	period := cmp.Or(cpu.Period, 100*time.Millisecond)
 	has := func(c string) bool {
 		if !g.V2 {
@@ -147,12 +141,7 @@ func weight(shares uint64) uint64 {
 }
 
 func write(dir, name, value string) error {
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
+	return cgroup.File(filepath.Join(dir, name)).Write(value)
 }
 
 // Limits of the wait of removeGroups for killed processes, and for kernel threads of devices that are

@@ -47,10 +47,7 @@ type Process = enter.Process
 // and, if cpus are given, may run on those only. The caller sets the command except for
 // SysProcAttr, of which Pdeathsig counts, and waits through the Process, not through cmd.
 func (b *Box) Start(cmd *exec.Cmd, cpus ...int) (*Process, error) {
-	place := enter.Place{Proc: b.host.roots.Proc, NetNS: b.ns}
-	for _, g := range b.dirs {
-		place.Groups = append(place.Groups, enter.Group(g))
-	}
+	place := enter.Place{Proc: b.host.roots.Proc, Groups: b.dirs, NetNS: b.ns}
 	if cmd.Env == nil {
 		cmd.Env = os.Environ()
 	}

@@ -63,10 +63,10 @@ var ErrExists = errors.New("sandbox exists")
 
 // Host makes sandboxes. Its methods may be called from several goroutines.
 type Host struct {
-	roots  kernel.Roots
-	dir    string
-	groups hierarchies
-	maker  discover.Process
+	roots kernel.Roots
+	dir   string
+	trees []enter.Tree // with a group for each sandbox, v2 first
+	maker discover.Process
 
 	mu    sync.Mutex
 	boxes map[string]*Box
@@ -96,11 +96,11 @@ func New(dir string) (*Host, error) {
 		return nil, fmt.Errorf("make sandbox host: %w", err)
 	}
 	return &Host{
-		roots:  roots,
-		dir:    dir,
-		groups: enter.Trees(layout, roots.Cgroup),
-		maker:  maker,
-		boxes:  map[string]*Box{},
+		roots: roots,
+		dir:   dir,
+		trees: enter.Trees(layout, roots.Cgroup),
+		maker: maker,
+		boxes: map[string]*Box{},
 	}, nil
 }
 
@@ -133,9 +133,9 @@ type Box struct {
 
 	host  *Host
 	state state
-	dirs  []group  // its cgroups; none if Bare
-	ns    *os.File // the network namespace
-	net   *Box     // the sandbox with the shared namespace
+	dirs  []enter.Group // its cgroups; none if Bare
+	ns    *os.File      // the network namespace
+	net   *Box          // the sandbox with the shared namespace
 	init  *Process
 	mu    sync.Mutex
 	procs []*Process
@@ -160,25 +160,21 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 		if spec.Parent != "" {
 			path = Prefix + spec.Parent + "/" + path
 		}
-		b.dirs = h.groups.below(path)
+		b.dirs = h.below(path)
 		for _, g := range b.dirs {
 			b.state.Cgroups = append(b.state.Cgroups, g.Dir)
 		}
 	}
-	// The state comes first, so that Sweep finds what a killed Create left.
-	if err := b.state.create(); err != nil {
+	if err := h.enrol(b); err != nil {
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.Name, err)
 	}
-	h.mu.Lock()
-	h.boxes[b.Name] = b
-	h.mu.Unlock()
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("create sandbox %s: %w", spec.Name, err), b.Destroy())
 		}
 	}()
 	if !spec.Bare {
-		if made, err := h.groups.create(b.dirs, spec.CPU); err != nil {
+		if made, err := createGroups(b.dirs, spec.CPU); err != nil {
 			b.state.Cgroups = b.state.Cgroups[:made] // the others may be a sandbox's of another Host
 			return nil, err
 		}
@@ -193,10 +189,21 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 	return b, b.state.write()
 }
 
+// enrol writes the state of a box that is to be made, so that Sweep finds what a killed process left.
+func (h *Host) enrol(b *Box) error {
+	if err := b.state.create(); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.boxes[b.Name] = b
+	return nil
+}
+
 // Limit changes the CPU limits of the sandbox. Zero fields change nothing.
 func (b *Box) Limit(cpu CPU) error {
 	for _, g := range b.dirs {
-		if err := g.limit(cpu); err != nil {
+		if err := limit(g, cpu); err != nil {
 			return fmt.Errorf("limit sandbox %s: %w", b.Name, err)
 		}
 	}
@@ -247,15 +254,14 @@ func (b *Box) Destroy() error {
 // was started through the Box.
 func (h *Host) Adopt(name string, pid int) (*Box, error) {
 	b := &Box{Name: name, PID: pid, host: h}
-	place, err := enter.In(h.roots.Proc, h.groups, pid)
+	place, err := enter.In(h.roots.Proc, h.trees, pid)
 	if err != nil {
 		return nil, fmt.Errorf("adopt container %s: %w", name, err)
 	}
-	for _, g := range place.Groups {
-		b.dirs = append(b.dirs, group(g))
+	b.dirs, b.ns = place.Groups, place.NetNS
+	for _, g := range b.dirs {
 		b.state.Cgroups = append(b.state.Cgroups, g.Dir)
 	}
-	b.ns = place.NetNS
 	return b, nil
 }
 
@@ -269,7 +275,7 @@ func (h *Host) Claim(name string) (path string, err error) {
 	path = Prefix + name
 	b := &Box{Name: name, host: h}
 	b.state = state{discover.Sandbox{Name: name, Bare: true, Maker: h.maker}, filepath.Join(h.dir, name+".json")}
-	mounts := []string{h.groups[0].Mount}
+	mounts := []string{h.trees[0].Mount}
 	others, err := filepath.Glob(filepath.Join(h.roots.Cgroup, "*", "tasks")) // v1 alone has it
 	if err != nil {
 		return "", fmt.Errorf("claim cgroup %s: %w", name, err)
@@ -281,12 +287,9 @@ func (h *Host) Claim(name string) (path string, err error) {
 	for _, m := range mounts {
 		b.state.Cgroups = append(b.state.Cgroups, filepath.Join(m, path))
 	}
-	if err := b.state.create(); err != nil {
+	if err := h.enrol(b); err != nil {
 		return "", fmt.Errorf("claim cgroup %s: %w", name, err)
 	}
-	h.mu.Lock()
-	h.boxes[name] = b
-	h.mu.Unlock()
 	return "/" + path, nil
 }
 

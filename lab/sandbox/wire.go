@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/fairlead-project/fairlead/kernel/enter"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -232,34 +231,15 @@ func (b *Box) Sysctl(name, value string) error {
 }
 
 // Sysfs runs fn with the path of a writable sysfs that shows the sandbox's devices. It is mounted
-// in a mount namespace that ends with fn: the sandbox's own /sys is not touched. fn must open files
-// itself, not in goroutines that it starts.
+// nowhere: the path counts on the thread of fn, which must open files itself, not in goroutines that
+// it starts.
 func (b *Box) Sysfs(fn func(sys string) error) error {
-	err := enter.Aside(func() error {
-		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-			return fmt.Errorf("unshare mount namespace: %w", err)
-		}
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			return fmt.Errorf("make mounts private: %w", err)
-		}
-		if err := unix.Setns(int(b.ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("enter network namespace: %w", err)
-		}
-		// A sysfs shows the devices of the namespace that mounts it.
-		if err := unix.Mount("fairlead", b.host.roots.Sys, "sysfs", 0, ""); err != nil {
-			return fmt.Errorf("mount sysfs: %w", err)
-		}
-		// All mounts of one namespace's sysfs share a superblock, which runc makes read-only. The
-		// container's own mount stays so.
-		if err := unix.Mount("", b.host.roots.Sys, "", unix.MS_REMOUNT, ""); err != nil {
-			return fmt.Errorf("make sysfs writable: %w", err)
-		}
-		return fn(b.host.roots.Sys)
-	})
+	ns, err := b.open()
 	if err != nil {
 		return fmt.Errorf("sysfs of sandbox %s: %w", b.Name, err)
 	}
-	return nil
+	defer ns.Close()
+	return ns.Sysfs(true, func(root *os.Root) error { return fn(root.Name()) })
 }
 
 // SetQueues writes one attribute of every receive ("rx") or transmit ("tx") queue of a device:

@@ -1,4 +1,4 @@
-package sched
+package irq
 
 import (
 	"reflect"
@@ -9,24 +9,25 @@ import (
 )
 
 func TestParseInterrupts(t *testing.T) {
-	got, err := parseInterrupts("           CPU0       CPU1       \n" +
+	cpus := []int{0, 2}
+	got, err := parseInterrupts("           CPU0       CPU2       \n" +
 		"  1:          9          0   IO-APIC   1-edge      i8042\n" +
 		" 26:        100         20   PCI-MSIX-0000:00:03.0   1-edge      virtio0-req.0\n" +
 		" 27:          1          2\n" +
 		"LOC:         30          4   Local timer interrupts\n" +
 		"ERR:          0\n")
 	want := []Interrupts{
-		{"i8042", 1, []uint64{9, 0}}, {"virtio0-req.0", 26, []uint64{100, 20}}, {"27", 27, []uint64{1, 2}}, {"LOC", -1, []uint64{30, 4}},
+		{"i8042", 1, cpus, []uint64{9, 0}}, {"virtio0-req.0", 26, cpus, []uint64{100, 20}}, {"27", 27, cpus, []uint64{1, 2}}, {"LOC", -1, cpus, []uint64{30, 4}},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	got, err = parseInterrupts("  CPU0 CPU1\n  NET_RX: 5 6\n   BLOCK: 7 8\n")
-	want = []Interrupts{{"NET_RX", -1, []uint64{5, 6}}, {"BLOCK", -1, []uint64{7, 8}}}
+	got, err = parseInterrupts("  CPU0 CPU2\n  NET_RX: 5 6\n   BLOCK: 7 8\n")
+	want = []Interrupts{{"NET_RX", -1, cpus, []uint64{5, 6}}, {"BLOCK", -1, cpus, []uint64{7, 8}}}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	for _, bad := range []string{"", "\n", " CPU0\nno colon\n", " CPU0\nLOC: x\n", " CPU0\nLOC: -1\n"} {
+	for _, bad := range []string{"", "\n", "CPU99999999\n", "x\n", " CPU0\nno colon\n", " CPU0\nLOC: x\n", " CPU0\nLOC: -1\n"} {
 		testkit.Fails(t, bad, testkit.Err(parseInterrupts(bad)))
 	}
 }
