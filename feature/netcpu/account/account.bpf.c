@@ -427,5 +427,6 @@ int fl_taken(struct xdp_md *ctx)
 		class = protocol_at(data + sizeof(*eth), eth->h_proto);
 	comes(c);
 	share(c, use(c, slot, RECEIVE | class, 1, bpf_xdp_get_buff_len(ctx)));
+	c->own = 0; /* the other programs do not see it */
 	return XDP_DROP;
 }

@@ -39,6 +39,7 @@ type accountCpu struct {
 	Stands      uint64
 	Counted     uint64
 	Pot         uint64
+	Own         uint64
 	Shares      uint64
 	Flushed     uint64
 	Irq         uint64
@@ -171,6 +172,7 @@ const (
 	accountVarFlEpoch      = "fl_epoch"
 	accountVarFlExact      = "fl_exact"
 	accountVarFlNumber     = "fl_number"
+	accountVarFlOwn        = "fl_own"
 	accountVarFlSlot       = "fl_slot"
 	accountVarFlWindow     = "fl_window"
 )
@@ -259,6 +261,7 @@ type accountVariableSpecs struct {
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
 	FlExact      *ebpf.VariableSpec `ebpf:"fl_exact"`
 	FlNumber     *ebpf.VariableSpec `ebpf:"fl_number"`
+	FlOwn        *ebpf.VariableSpec `ebpf:"fl_own"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlWindow     *ebpf.VariableSpec `ebpf:"fl_window"`
 }
@@ -322,6 +325,7 @@ type accountVariables struct {
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
 	FlExact      *ebpf.Variable `ebpf:"fl_exact"`
 	FlNumber     *ebpf.Variable `ebpf:"fl_number"`
+	FlOwn        *ebpf.Variable `ebpf:"fl_own"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
 	FlWindow     *ebpf.Variable `ebpf:"fl_window"`
 }

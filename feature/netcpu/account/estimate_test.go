@@ -151,7 +151,7 @@ func TestEstimateMeasured(t *testing.T) {
 		{"nothing is", 10, 1, 11000, [2]time.Duration{1000, 10000}},
 		{"half of the work is in softirqs of packets", 3, 0.5, 1000, [2]time.Duration{500, 2500}},
 		{"a slower machine", 3, 1, 5000, [2]time.Duration{1500, 3500}},
-		{"nothing was seen of it", 1, 1, 1, [2]time.Duration{300, 300}},
+		{"nothing was seen of it", 1, 1, 1, [2]time.Duration{500, 500}},
 	} {
 		var e estimate
 		w, other := seen(1, 1000, 1000), seen(2, 1000, 1000)

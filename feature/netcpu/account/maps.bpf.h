@@ -140,6 +140,7 @@ struct cpu {
 	__u64 stands;  /* ns of those, if each were as long as this run */
 	__u64 counted; /* ns of those, scaled by ratio */
 	__u64 pot;     /* ns of the run between its packets */
+	__u64 own;     /* ns of these programs in the interval, as fl_own */
 	__u64 shares;  /* packets that share the pot */
 	__u64 flushed; /* when flush() last ran */
 	__u64 irq;     /* start of the last interrupt outside of a run */

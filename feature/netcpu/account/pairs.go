@@ -10,13 +10,14 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
 // The number of pairs of victim and culprit is the square of the number of containers, and
 // fl_thefts has room for the pairs of some hundred containers. So a pair that does not grow gives
 // its place to others. Its value moves here, up to idleMost pairs.
 const (
-	idleAfter = time.Minute
+	idleAfter = law.Long
 	idleMost  = 65536
 )
 

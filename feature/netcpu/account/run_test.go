@@ -106,36 +106,6 @@ func TestCallMeasured(t *testing.T) {
 	})
 }
 
-// However large the overhead around an interrupt, it does not reach back into the previous run: no
-// CPU is charged more than the time that passes.
-func TestCallsFollow(t *testing.T) {
-	f := newFabric(t, exactMeter(t))
-	box := f.add("box", 2)
-	r := f.receive(box, 0, ":9000")
-	softirq := func() (of []time.Duration) {
-		for _, s := range f.states() {
-			of = append(of, time.Duration(s.Softirq))
-		}
-		return of
-	}
-	const each = 5 * time.Millisecond // many times the gap between two packets
-	must(t, f.m.vars.AroundCall.Set(uint64(each)))
-	was, began := softirq(), time.Now()
-	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--size", fmt.Sprint(payload), "--count", fmt.Sprint(5*packets), "--rate", "20000")
-	f.got(r, 5*packets)
-	f.expect(func(d delta) { d.received(box, UDP, 5*packets, 5*packets*sizeUDP4) })
-	elapsed := time.Since(began)
-	for cpu, is := range softirq() {
-		// The first run may have begun before the reading.
-		if got := is - was[cpu]; got > elapsed+each {
-			t.Errorf("CPU %d: %v in %v", cpu, got, elapsed)
-		}
-	}
-	if d := f.between(f.began, f.read()); d.of(box).CPU() < each {
-		t.Errorf("%v for the container: nothing was tested", d.of(box).CPU())
-	}
-}
-
 // Without a tracepoint for the call, the measurement gives up soon.
 func TestCallsUnseen(t *testing.T) {
 	m := newMeter(t)

@@ -151,6 +151,12 @@ static __always_inline struct entry *entry(struct cpu *c, __u32 slot, __u32 clas
 	return &c->entries[i];
 }
 
+/*
+ * The time in ns of these programs for each packet that counts, which is not the packet's. User
+ * space measures it between windows (estimate.go). 0: not known, or all time is to be seen.
+ */
+__u64 fl_own;
+
 /* The interval that begins now is work for a packet of slot. */
 static __always_inline struct entry *use(struct cpu *c, __u32 slot, __u32 class, __u64 packets, __u64 bytes)
 {
@@ -158,6 +164,8 @@ static __always_inline struct entry *use(struct cpu *c, __u32 slot, __u32 class,
 
 	e->packets += packets * c->weight;
 	e->bytes += bytes * c->weight;
+	if (packets)
+		c->own += fl_own;
 	c->cur = c->found;
 	c->owner = slot;
 	return e;

@@ -9,6 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/rig"
 )
 
 // byHand opens a Meter whose phases the test chooses.
@@ -123,6 +124,18 @@ func TestDemand(t *testing.T) {
 			d.t.Errorf("%+v, want %d packets", w, packets)
 		}
 	})
+	// What the programs take is not known. It is looked for once, and not while others are robbed.
+	w := m.windows
+	w.looked, w.rate = time.Now().Add(time.Hour), few
+	for i, want := range []phase{metered, bare, metered, metered} {
+		if w.robbed = (time.Time{}); i == 0 {
+			w.robbed = time.Now()
+		}
+		if m.next(); w.phase != want {
+			t.Errorf("phase %d after %d looks, want %d", w.phase, i+1, want)
+		}
+	}
+	w.looked = time.Time{}
 	must(t, m.Demand(Shown))
 	m.next()
 	if m.windows.phase != steady || m.stamping {
@@ -135,6 +148,8 @@ func TestDemand(t *testing.T) {
 }
 
 // The interrupts before softirqs are no work of the programs: what is measured between windows has none.
+// However large the overhead around one, it does not reach back into the run before: no CPU is charged
+// more than the time that passes.
 func TestInterruptsNotOwn(t *testing.T) {
 	m := byHand(t)
 	f := newFabric(t, m)
@@ -143,6 +158,7 @@ func TestInterruptsNotOwn(t *testing.T) {
 	var softirq, whole time.Duration
 	sent := uint64(0)
 	testkit.Await(t, "softirqs after interrupts", func() bool { // on a busy CPU they follow others' work
+		began := time.Now()
 		must(t, m.turn(full))
 		must(t, m.vars.AroundCall.Set(uint64(time.Second))) // each reaches back to the run before
 		was, before := f.read(), m.windows.states
@@ -151,11 +167,49 @@ func TestInterruptsNotOwn(t *testing.T) {
 		f.got(r, sent)
 		must(t, m.turn(bare))
 		softirq, whole = f.read().Softirq-was.Softirq, time.Duration(m.windows.states.whole-before.whole)
+		if most := time.Since(began) * time.Duration(len(f.states())); softirq > most {
+			t.Errorf("%v of softirqs, and %v have passed on all CPUs", softirq, most)
+		}
 		return softirq-whole >= packets*time.Millisecond/2 // of the millisecond between two packets
 	})
 	if whole == 0 {
 		t.Errorf("nothing of %v in softirqs without interrupts", softirq)
 	}
+}
+
+// What acts on the accounts gets them without the time of the programs. However long that is, half of each
+// packet's time stays.
+func TestActedWithoutPrograms(t *testing.T) {
+	m := byHand(t)
+	f := newFabric(t, m)
+	box := f.add("box", 2)
+	f.rps(box, "eth0", "1")
+	r := f.receive(box, 0, ":9000")
+	watch, err := rig.NewStopwatch()
+	must(t, err)
+	t.Cleanup(func() { must(t, watch.Close()) })
+	must(t, watch.Start())
+	read := func() (states, time.Duration) {
+		t.Helper()
+		s, err := m.states()
+		must(t, err)
+		d, err := watch.Read()
+		must(t, err)
+		return s, d
+	}
+	m.windows.excess, m.windows.gaps = float64(time.Second), 1
+	must(t, m.Demand(Acted))
+	sent := uint64(0)
+	testkit.Await(t, "packets that cost less than a stopwatch measures", func() bool { // others' work may interrupt
+		was, before := read()
+		f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
+		sent += packets
+		f.got(r, sent)
+		now, measured := read()
+		part := float64(now.whole-was.whole) / float64(measured-before)
+		t.Logf("%.2f of %v", part, measured-before)
+		return part > 0.4 && part < 0.85
+	})
 }
 
 // A container whose packets begin to take more than Seen of a CPU from another is metered.
