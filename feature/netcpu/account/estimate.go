@@ -3,6 +3,7 @@ package account
 import (
 	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -47,9 +48,6 @@ func (cs counts) since(was counts) counts {
 // programs' own time is a part of the prices, and not of that. Its zero value is ready.
 type estimate struct {
 	recent          map[container.ID]*recent
-	extra           map[container.ID]*sums
-	byCPU           map[container.ID][]time.Duration
-	thefts          map[Pair]time.Duration
 	softirq, thread time.Duration
 	inThreads       float64 // the part of the work that the last window saw in threads
 
@@ -65,12 +63,11 @@ type estimate struct {
 // changes by more.
 func (e *estimate) programs() float64 { return max(0, e.excess/max(e.gaps, 1)) }
 
-// recent is what the last windows have shown of one container. The older ones count less.
+// recent is what the last windows have shown of one container, and what the gaps were charged by it. Older
+// windows count less.
 type recent struct {
 	sums
-	id      container.ID
-	byCPU   []time.Duration
-	thefts  map[Party]time.Duration // of the container's packets, by victim
+	extra   sums // of all gaps
 	in, out ratio
 	length  float64 // of the windows, in ns
 	due     counted
@@ -88,20 +85,26 @@ func (a amount) work() Work {
 	return Work{time.Duration(a.ns), uint64(math.Round(a.packets)), uint64(math.Round(a.bytes))}
 }
 
-// sums is an Account in amounts.
+// sums is an Account in amounts, with its other parts in a Reading.
 type sums struct {
 	receive, send     [Protocols]amount
 	own, took, robbed float64
+	byCPU             []float64
+	thefts            map[Party]float64 // of the container's packets, by victim
 }
 
 // sumsOf returns what a window shows of a container. The programs have taken off own for each packet.
-func sumsOf(a Account, own float64) (s sums) {
+func sumsOf(a Account, byCPU []time.Duration, own float64) (s sums) {
 	for i := range Protocols {
 		in, out := a.Receive[i], a.Send[i]
 		s.receive[i] = amount{float64(in.CPU), float64(in.Packets), float64(in.Bytes)}
 		s.send[i] = amount{float64(out.CPU), float64(out.Packets), float64(out.Bytes)}
 	}
 	s.own, s.took = float64(a.Own), float64(a.Took)
+	for _, d := range byCPU {
+		s.byCPU = append(s.byCPU, float64(d))
+	}
+	s.thefts = make(map[Party]float64)
 	s.lower(-own)
 	return s
 }
@@ -112,7 +115,20 @@ func (s *sums) plus(b sums, receive, send, rest float64) {
 		s.receive[i].plus(b.receive[i], receive)
 		s.send[i].plus(b.send[i], send)
 	}
+	if rest == 0 {
+		return
+	}
 	s.own, s.took, s.robbed = s.own+b.own*rest, s.took+b.took*rest, s.robbed+b.robbed*rest
+	s.byCPU = append(s.byCPU, make([]float64, max(0, len(b.byCPU)-len(s.byCPU)))...)
+	for cpu, ns := range b.byCPU {
+		s.byCPU[cpu] += ns * rest
+	}
+	if s.thefts == nil {
+		s.thefts = make(map[Party]float64)
+	}
+	for victim, ns := range b.thefts {
+		s.thefts[victim] += ns * rest
+	}
 }
 
 // lower takes a time in ns off for each packet. The gap may have had other traffic than the windows, and
@@ -134,17 +150,17 @@ func amounts(of [Protocols]amount) (sum amount) {
 
 func (s *sums) ns() float64 { return amounts(s.receive).ns + amounts(s.send).ns }
 
+func (s *sums) packets() float64 { return amounts(s.receive).packets + amounts(s.send).packets }
+
 // price is the time of a packet in ns.
-func (s *sums) price() float64 {
-	return s.ns() / max(amounts(s.receive).packets+amounts(s.send).packets, 1)
-}
+func (s *sums) price() float64 { return s.ns() / max(s.packets(), 1) }
 
 // ratio compares the packets of windows as the programs and as the kernel count them: GRO and GSO
 // make them differ. The windows' edges disturb it, so it has a longer memory than the price.
 type ratio struct{ seen, counted float64 }
 
-func (r *ratio) see(seen, counted uint64) {
-	r.seen, r.counted = r.seen*memory+float64(seen), r.counted*memory+float64(counted)
+func (r *ratio) see(seen float64, counted uint64) {
+	r.seen, r.counted = r.seen*memory+seen, r.counted*memory+float64(counted)
 }
 
 // counted is what the kernel has counted of a container's work, in a time that no program saw.
@@ -168,28 +184,27 @@ type window struct {
 // of returns what is known of a container.
 func (e *estimate) of(id container.ID) *recent {
 	if e.recent == nil {
-		e.recent, e.extra = make(map[container.ID]*recent), make(map[container.ID]*sums)
-		e.byCPU, e.thefts = make(map[container.ID][]time.Duration), make(map[Pair]time.Duration)
+		e.recent = make(map[container.ID]*recent)
 	}
-	r := e.recent[id]
-	if r == nil {
-		r = &recent{id: id, thefts: make(map[Party]time.Duration)}
-		e.recent[id] = r
+	if e.recent[id] == nil {
+		e.recent[id] = new(recent)
 	}
-	return r
+	return e.recent[id]
 }
 
 // see takes up a window.
 func (e *estimate) see(w window) {
-	thefts := make(map[container.ID]map[Party]time.Duration)
-	for _, t := range w.seen.Thefts {
-		if thefts[t.Culprit] == nil {
-			thefts[t.Culprit] = make(map[Party]time.Duration)
-		}
-		thefts[t.Culprit][t.Victim] += t.CPU
+	now := make(map[container.ID]sums)
+	for id, a := range w.seen.Accounts {
+		now[id] = sumsOf(a, w.seen.ByCPU[id], w.own)
 	}
-	for _, seen := range w.seen.Accounts {
-		e.of(seen.Container).see(seen, w, thefts[seen.Container])
+	for of, d := range w.seen.Thefts {
+		if culprit, is := now[of.Culprit]; is {
+			culprit.thefts[of.Victim] = float64(d)
+		}
+	}
+	for id, s := range now {
+		e.of(id).see(id, s, w)
 	}
 	all := w.seen.Softirq + w.seen.Thread
 	if all == 0 {
@@ -206,32 +221,22 @@ func (e *estimate) see(w window) {
 func (w window) part() float64 { return min(1, float64(shortest)/float64(max(w.length, 1))) }
 
 // see adds what a window shows of the container.
-func (r *recent) see(seen Account, w window, thefts map[Party]time.Duration) {
-	n, counted := w.counts[seen.Container]
-	if seen.packets() == 0 && n == (count{}) && r.in.counted+r.out.counted > 0 {
+func (r *recent) see(id container.ID, now sums, w window) {
+	n, counted := w.counts[id]
+	if now.packets() == 0 && n == (count{}) && r.in.counted+r.out.counted > 0 {
 		return // its price stays
 	}
-	now, keep, part := sumsOf(seen, w.own), memory, w.part()
-	if was := r.price(); seen.packets() >= few && (now.price() > was*anew || now.price() < was/anew) {
+	keep, part := memory, w.part()
+	if was := r.price(); now.packets() >= few && (now.price() > was*anew || now.price() < was/anew) {
 		keep = 0
 	}
 	was := r.sums
 	r.sums = sums{}
 	r.plus(was, keep, keep, keep)
 	r.plus(now, part, part, part)
-	for victim, d := range r.thefts {
-		r.thefts[victim] = scaled(d, keep)
-	}
-	for victim, d := range thefts {
-		r.thefts[victim] += scaled(d, part)
-	}
-	for i := range r.byCPU {
-		r.byCPU[i] = scaled(r.byCPU[i], keep)
-	}
-	r.byCPU = plusEach(r.byCPU, w.seen.ByCPU[seen.Container], part)
 	if counted {
-		r.in.see(works(seen.Receive).Packets, n.in)
-		r.out.see(works(seen.Send).Packets, n.out)
+		r.in.see(amounts(now.receive).packets, n.in)
+		r.out.see(amounts(now.send).packets, n.out)
 	}
 	r.length = r.length*keep + float64(w.length)*part
 }
@@ -298,36 +303,14 @@ func (e *estimate) charge(r *recent) time.Duration {
 	more.plus(r.sums, in, out, 0)
 	more.lower(e.own)
 	cpu := more.ns()
-	all := cpu / before
-	more.own, more.took = r.own*all, r.took*all
-	e.account(r.id).plus(more, 1, 1, 1)
-	for victim, d := range r.thefts {
-		d = scaled(d, all)
-		e.thefts[Pair{victim, r.id}] += d
+	more.plus(r.sums, 0, 0, cpu/before)
+	r.extra.plus(more, 1, 1, 1)
+	for victim, ns := range more.thefts {
 		if victim.Kind == Task || victim.Kind == Peer {
-			e.account(victim.Container).robbed += float64(d)
+			e.of(victim.Container).extra.robbed += ns
 		}
 	}
-	e.byCPU[r.id] = plusEach(e.byCPU[r.id], r.byCPU, all)
 	return time.Duration(cpu)
-}
-
-func (e *estimate) account(id container.ID) *sums {
-	if e.extra[id] == nil {
-		e.extra[id] = new(sums)
-	}
-	return e.extra[id]
-}
-
-// plusEach adds the elements of b, times f, to those of a.
-func plusEach(a, b []time.Duration, f float64) []time.Duration {
-	if len(a) < len(b) {
-		a = append(a, make([]time.Duration, len(b)-len(a))...)
-	}
-	for i, d := range b {
-		a[i] += scaled(d, f)
-	}
-	return a
 }
 
 // factors returns how much work there was for one that the windows saw, received and sent.
@@ -351,63 +334,46 @@ func factor(seen amount, of ratio, n, elapsed float64) float64 {
 
 // forget ends the estimate of a container and returns its CPU time.
 func (e *estimate) forget(id container.ID) (cpu time.Duration) {
-	if a := e.extra[id]; a != nil {
-		cpu = time.Duration(a.ns())
+	if r := e.recent[id]; r != nil {
+		cpu = time.Duration(r.extra.ns())
 	}
 	delete(e.recent, id)
-	delete(e.extra, id)
-	delete(e.byCPU, id)
-	for k := range e.thefts {
-		if k.Culprit == id || k.Victim.Container == id {
-			delete(e.thefts, k)
-		}
-	}
+	was := func(victim Party, _ float64) bool { return victim.Container == id }
 	for _, r := range e.recent {
-		for victim := range r.thefts {
-			if victim.Container == id {
-				delete(r.thefts, victim)
-			}
-		}
+		maps.DeleteFunc(r.thefts, was)
+		maps.DeleteFunc(r.extra.thefts, was)
 	}
 	return cpu
 }
 
 // addTo adds the estimated work to a reading.
-func (e *estimate) addTo(r *Reading, thefts bool) {
+func (e *estimate) addTo(r *Reading) {
 	r.Softirq += e.softirq
 	r.Thread += e.thread
-	for i := range r.Accounts {
-		a := &r.Accounts[i]
-		if x := e.extra[a.Container]; x != nil {
-			for p := range Protocols {
-				a.Receive[p].plus(x.receive[p].work())
-				a.Send[p].plus(x.send[p].work())
-			}
-			a.Own, a.Took, a.Robbed = a.Own+time.Duration(x.own), a.Took+time.Duration(x.took), a.Robbed+time.Duration(x.robbed)
+	for id, of := range e.recent {
+		a, is := r.Accounts[id]
+		if !is {
+			continue
 		}
-		cpus := r.ByCPU[a.Container]
-		for i, d := range e.byCPU[a.Container] {
-			if i < len(cpus) {
-				cpus[i] += d
-			}
+		x := of.extra
+		for p := range Protocols {
+			a.Receive[p].plus(x.receive[p].work())
+			a.Send[p].plus(x.send[p].work())
 		}
-	}
-	if !thefts {
-		return
-	}
-	left := maps.Clone(e.thefts)
-	for i := range r.Thefts {
-		t := &r.Thefts[i]
-		k := Pair{t.Victim, t.Culprit}
-		t.CPU += left[k]
-		delete(left, k)
-	}
-	for k, d := range left {
-		if d > 0 {
-			r.Thefts = append(r.Thefts, Theft{Victim: k.Victim, Culprit: k.Culprit, CPU: d})
+		a.Own, a.Took, a.Robbed = a.Own+whole(x.own), a.Took+whole(x.took), a.Robbed+whole(x.robbed)
+		r.Accounts[id] = a
+		for cpu, ns := range x.byCPU {
+			r.ByCPU[id][cpu] += whole(ns)
+		}
+		for victim, ns := range x.thefts {
+			if d := whole(ns); d > 0 && r.Thefts != nil {
+				r.Thefts[Pair{victim, id}] += d
+			}
 		}
 	}
 }
+
+func whole(ns float64) time.Duration { return time.Duration(math.Round(ns)) }
 
 func scaled(d time.Duration, f float64) time.Duration { return time.Duration(float64(d) * f) }
 
@@ -442,41 +408,36 @@ func (w *Work) minus(b Work) {
 	w.Bytes -= b.Bytes
 }
 
-// after returns what was counted since an earlier reading, without estimates.
-func (r Reading) after(was Reading) Reading {
+// Since returns what was counted since an earlier reading. An account, or a theft, of less than before is
+// another one.
+func (r Reading) Since(was Reading) Reading {
 	r.Softirq -= was.Softirq
 	r.Thread -= was.Thread
-	accounts := make(map[container.ID]Account, len(was.Accounts))
-	for _, a := range was.Accounts {
-		accounts[a.Container] = a
-	}
-	list := make([]Account, 0, len(r.Accounts))
-	for _, a := range r.Accounts {
-		if before := accounts[a.Container]; before.CPU() <= a.CPU() && before.packets() <= a.packets() {
-			a.minus(before) // else it is another account of the same container
+	r.Lost -= min(r.Lost, was.Lost)
+	accounts := make(map[container.ID]Account, len(r.Accounts))
+	for id, a := range r.Accounts {
+		if before := was.Accounts[id]; before.CPU() <= a.CPU() && before.packets() <= a.packets() {
+			a.minus(before)
 		}
-		list = append(list, a)
+		accounts[id] = a
 	}
 	byCPU := make(map[container.ID][]time.Duration, len(r.ByCPU))
 	for id, cpus := range r.ByCPU {
-		grown := make([]time.Duration, len(cpus))
-		for i, d := range cpus {
-			if grown[i] = d; i < len(was.ByCPU[id]) {
-				grown[i] -= was.ByCPU[id][i]
-			}
+		grown := slices.Clone(cpus)
+		for i, d := range was.ByCPU[id] {
+			grown[i] -= d
 		}
 		byCPU[id] = grown
 	}
-	before := make(map[Pair]time.Duration, len(was.Thefts))
-	for _, t := range was.Thefts {
-		before[Pair{t.Victim, t.Culprit}] = t.CPU
-	}
-	thefts := make([]Theft, 0, len(r.Thefts))
-	for _, t := range r.Thefts {
-		if t.CPU -= before[Pair{t.Victim, t.Culprit}]; t.CPU > 0 {
-			thefts = append(thefts, t)
+	thefts := make(map[Pair]time.Duration, len(r.Thefts))
+	for of, d := range r.Thefts {
+		if before := was.Thefts[of]; before <= d {
+			d -= before
+		}
+		if d > 0 {
+			thefts[of] = d
 		}
 	}
-	r.Accounts, r.ByCPU, r.Thefts = list, byCPU, thefts
+	r.Accounts, r.ByCPU, r.Thefts = accounts, byCPU, thefts
 	return r
 }

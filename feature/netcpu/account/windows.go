@@ -3,6 +3,7 @@ package account
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -313,14 +314,14 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 		return err
 	}
 	win := window{
-		seen: raw.after(w.raw), length: now.Sub(w.began), counts: counts.since(w.start),
+		seen: raw.Since(w.raw), length: now.Sub(w.began), counts: counts.since(w.start),
 		whole: time.Duration(states.whole - was.whole), own: w.off,
 	}
 	w.raw = raw
 	w.at, w.counts = now, counts
 	// The work of a container that has ended does not go on.
-	win.seen.Accounts = slices.DeleteFunc(win.seen.Accounts, func(a Account) bool {
-		acc := m.accounts[a.Container]
+	maps.DeleteFunc(win.seen.Accounts, func(id container.ID, _ Account) bool {
+		acc := m.accounts[id]
 		return acc != nil && acc.state != watched
 	})
 	w.see(win)
@@ -340,10 +341,10 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 // robbery returns the part of a CPU that the worst culprit took from others.
 func (w window) robbery() (most float64) {
 	took := make(map[container.ID]time.Duration)
-	for _, t := range w.seen.Thefts {
-		if t.Loss() {
-			took[t.Culprit] += t.CPU
-			most = max(most, float64(took[t.Culprit])/float64(max(w.length, shortest)))
+	for of, d := range w.seen.Thefts {
+		if of.Loss() {
+			took[of.Culprit] += d
+			most = max(most, float64(took[of.Culprit])/float64(max(w.length, shortest)))
 		}
 	}
 	return most
