@@ -60,9 +60,7 @@ type accountCpu struct {
 	Weight      uint32
 	Skip        uint32
 	Chance      uint32
-	Pid         uint32
-	_           [4]byte
-	Switches    uint64
+	Stint       uint64
 	Events      uint64
 	Runs        uint64
 	Window      uint64

@@ -166,8 +166,7 @@ struct cpu {
 	__u32 weight;
 	__u32 skip;    /* the current run, if it is not sampled: a vector, or RUN_THREAD */
 	__u32 chance;
-	__u32 pid;      /* thread of a RUN_THREAD */
-	__u64 switches; /* its context switches at the start of the run */
+	__u64 stint;   /* at the start of the run */
 	__u64 events;  /* since window, those of runs that are not sampled included */
 	__u64 runs;
 	__u64 window;

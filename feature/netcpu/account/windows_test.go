@@ -155,19 +155,21 @@ func TestInterruptsNotOwn(t *testing.T) {
 	f := newFabric(t, m)
 	box := f.add("box", 2)
 	r := f.receive(box, 0, ":9000")
+	const each = time.Second
 	var softirq, whole time.Duration
 	sent := uint64(0)
 	testkit.Await(t, "softirqs after interrupts", func() bool { // on a busy CPU they follow others' work
 		began := time.Now()
 		must(t, m.turn(full))
-		must(t, m.vars.AroundCall.Set(uint64(time.Second))) // each reaches back to the run before
+		must(t, m.vars.AroundCall.Set(uint64(each))) // each reaches back to the run before
 		was, before := f.read(), m.windows.states
 		f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
 		sent += packets
 		f.got(r, sent)
 		must(t, m.turn(bare))
 		softirq, whole = f.read().Softirq-was.Softirq, time.Duration(m.windows.states.whole-before.whole)
-		if most := time.Since(began) * time.Duration(len(f.states())); softirq > most {
+		// The first run on a CPU may reach back to before.
+		if most := (time.Since(began) + each) * time.Duration(len(f.states())); softirq > most {
 			t.Errorf("%v of softirqs, and %v have passed on all CPUs", softirq, most)
 		}
 		return softirq-whole >= packets*time.Millisecond/2 // of the millisecond between two packets
