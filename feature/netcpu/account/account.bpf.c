@@ -368,8 +368,8 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 
 /*
  * User space runs this on each CPU before it reads, so that no table holds anything
- * back. It runs in an interrupt, or in a task on its own CPU, which a run may interrupt. If
- * it has interrupted a run, the run owns the table, and adds it to the maps soon. After a window (fl_bare) the other programs are
+ * back. It runs in an interrupt, or in a task on its own CPU. A run that it interrupts owns
+ * the table, and adds it to the maps soon. After a window (fl_bare) the other programs are
  * detached, and no event ends a run that is still open.
  */
 

@@ -104,7 +104,7 @@ type accountCpu struct {
 	TunnelIfindex uint32
 	Set           uint64
 	SetSlot       uint32
-	SetKnown      uint32
+	_             [4]byte
 	Ring          [8]struct {
 		_    structs.HostLayout
 		Skb  uint64

@@ -213,7 +213,6 @@ struct cpu {
 
 	__u64 set; /* css_set of the last task, and its slot */
 	__u32 set_slot;
-	__u32 set_known;
 
 	/* Open packets that wait for the second pass over a list. */
 	struct ringed ring[RING];

@@ -20,10 +20,9 @@ static __always_inline __u32 of_task(struct cpu *c, struct task_struct *t)
 {
 	struct css_set *set = t->cgroups;
 
-	if (c->set != (__u64)set || !c->set_known) {
+	if (c->set != (__u64)set) {
 		c->set_slot = of_cgroup(fl_cgroup_of_task(t));
 		c->set = (__u64)set;
-		c->set_known = 1;
 	}
 	return c->set_slot;
 }
@@ -165,7 +164,7 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 	c->runs += c->weight;
 	if (c->epoch != fl_epoch) {
 		c->epoch = fl_epoch;
-		c->set_known = 0;
+		c->set = 0;
 		c->sent_ifindex = 0;
 	}
 	c->victim = 0;
@@ -261,7 +260,7 @@ static __always_inline int carries(struct sk_buff *skb, __u32 class)
 	return fl_vxlan_port(port) || port == FL_PORT_GENEVE;
 }
 
-/* The first letters of the kind of a device (rtnetlink(7)): three tell tunnels, and IFBs, from others. */
+/* Three letters of a device's kind (rtnetlink(7)) tell tunnels and IFBs from others. */
 #define KIND(a, b, c) ((a) | (b) << 8 | (c) << 16)
 
 static __always_inline __u32 kind_of(struct net_device *dev)

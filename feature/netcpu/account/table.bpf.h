@@ -22,10 +22,15 @@ static __always_inline __u64 key_of(struct cpu *c, __u32 slot, __u32 class)
 	return KEY_USED | kind << 40 | (__u64)c->victim << 24 | (__u64)class << 16 | slot;
 }
 
-/*
- * A run may interrupt fl_flush, and flush the entry itself. So each number is taken out once, and added
- * at once.
- */
+static __always_inline void owes(__u32 slot, __s64 ns)
+{
+	__s64 *charge = slot ? bpf_map_lookup_elem(&fl_charges, &slot) : 0;
+
+	if (charge)
+		__sync_fetch_and_add(charge, ns);
+}
+
+/* A run may interrupt fl_flush and flush the entry itself: each number is taken out once. */
 static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 {
 	__u32 slot = e->key & 0xffff, class = e->key >> 16 & 7;
@@ -34,7 +39,6 @@ static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 	struct account *a, *whose;
 	struct work *w;
 	__u64 *ns, first = __sync_lock_test_and_set(&e->ns, 0);
-	__s64 *charge;
 
 	a = bpf_map_lookup_elem(&fl_accounts, &slot);
 	if (!a)
@@ -64,16 +68,8 @@ static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 	}
 	if (ns)
 		__sync_fetch_and_add(ns, first);
-	if (slot) {
-		charge = bpf_map_lookup_elem(&fl_charges, &slot);
-		if (charge)
-			__sync_fetch_and_add(charge, first);
-	}
-	if (victim) {
-		charge = bpf_map_lookup_elem(&fl_charges, &victim);
-		if (charge)
-			__sync_fetch_and_add(charge, -first);
-	}
+	owes(slot, first);
+	owes(victim, -first);
 }
 
 /* Divides the pot among the packets of the run so far; the first gets the rounding. */
