@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -73,26 +72,6 @@ func newIdentity(t testing.TB) *identity.Identity {
 }
 
 var must = testkit.Must
-
-func TestSum(t *testing.T) {
-	one, two := accountAccount{Own: 5}, accountAccount{Own: 6}
-	one.By[UDP].Ns, two.By[UDP].Ns = 100, 20
-	one.By[TCP].Packets, two.By[int(Protocols)+int(Other)].Bytes = 7, 9
-	two.By[int(Protocols)+int(TCP)].Ns = 3
-	a, each := sum([]accountAccount{one, two})
-	want := Account{Own: 11}
-	want.Receive[UDP].CPU, want.Receive[TCP].Packets = 120, 7
-	want.Send[TCP].CPU, want.Send[Other].Bytes = 3, 9
-	if a != want {
-		t.Errorf("sum %+v, want %+v", a, want)
-	}
-	if a.CPU() != 123 {
-		t.Errorf("CPU %v, want 123ns", a.CPU())
-	}
-	if !slices.Equal(each, []time.Duration{100, 23}) {
-		t.Errorf("by CPU %v", each)
-	}
-}
 
 // A tenant has an account from Watch until the Reading without it.
 func TestLife(t *testing.T) {

@@ -191,19 +191,6 @@ func TestEstimateIdle(t *testing.T) {
 	}
 }
 
-// One packet in each window costs what one does, not what those of all windows do.
-func TestEstimateFewPackets(t *testing.T) {
-	var e estimate
-	for range 100 {
-		e.see(seen(1, 1, 1))
-	}
-	e.gap(counts{1: {in: 1000}}, time.Second, 0)
-	_, by := estimated(&e, 1)
-	if cpu := by[1].CPU(); cpu < 990*time.Microsecond || cpu > 1010*time.Microsecond {
-		t.Errorf("estimated %v for 1000 packets of 1 µs", cpu)
-	}
-}
-
 // What a long phase has seen does not outweigh the windows after it.
 func TestEstimateAfterLongPhase(t *testing.T) {
 	var e estimate
