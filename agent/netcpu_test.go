@@ -56,8 +56,8 @@ func work(cpu time.Duration, packets, bytes uint64) account.Work {
 	return account.Work{CPU: cpu, Packets: packets, Bytes: bytes}
 }
 
-func theft(kind account.PartyKind, victim, culprit container.ID, cpu time.Duration) account.Theft {
-	return account.Theft{Victim: account.Party{Container: victim, Kind: kind}, Culprit: culprit, CPU: cpu}
+func theft(kind account.PartyKind, victim, culprit container.ID) account.Pair {
+	return account.Pair{Victim: account.Party{Container: victim, Kind: kind}, Culprit: culprit}
 }
 
 // robbery is a flood that is received in the time of a victim, of an ended container, of tasks of
@@ -65,26 +65,26 @@ func theft(kind account.PartyKind, victim, culprit container.ID, cpu time.Durati
 func robbery() account.Reading {
 	return account.Reading{
 		Taken: time.Unix(1_800_000_010, 0), Softirq: 3100 * ms, Thread: 100 * ms, Lost: 5, Gone: 20 * ms,
-		Accounts: []account.Account{
-			{Container: 0, Receive: kinds{account.Other: work(50*ms, 100, 6000)}},
-			{Container: 1, Receive: kinds{work(3000*ms, 1_000_000, 1_400_000_000), work(90*ms, 1000, 0)}, Send: kinds{account.TCP: work(10*ms, 10, 40)}, Own: 1000 * ms},
-			{Container: 2, Send: kinds{account.TCP: work(20*ms, 40, 2000)}, Own: 20 * ms},
-			{Container: 77, Receive: kinds{work(30*ms, 3, 3)}},
+		Accounts: map[container.ID]account.Account{
+			0:  {Receive: kinds{account.Other: work(50*ms, 100, 6000)}},
+			1:  {Receive: kinds{work(3000*ms, 1_000_000, 1_400_000_000), work(90*ms, 1000, 0)}, Send: kinds{account.TCP: work(10*ms, 10, 40)}, Own: 1000 * ms},
+			2:  {Send: kinds{account.TCP: work(20*ms, 40, 2000)}, Own: 20 * ms},
+			77: {Receive: kinds{work(30*ms, 3, 3)}},
 		},
-		Thefts: []account.Theft{
-			theft(account.Task, 1, 1, 1000*ms), // its own
-			theft(account.Task, 2, 1, 1500*ms),
-			theft(account.NAPI, 2, 1, 100*ms),
-			theft(account.Task, 2, 0, 25*ms),
-			theft(account.Task, 1, 77, 30*ms),
-			theft(account.Task, 9, 1, 50*ms),
-			theft(account.Task, 0, 1, 200*ms),
-			theft(account.NAPI, 0, 1, 100*ms),
-			theft(account.Ksoftirqd, 0, 1, 40*ms),
-			theft(account.Idle, 0, 1, 110*ms),
-			theft(account.Task, 0, 0, 25*ms),
-			theft(account.Task, 2, 2, 20*ms),
-			theft(account.Task, 3, 1, 0),
+		Thefts: map[account.Pair]time.Duration{
+			theft(account.Task, 1, 1):      1000 * ms, // its own
+			theft(account.Task, 2, 1):      1500 * ms,
+			theft(account.NAPI, 2, 1):      100 * ms,
+			theft(account.Task, 2, 0):      25 * ms,
+			theft(account.Task, 1, 77):     30 * ms,
+			theft(account.Task, 9, 1):      50 * ms,
+			theft(account.Task, 0, 1):      200 * ms,
+			theft(account.NAPI, 0, 1):      100 * ms,
+			theft(account.Ksoftirqd, 0, 1): 40 * ms,
+			theft(account.Idle, 0, 1):      110 * ms,
+			theft(account.Task, 0, 0):      25 * ms,
+			theft(account.Task, 2, 2):      20 * ms,
+			theft(account.Task, 3, 1):      0,
 		},
 	}
 }
@@ -125,8 +125,8 @@ func TestNetCPU(t *testing.T) {
 			{Kind: "task", Victim: 2, VictimName: "box-2", Culprit: 1, CulpritName: "box-1", Seconds: 1.5},
 			{Kind: "task", Culprit: 1, CulpritName: "box-1", Seconds: 0.2},
 			{Kind: "idle", Culprit: 1, CulpritName: "box-1", Seconds: 0.11},
-			{Kind: "napi", Victim: 2, VictimName: "box-2", Culprit: 1, CulpritName: "box-1", Seconds: 0.1},
 			{Kind: "napi", Culprit: 1, CulpritName: "box-1", Seconds: 0.1},
+			{Kind: "napi", Victim: 2, VictimName: "box-2", Culprit: 1, CulpritName: "box-1", Seconds: 0.1},
 			{Kind: "task", Victim: 9, Culprit: 1, CulpritName: "box-1", Seconds: 0.05},
 			{Kind: "ksoftirqd", Culprit: 1, CulpritName: "box-1", Seconds: 0.04},
 			{Kind: "task", Victim: 1, VictimName: "box-1", Culprit: 77, CulpritName: "was here", Seconds: 0.03},

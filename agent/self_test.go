@@ -93,13 +93,13 @@ func TestSelf(t *testing.T) {
 	}
 	r := newRig(t, ids[:]...)
 	r.accounts = &netcpu.Accounts{Since: time.Unix(1_800_000_000, 0), Meter: &fakeMeter{now: account.Reading{
-		Accounts: []account.Account{
-			{Container: ids[0], Receive: kinds{work(time.Second, 1000, 0)}, Own: 400 * time.Millisecond},
-			{Container: ids[1], Receive: kinds{work(2*time.Second, 777777, 0)}},
+		Accounts: map[container.ID]account.Account{
+			ids[0]: {Receive: kinds{work(time.Second, 1000, 0)}, Own: 400 * time.Millisecond},
+			ids[1]: {Receive: kinds{work(2*time.Second, 777777, 0)}},
 		},
-		Thefts: []account.Theft{
-			theft(account.Task, ids[0], ids[1], 3*time.Second), theft(account.Task, ids[1], ids[0], 500*time.Millisecond),
-			theft(account.Idle, 0, ids[0], 100*time.Millisecond),
+		Thefts: map[account.Pair]time.Duration{
+			theft(account.Task, ids[0], ids[1]): 3 * time.Second, theft(account.Task, ids[1], ids[0]): 500 * time.Millisecond,
+			theft(account.Idle, 0, ids[0]): 100 * time.Millisecond,
 		},
 	}}}
 	a, b := box(ids[0], "isolate"), box(ids[1], "isolate")

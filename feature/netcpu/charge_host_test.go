@@ -111,11 +111,7 @@ func (h *host) accounts() map[container.ID]account.Account {
 	h.t.Helper()
 	r, err := h.netcpu.Meter.Read()
 	must(h.t, err)
-	all := make(map[container.ID]account.Account)
-	for _, a := range r.Accounts {
-		all[a.Container] = a
-	}
-	return all
+	return r.Accounts
 }
 
 // cost returns what a container's packets have cost.

@@ -23,9 +23,9 @@ type read account.Reading
 
 func (r read) Read() (account.Reading, error) { return account.Reading(r), nil }
 
-// from returns time that packets of a culprit took from a victim.
-func from(victim, culprit container.ID, cpu time.Duration) account.Theft {
-	return account.Theft{Victim: account.Party{Kind: account.Task, Container: victim}, Culprit: culprit, CPU: cpu}
+// from is a theft of a culprit's packets from a victim.
+func from(victim, culprit container.ID) account.Pair {
+	return account.Pair{Victim: account.Party{Kind: account.Task, Container: victim}, Culprit: culprit}
 }
 
 // The report contains the ledger of each container, and the uplinks at which packets are dropped.
@@ -33,8 +33,8 @@ func TestReport(t *testing.T) {
 	rx := [account.Protocols]account.Work{account.UDP: {CPU: time.Second, Packets: 1000}}
 	x := &Accounts{
 		Meter: read{
-			Accounts: []account.Account{{Container: 7, Receive: rx}},
-			Thefts:   []account.Theft{from(8, 7, time.Second), from(7, 8, 2*time.Second)},
+			Accounts: map[container.ID]account.Account{7: {Receive: rx}},
+			Thefts:   map[account.Pair]time.Duration{from(8, 7): time.Second, from(7, 8): 2 * time.Second},
 		},
 		Containers: topology.Containers{{ID: 7}, {ID: 8}},
 	}
@@ -73,7 +73,7 @@ func TestSamplesAreExplained(t *testing.T) {
 	defer ch.Close()
 	testkit.Must(t, ch.Add(c, 0))
 	x := &Accounts{
-		Meter:      read{Accounts: []account.Account{{Container: 7, Send: [account.Protocols]account.Work{account.TCP: {CPU: 1, Packets: 1}}}}, Thefts: []account.Theft{from(8, 7, 1)}},
+		Meter:      read{Accounts: map[container.ID]account.Account{7: {Send: [account.Protocols]account.Work{account.TCP: {CPU: 1, Packets: 1}}}}, Thefts: map[account.Pair]time.Duration{from(8, 7): 1}},
 		Containers: topology.Containers{c, {ID: 8}},
 	}
 	export, ledgers := x.Export(), inForce{Ledgers: ch.Ledgers()}.samples(nil)

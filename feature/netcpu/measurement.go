@@ -50,17 +50,17 @@ func (x *Accounts) measure() (measurement, error) {
 	if r.Reading, err = x.Meter.Read(); err != nil {
 		return r, err
 	}
-	for _, t := range r.Thefts {
-		if t.CPU <= 0 || !t.Loss() {
+	for of, d := range r.Thefts {
+		if d <= 0 || !of.Loss() {
 			continue
 		}
-		victim := t.Victim.Container
+		victim := of.Victim.Container
 		if r.stolenBy[victim] == nil {
 			r.stolenBy[victim] = make(map[container.ID]time.Duration)
 		}
-		r.stolenBy[victim][t.Culprit] += t.CPU
-		r.stolen[victim] += t.CPU
-		r.taken[t.Culprit] += t.CPU
+		r.stolenBy[victim][of.Culprit] += d
+		r.stolen[victim] += d
+		r.taken[of.Culprit] += d
 	}
 	return r, nil
 }
@@ -126,8 +126,8 @@ func (x *Accounts) wire(r measurement) api.NetCPU {
 		Accounts: []api.NetCPUAccount{}, Matrix: []api.NetCPUTheft{},
 	}
 	charged := r.Gone
-	for _, acc := range r.Accounts {
-		a := row(acc.Container)
+	for id, acc := range r.Accounts {
+		a := row(id)
 		for kind := range account.Protocols {
 			a.Work = appendWork(a.Work, "receive", kind.String(), acc.Receive[kind])
 			a.Work = appendWork(a.Work, "send", kind.String(), acc.Send[kind])
@@ -140,18 +140,14 @@ func (x *Accounts) wire(r measurement) api.NetCPU {
 	}
 	n.Charged = charged.Seconds()
 
-	for _, t := range r.Thefts {
-		if t.CPU <= 0 || t.Own() {
-			continue
-		}
-		w := api.NetCPUTheft{Kind: t.Victim.Kind.String(), Victim: api.ID(t.Victim.Container), Culprit: api.ID(t.Culprit), Seconds: t.CPU.Seconds()}
-		w.CulpritName = row(t.Culprit).Name
+	for _, of := range ranked(r.Thefts) {
+		w := api.NetCPUTheft{Kind: of.Victim.Kind.String(), Victim: api.ID(of.Victim.Container), Culprit: api.ID(of.Culprit), Seconds: r.Thefts[of].Seconds()}
+		w.CulpritName = row(of.Culprit).Name
 		if w.Victim != 0 {
-			w.VictimName = row(t.Victim.Container).Name
+			w.VictimName = row(of.Victim.Container).Name
 		}
 		n.Matrix = append(n.Matrix, w)
 	}
-	slices.SortStableFunc(n.Matrix, func(x, y api.NetCPUTheft) int { return cmp.Compare(y.Seconds, x.Seconds) })
 	for culprit, d := range r.taken {
 		row(culprit).Taken = d.Seconds()
 	}
@@ -237,7 +233,7 @@ func (r measurement) samples(pairs *pairs) (to []feature.Sample) {
 		to = append(to, feature.Sample{Container: id, Name: name, Labels: labels, Value: v})
 	}
 	var system time.Duration
-	for _, acc := range r.Accounts {
+	for id, acc := range r.Accounts {
 		for protocol := range account.Protocols {
 			for _, way := range []struct {
 				name string
@@ -246,12 +242,12 @@ func (r measurement) samples(pairs *pairs) (to []feature.Sample) {
 				if way.Packets == 0 && way.CPU == 0 {
 					continue
 				}
-				if acc.Container == 0 {
+				if id == 0 {
 					system += way.CPU
 				}
 				labels := []feature.Label{{Name: "direction", Value: way.name}, {Name: "protocol", Value: protocol.String()}}
-				add(acc.Container, "netcpu_seconds_total", way.CPU.Seconds(), labels...)
-				add(acc.Container, "netcpu_packets_total", float64(way.Packets), labels...)
+				add(id, "netcpu_seconds_total", way.CPU.Seconds(), labels...)
+				add(id, "netcpu_packets_total", float64(way.Packets), labels...)
 			}
 		}
 	}
@@ -263,9 +259,9 @@ func (r measurement) samples(pairs *pairs) (to []feature.Sample) {
 		}
 	}
 	show, other := pairs.split(r.Thefts, maxPairs, func(id container.ID) bool { return runs[id] })
-	for _, t := range show {
-		add(0, "netcpu_theft_seconds_total", t.CPU.Seconds(), feature.Label{Name: "kind", Value: t.Victim.Kind.String()},
-			party("victim", t.Victim.Container, "host"), party("culprit", t.Culprit, "system"))
+	for _, of := range show {
+		add(0, "netcpu_theft_seconds_total", r.Thefts[of].Seconds(), feature.Label{Name: "kind", Value: of.Victim.Kind.String()},
+			party("victim", of.Victim.Container, "host"), party("culprit", of.Culprit, "system"))
 	}
 	if other > 0 {
 		const o = "other"

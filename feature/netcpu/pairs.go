@@ -2,6 +2,7 @@ package netcpu
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -21,32 +22,34 @@ type pairs struct {
 	other time.Duration
 }
 
+// ranked returns the entries of the matrix, the largest first.
+func ranked(thefts map[account.Pair]time.Duration) []account.Pair {
+	entries := slices.DeleteFunc(slices.Collect(maps.Keys(thefts)), func(p account.Pair) bool { return thefts[p] <= 0 || p.Own() })
+	slices.SortFunc(entries, func(x, y account.Pair) int {
+		return cmp.Or(cmp.Compare(thefts[y], thefts[x]), cmp.Compare(x.Culprit, y.Culprit), cmp.Compare(x.Victim.Container, y.Victim.Container), cmp.Compare(x.Victim.Kind, y.Victim.Kind))
+	})
+	return entries
+}
+
 // split returns the entries with a series of their own, at most limit, and the sum of all others'
 // growth since the first reading.
-func (p *pairs) split(thefts []account.Theft, limit int, runs func(container.ID) bool) (show []account.Theft, other time.Duration) {
-	thefts = slices.DeleteFunc(slices.Clone(thefts), func(t account.Theft) bool { return t.CPU <= 0 || t.Own() })
-	slices.SortFunc(thefts, func(x, y account.Theft) int {
-		return cmp.Or(cmp.Compare(y.CPU, x.CPU), cmp.Compare(x.Culprit, y.Culprit), cmp.Compare(x.Victim.Container, y.Victim.Container), cmp.Compare(x.Victim.Kind, y.Victim.Kind))
-	})
+func (p *pairs) split(thefts map[account.Pair]time.Duration, limit int, runs func(container.ID) bool) (show []account.Pair, other time.Duration) {
+	entries := ranked(thefts)
 	shown := make(map[account.Pair]bool, limit)
 	for _, first := range []bool{true, false} { // entries with a series, then new ones
-		for _, t := range thefts {
-			k := account.Pair{Victim: t.Victim, Culprit: t.Culprit}
-			if len(shown) < limit && p.shown[k] == first && runs(t.Culprit) && runs(t.Victim.Container) {
+		for _, k := range entries {
+			if len(shown) < limit && p.shown[k] == first && runs(k.Culprit) && runs(k.Victim.Container) {
 				shown[k] = true
 			}
 		}
 	}
-	last := make(map[account.Pair]time.Duration, len(thefts))
-	for _, t := range thefts {
-		k := account.Pair{Victim: t.Victim, Culprit: t.Culprit}
-		last[k] = t.CPU
+	for _, k := range entries {
 		if shown[k] {
-			show = append(show, t)
+			show = append(show, k)
 			continue
 		}
-		p.other += grown(t.CPU, p.last[k])
+		p.other += grown(thefts[k], p.last[k])
 	}
-	p.shown, p.last = shown, last
+	p.shown, p.last = shown, thefts
 	return show, p.other
 }

@@ -2,6 +2,7 @@ package netcpu
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -45,15 +46,10 @@ func TestPairs(t *testing.T) {
 				delete(cpu, k)
 			}
 		}
-		var thefts []account.Theft
-		for k, d := range cpu {
-			t := account.Theft{Victim: k.Victim, Culprit: k.Culprit, CPU: d}
-			thefts = append(thefts, t)
-		}
-		show, other := p.split(thefts, limit, func(id container.ID) bool { return id == 0 || alive[id] })
+		show, other := p.split(maps.Clone(cpu), limit, func(id container.ID) bool { return id == 0 || alive[id] })
 		now := state{make(map[account.Pair]time.Duration), other}
-		for _, t := range show {
-			now.shown[account.Pair{Victim: t.Victim, Culprit: t.Culprit}] = t.CPU
+		for _, k := range show {
+			now.shown[k] = cpu[k]
 		}
 		if len(show) > limit || len(now.shown) != len(show) || other < before.other {
 			t.Fatalf("step %d: %d shown, other %v after %v", step, len(show), other, before.other)

@@ -15,7 +15,6 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
-	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -247,9 +246,8 @@ func TestHotplug(t *testing.T) {
 				until(t, when+", packets arrive", func() bool { return got.Read().Since(was).Ops > enough(1000) })
 				until(t, when+", they are accounted for", func() bool { return h.cost(h.container) > cost })
 				now := h.addsUp(when)
-				for _, a := range from.Accounts {
-					i := slices.IndexFunc(now.Accounts, func(b account.Account) bool { return b.Container == a.Container })
-					if i < 0 || now.Accounts[i].CPU() < a.CPU() {
+				for id, a := range from.Accounts {
+					if b, is := now.Accounts[id]; !is || b.CPU() < a.CPU() {
 						t.Errorf("%s: an account went back: %+v, now %+v", when, a, now.Accounts)
 					}
 				}

@@ -300,7 +300,7 @@ func (s *session) read(ctx context.Context) (r reading, err error) {
 		return r, err
 	}
 	if s.stopwatch != nil {
-		if r.softirq, err = s.stopwatch.Read(); err != nil {
+		if r.softirq, _, err = s.stopwatch.Read(); err != nil {
 			return r, err
 		}
 	}

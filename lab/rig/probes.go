@@ -179,18 +179,17 @@ func (w *Stopwatch) Start() error {
 	return nil
 }
 
-// Read returns the time of NET_TX and NET_RX since the start, on all CPUs.
-func (w *Stopwatch) Read() (sum time.Duration, err error) {
-	for _, vector := range []uint32{2, 3} { // include/linux/interrupt.h
-		var cpus []struct{ Sum, Began uint64 }
-		if err := w.objs.Stints.Lookup(vector, &cpus); err != nil {
-			return sum, fmt.Errorf("read stopwatch: %w", err)
-		}
-		for _, c := range cpus {
-			sum += time.Duration(c.Sum)
-		}
+// Read returns the time of NET_TX and NET_RX since the start, on all CPUs and on each.
+func (w *Stopwatch) Read() (sum time.Duration, byCPU []time.Duration, err error) {
+	var send, receive []struct{ Sum, Began uint64 }
+	if err := errors.Join(w.objs.Stints.Lookup(uint32(2), &send), w.objs.Stints.Lookup(uint32(3), &receive)); err != nil { // include/linux/interrupt.h
+		return 0, nil, fmt.Errorf("read stopwatch: %w", err)
 	}
-	return sum, nil
+	for cpu := range send {
+		byCPU = append(byCPU, time.Duration(send[cpu].Sum+receive[cpu].Sum))
+		sum += byCPU[cpu]
+	}
+	return sum, byCPU, nil
 }
 
 // Drop starts or stops to drop all packets from outside, by XDP at the NIC of the path NIC. A real

@@ -73,12 +73,12 @@ func TestStopwatch(t *testing.T) {
 	if !moves(run.Receivers[0]) {
 		t.Fatal("nothing is received")
 	}
-	if sum, err := w.Read(); err != nil || sum != 0 {
+	if sum, _, err := w.Read(); err != nil || sum != 0 {
 		t.Errorf("before its start it has %v, %v", sum, err)
 	}
 	must(t, w.Start())
 	testkit.AwaitNone(t, func() string {
-		sum, err := w.Read()
+		sum, _, err := w.Read()
 		must(t, err)
 		if sum == 0 {
 			return "it measures no softirq"

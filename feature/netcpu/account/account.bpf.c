@@ -118,7 +118,6 @@ int BPF_PROG(fl_enter, unsigned int vec)
 	 */
 	if (c->skip)
 		pass(c, now);
-	c->skip = 0;
 	c->before = 0;
 	if (c->irq_end && now - c->irq_end < FOLLOWS_NS) {
 		__u64 from = c->irq - (c->call ? fl_around_call : fl_around);
@@ -200,7 +199,6 @@ int BPF_PROG(fl_exit, unsigned int vec)
 	if (c->skip) {
 		c->last = bpf_ktime_get_ns(); /* the next run begins no earlier */
 		pass(c, c->last);
-		c->skip = 0;
 		return 0; /* not sampled: another run stands for it */
 	}
 	if (c->run != vec)
@@ -344,10 +342,8 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 
 	if (!c)
 		return 0; /* impossible */
-	if (c->skip == RUN_THREAD) {
+	if (c->skip == RUN_THREAD)
 		pass(c, bpf_ktime_get_ns());
-		c->skip = 0;
-	}
 	if (left(c))
 		end(c, c->last);
 	if (!c->run)
@@ -372,8 +368,8 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 
 /*
  * User space runs this on each CPU before it reads, so that no table holds anything
- * back. It runs in an interrupt. If that has interrupted a run, the run owns the
- * table, and adds it to the maps soon. After a window (fl_bare) the other programs are
+ * back. It runs in an interrupt, or in a task on its own CPU. A run that it interrupts owns
+ * the table, and adds it to the maps soon. After a window (fl_bare) the other programs are
  * detached, and no event ends a run that is still open.
  */
 
@@ -427,5 +423,6 @@ int fl_taken(struct xdp_md *ctx)
 		class = protocol_at(data + sizeof(*eth), eth->h_proto);
 	comes(c);
 	share(c, use(c, slot, RECEIVE | class, 1, bpf_xdp_get_buff_len(ctx)));
+	c->own = 0; /* the other programs do not see it */
 	return XDP_DROP;
 }

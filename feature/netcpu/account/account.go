@@ -53,7 +53,6 @@ type Work struct {
 
 // Account is what one container's packets have cost since Open.
 type Account struct {
-	Container     container.ID
 	Receive, Send [Protocols]Work
 	// Own is the part of Receive and Send that ran in the time of the container's own
 	// tasks, in NAPI threads that poll its devices, or in threads in its cgroup.
@@ -96,34 +95,27 @@ func (k PartyKind) String() string {
 	return "napi"
 }
 
-// Party is the victim of a Theft.
+// Party is who loses time.
 type Party struct {
 	Container container.ID // 0: no watched container
 	Kind      PartyKind
 }
 
-// Pair identifies a Theft.
+// Pair is a context, and the container whose packets took time from it: a theft.
 type Pair struct {
 	Victim  Party
-	Culprit container.ID
-}
-
-// Theft is the time that one container's packets took from another context.
-type Theft struct {
-	Victim  Party
 	Culprit container.ID // System: 0
-	CPU     time.Duration
 }
 
 // Own reports whether the time was that of the container that the packets were for.
-func (t Theft) Own() bool {
-	return t.Victim.Container == t.Culprit && (t.Victim.Kind == Task || t.Victim.Kind == NAPI)
+func (p Pair) Own() bool {
+	return p.Victim.Container == p.Culprit && (p.Victim.Kind == Task || p.Victim.Kind == NAPI)
 }
 
 // Loss reports whether another container, or a task of the host, lost the time. The kernel's
 // threads for all and idle CPUs lose nothing, and neither does the sender of the packets.
-func (t Theft) Loss() bool {
-	return !t.Own() && (t.Victim.Kind == Task || t.Victim.Kind == NAPI && t.Victim.Container != 0)
+func (p Pair) Loss() bool {
+	return !p.Own() && (p.Victim.Kind == Task || p.Victim.Kind == NAPI && p.Victim.Container != 0)
 }
 
 // Reading is the state of all accounts at one moment. All numbers but Taken
@@ -140,12 +132,12 @@ type Reading struct {
 	Thread  time.Duration // polls of NAPI threads
 	// Accounts has one entry for each container, one for System, and one for each
 	// container that was forgotten since the last Read.
-	Accounts []Account
+	Accounts map[container.ID]Account
 	// ByCPU is the sum of Receive and Send of each account, by the number of the CPU.
 	ByCPU  map[container.ID][]time.Duration
-	Thefts []Theft // set by Read; Meter.Accounts omits it
+	Thefts map[Pair]time.Duration // set by Read; Meter.Accounts omits it
 	// Gone is the sum of the accounts that are no longer in Accounts. Softirq and
 	// Thread together equal Accounts and Gone together.
 	Gone time.Duration
-	Lost uint64 // charges without a Theft, because the table was full
+	Lost uint64 // charges that are not in Thefts, because the table was full
 }

@@ -39,6 +39,7 @@ type accountCpu struct {
 	Stands      uint64
 	Counted     uint64
 	Pot         uint64
+	Own         uint64
 	Shares      uint64
 	Flushed     uint64
 	Irq         uint64
@@ -59,9 +60,7 @@ type accountCpu struct {
 	Weight      uint32
 	Skip        uint32
 	Chance      uint32
-	Pid         uint32
-	_           [4]byte
-	Switches    uint64
+	Stint       uint64
 	Events      uint64
 	Runs        uint64
 	Window      uint64
@@ -105,7 +104,7 @@ type accountCpu struct {
 	TunnelIfindex uint32
 	Set           uint64
 	SetSlot       uint32
-	SetKnown      uint32
+	_             [4]byte
 	Ring          [8]struct {
 		_    structs.HostLayout
 		Skb  uint64
@@ -171,6 +170,7 @@ const (
 	accountVarFlEpoch      = "fl_epoch"
 	accountVarFlExact      = "fl_exact"
 	accountVarFlNumber     = "fl_number"
+	accountVarFlOwn        = "fl_own"
 	accountVarFlSlot       = "fl_slot"
 	accountVarFlWindow     = "fl_window"
 )
@@ -259,6 +259,7 @@ type accountVariableSpecs struct {
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
 	FlExact      *ebpf.VariableSpec `ebpf:"fl_exact"`
 	FlNumber     *ebpf.VariableSpec `ebpf:"fl_number"`
+	FlOwn        *ebpf.VariableSpec `ebpf:"fl_own"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlWindow     *ebpf.VariableSpec `ebpf:"fl_window"`
 }
@@ -322,6 +323,7 @@ type accountVariables struct {
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
 	FlExact      *ebpf.Variable `ebpf:"fl_exact"`
 	FlNumber     *ebpf.Variable `ebpf:"fl_number"`
+	FlOwn        *ebpf.Variable `ebpf:"fl_own"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
 	FlWindow     *ebpf.Variable `ebpf:"fl_window"`
 }

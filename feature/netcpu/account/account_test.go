@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,26 +73,6 @@ func newIdentity(t testing.TB) *identity.Identity {
 
 var must = testkit.Must
 
-func TestSum(t *testing.T) {
-	one, two := accountAccount{Own: 5}, accountAccount{Own: 6}
-	one.By[UDP].Ns, two.By[UDP].Ns = 100, 20
-	one.By[TCP].Packets, two.By[int(Protocols)+int(Other)].Bytes = 7, 9
-	two.By[int(Protocols)+int(TCP)].Ns = 3
-	a, each := sum(42, []accountAccount{one, two})
-	want := Account{Container: 42, Own: 11}
-	want.Receive[UDP].CPU, want.Receive[TCP].Packets = 120, 7
-	want.Send[TCP].CPU, want.Send[Other].Bytes = 3, 9
-	if a != want {
-		t.Errorf("sum %+v, want %+v", a, want)
-	}
-	if a.CPU() != 123 {
-		t.Errorf("CPU %v, want 123ns", a.CPU())
-	}
-	if !slices.Equal(each, []time.Duration{100, 23}) {
-		t.Errorf("by CPU %v", each)
-	}
-}
-
 // A tenant has an account from Watch until the Reading without it.
 func TestLife(t *testing.T) {
 	m := newMeter(t)
@@ -133,13 +112,13 @@ func TestLife(t *testing.T) {
 	}{{true, 0, 1}, {false, 1000, 0}, {false, 1000, 0}} {
 		r, err := m.Read()
 		must(t, err)
-		i := slices.IndexFunc(r.Accounts, func(a Account) bool { return a.Container == 5 })
-		thefts := slices.IndexFunc(r.Thefts, func(t Theft) bool { return t.Culprit == 5 })
-		if (i >= 0) != c.tombstone || (thefts >= 0) != (c.thefts > 0) || r.Gone != c.gone {
+		a, tombstone := r.Accounts[5]
+		_, theft := r.Thefts[Pair{Party{Kind: Idle}, 5}]
+		if tombstone != c.tombstone || theft != (c.thefts > 0) || r.Gone != c.gone {
 			t.Errorf("reading %+v, want %+v", r, c)
 		}
-		if i >= 0 && r.Accounts[i].CPU() != 1000 {
-			t.Errorf("tombstone %+v", r.Accounts[i])
+		if tombstone && a.CPU() != 1000 {
+			t.Errorf("tombstone %+v", a)
 		}
 	}
 	must(t, m.Watch(told))
@@ -147,7 +126,7 @@ func TestLife(t *testing.T) {
 		t.Errorf("slot %d, want %d, which is free", again, slot)
 	}
 	must(t, m.maps.FlAccounts.Lookup(slot, &work))
-	if a, _ := sum(5, work); a.CPU() != 0 {
+	if a, _ := sum(work); a.CPU() != 0 {
 		t.Errorf("a slot that is used again begins with %+v", work)
 	}
 }

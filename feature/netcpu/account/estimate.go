@@ -3,9 +3,11 @@ package account
 import (
 	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
 // memory is how much each window counts relative to the next. The speed of a virtual machine differs
@@ -15,10 +17,6 @@ const memory = 0.8
 // A price that differs by a factor of anew from what was known, in a window with at least few packets
 // of that container, is another one: earlier windows count no more.
 const anew = 1.5
-
-// parts is what packets and bytes of recent are counted in: of one packet in each window whole numbers
-// would remember that one only, with the time of ten.
-const parts = 1024
 
 // count is how many packets the kernel itself has counted at the devices of one container.
 type count struct{ in, out uint64 } // to and from the container
@@ -50,48 +48,119 @@ func (cs counts) since(was counts) counts {
 // programs' own time is a part of the prices, and not of that. Its zero value is ready.
 type estimate struct {
 	recent          map[container.ID]*recent
-	extra           map[container.ID]*Account
-	byCPU           map[container.ID][]time.Duration
-	thefts          map[Pair]time.Duration
 	softirq, thread time.Duration
 	inThreads       float64 // the part of the work that the last window saw in threads
 
 	all, packets float64 // ns of the last windows, and of that in softirqs of packets
 	own          float64 // ns of the programs in the price of each packet, in the last gap that was measured
+
+	// What prices have said of the gaps of the last time that was not there, in ns, and of how many packets.
+	excess, gaps float64
 }
 
-// recent is what the last windows have shown of one container. The older ones count less.
+// programs returns the time in ns that the programs take for a packet that they see, as long as the
+// machine is as it was; 0: not known. One gap shows little: from second to second the machine's speed
+// changes by more.
+func (e *estimate) programs() float64 { return max(0, e.excess/max(e.gaps, 1)) }
+
+// recent is what the last windows have shown of one container, and what the gaps were charged by it. Older
+// windows count less.
 type recent struct {
-	Account // with packets and bytes in parts
-	byCPU   []time.Duration
-	thefts  map[Party]time.Duration // of the container's packets, by victim
+	sums
+	extra   sums // of all gaps
 	in, out ratio
 	length  float64 // of the windows, in ns
 	due     counted
-	rest    [2 * Protocols]rest
 }
 
-// rest is what rounding to whole packets and bytes has left of one protocol's work, in parts: a gap
-// may have less than one packet, and many gaps some.
-type rest struct{ packets, bytes int64 }
+// amount is Work with fractions: a window may count for a part, and a gap may have less than one packet,
+// and many gaps some.
+type amount struct{ ns, packets, bytes float64 }
 
-// round makes the packets and bytes of parts whole. The rest is for the next gap.
-func (r *rest) round(w *Work) {
-	whole := func(n uint64, rest *int64) uint64 {
-		*rest += int64(n)
-		all := (*rest + parts/2) / parts
-		*rest -= all * parts
-		return uint64(all)
+func (a *amount) plus(b amount, f float64) {
+	a.ns, a.packets, a.bytes = a.ns+b.ns*f, a.packets+b.packets*f, a.bytes+b.bytes*f
+}
+
+func (a amount) work() Work {
+	return Work{time.Duration(a.ns), uint64(math.Round(a.packets)), uint64(math.Round(a.bytes))}
+}
+
+// sums is an Account in amounts, with its other parts in a Reading.
+type sums struct {
+	receive, send     [Protocols]amount
+	own, took, robbed float64
+	byCPU             []float64
+	thefts            map[Party]float64 // of the container's packets, by victim
+}
+
+// sumsOf returns what a window shows of a container. The programs have taken off own for each packet.
+func sumsOf(a Account, byCPU []time.Duration, own float64) (s sums) {
+	for i := range Protocols {
+		in, out := a.Receive[i], a.Send[i]
+		s.receive[i] = amount{float64(in.CPU), float64(in.Packets), float64(in.Bytes)}
+		s.send[i] = amount{float64(out.CPU), float64(out.Packets), float64(out.Bytes)}
 	}
-	w.Packets, w.Bytes = whole(w.Packets, &r.packets), whole(w.Bytes, &r.bytes)
+	s.own, s.took = float64(a.Own), float64(a.Took)
+	for _, d := range byCPU {
+		s.byCPU = append(s.byCPU, float64(d))
+	}
+	s.thefts = make(map[Party]float64)
+	s.lower(-own)
+	return s
 }
+
+// plus adds other sums, which have happened so many times: what was received, and sent, and the rest.
+func (s *sums) plus(b sums, receive, send, rest float64) {
+	for i := range Protocols {
+		s.receive[i].plus(b.receive[i], receive)
+		s.send[i].plus(b.send[i], send)
+	}
+	if rest == 0 {
+		return
+	}
+	s.own, s.took, s.robbed = s.own+b.own*rest, s.took+b.took*rest, s.robbed+b.robbed*rest
+	s.byCPU = append(s.byCPU, make([]float64, max(0, len(b.byCPU)-len(s.byCPU)))...)
+	for cpu, ns := range b.byCPU {
+		s.byCPU[cpu] += ns * rest
+	}
+	if s.thefts == nil {
+		s.thefts = make(map[Party]float64)
+	}
+	for victim, ns := range b.thefts {
+		s.thefts[victim] += ns * rest
+	}
+}
+
+// lower takes a time in ns off for each packet. The gap may have had other traffic than the windows, and
+// a machine of another speed: half of the work stays, and twice is the most. Whole numbers add up.
+func (s *sums) lower(each float64) {
+	for i := range Protocols {
+		for _, a := range []*amount{&s.receive[i], &s.send[i]} {
+			a.ns = math.Trunc(min(max(a.ns-each*a.packets, a.ns/2), 2*a.ns))
+		}
+	}
+}
+
+func amounts(of [Protocols]amount) (sum amount) {
+	for _, a := range of {
+		sum.plus(a, 1)
+	}
+	return sum
+}
+
+func (s *sums) ns() float64 { return amounts(s.receive).ns + amounts(s.send).ns }
+
+func (s *sums) packets() float64 { return amounts(s.receive).packets + amounts(s.send).packets }
+
+// price is the time of a packet in ns.
+func (s *sums) price() float64 { return s.ns() / max(s.packets(), 1) }
 
 // ratio compares the packets of windows as the programs and as the kernel count them: GRO and GSO
 // make them differ. The windows' edges disturb it, so it has a longer memory than the price.
 type ratio struct{ seen, counted float64 }
 
-func (r *ratio) see(seen, counted uint64) {
-	r.seen, r.counted = r.seen*memory+float64(seen), r.counted*memory+float64(counted)
+func (r *ratio) see(seen float64, counted uint64) {
+	r.seen, r.counted = r.seen*memory+seen, r.counted*memory+float64(counted)
 }
 
 // counted is what the kernel has counted of a container's work, in a time that no program saw.
@@ -109,33 +178,33 @@ type window struct {
 	length time.Duration
 	counts counts        // in the window
 	whole  time.Duration // of seen, in softirqs of packets
+	own    float64       // ns that the programs have taken off for each packet
 }
 
 // of returns what is known of a container.
 func (e *estimate) of(id container.ID) *recent {
 	if e.recent == nil {
-		e.recent, e.extra = make(map[container.ID]*recent), make(map[container.ID]*Account)
-		e.byCPU, e.thefts = make(map[container.ID][]time.Duration), make(map[Pair]time.Duration)
+		e.recent = make(map[container.ID]*recent)
 	}
-	r := e.recent[id]
-	if r == nil {
-		r = &recent{Account: Account{Container: id}, thefts: make(map[Party]time.Duration)}
-		e.recent[id] = r
+	if e.recent[id] == nil {
+		e.recent[id] = new(recent)
 	}
-	return r
+	return e.recent[id]
 }
 
 // see takes up a window.
 func (e *estimate) see(w window) {
-	thefts := make(map[container.ID]map[Party]time.Duration)
-	for _, t := range w.seen.Thefts {
-		if thefts[t.Culprit] == nil {
-			thefts[t.Culprit] = make(map[Party]time.Duration)
-		}
-		thefts[t.Culprit][t.Victim] += t.CPU
+	now := make(map[container.ID]sums)
+	for id, a := range w.seen.Accounts {
+		now[id] = sumsOf(a, w.seen.ByCPU[id], w.own)
 	}
-	for _, seen := range w.seen.Accounts {
-		e.of(seen.Container).see(seen, w, thefts[seen.Container])
+	for of, d := range w.seen.Thefts {
+		if culprit, is := now[of.Culprit]; is {
+			culprit.thefts[of.Victim] = float64(d)
+		}
+	}
+	for id, s := range now {
+		e.of(id).see(id, s, w)
 	}
 	all := w.seen.Softirq + w.seen.Thread
 	if all == 0 {
@@ -152,34 +221,22 @@ func (e *estimate) see(w window) {
 func (w window) part() float64 { return min(1, float64(shortest)/float64(max(w.length, 1))) }
 
 // see adds what a window shows of the container.
-func (r *recent) see(seen Account, w window, thefts map[Party]time.Duration) {
-	n, counted := w.counts[seen.Container]
-	if seen.packets() == 0 && n == (count{}) && r.in.counted+r.out.counted > 0 {
+func (r *recent) see(id container.ID, now sums, w window) {
+	n, counted := w.counts[id]
+	if now.packets() == 0 && n == (count{}) && r.in.counted+r.out.counted > 0 {
 		return // its price stays
 	}
-	keep := memory
-	if was, now := r.price(parts), seen.price(1); seen.packets() >= few && (now > was*anew || now < was/anew) {
+	keep, part := memory, w.part()
+	if was := r.price(); now.packets() >= few && (now.price() > was*anew || now.price() < was/anew) {
 		keep = 0
 	}
-	r.scale(keep, keep, keep)
-	part := w.part()
-	inParts := seen
-	inParts.recount(parts)
-	inParts.scale(part, part, part)
-	r.plus(inParts)
-	for victim, d := range r.thefts {
-		r.thefts[victim] = scaled(d, keep)
-	}
-	for victim, d := range thefts {
-		r.thefts[victim] += scaled(d, part)
-	}
-	for i := range r.byCPU {
-		r.byCPU[i] = scaled(r.byCPU[i], keep)
-	}
-	r.byCPU = plusEach(r.byCPU, w.seen.ByCPU[seen.Container], part)
+	was := r.sums
+	r.sums = sums{}
+	r.plus(was, keep, keep, keep)
+	r.plus(now, part, part, part)
 	if counted {
-		r.in.see(works(seen.Receive).Packets, n.in)
-		r.out.see(works(seen.Send).Packets, n.out)
+		r.in.see(amounts(now.receive).packets, n.in)
+		r.out.see(amounts(now.send).packets, n.out)
 	}
 	r.length = r.length*keep + float64(w.length)*part
 }
@@ -191,16 +248,19 @@ func (e *estimate) measure(counts counts, length, took time.Duration) {
 	var expected, packets float64
 	for id, r := range e.recent {
 		n := counts[id]
-		if r.CPU() == 0 && n.in+n.out >= few {
+		if r.ns() == 0 && n.in+n.out >= few {
 			return // somebody's packets took time, and their price is not known
 		}
 		in, out := r.factors(counted{float64(n.in), float64(n.out), float64(length)})
-		receive, send := works(r.Receive), works(r.Send)
-		expected += float64(receive.CPU)*in + float64(send.CPU)*out
-		packets += (float64(receive.Packets)*in + float64(send.Packets)*out) / parts
+		receive, send := amounts(r.receive), amounts(r.send)
+		expected += receive.ns*in + send.ns*out
+		packets += receive.packets*in + send.packets*out
 	}
 	if took > 0 && e.packets > 0 && packets > 0 {
-		e.own = (expected*e.packets/e.all - float64(took)) / packets
+		excess := expected*e.packets/e.all - float64(took)
+		e.own = excess / packets
+		keep := math.Exp(-float64(length) / float64(law.Long))
+		e.excess, e.gaps = e.excess*keep+excess, e.gaps*keep+packets
 	}
 }
 
@@ -224,7 +284,7 @@ func (e *estimate) gap(counts counts, length, took time.Duration) {
 // charge adds the work that is due to the container's account, without the programs' own time for each
 // packet, and returns its CPU time. Packets whose price no window has shown stay due.
 func (e *estimate) charge(r *recent) time.Duration {
-	before := r.CPU()
+	before := r.ns()
 	if before == 0 { // no window has seen it work
 		if r.length > 0 {
 			r.due.length = 0 // and without counters it has not
@@ -233,129 +293,87 @@ func (e *estimate) charge(r *recent) time.Duration {
 	}
 	in, out := r.factors(r.due)
 	r.due.length = 0
-	if works(r.Receive).CPU > 0 {
+	if amounts(r.receive).ns > 0 {
 		r.due.in = 0
 	}
-	if works(r.Send).CPU > 0 {
+	if amounts(r.send).ns > 0 {
 		r.due.out = 0
 	}
-	more := r.Account
-	more.scale(in, out, 0)
-	for i := range Protocols {
-		more.Receive[i].lower(e.own / parts)
-		more.Send[i].lower(e.own / parts)
-		r.rest[i].round(&more.Receive[i])
-		r.rest[Protocols+i].round(&more.Send[i])
-	}
-	cpu := more.CPU()
-	all := float64(cpu) / float64(before)
-	more.Own, more.Took = scaled(r.Own, all), scaled(r.Took, all)
-	e.account(r.Container).plus(more)
-	for victim, d := range r.thefts {
-		d = scaled(d, all)
-		e.thefts[Pair{victim, r.Container}] += d
+	var more sums
+	more.plus(r.sums, in, out, 0)
+	more.lower(e.own)
+	cpu := more.ns()
+	more.plus(r.sums, 0, 0, cpu/before)
+	r.extra.plus(more, 1, 1, 1)
+	for victim, ns := range more.thefts {
 		if victim.Kind == Task || victim.Kind == Peer {
-			e.account(victim.Container).Robbed += d
+			e.of(victim.Container).extra.robbed += ns
 		}
 	}
-	e.byCPU[r.Container] = plusEach(e.byCPU[r.Container], r.byCPU, all)
-	return cpu
-}
-
-func (e *estimate) account(id container.ID) *Account {
-	a := e.extra[id]
-	if a == nil {
-		a = &Account{Container: id}
-		e.extra[id] = a
-	}
-	return a
-}
-
-// plusEach adds the elements of b, times f, to those of a.
-func plusEach(a, b []time.Duration, f float64) []time.Duration {
-	if len(a) < len(b) {
-		a = append(a, make([]time.Duration, len(b)-len(a))...)
-	}
-	for i, d := range b {
-		a[i] += scaled(d, f)
-	}
-	return a
+	return time.Duration(cpu)
 }
 
 // factors returns how much work there was for one that the windows saw, received and sent.
 func (r *recent) factors(of counted) (in, out float64) {
 	elapsed := of.length / max(r.length, 1)
-	return factor(works(r.Receive), r.in, of.in, elapsed), factor(works(r.Send), r.out, of.out, elapsed)
+	return factor(amounts(r.receive), r.in, of.in, elapsed), factor(amounts(r.send), r.out, of.out, elapsed)
 }
 
-// factor is how much work there was for one that the windows saw (seen, in parts). n are its packets
+// factor is how much work there was for one that the windows saw. n are its packets
 // as the kernel counts them. If it counts much fewer than the programs, others bring the packets, and
 // elapsed counts: the time for that of the windows.
-func factor(seen Work, of ratio, n, elapsed float64) float64 {
+func factor(seen amount, of ratio, n, elapsed float64) float64 {
 	switch {
-	case seen.CPU == 0:
+	case seen.ns == 0:
 		return 0
-	case of.seen > 0 && 2*of.counted >= of.seen && seen.Packets > 0:
-		return n * of.seen / of.counted / (float64(seen.Packets) / parts)
+	case of.seen > 0 && 2*of.counted >= of.seen && seen.packets > 0:
+		return n * of.seen / of.counted / seen.packets
 	}
 	return elapsed
 }
 
 // forget ends the estimate of a container and returns its CPU time.
 func (e *estimate) forget(id container.ID) (cpu time.Duration) {
-	if a := e.extra[id]; a != nil {
-		cpu = a.CPU()
+	if r := e.recent[id]; r != nil {
+		cpu = time.Duration(r.extra.ns())
 	}
 	delete(e.recent, id)
-	delete(e.extra, id)
-	delete(e.byCPU, id)
-	for k := range e.thefts {
-		if k.Culprit == id || k.Victim.Container == id {
-			delete(e.thefts, k)
-		}
-	}
+	was := func(victim Party, _ float64) bool { return victim.Container == id }
 	for _, r := range e.recent {
-		for victim := range r.thefts {
-			if victim.Container == id {
-				delete(r.thefts, victim)
-			}
-		}
+		maps.DeleteFunc(r.thefts, was)
+		maps.DeleteFunc(r.extra.thefts, was)
 	}
 	return cpu
 }
 
 // addTo adds the estimated work to a reading.
-func (e *estimate) addTo(r *Reading, thefts bool) {
+func (e *estimate) addTo(r *Reading) {
 	r.Softirq += e.softirq
 	r.Thread += e.thread
-	for i := range r.Accounts {
-		a := &r.Accounts[i]
-		if x := e.extra[a.Container]; x != nil {
-			a.plus(*x)
+	for id, of := range e.recent {
+		a, is := r.Accounts[id]
+		if !is {
+			continue
 		}
-		cpus := r.ByCPU[a.Container]
-		for i, d := range e.byCPU[a.Container] {
-			if i < len(cpus) {
-				cpus[i] += d
+		x := of.extra
+		for p := range Protocols {
+			a.Receive[p].plus(x.receive[p].work())
+			a.Send[p].plus(x.send[p].work())
+		}
+		a.Own, a.Took, a.Robbed = a.Own+whole(x.own), a.Took+whole(x.took), a.Robbed+whole(x.robbed)
+		r.Accounts[id] = a
+		for cpu, ns := range x.byCPU {
+			r.ByCPU[id][cpu] += whole(ns)
+		}
+		for victim, ns := range x.thefts {
+			if d := whole(ns); d > 0 && r.Thefts != nil {
+				r.Thefts[Pair{victim, id}] += d
 			}
 		}
 	}
-	if !thefts {
-		return
-	}
-	left := maps.Clone(e.thefts)
-	for i := range r.Thefts {
-		t := &r.Thefts[i]
-		k := Pair{t.Victim, t.Culprit}
-		t.CPU += left[k]
-		delete(left, k)
-	}
-	for k, d := range left {
-		if d > 0 {
-			r.Thefts = append(r.Thefts, Theft{Victim: k.Victim, Culprit: k.Culprit, CPU: d})
-		}
-	}
 }
+
+func whole(ns float64) time.Duration { return time.Duration(math.Round(ns)) }
 
 func scaled(d time.Duration, f float64) time.Duration { return time.Duration(float64(d) * f) }
 
@@ -368,55 +386,6 @@ func works(of [Protocols]Work) (sum Work) {
 }
 
 func (a Account) packets() uint64 { return works(a.Receive).Packets + works(a.Send).Packets }
-
-// scale multiplies the numbers of an account: Receive, Send and the rest.
-func (a *Account) scale(receive, send, rest float64) {
-	for i := range Protocols {
-		a.Receive[i].scale(receive)
-		a.Send[i].scale(send)
-	}
-	a.Own, a.Took, a.Robbed = scaled(a.Own, rest), scaled(a.Took, rest), scaled(a.Robbed, rest)
-}
-
-// recount multiplies the packets and bytes.
-func (a *Account) recount(f float64) {
-	for i := range Protocols {
-		a.Receive[i].recount(f)
-		a.Send[i].recount(f)
-	}
-}
-
-func (w *Work) scale(f float64) {
-	w.CPU = scaled(w.CPU, f)
-	w.recount(f)
-}
-
-func (w *Work) recount(f float64) {
-	w.Packets = uint64(math.Round(float64(w.Packets) * f))
-	w.Bytes = uint64(math.Round(float64(w.Bytes) * f))
-}
-
-// price is the CPU time of a packet, which counts as so many.
-func (a Account) price(count float64) float64 {
-	return float64(a.CPU()) * count / float64(max(a.packets(), 1))
-}
-
-// plus adds the numbers of another account.
-func (a *Account) plus(b Account) {
-	for i := range Protocols {
-		a.Receive[i].plus(b.Receive[i])
-		a.Send[i].plus(b.Send[i])
-	}
-	a.Own, a.Took, a.Robbed = a.Own+b.Own, a.Took+b.Took, a.Robbed+b.Robbed
-}
-
-// lower takes a time in ns off for each packet. The gap may have had other traffic than the windows, and
-// a machine of another speed: some of the work stays.
-func (w *Work) lower(each float64) {
-	const least, most = 0.3, 2
-	cpu := float64(w.CPU)
-	w.CPU = time.Duration(min(max(cpu-each*float64(w.Packets), least*cpu), most*cpu))
-}
 
 func (w *Work) plus(b Work) {
 	w.CPU += b.CPU
@@ -439,41 +408,36 @@ func (w *Work) minus(b Work) {
 	w.Bytes -= b.Bytes
 }
 
-// after returns what was counted since an earlier reading, without estimates.
-func (r Reading) after(was Reading) Reading {
+// Since returns what was counted since an earlier reading. An account, or a theft, of less than before is
+// another one.
+func (r Reading) Since(was Reading) Reading {
 	r.Softirq -= was.Softirq
 	r.Thread -= was.Thread
-	accounts := make(map[container.ID]Account, len(was.Accounts))
-	for _, a := range was.Accounts {
-		accounts[a.Container] = a
-	}
-	list := make([]Account, 0, len(r.Accounts))
-	for _, a := range r.Accounts {
-		if before := accounts[a.Container]; before.CPU() <= a.CPU() && before.packets() <= a.packets() {
-			a.minus(before) // else it is another account of the same container
+	r.Lost -= min(r.Lost, was.Lost)
+	accounts := make(map[container.ID]Account, len(r.Accounts))
+	for id, a := range r.Accounts {
+		if before := was.Accounts[id]; before.CPU() <= a.CPU() && before.packets() <= a.packets() {
+			a.minus(before)
 		}
-		list = append(list, a)
+		accounts[id] = a
 	}
 	byCPU := make(map[container.ID][]time.Duration, len(r.ByCPU))
 	for id, cpus := range r.ByCPU {
-		grown := make([]time.Duration, len(cpus))
-		for i, d := range cpus {
-			if grown[i] = d; i < len(was.ByCPU[id]) {
-				grown[i] -= was.ByCPU[id][i]
-			}
+		grown := slices.Clone(cpus)
+		for i, d := range was.ByCPU[id] {
+			grown[i] -= d
 		}
 		byCPU[id] = grown
 	}
-	before := make(map[Pair]time.Duration, len(was.Thefts))
-	for _, t := range was.Thefts {
-		before[Pair{t.Victim, t.Culprit}] = t.CPU
-	}
-	thefts := make([]Theft, 0, len(r.Thefts))
-	for _, t := range r.Thefts {
-		if t.CPU -= before[Pair{t.Victim, t.Culprit}]; t.CPU > 0 {
-			thefts = append(thefts, t)
+	thefts := make(map[Pair]time.Duration, len(r.Thefts))
+	for of, d := range r.Thefts {
+		if before := was.Thefts[of]; before <= d {
+			d -= before
+		}
+		if d > 0 {
+			thefts[of] = d
 		}
 	}
-	r.Accounts, r.ByCPU, r.Thefts = list, byCPU, thefts
+	r.Accounts, r.ByCPU, r.Thefts = accounts, byCPU, thefts
 	return r
 }

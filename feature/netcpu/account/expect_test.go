@@ -21,7 +21,7 @@ type delta struct {
 	softirq     time.Duration
 	thread      time.Duration
 	accounts    map[container.ID]Account
-	thefts      map[Theft]time.Duration // keys have CPU 0
+	thefts      map[Pair]time.Duration
 	readingLost uint64
 }
 
@@ -97,23 +97,9 @@ func (l *lab) expectAny(checks ...func(delta)) {
 }
 
 func (l *lab) between(a, b Reading) delta {
-	r := delta{l: l, t: l.t, now: b, seconds: b.Taken.Sub(a.Taken).Seconds(), softirq: b.Softirq - a.Softirq, thread: b.Thread - a.Thread,
-		accounts: make(map[container.ID]Account), thefts: make(map[Theft]time.Duration), readingLost: b.Lost - a.Lost}
-	old := make(map[container.ID]Account)
-	for _, x := range a.Accounts {
-		old[x.Container] = x
-	}
-	for _, x := range b.Accounts {
-		x.minus(old[x.Container])
-		r.accounts[x.Container] = x
-	}
-	for _, x := range b.Thefts {
-		r.thefts[Theft{Victim: x.Victim, Culprit: x.Culprit}] += x.CPU
-	}
-	for _, x := range a.Thefts {
-		r.thefts[Theft{Victim: x.Victim, Culprit: x.Culprit}] -= x.CPU
-	}
-	return r
+	d := b.Since(a)
+	return delta{l: l, t: l.t, now: b, seconds: b.Taken.Sub(a.Taken).Seconds(), softirq: d.Softirq, thread: d.Thread,
+		accounts: d.Accounts, thefts: d.Thefts, readingLost: d.Lost}
 }
 
 func (d delta) of(b *sandbox.Box) Account { return d.accounts[d.l.ids[b]] }
@@ -247,7 +233,7 @@ func (d delta) nothing(boxes ...*sandbox.Box) {
 	for _, b := range boxes {
 		a := d.of(b)
 		a.Robbed = 0
-		if a != (Account{Container: d.l.ids[b]}) {
+		if a != (Account{}) {
 			d.t.Errorf("%s is charged %+v", b.Name, a)
 		}
 	}

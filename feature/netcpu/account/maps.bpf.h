@@ -140,6 +140,7 @@ struct cpu {
 	__u64 stands;  /* ns of those, if each were as long as this run */
 	__u64 counted; /* ns of those, scaled by ratio */
 	__u64 pot;     /* ns of the run between its packets */
+	__u64 own;     /* ns of these programs in the interval, as fl_own */
 	__u64 shares;  /* packets that share the pot */
 	__u64 flushed; /* when flush() last ran */
 	__u64 irq;     /* start of the last interrupt outside of a run */
@@ -165,8 +166,7 @@ struct cpu {
 	__u32 weight;
 	__u32 skip;    /* the current run, if it is not sampled: a vector, or RUN_THREAD */
 	__u32 chance;
-	__u32 pid;      /* thread of a RUN_THREAD */
-	__u64 switches; /* its context switches at the start of the run */
+	__u64 stint;   /* at the start of the run */
 	__u64 events;  /* since window, those of runs that are not sampled included */
 	__u64 runs;
 	__u64 window;
@@ -213,7 +213,6 @@ struct cpu {
 
 	__u64 set; /* css_set of the last task, and its slot */
 	__u32 set_slot;
-	__u32 set_known;
 
 	/* Open packets that wait for the second pass over a list. */
 	struct ringed ring[RING];

@@ -209,6 +209,7 @@ type vars struct {
 	AroundCall *ebpf.Variable `ebpf:"fl_around_call"`
 	Window     *ebpf.Variable `ebpf:"fl_window"`
 	Bare       *ebpf.Variable `ebpf:"fl_bare"`
+	Own        *ebpf.Variable `ebpf:"fl_own"`
 }
 
 // interrupts attaches the programs that charge timer and function call interrupts,

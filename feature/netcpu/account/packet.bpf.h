@@ -20,10 +20,9 @@ static __always_inline __u32 of_task(struct cpu *c, struct task_struct *t)
 {
 	struct css_set *set = t->cgroups;
 
-	if (c->set != (__u64)set || !c->set_known) {
+	if (c->set != (__u64)set) {
 		c->set_slot = of_cgroup(fl_cgroup_of_task(t));
 		c->set = (__u64)set;
-		c->set_known = 1;
 	}
 	return c->set_slot;
 }
@@ -128,9 +127,7 @@ static __always_inline int napi_thread(void)
  */
 static __always_inline int left(struct cpu *c)
 {
-	struct task_struct *t = (void *)bpf_get_current_task_btf();
-
-	return c->run == RUN_THREAD && (c->pid != t->pid || c->switches != t->nvcsw + t->nivcsw);
+	return c->run == RUN_THREAD && c->stint != stint();
 }
 
 /*
@@ -147,9 +144,7 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 {
 	struct task_struct *t = (void *)bpf_get_current_task_btf();
 
-	c->pid = t->pid;
-	c->switches = t->nvcsw + t->nivcsw;
-
+	c->stint = stint();
 	c->run = run;
 	c->last = now;
 	c->spent = 0;
@@ -169,7 +164,7 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 	c->runs += c->weight;
 	if (c->epoch != fl_epoch) {
 		c->epoch = fl_epoch;
-		c->set_known = 0;
+		c->set = 0;
 		c->sent_ifindex = 0;
 	}
 	c->victim = 0;
@@ -190,8 +185,6 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
  */
 static __always_inline int unseen(struct cpu *c)
 {
-	struct task_struct *t;
-
 	if (left(c))
 		end(c, c->last);
 	if (c->run)
@@ -200,9 +193,7 @@ static __always_inline int unseen(struct cpu *c)
 		return 1; /* outside of a window, or a task's own work, such as a write to a tun device */
 	if (sampled(c))
 		return 0;
-	t = (void *)bpf_get_current_task_btf();
-	c->pid = t->pid;
-	c->switches = t->nvcsw + t->nivcsw;
+	c->stint = stint();
 	c->skip = RUN_THREAD;
 	c->skip_at = bpf_ktime_get_ns();
 	return 1;
@@ -269,15 +260,13 @@ static __always_inline int carries(struct sk_buff *skb, __u32 class)
 	return fl_vxlan_port(port) || port == FL_PORT_GENEVE;
 }
 
-/* The kind of a device (rtnetlink(7)), at most seven letters. */
-#define KIND(a, b, c, d, e, f, g)                                                     \
-	((__u64)(a) | (__u64)(b) << 8 | (__u64)(c) << 16 | (__u64)(d) << 24 |         \
-	 (__u64)(e) << 32 | (__u64)(f) << 40 | (__u64)(g) << 48)
+/* Three letters of a device's kind (rtnetlink(7)) tell tunnels and IFBs from others. */
+#define KIND(a, b, c) ((a) | (b) << 8 | (c) << 16)
 
-static __always_inline __u64 kind_of(struct net_device *dev)
+static __always_inline __u32 kind_of(struct net_device *dev)
 {
 	const struct rtnl_link_ops *ops = dev->rtnl_link_ops;
-	__u64 kind = 0;
+	__u32 kind = 0;
 
 	if (ops) /* else it is hardware */
 		bpf_probe_read_kernel_str(&kind, sizeof(kind), ops->kind);
@@ -290,7 +279,7 @@ static __always_inline __u64 kind_of(struct net_device *dev)
  */
 static __always_inline int defers(struct net_device *to, __u32 dev)
 {
-	return dev & HOST_SIDE && kind_of(to) == KIND('i', 'f', 'b', 0, 0, 0, 0);
+	return dev & HOST_SIDE && kind_of(to) == KIND('i', 'f', 'b');
 }
 
 /*
@@ -300,20 +289,15 @@ static __always_inline int defers(struct net_device *to, __u32 dev)
 static __always_inline int unpacks(struct net_device *dev)
 {
 	switch (kind_of(dev)) {
-	case KIND('v', 'x', 'l', 'a', 'n', 0, 0):
-	case KIND('g', 'e', 'n', 'e', 'v', 'e', 0):
-	case KIND('g', 'r', 'e', 0, 0, 0, 0):
-	case KIND('g', 'r', 'e', 't', 'a', 'p', 0):
-	case KIND('e', 'r', 's', 'p', 'a', 'n', 0):
-	case KIND('i', 'p', '6', 'g', 'r', 'e', 0):
-	case KIND('i', 'p', '6', 'g', 'r', 'e', 't'): /* ip6gretap */
-	case KIND('i', 'p', '6', 'e', 'r', 's', 'p'): /* ip6erspan */
-	case KIND('i', 'p', 'i', 'p', 0, 0, 0):
-	case KIND('s', 'i', 't', 0, 0, 0, 0):
-	case KIND('i', 'p', '6', 't', 'n', 'l', 0):
-	case KIND('v', 't', 'i', 0, 0, 0, 0):
-	case KIND('v', 't', 'i', '6', 0, 0, 0):
-	case KIND('x', 'f', 'r', 'm', 0, 0, 0):
+	case KIND('v', 'x', 'l'):
+	case KIND('g', 'e', 'n'): /* geneve */
+	case KIND('g', 'r', 'e'):
+	case KIND('e', 'r', 's'): /* erspan */
+	case KIND('i', 'p', '6'): /* gre, gretap, erspan, tnl */
+	case KIND('i', 'p', 'i'): /* ipip */
+	case KIND('s', 'i', 't'):
+	case KIND('v', 't', 'i'): /* and vti6 */
+	case KIND('x', 'f', 'r'): /* xfrm */
 		return 1;
 	}
 	return 0;

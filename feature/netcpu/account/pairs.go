@@ -10,13 +10,14 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 )
 
 // The number of pairs of victim and culprit is the square of the number of containers, and
 // fl_thefts has room for the pairs of some hundred containers. So a pair that does not grow gives
 // its place to others. Its value moves here, up to idleMost pairs.
 const (
-	idleAfter = time.Minute
+	idleAfter = law.Long
 	idleMost  = 65536
 )
 
@@ -28,13 +29,13 @@ type growth struct {
 
 // thefts reads fl_thefts at the time now, and makes room in it. ids are the containers by
 // slot.
-func (m *Meter) thefts(ids map[uint16]container.ID, now time.Time) ([]Theft, error) {
-	var list []Theft
+func (m *Meter) thefts(ids map[uint16]container.ID, now time.Time) (map[Pair]time.Duration, error) {
+	thefts := make(map[Pair]time.Duration)
 	add := func(k accountTheft, cpu time.Duration) {
 		culprit, ok := ids[k.Culprit]
 		victim, vok := ids[k.Victim]
 		if ok && vok { // else its slot is about to be recycled
-			list = append(list, Theft{Victim: Party{Container: victim, Kind: PartyKind(k.Kind)}, Culprit: culprit, CPU: cpu})
+			thefts[Pair{Party{victim, PartyKind(k.Kind)}, culprit}] = cpu
 		}
 	}
 	grown := make(map[accountTheft]growth, len(m.pairs))
@@ -68,7 +69,7 @@ func (m *Meter) thefts(ids map[uint16]container.ID, now time.Time) ([]Theft, err
 			add(k, cpu)
 		}
 	}
-	return list, nil
+	return thefts, nil
 }
 
 func total(perCPU []uint64) (sum time.Duration) {

@@ -254,7 +254,7 @@ func TestThreads(t *testing.T) {
 	f.datagrams(f.wire, box, 0, "10.66.0.2:9000")
 	f.expect(func(d delta) {
 		d.received(box, UDP, packets, packets*sizeUDP4)
-		uplink := d.thefts[Theft{Victim: Party{Kind: NAPI}, Culprit: f.ids[box]}]
+		uplink := d.thefts[Pair{Party{Kind: NAPI}, f.ids[box]}]
 		if d.thread <= 0 || d.of(box).Own <= 0 || uplink <= 0 {
 			d.t.Errorf("threads ran for %v, its own for %v, the uplink's for %v of it", d.thread, d.of(box).Own, uplink)
 		}
@@ -375,5 +375,5 @@ func TestPeersWithoutStamps(t *testing.T) {
 
 // stole returns a victim's time that a box's packets took.
 func (d delta) stole(culprit *sandbox.Box, v Party) time.Duration {
-	return d.thefts[Theft{Victim: v, Culprit: d.l.ids[culprit]}]
+	return d.thefts[Pair{v, d.l.ids[culprit]}]
 }

@@ -35,7 +35,7 @@ func (m *Meter) reading(thefts bool) (Reading, error) {
 		return Reading{}, fmt.Errorf("read accounts: %w", err)
 	}
 	if w != nil {
-		w.addTo(&r, thefts)
+		w.addTo(&r)
 	}
 	return r, nil
 }
@@ -45,7 +45,7 @@ func (m *Meter) read(thefts, report bool) (Reading, error) {
 	if err := m.flushAll(); err != nil {
 		return Reading{}, err
 	}
-	r := Reading{Taken: time.Now(), ByCPU: make(map[container.ID][]time.Duration)}
+	r := Reading{Taken: time.Now(), Accounts: make(map[container.ID]Account), ByCPU: make(map[container.ID][]time.Duration)}
 	var states []accountCpu
 	if err := m.maps.FlCpus.Lookup(uint32(0), &states); err != nil {
 		return r, err
@@ -68,7 +68,7 @@ func (m *Meter) read(thefts, report bool) (Reading, error) {
 		if err := m.maps.FlAccounts.Lookup(uint32(slot), &perCPU); err != nil {
 			return r, err
 		}
-		a, byCPU := sum(id, perCPU)
+		a, byCPU := sum(perCPU)
 		if acc != nil && acc.state == reported && report {
 			if err := m.recycle(acc, a); err != nil {
 				return r, err
@@ -79,7 +79,7 @@ func (m *Meter) read(thefts, report bool) (Reading, error) {
 			acc.state = reported
 		}
 		ids[uint16(slot)] = id
-		r.Accounts, r.ByCPU[id] = append(r.Accounts, a), byCPU
+		r.Accounts[id], r.ByCPU[id] = a, byCPU
 	}
 	r.Gone = m.gone
 	var err error
@@ -103,8 +103,8 @@ func (m *Meter) flushAll() error {
 }
 
 // sum adds up one account over all CPUs, and returns the time of each CPU.
-func sum(id container.ID, perCPU []accountAccount) (Account, []time.Duration) {
-	a, byCPU := Account{Container: id}, make([]time.Duration, len(perCPU))
+func sum(perCPU []accountAccount) (a Account, byCPU []time.Duration) {
+	byCPU = make([]time.Duration, len(perCPU))
 	for cpu, c := range perCPU {
 		for i := range c.By {
 			w := &a.Receive[i%int(Protocols)]

@@ -77,6 +77,7 @@ static __noinline void settle(struct cpu *c, __u32 slot, __u32 class, __u64 skb,
 	if (c->inner && c->tunnel.packets) {
 		e = entry(c, slot, RECEIVE | ENCAPSULATED);
 		e->packets += take(&c->tunnel, (skb ? c->inner : 1) * c->weight, &part);
+		c->own += fl_own;
 		e->ns += part;
 	}
 	ns += deferred(c);
@@ -159,6 +160,9 @@ static __always_inline void close(struct cpu *c, __u64 now)
 {
 	__u64 ns = now - c->last;
 
+	/* Another packet may cost less: half of its time stays, so that none is free. */
+	ns -= c->own < ns / 2 ? c->own : ns / 2;
+	c->own = 0;
 	c->last = now;
 	if (c->weight > 1) {
 		__u64 others = (ns < INTERVAL_NS ? ns : INTERVAL_NS) * (c->weight - 1);

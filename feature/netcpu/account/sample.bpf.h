@@ -64,6 +64,14 @@ static __always_inline int sampled(struct cpu *c)
 	return chosen(c, c->weight);
 }
 
+/* Tells the time until a thread sleeps, or another runs, from other times on its CPU. */
+static __always_inline __u64 stint(void)
+{
+	struct task_struct *t = (void *)bpf_get_current_task_btf();
+
+	return (__u64)t->pid << 32 | (__u32)(t->nvcsw + t->nivcsw);
+}
+
 /*
  * Adds the measured time of a run that is not sampled. A sampled run is longer than
  * the runs that it stands for, by the time of these programs: by some 20 % if each
@@ -72,18 +80,18 @@ static __always_inline int sampled(struct cpu *c)
 static __always_inline void pass(struct cpu *c, __u64 now)
 {
 	__u64 ns = now - c->skip_at;
+	__u32 run = c->skip;
 
+	c->skip = 0;
 	if (fl_bare) {
-		if (c->skip == NET_RX_SOFTIRQ || c->skip == NET_TX_SOFTIRQ)
+		if (run == NET_RX_SOFTIRQ || run == NET_TX_SOFTIRQ)
 			c->bare += ns * fl_bare;
 		return;
 	}
-	if (c->skip == RUN_THREAD) {
-		struct task_struct *t = (void *)bpf_get_current_task_btf();
-
-		if (c->pid != t->pid || c->switches != t->nvcsw + t->nivcsw)
+	if (run == RUN_THREAD) {
+		if (c->stint != stint())
 			return; /* the thread slept meanwhile */
-	} else if (!c->network && c->skip != NET_RX_SOFTIRQ && c->skip != NET_TX_SOFTIRQ) {
+	} else if (!c->network && run != NET_RX_SOFTIRQ && run != NET_TX_SOFTIRQ) {
 		return; /* a tasklet or timer without packets */
 	}
 	c->passed += ns;

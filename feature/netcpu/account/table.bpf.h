@@ -22,38 +22,43 @@ static __always_inline __u64 key_of(struct cpu *c, __u32 slot, __u32 class)
 	return KEY_USED | kind << 40 | (__u64)c->victim << 24 | (__u64)class << 16 | slot;
 }
 
+static __always_inline void owes(__u32 slot, __s64 ns)
+{
+	__s64 *charge = slot ? bpf_map_lookup_elem(&fl_charges, &slot) : 0;
+
+	if (charge)
+		__sync_fetch_and_add(charge, ns);
+}
+
+/* A run may interrupt fl_flush and flush the entry itself: each number is taken out once. */
 static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 {
 	__u32 slot = e->key & 0xffff, class = e->key >> 16 & 7;
 	__u32 victim = e->key >> 24 & 0xffff, kind = e->key >> 40 & 0xff;
-	struct theft t = {};
+	struct theft t = {.victim = victim, .kind = kind, .culprit = slot};
 	struct account *a, *whose;
 	struct work *w;
-	__u64 *ns, first = e->ns; /* a copy: 6.1 does not pass a global function's argument to a map */
-	__s64 *charge;
+	__u64 *ns, first = __sync_lock_test_and_set(&e->ns, 0);
 
 	a = bpf_map_lookup_elem(&fl_accounts, &slot);
 	if (!a)
 		return; /* impossible: slots are below MAX_SLOTS */
 	w = &a->by[class];
-	w->ns += e->ns;
-	w->packets += e->packets;
-	w->bytes += e->bytes;
+	__sync_fetch_and_add(&w->ns, first);
+	__sync_fetch_and_add(&w->packets, __sync_lock_test_and_set(&e->packets, 0));
+	__sync_fetch_and_add(&w->bytes, __sync_lock_test_and_set(&e->bytes, 0));
 	if (slot && slot == victim) {
-		a->own += e->ns;
+		__sync_fetch_and_add(&a->own, first);
 		return; /* its packets ran in its own time */
 	}
-	if (!e->ns)
+	if (!first)
 		return;
 	/* Charge and credit use these sums: unlike fl_thefts, they always have room. */
 	if (kind == KIND_TASK || kind == KIND_PEER || kind == KIND_KSOFTIRQD)
-		a->took += e->ns;
+		__sync_fetch_and_add(&a->took, first);
 	whose = victim && (kind == KIND_TASK || kind == KIND_PEER) ? bpf_map_lookup_elem(&fl_accounts, &victim) : 0;
 	if (whose)
-		whose->robbed += e->ns;
-	t.victim = victim;
-	t.kind = kind;
-	t.culprit = slot;
+		__sync_fetch_and_add(&whose->robbed, first);
 	ns = bpf_map_lookup_elem(&fl_thefts, &t);
 	if (!ns && bpf_map_update_elem(&fl_thefts, &t, &first, BPF_NOEXIST)) {
 		/* Another CPU has just added the pair, or the map is full. */
@@ -62,17 +67,9 @@ static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 			c->lost++;
 	}
 	if (ns)
-		*ns += e->ns;
-	if (slot) {
-		charge = bpf_map_lookup_elem(&fl_charges, &slot);
-		if (charge)
-			__sync_fetch_and_add(charge, e->ns);
-	}
-	if (victim) {
-		charge = bpf_map_lookup_elem(&fl_charges, &victim);
-		if (charge)
-			__sync_fetch_and_add(charge, -e->ns);
-	}
+		__sync_fetch_and_add(ns, first);
+	owes(slot, first);
+	owes(victim, -first);
 }
 
 /* Divides the pot among the packets of the run so far; the first gets the rounding. */
@@ -112,7 +109,8 @@ __noinline int flush(struct cpu *c)
 		if (!e->key)
 			break;
 		flush_entry(c, e);
-		__builtin_memset(e, 0, sizeof(*e));
+		if (c->run) /* else a run may just have added to it, and the next one may */
+			__builtin_memset(e, 0, sizeof(*e));
 	}
 	return 0;
 }
@@ -151,6 +149,12 @@ static __always_inline struct entry *entry(struct cpu *c, __u32 slot, __u32 clas
 	return &c->entries[i];
 }
 
+/*
+ * The time in ns of these programs for each packet that counts, which is not the packet's. User
+ * space measures it between windows (estimate.go). 0: not known, or all time is to be seen.
+ */
+__u64 fl_own;
+
 /* The interval that begins now is work for a packet of slot. */
 static __always_inline struct entry *use(struct cpu *c, __u32 slot, __u32 class, __u64 packets, __u64 bytes)
 {
@@ -158,6 +162,8 @@ static __always_inline struct entry *use(struct cpu *c, __u32 slot, __u32 class,
 
 	e->packets += packets * c->weight;
 	e->bytes += bytes * c->weight;
+	if (packets)
+		c->own += fl_own;
 	c->cur = c->found;
 	c->owner = slot;
 	return e;

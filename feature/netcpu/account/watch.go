@@ -8,28 +8,29 @@ import (
 
 	"github.com/fairlead-project/fairlead/backoff"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel/irq"
 )
 
 const (
 	// tick is the time between two looks at the kernel's counters, hurriedTick while something waits for
 	// a change: it is to act within a second.
-	tick        = time.Second
+	tick        = law.Window
 	hurriedTick = tick / 4
 
 	// The pause before the next window doubles from the first to the last, as prices change less and
 	// less. Reading the accounts of steady programs has the same pauses.
 	firstPause = tick
-	lastPause  = 10 * tick
+	lastPause  = law.Calm
 
 	// A change of what the kernel counts ends a pause, but no more than mostChanges of them in
 	// changesIn: on some hosts it changes all the time.
 	mostChanges = 4
 	changesIn   = 2 * lastPause
 
-	// The tasks on a CPU change if it idles so much less of its time: those that come may be robbed,
+	// The tasks on a CPU change if it idles so much less of it: those that come may be robbed,
 	// with at least few softirqs with packets.
-	changedIdle = 0.25
+	changedIdle = tick / 4
 
 	// A container's packets change if there are half or twice as many, and the difference is more
 	// than few in a second. The time of a CPU's softirqs changes if it is half as much
@@ -118,7 +119,7 @@ func (w *watch) changes() bool {
 		}
 	}
 	for cpu, n := range w.now.network {
-		if was, known := w.priced.idle[cpu]; known && n >= few && float64(was-w.now.idle[cpu]) > changedIdle*float64(time.Second) {
+		if was, known := w.priced.idle[cpu]; known && n >= few && was-w.now.idle[cpu] > changedIdle {
 			return true
 		}
 	}
@@ -153,7 +154,7 @@ func (w *watch) rest(now time.Time) {
 	w.priced = w.now
 	w.pause = backoff.Next(w.pause, firstPause, lastPause)
 	// Random, so that periodic traffic is counted neither too often nor never.
-	w.due = now.Add(scaled(w.pause, 0.75+rand.Float64()/2))
+	w.due = now.Add(w.pause*3/4 + rand.N(w.pause/2))
 }
 
 // length returns how long all programs are to be attached for a window.

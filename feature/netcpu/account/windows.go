@@ -3,12 +3,15 @@ package account
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/law"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -25,14 +28,14 @@ const (
 
 	// few is how many packets in a second cost less than windows do. With fewer, the programs stay
 	// attached.
-	few = 500
+	few = law.Rate / 2
 
 	// settling is how long a window's end waits for the softirqs that have begun in it.
 	settling = 500 * time.Microsecond
 
 	// While a culprit takes this part of a CPU from others in a window, and for calm after that, the
 	// programs stay attached.
-	Seen = 0.01
+	Seen = 2 * law.Loss
 	calm = 2 * tick
 
 	// Packets are stamped while more than one in laterOf is sent later than its softirq, by a queue
@@ -47,6 +50,7 @@ type windows struct {
 	watch
 	phase  phase
 	need   Need      // of Demand
+	tried  bool      // to measure what the programs take, although the need is Acted
 	ends   bpf.Links // of the programs that begin and end a run, unless the phase is off
 	others bpf.Links // of the others, in phases from full on
 	err    error     // of the last turn
@@ -54,6 +58,7 @@ type windows struct {
 	// At the begin of the phase.
 	began  time.Time
 	start  counts
+	off    float64 // ns that the programs take off for each packet: fl_own
 	raw    Reading // without estimates
 	states states
 
@@ -158,7 +163,10 @@ func (m *Meter) next() time.Duration {
 	if w.phase == bare {       // while the devices of a container that is about to end are there
 		err = errors.Join(err, m.between(now, counts))
 	}
-	to := w.want(now)
+	was, to := w.phase, w.want(now)
+	if was == metered && w.rate >= few && w.gaps == 0 && !w.tried && now.Sub(w.robbed) >= calm {
+		to, w.tried = bare, true // until the next look: nobody knows what the programs take, or is robbed
+	}
 	if to == bare && w.phase > full {
 		w.pause = 0 // windows begin
 	}
@@ -177,7 +185,7 @@ func (m *Meter) next() time.Duration {
 		w.rest(now)
 	}
 	w.err = errors.Join(err, m.turn(to))
-	if want := w.want(time.Now()); want > max(w.phase, full) {
+	if want := w.want(time.Now()); was < metered && want > max(w.phase, full) {
 		w.err = errors.Join(w.err, m.turn(want))
 	}
 	if w.phase == full {
@@ -222,7 +230,11 @@ func (m *Meter) turn(to phase) error {
 	if to != metered {
 		window = 1
 	}
-	errs = append(errs, m.vars.Window.Set(window))
+	w.off = 0
+	if to > full { // a window has to show it
+		w.off = math.Trunc(w.programs())
+	}
+	errs = append(errs, m.vars.Window.Set(window), m.vars.Own.Set(uint64(w.off)))
 	if !stay {
 		if err := m.attachFor(to); err != nil {
 			return errors.Join(append(errs, err, m.detach(off))...)
@@ -302,14 +314,14 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 		return err
 	}
 	win := window{
-		seen: raw.after(w.raw), length: now.Sub(w.began), counts: counts.since(w.start),
-		whole: time.Duration(states.whole - was.whole),
+		seen: raw.Since(w.raw), length: now.Sub(w.began), counts: counts.since(w.start),
+		whole: time.Duration(states.whole - was.whole), own: w.off,
 	}
 	w.raw = raw
 	w.at, w.counts = now, counts
 	// The work of a container that has ended does not go on.
-	win.seen.Accounts = slices.DeleteFunc(win.seen.Accounts, func(a Account) bool {
-		acc := m.accounts[a.Container]
+	maps.DeleteFunc(win.seen.Accounts, func(id container.ID, _ Account) bool {
+		acc := m.accounts[id]
 		return acc != nil && acc.state != watched
 	})
 	w.see(win)
@@ -329,10 +341,10 @@ func (m *Meter) take(from phase, now time.Time, counts counts) error {
 // robbery returns the part of a CPU that the worst culprit took from others.
 func (w window) robbery() (most float64) {
 	took := make(map[container.ID]time.Duration)
-	for _, t := range w.seen.Thefts {
-		if t.Loss() {
-			took[t.Culprit] += t.CPU
-			most = max(most, float64(took[t.Culprit])/float64(max(w.length, shortest)))
+	for of, d := range w.seen.Thefts {
+		if of.Loss() {
+			took[of.Culprit] += d
+			most = max(most, float64(took[of.Culprit])/float64(max(w.length, shortest)))
 		}
 	}
 	return most

@@ -55,19 +55,21 @@ func (a *Chooser) Adopt(id container.ID, reason string, since time.Time) {
 // if there is such a container.
 func (a *Chooser) Alarm(read func() (account.Reading, error)) bool {
 	free := make(map[container.ID]time.Duration) // what their packets may have taken by then
-	for _, x := range a.last.Accounts {
-		if w := a.of[x.Container]; w != nil && w.role != receiver && w.role != sender {
-			free[x.Container] = x.Took + w.most
+	for id, x := range a.last.Accounts {
+		if w := a.of[id]; w != nil && w.role != receiver && w.role != sender {
+			free[id] = x.Took + w.most
 		}
 	}
 	if len(free) == 0 {
 		return false
 	}
 	r, err := read()
-	return err == nil && slices.ContainsFunc(r.Accounts, func(x account.Account) bool {
-		most, is := free[x.Container]
-		return is && x.Took > most
-	})
+	for id, most := range free {
+		if err == nil && r.Accounts[id].Took > most {
+			return true
+		}
+	}
+	return false
 }
 
 // Next takes the time since the last reading into account, and returns the mode in force for each
@@ -132,73 +134,33 @@ func enforcement(t policy.Target, r role) policy.NetCPU {
 	return policy.NetCPUCharge
 }
 
-// reading is the difference of two readings.
+// reading is the difference of two readings, without thefts from the culprit's own contexts.
 type reading struct {
-	length  time.Duration
-	network map[container.ID]time.Duration // all that a container's packets cost
-	sends   map[container.ID]bool          // most of that in others' time is for what it sends
-	thefts  []account.Theft                // from other contexts than the culprit's own
-	wanted  float64                        // how often others wanted the CPU of a softirq
-	many    time.Duration                  // of sumOf
-
-	// Sums that need no room for each pair: what packets took from tasks and from ksoftirqd, and what
-	// was taken from a container's tasks. They are empty if every pair had room: the pairs are read a
-	// moment later, and the difference is no theft.
-	took, robbed map[container.ID]time.Duration
-}
-
-// since subtracts an earlier value. One that went back, because it is another agent's or of a recycled
-// slot, counts from zero.
-func since(was, now time.Duration) time.Duration {
-	if was > now {
-		return now
-	}
-	return now - was
+	account.Reading
+	length time.Duration
+	wanted float64       // how often others wanted the CPU of a softirq
+	many   time.Duration // of sumOf
 }
 
 // between returns the difference of two readings. Without an earlier one the length is 0, and nothing is
 // judged.
 func between(a, b account.Reading) reading {
-	d := reading{network: make(map[container.ID]time.Duration, len(b.Accounts)), sends: make(map[container.ID]bool), wanted: 1}
+	d := reading{wanted: 1}
 	if a.Taken.IsZero() {
 		return d
 	}
-	d.length, d.took, d.robbed = b.Taken.Sub(a.Taken), make(map[container.ID]time.Duration), make(map[container.ID]time.Duration)
-	before := make(map[container.ID]account.Account, len(a.Accounts))
-	for _, x := range a.Accounts {
-		before[x.Container] = x
-	}
-	for _, x := range b.Accounts {
-		was := before[x.Container]
-		if b.Lost > a.Lost {
-			d.took[x.Container], d.robbed[x.Container] = since(was.Took, x.Took), since(was.Robbed, x.Robbed)
-		}
-		if was.CPU() > x.CPU() {
-			was = account.Account{}
-		}
-		network, own := x.CPU()-was.CPU(), max(0, x.Own-was.Own)
-		// What is sent in its own time is paid for: mostly by system calls of its tasks.
-		d.network[x.Container], d.sends[x.Container] = network, x.SendCPU()-was.SendCPU()-own > (network-own)/2
-	}
-	earlier := make(map[account.Pair]time.Duration, len(a.Thefts))
-	for _, t := range a.Thefts {
-		earlier[account.Pair{Victim: t.Victim, Culprit: t.Culprit}] = t.CPU
-	}
+	d.Reading, d.length = b.Since(a), b.Taken.Sub(a.Taken)
 	var tasks, others time.Duration
-	for _, t := range b.Thefts {
-		t.CPU = since(earlier[account.Pair{Victim: t.Victim, Culprit: t.Culprit}], t.CPU)
-		if t.CPU == 0 {
-			continue
-		}
-		own := t.Victim.Container == t.Culprit && t.Culprit != account.System
+	for of, took := range d.Thefts {
+		own := of.Victim.Container == of.Culprit && of.Culprit != account.System
 		switch {
-		case t.Victim.Kind == account.Idle, t.Victim.Kind == account.Peer, own && t.Victim.Kind == account.Task:
-			others += t.CPU
-		case t.Victim.Kind == account.Task:
-			tasks += t.CPU
+		case of.Victim.Kind == account.Idle, of.Victim.Kind == account.Peer, own && of.Victim.Kind == account.Task:
+			others += took
+		case of.Victim.Kind == account.Task:
+			tasks += took
 		}
-		if !own {
-			d.thefts = append(d.thefts, t)
+		if own {
+			delete(d.Thefts, of)
 		}
 	}
 	if tasks+others > 0 {
@@ -227,28 +189,30 @@ func (d reading) sumOf(of []policy.Target) (sum time.Duration) {
 // other containers' tasks; no where they hit idle CPUs, the receiver itself or the sender of the
 // packets.
 func (d reading) evidence(id container.ID, name func(container.ID) string) evidence {
-	e := evidence{length: d.length, network: d.network[id], sends: d.sends[id]}
+	x := d.Accounts[id]
+	// What is sent in its own time is paid for: mostly by system calls of its tasks.
+	e := evidence{length: d.length, network: x.CPU(), sends: x.SendCPU()-x.Own > (x.CPU()-x.Own)/2}
 	sum := make(map[string]time.Duration)
-	for _, t := range d.thefts {
-		if t.Culprit != id {
-			if t.Victim.Container == id && t.Victim.Kind == account.Task {
-				e.lost += t.CPU
+	for of, took := range d.Thefts {
+		if of.Culprit != id {
+			if of.Victim.Container == id && of.Victim.Kind == account.Task {
+				e.lost += took
 			}
 			continue
 		}
-		switch v := t.Victim; {
+		switch v := of.Victim; {
 		case v.Kind == account.Peer:
-			e.peers += t.CPU
+			e.peers += took
 		case v.Kind == account.Idle:
-			e.idle += t.CPU
+			e.idle += took
 		case v.Kind == account.Ksoftirqd, v.Kind == account.NAPI && v.Container == account.System:
-			lost := time.Duration(float64(t.CPU) * d.wanted)
-			e.idle += t.CPU - lost
+			lost := time.Duration(float64(took) * d.wanted)
+			e.idle += took - lost
 			sum["those who waited for "+v.Kind.String()+" threads"] += lost
 		case v.Container == account.System:
-			sum["tasks of the host"] += t.CPU
+			sum["tasks of the host"] += took
 		default:
-			sum[name(v.Container)] += t.CPU
+			sum[name(v.Container)] += took
 		}
 	}
 	d.untold(id, &e, sum)
@@ -260,15 +224,19 @@ func (d reading) evidence(id container.ID, name func(container.ID) string) evide
 
 // untold adds the thefts without a pair to the evidence about a container: the table of pairs has
 // room for some hundred containers. The part of ksoftirqd in them is not known, so all of them
-// count like ksoftirqd's.
+// count like ksoftirqd's. The pairs are read a moment after the accounts: if every pair had room, the
+// difference is no theft.
 func (d reading) untold(id container.ID, e *evidence, took map[string]time.Duration) {
-	robbed, rest := d.robbed[id], d.took[id]
-	for _, t := range d.thefts {
-		if t.Culprit == id && (t.Victim.Kind == account.Task || t.Victim.Kind == account.Peer || t.Victim.Kind == account.Ksoftirqd) {
-			rest -= t.CPU
+	if d.Lost == 0 {
+		return
+	}
+	robbed, rest := d.Accounts[id].Robbed, d.Accounts[id].Took
+	for of, cpu := range d.Thefts {
+		if of.Culprit == id && (of.Victim.Kind == account.Task || of.Victim.Kind == account.Peer || of.Victim.Kind == account.Ksoftirqd) {
+			rest -= cpu
 		}
-		if t.Victim.Container == id && t.Victim.Kind == account.Peer {
-			robbed -= t.CPU
+		if of.Victim.Container == id && of.Victim.Kind == account.Peer {
+			robbed -= cpu
 		}
 	}
 	e.lost = max(e.lost, robbed)

@@ -3,6 +3,7 @@ package auto
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -34,62 +35,57 @@ type readings struct {
 	sends map[container.ID]time.Duration // cost of the packets that it sends
 }
 
-func (r *readings) next(more map[account.Theft]time.Duration) account.Reading {
+func (r *readings) next(more map[account.Pair]time.Duration) account.Reading {
 	r.now.Taken = cmp.Or(r.now.Taken, time.Unix(1_800_000_000, 0)).Add(time.Second)
 	cpu := make(map[container.ID]time.Duration)
-	sums := make(map[account.Theft]time.Duration)
-	for _, t := range r.now.Thefts {
-		sums[account.Theft{Victim: t.Victim, Culprit: t.Culprit}] = t.CPU
-	}
+	sums := make(map[account.Pair]time.Duration)
+	maps.Copy(sums, r.now.Thefts)
 	for k, ns := range more {
 		sums[k] += ns
 	}
-	r.now.Thefts = nil
 	for k, ns := range sums {
 		cpu[k.Culprit] += ns
-		k.CPU = ns
-		r.now.Thefts = append(r.now.Thefts, k)
 	}
-	r.now.Accounts = nil
+	r.now.Thefts, r.now.Accounts = sums, make(map[container.ID]account.Account)
 	for id, ns := range cpu {
-		a := account.Account{Container: id}
+		var a account.Account
 		a.Receive[account.UDP].CPU, a.Send[account.UDP].CPU = ns-r.sends[id], r.sends[id]
 		a.Own = sums[from(account.Task, id, id)]
-		r.now.Accounts = append(r.now.Accounts, a)
+		r.now.Accounts[id] = a
 	}
 	return r.now
 }
 
-func from(kind account.PartyKind, victim, culprit container.ID) account.Theft {
-	return account.Theft{Victim: account.Party{Kind: kind, Container: victim}, Culprit: culprit}
+func from(kind account.PartyKind, victim, culprit container.ID) account.Pair {
+	return account.Pair{Victim: account.Party{Kind: kind, Container: victim}, Culprit: culprit}
 }
 
 // What counts as taken from others, and what does not.
 func TestChooserEvidence(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		second map[account.Theft]time.Duration
+		second map[account.Pair]time.Duration
 		robbed time.Duration
 		who    string // names of all victims
 	}{
-		{"a container's task, and its own", map[account.Theft]time.Duration{from(account.Task, 2, 1): 100 * ms, from(account.Task, 1, 1): 500 * ms}, 100 * ms, "box-2"},
-		{"another's NAPI thread, and its own", map[account.Theft]time.Duration{from(account.NAPI, 2, 1): 40 * ms, from(account.NAPI, 1, 1): 500 * ms}, 40 * ms, "box-2"},
-		{"tasks of the host", map[account.Theft]time.Duration{from(account.Task, 0, 1): 70 * ms}, 70 * ms, "tasks of the host"},
-		{"idle CPUs", map[account.Theft]time.Duration{from(account.Idle, 0, 1): 900 * ms}, 0, ""},
-		{"somebody else's theft", map[account.Theft]time.Duration{from(account.Task, 2, 3): 900 * ms}, 0, ""},
-		{"ksoftirqd where softirqs interrupt tasks", map[account.Theft]time.Duration{
+		{"a container's task, and its own", map[account.Pair]time.Duration{from(account.Task, 2, 1): 100 * ms, from(account.Task, 1, 1): 500 * ms}, 100 * ms, "box-2"},
+		{"another's NAPI thread, and its own", map[account.Pair]time.Duration{from(account.NAPI, 2, 1): 40 * ms, from(account.NAPI, 1, 1): 500 * ms}, 40 * ms, "box-2"},
+		{"tasks of the host", map[account.Pair]time.Duration{from(account.Task, 0, 1): 70 * ms}, 70 * ms, "tasks of the host"},
+		{"idle CPUs", map[account.Pair]time.Duration{from(account.Idle, 0, 1): 900 * ms}, 0, ""},
+		{"somebody else's theft", map[account.Pair]time.Duration{from(account.Task, 2, 3): 900 * ms}, 0, ""},
+		{"ksoftirqd where softirqs interrupt tasks", map[account.Pair]time.Duration{
 			from(account.Ksoftirqd, 0, 1): 400 * ms, from(account.Task, 2, 1): 30 * ms, from(account.Idle, 0, 1): 10 * ms}, 330 * ms,
 			"box-2, those who waited for ksoftirqd threads"},
-		{"ksoftirqd where they come upon idle CPUs", map[account.Theft]time.Duration{
+		{"ksoftirqd where they come upon idle CPUs", map[account.Pair]time.Duration{
 			from(account.Ksoftirqd, 0, 1): 400 * ms, from(account.Idle, 0, 1): 400 * ms}, 0, "those who waited for ksoftirqd threads"},
-		{"a thread of an uplink, while others' softirqs interrupt tasks", map[account.Theft]time.Duration{
+		{"a thread of an uplink, while others' softirqs interrupt tasks", map[account.Pair]time.Duration{
 			from(account.NAPI, 0, 1): 200 * ms, from(account.Task, 2, 3): 5 * ms}, 200 * ms, "those who waited for napi threads"},
-		{"a thread of an uplink, and nothing says who wants to run", map[account.Theft]time.Duration{from(account.NAPI, 0, 1): 200 * ms}, 200 * ms,
+		{"a thread of an uplink, and nothing says who wants to run", map[account.Pair]time.Duration{from(account.NAPI, 0, 1): 200 * ms}, 200 * ms,
 			"those who waited for napi threads"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var r readings
-			a := r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): time.Hour})
+			a := r.next(map[account.Pair]time.Duration{from(account.Task, 2, 1): time.Hour})
 			e := between(a, r.next(tt.second)).evidence(1, boxName)
 			var names []string
 			for _, v := range e.victims {
@@ -108,7 +104,7 @@ func TestChooser(t *testing.T) {
 	var r readings
 	var autos Chooser
 	of := targets(veths(1), veths(2))
-	step := func(more map[account.Theft]time.Duration) []Choice {
+	step := func(more map[account.Pair]time.Duration) []Choice {
 		return autos.Next(r.next(more), of, true, boxName)
 	}
 	want := func(when string, got []Choice, one, two policy.NetCPU) {
@@ -117,9 +113,9 @@ func TestChooser(t *testing.T) {
 			t.Fatalf("%s: %+v", when, got)
 		}
 	}
-	quiet := map[account.Theft]time.Duration{}
-	flood := map[account.Theft]time.Duration{from(account.Task, 2, 1): 200 * ms, from(account.Idle, 0, 2): 300 * ms}
-	want("the first reading, whatever it holds", step(map[account.Theft]time.Duration{from(account.Task, 2, 1): time.Hour}), "observe", "observe")
+	quiet := map[account.Pair]time.Duration{}
+	flood := map[account.Pair]time.Duration{from(account.Task, 2, 1): 200 * ms, from(account.Idle, 0, 2): 300 * ms}
+	want("the first reading, whatever it holds", step(map[account.Pair]time.Duration{from(account.Task, 2, 1): time.Hour}), "observe", "observe")
 	for range 5 {
 		want("quiet", step(quiet), "observe", "observe")
 	}
@@ -129,7 +125,7 @@ func TestChooser(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	since := got[0].Since
-	isolated := map[account.Theft]time.Duration{from(account.NAPI, 1, 1): 400 * ms}
+	isolated := map[account.Pair]time.Duration{from(account.NAPI, 1, 1): 400 * ms}
 	for range 20 {
 		want("it goes on", step(isolated), "isolate", "observe")
 	}
@@ -180,7 +176,7 @@ func TestChooserSender(t *testing.T) {
 		var autos Chooser
 		for i, x := range append([]second{{0, time.Hour + time.Minute, 0, policy.NetCPUObserve}}, seconds...) {
 			r.sends[1] += x.sent + x.answers
-			more := map[account.Theft]time.Duration{from(account.Task, 2, 1): x.sent + x.received, from(account.Task, 1, 1): x.answers}
+			more := map[account.Pair]time.Duration{from(account.Task, 2, 1): x.sent + x.received, from(account.Task, 1, 1): x.answers}
 			if got := autos.Next(r.next(more), targets(veths(1)), true, boxName)[0]; got.Mode != x.want {
 				t.Errorf("%s, second %d: %+v, want %s", name, i, got, x.want)
 			}
@@ -201,7 +197,7 @@ func TestChooserIsolate(t *testing.T) {
 		for range 4 {
 			r.sends[1] += one
 			modes = nil
-			for _, m := range autos.Next(r.next(map[account.Theft]time.Duration{
+			for _, m := range autos.Next(r.next(map[account.Pair]time.Duration{
 				from(account.Task, 4, 1): one, from(account.Task, 4, 2): two, from(account.Task, 4, 3): three}), of, true, boxName) {
 				modes = append(modes, m.Mode)
 			}
@@ -252,7 +248,7 @@ func TestChooserRobbed(t *testing.T) {
 				if tt.sends {
 					r.sends[1] += stolen
 				}
-				return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): stolen}), targets(veths(1), veths(2)), true, boxName)
+				return autos.Next(r.next(map[account.Pair]time.Duration{from(account.Task, 2, 1): stolen}), targets(veths(1), veths(2)), true, boxName)
 			}
 			step(time.Minute)
 			for i, p := range tt.phases {
@@ -301,11 +297,11 @@ func TestAlarm(t *testing.T) {
 	var autos Chooser
 	now := account.Reading{Taken: time.Unix(1_800_000_000, 0)}
 	after := func(d, one, two time.Duration) account.Reading {
-		r := account.Reading{Taken: now.Taken.Add(d)}
+		r := account.Reading{Taken: now.Taken.Add(d), Accounts: make(map[container.ID]account.Account), Thefts: make(map[account.Pair]time.Duration)}
 		for id, took := range map[container.ID]time.Duration{1: one, 2: two} {
-			a := account.Account{Container: id, Took: took}
+			a := account.Account{Took: took}
 			a.Receive[account.UDP].CPU = took
-			r.Accounts, r.Thefts = append(r.Accounts, a), append(r.Thefts, account.Theft{Victim: account.Party{Kind: account.Task, Container: 3}, Culprit: id, CPU: took})
+			r.Accounts[id], r.Thefts[from(account.Task, 3, id)] = a, took
 		}
 		return r
 	}
@@ -345,11 +341,11 @@ func TestChooserWithoutPairs(t *testing.T) {
 		}
 		took[1] += 200 * ms
 		robbed[2] += 200 * ms
-		now.Accounts = nil
+		now.Accounts = make(map[container.ID]account.Account)
 		for _, id := range []container.ID{1, 2, 3} {
-			a := account.Account{Container: id, Took: took[id], Robbed: robbed[id]}
+			a := account.Account{Took: took[id], Robbed: robbed[id]}
 			a.Receive[account.UDP].CPU = took[id]
-			now.Accounts = append(now.Accounts, a)
+			now.Accounts[id] = a
 		}
 		return autos.Next(now, targets(veths(1), veths(2), veths(3)), true, boxName)
 	}
@@ -374,15 +370,8 @@ func TestChooserWithoutPairs(t *testing.T) {
 // often the CPUs were wanted.
 func TestUntold(t *testing.T) {
 	a := account.Reading{Taken: time.Unix(1_800_000_000, 0)}
-	b := account.Reading{Taken: a.Taken.Add(time.Second), Lost: 1, Accounts: []account.Account{{Container: 1, Took: 400 * ms}}}
-	for _, x := range []struct {
-		kind account.PartyKind
-		cpu  time.Duration
-	}{{account.Task, 100 * ms}, {account.Idle, 300 * ms}, {account.Ksoftirqd, 200 * ms}} {
-		pair := from(x.kind, 0, 1)
-		pair.CPU = x.cpu
-		b.Thefts = append(b.Thefts, pair)
-	}
+	b := account.Reading{Taken: a.Taken.Add(time.Second), Lost: 1, Accounts: map[container.ID]account.Account{1: {Took: 400 * ms}},
+		Thefts: map[account.Pair]time.Duration{from(account.Task, 0, 1): 100 * ms, from(account.Idle, 0, 1): 300 * ms, from(account.Ksoftirqd, 0, 1): 200 * ms}}
 	// A quarter of the softirqs interrupted a task: that part of the remaining 100 ms counts, as of
 	// ksoftirqd's 200.
 	if e := between(a, b).evidence(1, boxName); e.robbed() != (100+25+50)*ms || e.idle != (300+75+150)*ms {

@@ -71,10 +71,11 @@ func newChargeRig(t *testing.T, v2 bool, files ...string) *chargeRig {
 
 // readingOf returns accounts with these costs.
 func readingOf(costs map[container.ID]cost) (r account.Reading) {
+	r.Accounts = make(map[container.ID]account.Account)
 	for id, c := range costs {
-		a := account.Account{Container: id, Took: c.Took, Robbed: c.Credit}
+		a := account.Account{Took: c.Took, Robbed: c.Credit}
 		a.Receive[account.UDP].CPU = c.Charge
-		r.Accounts = append(r.Accounts, a)
+		r.Accounts[id] = a
 	}
 	return r
 }

@@ -8,8 +8,8 @@ import (
 // costs converts accounts into the ledgers' costs.
 func costs(r account.Reading, credits bool) map[container.ID]cost {
 	out := make(map[container.ID]cost, len(r.Accounts))
-	for _, a := range r.Accounts {
-		if a.Container == account.System {
+	for id, a := range r.Accounts {
+		if id == account.System {
 			continue
 		}
 		c := cost{Charge: a.CPU(), Took: a.Took}
@@ -17,7 +17,7 @@ func costs(r account.Reading, credits bool) map[container.ID]cost {
 			c.Charge -= a.Own
 			c.Credit = a.Robbed
 		}
-		out[a.Container] = c
+		out[id] = c
 	}
 	return out
 }

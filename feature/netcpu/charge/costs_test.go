@@ -13,10 +13,10 @@ import (
 
 func TestCharged(t *testing.T) {
 	work := [account.Protocols]account.Work{account.UDP: {CPU: 30 * ms}, account.TCP: {CPU: 10 * ms}}
-	r := account.Reading{Accounts: []account.Account{
-		{Container: account.System, Receive: work, Took: 2 * ms},
-		{Container: 1, Receive: work, Send: work, Own: 15 * ms, Took: 27 * ms},
-		{Container: 2, Robbed: 22 * ms},
+	r := account.Reading{Accounts: map[container.ID]account.Account{
+		account.System: {Receive: work, Took: 2 * ms},
+		1:              {Receive: work, Send: work, Own: 15 * ms, Took: 27 * ms},
+		2:              {Robbed: 22 * ms},
 	}}
 	for _, tt := range []struct {
 		credits bool

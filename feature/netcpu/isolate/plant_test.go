@@ -381,14 +381,14 @@ func (p *plant) run(length float64) *plant {
 
 // reading is what the accounts would say.
 func (p *plant) reading() account.Reading {
-	r := account.Reading{Taken: p.at()}
+	r := account.Reading{Taken: p.at(), Accounts: make(map[container.ID]account.Account), Thefts: make(map[account.Pair]time.Duration)}
 	for i, t := range p.tenants {
-		a := account.Account{Container: container.ID(i + 1), Own: seconds(t.own), Took: seconds(t.took), Robbed: seconds(t.robbed)}
+		id, a := container.ID(i+1), account.Account{Own: seconds(t.own), Took: seconds(t.took), Robbed: seconds(t.robbed)}
 		a.Receive[account.UDP].CPU = seconds(t.cost)
-		r.Accounts = append(r.Accounts, a)
+		r.Accounts[id] = a
 		from := func(kind account.PartyKind, of container.ID, s float64) {
 			if s > 0 {
-				r.Thefts = append(r.Thefts, account.Theft{Victim: account.Party{Container: of, Kind: kind}, Culprit: a.Container, CPU: seconds(s)})
+				r.Thefts[account.Pair{Victim: account.Party{Container: of, Kind: kind}, Culprit: id}] = seconds(s)
 			}
 		}
 		from(account.NAPI, account.System, t.byThread)

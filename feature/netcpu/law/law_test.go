@@ -19,19 +19,40 @@ const most = 20
 
 // beside are the constants of the packages that carry the law out, and why they are no part of it.
 var beside = map[string]string{
-	"isolate.ring":         "size of a buffer",
-	"isolate.deferMost":    "what a knob is set to",
-	"isolate.pollSlice":    "what a knob is set to: the kernel's shortest",
-	"isolate.usualShares":  "unit",
-	"isolate.uplinkShares": "what a knob is set to, without early drop",
-	"isolate.keptWait":     "how long the agent waits for the kernel",
-	"isolate.namedWait":    "how long the agent waits for the kernel",
-	"isolate.second":       "unit",
-	"charge.lookEvery":     "precision of a write: what the agent spends",
-	"charge.grain":         "precision of the runtime's timers",
-	"ledger.minQuota":      "the kernel's",
-	"ledger.Unlimited":     "name",
-	"auto.victimsMost":     "length of a text",
+	"isolate.ring":                "size of a buffer",
+	"isolate.deferMost":           "what a knob is set to",
+	"isolate.pollSlice":           "what a knob is set to: the kernel's shortest",
+	"isolate.usualShares":         "unit",
+	"isolate.uplinkShares":        "what a knob is set to, without early drop",
+	"isolate.keptWait":            "how long the agent waits for the kernel",
+	"isolate.namedWait":           "how long the agent waits for the kernel",
+	"isolate.second":              "unit",
+	"charge.lookEvery":            "precision of a write: what the agent spends",
+	"charge.grain":                "precision of the runtime's timers",
+	"account.memory":              "precision of a measurement",
+	"account.anew":                "precision of a measurement",
+	"account.oneIn":               "precision of a measurement: what the agent spends",
+	"account.changedTime":         "precision of a measurement: what the kernel's ticks show",
+	"account.mostChanges":         "what the agent spends",
+	"account.laterOf":             "what the agent spends",
+	"account.laterFrom":           "what the agent spends",
+	"account.aroundEvery":         "precision of a measurement: what the agent spends",
+	"account.aroundCount":         "precision of a measurement",
+	"account.aroundNone":          "precision of a measurement",
+	"account.aroundSet":           "how long the agent waits for the kernel",
+	"account.aroundWait":          "how long the agent waits for the kernel",
+	"account.aroundMost":          "precision of a measurement",
+	"account.notable":             "precision of a measurement",
+	"account.settling":            "how long the agent waits for the kernel",
+	"account.idleMost":            "size of a table",
+	"account.runOnCPU":            "the kernel's",
+	"account.membarrierExpedited": "the kernel's",
+	"account.membarrierRegister":  "the kernel's",
+	"account.exits":               "place in a list",
+	"account.enters":              "place in a list",
+	"ledger.minQuota":             "the kernel's",
+	"ledger.Unlimited":            "name",
+	"auto.victimsMost":            "length of a text",
 }
 
 // Whatever decides who pays, when and how much is in package law, or follows from that.
@@ -41,7 +62,7 @@ func TestConstants(t *testing.T) {
 		t.Errorf("the law has %d constants, may have %d", len(law), most)
 	}
 	left := maps.Clone(beside)
-	for _, dir := range []string{"isolate", "auto", "charge", "ledger"} {
+	for _, dir := range []string{"account", "isolate", "auto", "charge", "ledger"} {
 		for name, lit := range byHand(t, filepath.Join("..", dir)) {
 			if left[name] == "" {
 				t.Errorf("%s of %s is neither in package law, nor derived from it, nor said not to be of it", lit, name)
