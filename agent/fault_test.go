@@ -67,6 +67,7 @@ func rounds(arg []byte) (map[string]faults.Op, error) {
 func TestFaults(t *testing.T) {
 	testkit.Later(t)
 	testkit.NeedRoot(t)
+	t.Parallel()
 	h, dir := newHost(t, 1, 2, 3), t.TempDir()
 	knobs := topology.Knobs{Dir: dir}
 	faults.Sweep(t, faults.Rig{
@@ -175,6 +176,7 @@ func serving(dir string, hosts ...*host) map[string]faults.Op {
 func TestHangs(t *testing.T) {
 	testkit.Later(t)
 	testkit.NeedRoot(t)
+	t.Parallel()
 	first, other, dir := newHost(t, 1, 2), newHost(t, 1, 2), t.TempDir()
 	s := faults.Start(t, [3]string{dir, first.dir, other.dir})
 	do := func(op string, f faults.Fault) (out faults.Outcome) {

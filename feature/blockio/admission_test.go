@@ -105,7 +105,7 @@ func TestLostToItsTwin(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(dir, "mq"), 0o755))
 	put := func(seq string) {
 		for name, text := range map[string]string{"dev": "8:0", "size": "8", "diskseq": seq} {
-			must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+			testkit.Write(t, filepath.Join(dir, name), text)
 		}
 	}
 	put("4")

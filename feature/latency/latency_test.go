@@ -85,6 +85,7 @@ func (h *host) nothing(c container.Container) {
 // What is held on purpose in one stage shows there, and in no other.
 func TestHeld(t *testing.T) {
 	testkit.NeedRoot(t)
+	t.Parallel()
 	for _, tt := range []struct {
 		name, dev string
 		inside    bool // the device is the container's
@@ -97,6 +98,7 @@ func TestHeld(t *testing.T) {
 		{"host end", "hweb", false, Ingress, QDisc, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			h, web, c := newBridged(t)
 			from, to, addr := web, h.wire, "10.66.0.1:9000"
 			if tt.d == Ingress {

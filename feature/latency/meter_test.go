@@ -92,6 +92,7 @@ func subject(s topology.Spec, _ *journal.Journal) (feature.Feature, error) {
 // Each call to the kernel fails once.
 func TestFaults(t *testing.T) {
 	testkit.Later(t)
+	t.Parallel()
 	h, _, c := newBridged(t)
 	on := true
 	spec := topology.Spec{NetNS: h.ns.NetNS(), Dir: t.TempDir(), Targets: []policy.Target{{Container: c, Settings: policy.Settings{Latency: &on}}}}

@@ -27,7 +27,7 @@ func newMoving(t *testing.T) *moving {
 	h := newHost(t, sandbox.CPU{})
 	h.start(h.box, "udp-recv", "--listen", ":9000") // before the quota, with which it takes long
 	must(t, h.box.Limit(sandbox.CPU{Quota: quota, Period: period}))
-	other := h.create(sandbox.Spec{Name: "elsewhere", CPU: sandbox.CPU{Quota: quota, Period: period}, Network: h.box})
+	other := h.Create(sandbox.Spec{Name: "elsewhere", CPU: sandbox.CPU{Quota: quota, Period: period}, Network: h.box})
 	m := &moving{host: h, elsewhere: h.describe(other), limits: make(map[string]limits)}
 	for _, dir := range []string{h.container.Cgroup.CPU, m.elsewhere.Cgroup.CPU} {
 		m.limits[dir] = limitsOf(t, dir)

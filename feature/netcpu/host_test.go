@@ -2,7 +2,6 @@ package netcpu_test
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -36,10 +35,6 @@ import (
 
 func TestMain(m *testing.M) {
 	topology.Reexec(faults.Reexec(topology.Subject(subject)))
-	// Parallel tests mostly wait, for windows of a second.
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		panic(err)
-	}
 	testkit.Main(m)
 }
 
@@ -105,9 +100,9 @@ func worth() string {
 func newHost(t *testing.T, cpu sandbox.CPU) *host {
 	t.Helper()
 	h := &host{Host: topology.New(t), t: t}
-	h.ns, h.wire = h.Uplink("net"+h.suffix(), "10.66.0.1/24", sandbox.End{Bridge: "br0", Queues: 2})
+	h.ns, h.wire = h.Uplink("net", "10.66.0.1/24", sandbox.End{Bridge: "br0", Queues: 2})
 	must(t, sandbox.LikeNIC(sandbox.End{Box: h.ns, Name: "nic0"}, sandbox.End{Box: h.wire, Name: "wire"}))
-	h.box = h.create(sandbox.Spec{Name: "receiver"})
+	h.box = h.Create(sandbox.Spec{Name: "receiver"})
 	must(t, h.box.Limit(cpu)) // after its process has started, which takes long with a small quota
 	h.Join(h.box, "10.66.0.2/24", h.ns, "h0")
 
@@ -129,7 +124,7 @@ func newHost(t *testing.T, cpu sandbox.CPU) *host {
 // join makes one more container behind the bridge, with the address 10.66.0.n.
 func (h *host) join(name string, n int) (*sandbox.Box, container.Container) {
 	h.t.Helper()
-	box := h.create(sandbox.Spec{Name: fmt.Sprint(name, n)})
+	box := h.Create(sandbox.Spec{Name: fmt.Sprint(name, n)})
 	end := fmt.Sprint("h", n)
 	h.Join(box, fmt.Sprintf("10.66.0.%d/24", n), h.ns, end)
 	c := h.Describe(box)
@@ -402,16 +397,6 @@ func (h *host) remove(c container.Container) {
 	must(h.t, h.netcpu.Remove(h.t.Context(), c.ID))
 	h.nothing("after Remove")
 }
-
-// create makes a sandbox with a name that no other test uses: some tests run in parallel.
-func (h *host) create(spec sandbox.Spec) *sandbox.Box {
-	h.t.Helper()
-	spec.Name += h.suffix()
-	return h.Create(spec)
-}
-
-// suffix is the test's own.
-func (h *host) suffix() string { return strings.TrimPrefix(filepath.Base(h.Sandboxes.Dir()), "fltop") }
 
 // uplinkGroup is the cgroup that the feature makes for the threads of nic0.
 func (h *host) uplinkGroup() string {

@@ -1,7 +1,6 @@
 package netcpu
 
 import (
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -58,10 +57,7 @@ func TestReport(t *testing.T) {
 
 // Every sample on the metrics page is explained.
 func TestSamplesAreExplained(t *testing.T) {
-	dir := t.TempDir()
-	for file, text := range map[string]string{"cgroup.procs": "", "cpu.max": "100000 100000\n", "cpu.weight": "100\n", "cpu.idle": "0\n", "cpu.stat": "usage_usec 1\n"} {
-		testkit.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
-	}
+	dir := testkit.Tree(t, map[string]string{"cgroup.procs": "", "cpu.max": "100000 100000\n", "cpu.weight": "100\n", "cpu.idle": "0\n", "cpu.stat": "usage_usec 1\n"})
 	j, err := journal.Open(t.TempDir(), "")
 	testkit.Must(t, err)
 	defer j.Close()

@@ -89,6 +89,7 @@ func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 // Each call to the kernel fails once.
 func TestFaults(t *testing.T) {
 	testkit.Later(t)
+	t.Parallel()
 	h := newHost(t, sandbox.CPU{Quota: 50 * time.Millisecond})
 	spec := topology.Spec{NetNS: h.ns.NetNS(), Dir: t.TempDir(), Targets: []policy.Target{h.target(policy.NetCPUIsolate), h.target(policy.NetCPUCharge)}}
 	faults.Sweep(t, spec.Rig(t, func() string { return h.Net(h.ns) }),

@@ -57,7 +57,7 @@ func TestQueueOfAnEndedThread(t *testing.T) {
 	h.Change(h.ns, "nic0", (*netlink.Handle).LinkSetUp)
 
 	// The namespace is another container's now, which is isolated like the first one.
-	next := h.create(sandbox.Spec{Name: "next", Network: h.box})
+	next := h.Create(sandbox.Spec{Name: "next", Network: h.box})
 	c := h.describe(next)
 	h.apply(c, policy.NetCPUIsolate)
 	h.pays("isolated", c)

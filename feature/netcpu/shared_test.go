@@ -24,7 +24,7 @@ func TestModesInOneNamespace(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	h.start(h.box, "udp-recv", "--listen", ":9000") // before the quota, with which it takes long
 	must(t, h.box.Limit(sandbox.CPU{Quota: quota, Period: period}))
-	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box, CPU: sandbox.CPU{Quota: quota, Period: period}})
+	shared := h.Create(sandbox.Spec{Name: "sharer", Network: h.box, CPU: sandbox.CPU{Quota: quota, Period: period}})
 	one, two := h.container, h.describe(shared)
 	apply := h.apply
 	limited := func(c container.Container) bool {
@@ -84,7 +84,7 @@ func TestModesInOneNamespace(t *testing.T) {
 func TestSharedNamespace(t *testing.T) {
 	testkit.InFull(t)
 	h := newHost(t, sandbox.CPU{})
-	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box})
+	shared := h.Create(sandbox.Spec{Name: "sharer", Network: h.box})
 	one, two := h.container, h.describe(shared)
 	if one.NetNS != two.NetNS || one.ID == two.ID {
 		t.Fatalf("containers %+v and %+v, want one namespace and two cgroups", one, two)
@@ -114,7 +114,7 @@ func TestSharedNamespace(t *testing.T) {
 // does not write to the host.
 func TestIsolationLapses(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box})
+	shared := h.Create(sandbox.Spec{Name: "sharer", Network: h.box})
 	one, two := h.container, h.describe(shared)
 	apply := func(c container.Container, expiry time.Time) {
 		t.Helper()
@@ -141,7 +141,7 @@ func TestIsolationLapses(t *testing.T) {
 		t.Errorf("renewing turned a knob at %v", got)
 	}
 	// A charged container needs the changes on the host until its decision lapses.
-	three := h.Describe(h.create(sandbox.Spec{Name: "charged"}))
+	three := h.Describe(h.Create(sandbox.Spec{Name: "charged"}))
 	later := late.Add(time.Hour)
 	for _, at := range []time.Time{later, {}} {
 		must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: three, Settings: policy.Settings{NetCPU: policy.NetCPUCharge, NetCPUSteal: new(float64)}, Decided: map[string]time.Time{"fairlead.netcpu": at}}))

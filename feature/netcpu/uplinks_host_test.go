@@ -78,53 +78,14 @@ func TestFloodIsPaced(t *testing.T) {
 	h.remove(h.container)
 }
 
-// No thread polls a queue that containers share while all CPUs compute and no flood comes in.
-// Threads do so again when CPUs are idle, and when the agent ends.
-func TestUplinksRest(t *testing.T) {
-	testkit.Later(t)
-	h := newHost(t, sandbox.CPU{})
-	h.needNAPIs()
-	must(t, h.netcpu.Close())
-	h.feltFrom = 1 << 40 // whatever comes in is no flood
-	h.open()
-	h.start(h.box, "udp-recv")
-	h.apply(h.container, policy.NetCPUIsolate)
-	h.othersPackets("200")
-	stop := h.busy()
-	threaded := func() bool { return h.hosts(netdev.KindThreaded) }
-	if !threaded() {
-		t.Fatal("no thread polls the uplink at first")
-	}
-	sends := []string{"udp-send", "--to", "10.66.0.2:9000"}
-	_, sender := h.Load(h.wire, nil, sends...)
-	until(t, "the uplink rests", func() bool { return !threaded() })
-	sender.Kill() // a new thread would have to wait beside softirqs that all of it keeps busy
-	must(t, h.netcpu.Close())
-	if !threaded() {
-		t.Error("no thread polls the uplink without the agent")
-	}
-	h.open()
-	h.apply(h.container, policy.NetCPUIsolate)
-	_, sender = h.Load(h.wire, nil, sends...)
-	until(t, "the uplink rests again", func() bool { return !threaded() })
-	// The flood ends, too: on two CPUs it leaves none idle, and a rest of a minute ends by itself.
-	for _, kill := range append(stop, sender.Kill) {
-		kill()
-	}
-	until(t, "threads poll the uplink again", threaded)
-	h.remove(h.container)
-}
-
-// busy has a neighbour on each CPU that computes. It returns what ends that.
-func (h *host) busy() (stop []func()) {
+// busy has a neighbour on each CPU that computes.
+func (h *host) busy() {
 	h.t.Helper()
 	for cpu := range runtime.NumCPU() {
-		neighbour := h.create(sandbox.Spec{Name: fmt.Sprint("burns", cpu), CPU: sandbox.CPU{Set: strconv.Itoa(cpu)}})
-		_, burns := h.Load(neighbour, nil, "burn")
-		stop = append(stop, burns.Kill)
+		neighbour := h.Create(sandbox.Spec{Name: fmt.Sprint("burns", cpu), CPU: sandbox.CPU{Set: strconv.Itoa(cpu)}})
+		h.start(neighbour, "burn")
 		h.apply(h.Describe(neighbour), policy.NetCPUObserve)
 	}
-	return stop
 }
 
 // hosts reports whether the journal has a change of this kind that is the host's and no container's.
@@ -139,7 +100,7 @@ func (h *host) hosts(kind string) bool {
 func TestNoUplinksOfAContainer(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
-	child := h.create(sandbox.Spec{Name: "child"})
+	child := h.Create(sandbox.Spec{Name: "child"})
 	must(t, child.Bridge("br1", netip.Prefix{}))
 	h.Wire(
 		sandbox.End{Box: child, Name: "c1", Bridge: "br1"},
@@ -345,8 +306,8 @@ func TestDropPointsOfAGoneNamespace(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	far := *h
-	far.ns = h.create(sandbox.Spec{Name: "nethost2", Bare: true})
-	far.box = h.create(sandbox.Spec{Name: "receiver2"})
+	far.ns = h.Create(sandbox.Spec{Name: "nethost2", Bare: true})
+	far.box = h.Create(sandbox.Spec{Name: "receiver2"})
 	must(t, far.ns.Bridge("br0", netip.Prefix{}))
 	h.uplink(far.ns, "nic2")
 	h.Join(far.box, "10.67.0.2/24", far.ns, "h0")

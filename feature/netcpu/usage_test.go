@@ -19,8 +19,7 @@ func TestUsagesClose(t *testing.T) {
 	var running []container.Container
 	for i := range 3 {
 		dir := filepath.Join(root, fmt.Sprint(i))
-		must(t, os.Mkdir(dir, 0o755))
-		must(t, os.WriteFile(filepath.Join(dir, "cpu.stat"), []byte("usage_usec 7\n"), 0o644))
+		testkit.Write(t, filepath.Join(dir, "cpu.stat"), "usage_usec 7\n")
 		running = append(running, container.Container{ID: container.ID(i), Started: time.Now(), Cgroup: container.Cgroup{V2: dir}})
 	}
 	open := func() (n int) {

@@ -49,15 +49,16 @@ func forbids(at int) denial {
 COMMIT
 `
 	return denial{at: at,
-		do: func(r *rig, n *node) { n.run(r.T, "sh", "-c", `echo "$0" | iptables-legacy-restore`, rules) },
+		do: func(r *rig, n *node) { n.run(r.T, "sh", "-c", `echo "$0" | iptables-legacy-restore -w`, rules) },
 		then: func(r *rig, n *node) {
 			must(r.T, n.inside.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 		},
-		undo: func(r *rig, n *node) { n.run(r.T, "sh", "-c", "iptables-legacy -F && iptables-legacy -X") }}
+		undo: func(r *rig, n *node) { n.run(r.T, "sh", "-c", "iptables-legacy -w -F && iptables-legacy -w -X") }}
 }
 
 // Calico's endpoints are fast over its VXLAN, and its policy denies flows as without the fast path.
 func TestCalico(t *testing.T) {
+	t.Parallel()
 	r := makeRig(&rig{Host: topology.New(t), form: routed, calico: true})
 	r.onTracked()
 	to := echo(t, r.nodes[1].web)

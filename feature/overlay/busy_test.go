@@ -21,17 +21,19 @@ import (
 // neighbour can change on their way at most once a second.
 func TestBusyHost(t *testing.T) {
 	testkit.Later(t)
+	t.Parallel()
 	for _, form := range testkit.Cases(t, 1, routed, apart) {
 		t.Run(form, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, form)
 			r.on()
 			newSink(t, r.nodes[1].web)
 			s := newStream(t, r.nodes[0].web, r.nodes[1].addr)
 			n := r.nodes[0]
 			must(t, n.inside.Bridge("br1", netip.MustParsePrefix("10.9.0.1/24")))
-			beside := r.Create(sandbox.Spec{Name: named("beside", 0)})
+			beside := r.Create(sandbox.Spec{Name: "beside"})
 			r.Wire(sandbox.End{Box: n.inside, Name: "vo", Bridge: "br1"}, sandbox.End{Box: beside, Name: "eth0", Addr: netip.MustParsePrefix("10.9.0.2/24")})
-			near := r.Create(sandbox.Spec{Name: named("vg", 0)})
+			near := r.Create(sandbox.Spec{Name: "near"})
 			c := r.join(n, near, "vg", "", "10.244.0.7", "fd00:244::7")
 			must(t, n.applyTo(t, c, true))
 			r.quick(s)

@@ -16,6 +16,7 @@ import (
 // Where a route has several next hops, packets of a flow go by the one that the kernel takes, and may
 // come by any.
 func TestNextHops(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, routed)
 	r.Wire(
 		sandbox.End{Box: r.nodes[0].host, Name: "nic1", Addr: netip.MustParsePrefix("10.67.0.1/24")},
@@ -57,6 +58,7 @@ func TestNextHops(t *testing.T) {
 
 // A packet that is longer than the route, or the path, lets through is cut as without the fast path.
 func TestRouteMTU(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"route", "path"} {
 		t.Run(how, func(t *testing.T) {
 			r, list := twins(t, routed)

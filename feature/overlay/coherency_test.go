@@ -87,9 +87,9 @@ func denials() []denial {
 			do: func(r *rig, n *node) { r.filter(n, "vx0") }, undo: func(r *rig, n *node) { n.run(r.T, "tc", "qdisc", "del", "dev", "vx0", "clsact") }},
 		{name: "iptables-legacy", form: routed, at: 0,
 			do: func(r *rig, n *node) {
-				n.run(r.T, "iptables-legacy", "-A", "FORWARD", "-p", "udp", "--dport", "9001", "-j", "DROP")
+				n.run(r.T, "iptables-legacy", "-w", "-A", "FORWARD", "-p", "udp", "--dport", "9001", "-j", "DROP")
 			},
-			undo: func(r *rig, n *node) { n.run(r.T, "iptables-legacy", "-F", "FORWARD") }},
+			undo: func(r *rig, n *node) { n.run(r.T, "iptables-legacy", "-w", "-F", "FORWARD") }},
 		{name: "sysctl", form: routed, at: 1,
 			do:   func(r *rig, n *node) { must(r.T, n.inside.Sysctl("ipv4/conf/vx0/forwarding", "0")) },
 			undo: func(r *rig, n *node) { must(r.T, n.inside.Sysctl("ipv4/conf/vx0/forwarding", "1")) }},
@@ -104,8 +104,10 @@ func denials() []denial {
 // and is fast again.
 func TestDenied(t *testing.T) {
 	testkit.Later(t)
+	t.Parallel()
 	for _, form := range testkit.Cases(t, 1, routed, bridged, apart) {
 		t.Run(form, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, form)
 			r.onTracked()
 			to := newSink(t, r.nodes[1].web)

@@ -33,9 +33,9 @@ func twins(t *testing.T, form string) (r *rig, list [2]*twin) {
 	t.Helper()
 	r = &rig{Host: topology.New(t), form: form}
 	for i, tag := range []string{"fast", "slow"} {
-		n := &node{n: 1, tag: tag, host: r.Create(sandbox.Spec{Name: named("host"+tag, 1), Bare: true})}
+		n := &node{n: 1, tag: tag, host: r.Create(sandbox.Spec{Name: "host" + tag, Bare: true})}
 		n.inside = n.host
-		wire := r.Create(sandbox.Spec{Name: named("wire"+tag, 1), Bare: true})
+		wire := r.Create(sandbox.Spec{Name: "wire" + tag, Bare: true})
 		must(t, wire.Sysctl("ipv6/conf/default/disable_ipv6", "1"))
 		r.Wire(sandbox.End{Box: n.host, Name: "nic0", Addr: netip.MustParsePrefix("10.66.0.2/24")}, sandbox.End{Box: wire, Name: "far0"})
 		r.overlay(n)

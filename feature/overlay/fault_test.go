@@ -22,6 +22,7 @@ func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 // Each call to the kernel fails once.
 func TestFaults(t *testing.T) {
 	testkit.Later(t)
+	t.Parallel()
 	r := newRig(t, bridged)
 	on, n := true, r.nodes[0]
 	spec := topology.Spec{NetNS: n.host.NetNS(), Dir: t.TempDir(), Targets: []policy.Target{{Container: n.c, Settings: policy.Settings{Overlay: &on}}}}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -67,9 +66,6 @@ type rig struct {
 	nodes  [2]*node
 }
 
-// named returns a sandbox name that no other run of these tests has.
-func named(what string, n int) string { return fmt.Sprintf("ov%d%s%d", os.Getpid(), what, n) }
-
 var must = testkit.Must
 
 // newRig makes two nodes, with idle features.
@@ -82,10 +78,10 @@ func makeRig(r *rig) *rig {
 	t := r.T
 	t.Helper()
 	for i := range r.nodes {
-		n := &node{n: i, host: r.Create(sandbox.Spec{Name: named("host", i), Bare: true})}
+		n := &node{n: i, host: r.Create(sandbox.Spec{Name: fmt.Sprint("host", i), Bare: true})}
 		n.inside = n.host
 		if r.form == apart {
-			n.inside = r.Create(sandbox.Spec{Name: named("in"+n.tag, i), Bare: true})
+			n.inside = r.Create(sandbox.Spec{Name: fmt.Sprint("in"+n.tag, i), Bare: true})
 		}
 		r.nodes[i] = n
 		// Duplicate address detection delays addresses, which are changes.
@@ -121,7 +117,7 @@ func (r *rig) overlay(n *node) {
 		n.addr, n.addr6 = fmt.Sprintf("10.244.0.%d", n.n+2), fmt.Sprintf("fd00:244::%d", n.n+2)
 	}
 	r.tunnel(n, 8472)
-	n.web = r.Create(sandbox.Spec{Name: named("web"+n.tag, n.n)})
+	n.web = r.Create(sandbox.Spec{Name: fmt.Sprint("web"+n.tag, n.n)})
 	n.c = r.join(n, n.web, "veth0", "", n.addr, n.addr6)
 }
 

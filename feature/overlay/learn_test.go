@@ -113,6 +113,7 @@ func (b *bench) elsewhere(index, group uint32) {
 
 // However many flows a container has, others keep theirs and get more.
 func TestShares(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	s := shape{bridged: true, tcp: true}
 	b.fill(s)

@@ -30,6 +30,7 @@ func (n *node) slowFor(t testing.TB, s *stream, times int) {
 func TestHangs(t *testing.T) {
 	testkit.InFull(t)
 	testkit.Later(t)
+	t.Parallel()
 	r := newRig(t, routed)
 	r.onTracked()
 	echo(t, r.nodes[1].web)

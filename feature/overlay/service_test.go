@@ -25,7 +25,7 @@ func newServices(t *testing.T) (r *rig, backends [2]*sandbox.Box) {
 	t.Helper()
 	r = newRig(t, routed)
 	far := r.nodes[1]
-	second := r.Create(sandbox.Spec{Name: named("second", 1)})
+	second := r.Create(sandbox.Spec{Name: "second"})
 	c := r.join(far, second, "veth1", "", "10.244.1.3", "fd00:244:1::3")
 	r.onTracked()
 	must(t, far.applyTo(t, c, true))
@@ -82,6 +82,7 @@ func TestService(t *testing.T) {
 // What is sent more than a lease after the conntrack entry of its flow has gone, of which the kernel
 // tells nobody, goes to the next backend: another container, or the sender itself.
 func TestServiceMoves(t *testing.T) {
+	t.Parallel()
 	for _, second := range []string{"10.244.1.3", "10.244.0.2"} {
 		t.Run(second, func(t *testing.T) {
 			r, backends := newServices(t)

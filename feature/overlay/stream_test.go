@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -76,13 +77,12 @@ type stream struct {
 	buf      []byte
 }
 
-var streams uint64
+var streams atomic.Uint64
 
 // newStream makes a flow from a box to a sink. Its packets must not be fragmented.
 func newStream(t testing.TB, b *sandbox.Box, to string) *stream {
 	t.Helper()
-	streams++
-	s := &stream{id: streams, size: 100, buf: make([]byte, 64<<10)}
+	s := &stream{id: streams.Add(1), size: 100, buf: make([]byte, 64<<10)}
 	must(t, b.Do(func() (err error) {
 		s.Conn, err = net.Dial("udp", net.JoinHostPort(to, "9001"))
 		return err

@@ -43,6 +43,7 @@ func (n *node) tracks(t testing.TB, c net.Conn) (state uint8, left uint32, ok bo
 // numbers, closes in order, with netfilter dropping what conntrack calls invalid: the entries leave
 // ESTABLISHED, or end with the timeout of a closed one.
 func TestClosesInOrder(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, routed)
 	r.onTracked()
 	echo(t, r.nodes[1].web)
@@ -123,8 +124,10 @@ func TestStaysReady(t *testing.T) {
 // Where conntrack cannot be made ready for them, in a zone or as node-local DNS has it, connections do
 // not stall.
 func TestNotReady(t *testing.T) {
+	t.Parallel()
 	for _, rule := range []string{"ct zone set 5", "notrack"} {
 		t.Run(rule, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, routed)
 			for _, n := range r.nodes {
 				n.nft(t, "table inet fl_raw { chain p { type filter hook prerouting priority -300; "+rule+"; }; }")
@@ -142,6 +145,7 @@ func TestNotReady(t *testing.T) {
 // While a UDP flow is fast, the slow packet of each lease keeps its conntrack entry alive, also one
 // with a short timeout.
 func TestKeepsEntry(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, routed)
 	for _, n := range r.nodes {
 		must(t, n.inside.Sysctl("netfilter/nf_conntrack_udp_timeout", "3"))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
@@ -308,10 +307,11 @@ func subject(s topology.Spec, j *journal.Journal) (feature.Feature, error) {
 func TestFaults(t *testing.T) {
 	testkit.Later(t)
 	needSharing(t)
+	t.Parallel()
 	h := newHost(t, gbit)
 	h.bridge()
-	_, one := h.add(fmt.Sprintf("one%d", os.Getpid()), "10.66.0.2/24", h.ns)
-	_, two := h.add(fmt.Sprintf("two%d", os.Getpid()), "10.66.0.3/24", h.ns)
+	_, one := h.add("one", "10.66.0.2/24", h.ns)
+	_, two := h.add("two", "10.66.0.3/24", h.ns)
 	ceil := policy.Settings{Egress: policy.Net{Ceil: 100 * mbit}, Ingress: policy.Net{Ceil: 50 * mbit}}
 	share := policy.Settings{Egress: policy.Net{Weight: 2}, Ingress: policy.Net{Rate: 20 * mbit}}
 	receive := policy.Settings{Ingress: policy.Net{Ceil: 50 * mbit}}

@@ -46,6 +46,7 @@ func TestPutBack(t *testing.T) {
 	testkit.InFull(t)
 	testkit.Later(t)
 	needSharing(t)
+	t.Parallel()
 	h, box, c := newBridged(t)
 	h.start()
 	before := h.state()
@@ -141,6 +142,7 @@ func TestPutBack(t *testing.T) {
 // unasked. The same for a replacement.
 func TestDispute(t *testing.T) {
 	testkit.InFull(t)
+	t.Parallel()
 	h, _, c := newBridged(t)
 	clock := testkit.NewClock()
 	h.now = clock.Now

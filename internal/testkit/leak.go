@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -35,6 +36,8 @@ func Run(m *testing.M) int {
 	// parent has ended and it belongs to init.
 	os.Setenv(runVar, strconv.Itoa(os.Getpid())) // fails for bad names only
 	before := debris()
+	// Tests that run in parallel mostly wait, for windows and leases.
+	flag.Set("test.parallel", "4") // fails for bad values only
 	code := m.Run()
 	if left := settle(before, debris, patience); len(left) > 0 {
 		fmt.Println("--- FAIL: these are left after the tests:")

@@ -51,16 +51,11 @@ func TestSweep(t *testing.T) {
 
 // TestSweepNames expects the names of namespaces to be removed whose process has ended, and no other.
 func TestSweepNames(t *testing.T) {
-	dir := t.TempDir()
 	ended := exec.Command("true")
 	Must(t, ended.Run())
-	gone := filepath.Join(dir, fmt.Sprintf("flt-%d-1", ended.Process.Pid))
-	for _, path := range []string{gone, filepath.Join(dir, fmt.Sprintf("flt-%d-1", os.Getpid())), filepath.Join(dir, "flt-x-1"), filepath.Join(dir, "mine")} {
-		Must(t, os.WriteFile(path, nil, 0o600))
-	}
-	if removed := sweepNames(dir); !slices.Equal(removed, []string{"netns " + gone}) {
-		t.Errorf("removed: %q", removed)
-	}
+	gone := fmt.Sprintf("flt-%d-1", ended.Process.Pid)
+	dir := Tree(t, map[string]string{gone: "", fmt.Sprintf("flt-%d-1", os.Getpid()): "", "flt-x-1": "", "mine": ""})
+	Same(t, "removed", []string{"netns " + filepath.Join(dir, gone)}, sweepNames(dir))
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 {
 		t.Errorf("left: %v, %v", left, err)
 	}

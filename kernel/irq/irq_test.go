@@ -57,12 +57,10 @@ func TestAffinityInKernel(t *testing.T) {
 }
 
 func TestOf(t *testing.T) {
-	sys := t.TempDir()
-	for _, dir := range []string{"devices/pci0/0000:00:02.0/msi_irqs", "devices/pci0/0000:00:02.0/virtio1/block/vda", "devices/virtual/net/lo", "devices/pci0/0000:00:09.0/virtio9/net/eth9"} {
+	const msi = "devices/pci0/0000:00:02.0/msi_irqs/"
+	sys := testkit.Tree(t, map[string]string{msi + "36": "", msi + "35": "", msi + "x": ""})
+	for _, dir := range []string{"devices/pci0/0000:00:02.0/virtio1/block/vda", "devices/virtual/net/lo", "devices/pci0/0000:00:09.0/virtio9/net/eth9"} {
 		must(t, os.MkdirAll(filepath.Join(sys, dir), 0o755))
-	}
-	for _, n := range []string{"36", "35", "x"} {
-		must(t, os.WriteFile(filepath.Join(sys, "devices/pci0/0000:00:02.0/msi_irqs", n), nil, 0o644))
 	}
 	vda, eth9 := filepath.Join(sys, "devices/pci0/0000:00:02.0/virtio1/block/vda"), filepath.Join(sys, "devices/pci0/0000:00:09.0/virtio9/net/eth9")
 	must(t, os.Symlink("../..", filepath.Join(vda, "device")))

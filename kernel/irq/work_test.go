@@ -45,9 +45,7 @@ func TestWorksAndCount(t *testing.T) {
 	if err != nil || len(works) == 0 {
 		t.Errorf("%v, %v", works, err)
 	}
-	sys := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(sys, "kernel/irq/5"), 0o755))
-	must(t, os.WriteFile(filepath.Join(sys, "kernel/irq/5/per_cpu_count"), []byte("3,0,4\n"), 0o644))
+	sys := testkit.Tree(t, map[string]string{"kernel/irq/5/per_cpu_count": "3,0,4\n"})
 	if n, none := Count(sys, 5), Count(sys, 6); n != 7 || none != 0 {
 		t.Errorf("%d and %d, want 7 and 0", n, none)
 	}

@@ -24,7 +24,7 @@ func TestWithoutRoot(t *testing.T) {
 		if os.Geteuid() == 0 {
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		}
-		return runCommand(t, cmd)
+		return run(t, cmd, (*exec.Cmd).Start)
 	}
 	run := func(args ...string) output { return start(program, args...) }
 	dir, err := os.MkdirTemp("/tmp", "fle2e-")
@@ -76,7 +76,7 @@ func TestWithoutBTF(t *testing.T) {
 		}
 	}
 	argv := append(blind, program, "doctor")
-	mustSay(t, runCommand(t, exec.Command(argv[0], argv[1:]...)), 0, "btf", "BTF", "→")
+	mustSay(t, run(t, exec.Command(argv[0], argv[1:]...), (*exec.Cmd).Start), 0, "btf", "BTF", "→")
 
 	a := r.agent()
 	a.policy("isolate.yaml", isolateAll)

@@ -104,7 +104,7 @@ func TestCalibrateRealtime(t *testing.T) {
 	// Start it as people do, without startAtOnce: the load beside which it measures would inherit
 	// the precedence.
 	calibrate := exec.Command(program, "io", "calibrate", path, "--scratch", dir, "--size", "16", "--for", "200ms", "--realtime", "--socket", a.path("fairlead.sock"))
-	mustSay(t, runCommand(t, calibrate), 0, "measured", "real-time for 20ms", "real-time for 400ms")
+	mustSay(t, run(t, calibrate, (*exec.Cmd).Start), 0, "measured", "real-time for 20ms", "real-time for 400ms")
 	left, err := os.ReadDir(dir)
 	must(t, err)
 	testkit.None(t, "files that the measurement left", left) // processes are testkit.Main's to find

@@ -64,9 +64,7 @@ func (c *churner) round(t *testing.T) {
 	}
 	all.Wait()
 	c.n += len(errs)
-	for _, err := range errs {
-		must(t, err)
-	}
+	must(t, errors.Join(errs...))
 }
 
 // rounds logs the CPU time that the agent spends for each container of some rounds.

@@ -81,6 +81,19 @@ func (h *host) state(t *testing.T, c api.Container) state {
 	return s
 }
 
+// vacates waits until the cgroups of an ended container have gone.
+func (h *host) vacates(i isolation) {
+	h.agent.t.Helper()
+	await(h.agent.t, "the cgroups of "+i.Name+" to go", func() error {
+		for _, dir := range h.cgroups() {
+			if strings.Contains(dir, i.RuntimeID) {
+				return fmt.Errorf("%s is left", dir)
+			}
+		}
+		return nil
+	})
+}
+
 // cgroups lists the cgroup directories of containers, in all hierarchies.
 func (h *host) cgroups() (found []string) {
 	for _, top := range hierarchies() {
@@ -313,14 +326,7 @@ func (h *host) testEnds(t *testing.T) {
 			i := h.agent.isolated("mortal", 1)
 			end.do(t, i)
 			h.agent.forgets(i)
-			await(t, "its cgroups to go", func() error {
-				for _, dir := range h.cgroups() {
-					if strings.Contains(dir, i.RuntimeID) {
-						return fmt.Errorf("%s is left", dir)
-					}
-				}
-				return nil
-			})
+			h.vacates(i)
 			now := h.agent.isolated("bystander", 1)
 			if !slices.Equal(now.threads, bystander.threads) || now.changes != bystander.changes {
 				t.Errorf("bystander is %+v, was %+v", now, bystander)

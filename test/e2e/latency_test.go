@@ -18,7 +18,7 @@ func TestLatency(t *testing.T) {
 	one := r.add(sandbox.Spec{Name: "e2e-one", Labels: map[string]string{"fairlead.latency": "on"}})
 	two := r.add(sandbox.Spec{Name: "e2e-two"})
 	before := r.state()
-	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
+	a := newAgent(t, r.host, "--sandbox-dir", r.Sandboxes.Dir(), "--uplink", "nic0=1gbit")
 	a.start()
 	for _, b := range []*sandbox.Box{one, two} {
 		a.stands(b.Name, "netcpu", api.StateDone)

@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 	"testing"
 )
 
@@ -36,14 +34,7 @@ func (h *host) testAgentKilled(t *testing.T) {
 	h.agent.kill()
 	h.remove(t, "orphan")
 	h.agent.start()
-	await(t, "the cgroups of the container that ended without the agent to go", func() error {
-		for _, dir := range h.cgroups() {
-			if strings.Contains(dir, orphan.RuntimeID) {
-				return fmt.Errorf("%s is left", dir)
-			}
-		}
-		return nil
-	})
+	h.vacates(orphan)
 	again := h.agent.isolated("heir", 1)
 	if !slices.Equal(again.threads, heir.threads) {
 		t.Errorf("heir has threads %v, had %v", again.threads, heir.threads)

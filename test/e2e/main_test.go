@@ -112,12 +112,7 @@ func (o output) String() string {
 // fairlead runs the program in the test's own namespaces.
 func fairlead(t *testing.T, args ...string) output {
 	t.Helper()
-	return runCommand(t, exec.Command(program, args...))
-}
-
-func runCommand(t *testing.T, cmd *exec.Cmd) output {
-	t.Helper()
-	return run(t, cmd, (*exec.Cmd).Start)
+	return run(t, exec.Command(program, args...), (*exec.Cmd).Start)
 }
 
 func run(t *testing.T, cmd *exec.Cmd, start func(*exec.Cmd) error) output {

@@ -21,7 +21,7 @@ const far = "10.66.0.1"
 func newOverlayRig(t *testing.T) *rig {
 	t.Helper()
 	h := topology.New(t)
-	r := &rig{Host: h, t: t, sandboxes: h.Sandboxes}
+	r := &rig{Host: h, t: t}
 	r.host, r.wire = h.Uplink("e2e-", "10.99.0.1/24", sandbox.End{Addr: netip.MustParsePrefix("10.99.0.2/24"), Queues: 2})
 	must(t, r.host.Bridge("br0", netip.Prefix{}))
 	h.Tunnel(r.host, "", "10.99.0.1", sandbox.End{Box: r.host, Bridge: "br0"})
@@ -49,7 +49,7 @@ func newPair(t *testing.T) *pair {
 	r := newOverlayRig(t)
 	p := &pair{rig: r, box: r.add(sandbox.Spec{Name: paired}), rate: "flood"}
 	p.before = r.state()
-	p.agent = newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
+	p.agent = newAgent(t, r.host, "--sandbox-dir", r.Sandboxes.Dir(), "--uplink", "nic0=1gbit")
 	generate(t, r.wire, 1, "rr-server")
 	return p
 }

@@ -16,7 +16,6 @@ import (
 type rig struct {
 	*topology.Host
 	t          *testing.T
-	sandboxes  *sandbox.Host
 	host, wire *sandbox.Box
 	boxes      []*sandbox.Box
 	inode      uint64 // of the host's network namespace
@@ -26,13 +25,21 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	h := topology.New(t)
-	r := &rig{Host: h, t: t, sandboxes: h.Sandboxes}
+	r := &rig{Host: h, t: t}
 	r.host, r.wire = h.Uplink("e2e-", "10.66.0.1/16", sandbox.End{Bridge: "br0", Queues: 2})
 	must(t, h.Open(r.host).Offload(h.Index(r.host, "nic0"), netdev.GRO).Write(netdev.GRO.On()))
 	var err error
 	r.inode, err = netdev.InodeOf("/proc", r.host.PID)
 	must(t, err)
 	return r
+}
+
+// Create makes a sandbox of just this name, which tests look for.
+func (r *rig) Create(spec sandbox.Spec) *sandbox.Box {
+	r.t.Helper()
+	b, err := r.Sandboxes.Create(spec)
+	must(r.t, err)
+	return b
 }
 
 // add makes a container at the bridge. Its address is 10.66.1.N.
@@ -48,7 +55,7 @@ func (r *rig) add(spec sandbox.Spec) *sandbox.Box {
 // agent prepares an agent that has the rig as its host.
 func (r *rig) agent() *agent {
 	r.t.Helper()
-	return newAgent(r.t, r.host, "--sandbox-dir", r.sandboxes.Dir())
+	return newAgent(r.t, r.host, "--sandbox-dir", r.Sandboxes.Dir())
 }
 
 // state is all that an agent might change here.

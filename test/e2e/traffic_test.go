@@ -107,7 +107,7 @@ func TestTraffic(t *testing.T) {
 		return s
 	}
 	plain, before := shared(), u.shown()
-	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
+	a := newAgent(t, r.host, "--sandbox-dir", r.Sandboxes.Dir(), "--uplink", "nic0=1gbit")
 	lose := func() {
 		both := a.journals()
 		if len(both) != 2 {

@@ -123,7 +123,7 @@ func (m *machine) command(args ...string) *exec.Cmd {
 
 func (m *machine) run(args ...string) output {
 	m.t.Helper()
-	return runCommand(m.t, m.command(args...))
+	return run(m.t, m.command(args...), (*exec.Cmd).Start)
 }
 
 func (m *machine) systemctl(args ...string) {

@@ -174,11 +174,8 @@ func renderer(t *testing.T) (render func(values string, args ...string) map[stri
 // containerd load it.
 func TestImage(t *testing.T) {
 	testkit.NeedRoot(t)
-	dir := t.TempDir()
+	dir := testkit.Tree(t, map[string]string{"amd64": "program of amd64", "arm64": "program of arm64"})
 	output(t, exec.Command("go", "-C", "../../packaging/image", "build", "-o", filepath.Join(dir, "image"), "."))
-	for _, arch := range []string{"amd64", "arm64"} {
-		testkit.Must(t, os.WriteFile(filepath.Join(dir, arch), []byte("program of "+arch), 0o600))
-	}
 	archive := func() []byte {
 		cmd := exec.Command(filepath.Join(dir, "image"), "example.org/fairlead:1", "../../LICENSE", filepath.Join(dir, "amd64"), filepath.Join(dir, "arm64"))
 		cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000")

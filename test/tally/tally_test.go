@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -11,10 +9,11 @@ import (
 )
 
 func TestTally(t *testing.T) {
-	known := read(t, map[string]string{
+	known, err := readLists(testkit.Tree(t, map[string]string{
 		"expected-skips.txt": "\n# comment\na Test.*: no gas  # the station is closed\n",
 		"bounds.txt":         "a 10  # it is long\n* 2  # the rest\n",
-	})
+	}))
+	testkit.Must(t, err)
 	line := func(s string) string { return s + "\n" }
 	ran := func(pkg, until string) string {
 		return line(`{"Time":"2026-11-22T00:00:00Z","Action":"run","Package":"m/`+pkg+`","Test":"TestA"}`) +
@@ -101,15 +100,11 @@ func TestUnfinished(t *testing.T) {
 // TestLimit expects a hanging go test to be ended with its children when the time is over. Here the
 // time is over once the tally has printed a test that ends after the hanging one has begun.
 func TestLimit(t *testing.T) {
-	dir := t.TempDir()
-	for name, text := range map[string]string{
+	t.Chdir(testkit.Tree(t, map[string]string{
 		"go.mod": "module m\n\ngo 1.26\n",
 		"a_test.go": "package a\n\nimport (\n\t\"testing\"\n\t\"time\"\n)\n\n" +
 			"func TestA(t *testing.T) {\n\tt.Parallel()\n\ttime.Sleep(time.Hour)\n}\n\nfunc TestB(t *testing.T) { t.Fail() }\n",
-	} {
-		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
-	}
-	t.Chdir(dir)
+	}))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	out := &trigger{on: "--- FAIL: TestB", do: cancel}
@@ -145,32 +140,13 @@ func TestLists(t *testing.T) {
 		{"bounds.txt", "a ten  # why\n", "txt:1: want PACKAGE SECONDS"},
 		{"bounds.txt", "a 0  # why\n", "txt:1: want PACKAGE SECONDS"},
 	} {
-		dir := lists(t, map[string]string{tt.file: tt.data})
-		_, err := readLists(dir)
-		if err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%q in %s: %v, want %q", tt.data, tt.file, err, tt.want)
-		}
+		files := map[string]string{"expected-skips.txt": "", "bounds.txt": ""}
+		files[tt.file] = tt.data
+		testkit.Fails(t, tt.data, testkit.Err(readLists(testkit.Tree(t, files))), tt.want)
 	}
 }
 
 // TestOwnLists reads the lists of this project.
 func TestOwnLists(t *testing.T) {
 	testkit.Check(t, testkit.Err(readLists("..")))
-}
-
-// lists creates a folder with the given lists, and empty ones for the others.
-func lists(t *testing.T, given map[string]string) string {
-	t.Helper()
-	dir := t.TempDir()
-	for _, name := range []string{"expected-skips.txt", "bounds.txt"} {
-		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(given[name]), 0o644))
-	}
-	return dir
-}
-
-func read(t *testing.T, given map[string]string) knowledge {
-	t.Helper()
-	known, err := readLists(lists(t, given))
-	testkit.Must(t, err)
-	return known
 }

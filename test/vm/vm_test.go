@@ -311,9 +311,7 @@ func TestMisplaced(t *testing.T) {
 		"func TestA(t *testing.T) {\n\tf()\n\ttestkit.Smoke(t)\n}\n": true,
 		"func f(t *testing.T) {\n\ttestkit.InFull(t)\n}\n":           true,
 	} {
-		dir := t.TempDir()
-		must(t, os.WriteFile(filepath.Join(dir, "a_test.go"), []byte(text), 0o644))
-		if _, err := marks(dir); (err != nil) != want {
+		if _, err := marks(testkit.Tree(t, map[string]string{"a_test.go": text})); (err != nil) != want {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

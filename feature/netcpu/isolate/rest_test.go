@@ -1,13 +1,81 @@
 package isolate
 
 import (
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
+	"github.com/fairlead-project/fairlead/hook"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
+const fifth = time.Second / 5
+
+// busy has requests come in while all CPUs compute.
+var busy = restWindow{length: fifth, ran: fifth / 5, single: 5000, super: 10}
+
+// No thread polls an uplink while it rests. Threads do so again after that, and without the agent.
+func TestUplinksRest(t *testing.T) {
+	is, ns, index, path := bare(t)
+	who, err := identity.Open("/proc")
+	must(t, err)
+	defer who.Close()
+	is.cfg.Drop, err = drop.Load(drop.Config{Feature: "netcpu", Identity: who, Ends: hook.Open("/proc", is.cfg.Journal)})
+	must(t, err)
+	defer is.cfg.Drop.Close()
+	must(t, ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()))
+	key := container.Device{NetNS: ns.Inode(), Index: index}
+	group := testkit.Cgroup(t).CPU
+	claim := func() {
+		t.Helper()
+		is.host = &uplinks{at: place{group: group, cpuset: is.cfg.Layout.CPUSet}, devices: make(map[container.Device]*uplinkDevice)}
+		must(t, is.claim(uplink.Uplink{Key: key, Link: netdev.Link{Index: index, Name: "fltb"}, NS: ns, Path: path}))
+	}
+	polled := func(when, want string, threads int) {
+		t.Helper()
+		testkit.Gives(t, when, want)(ns.Threaded(index).Read())
+		noted := slices.ContainsFunc(is.cfg.Journal.Entries(), func(e journal.Entry) bool { return e.Ref.Kind == netdev.KindThreaded })
+		if u := is.host.devices[key]; len(u.threads) != threads || noted != (threads > 0) {
+			t.Errorf("%s: threads %v, noted %t", when, u.threads, noted)
+		}
+	}
+	rests := func(when string) {
+		t.Helper()
+		for range 25 {
+			must(t, is.rest(busy))
+		}
+		polled(when, "0", 0)
+	}
+	claim()
+	polled("at first", "1", 1)
+	rests("at rest")
+	must(t, is.RenewUplinks(true))
+	claim()
+	polled("claimed at rest", "0", 0)
+	flood := busy
+	flood.flood = true
+	must(t, is.rest(flood))
+	polled("in a flood", "1", 1)
+	rests("after the flood")
+	now := time.Now()
+	must(t, is.pace(now))
+	must(t, is.pace(now.Add(2*time.Second)))
+	polled("as time is left", "1", 1)
+	rests("without time again")
+	must(t, is.Close())
+	polled("after the agent", "1", 1)
+	must(t, is.releaseUplinks())
+	testkit.Gives(t, "without an agent", "0")(ns.Threaded(index).Read())
+	testkit.None(t, "journal", is.cfg.Journal.Entries())
+}
+
 func TestRestControl(t *testing.T) {
-	const fifth = time.Second / 5
-	busy := restWindow{length: fifth, ran: fifth / 5, single: 5000, super: 10}
 	with := func(change func(*restWindow)) restWindow {
 		w := busy
 		change(&w)

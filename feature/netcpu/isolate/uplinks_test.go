@@ -1,7 +1,6 @@
 package isolate
 
 import (
-	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -21,9 +20,8 @@ func TestUplinksWeigh(t *testing.T) {
 	is := New(Config{Feature: "netcpu", Journal: noted, Tenants: tenant.New("/proc", tenant.Network), Layout: cgroup.Layout{CPU: root, V2: root}, Drop: new(drop.Dropper)})
 	group := func(name, weight string) string {
 		dir := filepath.Join(root, name)
-		must(t, os.MkdirAll(dir, 0o700))
-		must(t, os.WriteFile(filepath.Join(dir, "cpu.weight"), []byte(weight), 0o600))
-		must(t, os.WriteFile(filepath.Join(dir, "cpu.idle"), []byte("0"), 0o600))
+		testkit.Write(t, filepath.Join(dir, "cpu.weight"), weight)
+		testkit.Write(t, filepath.Join(dir, "cpu.idle"), "0")
 		return dir
 	}
 	is.host = &uplinks{at: place{group: group("fairlead-uplink-1", "100")}}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -104,7 +105,14 @@ func Start(t testing.TB, arg any) *Subject {
 	s.cmd.Env = append(os.Environ(), "GOMAXPROCS=4")
 	s.cmd.Stdout, s.cmd.Stderr, s.cmd.ExtraFiles = s.output, s.output, []*os.File{theirs}
 	s.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	testkit.Must(t, s.cmd.Start())
+	started, ended := make(chan error), make(chan struct{})
+	t.Cleanup(func() { close(ended) })
+	go func() {
+		runtime.LockOSThread() // the subject is killed when the thread that started it ends
+		started <- s.cmd.Start()
+		<-ended
+	}()
+	testkit.Must(t, <-started)
 	theirs.Close()
 	go s.read()
 	t.Cleanup(s.end)

@@ -13,6 +13,8 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,9 +60,11 @@ func New(t testing.TB) *Host {
 	return &Host{T: t, Sandboxes: s}
 }
 
-// Create makes a sandbox.
+// Create makes a sandbox. Its name ends with what no other Host's have, so that tests can run side by
+// side.
 func (h *Host) Create(spec sandbox.Spec) *sandbox.Box {
 	h.T.Helper()
+	spec.Name += strings.TrimPrefix(filepath.Base(h.Sandboxes.Dir()), "fltop")
 	b, err := h.Sandboxes.Create(spec)
 	testkit.Must(h.T, err)
 	return b
