@@ -197,16 +197,14 @@ func Retransmitted(pids ...int) (sum uint64, err error) {
 
 // atPort reports whether the network namespace of a process has a TCP socket at the rig's port in a
 // state that in accepts.
-func atPort(pid int, in func(state uint64) bool) bool {
-	fs, err := procfs.NewFS(fmt.Sprintf("/proc/%d", pid))
-	if err != nil {
-		return false // it has ended
-	}
-	sockets, _ := fs.NetTCP()
-	sockets6, _ := fs.NetTCP6() // a host may have no IPv6
-	for _, s := range append(sockets, sockets6...) {
-		if s.LocalPort == PortNumber && in(s.St) {
-			return true
+func atPort(pid int, in func(state string) bool) bool {
+	for _, table := range []string{"tcp", "tcp6"} {
+		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table)) // a host may have no IPv6
+		for line := range strings.Lines(string(data)) {
+			f := strings.Fields(line) // sl local_address rem_address st
+			if len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", PortNumber)) && in(f[3]) {
+				return true
+			}
 		}
 	}
 	return false
@@ -223,5 +221,5 @@ func await(ctx context.Context, p *sandbox.Process, ready func() bool) error {
 }
 
 // The states of a socket, as in the kernel's tcp_states.h.
-func listening(state uint64) bool { return state == 10 }
-func connected(state uint64) bool { return state != 10 && state != 6 } // TIME_WAIT
+func listening(state string) bool { return state == "0A" }
+func connected(state string) bool { return state != "0A" && state != "06" } // TIME_WAIT
