@@ -206,7 +206,9 @@ func (w *windows) want(now time.Time) phase {
 }
 
 // stamps reports whether packets are stamped in this phase.
-func (w *windows) stamps(now time.Time) bool { return w.phase == metered || now.Sub(w.later) < calm }
+func (w *windows) stamps(now time.Time) bool {
+	return w.need == Acted || w.phase == metered || now.Sub(w.later) < calm
+}
 
 // turn ends a phase, takes up what it has shown, and begins another, or the same anew. After an
 // error the phase may be off.
