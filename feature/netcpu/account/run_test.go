@@ -94,8 +94,9 @@ func TestFlushInterrupted(t *testing.T) {
 func TestCalls(t *testing.T) {
 	f := newFabric(t, exactMeter(t))
 	box, other := f.add("box", 2), f.add("other", 3)
-	// More than the rest of the cost of these packets.
-	const each = time.Millisecond
+	// More than the rest of the cost of these packets, and less than is between two softirqs of a busy CPU,
+	// such as those of timers: no call began before the last of them has ended.
+	const each = 200 * time.Microsecond
 	must(t, f.m.vars.AroundCall.Set(uint64(each)))
 	r := f.receive(box, 0, ":9000")
 	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000", "--rate", "200")

@@ -158,6 +158,7 @@ func TestActedWithoutPrograms(t *testing.T) {
 // stopwatch tells them apart; what windows have shown divides the sum of both.
 func TestTenantsMeasured(t *testing.T) {
 	testkit.InFull(t)
+	testkit.Later(t)
 	watch, err := rig.NewStopwatch()
 	must(t, err)
 	t.Cleanup(func() { must(t, watch.Close()) })
@@ -196,7 +197,7 @@ func TestTenantsMeasured(t *testing.T) {
 			}
 			time.Sleep(3 * time.Second) // prices become known
 			was, before, had := read()
-			time.Sleep(10 * time.Second)
+			time.Sleep(time.Duration(testkit.Scale(t, 2, 10)) * time.Second)
 			now, measured, has := read()
 			d := now.Since(was)
 			for cpu, box := range boxes {
