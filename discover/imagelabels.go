@@ -36,14 +36,14 @@ func (l *labelsOfImages) of(ctx context.Context, c *client.Client, of client.Con
 	if from != nil {
 		key += " " + from.Digest.String()
 	}
-	l.mu.Lock()
-	got, ok := l.known[key]
-	l.mu.Unlock()
-	if ok {
-		return got, nil
-	}
 	// Of many containers that start at a time, one asks.
 	v, err, _ := l.asked.Do(key, func() (any, error) {
+		l.mu.Lock()
+		got, ok := l.known[key]
+		l.mu.Unlock()
+		if ok {
+			return got, nil
+		}
 		image, err := c.ImageInspect(ctx, ct.Image)
 		if err != nil {
 			return nil, err
