@@ -135,7 +135,7 @@ func (v view) Agent(send metrics.Send) (rounds uint64, took time.Duration) {
 		send("feature_call_failures_total", "Calls to the feature that returned an error.", float64(failures), "feature", f.Name)
 	}
 	a.mu.Lock()
-	defer a.mu.Unlock()
+	problems, rounded := len(a.problems), a.rounds
 	stale := 0
 	for _, e := range changes {
 		// While not all containers are listed, one that is not may run.
@@ -143,9 +143,10 @@ func (v view) Agent(send metrics.Send) (rounds uint64, took time.Duration) {
 			stale++
 		}
 	}
+	a.mu.Unlock()
 	send("agent_journal_stale_changes", "Changes of host state in the journal for containers that have ended, which are not undone yet.", float64(stale))
-	send("agent_policy_problems", "Policy values of running containers that are invalid.", float64(len(a.problems)))
-	return a.rounds.made, a.rounds.took
+	send("agent_policy_problems", "Policy values of running containers that are invalid.", float64(problems))
+	return rounded.made, rounded.took
 }
 
 func truth(b bool) float64 {
