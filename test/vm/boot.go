@@ -92,12 +92,12 @@ func Boot(ctx context.Context, arch, root, initramfs, disk, dir string, limit ti
 	// an invalid instruction in get_page_from_freelist. Several guests run at
 	// once, so that this machine's CPUs are busy all the same.
 	// The tests of this machine's kernel, which run beside it, go first, but must
-	// not make it stand still: 5 is a third of their weight.
+	// not make it stand still: 10 is a tenth of their weight.
 	b := boards()[arch]
 	if disk != "" {
 		b.port = append(b.port, "-drive", "file="+disk+",format=raw,if=virtio,cache=unsafe")
 	}
-	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "5", b.emulator,
+	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "10", b.emulator,
 		"-machine", b.machine, "-accel", "tcg,thread=single", "-cpu", b.cpu, "-smp", cmp.Or(os.Getenv("VM_CPUS"), "2"), "-m", "2048",
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", images[0], "-initrd", initramfs,
