@@ -79,11 +79,12 @@ func TestFlushInterrupted(t *testing.T) {
 	r := f.receive(box, 1, ":9000")
 	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--size", fmt.Sprint(payload), "--count", fmt.Sprint(100*packets), "--rate", "20000")
 	must(t, pinned(0, func() error { // where the NIC hands its packets to
-		for r.Read().Since(load.Reading{}).Ops < 100*packets {
-			for range 1000 {
+		f.counts("packets", 100*packets, func() uint64 {
+			for range 10_000 {
 				m.flush.Run(&ebpf.RunOptions{CPU: 0, Flags: runOnCPU})
 			}
-		}
+			return r.Read().Since(load.Reading{}).Ops
+		})
 		return nil
 	}))
 	f.expect(func(d delta) { d.received(box, UDP, 100*packets, 100*packets*sizeUDP4) })
