@@ -26,7 +26,8 @@ const runVar = "FAIRLEAD_TEST_RUN"
 //	func TestMain(m *testing.M) { testkit.Main(m) }
 //
 // Things that another process creates meanwhile count too, unless they vanish soon: packages with
-// tests that change the host run one at a time.
+// tests that change the host run one at a time. Fuzzing changes no host and runs beside them, so it
+// is not held to this.
 func Main(m *testing.M) { os.Exit(Run(m)) }
 
 // Run is Main without the exit, for a TestMain that has to clean up afterwards. It returns the exit
@@ -35,9 +36,12 @@ func Run(m *testing.M) int {
 	// Every process that the tests start inherits the variable, which identifies it even after its
 	// parent has ended and it belongs to init.
 	os.Setenv(runVar, strconv.Itoa(os.Getpid())) // fails for bad names only
-	before := debris()
 	// Tests that run in parallel mostly wait, for windows and leases.
 	flag.Set("test.parallel", "4") // fails for bad values only
+	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
+		return m.Run()
+	}
+	before := debris()
 	code := m.Run()
 	if left := settle(before, debris, patience); len(left) > 0 {
 		fmt.Println("--- FAIL: these are left after the tests:")

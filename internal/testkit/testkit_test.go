@@ -111,6 +111,24 @@ func TestDebris(t *testing.T) {
 	}
 }
 
+// TestMainWhileFuzzing runs this test once more, in a process that leaves the name of a network
+// namespace. That fails tests (TestDebris), and fuzzing not: what it sees is another package's.
+func TestMainWhileFuzzing(t *testing.T) {
+	NeedRoot(t)
+	const variable = "FAIRLEAD_TEST_LEAVES"
+	if name := os.Getenv(variable); name != "" {
+		Must(t, os.WriteFile(name, nil, 0o600))
+		return
+	}
+	Must(t, os.MkdirAll("/run/netns", 0o755))
+	left := fmt.Sprintf("/run/netns/flleft-%d", os.Getpid())
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestMainWhileFuzzing$", "-test.fuzz=^$", "-test.fuzzcachedir="+t.TempDir())
+	cmd.Env = append(os.Environ(), variable+"="+left)
+	out, err := cmd.CombinedOutput()
+	Must(t, os.Remove(left))
+	Is(t, string(out), err, nil)
+}
+
 func TestDebrisLoopAndPin(t *testing.T) {
 	root := t.TempDir()
 	for _, dir := range []string{"a/flx", "a/other", "fairlead/deep/fly", "b"} {
