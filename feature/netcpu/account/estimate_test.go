@@ -210,7 +210,7 @@ func TestEstimateAfterLongPhase(t *testing.T) {
 	}
 }
 
-// A culprit that takes more than the given part of a CPU is found; time that nobody lost does not count.
+// robbery finds a culprit that takes more than the given part of a CPU. Time that is no loss does not count.
 func TestRobbery(t *testing.T) {
 	for _, c := range []struct {
 		length time.Duration

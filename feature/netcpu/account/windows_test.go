@@ -154,8 +154,8 @@ func TestActedWithoutPrograms(t *testing.T) {
 	})
 }
 
-// Each of two containers is charged what its packets take. Those of each come on a CPU of its own, so that a
-// stopwatch tells them apart; what windows have shown divides the sum of both.
+// Two containers are each charged for the time of their own packets. The packets of each come on a
+// separate CPU, so that a stopwatch measures them separately. Prices from windows divide the sum.
 func TestTenantsMeasured(t *testing.T) {
 	testkit.InFull(t)
 	testkit.Later(t)
@@ -173,7 +173,7 @@ func TestTenantsMeasured(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			f := newFabric(t, m)
-			f.rps(f.host, "nic0", "0") // packets stay on the CPU of who sends them
+			f.rps(f.host, "nic0", "0") // packets stay on the CPU of their sender
 			add, net := f.add, "10.66.0"
 			if c.tunnel {
 				overlay := f.overlay()

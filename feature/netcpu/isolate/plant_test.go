@@ -400,7 +400,7 @@ func (p *plant) reading() account.Reading {
 	return r
 }
 
-// choose decides who pays.
+// choose decides which containers pay.
 func (p *plant) choose() {
 	of := make([]policy.Target, len(p.tenants))
 	for i := range of {
@@ -462,7 +462,7 @@ func (p *plant) bound() {
 	p.rests.next(restWindow{length: u.length, idle: u.idle, ran: u.ran, flood: flood})
 }
 
-// lookAround finds out what is due to each, once a second.
+// lookAround computes the CPU time due to each container, once a second.
 func (p *plant) lookAround() {
 	length := seconds(p.now() - p.lookAt)
 	if length < law.Window {
@@ -481,7 +481,7 @@ func (p *plant) lookAround() {
 	for i := range p.tenants {
 		t := &p.tenants[i]
 		took, others := t.is.took, slices.Clone(short)
-		others[i].weight = 0 // it is no neighbour of its own
+		others[i].weight = 0 // a container is not its own neighbour
 		t.is.took, t.is.due = 0, due(took, uint64(t.weight), others).Seconds()/length.Seconds()
 	}
 }

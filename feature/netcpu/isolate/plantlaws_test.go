@@ -29,9 +29,9 @@ const (
 	floodsEnd      = "13 s after the last packet nobody pays or is held back, and no uplink rests"
 )
 
-// plantLaws is on how many of 1,000 hosts each law may be broken. Where that is not 0 the law does not
-// hold yet: it is what is broken today, and a little more for other seeds and for floating point
-// elsewhere.
+// plantLaws has the number of hosts, of 1,000, that may break each law. A law with a number above 0
+// does not hold yet: the number is today's, and a little more for other seeds and for floating point on
+// other machines.
 //
 //   - Small loads pay while they rob together, and each costs too little to go on: loadsSettle.
 //   - A victim with a duty cycle waits, or does not, and the rate follows it; so it does where others'
@@ -70,7 +70,7 @@ func TestPlant(t *testing.T) {
 	}
 }
 
-// Hosts of which an earlier law was unfair to somebody.
+// Hosts on which an earlier law was unfair to a container.
 func TestPlantCases(t *testing.T) {
 	// A victim computes on a CPU, for half of each of these times; 0: always.
 	victim := func(cpu int, each float64) plantTenant {
