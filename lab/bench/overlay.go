@@ -175,7 +175,7 @@ func (s *overlaySession) build(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	// Only a switched-on agent shows whether the short path works here.
+	// The first switch shows whether the short path works here.
 	if err := s.shorten(ctx, true); err != nil {
 		return err
 	}

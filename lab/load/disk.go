@@ -127,8 +127,8 @@ func mail(o options, b *Board) error {
 	return <-failed
 }
 
-// sqlite runs the program sqlite, which changes a row in each transaction, with write-ahead logging and
-// a sync at each commit.
+// sqlite makes the program sqlite3 change a row in each transaction, with write-ahead logging and a
+// sync at each commit.
 func sqlite(o options, b *Board) error {
 	cmd := exec.Command("sqlite3", filepath.Join(o.to, "db"))
 	cmd.Stderr = os.Stderr

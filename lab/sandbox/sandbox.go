@@ -294,8 +294,7 @@ func (h *Host) Claim(name string) (path string, err error) {
 	return "/" + path, nil
 }
 
-// NetNS returns a path to the sandbox's network namespace. It is valid in any process while the sandbox
-// lives.
+// NetNS returns a path to the sandbox's network namespace, for any process while the sandbox lives.
 func (b *Box) NetNS() string {
 	return filepath.Join(b.host.roots.Proc, fmt.Sprint(b.PID), "ns", "net")
 }

@@ -93,8 +93,7 @@ type sums struct {
 	thefts            map[Party]float64 // thefts by the container's packets, by victim
 }
 
-// sumsOf returns the work of a container in a window. It adds the ns that the programs have taken off
-// as their own for each packet.
+// sumsOf returns a container's work in a window, plus own ns for each packet that the programs took off.
 func sumsOf(a Account, byCPU []time.Duration, own float64) (s sums) {
 	for i := range Protocols {
 		in, out := a.Receive[i], a.Send[i]

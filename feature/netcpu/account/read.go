@@ -40,8 +40,7 @@ func (m *Meter) reading(thefts bool) (Reading, error) {
 	return r, nil
 }
 
-// read reads the programs' counters. With report, a forgotten account takes the next step to being
-// recycled.
+// read reads the programs' counters. With report, a forgotten account comes a step closer to recycling.
 func (m *Meter) read(thefts, report bool) (Reading, error) {
 	if err := m.flushAll(); err != nil {
 		return Reading{}, err

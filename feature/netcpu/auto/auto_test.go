@@ -60,7 +60,7 @@ func from(kind account.PartyKind, victim, culprit container.ID) account.Pair {
 	return account.Pair{Victim: account.Party{Kind: kind, Container: victim}, Culprit: culprit}
 }
 
-// What counts as taken from others, and what does not.
+// Which time counts as taken from others, and which does not.
 func TestChooserEvidence(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

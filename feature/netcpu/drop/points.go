@@ -190,9 +190,8 @@ func (d *Dropper) attachTC(p *point, at container.Device) error {
 	return nil
 }
 
-// Rest ends early drop by tc, unless there still is a tenant. XDP programs stay attached without
-// effect: attaching and detaching reset most devices, and containers in mode auto would cause both
-// often.
+// Rest ends early drop by tc, unless there still is a tenant. XDP programs stay attached, without effect:
+// attaching and detaching reset most devices, and containers in mode auto would cause both often.
 func (d *Dropper) Rest() error {
 	if d == nil || d.counted > 0 {
 		return nil

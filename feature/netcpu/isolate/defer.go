@@ -84,7 +84,7 @@ func deferral(ns *netdev.NS, index int, delay time.Duration) []journal.Setting {
 }
 
 // Close ends the measures that need a running agent, such as delayed polls. Containers stay isolated,
-// and threads poll resting uplinks again. Without isolation there is nothing to end.
+// and threads poll resting uplinks again. Without isolation (a doctor has no journal) nothing ends.
 func (is *Isolator) Close() error {
 	is.forgetAround()
 	err := kernel.Tidy(is.cfg.Roots, append(is.vacated.next(), is.vacated.next()...))

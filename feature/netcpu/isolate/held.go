@@ -10,7 +10,7 @@ import (
 
 // held has the sysfs files of devices that poll for us: threaded, RPS and RFS. No event reports a
 // change of them, Linux 6.1 keeps threads that no longer poll, and the journal has no entry for a file
-// that was right before. The files stay open, because opening one takes longer than a whole window.
+// that was right before. The files stay open: an open takes longer than all other work in a window.
 type held map[journal.Ref]heldFile
 
 type heldFile struct {
