@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 // CPUs such a group can starve everything else for minutes on Linux 6.18 before 6.18.45 (docs/limits.md).
 var oneCPU = sandbox.CPU{Set: "0"}
 
-// host is a small host of its own: a bridge in a namespace, an uplink to the
+// host is a small host: a bridge in a namespace, an uplink to the
 // wire, and one container behind the bridge.
 type host struct {
 	*topology.Host

@@ -26,12 +26,12 @@ const (
 	glance     = int(0.2 / plantStep) // steps
 )
 
-// plant is a model of a host, in steps of 10 ms, whose packets are decided about by the code of the
-// product. Softirqs come first and interrupt whoever runs, who is charged for them. The rest of a CPU
-// is divided by weight, in which a group's weight is divided by load between CPUs, and quotas hold
-// tasks and threads. A thread of an uplink runs where most time is left, unless its operator steered
-// it to some. There is no price of a switch and no latency below a step: the model cannot tell what
-// turns, rests and deferred polls are worth, only what they cost others.
+// plant is a model of a host in steps of 10 ms. The product's code decides about its packets. Softirqs
+// run first, and the task that they interrupt is charged for them. The rest of a CPU is divided by
+// weight, and a group's weight is divided between CPUs by load. Quotas throttle tasks and threads. An
+// uplink's thread runs on the CPU with the most time left, unless its operator has steered it. A
+// context switch is free, and there is no latency below a step. So the model shows what turns, rests
+// and deferred polls cost others, but not what they gain.
 type plant struct {
 	plantHost
 	ideal  bool    // each packet's work is done by its receiver's group, by magic,
