@@ -189,8 +189,7 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 	return b, b.state.write()
 }
 
-// enrol writes the state of a box before it is created, so that Sweep finds the remains of a killed
-// process.
+// enrol writes the state of a box before its creation, so that Sweep finds remains of a killed process.
 func (h *Host) enrol(b *Box) error {
 	if err := b.state.create(); err != nil {
 		return err
